@@ -1,0 +1,132 @@
+//! How a loader's value becomes bytes and back.
+
+use std::any::Any;
+
+use bytes::Bytes;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::entry::Encoding;
+use crate::error::{Error, ErrorKind};
+
+/// How values of loaders are encoded in the store.
+///
+/// An entry records its codec; one that was written with another codec is a miss, and the next
+/// load rewrites it. A value of type [`Bytes`] is always stored as it is, whatever the codec, and read
+/// without a copy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Codec {
+    /// MessagePack with field names: compact, and fields may be reordered or added during a
+    /// rolling deploy. (Arrays without names decode reordered fields into the wrong places.)
+    #[default]
+    MessagePack,
+    /// JSON, for entries that other programs or people read.
+    Json,
+}
+
+impl Codec {
+    /// Encodes `value`, and says how.
+    pub(crate) fn encode<T: Serialize + 'static>(self, value: &T) -> Result<(Encoding, Bytes), Error> {
+        if let Some(bytes) = (value as &dyn Any).downcast_ref::<Bytes>() {
+            return Ok((Encoding::RAW, bytes.clone()));
+        }
+        match self {
+            Self::MessagePack => rmp_serde::to_vec_named(value)
+                .map(|encoded| (Encoding::MESSAGE_PACK, encoded.into()))
+                .map_err(|error| refused(error.into())),
+            Self::Json => serde_json::to_vec(value)
+                .map(|encoded| (Encoding::JSON, encoded.into()))
+                .map_err(|error| refused(error.into())),
+        }
+    }
+
+    /// Decodes a `T`; `None` if the payload is in another encoding or is not a `T`. `Bytes` are taken out
+    /// of the payload: even sharing them would cost an allocation.
+    pub(crate) fn decode<T: DeserializeOwned + 'static>(
+        self,
+        encoding: Encoding,
+        payload: &mut Bytes,
+    ) -> Option<T> {
+        let mut value: Option<T> = None;
+        if let Some(bytes) = (&mut value as &mut dyn Any).downcast_mut::<Option<Bytes>>() {
+            *bytes = (encoding == Encoding::RAW).then(|| std::mem::take(payload));
+            return value;
+        }
+        match (self, encoding) {
+            (Self::MessagePack, Encoding::MESSAGE_PACK) => rmp_serde::from_slice(payload).ok(),
+            (Self::Json, Encoding::JSON) => serde_json::from_slice(payload).ok(),
+            _ => None,
+        }
+    }
+}
+
+fn refused(source: Box<dyn std::error::Error + Send + Sync>) -> Error {
+    Error::with_source(ErrorKind::Encode, "the loaded value could not be encoded", source.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, PartialEq, Serialize, serde::Deserialize)]
+    struct Old {
+        name: String,
+        age: u32,
+    }
+
+    /// The same type after a deploy that reordered its fields and added one.
+    #[derive(Debug, PartialEq, serde::Deserialize)]
+    struct New {
+        age: u32,
+        #[serde(default)]
+        nick: Option<String>,
+        name: String,
+    }
+
+    #[test]
+    fn reordered_and_added_fields_decode_by_name() {
+        for codec in [Codec::MessagePack, Codec::Json] {
+            let (encoding, mut payload) =
+                codec.encode(&Old { name: "Ada".into(), age: 36 }).expect("encodes");
+            let new: New = codec.decode(encoding, &mut payload).expect("decodes");
+            assert_eq!(new, New { age: 36, nick: None, name: "Ada".into() });
+        }
+    }
+
+    #[test]
+    fn bytes_are_stored_as_they_are_and_read_without_a_copy() {
+        let value = Bytes::from_static(b"\x00raw");
+        let (encoding, mut payload) = Codec::Json.encode(&value).expect("encodes");
+        assert_eq!((encoding, payload.as_ptr()), (Encoding::RAW, value.as_ptr()));
+        let back: Bytes = Codec::MessagePack.decode(encoding, &mut payload).expect("decodes");
+        assert_eq!(back.as_ptr(), value.as_ptr());
+    }
+
+    #[test]
+    fn none_unit_and_false_are_values() {
+        for codec in [Codec::MessagePack, Codec::Json] {
+            let (encoding, mut payload) = codec.encode(&None::<u8>).expect("encodes");
+            assert_eq!(codec.decode::<Option<u8>>(encoding, &mut payload), Some(None));
+            let (encoding, mut payload) = codec.encode(&()).expect("encodes");
+            assert_eq!(codec.decode::<()>(encoding, &mut payload), Some(()));
+            let (encoding, mut payload) = codec.encode(&false).expect("encodes");
+            assert_eq!(codec.decode::<bool>(encoding, &mut payload), Some(false));
+        }
+    }
+
+    #[test]
+    fn another_codec_or_type_is_a_miss() {
+        let (encoding, mut payload) = Codec::Json.encode(&7u8).expect("encodes");
+        assert_eq!(Codec::MessagePack.decode::<u8>(encoding, &mut payload), None);
+        assert_eq!(Codec::Json.decode::<String>(encoding, &mut payload), None);
+        assert_eq!(Codec::Json.decode::<Bytes>(encoding, &mut payload), None);
+    }
+
+    #[test]
+    fn a_value_that_can_not_be_encoded_is_an_error() {
+        let unencodable = std::collections::HashMap::from([(vec![1u8], 1u8)]);
+        let error = Codec::Json.encode(&unencodable).expect_err("JSON keys are strings");
+        assert_eq!(error.kind(), ErrorKind::Encode);
+    }
+}

@@ -1,0 +1,111 @@
+//! How a flight ends, for those seated on it here and, as bytes, for those who wait in other processes.
+
+use std::sync::Arc;
+
+use bytes::{BufMut, Bytes, BytesMut};
+
+use crate::entry::Entry;
+use crate::error::{Error, ErrorKind, Failure};
+use crate::key::Key;
+
+/// What everyone who waited for a load is told.
+#[derive(Clone, Debug)]
+pub(crate) enum Ending {
+    /// A value, stored or only shared with this wave.
+    Value(Entry),
+    /// No value: the load failed.
+    Failed(Failure),
+    /// The value is one caller's own, so each loads for itself, without queueing.
+    Uncacheable,
+    /// Somebody in another process leads for longer than this flight waits.
+    WaitedOut,
+    /// Nobody is left to load under the lease: each loads for itself.
+    Gone,
+}
+
+/// The longest outcome that is left for other processes. Beyond it they are told less.
+pub(crate) const LONGEST_SHARED: usize = 64 * 1024;
+
+impl Ending {
+    /// Why the caller that led has nothing of its own.
+    pub(crate) fn into_failure(self) -> Failure {
+        match self {
+            Self::Failed(failure) => failure,
+            Self::Value(_) | Self::Uncacheable | Self::WaitedOut | Self::Gone => Failure::vanished(),
+        }
+    }
+
+    /// The bytes that FAIL leaves for those who wait elsewhere. A value that is too long for that
+    /// becomes "load for yourself".
+    pub(crate) fn encode(&self, key: &Key) -> Bytes {
+        let tagged = |tag: u8, text: &str| {
+            let mut out = BytesMut::with_capacity(1 + text.len());
+            out.put_u8(tag);
+            out.put_slice(text.as_bytes());
+            out.freeze()
+        };
+        match self {
+            Self::Value(entry) if entry.payload.len() <= LONGEST_SHARED => {
+                let entry = entry.encode(key);
+                let mut out = BytesMut::with_capacity(1 + entry.len());
+                out.put_u8(b'v');
+                out.put_slice(&entry);
+                out.freeze()
+            }
+            Self::Value(_) | Self::Uncacheable | Self::WaitedOut | Self::Gone => tagged(b'u', ""),
+            Self::Failed(Failure::Loader { text, .. }) => tagged(b'f', text),
+            Self::Failed(Failure::Panicked(text)) => tagged(b'p', text),
+            Self::Failed(Failure::Guard(error)) => tagged(b't', &error.to_string()),
+        }
+    }
+
+    /// Reads what another process left; anything unreadable means "load for yourself".
+    pub(crate) fn decode(raw: &Bytes, key: &Key) -> Self {
+        let text = || Arc::<str>::from(String::from_utf8_lossy(raw.get(1..).unwrap_or_default()));
+        match raw.first() {
+            Some(b'v') => match Entry::decode(raw.slice(1..), key) {
+                Ok(entry) => Self::Value(entry),
+                Err(_) => Self::Uncacheable,
+            },
+            Some(b'f') => Self::Failed(Failure::Loader { text: text(), source: None }),
+            Some(b'p') => Self::Failed(Failure::Panicked(text())),
+            Some(b't') => Self::Failed(Failure::Guard(Error::new(ErrorKind::Timeout, text().as_ref()))),
+            _ => Self::Uncacheable,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::entry::{Encoding, Kind};
+    use crate::key::CacheKey;
+
+    #[test]
+    fn outcomes_survive_the_way_to_another_process() {
+        let key = Key::new("ns", &CacheKey::from("k"));
+        let entry = Entry {
+            kind: Kind::Value,
+            encoding: Encoding::RAW,
+            stored_at: 1,
+            fresh_until: 1,
+            payload: Bytes::from_static(b"x"),
+        };
+        let there = |ending: Ending| Ending::decode(&ending.encode(&key), &key);
+        assert!(matches!(there(Ending::Value(entry.clone())), Ending::Value(back) if back == entry));
+        let failed = Failure::Loader { text: "no route".into(), source: Some(Arc::new(1u8)) };
+        assert!(
+            matches!(there(Ending::Failed(failed)), Ending::Failed(Failure::Loader { text, source: None }) if &*text == "no route")
+        );
+        assert!(matches!(there(Ending::Uncacheable), Ending::Uncacheable));
+        let long = Entry { payload: vec![0; LONGEST_SHARED + 1].into(), ..entry };
+        assert!(matches!(there(Ending::Value(long)), Ending::Uncacheable));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_bytes_make_it_panic(raw in proptest::collection::vec(0u8.., 0..100)) {
+            let _ = Ending::decode(&raw.into(), &Key::new("ns", &CacheKey::from("k")));
+        }
+    }
+}

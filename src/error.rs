@@ -1,0 +1,265 @@
+//! The crate's errors: an opaque [`Error`] with a [kind](ErrorKind), and [`LoadError`] for loaders.
+
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::key::Key;
+use crate::store::{StoreError, StoreErrorKind};
+
+/// Why the guard itself could not do what was asked.
+///
+/// Cheap to clone: one failure is shared by everyone who waited for it. The text names the phase
+/// and, where there is one, the key's digest; never the key, a value or a credential. The cause is
+/// in [`source`](std::error::Error::source).
+#[derive(Clone)]
+pub struct Error {
+    repr: Arc<Repr>,
+}
+
+struct Repr {
+    kind: ErrorKind,
+    text: String,
+    source: Option<Arc<dyn std::error::Error + Send + Sync>>,
+}
+
+/// The classes of [`Error`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// The key has no text.
+    InvalidKey,
+    /// Settings contradict each other or are out of range.
+    InvalidPolicy,
+    /// The store could not be asked, or refused.
+    Store,
+    /// A bound on time passed: of the load, or of waiting for somebody else's.
+    Timeout,
+    /// A value could not be encoded.
+    Encode,
+    /// A load asked for the key that it is loading.
+    Reentrant,
+    /// The guard was shut down.
+    Closed,
+}
+
+impl Error {
+    pub(crate) fn new(kind: ErrorKind, text: impl Into<String>) -> Self {
+        Self { repr: Arc::new(Repr { kind, text: text.into(), source: None }) }
+    }
+
+    pub(crate) fn with_source(
+        kind: ErrorKind,
+        text: impl Into<String>,
+        source: Arc<dyn std::error::Error + Send + Sync>,
+    ) -> Self {
+        Self { repr: Arc::new(Repr { kind, text: text.into(), source: Some(source) }) }
+    }
+
+    pub(crate) fn empty_key() -> Self {
+        Self::new(ErrorKind::InvalidKey, "the cache key is empty: give it at least one character")
+    }
+
+    pub(crate) fn reentrant(key: &Key) -> Self {
+        Self::new(
+            ErrorKind::Reentrant,
+            format!(
+                "the load of key #{} asked for the same key, which would wait for itself: \
+                 call the loader directly there, or use another key",
+                key.digest()
+            ),
+        )
+    }
+
+    pub(crate) fn store(phase: &str, key: &Key, source: StoreError) -> Self {
+        let kind = match source.kind {
+            StoreErrorKind::Closed => ErrorKind::Closed,
+            _ => ErrorKind::Store,
+        };
+        Self::with_source(kind, format!("{phase} of key #{} failed", key.digest()), Arc::new(source))
+    }
+
+    pub(crate) fn load_timeout(key: &Key, load_timeout: Duration) -> Self {
+        let digest = key.digest();
+        Self::new(
+            ErrorKind::Timeout,
+            format!("the load of key #{digest} took longer than load_timeout ({load_timeout:?})"),
+        )
+    }
+
+    /// The class of this error.
+    pub fn kind(&self) -> ErrorKind {
+        self.repr.kind
+    }
+
+    /// Whether the store could not be asked, or refused.
+    pub fn is_store(&self) -> bool {
+        self.kind() == ErrorKind::Store
+    }
+
+    /// Whether a bound on time passed.
+    pub fn is_timeout(&self) -> bool {
+        self.kind() == ErrorKind::Timeout
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.repr.text)
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Repr { kind, text, source } = &*self.repr;
+        f.debug_struct("Error").field("kind", kind).field("text", text).field("source", source).finish()
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.repr.source.as_deref().map(|source| source as _)
+    }
+}
+
+/// Why [`get_or_load`](crate::StampedeGuard::get_or_load) has no value.
+///
+/// One failing load is reported to everyone who waited for it, in every process, so the loader's
+/// own error is shared: behind an [`Arc`] in the process that ran it, as text in the others.
+///
+/// It is a [`std::error::Error`] for every `E`, also for those that are not errors themselves, such
+/// as `String` and `anyhow::Error`.
+#[non_exhaustive]
+pub enum LoadError<E> {
+    /// The loader returned this error, in this process.
+    Loader(Arc<E>),
+    /// The loader of another process returned an error that displays as this text, cut to 1 KiB.
+    Remote(String),
+    /// The loader panicked with this message.
+    Panicked(String),
+    /// The guard could not get a value: a bound on time, the store, the key.
+    Guard(Error),
+}
+
+impl<E> LoadError<E> {
+    /// The loader's own error, where it ran in this process.
+    pub fn loader(&self) -> Option<&E> {
+        match self {
+            Self::Loader(error) => Some(error),
+            Self::Remote(_) | Self::Panicked(_) | Self::Guard(_) => None,
+        }
+    }
+
+    /// Whether the load ran in another process of the fleet.
+    pub fn is_remote(&self) -> bool {
+        matches!(self, Self::Remote(_))
+    }
+
+    /// The guard's own error, if it was the guard that failed.
+    pub fn guard(&self) -> Option<&Error> {
+        match self {
+            Self::Guard(error) => Some(error),
+            Self::Loader(_) | Self::Remote(_) | Self::Panicked(_) => None,
+        }
+    }
+}
+
+impl<E> Clone for LoadError<E> {
+    fn clone(&self) -> Self {
+        match self {
+            Self::Loader(error) => Self::Loader(Arc::clone(error)),
+            Self::Remote(text) => Self::Remote(text.clone()),
+            Self::Panicked(text) => Self::Panicked(text.clone()),
+            Self::Guard(error) => Self::Guard(error.clone()),
+        }
+    }
+}
+
+impl<E> From<Error> for LoadError<E> {
+    fn from(error: Error) -> Self {
+        Self::Guard(error)
+    }
+}
+
+impl<E: fmt::Display> fmt::Display for LoadError<E> {
+    /// The loader's error is part of this text, because an `E` that is no [`std::error::Error`]
+    /// has no other place to be read.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Loader(error) => write!(f, "the load failed: {error}"),
+            Self::Remote(text) => write!(f, "the load failed in another process: {text}"),
+            Self::Panicked(text) => write!(f, "the load panicked: {text}"),
+            Self::Guard(error) => write!(f, "{error}"),
+        }
+    }
+}
+
+impl<E: fmt::Debug> fmt::Debug for LoadError<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Loader(error) => f.debug_tuple("Loader").field(error).finish(),
+            Self::Remote(text) => f.debug_tuple("Remote").field(text).finish(),
+            Self::Panicked(text) => f.debug_tuple("Panicked").field(text).finish(),
+            Self::Guard(error) => f.debug_tuple("Guard").field(error).finish(),
+        }
+    }
+}
+
+impl<E: fmt::Display + fmt::Debug> std::error::Error for LoadError<E> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            // Printed above already; a chain printer would print the guard's text twice.
+            Self::Guard(error) => std::error::Error::source(error),
+            Self::Loader(_) | Self::Remote(_) | Self::Panicked(_) => None,
+        }
+    }
+}
+
+/// A load that ended without a value, as everyone on the flight is told.
+#[derive(Clone, Debug)]
+pub(crate) enum Failure {
+    /// The loader said so: its text, and its error for those of the same type in this process.
+    Loader { text: Arc<str>, source: Option<Arc<dyn Any + Send + Sync>> },
+    /// The loader panicked.
+    Panicked(Arc<str>),
+    /// The guard's own doing.
+    Guard(Error),
+}
+
+impl Failure {
+    /// A load that ended without leaving anything.
+    pub(crate) fn vanished() -> Self {
+        Self::Panicked("the load vanished".into())
+    }
+
+    /// As the caller of a loader with errors of type `E` is told.
+    pub(crate) fn into_load_error<E: Send + Sync + 'static>(self) -> LoadError<E> {
+        match self {
+            Self::Loader { text, source } => match source.and_then(|source| source.downcast().ok()) {
+                Some(source) => LoadError::Loader(source),
+                None => LoadError::Remote(text.as_ref().to_owned()),
+            },
+            Self::Panicked(text) => LoadError::Panicked(text.as_ref().to_owned()),
+            Self::Guard(error) => LoadError::Guard(error),
+        }
+    }
+}
+
+/// The text of a loader's error, cut at a character boundary to what travels between processes.
+pub(crate) fn failure_text(error: &dyn fmt::Display) -> Arc<str> {
+    const LONGEST: usize = 1024;
+    let mut text = error.to_string();
+    if text.len() > LONGEST {
+        let end = (0..=LONGEST).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
+        text.truncate(end);
+    }
+    text.into()
+}
+
+/// The message of a caught panic.
+pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> Arc<str> {
+    let text =
+        panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    failure_text(&text.unwrap_or("no message"))
+}

@@ -1,0 +1,252 @@
+//! In-process coalescing: the first to join a key leads, the others follow. No time, no I/O.
+//!
+//! A flight lives in the map while it can be joined and ends by one outcome, which everyone seated
+//! on it is given. Invariants:
+//!
+//! 1. At most one joinable flight per key. Who finds none in the map starts one, under the map's lock.
+//! 2. Nobody is seated on a flight that has ended: a flight leaves the map before its outcome is given
+//!    out, and seats are taken under the map's lock.
+//! 3. A flight is removed by identity: a detached flight that ends late does not remove its successor.
+//! 4. Every flight ends. Dropping the [`Leader`] gives out the outcome it was made with.
+//! 5. Each seat keeps its own loader, which either side can take exactly once: the seated caller to load
+//!    for itself, or the leader to go on with it when the first load vanished.
+//!
+//! Locks nest in the order map, flight, seat. No waker and no user code (a loader's drop) runs
+//! under any of them.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::future::Future;
+use std::hash::{BuildHasher, Hash};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use crate::slot::Slot;
+use crate::sync::{Arc, AtomicUsize, Mutex, Ordering, lock};
+
+/// All joinable flights of one node.
+pub(crate) struct Flights<K, L, O, S> {
+    shards: Box<[Shard<K, L, O, S>]>,
+    hasher: S,
+    /// Flights in the maps.
+    joinable: AtomicUsize,
+    limit: usize,
+}
+
+type Shard<K, L, O, S> = Mutex<HashMap<K, Arc<Flight<L, O>>, S>>;
+
+/// One load on its way, and those who wait for it.
+#[derive(Debug)]
+struct Flight<L, O> {
+    seats: Mutex<Vec<Arc<Seat<L, O>>>>,
+}
+
+/// One caller's place on a flight.
+#[derive(Debug)]
+pub(crate) struct Seat<L, O> {
+    outcome: Slot<O>,
+    loader: Mutex<Option<L>>,
+}
+
+/// What joining a key came to.
+pub(crate) enum Joined<K: Hash + Eq, L, O: Clone, S: BuildHasher> {
+    /// There was no flight: this caller leads a new one, and is the first one seated on it.
+    Leader(Leader<K, L, O, S>, Follower<L, O>),
+    /// There was a flight.
+    Follower(Follower<L, O>),
+    /// There are too many flights.
+    Full(L),
+}
+
+impl<K, L, O, S> Flights<K, L, O, S>
+where
+    K: Hash + Eq + Clone,
+    O: Clone,
+    S: BuildHasher + Default,
+{
+    pub(crate) fn new(limit: usize) -> Self {
+        const SHARDS: usize = 16;
+        let shards = (0..SHARDS).map(|_| Mutex::new(HashMap::with_hasher(S::default()))).collect();
+        Self { shards, hasher: S::default(), joinable: AtomicUsize::new(0), limit }
+    }
+
+    fn shard(&self, key: &K) -> &Shard<K, L, O, S> {
+        // The map takes its index from the low bits.
+        &self.shards[(self.hasher.hash_one(key) >> 48) as usize % self.shards.len()]
+    }
+
+    /// Takes a seat on the key's flight, or starts one. A leader that is dropped before it ends
+    /// the flight gives out `abandoned`.
+    pub(crate) fn join(self: &Arc<Self>, key: &K, loader: L, abandoned: O) -> Joined<K, L, O, S> {
+        let mut map = lock(self.shard(key));
+        if let Some(flight) = map.get(key) {
+            return Joined::Follower(Follower { seat: flight.seat(loader) });
+        }
+        // Only a bound on memory, so a few more at the same instant do no harm.
+        if self.joinable.load(Ordering::Relaxed) >= self.limit {
+            return Joined::Full(loader);
+        }
+        let flight = Arc::new(Flight { seats: Mutex::new(Vec::new()) });
+        let follower = Follower { seat: flight.seat(loader) };
+        map.insert(key.clone(), Arc::clone(&flight));
+        self.joinable.fetch_add(1, Ordering::Relaxed);
+        drop(map);
+        let leader = Leader { flights: Arc::clone(self), key: key.clone(), flight, outcome: abandoned };
+        Joined::Leader(leader, follower)
+    }
+
+    /// Whether any key has a flight that can be joined.
+    pub(crate) fn any(&self) -> bool {
+        self.joinable.load(Ordering::Acquire) > 0
+    }
+
+    /// Whether the key has a flight that can be joined.
+    pub(crate) fn has(&self, key: &K) -> bool {
+        lock(self.shard(key)).contains_key(key)
+    }
+
+    /// Takes the key's flight out of the map: it goes on for those seated, later callers start
+    /// another.
+    pub(crate) fn detach(&self, key: &K) -> bool {
+        let removed = lock(self.shard(key)).remove(key);
+        if removed.is_some() {
+            self.joinable.fetch_sub(1, Ordering::Relaxed);
+        }
+        removed.is_some()
+    }
+
+    /// How many flights can be joined.
+    pub(crate) fn len(&self) -> usize {
+        self.joinable.load(Ordering::Relaxed)
+    }
+}
+
+impl<K: Hash + Eq, L, O, S: BuildHasher> Flights<K, L, O, S> {
+    /// Invariant 3.
+    fn remove(&self, key: &K, flight: &Arc<Flight<L, O>>) {
+        let shard = &self.shards[(self.hasher.hash_one(key) >> 48) as usize % self.shards.len()];
+        let mut map = lock(shard);
+        if map.get(key).is_some_and(|current| Arc::ptr_eq(current, flight)) {
+            let removed = map.remove(key);
+            self.joinable.fetch_sub(1, Ordering::Relaxed);
+            drop(map);
+            drop(removed);
+        }
+    }
+}
+
+impl<K, L, O, S> fmt::Debug for Flights<K, L, O, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { joinable, limit, shards: _, hasher: _ } = self;
+        f.debug_struct("Flights").field("joinable", joinable).field("limit", limit).finish_non_exhaustive()
+    }
+}
+
+impl<L, O> Flight<L, O> {
+    fn seat(&self, loader: L) -> Arc<Seat<L, O>> {
+        let seat = Arc::new(Seat { outcome: Slot::new(), loader: Mutex::new(Some(loader)) });
+        let mut seats = lock(&self.seats);
+        // Callers that come and leave during one long load must not pile up. Before the list
+        // grows it is cleared of those who left, so it is at most twice as long as it must be.
+        if seats.len() == seats.capacity() {
+            seats.retain(|seat| !seat.outcome.is_closed());
+        }
+        seats.push(Arc::clone(&seat));
+        seat
+    }
+}
+
+impl<L, O> Seat<L, O> {
+    /// Gives this seat alone an outcome, ahead of the flight's.
+    pub(crate) fn tell(&self, outcome: O) {
+        // Nobody is lost where this fails: the seat was left, or has an outcome.
+        let _ = self.outcome.offer(outcome);
+    }
+
+    fn take_loader(&self) -> Option<L> {
+        lock(&self.loader).take()
+    }
+}
+
+/// The duty to end a flight. (The bounds are those that `Drop` needs.)
+pub(crate) struct Leader<K: Hash + Eq, L, O: Clone, S: BuildHasher> {
+    flights: Arc<Flights<K, L, O, S>>,
+    key: K,
+    flight: Arc<Flight<L, O>>,
+    /// What the flight ends with if nothing better comes.
+    outcome: O,
+}
+
+impl<K: Hash + Eq, L, O: Clone, S: BuildHasher> Leader<K, L, O, S> {
+    /// Takes the loader of the first caller who still waits, with that caller's seat. `None` if
+    /// nobody is left whose loader was not used.
+    pub(crate) fn next_loader(&self) -> Option<(L, Arc<Seat<L, O>>)> {
+        let seats = lock(&self.flight.seats);
+        seats.iter().filter(|seat| !seat.outcome.is_closed()).find_map(|seat| {
+            let loader = seat.take_loader()?;
+            Some((loader, Arc::clone(seat)))
+        })
+    }
+
+    /// Takes the flight out of the map, if it is still there.
+    pub(crate) fn detach(&self) {
+        self.flights.remove(&self.key, &self.flight);
+    }
+
+    /// Ends the flight: everyone seated is given the outcome.
+    pub(crate) fn finish(mut self, outcome: O) {
+        self.outcome = outcome;
+    }
+}
+
+/// Invariants 2 and 4. Also runs when the leader's task panics or is dropped by its runtime.
+impl<K: Hash + Eq, L, O: Clone, S: BuildHasher> Drop for Leader<K, L, O, S> {
+    fn drop(&mut self) {
+        self.detach();
+        let seats = std::mem::take(&mut *lock(&self.flight.seats));
+        for seat in seats {
+            seat.tell(self.outcome.clone());
+        }
+    }
+}
+
+/// A seat on a flight, as its caller holds it: a future of the outcome.
+///
+/// # Cancel safety
+///
+/// Dropping it leaves the seat; the flight goes on.
+#[derive(Debug)]
+pub(crate) struct Follower<L, O> {
+    seat: Arc<Seat<L, O>>,
+}
+
+impl<L, O> Follower<L, O> {
+    /// Takes this caller's own loader back, unless the flight has used it.
+    pub(crate) fn take_loader(&self) -> Option<L> {
+        self.seat.take_loader()
+    }
+}
+
+impl<L, O> Follower<L, O> {
+    /// Whether the flight has not used this caller's loader.
+    pub(crate) fn has_loader(&self) -> bool {
+        lock(&self.seat.loader).is_some()
+    }
+}
+
+impl<L, O> Future for Follower<L, O> {
+    type Output = O;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<O> {
+        self.seat.outcome.poll_take(cx)
+    }
+}
+
+impl<L, O> Drop for Follower<L, O> {
+    fn drop(&mut self) {
+        // Closed first: from here on the leader does not take the loader, so it is dropped here,
+        // outside all locks.
+        drop(self.seat.outcome.close());
+        drop(self.seat.take_loader());
+    }
+}

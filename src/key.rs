@@ -1,0 +1,400 @@
+//! What a value is stored under: unambiguous joining of parts, any bytes, one cluster slot per resource.
+//!
+//! A key is kept as printable text. Inside a part every byte that has a meaning of its own (the
+//! separator `:`, the braces of a Redis hash tag, `%`, `~`) or that is not printable ASCII is
+//! written as `%XX`; the joining is therefore injective and what an operator reads in `redis-cli`
+//! is still what the program wrote: `("user", 42)` is `user:42`.
+
+use std::fmt::{self, Write as _};
+use std::hash::{BuildHasher, Hash, Hasher, RandomState};
+use std::sync::{Arc, LazyLock};
+
+use sha2::{Digest, Sha256};
+
+/// Names the resource a value belongs to.
+///
+/// Built from text, bytes or a tuple of displayable parts. Parts are joined unambiguously, so
+/// `("a.b", "c")`, `("a", "b.c")` and `"a:b.c"` are three keys. Any bytes are accepted, spaces, `:`,
+/// `{}` and NUL included. The text and the bytes of one content are the same key, and so are
+/// `("user", 42)` and `("user", "42")`: a part is what it displays as.
+///
+/// An empty key is refused by the call that uses it, with
+/// [`ErrorKind::InvalidKey`](crate::ErrorKind::InvalidKey).
+///
+/// # Examples
+///
+/// ```
+/// use stampede_guard::CacheKey;
+///
+/// assert_eq!(CacheKey::from(("user", 42)), CacheKey::from(("user", "42")));
+/// assert_ne!(CacheKey::from(("a.b", "c")), CacheKey::from(("a", "b.c")));
+/// assert_ne!(CacheKey::from(("a", "b")), CacheKey::from("a:b"));
+/// assert_eq!(CacheKey::from("two words").to_string(), "two%20words");
+/// ```
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct CacheKey {
+    text: String,
+}
+
+impl CacheKey {
+    /// Joins parts of any bytes, in order; `from_parts(["a"])` is the key of `"a"`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use stampede_guard::CacheKey;
+    ///
+    /// assert_eq!(CacheKey::from_parts(["user", "42"]), CacheKey::from(("user", 42)));
+    /// ```
+    pub fn from_parts<P: AsRef<[u8]>>(parts: impl IntoIterator<Item = P>) -> Self {
+        let mut text = String::with_capacity(64);
+        for (index, part) in parts.into_iter().enumerate() {
+            if index > 0 {
+                text.push(':');
+            }
+            escape_into(&mut text, part.as_ref());
+        }
+        Self { text }
+    }
+
+    /// Joins texts behind a `head` that is escaped and joined already: the way of every HTTP request.
+    #[cfg(feature = "http")]
+    pub(crate) fn from_texts(head: &str, parts: &[&str]) -> Self {
+        // Exact where nothing is to be escaped, which is nearly always.
+        let mut text = String::with_capacity(parts.iter().fold(head.len(), |sum, part| sum + 1 + part.len()));
+        text.push_str(head);
+        for part in parts {
+            text.push(':');
+            escape_text_into(&mut text, part);
+        }
+        Self { text }
+    }
+
+    /// Whether there is nothing in it; the guard refuses such a key.
+    pub fn is_empty(&self) -> bool {
+        self.text.is_empty()
+    }
+}
+
+impl fmt::Display for CacheKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl fmt::Debug for CacheKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CacheKey({})", self.text)
+    }
+}
+
+/// Writes `part` so that it holds no separator, no brace and no unprintable byte.
+fn escape_into(text: &mut String, part: &[u8]) {
+    let hex = |digit: u8| char::from(b"0123456789ABCDEF"[usize::from(digit & 15)]);
+    let mut rest = part;
+    while let Some(stop) = rest.iter().position(|&byte| !PLAIN[usize::from(byte)]) {
+        // The run before `stop` is ASCII, so it is text already.
+        text.push_str(std::str::from_utf8(&rest[..stop]).unwrap_or_default());
+        text.extend(['%', hex(rest[stop] >> 4), hex(rest[stop])]);
+        rest = &rest[stop + 1..];
+    }
+    text.push_str(std::str::from_utf8(rest).unwrap_or_default());
+}
+
+/// The same for what is text, most often without anything to escape.
+fn escape_text_into(text: &mut String, part: &str) {
+    let bytes = part.as_bytes();
+    // Without an early return, so that the bytes of a chunk are compared all at once.
+    let plain = |chunk: &[u8; 16]| u128::from_ne_bytes(chunk.map(|byte| u8::from(!is_plain(byte)))) == 0;
+    let all_plain = match bytes.last_chunk() {
+        // The last chunk overlaps the one before it, so that no byte is left over.
+        Some(last) => bytes.as_chunks().0.iter().all(plain) && plain(last),
+        None => bytes.iter().all(|&byte| PLAIN[usize::from(byte)]),
+    };
+    if !all_plain {
+        return escape_into(text, bytes);
+    }
+    text.push_str(part);
+}
+
+/// Printable ASCII but `:`, `%`, `{`, `}` and `~`; the last three are the end of it, beside `|`.
+const fn is_plain(byte: u8) -> bool {
+    ((byte > b' ') & (byte < b'{') | (byte == b'|')) & (byte != b':') & (byte != b'%')
+}
+
+/// Which bytes stand for themselves. A table, because every byte of every key is asked.
+static PLAIN: [bool; 256] = {
+    let mut plain = [false; 256];
+    let mut byte = 0;
+    while byte < plain.len() {
+        plain[byte] = is_plain(byte as u8);
+        byte += 1;
+    }
+    plain
+};
+
+/// Escapes what a part displays as while it is being written.
+struct Escaping<'a>(&'a mut String);
+
+impl fmt::Write for Escaping<'_> {
+    fn write_str(&mut self, part: &str) -> fmt::Result {
+        escape_text_into(self.0, part);
+        Ok(())
+    }
+}
+
+macro_rules! from_bytes {
+    ($($source:ty),*) => {$(
+        impl From<$source> for CacheKey {
+            fn from(source: $source) -> Self {
+                Self::from_parts([source])
+            }
+        }
+    )*};
+}
+from_bytes!(&str, String, &String, &[u8], Vec<u8>, &Vec<u8>);
+
+impl<const N: usize> From<&[u8; N]> for CacheKey {
+    fn from(source: &[u8; N]) -> Self {
+        Self::from_parts([source])
+    }
+}
+
+macro_rules! from_tuple {
+    ($($part:ident)+) => {
+        impl<$($part: fmt::Display),+> From<($($part,)+)> for CacheKey {
+            fn from(parts: ($($part,)+)) -> Self {
+                #[allow(non_snake_case, reason = "the type parameters double as variable names")]
+                let ($($part,)+) = parts;
+                let mut text = String::with_capacity(64);
+                let mut separator = "";
+                $(
+                    text.push_str(separator);
+                    // Only a part whose own `Display` fails makes this fail; what it wrote until
+                    // then is its name, exactly as `to_string` on it would have panicked.
+                    let _ = write!(Escaping(&mut text), "{}", $part);
+                    separator = ":";
+                )+
+                let _ = separator;
+                Self { text }
+            }
+        }
+    };
+}
+from_tuple!(A);
+from_tuple!(A B);
+from_tuple!(A B C);
+from_tuple!(A B C D);
+from_tuple!(A B C D E);
+from_tuple!(A B C D E F);
+
+/// The longest name used as it is; a longer one keeps a readable head and ends in its digest.
+const LONGEST_NAME: usize = 200;
+const HEAD_OF_LONG_NAME: usize = 96;
+
+/// A key inside its namespace: what the flight map, the store and the envelope use.
+///
+/// The hash is computed once, with the process's random state, because one request asks several
+/// maps about one key.
+#[derive(Clone)]
+pub(crate) struct Key {
+    /// `namespace:key`, what stands between the braces of the Redis key. Bounded in length.
+    name: Arc<str>,
+    /// The whole text where `name` holds a digest instead of it.
+    full: Option<Arc<str>>,
+    hash: u64,
+}
+
+static HASH_STATE: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+
+impl Key {
+    /// Places `key` in `namespace` (already escaped by [`escape_namespace`]).
+    pub(crate) fn new(namespace: &str, key: &CacheKey) -> Self {
+        let length = namespace.len() + 1 + key.text.len();
+        if length > LONGEST_NAME {
+            return Self::digested(&format!("{namespace}:{}", key.text));
+        }
+        // Every request passes here: put together on the stack, so that there is one allocation.
+        let mut text = [0; LONGEST_NAME];
+        text[..namespace.len()].copy_from_slice(namespace.as_bytes());
+        text[namespace.len()] = b':';
+        text[namespace.len() + 1..length].copy_from_slice(key.text.as_bytes());
+        let name = std::str::from_utf8(&text[..length]);
+        let name = name.map_or_else(|_| format!("{namespace}:{}", key.text).into(), Arc::<str>::from);
+        Self { hash: HASH_STATE.hash_one(&*name), name, full: None }
+    }
+
+    fn digested(full: &str) -> Self {
+        // Escaped text is ASCII, so any index is a character boundary. `~` never occurs in it,
+        // so a digested name can not equal one that is used as it is.
+        let mut name = full[..HEAD_OF_LONG_NAME].to_owned();
+        name.push('~');
+        push_hex(&mut name, &Sha256::digest(full.as_bytes()));
+        Self { hash: HASH_STATE.hash_one(full), name: name.into(), full: Some(full.into()) }
+    }
+
+    /// What stands between the braces of the Redis key.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Everything that identifies the resource; kept in the envelope and compared on read.
+    pub(crate) fn full(&self) -> &str {
+        self.full.as_ref().unwrap_or(&self.name)
+    }
+
+    /// A short fingerprint for errors and events, which never carry the key's text.
+    pub(crate) fn digest(&self) -> String {
+        let mut text = String::with_capacity(16);
+        push_hex(&mut text, &Sha256::digest(self.full().as_bytes())[..8]);
+        text
+    }
+}
+
+impl PartialEq for Key {
+    fn eq(&self, other: &Self) -> bool {
+        self.hash == other.hash && self.full() == other.full()
+    }
+}
+
+impl Eq for Key {}
+
+impl Hash for Key {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(self.hash);
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Key(#{})", self.digest())
+    }
+}
+
+/// A namespace as it stands in key names.
+pub(crate) fn escape_namespace(namespace: &str) -> String {
+    CacheKey::from(namespace).text
+}
+
+fn push_hex(text: &mut String, bytes: &[u8]) {
+    for byte in bytes {
+        let _ = write!(text, "{byte:02x}");
+    }
+}
+
+/// Hasher of maps keyed by [`Key`], whose hash is computed already.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Hashed(u64);
+
+impl Hasher for Hashed {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        // Parts beside the key (an enum's discriminant) arrive here.
+        for &byte in bytes {
+            self.0 = self.0.rotate_left(8) ^ u64::from(byte);
+        }
+    }
+
+    fn write_u64(&mut self, hash: u64) {
+        self.0 ^= hash;
+    }
+}
+
+impl BuildHasher for Hashed {
+    type Hasher = Self;
+
+    fn build_hasher(&self) -> Self {
+        Self(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(source: impl Into<CacheKey>) -> Key {
+        Key::new("ns", &source.into())
+    }
+
+    #[test]
+    fn joining_is_unambiguous() {
+        let keys = [
+            CacheKey::from(("a.b", "c")),
+            CacheKey::from(("a", "b.c")),
+            CacheKey::from("a:b.c"),
+            CacheKey::from(("a", "b", "c")),
+            CacheKey::from(("a", "")),
+            CacheKey::from(("", "a")),
+            CacheKey::from("a"),
+        ];
+        for (i, left) in keys.iter().enumerate() {
+            for right in &keys[i + 1..] {
+                assert_ne!(left, right);
+            }
+        }
+    }
+
+    #[test]
+    fn any_byte_is_a_key_and_stays_out_of_the_hash_tag() {
+        let mut seen = std::collections::HashSet::new();
+        for byte in 0..=u8::MAX {
+            let key = key(&[byte]);
+            assert!(!key.name().contains(['{', '}', ' ', '\0', '\n']), "{byte}: {}", key.name());
+            assert!(seen.insert(key.name().to_owned()));
+        }
+    }
+
+    #[test]
+    fn each_byte_is_escaped_alike_at_each_place_of_a_text_of_any_length() {
+        for byte in 0..128_u8 {
+            let (char, stays) = (char::from(byte), byte.is_ascii_graphic() && !b":{}%~".contains(&byte));
+            let written = if stays { char.to_string() } else { format!("%{byte:02X}") };
+            for (length, at) in [1, 15, 16, 17, 33].into_iter().flat_map(|n| (0..n).map(move |at| (n, at))) {
+                let with = |middle: &str| "a".repeat(at) + middle + &"a".repeat(length - 1 - at);
+                let part = with(&char.to_string());
+                let keys = [CacheKey::from((&part,)), CacheKey::from_parts([&part])];
+                assert_eq!(keys.map(|key| key.text), [with(&written), with(&written)]);
+            }
+        }
+        assert_eq!(CacheKey::from(("\u{e9} %41",)).text, "%C3%A9%20%2541");
+    }
+
+    #[test]
+    fn a_long_key_is_digested_with_a_readable_head() {
+        let long = "product/".repeat(200);
+        let (one, two) = (key(long.as_str()), key(format!("{long}x")));
+        assert!(one.name().starts_with("ns:product/product/"));
+        assert!(one.name().len() <= LONGEST_NAME);
+        assert_ne!(one.name(), two.name());
+        assert_ne!(one, two);
+        assert_eq!(one.full(), format!("ns:{long}"));
+    }
+
+    #[test]
+    fn a_key_spelled_like_a_digest_is_another_key() {
+        let long = key("k".repeat(500));
+        let spelled = key(long.name().strip_prefix("ns:").expect("namespace comes first"));
+        assert_ne!(long.name(), spelled.name());
+    }
+
+    #[test]
+    fn only_a_key_without_any_text_is_empty() {
+        assert!(CacheKey::from("").is_empty());
+        assert!(CacheKey::from(("",)).is_empty());
+        assert!(!CacheKey::from(("", "")).is_empty());
+        assert!(!CacheKey::from("\0").is_empty());
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn distinct_parts_make_distinct_keys(
+            a in proptest::collection::vec(proptest::collection::vec(0u8.., 0..6), 1..4),
+            b in proptest::collection::vec(proptest::collection::vec(0u8.., 0..6), 1..4),
+        ) {
+            proptest::prop_assert_eq!(a == b, CacheKey::from_parts(&a) == CacheKey::from_parts(&b));
+        }
+    }
+}

@@ -1,0 +1,275 @@
+//! Leadership of one key across the fleet: contend for it, keep it, end it. Steps 4, 5 and 7.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::time::{Instant, sleep, sleep_until};
+
+use crate::ending::Ending;
+use crate::entry::Kind;
+use crate::key::Key;
+use crate::node::{Budget, Node, Present, Stored};
+use crate::observe::Count;
+use crate::policy::Policy;
+use crate::store::{Acquire, Acquired, Fail, HandedOver, Kept, StoreError, StoreErrorKind, Token, Watch};
+
+/// While hints may be lost, nobody sleeps longer than this between two looks.
+const UNSURE_WAIT: Duration = Duration::from_millis(500);
+/// The shortest sleep on a lease that is about to expire: a look each so often is no busy loop.
+const SHORTEST_WAIT: Duration = Duration::from_millis(5);
+/// How often an entry that can not be used may be met before the load goes on without the store.
+const UNUSABLE_LIMIT: u8 = 3;
+
+/// A held lease. Whoever has it ends it by one of its methods; dropped, it runs out by itself.
+#[derive(Debug)]
+pub(crate) struct Lease {
+    node: Arc<Node>,
+    key: Key,
+    token: Token,
+    watch: Watch,
+    ttl: Duration,
+    /// How many loads of this wave have vanished.
+    hops: u8,
+    _held: Present,
+}
+
+/// What happened to a held lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Event {
+    /// Somebody invalidated the key. Which lease that ended, a renewal tells: the message may be
+    /// late, and about the lease before this one.
+    Invalidated,
+    /// It is another's, or nobody's.
+    Lost,
+}
+
+/// What contending for a key came to.
+pub(crate) enum Contended {
+    /// This flight leads.
+    Leased(Lease),
+    /// Somebody else's load has ended.
+    Ended(Ending),
+    /// Somebody leads, and this flight does not queue.
+    Busy,
+    /// Somebody led for longer than this flight waits.
+    WaitedOut,
+    /// The store does not answer, or not usefully.
+    StoreDown(StoreError),
+    /// The guard is shutting down.
+    Leaving,
+}
+
+/// What a flight brings to the contention.
+pub(crate) struct Contender<'a> {
+    pub(crate) node: &'a Arc<Node>,
+    pub(crate) key: &'a Key,
+    pub(crate) policy: &'a Policy,
+    pub(crate) queue: bool,
+    /// Stored bytes that were read and will not be used.
+    pub(crate) seen: &'a mut Option<Bytes>,
+    pub(crate) budget: &'a mut Budget,
+    pub(crate) deadline: Instant,
+}
+
+/// Step 4 and 5: acquires the lease, or waits behind its holder and tries again.
+pub(crate) async fn contend(contender: Contender<'_>) -> Contended {
+    let Contender { node, key, policy, queue, seen, budget, deadline } = contender;
+    let token = Token::mint(node.store.node());
+    // Registered before the first acquire: invariant 3 of the store.
+    let watch = node.store.watch(key, &token);
+    let (mut behind, mut hops, mut unusable) = (None, 0, 0);
+    // An acquire without an answer may have been granted, or may be granted later.
+    let mut ghost = false;
+
+    let contended = loop {
+        let Some(within) = budget.next() else {
+            node.count(Count::budget_exceeded);
+            break Contended::StoreDown(StoreError::new(StoreErrorKind::TimedOut));
+        };
+        let ask = Acquire {
+            token: &token,
+            lease: policy.lease,
+            seen: seen.as_ref(),
+            behind: behind.as_ref(),
+            queue,
+        };
+        let asked = Instant::now();
+        let acquired = node.store.acquire(key, ask, within).await;
+        // A round trip that ends in waiting ran beside a live leader's own work: it added nothing.
+        if !matches!(acquired, Ok(Acquired::Held { .. })) {
+            budget.spend(asked);
+        }
+        let (remaining, holder) = match acquired {
+            Ok(Acquired::Granted) => {
+                let (node, key, ttl) = (Arc::clone(node), key.clone(), policy.lease);
+                let _held = node.leases.enter();
+                return Contended::Leased(Lease { node, key, token, watch, ttl, hops, _held });
+            }
+            Ok(Acquired::Found(raw)) => {
+                let unusable_bytes = match Stored::decode(node, raw, key) {
+                    Stored::Entry(entry) if entry.kind == Kind::Marker => {
+                        break Contended::Ended(Ending::Uncacheable);
+                    }
+                    Stored::Entry(entry) if entry.is_fresh(node.store.now()) => {
+                        break Contended::Ended(Ending::Value(entry));
+                    }
+                    Stored::Entry(entry) => entry.encode(key),
+                    Stored::Unreadable(raw) => raw,
+                };
+                if unusable == UNUSABLE_LIMIT {
+                    break Contended::StoreDown(StoreError::new(StoreErrorKind::Transient));
+                }
+                unusable += 1;
+                *seen = Some(unusable_bytes);
+                continue;
+            }
+            Ok(Acquired::Ended(ending)) => break Contended::Ended(Ending::decode(&ending, key)),
+            Ok(Acquired::Held { .. }) if !queue => break Contended::Busy,
+            Ok(Acquired::Held { remaining, holder }) => (remaining, holder),
+            Err(error) => {
+                node.count(Count::store_errors);
+                ghost |= error.kind.is_ambiguous();
+                // A flight that has waited for a live leader rides out a short break of the connection
+                // on what is left of its budget, rather than load what is being loaded.
+                let rides_out = behind.is_some() && error.kind != StoreErrorKind::Refused;
+                if rides_out && !budget.left().is_zero() {
+                    let since = Instant::now();
+                    let back = node.store.connect(budget.left()).await.is_ok();
+                    budget.spend(since);
+                    if back {
+                        continue;
+                    }
+                }
+                break Contended::StoreDown(error);
+            }
+        };
+        // A wake may have named a later holder, whose ending is then the one to ask for.
+        behind = Some(holder);
+        tokio::select! {
+            biased;
+            hints = watch.hints() => {
+                hops = hints.granted.unwrap_or(hops);
+                if hints.finished.is_some() {
+                    behind = hints.finished;
+                }
+            }
+            () = sleep(patience(remaining, policy.lease, node.store.hints_arrive())) => {}
+            () = sleep_until(deadline) => break Contended::WaitedOut,
+            () = node.leaving() => break Contended::Leaving,
+        }
+    };
+    // A grant that came too late to be looked at would leave the lease to nobody.
+    ghost |= watch.close().granted.is_some();
+    if ghost {
+        release_later(Arc::clone(node), key.clone(), token, policy.lease);
+    }
+    contended
+}
+
+/// How long to sleep on a lease that has `remaining` left, in case no hint comes.
+fn patience(remaining: Duration, lease: Duration, hints_arrive: bool) -> Duration {
+    let longest = if hints_arrive { lease } else { lease.min(UNSURE_WAIT) };
+    let remaining = remaining.clamp(SHORTEST_WAIT.min(longest), longest);
+    // The waiters of a dead leader should not all ask in one millisecond; one of them must ask
+    // just after it.
+    remaining + Duration::from_micros(fastrand::u64(1_000..10_000))
+}
+
+impl Lease {
+    pub(crate) fn hops(&self) -> u8 {
+        self.hops
+    }
+
+    /// Renews the lease at each third of its time until something happens to it; returns only then.
+    /// It is not renewed for longer than the load's `end` and the time to tell the others. With `now`,
+    /// begins with a renewal.
+    pub(crate) async fn keep(&self, end: Instant, mut now: bool) -> Event {
+        let period = self.ttl / 3;
+        loop {
+            if !now {
+                let hints = tokio::select! {
+                    hints = self.watch.hints() => Some(hints),
+                    () = sleep(period) => None,
+                };
+                match hints {
+                    Some(hints) if hints.invalidated => return Event::Invalidated,
+                    // What was missed may have been an invalidation: ask at once.
+                    Some(hints) if hints.missed => {}
+                    Some(_) => continue,
+                    None => {}
+                }
+            }
+            now = false;
+            let ttl = self.ttl.min(end.saturating_duration_since(Instant::now()) + period);
+            match self.node.store.renew(&self.key, &self.token, ttl, period).await {
+                Ok(Kept::Yes) => {}
+                Ok(Kept::No) => return Event::Lost,
+                // Not known to be lost: the next period tells, and the commit decides.
+                Err(_) => self.node.count(Count::store_errors),
+            }
+        }
+    }
+
+    /// Step 7: stores the entry and wakes everyone. False if it was not stored, as far as is known.
+    pub(crate) async fn commit(self, entry: Bytes, keep: Duration) -> bool {
+        // The caller has its own bound on waiting for this; a large value on a slow line
+        // may take longer than a look-up.
+        let done = self.node.store.commit(&self.key, &self.token, entry, keep, self.ttl).await;
+        if matches!(done, Ok(Kept::No)) {
+            self.node.count(Count::commits_refused);
+            tracing::debug!(key = %self.key.digest(), "commit refused: the lease was lost");
+        }
+        self.ended(done) == Some(Kept::Yes)
+    }
+
+    /// Step 7, without a value: leaves the ending to those who wait, and wakes them.
+    pub(crate) async fn fail(
+        self,
+        ending: &Ending,
+        replay: Duration,
+        marker: Option<(Bytes, Duration)>,
+        seen: Option<&Bytes>,
+    ) {
+        let fail = Fail {
+            token: &self.token,
+            outcome: ending.encode(&self.key),
+            keep: (self.ttl * 2).max(replay),
+            replay,
+            marker,
+            seen,
+        };
+        let done = self.node.store.fail(&self.key, fail, self.ttl).await;
+        self.ended(done);
+    }
+
+    /// Gives the lease to a waiter of another process, or frees it.
+    pub(crate) async fn hand_over(self, hops: u8) -> bool {
+        let done = self.node.store.hand_over(&self.key, &self.token, self.ttl, hops, self.ttl).await;
+        self.ended(done) == Some(HandedOver::ToWaiter)
+    }
+
+    /// A command without an answer may or may not have run; either way the lease must not stay.
+    fn ended<T>(self, done: Result<T, StoreError>) -> Option<T> {
+        match done {
+            Ok(done) => Some(done),
+            Err(error) => {
+                self.node.count(Count::store_errors);
+                tracing::debug!(key = %self.key.digest(), %error, "the end of a lease was not confirmed");
+                release_later(self.node, self.key, self.token, self.ttl);
+                None
+            }
+        }
+    }
+}
+
+/// Releases a lease that this node may hold without knowing it. Gives up after a lease's time, when it has
+/// expired by itself.
+fn release_later(node: Arc<Node>, key: Key, token: Token, lease: Duration) {
+    tokio::spawn(async move {
+        let expired = Instant::now() + lease;
+        while node.store.release(&key, &token, lease).await.is_err() && Instant::now() < expired {
+            sleep(Duration::from_millis(fastrand::u64(20..100))).await;
+        }
+    });
+}

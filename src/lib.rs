@@ -1,0 +1,94 @@
+//! Cache-stampede protection for a whole fleet: one load per cold key across all replicas.
+//!
+//! A hot cache entry expires, thousands of requests miss at once, and all of them ask the database behind
+//! it. Coalescing inside one process leaves one load per replica. This crate takes a short, renewed lease per
+//! resource on Redis, so that **one request in the whole fleet** loads; the others sleep until they are told,
+//! and read the cache again.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use stampede_guard::StampedeGuard;
+//!
+//! // In production: StampedeGuard::new(redis::Client::open("redis://127.0.0.1/")?)
+//! let guard = StampedeGuard::in_memory();
+//!
+//! // Around any async loader:
+//! let report: String = guard
+//!     .get_or_load(("report", 7), || async { Ok::<_, std::io::Error>("expensive".to_owned()) })
+//!     .await?;
+//!
+//! // Around an axum router, a hyper service or an HTTP client:
+//! # #[cfg(feature = "http")] {
+//! let app: axum::Router = axum::Router::new()
+//!     .route("/report/{id}", axum::routing::get(|| async { "expensive" }))
+//!     .layer(guard);
+//! # }
+//! # assert_eq!(report, "expensive");
+//! # Ok(()) }
+//! ```
+//!
+//! # How a request is answered
+//!
+//! 1. **key**: request or caller -> [`CacheKey`], or straight to the inner service.
+//! 2. **look up**: one plain GET; fresh -> 8.
+//! 3. **join**: the flight of this process; a follower awaits its leader -> 8.
+//! 4. **lease**: one script for all processes: an entry meanwhile -> 8, granted -> 6, held -> 5.
+//! 5. **wait**: until the wake-up, the lease's end, a lost connection or the deadline; then 4 again.
+//! 6. **load**: in a task of its own, while the lease is renewed.
+//! 7. **commit**: one script stores the value, frees the lease and wakes every waiting process, if the lease is
+//!    still held. A failure goes to all who wait; if the loader vanished, one waiter goes on.
+//! 8. **response**: the value.
+//!
+//! # Features
+//!
+//! | feature | default | adds |
+//! |---|---|---|
+//! | `redis` | yes | the fleet: `StampedeGuard::new(redis::Client)` |
+//! | `http` | yes | the [`http`] layer |
+//! | `axum` | no | keys by `OriginalUri`, for guards inside nested routers |
+//! | `metrics` | no | counters and histograms through the `metrics` facade |
+//!
+//! Without any, the in-memory guard for loaders and [`memoize`](StampedeGuard::memoize) remain.
+//!
+//! # Observability
+//!
+//! [`StampedeGuard::stats`] counts without any feature. Spans and events go to `tracing`: each load runs in a span
+//! `stampede_guard.load` inside the span of the request that led it. Keys appear as a digest, values never.
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+mod backend;
+mod builder;
+mod codec;
+mod ending;
+mod entry;
+mod error;
+mod flight;
+mod guard;
+#[cfg(feature = "http")]
+#[cfg_attr(docsrs, doc(cfg(feature = "http")))]
+pub mod http;
+mod key;
+mod lead;
+mod lease;
+mod look_up;
+mod memoize;
+mod node;
+mod observe;
+mod policy;
+mod read_through;
+mod slot;
+mod store;
+mod sync;
+mod typed;
+
+pub use backend::Backend;
+pub use builder::StampedeGuardBuilder;
+pub use codec::Codec;
+pub use error::{Error, ErrorKind, LoadError};
+pub use guard::{Shutdown, StampedeGuard};
+pub use key::CacheKey;
+pub use memoize::{Memoize, MemoizeFuture, MemoizeLayer};
+pub use observe::{Outcome, Stats};
+pub use policy::{OnStoreDown, OnWaitTimeout, Policy, PolicyBuilder};
+pub use store::memory::MemoryStore;
+

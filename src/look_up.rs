@@ -1,0 +1,220 @@
+//! Look-ups of one key that happen at once share one read, which begins after the last of them arrived.
+//!
+//! Sharing a read that is already on its way would be cheaper and wrong: a caller that arrives after
+//! an invalidation was acknowledged could be given what was read before it. So whoever arrives while a read is
+//! on its way queues, and one further read answers the whole queue. However many callers a hot key has, it
+//! costs a handful of reads.
+//!
+//! A lone caller reads by itself, in its own task, for two map operations. The first one to queue behind it is given
+//! the [`Duty`] to read for the queue, in a task of its own: nobody depends on another caller being polled.
+//!
+//! Invariants:
+//!
+//! 1. A read that answers a caller begins after that caller arrived: a queue is closed before it is read for.
+//! 2. Somebody in a queue means that somebody has the duty. Dropping the duty answers the queue with nothing.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::fmt;
+use std::future::Future;
+use std::hash::{BuildHasher, Hash};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use crate::slot::Slot;
+use crate::sync::{Arc, Mutex, lock};
+
+/// The reads of one node that are on their way, by key.
+pub(crate) struct LookUps<K, R, S> {
+    shards: Box<[Shard<K, R, S>]>,
+    hasher: S,
+}
+
+type Shard<K, R, S> = Mutex<HashMap<K, Reads<R>, S>>;
+
+/// The reads of one key.
+struct Reads<R> {
+    /// Whether a lone caller's read is on its way.
+    first: bool,
+    queue: Vec<Arc<Slot<Option<R>>>>,
+    duty: bool,
+    /// Where the duty is told that the lone read has ended.
+    ended: Option<Arc<Slot<()>>>,
+}
+
+/// How a caller begins.
+pub(crate) enum Entered<'a, K: Hash + Eq, R, S: BuildHasher> {
+    /// No read of the key is on its way: read now.
+    First(First<'a, K, R, S>),
+    /// Wait for the queue's answer. With the duty, have the queue served first.
+    Queued(Queued<R>, Option<Duty<K, R, S>>),
+}
+
+impl<K: Hash + Eq + Clone, R, S: BuildHasher + Default> LookUps<K, R, S> {
+    pub(crate) fn new() -> Self {
+        const SHARDS: usize = 16;
+        let shards = (0..SHARDS).map(|_| Mutex::new(HashMap::with_hasher(S::default()))).collect();
+        Self { shards, hasher: S::default() }
+    }
+
+    pub(crate) fn enter<'a>(self: &'a Arc<Self>, key: &'a K) -> Entered<'a, K, R, S> {
+        let mut map = lock(self.shard(key));
+        match map.entry(key.clone()) {
+            Entry::Vacant(vacant) => {
+                vacant.insert(Reads { first: true, queue: Vec::new(), duty: false, ended: None });
+                drop(map);
+                Entered::First(First { look_ups: self, key })
+            }
+            Entry::Occupied(mut reads) => {
+                let reads = reads.get_mut();
+                let slot = Arc::new(Slot::new());
+                reads.queue.push(Arc::clone(&slot));
+                let duty = (!reads.duty).then(|| {
+                    reads.duty = true;
+                    reads.ended = reads.first.then(|| Arc::new(Slot::new()));
+                    let (look_ups, key) = (Arc::clone(self), key.clone());
+                    Duty { look_ups, key, ended: reads.ended.clone(), over: false }
+                });
+                Entered::Queued(Queued { slot }, duty)
+            }
+        }
+    }
+
+    /// How many keys have a read on its way.
+    #[cfg(test)]
+    #[allow(dead_code, reason = "asked by the models, which compile this file too")]
+    pub(crate) fn len(&self) -> usize {
+        self.shards.iter().map(|shard| lock(shard).len()).sum()
+    }
+}
+
+impl<K: Hash + Eq, R, S: BuildHasher> LookUps<K, R, S> {
+    fn shard(&self, key: &K) -> &Shard<K, R, S> {
+        // The map takes its index from the low bits.
+        &self.shards[(self.hasher.hash_one(key) >> 48) as usize % self.shards.len()]
+    }
+}
+
+impl<K, R, S> fmt::Debug for LookUps<K, R, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LookUps").finish_non_exhaustive()
+    }
+}
+
+/// A lone caller's read, until it is dropped.
+pub(crate) struct First<'a, K: Hash + Eq, R, S: BuildHasher> {
+    look_ups: &'a LookUps<K, R, S>,
+    key: &'a K,
+}
+
+impl<K: Hash + Eq, R, S: BuildHasher> Drop for First<'_, K, R, S> {
+    fn drop(&mut self) {
+        let mut map = lock(self.look_ups.shard(self.key));
+        let Some(reads) = map.get_mut(self.key) else { return };
+        reads.first = false;
+        if !reads.duty {
+            map.remove(self.key);
+            return;
+        }
+        let ended = reads.ended.take();
+        drop(map);
+        if let Some(ended) = ended {
+            // The duty may have stopped waiting for this.
+            let _ = ended.offer(());
+        }
+    }
+}
+
+/// The duty to read for a key's queue until it is empty.
+pub(crate) struct Duty<K: Hash + Eq, R, S: BuildHasher> {
+    look_ups: Arc<LookUps<K, R, S>>,
+    key: K,
+    ended: Option<Arc<Slot<()>>>,
+    over: bool,
+}
+
+impl<K: Hash + Eq, R, S: BuildHasher> Duty<K, R, S> {
+    pub(crate) fn key(&self) -> &K {
+        &self.key
+    }
+
+    /// Waits for the end of the lone read that this queue formed behind. It may never come: bound it.
+    pub(crate) fn first_ended(&self) -> impl Future<Output = ()> + Send + use<K, R, S> {
+        let ended = self.ended.clone();
+        std::future::poll_fn(move |cx| ended.as_ref().map_or(Poll::Ready(()), |ended| ended.poll_take(cx)))
+    }
+
+    /// Closes the queue, to be read for. `None`, and the duty is over, if nobody is in it.
+    pub(crate) fn next(&mut self) -> Option<Batch<R>> {
+        let mut map = lock(self.look_ups.shard(&self.key));
+        let reads = map.get_mut(&self.key)?;
+        reads.queue.retain(|slot| !slot.is_closed());
+        if !reads.queue.is_empty() {
+            return Some(Batch { slots: std::mem::take(&mut reads.queue) });
+        }
+        self.over = true;
+        reads.duty = false;
+        reads.ended = None;
+        if !reads.first {
+            map.remove(&self.key);
+        }
+        None
+    }
+}
+
+/// Invariant 2. Runs when the task that had the duty is dropped by its runtime.
+impl<K: Hash + Eq, R, S: BuildHasher> Drop for Duty<K, R, S> {
+    fn drop(&mut self) {
+        while !self.over {
+            // Dropped, a batch answers with nothing.
+            if self.next().is_none() {
+                return;
+            }
+        }
+    }
+}
+
+/// A closed queue. Dropped without an answer, it answers with nothing.
+pub(crate) struct Batch<R> {
+    slots: Vec<Arc<Slot<Option<R>>>>,
+}
+
+impl<R: Clone> Batch<R> {
+    pub(crate) fn answer(mut self, answer: &R) {
+        for slot in self.slots.drain(..) {
+            // A caller that left needs no answer.
+            let _ = slot.offer(Some(answer.clone()));
+        }
+    }
+}
+
+impl<R> Drop for Batch<R> {
+    fn drop(&mut self) {
+        for slot in self.slots.drain(..) {
+            let _ = slot.offer(None);
+        }
+    }
+}
+
+/// A queued caller: a future of the answer, or of nothing where nobody could read.
+///
+/// # Cancel safety
+///
+/// Dropping it leaves the queue.
+pub(crate) struct Queued<R> {
+    slot: Arc<Slot<Option<R>>>,
+}
+
+impl<R> Future for Queued<R> {
+    type Output = Option<R>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        self.slot.poll_take(cx)
+    }
+}
+
+impl<R> Drop for Queued<R> {
+    fn drop(&mut self) {
+        drop(self.slot.close());
+    }
+}

@@ -1,0 +1,167 @@
+//! What the guard counts and reports, under the same words in [`Stats`], metrics, logs and tests.
+//!
+//! Labels and fields never carry a key's text or a value: keys appear as a digest.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::key::Key;
+
+/// How one request was answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Outcome {
+    /// From the store.
+    Hit,
+    /// By the load that this request led.
+    Led,
+    /// By a load that another request led, here or in another process.
+    Coalesced,
+    /// By its own load or pass-through, outside the guard's protocol.
+    Bypassed,
+    /// With an error.
+    Failed,
+}
+
+impl Outcome {
+    /// The word used in metrics and logs.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Hit => "hit",
+            Self::Led => "led",
+            Self::Coalesced => "coalesced",
+            Self::Bypassed => "bypassed",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident => $metric:literal,)*) => {
+        /// A snapshot of what a guard has counted since it was made; all its clones and policies count
+        /// together.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        #[non_exhaustive]
+        pub struct Stats {
+            $($(#[$doc])* pub $name: u64,)*
+            /// Flights that can be joined now.
+            pub flights: u64,
+            /// Tasks of flights that run now, detached ones included.
+            pub tasks: u64,
+        }
+
+        /// The live counters.
+        #[derive(Debug, Default)]
+        pub(crate) struct Counters {
+            $($name: AtomicU64,)*
+        }
+
+        /// What is counted.
+        #[derive(Clone, Copy, Debug)]
+        #[allow(non_camel_case_types, reason = "one list names fields and variants")]
+        pub(crate) enum Count { $($name,)* }
+
+        impl Counters {
+            pub(crate) fn add(&self, count: Count) {
+                let (counter, metric) = match count {
+                    $(Count::$name => (&self.$name, $metric),)*
+                };
+                counter.fetch_add(1, Ordering::Relaxed);
+                publish(metric);
+            }
+
+            pub(crate) fn snapshot(&self, flights: usize, tasks: usize) -> Stats {
+                Stats {
+                    $($name: self.$name.load(Ordering::Relaxed),)*
+                    flights: flights as u64,
+                    tasks: tasks as u64,
+                }
+            }
+        }
+    };
+}
+
+counters! {
+    /// Requests answered from the store.
+    hits => "hit",
+    /// Requests answered by the load that they led.
+    led => "led",
+    /// Requests answered by a load that another request led, here or in another process.
+    coalesced => "coalesced",
+    /// Requests that ran their own load, or passed through, outside the protocol.
+    bypassed => "bypassed",
+    /// Requests answered with an error.
+    failed => "failed",
+    /// Loads started by this guard, of every kind.
+    loads => "stampede_guard_loads_total",
+    /// Loads that ran without a lease because the store could not be asked.
+    fail_open_loads => "stampede_guard_fail_open_loads_total",
+    /// Commits the store refused: the lease was no longer ours.
+    commits_refused => "stampede_guard_commits_refused_total",
+    /// Leases that were lost while their load ran.
+    leases_lost => "stampede_guard_leases_lost_total",
+    /// Commands the store did not carry out.
+    store_errors => "stampede_guard_store_errors_total",
+    /// Requests that went on without the store because the coordination budget was used up.
+    budget_exceeded => "stampede_guard_budget_exceeded_total",
+    /// Stored bytes that were no readable entry: damaged, of another version, or not of the type asked for.
+    unreadable => "stampede_guard_unreadable_total",
+    /// Loads that went on with another caller's loader after the first one vanished.
+    takeovers => "stampede_guard_takeovers_total",
+}
+
+impl Counters {
+    pub(crate) fn request(&self, outcome: Outcome) {
+        self.add(match outcome {
+            Outcome::Hit => Count::hits,
+            Outcome::Led => Count::led,
+            Outcome::Coalesced => Count::coalesced,
+            Outcome::Bypassed => Count::bypassed,
+            Outcome::Failed => Count::failed,
+        });
+    }
+}
+
+impl Stats {
+    /// Requests answered without a load of their own: what the origin was spared.
+    pub const fn loads_saved(&self) -> u64 {
+        self.hits + self.coalesced
+    }
+}
+
+/// Request outcomes share one counter with a label; the rest have one each.
+#[cfg(feature = "metrics")]
+fn publish(metric: &'static str) {
+    if metric.starts_with("stampede_guard_") {
+        metrics::counter!(metric).increment(1);
+    } else {
+        metrics::counter!("stampede_guard_requests_total", "outcome" => metric).increment(1);
+        if matches!(metric, "hit" | "coalesced") {
+            metrics::counter!("stampede_guard_loads_saved_total").increment(1);
+        }
+    }
+}
+
+#[cfg(not(feature = "metrics"))]
+fn publish(_: &'static str) {}
+
+/// The span of a load, inside the span of the request that began it.
+pub(crate) fn load_span(parent: &tracing::Span, key: &Key) -> tracing::Span {
+    tracing::debug_span!(parent: parent, "stampede_guard.load", ?key)
+}
+
+/// How long a request waited for somebody else's load.
+pub(crate) fn waited(wait: Duration) {
+    #[cfg(feature = "metrics")]
+    metrics::histogram!("stampede_guard_wait_seconds").record(wait.as_secs_f64());
+    #[cfg(not(feature = "metrics"))]
+    let _ = wait;
+}
+
+/// How long a load took.
+pub(crate) fn loaded(load: Duration) {
+    #[cfg(feature = "metrics")]
+    metrics::histogram!("stampede_guard_load_seconds").record(load.as_secs_f64());
+    #[cfg(not(feature = "metrics"))]
+    let _ = load;
+}

@@ -1,0 +1,324 @@
+//! A store in this process: the whole protocol without a server, for one process, for tests, and for
+//! several guards that stand for replicas.
+
+mod records;
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use records::{Left, Records};
+
+use super::watch::{Hint, Watches};
+use super::{Acquire, Acquired, Fail, HandedOver, Kept, Reply, Store, Token, Watch};
+use crate::key::Key;
+use crate::sync::lock;
+
+/// An in-process store: bounded, and shared by its clones.
+///
+/// Guards made from clones of one `MemoryStore` coordinate like replicas on one Redis. Time is
+/// Tokio's, so a paused clock drives it.
+///
+/// When it is full, the entries closest to their expiry go first.
+///
+/// # Examples
+///
+/// ```
+/// use stampede_guard::{MemoryStore, StampedeGuard};
+///
+/// let store = MemoryStore::new();
+/// let (one, other) = (StampedeGuard::new(store.clone()), StampedeGuard::new(store));
+/// # let _ = (one, other);
+/// ```
+#[derive(Clone)]
+pub struct MemoryStore {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    capacity: usize,
+    started: Instant,
+    started_ms: u64,
+    records: Mutex<Records>,
+    watches: Arc<Watches>,
+}
+
+impl MemoryStore {
+    const DEFAULT_CAPACITY: usize = 64 * 1024 * 1024;
+
+    /// A store of up to 64 MiB.
+    pub fn new() -> Self {
+        Self::with_capacity(Self::DEFAULT_CAPACITY)
+    }
+
+    /// A store of up to `bytes` bytes of entries, keys included. An entry that is larger than all of it is
+    /// not kept.
+    pub fn with_capacity(bytes: usize) -> Self {
+        let started_ms =
+            SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
+        Self {
+            shared: Arc::new(Shared {
+                capacity: bytes,
+                started: Instant::now(),
+                started_ms,
+                records: Mutex::default(),
+                watches: Arc::default(),
+            }),
+        }
+    }
+
+    /// How many entries there are that have not expired.
+    pub fn len(&self) -> usize {
+        let mut records = self.records();
+        records.sweep(Instant::now());
+        records.by_expiry.len()
+    }
+
+    /// Whether there is no entry that has not expired.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// This store as one node sees it.
+    pub(crate) fn into_node(self) -> MemoryNode {
+        MemoryNode { store: self, node: Uuid::new_v4() }
+    }
+
+    fn records(&self) -> MutexGuard<'_, Records> {
+        lock(&self.shared.records)
+    }
+}
+
+impl Default for MemoryStore {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for MemoryStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryStore").field("capacity", &self.shared.capacity).finish_non_exhaustive()
+    }
+}
+
+/// A [`MemoryStore`] with the identity of one node.
+#[derive(Debug)]
+pub(crate) struct MemoryNode {
+    store: MemoryStore,
+    node: Uuid,
+}
+
+impl MemoryNode {
+    /// Wakes everyone who waits for the key, as the last part of a step.
+    fn wake(&self, mut records: MutexGuard<'_, Records>, key: &Key, hint: &Hint) {
+        if let Some(record) = records.by_name.get_mut(key.name()) {
+            record.queue.clear();
+        }
+        records.tidy(key.name());
+        drop(records);
+        self.store.shared.watches.tell(key.name(), hint);
+    }
+
+    fn kept(ours: bool) -> Kept {
+        if ours { Kept::Yes } else { Kept::No }
+    }
+}
+
+/// An answer that is there at once.
+fn reply<'a, T: Send + 'a>(answer: T) -> Reply<'a, T> {
+    Box::pin(std::future::ready(Ok(answer)))
+}
+
+impl Store for MemoryNode {
+    fn node(&self) -> Uuid {
+        self.node
+    }
+
+    fn place(&self) -> u64 {
+        Arc::as_ptr(&self.store.shared).addr() as u64
+    }
+
+    fn clock_at(&self, moment: Instant) -> u64 {
+        let Shared { started, started_ms, .. } = &*self.store.shared;
+        started_ms + moment.saturating_duration_since(*started).as_millis() as u64
+    }
+
+    fn look_up<'a>(&'a self, key: &'a Key, _within: Duration) -> Reply<'a, Option<Bytes>> {
+        let mut records = self.store.records();
+        records.sweep(Instant::now());
+        let entry = records.by_name.get(key.name()).and_then(|record| record.entry.as_ref());
+        reply(entry.map(|(entry, _)| entry.clone()))
+    }
+
+    fn acquire<'a>(&'a self, key: &'a Key, ask: Acquire<'a>, _within: Duration) -> Reply<'a, Acquired> {
+        let now = Instant::now();
+        let mut records = self.store.records();
+        let record = records.record(key.name());
+        if let Some((entry, _)) = &record.entry
+            && ask.seen != Some(entry)
+        {
+            return reply(Acquired::Found(entry.clone()));
+        }
+        if let Some(left) = &record.ending
+            && (ask.behind == Some(&left.by) || now < left.replay_until)
+        {
+            return reply(Acquired::Ended(left.outcome.clone()));
+        }
+        match &mut record.lease {
+            Some((holder, until)) if holder != ask.token => {
+                if ask.queue && !record.queue.contains(ask.token) {
+                    record.queue.push_back(ask.token.clone());
+                }
+                reply(Acquired::Held { remaining: *until - now, holder: holder.clone() })
+            }
+            lease => {
+                *lease = Some((ask.token.clone(), now + ask.lease));
+                reply(Acquired::Granted)
+            }
+        }
+    }
+
+    fn renew<'a>(
+        &'a self,
+        key: &'a Key,
+        token: &'a Token,
+        lease: Duration,
+        _within: Duration,
+    ) -> Reply<'a, Kept> {
+        let mut records = self.store.records();
+        let ours = match &mut records.record(key.name()).lease {
+            Some((holder, until)) if holder == token => {
+                *until = Instant::now() + lease;
+                true
+            }
+            _ => false,
+        };
+        records.tidy(key.name());
+        reply(Self::kept(ours))
+    }
+
+    fn commit<'a>(
+        &'a self,
+        key: &'a Key,
+        token: &'a Token,
+        entry: Bytes,
+        keep: Duration,
+        _within: Duration,
+    ) -> Reply<'a, Kept> {
+        let mut records = self.store.records();
+        let ours = records.end_lease(key.name(), token);
+        if ours {
+            records.record(key.name()).ending = None;
+            records.set_entry(key.name(), entry, keep, self.store.shared.capacity);
+            self.wake(records, key, &Hint::Finished(Some(token.clone())));
+        } else {
+            records.tidy(key.name());
+        }
+        reply(Self::kept(ours))
+    }
+
+    fn fail<'a>(&'a self, key: &'a Key, fail: Fail<'a>, _within: Duration) -> Reply<'a, Kept> {
+        let mut records = self.store.records();
+        let ours = records.end_lease(key.name(), fail.token);
+        if ours {
+            let now = Instant::now();
+            let record = records.record(key.name());
+            record.ending = Some(Left {
+                by: fail.token.clone(),
+                outcome: fail.outcome,
+                until: now + fail.keep,
+                replay_until: now + fail.replay,
+            });
+            let replaceable = record.entry.as_ref().is_none_or(|(entry, _)| fail.seen == Some(entry));
+            if let (true, Some((marker, keep))) = (replaceable, fail.marker) {
+                records.set_entry(key.name(), marker, keep, self.store.shared.capacity);
+            }
+            self.wake(records, key, &Hint::Finished(Some(fail.token.clone())));
+        } else {
+            records.tidy(key.name());
+        }
+        reply(Self::kept(ours))
+    }
+
+    fn hand_over<'a>(
+        &'a self,
+        key: &'a Key,
+        token: &'a Token,
+        lease: Duration,
+        hops: u8,
+        _within: Duration,
+    ) -> Reply<'a, HandedOver> {
+        let mut records = self.store.records();
+        if !records.end_lease(key.name(), token) {
+            records.tidy(key.name());
+            return reply(HandedOver::NotMine);
+        }
+        loop {
+            let record = records.record(key.name());
+            let Some(next) = record.queue.pop_front() else {
+                records.tidy(key.name());
+                return reply(HandedOver::Freed);
+            };
+            if next == *token {
+                continue;
+            }
+            record.lease = Some((next.clone(), Instant::now() + lease));
+            drop(records);
+            // Told outside the lock. A waiter that has gone does not hear it, and the next one is due.
+            if self.store.shared.watches.tell(key.name(), &Hint::Granted { token: next.clone(), hops }) {
+                return reply(HandedOver::ToWaiter);
+            }
+            records = self.store.records();
+            if !records.end_lease(key.name(), &next) {
+                return reply(HandedOver::Freed);
+            }
+        }
+    }
+
+    fn release<'a>(&'a self, key: &'a Key, token: &'a Token, _within: Duration) -> Reply<'a, Kept> {
+        let mut records = self.store.records();
+        let ours = records.end_lease(key.name(), token);
+        if ours {
+            self.wake(records, key, &Hint::Finished(None));
+        } else {
+            records.tidy(key.name());
+        }
+        reply(Self::kept(ours))
+    }
+
+    fn invalidate<'a>(
+        &'a self,
+        key: &'a Key,
+        entry: Option<(Bytes, Duration)>,
+        _within: Duration,
+    ) -> Reply<'a, ()> {
+        let mut records = self.store.records();
+        let record = records.record(key.name());
+        record.lease = None;
+        record.ending = None;
+        records.forget_entry(key.name());
+        if let Some((entry, keep)) = entry {
+            records.set_entry(key.name(), entry, keep, self.store.shared.capacity);
+        }
+        self.wake(records, key, &Hint::Invalidated);
+        reply(())
+    }
+
+    fn watch(&self, key: &Key, token: &Token) -> Watch {
+        self.store.shared.watches.register(key.name(), token)
+    }
+
+    fn hints_arrive(&self) -> bool {
+        true
+    }
+
+    fn connect(&self, _within: Duration) -> Reply<'_, ()> {
+        reply(())
+    }
+
+    fn close(&self) {}
+}

@@ -1,0 +1,338 @@
+//! What the guard asks of a store: the contract of the fleet protocol, one method per transition.
+//!
+//! Every method is one atomic step as seen by all nodes, and every mutation is conditional on the
+//! caller's [`Token`], so that a command which runs late (after its caller timed out, was
+//! cancelled, or was paused past its lease) changes nothing that is not its own.
+//!
+//! Numbered once, cited elsewhere:
+//!
+//! 1. At most one token is the lease of a key at any moment.
+//! 2. A value is stored only while the lease is the token it was loaded under.
+//! 3. A waiter is registered ([`Store::watch`]) before it tries to acquire, and the acquire that is
+//!    refused enqueues it in the same step: no wake-up falls between the two.
+//! 4. A wake is a hint. What holds is what the next `acquire` returns.
+//! 5. Everything a node writes expires by itself.
+
+pub(crate) mod memory;
+#[cfg(feature = "redis")]
+pub(crate) mod redis;
+pub(crate) mod watch;
+
+use std::fmt;
+use std::future::Future;
+use std::ops::Deref;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::time::Instant;
+use uuid::Uuid;
+
+#[cfg(feature = "redis")]
+use self::redis::RedisStore;
+use crate::key::Key;
+pub(crate) use watch::Watch;
+
+/// A command's eventual result. Boxed, so that the guard needs no type parameter for its store.
+pub(crate) type Reply<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
+
+/// The store of entries, leases and wake-ups, as one node sees it.
+///
+/// `within` is the deadline of one command, waiting for a connection included. A command that
+/// misses it may still run later.
+///
+/// # Cancel safety
+///
+/// Dropping a reply's future abandons the answer, not the command.
+pub(crate) trait Store: fmt::Debug + Send + Sync {
+    /// The identity of this node: the first half of its tokens and the name of its inbox.
+    fn node(&self) -> Uuid;
+
+    /// Tells stores apart: equal for nodes whose keys are the same keys.
+    fn place(&self) -> u64;
+
+    /// What the clock by which all nodes judge freshness showed at `moment`, in milliseconds.
+    fn clock_at(&self, moment: Instant) -> u64;
+
+    /// What it shows now.
+    fn now(&self) -> u64 {
+        self.clock_at(Instant::now())
+    }
+
+    /// LOOK UP: the stored bytes, if there are any.
+    fn look_up<'a>(&'a self, key: &'a Key, within: Duration) -> Reply<'a, Option<Bytes>>;
+
+    /// ACQUIRE: the first that applies of: an entry that is not `seen`; the outcome of the holder
+    /// named in `behind`, or one that is replayed to newcomers; the lease, if it is free or is
+    /// already this token (its time starts anew); else the place in the queue.
+    fn acquire<'a>(&'a self, key: &'a Key, ask: Acquire<'a>, within: Duration) -> Reply<'a, Acquired>;
+
+    /// RENEW: gives the lease `lease` from now, if it is still this token's.
+    fn renew<'a>(
+        &'a self,
+        key: &'a Key,
+        token: &'a Token,
+        lease: Duration,
+        within: Duration,
+    ) -> Reply<'a, Kept>;
+
+    /// COMMIT: if the lease is this token's, stores `entry` for `keep`, frees the lease and wakes
+    /// everyone in the queue.
+    fn commit<'a>(
+        &'a self,
+        key: &'a Key,
+        token: &'a Token,
+        entry: Bytes,
+        keep: Duration,
+        within: Duration,
+    ) -> Reply<'a, Kept>;
+
+    /// FAIL: if the lease is this token's, leaves the outcome for those who wait behind it, frees
+    /// the lease and wakes them.
+    fn fail<'a>(&'a self, key: &'a Key, fail: Fail<'a>, within: Duration) -> Reply<'a, Kept>;
+
+    /// HAND OVER: if the lease is this token's, makes it the token of the first waiter in the queue
+    /// that can be reached, and tells that waiter, with `hops`: how many loads of this wave have vanished.
+    /// Frees the lease when there is none.
+    fn hand_over<'a>(
+        &'a self,
+        key: &'a Key,
+        token: &'a Token,
+        lease: Duration,
+        hops: u8,
+        within: Duration,
+    ) -> Reply<'a, HandedOver>;
+
+    /// RELEASE: if the lease is this token's, frees it and wakes everyone in the queue. Also after a
+    /// commit whose answer was lost.
+    fn release<'a>(&'a self, key: &'a Key, token: &'a Token, within: Duration) -> Reply<'a, Kept>;
+
+    /// INVALIDATE: removes entry, lease and outcome; tells the lease's holder and everyone in the
+    /// queue. With `entry`: the same, and stores it in the same step (INSERT).
+    fn invalidate<'a>(
+        &'a self,
+        key: &'a Key,
+        entry: Option<(Bytes, Duration)>,
+        within: Duration,
+    ) -> Reply<'a, ()>;
+
+    /// Registers a waiter for hints about `key`, until the [`Watch`] is dropped. Invariant 3 asks
+    /// for this before the first `acquire`.
+    fn watch(&self, key: &Key, token: &Token) -> Watch;
+
+    /// Whether hints arrive at present. While they may not, waits are cut short.
+    fn hints_arrive(&self) -> bool;
+
+    /// Waits until commands can be sent, at most `within`; also opens what is opened lazily.
+    fn connect(&self, within: Duration) -> Reply<'_, ()>;
+
+    /// Ends background work and connections. Later commands fail at once.
+    fn close(&self);
+}
+
+/// A node's store.
+///
+/// Everything goes through the trait but a look-up on Redis, which is all that a hit does: boxing its
+/// future, of some 1.6 KB, would cost a tenth of a hit.
+#[derive(Clone, Debug)]
+pub(crate) struct NodeStore {
+    store: Arc<dyn Store>,
+    #[cfg(feature = "redis")]
+    redis: Option<Arc<RedisStore>>,
+}
+
+impl NodeStore {
+    pub(crate) fn memory(store: memory::MemoryStore) -> Self {
+        Self {
+            store: Arc::new(store.into_node()),
+            #[cfg(feature = "redis")]
+            redis: None,
+        }
+    }
+
+    #[cfg(feature = "redis")]
+    pub(crate) fn redis(store: RedisStore) -> Self {
+        let store = Arc::new(store);
+        Self { store: Arc::clone(&store) as _, redis: Some(store) }
+    }
+
+    /// As [`Store::look_up`].
+    pub(crate) async fn look_up(&self, key: &Key, within: Duration) -> Result<Option<Bytes>, StoreError> {
+        #[cfg(feature = "redis")]
+        if let Some(redis) = &self.redis {
+            return redis.get(key, within).await;
+        }
+        self.store.look_up(key, within).await
+    }
+}
+
+impl Deref for NodeStore {
+    type Target = dyn Store;
+
+    fn deref(&self) -> &Self::Target {
+        &*self.store
+    }
+}
+
+/// Who holds or wants a lease: `<node>:<flight>`, both random.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(crate) struct Token(Arc<str>);
+
+impl Token {
+    /// 32 hex digits, a colon, 32 hex digits.
+    #[cfg(feature = "redis")]
+    pub(crate) const LEN: usize = 65;
+
+    /// A token nobody had before, of this node.
+    pub(crate) fn mint(node: Uuid) -> Self {
+        Self(format!("{}:{}", node.simple(), Uuid::new_v4().simple()).into())
+    }
+
+    /// Reads what a store returned; `None` for anything that is not a token.
+    #[cfg(feature = "redis")]
+    pub(crate) fn parse(text: &[u8]) -> Option<Self> {
+        let text = std::str::from_utf8(text).ok()?;
+        let shaped = text.len() == Self::LEN
+            && text
+                .bytes()
+                .enumerate()
+                .all(|(at, byte)| if at == 32 { byte == b':' } else { byte.is_ascii_hexdigit() });
+        shaped.then(|| Self(text.into()))
+    }
+
+    #[cfg(feature = "redis")]
+    pub(crate) fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The node's half.
+    #[cfg(feature = "redis")]
+    pub(crate) fn node(&self) -> &str {
+        &self.0[..32]
+    }
+}
+
+impl fmt::Debug for Token {
+    /// Never the token itself: who knows it can end its lease.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token(..)")
+    }
+}
+
+/// What an ACQUIRE asks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Acquire<'a> {
+    pub(crate) token: &'a Token,
+    pub(crate) lease: Duration,
+    /// The stored bytes this caller has read and will not use.
+    pub(crate) seen: Option<&'a Bytes>,
+    /// The holder this caller has waited behind, whose outcome is its answer too.
+    pub(crate) behind: Option<&'a Token>,
+    /// Whether to queue where the lease is held.
+    pub(crate) queue: bool,
+}
+
+/// What an ACQUIRE answers.
+#[derive(Clone, Debug)]
+pub(crate) enum Acquired {
+    /// There is an entry that is not the one seen.
+    Found(Bytes),
+    /// The holder waited behind has ended without an entry; its outcome as it was given to FAIL.
+    Ended(Bytes),
+    /// The lease is this token's.
+    Granted,
+    /// Another token holds the lease for `remaining` more.
+    Held { remaining: Duration, holder: Token },
+}
+
+/// What a FAIL leaves behind.
+#[derive(Clone, Debug)]
+pub(crate) struct Fail<'a> {
+    pub(crate) token: &'a Token,
+    /// The encoded outcome.
+    pub(crate) outcome: Bytes,
+    /// How long the outcome stays for those who waited.
+    pub(crate) keep: Duration,
+    /// How long newcomers are given it too; zero for never.
+    pub(crate) replay: Duration,
+    /// A marker entry and its lifetime, stored unless there is an entry that is not `seen`.
+    pub(crate) marker: Option<(Bytes, Duration)>,
+    pub(crate) seen: Option<&'a Bytes>,
+}
+
+/// Whether the lease was still the token's, and the step therefore done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kept {
+    Yes,
+    No,
+}
+
+/// Where a HAND OVER left the lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HandedOver {
+    /// A waiter has it.
+    ToWaiter,
+    /// Nobody waited; it is free.
+    Freed,
+    /// It was not the token's any more.
+    NotMine,
+}
+
+/// Why a store did not answer.
+#[derive(Clone, Debug)]
+pub(crate) struct StoreError {
+    pub(crate) kind: StoreErrorKind,
+    pub(crate) source: Option<Arc<dyn std::error::Error + Send + Sync>>,
+}
+
+/// What can be done about a [`StoreError`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StoreErrorKind {
+    /// No connection: the command was not sent.
+    Unavailable,
+    /// The connection broke under the command, which may have run.
+    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "only connections break"))]
+    Broken,
+    /// No answer within the command's deadline; the command may have run or may yet run.
+    TimedOut,
+    /// The server refuses now and may accept later (out of memory, loading, busy).
+    Transient,
+    /// The server refuses for good until somebody changes its configuration or our rights.
+    Refused,
+    /// The store was closed.
+    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "only connections are closed"))]
+    Closed,
+}
+
+impl StoreError {
+    pub(crate) fn new(kind: StoreErrorKind) -> Self {
+        Self { kind, source: None }
+    }
+}
+
+impl StoreErrorKind {
+    /// Whether the command may have run, or may run yet, all the same.
+    pub(crate) fn is_ambiguous(self) -> bool {
+        matches!(self, Self::Broken | Self::TimedOut)
+    }
+}
+
+impl fmt::Display for StoreError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.kind {
+            StoreErrorKind::Unavailable => "the store is unavailable",
+            StoreErrorKind::Broken => "the connection to the store broke",
+            StoreErrorKind::TimedOut => "the store did not answer in time",
+            StoreErrorKind::Transient => "the store refused the command for now",
+            StoreErrorKind::Refused => "the store refused the command",
+            StoreErrorKind::Closed => "the store is closed",
+        })
+    }
+}
+
+impl std::error::Error for StoreError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.source.as_deref().map(|source| source as _)
+    }
+}
