@@ -1,0 +1,238 @@
+//! Models of the in-process coalescing: the crate's own `slot`, `flight` and `look_up`, compiled against
+//! shuttle's locks, run through many thousands of schedules.
+//!
+//! A failing schedule is printed as a string; `shuttle::replay` runs it again.
+
+/// What the modules under test know as `crate::sync`.
+mod sync {
+    pub(crate) use shuttle::sync::atomic::{AtomicUsize, Ordering};
+    pub(crate) use shuttle::sync::{Arc, Mutex, MutexGuard};
+
+    pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+        mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+#[allow(dead_code, reason = "each module is more than its model uses")]
+#[path = "../../src/flight.rs"]
+mod flight;
+#[allow(dead_code, reason = "each module is more than its model uses")]
+#[path = "../../src/look_up.rs"]
+mod look_up;
+#[path = "../../src/slot.rs"]
+mod slot;
+
+use std::hash::{BuildHasherDefault, DefaultHasher};
+use std::pin::pin;
+use std::task::Context;
+
+use flight::{Flights, Joined};
+use futures_util::task::noop_waker_ref;
+use look_up::{Duty, Entered, LookUps};
+use shuttle::future::block_on;
+use shuttle::sync::Arc;
+use shuttle::sync::atomic::{AtomicUsize, Ordering};
+use shuttle::thread;
+
+/// A fixed hasher: a schedule must not depend on the process's random state.
+type Hashing = BuildHasherDefault<DefaultHasher>;
+type Map = Flights<u8, usize, &'static str, Hashing>;
+
+const SCHEDULES: usize = 4_000;
+
+fn check(model: impl Fn() + Send + Sync + 'static) {
+    let model = Arc::new(model);
+    let random = Arc::clone(&model);
+    shuttle::check_random(move || random(), SCHEDULES);
+    // Few preemptions at the worst places: finds what random schedules seldom do.
+    shuttle::check_pct(move || model(), SCHEDULES, 3);
+}
+
+/// Invariants 1, 2 and 4 of `flight`: each caller is answered, by as many leaders as there were waves.
+#[test]
+fn everyone_seated_is_given_the_outcome() {
+    check(|| {
+        let flights: Arc<Map> = Arc::new(Flights::new(10));
+        let led = Arc::new(AtomicUsize::new(0));
+        let callers: Vec<_> = (0..4)
+            .map(|caller| {
+                let (flights, led) = (Arc::clone(&flights), Arc::clone(&led));
+                thread::spawn(move || match flights.join(&1, caller, "gone") {
+                    Joined::Leader(leader, follower) => {
+                        led.fetch_add(1, Ordering::SeqCst);
+                        assert!(leader.next_loader().is_some());
+                        leader.finish("done");
+                        assert_eq!(block_on(follower), "done");
+                    }
+                    Joined::Follower(follower) => assert_eq!(block_on(follower), "done"),
+                    Joined::Full(_) => unreachable!("there is one key"),
+                })
+            })
+            .collect();
+        for caller in callers {
+            caller.join().expect("no panic");
+        }
+        assert!(led.load(Ordering::SeqCst) >= 1);
+        assert_eq!(flights.len(), 0);
+    });
+}
+
+/// Invariant 4: a leader that vanishes ends its flight all the same.
+#[test]
+fn a_leader_that_vanishes_frees_its_followers() {
+    check(|| {
+        let flights: Arc<Map> = Arc::new(Flights::new(10));
+        let callers: Vec<_> = (0..3)
+            .map(|caller| {
+                let flights = Arc::clone(&flights);
+                thread::spawn(move || match flights.join(&1, caller, "gone") {
+                    Joined::Leader(leader, follower) => {
+                        drop(leader);
+                        assert_eq!(block_on(follower), "gone");
+                    }
+                    Joined::Follower(follower) => assert_eq!(block_on(follower), "gone"),
+                    Joined::Full(_) => unreachable!("there is one key"),
+                })
+            })
+            .collect();
+        for caller in callers {
+            caller.join().expect("no panic");
+        }
+        assert_eq!(flights.len(), 0);
+    });
+}
+
+/// Invariant 3: the race that needs four threads: an old flight that ends must not remove a newer one.
+#[test]
+fn a_detached_flight_does_not_remove_its_successor() {
+    check(|| {
+        let flights: Arc<Map> = Arc::new(Flights::new(10));
+        let Joined::Leader(old, old_follower) = flights.join(&1, 0, "gone") else { unreachable!("first") };
+        let invalidate = thread::spawn({
+            let flights = Arc::clone(&flights);
+            move || flights.detach(&1)
+        });
+        let late = thread::spawn({
+            let flights = Arc::clone(&flights);
+            move || match flights.join(&1, 1, "gone") {
+                Joined::Leader(leader, follower) => Some((leader, follower)),
+                Joined::Follower(follower) => {
+                    assert_eq!(block_on(follower), "old");
+                    None
+                }
+                Joined::Full(_) => unreachable!("there is one key"),
+            }
+        });
+        old.finish("old");
+        assert_eq!(block_on(old_follower), "old");
+        invalidate.join().expect("no panic");
+        if let Some((leader, follower)) = late.join().expect("no panic")
+            && flights.has(&1)
+        {
+            leader.finish("new");
+            assert_eq!(block_on(follower), "new");
+        }
+        assert_eq!(flights.len(), 0);
+    });
+}
+
+/// Invariant 5: a loader is used by its caller or by the leader, never by both, and a caller whose loader the
+/// leader took is still seated.
+#[test]
+fn a_loader_is_taken_exactly_once() {
+    check(|| {
+        let flights: Arc<Map> = Arc::new(Flights::new(10));
+        let Joined::Leader(leader, first) = flights.join(&1, 0, "gone") else { unreachable!("first") };
+        let Joined::Follower(second) = flights.join(&1, 1, "gone") else { unreachable!("second") };
+        let leaves = thread::spawn(move || drop(first));
+        let takes = thread::spawn(move || {
+            let own = second.take_loader();
+            (own, second)
+        });
+        let used = std::iter::from_fn(|| leader.next_loader()).count();
+        leaves.join().expect("no panic");
+        let (own, second) = takes.join().expect("no panic");
+        let rest = std::iter::from_fn(|| leader.next_loader()).count();
+        let mine = usize::from(own.is_some());
+        assert!(used + rest + mine <= 2, "two loaders");
+        assert!(used + rest + mine >= 1, "the second one's is used by somebody");
+        leader.finish("done");
+        assert_eq!(block_on(second), "done");
+    });
+}
+
+/// Reads for a queue as the guard does, with `read` for the store.
+fn serve(mut duty: Duty<u8, usize, Hashing>, read: impl Fn() -> usize) {
+    block_on(duty.first_ended());
+    while let Some(batch) = duty.next() {
+        batch.answer(&read());
+    }
+}
+
+/// `look_up`, invariant 1: a read that answers a caller began after the caller arrived.
+#[test]
+fn a_shared_read_begins_after_its_last_caller_arrived() {
+    check(|| {
+        let look_ups: Arc<LookUps<u8, usize, Hashing>> = Arc::new(LookUps::new());
+        // What a caller can have seen acknowledged before it asks, and what a read returns.
+        let stored = Arc::new(AtomicUsize::new(0));
+        let callers: Vec<_> = (0..4)
+            .map(|_| {
+                let (look_ups, stored) = (Arc::clone(&look_ups), Arc::clone(&stored));
+                thread::spawn(move || {
+                    let acknowledged = stored.fetch_add(1, Ordering::SeqCst) + 1;
+                    let read = || stored.load(Ordering::SeqCst);
+                    let read = match look_ups.enter(&1) {
+                        Entered::First(_first) => read(),
+                        Entered::Queued(queued, duty) => {
+                            if let Some(duty) = duty {
+                                serve(duty, read);
+                            }
+                            block_on(queued).expect("the duty is done")
+                        }
+                    };
+                    assert!(read >= acknowledged, "read {read} after {acknowledged} was acknowledged");
+                })
+            })
+            .collect();
+        for caller in callers {
+            caller.join().expect("no panic");
+        }
+        assert_eq!(look_ups.len(), 0);
+    });
+}
+
+/// `look_up`, invariant 2: whoever leaves, reading or not, leaves nobody waiting and nothing behind.
+#[test]
+fn callers_and_duties_that_vanish_leave_nobody_waiting() {
+    check(|| {
+        let look_ups: Arc<LookUps<u8, usize, Hashing>> = Arc::new(LookUps::new());
+        let callers: Vec<_> = (0..4)
+            .map(|caller| {
+                let look_ups = Arc::clone(&look_ups);
+                thread::spawn(move || match look_ups.enter(&1) {
+                    Entered::First(first) => drop(first),
+                    Entered::Queued(queued, Some(duty)) if caller % 2 == 0 => {
+                        drop(duty);
+                        assert_eq!(block_on(queued), None);
+                    }
+                    Entered::Queued(queued, duty) => {
+                        if let Some(duty) = duty {
+                            serve(duty, || 7);
+                        }
+                        if caller == 3 {
+                            // Polled once, then gone.
+                            let mut queued = pin!(queued);
+                            let _ = queued.as_mut().poll(&mut Context::from_waker(noop_waker_ref()));
+                        } else {
+                            block_on(queued);
+                        }
+                    }
+                })
+            })
+            .collect();
+        for caller in callers {
+            caller.join().expect("no panic");
+        }
+        assert_eq!(look_ups.len(), 0);
+    });
+}
