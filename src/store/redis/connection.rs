@@ -1,0 +1,351 @@
+//! The supervisor of the connection that carries commands. It is the circuit breaker too.
+//!
+//! A command has its deadline and nothing else to wait for: while there is no connection it fails
+//! in microseconds, and one background task, the keeper, connects again. Only before anything was
+//! ever tried do callers wait for the keeper, within their deadlines.
+//!
+//! The keeper lives in the runtime of whoever came first. When that runtime is shut down, the next
+//! caller starts another in its own.
+
+mod keeper;
+
+use std::fmt;
+use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use redis::aio::MultiplexedConnection;
+use redis::{Cmd, RedisError, RedisResult, Value};
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, watch};
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, timeout};
+
+use keeper::{Keeper, keep};
+
+use super::client::{Dial, Reading, STABLE};
+use super::refusal::{Fate, judge, reason, store_error};
+use crate::store::{StoreError, StoreErrorKind};
+
+/// The offset of a clock that was never read.
+const UNKNOWN: i64 = i64::MIN;
+
+pub(super) struct Supervisor {
+    dial: Dial,
+    slot: Mutex<Slot>,
+    /// The generation of the latest connection. Sent at every change of the state, so that those
+    /// who wait for any change look again.
+    changes: watch::Sender<u64>,
+    /// Tells the keeper to see whether the connection is still there.
+    look: Arc<Notify>,
+    /// When the first of the commands that timed out was sent, in milliseconds since `born`;
+    /// 0 after any reply.
+    silent_since: AtomicU64,
+    born: Instant,
+    /// What the server's clock showed at `born`, in milliseconds.
+    offset: AtomicI64,
+    /// The kinds of refusal that were logged since the connection was opened, as bits.
+    logged: AtomicU8,
+}
+
+struct Slot {
+    state: State,
+    /// Counts keepers: one that was given up must not touch the state any more.
+    keepers: u64,
+    keeper: Option<AbortHandle>,
+    /// Whether the present outage was logged. A connection that breaks at once does not end one.
+    warned: bool,
+}
+
+enum State {
+    /// Nothing was tried, or the runtime of whoever tried is gone.
+    Idle,
+    /// Nothing has failed yet, so callers wait.
+    Connecting,
+    Up(Up),
+    /// Callers fail at once, for this reason.
+    Down(Option<StoreError>),
+    Closed,
+}
+
+#[derive(Clone)]
+struct Up {
+    generation: u64,
+    connection: MultiplexedConnection,
+    opened_at: Instant,
+}
+
+impl Supervisor {
+    pub(super) fn new(dial: Dial) -> Arc<Self> {
+        Arc::new(Self {
+            dial,
+            slot: Mutex::new(Slot { state: State::Idle, keepers: 0, keeper: None, warned: false }),
+            changes: watch::Sender::new(0),
+            look: Arc::new(Notify::new()),
+            silent_since: AtomicU64::new(0),
+            born: Instant::now(),
+            offset: AtomicI64::new(UNKNOWN),
+            logged: AtomicU8::new(0),
+        })
+    }
+
+    /// Sends a command and waits for its reply, at most `within` in all.
+    ///
+    /// Two of the server's errors are replies, because they belong to the protocol: NOSCRIPT and
+    /// WRONGTYPE.
+    pub(super) async fn send(self: &Arc<Self>, cmd: &Cmd, within: Duration) -> Result<Value, StoreError> {
+        let (up, left) = match self.current()? {
+            Some(up) => (up, within),
+            // Boxed, because every command's future would have room for it.
+            None => Box::pin(self.first(within)).await?,
+        };
+        let Up { generation, mut connection, .. } = up;
+        match timeout(left, connection.send_packed_command(cmd)).await {
+            Ok(reply) => self.received(generation, reply),
+            Err(_) => {
+                self.timed_out(generation, left);
+                Err(StoreError::new(StoreErrorKind::TimedOut))
+            }
+        }
+    }
+
+    /// Waits for the first connection; what is left of `within` then.
+    async fn first(self: &Arc<Self>, within: Duration) -> Result<(Up, Duration), StoreError> {
+        let started = Instant::now();
+        let opened = timeout(within, self.opened()).await;
+        // Not "timed out": the command was never sent.
+        let up = opened.map_err(|_| StoreError::new(StoreErrorKind::Unavailable))??;
+        Ok((up, within.saturating_sub(started.elapsed())))
+    }
+
+    /// Waits until commands can be sent, through failures too.
+    pub(super) async fn until_up(self: &Arc<Self>) -> Result<(), StoreError> {
+        let mut changes = self.changes.subscribe();
+        loop {
+            match self.opened().await {
+                Ok(_) => return Ok(()),
+                Err(error) if error.kind == StoreErrorKind::Closed => return Err(error),
+                Err(_) => {
+                    let _ = changes.changed().await;
+                }
+            }
+        }
+    }
+
+    /// Why commands fail at present, if they do.
+    pub(super) fn down(&self) -> Option<StoreError> {
+        self.current().err()
+    }
+
+    /// Has the connection checked: there is reason to think that it is gone. Without this, one that
+    /// broke while nobody used it fails the next command.
+    pub(super) fn suspect(&self) {
+        self.look.notify_one();
+    }
+
+    /// Changes with each new connection.
+    pub(super) fn generations(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
+    }
+
+    /// What the server's clock showed, in milliseconds; what this machine's shows, before it was ever read.
+    pub(super) fn clock_at(&self, moment: Instant) -> u64 {
+        match self.offset.load(Ordering::Relaxed) {
+            UNKNOWN => SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_millis() as u64),
+            offset => (self.since_born(moment) as i64).saturating_add(offset).max(0) as u64,
+        }
+    }
+
+    pub(super) fn close(&self) {
+        let (before, keeper) = {
+            let mut slot = self.slot();
+            (std::mem::replace(&mut slot.state, State::Closed), slot.keeper.take())
+        };
+        if let Some(keeper) = keeper {
+            keeper.abort();
+        }
+        drop(before);
+        self.changed();
+    }
+
+    /// The hit path: the connection, or `None` where one may be waited for.
+    fn current(&self) -> Result<Option<Up>, StoreError> {
+        match &self.slot().state {
+            State::Up(up) => Ok(Some(up.clone())),
+            State::Idle | State::Connecting => Ok(None),
+            State::Down(why) => {
+                Err(why.clone().unwrap_or_else(|| StoreError::new(StoreErrorKind::Unavailable)))
+            }
+            State::Closed => Err(StoreError::new(StoreErrorKind::Closed)),
+        }
+    }
+
+    /// The first connection, started if nobody has.
+    async fn opened(self: &Arc<Self>) -> Result<Up, StoreError> {
+        let mut changes = self.changes.subscribe();
+        let mut started = false;
+        loop {
+            changes.mark_unchanged();
+            if let Some(up) = self.current()? {
+                return Ok(up);
+            }
+            if self.start() {
+                if started {
+                    // This caller's runtime has dropped the keeper: it is being shut down.
+                    return Err(StoreError::new(StoreErrorKind::Unavailable));
+                }
+                started = true;
+            }
+            let _ = changes.changed().await;
+        }
+    }
+
+    /// Starts a keeper where there is none. True if this call did.
+    fn start(self: &Arc<Self>) -> bool {
+        let Ok(runtime) = Handle::try_current() else { return false };
+        let number = {
+            let mut slot = self.slot();
+            if !matches!(slot.state, State::Idle) {
+                return false;
+            }
+            slot.state = State::Connecting;
+            slot.keepers += 1;
+            slot.keepers
+        };
+        let keeper = Keeper { supervisor: Arc::downgrade(self), number };
+        // Outside the lock: a runtime that is being shut down drops the task in here, and the
+        // keeper's drop takes the lock.
+        let task = runtime.spawn(keep(keeper, self.dial.clone(), Arc::clone(&self.look)));
+        let mut slot = self.slot();
+        if slot.keepers == number && !matches!(slot.state, State::Closed) {
+            slot.keeper = Some(task.abort_handle());
+        } else {
+            task.abort();
+        }
+        true
+    }
+
+    fn received(&self, generation: u64, reply: RedisResult<Value>) -> Result<Value, StoreError> {
+        let mut answered = false;
+        let error = match reply {
+            Ok(Value::ServerError(error)) => {
+                self.answered();
+                answered = true;
+                if matches!(error.code(), "NOSCRIPT" | "WRONGTYPE") {
+                    return Ok(Value::ServerError(error));
+                }
+                RedisError::from(error)
+            }
+            Ok(value) => {
+                self.answered();
+                return Ok(value);
+            }
+            Err(error) => error,
+        };
+        let (mut kind, fate) = judge(&error);
+        if kind == StoreErrorKind::Unavailable && !answered {
+            // It was sent, and the answer is lost: it may have run.
+            kind = StoreErrorKind::Broken;
+        }
+        let failure = store_error(kind, error);
+        match fate {
+            Fate::Keep => self.log_refusal(&failure),
+            Fate::Drop => self.lose(generation, &failure),
+        }
+        Err(failure)
+    }
+
+    /// Any reply ends the silence. Written only when there was one: this is on the hit path.
+    fn answered(&self) {
+        if self.silent_since.load(Ordering::Relaxed) != 0 {
+            self.silent_since.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Drops the connection if nothing was heard on it for two deadlines. One slow command is not
+    /// the connection's fault, and a connection that has died in silence never says so.
+    fn timed_out(&self, generation: u64, waited: Duration) {
+        if *self.changes.borrow() != generation {
+            return;
+        }
+        let now = self.since_born(Instant::now()).max(1);
+        let sent = now.saturating_sub(waited.as_millis() as u64).max(1);
+        let first = self.silent_since.compare_exchange(0, sent, Ordering::Relaxed, Ordering::Relaxed);
+        let since = first.map_or_else(|earlier| earlier, |_| sent);
+        let silence = Duration::from_millis(now.saturating_sub(since));
+        if silence >= self.dial.answer.saturating_mul(2) {
+            let silent = RedisError::from(std::io::Error::from(std::io::ErrorKind::TimedOut));
+            self.lose(generation, &store_error(StoreErrorKind::Unavailable, silent));
+        }
+    }
+
+    /// Drops the connection of `generation`, if it is still the current one.
+    fn lose(&self, generation: u64, why: &StoreError) {
+        let (lost, warned) = {
+            let mut slot = self.slot();
+            match &slot.state {
+                State::Up(up) if up.generation == generation => {
+                    slot.warned &= up.opened_at.elapsed() < STABLE
+                }
+                _ => return,
+            }
+            // Those who come now send nothing, so nothing of theirs can have run.
+            let why = StoreError { kind: StoreErrorKind::Unavailable, ..why.clone() };
+            let lost = std::mem::replace(&mut slot.state, State::Down(Some(why)));
+            (lost, std::mem::replace(&mut slot.warned, true))
+        };
+        drop(lost);
+        if warned {
+            tracing::debug!(reason = %reason(why), "lost the connection to redis");
+        } else {
+            tracing::warn!(reason = %reason(why), "lost the connection to redis");
+        }
+        self.suspect();
+        self.changed();
+    }
+
+    /// Once per kind and connection: what is refused now is refused for every request.
+    fn log_refusal(&self, refusal: &StoreError) {
+        let bit = if refusal.kind == StoreErrorKind::Transient { 1 } else { 2 };
+        if self.logged.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
+            tracing::warn!(reason = %reason(refusal), "redis refuses a command");
+        } else {
+            tracing::debug!(reason = %reason(refusal), "redis refuses a command");
+        }
+    }
+
+    fn read(&self, reading: &Reading) {
+        let server_ms = i64::try_from(reading.server_ms).unwrap_or(i64::MAX);
+        self.offset.store(server_ms - self.since_born(reading.at) as i64, Ordering::Relaxed);
+    }
+
+    fn since_born(&self, at: Instant) -> u64 {
+        let since = at.saturating_duration_since(self.born);
+        // Asked on every hit, and `as_millis` divides 128 bits.
+        since.as_secs() * 1000 + u64::from(since.subsec_millis())
+    }
+
+    fn changed(&self) {
+        self.changes.send_modify(|_| ());
+    }
+
+    fn slot(&self) -> MutexGuard<'_, Slot> {
+        // Nothing under this lock can fail half-way.
+        self.slot.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Supervisor {
+    fn drop(&mut self) {
+        if let Some(keeper) = self.slot().keeper.take() {
+            keeper.abort();
+        }
+    }
+}
+
+impl fmt::Debug for Supervisor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let up = matches!(self.slot().state, State::Up(_));
+        f.debug_struct("Supervisor").field("up", &up).finish_non_exhaustive()
+    }
+}

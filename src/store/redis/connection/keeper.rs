@@ -1,0 +1,132 @@
+//! The task that keeps the connection up: connects, reads the clock, connects again.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use redis::RedisResult;
+use redis::aio::MultiplexedConnection;
+use tokio::sync::Notify;
+use tokio::time::{Instant, timeout};
+
+use super::{State, Supervisor, Up};
+use crate::store::StoreErrorKind;
+use crate::store::redis::client::{Backoff, Dial, Reading, bounded, read_clock};
+use crate::store::redis::refusal::{reason, store_error};
+
+/// How often the server's clock is read again.
+const CLOCK_PERIOD: Duration = Duration::from_secs(60);
+
+/// The keeper's hold on the supervisor. Weak: a store that is dropped takes its keeper along.
+pub(super) struct Keeper {
+    pub(super) supervisor: Weak<Supervisor>,
+    pub(super) number: u64,
+}
+
+impl Drop for Keeper {
+    /// The task ended, with its runtime or by a panic, and with it the connection's driver: the
+    /// next caller starts over.
+    fn drop(&mut self) {
+        let Some(supervisor) = self.supervisor.upgrade() else { return };
+        let before = {
+            let mut slot = supervisor.slot();
+            if slot.keepers != self.number || matches!(slot.state, State::Closed) {
+                return;
+            }
+            slot.keeper = None;
+            std::mem::replace(&mut slot.state, State::Idle)
+        };
+        drop(before);
+        supervisor.changed();
+    }
+}
+
+/// Keeps a connection up for as long as there is a supervisor. No strong reference lives across an
+/// await, or the connections of a dropped store would outlive it.
+pub(super) async fn keep(keeper: Keeper, dial: Dial, look: Arc<Notify>) {
+    let mut backoff = Backoff::new();
+    loop {
+        let opened = dial.commands().await;
+        let Some(generation) = keeper.settle(opened) else { return };
+        if let Some(generation) = generation {
+            let opened_at = Instant::now();
+            loop {
+                let _ = timeout(CLOCK_PERIOD, look.notified()).await;
+                let Some(mut connection) = keeper.connection(generation) else { break };
+                let reading = bounded(dial.answer, read_clock(&mut connection)).await;
+                keeper.note(generation, reading);
+            }
+            backoff.lived(opened_at.elapsed());
+        }
+        backoff.pause().await;
+    }
+}
+
+impl Keeper {
+    /// Enters what an attempt to connect has come to: the new generation, if it succeeded. `None`
+    /// when there is nothing left to keep.
+    fn settle(&self, opened: RedisResult<(MultiplexedConnection, Option<Reading>)>) -> Option<Option<u64>> {
+        let supervisor = self.supervisor.upgrade()?;
+        let mut slot = supervisor.slot();
+        if slot.keepers != self.number || matches!(slot.state, State::Closed) {
+            return None;
+        }
+        let generation = match opened {
+            Ok((connection, reading)) => {
+                let generation = *supervisor.changes.borrow() + 1;
+                if let Some(reading) = reading {
+                    supervisor.read(&reading);
+                }
+                supervisor.silent_since.store(0, Ordering::Relaxed);
+                supervisor.logged.store(0, Ordering::Relaxed);
+                slot.state = State::Up(Up { generation, connection, opened_at: Instant::now() });
+                drop(slot);
+                supervisor.changes.send_modify(|latest| *latest = generation);
+                tracing::debug!(generation, "connected to redis");
+                Some(generation)
+            }
+            Err(error) => {
+                let why = store_error(StoreErrorKind::Unavailable, error);
+                let warned = std::mem::replace(&mut slot.warned, true);
+                slot.state = State::Down(Some(why.clone()));
+                drop(slot);
+                supervisor.changed();
+                if warned {
+                    tracing::debug!(reason = %reason(&why), "can not connect to redis");
+                } else {
+                    tracing::warn!(reason = %reason(&why), "can not connect to redis");
+                }
+                None
+            }
+        };
+        Some(generation)
+    }
+}
+
+impl Keeper {
+    /// The connection of `generation`, while it is the current one.
+    fn connection(&self, generation: u64) -> Option<MultiplexedConnection> {
+        let supervisor = self.supervisor.upgrade()?;
+        match &supervisor.slot().state {
+            State::Up(up) if up.generation == generation => Some(up.connection.clone()),
+            _ => None,
+        }
+    }
+
+    /// Takes a reading of the clock; a failed one is a failed command like any other.
+    fn note(&self, generation: u64, reading: RedisResult<Option<Reading>>) {
+        let Some(supervisor) = self.supervisor.upgrade() else { return };
+        match reading {
+            Ok(reading) => {
+                supervisor.answered();
+                if let Some(reading) = reading {
+                    supervisor.read(&reading);
+                }
+            }
+            Err(error) if error.is_timeout() => supervisor.timed_out(generation, supervisor.dial.answer),
+            Err(error) => {
+                let _ = supervisor.received(generation, Err(error));
+            }
+        }
+    }
+}

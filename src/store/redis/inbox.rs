@@ -1,0 +1,391 @@
+//! The connection on which other nodes' scripts wake this one.
+//!
+//! It carries one subscription, to this node's own channel, for as long as the node lives; what is
+//! said on it is a hint. Where it can not be had (the server refuses SUBSCRIBE, or is gone) all
+//! waits end by their timers.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use redis::aio::{PubSubSink, PubSubStream};
+use redis::{RedisError, Value};
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, sleep};
+use uuid::Uuid;
+
+use super::client::{Backoff, Dial, STABLE, bounded};
+use super::connection::Supervisor;
+use super::hand_over;
+use super::refusal::{judge, reason, store_error};
+use crate::store::watch::{Hint, Watches};
+use crate::store::{StoreErrorKind, Token};
+
+/// How often the server is asked whether it is still there, and how long it may take to answer. A
+/// connection that brings only messages dies without a sign.
+const PING: Duration = Duration::from_secs(1);
+
+/// How often a refused subscription is tried again: rights do change, but seldom.
+const REFUSED: Duration = Duration::from_secs(30);
+
+/// No message of ours is longer: kind, token, hops, name.
+const LONGEST_MESSAGE: usize = 512;
+
+pub(super) struct Inbox {
+    dial: Dial,
+    node: Uuid,
+    commands: Arc<Supervisor>,
+    watches: Arc<Watches>,
+    task: Mutex<Task>,
+    /// Whether there is a task; in front of the lock, because every ACQUIRE asks.
+    running: AtomicBool,
+    status: watch::Sender<Status>,
+}
+
+#[derive(Default)]
+struct Task {
+    /// Counts tasks: one that was given up must not touch the state any more.
+    number: u64,
+    handle: Option<AbortHandle>,
+    closed: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Status {
+    /// No subscription, or not yet.
+    Shut,
+    /// The subscription was confirmed, and every ping answered in time since.
+    Confirmed,
+    /// The server does not allow it.
+    Refused,
+}
+
+impl Inbox {
+    pub(super) fn new(dial: Dial, node: Uuid, commands: Arc<Supervisor>, watches: Arc<Watches>) -> Arc<Self> {
+        Arc::new(Self {
+            dial,
+            node,
+            commands,
+            watches,
+            task: Mutex::default(),
+            running: AtomicBool::new(false),
+            status: watch::Sender::new(Status::Shut),
+        })
+    }
+
+    /// Opens the inbox in the background, if nobody has.
+    pub(super) fn open(self: &Arc<Self>) {
+        if self.running.load(Ordering::Acquire) {
+            return;
+        }
+        let Ok(runtime) = Handle::try_current() else { return };
+        let number = {
+            let mut task = self.task();
+            if task.closed || self.running.swap(true, Ordering::AcqRel) {
+                return;
+            }
+            task.number += 1;
+            task.number
+        };
+        let reader = Reader { inbox: Arc::downgrade(self), number };
+        let generations = self.commands.generations();
+        let channel = format!("sg1:i:{}", self.node.simple());
+        // Outside the lock: a runtime that is being shut down drops the task in here, and the
+        // reader's drop takes the lock.
+        let spawned = runtime.spawn(serve(reader, self.dial.clone(), generations, channel));
+        let mut task = self.task();
+        if task.number == number && !task.closed {
+            task.handle = Some(spawned.abort_handle());
+        } else {
+            spawned.abort();
+        }
+    }
+
+    /// Whether what other nodes say is heard at present.
+    pub(super) fn hears(&self) -> bool {
+        *self.status.borrow() == Status::Confirmed
+    }
+
+    /// Waits until the subscription is confirmed, or refused for good.
+    pub(super) async fn settled(&self) {
+        let mut status = self.status.subscribe();
+        let _ = status.wait_for(|status| *status != Status::Shut).await;
+    }
+
+    pub(super) fn close(&self) {
+        let handle = {
+            let mut task = self.task();
+            task.closed = true;
+            self.status.send_replace(Status::Shut);
+            task.handle.take()
+        };
+        if let Some(handle) = handle {
+            handle.abort();
+        }
+        self.watches.tell_all_missed();
+    }
+
+    /// Changes the status, for the task `number`, and wakes every waiter: hints were lost while it
+    /// was shut, or will be from now on. False when that task has nothing left to serve.
+    fn enter(&self, number: u64, status: Status) -> bool {
+        let changed = {
+            let task = self.task();
+            if task.number != number || task.closed {
+                return false;
+            }
+            self.status.send_if_modified(|before| std::mem::replace(before, status) != status)
+        };
+        // The status first: a waiter that is woken asks whether hints arrive.
+        if changed {
+            self.watches.tell_all_missed();
+        }
+        true
+    }
+
+    /// Passes a message on to who waits for it. Anything that is not one is ignored.
+    fn deliver(self: &Arc<Self>, payload: &[u8]) {
+        let Some((name, hint)) = parse(payload) else { return };
+        let heard = self.watches.tell(name, &hint);
+        match hint {
+            // The waiter has left: its lease must not stay with nobody.
+            Hint::Granted { token, hops } if !heard && token.node() == self.node.simple().to_string() => {
+                let (commands, name) = (Arc::clone(&self.commands), name.to_owned());
+                let within = self.dial.answer;
+                tokio::spawn(async move {
+                    let _ = hand_over(&commands, &name, &token, None, hops, within).await;
+                });
+            }
+            _ => {}
+        }
+    }
+
+    fn task(&self) -> MutexGuard<'_, Task> {
+        // Nothing under this lock can fail half-way.
+        self.task.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Inbox {
+    fn drop(&mut self) {
+        if let Some(handle) = self.task().handle.take() {
+            handle.abort();
+        }
+    }
+}
+
+impl fmt::Debug for Inbox {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Inbox").field("status", &*self.status.borrow()).finish_non_exhaustive()
+    }
+}
+
+/// The task's hold on the inbox. Weak: a store that is dropped takes its task along.
+struct Reader {
+    inbox: Weak<Inbox>,
+    number: u64,
+}
+
+impl Drop for Reader {
+    /// The task ended, with its runtime or by a panic: the next ACQUIRE starts over.
+    fn drop(&mut self) {
+        let Some(inbox) = self.inbox.upgrade() else { return };
+        if inbox.enter(self.number, Status::Shut) {
+            inbox.task().handle = None;
+            // Last: from here on there may be another task.
+            inbox.running.store(false, Ordering::Release);
+        }
+    }
+}
+
+impl Reader {
+    /// As [`Inbox::enter`]. False when there is nothing left to serve.
+    fn enter(&self, status: Status) -> bool {
+        self.inbox.upgrade().is_some_and(|inbox| inbox.enter(self.number, status))
+    }
+
+    fn commands_are_down(&self) -> bool {
+        self.inbox.upgrade().is_some_and(|inbox| inbox.commands.down().is_some())
+    }
+
+    /// The server of this connection may be gone, and with it the other connection to it.
+    fn suspect_commands(&self) {
+        if let Some(inbox) = self.inbox.upgrade() {
+            inbox.commands.suspect();
+        }
+    }
+}
+
+/// Why a subscription came to nothing, or to its end.
+enum End {
+    Failed(RedisError),
+    /// SUBSCRIBE is not among this user's rights.
+    Refused(RedisError),
+    /// The commands go to another connection, perhaps to another server.
+    Moved,
+    Dropped,
+}
+
+/// Keeps the subscription for as long as there is an inbox. No strong reference lives across an
+/// await, or the connection of a dropped store would outlive it.
+async fn serve(reader: Reader, dial: Dial, mut generations: watch::Receiver<u64>, channel: String) {
+    let mut backoff = Backoff::new();
+    // Whether the present outage was logged.
+    let mut warned = false;
+    loop {
+        let mut confirmed_at = None;
+        let end = subscribed(&reader, &dial, &mut generations, &channel, &mut confirmed_at).await;
+        let lived = confirmed_at.map_or(Duration::ZERO, |at: Instant| at.elapsed());
+        backoff.lived(lived);
+        warned &= lived < STABLE;
+        let (kind, status, error) = match end {
+            End::Dropped => return,
+            End::Moved => (StoreErrorKind::Unavailable, Status::Shut, None),
+            End::Failed(error) => (StoreErrorKind::Unavailable, Status::Shut, Some(error)),
+            End::Refused(error) => (StoreErrorKind::Refused, Status::Refused, Some(error)),
+        };
+        if let Some(error) = error {
+            let why = store_error(kind, error);
+            if std::mem::replace(&mut warned, true) {
+                tracing::debug!(reason = %reason(&why), "no notifications; waits end by their timers");
+            } else {
+                tracing::warn!(reason = %reason(&why), "no notifications; waits end by their timers");
+            }
+            reader.suspect_commands();
+        }
+        if !reader.enter(status) {
+            return;
+        }
+        if status == Status::Refused {
+            sleep(REFUSED).await;
+            continue;
+        }
+        backoff.pause().await;
+        // Opened before there are commands again, it would have to follow them at once.
+        while reader.commands_are_down() {
+            if generations.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// One subscription, from opening the connection to its end.
+async fn subscribed(
+    reader: &Reader,
+    dial: &Dial,
+    generations: &mut watch::Receiver<u64>,
+    channel: &str,
+    confirmed_at: &mut Option<Instant>,
+) -> End {
+    let mut generation = *generations.borrow_and_update();
+    let (mut sink, mut messages) = match dial.inbox().await {
+        Ok(connection) => connection.split(),
+        Err(error) => return End::Failed(error),
+    };
+    if let Err(error) = bounded(PING, sink.subscribe(channel)).await {
+        let refused = judge(&error).0 == StoreErrorKind::Refused;
+        return if refused { End::Refused(error) } else { End::Failed(error) };
+    }
+    if !reader.enter(Status::Confirmed) {
+        return End::Dropped;
+    }
+    *confirmed_at = Some(Instant::now());
+    tracing::debug!("notifications arrive");
+    let mut pings = std::pin::pin!(ping(sink));
+    loop {
+        tokio::select! {
+            message = next(&mut messages) => match message {
+                Some(message) => match reader.inbox.upgrade() {
+                    Some(inbox) => inbox.deliver(message.get_payload_bytes()),
+                    None => return End::Dropped,
+                },
+                None => return End::Failed(RedisError::from(std::io::Error::from(std::io::ErrorKind::BrokenPipe))),
+            },
+            error = &mut pings => return End::Failed(error),
+            changed = generations.changed() => {
+                let latest = *generations.borrow_and_update();
+                if changed.is_err() {
+                    return End::Dropped;
+                }
+                // The first connection for commands is opened beside this one, to the same server.
+                // A later one may lead to another: the name stands for a new primary, and the old
+                // one would answer pings for ever.
+                if generation != 0 && latest != generation {
+                    return End::Moved;
+                }
+                generation = latest;
+            }
+        }
+    }
+}
+
+async fn next(messages: &mut PubSubStream) -> Option<redis::Msg> {
+    messages.next().await
+}
+
+/// Asks for a sign of life again and again, until there is none.
+async fn ping(mut sink: PubSubSink) -> RedisError {
+    loop {
+        sleep(PING).await;
+        if let Err(error) = bounded(PING, sink.ping::<Value>()).await {
+            return error;
+        }
+    }
+}
+
+/// Reads a message: `w` token name, `g` token hops name, or `x` name.
+fn parse(payload: &[u8]) -> Option<(&str, Hint)> {
+    if payload.len() > LONGEST_MESSAGE {
+        return None;
+    }
+    let (kind, rest) = payload.split_first()?;
+    let (hint, name) = match kind {
+        b'w' => {
+            let (token, name) = rest.split_at_checked(Token::LEN)?;
+            (Hint::Finished(Some(Token::parse(token)?)), name)
+        }
+        b'g' => {
+            let (token, rest) = rest.split_at_checked(Token::LEN)?;
+            let (hops, name) = rest.split_at_checked(2)?;
+            let hops = std::str::from_utf8(hops).ok()?.parse().ok()?;
+            (Hint::Granted { token: Token::parse(token)?, hops }, name)
+        }
+        b'x' => (Hint::Invalidated, rest),
+        _ => return None,
+    };
+    let name = std::str::from_utf8(name).ok().filter(|name| !name.is_empty())?;
+    Some((name, hint))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_a_message_is_ignored() {
+        let token = Token::mint(Uuid::new_v4());
+        let token = token.as_str();
+        for payload in
+            ["", "w", "wns:k", "q", "x", &format!("w{token}"), &format!("g{token}ns:k"), &"x".repeat(600)]
+        {
+            assert!(parse(payload.as_bytes()).is_none(), "{payload}");
+        }
+        assert!(parse(b"x\xff").is_none());
+    }
+
+    #[test]
+    fn messages_name_the_key_and_what_became_of_it() {
+        let token = Token::mint(Uuid::new_v4());
+        let finished = format!("w{}ns:k", token.as_str());
+        assert!(matches!(parse(finished.as_bytes()), Some(("ns:k", Hint::Finished(Some(t)))) if t == token));
+        let granted = format!("g{}02ns:k", token.as_str());
+        assert!(
+            matches!(parse(granted.as_bytes()), Some(("ns:k", Hint::Granted { token: t, hops: 2 })) if t == token)
+        );
+        assert!(matches!(parse(b"xns:k"), Some(("ns:k", Hint::Invalidated))));
+    }
+}

@@ -1,0 +1,327 @@
+//! The store on a Redis server: plain GETs, scripts, one channel per node.
+//!
+//! Two connections per node, both opened when they are first needed: [`connection`] carries
+//! commands, [`inbox`] brings messages. Keys of one resource share a slot:
+//!
+//! | key | holds |
+//! |---|---|
+//! | `sg1:e:{name}` | the entry |
+//! | `sg1:l:{name}` | the lease: its holder's token |
+//! | `sg1:q:{name}` | the queue: tokens of those who wait, first come first |
+//! | `sg1:o:{name}` | the last outcome: its holder's token, until when newcomers get it, what it was |
+//!
+//! Messages go to `sg1:i:<node>`: `w` (a holder finished), `g` (a grant), `x` (invalidated).
+
+mod client;
+mod connection;
+mod inbox;
+mod refusal;
+mod scripts;
+
+use std::fmt;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use redis::{Client, Cmd, RedisError, Value};
+use tokio::time::{Instant, timeout};
+use uuid::Uuid;
+
+use client::{Dial, unexpected};
+use connection::Supervisor;
+use inbox::Inbox;
+use refusal::{judge, store_error};
+use scripts::{By, Script, get_entry, millis, push_outcome, sha1_hex};
+
+use super::watch::Watches;
+use super::{
+    Acquire, Acquired, Fail, HandedOver, Kept, Reply, Store, StoreError, StoreErrorKind, Token, Watch,
+};
+use crate::key::Key;
+
+/// One node's connections to a Redis server.
+pub(crate) struct RedisStore {
+    node: Uuid,
+    /// Digest of the server's address and the database.
+    place: u64,
+    commands: Arc<Supervisor>,
+    inbox: Arc<Inbox>,
+    watches: Arc<Watches>,
+}
+
+impl RedisStore {
+    /// A node of its own, not connected yet. `command_timeout` is the deadline of one command: a
+    /// server slower than this counts as down.
+    pub(crate) fn new(client: Client, command_timeout: Duration) -> Self {
+        let node = Uuid::new_v4();
+        let info = client.get_connection_info();
+        let mut place = DefaultHasher::new();
+        info.addr().to_string().hash(&mut place);
+        info.redis_settings().db().hash(&mut place);
+        let place = place.finish();
+        let dial = Dial::new(client, command_timeout);
+        let watches = Arc::new(Watches::default());
+        let commands = Supervisor::new(dial.clone());
+        let inbox = Inbox::new(dial, node, Arc::clone(&commands), Arc::clone(&watches));
+        Self { node, place, commands, inbox, watches }
+    }
+
+    /// LOOK UP, without a box around it.
+    pub(crate) async fn get(&self, key: &Key, within: Duration) -> Result<Option<Bytes>, StoreError> {
+        match self.commands.send(&get_entry(key.name()), within).await? {
+            Value::BulkString(entry) => Ok(Some(Bytes::from(entry))),
+            // Foreign data under our name is no entry of ours.
+            Value::Nil => Ok(None),
+            Value::ServerError(error) if error.code() == "WRONGTYPE" => Ok(None),
+            _ => Err(refused(unexpected())),
+        }
+    }
+
+    /// Runs a script whose answer says whether the lease was the token's.
+    async fn kept(
+        &self,
+        script: &Script,
+        key: &Key,
+        size: usize,
+        args: impl Fn(&mut Cmd) + Sync,
+        within: Duration,
+    ) -> Result<Kept, StoreError> {
+        match run(&self.commands, script, key.name(), size, args, within).await? {
+            Value::Int(1) => Ok(Kept::Yes),
+            Value::Int(0) => Ok(Kept::No),
+            _ => Err(refused(unexpected())),
+        }
+    }
+}
+
+impl Store for RedisStore {
+    fn node(&self) -> Uuid {
+        self.node
+    }
+
+    fn place(&self) -> u64 {
+        self.place
+    }
+
+    fn clock_at(&self, moment: Instant) -> u64 {
+        self.commands.clock_at(moment)
+    }
+
+    fn look_up<'a>(&'a self, key: &'a Key, within: Duration) -> Reply<'a, Option<Bytes>> {
+        Box::pin(self.get(key, within))
+    }
+
+    fn acquire<'a>(&'a self, key: &'a Key, ask: Acquire<'a>, within: Duration) -> Reply<'a, Acquired> {
+        Box::pin(async move {
+            self.inbox.open();
+            let seen = ask.seen.map(|entry| sha1_hex(entry));
+            let args = |cmd: &mut Cmd| {
+                cmd.arg(ask.token.as_str())
+                    .arg(millis(ask.lease))
+                    .arg(seen.as_deref().unwrap_or_default())
+                    .arg(ask.behind.map_or("", Token::as_str))
+                    .arg(u8::from(ask.queue));
+            };
+            let answer = run(&self.commands, &scripts::ACQUIRE, key.name(), 256, args, within).await?;
+            acquired(answer).ok_or_else(|| refused(unexpected()))
+        })
+    }
+
+    fn renew<'a>(
+        &'a self,
+        key: &'a Key,
+        token: &'a Token,
+        lease: Duration,
+        within: Duration,
+    ) -> Reply<'a, Kept> {
+        Box::pin(async move {
+            let args = |cmd: &mut Cmd| {
+                cmd.arg(token.as_str()).arg(millis(lease));
+            };
+            self.kept(&scripts::RENEW, key, 80, args, within).await
+        })
+    }
+
+    fn commit<'a>(
+        &'a self,
+        key: &'a Key,
+        token: &'a Token,
+        entry: Bytes,
+        keep: Duration,
+        within: Duration,
+    ) -> Reply<'a, Kept> {
+        Box::pin(async move {
+            let args = |cmd: &mut Cmd| {
+                cmd.arg(token.as_str()).arg(&entry[..]).arg(millis(keep));
+            };
+            self.kept(&scripts::COMMIT, key, entry.len() + 96, args, within).await
+        })
+    }
+
+    fn fail<'a>(&'a self, key: &'a Key, fail: Fail<'a>, within: Duration) -> Reply<'a, Kept> {
+        Box::pin(async move {
+            let (marker, marker_life) = match &fail.marker {
+                Some((marker, life)) => (&marker[..], millis(*life)),
+                None => (&[][..], 0),
+            };
+            let seen = fail.seen.map(|entry| sha1_hex(entry));
+            let args = |cmd: &mut Cmd| {
+                let token = fail.token.as_str();
+                cmd.arg(token);
+                push_outcome(cmd, token, &fail.outcome, fail.keep, fail.replay);
+                cmd.arg(marker).arg(marker_life).arg(seen.as_deref().unwrap_or_default());
+            };
+            let size = fail.outcome.len() + marker.len() + 256;
+            self.kept(&scripts::FAIL, key, size, args, within).await
+        })
+    }
+
+    fn hand_over<'a>(
+        &'a self,
+        key: &'a Key,
+        token: &'a Token,
+        lease: Duration,
+        hops: u8,
+        within: Duration,
+    ) -> Reply<'a, HandedOver> {
+        Box::pin(hand_over(&self.commands, key.name(), token, Some(lease), hops, within))
+    }
+
+    fn release<'a>(&'a self, key: &'a Key, token: &'a Token, within: Duration) -> Reply<'a, Kept> {
+        Box::pin(async move {
+            let args = |cmd: &mut Cmd| {
+                cmd.arg(token.as_str());
+            };
+            self.kept(&scripts::RELEASE, key, 80, args, within).await
+        })
+    }
+
+    fn invalidate<'a>(
+        &'a self,
+        key: &'a Key,
+        entry: Option<(Bytes, Duration)>,
+        within: Duration,
+    ) -> Reply<'a, ()> {
+        Box::pin(async move {
+            let args = |cmd: &mut Cmd| {
+                if let Some((entry, keep)) = &entry {
+                    cmd.arg(1).arg(&entry[..]).arg(millis(*keep));
+                } else {
+                    cmd.arg(0);
+                }
+            };
+            let size = entry.as_ref().map_or(0, |(entry, _)| entry.len()) + 32;
+            run(&self.commands, &scripts::INVALIDATE, key.name(), size, args, within).await?;
+            Ok(())
+        })
+    }
+
+    fn watch(&self, key: &Key, token: &Token) -> Watch {
+        self.watches.register(key.name(), token)
+    }
+
+    fn hints_arrive(&self) -> bool {
+        self.inbox.hears()
+    }
+
+    fn connect(&self, within: Duration) -> Reply<'_, ()> {
+        Box::pin(async move {
+            self.inbox.open();
+            let both = async {
+                self.commands.until_up().await?;
+                self.inbox.settled().await;
+                Ok(())
+            };
+            timeout(within, both).await.unwrap_or_else(|_| {
+                let why = self.commands.down();
+                Err(why.unwrap_or_else(|| StoreError::new(StoreErrorKind::TimedOut)))
+            })
+        })
+    }
+
+    fn close(&self) {
+        self.commands.close();
+        self.inbox.close();
+    }
+}
+
+impl fmt::Debug for RedisStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Without the node: it is half of every token, and who knows a token can end its lease.
+        let Self { node: _, place: _, commands, inbox, watches: _ } = self;
+        f.debug_struct("RedisStore").field("commands", commands).field("inbox", inbox).finish_non_exhaustive()
+    }
+}
+
+/// HAND OVER, also of a token whose waiter has left; then the lease keeps what time it has.
+async fn hand_over(
+    commands: &Arc<Supervisor>,
+    name: &str,
+    token: &Token,
+    lease: Option<Duration>,
+    hops: u8,
+    within: Duration,
+) -> Result<HandedOver, StoreError> {
+    let args = |cmd: &mut Cmd| {
+        cmd.arg(token.as_str());
+        match lease {
+            Some(lease) => cmd.arg(millis(lease)),
+            None => cmd.arg(""),
+        };
+        cmd.arg(hops);
+    };
+    match run(commands, &scripts::HAND_OVER, name, 96, args, within).await? {
+        Value::Int(2) => Ok(HandedOver::ToWaiter),
+        Value::Int(1) => Ok(HandedOver::Freed),
+        Value::Int(0) => Ok(HandedOver::NotMine),
+        _ => Err(refused(unexpected())),
+    }
+}
+
+/// Runs a script by its digest, or by its text where the server does not know it, in one budget.
+async fn run(
+    commands: &Arc<Supervisor>,
+    script: &Script,
+    name: &str,
+    size: usize,
+    args: impl Fn(&mut Cmd) + Sync,
+    within: Duration,
+) -> Result<Value, StoreError> {
+    let sent = Instant::now();
+    let mut cmd = script.call(By::Sha1, name, size);
+    args(&mut cmd);
+    let mut answer = commands.send(&cmd, within).await?;
+    if matches!(&answer, Value::ServerError(error) if error.code() == "NOSCRIPT") {
+        cmd = script.call(By::Text, name, size);
+        args(&mut cmd);
+        answer = commands.send(&cmd, within.saturating_sub(sent.elapsed())).await?;
+    }
+    match answer {
+        Value::ServerError(error) => Err(refused(RedisError::from(error))),
+        answer => Ok(answer),
+    }
+}
+
+/// Reads what `acquire.lua` returns.
+fn acquired(answer: Value) -> Option<Acquired> {
+    let Value::Array(parts) = answer else { return None };
+    let mut parts = parts.into_iter();
+    match (parts.next()?, parts.next(), parts.next()) {
+        (Value::Int(1), Some(Value::BulkString(entry)), None) => Some(Acquired::Found(Bytes::from(entry))),
+        (Value::Int(2), Some(Value::BulkString(outcome)), None) => {
+            Some(Acquired::Ended(Bytes::from(outcome)))
+        }
+        (Value::Int(3), None, None) => Some(Acquired::Granted),
+        (Value::Int(4), Some(Value::Int(remaining)), Some(Value::BulkString(holder))) => {
+            let remaining = Duration::from_millis(u64::try_from(remaining).unwrap_or(0));
+            Some(Acquired::Held { remaining, holder: Token::parse(&holder)? })
+        }
+        _ => None,
+    }
+}
+
+/// An answer that nothing can be done about.
+fn refused(error: RedisError) -> StoreError {
+    store_error(judge(&error).0, error)
+}

@@ -1,0 +1,104 @@
+//! What the server's errors mean to the guard.
+
+use std::sync::Arc;
+
+use redis::{ErrorKind, RedisError};
+
+use crate::store::{StoreError, StoreErrorKind};
+
+/// What becomes of the connection that answered with an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fate {
+    Keep,
+    /// It is broken, it has lost its rights, or it leads to a server that is not the primary.
+    Drop,
+}
+
+/// Sorts an error: transport, not the primary, no rights any more, not now, never.
+pub(super) fn judge(error: &RedisError) -> (StoreErrorKind, Fate) {
+    match code(error) {
+        // A demoted primary keeps answering reads for ever: only another connection, to whoever
+        // the name stands for now, helps. The same for a password that was changed.
+        Some("READONLY" | "MASTERDOWN" | "NOAUTH" | "WRONGPASS") => (StoreErrorKind::Unavailable, Fate::Drop),
+        Some(
+            "BUSY" | "LOADING" | "OOM" | "TRYAGAIN" | "CLUSTERDOWN" | "MISCONF" | "NOREPLICAS" | "UNKILLABLE",
+        ) => (StoreErrorKind::Transient, Fate::Keep),
+        Some(_) => (StoreErrorKind::Refused, Fate::Keep),
+        None if error.kind() == ErrorKind::UnexpectedReturnType => (StoreErrorKind::Refused, Fate::Keep),
+        None => (StoreErrorKind::Unavailable, Fate::Drop),
+    }
+}
+
+/// An error for the guard. It carries the server's words, unless those quote the command: no key
+/// reaches a log or an error.
+pub(super) fn store_error(kind: StoreErrorKind, error: RedisError) -> StoreError {
+    let quotes = error.detail().is_some_and(|detail| detail.contains("sg1:"));
+    let source = if quotes {
+        let code = code(&error).unwrap_or("ERR").to_owned();
+        redis::make_extension_error(code, None)
+    } else {
+        error
+    };
+    StoreError { kind, source: Some(Arc::new(source)) }
+}
+
+/// What an event says about an error.
+pub(super) fn reason(error: &StoreError) -> String {
+    error.source.as_ref().map_or_else(|| error.to_string(), ToString::to_string)
+}
+
+/// The code of a server's error; none for an error of the transport or of the client.
+fn code(error: &RedisError) -> Option<&str> {
+    let code = error.code()?;
+    if code != "ERR" {
+        return Some(code);
+    }
+    // Before 7.0, what a command inside a script answered is wrapped:
+    // `ERR Error running script (call to f_..): @user_script:3: -OOM command not allowed ..`.
+    let inner = error.detail().filter(|detail| detail.starts_with("Error running script"));
+    let inner =
+        inner.and_then(|detail| detail.rsplit_once(": -")).and_then(|(_, rest)| rest.split(' ').next());
+    Some(inner.unwrap_or(code))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn server(line: &str) -> RedisError {
+        let reply = redis::parse_redis_value(format!("-{line}\r\n").as_bytes()).expect("one error line");
+        reply.extract_error().expect_err("it is an error")
+    }
+
+    #[test]
+    fn each_class_of_error_has_its_consequence() {
+        use StoreErrorKind::{Refused, Transient, Unavailable};
+        for (line, verdict) in [
+            ("READONLY You can't write against a read only replica.", (Unavailable, Fate::Drop)),
+            ("MASTERDOWN Link with MASTER is down", (Unavailable, Fate::Drop)),
+            ("NOAUTH Authentication required.", (Unavailable, Fate::Drop)),
+            ("OOM command not allowed when used memory > 'maxmemory'.", (Transient, Fate::Keep)),
+            ("LOADING Redis is loading the dataset in memory", (Transient, Fate::Keep)),
+            ("BUSY Redis is busy running a script.", (Transient, Fate::Keep)),
+            ("NOPERM this user has no permissions", (Refused, Fate::Keep)),
+            ("CROSSSLOT Keys in request don't hash to the same slot", (Refused, Fate::Keep)),
+            ("ERR unknown command 'EVALSHA'", (Refused, Fate::Keep)),
+            (
+                "ERR Error running script (call to f_1): @user_script:3: @user_script: 3: -OOM command not",
+                (Transient, Fate::Keep),
+            ),
+        ] {
+            assert_eq!(judge(&server(line)), verdict, "{line}");
+        }
+        let broken = RedisError::from(std::io::Error::from(std::io::ErrorKind::BrokenPipe));
+        assert_eq!(judge(&broken), (Unavailable, Fate::Drop));
+    }
+
+    #[test]
+    fn an_error_does_not_quote_keys() {
+        let quoting = server("ERR unknown command 'EVALSHA', with args beginning with: 'sg1:e:{ns:secret}'");
+        let error = store_error(StoreErrorKind::Refused, quoting);
+        let source = error.source.expect("there is a cause").to_string();
+        assert!(!source.contains("secret"), "{source}");
+    }
+}

@@ -1,0 +1,159 @@
+//! The steps that several commands make, as scripts: one round trip, atomic, never a herd.
+//!
+//! A script is called by its SHA-1; a server that does not know it (restarted, flushed, another
+//! primary) gets the text instead, in the same call. Data travels in KEYS and ARGV only, never in
+//! the text.
+
+use std::io::Write as _;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use redis::{Cmd, RedisWrite as _};
+use sha1_smol::Sha1;
+
+/// One script and the keys it is called with.
+pub(super) struct Script {
+    text: &'static str,
+    /// Their kinds, in the order of KEYS: `e`ntry, `l`ease, `q`ueue, `o`utcome.
+    keys: &'static [u8],
+    sha1: OnceLock<String>,
+}
+
+macro_rules! script {
+    ($(#[$doc:meta])* $name:ident, $keys:literal, $($file:literal),+) => {
+        $(#[$doc])*
+        pub(super) static $name: Script =
+            Script { text: concat!($(include_str!($file)),+), keys: $keys, sha1: OnceLock::new() };
+    };
+}
+script!(ACQUIRE, b"elqo", "scripts/acquire.lua");
+script!(COMMIT, b"elqo", "scripts/wake.lua", "scripts/commit.lua");
+script!(FAIL, b"elqo", "scripts/wake.lua", "scripts/fail.lua");
+script!(HAND_OVER, b"lq", "scripts/hand_over.lua");
+script!(RENEW, b"l", "scripts/renew.lua");
+script!(RELEASE, b"lq", "scripts/wake.lua", "scripts/release.lua");
+script!(INVALIDATE, b"elqo", "scripts/wake.lua", "scripts/invalidate.lua");
+
+/// How a call names its script.
+#[derive(Clone, Copy)]
+pub(super) enum By {
+    Sha1,
+    Text,
+}
+
+impl Script {
+    /// The call for the resource `name`, still without ARGV, which will be about `size` bytes.
+    pub(super) fn call(&self, by: By, name: &str, size: usize) -> Cmd {
+        let keys = self.keys.len();
+        let script = match by {
+            By::Sha1 => self.sha1(),
+            By::Text => self.text,
+        };
+        let mut cmd = Cmd::with_capacity(keys + 9, script.len() + keys * (name.len() + 8) + size + 32);
+        cmd.arg(match by {
+            By::Sha1 => "EVALSHA",
+            By::Text => "EVAL",
+        });
+        cmd.arg(script).arg(keys);
+        for &kind in self.keys {
+            push_key(&mut cmd, kind, name);
+        }
+        cmd
+    }
+
+    fn sha1(&self) -> &str {
+        self.sha1.get_or_init(|| sha1_hex(self.text.as_bytes()))
+    }
+}
+
+/// `GET` of the entry: what a hit costs, so nothing is built on the way but the command.
+pub(super) fn get_entry(name: &str) -> Cmd {
+    let mut cmd = Cmd::with_capacity(2, name.len() + 11);
+    cmd.arg("GET");
+    push_key(&mut cmd, b'e', name);
+    cmd
+}
+
+/// Adds `sg1:<kind>:{<name>}`; the braces put all keys of one resource into one slot.
+fn push_key(cmd: &mut Cmd, kind: u8, name: &str) {
+    let mut arg = cmd.writer_for_next_arg();
+    // Writes into a Vec, which does not fail.
+    let _ = arg.write_all(&[b's', b'g', b'1', b':', kind, b':', b'{']);
+    let _ = arg.write_all(name.as_bytes());
+    let _ = arg.write_all(b"}");
+}
+
+/// As `redis.sha1hex` computes it.
+pub(super) fn sha1_hex(bytes: &[u8]) -> String {
+    Sha1::from(bytes).digest().to_string()
+}
+
+/// A time as the server takes it: at least 1 ms (it refuses 0), at most some 35 000 years (it
+/// refuses what overflows once the present is added).
+pub(super) fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX).clamp(1, 1 << 50)
+}
+
+/// Adds an outcome as `acquire.lua` reads it, and its lifetime. Newcomers get it while more is left
+/// of its life than those who waited have it beyond them.
+pub(super) fn push_outcome(cmd: &mut Cmd, token: &str, payload: &[u8], keep: Duration, replay: Duration) {
+    const NEVER: u64 = 9_999_999_999;
+    let keep = keep.max(replay);
+    let replayed_until = if replay.is_zero() { NEVER } else { millis(keep - replay).min(NEVER) };
+    {
+        let mut arg = cmd.writer_for_next_arg();
+        // Writes into a Vec, which does not fail.
+        let _ = write!(arg, "{token}{replayed_until:010}");
+        let _ = arg.write_all(payload);
+    }
+    cmd.arg(millis(keep));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(cmd: &Cmd) -> Vec<String> {
+        cmd.args_iter()
+            .map(|arg| match arg {
+                redis::Arg::Simple(bytes) => String::from_utf8_lossy(bytes).into_owned(),
+                _ => panic!("no cursors here"),
+            })
+            .collect()
+    }
+
+    #[test]
+    fn keys_of_one_resource_share_a_slot() {
+        assert_eq!(words(&get_entry("ns:user:42")), ["GET", "sg1:e:{ns:user:42}"]);
+        let call = words(&RELEASE.call(By::Sha1, "ns:k", 0));
+        assert_eq!(call[0], "EVALSHA");
+        assert_eq!(call[2..], ["2", "sg1:l:{ns:k}", "sg1:q:{ns:k}"]);
+    }
+
+    #[test]
+    fn a_script_is_named_by_the_digest_of_its_whole_text() {
+        assert_eq!(sha1_hex(b"return 1"), "e0e1f9fabfc9d4800c877a703b823ac0578ff8db");
+        assert_eq!(words(&COMMIT.call(By::Sha1, "k", 0))[1], sha1_hex(COMMIT.text.as_bytes()));
+        assert!(COMMIT.text.starts_with("-- Prelude"));
+    }
+
+    #[test]
+    fn an_outcome_that_is_never_replayed_asks_for_more_life_than_it_has() {
+        let secs = Duration::from_secs;
+        let value = |keep, replay| {
+            let mut cmd = Cmd::new();
+            push_outcome(&mut cmd, "t", b"p", keep, replay);
+            words(&cmd)
+        };
+        assert_eq!(value(secs(4), secs(0)), ["t9999999999p", "4000"]);
+        assert_eq!(value(secs(4), secs(1)), ["t0000003000p", "4000"]);
+        assert_eq!(value(secs(4), secs(9)), ["t0000000001p", "9000"]);
+    }
+
+    #[test]
+    fn times_stay_within_what_the_server_accepts() {
+        assert_eq!(millis(Duration::ZERO), 1);
+        assert_eq!(millis(Duration::from_secs(2)), 2000);
+        assert_eq!(millis(Duration::MAX), 1 << 50);
+    }
+}

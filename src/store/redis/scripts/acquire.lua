@@ -1,0 +1,54 @@
+-- ACQUIRE: an entry, an outcome, the lease, or a place in the queue; the first that applies.
+--
+-- KEYS: entry, lease, queue, outcome
+-- ARGV: token; lease in ms; SHA-1 of the entry that was seen, or ''; token of the holder waited
+--       behind, or ''; '1' to queue
+-- Returns {1, entry} | {2, outcome} | {3} granted | {4, remaining ms, holder}
+--
+-- Atomic, because a commit between looking at the entry and taking the lease would be loaded a
+-- second time, and a release between failing to get the lease and queueing would never be heard of.
+-- calls: get set pttl pexpire lpos rpush
+local entry = redis.pcall('GET', KEYS[1])
+if type(entry) == 'table' then
+  -- Foreign data counts as no entry; COMMIT will refuse to overwrite it.
+  if not string.find(entry.err, 'WRONGTYPE', 1, true) then
+    return entry
+  end
+elseif entry and (ARGV[3] == '' or redis.sha1hex(entry) ~= ARGV[3]) then
+  return {1, entry}
+end
+
+-- An outcome is its holder's token, 10 digits, the payload. Who was not behind that holder reads
+-- it only while so many milliseconds of its life are left.
+local outcome = redis.pcall('GET', KEYS[4])
+if type(outcome) == 'string' and #outcome >= 75 then
+  local whose = string.sub(outcome, 1, 65)
+  local replayed_until = tonumber(string.sub(outcome, 66, 75))
+  if whose == ARGV[4] or (replayed_until and redis.call('PTTL', KEYS[4]) >= replayed_until) then
+    return {2, string.sub(outcome, 76)}
+  end
+end
+
+local holder = redis.call('GET', KEYS[2])
+if holder == ARGV[1] then
+  redis.call('PEXPIRE', KEYS[2], ARGV[2])
+  return {3}
+end
+if not holder then
+  redis.call('SET', KEYS[2], ARGV[1], 'NX', 'PX', ARGV[2])
+  return {3}
+end
+
+local remaining = redis.call('PTTL', KEYS[2])
+if remaining < 0 then
+  -- Somebody took its expiry away (PERSIST): no lease may last for ever.
+  remaining = tonumber(ARGV[2])
+  redis.call('PEXPIRE', KEYS[2], remaining)
+end
+if ARGV[5] == '1' then
+  if not redis.call('LPOS', KEYS[3], ARGV[1]) then
+    redis.call('RPUSH', KEYS[3], ARGV[1])
+  end
+  redis.call('PEXPIRE', KEYS[3], 2 * math.max(remaining, tonumber(ARGV[2])) + 1000)
+end
+return {4, remaining, holder}

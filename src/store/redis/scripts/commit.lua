@@ -1,0 +1,34 @@
+-- COMMIT: stores the entry if the lease is still the token's, frees the lease, wakes the queue.
+--
+-- KEYS: entry, lease, queue, outcome
+-- ARGV: token; entry; lifetime of the entry in ms
+-- Returns 1 stored | 0 not stored: the lease is another's, or the entry's key holds foreign data
+--
+-- Atomic, because a lease that expires between the check and the SET would let an older value
+-- replace a newer one.
+-- calls: get strlen set del lrange publish
+if redis.call('GET', KEYS[2]) ~= ARGV[1] then
+  return 0
+end
+local stored = 1
+local length = redis.pcall('STRLEN', KEYS[1])
+if type(length) == 'table' then
+  if not string.find(length.err, 'WRONGTYPE', 1, true) then
+    return length
+  end
+  -- Foreign data is never overwritten. Those who wait get the value as an outcome (as ACQUIRE reads
+  -- it, never replayed), or must load for themselves where it is too long for one.
+  stored = 0
+else
+  -- First of the writes: refused (out of memory, no replicas), it leaves everything as it was.
+  redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
+end
+if stored == 1 then
+  redis.call('DEL', KEYS[2], KEYS[4])
+else
+  redis.call('DEL', KEYS[2])
+  local outcome = #ARGV[2] <= 65536 and 'v' .. ARGV[2] or 'u'
+  redis.call('SET', KEYS[4], ARGV[1] .. '9999999999' .. outcome, 'PX', 10000)
+end
+wake(KEYS[3], 'w' .. ARGV[1] .. name_of(KEYS[1]), ARGV[1])
+return stored

@@ -1,0 +1,32 @@
+-- HAND OVER: gives the lease to the first waiter that can be reached; frees it if there is none.
+--
+-- KEYS: lease, queue
+-- ARGV: token; lease in ms, or '' for what is left of it; how many loads of this wave have vanished
+-- Returns 2 a waiter has it | 1 it is free | 0 it is another's
+--
+-- Atomic, because a lease that is free for a moment goes to any newcomer, and a lease given to a
+-- waiter that died is nobody's: the receivers of the grant are counted before anyone else looks.
+-- calls: get pttl lpop set publish del
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then
+  return 0
+end
+local lease = ARGV[2]
+if lease == '' then
+  lease = math.max(redis.call('PTTL', KEYS[1]), 1)
+end
+local tail = string.format('%02d', math.min(tonumber(ARGV[3]), 99)) .. string.sub(KEYS[1], 8, -2)
+local token = redis.call('LPOP', KEYS[2])
+while token do
+  if token ~= ARGV[1] then
+    -- The lease first: if the grant is lost, the waiter still finds itself the holder at its next
+    -- ACQUIRE.
+    redis.call('SET', KEYS[1], token, 'PX', lease)
+    local receivers = redis.pcall('PUBLISH', 'sg1:i:' .. string.sub(token, 1, 32), 'g' .. token .. tail)
+    if type(receivers) == 'number' and receivers > 0 then
+      return 2
+    end
+  end
+  token = redis.call('LPOP', KEYS[2])
+end
+redis.call('DEL', KEYS[1])
+return 1

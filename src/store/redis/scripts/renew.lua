@@ -1,0 +1,12 @@
+-- RENEW: gives the lease its full time again, if it is still the token's.
+--
+-- KEYS: lease
+-- ARGV: token; lease in ms
+-- Returns 1 renewed | 0 the lease is another's
+--
+-- Atomic, because a PEXPIRE after a separate check could prolong the lease of somebody else.
+-- calls: get pexpire
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then
+  return 0
+end
+return redis.call('PEXPIRE', KEYS[1], ARGV[2])
