@@ -1,0 +1,343 @@
+//! The body of every response that leaves the guard.
+//!
+//! A body is stored (whole, in memory), streaming (what the load task passes on while it also
+//! keeps it) or passed (the inner service's own). One type for all, so that a `Router` or a client
+//! sees the same service with and without a hit.
+
+use std::fmt;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf, Bytes};
+use http::HeaderMap;
+use http_body::{Body, Frame, SizeHint};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+/// The error of a [`GuardedBody`]: the inner body's own, or that its load was cut off.
+///
+/// Not `B::Error`, although most errors are one: a load that dies in the middle of a body has none
+/// to give, and ending there without an error would pass a part off as the whole.
+pub(crate) type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// The body of a response from the guard's HTTP service.
+///
+/// Holds a stored body, a stream that is being stored while it is sent, or the inner service's body
+/// as it is. Its frames are `Bytes`; stored ones are shared, not copied. It is `Unpin`, and `Send`
+/// if the inner body is. Its error is a boxed one, as axum and hyper use it: the inner body's own
+/// error, untouched, or one that says that the load was cut off.
+///
+/// # Examples
+///
+/// ```
+/// use bytes::Bytes;
+/// use http_body::Body;
+/// use http_body_util::Full;
+/// use stampede_guard::http::GuardedBody;
+///
+/// let empty = GuardedBody::<Full<Bytes>>::default();
+/// assert!(empty.is_end_stream());
+/// ```
+pub struct GuardedBody<B> {
+    state: State<B>,
+}
+
+enum State<B> {
+    /// All of it, or what is left.
+    Stored { body: Bytes, trailers: Option<Box<HeaderMap>> },
+    /// What the load task sends, and how much of it is to come.
+    Streaming { pieces: UnboundedReceiver<Piece<B>>, left: SizeHint },
+    /// Boxed, so that this type is `Unpin` without the inner body being so.
+    Passed(Pin<Box<B>>),
+}
+
+/// What the load task sends to the client whose request it serves.
+enum Piece<B> {
+    Data(Bytes),
+    /// The end of a body that is whole.
+    Last {
+        body: Bytes,
+        trailers: Option<Box<HeaderMap>>,
+    },
+    /// The rest is for the client to poll.
+    Rest(Pin<Box<B>>),
+    Failed(BoxError),
+}
+
+/// The load task's end of a streaming body. Dropped without an end, it leaves the client an error.
+pub(crate) struct StreamSender<B> {
+    pieces: UnboundedSender<Piece<B>>,
+}
+
+impl<B> StreamSender<B> {
+    /// Sends a piece. Returns nothing, as the others: a client that went away stops no load.
+    pub(crate) fn data(&self, data: Bytes) {
+        if !data.is_empty() {
+            let _ = self.pieces.send(Piece::Data(data));
+        }
+    }
+
+    /// Ends the body with what was withheld of it.
+    pub(crate) fn last(self, body: Bytes, trailers: Option<Box<HeaderMap>>) {
+        let _ = self.pieces.send(Piece::Last { body, trailers });
+    }
+
+    /// Hands the rest over; dropped here if the client is gone.
+    pub(crate) fn rest(self, body: Pin<Box<B>>) {
+        let _ = self.pieces.send(Piece::Rest(body));
+    }
+
+    /// Ends the body with an error.
+    pub(crate) fn fail(self, error: BoxError) {
+        let _ = self.pieces.send(Piece::Failed(error));
+    }
+}
+
+impl<B> GuardedBody<B> {
+    /// A whole body.
+    pub(crate) fn stored(body: Bytes, trailers: Option<HeaderMap>) -> Self {
+        Self { state: State::Stored { body, trailers: trailers.map(Box::new) } }
+    }
+
+    /// The inner service's body, untouched.
+    pub(crate) fn passed(body: B) -> Self {
+        Self { state: State::Passed(Box::pin(body)) }
+    }
+
+    /// A body that a load task sends; `size` is what the inner body says about its own.
+    ///
+    /// The channel has no bound of its own: what is in it is in the load task's buffer too, which
+    /// is bounded, and with the bound reached the client polls the inner body itself.
+    pub(crate) fn streaming(size: SizeHint) -> (StreamSender<B>, Self) {
+        let (sender, pieces) = unbounded_channel();
+        (StreamSender { pieces: sender }, Self { state: State::Streaming { pieces, left: size } })
+    }
+
+    const fn ended() -> State<B> {
+        State::Stored { body: Bytes::new(), trailers: None }
+    }
+}
+
+impl<B> Default for GuardedBody<B> {
+    fn default() -> Self {
+        Self { state: Self::ended() }
+    }
+}
+
+impl<B> From<Bytes> for GuardedBody<B> {
+    fn from(body: Bytes) -> Self {
+        Self::stored(body, None)
+    }
+}
+
+impl<B> fmt::Debug for GuardedBody<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Never the content.
+        match &self.state {
+            State::Stored { body, trailers } => f
+                .debug_struct("Stored")
+                .field("bytes", &body.len())
+                .field("trailers", &trailers.as_ref().map_or(0, |trailers| trailers.len()))
+                .finish(),
+            State::Streaming { left, .. } => f.debug_struct("Streaming").field("left", left).finish(),
+            State::Passed(_) => f.debug_struct("Passed").finish_non_exhaustive(),
+        }
+    }
+}
+
+impl<B> Body for GuardedBody<B>
+where
+    B: Body,
+    B::Error: Into<BoxError>,
+{
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        loop {
+            match &mut self.state {
+                State::Stored { body, .. } if !body.is_empty() => {
+                    return Poll::Ready(Some(Ok(Frame::data(std::mem::take(body)))));
+                }
+                State::Stored { trailers, .. } => {
+                    return Poll::Ready(trailers.take().map(|trailers| Ok(Frame::trailers(*trailers))));
+                }
+                State::Passed(body) => {
+                    let frame = ready!(body.as_mut().poll_frame(cx));
+                    return Poll::Ready(frame.map(|frame| frame.map(to_bytes).map_err(Into::into)));
+                }
+                State::Streaming { pieces, left } => match ready!(pieces.poll_recv(cx)) {
+                    Some(Piece::Data(data)) => {
+                        *left = less(left, data.len() as u64);
+                        return Poll::Ready(Some(Ok(Frame::data(data))));
+                    }
+                    Some(Piece::Last { body, trailers }) => self.state = State::Stored { body, trailers },
+                    Some(Piece::Rest(body)) => self.state = State::Passed(body),
+                    Some(Piece::Failed(error)) => {
+                        self.state = Self::ended();
+                        return Poll::Ready(Some(Err(error)));
+                    }
+                    // The load task is gone: cancelled, panicked, or its runtime shut down. What
+                    // was sent is a part, and only an error keeps a client from taking it for
+                    // the whole (RFC 9112, 8: an incomplete message is not to be cached or used
+                    // as complete).
+                    None => {
+                        self.state = Self::ended();
+                        return Poll::Ready(Some(Err(Box::new(CutOff))));
+                    }
+                },
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.state {
+            State::Stored { body, trailers } => body.is_empty() && trailers.is_none(),
+            // The end is an event of its own, also of an empty body: it waits for the commit.
+            State::Streaming { .. } => false,
+            State::Passed(body) => body.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.state {
+            // An exact size makes an HTTP/1 server frame by length, and that drops trailers
+            // (RFC 9112, 6.5: they need chunks).
+            State::Stored { body, trailers: Some(_) } => {
+                let mut size = SizeHint::new();
+                size.set_lower(body.len() as u64);
+                size
+            }
+            State::Stored { body, trailers: None } => SizeHint::with_exact(body.len() as u64),
+            State::Streaming { left, .. } => less(left, 0),
+            State::Passed(body) => body.size_hint(),
+        }
+    }
+}
+
+/// A frame with its data as `Bytes`; a copy only if the inner body's data is something else.
+pub(crate) fn to_bytes<D: Buf>(frame: Frame<D>) -> Frame<Bytes> {
+    frame.map_data(|mut data| data.copy_to_bytes(data.remaining()))
+}
+
+fn less(size: &SizeHint, sent: u64) -> SizeHint {
+    let mut left = SizeHint::new();
+    left.set_lower(size.lower().saturating_sub(sent));
+    if let Some(upper) = size.upper() {
+        left.set_upper(upper.saturating_sub(sent));
+    }
+    left
+}
+
+/// The load ended before its body did.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CutOff;
+
+impl fmt::Display for CutOff {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the load was cut off before the end of the body")
+    }
+}
+
+impl std::error::Error for CutOff {}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "in a test the panic is the report")]
+mod tests {
+    use http_body_util::{BodyExt, Empty, Full, StreamBody};
+
+    use super::*;
+
+    type Tested = GuardedBody<Full<Bytes>>;
+
+    fn trailers() -> HeaderMap {
+        HeaderMap::from_iter([(http::header::ETAG, "\"a\"".parse().unwrap())])
+    }
+
+    #[tokio::test]
+    async fn a_stored_body_is_one_shared_frame_of_known_size() {
+        let bytes = Bytes::from(vec![1, 2, 3]);
+        let mut body = Tested::stored(bytes.clone(), None);
+        assert_eq!(body.size_hint().exact(), Some(3));
+        assert!(!body.is_end_stream());
+        let frame = body.frame().await.unwrap().unwrap().into_data().unwrap();
+        assert_eq!((frame.as_ptr(), frame.len()), (bytes.as_ptr(), 3));
+        assert!(body.is_end_stream());
+        assert!(body.frame().await.is_none());
+    }
+
+    #[tokio::test]
+    async fn stored_trailers_come_last_and_leave_the_size_open() {
+        let body = Tested::stored(Bytes::from_static(b"abc"), Some(trailers()));
+        assert_eq!((body.size_hint().exact(), body.size_hint().lower()), (None, 3));
+        let collected = body.collect().await.unwrap();
+        assert_eq!(collected.trailers(), Some(&trailers()));
+        assert_eq!(collected.to_bytes(), "abc");
+        let mut only_trailers = Tested::stored(Bytes::new(), Some(trailers()));
+        assert!(!only_trailers.is_end_stream());
+        assert!(only_trailers.frame().await.unwrap().unwrap().is_trailers());
+        assert!(only_trailers.is_end_stream());
+    }
+
+    #[tokio::test]
+    async fn a_passed_body_keeps_frames_sizes_and_errors() {
+        let body = GuardedBody::passed(Full::new(Bytes::from_static(b"abc")));
+        assert_eq!(body.size_hint().exact(), Some(3));
+        assert_eq!(body.collect().await.unwrap().to_bytes(), "abc");
+        assert!(GuardedBody::passed(Empty::<Bytes>::new()).is_end_stream());
+        // Data of another kind than `Bytes`, and an error that keeps its type.
+        let frames = [Ok(Frame::data(&b"ab"[..])), Err(std::io::Error::other("gone"))];
+        let mut body = GuardedBody::passed(StreamBody::new(futures_util::stream::iter(frames)));
+        assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), "ab");
+        assert!(body.frame().await.unwrap().unwrap_err().is::<std::io::Error>());
+    }
+
+    #[tokio::test]
+    async fn a_streaming_body_counts_down_and_ends_with_its_last_piece() {
+        let (sender, mut body) = Tested::streaming(SizeHint::with_exact(5));
+        sender.data(Bytes::from_static(b"ab"));
+        sender.data(Bytes::new());
+        assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), "ab");
+        assert_eq!(body.size_hint().exact(), Some(3));
+        sender.last(Bytes::from_static(b"cde"), None);
+        assert!(!body.is_end_stream());
+        assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), "cde");
+        assert!(body.is_end_stream(), "known without another poll");
+        assert!(body.frame().await.is_none());
+    }
+
+    #[tokio::test]
+    async fn a_stream_whose_load_dies_ends_in_an_error() {
+        let (sender, mut body) = Tested::streaming(SizeHint::new());
+        sender.data(Bytes::from_static(b"ab"));
+        drop(sender);
+        assert!(body.frame().await.unwrap().is_ok());
+        assert!(body.frame().await.unwrap().unwrap_err().is::<CutOff>());
+        assert!(body.frame().await.is_none(), "once");
+    }
+
+    #[tokio::test]
+    async fn the_rest_is_polled_by_the_client() {
+        let (sender, body) = Tested::streaming(SizeHint::new());
+        sender.data(Bytes::from_static(b"ab"));
+        sender.rest(Box::pin(Full::new(Bytes::from_static(b"cd"))));
+        assert_eq!(body.collect().await.unwrap().to_bytes(), "abcd");
+    }
+
+    #[test]
+    fn it_is_unpin_and_send_also_where_the_inner_body_is_not_unpin() {
+        fn assert<T: Unpin + Send>() {}
+        struct Pinned(#[allow(dead_code, reason = "only its type matters")] std::marker::PhantomPinned);
+        assert::<GuardedBody<Pinned>>();
+        assert::<StreamSender<Pinned>>();
+    }
+
+    #[test]
+    fn debug_never_shows_content() {
+        let body = Tested::stored(Bytes::from_static(b"secret"), Some(trailers()));
+        assert_eq!(format!("{body:?}"), "Stored { bytes: 6, trailers: 1 }");
+        assert!(Tested::default().is_end_stream());
+    }
+}

@@ -1,0 +1,183 @@
+use bytes::Bytes;
+use http_body_util::{Empty, Full};
+
+use super::*;
+
+fn request(method: &str, uri: &str, headers: &[(&str, &str)]) -> Request<Empty<Bytes>> {
+    let mut request = Request::builder().method(method).uri(uri);
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    request.body(Empty::new()).unwrap()
+}
+
+fn admit_get(uri: &str, headers: &[(&str, &str)]) -> Admission {
+    admit(&request("GET", uri, headers), &RequestRules::default())
+}
+
+fn cached(scheme: &str, authority: &str, path: &str) -> Admission {
+    Admission::Cached(CacheKey::from_parts(["http", scheme, authority, path]))
+}
+
+#[test]
+fn the_key_is_the_target_uri() {
+    let cases = [
+        ("/a", "example.com", cached("http", "example.com", "/a")),
+        ("/a?b=c", "example.com", cached("http", "example.com", "/a?b=c")),
+        ("/a?", "example.com", cached("http", "example.com", "/a?")),
+        ("/%41", "example.com", cached("http", "example.com", "/%41")),
+        ("/A//b/../c", "example.com", cached("http", "example.com", "/A//b/../c")),
+        ("/", "EXAMPLE.com", cached("http", "example.com", "/")),
+        ("/", "example.com:80", cached("http", "example.com", "/")),
+        ("/", "example.com:", cached("http", "example.com", "/")),
+        ("/", "example.com:443", cached("http", "example.com:443", "/")),
+        ("/", "[::1]:8080", cached("http", "[::1]:8080", "/")),
+        ("/", "[2001:DB8::1]:80", cached("http", "[2001:db8::1]", "/")),
+        ("https://example.com", "", cached("https", "example.com", "/")),
+        ("https://example.com:443/a", "example.com", cached("https", "example.com", "/a")),
+        ("https://example.com:80/a", "", cached("https", "example.com:80", "/a")),
+        ("http://Example.com/a", "example.COM:80", cached("http", "example.com", "/a")),
+    ];
+    for (uri, host, key) in cases {
+        assert_eq!(admit_get(uri, &[("host", host)]), key, "{uri} at {host}");
+    }
+    assert_eq!(admit_get("http://example.com/a", &[]), cached("http", "example.com", "/a"));
+}
+
+#[test]
+fn the_scheme_of_the_policy_stands_in_for_a_missing_one() {
+    let rules = RequestRules { scheme: Scheme::HTTPS, ..RequestRules::default() };
+    let admission = admit(&request("GET", "/a", &[("host", "example.com:443")]), &rules);
+    assert_eq!(admission, cached("https", "example.com", "/a"));
+}
+
+#[test]
+fn a_doubtful_authority_is_bypassed() {
+    let hosts = [
+        "",
+        " ",
+        "a@b",
+        "user:pw@b",
+        "a:b",
+        "a:65536",
+        "a:+80",
+        "a:80:80",
+        ":80",
+        "a/b",
+        "a b",
+        "[::1",
+        "[]",
+        "[::1]x",
+        "[a@b]",
+        "é",
+        "a\"b",
+    ];
+    for host in hosts {
+        let mut request = request("GET", "/", &[]);
+        request.headers_mut().insert("host", HeaderValue::from_bytes(host.as_bytes()).unwrap());
+        let admission = admit(&request, &RequestRules::default());
+        assert_eq!(admission, Admission::Bypass("host"), "{host:?}");
+    }
+    assert_eq!(admit_get("/", &[]), Admission::Bypass("host"));
+    assert_eq!(admit_get("/", &[("host", "a"), ("host", "a")]), Admission::Bypass("host"));
+    assert_eq!(admit_get("http://a/", &[("host", "b")]), Admission::Bypass("host"));
+    assert_eq!(admit_get("http://a/", &[("host", "a:81")]), Admission::Bypass("host"));
+    assert_eq!(admit_get("http://a/", &[("host", "x@a")]), Admission::Bypass("host"));
+    assert_eq!(admit_get("http://u:p@a/", &[]), Admission::Bypass("host"));
+    assert_eq!(admit_get("ftp://a/", &[]), Admission::Bypass("scheme"));
+}
+
+#[test]
+fn a_head_is_looked_up_under_the_key_of_the_get() {
+    let admission = admit(&request("HEAD", "/a", &[("host", "h")]), &RequestRules::default());
+    assert_eq!(admission, Admission::LookUpOnly(CacheKey::from_parts(["http", "http", "h", "/a"])));
+}
+
+#[test]
+fn every_other_method_is_bypassed() {
+    for method in ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "QUERY", "get"] {
+        let uri = if method == "CONNECT" { "h:80" } else { "/a" };
+        let admission = admit(&request(method, uri, &[("host", "h")]), &RequestRules::default());
+        assert_eq!(admission, Admission::Bypass("method"), "{method}");
+    }
+}
+
+#[test]
+fn a_header_that_changes_the_answer_is_bypassed() {
+    let cases = [
+        ("range", "bytes=0-1", "range"),
+        ("if-range", "\"a\"", "conditional"),
+        ("if-none-match", "*", "conditional"),
+        ("if-match", "*", "conditional"),
+        ("if-modified-since", "x", "conditional"),
+        ("if-unmodified-since", "x", "conditional"),
+        ("upgrade", "websocket", "upgrade"),
+        ("expect", "100-continue", "expect"),
+        ("transfer-encoding", "chunked", "body"),
+        ("content-length", "1", "body"),
+        ("content-length", "", "body"),
+        ("content-length", "00x", "body"),
+        ("cache-control", "no-store", "no-store"),
+        ("cache-control", "max-age=0, No-Store", "no-store"),
+        ("cache-control", "only-if-cached", "only-if-cached"),
+    ];
+    let credentials = CREDENTIALS.map(|name| (name, "x", "credentials"));
+    let unkeyed = super::super::policy::UNKEYED_HEADERS.map(|name| (name, "x", "unkeyed-header"));
+    for (name, value, reason) in cases.into_iter().chain(credentials).chain(unkeyed) {
+        let admission = admit_get("/a", &[("host", "h"), (name, value)]);
+        assert_eq!(admission, Admission::Bypass(reason), "{name}: {value}");
+    }
+}
+
+/// Spelled out, so that a name lost from the list is seen.
+const CREDENTIALS: [&str; 6] =
+    ["authorization", "proxy-authorization", "cookie", "x-api-key", "x-auth-token", "x-amz-security-token"];
+
+#[test]
+fn ordinary_headers_do_not_matter() {
+    let headers = [
+        ("host", "h"),
+        ("accept", "text/html"),
+        ("accept-encoding", "gzip"),
+        ("user-agent", "x"),
+        ("content-length", "0"),
+        ("cache-control", "no-cache, max-age=0"),
+        ("pragma", "no-cache"),
+        ("te", "trailers"),
+        ("x-forwarded-for", "192.0.2.1"),
+        ("x-forwarded-host", "other"),
+    ];
+    assert_eq!(admit_get("/a", &headers), cached("http", "h", "/a"));
+}
+
+#[test]
+fn a_request_with_a_body_is_bypassed() {
+    let request = Request::get("/a").header("host", "h").body(Full::new(Bytes::from_static(b"x"))).unwrap();
+    assert_eq!(admit(&request, &RequestRules::default()), Admission::Bypass("body"));
+}
+
+#[cfg(feature = "axum")]
+#[test]
+fn a_stripped_prefix_stays_in_the_key_and_a_rewritten_path_enters_it() {
+    let keyed_by = |original: &'static str, seen: &str| {
+        let mut request = request("GET", seen, &[("host", "h")]);
+        request.extensions_mut().insert(axum::extract::OriginalUri(Uri::from_static(original)));
+        admit(&request, &RequestRules::default())
+    };
+    assert_eq!(keyed_by("/api/users?a=1", "/users?a=1"), cached("http", "h", "/api/users?a=1"));
+    assert_eq!(keyed_by("/api?a=1", "/?a=1"), cached("http", "h", "/api?a=1"));
+    assert_eq!(keyed_by("/users", "/users"), cached("http", "h", "/users"));
+    for (original, seen) in [("/users", "/tenant/users"), ("/users", "/users?tenant=1"), ("/a", "/b")] {
+        let both = CacheKey::from_parts(["http", "http", "h", original, seen]);
+        assert_eq!(keyed_by(original, seen), Admission::Cached(both), "{original} as {seen}");
+    }
+}
+
+proptest::proptest! {
+    #[test]
+    fn any_host_is_judged_without_a_panic(host in proptest::collection::vec(0x20u8..0x7f, 0..24)) {
+        let mut request = request("GET", "/", &[]);
+        request.headers_mut().insert("host", HeaderValue::from_bytes(&host).unwrap());
+        admit(&request, &RequestRules::default());
+    }
+}

@@ -1,0 +1,243 @@
+//! What a response says about the guard: `Age`, `Cache-Status`, and the guard's own answers.
+
+use std::sync::OnceLock;
+
+use bytes::Bytes;
+use http::header::{AGE, CACHE_CONTROL, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
+use http::{Response, StatusCode};
+
+use super::body::GuardedBody;
+
+const CACHE_STATUS: HeaderName = http::header::CACHE_STATUS;
+
+/// What the guard did for a response (RFC 9211, 2). Never the key: it may hold what a log must not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CacheStatus {
+    /// From the store; fresh for so many seconds more.
+    Hit { ttl: u64 },
+    /// Loaded for this request, and stored for so many seconds.
+    Stored { ttl: u64 },
+    /// Loaded for another request. `ttl` where it is stored too.
+    Collapsed { ttl: Option<u64> },
+    /// Loaded for this request and not stored. The rule that decided is a token.
+    Miss { detail: &'static str },
+    /// Not looked up. The reason is a token.
+    Bypass { detail: &'static str },
+}
+
+impl CacheStatus {
+    fn to_value(self) -> HeaderValue {
+        if let Self::Hit { ttl } = self
+            && let Some(kept) = usize::try_from(ttl).ok().and_then(|ttl| KEPT_HITS.get(ttl))
+        {
+            // Written once per process and `ttl`, and then neither allocated nor counted. What is
+            // leaked for it is bounded: a line of some 30 bytes for each of them.
+            let keep = || HeaderValue::from_static(self.write().leak());
+            return kept.get_or_init(keep).clone();
+        }
+        self.write().to_value()
+    }
+
+    fn write(self) -> Line {
+        let mut line = Line::new();
+        match self {
+            Self::Hit { ttl } => line.push("stampede-guard; hit; ttl=").push_number(ttl),
+            Self::Stored { ttl } => line.push("stampede-guard; fwd=miss; stored; ttl=").push_number(ttl),
+            Self::Collapsed { ttl: Some(ttl) } => {
+                line.push("stampede-guard; fwd=miss; collapsed; ttl=").push_number(ttl)
+            }
+            Self::Collapsed { ttl: None } => line.push("stampede-guard; fwd=miss; collapsed"),
+            Self::Miss { detail } => line.push("stampede-guard; fwd=miss").push_detail(detail),
+            Self::Bypass { detail } => line.push("stampede-guard; fwd=bypass").push_detail(detail),
+        };
+        line
+    }
+}
+
+/// The lines of hits that are fresh for up to an hour more.
+static KEPT_HITS: [OnceLock<HeaderValue>; 3601] = [const { OnceLock::new() }; 3601];
+
+/// Says what the guard did, after what other caches on the way said: the list grows from the
+/// origin to the client (RFC 9211, 2).
+pub(crate) fn write_status(headers: &mut HeaderMap, status: CacheStatus) {
+    // Full headers are left as they are: the remark is not worth the response.
+    let _ = headers.try_append(CACHE_STATUS, status.to_value());
+}
+
+/// Says how old a reused response is, in place of an age it came with (RFC 9111, 5.1).
+pub(crate) fn write_age(headers: &mut HeaderMap, seconds: u64) {
+    let _ = headers.try_insert(AGE, age_value(seconds));
+}
+
+/// A number of seconds. A small one, as most ages are, is cut out of a static text.
+fn age_value(seconds: u64) -> HeaderValue {
+    let skipped = match seconds {
+        0..10 => 2,
+        10..100 => 1,
+        100..1000 => 0,
+        _ => return HeaderValue::from(seconds),
+    };
+    let digits = &THREE_DIGITS[seconds as usize][skipped..];
+    HeaderValue::from_maybe_shared(Bytes::from_static(digits)).unwrap_or_else(|_| HeaderValue::from(seconds))
+}
+
+/// `000` to `999`.
+static THREE_DIGITS: [[u8; 3]; 1000] = {
+    let mut all = [[b'0'; 3]; 1000];
+    let mut number = 0;
+    while number < all.len() {
+        all[number] =
+            [b'0' + (number / 100) as u8, b'0' + (number / 10 % 10) as u8, b'0' + (number % 10) as u8];
+        number += 1;
+    }
+    all
+};
+
+/// Both, for a response out of the store.
+pub(crate) fn age_and_status(headers: &mut HeaderMap, age: u64, status: CacheStatus) {
+    write_age(headers, age);
+    write_status(headers, status);
+}
+
+/// The guard's own answer, where there is no other:
+///
+/// - 502: the load that this request waited for failed, and its error can not be given twice;
+/// - 503: the guard may not load without the store (`fail_closed`);
+/// - 504: the load, or the wait for it, took too long.
+///
+/// None of them is about this request alone, so all say when to come again (RFC 9110, 10.2.3).
+pub(crate) fn own_answer<B>(
+    status: StatusCode,
+    detail: &'static str,
+    text: &'static str,
+) -> Response<GuardedBody<B>> {
+    let mut response = Response::new(GuardedBody::from(Bytes::from_static(text.as_bytes())));
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+    headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
+    // Made here and now for this request: no cache on the way may keep it (RFC 9111, 5.2.2.5).
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    write_status(headers, CacheStatus::Miss { detail });
+    response
+}
+
+/// A line of `Cache-Status` under construction: it is written on every hit, so on the stack and
+/// without the formatting machinery.
+struct Line {
+    bytes: [u8; 128],
+    length: usize,
+}
+
+impl Line {
+    fn new() -> Self {
+        Self { bytes: [0; 128], length: 0 }
+    }
+
+    /// What does not fit is left out. The guard's own texts and a number of 20 digits always do.
+    fn push(&mut self, text: &str) -> &mut Self {
+        if let Some(free) = self.bytes.get_mut(self.length..self.length + text.len()) {
+            free.copy_from_slice(text.as_bytes());
+            self.length += text.len();
+        }
+        self
+    }
+
+    fn push_detail(&mut self, detail: &str) -> &mut Self {
+        if detail.is_empty() { self } else { self.push("; detail=").push(detail) }
+    }
+
+    fn push_number(&mut self, number: u64) -> &mut Self {
+        let end = self.length + number.checked_ilog10().map_or(1, |digits| digits as usize + 1);
+        if let Some(free) = self.bytes.get_mut(self.length..end) {
+            let mut left = number;
+            for place in free.iter_mut().rev() {
+                *place = b'0' + (left % 10) as u8;
+                left /= 10;
+            }
+            self.length = end;
+        }
+        self
+    }
+
+    /// As a text for as long as the process lives.
+    fn leak(&self) -> &'static str {
+        String::from_utf8_lossy(&self.bytes[..self.length]).into_owned().leak()
+    }
+
+    fn to_value(&self) -> HeaderValue {
+        // Only a detail with a control character would not do; those are our own constants.
+        HeaderValue::from_bytes(&self.bytes[..self.length])
+            .unwrap_or_else(|_| HeaderValue::from_static("stampede-guard"))
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "in a test the panic is the report")]
+mod tests {
+    use http_body_util::{BodyExt as _, Empty};
+
+    use super::*;
+
+    type Answer = Response<GuardedBody<Empty<Bytes>>>;
+
+    #[test]
+    fn each_status_is_written_as_the_rfc_spells_it() {
+        let cases = [
+            (CacheStatus::Hit { ttl: 59 }, "stampede-guard; hit; ttl=59"),
+            (CacheStatus::Hit { ttl: 0 }, "stampede-guard; hit; ttl=0"),
+            (CacheStatus::Hit { ttl: u64::MAX }, "stampede-guard; hit; ttl=18446744073709551615"),
+            (CacheStatus::Stored { ttl: 60 }, "stampede-guard; fwd=miss; stored; ttl=60"),
+            (CacheStatus::Collapsed { ttl: Some(9) }, "stampede-guard; fwd=miss; collapsed; ttl=9"),
+            (CacheStatus::Collapsed { ttl: None }, "stampede-guard; fwd=miss; collapsed"),
+            (CacheStatus::Miss { detail: "vary" }, "stampede-guard; fwd=miss; detail=vary"),
+            (CacheStatus::Miss { detail: "" }, "stampede-guard; fwd=miss"),
+            (CacheStatus::Bypass { detail: "range" }, "stampede-guard; fwd=bypass; detail=range"),
+        ];
+        for (status, text) in cases {
+            assert_eq!(status.to_value(), text);
+        }
+    }
+
+    #[test]
+    fn an_age_is_its_decimal_number() {
+        for age in (0..2000).chain([1 << 31, u64::MAX]) {
+            assert_eq!(age_value(age), age.to_string(), "{age}");
+        }
+    }
+
+    #[test]
+    fn a_number_is_written_at_each_length_and_left_out_where_it_does_not_fit() {
+        for digits in 0..20 {
+            for number in [10_u64.pow(digits), 10_u64.pow(digits) - 1] {
+                assert_eq!(Line::new().push_number(number).to_value(), number.to_string());
+            }
+        }
+        let mut line = Line::new();
+        line.push(&"x".repeat(120)).push_number(123_456_789);
+        assert_eq!(line.to_value(), "x".repeat(120));
+    }
+
+    #[test]
+    fn the_guard_speaks_after_the_caches_before_it_and_sets_one_age() {
+        let mut headers = HeaderMap::new();
+        headers.insert(CACHE_STATUS, HeaderValue::from_static("cdn; hit"));
+        headers.append(AGE, HeaderValue::from_static("1"));
+        headers.append(AGE, HeaderValue::from_static("2"));
+        age_and_status(&mut headers, 17, CacheStatus::Hit { ttl: 43 });
+        let lines: Vec<_> = headers.get_all(CACHE_STATUS).iter().collect();
+        assert_eq!(lines, ["cdn; hit", "stampede-guard; hit; ttl=43"]);
+        assert_eq!(headers.get_all(AGE).iter().collect::<Vec<_>>(), ["17"]);
+    }
+
+    #[tokio::test]
+    async fn an_own_answer_is_short_plain_and_kept_by_nobody() {
+        let answer: Answer = own_answer(StatusCode::BAD_GATEWAY, "load-failed", "try again");
+        assert_eq!(answer.status(), 502);
+        assert_eq!(answer.headers()[CONTENT_TYPE], "text/plain; charset=utf-8");
+        assert_eq!(answer.headers()[CACHE_CONTROL], "no-store");
+        assert_eq!(answer.headers()[RETRY_AFTER], "1");
+        assert_eq!(answer.headers()[CACHE_STATUS], "stampede-guard; fwd=miss; detail=load-failed");
+        assert_eq!(answer.into_body().collect().await.unwrap().to_bytes(), "try again");
+    }
+}

@@ -1,0 +1,240 @@
+//! One body for two: the client that waits for it, and the buffer that will be stored.
+//!
+//! Run by the load task, which goes on when the client leaves. The client is sent everything as
+//! it comes, but for the last byte: whoever has a whole response asks again, and that request must
+//! find what this one made. So the end is withheld until the caller has committed and lets go.
+
+use std::fmt;
+use std::future::{Future as _, poll_fn};
+use std::pin::{Pin, pin};
+use std::task::Poll;
+
+use bytes::{Bytes, BytesMut};
+use http::{HeaderMap, StatusCode};
+use http_body::{Body, Frame};
+use tokio::time::{Instant, Sleep, sleep_until};
+
+use super::body::{BoxError, StreamSender, to_bytes};
+
+/// The most chunks that are kept. Each costs some 100 bytes beside its content, so a body of
+/// single bytes would take a hundred times `max_body`.
+const MOST_CHUNKS: usize = 64 * 1024;
+
+/// How a body ended.
+pub(crate) enum Teed<B> {
+    /// All of it is here. The client waits for its end.
+    Whole { body: Bytes, trailers: Option<HeaderMap>, finish: Finish<B> },
+    /// It grew over the bound, or took too long. The client has what came, and polls the rest itself:
+    /// from here on it decides how fast the inner service may go. If it is gone, the rest was dropped.
+    TooBig,
+    /// It failed, or is not as long as its head says. The error itself went to the client; this is
+    /// its text.
+    Broken(String),
+}
+
+/// Lets the client have the end of its response. Dropped, it does the same, so that no way out of
+/// the load leaves a client waiting: a commit that failed or panicked costs the store an entry,
+/// not the client its answer.
+pub(crate) struct Finish<B> {
+    /// Taken by the drop.
+    end: Option<(StreamSender<B>, Bytes, Option<Box<HeaderMap>>)>,
+}
+
+impl<B> Finish<B> {
+    pub(crate) fn release(self) {
+        drop(self);
+    }
+}
+
+impl<B> Drop for Finish<B> {
+    fn drop(&mut self) {
+        if let Some((client, withheld, trailers)) = self.end.take() {
+            client.last(withheld, trailers);
+        }
+    }
+}
+
+/// Reads `body` to its end, of at most `max_body` bytes, and passes it on to `client`.
+///
+/// `expected` is the length that the head promises. A body that has not ended by `until` is handed
+/// over to the client: slow is no reason to cut it off, only no reason to let others wait for it.
+///
+/// # Cancel safety
+///
+/// Dropped before its end, it leaves the client an error, as its sender goes with it; what was
+/// read is lost.
+pub(crate) async fn tee<B>(
+    body: B,
+    max_body: usize,
+    expected: Option<u64>,
+    until: Instant,
+    client: StreamSender<B>,
+) -> Teed<B>
+where
+    B: Body,
+    B::Error: Into<BoxError>,
+{
+    let mut deadline = pin!(sleep_until(until));
+    // Boxed here, because it may have to be handed over half read.
+    let mut body = Box::pin(body);
+    let mut kept = Kept { chunks: Vec::new(), withheld: Bytes::new(), length: 0, expected };
+    let mut trailers = None;
+    loop {
+        let frame = match next(body.as_mut(), deadline.as_mut(), &mut kept, &client).await {
+            Next::Frame(frame) => to_bytes(frame),
+            Next::Failed(error) => return broken(client, kept, error.into()),
+            Next::End => break,
+            Next::TooLate => return handed_over(client, kept, body),
+        };
+        // Whatever comes after trailers could be stored only in another order (RFC 9110, 6.5).
+        if trailers.is_some() {
+            return broken(client, kept, Box::new(Malformed::AfterTrailers));
+        }
+        match frame.into_data().map_err(Frame::into_trailers) {
+            Ok(data) if data.is_empty() => {}
+            Ok(data) => {
+                kept.push(data, &client);
+                if kept.is_too_long() {
+                    return broken(client, kept, Box::new(Malformed::Length));
+                }
+                if kept.length > max_body as u64 || kept.chunks.len() > MOST_CHUNKS {
+                    return handed_over(client, kept, body);
+                }
+            }
+            Err(Ok(fields)) => trailers = Some(fields),
+            // A kind of frame that is not known today says nothing that is kept.
+            Err(Err(_)) => {}
+        }
+    }
+    if kept.is_too_short() {
+        return broken(client, kept, Box::new(Malformed::Length));
+    }
+    let body = whole(kept.chunks, kept.length);
+    let finish = Finish { end: Some((client, kept.withheld, trailers.clone().map(Box::new))) };
+    Teed::Whole { body, trailers, finish }
+}
+
+/// Whether a client has the whole response once it has the head, so that the head is what has to
+/// wait for the commit.
+pub(crate) fn ends_with_head<B: Body>(status: StatusCode, expected: Option<u64>, body: &B) -> bool {
+    has_no_content(status)
+        || expected == Some(0)
+        || body.is_end_stream()
+        || body.size_hint().exact() == Some(0)
+}
+
+/// RFC 9112, 6.3: neither of these has content, whatever its headers say.
+pub(crate) fn has_no_content(status: StatusCode) -> bool {
+    matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
+}
+
+struct Kept {
+    chunks: Vec<Bytes>,
+    /// The end of what came: the whole last chunk, or its last byte. Not sent yet.
+    withheld: Bytes,
+    length: u64,
+    expected: Option<u64>,
+}
+
+impl Kept {
+    fn push(&mut self, data: Bytes, client: &StreamSender<impl Body>) {
+        self.length += data.len() as u64;
+        // What was withheld is not the end after all.
+        client.data(std::mem::replace(&mut self.withheld, data.clone()));
+        self.chunks.push(data);
+    }
+
+    /// Sends what need not wait: all while the head promises more, else all but the last byte.
+    fn flush(&mut self, client: &StreamSender<impl Body>) {
+        let more_to_come = self.expected.is_some_and(|expected| self.length < expected);
+        let keep = if more_to_come { 0 } else { self.withheld.len().min(1) };
+        client.data(self.withheld.split_to(self.withheld.len() - keep));
+    }
+
+    fn is_too_long(&self) -> bool {
+        self.expected.is_some_and(|expected| self.length > expected)
+    }
+
+    fn is_too_short(&self) -> bool {
+        self.expected.is_some_and(|expected| self.length < expected)
+    }
+}
+
+enum Next<D, E> {
+    Frame(Frame<D>),
+    Failed(E),
+    End,
+    TooLate,
+}
+
+/// The next frame. Only if it is not there at once, what is withheld is cut down to a byte: so a
+/// slow body reaches the client as it comes, and a fast one in its own chunks.
+async fn next<B: Body>(
+    mut body: Pin<&mut B>,
+    mut deadline: Pin<&mut Sleep>,
+    kept: &mut Kept,
+    client: &StreamSender<B>,
+) -> Next<B::Data, B::Error> {
+    poll_fn(|cx| match body.as_mut().poll_frame(cx) {
+        Poll::Ready(Some(Ok(frame))) => Poll::Ready(Next::Frame(frame)),
+        Poll::Ready(Some(Err(error))) => Poll::Ready(Next::Failed(error)),
+        Poll::Ready(None) => Poll::Ready(Next::End),
+        Poll::Pending => {
+            kept.flush(client);
+            deadline.as_mut().poll(cx).map(|()| Next::TooLate)
+        }
+    })
+    .await
+}
+
+fn handed_over<B>(client: StreamSender<B>, kept: Kept, rest: Pin<Box<B>>) -> Teed<B> {
+    client.data(kept.withheld);
+    client.rest(rest);
+    Teed::TooBig
+}
+
+/// What came goes on as it came, and then the error: the client sees what it would have seen
+/// without the guard.
+fn broken<B>(client: StreamSender<B>, kept: Kept, error: BoxError) -> Teed<B> {
+    let text = error.to_string();
+    client.data(kept.withheld);
+    client.fail(error);
+    Teed::Broken(text)
+}
+
+/// One chunk is the body; several are copied together, once.
+fn whole(mut chunks: Vec<Bytes>, length: u64) -> Bytes {
+    if chunks.len() == 1 {
+        return chunks.pop().unwrap_or_default();
+    }
+    // At most `max_body`, so it is a `usize`.
+    let mut body = BytesMut::with_capacity(length as usize);
+    for chunk in &chunks {
+        body.extend_from_slice(chunk);
+    }
+    body.freeze()
+}
+
+/// A body that can not be stored as what it claims to be.
+#[derive(Clone, Copy, Debug)]
+enum Malformed {
+    /// RFC 9112, 8: incomplete, or more than was announced.
+    Length,
+    AfterTrailers,
+}
+
+impl fmt::Display for Malformed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Length => "the body is not as long as its content-length says",
+            Self::AfterTrailers => "the body goes on after its trailers",
+        })
+    }
+}
+
+impl std::error::Error for Malformed {}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "in a test the panic is the report")]
+#[path = "tee_tests.rs"]
+mod tests;

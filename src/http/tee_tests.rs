@@ -1,0 +1,253 @@
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use futures_util::FutureExt as _;
+use futures_util::stream;
+use http_body_util::{BodyExt as _, Full, StreamBody};
+use tokio::sync::mpsc;
+
+use super::*;
+use crate::http::body::{CutOff, GuardedBody};
+
+type Item = Result<Frame<Bytes>, std::io::Error>;
+
+fn data(text: &'static str) -> Item {
+    Ok(Frame::data(Bytes::from_static(text.as_bytes())))
+}
+
+fn fields() -> HeaderMap {
+    HeaderMap::from_iter([(http::header::ETAG, "\"a\"".parse().unwrap())])
+}
+
+/// A body whose frames the test sends one by one.
+type Scripted = StreamBody<stream::BoxStream<'static, Item>>;
+
+fn scripted() -> (mpsc::UnboundedSender<Item>, Scripted) {
+    let (sender, receiver) = mpsc::unbounded_channel();
+    let frames = stream::unfold(receiver, |mut receiver: mpsc::UnboundedReceiver<Item>| async {
+        receiver.recv().await.map(|item| (item, receiver))
+    });
+    (sender, StreamBody::new(Box::pin(frames)))
+}
+
+fn all_at_once(frames: Vec<Item>) -> Scripted {
+    StreamBody::new(Box::pin(stream::iter(frames)))
+}
+
+fn streaming<B>() -> (StreamSender<B>, GuardedBody<B>) {
+    GuardedBody::streaming(Default::default())
+}
+
+/// A deadline that does not come.
+fn later() -> Instant {
+    Instant::now() + Duration::from_secs(3600)
+}
+
+/// What the client can read now, without waiting.
+fn readable<B: Body + 'static>(client: &mut GuardedBody<B>) -> String
+where
+    B::Error: Into<BoxError>,
+{
+    let mut text = Vec::new();
+    while let Some(frame) = client.frame().now_or_never() {
+        let Some(Ok(frame)) = frame else { break };
+        text.extend_from_slice(&frame.into_data().unwrap());
+    }
+    String::from_utf8(text).unwrap()
+}
+
+#[tokio::test]
+async fn a_body_is_kept_whole_and_the_client_gets_the_end_on_release() {
+    let (sender, mut client) = streaming();
+    let body = all_at_once(vec![data("ab"), data(""), data("cd"), Ok(Frame::trailers(fields()))]);
+    let Teed::Whole { body, trailers, finish } = tee(body, 4, Some(4), later(), sender).await else {
+        panic!()
+    };
+    assert_eq!((&body[..], trailers), (&b"abcd"[..], Some(fields())));
+    assert_eq!(readable(&mut client), "ab", "the last chunk waits");
+    finish.release();
+    let rest = client.collect().await.unwrap();
+    assert_eq!(rest.trailers(), Some(&fields()));
+    assert_eq!(rest.to_bytes(), "cd");
+}
+
+#[tokio::test]
+async fn a_single_chunk_is_stored_without_a_copy() {
+    let chunk = Bytes::from(vec![7; 100]);
+    let (sender, mut client) = streaming();
+    let teed = tee(Full::new(chunk.clone()), 100, None, later(), sender).await;
+    let Teed::Whole { body, finish, .. } = teed else { panic!() };
+    assert_eq!(body.as_ptr(), chunk.as_ptr());
+    assert_eq!(readable(&mut client), "");
+    drop(finish);
+    let sent = client.frame().await.unwrap().unwrap().into_data().unwrap();
+    assert_eq!(sent.as_ptr(), chunk.as_ptr(), "nor sent with one");
+    assert!(client.is_end_stream());
+}
+
+#[tokio::test]
+async fn a_slow_body_reaches_the_client_as_it_comes_but_for_its_last_byte() {
+    let (frames, body) = scripted();
+    let (sender, mut client) = streaming();
+    let mut teed = Box::pin(tee(body, 100, None, later(), sender));
+    for (chunk, seen) in [("abc", "ab"), ("d", "c"), ("ef", "de")] {
+        frames.send(data(chunk)).unwrap();
+        assert!((&mut teed).now_or_never().is_none());
+        assert_eq!(readable(&mut client), seen);
+    }
+    drop(frames);
+    let Teed::Whole { body, finish, .. } = teed.await else { panic!() };
+    assert_eq!(body, "abcdef");
+    assert_eq!(readable(&mut client), "", "the last byte waits for the release");
+    finish.release();
+    assert_eq!(client.collect().await.unwrap().to_bytes(), "f");
+}
+
+#[tokio::test]
+async fn with_a_known_length_only_the_very_last_byte_waits() {
+    let (frames, body) = scripted();
+    let (sender, mut client) = streaming();
+    let mut teed = Box::pin(tee(body, 100, Some(5), later(), sender));
+    for (chunk, seen) in [("abc", "abc"), ("de", "d")] {
+        frames.send(data(chunk)).unwrap();
+        assert!((&mut teed).now_or_never().is_none());
+        assert_eq!(readable(&mut client), seen);
+    }
+}
+
+#[tokio::test]
+async fn over_the_bound_the_client_polls_the_rest_itself() {
+    let (frames, body) = scripted();
+    let (sender, client) = streaming();
+    for chunk in ["abc", "de", "fg"] {
+        frames.send(data(chunk)).unwrap();
+    }
+    assert!(matches!(tee(body, 4, None, later(), sender).await, Teed::TooBig));
+    frames.send(data("hi")).unwrap();
+    drop(frames);
+    assert_eq!(client.collect().await.unwrap().to_bytes(), "abcdefghi");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_body_that_takes_too_long_is_handed_over_and_not_cut_off() {
+    let (frames, body) = scripted();
+    let (sender, client) = streaming();
+    frames.send(data("abc")).unwrap();
+    let until = Instant::now() + Duration::from_secs(1);
+    assert!(matches!(tee(body, 100, None, until, sender).await, Teed::TooBig));
+    assert_eq!(Instant::now(), until);
+    frames.send(data("def")).unwrap();
+    drop(frames);
+    assert_eq!(client.collect().await.unwrap().to_bytes(), "abcdef");
+}
+
+#[tokio::test]
+async fn a_body_of_exactly_the_bound_is_kept() {
+    for (length, whole) in [(3, true), (4, true), (5, false)] {
+        let (sender, client) = streaming();
+        let teed = tee(Full::new(Bytes::from(vec![0; length])), 4, None, later(), sender).await;
+        assert_eq!(matches!(teed, Teed::Whole { .. }), whole, "{length}");
+        drop(teed);
+        assert_eq!(client.collect().await.unwrap().to_bytes().len(), length);
+    }
+}
+
+#[tokio::test]
+async fn a_body_of_countless_tiny_chunks_is_too_big() {
+    let frames = stream::iter(
+        (0..MOST_CHUNKS + 2).map(|_| Ok::<_, Infallible>(Frame::data(Bytes::from_static(b"x")))),
+    );
+    let (sender, client) = streaming();
+    assert!(matches!(tee(StreamBody::new(frames), usize::MAX, None, later(), sender).await, Teed::TooBig));
+    assert_eq!(client.collect().await.unwrap().to_bytes().len(), MOST_CHUNKS + 2);
+}
+
+#[tokio::test]
+async fn a_body_that_breaks_is_reported_and_the_client_gets_the_error_itself() {
+    let (sender, mut client) = streaming();
+    let frames = vec![data("ab"), data("cd"), Err(std::io::Error::other("wire cut"))];
+    let Teed::Broken(text) = tee(all_at_once(frames), 100, None, later(), sender).await else { panic!() };
+    assert_eq!(text, "wire cut");
+    for chunk in ["ab", "cd"] {
+        assert_eq!(client.frame().await.unwrap().unwrap().into_data().unwrap(), chunk);
+    }
+    assert!(client.frame().await.unwrap().unwrap_err().is::<std::io::Error>());
+}
+
+#[tokio::test]
+async fn a_body_that_contradicts_its_head_is_broken() {
+    for (expected, frames) in [
+        (3, vec![data("ab")]),
+        (3, vec![]),
+        (1, vec![data("ab")]),
+        (2, vec![data("ab"), data("c")]),
+        (2, vec![data("a"), Ok(Frame::trailers(fields())), data("b")]),
+        (2, vec![data("ab"), Ok(Frame::trailers(fields())), Ok(Frame::trailers(fields()))]),
+    ] {
+        let (sender, client) = streaming();
+        let teed = tee(all_at_once(frames), 100, Some(expected), later(), sender).await;
+        assert!(matches!(teed, Teed::Broken(_)), "{expected}");
+        assert!(client.collect().await.is_err(), "{expected}");
+    }
+}
+
+#[tokio::test]
+async fn an_empty_body_is_whole_and_its_end_waits_too() {
+    let (sender, mut client) = streaming();
+    let teed = tee(all_at_once(vec![]), 0, None, later(), sender).await;
+    let Teed::Whole { body, finish, .. } = teed else { panic!() };
+    assert!(body.is_empty() && !client.is_end_stream());
+    assert!(client.frame().now_or_never().is_none());
+    finish.release();
+    assert!(client.frame().await.is_none());
+}
+
+#[tokio::test]
+async fn a_tee_that_is_cancelled_leaves_the_client_an_error() {
+    let (frames, body) = scripted();
+    let (sender, mut client) = streaming();
+    let mut teed = Box::pin(tee(body, 100, None, later(), sender));
+    frames.send(data("ab")).unwrap();
+    assert!((&mut teed).now_or_never().is_none());
+    drop(teed);
+    assert_eq!(client.frame().await.unwrap().unwrap().into_data().unwrap(), "a");
+    assert!(client.frame().await.unwrap().unwrap_err().is::<CutOff>());
+}
+
+/// Says when it is dropped.
+struct Dropped(Arc<AtomicBool>);
+
+impl Drop for Dropped {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_left_stops_no_load_until_it_is_too_big() {
+    for (max_body, whole) in [(8, true), (4, false)] {
+        let dropped = Arc::new(AtomicBool::new(false));
+        let endless = Dropped(dropped.clone());
+        let frames = stream::unfold((endless, 4), |(endless, left)| async move {
+            let next: Item = data("ab");
+            (left > 0).then_some((next, (endless, left - 1)))
+        });
+        let (sender, client) = streaming();
+        drop(client);
+        let teed = tee(StreamBody::new(Box::pin(frames)), max_body, None, later(), sender).await;
+        assert_eq!(matches!(&teed, Teed::Whole { body, .. } if body == "abababab"), whole);
+        assert!(whole || dropped.load(Ordering::SeqCst), "the inner body is dropped at once");
+    }
+}
+
+#[test]
+fn the_head_is_the_end_of_an_empty_response() {
+    let (empty, full) = (Full::new(Bytes::new()), Full::new(Bytes::from_static(b"x")));
+    assert!(ends_with_head(StatusCode::OK, None, &empty));
+    assert!(ends_with_head(StatusCode::OK, Some(0), &all_at_once(vec![])));
+    assert!(ends_with_head(StatusCode::NO_CONTENT, None, &all_at_once(vec![])));
+    assert!(!ends_with_head(StatusCode::OK, None, &all_at_once(vec![])), "not known yet");
+    assert!(!ends_with_head(StatusCode::OK, Some(1), &full));
+}

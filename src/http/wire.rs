@@ -1,0 +1,382 @@
+//! A response as bytes: what an entry's payload is for HTTP.
+//!
+//! The envelope around it has the checksum. What is checked here is that the bytes make a response
+//! that may be replayed: whatever wrote them, no header that must not be shared, no forged framing
+//! and no unbounded header section comes out.
+
+use std::time::SystemTime;
+
+use bytes::{BufMut, Bytes, BytesMut};
+use http::header::{CONTENT_LENGTH, DATE, HeaderMap, HeaderName, HeaderValue, SET_COOKIE};
+use http::response::Parts;
+use http::{StatusCode, Version};
+
+use super::freshness::initial_age;
+use super::response::{is_hop_by_hop, storable};
+
+/// ```text
+/// 0  layout   1
+/// 1  version  1   of HTTP: major and minor digit
+/// 2  status   2
+/// 4  age      4   seconds, at the time it was stored
+/// 8  headers  2   how many
+/// 10 trailers 2   how many; NO_TRAILERS for none
+/// 12 head     4   bytes of both together
+/// 16 headers, trailers: tag 2, length of the value 2, name, value
+///    body
+/// ```
+/// A tag is the length of the name, or with `NUMBERED` its index in `NAMES`, and then no name follows.
+/// `SENSITIVE` is the value's. All integers are little-endian. Another layout is another number in the
+/// first byte.
+const FIXED: usize = 16;
+const LAYOUT: u8 = 2;
+const NO_TRAILERS: u16 = u16::MAX;
+const SENSITIVE: u16 = 1 << 15;
+const NUMBERED: u16 = 1 << 14;
+const FLAGS: u16 = SENSITIVE | NUMBERED;
+
+/// Names that are stored as a number: to read one is to look it up, where a name that is spelled out is
+/// validated, hashed into a standard one or copied, and checked against what must not be shared.
+///
+/// Append only: the numbers are in stored entries. A process that does not know a number yet reads a
+/// miss, so a rolling update costs loads and nothing else. None of these is one that `is_sound` forbids.
+macro_rules! names {
+    ($($name:literal,)*) => {
+        static NAMES: [HeaderName; [$($name),*].len()] = [$(HeaderName::from_static($name)),*];
+    };
+}
+names![
+    "content-type",
+    "content-length",
+    "cache-control",
+    "date",
+    "etag",
+    "last-modified",
+    "expires",
+    "vary",
+    "server",
+    "content-encoding",
+    "content-language",
+    "content-location",
+    "content-disposition",
+    "location",
+    "link",
+    "access-control-allow-origin",
+    "access-control-allow-methods",
+    "access-control-allow-headers",
+    "access-control-allow-credentials",
+    "access-control-expose-headers",
+    "access-control-max-age",
+    "access-control-allow-private-network",
+    "strict-transport-security",
+    "x-content-type-options",
+    "x-frame-options",
+    "referrer-policy",
+    "content-security-policy",
+    "content-security-policy-report-only",
+    "permissions-policy",
+    "cross-origin-opener-policy",
+    "cross-origin-embedder-policy",
+    "cross-origin-resource-policy",
+    "x-xss-protection",
+    "x-dns-prefetch-control",
+    "x-permitted-cross-domain-policies",
+    "origin-agent-cluster",
+    "timing-allow-origin",
+    "server-timing",
+    "x-request-id",
+    "x-correlation-id",
+    "traceparent",
+    "x-powered-by",
+    "x-robots-tag",
+    "x-cache",
+    "x-runtime",
+    "via",
+    "x-ratelimit-limit",
+    "x-ratelimit-remaining",
+    "x-ratelimit-reset",
+    "accept-ranges",
+    "allow",
+    "retry-after",
+    "alt-svc",
+    "cache-status",
+    "cdn-cache-control",
+    "surrogate-control",
+    "surrogate-key",
+    "cache-tag",
+    "trailer",
+    "www-authenticate",
+    "warning",
+    "pragma",
+    "refresh",
+    "nel",
+    "report-to",
+    "reporting-endpoints",
+    "accept-patch",
+    "accept-post",
+    "accept-ch",
+    "content-digest",
+    "repr-digest",
+    "digest",
+    "content-md5",
+    "x-total-count",
+    "deprecation",
+    "sunset",
+    "preference-applied",
+];
+
+/// Where `NAMES` has `Content-Length`, whose value is the body's.
+const CONTENT_LENGTH_NUMBER: usize = 1;
+
+/// `Age` and `Cache-Status` are added to each replay: with room for them no header map has to grow.
+const ADDED_TO_REPLAYS: usize = 2;
+
+/// Headers and trailers together; far from the size at which `HeaderMap` gives up.
+pub(crate) const MOST_HEADERS: usize = 128;
+/// Names and values of headers and trailers together.
+pub(crate) const MOST_HEADER_BYTES: usize = 64 * 1024;
+
+/// A response that may be replayed to anyone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct StoredResponse {
+    pub(crate) status: StatusCode,
+    /// As the origin answered. A server sends its connection's own (RFC 9110, 2.5).
+    pub(crate) version: Version,
+    /// Without `Age`, which is `age` and the time since.
+    pub(crate) headers: HeaderMap,
+    /// Seconds it was old when it was stored.
+    pub(crate) age: u32,
+    pub(crate) body: Bytes,
+    /// Boxed, because they are rare and a response is moved from hand to hand on each hit.
+    pub(crate) trailers: Option<Box<HeaderMap>>,
+}
+
+impl StoredResponse {
+    /// What is kept of a response that arrived at `now` on the wall clock.
+    pub(crate) fn new(head: &Parts, now: SystemTime, body: Bytes, trailers: Option<HeaderMap>) -> Self {
+        let mut headers = HeaderMap::with_capacity(head.headers.len().min(MOST_HEADERS) + 1);
+        for (name, value) in storable(&head.headers).take(MOST_HEADERS + 1) {
+            // Far below the size at which `append` would panic; one more than `encode` accepts.
+            headers.append(name, value.clone());
+        }
+        if !headers.contains_key(DATE) {
+            // RFC 9110, 6.6.1: who forwards from a cache adds the time of receipt. Without it a
+            // server would date every hit anew, and `Expires` would count from there.
+            if let Ok(date) = HeaderValue::try_from(httpdate::fmt_http_date(clamp(now))) {
+                headers.insert(DATE, date);
+            }
+        }
+        // At most 2^31, as all numbers of seconds are cut there.
+        let age = u32::try_from(initial_age(&head.headers, now)).unwrap_or(u32::MAX);
+        let trailers = trailers.map(Box::new);
+        Self { status: head.status, version: head.version, headers, age, body, trailers }
+    }
+
+    /// The bytes to store; none for what must not or can not be stored.
+    pub(crate) fn encode(&self) -> Option<Bytes> {
+        let no_trailers = HeaderMap::new();
+        let trailers = self.trailers.as_deref().unwrap_or(&no_trailers);
+        if self.headers.len() + trailers.len() > MOST_HEADERS {
+            return None;
+        }
+        let all = || self.headers.iter().chain(trailers);
+        let section: usize = all().map(|(name, value)| name.as_str().len() + value.len()).sum();
+        if section > MOST_HEADER_BYTES || !self.is_sound() {
+            return None;
+        }
+        // A little more than is needed: numbered names are not written.
+        let room = section + 4 * (self.headers.len() + trailers.len());
+        let mut out = BytesMut::with_capacity(FIXED + room + self.body.len());
+        out.put_u8(LAYOUT);
+        out.put_u8(version_to_wire(self.version)?);
+        out.put_u16_le(self.status.as_u16());
+        out.put_u32_le(self.age);
+        out.put_u16_le(self.headers.len() as u16);
+        out.put_u16_le(if self.trailers.is_some() { trailers.len() as u16 } else { NO_TRAILERS });
+        // The bytes of the fields are known when they are written.
+        out.put_u32_le(0);
+        for (name, value) in all() {
+            let number = NAMES.iter().position(|known| known == name);
+            let (tag, spelled) = match number {
+                Some(number) => (number as u16 | NUMBERED, ""),
+                // A name of 16 KiB would reach into the flags.
+                None => {
+                    let length = u16::try_from(name.as_str().len()).ok()?;
+                    (Some(length).filter(|length| length & FLAGS == 0)?, name.as_str())
+                }
+            };
+            out.put_u16_le(if value.is_sensitive() { tag | SENSITIVE } else { tag });
+            out.put_u16_le(u16::try_from(value.len()).ok()?);
+            out.put_slice(spelled.as_bytes());
+            out.put_slice(value.as_bytes());
+        }
+        let head = (out.len() - FIXED) as u32;
+        out[FIXED - 4..FIXED].copy_from_slice(&head.to_le_bytes());
+        out.put_slice(&self.body);
+        Some(out.freeze())
+    }
+
+    /// Reads what `encode` wrote; values and body share `raw`'s memory. Anything else is no
+    /// response.
+    pub(crate) fn decode(raw: &Bytes) -> Option<Self> {
+        let (fixed, rest) = raw.split_first_chunk::<FIXED>()?;
+        let u16_at = |at: usize| u16::from_le_bytes([fixed[at], fixed[at + 1]]);
+        let u32_at = |at: usize| u32::from_le_bytes([fixed[at], fixed[at + 1], fixed[at + 2], fixed[at + 3]]);
+        let head = u32_at(12) as usize;
+        let (headers, trailers) = (u16_at(8), Some(u16_at(10)).filter(|&count| count != NO_TRAILERS));
+        let fields = usize::from(headers) + usize::from(trailers.unwrap_or(0));
+        if fixed[0] != LAYOUT
+            || fields > MOST_HEADERS
+            || head > rest.len()
+            || head > MOST_HEADER_BYTES + 4 * fields
+        {
+            return None;
+        }
+        let status = StatusCode::from_u16(u16_at(2)).ok()?;
+        let body = raw.slice(FIXED + head..);
+        if !is_replayable(status, body.is_empty()) {
+            return None;
+        }
+        let mut fields = Fields { raw, at: FIXED, end: FIXED + head };
+        let stored = Self {
+            status,
+            version: version_from_wire(fixed[1])?,
+            headers: fields.read(headers, ADDED_TO_REPLAYS, Some(body.len() as u64))?,
+            age: u32_at(4),
+            trailers: match trailers {
+                Some(count) => Some(Box::new(fields.read(count, 0, None)?)),
+                None => None,
+            },
+            body,
+        };
+        (fields.at == fields.end).then_some(stored)
+    }
+
+    /// Whether it may be replayed. `decode` asks the same, so that bytes which another version or
+    /// program wrote can not smuggle anything in.
+    fn is_sound(&self) -> bool {
+        let length = Some(self.body.len() as u64);
+        is_replayable(self.status, self.body.is_empty())
+            && self.headers.iter().all(|(name, value)| is_sound(name, value, length))
+            && self
+                .trailers
+                .iter()
+                .flat_map(|trailers| trailers.iter())
+                .all(|(name, value)| is_sound(name, value, None))
+    }
+}
+
+/// Whether a response of this status is one of its own.
+fn is_replayable(status: StatusCode, is_empty: bool) -> bool {
+    match status.as_u16() {
+        // RFC 9110, 15.2, 15.3.7 and 15.4.5: no final answer, a part, and no content of its own.
+        100..200 | 206 | 304 => false,
+        // RFC 9110, 6.4.1: these have no content.
+        204 | 205 => is_empty,
+        _ => true,
+    }
+}
+
+/// Whether a field may be replayed; `length` is the body's for a header, and nothing for a trailer.
+fn is_sound(name: &HeaderName, value: &HeaderValue, length: Option<u64>) -> bool {
+    if *name == CONTENT_LENGTH {
+        return promises(value, length);
+    }
+    *name != SET_COOKIE && !is_hop_by_hop(name)
+}
+
+/// Whether a `Content-Length` is the body's `length`. All members of a list have to be (RFC 9110, 8.6).
+///
+/// RFC 9112, 6.3: another length splits the connection's messages. RFC 9110, 6.5.1: in trailers there
+/// is none.
+fn promises(value: &HeaderValue, length: Option<u64>) -> bool {
+    let number = |digits: &[u8]| {
+        digits.iter().try_fold(0_u64, |sum, &digit| {
+            let digit = digit.is_ascii_digit().then(|| u64::from(digit - b'0'))?;
+            sum.checked_mul(10)?.checked_add(digit)
+        })
+    };
+    let is_length = |member: &[u8]| !member.is_empty() && number(member) == length;
+    let line = value.as_bytes();
+    // Almost always there is one, so that is tried before the line is taken apart.
+    length.is_some()
+        && (is_length(line) || line.split(|&byte| byte == b',').map(<[u8]>::trim_ascii).all(is_length))
+}
+
+/// Reads fields out of `raw[at..end]`.
+struct Fields<'a> {
+    raw: &'a Bytes,
+    at: usize,
+    end: usize,
+}
+
+impl Fields<'_> {
+    /// Reads `count` fields that are sound; `spare` more will fit into the map.
+    fn read(&mut self, count: u16, spare: usize, length: Option<u64>) -> Option<HeaderMap> {
+        let mut headers = HeaderMap::try_with_capacity(usize::from(count) + spare).ok()?;
+        for _ in 0..count {
+            let [tag @ .., low, high] = *self.raw.get(self.at..self.end)?.first_chunk::<4>()?;
+            let tag = u16::from_le_bytes(tag);
+            let number = usize::from(tag & !FLAGS);
+            let name_at = self.at + 4;
+            let value_at = if tag & NUMBERED == 0 { name_at + number } else { name_at };
+            self.at = value_at + usize::from(u16::from_le_bytes([low, high]));
+            if self.at > self.end {
+                return None;
+            }
+            // Values and names refuse what would break out of their line: CR, LF, NUL (RFC 9110, 5.5).
+            let mut value = HeaderValue::from_maybe_shared(self.raw.slice(value_at..self.at)).ok()?;
+            if tag & SENSITIVE != 0 {
+                value.set_sensitive(true);
+            }
+            if tag & NUMBERED == 0 {
+                let name = HeaderName::from_bytes(self.raw.get(name_at..value_at)?).ok()?;
+                if !is_sound(&name, &value, length) {
+                    return None;
+                }
+                headers.try_append(name, value).ok()?;
+            } else {
+                // Of these only a length can be unsound.
+                if number == CONTENT_LENGTH_NUMBER && !promises(&value, length) {
+                    return None;
+                }
+                headers.try_append(NAMES.get(number)?, value).ok()?;
+            }
+        }
+        Some(headers)
+    }
+}
+
+fn version_to_wire(version: Version) -> Option<u8> {
+    Some(match version {
+        Version::HTTP_09 => 9,
+        Version::HTTP_10 => 10,
+        Version::HTTP_11 => 11,
+        Version::HTTP_2 => 20,
+        Version::HTTP_3 => 30,
+        _ => return None,
+    })
+}
+
+fn version_from_wire(number: u8) -> Option<Version> {
+    Some(match number {
+        9 => Version::HTTP_09,
+        10 => Version::HTTP_10,
+        11 => Version::HTTP_11,
+        20 => Version::HTTP_2,
+        30 => Version::HTTP_3,
+        _ => return None,
+    })
+}
+
+/// `httpdate` panics outside the years 1970 to 9999, where only a broken clock is.
+fn clamp(now: SystemTime) -> SystemTime {
+    const YEAR_9999: u64 = 253_370_764_800;
+    let since = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    SystemTime::UNIX_EPOCH + since.min(std::time::Duration::from_secs(YEAR_9999))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "in a test the panic is the report")]
+#[path = "wire_tests.rs"]
+mod tests;
