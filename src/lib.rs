@@ -92,3 +92,7 @@ pub use observe::{Outcome, Stats};
 pub use policy::{OnStoreDown, OnWaitTimeout, Policy, PolicyBuilder};
 pub use store::memory::MemoryStore;
 
+/// The README's examples run as tests.
+#[cfg(all(doctest, feature = "redis", feature = "http"))]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -13,6 +13,8 @@
 //! 4. A wake is a hint. What holds is what the next `acquire` returns.
 //! 5. Everything a node writes expires by itself.
 
+#[cfg(test)]
+mod contract;
 pub(crate) mod memory;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;

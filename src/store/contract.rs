@@ -1,0 +1,243 @@
+//! The [`Store`] contract: the same cases on memory and on a real Redis.
+//!
+//! Each case is written once, against `dyn Store`, and run twice; the Redis of each is its own, is used with the
+//! documented minimal rights, and may not hold a key without a TTL when the case is over. What the cases do not
+//! think of, [`equal_answers`] tries: random steps on both stores at once, whose answers must be the same.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::join_all;
+use tokio::time::{Instant, timeout};
+
+use super::memory::MemoryStore;
+use super::watch::Hints;
+use super::{Acquire, Acquired, Fail, HandedOver, Kept, Store, Token, Watch};
+use crate::key::{CacheKey, Key};
+
+/// One test per case and store.
+macro_rules! contract {
+    ($($case:ident,)*) => {
+        mod on_memory {
+            use super::super::World;
+            $(#[tokio::test] async fn $case() { super::$case(&World::memory()).await; })*
+        }
+        #[cfg(feature = "redis")]
+        mod on_redis {
+            use super::super::World;
+            $(#[tokio::test] async fn $case() {
+                let world = World::redis();
+                super::$case(&world).await;
+                world.check();
+            })*
+        }
+    };
+}
+
+#[cfg(feature = "redis")]
+mod equal_answers;
+mod leases;
+#[cfg(feature = "redis")]
+mod on_redis;
+mod waiters;
+#[cfg(feature = "redis")]
+mod wake_ups;
+
+// The server harness of the integration tests; this suite is in the crate because `Store` is.
+#[cfg(feature = "redis")]
+#[path = "../../tests/it/support/mod.rs"]
+mod support;
+
+/// Deadline of a command that must succeed.
+const WITHIN: Duration = Duration::from_secs(10);
+/// A lease that no case outlives.
+const LEASE: Duration = Duration::from_secs(60);
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+fn bytes(text: &'static str) -> Bytes {
+    Bytes::from_static(text.as_bytes())
+}
+
+fn key(text: &str) -> Key {
+    Key::new("ns", &CacheKey::from(text))
+}
+
+/// A store that nodes share.
+enum World {
+    Memory(MemoryStore),
+    #[cfg(feature = "redis")]
+    Redis(support::redis_server::RedisServer),
+}
+
+impl World {
+    fn memory() -> Self {
+        Self::Memory(MemoryStore::new())
+    }
+
+    #[cfg(feature = "redis")]
+    fn redis() -> Self {
+        Self::Redis(support::redis_server::RedisServer::start())
+    }
+
+    /// A node that is connected and hears.
+    async fn node(&self) -> Arc<dyn Store> {
+        let node: Arc<dyn Store> = match self {
+            Self::Memory(store) => Arc::new(store.clone().into_node()),
+            #[cfg(feature = "redis")]
+            Self::Redis(server) => {
+                let client = redis::Client::open(server.minimal_user()).expect("an address");
+                Arc::new(super::redis::RedisStore::new(client, ms(1_000)))
+            }
+        };
+        node.connect(WITHIN).await.expect("connects");
+        assert!(node.hints_arrive());
+        node
+    }
+
+    /// A node that is gone: closed, and known to the server as such.
+    async fn dead(&self, node: Arc<dyn Store>) {
+        match self {
+            Self::Memory(_) => node.close(),
+            #[cfg(feature = "redis")]
+            Self::Redis(server) => {
+                let left = server.pubsub_clients() - 1;
+                node.close();
+                let what = "the server notices that a node has gone";
+                support::probe::eventually_eq(what, WITHIN, left, async || server.pubsub_clients()).await;
+            }
+        }
+    }
+
+    #[cfg(feature = "redis")]
+    fn check(&self) {
+        if let Self::Redis(server) = self {
+            assert_eq!(server.keys_without_ttl(), Vec::<String>::new());
+        }
+    }
+}
+
+/// One flight's token on one node, with its watch; commands in few words.
+struct Flight {
+    store: Arc<dyn Store>,
+    key: Key,
+    token: Token,
+    watch: Watch,
+}
+
+impl Flight {
+    fn on(store: &Arc<dyn Store>, key: &Key) -> Self {
+        let token = Token::mint(store.node());
+        let watch = store.watch(key, &token);
+        Self { store: Arc::clone(store), key: key.clone(), token, watch }
+    }
+
+    /// A flight on a node of its own.
+    async fn apart(world: &World, key: &Key) -> Self {
+        Self::on(&world.node().await, key)
+    }
+
+    /// A flight on a node of its own that holds the lease.
+    async fn holding(world: &World, key: &Key) -> Self {
+        let flight = Self::apart(world, key).await;
+        flight.must_hold().await;
+        flight
+    }
+
+    /// A flight on a node of its own that waits in the queue.
+    async fn waiting(world: &World, key: &Key) -> Self {
+        let flight = Self::apart(world, key).await;
+        flight.must_wait().await;
+        flight
+    }
+
+    fn ask(&self) -> Acquire<'_> {
+        Acquire { token: &self.token, lease: LEASE, seen: None, behind: None, queue: true }
+    }
+
+    async fn acquire(&self, ask: Acquire<'_>) -> Acquired {
+        self.store.acquire(&self.key, ask, WITHIN).await.expect("acquire")
+    }
+
+    #[track_caller]
+    fn must_hold(&self) -> impl Future<Output = ()> + '_ {
+        let caller = std::panic::Location::caller();
+        async move {
+            let acquired = self.acquire(self.ask()).await;
+            assert!(matches!(acquired, Acquired::Granted), "{caller}: {acquired:?}");
+        }
+    }
+
+    #[track_caller]
+    fn must_wait(&self) -> impl Future<Output = ()> + '_ {
+        let caller = std::panic::Location::caller();
+        async move {
+            let acquired = self.acquire(self.ask()).await;
+            assert!(matches!(acquired, Acquired::Held { .. }), "{caller}: {acquired:?}");
+        }
+    }
+
+    async fn commit(&self, entry: &'static str) -> Kept {
+        self.store.commit(&self.key, &self.token, bytes(entry), LEASE, WITHIN).await.expect("commit")
+    }
+
+    async fn renew(&self, lease: Duration) -> Kept {
+        self.store.renew(&self.key, &self.token, lease, WITHIN).await.expect("renew")
+    }
+
+    async fn release(&self) -> Kept {
+        self.store.release(&self.key, &self.token, WITHIN).await.expect("release")
+    }
+
+    fn failure(&self) -> Fail<'_> {
+        Fail {
+            token: &self.token,
+            outcome: bytes("no route"),
+            keep: LEASE,
+            replay: Duration::ZERO,
+            marker: None,
+            seen: None,
+        }
+    }
+
+    async fn fail(&self, fail: Fail<'_>) -> Kept {
+        self.store.fail(&self.key, fail, WITHIN).await.expect("fail")
+    }
+
+    async fn hand_over(&self, hops: u8) -> HandedOver {
+        self.store.hand_over(&self.key, &self.token, LEASE, hops, WITHIN).await.expect("hand over")
+    }
+
+    async fn look_up(&self) -> Option<Bytes> {
+        self.store.look_up(&self.key, WITHIN).await.expect("look up")
+    }
+
+    async fn invalidate(&self) {
+        self.store.invalidate(&self.key, None, WITHIN).await.expect("invalidate");
+    }
+
+    /// The next hints, which must come by themselves: [`LEASE`] is far longer than this waits.
+    #[track_caller]
+    fn hints(&self) -> impl Future<Output = Hints> + '_ {
+        let caller = std::panic::Location::caller();
+        async move {
+            let hints = timeout(WITHIN, self.watch.hints()).await;
+            hints.unwrap_or_else(|_| panic!("{caller}: the wake-up was lost"))
+        }
+    }
+
+    /// Whether nothing was said to this flight until now. Nodes hear in order, so what is said to another
+    /// flight of the same node afterwards comes later.
+    async fn heard_nothing(&self) -> bool {
+        let probe = key("a probe for what was heard before");
+        let (own, other) = (Self::on(&self.store, &probe), Self::on(&self.store, &probe));
+        own.must_hold().await;
+        other.must_wait().await;
+        own.release().await;
+        other.hints().await;
+        timeout(Duration::ZERO, self.watch.hints()).await.is_err()
+    }
+}

@@ -1,0 +1,157 @@
+//! What only a server can do to the contract: lose its scripts, run short of memory, hold other people's data.
+
+use super::support::redis_server::RedisServer;
+use super::*;
+use crate::store::StoreErrorKind;
+
+fn world_of(server: &World) -> &RedisServer {
+    match server {
+        World::Redis(server) => server,
+        World::Memory(_) => unreachable!("these cases are about a server"),
+    }
+}
+
+/// Invariant 5, looked at after each step, with the server's scripts gone before each.
+#[tokio::test]
+async fn every_key_has_a_ttl_and_every_step_survives_the_loss_of_the_scripts() {
+    let world = World::redis();
+    let server = world_of(&world);
+    let check = |step: &str| {
+        assert_eq!(server.keys_without_ttl(), Vec::<String>::new(), "after {step}");
+        server.script_flush();
+    };
+    server.script_flush();
+    let (one, two) = (Flight::apart(&world, &key("k")).await, Flight::apart(&world, &key("k")).await);
+    one.must_hold().await;
+    check("granted");
+    two.must_wait().await;
+    check("queued");
+    assert_eq!(server.keys(), ["sg1:l:{ns:k}", "sg1:q:{ns:k}"]);
+    assert_eq!(one.renew(LEASE).await, Kept::Yes);
+    check("renewed");
+    assert_eq!(one.hand_over(1).await, HandedOver::ToWaiter);
+    check("handed over");
+    two.must_hold().await;
+    check("granted again");
+    one.must_wait().await;
+    assert_eq!(two.fail(Fail { marker: Some((bytes("m"), LEASE)), ..two.failure() }).await, Kept::Yes);
+    check("failed");
+    assert_eq!(server.keys(), ["sg1:e:{ns:k}", "sg1:o:{ns:k}"]);
+    one.invalidate().await;
+    check("invalidated");
+    assert_eq!(server.keys(), Vec::<String>::new());
+    one.must_hold().await;
+    check("granted");
+    assert_eq!(one.release().await, Kept::Yes);
+    check("released");
+    one.must_hold().await;
+    assert_eq!(one.commit("v").await, Kept::Yes);
+    check("committed");
+    one.store.invalidate(&one.key, Some((bytes("w"), LEASE)), WITHIN).await.expect("insert");
+    check("inserted");
+    assert_eq!(server.keys(), ["sg1:e:{ns:k}"]);
+}
+
+#[tokio::test]
+async fn a_lease_without_an_end_is_given_one() {
+    let world = World::redis();
+    let server = world_of(&world);
+    Flight::holding(&world, &key("k")).await;
+    server.run::<()>(&["PERSIST", "sg1:l:{ns:k}"]);
+    let waiter = Flight::apart(&world, &key("k")).await;
+    let ask = Acquire { lease: ms(200), ..waiter.ask() };
+    let acquired = waiter.acquire(ask).await;
+    assert!(matches!(acquired, Acquired::Held { remaining, .. } if remaining <= ms(200)), "{acquired:?}");
+    let started = Instant::now();
+    while let Acquired::Held { .. } = waiter.acquire(ask).await {
+        assert!(started.elapsed() < WITHIN);
+        tokio::time::sleep(ms(5)).await;
+    }
+    world.check();
+}
+
+/// A restarted server knows neither script, nor lease, nor queue: the old holder is refused.
+#[tokio::test]
+async fn what_a_lost_lease_would_have_stored_is_refused() {
+    let world = World::redis();
+    let server = world_of(&world);
+    let holder = Flight::holding(&world, &key("k")).await;
+    let waiter = Flight::waiting(&world, &key("k")).await;
+    server.flush_all();
+    assert_eq!(holder.renew(LEASE).await, Kept::No);
+    assert_eq!(holder.commit("v").await, Kept::No);
+    waiter.must_hold().await;
+    assert_eq!(server.keys(), ["sg1:l:{ns:k}"]);
+}
+
+/// Under a full memory the steps that take memory are refused, those that give it back are not.
+#[tokio::test]
+async fn a_server_without_memory_still_releases() {
+    let world = World::redis();
+    let server = world_of(&world);
+    let holder = Flight::holding(&world, &key("k")).await;
+    let waiter = Flight::waiting(&world, &key("k")).await;
+    server.run::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
+    let refused = holder.store.commit(&holder.key, &holder.token, bytes("v"), LEASE, WITHIN).await;
+    assert_eq!(refused.expect_err("no memory").kind, StoreErrorKind::Transient);
+    assert_eq!(holder.renew(LEASE).await, Kept::Yes, "the refused commit changed nothing");
+    assert_eq!(holder.fail(holder.failure()).await, Kept::Yes, "it begins with giving back");
+    assert_eq!(waiter.hints().await.finished, Some(holder.token.clone()));
+    let behind = Acquire { behind: Some(&holder.token), ..waiter.ask() };
+    assert!(matches!(waiter.acquire(behind).await, Acquired::Ended(_)));
+    let refused = waiter.store.acquire(&waiter.key, waiter.ask(), WITHIN).await;
+    assert_eq!(refused.expect_err("no memory").kind, StoreErrorKind::Transient);
+
+    server.run::<()>(&["CONFIG", "SET", "maxmemory", "0"]);
+    waiter.must_hold().await;
+    server.run::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
+    assert_eq!(waiter.release().await, Kept::Yes);
+    waiter.invalidate().await;
+    assert_eq!(server.keys(), Vec::<String>::new());
+}
+
+/// Other people's data under our names is never overwritten, and nobody waits for it.
+#[tokio::test]
+async fn foreign_data_is_left_alone() {
+    let world = World::redis();
+    let server = world_of(&world);
+    for kind in ["e", "q", "o"] {
+        let (name, k) = (format!("sg1:{kind}:{{ns:{kind}}}"), key(kind));
+        server.run::<()>(&["HSET", &name, "f", "v"]);
+        server.run::<()>(&["PEXPIRE", &name, "600000"]);
+        let holder = Flight::holding(&world, &k).await;
+        assert_eq!(holder.look_up().await, None, "{name}");
+        let waiter = Flight::apart(&world, &k).await;
+        let asked = waiter.store.acquire(&k, waiter.ask(), WITHIN).await;
+        if kind == "q" {
+            assert_eq!(asked.expect_err("it can not queue").kind, StoreErrorKind::Refused);
+            assert_eq!(holder.commit("v").await, Kept::Yes);
+        } else {
+            assert!(matches!(asked, Ok(Acquired::Held { .. })), "{asked:?}");
+            let stored = if kind == "e" { Kept::No } else { Kept::Yes };
+            assert_eq!(holder.commit("v").await, stored, "{name}");
+            assert_eq!(waiter.hints().await.finished, Some(holder.token.clone()), "{name}");
+        }
+        if kind != "o" {
+            assert_eq!(server.run::<String>(&["HGET", &name, "f"]), "v", "{name}");
+        }
+    }
+}
+
+/// Freshness is judged by the server's clock, wherever this machine's stands.
+#[tokio::test]
+async fn the_clock_of_every_node_is_the_servers() {
+    let world = World::redis();
+    let server = world_of(&world);
+    let nodes = [world.node().await, world.node().await];
+    let server_ms = || {
+        let (secs, micros): (u64, u64) = server.run(&["TIME"]);
+        secs * 1_000 + micros / 1_000
+    };
+    for node in nodes {
+        let before = server_ms();
+        let now = node.now();
+        let after = server_ms();
+        assert!(now + 50 >= before && now <= after + 50, "{before} <= {now} <= {after}");
+    }
+}

@@ -1,0 +1,189 @@
+//! Who waits is told, in order, whatever happens to the holder.
+
+use super::*;
+
+contract! {
+    who_does_not_queue_is_not_handed_the_lease,
+    a_waiter_is_queued_once_and_served_first_come_first,
+    a_hand_over_tells_the_waiter_how_many_loads_have_vanished,
+    a_hand_over_skips_nodes_that_are_gone,
+    a_hand_over_passes_over_waiters_that_have_left,
+    a_grant_holds_though_its_message_is_never_read,
+    a_hand_over_to_nobody_frees_the_lease,
+    every_end_of_a_lease_wakes_every_waiter,
+    a_wake_that_comes_before_the_waiter_looks_is_kept,
+    an_invalidation_ends_the_lease_and_tells_holder_and_waiters,
+    an_insertion_beats_a_running_lease,
+    resources_do_not_touch_each_other,
+    a_name_of_any_bytes_is_told_apart_in_messages,
+}
+
+async fn who_does_not_queue_is_not_handed_the_lease(world: &World) {
+    let holder = Flight::holding(world, &key("k")).await;
+    let passer = Flight::apart(world, &key("k")).await;
+    let ask = Acquire { queue: false, ..passer.ask() };
+    assert!(matches!(passer.acquire(ask).await, Acquired::Held { .. }));
+    assert_eq!(holder.hand_over(0).await, HandedOver::Freed);
+    assert!(matches!(passer.acquire(ask).await, Acquired::Granted));
+}
+
+async fn a_waiter_is_queued_once_and_served_first_come_first(world: &World) {
+    let holder = Flight::holding(world, &key("k")).await;
+    let (one, two) = (Flight::waiting(world, &key("k")).await, Flight::waiting(world, &key("k")).await);
+    one.must_wait().await;
+    assert_eq!(holder.hand_over(0).await, HandedOver::ToWaiter);
+    assert_eq!(one.hints().await.granted, Some(0));
+    assert!(two.heard_nothing().await);
+    assert_eq!(one.hand_over(0).await, HandedOver::ToWaiter);
+    assert_eq!(two.hints().await.granted, Some(0));
+    assert_eq!(two.hand_over(0).await, HandedOver::Freed, "the first is not queued a second time");
+}
+
+async fn a_hand_over_tells_the_waiter_how_many_loads_have_vanished(world: &World) {
+    let holder = Flight::holding(world, &key("k")).await;
+    let waiter = Flight::waiting(world, &key("k")).await;
+    assert_eq!(holder.hand_over(2).await, HandedOver::ToWaiter);
+    assert_eq!(waiter.hints().await, Hints { granted: Some(2), ..Hints::default() });
+    waiter.must_hold().await;
+    assert_eq!(holder.renew(LEASE).await, Kept::No);
+    assert_eq!(waiter.commit("v").await, Kept::Yes);
+}
+
+async fn a_hand_over_skips_nodes_that_are_gone(world: &World) {
+    let holder = Flight::holding(world, &key("k")).await;
+    for _ in 0..3 {
+        let Flight { store, watch, .. } = Flight::waiting(world, &key("k")).await;
+        drop(watch);
+        world.dead(store).await;
+    }
+    let alive = Flight::waiting(world, &key("k")).await;
+    assert_eq!(holder.hand_over(1).await, HandedOver::ToWaiter);
+    assert_eq!(alive.hints().await.granted, Some(1));
+    alive.must_hold().await;
+}
+
+async fn a_hand_over_passes_over_waiters_that_have_left(world: &World) {
+    let holder = Flight::holding(world, &key("k")).await;
+    let node = world.node().await;
+    for _ in 0..3 {
+        let left = Flight::on(&node, &key("k"));
+        left.must_wait().await;
+    }
+    let alive = Flight::waiting(world, &key("k")).await;
+    assert_eq!(holder.hand_over(1).await, HandedOver::ToWaiter);
+    assert_eq!(alive.hints().await.granted, Some(1), "the node of those who left hands over again");
+    alive.must_hold().await;
+}
+
+async fn a_grant_holds_though_its_message_is_never_read(world: &World) {
+    let holder = Flight::holding(world, &key("k")).await;
+    let (granted, other) = (Flight::waiting(world, &key("k")).await, Flight::waiting(world, &key("k")).await);
+    assert_eq!(holder.hand_over(1).await, HandedOver::ToWaiter);
+    other.must_wait().await;
+    granted.must_hold().await;
+    assert_eq!(granted.commit("v").await, Kept::Yes);
+}
+
+async fn a_hand_over_to_nobody_frees_the_lease(world: &World) {
+    let holder = Flight::holding(world, &key("k")).await;
+    assert_eq!(holder.hand_over(1).await, HandedOver::Freed);
+    Flight::holding(world, &key("k")).await;
+}
+
+async fn every_end_of_a_lease_wakes_every_waiter(world: &World) {
+    let node = world.node().await;
+    for end in ["commit", "fail", "release", "invalidate", "insert"] {
+        let holder = Flight::holding(world, &key(end)).await;
+        let mut waiters = vec![Flight::waiting(world, &key(end)).await];
+        for _ in 0..2 {
+            waiters.push(Flight::on(&node, &key(end)));
+            waiters[waiters.len() - 1].must_wait().await;
+        }
+        match end {
+            "commit" => assert_eq!(holder.commit("v").await, Kept::Yes),
+            "fail" => assert_eq!(holder.fail(holder.failure()).await, Kept::Yes),
+            "release" => assert_eq!(holder.release().await, Kept::Yes),
+            "invalidate" => holder.invalidate().await,
+            _ => {
+                let entry = Some((bytes("v"), LEASE));
+                holder.store.invalidate(&holder.key, entry, WITHIN).await.expect("insert");
+            }
+        }
+        for waiter in &waiters {
+            let hints = waiter.hints().await;
+            if matches!(end, "commit" | "fail") {
+                assert_eq!(hints.finished, Some(holder.token.clone()), "{end}");
+            }
+            assert_eq!(hints.granted, None, "{end}");
+        }
+        // Everyone was told, so nobody is left in the queue.
+        let late = Flight::apart(world, &key(end)).await;
+        let seen = bytes("v");
+        late.acquire(Acquire { seen: Some(&seen), ..late.ask() }).await;
+        assert_eq!(late.hand_over(0).await, HandedOver::Freed, "{end}");
+    }
+}
+
+/// Invariant 3.
+async fn a_wake_that_comes_before_the_waiter_looks_is_kept(world: &World) {
+    let holder = Flight::holding(world, &key("k")).await;
+    let waiter = Flight::waiting(world, &key("k")).await;
+    holder.commit("v").await;
+    // The message is here before anybody awaits it.
+    assert!(Flight::on(&waiter.store, &key("other")).heard_nothing().await);
+    assert_eq!(waiter.hints().await.finished, Some(holder.token.clone()));
+}
+
+async fn an_invalidation_ends_the_lease_and_tells_holder_and_waiters(world: &World) {
+    let failed = Flight::holding(world, &key("k")).await;
+    failed.fail(Fail { replay: LEASE, ..failed.failure() }).await;
+    let other = Flight::apart(world, &key("k")).await;
+    other.invalidate().await;
+    let holder = Flight::holding(world, &key("k")).await;
+    let waiter = Flight::waiting(world, &key("k")).await;
+    other.invalidate().await;
+    assert!(holder.hints().await.invalidated);
+    assert!(waiter.hints().await.invalidated);
+    assert_eq!(holder.renew(LEASE).await, Kept::No);
+    assert_eq!(holder.commit("older").await, Kept::No);
+    assert_eq!(other.look_up().await, None);
+    waiter.must_hold().await;
+    assert_eq!(waiter.commit("newer").await, Kept::Yes);
+    other.invalidate().await;
+    assert_eq!(other.look_up().await, None);
+}
+
+async fn an_insertion_beats_a_running_lease(world: &World) {
+    let holder = Flight::holding(world, &key("k")).await;
+    let entry = Some((bytes("inserted"), LEASE));
+    holder.store.invalidate(&holder.key, entry, WITHIN).await.expect("insert");
+    assert!(holder.hints().await.invalidated);
+    assert_eq!(holder.commit("older").await, Kept::No);
+    assert_eq!(holder.fail(holder.failure()).await, Kept::No);
+    assert_eq!(holder.look_up().await, Some(bytes("inserted")));
+}
+
+async fn resources_do_not_touch_each_other(world: &World) {
+    let (one, two) = (Flight::holding(world, &key("a")).await, Flight::holding(world, &key("b")).await);
+    let (on_a, on_b) = (Flight::waiting(world, &key("a")).await, Flight::waiting(world, &key("b")).await);
+    one.commit("v").await;
+    on_a.hints().await;
+    assert!(on_b.heard_nothing().await);
+    assert_eq!(two.look_up().await, None);
+    one.invalidate().await;
+    assert_eq!(two.renew(LEASE).await, Kept::Yes);
+}
+
+async fn a_name_of_any_bytes_is_told_apart_in_messages(world: &World) {
+    let names: [&[u8]; 5] = [b"a:b", b"{}", b"} w\r\n", &[0, 255, 37], &[b'k'; 5_000]];
+    for name in names {
+        let k = Key::new("name space", &CacheKey::from(name));
+        let holder = Flight::holding(world, &k).await;
+        let waiter = Flight::waiting(world, &k).await;
+        assert_eq!(holder.hand_over(1).await, HandedOver::ToWaiter);
+        assert_eq!(waiter.hints().await.granted, Some(1));
+        let second = Flight::waiting(world, &k).await;
+        waiter.commit("v").await;
+        assert_eq!(second.hints().await.finished, Some(waiter.token.clone()));
+    }
+}

@@ -1,0 +1,138 @@
+//! Promise 1 with real processes on a real Redis: one load per cold key, whatever the shape of the fleet.
+
+use std::time::Duration;
+
+use futures_util::future::{BoxFuture, join_all};
+use serde::{Deserialize, Serialize};
+use stampede_guard::{Policy, StampedeGuard};
+
+use crate::support::origin::{self, Answer, Origin};
+use crate::support::probe::assert_nothing_left;
+use crate::support::processes::{Child, Fleet, Role};
+use crate::support::redis_server::RedisServer;
+
+pub(crate) const ROLES: &[Role] = &[("fleet.load", load_keys)];
+
+#[derive(Serialize, Deserialize)]
+struct Config {
+    redis: String,
+    origin: String,
+    callers: usize,
+    keys: usize,
+}
+
+/// What one process saw: its answers in order, errors as their text.
+#[derive(Serialize, Deserialize)]
+struct Report {
+    answers: Vec<Result<String, String>>,
+    flights: u64,
+    tasks: u64,
+}
+
+/// A machine that runs 24 processes on two cores stalls for longer than the defaults allow a command; these
+/// tests are about counts, so nothing here may time out.
+fn patient() -> Policy {
+    Policy::builder()
+        .coordination_budget(Duration::from_secs(4))
+        .command_timeout(Duration::from_secs(1))
+        .lease(Duration::from_secs(4))
+        .build()
+        .expect("valid")
+}
+
+fn load_keys(mut child: Child) -> BoxFuture<'static, ()> {
+    Box::pin(async move {
+        let config: Config = child.config();
+        let client = redis::Client::open(config.redis.as_str()).expect("an address");
+        let guard = StampedeGuard::builder(client).policy(patient()).build().expect("valid");
+        guard.connect().await.expect("connects");
+        child.ready();
+        child.wait_go().await;
+        let calls = (0..config.callers).map(|caller| {
+            let (guard, origin) = (guard.clone(), config.origin.clone());
+            let key = format!("k{}", caller % config.keys);
+            async move {
+                let load = {
+                    let key = key.clone();
+                    move || async move { origin::load(&origin, &key).await }
+                };
+                guard.get_or_load(key, load).await.map_err(|error| error.to_string())
+            }
+        });
+        let answers = join_all(calls).await;
+        // The wave is over for its callers a moment before its tasks have ended.
+        let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
+        while guard.stats().tasks > 0 && tokio::time::Instant::now() < deadline {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let stats = guard.stats();
+        child.result(&Report { answers, flights: stats.flights, tasks: stats.tasks });
+    })
+}
+
+/// Runs one wave, and checks that it left nothing.
+async fn wave(processes: usize, callers: usize, keys: usize, answer: Answer) -> (Origin, Vec<Report>) {
+    let (server, origin) = (RedisServer::start(), Origin::start().await);
+    for key in 0..keys {
+        origin.script(&format!("k{key}"), [answer.clone()]);
+    }
+    let config = Config { redis: server.minimal_user(), origin: origin.addr(), callers, keys };
+    let fleet = Fleet::spawn(processes, "fleet.load", &config);
+    fleet.wait_ready().await;
+    fleet.go();
+    let reports = fleet.results::<Report>().await;
+    assert_eq!(reports.len(), processes);
+    for report in &reports {
+        assert_eq!((report.answers.len(), report.flights, report.tasks), (callers, 0, 0));
+    }
+    assert_nothing_left(&server, Duration::from_secs(15)).await;
+    (origin, reports)
+}
+
+async fn one_load(processes: usize, callers: usize) {
+    let answer = Answer::value("v").after(Duration::from_millis(300));
+    let (origin, reports) = wave(processes, callers, 1, answer).await;
+    assert_eq!(origin.loads("k0"), 1);
+    assert!(reports.iter().flat_map(|report| &report.answers).all(|answer| answer.as_deref() == Ok("v")));
+}
+
+#[tokio::test]
+async fn two_processes_of_two_hundred_callers_load_once() {
+    one_load(2, 200).await;
+}
+
+#[tokio::test]
+async fn eight_processes_of_twenty_five_callers_load_once() {
+    one_load(8, 25).await;
+}
+
+#[tokio::test]
+async fn ten_processes_of_forty_callers_load_once() {
+    one_load(10, 40).await;
+}
+
+#[tokio::test]
+async fn twenty_four_processes_of_four_callers_load_once() {
+    one_load(24, 4).await;
+}
+
+#[tokio::test]
+async fn a_hundred_keys_at_once_load_once_each() {
+    let answer = Answer::value("v").after(Duration::from_millis(100));
+    let (origin, _) = wave(4, 400, 100, answer).await;
+    for key in 0..100 {
+        assert_eq!(origin.loads(&format!("k{key}")), 1, "k{key}");
+    }
+}
+
+/// S0 of the field: 40 loads and 8.1 s where each waiter tries in turn.
+#[tokio::test]
+async fn a_failing_load_runs_once_for_the_whole_fleet() {
+    let answer = Answer::failure("no route").after(Duration::from_millis(200));
+    let (origin, reports) = wave(4, 10, 1, answer).await;
+    assert_eq!(origin.loads("k0"), 1);
+    for answer in reports.iter().flat_map(|report| &report.answers) {
+        let error = answer.as_ref().expect_err("the load failed");
+        assert!(error.ends_with("no route"), "{error}");
+    }
+}

@@ -1,0 +1,210 @@
+//! Requests that are one user's, or not the plain question "what is at this URI", reach the inner service each
+//! time, and leave nothing.
+
+use bytes::Bytes;
+use http_body_util::Full;
+
+use super::kit::{
+    Inner, Req, Shop, all, ask, crowd, get, policy, request, respond, settle, shop, shop_with, whole,
+};
+
+/// Sends what `make` makes before and after a plain GET has been stored: it is answered by the inner service
+/// each time, and changes nothing about what is stored.
+async fn passes(name: &str, remark: &str, make: impl Fn() -> Req) {
+    let inner = Inner::numbered(|_| ());
+    let shop = shop(&inner);
+    for n in ["1", "2", "3"] {
+        let seen = ask(&shop, make()).await;
+        assert_eq!((seen.text(), seen.remark().as_str()), (n, remark), "{name}");
+        assert_eq!(seen.header("age"), None, "{name}");
+    }
+    assert_eq!(ask(&shop, get("/")).await.text(), "4", "{name} stored nothing");
+    assert_eq!(ask(&shop, make()).await.text(), "5", "{name} is given nothing that is stored");
+    assert_eq!(ask(&shop, get("/")).await.text(), "4", "{name} replaced nothing");
+    assert_eq!(inner.calls(), 5, "{name}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn headers_of_one_user_one_part_or_one_connection_bypass() {
+    let cases = [
+        ("authorization", "Basic YTpi", "credentials"),
+        ("proxy-authorization", "Basic YTpi", "credentials"),
+        ("cookie", "session=1", "credentials"),
+        ("x-api-key", "1", "credentials"),
+        ("x-auth-token", "1", "credentials"),
+        ("x-amz-security-token", "1", "credentials"),
+        ("range", "bytes=0-1", "range"),
+        ("if-none-match", "\"a\"", "conditional"),
+        ("if-modified-since", "Sun, 06 Nov 1994 08:49:37 GMT", "conditional"),
+        ("if-match", "*", "conditional"),
+        ("if-unmodified-since", "Sun, 06 Nov 1994 08:49:37 GMT", "conditional"),
+        ("if-range", "\"a\"", "conditional"),
+        ("expect", "100-continue", "expect"),
+        ("cache-control", "no-store", "no-store"),
+        ("cache-control", "max-age=0, No-Store", "no-store"),
+        ("cache-control", "only-if-cached", "only-if-cached"),
+        ("transfer-encoding", "chunked", "body"),
+        ("content-length", "1", "body"),
+        ("a-im", "feed", "unkeyed-header"),
+        ("x-http-method-override", "DELETE", "unkeyed-header"),
+        ("x-original-url", "/other", "unkeyed-header"),
+        ("x-rewrite-url", "/other", "unkeyed-header"),
+    ];
+    for (name, value, reason) in cases {
+        let remark = format!("fwd=bypass; detail={reason}");
+        passes(name, &remark, || request("GET", "/", &[(name, value)])).await;
+        // An empty one says as much.
+        if reason == "credentials" {
+            passes(name, &remark, || request("GET", "/", &[(name, "")])).await;
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_upgrade_and_other_methods_pass_without_a_remark() {
+    passes("upgrade", "", || request("GET", "/", &[("upgrade", "websocket"), ("connection", "upgrade")]))
+        .await;
+    for method in ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND", "QUERY"] {
+        passes(method, "", || request(method, "/", &[])).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_get_with_a_body_bypasses_and_the_body_arrives() {
+    let fat = || request("GET", "/", &[]).map(|_| Full::new(Bytes::from_static(b"{}")));
+    passes("body", "fwd=bypass; detail=body", fat).await;
+    let inner = Inner::with(|_, request: &Req| {
+        use http_body::Body as _;
+        Ok(respond(200, &[], whole(format!("{:?}", request.body().size_hint().exact()))))
+    });
+    assert_eq!(ask(&shop(&inner), fat()).await.text(), "Some(2)");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_without_one_plain_host_bypasses() {
+    let hosts: [&[(&str, &str)]; 6] = [
+        &[("host", "")],
+        &[("host", "a.example"), ("host", "a.example")],
+        &[("host", "user@a.example")],
+        &[("host", "a.example/b")],
+        &[("host", "a b")],
+        &[("host", "a.example:99999")],
+    ];
+    for host in hosts {
+        passes("host", "fwd=bypass; detail=host", || request("GET", "/", host)).await;
+    }
+    let absent = || {
+        let mut request = get("/");
+        request.headers_mut().clear();
+        request
+    };
+    passes("no host", "fwd=bypass; detail=host", absent).await;
+    let two_names = || request("GET", "http://a.example/", &[("host", "b.example")]);
+    passes("two names", "fwd=bypass; detail=host", two_names).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_bypasses_waits_for_nobody_and_nobody_for_it() {
+    let inner = Inner::numbered(|_| ()).held();
+    let shop = shop(&inner);
+    let plain = crowd(&shop, 10, "/");
+    settle().await;
+    let own: Vec<_> = (0..10)
+        .map(|_| {
+            let shop = shop.clone();
+            tokio::spawn(async move { ask(&shop, request("GET", "/", &[("cookie", "a=b")])).await })
+        })
+        .collect();
+    settle().await;
+    assert_eq!(inner.loads.running(), 11, "the one load and ten of their own");
+    inner.gate.open();
+    assert!(all(plain).await.iter().all(|seen| seen.text() == "1"));
+    let mut numbers: Vec<_> = all(own).await.iter().map(|seen| seen.text().parse::<u8>().unwrap()).collect();
+    numbers.sort();
+    assert_eq!(numbers, (2..=11).collect::<Vec<_>>());
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_list_of_credential_headers_can_be_replaced() {
+    let inner = Inner::numbered(|_| ());
+    let names = ["x-session", "X-Tenant"].map(|name| name.parse().unwrap());
+    let shop: Shop = shop_with(&inner, policy().credential_headers(names));
+    for (n, name) in ["x-session", "x-tenant"].iter().enumerate() {
+        let seen = ask(&shop, request("GET", "/", &[(name, "1")])).await;
+        assert_eq!(seen.text(), (n + 1).to_string());
+        assert_eq!(seen.remark(), "fwd=bypass; detail=credentials");
+    }
+    // The default list is gone: who replaces it names all.
+    assert_eq!(ask(&shop, request("GET", "/", &[("cookie", "a=b")])).await.text(), "3");
+    assert_eq!(ask(&shop, request("GET", "/", &[("authorization", "a")])).await.text(), "3");
+    let none = shop_with(&inner, policy().credential_headers([]));
+    assert_eq!(ask(&none, request("GET", "/", &[("cookie", "a=b")])).await.text(), "4");
+    assert_eq!(ask(&none, get("/")).await.text(), "4");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_head_looks_up_and_a_miss_passes_without_a_lease() {
+    let inner = Inner::numbered(|_| ()).held();
+    let shop = shop(&inner);
+    let heads: Vec<_> = (0..10)
+        .map(|_| {
+            let shop = shop.clone();
+            tokio::spawn(async move { ask(&shop, request("HEAD", "/", &[])).await })
+        })
+        .collect();
+    settle().await;
+    assert_eq!(inner.loads.running(), 10, "a HEAD waits for nobody");
+    let gets = crowd(&shop, 5, "/");
+    settle().await;
+    assert_eq!(inner.loads.running(), 11, "a GET does not wait for a HEAD");
+    // Nor the other way round, with a GET on its way.
+    let late = tokio::spawn({
+        let shop = shop.clone();
+        async move { ask(&shop, request("HEAD", "/", &[])).await }
+    });
+    settle().await;
+    assert_eq!(inner.loads.running(), 12);
+    inner.gate.open();
+    for head in all(heads).await.iter().chain([&late.await.unwrap()]) {
+        assert_eq!(head.remark(), "fwd=miss; detail=head");
+    }
+    assert!(all(gets).await.iter().all(|seen| seen.text() == "11"), "no HEAD filled the GET");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_head_alone_stores_nothing_and_a_stored_get_answers_it_without_its_body() {
+    let inner = Inner::with_headers(&[("etag", "\"a\"")]);
+    let shop = shop(&inner);
+    let head = || request("HEAD", "/", &[]);
+    assert_eq!(ask(&shop, head()).await.text(), "1");
+    assert_eq!(ask(&shop, head()).await.text(), "2");
+    assert_eq!(ask(&shop, get("/")).await.text(), "3");
+    let hit = ask(&shop, head()).await;
+    assert_eq!((hit.text(), hit.remark().as_str()), ("", "hit; ttl=60"));
+    assert_eq!((hit.header("content-length"), hit.header("age")), (Some("1"), Some("0")));
+    assert_eq!(hit.header("etag"), Some("\"a\""));
+    assert_eq!(ask(&shop, get("/")).await.text(), "3", "with its body");
+    assert_eq!(inner.calls(), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_head_of_a_stored_204_has_no_content_length() {
+    let inner = Inner::with(|_, _| Ok(respond(204, &[], super::kit::Boxed::default())));
+    let shop = shop(&inner);
+    ask(&shop, get("/")).await;
+    let head = ask(&shop, request("HEAD", "/", &[])).await;
+    assert_eq!((head.status, head.remark().as_str()), (204, "hit; ttl=60"));
+    assert_eq!(head.header("content-length"), None, "RFC 9110, 8.6");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_head_with_credentials_or_a_condition_is_not_looked_up() {
+    let inner = Inner::numbered(|_| ());
+    let shop = shop(&inner);
+    ask(&shop, get("/")).await;
+    for (name, value) in [("cookie", "a=b"), ("if-none-match", "*"), ("range", "bytes=0-0")] {
+        let seen = ask(&shop, request("HEAD", "/", &[(name, value)])).await;
+        assert!(seen.remark().starts_with("fwd=bypass"), "{name}: {}", seen.remark());
+    }
+    assert_eq!(inner.calls(), 4);
+}

@@ -1,0 +1,179 @@
+//! One call of the inner service per URI, however many ask, and never one answer for two URIs.
+
+use http::uri::Scheme;
+use stampede_guard::{MemoryStore, StampedeGuard};
+use tower::Layer as _;
+
+use super::kit::{Inner, all, ask, crowd, get, policy, replicas, request, respond, settle, shop, whole};
+
+#[tokio::test(start_paused = true)]
+async fn fifty_concurrent_gets_are_one_call() {
+    let inner = Inner::numbered(|_| ()).held();
+    let shop = shop(&inner);
+    let crowd = crowd(&shop, 50, "/report?q=1");
+    settle().await;
+    assert_eq!(inner.calls(), 1);
+    inner.gate.open();
+    let seen = all(crowd).await;
+    assert_eq!(inner.calls(), 1);
+    assert!(seen.iter().all(|seen| (seen.status, seen.text()) == (200, "1")));
+    let mut remarks: Vec<_> = seen.iter().map(|seen| seen.remark()).collect();
+    remarks.sort();
+    assert_eq!(remarks[..49], vec!["fwd=miss; collapsed; ttl=60"; 49]);
+    assert_eq!(remarks[49], "fwd=miss; stored; ttl=60");
+}
+
+#[tokio::test(start_paused = true)]
+async fn fifty_gets_at_four_replicas_are_one_call() {
+    let inner = Inner::numbered(|_| ()).held();
+    let replicas = replicas(4, &inner);
+    let crowds: Vec<_> = replicas.iter().flat_map(|shop| crowd(shop, 50, "/report")).collect();
+    settle().await;
+    inner.gate.open();
+    assert!(all(crowds).await.iter().all(|seen| seen.text() == "1"));
+    assert_eq!(inner.calls(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_second_get_is_a_hit_without_a_call() {
+    let inner = Inner::with_headers(&[("etag", "\"a\""), ("x-two", "1"), ("x-two", "2")]);
+    let shop = shop(&inner);
+    let first = ask(&shop, get("/")).await;
+    let second = ask(&shop, get("/")).await;
+    assert_eq!((inner.calls(), second.text()), (1, "1"));
+    assert_eq!(
+        (first.remark().as_str(), second.remark().as_str()),
+        ("fwd=miss; stored; ttl=60", "hit; ttl=60")
+    );
+    assert_eq!(first.header("age"), None, "straight from the origin");
+    assert_eq!((second.header("age"), second.header("etag")), (Some("0"), Some("\"a\"")));
+    assert_eq!(second.headers.get_all("x-two").iter().collect::<Vec<_>>(), ["1", "2"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn different_uris_are_different_resources_byte_for_byte() {
+    let uris = [
+        "/",
+        "/?",
+        "/a",
+        "/A",
+        "/a/",
+        "/a//",
+        "/a?",
+        "/a?b",
+        "/a?B",
+        "/a?b=",
+        "/a?b&",
+        "/%61",
+        "/a%2Fb",
+        "/a%2fb",
+        "/a/b",
+        "/a?b?c",
+        "/a?x=1&y=2",
+        "/a?y=2&x=1",
+        "/a;b",
+        "/a?b#c",
+    ];
+    let inner = Inner::numbered(|_| ());
+    let shop = shop(&inner);
+    for round in 0..2 {
+        for (n, uri) in uris.iter().enumerate() {
+            // A fragment is not sent; the last one is `/a?b` again.
+            let number = if *uri == "/a?b#c" { 8 } else { n + 1 };
+            assert_eq!(ask(&shop, get(uri)).await.text(), number.to_string(), "{uri}, round {round}");
+        }
+    }
+    assert_eq!(inner.calls(), uris.len() - 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn hosts_are_different_resources_whatever_their_case_or_default_port() {
+    let inner = Inner::numbered(|_| ());
+    let shop = shop(&inner);
+    let hosts = [
+        ("a.example", "1"),
+        ("b.example", "2"),
+        ("A.Example", "1"),
+        ("a.example:80", "1"),
+        ("a.example:", "1"),
+        ("a.example:8080", "3"),
+        ("a.example:443", "4"),
+        ("[::1]", "5"),
+        ("[::1]:80", "5"),
+        ("a.example.", "6"),
+    ];
+    for (host, number) in hosts {
+        assert_eq!(ask(&shop, request("GET", "/", &[("host", host)])).await.text(), number, "{host}");
+    }
+    // The absolute form names the same resource, with or without a Host.
+    assert_eq!(ask(&shop, get("http://a.example/")).await.text(), "1");
+    assert_eq!(ask(&shop, request("GET", "http://a.example/", &[("host", "A.EXAMPLE")])).await.text(), "1");
+    assert_eq!(ask(&shop, get("https://a.example/")).await.text(), "7");
+    assert_eq!(inner.calls(), 7);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_scheme_is_the_uris_else_the_policys() {
+    let (inner, store) = (Inner::numbered(|_| ()), MemoryStore::new());
+    let with = |scheme| {
+        let policy = policy().scheme(scheme).build().unwrap();
+        StampedeGuard::new(store.clone()).with_policy(policy).layer(inner.clone())
+    };
+    let (plain, secure) = (with(Scheme::HTTP), with(Scheme::HTTPS));
+    assert_eq!(ask(&plain, get("/")).await.text(), "1");
+    assert_eq!(ask(&secure, get("/")).await.text(), "2");
+    assert_eq!(ask(&secure, get("http://shop.example/")).await.text(), "1");
+    assert_eq!(ask(&plain, get("https://shop.example/")).await.text(), "2");
+    assert_eq!(ask(&secure, request("GET", "/", &[("host", "shop.example:443")])).await.text(), "2");
+    assert_eq!(inner.calls(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn namespaces_and_keys_of_loaders_do_not_meet() {
+    let (inner, store) = (Inner::numbered(|_| ()), MemoryStore::new());
+    let guard = |name: &str| StampedeGuard::builder(store.clone()).namespace(name).build().unwrap();
+    assert_eq!(ask(&guard("a").layer(inner.clone()), get("/")).await.text(), "1");
+    assert_eq!(ask(&guard("b").layer(inner.clone()), get("/")).await.text(), "2");
+    // A loader under the very key of a response gets no response, and leaves one that is no response.
+    let key = || stampede_guard::http::cache_key(&"http://shop.example/x".parse().unwrap()).unwrap();
+    let both = guard("a");
+    let number: u8 = both.get_or_load(key(), || async { Ok::<_, String>(7) }).await.unwrap();
+    assert_eq!(number, 7);
+    assert_eq!(ask(&both.layer(inner.clone()), get("/x")).await.text(), "3");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_invalidated_uri_is_loaded_anew_also_while_it_is_being_loaded() {
+    let inner = Inner::numbered(|_| ()).held();
+    let guard = super::kit::guard();
+    let shop = guard.layer(inner.clone());
+    let first = crowd(&shop, 5, "/");
+    settle().await;
+    let key = stampede_guard::http::cache_key(&"http://shop.example/".parse().unwrap()).unwrap();
+    guard.invalidate(key.clone()).await.unwrap();
+    let second = crowd(&shop, 5, "/");
+    settle().await;
+    inner.gate.open();
+    assert!(all(first).await.iter().all(|seen| seen.text() == "1"));
+    assert!(all(second).await.iter().all(|seen| seen.text() == "2"));
+    assert_eq!(ask(&shop, get("/")).await.text(), "2", "the older load was not stored");
+    guard.invalidate(key).await.unwrap();
+    assert_eq!(ask(&shop, get("/")).await.text(), "3");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_get_led_by_nobody_is_still_stored_once() {
+    // All who asked leave before the head is there.
+    let inner = Inner::with(|n, _| Ok(respond(200, &[], whole(n.to_string())))).held();
+    let shop = shop(&inner);
+    let crowd = crowd(&shop, 10, "/");
+    settle().await;
+    for one in &crowd {
+        one.abort();
+    }
+    settle().await;
+    inner.gate.open();
+    settle().await;
+    assert_eq!(ask(&shop, get("/")).await.remark(), "hit; ttl=59");
+    assert_eq!(inner.calls(), 1);
+}

@@ -1,0 +1,233 @@
+//! The promises over HTTP with four real processes behind one real Redis, and fifty clients at each.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::middleware::Next;
+use axum::response::{IntoResponse as _, Response};
+use bytes::Bytes;
+use futures_util::future::{BoxFuture, join_all};
+use http::StatusCode;
+use http_body_util::{BodyExt as _, Full};
+use serde::{Deserialize, Serialize};
+use stampede_guard::StampedeGuard;
+use tokio::net::TcpListener;
+
+use super::kit::{policy, secs};
+use super::sockets::client;
+use crate::support::origin::{self, Answer, Origin};
+use crate::support::probe::{assert_nothing_left, eventually_eq};
+use crate::support::processes::{Child, Fleet, Report, Role};
+use crate::support::redis_server::RedisServer;
+
+pub(crate) const ROLES: &[Role] = &[("http.serve", serve)];
+
+const PROCESSES: usize = 4;
+const CLIENTS: usize = 50;
+const MAX_BODY: usize = 64 * 1024;
+
+#[derive(Serialize, Deserialize)]
+struct Config {
+    redis: String,
+    origin: String,
+}
+
+/// One process: an axum server whose handler asks the origin of the test.
+fn serve(mut child: Child) -> BoxFuture<'static, ()> {
+    Box::pin(async move {
+        let config: Config = child.config();
+        let client = redis::Client::open(config.redis.as_str()).expect("an address");
+        // As in `fleet`: nothing may time out on a machine that is this busy.
+        let patient = policy().coordination_budget(secs(4)).command_timeout(secs(1)).lease(secs(4));
+        let guard =
+            StampedeGuard::new(client).with_policy(patient.max_body(MAX_BODY).build().expect("valid"));
+        guard.connect().await.expect("connects");
+        let arrived = Arc::<AtomicUsize>::default();
+        let app = Router::new()
+            .fallback(handle)
+            .with_state(config.origin)
+            .layer(guard.clone())
+            .layer(axum::middleware::from_fn_with_state((arrived, child.report()), arrive));
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a free port");
+        let addr = listener.local_addr().expect("bound");
+        tokio::spawn(async move { axum::serve(listener, app).await });
+        child.report().event_with("addr", &addr.to_string());
+        child.wait_go().await;
+        let deadline = tokio::time::Instant::now() + secs(10);
+        while guard.stats().tasks > 0 && tokio::time::Instant::now() < deadline {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        child.result(&(guard.stats().flights, guard.stats().tasks));
+    })
+}
+
+/// Tells the parent when all clients of this process are here.
+async fn arrive(
+    State((arrived, report)): State<(Arc<AtomicUsize>, Report)>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let response = next.run(request);
+    if arrived.fetch_add(1, Ordering::SeqCst) + 1 == CLIENTS {
+        report.event("arrived");
+    }
+    response.await
+}
+
+/// Answers in the form that the path names, with the text of the client that asked.
+async fn handle(State(origin): State<String>, request: Request) -> Response {
+    let outcome = request.uri().path().trim_start_matches('/').to_owned();
+    let client = request.headers()["x-client"].to_str().expect("a number").to_owned();
+    origin::load(&origin, &outcome).await.expect("the origin answers");
+    match outcome.as_str() {
+        "ok" => client.into_response(),
+        "missing" => (StatusCode::NOT_FOUND, client).into_response(),
+        "failure" => (StatusCode::INTERNAL_SERVER_ERROR, client).into_response(),
+        "cookie" => ([("set-cookie", format!("client={client}"))], client).into_response(),
+        "private" => ([("cache-control", "private")], client).into_response(),
+        "long" => (" ".repeat(MAX_BODY + 1) + &client).into_response(),
+        _ => panic!("no such outcome: {outcome}"),
+    }
+}
+
+/// What one client saw: its number, the status, its cookie, the text without padding.
+type Saw = (usize, u16, Option<String>, String);
+
+/// One wave of all clients; what they saw, and how often the origin was asked.
+async fn wave(outcome: &str) -> (Vec<Saw>, usize) {
+    let (server, origin) = (RedisServer::start(), Origin::start().await);
+    origin.script(outcome, [Answer::value("v").held().after(Duration::from_millis(100))]);
+    let fleet = Fleet::spawn(
+        PROCESSES,
+        "http.serve",
+        &Config { redis: server.minimal_user(), origin: origin.addr() },
+    );
+    let mut addrs = Vec::new();
+    for member in fleet.members() {
+        addrs.push(member.wait_event("addr").await.as_str().expect("text").to_owned());
+    }
+    let clients = (0..PROCESSES * CLIENTS).map(|n| {
+        let uri = format!("http://{}/{outcome}", addrs[n % PROCESSES]);
+        tokio::spawn(async move {
+            // Keyed by Host, so all processes are reached by one name.
+            let request = http::Request::get(uri).header("host", "shop.example").header("x-client", n);
+            let response = client().request(request.body(Full::<Bytes>::default()).unwrap()).await.unwrap();
+            let cookie =
+                response.headers().get("set-cookie").map(|cookie| cookie.to_str().unwrap().to_owned());
+            let status = response.status().as_u16();
+            let body = response.into_body().collect().await.unwrap().to_bytes();
+            (n, status, cookie, String::from_utf8(body.into()).unwrap().trim_start().to_owned())
+        })
+    });
+    let clients: Vec<_> = clients.collect();
+    for member in fleet.members() {
+        member.wait_event("arrived").await;
+    }
+    // Every process but the leader's waits in the queue of the one lease.
+    let queued = async || {
+        let queues = server.keys().into_iter().filter(|key| key.starts_with("sg1:q:"));
+        queues.map(|key| server.run::<usize>(&["LLEN", &key])).sum::<usize>()
+    };
+    eventually_eq("all processes wait", secs(10), PROCESSES - 1, queued).await;
+    origin.wait_for_loads(outcome, 1).await;
+    assert_eq!(origin.loads(outcome), 1);
+    origin.release(outcome);
+    let saw = join_all(clients).await.into_iter().map(|saw| saw.unwrap()).collect();
+    fleet.go();
+    for left in fleet.results::<(u64, u64)>().await {
+        assert_eq!(left, (0, 0), "flights and tasks");
+    }
+    assert_nothing_left(&server, secs(15)).await;
+    (saw, origin.loads(outcome))
+}
+
+async fn is_one_load(outcome: &str, status: u16) {
+    let (saw, loads) = wave(outcome).await;
+    assert_eq!(loads, 1, "{outcome}");
+    let texts: BTreeSet<_> = saw.iter().map(|(_, status, cookie, text)| (*status, cookie, text)).collect();
+    assert_eq!(texts.len(), 1, "{texts:?}");
+    assert!(saw.iter().all(|(_, have, cookie, _)| *have == status && cookie.is_none()));
+}
+
+async fn is_each_ones_own(outcome: &str) {
+    let (saw, loads) = wave(outcome).await;
+    assert_eq!(loads, PROCESSES * CLIENTS, "{outcome}");
+    for (n, status, cookie, text) in saw {
+        assert_eq!((status, text), (200, n.to_string()), "client {n} saw another's");
+        let own = (outcome == "cookie").then(|| format!("client={n}"));
+        assert_eq!(cookie, own, "client {n}");
+    }
+}
+
+#[tokio::test]
+async fn a_200_is_one_load_for_two_hundred_clients_of_four_processes() {
+    is_one_load("ok", 200).await;
+}
+
+#[tokio::test]
+async fn a_404_is_one_load_for_two_hundred_clients_of_four_processes() {
+    is_one_load("missing", 404).await;
+}
+
+#[tokio::test]
+async fn a_500_is_one_load_for_two_hundred_clients_of_four_processes() {
+    is_one_load("failure", 500).await;
+}
+
+#[tokio::test]
+async fn a_response_with_a_cookie_is_each_clients_own_in_four_processes() {
+    is_each_ones_own("cookie").await;
+}
+
+#[tokio::test]
+async fn a_private_response_is_each_clients_own_in_four_processes() {
+    is_each_ones_own("private").await;
+}
+
+#[tokio::test]
+async fn a_response_over_max_body_is_each_clients_own_in_four_processes() {
+    is_each_ones_own("long").await;
+}
+
+/// Killed in the middle of a load: the others wait for its lease, and one of them loads.
+#[tokio::test]
+async fn a_process_that_is_killed_while_it_loads_costs_one_lease_and_one_load() {
+    let (server, origin) = (RedisServer::start(), Origin::start().await);
+    origin.script("ok", [Answer::value("v").held()]);
+    let fleet =
+        Fleet::spawn(2, "http.serve", &Config { redis: server.minimal_user(), origin: origin.addr() });
+    let mut addrs = Vec::new();
+    for member in fleet.members() {
+        addrs.push(member.wait_event("addr").await.as_str().expect("text").to_owned());
+    }
+    let ask = |addr: &str, n: usize| {
+        let request = http::Request::get(format!("http://{addr}/ok")).header("host", "shop.example");
+        let request = request.header("x-client", n).body(Full::<Bytes>::default()).unwrap();
+        tokio::spawn(async move {
+            let response = client().request(request).await.ok()?;
+            let status = response.status().as_u16();
+            Some((status, response.into_body().collect().await.ok()?.to_bytes()))
+        })
+    };
+    let lost = ask(&addrs[0], 0);
+    origin.wait_for_loads("ok", 1).await;
+    let others: Vec<_> = (1..=CLIENTS).map(|n| ask(&addrs[1], n)).collect();
+    fleet.member(1).wait_event("arrived").await;
+    fleet.member(0).kill();
+    let killed = std::time::Instant::now();
+    assert!(lost.await.unwrap().is_none());
+    origin.wait_for_loads("ok", 2).await;
+    assert!(killed.elapsed() < secs(4 + 2), "one lease: {:?}", killed.elapsed());
+    origin.release("ok");
+    let saw: BTreeSet<_> =
+        join_all(others).await.into_iter().map(|one| one.unwrap().expect("an answer")).collect();
+    assert_eq!((saw.len(), saw.first().unwrap().0), (1, 200));
+    assert_eq!(origin.loads("ok"), 2);
+    fleet.go();
+    assert_eq!(fleet.results::<(u64, u64)>().await, [(0, 0)]);
+    assert_nothing_left(&server, secs(15)).await;
+}

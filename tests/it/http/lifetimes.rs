@@ -1,0 +1,183 @@
+//! How long each kind of response is served, and what it says about its age.
+
+use std::time::SystemTime;
+
+use super::kit::{
+    Boxed, Inner, Seen, all, ask, crowd, get, policy, replicas, respond, secs, settle, shop, shop_with, whole,
+};
+
+/// Asks for a resource with these headers now and at `seconds - 1` and `seconds` later: hits until then.
+async fn lasts(status: u16, headers: Vec<(&'static str, String)>, seconds: u64) {
+    let case = format!("{status} {headers:?}");
+    let body = move |n: usize| if status == 204 { Boxed::default() } else { whole(n.to_string()) };
+    let inner = Inner::with(move |n, _| {
+        let headers: Vec<_> = headers.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        Ok(respond(status, &headers, body(n)))
+    });
+    let shop = shop_with(&inner, policy().fresh_for(secs(40)));
+    let first = ask(&shop, get("/")).await;
+    assert_eq!(first.remark(), format!("fwd=miss; stored; ttl={seconds}"), "{case}");
+    assert_eq!(first.status, status);
+    tokio::time::sleep(secs(seconds - 1)).await;
+    let last = ask(&shop, get("/")).await;
+    assert_eq!((last.status, inner.calls()), (status, 1), "{case}");
+    assert_eq!(last.remark(), "hit; ttl=1", "{case}");
+    tokio::time::sleep(secs(1)).await;
+    ask(&shop, get("/")).await;
+    assert_eq!(inner.calls(), 2, "{case}");
+}
+
+fn control(value: &str) -> Vec<(&'static str, String)> {
+    vec![("cache-control", value.to_owned())]
+}
+
+fn date(offset: i64) -> String {
+    let now = SystemTime::now();
+    let offset_by = secs(offset.unsigned_abs());
+    httpdate_fmt(if offset < 0 { now - offset_by } else { now + offset_by })
+}
+
+/// IMF-fixdate (RFC 9110, 5.6.7), by the calendar of Howard Hinnant's `civil_from_days`.
+fn httpdate_fmt(time: SystemTime) -> String {
+    let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
+    let (days, of_day) = (since / 86_400, since % 86_400);
+    let z = days + 719_468;
+    let (era, doe) = (z / 146_097, z % 146_097);
+    let yoe = (doe - doe / 1460 + doe / 36_524 - doe / 146_096) / 365;
+    let doy = doe - (365 * yoe + yoe / 4 - yoe / 100);
+    let mp = (5 * doy + 2) / 153;
+    let (day, month) = (doy - (153 * mp + 2) / 5 + 1, if mp < 10 { mp + 3 } else { mp - 9 });
+    let year = yoe + era * 400 + u64::from(month <= 2);
+    let names = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
+    let weekday = ["Thu", "Fri", "Sat", "Sun", "Mon", "Tue", "Wed"][(days % 7) as usize];
+    let (hours, minutes, seconds) = (of_day / 3600, of_day / 60 % 60, of_day % 60);
+    let month = names[month as usize - 1];
+    format!("{weekday}, {day:02} {month} {year} {hours:02}:{minutes:02}:{seconds:02} GMT")
+}
+
+#[tokio::test(start_paused = true)]
+async fn statuses_of_a_default_lifetime_last_for_fresh_for() {
+    for status in [200, 203, 204, 300, 301, 308, 404, 410] {
+        lasts(status, Vec::new(), 40).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_explicit_lifetime_is_kept_for_any_status_but_failures_and_parts() {
+    for status in [200, 201, 204, 302, 307, 400, 401, 403, 404, 405, 410, 429] {
+        lasts(status, control("max-age=10"), 10).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn s_maxage_stands_above_max_age_above_expires() {
+    lasts(200, control("max-age=10, s-maxage=20"), 20).await;
+    lasts(200, control("max-age=20, s-maxage=10"), 10).await;
+    let with_dates = |value: &str, expires: i64| {
+        let mut headers = control(value);
+        headers.extend([("date", date(0)), ("expires", date(expires))]);
+        headers
+    };
+    lasts(200, with_dates("max-age=10", 20), 10).await;
+    lasts(200, with_dates("max-age=10", -20), 10).await;
+    lasts(200, with_dates("s-maxage=10", 20), 10).await;
+    lasts(200, with_dates("public", 20), 20).await;
+    lasts(302, with_dates("public", 20), 20).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn expires_counts_from_date_and_age_shortens() {
+    // The origin's clock is an hour ahead: only the difference counts.
+    lasts(200, vec![("date", date(3600)), ("expires", date(3620))], 20).await;
+    let mut aged = control("max-age=30");
+    aged.push(("age", "10".to_owned()));
+    lasts(200, aged, 20).await;
+}
+
+async fn shared_with_the_wave_only(case: &str, status: u16, headers: Vec<(&'static str, String)>) {
+    let inner = Inner::with(move |n, _| {
+        let headers: Vec<_> = headers.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        Ok(respond(status, &headers, whole(n.to_string())))
+    });
+    let shops = replicas(2, &inner);
+    for wave in 1..=2 {
+        inner.gate.close();
+        let mut crowd = crowd(&shops[0], 10, "/");
+        crowd.extend(super::kit::crowd(&shops[1], 10, "/"));
+        settle().await;
+        assert_eq!(inner.loads.running(), 1, "{case}");
+        inner.gate.open();
+        let seen = all(crowd).await;
+        assert!(seen.iter().all(|seen| seen.text() == wave.to_string() && seen.status == status), "{case}");
+        let mut remarks: Vec<_> = seen.iter().map(Seen::remark).collect();
+        remarks.sort();
+        assert_eq!(remarks[..19], vec!["fwd=miss; collapsed"; 19], "{case}");
+        assert_eq!(remarks[19], "fwd=miss; detail=not-stored", "{case}");
+    }
+    assert_eq!(ask(&shops[1], get("/")).await.text(), "3", "{case}: nobody later");
+}
+
+/// What is left for other processes is bounded; of a failure the status says enough.
+#[tokio::test(start_paused = true)]
+async fn a_long_failure_reaches_waiters_of_other_processes_as_its_status() {
+    let inner = Inner::with(|_, _| Ok(respond(500, &[], whole("x".repeat(100_000))))).held();
+    let shops = replicas(2, &inner);
+    let here = crowd(&shops[0], 10, "/");
+    settle().await;
+    let there = crowd(&shops[1], 10, "/");
+    settle().await;
+    inner.gate.open();
+    assert!(all(here).await.iter().all(|seen| (seen.status, seen.body.len()) == (500, 100_000)));
+    assert!(all(there).await.iter().all(|seen| seen.status == 500));
+    assert_eq!(inner.calls(), 1, "no convoy of retries");
+}
+
+#[tokio::test(start_paused = true)]
+async fn failures_of_the_server_are_shared_with_the_wave_only() {
+    for status in [500, 501, 502, 503, 504, 599] {
+        shared_with_the_wave_only(&status.to_string(), status, Vec::new()).await;
+        shared_with_the_wave_only(&status.to_string(), status, control("max-age=60")).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lifetime_of_zero_or_in_the_past_is_shared_with_the_wave_only() {
+    for value in ["max-age=0", "s-maxage=0, max-age=60", "max-age=-1", "max-age=x"] {
+        shared_with_the_wave_only(value, 200, control(value)).await;
+    }
+    shared_with_the_wave_only("expires: 0", 200, vec![("expires", "0".to_owned())]).await;
+    shared_with_the_wave_only("expired", 302, vec![("expires", date(-10))]).await;
+    let mut aged = control("max-age=10");
+    aged.push(("age", "10".to_owned()));
+    shared_with_the_wave_only("as old as it may be", 200, aged).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn age_grows_from_what_the_response_came_with() {
+    let inner = Inner::with_headers(&[("age", "5"), ("cache-control", "max-age=60")]);
+    let shop = shop(&inner);
+    assert_eq!(ask(&shop, get("/")).await.header("age"), Some("5"));
+    for waited in 0..3 {
+        let seen = ask(&shop, get("/")).await;
+        assert_eq!(seen.headers.get_all("age").iter().count(), 1);
+        assert_eq!(seen.header("age"), Some((5 + waited * 15).to_string().as_str()));
+        assert_eq!(seen.remark(), format!("hit; ttl={}", 55 - waited * 15));
+        tokio::time::sleep(secs(15)).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hit_keeps_the_date_of_its_load_and_the_remarks_of_other_caches() {
+    let inner = Inner::numbered(|response| {
+        response.headers_mut().insert("cache-status", "cdn; fwd=miss".parse().unwrap());
+    });
+    let shop = shop(&inner);
+    ask(&shop, get("/")).await;
+    let hit = ask(&shop, get("/")).await;
+    tokio::time::sleep(secs(5)).await;
+    let later = ask(&shop, get("/")).await;
+    assert!(hit.header("date").is_some());
+    assert_eq!(hit.header("date"), later.header("date"));
+    let lines: Vec<_> = later.headers.get_all("cache-status").iter().collect();
+    assert_eq!(lines, ["cdn; fwd=miss", "stampede-guard; hit; ttl=55"]);
+}

@@ -1,0 +1,25 @@
+//! The HTTP layer: what is shared, with whom, when, and what a client sees of it.
+//!
+//! Tests of the service alone run on the memory store under a paused clock, where [`kit::settle`] waits until
+//! everything that can happen has happened. Tests with sockets, Redis or processes run in real time.
+
+mod api;
+mod bodies;
+mod bypass;
+mod chaos;
+mod coalescing;
+mod failures;
+#[cfg(feature = "redis")]
+mod fleet;
+mod kit;
+mod lifetimes;
+mod nesting;
+mod panics;
+mod readiness;
+mod safety;
+mod sockets;
+mod spans;
+mod streaming;
+
+#[cfg(feature = "redis")]
+pub(crate) use fleet::ROLES;

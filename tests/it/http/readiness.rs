@@ -1,0 +1,261 @@
+//! The guard is always ready, and makes a clone of the inner service ready where it calls it. So no capacity is
+//! held while a request waits, and none of tower's own layers deadlocks or panics around it or inside it.
+
+use std::task::{Context, Poll};
+
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
+use http::Response;
+use tower::{BoxError, Layer as _, Service, ServiceBuilder, ServiceExt as _};
+
+use super::kit::{
+    Boxed, Down, Inner, Req, Seen, all, ask, crowd, get, guard, policy, request, respond, secs, settle, whole,
+};
+
+/// A service that becomes ready when `ready` is opened, and panics if it is called before.
+#[derive(Clone)]
+struct Slow {
+    inner: Inner,
+    ready: Option<std::sync::Arc<std::sync::atomic::AtomicBool>>,
+    may_call: bool,
+}
+
+impl Slow {
+    fn never(inner: &Inner) -> Self {
+        Self { inner: inner.clone(), ready: Some(Default::default()), may_call: false }
+    }
+}
+
+impl Service<Req> for Slow {
+    type Response = Response<Boxed>;
+    type Error = Down;
+    type Future = BoxFuture<'static, Result<Response<Boxed>, Down>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Down>> {
+        match &self.ready {
+            Some(ready) if !ready.load(std::sync::atomic::Ordering::SeqCst) => Poll::Pending,
+            _ => {
+                self.may_call = true;
+                Poll::Ready(Ok(()))
+            }
+        }
+    }
+
+    fn call(&mut self, request: Req) -> Self::Future {
+        assert!(std::mem::take(&mut self.may_call), "called without having been ready");
+        self.inner.call(request).boxed()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_guard_is_ready_while_the_inner_service_never_is() {
+    let inner = Inner::numbered(|_| ());
+    let mut shop = guard().layer(Slow::never(&inner));
+    for _ in 0..3 {
+        assert!(shop.ready().now_or_never().expect("at once").is_ok());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_service_that_is_never_ready_ends_its_load_by_load_timeout_and_leaves_hits_alone() {
+    let inner = Inner::numbered(|_| ());
+    let guard = guard().with_policy(policy().load_timeout(secs(5)).build().unwrap());
+    let well = guard.layer(inner.clone());
+    let ill = guard.layer(Slow::never(&inner));
+    assert_eq!(ask(&well, get("/stored")).await.text(), "1");
+
+    let started = tokio::time::Instant::now();
+    let crowd = crowd(&ill, 20, "/");
+    settle().await;
+    for _ in 0..10 {
+        assert_eq!(ask(&ill, get("/stored")).await.text(), "1", "hits go on");
+    }
+    for seen in all(crowd).await {
+        assert_eq!((seen.status, seen.remark().as_str()), (504, "fwd=miss; detail=timeout"));
+    }
+    assert_eq!(started.elapsed().as_secs(), 5);
+    assert_eq!(inner.calls(), 1);
+    // Followers of a load that is led elsewhere are unaffected, too.
+    inner.gate.close();
+    let leader = tokio::spawn({
+        let well = well.clone();
+        async move { ask(&well, get("/other")).await }
+    });
+    settle().await;
+    let follower = super::kit::crowd(&ill, 5, "/other");
+    settle().await;
+    inner.gate.open();
+    assert_eq!(leader.await.unwrap().text(), "2");
+    assert!(all(follower).await.iter().all(|seen| seen.text() == "2"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_loads_for_himself_is_bounded_by_load_timeout_too() {
+    let inner = Inner::with(|n, _| Ok(respond(200, &[("cache-control", "private")], whole(n.to_string()))));
+    let inner = inner.held_apart();
+    let policy = policy().load_timeout(secs(5)).build().unwrap();
+    let guard = guard().with_policy(policy);
+    let shop = guard.layer(inner.clone());
+    let crowd = crowd(&shop, 20, "/");
+    settle().await;
+    let started = tokio::time::Instant::now();
+    inner.open_first();
+    settle().await;
+    assert_eq!(inner.loads.running(), 19, "each for itself, and none is answered");
+    let seen = all(crowd).await;
+    assert_eq!(seen.iter().filter(|seen| seen.status == 200).count(), 1);
+    assert_eq!(seen.iter().filter(|seen| seen.status == 504).count(), 19);
+    assert_eq!((started.elapsed().as_secs(), inner.loads.running()), (5, 0));
+    let stats = guard.stats();
+    assert_eq!((stats.led, stats.failed, stats.bypassed), (1, 19, 0), "each counted once");
+}
+
+#[tokio::test(start_paused = true)]
+async fn readiness_is_asked_of_the_very_clone_that_is_called() {
+    let inner = Inner::numbered(|_| ());
+    let service = Slow { inner: inner.clone(), ready: None, may_call: false };
+    let shop = guard().layer(service);
+    for uri in ["/a", "/b", "/a"] {
+        assert_eq!(ask(&shop, get(uri)).await.status, 200);
+    }
+    assert_eq!(ask(&shop, request("POST", "/", &[])).await.text(), "3");
+    assert_eq!(ask(&shop, request("HEAD", "/c", &[])).await.text(), "4");
+}
+
+#[tokio::test(start_paused = true)]
+async fn over_a_limit_of_one_hits_misses_and_bypasses_mix_without_deadlock() {
+    let inner = Inner::numbered(|_| ());
+    let limited = ServiceBuilder::new().concurrency_limit(1).service(inner.clone());
+    let shop = guard().layer(limited);
+    assert_eq!(ask(&shop, get("/hot")).await.text(), "1");
+    inner.gate.close();
+    let slow = crowd(&shop, 20, "/cold");
+    settle().await;
+    assert_eq!(inner.loads.running(), 1);
+    let other = crowd(&shop, 20, "/other");
+    settle().await;
+    for _ in 0..20 {
+        assert_eq!(ask(&shop, get("/hot")).await.text(), "1", "a hit needs no permit");
+    }
+    let posts: Vec<_> =
+        (0..5).map(|_| tokio::spawn(shop.clone().oneshot(request("POST", "/", &[])))).collect();
+    settle().await;
+    assert_eq!(inner.loads.running(), 1, "the limit holds");
+    inner.gate.open();
+    assert_eq!(all(slow).await.len() + all(other).await.len(), 40);
+    for post in posts {
+        assert_eq!(post.await.unwrap().unwrap().status(), 200);
+    }
+    assert_eq!((inner.calls(), inner.loads.most_at_once()), (3 + 5, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn under_a_limit_of_one_a_dropped_request_gives_its_permit_back() {
+    let inner = Inner::numbered(|_| ()).held();
+    let shop = ServiceBuilder::new().concurrency_limit(1).layer(guard()).service(inner.clone());
+    let first = tokio::spawn(shop.clone().oneshot(get("/a")));
+    settle().await;
+    let second = crowd(&shop, 1, "/b");
+    settle().await;
+    assert_eq!(inner.calls(), 1);
+    first.abort();
+    settle().await;
+    assert_eq!(inner.calls(), 2, "the second request came through while the first one's load goes on");
+    inner.gate.open();
+    assert_eq!(all(second).await[0].status, 200);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_buffer_inside_or_outside_works() {
+    let inner = Inner::numbered(|_| ());
+    let inside = ServiceBuilder::new().layer(guard()).buffer(2).concurrency_limit(1).service(inner.clone());
+    let outside = ServiceBuilder::new().buffer(2).layer(guard()).service(inner.clone());
+    inner.gate.close();
+    let mut crowds = Vec::new();
+    for n in 0..8 {
+        crowds.extend(crowd(&inside, 10, &format!("/{n}")));
+    }
+    settle().await;
+    inner.gate.open();
+    assert!(all(crowds).await.iter().all(|seen| seen.status == 200));
+    assert_eq!(inner.calls(), 8);
+    for _ in 0..2 {
+        assert_eq!(ask(&outside, get("/x")).await.text(), "9");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dead_buffer_is_its_own_error_for_the_leader_and_502_for_followers() {
+    let inner = Inner::with(|_, _| Ok(respond(200, &[], whole("never"))));
+    let (buffer, worker) = tower::buffer::Buffer::pair(Slow::never(&inner), 1);
+    let worker = tokio::spawn(worker);
+    let shop = guard().layer(buffer);
+    let leader = tokio::spawn(shop.clone().oneshot(get("/")));
+    settle().await;
+    let followers = crowd(&shop, 5, "/");
+    settle().await;
+    worker.abort();
+    let error: BoxError = leader.await.unwrap().expect_err("closed");
+    assert!(error.is::<tower::buffer::error::Closed>(), "{error}");
+    for seen in all(followers).await {
+        assert_eq!(seen.status, 502);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn load_shed_inside_sheds_loads_and_never_hits() {
+    let inner = Inner::numbered(|_| ());
+    let shedding = ServiceBuilder::new().load_shed().concurrency_limit(1).service(inner.clone());
+    let shop = guard().layer(shedding);
+    assert_eq!(ask(&shop, get("/hot")).await.text(), "1");
+    inner.gate.close();
+    let cold = crowd(&shop, 10, "/cold");
+    settle().await;
+    let error = shop.clone().oneshot(get("/other")).await.expect_err("shed");
+    assert!(error.is::<tower::load_shed::error::Overloaded>(), "{error}");
+    assert_eq!(ask(&shop, get("/hot")).await.text(), "1");
+    inner.gate.open();
+    assert!(all(cold).await.iter().all(|seen| seen.text() == "2"));
+    assert_eq!(ask(&shop, get("/other")).await.text(), "3", "the failure was not stored");
+}
+
+#[tokio::test(start_paused = true)]
+async fn load_shed_outside_never_sheds() {
+    let inner = Inner::numbered(|_| ()).held();
+    let shop = ServiceBuilder::new().load_shed().layer(guard()).concurrency_limit(1).service(inner.clone());
+    let crowd = crowd(&shop, 20, "/");
+    settle().await;
+    inner.gate.open();
+    assert!(all(crowd).await.iter().all(|seen| seen.text() == "1"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_timeout_inside_is_the_leaders_error_and_502_for_followers() {
+    let inner = Inner::numbered(|_| ()).held();
+    let shop = ServiceBuilder::new().layer(guard()).timeout(secs(3)).service(inner.clone());
+    let leader = tokio::spawn(shop.clone().oneshot(get("/")));
+    settle().await;
+    let followers = crowd(&shop, 5, "/");
+    let error = leader.await.unwrap().expect_err("too slow");
+    assert!(error.is::<tower::timeout::error::Elapsed>(), "{error}");
+    let statuses: Vec<_> = all(followers).await.iter().map(|seen| seen.status).collect();
+    assert_eq!(statuses, [502; 5]);
+    assert_eq!(inner.calls(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_timeout_outside_ends_the_waiting_and_not_the_load() {
+    let inner = Inner::numbered(|_| ()).held();
+    let shop = ServiceBuilder::new().timeout(secs(3)).layer(guard()).service(inner.clone());
+    let asked: Vec<_> = (0..5).map(|_| tokio::spawn(shop.clone().oneshot(get("/")))).collect();
+    for one in asked {
+        let error = one.await.unwrap().expect_err("too slow");
+        assert!(error.is::<tower::timeout::error::Elapsed>(), "{error}");
+    }
+    assert_eq!(inner.loads.running(), 1);
+    inner.gate.open();
+    settle().await;
+    let seen: Seen = ask(&shop, get("/")).await;
+    assert!(seen.remark().starts_with("hit"), "{}", seen.remark());
+    assert_eq!(inner.calls(), 1);
+}

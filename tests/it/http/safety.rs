@@ -1,0 +1,204 @@
+//! Promise 8: what marks a response as one user's keeps it from everyone else, also while they wait for it.
+
+use http::Response;
+use stampede_guard::http::DoNotStore;
+
+use super::kit::{
+    Boxed, Inner, Seen, Shop, all, ask, crowd, get, policy, replicas, respond, settle, shop, shop_with, whole,
+};
+
+/// Has one request lead while 20 others wait, in this process and in another one: each gets an answer of its
+/// own, and once the first has come, nobody waits for anybody.
+async fn is_nobody_elses(rule: &str, inner: Inner) {
+    let inner = inner.held_apart();
+    let replicas = replicas(2, &inner);
+    let mut crowds = crowd(&replicas[0], 11, "/");
+    settle().await;
+    crowds.extend(crowd(&replicas[1], 10, "/"));
+    settle().await;
+    assert_eq!(inner.calls(), 1, "{rule}: one leads, the others wait");
+    inner.open_first();
+    settle().await;
+    assert_eq!(inner.loads.running(), 20, "{rule}: nobody queues, all load at once");
+    inner.gate.open();
+    let seen = all(crowds).await;
+    let mut numbers: Vec<_> = seen.iter().map(|seen| seen.text().parse::<usize>().unwrap()).collect();
+    numbers.sort();
+    assert_eq!(numbers, (1..=21).collect::<Vec<_>>(), "{rule}: each its own answer");
+    let own = format!("fwd=miss; detail={rule}");
+    for seen in seen {
+        let expected = if seen.text() == "1" { &own } else { "fwd=miss; detail=uncoordinated" };
+        assert_eq!(seen.remark(), expected);
+    }
+    // Nothing is stored: the next gets its own, too.
+    assert_eq!(ask(&replicas[0], get("/")).await.text(), "22", "{rule}");
+    assert_eq!(ask(&replicas[1], get("/")).await.text(), "23", "{rule}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_private_answer_reaches_nobody_who_waited() {
+    let cases = [
+        ("set-cookie", "session=1", "set-cookie"),
+        ("cache-control", "private", "private"),
+        ("cache-control", "max-age=60, private=\"x\"", "private"),
+        ("cache-control", "no-store", "no-store"),
+        ("cache-control", "no-cache", "no-cache"),
+        ("vary", "*", "vary"),
+        ("vary", "accept-encoding", "vary"),
+    ];
+    for (name, value, rule) in cases {
+        is_nobody_elses(rule, Inner::with_headers(&[(name, value)])).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_the_handler_marks_reaches_nobody_who_waited() {
+    let marked = |response: &mut Response<Boxed>| {
+        response.extensions_mut().insert(DoNotStore);
+    };
+    is_nobody_elses("do-not-store", Inner::numbered(marked)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failure_that_is_private_is_not_shared_either() {
+    let inner = Inner::with(|n, _| Ok(respond(500, &[("set-cookie", "a=b")], whole(n.to_string()))));
+    is_nobody_elses("set-cookie", inner).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn statuses_without_a_lifetime_parts_and_validations_are_nobody_elses() {
+    for status in [201, 202, 206, 302, 303, 304, 307, 400, 401, 403, 405, 429] {
+        let inner = Inner::with(move |n, _| Ok(respond(status, &[], whole(n.to_string()))));
+        is_nobody_elses("status", inner).await;
+    }
+    for status in [206, 304] {
+        let lasting = [("cache-control", "max-age=60")];
+        let inner = Inner::with(move |n, _| Ok(respond(status, &lasting, whole(n.to_string()))));
+        is_nobody_elses("status", inner).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_clients_own_response_keeps_everything() {
+    let headers = [
+        ("set-cookie", "a=1"),
+        ("set-cookie", "b=2"),
+        ("cache-control", "private"),
+        ("connection", "x-hop"),
+        ("x-hop", "1"),
+    ];
+    let inner = Inner::numbered(move |response| {
+        for (name, value) in headers {
+            response.headers_mut().append(name, value.parse().unwrap());
+        }
+        response.extensions_mut().insert(7u8);
+    });
+    let shop = shop(&inner);
+    for n in 1..=3 {
+        let response = tower::ServiceExt::oneshot(shop.clone(), get("/")).await.unwrap();
+        assert_eq!(response.extensions().get::<u8>(), Some(&7));
+        let seen = super::kit::read(response).await;
+        assert_eq!(seen.text(), n.to_string());
+        for (name, value) in headers {
+            assert!(seen.headers.get_all(name).iter().any(|have| have == value), "{name}: {value}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_stored_leaves_the_headers_of_one_hop_behind() {
+    let headers = [
+        ("connection", "x-hop, close"),
+        ("x-hop", "1"),
+        ("keep-alive", "timeout=5"),
+        ("proxy-authenticate", "Basic"),
+        ("x-end-to-end", "1"),
+    ];
+    let shop = shop(&Inner::with_headers(&headers));
+    let own = ask(&shop, get("/")).await;
+    assert_eq!(own.header("x-hop"), Some("1"));
+    let hit = ask(&shop, get("/")).await;
+    assert_eq!(hit.remark(), "hit; ttl=60");
+    for name in ["connection", "x-hop", "keep-alive", "proxy-authenticate"] {
+        assert_eq!(hit.header(name), None, "{name}");
+    }
+    assert_eq!(hit.header("x-end-to-end"), Some("1"));
+}
+
+/// A resource that is private for its first `n` answers.
+fn private_until(n: usize) -> Inner {
+    Inner::with(move |this, _| {
+        let headers: &[_] = if this <= n { &[("cache-control", "private")] } else { &[] };
+        Ok(respond(200, headers, whole(this.to_string())))
+    })
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_marker_keeps_everyone_from_queueing_for_ten_seconds() {
+    let inner = private_until(1000);
+    let shop: Shop = shop(&inner);
+    ask(&shop, get("/")).await;
+    for wave in 0..3 {
+        inner.gate.close();
+        let crowd = crowd(&shop, 20, "/");
+        settle().await;
+        assert_eq!(inner.loads.running(), 20, "wave {wave}: nobody waits");
+        inner.gate.open();
+        all(crowd).await;
+        tokio::time::sleep(super::kit::secs(4)).await;
+    }
+    // Each wave has renewed the marker; without one for ten seconds, one leads again.
+    tokio::time::sleep(super::kit::secs(10)).await;
+    inner.gate.close();
+    let crowd = crowd(&shop, 20, "/");
+    settle().await;
+    assert_eq!(inner.loads.running(), 1);
+    inner.gate.open();
+    all(crowd).await;
+    assert_eq!(inner.calls(), 1 + 3 * 20 + 20);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_marked_resource_that_becomes_cacheable_is_cached_by_the_next_load() {
+    let inner = private_until(3);
+    let shop = shop(&inner);
+    for n in 1..=3 {
+        assert_eq!(ask(&shop, get("/")).await.remark(), "fwd=miss; detail=private", "{n}");
+    }
+    let healed = ask(&shop, get("/")).await;
+    assert_eq!((healed.text(), healed.remark().as_str()), ("4", "fwd=miss; stored; ttl=60"));
+    assert_eq!(ask(&shop, get("/")).await.remark(), "hit; ttl=60");
+    assert_eq!(inner.calls(), 4);
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_a_crowd_on_a_marked_resource_one_heals_it() {
+    let inner = private_until(1);
+    let shop = shop(&inner);
+    ask(&shop, get("/")).await;
+    inner.gate.close();
+    let crowd = crowd(&shop, 20, "/");
+    settle().await;
+    inner.gate.open();
+    let remarks: Vec<_> = all(crowd).await.iter().map(Seen::remark).collect();
+    assert_eq!(remarks.iter().filter(|remark| *remark == "fwd=miss; stored; ttl=60").count(), 1);
+    assert_eq!(remarks.iter().filter(|remark| *remark == "fwd=miss; detail=uncoordinated").count(), 19);
+    assert!(ask(&shop, get("/")).await.remark().starts_with("hit"));
+    assert_eq!(inner.calls(), 21);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cacheable_resource_that_becomes_private_is_private_from_the_next_load_on() {
+    let inner = Inner::with(|n, _| {
+        let headers: &[_] = if n > 1 { &[("set-cookie", "a=b")] } else { &[] };
+        Ok(respond(200, headers, whole(n.to_string())))
+    });
+    let shop = shop_with(&inner, policy().fresh_for(super::kit::secs(5)));
+    assert_eq!(ask(&shop, get("/")).await.text(), "1");
+    assert_eq!(ask(&shop, get("/")).await.text(), "1");
+    tokio::time::sleep(super::kit::secs(5)).await;
+    for n in ["2", "3", "4"] {
+        let seen = ask(&shop, get("/")).await;
+        assert_eq!((seen.text(), seen.header("set-cookie")), (n, Some("a=b")));
+    }
+}

@@ -1,0 +1,48 @@
+//! All integration tests, as one binary.
+//!
+//! One link instead of thirty, and shared support as a plain module, without `#[path]`. It is also the program of
+//! the fleet: tests with real processes run this very binary again, see `support::processes`.
+//!
+//! Works alike under `cargo test` (one process, tests as threads) and `cargo nextest run` (one process per test):
+//! every test has its own Redis, and nothing is shared through globals.
+#![allow(clippy::unwrap_used)] // In a test the panic is the report; texts are given where they add something.
+
+mod cancellation;
+mod coalescing;
+#[cfg(feature = "redis")]
+mod fleet;
+#[cfg(feature = "redis")]
+mod harness;
+#[cfg(feature = "http")]
+mod http;
+mod invalidation;
+#[cfg(feature = "metrics")]
+mod metrics;
+mod model;
+mod panics;
+#[cfg(feature = "redis")]
+mod redis;
+mod support;
+
+use support::processes::Role;
+
+/// Entry point of child processes; as a test of its own it does nothing.
+#[test]
+fn child_entry() {
+    support::processes::run_child(&roles());
+}
+
+/// What child processes can do: each module with process tests contributes its own.
+fn roles() -> Vec<Role> {
+    let roles: &[&[Role]] = &[
+        #[cfg(feature = "redis")]
+        fleet::ROLES,
+        #[cfg(feature = "redis")]
+        harness::ROLES,
+        #[cfg(feature = "redis")]
+        self::redis::ROLES,
+        #[cfg(all(feature = "redis", feature = "http"))]
+        http::ROLES,
+    ];
+    roles.concat()
+}

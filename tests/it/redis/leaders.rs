@@ -1,0 +1,172 @@
+//! Promises 4 and 5: a leader that dies, panics, leaves or is stopped costs one lease at most, and never a herd;
+//! what it would store too late is refused.
+
+use super::*;
+use crate::support::origin::{Answer, End};
+
+const LEASE: Duration = Duration::from_secs(1);
+/// Whoever waited for this one to expire would fail the test by its patience.
+const LONG_LEASE: Duration = Duration::from_secs(120);
+
+/// The first load is held, the next one answers at once.
+async fn nodes(n: usize, lease: Duration) -> Nodes {
+    let nodes = Nodes::start(n, lease).await;
+    nodes.origin.script("k", [Answer::value("first").held(), Answer::value("second")]);
+    nodes
+}
+
+#[tokio::test]
+async fn the_load_of_callers_who_all_left_is_given_to_the_fleet() {
+    let nodes = nodes(3, LONG_LEASE).await;
+    nodes.one_leads("k", "load k 3", 5).await;
+    nodes.node(0).send("cancel");
+    nodes.stats(0).await;
+    nodes.origin.release("k");
+    nodes.all_get([1, 2], "k", "first").await;
+    assert_eq!(nodes.origin.loads("k"), 1);
+    assert_eq!(nodes.origin.history("k")[0].ended.expect("it ended").1, End::Served);
+    nodes.nothing_left(0..3).await;
+}
+
+/// Those who waited are answered within the dead leader's lease, their own load, and slack for a busy machine.
+async fn a_dead_leader_costs_one_lease(kill: impl AsyncFnOnce(&Member)) {
+    let nodes = nodes(3, LEASE).await;
+    nodes.one_leads("k", "load k 3", 5).await;
+    let died = Instant::now();
+    kill(nodes.node(0)).await;
+    nodes.all_get([1, 2], "k", "second").await;
+    assert!(died.elapsed() < LEASE + Duration::from_secs(4), "{:?}", died.elapsed());
+    assert_eq!(nodes.origin.loads("k"), 2);
+    nodes.nothing_left(1..3).await;
+    nodes.work(1..3).await;
+}
+
+#[tokio::test]
+async fn a_killed_leader_costs_one_lease_and_one_load() {
+    a_dead_leader_costs_one_lease(async |leader| leader.kill()).await;
+}
+
+#[tokio::test]
+async fn a_leader_whose_process_aborts_costs_one_lease_and_one_load() {
+    a_dead_leader_costs_one_lease(async |leader| {
+        leader.send("die");
+        assert!(!leader.wait_exit().await.success());
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_panicking_leader_hands_over_at_once() {
+    let nodes = nodes(3, LONG_LEASE).await;
+    nodes.one_leads("k", "panic k", 5).await;
+    nodes.origin.release("k");
+    nodes.all_get([1, 2], "k", "second").await;
+    let own = nodes.replies(0, "k").await;
+    assert!(own[0].result.as_ref().is_err_and(|text| text.contains("told to panic")), "{own:?}");
+    assert_eq!(nodes.origin.loads("k"), 2);
+    nodes.nothing_left(0..3).await;
+}
+
+#[tokio::test]
+async fn a_leader_that_shuts_down_hands_over_at_once() {
+    let nodes = nodes(3, LONG_LEASE).await;
+    nodes.one_leads("k", "load k 1", 5).await;
+    nodes.node(0).send("shutdown");
+    assert_eq!(nodes.node(0).wait_event("shutdown").await, 1);
+    nodes.all_get([1, 2], "k", "second").await;
+    assert_eq!(nodes.origin.loads("k"), 2);
+    nodes.nothing_left(1..3).await;
+}
+
+#[tokio::test]
+async fn a_hand_over_skips_a_killed_waiter() {
+    let nodes = nodes(3, LONG_LEASE).await;
+    nodes.one_leads("k", "panic k", 5).await;
+    nodes.node(1).kill();
+    eventually_eq("the server notices", SOON, 2, async || nodes.server.pubsub_clients()).await;
+    nodes.origin.release("k");
+    nodes.all_get([2], "k", "second").await;
+    assert_eq!(nodes.origin.loads("k"), 2);
+    nodes.nothing_left([0, 2]).await;
+}
+
+/// The grant reaches a connection whose process does not run: that costs a lease, like any dead leader.
+#[tokio::test]
+async fn a_hand_over_to_a_stopped_waiter_costs_one_lease() {
+    let nodes = nodes(3, LEASE).await;
+    nodes.one_leads("k", "panic k", 5).await;
+    nodes.node(1).pause();
+    nodes.origin.release("k");
+    nodes.all_get([2], "k", "second").await;
+    nodes.node(1).resume();
+    nodes.all_get([1], "k", "second").await;
+    assert_eq!(nodes.origin.loads("k"), 2);
+    nodes.nothing_left(0..3).await;
+}
+
+/// A leader that is stopped for longer than its lease while others load something newer.
+async fn stopped_past_its_lease() -> Nodes {
+    let nodes = nodes(3, LEASE).await;
+    nodes.one_leads("k", "load k 3", 5).await;
+    nodes.node(0).pause();
+    nodes.all_get([1, 2], "k", "second").await;
+    assert_eq!(nodes.origin.loads("k"), 2);
+    nodes
+}
+
+#[tokio::test]
+async fn what_a_stopped_leader_stores_too_late_is_refused() {
+    let nodes = stopped_past_its_lease().await;
+    nodes.origin.release("k");
+    nodes.origin.wait_for_ends("k", 2).await;
+    nodes.node(0).resume();
+    // Those who waited there have their own load's value; everyone later has the newer one.
+    nodes.all_get([0], "k", "first").await;
+    nodes.nothing_left(0..3).await;
+    let stats = nodes.stats(0).await;
+    assert!(stats.commits_refused + stats.leases_lost >= 1, "{stats:?}");
+    for index in 0..3 {
+        nodes.node(index).send("load k 2");
+    }
+    nodes.all_get(0..3, "k", "second").await;
+    assert_eq!(nodes.origin.loads("k"), 2);
+}
+
+#[tokio::test]
+async fn callers_after_a_stopped_leader_do_not_join_its_old_load() {
+    let nodes = stopped_past_its_lease().await;
+    nodes.node(0).resume();
+    eventually("the old leader notices", SOON, async || nodes.stats(0).await.leases_lost == 1).await;
+    nodes.node(0).send("get k");
+    assert_eq!(nodes.node(0).wait_event("get").await, "second");
+    assert_eq!(nodes.origin.running("k"), 1, "the old load still runs");
+    nodes.origin.release("k");
+    nodes.all_get([0], "k", "first").await;
+    nodes.node(0).send("get k");
+    assert_eq!(nodes.node(0).wait_event("get").await, "second", "what came too late was not stored");
+    nodes.nothing_left(0..3).await;
+}
+
+/// The count of vanished loads travels with the grant, from process to process.
+#[tokio::test]
+async fn a_wave_whose_leaders_all_panic_is_told_after_three_hand_overs() {
+    let nodes = Nodes::start(6, LONG_LEASE).await;
+    nodes.origin.script("k", [Answer::value("v").held()]);
+    nodes.node(0).send("panic k");
+    nodes.origin.wait_for_loads("k", 1).await;
+    for waiting in 1..6 {
+        nodes.node(waiting).send("panic k");
+        queued(&nodes.server, "k", waiting).await;
+    }
+    nodes.origin.release("k");
+    for index in 0..6 {
+        let reply = nodes.replies(index, "k").await;
+        assert!(reply[0].result.as_ref().is_err_and(|text| text.contains("told to panic")), "{reply:?}");
+    }
+    assert_eq!(nodes.origin.loads("k"), 4, "the first and three more");
+    let mut takeovers = 0;
+    for index in 0..6 {
+        takeovers += nodes.stats(index).await.takeovers;
+    }
+    assert_eq!(takeovers, 3);
+}

@@ -1,0 +1,187 @@
+//! Promises 4 to 6 where only one node is cut off: the others go on, and what it did or did not get done behind the
+//! cut harms nobody.
+
+use super::*;
+use crate::support::gate::{Counter, Gate};
+use crate::support::probe::assert_nothing_left;
+use crate::support::proxy::{Mode, Proxy};
+
+/// A lease that was left would keep everybody for this long.
+const LONG_LEASE: Duration = Duration::from_secs(60);
+
+/// Two nodes on one server, the first one by way of a proxy.
+struct Cut {
+    server: RedisServer,
+    proxy: Proxy,
+    behind: StampedeGuard,
+    direct: StampedeGuard,
+}
+
+impl Cut {
+    async fn new(lease: Duration) -> Self {
+        let server = RedisServer::start();
+        let proxy = Proxy::start(server.port()).await;
+        let behind = unconnected(&proxy.url(), lease_of(lease));
+        behind.connect().await.expect("connects");
+        let direct = local(&server, lease_of(lease)).await;
+        // Scripts are known, so that what is cut off is one command and not the second half of two.
+        answer(&behind, "warm", 1).await;
+        Self { server, proxy, behind, direct }
+    }
+
+    async fn nothing_left(&self) {
+        settled(&[self.behind.clone(), self.direct.clone()]).await;
+        assert_nothing_left(&self.server, SOON).await;
+    }
+}
+
+/// A load of `value` that waits at `gate`.
+fn call(guard: &StampedeGuard, value: u32, gate: &Gate, loads: &Counter) -> tokio::task::JoinHandle<u32> {
+    let (guard, gate, loads) = (guard.clone(), gate.clone(), loads.clone());
+    tokio::spawn(async move {
+        let load = move || async move {
+            let _running = loads.start();
+            gate.pass().await;
+            Ok::<_, String>(value)
+        };
+        guard.get_or_load("k", load).await.expect("a value")
+    })
+}
+
+#[tokio::test]
+async fn a_leader_that_is_cut_off_costs_one_lease_and_can_not_overwrite() {
+    let cut = Cut::new(ms(1_000)).await;
+    let (old, new, loads) = (Gate::closed(), Gate::closed(), Counter::default());
+    new.open();
+    let leader = call(&cut.behind, 1, &old, &loads);
+    loads.reach(1).await;
+    let waiter = call(&cut.direct, 2, &new, &loads);
+    queued(&cut.server, "k", 1).await;
+    cut.proxy.set(Mode::BlackHole);
+    assert_eq!(waiter.await.expect("joined"), 2);
+    assert_eq!(loads.started(), 2);
+    // It ends its load behind the cut: its own caller is not kept waiting for the store.
+    let ended = Instant::now();
+    old.open();
+    assert_eq!(leader.await.expect("joined"), 1);
+    assert!(ended.elapsed() < ms(800) + Duration::from_secs(1), "{:?}", ended.elapsed());
+    // What it sent then, and what was held back on the way, arrives now.
+    cut.proxy.set(Mode::Pass);
+    cut.nothing_left().await;
+    assert_eq!(cut.direct.get::<u32>("k").await.expect("store"), Some(2));
+    assert_eq!(answer(&cut.direct, "k", 3).await, 2);
+}
+
+#[tokio::test]
+async fn a_waiter_that_is_cut_off_loads_for_itself_after_its_wait() {
+    let cut = Cut::new(ms(1_000)).await;
+    let (gate, open, loads) = (Gate::closed(), Gate::closed(), Counter::default());
+    open.open();
+    let leader = call(&cut.direct, 1, &gate, &loads);
+    loads.reach(1).await;
+    let waiter = call(&cut.behind, 2, &open, &loads);
+    queued(&cut.server, "k", 1).await;
+    let since = Instant::now();
+    cut.proxy.set(Mode::BlackHole);
+    assert_eq!(waiter.await.expect("joined"), 2);
+    let (took, most) = (since.elapsed(), ms(1_000) + ms(800) + Duration::from_secs(2));
+    assert!(took < most, "one lease, one budget and slack: {took:?}");
+    gate.open();
+    assert_eq!(leader.await.expect("joined"), 1);
+    cut.proxy.set(Mode::Pass);
+    cut.nothing_left().await;
+    assert_eq!(cut.direct.get::<u32>("k").await.expect("store"), Some(1), "what had no lease is not stored");
+    assert_eq!(loads.started(), 2);
+}
+
+/// The commit was executed, its answer was lost: the value is there, and everybody else has it.
+#[tokio::test]
+async fn a_commit_whose_answer_is_lost_counts() {
+    let cut = Cut::new(LONG_LEASE).await;
+    let (gate, loads) = (Gate::closed(), Counter::default());
+    let leader = call(&cut.behind, 1, &gate, &loads);
+    loads.reach(1).await;
+    let waiter = call(&cut.direct, 2, &gate, &loads);
+    queued(&cut.server, "k", 1).await;
+    cut.proxy.set(Mode::NoReplies);
+    gate.open();
+    assert_eq!(waiter.await.expect("joined"), 1);
+    assert_eq!(leader.await.expect("joined"), 1);
+    assert_eq!(loads.started(), 1);
+    cut.proxy.set(Mode::Pass);
+    cut.nothing_left().await;
+    assert_eq!(answer(&cut.behind, "k", 3).await, 1);
+}
+
+/// The lease was granted, the answer was lost: the caller loads without it, and gives it back as soon as it can.
+async fn gives_back_a_lease_it_did_not_hear_of(cut_off: impl FnOnce(&Proxy)) {
+    let cut = Cut::new(LONG_LEASE).await;
+    let open = Gate::closed();
+    open.open();
+    let loads = Counter::default();
+    // A look-up that is answered, and an acquire that is not.
+    let held = Gate::closed();
+    let unheard = tokio::spawn({
+        let (guard, held, loads) = (cut.behind.clone(), held.clone(), loads.clone());
+        async move {
+            held.pass().await;
+            let load = move || async move {
+                let _running = loads.start();
+                Ok::<_, String>(1u32)
+            };
+            guard.get_or_load("k", load).await.expect("a value")
+        }
+    });
+    cut.proxy.set(Mode::NoReplies);
+    held.open();
+    eventually("the lease is taken", SOON, async || {
+        cut.server.keys().iter().any(|key| key == "sg1:l:{default:k}")
+    })
+    .await;
+    cut_off(&cut.proxy);
+    assert_eq!(unheard.await.expect("joined"), 1);
+    cut.proxy.set(Mode::Pass);
+    // Far sooner than the lease ends by itself.
+    let next = tokio::time::timeout(SOON, call(&cut.direct, 2, &open, &loads)).await;
+    assert_eq!(next.expect("nobody waits for a ghost").expect("joined"), 2);
+    cut.nothing_left().await;
+}
+
+#[tokio::test]
+async fn a_lease_whose_grant_was_not_heard_in_time_is_given_back() {
+    gives_back_a_lease_it_did_not_hear_of(|_| ()).await;
+}
+
+/// The connection breaks under the acquire, which has run.
+#[tokio::test]
+async fn a_lease_whose_grant_broke_off_with_the_connection_is_given_back() {
+    gives_back_a_lease_it_did_not_hear_of(|proxy| proxy.set(Mode::Reset)).await;
+}
+
+/// A server that is far away is slow, not down.
+#[tokio::test]
+async fn a_slow_network_costs_its_round_trips_and_no_load() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(server.port()).await;
+    // A follower makes three round trips, of 200 ms at most each and 800 ms in all.
+    let guards = [(); 3].map(|()| unconnected(&proxy.url(), lease_of(LONG_LEASE)));
+    for guard in &guards {
+        guard.connect().await.expect("connects");
+        answer(guard, "warm", 1).await;
+    }
+    proxy.set(Mode::Delay(ms(100)));
+    let loads = Counter::default();
+    let callers = (0..30).map(|caller| {
+        let loads = loads.clone();
+        guards[caller % 3].get_or_load("k", move || async move {
+            let _running = loads.start();
+            tokio::time::sleep(ms(600)).await;
+            Ok::<_, String>(1)
+        })
+    });
+    assert!(join_all(callers).await.into_iter().all(|value| value.is_ok()));
+    assert_eq!(loads.started(), 1);
+    settled(&guards).await;
+    proxy.set(Mode::Pass);
+    assert_nothing_left(&server, SOON).await;
+}

@@ -1,0 +1,190 @@
+//! A server that answers, but refuses to write: out of memory, or demoted to a replica. Commits fail, leases do not
+//! stay, nobody is stuck, and it ends when the refusals end.
+
+use super::*;
+use crate::support::gate::{Counter, Gate};
+use crate::support::probe::assert_nothing_left;
+
+/// A waiter that is not told would be missed.
+const LEASE: Duration = Duration::from_secs(60);
+
+#[derive(Clone, Copy, Debug)]
+enum Refusal {
+    OutOfMemory,
+    ReadOnly,
+}
+
+impl Refusal {
+    /// Without memory the leases are given back. A replica can not give anything back, nor tell anybody: there
+    /// waiters wait for the lease, as behind any leader that is gone.
+    fn lease(self) -> Duration {
+        match self {
+            Self::OutOfMemory => LEASE,
+            Self::ReadOnly => Duration::from_secs(2),
+        }
+    }
+
+    fn begin(self, server: &RedisServer) {
+        match self {
+            Self::OutOfMemory => server.run::<()>(&["CONFIG", "SET", "maxmemory", "1"]),
+            Self::ReadOnly => server.run::<()>(&["REPLICAOF", "127.0.0.1", "1"]),
+        }
+    }
+
+    fn end(self, server: &RedisServer) {
+        match self {
+            Self::OutOfMemory => server.run::<()>(&["CONFIG", "SET", "maxmemory", "0"]),
+            Self::ReadOnly => server.run::<()>(&["REPLICAOF", "NO", "ONE"]),
+        }
+    }
+}
+
+/// Three nodes, one load, held; it begins to refuse; then the load ends.
+async fn in_the_middle_of_a_load(refusal: Refusal) {
+    let server = RedisServer::start();
+    let mut guards = Vec::new();
+    for _ in 0..3 {
+        guards.push(local(&server, lease_of(refusal.lease())).await);
+    }
+    let (gate, loads) = (Gate::closed(), Counter::default());
+    let call = |guard: &StampedeGuard| {
+        let (guard, gate, loads) = (guard.clone(), gate.clone(), loads.clone());
+        tokio::spawn(async move {
+            let load = move || async move {
+                let _running = loads.start();
+                gate.pass().await;
+                Ok::<_, String>(1u8)
+            };
+            guard.get_or_load("k", load).await
+        })
+    };
+    let mut callers = vec![call(&guards[0])];
+    loads.reach(1).await;
+    for (waiting, guard) in guards[1..].iter().enumerate() {
+        callers.extend((0..5).map(|_| call(guard)));
+        queued(&server, "k", waiting + 1).await;
+    }
+    refusal.begin(&server);
+    gate.open();
+    for caller in callers {
+        let answered = tokio::time::timeout(SOON, caller).await.expect("nobody is stuck");
+        assert_eq!(answered.expect("joined").expect("a value"), 1);
+    }
+    // Nobody could store it, so each node has loaded it once.
+    assert_eq!(loads.started(), 3, "{refusal:?}");
+    if matches!(refusal, Refusal::OutOfMemory) {
+        assert_nothing_left(&server, SOON).await;
+    }
+    costs_little(&guards[0], refusal).await;
+
+    refusal.end(&server);
+    let back = Instant::now();
+    while guards[0].get::<u32>("back").await.ok().flatten().is_none() {
+        assert!(back.elapsed() < SOON, "{refusal:?}: nothing is stored again");
+        answer(&guards[0], "back", 1).await;
+        tokio::time::sleep(ms(10)).await;
+    }
+    settled(&guards).await;
+    assert_nothing_left(&server, SOON).await;
+}
+
+/// Requests are answered meanwhile, and at no great cost.
+async fn costs_little(guard: &StampedeGuard, refusal: Refusal) {
+    let mut added = Vec::new();
+    for request in 0..40 {
+        let started = Instant::now();
+        assert_eq!(answer(guard, &format!("meanwhile-{request}"), 3).await, 3);
+        added.push(started.elapsed());
+    }
+    added.sort();
+    assert!(added[20] <= ms(20), "{refusal:?}: {added:?}");
+    assert!(added[39] <= ms(1_200), "{refusal:?}: {added:?}");
+}
+
+#[tokio::test]
+async fn a_commit_refused_for_memory_leaves_no_lease_and_nobody_waiting() {
+    in_the_middle_of_a_load(Refusal::OutOfMemory).await;
+}
+
+#[tokio::test]
+async fn a_commit_refused_by_a_replica_leaves_no_lease_and_nobody_waiting() {
+    in_the_middle_of_a_load(Refusal::ReadOnly).await;
+}
+
+#[tokio::test]
+async fn a_server_without_memory_from_the_start_is_gone_without() {
+    let server = RedisServer::with_args(["--maxmemory", "1"]);
+    let guard = local(&server, lease_of(LEASE)).await;
+    costs_little(&guard, Refusal::OutOfMemory).await;
+    assert_eq!(server.keys(), Vec::<String>::new());
+    assert!(guard.stats().fail_open_loads >= 40);
+}
+
+/// Nodes still share what they can: within one process nothing changes.
+#[tokio::test]
+async fn callers_of_one_node_share_a_load_though_the_server_refuses() {
+    let server = RedisServer::with_args(["--maxmemory", "1"]);
+    let guard = local(&server, lease_of(LEASE)).await;
+    let loads = Counter::default();
+    let callers = (0..20).map(|_| {
+        let loads = loads.clone();
+        guard.get_or_load("k", move || async move {
+            let _running = loads.start();
+            tokio::time::sleep(ms(300)).await;
+            Ok::<_, String>(1)
+        })
+    });
+    assert!(join_all(callers).await.into_iter().all(|value| value.is_ok()));
+    assert_eq!(loads.started(), 1);
+}
+
+/// Rights that are taken away look like a server that is down, and come back.
+#[tokio::test]
+async fn rights_that_are_taken_away_are_gone_without_and_come_back() {
+    let server = RedisServer::start();
+    let guard = local(&server, lease_of(LEASE)).await;
+    answer(&guard, "before", 1).await;
+    server.run::<()>(&["ACL", "SETUSER", "minimal", "-evalsha", "-eval"]);
+    costs_little(&guard, Refusal::ReadOnly).await;
+    server.run::<()>(&["ACL", "SETUSER", "minimal", "+evalsha", "+eval"]);
+    answer(&guard, "after", 1).await;
+    settled(std::slice::from_ref(&guard)).await;
+    assert_eq!(guard.get::<u32>("after").await.expect("store"), Some(1));
+    assert_eq!(answer(&guard, "before", 2).await, 1);
+}
+
+#[tokio::test]
+async fn a_changed_password_is_gone_without_until_it_is_right_again() {
+    let server = RedisServer::start();
+    let guard = local(&server, lease_of(LEASE)).await;
+    answer(&guard, "before", 1).await;
+    server.run::<()>(&["ACL", "SETUSER", "minimal", "resetpass", ">another"]);
+    server.kill_clients();
+    costs_little(&guard, Refusal::ReadOnly).await;
+    server.run::<()>(&["ACL", "SETUSER", "minimal", "resetpass", ">pw"]);
+    guard.connect().await.expect("connects");
+    assert_eq!(answer(&guard, "before", 2).await, 1);
+    assert_eq!(answer(&guard, "after", 1).await, 1);
+    assert_eq!(guard.get::<u32>("after").await.expect("store"), Some(1));
+}
+
+/// Without SUBSCRIBE nobody is told anything: waits end by their timers, and the counts stay right.
+#[tokio::test]
+async fn without_the_right_to_subscribe_waits_end_by_their_timers() {
+    let server = RedisServer::start();
+    server.run::<()>(&["ACL", "SETUSER", "minimal", "-subscribe"]);
+    let guards = [local(&server, lease_of(LEASE)).await, local(&server, lease_of(LEASE)).await];
+    let loads = Counter::default();
+    let started = Instant::now();
+    let callers = (0..20).map(|caller| {
+        let loads = loads.clone();
+        guards[caller % 2].get_or_load("k", move || async move {
+            let _running = loads.start();
+            tokio::time::sleep(ms(300)).await;
+            Ok::<_, String>(1)
+        })
+    });
+    assert!(join_all(callers).await.into_iter().all(|value| value.is_ok()));
+    assert_eq!(loads.started(), 1);
+    assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());
+}

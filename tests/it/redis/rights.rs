@@ -1,0 +1,79 @@
+//! The documented user has exactly the rights that the library uses. (Everything else in this folder runs as that
+//! user, so the list is not too short either.)
+
+use std::collections::BTreeSet;
+
+use crate::support::redis_server::MINIMAL_ACL;
+
+const SCRIPTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/store/redis/scripts");
+
+/// What the library sends by itself, beside its scripts.
+const PLAIN: [&str; 10] =
+    ["get", "evalsha", "eval", "script|load", "subscribe", "unsubscribe", "ping", "hello", "auth", "time"];
+
+/// The scripts with their names.
+fn scripts() -> Vec<(String, String)> {
+    let files = std::fs::read_dir(SCRIPTS).expect("the folder of the scripts");
+    let scripts: Vec<_> = files
+        .map(|file| {
+            let path = file.expect("an entry").path();
+            (path.display().to_string(), std::fs::read_to_string(&path).expect("a script"))
+        })
+        .collect();
+    assert!(scripts.len() >= 8, "{scripts:?}");
+    scripts
+}
+
+/// The commands that a script says it calls.
+fn documented(name: &str, script: &str) -> BTreeSet<String> {
+    let line = script.lines().find_map(|line| line.strip_prefix("-- calls:"));
+    let line = line.unwrap_or_else(|| panic!("{name} has no line `-- calls:`"));
+    line.split_whitespace().map(str::to_owned).collect()
+}
+
+/// The commands that it does call.
+fn called(script: &str) -> BTreeSet<String> {
+    let calls = script.split("redis.").skip(1).filter_map(|call| {
+        let quoted = call.strip_prefix("call('").or_else(|| call.strip_prefix("pcall('"))?;
+        Some(quoted.split('\'').next()?.to_lowercase())
+    });
+    calls.collect()
+}
+
+#[test]
+fn the_minimal_user_has_exactly_the_rights_that_are_used() {
+    let mut used: BTreeSet<String> = PLAIN.map(str::to_owned).into();
+    for (name, script) in scripts() {
+        used.extend(documented(&name, &script));
+    }
+    let granted: BTreeSet<String> =
+        MINIMAL_ACL.split_whitespace().filter_map(|rule| rule.strip_prefix('+')).map(str::to_owned).collect();
+    assert_eq!(granted, used);
+    let others: Vec<_> = MINIMAL_ACL.split_whitespace().filter(|rule| !rule.starts_with('+')).collect();
+    assert_eq!(others, ["on", ">pw", "~sg1:*", "resetchannels", "&sg1:*", "-@all"]);
+}
+
+#[test]
+fn each_script_says_which_commands_it_calls() {
+    let scripts = scripts();
+    let (_, prelude) = scripts.iter().find(|(name, _)| name.ends_with("wake.lua")).expect("the prelude");
+    for (name, script) in &scripts {
+        let mut calls = called(script);
+        if script.contains("wake(KEYS") {
+            calls.extend(called(prelude));
+        }
+        assert_eq!(documented(name, script), calls, "{name}");
+    }
+}
+
+/// The user that the README tells to create is the one that the tests run as.
+#[test]
+fn the_readme_names_the_minimal_user() {
+    let rights = |text: &str| -> BTreeSet<String> {
+        text.split_whitespace().filter(|word| word.starts_with('+')).map(str::to_owned).collect()
+    };
+    let readme = include_str!("../../../README.md");
+    let from = readme.find("ACL SETUSER").expect("the README has it");
+    let until = from + readme[from..].find("```").expect("in a block");
+    assert_eq!(rights(&readme[from..until]), rights(MINIMAL_ACL));
+}

@@ -1,0 +1,275 @@
+//! Promise 6: a server that is down or hung costs a request at most the coordination budget, and then nothing;
+//! callers in one process still share one load; when it is back, values are stored again.
+
+use stampede_guard::{ErrorKind, LoadError, OnStoreDown};
+
+use super::*;
+use crate::support::gate::Counter;
+use crate::support::probe::assert_nothing_left;
+use crate::support::proxy::{Mode, Proxy};
+
+/// For a machine that runs other tests beside this one.
+const SLACK: Duration = Duration::from_millis(400);
+/// What a request may lose, in the median, to a server that is known to be down.
+const NOTHING: Duration = Duration::from_millis(20);
+/// After this long with the server back, values are stored again.
+const RECOVERY: Duration = Duration::from_secs(2);
+
+/// A server behind a proxy, and a guard with the default policy: a budget of 100 ms.
+struct Line {
+    server: RedisServer,
+    proxy: Proxy,
+    guard: StampedeGuard,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Outage {
+    /// The port refuses.
+    Dead,
+    /// The kernel accepts, nobody answers.
+    Stopped,
+    /// Nothing moves on the wire.
+    BlackHole,
+    /// Commands are executed, answers are lost.
+    NoReplies,
+}
+
+impl Line {
+    async fn new(policy: Policy) -> Self {
+        let server = RedisServer::start();
+        let proxy = Proxy::start(server.port()).await;
+        let guard = unconnected(&proxy.url(), policy);
+        Self { server, proxy, guard }
+    }
+
+    /// To the server itself where that is what fails: the proxy accepts for a server that is dead.
+    async fn direct(policy: Policy) -> Self {
+        let line = Self::new(policy.clone()).await;
+        let guard = unconnected(&line.server.minimal_user(), policy);
+        Self { guard, ..line }
+    }
+
+    async fn with(outage: Outage, policy: Policy) -> Self {
+        match outage {
+            Outage::Dead | Outage::Stopped => Self::direct(policy).await,
+            Outage::BlackHole | Outage::NoReplies => Self::new(policy).await,
+        }
+    }
+
+    fn begin(&self, outage: Outage) {
+        match outage {
+            Outage::Dead => self.server.kill(),
+            Outage::Stopped => self.server.pause(),
+            Outage::BlackHole => self.proxy.set(Mode::BlackHole),
+            Outage::NoReplies => self.proxy.set(Mode::NoReplies),
+        }
+    }
+
+    fn end(&self, outage: Outage) {
+        match outage {
+            Outage::Dead => self.server.start_again(),
+            Outage::Stopped => self.server.resume(),
+            Outage::BlackHole | Outage::NoReplies => self.proxy.set(Mode::Pass),
+        }
+    }
+}
+
+/// Requests one after another, each for a key of its own; how long each took beyond its load, which takes none.
+async fn requests(guard: &StampedeGuard, name: &str, n: usize) -> Vec<Duration> {
+    let mut added = Vec::new();
+    for request in 0..n {
+        let started = Instant::now();
+        assert_eq!(answer(guard, &format!("{name}-{request}"), 7).await, 7);
+        added.push(started.elapsed());
+    }
+    added
+}
+
+fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort();
+    times[times.len() / 2]
+}
+
+/// Twenty callers of one key during one load.
+async fn still_coalesces(guard: &StampedeGuard) {
+    let loads = Counter::default();
+    let callers = (0..20).map(|_| {
+        let loads = loads.clone();
+        guard.get_or_load("shared", move || async move {
+            let _running = loads.start();
+            tokio::time::sleep(ms(500)).await;
+            Ok::<_, String>(1)
+        })
+    });
+    assert!(join_all(callers).await.into_iter().all(|value| value.is_ok_and(|value| value == 1)));
+    assert_eq!(loads.started(), 1);
+}
+
+/// A value that is loaded is found in the store.
+async fn stores_again(guard: &StampedeGuard) {
+    let back = Instant::now();
+    for attempt in 0.. {
+        let key = format!("again-{attempt}");
+        answer(guard, &key, 9).await;
+        if guard.get::<u32>(&*key).await.ok().flatten() == Some(9) {
+            break;
+        }
+        assert!(back.elapsed() < RECOVERY + SLACK, "not within {:?}", back.elapsed());
+        tokio::time::sleep(ms(10)).await;
+    }
+}
+
+async fn survives(outage: Outage, connected: bool) {
+    let policy = Policy::default();
+    let budget = ms(100);
+    let line = Line::with(outage, policy).await;
+    let guard = &line.guard;
+    if connected {
+        guard.connect().await.expect("connects");
+        requests(guard, "before", 3).await;
+    }
+    line.begin(outage);
+
+    let first = requests(guard, "first", 5).await;
+    assert!(first.iter().all(|added| *added <= budget + SLACK), "{outage:?}: {first:?}");
+    let later = requests(guard, "later", 60).await;
+    assert!(later.iter().all(|added| *added <= budget + SLACK), "{outage:?}: {later:?}");
+    assert!(median(later.clone()) <= NOTHING, "{outage:?}: {later:?}");
+    still_coalesces(guard).await;
+    let stats = guard.stats();
+    assert!(stats.fail_open_loads >= 60 && stats.failed == 0, "{stats:?}");
+
+    line.end(outage);
+    stores_again(guard).await;
+    settled(std::slice::from_ref(guard)).await;
+    assert_nothing_left(&line.server, SOON).await;
+}
+
+#[tokio::test]
+async fn a_server_that_was_never_there_costs_nothing_for_long() {
+    survives(Outage::Dead, false).await;
+}
+
+#[tokio::test]
+async fn a_server_that_dies_costs_nothing_for_long() {
+    survives(Outage::Dead, true).await;
+}
+
+#[tokio::test]
+async fn a_server_that_is_stopped_from_the_start_costs_nothing_for_long() {
+    survives(Outage::Stopped, false).await;
+}
+
+#[tokio::test]
+async fn a_server_that_is_stopped_costs_nothing_for_long() {
+    survives(Outage::Stopped, true).await;
+}
+
+#[tokio::test]
+async fn a_network_that_swallows_everything_from_the_start_costs_nothing_for_long() {
+    survives(Outage::BlackHole, false).await;
+}
+
+#[tokio::test]
+async fn a_network_that_swallows_everything_costs_nothing_for_long() {
+    survives(Outage::BlackHole, true).await;
+}
+
+#[tokio::test]
+async fn a_network_that_swallows_answers_costs_nothing_for_long() {
+    survives(Outage::NoReplies, true).await;
+}
+
+/// Sockets from before are dead without a sign, as behind a firewall that forgot them; new ones work.
+#[tokio::test]
+async fn connections_that_died_without_a_sign_are_replaced() {
+    let line = Line::new(Policy::default()).await;
+    line.guard.connect().await.expect("connects");
+    requests(&line.guard, "before", 3).await;
+    line.proxy.set(Mode::BlackHoleOld);
+    let first = requests(&line.guard, "first", 5).await;
+    assert!(first.iter().all(|added| *added <= ms(100) + SLACK), "{first:?}");
+    stores_again(&line.guard).await;
+    assert!(line.proxy.connections() >= 3, "{}", line.proxy.connections());
+}
+
+/// Many at once: the budget of each runs beside the others', not behind them.
+#[tokio::test]
+async fn a_hung_server_costs_concurrent_requests_one_budget_in_all() {
+    let line = Line::new(Policy::default()).await;
+    line.guard.connect().await.expect("connects");
+    line.begin(Outage::BlackHole);
+    let started = Instant::now();
+    let keys: Vec<_> = (0..200).map(|key| format!("k{key}")).collect();
+    join_all(keys.iter().map(|key| answer(&line.guard, key, 1))).await;
+    assert!(started.elapsed() <= ms(100) + SLACK, "{:?}", started.elapsed());
+}
+
+fn fail_closed() -> Policy {
+    Policy::builder().on_store_down(OnStoreDown::FailClosed).build().expect("valid")
+}
+
+async fn fails_closed(outage: Outage) {
+    let line = Line::with(outage, fail_closed()).await;
+    let guard = &line.guard;
+    guard.connect().await.expect("connects");
+    line.begin(outage);
+    let loads = Counter::default();
+    let mut added = Vec::new();
+    for request in 0..60 {
+        let (started, loads) = (Instant::now(), loads.clone());
+        let load = move || async move {
+            let _running = loads.start();
+            Ok::<_, String>(1)
+        };
+        let error = guard.get_or_load(("k", request), load).await.expect_err("closed");
+        assert!(matches!(&error, LoadError::Guard(error) if error.kind() == ErrorKind::Store), "{error:?}");
+        added.push(started.elapsed());
+    }
+    assert!(added.iter().all(|added| *added <= ms(100) + SLACK), "{outage:?}: {added:?}");
+    assert!(median(added.clone()) <= NOTHING, "{outage:?}: {added:?}");
+    assert_eq!(loads.started(), 0, "the origin is spared");
+
+    line.end(outage);
+    let back = Instant::now();
+    while !matches!(guard.get::<i32>("back").await, Ok(Some(1))) {
+        let _ = guard.get_or_load("back", || async { Ok::<_, String>(1) }).await;
+        assert!(back.elapsed() < RECOVERY + SLACK, "not within {:?}", back.elapsed());
+        tokio::time::sleep(ms(10)).await;
+    }
+}
+
+#[tokio::test]
+async fn failing_closed_is_fast_when_the_server_is_dead() {
+    fails_closed(Outage::Dead).await;
+}
+
+#[tokio::test]
+async fn failing_closed_is_fast_when_the_network_swallows_everything() {
+    fails_closed(Outage::BlackHole).await;
+}
+
+/// The caller asked for the invalidation and for nothing else, so it may take longer, and says when it failed.
+#[tokio::test]
+async fn an_invalidation_that_is_not_confirmed_says_so_within_its_bound() {
+    let line = Line::new(Policy::default()).await;
+    line.guard.connect().await.expect("connects");
+    line.begin(Outage::BlackHole);
+    let started = Instant::now();
+    let error = line.guard.invalidate("k").await.expect_err("not confirmed");
+    assert!(error.is_store() && error.to_string().contains("not confirmed"), "{error}");
+    assert!(started.elapsed() <= Duration::from_secs(2) + SLACK * 2, "{:?}", started.elapsed());
+}
+
+#[tokio::test]
+async fn an_invalidation_rides_out_a_restart_of_the_server() {
+    let line = Line::direct(lease_of(ms(2_000))).await;
+    answer(&line.guard, "k", 1).await;
+    line.server.kill();
+    let invalidated = tokio::spawn({
+        let guard = line.guard.clone();
+        async move { guard.invalidate("k").await }
+    });
+    line.server.start_again();
+    invalidated.await.expect("joined").expect("confirmed");
+}

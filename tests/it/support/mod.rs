@@ -1,0 +1,25 @@
+//! What every test stands on: a private Redis, a scripted origin, real processes, a hostile network, exact counts.
+//!
+//! Everything here is independent of the library under test, so that a broken library cannot hide behind its
+//! own helpers; `harness.rs` tests this support itself.
+//!
+//! Two clocks must not meet: everything in here talks through real sockets and pipes, so no test that uses it
+//! may pause Tokio's clock (a paused clock jumps to the next timer while the answer is still on the wire).
+//! `gate` and `probe` alone are also right under a paused clock.
+#![allow(dead_code)] // Each combination of features compiles its own part of the tests, and so uses its own part of this.
+
+pub(crate) mod gate;
+#[cfg(feature = "redis")]
+pub(crate) mod monitor;
+pub(crate) mod origin;
+pub(crate) mod os;
+pub(crate) mod probe;
+pub(crate) mod processes;
+pub(crate) mod proxy;
+#[cfg(feature = "redis")]
+pub(crate) mod redis_server;
+
+/// How long a test waits for something that must happen before it fails.
+///
+/// Generous, because it is only ever spent by a failing test: a loaded CI machine must not turn it into a lie.
+pub(crate) const PATIENCE: std::time::Duration = std::time::Duration::from_secs(30);

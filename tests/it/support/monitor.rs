@@ -1,0 +1,147 @@
+//! Counts the commands that clients send, exactly.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::{Shutdown, TcpStream};
+use std::thread::{self, JoinHandle};
+
+use super::PATIENCE;
+use super::redis_server::{ADMIN, RedisServer, field};
+
+/// Commands by which a connection introduces itself. How many there are depends on the versions of client and
+/// server (redis-rs tries `CLIENT SETINFO`, which MONITOR shows from Redis 7.2 on), so they are counted apart.
+const SET_UP: [&str; 3] = ["auth", "client", "hello"];
+
+/// Watches a server from [`start`](Self::start) to [`finish`](Self::finish).
+#[derive(Debug)]
+pub(crate) struct Monitor<'s> {
+    server: &'s RedisServer,
+    stream: TcpStream,
+    marker: String,
+    lines: JoinHandle<Option<Vec<String>>>,
+    admins: BTreeSet<String>,
+}
+
+/// What clients sent: not what scripts called, not what the harness sent, not how connections introduced themselves.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Commands {
+    pub(crate) total: usize,
+    /// By name in lower case; subcommands count under their command.
+    pub(crate) by_name: BTreeMap<String, usize>,
+    /// How many introduced connections (AUTH, CLIENT, HELLO); not part of the total.
+    pub(crate) set_up: usize,
+    /// The counted commands as MONITOR printed them, for the message of a failing test.
+    pub(crate) lines: Vec<String>,
+}
+
+impl<'s> Monitor<'s> {
+    /// From here on every command is seen.
+    pub(crate) fn start(server: &'s RedisServer) -> Self {
+        let stream =
+            TcpStream::connect(("127.0.0.1", server.port())).expect("connecting to the test's redis-server");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a valid timeout");
+        (&stream)
+            .write_all(format!("CLIENT SETNAME {ADMIN}\r\nMONITOR\r\n").as_bytes())
+            .expect("sending MONITOR");
+        let mut reader = BufReader::new(stream.try_clone().expect("cloning a socket"));
+        for _ in 0..2 {
+            let mut reply = String::new();
+            reader.read_line(&mut reply).expect("the reply to MONITOR");
+            assert_eq!(reply, "+OK\r\n");
+        }
+        // Quiet times are normal from here on; `finish` and `drop` end the reading.
+        stream.set_read_timeout(None).expect("a valid timeout");
+
+        let marker = format!("sg-marker-{}", uuid::Uuid::new_v4());
+        let last = marker.clone();
+        let lines = thread::spawn(move || {
+            let mut lines = Vec::new();
+            for line in reader.lines() {
+                let line = line.ok()?;
+                if line.contains(&last) {
+                    return Some(lines);
+                }
+                lines.push(line);
+            }
+            None
+        });
+        // Connections of the harness from before the monitor; later ones are seen to introduce themselves. This
+        // order leaves no gap between the two.
+        let list: String = server.run(&["CLIENT", "LIST"]);
+        let admins = list.lines().filter(|client| field(client, "name") == Some(ADMIN));
+        let admins = admins.filter_map(|client| field(client, "addr").map(str::to_owned)).collect();
+        Self { server, stream, marker, lines, admins }
+    }
+
+    /// Everything the server has executed until now.
+    ///
+    /// MONITOR prints in order of execution, so what precedes the marker is all there was.
+    pub(crate) fn finish(mut self) -> Commands {
+        self.server.run::<()>(&["ECHO", &self.marker]);
+        let (send, receive) = std::sync::mpsc::channel();
+        let reader = std::mem::replace(&mut self.lines, thread::spawn(|| None));
+        thread::spawn(move || send.send(reader.join()));
+        let lines = match receive.recv_timeout(PATIENCE) {
+            Ok(Ok(Some(lines))) => lines,
+            end => panic!("the connection of the monitor was lost or slow: {end:?}"),
+        };
+        self.count(&lines)
+    }
+
+    fn count(&self, lines: &[String]) -> Commands {
+        let parsed: Vec<_> = lines.iter().filter_map(|line| Some((line, parse(line)?))).collect();
+        let introduced = parsed.iter().filter(|(_, (_, name, rest))| {
+            name == "client" && rest.to_ascii_lowercase().starts_with("\"setname\"") && rest.contains(ADMIN)
+        });
+        let mut admins = self.admins.clone();
+        admins.extend(introduced.map(|(_, (source, ..))| (*source).to_owned()));
+
+        let mut commands = Commands::default();
+        for (line, (source, name, _)) in parsed {
+            if source == "lua" || admins.contains(source) {
+                continue;
+            }
+            if SET_UP.contains(&name.as_str()) {
+                commands.set_up += 1;
+                continue;
+            }
+            commands.total += 1;
+            *commands.by_name.entry(name).or_default() += 1;
+            commands.lines.push(line.clone());
+        }
+        commands
+    }
+}
+
+impl Drop for Monitor<'_> {
+    fn drop(&mut self) {
+        // Wakes the reading thread of a test that failed before `finish`.
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
+}
+
+impl Commands {
+    /// How often `name` (lower case) was sent.
+    pub(crate) fn of(&self, name: &str) -> usize {
+        self.by_name.get(name).copied().unwrap_or_default()
+    }
+
+    /// The same without some commands, such as `["ping", "time"]`, which depend on how long the test ran.
+    #[must_use]
+    pub(crate) fn without<const N: usize>(mut self, names: [&str; N]) -> Self {
+        for name in names {
+            self.total -= self.by_name.remove(name).unwrap_or_default();
+        }
+        self.lines.retain(|line| parse(line).is_some_and(|(_, name, _)| !names.contains(&name.as_str())));
+        self
+    }
+}
+
+/// Source, lower-case name and the rest of `+1339518083.107412 [0 127.0.0.1:60866] "GET" "key"`.
+fn parse(line: &str) -> Option<(&str, String, &str)> {
+    let (_, behind) = line.split_once(" [")?;
+    let (database_and_source, command) = behind.split_once("] \"")?;
+    let (_, source) = database_and_source.split_once(' ')?;
+    let (name, rest) = command.split_once('"')?;
+    Some((source, name.to_ascii_lowercase(), rest.trim_start()))
+}

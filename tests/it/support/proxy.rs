@@ -1,0 +1,195 @@
+//! A TCP proxy between the library and Redis that can turn into each kind of bad network.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::tcp::{ReadHalf, WriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{mpsc, watch};
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::Instant;
+
+/// What happens to flows (connections through the proxy).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    Pass,
+    /// Nothing moves and nothing closes. What is held back arrives when the mode changes, as after retransmission.
+    /// The kernel still accepts and acknowledges, so this is a hung host rather than a lost route.
+    BlackHole,
+    /// Like a firewall that forgot its state: flows from before the change are dead, new ones work.
+    BlackHoleOld,
+    /// Commands arrive and are executed, replies are held back: the ambiguous failure.
+    NoReplies,
+    /// Old flows are reset now, new ones at once.
+    Reset,
+    /// Replies come this much later; commands are not delayed.
+    Delay(Duration),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Setting {
+    mode: Mode,
+    /// Counts changes; a flow is old if it began before the last one.
+    change: u64,
+    /// The last change to [`Mode::Reset`]. Kept, so that a flow that was not scheduled in between still sees it.
+    reset: u64,
+}
+
+/// The proxy; dropping it closes all flows.
+#[derive(Debug)]
+pub(crate) struct Proxy {
+    addr: SocketAddr,
+    setting: watch::Sender<Setting>,
+    accepted: Arc<AtomicUsize>,
+    server: JoinHandle<()>,
+}
+
+impl Proxy {
+    /// Listens on a free port and passes everything on to `127.0.0.1:<port>`.
+    pub(crate) async fn start(port: u16) -> Self {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a free port");
+        let addr = listener.local_addr().expect("a bound socket");
+        let (setting, watched) = watch::channel(Setting { mode: Mode::Pass, change: 0, reset: 0 });
+        let accepted = Arc::new(AtomicUsize::new(0));
+        let server = tokio::spawn(accept(listener, port, watched, accepted.clone()));
+        Self { addr, setting, accepted, server }
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.addr.port()
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("redis://{}/", self.addr)
+    }
+
+    /// Switches all flows; what was already handed to a socket is on its way.
+    pub(crate) fn set(&self, mode: Mode) {
+        self.setting.send_modify(|setting| {
+            let change = setting.change + 1;
+            let reset = if mode == Mode::Reset { change } else { setting.reset };
+            *setting = Setting { mode, change, reset };
+        });
+    }
+
+    /// How many connections were accepted, ever.
+    pub(crate) fn connections(&self) -> usize {
+        self.accepted.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.server.abort();
+    }
+}
+
+async fn accept(
+    listener: TcpListener,
+    port: u16,
+    setting: watch::Receiver<Setting>,
+    accepted: Arc<AtomicUsize>,
+) {
+    // A set, so that dropping the proxy drops every flow, too.
+    let mut flows = JoinSet::new();
+    loop {
+        tokio::select! {
+            incoming = listener.accept() => {
+                let (client, _) = incoming.expect("accepting on a bound socket");
+                accepted.fetch_add(1, Ordering::SeqCst);
+                let born = setting.borrow().change;
+                flows.spawn(flow(client, port, Valve { born, setting: setting.clone() }));
+            }
+            Some(_) = flows.join_next() => {}
+        }
+    }
+}
+
+async fn flow(mut client: TcpStream, port: u16, valve: Valve) {
+    let mut reset = valve.setting.clone();
+    let relay = async {
+        valve.open(Way::ToServer).await;
+        // A server that is down shows as a connection that closes at once.
+        let Ok(mut server) = TcpStream::connect(("127.0.0.1", port)).await else { return };
+        let _ = (client.set_nodelay(true), server.set_nodelay(true));
+        let (from_client, to_client) = client.split();
+        let (from_server, to_server) = server.split();
+        // Redis never half-closes, so the end of one direction is the end of the flow.
+        tokio::select! {
+            () = pump(from_client, to_server, Way::ToServer, &valve) => {}
+            () = pump(from_server, to_client, Way::ToClient, &valve) => {}
+        }
+    };
+    let was_reset = tokio::select! {
+        () = relay => false,
+        _ = reset.wait_for(|setting| setting.mode == Mode::Reset || setting.reset > valve.born) => true,
+    };
+    if was_reset {
+        // Tokio deprecates lingering because it blocks in `drop`; a zero time is the exception, it sends RST.
+        // The successor `set_zero_linger` is newer than the Tokio we promise to work with.
+        #[allow(deprecated)]
+        let _ = client.set_linger(Some(Duration::ZERO));
+    }
+}
+
+async fn pump(mut from: ReadHalf<'_>, mut to: WriteHalf<'_>, way: Way, valve: &Valve) {
+    // Reading and writing are apart, so that a delay moves every byte by the same time however many follow.
+    let (sender, mut chunks) = mpsc::channel::<(Instant, Vec<u8>)>(1024);
+    let read = async move {
+        let mut buffer = vec![0; 16 * 1024];
+        while let Ok(n @ 1..) = from.read(&mut buffer).await {
+            let due = Instant::now() + valve.delay(way);
+            if sender.send((due, buffer[..n].to_vec())).await.is_err() {
+                return;
+            }
+        }
+    };
+    let write = async {
+        while let Some((due, chunk)) = chunks.recv().await {
+            tokio::time::sleep_until(due).await;
+            valve.open(way).await;
+            if to.write_all(&chunk).await.is_err() {
+                return;
+            }
+        }
+        // The end of a flow is held back like its bytes.
+        valve.open(way).await;
+    };
+    tokio::join!(read, write);
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    ToServer,
+    ToClient,
+}
+
+/// One flow's view of the setting.
+struct Valve {
+    born: u64,
+    setting: watch::Receiver<Setting>,
+}
+
+impl Valve {
+    /// Waits until bytes may go this way.
+    async fn open(&self, way: Way) {
+        let is_open = |setting: &Setting| match setting.mode {
+            Mode::Pass | Mode::Delay(_) => true,
+            Mode::BlackHole | Mode::Reset => false,
+            Mode::BlackHoleOld => self.born >= setting.change,
+            Mode::NoReplies => way == Way::ToServer,
+        };
+        // The sender outlives its flows: they are dropped with the proxy.
+        let _ = self.setting.clone().wait_for(is_open).await;
+    }
+
+    fn delay(&self, way: Way) -> Duration {
+        match self.setting.borrow().mode {
+            Mode::Delay(delay) if way == Way::ToClient => delay,
+            _ => Duration::ZERO,
+        }
+    }
+}

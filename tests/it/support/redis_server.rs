@@ -1,0 +1,285 @@
+//! A private `redis-server` per test, on its own port, that can be killed, restarted and stopped.
+//!
+//! All methods block for the milliseconds a local server takes, so they read the same in plain and in async
+//! tests. None of the administration may be called while the server is paused: it would time out and panic.
+
+use std::fmt;
+use std::io::{self, Read as _};
+use std::net::TcpListener;
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use redis::{Client, Connection, FromRedisValue};
+
+use super::PATIENCE;
+use super::os::Guarded;
+
+/// The documented rights of the smallest user the library works with; the user `minimal` has exactly these.
+pub(crate) const MINIMAL_ACL: &str = "on >pw ~sg1:* resetchannels &sg1:* -@all +get +set +del +pexpire +pttl +lpos \
+     +rpush +lpop +lrange +strlen +publish +evalsha +eval +script|load +subscribe +unsubscribe +ping +hello +auth +time";
+
+/// Name that the connections of the harness give themselves, so that counts can leave them out.
+pub(crate) const ADMIN: &str = "sg-admin";
+
+const NOT_INSTALLED: &str = "redis-server is not installed: run 'make test' \
+     (or apt-get install -y redis-server / brew install redis)";
+
+/// A running, stopped or killed `redis-server`; dropping it ends the process.
+pub(crate) struct RedisServer {
+    port: u16,
+    args: Vec<String>,
+    process: Mutex<Option<Process>>,
+}
+
+struct Process {
+    guarded: Guarded,
+    /// Returns the server's log once the server is gone. Reading it all the time keeps the pipe from filling up.
+    log: JoinHandle<String>,
+}
+
+struct PortTaken;
+
+impl RedisServer {
+    /// Starts an empty server on a free port and returns when it answers.
+    pub(crate) fn start() -> Self {
+        Self::with_args::<&str>([])
+    }
+
+    /// Like [`start`](Self::start), with further arguments such as `["--maxmemory", "2mb"]`.
+    pub(crate) fn with_args<S: Into<String>>(args: impl IntoIterator<Item = S>) -> Self {
+        let args: Vec<String> = args.into_iter().map(Into::into).collect();
+        loop {
+            let port = free_port();
+            if let Ok(process) = Process::launch(port, &args) {
+                return Self { port, args, process: Mutex::new(Some(process)) };
+            }
+        }
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}/", self.port)
+    }
+
+    pub(crate) fn client(&self) -> Client {
+        Client::open(self.url()).expect("a valid URL")
+    }
+
+    /// The URL of the user `minimal`, who has [`MINIMAL_ACL`] and nothing else, also after a restart.
+    pub(crate) fn minimal_user(&self) -> String {
+        format!("redis://minimal:pw@127.0.0.1:{}/", self.port)
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.running(|process| process.guarded.pid())
+    }
+
+    /// Ends the server by SIGKILL. When this returns, its port refuses connections.
+    pub(crate) fn kill(&self) {
+        let process = self.process().take().expect("the server runs");
+        process.end();
+    }
+
+    /// Starts the server again after [`kill`](Self::kill): the same port, all data, scripts and connections gone.
+    pub(crate) fn start_again(&self) {
+        let mut slot = self.process();
+        assert!(slot.is_none(), "the server runs already");
+        let deadline = Instant::now() + PATIENCE;
+        while slot.is_none() {
+            assert!(Instant::now() < deadline, "port {} was taken by another program", self.port);
+            *slot = Process::launch(self.port, &self.args).ok();
+        }
+    }
+
+    /// SIGKILL, then an empty server on the same port.
+    pub(crate) fn restart(&self) {
+        self.kill();
+        self.start_again();
+    }
+
+    /// SIGSTOP: connections stay, nothing answers, the kernel still accepts. See [`resume`](Self::resume).
+    pub(crate) fn pause(&self) {
+        self.running(|process| process.guarded.pause());
+    }
+
+    /// SIGCONT: also executes what clients sent meanwhile.
+    pub(crate) fn resume(&self) {
+        self.running(|process| process.guarded.resume());
+    }
+
+    /// A connection of the harness, as the default user. Monitor and client counts leave it out.
+    pub(crate) fn conn(&self) -> Connection {
+        connect(self.port).expect("connecting to the test's redis-server")
+    }
+
+    /// Runs one command on a connection of its own: `server.run(&["SET", "k", "v"])`.
+    #[track_caller]
+    pub(crate) fn run<T: FromRedisValue>(&self, command: &[&str]) -> T {
+        let result = redis::cmd(command[0]).arg(&command[1..]).query(&mut self.conn());
+        result.unwrap_or_else(|error| panic!("{command:?}: {error}"))
+    }
+
+    pub(crate) fn flush_all(&self) {
+        self.run::<()>(&["FLUSHALL"]);
+    }
+
+    pub(crate) fn script_flush(&self) {
+        self.run::<()>(&["SCRIPT", "FLUSH", "SYNC"]);
+    }
+
+    /// Cuts all connections with subscriptions and returns how many there were.
+    pub(crate) fn kill_pubsub(&self) -> usize {
+        self.run(&["CLIENT", "KILL", "TYPE", "pubsub"])
+    }
+
+    /// Cuts every connection except those of the harness and returns how many there were.
+    pub(crate) fn kill_clients(&self) -> usize {
+        let mut conn = self.conn();
+        let ids = clients(&mut conn).into_iter().filter_map(|client| field(&client, "id").map(str::to_owned));
+        let killed =
+            ids.map(|id| redis::cmd("CLIENT").arg("KILL").arg("ID").arg(id).query::<usize>(&mut conn));
+        killed.map(|killed| killed.expect("CLIENT KILL")).sum()
+    }
+
+    /// How many connections have subscriptions.
+    pub(crate) fn pubsub_clients(&self) -> usize {
+        self.run::<String>(&["CLIENT", "LIST", "TYPE", "pubsub"]).lines().count()
+    }
+
+    /// How many connections there are, those of the harness not counted.
+    pub(crate) fn client_count(&self) -> usize {
+        clients(&mut self.conn()).len()
+    }
+
+    /// All keys, sorted.
+    pub(crate) fn keys(&self) -> Vec<String> {
+        let mut keys: Vec<String> = self.run(&["KEYS", "*"]);
+        keys.sort();
+        keys
+    }
+
+    /// The keys that would stay for ever, sorted.
+    pub(crate) fn keys_without_ttl(&self) -> Vec<String> {
+        let mut conn = self.conn();
+        let mut keys = self.keys();
+        // -1 = no TTL; -2 = expired between the two commands, which is what should happen to it.
+        keys.retain(|key| redis::cmd("PTTL").arg(key).query::<i64>(&mut conn).expect("PTTL") == -1);
+        keys
+    }
+
+    fn process(&self) -> MutexGuard<'_, Option<Process>> {
+        // A test that failed while holding the lock must not hide its message behind a second panic in `drop`.
+        self.process.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn running<R>(&self, act: impl FnOnce(&mut Process) -> R) -> R {
+        act(self.process().as_mut().expect("the server runs"))
+    }
+}
+
+impl fmt::Debug for RedisServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { port, args, process } = self;
+        let pid = process.lock().ok().and_then(|slot| slot.as_ref().map(|process| process.guarded.pid()));
+        f.debug_struct("RedisServer").field("port", port).field("args", args).field("pid", &pid).finish()
+    }
+}
+
+impl Process {
+    fn launch(port: u16, args: &[String]) -> Result<Self, PortTaken> {
+        let spawned = Guarded::spawn(
+            Command::new("redis-server")
+                .args(["--port", &port.to_string(), "--bind", "127.0.0.1"])
+                .args(["--save", "", "--appendonly", "no", "--daemonize", "no"])
+                // On the command line, so that the user is there from the first connection after a restart on.
+                .args(["--user", "minimal"])
+                .args(MINIMAL_ACL.split_whitespace())
+                .args(args)
+                // Nothing is ever written with these settings, so there is nothing to clean up either.
+                .current_dir(std::env::temp_dir())
+                .stdin(Stdio::null())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::null()),
+        );
+        let mut guarded = match spawned {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => panic!("{NOT_INSTALLED}"),
+            spawned => spawned.expect("starting redis-server"),
+        };
+        let mut stdout = guarded.child().stdout.take().expect("stdout is piped");
+        let log = thread::spawn(move || {
+            let mut log = Vec::new();
+            let _ = stdout.read_to_end(&mut log);
+            String::from_utf8_lossy(&log).into_owned()
+        });
+        let mut process = Self { guarded, log };
+        let deadline = Instant::now() + PATIENCE;
+        while !process.is_ready(port) {
+            if let Some(status) = process.guarded.try_wait() {
+                let log = process.end();
+                if log.contains("Address already in use") {
+                    return Err(PortTaken);
+                }
+                panic!("redis-server {args:?} ended at once: {status}\n{log}");
+            }
+            if Instant::now() > deadline {
+                panic!("redis-server {args:?} did not become ready\n{}", process.end());
+            }
+            thread::sleep(Duration::from_millis(2));
+        }
+        Ok(process)
+    }
+
+    /// Whether the server answers, and is ours: another program may have got the port first.
+    fn is_ready(&self, port: u16) -> bool {
+        let info =
+            connect(port).and_then(|mut conn| redis::cmd("INFO").arg("server").query::<String>(&mut conn));
+        let line = format!("process_id:{}", self.guarded.pid());
+        info.is_ok_and(|info| info.lines().any(|l| l == line))
+    }
+
+    fn end(mut self) -> String {
+        self.guarded.kill();
+        self.log.join().unwrap_or_default()
+    }
+}
+
+fn connect(port: u16) -> redis::RedisResult<Connection> {
+    let client = Client::open(("127.0.0.1", port))?;
+    let mut conn = client.get_connection_with_timeout(PATIENCE)?;
+    conn.set_read_timeout(Some(PATIENCE))?;
+    conn.set_write_timeout(Some(PATIENCE))?;
+    redis::cmd("CLIENT").arg("SETNAME").arg(ADMIN).query::<()>(&mut conn)?;
+    Ok(conn)
+}
+
+/// Lines of CLIENT LIST, without the harness's own connections.
+fn clients(conn: &mut Connection) -> Vec<String> {
+    let list: String = redis::cmd("CLIENT").arg("LIST").query(conn).expect("CLIENT LIST");
+    list.lines().filter(|client| field(client, "name") != Some(ADMIN)).map(str::to_owned).collect()
+}
+
+/// Value of `name=value` in a line of CLIENT LIST.
+pub(crate) fn field<'l>(client: &'l str, name: &str) -> Option<&'l str> {
+    client
+        .split(' ')
+        .find_map(|pair| pair.split_once('=').filter(|(key, _)| *key == name).map(|(_, value)| value))
+}
+
+/// A port nobody listens on.
+///
+/// Below the range from which kernels give ports to outgoing connections (32768 and up on Linux, 49152 on macOS):
+/// inside it, a connection of any other program can take the port while the server is down for a restart, and a
+/// client that keeps trying a dead port can even connect to itself.
+fn free_port() -> u16 {
+    loop {
+        let port = fastrand::u16(15_000..32_000);
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
+}
