@@ -1,0 +1,122 @@
+//! A slow route behind the guard, in a real server.
+//!
+//! ```text
+//! cargo run --example axum_server                                             one process
+//! REDIS_URL=redis://127.0.0.1/ PORT=8081 cargo run --example axum_server      a replica of a fleet
+//! ```
+//!
+//! Then, from another terminal; the second and third line are the stampede:
+//!
+//! ```text
+//! curl -i http://127.0.0.1:8080/report/7
+//! hey -n 2000 -c 200 http://127.0.0.1:8080/report/8
+//! wrk -t2 -c200 -d10s http://127.0.0.1:8080/report/9
+//! curl -X DELETE http://127.0.0.1:8080/report/7
+//! ```
+//!
+//! Watch the `Cache-Status` header and the lines that the server prints: one per load. `RUN_ONCE=1` sends itself
+//! a few requests and ends.
+
+use std::error::Error;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use axum::body::Body;
+use axum::extract::{Path, State};
+use axum::http::{HeaderMap, Request, StatusCode, header};
+use axum::{Router, routing};
+use hyper_util::client::legacy::Client;
+use hyper_util::rt::TokioExecutor;
+use stampede_guard::{StampedeGuard, http::cache_key};
+use tokio::net::TcpListener;
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let once = std::env::var_os("RUN_ONCE").is_some();
+    let guard = match std::env::var("REDIS_URL") {
+        Ok(url) => StampedeGuard::new(redis::Client::open(url)?),
+        Err(_) => StampedeGuard::in_memory(),
+    };
+    // Not required: connected here, the first request does not wait for it. A Redis that is down stops nothing.
+    if let Err(error) = guard.connect().await {
+        println!("{error}; requests are answered all the same");
+    }
+
+    let app = Router::new()
+        .route("/report/{id}", routing::get(report))
+        .layer(guard.clone())
+        // Outside the guard, because it is about the guard.
+        .route("/report/{id}", routing::delete(forget))
+        .with_state(guard.clone());
+
+    let port = match std::env::var("PORT") {
+        Ok(port) => port.parse()?,
+        Err(_) if once => 0,
+        Err(_) => 8080,
+    };
+    let listener = TcpListener::bind(("127.0.0.1", port)).await?;
+    let url = format!("http://{}", listener.local_addr()?);
+    println!("listening on {url}; try\n");
+    println!("  curl -i {url}/report/7");
+    println!("  hey -n 2000 -c 200 {url}/report/8");
+    println!("  wrk -t2 -c200 -d10s {url}/report/9");
+    println!("  curl -X DELETE {url}/report/7\n");
+
+    let stop = async move {
+        if once {
+            if let Err(error) = visit(&url).await {
+                println!("{error}");
+            }
+        } else if tokio::signal::ctrl_c().await.is_err() {
+            // Without the signal there is no graceful end; serving goes on.
+            std::future::pending().await
+        }
+    };
+    axum::serve(listener, app).with_graceful_shutdown(stop).await?;
+
+    // Loads that nobody waits for any more still deserve to be stored; what takes longer goes to another replica.
+    println!("{:?}", guard.shutdown(Duration::from_secs(5)).await);
+    println!("{:?}", guard.stats());
+    Ok(())
+}
+
+/// Takes a second, as a report does. `max-age` is how long the guard keeps it.
+async fn report(Path(id): Path<u64>) -> ([(header::HeaderName, &'static str); 1], String) {
+    static LOADS: AtomicU64 = AtomicU64::new(0);
+    println!("load {} (report {id})", LOADS.fetch_add(1, Ordering::Relaxed) + 1);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    ([(header::CACHE_CONTROL, "max-age=30")], format!("report {id}: all is well\n"))
+}
+
+/// Forgets a report in the whole fleet, also one that is being loaded.
+async fn forget(
+    State(guard): State<StampedeGuard>,
+    Path(id): Path<u64>,
+    headers: HeaderMap,
+) -> Result<&'static str, StatusCode> {
+    let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
+    let uri = format!("http://{host}/report/{id}").parse().map_err(|_| StatusCode::BAD_REQUEST)?;
+    let key = cache_key(&uri).ok_or(StatusCode::BAD_REQUEST)?;
+    guard.invalidate(key).await.map_err(|_| StatusCode::SERVICE_UNAVAILABLE)?;
+    Ok("forgotten\n")
+}
+
+/// What the commands above do, for a run without a terminal beside it.
+async fn visit(url: &str) -> Result<(), Box<dyn Error + Send + Sync>> {
+    let client = Client::builder(TokioExecutor::new()).build_http();
+    let send = async |method: &str, path: &str| {
+        let request = Request::builder().method(method).uri(format!("{url}{path}")).body(Body::empty())?;
+        let sent = Instant::now();
+        let response = client.request(request).await?;
+        let status = response.headers().get(header::CACHE_STATUS).and_then(|value| value.to_str().ok());
+        let (ms, status) = (sent.elapsed().as_millis(), status.unwrap_or("-"));
+        println!("{method:6} {path}: {} in {ms} ms, cache-status: {status}", response.status());
+        Ok::<_, Box<dyn Error + Send + Sync>>(())
+    };
+    let (one, two) = tokio::join!(send("GET", "/report/7"), send("GET", "/report/7"));
+    one.and(two)?;
+    send("GET", "/report/7").await?;
+    send("HEAD", "/report/7").await?;
+    send("DELETE", "/report/7").await?;
+    send("GET", "/report/7").await
+}
