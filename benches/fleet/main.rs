@@ -1,0 +1,91 @@
+//! Measures what the README promises, on real processes and a real `redis-server`, and prints it as a table.
+//!
+//! ```text
+//! cargo bench --bench fleet                    everything, about two minutes; needs redis-server
+//! cargo bench --bench fleet -- hit wake        some groups: hit wave failing killed down wake
+//! STRICT=1 cargo bench --bench fleet           also fails where a time or a ratio misses its `must`
+//! ```
+//!
+//! Counts are exact on any machine, so a missed one always fails the run. Times and ratios are medians of
+//! interleaved rounds against a control of the same run; each module says how. A busy machine shows in them, so the
+//! load is printed before and after.
+
+#[path = "../../tests/it/support/mod.rs"]
+mod support;
+
+mod calls;
+mod down;
+mod failure;
+mod hit;
+mod table;
+mod wake;
+mod wave;
+
+use table::Table;
+
+/// A group of rows and the name that selects it.
+type Group = (&'static str, fn(&mut Table));
+
+const GROUPS: &[Group] = &[
+    ("hit", hit::rows),
+    ("wave", wave::rows),
+    ("failing", failure::failing),
+    ("killed", failure::killed),
+    ("down", down::rows),
+    ("wake", wake::rows),
+];
+
+fn main() {
+    if std::env::var_os("SG_ROLE").is_some() {
+        return support::processes::run_child(calls::ROLES);
+    }
+    let (options, names): (Vec<_>, Vec<_>) = std::env::args().skip(1).partition(|arg| arg.starts_with('-'));
+    if !options.iter().any(|option| option == "--bench") {
+        // `cargo test --all-targets` runs benches too; numbers of a debug build would only mislead.
+        println!("nothing to test here; measure with `cargo bench --bench fleet`");
+        return;
+    }
+    print!("{METHOD}");
+    println!("{} processors, load before: {}\n", processors(), load());
+    let mut table = Table::default();
+    for (name, rows) in GROUPS {
+        if names.is_empty() || names.iter().any(|wanted| name.contains(wanted.as_str())) {
+            rows(&mut table);
+        }
+    }
+    let strict = std::env::var_os("STRICT").is_some_and(|strict| strict == "1");
+    let failed = table.finish(strict);
+    println!("\nload after: {}", load());
+    if failed {
+        std::process::exit(1);
+    }
+}
+
+const METHOD: &str = "\
+Method. Every group has a redis-server of its own on this machine, without persistence; processes are real ones, and \
+their guards were connected before, as by a service that calls `connect()`.
+- hit: one client thread (current_thread), 64 callers, 1 KiB values, TCP_NODELAY on both sides; guard and control take \
+turns, 9 pairs after one to warm up, the median ratio of throughputs and its spread. The guard has a connection for \
+commands and one for messages, the control is a redis-rs MultiplexedConnection with its default response timeout. \
+\"CPU per call\" is the client thread's own time over the control's.
+- wave: commands are those that MONITOR shows from clients, not those inside scripts, nor HELLO, AUTH and CLIENT. The \
+number that counts is of the steady state (scripts loaded), the largest of 3 waves without PING and TIME, which go on \
+whether or not anybody calls; the numbers with them, and of the first wave with everything, stand beside it.
+- wave, failing, killed: from the moment the loader returned (or was killed) to the last caller's return, by the wall \
+clock that all processes share.
+- down: the loader answers at once, so all the time is the guard's; the default policy.
+- wake: from the loader's return in one process to the caller's in another, less the one EVALSHA by which the woken \
+process reads the entry (taken as long as one on a busy bare connection), over one EVALSHA of the commit script with an \
+empty queue on an idle one.
+
+";
+
+fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// The load averages, where the system tells.
+fn load() -> String {
+    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    load.split(' ').take(3).collect::<Vec<_>>().join(" ")
+}
