@@ -156,9 +156,14 @@ where
             answer();
             LoadResult::Uncacheable { mark: true }.into()
         }
-        Teed::Broken(text) => {
-            answer();
-            LoadResult::Failed(Failure::Loader { text: text.into(), source: None }).into()
+        Teed::Broken { text, finish } => {
+            // Its client may ask again as soon as it has the error: after the fleet was told.
+            let result = LoadResult::Failed(Failure::Loader { text: text.into(), source: None });
+            let release = move || {
+                answer();
+                finish.release();
+            };
+            Loaded { result, settled: Some(Box::new(move |_| release())) }
         }
     }
 }

@@ -27,9 +27,9 @@ pub(crate) enum Teed<B> {
     /// It grew over the bound, or took too long. The client has what came, and polls the rest itself:
     /// from here on it decides how fast the inner service may go. If it is gone, the rest was dropped.
     TooBig,
-    /// It failed, or is not as long as its head says. The error itself went to the client; this is
+    /// It failed, or is not as long as its head says. The client waits for the error itself; this is
     /// its text.
-    Broken(String),
+    Broken { text: String, finish: Finish<B> },
 }
 
 /// Lets the client have the end of its response. Dropped, it does the same, so that no way out of
@@ -37,7 +37,13 @@ pub(crate) enum Teed<B> {
 /// not the client its answer.
 pub(crate) struct Finish<B> {
     /// Taken by the drop.
-    end: Option<(StreamSender<B>, Bytes, Option<Box<HeaderMap>>)>,
+    end: Option<(StreamSender<B>, Bytes, End)>,
+}
+
+/// What comes after the withheld bytes.
+enum End {
+    Whole(Option<Box<HeaderMap>>),
+    Failed(BoxError),
 }
 
 impl<B> Finish<B> {
@@ -48,8 +54,13 @@ impl<B> Finish<B> {
 
 impl<B> Drop for Finish<B> {
     fn drop(&mut self) {
-        if let Some((client, withheld, trailers)) = self.end.take() {
-            client.last(withheld, trailers);
+        match self.end.take() {
+            Some((client, withheld, End::Whole(trailers))) => client.last(withheld, trailers),
+            Some((client, withheld, End::Failed(error))) => {
+                client.data(withheld);
+                client.fail(error);
+            }
+            None => {}
         }
     }
 }
@@ -110,7 +121,8 @@ where
         return broken(client, kept, Box::new(Malformed::Length));
     }
     let body = whole(kept.chunks, kept.length);
-    let finish = Finish { end: Some((client, kept.withheld, trailers.clone().map(Box::new))) };
+    let end = End::Whole(trailers.clone().map(Box::new));
+    let finish = Finish { end: Some((client, kept.withheld, end)) };
     Teed::Whole { body, trailers, finish }
 }
 
@@ -197,9 +209,8 @@ fn handed_over<B>(client: StreamSender<B>, kept: Kept, rest: Pin<Box<B>>) -> Tee
 /// without the guard.
 fn broken<B>(client: StreamSender<B>, kept: Kept, error: BoxError) -> Teed<B> {
     let text = error.to_string();
-    client.data(kept.withheld);
-    client.fail(error);
-    Teed::Broken(text)
+    let finish = Finish { end: Some((client, kept.withheld, End::Failed(error))) };
+    Teed::Broken { text, finish }
 }
 
 /// One chunk is the body; several are copied together, once.
