@@ -199,7 +199,10 @@ impl StampedeGuard {
         let Loader { run, span: _, within } = loader;
         let load = Loading::scope(&self.node, key, within, async move { run(Mode::Alone).await });
         match timeout(self.policy.load_timeout, AssertUnwindSafe(load).catch_unwind()).await {
-            Ok(Ok(_)) => Ok(()),
+            Ok(Ok(loaded)) => {
+                loaded.settle();
+                Ok(())
+            }
             Ok(Err(panic)) => Err(Failure::Panicked(panic_text(&*panic))),
             Err(_) => Err(Failure::Guard(Error::load_timeout(key, self.policy.load_timeout))),
         }

@@ -182,27 +182,26 @@ impl Lead {
         let tell_fleet = async {
             match (lease, &ending, keep) {
                 (Some(lease), Ending::Value(entry), Some(keep)) => {
-                    lease.commit(entry.encode(&flight.key), keep).await
+                    lease.commit(entry.encode(&flight.key), keep).await;
                 }
                 (Some(lease), ending, _) => {
                     lease.fail(elsewhere.as_ref().unwrap_or(ending), replay, marker, seen.as_ref()).await;
-                    false
                 }
-                (None, ..) => false,
+                (None, ..) => {}
             }
         };
         tokio::pin!(tell_fleet);
         // The store first, so that the next request hits; but only within what the caller gives the
         // store. The rest of the way is then gone without the callers.
-        let stored = timeout(budget.left(), &mut tell_fleet).await.ok();
+        let told = timeout(budget.left(), &mut tell_fleet).await.is_ok();
         // Who has the end of a response may ask again at once, and must find what it made, not
         // this flight.
         leader.detach();
         if let Some(settled) = settled {
-            settled(stored.unwrap_or(false));
+            settled();
         }
         leader.finish(ending.clone());
-        if stored.is_none() {
+        if !told {
             node.count(Count::budget_exceeded);
             tell_fleet.await;
         }

@@ -12,7 +12,7 @@ use crate::key::Key;
 use crate::node::{Budget, Node, Present, Stored};
 use crate::observe::Count;
 use crate::policy::Policy;
-use crate::store::{Acquire, Acquired, Fail, HandedOver, Kept, StoreError, StoreErrorKind, Token, Watch};
+use crate::store::{Acquire, Acquired, Fail, Kept, StoreError, StoreErrorKind, Token, Watch};
 
 /// While hints may be lost, nobody sleeps longer than this between two looks.
 const UNSURE_WAIT: Duration = Duration::from_millis(500);
@@ -211,8 +211,8 @@ impl Lease {
         }
     }
 
-    /// Step 7: stores the entry and wakes everyone. False if it was not stored, as far as is known.
-    pub(crate) async fn commit(self, entry: Bytes, keep: Duration) -> bool {
+    /// Step 7: stores the entry and wakes everyone.
+    pub(crate) async fn commit(self, entry: Bytes, keep: Duration) {
         // The caller has its own bound on waiting for this; a large value on a slow line
         // may take longer than a look-up.
         let done = self.node.store.commit(&self.key, &self.token, entry, keep, self.ttl).await;
@@ -220,7 +220,7 @@ impl Lease {
             self.node.count(Count::commits_refused);
             tracing::debug!(key = %self.key.digest(), "commit refused: the lease was lost");
         }
-        self.ended(done) == Some(Kept::Yes)
+        self.ended(done);
     }
 
     /// Step 7, without a value: leaves the ending to those who wait, and wakes them.
@@ -244,21 +244,17 @@ impl Lease {
     }
 
     /// Gives the lease to a waiter of another process, or frees it.
-    pub(crate) async fn hand_over(self, hops: u8) -> bool {
+    pub(crate) async fn hand_over(self, hops: u8) {
         let done = self.node.store.hand_over(&self.key, &self.token, self.ttl, hops, self.ttl).await;
-        self.ended(done) == Some(HandedOver::ToWaiter)
+        self.ended(done);
     }
 
     /// A command without an answer may or may not have run; either way the lease must not stay.
-    fn ended<T>(self, done: Result<T, StoreError>) -> Option<T> {
-        match done {
-            Ok(done) => Some(done),
-            Err(error) => {
-                self.node.count(Count::store_errors);
-                tracing::debug!(key = %self.key.digest(), %error, "the end of a lease was not confirmed");
-                release_later(self.node, self.key, self.token, self.ttl);
-                None
-            }
+    fn ended<T>(self, done: Result<T, StoreError>) {
+        if let Err(error) = done {
+            self.node.count(Count::store_errors);
+            tracing::debug!(key = %self.key.digest(), %error, "the end of a lease was not confirmed");
+            release_later(self.node, self.key, self.token, self.ttl);
         }
     }
 }

@@ -121,9 +121,18 @@ pub(crate) enum Mode {
 /// What a loader came to.
 pub(crate) struct Loaded {
     pub(crate) result: LoadResult,
-    /// Called once with whether the value was stored, as soon as that is known or the caller's budget
-    /// for it is used up.
-    pub(crate) settled: Option<Box<dyn FnOnce(bool) + Send>>,
+    /// What waits until the others were told, or until the caller's budget for that is used up: the end of
+    /// the client's response, or its error.
+    pub(crate) settled: Option<Box<dyn FnOnce() + Send>>,
+}
+
+impl Loaded {
+    /// For a load that nobody shares: there is nobody to wait for.
+    pub(crate) fn settle(self) {
+        if let Some(settled) = self.settled {
+            settled();
+        }
+    }
 }
 
 /// What a loader's result means to those who share it.

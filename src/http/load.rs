@@ -62,7 +62,7 @@ where
                 let text = failure_text(&error);
                 let result = LoadResult::Failed(Failure::Loader { text, source: None });
                 // After the others: a client that tries again at once must not meet this very load.
-                Loaded { result, settled: Some(Box::new(move |_| drop(client.send(Err(error))))) }
+                Loaded { result, settled: Some(Box::new(move || drop(client.send(Err(error))))) }
             }
         }
     });
@@ -120,7 +120,7 @@ where
     // With the head the client has everything, so the head is what waits for the commit.
     let ends_with_head = ends_with_head(client_head.status, expected, &body);
     if ends_with_head && (body.is_end_stream() || has_no_content(client_head.status)) {
-        let stored = StoredResponse::new(&stored_head, now, bytes::Bytes::new(), None);
+        let stored = StoredResponse::new(&stored_head, now, Bytes::new(), None);
         let whole = Response::from_parts(client_head, GuardedBody::passed(body));
         return settled(stored, fresh_for, move || drop(client.send(Ok(whole))));
     }
@@ -163,7 +163,7 @@ where
                 answer();
                 finish.release();
             };
-            Loaded { result, settled: Some(Box::new(move |_| release())) }
+            Loaded { result, settled: Some(Box::new(release)) }
         }
     }
 }
@@ -189,7 +189,7 @@ fn settled(stored: StoredResponse, fresh_for: Duration, release: impl FnOnce() +
         }
         None => LoadResult::Uncacheable { mark: true },
     };
-    Loaded { result, settled: Some(Box::new(move |_| release())) }
+    Loaded { result, settled: Some(Box::new(release)) }
 }
 
 /// What is left of a failure that is too long to travel.

@@ -248,7 +248,10 @@ where
                 // Bounded as any load, and so is only the head: the body is the client's own. A panic in it is
                 // this task's own too.
                 let failure = match timeout(policy.load_timeout, load).await {
-                    Ok(_) => Failure::vanished(),
+                    Ok(loaded) => {
+                        loaded.settle();
+                        Failure::vanished()
+                    }
                     Err(_) => Failure::Guard(Error::load_timeout(key, policy.load_timeout)),
                 };
                 match head.try_recv() {

@@ -128,6 +128,17 @@ async fn a_guard_that_is_shut_down_serves_everyone_uncoordinated() {
     assert_eq!((head.text(), head.remark().as_str()), ("3", "fwd=miss; detail=head"));
 }
 
+/// It once came as a 502: the callback that hands the error over was dropped on this path.
+#[tokio::test(start_paused = true)]
+async fn the_inner_services_error_is_untouched_also_where_nobody_coordinates() {
+    let inner = Inner::with(|_, _| Err(Down("no route".to_owned())));
+    let guard = guard();
+    let shop = guard.layer(inner.clone());
+    assert!(guard.shutdown(secs(1)).await.finished);
+    assert_eq!(shop.clone().oneshot(get("/")).await.unwrap_err(), Down("no route".to_owned()));
+    assert_eq!(guard.stats().bypassed, 1);
+}
+
 #[tokio::test(start_paused = true)]
 async fn beyond_max_flights_requests_are_served_uncoordinated() {
     let inner = Inner::numbered(|_| ()).held();
