@@ -11,19 +11,6 @@ const LEASE: Duration = Duration::from_secs(120);
 
 type Caller = tokio::task::JoinHandle<u32>;
 
-/// A load of `value` that waits at `gate`.
-fn call(guard: &StampedeGuard, value: u32, gate: &Gate, loads: &Counter) -> Caller {
-    let (guard, gate, loads) = (guard.clone(), gate.clone(), loads.clone());
-    tokio::spawn(async move {
-        let load = move || async move {
-            let _running = loads.start();
-            gate.pass().await;
-            Ok::<_, String>(value)
-        };
-        guard.get_or_load("k", load).await.expect("a value")
-    })
-}
-
 /// A load of the value 1 that runs on the first of these nodes.
 struct OldLoad {
     server: RedisServer,
@@ -41,7 +28,7 @@ impl OldLoad {
             guards.push(local(&server, lease_of(lease)).await);
         }
         let (gate, loads) = (Gate::closed(), Counter::default());
-        let caller = call(&guards[0], 1, &gate, &loads);
+        let caller = held_call(&guards[0], 1, &gate, &loads);
         loads.reach(1).await;
         Self { server, guards, gate, loads, caller }
     }
@@ -74,7 +61,7 @@ async fn in_the_invalidating_node_it_takes_no_message() {
         server.run::<()>(&["ACL", "SETUSER", "minimal", "-subscribe"]);
         let guards = vec![local(&server, lease_of(LEASE)).await];
         let (gate, loads) = (Gate::closed(), Counter::default());
-        let caller = call(&guards[0], 1, &gate, &loads);
+        let caller = held_call(&guards[0], 1, &gate, &loads);
         loads.reach(1).await;
         let old = OldLoad { server, guards, gate, loads, caller };
         if insert {
@@ -104,7 +91,7 @@ async fn until_a_caller_starts_anew(old: &OldLoad, within: Duration) -> Vec<Call
     let mut callers = Vec::new();
     while old.loads.started() < 2 {
         assert!(started.elapsed() < within, "callers still join the old load after {:?}", started.elapsed());
-        callers.push(call(&old.guards[0], 2, &open, &old.loads));
+        callers.push(held_call(&old.guards[0], 2, &open, &old.loads));
         tokio::time::sleep(ms(2)).await;
     }
     callers
@@ -144,7 +131,7 @@ async fn those_who_wait_elsewhere_are_woken_and_load_the_newer_value() {
     let old = OldLoad::start(3, LEASE).await;
     let open = Gate::closed();
     open.open();
-    let waiter = call(&old.guards[1], 2, &open, &old.loads);
+    let waiter = held_call(&old.guards[1], 2, &open, &old.loads);
     queued(&old.server, "k", 1).await;
     old.guards[2].invalidate("k").await.expect("confirmed");
     assert_eq!(waiter.await.expect("joined"), 2, "the old load is still running");
@@ -170,7 +157,7 @@ async fn a_load_begun_after_one_invalidation_falls_to_the_next() {
     let old = OldLoad::start(2, LEASE).await;
     old.guards[0].invalidate("k").await.expect("confirmed");
     let gate = Gate::closed();
-    let second = call(&old.guards[0], 2, &gate, &old.loads);
+    let second = held_call(&old.guards[0], 2, &gate, &old.loads);
     old.loads.reach(2).await;
     old.guards[1].invalidate("k").await.expect("confirmed");
     gate.open();

@@ -26,6 +26,7 @@ use serde::{Deserialize, Serialize};
 use stampede_guard::{Policy, StampedeGuard, Stats};
 use tokio::time::Instant;
 
+use crate::support::gate::{Counter, Gate};
 use crate::support::origin::{self, Origin};
 use crate::support::probe::{eventually, eventually_eq};
 use crate::support::processes::{Child, Fleet, Member, Role};
@@ -269,4 +270,22 @@ impl Nodes {
         assert_eq!(self.origin.loads(&key), 1);
         self.nothing_left(nodes).await;
     }
+}
+
+/// A load of `value` that waits at `gate`.
+fn held_call(
+    guard: &StampedeGuard,
+    value: u32,
+    gate: &Gate,
+    loads: &Counter,
+) -> tokio::task::JoinHandle<u32> {
+    let (guard, gate, loads) = (guard.clone(), gate.clone(), loads.clone());
+    tokio::spawn(async move {
+        let load = move || async move {
+            let _running = loads.start();
+            gate.pass().await;
+            Ok::<_, String>(value)
+        };
+        guard.get_or_load("k", load).await.expect("a value")
+    })
 }

@@ -35,27 +35,14 @@ impl Cut {
     }
 }
 
-/// A load of `value` that waits at `gate`.
-fn call(guard: &StampedeGuard, value: u32, gate: &Gate, loads: &Counter) -> tokio::task::JoinHandle<u32> {
-    let (guard, gate, loads) = (guard.clone(), gate.clone(), loads.clone());
-    tokio::spawn(async move {
-        let load = move || async move {
-            let _running = loads.start();
-            gate.pass().await;
-            Ok::<_, String>(value)
-        };
-        guard.get_or_load("k", load).await.expect("a value")
-    })
-}
-
 #[tokio::test]
 async fn a_leader_that_is_cut_off_costs_one_lease_and_can_not_overwrite() {
     let cut = Cut::new(ms(1_000)).await;
     let (old, new, loads) = (Gate::closed(), Gate::closed(), Counter::default());
     new.open();
-    let leader = call(&cut.behind, 1, &old, &loads);
+    let leader = held_call(&cut.behind, 1, &old, &loads);
     loads.reach(1).await;
-    let waiter = call(&cut.direct, 2, &new, &loads);
+    let waiter = held_call(&cut.direct, 2, &new, &loads);
     queued(&cut.server, "k", 1).await;
     cut.proxy.set(Mode::BlackHole);
     assert_eq!(waiter.await.expect("joined"), 2);
@@ -77,9 +64,9 @@ async fn a_waiter_that_is_cut_off_loads_for_itself_after_its_wait() {
     let cut = Cut::new(ms(1_000)).await;
     let (gate, open, loads) = (Gate::closed(), Gate::closed(), Counter::default());
     open.open();
-    let leader = call(&cut.direct, 1, &gate, &loads);
+    let leader = held_call(&cut.direct, 1, &gate, &loads);
     loads.reach(1).await;
-    let waiter = call(&cut.behind, 2, &open, &loads);
+    let waiter = held_call(&cut.behind, 2, &open, &loads);
     queued(&cut.server, "k", 1).await;
     let since = Instant::now();
     cut.proxy.set(Mode::BlackHole);
@@ -99,9 +86,9 @@ async fn a_waiter_that_is_cut_off_loads_for_itself_after_its_wait() {
 async fn a_commit_whose_answer_is_lost_counts() {
     let cut = Cut::new(LONG_LEASE).await;
     let (gate, loads) = (Gate::closed(), Counter::default());
-    let leader = call(&cut.behind, 1, &gate, &loads);
+    let leader = held_call(&cut.behind, 1, &gate, &loads);
     loads.reach(1).await;
-    let waiter = call(&cut.direct, 2, &gate, &loads);
+    let waiter = held_call(&cut.direct, 2, &gate, &loads);
     queued(&cut.server, "k", 1).await;
     cut.proxy.set(Mode::NoReplies);
     gate.open();
@@ -142,7 +129,7 @@ async fn gives_back_a_lease_it_did_not_hear_of(cut_off: impl FnOnce(&Proxy)) {
     assert_eq!(unheard.await.expect("joined"), 1);
     cut.proxy.set(Mode::Pass);
     // Far sooner than the lease ends by itself.
-    let next = tokio::time::timeout(SOON, call(&cut.direct, 2, &open, &loads)).await;
+    let next = tokio::time::timeout(SOON, held_call(&cut.direct, 2, &open, &loads)).await;
     assert_eq!(next.expect("nobody waits for a ghost").expect("joined"), 2);
     cut.nothing_left().await;
 }
