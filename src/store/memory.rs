@@ -1,7 +1,15 @@
 //! A store in this process: the whole protocol without a server, for one process, for tests, and for
 //! several guards that stand for replicas.
 
+#[allow(dead_code, reason = "asked by `lock`")]
+mod locks;
+#[allow(dead_code, reason = "asked by `lock`")]
+mod mutexes;
 mod records;
+#[allow(dead_code, reason = "asked by `lock`")]
+mod semaphores;
+#[allow(dead_code, reason = "asked by `lock`")]
+mod sweep;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -11,8 +19,10 @@ use bytes::Bytes;
 use tokio::time::Instant;
 use uuid::Uuid;
 
+use locks::Locks;
 use records::{Left, Records};
 
+use super::grants::Grants;
 use super::watch::{Hint, Watches};
 use super::{Acquire, Acquired, Fail, HandedOver, Kept, Reply, Store, Token, Watch};
 use crate::key::Key;
@@ -45,6 +55,8 @@ struct Shared {
     started_ms: u64,
     records: Mutex<Records>,
     watches: Arc<Watches>,
+    locks: Mutex<Locks>,
+    grants: Arc<Grants>,
 }
 
 impl MemoryStore {
@@ -67,6 +79,8 @@ impl MemoryStore {
                 started_ms,
                 records: Mutex::default(),
                 watches: Arc::default(),
+                locks: Mutex::default(),
+                grants: Arc::default(),
             }),
         }
     }

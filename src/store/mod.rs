@@ -15,6 +15,10 @@
 
 #[cfg(test)]
 mod contract;
+#[allow(dead_code, reason = "asked by `lock`")]
+pub(crate) mod grants;
+#[allow(dead_code, reason = "asked by `lock`")]
+pub(crate) mod locks;
 pub(crate) mod memory;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
@@ -34,6 +38,7 @@ use uuid::Uuid;
 #[cfg(feature = "redis")]
 use self::redis::RedisStore;
 use crate::key::Key;
+use locks::LockStore;
 pub(crate) use watch::Watch;
 
 /// A command's eventual result. Boxed, so that the guard needs no type parameter for its store.
@@ -140,14 +145,17 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
 #[derive(Clone, Debug)]
 pub(crate) struct NodeStore {
     store: Arc<dyn Store>,
+    locks: Arc<dyn LockStore>,
     #[cfg(feature = "redis")]
     redis: Option<Arc<RedisStore>>,
 }
 
 impl NodeStore {
     pub(crate) fn memory(store: memory::MemoryStore) -> Self {
+        let store = Arc::new(store.into_node());
         Self {
-            store: Arc::new(store.into_node()),
+            store: Arc::clone(&store) as _,
+            locks: store,
             #[cfg(feature = "redis")]
             redis: None,
         }
@@ -156,7 +164,13 @@ impl NodeStore {
     #[cfg(feature = "redis")]
     pub(crate) fn redis(store: RedisStore) -> Self {
         let store = Arc::new(store);
-        Self { store: Arc::clone(&store) as _, redis: Some(store) }
+        Self { store: Arc::clone(&store) as _, locks: Arc::clone(&store) as _, redis: Some(store) }
+    }
+
+    /// The same store, as the lock toolkit sees it.
+    #[allow(dead_code, reason = "asked by `lock`")]
+    pub(crate) fn locks(&self) -> &Arc<dyn LockStore> {
+        &self.locks
     }
 
     /// As [`Store::look_up`].
@@ -181,9 +195,9 @@ impl Deref for NodeStore {
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Token(Arc<str>);
 
+#[allow(dead_code, reason = "asked by `lock`")]
 impl Token {
     /// 32 hex digits, a colon, 32 hex digits.
-    #[cfg(feature = "redis")]
     pub(crate) const LEN: usize = 65;
 
     /// A token nobody had before, of this node.
@@ -192,7 +206,6 @@ impl Token {
     }
 
     /// Reads what a store returned; `None` for anything that is not a token.
-    #[cfg(feature = "redis")]
     pub(crate) fn parse(text: &[u8]) -> Option<Self> {
         let text = std::str::from_utf8(text).ok()?;
         let shaped = text.len() == Self::LEN
@@ -203,7 +216,6 @@ impl Token {
         shaped.then(|| Self(text.into()))
     }
 
-    #[cfg(feature = "redis")]
     pub(crate) fn as_str(&self) -> &str {
         &self.0
     }

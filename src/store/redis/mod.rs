@@ -15,6 +15,7 @@
 mod client;
 mod connection;
 mod inbox;
+mod locks;
 mod refusal;
 mod scripts;
 
@@ -34,6 +35,7 @@ use inbox::Inbox;
 use refusal::{judge, store_error};
 use scripts::{By, Script, get_entry, millis, push_outcome, sha1_hex};
 
+use super::grants::Grants;
 use super::watch::Watches;
 use super::{
     Acquire, Acquired, Fail, HandedOver, Kept, Reply, Store, StoreError, StoreErrorKind, Token, Watch,
@@ -48,6 +50,7 @@ pub(crate) struct RedisStore {
     commands: Arc<Supervisor>,
     inbox: Arc<Inbox>,
     watches: Arc<Watches>,
+    grants: Arc<Grants>,
 }
 
 impl RedisStore {
@@ -64,7 +67,7 @@ impl RedisStore {
         let watches = Arc::new(Watches::default());
         let commands = Supervisor::new(dial.clone());
         let inbox = Inbox::new(dial, node, Arc::clone(&commands), Arc::clone(&watches));
-        Self { node, place, commands, inbox, watches }
+        Self { node, place, commands, inbox, watches, grants: Arc::default() }
     }
 
     /// LOOK UP, without a box around it.
@@ -249,7 +252,7 @@ impl Store for RedisStore {
 impl fmt::Debug for RedisStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Without the node: it is half of every token, and who knows a token can end its lease.
-        let Self { node: _, place: _, commands, inbox, watches: _ } = self;
+        let Self { node: _, place: _, commands, inbox, watches: _, grants: _ } = self;
         f.debug_struct("RedisStore").field("commands", commands).field("inbox", inbox).finish_non_exhaustive()
     }
 }

@@ -1,0 +1,281 @@
+//! Waiters of locks and what they are told: grants, by token.
+//!
+//! A waiter registers before its first take (invariant 4 of [`locks`](super::locks)), so a grant that
+//! comes before the take's own answer is kept. Of all waiters of one lock in this process only the first
+//! watches the clock ([`Await::is_first`]): one command per process and period, however many wait.
+
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex};
+
+use tokio::sync::Notify;
+
+use super::Token;
+use super::locks::LockName;
+use crate::sync::lock;
+
+/// What a waiter was told since it last looked.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Told {
+    /// The lock is this waiter's, with this fence (0 for a permit).
+    pub(crate) granted: Option<u64>,
+    /// The semaphore was deleted.
+    pub(crate) closed: bool,
+    /// The mutex was taken away by force.
+    pub(crate) broken: bool,
+    /// Something may have been missed, or the key has changed by other hands: take again.
+    pub(crate) missed: bool,
+    /// This waiter has become the first of its lock in this process.
+    pub(crate) first: bool,
+}
+
+/// One thing a store tells one waiter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tell {
+    Granted { fence: u64 },
+    Closed,
+    Broken,
+}
+
+/// All registered waiters.
+#[derive(Debug, Default)]
+pub(crate) struct Grants {
+    registry: Mutex<Registry>,
+}
+
+#[derive(Debug, Default)]
+struct Registry {
+    by_token: HashMap<Token, Arc<Waiter>>,
+    /// Those who wait, by the lock's key, in the order in which they came.
+    waiting: HashMap<Arc<str>, VecDeque<Arc<Waiter>>>,
+}
+
+#[derive(Debug)]
+struct Waiter {
+    key: Arc<str>,
+    token: Token,
+    told: Mutex<Told>,
+    woken: Notify,
+}
+
+/// Wakes a waiter when it is dropped. Entering what a waiter is told can thus be part of a step under a
+/// store's own lock, and waking it, which runs somebody else's code, come after.
+#[derive(Debug)]
+#[must_use = "what was told is heard when this is dropped, which must not be under a lock"]
+pub(crate) struct Wake(Arc<Waiter>);
+
+/// A registered waiter; dropping it ends the registration.
+#[derive(Debug)]
+pub(crate) struct Await {
+    waiter: Arc<Waiter>,
+    grants: Arc<Grants>,
+}
+
+impl Grants {
+    /// Registers a waiter behind those of its lock that are there already.
+    pub(crate) fn register(self: &Arc<Self>, name: &LockName, token: &Token) -> Await {
+        let waiter = Arc::new(Waiter {
+            key: Arc::clone(&name.key),
+            token: token.clone(),
+            told: Mutex::default(),
+            woken: Notify::new(),
+        });
+        let mut registry = lock(&self.registry);
+        registry.by_token.insert(token.clone(), Arc::clone(&waiter));
+        registry.waiting.entry(Arc::clone(&name.key)).or_default().push_back(Arc::clone(&waiter));
+        Await { waiter, grants: Arc::clone(self) }
+    }
+
+    /// Tells the waiter with this token; `None` if there is none.
+    pub(crate) fn tell(&self, token: &Token, tell: Tell) -> Option<Wake> {
+        let waiter = Arc::clone(lock(&self.registry).by_token.get(token)?);
+        {
+            let mut told = lock(&waiter.told);
+            match tell {
+                Tell::Granted { fence } => told.granted = Some(fence),
+                Tell::Closed => told.closed = true,
+                Tell::Broken => told.broken = true,
+            }
+        }
+        Some(Wake(waiter))
+    }
+
+    /// Tells those who wait for the lock with this key that it may be free.
+    pub(crate) fn tell_missed(&self, key: &str) {
+        let waiting: Vec<_> = lock(&self.registry).waiting.get(key).into_iter().flatten().cloned().collect();
+        missed(&waiting);
+    }
+
+    /// Tells everyone, holders too, that things said to them may have been lost.
+    pub(crate) fn tell_all_missed(&self) {
+        let all: Vec<_> = lock(&self.registry).by_token.values().cloned().collect();
+        missed(&all);
+    }
+}
+
+fn missed(waiters: &[Arc<Waiter>]) {
+    for waiter in waiters {
+        waiter.tell(|told| told.missed = true);
+    }
+}
+
+impl Registry {
+    /// Takes a waiter out of those who wait; the one that is first instead, if that has changed.
+    fn stop_waiting(&mut self, waiter: &Arc<Waiter>) -> Option<Arc<Waiter>> {
+        let Entry::Occupied(mut waiting) = self.waiting.entry(Arc::clone(&waiter.key)) else { return None };
+        let at = waiting.get().iter().position(|other| Arc::ptr_eq(other, waiter))?;
+        waiting.get_mut().remove(at);
+        let first = waiting.get().front().cloned();
+        if first.is_none() {
+            waiting.remove();
+        }
+        first.filter(|_| at == 0)
+    }
+}
+
+impl Waiter {
+    fn tell(&self, enter: impl FnOnce(&mut Told)) {
+        enter(&mut lock(&self.told));
+        self.woken.notify_one();
+    }
+}
+
+impl Drop for Wake {
+    fn drop(&mut self) {
+        self.0.woken.notify_one();
+    }
+}
+
+impl Await {
+    /// Waits for the next thing told and takes it. One task at a time.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe: what was told is taken at the moment this returns.
+    pub(crate) async fn told(&self) -> Told {
+        loop {
+            self.waiter.woken.notified().await;
+            let told = std::mem::take(&mut *lock(&self.waiter.told));
+            // Two things told may be taken by one look, and leave a second waking.
+            if told != Told::default() {
+                return told;
+            }
+        }
+    }
+
+    /// Whether this is the first of those who wait for the lock in this process.
+    pub(crate) fn is_first(&self) -> bool {
+        let registry = lock(&self.grants.registry);
+        let first = registry.waiting.get(&self.waiter.key).and_then(VecDeque::front);
+        first.is_some_and(|first| Arc::ptr_eq(first, &self.waiter))
+    }
+
+    /// Stops being one of those who wait, so that the next one is the first, but stays registered. For
+    /// holders, who want to be told `broken`.
+    pub(crate) fn hold(&self) {
+        let first = lock(&self.grants.registry).stop_waiting(&self.waiter);
+        if let Some(first) = first {
+            first.tell(|told| told.first = true);
+        }
+    }
+
+    /// Ends the registration and returns what nobody has looked at. What is told later finds nobody.
+    pub(crate) fn close(self) -> Told {
+        self.unregister();
+        std::mem::take(&mut *lock(&self.waiter.told))
+    }
+
+    fn unregister(&self) {
+        {
+            let mut registry = lock(&self.grants.registry);
+            if let Entry::Occupied(waiter) = registry.by_token.entry(self.waiter.token.clone())
+                && Arc::ptr_eq(waiter.get(), &self.waiter)
+            {
+                waiter.remove();
+            }
+        }
+        self.hold();
+    }
+}
+
+impl Drop for Await {
+    fn drop(&mut self) {
+        self.unregister();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::time::timeout;
+    use uuid::Uuid;
+
+    use super::*;
+
+    fn three(name: &LockName) -> (Arc<Grants>, [Await; 3]) {
+        let grants = Arc::new(Grants::default());
+        let waiters = [(); 3].map(|()| grants.register(name, &Token::mint(Uuid::nil())));
+        (grants, waiters)
+    }
+
+    async fn told(waiter: &Await) -> Option<Told> {
+        timeout(Duration::from_millis(1), waiter.told()).await.ok()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_grant_is_kept_until_its_waiter_looks() {
+        let (grants, [one, two, _three]) = three(&LockName::mutex("a"));
+        assert!(grants.tell(&two.waiter.token, Tell::Granted { fence: 7 }).is_some());
+        assert_eq!(told(&one).await, None);
+        assert_eq!(told(&two).await, Some(Told { granted: Some(7), ..Told::default() }));
+        assert_eq!(told(&two).await, None, "it is taken once");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_told_to_nobody_is_known_to_be() {
+        let (grants, [one, two, three]) = three(&LockName::mutex("a"));
+        let (token, late) = (one.waiter.token.clone(), two.waiter.token.clone());
+        drop(one);
+        assert!(grants.tell(&token, Tell::Granted { fence: 1 }).is_none());
+        let _ = grants.tell(&late, Tell::Granted { fence: 1 });
+        assert_eq!(two.close().granted, Some(1), "a grant that was not looked at is given back");
+        drop(three);
+        assert!(lock(&grants.registry).by_token.is_empty() && lock(&grants.registry).waiting.is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_next_becomes_the_first_when_the_first_leaves_or_holds() {
+        let (_grants, [one, two, three]) = three(&LockName::mutex("a"));
+        assert!(one.is_first() && !two.is_first() && !three.is_first());
+        drop(two);
+        assert_eq!(told(&three).await, None, "it is still the second");
+        one.hold();
+        assert!(three.is_first() && !one.is_first());
+        assert_eq!(told(&three).await, Some(Told { first: true, ..Told::default() }));
+        drop(one);
+        assert_eq!(told(&three).await, None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn holders_are_told_what_concerns_them() {
+        let (grants, [holder, waiter, _three]) = three(&LockName::mutex("a"));
+        holder.hold();
+        let _ = told(&waiter).await;
+        grants.tell_missed("sg1:m:{a}");
+        assert!(told(&waiter).await.is_some_and(|told| told.missed));
+        assert_eq!(told(&holder).await, None, "its key is not free to it");
+        let _ = grants.tell(&holder.waiter.token, Tell::Broken);
+        assert!(told(&holder).await.is_some_and(|told| told.broken));
+        grants.tell_all_missed();
+        assert!(told(&holder).await.is_some_and(|told| told.missed));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_mutex_and_a_semaphore_of_one_name_have_each_a_first() {
+        let grants = Arc::new(Grants::default());
+        let mutex = grants.register(&LockName::mutex("a"), &Token::mint(Uuid::nil()));
+        let semaphore = grants.register(&LockName::semaphore("a"), &Token::mint(Uuid::nil()));
+        assert!(mutex.is_first() && semaphore.is_first());
+    }
+}

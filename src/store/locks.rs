@@ -1,0 +1,246 @@
+//! What the lock toolkit asks of a store: one method per transition of a mutex or a semaphore.
+//!
+//! As in [`Store`](super::Store), every method is one atomic step as seen by all nodes, and who holds
+//! what is decided by a token that was minted before the first command. Ownership is handed over *inside*
+//! the step that frees it, to the head of a queue; a waiter that can not be reached is passed over there.
+//!
+//! Numbered once, cited elsewhere:
+//!
+//! 1. At most one token holds a mutex at any moment, at most `capacity` hold permits of a semaphore.
+//! 2. While somebody waits, nobody barges in: what is free goes to the head of the queue.
+//! 3. A take is idempotent for its token: sent again, it answers as if it had been sent once, with the time
+//!    to live started anew.
+//! 4. A waiter is registered ([`LockStore::await_grant`]) before its first take.
+//! 5. A grant that nobody heard is given back by the node it was sent to.
+//! 6. Everything expires by itself, unless its owner asked for a mutex that does not.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::grants::Await;
+use super::{Reply, Token};
+
+/// The locks of a store, as one node sees them.
+///
+/// `within` and cancellation are as in [`Store`](super::Store).
+pub(crate) trait LockStore: fmt::Debug + Send + Sync {
+    /// TAKE: the mutex, if it is free and nobody is before this token, or is this token's already; else, if
+    /// asked, a place in its queue.
+    fn take_mutex<'a>(&'a self, name: &'a LockName, ask: Take<'a>, within: Duration) -> Reply<'a, Taken>;
+
+    /// FREE: takes the token out of the queue if it waits there; if it holds the mutex, hands it to the head
+    /// of the queue. Answers whether it held it.
+    fn free_mutex<'a>(
+        &'a self,
+        name: &'a LockName,
+        token: &'a Token,
+        ttl: Option<Duration>,
+        within: Duration,
+    ) -> Reply<'a, bool>;
+
+    /// EXTEND: starts the time to live anew, if the mutex is still this token's. Answers whether it was.
+    fn extend_mutex<'a>(
+        &'a self,
+        name: &'a LockName,
+        token: &'a Token,
+        ttl: Option<Duration>,
+        within: Duration,
+    ) -> Reply<'a, bool>;
+
+    /// LOOK: who holds the mutex, foreign holders included.
+    fn look_at_mutex<'a>(&'a self, name: &'a LockName, within: Duration) -> Reply<'a, Option<MutexHolder>>;
+
+    /// BREAK: takes the mutex from whoever holds it, tells that holder's node, and hands it to the head of
+    /// the queue. Answers whether anybody held it.
+    fn break_mutex<'a>(&'a self, name: &'a LockName, within: Duration) -> Reply<'a, bool>;
+
+    /// TAKE of a permit: creates the semaphore if there is none; forgets permits whose lease has ended;
+    /// serves the queue; then as [`take_mutex`](Self::take_mutex).
+    fn take_permit<'a>(
+        &'a self,
+        name: &'a LockName,
+        ask: TakePermit<'a>,
+        within: Duration,
+    ) -> Reply<'a, PermitTaken>;
+
+    /// FREE of a permit: as [`free_mutex`](Self::free_mutex).
+    fn free_permit<'a>(
+        &'a self,
+        name: &'a LockName,
+        token: &'a Token,
+        lease: Duration,
+        within: Duration,
+    ) -> Reply<'a, PermitFreed>;
+
+    /// REFRESH: starts the permit's lease anew, if it has not ended. Answers whether it had not.
+    fn refresh_permit<'a>(
+        &'a self,
+        name: &'a LockName,
+        token: &'a Token,
+        lease: Duration,
+        within: Duration,
+    ) -> Reply<'a, bool>;
+
+    /// LOOK at a semaphore; changes nothing and creates nothing.
+    fn look_at_semaphore<'a>(
+        &'a self,
+        name: &'a LockName,
+        within: Duration,
+    ) -> Reply<'a, Option<SemaphoreState>>;
+
+    /// CHANGE of a semaphore, in one step. Answers the state after it; for [`Change::Delete`] and for
+    /// changes of what does not exist, `None`.
+    fn change_semaphore<'a>(
+        &'a self,
+        name: &'a LockName,
+        change: Change,
+        within: Duration,
+    ) -> Reply<'a, Option<SemaphoreState>>;
+
+    /// Registers a waiter, in the order of calls, until the [`Await`] is dropped.
+    fn await_grant(&self, name: &LockName, token: &Token) -> Await;
+
+    /// Whether grants are heard at present. While they may not be, waits are cut short.
+    fn grants_arrive(&self) -> bool;
+
+    /// Has the server announce what happens to this mutex's key, whoever does it; the waiters of `name` are
+    /// then told `missed` at each deletion and expiry. Needs rights that a guard does not need otherwise.
+    fn announce<'a>(&'a self, name: &'a LockName, within: Duration) -> Reply<'a, Announced>;
+}
+
+/// Where a lock's keys are. The key alone tells locks apart.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(crate) struct LockName {
+    /// The mutex's own key, as foreign clients see it; of a semaphore, that of its holders.
+    pub(crate) key: Arc<str>,
+    /// What stands between the braces of all other keys of this lock, so that they share its slot.
+    pub(crate) tag: Arc<str>,
+}
+
+impl LockName {
+    /// A mutex among this crate's own keys.
+    pub(crate) fn mutex(tag: &str) -> Self {
+        Self { key: format!("sg1:m:{{{tag}}}").into(), tag: tag.into() }
+    }
+
+    /// A mutex under a key that foreign clients know. A key without braces hashes whole, so the key is the tag.
+    pub(crate) fn prefixed(key: &str) -> Self {
+        Self { key: key.into(), tag: key.into() }
+    }
+
+    /// A semaphore. It may have a mutex's tag: all their keys differ.
+    pub(crate) fn semaphore(tag: &str) -> Self {
+        Self { key: format!("sg1:sh:{{{tag}}}").into(), tag: tag.into() }
+    }
+}
+
+impl fmt::Debug for LockName {
+    /// Never the name itself: it may say what nobody should read in a log.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("LockName(..)")
+    }
+}
+
+/// What a TAKE asks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Take<'a> {
+    pub(crate) token: &'a Token,
+    /// `None` for a mutex that does not expire.
+    pub(crate) ttl: Option<Duration>,
+    /// Whether to queue where it is held.
+    pub(crate) queue: bool,
+}
+
+/// What a TAKE answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Taken {
+    /// The mutex is this token's.
+    Granted { fence: u64 },
+    /// Another holds it, for `remaining` more; `None` where it never expires.
+    Busy { remaining: Option<Duration> },
+}
+
+/// Who holds a mutex.
+#[derive(Clone, Debug)]
+pub(crate) struct MutexHolder {
+    /// What stands in the key: a token of ours, or what a foreign client has written.
+    pub(crate) token: Bytes,
+    pub(crate) remaining: Option<Duration>,
+}
+
+/// What a TAKE of a permit asks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TakePermit<'a> {
+    pub(crate) token: &'a Token,
+    pub(crate) lease: Duration,
+    pub(crate) semaphore: Create,
+    pub(crate) queue: bool,
+}
+
+/// What a semaphore is made with, by whoever comes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Create {
+    pub(crate) capacity: u32,
+    /// How long it outlives its last use; never less than the longest lease.
+    pub(crate) idle_ttl: Duration,
+}
+
+/// What a TAKE of a permit answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PermitTaken {
+    pub(crate) granted: bool,
+    pub(crate) available: u32,
+    /// What the semaphore was created with, which may not be what was asked.
+    pub(crate) created_with: u32,
+    /// When the next lease ends, if nothing else happens.
+    pub(crate) next_expiry: Option<Duration>,
+}
+
+/// What a FREE of a permit answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PermitFreed {
+    pub(crate) was_held: bool,
+    pub(crate) available: u32,
+}
+
+/// A semaphore at one moment.
+#[derive(Clone, Debug)]
+pub(crate) struct SemaphoreState {
+    pub(crate) created_with: u32,
+    /// With what was added since.
+    pub(crate) capacity: u32,
+    pub(crate) available: u32,
+    pub(crate) waiting: u32,
+    /// Whose leases have not ended, and what is left of them; the one that ends first comes first.
+    pub(crate) holders: Vec<(Token, Duration)>,
+    /// Whether this very step created it.
+    pub(crate) created: bool,
+    /// How many permits this very step took from holders whose leases had ended.
+    pub(crate) recovered: u32,
+}
+
+/// A change of a semaphore.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Change {
+    /// Create it, if there is none.
+    Ensure(Create),
+    /// Create it if there is none, and add so many permits.
+    Add { permits: u32, semaphore: Create },
+    /// Take back the permits whose leases have ended.
+    Sweep,
+    /// Remove it; everyone who waits is told `closed`.
+    Delete,
+}
+
+/// Whether the server announces what happens to keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Announced {
+    Yes,
+    /// It can not be had there; why, in one sentence for a log.
+    No {
+        why: &'static str,
+    },
+}

@@ -1,0 +1,133 @@
+//! The lock toolkit in a memory store. Each step is made under one lock, as a script is on a server, and
+//! wakes those whom it has told when the lock is free again.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::time::Instant;
+
+use super::mutexes::{Mutexes, Step};
+use super::semaphores::Semaphores;
+use super::{MemoryNode, reply};
+use crate::store::grants::Await;
+use crate::store::locks::{
+    Announced, Change, LockName, LockStore, MutexHolder, PermitFreed, PermitTaken, SemaphoreState, Take,
+    TakePermit, Taken,
+};
+use crate::store::{Reply, Store as _, Token};
+use crate::sync::lock;
+
+/// The locks that a memory store holds.
+#[derive(Default)]
+pub(super) struct Locks {
+    mutexes: Mutexes,
+    semaphores: Semaphores,
+}
+
+impl MemoryNode {
+    fn step<T>(&self, act: impl FnOnce(&mut Locks, &mut Step<'_>) -> T) -> T {
+        let shared = &self.store.shared;
+        let now = Instant::now();
+        let now_us = self.clock_at(now) * 1_000;
+        let mut step = Step { now, now_us, grants: &shared.grants, wakes: Vec::new() };
+        act(&mut lock(&shared.locks), &mut step)
+    }
+}
+
+impl LockStore for MemoryNode {
+    fn take_mutex<'a>(&'a self, name: &'a LockName, ask: Take<'a>, _within: Duration) -> Reply<'a, Taken> {
+        reply(self.step(|locks, step| locks.mutexes.take(step, &name.key, &ask)))
+    }
+
+    fn free_mutex<'a>(
+        &'a self,
+        name: &'a LockName,
+        token: &'a Token,
+        ttl: Option<Duration>,
+        _within: Duration,
+    ) -> Reply<'a, bool> {
+        reply(self.step(|locks, step| locks.mutexes.free(step, &name.key, token, ttl)))
+    }
+
+    fn extend_mutex<'a>(
+        &'a self,
+        name: &'a LockName,
+        token: &'a Token,
+        ttl: Option<Duration>,
+        _within: Duration,
+    ) -> Reply<'a, bool> {
+        reply(self.step(|locks, step| locks.mutexes.extend(step.now, &name.key, token, ttl)))
+    }
+
+    fn look_at_mutex<'a>(&'a self, name: &'a LockName, _within: Duration) -> Reply<'a, Option<MutexHolder>> {
+        let now = Instant::now();
+        let holder = self.step(|locks, _| locks.mutexes.look(now, &name.key));
+        reply(holder.map(|(token, until)| MutexHolder {
+            token: Bytes::copy_from_slice(token.as_str().as_bytes()),
+            remaining: until.map(|until| until - now),
+        }))
+    }
+
+    fn break_mutex<'a>(&'a self, name: &'a LockName, _within: Duration) -> Reply<'a, bool> {
+        reply(self.step(|locks, step| locks.mutexes.force(step, &name.key)))
+    }
+
+    fn take_permit<'a>(
+        &'a self,
+        name: &'a LockName,
+        ask: TakePermit<'a>,
+        _within: Duration,
+    ) -> Reply<'a, PermitTaken> {
+        reply(self.step(|locks, step| locks.semaphores.take(step, &name.key, &ask)))
+    }
+
+    fn free_permit<'a>(
+        &'a self,
+        name: &'a LockName,
+        token: &'a Token,
+        lease: Duration,
+        _within: Duration,
+    ) -> Reply<'a, PermitFreed> {
+        reply(self.step(|locks, step| locks.semaphores.free(step, &name.key, token, lease)))
+    }
+
+    fn refresh_permit<'a>(
+        &'a self,
+        name: &'a LockName,
+        token: &'a Token,
+        lease: Duration,
+        _within: Duration,
+    ) -> Reply<'a, bool> {
+        reply(self.step(|locks, step| locks.semaphores.refresh(step, &name.key, token, lease)))
+    }
+
+    fn look_at_semaphore<'a>(
+        &'a self,
+        name: &'a LockName,
+        _within: Duration,
+    ) -> Reply<'a, Option<SemaphoreState>> {
+        reply(self.step(|locks, step| locks.semaphores.look(step.now, &name.key)))
+    }
+
+    fn change_semaphore<'a>(
+        &'a self,
+        name: &'a LockName,
+        change: Change,
+        _within: Duration,
+    ) -> Reply<'a, Option<SemaphoreState>> {
+        reply(self.step(|locks, step| locks.semaphores.change(step, &name.key, change)))
+    }
+
+    fn await_grant(&self, name: &LockName, token: &Token) -> Await {
+        self.store.shared.grants.register(name, token)
+    }
+
+    fn grants_arrive(&self) -> bool {
+        true
+    }
+
+    /// Nobody can change a mutex of this store but by this contract, which tells its waiters.
+    fn announce<'a>(&'a self, _name: &'a LockName, _within: Duration) -> Reply<'a, Announced> {
+        reply(Announced::Yes)
+    }
+}

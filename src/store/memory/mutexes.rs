@@ -1,0 +1,210 @@
+//! The mutexes of a memory store. Plain data under one lock.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::sweep::Sweep;
+use crate::store::Token;
+use crate::store::grants::{Grants, Tell, Wake};
+use crate::store::locks::{Take, Taken};
+
+/// How long a queue of waiters that ask for a mutex without an end is kept.
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
+#[derive(Default)]
+pub(super) struct Mutexes {
+    by_key: HashMap<Arc<str>, Record>,
+    sweep: Sweep,
+    /// The latest fence given, of any mutex: what grows for all of them grows for each.
+    fence: u64,
+}
+
+#[derive(Default)]
+struct Record {
+    holder: Option<Holder>,
+    queue: VecDeque<(Token, Option<Duration>)>,
+    queue_until: Option<Instant>,
+}
+
+struct Holder {
+    token: Token,
+    fence: u64,
+    until: Option<Instant>,
+}
+
+/// One step, at one moment, with those whom it has told. They are woken when the step is dropped.
+pub(super) struct Step<'a> {
+    pub(super) now: Instant,
+    /// The clock in microseconds, which fences begin with.
+    pub(super) now_us: u64,
+    pub(super) grants: &'a Grants,
+    pub(super) wakes: Vec<Wake>,
+}
+
+impl Step<'_> {
+    /// Tells the waiter with this token; whether there is one.
+    pub(super) fn tell(&mut self, token: &Token, tell: Tell) -> bool {
+        let wake = self.grants.tell(token, tell);
+        let heard = wake.is_some();
+        self.wakes.extend(wake);
+        heard
+    }
+}
+
+impl Mutexes {
+    pub(super) fn take(&mut self, step: &mut Step<'_>, key: &Arc<str>, ask: &Take<'_>) -> Taken {
+        let now = step.now;
+        let (record, fence) = self.record(key, now);
+        if record.holder.is_none() {
+            record.pass_on(step, fence, Some(ask.token));
+        }
+        let holder = record.holder.get_or_insert_with(|| {
+            let token = ask.token.clone();
+            Holder { token, fence: next(fence, step), until: None }
+        });
+        if holder.token == *ask.token {
+            holder.until = end(now, ask.ttl);
+            return Taken::Granted { fence: holder.fence };
+        }
+        let remaining = holder.until.map(|until| until - now);
+        if ask.queue {
+            let place = (ask.token.clone(), ask.ttl);
+            if !record.queue.contains(&place) {
+                record.queue.push_back(place);
+            }
+            record.keep_queue(now, ask.ttl, remaining);
+        }
+        Taken::Busy { remaining }
+    }
+
+    /// Whether the token held it; a place in the queue is given up too.
+    pub(super) fn free(
+        &mut self,
+        step: &mut Step<'_>,
+        key: &Arc<str>,
+        token: &Token,
+        ttl: Option<Duration>,
+    ) -> bool {
+        let (record, fence) = self.record(key, step.now);
+        let held = record.holder.take_if(|holder| holder.token == *token).is_some();
+        if held {
+            record.pass_on(step, fence, None);
+        } else {
+            record.queue.retain(|(queued, theirs)| queued != token || *theirs != ttl);
+        }
+        self.tidy(key);
+        held
+    }
+
+    pub(super) fn extend(
+        &mut self,
+        now: Instant,
+        key: &Arc<str>,
+        token: &Token,
+        ttl: Option<Duration>,
+    ) -> bool {
+        let holder = self.record(key, now).0.holder.as_mut().filter(|holder| holder.token == *token);
+        let held = holder.map(|holder| holder.until = end(now, ttl)).is_some();
+        self.tidy(key);
+        held
+    }
+
+    /// Who holds it, and until when.
+    pub(super) fn look(&mut self, now: Instant, key: &Arc<str>) -> Option<(Token, Option<Instant>)> {
+        let holder =
+            self.record(key, now).0.holder.as_ref().map(|holder| (holder.token.clone(), holder.until));
+        self.tidy(key);
+        holder
+    }
+
+    /// Takes it from whoever holds it; whether anybody did.
+    pub(super) fn force(&mut self, step: &mut Step<'_>, key: &Arc<str>) -> bool {
+        let (record, fence) = self.record(key, step.now);
+        let holder = record.holder.take();
+        if let Some(Holder { token, .. }) = &holder {
+            step.tell(token, Tell::Broken);
+            record.pass_on(step, fence, None);
+        }
+        self.tidy(key);
+        holder.is_some()
+    }
+
+    /// The mutex's record, cleared of what has expired, and the latest fence.
+    fn record(&mut self, key: &Arc<str>, now: Instant) -> (&mut Record, &mut u64) {
+        if self.sweep.is_due(self.by_key.len()) {
+            self.by_key.retain(|_, record| {
+                record.expire(now);
+                !record.is_empty()
+            });
+            self.sweep.done(self.by_key.len());
+        }
+        let record = self.by_key.entry(Arc::clone(key)).or_default();
+        record.expire(now);
+        (record, &mut self.fence)
+    }
+
+    /// Drops a record that holds nothing.
+    fn tidy(&mut self, key: &Arc<str>) {
+        if self.by_key.get(key).is_some_and(Record::is_empty) {
+            self.by_key.remove(key);
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.by_key.is_empty()
+    }
+}
+
+impl Record {
+    /// Hands a free mutex to the first in the queue that can be reached. Stops at `own`, whose place is used
+    /// up then: it is there to take the mutex itself.
+    fn pass_on(&mut self, step: &mut Step<'_>, fence: &mut u64, own: Option<&Token>) {
+        while let Some((token, ttl)) = self.queue.pop_front() {
+            if Some(&token) == own {
+                return;
+            }
+            let fence = next(fence, step);
+            if step.tell(&token, Tell::Granted { fence }) {
+                self.holder = Some(Holder { token, fence, until: end(step.now, ttl) });
+                return self.keep_queue(step.now, ttl, ttl);
+            }
+        }
+    }
+
+    /// Keeps the queue for at least twice the longest time that may pass before somebody looks after it.
+    fn keep_queue(&mut self, now: Instant, ttl: Option<Duration>, remaining: Option<Duration>) {
+        let longest = ttl.zip(remaining).map(|(ttl, remaining)| ttl.max(remaining));
+        let keep = longest.map_or(DAY, |longest| longest.saturating_mul(2) + Duration::from_secs(1));
+        self.queue_until = self.queue_until.max(end(now, Some(keep)));
+    }
+
+    fn expire(&mut self, now: Instant) {
+        self.holder.take_if(|holder| holder.until.is_some_and(|until| until <= now));
+        if self.queue_until.is_some_and(|until| until <= now) {
+            self.queue.clear();
+        }
+        if self.queue.is_empty() {
+            self.queue_until = None;
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        let Self { holder, queue, queue_until: _ } = self;
+        holder.is_none() && queue.is_empty()
+    }
+}
+
+/// A fence that is greater than all before it.
+fn next(fence: &mut u64, step: &Step<'_>) -> u64 {
+    *fence = step.now_us.max(*fence + 1);
+    *fence
+}
+
+/// When a time to live ends; never, where it is beyond all clocks.
+fn end(now: Instant, ttl: Option<Duration>) -> Option<Instant> {
+    now.checked_add(ttl?)
+}
