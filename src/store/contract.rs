@@ -13,7 +13,7 @@ use tokio::time::{Instant, timeout};
 
 use super::memory::MemoryStore;
 use super::watch::Hints;
-use super::{Acquire, Acquired, Fail, HandedOver, Kept, Store, Token, Watch};
+use super::{Acquire, Acquired, Fail, HandedOver, Kept, NodeStore, Store, Token, Watch};
 use crate::key::{CacheKey, Key};
 
 /// One test per case and store.
@@ -38,6 +38,7 @@ macro_rules! contract {
 #[cfg(feature = "redis")]
 mod equal_answers;
 mod leases;
+mod locks;
 #[cfg(feature = "redis")]
 mod on_redis;
 mod waiters;
@@ -85,12 +86,16 @@ impl World {
 
     /// A node that is connected and hears.
     async fn node(&self) -> Arc<dyn Store> {
-        let node: Arc<dyn Store> = match self {
-            Self::Memory(store) => Arc::new(store.clone().into_node()),
+        self.node_with_locks().await.store
+    }
+
+    async fn node_with_locks(&self) -> NodeStore {
+        let node = match self {
+            Self::Memory(store) => NodeStore::memory(store.clone()),
             #[cfg(feature = "redis")]
             Self::Redis(server) => {
                 let client = redis::Client::open(server.minimal_user()).expect("an address");
-                Arc::new(super::redis::RedisStore::new(client, ms(1_000)))
+                NodeStore::redis(super::redis::RedisStore::new(client, ms(1_000)))
             }
         };
         node.connect(WITHIN).await.expect("connects");

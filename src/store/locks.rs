@@ -131,9 +131,23 @@ impl LockName {
         Self { key: key.into(), tag: key.into() }
     }
 
+    /// The mutex that has this key.
+    #[cfg(feature = "redis")]
+    pub(crate) fn of_mutex_key(key: &str) -> Self {
+        match key.strip_prefix("sg1:m:{").and_then(|tag| tag.strip_suffix('}')) {
+            Some(tag) => Self::mutex(tag),
+            None => Self::prefixed(key),
+        }
+    }
+
     /// A semaphore. It may have a mutex's tag: all their keys differ.
     pub(crate) fn semaphore(tag: &str) -> Self {
         Self { key: format!("sg1:sh:{{{tag}}}").into(), tag: tag.into() }
+    }
+
+    #[cfg(feature = "redis")]
+    pub(crate) fn is_semaphore(&self) -> bool {
+        self.key.starts_with("sg1:sh:{")
     }
 }
 

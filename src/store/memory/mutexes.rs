@@ -178,8 +178,9 @@ impl Record {
     /// Keeps the queue for at least twice the longest time that may pass before somebody looks after it.
     fn keep_queue(&mut self, now: Instant, ttl: Option<Duration>, remaining: Option<Duration>) {
         let longest = ttl.zip(remaining).map(|(ttl, remaining)| ttl.max(remaining));
-        let keep = longest.map_or(DAY, |longest| longest.saturating_mul(2) + Duration::from_secs(1));
-        self.queue_until = self.queue_until.max(end(now, Some(keep)));
+        let keep =
+            longest.map_or(DAY, |longest| longest.saturating_mul(2).saturating_add(Duration::from_secs(1)));
+        self.queue_until = self.queue_until.max(Some(later(now, keep)));
     }
 
     fn expire(&mut self, now: Instant) {
@@ -207,4 +208,10 @@ fn next(fence: &mut u64, step: &Step<'_>) -> u64 {
 /// When a time to live ends; never, where it is beyond all clocks.
 fn end(now: Instant, ttl: Option<Duration>) -> Option<Instant> {
     now.checked_add(ttl?)
+}
+
+/// A moment so far from now, or what stands for never.
+pub(super) fn later(now: Instant, duration: Duration) -> Instant {
+    const NEVER: Duration = Duration::from_secs(1 << 40);
+    now + duration.min(NEVER)
 }

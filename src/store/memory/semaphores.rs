@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::mutexes::Step;
+use super::mutexes::{Step, later};
 use super::sweep::Sweep;
 use crate::store::Token;
 use crate::store::grants::Tell;
@@ -222,10 +222,4 @@ impl Record {
 
 fn count(len: usize) -> u32 {
     u32::try_from(len).unwrap_or(u32::MAX)
-}
-
-/// A moment so far from now, or what stands for never.
-fn later(now: Instant, duration: Duration) -> Instant {
-    const NEVER: Duration = Duration::from_secs(1 << 40);
-    now + duration.min(NEVER)
 }

@@ -21,7 +21,10 @@ use uuid::Uuid;
 use super::client::{Backoff, Dial, STABLE, bounded};
 use super::connection::Supervisor;
 use super::hand_over;
+use super::locks::give_back;
+use super::message::{self, Message};
 use super::refusal::{judge, reason, store_error};
+use crate::store::grants::{Grants, Tell};
 use crate::store::watch::{Hint, Watches};
 use crate::store::{StoreErrorKind, Token};
 
@@ -32,14 +35,12 @@ const PING: Duration = Duration::from_secs(1);
 /// How often a refused subscription is tried again: rights do change, but seldom.
 const REFUSED: Duration = Duration::from_secs(30);
 
-/// No message of ours is longer: kind, token, hops, name.
-const LONGEST_MESSAGE: usize = 512;
-
 pub(super) struct Inbox {
     dial: Dial,
     node: Uuid,
     commands: Arc<Supervisor>,
     watches: Arc<Watches>,
+    grants: Arc<Grants>,
     task: Mutex<Task>,
     /// Whether there is a task; in front of the lock, because every ACQUIRE asks.
     running: AtomicBool,
@@ -65,12 +66,19 @@ enum Status {
 }
 
 impl Inbox {
-    pub(super) fn new(dial: Dial, node: Uuid, commands: Arc<Supervisor>, watches: Arc<Watches>) -> Arc<Self> {
+    pub(super) fn new(
+        dial: Dial,
+        node: Uuid,
+        commands: Arc<Supervisor>,
+        watches: Arc<Watches>,
+        grants: Arc<Grants>,
+    ) -> Arc<Self> {
         Arc::new(Self {
             dial,
             node,
             commands,
             watches,
+            grants,
             task: Mutex::default(),
             running: AtomicBool::new(false),
             status: watch::Sender::new(Status::Shut),
@@ -126,7 +134,12 @@ impl Inbox {
         if let Some(handle) = handle {
             handle.abort();
         }
+        self.tell_all_missed();
+    }
+
+    fn tell_all_missed(&self) {
         self.watches.tell_all_missed();
+        self.grants.tell_all_missed();
     }
 
     /// Changes the status, for the task `number`, and wakes every waiter: hints were lost while it
@@ -141,26 +154,43 @@ impl Inbox {
         };
         // The status first: a waiter that is woken asks whether hints arrive.
         if changed {
-            self.watches.tell_all_missed();
+            self.tell_all_missed();
         }
         true
     }
 
     /// Passes a message on to who waits for it. Anything that is not one is ignored.
     fn deliver(self: &Arc<Self>, payload: &[u8]) {
-        let Some((name, hint)) = parse(payload) else { return };
-        let heard = self.watches.tell(name, &hint);
-        match hint {
-            // The waiter has left: its lease must not stay with nobody.
-            Hint::Granted { token, hops } if !heard && token.node() == self.node.simple().to_string() => {
-                let (commands, name) = (Arc::clone(&self.commands), name.to_owned());
-                let within = self.dial.answer;
-                tokio::spawn(async move {
-                    let _ = hand_over(&commands, &name, &token, None, hops, within).await;
-                });
+        match message::parse(payload) {
+            Some(Message::Hint(name, hint)) => {
+                let heard = self.watches.tell(name, &hint);
+                match hint {
+                    // The waiter has left: its lease must not stay with nobody.
+                    Hint::Granted { token, hops } if !heard && self.is_own(&token) => {
+                        let (commands, name) = (Arc::clone(&self.commands), name.to_owned());
+                        let within = self.dial.answer;
+                        tokio::spawn(async move {
+                            let _ = hand_over(&commands, &name, &token, None, hops, within).await;
+                        });
+                    }
+                    _ => {}
+                }
             }
-            _ => {}
+            Some(Message::Granted { token, fence, lock }) => {
+                let heard = self.grants.tell(&token, Tell::Granted { fence }).is_some();
+                // Invariant 5 of `locks`.
+                if !heard && self.is_own(&token) {
+                    tokio::spawn(give_back(Arc::clone(&self.commands), lock, token, self.dial.answer));
+                }
+            }
+            Some(Message::Told(token, tell)) => drop(self.grants.tell(&token, tell)),
+            None => {}
         }
+    }
+
+    /// Whether the token was minted by this node. Its channel can be written to by others than ours.
+    fn is_own(&self, token: &Token) -> bool {
+        token.node() == self.node.simple().to_string()
     }
 
     fn task(&self) -> MutexGuard<'_, Task> {
@@ -334,58 +364,5 @@ async fn ping(mut sink: PubSubSink) -> RedisError {
         if let Err(error) = bounded(PING, sink.ping::<Value>()).await {
             return error;
         }
-    }
-}
-
-/// Reads a message: `w` token name, `g` token hops name, or `x` name.
-fn parse(payload: &[u8]) -> Option<(&str, Hint)> {
-    if payload.len() > LONGEST_MESSAGE {
-        return None;
-    }
-    let (kind, rest) = payload.split_first()?;
-    let (hint, name) = match kind {
-        b'w' => {
-            let (token, name) = rest.split_at_checked(Token::LEN)?;
-            (Hint::Finished(Some(Token::parse(token)?)), name)
-        }
-        b'g' => {
-            let (token, rest) = rest.split_at_checked(Token::LEN)?;
-            let (hops, name) = rest.split_at_checked(2)?;
-            let hops = std::str::from_utf8(hops).ok()?.parse().ok()?;
-            (Hint::Granted { token: Token::parse(token)?, hops }, name)
-        }
-        b'x' => (Hint::Invalidated, rest),
-        _ => return None,
-    };
-    let name = std::str::from_utf8(name).ok().filter(|name| !name.is_empty())?;
-    Some((name, hint))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_not_a_message_is_ignored() {
-        let token = Token::mint(Uuid::new_v4());
-        let token = token.as_str();
-        for payload in
-            ["", "w", "wns:k", "q", "x", &format!("w{token}"), &format!("g{token}ns:k"), &"x".repeat(600)]
-        {
-            assert!(parse(payload.as_bytes()).is_none(), "{payload}");
-        }
-        assert!(parse(b"x\xff").is_none());
-    }
-
-    #[test]
-    fn messages_name_the_key_and_what_became_of_it() {
-        let token = Token::mint(Uuid::new_v4());
-        let finished = format!("w{}ns:k", token.as_str());
-        assert!(matches!(parse(finished.as_bytes()), Some(("ns:k", Hint::Finished(Some(t)))) if t == token));
-        let granted = format!("g{}02ns:k", token.as_str());
-        assert!(
-            matches!(parse(granted.as_bytes()), Some(("ns:k", Hint::Granted { token: t, hops: 2 })) if t == token)
-        );
-        assert!(matches!(parse(b"xns:k"), Some(("ns:k", Hint::Invalidated))));
     }
 }

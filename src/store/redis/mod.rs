@@ -10,12 +10,13 @@
 //! | `sg1:q:{name}` | the queue: tokens of those who wait, first come first |
 //! | `sg1:o:{name}` | the last outcome: its holder's token, until when newcomers get it, what it was |
 //!
-//! Messages go to `sg1:i:<node>`: `w` (a holder finished), `g` (a grant), `x` (invalidated).
+//! Locks have keys of their own, named in [`locks`]. Messages go to `sg1:i:<node>`: [`message`].
 
 mod client;
 mod connection;
 mod inbox;
 mod locks;
+mod message;
 mod refusal;
 mod scripts;
 
@@ -66,8 +67,9 @@ impl RedisStore {
         let dial = Dial::new(client, command_timeout);
         let watches = Arc::new(Watches::default());
         let commands = Supervisor::new(dial.clone());
-        let inbox = Inbox::new(dial, node, Arc::clone(&commands), Arc::clone(&watches));
-        Self { node, place, commands, inbox, watches, grants: Arc::default() }
+        let grants = Arc::new(Grants::default());
+        let inbox = Inbox::new(dial, node, Arc::clone(&commands), Arc::clone(&watches), Arc::clone(&grants));
+        Self { node, place, commands, inbox, watches, grants }
     }
 
     /// LOOK UP, without a box around it.
@@ -291,13 +293,25 @@ async fn run(
     args: impl Fn(&mut Cmd) + Sync,
     within: Duration,
 ) -> Result<Value, StoreError> {
+    let call = |by| {
+        let mut cmd = script.call(by, name, size);
+        args(&mut cmd);
+        cmd
+    };
+    run_call(commands, call, within).await
+}
+
+/// The same for a call that is built by `call`.
+async fn run_call(
+    commands: &Arc<Supervisor>,
+    call: impl Fn(By) -> Cmd + Sync,
+    within: Duration,
+) -> Result<Value, StoreError> {
     let sent = Instant::now();
-    let mut cmd = script.call(By::Sha1, name, size);
-    args(&mut cmd);
+    let mut cmd = call(By::Sha1);
     let mut answer = commands.send(&cmd, within).await?;
     if matches!(&answer, Value::ServerError(error) if error.code() == "NOSCRIPT") {
-        cmd = script.call(By::Text, name, size);
-        args(&mut cmd);
+        cmd = call(By::Text);
         answer = commands.send(&cmd, within.saturating_sub(sent.elapsed())).await?;
     }
     match answer {

@@ -11,10 +11,13 @@ use std::time::Duration;
 use redis::{Cmd, RedisWrite as _};
 use sha1_smol::Sha1;
 
+use crate::store::locks::LockName;
+
 /// One script and the keys it is called with.
 pub(super) struct Script {
     text: &'static str,
-    /// Their kinds, in the order of KEYS: `e`ntry, `l`ease, `q`ueue, `o`utcome.
+    /// Their kinds, in the order of KEYS: `e`ntry, `l`ease, `q`ueue, `o`utcome; none for the scripts
+    /// of locks, whose callers name them.
     keys: &'static [u8],
     sha1: OnceLock<String>,
 }
@@ -33,6 +36,16 @@ script!(HAND_OVER, b"lq", "scripts/hand_over.lua");
 script!(RENEW, b"l", "scripts/renew.lua");
 script!(RELEASE, b"lq", "scripts/wake.lua", "scripts/release.lua");
 script!(INVALIDATE, b"elqo", "scripts/wake.lua", "scripts/invalidate.lua");
+script!(MUTEX_TAKE, b"", "scripts/mutex.lua", "scripts/mutex_take.lua");
+script!(MUTEX_FREE, b"", "scripts/mutex.lua", "scripts/mutex_free.lua");
+script!(MUTEX_BREAK, b"", "scripts/mutex.lua", "scripts/mutex_break.lua");
+script!(MUTEX_EXTEND, b"", "scripts/mutex_extend.lua");
+script!(MUTEX_LOOK, b"", "scripts/mutex_look.lua");
+script!(SEMAPHORE_TAKE, b"", "scripts/semaphore.lua", "scripts/semaphore_take.lua");
+script!(SEMAPHORE_FREE, b"", "scripts/semaphore.lua", "scripts/semaphore_free.lua");
+script!(SEMAPHORE_REFRESH, b"", "scripts/semaphore.lua", "scripts/semaphore_refresh.lua");
+script!(SEMAPHORE_CHANGE, b"", "scripts/semaphore.lua", "scripts/semaphore_change.lua");
+script!(SEMAPHORE_LOOK, b"", "scripts/semaphore_look.lua");
 
 /// How a call names its script.
 #[derive(Clone, Copy)]
@@ -45,19 +58,33 @@ impl Script {
     /// The call for the resource `name`, still without ARGV, which will be about `size` bytes.
     pub(super) fn call(&self, by: By, name: &str, size: usize) -> Cmd {
         let keys = self.keys.len();
-        let script = match by {
-            By::Sha1 => self.sha1(),
-            By::Text => self.text,
-        };
-        let mut cmd = Cmd::with_capacity(keys + 9, script.len() + keys * (name.len() + 8) + size + 32);
-        cmd.arg(match by {
-            By::Sha1 => "EVALSHA",
-            By::Text => "EVAL",
-        });
-        cmd.arg(script).arg(keys);
+        let mut cmd = self.head(by, keys, keys * (name.len() + 8) + size);
         for &kind in self.keys {
             push_key(&mut cmd, kind, name);
         }
+        cmd
+    }
+
+    /// The call for the lock `name`, still without ARGV, which will be about `size` bytes. `parts` are the
+    /// heads of the names of the keys that follow the lock's own.
+    pub(super) fn call_on(&self, by: By, name: &LockName, parts: &[&str], size: usize) -> Cmd {
+        let mut cmd = self.head(by, parts.len() + 1, (parts.len() + 1) * (name.key.len() + 9) + size);
+        cmd.arg(&*name.key);
+        for part in parts {
+            let mut arg = cmd.writer_for_next_arg();
+            // Writes into a Vec, which does not fail.
+            let _ = write!(arg, "{part}:{{{}}}", name.tag);
+        }
+        cmd
+    }
+
+    fn head(&self, by: By, keys: usize, size: usize) -> Cmd {
+        let (call, script) = match by {
+            By::Sha1 => ("EVALSHA", self.sha1()),
+            By::Text => ("EVAL", self.text),
+        };
+        let mut cmd = Cmd::with_capacity(keys + 9, script.len() + size + 32);
+        cmd.arg(call).arg(script).arg(keys);
         cmd
     }
 
@@ -128,6 +155,8 @@ mod tests {
         let call = words(&RELEASE.call(By::Sha1, "ns:k", 0));
         assert_eq!(call[0], "EVALSHA");
         assert_eq!(call[2..], ["2", "sg1:l:{ns:k}", "sg1:q:{ns:k}"]);
+        let call = words(&MUTEX_TAKE.call_on(By::Sha1, &LockName::prefixed("lock:k"), &["sg1:pq"], 0));
+        assert_eq!(call[2..], ["2", "lock:k", "sg1:pq:{lock:k}"]);
     }
 
     #[test]

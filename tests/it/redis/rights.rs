@@ -56,11 +56,18 @@ fn the_minimal_user_has_exactly_the_rights_that_are_used() {
 #[test]
 fn each_script_says_which_commands_it_calls() {
     let scripts = scripts();
-    let (_, prelude) = scripts.iter().find(|(name, _)| name.ends_with("wake.lua")).expect("the prelude");
+    let prelude = |file: &str| {
+        let (_, prelude) = scripts.iter().find(|(name, _)| name.ends_with(file)).expect("the prelude");
+        called(prelude)
+    };
+    // What a script that calls into a prelude starts it with.
+    let preludes = [("wake(KEYS", "/wake.lua"), ("pass_on(", "/mutex.lua"), ("= open()", "/semaphore.lua")];
     for (name, script) in &scripts {
         let mut calls = called(script);
-        if script.contains("wake(KEYS") {
-            calls.extend(called(prelude));
+        for (call, file) in preludes {
+            if script.contains(call) {
+                calls.extend(prelude(file));
+            }
         }
         assert_eq!(documented(name, script), calls, "{name}");
     }

@@ -1,0 +1,206 @@
+//! The contract of [`LockStore`](crate::store::locks::LockStore), in the same way.
+
+mod mutexes;
+mod queues;
+mod semaphores;
+
+use super::*;
+use crate::store::grants::{Await, Told};
+use crate::store::locks::{
+    Change, Create, LockName, MutexHolder, PermitFreed, PermitTaken, SemaphoreState, Take, TakePermit, Taken,
+};
+
+/// How long a store may take until a grant that nobody heard has gone on.
+const SOON: Duration = Duration::from_secs(5);
+
+fn mutex(name: &str) -> LockName {
+    LockName::mutex(&format!("ns:{name}"))
+}
+
+fn semaphore(name: &str) -> LockName {
+    LockName::semaphore(&format!("ns:{name}"))
+}
+
+/// One acquisition's token on one node, registered; commands in few words.
+struct Asker {
+    node: NodeStore,
+    name: LockName,
+    token: Token,
+    wait: Await,
+}
+
+impl Asker {
+    fn on(node: &NodeStore, name: &LockName) -> Self {
+        let token = Token::mint(node.node());
+        let wait = node.locks().await_grant(name, &token);
+        Self { node: node.clone(), name: name.clone(), token, wait }
+    }
+
+    /// An asker on a node of its own.
+    async fn apart(world: &World, name: &LockName) -> Self {
+        Self::on(&world.node_with_locks().await, name)
+    }
+
+    /// An asker on a node of its own that holds the mutex, with its fence.
+    async fn holding(world: &World, name: &LockName) -> (Self, u64) {
+        let asker = Self::apart(world, name).await;
+        let fence = asker.must_take().await;
+        (asker, fence)
+    }
+
+    /// An asker on a node of its own that waits in the mutex's queue.
+    async fn waiting(world: &World, name: &LockName) -> Self {
+        let asker = Self::apart(world, name).await;
+        asker.must_wait().await;
+        asker
+    }
+
+    fn ask(&self) -> Take<'_> {
+        Take { token: &self.token, ttl: Some(LEASE), queue: true }
+    }
+
+    async fn take(&self, ask: Take<'_>) -> Taken {
+        self.node.locks().take_mutex(&self.name, ask, WITHIN).await.expect("take")
+    }
+
+    async fn take_for(&self, ttl: Option<Duration>) -> Taken {
+        self.take(Take { ttl, ..self.ask() }).await
+    }
+
+    #[track_caller]
+    fn must_take(&self) -> impl Future<Output = u64> + '_ {
+        let caller = std::panic::Location::caller();
+        async move {
+            match self.take(self.ask()).await {
+                Taken::Granted { fence } => fence,
+                busy => panic!("{caller}: {busy:?}"),
+            }
+        }
+    }
+
+    #[track_caller]
+    fn must_wait(&self) -> impl Future<Output = ()> + '_ {
+        let caller = std::panic::Location::caller();
+        async move {
+            let taken = self.take(self.ask()).await;
+            assert!(matches!(taken, Taken::Busy { .. }), "{caller}: {taken:?}");
+        }
+    }
+
+    async fn free(&self) -> bool {
+        self.node.locks().free_mutex(&self.name, &self.token, Some(LEASE), WITHIN).await.expect("free")
+    }
+
+    async fn extend(&self, ttl: Option<Duration>) -> bool {
+        self.node.locks().extend_mutex(&self.name, &self.token, ttl, WITHIN).await.expect("extend")
+    }
+
+    async fn look(&self) -> Option<MutexHolder> {
+        self.node.locks().look_at_mutex(&self.name, WITHIN).await.expect("look")
+    }
+
+    async fn force(&self) -> bool {
+        self.node.locks().break_mutex(&self.name, WITHIN).await.expect("break")
+    }
+
+    /// Whether it is this asker's by the store's own word.
+    async fn owns(&self) -> bool {
+        self.look().await.is_some_and(|holder| holder.token == self.token.as_str().as_bytes())
+    }
+
+    /// What it is told next, which must come by itself: [`LEASE`] is far longer than this waits.
+    #[track_caller]
+    fn told(&self) -> impl Future<Output = Told> + '_ {
+        let caller = std::panic::Location::caller();
+        async move {
+            let told = timeout(WITHIN, self.wait.told()).await;
+            told.unwrap_or_else(|_| panic!("{caller}: it was never told"))
+        }
+    }
+
+    /// Waits for the grant; its fence.
+    #[track_caller]
+    fn granted(&self) -> impl Future<Output = u64> + '_ {
+        let caller = std::panic::Location::caller();
+        async move {
+            loop {
+                let told = self.told().await;
+                if let Some(fence) = told.granted {
+                    return fence;
+                }
+                assert!(told.first, "{caller}: {told:?}");
+            }
+        }
+    }
+
+    /// Whether nothing was said to this asker until now. Nodes hear in order, so what is said to another
+    /// asker of the same node afterwards comes later.
+    async fn heard_nothing(&self) -> bool {
+        let probe = mutex("a probe for what was heard before");
+        let (own, other) = (Self::on(&self.node, &probe), Self::on(&self.node, &probe));
+        own.must_take().await;
+        other.must_wait().await;
+        own.free().await;
+        other.granted().await;
+        other.free().await;
+        timeout(Duration::ZERO, self.wait.told()).await.is_err()
+    }
+
+    fn ask_permit(&self, capacity: u32) -> TakePermit<'_> {
+        let semaphore = Create { capacity, idle_ttl: LEASE };
+        TakePermit { token: &self.token, lease: LEASE, semaphore, queue: true }
+    }
+
+    async fn permit(&self, ask: TakePermit<'_>) -> PermitTaken {
+        self.node.locks().take_permit(&self.name, ask, WITHIN).await.expect("take")
+    }
+
+    #[track_caller]
+    fn must_take_permit(&self, capacity: u32) -> impl Future<Output = PermitTaken> + '_ {
+        let caller = std::panic::Location::caller();
+        async move {
+            let taken = self.permit(self.ask_permit(capacity)).await;
+            assert!(taken.granted, "{caller}: {taken:?}");
+            taken
+        }
+    }
+
+    #[track_caller]
+    fn must_wait_for_permit(&self, capacity: u32) -> impl Future<Output = PermitTaken> + '_ {
+        let caller = std::panic::Location::caller();
+        async move {
+            let taken = self.permit(self.ask_permit(capacity)).await;
+            assert!(!taken.granted, "{caller}: {taken:?}");
+            taken
+        }
+    }
+
+    async fn free_permit(&self) -> PermitFreed {
+        self.node.locks().free_permit(&self.name, &self.token, LEASE, WITHIN).await.expect("free")
+    }
+
+    async fn refresh(&self, lease: Duration) -> bool {
+        self.node.locks().refresh_permit(&self.name, &self.token, lease, WITHIN).await.expect("refresh")
+    }
+
+    async fn state(&self) -> Option<SemaphoreState> {
+        self.node.locks().look_at_semaphore(&self.name, WITHIN).await.expect("look")
+    }
+
+    async fn change(&self, change: Change) -> Option<SemaphoreState> {
+        self.node.locks().change_semaphore(&self.name, change, WITHIN).await.expect("change")
+    }
+}
+
+/// Waits until `done`, which must be soon.
+#[track_caller]
+fn until(done: impl AsyncFn() -> bool) -> impl Future<Output = ()> {
+    let caller = std::panic::Location::caller();
+    async move {
+        let started = Instant::now();
+        while !done().await {
+            assert!(started.elapsed() < SOON, "{caller}: it did not come to it");
+            tokio::time::sleep(ms(2)).await;
+        }
+    }
+}

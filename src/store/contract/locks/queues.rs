@@ -1,0 +1,202 @@
+//! Who waits for a mutex gets it in the order of coming, whatever happens to those before.
+
+use super::*;
+
+contract! {
+    waiters_are_served_first_come_first,
+    a_waiter_is_queued_once,
+    who_does_not_queue_is_not_handed_the_mutex,
+    a_grant_lasts_as_long_as_the_waiter_has_asked,
+    nobody_barges_in_after_an_expiry,
+    the_head_itself_takes_what_has_expired,
+    a_place_that_is_given_up_is_not_served,
+    nodes_that_are_gone_are_passed_over,
+    waiters_that_have_left_are_passed_over,
+    after_an_expiry_the_dead_are_passed_over_for_the_one_who_asks,
+    a_grant_that_nobody_heard_is_given_back,
+    a_grant_that_comes_before_the_waiter_looks_is_kept,
+    of_many_waiters_in_a_process_one_is_the_first,
+}
+
+/// S4.2 for the mutex: strictly first in, first out, over nodes.
+async fn waiters_are_served_first_come_first(world: &World) {
+    let mut nodes = Vec::new();
+    for _ in 0..4 {
+        nodes.push(world.node_with_locks().await);
+    }
+    let (holder, _) = Asker::holding(world, &mutex("k")).await;
+    let mut waiters = Vec::new();
+    for number in 0..20 {
+        waiters.push(Asker::on(&nodes[number * 7 % 4], &mutex("k")));
+        waiters[number].must_wait().await;
+    }
+    let mut before = &holder;
+    for (number, waiter) in waiters.iter().enumerate() {
+        assert!(before.free().await);
+        waiter.granted().await;
+        assert!(waiter.owns().await, "number {number}");
+        before = waiter;
+    }
+    assert!(before.free().await);
+    assert!(before.look().await.is_none());
+}
+
+/// Invariant 3.
+async fn a_waiter_is_queued_once(world: &World) {
+    let (holder, _) = Asker::holding(world, &mutex("k")).await;
+    let (one, two) = (Asker::waiting(world, &mutex("k")).await, Asker::waiting(world, &mutex("k")).await);
+    for _ in 0..3 {
+        one.must_wait().await;
+    }
+    assert!(holder.free().await);
+    one.granted().await;
+    assert!(two.heard_nothing().await);
+    assert!(one.free().await);
+    two.granted().await;
+    assert!(two.free().await);
+    assert!(two.look().await.is_none(), "the first is not served a second time");
+    assert!(one.heard_nothing().await);
+}
+
+async fn who_does_not_queue_is_not_handed_the_mutex(world: &World) {
+    let (holder, _) = Asker::holding(world, &mutex("k")).await;
+    let passer = Asker::apart(world, &mutex("k")).await;
+    let ask = Take { queue: false, ..passer.ask() };
+    assert!(matches!(passer.take(ask).await, Taken::Busy { .. }));
+    assert!(holder.free().await);
+    assert!(passer.heard_nothing().await && passer.look().await.is_none());
+    assert!(matches!(passer.take(ask).await, Taken::Granted { .. }));
+}
+
+async fn a_grant_lasts_as_long_as_the_waiter_has_asked(world: &World) {
+    let (holder, _) = Asker::holding(world, &mutex("k")).await;
+    let waiter = Asker::apart(world, &mutex("k")).await;
+    waiter.take_for(Some(ms(5_000))).await;
+    assert!(holder.free().await);
+    waiter.granted().await;
+    let left = waiter.look().await.and_then(|holder| holder.remaining).expect("it ends");
+    assert!(left <= ms(5_000) && left > ms(1_000), "{left:?}");
+}
+
+/// Invariant 2, where it is easily forgotten: the take that finds the mutex free is somebody else's.
+async fn nobody_barges_in_after_an_expiry(world: &World) {
+    let dead = Asker::apart(world, &mutex("k")).await;
+    dead.take_for(Some(ms(30))).await;
+    let (one, two) = (Asker::waiting(world, &mutex("k")).await, Asker::waiting(world, &mutex("k")).await);
+    until(async || one.look().await.is_none()).await;
+    let late = Asker::apart(world, &mutex("k")).await;
+    late.must_wait().await;
+    one.granted().await;
+    assert!(one.owns().await);
+    assert!(one.free().await);
+    two.granted().await;
+    assert!(two.free().await);
+    late.granted().await;
+}
+
+async fn the_head_itself_takes_what_has_expired(world: &World) {
+    let dead = Asker::apart(world, &mutex("k")).await;
+    dead.take_for(Some(ms(30))).await;
+    let (one, two) = (Asker::waiting(world, &mutex("k")).await, Asker::waiting(world, &mutex("k")).await);
+    until(async || one.look().await.is_none()).await;
+    one.must_take().await;
+    assert!(one.heard_nothing().await, "it was answered, not told");
+    two.must_wait().await;
+    assert!(one.free().await);
+    two.granted().await;
+    assert!(two.free().await && two.look().await.is_none());
+}
+
+async fn a_place_that_is_given_up_is_not_served(world: &World) {
+    let (holder, _) = Asker::holding(world, &mutex("k")).await;
+    let (one, two) = (Asker::waiting(world, &mutex("k")).await, Asker::waiting(world, &mutex("k")).await);
+    assert!(!one.free().await, "it held nothing");
+    assert!(holder.owns().await);
+    assert!(holder.free().await);
+    two.granted().await;
+    assert!(one.heard_nothing().await);
+}
+
+async fn nodes_that_are_gone_are_passed_over(world: &World) {
+    let (holder, _) = Asker::holding(world, &mutex("k")).await;
+    for _ in 0..3 {
+        let Asker { node, wait, .. } = Asker::waiting(world, &mutex("k")).await;
+        drop(wait);
+        world.dead(node.store).await;
+    }
+    let alive = Asker::waiting(world, &mutex("k")).await;
+    assert!(holder.free().await);
+    alive.granted().await;
+    assert!(alive.owns().await);
+    let dead = Asker::waiting(world, &mutex("k")).await;
+    let Asker { node, wait, .. } = dead;
+    drop(wait);
+    world.dead(node.store).await;
+    assert!(alive.free().await);
+    assert!(alive.look().await.is_none(), "nobody is left");
+}
+
+async fn waiters_that_have_left_are_passed_over(world: &World) {
+    let (holder, _) = Asker::holding(world, &mutex("k")).await;
+    let node = world.node_with_locks().await;
+    for _ in 0..3 {
+        Asker::on(&node, &mutex("k")).must_wait().await;
+    }
+    let alive = Asker::waiting(world, &mutex("k")).await;
+    assert!(holder.free().await);
+    alive.granted().await;
+    assert!(alive.owns().await);
+}
+
+async fn after_an_expiry_the_dead_are_passed_over_for_the_one_who_asks(world: &World) {
+    let dead = Asker::apart(world, &mutex("k")).await;
+    dead.take_for(Some(ms(30))).await;
+    let Asker { node, wait, .. } = Asker::waiting(world, &mutex("k")).await;
+    drop(wait);
+    world.dead(node.store).await;
+    let late = Asker::apart(world, &mutex("k")).await;
+    until(async || late.look().await.is_none()).await;
+    late.must_take().await;
+    assert!(late.owns().await);
+}
+
+/// Invariant 5, also for a mutex that would stay with nobody for ever.
+async fn a_grant_that_nobody_heard_is_given_back(world: &World) {
+    for ttl in [Some(LEASE), None] {
+        let (holder, _) = Asker::holding(world, &mutex("k")).await;
+        let left = Asker::apart(world, &mutex("k")).await;
+        left.take_for(ttl).await;
+        let Asker { node, wait, .. } = left;
+        wait.close();
+        assert!(holder.free().await);
+        until(async || holder.look().await.is_none()).await;
+        drop(node);
+    }
+}
+
+async fn a_grant_that_comes_before_the_waiter_looks_is_kept(world: &World) {
+    let (holder, _) = Asker::holding(world, &mutex("k")).await;
+    let waiter = Asker::waiting(world, &mutex("k")).await;
+    assert!(holder.free().await);
+    // The message is here before anybody awaits it.
+    assert!(Asker::on(&waiter.node, &mutex("other")).heard_nothing().await);
+    let Asker { wait, .. } = waiter;
+    assert!(wait.close().granted.is_some(), "and whoever leaves without looking can give it back");
+}
+
+/// S0.18: one of them watches the clock.
+async fn of_many_waiters_in_a_process_one_is_the_first(world: &World) {
+    let (holder, _) = Asker::holding(world, &mutex("k")).await;
+    holder.wait.hold();
+    let node = world.node_with_locks().await;
+    let waiters: Vec<_> = (0..50).map(|_| Asker::on(&node, &mutex("k"))).collect();
+    for waiter in &waiters {
+        waiter.must_wait().await;
+    }
+    assert_eq!(waiters.iter().filter(|waiter| waiter.wait.is_first()).count(), 1);
+    assert!(waiters[0].wait.is_first());
+    assert!(holder.free().await);
+    waiters[0].granted().await;
+    waiters[0].wait.hold();
+    assert!(waiters[1].told().await.first && waiters[1].wait.is_first());
+}

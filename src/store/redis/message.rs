@@ -1,0 +1,141 @@
+//! What is said on a node's channel.
+//!
+//! | message | says |
+//! |---|---|
+//! | `w` token name | this holder of the lease has ended |
+//! | `g` token hops name | the lease is this waiter's |
+//! | `x` name | the key was invalidated |
+//! | `m` token fence key | the mutex with this key is this waiter's |
+//! | `p` token tag | a permit of the semaphore with this tag is this waiter's |
+//! | `b` token | this holder's mutex was taken away |
+//! | `c` token | the semaphore that this waiter waits for is gone |
+//!
+//! Tokens, hops (2 digits) and fences (16 digits) have their fixed lengths; what is last takes the rest.
+
+use crate::store::Token;
+use crate::store::grants::Tell;
+use crate::store::locks::LockName;
+use crate::store::watch::Hint;
+
+/// No message of ours is longer.
+const LONGEST: usize = 1024;
+
+#[derive(Debug)]
+pub(super) enum Message<'a> {
+    /// For those who wait for the key of this name.
+    Hint(&'a str, Hint),
+    /// For the waiter with this token, that the lock is its own.
+    Granted { token: Token, fence: u64, lock: LockName },
+    /// For the waiter or holder with this token.
+    Told(Token, Tell),
+}
+
+/// Reads a message; `None` for anything else.
+pub(super) fn parse(payload: &[u8]) -> Option<Message<'_>> {
+    if payload.len() > LONGEST {
+        return None;
+    }
+    let (kind, rest) = payload.split_first()?;
+    if *kind == b'x' {
+        return Some(Message::Hint(name(rest)?, Hint::Invalidated));
+    }
+    let (token, rest) = rest.split_at_checked(Token::LEN)?;
+    let token = Token::parse(token)?;
+    Some(match kind {
+        b'w' => Message::Hint(name(rest)?, Hint::Finished(Some(token))),
+        b'g' => {
+            let (hops, rest) = number(rest, 2)?;
+            Message::Hint(name(rest)?, Hint::Granted { token, hops: u8::try_from(hops).ok()? })
+        }
+        b'm' => {
+            let (fence, rest) = number(rest, 16)?;
+            Message::Granted { token, fence, lock: LockName::of_mutex_key(name(rest)?) }
+        }
+        b'p' => Message::Granted { token, fence: 0, lock: LockName::semaphore(name(rest)?) },
+        b'b' if rest.is_empty() => Message::Told(token, Tell::Broken),
+        b'c' if rest.is_empty() => Message::Told(token, Tell::Closed),
+        _ => return None,
+    })
+}
+
+fn name(text: &[u8]) -> Option<&str> {
+    std::str::from_utf8(text).ok().filter(|name| !name.is_empty())
+}
+
+/// The number of so many digits, and what follows it.
+fn number(text: &[u8], digits: usize) -> Option<(u64, &[u8])> {
+    let (number, rest) = text.split_at_checked(digits)?;
+    Some((std::str::from_utf8(number).ok()?.parse().ok()?, rest))
+}
+
+#[cfg(test)]
+mod tests {
+    use uuid::Uuid;
+
+    use super::*;
+
+    #[test]
+    fn what_is_not_a_message_is_ignored() {
+        let token = Token::mint(Uuid::new_v4());
+        let token = token.as_str();
+        for payload in [
+            "",
+            "w",
+            "wns:k",
+            "q",
+            "x",
+            "m",
+            &format!("w{token}"),
+            &format!("g{token}ns:k"),
+            &format!("m{token}sg1:m:{{ns:k}}"),
+            &format!("m{token}0000000000000042"),
+            &format!("p{token}"),
+            &format!("b{token}k"),
+            &format!("q{token}k"),
+            &"x".repeat(1_025),
+        ] {
+            assert!(parse(payload.as_bytes()).is_none(), "{payload}");
+        }
+        assert!(parse(b"x\xff").is_none());
+    }
+
+    #[test]
+    fn messages_name_the_key_and_what_became_of_it() {
+        let token = Token::mint(Uuid::new_v4());
+        let finished = format!("w{}ns:k", token.as_str());
+        assert!(
+            matches!(parse(finished.as_bytes()), Some(Message::Hint("ns:k", Hint::Finished(Some(t)))) if t == token)
+        );
+        let granted = format!("g{}02ns:k", token.as_str());
+        assert!(
+            matches!(parse(granted.as_bytes()), Some(Message::Hint("ns:k", Hint::Granted { token: t, hops: 2 })) if t == token)
+        );
+        assert!(matches!(parse(b"xns:k"), Some(Message::Hint("ns:k", Hint::Invalidated))));
+    }
+
+    #[test]
+    fn messages_about_locks_name_the_token_and_the_lock() {
+        let token = Token::mint(Uuid::new_v4());
+        let text = token.as_str();
+        for lock in [LockName::mutex("ns:k"), LockName::prefixed("lock:k")] {
+            let granted = format!("m{text}0001763000000042{}", lock.key);
+            let Some(Message::Granted { token: whose, fence, lock: named }) = parse(granted.as_bytes())
+            else {
+                panic!("a grant");
+            };
+            assert_eq!((whose, fence), (token.clone(), 1_763_000_000_042));
+            assert!(named == lock, "{}", named.key);
+        }
+        let permit = format!("p{text}ns:k");
+        let parsed = parse(permit.as_bytes());
+        assert!(
+            matches!(&parsed, Some(Message::Granted { fence: 0, lock, .. }) if *lock == LockName::semaphore("ns:k"))
+        );
+        for (kind, told) in [("b", Tell::Broken), ("c", Tell::Closed)] {
+            let message = format!("{kind}{text}");
+            assert!(
+                matches!(parse(message.as_bytes()), Some(Message::Told(t, tell)) if t == token && tell == told)
+            );
+        }
+    }
+}

@@ -1,0 +1,66 @@
+-- Prelude of the scripts that give a mutex away.
+--
+-- KEYS: mutex, queue, fence
+-- calls: set incr time lpop publish pttl pexpire
+
+-- A number that is greater than all given for this mutex before. The first is the clock in
+-- microseconds; from there it is counted, for a day by the clock. The count is always behind the
+-- clock, so that the first after that day is greater again, wherever the clock was set meanwhile.
+local function next_fence()
+  local fence = redis.pcall('INCR', KEYS[3])
+  if type(fence) == 'number' and fence > 1 then
+    return fence
+  end
+  local time = redis.call('TIME')
+  local now = time[1] * 1000000 + time[2]
+  if fence == 1 then
+    redis.call('SET', KEYS[3], string.format('%.0f', now), 'PX', 86400000)
+  end
+  -- Foreign data where the count should be is left alone; the clock has to do.
+  return now
+end
+
+local function give(token, ttl)
+  if ttl == '0' then
+    redis.call('SET', KEYS[1], token)
+  else
+    redis.call('SET', KEYS[1], token, 'PX', ttl)
+  end
+end
+
+-- Keeps the queue for at least twice the longest time that may pass before somebody looks after it;
+-- `length` is 1 where it is new.
+local function keep_queue(longest, length)
+  local keep = longest > 0 and 2 * longest + 1000 or 86400000
+  if length == 1 or redis.call('PTTL', KEYS[2]) < keep then
+    redis.call('PEXPIRE', KEYS[2], keep)
+  end
+end
+
+-- Hands the mutex to the first in the queue that can be reached; whether there was one. Stops at
+-- `own`, whose place is used up then: it is there to take the mutex itself. A waiter is its token
+-- and its time to live, 0 for none.
+local function pass_on(own)
+  local waiter = redis.pcall('LPOP', KEYS[2])
+  local fence
+  while type(waiter) == 'string' do
+    local token, ttl = string.sub(waiter, 1, 65), string.sub(waiter, 66)
+    if token == own then
+      return false
+    end
+    if tonumber(ttl) then
+      fence = fence or next_fence()
+      -- The mutex first: if the grant is lost, the waiter still finds itself the holder at its next
+      -- TAKE.
+      give(token, ttl)
+      local grant = 'm' .. token .. string.format('%016.0f', fence) .. KEYS[1]
+      local receivers = redis.pcall('PUBLISH', 'sg1:i:' .. string.sub(token, 1, 32), grant)
+      if type(receivers) == 'number' and receivers > 0 then
+        keep_queue(tonumber(ttl))
+        return true
+      end
+    end
+    waiter = redis.pcall('LPOP', KEYS[2])
+  end
+  return false
+end

@@ -1,0 +1,22 @@
+-- REFRESH: starts a permit's lease anew, if it has not ended.
+--
+-- KEYS: holders, queue, meta
+-- ARGV: token; lease in ms
+-- Returns 1 done | 0 it has ended
+--
+-- Atomic, because a permit that another has meanwhile must not come back to life.
+-- calls: get time llen zremrangebyscore zcard lpop zadd zrem publish zrange pexpire zscore
+local failure = open()
+if failure then
+  return failure
+end
+if not capacity then
+  return 0
+end
+local held = redis.call('ZSCORE', KEYS[1], ARGV[1]) and 1 or 0
+if held == 1 then
+  redis.call('ZADD', KEYS[1], now + ARGV[2], ARGV[1])
+end
+serve()
+touch()
+return held
