@@ -1,6 +1,12 @@
 //! The contract of [`LockStore`](crate::store::locks::LockStore), in the same way.
 
+#[cfg(feature = "redis")]
+mod equal_answers;
+#[cfg(feature = "redis")]
+mod foreign;
 mod mutexes;
+#[cfg(feature = "redis")]
+mod on_redis;
 mod queues;
 mod semaphores;
 

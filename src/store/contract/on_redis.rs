@@ -4,7 +4,7 @@ use super::support::redis_server::RedisServer;
 use super::*;
 use crate::store::StoreErrorKind;
 
-fn world_of(server: &World) -> &RedisServer {
+pub(super) fn world_of(server: &World) -> &RedisServer {
     match server {
         World::Redis(server) => server,
         World::Memory(_) => unreachable!("these cases are about a server"),

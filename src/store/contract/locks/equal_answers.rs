@@ -1,0 +1,175 @@
+//! Memory and Redis give the same answers to any sequence of steps, and tell the same waiters.
+//!
+//! Times are long, so that nothing expires in between; what the clock does is in the cases. A failing run prints
+//! its seed; `SG_SEED` replays it.
+
+use futures_util::FutureExt as _;
+
+use super::super::support::redis_server::RedisServer;
+use super::*;
+
+const STEPS: usize = 10_000;
+/// Few locks and askers, so that they meet.
+const LOCKS: usize = 4;
+const ASKERS_PER_LOCK: usize = 4;
+
+/// The same asker on either store.
+struct Twins {
+    memory: Asker,
+    redis: Asker,
+}
+
+/// One store's side of a step.
+struct Side<'a> {
+    askers: &'a [Twins],
+    of: fn(&Twins) -> &Asker,
+}
+
+impl Side<'_> {
+    fn asker(&self, number: usize) -> &Asker {
+        (self.of)(&self.askers[number])
+    }
+
+    /// An asker by its number, since its token is another on the other store.
+    fn number(&self, token: &[u8]) -> Option<usize> {
+        self.askers.iter().position(|twins| (self.of)(twins).token.as_str().as_bytes() == token)
+    }
+
+    /// The answer to a step about a mutex, without what may differ: fences, and how much time has gone by.
+    async fn on_mutex(&self, number: usize, what: u8, ttl: Option<Duration>, queue: bool) -> String {
+        let asker = self.asker(number);
+        let whole = |left: Option<Duration>| {
+            assert!(left.is_none_or(|left| left <= LEASE && left > LEASE / 2), "{left:?}");
+            left.is_some()
+        };
+        match what {
+            0..=3 => match asker.take(Take { ttl, queue, ..asker.ask() }).await {
+                Taken::Granted { .. } => "granted".to_owned(),
+                Taken::Busy { remaining } => format!("busy, ends {}", whole(remaining)),
+            },
+            4..=6 => {
+                let freed = asker.node.locks().free_mutex(&asker.name, &asker.token, ttl, WITHIN).await;
+                format!("freed {}", freed.expect("free"))
+            }
+            7 => format!("extended {}", asker.extend(ttl).await),
+            8 => format!("forced {}", asker.force().await),
+            _ => {
+                let holder = asker.look().await;
+                format!("{:?}", holder.map(|holder| (self.number(&holder.token), whole(holder.remaining))))
+            }
+        }
+    }
+
+    async fn on_semaphore(&self, number: usize, what: u8, capacity: u32, queue: bool) -> String {
+        let asker = self.asker(number);
+        let create = asker.ask_permit(capacity).semaphore;
+        let state = |state: Option<SemaphoreState>| {
+            let state = state.map(|state| {
+                let SemaphoreState {
+                    created_with,
+                    capacity,
+                    available,
+                    waiting,
+                    holders,
+                    created,
+                    recovered,
+                } = state;
+                // Those that were granted in one millisecond are in the order of their tokens.
+                let mut holders: Vec<_> =
+                    holders.iter().map(|(token, _)| self.number(token.as_str().as_bytes())).collect();
+                holders.sort_unstable();
+                (created_with, capacity, available, waiting, holders, created, recovered)
+            });
+            format!("{state:?}")
+        };
+        match what {
+            0..=3 => {
+                let taken = asker.permit(TakePermit { queue, ..asker.ask_permit(capacity) }).await;
+                format!("{:?}", PermitTaken { next_expiry: None, ..taken })
+            }
+            4..=6 => format!("{:?}", asker.free_permit().await),
+            7 => format!("refreshed {}", asker.refresh(LEASE).await),
+            8 if capacity == 1 => state(asker.change(Change::Delete).await),
+            8 if queue => state(asker.change(Change::Add { permits: 1, semaphore: create }).await),
+            8 => state(asker.change(Change::Ensure(create)).await),
+            9 => state(asker.change(Change::Sweep).await),
+            _ => state(asker.state().await),
+        }
+    }
+
+    /// What each asker was told since the last time. Whoever is the first of a process depends on how many
+    /// processes there are.
+    fn told(&self) -> Vec<(bool, bool, bool)> {
+        let mut all = Vec::new();
+        for number in 0..self.askers.len() {
+            let told = self.asker(number).wait.told().now_or_never().unwrap_or_default();
+            all.push((told.granted.is_some(), told.closed, told.broken));
+        }
+        all
+    }
+}
+
+#[tokio::test]
+async fn random_steps_are_answered_alike() {
+    let given = std::env::var("SG_SEED").ok().map(|seed| seed.parse().expect("SG_SEED is a number"));
+    let seed = given.unwrap_or_else(|| fastrand::u64(..));
+    println!("SG_SEED={seed}");
+    let mut random = fastrand::Rng::with_seed(seed);
+
+    let (memory, redis) = (World::memory(), World::Redis(RedisServer::start()));
+    let World::Redis(server) = &redis else { unreachable!("made above") };
+    let nodes = [redis.node_with_locks().await, redis.node_with_locks().await];
+    let memory_node = memory.node_with_locks().await;
+    let mut askers = Vec::new();
+    for lock in 0..LOCKS {
+        let name = if lock < LOCKS / 2 { mutex(&lock.to_string()) } else { semaphore(&lock.to_string()) };
+        for asker in 0..ASKERS_PER_LOCK {
+            let redis = Asker::on(&nodes[asker % 2], &name);
+            askers.push(Twins { memory: Asker::on(&memory_node, &name), redis });
+        }
+    }
+    let memory = Side { askers: &askers, of: |twins| &twins.memory };
+    let redis_side = Side { askers: &askers, of: |twins| &twins.redis };
+    let mut granted = 0;
+    for step in 0..STEPS {
+        if random.u8(..) == 0 {
+            server.script_flush();
+        }
+        let number = random.usize(..askers.len());
+        let what = random.u8(..12);
+        let queue = random.u8(..4) > 0;
+        let context = format!("SG_SEED={seed} step {step}: {number} does {what}");
+        let (one, two) = if number < askers.len() / 2 {
+            // One asker in eight never wants an end; the same at all its takes.
+            let ttl = (number % 8 != 3).then_some(LEASE);
+            (
+                memory.on_mutex(number, what, ttl, queue).await,
+                redis_side.on_mutex(number, what, ttl, queue).await,
+            )
+        } else {
+            let capacity = random.u32(1..4);
+            (
+                memory.on_semaphore(number, what, capacity, queue).await,
+                redis_side.on_semaphore(number, what, capacity, queue).await,
+            )
+        };
+        assert_eq!(one, two, "{context}");
+        let told = memory.told();
+        granted += told.iter().filter(|(granted, ..)| *granted).count();
+        let mut heard = redis_side.told();
+        // Redis's messages take a moment.
+        let started = Instant::now();
+        while heard != told {
+            assert!(started.elapsed() < SOON, "{context}: {heard:?} instead of {told:?}");
+            tokio::task::yield_now().await;
+            for (heard, more) in heard.iter_mut().zip(redis_side.told()) {
+                *heard = (heard.0 | more.0, heard.1 | more.1, heard.2 | more.2);
+            }
+        }
+        if step % 100 == 0 {
+            let forever = server.keys_without_ttl();
+            assert!(forever.iter().all(|key| key.starts_with("sg1:m:{")), "{context}: {forever:?}");
+        }
+    }
+    assert!(granted > 300, "SG_SEED={seed}: {granted} grants: too tame");
+}

@@ -1,0 +1,245 @@
+//! What only a server can do to the locks: lose its scripts and its data, run short of memory, be far away.
+
+use super::super::on_redis::world_of;
+use super::*;
+use crate::store::StoreErrorKind;
+
+/// Invariant 6, looked at after each step, with the server's scripts gone before each (S0.4, S3.12, S4.21).
+#[tokio::test]
+async fn every_key_of_a_mutex_has_a_ttl_at_every_step() {
+    let world = World::redis();
+    let server = world_of(&world);
+    let check = |step: &str, keys: &[&str]| {
+        assert_eq!(server.keys_without_ttl(), Vec::<String>::new(), "after {step}");
+        assert_eq!(server.keys(), keys, "after {step}");
+        server.script_flush();
+    };
+    let (lock, queue, fence) = ("sg1:m:{ns:k}", "sg1:mq:{ns:k}", "sg1:mf:{ns:k}");
+    let (one, two) = (Asker::apart(&world, &mutex("k")).await, Asker::apart(&world, &mutex("k")).await);
+    let three = Asker::apart(&world, &mutex("k")).await;
+    check("nothing", &[]);
+    one.must_take().await;
+    check("granted", &[lock, fence]);
+    two.must_wait().await;
+    check("queued", &[lock, fence, queue]);
+    three.must_wait().await;
+    check("queued behind", &[lock, fence, queue]);
+    assert!(one.extend(Some(LEASE)).await);
+    check("extended", &[lock, fence, queue]);
+    assert!(one.free().await);
+    check("handed over", &[lock, fence, queue]);
+    assert!(three.force().await);
+    check("forced", &[lock, fence]);
+    one.must_wait().await;
+    check("queued again", &[lock, fence, queue]);
+    assert!(!one.free().await);
+    check("given up", &[lock, fence]);
+    assert!(three.free().await);
+    check("freed", &[fence]);
+    assert!(one.look().await.is_none());
+    check("looked at", &[fence]);
+    let Taken::Granted { .. } = one.take_for(Some(ms(30))).await else { panic!("it is free") };
+    two.must_wait().await;
+    until(async || one.look().await.is_none()).await;
+    check("expired", &[fence, queue]);
+    three.must_wait().await;
+    check("passed on", &[lock, fence, queue]);
+}
+
+/// The queue outlives whoever holds the mutex meanwhile: those in it are looked after once per time to live.
+#[tokio::test]
+async fn the_queue_is_kept_for_twice_the_longest_time() {
+    let world = World::redis();
+    let server = world_of(&world);
+    let pttl = || server.run::<i64>(&["PTTL", "sg1:mq:{ns:k}"]);
+    let (one, two, three) = (
+        Asker::apart(&world, &mutex("k")).await,
+        Asker::apart(&world, &mutex("k")).await,
+        Asker::apart(&world, &mutex("k")).await,
+    );
+    one.take_for(Some(ms(10_000))).await;
+    two.take_for(Some(ms(50_000))).await;
+    assert!((100_000..=101_000).contains(&pttl()), "{}", pttl());
+    three.take_for(Some(ms(1_000))).await;
+    assert!(pttl() > 99_000, "a short one behind does not shorten it: {}", pttl());
+    server.run::<()>(&["PEXPIRE", "sg1:mq:{ns:k}", "5000"]);
+    assert!(one.free().await || one.force().await);
+    assert!(pttl() > 99_000, "the next holder may keep it for 50 s: {}", pttl());
+    two.granted().await;
+    assert!(two.extend(None).await);
+    one.take_for(Some(ms(1_000))).await;
+    assert!(pttl() > 86_390_000, "behind a holder without an end: {}", pttl());
+}
+
+#[tokio::test]
+async fn every_key_of_a_semaphore_has_a_ttl_at_every_step() {
+    let world = World::redis();
+    let server = world_of(&world);
+    let check = |step: &str, keys: &[&str]| {
+        assert_eq!(server.keys_without_ttl(), Vec::<String>::new(), "after {step}");
+        assert_eq!(server.keys(), keys, "after {step}");
+        server.script_flush();
+    };
+    let (holders, meta, queue) = ("sg1:sh:{ns:k}", "sg1:sm:{ns:k}", "sg1:sq:{ns:k}");
+    let semaphore = semaphore("k");
+    let (one, two) = (Asker::apart(&world, &semaphore).await, Asker::apart(&world, &semaphore).await);
+    let three = Asker::apart(&world, &semaphore).await;
+    let create = Create { capacity: 1, idle_ttl: ms(1_000) };
+    one.change(Change::Ensure(create)).await;
+    check("made", &[meta]);
+    one.must_take_permit(1).await;
+    check("granted", &[holders, meta]);
+    two.must_wait_for_permit(1).await;
+    three.must_wait_for_permit(1).await;
+    check("queued", &[holders, meta, queue]);
+    for key in [holders, meta, queue] {
+        let left: u64 = server.run(&["PTTL", key]);
+        assert!(left > LEASE.as_millis() as u64, "{key} is needed for longer than {left}");
+    }
+    assert!(one.refresh(LEASE).await);
+    check("refreshed", &[holders, meta, queue]);
+    assert!(one.free_permit().await.was_held);
+    check("handed over", &[holders, meta, queue]);
+    one.change(Change::Add { permits: 1, semaphore: create }).await;
+    check("added to", &[holders, meta]);
+    one.change(Change::Sweep).await;
+    check("swept", &[holders, meta]);
+    assert!(two.free_permit().await.was_held && three.free_permit().await.was_held);
+    check("freed", &[meta]);
+    assert!(server.run::<i64>(&["PTTL", meta]) <= 1_000, "nobody needs it any more");
+    one.must_take_permit(1).await;
+    two.must_take_permit(1).await;
+    three.must_wait_for_permit(1).await;
+    one.change(Change::Delete).await;
+    check("deleted", &[]);
+}
+
+/// S3.16, with what a fence is kept in gone too, and through hands that are not ours.
+#[tokio::test]
+async fn fences_grow_though_keys_are_deleted() {
+    let world = World::redis();
+    let server = world_of(&world);
+    let (asker, _) = Asker::holding(&world, &mutex("k")).await;
+    let mut last = 0;
+    for round in 0..40 {
+        server.run::<()>(match round % 4 {
+            0 => &["DEL", "sg1:m:{ns:k}"],
+            1 => &["DEL", "sg1:m:{ns:k}", "sg1:mf:{ns:k}"],
+            2 => &["FLUSHALL"],
+            _ => &["SET", "sg1:m:{ns:k}", "another's", "PX", "1"],
+        });
+        until(async || asker.look().await.is_none()).await;
+        let fence = asker.must_take().await;
+        assert!(fence > last, "round {round}: {fence} after {last}");
+        last = fence;
+    }
+}
+
+/// A clock that is set back is the one case in which the fence's own key matters.
+#[tokio::test]
+async fn a_fence_is_counted_on_wherever_the_clock_stands() {
+    let world = World::redis();
+    let server = world_of(&world);
+    // As if it had been given by a clock that was an hour ahead.
+    let (secs, _): (u64, u64) = server.run(&["TIME"]);
+    let ahead = (secs + 3_600) * 1_000_000;
+    server.run::<()>(&["SET", "sg1:mf:{ns:k}", &ahead.to_string(), "PX", "86400000"]);
+    let (holder, fence) = Asker::holding(&world, &mutex("k")).await;
+    assert_eq!(fence, ahead + 1);
+    let waiter = Asker::waiting(&world, &mutex("k")).await;
+    assert!(holder.free().await);
+    assert_eq!(waiter.granted().await, ahead + 2);
+}
+
+/// S3.14: what was taken away is lost to its holder, whoever has it now.
+#[tokio::test]
+async fn a_holder_whose_data_is_gone_holds_nothing() {
+    let world = World::redis();
+    let server = world_of(&world);
+    let (holder, _) = Asker::holding(&world, &mutex("k")).await;
+    let waiter = Asker::waiting(&world, &mutex("k")).await;
+    server.flush_all();
+    assert!(!holder.extend(Some(LEASE)).await && !holder.owns().await);
+    waiter.must_take().await;
+    assert!(!holder.free().await && waiter.owns().await);
+
+    let on_permit = Asker::apart(&world, &semaphore("k")).await;
+    on_permit.must_take_permit(1).await;
+    server.flush_all();
+    assert!(!on_permit.refresh(LEASE).await);
+    assert_eq!(on_permit.free_permit().await, PermitFreed { was_held: false, available: 0 });
+    assert_eq!(server.keys(), Vec::<String>::new());
+}
+
+/// A restarted server knows no waiter; those are told that they may have missed something, and so are holders.
+#[tokio::test]
+async fn everyone_is_told_when_messages_may_have_been_lost() {
+    let world = World::redis();
+    let server = world_of(&world);
+    let (holder, _) = Asker::holding(&world, &mutex("k")).await;
+    holder.wait.hold();
+    let waiter = Asker::waiting(&world, &mutex("k")).await;
+    let on_permit = Asker::apart(&world, &semaphore("k")).await;
+    assert!(server.kill_pubsub() >= 2);
+    for asker in [&holder, &waiter, &on_permit] {
+        assert!(asker.told().await.missed);
+    }
+    // Once for the loss, and once for being there again.
+    until(async || waiter.node.locks().grants_arrive() && holder.node.locks().grants_arrive()).await;
+    assert!(waiter.told().await.missed);
+    waiter.must_wait().await;
+    assert!(holder.free().await);
+    waiter.granted().await;
+}
+
+/// Under a full memory the steps that take memory are refused, those that give it back are not.
+#[tokio::test]
+async fn a_server_without_memory_still_frees_and_hands_over() {
+    let world = World::redis();
+    let server = world_of(&world);
+    let (holder, _) = Asker::holding(&world, &mutex("k")).await;
+    let waiter = Asker::waiting(&world, &mutex("k")).await;
+    let late = Asker::apart(&world, &mutex("k")).await;
+    let with_permit = Asker::apart(&world, &semaphore("k")).await;
+    with_permit.must_take_permit(1).await;
+    let for_permit = Asker::apart(&world, &semaphore("k")).await;
+    for_permit.must_wait_for_permit(1).await;
+    server.run::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
+    let transient = |refused: Result<Taken, crate::store::StoreError>| {
+        assert_eq!(refused.expect_err("no memory").kind, StoreErrorKind::Transient);
+    };
+    transient(late.node.locks().take_mutex(&late.name, late.ask(), WITHIN).await);
+    let other = Asker::apart(&world, &mutex("other")).await;
+    transient(other.node.locks().take_mutex(&other.name, other.ask(), WITHIN).await);
+    assert!(holder.extend(Some(LEASE)).await);
+    assert!(holder.free().await);
+    waiter.granted().await;
+    assert!(waiter.owns().await && waiter.free().await);
+    assert!(with_permit.refresh(LEASE).await);
+    assert!(with_permit.free_permit().await.was_held);
+    for_permit.granted().await;
+    assert!(for_permit.free_permit().await.was_held);
+    for_permit.change(Change::Delete).await;
+    assert_eq!(server.keys(), ["sg1:mf:{ns:k}"]);
+    world.check();
+}
+
+/// A command counts once whatever becomes of its answer, and a late one changes nothing that is not its own.
+#[tokio::test]
+async fn a_grant_is_given_back_though_the_server_was_away() {
+    let world = World::redis();
+    let server = world_of(&world);
+    let (holder, _) = Asker::holding(&world, &mutex("k")).await;
+    let left = Asker::apart(&world, &mutex("k")).await;
+    left.take_for(None).await;
+    let Asker { node, wait, .. } = left;
+    drop(wait);
+    assert!(holder.free().await);
+    // Whether before or after the grant was heard of.
+    server.kill_clients();
+    until(async || {
+        holder.node.locks().look_at_mutex(&mutex("k"), WITHIN).await.is_ok_and(|held| held.is_none())
+    })
+    .await;
+    drop(node);
+}
