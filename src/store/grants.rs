@@ -25,7 +25,8 @@ pub(crate) struct Told {
     pub(crate) broken: bool,
     /// Something may have been missed, or the key has changed by other hands: take again.
     pub(crate) missed: bool,
-    /// This waiter has become the first of its lock in this process.
+    /// This waiter has become the first of its lock in this process. The one before it may have left with
+    /// something to do.
     pub(crate) first: bool,
 }
 
@@ -100,22 +101,29 @@ impl Grants {
         Some(Wake(waiter))
     }
 
-    /// Tells those who wait for the lock with this key that it may be free.
+    /// Tells the first of those who wait for the lock with this key that it may be free. What that one takes
+    /// goes to whoever's turn it is, so the others need not ask as well.
+    #[cfg(feature = "redis")]
     pub(crate) fn tell_missed(&self, key: &str) {
-        let waiting: Vec<_> = lock(&self.registry).waiting.get(key).into_iter().flatten().cloned().collect();
-        missed(&waiting);
+        let first = lock(&self.registry).waiting.get(key).and_then(VecDeque::front).cloned();
+        if let Some(first) = first {
+            first.tell(|told| told.missed = true);
+        }
     }
 
     /// Tells everyone, holders too, that things said to them may have been lost.
+    #[cfg(feature = "redis")]
     pub(crate) fn tell_all_missed(&self) {
         let all: Vec<_> = lock(&self.registry).by_token.values().cloned().collect();
-        missed(&all);
+        for waiter in all {
+            waiter.tell(|told| told.missed = true);
+        }
     }
-}
 
-fn missed(waiters: &[Arc<Waiter>]) {
-    for waiter in waiters {
-        waiter.tell(|told| told.missed = true);
+    /// Whether anybody waits for the lock with this key.
+    #[cfg(feature = "redis")]
+    pub(crate) fn anyone_waits(&self, key: &str) -> bool {
+        lock(&self.registry).waiting.contains_key(key)
     }
 }
 
@@ -175,7 +183,12 @@ impl Await {
     pub(crate) fn hold(&self) {
         let first = lock(&self.grants.registry).stop_waiting(&self.waiter);
         if let Some(first) = first {
-            first.tell(|told| told.first = true);
+            // Said to the first alone, and not looked at.
+            let missed = lock(&self.waiter.told).missed;
+            first.tell(|told| {
+                told.first = true;
+                told.missed |= missed;
+            });
         }
     }
 
@@ -262,13 +275,29 @@ mod tests {
         let (grants, [holder, waiter, _three]) = three(&LockName::mutex("a"));
         holder.hold();
         let _ = told(&waiter).await;
-        grants.tell_missed("sg1:m:{a}");
-        assert!(told(&waiter).await.is_some_and(|told| told.missed));
-        assert_eq!(told(&holder).await, None, "its key is not free to it");
         let _ = grants.tell(&holder.waiter.token, Tell::Broken);
         assert!(told(&holder).await.is_some_and(|told| told.broken));
+    }
+
+    #[cfg(feature = "redis")]
+    #[tokio::test(start_paused = true)]
+    async fn one_of_those_who_wait_hears_that_a_key_is_free_and_all_of_a_loss() {
+        let (grants, [holder, one, two]) = three(&LockName::mutex("a"));
+        holder.hold();
+        let _ = told(&one).await;
+        grants.tell_missed("sg1:m:{b}");
+        assert_eq!(told(&one).await, None);
+        grants.tell_missed("sg1:m:{a}");
+        assert_eq!((told(&holder).await, told(&two).await), (None, None));
+        drop(one);
+        let passed_on = Some(Told { first: true, missed: true, ..Told::default() });
+        assert_eq!(told(&two).await, passed_on, "the first has left without looking");
         grants.tell_all_missed();
         assert!(told(&holder).await.is_some_and(|told| told.missed));
+        assert!(told(&two).await.is_some_and(|told| told.missed));
+        assert!(grants.anyone_waits("sg1:m:{a}"));
+        drop(two);
+        assert!(!grants.anyone_waits("sg1:m:{a}"), "a holder does not wait");
     }
 
     #[tokio::test(start_paused = true)]

@@ -106,8 +106,10 @@ pub(crate) trait LockStore: fmt::Debug + Send + Sync {
     /// Whether grants are heard at present. While they may not be, waits are cut short.
     fn grants_arrive(&self) -> bool;
 
-    /// Has the server announce what happens to this mutex's key, whoever does it; the waiters of `name` are
-    /// then told `missed` at each deletion and expiry. Needs rights that a guard does not need otherwise.
+    /// Has the server announce what happens to this mutex's key, whoever does it, for as long as anybody is
+    /// registered who waits for it; the first of those is then told `missed` at each deletion and expiry. A
+    /// wait may rely on it for what happens after a take that was sent after the answer. Needs rights that a
+    /// guard does not need otherwise; where it can not be had, the answer says so.
     fn announce<'a>(&'a self, name: &'a LockName, within: Duration) -> Reply<'a, Announced>;
 }
 

@@ -4,6 +4,8 @@
 mod equal_answers;
 #[cfg(feature = "redis")]
 mod foreign;
+#[cfg(feature = "redis")]
+mod keyspace;
 mod mutexes;
 #[cfg(feature = "redis")]
 mod on_redis;

@@ -199,11 +199,11 @@ impl LockStore for RedisStore {
     }
 
     fn grants_arrive(&self) -> bool {
-        self.inbox.hears()
+        self.inbox.hears() && self.keyspace.hears()
     }
 
-    fn announce<'a>(&'a self, _name: &'a LockName, _within: Duration) -> Reply<'a, Announced> {
-        Box::pin(std::future::ready(Ok(Announced::No { why: "not there yet" })))
+    fn announce<'a>(&'a self, name: &'a LockName, within: Duration) -> Reply<'a, Announced> {
+        Box::pin(self.keyspace.announce(&name.key, within))
     }
 }
 

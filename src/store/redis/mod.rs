@@ -15,6 +15,7 @@
 mod client;
 mod connection;
 mod inbox;
+mod keyspace;
 mod locks;
 mod message;
 mod refusal;
@@ -33,6 +34,7 @@ use uuid::Uuid;
 use client::{Dial, unexpected};
 use connection::Supervisor;
 use inbox::Inbox;
+use keyspace::Keyspace;
 use refusal::{judge, store_error};
 use scripts::{By, Script, get_entry, millis, push_outcome, sha1_hex};
 
@@ -52,6 +54,7 @@ pub(crate) struct RedisStore {
     inbox: Arc<Inbox>,
     watches: Arc<Watches>,
     grants: Arc<Grants>,
+    keyspace: Arc<Keyspace>,
 }
 
 impl RedisStore {
@@ -62,14 +65,16 @@ impl RedisStore {
         let info = client.get_connection_info();
         let mut place = DefaultHasher::new();
         info.addr().to_string().hash(&mut place);
-        info.redis_settings().db().hash(&mut place);
+        let db = info.redis_settings().db();
+        db.hash(&mut place);
         let place = place.finish();
         let dial = Dial::new(client, command_timeout);
         let watches = Arc::new(Watches::default());
         let commands = Supervisor::new(dial.clone());
         let grants = Arc::new(Grants::default());
+        let keyspace = Keyspace::new(dial.clone(), db, Arc::clone(&commands), Arc::clone(&grants));
         let inbox = Inbox::new(dial, node, Arc::clone(&commands), Arc::clone(&watches), Arc::clone(&grants));
-        Self { node, place, commands, inbox, watches, grants }
+        Self { node, place, commands, inbox, watches, grants, keyspace }
     }
 
     /// LOOK UP, without a box around it.
@@ -248,13 +253,14 @@ impl Store for RedisStore {
     fn close(&self) {
         self.commands.close();
         self.inbox.close();
+        self.keyspace.close();
     }
 }
 
 impl fmt::Debug for RedisStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Without the node: it is half of every token, and who knows a token can end its lease.
-        let Self { node: _, place: _, commands, inbox, watches: _, grants: _ } = self;
+        let Self { node: _, place: _, commands, inbox, watches: _, grants: _, keyspace: _ } = self;
         f.debug_struct("RedisStore").field("commands", commands).field("inbox", inbox).finish_non_exhaustive()
     }
 }

@@ -38,7 +38,7 @@ async fn every_key_of_a_mutex_has_a_ttl_at_every_step() {
     check("freed", &[fence]);
     assert!(one.look().await.is_none());
     check("looked at", &[fence]);
-    let Taken::Granted { .. } = one.take_for(Some(ms(30))).await else { panic!("it is free") };
+    let Taken::Granted { .. } = one.take_for(Some(ms(150))).await else { panic!("it is free") };
     two.must_wait().await;
     until(async || one.look().await.is_none()).await;
     check("expired", &[fence, queue]);

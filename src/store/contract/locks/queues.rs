@@ -8,6 +8,7 @@ contract! {
     who_does_not_queue_is_not_handed_the_mutex,
     a_grant_lasts_as_long_as_the_waiter_has_asked,
     nobody_barges_in_after_an_expiry,
+    a_place_is_kept_by_a_take_that_serves_another,
     the_head_itself_takes_what_has_expired,
     a_place_that_is_given_up_is_not_served,
     nodes_that_are_gone_are_passed_over,
@@ -81,7 +82,7 @@ async fn a_grant_lasts_as_long_as_the_waiter_has_asked(world: &World) {
 /// Invariant 2, where it is easily forgotten: the take that finds the mutex free is somebody else's.
 async fn nobody_barges_in_after_an_expiry(world: &World) {
     let dead = Asker::apart(world, &mutex("k")).await;
-    dead.take_for(Some(ms(30))).await;
+    dead.take_for(Some(ms(150))).await;
     let (one, two) = (Asker::waiting(world, &mutex("k")).await, Asker::waiting(world, &mutex("k")).await);
     until(async || one.look().await.is_none()).await;
     let late = Asker::apart(world, &mutex("k")).await;
@@ -94,9 +95,23 @@ async fn nobody_barges_in_after_an_expiry(world: &World) {
     late.granted().await;
 }
 
+/// The same take of one that is in the queue already keeps its place, and does not make it two.
+async fn a_place_is_kept_by_a_take_that_serves_another(world: &World) {
+    let dead = Asker::apart(world, &mutex("k")).await;
+    dead.take_for(Some(ms(150))).await;
+    let (one, two) = (Asker::waiting(world, &mutex("k")).await, Asker::waiting(world, &mutex("k")).await);
+    until(async || one.look().await.is_none()).await;
+    two.must_wait().await;
+    one.granted().await;
+    assert!(one.free().await);
+    two.granted().await;
+    assert!(two.free().await);
+    assert!(two.look().await.is_none() && two.heard_nothing().await);
+}
+
 async fn the_head_itself_takes_what_has_expired(world: &World) {
     let dead = Asker::apart(world, &mutex("k")).await;
-    dead.take_for(Some(ms(30))).await;
+    dead.take_for(Some(ms(150))).await;
     let (one, two) = (Asker::waiting(world, &mutex("k")).await, Asker::waiting(world, &mutex("k")).await);
     until(async || one.look().await.is_none()).await;
     one.must_take().await;
@@ -150,7 +165,7 @@ async fn waiters_that_have_left_are_passed_over(world: &World) {
 
 async fn after_an_expiry_the_dead_are_passed_over_for_the_one_who_asks(world: &World) {
     let dead = Asker::apart(world, &mutex("k")).await;
-    dead.take_for(Some(ms(30))).await;
+    dead.take_for(Some(ms(150))).await;
     let Asker { node, wait, .. } = Asker::waiting(world, &mutex("k")).await;
     drop(wait);
     world.dead(node.store).await;

@@ -1,0 +1,245 @@
+//! What the server announces of keys, on a real one, as a user that may ask for it.
+
+use super::super::on_redis::world_of;
+use super::super::support::redis_server::RedisServer;
+use super::*;
+use crate::store::locks::Announced;
+use crate::store::redis::RedisStore;
+
+const SETTING: &str = "notify-keyspace-events";
+
+/// A node that is connected and hears, so that nothing is said to its askers on that account.
+async fn connected(url: &str) -> NodeStore {
+    let node = NodeStore::redis(RedisStore::new(redis::Client::open(url).expect("an address"), ms(1_000)));
+    node.connect(WITHIN).await.expect("connects");
+    node
+}
+
+fn flags(server: &RedisServer) -> String {
+    let (_, flags): (String, String) = server.run(&["CONFIG", "GET", SETTING]);
+    flags
+}
+
+/// How many channels of keys are listened to.
+fn channels(server: &RedisServer) -> usize {
+    server.run::<Vec<String>>(&["PUBSUB", "CHANNELS", "__keyspace@*"]).len()
+}
+
+impl Asker {
+    async fn announced(&self) -> Announced {
+        self.node.locks().announce(&self.name, WITHIN).await.expect("an answer")
+    }
+
+    /// An asker that waits behind a foreign holder, and was promised to hear of its end.
+    async fn behind_a_foreign_holder(server: &RedisServer, node: &NodeStore, name: &LockName) -> Self {
+        server.run::<()>(&["SET", &name.key, "foreign", "PX", "600000"]);
+        let asker = Self::on(node, name);
+        assert_eq!(asker.announced().await, Announced::Yes);
+        asker.must_wait().await;
+        asker
+    }
+}
+
+/// S0.11, S0.13, C.8: whatever a foreign client does to free it.
+#[tokio::test]
+async fn a_mutex_that_foreign_hands_free_is_heard_of() {
+    let server = RedisServer::start();
+    let node = connected(&server.url()).await;
+    let name = LockName::prefixed("lock:k");
+    for free in [
+        &["DEL", "lock:k"][..],
+        &["UNLINK", "lock:k"],
+        &["RENAME", "lock:k", "other"],
+        &["PEXPIRE", "lock:k", "20"],
+        &["PEXPIREAT", "lock:k", "1"],
+        &["MOVE", "lock:k", "3"],
+    ] {
+        let asker = Asker::behind_a_foreign_holder(&server, &node, &name).await;
+        server.run::<()>(free);
+        while !asker.told().await.missed {}
+        until(async || matches!(asker.take(asker.ask()).await, Taken::Granted { .. })).await;
+        assert!(asker.free().await, "{free:?}");
+    }
+}
+
+/// S0.23: what a holder does with its own mutex concerns nobody; nor does what happens to other keys.
+#[tokio::test]
+async fn what_frees_nothing_wakes_nobody() {
+    let server = RedisServer::with_args(["--notify-keyspace-events", "KEA"]);
+    let node = connected(&server.url()).await;
+    let asker = Asker::behind_a_foreign_holder(&server, &node, &LockName::prefixed("lock:k")).await;
+    for command in [
+        &["SET", "lock:k", "foreign", "PX", "600000"][..],
+        &["PEXPIRE", "lock:k", "500000"],
+        &["PERSIST", "lock:k"],
+        &["SET", "lock:k", "another"],
+        &["SET", "lock:kk", "another"],
+        &["DEL", "lock:kk"],
+    ] {
+        server.run::<()>(command);
+    }
+    // Heard on the same connection, so after all of these.
+    let other = Asker::behind_a_foreign_holder(&server, &node, &LockName::prefixed("lock:other")).await;
+    server.run::<()>(&["DEL", "lock:other"]);
+    while !other.told().await.missed {}
+    assert!(timeout(Duration::ZERO, asker.wait.told()).await.is_err());
+    assert_eq!(flags(&server), "AKE", "nothing was missing");
+}
+
+/// S0.15: what others have asked the server for stays.
+#[tokio::test]
+async fn flags_of_others_are_kept() {
+    let server = RedisServer::with_args(["--notify-keyspace-events", "El"]);
+    let asker = Asker::on(&connected(&server.url()).await, &mutex("k"));
+    assert_eq!(asker.announced().await, Announced::Yes);
+    let flags = flags(&server);
+    assert!("ElKgxe".chars().all(|flag| flags.contains(flag)), "{flags}");
+}
+
+/// S0.15: the documented minimal user does without, and is told why; so is one that may not listen.
+#[tokio::test]
+async fn where_announcements_are_refused_the_answer_says_so() {
+    let world = World::redis();
+    let server = world_of(&world);
+    let asker = Asker::apart(&world, &mutex("k")).await;
+    let Announced::No { why } = asker.announced().await else { panic!("the minimal user may not") };
+    assert!(why.contains("CONFIG"), "{why}");
+    assert_eq!(flags(server), "");
+    assert!(asker.node.locks().grants_arrive(), "nothing was promised");
+    let (holder, _) = Asker::holding(&world, &mutex("k")).await;
+    asker.must_wait().await;
+    assert!(holder.free().await);
+    asker.granted().await;
+
+    let user = &["ACL", "SETUSER", "deaf", "on", ">pw", "~*", "resetchannels", "&sg1:*", "+@all"];
+    server.run::<()>(user);
+    let url = format!("redis://deaf:pw@127.0.0.1:{}/", server.port());
+    let deaf = Asker::on(&connected(&url).await, &mutex("k"));
+    let Announced::No { why } = deaf.announced().await else { panic!("it may not listen") };
+    assert!(why.contains("SUBSCRIBE"), "{why}");
+}
+
+/// S0.16: the channels of a database are its own.
+#[tokio::test]
+async fn databases_are_told_apart() {
+    let server = RedisServer::start();
+    let node = connected(&format!("{}5", server.url())).await;
+    let name = LockName::prefixed("lock:k");
+    let asker = Asker::on(&node, &name);
+    let mut conn = server.conn();
+    let mut on = |db: &str, command: &[&str]| {
+        redis::cmd("SELECT").arg(db).exec(&mut conn).expect("SELECT");
+        redis::cmd(command[0]).arg(&command[1..]).exec(&mut conn).expect("a command");
+    };
+    on("5", &["SET", "lock:k", "foreign"]);
+    on("6", &["SET", "lock:k", "foreign"]);
+    assert_eq!(asker.announced().await, Announced::Yes);
+    asker.must_wait().await;
+    on("6", &["DEL", "lock:k"]);
+    assert!(asker.heard_nothing().await);
+    on("5", &["DEL", "lock:k"]);
+    while !asker.told().await.missed {}
+    asker.must_take().await;
+}
+
+/// S0.17, S0.18: however many wait, one connection listens and one of them asks again.
+#[tokio::test]
+async fn many_waiters_are_one_connection_and_one_command() {
+    let server = RedisServer::start();
+    let node = connected(&server.url()).await;
+    let before = server.pubsub_clients();
+    let name = LockName::prefixed("lock:k");
+    let askers: Vec<_> = (0..100).map(|_| Asker::on(&node, &name)).collect();
+    server.run::<()>(&["SET", "lock:k", "foreign"]);
+    let answers = join_all(askers.iter().map(Asker::announced)).await;
+    assert!(answers.iter().all(|answer| *answer == Announced::Yes));
+    for asker in &askers {
+        asker.must_wait().await;
+    }
+    assert_eq!((server.pubsub_clients() - before, channels(&server)), (1, 1));
+    server.run::<()>(&["DEL", "lock:k"]);
+    while !askers[0].told().await.missed {}
+    askers[0].must_take().await;
+    for asker in &askers[1..] {
+        assert!(timeout(Duration::ZERO, asker.wait.told()).await.is_err(), "one command for all");
+    }
+}
+
+/// Nothing listens where nobody waits, and no connection is left.
+#[tokio::test]
+async fn nothing_is_left_when_nobody_waits() {
+    let server = RedisServer::start();
+    let node = connected(&server.url()).await;
+    let before = server.client_count();
+    let (stays, goes) = (Asker::on(&node, &mutex("stays")), Asker::on(&node, &mutex("goes")));
+    assert_eq!((stays.announced().await, goes.announced().await), (Announced::Yes, Announced::Yes));
+    assert_eq!(channels(&server), 2);
+    goes.wait.hold();
+    until(async || channels(&server) == 1).await;
+    drop(stays);
+    let started = Instant::now();
+    while server.client_count() > before {
+        assert!(started.elapsed() < Duration::from_secs(20));
+        tokio::time::sleep(ms(50)).await;
+    }
+    let again = Asker::on(&node, &mutex("again"));
+    assert_eq!(again.announced().await, Announced::Yes);
+    assert_eq!(channels(&server), 1);
+}
+
+/// S0.14: what was said while nobody listened is made good by taking again.
+#[tokio::test]
+async fn a_lost_connection_is_made_good() {
+    let server = RedisServer::start();
+    let node = connected(&server.url()).await;
+    let name = LockName::prefixed("lock:k");
+    let asker = Asker::behind_a_foreign_holder(&server, &node, &name).await;
+    assert!(server.kill_pubsub() >= 1);
+    server.run::<()>(&["DEL", "lock:k"]);
+    until(async || {
+        while !asker.told().await.missed {}
+        matches!(asker.take(asker.ask()).await, Taken::Granted { .. })
+    })
+    .await;
+    assert!(asker.free().await);
+    drop(asker);
+
+    // A restarted server has forgotten what it was to announce.
+    let asker = Asker::on(&node, &name);
+    assert_eq!(asker.announced().await, Announced::Yes);
+    server.restart();
+    until(async || {
+        let locks = node.locks();
+        locks.look_at_mutex(&name, WITHIN).await.is_ok() && locks.grants_arrive() && channels(&server) == 1
+    })
+    .await;
+    assert_eq!(asker.announced().await, Announced::Yes);
+    server.run::<()>(&["SET", "lock:k", "foreign"]);
+    asker.must_wait().await;
+    while timeout(Duration::ZERO, asker.wait.told()).await.is_ok() {}
+    until(async || flags(&server).contains('K') && channels(&server) == 1).await;
+    server.run::<()>(&["DEL", "lock:k"]);
+    while !asker.told().await.missed {}
+    asker.must_take().await;
+}
+
+/// While what was promised may be missed, waits are cut short.
+#[tokio::test]
+async fn a_promise_that_can_not_be_kept_is_known() {
+    let server = RedisServer::start();
+    let node = connected(&server.url()).await;
+    let asker = Asker::on(&node, &mutex("k"));
+    assert_eq!(asker.announced().await, Announced::Yes);
+    assert!(node.locks().grants_arrive());
+    server.run::<()>(&["ACL", "SETUSER", "default", "-config"]);
+    server.kill_pubsub();
+    // The inbox is back at once; what was promised is not.
+    while !asker.told().await.missed {}
+    until(async || matches!(asker.announced().await, Announced::No { .. })).await;
+    assert!(!node.locks().grants_arrive());
+    drop(asker);
+    until(async || node.locks().grants_arrive()).await;
+    node.close();
+    let late = Asker::on(&node, &mutex("k"));
+    assert!(node.locks().announce(&late.name, WITHIN).await.is_err());
+}
