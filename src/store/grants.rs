@@ -6,6 +6,7 @@
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use tokio::sync::Notify;
@@ -23,7 +24,7 @@ pub(crate) struct Told {
     pub(crate) closed: bool,
     /// The mutex was taken away by force.
     pub(crate) broken: bool,
-    /// Something may have been missed, or the key has changed by other hands: take again.
+    /// Something may have been missed, or has changed: take again.
     pub(crate) missed: bool,
     /// This waiter has become the first of its lock in this process. The one before it may have left with
     /// something to do.
@@ -56,6 +57,8 @@ struct Waiter {
     key: Arc<str>,
     token: Token,
     told: Mutex<Told>,
+    /// Whether it was told that the lock is its own, and has other things to do than to ask for it.
+    granted: AtomicBool,
     woken: Notify,
 }
 
@@ -65,7 +68,8 @@ struct Waiter {
 #[must_use = "what was told is heard when this is dropped, which must not be under a lock"]
 pub(crate) struct Wake(Arc<Waiter>);
 
-/// A registered waiter; dropping it ends the registration.
+/// A registered waiter; dropping it ends the registration. What is told later finds nobody, but a grant that
+/// was told and not looked at goes with it: who leaves without knowing frees what it may have.
 #[derive(Debug)]
 pub(crate) struct Await {
     waiter: Arc<Waiter>,
@@ -79,6 +83,7 @@ impl Grants {
             key: Arc::clone(&name.key),
             token: token.clone(),
             told: Mutex::default(),
+            granted: AtomicBool::new(false),
             woken: Notify::new(),
         });
         let mut registry = lock(&self.registry);
@@ -93,7 +98,10 @@ impl Grants {
         {
             let mut told = lock(&waiter.told);
             match tell {
-                Tell::Granted { fence } => told.granted = Some(fence),
+                Tell::Granted { fence } => {
+                    told.granted = Some(fence);
+                    waiter.granted.store(true, Ordering::Relaxed);
+                }
                 Tell::Closed => told.closed = true,
                 Tell::Broken => told.broken = true,
             }
@@ -101,14 +109,18 @@ impl Grants {
         Some(Wake(waiter))
     }
 
-    /// Tells the first of those who wait for the lock with this key that it may be free. What that one takes
-    /// goes to whoever's turn it is, so the others need not ask as well.
-    #[cfg(feature = "redis")]
-    pub(crate) fn tell_missed(&self, key: &str) {
-        let first = lock(&self.registry).waiting.get(key).and_then(VecDeque::front).cloned();
-        if let Some(first) = first {
-            first.tell(|told| told.missed = true);
-        }
+    /// Tells the first of those who wait for the lock with this key to take again, those aside who were just
+    /// granted it: it may be free, or be so
+    /// sooner than was said. What that one takes goes to whoever's turn it is, so the others need not ask.
+    pub(crate) fn tell_missed(&self, key: &str) -> Option<Wake> {
+        let first = {
+            let registry = lock(&self.registry);
+            let waiting = registry.waiting.get(key)?;
+            let without = waiting.iter().find(|waiter| !waiter.granted.load(Ordering::Relaxed));
+            Arc::clone(without.or_else(|| waiting.front())?)
+        };
+        lock(&first.told).missed = true;
+        Some(Wake(first))
     }
 
     /// Tells everyone, holders too, that things said to them may have been lost.
@@ -191,14 +203,10 @@ impl Await {
             });
         }
     }
+}
 
-    /// Ends the registration and returns what nobody has looked at. What is told later finds nobody.
-    pub(crate) fn close(self) -> Told {
-        self.unregister();
-        std::mem::take(&mut *lock(&self.waiter.told))
-    }
-
-    fn unregister(&self) {
+impl Drop for Await {
+    fn drop(&mut self) {
         {
             let mut registry = lock(&self.grants.registry);
             if let Entry::Occupied(waiter) = registry.by_token.entry(self.waiter.token.clone())
@@ -208,12 +216,6 @@ impl Await {
             }
         }
         self.hold();
-    }
-}
-
-impl Drop for Await {
-    fn drop(&mut self) {
-        self.unregister();
     }
 }
 
@@ -251,9 +253,9 @@ mod tests {
         let (token, late) = (one.waiter.token.clone(), two.waiter.token.clone());
         drop(one);
         assert!(grants.tell(&token, Tell::Granted { fence: 1 }).is_none());
-        let _ = grants.tell(&late, Tell::Granted { fence: 1 });
-        assert_eq!(two.close().granted, Some(1), "a grant that was not looked at is given back");
-        drop(three);
+        assert!(grants.tell(&late, Tell::Granted { fence: 1 }).is_some());
+        drop((two, three));
+        assert!(grants.tell(&late, Tell::Broken).is_none());
         assert!(lock(&grants.registry).by_token.is_empty() && lock(&grants.registry).waiting.is_empty());
     }
 
@@ -285,9 +287,9 @@ mod tests {
         let (grants, [holder, one, two]) = three(&LockName::mutex("a"));
         holder.hold();
         let _ = told(&one).await;
-        grants.tell_missed("sg1:m:{b}");
+        drop(grants.tell_missed("sg1:m:{b}"));
         assert_eq!(told(&one).await, None);
-        grants.tell_missed("sg1:m:{a}");
+        drop(grants.tell_missed("sg1:m:{a}"));
         assert_eq!((told(&holder).await, told(&two).await), (None, None));
         drop(one);
         let passed_on = Some(Told { first: true, missed: true, ..Told::default() });

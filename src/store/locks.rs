@@ -31,8 +31,9 @@ pub(crate) trait LockStore: fmt::Debug + Send + Sync {
     /// asked, a place in its queue.
     fn take_mutex<'a>(&'a self, name: &'a LockName, ask: Take<'a>, within: Duration) -> Reply<'a, Taken>;
 
-    /// FREE: takes the token out of the queue if it waits there; if it holds the mutex, hands it to the head
-    /// of the queue. Answers whether it held it.
+    /// FREE: takes the token out of the queue if it waits there; if it holds the mutex, or nobody does, hands
+    /// it to the head of the queue. Answers whether it held it. A queued token is known by its time to live
+    /// too, which must be the one it was queued with.
     fn free_mutex<'a>(
         &'a self,
         name: &'a LockName,
@@ -91,8 +92,8 @@ pub(crate) trait LockStore: fmt::Debug + Send + Sync {
         within: Duration,
     ) -> Reply<'a, Option<SemaphoreState>>;
 
-    /// CHANGE of a semaphore, in one step. Answers the state after it; for [`Change::Delete`] and for
-    /// changes of what does not exist, `None`.
+    /// CHANGE of a semaphore, in one step. Answers the state after it, for [`Change::Delete`] the state before
+    /// it; `None` where there is none to change.
     fn change_semaphore<'a>(
         &'a self,
         name: &'a LockName,
@@ -256,6 +257,7 @@ pub(crate) enum Change {
 pub(crate) enum Announced {
     Yes,
     /// It can not be had there; why, in one sentence for a log.
+    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "only servers refuse"))]
     No {
         why: &'static str,
     },

@@ -12,6 +12,7 @@ mod semaphores;
 mod sweep;
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -99,7 +100,7 @@ impl MemoryStore {
 
     /// This store as one node sees it.
     pub(crate) fn into_node(self) -> MemoryNode {
-        MemoryNode { store: self, node: Uuid::new_v4() }
+        MemoryNode { store: self, node: Uuid::new_v4(), closed: AtomicBool::new(false) }
     }
 
     fn records(&self) -> MutexGuard<'_, Records> {
@@ -124,6 +125,8 @@ impl fmt::Debug for MemoryStore {
 pub(crate) struct MemoryNode {
     store: MemoryStore,
     node: Uuid,
+    /// What the lock toolkit is answered from then on; a guard that is closed does not ask.
+    closed: AtomicBool,
 }
 
 impl MemoryNode {
@@ -334,5 +337,7 @@ impl Store for MemoryNode {
         reply(())
     }
 
-    fn close(&self) {}
+    fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+    }
 }

@@ -1,6 +1,7 @@
 //! The lock toolkit in a memory store. Each step is made under one lock, as a script is on a server, and
 //! wakes those whom it has told when the lock is free again.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -14,7 +15,7 @@ use crate::store::locks::{
     Announced, Change, LockName, LockStore, MutexHolder, PermitFreed, PermitTaken, SemaphoreState, Take,
     TakePermit, Taken,
 };
-use crate::store::{Reply, Store as _, Token};
+use crate::store::{Reply, Store as _, StoreError, StoreErrorKind, Token};
 use crate::sync::lock;
 
 /// The locks that a memory store holds.
@@ -25,18 +26,22 @@ pub(super) struct Locks {
 }
 
 impl MemoryNode {
-    fn step<T>(&self, act: impl FnOnce(&mut Locks, &mut Step<'_>) -> T) -> T {
+    /// The answer to a step, which is made at once.
+    fn step<'a, T: Send + 'a>(&self, act: impl FnOnce(&mut Locks, &mut Step<'_>) -> T) -> Reply<'a, T> {
+        if self.closed.load(Ordering::Acquire) {
+            return Box::pin(std::future::ready(Err(StoreError::new(StoreErrorKind::Closed))));
+        }
         let shared = &self.store.shared;
         let now = Instant::now();
         let now_us = self.clock_at(now) * 1_000;
         let mut step = Step { now, now_us, grants: &shared.grants, wakes: Vec::new() };
-        act(&mut lock(&shared.locks), &mut step)
+        reply(act(&mut lock(&shared.locks), &mut step))
     }
 }
 
 impl LockStore for MemoryNode {
     fn take_mutex<'a>(&'a self, name: &'a LockName, ask: Take<'a>, _within: Duration) -> Reply<'a, Taken> {
-        reply(self.step(|locks, step| locks.mutexes.take(step, &name.key, &ask)))
+        self.step(|locks, step| locks.mutexes.take(step, &name.key, &ask))
     }
 
     fn free_mutex<'a>(
@@ -46,7 +51,7 @@ impl LockStore for MemoryNode {
         ttl: Option<Duration>,
         _within: Duration,
     ) -> Reply<'a, bool> {
-        reply(self.step(|locks, step| locks.mutexes.free(step, &name.key, token, ttl)))
+        self.step(|locks, step| locks.mutexes.free(step, &name.key, token, ttl))
     }
 
     fn extend_mutex<'a>(
@@ -56,20 +61,19 @@ impl LockStore for MemoryNode {
         ttl: Option<Duration>,
         _within: Duration,
     ) -> Reply<'a, bool> {
-        reply(self.step(|locks, step| locks.mutexes.extend(step.now, &name.key, token, ttl)))
+        self.step(|locks, step| locks.mutexes.extend(step.now, &name.key, token, ttl))
     }
 
     fn look_at_mutex<'a>(&'a self, name: &'a LockName, _within: Duration) -> Reply<'a, Option<MutexHolder>> {
-        let now = Instant::now();
-        let holder = self.step(|locks, _| locks.mutexes.look(now, &name.key));
-        reply(holder.map(|(token, until)| MutexHolder {
-            token: Bytes::copy_from_slice(token.as_str().as_bytes()),
-            remaining: until.map(|until| until - now),
-        }))
+        self.step(|locks, step| {
+            let (token, until) = locks.mutexes.look(step.now, &name.key)?;
+            let token = Bytes::copy_from_slice(token.as_str().as_bytes());
+            Some(MutexHolder { token, remaining: until.map(|until| until - step.now) })
+        })
     }
 
     fn break_mutex<'a>(&'a self, name: &'a LockName, _within: Duration) -> Reply<'a, bool> {
-        reply(self.step(|locks, step| locks.mutexes.force(step, &name.key)))
+        self.step(|locks, step| locks.mutexes.force(step, &name.key))
     }
 
     fn take_permit<'a>(
@@ -78,7 +82,7 @@ impl LockStore for MemoryNode {
         ask: TakePermit<'a>,
         _within: Duration,
     ) -> Reply<'a, PermitTaken> {
-        reply(self.step(|locks, step| locks.semaphores.take(step, &name.key, &ask)))
+        self.step(|locks, step| locks.semaphores.take(step, &name.key, &ask))
     }
 
     fn free_permit<'a>(
@@ -88,7 +92,7 @@ impl LockStore for MemoryNode {
         lease: Duration,
         _within: Duration,
     ) -> Reply<'a, PermitFreed> {
-        reply(self.step(|locks, step| locks.semaphores.free(step, &name.key, token, lease)))
+        self.step(|locks, step| locks.semaphores.free(step, &name.key, token, lease))
     }
 
     fn refresh_permit<'a>(
@@ -98,7 +102,7 @@ impl LockStore for MemoryNode {
         lease: Duration,
         _within: Duration,
     ) -> Reply<'a, bool> {
-        reply(self.step(|locks, step| locks.semaphores.refresh(step, &name.key, token, lease)))
+        self.step(|locks, step| locks.semaphores.refresh(step, &name.key, token, lease))
     }
 
     fn look_at_semaphore<'a>(
@@ -106,7 +110,7 @@ impl LockStore for MemoryNode {
         name: &'a LockName,
         _within: Duration,
     ) -> Reply<'a, Option<SemaphoreState>> {
-        reply(self.step(|locks, step| locks.semaphores.look(step.now, &name.key)))
+        self.step(|locks, step| locks.semaphores.look(step.now, &name.key))
     }
 
     fn change_semaphore<'a>(
@@ -115,7 +119,7 @@ impl LockStore for MemoryNode {
         change: Change,
         _within: Duration,
     ) -> Reply<'a, Option<SemaphoreState>> {
-        reply(self.step(|locks, step| locks.semaphores.change(step, &name.key, change)))
+        self.step(|locks, step| locks.semaphores.change(step, &name.key, change))
     }
 
     fn await_grant(&self, name: &LockName, token: &Token) -> Await {

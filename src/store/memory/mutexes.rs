@@ -52,6 +52,11 @@ impl Step<'_> {
         self.wakes.extend(wake);
         heard
     }
+
+    /// Tells those who wait for a lock that its time ends sooner than they were told when they looked.
+    pub(super) fn tell_sooner(&mut self, key: &str) {
+        self.wakes.extend(self.grants.tell_missed(key));
+    }
 }
 
 impl Mutexes {
@@ -59,7 +64,7 @@ impl Mutexes {
         let now = step.now;
         let (record, fence) = self.record(key, now);
         if record.holder.is_none() {
-            record.pass_on(step, fence, Some(ask.token));
+            record.pass_on(step, fence, key, None, Some(ask.token));
         }
         let holder = record.holder.get_or_insert_with(|| {
             let token = ask.token.clone();
@@ -89,11 +94,13 @@ impl Mutexes {
         ttl: Option<Duration>,
     ) -> bool {
         let (record, fence) = self.record(key, step.now);
-        let held = record.holder.take_if(|holder| holder.token == *token).is_some();
-        if held {
-            record.pass_on(step, fence, None);
-        } else {
+        let before = record.holder.take_if(|holder| holder.token == *token);
+        if before.is_none() {
             record.queue.retain(|(queued, theirs)| queued != token || *theirs != ttl);
+        }
+        let held = before.is_some();
+        if record.holder.is_none() {
+            record.pass_on(step, fence, key, before, None);
         }
         self.tidy(key);
         held
@@ -126,10 +133,13 @@ impl Mutexes {
         let holder = record.holder.take();
         if let Some(Holder { token, .. }) = &holder {
             step.tell(token, Tell::Broken);
-            record.pass_on(step, fence, None);
+        }
+        let held = holder.is_some();
+        if held {
+            record.pass_on(step, fence, key, holder, None);
         }
         self.tidy(key);
-        holder.is_some()
+        held
     }
 
     /// The mutex's record, cleared of what has expired, and the latest fence.
@@ -161,15 +171,29 @@ impl Mutexes {
 
 impl Record {
     /// Hands a free mutex to the first in the queue that can be reached. Stops at `own`, whose place is used
-    /// up then: it is there to take the mutex itself.
-    fn pass_on(&mut self, step: &mut Step<'_>, fence: &mut u64, own: Option<&Token>) {
+    /// up then: it is there to take the mutex itself. `before` is who held it, if that is known.
+    fn pass_on(
+        &mut self,
+        step: &mut Step<'_>,
+        fence: &mut u64,
+        key: &str,
+        before: Option<Holder>,
+        own: Option<&Token>,
+    ) {
         while let Some((token, ttl)) = self.queue.pop_front() {
             if Some(&token) == own {
                 return;
             }
             let fence = next(fence, step);
             if step.tell(&token, Tell::Granted { fence }) {
-                self.holder = Some(Holder { token, fence, until: end(step.now, ttl) });
+                let until = end(step.now, ttl);
+                self.holder = Some(Holder { token, fence, until });
+                // Who waits has slept on the time of the holder before.
+                let slept_on = before.and_then(|before| before.until);
+                if !self.queue.is_empty() && until.is_some() && slept_on.is_none_or(|then| until < Some(then))
+                {
+                    step.tell_sooner(key);
+                }
                 return self.keep_queue(step.now, ttl, ttl);
             }
         }

@@ -31,7 +31,7 @@ struct Record {
 impl Semaphores {
     pub(super) fn take(&mut self, step: &mut Step<'_>, key: &Arc<str>, ask: &TakePermit<'_>) -> PermitTaken {
         let (record, _) = self.created(step.now, key, ask.semaphore);
-        record.sweep(step.now);
+        let (_, slept_on) = record.sweep(step.now);
         let mut granted = record.renew(step.now, ask.token, ask.lease);
         granted |= record.serve(step, Some(ask.token));
         if !granted && record.available() > 0 {
@@ -42,7 +42,7 @@ impl Semaphores {
         if !granted && ask.queue && !record.queue.contains(&place) {
             record.queue.push_back(place);
         }
-        record.touch(step.now);
+        record.finish(step, key, slept_on);
         PermitTaken {
             granted,
             available: record.available(),
@@ -61,7 +61,7 @@ impl Semaphores {
         let Some(record) = self.existing(step.now, key) else {
             return PermitFreed { was_held: false, available: 0 };
         };
-        record.sweep(step.now);
+        let (_, slept_on) = record.sweep(step.now);
         let before = record.holders.len();
         record.holders.retain(|(_, holder)| holder != token);
         let was_held = record.holders.len() < before;
@@ -69,7 +69,7 @@ impl Semaphores {
             record.queue.retain(|(queued, theirs)| queued != token || *theirs != lease);
         }
         record.serve(step, None);
-        record.touch(step.now);
+        record.finish(step, key, slept_on);
         PermitFreed { was_held, available: record.available() }
     }
 
@@ -81,10 +81,10 @@ impl Semaphores {
         lease: Duration,
     ) -> bool {
         let Some(record) = self.existing(step.now, key) else { return false };
-        record.sweep(step.now);
+        let (_, slept_on) = record.sweep(step.now);
         let held = record.renew(step.now, token, lease);
         record.serve(step, None);
-        record.touch(step.now);
+        record.finish(step, key, slept_on);
         held
     }
 
@@ -108,15 +108,18 @@ impl Semaphores {
             }
             Change::Sweep => (self.existing(step.now, key)?, false),
             Change::Delete => {
-                for (token, _) in self.by_key.remove(key)?.queue {
-                    step.tell(&token, Tell::Closed);
+                self.existing(step.now, key)?;
+                let mut record = self.by_key.remove(key)?;
+                let (recovered, _) = record.sweep(step.now);
+                for (token, _) in &record.queue {
+                    step.tell(token, Tell::Closed);
                 }
-                return None;
+                return Some(record.state(step.now, false, recovered));
             }
         };
-        let recovered = record.sweep(step.now);
+        let (recovered, slept_on) = record.sweep(step.now);
         record.serve(step, None);
-        record.touch(step.now);
+        record.finish(step, key, slept_on);
         Some(record.state(step.now, created, recovered))
     }
 
@@ -156,11 +159,13 @@ impl Record {
         self.capacity.saturating_sub(count(self.holders.len()))
     }
 
-    /// Takes back the permits whose leases have ended; how many there were.
-    fn sweep(&mut self, now: Instant) -> u32 {
+    /// Takes back the permits whose leases have ended. How many there were, and until when those who wait have
+    /// been told to: `None` where nobody waits.
+    fn sweep(&mut self, now: Instant) -> (u32, Option<Instant>) {
+        let first = self.holders.first().map_or_else(|| later(now, Duration::MAX), |(end, _)| *end);
         let ended = self.holders.partition_point(|(end, _)| *end <= now);
         self.holders.drain(..ended);
-        count(ended)
+        (count(ended), (!self.queue.is_empty()).then_some(first))
     }
 
     /// Starts a permit's lease anew; whether the token has one.
@@ -197,8 +202,16 @@ impl Record {
         reached
     }
 
-    /// Keeps the semaphore for its idle time, and for as long as anybody needs it.
-    fn touch(&mut self, now: Instant) {
+    /// Ends a step: tells those who wait if a lease ends sooner than they have slept on; keeps the semaphore for
+    /// its idle time, and for as long as anybody needs it.
+    fn finish(&mut self, step: &mut Step<'_>, key: &str, slept_on: Option<Instant>) {
+        let now = step.now;
+        if let (Some(then), Some((first, _))) = (slept_on, self.holders.first())
+            && *first < then
+            && !self.queue.is_empty()
+        {
+            step.tell_sooner(key);
+        }
         let longest = self.holders.last().map_or(Duration::ZERO, |(end, _)| *end - now);
         let needed = longest.saturating_mul(2) + Duration::from_secs(1);
         let keep = if longest.is_zero() { self.idle_ttl } else { self.idle_ttl.max(needed) };

@@ -9,6 +9,7 @@
 //! | `p` token tag | a permit of the semaphore with this tag is this waiter's |
 //! | `b` token | this holder's mutex was taken away |
 //! | `c` token | the semaphore that this waiter waits for is gone |
+//! | `r` key | the time to wait for the lock with this key has become shorter |
 //!
 //! Tokens, hops (2 digits) and fences (16 digits) have their fixed lengths; what is last takes the rest.
 
@@ -28,6 +29,8 @@ pub(super) enum Message<'a> {
     Granted { token: Token, fence: u64, lock: LockName },
     /// For the waiter or holder with this token.
     Told(Token, Tell),
+    /// For those who wait for the lock with this key.
+    Sooner(&'a str),
 }
 
 /// Reads a message; `None` for anything else.
@@ -38,6 +41,9 @@ pub(super) fn parse(payload: &[u8]) -> Option<Message<'_>> {
     let (kind, rest) = payload.split_first()?;
     if *kind == b'x' {
         return Some(Message::Hint(name(rest)?, Hint::Invalidated));
+    }
+    if *kind == b'r' {
+        return Some(Message::Sooner(name(rest)?));
     }
     let (token, rest) = rest.split_at_checked(Token::LEN)?;
     let token = Token::parse(token)?;
@@ -85,6 +91,7 @@ mod tests {
             "q",
             "x",
             "m",
+            "r",
             &format!("w{token}"),
             &format!("g{token}ns:k"),
             &format!("m{token}sg1:m:{{ns:k}}"),

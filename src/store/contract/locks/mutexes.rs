@@ -1,6 +1,7 @@
 //! Who holds a mutex, for how long, and what only its holder may do.
 
 use super::*;
+use crate::store::StoreErrorKind;
 
 contract! {
     a_free_mutex_is_granted_and_a_held_one_says_for_how_long,
@@ -19,6 +20,7 @@ contract! {
     mutexes_do_not_touch_each_other,
     any_time_to_live_is_taken,
     names_of_any_shape_are_told_apart,
+    a_closed_node_says_so,
 }
 
 async fn a_free_mutex_is_granted_and_a_held_one_says_for_how_long(world: &World) {
@@ -267,4 +269,19 @@ async fn names_of_any_shape_are_told_apart(world: &World) {
     for (_, waiter) in &all {
         assert!(waiter.heard_nothing().await && waiter.free().await);
     }
+}
+
+async fn a_closed_node_says_so(world: &World) {
+    let closed = Asker::apart(world, &mutex("k")).await;
+    closed.must_take().await;
+    closed.node.close();
+    let locks = closed.node.locks();
+    let kinds = [
+        locks.take_mutex(&closed.name, closed.ask(), WITHIN).await.map(|_| ()),
+        locks.free_mutex(&closed.name, &closed.token, Some(LEASE), WITHIN).await.map(|_| ()),
+        locks.look_at_semaphore(&semaphore("k"), WITHIN).await.map(|_| ()),
+    ]
+    .map(|answer| answer.expect_err("it is closed").kind);
+    assert_eq!(kinds, [StoreErrorKind::Closed; 3]);
+    assert!(Asker::apart(world, &mutex("k")).await.look().await.is_some(), "the others go on");
 }

@@ -17,6 +17,8 @@ contract! {
     a_grant_that_nobody_heard_is_given_back,
     a_grant_that_comes_before_the_waiter_looks_is_kept,
     of_many_waiters_in_a_process_one_is_the_first,
+    a_holder_for_a_shorter_time_is_told_of,
+    who_leaves_hands_on_what_is_nobodys,
 }
 
 /// S4.2 for the mutex: strictly first in, first out, over nodes.
@@ -182,7 +184,7 @@ async fn a_grant_that_nobody_heard_is_given_back(world: &World) {
         let left = Asker::apart(world, &mutex("k")).await;
         left.take_for(ttl).await;
         let Asker { node, wait, .. } = left;
-        wait.close();
+        drop(wait);
         assert!(holder.free().await);
         until(async || holder.look().await.is_none()).await;
         drop(node);
@@ -195,8 +197,7 @@ async fn a_grant_that_comes_before_the_waiter_looks_is_kept(world: &World) {
     assert!(holder.free().await);
     // The message is here before anybody awaits it.
     assert!(Asker::on(&waiter.node, &mutex("other")).heard_nothing().await);
-    let Asker { wait, .. } = waiter;
-    assert!(wait.close().granted.is_some(), "and whoever leaves without looking can give it back");
+    assert!(timeout(Duration::ZERO, waiter.granted()).await.is_ok());
 }
 
 /// S0.18: one of them watches the clock.
@@ -214,4 +215,42 @@ async fn of_many_waiters_in_a_process_one_is_the_first(world: &World) {
     waiters[0].granted().await;
     waiters[0].wait.hold();
     assert!(waiters[1].told().await.first && waiters[1].wait.is_first());
+}
+
+/// S0.11: who waits has slept on the time of the holder that it met, and the next may die sooner.
+async fn a_holder_for_a_shorter_time_is_told_of(world: &World) {
+    let (holder, _) = Asker::holding(world, &mutex("k")).await;
+    holder.wait.hold();
+    let one = Asker::apart(world, &mutex("k")).await;
+    one.take_for(Some(ms(20_000))).await;
+    let (two, three) = (Asker::waiting(world, &mutex("k")).await, Asker::waiting(world, &mutex("k")).await);
+    assert!(holder.free().await);
+    one.granted().await;
+    assert!(two.told().await.missed);
+    let taken = two.take(two.ask()).await;
+    assert!(matches!(taken, Taken::Busy { remaining: Some(left) } if left <= ms(20_000)), "{taken:?}");
+    if !matches!(world, World::Memory(_)) {
+        assert!(three.told().await.missed, "each process is told");
+    }
+    one.wait.hold();
+    while timeout(Duration::ZERO, two.wait.told()).await.is_ok() {}
+    assert!(one.free().await);
+    assert_eq!(two.told().await, Told { granted: Some(two.must_take().await), ..Told::default() });
+    assert!(three.heard_nothing().await, "the time of this one is the longer");
+}
+
+/// A foreign client has freed it, or it has expired, and who should have seen to it goes away.
+async fn who_leaves_hands_on_what_is_nobodys(world: &World) {
+    let dead = Asker::apart(world, &mutex("k")).await;
+    dead.take_for(Some(ms(150))).await;
+    let (one, two) = (Asker::waiting(world, &mutex("k")).await, Asker::waiting(world, &mutex("k")).await);
+    let three = Asker::waiting(world, &mutex("k")).await;
+    until(async || one.look().await.is_none()).await;
+    assert!(!one.free().await, "it held nothing");
+    two.granted().await;
+    assert!(two.extend(Some(ms(10))).await);
+    until(async || one.look().await.is_none()).await;
+    assert!(!dead.free().await, "so does a holder that is late");
+    three.granted().await;
+    assert!(three.owns().await);
 }

@@ -16,6 +16,7 @@ contract! {
     a_refresh_keeps_a_permit_and_does_not_revive_one,
     added_permits_serve_those_who_wait,
     a_deleted_semaphore_closes_its_waiters,
+    a_permit_for_a_shorter_time_is_told_of,
     a_look_creates_nothing,
     an_idle_semaphore_goes_and_a_used_one_stays,
     a_semaphore_and_a_mutex_of_one_name_are_two_locks,
@@ -269,13 +270,35 @@ async fn a_deleted_semaphore_closes_its_waiters(world: &World) {
     let (one, two) = (Asker::apart(world, &semaphore("k")).await, Asker::apart(world, &semaphore("k")).await);
     one.must_wait_for_permit(1).await;
     two.must_wait_for_permit(1).await;
-    assert!(two.change(Change::Delete).await.is_none());
+    let before = two.change(Change::Delete).await.expect("it was there");
+    assert_eq!((before.capacity, before.waiting, before.holders.len()), (1, 2, 1));
+    assert!(two.change(Change::Delete).await.is_none(), "and is no more");
     assert!(one.told().await.closed && two.told().await.closed);
     assert!(one.state().await.is_none());
     assert_eq!(holder.free_permit().await, PermitFreed { was_held: false, available: 0 });
     assert!(!holder.refresh(LEASE).await);
     assert!(one.state().await.is_none(), "nothing brought it back");
     assert_eq!(one.must_take_permit(4).await.created_with, 4);
+}
+
+/// S4.14: as for the mutex.
+async fn a_permit_for_a_shorter_time_is_told_of(world: &World) {
+    let holder = Asker::apart(world, &semaphore("k")).await;
+    holder.must_take_permit(1).await;
+    holder.wait.hold();
+    let one = Asker::apart(world, &semaphore("k")).await;
+    assert!(!one.permit(TakePermit { lease: ms(20_000), ..one.ask_permit(1) }).await.granted);
+    let two = Asker::apart(world, &semaphore("k")).await;
+    assert!(two.must_wait_for_permit(1).await.next_expiry.is_some_and(|left| left > ms(20_000)));
+    assert!(holder.free_permit().await.was_held);
+    one.granted().await;
+    assert!(two.told().await.missed);
+    assert!(two.must_wait_for_permit(1).await.next_expiry.is_some_and(|left| left <= ms(20_000)));
+    one.wait.hold();
+    while timeout(Duration::ZERO, two.wait.told()).await.is_ok() {}
+    assert!(one.refresh(LEASE).await && two.heard_nothing().await);
+    assert!(one.refresh(ms(20_000)).await);
+    assert!(two.told().await.missed);
 }
 
 /// S4.10, S4.11.

@@ -79,7 +79,7 @@ impl Reader {
         let keyspace = self.keyspace.upgrade()?;
         keyspace.changes.send_replace(());
         for key in again {
-            keyspace.grants.tell_missed(key);
+            drop(keyspace.grants.tell_missed(key));
         }
         Some(())
     }
@@ -94,7 +94,7 @@ impl Reader {
         let keyspace = self.keyspace.upgrade()?;
         keyspace.changes.send_replace(());
         for key in keys {
-            keyspace.grants.tell_missed(&key);
+            drop(keyspace.grants.tell_missed(&key));
         }
         Some(())
     }
@@ -104,7 +104,7 @@ impl Reader {
         if let Some(key) = message.get_channel_name().strip_prefix(&keyspace.prefix)
             && frees(message.get_payload_bytes())
         {
-            keyspace.grants.tell_missed(key);
+            drop(keyspace.grants.tell_missed(key));
         }
         Some(())
     }

@@ -1,7 +1,7 @@
 -- Prelude of the scripts that give a mutex away.
 --
 -- KEYS: mutex, queue, fence
--- calls: set incr time lpop publish pttl pexpire
+-- calls: set incr time lpop publish pttl pexpire lrange
 
 -- A number that is greater than all given for this mutex before. The first is the clock in
 -- microseconds; from there it is counted, for a day by the clock. The count is always behind the
@@ -37,12 +37,24 @@ local function keep_queue(longest, length)
   end
 end
 
+-- Tells those who wait that its time ends sooner than they were told when they looked; once per node.
+local function tell_sooner()
+  local told = {}
+  for _, waiter in ipairs(redis.call('LRANGE', KEYS[2], 0, -1)) do
+    local node = string.sub(waiter, 1, 32)
+    if not told[node] then
+      told[node] = true
+      redis.pcall('PUBLISH', 'sg1:i:' .. node, 'r' .. KEYS[1])
+    end
+  end
+end
+
 -- Hands the mutex to the first in the queue that can be reached; whether there was one. Stops at
 -- `own`, whose place is used up then: it is there to take the mutex itself. A waiter is its token
 -- and its time to live, 0 for none.
 local function pass_on(own)
   local waiter = redis.pcall('LPOP', KEYS[2])
-  local fence
+  local fence, before
   while type(waiter) == 'string' do
     local token, ttl = string.sub(waiter, 1, 65), string.sub(waiter, 66)
     if token == own then
@@ -50,6 +62,7 @@ local function pass_on(own)
     end
     if tonumber(ttl) then
       fence = fence or next_fence()
+      before = before or redis.call('PTTL', KEYS[1])
       -- The mutex first: if the grant is lost, the waiter still finds itself the holder at its next
       -- TAKE.
       give(token, ttl)
@@ -57,6 +70,10 @@ local function pass_on(own)
       local receivers = redis.pcall('PUBLISH', 'sg1:i:' .. string.sub(token, 1, 32), grant)
       if type(receivers) == 'number' and receivers > 0 then
         keep_queue(tonumber(ttl))
+        -- Who waits has slept on the time of the holder before, or on that of a foreign one.
+        if ttl ~= '0' and (before < 0 or tonumber(ttl) < before) then
+          tell_sooner()
+        end
         return true
       end
     end

@@ -6,7 +6,7 @@
 --
 -- Atomic, because a mutex that is freed between failing to take it and queueing would be heard of by
 -- nobody, and one that is free for a moment would go to whoever comes by.
--- calls: exists get set incr time lpop publish pttl pexpire lpos rpush
+-- calls: exists get set incr time lpop publish pttl pexpire lrange lpos rpush
 local there = redis.call('EXISTS', KEYS[1], KEYS[2])
 local holder = false
 if there > 0 then

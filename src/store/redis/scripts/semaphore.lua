@@ -1,9 +1,11 @@
 -- Prelude of the scripts about semaphores.
 --
 -- KEYS: holders, queue, meta
--- calls: get time llen zremrangebyscore zcard lpop zadd zrem publish zrange pexpire
+-- calls: get time llen zremrangebyscore zcard lpop zadd zrem publish zrange pexpire lrange
 
 local now, capacity, created_with, idle, available, recovered
+-- Whether anybody waits, and until when they have been told to.
+local waiting, until_then
 
 -- Looks at all keys, so that foreign data at one of them ends the script before its first write.
 -- Answers an error for what is there and is no semaphore of this layout.
@@ -19,7 +21,8 @@ local function open()
     created_with, idle = tonumber(created), tonumber(idle_ttl)
     capacity = math.min(created_with + tonumber(added), 4294967295)
   end
-  redis.call('LLEN', KEYS[2])
+  waiting = redis.call('LLEN', KEYS[2]) > 0
+  until_then = waiting and redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')[2]
   -- Forgets the permits whose leases have ended.
   recovered = redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
   if meta then
@@ -58,8 +61,27 @@ local function serve(own)
   return reached
 end
 
--- Keeps the semaphore for its idle time, and for as long as anybody needs it.
-local function touch()
+-- Tells those who wait if a lease ends sooner than they were told when they looked; once per node.
+local function tell_sooner()
+  local first = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')[2]
+  if not first or (until_then and tonumber(first) >= tonumber(until_then)) then
+    return
+  end
+  local told = {}
+  for _, waiter in ipairs(redis.call('LRANGE', KEYS[2], 0, -1)) do
+    local node = string.sub(waiter, 1, 32)
+    if not told[node] then
+      told[node] = true
+      redis.pcall('PUBLISH', 'sg1:i:' .. node, 'r' .. KEYS[1])
+    end
+  end
+end
+
+-- Ends a step: keeps the semaphore for its idle time, and for as long as anybody needs it.
+local function finish()
+  if waiting then
+    tell_sooner()
+  end
   local last = redis.call('ZRANGE', KEYS[1], -1, -1, 'WITHSCORES')[2]
   local keep = last and math.max(idle, 2 * (last - now) + 1000) or idle
   for _, key in ipairs(KEYS) do

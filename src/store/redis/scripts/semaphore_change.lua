@@ -4,8 +4,9 @@
 -- KEYS: holders, queue, meta
 -- ARGV: 'ensure', 'add', 'sweep' or 'delete'; then, to make it, capacity and idle time in ms; then, to
 --       add, how many permits
--- Returns nil | {what it was made with, capacity, waiting, 1 if it was made now, how many leases had
---         ended, and of each holder its token and the ms that are left of its lease}
+-- Returns nil if there is none | {what it was made with, capacity, waiting, 1 if it was made now, how many leases had
+--         ended, and of each holder its token and the ms that are left of its lease}; what was removed is
+--         described as it was
 --
 -- Atomic, because what is added while others take and wait must reach exactly one of them.
 -- calls: get set del time llen lrange zremrangebyscore zcard lpop zadd zrem publish zrange pexpire
@@ -14,17 +15,8 @@ if failure then
   return failure
 end
 local change, made = ARGV[1], 0
-if change == 'delete' then
-  if capacity then
-    for _, waiter in ipairs(redis.call('LRANGE', KEYS[2], 0, -1)) do
-      redis.pcall('PUBLISH', 'sg1:i:' .. string.sub(waiter, 1, 32), 'c' .. string.sub(waiter, 1, 65))
-    end
-    redis.call('DEL', KEYS[1], KEYS[2], KEYS[3])
-  end
-  return false
-end
 if not capacity then
-  if change == 'sweep' then
+  if change == 'sweep' or change == 'delete' then
     return false
   end
   made, capacity, created_with, idle = 1, tonumber(ARGV[2]), tonumber(ARGV[2]), tonumber(ARGV[3])
@@ -33,15 +25,23 @@ if change == 'add' then
   capacity = math.min(capacity + ARGV[4], 4294967295)
 end
 if made == 1 or change == 'add' then
-  local added = string.format('%.0f', capacity - created_with)
-  redis.call('SET', KEYS[3], '1 ' .. string.format('%.0f', created_with) .. ' ' .. added .. ' ' ..
-    string.format('%.0f', idle), 'PX', idle)
+  local meta = string.format('1 %.0f %.0f %.0f', created_with, capacity - created_with, idle)
+  redis.call('SET', KEYS[3], meta, 'PX', idle)
 end
-available = math.max(capacity - redis.call('ZCARD', KEYS[1]), 0)
-serve()
-touch()
+if change ~= 'delete' then
+  available = math.max(capacity - redis.call('ZCARD', KEYS[1]), 0)
+  serve()
+  finish()
+end
+
 local state = {created_with, capacity, redis.call('LLEN', KEYS[2]), made, recovered}
 for i, part in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1, 'WITHSCORES')) do
   state[#state + 1] = i % 2 == 1 and part or part - now
+end
+if change == 'delete' then
+  for _, waiter in ipairs(redis.call('LRANGE', KEYS[2], 0, -1)) do
+    redis.pcall('PUBLISH', 'sg1:i:' .. string.sub(waiter, 1, 32), 'c' .. string.sub(waiter, 1, 65))
+  end
+  redis.call('DEL', KEYS[1], KEYS[2], KEYS[3])
 end
 return state

@@ -6,7 +6,7 @@
 -- Returns {1 it held a permit | 0, available}
 --
 -- Atomic, because a permit is given back once, whoever finds first that its lease has ended.
--- calls: get time llen zremrangebyscore zcard lpop zadd zrem publish zrange pexpire lrem
+-- calls: get time llen zremrangebyscore zcard lpop zadd zrem publish zrange pexpire lrange lrem
 local failure = open()
 if failure then
   return failure
@@ -21,5 +21,5 @@ else
   redis.call('LREM', KEYS[2], 0, ARGV[2])
 end
 serve()
-touch()
+finish()
 return {held, available}

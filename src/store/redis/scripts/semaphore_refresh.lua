@@ -5,7 +5,7 @@
 -- Returns 1 done | 0 it has ended
 --
 -- Atomic, because a permit that another has meanwhile must not come back to life.
--- calls: get time llen zremrangebyscore zcard lpop zadd zrem publish zrange pexpire zscore
+-- calls: get time llen zremrangebyscore zcard lpop zadd zrem publish zrange pexpire lrange zscore
 local failure = open()
 if failure then
   return failure
@@ -18,5 +18,5 @@ if held == 1 then
   redis.call('ZADD', KEYS[1], now + ARGV[2], ARGV[1])
 end
 serve()
-touch()
+finish()
 return held

@@ -7,7 +7,7 @@
 --
 -- Atomic, because a semaphore that is half made blocks everyone, and a permit that is taken and not
 -- yet written down dies with who took it.
--- calls: get set time llen zremrangebyscore zcard lpop zadd zrem publish zrange pexpire zscore lpos rpush
+-- calls: get set time llen zremrangebyscore zcard lpop zadd zrem publish zrange pexpire lrange zscore lpos rpush
 local failure = open()
 if failure then
   return failure
@@ -32,6 +32,6 @@ if not granted and ARGV[3] == '1' then
     redis.call('RPUSH', KEYS[2], place)
   end
 end
-touch()
+finish()
 local first = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')[2]
 return {granted and 1 or 0, available, created_with, first and first - now or -1}
