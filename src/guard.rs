@@ -16,6 +16,7 @@ use crate::builder::StampedeGuardBuilder;
 use crate::entry::{Entry, Kind};
 use crate::error::{Error, ErrorKind, Failure, LoadError, panic_text};
 use crate::key::{CacheKey, Key};
+use crate::lock::Locks;
 use crate::memoize::MemoizeLayer;
 use crate::node::{Loader, Loading, Mode, Node};
 use crate::observe::{Count, Outcome, Stats};
@@ -318,6 +319,11 @@ impl StampedeGuard {
                 }
             }
         }
+    }
+
+    /// Mutexes and semaphores on this guard's connections, in its namespace.
+    pub fn locks(&self) -> Locks {
+        Locks::of(&self.node)
     }
 
     /// Memoizes any tower service: `key` says what a request's response is cached under.

@@ -58,7 +58,6 @@ impl CacheKey {
     }
 
     /// Joins texts behind a `head` that is escaped and joined already: the way of every HTTP request.
-    #[cfg(feature = "http")]
     pub(crate) fn from_texts(head: &str, parts: &[&str]) -> Self {
         // Exact where nothing is to be escaped, which is nearly always.
         let mut text = String::with_capacity(parts.iter().fold(head.len(), |sum, part| sum + 1 + part.len()));

@@ -39,6 +39,11 @@
 //!    still held. A failure goes to all who wait; if the loader vanished, one waiter goes on.
 //! 8. **response**: the value.
 //!
+//! # Locks
+//!
+//! For work of your own that only one process may do at a time, or only so many: [`lock`] has a mutex and a fair
+//! semaphore on the same connections ([`StampedeGuard::locks`]).
+//!
 //! # Features
 //!
 //! | feature | default | adds |
@@ -70,6 +75,7 @@ pub mod http;
 mod key;
 mod lead;
 mod lease;
+pub mod lock;
 mod look_up;
 mod memoize;
 mod node;

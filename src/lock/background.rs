@@ -1,0 +1,70 @@
+//! Releases that nobody waits for: of what was dropped, and of what may have been granted unheard.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep};
+
+use super::hold::stop;
+use super::target::Target;
+use crate::store::{StoreErrorKind, Token};
+
+/// When an unanswered TAKE is taken to have run, if it ever does: on a connection that broke, commands sent
+/// before may be read after those of the next one.
+const STRAGGLER: Duration = Duration::from_millis(300);
+
+/// How long the release of something that does not expire is tried.
+const LONGEST: Duration = Duration::from_secs(3600);
+
+/// What is to be released.
+pub(super) struct Release<T> {
+    pub(super) target: Arc<T>,
+    pub(super) token: Token,
+    /// Whether a TAKE may still run.
+    pub(super) straggler: bool,
+    /// What renews it until then.
+    pub(super) watchdog: Option<JoinHandle<()>>,
+}
+
+impl<T: Target> Release<T> {
+    /// Releases it in the background of the runtime that this is called in, or else of `runtime`. Where there is
+    /// none, or one that is shut down, it expires by itself.
+    pub(super) fn later(self, runtime: Option<&Handle>) {
+        let present = self.target.home().background.enter();
+        let task = async move {
+            self.run().await;
+            drop(present);
+        };
+        match (Handle::try_current(), runtime) {
+            (Ok(current), _) => drop(current.spawn(task)),
+            (Err(_), Some(runtime)) => drop(runtime.spawn(task)),
+            (Err(_), None) => {}
+        }
+    }
+
+    async fn run(mut self) {
+        let expired = Instant::now() + self.target.ttl().unwrap_or(LONGEST).min(LONGEST);
+        stop(&mut self.watchdog, self.target.home().command_timeout).await;
+        self.until_answered(expired).await;
+        if self.straggler && Instant::now() + STRAGGLER < expired {
+            sleep(STRAGGLER).await;
+            self.until_answered(expired).await;
+        }
+    }
+
+    /// Tries until the store has answered, or it has expired by itself.
+    async fn until_answered(&self, expired: Instant) {
+        loop {
+            match self.target.free(&self.token, self.target.home().command_timeout).await {
+                Ok(_) => return,
+                Err(error) if error.kind == StoreErrorKind::Closed || Instant::now() >= expired => {
+                    tracing::debug!(%error, "a lock was not released: it expires by itself");
+                    return;
+                }
+                Err(_) => sleep(Duration::from_millis(fastrand::u64(20..100))).await,
+            }
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! One acquisition while it lasts: what is left of it, what it was told, whether it was lost.
+//!
+//! Time is reckoned from the moment the granting command was *sent*: the store can not have begun to count before.
+//! No wall clock is asked, here or anywhere in the toolkit.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use futures_util::FutureExt as _;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
+
+use super::LockError;
+use super::target::Target;
+use crate::store::grants::{Await, Told};
+use crate::store::{StoreError, Token};
+
+/// One acquisition. Shared by its guard, the views of it, and what renews it.
+pub(super) struct Grip<T> {
+    pub(super) target: Arc<T>,
+    pub(super) token: Token,
+    pub(super) fence: u64,
+    pub(super) attempts: u32,
+    pub(super) waited: Duration,
+    heard: Await,
+    /// Whether it may have been taken away unheard.
+    doubtful: AtomicBool,
+    lease: watch::Sender<Lease>,
+}
+
+/// The time an acquisition has.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Lease {
+    /// When the command that started its time was sent.
+    pub(super) since: Instant,
+    pub(super) ttl: Option<Duration>,
+    pub(super) state: State,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    Held,
+    /// Given back.
+    Ended,
+    /// Known to be another's, or nobody's, or not known to be ours. It stays lost.
+    Lost,
+}
+
+/// What of a time to live is not counted on: clocks drift, and answers travel.
+pub(super) fn drift(ttl: Duration) -> Duration {
+    ttl / 100 + Duration::from_millis(2)
+}
+
+impl Lease {
+    /// When it is over by this process's own clock; `None` for never.
+    pub(super) fn until(&self) -> Option<Instant> {
+        let ttl = self.ttl?;
+        self.since.checked_add(ttl.saturating_sub(drift(ttl)))
+    }
+}
+
+/// Resolves at that moment; never, without one.
+pub(super) async fn reached(moment: Option<Instant>) {
+    match moment {
+        Some(moment) => sleep_until(moment).await,
+        None => std::future::pending().await,
+    }
+}
+
+impl<T: Target> Grip<T> {
+    pub(super) fn new(
+        target: Arc<T>,
+        token: Token,
+        heard: Await,
+        granted: Granted,
+        since: Instant,
+    ) -> Arc<Self> {
+        // From now on others of this process watch the clock for those who wait.
+        heard.hold();
+        let lease = Lease { since, ttl: target.ttl(), state: State::Held };
+        let Granted { fence, attempts, waited } = granted;
+        Arc::new(Self {
+            target,
+            token,
+            fence,
+            attempts,
+            waited,
+            heard,
+            doubtful: AtomicBool::new(false),
+            lease: watch::Sender::new(lease),
+        })
+    }
+
+    /// What is left of it; `None` where it does not expire. Zero once it is over in any way.
+    pub(super) fn remaining(&self) -> Option<Duration> {
+        if let Some(told) = self.heard.told().now_or_never() {
+            self.note(&told);
+        }
+        let lease = *self.lease.borrow();
+        if lease.state != State::Held {
+            return Some(Duration::ZERO);
+        }
+        lease.until().map(|until| until.saturating_duration_since(Instant::now()))
+    }
+
+    pub(super) fn lease(&self) -> watch::Receiver<Lease> {
+        self.lease.subscribe()
+    }
+
+    pub(super) fn is_ended(&self) -> bool {
+        self.lease.borrow().state == State::Ended
+    }
+
+    /// It was given back.
+    pub(super) fn end(&self) {
+        self.lease.send_modify(|lease| lease.state = State::Ended);
+    }
+
+    /// It is lost, unless it was given back.
+    pub(super) fn lose(&self, why: &'static str) {
+        let lost = self.lease.send_if_modified(|lease| {
+            let held = lease.state == State::Held;
+            if held {
+                lease.state = State::Lost;
+            }
+            held
+        });
+        if lost {
+            tracing::debug!(why, "a lock was lost");
+        }
+    }
+
+    /// Resolves when it is over by this process's own clock, given back or lost.
+    pub(super) async fn expired(&self) {
+        let mut lease = self.lease();
+        loop {
+            let now = *lease.borrow_and_update();
+            if now.state != State::Held {
+                return;
+            }
+            tokio::select! {
+                biased;
+                told = self.heard.told() => self.note(&told),
+                _ = lease.changed() => {}
+                () = reached(now.until()) => return,
+                () = self.settle_doubt() => {}
+            }
+        }
+    }
+
+    /// Resolves when it is lost, or over without having been given back. Never, once it was given back.
+    pub(super) async fn lost(&self) {
+        let mut lease = self.lease();
+        loop {
+            let now = *lease.borrow_and_update();
+            match now.state {
+                State::Lost => return,
+                State::Ended => return std::future::pending().await,
+                State::Held => {}
+            }
+            tokio::select! {
+                biased;
+                told = self.heard.told() => self.note(&told),
+                _ = lease.changed() => {}
+                () = reached(now.until()) => self.lose("its time is over"),
+                () = self.settle_doubt() => {}
+            }
+        }
+    }
+
+    /// What a holder is told: that it holds no more, or that it may have missed that.
+    pub(super) fn note(&self, told: &Told) {
+        if told.broken {
+            self.lose("it was taken away by force");
+        }
+        if told.missed {
+            self.doubtful.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Asks the store, where it may have been taken away unheard; never resolves, where there is no doubt. Polled beside
+    /// the end of its time, which a store that hangs must not put off.
+    async fn settle_doubt(&self) {
+        if !self.doubtful.load(Ordering::Relaxed) {
+            return std::future::pending().await;
+        }
+        let asked = self.ask().await;
+        // Without an answer too: once the store is heard again, it is doubtful again.
+        self.doubtful.store(false, Ordering::Relaxed);
+        if matches!(asked, Ok(false)) {
+            self.lose("another holds it");
+        }
+    }
+
+    /// Whether the store says that this token holds it.
+    pub(super) async fn ask(&self) -> Result<bool, StoreError> {
+        if self.is_ended() {
+            return Ok(false);
+        }
+        self.target.home().ask(|within| self.target.is_holder(&self.token, within)).await
+    }
+
+    pub(super) async fn is_owned(&self) -> Result<bool, LockError> {
+        self.ask().await.map_err(|error| self.target.error("looking at", error))
+    }
+
+    /// Starts its time anew, with this time to live; false if it is lost or was given back.
+    pub(super) async fn extend(&self, ttl: Option<Duration>) -> Result<bool, StoreError> {
+        if self.lease.borrow().state != State::Held {
+            return Ok(false);
+        }
+        let sent = Lease { since: Instant::now(), ttl, state: State::Held };
+        // What may make the time shorter may have done so whatever becomes of the answer.
+        self.reckon(sent, |old| match (sent.until(), old.until()) {
+            (Some(new), Some(old)) => new < old,
+            (new, _) => new.is_some(),
+        });
+        let extended = self.target.home().ask(|within| self.target.extend(&self.token, ttl, within));
+        if extended.await? {
+            // Of two extensions that are under way, the one that was sent last counts.
+            self.reckon(sent, |old| old.since <= sent.since);
+            return Ok(self.lease.borrow().state == State::Held);
+        }
+        self.lose("its extension was refused");
+        Ok(false)
+    }
+
+    fn reckon(&self, new: Lease, instead_of: impl FnOnce(&Lease) -> bool) {
+        self.lease.send_if_modified(|lease| {
+            let changes = lease.state == State::Held && instead_of(lease);
+            if changes {
+                *lease = new;
+            }
+            changes
+        });
+    }
+}
+
+/// What a grant came with.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Granted {
+    pub(super) fence: u64,
+    pub(super) attempts: u32,
+    pub(super) waited: Duration,
+}

@@ -1,0 +1,111 @@
+//! Who has to give an acquisition back, and what renews it until then.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::background::Release;
+use super::grip::{Grip, State};
+use super::target::Target;
+use crate::store::StoreError;
+
+/// The duty to give an acquisition back; dropped, that is done in the background.
+pub(super) struct Hold<T: Target> {
+    pub(super) grip: Arc<Grip<T>>,
+    watchdog: Option<JoinHandle<()>>,
+    runtime: Option<Handle>,
+    /// Whether a TAKE of this token may still run, also after it was given back.
+    straggler: bool,
+    freed: bool,
+}
+
+impl<T: Target> Hold<T> {
+    pub(super) fn new(grip: Arc<Grip<T>>, runtime: Option<Handle>, straggler: bool) -> Self {
+        Self { grip, watchdog: None, runtime, straggler, freed: false }
+    }
+
+    /// Renews it from now on, at each third of its time.
+    pub(super) fn renew(mut self) -> Self {
+        if let Some(runtime) = &self.runtime {
+            self.watchdog = Some(runtime.spawn(renew(Arc::clone(&self.grip))));
+        }
+        self
+    }
+
+    /// Gives it back; `None` if that was done before. After an error it can be called again, but nothing renews it
+    /// any more.
+    pub(super) async fn free(&mut self) -> Result<Option<T::Freed>, StoreError> {
+        if self.freed {
+            return Ok(None);
+        }
+        let target = &self.grip.target;
+        stop(&mut self.watchdog, target.home().command_timeout).await;
+        let freed = target.home().ask(|within| target.free(&self.grip.token, within)).await?;
+        self.freed = true;
+        self.grip.end();
+        if self.straggler {
+            self.release();
+        }
+        Ok(Some(freed))
+    }
+
+    fn release(&mut self) {
+        let release = Release {
+            target: Arc::clone(&self.grip.target),
+            token: self.grip.token.clone(),
+            straggler: self.straggler,
+            watchdog: self.watchdog.take(),
+        };
+        release.later(self.runtime.as_ref());
+    }
+}
+
+impl<T: Target> Drop for Hold<T> {
+    fn drop(&mut self) {
+        if !self.freed {
+            self.grip.end();
+            self.release();
+        }
+    }
+}
+
+/// Ends a watchdog, and returns when it has ended: a renewal must not be sent after the release. Bounded, because
+/// the runtime it lives in may stand still; then the token keeps its renewal from doing harm.
+pub(super) async fn stop(watchdog: &mut Option<JoinHandle<()>>, within: Duration) {
+    if let Some(task) = watchdog {
+        task.abort();
+        let _ = timeout(within, task).await;
+    }
+    *watchdog = None;
+}
+
+/// Renews an acquisition until it is given back or lost.
+async fn renew<T: Target>(grip: Arc<Grip<T>>) {
+    /// The pause after a renewal without an answer.
+    const AGAIN: Duration = Duration::from_millis(50);
+    let mut lease = grip.lease();
+    let mut failed = None;
+    loop {
+        let now = *lease.borrow_and_update();
+        let (State::Held, Some(ttl), Some(until)) = (now.state, now.ttl, now.until()) else { return };
+        let due = failed.map_or(now.since + ttl / 3, |failed: Instant| failed + AGAIN.min(ttl / 10));
+        tokio::select! {
+            biased;
+            _ = lease.changed() => continue,
+            () = sleep_until(due.min(until)) => {}
+        }
+        if Instant::now() >= until {
+            return grip.lose("it could not be renewed in time");
+        }
+        match grip.extend(Some(ttl)).await {
+            Ok(_) => failed = None,
+            Err(error) => {
+                tracing::debug!(%error, "a lock was not renewed");
+                failed = Some(Instant::now());
+            }
+        }
+    }
+}

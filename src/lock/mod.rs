@@ -1,0 +1,76 @@
+//! Locks for a fleet: a [`Mutex`] and a fair [`Semaphore`], on the guard's connections and scripts.
+//!
+//! The guard needs neither: its loads go through leases of its own. These are for work of yours that only one
+//! process (or only so many) may do at a time.
+//!
+//! # Examples
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use std::time::Duration;
+//! use stampede_guard::lock::{Locks, Scope};
+//!
+//! // In production: Locks::new(redis::Client::open("redis://127.0.0.1/")?), or `guard.locks()`.
+//! let locks = Locks::in_memory();
+//! let mutex = locks.mutex(Scope::new("server_access").local(7)).ttl(Duration::from_secs(30)).build()?;
+//!
+//! let mut guard = mutex.lock().await?;
+//! // .. what only one process may do. Hand `guard.fence()` to whatever is written outside the store.
+//! let held_to_the_end = guard.unlock().await?;
+//! assert!(held_to_the_end);
+//!
+//! // Or, unlocked whatever happens inside:
+//! let done = mutex.synchronize(|held| async move { held.fence() }).await?;
+//! assert!(done.still_held && done.value > 0);
+//! # Ok(()) }
+//! ```
+//!
+//! # What they promise
+//!
+//! - **One holder** (or so many as there are permits) among all processes that share the store, as long as nobody
+//!   holds on for longer than its time to live. Every holder has a random token; nobody frees or extends
+//!   what is another's.
+//! - **Fair**: those who wait are a queue. Whoever unlocks hands the lock to its head in the same step;
+//!   the dead are passed over, and nobody barges in.
+//! - **Quiet**: who waits sends nothing; all waiters of a process share one connection, and of all waiters of one
+//!   lock only the first watches the clock.
+//! - **Nothing stays behind**: a holder that dies costs others its time to live, a waiter that dies nothing. A
+//!   future that is dropped gives its place up; a reply that was lost is followed by a release.
+//!
+//! # What they do not promise
+//!
+//! A lock with a time to live is a promise about time. A process that is paused for longer than that finds itself
+//! without the lock when it wakes up, and a Redis that fails over may have forgotten its latest writes. So
+//! what must be right writes with the [fence](Held::fence): a number that grows with each holder, so that
+//! the written-to side can refuse whoever comes late. [`Held::lost`] tells a holder as soon as it can be known.
+//!
+//! # Dropping
+//!
+//! A dropped [`MutexGuard`] or [`Permit`] is released in the background: best effort, never a panic, also outside a
+//! runtime (where the time to live has to do it). Release explicitly to know when it is done, and whether it
+//! was still yours; [`Locks::close`] waits for what is under way.
+
+mod background;
+mod error;
+mod grip;
+mod held;
+mod hold;
+mod locks;
+mod mutex;
+mod options;
+mod permit;
+mod scope;
+mod semaphore;
+mod target;
+#[cfg(test)]
+mod tests;
+mod wait;
+
+pub use error::LockError;
+pub use held::{Held, MutexGuard};
+pub use locks::{Locks, LocksBuilder};
+pub use mutex::{Mutex, Synchronized};
+pub use options::{MutexBuilder, MutexOptions, SemaphoreBuilder, Waiting};
+pub use permit::{Permit, PermitView, Released};
+pub use scope::Scope;
+pub use semaphore::{Holder, Semaphore, Wait};

@@ -1,0 +1,338 @@
+//! [`Semaphore`], the handle on a named number of permits.
+
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::target::{SemaphoreTarget, Target as _};
+use super::wait::{Terms, acquire};
+use super::{LockError, Locks, Permit, PermitView, Released, Scope, SemaphoreBuilder, Waiting};
+use crate::store::locks::{Change, SemaphoreState};
+use crate::store::{StoreError, Token};
+
+/// So many permits for all processes together, handed out in the order in which they were asked for.
+///
+/// One handle acquires any number of permits, from any number of tasks; a clone is the same handle. The
+/// semaphore comes into being with its first permit. The number of permits is that of whoever comes first:
+/// other numbers are reported, once per handle in the log and by [`ensure_created`](Self::ensure_created).
+///
+/// A permit that is not released comes back when its lease is over, which whoever asks next, or waits, notices.
+///
+/// # Examples
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use std::time::Duration;
+/// use stampede_guard::lock::{Locks, Semaphore, Wait};
+///
+/// let origin = Semaphore::new(&Locks::in_memory(), "origin", 2)?;
+/// let one = origin.acquire(Wait::Forever).await?.expect("waits until there is one");
+/// let mut other = origin.acquire(Wait::For(Duration::from_secs(1))).await?.expect("there are two");
+/// assert!(origin.acquire(Wait::Now).await?.is_none());
+///
+/// let released = other.release().await?;
+/// assert!(released.was_held);
+/// assert_eq!(released.available, 1);
+/// # drop(one);
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct Semaphore {
+    target: Arc<SemaphoreTarget>,
+    auto_renew: bool,
+    waiting: Waiting,
+}
+
+/// How long a permit is waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Wait {
+    /// Until there is one.
+    Forever,
+    /// Not at all: one that is free, and that nobody waits for.
+    Now,
+    /// For so long.
+    For(Duration),
+}
+
+/// Who has a permit at present.
+#[derive(Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Holder {
+    /// The permit's token.
+    pub token: String,
+    /// What is left of its lease, by the server's clock.
+    pub remaining: Duration,
+}
+
+impl Semaphore {
+    pub(super) fn from_target(target: SemaphoreTarget, auto_renew: bool, waiting: Waiting) -> Self {
+        Self { target: Arc::new(target), auto_renew, waiting }
+    }
+
+    /// A semaphore with the defaults that [`SemaphoreBuilder`] names.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::InvalidKey`] for an empty name, [`LockError::InvalidOption`] for no permits.
+    pub fn new(locks: &Locks, name: impl Into<Scope>, permits: u32) -> Result<Self, LockError> {
+        locks.semaphore(name, permits).build()
+    }
+
+    /// Starts a semaphore with settings of its own; the same as [`Locks::semaphore`].
+    pub fn builder(locks: &Locks, name: impl Into<Scope>, permits: u32) -> SemaphoreBuilder {
+        locks.semaphore(name, permits)
+    }
+
+    /// Acquires a permit, after those who asked before; `None` if there was none in time.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::Closed`] if the semaphore was deleted meanwhile; [`LockError::GrantedTooLate`];
+    /// [`LockError::Store`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe, but the place in the queue is lost: dropped, it is given up in the background, and so is what may have
+    /// been acquired.
+    pub async fn acquire(&self, wait: Wait) -> Result<Option<Permit>, LockError> {
+        let (retries, timeout) = match wait {
+            Wait::Forever => (None, None),
+            Wait::Now => (Some(0), None),
+            Wait::For(duration) => (None, Some(duration)),
+        };
+        let fallback = (Duration::ZERO, 0.0);
+        let terms =
+            Terms { waiting: self.waiting, fallback, retries, timeout, min_remaining: Duration::ZERO };
+        match acquire(&self.target, &terms).await {
+            Ok(hold) if self.auto_renew => Ok(Some(Permit::new(hold.renew()))),
+            Ok(hold) => Ok(Some(Permit::new(hold))),
+            Err(error) if error.is_busy() => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Runs `work` with a permit, in the caller's task, and releases it: when it has ended, or panicked, or when this
+    /// future is dropped. `None`, without calling `work`, if there was none in time.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire`](Self::acquire), before `work` was called; errors of `work` are in its value.
+    /// If the store can not be asked at the end, the release is tried on in the background.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped, `work` ends where it is, and the permit is released in the background.
+    pub async fn with_permit<T, F, Fut>(&self, wait: Wait, work: F) -> Result<Option<T>, LockError>
+    where
+        F: FnOnce(PermitView) -> Fut,
+        Fut: Future<Output = T>,
+    {
+        let Some(mut permit) = self.acquire(wait).await? else { return Ok(None) };
+        let value = work(PermitView::clone(&permit)).await;
+        let _ = permit.release().await;
+        Ok(Some(value))
+    }
+
+    /// How many permits are free; all, before the semaphore exists. Creates nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::Store`] and [`LockError::Closed`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe.
+    pub async fn available_permits(&self) -> Result<u32, LockError> {
+        Ok(self.look().await?.map_or(self.target.create.capacity, |state| state.available))
+    }
+
+    /// How many permits there are in all, with those that were added.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::Store`] and [`LockError::Closed`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe.
+    pub async fn capacity(&self) -> Result<u32, LockError> {
+        Ok(self.look().await?.map_or(self.target.create.capacity, |state| state.capacity))
+    }
+
+    /// Who has a permit; whose lease ends first comes first.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::Store`] and [`LockError::Closed`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe.
+    pub async fn holders(&self) -> Result<Vec<Holder>, LockError> {
+        let holders = self.look().await?.map(|state| state.holders).unwrap_or_default();
+        let holder = |(token, remaining): (Token, _)| Holder { token: token.as_str().to_owned(), remaining };
+        Ok(holders.into_iter().map(holder).collect())
+    }
+
+    /// Whether a permit with this token is held.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::Store`] and [`LockError::Closed`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe.
+    pub async fn holds(&self, token: &str) -> Result<bool, LockError> {
+        let state = self.look().await?;
+        Ok(state.is_some_and(|state| state.holders.iter().any(|(holder, _)| holder.as_str() == token)))
+    }
+
+    /// How many wait in the queue.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::Store`] and [`LockError::Closed`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe.
+    pub async fn waiting(&self) -> Result<u32, LockError> {
+        Ok(self.look().await?.map_or(0, |state| state.waiting))
+    }
+
+    /// Whether the semaphore exists: it was created, not deleted, and used within its idle time.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::Store`] and [`LockError::Closed`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe.
+    pub async fn exists(&self) -> Result<bool, LockError> {
+        Ok(self.look().await?.is_some())
+    }
+
+    /// Takes back the permits whose leases have ended and hands them to those who wait; how many there were. Every
+    /// acquisition does the same, and those who wait see to it too.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::Store`] if the store could not be asked, in which case it may or may not have happened;
+    /// [`LockError::Closed`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped, it may or may not have happened.
+    pub async fn release_stale(&self) -> Result<u32, LockError> {
+        Ok(self.change(Change::Sweep).await?.map_or(0, |state| state.recovered))
+    }
+
+    /// Adds so many permits, creating the semaphore if need be; how many there are then. They stay until it
+    /// is deleted or its idle time is over.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::Store`] if the store could not be asked, in which case it may or may not have happened;
+    /// [`LockError::Closed`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped, it may or may not have happened.
+    pub async fn add_permits(&self, permits: u32) -> Result<u32, LockError> {
+        let create = self.target.create;
+        let state = self.change(Change::Add { permits, semaphore: create }).await?;
+        Ok(state.map_or(create.capacity, |state| state.capacity))
+    }
+
+    /// Creates the semaphore if there is none; whether this call did.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::CapacityMismatch`] if it was created with another number of permits; [`LockError::Store`] and
+    /// [`LockError::Closed`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped, it may or may not have happened.
+    pub async fn ensure_created(&self) -> Result<bool, LockError> {
+        let expected = self.target.create.capacity;
+        match self.change(Change::Ensure(self.target.create)).await? {
+            Some(state) if state.created_with != expected => {
+                Err(LockError::CapacityMismatch { expected, actual: state.created_with })
+            }
+            state => Ok(state.is_some_and(|state| state.created)),
+        }
+    }
+
+    /// Removes the semaphore without a trace; those who wait are told [`LockError::Closed`]. Whether there was one.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::Store`] if the store could not be asked, in which case it may or may not have happened;
+    /// [`LockError::Closed`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped, it may or may not have happened.
+    pub async fn delete(&self) -> Result<bool, LockError> {
+        Ok(self.change(Change::Delete).await?.is_some())
+    }
+
+    /// Releases the permit with this token, whoever holds it; `None` if nobody does. For a consumer that
+    /// ends what a producer began.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::Store`] if the store could not be asked, in which case it may or may not have happened;
+    /// [`LockError::Closed`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped, it may or may not have happened.
+    pub async fn signal(&self, token: &str) -> Result<Option<Released>, LockError> {
+        let Some(token) = Token::parse(token.as_bytes()) else { return Ok(None) };
+        let freed = self.target.home.ask(|within| self.target.free(&token, within)).await;
+        let released = Released::from(freed.map_err(self.failed("releasing a permit of"))?);
+        Ok(Some(released).filter(|released| released.was_held))
+    }
+
+    async fn look(&self) -> Result<Option<SemaphoreState>, LockError> {
+        let SemaphoreTarget { home, name, .. } = &*self.target;
+        let state = home.ask(async |within| home.locks()?.look_at_semaphore(name, within).await);
+        state.await.map_err(self.failed("looking at"))
+    }
+
+    async fn change(&self, change: Change) -> Result<Option<SemaphoreState>, LockError> {
+        let SemaphoreTarget { home, name, .. } = &*self.target;
+        let state = home.ask(async |within| home.locks()?.change_semaphore(name, change, within).await);
+        state.await.map_err(self.failed("changing"))
+    }
+
+    fn failed(&self, doing: &str) -> impl Fn(StoreError) -> LockError {
+        move |error| self.target.error(doing, error)
+    }
+}
+
+impl fmt::Debug for Semaphore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let SemaphoreTarget { create, lease, .. } = &*self.target;
+        f.debug_struct("Semaphore")
+            .field("permits", &create.capacity)
+            .field("lease", lease)
+            .field("idle_ttl", &create.idle_ttl)
+            .field("auto_renew", &self.auto_renew)
+            .field("waiting", &self.waiting)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Holder {
+    /// Without the token: who knows it can release the permit.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Holder").field("remaining", &self.remaining).finish_non_exhaustive()
+    }
+}

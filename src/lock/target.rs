@@ -1,0 +1,149 @@
+//! What mutexes and permits have in common for those who wait for them, hold them and give them back.
+
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use super::locks::Home;
+use super::{LockError, MutexOptions};
+use crate::store::locks::{Create, LockName, PermitFreed, Take, TakePermit, Taken};
+use crate::store::{StoreError, Token};
+
+/// What a token can be the holder of.
+pub(super) trait Target: fmt::Debug + Send + Sync + 'static {
+    /// What a FREE answers.
+    type Freed: Send;
+
+    fn home(&self) -> &Arc<Home>;
+
+    fn name(&self) -> &LockName;
+
+    /// How long it is held; `None` for ever.
+    fn ttl(&self) -> Option<Duration>;
+
+    fn take(&self, token: &Token, queue: bool, within: Duration) -> impl Answer<Taken>;
+
+    fn extend(&self, token: &Token, ttl: Option<Duration>, within: Duration) -> impl Answer<bool>;
+
+    fn free(&self, token: &Token, within: Duration) -> impl Answer<Self::Freed>;
+
+    /// Whether the token holds it, as the store sees it.
+    fn is_holder(&self, token: &Token, within: Duration) -> impl Answer<bool>;
+
+    /// What a store's failure is for the user.
+    fn error(&self, doing: &str, error: StoreError) -> LockError {
+        LockError::store(doing, self.name(), error)
+    }
+}
+
+/// A command's eventual result.
+pub(super) trait Answer<T>: Future<Output = Result<T, StoreError>> + Send {}
+
+impl<T, F: Future<Output = Result<T, StoreError>> + Send> Answer<T> for F {}
+
+/// A mutex, as all clones of a handle see it.
+#[derive(Debug)]
+pub(super) struct MutexTarget {
+    pub(super) home: Arc<Home>,
+    pub(super) name: LockName,
+    pub(super) options: MutexOptions,
+}
+
+impl Target for MutexTarget {
+    type Freed = bool;
+
+    fn home(&self) -> &Arc<Home> {
+        &self.home
+    }
+
+    fn name(&self) -> &LockName {
+        &self.name
+    }
+
+    fn ttl(&self) -> Option<Duration> {
+        self.options.ttl
+    }
+
+    async fn take(&self, token: &Token, queue: bool, within: Duration) -> Result<Taken, StoreError> {
+        let ask = Take { token, ttl: self.options.ttl, queue };
+        self.home.locks()?.take_mutex(&self.name, ask, within).await
+    }
+
+    async fn extend(
+        &self,
+        token: &Token,
+        ttl: Option<Duration>,
+        within: Duration,
+    ) -> Result<bool, StoreError> {
+        self.home.locks()?.extend_mutex(&self.name, token, ttl, within).await
+    }
+
+    async fn free(&self, token: &Token, within: Duration) -> Result<bool, StoreError> {
+        self.home.locks()?.free_mutex(&self.name, token, self.options.ttl, within).await
+    }
+
+    async fn is_holder(&self, token: &Token, within: Duration) -> Result<bool, StoreError> {
+        let holder = self.home.locks()?.look_at_mutex(&self.name, within).await?;
+        Ok(holder.is_some_and(|holder| holder.token == token.as_str().as_bytes()))
+    }
+}
+
+/// A semaphore, as all clones of a handle see it.
+#[derive(Debug)]
+pub(super) struct SemaphoreTarget {
+    pub(super) home: Arc<Home>,
+    pub(super) name: LockName,
+    pub(super) create: Create,
+    pub(super) lease: Duration,
+    /// Whether it was said that the semaphore was created with another number of permits.
+    pub(super) warned: AtomicBool,
+}
+
+impl Target for SemaphoreTarget {
+    type Freed = PermitFreed;
+
+    fn home(&self) -> &Arc<Home> {
+        &self.home
+    }
+
+    fn name(&self) -> &LockName {
+        &self.name
+    }
+
+    fn ttl(&self) -> Option<Duration> {
+        Some(self.lease)
+    }
+
+    async fn take(&self, token: &Token, queue: bool, within: Duration) -> Result<Taken, StoreError> {
+        let ask = TakePermit { token, lease: self.lease, semaphore: self.create, queue };
+        let taken = self.home.locks()?.take_permit(&self.name, ask, within).await?;
+        let (expected, actual) = (self.create.capacity, taken.created_with);
+        if expected != actual && !self.warned.swap(true, Ordering::Relaxed) {
+            tracing::warn!(expected, actual, "the semaphore was created with another number of permits");
+        }
+        Ok(match taken.granted {
+            true => Taken::Granted { fence: 0 },
+            false => Taken::Busy { remaining: taken.next_expiry },
+        })
+    }
+
+    async fn extend(
+        &self,
+        token: &Token,
+        ttl: Option<Duration>,
+        within: Duration,
+    ) -> Result<bool, StoreError> {
+        self.home.locks()?.refresh_permit(&self.name, token, ttl.unwrap_or(self.lease), within).await
+    }
+
+    async fn free(&self, token: &Token, within: Duration) -> Result<PermitFreed, StoreError> {
+        self.home.locks()?.free_permit(&self.name, token, self.lease, within).await
+    }
+
+    async fn is_holder(&self, token: &Token, within: Duration) -> Result<bool, StoreError> {
+        let state = self.home.locks()?.look_at_semaphore(&self.name, within).await?;
+        Ok(state.is_some_and(|state| state.holders.iter().any(|(holder, _)| holder == token)))
+    }
+}

@@ -1,0 +1,304 @@
+//! Answers that are lost, late or refused, one script per test.
+
+use std::sync::Arc;
+
+use super::faulty::{Fate, Faulty, Script};
+use super::*;
+use crate::lock::hold::Hold;
+use crate::lock::target::Target as _;
+use crate::lock::wait::{Terms, acquire};
+use crate::lock::{LockError, Waiting};
+use crate::store::StoreErrorKind;
+use crate::store::grants::Told;
+
+const TERMS: Terms = Terms {
+    waiting: Waiting::Notify,
+    fallback: (Duration::from_millis(10), 0.0),
+    retries: None,
+    timeout: Some(Duration::from_secs(10)),
+    min_remaining: Duration::ZERO,
+};
+
+async fn held(target: &Arc<Faulty>) -> Hold<Faulty> {
+    acquire(target, &TERMS).await.expect("acquired")
+}
+
+/// The error; a guard that should not be there has no `Debug`.
+async fn refused(target: &Arc<Faulty>, terms: &Terms) -> LockError {
+    match acquire(target, terms).await {
+        Ok(_) => panic!("it was acquired"),
+        Err(error) => error,
+    }
+}
+
+/// S1.23: granted at the server, the answer lost: the same token is asked for again, and has it.
+#[tokio::test(start_paused = true)]
+async fn a_lost_answer_is_asked_for_again_with_the_same_token() {
+    for kind in [StoreErrorKind::Broken, StoreErrorKind::TimedOut] {
+        let target = Faulty::new(&Locks::in_memory(), ms(60_000), &[("take", &[Fate::Lost(kind)])]);
+        let mut hold = held(&target).await;
+        assert_eq!((hold.grip.attempts, target.commands()), (1, vec!["take", "take"]));
+        assert_eq!(hold.grip.remaining(), Some(ms(59_398)), "from the second on");
+        assert_eq!(hold.free().await.expect("asks"), Some(true));
+    }
+}
+
+/// S1.23: with no answer at all it is an error, and what was granted unheard does not stay for its time to live.
+#[tokio::test(start_paused = true)]
+async fn without_an_answer_it_is_an_error_and_is_released() {
+    let lost = Fate::Lost(StoreErrorKind::TimedOut);
+    let script: Script<'_> =
+        &[("take", &[lost, lost]), ("free", &[Fate::Fails(StoreErrorKind::Unavailable); 3])];
+    let target = Faulty::new(&Locks::in_memory(), ms(60_000), script);
+    let (took, error) = timed(refused(&target, &TERMS)).await;
+    assert!(error.is_store() && !error.is_busy() && took == ms(2000), "{error:?} {took:?}");
+    assert!(target.is_locked().await, "granted at the server");
+    pass(ms(500)).await;
+    assert!(!target.is_locked().await);
+    pass(ms(60_000)).await;
+    assert_eq!(target.commands()[2..], ["free"; 5], "three that failed, one answered, one for stragglers");
+}
+
+/// A TAKE that runs after its compensating FREE, because a connection broke between them.
+#[tokio::test(start_paused = true)]
+async fn a_straggling_take_is_released_too() {
+    let straggles = Fate::Straggles;
+    let target = Faulty::new(&Locks::in_memory(), ms(60_000), &[("take", &[straggles, straggles])]);
+    assert!(refused(&target, &TERMS).await.is_store());
+    pass(ms(150)).await;
+    assert!(target.is_locked().await, "the first release came before it");
+    pass(ms(250)).await;
+    assert!(!target.is_locked().await);
+
+    // Also where the second try was granted, and given back before the first one ran.
+    let target = Faulty::new(&Locks::in_memory(), ms(60_000), &[("take", &[straggles])]);
+    let mut hold = held(&target).await;
+    hold.free().await.expect("asks");
+    pass(ms(150)).await;
+    assert!(target.is_locked().await);
+    pass(ms(250)).await;
+    assert!(!target.is_locked().await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refusal_is_not_repeated_and_releases_nothing() {
+    for kind in [StoreErrorKind::Refused, StoreErrorKind::Transient, StoreErrorKind::Closed] {
+        let target = Faulty::new(&Locks::in_memory(), ms(60_000), &[("take", &[Fate::Fails(kind); 2])]);
+        let error = refused(&target, &TERMS).await;
+        assert_eq!(error.is_store(), kind != StoreErrorKind::Closed, "{error:?}");
+        pass(ms(1000)).await;
+        assert_eq!(target.commands(), ["take"]);
+    }
+}
+
+/// A connection that has died in silence is given up after two commands without an answer. Who waits in the queue
+/// by then is not sent away for that.
+#[tokio::test(start_paused = true)]
+async fn a_waiter_outlasts_a_connection_that_died_in_silence() {
+    let locks = Locks::in_memory();
+    let lost = Fate::Fails(StoreErrorKind::TimedOut);
+    let target = Faulty::new(&locks, ms(60_000), &[("take", &[Fate::Late(ms(0)), lost, lost])]);
+    let holder = with(&locks, |builder| builder.ttl(ms(500)));
+    std::mem::forget(locked(&holder).await);
+    assert_eq!(held(&target).await.grip.attempts, 2);
+    assert_eq!(target.commands(), ["take"; 4]);
+}
+
+/// Nobody who tries once waits for a connection; who waits anyway does.
+#[tokio::test(start_paused = true)]
+async fn a_missing_connection_is_waited_for_by_those_who_wait() {
+    let down = ("take", &[Fate::Fails(StoreErrorKind::Unavailable)] as &[_]);
+    let target = Faulty::new(&Locks::in_memory(), ms(60_000), &[down]);
+    drop(held(&target).await);
+    let target = Faulty::new(&Locks::in_memory(), ms(60_000), &[down]);
+    let once = Terms { retries: Some(0), ..TERMS };
+    assert!(refused(&target, &once).await.is_store());
+    assert_eq!(target.commands(), ["take"]);
+}
+
+/// S1.24
+#[tokio::test(start_paused = true)]
+async fn what_is_granted_too_late_is_given_back() {
+    let late = ("take", &[Fate::Late(ms(300))] as &[_]);
+    let target = Faulty::new(&Locks::in_memory(), ms(200), &[late]);
+    let error = refused(&target, &TERMS).await;
+    assert!(
+        matches!(error, LockError::GrantedTooLate { elapsed, ttl } if elapsed == ms(300) && ttl == ms(200)),
+        "{error:?}"
+    );
+
+    let target = Faulty::new(&Locks::in_memory(), ms(1000), &[late]);
+    let hold = held(&target).await;
+    assert_eq!(hold.grip.remaining(), Some(ms(688)));
+    drop(hold);
+
+    let target = Faulty::new(&Locks::in_memory(), ms(1000), &[late]);
+    let error = refused(&target, &Terms { min_remaining: ms(700), ..TERMS }).await;
+    assert!(matches!(error, LockError::GrantedTooLate { .. }), "{error:?}");
+    settle().await;
+    assert!(!target.is_locked().await);
+    assert_eq!(target.commands(), ["take", "free"]);
+}
+
+/// A wait that took most of the time to live is followed by a TAKE that starts it anew, no other is.
+#[tokio::test(start_paused = true)]
+async fn a_grant_after_a_long_wait_starts_its_time_anew() {
+    for (waited, commands) in [(ms(100), vec!["take"]), (ms(400), vec!["take", "take"])] {
+        let locks = Locks::in_memory();
+        let target = Faulty::new(&locks, ms(1000), &[]);
+        let mut guard = locked(&mutex(&locks)).await;
+        let next = tokio::spawn({
+            let target = Arc::clone(&target);
+            async move { held(&target).await }
+        });
+        pass(waited).await;
+        guard.unlock().await.expect("asks");
+        let hold = next.await.expect("no panic");
+        assert_eq!((target.commands(), hold.grip.attempts), (commands, 1));
+        assert!(hold.grip.remaining() >= Some(ms(750)));
+    }
+}
+
+/// S1.23: the caller's future is dropped while the answer is on its way.
+#[tokio::test(start_paused = true)]
+async fn a_future_dropped_in_mid_command_leaves_nothing() {
+    let target = Faulty::new(&Locks::in_memory(), ms(60_000), &[("take", &[Fate::Late(ms(300))])]);
+    let caller = waiting({
+        let target = Arc::clone(&target);
+        async move { drop(held(&target).await) }
+    })
+    .await;
+    assert!(target.is_locked().await);
+    caller.abort();
+    settle().await;
+    assert!(!target.is_locked().await);
+}
+
+/// S1.17
+#[tokio::test(start_paused = true)]
+async fn an_unlock_without_an_answer_can_be_repeated() {
+    let script: Script<'_> = &[("free", &[Fate::Fails(StoreErrorKind::Broken)])];
+    let target = Faulty::new(&Locks::in_memory(), ms(60_000), script);
+    let mut hold = held(&target).await;
+    assert!(hold.free().await.is_err());
+    assert_eq!(hold.grip.remaining(), Some(ms(59_398)), "it still counts as held");
+    assert_eq!(hold.free().await.expect("asks"), Some(true));
+    assert_eq!(hold.free().await.expect("asks"), None);
+
+    let script: Script<'_> = &[("free", &[Fate::Fails(StoreErrorKind::Broken); 2])];
+    let target = Faulty::new(&Locks::in_memory(), ms(60_000), script);
+    let mut hold = held(&target).await;
+    assert!(hold.free().await.is_err());
+    drop(hold);
+    pass(ms(500)).await;
+    assert!(!target.is_locked().await, "dropped, it is tried on in the background");
+}
+
+/// What was never sent may be sent again, once there is a connection.
+#[tokio::test(start_paused = true)]
+async fn an_unlock_waits_for_a_connection_that_is_being_made() {
+    let script: Script<'_> = &[("free", &[Fate::Fails(StoreErrorKind::Unavailable)])];
+    let target = Faulty::new(&Locks::in_memory(), ms(60_000), script);
+    assert_eq!(held(&target).await.free().await.expect("asks"), Some(true));
+    assert_eq!(target.commands(), ["take", "free", "free"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_release_in_the_background_ends_with_the_time_to_live() {
+    let script: Script<'_> = &[("free", &[Fate::Fails(StoreErrorKind::Unavailable); 1000])];
+    let target = Faulty::new(&Locks::in_memory(), ms(1000), script);
+    drop(held(&target).await);
+    pass(ms(5000)).await;
+    let (last, at) = *target.log().last().expect("there were some");
+    assert!(last == "free" && at <= 1100, "{at}");
+    assert_eq!(target.home().background.count(), 0);
+}
+
+/// A renewal that is under way when the lock is given back does not come after the release.
+#[tokio::test(start_paused = true)]
+async fn no_renewal_follows_a_release() {
+    for dropped in [false, true] {
+        let script: Script<'_> = &[("extend", &[Fate::Late(ms(200)); 10])];
+        let target = Faulty::new(&Locks::in_memory(), ms(900), script);
+        let mut hold = held(&target).await.renew();
+        pass(ms(400)).await;
+        assert_eq!(target.log().last(), Some(&("extend", 300)));
+        if dropped {
+            drop(hold);
+        } else {
+            assert_eq!(hold.free().await.expect("asks"), Some(true));
+        }
+        pass(ms(10_000)).await;
+        assert_eq!(target.log(), [("take", 0), ("extend", 300), ("free", 400)]);
+    }
+}
+
+/// A renewal that fails is tried again while there is time, and then the holder is told.
+#[tokio::test(start_paused = true)]
+async fn failed_renewals_are_repeated_and_end_in_a_loss() {
+    let down = Fate::Fails(StoreErrorKind::Broken);
+    let target = Faulty::new(&Locks::in_memory(), ms(900), &[("extend", &[down; 3])]);
+    let hold = held(&target).await.renew();
+    pass(ms(2000)).await;
+    assert_eq!(target.log()[1..5], [("extend", 300), ("extend", 350), ("extend", 400), ("extend", 450)]);
+    assert!(hold.grip.remaining() > Some(ms(500)));
+    drop(hold);
+
+    let target = Faulty::new(&Locks::in_memory(), ms(900), &[("extend", &[down; 1000])]);
+    let hold = held(&target).await.renew();
+    assert_eq!(timed(hold.grip.lost()).await.0, ms(889));
+    pass(ms(1000)).await;
+    assert!(target.log().iter().all(|(_, at)| *at <= 889));
+    assert_eq!(hold.grip.remaining(), Some(ms(0)));
+}
+
+/// An extension whose answer was lost may have made the time shorter; it is not counted on to have made it longer.
+#[tokio::test(start_paused = true)]
+async fn an_unanswered_extension_counts_as_the_shorter_time() {
+    let lost = Fate::Lost(StoreErrorKind::Broken);
+    let target = Faulty::new(&Locks::in_memory(), ms(1000), &[("extend", &[lost; 2])]);
+    let hold = held(&target).await;
+    assert!(hold.grip.extend(Some(ms(5000))).await.is_err());
+    assert_eq!(hold.grip.remaining(), Some(ms(988)));
+    assert!(hold.grip.extend(Some(ms(100))).await.is_err());
+    assert_eq!(hold.grip.remaining(), Some(ms(97)));
+    assert!(hold.grip.extend(Some(ms(1000))).await.expect("asks"));
+    assert_eq!(hold.grip.remaining(), Some(ms(988)));
+}
+
+/// A holder who may have missed that it was taken away asks, and a store that hangs does not put the end of
+/// its time off.
+#[tokio::test(start_paused = true)]
+async fn a_doubtful_holder_asks_and_is_told_in_time() {
+    let missed = Told { missed: true, ..Told::default() };
+    let target = Faulty::new(&Locks::in_memory(), ms(60_000), &[]);
+    let hold = held(&target).await;
+    hold.grip.note(&missed);
+    let lost = waiting({
+        let grip = Arc::clone(&hold.grip);
+        async move { grip.lost().await }
+    })
+    .await;
+    assert_eq!(target.commands(), ["take", "look"], "it still holds it");
+    lost.abort();
+
+    let script: Script<'_> = &[("look", &[Fate::Lost(StoreErrorKind::TimedOut); 3])];
+    let target = Faulty::new(&Locks::in_memory(), ms(900), script);
+    let hold = held(&target).await;
+    hold.grip.note(&missed);
+    assert_eq!(timed(hold.grip.lost()).await.0, ms(889));
+}
+
+/// The caller's time ends in mid-command: it was busy, that much is known.
+#[tokio::test(start_paused = true)]
+async fn a_timeout_in_a_late_command_is_a_timeout() {
+    let locks = Locks::in_memory();
+    let script: Script<'_> = &[("take", &[Fate::Late(ms(0)), Fate::Lost(StoreErrorKind::TimedOut)])];
+    let target = Faulty::new(&locks, ms(60_000), script);
+    let _guard = locked(&mutex(&locks)).await;
+    let poll = Waiting::Poll { interval: ms(100), jitter: 0.0 };
+    let terms = Terms { waiting: poll, timeout: Some(ms(300)), ..TERMS };
+    let (took, error) = timed(refused(&target, &terms)).await;
+    assert!(matches!(error, LockError::AcquireTimeout { attempts: 2, .. }), "{error:?}");
+    assert_eq!(took, ms(300));
+}

@@ -1,0 +1,152 @@
+//! A mutex whose commands fare as a test says.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex as Plain};
+
+use super::*;
+use crate::lock::locks::Home;
+use crate::lock::target::{MutexTarget, Target};
+use crate::store::locks::{LockName, Taken};
+use crate::store::{StoreError, StoreErrorKind, Token};
+
+/// What becomes of one command.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Fate {
+    /// It is never run.
+    Fails(StoreErrorKind),
+    /// It runs at once, and its answer is lost.
+    Lost(StoreErrorKind),
+    /// It runs at once, and its answer comes so late.
+    Late(Duration),
+    /// It fails, and runs 100 ms later.
+    Straggles,
+}
+
+/// What becomes of the first commands of each kind.
+pub(super) type Script<'a> = &'a [(&'static str, &'a [Fate])];
+
+/// A mutex of a memory store behind a bad line.
+#[derive(Debug)]
+pub(super) struct Faulty {
+    mutex: MutexTarget,
+    script: Plain<Vec<(&'static str, VecDeque<Fate>)>>,
+    log: Plain<Vec<(&'static str, Duration)>>,
+    started: Instant,
+}
+
+impl Faulty {
+    pub(super) fn new(locks: &Locks, ttl: Duration, script: Script<'_>) -> Arc<Self> {
+        let handle = with(locks, |builder| builder.ttl(ttl));
+        let target = handle.target();
+        let mutex = MutexTarget {
+            home: Arc::clone(&target.home),
+            name: target.name.clone(),
+            options: target.options.clone(),
+        };
+        let script = script.iter().map(|(command, fates)| (*command, fates.iter().copied().collect()));
+        Arc::new(Self {
+            mutex,
+            script: Plain::new(script.collect()),
+            log: Plain::default(),
+            started: Instant::now(),
+        })
+    }
+
+    async fn run<T: Send + 'static>(
+        &self,
+        command: &'static str,
+        within: Duration,
+        send: impl Future<Output = Result<T, StoreError>> + Send,
+        straggle: impl FnOnce() -> JoinHandle<()> + Send,
+    ) -> Result<T, StoreError> {
+        self.log.lock().expect("log").push((command, self.started.elapsed()));
+        let fate = self
+            .script
+            .lock()
+            .expect("script")
+            .iter_mut()
+            .find(|(name, _)| *name == command)
+            .and_then(|(_, fates)| fates.pop_front());
+        match fate {
+            None => send.await,
+            Some(Fate::Fails(kind)) => Err(StoreError::new(kind)),
+            Some(Fate::Lost(kind)) => {
+                let _ = send.await;
+                if kind == StoreErrorKind::TimedOut {
+                    sleep(within).await;
+                }
+                Err(StoreError::new(kind))
+            }
+            Some(Fate::Late(late)) => {
+                let answer = send.await;
+                sleep(late).await;
+                answer
+            }
+            Some(Fate::Straggles) => {
+                straggle();
+                Err(StoreError::new(StoreErrorKind::Broken))
+            }
+        }
+    }
+
+    pub(super) fn log(&self) -> Vec<(&'static str, u128)> {
+        self.log.lock().expect("log").iter().map(|(command, at)| (*command, at.as_millis())).collect()
+    }
+
+    pub(super) fn commands(&self) -> Vec<&'static str> {
+        self.log().into_iter().map(|(command, _)| command).collect()
+    }
+
+    pub(super) async fn is_locked(&self) -> bool {
+        let MutexTarget { home, name, .. } = &self.mutex;
+        home.store.locks().look_at_mutex(name, ms(1000)).await.expect("asks").is_some()
+    }
+}
+
+impl Target for Faulty {
+    type Freed = bool;
+
+    fn home(&self) -> &Arc<Home> {
+        self.mutex.home()
+    }
+
+    fn name(&self) -> &LockName {
+        self.mutex.name()
+    }
+
+    fn ttl(&self) -> Option<Duration> {
+        self.mutex.ttl()
+    }
+
+    async fn take(&self, token: &Token, queue: bool, within: Duration) -> Result<Taken, StoreError> {
+        let straggle = || {
+            let (home, name) = (Arc::clone(&self.mutex.home), self.mutex.name.clone());
+            let (options, token) = (self.mutex.options.clone(), token.clone());
+            tokio::spawn(async move {
+                sleep(ms(100)).await;
+                let _ = MutexTarget { home, name, options }.take(&token, queue, within).await;
+            })
+        };
+        self.run("take", within, self.mutex.take(token, queue, within), straggle).await
+    }
+
+    async fn extend(
+        &self,
+        token: &Token,
+        ttl: Option<Duration>,
+        within: Duration,
+    ) -> Result<bool, StoreError> {
+        let never = || unreachable!("only takes straggle");
+        self.run("extend", within, self.mutex.extend(token, ttl, within), never).await
+    }
+
+    async fn free(&self, token: &Token, within: Duration) -> Result<bool, StoreError> {
+        let never = || unreachable!("only takes straggle");
+        self.run("free", within, self.mutex.free(token, within), never).await
+    }
+
+    async fn is_holder(&self, token: &Token, within: Duration) -> Result<bool, StoreError> {
+        let never = || unreachable!("only takes straggle");
+        self.run("look", within, self.mutex.is_holder(token, within), never).await
+    }
+}

@@ -1,0 +1,167 @@
+use tokio::time::timeout;
+
+use super::*;
+use crate::lock::{Held, LockError};
+
+/// S1.24: less 1 % and 2 ms, from when the granting command was sent.
+#[tokio::test(start_paused = true)]
+async fn remaining_counts_from_the_grant_and_keeps_the_drift_back() {
+    let a = with(&Locks::in_memory(), |builder| builder.ttl(ms(1000)));
+    let guard = locked(&a).await;
+    assert_eq!(guard.remaining(), Some(ms(988)));
+    pass(ms(300)).await;
+    assert_eq!(guard.remaining(), Some(ms(688)));
+    pass(ms(700)).await;
+    assert_eq!(guard.remaining(), Some(ms(0)));
+    assert_eq!((guard.attempts(), guard.waited()), (1, ms(0)));
+}
+
+/// S1.25
+#[tokio::test(start_paused = true)]
+async fn expired_resolves_at_the_end_of_the_time_or_at_the_unlock() {
+    let a = with(&Locks::in_memory(), |builder| builder.ttl(ms(1000)));
+    let mut guard = locked(&a).await;
+    assert_eq!(timed(guard.expired()).await.0, ms(988));
+    assert!(!a.is_locked().await.expect("asks") || guard.is_owned().await.expect("asks"));
+    guard.unlock().await.expect("asks");
+
+    let mut guard = locked(&a).await;
+    let expired = waiting(guard.expired()).await;
+    guard.unlock().await.expect("asks");
+    expired.await.expect("no panic");
+    assert_eq!(timed(guard.expired()).await.0, ms(0));
+}
+
+/// S3.14: also without renewal it is known no later than at the end of the time.
+#[tokio::test(start_paused = true)]
+async fn lost_resolves_when_the_time_is_over_and_never_after_an_unlock() {
+    let a = with(&Locks::in_memory(), |builder| builder.ttl(ms(1000)));
+    let mut guard = locked(&a).await;
+    assert_eq!(timed(guard.lost()).await.0, ms(988));
+    assert!(!guard.extend(ms(1000)).await.expect("asks"), "lost is lost");
+    guard.unlock().await.expect("asks");
+
+    let mut guard = locked(&a).await;
+    let lost = waiting(guard.lost()).await;
+    guard.unlock().await.expect("asks");
+    pass(ms(5000)).await;
+    assert!(!lost.is_finished());
+    lost.abort();
+}
+
+/// S5.2: own 2 s -> 3 s; a lost one is not created again.
+#[tokio::test(start_paused = true)]
+async fn extend_starts_the_time_anew() {
+    let locks = Locks::in_memory();
+    let (a, b) = (with(&locks, |builder| builder.ttl(ms(2000))), mutex(&locks));
+    let mut guard = locked(&a).await;
+    pass(ms(500)).await;
+    assert!(guard.extend(ms(3000)).await.expect("asks"));
+    assert_eq!(b.remaining().await.expect("asks"), Some(ms(3000)));
+    assert_eq!(guard.remaining(), Some(ms(2968)));
+    assert!(guard.extend(ms(100)).await.expect("asks"), "shorter as well");
+    assert_eq!(guard.remaining(), Some(ms(97)));
+    assert!(matches!(guard.extend(ms(0)).await, Err(LockError::InvalidTtl { .. })));
+    pass(ms(101)).await;
+    assert!(!guard.extend(ms(1000)).await.expect("asks"));
+    assert!(!a.is_locked().await.expect("asks"));
+    assert!(matches!(guard.ensure().await, Err(LockError::NotHeld)));
+    assert!(!guard.unlock().await.expect("asks"));
+    assert!(!guard.extend(ms(1000)).await.expect("asks"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn expired_follows_an_extension() {
+    let a = with(&Locks::in_memory(), |builder| builder.ttl(ms(1000)));
+    let guard = locked(&a).await;
+    let expired = tokio::spawn(timed(guard.expired()));
+    pass(ms(500)).await;
+    assert!(guard.extend(ms(1000)).await.expect("asks"));
+    assert_eq!(expired.await.expect("no panic").0, ms(1488));
+}
+
+/// S4.35's like for mutexes: work of 5 s under 1 s of time.
+#[tokio::test(start_paused = true)]
+async fn auto_renew_keeps_it_until_the_unlock_and_not_longer() {
+    let locks = Locks::in_memory();
+    let (a, b) = (with(&locks, |builder| builder.ttl(ms(1000)).auto_renew(true)), mutex(&locks));
+    let mut guard = locked(&a).await;
+    let lost = tokio::spawn(guard.lost());
+    for _ in 0..50 {
+        pass(ms(100)).await;
+        assert!(guard.is_owned().await.expect("asks") && guard.remaining() > Some(ms(600)));
+    }
+    assert!(!lost.is_finished());
+    assert!(guard.unlock().await.expect("asks"));
+    let next = locked(&b).await;
+    pass(Duration::from_secs(30)).await;
+    assert_eq!(b.remaining().await.expect("asks"), Some(Duration::from_secs(30)), "nobody extends it");
+    assert!(next.is_owned().await.expect("asks"));
+    lost.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn auto_renew_ends_with_a_dropped_guard_and_with_a_dropped_work() {
+    let locks = Locks::in_memory();
+    let a = with(&locks, |builder| builder.ttl(ms(1000)).auto_renew(true));
+    drop(locked(&a).await);
+    settle().await;
+    assert!(!a.is_locked().await.expect("asks"));
+    let b = a.clone();
+    let work = tokio::spawn(async move { b.synchronize(|_| std::future::pending::<()>()).await.map(drop) });
+    pass(ms(5000)).await;
+    assert!(a.is_locked().await.expect("asks"));
+    work.abort();
+    settle().await;
+    assert!(!a.is_locked().await.expect("asks"));
+    pass(ms(5000)).await;
+    assert!(!a.is_locked().await.expect("asks"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn auto_renew_goes_on_with_what_extend_chose() {
+    let locks = Locks::in_memory();
+    let a = with(&locks, |builder| builder.ttl(ms(1000)).auto_renew(true));
+    let guard = locked(&a).await;
+    assert!(guard.extend(Duration::from_secs(30)).await.expect("asks"));
+    pass(ms(9_000)).await;
+    assert_eq!(a.remaining().await.expect("asks"), Some(ms(21_000)), "a third has not passed");
+    pass(ms(1_500)).await;
+    assert_eq!(a.remaining().await.expect("asks"), Some(ms(29_500)));
+    assert!(guard.is_owned().await.expect("asks"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_renewal_that_is_refused_tells_the_holder() {
+    let locks = Locks::in_memory();
+    let (a, b) = (with(&locks, |builder| builder.ttl(ms(900)).auto_renew(true)), mutex(&locks));
+    let guard = locked(&a).await;
+    let lost = guard.lost();
+    // Nobody listens while it is taken away.
+    b.force_unlock().await.expect("asks");
+    let other = locked(&b).await;
+    assert!(timed(lost).await.0 <= ms(301));
+    assert!(other.is_owned().await.expect("asks"));
+    let view = Held::clone(&guard);
+    drop(guard);
+    settle().await;
+    assert!(other.is_owned().await.expect("asks") && view.remaining() == Some(ms(0)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn all_who_listen_are_told() {
+    let locks = Locks::in_memory();
+    let (a, b) = (mutex(&locks), mutex(&locks));
+    let guard = locked(&a).await;
+    let mut told = Vec::new();
+    for _ in 0..3 {
+        told.push(waiting(guard.lost()).await);
+        told.push(waiting(guard.expired()).await);
+    }
+    // One that was dropped while it listened takes nothing with it.
+    waiting(guard.lost()).await.abort();
+    b.force_unlock().await.expect("asks");
+    for told in told {
+        timeout(ms(1), told).await.expect("at once").expect("no panic");
+    }
+}

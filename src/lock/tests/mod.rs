@@ -1,0 +1,63 @@
+//! The toolkit on a memory store, with a paused clock: times are exact.
+
+mod api;
+mod faults;
+mod faulty;
+mod held;
+mod mutex;
+mod options;
+mod semaphore;
+mod waiting;
+
+use std::future::Future;
+use std::time::Duration;
+
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep};
+
+use super::{Locks, Mutex, MutexBuilder, MutexGuard};
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+/// A handle on the mutex that all tests here are about.
+fn mutex(locks: &Locks) -> Mutex {
+    with(locks, |builder| builder)
+}
+
+fn with(locks: &Locks, set: impl FnOnce(MutexBuilder) -> MutexBuilder) -> Mutex {
+    set(locks.mutex("door")).build().expect("valid")
+}
+
+async fn locked(mutex: &Mutex) -> MutexGuard {
+    mutex.lock().await.expect("free, or about to be")
+}
+
+/// Lets everything run that can: what was spawned, sent to the background, or woken.
+async fn settle() {
+    for _ in 0..50 {
+        tokio::task::yield_now().await;
+    }
+}
+
+/// Starts something that will wait, and lets it come so far.
+async fn waiting<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
+    let task = tokio::spawn(work);
+    settle().await;
+    assert!(!task.is_finished(), "it has to wait");
+    task
+}
+
+/// How long something takes on the paused clock, and what it comes to.
+async fn timed<T>(work: impl Future<Output = T>) -> (Duration, T) {
+    let started = Instant::now();
+    let value = work.await;
+    (started.elapsed(), value)
+}
+
+/// Lets so much time pass, with everything that happens in it.
+async fn pass(duration: Duration) {
+    sleep(duration).await;
+    settle().await;
+}

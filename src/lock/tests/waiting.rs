@@ -1,0 +1,296 @@
+use super::*;
+use crate::lock::{LockError, Waiting};
+
+fn poll(interval: Duration) -> Waiting {
+    Waiting::Poll { interval, jitter: 0.0 }
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiters_are_served_in_their_order_with_one_attempt_each() {
+    let locks = Locks::in_memory();
+    let mut guard = locked(&mutex(&locks)).await;
+    let (order, mut served) = tokio::sync::mpsc::unbounded_channel();
+    for number in 0..20 {
+        let (mutex, order) = (mutex(&locks), order.clone());
+        waiting(async move {
+            let mut guard = mutex.lock().await.expect("handed over");
+            order.send((number, guard.attempts())).expect("listening");
+            guard.unlock().await.expect("asks");
+        })
+        .await;
+    }
+    pass(ms(100)).await;
+    assert!(guard.unlock().await.expect("asks"));
+    for number in 0..20 {
+        assert_eq!(served.recv().await, Some((number, 1)));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_barges_in() {
+    let locks = Locks::in_memory();
+    let (a, b, c) = (mutex(&locks), mutex(&locks), mutex(&locks));
+    let mut guard = locked(&a).await;
+    let next = waiting(async move { b.lock().await }).await;
+    guard.unlock().await.expect("asks");
+    assert!(c.try_lock().await.expect("asks").is_none());
+    assert!(next.await.expect("no panic").expect("handed over").is_owned().await.expect("asks"));
+}
+
+/// S0.11: the holder's time is what a dead holder costs.
+#[tokio::test(start_paused = true)]
+async fn a_dead_holder_is_waited_for_until_its_time_is_over() {
+    let locks = Locks::in_memory();
+    let a = with(&locks, |builder| builder.ttl(ms(1000)));
+    let dead = locked(&a).await;
+    std::mem::forget(dead);
+    let (took, guard) = timed(async { locked(&mutex(&locks)).await }).await;
+    assert!((ms(1000)..=ms(1010)).contains(&took), "{took:?}");
+    assert_eq!(guard.attempts(), 2);
+}
+
+/// Of all waiters of a process only the first watches the clock.
+#[tokio::test(start_paused = true)]
+async fn the_next_waiter_watches_when_the_first_has_gone() {
+    let locks = Locks::in_memory();
+    let a = with(&locks, |builder| builder.ttl(ms(1000)));
+    std::mem::forget(locked(&a).await);
+    let (b, c) = (mutex(&locks), mutex(&locks));
+    let first = waiting(async move { b.lock().await.map(drop) }).await;
+    let second = waiting(timed(async move { c.lock().await.map(|guard| guard.attempts()) })).await;
+    first.abort();
+    let (took, attempts) = second.await.expect("no panic");
+    assert!((ms(1000)..=ms(1010)).contains(&took), "{took:?}");
+    assert_eq!(attempts.expect("it is free"), 2);
+}
+
+/// S0.19, S1.13, S3.1
+#[tokio::test(start_paused = true)]
+async fn the_acquire_timeout_is_exact_and_leaves_no_place_in_the_queue() {
+    let locks = Locks::in_memory();
+    let (a, b) = (mutex(&locks), with(&locks, |builder| builder.acquire_timeout(ms(300))));
+    let mut guard = locked(&a).await;
+    let (took, error) = timed(b.lock()).await;
+    assert_eq!(took, ms(300));
+    let error = error.expect_err("busy");
+    assert!(
+        matches!(error, LockError::AcquireTimeout { attempts: 1, waited } if waited == ms(300)),
+        "{error:?}"
+    );
+    assert!(error.is_busy() && !error.is_store() && !b.is_held());
+    settle().await;
+    // Handed to a place that nobody has, it would stay locked.
+    guard.unlock().await.expect("asks");
+    assert!(!a.is_locked().await.expect("asks"));
+    let ten = mutex(&locks);
+    let _guard = locked(&a).await;
+    assert_eq!(timed(ten.lock()).await.0, Duration::from_secs(10));
+}
+
+/// S3.5
+#[tokio::test(start_paused = true)]
+async fn without_any_time_there_is_still_one_attempt() {
+    let locks = Locks::in_memory();
+    let a = with(&locks, |builder| builder.acquire_timeout(ms(0)));
+    let guard = locked(&a).await;
+    let b = a.clone();
+    let (took, error) = timed(b.lock()).await;
+    assert!(matches!(error, Err(LockError::AcquireTimeout { attempts: 1, .. })) && took == ms(0));
+    drop(guard);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_timeout_without_end_waits_for_ever() {
+    let locks = Locks::in_memory();
+    let (a, b) = (mutex(&locks), with(&locks, |builder| builder.acquire_timeout(Duration::MAX)));
+    let mut guard = with(&locks, MutexBuilder::non_expiring).lock().await.expect("free");
+    let next = waiting(async move { b.lock().await.map(|guard| guard.waited()) }).await;
+    pass(Duration::from_secs(3600)).await;
+    guard.unlock().await.expect("asks");
+    assert_eq!(next.await.expect("no panic").expect("handed over"), Duration::from_secs(3600));
+    drop(a);
+}
+
+/// S1.5, S1.6, S1.7, S1.14
+#[tokio::test(start_paused = true)]
+async fn retries_are_counted_and_no_pause_follows_the_last() {
+    let locks = Locks::in_memory();
+    let _guard = locked(&mutex(&locks)).await;
+    for (retries, took) in [(0, 0), (3, 30), (10, 100)] {
+        let b = with(&locks, |builder| builder.retries(retries).retry_interval(ms(10)).jitter(0.0));
+        let (passed, error) = timed(b.lock()).await;
+        assert!(
+            matches!(error, Err(LockError::TooManyAttempts { attempts }) if attempts == retries + 1),
+            "{error:?}"
+        );
+        assert_eq!(passed, ms(took));
+    }
+    let notified = with(&locks, |builder| builder.retries(0));
+    let (passed, error) = timed(notified.lock()).await;
+    assert!(matches!(error, Err(LockError::TooManyAttempts { attempts: 1 })) && passed == ms(0));
+    let tried = timed(with(&locks, |builder| builder.wait(poll(ms(10)))).try_lock()).await;
+    assert!(tried.0 == ms(0) && tried.1.expect("asks").is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn with_notify_retries_are_wake_ups_that_did_not_grant() {
+    let locks = Locks::in_memory();
+    let a = with(&locks, |builder| builder.ttl(ms(100)));
+    let guard = locked(&a).await;
+    let b = with(&locks, |builder| builder.retries(2));
+    let next = waiting(timed(async move { b.lock().await.map(drop) })).await;
+    for _ in 0..6 {
+        // Each time shortly before the waiter looks again.
+        pass(ms(95)).await;
+        let _ = guard.extend(ms(100)).await.expect("asks");
+    }
+    let (took, error) = next.await.expect("no panic");
+    assert!(matches!(error, Err(LockError::TooManyAttempts { attempts: 3 })), "{error:?}");
+    assert!((ms(190)..=ms(310)).contains(&took), "{took:?}");
+}
+
+/// S0.9
+#[tokio::test(start_paused = true)]
+async fn polling_asks_at_its_interval_and_finds_it_one_interval_late_at_most() {
+    let locks = Locks::in_memory();
+    let mut guard = locked(&mutex(&locks)).await;
+    for jitter in [0.0, 0.1] {
+        let b = with(&locks, |builder| builder.wait(Waiting::Poll { interval: ms(100), jitter }));
+        let next = waiting(async move { b.lock().await }).await;
+        pass(ms(1000)).await;
+        guard.unlock().await.expect("asks");
+        guard = next.await.expect("no panic").expect("free");
+        assert!((9..=12).contains(&guard.attempts()), "{}", guard.attempts());
+        assert!(guard.waited() <= ms(1110));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn polling_asks_once_more_when_its_time_is_over() {
+    let locks = Locks::in_memory();
+    let mut guard = locked(&mutex(&locks)).await;
+    let b = with(&locks, |builder| builder.wait(poll(ms(400))).acquire_timeout(ms(500)));
+    let (took, error) = timed(b.lock()).await;
+    assert!(matches!(error, Err(LockError::AcquireTimeout { attempts: 3, .. })), "{error:?}");
+    assert_eq!(took, ms(500));
+    let next = waiting(timed(async move { b.lock().await.map(|guard| guard.attempts()) })).await;
+    pass(ms(450)).await;
+    guard.unlock().await.expect("asks");
+    let (took, attempts) = next.await.expect("no panic");
+    assert_eq!((took, attempts.expect("free by then")), (ms(500), 3));
+}
+
+/// S4.15's like for mutexes, at each moment of a wait.
+#[tokio::test(start_paused = true)]
+async fn a_waiter_dropped_at_any_moment_gives_its_place_up() {
+    for queued_before in [false, true] {
+        for dropped_after in [ms(0), ms(50), ms(100)] {
+            let locks = Locks::in_memory();
+            let mut guard = locked(&mutex(&locks)).await;
+            let early = mutex(&locks);
+            let early = if queued_before {
+                Some(waiting(async move { early.lock().await.map(std::mem::forget) }).await)
+            } else {
+                None
+            };
+            let b = mutex(&locks);
+            let leaving = waiting(async move { b.lock().await.map(std::mem::forget) }).await;
+            let c = mutex(&locks);
+            let late = waiting(async move { c.lock().await }).await;
+            pass(dropped_after).await;
+            if dropped_after == ms(100) {
+                // The grant is under way to it, or to the one before it.
+                guard.unlock().await.expect("asks");
+                leaving.abort();
+            } else {
+                leaving.abort();
+                settle().await;
+                guard.unlock().await.expect("asks");
+            }
+            if let Some(early) = early {
+                early.await.expect("no panic").expect("handed over");
+                mutex(&locks).force_unlock().await.expect("asks");
+            }
+            let (took, late) = timed(late).await;
+            assert!(took < ms(1), "{took:?}");
+            assert!(late.expect("no panic").expect("handed over").is_owned().await.expect("asks"));
+        }
+    }
+}
+
+/// A process that stood still reads a grant when its time is over and another has been granted.
+#[tokio::test(start_paused = true)]
+async fn a_grant_that_is_read_too_late_is_not_believed() {
+    for ttl in [Some(ms(1000)), None] {
+        let locks = Locks::in_memory();
+        let mut guard = locked(&mutex(&locks)).await;
+        let slow = with(&locks, |builder| match ttl {
+            Some(ttl) => builder.ttl(ttl),
+            None => builder.non_expiring(),
+        });
+        let slow = slow.lock();
+        tokio::pin!(slow);
+        assert!(futures_util::poll!(&mut slow).is_pending());
+        guard.unlock().await.expect("asks");
+        tokio::time::advance(ms(1500)).await;
+        if ttl.is_none() {
+            mutex(&locks).force_unlock().await.expect("asks");
+        }
+        let mut other = mutex(&locks).try_lock().await.expect("asks").expect("free by now");
+        assert!(futures_util::poll!(&mut slow).is_pending());
+        assert!(other.unlock().await.expect("asks"));
+        assert!(slow.await.expect("handed over").is_owned().await.expect("asks"));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_long_wait_ends_with_a_whole_time_to_live() {
+    let locks = Locks::in_memory();
+    let a = mutex(&locks);
+    let b = with(&locks, |builder| builder.ttl(ms(1000)));
+    let mut guard = locked(&a).await;
+    let next = waiting(async move { b.lock().await }).await;
+    pass(ms(5000)).await;
+    guard.unlock().await.expect("asks");
+    let next = next.await.expect("no panic").expect("handed over");
+    assert_eq!(next.remaining(), Some(ms(988)));
+    assert_eq!((next.attempts(), next.waited()), (1, ms(5000)));
+}
+
+/// S2.6: as many wait as like, and nothing is sent but when the holder's time is over.
+#[tokio::test(start_paused = true)]
+async fn many_wait_and_all_are_served() {
+    let locks = Locks::in_memory();
+    let mut guard = locked(&mutex(&locks)).await;
+    let mut all = Vec::new();
+    for _ in 0..500 {
+        let mutex = with(&locks, |builder| builder.acquire_timeout(Duration::MAX));
+        all.push(tokio::spawn(async move {
+            let mut guard = mutex.lock().await.expect("handed over");
+            tokio::time::sleep(ms(5)).await;
+            let attempts = guard.attempts();
+            guard.unlock().await.expect("asks");
+            attempts
+        }));
+    }
+    pass(ms(10)).await;
+    guard.unlock().await.expect("asks");
+    let mut attempts = 0;
+    for one in all {
+        attempts += one.await.expect("no panic");
+    }
+    assert_eq!(attempts, 500);
+}
+
+#[tokio::test(start_paused = true)]
+async fn keyspace_waits_like_notify_where_it_is_announced() {
+    let locks = Locks::in_memory();
+    let (a, b) = (mutex(&locks), with(&locks, |builder| builder.wait(Waiting::Keyspace)));
+    b.check_keyspace().await.expect("announced");
+    let mut guard = locked(&a).await;
+    let next = waiting(async move { b.lock().await }).await;
+    pass(ms(100)).await;
+    guard.unlock().await.expect("asks");
+    let next = next.await.expect("no panic").expect("handed over");
+    assert_eq!((next.attempts(), next.waited()), (2, ms(100)));
+}

@@ -1,0 +1,329 @@
+//! How a lock is waited for: one loop, for mutexes and permits, in the queue or by asking again.
+//!
+//! Dropped at any await, it leaves no place in the queue, and no lock held beyond a release in the background:
+//! whatever a token of ours may have at the store belongs to a [`Place`].
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tokio::time::Instant;
+
+use super::background::Release;
+use super::grip::{Granted, Grip, Lease, State, reached};
+use super::hold::Hold;
+use super::locks::Home;
+use super::target::Target;
+use super::{LockError, Waiting};
+use crate::store::grants::{Await, Told};
+use crate::store::locks::{Announced, Taken};
+use crate::store::{StoreError, StoreErrorKind, Token};
+
+/// While grants may not arrive, nobody waits longer than this between two looks.
+const UNSURE_WAIT: Duration = Duration::from_millis(500);
+/// How often something is looked at whose holder has no end: a foreign one says nothing when it leaves.
+const ENDLESS_WAIT: Duration = Duration::from_secs(1);
+/// Over how long those spread their questions who may all have missed something.
+const SPREAD: Duration = Duration::from_millis(50);
+/// What the first command is given even if the caller's time is shorter: it may have to connect.
+const FIRST_COMMAND: Duration = Duration::from_millis(250);
+/// What a later one is given at the least.
+const LATER_COMMAND: Duration = Duration::from_millis(50);
+
+/// How somebody wants to wait.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Terms {
+    pub(super) waiting: Waiting,
+    /// What `Keyspace` falls back to.
+    pub(super) fallback: (Duration, f64),
+    /// How often it is asked for again; 0 for exactly one attempt.
+    pub(super) retries: Option<u32>,
+    /// `None` waits for ever.
+    pub(super) timeout: Option<Duration>,
+    pub(super) min_remaining: Duration,
+}
+
+/// Acquires it, on these terms. Somebody else's lock is [`LockError::TooManyAttempts`] or
+/// [`LockError::AcquireTimeout`], and nothing else is.
+pub(super) async fn acquire<T: Target>(target: &Arc<T>, terms: &Terms) -> Result<Hold<T>, LockError> {
+    let started = Instant::now();
+    let mut contest = Contest {
+        place: Place::new(Arc::clone(target)),
+        waiting: terms.waiting,
+        deadline: terms.timeout.and_then(|timeout| started.checked_add(timeout)),
+        started,
+        asked: started,
+        places: 0,
+        attempts: 1,
+        terms,
+    };
+    let mut taken = contest.take().await?;
+    loop {
+        match taken {
+            Taken::Granted { fence } => {
+                let asked = contest.asked;
+                return contest.granted(fence, asked);
+            }
+            Taken::Busy { remaining } => match contest.wait(remaining).await? {
+                Some(fence) if contest.is_sure() => return contest.granted(fence, started),
+                // It may be this token's. The store knows, and starts its time anew.
+                Some(_) => {}
+                None => contest.attempts += 1,
+            },
+        }
+        taken = contest.take().await?;
+    }
+}
+
+/// One token's way to a lock.
+struct Contest<'a, T: Target> {
+    place: Place<T>,
+    /// As the terms have it, until the server refuses that.
+    waiting: Waiting,
+    deadline: Option<Instant>,
+    started: Instant,
+    /// When the last TAKE was sent.
+    asked: Instant,
+    /// How many TAKEs may have left a place in the queue.
+    places: u32,
+    attempts: u32,
+    terms: &'a Terms,
+}
+
+impl<T: Target> Contest<'_, T> {
+    /// Sends TAKE. One that was not answered may have been granted, so the same token is sent once more, and again for
+    /// those who have a place in the queue already. Whoever waits anyway also waits for a connection.
+    async fn take(&mut self) -> Result<Taken, LockError> {
+        let queue = self.may_wait() && !matches!(self.waiting, Waiting::Poll { .. });
+        // A connection that does not answer is given up after two commands: the third is on another.
+        let mut again = if self.place.duty.queued { 2 } else { 1 };
+        loop {
+            let within = self.within();
+            self.asked = Instant::now();
+            self.places += u32::from(queue);
+            let error = match self.place.take(queue, within).await {
+                Ok(taken) => return Ok(taken),
+                Err(error) => error,
+            };
+            let cut_short = within < self.command_timeout() && error.kind == StoreErrorKind::TimedOut;
+            if cut_short && self.attempts > 1 {
+                // It was busy when it was last seen, and that is what the caller's time ended on.
+                return Err(self.timed_out());
+            }
+            let passing =
+                error.kind.is_ambiguous() || (error.kind == StoreErrorKind::Unavailable && self.may_wait());
+            let last = again == 0 || !passing || self.is_over();
+            again -= u8::from(!last);
+            if last || self.home().store.connect(self.within()).await.is_err() {
+                return Err(self.place.duty.target.error("acquiring", error));
+            }
+        }
+    }
+
+    /// Waits behind a holder that has `remaining` left. A fence, if the lock is this token's by then; `None` if it is
+    /// to be asked for again.
+    async fn wait(&mut self, remaining: Option<Duration>) -> Result<Option<u64>, LockError> {
+        if self.terms.retries.is_some_and(|retries| self.attempts > retries) {
+            return Err(LockError::TooManyAttempts { attempts: self.attempts });
+        }
+        if self.is_over() {
+            return Err(self.timed_out());
+        }
+        if self.waiting == Waiting::Keyspace && self.announce().await {
+            // What happened before the announcement was not announced.
+            return Ok(None);
+        }
+        let polls = matches!(self.waiting, Waiting::Poll { .. });
+        let (mut look, mut soon) = (self.next_look(remaining), None);
+        // Polling asks once more when the time is over: a pause without an attempt after it would be for nothing.
+        let deadline = if polls { None } else { self.deadline };
+        loop {
+            let told = tokio::select! {
+                biased;
+                told = self.place.heard.told() => told,
+                () = reached(earlier(look, soon)) => return Ok(None),
+                () = reached(deadline) => return Err(self.timed_out()),
+            };
+            match told {
+                // Granted, and taken away by force before that was read.
+                Told { broken: true, .. } => return Ok(None),
+                Told { granted: Some(fence), .. } => return Ok(Some(fence)),
+                Told { closed: true, .. } => {
+                    self.place.duty.queued = false;
+                    return Err(LockError::Closed);
+                }
+                _ if polls => {}
+                Told { missed: true, .. } if self.place.heard.is_first() => return Ok(None),
+                Told { missed: true, .. } => {
+                    let spread = Instant::now() + SPREAD.mul_f64(fastrand::f64());
+                    soon = earlier(soon, Some(spread));
+                }
+                Told { .. } => look = self.next_look(remaining),
+            }
+        }
+    }
+
+    /// When to ask again if nothing is heard; `None` where another waiter of this process does.
+    fn next_look(&self, remaining: Option<Duration>) -> Option<Instant> {
+        let now = Instant::now();
+        if let Waiting::Poll { interval, jitter } = self.waiting {
+            let pause = now + interval.mul_f64(1.0 + jitter * fastrand::f64());
+            return earlier(Some(pause), self.deadline);
+        }
+        // The waiters of a dead holder should not all ask in one millisecond.
+        let jitter = Duration::from_micros(fastrand::u64(500..5_000));
+        let ends = match remaining {
+            Some(remaining) => self.asked.checked_add(remaining.saturating_add(jitter)),
+            None => Some(now + ENDLESS_WAIT),
+        };
+        let ends = ends.filter(|_| self.place.heard.is_first());
+        if self.home().store.locks().grants_arrive() {
+            return ends;
+        }
+        earlier(ends, Some(now + UNSURE_WAIT + jitter))
+    }
+
+    /// Has the server announce what happens to the key. False if it does not; then it is asked for again and again.
+    async fn announce(&mut self) -> bool {
+        let name = self.place.duty.target.name();
+        let announced = self.home().store.locks().announce(name, self.within()).await;
+        let yes = matches!(announced, Ok(Announced::Yes));
+        self.waiting = match announced {
+            Ok(Announced::Yes) => Waiting::Notify,
+            Ok(Announced::No { why }) => {
+                if !self.home().warned.swap(true, Ordering::Relaxed) {
+                    tracing::warn!(why, "the server announces no key events: locks are polled for");
+                }
+                let (interval, jitter) = self.terms.fallback;
+                Waiting::Poll { interval, jitter }
+            }
+            Err(error) => {
+                tracing::debug!(%error, "key events were not asked for: waiting for this crate's own");
+                Waiting::Notify
+            }
+        };
+        yes
+    }
+
+    /// Whether a grant that was only heard of is to be believed. It may be older than the last TAKE, late because this
+    /// process stood still, and over; so its time is counted from before the first, and has to be long enough then.
+    fn is_sure(&self) -> bool {
+        let Some(ttl) = self.place.duty.target.ttl() else { return self.places == 1 };
+        self.left(self.started) >= (ttl / 4 * 3).max(self.terms.min_remaining)
+    }
+
+    /// What is to be held, since some moment before it was granted.
+    fn granted(self, fence: u64, since: Instant) -> Result<Hold<T>, LockError> {
+        if let Some(ttl) = self.place.duty.target.ttl() {
+            let left = self.left(since);
+            if left.is_zero() || left < self.terms.min_remaining {
+                return Err(LockError::GrantedTooLate { elapsed: since.elapsed(), ttl });
+            }
+        }
+        let granted = Granted { fence, attempts: self.attempts, waited: self.started.elapsed() };
+        Ok(self.place.hold(granted, since))
+    }
+
+    /// What would be left of its time if that began then.
+    fn left(&self, since: Instant) -> Duration {
+        let lease = Lease { since, ttl: self.place.duty.target.ttl(), state: State::Held };
+        lease.until().map_or(Duration::MAX, |until| until.saturating_duration_since(Instant::now()))
+    }
+
+    /// Whether there is anything but the first attempt.
+    fn may_wait(&self) -> bool {
+        self.terms.retries != Some(0) && self.terms.timeout != Some(Duration::ZERO)
+    }
+
+    /// Whether the caller's time is up.
+    fn is_over(&self) -> bool {
+        self.deadline.is_some_and(|deadline| deadline <= Instant::now())
+    }
+
+    /// The deadline of the next command.
+    fn within(&self) -> Duration {
+        let Some(deadline) = self.deadline else { return self.command_timeout() };
+        let least = if self.attempts == 1 { FIRST_COMMAND } else { LATER_COMMAND };
+        let left = deadline.saturating_duration_since(Instant::now());
+        self.command_timeout().min(left.max(least))
+    }
+
+    fn home(&self) -> &Arc<Home> {
+        self.place.duty.target.home()
+    }
+
+    fn command_timeout(&self) -> Duration {
+        self.home().command_timeout
+    }
+
+    fn timed_out(&self) -> LockError {
+        LockError::AcquireTimeout { attempts: self.attempts, waited: self.started.elapsed() }
+    }
+}
+
+/// The earlier of two moments, of which either may never come.
+fn earlier(one: Option<Instant>, other: Option<Instant>) -> Option<Instant> {
+    one.into_iter().chain(other).min()
+}
+
+/// A token that waits, or may hold without knowing it.
+struct Place<T: Target> {
+    /// Dropped first: a grant that comes later is then given back by whoever hears it.
+    heard: Await,
+    duty: Duty<T>,
+}
+
+/// What has to be taken back if nobody comes to hold it; dropped, that is done in the background.
+struct Duty<T: Target> {
+    target: Arc<T>,
+    token: Token,
+    /// Whether the token may have a place in the queue, or the lock.
+    queued: bool,
+    /// Whether a TAKE is under way.
+    asking: bool,
+    /// Whether there was one that nobody knows the end of.
+    straggler: bool,
+    runtime: Option<Handle>,
+}
+
+impl<T: Target> Place<T> {
+    /// Registered before the first TAKE: invariant 4 of the store.
+    fn new(target: Arc<T>) -> Self {
+        let token = target.home().mint();
+        let heard = target.home().store.locks().await_grant(target.name(), &token);
+        let runtime = Handle::try_current().ok();
+        Self { heard, duty: Duty { target, token, queued: false, asking: false, straggler: false, runtime } }
+    }
+
+    async fn take(&mut self, queue: bool, within: Duration) -> Result<Taken, StoreError> {
+        let duty = &mut self.duty;
+        duty.asking = true;
+        let taken = duty.target.take(&duty.token, queue, within).await;
+        duty.asking = false;
+        match &taken {
+            Ok(taken) => duty.queued |= queue || matches!(taken, Taken::Granted { .. }),
+            Err(error) => duty.straggler |= error.kind.is_ambiguous(),
+        }
+        taken
+    }
+
+    /// The place becomes a hold.
+    fn hold(self, granted: Granted, since: Instant) -> Hold<T> {
+        let Self { heard, mut duty } = self;
+        let (target, token, runtime) = (Arc::clone(&duty.target), duty.token.clone(), duty.runtime.take());
+        let straggler = std::mem::take(&mut duty.straggler);
+        duty.queued = false;
+        Hold::new(Grip::new(target, token, heard, granted, since), runtime, straggler)
+    }
+}
+
+impl<T: Target> Drop for Duty<T> {
+    fn drop(&mut self) {
+        let straggler = self.straggler || self.asking;
+        if self.queued || straggler {
+            let (target, token) = (Arc::clone(&self.target), self.token.clone());
+            Release { target, token, straggler, watchdog: None }.later(self.runtime.as_ref());
+        }
+    }
+}
