@@ -1,14 +1,10 @@
 //! A store in this process: the whole protocol without a server, for one process, for tests, and for
 //! several guards that stand for replicas.
 
-#[allow(dead_code, reason = "asked by `lock`")]
 mod locks;
-#[allow(dead_code, reason = "asked by `lock`")]
 mod mutexes;
 mod records;
-#[allow(dead_code, reason = "asked by `lock`")]
 mod semaphores;
-#[allow(dead_code, reason = "asked by `lock`")]
 mod sweep;
 
 use std::fmt;

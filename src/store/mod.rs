@@ -15,9 +15,7 @@
 
 #[cfg(test)]
 mod contract;
-#[allow(dead_code, reason = "asked by `lock`")]
 pub(crate) mod grants;
-#[allow(dead_code, reason = "asked by `lock`")]
 pub(crate) mod locks;
 pub(crate) mod memory;
 #[cfg(feature = "redis")]
@@ -168,7 +166,6 @@ impl NodeStore {
     }
 
     /// The same store, as the lock toolkit sees it.
-    #[allow(dead_code, reason = "asked by `lock`")]
     pub(crate) fn locks(&self) -> &Arc<dyn LockStore> {
         &self.locks
     }
@@ -195,7 +192,6 @@ impl Deref for NodeStore {
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Token(Arc<str>);
 
-#[allow(dead_code, reason = "asked by `lock`")]
 impl Token {
     /// 32 hex digits, a colon, 32 hex digits.
     pub(crate) const LEN: usize = 65;

@@ -162,11 +162,6 @@ impl Mutexes {
             self.by_key.remove(key);
         }
     }
-
-    #[cfg(test)]
-    pub(super) fn is_empty(&self) -> bool {
-        self.by_key.is_empty()
-    }
 }
 
 impl Record {

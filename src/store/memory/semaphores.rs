@@ -147,11 +147,6 @@ impl Semaphores {
         }
         self.by_key.get_mut(key)
     }
-
-    #[cfg(test)]
-    pub(super) fn is_empty(&self) -> bool {
-        self.by_key.is_empty()
-    }
 }
 
 impl Record {
