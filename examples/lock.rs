@@ -1,0 +1,121 @@
+//! A counter that several processes increment: first as they come, then under a mutex.
+//!
+//! `REDIS_URL=redis://127.0.0.1/ cargo run --example lock` starts itself as four processes. Without `REDIS_URL` there are
+//! four tasks and an in-memory store instead.
+
+use std::error::Error;
+use std::fs::OpenOptions;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use stampede_guard::lock::{Locks, Mutex};
+
+const WORKERS: usize = 4;
+const ROUNDS: usize = 100;
+
+type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
+
+/// Reads, thinks, writes. Whoever writes while another thinks has written in vain.
+async fn increment(counter: &Path) -> std::io::Result<()> {
+    let count = read(counter)?;
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    write(counter, count + 1)
+}
+
+fn read(counter: &Path) -> std::io::Result<usize> {
+    std::fs::read_to_string(counter)?.trim().parse().map_err(std::io::Error::other)
+}
+
+/// Always as many bytes, over those that are there: nobody ever reads a file that is half written.
+fn write(counter: &Path, count: usize) -> std::io::Result<()> {
+    let mut file = OpenOptions::new().create(true).truncate(false).write(true).open(counter)?;
+    file.write_all(format!("{count:8}").as_bytes())
+}
+
+/// What each worker does.
+async fn work(counter: PathBuf, mutex: Option<Mutex>) -> Outcome<()> {
+    for _ in 0..ROUNDS {
+        match &mutex {
+            None => increment(&counter).await?,
+            // What the closure returns is in `value`; the mutex is unlocked whatever happened in there.
+            Some(mutex) => mutex.synchronize(async |_| increment(&counter).await).await?.value?,
+        }
+    }
+    Ok(())
+}
+
+fn mutex(locks: &Locks) -> Outcome<Mutex> {
+    Ok(locks.mutex("example:counter").ttl(Duration::from_secs(5)).build()?)
+}
+
+fn locks(url: &str) -> Outcome<Locks> {
+    Ok(Locks::new(redis::Client::open(url)?))
+}
+
+/// Runs all workers to their end; what the counter shows then.
+async fn count(url: Option<&str>, safely: bool) -> Outcome<usize> {
+    let counter = std::env::temp_dir().join(format!("stampede-guard-{}.counter", std::process::id()));
+    write(&counter, 0)?;
+    match url {
+        Some(_) => {
+            let program = std::env::current_exe()?;
+            let how = if safely { "safely" } else { "unsafely" };
+            let start = |_| Command::new(&program).arg(how).arg(&counter).spawn();
+            let workers: Vec<_> = (0..WORKERS).map(start).collect::<Result<_, _>>()?;
+            for mut worker in workers {
+                if !worker.wait()?.success() {
+                    return Err("a worker failed".into());
+                }
+            }
+        }
+        None => {
+            let locks = Locks::in_memory();
+            let mut workers = tokio::task::JoinSet::new();
+            for _ in 0..WORKERS {
+                // One handle each: a handle holds its mutex once.
+                let mutex = if safely { Some(mutex(&locks)?) } else { None };
+                workers.spawn(work(counter.clone(), mutex));
+            }
+            while let Some(worker) = workers.join_next().await {
+                worker??;
+            }
+        }
+    }
+    let count = read(&counter)?;
+    std::fs::remove_file(counter)?;
+    Ok(count)
+}
+
+#[tokio::main]
+async fn main() -> Outcome<()> {
+    let url = std::env::var("REDIS_URL").ok();
+    let mut args = std::env::args_os().skip(1);
+    if let (Some(how), Some(counter)) = (args.next(), args.next()) {
+        let mutex = match &url {
+            Some(url) if how == "safely" => Some(mutex(&locks(url)?)?),
+            _ => None,
+        };
+        return work(counter.into(), mutex).await;
+    }
+
+    match &url {
+        Some(url) => {
+            // An answer now is better than four workers without one.
+            locks(url)?.connect().await?;
+            println!("{WORKERS} processes increment a counter {ROUNDS} times each");
+        }
+        None => {
+            println!("{WORKERS} tasks increment a counter {ROUNDS} times each; for processes, set REDIS_URL");
+        }
+    }
+    let expected = WORKERS * ROUNDS;
+    for (safely, how) in [(false, "as they come"), (true, "under a mutex")] {
+        let started = std::time::Instant::now();
+        let counted = count(url.as_deref(), safely).await?;
+        let (lost, took) = (expected - counted, started.elapsed());
+        println!("  {how}: {counted} of {expected}, {lost} increments lost, in {took:.1?}");
+    }
+    Ok(())
+}
