@@ -59,6 +59,8 @@ struct Waiter {
     told: Mutex<Told>,
     /// Whether it was told that the lock is its own, and has other things to do than to ask for it.
     granted: AtomicBool,
+    /// Whether a command was sent for it that may have queued it.
+    asked: AtomicBool,
     woken: Notify,
 }
 
@@ -84,6 +86,7 @@ impl Grants {
             token: token.clone(),
             told: Mutex::default(),
             granted: AtomicBool::new(false),
+            asked: AtomicBool::new(false),
             woken: Notify::new(),
         });
         let mut registry = lock(&self.registry);
@@ -130,6 +133,13 @@ impl Grants {
         for waiter in all {
             waiter.tell(|told| told.missed = true);
         }
+    }
+
+    /// Whether something may have been asked with this token before; it is, from now on.
+    #[cfg(feature = "redis")]
+    pub(crate) fn asks_again(&self, token: &Token) -> bool {
+        let registry = lock(&self.registry);
+        registry.by_token.get(token).is_none_or(|waiter| waiter.asked.swap(true, Ordering::Relaxed))
     }
 
     /// Whether anybody waits for the lock with this key.

@@ -76,8 +76,9 @@ impl LockStore for RedisStore {
     fn take_mutex<'a>(&'a self, name: &'a LockName, ask: Take<'a>, within: Duration) -> Reply<'a, Taken> {
         Box::pin(async move {
             self.inbox.open();
+            let again = self.grants.asks_again(ask.token);
             let args = |cmd: &mut Cmd| {
-                cmd.arg(ask.token.as_str()).arg(end(ask.ttl)).arg(u8::from(ask.queue));
+                cmd.arg(ask.token.as_str()).arg(end(ask.ttl)).arg(u8::from(ask.queue)).arg(u8::from(again));
             };
             Step::giving(&scripts::MUTEX_TAKE, name).run(&self.commands, args, within, taken).await
         })
@@ -124,8 +125,10 @@ impl LockStore for RedisStore {
     ) -> Reply<'a, PermitTaken> {
         Box::pin(async move {
             self.inbox.open();
+            let again = self.grants.asks_again(ask.token);
             let args = |cmd: &mut Cmd| {
-                cmd.arg(ask.token.as_str()).arg(millis(ask.lease)).arg(u8::from(ask.queue));
+                cmd.arg(ask.token.as_str()).arg(millis(ask.lease));
+                cmd.arg(u8::from(ask.queue)).arg(u8::from(again));
                 push_create(cmd, ask.semaphore);
             };
             Step::semaphore(&scripts::SEMAPHORE_TAKE, name)

@@ -18,7 +18,7 @@ use super::os::Guarded;
 
 /// The documented rights of the smallest user the library works with; the user `minimal` has exactly these.
 pub(crate) const MINIMAL_ACL: &str = "on >pw ~sg1:* resetchannels &sg1:* -@all +get +set +del +exists +incr +pexpire \
-     +pttl +lpos +rpush +lpop +lrange +lrem +llen +strlen +zadd +zcard +zrange +zrem +zremrangebyscore +zscore +publish \
+     +pttl +lpos +rpush +lpop +lrange +lrem +llen +strlen +zadd +zcard +zrange +zrem +zremrangebyscore +publish \
      +evalsha +eval +script|load +subscribe +unsubscribe +ping +hello +auth +time";
 
 /// Name that the connections of the harness give themselves, so that counts can leave them out.

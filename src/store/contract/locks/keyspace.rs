@@ -44,7 +44,10 @@ impl Asker {
 #[tokio::test]
 async fn a_mutex_that_foreign_hands_free_is_heard_of() {
     let server = RedisServer::start();
-    let node = connected(&server.url()).await;
+    // The documented rights for this, beside the minimal ones.
+    let rights = ["~lock:*", "+config|get", "+config|set", "&__keyspace@*"];
+    server.run::<()>(&[&["ACL", "SETUSER", "minimal"][..], &rights].concat());
+    let node = connected(&server.minimal_user()).await;
     let name = LockName::prefixed("lock:k");
     for free in [
         &["DEL", "lock:k"][..],

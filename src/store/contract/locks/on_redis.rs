@@ -243,3 +243,24 @@ async fn a_grant_is_given_back_though_the_server_was_away() {
     .await;
     drop(node);
 }
+
+/// A take that timed out may run after the one that was sent again, and queue a token twice.
+#[tokio::test]
+async fn a_second_place_of_the_same_token_is_passed_over() {
+    let world = World::redis();
+    let server = world_of(&world);
+    let (holder, _) = Asker::holding(&world, &mutex("k")).await;
+    let place = |asker: &Asker| format!("{}60000", asker.token.as_str());
+    server.run::<()>(&["RPUSH", "sg1:mq:{ns:k}", &place(&holder)]);
+    let waiter = Asker::waiting(&world, &mutex("k")).await;
+    server.run::<()>(&["RPUSH", "sg1:mq:{ns:k}", &place(&holder), &place(&holder)]);
+    assert!(holder.free().await);
+    waiter.granted().await;
+    assert!(holder.heard_nothing().await);
+    // Those behind find nobody, once the holder has gone.
+    let Asker { node, wait, .. } = holder;
+    drop(wait);
+    assert!(waiter.free().await);
+    until(async || waiter.look().await.is_none()).await;
+    drop(node);
+}

@@ -50,17 +50,18 @@ local function tell_sooner()
 end
 
 -- Hands the mutex to the first in the queue that can be reached; whether there was one. Stops at
--- `own`, whose place is used up then: it is there to take the mutex itself. A waiter is its token
--- and its time to live, 0 for none.
-local function pass_on(own)
+-- `asking`, whose place is used up then: it is there to take the mutex itself. Passes over `leaving`,
+-- which may have a place from a take that came late. A waiter is its token and its time to live, 0
+-- for none.
+local function pass_on(asking, leaving)
   local waiter = redis.pcall('LPOP', KEYS[2])
   local fence, before
   while type(waiter) == 'string' do
     local token, ttl = string.sub(waiter, 1, 65), string.sub(waiter, 66)
-    if token == own then
+    if token == asking then
       return false
     end
-    if tonumber(ttl) then
+    if tonumber(ttl) and token ~= leaving then
       fence = fence or next_fence()
       before = before or redis.call('PTTL', KEYS[1])
       -- The mutex first: if the grant is lost, the waiter still finds itself the holder at its next

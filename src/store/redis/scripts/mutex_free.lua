@@ -11,7 +11,7 @@
 -- calls: get del lrem set incr time lpop publish pttl pexpire lrange
 local holder = redis.call('GET', KEYS[1])
 if holder == ARGV[1] then
-  if not pass_on() then
+  if not pass_on(nil, ARGV[1]) then
     redis.call('DEL', KEYS[1])
   end
   return 1

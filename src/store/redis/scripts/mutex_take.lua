@@ -1,7 +1,7 @@
 -- TAKE: the mutex, if it is free and nobody is before the token; else, if asked, a place in its queue.
 --
 -- KEYS: mutex, queue, fence
--- ARGV: token; time to live in ms, or '0' for none; '1' to queue
+-- ARGV: token; time to live in ms, or '0' for none; '1' to queue; '1' if it has asked before
 -- Returns its fence | {remaining ms of who holds it, -1 for no end}
 --
 -- Atomic, because a mutex that is freed between failing to take it and queueing would be heard of by
@@ -31,8 +31,8 @@ local remaining = redis.call('PTTL', KEYS[1])
 if ARGV[3] == '1' then
   local place = ARGV[1] .. ARGV[2]
   local length
-  -- Where only the mutex was there, there is no queue to be in already.
-  if (holder and there == 1) or not redis.call('LPOS', KEYS[2], place) then
+  -- Looking for its place takes the longer the more there are that wait.
+  if ARGV[4] == '0' or not redis.call('LPOS', KEYS[2], place) then
     length = redis.call('RPUSH', KEYS[2], place)
   end
   local ttl = tonumber(ARGV[2])

@@ -3,12 +3,18 @@
 -- KEYS: holders, queue, meta
 -- calls: get time llen zremrangebyscore zcard lpop zadd zrem publish zrange pexpire lrange
 
-local now, capacity, created_with, idle, available, recovered
--- Whether anybody waits, and until when they have been told to.
-local waiting, until_then
+local now, capacity, created_with, idle, holding, recovered
+-- Whether anybody waits, and for the end of which lease.
+local waiting, waited_for
+
+-- When the first or the last lease ends.
+local function lease_end(at)
+  return tonumber(redis.call('ZRANGE', KEYS[1], at, at, 'WITHSCORES')[2])
+end
 
 -- Looks at all keys, so that foreign data at one of them ends the script before its first write.
--- Answers an error for what is there and is no semaphore of this layout.
+-- Answers an error for what is there and is no semaphore of this layout. Forgets the permits whose
+-- leases have ended.
 local function open()
   local time = redis.call('TIME')
   now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -22,51 +28,66 @@ local function open()
     capacity = math.min(created_with + tonumber(added), 4294967295)
   end
   waiting = redis.call('LLEN', KEYS[2]) > 0
-  until_then = waiting and redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')[2]
-  -- Forgets the permits whose leases have ended.
-  recovered = redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
-  if meta then
-    available = math.max(capacity - redis.call('ZCARD', KEYS[1]), 0)
+  waited_for = lease_end(0)
+  holding, recovered = 0, 0
+  if waited_for then
+    if waited_for <= now then
+      recovered = redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
+    end
+    holding = redis.call('ZCARD', KEYS[1])
   end
+end
+
+local function available()
+  return math.max(capacity - holding, 0)
+end
+
+local function grant(token, lease)
+  redis.call('ZADD', KEYS[1], now + lease, token)
+  holding = holding + 1
+end
+
+-- Starts a permit's lease anew; whether the token has one. ZREM comes first: after a write that is
+-- always allowed, a server short of memory lets the rest of a script through.
+local function renew(token, lease)
+  if redis.call('ZREM', KEYS[1], token) == 0 then
+    return false
+  end
+  holding = holding - 1
+  grant(token, lease)
+  return true
 end
 
 -- Gives what is available to those in the queue that can be reached, in its order. `own` is not
 -- told: it is asking. Whether it was among them. A waiter is its token and its lease.
 local function serve(own)
   local reached = false
-  while available > 0 do
-    local waiter = redis.call('LPOP', KEYS[2])
-    if not waiter then
-      break
-    end
+  local waiter = waiting and capacity > holding and redis.call('LPOP', KEYS[2])
+  while waiter do
     local token, lease = string.sub(waiter, 1, 65), tonumber(string.sub(waiter, 66))
     if lease then
       -- The permit first: if the grant is lost, the waiter still finds itself a holder at its next
       -- TAKE.
-      redis.call('ZADD', KEYS[1], now + lease, token)
+      grant(token, lease)
       local heard = token == own
       reached = reached or heard
       if not heard then
-        local grant = 'p' .. token .. string.sub(KEYS[1], 9, -2)
-        local receivers = redis.pcall('PUBLISH', 'sg1:i:' .. string.sub(token, 1, 32), grant)
+        local message = 'p' .. token .. string.sub(KEYS[1], 9, -2)
+        local receivers = redis.pcall('PUBLISH', 'sg1:i:' .. string.sub(token, 1, 32), message)
         heard = type(receivers) == 'number' and receivers > 0
       end
-      if heard then
-        available = available - 1
-      else
+      if not heard then
         redis.call('ZREM', KEYS[1], token)
+        holding = holding - 1
       end
     end
+    waiter = capacity > holding and redis.call('LPOP', KEYS[2])
   end
   return reached
 end
 
--- Tells those who wait if a lease ends sooner than they were told when they looked; once per node.
+-- Tells those who wait that a lease ends sooner than they were told when they looked; once per node.
 local function tell_sooner()
-  local first = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')[2]
-  if not first or (until_then and tonumber(first) >= tonumber(until_then)) then
-    return
-  end
   local told = {}
   for _, waiter in ipairs(redis.call('LRANGE', KEYS[2], 0, -1)) do
     local node = string.sub(waiter, 1, 32)
@@ -77,14 +98,22 @@ local function tell_sooner()
   end
 end
 
--- Ends a step: keeps the semaphore for its idle time, and for as long as anybody needs it.
-local function finish()
-  if waiting then
+-- Ends a step: keeps the semaphore for its idle time, and for as long as anybody needs it. Answers
+-- when the first lease ends.
+local function finish(queued)
+  local first = holding > 0 and lease_end(0)
+  local keep = idle
+  if first then
+    local last = holding > 1 and lease_end(-1) or first
+    keep = math.max(idle, 2 * (last - now) + 1000)
+    redis.call('PEXPIRE', KEYS[1], keep)
+  end
+  redis.call('PEXPIRE', KEYS[3], keep)
+  if waiting or queued then
+    redis.call('PEXPIRE', KEYS[2], keep)
+  end
+  if waiting and first and not (waited_for and first >= waited_for) then
     tell_sooner()
   end
-  local last = redis.call('ZRANGE', KEYS[1], -1, -1, 'WITHSCORES')[2]
-  local keep = last and math.max(idle, 2 * (last - now) + 1000) or idle
-  for _, key in ipairs(KEYS) do
-    redis.call('PEXPIRE', key, keep)
-  end
+  return first
 end

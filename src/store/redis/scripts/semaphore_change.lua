@@ -29,7 +29,6 @@ if made == 1 or change == 'add' then
   redis.call('SET', KEYS[3], meta, 'PX', idle)
 end
 if change ~= 'delete' then
-  available = math.max(capacity - redis.call('ZCARD', KEYS[1]), 0)
   serve()
   finish()
 end

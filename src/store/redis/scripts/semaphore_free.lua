@@ -15,11 +15,10 @@ if not capacity then
   return {0, 0}
 end
 local held = redis.call('ZREM', KEYS[1], ARGV[1])
-if held == 1 then
-  available = math.max(capacity - redis.call('ZCARD', KEYS[1]), 0)
-else
+holding = holding - held
+if held == 0 then
   redis.call('LREM', KEYS[2], 0, ARGV[2])
 end
 serve()
 finish()
-return {held, available}
+return {held, available()}

@@ -5,7 +5,7 @@
 -- Returns 1 done | 0 it has ended
 --
 -- Atomic, because a permit that another has meanwhile must not come back to life.
--- calls: get time llen zremrangebyscore zcard lpop zadd zrem publish zrange pexpire lrange zscore
+-- calls: get time llen zremrangebyscore zcard lpop zadd zrem publish zrange pexpire lrange
 local failure = open()
 if failure then
   return failure
@@ -13,10 +13,7 @@ end
 if not capacity then
   return 0
 end
-local held = redis.call('ZSCORE', KEYS[1], ARGV[1]) and 1 or 0
-if held == 1 then
-  redis.call('ZADD', KEYS[1], now + ARGV[2], ARGV[1])
-end
+local held = renew(ARGV[1], ARGV[2])
 serve()
 finish()
-return held
+return held and 1 or 0
