@@ -19,6 +19,7 @@ check:
 bench: redis
 	cargo bench --bench fleet
 	cargo bench --bench micro
+	cargo bench --bench lock
 
 # The tests start their own private servers; only the program has to be there.
 redis:

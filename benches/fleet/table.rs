@@ -80,7 +80,7 @@ impl Row {
 
     fn verdict(&self) -> &'static str {
         match (self.passes(), self.aim) {
-            (false, _) => "FAIL",
+            (false, _) => "MISSED",
             (true, Limit::None) => "PASS",
             (true, aim) if aim.allows(self.measured) => "PASS, aim reached",
             (true, _) => "PASS",

@@ -1,0 +1,162 @@
+//! The controls: the two locks of *Redis in Action*, sections 6.2.5 and 11.2.2, on redis-rs.
+//!
+//! Both pause for 1 ms between two tries and give their locks whole seconds to live. Each client has a connection of
+//! its own, opened as ours are (multiplexed, TCP_NODELAY), and mints a UUID per acquisition as the book does.
+
+use std::time::Duration;
+
+use redis::Cmd;
+use redis::aio::MultiplexedConnection;
+use uuid::Uuid;
+
+use crate::contest::Lock;
+
+const TTL_SECONDS: u64 = 10;
+
+/// Where a client runs, which decides how it pauses for 1 ms.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Thread {
+    /// Among others: Tokio's timer ends in the first whole millisecond of its own after the time asked for, which
+    /// is half a millisecond later on average.
+    Shared,
+    /// Alone in its process, where the thread may sleep, as the book's does.
+    Own,
+}
+
+/// SETNX and EXPIRE; waiters repair a lock whose holder died between the two. Released under WATCH.
+pub(crate) struct SetNx {
+    connection: MultiplexedConnection,
+    key: String,
+    identifier: String,
+    thread: Thread,
+}
+
+/// One script to try, one to release.
+pub(crate) struct Lua {
+    connection: MultiplexedConnection,
+    key: String,
+    identifier: String,
+    acquire: String,
+    release: String,
+    thread: Thread,
+}
+
+impl Thread {
+    async fn pause(self) {
+        match self {
+            Self::Shared => tokio::time::sleep(Duration::from_micros(500)).await,
+            Self::Own => std::thread::sleep(Duration::from_millis(1)),
+        }
+    }
+}
+
+impl SetNx {
+    pub(crate) async fn connect(redis: &str, name: &str, thread: Thread) -> Self {
+        let (key, identifier) = (format!("lock:{name}"), String::new());
+        Self { connection: connect(redis).await, key, identifier, thread }
+    }
+
+    async fn expire(&mut self) {
+        let mut expire = redis::cmd("EXPIRE");
+        expire.arg(&self.key).arg(TTL_SECONDS);
+        expire.exec_async(&mut self.connection).await.expect("EXPIRE");
+    }
+}
+
+impl Lock for SetNx {
+    async fn acquire(&mut self) -> u32 {
+        self.identifier = Uuid::new_v4().to_string();
+        let (mut setnx, mut ttl) = (redis::cmd("SETNX"), redis::cmd("TTL"));
+        setnx.arg(&self.key).arg(&self.identifier);
+        ttl.arg(&self.key);
+        let mut tries = 1;
+        while !setnx.query_async::<bool>(&mut self.connection).await.expect("SETNX") {
+            // -1 and -2 are no time to live. The book's first edition takes 0 for that, and never repairs.
+            if ttl.query_async::<i64>(&mut self.connection).await.expect("TTL") < 0 {
+                self.expire().await;
+            }
+            self.thread.pause().await;
+            tries += 1;
+        }
+        self.expire().await;
+        tries
+    }
+
+    /// Three round trips: WATCH, GET, and MULTI, DEL, EXEC in one. A waiter that repairs a lock touches the key,
+    /// and EXEC is then refused: without another go the lock would stay until it expires.
+    async fn release(&mut self) -> bool {
+        let (mut watch, mut get) = (redis::cmd("WATCH"), redis::cmd("GET"));
+        watch.arg(&self.key);
+        get.arg(&self.key);
+        let mut delete = redis::pipe();
+        delete.atomic().del(&self.key);
+        loop {
+            watch.exec_async(&mut self.connection).await.expect("WATCH");
+            let holder: Option<String> = get.query_async(&mut self.connection).await.expect("GET");
+            if holder.as_deref() != Some(&self.identifier) {
+                redis::cmd("UNWATCH").exec_async(&mut self.connection).await.expect("UNWATCH");
+                return false;
+            }
+            let deleted: Option<(u64,)> = delete.query_async(&mut self.connection).await.expect("EXEC");
+            if deleted.is_some() {
+                return true;
+            }
+        }
+    }
+}
+
+impl Lua {
+    pub(crate) async fn connect(redis: &str, name: &str, thread: Thread) -> Self {
+        const ACQUIRE: &str = "
+            if redis.call('EXISTS', KEYS[1]) == 0 then
+              return redis.call('SETEX', KEYS[1], unpack(ARGV))
+            end";
+        const RELEASE: &str = "
+            if redis.call('GET', KEYS[1]) == ARGV[1] then
+              return redis.call('DEL', KEYS[1])
+            end
+            return 0";
+        let mut connection = connect(redis).await;
+        let [acquire, release] = [ACQUIRE, RELEASE].map(|script| {
+            let mut load = redis::cmd("SCRIPT");
+            load.arg("LOAD").arg(script);
+            load
+        });
+        let acquire = acquire.query_async(&mut connection).await.expect("SCRIPT LOAD");
+        let release = release.query_async(&mut connection).await.expect("SCRIPT LOAD");
+        Self { connection, key: format!("lock:{name}"), identifier: String::new(), acquire, release, thread }
+    }
+
+    fn call(&self, sha1: &str) -> Cmd {
+        let mut evalsha = redis::cmd("EVALSHA");
+        evalsha.arg(sha1).arg(1).arg(&self.key);
+        evalsha
+    }
+}
+
+impl Lock for Lua {
+    async fn acquire(&mut self) -> u32 {
+        self.identifier = Uuid::new_v4().to_string();
+        let mut acquire = self.call(&self.acquire);
+        acquire.arg(TTL_SECONDS).arg(&self.identifier);
+        let mut tries = 1;
+        while !acquire.query_async::<bool>(&mut self.connection).await.expect("EVALSHA") {
+            self.thread.pause().await;
+            tries += 1;
+        }
+        tries
+    }
+
+    async fn release(&mut self) -> bool {
+        let mut release = self.call(&self.release);
+        release.arg(&self.identifier).query_async(&mut self.connection).await.expect("EVALSHA")
+    }
+}
+
+/// As redis-rs opens it, but for TCP_NODELAY, which the crate sets too.
+async fn connect(redis: &str) -> MultiplexedConnection {
+    let info = redis::Client::open(redis).expect("an address").get_connection_info().clone();
+    let tcp = info.tcp_settings().clone().set_nodelay(true);
+    let client = redis::Client::open(info.set_tcp_settings(tcp)).expect("a valid address");
+    client.get_multiplexed_async_connection().await.expect("connects")
+}

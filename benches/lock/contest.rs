@@ -1,0 +1,131 @@
+//! One client of a lock: acquires and releases it, over and over, for a given time.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+use tokio::time::{sleep, sleep_until};
+
+use crate::book::{Lua, SetNx, Thread};
+use crate::ours::Ours;
+
+/// A client's way to a lock.
+pub(crate) trait Lock {
+    /// Waits for the lock; how often the server was asked for it.
+    async fn acquire(&mut self) -> u32;
+
+    /// Whether it was still held.
+    async fn release(&mut self) -> bool;
+}
+
+/// The locks that are compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Kind {
+    SetNx,
+    Lua,
+    Ours,
+}
+
+/// A client of one of them.
+pub(crate) enum Client {
+    SetNx(SetNx),
+    Lua(Lua),
+    Ours(Ours),
+}
+
+/// When to begin and to end, and how long to hold the lock each time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Turn {
+    pub(crate) from: Instant,
+    pub(crate) time: Duration,
+    pub(crate) hold: Duration,
+}
+
+/// What one client did.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Tally {
+    pub(crate) tries: u64,
+    pub(crate) acquires: u64,
+    /// Microseconds from asking for the lock to having it, also where it was had after the end.
+    pub(crate) waits: Vec<u32>,
+    /// How long its thread has run.
+    pub(crate) cpu_ns: u64,
+}
+
+/// Whether somebody in this process is inside, to see that nobody else is.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Inside(Arc<AtomicBool>);
+
+impl Kind {
+    pub(crate) const ALL: [Self; 3] = [Self::SetNx, Self::Lua, Self::Ours];
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::SetNx => "SETNX control",
+            Self::Lua => "Lua control",
+            Self::Ours => "`Mutex`",
+        })
+    }
+}
+
+impl Client {
+    /// Connects a client of the lock `name`, and has it hold the lock once, so that scripts are loaded.
+    pub(crate) async fn connect(kind: Kind, redis: &str, name: &str, thread: Thread) -> Self {
+        let mut client = match kind {
+            Kind::SetNx => Self::SetNx(SetNx::connect(redis, name, thread).await),
+            Kind::Lua => Self::Lua(Lua::connect(redis, name, thread).await),
+            Kind::Ours => Self::Ours(Ours::connect(redis, name).await),
+        };
+        client.acquire().await;
+        assert!(client.release().await, "it was held");
+        client
+    }
+
+    pub(crate) async fn contend(&mut self, turn: Turn, inside: &Inside) -> Tally {
+        let until = turn.from + turn.time;
+        let mut tally = Tally::default();
+        sleep_until(turn.from.into()).await;
+        loop {
+            let asked = Instant::now();
+            if asked >= until {
+                return tally;
+            }
+            let tries = self.acquire().await;
+            let acquired = Instant::now();
+            assert!(!inside.0.swap(true, Ordering::AcqRel), "somebody else holds it");
+            // What is had after the end does not count, but was waited for: here is where the starved ones show.
+            if acquired <= until {
+                tally.tries += u64::from(tries);
+                tally.acquires += 1;
+            }
+            tally.waits.push(u32::try_from((acquired - asked).as_micros()).expect("less than an hour"));
+            if !turn.hold.is_zero() {
+                sleep(turn.hold).await;
+            }
+            inside.0.store(false, Ordering::Release);
+            assert!(self.release().await, "it was held");
+        }
+    }
+}
+
+impl Lock for Client {
+    async fn acquire(&mut self) -> u32 {
+        match self {
+            Self::SetNx(client) => client.acquire().await,
+            Self::Lua(client) => client.acquire().await,
+            Self::Ours(client) => client.acquire().await,
+        }
+    }
+
+    async fn release(&mut self) -> bool {
+        match self {
+            Self::SetNx(client) => client.release().await,
+            Self::Lua(client) => client.release().await,
+            Self::Ours(client) => client.release().await,
+        }
+    }
+}

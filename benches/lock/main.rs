@@ -1,0 +1,95 @@
+//! Measures the lock toolkit against the locks of *Redis in Action* (section 11.2), ported, in the same run, and prints
+//! the book's table 11.2 and what follows from it.
+//!
+//! ```text
+//! cargo bench --bench lock                     everything, under two minutes; needs redis-server
+//! cargo bench --bench lock -- tasks hold       some groups: tasks processes hold trips waiters
+//! STRICT=1 cargo bench --bench lock            also fails where a time or a ratio misses its `must`
+//! ```
+//!
+//! Clients are compared in two places, `Mutex` and controls alike. As *processes*, which is how the book did it: each
+//! client a process with one thread. Where processes outnumber processors, that is also a test of the scheduler. And
+//! as *tasks* of one thread, where all that is spent is this library's, the client library's and the server's.
+//!
+//! The `must` of the ratios over the SETNX control is what the book's Lua lock reaches over it.
+
+#[path = "../../tests/it/support/mod.rs"]
+mod support;
+#[path = "../fleet/table.rs"]
+mod table;
+
+mod book;
+mod clients;
+mod contest;
+mod cost;
+mod hold;
+mod ours;
+mod rates;
+
+use table::Table;
+
+/// A group of rows and the name that selects it.
+type Group = (&'static str, fn(&mut Table));
+
+const GROUPS: &[Group] = &[
+    ("tasks", rates::one_process),
+    ("processes", rates::processes),
+    ("hold", hold::rows),
+    ("trips", cost::trips),
+    ("waiters", cost::waiters),
+];
+
+fn main() {
+    if std::env::var_os("SG_ROLE").is_some() {
+        return support::processes::run_child(clients::ROLES);
+    }
+    let (options, names): (Vec<_>, Vec<_>) = std::env::args().skip(1).partition(|arg| arg.starts_with('-'));
+    if !options.iter().any(|option| option == "--bench") {
+        // `cargo test --all-targets` runs benches too; numbers of a debug build would only mislead.
+        println!("nothing to test here; measure with `cargo bench --bench lock`");
+        return;
+    }
+    print!("{METHOD}");
+    println!("{} processors, load before: {}\n", processors(), load());
+    let mut table = Table::default();
+    for (name, rows) in GROUPS {
+        if names.is_empty() || names.iter().any(|wanted| name.contains(wanted.as_str())) {
+            rows(&mut table);
+        }
+    }
+    let strict = std::env::var_os("STRICT").is_some_and(|strict| strict == "1");
+    let failed = table.finish(strict);
+    println!("\nload after: {}", load());
+    if failed {
+        std::process::exit(1);
+    }
+}
+
+const METHOD: &str = "\
+Method. Every group has a redis-server of its own on this machine, without persistence, and clients that have held the \
+lock before: connections are open, scripts loaded. A client acquires and releases one lock over and over, with \
+nothing in between; it begins no more when the time is over, and what is acquired later does not count, but its wait \
+does. Every client has connections of its own: a control one (MultiplexedConnection, TCP_NODELAY), a `Mutex` with its \
+defaults two, one for commands, one for messages. Mutual exclusion is checked at each acquire among tasks, and that \
+the lock was still held at each release everywhere.
+- tasks, processes: 1, 2, 5 and 10 clients for 0.3 s (ten: 0.8 s), the three locks one after another in changing order, \
+7 rounds; ratios are of neighbours in one round, the number is the median, then the smallest and the largest. `tasks` \
+are all on one thread (current_thread), `processes` have one each. The controls pause for 1 ms between two tries.
+- CPU: what the server's thread and the clients' ran in the whole stretch, per acquire; a busy machine slows the \
+rates, not these.
+- p99 wait: over all acquires of all clients, so that one who gets the lock ten times while others starve has ten short waits.
+- hold: ten tasks that keep the lock for a sleep of 5 ms (Tokio's: 5 to 6.5 ms), 5 rounds of 1.5 s.
+- trips: what MONITOR shows of one client, without PING.
+- waiters: 500 tasks with one `Locks` behind a holder; connections are those with a subscription in CLIENT LIST.
+
+";
+
+fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// The load averages, where the system tells.
+fn load() -> String {
+    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    load.split(' ').take(3).collect::<Vec<_>>().join(" ")
+}
