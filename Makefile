@@ -2,7 +2,9 @@
 # test   everything; installs redis-server first if it is missing
 # check  what must be clean before a commit
 # bench  the numbers of the README's table
-.PHONY: run test check bench redis
+# conformance, conformance-current
+#        the public tests of HTTP caches: the last release, and what they expect today (tests/conformance)
+.PHONY: run test check bench conformance conformance-current redis node
 
 run:
 	cargo run --example quickstart
@@ -21,6 +23,12 @@ bench: redis
 	cargo bench --bench micro
 	cargo bench --bench lock
 
+conformance: redis node
+	node tests/conformance/run.mjs released
+
+conformance-current: redis node
+	node tests/conformance/run.mjs current
+
 # The tests start their own private servers; only the program has to be there.
 redis:
 	@command -v redis-server >/dev/null && exit 0; \
@@ -29,3 +37,11 @@ redis:
 	if command -v apt-get >/dev/null; then $$sudo apt-get update && $$sudo apt-get install -y redis-server; \
 	elif command -v brew >/dev/null; then brew install redis; \
 	else echo "no apt-get and no brew here: install redis-server by hand" >&2; exit 1; fi
+
+node:
+	@command -v node >/dev/null && command -v npm >/dev/null && exit 0; \
+	echo "node or npm is missing: installing them"; \
+	if [ "$$(id -u)" = 0 ]; then sudo=; else sudo=sudo; fi; \
+	if command -v apt-get >/dev/null; then $$sudo apt-get update && $$sudo apt-get install -y nodejs npm; \
+	elif command -v brew >/dev/null; then brew install node; \
+	else echo "no apt-get and no brew here: install node and npm by hand" >&2; exit 1; fi

@@ -1,0 +1,57 @@
+// Runs what the suite expects today, by the released suite's runner, and writes its results as that does.
+
+import { request as httpRequest } from 'node:http'
+import { once } from 'node:events'
+import { text } from 'node:stream/consumers'
+import currentSuites from './suite.mjs'
+
+const { runTests, getResults } = await import(`${process.env.RELEASED}/client/runner.mjs`)
+
+const only = process.env.ONLY
+const suites = (await currentSuites(process.env.RELEASED)).map(suite => ({
+  ...suite,
+  tests: suite.tests.filter(test => !only || test.id === only)
+}))
+if (only) suites.forEach(suite => suite.tests.forEach(test => { test.dump = true }))
+const tests = new Map(suites.flatMap(suite => suite.tests.map(test => [test.id, test])))
+
+// `fetch`, and two things more that tests ask for by these members of a request:
+// - `or_status`: this status is as good as `expected_status`;
+// - `watch_interim`: the statuses of interim responses are told in a header of the response, `Interim-Seen`, and their
+//   headers in ones of its names with `Interim-` before them.
+async function ask (url, asked) {
+  const header = name => asked?.headers?.find(([is]) => is.toLowerCase() === name)?.[1]
+  const config = tests.get(header('test-id'))?.requests[Number(header('req-num')) - 1]
+  if (config === undefined) return fetch(url, asked)
+  const init = { ...asked, headers: [...NOT_NO_CACHE, ...asked.headers.filter(isOwn)] }
+  if (config.watch_interim) return askWatching(url, init)
+  const response = await fetch(url, { ...init, signal: AbortSignal.timeout(20_000) })
+  if (config.or_status !== response.status) return response
+  return new Response(response.body, { status: config.expected_status, headers: response.headers })
+}
+
+// Without these `fetch` would ask every cache to stay away (`no-cache`). The release leaves them out of requests
+// with headers of their own; node-fetch, which it uses, asks for nothing.
+const NOT_NO_CACHE = [['Pragma', 'foo'], ['Cache-Control', 'nothing-to-see-here']]
+const isOwn = ([name, value]) => !NOT_NO_CACHE.some(([is, not]) => is === name && not === value)
+
+// As `fetch` does not tell of interim responses.
+async function askWatching (url, { method, headers }) {
+  const fields = [['Host', new URL(url).host], ...headers]
+  const asked = httpRequest(url, { method, headers: fields.flat(), signal: AbortSignal.timeout(20_000) })
+  const received = new Headers()
+  const receive = (raw, prefix) => {
+    for (let i = 0; i < raw.length; i += 2) received.append(prefix + raw[i], raw[i + 1])
+  }
+  asked.on('information', ({ statusCode, rawHeaders }) => {
+    received.append('Interim-Seen', statusCode)
+    receive(rawHeaders, 'Interim-')
+  })
+  asked.end()
+  const [answer] = await once(asked, 'response')
+  receive(answer.rawHeaders, '')
+  return new Response(await text(answer), { status: answer.statusCode, headers: received })
+}
+
+await runTests(suites, ask, false, process.env.BASE, 50)
+console.log(JSON.stringify(getResults(), null, 2))

@@ -1,0 +1,51 @@
+// The committed list of tests that do not pass: one line each, `outcome  test  reason`.
+
+import { readFile, writeFile } from 'node:fs/promises'
+import { isGood } from './verdict.mjs'
+import { REASONS, UNEXPLAINED, isReason, reasonFor } from '../reasons.mjs'
+
+export async function readExpected (file) {
+  const expected = new Map()
+  const text = await readFile(file, 'utf8').catch(error => {
+    if (error.code === 'ENOENT') return ''
+    throw error
+  })
+  for (const [index, line] of text.split('\n').entries()) {
+    if (line === '' || line.startsWith('#')) continue
+    const [, outcome, id, reason] = /^(\S+) +(\S+) *(.*)$/.exec(line) ?? []
+    if (id === undefined || expected.has(id)) throw new Error(`${file}:${index + 1}: ${line}`)
+    expected.set(id, { outcome, reason })
+  }
+  return expected
+}
+
+// What is not as the list says: changes of outcome in either direction, and lines without a reason.
+export function differences (expected, actual) {
+  const found = []
+  for (const [id, { outcome, message }] of actual) {
+    const was = expected.get(id)?.outcome ?? 'good'
+    const is = isGood(outcome) ? 'good' : outcome
+    if (was !== is) found.push(`${id}: expected ${was}, is ${is}${message ? ` (${message})` : ''}`)
+  }
+  for (const [id, { reason }] of expected) {
+    if (!actual.has(id)) found.push(`${id}: there is no such test`)
+    if (!isReason(reason)) found.push(`${id}: no reason, or none of ${REASONS.join(' ')}`)
+  }
+  return found
+}
+
+// Writes the list anew. Reasons written by hand stay; new lines get the one that usually fits.
+export async function writeExpected (file, title, suite, expected, actual) {
+  const lines = []
+  for (const [id, { outcome, kind, needs }] of [...actual].sort(([a], [b]) => (a < b ? -1 : 1))) {
+    if (isGood(outcome)) continue
+    const kept = expected.get(id)?.reason
+    // Follows from another line, so it is written by no hand.
+    const made = outcome === 'dependency' ? `needs: ${needs}` : undefined
+    const hand = kept && !kept.startsWith('needs:') && kept !== UNEXPLAINED ? kept : undefined
+    lines.push([outcome, id, made ?? hand ?? reasonFor(suite, id, kind)])
+  }
+  const width = Math.max(...lines.map(([, id]) => id.length))
+  const text = lines.map(([outcome, id, reason]) => `${outcome.padEnd(10)}  ${id.padEnd(width)}  ${reason}`)
+  await writeFile(file, `# ${title}\n# See README.md for the outcomes and the reasons.\n${text.join('\n')}\n`)
+}

@@ -1,0 +1,179 @@
+// Runs a suite of HTTP cache tests against `examples/reverse_proxy.rs` on a private redis-server, and compares what
+// comes out with the list in `expected/`. See README.md.
+//
+//     node tests/conformance/run.mjs released|current [--update] [--id TEST]
+
+import { createWriteStream, rmSync } from 'node:fs'
+import { copyFile, mkdir, mkdtemp, readFile, rm, stat, writeFile } from 'node:fs/promises'
+import { tmpdir } from 'node:os'
+import { dirname, join, resolve } from 'node:path'
+import { fileURLToPath, pathToFileURL } from 'node:url'
+import { parseArgs } from 'node:util'
+import { differences, readExpected, writeExpected } from './lib/expected.mjs'
+import { onFreePort, run, start, stopAll } from './lib/processes.mjs'
+import { totals, verdicts } from './lib/verdict.mjs'
+
+const HERE = dirname(fileURLToPath(import.meta.url))
+const ROOT = resolve(HERE, '../..')
+// Where cargo puts what it makes is for its configuration to say.
+const METADATA = JSON.parse(await run('cargo', ['metadata', '--no-deps', '--format-version=1'], { cwd: ROOT }))
+const TARGET = join(METADATA.target_directory, 'conformance')
+// Without building and installing.
+const LONGEST = 170_000
+
+// How each suite is served, run and read. `definitions` are what its results are judged by.
+const SUITES = {
+  released: async () => {
+    const folder = await installed()
+    return { title: 'http-cache-tests 0.4.5', ...upstream(folder, folder), definitions: releasedDefinitions(folder) }
+  },
+  current: async () => {
+    const checkout = process.env.CACHE_TESTS
+    if (checkout) {
+      const engine = await stat(join(checkout, 'test-engine')).then(() => join(checkout, 'test-engine'), () => checkout)
+      const title = `the suite in ${checkout}`
+      return { title, ...upstream(checkout, engine), definitions: load(checkout, 'tests/index.mjs') }
+    }
+    const folder = await installed()
+    const RELEASED = pathToFileURL(folder).href
+    return {
+      title: 'the current suite, as told by current/*.mjs',
+      origin: PORT => ({ script: join(HERE, 'current/origin.mjs'), cwd: HERE, env: { RELEASED, PORT } }),
+      client: (BASE, ONLY) => ({ script: join(HERE, 'current/cli.mjs'), cwd: HERE, env: { RELEASED, BASE, ONLY } }),
+      definitions: load(HERE, 'current/suite.mjs').then(suites => suites(RELEASED))
+    }
+  }
+}
+
+// The suite's own programs read the variables that npm would set.
+function upstream (folder, engine) {
+  return {
+    origin: port => ({
+      script: join(engine, 'server/server.mjs'),
+      cwd: folder,
+      env: { npm_config_protocol: 'http', npm_config_port: port, npm_config_pidfile: join(TARGET, 'origin.pid') }
+    }),
+    client: (base, id) => ({
+      script: join(engine, 'cli.mjs'),
+      cwd: folder,
+      env: { npm_config_base: base, npm_config_id: id, npm_package_config_id: '' }
+    })
+  }
+}
+
+async function load (folder, path) {
+  return (await import(pathToFileURL(join(folder, path)).href)).default
+}
+
+// The release keeps one suite apart.
+async function releasedDefinitions (folder) {
+  return [...await load(folder, 'tests/index.mjs'), await load(folder, 'tests/surrogate-control.mjs')]
+}
+
+// Installs the release below target/, once per version of package.json.
+async function installed () {
+  const folder = join(TARGET, 'npm')
+  const packageJson = await readFile(join(HERE, 'package.json'), 'utf8')
+  const done = join(folder, 'installed.json')
+  if (await readFile(done, 'utf8').catch(() => '') !== packageJson) {
+    await rm(folder, { recursive: true, force: true })
+    await mkdir(folder, { recursive: true })
+    await copyFile(join(HERE, 'package.json'), join(folder, 'package.json'))
+    const quiet = ['--ignore-scripts', '--no-audit', '--no-fund', '--no-package-lock', '--loglevel=error']
+    await run('npm', ['install', ...quiet], { cwd: folder })
+    await writeFile(done, packageJson)
+  }
+  return join(folder, 'node_modules/http-cache-tests')
+}
+
+// Builds the proxy and resolves to its path.
+async function built () {
+  const messages = await run('cargo', ['build', '--quiet', '--example', 'reverse_proxy', '--message-format=json'],
+    { cwd: ROOT })
+  const artifact = messages.split('\n').filter(line => line.startsWith('{')).map(line => JSON.parse(line))
+    .find(message => message.executable && message.target.name === 'reverse_proxy')
+  if (artifact === undefined) throw new Error('cargo built no reverse_proxy')
+  return artifact.executable
+}
+
+// Starts redis-server, the suite's origin and the proxy between them; resolves to the proxy's URL.
+async function startAll (suite, proxy, scratch) {
+  const log = name => createWriteStream(join(TARGET, `${name}.log`))
+  const redis = await onFreePort(port => start('redis-server',
+    ['--port', String(port), '--bind', '127.0.0.1', '--save', '', '--appendonly', 'no', '--dir', scratch],
+    { ready: /Ready to accept connections/, log: log('redis') }))
+  const origin = await onFreePort(port => {
+    const { script, cwd, env } = suite.origin(String(port))
+    return start(process.execPath, ['--no-warnings', script],
+      { ready: /Listening on/, cwd, env: { ...process.env, ...env }, log: log('origin') })
+  })
+  const [, base] = await start(proxy, [], {
+    ready: /listening on (http:\S+)/,
+    signal: 'SIGINT',
+    env: {
+      ...process.env,
+      LISTEN: '127.0.0.1:0',
+      ORIGIN: `http://127.0.0.1:${origin}`,
+      REDIS_URL: `redis://127.0.0.1:${redis}/`,
+      // It is not the machine's speed that is tested: without Redis in time a request is not cached.
+      BUDGET_MS: '1000'
+    },
+    log: log('proxy')
+  })
+  return base
+}
+
+async function main () {
+  const { values, positionals: [name] } = parseArgs({
+    allowPositionals: true,
+    options: { update: { type: 'boolean' }, id: { type: 'string' } }
+  })
+  if (!(name in SUITES)) throw new Error('usage: run.mjs released|current [--update] [--id TEST]')
+  await mkdir(TARGET, { recursive: true })
+  const proxy = await built()
+  const suite = await SUITES[name]()
+  const definitions = await suite.definitions
+  const began = Date.now()
+  setTimeout(() => stop(`not done after ${LONGEST / 1000} s`), LONGEST).unref()
+
+  const scratch = await mkdtemp(join(tmpdir(), 'conformance-'))
+  process.on('exit', () => rmSync(scratch, { recursive: true, force: true }))
+  let output
+  try {
+    const base = await startAll(suite, proxy, scratch)
+    const { script, cwd, env } = suite.client(base, values.id ?? '')
+    output = await run(process.execPath, ['--no-warnings', script], { cwd, env: { ...process.env, ...env } })
+  } finally {
+    await stopAll()
+  }
+  // One test alone tells what was sent and received, and nothing that could be compared.
+  if (values.id !== undefined) return console.log(output)
+
+  const raw = join(TARGET, `${name}.json`)
+  await writeFile(raw, output)
+  const actual = verdicts(definitions, JSON.parse(output))
+  const file = join(HERE, 'expected', `${name}.txt`)
+  const expected = await readExpected(file)
+  if (values.update) await writeExpected(file, suite.title, name, expected, actual)
+  const found = differences(values.update ? await readExpected(file) : expected, actual)
+  console.log(`${suite.title}: ${totals(actual)} (${Math.round((Date.now() - began) / 1000)} s)`)
+  console.log(`raw results: ${raw}`)
+  if (found.length === 0) return
+  console.error(`\nnot as ${file} says:\n  ${found.join('\n  ')}`)
+  const stats = await readFile(join(TARGET, 'proxy.log'), 'utf8')
+  if (/(store_errors|budget_exceeded): [1-9]/.test(stats)) console.error('\nRedis did not keep up, so this says little.')
+  console.error('\nIf that is how it should be: run with --update, and give each new line its reason.')
+  process.exitCode = 1
+}
+
+let stopping = false
+const stop = async why => {
+  if (stopping) return
+  stopping = true
+  console.error(why)
+  await stopAll()
+  process.exit(1)
+}
+for (const signal of ['SIGINT', 'SIGTERM', 'SIGHUP']) process.once(signal, () => stop(signal))
+
+main().catch(error => stop(error.message))
