@@ -1,25 +1,74 @@
 //! `Cache-Control`, read so that a doubt never makes a response more shareable (RFC 9111, 5.2).
 
-use http::HeaderValue;
+use http::{HeaderName, HeaderValue};
 
 /// Where a number of seconds stops growing (RFC 9111, 1.2.2: "either 2147483648 or the greatest
 /// positive integer it can conveniently represent").
 pub(crate) const LONGEST_SECONDS: u64 = 1 << 31;
 
-/// The directives that decide something here; all others are ignored (RFC 9111, 5.2.3).
-///
-/// A qualified `no-cache="field"` or `private="field"` counts as the whole directive: a cache that
-/// does not handle single fields has to be this strict (RFC 9111, 5.2.2.4 and 5.2.2.7).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// A directive that may name the fields it is about (RFC 9111, 5.2.2.4 and 5.2.2.7).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Fields {
+    #[default]
+    Absent,
+    /// About the whole response.
+    Whole,
+    /// About these fields only. Never empty.
+    Listed(Vec<HeaderName>),
+}
+
+impl Fields {
+    pub(crate) fn is_present(&self) -> bool {
+        *self != Self::Absent
+    }
+
+    /// The fields that must not be reused, where nothing else is forbidden.
+    pub(crate) fn listed(&self) -> &[HeaderName] {
+        if let Self::Listed(names) = self { names } else { &[] }
+    }
+
+    /// Adds one more occurrence: `names` of it, or none where it is about the whole response.
+    pub(crate) fn add(&mut self, names: Option<Vec<HeaderName>>) {
+        match (&mut *self, names) {
+            (Self::Listed(known), Some(names)) => known.extend(names),
+            (Self::Absent, Some(names)) => *self = Self::Listed(names),
+            _ => *self = Self::Whole,
+        }
+    }
+
+    /// The names in a list, if that is what it is.
+    pub(crate) fn names(list: &[u8]) -> Option<Vec<HeaderName>> {
+        let members = list.split(|&byte| byte == b',').map(<[u8]>::trim_ascii);
+        let names: Vec<_> = members
+            .filter(|name| !name.is_empty())
+            .map(|name| HeaderName::from_bytes(name).ok())
+            .collect::<Option<_>>()?;
+        (!names.is_empty()).then_some(names)
+    }
+}
+
+/// What a response says to caches; all other directives are ignored (RFC 9111, 5.2.3).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CacheControl {
     pub(crate) no_store: bool,
-    pub(crate) no_cache: bool,
-    pub(crate) private: bool,
-    pub(crate) only_if_cached: bool,
+    pub(crate) no_cache: Fields,
+    pub(crate) private: Fields,
+    pub(crate) public: bool,
+    pub(crate) must_revalidate: bool,
+    pub(crate) proxy_revalidate: bool,
+    pub(crate) must_understand: bool,
+    pub(crate) immutable: bool,
     /// Seconds. An argument that is no number counts as 0: stale (RFC 9111, 4.2.1).
     pub(crate) max_age: Option<u64>,
     /// Seconds, as `max_age`.
     pub(crate) s_maxage: Option<u64>,
+    /// Seconds, as `max_age` (RFC 5861, 3).
+    pub(crate) stale_while_revalidate: Option<u64>,
+    /// Seconds, as `max_age` (RFC 5861, 4).
+    pub(crate) stale_if_error: Option<u64>,
+    /// Whether it says in so many words that shared caches may reuse it: `public`, `s-maxage` or
+    /// `must-revalidate`, spelled as the grammar has them (RFC 9111, 3.5).
+    pub(crate) says_shared: bool,
 }
 
 impl CacheControl {
@@ -27,51 +76,128 @@ impl CacheControl {
     pub(crate) fn parse<'a>(lines: impl IntoIterator<Item = &'a HeaderValue>) -> Self {
         let mut all = Self::default();
         for line in lines {
-            all.add(line);
+            for_each_directive(line.as_bytes(), |directive| all.add(&directive));
         }
         all
     }
 
-    /// Adds one line. Of repeated flags any is enough, of repeated numbers the smallest counts
-    /// (RFC 9111, 4.2.1: "the most restrictive").
-    pub(crate) fn add(&mut self, line: &HeaderValue) {
-        let mut rest = line.as_bytes();
-        let mut after_semicolon = false;
-        while !rest.is_empty() {
-            let end = directive_end(rest);
-            // `private; max-age=60` is a common slip for a comma. The flag in it must be seen; a
-            // number beside a semicolon is not what the grammar says, so it is no number.
-            let before_semicolon = rest.get(end) == Some(&b';');
-            self.directive(&rest[..end], !after_semicolon && !before_semicolon);
-            after_semicolon = before_semicolon;
-            rest = rest.get(end + 1..).unwrap_or_default();
+    /// Of repeated flags any is enough, of repeated numbers the smallest counts (RFC 9111, 4.2.1:
+    /// "the most restrictive").
+    fn add(&mut self, directive: &Directive<'_>) {
+        let seconds = || if directive.exact { directive.argument.map_or(0, seconds) } else { 0 };
+        if directive.is("max-age") {
+            smallest(&mut self.max_age, seconds());
+        } else if directive.is("s-maxage") {
+            smallest(&mut self.s_maxage, seconds());
+            self.says_shared |= directive.exact && directive.argument.and_then(digits).is_some();
+        } else if directive.is("stale-while-revalidate") {
+            smallest(&mut self.stale_while_revalidate, seconds());
+        } else if directive.is("stale-if-error") {
+            smallest(&mut self.stale_if_error, seconds());
+        } else if directive.is("no-store") {
+            self.no_store = true;
+        } else if directive.is("no-cache") {
+            self.no_cache.add(directive.names());
+        } else if directive.is("private") {
+            self.private.add(directive.names());
+        } else if directive.is("must-revalidate") {
+            self.must_revalidate = true;
+            self.says_shared |= directive.is_plain_flag();
+        } else if directive.is("proxy-revalidate") {
+            self.proxy_revalidate = true;
+        } else if directive.is("must-understand") {
+            self.must_understand |= directive.is_plain_flag();
+        } else if directive.is("public") {
+            self.public |= directive.is_plain_flag();
+            self.says_shared |= directive.is_plain_flag();
+        } else if directive.is("immutable") {
+            // RFC 8246, 2: an argument has no meaning.
+            self.immutable |= directive.exact;
         }
     }
+}
 
-    fn directive(&mut self, text: &[u8], well_separated: bool) {
-        let text = text.trim_ascii();
+/// What a request asks of caches (RFC 9111, 5.2.1).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct RequestDirectives {
+    pub(crate) no_store: bool,
+    pub(crate) no_cache: bool,
+    pub(crate) only_if_cached: bool,
+    /// Seconds. An argument that is no number counts as 0: nothing stored is young enough.
+    pub(crate) max_age: Option<u64>,
+    /// Seconds. An argument that is no number asks for nothing.
+    pub(crate) min_fresh: u64,
+    /// Seconds; without an argument as many as there are. One that is no number counts as 0.
+    pub(crate) max_stale: Option<u64>,
+}
+
+impl RequestDirectives {
+    /// Adds one line. Of repeated numbers the one counts that lets least be reused.
+    pub(crate) fn add(&mut self, line: &HeaderValue) {
+        for_each_directive(line.as_bytes(), |directive| {
+            let number = directive.argument.and_then(digits).filter(|_| directive.exact);
+            if directive.is("no-cache") {
+                self.no_cache = true;
+            } else if directive.is("max-age") {
+                smallest(&mut self.max_age, number.unwrap_or(0));
+            } else if directive.is("no-store") {
+                self.no_store = true;
+            } else if directive.is("only-if-cached") {
+                self.only_if_cached = true;
+            } else if directive.is("min-fresh") {
+                self.min_fresh = self.min_fresh.max(number.unwrap_or(0));
+            } else if directive.is("max-stale") {
+                let any = if directive.is_plain_flag() { LONGEST_SECONDS } else { 0 };
+                smallest(&mut self.max_stale, number.unwrap_or(any));
+            }
+        });
+    }
+}
+
+/// One member of the list.
+struct Directive<'a> {
+    /// Trimmed.
+    name: &'a [u8],
+    argument: Option<&'a [u8]>,
+    /// Whether it is separated and spelled as the grammar has it. What restricts is seen also where it
+    /// is not; what permits is not.
+    exact: bool,
+}
+
+impl Directive<'_> {
+    fn is(&self, name: &str) -> bool {
+        self.name.eq_ignore_ascii_case(name.as_bytes())
+    }
+
+    fn is_plain_flag(&self) -> bool {
+        self.exact && self.argument.is_none()
+    }
+
+    /// The fields it is limited to, where there is no doubt about them.
+    fn names(&self) -> Option<Vec<HeaderName>> {
+        Fields::names(unquoted(self.argument.filter(|_| self.exact)?))
+    }
+}
+
+fn for_each_directive(line: &[u8], mut each: impl FnMut(Directive<'_>)) {
+    let mut rest = line;
+    let mut after_semicolon = false;
+    while !rest.is_empty() {
+        let end = directive_end(rest);
+        // `private; max-age=60` is a common slip for a comma. The flag in it must be seen; a
+        // number beside a semicolon is not what the grammar says, so it is no number.
+        let before_semicolon = rest.get(end) == Some(&b';');
+        let text = rest[..end].trim_ascii();
         let (name, argument) = match text.iter().position(|&byte| byte == b'=') {
             Some(at) => (&text[..at], Some(&text[at + 1..])),
             None => (text, None),
         };
         // A flag is a flag also with a space before its `=`; a number is not (RFC 9111, 5.2: the
-        // grammar has no whitespace there), which `seconds` refuses by `exact`.
-        let exact = well_separated && !name.ends_with(b" ") && !name.ends_with(b"\t");
-        let name = name.trim_ascii();
-        let is = |directive: &str| name.eq_ignore_ascii_case(directive.as_bytes());
-        if is("max-age") {
-            smallest(&mut self.max_age, argument.filter(|_| exact).map_or(0, seconds));
-        } else if is("s-maxage") {
-            smallest(&mut self.s_maxage, argument.filter(|_| exact).map_or(0, seconds));
-        } else if is("no-store") {
-            self.no_store = true;
-        } else if is("no-cache") {
-            self.no_cache = true;
-        } else if is("private") {
-            self.private = true;
-        } else if is("only-if-cached") {
-            self.only_if_cached = true;
-        }
+        // grammar has no whitespace there).
+        let exact = !after_semicolon && !before_semicolon && !name.ends_with(b" ") && !name.ends_with(b"\t");
+        each(Directive { name: name.trim_ascii(), argument, exact });
+        after_semicolon = before_semicolon;
+        rest = rest.get(end + 1..).unwrap_or_default();
     }
 }
 
@@ -102,10 +228,18 @@ fn closing_quote(text: &[u8], mut at: usize) -> Option<usize> {
     }
 }
 
-/// An argument as seconds; RFC 9111, 5.2 asks to accept the token and the quoted form.
+/// An argument as seconds, stale where it is none.
 fn seconds(argument: &[u8]) -> u64 {
-    let digits = argument.strip_prefix(b"\"").and_then(|text| text.strip_suffix(b"\"")).unwrap_or(argument);
-    delta_seconds(digits).unwrap_or(0)
+    digits(argument).unwrap_or(0)
+}
+
+fn digits(argument: &[u8]) -> Option<u64> {
+    delta_seconds(unquoted(argument))
+}
+
+/// RFC 9111, 5.2 asks to accept the token and the quoted form of any argument.
+fn unquoted(argument: &[u8]) -> &[u8] {
+    argument.strip_prefix(b"\"").and_then(|text| text.strip_suffix(b"\"")).unwrap_or(argument)
 }
 
 /// Digits only, saturating (RFC 9111, 1.2.2).
@@ -123,99 +257,5 @@ fn smallest(slot: &mut Option<u64>, seconds: u64) {
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "in a test the panic is the report")]
-mod tests {
-    use super::*;
-
-    fn parse(lines: &[&str]) -> CacheControl {
-        let values: Vec<_> = lines.iter().map(|line| HeaderValue::from_str(line).unwrap()).collect();
-        CacheControl::parse(&values)
-    }
-
-    #[test]
-    fn a_number_is_read_or_counts_as_stale() {
-        let cases = [
-            ("max-age=60", Some(60)),
-            ("MaX-aGe=60", Some(60)),
-            ("max-age=\"60\"", Some(60)),
-            ("max-age=0060", Some(60)),
-            (" \tmax-age=60 ,", Some(60)),
-            ("max-age=2147483648", Some(LONGEST_SECONDS)),
-            ("max-age=99999999999999999999999999", Some(LONGEST_SECONDS)),
-            ("max-age=-1", Some(0)),
-            ("max-age=+1", Some(0)),
-            ("max-age='60'", Some(0)),
-            ("max-age=60a", Some(0)),
-            ("max-age=a60", Some(0)),
-            ("max-age=60.0", Some(0)),
-            ("max-age=6 0", Some(0)),
-            ("max-age= 60", Some(0)),
-            ("max-age =60", Some(0)),
-            ("max-age=\"60", Some(0)),
-            ("max-age=\"\"", Some(0)),
-            ("max-age=", Some(0)),
-            ("max-age", Some(0)),
-            ("max-age=60;x", Some(0)),
-            ("x;max-age=60", Some(0)),
-            ("max-age=60, max-age=30", Some(30)),
-            ("max-age=30, max-age=60", Some(30)),
-            ("max-age=60, max-age=x", Some(0)),
-            ("x-max-age=60", None),
-            ("max-age60", None),
-            ("", None),
-        ];
-        for (text, seconds) in cases {
-            assert_eq!(parse(&[text]).max_age, seconds, "{text}");
-            let shared = text.to_lowercase().replace("max-age", "s-maxage");
-            assert_eq!(parse(&[&shared]).s_maxage, seconds, "{shared}");
-        }
-    }
-
-    #[test]
-    fn a_restrictive_directive_is_seen_wherever_it_stands() {
-        let cases = [
-            "private",
-            "PRIVATE",
-            "max-age=60,private",
-            "max-age=60 , private ,",
-            ",,private",
-            "private=\"set-cookie\"",
-            "private =\"a, b\"",
-            "private; max-age=60",
-            "max-age=60; private",
-            "x=\"unclosed, private",
-            "x=\"a\\\"b\", private",
-        ];
-        for text in cases {
-            assert!(parse(&[text]).private, "{text}");
-            assert!(parse(&["max-age=60", text]).private, "{text} on the second line");
-            assert!(parse(&[&text.to_lowercase().replace("private", "no-store")]).no_store, "{text}");
-            assert!(parse(&[&text.to_lowercase().replace("private", "no-cache")]).no_cache, "{text}");
-        }
-    }
-
-    #[test]
-    fn what_stands_inside_a_string_is_no_directive() {
-        for text in ["ext=\"private, no-store, max-age=1\"", "ext=\"a\\\", private\"", "xprivate", "private2"]
-        {
-            assert_eq!(parse(&[text]), CacheControl::default(), "{text}");
-        }
-        assert_eq!(parse(&["ext=\"max-age=1\", max-age=60"]).max_age, Some(60));
-    }
-
-    proptest::proptest! {
-        #[test]
-        fn any_bytes_are_read_without_a_panic(line in proptest::collection::vec(0x20u8..0x7f, 0..64)) {
-            let value = HeaderValue::from_bytes(&line).unwrap();
-            CacheControl::parse([&value]);
-        }
-
-        #[test]
-        fn nothing_before_or_after_hides_a_directive(
-            before in "[a-z=\\\\0-9 ]{0,12}", after in "[ -~]{0,12}",
-        ) {
-            let line = format!("{before},no-store,{after}");
-            let value = HeaderValue::from_str(&line).unwrap();
-            proptest::prop_assert!(CacheControl::parse([&value]).no_store, "{}", line);
-        }
-    }
-}
+#[path = "cache_control_tests.rs"]
+mod tests;

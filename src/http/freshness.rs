@@ -7,6 +7,7 @@ use http::header::{AGE, DATE, EXPIRES, HeaderMap};
 use http::response::Parts;
 
 use super::cache_control::{CacheControl, LONGEST_SECONDS, delta_seconds};
+use super::dates::date;
 
 /// How long a response may be served from now on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,9 +44,9 @@ fn may_have_default(status: StatusCode) -> bool {
 /// `Expires - Date`, in seconds.
 fn until_expiry(headers: &HeaderMap, now: SystemTime) -> u64 {
     // RFC 9111, 5.3: an invalid date, `0` above all, is in the past. Two dates are no valid one.
-    let Some(expires) = date(headers, EXPIRES) else { return 0 };
+    let Some(expires) = date(headers, &EXPIRES, now) else { return 0 };
     // Without a (sound) Date, the moment of receipt is it (RFC 9110, 6.6.1).
-    let date = date(headers, DATE).unwrap_or(now);
+    let date = date(headers, &DATE, now).unwrap_or(now);
     expires.duration_since(date).map_or(0, |left| left.as_secs().min(LONGEST_SECONDS))
 }
 
@@ -57,19 +58,12 @@ pub(crate) fn initial_age(headers: &HeaderMap, now: SystemTime) -> u64 {
         .get(AGE)
         .and_then(|line| line.as_bytes().split(|&byte| byte == b',').next())
         .and_then(|age| delta_seconds(age.trim_ascii()));
-    let apparent = date(headers, DATE).map(|date| {
+    let apparent = date(headers, &DATE, now).map(|date| {
         // A Date is cut to whole seconds: a difference of one is no age, and counting it would
         // make `max-age=1` uncacheable at random.
         unix_seconds(now).saturating_sub(unix_seconds(date)).saturating_sub(1)
     });
     told.unwrap_or(0).max(apparent.unwrap_or(0)).min(LONGEST_SECONDS)
-}
-
-/// The field's date in any of the three formats (RFC 9110, 5.6.7), if it is there exactly once.
-fn date(headers: &HeaderMap, name: http::HeaderName) -> Option<SystemTime> {
-    let mut lines = headers.get_all(name).iter();
-    let (line, None) = (lines.next()?, lines.next()) else { return None };
-    httpdate::parse_http_date(line.to_str().ok()?).ok()
 }
 
 fn unix_seconds(time: SystemTime) -> u64 {

@@ -47,7 +47,11 @@
 //! ```
 
 mod body;
+#[cfg_attr(not(test), expect(dead_code, reason = "wired in with the rules that read all directives"))]
 mod cache_control;
+#[cfg_attr(not(test), expect(dead_code, reason = "wired in with the rules that read all directives"))]
+mod cdn;
+mod dates;
 mod freshness;
 mod load;
 mod policy;

@@ -9,7 +9,7 @@ use http::header::{HeaderMap, HeaderValue};
 use http::uri::Scheme;
 use http::{Method, Request, Uri};
 
-use super::cache_control::CacheControl;
+use super::cache_control::RequestDirectives;
 use super::policy::RequestRules;
 use crate::key::CacheKey;
 
@@ -81,7 +81,7 @@ fn host_if_plain<'a>(
     rules: &RequestRules,
 ) -> Result<Option<&'a HeaderValue>, &'static str> {
     let mut host = None;
-    let mut cache_control = CacheControl::default();
+    let mut directives = RequestDirectives::default();
     for (name, value) in headers {
         let reason = match name.as_str() {
             // More than one Host is an attack or an accident (RFC 9112, 3.2: answered with 400).
@@ -91,7 +91,7 @@ fn host_if_plain<'a>(
                 continue;
             }
             "cache-control" => {
-                cache_control.add(value);
+                directives.add(value);
                 continue;
             }
             // A part of the resource (RFC 9110, 14.2); If-Range falls under `if-`.
@@ -112,11 +112,11 @@ fn host_if_plain<'a>(
         };
         return Err(reason);
     }
-    if cache_control.no_store {
+    if directives.no_store {
         // RFC 9111, 5.2.1.5: nothing of the request nor of its response is stored.
         return Err("no-store");
     }
-    if cache_control.only_if_cached {
+    if directives.only_if_cached {
         // RFC 9111, 5.2.1.7: the inner service must not be asked by us; who sends this means
         // another cache, so leave it to the inner service to say 504.
         return Err("only-if-cached");

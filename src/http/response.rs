@@ -79,16 +79,16 @@ fn forbidden_by_headers(
     if cache_control.no_store {
         return Some("no-store");
     }
-    if cache_control.private {
+    if cache_control.private.is_present() {
         return Some("private");
     }
-    if cache_control.no_cache {
+    if cache_control.no_cache.is_present() {
         return Some("no-cache");
     }
     // Addressed to caches like this one. Its lifetimes are not read yet, its prohibitions are
     // (RFC 9213, 2.2: it stands above Cache-Control).
     let targeted = CacheControl::parse(headers.get_all("cdn-cache-control"));
-    if targeted.no_store || targeted.private || targeted.no_cache {
+    if targeted.no_store || targeted.private.is_present() || targeted.no_cache.is_present() {
         return Some("cdn-cache-control");
     }
     for (name, value) in headers {
