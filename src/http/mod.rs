@@ -57,9 +57,13 @@ mod load;
 mod policy;
 mod request;
 mod response;
+#[cfg_attr(not(test), expect(dead_code, reason = "wired in with variants"))]
+mod selecting;
 mod service;
 mod status;
 mod tee;
+#[cfg_attr(not(test), expect(dead_code, reason = "wired in with variants"))]
+mod vary;
 mod wire;
 
 pub use body::GuardedBody;

@@ -1,0 +1,186 @@
+//! What the value of a selecting header says, in one spelling for all that say it (RFC 9111, 4.1).
+//!
+//! Two requests are alike if one value becomes the other by adding or removing white space, combining
+//! lines, and what the field's definition calls the same. Made too alike, one client gets another's
+//! answer; so a field that is not known is only taken for a list, and one that is known to be free text
+//! or a credential is compared as it is.
+
+use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+
+/// How far values are made alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Normal {
+    /// Members of equal weight keep their order: many origins take the first one.
+    Careful,
+    /// Their order says nothing (RFC 9110, 12.4.2).
+    ByTheLetter,
+}
+
+/// The value in its one spelling, over all lines; nothing if the field is absent.
+pub(crate) fn selecting_value(name: &HeaderName, request: &HeaderMap, normal: Normal) -> Option<Vec<u8>> {
+    let lines = request.get_all(name);
+    lines.iter().next()?;
+    let mut value = Vec::new();
+    match kind(name) {
+        Kind::Exact => {
+            for line in lines {
+                value.extend_from_slice(line.as_bytes().trim_ascii());
+                // No value has a line feed in it, so the lines stay apart.
+                value.push(b'\n');
+            }
+        }
+        Kind::List => {
+            for (index, line) in lines.iter().enumerate() {
+                for (at, member) in members(line.as_bytes()).enumerate() {
+                    if index + at > 0 {
+                        value.push(b',');
+                    }
+                    value.extend_from_slice(member);
+                }
+            }
+        }
+        Kind::Weighted { sorted } => {
+            let mut all = weighted(lines.iter());
+            if sorted || normal == Normal::ByTheLetter {
+                all.sort_by(|a, b| b.weight.cmp(&a.weight).then_with(|| a.text.cmp(&b.text)));
+            } else {
+                all.sort_by_key(|member| std::cmp::Reverse(member.weight));
+            }
+            for member in all {
+                value.extend_from_slice(&member.text);
+                value.extend_from_slice(&[b';', (member.weight >> 8) as u8, member.weight as u8, b',']);
+            }
+        }
+    }
+    Some(value)
+}
+
+/// The one language that a request prefers to all others, in lower case.
+pub(crate) fn preferred_language(request: &HeaderMap) -> Option<String> {
+    let mut all = weighted(request.get_all(header::ACCEPT_LANGUAGE).iter());
+    all.sort_by_key(|member| std::cmp::Reverse(member.weight));
+    let (first, second) = (all.first()?, all.get(1));
+    let alone = first.weight > 0 && second.is_none_or(|second| second.weight < first.weight);
+    let is_range = first.text.iter().all(|&byte| byte.is_ascii_alphanumeric() || byte == b'-');
+    (alone && is_range).then(|| String::from_utf8_lossy(&first.text).into_owned())
+}
+
+enum Kind {
+    /// Free text, or a credential: a comma is no separator, or a mistake costs too much.
+    Exact,
+    /// Not known. Most fields are lists, and white space around a comma means nothing in them.
+    List,
+    /// A list of what is acceptable, with weights (RFC 9110, 12.4.2), in any case.
+    Weighted {
+        /// Whether the order means nothing to anyone.
+        sorted: bool,
+    },
+}
+
+fn kind(name: &HeaderName) -> Kind {
+    match name.as_str() {
+        "accept-encoding" => Kind::Weighted { sorted: true },
+        "accept" | "accept-charset" | "accept-language" => Kind::Weighted { sorted: false },
+        "authorization"
+        | "proxy-authorization"
+        | "cookie"
+        | "from"
+        | "host"
+        | "if-modified-since"
+        | "if-range"
+        | "if-unmodified-since"
+        | "origin"
+        | "range"
+        | "referer"
+        | "user-agent"
+        | "x-api-key"
+        | "x-auth-token"
+        | "x-amz-security-token" => Kind::Exact,
+        _ => Kind::List,
+    }
+}
+
+/// The members of a list, each without white space around it. A comma inside a string is none.
+fn members(line: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let mut rest = Some(line);
+    std::iter::from_fn(move || {
+        let line = rest?;
+        let (mut in_string, mut escaped) = (false, false);
+        let end = line.iter().position(|&byte| {
+            let ends = byte == b',' && !in_string;
+            match byte {
+                _ if escaped => escaped = false,
+                b'"' => in_string = !in_string,
+                b'\\' => escaped = in_string,
+                _ => {}
+            }
+            ends
+        });
+        rest = end.map(|end| &line[end + 1..]);
+        Some(line[..end.unwrap_or(line.len())].trim_ascii())
+    })
+}
+
+struct Weighted {
+    /// In lower case, without its weight and without white space around `;` and `=`.
+    text: Vec<u8>,
+    /// Thousandths.
+    weight: u16,
+}
+
+fn weighted<'a>(lines: impl Iterator<Item = &'a HeaderValue>) -> Vec<Weighted> {
+    let members = lines.flat_map(|line| members(line.as_bytes()));
+    // RFC 9110, 5.6.1.2: empty members count for nothing.
+    members.filter(|member| !member.is_empty()).map(weigh).collect()
+}
+
+fn weigh(member: &[u8]) -> Weighted {
+    let mut weighted = Weighted { text: Vec::with_capacity(member.len()), weight: 1000 };
+    // A parameter's string could hold a semicolon; then it is compared as it is.
+    if member.contains(&b'"') {
+        weighted.text.extend_from_slice(member);
+        return weighted;
+    }
+    for (index, part) in member.split(|&byte| byte == b';').enumerate() {
+        let (name, argument) = match part.iter().position(|&byte| byte == b'=') {
+            Some(at) => (part[..at].trim_ascii(), Some(part[at + 1..].trim_ascii())),
+            None => (part.trim_ascii(), None),
+        };
+        if index > 0
+            && name.eq_ignore_ascii_case(b"q")
+            && let Some(weight) = argument.and_then(thousandths)
+        {
+            weighted.weight = weight;
+            continue;
+        }
+        if index > 0 {
+            weighted.text.push(b';');
+        }
+        weighted.text.extend(name.iter().map(u8::to_ascii_lowercase));
+        if let Some(argument) = argument {
+            weighted.text.push(b'=');
+            weighted.text.extend_from_slice(argument);
+        }
+    }
+    weighted
+}
+
+/// `0`, `0.25`, `1`, `1.000` (RFC 9110, 12.4.2).
+fn thousandths(text: &[u8]) -> Option<u16> {
+    let (whole, fraction) = match text.iter().position(|&byte| byte == b'.') {
+        Some(at) => (&text[..at], &text[at + 1..]),
+        None => (text, &[][..]),
+    };
+    let whole = match whole {
+        b"0" => 0,
+        b"1" => 1000,
+        _ => return None,
+    };
+    if fraction.len() > 3 || !fraction.iter().all(u8::is_ascii_digit) {
+        return None;
+    }
+    let places = [100, 10, 1];
+    let fraction: u16 =
+        fraction.iter().zip(places).map(|(digit, place)| u16::from(digit - b'0') * place).sum();
+    Some(whole + fraction).filter(|&weight| weight <= 1000)
+}

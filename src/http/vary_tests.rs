@@ -1,0 +1,286 @@
+use http::HeaderValue;
+use proptest::prelude::*;
+
+use super::*;
+
+/// Header lines.
+type Lines<'a> = &'a [(&'a str, &'a str)];
+
+fn headers(fields: &[(&str, &str)]) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    for (name, value) in fields {
+        headers.append(name.parse::<HeaderName>().unwrap(), HeaderValue::from_str(value).unwrap());
+    }
+    headers
+}
+
+fn vary(lines: &[&str]) -> Vary {
+    Vary::of(&headers(&lines.iter().map(|line| ("vary", *line)).collect::<Vec<_>>()), &[])
+}
+
+fn names(list: &str) -> Names {
+    match vary(&[list]) {
+        Vary::Names(names) => names,
+        other => panic!("{list}: {other:?}"),
+    }
+}
+
+const LETTER: Normal = Normal::ByTheLetter;
+const CAREFUL: Normal = Normal::Careful;
+
+#[test]
+fn names_are_read_over_all_lines_in_any_case_and_order() {
+    let cases: [(&[&str], &str); 7] = [
+        (&["Foo"], "foo"),
+        (&["Foo, Bar, Baz"], "bar,baz,foo"),
+        (&["Baz, foo", "BAR"], "bar,baz,foo"),
+        (&["foo,foo", "Foo"], "foo"),
+        (&[",foo,,"], "foo"),
+        (&["", " foo\t"], "foo"),
+        (&["1,2,3,4,5,6,7,8,8"], "1,2,3,4,5,6,7,8"),
+    ];
+    for (lines, text) in cases {
+        assert_eq!(vary(lines), Vary::Names(names(text)), "RFC 9110, 12.5.5: {lines:?}");
+        assert_eq!(names(text).to_text(), text);
+        assert_eq!(Names::from_text(text), Some(names(text)));
+    }
+    for lines in [&[][..], &[""], &[" , ", ""]] {
+        assert_eq!(vary(lines), Vary::Nothing, "{lines:?}");
+    }
+}
+
+#[test]
+fn a_star_anywhere_or_too_many_names_match_nothing() {
+    let cases: [&[&str]; 12] = [
+        &["*"],
+        &["*, *"],
+        &["*", "*"],
+        &[", *"],
+        &["", "*"],
+        &["*, Foo"],
+        &["Foo, *"],
+        &["foo", "bar, *"],
+        &["foo bar"],
+        &["\"foo\""],
+        &["é"],
+        &["1,2,3,4,5,6,7,8,9"],
+    ];
+    for lines in cases {
+        let any = vary(lines);
+        assert_eq!(any, Vary::Any, "RFC 9111, 4.1; A5: {lines:?}");
+        assert!(!any.is_same_for(&HeaderMap::new(), &HeaderMap::new(), LETTER));
+    }
+}
+
+#[test]
+fn the_policys_names_are_added_and_do_not_count() {
+    let more = [header::ACCEPT, header::COOKIE];
+    let eight = headers(&[("vary", "1,2,3,4,5,6,7,8")]);
+    let Vary::Names(all) = Vary::of(&eight, &more) else { panic!("ten names") };
+    assert_eq!(all.as_slice().len(), 10);
+    assert_eq!(Names::from_text(&all.to_text()), Some(all));
+    let Vary::Names(own) = Vary::of(&HeaderMap::new(), &more) else { panic!("two names") };
+    assert_eq!(own.to_text(), "accept,cookie");
+    assert_eq!(Vary::of(&headers(&[("vary", "*")]), &more), Vary::Any);
+}
+
+#[test]
+fn a_list_that_was_not_written_here_is_refused() {
+    for text in ["", "b,a", "a,a", "A", "a,", ",", "a b", "*", "1,2,3,4,5,6,7,8,9,a,b,c,d,e,f,g,h"] {
+        assert_eq!(Names::from_text(text), None, "C6: {text:?}");
+    }
+}
+
+/// Whether two values of a header are alike, each given line by line.
+fn alike(name: &str, one: &[&str], other: &[&str], normal: Normal) -> bool {
+    let of = |lines: &[&str]| headers(&lines.iter().map(|line| (name, *line)).collect::<Vec<_>>());
+    Vary::Names(names(name)).is_same_for(&of(one), &of(other), normal)
+}
+
+#[test]
+fn values_that_mean_the_same_are_alike() {
+    let cases: [(&str, &[&str], &[&str]); 13] = [
+        ("foo", &["1"], &["1"]),
+        ("foo", &[], &[]),
+        ("foo", &["1,2"], &[" 1, 2 "]),
+        ("foo", &["1, 2"], &["1", "2"]),
+        ("foo", &["1\t,\t2"], &["1,2"]),
+        ("accept-encoding", &["gzip, br"], &["BR", "gzip"]),
+        ("accept-encoding", &["gzip;q=1.0, br;q=0.50"], &["br; Q=0.5 ,gzip"]),
+        ("accept-language", &["en, de"], &["eN, De"]),
+        ("accept-language", &["en, de"], &[" en ,   de"]),
+        ("accept-language", &["de;q=0.5, en"], &["en;q=1.000,", ",de ; q = 0.500"]),
+        ("accept", &["text/html;level=1;q=0.3, */*"], &["*/*", "Text/HTML; level=1; q=0.3"]),
+        ("user-agent", &["a (b, c)"], &["a (b, c)"]),
+        ("cookie", &["a=1"], &["a=1"]),
+    ];
+    for (name, one, other) in cases {
+        for normal in [LETTER, CAREFUL] {
+            assert!(alike(name, one, other, normal), "RFC 9111, 4.1; {name}: {one:?} {other:?}");
+        }
+    }
+}
+
+#[test]
+fn values_that_may_mean_something_else_are_not_alike() {
+    let cases: [(&str, &[&str], &[&str]); 19] = [
+        ("foo", &["1"], &["2"]),
+        ("foo", &[], &["1"]),
+        ("foo", &[], &[""]),
+        ("foo", &["1,2"], &["2,1"]),
+        ("foo", &["a"], &["A"]),
+        ("foo", &["1 2"], &["12"]),
+        ("foo", &["1,2"], &["1,,2"]),
+        ("foo", &["\"1, 2\""], &["\"1,2\""]),
+        ("foo", &["\"\\\", \""], &["\"\\\",\""]),
+        ("accept-encoding", &["gzip"], &["gzip;q=0"]),
+        ("accept-encoding", &["gzip;q=0.5"], &["gzip;q=0.501"]),
+        ("accept-encoding", &["gzip;q=x"], &["gzip"]),
+        ("accept-encoding", &["gzip;q=1.5"], &["gzip"]),
+        ("accept-language", &["en"], &["en-gb"]),
+        ("accept-language", &["en, de;q=0.5"], &["en;q=0.5, de"]),
+        ("cookie", &["a=1,2"], &["a=1, 2"]),
+        ("cookie", &["a=1; b=2"], &["a=1", "b=2"]),
+        ("authorization", &["x A"], &["x a"]),
+        ("user-agent", &["a (b, c)"], &["a (b,c)"]),
+    ];
+    for (name, one, other) in cases {
+        for normal in [LETTER, CAREFUL] {
+            assert!(!alike(name, one, other, normal), "A4, A5; {name}: {one:?} {other:?}");
+        }
+    }
+}
+
+#[test]
+fn the_order_of_languages_says_nothing_to_the_letter_only() {
+    for (name, one, other) in [("accept-language", "en, de", "de, en"), ("accept", "a/b, c/d", "c/d, a/b")] {
+        assert!(alike(name, &[one], &[other], LETTER), "RFC 9110, 12.4.2: {name}");
+        assert!(!alike(name, &[one], &[other], CAREFUL), "many origins take the first: {name}");
+    }
+}
+
+#[test]
+fn several_names_are_compared_each() {
+    let one = headers(&[("foo", "1"), ("bar", "abc"), ("baz", "789")]);
+    let all = Vary::Names(names("Foo, Bar, Baz"));
+    let cases: [(Lines<'_>, bool); 7] = [
+        (&[("foo", "1"), ("bar", "abc"), ("baz", "789")], true),
+        (&[("baz", "789"), ("other", "3"), ("bar", "abc"), ("foo", "1")], true),
+        (&[("foo", "2"), ("bar", "abc"), ("baz", "789")], false),
+        (&[("foo", "1"), ("baz", "789"), ("bar", "abcde")], false),
+        (&[("foo", "1"), ("baz", "789")], false),
+        (&[("foo", "abc"), ("bar", "1"), ("baz", "789")], false),
+        (&[], false),
+    ];
+    for (fields, same) in cases {
+        assert_eq!(all.is_same_for(&one, &headers(fields), LETTER), same, "RFC 9111, 4.1: {fields:?}");
+    }
+    let omitted = headers(&[("foo", "1"), ("baz", "789")]);
+    assert!(all.is_same_for(&omitted, &omitted.clone(), LETTER), "absent in both");
+}
+
+#[test]
+fn a_variant_is_chosen_by_its_values_else_by_the_language_preferred_to_all() {
+    let list = names("accept-language, foo");
+    let german = headers(&[("content-language", "de-AT")]);
+    let variants = [
+        Variant::of(&list, &headers(&[("accept-language", "en, de")]), &german, LETTER),
+        Variant::of(&list, &headers(&[("accept-language", "fr"), ("foo", "1")]), &HeaderMap::new(), LETTER),
+    ];
+    let cases: [(Lines<'_>, Option<usize>); 13] = [
+        (&[("accept-language", "de, en")], Some(0)),
+        (&[("accept-language", "fr"), ("foo", "1")], Some(1)),
+        (&[("accept-language", "fr;q=0.5, de;q=1.0")], Some(0)),
+        (&[("accept-language", "DE-at")], Some(0)),
+        (&[("accept-language", "de;q=0.1")], Some(0)),
+        (&[("accept-language", "de, fr")], None),
+        (&[("accept-language", "fr, de;q=0.9")], None),
+        (&[("accept-language", "d")], None),
+        (&[("accept-language", "de-at-1996")], None),
+        (&[("accept-language", "*")], None),
+        (&[("accept-language", "de;q=0")], None),
+        (&[("accept-language", "de"), ("foo", "1")], None),
+        (&[], None),
+    ];
+    for (fields, chosen) in cases {
+        let request = headers(fields);
+        assert_eq!(Variant::select(&list, &request, &variants, LETTER), chosen, "RFC 9111, 4.1: {fields:?}");
+    }
+    let request = headers(&[("accept-language", "fr;q=0.5, de;q=1.0")]);
+    assert_eq!(Variant::select(&list, &request, &variants, CAREFUL), None);
+}
+
+#[test]
+fn a_language_helps_only_where_it_is_one_and_depended_on() {
+    let request = headers(&[("accept-language", "en")]);
+    let language = |list: &str, response: &[(&str, &str)]| {
+        Variant::of(&names(list), &request, &headers(response), LETTER).language.map(|(_, tag)| tag)
+    };
+    assert_eq!(language("accept-language", &[("content-language", " De ")]), Some("de".to_owned()));
+    assert_eq!(language("foo", &[("content-language", "de")]), None);
+    assert_eq!(language("accept-language", &[("content-language", "de, en")]), None);
+    assert_eq!(language("accept-language", &[("content-language", "de"), ("content-language", "en")]), None);
+    assert_eq!(language("accept-language", &[]), None);
+}
+
+#[test]
+fn a_fingerprint_shows_nothing_of_the_values() {
+    let names = names("authorization");
+    let print = names.fingerprint(&headers(&[("authorization", "secret")]), LETTER);
+    assert!(!format!("{print} {print:?}").contains("secret"), "C9");
+    assert_eq!(print.to_string().len(), 64);
+}
+
+proptest! {
+    #[test]
+    fn order_between_fields_and_space_around_commas_do_not_matter(
+        mut fields in proptest::collection::vec(("[a-c]", "[a-z0-9]{0,4}"), 0..6), space in "[ \t]{0,3}",
+    ) {
+        let all = Vary::Names(names("a,b,c"));
+        let one = headers(&fields.iter().map(|(name, value)| (&**name, &**value)).collect::<Vec<_>>());
+        // Stable: lines of one name keep their order, which may mean something.
+        fields.sort_by(|a, b| b.0.cmp(&a.0));
+        let mut joined = HeaderMap::new();
+        for name in ["c", "b", "a"] {
+            let values: Vec<_> = fields.iter().filter(|field| field.0 == name).map(|field| &*field.1).collect();
+            if !values.is_empty() {
+                let line = values.join(&format!("{space},{space}"));
+                joined.append(name.parse::<HeaderName>().unwrap(), line.parse().unwrap());
+            }
+        }
+        prop_assert!(all.is_same_for(&one, &joined, CAREFUL));
+    }
+
+    #[test]
+    fn a_list_of_codings_is_alike_in_any_order(
+        mut codings in proptest::collection::vec("[a-z]{1,4}(;q=0\\.[0-9]{1,3})?", 1..5), by in 0_usize..5,
+    ) {
+        let one = codings.join(", ");
+        let by = by % codings.len();
+        codings.rotate_left(by);
+        prop_assert!(alike("accept-encoding", &[&one], &[&codings.join(",")], CAREFUL));
+        prop_assert!(alike("accept-language", &[&one], &[&codings.join(",")], LETTER));
+    }
+
+    #[test]
+    fn other_words_are_another_variant(one in "[a-z]{1,6}(,[a-z]{1,6}){0,3}", other in "[a-z]{1,6}(,[a-z]{1,6}){0,3}") {
+        for name in ["foo", "cookie"] {
+            prop_assert_eq!(alike(name, &[&one], &[&other], LETTER), one == other);
+        }
+    }
+
+    #[test]
+    fn any_bytes_are_read_without_a_panic(line in proptest::collection::vec(0x20u8..0xff, 0..48)) {
+        let line: Vec<_> = line.into_iter().filter(|&byte| byte != 0x7f).collect();
+        let value = HeaderValue::from_bytes(&line).unwrap();
+        let list = names("accept, accept-encoding, accept-language, cookie, foo");
+        let mut request = HeaderMap::new();
+        for name in list.as_slice() {
+            request.append(name.clone(), value.clone());
+        }
+        Variant::select(&list, &request, &[Variant::of(&list, &request, &request, LETTER)], LETTER);
+        let mut response = HeaderMap::new();
+        response.append(header::VARY, value);
+        Vary::of(&response, &[]);
+    }
+}
