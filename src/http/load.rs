@@ -15,8 +15,9 @@ use tokio::time::Instant;
 use tower_service::Service;
 
 use super::body::{BoxError, GuardedBody};
+use super::fields::content_length;
 use super::policy::ResponseRules;
-use super::response::{Verdict, content_length, judge};
+use super::response::{Verdict, judge};
 use super::status::{CacheStatus, write_status};
 use super::tee::{Teed, ends_with_head, has_no_content, tee};
 use super::wire::StoredResponse;

@@ -52,9 +52,14 @@ mod cache_control;
 #[cfg_attr(not(test), expect(dead_code, reason = "wired in with the rules that read all directives"))]
 mod cdn;
 mod dates;
+mod fields;
 mod freshness;
 mod load;
+#[cfg_attr(not(test), expect(dead_code, reason = "wired in with invalidation by unsafe methods"))]
+mod location;
 mod policy;
+#[cfg_attr(not(test), expect(dead_code, reason = "wired in with answers to ranges"))]
+mod ranges;
 mod request;
 mod response;
 #[cfg_attr(not(test), expect(dead_code, reason = "wired in with variants"))]
@@ -62,6 +67,8 @@ mod selecting;
 mod service;
 mod status;
 mod tee;
+#[cfg_attr(not(test), expect(dead_code, reason = "wired in with validation"))]
+mod validation;
 #[cfg_attr(not(test), expect(dead_code, reason = "wired in with variants"))]
 mod vary;
 mod wire;

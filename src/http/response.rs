@@ -2,10 +2,11 @@
 
 use std::time::{Duration, SystemTime};
 
-use http::header::{self, HeaderMap, HeaderName};
+use http::header::{self, HeaderMap};
 use http::response::Parts;
 
 use super::cache_control::CacheControl;
+use super::fields::{Unsound, contains_token, content_length};
 use super::freshness::{Lifetime, lifetime};
 use super::policy::ResponseRules;
 
@@ -128,65 +129,6 @@ fn is_endless(content_type: &[u8]) -> bool {
         || essence.eq_ignore_ascii_case(b"multipart/x-mixed-replace")
 }
 
-/// A `Content-Length` that is no number, or several that differ.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Unsound;
-
-/// The length that the head promises (RFC 9110, 8.6: a repeated value counts once).
-pub(crate) fn content_length(headers: &HeaderMap) -> Result<Option<u64>, Unsound> {
-    let mut length = None;
-    for line in headers.get_all(header::CONTENT_LENGTH) {
-        for member in line.as_bytes().split(|&byte| byte == b',').map(<[u8]>::trim_ascii) {
-            // `parse` alone would take a sign.
-            let member = std::str::from_utf8(member)
-                .ok()
-                .filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()))
-                .and_then(|text| text.parse::<u64>().ok())
-                .ok_or(Unsound)?;
-            if length.is_some_and(|known| known != member) {
-                return Err(Unsound);
-            }
-            length = Some(member);
-        }
-    }
-    Ok(length)
-}
-
-/// Of one connection or one hop, so never stored (RFC 9111, 3.1; RFC 9110, 7.6.1).
-///
-/// `Trailer` stays: it announces what also is stored, and an HTTP/1 server sends no trailers
-/// without it.
-pub(crate) fn is_hop_by_hop(name: &HeaderName) -> bool {
-    matches!(
-        name.as_str(),
-        "connection"
-            | "keep-alive"
-            | "proxy-authenticate"
-            | "proxy-authentication-info"
-            | "proxy-authorization"
-            | "proxy-connection"
-            | "te"
-            | "transfer-encoding"
-            | "upgrade"
-    )
-}
-
-/// The headers that are stored, in order: none of one hop, none that `Connection` names, and no
-/// `Age`, which is kept as a number and counted on.
-pub(crate) fn storable(headers: &HeaderMap) -> impl Iterator<Item = (&HeaderName, &http::HeaderValue)> {
-    let named_by_connection = |name: &HeaderName| {
-        let mut lines = headers.get_all(header::CONNECTION).iter();
-        lines.any(|line| contains_token(line.as_bytes(), name.as_str().as_bytes()))
-    };
-    headers
-        .iter()
-        .filter(move |(name, _)| **name != header::AGE && !is_hop_by_hop(name) && !named_by_connection(name))
-}
-
-fn contains_token(list: &[u8], token: &[u8]) -> bool {
-    list.split(|&byte| byte == b',').any(|member| member.trim_ascii().eq_ignore_ascii_case(token))
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "in a test the panic is the report")]
 mod tests {
@@ -299,41 +241,5 @@ mod tests {
         for (name, value) in cases {
             assert_eq!(of(200, &[(name, value)]), store(60), "{name}: {value}");
         }
-    }
-
-    #[test]
-    fn headers_of_one_hop_are_not_stored_and_the_rest_keeps_its_order() {
-        let head = head(
-            200,
-            &[
-                ("content-type", "text/plain"),
-                ("connection", "close, X-Hop"),
-                ("x-hop", "1"),
-                ("link", "<a>"),
-                ("link", "<b>"),
-                ("keep-alive", "timeout=5"),
-                ("proxy-connection", "close"),
-                ("proxy-authenticate", "Basic"),
-                ("transfer-encoding", "chunked"),
-                ("te", "trailers"),
-                ("upgrade", "h2c"),
-                ("age", "5"),
-                ("trailer", "x-sum"),
-                ("cache-status", "cdn; hit"),
-            ],
-        );
-        let kept: Vec<_> = storable(&head.headers)
-            .map(|(name, value)| format!("{name}: {}", value.to_str().unwrap()))
-            .collect();
-        assert_eq!(
-            kept,
-            [
-                "content-type: text/plain",
-                "link: <a>",
-                "link: <b>",
-                "trailer: x-sum",
-                "cache-status: cdn; hit"
-            ]
-        );
     }
 }

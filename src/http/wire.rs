@@ -11,8 +11,8 @@ use http::header::{CONTENT_LENGTH, DATE, HeaderMap, HeaderName, HeaderValue, SET
 use http::response::Parts;
 use http::{StatusCode, Version};
 
+use super::fields::{is_hop_by_hop, storable};
 use super::freshness::initial_age;
-use super::response::{is_hop_by_hop, storable};
 
 /// ```text
 /// 0  layout   1

@@ -1,0 +1,130 @@
+//! Header fields as such: which are stored, and what length they promise.
+
+use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+
+/// A `Content-Length` that is no number, or several that differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Unsound;
+
+/// The length that the head promises (RFC 9110, 8.6: a repeated value counts once).
+pub(crate) fn content_length(headers: &HeaderMap) -> Result<Option<u64>, Unsound> {
+    let mut length = None;
+    for line in headers.get_all(header::CONTENT_LENGTH) {
+        for member in line.as_bytes().split(|&byte| byte == b',').map(<[u8]>::trim_ascii) {
+            // `parse` alone would take a sign.
+            let member = std::str::from_utf8(member)
+                .ok()
+                .filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()))
+                .and_then(|text| text.parse::<u64>().ok())
+                .ok_or(Unsound)?;
+            if length.is_some_and(|known| known != member) {
+                return Err(Unsound);
+            }
+            length = Some(member);
+        }
+    }
+    Ok(length)
+}
+
+/// Of one connection or one hop, so never stored (RFC 9111, 3.1; RFC 9110, 7.6.1).
+///
+/// `Trailer` stays: it announces what also is stored, and an HTTP/1 server sends no trailers
+/// without it.
+pub(crate) fn is_hop_by_hop(name: &HeaderName) -> bool {
+    matches!(
+        name.as_str(),
+        "connection"
+            | "keep-alive"
+            | "proxy-authenticate"
+            | "proxy-authentication-info"
+            | "proxy-authorization"
+            | "proxy-connection"
+            | "te"
+            | "transfer-encoding"
+            | "upgrade"
+    )
+}
+
+/// Whether a field is nobody's but this connection's: by its name, or because `Connection` names it.
+pub(crate) fn is_of_this_hop(headers: &HeaderMap, name: &HeaderName) -> bool {
+    let named = |line: &HeaderValue| contains_token(line.as_bytes(), name.as_str().as_bytes());
+    is_hop_by_hop(name) || headers.get_all(header::CONNECTION).iter().any(named)
+}
+
+/// The headers that are stored, in order: none of one hop, none that `Connection` names, and no
+/// `Age`, which is kept as a number and counted on.
+pub(crate) fn storable(headers: &HeaderMap) -> impl Iterator<Item = (&HeaderName, &HeaderValue)> {
+    headers.iter().filter(|(name, _)| **name != header::AGE && !is_of_this_hop(headers, name))
+}
+
+/// Whether a list has this member, in any case (RFC 9110, 5.6.1).
+pub(crate) fn contains_token(list: &[u8], token: &[u8]) -> bool {
+    list.split(|&byte| byte == b',').any(|member| member.trim_ascii().eq_ignore_ascii_case(token))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "in a test the panic is the report")]
+mod tests {
+    use http::Response;
+    use http::response::Parts;
+
+    use super::*;
+
+    fn head(status: u16, headers: &[(&str, &str)]) -> Parts {
+        let mut response = Response::builder().status(status);
+        for (name, value) in headers {
+            response = response.header(*name, *value);
+        }
+        response.body(()).unwrap().into_parts().0
+    }
+
+    #[test]
+    fn headers_of_one_hop_are_not_stored_and_the_rest_keeps_its_order() {
+        let head = head(
+            200,
+            &[
+                ("content-type", "text/plain"),
+                ("connection", "close, X-Hop"),
+                ("x-hop", "1"),
+                ("link", "<a>"),
+                ("link", "<b>"),
+                ("keep-alive", "timeout=5"),
+                ("proxy-connection", "close"),
+                ("proxy-authenticate", "Basic"),
+                ("transfer-encoding", "chunked"),
+                ("te", "trailers"),
+                ("upgrade", "h2c"),
+                ("age", "5"),
+                ("trailer", "x-sum"),
+                ("cache-status", "cdn; hit"),
+            ],
+        );
+        let kept: Vec<_> = storable(&head.headers)
+            .map(|(name, value)| format!("{name}: {}", value.to_str().unwrap()))
+            .collect();
+        assert_eq!(
+            kept,
+            [
+                "content-type: text/plain",
+                "link: <a>",
+                "link: <b>",
+                "trailer: x-sum",
+                "cache-status: cdn; hit"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_length_is_one_number() {
+        let length = |lines: &[&str]| {
+            let headers: Vec<_> = lines.iter().map(|line| ("content-length", *line)).collect();
+            content_length(&head(200, &headers).headers)
+        };
+        assert_eq!(length(&[]), Ok(None));
+        assert_eq!(length(&["5"]), Ok(Some(5)));
+        assert_eq!(length(&["5, 5", "5"]), Ok(Some(5)), "RFC 9110, 8.6");
+        for lines in [&["5", "6"][..], &["5, 6"], &["+5"], &[""], &["5,"], &["18446744073709551616"]] {
+            assert_eq!(length(lines), Err(Unsound), "B14: {lines:?}");
+        }
+    }
+}

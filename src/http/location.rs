@@ -1,0 +1,175 @@
+//! References to other resources in `Location` and `Content-Location` (RFC 9110, 10.2.2 and 8.7).
+
+use http::header::{HeaderMap, HeaderName};
+use http::uri::Parts;
+use http::{Uri, uri};
+
+/// The URI that a field refers to, if it is there once, sound, and of the same origin as `base`, which is
+/// absolute (RFC 9110, 4.3.1: scheme, host and port).
+pub(crate) fn of_same_origin(base: &Uri, headers: &HeaderMap, name: &HeaderName) -> Option<Uri> {
+    let mut lines = headers.get_all(name).iter();
+    let (line, None) = (lines.next()?, lines.next()) else { return None };
+    let target = resolve(base, line.to_str().ok()?)?;
+    is_same_origin(base, &target).then_some(target)
+}
+
+fn is_same_origin(one: &Uri, other: &Uri) -> bool {
+    let default_port = if one.scheme_str() == Some("https") { 443 } else { 80 };
+    let port = |uri: &Uri| uri.port_u16().unwrap_or(default_port);
+    one.scheme() == other.scheme()
+        && port(one) == port(other)
+        && matches!((one.host(), other.host()), (Some(a), Some(b)) if a.eq_ignore_ascii_case(b))
+}
+
+/// Resolves a reference (RFC 3986, 5.2). The fragment is not part of what is stored.
+pub(crate) fn resolve(base: &Uri, reference: &str) -> Option<Uri> {
+    let reference = reference.split('#').next().unwrap_or_default();
+    if has_scheme(reference) {
+        let uri: Uri = reference.parse().ok()?;
+        // User information is no part of an origin, and no key has it.
+        return uri
+            .authority()
+            .filter(|_| uri.scheme().is_some())
+            .is_some_and(|authority| !authority.as_str().contains('@'))
+            .then_some(uri);
+    }
+    let mut parts = Parts::default();
+    parts.scheme = Some(base.scheme()?.clone());
+    let path = if let Some(rest) = reference.strip_prefix("//") {
+        let end = rest.find(['/', '?']).unwrap_or(rest.len());
+        parts.authority =
+            Some(rest[..end].parse().ok().filter(|a: &uri::Authority| !a.as_str().contains('@'))?);
+        if rest[end..].starts_with('/') { rest[end..].to_owned() } else { format!("/{}", &rest[end..]) }
+    } else {
+        parts.authority = Some(base.authority()?.clone());
+        if reference.is_empty() {
+            base.path_and_query().map_or("/", |path| path.as_str()).to_owned()
+        } else if reference.starts_with('/') {
+            reference.to_owned()
+        } else if reference.starts_with('?') {
+            format!("{}{reference}", base.path())
+        } else {
+            // RFC 3986, 5.2.3: it stands in place of what follows the last slash.
+            let folder = base.path().rfind('/').map_or("/", |at| &base.path()[..=at]);
+            format!("{folder}{reference}")
+        }
+    };
+    parts.path_and_query = Some(without_dots(&path).parse().ok()?);
+    Uri::from_parts(parts).ok()
+}
+
+/// Whether it begins with a scheme (RFC 3986, 3.1). A colon later than the first slash is none.
+fn has_scheme(reference: &str) -> bool {
+    let Some((scheme, _)) = reference.split_once(':') else { return false };
+    scheme.starts_with(|first: char| first.is_ascii_alphabetic())
+        && scheme.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte))
+}
+
+/// RFC 3986, 5.2.4, on the path of what may have a query.
+fn without_dots(path_and_query: &str) -> String {
+    let end = path_and_query.find('?').unwrap_or(path_and_query.len());
+    let (path, query) = path_and_query.split_at(end);
+    let mut kept: Vec<&str> = Vec::new();
+    let mut segments = path.split('/').skip(1).peekable();
+    while let Some(segment) = segments.next() {
+        let is_last = segments.peek().is_none();
+        match segment {
+            "." | ".." => {
+                if segment == ".." {
+                    kept.pop();
+                }
+                // The folder itself.
+                if is_last {
+                    kept.push("");
+                }
+            }
+            _ => kept.push(segment),
+        }
+    }
+    format!("/{}{query}", kept.join("/"))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "in a test the panic is the report")]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    #[test]
+    fn references_are_resolved_as_the_rfc_has_them() {
+        // RFC 3986, 5.4.1 and 5.4.2, as far as they go with http and without parameters of paths.
+        let cases = [
+            ("g", "http://a/b/c/g"),
+            ("./g", "http://a/b/c/g"),
+            ("g/", "http://a/b/c/g/"),
+            ("/g", "http://a/g"),
+            ("//g", "http://g/"),
+            ("?y", "http://a/b/c/d;p?y"),
+            ("g?y", "http://a/b/c/g?y"),
+            ("#s", "http://a/b/c/d;p?q"),
+            ("g#s", "http://a/b/c/g"),
+            ("", "http://a/b/c/d;p?q"),
+            (".", "http://a/b/c/"),
+            ("./", "http://a/b/c/"),
+            ("..", "http://a/b/"),
+            ("../", "http://a/b/"),
+            ("../g", "http://a/b/g"),
+            ("../..", "http://a/"),
+            ("../../g", "http://a/g"),
+            ("../../../g", "http://a/g"),
+            ("/./g", "http://a/g"),
+            ("/../g", "http://a/g"),
+            ("g.", "http://a/b/c/g."),
+            ("..g", "http://a/b/c/..g"),
+            ("./g/.", "http://a/b/c/g/"),
+            ("g/../h", "http://a/b/c/h"),
+            ("g?y/../x", "http://a/b/c/g?y/../x"),
+            ("http://a/x", "http://a/x"),
+            ("HTTPS://B:1/x?y#z", "https://B:1/x?y"),
+            ("//g:1?y", "http://g:1/?y"),
+        ];
+        let base = Uri::from_static("http://a/b/c/d;p?q");
+        for (reference, expected) in cases {
+            assert_eq!(resolve(&base, reference).unwrap(), expected, "RFC 3986, 5.2: {reference}");
+        }
+        for reference in
+            ["http:", "http:g", "mailto:a@b", "http://u@a/", "//u@a/", "a b", "http://a b/", "//"]
+        {
+            assert_eq!(resolve(&base, reference), None, "{reference}");
+        }
+    }
+
+    #[test]
+    fn only_what_is_of_the_same_origin_counts() {
+        let cases = [
+            ("/x", Some("http://a.example/x")),
+            ("http://A.Example:80/x", Some("http://A.Example:80/x")),
+            ("https://a.example/x", None),
+            ("http://a.example:81/x", None),
+            ("http://b.example/x", None),
+            ("//b.example/x", None),
+            ("http://a.example@b.example/x", None),
+        ];
+        let base = Uri::from_static("http://a.example/");
+        let name = http::header::LOCATION;
+        for (reference, expected) in cases {
+            let mut headers = HeaderMap::new();
+            headers.append(&name, HeaderValue::from_str(reference).unwrap());
+            let found = of_same_origin(&base, &headers, &name);
+            assert_eq!(found, expected.map(Uri::from_static), "RFC 9111, 4.4; A7: {reference}");
+            headers.append(&name, HeaderValue::from_str(reference).unwrap());
+            assert_eq!(of_same_origin(&base, &headers, &name), None, "twice");
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_reference_is_resolved_without_a_panic(reference in "[ -~]{0,40}") {
+            let base = Uri::from_static("http://a/b/c/d?q");
+            if let Some(uri) = resolve(&base, &reference) {
+                proptest::prop_assert!(uri.authority().is_some());
+            }
+        }
+    }
+}

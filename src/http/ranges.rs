@@ -1,0 +1,282 @@
+//! Ranges of bytes: what part of a stored response answers a request (RFC 9110, 14).
+//!
+//! Numbers come from clients and origins, so all arithmetic here is checked.
+
+use std::time::SystemTime;
+
+use http::header::{
+    ACCEPT_RANGES, CONTENT_LENGTH, CONTENT_RANGE, DATE, ETAG, HeaderMap, HeaderValue, IF_RANGE,
+    LAST_MODIFIED, RANGE,
+};
+
+use super::dates::{self, date};
+use super::validation::is_strong;
+
+/// The one range that a request asks for. Several are answered with the whole: a server may ignore any
+/// `Range` (RFC 9110, 14.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ByteRange {
+    /// From the first to the last byte, both counted; without a last to the end.
+    From(u64, Option<u64>),
+    /// So many bytes at the end.
+    Last(u64),
+}
+
+/// What a request with a range is answered with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// 200, as though no range had been asked for.
+    Whole,
+    /// 206.
+    Part(Part),
+    /// 416 (RFC 9110, 15.5.17).
+    Unsatisfiable,
+}
+
+/// Where a part stands in a representation; never empty.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Part {
+    pub(crate) first: u64,
+    /// The last byte, counted: not before `first`.
+    pub(crate) last: u64,
+    /// The length of the whole, if it is known: more than `last`.
+    pub(crate) complete: Option<u64>,
+}
+
+impl ByteRange {
+    /// The range of a request; none if there is none that a cache has to look at.
+    pub(crate) fn of(request: &HeaderMap) -> Option<Self> {
+        let mut lines = request.get_all(RANGE).iter();
+        let (line, None) = (lines.next()?, lines.next()) else { return None };
+        Self::parse(line.as_bytes())
+    }
+
+    fn parse(text: &[u8]) -> Option<Self> {
+        let at = text.iter().position(|&byte| byte == b'=')?;
+        if !text[..at].trim_ascii().eq_ignore_ascii_case(b"bytes") {
+            return None;
+        }
+        let specs = text[at + 1..].split(|&byte| byte == b',').map(<[u8]>::trim_ascii);
+        let mut specs = specs.filter(|spec| !spec.is_empty());
+        let (spec, None) = (specs.next()?, specs.next()) else { return None };
+        let dash = spec.iter().position(|&byte| byte == b'-')?;
+        match (&spec[..dash], &spec[dash + 1..]) {
+            ([], last) => Some(Self::Last(number(last)?)),
+            (first, []) => Some(Self::From(number(first)?, None)),
+            (first, last) => {
+                let (first, last) = (number(first)?, number(last)?);
+                // RFC 9110, 14.1.1: the other way round it is invalid, and so ignored.
+                (first <= last).then_some(Self::From(first, Some(last)))
+            }
+        }
+    }
+
+    /// The bytes of a whole of this length.
+    pub(crate) fn of_whole(self, length: u64) -> Answer {
+        let first = match self {
+            Self::From(first, _) => first,
+            Self::Last(0) => return Answer::Unsatisfiable,
+            // Satisfiable, but no `Content-Range` can say which bytes these are (RFC 9110, 14.4).
+            Self::Last(_) if length == 0 => return Answer::Whole,
+            Self::Last(count) => length.saturating_sub(count),
+        };
+        if first >= length {
+            return Answer::Unsatisfiable;
+        }
+        let last = match self {
+            Self::From(_, Some(last)) => last.min(length - 1),
+            _ => length - 1,
+        };
+        Answer::Part(Part { first, last, complete: Some(length) })
+    }
+
+    /// The bytes out of a stored part, if it has them all.
+    pub(crate) fn of_part(self, stored: Part) -> Option<Part> {
+        let wanted = match (self, stored.complete) {
+            (_, Some(complete)) => match self.of_whole(complete) {
+                Answer::Part(part) => part,
+                _ => return None,
+            },
+            // Where the end is not known, only what is named by its ends can be found.
+            (Self::From(first, Some(last)), None) => Part { first, last, complete: None },
+            _ => return None,
+        };
+        (stored.first <= wanted.first && wanted.last <= stored.last).then_some(wanted)
+    }
+}
+
+/// What a stored 200 of this length answers to a GET; `None` of `ByteRange::of` is the whole, too.
+pub(crate) fn answer(request: &HeaderMap, stored: &HeaderMap, length: u64, now: SystemTime) -> Answer {
+    match ByteRange::of(request) {
+        Some(range) if if_range_holds(request, stored, now) => range.of_whole(length),
+        _ => Answer::Whole,
+    }
+}
+
+/// Whether the client's part is one of the stored representation, so that the range applies
+/// (RFC 9110, 13.1.5).
+pub(crate) fn if_range_holds(request: &HeaderMap, stored: &HeaderMap, now: SystemTime) -> bool {
+    let mut lines = request.get_all(IF_RANGE).iter();
+    let condition = match (lines.next(), lines.next()) {
+        (None, _) => return true,
+        (Some(line), None) => line.as_bytes(),
+        _ => return false,
+    };
+    if condition.contains(&b'"') {
+        // By the strong comparison.
+        return is_strong(condition) && stored.get(ETAG).is_some_and(|etag| etag.as_bytes() == condition);
+    }
+    let Some(asked) = dates::parse(condition, now) else { return false };
+    last_modified_if_strong(stored, now) == Some(asked)
+}
+
+/// A time of change that is a strong validator: so long before `Date` that nothing can have changed
+/// twice in between (RFC 9110, 8.8.2.2).
+pub(crate) fn last_modified_if_strong(stored: &HeaderMap, now: SystemTime) -> Option<SystemTime> {
+    let modified = date(stored, &LAST_MODIFIED, now)?;
+    let made = date(stored, &DATE, now)?;
+    made.duration_since(modified).is_ok_and(|age| age.as_secs() >= 1).then_some(modified)
+}
+
+impl Part {
+    /// Where a 206 says that its content stands (RFC 9110, 14.4). Nothing for several parts, an unknown
+    /// unit, and numbers that contradict themselves.
+    pub(crate) fn of_response(response: &HeaderMap) -> Option<Self> {
+        let mut lines = response.get_all(CONTENT_RANGE).iter();
+        let (line, None) = (lines.next()?, lines.next()) else { return None };
+        let text = line.as_bytes();
+        let (unit, rest) = text.split_at(text.iter().position(|&byte| byte == b' ')?);
+        let rest = rest.trim_ascii();
+        let dash = rest.iter().position(|&byte| byte == b'-')?;
+        let slash = rest.iter().position(|&byte| byte == b'/').filter(|&slash| slash > dash)?;
+        let (first, last) = (number(&rest[..dash])?, number(&rest[dash + 1..slash])?);
+        let complete = match &rest[slash + 1..] {
+            b"*" => None,
+            complete => Some(number(complete)?),
+        };
+        let sound = unit.eq_ignore_ascii_case(b"bytes")
+            && first <= last
+            && complete.is_none_or(|complete| last < complete);
+        sound.then_some(Self { first, last, complete })
+    }
+
+    /// The part that content of this length is.
+    ///
+    /// Content that is not as long as it says is not stored; to the letter, it is what came from where it
+    /// begins, and ends the whole if it said so: an error in the origin's arithmetic.
+    pub(crate) fn with_content(self, length: u64, by_the_letter: bool) -> Option<Self> {
+        let last = self.first.checked_add(length.checked_sub(1)?)?;
+        if last == self.last {
+            return Some(self);
+        }
+        let to_the_end = self.complete.is_some_and(|complete| complete - 1 == self.last);
+        let complete = match self.complete {
+            _ if to_the_end => Some(last.checked_add(1)?),
+            complete => complete.filter(|&complete| last < complete),
+        };
+        by_the_letter.then_some(Self { last, complete, ..self })
+    }
+
+    pub(crate) fn is_whole(&self) -> bool {
+        self.first == 0 && self.complete.is_some_and(|complete| complete - 1 == self.last)
+    }
+
+    /// How many bytes; never none.
+    pub(crate) fn length(&self) -> u64 {
+        (self.last - self.first).saturating_add(1)
+    }
+
+    /// Where these bytes stand in the content of a stored part (or of a whole, which begins at 0).
+    pub(crate) fn within(&self, stored_first: u64) -> Option<std::ops::Range<usize>> {
+        let start = usize::try_from(self.first.checked_sub(stored_first)?).ok()?;
+        let length = usize::try_from(self.length()).ok()?;
+        Some(start..start.checked_add(length)?)
+    }
+
+    /// Both as one part, if they touch or overlap and agree about the whole (RFC 9110, 15.3.7.3). That
+    /// they are of one representation is for `validation` to say.
+    pub(crate) fn joined(&self, other: &Self) -> Option<Self> {
+        let touch = |end: u64, start: u64| end.checked_add(1).is_none_or(|after| start <= after);
+        if !touch(self.last, other.first) || !touch(other.last, self.first) {
+            return None;
+        }
+        let complete = match (self.complete, other.complete) {
+            (Some(one), Some(another)) if one != another => return None,
+            (one, another) => one.or(another),
+        };
+        let (first, last) = (self.first.min(other.first), self.last.max(other.last));
+        complete.is_none_or(|complete| last < complete).then_some(Self { first, last, complete })
+    }
+
+    /// What is missing to the whole, as a request asks for it; only where it is one range.
+    pub(crate) fn missing(&self) -> Option<ByteRange> {
+        let complete = self.complete?;
+        match (self.first, complete - 1 > self.last) {
+            (0, true) => Some(ByteRange::From(self.last + 1, None)),
+            (first @ 1.., false) => Some(ByteRange::From(0, Some(first - 1))),
+            _ => None,
+        }
+    }
+
+    /// Makes the head of a stored response the head of this part of it, with status 206 (RFC 9110,
+    /// 15.3.7).
+    pub(crate) fn write(&self, headers: &mut HeaderMap) {
+        let complete = self.complete.map_or_else(|| "*".to_owned(), |complete| complete.to_string());
+        let range = format!("bytes {}-{}/{complete}", self.first, self.last);
+        if let Ok(range) = HeaderValue::try_from(range) {
+            headers.insert(CONTENT_RANGE, range);
+        }
+        headers.insert(CONTENT_LENGTH, HeaderValue::from(self.length()));
+    }
+}
+
+impl ByteRange {
+    /// As a request asks for it.
+    pub(crate) fn to_value(self) -> Option<HeaderValue> {
+        let text = match self {
+            Self::From(first, Some(last)) => format!("bytes={first}-{last}"),
+            Self::From(first, None) => format!("bytes={first}-"),
+            Self::Last(count) => format!("bytes=-{count}"),
+        };
+        text.try_into().ok()
+    }
+}
+
+/// Two parts of one representation with their content as one; where they overlap the new bytes count.
+/// The caller knows that both have the same strong validator (RFC 9111, 3.4).
+pub(crate) fn join(stored: (Part, &[u8]), new: (Part, &[u8])) -> Option<(Part, Vec<u8>)> {
+    let all = stored.0.joined(&new.0)?;
+    // No more than both hold, whatever their positions say.
+    let length = usize::try_from(all.length()).ok().filter(|&all| all <= stored.1.len() + new.1.len())?;
+    let mut content = vec![0; length];
+    for (part, bytes) in [stored, new] {
+        let place = content.get_mut(part.within(all.first)?)?;
+        place.copy_from_slice(Some(bytes).filter(|bytes| bytes.len() == place.len())?);
+    }
+    Some((all, content))
+}
+
+/// The headers of a 416 about a whole of this length (RFC 9110, 15.5.17).
+pub(crate) fn unsatisfiable(length: u64) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    if let Ok(range) = HeaderValue::try_from(format!("bytes */{length}")) {
+        headers.insert(CONTENT_RANGE, range);
+    }
+    headers.insert(ACCEPT_RANGES, HeaderValue::from_static("bytes"));
+    headers.insert(CONTENT_LENGTH, HeaderValue::from(0));
+    headers
+}
+
+/// Digits only; a number that is too large for any content is the largest.
+fn number(digits: &[u8]) -> Option<u64> {
+    if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
+        return None;
+    }
+    let fold = |sum: u64, digit: &u8| sum.checked_mul(10)?.checked_add(u64::from(digit - b'0'));
+    Some(digits.iter().try_fold(0, fold).unwrap_or(u64::MAX))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "in a test the panic is the report")]
+#[path = "ranges_tests.rs"]
+mod tests;
