@@ -62,7 +62,7 @@ pub struct Policy {
     pub(crate) codec: Codec,
     pub(crate) max_body: usize,
     #[cfg(feature = "http")]
-    pub(crate) http: crate::http::RequestRules,
+    pub(crate) http: crate::http::HttpPolicy,
 }
 
 impl Policy {
@@ -113,7 +113,7 @@ impl Default for Policy {
             // Larger bodies block the shared connection: 16 MiB delay every other command by 34 ms.
             max_body: 1024 * 1024,
             #[cfg(feature = "http")]
-            http: crate::http::RequestRules::default(),
+            http: crate::http::HttpPolicy::default(),
         }
     }
 }
@@ -207,12 +207,22 @@ impl PolicyBuilder {
         self
     }
 
+    /// What the HTTP layer shares, with whom, and for how long. Replaces what [`scheme`](Self::scheme) and
+    /// [`credential_headers`](Self::credential_headers) have set before; they change it when they come
+    /// after. Defaults to [`HttpPolicy::default`](crate::http::HttpPolicy::default).
+    #[cfg(feature = "http")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
+    pub fn http(mut self, http: crate::http::HttpPolicy) -> Self {
+        self.policy.http = http;
+        self
+    }
+
     /// The scheme of keys for requests whose URI has none, as servers receive them. Two services that
     /// share a namespace and are reached by different schemes set it. Defaults to `http`.
     #[cfg(feature = "http")]
     #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
     pub fn scheme(mut self, scheme: http::uri::Scheme) -> Self {
-        self.policy.http.scheme = scheme;
+        self.policy.http.requests.scheme = scheme;
         self
     }
 
@@ -223,7 +233,7 @@ impl PolicyBuilder {
     #[cfg(feature = "http")]
     #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
     pub fn credential_headers(mut self, names: impl IntoIterator<Item = http::HeaderName>) -> Self {
-        self.policy.http.credentials = names.into_iter().collect();
+        self.policy.http.requests.credentials = names.into_iter().collect();
         self
     }
 
@@ -251,6 +261,10 @@ impl PolicyBuilder {
         }
         if policy.max_body == 0 || policy.max_body > 256 * 1024 * 1024 {
             return Err(refused(format!("max_body is {}: choose from 1 to 256 MiB", policy.max_body)));
+        }
+        #[cfg(feature = "http")]
+        if let Some(text) = policy.http.refusal() {
+            return Err(refused(text));
         }
         let contradiction = |left: &str, a: Duration, right: &str, b: Duration, advice: &str| {
             Err(refused(format!("{left} ({a:?}) and {right} ({b:?}) contradict each other: {advice}")))

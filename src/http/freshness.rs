@@ -3,42 +3,64 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use http::StatusCode;
-use http::header::{AGE, DATE, EXPIRES, HeaderMap};
-use http::response::Parts;
+use http::header::{AGE, DATE, EXPIRES, HeaderMap, LAST_MODIFIED};
 
 use super::cache_control::{CacheControl, LONGEST_SECONDS, delta_seconds};
 use super::dates::date;
+use super::policy::Scope;
+use super::rule::Rule;
 
-/// How long a response may be served from now on.
+/// A guess is worth a day (RFC 9111, 4.2.2 leaves it to the cache).
+const LONGEST_GUESS: u64 = 86_400;
+
+/// What a response says about how long it may be served, counted from when the origin made it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lifetime {
-    /// What the response says, less the age it arrived with. Zero: stale already.
-    Explicit(Duration),
-    /// It says nothing, and its status may be given a lifetime by the policy.
-    Default,
-    /// It says nothing, and its status may not.
-    None,
+    /// So many seconds, because of this.
+    Named(u64, Rule),
+    /// Nothing; a tenth of the time since it was last modified.
+    Guessed(u64),
+    /// Nothing, and there is nothing to guess from.
+    Unnamed,
 }
 
 /// The lifetime of a response that arrived at `now`, by the wall clock.
 ///
-/// Shared caches take `s-maxage` before `max-age` before `Expires` (RFC 9111, 4.2.1).
-pub(crate) fn lifetime(head: &Parts, cache_control: &CacheControl, now: SystemTime) -> Lifetime {
-    let seconds = match cache_control.s_maxage.or(cache_control.max_age) {
-        Some(seconds) => seconds,
-        None if head.headers.contains_key(EXPIRES) => until_expiry(&head.headers, now),
-        None if may_have_default(head.status) => return Lifetime::Default,
-        None => return Lifetime::None,
-    };
-    Lifetime::Explicit(Duration::from_secs(seconds.saturating_sub(initial_age(&head.headers, now))))
+/// Shared caches take `s-maxage` before `max-age` before `Expires` (RFC 9111, 4.2.1). Where the
+/// directives are those of a targeted field, `Expires` does not count (RFC 9213, 2.2).
+pub(crate) fn lifetime(
+    headers: &HeaderMap,
+    directives: &CacheControl,
+    targeted: bool,
+    scope: Scope,
+    now: SystemTime,
+) -> Lifetime {
+    if let Some(seconds) = directives.s_maxage.filter(|_| scope == Scope::Shared) {
+        return Lifetime::Named(seconds, if targeted { Rule::Targeted } else { Rule::SharedMaxAge });
+    }
+    if let Some(seconds) = directives.max_age {
+        return Lifetime::Named(seconds, if targeted { Rule::Targeted } else { Rule::MaxAge });
+    }
+    if !targeted && headers.contains_key(EXPIRES) {
+        return Lifetime::Named(until_expiry(headers, now), Rule::Expires);
+    }
+    let made = date(headers, &DATE, now).unwrap_or(now);
+    let unchanged =
+        date(headers, &LAST_MODIFIED, now).and_then(|modified| made.duration_since(modified).ok());
+    unchanged.map_or(Lifetime::Unnamed, |time| Lifetime::Guessed((time.as_secs() / 10).min(LONGEST_GUESS)))
 }
 
-/// Statuses to which a lifetime may be given that the response does not name.
+/// Statuses to which the policy's lifetime may be given, where the response does not name one.
 ///
-/// Those of RFC 9110, 15.1 without the ones that depend on more than the URI (206), or that say
+/// The heuristically cacheable ones without those that depend on more than the URI (206), or that say
 /// something about the request (405, 414, 501).
-fn may_have_default(status: StatusCode) -> bool {
+pub(crate) fn may_have_default(status: StatusCode) -> bool {
     matches!(status.as_u16(), 200 | 203 | 204 | 300 | 301 | 308 | 404 | 410)
+}
+
+/// Statuses whose lifetime may be guessed (RFC 9110, 15.1).
+pub(crate) fn may_be_guessed(status: StatusCode) -> bool {
+    may_have_default(status) || matches!(status.as_u16(), 206 | 405 | 414 | 501)
 }
 
 /// `Expires - Date`, in seconds.
@@ -53,6 +75,12 @@ fn until_expiry(headers: &HeaderMap, now: SystemTime) -> u64 {
 /// Seconds since the origin made the response: the larger of what `Age` says and what `Date`
 /// shows (RFC 9111, 4.2.3, `corrected_initial_age` without the delay of the response).
 pub(crate) fn initial_age(headers: &HeaderMap, now: SystemTime) -> u64 {
+    corrected_initial_age(headers, Duration::ZERO, now).as_secs()
+}
+
+/// `corrected_initial_age` (RFC 9111, 4.2.3) of a response that arrived at `now`, `delay` after it was
+/// asked for.
+pub(crate) fn corrected_initial_age(headers: &HeaderMap, delay: Duration, now: SystemTime) -> Duration {
     // Of a list the first member is the last cache's; what is no number is ignored (RFC 9111, 5.1).
     let told = headers
         .get(AGE)
@@ -63,7 +91,9 @@ pub(crate) fn initial_age(headers: &HeaderMap, now: SystemTime) -> u64 {
         // make `max-age=1` uncacheable at random.
         unix_seconds(now).saturating_sub(unix_seconds(date)).saturating_sub(1)
     });
-    told.unwrap_or(0).max(apparent.unwrap_or(0)).min(LONGEST_SECONDS)
+    let corrected = Duration::from_secs(told.unwrap_or(0)).saturating_add(delay);
+    let longest = Duration::from_secs(LONGEST_SECONDS);
+    corrected.max(Duration::from_secs(apparent.unwrap_or(0))).min(longest)
 }
 
 fn unix_seconds(time: SystemTime) -> u64 {
@@ -77,6 +107,14 @@ mod tests {
 
     use super::*;
 
+    /// What is left of a lifetime, for the default policy.
+    #[derive(Debug, PartialEq)]
+    enum Left {
+        Explicit(Duration),
+        Default,
+        None,
+    }
+
     /// Sun, 06 Nov 1994 08:49:37 GMT, the example of RFC 9110.
     const NOW: u64 = 784_111_777;
 
@@ -88,17 +126,32 @@ mod tests {
         httpdate::fmt_http_date(UNIX_EPOCH + Duration::from_secs(NOW.saturating_add_signed(offset)))
     }
 
-    fn of(status: u16, headers: &[(&str, &str)]) -> Lifetime {
-        let mut response = Response::builder().status(status);
+    fn head(headers: &[(&str, &str)]) -> HeaderMap {
+        let mut response = Response::builder();
         for (name, value) in headers {
             response = response.header(*name, *value);
         }
-        let head = response.body(()).unwrap().into_parts().0;
-        lifetime(&head, &CacheControl::parse(head.headers.get_all("cache-control")), now())
+        response.body(()).unwrap().into_parts().0.headers
     }
 
-    fn explicit(seconds: u64) -> Lifetime {
-        Lifetime::Explicit(Duration::from_secs(seconds))
+    fn named(headers: &[(&str, &str)], targeted: bool, scope: Scope) -> Lifetime {
+        let headers = head(headers);
+        let directives = CacheControl::parse(headers.get_all("cache-control"));
+        lifetime(&headers, &directives, targeted, scope, now())
+    }
+
+    fn of(status: u16, headers: &[(&str, &str)]) -> Left {
+        match named(headers, false, Scope::Shared) {
+            Lifetime::Named(seconds, _) => {
+                explicit(seconds.saturating_sub(initial_age(&head(headers), now())))
+            }
+            _ if may_have_default(StatusCode::from_u16(status).unwrap()) => Left::Default,
+            _ => Left::None,
+        }
+    }
+
+    fn explicit(seconds: u64) -> Left {
+        Left::Explicit(Duration::from_secs(seconds))
     }
 
     #[test]
@@ -173,10 +226,122 @@ mod tests {
     fn a_silent_response_gets_a_default_by_its_status_only() {
         for status in 200..=599 {
             let listed = [200, 203, 204, 300, 301, 308, 404, 410].contains(&status);
-            let lifetime = if listed { Lifetime::Default } else { Lifetime::None };
+            let lifetime = if listed { Left::Default } else { Left::None };
             assert_eq!(of(status, &[]), lifetime, "{status}");
             assert_eq!(of(status, &[("cache-control", "max-age=5")]), explicit(5), "{status}");
         }
-        assert_eq!(of(200, &[("age", "1000")]), Lifetime::Default, "the policy's lifetime begins here");
+        assert_eq!(of(200, &[("age", "1000")]), Left::Default, "the policy's lifetime begins here");
+    }
+
+    #[test]
+    fn the_source_of_a_lifetime_is_named() {
+        let all = [("cache-control", "s-maxage=10, max-age=20"), ("expires", &*at(30)), ("date", &*at(0))];
+        let (shared, private) = (Scope::Shared, Scope::Private);
+        assert_eq!(named(&all, false, shared), Lifetime::Named(10, Rule::SharedMaxAge));
+        assert_eq!(named(&all, true, shared), Lifetime::Named(10, Rule::Targeted), "RFC 9213, 2.2");
+        assert_eq!(named(&all, false, private), Lifetime::Named(20, Rule::MaxAge), "RFC 9111, 5.2.2.10");
+        assert_eq!(named(&all[1..], false, shared), Lifetime::Named(30, Rule::Expires));
+        assert_eq!(named(&all[1..], true, shared), Lifetime::Unnamed, "RFC 9213, 2.2: Expires is ignored");
+    }
+
+    #[test]
+    fn a_lifetime_is_guessed_from_the_last_change() {
+        let cases = [
+            (at(-100), Lifetime::Guessed(10)),
+            (at(-5), Lifetime::Guessed(0)),
+            (at(0), Lifetime::Guessed(0)),
+            (at(-86_400), Lifetime::Guessed(8640)),
+            (at(-864_000), Lifetime::Guessed(86_400)),
+            (at(-86_400_000), Lifetime::Guessed(86_400)),
+            (at(60), Lifetime::Unnamed),
+            ("yesterday".to_owned(), Lifetime::Unnamed),
+        ];
+        for (modified, expected) in cases {
+            let headers = [("last-modified", &*modified), ("date", &*at(0))];
+            assert_eq!(named(&headers, false, Scope::Shared), expected, "RFC 9111, 4.2.2: {modified}");
+            // By the moment of receipt where there is no Date.
+            assert_eq!(named(&headers[..1], false, Scope::Shared), expected, "{modified}");
+        }
+        let named_too = [("last-modified", &*at(-100)), ("expires", "0")];
+        assert_eq!(named(&named_too, false, Scope::Shared), Lifetime::Named(0, Rule::Expires));
+        assert_eq!(named(&[], false, Scope::Shared), Lifetime::Unnamed);
+    }
+
+    #[test]
+    fn statuses_that_may_be_guessed_are_those_of_the_rfc() {
+        let listed = [200, 203, 204, 206, 300, 301, 308, 404, 405, 410, 414, 501];
+        for status in 100..=999 {
+            let may = may_be_guessed(StatusCode::from_u16(status).unwrap());
+            assert_eq!(may, listed.contains(&status), "RFC 9110, 15.1: {status}");
+        }
+    }
+
+    #[test]
+    fn the_expires_tests_of_the_conformance_suite_hold() {
+        let cases = [
+            (vec![("expires", at(2_592_000)), ("date", at(0))], 2_592_000),
+            (vec![("expires", at(-2_592_000)), ("date", at(0))], 0),
+            (vec![("expires", at(0)), ("date", at(0))], 0),
+            (vec![("expires", at(300)), ("date", at(400))], 0),
+            (vec![("expires", at(10)), ("date", "foo".to_owned())], 9),
+            (vec![("expires", at(10)), ("date", at(-10)), ("age", "25".to_owned())], 0),
+            (vec![("expires", at(20)), ("date", at(10)), ("age", "15".to_owned())], 0),
+            (vec![("expires", "Thu, 18 Aug 2050 02:01:18 UTC".to_owned()), ("date", at(0))], 0),
+            (vec![("expires", at(60)), ("expires", at(61)), ("date", at(0))], 0),
+        ];
+        for (headers, left) in cases {
+            let headers: Vec<_> = headers.iter().map(|(name, value)| (*name, value.as_str())).collect();
+            assert_eq!(of(200, &headers), explicit(left), "RFC 9111, 5.3: {headers:?}");
+        }
+    }
+
+    #[test]
+    fn the_age_tests_of_the_conformance_suite_hold() {
+        let cases: [(&[&str], u64); 13] = [
+            (&["abc"], 0),
+            (&["-7200"], 0),
+            (&["7200.0"], 0),
+            (&["2147483647"], LONGEST_SECONDS - 1),
+            (&["2147483648"], LONGEST_SECONDS),
+            (&["2147483649"], LONGEST_SECONDS),
+            (&["7200, 0"], 7200),
+            (&["0, 7200"], 0),
+            (&["7200", "0"], 7200),
+            (&["0", "7200"], 0),
+            (&["0, 0"], 0),
+            (&["0", "0"], 0),
+            (&["3600", "3600"], 3600),
+        ];
+        for (lines, age) in cases {
+            let headers: Vec<_> = lines.iter().map(|line| ("age", *line)).collect();
+            assert_eq!(initial_age(&head(&headers), now()), age, "RFC 9111, 5.1: {lines:?}");
+        }
+    }
+
+    #[test]
+    fn the_time_on_the_way_counts_from_the_request() {
+        let delay = Duration::from_millis(2500);
+        let age = |headers: &[(&str, &str)]| corrected_initial_age(&head(headers), delay, now());
+        assert_eq!(age(&[]), delay, "RFC 9111, 4.2.3: corrected_age_value");
+        assert_eq!(age(&[("age", "10")]), delay + Duration::from_secs(10));
+        assert_eq!(age(&[("date", &at(-2))]), delay, "the larger of both");
+        assert_eq!(age(&[("date", &at(-60))]), Duration::from_secs(59));
+        let forever = corrected_initial_age(&head(&[("age", "5")]), Duration::MAX, now());
+        assert_eq!(forever, Duration::from_secs(LONGEST_SECONDS));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn nothing_makes_a_response_younger(age in 0_u64..5000, more in 0_u64..5000, back in 0_i64..5000) {
+            let date = at(-back);
+            let left = |age: u64| {
+                let age = age.to_string();
+                of(200, &[("cache-control", "max-age=4000"), ("age", &age), ("date", &date)])
+            };
+            let (Left::Explicit(young), Left::Explicit(old)) = (left(age), left(age + more)) else {
+                unreachable!("max-age is explicit")
+            };
+            proptest::prop_assert!(old <= young && young <= Duration::from_secs(4000));
+        }
     }
 }

@@ -17,7 +17,7 @@ use tower_service::Service;
 use super::body::{BoxError, GuardedBody};
 use super::fields::content_length;
 use super::policy::ResponseRules;
-use super::response::{Verdict, judge};
+use super::simple::{Verdict, judge};
 use super::status::{CacheStatus, write_status};
 use super::tee::{Teed, ends_with_head, has_no_content, tee};
 use super::wire::StoredResponse;
@@ -47,7 +47,8 @@ where
     B::Error: Into<BoxError>,
 {
     let (client, answer) = oneshot::channel();
-    let rules = ResponseRules { fresh_for: policy.fresh_for, max_body: policy.max_body };
+    let rules =
+        ResponseRules { http: policy.http.clone(), fresh_for: policy.fresh_for, max_body: policy.max_body };
     let load_timeout = policy.load_timeout;
     let loader = Loader::new(move |mode| async move {
         // A little before the flight's own bound, so that a slow body is handed over to its client

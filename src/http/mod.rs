@@ -47,25 +47,31 @@
 //! ```
 
 mod body;
-#[cfg_attr(not(test), expect(dead_code, reason = "wired in with the rules that read all directives"))]
 mod cache_control;
-#[cfg_attr(not(test), expect(dead_code, reason = "wired in with the rules that read all directives"))]
 mod cdn;
 mod dates;
 mod fields;
 mod freshness;
-mod load;
 #[cfg_attr(not(test), expect(dead_code, reason = "wired in with invalidation by unsafe methods"))]
+mod invalidation;
+mod load;
 mod location;
 mod policy;
 #[cfg_attr(not(test), expect(dead_code, reason = "wired in with answers to ranges"))]
 mod ranges;
+#[cfg_attr(not(test), expect(dead_code, reason = "wired in with requests beyond the plain ones"))]
 mod request;
+mod request_rules;
 mod response;
+#[cfg_attr(not(test), expect(dead_code, reason = "wired in with entries that outlive freshness"))]
+mod reuse;
+mod rule;
 #[cfg_attr(not(test), expect(dead_code, reason = "wired in with variants"))]
 mod selecting;
 mod service;
+mod simple;
 mod status;
+mod target;
 mod tee;
 #[cfg_attr(not(test), expect(dead_code, reason = "wired in with validation"))]
 mod validation;
@@ -74,7 +80,8 @@ mod vary;
 mod wire;
 
 pub use body::GuardedBody;
-pub(crate) use policy::RequestRules;
-pub use request::cache_key;
+pub use policy::HttpPolicy;
+pub use request_rules::KeyParts;
 pub use response::DoNotStore;
 pub use service::{Guarded, GuardedFuture};
+pub use target::cache_key;

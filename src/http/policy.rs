@@ -1,110 +1,367 @@
-//! What of the HTTP rules can be set, in the form the rules read it.
+//! What of the HTTP rules can be set: [`HttpPolicy`].
 
 use std::time::Duration;
 
-use http::header::HeaderName;
+use http::Request;
+use http::header::{self, HeaderName};
 use http::uri::Scheme;
 
-/// Headers that make a request one user's: what is answered to it is not for others.
-///
-/// A shared cache may store such answers only when they say so (RFC 9111, 3.5, for
-/// `Authorization`); for the others no standard exists, so the request is not cached at all.
-pub(crate) const CREDENTIAL_HEADERS: [&str; 6] =
-    ["authorization", "proxy-authorization", "cookie", "x-api-key", "x-auth-token", "x-amz-security-token"];
+use super::request::{Content, survey};
+use super::request_rules::{KeyHook, KeyParts, RequestRules};
+use super::target::key;
+use super::vary::MOST_NAMES;
+use crate::key::CacheKey;
 
-/// Headers that change what is asked without being part of the key ("unkeyed input"): cached, one
-/// request with such a header would replace the answer for all others (cache poisoning).
+/// What the HTTP layer shares, with whom, and for how long; set by
+/// [`PolicyBuilder::http`](crate::PolicyBuilder::http).
 ///
-/// - `A-IM` asks for a delta, not for the resource (RFC 3229, 10.5.3).
-/// - The method overrides turn a GET into another method in many frameworks.
-/// - `X-Original-URL` and `X-Rewrite-URL` replace the path in some (Symfony, IIS, Zend).
+/// Three starting points:
 ///
-/// `X-Forwarded-*` and `Forwarded` are missing on purpose: a proxy in front writes them on every
-/// request. A handler whose answer depends on them says so with `Vary` (RFC 9110, 12.5.5).
-pub(crate) const UNKEYED_HEADERS: [&str; 6] = [
-    "a-im",
-    "x-http-method",
-    "x-http-method-override",
-    "x-method-override",
-    "x-original-url",
-    "x-rewrite-url",
-];
-
-/// Which requests are looked up, and under which key.
+/// - [`default`](Self::default), safe by default: a shared cache that is stricter than the RFC where
+///   practice is careless. Requests with credentials or cookies and responses with `Set-Cookie` are
+///   nobody else's; failures are told to those who wait and never stored.
+/// - [`strict`](Self::strict), to the letter of RFC 9111: what a reverse proxy is expected to do.
+/// - [`private`](Self::private), for clients: the cache of one user.
+///
+/// # Examples
+///
+/// ```
+/// use stampede_guard::{Policy, http::HttpPolicy};
+///
+/// let policy = Policy::builder()
+///     .http(HttpPolicy::default().share_cookies(true).vary_on(http::header::ACCEPT_LANGUAGE))
+///     .build()?;
+/// # Ok::<(), stampede_guard::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct RequestRules {
-    /// Of requests whose URI has none: what an HTTP/1 server receives.
-    pub(crate) scheme: Scheme,
-    pub(crate) credentials: NameSet,
-    pub(crate) unkeyed: NameSet,
+pub struct HttpPolicy {
+    pub(crate) requests: RequestRules,
+    pub(crate) scope: Scope,
+    /// To the letter of the RFCs, also where the default is more careful.
+    pub(crate) letter: bool,
+    /// Of responses with `Set-Cookie`.
+    pub(crate) set_cookie: Sharing,
+    pub(crate) default_lifetime: bool,
+    pub(crate) heuristic_freshness: bool,
+    pub(crate) ignore_request_no_cache: bool,
+    /// Sorted, each once.
+    pub(crate) vary_on: Vec<HeaderName>,
+    pub(crate) max_variants: usize,
+    pub(crate) stale_on_disconnect: Duration,
+    pub(crate) validate_within: Duration,
 }
 
-impl Default for RequestRules {
+impl Default for HttpPolicy {
+    /// The defaults that the methods name.
     fn default() -> Self {
         Self {
-            scheme: Scheme::HTTP,
-            credentials: CREDENTIAL_HEADERS.map(HeaderName::from_static).into_iter().collect(),
-            unkeyed: UNKEYED_HEADERS.map(HeaderName::from_static).into_iter().collect(),
+            requests: RequestRules::default(),
+            scope: Scope::Shared,
+            letter: false,
+            set_cookie: Sharing::Never,
+            default_lifetime: true,
+            // A guess, where `fresh_for` is a decision.
+            heuristic_freshness: false,
+            ignore_request_no_cache: false,
+            vary_on: Vec::new(),
+            // Languages times encodings of a large site; beyond that the header is no choice among
+            // representations, but an identity.
+            max_variants: 64,
+            // Bridges a restart of the origin, and is no outage in disguise.
+            stale_on_disconnect: Duration::from_secs(60),
+            // A validation is cheaper than a load, but what nobody asks for again is only kept.
+            validate_within: Duration::from_secs(600),
+        }
+    }
+}
+
+impl HttpPolicy {
+    /// To the letter of RFC 9111, 9213 and 5861, for reverse proxies whose origins say what they mean.
+    ///
+    /// - A response that names no lifetime gets none: [`fresh_for`](crate::PolicyBuilder::fresh_for) is
+    ///   not used; heuristic freshness is (RFC 9111, 4.2.2).
+    /// - Any final status with an explicit lifetime is stored, failures included.
+    /// - `Cookie` and `Set-Cookie` do not matter (RFC 9111, 7.3): **an origin that answers cookies without
+    ///   `private` leaks them through this cache.** `Authorization` is as in RFC 9111, 3.5. The other
+    ///   [`credential_headers`](Self::credential_headers) still bypass.
+    /// - `CDN-Cache-Control` replaces `Cache-Control` (RFC 9213, 2.2); `no-cache="field"` and
+    ///   `private="field"` are about the fields they name; `must-understand` lifts `no-store`.
+    pub fn strict() -> Self {
+        let mut requests = RequestRules { cookie: Sharing::Freely, ..RequestRules::default() };
+        requests.authorization = Sharing::IfSaid;
+        requests.credentials = requests
+            .credentials
+            .names
+            .into_iter()
+            .filter(|name| *name != header::AUTHORIZATION && *name != header::COOKIE)
+            .collect();
+        Self {
+            requests,
+            letter: true,
+            set_cookie: Sharing::Freely,
+            default_lifetime: false,
+            heuristic_freshness: true,
+            stale_on_disconnect: DAY,
+            validate_within: DAY,
+            ..Self::default()
+        }
+    }
+
+    /// The cache of one user, for clients (RFC 9111, 2: "a private cache is dedicated to a single
+    /// user").
+    ///
+    /// Responses to credentials and responses marked `private` are stored; `s-maxage`,
+    /// `proxy-revalidate` and `CDN-Cache-Control` are not for this cache. A digest of the request's
+    /// [`credential_headers`](Self::credential_headers) is part of the key, so a client that speaks for
+    /// several users keeps them apart as long as these headers tell them.
+    pub fn private() -> Self {
+        let requests = RequestRules { keyed_by_credentials: true, ..RequestRules::default() };
+        Self { requests, scope: Scope::Private, set_cookie: Sharing::Freely, ..Self::default() }
+    }
+
+    /// The scheme of keys for requests whose URI has none, as servers receive them. Two services that
+    /// share a namespace and are reached by different schemes set it. Defaults to `http`.
+    #[must_use]
+    pub fn scheme(mut self, scheme: Scheme) -> Self {
+        self.requests.scheme = scheme;
+        self
+    }
+
+    /// Request headers that mark an answer as one user's: a request with any of them bypasses the cache;
+    /// in [`private`](Self::private) they are part of the key instead. Defaults to `Authorization`,
+    /// `Proxy-Authorization`, `Cookie`, `X-Api-Key`, `X-Auth-Token` and `X-Amz-Security-Token`; in
+    /// [`strict`](Self::strict) without `Authorization` and `Cookie`. Name your own here as well: this
+    /// list replaces the default one.
+    #[must_use]
+    pub fn credential_headers(mut self, names: impl IntoIterator<Item = HeaderName>) -> Self {
+        self.requests.credentials = names.into_iter().collect();
+        self
+    }
+
+    /// Whether requests with `Authorization` take part: they are answered with, and their answers are
+    /// stored as, what says explicitly that it is for everyone: `public`, `s-maxage` or
+    /// `must-revalidate` (RFC 9111, 3.5). Defaults to no; in [`strict`](Self::strict) to yes, and there
+    /// they are answered with whatever is stored.
+    #[must_use]
+    pub fn share_authorized(mut self, share: bool) -> Self {
+        self.requests.authorization = Sharing::wished(share, self.requests.authorization);
+        if !share {
+            self.requests.credentials.add(header::AUTHORIZATION);
+        }
+        self
+    }
+
+    /// Whether requests with `Cookie` and responses with `Set-Cookie` take part, where the response says
+    /// explicitly that it is for everyone, as for [`share_authorized`](Self::share_authorized). Defaults
+    /// to no; in [`strict`](Self::strict) to yes, and there without the response saying so.
+    #[must_use]
+    pub fn share_cookies(mut self, share: bool) -> Self {
+        self.requests.cookie = Sharing::wished(share, self.requests.cookie);
+        self.set_cookie = Sharing::wished(share, self.set_cookie);
+        if !share {
+            self.requests.credentials.add(header::COOKIE);
+        }
+        self
+    }
+
+    /// Whether a request's `no-cache`, `max-age` and `Pragma` are ignored, so that a client can not force
+    /// loads. Defaults to no: it is then validated, together with everyone who asks at the time.
+    #[must_use]
+    pub fn ignore_request_no_cache(mut self, ignore: bool) -> Self {
+        self.ignore_request_no_cache = ignore;
+        self
+    }
+
+    /// Whether a response that names no lifetime gets [`fresh_for`](crate::PolicyBuilder::fresh_for).
+    /// Defaults to yes; in [`strict`](Self::strict) to no.
+    #[must_use]
+    pub fn default_lifetime(mut self, given: bool) -> Self {
+        self.default_lifetime = given;
+        self
+    }
+
+    /// Whether a response that names no lifetime is fresh for a tenth of the time since its
+    /// `Last-Modified`, at most for a day (RFC 9111, 4.2.2). Defaults to no; in
+    /// [`strict`](Self::strict) to yes.
+    #[must_use]
+    pub fn heuristic_freshness(mut self, guessed: bool) -> Self {
+        self.heuristic_freshness = guessed;
+        self
+    }
+
+    /// A request header that every response depends on, as though it were in its `Vary`. For what an
+    /// application reads and its responses do not mention. Can be called several times.
+    #[must_use]
+    pub fn vary_on(mut self, name: HeaderName) -> Self {
+        if let Err(at) = self.vary_on.binary_search_by(|known| known.as_str().cmp(name.as_str())) {
+            self.vary_on.insert(at, name);
+        }
+        self
+    }
+
+    /// How many variants of one resource are stored. Defaults to 64.
+    #[must_use]
+    pub fn max_variants(mut self, most: usize) -> Self {
+        self.max_variants = most;
+        self
+    }
+
+    /// For how long after its freshness a response is served while the inner service can not be reached,
+    /// without the response asking for it (RFC 9111, 4.2.4). Never where it forbids that:
+    /// `must-revalidate`, `proxy-revalidate`, `s-maxage`, `no-cache`. Zero turns it off. Defaults to
+    /// 60 s; in [`strict`](Self::strict) to a day.
+    #[must_use]
+    pub fn stale_on_disconnect(mut self, window: Duration) -> Self {
+        self.stale_on_disconnect = window;
+        self
+    }
+
+    /// For how long after its freshness a response with a validator is kept, to be validated instead of
+    /// loaded. Costs the store's memory. Defaults to ten minutes; in [`strict`](Self::strict) to a day.
+    #[must_use]
+    pub fn validate_within(mut self, window: Duration) -> Self {
+        self.validate_within = window;
+        self
+    }
+
+    /// Extends the key by what the hook makes of a request: a tenant, a cohort of an experiment. `None`
+    /// sends the request past the cache. Runs for every request, so it should be quick.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use stampede_guard::http::HttpPolicy;
+    ///
+    /// let policy = HttpPolicy::default().key(|parts| {
+    ///     let tenant = parts.headers.get("x-tenant")?;
+    ///     tenant.to_str().ok().map(str::to_owned)
+    /// });
+    /// ```
+    #[must_use]
+    pub fn key(mut self, hook: impl Fn(&KeyParts<'_>) -> Option<String> + Send + Sync + 'static) -> Self {
+        self.requests.key = Some(KeyHook::new(hook));
+        self
+    }
+
+    /// The key under which the response to a GET is stored that comes with this request's URI and
+    /// headers, for [`invalidate`](crate::StampedeGuard::invalidate). `None` for a request that would
+    /// bypass the cache. See also [`cache_key`](crate::http::cache_key), which takes the URI alone.
+    pub fn cache_key<B>(&self, request: &Request<B>) -> Option<CacheKey> {
+        let (keyed, _) = survey(request.headers(), &self.requests, Content::Bypasses).ok()?;
+        key(request, &keyed, &self.requests).ok()
+    }
+
+    /// What contradicts itself, for [`PolicyBuilder::build`](crate::PolicyBuilder::build).
+    pub(crate) fn refusal(&self) -> Option<String> {
+        let ten_years = DAY * 3650;
+        if self.max_variants == 0 {
+            return Some("max_variants is 0: choose at least 1".to_owned());
+        }
+        if self.vary_on.len() > MOST_NAMES {
+            return Some(format!(
+                "vary_on names {} headers: choose at most {MOST_NAMES}",
+                self.vary_on.len()
+            ));
+        }
+        let windows =
+            [("stale_on_disconnect", self.stale_on_disconnect), ("validate_within", self.validate_within)];
+        let too_long = windows.iter().find(|(_, window)| *window > ten_years)?;
+        Some(format!("{} is {:?}: choose at most {ten_years:?}", too_long.0, too_long.1))
+    }
+}
+
+const DAY: Duration = Duration::from_secs(86_400);
+
+/// Whose cache it is (RFC 9111, 2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scope {
+    Shared,
+    Private,
+}
+
+/// Whether what carries credentials takes part.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Sharing {
+    #[default]
+    Never,
+    /// If the response says in so many words that it is for everyone.
+    IfSaid,
+    Freely,
+}
+
+impl Sharing {
+    fn wished(share: bool, now: Self) -> Self {
+        match (share, now) {
+            (false, _) => Self::Never,
+            (true, Self::Never) => Self::IfSaid,
+            (true, already) => already,
         }
     }
 }
 
 /// Which responses are shared, and for how long.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct ResponseRules {
+    pub(crate) http: HttpPolicy,
     /// The lifetime of a response that names none.
     pub(crate) fresh_for: Duration,
     /// The longest body that is kept, in bytes.
     pub(crate) max_body: usize,
 }
 
-/// A few header names, asked about for every header of every request.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct NameSet {
-    names: Vec<HeaderName>,
-    /// Bit `n`: a name of length `n` (modulo 64) is among them. Most headers stop here.
-    lengths: u64,
-}
-
-impl NameSet {
-    pub(crate) fn contains(&self, name: &HeaderName) -> bool {
-        self.lengths & length_bit(name) != 0 && self.names.contains(name)
-    }
-}
-
-impl FromIterator<HeaderName> for NameSet {
-    fn from_iter<I: IntoIterator<Item = HeaderName>>(names: I) -> Self {
-        let names: Vec<_> = names.into_iter().collect();
-        let lengths = names.iter().fold(0, |bits, name| bits | length_bit(name));
-        Self { names, lengths }
-    }
-}
-
-fn length_bit(name: &HeaderName) -> u64 {
-    1 << (name.as_str().len() % 64)
-}
-
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "in a test the panic is the report")]
 mod tests {
+    use http::header::{ACCEPT, ACCEPT_ENCODING, AUTHORIZATION, COOKIE};
+
     use super::*;
 
     #[test]
-    fn the_default_lists_are_valid_names_and_found() {
-        let rules = RequestRules::default();
-        for name in CREDENTIAL_HEADERS {
-            assert!(rules.credentials.contains(&HeaderName::from_static(name)), "{name}");
-        }
-        for name in UNKEYED_HEADERS {
-            assert!(rules.unkeyed.contains(&HeaderName::from_static(name)), "{name}");
-        }
+    fn each_starting_point_treats_credentials_in_its_own_way() {
+        let facts = |policy: &HttpPolicy| {
+            let listed = [AUTHORIZATION, COOKIE].map(|name| policy.requests.credentials.contains(&name));
+            (listed, policy.requests.authorization, policy.requests.cookie, policy.set_cookie)
+        };
+        let (never, said, freely) = (Sharing::Never, Sharing::IfSaid, Sharing::Freely);
+        assert_eq!(facts(&HttpPolicy::default()), ([true, true], never, never, never), "A1, A2, A3");
+        assert_eq!(
+            facts(&HttpPolicy::strict()),
+            ([false, false], said, freely, freely),
+            "RFC 9111, 3.5 and 7.3"
+        );
+        assert_eq!(facts(&HttpPolicy::private()), ([true, true], never, never, freely));
+        let opened = HttpPolicy::default().share_authorized(true).share_cookies(true);
+        assert_eq!(facts(&opened), ([true, true], said, said, said), "only what says so");
+        let closed = HttpPolicy::strict().share_authorized(false).share_cookies(false);
+        assert_eq!(facts(&closed), ([true, true], never, never, never), "they bypass again");
+        assert_eq!(HttpPolicy::strict().share_cookies(true), HttpPolicy::strict());
+        let api_key = HeaderName::from_static("x-api-key");
+        assert!(HttpPolicy::strict().requests.credentials.contains(&api_key));
     }
 
     #[test]
-    fn a_name_of_a_listed_length_is_not_taken_for_a_listed_name() {
-        let set: NameSet = [HeaderName::from_static("cookie")].into_iter().collect();
-        assert!(set.contains(&http::header::COOKIE));
-        assert!(!set.contains(&http::header::ACCEPT));
-        assert!(!set.contains(&http::header::EXPECT));
-        assert!(!NameSet::default().contains(&http::header::COOKIE));
+    fn names_to_vary_on_are_sorted_and_once() {
+        let policy = HttpPolicy::default().vary_on(ACCEPT_ENCODING).vary_on(ACCEPT).vary_on(ACCEPT);
+        assert_eq!(policy.vary_on, [ACCEPT, ACCEPT_ENCODING]);
+    }
+
+    #[test]
+    fn what_contradicts_itself_is_refused() {
+        for policy in [HttpPolicy::default(), HttpPolicy::strict(), HttpPolicy::private()] {
+            assert_eq!(policy.refusal(), None);
+        }
+        let refusal = |policy: HttpPolicy| policy.refusal().unwrap();
+        assert!(refusal(HttpPolicy::default().max_variants(0)).contains("max_variants"));
+        assert!(refusal(HttpPolicy::default().validate_within(Duration::MAX)).contains("validate_within"));
+        let many = (0..9).map(|n| HeaderName::try_from(format!("x-{n}")).unwrap());
+        assert!(refusal(many.fold(HttpPolicy::default(), HttpPolicy::vary_on)).contains("vary_on"), "A5");
+    }
+
+    #[test]
+    fn a_policy_equals_itself_with_its_hook_only() {
+        let policy = HttpPolicy::default().key(|_| None);
+        assert_eq!(policy, policy.clone());
+        assert_ne!(policy, HttpPolicy::default());
+        assert_ne!(policy, HttpPolicy::default().key(|_| None));
     }
 }

@@ -1,7 +1,9 @@
 use bytes::Bytes;
+use http::uri::Scheme;
 use http_body_util::{Empty, Full};
 
 use super::*;
+use crate::http::HttpPolicy;
 
 fn request(method: &str, uri: &str, headers: &[(&str, &str)]) -> Request<Empty<Bytes>> {
     let mut request = Request::builder().method(method).uri(uri);
@@ -122,7 +124,7 @@ fn a_header_that_changes_the_answer_is_bypassed() {
         ("cache-control", "only-if-cached", "only-if-cached"),
     ];
     let credentials = CREDENTIALS.map(|name| (name, "x", "credentials"));
-    let unkeyed = super::super::policy::UNKEYED_HEADERS.map(|name| (name, "x", "unkeyed-header"));
+    let unkeyed = super::super::request_rules::UNKEYED_HEADERS.map(|name| (name, "x", "unkeyed-header"));
     for (name, value, reason) in cases.into_iter().chain(credentials).chain(unkeyed) {
         let admission = admit_get("/a", &[("host", "h"), (name, value)]);
         assert_eq!(admission, Admission::Bypass(reason), "{name}: {value}");
@@ -180,4 +182,152 @@ proptest::proptest! {
         request.headers_mut().insert("host", HeaderValue::from_bytes(&host).unwrap());
         admit(&request, &RequestRules::default());
     }
+}
+
+/// Header lines.
+type Lines<'a> = &'a [(&'a str, &'a str)];
+
+fn ask(headers: &[(&str, &str)], policy: &HttpPolicy) -> Result<Asked, Rule> {
+    let headers: Vec<_> = [("host", "h")].iter().chain(headers).copied().collect();
+    consider(&request("GET", "/a", &headers), &policy.requests).map(|considered| considered.asked)
+}
+
+#[test]
+fn what_a_cache_can_answer_itself_is_let_in() {
+    let plain = Asked::default();
+    let cases: [(Lines<'_>, Asked); 10] = [
+        (&[], plain),
+        (&[("if-none-match", "\"a\"")], Asked { conditional: true, ..plain }),
+        (&[("if-modified-since", "x")], Asked { conditional: true, ..plain }),
+        (&[("range", "bytes=0-1")], Asked { ranged: true, ..plain }),
+        (&[("range", "Bytes = 0-1,5-")], Asked { ranged: true, ..plain }),
+        (&[("range", "bytes=0-1"), ("if-range", "\"a\"")], Asked { ranged: true, if_range: true, ..plain }),
+        (&[("if-range", "\"a\"")], Asked { if_range: true, ..plain }),
+        (&[("pragma", "x")], plain),
+        (&[("pragma", "no-cache"), ("cache-control", "x")], plain),
+        (&[("te", "trailers"), ("x-forwarded-host", "other")], plain),
+    ];
+    for (headers, asked) in cases {
+        assert_eq!(ask(headers, &HttpPolicy::default()), Ok(asked), "RFC 9111, 4.3.2; A9: {headers:?}");
+    }
+    let no_cache =
+        |headers: &[(&str, &str)]| ask(headers, &HttpPolicy::default()).unwrap().directives.no_cache;
+    assert!(no_cache(&[("cache-control", "no-cache")]), "A11: it joins");
+    assert!(no_cache(&[("pragma", "x, No-Cache")]), "RFC 9111, 5.4");
+    assert!(!no_cache(&[("cache-control", "max-age=5"), ("pragma", "no-cache")]));
+    let only = ask(&[("cache-control", "only-if-cached")], &HttpPolicy::default()).unwrap();
+    assert!(only.directives.only_if_cached, "RFC 9111, 5.2.1.7");
+}
+
+#[test]
+fn the_list_of_what_passes_by_is_complete() {
+    let cases: [(Lines<'_>, Rule); 16] = [
+        (&[("range", "items=0-1")], Rule::Range),
+        (&[("range", "bytes=0-1"), ("range", "bytes=0-1")], Rule::Range),
+        (&[("if-match", "*")], Rule::Conditional),
+        (&[("if-unmodified-since", "x")], Rule::Conditional),
+        (&[("if-anything", "x")], Rule::Conditional),
+        (&[("upgrade", "websocket")], Rule::Upgrade),
+        (&[("expect", "100-continue")], Rule::Expect),
+        (&[("transfer-encoding", "chunked")], Rule::Body),
+        (&[("content-length", "1")], Rule::Body),
+        (&[("cache-control", "no-store")], Rule::RequestNoStore),
+        (&[("host", "h")], Rule::Host),
+        (&[("a-im", "x")], Rule::UnkeyedHeader),
+        (&[("x-http-method-override", "DELETE")], Rule::UnkeyedHeader),
+        (&[("x-original-url", "/b")], Rule::UnkeyedHeader),
+        (&[("x-rewrite-url", "/b")], Rule::UnkeyedHeader),
+        (&[("x-api-key", "x")], Rule::Credentials),
+    ];
+    for policy in [HttpPolicy::default(), HttpPolicy::strict()] {
+        for (headers, rule) in cases {
+            assert_eq!(ask(headers, &policy), Err(rule), "A13, B4, B5, B6: {headers:?}");
+        }
+    }
+    for method in ["POST", "PUT", "OPTIONS", "TRACE", "CONNECT", "get"] {
+        let uri = if method == "CONNECT" { "h:80" } else { "/a" };
+        let passed = consider(&request(method, uri, &[("host", "h")]), &RequestRules::default());
+        assert_eq!(passed, Err(Rule::Method), "A7, A13: {method}");
+    }
+}
+
+#[test]
+fn credentials_take_part_as_the_policy_has_it() {
+    let authorization = [("authorization", "x")];
+    let cookie = [("cookie", "a=b")];
+    let opened = HttpPolicy::default().share_authorized(true).share_cookies(true);
+    let (authorized, has_cookie) =
+        (Asked { authorized: true, ..Asked::default() }, Asked { has_cookie: true, ..Asked::default() });
+    let cases = [
+        (&authorization, HttpPolicy::default(), Err(Rule::Credentials)),
+        (&authorization, opened.clone(), Ok(authorized)),
+        (&authorization, HttpPolicy::strict(), Ok(authorized)),
+        (&authorization, HttpPolicy::strict().share_authorized(false), Err(Rule::Credentials)),
+        (&authorization, HttpPolicy::private(), Ok(Asked::default())),
+        (&cookie, HttpPolicy::default(), Err(Rule::Credentials)),
+        (&cookie, opened, Ok(has_cookie)),
+        (&cookie, HttpPolicy::strict(), Ok(Asked::default())),
+        (&cookie, HttpPolicy::strict().share_cookies(false), Err(Rule::Credentials)),
+        (&cookie, HttpPolicy::private(), Ok(Asked::default())),
+        (&cookie, HttpPolicy::default().credential_headers([]), Ok(Asked::default())),
+    ];
+    for (headers, policy, expected) in cases {
+        assert_eq!(ask(headers, &policy), expected, "A1, A2; RFC 9111, 3.5: {headers:?} {policy:?}");
+    }
+    // Until it can be kept from others, what takes part only if the response says so bypasses.
+    for policy in [HttpPolicy::strict(), HttpPolicy::default().share_authorized(true)] {
+        let admission =
+            admit(&request("GET", "/a", &[("host", "h"), ("authorization", "x")]), &policy.requests);
+        assert_eq!(admission, Admission::Bypass("credentials"));
+    }
+}
+
+#[test]
+fn a_private_cache_keeps_the_users_it_speaks_for_apart() {
+    let policy = HttpPolicy::private();
+    let key = |headers: &[(&str, &str)]| {
+        let headers: Vec<_> = [("host", "h")].iter().chain(headers).copied().collect();
+        policy.cache_key(&request("GET", "/a", &headers)).unwrap()
+    };
+    let alice = key(&[("authorization", "alice")]);
+    assert_eq!(alice, key(&[("authorization", "alice"), ("accept", "x")]));
+    let others: [&[(&str, &str)]; 6] = [
+        &[],
+        &[("authorization", "bob")],
+        &[("authorization", "Alice")],
+        &[("cookie", "alice")],
+        &[("authorization", "alice"), ("cookie", "a=b")],
+        &[("authorization", "al"), ("authorization", "ice")],
+    ];
+    for other in others {
+        assert_ne!(alice, key(other), "A1: {other:?}");
+    }
+    assert!(!alice.to_string().contains("alice"), "C9: a key is no place for a secret");
+    assert_eq!(key(&[]), CacheKey::from_parts(["http", "http", "h", "/a"]));
+}
+
+#[test]
+fn the_hook_extends_the_key_or_sends_past_the_cache() {
+    let tenant =
+        |parts: &crate::http::KeyParts<'_>| Some(parts.headers.get("x-tenant")?.to_str().ok()?.to_owned());
+    let policy = HttpPolicy::default().key(tenant);
+    let considered = |headers: &[(&str, &str)]| consider(&request("GET", "/a", headers), &policy.requests);
+    let key = considered(&[("host", "h"), ("x-tenant", "t:1")]).unwrap().key;
+    assert_eq!(key, CacheKey::from_parts(["http", "http", "h", "/a", "key=t:1"]), "B12");
+    assert_eq!(considered(&[("host", "h")]), Err(Rule::KeyHook));
+    assert_eq!(policy.cache_key(&request("GET", "/a", &[("host", "h")])), None);
+}
+
+#[test]
+fn a_post_is_considered_for_the_get_that_its_answer_may_stand_for() {
+    let headers =
+        [("host", "H:80"), ("content-length", "5"), ("expect", "100-continue"), ("authorization", "x")];
+    let posted = request("POST", "/a?b", &headers);
+    let strict = HttpPolicy::strict();
+    let (considered, uri) = consider_post(&posted, &strict.requests).unwrap();
+    assert_eq!(uri, "http://h/a?b");
+    assert_eq!(considered.key, CacheKey::from_parts(["http", "http", "h", "/a?b"]));
+    assert!(considered.asked.authorized && !considered.is_get, "A1");
+    assert_eq!(consider_post(&posted, &RequestRules::default()), Err(Rule::Credentials), "A1");
+    assert_eq!(consider_post(&request("PUT", "/", &headers), &strict.requests), Err(Rule::Method));
 }

@@ -1,14 +1,22 @@
-//! Which responses are shared, with whom, and what of them is kept.
+//! Which responses are shared, with whom, for how long, and on which terms.
 
 use std::time::{Duration, SystemTime};
 
-use http::header::{self, HeaderMap};
-use http::response::Parts;
+use http::header::{self, HeaderMap, HeaderName};
+use http::{Method, StatusCode, Uri};
 
-use super::cache_control::CacheControl;
+use super::cache_control::{CacheControl, Fields};
+use super::cdn::{CDN_CACHE_CONTROL, targeted};
 use super::fields::{Unsound, contains_token, content_length};
-use super::freshness::{Lifetime, lifetime};
-use super::policy::ResponseRules;
+use super::freshness::{Lifetime, corrected_initial_age, lifetime, may_be_guessed, may_have_default};
+use super::location::of_same_origin;
+use super::policy::{HttpPolicy, ResponseRules, Scope, Sharing};
+use super::ranges::Part;
+use super::request::Asked;
+use super::reuse::{Stale, Terms};
+use super::rule::Rule;
+use super::validation::has_validator;
+use super::vary::Vary;
 
 /// Marks a response that must reach nobody but the one who asked.
 ///
@@ -28,99 +36,305 @@ use super::policy::ResponseRules;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DoNotStore;
 
-/// With whom a response is shared.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
-    /// With everyone, for so long.
-    Store { fresh_for: Duration },
-    /// With those who were waiting when it came, and with nobody later.
-    ShareOnly,
-    /// With nobody but the one whose request loaded it. Names the rule, as a token.
-    Private(&'static str),
+/// A response's head, and what it answers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Exchange<'a> {
+    pub(crate) method: &'a Method,
+    /// The target URI, absolute, where it is known: a POST's answer may be about it.
+    pub(crate) target: Option<&'a Uri>,
+    pub(crate) asked: &'a Asked,
+    pub(crate) status: StatusCode,
+    pub(crate) headers: &'a HeaderMap,
+    /// The handler says that it is nobody else's.
+    pub(crate) do_not_store: bool,
+    /// From the request to this head (RFC 9111, 4.2.3, `response_delay`).
+    pub(crate) delay: Duration,
+    /// When this head came, by the wall clock.
+    pub(crate) now: SystemTime,
 }
 
-/// Judges a response by its head, at `now` on the wall clock.
+/// With whom a response is shared.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// With everyone whose request it answers, on these terms.
+    Store(Storing),
+    /// With those who were waiting when it came, if they differ in nothing it depends on, and with
+    /// nobody later.
+    ShareOnly { rule: Rule, vary: Vary, says_shared: bool },
+    /// With nobody but the one whose request loaded it.
+    Private(Rule),
+}
+
+/// What is decided about a response once, and kept with it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Storing {
+    pub(crate) terms: Terms,
+    /// How old it was when it came (RFC 9111, 4.2.3).
+    pub(crate) initial_age: Duration,
+    /// For how long, from now on, it may be of any use: fresh, stale, or to be validated.
+    pub(crate) keep_for: Duration,
+    pub(crate) vary: Vary,
+    pub(crate) has_validator: bool,
+    /// Where it stands in the whole, by its own account: it has to be compared with the content.
+    pub(crate) part: Option<Part>,
+    /// Fields that must not be stored (RFC 9111, 5.2.2.4 and 5.2.2.7).
+    pub(crate) left_out: Vec<HeaderName>,
+    /// What its lifetime is by.
+    pub(crate) rule: Rule,
+}
+
+impl Storing {
+    /// For how long it is fresh from now on.
+    pub(crate) fn fresh_for(&self) -> Duration {
+        self.terms.lifetime.saturating_sub(self.initial_age)
+    }
+}
+
+/// Judges a response by its head.
 ///
 /// What forbids sharing comes first: coalescing alone, without any storing, already hands one
 /// user's response to others.
-pub(crate) fn judge(head: &Parts, rules: &ResponseRules, now: SystemTime) -> Verdict {
-    if head.extensions.get::<DoNotStore>().is_some() {
-        return Verdict::Private("do-not-store");
-    }
-    let cache_control = CacheControl::parse(head.headers.get_all(header::CACHE_CONTROL));
-    if let Some(rule) = forbidden_by_headers(&head.headers, &cache_control, rules.max_body) {
-        return Verdict::Private(rule);
-    }
-    match head.status.as_u16() {
-        // Interim responses and another protocol (RFC 9110, 15.2).
-        100..200 => return Verdict::Private("status"),
-        // A part, and an answer to somebody's validator (RFC 9111, 3.3 and 4.3.4).
-        206 | 304 => return Verdict::Private("status"),
-        // Sharing the failure ends the wave at once, instead of a convoy of retries; keeping it
-        // would prolong the outage.
-        500.. => return Verdict::ShareOnly,
-        _ => {}
-    }
-    match lifetime(head, &cache_control, now) {
-        Lifetime::Explicit(Duration::ZERO) => Verdict::ShareOnly,
-        Lifetime::Explicit(fresh_for) => Verdict::Store { fresh_for },
-        Lifetime::Default if rules.fresh_for.is_zero() => Verdict::ShareOnly,
-        Lifetime::Default => Verdict::Store { fresh_for: rules.fresh_for },
-        Lifetime::None => Verdict::Private("status"),
+pub(crate) fn judge(exchange: &Exchange<'_>, rules: &ResponseRules) -> Verdict {
+    let directives = Directives::of(exchange.headers, &rules.http);
+    match forbidden(exchange, &directives, rules) {
+        Some(rule) => Verdict::Private(rule),
+        None => storing(exchange, &directives, rules),
     }
 }
 
-fn forbidden_by_headers(
-    headers: &HeaderMap,
-    cache_control: &CacheControl,
-    max_body: usize,
-) -> Option<&'static str> {
-    // RFC 9111, 5.2.2.5, 5.2.2.7 and 5.2.2.4. `no-cache` may be stored and revalidated; without
-    // revalidation it may not be reused at all, not even by the waiting wave.
-    if cache_control.no_store {
-        return Some("no-store");
-    }
-    if cache_control.private.is_present() {
-        return Some("private");
-    }
-    if cache_control.no_cache.is_present() {
-        return Some("no-cache");
-    }
-    // Addressed to caches like this one. Its lifetimes are not read yet, its prohibitions are
-    // (RFC 9213, 2.2: it stands above Cache-Control).
-    let targeted = CacheControl::parse(headers.get_all("cdn-cache-control"));
-    if targeted.no_store || targeted.private.is_present() || targeted.no_cache.is_present() {
-        return Some("cdn-cache-control");
-    }
-    for (name, value) in headers {
-        match *name {
-            // RFC 9111, 7.3 leaves it to Cache-Control; practice is that a cookie is one user's.
-            header::SET_COOKIE => return Some("set-cookie"),
-            // RFC 9111, 4.1: the answer depends on request headers that are not in the key.
-            // A line without any member says nothing.
-            header::VARY if value.as_bytes().iter().any(|byte| !b" \t,".contains(byte)) => {
-                return Some("vary");
+/// The directives that count, and whether they are those of a targeted field.
+struct Directives {
+    all: CacheControl,
+    targeted: bool,
+    /// A targeted field forbids it, however little of that field is valid.
+    forbidden_by_target: bool,
+}
+
+impl Directives {
+    fn of(headers: &HeaderMap, http: &HttpPolicy) -> Self {
+        let general = CacheControl::parse(headers.get_all(header::CACHE_CONTROL));
+        let untargeted = Self { all: general.clone(), targeted: false, forbidden_by_target: false };
+        if http.scope == Scope::Private || !headers.contains_key(CDN_CACHE_CONTROL) {
+            return untargeted;
+        }
+        let valid = targeted(headers);
+        if http.letter {
+            // RFC 9213, 2.2: instead of Cache-Control, and ignored as a whole unless it is valid.
+            return match valid {
+                Some(all) => Self { all, targeted: true, ..untargeted },
+                None => untargeted,
+            };
+        }
+        // With more care: what either field forbids is forbidden, also by a field that is not valid.
+        let lenient = CacheControl::parse(headers.get_all(CDN_CACHE_CONTROL));
+        let forbids =
+            |all: &CacheControl| all.no_store || all.private.is_present() || all.no_cache.is_present();
+        let forbidden_by_target = forbids(&lenient) || valid.as_ref().is_some_and(forbids);
+        match valid {
+            Some(mut all) => {
+                all.no_store |= general.no_store;
+                for (both, one) in
+                    [(&mut all.private, general.private), (&mut all.no_cache, general.no_cache)]
+                {
+                    if one.is_present() {
+                        *both = Fields::Whole;
+                    }
+                }
+                all.must_revalidate |= general.must_revalidate;
+                all.proxy_revalidate |= general.proxy_revalidate;
+                let targeted = all.max_age.is_some() || all.s_maxage.is_some();
+                if !targeted {
+                    (all.max_age, all.s_maxage) = (general.max_age, general.s_maxage);
+                }
+                Self { all, targeted, forbidden_by_target }
             }
-            // Not defined for responses, yet written by old frameworks to mean `no-cache`
-            // (RFC 9111, 5.4). Cache-Control, where there is one, is what was meant.
-            header::PRAGMA
-                if contains_token(value.as_bytes(), b"no-cache")
-                    && !headers.contains_key(header::CACHE_CONTROL) =>
-            {
-                return Some("pragma");
-            }
-            // Endless, so nobody may wait for its end.
-            header::CONTENT_TYPE if is_endless(value.as_bytes()) => return Some("event-stream"),
-            // The connection turns into something else (RFC 9110, 7.8).
-            header::CONNECTION if contains_token(value.as_bytes(), b"upgrade") => return Some("upgrade"),
-            _ => {}
+            None => Self { forbidden_by_target, ..untargeted },
         }
     }
-    match content_length(headers) {
-        Err(Unsound) => Some("content-length"),
-        Ok(Some(length)) if length > max_body as u64 => Some("too-big"),
-        Ok(_) => None,
+}
+
+/// What keeps a response from everyone but its own requester, whatever its lifetime.
+fn forbidden(exchange: &Exchange<'_>, directives: &Directives, rules: &ResponseRules) -> Option<Rule> {
+    let Exchange { asked, status, headers, .. } = *exchange;
+    let (http, all) = (&rules.http, &directives.all);
+    if exchange.do_not_store {
+        return Some(Rule::DoNotStore);
     }
+    if all.must_understand && !is_understood(status) {
+        return Some(Rule::MustUnderstand);
+    }
+    // RFC 9111, 5.2.2.3: "even if no-store is present", for who understands the status.
+    if all.no_store && !directives.forbidden_by_target && !(all.must_understand && http.letter) {
+        return Some(Rule::NoStore);
+    }
+    if directives.forbidden_by_target {
+        return Some(Rule::Targeted);
+    }
+    if http.scope == Scope::Shared {
+        if all.private == Fields::Whole || (all.private.is_present() && !http.letter) {
+            return Some(Rule::Private);
+        }
+        if asked.authorized && !all.says_shared {
+            return Some(Rule::Authorization);
+        }
+        if asked.has_cookie && !all.says_shared {
+            return Some(Rule::Cookie);
+        }
+    }
+    if let Some(rule) = headers.iter().find_map(|(name, value)| match *name {
+        // RFC 9111, 7.3 leaves it to Cache-Control; practice is that a cookie is one user's.
+        header::SET_COOKIE => match http.set_cookie {
+            Sharing::Freely => None,
+            Sharing::IfSaid if all.says_shared => None,
+            Sharing::IfSaid | Sharing::Never => Some(Rule::SetCookie),
+        },
+        // Not defined for responses, yet written by old frameworks to mean `no-cache`
+        // (RFC 9111, 5.4). Cache-Control, where there is one, is what was meant.
+        header::PRAGMA => (!http.letter
+            && contains_token(value.as_bytes(), b"no-cache")
+            && !headers.contains_key(header::CACHE_CONTROL))
+        .then_some(Rule::Pragma),
+        // Endless, so nobody may wait for its end.
+        header::CONTENT_TYPE => is_endless(value.as_bytes()).then_some(Rule::EventStream),
+        // The connection turns into something else (RFC 9110, 7.8).
+        header::CONNECTION => contains_token(value.as_bytes(), b"upgrade").then_some(Rule::SwitchedProtocol),
+        _ => None,
+    }) {
+        return Some(rule);
+    }
+    match content_length(headers) {
+        Err(Unsound) => return Some(Rule::ContentLength),
+        Ok(length) if length.is_some_and(|length| length > rules.max_body as u64) => {
+            return Some(Rule::TooBig);
+        }
+        Ok(_) => {}
+    }
+    match (exchange.method, status.as_u16()) {
+        // Interim responses, another protocol, and an answer to somebody's validator (RFC 9110, 15.2;
+        // RFC 9111, 4.3.4).
+        (_, 100..200 | 304) => Some(Rule::Status),
+        // A part of nothing that was asked for (RFC 9111, 3.3).
+        (&Method::GET, 206) if asked.ranged && Part::of_response(headers).is_some() => None,
+        (_, 206) => Some(Rule::Status),
+        // About the range, not about the resource (RFC 9110, 15.5.17).
+        (_, 416) if asked.ranged => Some(Rule::Status),
+        (&Method::GET, _) => None,
+        // The target as a GET would bring it, if it says so and for how long (RFC 9110, 9.3.3).
+        (&Method::POST, _) if http.letter && is_about_target(exchange) => None,
+        (&Method::POST, _) => Some(Rule::Post),
+        _ => Some(Rule::Method),
+    }
+}
+
+/// On which terms a response is kept that nothing keeps from others.
+fn storing(exchange: &Exchange<'_>, directives: &Directives, rules: &ResponseRules) -> Verdict {
+    let Exchange { status, headers, now, .. } = *exchange;
+    let (http, all) = (&rules.http, &directives.all);
+    let vary = Vary::of(headers, &http.vary_on);
+    if vary == Vary::Any {
+        return Verdict::Private(Rule::Vary);
+    }
+    let says_shared = all.says_shared;
+    let private = if http.scope == Scope::Shared { all.private.listed() } else { &[] };
+    let left_out: Vec<_> = all.no_cache.listed().iter().chain(private).cloned().collect();
+    let share_only = |rule, vary| match status {
+        // Who waits may want another part, and fields are only left out of what is stored.
+        StatusCode::PARTIAL_CONTENT => Verdict::Private(Rule::Status),
+        _ if !private.is_empty() => Verdict::Private(Rule::Private),
+        _ if !left_out.is_empty() => Verdict::Private(Rule::NoCache),
+        _ => Verdict::ShareOnly { rule, vary, says_shared },
+    };
+    let revalidate_always = all.no_cache == Fields::Whole || (all.no_cache.is_present() && !http.letter);
+    let has_validator = has_validator(headers, now);
+    let is_failure = status.is_server_error() || status.as_u16() >= 600;
+    if revalidate_always && (!has_validator || (is_failure && !http.letter)) {
+        // It may be stored and validated; without that it may not be reused at all, not even by the
+        // waiting wave.
+        return Verdict::Private(Rule::NoCache);
+    }
+    if is_failure && !http.letter {
+        // Sharing the failure ends the wave at once, instead of a convoy of retries; keeping it
+        // would prolong the outage.
+        return share_only(Rule::ServerError, vary);
+    }
+    let initial_age = corrected_initial_age(headers, exchange.delay, now);
+    let guess_allowed = may_be_guessed(status) || all.public;
+    let storable_unnamed = may_have_default(status) || (http.letter && guess_allowed);
+    let (lifetime, rule) = match lifetime(headers, all, directives.targeted, http.scope, now) {
+        Lifetime::Named(seconds, rule) => (Duration::from_secs(seconds), rule),
+        _ if exchange.method != Method::GET => return Verdict::Private(Rule::Post),
+        // RFC 9111, 3: what names no lifetime may be stored for its status, or because it is `public`.
+        _ if revalidate_always && storable_unnamed => (Duration::ZERO, Rule::NoCache),
+        _ if revalidate_always => return Verdict::Private(Rule::NoCache),
+        Lifetime::Guessed(seconds) if http.heuristic_freshness && guess_allowed => {
+            (Duration::from_secs(seconds), Rule::Heuristic)
+        }
+        // It begins here, however old the response is.
+        _ if http.default_lifetime && may_have_default(status) => {
+            (rules.fresh_for.saturating_add(initial_age), Rule::Default)
+        }
+        _ if storable_unnamed => (Duration::ZERO, Rule::Unnamed),
+        _ if is_failure => return share_only(Rule::ServerError, vary),
+        _ => return Verdict::Private(Rule::Status),
+    };
+    let rule = if revalidate_always { Rule::NoCache } else { rule };
+    let terms = Terms {
+        lifetime,
+        stale: stale(all, revalidate_always, http),
+        revalidate_always,
+        immutable: all.immutable,
+        says_shared,
+    };
+    let fresh_for = lifetime.saturating_sub(initial_age);
+    let asked_for = terms.stale.while_revalidate.max(terms.stale.if_error);
+    if exchange.method != Method::GET && fresh_for.is_zero() {
+        return Verdict::Private(Rule::Post);
+    }
+    if fresh_for.is_zero() && asked_for.is_zero() && !has_validator {
+        let rule = if is_failure { Rule::ServerError } else { Rule::Stale };
+        return share_only(rule, vary);
+    }
+    let beyond = if has_validator { http.validate_within } else { Duration::ZERO };
+    let keep_for = fresh_for.saturating_add(beyond.max(asked_for).max(terms.stale.on_disconnect));
+    let part = if status == StatusCode::PARTIAL_CONTENT { Part::of_response(headers) } else { None };
+    Verdict::Store(Storing { terms, initial_age, keep_for, vary, has_validator, part, left_out, rule })
+}
+
+/// For how long after its freshness a response may be given, by what it and the policy say.
+fn stale(all: &CacheControl, revalidate_always: bool, http: &HttpPolicy) -> Stale {
+    let shared = http.scope == Scope::Shared;
+    if revalidate_always || all.must_revalidate || (shared && all.proxy_revalidate) {
+        return Stale::default();
+    }
+    // `s-maxage` includes `proxy-revalidate` (RFC 9111, 5.2.2.10). Beside it the windows of RFC 5861 are
+    // in wide use, and ask for what it forbids: to the letter it forbids them too.
+    let s_maxage = shared && all.s_maxage.is_some();
+    let window = |seconds: Option<u64>| {
+        Duration::from_secs(seconds.filter(|_| !(s_maxage && http.letter)).unwrap_or(0))
+    };
+    Stale {
+        while_revalidate: window(all.stale_while_revalidate),
+        if_error: window(all.stale_if_error),
+        on_disconnect: if s_maxage { Duration::ZERO } else { http.stale_on_disconnect },
+        on_request: !s_maxage,
+    }
+}
+
+/// Whether the answer to a POST is what a GET of the same URI would bring.
+fn is_about_target(exchange: &Exchange<'_>) -> bool {
+    exchange.status.is_success()
+        && exchange.target.is_some_and(|target| {
+            of_same_origin(target, exchange.headers, &header::CONTENT_LOCATION)
+                .is_some_and(|location| location.path_and_query() == target.path_and_query())
+        })
+}
+
+/// Statuses whose rules for caches are known here (RFC 9110, 15; RFC 9111, 5.2.2.3).
+fn is_understood(status: StatusCode) -> bool {
+    matches!(
+        status.as_u16(),
+        200..=206 | 300..=305 | 307 | 308 | 400..=417 | 421 | 422 | 426 | 500..=505
+    )
 }
 
 fn is_endless(content_type: &[u8]) -> bool {
@@ -131,115 +345,5 @@ fn is_endless(content_type: &[u8]) -> bool {
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "in a test the panic is the report")]
-mod tests {
-    use http::Response;
-
-    use super::*;
-
-    const RULES: ResponseRules = ResponseRules { fresh_for: Duration::from_secs(60), max_body: 1000 };
-
-    fn head(status: u16, headers: &[(&str, &str)]) -> Parts {
-        let mut response = Response::builder().status(status);
-        for (name, value) in headers {
-            response = response.header(*name, *value);
-        }
-        response.body(()).unwrap().into_parts().0
-    }
-
-    fn of(status: u16, headers: &[(&str, &str)]) -> Verdict {
-        judge(&head(status, headers), &RULES, SystemTime::now())
-    }
-
-    fn store(seconds: u64) -> Verdict {
-        Verdict::Store { fresh_for: Duration::from_secs(seconds) }
-    }
-
-    #[test]
-    fn what_marks_a_response_as_one_users_is_never_shared() {
-        let cases = [
-            ("set-cookie", "a=b", "set-cookie"),
-            ("cache-control", "private", "private"),
-            ("cache-control", "private=\"x\", max-age=60", "private"),
-            ("cache-control", "no-store", "no-store"),
-            ("cache-control", "no-cache=\"set-cookie\"", "no-cache"),
-            ("cdn-cache-control", "no-store", "cdn-cache-control"),
-            ("vary", "*", "vary"),
-            ("vary", "accept-encoding", "vary"),
-            ("vary", ", accept", "vary"),
-            ("pragma", "No-Cache", "pragma"),
-            ("content-type", "text/event-stream", "event-stream"),
-            ("content-type", "Text/Event-Stream ; charset=utf-8", "event-stream"),
-            ("content-type", "multipart/x-mixed-replace;boundary=x", "event-stream"),
-            ("connection", "keep-alive, Upgrade", "upgrade"),
-            ("content-length", "1001", "too-big"),
-            ("content-length", "18446744073709551616", "content-length"),
-            ("content-length", "1, 2", "content-length"),
-            ("content-length", "+1", "content-length"),
-            ("content-length", "", "content-length"),
-        ];
-        for (name, value, rule) in cases {
-            for status in [200, 404, 500, 503] {
-                let verdict = of(status, &[(name, value)]);
-                assert_eq!(verdict, Verdict::Private(rule), "{status} {name}: {value}");
-            }
-            // An explicit lifetime does not lift it; for Pragma it does (Cache-Control is there).
-            let explicit = of(200, &[("cache-control", "public, max-age=60"), (name, value)]);
-            assert_eq!(explicit == Verdict::Private(rule), name != "pragma", "{name}: {value}");
-        }
-    }
-
-    #[test]
-    fn what_the_handler_marks_is_never_shared() {
-        let mut head = head(200, &[("cache-control", "public, max-age=60")]);
-        head.extensions.insert(DoNotStore);
-        assert_eq!(judge(&head, &RULES, SystemTime::now()), Verdict::Private("do-not-store"));
-    }
-
-    #[test]
-    fn the_status_decides_where_no_lifetime_is_named() {
-        for status in 100..=999 {
-            let verdict = match status {
-                200 | 203 | 204 | 300 | 301 | 308 | 404 | 410 => store(60),
-                500.. => Verdict::ShareOnly,
-                _ => Verdict::Private("status"),
-            };
-            assert_eq!(of(status, &[]), verdict, "{status}");
-        }
-    }
-
-    #[test]
-    fn a_named_lifetime_decides_for_any_status_but_these() {
-        for status in 100..=999 {
-            let (verdict, stale) = match status {
-                100..200 | 206 | 304 => (Verdict::Private("status"), Verdict::Private("status")),
-                500.. => (Verdict::ShareOnly, Verdict::ShareOnly),
-                _ => (store(5), Verdict::ShareOnly),
-            };
-            assert_eq!(of(status, &[("cache-control", "max-age=5")]), verdict, "{status}");
-            assert_eq!(of(status, &[("cache-control", "max-age=0")]), stale, "{status}");
-            assert_eq!(of(status, &[("expires", "0")]), stale, "{status}");
-        }
-    }
-
-    #[test]
-    fn a_default_of_zero_shares_with_the_waiting_wave_only() {
-        let rules = ResponseRules { fresh_for: Duration::ZERO, ..RULES };
-        assert_eq!(judge(&head(200, &[]), &rules, SystemTime::now()), Verdict::ShareOnly);
-    }
-
-    #[test]
-    fn what_says_nothing_forbids_nothing() {
-        let cases = [
-            ("vary", ""),
-            ("vary", " , "),
-            ("content-length", "1000"),
-            ("content-length", "5, 5"),
-            ("connection", "close"),
-            ("content-type", "text/event-stream-not"),
-            ("pragma", "x"),
-        ];
-        for (name, value) in cases {
-            assert_eq!(of(200, &[(name, value)]), store(60), "{name}: {value}");
-        }
-    }
-}
+#[path = "response_tests.rs"]
+mod tests;

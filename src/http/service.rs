@@ -163,7 +163,7 @@ where
     /// Step 1. Each way is boxed by itself, so that a hit moves and allocates only what a hit needs.
     fn run(self, guard: StampedeGuard) -> Boxed<Result<Response<GuardedBody<B>>, S::Error>> {
         let (_, policy) = guard.parts();
-        match admit(&self.request, &policy.http) {
+        match admit(&self.request, &policy.http.requests) {
             Admission::Cached(key) => Box::pin(self.cached(guard, key)),
             Admission::LookUpOnly(key) => Box::pin(self.look_up_only(guard, key)),
             // Another method, another protocol: nothing about it is ours to remark on.

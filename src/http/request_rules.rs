@@ -1,0 +1,166 @@
+//! Which requests are looked up, in the form that every request asks.
+
+use std::fmt;
+use std::sync::Arc;
+
+use http::header::{HeaderMap, HeaderName};
+use http::uri::Scheme;
+use http::{Extensions, Uri};
+
+use super::policy::Sharing;
+
+/// Headers that make a request one user's: what is answered to it is not for others.
+///
+/// A shared cache may store such answers only when they say so (RFC 9111, 3.5, for
+/// `Authorization`); for the others no standard exists, so the request is not cached at all.
+pub(crate) const CREDENTIAL_HEADERS: [&str; 6] =
+    ["authorization", "proxy-authorization", "cookie", "x-api-key", "x-auth-token", "x-amz-security-token"];
+
+/// Headers that change what is asked without being part of the key ("unkeyed input"): cached, one
+/// request with such a header would replace the answer for all others (cache poisoning).
+///
+/// - `A-IM` asks for a delta, not for the resource (RFC 3229, 10.5.3).
+/// - The method overrides turn a GET into another method in many frameworks.
+/// - `X-Original-URL` and `X-Rewrite-URL` replace the path in some (Symfony, IIS, Zend).
+///
+/// `X-Forwarded-*` and `Forwarded` are missing on purpose: a proxy in front writes them on every
+/// request. A handler whose answer depends on them says so with `Vary` (RFC 9110, 12.5.5).
+pub(crate) const UNKEYED_HEADERS: [&str; 6] = [
+    "a-im",
+    "x-http-method",
+    "x-http-method-override",
+    "x-method-override",
+    "x-original-url",
+    "x-rewrite-url",
+];
+
+/// What a key is made from, for [`HttpPolicy::key`](crate::http::HttpPolicy::key).
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct KeyParts<'a> {
+    /// As the layer received it.
+    pub uri: &'a Uri,
+    /// Of the request.
+    pub headers: &'a HeaderMap,
+    /// Of the request.
+    pub extensions: &'a Extensions,
+}
+
+/// Extends the key.
+#[derive(Clone)]
+pub(crate) struct KeyHook(Arc<Hook>);
+
+type Hook = dyn Fn(&KeyParts<'_>) -> Option<String> + Send + Sync;
+
+impl KeyHook {
+    pub(crate) fn new(hook: impl Fn(&KeyParts<'_>) -> Option<String> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(hook))
+    }
+
+    pub(crate) fn call(&self, parts: &KeyParts<'_>) -> Option<String> {
+        (self.0)(parts)
+    }
+}
+
+impl fmt::Debug for KeyHook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("KeyHook")
+    }
+}
+
+impl PartialEq for KeyHook {
+    /// The same closure, not one that does the same.
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+/// Which requests are looked up, and under which key.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct RequestRules {
+    /// Of requests whose URI has none: what an HTTP/1 server receives.
+    pub(crate) scheme: Scheme,
+    pub(crate) credentials: NameSet,
+    pub(crate) unkeyed: NameSet,
+    /// Of requests with `Authorization`. `Never` leaves it to `credentials`.
+    pub(crate) authorization: Sharing,
+    /// Of requests with `Cookie`, likewise.
+    pub(crate) cookie: Sharing,
+    /// Credentials do not bypass, they are part of the key.
+    pub(crate) keyed_by_credentials: bool,
+    pub(crate) key: Option<KeyHook>,
+}
+
+impl Default for RequestRules {
+    fn default() -> Self {
+        Self {
+            scheme: Scheme::HTTP,
+            credentials: CREDENTIAL_HEADERS.map(HeaderName::from_static).into_iter().collect(),
+            unkeyed: UNKEYED_HEADERS.map(HeaderName::from_static).into_iter().collect(),
+            authorization: Sharing::Never,
+            cookie: Sharing::Never,
+            keyed_by_credentials: false,
+            key: None,
+        }
+    }
+}
+
+/// A few header names, asked about for every header of every request.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct NameSet {
+    pub(crate) names: Vec<HeaderName>,
+    /// Bit `n`: a name of length `n` (modulo 64) is among them. Most headers stop here.
+    lengths: u64,
+}
+
+impl NameSet {
+    pub(crate) fn contains(&self, name: &HeaderName) -> bool {
+        self.lengths & length_bit(name) != 0 && self.names.contains(name)
+    }
+}
+
+impl NameSet {
+    pub(crate) fn add(&mut self, name: HeaderName) {
+        if !self.contains(&name) {
+            self.lengths |= length_bit(&name);
+            self.names.push(name);
+        }
+    }
+}
+
+impl FromIterator<HeaderName> for NameSet {
+    fn from_iter<I: IntoIterator<Item = HeaderName>>(names: I) -> Self {
+        let names: Vec<_> = names.into_iter().collect();
+        let lengths = names.iter().fold(0, |bits, name| bits | length_bit(name));
+        Self { names, lengths }
+    }
+}
+
+fn length_bit(name: &HeaderName) -> u64 {
+    1 << (name.as_str().len() % 64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_default_lists_are_valid_names_and_found() {
+        let rules = RequestRules::default();
+        for name in CREDENTIAL_HEADERS {
+            assert!(rules.credentials.contains(&HeaderName::from_static(name)), "{name}");
+        }
+        for name in UNKEYED_HEADERS {
+            assert!(rules.unkeyed.contains(&HeaderName::from_static(name)), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_name_of_a_listed_length_is_not_taken_for_a_listed_name() {
+        let set: NameSet = [HeaderName::from_static("cookie")].into_iter().collect();
+        assert!(set.contains(&http::header::COOKIE));
+        assert!(!set.contains(&http::header::ACCEPT));
+        assert!(!set.contains(&http::header::EXPECT));
+        assert!(!NameSet::default().contains(&http::header::COOKIE));
+    }
+}

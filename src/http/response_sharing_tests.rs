@@ -1,0 +1,211 @@
+//! The rules for responses: with whom they are shared.
+
+use super::*;
+
+#[test]
+fn what_forbids_storing_does_so_in_every_mode() {
+    let cases = [
+        ("no-store", Rule::NoStore),
+        ("max-age=10000, No-StOrE", Rule::NoStore),
+        ("no-store, max-age=0", Rule::NoStore),
+        ("private, max-age=3600", Rule::Private),
+        ("no-cache", Rule::NoCache),
+        ("max-age=10000, No-CaChE", Rule::NoCache),
+    ];
+    for (value, rule) in cases {
+        for http in [HttpPolicy::strict(), HttpPolicy::default()] {
+            assert_eq!(judged(http, PLAIN, 200, &control(value)), Verdict::Private(rule), "A6: {value}");
+        }
+    }
+    let private = |value| fresh(judged(HttpPolicy::private(), PLAIN, 200, &control(value)));
+    let own = stored(judged(HttpPolicy::private(), PLAIN, 200, &control("private=\"a\", max-age=5")));
+    assert!(own.left_out.is_empty(), "RFC 9111, 5.2.2.7: for shared caches");
+    assert_eq!(private("private, max-age=3600"), Ok((3600, Rule::MaxAge)), "RFC 9111, 5.2.2.7");
+    assert_eq!(private("no-store"), Err(Rule::NoStore));
+}
+
+#[test]
+fn no_cache_is_stored_to_be_validated() {
+    for (value, lifetime) in [("no-cache", 0), ("max-age=10000, no-cache", 10_000)] {
+        let fields = [("cache-control", value), ("etag", "\"abcd\"")];
+        let storing = stored(strictly(200, &fields));
+        assert!(storing.terms.revalidate_always && storing.has_validator, "RFC 9111, 5.2.2.4: {value}");
+        assert_eq!((storing.terms.lifetime, storing.terms.stale), (secs(lifetime), Stale::default()));
+        assert!(storing.keep_for >= secs(86_400), "kept beyond its freshness");
+        assert!(stored(by_default(200, &fields)).terms.revalidate_always, "{value}");
+    }
+    assert_eq!(
+        fresh(by_default(500, &[("cache-control", "no-cache"), ("etag", "\"a\"")])),
+        Err(Rule::NoCache)
+    );
+}
+
+#[test]
+fn fields_that_are_forbidden_are_left_out_strictly_and_forbid_all_by_default() {
+    for directive in ["no-cache", "private"] {
+        let value = format!("{directive}=\"a, b\", max-age=3600");
+        let storing = stored(strictly(200, &control(&value)));
+        assert_eq!(storing.left_out, ["a", "b"], "RFC 9111, 5.2.2.4 and 5.2.2.7: {value}");
+        assert_eq!((storing.fresh_for(), storing.terms.revalidate_always), (secs(3600), false));
+        let rule = if directive == "private" { Rule::Private } else { Rule::NoCache };
+        assert_eq!(by_default(200, &control(&value)), Verdict::Private(rule), "A6: {value}");
+        // The wave is given what came, and nothing is left out of that.
+        for status in [200, 503] {
+            let value = format!("{directive}=\"a\", max-age=0");
+            assert_eq!(strictly(status, &control(&value)), Verdict::Private(rule), "A4: {value}");
+        }
+    }
+}
+
+#[test]
+fn credentials_are_shared_only_where_the_response_says_so() {
+    let said = ["max-age=3600, public", "s-maxage=3600", "max-age=3600, must-revalidate"];
+    let unsaid = [
+        "max-age=3600",
+        "max-age=3600, proxy-revalidate",
+        "max-age=3600, immutable",
+        "x=\"public\", max-age=3600",
+    ];
+    let opened = HttpPolicy::default().share_authorized(true).share_cookies(true);
+    for (asked, rule) in [(AUTHORIZED, Rule::Authorization), (WITH_COOKIE, Rule::Cookie)] {
+        for http in [HttpPolicy::strict(), opened.clone()] {
+            for value in said {
+                let storing = stored(judged(http.clone(), asked, 200, &control(value)));
+                assert!(storing.terms.says_shared, "RFC 9111, 3.5; A1, A2: {value}");
+            }
+            for value in unsaid {
+                let verdict = judged(http.clone(), asked, 200, &control(value));
+                assert_eq!(verdict, Verdict::Private(rule), "RFC 9111, 3.5; A1, A2, A4: {value}");
+            }
+            // Not even a failure, and not by the policy's own lifetime.
+            for status in [200, 404, 500] {
+                assert_eq!(judged(http.clone(), asked, status, &[]), Verdict::Private(rule), "A4: {status}");
+            }
+        }
+    }
+    let expires = [("expires", "Sun, 06 Nov 1994 09:49:37 GMT"), ("date", NOW)];
+    let verdict = judged(HttpPolicy::strict(), AUTHORIZED, 200, &expires);
+    assert_eq!(verdict, Verdict::Private(Rule::Authorization), "other-authorization");
+    assert!(!stored(by_default(200, &control("max-age=5"))).terms.says_shared);
+}
+
+#[test]
+fn a_cookie_is_stored_strictly_and_by_default_never() {
+    let fields = |value: &'static str| [("set-cookie", "a=b"), ("cache-control", value)];
+    let cases = [
+        (HttpPolicy::strict(), "max-age=3600", Ok((3600, Rule::MaxAge))),
+        (HttpPolicy::strict(), "max-age=3600, public", Ok((3600, Rule::MaxAge))),
+        (HttpPolicy::default(), "max-age=3600", Err(Rule::SetCookie)),
+        (HttpPolicy::default(), "max-age=3600, public", Err(Rule::SetCookie)),
+        (HttpPolicy::default().share_cookies(true), "max-age=3600", Err(Rule::SetCookie)),
+        (HttpPolicy::default().share_cookies(true), "max-age=3600, public", Ok((3600, Rule::MaxAge))),
+        (HttpPolicy::default().share_cookies(true), "s-maxage=3600", Ok((3600, Rule::SharedMaxAge))),
+        (HttpPolicy::strict().share_cookies(false), "max-age=3600, public", Err(Rule::SetCookie)),
+        (HttpPolicy::private(), "max-age=3600", Ok((3600, Rule::MaxAge))),
+    ];
+    for (http, value, expected) in cases {
+        assert_eq!(fresh(judged(http.clone(), PLAIN, 200, &fields(value))), expected, "A3: {value} {http:?}");
+    }
+}
+
+#[test]
+fn what_a_response_depends_on_is_kept_with_it() {
+    let fields = |vary: &'static str| [("vary", vary), ("cache-control", "max-age=5000")];
+    for http in [HttpPolicy::strict(), HttpPolicy::default(), HttpPolicy::private()] {
+        let Vary::Names(names) = stored(judged(http.clone(), PLAIN, 200, &fields("Foo, Bar"))).vary else {
+            panic!("two names")
+        };
+        assert_eq!(names.to_text(), "bar,foo", "RFC 9111, 4.1");
+        for any in ["*", "Foo, *", "1,2,3,4,5,6,7,8,9"] {
+            let verdict = judged(http.clone(), PLAIN, 200, &fields(any));
+            assert_eq!(verdict, Verdict::Private(Rule::Vary), "A4, A5: {any}");
+        }
+        let wanted = judged(http.vary_on(header::ACCEPT), PLAIN, 200, &control("max-age=5"));
+        assert!(matches!(stored(wanted).vary, Vary::Names(names) if names.to_text() == "accept"));
+    }
+    // Who shares a failure differs in nothing that it depends on, either.
+    let failure = by_default(500, &[("vary", "accept-language")]);
+    assert!(matches!(failure, Verdict::ShareOnly { vary: Vary::Names(_), .. }), "A4");
+}
+
+#[test]
+fn pragma_in_a_response_says_nothing_strictly() {
+    let fields = [("pragma", "no-cache"), ("last-modified", DAY_BEFORE)];
+    assert_eq!(fresh(strictly(200, &fields)), Ok((8640, Rule::Heuristic)), "RFC 9111, 5.4");
+    assert_eq!(fresh(by_default(200, &fields)), Err(Rule::Pragma), "A6");
+}
+
+#[test]
+fn bodies_without_an_end_switched_protocols_and_unsound_lengths_are_nobody_elses() {
+    let cases = [
+        ("content-type", "text/event-stream", Rule::EventStream),
+        ("connection", "upgrade", Rule::SwitchedProtocol),
+        ("content-length", "1, 2", Rule::ContentLength),
+        ("content-length", "1001", Rule::TooBig),
+    ];
+    for http in [HttpPolicy::strict(), HttpPolicy::default(), HttpPolicy::private()] {
+        for (name, value, rule) in cases {
+            let fields = [("cache-control", "max-age=60"), (name, value)];
+            assert_eq!(judged(http.clone(), PLAIN, 200, &fields), Verdict::Private(rule), "A13, B14: {name}");
+        }
+    }
+}
+
+#[test]
+fn what_the_handler_marks_is_nobody_elses_in_any_mode() {
+    for http in [HttpPolicy::strict(), HttpPolicy::private()] {
+        let exchange = Exchange {
+            method: &Method::GET,
+            target: None,
+            asked: &PLAIN,
+            status: StatusCode::OK,
+            headers: &headers(&control("public, max-age=60")),
+            do_not_store: true,
+            delay: Duration::ZERO,
+            now: UNIX_EPOCH,
+        };
+        assert_eq!(judge(&exchange, &rules(http)), Verdict::Private(Rule::DoNotStore));
+    }
+}
+
+proptest::proptest! {
+    /// In default mode no header, whatever it is, makes the answer to credentials anyone else's.
+    #[test]
+    fn nothing_but_an_explicit_word_shares_what_credentials_brought(
+        fields in proptest::collection::vec((
+            proptest::prop_oneof![
+                proptest::strategy::Just("cache-control"), proptest::strategy::Just("cdn-cache-control"),
+                proptest::strategy::Just("expires"), proptest::strategy::Just("pragma"),
+                proptest::strategy::Just("vary"), proptest::strategy::Just("etag"),
+            ],
+            "(max-age=[0-9]{1,3}|no-store|private|no-cache|immutable|a|\"|;|,| |=){0,4}",
+        ), 0..5),
+        status in 100_u16..600,
+    ) {
+        let fields: Vec<_> = fields.iter().map(|(name, value)| (*name, value.trim())).collect();
+        let opened = HttpPolicy::default().share_authorized(true).share_cookies(true);
+        for asked in [AUTHORIZED, WITH_COOKIE] {
+            for http in [HttpPolicy::strict(), opened.clone()] {
+                let verdict = judged(http, asked, status, &fields);
+                proptest::prop_assert!(matches!(verdict, Verdict::Private(_)), "{:?} {:?}", verdict, fields);
+            }
+        }
+    }
+
+    /// The careful mode stores nothing that the letter of the RFC would not, but for its own lifetime.
+    #[test]
+    fn the_default_is_never_looser_than_the_letter(
+        lines in proptest::collection::vec(
+            "(max-age=[0-9]{1,3}|s-maxage=[0-9]|no-store|private|private=\"a\"|no-cache|public|must-understand|x)(, ?(max-age=[0-9]|no-store|private|no-cache=\"b\"|must-revalidate))?", 0..3),
+        target in proptest::option::of("(max-age=[0-9]{1,2}|no-store|private|&)"),
+        status in 200_u16..600,
+    ) {
+        let mut fields: Vec<_> = lines.iter().map(|line| ("cache-control", &**line)).collect();
+        fields.extend(target.iter().map(|line| ("cdn-cache-control", &**line)));
+        let careful = judged(HttpPolicy::default().default_lifetime(false), PLAIN, status, &fields);
+        let letter = judged(HttpPolicy::strict(), PLAIN, status, &fields);
+        if let Verdict::Store(careful) = careful {
+            proptest::prop_assert!(stored(letter).fresh_for() >= careful.fresh_for(), "{:?}", fields);
+        }
+    }
+}

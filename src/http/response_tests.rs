@@ -1,0 +1,343 @@
+//! The rules for responses: lifetimes, statuses, stale windows and what stands beside them.
+
+use std::time::UNIX_EPOCH;
+
+use http::HeaderValue;
+
+use super::*;
+use crate::http::cache_control::RequestDirectives;
+
+#[path = "response_sharing_tests.rs"]
+mod sharing;
+
+/// Sun, 06 Nov 1994 08:49:37 GMT, the example of RFC 9110.
+const NOW: &str = "Sun, 06 Nov 1994 08:49:37 GMT";
+const DAY_BEFORE: &str = "Sat, 05 Nov 1994 08:49:37 GMT";
+const PLAIN: Asked = Asked {
+    directives: RequestDirectives {
+        no_store: false,
+        no_cache: false,
+        only_if_cached: false,
+        max_age: None,
+        min_fresh: 0,
+        max_stale: None,
+    },
+    authorized: false,
+    has_cookie: false,
+    conditional: false,
+    ranged: false,
+    if_range: false,
+};
+const AUTHORIZED: Asked = Asked { authorized: true, ..PLAIN };
+const WITH_COOKIE: Asked = Asked { has_cookie: true, ..PLAIN };
+const RANGED: Asked = Asked { ranged: true, ..PLAIN };
+
+/// Header lines.
+type Lines<'a> = &'a [(&'a str, &'a str)];
+
+fn headers(fields: &[(&str, &str)]) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    for (name, value) in fields {
+        headers.append(name.parse::<HeaderName>().unwrap(), HeaderValue::from_str(value).unwrap());
+    }
+    headers
+}
+
+fn rules(http: HttpPolicy) -> ResponseRules {
+    ResponseRules { http, fresh_for: Duration::from_secs(60), max_body: 1000 }
+}
+
+fn judged(http: HttpPolicy, asked: Asked, status: u16, fields: &[(&str, &str)]) -> Verdict {
+    let exchange = Exchange {
+        method: &Method::GET,
+        target: None,
+        asked: &asked,
+        status: StatusCode::from_u16(status).unwrap(),
+        headers: &headers(fields),
+        do_not_store: false,
+        delay: Duration::ZERO,
+        now: UNIX_EPOCH + Duration::from_secs(784_111_777),
+    };
+    judge(&exchange, &rules(http))
+}
+
+fn strictly(status: u16, fields: &[(&str, &str)]) -> Verdict {
+    judged(HttpPolicy::strict(), PLAIN, status, fields)
+}
+
+fn by_default(status: u16, fields: &[(&str, &str)]) -> Verdict {
+    judged(HttpPolicy::default(), PLAIN, status, fields)
+}
+
+fn stored(verdict: Verdict) -> Storing {
+    match verdict {
+        Verdict::Store(storing) => storing,
+        other => panic!("not stored: {other:?}"),
+    }
+}
+
+/// For how many seconds it is fresh, and by which rule; or the rule by which it is not stored.
+type Fresh = Result<(u64, Rule), Rule>;
+
+fn fresh(verdict: Verdict) -> Fresh {
+    match verdict {
+        Verdict::Store(storing) => Ok((storing.fresh_for().as_secs(), storing.rule)),
+        Verdict::ShareOnly { rule, .. } | Verdict::Private(rule) => Err(rule),
+    }
+}
+
+fn control(value: &str) -> [(&str, &str); 1] {
+    [("cache-control", value)]
+}
+
+fn secs(secs: u64) -> Duration {
+    Duration::from_secs(secs)
+}
+
+#[test]
+fn what_says_nothing_is_not_stored_strictly_and_is_by_default() {
+    assert_eq!(fresh(strictly(200, &[])), Err(Rule::Stale), "freshness-none");
+    assert!(matches!(strictly(200, &[]), Verdict::ShareOnly { .. }), "the wave may have it");
+    assert_eq!(fresh(by_default(200, &[])), Ok((60, Rule::Default)));
+    assert_eq!(fresh(by_default(200, &[("age", "1000")])), Ok((60, Rule::Default)), "it begins here");
+    let tagged = [("etag", "\"a\"")];
+    assert_eq!(fresh(strictly(200, &tagged)), Ok((0, Rule::Unnamed)), "stored to be validated");
+    assert_eq!(fresh(strictly(201, &tagged)), Err(Rule::Status), "RFC 9111, 3");
+}
+
+#[test]
+fn the_most_specific_lifetime_counts() {
+    let cases = [
+        ("max-age=3600", Ok((3600, Rule::MaxAge))),
+        ("max-age=3600, s-maxage=1", Ok((1, Rule::SharedMaxAge))),
+        ("max-age=1, s-maxage=3600", Ok((3600, Rule::SharedMaxAge))),
+        ("max-age=0", Err(Rule::Stale)),
+        ("max-age=-3600", Err(Rule::Stale)),
+        ("max-age='3600'", Err(Rule::Stale)),
+        ("max-age=003600", Ok((3600, Rule::MaxAge))),
+        ("extension=\"max-age=3600\", max-age=1", Ok((1, Rule::MaxAge))),
+        ("MaX-aGe=3600", Ok((3600, Rule::MaxAge))),
+    ];
+    for (value, expected) in cases {
+        assert_eq!(fresh(strictly(200, &control(value))), expected, "RFC 9111, 4.2.1: {value}");
+    }
+    let private = judged(HttpPolicy::private(), PLAIN, 200, &control("s-maxage=3600, max-age=1"));
+    assert_eq!(fresh(private), Ok((1, Rule::MaxAge)), "RFC 9111, 5.2.2.10: not for a private cache");
+    let aged = stored(strictly(200, &[("cache-control", "max-age=60"), ("age", "20")]));
+    assert_eq!((aged.terms.lifetime, aged.initial_age, aged.fresh_for()), (secs(60), secs(20), secs(40)));
+    let past = [("cache-control", "max-age=3600"), ("expires", "0"), ("age", "7200")];
+    assert_eq!(fresh(strictly(200, &past)), Err(Rule::Stale), "older than it may be");
+}
+
+#[test]
+fn any_final_status_with_a_lifetime_is_stored_strictly() {
+    for status in (200..=599).filter(|status| ![206, 304].contains(status)) {
+        let verdict = strictly(status, &control("max-age=10"));
+        assert_eq!(fresh(verdict), Ok((10, Rule::MaxAge)), "RFC 9111, 3: {status}");
+        let failure = status >= 500;
+        let careful = fresh(by_default(status, &control("max-age=10")));
+        let expected = if failure { Err(Rule::ServerError) } else { Ok((10, Rule::MaxAge)) };
+        assert_eq!(careful, expected, "A8, A12: {status}");
+    }
+    for status in [100, 101, 103, 199, 206, 304] {
+        assert_eq!(strictly(status, &control("max-age=10")), Verdict::Private(Rule::Status), "{status}");
+    }
+}
+
+#[test]
+fn a_lifetime_is_guessed_for_the_statuses_of_the_rfc_only() {
+    let dated = [("last-modified", DAY_BEFORE), ("date", NOW)];
+    let public = [("last-modified", DAY_BEFORE), ("date", NOW), ("cache-control", "public")];
+    for status in 200..=599 {
+        let listed = [200, 203, 204, 300, 301, 308, 404, 405, 410, 414, 501].contains(&status);
+        let guessed = fresh(strictly(status, &dated));
+        let excluded = [206, 304].contains(&status);
+        match guessed {
+            Ok(found) => assert_eq!((found, listed), ((8640, Rule::Heuristic), true), "{status}"),
+            Err(_) => assert!(!listed, "RFC 9110, 15.1: {status}"),
+        }
+        assert_eq!(fresh(strictly(status, &public)).is_ok(), !excluded, "RFC 9111, 5.2.2.9: {status}");
+    }
+    assert_eq!(fresh(by_default(200, &dated)), Ok((60, Rule::Default)), "A6: no guess by default");
+    let guessing = HttpPolicy::default().heuristic_freshness(true);
+    assert_eq!(fresh(judged(guessing, PLAIN, 200, &dated)), Ok((8640, Rule::Heuristic)));
+}
+
+#[test]
+fn must_understand_is_about_the_status() {
+    let value = control("max-age=3600, no-store, must-understand");
+    assert_eq!(fresh(strictly(599, &value)), Err(Rule::MustUnderstand), "status-599-must-understand");
+    assert_eq!(fresh(strictly(200, &value)), Ok((3600, Rule::MaxAge)), "status-200-must-understand");
+    assert_eq!(fresh(by_default(200, &value)), Err(Rule::NoStore), "A6");
+    let alone = control("max-age=3600, must-understand");
+    assert_eq!(fresh(strictly(599, &alone)), Err(Rule::MustUnderstand), "RFC 9111, 5.2.2.3");
+    assert_eq!(fresh(by_default(299, &alone)), Err(Rule::MustUnderstand));
+}
+
+#[test]
+fn stale_windows_are_those_of_the_response_and_of_the_policy() {
+    let (minute, day) = (secs(60), secs(86_400));
+    let none = Stale::default();
+    let implicit = |on_disconnect| Stale { on_disconnect, on_request: true, ..none };
+    let cases = [
+        ("max-age=2", implicit(day), implicit(minute)),
+        ("max-age=2, must-revalidate", none, none),
+        ("max-age=2, proxy-revalidate", none, none),
+        ("max-age=2, s-maxage=2", none, none),
+        (
+            "max-age=2, stale-while-revalidate=4, stale-if-error=60",
+            Stale { while_revalidate: secs(4), if_error: secs(60), ..implicit(day) },
+            Stale { while_revalidate: secs(4), if_error: secs(60), ..implicit(minute) },
+        ),
+        ("max-age=2, stale-while-revalidate=4, must-revalidate", none, none),
+        // To the letter `s-maxage` forbids what stands beside it.
+        ("s-maxage=2, stale-while-revalidate=4", none, Stale { while_revalidate: secs(4), ..none }),
+    ];
+    for (value, strict, careful) in cases {
+        assert_eq!(stored(strictly(200, &control(value))).terms.stale, strict, "RFC 9111, 4.2.4: {value}");
+        assert_eq!(stored(by_default(200, &control(value))).terms.stale, careful, "{value}");
+    }
+    let private =
+        judged(HttpPolicy::private(), PLAIN, 200, &control("max-age=2, s-maxage=9, proxy-revalidate"));
+    assert_eq!(stored(private).terms.stale, implicit(minute), "RFC 9111, 5.2.2.8: for shared caches");
+}
+
+#[test]
+fn a_response_is_kept_for_as_long_as_it_can_be_of_use() {
+    let http = || HttpPolicy::default().stale_on_disconnect(secs(5)).validate_within(secs(100));
+    let keep = |fields: &[(&str, &str)]| stored(judged(http(), PLAIN, 200, fields)).keep_for.as_secs();
+    assert_eq!(keep(&control("max-age=10")), 15, "to stand in for the inner service");
+    assert_eq!(keep(&[("cache-control", "max-age=10"), ("etag", "\"a\"")]), 110, "to be validated");
+    assert_eq!(keep(&control("max-age=10, stale-while-revalidate=20")), 30);
+    assert_eq!(keep(&control("max-age=10, stale-if-error=200")), 210);
+    assert_eq!(keep(&control("max-age=10, must-revalidate")), 10, "there is nothing else that it could do");
+    assert_eq!(keep(&[("cache-control", "max-age=10"), ("age", "4")]), 11);
+    assert_eq!(keep(&control("max-age=0, stale-while-revalidate=20")), 20);
+    assert_eq!(fresh(judged(http(), PLAIN, 200, &control("max-age=0"))), Err(Rule::Stale));
+}
+
+#[test]
+fn a_part_is_stored_if_it_was_asked_for_and_says_which_it_is() {
+    let fields = [("cache-control", "max-age=3600"), ("content-range", "bytes 4-9/10")];
+    let part = Part { first: 4, last: 9, complete: Some(10) };
+    for http in [HttpPolicy::strict(), HttpPolicy::default()] {
+        assert_eq!(stored(judged(http.clone(), RANGED, 206, &fields)).part, Some(part), "RFC 9111, 3.3");
+        for (asked, fields) in [(PLAIN, &fields[..]), (RANGED, &fields[..1])] {
+            let verdict = judged(http.clone(), asked, 206, fields);
+            assert_eq!(verdict, Verdict::Private(Rule::Status), "A8, A9: {fields:?}");
+        }
+        assert_eq!(stored(judged(http.clone(), RANGED, 200, &control("max-age=5"))).part, None);
+        let brief = [("cache-control", "max-age=0"), fields[1]];
+        assert_eq!(judged(http.clone(), RANGED, 206, &brief), Verdict::Private(Rule::Status), "A4");
+        let unsatisfied = judged(http, RANGED, 416, &control("max-age=5"));
+        assert_eq!(unsatisfied, Verdict::Private(Rule::Status), "A9: nobody else asked for that range");
+    }
+    assert_eq!(judged(HttpPolicy::default(), RANGED, 206, &fields[1..]), Verdict::Private(Rule::Status));
+}
+
+#[test]
+fn a_targeted_field_counts_instead_of_the_general_ones_strictly() {
+    let cases: [(Lines<'_>, Fresh); 14] = [
+        (&[("cdn-cache-control", "max-age=3600")], Ok((3600, Rule::Targeted))),
+        (&[("cdn-cache-control", "max-age=3600"), ("age", "7200")], Err(Rule::Stale)),
+        (&[("cdn-cache-control", "max-age=0")], Err(Rule::Stale)),
+        (&[("cdn-cache-control", "max-age=3600"), ("expires", "0")], Ok((3600, Rule::Targeted))),
+        (
+            &[("cdn-cache-control", "max-age=0"), ("expires", "Sun, 06 Nov 1994 09:49:37 GMT")],
+            Err(Rule::Stale),
+        ),
+        (
+            &[("cdn-cache-control", "max-age=3600"), ("cache-control", "max-age=1")],
+            Ok((3600, Rule::Targeted)),
+        ),
+        (&[("cdn-cache-control", "max-age=1"), ("cache-control", "max-age=3600")], Ok((1, Rule::Targeted))),
+        (&[("cdn-cache-control", "private"), ("cache-control", "max-age=10000")], Err(Rule::Private)),
+        (&[("cdn-cache-control", "no-cache"), ("cache-control", "max-age=10000")], Err(Rule::NoCache)),
+        (&[("cdn-cache-control", "no-store"), ("cache-control", "max-age=10000")], Err(Rule::NoStore)),
+        (
+            &[("cdn-cache-control", "max-age=10000"), ("cache-control", "no-store")],
+            Ok((10_000, Rule::Targeted)),
+        ),
+        (&[("cdn-cache-control", "max-age=10000, &&&&&"), ("cache-control", "no-store")], Err(Rule::NoStore)),
+        (&[("cdn-cache-control", "max-age=\"10000\""), ("cache-control", "no-store")], Err(Rule::NoStore)),
+        (&[("cdn-cache-control", "none"), ("cache-control", "max-age=5")], Err(Rule::Stale)),
+    ];
+    for (fields, expected) in cases {
+        assert_eq!(fresh(strictly(200, fields)), expected, "RFC 9213, 2.2: {fields:?}");
+    }
+}
+
+#[test]
+fn by_default_what_either_field_forbids_is_forbidden() {
+    let cases = [
+        ("max-age=3600", "max-age=1", Ok((3600, Rule::Targeted))),
+        ("max-age=1", "max-age=3600", Ok((1, Rule::Targeted))),
+        ("max-age=3600", "no-store", Err(Rule::NoStore)),
+        ("max-age=3600", "private", Err(Rule::Private)),
+        ("max-age=3600", "no-cache", Err(Rule::NoCache)),
+        ("max-age=3600", "private=\"a\"", Err(Rule::Private)),
+        ("no-store", "max-age=3600", Err(Rule::Targeted)),
+        ("private", "public, max-age=3600", Err(Rule::Targeted)),
+        ("no-cache", "max-age=3600", Err(Rule::Targeted)),
+        ("no-store, &&&&&", "max-age=3600", Err(Rule::Targeted)),
+        ("NO-STORE", "max-age=3600", Err(Rule::Targeted)),
+        ("max-age=10, &&&&&", "max-age=3600", Ok((3600, Rule::MaxAge))),
+        ("none", "max-age=5", Ok((5, Rule::MaxAge))),
+        ("stale-if-error=5", "s-maxage=7", Ok((7, Rule::SharedMaxAge))),
+    ];
+    for (targeted, general, expected) in cases {
+        let fields = [("cdn-cache-control", targeted), ("cache-control", general)];
+        assert_eq!(fresh(by_default(200, &fields)), expected, "A6: {fields:?}");
+    }
+    let fields = [("cdn-cache-control", "max-age=60"), ("cache-control", "max-age=60, must-revalidate")];
+    assert_eq!(stored(by_default(200, &fields)).terms.stale, Stale::default());
+    let private = judged(
+        HttpPolicy::private(),
+        PLAIN,
+        200,
+        &[("cdn-cache-control", "no-store"), ("cache-control", "max-age=5")],
+    );
+    assert_eq!(fresh(private), Ok((5, Rule::MaxAge)), "RFC 9213, 3.1: not for a private cache");
+}
+
+#[test]
+fn the_answer_to_a_post_stands_for_a_get_if_it_says_so() {
+    let target = Uri::from_static("http://h/a?b");
+    let lasting = ("cache-control", "max-age=60");
+    let judged = |http: HttpPolicy, method: Method, status: u16, fields: &[(&str, &str)]| {
+        let exchange = Exchange {
+            method: &method,
+            target: Some(&target),
+            asked: &PLAIN,
+            status: StatusCode::from_u16(status).unwrap(),
+            headers: &headers(fields),
+            do_not_store: false,
+            delay: Duration::ZERO,
+            now: UNIX_EPOCH,
+        };
+        fresh(judge(&exchange, &rules(http)))
+    };
+    for location in ["", "/a?b", "http://h/a?b", "http://H:80/a?b"] {
+        let fields = [lasting, ("content-location", location)];
+        let stored = judged(HttpPolicy::strict(), Method::POST, 200, &fields);
+        assert_eq!(stored, Ok((60, Rule::MaxAge)), "RFC 9110, 9.3.3: {location}");
+        let careful = judged(HttpPolicy::default(), Method::POST, 200, &fields);
+        assert_eq!(careful, Err(Rule::Post), "A7: {location}");
+        assert_eq!(judged(HttpPolicy::strict(), Method::PUT, 200, &fields), Err(Rule::Method));
+        assert_eq!(judged(HttpPolicy::strict(), Method::HEAD, 200, &fields), Err(Rule::Method), "no content");
+        assert_eq!(judged(HttpPolicy::strict(), Method::POST, 400, &fields), Err(Rule::Post));
+        let unnamed = [("content-location", location), ("last-modified", DAY_BEFORE), ("etag", "\"a\"")];
+        assert_eq!(
+            judged(HttpPolicy::strict(), Method::POST, 200, &unnamed),
+            Err(Rule::Post),
+            "explicit only"
+        );
+        let expired = [("cache-control", "max-age=0"), ("content-location", location), ("etag", "\"a\"")];
+        assert_eq!(judged(HttpPolicy::strict(), Method::POST, 200, &expired), Err(Rule::Post));
+    }
+    for location in ["/a", "/A?b", "https://h/a?b", "http://x/a?b"] {
+        let fields = [lasting, ("content-location", location)];
+        assert_eq!(judged(HttpPolicy::strict(), Method::POST, 200, &fields), Err(Rule::Post), "{location}");
+    }
+    assert_eq!(judged(HttpPolicy::strict(), Method::POST, 200, &[lasting]), Err(Rule::Post));
+}

@@ -1,0 +1,336 @@
+//! Whether a stored response may be given to this request, now (RFC 9111, 4).
+//!
+//! Every hit passes here: numbers are compared, and nothing is allocated.
+
+use std::time::Duration;
+
+use super::policy::HttpPolicy;
+use super::request::Asked;
+
+/// What was decided about a response when it was stored, as far as reuse depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Terms {
+    /// How long it is fresh, counted from when the origin made it (RFC 9111, 4.2.1).
+    pub(crate) lifetime: Duration,
+    pub(crate) stale: Stale,
+    /// `no-cache`: never without validation (RFC 9111, 5.2.2.4).
+    pub(crate) revalidate_always: bool,
+    /// `immutable`: nothing is gained by validating it while it is fresh (RFC 8246).
+    pub(crate) immutable: bool,
+    /// It says in so many words that it is for everyone (RFC 9111, 3.5).
+    pub(crate) says_shared: bool,
+}
+
+/// For how long after its freshness a response may be given.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Stale {
+    /// While it is validated (RFC 5861, 3).
+    pub(crate) while_revalidate: Duration,
+    /// Instead of a failure (RFC 5861, 4).
+    pub(crate) if_error: Duration,
+    /// Instead of no answer at all (RFC 9111, 4.2.4).
+    pub(crate) on_disconnect: Duration,
+    /// As long as a request will have it, by `max-stale` (RFC 9111, 5.2.1.2).
+    pub(crate) on_request: bool,
+}
+
+/// What becomes of a request for which there is a stored response.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reuse {
+    /// It is given.
+    Fresh,
+    /// It is given; the request will have it stale.
+    Stale,
+    /// It is given, and validated meanwhile.
+    StaleWhileRevalidate,
+    /// It is validated first.
+    Revalidate,
+    /// It may not be given, and the request wants nothing else: 504 (RFC 9111, 5.2.1.7).
+    OnlyIfCached,
+    /// It is not for a request like this: the inner service answers, and nothing that is stored changes.
+    NotForThis,
+}
+
+/// Decides by the request, what was stored, and its age (`current_age` of RFC 9111, 4.2.3).
+pub(crate) fn reuse(asked: &Asked, terms: &Terms, age: Duration, policy: &HttpPolicy) -> Reuse {
+    if !is_for(asked, terms, policy) {
+        return Reuse::NotForThis;
+    }
+    let wanted = &asked.directives;
+    let otherwise = if wanted.only_if_cached { Reuse::OnlyIfCached } else { Reuse::Revalidate };
+    if terms.revalidate_always || (wanted.no_cache && !policy.ignore_request_no_cache) {
+        return otherwise;
+    }
+    let left = terms.lifetime.saturating_sub(age);
+    // RFC 9111, 4.2: at its lifetime a response is stale.
+    let is_fresh = !left.is_zero();
+    let too_old = wanted.max_age.is_some_and(|most| age > Duration::from_secs(most))
+        && !policy.ignore_request_no_cache
+        && !(is_fresh && terms.immutable);
+    if too_old || left < Duration::from_secs(wanted.min_fresh) {
+        return otherwise;
+    }
+    if is_fresh {
+        return Reuse::Fresh;
+    }
+    let beyond = age.saturating_sub(terms.lifetime);
+    if terms.stale.on_request && wanted.max_stale.is_some_and(|most| beyond <= Duration::from_secs(most)) {
+        return Reuse::Stale;
+    }
+    // RFC 9111, 5.2.1.1: with `max-age` and without `max-stale`, nothing stale is wanted.
+    if beyond <= terms.stale.while_revalidate
+        && !terms.stale.while_revalidate.is_zero()
+        && wanted.max_age.is_none()
+    {
+        return Reuse::StaleWhileRevalidate;
+    }
+    otherwise
+}
+
+/// Whether a response may be given to a request with its credentials at all, stored or while it is being
+/// loaded: to the letter any that is stored, else only what says that it is for everyone. What an origin
+/// has for strangers is not what it has for users.
+pub(crate) fn is_for(asked: &Asked, terms: &Terms, policy: &HttpPolicy) -> bool {
+    policy.letter || terms.says_shared || !(asked.authorized || asked.has_cookie)
+}
+
+/// Why a validation or a load brought nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Failed {
+    /// The inner service gave no response.
+    Disconnected,
+    /// It gave one with this status.
+    Status(u16),
+}
+
+/// Whether a stale response is given instead of a failure.
+pub(crate) fn instead_of(
+    failed: Failed,
+    asked: &Asked,
+    terms: &Terms,
+    age: Duration,
+    policy: &HttpPolicy,
+) -> bool {
+    let window = match failed {
+        // It is an error, too (RFC 5861, 4: "any situation that would result in a 500, 502, 503 or 504").
+        Failed::Disconnected => terms.stale.on_disconnect.max(terms.stale.if_error),
+        Failed::Status(500 | 502 | 503 | 504) => terms.stale.if_error,
+        Failed::Status(_) => return false,
+    };
+    // What may never be given unvalidated, and to a request that insists.
+    let validated = terms.revalidate_always || (asked.directives.no_cache && !policy.ignore_request_no_cache);
+    let beyond = age.saturating_sub(terms.lifetime);
+    is_for(asked, terms, policy) && !validated && !window.is_zero() && beyond <= window
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::http::cache_control::{LONGEST_SECONDS, RequestDirectives};
+
+    const fn secs(secs: u64) -> Duration {
+        Duration::from_secs(secs)
+    }
+
+    const FRESH_FOR_60: Terms = Terms {
+        lifetime: secs(60),
+        stale: Stale {
+            while_revalidate: Duration::ZERO,
+            if_error: Duration::ZERO,
+            on_disconnect: Duration::ZERO,
+            on_request: true,
+        },
+        revalidate_always: false,
+        immutable: false,
+        says_shared: false,
+    };
+
+    fn asked(line: &str) -> Asked {
+        let mut directives = RequestDirectives::default();
+        directives.add(&line.parse().expect("a value"));
+        Asked { directives, ..Asked::default() }
+    }
+
+    fn at(age: u64, line: &str, terms: &Terms) -> Reuse {
+        reuse(&asked(line), terms, secs(age), &HttpPolicy::default())
+    }
+
+    #[test]
+    fn a_response_is_fresh_until_its_lifetime() {
+        let cases =
+            [(0, Reuse::Fresh), (59, Reuse::Fresh), (60, Reuse::Revalidate), (7200, Reuse::Revalidate)];
+        for (age, expected) in cases {
+            assert_eq!(at(age, "", &FRESH_FOR_60), expected, "RFC 9111, 4.2: {age}");
+        }
+        let almost = secs(60) - Duration::from_nanos(1);
+        assert_eq!(reuse(&asked(""), &FRESH_FOR_60, almost, &HttpPolicy::default()), Reuse::Fresh);
+        let never = Terms { lifetime: Duration::ZERO, ..FRESH_FOR_60 };
+        assert_eq!(at(0, "", &never), Reuse::Revalidate);
+    }
+
+    #[test]
+    fn a_request_may_want_more_than_freshness() {
+        let cases = [
+            (30, "max-age=30", Reuse::Fresh),
+            (31, "max-age=30", Reuse::Revalidate),
+            (1, "max-age=0", Reuse::Revalidate),
+            (0, "max-age=0", Reuse::Fresh),
+            (0, "no-cache", Reuse::Revalidate),
+            (30, "min-fresh=30", Reuse::Fresh),
+            (31, "min-fresh=30", Reuse::Revalidate),
+            (0, "min-fresh=2000", Reuse::Revalidate),
+            (0, "only-if-cached", Reuse::Fresh),
+            (60, "only-if-cached", Reuse::OnlyIfCached),
+            (0, "only-if-cached, no-cache", Reuse::OnlyIfCached),
+            (0, "only-if-cached, min-fresh=61", Reuse::OnlyIfCached),
+        ];
+        for (age, line, expected) in cases {
+            assert_eq!(at(age, line, &FRESH_FOR_60), expected, "RFC 9111, 5.2.1: {line} at {age}");
+        }
+    }
+
+    #[test]
+    fn a_request_may_want_less() {
+        let cases = [
+            (60, "max-stale", Reuse::Stale),
+            (60 + LONGEST_SECONDS, "max-stale", Reuse::Stale),
+            (70, "max-stale=10", Reuse::Stale),
+            (71, "max-stale=10", Reuse::Revalidate),
+            (59, "max-stale=10", Reuse::Fresh),
+            (70, "max-stale=10, only-if-cached", Reuse::Stale),
+            (70, "max-stale=10, max-age=70", Reuse::Stale),
+            (70, "max-stale=10, max-age=69", Reuse::Revalidate),
+            (70, "max-stale=10, min-fresh=1", Reuse::Revalidate),
+            (70, "max-stale=10, no-cache", Reuse::Revalidate),
+        ];
+        for (age, line, expected) in cases {
+            assert_eq!(at(age, line, &FRESH_FOR_60), expected, "RFC 9111, 5.2.1.2: {line} at {age}");
+        }
+        let stale = Stale { on_request: false, ..FRESH_FOR_60.stale };
+        let must_revalidate = Terms { stale, ..FRESH_FOR_60 };
+        assert_eq!(at(60, "max-stale", &must_revalidate), Reuse::Revalidate, "RFC 9111, 5.2.2.2");
+    }
+
+    #[test]
+    fn a_stale_response_is_given_while_it_is_validated_within_its_window_only() {
+        let stale = Stale { while_revalidate: secs(4), ..FRESH_FOR_60.stale };
+        let terms = Terms { stale, ..FRESH_FOR_60 };
+        let cases = [
+            (59, "", Reuse::Fresh),
+            (60, "", Reuse::StaleWhileRevalidate),
+            (64, "", Reuse::StaleWhileRevalidate),
+            (65, "", Reuse::Revalidate),
+            (62, "only-if-cached", Reuse::StaleWhileRevalidate),
+            (62, "max-age=100", Reuse::Revalidate),
+            (62, "min-fresh=1", Reuse::Revalidate),
+            (62, "no-cache", Reuse::Revalidate),
+            (62, "max-stale=1", Reuse::StaleWhileRevalidate),
+        ];
+        for (age, line, expected) in cases {
+            assert_eq!(at(age, line, &terms), expected, "RFC 5861, 3: {line} at {age}");
+        }
+    }
+
+    #[test]
+    fn what_is_always_validated_is_never_given_unasked() {
+        let stale = Stale { while_revalidate: secs(99), ..FRESH_FOR_60.stale };
+        let terms = Terms { revalidate_always: true, stale, ..FRESH_FOR_60 };
+        for line in ["", "max-stale", "max-age=100"] {
+            assert_eq!(at(0, line, &terms), Reuse::Revalidate, "RFC 9111, 5.2.2.4: {line}");
+            assert_eq!(at(61, line, &terms), Reuse::Revalidate, "{line}");
+        }
+        assert_eq!(at(0, "only-if-cached", &terms), Reuse::OnlyIfCached);
+    }
+
+    #[test]
+    fn clients_can_be_kept_from_forcing_loads() {
+        let policy = HttpPolicy::default().ignore_request_no_cache(true);
+        for line in ["no-cache", "max-age=0", "no-cache, max-age=0"] {
+            assert_eq!(reuse(&asked(line), &FRESH_FOR_60, secs(1), &policy), Reuse::Fresh, "A11: {line}");
+            assert_eq!(reuse(&asked(line), &FRESH_FOR_60, secs(60), &policy), Reuse::Revalidate, "{line}");
+        }
+    }
+
+    #[test]
+    fn a_reload_of_what_never_changes_is_a_hit() {
+        let terms = Terms { immutable: true, ..FRESH_FOR_60 };
+        assert_eq!(at(30, "max-age=0", &terms), Reuse::Fresh, "RFC 8246, 2.1");
+        assert_eq!(at(30, "no-cache", &terms), Reuse::Revalidate, "a forced one is not");
+        assert_eq!(at(60, "max-age=0", &terms), Reuse::Revalidate, "nor is one of a stale response");
+    }
+
+    #[test]
+    fn credentials_are_answered_with_what_is_for_everyone() {
+        let shared = Terms { says_shared: true, ..FRESH_FOR_60 };
+        for facts in [Asked { authorized: true, ..asked("") }, Asked { has_cookie: true, ..asked("") }] {
+            let given = |terms: &Terms, policy: &HttpPolicy| reuse(&facts, terms, secs(1), policy);
+            assert_eq!(given(&FRESH_FOR_60, &HttpPolicy::default()), Reuse::NotForThis, "A1, A2");
+            assert_eq!(given(&shared, &HttpPolicy::default()), Reuse::Fresh, "A1, A2");
+            assert_eq!(given(&FRESH_FOR_60, &HttpPolicy::strict()), Reuse::Fresh, "RFC 9111, 4");
+            assert!(!instead_of(
+                Failed::Disconnected,
+                &facts,
+                &FRESH_FOR_60,
+                secs(1),
+                &HttpPolicy::default()
+            ));
+        }
+    }
+
+    #[test]
+    fn a_stale_response_stands_in_for_a_failure_within_its_windows() {
+        let stale = Stale { if_error: secs(20), on_disconnect: secs(10), ..FRESH_FOR_60.stale };
+        let terms = Terms { stale, ..FRESH_FOR_60 };
+        let none = Terms { stale: Stale::default(), ..FRESH_FOR_60 };
+        let disconnect_only = Terms { stale: Stale { if_error: Duration::ZERO, ..stale }, ..FRESH_FOR_60 };
+        let always = Terms { revalidate_always: true, ..terms };
+        let gone = Failed::Disconnected;
+        let cases = [
+            (gone, 70, "", terms, true),
+            (gone, 80, "", terms, true),
+            (gone, 81, "", terms, false),
+            (gone, 70, "", disconnect_only, true),
+            (gone, 71, "", disconnect_only, false),
+            (gone, 61, "", none, false),
+            (gone, 60, "", none, false),
+            (gone, 61, "", always, false),
+            (gone, 61, "no-cache", terms, false),
+            (gone, 30, "max-age=0", terms, true),
+            (Failed::Status(503), 80, "", terms, true),
+            (Failed::Status(503), 81, "", terms, false),
+            (Failed::Status(503), 61, "", disconnect_only, false),
+            (Failed::Status(500), 61, "", terms, true),
+            (Failed::Status(502), 61, "", terms, true),
+            (Failed::Status(504), 61, "", terms, true),
+            (Failed::Status(501), 61, "", terms, false),
+            (Failed::Status(404), 61, "", terms, false),
+        ];
+        for (failed, age, line, terms, given) in cases {
+            let stands_in = instead_of(failed, &asked(line), &terms, secs(age), &HttpPolicy::strict());
+            assert_eq!(stands_in, given, "RFC 5861, 4; RFC 9111, 4.2.4: {failed:?} {line} at {age}");
+        }
+    }
+
+    /// How much a decision gives away.
+    fn generosity(reuse: Reuse) -> u8 {
+        match reuse {
+            Reuse::Fresh => 2,
+            Reuse::Stale | Reuse::StaleWhileRevalidate => 1,
+            _ => 0,
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn age_never_makes_a_response_more_reusable(
+            age in 0_u64..200, more in 0_u64..200, lifetime in 0_u64..100, window in 0_u64..100,
+            immutable: bool, line in "(max-age=[0-9]{1,2},)?(min-fresh=[0-9]{1,2},)?(max-stale(=[0-9]{1,2})?)?",
+        ) {
+            let stale = Stale { while_revalidate: secs(window), ..FRESH_FOR_60.stale };
+            let terms = Terms { lifetime: secs(lifetime), stale, immutable, ..FRESH_FOR_60 };
+            prop_assert!(generosity(at(age + more, &line, &terms)) <= generosity(at(age, &line, &terms)));
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! What a request is keyed by: its target URI, and what the policy adds.
+
+use std::borrow::Cow;
+
+use http::header::{self, HeaderMap, HeaderValue};
+use http::uri::Scheme;
+use http::{Request, Uri};
+use sha2::{Digest as _, Sha256};
+
+use super::request_rules::{KeyParts, RequestRules};
+use super::rule::Rule;
+use super::vary::Fingerprint;
+use crate::key::CacheKey;
+
+/// The key under which the guard stores the response to a GET of `uri`, for
+/// [`invalidate`](crate::StampedeGuard::invalidate). `None` unless the URI is absolute, with a plain
+/// `http` or `https` authority.
+///
+/// A server's requests carry no scheme: there it is the policy's
+/// [`scheme`](crate::PolicyBuilder::scheme), `http` by default, and the authority is the client's `Host`.
+///
+/// # Examples
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let guard = stampede_guard::StampedeGuard::in_memory();
+/// let uri = "http://shop.example/report/7".parse()?;
+/// if let Some(key) = stampede_guard::http::cache_key(&uri) {
+///     guard.invalidate(key).await?;
+/// }
+/// # Ok(()) }
+/// ```
+pub fn cache_key(uri: &Uri) -> Option<CacheKey> {
+    let mut request = Request::new(());
+    *request.uri_mut() = uri.clone();
+    key(&request, &Keyed::default(), &RequestRules::default()).ok()
+}
+
+/// What of a request's headers its key may need.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Keyed<'a> {
+    pub(crate) host: Option<&'a HeaderValue>,
+    /// There are credentials that belong into the key.
+    pub(crate) credentials: bool,
+}
+
+impl<'a> Keyed<'a> {
+    /// Of a request that is not looked up, whatever else its headers say.
+    pub(crate) fn of(headers: &'a HeaderMap, rules: &RequestRules) -> Option<Self> {
+        let mut hosts = headers.get_all(header::HOST).iter();
+        let (host, None) = (hosts.next(), hosts.next()) else { return None };
+        let credentials = rules.keyed_by_credentials
+            && rules.credentials.names.iter().any(|name| headers.contains_key(name));
+        Some(Self { host, credentials })
+    }
+}
+
+/// The key of a request.
+pub(crate) fn key<B>(
+    request: &Request<B>,
+    keyed: &Keyed<'_>,
+    rules: &RequestRules,
+) -> Result<CacheKey, Rule> {
+    let target = Target::of(request, keyed, rules)?;
+    if keyed.credentials || rules.key.is_some() {
+        return Ok(target.key(&additions(request, keyed, rules)?));
+    }
+    Ok(target.key(&[]))
+}
+
+/// Scheme, authority, path and query: the target URI (RFC 9110, 7.1), which is what a cache is
+/// keyed by (RFC 9111, 2).
+pub(crate) struct Target<'a> {
+    /// The head of the key: the kind of entry and the scheme.
+    head: &'static str,
+    authority: Cow<'a, str>,
+    path: &'a str,
+    /// What the inner service sees instead, where something has rewritten it.
+    rewritten: Option<&'a str>,
+}
+
+impl<'a> Target<'a> {
+    pub(crate) fn of<B>(
+        request: &'a Request<B>,
+        keyed: &Keyed<'a>,
+        rules: &RequestRules,
+    ) -> Result<Self, Rule> {
+        let uri = request.uri();
+        let target = original(request).unwrap_or(uri);
+        let scheme = target.scheme().unwrap_or(&rules.scheme);
+        let (head, default_port) = match scheme {
+            scheme if *scheme == Scheme::HTTP => (HTTP, 80),
+            scheme if *scheme == Scheme::HTTPS => (HTTPS, 443),
+            _ => return Err(Rule::Scheme),
+        };
+        let named = target.authority().map(|authority| plain_authority(authority.as_str(), default_port));
+        let host = match keyed.host {
+            // An empty Host stands for "no authority" (RFC 9110, 7.2).
+            Some(host) if !host.is_empty() => {
+                Some(host.to_str().ok().and_then(|host| plain_authority(host, default_port)))
+            }
+            _ => None,
+        };
+        let authority = match (named, host) {
+            // RFC 9112, 3.2.2 lets the URI win. A handler may still look at Host, so two names for
+            // one request are not shared.
+            (Some(Some(named)), Some(Some(host))) if !named.eq_ignore_ascii_case(host) => {
+                return Err(Rule::Host);
+            }
+            (Some(Some(named)), None | Some(Some(_))) => named,
+            (None, Some(Some(host))) => host,
+            // Absent, or one that does not parse.
+            _ => return Err(Rule::Host),
+        };
+        // Where something between the router and here rewrote the path, perhaps by a header (a tenant, a
+        // language), what the inner service sees must be in the key too.
+        let rewritten = (!strips(target, uri)).then(|| path_and_query(uri));
+        Ok(Self { head, authority: lower_case(authority), path: path_and_query(target), rewritten })
+    }
+
+    pub(crate) fn key(&self, added: &[String]) -> CacheKey {
+        let parts = [&*self.authority, self.path, self.rewritten.unwrap_or_default()];
+        let parts = &parts[..2 + usize::from(self.rewritten.is_some())];
+        if added.is_empty() {
+            return CacheKey::from_texts(self.head, parts);
+        }
+        let all: Vec<_> = parts.iter().copied().chain(added.iter().map(String::as_str)).collect();
+        CacheKey::from_texts(self.head, &all)
+    }
+
+    /// The absolute URI.
+    pub(crate) fn uri(&self) -> Option<Uri> {
+        let scheme = if self.head == HTTPS { "https" } else { "http" };
+        Uri::builder().scheme(scheme).authority(&*self.authority).path_and_query(self.path).build().ok()
+    }
+}
+
+const HTTP: &str = "http:http";
+const HTTPS: &str = "http:https";
+
+/// Host names are case-insensitive (RFC 9110, 4.2.3); almost always they come in lower case.
+fn lower_case(authority: &str) -> Cow<'_, str> {
+    // No early return, so that the bytes are compared many at once.
+    if authority.bytes().fold(false, |any, byte| any | byte.is_ascii_uppercase()) {
+        Cow::Owned(authority.to_ascii_lowercase())
+    } else {
+        Cow::Borrowed(authority)
+    }
+}
+
+/// What the policy adds to the key. No path begins like one of these, so none can be taken for another.
+pub(crate) fn additions<B>(
+    request: &Request<B>,
+    keyed: &Keyed<'_>,
+    rules: &RequestRules,
+) -> Result<Vec<String>, Rule> {
+    let mut added = Vec::new();
+    if keyed.credentials {
+        // A digest: keys are stored, and this is a secret.
+        let mut digest = Sha256::new();
+        for name in &rules.credentials.names {
+            for value in request.headers().get_all(name) {
+                for bytes in [name.as_str().as_bytes(), value.as_bytes()] {
+                    digest.update((bytes.len() as u64).to_le_bytes());
+                    digest.update(bytes);
+                }
+            }
+        }
+        added.push(format!("credentials={}", Fingerprint(digest.finalize().into())));
+    }
+    if let Some(hook) = &rules.key {
+        let (uri, headers, extensions) = (request.uri(), request.headers(), request.extensions());
+        let text = hook.call(&KeyParts { uri, headers, extensions }).ok_or(Rule::KeyHook)?;
+        added.push(format!("key={text}"));
+    }
+    Ok(added)
+}
+
+/// The URI before nested routers took their prefix off.
+#[cfg(feature = "axum")]
+fn original<B>(request: &Request<B>) -> Option<&Uri> {
+    request.extensions().get::<axum::extract::OriginalUri>().map(|original| &original.0)
+}
+
+#[cfg(not(feature = "axum"))]
+fn original<B>(_: &Request<B>) -> Option<&Uri> {
+    None
+}
+
+/// Whether `uri` is `target`, or all that nesting has left of it.
+fn strips(target: &Uri, uri: &Uri) -> bool {
+    std::ptr::eq(target, uri)
+        || target.query() == uri.query() && (uri.path() == "/" || target.path().ends_with(uri.path()))
+}
+
+/// As it was sent: the origin may tell `%41` from `A` and `?` from nothing (RFC 9110, 4.2.3 permits
+/// treating them alike, it does not promise that they are).
+fn path_and_query(uri: &Uri) -> &str {
+    uri.path_and_query().map_or("/", |path| path.as_str())
+}
+
+/// `host[:port]` without the scheme's default port (RFC 9110, 4.2.3), or nothing if it is no
+/// authority that can be a key.
+///
+/// User information is refused: it is a credential, and deprecated (RFC 9110, 4.2.4).
+fn plain_authority(text: &str, default_port: u16) -> Option<&str> {
+    let (host, port) = if text.starts_with('[') {
+        // An IP literal holds colons of its own (RFC 3986, 3.2.2).
+        let (host, port) = text.split_at(text.find(']')? + 1);
+        let inner = &host[1..host.len() - 1];
+        if inner.is_empty()
+            || !inner.bytes().all(|byte| byte.is_ascii_alphanumeric() || b":.".contains(&byte))
+        {
+            return None;
+        }
+        (host, if port.is_empty() { None } else { Some(port.strip_prefix(':')?) })
+    } else {
+        // RFC 3986, 3.2.2 `reg-name`; neither `@` nor a second colon is in it.
+        match text.bytes().position(|byte| !REG_NAME[usize::from(byte)]) {
+            Some(at) => (&text[..at], Some(text[at..].strip_prefix(':')?)),
+            None => (text, None),
+        }
+    };
+    if host.is_empty() {
+        return None;
+    }
+    match port {
+        None | Some("") => Some(host),
+        Some(port) => {
+            // `parse` would take a sign.
+            let number =
+                port.bytes().all(|byte| byte.is_ascii_digit()).then(|| port.parse::<u16>().ok())??;
+            Some(if number == default_port { host } else { text })
+        }
+    }
+}
+
+/// A table, because every byte of every request's host is asked.
+static REG_NAME: [bool; 256] = {
+    let mut allowed = [false; 256];
+    let mut byte = 0;
+    while byte < allowed.len() {
+        allowed[byte] = (byte as u8).is_ascii_alphanumeric();
+        byte += 1;
+    }
+    let mut others: &[u8] = b"-._~%!$&'()*+,;=";
+    while let [byte, rest @ ..] = others {
+        allowed[*byte as usize] = true;
+        others = rest;
+    }
+    allowed
+};
