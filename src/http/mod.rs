@@ -50,6 +50,7 @@ mod body;
 mod cache_control;
 mod cdn;
 mod dates;
+mod explain;
 mod fields;
 mod freshness;
 #[cfg_attr(not(test), expect(dead_code, reason = "wired in with invalidation by unsafe methods"))]
@@ -80,6 +81,7 @@ mod vary;
 mod wire;
 
 pub use body::GuardedBody;
+pub use explain::{Decision, explain};
 pub use policy::HttpPolicy;
 pub use request_rules::KeyParts;
 pub use response::DoNotStore;

@@ -1,0 +1,298 @@
+//! What the rules make of one request and its response, for users' own tests.
+
+use std::fmt;
+use std::time::{Duration, SystemTime};
+
+use http::header::{DATE, HeaderName};
+use http::{Method, Request, Response, Uri};
+
+use super::dates::date;
+use super::policy::{HttpPolicy, ResponseRules};
+use super::request::{Considered, Content, consider_post, survey};
+use super::response::{DoNotStore, Exchange, Storing, Verdict, judge};
+use super::rule::Rule;
+use super::target::key;
+use super::vary::Vary;
+use crate::key::CacheKey;
+
+/// Tells what a policy makes of a response to a request: whether it is stored, for how long, and why.
+///
+/// Nothing is stored or sent. The rules are those that the layer uses; bodies are not looked at, so what
+/// depends on them (a body over [`max_body`](crate::PolicyBuilder::max_body), a request with content that
+/// no header announces) is not told. The response is taken as one that came when its `Date` says, else now.
+///
+/// # Examples
+///
+/// ```
+/// use std::time::Duration;
+/// use http::{Request, Response};
+/// use stampede_guard::http::{HttpPolicy, explain};
+///
+/// let request = Request::get("http://shop.example/report/7").body(())?;
+/// let response = Response::builder().header("cache-control", "s-maxage=300").body(())?;
+/// let decision = explain(&request, &response, &HttpPolicy::default());
+/// assert!(decision.stored);
+/// assert_eq!(decision.fresh_for, Some(Duration::from_secs(300)));
+/// assert_eq!(decision.to_string(), "stored, fresh for 300s: s-maxage (RFC 9111, 5.2.2.10)");
+///
+/// let response = Response::builder().header("cache-control", "private").body(())?;
+/// let decision = explain(&request, &response, &HttpPolicy::default());
+/// assert_eq!(decision.to_string(), "not stored: private (RFC 9111, 5.2.2.7)");
+/// # Ok::<(), http::Error>(())
+/// ```
+pub fn explain<Q, B>(request: &Request<Q>, response: &Response<B>, policy: &HttpPolicy) -> Decision {
+    let (considered, target) = match considered(request, policy) {
+        Ok(considered) => considered,
+        Err(rule) => return Decision::of(rule, None),
+    };
+    let (headers, now) = (response.headers(), SystemTime::now());
+    let exchange = Exchange {
+        method: request.method(),
+        target: target.as_ref(),
+        asked: &considered.asked,
+        status: response.status(),
+        headers,
+        do_not_store: response.extensions().get::<DoNotStore>().is_some(),
+        delay: Duration::ZERO,
+        now: date(headers, &DATE, now).unwrap_or(now),
+    };
+    // Of the policy's own lifetime only the rule is told, and a body's length is not known.
+    let rules =
+        ResponseRules { http: policy.clone(), fresh_for: Duration::from_secs(1), max_body: usize::MAX };
+    let decision = |rule| Decision::of(rule, Some(considered.key.clone()));
+    match judge(&exchange, &rules) {
+        Verdict::Private(rule) => decision(rule),
+        Verdict::ShareOnly { rule, vary, .. } => {
+            Decision { shared_with_waiters: true, varies_on: names(vary), ..decision(rule) }
+        }
+        Verdict::Store(storing) => {
+            let Storing { ref terms, rule, .. } = storing;
+            Decision {
+                stored: true,
+                shared_with_waiters: !terms.revalidate_always,
+                fresh_for: (rule != Rule::Default).then(|| storing.fresh_for()),
+                stale_while_revalidate: terms.stale.while_revalidate,
+                stale_if_error: terms.stale.if_error,
+                stale_on_disconnect: terms.stale.on_disconnect,
+                validated_always: terms.revalidate_always,
+                varies_on: names(storing.vary),
+                ..decision(rule)
+            }
+        }
+    }
+}
+
+/// What is looked up, and what may be stored under the same key.
+fn considered<Q>(request: &Request<Q>, policy: &HttpPolicy) -> Result<(Considered, Option<Uri>), Rule> {
+    let rules = &policy.requests;
+    match *request.method() {
+        Method::GET | Method::HEAD => {
+            let (keyed, asked) = survey(request.headers(), rules, Content::Bypasses)?;
+            let is_get = request.method() == Method::GET;
+            Ok((Considered { key: key(request, &keyed, rules)?, is_get, asked }, None))
+        }
+        Method::POST if policy.letter => consider_post(request, rules).map(|(post, uri)| (post, Some(uri))),
+        _ => Err(Rule::Method),
+    }
+}
+
+fn names(vary: Vary) -> Vec<HeaderName> {
+    if let Vary::Names(names) = vary { names.as_slice().to_vec() } else { Vec::new() }
+}
+
+/// What the rules decide about a response, and which of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Decision {
+    /// What the response is stored under, and what a GET or HEAD looks up. `None` for a request that
+    /// passes the cache by.
+    pub key: Option<CacheKey>,
+    /// Whether the response is stored for later requests.
+    pub stored: bool,
+    /// Whether requests that wait for the same load are given it, as far as they agree in
+    /// [`varies_on`](Self::varies_on).
+    pub shared_with_waiters: bool,
+    /// For how long it is given without asking again. `None` for as long as
+    /// [`fresh_for`](crate::PolicyBuilder::fresh_for) of the policy; zero if it is not stored.
+    pub fresh_for: Option<Duration>,
+    /// For how long after that it is given while it is validated (RFC 5861, 3).
+    pub stale_while_revalidate: Duration,
+    /// For how long after that it is given instead of a failure (RFC 5861, 4).
+    pub stale_if_error: Duration,
+    /// For how long after that it is given while the inner service can not be reached.
+    pub stale_on_disconnect: Duration,
+    /// Whether it is validated each time before it is given (`no-cache`).
+    pub validated_always: bool,
+    /// Request headers that tell its variants apart.
+    pub varies_on: Vec<HeaderName>,
+    /// The rule that decided, as a token.
+    pub rule: &'static str,
+    /// Where that rule is written down.
+    pub section: &'static str,
+}
+
+impl Decision {
+    fn of(rule: Rule, key: Option<CacheKey>) -> Self {
+        Self {
+            key,
+            stored: false,
+            shared_with_waiters: false,
+            fresh_for: Some(Duration::ZERO),
+            stale_while_revalidate: Duration::ZERO,
+            stale_if_error: Duration::ZERO,
+            stale_on_disconnect: Duration::ZERO,
+            validated_always: false,
+            varies_on: Vec::new(),
+            rule: rule.token(),
+            section: rule.section(),
+        }
+    }
+}
+
+/// `not stored: private (RFC 9111, 5.2.2.7)`
+impl fmt::Display for Decision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.key.is_some(), self.stored, self.fresh_for) {
+            (false, ..) => f.write_str("not looked up")?,
+            (true, false, _) => f.write_str("not stored")?,
+            (true, true, _) if self.validated_always => f.write_str("stored, always validated")?,
+            (true, true, Some(fresh_for)) => write!(f, "stored, fresh for {fresh_for:?}")?,
+            (true, true, None) => f.write_str("stored, fresh for as long as the policy says")?,
+        }
+        write!(f, ": {} ({})", self.rule, self.section)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "in a test the panic is the report")]
+mod tests {
+    use super::*;
+
+    /// Header lines.
+    type Lines<'a> = &'a [(&'a str, &'a str)];
+
+    fn explained(
+        method: &str,
+        request: &[(&str, &str)],
+        response: &[(&str, &str)],
+        policy: &HttpPolicy,
+    ) -> Decision {
+        let mut built = Request::builder().method(method).uri("http://h/a");
+        for (name, value) in request {
+            built = built.header(*name, *value);
+        }
+        let mut answer = Response::builder();
+        for (name, value) in response {
+            answer = answer.header(*name, *value);
+        }
+        explain(&built.body(()).unwrap(), &answer.body(()).unwrap(), policy)
+    }
+
+    #[test]
+    fn a_decision_says_what_and_by_which_rule() {
+        let (default, strict) = (HttpPolicy::default(), HttpPolicy::strict());
+        let cases: [(&str, Lines<'_>, Lines<'_>, &HttpPolicy, &str); 14] = [
+            (
+                "GET",
+                &[],
+                &[],
+                &default,
+                "stored, fresh for as long as the policy says: default (PolicyBuilder::fresh_for)",
+            ),
+            ("GET", &[], &[], &strict, "not stored: stale (RFC 9111, 4.2)"),
+            (
+                "GET",
+                &[],
+                &[("cache-control", "max-age=5")],
+                &default,
+                "stored, fresh for 5s: max-age (RFC 9111, 5.2.2.1)",
+            ),
+            (
+                "GET",
+                &[],
+                &[("expires", "Sun, 06 Nov 1994 08:50:37 GMT"), ("date", "Sun, 06 Nov 1994 08:49:37 GMT")],
+                &default,
+                "stored, fresh for 60s: expires (RFC 9111, 5.3)",
+            ),
+            (
+                "GET",
+                &[],
+                &[("cache-control", "no-cache"), ("etag", "\"a\"")],
+                &default,
+                "stored, always validated: no-cache (RFC 9111, 5.2.2.4)",
+            ),
+            (
+                "GET",
+                &[],
+                &[("cache-control", "no-store")],
+                &default,
+                "not stored: no-store (RFC 9111, 5.2.2.5)",
+            ),
+            (
+                "GET",
+                &[],
+                &[("cdn-cache-control", "max-age=7")],
+                &default,
+                "stored, fresh for 7s: cdn-cache-control (RFC 9213, 2.2)",
+            ),
+            ("GET", &[], &[("vary", "*")], &strict, "not stored: vary (RFC 9111, 4.1)"),
+            (
+                "GET",
+                &[("cookie", "a=b")],
+                &[],
+                &default,
+                "not looked up: credentials (HttpPolicy::credential_headers)",
+            ),
+            (
+                "GET",
+                &[("authorization", "x")],
+                &[("cache-control", "max-age=5")],
+                &strict,
+                "not stored: authorization (RFC 9111, 3.5)",
+            ),
+            ("GET", &[("content-length", "5")], &[], &default, "not looked up: body (RFC 9110, 9.3.1)"),
+            ("HEAD", &[], &[("cache-control", "max-age=5")], &default, "not stored: method (RFC 9111, 4)"),
+            ("PUT", &[], &[("cache-control", "max-age=5")], &strict, "not looked up: method (RFC 9111, 4)"),
+            (
+                "POST",
+                &[("content-length", "5")],
+                &[("cache-control", "max-age=5"), ("content-location", "/a")],
+                &strict,
+                "stored, fresh for 5s: max-age (RFC 9111, 5.2.2.1)",
+            ),
+        ];
+        for (method, request, response, policy, text) in cases {
+            let decision = explained(method, request, response, policy);
+            assert_eq!(decision.to_string(), text, "{method} {request:?} {response:?}");
+        }
+    }
+
+    #[test]
+    fn a_decision_has_the_windows_the_variants_and_the_key() {
+        let fields =
+            [("cache-control", "max-age=5, stale-while-revalidate=6, stale-if-error=7"), ("vary", "B, a")];
+        let decision = explained("GET", &[], &fields, &HttpPolicy::default());
+        assert_eq!(decision.stale_while_revalidate, Duration::from_secs(6));
+        assert_eq!(decision.stale_if_error, Duration::from_secs(7));
+        assert_eq!(decision.stale_on_disconnect, Duration::from_secs(60));
+        assert_eq!(decision.varies_on, ["a", "b"]);
+        assert_eq!(
+            decision.key,
+            HttpPolicy::default().cache_key(&Request::get("http://h/a").body(()).unwrap())
+        );
+        assert!(decision.stored && decision.shared_with_waiters && !decision.validated_always);
+    }
+
+    #[test]
+    fn a_failure_is_shared_and_not_stored() {
+        let request = Request::get("http://h/a").body(()).unwrap();
+        let mut response =
+            Response::builder().status(503).header("cache-control", "max-age=60").body(()).unwrap();
+        let decision = explain(&request, &response, &HttpPolicy::default());
+        assert!(decision.shared_with_waiters && !decision.stored, "A8, A12");
+        assert_eq!(decision.rule, "server-error");
+        assert!(explain(&request, &response, &HttpPolicy::strict()).stored);
+        response.extensions_mut().insert(DoNotStore);
+        assert_eq!(explain(&request, &response, &HttpPolicy::strict()).rule, "do-not-store");
+    }
+}
