@@ -78,6 +78,10 @@ mod tee;
 mod validation;
 #[cfg_attr(not(test), expect(dead_code, reason = "wired in with variants"))]
 mod vary;
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "in a test the panic is the report")]
+#[path = "walkthrough_tests.rs"]
+mod walkthrough;
 mod wire;
 
 pub use body::GuardedBody;

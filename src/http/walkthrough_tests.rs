@@ -1,0 +1,276 @@
+//! The rules put together: a cache of one process and one file, without time, tower or coalescing, asked
+//! what the public conformance suite asks of shared caches. The order of the steps is that of RFC 9111, 4.
+
+use std::collections::HashMap;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use http::{Method, Request, StatusCode};
+use http_body_util::Full;
+
+use super::fields::storable;
+use super::invalidation::Invalidation;
+use super::policy::{HttpPolicy, ResponseRules};
+use super::ranges::{Answer, ByteRange, Part, answer, if_range_holds};
+use super::request::{Asked, Considered, consider, consider_post};
+use super::response::{Exchange, Storing, Verdict, judge};
+use super::reuse::{Failed, Reuse, instead_of, reuse};
+use super::selecting::Normal;
+use super::validation::{add_conditions, freshened, is_about, is_not_modified, not_modified};
+use super::vary::{Names, Variant, Vary};
+use crate::key::CacheKey;
+
+#[path = "walkthrough_scripts.rs"]
+mod scripts;
+
+type Response = (u16, HeaderMap, Vec<u8>);
+
+struct Entry {
+    status: u16,
+    headers: HeaderMap,
+    content: Vec<u8>,
+    /// Where the content stands, of a part.
+    part: Option<Part>,
+    storing: Storing,
+    received: SystemTime,
+}
+
+/// All variants of one resource.
+#[derive(Default)]
+struct Resource {
+    names: Option<Names>,
+    variants: Vec<Variant>,
+    entries: Vec<Entry>,
+}
+
+struct Cache {
+    rules: ResponseRules,
+    now: SystemTime,
+    resources: HashMap<CacheKey, Resource>,
+}
+
+/// What the origin is asked, and says; nothing where the connection breaks.
+type Origin<'a> = &'a mut dyn FnMut(&Method, &HeaderMap) -> Option<Response>;
+
+impl Cache {
+    fn new(policy: HttpPolicy) -> Self {
+        let rules = ResponseRules { http: policy, fresh_for: Duration::from_secs(60), max_body: 1 << 20 };
+        Self { rules, now: UNIX_EPOCH + Duration::from_secs(1_795_262_400), resources: HashMap::new() }
+    }
+
+    fn normal(&self) -> Normal {
+        if self.rules.http.letter { Normal::ByTheLetter } else { Normal::Careful }
+    }
+
+    fn ask(&mut self, request: &Request<Full<Bytes>>, origin: Origin<'_>) -> Response {
+        let broken = || (502, HeaderMap::new(), Vec::new());
+        let Ok(considered) = consider(request, &self.rules.http.requests) else {
+            let invalidation = Invalidation::of(request, &self.rules.http.requests);
+            let Some(response) = origin(request.method(), request.headers()) else { return broken() };
+            let status = StatusCode::from_u16(response.0).unwrap();
+            for key in invalidation.iter().flat_map(|all| all.keys(status, &response.1)) {
+                self.resources.remove(&key);
+            }
+            if let Ok((considered, uri)) = consider_post(request, &self.rules.http.requests) {
+                let verdict = self.judge(request, Some(&uri), &considered.asked, &response);
+                self.store(considered.key, request, verdict, &response);
+            }
+            return response;
+        };
+        let found = self.find(&considered.key, request.headers());
+        let Some(at) = found else {
+            if considered.asked.directives.only_if_cached {
+                return (504, HeaderMap::new(), Vec::new());
+            }
+            let Some(response) = origin(request.method(), request.headers()) else { return broken() };
+            return self.received(considered, request, response);
+        };
+        let entry = &self.resources[&considered.key].entries[at];
+        let age = entry.storing.initial_age + self.now.duration_since(entry.received).unwrap();
+        let part = Self::part(entry, request.headers(), self.now);
+        let usable = entry.part.is_none() || part.is_some();
+        match reuse(&considered.asked, &entry.storing.terms, age, &self.rules.http) {
+            _ if !usable => {}
+            Reuse::Fresh | Reuse::Stale => return self.serve(entry, request.headers(), age),
+            Reuse::StaleWhileRevalidate => {
+                let served = self.serve(entry, request.headers(), age);
+                self.validate(considered, at, request, origin, age);
+                return served;
+            }
+            Reuse::OnlyIfCached => return (504, HeaderMap::new(), Vec::new()),
+            Reuse::Revalidate | Reuse::NotForThis => {}
+        }
+        self.validate(considered, at, request, origin, age).unwrap_or_else(broken)
+    }
+
+    fn find(&self, key: &CacheKey, request: &HeaderMap) -> Option<usize> {
+        let resource = self.resources.get(key)?;
+        match &resource.names {
+            None => (!resource.entries.is_empty()).then_some(0),
+            Some(names) => Variant::select(names, request, &resource.variants, self.normal()),
+        }
+    }
+
+    /// Which part of an entry a request is for; the whole where it is none.
+    fn part(entry: &Entry, request: &HeaderMap, now: SystemTime) -> Option<Part> {
+        let range = ByteRange::of(request).filter(|_| if_range_holds(request, &entry.headers, now))?;
+        match entry.part {
+            Some(stored) => range.of_part(stored),
+            None if entry.status == 200 => {
+                match answer(request, &entry.headers, entry.content.len() as u64, now) {
+                    Answer::Part(part) => Some(part),
+                    _ => None,
+                }
+            }
+            None => None,
+        }
+    }
+
+    fn serve(&self, entry: &Entry, request: &HeaderMap, age: Duration) -> Response {
+        let mut headers = entry.headers.clone();
+        headers.insert(header::AGE, HeaderValue::from(age.as_secs()));
+        let status = StatusCode::from_u16(entry.status).unwrap();
+        if is_not_modified(request, status, &entry.headers, entry.received, self.now) {
+            return (304, not_modified(&headers), Vec::new());
+        }
+        if let Some(part) = Self::part(entry, request, self.now) {
+            part.write(&mut headers);
+            let within = part.within(entry.part.map_or(0, |stored| stored.first)).unwrap();
+            return (206, headers, entry.content[within].to_vec());
+        }
+        (entry.status, headers, entry.content.clone())
+    }
+
+    /// Asks the origin whether what is stored still holds.
+    fn validate(
+        &mut self,
+        considered: Considered,
+        at: usize,
+        request: &Request<Full<Bytes>>,
+        origin: Origin<'_>,
+        age: Duration,
+    ) -> Option<Response> {
+        let entry = &self.resources[&considered.key].entries[at];
+        let mut conditional = request.headers().clone();
+        if entry.part.is_none() {
+            add_conditions(&mut conditional, &entry.headers);
+        }
+        let answer = origin(request.method(), &conditional);
+        let failed = answer.as_ref().map_or(Failed::Disconnected, |answer| Failed::Status(answer.0));
+        if instead_of(failed, &considered.asked, &entry.storing.terms, age, &self.rules.http) {
+            return Some(self.serve(entry, request.headers(), age));
+        }
+        let answer = answer?;
+        if answer.0 == 304 && is_about(&answer.1, &entry.headers, self.now) {
+            let merged = freshened(&entry.headers, &answer.1);
+            let updated = (entry.status, merged, entry.content.clone());
+            return Some(self.received(considered, request, updated));
+        }
+        Some(self.received(considered, request, answer))
+    }
+
+    /// Stores a response if it may be, and gives it to who asked.
+    fn received(
+        &mut self,
+        considered: Considered,
+        request: &Request<Full<Bytes>>,
+        response: Response,
+    ) -> Response {
+        let verdict = self.judge(request, None, &considered.asked, &response);
+        let key = considered.key;
+        let is_whole = response.0 == 200;
+        if !self.store(key.clone(), request, verdict, &response) || !is_whole {
+            return response;
+        }
+        // By its own conditions, and its range.
+        let at = self.find(&key, request.headers()).unwrap();
+        let mut own = self.serve(&self.resources[&key].entries[at], request.headers(), Duration::ZERO);
+        own.1.remove(header::AGE);
+        own
+    }
+
+    fn judge(
+        &self,
+        request: &Request<Full<Bytes>>,
+        target: Option<&http::Uri>,
+        asked: &Asked,
+        response: &Response,
+    ) -> Verdict {
+        let exchange = Exchange {
+            method: request.method(),
+            target,
+            asked,
+            status: StatusCode::from_u16(response.0).unwrap(),
+            headers: &response.1,
+            do_not_store: false,
+            delay: Duration::ZERO,
+            now: self.now,
+        };
+        judge(&exchange, &self.rules)
+    }
+
+    fn store(
+        &mut self,
+        key: CacheKey,
+        request: &Request<Full<Bytes>>,
+        verdict: Verdict,
+        (status, headers, content): &Response,
+    ) -> bool {
+        let Verdict::Store(storing) = verdict else { return false };
+        let length = content.len() as u64;
+        let part = match storing.part.map(|part| part.with_content(length, self.rules.http.letter)) {
+            Some(None) => return false,
+            part => part.flatten(),
+        };
+        let kept = storable(headers).filter(|(name, _)| !storing.left_out.contains(name));
+        let kept: HeaderMap = kept.fold(HeaderMap::new(), |mut kept, (name, value)| {
+            kept.append(name.clone(), value.clone());
+            kept
+        });
+        let names = match &storing.vary {
+            Vary::Names(names) => Some(names.clone()),
+            _ => None,
+        };
+        let normal = self.normal();
+        let resource = self.resources.entry(key).or_default();
+        if resource.names != names {
+            *resource = Resource { names: names.clone(), ..Resource::default() };
+        }
+        let entry = Entry {
+            status: *status,
+            headers: kept,
+            content: content.clone(),
+            part,
+            storing,
+            received: self.now,
+        };
+        let Some(names) = names else {
+            resource.entries = vec![entry];
+            return true;
+        };
+        let variant = Variant::of(&names, request.headers(), headers, normal);
+        match resource.variants.iter().position(|known| known.fingerprint == variant.fingerprint) {
+            Some(at) => (resource.variants[at], resource.entries[at]) = (variant, entry),
+            None => {
+                resource.variants.push(variant);
+                resource.entries.push(entry);
+            }
+        }
+        true
+    }
+}
+
+fn headers(fields: &[(&str, &str)]) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    for (name, value) in fields {
+        headers.append(name.parse::<HeaderName>().unwrap(), HeaderValue::from_str(value).unwrap());
+    }
+    headers
+}
+
+fn request(method: &str, fields: &[(&str, &str)]) -> Request<Full<Bytes>> {
+    let mut request = Request::builder().method(method).uri("http://h/a/b").body(Full::default()).unwrap();
+    *request.headers_mut() = headers(fields);
+    request
+}
