@@ -41,6 +41,15 @@ impl Codec {
         }
     }
 
+    /// Whether a payload is how `None` and `()` are encoded.
+    pub(crate) fn is_nothing(encoding: Encoding, payload: &[u8]) -> bool {
+        match encoding {
+            Encoding::MESSAGE_PACK => payload == [0xc0],
+            Encoding::JSON => payload == b"null",
+            _ => false,
+        }
+    }
+
     /// Decodes a `T`; `None` if the payload is in another encoding or is not a `T`. `Bytes` are taken out
     /// of the payload: even sharing them would cost an allocation.
     pub(crate) fn decode<T: DeserializeOwned + 'static>(
@@ -107,10 +116,12 @@ mod tests {
     fn none_unit_and_false_are_values() {
         for codec in [Codec::MessagePack, Codec::Json] {
             let (encoding, mut payload) = codec.encode(&None::<u8>).expect("encodes");
+            assert!(Codec::is_nothing(encoding, &payload));
             assert_eq!(codec.decode::<Option<u8>>(encoding, &mut payload), Some(None));
             let (encoding, mut payload) = codec.encode(&()).expect("encodes");
             assert_eq!(codec.decode::<()>(encoding, &mut payload), Some(()));
             let (encoding, mut payload) = codec.encode(&false).expect("encodes");
+            assert!(!Codec::is_nothing(encoding, &payload));
             assert_eq!(codec.decode::<bool>(encoding, &mut payload), Some(false));
         }
     }

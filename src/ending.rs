@@ -13,8 +13,12 @@ use crate::key::Key;
 pub(crate) enum Ending {
     /// A value, stored or only shared with this wave.
     Value(Entry),
+    /// The load failed, and this older value may stand in for it.
+    Stale(Entry),
     /// No value: the load failed.
     Failed(Failure),
+    /// A tag of the value was invalidated while it was loaded: all but the caller that led ask again.
+    Invalidated,
     /// The value is one caller's own, so each loads for itself, without queueing.
     Uncacheable,
     /// Somebody in another process leads for longer than this flight waits.
@@ -31,7 +35,12 @@ impl Ending {
     pub(crate) fn into_failure(self) -> Failure {
         match self {
             Self::Failed(failure) => failure,
-            Self::Value(_) | Self::Uncacheable | Self::WaitedOut | Self::Gone => Failure::vanished(),
+            Self::Value(_)
+            | Self::Stale(_)
+            | Self::Invalidated
+            | Self::Uncacheable
+            | Self::WaitedOut
+            | Self::Gone => Failure::vanished(),
         }
     }
 
@@ -45,17 +54,25 @@ impl Ending {
             out.freeze()
         };
         match self {
-            Self::Value(entry) if entry.payload.len() <= LONGEST_SHARED => {
+            Self::Value(entry) | Self::Stale(entry) if entry.payload.len() <= LONGEST_SHARED => {
                 let entry = entry.encode(key);
                 let mut out = BytesMut::with_capacity(1 + entry.len());
                 out.put_u8(b'v');
                 out.put_slice(&entry);
                 out.freeze()
             }
-            Self::Value(_) | Self::Uncacheable | Self::WaitedOut | Self::Gone => tagged(b'u', ""),
+            Self::Value(_)
+            | Self::Stale(_)
+            | Self::Invalidated
+            | Self::Uncacheable
+            | Self::WaitedOut
+            | Self::Gone => tagged(b'u', ""),
             Self::Failed(Failure::Loader { text, .. }) => tagged(b'f', text),
             Self::Failed(Failure::Panicked(text)) => tagged(b'p', text),
-            Self::Failed(Failure::Guard(error)) => tagged(b't', &error.to_string()),
+            Self::Failed(Failure::Guard(error)) => {
+                let tag = if error.kind() == ErrorKind::Overloaded { b'o' } else { b't' };
+                tagged(tag, &error.to_string())
+            }
         }
     }
 
@@ -70,6 +87,7 @@ impl Ending {
             Some(b'f') => Self::Failed(Failure::Loader { text: text(), source: None }),
             Some(b'p') => Self::Failed(Failure::Panicked(text())),
             Some(b't') => Self::Failed(Failure::Guard(Error::new(ErrorKind::Timeout, text().as_ref()))),
+            Some(b'o') => Self::Failed(Failure::Guard(Error::new(ErrorKind::Overloaded, text().as_ref()))),
             _ => Self::Uncacheable,
         }
     }
@@ -80,6 +98,8 @@ mod tests {
     use super::*;
     use crate::entry::{Encoding, Kind};
     use crate::key::CacheKey;
+    use crate::tags::TagList;
+    use crate::times::Times;
 
     #[test]
     fn outcomes_survive_the_way_to_another_process() {
@@ -88,7 +108,9 @@ mod tests {
             kind: Kind::Value,
             encoding: Encoding::RAW,
             stored_at: 1,
-            fresh_until: 1,
+            times: Times { fresh_until: 1, ..Times::default() },
+            validator: Bytes::new(),
+            tags: TagList::default(),
             payload: Bytes::from_static(b"x"),
         };
         let there = |ending: Ending| Ending::decode(&ending.encode(&key), &key);

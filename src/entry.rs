@@ -7,10 +7,12 @@
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 
 use crate::key::Key;
+use crate::tags::TagList;
+use crate::times::{Serves, Times};
 
 /// `sg`, then the layout version. Raising the version makes every older entry a miss.
 const MAGIC: [u8; 2] = *b"sg";
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 
 /// ```text
 /// 0  magic    2
@@ -19,15 +21,21 @@ const VERSION: u8 = 1;
 /// 4  CRC32C of all that follows  4
 /// 8  codec    1   how the payload is encoded
 /// 9  kind     1   0 value, 1 marker of an uncacheable resource
-/// 10 zero     2
+/// 10 length of the validator  2
 /// 12 length of the key        4
 /// 16 length of the payload    4
 /// 20 stored at, server ms     8
 /// 28 fresh until, server ms   8
-/// 36 key, payload
+/// 36 stale until, server ms   8
+/// 44 error until, server ms   8
+/// 52 retry at, server ms      8
+/// 60 time the load took, ms   4
+/// 64 length of the tags       2
+/// 66 zero                     2
+/// 68 key, validator, tags, payload
 /// ```
 /// All integers are little-endian. The checksum comes first, so that one pass covers the rest.
-const HEADER: usize = 36;
+const HEADER: usize = 68;
 const CRC_AT: usize = 4;
 const CHECKED_FROM: usize = 8;
 
@@ -59,8 +67,12 @@ pub(crate) struct Entry {
     pub(crate) encoding: Encoding,
     /// Milliseconds on the store's clock.
     pub(crate) stored_at: u64,
-    /// Milliseconds on the store's clock; the first moment at which it is no longer fresh.
-    pub(crate) fresh_until: u64,
+    /// Until when, and how, it may be served.
+    pub(crate) times: Times,
+    /// What the loader compares with its origin to see whether the value has changed; empty for nothing.
+    pub(crate) validator: Bytes,
+    /// What it is invalidated under, besides its key.
+    pub(crate) tags: TagList,
     pub(crate) payload: Bytes,
 }
 
@@ -79,13 +91,23 @@ pub(crate) enum Unreadable {
 
 impl Entry {
     pub(crate) fn is_fresh(&self, now: u64) -> bool {
-        now < self.fresh_until
+        now < self.times.fresh_until
+    }
+
+    /// How it may be served at `now`; a marker never is.
+    pub(crate) fn serves(&self, now: u64) -> Serves {
+        match self.kind {
+            Kind::Value => self.times.serves(now),
+            Kind::Marker => Serves::No,
+        }
     }
 
     /// The bytes to store under `key`.
     pub(crate) fn encode(&self, key: &Key) -> Bytes {
         let full = key.full().as_bytes();
-        let mut out = BytesMut::with_capacity(HEADER + full.len() + self.payload.len());
+        let mut out = BytesMut::with_capacity(
+            HEADER + full.len() + self.validator.len() + self.tags.as_bytes().len() + self.payload.len(),
+        );
         out.put_slice(&MAGIC);
         out.put_u8(VERSION);
         out.put_u8(0);
@@ -95,13 +117,22 @@ impl Entry {
             Kind::Value => 0,
             Kind::Marker => 1,
         });
-        out.put_u16_le(0);
+        // Bounded where it is set.
+        out.put_u16_le(self.validator.len() as u16);
         // Keys and payloads of 4 GiB are refused long before: `max_body`, and Redis's own 512 MiB.
         out.put_u32_le(full.len() as u32);
         out.put_u32_le(self.payload.len() as u32);
         out.put_u64_le(self.stored_at);
-        out.put_u64_le(self.fresh_until);
+        let Times { fresh_until, stale_until, error_until, retry_at, load_ms } = self.times;
+        for time in [fresh_until, stale_until, error_until, retry_at] {
+            out.put_u64_le(time);
+        }
+        out.put_u32_le(load_ms);
+        out.put_u16_le(self.tags.as_bytes().len() as u16);
+        out.put_u16_le(0);
         out.put_slice(full);
+        out.put_slice(&self.validator);
+        out.put_slice(self.tags.as_bytes());
         out.put_slice(&self.payload);
         let crc = crc32c::crc32c(&out[CHECKED_FROM..]);
         out[CRC_AT..CHECKED_FROM].copy_from_slice(&crc.to_le_bytes());
@@ -112,17 +143,20 @@ impl Entry {
     /// it is no entry.
     pub(crate) fn decode(mut raw: Bytes, key: &Key) -> Result<Self, (Unreadable, Bytes)> {
         match Self::decode_header(&raw, key) {
-            Ok((header, payload_at)) => {
-                // Not a slice of it: that would make the memory shared, which costs an allocation.
+            Ok((header, [validator_at, tags_at, payload_at])) => {
+                // A slice makes the memory shared, which costs an allocation: only where there is something.
+                let slice = |from, to| if from == to { Bytes::new() } else { raw.slice(from..to) };
+                let validator = slice(validator_at, tags_at);
+                let tags = TagList::from_bytes(slice(tags_at, payload_at));
                 raw.advance(payload_at);
-                Ok(Self { payload: raw, ..header })
+                Ok(Self { validator, tags, payload: raw, ..header })
             }
             Err(reason) => Err((reason, raw)),
         }
     }
 
-    /// Everything but the payload, and where that begins.
-    fn decode_header(raw: &[u8], key: &Key) -> Result<(Self, usize), Unreadable> {
+    /// Everything but the validator, the tags and the payload, and where these begin.
+    fn decode_header(raw: &[u8], key: &Key) -> Result<(Self, [usize; 3]), Unreadable> {
         let Some((header, rest)) = raw.split_first_chunk::<HEADER>() else {
             return Err(Unreadable::Foreign);
         };
@@ -135,7 +169,11 @@ impl Entry {
         let u32_at =
             |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
         let (key_len, payload_len) = (u32_at(12) as usize, u32_at(16) as usize);
-        if header[3] != 0 || key_len.checked_add(payload_len) != Some(rest.len()) {
+        let u16_at = |at: usize| usize::from(u16::from_le_bytes([header[at], header[at + 1]]));
+        let (validator_len, tags_len) = (u16_at(10), u16_at(64));
+        let length =
+            key_len.checked_add(payload_len).and_then(|all| all.checked_add(validator_len + tags_len));
+        if header[3] != 0 || length != Some(rest.len()) {
             return Err(Unreadable::Corrupt);
         }
         if crc32c::crc32c(&raw[CHECKED_FROM..]) != u32_at(CRC_AT) {
@@ -153,10 +191,20 @@ impl Entry {
             kind,
             encoding: Encoding(header[8]),
             stored_at: u64_from(&header[20..]),
-            fresh_until: u64_from(&header[28..]),
+            times: Times {
+                fresh_until: u64_from(&header[28..]),
+                stale_until: u64_from(&header[36..]),
+                error_until: u64_from(&header[44..]),
+                retry_at: u64_from(&header[52..]),
+                load_ms: u32_at(60),
+            },
+            validator: Bytes::new(),
+            tags: TagList::default(),
             payload: Bytes::new(),
         };
-        Ok((entry, HEADER + key_len))
+        let validator_at = HEADER + key_len;
+        let tags_at = validator_at + validator_len;
+        Ok((entry, [validator_at, tags_at, tags_at + tags_len]))
     }
 }
 
@@ -168,6 +216,7 @@ fn u64_from(bytes: &[u8]) -> u64 {
 mod tests {
     use super::*;
     use crate::key::CacheKey;
+    use crate::tags::Tagged;
 
     fn key(text: &str) -> Key {
         Key::new("ns", &CacheKey::from(text))
@@ -178,7 +227,15 @@ mod tests {
             kind: Kind::Value,
             encoding: Encoding::RAW,
             stored_at: 1_000,
-            fresh_until: 61_000,
+            times: Times {
+                fresh_until: 61_000,
+                stale_until: 62_000,
+                error_until: 63_000,
+                retry_at: 64_000,
+                load_ms: 7,
+            },
+            validator: Bytes::from_static(b"v1"),
+            tags: TagList::new(&[Tagged { tag: key("tag"), id: 7 }]),
             payload: Bytes::from_static(b"the value"),
         }
     }

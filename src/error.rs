@@ -36,6 +36,8 @@ pub enum ErrorKind {
     Store,
     /// A bound on time passed: of the load, or of waiting for somebody else's.
     Timeout,
+    /// Too many other loads ran for too long.
+    Overloaded,
     /// A value could not be encoded.
     Encode,
     /// A load asked for the key that it is loading.

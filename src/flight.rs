@@ -115,6 +115,14 @@ where
         removed.is_some()
     }
 
+    /// The same for all keys.
+    pub(crate) fn detach_all(&self) {
+        for shard in &*self.shards {
+            let removed = std::mem::take(&mut *lock(shard));
+            self.joinable.fetch_sub(removed.len(), Ordering::Relaxed);
+        }
+    }
+
     /// How many flights can be joined.
     pub(crate) fn len(&self) -> usize {
         self.joinable.load(Ordering::Relaxed)

@@ -5,10 +5,13 @@
 //! written as `%XX`; the joining is therefore injective and what an operator reads in `redis-cli`
 //! is still what the program wrote: `("user", 42)` is `user:42`.
 
+mod hashed;
+
 use std::fmt::{self, Write as _};
-use std::hash::{BuildHasher, Hash, Hasher, RandomState};
+use std::hash::{BuildHasher as _, Hash, Hasher, RandomState};
 use std::sync::{Arc, LazyLock};
 
+pub(crate) use hashed::Hashed;
 use sha2::{Digest, Sha256};
 
 /// Names the resource a value belongs to.
@@ -67,6 +70,11 @@ impl CacheKey {
             escape_text_into(&mut text, part);
         }
         Self { text }
+    }
+
+    /// A name of the crate's own: `~` begins no key that is made of parts.
+    pub(crate) fn reserved(name: &str) -> Self {
+        Self { text: format!("~{name}") }
     }
 
     /// Whether there is nothing in it; the guard refuses such a key.
@@ -223,6 +231,11 @@ impl Key {
         Self { hash: HASH_STATE.hash_one(&*name), name, full: None }
     }
 
+    /// The key whose [`name`](Self::name) this is.
+    pub(crate) fn of_name(name: &str) -> Self {
+        Self { hash: HASH_STATE.hash_one(name), name: name.into(), full: None }
+    }
+
     fn digested(full: &str) -> Self {
         // Escaped text is ASCII, so any index is a character boundary. `~` never occurs in it,
         // so a digested name can not equal one that is used as it is.
@@ -278,35 +291,6 @@ pub(crate) fn escape_namespace(namespace: &str) -> String {
 fn push_hex(text: &mut String, bytes: &[u8]) {
     for byte in bytes {
         let _ = write!(text, "{byte:02x}");
-    }
-}
-
-/// Hasher of maps keyed by [`Key`], whose hash is computed already.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Hashed(u64);
-
-impl Hasher for Hashed {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        // Parts beside the key (an enum's discriminant) arrive here.
-        for &byte in bytes {
-            self.0 = self.0.rotate_left(8) ^ u64::from(byte);
-        }
-    }
-
-    fn write_u64(&mut self, hash: u64) {
-        self.0 ^= hash;
-    }
-}
-
-impl BuildHasher for Hashed {
-    type Hasher = Self;
-
-    fn build_hasher(&self) -> Self {
-        Self(0)
     }
 }
 

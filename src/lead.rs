@@ -6,24 +6,27 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
+use tokio::sync::watch;
 use tokio::task::{JoinError, JoinHandle};
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::Instrument as _;
 
+use crate::bulkhead;
 use crate::ending::Ending;
-use crate::entry::{Encoding, Entry, Kind};
 use crate::error::{Error, Failure};
-use crate::key::Key;
 use crate::lease::{Contended, Contender, Event, Lease, contend};
-use crate::node::{Budget, FlightKey, Lane, Leader, LoadResult, Loaded, Loader, Loading, Mode, Node};
+use crate::loading::Loading;
+use crate::lock::Permit;
+use crate::node::{
+    Budget, FlightKey, Follower, Given, Lane, Leader, LoadResult, Loaded, Loader, Mode, Node, Seen,
+};
 use crate::observe::{self, Count};
 use crate::policy::{OnStoreDown, Policy};
+use crate::share::Share;
+use crate::tags::Tagged;
 
 /// How often a vanished load is taken over in one wave before the wave is told.
 const MOST_HOPS: u8 = 3;
-/// How long nobody queues for a resource that was found uncacheable.
-const MARKER_FOR: Duration = Duration::from_secs(10);
 
 /// A flight's task, before it runs.
 pub(crate) struct Lead {
@@ -31,15 +34,18 @@ pub(crate) struct Lead {
     pub(crate) policy: Arc<Policy>,
     pub(crate) flight: FlightKey,
     pub(crate) leader: Leader,
-    /// Stored bytes that the first caller read and will not use.
-    pub(crate) seen: Option<Bytes>,
+    /// What the first caller read and will not serve as it is.
+    pub(crate) seen: Option<Seen>,
     /// What is left of the first caller's budget.
     pub(crate) budget: Budget,
+    /// The seat of a caller that does not wait: held, because a loader leaves with its seat.
+    pub(crate) _unattended: Option<Follower>,
 }
 
 /// How one load ended.
 enum Run {
-    Loaded(Loaded),
+    /// After so long.
+    Loaded(Box<Loaded>, Duration),
     TimedOut,
     /// It panicked, or its runtime dropped it.
     Vanished(Arc<str>),
@@ -50,19 +56,33 @@ impl Lead {
     pub(crate) fn start(self) {
         let running = self.node.tasks.enter();
         tokio::spawn(async move {
-            self.run().await;
+            let stands_for = self.run().await;
+            // It does nothing from here on, so a shutdown need not wait for it.
             drop(running);
+            if let Some((leader, pause)) = stands_for {
+                sleep(pause).await;
+                leader.finish(Ending::Gone);
+            }
         });
     }
 
-    async fn run(mut self) {
+    /// What is left to do: to stand for the process while somebody else refreshes, so that its callers need
+    /// not ask the store about it, one by one.
+    async fn run(mut self) -> Option<(Leader, Duration)> {
         let lease = match self.flight.lane {
             Lane::Beside => None,
-            Lane::Lease | Lane::Heal => match self.contend().await {
+            Lane::Lease | Lane::Heal | Lane::Refresh => match self.contend().await {
                 Contended::Leased(lease) => Some(lease),
-                Contended::Ended(ending) => return self.leader.finish(ending),
-                Contended::WaitedOut => return self.leader.finish(Ending::WaitedOut),
-                Contended::Busy | Contended::Leaving => return self.leader.finish(Ending::Gone),
+                Contended::Ended(ending) => return self.finish(ending),
+                Contended::WaitedOut => return self.finish(Ending::WaitedOut),
+                Contended::Busy(remaining) if self.flight.lane == Lane::Refresh => {
+                    return Some((self.leader, remaining.min(self.policy.lease)));
+                }
+                Contended::Busy(_) | Contended::Leaving => return self.finish(Ending::Gone),
+                // Every process would refresh for itself, what nobody waits for.
+                Contended::StoreDown(_) if self.flight.lane == Lane::Refresh => {
+                    return self.finish(Ending::Gone);
+                }
                 Contended::StoreDown(error) => match self.policy.on_store_down {
                     OnStoreDown::FailOpen => {
                         self.node.count(Count::fail_open_loads);
@@ -70,12 +90,18 @@ impl Lead {
                     }
                     OnStoreDown::FailClosed => {
                         let error = Error::store("acquiring the lease", &self.flight.key, error);
-                        return self.leader.finish(Ending::Failed(Failure::Guard(error)));
+                        return self.finish(Ending::Failed(Failure::Guard(error)));
                     }
                 },
             },
         };
         self.load_and_end(lease).await;
+        None
+    }
+
+    fn finish<T>(self, ending: Ending) -> Option<T> {
+        self.leader.finish(ending);
+        None
     }
 
     async fn contend(&mut self) -> Contended {
@@ -86,6 +112,8 @@ impl Lead {
             queue: self.flight.lane == Lane::Lease,
             seen: &mut self.seen,
             budget: &mut self.budget,
+            tags: &self.policy.tag_keys(&self.node.namespace),
+            since: self.node.store.now(),
             deadline: Instant::now() + self.policy.wait_timeout,
         })
         .await
@@ -94,6 +122,14 @@ impl Lead {
     /// Step 6, as often as a loader vanishes and another caller's can go on under the same lease.
     async fn load_and_end(self, mut lease: Option<Lease>) {
         let mut hops = lease.as_ref().map_or(0, Lease::hops);
+        // The lease first, then the permit; given back in reverse.
+        let permit = match self.admit(&mut lease).await {
+            Ok(permit) => permit,
+            Err(failure) => {
+                let shed = Loaded::from(LoadResult::Failed(failure));
+                return self.end(shed, Duration::ZERO, Some(Vec::new()), lease).await;
+            }
+        };
         loop {
             let Some((loader, seat)) = self.leader.next_loader() else {
                 // Everyone here has left, or has seen a loader vanish: others may go on.
@@ -103,18 +139,25 @@ impl Lead {
                 }
                 return self.leader.finish(Ending::Gone);
             };
+            let tagged = self.tag_ids().await;
             match self.load(loader, &mut lease).await {
-                Run::Loaded(loaded) => return self.end(loaded, lease).await,
+                Run::Loaded(loaded, took) => {
+                    drop(permit);
+                    return self.end(*loaded, took, tagged, lease).await;
+                }
                 Run::TimedOut => {
-                    let error = Error::load_timeout(&self.flight.key, self.policy.load_timeout);
-                    let failure = Failure::Guard(error);
-                    return self.end(LoadResult::Failed(failure).into(), lease).await;
+                    drop(permit);
+                    let took = self.policy.load_timeout;
+                    let error = Error::load_timeout(&self.flight.key, took);
+                    let failure = LoadResult::Failed(Failure::Guard(error));
+                    return self.end(failure.into(), took, tagged, lease).await;
                 }
                 Run::Vanished(text) => {
                     hops += 1;
                     let failure = Failure::Panicked(text);
                     if hops > MOST_HOPS {
-                        return self.end(LoadResult::Failed(failure).into(), lease).await;
+                        let failed = Loaded::from(LoadResult::Failed(failure));
+                        return self.end(failed, Duration::ZERO, tagged, lease).await;
                     }
                     self.node.count(Count::takeovers);
                     seat.tell(Ending::Failed(failure));
@@ -131,9 +174,45 @@ impl Lead {
         let end = started + self.policy.load_timeout;
         self.node.count(Count::loads);
         let mode = if lease.is_some() { Mode::Leased } else { Mode::Unleased };
-        let load = Loading::scope(&self.node, &self.flight.key, within, async move { run(mode).await });
+        let previous = self.seen.as_ref().and_then(|seen| seen.value.clone());
+        let (losing, lost) = watch::channel(false);
+        let given = Given { mode, previous, deadline: end, lost, node: Arc::clone(&self.node) };
+        let load = Loading::scope(&self.node, &self.flight.key, within, async move { run(given).await });
         let mut load =
             AbortOnDrop(tokio::spawn(load.instrument(observe::load_span(&span, &self.flight.key))));
+        let loaded = self.keeping(lease, end, &losing, &mut load.0).await;
+        let took = started.elapsed();
+        let Some(loaded) = loaded else { return Run::TimedOut };
+        observe::loaded(took);
+        match loaded {
+            Ok(loaded) => Run::Loaded(Box::new(loaded), took),
+            Err(error) => Run::Vanished(describe(error)),
+        }
+    }
+
+    /// Waits for the load's turn, where the policy bounds how many run at once.
+    async fn admit(&self, lease: &mut Option<Lease>) -> Result<Option<Permit>, Failure> {
+        let Self { node, policy, flight, .. } = self;
+        if policy.max_concurrent_loads.is_none() {
+            return Ok(None);
+        }
+        // Bounded by itself; the margin is for its last command.
+        let end = Instant::now() + policy.permit_timeout + policy.command_timeout * 4;
+        let nobody = watch::Sender::new(false);
+        let admitted = self.keeping(lease, end, &nobody, bulkhead::admit(node, policy, &flight.key)).await;
+        admitted.unwrap_or(Ok(None))
+    }
+
+    /// Keeps the lease while `work` goes on; `None` if that takes until `end`. The lease is `None` afterwards
+    /// if it was lost or given away, and `losing` is told of the first.
+    async fn keeping<T>(
+        &self,
+        lease: &mut Option<Lease>,
+        end: Instant,
+        losing: &watch::Sender<bool>,
+        work: impl Future<Output = T>,
+    ) -> Option<T> {
+        tokio::pin!(work);
         let mut in_doubt = false;
         loop {
             let kept = async {
@@ -144,14 +223,8 @@ impl Lead {
             };
             tokio::select! {
                 biased;
-                loaded = &mut load.0 => {
-                    observe::loaded(started.elapsed());
-                    return match loaded {
-                        Ok(loaded) => Run::Loaded(loaded),
-                        Err(error) => Run::Vanished(describe(error)),
-                    };
-                }
-                () = sleep_until(end) => return Run::TimedOut,
+                done = &mut work => return Some(done),
+                () = sleep_until(end) => return None,
                 event = kept => {
                     // Those seated here get the value all the same. Later callers must not: it may
                     // be older than an invalidation.
@@ -160,6 +233,7 @@ impl Lead {
                     if event == Event::Lost {
                         self.node.count(Count::leases_lost);
                         *lease = None;
+                        losing.send_replace(true);
                     }
                 }
                 () = self.node.leaving(), if lease.is_some() => {
@@ -173,19 +247,71 @@ impl Lead {
         }
     }
 
+    /// The policy's tags with their ids as the load begins; `None` if these can not be read, and then nothing
+    /// may be stored: nobody could tell whether it was invalidated.
+    async fn tag_ids(&self) -> Option<Vec<Tagged>> {
+        let Self { node, policy, .. } = self;
+        if !policy.is_tagged() {
+            return Some(Vec::new());
+        }
+        let tags = policy.tag_keys(&node.namespace);
+        match node.store.tags().tag_ids(&tags, policy.tag_life(), policy.command_timeout).await {
+            Ok(ids) => Some(tags.into_iter().zip(ids).map(|(tag, id)| Tagged { tag, id }).collect()),
+            Err(_) => {
+                node.count(Count::store_errors);
+                None
+            }
+        }
+    }
+
+    /// Whether any of these tags was invalidated since. Where the store can not be asked nobody can tell, and
+    /// the commit, or the look-up after it, will.
+    async fn was_invalidated(&self, tagged: &[Tagged]) -> bool {
+        if tagged.is_empty() {
+            return false;
+        }
+        // Who comes after this look at the ids must not be given what it finds current.
+        self.leader.detach();
+        let tags: Vec<_> = tagged.iter().map(|tagged| tagged.tag.clone()).collect();
+        let ids = self.node.store.tags().present_ids(&tags, self.policy.command_timeout).await;
+        ids.is_ok_and(|ids| ids.iter().zip(tagged).any(|(id, tagged)| *id != Some(tagged.id)))
+    }
+
     /// Step 7: tells the fleet, then those seated here.
-    async fn end(self, loaded: Loaded, lease: Option<Lease>) {
+    async fn end(
+        self,
+        mut loaded: Loaded,
+        took: Duration,
+        tagged: Option<Vec<Tagged>>,
+        lease: Option<Lease>,
+    ) {
+        let known = tagged.is_some();
+        let mut tagged = tagged.unwrap_or_default();
+        if let LoadResult::Value { tags, .. } = &mut loaded.result {
+            tagged.append(tags);
+            if self.was_invalidated(&tagged).await {
+                // Its own caller came before the invalidation. The others ask again, wherever they are.
+                loaded.settle();
+                self.leader.finish(Ending::Invalidated);
+                if let Some(lease) = lease {
+                    lease.hand_over(0).await;
+                }
+                return;
+            }
+        }
         let Loaded { result, settled } = loaded;
-        let Share { ending, elsewhere, keep, marker, replay } = self.share(result);
+        let Share { ending, elsewhere, keep, marker, replay } = self.share(result, took, &tagged);
+        let keep = keep.filter(|_| known);
         let Self { node, flight, leader, seen, budget, .. } = self;
+        let seen = seen.as_ref().map(|seen| &seen.raw);
 
         let tell_fleet = async {
             match (lease, &ending, keep) {
-                (Some(lease), Ending::Value(entry), Some(keep)) => {
+                (Some(lease), Ending::Value(entry) | Ending::Stale(entry), Some(keep)) => {
                     lease.commit(entry.encode(&flight.key), keep).await;
                 }
                 (Some(lease), ending, _) => {
-                    lease.fail(elsewhere.as_ref().unwrap_or(ending), replay, marker, seen.as_ref()).await;
+                    lease.fail(elsewhere.as_ref().unwrap_or(ending), replay, marker, seen).await;
                 }
                 (None, ..) => {}
             }
@@ -197,8 +323,10 @@ impl Lead {
         // Who has the end of a response may ask again at once, and must find what it made, not
         // this flight.
         leader.detach();
-        if let Some(settled) = settled {
-            settled();
+        match settled {
+            // Its own caller is given the older value too.
+            Some(settled) if !matches!(ending, Ending::Stale(_)) => settled(),
+            _ => {}
         }
         leader.finish(ending.clone());
         if !told {
@@ -206,55 +334,6 @@ impl Lead {
             tell_fleet.await;
         }
     }
-
-    /// What a load's result means for those who share it.
-    fn share(&self, result: LoadResult) -> Share {
-        let now = self.node.store.now();
-        let share =
-            |ending| Share { ending, elsewhere: None, keep: None, marker: None, replay: Duration::ZERO };
-        match result {
-            LoadResult::Value { encoding, payload, fresh_for, brief } => {
-                let keep = self.policy.stored_for(fresh_for);
-                let fresh_until = now.saturating_add(keep.as_millis() as u64);
-                let value = |payload| {
-                    Ending::Value(Entry { kind: Kind::Value, encoding, stored_at: now, fresh_until, payload })
-                };
-                let keep = (fresh_until > now).then_some(keep);
-                Share { keep, elsewhere: brief.map(value), ..share(value(payload)) }
-            }
-            LoadResult::Uncacheable { mark } => Share {
-                marker: mark.then(|| marker_entry(&self.flight.key, now)),
-                ..share(Ending::Uncacheable)
-            },
-            LoadResult::Failed(failure) => {
-                Share { replay: self.policy.error_for, ..share(Ending::Failed(failure)) }
-            }
-        }
-    }
-}
-
-/// What is shared of a load, and with whom.
-struct Share {
-    ending: Ending,
-    /// What other processes are told, if it is something else.
-    elsewhere: Option<Ending>,
-    /// How long the value is stored; `None` shares it with the waiting wave only.
-    keep: Option<Duration>,
-    /// A marker for those who come later, and its lifetime.
-    marker: Option<(Bytes, Duration)>,
-    /// How long a failure is told to those who come later.
-    replay: Duration,
-}
-
-fn marker_entry(key: &Key, now: u64) -> (Bytes, Duration) {
-    let marker = Entry {
-        kind: Kind::Marker,
-        encoding: Encoding::RAW,
-        stored_at: now,
-        fresh_until: now.saturating_add(MARKER_FOR.as_millis() as u64),
-        payload: Bytes::new(),
-    };
-    (marker.encode(key), MARKER_FOR)
 }
 
 /// What a load's task left behind when it ended without a result.

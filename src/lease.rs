@@ -8,11 +8,13 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::ending::Ending;
 use crate::entry::Kind;
+use crate::gauge::Present;
 use crate::key::Key;
-use crate::node::{Budget, Node, Present, Stored};
+use crate::node::{Budget, Node, Seen, Stored};
 use crate::observe::Count;
 use crate::policy::Policy;
 use crate::store::{Acquire, Acquired, Fail, Kept, StoreError, StoreErrorKind, Token, Watch};
+use crate::times::Serves;
 
 /// While hints may be lost, nobody sleeps longer than this between two looks.
 const UNSURE_WAIT: Duration = Duration::from_millis(500);
@@ -50,8 +52,8 @@ pub(crate) enum Contended {
     Leased(Lease),
     /// Somebody else's load has ended.
     Ended(Ending),
-    /// Somebody leads, and this flight does not queue.
-    Busy,
+    /// Somebody leads, with so much left of the lease, and this flight does not queue.
+    Busy(Duration),
     /// Somebody led for longer than this flight waits.
     WaitedOut,
     /// The store does not answer, or not usefully.
@@ -66,15 +68,19 @@ pub(crate) struct Contender<'a> {
     pub(crate) key: &'a Key,
     pub(crate) policy: &'a Policy,
     pub(crate) queue: bool,
-    /// Stored bytes that were read and will not be used.
-    pub(crate) seen: &'a mut Option<Bytes>,
+    /// What was read and will not be served as it is.
+    pub(crate) seen: &'a mut Option<Seen>,
     pub(crate) budget: &'a mut Budget,
+    /// The tags that an entry must have.
+    pub(crate) tags: &'a [Key],
+    /// What the store's clock showed when the flight began.
+    pub(crate) since: u64,
     pub(crate) deadline: Instant,
 }
 
 /// Step 4 and 5: acquires the lease, or waits behind its holder and tries again.
 pub(crate) async fn contend(contender: Contender<'_>) -> Contended {
-    let Contender { node, key, policy, queue, seen, budget, deadline } = contender;
+    let Contender { node, key, policy, queue, seen, budget, tags, since, deadline } = contender;
     let token = Token::mint(node.store.node());
     // Registered before the first acquire: invariant 3 of the store.
     let watch = node.store.watch(key, &token);
@@ -90,7 +96,7 @@ pub(crate) async fn contend(contender: Contender<'_>) -> Contended {
         let ask = Acquire {
             token: &token,
             lease: policy.lease,
-            seen: seen.as_ref(),
+            seen: seen.as_ref().map(|seen| &seen.raw),
             behind: behind.as_ref(),
             queue,
         };
@@ -107,25 +113,35 @@ pub(crate) async fn contend(contender: Contender<'_>) -> Contended {
                 return Contended::Leased(Lease { node, key, token, watch, ttl, hops, _held });
             }
             Ok(Acquired::Found(raw)) => {
-                let unusable_bytes = match Stored::decode(node, raw, key) {
+                let stored = match current(node, raw, key, tags, within).await {
+                    Ok(stored) => stored,
+                    Err(error) => break Contended::StoreDown(error),
+                };
+                let unusable_now = match stored {
                     Stored::Entry(entry) if entry.kind == Kind::Marker => {
                         break Contended::Ended(Ending::Uncacheable);
                     }
-                    Stored::Entry(entry) if entry.is_fresh(node.store.now()) => {
-                        break Contended::Ended(Ending::Value(entry));
-                    }
-                    Stored::Entry(entry) => entry.encode(key),
-                    Stored::Unreadable(raw) => raw,
+                    Stored::Entry(entry) => match entry.serves(node.store.now()) {
+                        Serves::Fresh => break Contended::Ended(Ending::Value(entry)),
+                        // The load that this flight has waited for, or would have repeated, has failed.
+                        Serves::Resting => break Contended::Ended(Ending::Stale(entry)),
+                        // Stored while this flight waited: made for it, whatever its lifetime.
+                        _ if behind.is_some() || entry.stored_at >= since => {
+                            break Contended::Ended(Ending::Value(entry));
+                        }
+                        _ => Seen::entry(entry, key),
+                    },
+                    Stored::Unreadable(raw) | Stored::Invalidated(raw) => Seen::unreadable(raw),
                 };
                 if unusable == UNUSABLE_LIMIT {
                     break Contended::StoreDown(StoreError::new(StoreErrorKind::Transient));
                 }
                 unusable += 1;
-                *seen = Some(unusable_bytes);
+                *seen = Some(unusable_now);
                 continue;
             }
             Ok(Acquired::Ended(ending)) => break Contended::Ended(Ending::decode(&ending, key)),
-            Ok(Acquired::Held { .. }) if !queue => break Contended::Busy,
+            Ok(Acquired::Held { remaining, .. }) if !queue => break Contended::Busy(remaining),
             Ok(Acquired::Held { remaining, holder }) => (remaining, holder),
             Err(error) => {
                 node.count(Count::store_errors);
@@ -165,6 +181,30 @@ pub(crate) async fn contend(contender: Contender<'_>) -> Contended {
         release_later(Arc::clone(node), key.clone(), token, policy.lease);
     }
     contended
+}
+
+/// An entry that an acquire has found. Its tags' ids were not read with it, so they are now.
+async fn current(
+    node: &Node,
+    raw: Bytes,
+    key: &Key,
+    tags: &[Key],
+    within: Duration,
+) -> Result<Stored, StoreError> {
+    let Stored::Entry(entry) = Stored::decode(node, raw.clone(), key) else {
+        return Ok(Stored::Unreadable(raw));
+    };
+    if entry.kind != Kind::Value || (tags.is_empty() && entry.tags.is_empty()) {
+        return Ok(Stored::Entry(entry));
+    }
+    // Who comes after this look at the ids must not be given what it finds current.
+    node.detach(key);
+    let ids = match tags {
+        [] => Vec::new(),
+        tags => node.store.tags().present_ids(tags, within).await?,
+    };
+    let current = node.is_current(&entry, tags, &ids, within).await?;
+    Ok(if current { Stored::Entry(entry) } else { Stored::Invalidated(raw) })
 }
 
 /// How long to sleep on a lease that has `remaining` left, in case no hint comes.

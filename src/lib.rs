@@ -63,11 +63,15 @@
 
 mod backend;
 mod builder;
+mod bulkhead;
+mod caller;
 mod codec;
+mod context;
 mod ending;
 mod entry;
 mod error;
 mod flight;
+mod gauge;
 mod guard;
 #[cfg(feature = "http")]
 #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
@@ -75,6 +79,7 @@ pub mod http;
 mod key;
 mod lead;
 mod lease;
+mod loading;
 pub mod lock;
 mod look_up;
 mod memoize;
@@ -82,20 +87,24 @@ mod node;
 mod observe;
 mod policy;
 mod read_through;
+mod share;
 mod slot;
 mod store;
 mod sync;
+mod tags;
+mod times;
 mod typed;
 
 pub use backend::Backend;
 pub use builder::StampedeGuardBuilder;
 pub use codec::Codec;
+pub use context::LoadContext;
 pub use error::{Error, ErrorKind, LoadError};
 pub use guard::{Shutdown, StampedeGuard};
 pub use key::CacheKey;
 pub use memoize::{Memoize, MemoizeFuture, MemoizeLayer};
 pub use observe::{Outcome, Stats};
-pub use policy::{OnStoreDown, OnWaitTimeout, Policy, PolicyBuilder};
+pub use policy::{OnOverload, OnStoreDown, OnWaitTimeout, Policy, PolicyBuilder};
 pub use store::memory::MemoryStore;
 
 /// The README's examples run as tests.

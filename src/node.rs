@@ -3,22 +3,26 @@
 use std::any::Any;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::sync::{Notify, watch};
-use tokio::time::{Instant, timeout_at};
+use tokio::sync::watch;
+use tokio::time::Instant;
 
 use crate::ending::Ending;
-use crate::entry::{Encoding, Entry};
+use crate::entry::{Encoding, Entry, Kind};
 use crate::error::Failure;
 use crate::flight::{self, Flights};
+use crate::gauge::Gauge;
 use crate::key::{Hashed, Key};
+use crate::loading::Loading;
 use crate::look_up::LookUps;
 use crate::observe::{Count, Counters, Outcome};
 use crate::store::{NodeStore, StoreError};
+use crate::tags::Tagged;
+use crate::times::Lifetimes;
 
 /// One guard core: everything behind a [`StampedeGuard`](crate::StampedeGuard) and its clones.
 #[derive(Debug)]
@@ -56,6 +60,8 @@ pub(crate) enum Lane {
     /// Under the lease only if it is free, with nobody following: to find out whether a resource
     /// that was uncacheable still is.
     Heal,
+    /// Under the lease only if it is free, with nobody following: everyone is served what there is.
+    Refresh,
 }
 
 pub(crate) type Leader = flight::Leader<FlightKey, Loader, Ending, Hashed>;
@@ -70,12 +76,35 @@ pub(crate) type LookedUp = Result<Option<Arc<SharedRead>>, StoreError>;
 pub(crate) enum Stored {
     Entry(Entry),
     Unreadable(Bytes),
+    /// A tag of it was invalidated.
+    Invalidated(Bytes),
+}
+
+/// Stored bytes that a flight has read and will not serve as they are.
+#[derive(Clone, Debug)]
+pub(crate) struct Seen {
+    pub(crate) raw: Bytes,
+    /// The value in them, if they hold one: to be served where a load fails, and for the load to build on.
+    pub(crate) value: Option<Entry>,
+}
+
+impl Seen {
+    pub(crate) fn entry(entry: Entry, key: &Key) -> Self {
+        let raw = entry.encode(key);
+        Self { raw, value: (entry.kind == Kind::Value).then_some(entry) }
+    }
+
+    pub(crate) fn unreadable(raw: Bytes) -> Self {
+        Self { raw, value: None }
+    }
 }
 
 /// What many callers were given by one read.
 #[derive(Debug)]
 pub(crate) struct SharedRead {
     pub(crate) stored: Stored,
+    /// The tags it was found to be current by.
+    pub(crate) tags: Box<[Key]>,
     /// What the first of them has made of it, for the others.
     pub(crate) opened: Opened,
 }
@@ -96,7 +125,7 @@ pub(crate) trait Open {
     }
 }
 
-type Run = Box<dyn FnOnce(Mode) -> Pin<Box<dyn Future<Output = Loaded> + Send>> + Send>;
+type Run = Box<dyn FnOnce(Given) -> Pin<Box<dyn Future<Output = Loaded> + Send>> + Send>;
 
 /// A caller's work, boxed at the door so that everything behind it is compiled once.
 pub(crate) struct Loader {
@@ -118,6 +147,29 @@ pub(crate) enum Mode {
     Alone,
 }
 
+/// What a loader is given.
+#[derive(Debug)]
+pub(crate) struct Given {
+    pub(crate) mode: Mode,
+    /// The value that is to be loaded anew, where the store still has it.
+    pub(crate) previous: Option<Entry>,
+    /// When the load is ended.
+    pub(crate) deadline: Instant,
+    /// Becomes true when the lease is lost.
+    pub(crate) lost: watch::Receiver<bool>,
+    pub(crate) node: Arc<Node>,
+}
+
+impl Given {
+    /// For a load of one caller's own.
+    pub(crate) fn alone(node: &Arc<Node>, load_timeout: Duration) -> Self {
+        // There is no lease to lose.
+        let lost = watch::channel(false).1;
+        let deadline = Instant::now() + load_timeout;
+        Self { mode: Mode::Alone, previous: None, deadline, lost, node: Arc::clone(node) }
+    }
+}
+
 /// What a loader came to.
 pub(crate) struct Loaded {
     pub(crate) result: LoadResult,
@@ -137,9 +189,18 @@ impl Loaded {
 
 /// What a loader's result means to those who share it.
 pub(crate) enum LoadResult {
-    /// A value, to be stored for `fresh_for`; zero shares it with the waiting wave only. Other
-    /// processes are then given `brief` instead, if there is one.
-    Value { encoding: Encoding, payload: Bytes, fresh_for: Duration, brief: Option<Bytes> },
+    /// A value. With no lifetime at all it is shared with the waiting wave only; other processes are then
+    /// given `brief` instead, if there is one.
+    Value {
+        encoding: Encoding,
+        payload: Bytes,
+        lifetimes: Lifetimes,
+        /// As the entry's.
+        validator: Bytes,
+        /// What it is invalidated under besides the policy's tags.
+        tags: Vec<Tagged>,
+        brief: Option<Bytes>,
+    },
     /// One caller's own: nobody else may have it. With `mark`, nobody queues for it for a while.
     Uncacheable { mark: bool },
     /// Nothing.
@@ -149,49 +210,6 @@ pub(crate) enum LoadResult {
 impl From<LoadResult> for Loaded {
     fn from(result: LoadResult) -> Self {
         Self { result, settled: None }
-    }
-}
-
-/// The loads inside which a task runs, innermost first.
-#[derive(Debug)]
-pub(crate) struct Loading {
-    /// Where the key's lease is: another guard on the same store would wait for it too.
-    place: u64,
-    key: Key,
-    outer: Option<Arc<Self>>,
-}
-
-tokio::task_local! {
-    static LOADING: Arc<Loading>;
-}
-
-impl Loading {
-    /// The loads inside which the current task runs.
-    pub(crate) fn current() -> Option<Arc<Self>> {
-        LOADING.try_with(Arc::clone).ok()
-    }
-
-    /// Runs `load` as a load of `key`.
-    pub(crate) fn scope<F: Future>(
-        node: &Arc<Node>,
-        key: &Key,
-        outer: Option<Arc<Self>>,
-        load: F,
-    ) -> impl Future<Output = F::Output> + use<F> {
-        let loading = Self { place: node.store.place(), key: key.clone(), outer };
-        LOADING.scope(Arc::new(loading), load)
-    }
-
-    /// Whether one of these loads is the load of `key`: waiting for it would be waiting for oneself.
-    pub(crate) fn includes(self: &Arc<Self>, node: &Arc<Node>, key: &Key) -> bool {
-        let mut innermost = Some(self);
-        while let Some(loading) = innermost {
-            if loading.place == node.store.place() && loading.key == *key {
-                return true;
-            }
-            innermost = loading.outer.as_ref();
-        }
-        false
     }
 }
 
@@ -236,9 +254,36 @@ impl Node {
         tracing::trace!(?key, outcome = outcome.as_str(), "stampede_guard.answered");
     }
 
+    /// Whether none of the tags of `entry` was invalidated since it was loaded, as the ids of `tags` show that
+    /// were read with it. Those of other tags are read now. An entry without one of `tags` was stored by somebody who
+    /// did not care for it, so nobody knows.
+    pub(crate) async fn is_current(
+        &self,
+        entry: &Entry,
+        tags: &[Key],
+        ids: &[Option<u64>],
+        within: Duration,
+    ) -> Result<bool, StoreError> {
+        if entry.kind != Kind::Value || (tags.is_empty() && entry.tags.is_empty()) {
+            return Ok(true);
+        }
+        let same = |(tag, id): (&Key, &Option<u64>)| id.is_some() && entry.tags.id_of(tag) == *id;
+        if !tags.iter().zip(ids).all(same) {
+            return Ok(false);
+        }
+        let known = |name: &str| tags.iter().any(|tag| tag.name() == name);
+        let others: Vec<_> =
+            entry.tags.iter().filter(|(name, _)| !known(name)).map(|(name, _)| Key::of_name(name)).collect();
+        if others.is_empty() {
+            return Ok(true);
+        }
+        let ids = self.store.tags().present_ids(&others, within).await?;
+        Ok(others.iter().zip(&ids).all(same))
+    }
+
     /// Takes the key's flights out of the map, so that later callers start anew.
     pub(crate) fn detach(&self, key: &Key) {
-        for lane in [Lane::Lease, Lane::Beside, Lane::Heal] {
+        for lane in [Lane::Lease, Lane::Beside, Lane::Heal, Lane::Refresh] {
             self.flights.detach(&FlightKey { key: key.clone(), lane });
         }
     }
@@ -247,54 +292,6 @@ impl Node {
 impl Drop for Node {
     fn drop(&mut self) {
         self.store.close();
-    }
-}
-
-/// How many of something there are now, and when the last one has gone.
-#[derive(Debug, Default)]
-pub(crate) struct Gauge {
-    count: AtomicUsize,
-    fell: Notify,
-}
-
-impl Gauge {
-    /// One more, until the answer is dropped.
-    pub(crate) fn enter(self: &Arc<Self>) -> Present {
-        self.count.fetch_add(1, Ordering::Relaxed);
-        Present { gauge: Arc::clone(self) }
-    }
-
-    pub(crate) fn count(&self) -> usize {
-        self.count.load(Ordering::Acquire)
-    }
-
-    /// Waits until there is none, at most until `deadline`; whether there is none.
-    pub(crate) async fn empty(&self, deadline: Instant) -> bool {
-        loop {
-            // Registered before the count is read, or the last fall could come between the two.
-            let fell = self.fell.notified();
-            tokio::pin!(fell);
-            fell.as_mut().enable();
-            if self.count() == 0 {
-                return true;
-            }
-            if timeout_at(deadline, fell).await.is_err() {
-                return self.count() == 0;
-            }
-        }
-    }
-}
-
-/// One of what a [`Gauge`] counts.
-#[derive(Debug)]
-pub(crate) struct Present {
-    gauge: Arc<Gauge>,
-}
-
-impl Drop for Present {
-    fn drop(&mut self) {
-        self.gauge.count.fetch_sub(1, Ordering::Release);
-        self.gauge.fell.notify_waiters();
     }
 }
 
@@ -343,11 +340,11 @@ impl Loader {
     /// Boxes a caller's work; it keeps the caller's span, and what the caller is a part of.
     pub(crate) fn new<F, Fut>(run: F) -> Self
     where
-        F: FnOnce(Mode) -> Fut + Send + 'static,
+        F: FnOnce(Given) -> Fut + Send + 'static,
         Fut: Future<Output = Loaded> + Send + 'static,
     {
         Self {
-            run: Box::new(move |mode| Box::pin(run(mode))),
+            run: Box::new(move |given| Box::pin(run(given))),
             span: tracing::Span::current(),
             within: Loading::current(),
         }

@@ -13,6 +13,8 @@ use crate::key::Key;
 pub enum Outcome {
     /// From the store.
     Hit,
+    /// With a stale value from the store: it is loaded anew in the background, or its load failed or takes long.
+    Stale,
     /// By the load that this request led.
     Led,
     /// By a load that another request led, here or in another process.
@@ -28,6 +30,7 @@ impl Outcome {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Hit => "hit",
+            Self::Stale => "stale",
             Self::Led => "led",
             Self::Coalesced => "coalesced",
             Self::Bypassed => "bypassed",
@@ -84,6 +87,8 @@ macro_rules! counters {
 counters! {
     /// Requests answered from the store.
     hits => "hit",
+    /// Requests answered with a stale value.
+    stale => "stale",
     /// Requests answered by the load that they led.
     led => "led",
     /// Requests answered by a load that another request led, here or in another process.
@@ -94,6 +99,8 @@ counters! {
     failed => "failed",
     /// Loads started by this guard, of every kind.
     loads => "stampede_guard_loads_total",
+    /// Background loads that this process set out on; those that another process was at already included.
+    refreshes => "stampede_guard_refreshes_total",
     /// Loads that ran without a lease because the store could not be asked.
     fail_open_loads => "stampede_guard_fail_open_loads_total",
     /// Commits the store refused: the lease was no longer ours.
@@ -106,6 +113,18 @@ counters! {
     budget_exceeded => "stampede_guard_budget_exceeded_total",
     /// Stored bytes that were no readable entry: damaged, of another version, or not of the type asked for.
     unreadable => "stampede_guard_unreadable_total",
+    /// Those of them for a value that was still fresh.
+    early_refreshes => "stampede_guard_early_refreshes_total",
+    /// Failed loads for which an older value stood in.
+    stand_ins => "stampede_guard_stand_ins_total",
+    /// Requests answered with an older value because a load took longer than the soft timeout.
+    soft_timeouts => "stampede_guard_soft_timeouts_total",
+    /// Loaded values that say that there is nothing.
+    negatives => "stampede_guard_negatives_total",
+    /// Confirmed invalidations, of keys, of tags, and by storing directly.
+    invalidations => "stampede_guard_invalidations_total",
+    /// Loads for which there was no permit in time.
+    overloaded => "stampede_guard_overloaded_total",
     /// Loads that went on with another caller's loader after the first one vanished.
     takeovers => "stampede_guard_takeovers_total",
 }
@@ -114,6 +133,7 @@ impl Counters {
     pub(crate) fn request(&self, outcome: Outcome) {
         self.add(match outcome {
             Outcome::Hit => Count::hits,
+            Outcome::Stale => Count::stale,
             Outcome::Led => Count::led,
             Outcome::Coalesced => Count::coalesced,
             Outcome::Bypassed => Count::bypassed,
@@ -125,7 +145,7 @@ impl Counters {
 impl Stats {
     /// Requests answered without a load of their own: what the origin was spared.
     pub const fn loads_saved(&self) -> u64 {
-        self.hits + self.coalesced
+        self.hits + self.stale + self.coalesced
     }
 }
 
@@ -136,7 +156,7 @@ fn publish(metric: &'static str) {
         metrics::counter!(metric).increment(1);
     } else {
         metrics::counter!("stampede_guard_requests_total", "outcome" => metric).increment(1);
-        if matches!(metric, "hit" | "coalesced") {
+        if matches!(metric, "hit" | "stale" | "coalesced") {
             metrics::counter!("stampede_guard_loads_saved_total").increment(1);
         }
     }

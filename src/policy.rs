@@ -2,11 +2,17 @@
 //!
 //! Every default stands here once, with its reason.
 
+mod builder;
+
 use std::time::Duration;
 
+pub use builder::PolicyBuilder;
+
 use crate::codec::Codec;
-use crate::error::{Error, ErrorKind};
+use crate::key::{CacheKey, Key};
 use crate::node::Budget;
+use crate::tags;
+use crate::times::{Lifetimes, Times};
 
 /// What happens to a caller that has waited [`wait_timeout`](PolicyBuilder::wait_timeout) for
 /// somebody else's load.
@@ -18,6 +24,19 @@ pub enum OnWaitTimeout {
     Load,
     /// Fail with [`ErrorKind::Timeout`]; over HTTP, 504.
     Fail,
+}
+
+/// What happens to a load that has waited
+/// [`permit_timeout`](PolicyBuilder::permit_timeout) for others to end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum OnOverload {
+    /// Fail it, and all who wait for it, with [`ErrorKind::Overloaded`](crate::ErrorKind::Overloaded); over HTTP,
+    /// 503 with `Retry-After`. A stale value stands in where there may be one.
+    #[default]
+    Shed,
+    /// Load all the same.
+    LoadAnyway,
 }
 
 /// What happens while the store can not be asked.
@@ -51,8 +70,21 @@ pub enum OnStoreDown {
 pub struct Policy {
     pub(crate) fresh_for: Duration,
     pub(crate) ttl_jitter: f64,
+    pub(crate) stale_while_revalidate: Duration,
+    pub(crate) stale_if_error: Duration,
+    pub(crate) back_off: Duration,
+    pub(crate) negative_for: Option<Duration>,
+    pub(crate) soft_timeout: Option<Duration>,
+    pub(crate) early_refresh: f64,
+    pub(crate) refresh_ahead: f64,
     pub(crate) lease: Duration,
     pub(crate) load_timeout: Duration,
+    pub(crate) tags: Vec<CacheKey>,
+    pub(crate) invalidate_all: bool,
+    pub(crate) replicas: Option<(u32, Duration)>,
+    pub(crate) max_concurrent_loads: Option<u32>,
+    pub(crate) permit_timeout: Duration,
+    pub(crate) on_overload: OnOverload,
     pub(crate) wait_timeout: Duration,
     pub(crate) on_wait_timeout: OnWaitTimeout,
     pub(crate) coordination_budget: Duration,
@@ -76,6 +108,58 @@ impl Policy {
         lifetime.mul_f64(1.0 - self.ttl_jitter * fastrand::f64())
     }
 
+    /// How long a loader's value may be served, and how.
+    pub(crate) fn lifetimes(&self) -> Lifetimes {
+        Lifetimes {
+            fresh_for: self.fresh_for,
+            stale_while_revalidate: self.stale_while_revalidate,
+            stale_if_error: self.stale_if_error,
+            keep_for: Duration::ZERO,
+        }
+    }
+
+    pub(crate) fn is_tagged(&self) -> bool {
+        self.invalidate_all || !self.tags.is_empty()
+    }
+
+    /// The tags of every value, in `namespace`.
+    pub(crate) fn tag_keys(&self, namespace: &str) -> Vec<Key> {
+        let named = self.tags.iter().map(|tag| Key::new(namespace, tag));
+        named.chain(self.invalidate_all.then(|| tags::everything(namespace))).collect()
+    }
+
+    /// How long the ids of tags live: at least as long as the longest entry, and long enough that seldom used
+    /// ones are not made anew all the time.
+    pub(crate) fn tag_life(&self) -> Duration {
+        let day = Duration::from_secs(86_400);
+        self.lifetimes()
+            .from(0, Duration::ZERO)
+            .1
+            .saturating_add(self.load_timeout)
+            .saturating_mul(2)
+            .max(day)
+    }
+
+    /// How long a value that says "there is nothing" is fresh.
+    pub(crate) fn negative_for(&self) -> Duration {
+        self.negative_for.unwrap_or(self.fresh_for)
+    }
+
+    /// Whether a caller who is served this fresh value should have it loaded anew.
+    pub(crate) fn is_due_early(&self, stored_at: u64, times: &Times, now: u64) -> bool {
+        if now < times.retry_at {
+            return false;
+        }
+        if self.refresh_ahead > 0.0 {
+            let lifetime = times.fresh_until.saturating_sub(stored_at) as f64;
+            let age = now.saturating_sub(stored_at) as f64;
+            if age >= lifetime * self.refresh_ahead {
+                return true;
+            }
+        }
+        self.early_refresh > 0.0 && times.is_due_early(now, self.early_refresh, fastrand::f64())
+    }
+
     /// What the store may add to one request.
     pub(crate) fn budget(&self) -> Budget {
         Budget::new(self.coordination_budget, self.command_timeout)
@@ -93,11 +177,27 @@ impl Default for Policy {
             fresh_for: Duration::from_secs(60),
             // Keys stored together would expire together, and load together, for ever after.
             ttl_jitter: 0.1,
+            // Who serves stale values should say so.
+            stale_while_revalidate: Duration::ZERO,
+            stale_if_error: Duration::ZERO,
+            // Long enough to leave a struggling origin alone, short enough to notice its recovery.
+            back_off: Duration::from_secs(5),
+            negative_for: None,
+            soft_timeout: None,
+            early_refresh: 0.0,
+            refresh_ahead: 0.0,
             // What a dead leader costs its waiters. Renewed each third while the load runs, so it
             // does not bound the load; two renewals may be lost before the lease is.
             lease: DEFAULT_LEASE,
             // A load without an end would be renewed for ever. Beyond the usual HTTP timeouts.
             load_timeout: DEFAULT_LOAD_TIMEOUT,
+            tags: Vec::new(),
+            invalidate_all: false,
+            replicas: None,
+            max_concurrent_loads: None,
+            // Beyond what a client cares to wait in a queue, before the origin has even begun.
+            permit_timeout: Duration::from_secs(5),
+            on_overload: OnOverload::Shed,
             // The longest that a live leader can take, and the lease of one that just died.
             wait_timeout: DEFAULT_LOAD_TIMEOUT.saturating_add(DEFAULT_LEASE),
             on_wait_timeout: OnWaitTimeout::Load,
@@ -118,204 +218,10 @@ impl Default for Policy {
     }
 }
 
-/// Builds a [`Policy`]; [`build`](Self::build) refuses settings that contradict each other.
-#[derive(Clone, Debug, Default)]
-#[must_use = "a builder does nothing until `build` is called"]
-pub struct PolicyBuilder {
-    policy: Policy,
-    /// `None` follows `load_timeout` and `lease`.
-    wait_timeout: Option<Duration>,
-    /// `None` follows `coordination_budget`.
-    command_timeout: Option<Duration>,
-}
-
-impl PolicyBuilder {
-    /// How long a value is served before it is loaded again. Over HTTP, for responses that do not
-    /// say themselves. Defaults to 60 s.
-    pub fn fresh_for(mut self, fresh_for: Duration) -> Self {
-        self.policy.fresh_for = fresh_for;
-        self
-    }
-
-    /// Shortens each stored lifetime by a random part of up to this fraction, so that values stored
-    /// together do not expire together. Zero turns it off. Defaults to 0.1.
-    pub fn ttl_jitter(mut self, fraction: f64) -> Self {
-        self.policy.ttl_jitter = fraction;
-        self
-    }
-
-    /// How long the fleet waits for a leader that gives no sign of life. It is renewed at each third
-    /// while the load runs, so loads may take longer. A shorter lease finds a dead leader sooner and is
-    /// lost sooner by a slow one. Defaults to 2 s.
-    pub fn lease(mut self, lease: Duration) -> Self {
-        self.policy.lease = lease;
-        self
-    }
-
-    /// Ends a load that takes longer; all who wait are told [`ErrorKind::Timeout`]. Defaults to 30 s.
-    pub fn load_timeout(mut self, load_timeout: Duration) -> Self {
-        self.policy.load_timeout = load_timeout;
-        self
-    }
-
-    /// How long a caller waits for somebody else's load, and what then. Defaults to `load_timeout` plus
-    /// `lease`, which no live leader exceeds, and to [`OnWaitTimeout::Load`].
-    pub fn wait_timeout(mut self, wait_timeout: Duration, then: OnWaitTimeout) -> Self {
-        self.wait_timeout = Some(wait_timeout);
-        self.policy.on_wait_timeout = then;
-        self
-    }
-
-    /// How much time the store's round trips may add to one request, connecting included. Waiting for a
-    /// live leader is not part of it. When it is used up the request goes on without the store.
-    /// Defaults to 100 ms.
-    pub fn coordination_budget(mut self, budget: Duration) -> Self {
-        self.policy.coordination_budget = budget;
-        self
-    }
-
-    /// The deadline of one command to the store. Two of them without any answer, and the connection is
-    /// given up. Of the policy that the guard is built with. Defaults to half the coordination budget.
-    pub fn command_timeout(mut self, command_timeout: Duration) -> Self {
-        self.command_timeout = Some(command_timeout);
-        self
-    }
-
-    /// What happens while the store can not be asked. Defaults to [`OnStoreDown::FailOpen`].
-    pub fn on_store_down(mut self, then: OnStoreDown) -> Self {
-        self.policy.on_store_down = then;
-        self
-    }
-
-    /// How long a failure is also told to callers that come after it, in the whole fleet. Zero tells
-    /// only those who waited for the load that failed. Defaults to zero.
-    pub fn error_for(mut self, error_for: Duration) -> Self {
-        self.policy.error_for = error_for;
-        self
-    }
-
-    /// How values of loaders are encoded. Defaults to [`Codec::MessagePack`].
-    pub fn codec(mut self, codec: Codec) -> Self {
-        self.policy.codec = codec;
-        self
-    }
-
-    /// The longest value or response body, in bytes, that is stored and shared. A longer response
-    /// streams through to its own client; a longer value goes to its own caller. Defaults to 1 MiB.
-    pub fn max_body(mut self, bytes: usize) -> Self {
-        self.policy.max_body = bytes;
-        self
-    }
-
-    /// What the HTTP layer shares, with whom, and for how long. Replaces what [`scheme`](Self::scheme) and
-    /// [`credential_headers`](Self::credential_headers) have set before; they change it when they come
-    /// after. Defaults to [`HttpPolicy::default`](crate::http::HttpPolicy::default).
-    #[cfg(feature = "http")]
-    #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
-    pub fn http(mut self, http: crate::http::HttpPolicy) -> Self {
-        self.policy.http = http;
-        self
-    }
-
-    /// The scheme of keys for requests whose URI has none, as servers receive them. Two services that
-    /// share a namespace and are reached by different schemes set it. Defaults to `http`.
-    #[cfg(feature = "http")]
-    #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
-    pub fn scheme(mut self, scheme: http::uri::Scheme) -> Self {
-        self.policy.http.requests.scheme = scheme;
-        self
-    }
-
-    /// Request headers that mark an answer as one user's: a request with any of them bypasses the
-    /// cache. Defaults to `Authorization`, `Proxy-Authorization`, `Cookie`, `X-Api-Key`,
-    /// `X-Auth-Token` and `X-Amz-Security-Token`. Name your own here as well: this list replaces
-    /// the default one.
-    #[cfg(feature = "http")]
-    #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
-    pub fn credential_headers(mut self, names: impl IntoIterator<Item = http::HeaderName>) -> Self {
-        self.policy.http.requests.credentials = names.into_iter().collect();
-        self
-    }
-
-    /// Checks the settings against each other.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::InvalidPolicy`], naming the settings that do not fit and what would.
-    pub fn build(self) -> Result<Policy, Error> {
-        let Self { mut policy, wait_timeout, command_timeout } = self;
-        policy.command_timeout = command_timeout.unwrap_or(policy.coordination_budget / 2);
-        policy.wait_timeout =
-            wait_timeout.unwrap_or_else(|| policy.load_timeout.saturating_add(policy.lease));
-
-        let day = Duration::from_secs(86_400);
-        in_range("fresh_for", policy.fresh_for, MILLISECOND, day * 3650)?;
-        in_range("lease", policy.lease, MILLISECOND * 100, day)?;
-        in_range("load_timeout", policy.load_timeout, MILLISECOND, day)?;
-        in_range("wait_timeout", policy.wait_timeout, MILLISECOND, day * 2)?;
-        in_range("coordination_budget", policy.coordination_budget, MILLISECOND * 2, day)?;
-        in_range("command_timeout", policy.command_timeout, MILLISECOND, day)?;
-        in_range("error_for", policy.error_for, Duration::ZERO, day)?;
-        if !(0.0..=0.9).contains(&policy.ttl_jitter) {
-            return Err(refused(format!("ttl_jitter is {}: choose from 0 to 0.9", policy.ttl_jitter)));
-        }
-        if policy.max_body == 0 || policy.max_body > 256 * 1024 * 1024 {
-            return Err(refused(format!("max_body is {}: choose from 1 to 256 MiB", policy.max_body)));
-        }
-        #[cfg(feature = "http")]
-        if let Some(text) = policy.http.refusal() {
-            return Err(refused(text));
-        }
-        let contradiction = |left: &str, a: Duration, right: &str, b: Duration, advice: &str| {
-            Err(refused(format!("{left} ({a:?}) and {right} ({b:?}) contradict each other: {advice}")))
-        };
-        if policy.command_timeout > policy.coordination_budget {
-            return contradiction(
-                "command_timeout",
-                policy.command_timeout,
-                "coordination_budget",
-                policy.coordination_budget,
-                "one command may not take longer than all of them",
-            );
-        }
-        if policy.lease < policy.command_timeout * 4 {
-            return contradiction(
-                "lease",
-                policy.lease,
-                "command_timeout",
-                policy.command_timeout,
-                "a lease must outlast a renewal that is late by one command; make it at least four times as long",
-            );
-        }
-        if policy.load_timeout.saturating_add(policy.lease) < policy.error_for {
-            return contradiction(
-                "error_for",
-                policy.error_for,
-                "load_timeout",
-                policy.load_timeout,
-                "a failure may not be replayed for longer than one try takes (load_timeout plus lease)",
-            );
-        }
-        Ok(policy)
-    }
-}
-
-const MILLISECOND: Duration = Duration::from_millis(1);
-
-fn in_range(name: &str, value: Duration, least: Duration, most: Duration) -> Result<(), Error> {
-    if (least..=most).contains(&value) {
-        return Ok(());
-    }
-    Err(refused(format!("{name} is {value:?}: choose from {least:?} to {most:?}")))
-}
-
-fn refused(text: String) -> Error {
-    Error::new(ErrorKind::InvalidPolicy, text)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::ErrorKind;
 
     const fn ms(ms: u64) -> Duration {
         Duration::from_millis(ms)

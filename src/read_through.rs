@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! 1 key       request or caller -> CacheKey, or bypass straight to the loader
-//! 2 look up   GET entry: fresh -> 8 | else 3
+//! 2 look up   GET entry: fresh -> 8 | stale but servable -> 8 now, 3 to 7 in the background | else 3
 //! 3 join      flight, this process: follower awaits its leader -> 8 | leader -> 4
 //! 4 lease     all processes, one script: entry meanwhile there -> 8 | granted -> 6 | held -> 5
 //! 5 wait      sleep until wake, lease timer, disconnect or deadline; then 4 again
@@ -17,24 +17,19 @@
 //! found nothing, and one read per request is what the flight is there to prevent.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use bytes::Bytes;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::sleep_until;
 
+use crate::caller::{Ask, Caller, FirstRead, Judged, Read};
 use crate::ending::Ending;
-use crate::entry::{Entry, Kind};
+use crate::entry::Entry;
 use crate::error::{Error, ErrorKind, Failure};
-use crate::key::{Hashed, Key};
 use crate::lead::Lead;
-use crate::look_up::{Duty, Entered, First};
-use crate::node::{
-    Budget, FlightKey, Follower, Joined, Lane, Loader, Loading, LookedUp, Node, Open, Opened, SharedRead,
-    Stored,
-};
+use crate::loading::Loading;
+use crate::node::{Follower, Joined, Lane, Loader, Open, Seen};
 use crate::observe::{self, Count};
-use crate::policy::{OnStoreDown, OnWaitTimeout, Policy};
-use crate::store::{StoreError, StoreErrorKind};
+use crate::policy::{OnStoreDown, OnWaitTimeout};
+use crate::store::StoreError;
 
 /// How often a value is met that this caller can not use (not of its type) before it loads for itself.
 const ROUNDS: usize = 3;
@@ -43,6 +38,10 @@ const ROUNDS: usize = 3;
 pub(crate) enum Looked<'a, V> {
     /// Step 8 from the store.
     Hit(V),
+    /// The same, and a background load is due: bring a loader for it.
+    Aging { value: V, stale: bool, refresh: Refresh<'a> },
+    /// Step 8 with a stale value that nobody should load anew yet.
+    Stale(V),
     /// No value, and no way to one.
     Failed(Failure),
     /// Nothing that can be served: bring a loader.
@@ -53,6 +52,8 @@ pub(crate) enum Looked<'a, V> {
 pub(crate) enum Answer<V> {
     /// Step 8 from a load that somebody else led.
     Coalesced(V),
+    /// Step 8 with an older value, because the load failed or takes long.
+    Stale(V),
     /// This caller's own loader was used, and what it came to is wherever that loader put it. The
     /// ending says why there is nothing.
     Led(Ending),
@@ -62,26 +63,14 @@ pub(crate) enum Answer<V> {
     Alone(Loader),
 }
 
-/// One caller's question.
-#[derive(Clone, Copy)]
-pub(crate) struct Ask<'a> {
-    pub(crate) node: &'a Arc<Node>,
-    pub(crate) policy: &'a Arc<Policy>,
-    pub(crate) key: &'a Key,
-}
-
 /// Steps 2 and, where a flight is on its way already, 3: is there something to serve?
 ///
 /// # Cancel safety
 ///
 /// Safe.
 pub(crate) async fn look<'a, O: Open>(ask: Ask<'a>, open: &O) -> Looked<'a, O::Value> {
-    let Ask { node, policy, key } = ask;
-    let mut missing = Missing {
-        caller: Caller { ask, started: Instant::now(), budget: policy.budget(), seen: None },
-        first: None,
-        lane: Some(Lane::Lease),
-    };
+    let Ask { node, key, .. } = ask;
+    let mut missing = Missing { caller: Caller::new(ask), first: None, lane: Some(Lane::Lease) };
     if node.is_closed() {
         missing.lane = None;
         return Looked::Missing(missing);
@@ -95,12 +84,58 @@ pub(crate) async fn look<'a, O: Open>(ask: Ask<'a>, open: &O) -> Looked<'a, O::V
     let (read, first) = missing.caller.look_up().await;
     missing.first = first;
     match missing.caller.judge(read, open) {
-        Judged::Hit(value) => return Looked::Hit(value),
+        Judged::Hit { value, stale, refresh: true } => {
+            return Looked::Aging { value, stale, refresh: Refresh { caller: missing.caller } };
+        }
+        Judged::Hit { value, stale: true, .. } => return Looked::Stale(value),
+        Judged::Hit { value, .. } => return Looked::Hit(value),
         Judged::Down(error) => return Looked::Failed(Failure::Guard(error)),
         Judged::Marked => missing.lane = Some(Lane::Heal),
         Judged::Miss => {}
     }
     Looked::Missing(missing)
+}
+
+/// Step 2 for a caller that wants a load whatever there is.
+///
+/// # Cancel safety
+///
+/// Safe.
+pub(crate) async fn look_past(ask: Ask<'_>) -> Result<Missing<'_>, Failure> {
+    let Ask { node, policy, key } = ask;
+    let mut caller = Caller::new(ask);
+    if node.is_closed() {
+        return Ok(Missing { caller, first: None, lane: None });
+    }
+    if Loading::current().is_some_and(|loading| loading.includes(node, key)) {
+        return Err(Failure::Guard(Error::reentrant(key)));
+    }
+    let (read, first) = caller.look_up().await;
+    let read = match read {
+        Read::Own(Err(error)) | Read::Shared(Err(error))
+            if policy.on_store_down == OnStoreDown::FailClosed =>
+        {
+            return Err(Failure::Guard(Error::store("looking up the entry", key, error)));
+        }
+        read => read,
+    };
+    caller.seen = read.into_seen(key);
+    caller.budget.spend(caller.started);
+    Ok(Missing { caller, first, lane: Some(Lane::Lease) })
+}
+
+/// Step 2 alone: the entry, whatever it is worth; `None` too where it is unreadable.
+///
+/// # Cancel safety
+///
+/// Safe.
+pub(crate) async fn read_entry(ask: Ask<'_>) -> Result<Option<Entry>, StoreError> {
+    let caller = Caller::new(ask);
+    let (read, _first) = caller.look_up().await;
+    match read {
+        Read::Own(Err(error)) | Read::Shared(Err(error)) => Err(error),
+        read => Ok(read.into_seen(ask.key).and_then(|seen| seen.value)),
+    }
 }
 
 /// Step 2 alone: what is there to serve, if anything.
@@ -109,14 +144,38 @@ pub(crate) async fn look<'a, O: Open>(ask: Ask<'a>, open: &O) -> Looked<'a, O::V
 ///
 /// Safe.
 pub(crate) async fn peek<O: Open>(ask: Ask<'_>, open: &O) -> Result<Option<O::Value>, StoreError> {
-    let mut caller = Caller { ask, started: Instant::now(), budget: ask.policy.budget(), seen: None };
+    let mut caller = Caller::new(ask);
     let (read, _first) = caller.look_up().await;
     if let Read::Own(Err(error)) | Read::Shared(Err(error)) = read {
         return Err(error);
     }
     match caller.judge(read, open) {
-        Judged::Hit(value) => Ok(Some(value)),
+        Judged::Hit { value, .. } => Ok(Some(value)),
         Judged::Miss | Judged::Marked | Judged::Down(_) => Ok(None),
+    }
+}
+
+/// A background load that is due, for a value that was served.
+pub(crate) struct Refresh<'a> {
+    caller: Caller<'a>,
+}
+
+impl Refresh<'_> {
+    /// Steps 3 to 7 with nobody waiting: one load in the fleet, or none if somebody else is at it.
+    /// `early` if the value is still fresh.
+    pub(crate) fn start(self, loader: Loader, early: bool) {
+        let Caller { ask: Ask { node, policy, .. }, .. } = self.caller;
+        let flight = self.caller.flight(Lane::Refresh);
+        // Whoever has one on its way in this process already needs no other.
+        if let Joined::Leader(leader, seat) = node.flights.join(&flight, loader, Ending::Gone) {
+            node.count(Count::refreshes);
+            if early {
+                node.count(Count::early_refreshes);
+            }
+            let (node, policy) = (Arc::clone(node), Arc::clone(policy));
+            let Caller { seen, budget, .. } = self.caller;
+            Lead { node, policy, flight, leader, seen, budget, _unattended: Some(seat) }.start();
+        }
     }
 }
 
@@ -155,19 +214,39 @@ impl Missing<'_> {
                 // whether it still is.
                 return Answer::Alone(own);
             }
-            let ending = caller.await_ending(&mut follower, leads).await.unwrap_or(Ending::WaitedOut);
+            let ending = tokio::select! {
+                biased;
+                ending = caller.await_ending(&mut follower, leads) => ending.unwrap_or(Ending::WaitedOut),
+                stand_in = caller.soft_timeout(open) => {
+                    // The seat is kept, because a loader that was not asked yet would leave with it.
+                    tokio::spawn(follower);
+                    caller.ask.node.count(Count::soft_timeouts);
+                    return Answer::Stale(stand_in);
+                }
+            };
+            if let Ending::Stale(entry) = &ending
+                && let Some(value) = open.open(&mut entry.clone(), caller.now())
+            {
+                return Answer::Stale(value);
+            }
             let Some(own) = follower.take_loader() else {
                 return Answer::Led(ending);
             };
             loader = own;
             // 8 response
             match ending {
-                Ending::Value(mut entry) => match open.open(&mut entry, caller.now()) {
-                    Some(value) => return caller.coalesced(value),
-                    // Not what this caller wants: a load that gives that is worth a try.
-                    None => caller.seen = Some(entry.encode(caller.ask.key)),
-                },
-                Ending::Failed(failure) => return Answer::Failed(failure),
+                Ending::Value(mut entry) | Ending::Stale(mut entry) => {
+                    match open.open(&mut entry, caller.now()) {
+                        Some(value) => return caller.coalesced(value),
+                        // Not what this caller wants: a load that gives that is worth a try.
+                        None => caller.seen = Some(Seen::entry(entry, caller.ask.key)),
+                    }
+                }
+                Ending::Failed(failure) => {
+                    return caller.stand_in(open).map_or(Answer::Failed(failure), Answer::Stale);
+                }
+                // What is stored by now is older than the invalidation, too.
+                Ending::Invalidated => {}
                 Ending::WaitedOut => return caller.beside(loader, open).await,
                 Ending::Uncacheable | Ending::Gone => return Answer::Alone(loader),
             }
@@ -176,144 +255,7 @@ impl Missing<'_> {
     }
 }
 
-/// One caller on its way.
-struct Caller<'a> {
-    ask: Ask<'a>,
-    started: Instant,
-    budget: Budget,
-    /// Stored bytes that this caller has read and can not use.
-    seen: Option<Bytes>,
-}
-
-type FirstRead<'a> = First<'a, Key, LookedUp, Hashed>;
-
-/// What a read found: for this caller alone, or for all who were in its queue.
-enum Read {
-    Own(Result<Option<Stored>, StoreError>),
-    Shared(LookedUp),
-}
-
-async fn read(node: &Node, key: &Key, within: Duration) -> Result<Option<Stored>, StoreError> {
-    match node.store.look_up(key, within).await {
-        Ok(raw) => Ok(raw.map(|raw| Stored::decode(node, raw, key))),
-        Err(error) => {
-            node.count(Count::store_errors);
-            Err(error)
-        }
-    }
-}
-
-/// Reads for those who queue for a key, until nobody does. A task of its own: a caller that is alive and not
-/// polled must not hold up the others.
-async fn read_for_queue(node: Arc<Node>, mut duty: Duty<Key, LookedUp, Hashed>, within: Duration) {
-    let key = duty.key().clone();
-    let flight = FlightKey { key: key.clone(), lane: Lane::Lease };
-    // The lone read in front of the queue may have found nothing and begin a flight, whose acquire
-    // reads again; then there is no need to.
-    let _ = timeout(within, duty.first_ended()).await;
-    while let Some(batch) = duty.next() {
-        let looked_up = if node.flights.has(&flight) {
-            Ok(None)
-        } else {
-            let shared = |stored| Arc::new(SharedRead { stored, opened: Opened::new() });
-            read(&node, &key, within).await.map(|stored| stored.map(shared))
-        };
-        batch.answer(&looked_up);
-        // Those who were answered may ask again at once: let them, and answer them together.
-        tokio::task::yield_now().await;
-    }
-}
-
-/// What a look-up means to this caller.
-enum Judged<V> {
-    Hit(V),
-    Miss,
-    Marked,
-    Down(Error),
-}
-
-impl<'a> Caller<'a> {
-    /// The store's clock when this caller came: one look at a clock per hit is enough.
-    fn now(&self) -> u64 {
-        self.ask.node.store.clock_at(self.started)
-    }
-
-    fn flight(&self, lane: Lane) -> FlightKey {
-        FlightKey { key: self.ask.key.clone(), lane }
-    }
-
-    /// Step 2. Those who ask at the same moment share a read. A lone caller is also given what holds back
-    /// those who queue behind it.
-    async fn look_up(&mut self) -> (Read, Option<FirstRead<'a>>) {
-        let Ask { node, key, .. } = self.ask;
-        let Some(within) = self.budget.next() else {
-            return (Read::Own(Err(StoreError::new(StoreErrorKind::TimedOut))), None);
-        };
-        match node.look_ups.enter(key) {
-            Entered::First(first) => (Read::Own(read(node, key, within).await), Some(first)),
-            Entered::Queued(queued, duty) => {
-                if let Some(duty) = duty {
-                    tokio::spawn(read_for_queue(Arc::clone(node), duty, within));
-                }
-                let nothing = || Err(StoreError::new(StoreErrorKind::Unavailable));
-                (Read::Shared(queued.await.unwrap_or_else(nothing)), None)
-            }
-        }
-    }
-
-    fn judge<O: Open>(&mut self, read: Read, open: &O) -> Judged<O::Value> {
-        let Ask { node, policy, key } = self.ask;
-        let now = self.now();
-        let marked = |entry: &Entry| entry.kind == Kind::Marker && entry.is_fresh(now);
-        let entry = match read {
-            Read::Own(Ok(Some(Stored::Entry(mut entry)))) => {
-                if entry.kind == Kind::Value
-                    && entry.is_fresh(now)
-                    && let Some(value) = open.open(&mut entry, now)
-                {
-                    return Judged::Hit(value);
-                }
-                entry
-            }
-            Read::Own(Ok(Some(Stored::Unreadable(raw)))) => return self.missed(Some(raw)),
-            Read::Shared(Ok(Some(shared))) => match &shared.stored {
-                Stored::Entry(entry) => {
-                    if entry.kind == Kind::Value
-                        && entry.is_fresh(now)
-                        && let Some(value) = open.open_shared(entry, now, &shared.opened)
-                    {
-                        return Judged::Hit(value);
-                    }
-                    entry.clone()
-                }
-                Stored::Unreadable(raw) => return self.missed(Some(raw.clone())),
-            },
-            Read::Own(Ok(None)) | Read::Shared(Ok(None)) => return self.missed(None),
-            Read::Own(Err(error)) | Read::Shared(Err(error)) => {
-                if policy.on_store_down == OnStoreDown::FailClosed {
-                    return Judged::Down(Error::store("looking up the entry", key, error));
-                }
-                return self.missed(None);
-            }
-        };
-        let seen = entry.encode(key);
-        if marked(&entry) {
-            self.seen = Some(seen);
-            return Judged::Marked;
-        }
-        if entry.is_fresh(now) {
-            // Sound, and not what this caller wants.
-            node.count(Count::unreadable);
-        }
-        self.missed(Some(seen))
-    }
-
-    fn missed<V>(&mut self, seen: Option<Bytes>) -> Judged<V> {
-        self.seen = seen;
-        self.budget.spend(self.started);
-        Judged::Miss
-    }
-
+impl Caller<'_> {
     /// Step 3: a seat, and whether this caller leads; the loader back if there are too many flights.
     fn join(&self, lane: Lane, loader: Loader) -> Result<(Follower, bool), Loader> {
         let Ask { node, policy, .. } = self.ask;
@@ -322,7 +264,7 @@ impl<'a> Caller<'a> {
             Joined::Leader(leader, follower) => {
                 let (node, policy) = (Arc::clone(node), Arc::clone(policy));
                 let (seen, budget) = (self.seen.clone(), self.budget);
-                Lead { node, policy, flight, leader, seen, budget }.start();
+                Lead { node, policy, flight, leader, seen, budget, _unattended: None }.start();
                 Ok((follower, true))
             }
             Joined::Follower(follower) => Ok((follower, false)),
@@ -371,12 +313,14 @@ impl<'a> Caller<'a> {
             return Answer::Led(ending);
         };
         match ending {
-            Ending::Value(mut entry) => match open.open(&mut entry, self.now()) {
+            Ending::Value(mut entry) | Ending::Stale(mut entry) => match open.open(&mut entry, self.now()) {
                 Some(value) => self.coalesced(value),
                 None => Answer::Alone(loader),
             },
             Ending::Failed(failure) => Answer::Failed(failure),
-            Ending::Uncacheable | Ending::WaitedOut | Ending::Gone => Answer::Alone(loader),
+            Ending::Invalidated | Ending::Uncacheable | Ending::WaitedOut | Ending::Gone => {
+                Answer::Alone(loader)
+            }
         }
     }
 }

@@ -4,15 +4,17 @@ use std::fmt;
 use std::future::Future;
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
+use bytes::Bytes;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::codec::Codec;
+use crate::context::{LoadContext, Settings};
 use crate::entry::Entry;
 use crate::error::{Failure, LoadError, failure_text};
-use crate::node::{LoadResult, Loader, Mode, Open};
+use crate::node::{Given, LoadResult, Loader, Mode, Node, Open};
+use crate::observe::Count;
 use crate::policy::Policy;
 use crate::sync::lock;
 
@@ -42,42 +44,96 @@ pub(crate) type Own<T, E> = Arc<Mutex<Option<Result<T, LoadError<E>>>>>;
 /// Boxes a caller's `load`.
 pub(crate) fn loader<T, E, F, Fut>(load: F, policy: &Policy, own: &Own<T, E>) -> Loader
 where
-    T: Serialize + Send + 'static,
+    T: Serialize + DeserializeOwned + Send + 'static,
     E: fmt::Display + fmt::Debug + Send + Sync + 'static,
     F: FnOnce() -> Fut + Send + 'static,
     Fut: Future<Output = Result<T, E>> + Send + 'static,
 {
     let own = Arc::clone(own);
-    let Policy { codec, fresh_for, max_body, .. } = *policy;
-    Loader::new(move |mode| async move {
-        let (result, kept) = match load().await {
-            Ok(value) => (shared(mode, codec, fresh_for, max_body, &value), Ok(value)),
-            Err(error) => {
-                let text = failure_text(&error);
-                let error = Arc::new(error);
-                let failure = Failure::Loader { text, source: Some(Arc::clone(&error) as _) };
-                (LoadResult::Failed(failure), Err(LoadError::Loader(error)))
-            }
-        };
+    let policy = policy.clone();
+    Loader::new(move |given| async move {
+        let settings = Mutex::new(Settings::new(&policy, Bytes::new()));
+        let (result, kept) = concluded(load().await, given.mode, &given.node, &policy, &settings);
         *lock(&own) = Some(kept);
         result.into()
     })
 }
 
+/// Boxes a caller's `load` that asks for its context.
+pub(crate) fn loader_with<T, E, F, Fut>(load: F, policy: &Policy, own: &Own<T, E>) -> Loader
+where
+    T: Serialize + DeserializeOwned + Send + 'static,
+    E: fmt::Display + fmt::Debug + Send + Sync + 'static,
+    F: FnOnce(LoadContext<T>) -> Fut + Send + 'static,
+    Fut: Future<Output = Result<T, E>> + Send + 'static,
+{
+    let own = Arc::clone(own);
+    let policy = policy.clone();
+    Loader::new(move |given| async move {
+        let Given { mode, previous, deadline, lost, node } = given;
+        let (previous, validator) = match previous {
+            Some(mut entry) => (policy.codec.decode(entry.encoding, &mut entry.payload), entry.validator),
+            None => (None, Bytes::new()),
+        };
+        // A validator without its value would make a value out of "not modified".
+        let validator = if previous.is_some() { validator } else { Bytes::new() };
+        let settings = Arc::new(Mutex::new(Settings::new(&policy, validator)));
+        let tag_life = policy.tag_life();
+        let context =
+            LoadContext::new(previous, deadline, lost, Arc::clone(&settings), Arc::clone(&node), tag_life);
+        let loaded = load(context).await;
+        let (result, kept) = concluded(loaded, mode, &node, &policy, &settings);
+        *lock(&own) = Some(kept);
+        result.into()
+    })
+}
+
+/// What a load's result is to others, and to its own caller.
+fn concluded<T: Serialize + 'static, E>(
+    loaded: Result<T, E>,
+    mode: Mode,
+    node: &Node,
+    policy: &Policy,
+    settings: &Mutex<Settings>,
+) -> (LoadResult, Result<T, LoadError<E>>)
+where
+    E: fmt::Display + Send + Sync + 'static,
+{
+    match loaded {
+        Ok(value) => (shared(mode, node, policy, &mut lock(settings), &value), Ok(value)),
+        Err(error) => {
+            let text = failure_text(&error);
+            let error = Arc::new(error);
+            let failure = Failure::Loader { text, source: Some(Arc::clone(&error) as _) };
+            (LoadResult::Failed(failure), Err(LoadError::Loader(error)))
+        }
+    }
+}
+
 /// What others are given of a loaded value.
 fn shared<T: Serialize + 'static>(
     mode: Mode,
-    codec: Codec,
-    fresh_for: Duration,
-    max_body: usize,
+    node: &Node,
+    policy: &Policy,
+    settings: &mut Settings,
     value: &T,
 ) -> LoadResult {
     if mode == Mode::Alone {
         return LoadResult::Uncacheable { mark: false };
     }
-    match codec.encode(value) {
-        Ok((_, payload)) if payload.len() > max_body => LoadResult::Uncacheable { mark: true },
-        Ok((encoding, payload)) => LoadResult::Value { encoding, payload, fresh_for, brief: None },
+    match policy.codec.encode(value) {
+        Ok((_, payload)) if payload.len() > policy.max_body => LoadResult::Uncacheable { mark: true },
+        Ok((encoding, payload)) => {
+            if policy.negative_for.is_some() && Codec::is_nothing(encoding, &payload) {
+                settings.make_negative();
+            }
+            if settings.negative {
+                node.count(Count::negatives);
+            }
+            let (lifetimes, validator) = (settings.lifetimes, settings.validator.clone());
+            let tags = std::mem::take(&mut settings.tags);
+            LoadResult::Value { encoding, payload, lifetimes, validator, tags, brief: None }
+        }
         Err(error) => {
             tracing::warn!(error = &error as &dyn std::error::Error, "a loaded value is not cached");
             LoadResult::Uncacheable { mark: false }

@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 use bytes::Bytes;
 use http::header::{DATE, HeaderMap, RETRY_AFTER};
 use http::response::Parts;
-use http::{Request, Response};
+use http::{Request, Response, StatusCode};
 use http_body::Body;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -17,6 +17,7 @@ use tower_service::Service;
 use super::body::{BoxError, GuardedBody};
 use super::fields::content_length;
 use super::policy::ResponseRules;
+use super::reuse::Stale;
 use super::simple::{Verdict, judge};
 use super::status::{CacheStatus, write_status};
 use super::tee::{Teed, ends_with_head, has_no_content, tee};
@@ -26,6 +27,7 @@ use crate::entry::Encoding;
 use crate::error::{Failure, failure_text};
 use crate::node::{LoadResult, Loaded, Loader, Mode};
 use crate::policy::Policy;
+use crate::times::Lifetimes;
 
 /// What the client that led a load is given, as soon as its head is there.
 pub(crate) type Head<B, E> = Result<Response<GuardedBody<B>>, E>;
@@ -49,8 +51,16 @@ where
     let (client, answer) = oneshot::channel();
     let rules =
         ResponseRules { http: policy.http.clone(), fresh_for: policy.fresh_for, max_body: policy.max_body };
-    let load_timeout = policy.load_timeout;
-    let loader = Loader::new(move |mode| async move {
+    let (load_timeout, windows) = (policy.load_timeout, policy.lifetimes());
+    let loader = Loader::new(move |given| async move {
+        let mode = given.mode;
+        // Whether an older response may stand in for a failure.
+        let stood_in = |status: StatusCode| {
+            let now = given.node.store.now();
+            let may = given.previous.as_ref().is_some_and(|previous| previous.times.stands_in(now));
+            // RFC 5861, 4: these and no others are errors of the origin.
+            may && matches!(status.as_u16(), 500 | 502 | 503 | 504)
+        };
         // A little before the flight's own bound, so that a slow body is handed over to its client
         // instead of being cut off with the load.
         let until = Instant::now() + load_timeout - load_timeout / 20;
@@ -59,7 +69,11 @@ where
                 pass(client, response, "uncoordinated");
                 LoadResult::Uncacheable { mark: false }.into()
             }
-            Ok(response) => share(response, mode, rules, until, client).await,
+            Ok(response) if stood_in(response.status()) => {
+                let text = format!("the inner service answered {}", response.status());
+                LoadResult::Failed(Failure::Loader { text: text.into(), source: None }).into()
+            }
+            Ok(response) => share(response, mode, rules, windows, until, client).await,
             Err(error) => {
                 let text = failure_text(&error);
                 let result = LoadResult::Failed(Failure::Loader { text, source: None });
@@ -90,6 +104,7 @@ async fn share<B, E>(
     response: Response<B>,
     mode: Mode,
     rules: ResponseRules,
+    windows: Lifetimes,
     until: Instant,
     client: Client<B, E>,
 ) -> Loaded
@@ -101,16 +116,19 @@ where
 {
     let now = SystemTime::now();
     let (head, body) = response.into_parts();
-    let (fresh_for, status) = match judge(&head, &rules, now) {
+    let (lifetimes, status) = match judge(&head, &rules, now) {
         Verdict::Private(rule) => {
             pass(client, Response::from_parts(head, body), rule);
             return LoadResult::Uncacheable { mark: true }.into();
         }
-        Verdict::Store { fresh_for } if mode == Mode::Unleased => {
-            (fresh_for, CacheStatus::Miss { detail: "uncoordinated" })
+        Verdict::Store { fresh_for, stale } => {
+            let status = match mode {
+                Mode::Unleased => CacheStatus::Miss { detail: "uncoordinated" },
+                Mode::Leased | Mode::Alone => CacheStatus::Stored { ttl: fresh_for.as_secs() },
+            };
+            (lifetimes(fresh_for, &stale, &windows), status)
         }
-        Verdict::Store { fresh_for } => (fresh_for, CacheStatus::Stored { ttl: fresh_for.as_secs() }),
-        Verdict::ShareOnly => (Duration::ZERO, CacheStatus::Miss { detail: "not-stored" }),
+        Verdict::ShareOnly => (Lifetimes::default(), CacheStatus::Miss { detail: "not-stored" }),
     };
     // Judged sound above.
     let expected = content_length(&head.headers).ok().flatten();
@@ -124,7 +142,7 @@ where
     if ends_with_head && (body.is_end_stream() || has_no_content(client_head.status)) {
         let stored = StoredResponse::new(&stored_head, now, Bytes::new(), None);
         let whole = Response::from_parts(client_head, GuardedBody::passed(body));
-        return settled(stored, fresh_for, move || drop(client.send(Ok(whole))));
+        return settled(stored, lifetimes, move || drop(client.send(Ok(whole))));
     }
     let mut waiting = Some((client, Response::from_parts(client_head, client_body)));
     let mut answer = move || {
@@ -148,7 +166,7 @@ where
     match teed {
         Teed::Whole { body, trailers, finish } => {
             let stored = StoredResponse::new(&stored_head, now, body, trailers);
-            settled(stored, fresh_for, move || {
+            settled(stored, lifetimes, move || {
                 // The end first: with the head in its hands the client's task writes what is there.
                 finish.release();
                 answer();
@@ -170,6 +188,21 @@ where
     }
 }
 
+/// How long a response may be served: what it says about being stale counts, and where it says nothing what
+/// the policy does, unless it forbids that (RFC 9111, 4.2.4).
+fn lifetimes(fresh_for: Duration, stale: &Stale, policy: &Lifetimes) -> Lifetimes {
+    let window = |own: Duration, policys: Duration| {
+        let asks_policy = own.is_zero() && stale.on_request;
+        if asks_policy { policys } else { own }
+    };
+    Lifetimes {
+        fresh_for,
+        stale_while_revalidate: window(stale.while_revalidate, policy.stale_while_revalidate),
+        stale_if_error: window(stale.if_error, policy.stale_if_error),
+        keep_for: Duration::ZERO,
+    }
+}
+
 /// The parts that are stored; extensions are the client's.
 fn clone_head(head: &Parts) -> Parts {
     let mut parts = Response::new(()).into_parts().0;
@@ -180,14 +213,21 @@ fn clone_head(head: &Parts) -> Parts {
 }
 
 /// A whole response for everyone; `release` lets the client have its end.
-fn settled(stored: StoredResponse, fresh_for: Duration, release: impl FnOnce() + Send + 'static) -> Loaded {
+fn settled(stored: StoredResponse, lifetimes: Lifetimes, release: impl FnOnce() + Send + 'static) -> Loaded {
     let result = match stored.encode() {
         Some(payload) => {
             // A failure is not stored, so what travels to other processes is all that they get. Without
             // it each of their waiters would ask the origin that has just failed.
             let too_long = payload.len() > LONGEST_SHARED && stored.status.is_server_error();
             let brief = if too_long { status_of(&stored).encode() } else { None };
-            LoadResult::Value { encoding: Encoding::HTTP, payload, fresh_for, brief }
+            LoadResult::Value {
+                encoding: Encoding::HTTP,
+                payload,
+                lifetimes,
+                validator: Bytes::new(),
+                tags: Vec::new(),
+                brief,
+            }
         }
         None => LoadResult::Uncacheable { mark: true },
     };

@@ -19,14 +19,16 @@ use super::request::{Admission, admit};
 use super::status::{CacheStatus, age_and_status, own_answer, write_status};
 use super::tee::has_no_content;
 use super::wire::StoredResponse;
+use crate::caller::Ask;
 use crate::entry::{Encoding, Entry};
 use crate::error::{Error, ErrorKind, Failure};
 use crate::guard::StampedeGuard;
 use crate::key::{CacheKey, Key};
-use crate::node::{Loading, Mode, Open, Opened};
+use crate::loading::Loading;
+use crate::node::{Given, Open, Opened};
 use crate::observe::{Count, Outcome};
 use crate::policy::OnStoreDown;
-use crate::read_through::{Answer, Ask, Looked, Missing, look, peek};
+use crate::read_through::{Answer, Looked, Missing, look, peek};
 
 impl<S> Layer<S> for StampedeGuard {
     type Service = Guarded<S>;
@@ -128,8 +130,14 @@ impl AsResponse {
         *response.status_mut() = stored.status;
         *response.version_mut() = stored.version;
         *response.headers_mut() = stored.headers;
-        let ttl = entry.fresh_until.saturating_sub(now) / 1000;
-        age_and_status(response.headers_mut(), age, (self.status)(ttl));
+        let fresh_until = entry.times.fresh_until;
+        // One that was never fresh was made for those who waited for it.
+        let status = if fresh_until <= now && fresh_until > entry.stored_at {
+            CacheStatus::Stale { beyond: (now - fresh_until) / 1000 }
+        } else {
+            (self.status)(fresh_until.saturating_sub(now) / 1000)
+        };
+        age_and_status(response.headers_mut(), age, status);
         Some(Replay { response, trailers: stored.trailers })
     }
 }
@@ -199,6 +207,17 @@ where
                 node.answered(&key, Outcome::Hit);
                 Ok(respond(replay))
             }
+            Looked::Stale(replay) => {
+                node.answered(&key, Outcome::Stale);
+                Ok(respond(replay))
+            }
+            Looked::Aging { value, stale, refresh } => {
+                node.answered(&key, if stale { Outcome::Stale } else { Outcome::Hit });
+                // The triggering request asks the inner service; nobody waits for the answer.
+                let (loader, _head) = loader(self.inner, self.request, policy);
+                refresh.start(loader, !stale);
+                Ok(respond(value))
+            }
             // The layer was put on twice, or the handler asks its own URL: the outer one does the work.
             Looked::Failed(Failure::Guard(error)) if error.kind() == ErrorKind::Reentrant => {
                 let nested = CacheStatus::Bypass { detail: "nested" };
@@ -234,6 +253,10 @@ where
                 node.answered(key, Outcome::Coalesced);
                 Ok(respond(replay))
             }
+            Answer::Stale(replay) => {
+                node.answered(key, Outcome::Stale);
+                Ok(respond(replay))
+            }
             Answer::Failed(failure) => Ok(failed(guard, key, failure)),
             Answer::Led(ending) => match head.try_recv() {
                 Ok(head) => {
@@ -244,7 +267,12 @@ where
             },
             Answer::Alone(loader) => {
                 node.count(Count::loads);
-                let load = Loading::scope(node, key, loader.within, (loader.run)(Mode::Alone));
+                let load = Loading::scope(
+                    node,
+                    key,
+                    loader.within,
+                    (loader.run)(Given::alone(node, policy.load_timeout)),
+                );
                 // Bounded as any load, and so is only the head: the body is the client's own. A panic in it is
                 // this task's own too.
                 let failure = match timeout(policy.load_timeout, load).await {
@@ -306,12 +334,16 @@ fn failed<B>(guard: &StampedeGuard, key: &Key, failure: Failure) -> Response<Gua
     node.answered(key, Outcome::Failed);
     const FAILED: &str = "the load of this resource failed\n";
     const TOO_LONG: &str = "the load of this resource took too long\n";
+    const OVERLOADED: &str = "too many other resources are being loaded\n";
     const DOWN: &str = "the cache in front of this resource is unavailable\n";
     match failure {
         Failure::Loader { .. } => own_answer(StatusCode::BAD_GATEWAY, "load-failed", FAILED),
         Failure::Panicked(_) => own_answer(StatusCode::BAD_GATEWAY, "load-panicked", FAILED),
         Failure::Guard(error) if error.is_timeout() => {
             own_answer(StatusCode::GATEWAY_TIMEOUT, "timeout", TOO_LONG)
+        }
+        Failure::Guard(error) if error.kind() == ErrorKind::Overloaded => {
+            own_answer(StatusCode::SERVICE_UNAVAILABLE, "overloaded", OVERLOADED)
         }
         Failure::Guard(_) => own_answer(StatusCode::SERVICE_UNAVAILABLE, "store-down", DOWN),
     }

@@ -9,14 +9,15 @@ use http::response::Parts;
 use super::policy::ResponseRules;
 use super::request::Asked;
 use super::response::{self, DoNotStore, Exchange, Storing};
+use super::reuse::Stale;
 use super::rule::Rule;
 use super::vary::Vary;
 
 /// With whom a response is shared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// With everyone, for so long.
-    Store { fresh_for: Duration },
+    /// With everyone, for so long, and stale for so long.
+    Store { fresh_for: Duration, stale: Stale },
     /// With those who were waiting when it came, and with nobody later.
     ShareOnly,
     /// With nobody but the one whose request loaded it. Names the rule, as a token.
@@ -52,7 +53,7 @@ fn simplified(storing: &Storing) -> Verdict {
     }
     match storing.fresh_for() {
         Duration::ZERO => Verdict::ShareOnly,
-        fresh_for => Verdict::Store { fresh_for },
+        fresh_for => Verdict::Store { fresh_for, stale: storing.terms.stale },
     }
 }
 
@@ -81,7 +82,8 @@ mod tests {
     }
 
     fn store(seconds: u64) -> Verdict {
-        Verdict::Store { fresh_for: Duration::from_secs(seconds) }
+        let stale = Stale { on_disconnect: HttpPolicy::default().stale_on_disconnect, ..Stale::default() };
+        Verdict::Store { fresh_for: Duration::from_secs(seconds), stale: Stale { on_request: true, ..stale } }
     }
 
     #[test]

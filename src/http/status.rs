@@ -15,6 +15,8 @@ const CACHE_STATUS: HeaderName = http::header::CACHE_STATUS;
 pub(crate) enum CacheStatus {
     /// From the store; fresh for so many seconds more.
     Hit { ttl: u64 },
+    /// From the store, and stale for so many seconds.
+    Stale { beyond: u64 },
     /// Loaded for this request, and stored for so many seconds.
     Stored { ttl: u64 },
     /// Loaded for another request. `ttl` where it is stored too.
@@ -42,6 +44,8 @@ impl CacheStatus {
         let mut line = Line::new();
         match self {
             Self::Hit { ttl } => line.push("stampede-guard; hit; ttl=").push_number(ttl),
+            // RFC 9211, 2.5: a negative number where it was stale.
+            Self::Stale { beyond } => line.push("stampede-guard; hit; ttl=-").push_number(beyond),
             Self::Stored { ttl } => line.push("stampede-guard; fwd=miss; stored; ttl=").push_number(ttl),
             Self::Collapsed { ttl: Some(ttl) } => {
                 line.push("stampede-guard; fwd=miss; collapsed; ttl=").push_number(ttl)

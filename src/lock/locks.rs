@@ -11,8 +11,9 @@ use tokio::time::Instant;
 use super::{LockError, MutexBuilder, Scope, SemaphoreBuilder};
 use crate::backend::Backend;
 use crate::error::{Error, ErrorKind};
+use crate::gauge::Gauge;
 use crate::key::escape_namespace;
-use crate::node::{Gauge, Node};
+use crate::node::Node;
 use crate::store::locks::LockStore;
 use crate::store::memory::MemoryStore;
 use crate::store::{NodeStore, StoreError, StoreErrorKind, Token};
@@ -97,8 +98,13 @@ impl Locks {
 
     /// Locks on the connections of a guard, in its namespace.
     pub(crate) fn of(guard: &Arc<Node>) -> Self {
+        Self::with_timeout(guard, COMMAND_TIMEOUT)
+    }
+
+    /// The same, with another deadline of one command.
+    pub(crate) fn with_timeout(guard: &Arc<Node>, command_timeout: Duration) -> Self {
         let (store, namespace) = (guard.store.clone(), guard.namespace.clone());
-        Self { home: Arc::new(Home::new(store, namespace, COMMAND_TIMEOUT, Some(Arc::clone(guard)))) }
+        Self { home: Arc::new(Home::new(store, namespace, command_timeout, Some(Arc::clone(guard)))) }
     }
 
     /// Starts a mutex named `name`.

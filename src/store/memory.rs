@@ -6,6 +6,7 @@ mod mutexes;
 mod records;
 mod semaphores;
 mod sweep;
+mod tags;
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -20,6 +20,7 @@ pub(crate) mod locks;
 pub(crate) mod memory;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
+pub(crate) mod tags;
 pub(crate) mod watch;
 
 use std::fmt;
@@ -37,6 +38,7 @@ use uuid::Uuid;
 use self::redis::RedisStore;
 use crate::key::Key;
 use locks::LockStore;
+use tags::TagStore;
 pub(crate) use watch::Watch;
 
 /// A command's eventual result. Boxed, so that the guard needs no type parameter for its store.
@@ -144,6 +146,7 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
 pub(crate) struct NodeStore {
     store: Arc<dyn Store>,
     locks: Arc<dyn LockStore>,
+    tags: Arc<dyn TagStore>,
     #[cfg(feature = "redis")]
     redis: Option<Arc<RedisStore>>,
 }
@@ -153,7 +156,8 @@ impl NodeStore {
         let store = Arc::new(store.into_node());
         Self {
             store: Arc::clone(&store) as _,
-            locks: store,
+            locks: Arc::clone(&store) as _,
+            tags: store,
             #[cfg(feature = "redis")]
             redis: None,
         }
@@ -162,12 +166,19 @@ impl NodeStore {
     #[cfg(feature = "redis")]
     pub(crate) fn redis(store: RedisStore) -> Self {
         let store = Arc::new(store);
-        Self { store: Arc::clone(&store) as _, locks: Arc::clone(&store) as _, redis: Some(store) }
+        let (plain, locks, tags) =
+            (Arc::clone(&store) as _, Arc::clone(&store) as _, Arc::clone(&store) as _);
+        Self { store: plain, locks, tags, redis: Some(store) }
     }
 
     /// The same store, as the lock toolkit sees it.
     pub(crate) fn locks(&self) -> &Arc<dyn LockStore> {
         &self.locks
+    }
+
+    /// The same store, as tags are kept in it.
+    pub(crate) fn tags(&self) -> &Arc<dyn TagStore> {
+        &self.tags
     }
 
     /// As [`Store::look_up`].

@@ -6,6 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::Instant;
 
+use super::tags::TagIds;
 use crate::store::Token;
 
 #[derive(Default)]
@@ -16,6 +17,7 @@ pub(super) struct Records {
     pub(super) by_expiry: BTreeMap<(Instant, u64), Box<str>>,
     pub(super) bytes: usize,
     pub(super) serial: u64,
+    pub(super) tags: TagIds,
 }
 
 #[derive(Default)]

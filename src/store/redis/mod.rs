@@ -8,6 +8,7 @@
 //! | `sg1:e:{name}` | the entry |
 //! | `sg1:l:{name}` | the lease: its holder's token |
 //! | `sg1:q:{name}` | the queue: tokens of those who wait, first come first |
+//! | `sg1:t:{name}` | the id of a tag |
 //! | `sg1:o:{name}` | the last outcome: its holder's token, until when newcomers get it, what it was |
 //!
 //! Locks have keys of their own, named in [`locks`]. Messages go to `sg1:i:<node>`: [`message`].
@@ -20,6 +21,7 @@ mod locks;
 mod message;
 mod refusal;
 mod scripts;
+mod tags;
 
 use std::fmt;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -50,6 +52,8 @@ pub(crate) struct RedisStore {
     node: Uuid,
     /// Digest of the server's address and the database.
     place: u64,
+    /// The deadline of one command.
+    command_timeout: Duration,
     commands: Arc<Supervisor>,
     inbox: Arc<Inbox>,
     watches: Arc<Watches>,
@@ -74,7 +78,7 @@ impl RedisStore {
         let grants = Arc::new(Grants::default());
         let keyspace = Keyspace::new(dial.clone(), db, Arc::clone(&commands), Arc::clone(&grants));
         let inbox = Inbox::new(dial, node, Arc::clone(&commands), Arc::clone(&watches), Arc::clone(&grants));
-        Self { node, place, commands, inbox, watches, grants, keyspace }
+        Self { node, place, command_timeout, commands, inbox, watches, grants, keyspace }
     }
 
     /// LOOK UP, without a box around it.
@@ -260,7 +264,16 @@ impl Store for RedisStore {
 impl fmt::Debug for RedisStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Without the node: it is half of every token, and who knows a token can end its lease.
-        let Self { node: _, place: _, commands, inbox, watches: _, grants: _, keyspace: _ } = self;
+        let Self {
+            node: _,
+            place: _,
+            command_timeout: _,
+            commands,
+            inbox,
+            watches: _,
+            grants: _,
+            keyspace: _,
+        } = self;
         f.debug_struct("RedisStore").field("commands", commands).field("inbox", inbox).finish_non_exhaustive()
     }
 }

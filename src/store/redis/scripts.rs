@@ -16,7 +16,7 @@ use crate::store::locks::LockName;
 /// One script and the keys it is called with.
 pub(super) struct Script {
     text: &'static str,
-    /// Their kinds, in the order of KEYS: `e`ntry, `l`ease, `q`ueue, `o`utcome; none for the scripts
+    /// Their kinds, in the order of KEYS: `e`ntry, `l`ease, `q`ueue, `o`utcome, `t`ag; none for the scripts
     /// of locks, whose callers name them.
     keys: &'static [u8],
     sha1: OnceLock<String>,
@@ -36,6 +36,7 @@ script!(HAND_OVER, b"lq", "scripts/hand_over.lua");
 script!(RENEW, b"l", "scripts/renew.lua");
 script!(RELEASE, b"lq", "scripts/wake.lua", "scripts/release.lua");
 script!(INVALIDATE, b"elqo", "scripts/wake.lua", "scripts/invalidate.lua");
+script!(TAG, b"t", "scripts/tag.lua");
 script!(MUTEX_TAKE, b"", "scripts/mutex.lua", "scripts/mutex_take.lua");
 script!(MUTEX_FREE, b"", "scripts/mutex.lua", "scripts/mutex_free.lua");
 script!(MUTEX_BREAK, b"", "scripts/mutex.lua", "scripts/mutex_break.lua");
@@ -102,7 +103,7 @@ pub(super) fn get_entry(name: &str) -> Cmd {
 }
 
 /// Adds `sg1:<kind>:{<name>}`; the braces put all keys of one resource into one slot.
-fn push_key(cmd: &mut Cmd, kind: u8, name: &str) {
+pub(super) fn push_key(cmd: &mut Cmd, kind: u8, name: &str) {
     let mut arg = cmd.writer_for_next_arg();
     // Writes into a Vec, which does not fail.
     let _ = arg.write_all(&[b's', b'g', b'1', b':', kind, b':', b'{']);

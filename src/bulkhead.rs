@@ -1,0 +1,59 @@
+//! A cap on the loads of different keys that run at once in the whole fleet: a fair queue in front of the origin.
+//!
+//! The lease makes one load of one key; a thousand cold keys are still a thousand loads. With
+//! [`max_concurrent_loads`](crate::PolicyBuilder::max_concurrent_loads) each takes a permit of the namespace's
+//! semaphore first. The lease comes before the permit, and is renewed while that is waited for: those who wait for the
+//! key wait behind one who waits for the origin.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::error::{Error, ErrorKind, Failure};
+use crate::key::{CacheKey, Key};
+use crate::lock::{Locks, Permit, Wait};
+use crate::node::Node;
+use crate::observe::Count;
+use crate::policy::{OnOverload, Policy};
+
+/// How long the semaphore outlives the last load.
+const IDLE: Duration = Duration::from_secs(60);
+
+/// Waits for a permit to load, where the policy asks for one. Without one all the same if the policy says so, or if
+/// the store can not be asked: the guard is not there to take the service down.
+pub(crate) async fn admit(node: &Arc<Node>, policy: &Policy, key: &Key) -> Result<Option<Permit>, Failure> {
+    let Some(limit) = policy.max_concurrent_loads else { return Ok(None) };
+    // A handle for each load: one that the node kept would keep the node. Another limit is another semaphore.
+    let semaphore = Locks::with_timeout(node, policy.command_timeout)
+        .semaphore(CacheKey::reserved(&format!("loads:{limit}")), limit)
+        .lease(policy.lease)
+        .idle_ttl(IDLE)
+        .auto_renew(true)
+        .build();
+    let admitted = match semaphore {
+        Ok(semaphore) => semaphore.acquire(Wait::For(policy.permit_timeout)).await,
+        Err(error) => Err(error),
+    };
+    match admitted {
+        Ok(Some(permit)) => Ok(Some(permit)),
+        Ok(None) => {
+            node.count(Count::overloaded);
+            match policy.on_overload {
+                OnOverload::LoadAnyway => Ok(None),
+                OnOverload::Shed => Err(Failure::Guard(overloaded(key, limit, policy.permit_timeout))),
+            }
+        }
+        Err(error) => {
+            node.count(Count::store_errors);
+            tracing::debug!(?key, %error, "no permit could be asked for; the load goes on without one");
+            Ok(None)
+        }
+    }
+}
+
+fn overloaded(key: &Key, limit: u32, waited: Duration) -> Error {
+    let digest = key.digest();
+    let text = format!(
+        "max_concurrent_loads ({limit}) other loads ran while key #{digest} waited permit_timeout ({waited:?})"
+    );
+    Error::new(ErrorKind::Overloaded, text)
+}

@@ -1,0 +1,272 @@
+//! One caller on its way: its look-up, and what that means to it. Step 2. Knows no Redis and no HTTP.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep_until, timeout};
+
+use crate::entry::{Entry, Kind};
+use crate::error::Error;
+use crate::key::{Hashed, Key};
+use crate::look_up::{Duty, Entered, First};
+use crate::node::{Budget, FlightKey, Lane, LookedUp, Node, Open, Opened, Seen, SharedRead, Stored};
+use crate::observe::Count;
+use crate::policy::{OnStoreDown, Policy};
+use crate::store::{StoreError, StoreErrorKind};
+use crate::times::Serves;
+
+/// One caller's question.
+#[derive(Clone, Copy)]
+pub(crate) struct Ask<'a> {
+    pub(crate) node: &'a Arc<Node>,
+    pub(crate) policy: &'a Arc<Policy>,
+    pub(crate) key: &'a Key,
+}
+
+/// One caller on its way.
+pub(crate) struct Caller<'a> {
+    pub(crate) ask: Ask<'a>,
+    pub(crate) started: Instant,
+    pub(crate) budget: Budget,
+    /// What this caller has read and will not serve as it is.
+    pub(crate) seen: Option<Seen>,
+}
+
+pub(crate) type FirstRead<'a> = First<'a, Key, LookedUp, Hashed>;
+
+/// What a read found: for this caller alone, or for all who were in its queue.
+pub(crate) enum Read {
+    Own(Result<Option<Stored>, StoreError>),
+    Shared(LookedUp),
+}
+
+impl Read {
+    /// What was found, as what is not to be served as it is.
+    pub(crate) fn into_seen(self, key: &Key) -> Option<Seen> {
+        match self {
+            Self::Own(Ok(Some(Stored::Entry(entry)))) => Some(Seen::entry(entry, key)),
+            Self::Own(Ok(Some(Stored::Unreadable(raw) | Stored::Invalidated(raw)))) => {
+                Some(Seen::unreadable(raw))
+            }
+            Self::Shared(Ok(Some(shared))) => Some(match &shared.stored {
+                Stored::Entry(entry) => Seen::entry(entry.clone(), key),
+                Stored::Unreadable(raw) | Stored::Invalidated(raw) => Seen::unreadable(raw.clone()),
+            }),
+            Self::Own(Ok(None) | Err(_)) | Self::Shared(Ok(None) | Err(_)) => None,
+        }
+    }
+}
+
+/// Reads the entry, and in the same trip the ids of the tags that it must have.
+async fn read(node: &Node, key: &Key, tags: &[Key], within: Duration) -> Result<Option<Stored>, StoreError> {
+    let found = async {
+        let (raw, ids) = match tags {
+            [] => (node.store.look_up(key, within).await?, Vec::new()),
+            // Boxed, because every hit's future would have room for it.
+            tags => Box::pin(node.store.tags().look_up_tagged(key, tags, within)).await?,
+        };
+        let Some(raw) = raw else { return Ok(None) };
+        let Stored::Entry(entry) = Stored::decode(node, raw.clone(), key) else {
+            return Ok(Some(Stored::Unreadable(raw)));
+        };
+        let untagged = tags.is_empty() && entry.tags.is_empty();
+        if untagged || Box::pin(node.is_current(&entry, tags, &ids, within)).await? {
+            return Ok(Some(Stored::Entry(entry)));
+        }
+        Ok(Some(Stored::Invalidated(raw)))
+    };
+    let found = found.await;
+    if found.is_err() {
+        node.count(Count::store_errors);
+    }
+    found
+}
+
+/// Reads for those who queue for a key, until nobody does. A task of its own: a caller that is alive and not
+/// polled must not hold up the others.
+async fn read_for_queue(
+    node: Arc<Node>,
+    mut duty: Duty<Key, LookedUp, Hashed>,
+    tags: Vec<Key>,
+    within: Duration,
+) {
+    let key = duty.key().clone();
+    let flight = FlightKey { key: key.clone(), lane: Lane::Lease };
+    // The lone read in front of the queue may have found nothing and begin a flight, whose acquire
+    // reads again; then there is no need to.
+    let _ = timeout(within, duty.first_ended()).await;
+    while let Some(batch) = duty.next() {
+        let looked_up = if node.flights.has(&flight) {
+            Ok(None)
+        } else {
+            let tagged = || tags.clone().into_boxed_slice();
+            let shared = |stored| Arc::new(SharedRead { stored, tags: tagged(), opened: Opened::new() });
+            read(&node, &key, &tags, within).await.map(|stored| stored.map(shared))
+        };
+        batch.answer(&looked_up);
+        // Those who were answered may ask again at once: let them, and answer them together.
+        tokio::task::yield_now().await;
+    }
+}
+
+/// What a look-up means to this caller.
+pub(crate) enum Judged<V> {
+    Hit { value: V, stale: bool, refresh: bool },
+    Miss,
+    Marked,
+    Down(Error),
+}
+
+impl<'a> Caller<'a> {
+    pub(crate) fn new(ask: Ask<'a>) -> Self {
+        Self { ask, started: Instant::now(), budget: ask.policy.budget(), seen: None }
+    }
+
+    /// The store's clock when this caller came: one look at a clock per hit is enough.
+    pub(crate) fn now(&self) -> u64 {
+        self.ask.node.store.clock_at(self.started)
+    }
+
+    pub(crate) fn flight(&self, lane: Lane) -> FlightKey {
+        FlightKey { key: self.ask.key.clone(), lane }
+    }
+
+    /// Step 2. Those who ask at the same moment share a read. A lone caller is also given what holds back
+    /// those who queue behind it.
+    pub(crate) async fn look_up(&self) -> (Read, Option<FirstRead<'a>>) {
+        let Ask { node, policy, key } = self.ask;
+        let Some(within) = self.budget.next() else {
+            return (Read::Own(Err(StoreError::new(StoreErrorKind::TimedOut))), None);
+        };
+        match node.look_ups.enter(key) {
+            Entered::First(first) => {
+                let tags = policy.tag_keys(&node.namespace);
+                (Read::Own(read(node, key, &tags, within).await), Some(first))
+            }
+            Entered::Queued(queued, duty) => {
+                if let Some(duty) = duty {
+                    let tags = policy.tag_keys(&node.namespace);
+                    tokio::spawn(read_for_queue(Arc::clone(node), duty, tags, within));
+                }
+                let nothing = || Err(StoreError::new(StoreErrorKind::Unavailable));
+                let read = queued.await.unwrap_or_else(nothing);
+                match policy.is_tagged() {
+                    true => (Box::pin(self.read_with_tags(read, within)).await, None),
+                    false => (Read::Shared(read), None),
+                }
+            }
+        }
+    }
+
+    /// What a read for others is to this caller, whose policy may have other tags than theirs.
+    async fn read_with_tags(&self, shared: LookedUp, within: Duration) -> Read {
+        let Ask { node, policy, key } = self.ask;
+        let tags = policy.tag_keys(&node.namespace);
+        let fits = |shared: &SharedRead| tags.iter().all(|tag| shared.tags.contains(tag));
+        match &shared {
+            Ok(Some(found)) if !fits(found) => Read::Own(read(node, key, &tags, within).await),
+            _ => Read::Shared(shared),
+        }
+    }
+
+    pub(crate) fn judge<O: Open>(&mut self, read: Read, open: &O) -> Judged<O::Value> {
+        let Ask { node, policy, key } = self.ask;
+        let now = self.now();
+        let (entry, opened) = match read {
+            Read::Own(Ok(Some(Stored::Entry(mut entry)))) => {
+                let (stale, refresh) = self.serving(&entry, now);
+                if refresh {
+                    self.seen = Some(Seen::entry(entry.clone(), key));
+                }
+                match stale.and_then(|stale| Some((open.open(&mut entry, now)?, stale))) {
+                    Some((value, stale)) => return Judged::Hit { value, stale, refresh },
+                    None => (entry, stale.is_some()),
+                }
+            }
+            Read::Shared(Ok(Some(shared))) => match &shared.stored {
+                Stored::Entry(entry) => {
+                    let (stale, refresh) = self.serving(entry, now);
+                    if refresh {
+                        self.seen = Some(Seen::entry(entry.clone(), key));
+                    }
+                    let value =
+                        stale.and_then(|stale| Some((open.open_shared(entry, now, &shared.opened)?, stale)));
+                    match value {
+                        Some((value, stale)) => return Judged::Hit { value, stale, refresh },
+                        None => (entry.clone(), stale.is_some()),
+                    }
+                }
+                Stored::Unreadable(raw) | Stored::Invalidated(raw) => {
+                    return self.missed(Some(Seen::unreadable(raw.clone())));
+                }
+            },
+            Read::Own(Ok(Some(Stored::Unreadable(raw) | Stored::Invalidated(raw)))) => {
+                return self.missed(Some(Seen::unreadable(raw)));
+            }
+            Read::Own(Ok(None)) | Read::Shared(Ok(None)) => return self.missed(None),
+            Read::Own(Err(error)) | Read::Shared(Err(error)) => {
+                if policy.on_store_down == OnStoreDown::FailClosed {
+                    return Judged::Down(Error::store("looking up the entry", key, error));
+                }
+                return self.missed(None);
+            }
+        };
+        let marked = entry.kind == Kind::Marker && entry.is_fresh(now);
+        self.seen = Some(Seen::entry(entry, key));
+        if marked {
+            return Judged::Marked;
+        }
+        if opened {
+            // Sound, and not what this caller wants.
+            node.count(Count::unreadable);
+        }
+        self.budget.spend(self.started);
+        Judged::Miss
+    }
+
+    /// Whether `entry` may be served at once, stale or not, and whether it should then be loaded anew.
+    fn serving(&self, entry: &Entry, now: u64) -> (Option<bool>, bool) {
+        let (stale, due) = match entry.serves(now) {
+            Serves::Fresh => (false, self.ask.policy.is_due_early(entry.stored_at, &entry.times, now)),
+            Serves::Stale => (true, true),
+            Serves::Resting => (true, false),
+            Serves::OnError | Serves::No => return (None, false),
+        };
+        (Some(stale), due && !self.ask.node.flights.has(&self.flight(Lane::Refresh)))
+    }
+
+    /// The older value that may stand in for one that can not be had.
+    pub(crate) fn stand_in<O: Open>(&self, open: &O) -> Option<O::Value> {
+        let now = self.ask.node.store.now();
+        let value = self.seen.as_ref()?.value.as_ref().filter(|value| value.times.stands_in(now))?;
+        open.open(&mut value.clone(), now)
+    }
+
+    /// The same, from the store.
+    async fn look_for_stand_in<O: Open>(&self, open: &O) -> Option<O::Value> {
+        let (read, _first) = self.look_up().await;
+        Self { seen: read.into_seen(self.ask.key), ..*self }.stand_in(open)
+    }
+
+    /// The same, once this caller has waited as long as it should where there is one; never, otherwise.
+    pub(crate) async fn soft_timeout<O: Open>(&self, open: &O) -> O::Value {
+        if let Some(soft_timeout) = self.ask.policy.soft_timeout {
+            sleep_until(self.started + soft_timeout).await;
+            // Who took a seat on a flight without a look-up has one to make: all of them, one read.
+            let looked = match &self.seen {
+                Some(_) => self.stand_in(open),
+                None => self.look_for_stand_in(open).await,
+            };
+            if let Some(value) = looked {
+                return value;
+            }
+        }
+        std::future::pending().await
+    }
+
+    fn missed<V>(&mut self, seen: Option<Seen>) -> Judged<V> {
+        self.seen = seen;
+        self.budget.spend(self.started);
+        Judged::Miss
+    }
+}

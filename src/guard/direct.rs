@@ -1,0 +1,300 @@
+//! Calls that bring no loader: what is stored, read and replaced directly.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::time::Instant;
+
+use super::StampedeGuard;
+use crate::caller::Ask;
+use crate::entry::{Entry, Kind};
+use crate::error::{Error, ErrorKind};
+use crate::key::{CacheKey, Key};
+use crate::node::Node;
+use crate::observe::Count;
+use crate::read_through::{peek, read_entry};
+use crate::store::{Reply, StoreError, StoreErrorKind};
+use crate::tags::{self, TagList, Tagged};
+use crate::times::{Lifetimes, Serves};
+use crate::typed::Decode;
+
+impl StampedeGuard {
+    /// Returns the stored value of `key`; never loads. `None` if there is none, or none that may be served and is
+    /// a `T`. A stale one is returned within
+    /// [`stale_while_revalidate`](crate::PolicyBuilder::stale_while_revalidate).
+    ///
+    /// # Errors
+    ///
+    /// An empty key, or a store that did not answer within the coordination budget.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe.
+    pub async fn get<T>(&self, key: impl Into<CacheKey>) -> Result<Option<T>, Error>
+    where
+        T: DeserializeOwned + 'static,
+    {
+        let key = self.key(key)?;
+        let ask = Ask { node: &self.node, policy: &self.policy, key: &key };
+        peek(ask, &Decode::new(&self.policy))
+            .await
+            .map_err(|error| Error::store("looking up the entry", &key, error))
+    }
+
+    /// Whether there is a value of `key` that may be served.
+    ///
+    /// # Errors
+    ///
+    /// As [`get`](Self::get).
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe.
+    pub async fn contains(&self, key: impl Into<CacheKey>) -> Result<bool, Error> {
+        let entry = self.entry(&self.key(key)?).await?;
+        let now = self.node.store.now();
+        let serves = entry.map_or(Serves::No, |entry| entry.serves(now));
+        Ok(matches!(serves, Serves::Fresh | Serves::Stale | Serves::Resting))
+    }
+
+    /// How long the value of `key` will be fresh; `None` if there is none, zero if it is stale.
+    ///
+    /// # Errors
+    ///
+    /// As [`get`](Self::get).
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe.
+    pub async fn remaining_freshness(&self, key: impl Into<CacheKey>) -> Result<Option<Duration>, Error> {
+        let entry = self.entry(&self.key(key)?).await?;
+        let now = self.node.store.now();
+        Ok(entry.map(|entry| Duration::from_millis(entry.times.fresh_until.saturating_sub(now))))
+    }
+
+    async fn entry(&self, key: &Key) -> Result<Option<Entry>, Error> {
+        let ask = Ask { node: &self.node, policy: &self.policy, key };
+        read_entry(ask).await.map_err(|error| Error::store("looking up the entry", key, error))
+    }
+
+    /// Stores `value` under `key` now. Like [`invalidate`](Self::invalidate), it wins over loads that are
+    /// running: what they load is not stored.
+    ///
+    /// # Errors
+    ///
+    /// An empty key; a value that can not be encoded, or is longer than `max_body`; a store that did not
+    /// confirm it within two seconds, in which case it may or may not have happened.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped, it may or may not have happened.
+    pub async fn insert<T>(&self, key: impl Into<CacheKey>, value: &T) -> Result<(), Error>
+    where
+        T: Serialize + Sync + 'static,
+    {
+        let key = self.key(key)?;
+        let (encoding, payload) = self.policy.codec.encode(value)?;
+        if payload.len() > self.policy.max_body {
+            return Err(Error::new(
+                ErrorKind::Encode,
+                format!(
+                    "the value has {} bytes, more than max_body ({})",
+                    payload.len(),
+                    self.policy.max_body
+                ),
+            ));
+        }
+        let tags = self.tag_list(&key).await?;
+        let now = self.node.store.now();
+        let fresh_for = self.policy.stored_for(self.policy.fresh_for);
+        let (times, keep) = Lifetimes { fresh_for, ..self.policy.lifetimes() }.from(now, Duration::ZERO);
+        let (kind, validator) = (Kind::Value, Bytes::new());
+        let entry = Entry { kind, encoding, stored_at: now, times, validator, tags, payload };
+        self.replace(&key, Some((entry.encode(&key), keep))).await
+    }
+
+    /// Removes `key`, also against loads that are running: what they load is not stored.
+    ///
+    /// # Errors
+    ///
+    /// An empty key, or a store that did not confirm it within two seconds, in which case it may or may not
+    /// have happened.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped, it may or may not have happened in the store; in this process running loads are detached
+    /// at once.
+    ///
+    /// # Consistency
+    ///
+    /// Once it returned, no later caller in this process is given what was loaded before. In other processes
+    /// no later caller is, once they were told: about a round trip later, or, if that message is
+    /// lost, at the next renewal of the lease.
+    pub async fn invalidate(&self, key: impl Into<CacheKey>) -> Result<(), Error> {
+        let key = self.key(key)?;
+        self.replace(&key, None).await
+    }
+
+    /// Marks the value of `key` stale, also against loads that are running: the next caller loads. The value is
+    /// kept to stand in should that load fail, for as long as it had within
+    /// [`stale_if_error`](crate::PolicyBuilder::stale_if_error); without such a window this is
+    /// [`invalidate`](Self::invalidate).
+    ///
+    /// # Errors
+    ///
+    /// As [`invalidate`](Self::invalidate).
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`invalidate`](Self::invalidate).
+    ///
+    /// # Consistency
+    ///
+    /// As [`invalidate`](Self::invalidate). A value that is stored between this call's reading and its writing
+    /// is replaced by the one it has read, marked stale.
+    pub async fn expire(&self, key: impl Into<CacheKey>) -> Result<(), Error> {
+        let key = self.key(key)?;
+        let now = self.node.store.now();
+        let kept = match self.entry(&key).await? {
+            Some(entry) if entry.times.stands_in(now) => {
+                let times = entry.times.expired(now);
+                let keep = Duration::from_millis(times.error_until - now);
+                Some((Entry { times, ..entry }.encode(&key), keep))
+            }
+            _ => None,
+        };
+        self.replace(&key, kept).await
+    }
+
+    /// Removes every value with this tag, also against loads that are running: one command, however many values
+    /// there are. Values have the tags of their policy ([`PolicyBuilder::tags`](crate::PolicyBuilder::tags)) and
+    /// those that their loader gave them ([`LoadContext::tag`](crate::LoadContext::tag)).
+    ///
+    /// # Errors
+    ///
+    /// As [`invalidate`](Self::invalidate).
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`invalidate`](Self::invalidate).
+    ///
+    /// # Consistency
+    ///
+    /// Once it returned, no later caller in any process is given a value that was loaded before. It stays invalidated:
+    /// no late load, eviction or restart brings it back.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use stampede_guard::{MemoryStore, Policy, StampedeGuard};
+    ///
+    /// let policy = Policy::builder().tags(["catalog"]).build()?;
+    /// let guard = StampedeGuard::builder(MemoryStore::new()).policy(policy).build()?;
+    /// guard.insert(("price", 7), &499_u32).await?;
+    /// guard.invalidate_tag("catalog").await?;
+    /// assert_eq!(guard.get::<u32>(("price", 7)).await?, None);
+    /// # Ok(()) }
+    /// ```
+    pub async fn invalidate_tag(&self, tag: impl Into<CacheKey>) -> Result<(), Error> {
+        self.forget_tag(&self.key(tag)?).await
+    }
+
+    /// Removes every value of this namespace that is stored under a policy with
+    /// [`PolicyBuilder::invalidate_all`](crate::PolicyBuilder::invalidate_all): as
+    /// [`invalidate_tag`](Self::invalidate_tag), with a tag that all of them have.
+    ///
+    /// # Errors
+    ///
+    /// As [`invalidate`](Self::invalidate).
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`invalidate`](Self::invalidate).
+    pub async fn invalidate_all(&self) -> Result<(), Error> {
+        self.forget_tag(&tags::everything(&self.node.namespace)).await
+    }
+
+    async fn forget_tag(&self, tag: &Key) -> Result<(), Error> {
+        let Node { flights, store, .. } = &*self.node;
+        // Which flights have the tag nobody knows before they end; a later caller begins another one.
+        flights.detach_all();
+        self.confirmed(tag, |within| store.tags().forget_tag(tag, within)).await?;
+        flights.detach_all();
+        Ok(())
+    }
+
+    /// The policy's tags for a value that is stored directly.
+    async fn tag_list(&self, key: &Key) -> Result<TagList, Error> {
+        let Self { node, policy } = self;
+        if !policy.is_tagged() {
+            return Ok(TagList::default());
+        }
+        let tags = policy.tag_keys(&node.namespace);
+        let ids = node.store.tags().tag_ids(&tags, policy.tag_life(), policy.command_timeout).await;
+        let ids = ids.map_err(|error| Error::store("reading the ids of the tags", key, error))?;
+        let tagged: Vec<_> = tags.into_iter().zip(ids).map(|(tag, id)| Tagged { tag, id }).collect();
+        Ok(TagList::new(&tagged))
+    }
+
+    /// INVALIDATE and INSERT.
+    async fn replace(&self, key: &Key, entry: Option<(Bytes, Duration)>) -> Result<(), Error> {
+        self.node.detach(key);
+        self.confirmed(key, |within| self.node.store.invalidate(key, entry.clone(), within)).await?;
+        // A flight that began before the store was told may hold what was read before.
+        self.node.detach(key);
+        Ok(())
+    }
+
+    /// Retried past the coordination budget, because the caller asked for this and for nothing else.
+    async fn confirmed<'a>(
+        &'a self,
+        key: &Key,
+        command: impl Fn(Duration) -> Reply<'a, ()>,
+    ) -> Result<(), Error> {
+        const LONGEST: Duration = Duration::from_secs(2);
+        let deadline = Instant::now() + LONGEST;
+        let mut tried = StoreError::new(StoreErrorKind::Unavailable);
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(Error::store("not confirmed: replacing the entry", key, tried));
+            }
+            // A connection that is being made again is worth the wait here.
+            let done = match self.node.store.connect(left).await {
+                Ok(()) => command(left.min(LONGEST / 4)).await,
+                Err(error) => Err(error),
+            };
+            match done {
+                Ok(()) => {
+                    self.node.count(Count::invalidations);
+                    return self.replicated(key).await;
+                }
+                Err(error) => {
+                    self.node.count(Count::store_errors);
+                    if matches!(error.kind, StoreErrorKind::Refused | StoreErrorKind::Closed) {
+                        return Err(Error::store("replacing the entry", key, error));
+                    }
+                    tried = error;
+                    tokio::time::sleep(Duration::from_millis(fastrand::u64(5..50)).min(left)).await;
+                }
+            }
+        }
+    }
+
+    /// Waits for the server's replicas, where the policy asks for that.
+    async fn replicated(&self, key: &Key) -> Result<(), Error> {
+        let Some((replicas, timeout)) = self.policy.replicas else { return Ok(()) };
+        let have = self.node.store.tags().replicated(replicas, timeout).await;
+        let have =
+            have.map_err(|error| Error::store("not confirmed by replicas: replacing the entry", key, error))?;
+        if have >= replicas {
+            return Ok(());
+        }
+        let digest = key.digest();
+        let text = format!("replacing the entry of key #{digest}: {have} of {replicas} replicas have it");
+        Err(Error::new(ErrorKind::Store, text))
+    }
+}

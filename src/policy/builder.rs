@@ -1,0 +1,319 @@
+//! Setting a policy up, and refusing settings that contradict each other.
+
+use std::time::Duration;
+
+use super::{OnOverload, OnStoreDown, OnWaitTimeout, Policy};
+use crate::codec::Codec;
+use crate::error::{Error, ErrorKind};
+use crate::key::CacheKey;
+use crate::tags::MOST_TAGS;
+
+/// Builds a [`Policy`]; [`build`](Self::build) refuses settings that contradict each other.
+#[derive(Clone, Debug, Default)]
+#[must_use = "a builder does nothing until `build` is called"]
+pub struct PolicyBuilder {
+    policy: Policy,
+    /// `None` follows `load_timeout` and `lease`.
+    wait_timeout: Option<Duration>,
+    /// `None` follows `coordination_budget`.
+    command_timeout: Option<Duration>,
+}
+
+impl PolicyBuilder {
+    /// How long a value is served before it is loaded again. Over HTTP, for responses that do not
+    /// say themselves. Defaults to 60 s.
+    pub fn fresh_for(mut self, fresh_for: Duration) -> Self {
+        self.policy.fresh_for = fresh_for;
+        self
+    }
+
+    /// Shortens each stored lifetime by a random part of up to this fraction, so that values stored
+    /// together do not expire together. Zero turns it off. Defaults to 0.1.
+    pub fn ttl_jitter(mut self, fraction: f64) -> Self {
+        self.policy.ttl_jitter = fraction;
+        self
+    }
+
+    /// How long after that a stale value is still served at once, to everyone, while exactly one load in the
+    /// fleet runs in the background (RFC 5861, 3). Over HTTP, for responses that do not say. A value can be
+    /// as old as both together. Defaults to zero.
+    pub fn stale_while_revalidate(mut self, window: Duration) -> Self {
+        self.policy.stale_while_revalidate = window;
+        self
+    }
+
+    /// How long after `fresh_for` a stale value stands in for a load that fails, is refused or takes too long
+    /// (RFC 5861, 4). The origin is then asked once per [`back_off`](Self::back_off) by the whole fleet.
+    /// Over HTTP, for responses that do not say. Defaults to zero.
+    pub fn stale_if_error(mut self, window: Duration) -> Self {
+        self.policy.stale_if_error = window;
+        self
+    }
+
+    /// How long nobody in the fleet tries again after a load has failed for which a stale value stood in.
+    /// Defaults to 5 s.
+    pub fn back_off(mut self, back_off: Duration) -> Self {
+        self.policy.back_off = back_off;
+        self
+    }
+
+    /// How long a value is fresh that says "there is nothing": one that a loader has called
+    /// [`negative`](crate::LoadContext::negative), or that encodes as nothing at all (`None`, `()`).
+    /// Defaults to `fresh_for`.
+    pub fn negative_for(mut self, negative_for: Duration) -> Self {
+        self.policy.negative_for = Some(negative_for);
+        self
+    }
+
+    /// How long a caller waits for a load while there is a value within
+    /// [`stale_if_error`](Self::stale_if_error): then it is given that, and the load goes on and is stored.
+    /// Defaults to no such bound.
+    pub fn soft_timeout(mut self, soft_timeout: Duration) -> Self {
+        self.policy.soft_timeout = Some(soft_timeout);
+        self
+    }
+
+    /// Loads a value anew in the background before it is stale, at a random moment that comes the earlier the
+    /// longer its load takes (XFetch; Vattani et al., VLDB 2015). Of the callers who draw that lot exactly one
+    /// in the fleet loads. `beta` 1 is the optimum of the paper, more is earlier; zero turns it off.
+    /// Defaults to zero.
+    pub fn early_refresh(mut self, beta: f64) -> Self {
+        self.policy.early_refresh = beta;
+        self
+    }
+
+    /// Loads a value anew in the background once this fraction of its lifetime has passed. Zero turns it off.
+    /// Defaults to zero.
+    pub fn refresh_ahead(mut self, fraction: f64) -> Self {
+        self.policy.refresh_ahead = fraction;
+        self
+    }
+
+    /// How long the fleet waits for a leader that gives no sign of life. It is renewed at each third
+    /// while the load runs, so loads may take longer. A shorter lease finds a dead leader sooner and is
+    /// lost sooner by a slow one. Defaults to 2 s.
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.policy.lease = lease;
+        self
+    }
+
+    /// Ends a load that takes longer; all who wait are told [`ErrorKind::Timeout`]. Defaults to 30 s.
+    pub fn load_timeout(mut self, load_timeout: Duration) -> Self {
+        self.policy.load_timeout = load_timeout;
+        self
+    }
+
+    /// Tags that every value gets: [`invalidate_tag`](crate::StampedeGuard::invalidate_tag) with any of them
+    /// invalidates it. At most 15. Read in the same trip as the value. Defaults to none.
+    pub fn tags<T: Into<CacheKey>>(mut self, tags: impl IntoIterator<Item = T>) -> Self {
+        self.policy.tags = tags.into_iter().map(Into::into).collect();
+        self
+    }
+
+    /// Whether [`StampedeGuard::invalidate_all`](crate::StampedeGuard::invalidate_all) reaches values under this
+    /// policy. Costs what a tag costs. Defaults to no.
+    pub fn invalidate_all(mut self, reached: bool) -> Self {
+        self.policy.invalidate_all = reached;
+        self
+    }
+
+    /// Has invalidations return only after so many replicas of the server have them, so that a failover does not
+    /// bring old values back; an error after `timeout`. Other commands of the process wait meanwhile. Defaults to
+    /// no replicas: the server's own acknowledgement.
+    pub fn invalidate_replicas(mut self, replicas: u32, timeout: Duration) -> Self {
+        self.policy.replicas = Some((replicas, timeout));
+        self
+    }
+
+    /// How many loads of different keys may run at once in the whole fleet, under this namespace: a fair queue in
+    /// front of the origin. Policies with the same number share it. Loads outside the protocol (of
+    /// uncacheable resources, after a shutdown) do not count. Defaults to no such cap.
+    pub fn max_concurrent_loads(mut self, loads: u32) -> Self {
+        self.policy.max_concurrent_loads = Some(loads);
+        self
+    }
+
+    /// How long a load waits for its turn under [`max_concurrent_loads`](Self::max_concurrent_loads), and
+    /// what then. Defaults to 5 s, and to [`OnOverload::Shed`].
+    pub fn permit_timeout(mut self, permit_timeout: Duration, then: OnOverload) -> Self {
+        self.policy.permit_timeout = permit_timeout;
+        self.policy.on_overload = then;
+        self
+    }
+
+    /// How long a caller waits for somebody else's load, and what then. Defaults to `load_timeout` plus
+    /// `lease` (and `permit_timeout`, where there is a cap), which no live leader exceeds, and to [`OnWaitTimeout::Load`].
+    pub fn wait_timeout(mut self, wait_timeout: Duration, then: OnWaitTimeout) -> Self {
+        self.wait_timeout = Some(wait_timeout);
+        self.policy.on_wait_timeout = then;
+        self
+    }
+
+    /// How much time the store's round trips may add to one request, connecting included. Waiting for a
+    /// live leader is not part of it. When it is used up the request goes on without the store.
+    /// Defaults to 100 ms.
+    pub fn coordination_budget(mut self, budget: Duration) -> Self {
+        self.policy.coordination_budget = budget;
+        self
+    }
+
+    /// The deadline of one command to the store. Two of them without any answer, and the connection is
+    /// given up. Of the policy that the guard is built with. Defaults to half the coordination budget.
+    pub fn command_timeout(mut self, command_timeout: Duration) -> Self {
+        self.command_timeout = Some(command_timeout);
+        self
+    }
+
+    /// What happens while the store can not be asked. Defaults to [`OnStoreDown::FailOpen`].
+    pub fn on_store_down(mut self, then: OnStoreDown) -> Self {
+        self.policy.on_store_down = then;
+        self
+    }
+
+    /// How long a failure is also told to callers that come after it, in the whole fleet. Zero tells
+    /// only those who waited for the load that failed. Defaults to zero.
+    pub fn error_for(mut self, error_for: Duration) -> Self {
+        self.policy.error_for = error_for;
+        self
+    }
+
+    /// How values of loaders are encoded. Defaults to [`Codec::MessagePack`].
+    pub fn codec(mut self, codec: Codec) -> Self {
+        self.policy.codec = codec;
+        self
+    }
+
+    /// The longest value or response body, in bytes, that is stored and shared. A longer response
+    /// streams through to its own client; a longer value goes to its own caller. Defaults to 1 MiB.
+    pub fn max_body(mut self, bytes: usize) -> Self {
+        self.policy.max_body = bytes;
+        self
+    }
+
+    /// What the HTTP layer shares, with whom, and for how long. Replaces what [`scheme`](Self::scheme) and
+    /// [`credential_headers`](Self::credential_headers) have set before; they change it when they come
+    /// after. Defaults to [`HttpPolicy::default`](crate::http::HttpPolicy::default).
+    #[cfg(feature = "http")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
+    pub fn http(mut self, http: crate::http::HttpPolicy) -> Self {
+        self.policy.http = http;
+        self
+    }
+
+    /// The scheme of keys for requests whose URI has none, as servers receive them. Two services that
+    /// share a namespace and are reached by different schemes set it. Defaults to `http`.
+    #[cfg(feature = "http")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
+    pub fn scheme(mut self, scheme: http::uri::Scheme) -> Self {
+        self.policy.http.requests.scheme = scheme;
+        self
+    }
+
+    /// Request headers that mark an answer as one user's: a request with any of them bypasses the
+    /// cache. Defaults to `Authorization`, `Proxy-Authorization`, `Cookie`, `X-Api-Key`,
+    /// `X-Auth-Token` and `X-Amz-Security-Token`. Name your own here as well: this list replaces
+    /// the default one.
+    #[cfg(feature = "http")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
+    pub fn credential_headers(mut self, names: impl IntoIterator<Item = http::HeaderName>) -> Self {
+        self.policy.http.requests.credentials = names.into_iter().collect();
+        self
+    }
+
+    /// Checks the settings against each other.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidPolicy`], naming the settings that do not fit and what would.
+    pub fn build(self) -> Result<Policy, Error> {
+        let Self { mut policy, wait_timeout, command_timeout } = self;
+        policy.command_timeout = command_timeout.unwrap_or(policy.coordination_budget / 2);
+        let queued = policy.max_concurrent_loads.map_or(Duration::ZERO, |_| policy.permit_timeout);
+        let longest = policy.load_timeout.saturating_add(policy.lease).saturating_add(queued);
+        policy.wait_timeout = wait_timeout.unwrap_or(longest);
+
+        let day = Duration::from_secs(86_400);
+        in_range("fresh_for", policy.fresh_for, MILLISECOND, day * 3650)?;
+        in_range("stale_while_revalidate", policy.stale_while_revalidate, Duration::ZERO, day * 3650)?;
+        in_range("stale_if_error", policy.stale_if_error, Duration::ZERO, day * 3650)?;
+        in_range("back_off", policy.back_off, MILLISECOND, day)?;
+        in_range("negative_for", policy.negative_for(), MILLISECOND, day * 3650)?;
+        in_range("soft_timeout", policy.soft_timeout.unwrap_or(MILLISECOND), MILLISECOND, day)?;
+        if !(0.0..=100.0).contains(&policy.early_refresh) {
+            return Err(refused(format!("early_refresh is {}: choose from 0 to 100", policy.early_refresh)));
+        }
+        if !(0.0..1.0).contains(&policy.refresh_ahead) {
+            let text = format!("refresh_ahead is {}: choose from 0 to less than 1", policy.refresh_ahead);
+            return Err(refused(text));
+        }
+        in_range("lease", policy.lease, MILLISECOND * 100, day)?;
+        in_range("load_timeout", policy.load_timeout, MILLISECOND, day)?;
+        in_range("wait_timeout", policy.wait_timeout, MILLISECOND, day * 2)?;
+        in_range("permit_timeout", policy.permit_timeout, Duration::ZERO, day)?;
+        if policy.tags.len() >= MOST_TAGS || policy.tags.iter().any(CacheKey::is_empty) {
+            let text =
+                format!("tags are {}: choose at most {}, none empty", policy.tags.len(), MOST_TAGS - 1);
+            return Err(refused(text));
+        }
+        if policy.max_concurrent_loads == Some(0) {
+            return Err(refused("max_concurrent_loads is 0: choose at least 1".into()));
+        }
+        in_range("coordination_budget", policy.coordination_budget, MILLISECOND * 2, day)?;
+        in_range("command_timeout", policy.command_timeout, MILLISECOND, day)?;
+        in_range("error_for", policy.error_for, Duration::ZERO, day)?;
+        if !(0.0..=0.9).contains(&policy.ttl_jitter) {
+            return Err(refused(format!("ttl_jitter is {}: choose from 0 to 0.9", policy.ttl_jitter)));
+        }
+        if policy.max_body == 0 || policy.max_body > 256 * 1024 * 1024 {
+            return Err(refused(format!("max_body is {}: choose from 1 to 256 MiB", policy.max_body)));
+        }
+        #[cfg(feature = "http")]
+        if let Some(text) = policy.http.refusal() {
+            return Err(refused(text));
+        }
+        let contradiction = |left: &str, a: Duration, right: &str, b: Duration, advice: &str| {
+            Err(refused(format!("{left} ({a:?}) and {right} ({b:?}) contradict each other: {advice}")))
+        };
+        if policy.command_timeout > policy.coordination_budget {
+            return contradiction(
+                "command_timeout",
+                policy.command_timeout,
+                "coordination_budget",
+                policy.coordination_budget,
+                "one command may not take longer than all of them",
+            );
+        }
+        if policy.lease < policy.command_timeout * 4 {
+            return contradiction(
+                "lease",
+                policy.lease,
+                "command_timeout",
+                policy.command_timeout,
+                "a lease must outlast a renewal that is late by one command; make it at least four times as long",
+            );
+        }
+        if policy.load_timeout.saturating_add(policy.lease) < policy.error_for {
+            return contradiction(
+                "error_for",
+                policy.error_for,
+                "load_timeout",
+                policy.load_timeout,
+                "a failure may not be replayed for longer than one try takes (load_timeout plus lease)",
+            );
+        }
+        Ok(policy)
+    }
+}
+
+const MILLISECOND: Duration = Duration::from_millis(1);
+
+fn in_range(name: &str, value: Duration, least: Duration, most: Duration) -> Result<(), Error> {
+    if (least..=most).contains(&value) {
+        return Ok(());
+    }
+    Err(refused(format!("{name} is {value:?}: choose from {least:?} to {most:?}")))
+}
+
+fn refused(text: String) -> Error {
+    Error::new(ErrorKind::InvalidPolicy, text)
+}

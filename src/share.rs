@@ -1,0 +1,97 @@
+//! What a load's result means for those who share it: here, in other processes, and later.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use crate::ending::Ending;
+use crate::entry::{Encoding, Entry, Kind};
+use crate::key::Key;
+use crate::lead::Lead;
+use crate::node::{Lane, LoadResult};
+use crate::observe::Count;
+use crate::tags::{TagList, Tagged};
+use crate::times::{Lifetimes, Serves};
+
+/// How long nobody queues for a resource that was found uncacheable.
+const MARKER_FOR: Duration = Duration::from_secs(10);
+
+/// What is shared of a load, and with whom.
+pub(crate) struct Share {
+    pub(crate) ending: Ending,
+    /// What other processes are told, if it is something else.
+    pub(crate) elsewhere: Option<Ending>,
+    /// How long the value is stored; `None` shares it with the waiting wave only.
+    pub(crate) keep: Option<Duration>,
+    /// A marker for those who come later, and its lifetime.
+    pub(crate) marker: Option<(Bytes, Duration)>,
+    /// How long a failure is told to those who come later.
+    pub(crate) replay: Duration,
+}
+
+impl Share {
+    fn only(ending: Ending) -> Self {
+        Self { ending, elsewhere: None, keep: None, marker: None, replay: Duration::ZERO }
+    }
+}
+
+impl Lead {
+    /// What a load's result means for those who share it.
+    pub(crate) fn share(&self, result: LoadResult, took: Duration, tagged: &[Tagged]) -> Share {
+        let now = self.node.store.now();
+        match result {
+            LoadResult::Value { encoding, payload, lifetimes, validator, tags: _, brief } => {
+                let fresh_for = self.policy.stored_for(lifetimes.fresh_for);
+                let (times, keep) = Lifetimes { fresh_for, ..lifetimes }.from(now, took);
+                let tags = TagList::new(tagged);
+                let value = |payload| {
+                    let (kind, validator, tags) = (Kind::Value, validator.clone(), tags.clone());
+                    Ending::Value(Entry { kind, encoding, stored_at: now, times, validator, tags, payload })
+                };
+                let keep = (!keep.is_zero()).then_some(keep);
+                Share { keep, elsewhere: brief.map(value), ..Share::only(value(payload)) }
+            }
+            LoadResult::Uncacheable { mark } => Share {
+                marker: mark.then(|| marker_entry(&self.flight.key, now)),
+                ..Share::only(Ending::Uncacheable)
+            },
+            LoadResult::Failed(failure) => match self.stand_in(now) {
+                Some((entry, keep)) => {
+                    self.node.count(Count::stand_ins);
+                    Share { keep: Some(keep), ..Share::only(Ending::Stale(entry)) }
+                }
+                None => Share { replay: self.policy.error_for, ..Share::only(Ending::Failed(failure)) },
+            },
+        }
+    }
+
+    /// The older value that may be served instead of a failure. Stored again, it tells the whole fleet not
+    /// to ask the origin for a while.
+    fn stand_in(&self, now: u64) -> Option<(Entry, Duration)> {
+        let previous = self.seen.as_ref()?.value.as_ref()?;
+        let may = match self.flight.lane {
+            // Nobody is given it by this: it only rests.
+            Lane::Refresh => previous.times.serves(now) != Serves::No,
+            Lane::Lease | Lane::Beside | Lane::Heal => previous.times.stands_in(now),
+        };
+        if !may {
+            return None;
+        }
+        let times = previous.times.rested(now, self.policy.back_off);
+        let keep = times.stale_until.max(times.error_until).saturating_sub(now);
+        Some((Entry { times, ..previous.clone() }, Duration::from_millis(keep)))
+    }
+}
+
+fn marker_entry(key: &Key, now: u64) -> (Bytes, Duration) {
+    let marker = Entry {
+        kind: Kind::Marker,
+        encoding: Encoding::RAW,
+        stored_at: now,
+        times: Lifetimes::fresh(MARKER_FOR).from(now, Duration::ZERO).0,
+        validator: Bytes::new(),
+        tags: TagList::default(),
+        payload: Bytes::new(),
+    };
+    (marker.encode(key), MARKER_FOR)
+}

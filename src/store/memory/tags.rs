@@ -1,0 +1,61 @@
+//! Tags in a memory store.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{MemoryNode, reply};
+use crate::key::Key;
+use crate::store::Reply;
+use crate::store::tags::{Found, TagStore};
+
+/// The ids of tags, and until when they live.
+#[derive(Default)]
+pub(super) struct TagIds {
+    by_name: HashMap<Box<str>, (u64, Instant)>,
+}
+
+impl TagIds {
+    fn get(&self, tag: &Key) -> Option<u64> {
+        self.by_name.get(tag.name()).filter(|(_, until)| *until > Instant::now()).map(|(id, _)| *id)
+    }
+
+    fn make(&mut self, tag: &Key, life: Duration) -> u64 {
+        let now = Instant::now();
+        self.by_name.retain(|_, (_, until)| *until > now);
+        let (id, until) = self.by_name.entry(tag.name().into()).or_insert_with(|| (fastrand::u64(..), now));
+        *until = (*until).max(now + life);
+        *id
+    }
+}
+
+impl TagStore for MemoryNode {
+    fn look_up_tagged<'a>(&'a self, key: &'a Key, tags: &'a [Key], _within: Duration) -> Reply<'a, Found> {
+        let mut records = self.store.records();
+        records.sweep(Instant::now());
+        let entry = records.by_name.get(key.name()).and_then(|record| record.entry.as_ref());
+        let entry = entry.map(|(entry, _)| entry.clone());
+        reply((entry, tags.iter().map(|tag| records.tags.get(tag)).collect()))
+    }
+
+    fn present_ids<'a>(&'a self, tags: &'a [Key], _within: Duration) -> Reply<'a, Vec<Option<u64>>> {
+        let records = self.store.records();
+        reply(tags.iter().map(|tag| records.tags.get(tag)).collect())
+    }
+
+    fn tag_ids<'a>(&'a self, tags: &'a [Key], life: Duration, _within: Duration) -> Reply<'a, Vec<u64>> {
+        let mut records = self.store.records();
+        reply(tags.iter().map(|tag| records.tags.make(tag, life)).collect())
+    }
+
+    fn forget_tag<'a>(&'a self, tag: &'a Key, _within: Duration) -> Reply<'a, ()> {
+        self.store.records().tags.by_name.remove(tag.name());
+        reply(())
+    }
+
+    /// There is nobody else to have it.
+    fn replicated(&self, replicas: u32, _within: Duration) -> Reply<'_, u32> {
+        reply(replicas)
+    }
+}

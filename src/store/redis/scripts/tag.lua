@@ -1,0 +1,17 @@
+-- TAG: the id of a tag, made if there is none.
+--
+-- KEYS: tag
+-- ARGV: the id to make; its life in ms
+-- Returns the id
+--
+-- Atomic, because two loads that each made an id would invalidate one another's values.
+-- calls: get set pttl pexpire
+local id = redis.call('GET', KEYS[1])
+if not id then
+  redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+  return ARGV[1]
+end
+if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then
+  redis.call('PEXPIRE', KEYS[1], ARGV[2])
+end
+return id

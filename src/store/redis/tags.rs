@@ -1,0 +1,105 @@
+//! Tags on a Redis server: `sg1:t:{tag}` holds the tag's id.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::try_join_all;
+use redis::{Cmd, Value};
+
+use super::client::unexpected;
+use super::scripts::{self, millis, push_key};
+use super::{RedisStore, refused, run};
+use crate::key::Key;
+use crate::store::tags::{Found, TagStore};
+use crate::store::{Reply, StoreError};
+
+impl TagStore for RedisStore {
+    fn look_up_tagged<'a>(&'a self, key: &'a Key, tags: &'a [Key], within: Duration) -> Reply<'a, Found> {
+        Box::pin(async move {
+            let mut values = self.mget(Some(key), tags, within).await?.into_iter();
+            let entry = match values.next() {
+                Some(Value::BulkString(entry)) => Some(Bytes::from(entry)),
+                Some(Value::Nil) => None,
+                _ => return Err(refused(unexpected())),
+            };
+            Ok((entry, values.map(id).collect()))
+        })
+    }
+
+    fn present_ids<'a>(&'a self, tags: &'a [Key], within: Duration) -> Reply<'a, Vec<Option<u64>>> {
+        Box::pin(async move { Ok(self.mget(None, tags, within).await?.into_iter().map(id).collect()) })
+    }
+
+    fn tag_ids<'a>(&'a self, tags: &'a [Key], life: Duration, within: Duration) -> Reply<'a, Vec<u64>> {
+        // One script each, because tags need not share a slot; all of them are sent at once.
+        Box::pin(try_join_all(tags.iter().map(move |tag| self.tag_id(tag, life, within))))
+    }
+
+    fn forget_tag<'a>(&'a self, tag: &'a Key, within: Duration) -> Reply<'a, ()> {
+        Box::pin(async move {
+            let mut cmd = Cmd::with_capacity(2, tag.name().len() + 16);
+            cmd.arg("DEL");
+            push_key(&mut cmd, b't', tag.name());
+            match self.commands.send(&cmd, within).await? {
+                Value::Int(_) => Ok(()),
+                Value::ServerError(error) => Err(refused(error.into())),
+                _ => Err(refused(unexpected())),
+            }
+        })
+    }
+
+    fn replicated(&self, replicas: u32, within: Duration) -> Reply<'_, u32> {
+        Box::pin(async move {
+            let mut cmd = Cmd::with_capacity(3, 32);
+            cmd.arg("WAIT").arg(replicas).arg(millis(within));
+            // The server answers after that time at the latest.
+            match self.commands.send(&cmd, within + self.command_timeout).await? {
+                Value::Int(count) => Ok(u32::try_from(count).unwrap_or(0)),
+                Value::ServerError(error) => Err(refused(error.into())),
+                _ => Err(refused(unexpected())),
+            }
+        })
+    }
+}
+
+impl RedisStore {
+    /// An entry and ids, all as they are at one moment. Foreign data is answered as if there were nothing.
+    async fn mget(
+        &self,
+        entry: Option<&Key>,
+        tags: &[Key],
+        within: Duration,
+    ) -> Result<Vec<Value>, StoreError> {
+        let names: usize = entry.iter().copied().chain(tags).map(|key| key.name().len() + 8).sum();
+        let mut cmd = Cmd::with_capacity(tags.len() + 2, names + 16);
+        cmd.arg("MGET");
+        if let Some(entry) = entry {
+            push_key(&mut cmd, b'e', entry.name());
+        }
+        for tag in tags {
+            push_key(&mut cmd, b't', tag.name());
+        }
+        match self.commands.send(&cmd, within).await? {
+            Value::Array(values) => Ok(values),
+            Value::ServerError(error) => Err(refused(error.into())),
+            _ => Err(refused(unexpected())),
+        }
+    }
+
+    async fn tag_id(&self, tag: &Key, life: Duration, within: Duration) -> Result<u64, StoreError> {
+        let fresh = fastrand::u64(..);
+        let args = |cmd: &mut Cmd| {
+            cmd.arg(fresh).arg(millis(life));
+        };
+        let answer = run(&self.commands, &scripts::TAG, tag.name(), 48, args, within).await?;
+        id(answer).ok_or_else(|| refused(unexpected()))
+    }
+}
+
+/// An id as it stands in the store; foreign data is none.
+fn id(value: Value) -> Option<u64> {
+    match value {
+        Value::BulkString(text) => std::str::from_utf8(&text).ok()?.parse().ok(),
+        _ => None,
+    }
+}

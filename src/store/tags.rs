@@ -1,0 +1,30 @@
+//! What tags ask of a store: an id per tag, read in one step with the entry that depends on it.
+
+use std::fmt;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::Reply;
+use crate::key::Key;
+
+/// The ids of a store's tags. `within` and cancellation are as in [`Store`](super::Store).
+pub(crate) trait TagStore: fmt::Debug + Send + Sync {
+    /// LOOK UP with the present ids of tags, all as they are at one moment; `None` for a tag without one.
+    fn look_up_tagged<'a>(&'a self, key: &'a Key, tags: &'a [Key], within: Duration) -> Reply<'a, Found>;
+
+    /// The present ids of tags; `None` for a tag without one.
+    fn present_ids<'a>(&'a self, tags: &'a [Key], within: Duration) -> Reply<'a, Vec<Option<u64>>>;
+
+    /// The ids of tags, made where there are none. Each lives for `life` from now at the least.
+    fn tag_ids<'a>(&'a self, tags: &'a [Key], life: Duration, within: Duration) -> Reply<'a, Vec<u64>>;
+
+    /// Removes the id of a tag.
+    fn forget_tag<'a>(&'a self, tag: &'a Key, within: Duration) -> Reply<'a, ()>;
+
+    /// Waits until so many replicas have what this node has written; how many have it by `within`.
+    fn replicated(&self, replicas: u32, within: Duration) -> Reply<'_, u32>;
+}
+
+/// What a look-up with tags finds.
+pub(crate) type Found = (Option<Bytes>, Vec<Option<u64>>);

@@ -1,0 +1,102 @@
+//! Tags: names under which many values are invalidated at once, in one command however many there are.
+//!
+//! Each tag has a random id in the store. A load reads the ids of its tags before it begins and its value is stored
+//! with them; a value whose ids are not the present ones is no value. To invalidate a tag is to remove its id: the
+//! next load makes another. An id that the store has evicted costs misses, and brings nothing back.
+
+use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
+
+use crate::key::{CacheKey, Key};
+
+/// A tag with the id it had.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Tagged {
+    pub(crate) tag: Key,
+    pub(crate) id: u64,
+}
+
+/// How many tags a value may have.
+pub(crate) const MOST_TAGS: usize = 16;
+
+/// The tag of everything in a namespace.
+pub(crate) fn everything(namespace: &str) -> Key {
+    Key::new(namespace, &CacheKey::reserved("all"))
+}
+
+/// The tags of an entry, as they stand in it: `(length of the name 2, name, id 8)` each, little-endian.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct TagList {
+    bytes: Bytes,
+}
+
+impl TagList {
+    pub(crate) fn new(tags: &[Tagged]) -> Self {
+        let mut bytes = BytesMut::new();
+        for Tagged { tag, id } in tags {
+            // A key's name is bounded.
+            bytes.put_u16_le(tag.name().len() as u16);
+            bytes.put_slice(tag.name().as_bytes());
+            bytes.put_u64_le(*id);
+        }
+        Self { bytes: bytes.freeze() }
+    }
+
+    pub(crate) fn from_bytes(bytes: Bytes) -> Self {
+        Self { bytes }
+    }
+
+    pub(crate) fn as_bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// The names and ids. What can not be read is a tag that no id is right for.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, u64)> {
+        let mut rest = &self.bytes[..];
+        std::iter::from_fn(move || {
+            let length = usize::from(rest.try_get_u16_le().ok()?);
+            let (name, after) = rest.split_at_checked(length)?;
+            rest = after;
+            let id = rest.try_get_u64_le().ok()?;
+            Some((std::str::from_utf8(name).ok()?, id))
+        })
+    }
+
+    pub(crate) fn id_of(&self, tag: &Key) -> Option<u64> {
+        self.iter().find(|(name, _)| *name == tag.name()).map(|(_, id)| id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tag(name: &str) -> Key {
+        Key::new("ns", &CacheKey::from(name))
+    }
+
+    #[test]
+    fn tags_are_read_as_they_were_written() {
+        let tags = [Tagged { tag: tag("a"), id: 7 }, Tagged { tag: tag("b:c"), id: u64::MAX }];
+        let list = TagList::from_bytes(Bytes::copy_from_slice(TagList::new(&tags).as_bytes()));
+        assert_eq!(list.iter().collect::<Vec<_>>(), [("ns:a", 7), ("ns:b%3Ac", u64::MAX)]);
+        assert_eq!((list.id_of(&tag("a")), list.id_of(&tag("c"))), (Some(7), None));
+        assert!(TagList::new(&[]).is_empty());
+    }
+
+    #[test]
+    fn no_tag_of_a_user_is_the_tag_of_everything() {
+        assert_ne!(everything("ns"), tag("all"));
+        assert_ne!(everything("ns"), tag("~all"));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_bytes_make_it_panic(raw in proptest::collection::vec(0u8.., 0..100)) {
+            let _ = TagList::from_bytes(raw.into()).iter().count();
+        }
+    }
+}

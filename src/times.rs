@@ -1,0 +1,203 @@
+//! Until when a value may be served, and how: fresh, stale, or only where a load fails. Pure arithmetic.
+//!
+//! A [`Lifetimes`] is what a policy or a response gives a value; with the moment at which it was loaded it
+//! becomes the [`Times`] that are stored with it.
+
+use std::time::Duration;
+
+/// How long a value may be served from the end of its load on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Lifetimes {
+    /// As it is. Zero: to those who waited for the load, and to nobody later.
+    pub(crate) fresh_for: Duration,
+    /// After that, while it is loaded anew in the background (RFC 5861, 3).
+    pub(crate) stale_while_revalidate: Duration,
+    /// After that, where a load fails or takes too long (RFC 5861, 4).
+    pub(crate) stale_if_error: Duration,
+    /// After that it is kept for the next load to look at: to be revalidated, not to be served.
+    pub(crate) keep_for: Duration,
+}
+
+/// Until when a value may be served, in milliseconds on the store's clock: the first moment at which it
+/// may not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Times {
+    /// As it is.
+    pub(crate) fresh_until: u64,
+    /// While it is loaded anew in the background.
+    pub(crate) stale_until: u64,
+    /// Where a load fails or takes too long.
+    pub(crate) error_until: u64,
+    /// No load before that: one has failed a moment ago. Zero for no such thing.
+    pub(crate) retry_at: u64,
+    /// How long the load took, in milliseconds.
+    pub(crate) load_ms: u32,
+}
+
+/// How a value may be served at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Serves {
+    /// As it is.
+    Fresh,
+    /// Stale; somebody should load it anew meanwhile.
+    Stale,
+    /// Stale; a load has failed a moment ago, so nobody should try yet.
+    Resting,
+    /// Only where a load fails or takes too long.
+    OnError,
+    /// Not at all.
+    No,
+}
+
+impl Lifetimes {
+    /// With only a time to be fresh.
+    pub(crate) fn fresh(fresh_for: Duration) -> Self {
+        Self { fresh_for, ..Self::default() }
+    }
+
+    /// The times of a value whose load ended at `now`, and how long the store keeps it; zero not to store it.
+    pub(crate) fn from(&self, now: u64, load_time: Duration) -> (Times, Duration) {
+        let Self { fresh_for, stale_while_revalidate, stale_if_error, keep_for } = *self;
+        let fresh_until = now.saturating_add(ms(fresh_for));
+        let times = Times {
+            fresh_until,
+            stale_until: fresh_until.saturating_add(ms(stale_while_revalidate)),
+            error_until: fresh_until.saturating_add(ms(stale_if_error)),
+            retry_at: 0,
+            load_ms: u32::try_from(load_time.as_millis()).unwrap_or(u32::MAX),
+        };
+        let after = stale_while_revalidate.max(stale_if_error).max(keep_for);
+        (times, fresh_for.saturating_add(after))
+    }
+}
+
+impl Times {
+    pub(crate) fn serves(&self, now: u64) -> Serves {
+        let Self { fresh_until, stale_until, error_until, retry_at, .. } = *self;
+        if now < fresh_until {
+            Serves::Fresh
+        } else if now < retry_at.min(stale_until.max(error_until)) {
+            Serves::Resting
+        } else if now < stale_until {
+            Serves::Stale
+        } else if now < error_until {
+            Serves::OnError
+        } else {
+            Serves::No
+        }
+    }
+
+    /// Whether it may stand in for a value that can not be had.
+    pub(crate) fn stands_in(&self, now: u64) -> bool {
+        self.error_until > self.fresh_until && now < self.error_until
+    }
+
+    /// The same value, marked stale: only to stand in.
+    pub(crate) fn expired(mut self, now: u64) -> Self {
+        self.fresh_until = self.fresh_until.min(now);
+        self.stale_until = self.stale_until.min(now);
+        self.retry_at = 0;
+        self
+    }
+
+    /// The same value after a load that failed at `now`: served as it is until there may be another try.
+    pub(crate) fn rested(mut self, now: u64, back_off: Duration) -> Self {
+        self.retry_at = now.saturating_add(ms(back_off)).min(self.stale_until.max(self.error_until));
+        self
+    }
+
+    /// Whether this caller should load the value anew although it is fresh: XFetch (Vattani, Chierichetti and
+    /// Lowenstein, "Optimal Probabilistic Cache Stampede Prevention", VLDB 2015). The nearer the end and the
+    /// longer the load, the likelier; `random` is uniform in `0..1`.
+    pub(crate) fn is_due_early(&self, now: u64, beta: f64, random: f64) -> bool {
+        // -ln(0) is infinite: due.
+        let ahead = f64::from(self.load_ms) * beta * -random.ln();
+        now < self.fresh_until && (self.fresh_until - now) as f64 <= ahead
+    }
+}
+
+fn ms(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn lifetimes() -> Lifetimes {
+        Lifetimes {
+            fresh_for: SECOND * 10,
+            stale_while_revalidate: SECOND * 5,
+            stale_if_error: SECOND * 20,
+            keep_for: SECOND * 30,
+        }
+    }
+
+    #[test]
+    fn a_value_passes_through_its_windows_in_order() {
+        let (times, keep) = lifetimes().from(1_000, SECOND);
+        assert_eq!(keep, SECOND * 40);
+        let expected = [
+            (1_000, Serves::Fresh),
+            (10_999, Serves::Fresh),
+            (11_000, Serves::Stale),
+            (15_999, Serves::Stale),
+            (16_000, Serves::OnError),
+            (30_999, Serves::OnError),
+            (31_000, Serves::No),
+        ];
+        for (now, serves) in expected {
+            assert_eq!(times.serves(now), serves, "at {now}");
+        }
+    }
+
+    #[test]
+    fn without_windows_the_end_of_freshness_is_the_end() {
+        let (times, keep) = Lifetimes::fresh(SECOND).from(0, SECOND);
+        assert_eq!((times.serves(999), times.serves(1_000)), (Serves::Fresh, Serves::No));
+        assert_eq!(keep, SECOND);
+    }
+
+    #[test]
+    fn after_a_failure_it_rests_but_never_past_its_windows() {
+        let (times, _) = lifetimes().from(1_000, SECOND);
+        let rested = times.rested(17_000, SECOND * 2);
+        assert_eq!(rested.serves(18_999), Serves::Resting);
+        assert_eq!(rested.serves(19_000), Serves::OnError);
+        let late = times.rested(30_000, SECOND * 60);
+        assert_eq!(late.serves(30_999), Serves::Resting);
+        assert_eq!(late.serves(31_000), Serves::No);
+        let none = Lifetimes::fresh(SECOND).from(0, SECOND).0.rested(2_000, SECOND);
+        assert_eq!(none.serves(2_000), Serves::No, "a value without windows is not revived");
+    }
+
+    #[test]
+    fn it_is_due_early_the_likelier_the_nearer_its_end() {
+        let (times, _) = Lifetimes::fresh(SECOND * 10).from(0, SECOND);
+        let due = |now, beta, random| times.is_due_early(now, beta, random);
+        // -ln(1/e) is 1: one load time ahead.
+        let one = (-1.0_f64).exp();
+        assert!(!due(8_990, 1.0, one));
+        assert!(due(9_001, 1.0, one));
+        assert!(due(8_001, 2.0, one));
+        assert!(due(0, 1.0, 0.0));
+        assert!(!due(9_999, 1.0, 1.0), "a random number of 1 is never ahead");
+        assert!(!due(10_000, 1.0, 0.0), "what is stale is not early any more");
+        assert!(!due(9_999, 0.0, 0.5), "beta 0 turns it off");
+    }
+
+    #[test]
+    fn no_lifetime_overflows() {
+        let all = Lifetimes {
+            fresh_for: Duration::MAX,
+            stale_while_revalidate: Duration::MAX,
+            stale_if_error: Duration::MAX,
+            keep_for: Duration::MAX,
+        };
+        let (times, keep) = all.from(u64::MAX - 1, Duration::MAX);
+        assert_eq!((times.fresh_until, keep), (u64::MAX, Duration::MAX));
+        assert_eq!(times.load_ms, u32::MAX);
+    }
+}
