@@ -111,6 +111,7 @@ async fn a_caller_dropped_at_any_await_point_loses_nothing() {
     }
 }
 
+/// S2.10
 #[tokio::test(start_paused = true)]
 async fn waiting_longer_than_wait_timeout_loads_once_per_process() {
     let store = MemoryStore::new();
@@ -139,6 +140,7 @@ async fn waiting_longer_than_wait_timeout_loads_once_per_process() {
     settle(&fast).await;
 }
 
+/// S2.10
 #[tokio::test(start_paused = true)]
 async fn waiting_longer_than_wait_timeout_fails_where_the_policy_says_so() {
     let store = MemoryStore::new();

@@ -21,6 +21,7 @@ fn replicas(n: usize) -> Vec<StampedeGuard> {
     (0..n).map(|_| StampedeGuard::new(store.clone())).collect()
 }
 
+/// S2.3: who waited has the value of the one load, and does not load.
 #[tokio::test(start_paused = true)]
 async fn callers_of_all_replicas_share_one_load() {
     let (guards, loads) = (replicas(4), Counter::default());
@@ -65,6 +66,7 @@ async fn different_keys_load_side_by_side() {
     assert!(started.elapsed() < LOAD * 2);
 }
 
+/// S2.13
 #[tokio::test(start_paused = true)]
 async fn a_failing_loader_runs_once_per_wave_and_everyone_is_told_at_once() {
     let (guards, loads) = (replicas(4), Counter::default());
@@ -184,6 +186,7 @@ async fn a_value_is_loaded_again_when_it_is_no_longer_fresh() {
     }
 }
 
+/// S2.17
 #[tokio::test]
 async fn none_unit_and_false_are_values() {
     let guard = StampedeGuard::in_memory();

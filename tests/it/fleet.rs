@@ -101,6 +101,7 @@ async fn two_processes_of_two_hundred_callers_load_once() {
     one_load(2, 200).await;
 }
 
+/// S2.1
 #[tokio::test]
 async fn eight_processes_of_twenty_five_callers_load_once() {
     one_load(8, 25).await;
@@ -126,6 +127,7 @@ async fn a_hundred_keys_at_once_load_once_each() {
 }
 
 /// S0 of the field: 40 loads and 8.1 s where each waiter tries in turn.
+/// S2.13
 #[tokio::test]
 async fn a_failing_load_runs_once_for_the_whole_fleet() {
     let answer = Answer::failure("no route").after(Duration::from_millis(200));

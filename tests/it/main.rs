@@ -7,8 +7,10 @@
 //! every test has its own Redis, and nothing is shared through globals.
 #![allow(clippy::unwrap_used)] // In a test the panic is the report; texts are given where they add something.
 
+mod bulkhead;
 mod cancellation;
 mod coalescing;
+mod context;
 #[cfg(feature = "redis")]
 mod fleet;
 #[cfg(feature = "redis")]
@@ -16,13 +18,17 @@ mod harness;
 #[cfg(feature = "http")]
 mod http;
 mod invalidation;
+#[cfg(feature = "redis")]
+mod lock;
 #[cfg(feature = "metrics")]
 mod metrics;
 mod model;
 mod panics;
 #[cfg(feature = "redis")]
 mod redis;
+mod stale;
 mod support;
+mod tags;
 
 use support::processes::Role;
 
@@ -39,6 +45,12 @@ fn roles() -> Vec<Role> {
         fleet::ROLES,
         #[cfg(feature = "redis")]
         harness::ROLES,
+        #[cfg(feature = "redis")]
+        lock::mutex::ROLES,
+        #[cfg(feature = "redis")]
+        lock::book::ROLES,
+        #[cfg(feature = "redis")]
+        lock::semaphore::ROLES,
         #[cfg(feature = "redis")]
         self::redis::ROLES,
         #[cfg(all(feature = "redis", feature = "http"))]

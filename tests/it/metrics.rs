@@ -39,6 +39,7 @@ impl Recorder for Names {
     }
 }
 
+/// S2.5: who led, who waited and for how long.
 #[test]
 fn requests_loads_and_waits_are_counted_without_keys_in_labels() {
     let names = Names::default();

@@ -169,6 +169,7 @@ async fn the_leaders_request_reaches_the_inner_service_as_it_was() {
     assert_eq!(ask(&super::kit::shop(&inner), request).await.text(), "x");
 }
 
+/// S2.5
 #[tokio::test(start_paused = true)]
 async fn every_request_is_counted_once_as_what_it_was() {
     let inner = Inner::numbered(|_| ()).held();

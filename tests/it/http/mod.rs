@@ -19,6 +19,7 @@ mod readiness;
 mod safety;
 mod sockets;
 mod spans;
+mod stale;
 mod streaming;
 
 #[cfg(feature = "redis")]

@@ -13,13 +13,13 @@ use super::*;
 const HOUR: i64 = 3_600;
 
 /// Passes everything on, and moves the seconds in answers to TIME.
-struct Relay {
-    url: String,
+pub(crate) struct Relay {
+    pub(crate) url: String,
     seconds: Arc<AtomicI64>,
 }
 
 impl Relay {
-    async fn start(server: &RedisServer, seconds: i64) -> Self {
+    pub(crate) async fn start(server: &RedisServer, seconds: i64) -> Self {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a free port");
         let url = format!("redis://minimal:pw@{}/", listener.local_addr().expect("bound"));
         let (seconds, port) = (Arc::new(AtomicI64::new(seconds)), server.port());

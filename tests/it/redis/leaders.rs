@@ -41,6 +41,7 @@ async fn a_dead_leader_costs_one_lease(kill: impl AsyncFnOnce(&Member)) {
     nodes.work(1..3).await;
 }
 
+/// S2.8
 #[tokio::test]
 async fn a_killed_leader_costs_one_lease_and_one_load() {
     a_dead_leader_costs_one_lease(async |leader| leader.kill()).await;
@@ -114,6 +115,7 @@ async fn stopped_past_its_lease() -> Nodes {
     nodes
 }
 
+/// S2.9: nobody frees or overwrites what is another's by now.
 #[tokio::test]
 async fn what_a_stopped_leader_stores_too_late_is_refused() {
     let nodes = stopped_past_its_lease().await;

@@ -5,7 +5,7 @@
 
 mod cancellation;
 mod chaos;
-mod clock;
+pub(crate) mod clock;
 mod invalidation;
 mod leaders;
 mod leftovers;
@@ -13,8 +13,11 @@ mod outages;
 mod partitions;
 mod refusals;
 mod rights;
+mod spinlock;
+mod stale;
 mod store_down;
 mod strangers;
+mod tags;
 mod wake_ups;
 mod wire;
 
@@ -87,6 +90,30 @@ struct Config {
     redis: String,
     origin: String,
     lease_ms: u64,
+    windows: Option<Windows>,
+}
+
+/// How long values are fresh, and may be served after that; without, the defaults.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct Windows {
+    fresh_ms: u64,
+    revalidate_ms: u64,
+    error_ms: u64,
+}
+
+impl Windows {
+    fn set(self, lease: Duration) -> Policy {
+        let builder = Policy::builder()
+            .lease(lease)
+            .coordination_budget(ms(800))
+            .command_timeout(lease.min(ms(800)) / 4)
+            .fresh_for(ms(self.fresh_ms))
+            .ttl_jitter(0.0)
+            .stale_while_revalidate(ms(self.revalidate_ms))
+            .stale_if_error(ms(self.error_ms))
+            .back_off(SOON);
+        builder.build().expect("valid")
+    }
 }
 
 /// How one call was answered, and when after it began.
@@ -121,12 +148,15 @@ impl From<Stats> for Counts {
 /// - `load <key> <n>`: n callers at once load it at the origin; answered by an event `<key>`
 /// - `panic <key>`: one caller, whose load panics when the origin has answered
 /// - `cancel`: aborts all callers
+/// - `refresh <key> <n>`: as `load`, whatever there is
 /// - `get <key>`, `invalidate <key>`, `connect`, `shutdown`, `stats`: answered by an event of that name
 /// - `die`: the process aborts
 fn node(mut child: Child) -> BoxFuture<'static, ()> {
     Box::pin(async move {
         let config: Config = child.config();
-        let guard = unconnected(&config.redis, lease_of(ms(config.lease_ms)));
+        let lease = ms(config.lease_ms);
+        let policy = config.windows.map_or_else(|| lease_of(lease), |windows| windows.set(lease));
+        let guard = unconnected(&config.redis, policy);
         guard.connect().await.expect("connects");
         let report = child.report();
         let mut callers: HashMap<String, _> = HashMap::new();
@@ -135,11 +165,11 @@ fn node(mut child: Child) -> BoxFuture<'static, ()> {
             let line = child.recv_line().await;
             let words: Vec<_> = line.split(' ').collect();
             match words[..] {
-                ["load" | "panic", key, ..] => {
-                    let (panics, n) =
-                        (words[0] == "panic", words.get(2).map_or(1, |n| n.parse().expect("n")));
-                    let calls =
-                        (0..n).map(|_| call(guard.clone(), config.origin.clone(), key.to_owned(), panics));
+                [how @ ("load" | "panic" | "refresh"), key, ..] => {
+                    let n = words.get(2).map_or(1, |n| n.parse().expect("n"));
+                    let how = how.to_owned();
+                    let calls = (0..n)
+                        .map(|_| call(guard.clone(), config.origin.clone(), key.to_owned(), how.clone()));
                     let (calls, key) = (join_all(calls), key.to_owned());
                     let task = {
                         let key = key.clone();
@@ -164,8 +194,9 @@ fn node(mut child: Child) -> BoxFuture<'static, ()> {
     })
 }
 
-async fn call(guard: StampedeGuard, origin: String, key: String, panics: bool) -> Reply {
+async fn call(guard: StampedeGuard, origin: String, key: String, how: String) -> Reply {
     let started = Instant::now();
+    let (refresh, panics) = (how == "refresh", how == "panic");
     let load = {
         let key = key.clone();
         move || async move {
@@ -174,7 +205,11 @@ async fn call(guard: StampedeGuard, origin: String, key: String, panics: bool) -
             loaded
         }
     };
-    let result = guard.get_or_load(key, load).await.map_err(|error| error.to_string());
+    let result = match refresh {
+        true => guard.refresh(key, load).await,
+        false => guard.get_or_load(key, load).await,
+    };
+    let result = result.map_err(|error| error.to_string());
     Reply { result, took_ms: started.elapsed().as_millis() as u64 }
 }
 
@@ -187,9 +222,13 @@ struct Nodes {
 
 impl Nodes {
     async fn start(n: usize, lease: Duration) -> Self {
+        Self::start_with(n, lease, None).await
+    }
+
+    async fn start_with(n: usize, lease: Duration, windows: Option<Windows>) -> Self {
         let (server, origin) = (RedisServer::start(), Origin::start().await);
         let lease_ms = lease.as_millis() as u64;
-        let config = Config { redis: server.minimal_user(), origin: origin.addr(), lease_ms };
+        let config = Config { redis: server.minimal_user(), origin: origin.addr(), lease_ms, windows };
         let fleet = Fleet::spawn(n, "node", &config);
         fleet.wait_ready().await;
         Self { server, origin, fleet }

@@ -73,19 +73,34 @@ impl<'s> Monitor<'s> {
         Self { server, stream, marker, lines, admins }
     }
 
-    /// Everything the server has executed until now.
-    ///
-    /// MONITOR prints in order of execution, so what precedes the marker is all there was.
+    /// Everything that clients have sent until now.
     pub(crate) fn finish(mut self) -> Commands {
+        let lines = self.lines();
+        self.count(&lines)
+    }
+
+    /// What scripts called until now, in order: each call's words, its name in lower case.
+    pub(crate) fn script_calls(mut self) -> Vec<Vec<String>> {
+        let calls = self.lines().into_iter().filter_map(|line| {
+            let (_, call) = line.split_once(" lua] ")?;
+            // None of what our scripts say has a quote in it.
+            let mut words: Vec<_> = call.split('"').skip(1).step_by(2).map(str::to_owned).collect();
+            words.first_mut()?.make_ascii_lowercase();
+            Some(words)
+        });
+        calls.collect()
+    }
+
+    /// MONITOR prints in order of execution, so what precedes the marker is all there was.
+    fn lines(&mut self) -> Vec<String> {
         self.server.run::<()>(&["ECHO", &self.marker]);
         let (send, receive) = std::sync::mpsc::channel();
         let reader = std::mem::replace(&mut self.lines, thread::spawn(|| None));
         thread::spawn(move || send.send(reader.join()));
-        let lines = match receive.recv_timeout(PATIENCE) {
+        match receive.recv_timeout(PATIENCE) {
             Ok(Ok(Some(lines))) => lines,
             end => panic!("the connection of the monitor was lost or slow: {end:?}"),
-        };
-        self.count(&lines)
+        }
     }
 
     fn count(&self, lines: &[String]) -> Commands {

@@ -140,6 +140,16 @@ fn state(pid: u32) -> Option<char> {
     String::from_utf8_lossy(&output.stdout).trim().chars().next()
 }
 
+/// How long a process has run on a processor so far; `None` where there is no `/proc`.
+pub(crate) fn cpu_time(pid: u32) -> Option<Duration> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // Behind the name, the 12th and 13th field are the times in user and kernel mode, in hundredths of a second.
+    let (_, fields) = stat.rsplit_once(") ")?;
+    let ticks =
+        fields.split(' ').skip(11).take(2).map(|ticks| ticks.parse::<u64>().ok()).sum::<Option<u64>>()?;
+    Some(Duration::from_millis(10 * ticks))
+}
+
 /// Nanoseconds of the wall clock, for comparing moments of different processes.
 ///
 /// All processes of a test read the same clock of the same machine. It is not `Instant`, because an `Instant`

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -21,6 +21,8 @@ pub(crate) enum Mode {
     BlackHole,
     /// Like a firewall that forgot its state: flows from before the change are dead, new ones work.
     BlackHoleOld,
+    /// The same for flows that subscribe alone: commands work, and messages come to nothing.
+    BlackHoleOldSubscriptions,
     /// Commands arrive and are executed, replies are held back: the ambiguous failure.
     NoReplies,
     /// Old flows are reset now, new ones at once.
@@ -101,7 +103,7 @@ async fn accept(
                 let (client, _) = incoming.expect("accepting on a bound socket");
                 accepted.fetch_add(1, Ordering::SeqCst);
                 let born = setting.borrow().change;
-                flows.spawn(flow(client, port, Valve { born, setting: setting.clone() }));
+                flows.spawn(flow(client, port, Valve::new(born, setting.clone())));
             }
             Some(_) = flows.join_next() => {}
         }
@@ -141,6 +143,7 @@ async fn pump(mut from: ReadHalf<'_>, mut to: WriteHalf<'_>, way: Way, valve: &V
     let read = async move {
         let mut buffer = vec![0; 16 * 1024];
         while let Ok(n @ 1..) = from.read(&mut buffer).await {
+            valve.note(way, &buffer[..n]);
             let due = Instant::now() + valve.delay(way);
             if sender.send((due, buffer[..n].to_vec())).await.is_err() {
                 return;
@@ -170,16 +173,31 @@ enum Way {
 /// One flow's view of the setting.
 struct Valve {
     born: u64,
+    subscribes: AtomicBool,
     setting: watch::Receiver<Setting>,
 }
 
 impl Valve {
+    fn new(born: u64, setting: watch::Receiver<Setting>) -> Self {
+        Self { born, subscribes: AtomicBool::new(false), setting }
+    }
+
+    /// Looks for a subscription. Its command is short, and the first of its packet.
+    fn note(&self, way: Way, bytes: &[u8]) {
+        if way == Way::ToServer && bytes.windows(11).any(|window| window == b"SUBSCRIBE\r\n") {
+            self.subscribes.store(true, Ordering::SeqCst);
+        }
+    }
+
     /// Waits until bytes may go this way.
     async fn open(&self, way: Way) {
         let is_open = |setting: &Setting| match setting.mode {
             Mode::Pass | Mode::Delay(_) => true,
             Mode::BlackHole | Mode::Reset => false,
             Mode::BlackHoleOld => self.born >= setting.change,
+            Mode::BlackHoleOldSubscriptions => {
+                self.born >= setting.change || !self.subscribes.load(Ordering::SeqCst)
+            }
             Mode::NoReplies => way == Way::ToServer,
         };
         // The sender outlives its flows: they are dropped with the proxy.

@@ -1,0 +1,141 @@
+//! A cap on the loads of different keys: a fair queue in front of the origin, for the whole fleet.
+//!
+//! On the in-memory store with a paused clock: four guards on it stand for replicas.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use stampede_guard::{
+    ErrorKind, LoadError, MemoryStore, OnOverload, Policy, PolicyBuilder, StampedeGuard, Stats,
+};
+use tokio::time::{Instant, advance, sleep};
+
+use crate::support::gate::{Counter, Gate};
+
+const LOAD: Duration = Duration::from_secs(1);
+
+fn secs(secs: u64) -> Duration {
+    Duration::from_secs(secs)
+}
+
+fn capped(loads: u32, timeout: Duration, then: OnOverload) -> PolicyBuilder {
+    Policy::builder().max_concurrent_loads(loads).permit_timeout(timeout, then)
+}
+
+fn replicas(policy: PolicyBuilder) -> Vec<StampedeGuard> {
+    let (store, policy) = (MemoryStore::new(), policy.build().expect("valid"));
+    let guard = || StampedeGuard::builder(store.clone()).policy(policy.clone()).build().expect("valid");
+    (0..4).map(|_| guard()).collect()
+}
+
+fn total(guards: &[StampedeGuard], of: impl Fn(Stats) -> u64) -> u64 {
+    guards.iter().map(|guard| of(guard.stats())).sum()
+}
+
+async fn load(guard: &StampedeGuard, key: usize, loads: &Counter) -> Result<usize, LoadError<String>> {
+    let loads = loads.clone();
+    let load = move || async move {
+        let _running = loads.start();
+        sleep(LOAD).await;
+        Ok(key)
+    };
+    guard.get_or_load(("key", key), load).await
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_more_loads_than_that_run_at_once_in_the_fleet_and_all_get_their_turn() {
+    let (guards, loads) = (replicas(capped(3, secs(60), OnOverload::Shed)), Counter::default());
+    // Three callers of each of thirty keys: one load of each key, three at a time.
+    let calls = (0..90).map(|call| load(&guards[call % 4], call % 30, &loads));
+    let started = Instant::now();
+    for (call, value) in join_all(calls).await.into_iter().enumerate() {
+        assert_eq!(value.expect("loaded"), call % 30);
+    }
+    assert_eq!((loads.started(), loads.most_at_once()), (30, 3));
+    let took = started.elapsed();
+    assert!((LOAD * 10..LOAD * 11).contains(&took), "the cap is used to the full: {took:?}");
+}
+
+/// The lease is renewed while its load waits for its turn: nobody else loads the key meanwhile.
+#[tokio::test(start_paused = true)]
+async fn a_key_that_waits_for_longer_than_its_lease_is_still_loaded_once() {
+    let (guards, loads) = (replicas(capped(1, secs(60), OnOverload::Shed)), Counter::default());
+    let calls = (0..80).map(|call| load(&guards[call % 4], call % 10, &loads));
+    assert!(join_all(calls).await.iter().all(Result::is_ok));
+    assert_eq!((loads.started(), loads.most_at_once()), (10, 1));
+    assert_eq!(total(&guards, |stats| stats.leases_lost), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_load_that_is_not_its_turn_in_time_is_shed_with_all_who_wait_for_it() {
+    let (guards, loads) = (replicas(capped(1, secs(5), OnOverload::Shed)), Counter::default());
+    let gate = Gate::closed();
+    let slow = tokio::spawn({
+        let (guard, gate) = (guards[0].clone(), gate.clone());
+        let load = move || async move {
+            gate.pass().await;
+            Ok::<_, String>(())
+        };
+        async move { guard.get_or_load("slow", load).await }
+    });
+    sleep(secs(1)).await;
+    let started = Instant::now();
+    let shed = join_all((0..8).map(|call| load(&guards[call % 4], 1, &loads))).await;
+    for answer in shed {
+        let error = answer.expect_err("shed");
+        assert_eq!(error.guard().map(stampede_guard::Error::kind), Some(ErrorKind::Overloaded), "{error}");
+    }
+    let took = started.elapsed();
+    assert!((secs(5)..secs(6)).contains(&took), "{took:?}");
+    assert_eq!((loads.started(), total(&guards, |stats| stats.overloaded)), (0, 1));
+    gate.open();
+    slow.await.expect("joined").expect("loaded");
+    assert_eq!(load(&guards[2], 1, &loads).await.ok(), Some(1), "and the next one has its turn");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stale_value_stands_in_for_a_load_that_is_shed() {
+    let policy = capped(1, secs(5), OnOverload::Shed).fresh_for(secs(10)).stale_if_error(secs(600));
+    let (guards, loads) = (replicas(policy), Counter::default());
+    assert_eq!(load(&guards[0], 1, &loads).await.ok(), Some(1));
+    advance(secs(11)).await;
+    let slow = tokio::spawn({
+        let guard = guards[0].clone();
+        async move {
+            let load = || async { std::future::pending::<Result<(), String>>().await };
+            guard.get_or_load("slow", load).await
+        }
+    });
+    sleep(secs(1)).await;
+    assert_eq!(load(&guards[1], 1, &loads).await.ok(), Some(1));
+    assert_eq!(loads.started(), 1);
+    slow.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_load_that_is_not_its_turn_in_time_goes_on_if_the_policy_says_so() {
+    let (guards, loads) = (replicas(capped(1, Duration::ZERO, OnOverload::LoadAnyway)), Counter::default());
+    let calls = (0..8).map(|call| load(&guards[call % 4], call, &loads));
+    assert!(join_all(calls).await.iter().all(Result::is_ok));
+    assert_eq!((loads.started(), loads.most_at_once()), (8, 8));
+    assert_eq!(total(&guards, |stats| stats.overloaded), 7);
+}
+
+/// Loads that fail, panic or time out give their permit back.
+#[tokio::test(start_paused = true)]
+async fn however_a_load_ends_the_next_one_has_its_turn() {
+    let guards = replicas(capped(1, secs(60), OnOverload::Shed).load_timeout(secs(3)));
+    for (round, guard) in guards.iter().enumerate() {
+        let fails = guard.get_or_load(("fails", round), || async { Err::<u8, _>("no route".to_owned()) });
+        let panics = guard.get_or_load(("panics", round), || async {
+            assert_eq!(1, 2, "a panic");
+            Ok::<u8, String>(1)
+        });
+        let hangs = guard
+            .get_or_load(("hangs", round), || async { std::future::pending::<Result<u8, String>>().await });
+        let (fails, panics, hangs) = tokio::join!(fails, panics, hangs);
+        assert!(fails.is_err() && panics.is_err() && hangs.is_err());
+    }
+    let loads = Counter::default();
+    assert_eq!(load(&guards[3], 7, &loads).await.ok(), Some(7));
+}

@@ -1,0 +1,205 @@
+//! What a loader knows and decides, and direct use: lifetimes of its own, validators, refresh, expire.
+//!
+//! On the in-memory store with a paused clock.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use stampede_guard::{LoadContext, MemoryStore, Policy, PolicyBuilder, StampedeGuard};
+use tokio::time::{advance, sleep};
+
+use crate::support::gate::{Counter, Gate};
+
+const LOAD: Duration = Duration::from_millis(200);
+
+fn secs(secs: u64) -> Duration {
+    Duration::from_secs(secs)
+}
+
+/// Fresh for 10 s sharp.
+fn policy() -> PolicyBuilder {
+    Policy::builder().fresh_for(secs(10)).ttl_jitter(0.0)
+}
+
+fn guard(policy: PolicyBuilder) -> StampedeGuard {
+    StampedeGuard::builder(MemoryStore::new()).policy(policy.build().expect("valid")).build().expect("valid")
+}
+
+async fn fresh(guard: &StampedeGuard) -> Option<u64> {
+    guard.remaining_freshness("key").await.expect("answered").map(|left| left.as_secs())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_loader_decides_the_lifetimes_of_its_value() {
+    let guard = guard(policy());
+    let load = |mut cx: LoadContext<u8>| async move {
+        cx.fresh_for(secs(3));
+        cx.stale_while_revalidate(secs(2));
+        Ok::<_, String>(1)
+    };
+    assert_eq!(guard.get_or_load_with("key", load).await.ok(), Some(1));
+    assert_eq!(fresh(&guard).await, Some(3));
+    advance(secs(4)).await;
+    assert_eq!(fresh(&guard).await, Some(0));
+    assert!(guard.contains("key").await.expect("answered"), "stale, and servable");
+    advance(secs(2)).await;
+    assert!(!guard.contains("key").await.expect("answered"));
+    assert_eq!(fresh(&guard).await, None, "nothing is kept past its windows");
+}
+
+#[tokio::test(start_paused = true)]
+async fn do_not_store_reaches_those_who_wait_and_nobody_later() {
+    let (guard, loads, gate) = (guard(policy()), Counter::default(), Gate::closed());
+    let ask = || {
+        let (guard, loads, gate) = (guard.clone(), loads.clone(), gate.clone());
+        async move {
+            let load = move |mut cx: LoadContext<u8>| async move {
+                let _running = loads.start();
+                gate.pass().await;
+                cx.do_not_store();
+                Ok::<_, String>(1)
+            };
+            guard.get_or_load_with("key", load).await.ok()
+        }
+    };
+    let wave = tokio::spawn(join_all((0..10).map(|_| ask())));
+    sleep(secs(1)).await;
+    gate.open();
+    assert_eq!(wave.await.expect("joined"), [Some(1); 10]);
+    assert_eq!(loads.started(), 1);
+    assert_eq!(ask().await, Some(1));
+    assert_eq!(loads.started(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_conditional_load_keeps_the_previous_value_and_restarts_its_freshness() {
+    let guard = guard(policy().stale_if_error(secs(60)));
+    let load = |asked: &'static str, expected: Option<&'static str>| {
+        move |mut cx: LoadContext<String>| async move {
+            assert_eq!(cx.validator(), expected, "{asked}");
+            match cx.take_previous() {
+                Some(previous) => Ok::<_, String>(previous),
+                None => {
+                    cx.set_validator("\"v1\"");
+                    Ok("the report".to_owned())
+                }
+            }
+        }
+    };
+    let ask = |asked, expected| guard.get_or_load_with("key", load(asked, expected));
+    assert_eq!(ask("first", None).await.ok().as_deref(), Some("the report"));
+    for _ in 0..3 {
+        advance(secs(11)).await;
+        assert_eq!(ask("again", Some("\"v1\"")).await.ok().as_deref(), Some("the report"));
+        assert_eq!(fresh(&guard).await, Some(10));
+    }
+}
+
+/// A validator without its value would make a value out of "not modified".
+#[tokio::test(start_paused = true)]
+async fn a_previous_value_of_another_type_takes_its_validator_along() {
+    let guard = guard(policy().stale_if_error(secs(60)));
+    let load = |mut cx: LoadContext<String>| async move {
+        cx.set_validator("v1");
+        Ok::<_, String>("text".to_owned())
+    };
+    guard.get_or_load_with("key", load).await.expect("loaded");
+    advance(secs(11)).await;
+    let load = |cx: LoadContext<u32>| async move {
+        assert_eq!((cx.previous(), cx.validator()), (None, None));
+        Ok::<_, String>(7)
+    };
+    assert_eq!(guard.get_or_load_with("key", load).await.ok(), Some(7));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_loader_hears_that_its_lease_was_lost_and_when_it_will_be_ended() {
+    let guard = guard(policy().load_timeout(secs(20)));
+    let (told, mut hears) = tokio::sync::mpsc::unbounded_channel();
+    let load = move |cx: LoadContext<u8>| async move {
+        told.send(cx.deadline()).expect("heard");
+        cx.lost().await;
+        told.send(tokio::time::Instant::now()).expect("heard");
+        Ok::<_, String>(1)
+    };
+    let started = tokio::time::Instant::now();
+    let asked = tokio::spawn({
+        let guard = guard.clone();
+        async move { guard.get_or_load_with("key", load).await.ok() }
+    });
+    assert_eq!(hears.recv().await, Some(started + secs(20)));
+    guard.invalidate("key").await.expect("confirmed");
+    let lost = hears.recv().await.expect("told");
+    assert!(lost - started < secs(1), "{:?}", lost - started);
+    assert_eq!(asked.await.expect("joined"), Some(1));
+    assert_eq!(fresh(&guard).await, None, "it was not stored");
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_kept_for_a_lifetime_of_its_own() {
+    let guard = guard(policy().negative_for(secs(2)));
+    let found = guard.get_or_load("key", || async { Ok::<_, String>(None::<u8>) }).await;
+    assert_eq!(found.ok(), Some(None));
+    assert_eq!(fresh(&guard).await, Some(2));
+    let load = |mut cx: LoadContext<String>| async move {
+        cx.negative();
+        Ok::<_, String>("no such user".to_owned())
+    };
+    guard.refresh_with("key", load).await.expect("loaded");
+    assert_eq!(fresh(&guard).await, Some(2));
+    guard.refresh("key", || async { Ok::<_, String>(Some(1_u8)) }).await.expect("loaded");
+    assert_eq!(fresh(&guard).await, Some(10));
+    assert_eq!(guard.stats().negatives, 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn refresh_loads_once_for_all_who_ask_and_others_are_served_meanwhile() {
+    let (guard, loads) = (guard(policy()), Counter::default());
+    guard.insert("key", &0_usize).await.expect("stored");
+    let refresh = || {
+        let (guard, loads) = (guard.clone(), loads.clone());
+        async move {
+            let load = move || async move {
+                let _running = loads.start();
+                sleep(LOAD).await;
+                Ok::<_, String>(loads.started())
+            };
+            guard.refresh("key", load).await.ok()
+        }
+    };
+    let all = tokio::spawn(join_all((0..20).map(|_| refresh())));
+    sleep(LOAD / 2).await;
+    assert_eq!(guard.get("key").await.expect("answered"), Some(0_usize));
+    assert_eq!(all.await.expect("joined"), [Some(1); 20]);
+    assert_eq!(guard.get("key").await.expect("answered"), Some(1_usize));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failed_refresh_is_told_and_leaves_what_is_stored() {
+    let guard = guard(policy());
+    guard.insert("key", &0_u8).await.expect("stored");
+    let refreshed = guard.refresh("key", || async { Err::<u8, _>("no route".to_owned()) }).await;
+    assert_eq!(refreshed.expect_err("fails").loader().map(String::as_str), Some("no route"));
+    assert_eq!(guard.get("key").await.expect("answered"), Some(0_u8));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_expired_is_loaded_again_and_stands_in_should_that_fail() {
+    let guard = guard(policy().stale_if_error(secs(60)).stale_while_revalidate(secs(60)));
+    guard.insert("key", &1_u8).await.expect("stored");
+    guard.expire("key").await.expect("confirmed");
+    assert_eq!(guard.get::<u8>("key").await.expect("answered"), None);
+    let ask = |answer: Result<u8, String>| guard.get_or_load("key", move || async move { answer });
+    assert_eq!(ask(Err("no route".into())).await.ok(), Some(1), "it stands in");
+    guard.expire("key").await.expect("confirmed");
+    assert_eq!(ask(Ok(2)).await.ok(), Some(2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn expire_without_a_window_to_stand_in_for_is_invalidate() {
+    let guard = guard(policy());
+    guard.insert("key", &1_u8).await.expect("stored");
+    guard.expire("key").await.expect("confirmed");
+    assert_eq!(fresh(&guard).await, None);
+    guard.expire("key").await.expect("nothing there is no error");
+}

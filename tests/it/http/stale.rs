@@ -1,0 +1,92 @@
+//! Stale responses (RFC 5861): served while they are loaded anew, and instead of the origin's failures.
+
+use stampede_guard::{MemoryStore, PolicyBuilder, StampedeGuard};
+use tower::Layer as _;
+
+use super::kit::{Down, Inner, Shop, all, ask, crowd, get, policy, respond, secs, settle, shop_with, whole};
+
+/// The first call is answered with `Cache-Control: control`, later ones with a new text, or as `then` has it.
+fn origin(control: &'static str, then: fn(usize) -> Option<u16>) -> Inner {
+    Inner::with(move |n, _| match then(n) {
+        None => Ok(respond(200, &[("cache-control", control)], whole(n.to_string()))),
+        Some(0) => Err(Down("no route".into())),
+        Some(status) => Ok(respond(status, &[], whole("sorry"))),
+    })
+}
+
+/// Shops that stand for replicas.
+fn replicas(inner: &Inner, n: usize, policy: PolicyBuilder) -> Vec<Shop> {
+    let (store, policy) = (MemoryStore::new(), policy.build().unwrap());
+    let guard = || StampedeGuard::builder(store.clone()).policy(policy.clone()).build().unwrap();
+    (0..n).map(|_| guard().layer(inner.clone())).collect()
+}
+
+fn always(_: usize) -> Option<u16> {
+    None
+}
+
+#[tokio::test(start_paused = true)]
+async fn stale_while_revalidate_of_a_response_answers_everyone_at_once_and_asks_once() {
+    let inner = origin("max-age=10, stale-while-revalidate=30", always);
+    let shops = replicas(&inner, 3, policy());
+    assert_eq!(ask(&shops[0], get("/")).await.text(), "1");
+    tokio::time::sleep(secs(12)).await;
+    let inner = inner.held();
+    // Held: whoever waited for the origin would not be answered.
+    for shop in &shops {
+        for seen in all(crowd(shop, 10, "/")).await {
+            assert_eq!((seen.text(), seen.remark().as_str()), ("1", "hit; ttl=-2"));
+            assert_eq!(seen.header("age"), Some("12"));
+        }
+    }
+    assert_eq!(inner.calls(), 2, "one background load in the fleet");
+    inner.gate.open();
+    settle().await;
+    assert_eq!(ask(&shops[2], get("/")).await.text(), "2");
+}
+
+#[tokio::test(start_paused = true)]
+async fn past_its_window_a_response_is_waited_for() {
+    let inner = origin("max-age=10, stale-while-revalidate=5", always);
+    let shop = shop_with(&inner, policy());
+    ask(&shop, get("/")).await;
+    tokio::time::sleep(secs(16)).await;
+    assert_eq!(ask(&shop, get("/")).await.text(), "2");
+}
+
+/// RFC 5861, 4: an error is 500, 502, 503, 504, or no answer.
+#[tokio::test(start_paused = true)]
+async fn stale_if_error_stands_in_for_the_origins_failures_and_for_nothing_else() {
+    for (failure, stands_in) in
+        [(500, true), (502, true), (503, true), (504, true), (0, true), (501, false), (404, false)]
+    {
+        let inner = Inner::with(move |n, _| match (n, failure) {
+            (1, _) => Ok(respond(200, &[("cache-control", "max-age=10, stale-if-error=60")], whole("old"))),
+            (_, 0) => Err(Down("no route".into())),
+            (_, status) => Ok(respond(status, &[], whole("sorry"))),
+        });
+        let shops = replicas(&inner, 2, policy().back_off(secs(5)));
+        ask(&shops[0], get("/")).await;
+        tokio::time::sleep(secs(11)).await;
+        let seen = ask(&shops[0], get("/")).await;
+        let expected = if stands_in { (200, "old") } else { (failure, "sorry") };
+        assert_eq!((seen.status, seen.text()), expected, "{failure}");
+        if stands_in {
+            assert_eq!(ask(&shops[1], get("/")).await.text(), "old");
+            assert_eq!(inner.calls(), 2, "{failure}: the origin is left alone");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_policys_windows_are_for_responses_that_say_nothing_and_forbid_nothing() {
+    let stale = [("max-age=10", true), ("max-age=10, must-revalidate", false), ("s-maxage=10", false)];
+    for (control, served) in stale {
+        let inner = origin(control, always);
+        let shop = shop_with(&inner, policy().stale_while_revalidate(secs(60)));
+        ask(&shop, get("/")).await;
+        tokio::time::sleep(secs(11)).await;
+        let text = if served { "1" } else { "2" };
+        assert_eq!(ask(&shop, get("/")).await.text(), text, "{control}");
+    }
+}

@@ -1,0 +1,137 @@
+//! A waiter that leaves takes nothing with it: neither its place, nor a grant that was on its way.
+
+use redis::aio::MultiplexedConnection;
+
+use super::*;
+use crate::support::probe::DropAt;
+
+/// As [`queued`], on a connection that stays: a thousand rounds look a few times each.
+async fn queued_on(conn: &mut MultiplexedConnection, waiters: usize) {
+    let reached = async {
+        let mut length = redis::cmd("LLEN");
+        length.arg("sg1:mq:{default:m}");
+        while length.query_async::<usize>(conn).await.expect("LLEN") != waiters {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(SOON, reached).await.unwrap_or_else(|_| panic!("{waiters} should wait"));
+}
+
+/// A thousand times a waiter is dropped at a random moment around the release that hands it the mutex, with another
+/// one behind it: no grant is lost. It would be missed for a minute.
+#[tokio::test]
+async fn a_thousand_dropped_waiters_lose_no_grant() {
+    const ROUNDS: usize = 1_000;
+    let server = RedisServer::start();
+    let (one, other, third) = (node(&server).await, node(&server).await, node(&server).await);
+    let mut conn = server.client().get_multiplexed_async_connection().await.expect("connects");
+    let (mut granted_first, mut worst) = (0, Duration::ZERO);
+    for round in 0..ROUNDS {
+        let mut holder = locked(&mutex(&one)).await;
+        let leaves = waiter(&other);
+        queued_on(&mut conn, 1).await;
+        let stays = waiter(&third);
+        queued_on(&mut conn, 2).await;
+        let started = Instant::now();
+        let unlock = async { holder.unlock().await.expect("asks") };
+        let leave = async {
+            // The whole exchange takes about half a millisecond, most of it within a few turns of this thread.
+            for _ in 0..fastrand::usize(..30) {
+                tokio::task::yield_now().await;
+            }
+            leaves.abort();
+            // A guard that it had already is dropped by this.
+            leaves.await.is_ok_and(|granted| granted.is_ok())
+        };
+        let (unlocked, had_it) = tokio::join!(unlock, leave);
+        assert!(unlocked);
+        granted_first += usize::from(had_it);
+        let (mut next, _) = granted(stays).await;
+        worst = worst.max(started.elapsed());
+        assert!(next.unlock().await.expect("asks"), "round {round}");
+    }
+    println!(
+        "{granted_first} were dropped with the mutex in their hands; the next one waited {worst:?} at most"
+    );
+    assert!(worst < AT_ONCE, "{worst:?}");
+    assert!((10..=990).contains(&granted_first), "{granted_first} of {ROUNDS}: no race");
+    free(&server, AT_ONCE).await;
+}
+
+/// In each of three processes some wait for as long as it takes, and as many again give up at random: those who stay
+/// are served, and at the end nobody has it.
+#[tokio::test]
+async fn waiters_that_give_up_at_random_leave_the_others_alone() {
+    const TIMES: usize = 40;
+    let server = RedisServer::start();
+    let (mut stay, mut leave) = (Vec::new(), Vec::new());
+    for _ in 0..3 {
+        let locks = node(&server).await;
+        for _ in 0..5 {
+            let patient = with(&locks, |builder| builder.acquire_timeout(Duration::MAX));
+            stay.push(tokio::spawn(async move {
+                for time in 0..TIMES {
+                    let mut guard = locked(&patient).await;
+                    tokio::task::yield_now().await;
+                    if time % 2 == 0 {
+                        assert!(guard.unlock().await.expect("asks"));
+                    }
+                }
+            }));
+            let impatient = mutex(&locks);
+            leave.push(tokio::spawn(async move {
+                let mut gave_up = 0;
+                loop {
+                    let patience = Duration::from_micros(fastrand::u64(..12_000));
+                    match tokio::time::timeout(patience, impatient.lock()).await {
+                        Ok(guard) => drop(guard.expect("acquired")),
+                        Err(_) => gave_up += 1,
+                    }
+                    if gave_up >= TIMES {
+                        return;
+                    }
+                }
+            }));
+        }
+    }
+    for task in stay.into_iter().chain(leave) {
+        let ended = tokio::time::timeout(crate::support::PATIENCE, task).await;
+        ended.expect("they are served, though others leave").expect("acquired");
+    }
+    let last = tokio::time::timeout(AT_ONCE, mutex(&node(&server).await).lock()).await;
+    let mut last = last.expect("nothing is left of those who gave up").expect("acquired");
+    assert!(last.unlock().await.expect("asks"));
+    free(&server, AT_ONCE).await;
+}
+
+/// The drop matrix: at each of its await points, free, busy, and before the node has connected.
+#[tokio::test]
+async fn an_acquisition_dropped_at_any_await_point_loses_nothing() {
+    for (busy, cold) in [(false, false), (true, false), (false, true), (true, true)] {
+        let server = RedisServer::start();
+        let (one, warm) = (node(&server).await, node(&server).await);
+        for n in 0.. {
+            let locks = if cold { unconnected(&server.minimal_user()) } else { warm.clone() };
+            let mut holder = if busy { Some(locked(&mutex(&one)).await) } else { None };
+            let dropped = mutex(&locks);
+            let dropped = DropAt::new(n, dropped.lock());
+            let unlock = async {
+                if let Some(mut guard) = holder.take() {
+                    tokio::time::sleep(ms(3)).await;
+                    assert!(guard.unlock().await.expect("asks"));
+                }
+            };
+            let (done, ()) = tokio::join!(dropped, unlock);
+            let done = done.map(|guard| drop(guard.expect("acquired"))).is_some();
+            let next = tokio::time::timeout(AT_ONCE, mutex(&one).lock()).await;
+            let next = next
+                .unwrap_or_else(|_| panic!("busy {busy}, cold {cold}: dropped at poll {n}, it stays locked"));
+            assert!(next.expect("acquired").unlock().await.expect("asks"));
+            if done {
+                assert!(n >= 2, "{n} points are no matrix");
+                break;
+            }
+        }
+        free(&server, AT_ONCE).await;
+    }
+}

@@ -1,0 +1,103 @@
+//! Those who wait are served in the order in which they came, and share one connection.
+
+use std::sync::Arc;
+
+use tokio::sync::Mutex as AsyncMutex;
+
+use super::*;
+
+/// Twenty waiters in four processes, each queued behind the one before.
+#[tokio::test]
+async fn those_who_wait_are_served_in_order() {
+    let server = RedisServer::start();
+    let mut nodes = Vec::new();
+    for _ in 0..4 {
+        nodes.push(node(&server).await);
+    }
+    let mut holder = locked(&mutex(&nodes[0])).await;
+    let order = Arc::new(AsyncMutex::new(Vec::new()));
+    let mut waiters = Vec::new();
+    for at in 0..20 {
+        let (mutex, order) = (mutex(&nodes[at % 4]), order.clone());
+        waiters.push(tokio::spawn(async move {
+            let mut guard = mutex.lock().await.expect("acquired");
+            order.lock().await.push(at);
+            guard.unlock().await.expect("asks")
+        }));
+        queued(&server, at + 1).await;
+    }
+    assert!(holder.unlock().await.expect("asks"));
+    for waiter in waiters {
+        assert!(waiter.await.expect("joined"));
+    }
+    assert_eq!(*order.lock().await, (0..20).collect::<Vec<_>>());
+    free(&server, AT_ONCE).await;
+}
+
+/// While somebody waits, who comes by does not get it: not by trying, and not by polling.
+#[tokio::test]
+async fn nobody_barges_in() {
+    let server = RedisServer::start();
+    let (one, other) = (node(&server).await, node(&server).await);
+    let mut holder = locked(&mutex(&one)).await;
+    let next = waiter(&other);
+    queued(&server, 1).await;
+    // It is free by other hands: the waiter knows nothing of it yet, and is served all the same.
+    server.run::<()>(&["DEL", "sg1:m:{default:m}"]);
+    assert!(mutex(&one).try_lock().await.expect("asks").is_none());
+    let (next, took) = granted(next).await;
+    assert!(took < AT_ONCE && next.is_owned().await.expect("asks"));
+    assert!(!holder.unlock().await.expect("asks"));
+}
+
+/// A guard's locks are on its connections, and in its namespace.
+#[tokio::test]
+async fn the_locks_of_a_guard_share_its_connections() {
+    let server = RedisServer::start();
+    let client = redis::Client::open(server.minimal_user()).expect("an address");
+    let guard = stampede_guard::StampedeGuard::builder(client).namespace("shop").build().expect("valid");
+    guard.connect().await.expect("connects");
+    let a = mutex(&guard.locks());
+    assert_eq!(a.key(), "sg1:m:{shop:m}");
+    let mut holder = locked(&a).await;
+    let next = waiter(&guard.locks());
+    queued_for(&server, "sg1:mq:{shop:m}", 1).await;
+    assert_eq!((server.pubsub_clients(), server.client_count()), (1, 2));
+    assert!(holder.unlock().await.expect("asks"));
+    assert!(granted(next).await.1 < AT_ONCE);
+    // Closing them ends what is in the background, not the guard.
+    guard.locks().close().await;
+    guard.insert("k", &1u32).await.expect("stored");
+    let other = mutex(&node(&server).await);
+    assert!(other.try_lock().await.expect("asks").is_some(), "another namespace is another lock");
+}
+
+/// S0.17: the flaw of a connection for each waiter, where the sixth of a process got a pool's error. 500 wait in one
+/// process, on its two connections, and each gets the mutex.
+#[tokio::test]
+async fn five_hundred_waiters_share_one_subscription() {
+    let server = RedisServer::start();
+    let locks = node(&server).await;
+    let mut holder = locked(&mutex(&locks)).await;
+    let waiters: Vec<_> = (0..500)
+        .map(|_| {
+            let mutex = with(&locks, |builder| builder.acquire_timeout(Duration::MAX));
+            tokio::spawn(async move {
+                let mut guard = mutex.lock().await.expect("acquired");
+                let attempts = guard.attempts();
+                assert!(guard.unlock().await.expect("asks"));
+                attempts
+            })
+        })
+        .collect();
+    queued(&server, 500).await;
+    assert_eq!((server.pubsub_clients(), server.client_count()), (1, 2));
+    assert!(holder.unlock().await.expect("asks"));
+    let mut attempts = 0;
+    for waiter in waiters {
+        attempts += waiter.await.expect("acquired");
+    }
+    assert_eq!(attempts, 500, "each was handed the mutex once, and asked for it once");
+    assert_eq!((server.pubsub_clients(), server.client_count()), (1, 2));
+    free(&server, AT_ONCE).await;
+}

@@ -1,0 +1,168 @@
+//! Connections that break, hang, or lose what was said, while somebody waits or holds.
+
+use super::*;
+use crate::support::proxy::{Mode, Proxy};
+
+/// A connected node behind a proxy, with the default settings.
+async fn proxied(server: &RedisServer) -> (Proxy, Locks) {
+    let proxy = Proxy::start(server.port()).await;
+    let locks = connected(&format!("redis://minimal:pw@127.0.0.1:{}/", proxy.port())).await;
+    warm(&locks).await;
+    (proxy, locks)
+}
+
+/// S0.14: the flaw of fire and forget: the subscription is cut and the mutex unlocked before there is another one.
+/// The holder's time, after which the waiter would look anyway, is a minute.
+#[tokio::test]
+async fn a_release_while_nobody_hears_is_found_out() {
+    let server = RedisServer::start();
+    let (one, other) = (node(&server).await, node(&server).await);
+    let mut took = Vec::new();
+    for round in 0..15 {
+        eventually_eq("both hear", SOON, 2, async || server.pubsub_clients()).await;
+        let mut holder = locked(&mutex(&one)).await;
+        let next = waiter(&other);
+        queued(&server, 1).await;
+        assert_eq!(server.kill_pubsub(), 2);
+        // At once; while the waiter asks whether it has missed something; and when it has, and nothing brings it what
+        // it is told until there is another subscription.
+        tokio::time::sleep(ms(round % 3 * 5)).await;
+        assert!(holder.unlock().await.expect("asks"));
+        let (mut next, after) = granted(next).await;
+        took.push(after);
+        assert!(next.unlock().await.expect("asks"));
+    }
+    took.sort();
+    println!("median {:?}, worst {:?}", took[7], took[14]);
+    assert!(took[7] <= ms(200), "{took:?}");
+    assert!(took[14] < AT_ONCE, "{took:?}");
+}
+
+/// A connection that brings only messages dies without a sign: the server still counts it among those that hear what
+/// is said. Commands go on, the inbox is found dead by its ping, and the grant that went into it is found.
+#[tokio::test]
+async fn a_grant_into_a_half_open_inbox_is_found() {
+    let server = RedisServer::start();
+    let one = node(&server).await;
+    let (proxy, other) = proxied(&server).await;
+    let mut holder = locked(&mutex(&one)).await;
+    let next = waiter(&other);
+    queued(&server, 1).await;
+    proxy.set(Mode::BlackHoleOldSubscriptions);
+    assert!(holder.unlock().await.expect("asks"));
+    // It was handed over: nobody else has a way to it.
+    assert!(mutex(&one).try_lock().await.expect("asks").is_none());
+    let (next, took) = granted(next).await;
+    assert!(took < Duration::from_secs(5), "{took:?}");
+    assert!(next.is_owned().await.expect("asks"));
+}
+
+/// All connections of a waiter's process die without a sign, and it is granted the mutex. Whether it can still have it
+/// or is told that the store does not answer: it does not hang, and the mutex is not lost for the others.
+#[tokio::test]
+async fn a_grant_into_a_dead_host_is_not_lost() {
+    let server = RedisServer::start();
+    let one = node(&server).await;
+    let (proxy, other) = proxied(&server).await;
+    let mut holder = locked(&mutex(&one)).await;
+    let next = waiter(&other);
+    queued(&server, 1).await;
+    proxy.set(Mode::BlackHoleOld);
+    assert!(holder.unlock().await.expect("asks"));
+    let ended = tokio::time::timeout(SOON, next).await.expect("it does not hang").expect("joined");
+    match ended {
+        Ok(mut guard) => assert!(guard.unlock().await.expect("asks")),
+        Err(error) => assert!(error.is_store(), "{error:?}"),
+    }
+    free(&server, Duration::from_secs(3)).await;
+}
+
+/// A node that is not allowed to subscribe hears nothing: it looks twice a second, and gets it.
+#[tokio::test]
+async fn without_the_right_to_subscribe_it_is_looked_at_twice_a_second() {
+    let server = RedisServer::start();
+    let one = node(&server).await;
+    server.run::<()>(&["ACL", "SETUSER", "deaf", "on", ">pw", "~sg1:*", "&sg1:*", "+@all", "-subscribe"]);
+    let deaf = connected(&format!("redis://deaf:pw@127.0.0.1:{}/", server.port())).await;
+    for _ in 0..2 {
+        let mut holder = locked(&mutex(&one)).await;
+        let next = waiter(&deaf);
+        queued(&server, 1).await;
+        holder.unlock().await.expect("asks");
+        let (mut next, took) = granted(next).await;
+        assert!(took < ms(600) + AT_ONCE, "{took:?}");
+        assert!(next.unlock().await.expect("asks"));
+    }
+}
+
+/// S1.17: unlocking while the connection is cut is an error; the handle still counts as held, and unlocking can be
+/// asked for again, until there is an answer.
+#[tokio::test]
+async fn an_unlock_that_failed_can_be_asked_for_again() {
+    let server = RedisServer::start();
+    let (proxy, locks) = proxied(&server).await;
+    let a = mutex(&locks);
+    let mut guard = locked(&a).await;
+    proxy.set(Mode::Reset);
+    for _ in 0..3 {
+        let cut = guard.unlock().await;
+        assert!(cut.as_ref().is_err_and(LockError::is_store), "{cut:?}");
+        assert!(a.is_held());
+        assert!(matches!(a.try_lock().await, Err(LockError::AlreadyAcquired)));
+    }
+    assert_eq!(server.run::<String>(&["GET", a.key()]), guard.token());
+    proxy.set(Mode::Pass);
+    eventually("it is back", SOON, async || locks.connect().await.is_ok()).await;
+    assert!(guard.unlock().await.expect("asks"), "it was held all the time");
+    assert!(!a.is_held() && !a.is_locked().await.expect("asks"));
+
+    let mut guard = locked(&a).await;
+    server.kill();
+    assert!(guard.unlock().await.is_err_and(|error| error.is_store()));
+    server.start_again();
+    eventually("it is back", SOON, async || locks.connect().await.is_ok()).await;
+    assert!(!guard.unlock().await.expect("asks"), "the server has forgotten it");
+    assert!(!a.is_held());
+    drop(locked(&a).await);
+}
+
+/// S1.17: an unlock whose answer was lost was done all the same; asked again it says so truthfully, and nobody else's
+/// lock is touched.
+#[tokio::test]
+async fn an_unlock_whose_answer_was_lost_does_no_harm_when_asked_again() {
+    let server = RedisServer::start();
+    let (proxy, locks) = proxied(&server).await;
+    let other = node(&server).await;
+    let mut guard = locked(&mutex(&locks)).await;
+    let next = waiter(&other);
+    queued(&server, 1).await;
+    proxy.set(Mode::NoReplies);
+    assert!(guard.unlock().await.is_err_and(|error| error.is_store()));
+    let (mut next, _) = granted(next).await;
+    proxy.set(Mode::Pass);
+    eventually("it is back", SOON, async || locks.connect().await.is_ok()).await;
+    assert!(!guard.unlock().await.expect("asks"));
+    assert!(next.is_owned().await.expect("asks"));
+    assert!(next.unlock().await.expect("asks"));
+}
+
+/// A holder that is renewed outlives a connection that is cut, and a holder whose server hangs for longer than its
+/// time knows that it may have lost it before anybody else can have it.
+#[tokio::test]
+async fn a_renewed_holder_outlives_a_cut_and_knows_of_a_pause() {
+    let server = RedisServer::start();
+    let (proxy, locks) = proxied(&server).await;
+    let a = with(&locks, |builder| builder.ttl(ms(3_000)).auto_renew(true));
+    let guard = locked(&a).await;
+    let until = Instant::now() + ms(4_000);
+    while Instant::now() < until {
+        proxy.set(Mode::Reset);
+        proxy.set(Mode::Pass);
+        tokio::time::sleep(ms(150)).await;
+    }
+    assert!(guard.remaining().is_some_and(|left| !left.is_zero()));
+    eventually("it is back", SOON, async || guard.is_owned().await.is_ok_and(|owned| owned)).await;
+    proxy.set(Mode::BlackHole);
+    tokio::time::timeout(ms(3_000) + AT_ONCE, guard.lost()).await.expect("it knows");
+    assert_eq!(guard.remaining(), Some(Duration::ZERO));
+}

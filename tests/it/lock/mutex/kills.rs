@@ -1,0 +1,112 @@
+//! Acquirers that die at random: whatever they were about, no key stays for ever, and nobody waits longer for them
+//! than their time to live.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::*;
+use crate::support::processes::Fleet;
+use crate::support::proxy::{Mode, Proxy};
+
+/// How many acquirers there are in one process, and die with it.
+const CROWD: usize = 40;
+/// How many processes are killed: so many at a time, so often.
+const PROCESSES: [usize; 2] = [4, 5];
+/// How often a process loses all its connections, with whatever its crowd has sent and not heard of yet.
+const CUTS: usize = 5;
+
+const MUTEXES: usize = 8;
+const TTL: Duration = Duration::from_millis(1_500);
+
+/// Acquires for ever, on the same few mutexes as all others: tries, waits, gives up, holds, extends, releases, and
+/// leaves what it holds to be released in the background.
+async fn acquirer(locks: Locks, calls: Arc<AtomicUsize>) {
+    loop {
+        let builder = locks.mutex(("crowd", fastrand::usize(..MUTEXES))).ttl(TTL);
+        let builder = builder.acquire_timeout(ms(fastrand::u64(..30))).auto_renew(fastrand::u8(..8) == 0);
+        let mutex = builder.build().expect("valid");
+        let acquired =
+            if fastrand::bool() { mutex.lock().await.ok() } else { mutex.try_lock().await.ok().flatten() };
+        if let Some(mut guard) = acquired {
+            match fastrand::u8(..4) {
+                0 => drop(guard.extend(TTL).await),
+                1 => tokio::time::sleep(Duration::from_micros(fastrand::u64(..3_000))).await,
+                _ => {}
+            }
+            if fastrand::u8(..4) > 0 {
+                let _ = guard.unlock().await;
+            }
+        }
+        calls.fetch_add(1, Ordering::Relaxed);
+        // Without a connection a call fails in microseconds.
+        tokio::task::yield_now().await;
+    }
+}
+
+/// A crowd of acquirers; returns when each has called once in the mean.
+async fn start(locks: &Locks) -> (Vec<JoinHandle<()>>, Arc<AtomicUsize>) {
+    let calls = Arc::new(AtomicUsize::new(0));
+    let crowd = (0..CROWD).map(|_| tokio::spawn(acquirer(locks.clone(), calls.clone()))).collect();
+    eventually("they are at it", SOON, async || calls.load(Ordering::Relaxed) >= CROWD).await;
+    (crowd, calls)
+}
+
+/// A child that is a crowd until it is killed.
+pub(super) fn crowd(child: Child) -> BoxFuture<'static, ()> {
+    Box::pin(async move {
+        let Config { redis } = child.config();
+        let locks = connected(&redis).await;
+        let _crowd = start(&locks).await;
+        child.ready();
+        std::future::pending().await
+    })
+}
+
+/// All are released within their time to live, and what stays is what is meant to, for its time.
+async fn nothing_is_stuck(server: &RedisServer) {
+    let locks = node(server).await;
+    let started = Instant::now();
+    for name in 0..MUTEXES {
+        let mutex = locks.mutex(("crowd", name)).acquire_timeout(SOON).build().expect("valid");
+        let mut guard = locked(&mutex).await;
+        assert_eq!(server.keys_without_ttl(), Vec::<String>::new());
+        assert!(guard.unlock().await.expect("asks"));
+    }
+    // Grants to the dead may have followed each other: the server needs a moment to notice that they are.
+    assert!(started.elapsed() < 2 * TTL + AT_ONCE, "{:?}", started.elapsed());
+    free(server, AT_ONCE).await;
+}
+
+/// S0.4, S0.24, S5.5: 1,000 acquirers are killed at random points: 800 die by SIGKILL, 40 with each of 20 processes,
+/// and 200 lose the connection under what they were doing, 40 with each of 5 cuts. None leaves a key without an end.
+#[tokio::test]
+async fn a_thousand_killed_acquirers_leave_no_key_for_ever() {
+    let [at_a_time, times] = PROCESSES;
+    assert_eq!(CROWD * (at_a_time * times + CUTS), 1_000);
+    let server = RedisServer::start();
+
+    let proxy = Proxy::start(server.port()).await;
+    let cut = connected(&format!("redis://minimal:pw@127.0.0.1:{}/", proxy.port())).await;
+    let (cut_crowd, calls) = start(&cut).await;
+    for _ in 0..CUTS {
+        let before = calls.load(Ordering::Relaxed);
+        proxy.set(Mode::Reset);
+        proxy.set(Mode::Pass);
+        assert_eq!(server.keys_without_ttl(), Vec::<String>::new());
+        eventually("it is back", SOON, async || cut.connect().await.is_ok()).await;
+        eventually("they go on", SOON, async || calls.load(Ordering::Relaxed) >= before + 5 * CROWD).await;
+    }
+    cut_crowd.iter().for_each(JoinHandle::abort);
+    nothing_is_stuck(&server).await;
+
+    for _ in 0..times {
+        let fleet = Fleet::spawn(at_a_time, "mutex.crowd", &Config { redis: server.minimal_user() });
+        fleet.wait_ready().await;
+        for member in fleet.members() {
+            tokio::time::sleep(Duration::from_micros(fastrand::u64(..20_000))).await;
+            member.kill();
+            assert_eq!(server.keys_without_ttl(), Vec::<String>::new());
+        }
+    }
+    nothing_is_stuck(&server).await;
+}

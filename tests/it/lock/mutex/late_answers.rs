@@ -1,0 +1,202 @@
+//! The answer of an acquisition that is lost, or late. The token was known before it was sent, so whatever the server
+//! did with it can be taken back: nobody waits out the 60 s that such a mutex would stay locked.
+
+use super::*;
+use crate::support::proxy::{Mode, Proxy};
+
+const KEY: &str = "sg1:m:{default:m}";
+
+/// A connected node whose commands go through a proxy, and have so much time.
+async fn proxied(server: &RedisServer, command_timeout: Duration) -> (Proxy, Locks) {
+    let proxy = Proxy::start(server.port()).await;
+    let client = redis::Client::open(format!("redis://minimal:pw@127.0.0.1:{}/", proxy.port()));
+    let builder = Locks::builder(client.expect("an address")).command_timeout(command_timeout);
+    let locks = builder.build().expect("valid");
+    locks.connect().await.expect("connects");
+    warm(&locks).await;
+    (proxy, locks)
+}
+
+/// Waits until the server has run the TAKE.
+async fn taken(server: &RedisServer) {
+    eventually("the server has given it away", SOON, async || pttl(server, KEY) > 0).await;
+}
+
+/// The key is gone within a second, and what may still be on its way does not bring it back.
+async fn gone(server: &RedisServer) {
+    eventually("the lock that nobody knows of is released", AT_ONCE, async || pttl(server, KEY) == -2).await;
+    let until = Instant::now() + ms(400);
+    while Instant::now() < until {
+        assert_eq!(pttl(server, KEY), -2, "it came back");
+        tokio::time::sleep(ms(20)).await;
+    }
+}
+
+fn is_store<T: std::fmt::Debug>(result: Result<T, LockError>) {
+    assert!(result.as_ref().is_err_and(LockError::is_store), "{result:?}");
+}
+
+/// S1.23, S5.4, S5.5: the proxy keeps the answers back until the caller has given up. That is an error, and not
+/// "busy"; and what the server has given away is released.
+#[tokio::test]
+async fn an_acquisition_whose_answer_is_lost_is_released() {
+    let server = RedisServer::start();
+    for waits in [false, true] {
+        let (proxy, locks) = proxied(&server, ms(200)).await;
+        proxy.set(Mode::NoReplies);
+        let a = with(&locks, |builder| builder.ttl(LONG).acquire_timeout(ms(500)));
+        let asked =
+            tokio::spawn(async move { if waits { a.lock().await.map(Some) } else { a.try_lock().await } });
+        taken(&server).await;
+        is_store(asked.await.expect("joined"));
+        proxy.set(Mode::Pass);
+        gone(&server).await;
+        assert!(locked(&mutex(&locks)).await.unlock().await.expect("asks"));
+    }
+}
+
+/// S1.23: the same token asked again is "granted": where the connection comes back in time, nothing is lost at all.
+#[tokio::test]
+async fn an_acquisition_asked_again_is_the_same_one() {
+    let server = RedisServer::start();
+    let (proxy, locks) = proxied(&server, Duration::from_secs(5)).await;
+    proxy.set(Mode::NoReplies);
+    let a = with(&locks, |builder| builder.ttl(LONG));
+    let asked = tokio::spawn(async move { a.lock().await });
+    taken(&server).await;
+    let token: String = server.run(&["GET", KEY]);
+    // What was kept back is lost, and a new connection works.
+    proxy.set(Mode::Reset);
+    eventually_eq("all is cut", SOON, 0, async || server.client_count()).await;
+    proxy.set(Mode::Pass);
+    let (mut guard, _) = granted(asked).await;
+    assert_eq!(guard.token(), token);
+    assert!(guard.is_owned().await.expect("asks"));
+    assert!(guard.unlock().await.expect("asks"));
+    gone(&server).await;
+}
+
+/// S1.23: the caller has left before the answer came: dropped by hand, by a timeout, and with its task.
+#[tokio::test]
+async fn an_acquisition_that_nobody_waits_for_any_more_is_released() {
+    let server = RedisServer::start();
+    for way in 0..3 {
+        let (proxy, locks) = proxied(&server, ms(200)).await;
+        proxy.set(Mode::NoReplies);
+        let a = with(&locks, |builder| builder.ttl(LONG));
+        match way {
+            0 => {
+                let mut asked = Box::pin(a.lock());
+                tokio::select! {
+                    _ = &mut asked => panic!("nothing is answered"),
+                    () = taken(&server) => drop(asked),
+                }
+            }
+            1 => {
+                let asked = tokio::time::timeout(ms(100), a.lock()).await;
+                assert!(asked.is_err(), "nothing is answered");
+            }
+            _ => {
+                let asked = tokio::spawn(async move { a.lock().await.map(drop) });
+                taken(&server).await;
+                asked.abort();
+            }
+        }
+        gone(&server).await;
+    }
+}
+
+/// S1.23: a command that was held up, and runs only when its caller has long been told that it failed. Such a ghost
+/// is released, also where it comes on another connection than the release.
+#[tokio::test]
+async fn an_acquisition_that_runs_late_is_released() {
+    let server = RedisServer::start();
+    let (proxy, locks) = proxied(&server, ms(200)).await;
+    for _ in 0..4 {
+        proxy.set(Mode::BlackHole);
+        let a = with(&locks, |builder| builder.ttl(LONG).acquire_timeout(ms(300)));
+        is_store(a.try_lock().await);
+        proxy.set(Mode::Pass);
+        eventually("it is back", SOON, async || locks.connect().await.is_ok()).await;
+        eventually("the ghost is released", AT_ONCE, async || pttl(&server, KEY) == -2).await;
+    }
+    gone(&server).await;
+}
+
+/// S5.4: a server that hangs, is down, or refuses is an error at once, never "busy"; and when it goes on, what it
+/// still runs of it is released.
+#[tokio::test]
+async fn a_store_that_can_not_be_asked_is_not_a_busy_lock() {
+    let server = RedisServer::start();
+    let (_proxy, locks) = proxied(&server, ms(200)).await;
+    let a = with(&locks, |builder| builder.ttl(LONG).acquire_timeout(ms(300)));
+    server.pause();
+    is_store(a.try_lock().await);
+    is_store(a.lock().await);
+    is_store(a.is_locked().await);
+    server.resume();
+    gone(&server).await;
+
+    server.kill();
+    let started = Instant::now();
+    is_store(a.try_lock().await);
+    is_store(a.synchronize(async |_| panic!("it must not run")).await);
+    assert!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
+    server.start_again();
+
+    server.run::<()>(&["ACL", "SETUSER", "minimal", "resetkeys"]);
+    eventually("it is back", SOON, async || locks.connect().await.is_ok()).await;
+    is_store(a.try_lock().await);
+    server.run::<()>(&["ACL", "SETUSER", "minimal", "~sg1:*"]);
+    // Foreign data of another type in the lock's place is no lock at all.
+    server.run::<()>(&["SADD", KEY, "x"]);
+    is_store(a.try_lock().await);
+}
+
+/// S1.24: a grant that took so long that its time is over is none, and is given back. One that took a part of it says
+/// how much is left: 1 s, less 300 ms on the way, less 12 ms.
+#[tokio::test]
+async fn a_late_grant_counts_from_its_sending() {
+    const LATE: Duration = Duration::from_millis(300);
+    let server = RedisServer::start();
+    let proxy = Proxy::start(server.port()).await;
+    let locks = connected(&format!("redis://minimal:pw@127.0.0.1:{}/", proxy.port())).await;
+    proxy.set(Mode::Delay(LATE));
+    let late = with(&locks, |builder| builder.ttl(ms(200))).lock().await;
+    let Err(LockError::GrantedTooLate { elapsed, ttl }) = late else { panic!("{late:?}") };
+    assert!(elapsed >= LATE && ttl == ms(200), "{elapsed:?} of {ttl:?}");
+    gone(&server).await;
+
+    let guard = locked(&with(&locks, |builder| builder.ttl(ms(1_000)))).await;
+    let left = guard.remaining().expect("it expires");
+    assert!(left <= ms(690), "{left:?}");
+    drop(guard);
+    gone(&server).await;
+
+    // The server would keep it for another minute.
+    let late = with(&locks, |builder| builder.ttl(LONG).min_remaining(ms(59_200))).try_lock().await;
+    assert!(matches!(late, Err(LockError::GrantedTooLate { .. })), "{late:?}");
+    gone(&server).await;
+    proxy.set(Mode::Pass);
+    let guard = locked(&with(&locks, |builder| builder.ttl(LONG).min_remaining(ms(59_200)))).await;
+    assert!(guard.remaining().is_some_and(|left| left >= ms(59_200)));
+}
+
+/// S1.24: a grant that was heard of late. Its time began at a moment that the waiter does not know, so it asks again,
+/// which starts it anew.
+#[tokio::test]
+async fn a_grant_after_a_long_wait_has_its_whole_time() {
+    let server = RedisServer::start();
+    let (one, other) = (node(&server).await, node(&server).await);
+    let mut holder = locked(&mutex(&one)).await;
+    let next = with(&other, |builder| builder.ttl(ms(1_000)));
+    let next = tokio::spawn(async move { next.lock().await });
+    queued(&server, 1).await;
+    tokio::time::sleep(ms(1_200)).await;
+    holder.unlock().await.expect("asks");
+    let (next, _) = granted(next).await;
+    let left = next.remaining().expect("it expires");
+    assert!(left > ms(700), "{left:?}");
+    let there = pttl(&server, KEY);
+    assert!(left <= ms(there.unsigned_abs()), "{left:?} by its own count, {there} ms on the server");
+}

@@ -1,0 +1,191 @@
+//! The mutex on real Redis servers, and in real processes where that matters: each file is one promise.
+//!
+//! A *node* is a `Locks` of its own; nodes in this process stand for processes where only the store lies between
+//! them. All have the documented minimal rights, but where a test says what else it needs. What is only arithmetic
+//! is tested beside the code, on the memory store and with a paused clock.
+
+mod arguments;
+mod drops;
+mod expiry;
+mod fairness;
+mod faults;
+mod foreign;
+mod keyspace;
+mod kills;
+mod late_answers;
+mod names;
+mod polling;
+mod processes;
+mod races;
+mod spec;
+mod synchronize;
+mod tokens;
+mod waiting;
+
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use serde::{Deserialize, Serialize};
+use stampede_guard::lock::{LockError, Locks, Mutex, MutexBuilder, MutexGuard};
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+use crate::support::os::wall_ns;
+use crate::support::probe::{eventually, eventually_eq};
+use crate::support::processes::{Child, Member, Role};
+use crate::support::redis_server::RedisServer;
+
+pub(crate) const ROLES: &[Role] = &[
+    ("mutex.holder", holder),
+    ("mutex.increments", processes::increments),
+    ("mutex.acquisitions", processes::acquisitions),
+    ("mutex.crowd", kills::crowd),
+];
+
+/// What must happen, but not at any particular speed.
+const SOON: Duration = Duration::from_secs(10);
+
+/// What must happen without anyone waiting for a time to live, on a machine that is busy with other tests.
+const AT_ONCE: Duration = Duration::from_secs(1);
+
+/// A time to live that nobody waits for: what it would end was lost.
+const LONG: Duration = Duration::from_secs(60);
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+fn unconnected(url: &str) -> Locks {
+    Locks::new(redis::Client::open(url).expect("an address"))
+}
+
+/// A connected node with the documented minimal rights, which hears its grants.
+async fn node(server: &RedisServer) -> Locks {
+    connected(&server.minimal_user()).await
+}
+
+async fn connected(url: &str) -> Locks {
+    let locks = unconnected(url);
+    locks.connect().await.expect("connects");
+    locks
+}
+
+/// Has the server know the scripts, so that one call is one command, and runs whether or not its answer arrives.
+async fn warm(locks: &Locks) {
+    let mutex = locks.mutex("warm").build().expect("valid");
+    let mut guard = locked(&mutex).await;
+    assert!(guard.extend(LONG).await.expect("asks") && guard.is_owned().await.expect("asks"));
+    assert!(guard.unlock().await.expect("asks"));
+}
+
+/// A handle on the mutex that most tests are about.
+fn mutex(locks: &Locks) -> Mutex {
+    with(locks, |builder| builder)
+}
+
+fn with(locks: &Locks, set: impl FnOnce(MutexBuilder) -> MutexBuilder) -> Mutex {
+    set(locks.mutex("m")).build().expect("valid")
+}
+
+async fn locked(mutex: &Mutex) -> MutexGuard {
+    mutex.lock().await.expect("acquired")
+}
+
+/// One that waits for the mutex in a task of its own, as long as it takes.
+fn waiter(locks: &Locks) -> JoinHandle<Result<MutexGuard, LockError>> {
+    let mutex = with(locks, |builder| builder.acquire_timeout(Duration::MAX));
+    tokio::spawn(async move { mutex.lock().await })
+}
+
+/// One that waits, holds it for a moment, and unlocks. How often it asked.
+fn visitor(mutex: Mutex) -> JoinHandle<u32> {
+    tokio::spawn(async move {
+        let mut guard = locked(&mutex).await;
+        assert!(guard.is_owned().await.expect("asks"));
+        assert!(guard.unlock().await.expect("asks"));
+        guard.attempts()
+    })
+}
+
+/// Waits until all of them have had it.
+async fn visited(visitors: Vec<JoinHandle<u32>>) -> u32 {
+    let all = futures_util::future::join_all(visitors);
+    let all = tokio::time::timeout(crate::support::PATIENCE, all).await.expect("each gets it");
+    all.into_iter().map(|attempts| attempts.expect("joined")).sum()
+}
+
+/// What a waiter gets, and how long after now.
+async fn granted(waiter: JoinHandle<Result<MutexGuard, LockError>>) -> (MutexGuard, Duration) {
+    let started = Instant::now();
+    let granted = tokio::time::timeout(crate::support::PATIENCE, waiter).await.expect("the wait has an end");
+    (granted.expect("joined").expect("acquired"), started.elapsed())
+}
+
+/// Waits until so many are in the mutex's queue.
+async fn queued(server: &RedisServer, waiters: usize) {
+    queued_for(server, "sg1:mq:{default:m}", waiters).await;
+}
+
+async fn queued_for(server: &RedisServer, queue: &str, waiters: usize) {
+    eventually_eq("they wait", SOON, waiters, async || server.run::<usize>(&["LLEN", queue])).await;
+}
+
+/// Milliseconds that the key has left, as Redis answers: -1 for no end, -2 for no key.
+fn pttl(server: &RedisServer, key: &str) -> i64 {
+    server.run(&["PTTL", key])
+}
+
+/// Waits until nobody has the mutex and nobody waits for it.
+async fn free(server: &RedisServer, within: Duration) {
+    eventually_eq("the mutex is free", within, Vec::<String>::new(), async || {
+        let mut keys = server.keys();
+        keys.retain(|key| !key.starts_with("sg1:mf:") && !key.starts_with("sg1:pf:"));
+        keys
+    })
+    .await;
+    assert_eq!(server.keys_without_ttl(), Vec::<String>::new());
+}
+
+#[derive(Serialize, Deserialize)]
+struct Config {
+    redis: String,
+}
+
+/// A child that holds the mutex, or waits for it, as it is told, line by line:
+///
+/// - `lock <ttl in ms>`: answered by an event `locked` with when that was, by [`wall_ns`]
+/// - `renewed <ttl in ms>`: the same with automatic renewal
+/// - `unlock`: answered by an event `unlocked`, whether it was still held
+fn holder(mut child: Child) -> BoxFuture<'static, ()> {
+    Box::pin(async move {
+        let Config { redis } = child.config();
+        let locks = connected(&redis).await;
+        let mut guard = None;
+        child.ready();
+        loop {
+            let line = child.recv_line().await;
+            match line.split(' ').collect::<Vec<_>>()[..] {
+                ["lock" | "renewed", ttl] => {
+                    let renews = line.starts_with("renewed");
+                    let ttl = ms(ttl.parse().expect("milliseconds"));
+                    let mutex = with(&locks, |builder| {
+                        builder.ttl(ttl).auto_renew(renews).acquire_timeout(Duration::MAX)
+                    });
+                    guard = Some(locked(&mutex).await);
+                    child.report().event_with("locked", &wall_ns());
+                }
+                ["unlock"] => {
+                    let guard = guard.as_mut().expect("told to lock before");
+                    child.report().event_with("unlocked", &guard.unlock().await.expect("asks"));
+                }
+                _ => panic!("told `{line}`"),
+            }
+        }
+    })
+}
+
+/// Has a child in the role `mutex.holder` acquire the mutex.
+async fn held_by(member: &Member, tell: &str) {
+    member.send(tell);
+    member.wait_event("locked").await;
+}

@@ -1,0 +1,190 @@
+//! What a mutex is called: what excludes what, and where its keys are.
+
+use std::path::PathBuf;
+
+use stampede_guard::lock::{Scope, Waiting};
+use uuid::Uuid;
+
+use super::*;
+use crate::support::monitor::Monitor;
+
+fn named(locks: &Locks, name: impl Into<Scope>) -> Mutex {
+    locks.mutex(name).build().expect("valid")
+}
+
+async fn is_free(mutex: &Mutex) -> bool {
+    mutex.try_lock().await.expect("asks").is_some()
+}
+
+/// S0.2: one scope excludes itself, in whichever process, and nothing else.
+#[tokio::test]
+async fn one_scope_excludes_itself_and_its_locals_are_apart() {
+    let server = RedisServer::start();
+    let (one, other) = (node(&server).await, node(&server).await);
+    let scope = Scope::new("server_access");
+    let held = [named(&one, scope.local("a")), named(&one, scope.local("b")), named(&one, scope.clone())];
+    let mut guards = Vec::new();
+    for mutex in &held {
+        guards.push(mutex.try_lock().await.expect("asks").expect("another local is another lock"));
+    }
+    for name in [scope.local("a"), scope.local("b"), scope.clone(), scope.local("global")] {
+        assert!(!is_free(&named(&other, name.clone())).await, "{name} is held");
+    }
+    assert!(is_free(&named(&other, "server_access")).await, "exactly this name is none of them");
+    assert_eq!(named(&one, scope.local("a")).key(), "sg1:m:{default:server_access:a}");
+}
+
+/// S0.2: the flaw of joining by a dot, which lets two resources be one lock.
+#[tokio::test]
+async fn parts_are_joined_unambiguously() {
+    let server = RedisServer::start();
+    let locks = node(&server).await;
+    let names: [Scope; 8] = [
+        Scope::new("a.b").local("c"),
+        Scope::new("a").local("b.c"),
+        Scope::new("a:b").local("c"),
+        Scope::new("a").local("b:c"),
+        Scope::new("a").local("b").local("c"),
+        Scope::new("a%3Ab").local("c"),
+        "a:b:c".into(),
+        ("", "a", "b", "c").into(),
+    ];
+    let mut guards = Vec::new();
+    for (at, name) in names.iter().enumerate() {
+        let mutex = named(&locks, name.clone());
+        // The sixth is what joining alone makes of the fifth.
+        let same = names[..at].iter().any(|before| before == name);
+        match mutex.try_lock().await.expect("asks") {
+            Some(guard) => guards.push(guard),
+            None => assert!(same, "{name} is excluded by another name"),
+        }
+    }
+    assert!(guards.len() >= 7, "only {} of them are apart", guards.len());
+}
+
+/// S1.1
+#[test]
+fn a_name_has_text() {
+    let locks = Locks::in_memory();
+    for empty in [Mutex::new(&locks, ""), Mutex::new(&locks, Scope::new(""))] {
+        assert!(matches!(empty, Err(LockError::InvalidKey)));
+    }
+}
+
+/// S1.26: everything that a handle was made with, and who holds it.
+#[tokio::test]
+async fn a_handle_says_what_it_was_made_with() {
+    let server = RedisServer::start();
+    let locks = node(&server).await;
+    let a = with(&locks, |builder| builder.ttl(ms(1_500)).retries(3).retry_interval(ms(20)).jitter(0.0));
+    let options = a.options();
+    assert_eq!((options.ttl, options.retries, options.retry_interval), (Some(ms(1_500)), Some(3), ms(20)));
+    assert_eq!(options.waiting, Waiting::Poll { interval: ms(20), jitter: 0.0 });
+    assert_eq!(a.key(), "sg1:m:{default:m}");
+    let guard = locked(&a).await;
+    assert_eq!(server.run::<String>(&["GET", a.key()]), guard.token());
+}
+
+/// S0.16: the flaw of a channel that says `@0`. A waiter in database 5 hears its grant, and a mutex of the same
+/// name in database 6 is another one.
+#[tokio::test]
+async fn databases_are_apart_and_each_hears_its_own() {
+    let server = RedisServer::start();
+    server.run::<()>(&["ACL", "SETUSER", "minimal", "+select"]);
+    let [five, also_five, six] = [5, 5, 6].map(|database| format!("{}{database}", server.minimal_user()));
+    let [five, also_five, six] = [connected(&five).await, connected(&also_five).await, connected(&six).await];
+    warm(&five).await;
+    let mut holder = locked(&mutex(&five)).await;
+    let mut apart = mutex(&six).try_lock().await.expect("asks").expect("another database");
+    assert!(apart.unlock().await.expect("asks"));
+    let next = waiter(&also_five);
+    let queue = "return redis.call('SELECT', 5) and redis.call('LLEN', 'sg1:mq:{default:m}')";
+    eventually_eq("it waits", SOON, 1, async || server.run::<usize>(&["EVAL", queue, "0"])).await;
+
+    let monitor = Monitor::start(&server);
+    assert!(holder.unlock().await.expect("asks"));
+    let (_guard, took) = granted(next).await;
+    assert!(took < AT_ONCE, "{took:?}");
+    let sent = monitor.finish().without(["ping", "time"]);
+    assert_eq!(sent.total, 1, "it was handed over by the unlock: {sent:#?}");
+}
+
+/// A server that is a cluster of its own, and refuses scripts whose keys are in two slots.
+struct Cluster {
+    server: RedisServer,
+    file: PathBuf,
+}
+
+impl Cluster {
+    async fn start() -> Self {
+        let file = std::env::temp_dir().join(format!("sg-nodes-{}.conf", Uuid::new_v4()));
+        let path = file.to_str().expect("a path that is text");
+        let server = RedisServer::with_args(["--cluster-enabled", "yes", "--cluster-config-file", path]);
+        server.run::<()>(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
+        eventually("the cluster is up", SOON, async || {
+            server.run::<String>(&["CLUSTER", "INFO"]).contains("cluster_state:ok")
+        })
+        .await;
+        Self { server, file }
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.file);
+    }
+}
+
+/// S0.21: the flaw of a time to live that is sent as a key. Everything that a mutex can do, done in a cluster, where
+/// scripts over two slots are refused; with a key of our own and with a bare one.
+#[tokio::test]
+async fn all_keys_of_a_mutex_are_in_one_slot() {
+    let cluster = Cluster::start().await;
+    let server = &cluster.server;
+    let locks = connected(&server.url()).await;
+    for name in ["m", "a{b}c", "{", "}{", "x y\0z"] {
+        for prefix in [None, Some("lock:")] {
+            let build = || {
+                let builder = locks.mutex(Scope::new("s").local(name)).ttl(ms(5_000));
+                prefix.map_or_else(|| builder.clone(), |prefix| builder.clone().prefix(prefix)).build()
+            };
+            let (a, b) = (build().expect("valid"), build().expect("valid"));
+            let mut guard = locked(&a).await;
+            let next = tokio::spawn({
+                let b = b.clone();
+                async move { b.lock().await }
+            });
+            eventually("all its keys are there", SOON, async || server.keys().len() == 3).await;
+            let slots: Vec<usize> =
+                server.keys().iter().map(|key| server.run(&["CLUSTER", "KEYSLOT", key])).collect();
+            assert!(slots.windows(2).all(|two| two[0] == two[1]), "{:?}: {slots:?}", server.keys());
+            assert!(guard.extend(ms(4_000)).await.expect("asks") && guard.is_owned().await.expect("asks"));
+            assert!(b.is_locked().await.expect("asks") && b.remaining().await.expect("asks").is_some());
+            assert!(guard.unlock().await.expect("asks"));
+            let (mut next, _) = granted(next).await;
+            assert!(next.fence() > guard.fence());
+            assert!(a.force_unlock().await.expect("asks") && !next.unlock().await.expect("asks"));
+            server.flush_all();
+        }
+    }
+}
+
+/// A bare key may read like the tag of a mutex among our own keys; they are two locks all the same, and a waiter of
+/// the one is not handed the other.
+#[tokio::test]
+async fn a_bare_key_shares_nothing_with_a_namespace_of_its_name() {
+    let server = RedisServer::start();
+    server.run::<()>(&["ACL", "SETUSER", "minimal", "~default:*"]);
+    let locks = node(&server).await;
+    let own = mutex(&locks);
+    let bare = || with(&locks, |builder| builder.prefix("default:").acquire_timeout(ms(200)));
+    assert_eq!(bare().key(), "default:m");
+    let mut guards = [locked(&own).await, locked(&bare()).await];
+    let waiting = bare();
+    let waiting = tokio::spawn(async move { waiting.lock().await.map(drop) });
+    queued_for(&server, "sg1:pq:{default:m}", 1).await;
+    assert!(guards[0].unlock().await.expect("asks"));
+    let waited = waiting.await.expect("joined");
+    assert!(matches!(waited, Err(LockError::AcquireTimeout { .. })), "{waited:?}");
+    assert!(guards[1].is_owned().await.expect("asks"));
+}

@@ -1,0 +1,98 @@
+//! Waiting by asking again, and the bounds of any wait. (Exact times: `src/lock/tests`, with a paused clock.)
+
+use stampede_guard::lock::Waiting;
+
+use super::*;
+use crate::support::monitor::Monitor;
+
+fn poll(interval: Duration) -> Waiting {
+    Waiting::Poll { interval, jitter: 0.0 }
+}
+
+/// S0.9: at an interval of 100 ms, behind one that holds for a second, 9 to 12 attempts where the machine is idle; and nothing but attempts.
+#[tokio::test]
+async fn polling_asks_at_its_interval() {
+    let server = RedisServer::start();
+    let (one, other) = (node(&server).await, node(&server).await);
+    warm(&one).await;
+    let mut holder = locked(&mutex(&one)).await;
+    let b = with(&other, |builder| builder.wait(poll(ms(100))));
+    let monitor = Monitor::start(&server);
+    let next = tokio::spawn(async move { b.lock().await });
+    tokio::time::sleep(ms(1_000)).await;
+    assert!(holder.unlock().await.expect("asks"));
+    let (next, took) = granted(next).await;
+    let commands = monitor.finish().without(["ping", "time"]);
+    // Fewer on a machine that is busy with other things, where pauses are longer; never more.
+    assert!((3..=12).contains(&next.attempts()), "{}", next.attempts());
+    assert_eq!(commands.total, next.attempts() as usize + 1, "{commands:#?}");
+    assert!(took < ms(100) + AT_ONCE, "{took:?}");
+    assert_eq!(server.keys_without_ttl(), Vec::<String>::new());
+}
+
+/// S1.5, S1.6, S1.7: the flaw of one more pause after the last attempt. No retry is one attempt, ten are eleven, with
+/// ten pauses between them.
+#[tokio::test]
+async fn retries_are_so_many_commands_and_pauses() {
+    let server = RedisServer::start();
+    let (one, other) = (node(&server).await, node(&server).await);
+    let _holder = locked(&mutex(&one)).await;
+    for (retries, least, most) in [(0, 0, 10), (10, 100, 160)] {
+        let b = with(&other, |builder| builder.retries(retries).retry_interval(ms(10)));
+        // The best of a few: how long a busy machine takes at times says nothing about pauses.
+        let mut fastest = Duration::MAX;
+        for _ in 0..5 {
+            let monitor = Monitor::start(&server);
+            let started = Instant::now();
+            let busy = b.lock().await;
+            fastest = fastest.min(started.elapsed());
+            assert!(matches!(busy, Err(LockError::TooManyAttempts { attempts }) if attempts == retries + 1));
+            assert_eq!(monitor.finish().of("evalsha"), retries as usize + 1);
+        }
+        assert!((ms(least)..=ms(most)).contains(&fastest), "{retries} retries took {fastest:?}");
+    }
+}
+
+/// S0.19: the flaw of a wait without end. Busy for 300 ms is an error that says so.
+#[tokio::test]
+async fn a_wait_ends_in_time_in_each_way_of_waiting() {
+    let server = RedisServer::start();
+    let (one, other) = (node(&server).await, node(&server).await);
+    let guard = locked(&mutex(&one)).await;
+    for waiting in [Waiting::Notify, poll(ms(70))] {
+        let b = with(&other, |builder| builder.wait(waiting).acquire_timeout(ms(300)));
+        let started = Instant::now();
+        let error = b.lock().await.expect_err("busy");
+        let took = started.elapsed();
+        assert!((ms(300)..ms(700)).contains(&took), "{waiting:?}: {took:?}");
+        let LockError::AcquireTimeout { attempts, waited } = error else { panic!("{error:?}") };
+        assert!(attempts >= 1 && waited >= ms(300) && waited <= took, "{attempts} in {waited:?}");
+    }
+    drop(guard);
+    free(&server, AT_ONCE).await;
+}
+
+/// S5.1: redlock-rb's terms: three retries, 200 ms apart with up to 50 ms on top; what is left of the time says so
+/// less 1 % and 2 ms, counted from the sending. Times are exact on the memory store's paused clock.
+#[tokio::test(start_paused = true)]
+async fn it_can_be_set_up_as_redlock_is() {
+    let locks = Locks::in_memory();
+    let set = |builder: MutexBuilder| {
+        builder.ttl(ms(10_000)).retries(3).wait(Waiting::Poll { interval: ms(200), jitter: 0.25 })
+    };
+    let (a, b) = (with(&locks, set), with(&locks, set));
+    let mut guard = locked(&a).await;
+    assert_eq!(guard.remaining(), Some(ms(10_000 - 100 - 2)));
+    let mut took = Vec::new();
+    for _ in 0..20 {
+        let started = Instant::now();
+        let busy = b.lock().await;
+        assert!(matches!(busy, Err(LockError::TooManyAttempts { attempts: 4 })), "{busy:?}");
+        took.push(started.elapsed());
+        assert!(guard.extend(ms(10_000)).await.expect("asks"));
+    }
+    assert!(took.iter().all(|took| (ms(600)..=ms(760)).contains(took)), "{took:?}");
+    took.sort();
+    assert!(took[19] - took[0] > ms(5), "pauses differ: {took:?}");
+    assert!(guard.unlock().await.expect("asks"));
+}

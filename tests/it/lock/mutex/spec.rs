@@ -1,0 +1,357 @@
+//! What redis_exp_lock, redis-mutex and their relatives specify of a lock, on a server and on the memory store alike.
+
+use super::*;
+
+/// Two nodes on one store.
+struct Stage {
+    one: Locks,
+    other: Locks,
+    _server: Option<RedisServer>,
+}
+
+impl Stage {
+    async fn on_redis() -> Self {
+        let server = RedisServer::start();
+        let (one, other) = (node(&server).await, node(&server).await);
+        Self { one, other, _server: Some(server) }
+    }
+
+    fn in_memory() -> Self {
+        let store = stampede_guard::MemoryStore::new();
+        Self { one: Locks::new(store.clone()), other: Locks::new(store), _server: None }
+    }
+
+    /// A handle in each node.
+    fn handles(&self) -> [Mutex; 2] {
+        [mutex(&self.one), mutex(&self.other)]
+    }
+
+    /// The same, the first with this time to live.
+    fn handles_of(&self, ttl: Duration) -> [Mutex; 2] {
+        [with(&self.one, |builder| builder.ttl(ttl)), mutex(&self.other)]
+    }
+}
+
+/// Waits until the key is gone.
+async fn expired(mutex: &Mutex) {
+    eventually("it has expired", SOON, async || !mutex.is_locked().await.expect("asks")).await;
+}
+
+fn is_refused<T: std::fmt::Debug>(result: Result<T, LockError>) {
+    assert!(matches!(result, Err(LockError::AlreadyAcquired)), "{result:?}");
+}
+
+/// S1.8: also after it was locked and unlocked, and in and out of `synchronize`.
+async fn a_handle_knows_whether_it_holds(stage: Stage) {
+    let [a, b] = stage.handles();
+    assert!(!a.is_held());
+    let mut guard = locked(&a).await;
+    assert!(a.is_held() && !b.is_held());
+    guard.unlock().await.expect("asks");
+    assert!(!a.is_held());
+    a.synchronize(async |_| assert!(a.is_held())).await.expect("acquired");
+    assert!(!a.is_held());
+}
+
+/// S1.9
+async fn everyone_sees_whether_anyone_holds(stage: Stage) {
+    let [a, b] = stage.handles();
+    for handle in [&a, &b] {
+        assert!(!handle.is_locked().await.expect("asks"));
+    }
+    let guard = locked(&a).await;
+    for handle in [&a, &b, &a.clone()] {
+        assert!(handle.is_locked().await.expect("asks"));
+    }
+    drop(guard);
+    expired(&b).await;
+}
+
+/// S1.10: the owner does, another does not, and nobody does when it has expired.
+async fn only_the_holder_owns(stage: Stage) {
+    let [a, b] = stage.handles_of(ms(100));
+    let guard = locked(&a).await;
+    assert!(guard.is_owned().await.expect("asks"));
+    guard.ensure().await.expect("owned");
+    expired(&a).await;
+    assert!(!guard.is_owned().await.expect("asks"));
+    let other = locked(&b).await;
+    assert!(other.is_owned().await.expect("asks") && !guard.is_owned().await.expect("asks"));
+    assert!(matches!(guard.ensure().await, Err(LockError::NotHeld)));
+}
+
+/// S1.11: at once, either way.
+async fn an_attempt_finds_it_free_or_busy(stage: Stage) {
+    let [a, b] = stage.handles();
+    let started = Instant::now();
+    let guard = a.try_lock().await.expect("asks").expect("free");
+    assert!(a.is_held() && a.is_locked().await.expect("asks") && guard.is_owned().await.expect("asks"));
+    assert_eq!(guard.attempts(), 1);
+    assert!(b.try_lock().await.expect("asks").is_none());
+    assert!(!b.is_held() && guard.is_owned().await.expect("asks"));
+    assert!(started.elapsed() < AT_ONCE, "{:?}", started.elapsed());
+}
+
+/// S1.12: whichever way it is asked for, and also after it has expired, until it is unlocked.
+async fn a_handle_acquires_once(stage: Stage) {
+    let [a, _] = stage.handles_of(ms(100));
+    let mut guard = locked(&a).await;
+    for expires in [true, false] {
+        is_refused(a.try_lock().await);
+        is_refused(a.lock().await);
+        is_refused(a.synchronize(async |_| panic!("it must not run")).await);
+        if expires {
+            expired(&a).await;
+            assert!(a.is_held(), "until it is unlocked");
+        }
+    }
+    assert!(!guard.unlock().await.expect("asks"));
+    drop(locked(&a).await);
+}
+
+/// S1.27
+async fn two_tasks_on_one_handle_do_not_both_acquire(stage: Stage) {
+    let [a, _] = stage.handles();
+    let (one, other) = tokio::join!(a.lock(), a.try_lock());
+    let guard = one.expect("acquired");
+    is_refused(other);
+    drop(guard);
+}
+
+/// S1.3: what has a time to live.
+async fn it_expires(stage: Stage) {
+    let [a, b] = stage.handles_of(ms(100));
+    let guard = a.try_lock().await.expect("asks").expect("free");
+    assert!(guard.is_owned().await.expect("asks"));
+    expired(&b).await;
+    assert!(!guard.is_owned().await.expect("asks"));
+    assert_eq!(guard.remaining(), Some(Duration::ZERO));
+}
+
+/// S1.3: what has none is there at each of five looks, and without an end.
+async fn it_does_not_expire_where_that_was_asked(stage: Stage) {
+    let a = with(&stage.one, MutexBuilder::non_expiring);
+    let mut guard = a.try_lock().await.expect("asks").expect("free");
+    for _ in 0..5 {
+        tokio::time::sleep(ms(100)).await;
+        assert!(guard.is_owned().await.expect("asks"));
+    }
+    assert_eq!(a.remaining().await.expect("asks"), Some(Duration::MAX));
+    assert_eq!(guard.remaining(), None);
+    assert!(guard.unlock().await.expect("asks"));
+    assert!(!a.is_locked().await.expect("asks"));
+}
+
+/// S1.14: four of them, with three retries. S1.13: one is enough where it is free.
+async fn attempts_run_out(stage: Stage) {
+    let [a, _] = stage.handles();
+    let mut guard = locked(&a).await;
+    assert_eq!(guard.attempts(), 1);
+    let b = with(&stage.other, |builder| builder.retries(3).retry_interval(ms(10)));
+    let busy = b.lock().await;
+    assert!(matches!(busy, Err(LockError::TooManyAttempts { attempts: 4 })), "{busy:?}");
+    assert!(guard.unlock().await.expect("asks"));
+    assert_eq!(locked(&b).await.attempts(), 1);
+}
+
+/// S1.13: with ten retries, 10 ms apart, behind one who unlocks after 15 ms.
+async fn it_is_acquired_when_it_is_unlocked_meanwhile(stage: Stage) {
+    let [a, _] = stage.handles();
+    let mut guard = locked(&a).await;
+    let b = with(&stage.other, |builder| builder.retries(10).retry_interval(ms(10)));
+    let unlock = async {
+        tokio::time::sleep(ms(15)).await;
+        assert!(guard.unlock().await.expect("asks"));
+    };
+    let (next, ()) = tokio::join!(b.lock(), unlock);
+    let next = next.expect("acquired");
+    assert!((2..=11).contains(&next.attempts()), "{}", next.attempts());
+}
+
+/// S0.6, S1.15: true if it was; false the second time, and if it had expired. Who never acquired it has nothing to
+/// unlock.
+async fn unlocking_tells_whether_it_was_held(stage: Stage) {
+    let [a, b] = stage.handles_of(ms(100));
+    let mut guard = locked(&b).await;
+    assert!(guard.unlock().await.expect("asks"));
+    assert!(!guard.unlock().await.expect("asks"));
+    let mut guard = locked(&a).await;
+    expired(&a).await;
+    assert!(!guard.unlock().await.expect("asks"));
+}
+
+/// S1.15, S1.16: all three predicates are true before and false after.
+async fn unlocking_ends_all_that_a_handle_knows(stage: Stage) {
+    let [a, _] = stage.handles();
+    let mut guard = locked(&a).await;
+    assert!(a.is_held() && a.is_locked().await.expect("asks") && guard.is_owned().await.expect("asks"));
+    assert!(guard.unlock().await.expect("asks"));
+    assert!(!a.is_held() && !a.is_locked().await.expect("asks") && !guard.is_owned().await.expect("asks"));
+    assert_eq!(guard.remaining(), Some(Duration::ZERO));
+}
+
+/// S1.16: an unlock that says false frees the handle, and the handle acquires again.
+async fn unlocking_what_is_lost_frees_the_handle(stage: Stage) {
+    let [a, _] = stage.handles_of(ms(100));
+    let mut guard = locked(&a).await;
+    expired(&a).await;
+    assert!(!guard.unlock().await.expect("asks"));
+    assert!(!a.is_held());
+    let mut next = locked(&a).await;
+    assert!(!guard.unlock().await.expect("asks"), "it is over for the old one");
+    assert!(next.unlock().await.expect("asks"));
+}
+
+async fn unlocking_lets_others_acquire(stage: Stage) {
+    let [a, b] = stage.handles();
+    let mut guard = locked(&a).await;
+    assert!(b.try_lock().await.expect("asks").is_none());
+    guard.unlock().await.expect("asks");
+    assert!(b.try_lock().await.expect("asks").is_some());
+}
+
+/// S0.7, S5.10: the flaw of a value that says nothing about its holder, and of an unlock that does not ask.
+async fn a_late_unlock_leaves_the_next_holder_alone(stage: Stage) {
+    let [a, b] = stage.handles_of(ms(100));
+    let mut late = locked(&a).await;
+    let next = waiter(&stage.other);
+    let (mut next, _) = granted(next).await;
+    assert!(!late.unlock().await.expect("asks"));
+    drop(late);
+    assert!(next.is_owned().await.expect("asks") && b.is_locked().await.expect("asks"));
+    assert!(next.unlock().await.expect("asks"));
+}
+
+/// S5.11: the flaw of a release in an `ensure` around the acquisition as well.
+async fn who_failed_to_acquire_releases_nothing(stage: Stage) {
+    let [a, _] = stage.handles();
+    let guard = locked(&a).await;
+    let impatient = with(&stage.other, |builder| builder.acquire_timeout(ms(50)));
+    let polling = with(&stage.other, |builder| builder.retries(2).retry_interval(ms(5)));
+    for busy in [impatient, polling] {
+        let error = busy.synchronize(async |_| panic!("it must not run")).await;
+        assert!(error.as_ref().is_err_and(LockError::is_busy), "{error:?}");
+    }
+    // What they still do in the background is done by then.
+    stage.other.close().await;
+    assert!(guard.is_owned().await.expect("asks"));
+}
+
+async fn synchronize_excludes_others_and_lets_them_in_after(stage: Stage) {
+    let [a, b] = stage.handles();
+    let done = a.synchronize(async |_| b.try_lock().await.expect("asks").is_none()).await.expect("acquired");
+    assert!(done.value && done.still_held);
+    assert!(b.try_lock().await.expect("asks").is_some());
+}
+
+/// S1.19: the flaw of returning what unlocking said. Another has it by then, and is not disturbed.
+async fn synchronize_keeps_the_value_of_work_that_took_too_long(stage: Stage) {
+    let [a, b] = stage.handles_of(ms(100));
+    let mut other = None;
+    let work = async |held: stampede_guard::lock::Held| {
+        held.expired().await;
+        expired(&a).await;
+        other = b.try_lock().await.expect("asks");
+        42
+    };
+    let done = a.synchronize(work).await.expect("acquired");
+    assert_eq!((done.value, done.attempts, done.still_held), (42, 1, false));
+    assert!(other.expect("it was free").is_owned().await.expect("asks"));
+}
+
+/// S5.2: of 2 s and 3 s it becomes 3 s, not 5 s; what is lost stays lost.
+async fn extending_starts_the_time_anew_and_creates_nothing(stage: Stage) {
+    let [a, b] = stage.handles_of(ms(2_000));
+    let guard = locked(&a).await;
+    assert!(guard.extend(ms(3_000)).await.expect("asks"));
+    let remaining = b.remaining().await.expect("asks").expect("held");
+    assert!(remaining > ms(2_000) && remaining <= ms(3_000), "{remaining:?}");
+    assert!(guard.extend(ms(50)).await.expect("asks"), "and shorter");
+    expired(&a).await;
+    assert!(!guard.extend(ms(3_000)).await.expect("asks"));
+    assert!(!a.is_locked().await.expect("asks"));
+    let other = locked(&b).await;
+    assert!(!guard.extend(ms(3_000)).await.expect("asks"));
+    assert!(
+        b.remaining().await.expect("asks").expect("held") > ms(3_000),
+        "it is not the other's time either"
+    );
+    drop(other);
+}
+
+/// S5.3, S5.12: what is left of the present holder's time, for whoever asks; the holder's own view is the shorter
+/// one, and costs no command.
+async fn a_busy_mutex_tells_how_long_it_may_take(stage: Stage) {
+    let [a, b] = stage.handles_of(ms(5_000));
+    assert_eq!(b.remaining().await.expect("asks"), None);
+    let guard = locked(&a).await;
+    assert!(b.try_lock().await.expect("asks").is_none());
+    let own = guard.remaining().expect("it expires");
+    let there = b.remaining().await.expect("asks").expect("held");
+    assert!(there > ms(4_000) && there <= ms(5_000), "{there:?}");
+    assert!(own <= there + ms(1) && own > ms(4_000) && own <= ms(5_000 - 52), "{own:?}");
+}
+
+/// S5.7, S5.10: by anyone, once; the holder is told, and does not unlock the next one's.
+async fn it_is_unlocked_by_force(stage: Stage) {
+    let [a, b] = stage.handles();
+    assert!(!b.force_unlock().await.expect("asks"), "nobody has it");
+    let mut guard = locked(&a).await;
+    let lost = guard.lost();
+    assert!(b.force_unlock().await.expect("asks"));
+    tokio::time::timeout(AT_ONCE, lost).await.expect("the holder is told");
+    assert!(!b.force_unlock().await.expect("asks"));
+    let next = locked(&b).await;
+    assert!(!guard.unlock().await.expect("asks"));
+    assert!(next.is_owned().await.expect("asks"));
+}
+
+/// S5.6: in tests of services: what it does when a lock is free, busy, or can not be asked for, without a server.
+async fn the_busy_and_the_broken_answer_are_told_apart(stage: Stage) {
+    let [a, b] = stage.handles();
+    let guard = locked(&a).await;
+    assert!(b.try_lock().await.expect("busy is no error").is_none());
+    drop(guard);
+    expired(&b).await;
+    stage.other.close().await;
+    assert!(matches!(b.try_lock().await, Err(LockError::Closed)));
+    assert!(matches!(b.lock().await, Err(LockError::Closed)));
+    assert!(matches!(b.is_locked().await, Err(LockError::Closed)));
+}
+
+/// Each case twice: on a server, and on the memory store with a paused clock.
+macro_rules! cases {
+    ($($case:ident,)+) => {
+        mod on_redis {
+            $(#[tokio::test] async fn $case() { super::$case(super::Stage::on_redis().await).await; })+
+        }
+        mod in_memory {
+            $(#[tokio::test(start_paused = true)] async fn $case() { super::$case(super::Stage::in_memory()).await; })+
+        }
+    };
+}
+
+cases! {
+    a_handle_knows_whether_it_holds,
+    everyone_sees_whether_anyone_holds,
+    only_the_holder_owns,
+    an_attempt_finds_it_free_or_busy,
+    a_handle_acquires_once,
+    two_tasks_on_one_handle_do_not_both_acquire,
+    it_expires,
+    it_does_not_expire_where_that_was_asked,
+    attempts_run_out,
+    it_is_acquired_when_it_is_unlocked_meanwhile,
+    unlocking_tells_whether_it_was_held,
+    unlocking_ends_all_that_a_handle_knows,
+    unlocking_what_is_lost_frees_the_handle,
+    unlocking_lets_others_acquire,
+    a_late_unlock_leaves_the_next_holder_alone,
+    who_failed_to_acquire_releases_nothing,
+    synchronize_excludes_others_and_lets_them_in_after,
+    synchronize_keeps_the_value_of_work_that_took_too_long,
+    extending_starts_the_time_anew_and_creates_nothing,
+    a_busy_mutex_tells_how_long_it_may_take,
+    it_is_unlocked_by_force,
+    the_busy_and_the_broken_answer_are_told_apart,
+}

@@ -1,0 +1,134 @@
+//! However work under the lock ends, the lock ends with it.
+
+use std::panic::AssertUnwindSafe;
+
+use futures_util::FutureExt as _;
+
+use super::*;
+use crate::support::gate::Gate;
+use crate::support::probe::DropAt;
+
+/// S0.5, S1.18, S1.19: the flaws of a value that is lost for what the unlock said, and of a lock that stays when the
+/// work fails. It is one attempt, and the value comes back whole.
+#[tokio::test]
+async fn the_value_comes_back_and_the_lock_is_gone() {
+    let server = RedisServer::start();
+    let locks = node(&server).await;
+    let a = mutex(&locks);
+    let done = a.synchronize(async |held| (held.attempts(), held.is_owned().await.expect("asks"), 42)).await;
+    let done = done.expect("acquired");
+    assert_eq!((done.value, done.attempts, done.still_held), ((1, true, 42), 1, true));
+    free(&server, AT_ONCE).await;
+
+    let failed = a.synchronize(async |_| Err::<u8, _>("no".to_owned())).await.expect("acquired");
+    assert_eq!((failed.value, failed.still_held), (Err("no".to_owned()), true));
+    free(&server, AT_ONCE).await;
+}
+
+/// S0.5, S1.19: with 60 s to live, it is gone at once.
+#[tokio::test]
+async fn work_that_panics_unlocks() {
+    let server = RedisServer::start();
+    let locks = node(&server).await;
+    let a = mutex(&locks);
+    let work = a.synchronize(async |_| -> u8 { panic!("scripted") });
+    assert!(AssertUnwindSafe(work).catch_unwind().await.is_err());
+    assert!(!a.is_held());
+    free(&server, AT_ONCE).await;
+    drop(locked(&a).await);
+}
+
+/// S0.5: dropped while it works, and dropped at each point before and after that.
+#[tokio::test]
+async fn a_call_that_is_dropped_unlocks() {
+    let server = RedisServer::start();
+    let locks = node(&server).await;
+    let (a, b) = (mutex(&locks), mutex(&node(&server).await));
+    for n in 0.. {
+        let work = async |_| tokio::task::yield_now().await;
+        let done = DropAt::new(n, a.synchronize(work)).await;
+        assert!(!a.is_held(), "dropped at poll {n}");
+        let next = tokio::time::timeout(AT_ONCE, b.lock()).await;
+        let mut next =
+            next.unwrap_or_else(|_| panic!("dropped at poll {n}, it stays locked")).expect("acquired");
+        assert!(next.unlock().await.expect("asks"));
+        if done.is_some() {
+            assert!(n >= 4, "{n} points are no matrix");
+            break;
+        }
+    }
+    free(&server, AT_ONCE).await;
+}
+
+/// S5.14: the flaw of a release that is spawned in a runtime that may not be there. Neither a thread without one nor
+/// the end of all runtimes makes a drop panic, and where there is a way to release it, it is released.
+#[test]
+fn a_guard_dropped_outside_a_runtime_does_not_panic() {
+    let server = RedisServer::start();
+    let runtime = || tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+    let first = runtime().expect("a runtime");
+    let (locks, guard) = first.block_on(async {
+        let locks = node(&server).await;
+        let guard = locked(&mutex(&locks)).await;
+        (locks, guard)
+    });
+    std::thread::spawn(move || drop(guard)).join().expect("no panic in a thread of its own");
+    first.block_on(free(&server, AT_ONCE));
+
+    let guard = first.block_on(locked(&with(&locks, |builder| builder.ttl(ms(300)))));
+    drop(first);
+    drop(guard);
+    assert!(pttl(&server, "sg1:m:{default:m}") > 0, "nobody was there to release it");
+    let second = runtime().expect("a runtime");
+    second.block_on(async {
+        // It expires by itself; and the handles go on working in another runtime.
+        locks.connect().await.expect("connects");
+        let mut guard = locked(&mutex(&locks)).await;
+        assert!(guard.unlock().await.expect("asks"));
+        free(&server, AT_ONCE).await;
+    });
+}
+
+/// S5.14: explicit is better: after `close` has returned, what was dropped is released.
+#[tokio::test]
+async fn closing_waits_for_what_was_dropped() {
+    let server = RedisServer::start();
+    let locks = node(&server).await;
+    let guards: Vec<_> = {
+        let mut guards = Vec::new();
+        for name in 0..50 {
+            guards.push(locked(&locks.mutex(("door", name)).build().expect("valid")).await);
+        }
+        guards
+    };
+    drop(guards);
+    locks.close().await;
+    let mut keys = server.keys();
+    keys.retain(|key| !key.starts_with("sg1:mf:"));
+    assert_eq!(keys, Vec::<String>::new());
+    assert!(matches!(mutex(&locks).try_lock().await, Err(LockError::Closed)));
+    eventually_eq("its connections are closed", SOON, 0, async || server.client_count()).await;
+}
+
+/// What nobody waits for any more is not held either: the work of a task that is aborted ends with the lock.
+#[tokio::test]
+async fn an_aborted_task_unlocks() {
+    let server = RedisServer::start();
+    let locks = node(&server).await;
+    let (gate, running) = (Gate::closed(), Gate::closed());
+    let task = tokio::spawn({
+        let (a, gate, running) = (mutex(&locks), gate.clone(), running.clone());
+        async move {
+            let work = async |_| {
+                running.open();
+                gate.pass().await;
+            };
+            a.synchronize(work).await.map(drop)
+        }
+    });
+    running.pass().await;
+    let next = waiter(&node(&server).await);
+    queued(&server, 1).await;
+    task.abort();
+    assert!(granted(next).await.1 < AT_ONCE);
+}

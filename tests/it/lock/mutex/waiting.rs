@@ -1,0 +1,164 @@
+//! Who waits is told, and says nothing meanwhile.
+
+use stampede_guard::lock::Waiting;
+
+use super::*;
+use crate::support::monitor::{Commands, Monitor};
+
+/// What was sent, without the signs of life that depend on how long the test ran.
+fn sent(monitor: Monitor<'_>) -> Commands {
+    monitor.finish().without(["ping", "time"])
+}
+
+/// S1.8, S1.12: what a handle knows of itself, and what it refuses, it does not ask anybody about.
+#[tokio::test]
+async fn what_a_handle_knows_by_itself_is_not_asked() {
+    let server = RedisServer::start();
+    let locks = node(&server).await;
+    let a = with(&locks, |builder| builder.ttl(ms(200)));
+    let mut guard = locked(&a).await;
+    eventually("it has expired", SOON, async || pttl(&server, a.key()) < 0).await;
+    let monitor = Monitor::start(&server);
+    assert!(a.is_held(), "until it is unlocked");
+    for refused in [a.try_lock().await.map(drop), a.lock().await.map(drop)] {
+        assert!(matches!(refused, Err(LockError::AlreadyAcquired)));
+    }
+    assert!(matches!(a.synchronize(async |_| ()).await, Err(LockError::AlreadyAcquired)));
+    assert_eq!((guard.attempts(), guard.remaining()), (1, Some(Duration::ZERO)));
+    let commands = sent(monitor);
+    assert_eq!(commands.total, 0, "{commands:#?}");
+    assert!(!guard.unlock().await.expect("asks"));
+    let monitor = Monitor::start(&server);
+    assert!(!guard.unlock().await.expect("asks"));
+    assert_eq!(sent(monitor).total, 0, "it knows that it is over");
+}
+
+/// One command to acquire and one to release, where nobody else wants it.
+#[tokio::test]
+async fn without_contention_it_is_two_commands() {
+    let server = RedisServer::start();
+    let a = mutex(&node(&server).await);
+    locked(&a).await.unlock().await.expect("asks");
+    let monitor = Monitor::start(&server);
+    for _ in 0..10 {
+        locked(&a).await.unlock().await.expect("asks");
+    }
+    let commands = sent(monitor);
+    assert_eq!((commands.total, commands.of("evalsha")), (20, 20), "{commands:#?}");
+}
+
+/// S0.8, S5.16: the holder keeps it for a second, and its waiter sends one command in all. The server announces no
+/// key events, and is not asked to.
+#[tokio::test]
+async fn who_waits_sends_one_command_however_long_it_takes() {
+    let server = RedisServer::start();
+    let (one, other) = (node(&server).await, node(&server).await);
+    warm(&one).await;
+    let mut holder = locked(&mutex(&one)).await;
+    let monitor = Monitor::start(&server);
+    let next = waiter(&other);
+    queued(&server, 1).await;
+    tokio::time::sleep(ms(1_000)).await;
+    assert!(holder.unlock().await.expect("asks"));
+    let (next, took) = granted(next).await;
+    let commands = sent(monitor);
+    assert_eq!(commands.total, 2, "the TAKE of the one, the FREE of the other: {commands:#?}");
+    assert!(took < AT_ONCE, "{took:?}");
+    assert_eq!(next.attempts(), 1);
+    assert!(next.waited() >= ms(1_000), "{:?}", next.waited());
+    let events: Vec<String> = server.run(&["CONFIG", "GET", "notify-keyspace-events"]);
+    assert_eq!(events, ["notify-keyspace-events", ""]);
+}
+
+/// S0.8: within 20 ms of the release. Of 100 releases the typical one is looked at: the machine has other tests.
+#[tokio::test]
+async fn who_waits_is_woken_at_once() {
+    let server = RedisServer::start();
+    let (one, other) = (node(&server).await, node(&server).await);
+    let mut took = Vec::new();
+    for _ in 0..100 {
+        let mut holder = locked(&mutex(&one)).await;
+        let next = waiter(&other);
+        queued(&server, 1).await;
+        holder.unlock().await.expect("asks");
+        let (mut next, after) = granted(next).await;
+        took.push(after);
+        next.unlock().await.expect("asks");
+    }
+    took.sort();
+    println!("median {:?}, p99 {:?}", took[50], took[99]);
+    assert!(took[50] <= ms(20), "{took:?}");
+    assert!(took[99] < AT_ONCE, "{took:?}");
+}
+
+/// S0.18: the flaw of a herd at each release. 200 wait in four processes; whoever is handed the mutex sends nothing.
+#[tokio::test]
+async fn one_release_wakes_one_waiter() {
+    let server = RedisServer::start();
+    let mut nodes = Vec::new();
+    for _ in 0..4 {
+        nodes.push(node(&server).await);
+    }
+    warm(&nodes[0]).await;
+    let mut holder = locked(&mutex(&nodes[0])).await;
+    let waiters: Vec<_> = (0..200).map(|at| waiter(&nodes[at % 4])).collect();
+    queued(&server, 200).await;
+    let monitor = Monitor::start(&server);
+    assert!(holder.unlock().await.expect("asks"));
+    queued(&server, 199).await;
+    eventually("one has it", SOON, async || waiters.iter().any(JoinHandle::is_finished)).await;
+    let commands = sent(monitor);
+    assert!(commands.total <= 4 + 1, "{commands:#?}");
+    assert_eq!(waiters.iter().filter(|waiter| waiter.is_finished()).count(), 1);
+}
+
+/// S0.23: an extension is no reason to look: its waiters look once when the time they knew of is over, and not
+/// because of the extension. Also where the server announces everything.
+#[tokio::test]
+async fn extensions_do_not_wake_those_who_wait() {
+    for waiting in [Waiting::Notify, Waiting::Keyspace] {
+        let server = RedisServer::start();
+        server.run::<()>(&["ACL", "SETUSER", "minimal", "+config|get", "+config|set", "&__keyspace@*"]);
+        let (one, other) = (node(&server).await, node(&server).await);
+        warm(&one).await;
+        let holder = locked(&with(&one, |builder| builder.ttl(ms(800)))).await;
+        let waits = with(&other, |builder| builder.wait(waiting));
+        let next = tokio::spawn(async move { waits.lock().await });
+        queued(&server, 1).await;
+        let (monitor, started, mut extensions) = (Monitor::start(&server), Instant::now(), 0);
+        while started.elapsed() < ms(1_200) {
+            assert!(holder.extend(ms(800)).await.expect("asks"));
+            extensions += 1;
+            tokio::time::sleep(ms(20)).await;
+        }
+        let commands = sent(monitor);
+        // A look each 800 ms, and those with which a wait of this kind begins.
+        let looks = commands.total - extensions;
+        assert!(looks <= 8, "{waiting:?}: {extensions} extensions, {looks} looks: {commands:#?}");
+        assert!(extensions > 20, "{extensions}");
+        drop(holder);
+        assert!(granted(next).await.1 < AT_ONCE);
+    }
+}
+
+/// S5.7: as redis-mutex has it by default: waits for a second, looking each 100 ms, holds for ten. Where it can not
+/// have it, it is an error from `lock`, and `None` from `try_lock`.
+#[tokio::test]
+async fn it_can_be_set_up_as_redis_mutex_is() {
+    let server = RedisServer::start();
+    let (one, other) = (node(&server).await, node(&server).await);
+    let set = |builder: MutexBuilder| {
+        builder.ttl(Duration::from_secs(10)).acquire_timeout(ms(1_000)).retry_interval(ms(100)).jitter(0.0)
+    };
+    let (a, b) = (with(&one, set), with(&other, set));
+    let guard = locked(&a).await;
+    assert!((9_000..=10_000).contains(&pttl(&server, a.key())));
+    let started = Instant::now();
+    let error = b.lock().await.expect_err("busy");
+    assert!(matches!(error, LockError::AcquireTimeout { attempts: 5..=12, .. }), "{error:?}");
+    assert!((ms(1_000)..ms(1_500)).contains(&started.elapsed()), "{:?}", started.elapsed());
+    assert!(b.try_lock().await.expect("asks").is_none());
+    assert!(guard.is_owned().await.expect("asks"));
+    assert!(b.force_unlock().await.expect("asks"));
+    assert!(b.try_lock().await.expect("asks").is_some());
+}

@@ -1,0 +1,338 @@
+//! Whatever ends in the middle (a process, a connection, an answer) costs the others a lease at most, and neither loses
+//! nor doubles a permit.
+
+use futures_util::future::join_all;
+
+use super::*;
+use crate::support::proxy::{Mode, Proxy};
+
+const LEASE: Duration = Duration::from_secs(1);
+/// In milliseconds; whoever waited for this one to end would fail the test.
+const LONG: u64 = 120_000;
+/// Of permits whose holders are killed by the dozen.
+const SHORT: Duration = Duration::from_millis(300);
+
+/// Exactly so many permits can be had, and not one more.
+async fn there_are_exactly(permits: u32, semaphore: &Semaphore) {
+    let mut held = Vec::new();
+    for _ in 0..permits {
+        held.push(free(semaphore).await);
+    }
+    assert!(none_is_free(semaphore).await, "one more than {permits}");
+    for mut permit in held {
+        assert!(permit.release().await.expect("asks").was_held);
+    }
+}
+
+/// S4.16, S4.35: the next one has it when the lease is over, also if it was renewed until then.
+#[tokio::test]
+async fn a_killed_holder_costs_one_lease() {
+    let killed = async |renewing: bool| {
+        let server = RedisServer::start();
+        let semaphore = semaphore(&node(&server).await, 1);
+        let fleet = processes(&server, 1).await;
+        let holder = fleet.member(0);
+        let more = if renewing { " renewing" } else { "" };
+        let since = Instant::now();
+        holder.send(&format!("take t s 1 {} forever{more}", LEASE.as_millis()));
+        taken(holder, "t").await.token.expect("it is free");
+        if renewing {
+            tokio::time::sleep(LEASE * 2).await;
+            assert!(none_is_free(&semaphore).await);
+        }
+        let next = waiter(&semaphore);
+        queued(&semaphore, 1).await;
+        let killed = Instant::now();
+        holder.kill();
+        let _next = granted(next).await;
+        assert!(since.elapsed() >= LEASE - ms(2), "{:?}", since.elapsed());
+        assert!(killed.elapsed() <= LEASE + AT_ONCE, "{:?}", killed.elapsed());
+    };
+    tokio::join!(killed(false), killed(true));
+}
+
+/// Those who died in the queue cost nothing at all.
+#[tokio::test]
+async fn killed_waiters_are_passed_over() {
+    let server = RedisServer::start();
+    let semaphore = semaphore(&node(&server).await, 1);
+    let fleet = processes(&server, 2).await;
+    let mut held = free(&semaphore).await;
+    for (before, member) in [0, 1, 0].map(|index| fleet.member(index)).into_iter().enumerate() {
+        member.send(&format!("take t{before} s 1 {LONG} forever"));
+        queued(&semaphore, before as u32 + 1).await;
+    }
+    let next = waiter(&semaphore);
+    queued(&semaphore, 4).await;
+    fleet.members().iter().for_each(Member::kill);
+    eventually_eq("the server notices", SOON, 1, async || server.pubsub_clients()).await;
+    let since = Instant::now();
+    held.release().await.expect("asks");
+    let mut next = granted(next).await;
+    assert!(since.elapsed() < AT_ONCE, "{:?}", since.elapsed());
+    next.release().await.expect("asks");
+    there_are_exactly(1, &semaphore).await;
+}
+
+/// The grant reaches the connection of a process that does not run: that costs its lease, as if it had been killed,
+/// and no more, however long the lease before it was. When it runs again it does not believe that it holds the permit,
+/// and waits for another.
+#[tokio::test]
+async fn a_stopped_waiter_costs_one_lease_and_waits_on() {
+    let stopped = async |others: Duration| {
+        let server = RedisServer::start();
+        let semaphore = with(&node(&server).await, 1, |builder| builder.lease(others).auto_renew(true));
+        let fleet = processes(&server, 1).await;
+        let stopped = fleet.member(0);
+        let mut held = free(&semaphore).await;
+        stopped.send(&format!("take t s 1 {} forever", LEASE.as_millis()));
+        queued(&semaphore, 1).await;
+        let next = waiter(&semaphore);
+        queued(&semaphore, 2).await;
+        stopped.pause();
+        let since = Instant::now();
+        held.release().await.expect("asks");
+        let mut next = granted(next).await;
+        let took = since.elapsed();
+        assert!((LEASE - ms(2)..=LEASE + AT_ONCE).contains(&took), "{took:?}");
+        stopped.resume();
+        queued(&semaphore, 1).await;
+        assert!(next.is_held().await.expect("asks"));
+        if stopped.events("t") > 0 {
+            panic!("it does not hold it: {:?}", taken(stopped, "t").await);
+        }
+        next.release().await.expect("asks");
+        let token = taken(stopped, "t").await.token.expect("it waits for ever");
+        assert!(semaphore.holds(&token).await.expect("asks"));
+        stopped.send("give t");
+        assert_eq!(stopped.wait_event("gave").await[0], true);
+        there_are_exactly(1, &semaphore).await;
+    };
+    tokio::join!(stopped(LEASE), stopped(LEASE * 60));
+}
+
+/// S4.14: the flaw of a grant that is not written down with its holder. Ten processes with twenty waiters each are
+/// killed while these are granted their permits.
+#[tokio::test]
+async fn two_hundred_waiters_killed_at_their_grant_lose_no_permit() {
+    const PROCESSES: usize = 10;
+    const WAITERS: usize = 20;
+    let server = RedisServer::start();
+    let locks = node(&server).await;
+    let fleet = processes(&server, PROCESSES).await;
+    let mut rounds = Vec::new();
+    for (index, member) in fleet.members().iter().enumerate() {
+        let mut held = Vec::new();
+        for waiter in 0..WAITERS {
+            let name = format!("s{index}-{waiter}");
+            let semaphore = locks.semaphore(&*name, 2).build().expect("valid");
+            let both = (free(&semaphore).await, free(&semaphore).await);
+            member.send(&format!("take {waiter} {name} 2 {} forever", SHORT.as_millis()));
+            held.push((semaphore, both));
+        }
+        rounds.push((member, held));
+    }
+    let mut killed_as_holders = 0;
+    for (member, mut held) in rounds {
+        for (semaphore, _) in &held {
+            queued(semaphore, 1).await;
+        }
+        let releases = held.iter_mut().map(|(_, (permit, _))| permit.release());
+        let kill = async {
+            tokio::time::sleep(Duration::from_micros(fastrand::u64(..3_000))).await;
+            member.kill();
+        };
+        let (released, ()) = tokio::join!(join_all(releases), kill);
+        for released in released {
+            assert!(released.expect("asks").was_held);
+        }
+        for (semaphore, (_, other)) in &mut held {
+            killed_as_holders += u32::from(available(semaphore).await == 0);
+            eventually_eq("it is back", SHORT + AT_ONCE, 1, async || available(semaphore).await).await;
+            there_are_exactly(1, semaphore).await;
+            assert!(other.release().await.expect("asks").was_held);
+            there_are_exactly(2, semaphore).await;
+        }
+    }
+    assert!(killed_as_holders > 0, "no process was killed at a grant");
+}
+
+/// S4.13: the flaw of a semaphore that is half made, on which everybody waits for ever. Eight processes are killed while
+/// they make 25 each.
+#[tokio::test]
+async fn processes_killed_while_they_create_block_nobody() {
+    const SEMAPHORES: usize = 25;
+    let server = RedisServer::start();
+    let locks = node(&server).await;
+    let fleet = processes(&server, 8).await;
+    for member in fleet.members() {
+        for semaphore in 0..SEMAPHORES {
+            let name = format!("s{}-{semaphore}", member.index());
+            member.send(&format!("take {semaphore} {name} 2 {} forever", SHORT.as_millis()));
+        }
+    }
+    for member in fleet.members() {
+        tokio::time::sleep(Duration::from_micros(fastrand::u64(..2_000))).await;
+        member.kill();
+    }
+    assert_eq!(server.keys_without_ttl(), Vec::<String>::new());
+    let created = server.keys().iter().filter(|key| key.starts_with("sg1:sm:")).count();
+    assert!(created > 0, "they were killed before they made any");
+    for name in (0..8).flat_map(|member| (0..SEMAPHORES).map(move |at| format!("s{member}-{at}"))) {
+        let semaphore = locks.semaphore(name, 2).build().expect("valid");
+        eventually_eq("both are there", SHORT + AT_ONCE, 2, async || available(&semaphore).await).await;
+        there_are_exactly(2, &semaphore).await;
+    }
+}
+
+/// A node whose commands go through a proxy and may take 300 ms, and one whose go straight.
+async fn behind_a_proxy() -> (RedisServer, Proxy, [Semaphore; 2]) {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(server.port()).await;
+    let url = format!("redis://minimal:pw@127.0.0.1:{}/", proxy.port());
+    let client = redis::Client::open(url).expect("an address");
+    let behind = Locks::builder(client).command_timeout(ms(300)).build().expect("valid");
+    behind.connect().await.expect("connects");
+    let direct = node(&server).await;
+    let handles = [semaphore(&behind, 2), semaphore(&direct, 2)];
+    // The scripts are known from here on.
+    drop(free(&handles[0]).await);
+    eventually_eq("all are free", SOON, 2, async || available(&handles[1]).await).await;
+    (server, proxy, handles)
+}
+
+/// The permit was granted and its answer lost: an error for its caller, and free again at once.
+#[tokio::test]
+async fn a_permit_whose_grant_was_not_answered_is_given_back() {
+    let unanswered = async |wait: Wait| {
+        let (_server, proxy, [behind, direct]) = behind_a_proxy().await;
+        proxy.set(Mode::NoReplies);
+        let error = behind.acquire(wait).await;
+        assert!(error.as_ref().is_err_and(LockError::is_store), "{wait:?}: {error:?}");
+        assert_eq!(available(&direct).await, 1, "it was granted");
+        proxy.set(Mode::Pass);
+        eventually_eq("it is given back", SOON / 2, 2, async || available(&direct).await).await;
+        there_are_exactly(2, &direct).await;
+    };
+    tokio::join!(unanswered(Wait::Now), unanswered(Wait::For(ms(200))), unanswered(Wait::Forever));
+}
+
+/// It was released and the answer lost: its holder may release it again, which nobody else notices.
+#[tokio::test]
+async fn a_release_that_was_not_answered_counts_once() {
+    let (_server, proxy, [behind, direct]) = behind_a_proxy().await;
+    let mut held = free(&behind).await;
+    proxy.set(Mode::NoReplies);
+    let error = held.release().await;
+    assert!(error.as_ref().is_err_and(LockError::is_store), "{error:?}");
+    eventually_eq("it is released", SOON, 2, async || available(&direct).await).await;
+    let _others = [free(&direct).await, free(&direct).await];
+    proxy.set(Mode::Pass);
+    let again = async || held.release().await;
+    let released = tokio::time::timeout(SOON, retried(again)).await.expect("the connection is made again");
+    assert!(!released.was_held);
+    assert!(none_is_free(&direct).await, "it was not released twice");
+}
+
+/// Dropped while the server can not be reached, it is released as soon as it can, and its lease is not waited out.
+#[tokio::test]
+async fn a_permit_dropped_behind_a_cut_is_released_after_it() {
+    let (_server, proxy, [behind, direct]) = behind_a_proxy().await;
+    let held = free(&behind).await;
+    proxy.set(Mode::BlackHole);
+    drop(held);
+    assert!(behind.acquire(Wait::Now).await.is_err_and(|error| error.is_store()), "it is cut off");
+    assert_eq!(available(&direct).await, 1);
+    proxy.set(Mode::Pass);
+    eventually_eq("it is released", SOON / 2, 2, async || available(&direct).await).await;
+    there_are_exactly(2, &direct).await;
+}
+
+/// A firewall forgot the connections, and nobody was told: for the server the grant has arrived.
+#[tokio::test]
+async fn a_grant_into_a_dead_connection_is_found() {
+    let (server, proxy, [behind, direct]) = behind_a_proxy().await;
+    let mut held = [free(&direct).await, free(&direct).await];
+    let waiters = [passer(&behind), passer(&behind), passer(&behind)];
+    queued(&direct, 3).await;
+    let inboxes = server.pubsub_clients();
+    proxy.set(Mode::BlackHoleOld);
+    held[0].release().await.expect("asks");
+    assert_eq!((available(&direct).await, direct.waiting().await.expect("asks")), (0, 2), "it was granted");
+    assert_eq!(server.pubsub_clients(), inboxes);
+    for waiter in waiters {
+        assert!(tokio::time::timeout(SOON, waiter).await.expect("within seconds").expect("it is granted"));
+    }
+    held[1].release().await.expect("asks");
+    there_are_exactly(2, &direct).await;
+}
+
+/// Until the store is there again.
+async fn retried<T>(mut call: impl AsyncFnMut() -> Result<T, LockError>) -> T {
+    loop {
+        match call().await {
+            Ok(value) => return value,
+            Err(error) => assert!(error.is_store(), "{error}"),
+        }
+        tokio::time::sleep(ms(20)).await;
+    }
+}
+
+/// The connection by which the grant would come is cut a moment before: the waiter finds out when it has another one.
+#[tokio::test]
+async fn a_grant_that_nobody_heard_is_found() {
+    let server = RedisServer::start();
+    let [one, other] = nodes(&server).await;
+    let (a, b) = (semaphore(&one, 1), semaphore(&other, 1));
+    for _ in 0..5 {
+        let mut held = free(&a).await;
+        let waiters = [passer(&b), passer(&b)];
+        queued(&a, 2).await;
+        assert_eq!(server.kill_pubsub(), 2);
+        held.release().await.expect("asks");
+        let since = Instant::now();
+        for waiter in waiters {
+            assert!(waiter.await.expect("it is granted"));
+        }
+        assert!(since.elapsed() < SOON / 2, "{:?}", since.elapsed());
+        eventually_eq("both hear again", SOON, 2, async || server.pubsub_clients()).await;
+    }
+    there_are_exactly(1, &a).await;
+}
+
+/// Everything the server knew is gone, without a word to anybody.
+#[tokio::test]
+async fn waiters_outlive_flushall() {
+    let server = RedisServer::start();
+    let [one, other] = nodes(&server).await;
+    let [a, b] = [&one, &other].map(|locks| with(locks, 1, |builder| builder.lease(LEASE)));
+    let _held = free(&a).await;
+    let waiters = [passer(&b), passer(&b), passer(&a)];
+    queued(&a, 3).await;
+    server.flush_all();
+    let since = Instant::now();
+    for waiter in waiters {
+        assert!(waiter.await.expect("it is granted"));
+    }
+    assert!(since.elapsed() < LEASE + AT_ONCE, "{:?}", since.elapsed());
+    there_are_exactly(1, &a).await;
+}
+
+/// The same, with a word to everybody: the connections break. Nobody waits for a lease of before.
+#[tokio::test]
+async fn waiters_outlive_the_server() {
+    let server = RedisServer::start();
+    let [one, other] = nodes(&server).await;
+    let (a, b) = (semaphore(&one, 1), semaphore(&other, 1));
+    let mut held = free(&a).await;
+    let waiters = [passer(&b), passer(&b), passer(&a)];
+    queued(&a, 3).await;
+    server.restart();
+    let since = Instant::now();
+    for waiter in waiters {
+        assert!(waiter.await.expect("it is granted"));
+    }
+    assert!(since.elapsed() < SOON, "{:?}", since.elapsed());
+    assert!(!retried(async || held.release().await).await.was_held);
+    there_are_exactly(1, &a).await;
+}

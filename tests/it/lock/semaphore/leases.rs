@@ -1,0 +1,218 @@
+//! Leases: what a permit costs the others whose holder does nothing any more, and what comes of it too late.
+
+use super::*;
+
+cases! {
+    a_permit_comes_back_when_its_lease_is_over,
+    whoever_waits_has_it_when_the_lease_is_over,
+    a_refresh_starts_the_lease_anew,
+    what_is_lost_is_not_refreshed_and_not_released,
+    a_late_release_does_not_make_one_more,
+    each_stale_permit_is_taken_back_once,
+    a_renewed_permit_is_never_stale,
+    a_holder_is_told_that_it_lost_its_permit,
+    it_outlives_its_idle_time_while_permits_are_out,
+    it_is_gone_when_its_idle_time_is_over,
+    all_come_back_together,
+}
+
+/// Long enough for a busy machine to act within it, short enough to wait for.
+const LEASE: Duration = Duration::from_secs(1);
+
+impl Stage {
+    fn leased(&self, permits: u32) -> [Semaphore; 2] {
+        self.handles_with(permits, |builder| builder.lease(LEASE))
+    }
+}
+
+async fn is_stale(permit: &Permit) {
+    eventually("its lease ends", SOON, async || !permit.is_held().await.expect("asks")).await;
+}
+
+/// S4.16, S4.17, S4.9: not before; then anyone takes it back, whether by looking through them or by acquiring.
+async fn a_permit_comes_back_when_its_lease_is_over(stage: Stage) {
+    let [looking, acquiring] = ["looking", "acquiring"].map(|name| {
+        [&stage.one, &stage.other].map(|locks| locks.semaphore(name, 1).lease(LEASE).build().expect("valid"))
+    });
+    let stale = async |[a, b]: &[Semaphore; 2]| {
+        let held = free(a).await;
+        tokio::time::sleep(LEASE / 2).await;
+        assert_eq!(b.release_stale().await.expect("asks"), 0);
+        assert!(held.is_held().await.expect("asks") && none_is_free(b).await);
+        is_stale(&held).await;
+        assert!(!b.holds(held.token()).await.expect("asks"));
+        assert_eq!(available(b).await, 1, "what has ended does not count");
+        held
+    };
+    let _held = tokio::join!(stale(&looking), stale(&acquiring));
+    assert_eq!(looking[1].release_stale().await.expect("asks"), 1);
+    assert!(free(&acquiring[1]).await.release().await.expect("asks").was_held);
+    for [a, b] in [looking, acquiring] {
+        assert_eq!(b.release_stale().await.expect("asks"), 0, "once");
+        assert_eq!(available(&a).await, 1);
+    }
+}
+
+/// S4.16, S4.17: without anybody's help.
+async fn whoever_waits_has_it_when_the_lease_is_over(stage: Stage) {
+    let [a, b] = stage.leased(1);
+    let since = Instant::now();
+    let _held = free(&a).await;
+    let next = b.acquire(Wait::For(SOON)).await.expect("asks").expect("in time");
+    // The server counts whole milliseconds.
+    stage.took(since, LEASE - ms(2));
+    assert!(next.is_held().await.expect("asks"));
+}
+
+/// S3.20: refreshed at 0.6 of its lease it is alive at 1.4; and it is not more than one lease.
+async fn a_refresh_starts_the_lease_anew(stage: Stage) {
+    let [a, b] = stage.handles_with(1, |builder| builder.lease(LEASE * 2));
+    let held = free(&a).await;
+    tokio::time::sleep(LEASE * 2 * 3 / 5).await;
+    assert!(held.refresh().await.expect("asks"));
+    let left = b.holders().await.expect("asks")[0].remaining;
+    assert!(left > LEASE && left <= LEASE * 2, "{left:?}");
+    let own = held.remaining();
+    assert!(own > LEASE && own <= LEASE * 2 - ms(22), "less 1 % and 2 ms: {own:?}");
+    tokio::time::sleep(LEASE * 2 * 4 / 5).await;
+    assert!(held.is_held().await.expect("asks") && none_is_free(&b).await);
+    is_stale(&held).await;
+}
+
+/// S3.20, S3.21: as the book's tests have it for those that were evicted.
+async fn what_is_lost_is_not_refreshed_and_not_released(stage: Stage) {
+    let [a, b] = stage.leased(1);
+    let mut lost = free(&a).await;
+    is_stale(&lost).await;
+    assert!(!lost.refresh().await.expect("asks"));
+    assert_eq!((available(&b).await, lost.remaining()), (1, Duration::ZERO), "it is not added again");
+    let mut own = free(&b).await;
+    assert!(!lost.refresh().await.expect("asks"));
+    assert!(!lost.release().await.expect("asks").was_held);
+    assert!(own.refresh().await.expect("asks"));
+    assert!(own.release().await.expect("asks").was_held);
+    assert!(!own.release().await.expect("asks").was_held);
+}
+
+/// S4.18: the flaw that gives two holders of one permit. It was taken back and is another's when its old holder
+/// releases it.
+async fn a_late_release_does_not_make_one_more(stage: Stage) {
+    let [a, b] = stage.leased(2);
+    let mut late = [free(&a).await, free(&a).await];
+    for permit in &late {
+        is_stale(permit).await;
+    }
+    assert_eq!(b.release_stale().await.expect("asks"), 2);
+    let lasting = with(&stage.other, 2, |builder| builder);
+    let mut others = [free(&lasting).await, free(&lasting).await];
+    for permit in &mut late {
+        assert!(!permit.release().await.expect("asks").was_held);
+        assert!(a.signal(permit.token()).await.expect("asks").is_none());
+        assert_eq!(available(&a).await, 0);
+        assert!(none_is_free(&b).await);
+    }
+    for permit in &mut others {
+        assert!(permit.release().await.expect("asks").was_held);
+    }
+    assert_eq!((available(&a).await, a.capacity().await.expect("asks")), (2, 2), "never three");
+}
+
+/// S4.19: ten at once, in two nodes.
+async fn each_stale_permit_is_taken_back_once(stage: Stage) {
+    let [a, b] = stage.leased(3);
+    let held = [free(&a).await, free(&b).await, free(&a).await];
+    for permit in &held {
+        is_stale(permit).await;
+    }
+    let watchdogs = (0..10).map(|watchdog| [&a, &b][watchdog % 2].release_stale());
+    let taken_back = futures_util::future::join_all(watchdogs).await;
+    let total: u32 = taken_back.into_iter().map(|taken_back| taken_back.expect("asks")).sum();
+    assert_eq!((total, available(&a).await), (3, 3));
+}
+
+/// S4.35: for three leases, and it ends with its holder's task.
+async fn a_renewed_permit_is_never_stale(stage: Stage) {
+    let [a, b] = stage.handles_with(1, |builder| builder.lease(LEASE).auto_renew(true));
+    let held = free(&a).await;
+    let until = Instant::now() + LEASE * 3;
+    while Instant::now() < until {
+        assert_eq!(b.release_stale().await.expect("asks"), 0);
+        assert!(held.is_held().await.expect("asks") && !held.remaining().is_zero());
+        tokio::time::sleep(LEASE / 5).await;
+    }
+    drop(held);
+    eventually_eq("it is released", AT_ONCE, 1, async || available(&b).await).await;
+}
+
+/// The semaphore was deleted under its holder, whose next renewal finds that out.
+async fn a_holder_is_told_that_it_lost_its_permit(stage: Stage) {
+    let [a, b] = stage.handles_with(1, |builder| builder.lease(LEASE).auto_renew(true));
+    let held = free(&a).await;
+    let (lost, expired) = (held.lost(), held.expired());
+    assert!(b.delete().await.expect("asks"));
+    let both = async {
+        lost.await;
+        expired.await;
+    };
+    tokio::time::timeout(LEASE * 2, both).await.expect("it is told");
+    assert!(!held.refresh().await.expect("asks"));
+    assert!(!b.exists().await.expect("asks"), "a refresh creates nothing");
+}
+
+/// S4.20: the flaw of keys that expire while permits are out: lost ones, or doubled ones.
+async fn it_outlives_its_idle_time_while_permits_are_out(stage: Stage) {
+    let idle = |builder: SemaphoreBuilder| builder.idle_ttl(ms(200)).lease(LEASE * 5);
+    let [a, b] = stage.handles_with(2, idle);
+    let mut held = [free(&a).await, free(&a).await];
+    let next = waiter(&b);
+    queued(&a, 1).await;
+    for _ in 0..5 {
+        tokio::time::sleep(ms(200)).await;
+        assert!(held[0].is_held().await.expect("asks") && held[1].is_held().await.expect("asks"));
+        assert_eq!((available(&b).await, b.waiting().await.expect("asks")), (0, 1));
+    }
+    assert!(held[0].release().await.expect("asks").was_held);
+    let mut next = granted(next).await;
+    assert!(none_is_free(&b).await);
+    assert!(held[1].release().await.expect("asks").was_held);
+    assert!(next.release().await.expect("asks").was_held);
+    assert_eq!(available(&a).await, 2);
+}
+
+/// S4.21, S4.22: used or not, released or forgotten; and with it what was added.
+async fn it_is_gone_when_its_idle_time_is_over(stage: Stage) {
+    let uses = async |name: &'static str| {
+        let [a, b] = [&stage.one, &stage.other]
+            .map(|locks| locks.semaphore(name, 2).idle_ttl(LEASE).lease(ms(300)).build().expect("valid"));
+        let since = Instant::now();
+        // A permit that is out keeps it for twice its lease and a second, if that is longer.
+        let mut lasts = LEASE;
+        let mut forgotten = None;
+        match name {
+            "created" => assert!(a.ensure_created().await.expect("asks")),
+            "released" => assert!(free(&a).await.release().await.expect("asks").was_held),
+            "added to" => assert_eq!(a.add_permits(1).await.expect("asks"), 3),
+            _ => (forgotten, lasts) = (Some(free(&a).await), ms(1_600)),
+        }
+        assert!(b.exists().await.expect("asks"), "{name}");
+        eventually(format!("{name}, it is gone"), SOON, async || !b.exists().await.expect("asks")).await;
+        stage.took(since, lasts - ms(2));
+        assert_eq!(b.capacity().await.expect("asks"), 2);
+        forgotten
+    };
+    let _forgotten = tokio::join!(uses("created"), uses("released"), uses("added to"), uses("forgotten"));
+    stage.keys(&[]);
+}
+
+/// S3.17: the book's own test. Three of three, the fourth in vain; all are there again after their leases.
+async fn all_come_back_together(stage: Stage) {
+    let [a, b] = stage.leased(3);
+    let held = [free(&a).await, free(&a).await, free(&b).await];
+    assert!(none_is_free(&b).await);
+    for permit in &held {
+        is_stale(permit).await;
+    }
+    assert!(free(&b).await.release().await.expect("asks").was_held);
+    let _again = [free(&a).await, free(&b).await, free(&b).await];
+    assert!(none_is_free(&a).await);
+}

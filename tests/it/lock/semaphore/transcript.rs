@@ -1,0 +1,145 @@
+//! What the server did to one semaphore, call by call as its scripts made them, held against the two invariants: never
+//! more holders than permits, and nobody before the head of the queue.
+//!
+//! Clients can only say when they *heard* of a permit; the order and the number that count are the server's.
+
+use std::collections::{HashMap, VecDeque};
+
+use crate::support::monitor::Monitor;
+
+/// What a transcript came to.
+#[derive(Debug, Default)]
+pub(super) struct Transcript {
+    /// How many permits were granted.
+    pub(super) grants: usize,
+    /// How many of them to somebody who had waited in the queue.
+    pub(super) waited: usize,
+    /// How many permits were out at the same time, at most.
+    pub(super) most: usize,
+    /// How many were taken back because their leases had ended.
+    pub(super) stale: usize,
+    queue: VecDeque<String>,
+    /// Tokens and the ends of their leases, in the server's milliseconds.
+    holders: HashMap<String, u64>,
+    /// Who was taken out of the queue last, and not granted a permit yet.
+    head: Option<String>,
+    /// Who was taken out of the holders by the call before: a renewal puts it back at once.
+    renewed: Option<String>,
+}
+
+/// Reads what happened to the semaphore with this tag while the monitor watched, which had no holders and no queue
+/// before.
+pub(super) fn read(monitor: Monitor<'_>, tag: &str, permits: usize) -> Transcript {
+    replay(&monitor.script_calls(), tag, permits)
+}
+
+fn replay(calls: &[Vec<String>], tag: &str, permits: usize) -> Transcript {
+    let [holders, queue] = ["sh", "sq"].map(|kind| format!("sg1:{kind}:{{{tag}}}"));
+    let mut transcript = Transcript::default();
+    for call in calls {
+        let words: Vec<_> = call.iter().map(String::as_str).collect();
+        if words.get(1).is_some_and(|key| *key == holders) {
+            transcript.permits(&words);
+        } else if words.get(1).is_some_and(|key| *key == queue) {
+            transcript.queue(&words);
+        }
+        assert!(transcript.holders.len() <= permits, "more than {permits} holders after {words:?}");
+        transcript.most = transcript.most.max(transcript.holders.len());
+    }
+    transcript
+}
+
+impl Transcript {
+    fn permits(&mut self, words: &[&str]) {
+        let renewed = self.renewed.take();
+        match *words {
+            ["zadd", _, end, token] => {
+                let end = end.parse().expect("milliseconds");
+                if self.holders.insert(token.to_owned(), end).is_some() || renewed.as_deref() == Some(token) {
+                    return;
+                }
+                self.grants += 1;
+                match self.head.take() {
+                    Some(head) => {
+                        assert_eq!(head, token, "it was the head's");
+                        self.waited += 1;
+                    }
+                    None => assert!(self.queue.is_empty(), "{token} went before {:?}", self.queue),
+                }
+            }
+            ["zrem", _, token] => {
+                self.renewed = self.holders.remove(token).map(|_| token.to_owned());
+            }
+            ["zremrangebyscore", _, "-inf", now] => {
+                let (now, before) = (now.parse::<u64>().expect("milliseconds"), self.holders.len());
+                self.holders.retain(|_, end| *end > now);
+                self.stale += before - self.holders.len();
+            }
+            ["del", ..] => {
+                self.holders.clear();
+                self.queue.clear();
+            }
+            ["zcard" | "zscore" | "zrange" | "pexpire", ..] => {}
+            _ => panic!("a call that is not understood here: {words:?}"),
+        }
+    }
+
+    fn queue(&mut self, words: &[&str]) {
+        // A place in the queue is a token of 65 characters and a lease.
+        match *words {
+            ["rpush", _, place] => self.queue.push_back(place[..65].to_owned()),
+            ["lpop", _] => self.head = self.queue.pop_front(),
+            ["lrem", _, "0", place] => self.queue.retain(|token| *token != place[..65]),
+            ["llen" | "lpos" | "lrange" | "pexpire", ..] => {}
+            _ => panic!("a call that is not understood here: {words:?}"),
+        }
+    }
+}
+
+/// Calls as scripts make them; a token is a letter.
+fn calls(calls: &str) -> Vec<Vec<String>> {
+    let call = |call: &str| {
+        let (what, who) = call.split_once(' ').unwrap_or((call, ""));
+        let (token, [holders, queue]) = (who.repeat(65), ["sg1:sh:{t}", "sg1:sq:{t}"]);
+        let place = format!("{token}60000");
+        let words: &[&str] = match what {
+            "queue" => &["rpush", queue, &place],
+            "next" => &["lpop", queue],
+            "leave" => &["lrem", queue, "0", &place],
+            "grant" => &["zadd", holders, "100", &token],
+            "free" => &["zrem", holders, &token],
+            "now" => &["zremrangebyscore", holders, "-inf", who],
+            _ => panic!("{call}"),
+        };
+        words.iter().map(|&word| word.to_owned()).collect()
+    };
+    calls.split(", ").map(call).collect()
+}
+
+#[test]
+fn a_transcript_in_order_is_counted() {
+    let seen =
+        "grant a, grant b, queue c, queue d, queue e, free a, next, grant c, leave d, now 100, next, grant e";
+    let transcript = replay(&calls(seen), "t", 2);
+    let Transcript { grants, waited, most, stale, .. } = transcript;
+    assert_eq!((grants, waited, most, stale), (4, 2, 2, 2));
+    assert_eq!(replay(&calls(seen), "another", 2).grants, 0);
+}
+
+#[test]
+#[should_panic(expected = "more than 1 holders")]
+fn a_permit_too_many_is_seen() {
+    replay(&calls("grant a, grant b"), "t", 1);
+}
+
+#[test]
+#[should_panic(expected = "went before")]
+fn who_barges_in_is_seen() {
+    replay(&calls("grant a, queue b, queue c, free a, grant c"), "t", 1);
+}
+
+#[test]
+#[should_panic(expected = "it was the head's")]
+fn who_is_passed_by_is_seen() {
+    replay(&calls("grant a, queue b, queue c, free a, next, grant c"), "t", 1);
+}

@@ -1,0 +1,112 @@
+//! Values that outlive their freshness, across processes: one background load in the fleet, and a failing origin
+//! is left alone by all of it.
+
+use super::*;
+use crate::support::origin::Answer;
+
+const LEASE: Duration = Duration::from_secs(30);
+
+/// Four processes, and a value of `k` that one of them has loaded and that is stale by now.
+async fn stale(windows: Windows, then: Answer) -> Nodes {
+    let nodes = Nodes::start_with(4, LEASE, Some(windows)).await;
+    nodes.origin.script("k", [Answer::value("first"), then]);
+    nodes.node(0).send("load k 1");
+    nodes.all_get([0], "k", "first").await;
+    nodes.nothing_left(0..4).await;
+    // The server's clock is not ours to move.
+    tokio::time::sleep(ms(windows.fresh_ms)).await;
+    nodes
+}
+
+const REVALIDATING: Windows = Windows { fresh_ms: 100, revalidate_ms: 600_000, error_ms: 0 };
+const STANDING_IN: Windows = Windows { fresh_ms: 100, revalidate_ms: 0, error_ms: 600_000 };
+
+async fn ask_all(nodes: &Nodes, value: &str) {
+    for index in 0..4 {
+        nodes.node(index).send("load k 10");
+    }
+    nodes.all_get(0..4, "k", value).await;
+}
+
+#[tokio::test]
+async fn every_process_serves_the_stale_value_while_one_of_them_loads() {
+    let nodes = stale(REVALIDATING, Answer::value("second").held()).await;
+    // The load is held: whoever waited for it would not be answered.
+    for _ in 0..5 {
+        ask_all(&nodes, "first").await;
+    }
+    nodes.origin.wait_for_loads("k", 1).await;
+    assert_eq!(nodes.origin.loads("k"), 2, "one background load in the fleet");
+    nodes.origin.release("k");
+    nodes.origin.wait_for_ends("k", 2).await;
+    // Whoever finds it stale again serves it all the same.
+    eventually("the new value arrives", SOON, async || {
+        nodes.node(3).send("get k");
+        nodes.node(3).wait_event("get").await == "second"
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_background_load_that_fails_is_not_repeated_by_anybody_for_a_while() {
+    let nodes = stale(REVALIDATING, Answer::failure("no route")).await;
+    ask_all(&nodes, "first").await;
+    nodes.origin.wait_for_ends("k", 2).await;
+    crate::support::probe::assert_nothing_left(&nodes.server, SOON).await;
+    for _ in 0..5 {
+        ask_all(&nodes, "first").await;
+    }
+    assert_eq!(nodes.origin.loads("k"), 2);
+}
+
+#[tokio::test]
+async fn a_stale_value_stands_in_for_a_failed_load_in_every_process() {
+    let nodes = stale(STANDING_IN, Answer::failure("no route").held()).await;
+    for index in 0..4 {
+        nodes.node(index).send("load k 10");
+        if index == 0 {
+            nodes.origin.wait_for_loads("k", 2).await;
+        } else {
+            queued(&nodes.server, "k", index).await;
+        }
+    }
+    nodes.origin.release("k");
+    nodes.all_get(0..4, "k", "first").await;
+    for _ in 0..5 {
+        ask_all(&nodes, "first").await;
+    }
+    assert_eq!(nodes.origin.loads("k"), 2, "the origin is left alone");
+    nodes.nothing_left(0..4).await;
+}
+
+#[tokio::test]
+async fn an_invalidated_value_stands_in_for_nothing() {
+    let nodes = stale(STANDING_IN, Answer::failure("no route")).await;
+    nodes.node(2).send("invalidate k");
+    assert_eq!(nodes.node(2).wait_event("invalidate").await, true);
+    nodes.node(1).send("load k 5");
+    let replies = nodes.replies(1, "k").await;
+    assert!(replies.iter().all(|reply| reply.result.is_err()), "{replies:?}");
+}
+
+#[tokio::test]
+async fn processes_that_refresh_at_once_load_once() {
+    let nodes = Nodes::start(4, LEASE).await;
+    nodes.origin.script("k", [Answer::value("first"), Answer::value("second").held()]);
+    nodes.node(0).send("load k 1");
+    nodes.all_get([0], "k", "first").await;
+    for index in 0..4 {
+        nodes.node(index).send("refresh k 5");
+        if index == 0 {
+            nodes.origin.wait_for_loads("k", 2).await;
+        } else {
+            queued(&nodes.server, "k", index).await;
+        }
+    }
+    nodes.node(1).send("get k");
+    assert_eq!(nodes.node(1).wait_event("get").await, "first", "meanwhile there is the older value");
+    nodes.origin.release("k");
+    nodes.all_get(0..4, "k", "second").await;
+    assert_eq!(nodes.origin.loads("k"), 2);
+    nodes.nothing_left(0..4).await;
+}

@@ -1,0 +1,121 @@
+//! Tags on a real server, with the minimal rights: what they cost, that nothing comes back, and replicas.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use super::*;
+use crate::support::monitor::Monitor;
+
+fn tagged() -> stampede_guard::PolicyBuilder {
+    Policy::builder().tags(["catalog"]).coordination_budget(ms(800)).command_timeout(ms(400))
+}
+
+async fn nodes(server: &RedisServer, n: usize) -> Vec<StampedeGuard> {
+    let mut nodes = Vec::new();
+    for _ in 0..n {
+        nodes.push(local(server, tagged().build().expect("valid")).await);
+    }
+    nodes
+}
+
+#[tokio::test]
+async fn a_hit_under_tags_costs_one_mget_and_an_invalidation_one_del() {
+    let server = RedisServer::start();
+    let nodes = nodes(&server, 2).await;
+    assert_eq!(answer(&nodes[0], "k", 1).await, 1);
+    settled(&nodes).await;
+    let monitor = Monitor::start(&server);
+    assert_eq!(nodes[1].get::<u32>("k").await.expect("answered"), Some(1));
+    nodes[1].invalidate_tag("catalog").await.expect("confirmed");
+    assert_eq!(nodes[0].get::<u32>("k").await.expect("answered"), None);
+    let commands = monitor.finish().without(["ping", "time"]);
+    assert_eq!(commands.by_name.get("mget"), Some(&2), "{commands:?}");
+    assert_eq!(commands.by_name.get("del"), Some(&1), "{commands:?}");
+    assert_eq!(commands.total, 3, "{commands:?}");
+}
+
+#[tokio::test]
+async fn an_evicted_or_foreign_id_costs_misses_and_brings_nothing_back() {
+    let server = RedisServer::start();
+    let nodes = nodes(&server, 2).await;
+    let id = "sg1:t:{default:catalog}";
+    assert_eq!(answer(&nodes[0], "k", 1).await, 1);
+    let kept: String = server.run(&["GET", id]);
+    server.run::<()>(&["DEL", id]);
+    assert_eq!(answer(&nodes[1], "k", 2).await, 2, "evicted");
+    server.run::<()>(&["DEL", id]);
+    server.run::<()>(&["RPUSH", id, "somebody else\'s"]);
+    assert_eq!(nodes[0].get::<u32>("k").await.expect("answered"), None, "foreign");
+    // A load goes on without it, and is not stored.
+    assert_eq!(answer(&nodes[1], "k", 3).await, 3);
+    assert_eq!(nodes[0].get::<u32>("k").await.expect("answered"), None);
+    server.run::<()>(&["DEL", id]);
+    assert_eq!(answer(&nodes[1], "k", 4).await, 4);
+    assert_ne!(server.run::<String>(&["GET", id]), kept);
+    assert_eq!(server.keys_without_ttl(), Vec::<String>::new());
+}
+
+/// One call of `node`, whose load reads the version when it begins and then takes a while.
+async fn ask(node: StampedeGuard, version: Arc<AtomicU32>) -> u32 {
+    let load = move || async move {
+        let loaded = version.load(Ordering::SeqCst);
+        tokio::time::sleep(ms(fastrand::u64(1..8))).await;
+        Ok::<_, String>(loaded)
+    };
+    node.get_or_load("k", load).await.expect("loaded")
+}
+
+/// Invalidations at random moments while loads run in every node: whoever asks after the acknowledgement is given what
+/// was loaded after it, in whatever node.
+#[tokio::test]
+async fn nobody_who_asks_after_the_acknowledgement_is_given_an_older_value() {
+    const INVALIDATIONS: usize = 60;
+    let server = RedisServer::start();
+    let nodes = nodes(&server, 3).await;
+    let (version, stop) = (Arc::new(AtomicU32::new(1)), Arc::new(AtomicBool::new(false)));
+    let callers: Vec<_> = (0..12)
+        .map(|caller| {
+            let (node, version, stop) = (nodes[caller % 3].clone(), Arc::clone(&version), Arc::clone(&stop));
+            tokio::spawn(async move {
+                let mut calls = 0;
+                while !stop.load(Ordering::SeqCst) {
+                    ask(node.clone(), Arc::clone(&version)).await;
+                    calls += 1;
+                    tokio::time::sleep(ms(fastrand::u64(0..3))).await;
+                }
+                calls
+            })
+        })
+        .collect();
+    for _ in 0..INVALIDATIONS {
+        tokio::time::sleep(ms(fastrand::u64(0..12))).await;
+        let newest = version.fetch_add(1, Ordering::SeqCst) + 1;
+        nodes[fastrand::usize(..3)].invalidate_tag("catalog").await.expect("confirmed");
+        let later = nodes.iter().map(|node| ask(node.clone(), Arc::clone(&version)));
+        for value in join_all(later).await {
+            assert!(value >= newest, "given {value} after {newest} was acknowledged");
+        }
+    }
+    stop.store(true, Ordering::SeqCst);
+    let calls: usize = join_all(callers).await.into_iter().map(|calls| calls.expect("joined")).sum();
+    assert!(calls > INVALIDATIONS, "{calls} calls");
+}
+
+#[tokio::test]
+async fn an_invalidation_waits_for_replicas_where_the_policy_asks_for_it() {
+    let (server, replica) = (RedisServer::start(), RedisServer::start());
+    // WAIT is not among the minimal rights: only this setting needs it.
+    let asks = |replicas| {
+        let policy = Policy::builder().coordination_budget(ms(2_000)).command_timeout(ms(1_000));
+        policy.lease(SOON).invalidate_replicas(replicas, ms(1_000)).build().expect("valid")
+    };
+    let guard = unconnected(&server.url(), asks(1));
+    guard.insert("k", &1_u32).await.expect_err("there is no replica");
+    replica.run::<()>(&["REPLICAOF", "127.0.0.1", &server.port().to_string()]);
+    eventually("the replica follows", SOON, async || guard.invalidate("k").await.is_ok()).await;
+    guard.insert("k", &2_u32).await.expect("a replica has it");
+    assert_eq!(replica.run::<usize>(&["EXISTS", "sg1:e:{default:k}"]), 1);
+    let two = guard.with_policy(asks(2));
+    let error = two.invalidate("k").await.expect_err("there is one replica");
+    assert!(error.to_string().contains("1 of 2 replicas"), "{error}");
+}

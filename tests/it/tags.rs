@@ -1,0 +1,166 @@
+//! Invalidation of many values at once: by tag, and of a namespace. Monotone: nothing comes back.
+//!
+//! On the in-memory store with a paused clock; four guards on it stand for replicas. `redis::tags` is the same on
+//! a server.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use stampede_guard::{LoadContext, MemoryStore, Policy, PolicyBuilder, StampedeGuard};
+use tokio::time::sleep;
+
+use crate::support::gate::{Counter, Gate};
+
+fn tagged() -> PolicyBuilder {
+    Policy::builder().tags(["catalog", "prices"])
+}
+
+fn replicas(policy: PolicyBuilder) -> Vec<StampedeGuard> {
+    let (store, policy) = (MemoryStore::new(), policy.build().expect("valid"));
+    let guard = || StampedeGuard::builder(store.clone()).policy(policy.clone()).build().expect("valid");
+    (0..4).map(|_| guard()).collect()
+}
+
+async fn load(guard: &StampedeGuard, key: &str, value: u32) -> u32 {
+    guard.get_or_load(key, move || async move { Ok::<_, String>(value) }).await.expect("loaded")
+}
+
+async fn get(guard: &StampedeGuard, key: &str) -> Option<u32> {
+    guard.get(key).await.expect("answered")
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_tag_invalidates_every_value_that_has_it_and_no_other() {
+    let guards = replicas(tagged());
+    let other = guards[0].with_policy(Policy::builder().tags(["users"]).build().expect("valid"));
+    let plain = guards[0].with_policy(Policy::default());
+    for (key, value) in [("a", 1), ("b", 2)] {
+        load(&guards[0], key, value).await;
+    }
+    load(&other, "u", 3).await;
+    load(&plain, "p", 4).await;
+    guards[1].invalidate_tag("prices").await.expect("confirmed");
+    for guard in &guards {
+        assert_eq!((get(guard, "a").await, get(guard, "b").await), (None, None));
+    }
+    assert_eq!((get(&other, "u").await, get(&plain, "p").await), (Some(3), Some(4)));
+    assert_eq!(load(&guards[2], "a", 5).await, 5);
+    assert_eq!(get(&guards[3], "a").await, Some(5));
+    guards[3].invalidate_tag("nobody has this one").await.expect("confirmed");
+    assert_eq!(get(&guards[0], "a").await, Some(5));
+    assert_eq!((guards[1].stats().invalidations, guards[3].stats().invalidations), (1, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn invalidate_all_reaches_every_value_whose_policy_lets_it() {
+    let reached = replicas(Policy::builder().invalidate_all(true));
+    let beyond = reached[0].with_policy(Policy::default());
+    load(&reached[0], "a", 1).await;
+    reached[1].insert("b", &2_u32).await.expect("stored");
+    load(&beyond, "c", 3).await;
+    assert_eq!(get(&reached[2], "b").await, Some(2));
+    beyond.invalidate_all().await.expect("confirmed");
+    assert_eq!((get(&reached[2], "a").await, get(&reached[2], "b").await), (None, None));
+    assert_eq!(get(&beyond, "c").await, Some(3));
+}
+
+/// A value that somebody stored without caring for the tag may be anything.
+#[tokio::test(start_paused = true)]
+async fn a_value_without_the_policys_tag_is_a_miss_and_one_with_another_is_checked() {
+    let guards = replicas(tagged());
+    let plain = guards[0].with_policy(Policy::default());
+    load(&plain, "k", 1).await;
+    assert_eq!(get(&guards[1], "k").await, None);
+    assert_eq!(load(&guards[1], "k", 2).await, 2);
+    assert_eq!(get(&plain, "k").await, Some(2), "with tags that this policy does not name");
+    guards[2].invalidate_tag("catalog").await.expect("confirmed");
+    assert_eq!(get(&plain, "k").await, None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_loader_gives_its_value_tags_of_its_own() {
+    let guards = replicas(Policy::builder());
+    let load = |mut cx: LoadContext<u32>| async move {
+        cx.tag([("user", 7), ("group", 1)]).await.expect("tagged");
+        Ok::<_, String>(1)
+    };
+    assert_eq!(guards[0].get_or_load_with("k", load).await.ok(), Some(1));
+    assert_eq!(get(&guards[1], "k").await, Some(1));
+    guards[2].invalidate_tag(("user", 8)).await.expect("confirmed");
+    assert_eq!(get(&guards[1], "k").await, Some(1));
+    guards[2].invalidate_tag(("group", 1)).await.expect("confirmed");
+    assert_eq!(get(&guards[1], "k").await, None);
+}
+
+/// A load that a gate holds, begun by `leader` and waited for by callers of all replicas.
+async fn invalidated_while_loading(invalidate: impl AsyncFnOnce(&StampedeGuard)) {
+    let (guards, loads, gate) = (replicas(tagged().invalidate_all(true)), Counter::default(), Gate::closed());
+    let ask = |replica: usize| {
+        let (guard, loads, gate) = (guards[replica].clone(), loads.clone(), gate.clone());
+        tokio::spawn(async move {
+            let load = move || async move {
+                let _running = loads.start();
+                let number = loads.started();
+                gate.pass().await;
+                Ok::<_, String>(number)
+            };
+            guard.get_or_load("k", load).await.expect("loaded")
+        })
+    };
+    let leads = ask(0);
+    sleep(Duration::from_millis(10)).await;
+    let before: Vec<_> = (0..8).map(|caller| ask(caller % 4)).collect();
+    sleep(Duration::from_millis(10)).await;
+    assert_eq!(loads.started(), 1);
+    invalidate(&guards[3]).await;
+    let after: Vec<_> = (0..8).map(|caller| ask(caller % 4)).collect();
+    sleep(Duration::from_millis(10)).await;
+    gate.open();
+    assert_eq!(leads.await.expect("joined"), 1, "it came before the invalidation");
+    for caller in join_all(before).await.into_iter().chain(join_all(after).await) {
+        assert!(caller.expect("joined") > 1, "nobody who may have come after it is given the older value");
+    }
+    assert_eq!(get(&guards[1], "k").await, Some(loads.started() as u32));
+    assert!(loads.started() <= 3, "{} loads", loads.started());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_load_that_runs_while_its_tag_is_invalidated_is_not_stored_nor_given_to_later_callers() {
+    invalidated_while_loading(async |guard| guard.invalidate_tag("prices").await.expect("confirmed")).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_load_that_runs_while_everything_is_invalidated_is_not_stored_nor_given_to_later_callers() {
+    invalidated_while_loading(async |guard| guard.invalidate_all().await.expect("confirmed")).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_invalidated_value_is_not_served_stale_and_stands_in_for_nothing() {
+    let windows = tagged().fresh_for(Duration::from_secs(1)).ttl_jitter(0.0);
+    let windows =
+        windows.stale_while_revalidate(Duration::from_secs(60)).stale_if_error(Duration::from_secs(60));
+    let guards = replicas(windows);
+    load(&guards[0], "k", 1).await;
+    sleep(Duration::from_secs(2)).await;
+    assert_eq!(get(&guards[1], "k").await, Some(1), "stale, and served");
+    guards[2].invalidate_tag("catalog").await.expect("confirmed");
+    assert_eq!(get(&guards[1], "k").await, None);
+    let failed = guards[1].get_or_load("k", || async { Err::<u32, _>("no route".to_owned()) }).await;
+    assert!(failed.is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn bad_tags_are_refused_by_name() {
+    let refused = Policy::builder().tags([""]).build().expect_err("empty");
+    assert!(refused.to_string().contains("tags"), "{refused}");
+    assert!(Policy::builder().tags((0..16).map(|tag| tag.to_string())).build().is_err());
+    let guard = StampedeGuard::in_memory();
+    assert!(guard.invalidate_tag("").await.is_err());
+    let load = |mut cx: LoadContext<u32>| async move {
+        assert!(cx.tag([""]).await.is_err());
+        assert!(cx.tag((0..17).map(|tag| tag.to_string())).await.is_err());
+        cx.tag(["fine"]).await.map_err(|error| error.to_string())?;
+        Ok::<_, String>(1)
+    };
+    assert_eq!(guard.get_or_load_with("k", load).await.ok(), Some(1));
+}
