@@ -20,6 +20,7 @@ check:
 
 bench: redis
 	cargo bench --bench fleet
+	cargo bench --bench refresh
 	cargo bench --bench micro
 	cargo bench --bench lock
 

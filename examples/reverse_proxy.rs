@@ -24,6 +24,7 @@ use axum::serve::ListenerExt as _;
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
+use stampede_guard::http::HttpPolicy;
 use stampede_guard::{Policy, StampedeGuard};
 use tokio::net::TcpListener;
 use tower::make::Shared;
@@ -78,7 +79,8 @@ async fn bad_gateway(error: Unreachable) -> (StatusCode, &'static str) {
 
 /// What is stored, and for how long.
 fn policy() -> Result<Policy, Box<dyn Error>> {
-    let mut policy = Policy::builder();
+    // By the letter of RFC 9111, as a proxy in front of somebody else's service has to be.
+    let mut policy = Policy::builder().http(HttpPolicy::strict());
     if let Ok(ms) = std::env::var("BUDGET_MS") {
         policy = policy.coordination_budget(Duration::from_millis(ms.parse()?));
     }
