@@ -30,7 +30,7 @@
 //! # How a request is answered
 //!
 //! 1. **key**: request or caller -> [`CacheKey`], or straight to the inner service.
-//! 2. **look up**: one plain GET; fresh -> 8.
+//! 2. **look up**: one plain GET; fresh -> 8, stale but servable -> 8 now and 3 to 7 in the background.
 //! 3. **join**: the flight of this process; a follower awaits its leader -> 8.
 //! 4. **lease**: one script for all processes: an entry meanwhile -> 8, granted -> 6, held -> 5.
 //! 5. **wait**: until the wake-up, the lease's end, a lost connection or the deadline; then 4 again.

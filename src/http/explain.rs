@@ -17,7 +17,8 @@ use crate::key::CacheKey;
 
 /// Tells what a policy makes of a response to a request: whether it is stored, for how long, and why.
 ///
-/// Nothing is stored or sent. The rules are those that the layer uses; bodies are not looked at, so what
+/// Nothing is stored or sent. The rules are those of the layer, which is more careful where it does not carry one
+/// out yet (see [`HttpPolicy`]); bodies are not looked at, so what
 /// depends on them (a body over [`max_body`](crate::PolicyBuilder::max_body), a request with content that
 /// no header announces) is not told. The response is taken as one that came when its `Date` says, else now.
 ///

@@ -15,6 +15,9 @@
 //! The lifetime is the response's own (`s-maxage`, `max-age`, `Expires`), else the policy's
 //! [`fresh_for`](crate::PolicyBuilder::fresh_for). Responses of 5xx go to those who wait and to nobody later.
 //!
+//! After that a response may be served stale: while it is loaded anew (`stale-while-revalidate`), and instead of a 500,
+//! 502, 503, 504 or no answer (`stale-if-error`; RFC 5861), by what it says, else by the policy, unless it forbids that.
+//!
 //! # Keys
 //!
 //! Scheme, authority, path and query, byte for byte. Servers see requests without a scheme: see
