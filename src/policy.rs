@@ -22,7 +22,7 @@ pub enum OnWaitTimeout {
     /// Load outside the lease, once per process for all who waited there.
     #[default]
     Load,
-    /// Fail with [`ErrorKind::Timeout`]; over HTTP, 504.
+    /// Fail with [`ErrorKind::Timeout`](crate::ErrorKind::Timeout); over HTTP, 504.
     Fail,
 }
 
@@ -46,7 +46,7 @@ pub enum OnStoreDown {
     /// Load without the fleet, still once per process and key.
     #[default]
     FailOpen,
-    /// Fail with [`ErrorKind::Store`]; over HTTP, 503 with `Retry-After`. For origins that would
+    /// Fail with [`ErrorKind::Store`](crate::ErrorKind::Store); over HTTP, 503 with `Retry-After`. For origins that would
     /// rather be asked by nobody than by every replica.
     FailClosed,
 }

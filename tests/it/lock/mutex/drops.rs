@@ -104,6 +104,23 @@ async fn waiters_that_give_up_at_random_leave_the_others_alone() {
     free(&server, AT_ONCE).await;
 }
 
+/// A place in the queue is given up while the mutex is still held, however its waiter leaves: it would be in the way of
+/// the next release, and stay for as long as the queue.
+#[tokio::test]
+async fn who_leaves_gives_its_place_up() {
+    let server = RedisServer::start();
+    let (one, other) = (node(&server).await, node(&server).await);
+    let _holder = locked(&mutex(&one)).await;
+    let impatient = with(&other, |builder| builder.acquire_timeout(ms(200)));
+    let impatient = tokio::spawn(async move { impatient.lock().await.map(drop) });
+    let leaves = waiter(&other);
+    queued(&server, 2).await;
+    assert!(matches!(impatient.await.expect("joined"), Err(LockError::AcquireTimeout { .. })));
+    queued(&server, 1).await;
+    leaves.abort();
+    queued(&server, 0).await;
+}
+
 /// The drop matrix: at each of its await points, free, busy, and before the node has connected.
 #[tokio::test]
 async fn an_acquisition_dropped_at_any_await_point_loses_nothing() {

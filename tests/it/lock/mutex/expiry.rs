@@ -18,7 +18,7 @@ fn left_behind(server: &RedisServer, ttl: Duration) {
 /// S0.11: killed by SIGKILL, with a second to live; also one that is renewed all the time while it lives.
 #[tokio::test]
 async fn a_killed_holder_costs_its_time_to_live() {
-    for tell in ["lock 1000", "renewed 1000"] {
+    let lanes = ["lock 1000", "renewed 1000"].map(|tell| async move {
         let server = RedisServer::start();
         let locks = node(&server).await;
         let fleet = Fleet::spawn(1, "mutex.holder", &Config { redis: server.minimal_user() });
@@ -34,25 +34,27 @@ async fn a_killed_holder_costs_its_time_to_live() {
         let (next, took) = granted(next).await;
         assert!(took <= ms(1_000) + ON_TOP, "{tell}: {took:?}");
         assert!(next.is_owned().await.expect("asks"));
-    }
+    });
+    futures_util::future::join_all(lanes).await;
 }
 
 /// S0.12: the flaw of waiting for an `expired` event, which comes when the server gets to deleting the key: up to half
 /// a minute late among other keys, and among 200,000 not within one. A timer runs beside every wait.
 #[tokio::test]
 async fn a_server_full_of_other_keys_delays_nothing() {
+    let server = RedisServer::start();
+    server.run::<()>(&["ACL", "SETUSER", "minimal", "+config|get", "+config|set", "&__keyspace@*"]);
+    let fill = "for key = 1, 200000 do redis.call('SET', key, '', 'PX', 86400000 + key) end";
+    server.run::<()>(&["EVAL", fill, "0"]);
     for waiting in [Waiting::Notify, Waiting::Keyspace] {
-        let server = RedisServer::start();
-        let fill = "for key = 1, 200000 do redis.call('SET', key, '', 'PX', 86400000 + key) end";
-        server.run::<()>(&["EVAL", fill, "0"]);
-        server.run::<()>(&["ACL", "SETUSER", "minimal", "+config|get", "+config|set", "&__keyspace@*"]);
         let locks = node(&server).await;
         let waits = with(&locks, |builder| builder.wait(waiting));
         left_behind(&server, ms(700));
         let next = tokio::spawn(async move { waits.lock().await });
-        let (_guard, took) = granted(next).await;
+        let (mut guard, took) = granted(next).await;
         assert!(took <= ms(700) + ON_TOP, "{waiting:?}: {took:?}");
         assert!(took >= ms(600), "{waiting:?}: {took:?}");
+        assert!(guard.unlock().await.expect("asks"));
     }
 }
 

@@ -141,7 +141,8 @@ impl Drop for Cluster {
 async fn all_keys_of_a_mutex_are_in_one_slot() {
     let cluster = Cluster::start().await;
     let server = &cluster.server;
-    let locks = connected(&server.url()).await;
+    server.run::<()>(&["ACL", "SETUSER", "minimal", "~lock:*"]);
+    let locks = node(server).await;
     for name in ["m", "a{b}c", "{", "}{", "x y\0z"] {
         for prefix in [None, Some("lock:")] {
             let build = || {

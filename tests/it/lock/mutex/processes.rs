@@ -120,7 +120,7 @@ async fn a_killed_head_of_the_queue_is_passed_over() {
 async fn a_head_killed_at_its_grant_costs_its_time_to_live_at_most() {
     let server = RedisServer::start();
     let (one, other) = (node(&server).await, node(&server).await);
-    for _ in 0..4 {
+    for _ in 0..3 {
         let fleet = Fleet::spawn(1, "mutex.holder", &Config { redis: server.minimal_user() });
         fleet.wait_ready().await;
         let mut holder = locked(&mutex(&one)).await;

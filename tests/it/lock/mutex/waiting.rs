@@ -116,7 +116,7 @@ async fn one_release_wakes_one_waiter() {
 /// because of the extension. Also where the server announces everything.
 #[tokio::test]
 async fn extensions_do_not_wake_those_who_wait() {
-    for waiting in [Waiting::Notify, Waiting::Keyspace] {
+    let lanes = [Waiting::Notify, Waiting::Keyspace].map(|waiting| async move {
         let server = RedisServer::start();
         server.run::<()>(&["ACL", "SETUSER", "minimal", "+config|get", "+config|set", "&__keyspace@*"]);
         let (one, other) = (node(&server).await, node(&server).await);
@@ -138,7 +138,8 @@ async fn extensions_do_not_wake_those_who_wait() {
         assert!(extensions > 20, "{extensions}");
         drop(holder);
         assert!(granted(next).await.1 < AT_ONCE);
-    }
+    });
+    futures_util::future::join_all(lanes).await;
 }
 
 /// S5.7: as redis-mutex has it by default: waits for a second, looking each 100 ms, holds for ten. Where it can not
