@@ -66,14 +66,16 @@ async fn read(node: &Node, key: &Key, tags: &[Key], within: Duration) -> Result<
             tags => Box::pin(node.store.tags().look_up_tagged(key, tags, within)).await?,
         };
         let Some(raw) = raw else { return Ok(None) };
-        let Stored::Entry(entry) = Stored::decode(node, raw.clone(), key) else {
-            return Ok(Some(Stored::Unreadable(raw)));
+        // Not from a clone of it: that would make the memory shared, which costs every hit an allocation.
+        let entry = match Stored::decode(node, raw, key) {
+            Stored::Entry(entry) => entry,
+            unreadable => return Ok(Some(unreadable)),
         };
         let untagged = tags.is_empty() && entry.tags.is_empty();
         if untagged || Box::pin(node.is_current(&entry, tags, &ids, within)).await? {
             return Ok(Some(Stored::Entry(entry)));
         }
-        Ok(Some(Stored::Invalidated(raw)))
+        Ok(Some(Stored::Invalidated(entry.encode(key))))
     };
     let found = found.await;
     if found.is_err() {
