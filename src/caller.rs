@@ -29,7 +29,8 @@ pub(crate) struct Caller<'a> {
     pub(crate) started: Instant,
     pub(crate) budget: Budget,
     /// What this caller has read and will not serve as it is.
-    pub(crate) seen: Option<Seen>,
+    /// Boxed, because a caller is moved from hand to hand on each hit.
+    pub(crate) seen: Option<Box<Seen>>,
 }
 
 pub(crate) type FirstRead<'a> = First<'a, Key, LookedUp, Hashed>;
@@ -178,7 +179,7 @@ impl<'a> Caller<'a> {
             Read::Own(Ok(Some(Stored::Entry(mut entry)))) => {
                 let (stale, refresh) = self.serving(&entry, now);
                 if refresh {
-                    self.seen = Some(Seen::entry(entry.clone(), key));
+                    self.seen = Some(Box::new(Seen::entry(entry.clone(), key)));
                 }
                 match stale.and_then(|stale| Some((open.open(&mut entry, now)?, stale))) {
                     Some((value, stale)) => return Judged::Hit { value, stale, refresh },
@@ -189,7 +190,7 @@ impl<'a> Caller<'a> {
                 Stored::Entry(entry) => {
                     let (stale, refresh) = self.serving(entry, now);
                     if refresh {
-                        self.seen = Some(Seen::entry(entry.clone(), key));
+                        self.seen = Some(Box::new(Seen::entry(entry.clone(), key)));
                     }
                     let value =
                         stale.and_then(|stale| Some((open.open_shared(entry, now, &shared.opened)?, stale)));
@@ -214,7 +215,7 @@ impl<'a> Caller<'a> {
             }
         };
         let marked = entry.kind == Kind::Marker && entry.is_fresh(now);
-        self.seen = Some(Seen::entry(entry, key));
+        self.seen = Some(Box::new(Seen::entry(entry, key)));
         if marked {
             return Judged::Marked;
         }
@@ -247,7 +248,7 @@ impl<'a> Caller<'a> {
     /// The same, from the store.
     async fn look_for_stand_in<O: Open>(&self, open: &O) -> Option<O::Value> {
         let (read, _first) = self.look_up().await;
-        Self { seen: read.into_seen(self.ask.key), ..*self }.stand_in(open)
+        Self { seen: read.into_seen(self.ask.key).map(Box::new), ..*self }.stand_in(open)
     }
 
     /// The same, once this caller has waited as long as it should where there is one; never, otherwise.
@@ -267,7 +268,7 @@ impl<'a> Caller<'a> {
     }
 
     fn missed<V>(&mut self, seen: Option<Seen>) -> Judged<V> {
-        self.seen = seen;
+        self.seen = seen.map(Box::new);
         self.budget.spend(self.started);
         Judged::Miss
     }

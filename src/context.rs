@@ -184,10 +184,9 @@ impl<T> LoadContext<T> {
         }
         let tags: Vec<_> = tags.iter().map(|tag| Key::new(&self.node.namespace, tag)).collect();
         let within = self.deadline.saturating_duration_since(Instant::now());
-        let ids = self.node.store.tags().tag_ids(&tags, self.tag_life, within).await.map_err(|source| {
+        let tagged = self.node.tagged(tags, self.tag_life, within).await.map_err(|source| {
             Error::with_source(ErrorKind::Store, "reading the ids of tags failed", Arc::new(source))
         })?;
-        let tagged = tags.into_iter().zip(ids).map(|(tag, id)| Tagged { tag, id });
         lock(&self.settings).tags.extend(tagged);
         Ok(())
     }

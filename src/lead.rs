@@ -35,7 +35,7 @@ pub(crate) struct Lead {
     pub(crate) flight: FlightKey,
     pub(crate) leader: Leader,
     /// What the first caller read and will not serve as it is.
-    pub(crate) seen: Option<Seen>,
+    pub(crate) seen: Option<Box<Seen>>,
     /// What is left of the first caller's budget.
     pub(crate) budget: Budget,
     /// The seat of a caller that does not wait: held, because a loader leaves with its seat.
@@ -255,8 +255,8 @@ impl Lead {
             return Some(Vec::new());
         }
         let tags = policy.tag_keys(&node.namespace);
-        match node.store.tags().tag_ids(&tags, policy.tag_life(), policy.command_timeout).await {
-            Ok(ids) => Some(tags.into_iter().zip(ids).map(|(tag, id)| Tagged { tag, id }).collect()),
+        match node.tagged(tags, policy.tag_life(), policy.command_timeout).await {
+            Ok(tagged) => Some(tagged),
             Err(_) => {
                 node.count(Count::store_errors);
                 None

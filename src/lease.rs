@@ -69,7 +69,7 @@ pub(crate) struct Contender<'a> {
     pub(crate) policy: &'a Policy,
     pub(crate) queue: bool,
     /// What was read and will not be served as it is.
-    pub(crate) seen: &'a mut Option<Seen>,
+    pub(crate) seen: &'a mut Option<Box<Seen>>,
     pub(crate) budget: &'a mut Budget,
     /// The tags that an entry must have.
     pub(crate) tags: &'a [Key],
@@ -137,7 +137,7 @@ pub(crate) async fn contend(contender: Contender<'_>) -> Contended {
                     break Contended::StoreDown(StoreError::new(StoreErrorKind::Transient));
                 }
                 unusable += 1;
-                *seen = Some(unusable_now);
+                *seen = Some(Box::new(unusable_now));
                 continue;
             }
             Ok(Acquired::Ended(ending)) => break Contended::Ended(Ending::decode(&ending, key)),

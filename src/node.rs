@@ -254,6 +254,17 @@ impl Node {
         tracing::trace!(?key, outcome = outcome.as_str(), "stampede_guard.answered");
     }
 
+    /// Tags with their present ids, made where there are none.
+    pub(crate) async fn tagged(
+        &self,
+        tags: Vec<Key>,
+        life: Duration,
+        within: Duration,
+    ) -> Result<Vec<Tagged>, StoreError> {
+        let ids = self.store.tags().tag_ids(&tags, life, within).await?;
+        Ok(tags.into_iter().zip(ids).map(|(tag, id)| Tagged { tag, id }).collect())
+    }
+
     /// Whether none of the tags of `entry` was invalidated since it was loaded, as the ids of `tags` show that
     /// were read with it. Those of other tags are read now. An entry without one of `tags` was stored by somebody who
     /// did not care for it, so nobody knows.

@@ -119,7 +119,7 @@ pub(crate) async fn look_past(ask: Ask<'_>) -> Result<Missing<'_>, Failure> {
         }
         read => read,
     };
-    caller.seen = read.into_seen(key);
+    caller.seen = read.into_seen(key).map(Box::new);
     caller.budget.spend(caller.started);
     Ok(Missing { caller, first, lane: Some(Lane::Lease) })
 }
@@ -239,7 +239,7 @@ impl Missing<'_> {
                     match open.open(&mut entry, caller.now()) {
                         Some(value) => return caller.coalesced(value),
                         // Not what this caller wants: a load that gives that is worth a try.
-                        None => caller.seen = Some(Seen::entry(entry, caller.ask.key)),
+                        None => caller.seen = Some(Box::new(Seen::entry(entry, caller.ask.key))),
                     }
                 }
                 Ending::Failed(failure) => {

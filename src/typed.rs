@@ -42,7 +42,7 @@ impl<T: DeserializeOwned + 'static> Open for Decode<T> {
 pub(crate) type Own<T, E> = Arc<Mutex<Option<Result<T, LoadError<E>>>>>;
 
 /// Boxes a caller's `load`.
-pub(crate) fn loader<T, E, F, Fut>(load: F, policy: &Policy, own: &Own<T, E>) -> Loader
+pub(crate) fn loader<T, E, F, Fut>(load: F, policy: &Arc<Policy>, own: &Own<T, E>) -> Loader
 where
     T: Serialize + DeserializeOwned + Send + 'static,
     E: fmt::Display + fmt::Debug + Send + Sync + 'static,
@@ -50,7 +50,7 @@ where
     Fut: Future<Output = Result<T, E>> + Send + 'static,
 {
     let own = Arc::clone(own);
-    let policy = policy.clone();
+    let policy = Arc::clone(policy);
     Loader::new(move |given| async move {
         let settings = Mutex::new(Settings::new(&policy, Bytes::new()));
         let (result, kept) = concluded(load().await, given.mode, &given.node, &policy, &settings);
@@ -60,7 +60,7 @@ where
 }
 
 /// Boxes a caller's `load` that asks for its context.
-pub(crate) fn loader_with<T, E, F, Fut>(load: F, policy: &Policy, own: &Own<T, E>) -> Loader
+pub(crate) fn loader_with<T, E, F, Fut>(load: F, policy: &Arc<Policy>, own: &Own<T, E>) -> Loader
 where
     T: Serialize + DeserializeOwned + Send + 'static,
     E: fmt::Display + fmt::Debug + Send + Sync + 'static,
@@ -68,7 +68,7 @@ where
     Fut: Future<Output = Result<T, E>> + Send + 'static,
 {
     let own = Arc::clone(own);
-    let policy = policy.clone();
+    let policy = Arc::clone(policy);
     Loader::new(move |given| async move {
         let Given { mode, previous, deadline, lost, node } = given;
         let (previous, validator) = match previous {

@@ -16,7 +16,7 @@ use crate::node::Node;
 use crate::observe::Count;
 use crate::read_through::{peek, read_entry};
 use crate::store::{Reply, StoreError, StoreErrorKind};
-use crate::tags::{self, TagList, Tagged};
+use crate::tags::{self, TagList};
 use crate::times::{Lifetimes, Serves};
 use crate::typed::Decode;
 
@@ -233,9 +233,8 @@ impl StampedeGuard {
             return Ok(TagList::default());
         }
         let tags = policy.tag_keys(&node.namespace);
-        let ids = node.store.tags().tag_ids(&tags, policy.tag_life(), policy.command_timeout).await;
-        let ids = ids.map_err(|error| Error::store("reading the ids of the tags", key, error))?;
-        let tagged: Vec<_> = tags.into_iter().zip(ids).map(|(tag, id)| Tagged { tag, id }).collect();
+        let tagged = node.tagged(tags, policy.tag_life(), policy.command_timeout).await;
+        let tagged = tagged.map_err(|error| Error::store("reading the ids of the tags", key, error))?;
         Ok(TagList::new(&tagged))
     }
 
