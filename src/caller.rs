@@ -177,7 +177,7 @@ impl<'a> Caller<'a> {
         let now = self.now();
         let (entry, opened) = match read {
             Read::Own(Ok(Some(Stored::Entry(mut entry)))) => {
-                let (stale, refresh) = self.serving(&entry, now);
+                let (stale, refresh) = self.serving(open, &entry, now);
                 if refresh {
                     self.seen = Some(Box::new(Seen::entry(entry.clone(), key)));
                 }
@@ -188,7 +188,7 @@ impl<'a> Caller<'a> {
             }
             Read::Shared(Ok(Some(shared))) => match &shared.stored {
                 Stored::Entry(entry) => {
-                    let (stale, refresh) = self.serving(entry, now);
+                    let (stale, refresh) = self.serving(open, entry, now);
                     if refresh {
                         self.seen = Some(Box::new(Seen::entry(entry.clone(), key)));
                     }
@@ -228,8 +228,8 @@ impl<'a> Caller<'a> {
     }
 
     /// Whether `entry` may be served at once, stale or not, and whether it should then be loaded anew.
-    fn serving(&self, entry: &Entry, now: u64) -> (Option<bool>, bool) {
-        let (stale, due) = match entry.serves(now) {
+    fn serving<O: Open>(&self, open: &O, entry: &Entry, now: u64) -> (Option<bool>, bool) {
+        let (stale, due) = match open.serves(entry, now) {
             Serves::Fresh => (false, self.ask.policy.is_due_early(entry.stored_at, &entry.times, now)),
             Serves::Stale => (true, true),
             Serves::Resting => (true, false),
@@ -241,7 +241,7 @@ impl<'a> Caller<'a> {
     /// The older value that may stand in for one that can not be had.
     pub(crate) fn stand_in<O: Open>(&self, open: &O) -> Option<O::Value> {
         let now = self.ask.node.store.now();
-        let value = self.seen.as_ref()?.value.as_ref().filter(|value| value.times.stands_in(now))?;
+        let value = self.seen.as_ref()?.value.as_ref().filter(|value| open.stands_in(value, now))?;
         open.open(&mut value.clone(), now)
     }
 

@@ -231,9 +231,16 @@ impl Key {
         Self { hash: HASH_STATE.hash_one(&*name), name, full: None }
     }
 
-    /// The key whose [`name`](Self::name) this is.
+    /// The key whose [`name`](Self::name) this is, where that is no digest.
     pub(crate) fn of_name(name: &str) -> Self {
         Self { hash: HASH_STATE.hash_one(name), name: name.into(), full: None }
+    }
+
+    /// The key of something that belongs to this one's resource; `suffix` begins with `~` and is ASCII.
+    #[cfg(feature = "http")]
+    pub(crate) fn derived(&self, suffix: &str) -> Self {
+        let full = format!("{}{suffix}", self.full());
+        if full.len() > LONGEST_NAME { Self::digested(&full) } else { Self::of_name(&full) }
     }
 
     fn digested(full: &str) -> Self {

@@ -71,7 +71,7 @@ impl Lead {
     async fn run(mut self) -> Option<(Leader, Duration)> {
         let lease = match self.flight.lane {
             Lane::Beside => None,
-            Lane::Lease | Lane::Heal | Lane::Refresh => match self.contend().await {
+            Lane::Lease | Lane::Heal | Lane::Refresh | Lane::Anew => match self.contend().await {
                 Contended::Leased(lease) => Some(lease),
                 Contended::Ended(ending) => return self.finish(ending),
                 Contended::WaitedOut => return self.finish(Ending::WaitedOut),
@@ -109,7 +109,7 @@ impl Lead {
             node: &self.node,
             key: &self.flight.key,
             policy: &self.policy,
-            queue: self.flight.lane == Lane::Lease,
+            queue: matches!(self.flight.lane, Lane::Lease | Lane::Anew),
             seen: &mut self.seen,
             budget: &mut self.budget,
             tags: &self.policy.tag_keys(&self.node.namespace),
@@ -287,17 +287,23 @@ impl Lead {
     ) {
         let known = tagged.is_some();
         let mut tagged = tagged.unwrap_or_default();
-        if let LoadResult::Value { tags, .. } = &mut loaded.result {
-            tagged.append(tags);
-            if self.was_invalidated(&tagged).await {
+        let again = match &mut loaded.result {
+            LoadResult::Value { tags, .. } => {
+                tagged.append(tags);
                 // Its own caller came before the invalidation. The others ask again, wherever they are.
-                loaded.settle();
-                self.leader.finish(Ending::Invalidated);
-                if let Some(lease) = lease {
-                    lease.hand_over(0).await;
-                }
-                return;
+                self.was_invalidated(&tagged).await.then_some(Ending::Invalidated)
             }
+            LoadResult::Aside => Some(Ending::Invalidated),
+            LoadResult::Uncacheable { .. } | LoadResult::Failed(_) => None,
+        };
+        if let Some(ending) = again {
+            self.leader.detach();
+            loaded.settle();
+            self.leader.finish(ending);
+            if let Some(lease) = lease {
+                lease.hand_over(0).await;
+            }
+            return;
         }
         let Loaded { result, settled } = loaded;
         let Share { ending, elsewhere, keep, marker, replay } = self.share(result, took, &tagged);

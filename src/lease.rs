@@ -183,6 +183,32 @@ pub(crate) async fn contend(contender: Contender<'_>) -> Contended {
     contended
 }
 
+/// The lease of a key if it is free, for one who does something there beside its loads: what it commits is refused
+/// once somebody has invalidated the key.
+#[cfg(feature = "http")]
+pub(crate) async fn lease_if_free(
+    node: &Arc<Node>,
+    key: &Key,
+    policy: &Policy,
+    seen: Option<Seen>,
+) -> Option<Lease> {
+    let contender = Contender {
+        node,
+        key,
+        policy,
+        queue: false,
+        seen: &mut seen.map(Box::new),
+        budget: &mut policy.budget(),
+        tags: &[],
+        since: u64::MAX,
+        deadline: Instant::now() + policy.command_timeout,
+    };
+    match contend(contender).await {
+        Contended::Leased(lease) => Some(lease),
+        _ => None,
+    }
+}
+
 /// An entry that an acquire has found. Its tags' ids were not read with it, so they are now.
 async fn current(
     node: &Node,

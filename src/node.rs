@@ -22,7 +22,7 @@ use crate::look_up::LookUps;
 use crate::observe::{Count, Counters, Outcome};
 use crate::store::{NodeStore, StoreError};
 use crate::tags::Tagged;
-use crate::times::Lifetimes;
+use crate::times::{Lifetimes, Serves};
 
 /// One guard core: everything behind a [`StampedeGuard`](crate::StampedeGuard) and its clones.
 #[derive(Debug)]
@@ -62,6 +62,8 @@ pub(crate) enum Lane {
     Heal,
     /// Under the lease only if it is free, with nobody following: everyone is served what there is.
     Refresh,
+    /// Under the fleet's lease, for those who will not have what there is, while others are served it.
+    Anew,
 }
 
 pub(crate) type Leader = flight::Leader<FlightKey, Loader, Ending, Hashed>;
@@ -114,6 +116,16 @@ pub(crate) type Opened = OnceLock<Box<dyn Any + Send + Sync>>;
 /// What a caller wants of an entry.
 pub(crate) trait Open {
     type Value;
+
+    /// Whether it may be served to this caller without a load, and how.
+    fn serves(&self, entry: &Entry, now: u64) -> Serves {
+        entry.serves(now)
+    }
+
+    /// Whether it may be served to this caller where a load fails.
+    fn stands_in(&self, entry: &Entry, now: u64) -> bool {
+        entry.times.stands_in(now)
+    }
 
     /// Makes it of an entry that nobody else has, for a caller that came when the store's clock showed `now`.
     /// `None`, and the entry as it was, where it is not that.
@@ -205,6 +217,8 @@ pub(crate) enum LoadResult {
     Uncacheable { mark: bool },
     /// Nothing.
     Failed(Failure),
+    /// Its own caller's answer, which is none to what the others ask: one of them loads next.
+    Aside,
 }
 
 impl From<LoadResult> for Loaded {
@@ -294,7 +308,7 @@ impl Node {
 
     /// Takes the key's flights out of the map, so that later callers start anew.
     pub(crate) fn detach(&self, key: &Key) {
-        for lane in [Lane::Lease, Lane::Beside, Lane::Heal, Lane::Refresh] {
+        for lane in [Lane::Lease, Lane::Beside, Lane::Heal, Lane::Refresh, Lane::Anew] {
             self.flights.detach(&FlightKey { key: key.clone(), lane });
         }
     }

@@ -178,6 +178,12 @@ pub(crate) fn waited(wait: Duration) {
     let _ = wait;
 }
 
+/// What the rules have decided about a response, and which of them.
+#[cfg(feature = "http")]
+pub(crate) fn judged(decision: &'static str, rule: &dyn std::fmt::Display) {
+    tracing::debug!(decision, %rule, "stampede_guard.judged");
+}
+
 /// How long a load took.
 pub(crate) fn loaded(load: Duration) {
     #[cfg(feature = "metrics")]

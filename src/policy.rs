@@ -108,6 +108,11 @@ impl Policy {
         lifetime.mul_f64(1.0 - self.ttl_jitter * fastrand::f64())
     }
 
+    /// The same for a value with windows.
+    pub(crate) fn jittered(&self, lifetimes: Lifetimes) -> Lifetimes {
+        Lifetimes { fresh_for: self.stored_for(lifetimes.fresh_for), ..lifetimes }
+    }
+
     /// How long a loader's value may be served, and how.
     pub(crate) fn lifetimes(&self) -> Lifetimes {
         Lifetimes {

@@ -30,6 +30,7 @@ use crate::node::{Follower, Joined, Lane, Loader, Open, Seen};
 use crate::observe::{self, Count};
 use crate::policy::{OnStoreDown, OnWaitTimeout};
 use crate::store::StoreError;
+use crate::times::Serves;
 
 /// How often a value is met that this caller can not use (not of its type) before it loads for itself.
 const ROUNDS: usize = 3;
@@ -51,9 +52,10 @@ pub(crate) enum Looked<'a, V> {
 /// What a caller that brought its loader is answered.
 pub(crate) enum Answer<V> {
     /// Step 8 from a load that somebody else led.
-    Coalesced(V),
-    /// Step 8 with an older value, because the load failed or takes long.
-    Stale(V),
+    /// With this caller's own loader, which was not needed.
+    Coalesced(V, Loader),
+    /// Step 8 with an older value, because the load failed or takes long; the loader where it was not used.
+    Stale(V, Option<Loader>),
     /// This caller's own loader was used, and what it came to is wherever that loader put it. The
     /// ending says why there is nothing.
     Led(Ending),
@@ -91,7 +93,7 @@ pub(crate) async fn look<'a, O: Open>(ask: Ask<'a>, open: &O) -> Looked<'a, O::V
         Judged::Hit { value, .. } => return Looked::Hit(value),
         Judged::Down(error) => return Looked::Failed(Failure::Guard(error)),
         Judged::Marked => missing.lane = Some(Lane::Heal),
-        Judged::Miss => {}
+        Judged::Miss => missing.lane = Some(missing.caller.lane()),
     }
     Looked::Missing(missing)
 }
@@ -121,7 +123,8 @@ pub(crate) async fn look_past(ask: Ask<'_>) -> Result<Missing<'_>, Failure> {
     };
     caller.seen = read.into_seen(key).map(Box::new);
     caller.budget.spend(caller.started);
-    Ok(Missing { caller, first, lane: Some(Lane::Lease) })
+    let lane = Some(caller.lane());
+    Ok(Missing { caller, first, lane })
 }
 
 /// Step 2 alone: the entry, whatever it is worth; `None` too where it is unreadable.
@@ -189,6 +192,13 @@ pub(crate) struct Missing<'a> {
 }
 
 impl Missing<'_> {
+    /// Makes this caller one that neither waits for others nor is followed.
+    #[cfg(feature = "http")]
+    pub(crate) fn unattended(mut self) -> Self {
+        self.lane = self.lane.map(|_| Lane::Heal);
+        self
+    }
+
     /// Steps 3 to 8: joins or starts a flight and awaits its end.
     ///
     /// # Cancel safety
@@ -221,13 +231,14 @@ impl Missing<'_> {
                     // The seat is kept, because a loader that was not asked yet would leave with it.
                     tokio::spawn(follower);
                     caller.ask.node.count(Count::soft_timeouts);
-                    return Answer::Stale(stand_in);
+                    return Answer::Stale(stand_in, None);
                 }
             };
             if let Ending::Stale(entry) = &ending
+                && caller.takes(open, entry)
                 && let Some(value) = open.open(&mut entry.clone(), caller.now())
             {
-                return Answer::Stale(value);
+                return Answer::Stale(value, follower.take_loader());
             }
             let Some(own) = follower.take_loader() else {
                 return Answer::Led(ending);
@@ -235,20 +246,23 @@ impl Missing<'_> {
             loader = own;
             // 8 response
             match ending {
-                Ending::Value(mut entry) | Ending::Stale(mut entry) => {
+                Ending::Value(mut entry) => {
                     match open.open(&mut entry, caller.now()) {
-                        Some(value) => return caller.coalesced(value),
+                        Some(value) => return caller.coalesced(value, loader),
                         // Not what this caller wants: a load that gives that is worth a try.
                         None => caller.seen = Some(Box::new(Seen::entry(entry, caller.ask.key))),
                     }
                 }
                 Ending::Failed(failure) => {
-                    return caller.stand_in(open).map_or(Answer::Failed(failure), Answer::Stale);
+                    let stand_in = caller.stand_in(open);
+                    return stand_in
+                        .map_or(Answer::Failed(failure), |value| Answer::Stale(value, Some(loader)));
                 }
                 // What is stored by now is older than the invalidation, too.
                 Ending::Invalidated => {}
                 Ending::WaitedOut => return caller.beside(loader, open).await,
-                Ending::Uncacheable | Ending::Gone => return Answer::Alone(loader),
+                // It stands in for others, and this caller will not have it.
+                Ending::Stale(_) | Ending::Uncacheable | Ending::Gone => return Answer::Alone(loader),
             }
         }
         Answer::Alone(loader)
@@ -256,6 +270,21 @@ impl Missing<'_> {
 }
 
 impl Caller<'_> {
+    /// Where to join: what others are served must not make them wait for it.
+    fn lane(&self) -> Lane {
+        let now = self.now();
+        let value = self.seen.as_ref().and_then(|seen| seen.value.as_ref());
+        match value.map_or(Serves::No, |value| value.serves(now)) {
+            Serves::Fresh | Serves::Stale | Serves::Resting => Lane::Anew,
+            Serves::OnError | Serves::No => Lane::Lease,
+        }
+    }
+
+    /// Whether this caller is content with what stands in for a value that could not be had.
+    fn takes<O: Open>(&self, open: &O, entry: &Entry) -> bool {
+        open.stands_in(entry, self.now()) || open.serves(entry, self.now()) != Serves::No
+    }
+
     /// Step 3: a seat, and whether this caller leads; the loader back if there are too many flights.
     fn join(&self, lane: Lane, loader: Loader) -> Result<(Follower, bool), Loader> {
         let Ask { node, policy, .. } = self.ask;
@@ -287,9 +316,9 @@ impl Caller<'_> {
         if follower.has_loader() { None } else { Some(follower.await) }
     }
 
-    fn coalesced<V>(&self, value: V) -> Answer<V> {
+    fn coalesced<V>(&self, value: V, loader: Loader) -> Answer<V> {
         observe::waited(self.started.elapsed());
-        Answer::Coalesced(value)
+        Answer::Coalesced(value, loader)
     }
 
     /// Having waited long enough: once per process, outside the lease.
@@ -314,7 +343,7 @@ impl Caller<'_> {
         };
         match ending {
             Ending::Value(mut entry) | Ending::Stale(mut entry) => match open.open(&mut entry, self.now()) {
-                Some(value) => self.coalesced(value),
+                Some(value) => self.coalesced(value, loader),
                 None => Answer::Alone(loader),
             },
             Ending::Failed(failure) => Answer::Failed(failure),

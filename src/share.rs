@@ -41,8 +41,7 @@ impl Lead {
         let now = self.node.store.now();
         match result {
             LoadResult::Value { encoding, payload, lifetimes, validator, tags: _, brief } => {
-                let fresh_for = self.policy.stored_for(lifetimes.fresh_for);
-                let (times, keep) = Lifetimes { fresh_for, ..lifetimes }.from(now, took);
+                let (times, keep) = self.policy.jittered(lifetimes).from(now, took);
                 let tags = TagList::new(tagged);
                 let value = |payload| {
                     let (kind, validator, tags) = (Kind::Value, validator.clone(), tags.clone());
@@ -51,6 +50,7 @@ impl Lead {
                 let keep = (!keep.is_zero()).then_some(keep);
                 Share { keep, elsewhere: brief.map(value), ..Share::only(value(payload)) }
             }
+            LoadResult::Aside => Share::only(Ending::Gone),
             LoadResult::Uncacheable { mark } => Share {
                 marker: mark.then(|| marker_entry(&self.flight.key, now)),
                 ..Share::only(Ending::Uncacheable)
@@ -72,7 +72,7 @@ impl Lead {
         let may = match self.flight.lane {
             // Nobody is given it by this: it only rests.
             Lane::Refresh => previous.times.serves(now) != Serves::No,
-            Lane::Lease | Lane::Beside | Lane::Heal => previous.times.stands_in(now),
+            Lane::Lease | Lane::Beside | Lane::Heal | Lane::Anew => previous.times.stands_in(now),
         };
         if !may {
             return None;

@@ -17,7 +17,7 @@ use crate::observe::Count;
 use crate::read_through::{peek, read_entry};
 use crate::store::{Reply, StoreError, StoreErrorKind};
 use crate::tags::{self, TagList};
-use crate::times::{Lifetimes, Serves};
+use crate::times::Serves;
 use crate::typed::Decode;
 
 impl StampedeGuard {
@@ -108,8 +108,7 @@ impl StampedeGuard {
         }
         let tags = self.tag_list(&key).await?;
         let now = self.node.store.now();
-        let fresh_for = self.policy.stored_for(self.policy.fresh_for);
-        let (times, keep) = Lifetimes { fresh_for, ..self.policy.lifetimes() }.from(now, Duration::ZERO);
+        let (times, keep) = self.policy.jittered(self.policy.lifetimes()).from(now, Duration::ZERO);
         let (kind, validator) = (Kind::Value, Bytes::new());
         let entry = Entry { kind, encoding, stored_at: now, times, validator, tags, payload };
         self.replace(&key, Some((entry.encode(&key), keep))).await
@@ -215,6 +214,11 @@ impl StampedeGuard {
     /// As [`invalidate`](Self::invalidate).
     pub async fn invalidate_all(&self) -> Result<(), Error> {
         self.forget_tag(&tags::everything(&self.node.namespace)).await
+    }
+
+    /// [`invalidate`](Self::invalidate), of a key that is made already.
+    pub(crate) async fn forget(&self, key: &Key) -> Result<(), Error> {
+        self.replace(key, None).await
     }
 
     async fn forget_tag(&self, tag: &Key) -> Result<(), Error> {

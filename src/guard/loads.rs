@@ -239,8 +239,8 @@ impl StampedeGuard {
     {
         let own = || lock(own).take();
         match answer {
-            Answer::Coalesced(value) => (Outcome::Coalesced, Ok(value)),
-            Answer::Stale(value) => (Outcome::Stale, Ok(value)),
+            Answer::Coalesced(value, _) => (Outcome::Coalesced, Ok(value)),
+            Answer::Stale(value, _) => (Outcome::Stale, Ok(value)),
             Answer::Failed(failure) => (Outcome::Failed, Err(failure.into_load_error())),
             Answer::Led(ending) => {
                 (Outcome::Led, own().unwrap_or_else(|| Err(ending.into_failure().into_load_error())))

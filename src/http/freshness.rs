@@ -72,13 +72,8 @@ fn until_expiry(headers: &HeaderMap, now: SystemTime) -> u64 {
     expires.duration_since(date).map_or(0, |left| left.as_secs().min(LONGEST_SECONDS))
 }
 
-/// Seconds since the origin made the response: the larger of what `Age` says and what `Date`
-/// shows (RFC 9111, 4.2.3, `corrected_initial_age` without the delay of the response).
-pub(crate) fn initial_age(headers: &HeaderMap, now: SystemTime) -> u64 {
-    corrected_initial_age(headers, Duration::ZERO, now).as_secs()
-}
-
-/// `corrected_initial_age` (RFC 9111, 4.2.3) of a response that arrived at `now`, `delay` after it was
+/// How long ago the origin made a response: the larger of what `Age` says and what `Date` shows, the
+/// `corrected_initial_age` (RFC 9111, 4.2.3) of one that arrived at `now`, `delay` after it was
 /// asked for.
 pub(crate) fn corrected_initial_age(headers: &HeaderMap, delay: Duration, now: SystemTime) -> Duration {
     // Of a list the first member is the last cache's; what is no number is ignored (RFC 9111, 5.1).
@@ -120,6 +115,10 @@ mod tests {
 
     fn now() -> SystemTime {
         UNIX_EPOCH + Duration::from_millis(NOW * 1000 + 300)
+    }
+
+    fn initial_age(headers: &HeaderMap, now: SystemTime) -> u64 {
+        corrected_initial_age(headers, Duration::ZERO, now).as_secs()
     }
 
     fn at(offset: i64) -> String {

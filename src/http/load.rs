@@ -1,43 +1,63 @@
-//! Step 6 over HTTP: asks the inner service, and decides at the head who may have the answer.
+//! Step 6 over HTTP: asks the inner service, and gives its answer to the client whose request it was.
 
 use std::fmt;
-use std::future::{Future as _, poll_fn};
-use std::pin::pin;
-use std::time::{Duration, SystemTime};
+use std::future::poll_fn;
+use std::sync::{Arc, OnceLock};
+use std::time::SystemTime;
 
 use bytes::Bytes;
-use http::header::{DATE, HeaderMap, RETRY_AFTER};
-use http::response::Parts;
+use http::header::HeaderMap;
 use http::{Request, Response, StatusCode};
 use http_body::Body;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tower_service::Service;
 
+use super::apart::Apart;
 use super::body::{BoxError, GuardedBody};
-use super::fields::content_length;
+use super::draft::{Previous, head_of};
 use super::policy::ResponseRules;
-use super::reuse::Stale;
-use super::simple::{Verdict, judge};
-use super::status::{CacheStatus, write_status};
-use super::tee::{Teed, ends_with_head, has_no_content, tee};
-use super::wire::StoredResponse;
-use crate::ending::LONGEST_SHARED;
-use crate::entry::Encoding;
+use super::replay::{VariantPlace, answer};
+use super::request::Asked;
+use super::reuse::{Failed, instead_of};
+use super::share::{Client, Sharing};
+use super::status::{CacheStatus, Fwd, own_answer, write_status};
+use super::validation::{add_conditions, freshened, is_about, remove_conditions};
 use crate::error::{Failure, failure_text};
-use crate::node::{LoadResult, Loaded, Loader, Mode};
+use crate::key::Key;
+use crate::loading::Loading;
+use crate::node::{Given, LoadResult, Loaded, Loader, Mode};
 use crate::policy::Policy;
-use crate::times::Lifetimes;
 
 /// What the client that led a load is given, as soon as its head is there.
 pub(crate) type Head<B, E> = Result<Response<GuardedBody<B>>, E>;
+
+/// A request that something is loaded for.
+pub(crate) struct Wanted {
+    pub(crate) asked: Asked,
+    /// As they came.
+    pub(crate) headers: HeaderMap,
+    pub(crate) resource: Key,
+    /// Where its variant belongs, if that was found to be elsewhere.
+    pub(crate) variant: OnceLock<VariantPlace>,
+    /// Where it is stored, if it is loaded apart from others.
+    pub(crate) stored_at: OnceLock<Key>,
+}
+
+impl Wanted {
+    pub(crate) fn new(asked: Asked, headers: HeaderMap, resource: Key) -> Arc<Self> {
+        let (variant, stored_at) = (OnceLock::new(), OnceLock::new());
+        Arc::new(Self { asked, headers, resource, variant, stored_at })
+    }
+}
 
 /// Boxes a request to `inner` as a load. The client's answer comes through the receiver, ahead of the
 /// load's end.
 pub(crate) fn loader<S, Q, B>(
     inner: S,
     request: Request<Q>,
-    policy: &Policy,
+    policy: &Arc<Policy>,
+    wanted: &Arc<Wanted>,
 ) -> (Loader, oneshot::Receiver<Head<B, S::Error>>)
 where
     S: Service<Request<Q>, Response = Response<B>> + Send + 'static,
@@ -49,40 +69,121 @@ where
     B::Error: Into<BoxError>,
 {
     let (client, answer) = oneshot::channel();
-    let rules =
-        ResponseRules { http: policy.http.clone(), fresh_for: policy.fresh_for, max_body: policy.max_body };
-    let (load_timeout, windows) = (policy.load_timeout, policy.lifetimes());
+    let (policy, wanted) = (Arc::clone(policy), Arc::clone(wanted));
     let loader = Loader::new(move |given| async move {
-        let mode = given.mode;
-        // Whether an older response may stand in for a failure.
-        let stood_in = |status: StatusCode| {
-            let now = given.node.store.now();
-            let may = given.previous.as_ref().is_some_and(|previous| previous.times.stands_in(now));
-            // RFC 5861, 4: these and no others are errors of the origin.
-            may && matches!(status.as_u16(), 500 | 502 | 503 | 504)
-        };
-        // A little before the flight's own bound, so that a slow body is handed over to its client
-        // instead of being cut off with the load.
-        let until = Instant::now() + load_timeout - load_timeout / 20;
-        match call(inner, request).await {
-            Ok(response) if mode == Mode::Alone => {
-                pass(client, response, "uncoordinated");
-                LoadResult::Uncacheable { mark: false }.into()
-            }
-            Ok(response) if stood_in(response.status()) => {
-                let text = format!("the inner service answered {}", response.status());
-                LoadResult::Failed(Failure::Loader { text: text.into(), source: None }).into()
-            }
-            Ok(response) => share(response, mode, rules, windows, until, client).await,
-            Err(error) => {
-                let text = failure_text(&error);
-                let result = LoadResult::Failed(Failure::Loader { text, source: None });
-                // After the others: a client that tries again at once must not meet this very load.
-                Loaded { result, settled: Some(Box::new(move || drop(client.send(Err(error))))) }
-            }
+        if given.mode == Mode::Alone {
+            // Nobody else's, so it is asked as it came.
+            let answer = call(inner, request).await;
+            return match answer {
+                Ok(response) => {
+                    let _ = client.send(Ok(response.map(GuardedBody::passed)));
+                    LoadResult::Uncacheable { mark: false }.into()
+                }
+                Err(error) => failed(client, error),
+            };
         }
+        load(inner, request, policy, wanted, given, client).await
     });
     (loader, answer)
+}
+
+async fn load<S, Q, B>(
+    inner: S,
+    mut request: Request<Q>,
+    policy: Arc<Policy>,
+    wanted: Arc<Wanted>,
+    given: Given,
+    client: Client<B, S::Error>,
+) -> Loaded
+where
+    S: Service<Request<Q>, Response = Response<B>> + Send + 'static,
+    S::Future: Send + 'static,
+    S::Error: fmt::Display + Send + 'static,
+    Q: Send + 'static,
+    B: Body + Send + 'static,
+    B::Data: Send,
+    B::Error: Into<BoxError>,
+{
+    let Given { mode, previous, node, .. } = given;
+    let previous = previous.and_then(Previous::of);
+    let whole = previous.as_ref().filter(|previous| previous.kept.part.is_none() && !wanted.asked.ranged);
+    condition(request.headers_mut(), &wanted.asked, whole);
+    let fwd = fwd(&wanted, previous.as_ref(), node.store.now());
+    let apart = match wanted.stored_at.get() {
+        Some(key) => Apart::begin(&node, &policy, key, None).await,
+        None => Apart::default(),
+    };
+
+    let load_timeout = policy.load_timeout;
+    let asked_at = Instant::now();
+    // A little before the flight's own bound, so that a slow body is handed over to its client
+    // instead of being cut off with the load.
+    let until = asked_at + load_timeout - load_timeout / 20;
+    let asking = call(inner, request);
+    let response = match wanted.stored_at.get() {
+        // Who asks for the resource inside this load would wait for its lease.
+        Some(key) => Loading::scope(&node, key, Loading::current(), asking).await,
+        None => asking.await,
+    };
+    let response = match response {
+        Ok(response) => response,
+        Err(error) => {
+            apart.leave().await;
+            return failed(client, error);
+        }
+    };
+    let now = SystemTime::now();
+    let rules =
+        ResponseRules { http: policy.http.clone(), fresh_for: policy.fresh_for, max_body: policy.max_body };
+    // Whether the stored response is given instead (RFC 5861, 4).
+    let stood_in = previous.as_ref().is_some_and(|Previous { entry, kept, .. }| {
+        let (age, terms) = kept.at(entry, node.store.now());
+        instead_of(Failed::Status(response.status().as_u16()), &wanted.asked, &terms, age, &policy.http)
+    });
+    if stood_in {
+        apart.leave().await;
+        let text = format!("the inner service answered {}", response.status());
+        return LoadResult::Failed(Failure::Loader { text: text.into(), source: None }).into();
+    }
+    let validated = whole.filter(|_| response.status() == StatusCode::NOT_MODIFIED);
+    let sharing =
+        Sharing { mode, policy, wanted, node, apart, rules, fwd, delay: asked_at.elapsed(), now, client };
+    match validated {
+        None => sharing.response(response, previous.as_ref(), until).await,
+        Some(stored) if is_about(response.headers(), &stored.response.headers, now) => {
+            let headers = freshened(&stored.response.headers, response.headers());
+            let head = head_of(stored.response.status, stored.response.version, headers);
+            sharing.validated(head, stored).await
+        }
+        Some(_) => sharing.contradicted().await,
+    }
+}
+
+/// Makes a request one whose answer is for everyone: it asks for the whole, or whether what is stored still
+/// holds. What is loaded for a range asks for that.
+fn condition(request: &mut HeaderMap, asked: &Asked, stored: Option<&Previous>) {
+    use http::header::{IF_RANGE, RANGE};
+    let range = [RANGE, IF_RANGE].map(|name| (request.get(&name).cloned().filter(|_| asked.ranged), name));
+    match stored {
+        Some(previous) => add_conditions(request, &previous.response.headers),
+        None => remove_conditions(request),
+    }
+    for (value, name) in range {
+        if let Some(value) = value {
+            request.insert(name, value);
+        }
+    }
+}
+
+/// Why the inner service is asked (RFC 9211, 2.2).
+fn fwd(wanted: &Wanted, previous: Option<&Previous>, now: u64) -> Fwd {
+    match previous {
+        Some(previous) if previous.kept.part.is_some() => Fwd::Partial,
+        Some(previous) if previous.entry.is_fresh(now) => Fwd::Request,
+        Some(_) => Fwd::Stale,
+        None if wanted.variant.get().is_some() => Fwd::VaryMiss,
+        None => Fwd::UriMiss,
+    }
 }
 
 /// Makes the service ready where it is called, which `poll_ready` of the guard does not.
@@ -91,156 +192,72 @@ pub(crate) async fn call<S: Service<R>, R>(mut service: S, request: R) -> Result
     service.call(request).await
 }
 
-type Client<B, E> = oneshot::Sender<Head<B, E>>;
-
-/// Gives the response to its own client only.
-fn pass<B, E>(client: Client<B, E>, response: Response<B>, detail: &'static str) {
-    let mut response = response.map(GuardedBody::passed);
-    write_status(response.headers_mut(), CacheStatus::Miss { detail });
-    let _ = client.send(Ok(response));
+/// The inner service failed: its client has the error itself, after the others were told. A client that tries
+/// again at once must not meet this very load.
+fn failed<B, E>(client: Client<B, E>, error: E) -> Loaded
+where
+    B: Send + 'static,
+    E: fmt::Display + Send + 'static,
+{
+    let text = failure_text(&error);
+    let result = LoadResult::Failed(Failure::Loader { text, source: None });
+    Loaded { result, settled: Some(Box::new(move || drop(client.send(Err(error))))) }
 }
 
-async fn share<B, E>(
-    response: Response<B>,
-    mode: Mode,
-    rules: ResponseRules,
-    windows: Lifetimes,
-    until: Instant,
-    client: Client<B, E>,
-) -> Loaded
+impl<B, E> Sharing<B, E>
 where
-    B: Body + Send + 'static,
-    B::Data: Send,
-    B::Error: Into<BoxError>,
+    B: Send + 'static,
     E: Send + 'static,
 {
-    let now = SystemTime::now();
-    let (head, body) = response.into_parts();
-    let (lifetimes, status) = match judge(&head, &rules, now) {
-        Verdict::Private(rule) => {
-            pass(client, Response::from_parts(head, body), rule);
-            return LoadResult::Uncacheable { mark: true }.into();
-        }
-        Verdict::Store { fresh_for, stale } => {
-            let status = match mode {
-                Mode::Unleased => CacheStatus::Miss { detail: "uncoordinated" },
-                Mode::Leased | Mode::Alone => CacheStatus::Stored { ttl: fresh_for.as_secs() },
-            };
-            (lifetimes(fresh_for, &stale, &windows), status)
-        }
-        Verdict::ShareOnly => (Lifetimes::default(), CacheStatus::Miss { detail: "not-stored" }),
-    };
-    // Judged sound above.
-    let expected = content_length(&head.headers).ok().flatten();
-    let stored_head = clone_head(&head);
-    let (sender, client_body) = GuardedBody::streaming(body.size_hint());
-    let mut client_head = head;
-    write_status(&mut client_head.headers, status);
-
-    // With the head the client has everything, so the head is what waits for the commit.
-    let ends_with_head = ends_with_head(client_head.status, expected, &body);
-    if ends_with_head && (body.is_end_stream() || has_no_content(client_head.status)) {
-        let stored = StoredResponse::new(&stored_head, now, Bytes::new(), None);
-        let whole = Response::from_parts(client_head, GuardedBody::passed(body));
-        return settled(stored, lifetimes, move || drop(client.send(Ok(whole))));
-    }
-    let mut waiting = Some((client, Response::from_parts(client_head, client_body)));
-    let mut answer = move || {
-        if let Some((client, response)) = waiting.take() {
-            // A client that has left does not stop the load.
-            let _ = client.send(Ok(response));
-        }
-    };
-    let mut teeing = pin!(tee(body, rules.max_body, expected, until, sender));
-    let teed = poll_fn(|cx| {
-        let teed = teeing.as_mut().poll(cx);
-        // A body that has to be waited for streams. One that is all there goes out with its head,
-        // after the commit: a head alone and a body some time later are two small writes, which
-        // Nagle's algorithm and a delayed acknowledgement hold apart by 40 ms.
-        if teed.is_pending() && !ends_with_head {
-            answer();
-        }
-        teed
-    })
-    .await;
-    match teed {
-        Teed::Whole { body, trailers, finish } => {
-            let stored = StoredResponse::new(&stored_head, now, body, trailers);
-            settled(stored, lifetimes, move || {
-                // The end first: with the head in its hands the client's task writes what is there.
-                finish.release();
-                answer();
-            })
-        }
-        Teed::TooBig => {
-            answer();
-            LoadResult::Uncacheable { mark: true }.into()
-        }
-        Teed::Broken { text, finish } => {
-            // Its client may ask again as soon as it has the error: after the fleet was told.
-            let result = LoadResult::Failed(Failure::Loader { text: text.into(), source: None });
-            let release = move || {
-                answer();
-                finish.release();
-            };
-            Loaded { result, settled: Some(Box::new(release)) }
-        }
-    }
-}
-
-/// How long a response may be served: what it says about being stale counts, and where it says nothing what
-/// the policy does, unless it forbids that (RFC 9111, 4.2.4).
-fn lifetimes(fresh_for: Duration, stale: &Stale, policy: &Lifetimes) -> Lifetimes {
-    let window = |own: Duration, policys: Duration| {
-        let asks_policy = own.is_zero() && stale.on_request;
-        if asks_policy { policys } else { own }
-    };
-    Lifetimes {
-        fresh_for,
-        stale_while_revalidate: window(stale.while_revalidate, policy.stale_while_revalidate),
-        stale_if_error: window(stale.if_error, policy.stale_if_error),
-        keep_for: Duration::ZERO,
-    }
-}
-
-/// The parts that are stored; extensions are the client's.
-fn clone_head(head: &Parts) -> Parts {
-    let mut parts = Response::new(()).into_parts().0;
-    parts.status = head.status;
-    parts.version = head.version;
-    parts.headers = head.headers.clone();
-    parts
-}
-
-/// A whole response for everyone; `release` lets the client have its end.
-fn settled(stored: StoredResponse, lifetimes: Lifetimes, release: impl FnOnce() + Send + 'static) -> Loaded {
-    let result = match stored.encode() {
-        Some(payload) => {
-            // A failure is not stored, so what travels to other processes is all that they get. Without
-            // it each of their waiters would ask the origin that has just failed.
-            let too_long = payload.len() > LONGEST_SHARED && stored.status.is_server_error();
-            let brief = if too_long { status_of(&stored).encode() } else { None };
-            LoadResult::Value {
-                encoding: Encoding::HTTP,
-                payload,
-                lifetimes,
-                validator: Bytes::new(),
-                tags: Vec::new(),
-                brief,
+    /// The stored response still holds (RFC 9111, 4.3.4), with this head from now on.
+    async fn validated(self, head: http::response::Parts, previous: &Previous) -> Loaded {
+        let (body, trailers) = (previous.response.body.clone(), previous.response.trailers.clone());
+        let draft = self.draft(&head, Some(previous));
+        let (ttl, result) = match draft {
+            Ok(draft) => {
+                let ttl = draft.ttl();
+                let trailers = trailers.as_deref().cloned();
+                let result = draft.finish(body.clone(), trailers, None, self.rules.http.letter);
+                (ttl, self.apart.store(result).await)
             }
-        }
-        None => LoadResult::Uncacheable { mark: true },
-    };
-    Loaded { result, settled: Some(Box::new(release)) }
+            // What it was validated with says that it is one client's own from now on.
+            Err(rule) => (None, self.unshared(rule)),
+        };
+        let status = CacheStatus::Forwarded {
+            fwd: self.fwd,
+            status: Some(StatusCode::NOT_MODIFIED),
+            stored: ttl,
+            detail: None,
+        };
+        let stored =
+            super::wire::StoredResponse::new(&head, self.now, body, trailers.map(|trailers| *trailers));
+        let age = super::freshness::corrected_initial_age(&head.headers, self.delay, self.now);
+        let Self { wanted, client, .. } = self;
+        let own = answer(&wanted.asked, &wanted.headers, stored, None, age);
+        let release = move || {
+            if let Some(mut own) = own {
+                write_status(own.response.headers_mut(), status);
+                let _ = client.send(Ok(own.respond()));
+            }
+        };
+        Loaded { result, settled: Some(Box::new(release)) }
+    }
+
+    /// A 304 about something that was not asked about: there is nothing to answer with. What is stored is
+    /// forgotten, so that the next request asks for the whole.
+    async fn contradicted(self) -> Loaded {
+        self.apart.leave().await;
+        let own = own_answer(
+            StatusCode::BAD_GATEWAY,
+            "not-validated",
+            "the origin answered about something else\n",
+        );
+        let _ = self.client.send(Ok(own));
+        LoadResult::Uncacheable { mark: true }.into()
+    }
 }
 
-/// What is left of a failure that is too long to travel.
-fn status_of(stored: &StoredResponse) -> StoredResponse {
-    let mut headers = HeaderMap::new();
-    for name in [DATE, RETRY_AFTER] {
-        if let Some(value) = stored.headers.get(&name) {
-            headers.insert(name, value.clone());
-        }
-    }
-    StoredResponse { headers, body: Bytes::new(), trailers: None, ..*stored }
+/// Nothing to send.
+pub(crate) fn no_content<B>() -> GuardedBody<B> {
+    GuardedBody::from(Bytes::new())
 }

@@ -49,37 +49,37 @@
 //!     .layer(StampedeGuard::in_memory());
 //! ```
 
+mod apart;
 mod body;
 mod cache_control;
 mod cdn;
+mod change;
 mod dates;
+mod draft;
+mod exchange;
 mod explain;
 mod fields;
 mod freshness;
-#[cfg_attr(not(test), expect(dead_code, reason = "wired in with invalidation by unsafe methods"))]
 mod invalidation;
+mod journey;
+mod kept;
 mod load;
 mod location;
 mod policy;
-#[cfg_attr(not(test), expect(dead_code, reason = "wired in with answers to ranges"))]
 mod ranges;
-#[cfg_attr(not(test), expect(dead_code, reason = "wired in with requests beyond the plain ones"))]
+mod replay;
 mod request;
 mod request_rules;
 mod response;
-#[cfg_attr(not(test), expect(dead_code, reason = "wired in with entries that outlive freshness"))]
 mod reuse;
 mod rule;
-#[cfg_attr(not(test), expect(dead_code, reason = "wired in with variants"))]
 mod selecting;
 mod service;
-mod simple;
+mod share;
 mod status;
 mod target;
 mod tee;
-#[cfg_attr(not(test), expect(dead_code, reason = "wired in with validation"))]
 mod validation;
-#[cfg_attr(not(test), expect(dead_code, reason = "wired in with variants"))]
 mod vary;
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "in a test the panic is the report")]

@@ -8,6 +8,7 @@ use http::uri::Scheme;
 
 use super::request::{Content, survey};
 use super::request_rules::{KeyHook, KeyParts, RequestRules};
+use super::selecting::Normal;
 use super::target::key;
 use super::vary::MOST_NAMES;
 use crate::key::CacheKey;
@@ -256,6 +257,11 @@ impl HttpPolicy {
     pub fn cache_key<B>(&self, request: &Request<B>) -> Option<CacheKey> {
         let (keyed, _) = survey(request.headers(), &self.requests, Content::Bypasses).ok()?;
         key(request, &keyed, &self.requests).ok()
+    }
+
+    /// How far requests are made alike.
+    pub(crate) fn normal(&self) -> Normal {
+        if self.letter { Normal::ByTheLetter } else { Normal::Careful }
     }
 
     /// What contradicts itself, for [`PolicyBuilder::build`](crate::PolicyBuilder::build).

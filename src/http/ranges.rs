@@ -208,16 +208,6 @@ impl Part {
         complete.is_none_or(|complete| last < complete).then_some(Self { first, last, complete })
     }
 
-    /// What is missing to the whole, as a request asks for it; only where it is one range.
-    pub(crate) fn missing(&self) -> Option<ByteRange> {
-        let complete = self.complete?;
-        match (self.first, complete - 1 > self.last) {
-            (0, true) => Some(ByteRange::From(self.last + 1, None)),
-            (first @ 1.., false) => Some(ByteRange::From(0, Some(first - 1))),
-            _ => None,
-        }
-    }
-
     /// Makes the head of a stored response the head of this part of it, with status 206 (RFC 9110,
     /// 15.3.7).
     pub(crate) fn write(&self, headers: &mut HeaderMap) {
@@ -227,18 +217,6 @@ impl Part {
             headers.insert(CONTENT_RANGE, range);
         }
         headers.insert(CONTENT_LENGTH, HeaderValue::from(self.length()));
-    }
-}
-
-impl ByteRange {
-    /// As a request asks for it.
-    pub(crate) fn to_value(self) -> Option<HeaderValue> {
-        let text = match self {
-            Self::From(first, Some(last)) => format!("bytes={first}-{last}"),
-            Self::From(first, None) => format!("bytes={first}-"),
-            Self::Last(count) => format!("bytes=-{count}"),
-        };
-        text.try_into().ok()
     }
 }
 

@@ -221,17 +221,6 @@ fn parts_that_touch_are_joined_until_they_are_the_whole() {
 }
 
 #[test]
-fn what_is_missing_is_asked_for_as_one_range() {
-    let missing = |part: Part| part.missing().map(|range| range.to_value().unwrap());
-    assert_eq!(missing(part(0, 4, 10)).unwrap(), "bytes=5-");
-    assert_eq!(missing(part(5, 9, 10)).unwrap(), "bytes=0-4");
-    assert_eq!(missing(part(5, 8, 10)), None);
-    assert_eq!(missing(part(0, 9, 10)), None);
-    assert_eq!(missing(Part { complete: None, ..part(0, 4, 10) }), None);
-    assert_eq!(ByteRange::Last(5).to_value().unwrap(), "bytes=-5");
-}
-
-#[test]
 fn the_head_of_a_part_says_which() {
     let mut head = headers(&[("content-length", "11"), ("etag", "\"a\""), ("a", "1")]);
     part(0, 1, 11).write(&mut head);
@@ -256,7 +245,6 @@ proptest! {
         }
         if let Some(part) = content_range(&text) {
             part.with_content(length, true);
-            part.missing();
             part.length();
             part.within(length);
         }
@@ -272,7 +260,6 @@ proptest! {
         (d, e, f) in any::<(u64, u64, Option<u64>)>(),
     ) {
         range.of_whole(c);
-        range.to_value();
         let sound = |first: u64, last: u64, complete: Option<u64>| {
             (first <= last && complete.is_none_or(|complete| last < complete)).then_some(Part { first, last, complete })
         };

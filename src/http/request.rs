@@ -14,18 +14,6 @@ use super::rule::Rule;
 use super::target::{Keyed, Target, key};
 use crate::key::CacheKey;
 
-/// What becomes of a request.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Admission {
-    /// A GET: looked up, and loaded once when it is missing.
-    Cached(CacheKey),
-    /// A HEAD, under the key of the GET (RFC 9110, 9.3.2): looked up, but a miss passes through.
-    /// Its answer has no body, so it must never become the GET's.
-    LookUpOnly(CacheKey),
-    /// Passes through untouched. The reason is a token, for `Cache-Status` and events.
-    Bypass(&'static str),
-}
-
 /// A request that the rules apply to: its key, and what it asks beyond that.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Considered {
@@ -82,45 +70,6 @@ pub(crate) fn consider_post<B>(
     let (keyed, asked) = survey(request.headers(), rules, Content::Expected)?;
     let uri = Target::of(request, &keyed, rules)?.uri().ok_or(Rule::Host)?;
     Ok((Considered { key: key(request, &keyed, rules)?, is_get: false, asked }, uri))
-}
-
-/// Decides about a request for a cache that answers whole and fresh, and nothing else.
-pub(crate) fn admit<B: http_body::Body>(request: &Request<B>, rules: &RequestRules) -> Admission {
-    let plain = || {
-        let is_get = method(request)?;
-        let (keyed, asked) = survey(request.headers(), rules, Content::Bypasses)?;
-        asked.is_plain()?;
-        bodiless(request)?;
-        key(request, &keyed, rules).map(|key| (key, is_get))
-    };
-    match plain() {
-        Ok((key, true)) => Admission::Cached(key),
-        Ok((key, false)) => Admission::LookUpOnly(key),
-        Err(rule) => Admission::Bypass(rule.token()),
-    }
-}
-
-impl Asked {
-    /// Whether any whole and fresh response will do, for anyone.
-    fn is_plain(&self) -> Result<(), Rule> {
-        if self.ranged {
-            // A part of the resource (RFC 9110, 14.2).
-            return Err(Rule::Range);
-        }
-        if self.conditional || self.if_range {
-            // The answer may be a 304, which is for who holds that validator only.
-            return Err(Rule::Conditional);
-        }
-        if self.authorized || self.has_cookie {
-            return Err(Rule::Credentials);
-        }
-        if self.directives.only_if_cached {
-            // The inner service must not be asked by us; who sends this means another cache, so leave it
-            // to the inner service to say 504.
-            return Err(Rule::OnlyIfCached);
-        }
-        Ok(())
-    }
 }
 
 /// Whether it is a GET; what else is no HEAD is not looked up.

@@ -45,7 +45,6 @@ rules! {
     Credentials: "credentials", "HttpPolicy::credential_headers";
     UnkeyedHeader: "unkeyed-header", "the guard's list of headers that change what is asked";
     RequestNoStore: "no-store", "RFC 9111, 5.2.1.5";
-    OnlyIfCached: "only-if-cached", "RFC 9111, 5.2.1.7";
     /// The hook of the policy said so.
     KeyHook: "key", "HttpPolicy::key";
 

@@ -17,17 +17,70 @@ pub(crate) enum CacheStatus {
     Hit { ttl: u64 },
     /// From the store, and stale for so many seconds.
     Stale { beyond: u64 },
-    /// Loaded for this request, and stored for so many seconds.
-    Stored { ttl: u64 },
     /// Loaded for another request. `ttl` where it is stored too.
     Collapsed { ttl: Option<u64> },
-    /// Loaded for this request and not stored. The rule that decided is a token.
-    Miss { detail: &'static str },
-    /// Not looked up. The reason is a token.
-    Bypass { detail: &'static str },
+    /// The inner service was asked for this request. `status` is its answer's where the response has another one;
+    /// `stored` for how many seconds; what decided, if anything, is a token.
+    Forwarded { fwd: Fwd, status: Option<StatusCode>, stored: Option<u64>, detail: Option<&'static str> },
+}
+
+/// Why the inner service was asked (RFC 9211, 2.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fwd {
+    /// Not looked up.
+    Bypass,
+    /// The same, for its method.
+    Method,
+    /// Nothing is stored of that URI.
+    UriMiss,
+    /// Not the variant that the request selects.
+    VaryMiss,
+    /// Nothing that may be used, for one reason or the other.
+    Miss,
+    /// What is stored is stale, or has to be validated.
+    Stale,
+    /// The request will not have what is stored.
+    Request,
+    /// What is stored is not all that is asked for.
+    Partial,
+}
+
+impl Fwd {
+    fn text(self) -> &'static str {
+        match self {
+            Self::Bypass => "stampede-guard; fwd=bypass",
+            Self::Method => "stampede-guard; fwd=method",
+            Self::UriMiss => "stampede-guard; fwd=uri-miss",
+            Self::VaryMiss => "stampede-guard; fwd=vary-miss",
+            Self::Miss => "stampede-guard; fwd=miss",
+            Self::Stale => "stampede-guard; fwd=stale",
+            Self::Request => "stampede-guard; fwd=request",
+            Self::Partial => "stampede-guard; fwd=partial",
+        }
+    }
 }
 
 impl CacheStatus {
+    /// Not looked up, for this reason.
+    pub(crate) fn bypass(detail: &'static str) -> Self {
+        Self::Forwarded { fwd: Fwd::Bypass, status: None, stored: None, detail: Some(detail) }
+    }
+
+    /// Of what is fresh for so many seconds more.
+    pub(crate) fn hit(ttl: u64) -> Self {
+        Self::Hit { ttl }
+    }
+
+    /// The same, of a load that others waited for. One that is shared with them only has no time left to tell.
+    pub(crate) fn collapsed(ttl: u64) -> Self {
+        Self::Collapsed { ttl: (ttl > 0).then_some(ttl) }
+    }
+
+    /// Asked for by itself.
+    pub(crate) fn miss(detail: &'static str) -> Self {
+        Self::Forwarded { fwd: Fwd::Miss, status: None, stored: None, detail: Some(detail) }
+    }
+
     fn to_value(self) -> HeaderValue {
         if let Self::Hit { ttl } = self
             && let Some(kept) = usize::try_from(ttl).ok().and_then(|ttl| KEPT_HITS.get(ttl))
@@ -46,13 +99,20 @@ impl CacheStatus {
             Self::Hit { ttl } => line.push("stampede-guard; hit; ttl=").push_number(ttl),
             // RFC 9211, 2.5: a negative number where it was stale.
             Self::Stale { beyond } => line.push("stampede-guard; hit; ttl=-").push_number(beyond),
-            Self::Stored { ttl } => line.push("stampede-guard; fwd=miss; stored; ttl=").push_number(ttl),
             Self::Collapsed { ttl: Some(ttl) } => {
                 line.push("stampede-guard; fwd=miss; collapsed; ttl=").push_number(ttl)
             }
             Self::Collapsed { ttl: None } => line.push("stampede-guard; fwd=miss; collapsed"),
-            Self::Miss { detail } => line.push("stampede-guard; fwd=miss").push_detail(detail),
-            Self::Bypass { detail } => line.push("stampede-guard; fwd=bypass").push_detail(detail),
+            Self::Forwarded { fwd, status, stored, detail } => {
+                line.push(fwd.text());
+                if let Some(status) = status {
+                    line.push("; fwd-status=").push(status.as_str());
+                }
+                if let Some(ttl) = stored {
+                    line.push("; stored; ttl=").push_number(ttl);
+                }
+                line.push_detail(detail.unwrap_or_default())
+            }
         };
         line
     }
@@ -122,7 +182,7 @@ pub(crate) fn own_answer<B>(
     headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
     // Made here and now for this request: no cache on the way may keep it (RFC 9111, 5.2.2.5).
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    write_status(headers, CacheStatus::Miss { detail });
+    write_status(headers, CacheStatus::miss(detail));
     response
 }
 
@@ -187,16 +247,20 @@ mod tests {
 
     #[test]
     fn each_status_is_written_as_the_rfc_spells_it() {
+        let stored = |fwd, status| CacheStatus::Forwarded { fwd, status, stored: Some(60), detail: None };
         let cases = [
             (CacheStatus::Hit { ttl: 59 }, "stampede-guard; hit; ttl=59"),
             (CacheStatus::Hit { ttl: 0 }, "stampede-guard; hit; ttl=0"),
             (CacheStatus::Hit { ttl: u64::MAX }, "stampede-guard; hit; ttl=18446744073709551615"),
-            (CacheStatus::Stored { ttl: 60 }, "stampede-guard; fwd=miss; stored; ttl=60"),
+            (stored(Fwd::UriMiss, None), "stampede-guard; fwd=uri-miss; stored; ttl=60"),
+            (
+                stored(Fwd::Stale, Some(StatusCode::NOT_MODIFIED)),
+                "stampede-guard; fwd=stale; fwd-status=304; stored; ttl=60",
+            ),
             (CacheStatus::Collapsed { ttl: Some(9) }, "stampede-guard; fwd=miss; collapsed; ttl=9"),
             (CacheStatus::Collapsed { ttl: None }, "stampede-guard; fwd=miss; collapsed"),
-            (CacheStatus::Miss { detail: "vary" }, "stampede-guard; fwd=miss; detail=vary"),
-            (CacheStatus::Miss { detail: "" }, "stampede-guard; fwd=miss"),
-            (CacheStatus::Bypass { detail: "range" }, "stampede-guard; fwd=bypass; detail=range"),
+            (CacheStatus::miss("vary"), "stampede-guard; fwd=miss; detail=vary"),
+            (CacheStatus::bypass("range"), "stampede-guard; fwd=bypass; detail=range"),
         ];
         for (status, text) in cases {
             assert_eq!(status.to_value(), text);

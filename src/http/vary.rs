@@ -49,15 +49,6 @@ impl Vary {
             }
         }
     }
-
-    /// Whether the answer to one request may be given to another one.
-    pub(crate) fn is_same_for(&self, one: &HeaderMap, other: &HeaderMap, normal: Normal) -> bool {
-        match self {
-            Self::Nothing => true,
-            Self::Any => false,
-            Self::Names(names) => names.fingerprint(one, normal) == names.fingerprint(other, normal),
-        }
-    }
 }
 
 /// Names that a response depends on: sorted, each once, at least one.

@@ -28,6 +28,17 @@ fn names(list: &str) -> Names {
 const LETTER: Normal = Normal::ByTheLetter;
 const CAREFUL: Normal = Normal::Careful;
 
+impl Vary {
+    /// Whether the answer to one request may be given to another one.
+    fn is_same_for(&self, one: &HeaderMap, other: &HeaderMap, normal: Normal) -> bool {
+        match self {
+            Self::Nothing => true,
+            Self::Any => false,
+            Self::Names(names) => names.fingerprint(one, normal) == names.fingerprint(other, normal),
+        }
+    }
+}
+
 #[test]
 fn names_are_read_over_all_lines_in_any_case_and_order() {
     let cases: [(&[&str], &str); 7] = [

@@ -1,7 +1,7 @@
 //! A response as bytes: what an entry's payload is for HTTP.
 //!
 //! The envelope around it has the checksum. What is checked here is that the bytes make a response
-//! that may be replayed: whatever wrote them, no header that must not be shared, no forged framing
+//! that may be replayed: whatever wrote them, no header of one connection, no forged framing
 //! and no unbounded header section comes out.
 
 use std::time::SystemTime;
@@ -12,24 +12,25 @@ use http::response::Parts;
 use http::{StatusCode, Version};
 
 use super::fields::{is_hop_by_hop, storable};
-use super::freshness::initial_age;
+use super::kept::Kept;
 
 /// ```text
 /// 0  layout   1
 /// 1  version  1   of HTTP: major and minor digit
 /// 2  status   2
-/// 4  age      4   seconds, at the time it was stored
-/// 8  headers  2   how many
-/// 10 trailers 2   how many; NO_TRAILERS for none
-/// 12 head     4   bytes of both together
-/// 16 headers, trailers: tag 2, length of the value 2, name, value
+/// 4  headers  2   how many
+/// 6  trailers 2   how many; NO_TRAILERS for none
+/// 8  head     4   bytes of both together
+/// 12 headers, trailers: tag 2, length of the value 2, name, value
 ///    body
 /// ```
 /// A tag is the length of the name, or with `NUMBERED` its index in `NAMES`, and then no name follows.
 /// `SENSITIVE` is the value's. All integers are little-endian. Another layout is another number in the
 /// first byte.
-const FIXED: usize = 16;
-const LAYOUT: u8 = 2;
+const FIXED: usize = 12;
+const LAYOUT: u8 = 3;
+/// Of one that does not vary.
+const ROOM_FOR_KEPT: usize = 32;
 const NO_TRAILERS: u16 = u16::MAX;
 const SENSITIVE: u16 = 1 << 15;
 const NUMBERED: u16 = 1 << 14;
@@ -142,10 +143,8 @@ pub(crate) struct StoredResponse {
     pub(crate) status: StatusCode,
     /// As the origin answered. A server sends its connection's own (RFC 9110, 2.5).
     pub(crate) version: Version,
-    /// Without `Age`, which is `age` and the time since.
+    /// Without `Age`, which is told anew each time.
     pub(crate) headers: HeaderMap,
-    /// Seconds it was old when it was stored.
-    pub(crate) age: u32,
     pub(crate) body: Bytes,
     /// Boxed, because they are rare and a response is moved from hand to hand on each hit.
     pub(crate) trailers: Option<Box<HeaderMap>>,
@@ -166,14 +165,12 @@ impl StoredResponse {
                 headers.insert(DATE, date);
             }
         }
-        // At most 2^31, as all numbers of seconds are cut there.
-        let age = u32::try_from(initial_age(&head.headers, now)).unwrap_or(u32::MAX);
         let trailers = trailers.map(Box::new);
-        Self { status: head.status, version: head.version, headers, age, body, trailers }
+        Self { status: head.status, version: head.version, headers, body, trailers }
     }
 
-    /// The bytes to store; none for what must not or can not be stored.
-    pub(crate) fn encode(&self) -> Option<Bytes> {
+    /// The bytes to store, behind what is kept with them; none for what must not or can not be stored.
+    pub(crate) fn encode(&self, kept: &Kept) -> Option<Bytes> {
         let no_trailers = HeaderMap::new();
         let trailers = self.trailers.as_deref().unwrap_or(&no_trailers);
         if self.headers.len() + trailers.len() > MOST_HEADERS {
@@ -186,11 +183,12 @@ impl StoredResponse {
         }
         // A little more than is needed: numbered names are not written.
         let room = section + 4 * (self.headers.len() + trailers.len());
-        let mut out = BytesMut::with_capacity(FIXED + room + self.body.len());
+        let mut out = BytesMut::with_capacity(ROOM_FOR_KEPT + FIXED + room + self.body.len());
+        kept.encode(&mut out)?;
+        let start = out.len();
         out.put_u8(LAYOUT);
         out.put_u8(version_to_wire(self.version)?);
         out.put_u16_le(self.status.as_u16());
-        out.put_u32_le(self.age);
         out.put_u16_le(self.headers.len() as u16);
         out.put_u16_le(if self.trailers.is_some() { trailers.len() as u16 } else { NO_TRAILERS });
         // The bytes of the fields are known when they are written.
@@ -210,20 +208,21 @@ impl StoredResponse {
             out.put_slice(spelled.as_bytes());
             out.put_slice(value.as_bytes());
         }
-        let head = (out.len() - FIXED) as u32;
-        out[FIXED - 4..FIXED].copy_from_slice(&head.to_le_bytes());
+        let fields = start + FIXED;
+        let head = (out.len() - fields) as u32;
+        out[fields - 4..fields].copy_from_slice(&head.to_le_bytes());
         out.put_slice(&self.body);
         Some(out.freeze())
     }
 
-    /// Reads what `encode` wrote; values and body share `raw`'s memory. Anything else is no
-    /// response.
-    pub(crate) fn decode(raw: &Bytes) -> Option<Self> {
-        let (fixed, rest) = raw.split_first_chunk::<FIXED>()?;
+    /// Reads what `encode` wrote `at` a place in `raw`, whose memory values and body share. Anything else is
+    /// no response.
+    pub(crate) fn decode(raw: &Bytes, at: usize) -> Option<Self> {
+        let (fixed, rest) = raw.get(at..)?.split_first_chunk::<FIXED>()?;
         let u16_at = |at: usize| u16::from_le_bytes([fixed[at], fixed[at + 1]]);
         let u32_at = |at: usize| u32::from_le_bytes([fixed[at], fixed[at + 1], fixed[at + 2], fixed[at + 3]]);
-        let head = u32_at(12) as usize;
-        let (headers, trailers) = (u16_at(8), Some(u16_at(10)).filter(|&count| count != NO_TRAILERS));
+        let head = u32_at(8) as usize;
+        let (headers, trailers) = (u16_at(4), Some(u16_at(6)).filter(|&count| count != NO_TRAILERS));
         let fields = usize::from(headers) + usize::from(trailers.unwrap_or(0));
         if fixed[0] != LAYOUT
             || fields > MOST_HEADERS
@@ -233,16 +232,16 @@ impl StoredResponse {
             return None;
         }
         let status = StatusCode::from_u16(u16_at(2)).ok()?;
-        let body = raw.slice(FIXED + head..);
+        let start = at + FIXED;
+        let body = raw.slice(start + head..);
         if !is_replayable(status, body.is_empty()) {
             return None;
         }
-        let mut fields = Fields { raw, at: FIXED, end: FIXED + head };
+        let mut fields = Fields { raw, at: start, end: start + head };
         let stored = Self {
             status,
             version: version_from_wire(fixed[1])?,
             headers: fields.read(headers, ADDED_TO_REPLAYS, Some(body.len() as u64))?,
-            age: u32_at(4),
             trailers: match trailers {
                 Some(count) => Some(Box::new(fields.read(count, 0, None)?)),
                 None => None,
@@ -269,8 +268,8 @@ impl StoredResponse {
 /// Whether a response of this status is one of its own.
 fn is_replayable(status: StatusCode, is_empty: bool) -> bool {
     match status.as_u16() {
-        // RFC 9110, 15.2, 15.3.7 and 15.4.5: no final answer, a part, and no content of its own.
-        100..200 | 206 | 304 => false,
+        // RFC 9110, 15.2 and 15.4.5: no final answer, and no content of its own.
+        100..200 | 304 => false,
         // RFC 9110, 6.4.1: these have no content.
         204 | 205 => is_empty,
         _ => true,
@@ -282,7 +281,8 @@ fn is_sound(name: &HeaderName, value: &HeaderValue, length: Option<u64>) -> bool
     if *name == CONTENT_LENGTH {
         return promises(value, length);
     }
-    *name != SET_COOKIE && !is_hop_by_hop(name)
+    // RFC 9110, 6.5.1: a trailer sets no cookie.
+    !(is_hop_by_hop(name) || (length.is_none() && *name == SET_COOKIE))
 }
 
 /// Whether a `Content-Length` is the body's `length`. All members of a list have to be (RFC 9110, 8.6).

@@ -106,7 +106,7 @@ async fn is_decided_at_the_head(rule: &str, header: (&'static str, &'static str)
         }
     }
     let remarks: Vec<_> = all(followers).await.iter().map(Seen::remark).collect();
-    let led = format!("fwd=miss; detail={rule}");
+    let led = format!("fwd=uri-miss; detail={rule}");
     assert!(remarks.contains(&led), "{remarks:?}");
 }
 

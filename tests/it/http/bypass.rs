@@ -33,16 +33,12 @@ async fn headers_of_one_user_one_part_or_one_connection_bypass() {
         ("x-api-key", "1", "credentials"),
         ("x-auth-token", "1", "credentials"),
         ("x-amz-security-token", "1", "credentials"),
-        ("range", "bytes=0-1", "range"),
-        ("if-none-match", "\"a\"", "conditional"),
-        ("if-modified-since", "Sun, 06 Nov 1994 08:49:37 GMT", "conditional"),
+        ("range", "lines=0-1", "range"),
         ("if-match", "*", "conditional"),
         ("if-unmodified-since", "Sun, 06 Nov 1994 08:49:37 GMT", "conditional"),
-        ("if-range", "\"a\"", "conditional"),
         ("expect", "100-continue", "expect"),
         ("cache-control", "no-store", "no-store"),
         ("cache-control", "max-age=0, No-Store", "no-store"),
-        ("cache-control", "only-if-cached", "only-if-cached"),
         ("transfer-encoding", "chunked", "body"),
         ("content-length", "1", "body"),
         ("a-im", "feed", "unkeyed-header"),
@@ -61,11 +57,11 @@ async fn headers_of_one_user_one_part_or_one_connection_bypass() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_upgrade_and_other_methods_pass_without_a_remark() {
+async fn an_upgrade_and_safe_methods_pass_and_change_nothing() {
     passes("upgrade", "", || request("GET", "/", &[("upgrade", "websocket"), ("connection", "upgrade")]))
         .await;
-    for method in ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND", "QUERY"] {
-        passes(method, "", || request(method, "/", &[])).await;
+    for method in ["OPTIONS", "TRACE", "PROPFIND", "QUERY"] {
+        passes(method, "fwd=method", || request(method, "/", &[])).await;
     }
 }
 
@@ -198,11 +194,11 @@ async fn a_head_of_a_stored_204_has_no_content_length() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_head_with_credentials_or_a_condition_is_not_looked_up() {
+async fn a_head_with_credentials_or_what_is_the_origins_to_say_is_not_looked_up() {
     let inner = Inner::numbered(|_| ());
     let shop = shop(&inner);
     ask(&shop, get("/")).await;
-    for (name, value) in [("cookie", "a=b"), ("if-none-match", "*"), ("range", "bytes=0-0")] {
+    for (name, value) in [("cookie", "a=b"), ("if-match", "*"), ("range", "lines=0-0")] {
         let seen = ask(&shop, request("HEAD", "/", &[(name, value)])).await;
         assert!(seen.remark().starts_with("fwd=bypass"), "{name}: {}", seen.remark());
     }

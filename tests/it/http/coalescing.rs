@@ -20,7 +20,7 @@ async fn fifty_concurrent_gets_are_one_call() {
     let mut remarks: Vec<_> = seen.iter().map(|seen| seen.remark()).collect();
     remarks.sort();
     assert_eq!(remarks[..49], vec!["fwd=miss; collapsed; ttl=60"; 49]);
-    assert_eq!(remarks[49], "fwd=miss; stored; ttl=60");
+    assert_eq!(remarks[49], "fwd=uri-miss; stored; ttl=60");
 }
 
 #[tokio::test(start_paused = true)]
@@ -43,7 +43,7 @@ async fn a_second_get_is_a_hit_without_a_call() {
     assert_eq!((inner.calls(), second.text()), (1, "1"));
     assert_eq!(
         (first.remark().as_str(), second.remark().as_str()),
-        ("fwd=miss; stored; ttl=60", "hit; ttl=60")
+        ("fwd=uri-miss; stored; ttl=60", "hit; ttl=60")
     );
     assert_eq!(first.header("age"), None, "straight from the origin");
     assert_eq!((second.header("age"), second.header("etag")), (Some("0"), Some("\"a\"")));

@@ -16,7 +16,7 @@ async fn lasts(status: u16, headers: Vec<(&'static str, String)>, seconds: u64) 
     });
     let shop = shop_with(&inner, policy().fresh_for(secs(40)));
     let first = ask(&shop, get("/")).await;
-    assert_eq!(first.remark(), format!("fwd=miss; stored; ttl={seconds}"), "{case}");
+    assert_eq!(first.remark(), format!("fwd=uri-miss; stored; ttl={seconds}"), "{case}");
     assert_eq!(first.status, status);
     tokio::time::sleep(secs(seconds - 1)).await;
     let last = ask(&shop, get("/")).await;
@@ -112,7 +112,7 @@ async fn shared_with_the_wave_only(case: &str, status: u16, headers: Vec<(&'stat
         let mut remarks: Vec<_> = seen.iter().map(Seen::remark).collect();
         remarks.sort();
         assert_eq!(remarks[..19], vec!["fwd=miss; collapsed"; 19], "{case}");
-        assert_eq!(remarks[19], "fwd=miss; detail=not-stored", "{case}");
+        assert_eq!(remarks[19], "fwd=uri-miss; detail=not-stored", "{case}");
     }
     assert_eq!(ask(&shops[1], get("/")).await.text(), "3", "{case}: nobody later");
 }

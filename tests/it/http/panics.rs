@@ -29,7 +29,7 @@ async fn a_panicking_handler_is_502_for_its_client_and_one_follower_takes_over()
     assert!(well.iter().all(|seen| seen.text() == "2"));
     let mut remarks: Vec<_> = well.iter().map(|seen| seen.remark()).collect();
     remarks.sort();
-    assert_eq!(remarks[18], "fwd=miss; stored; ttl=60", "the one that took over led");
+    assert_eq!(remarks[18], "fwd=uri-miss; stored; ttl=60", "the one that took over led");
     assert_eq!(inner.calls(), 2);
 }
 

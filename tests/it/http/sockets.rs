@@ -127,7 +127,7 @@ async fn trailers_are_on_the_wire_of_a_miss_and_of_a_hit() {
         http::Response::builder().header("trailer", "x-sum").body(body).unwrap()
     };
     let addr = serve(Router::new().route("/", get(handler)).layer(guard())).await;
-    for remark in ["fwd=miss; stored", "hit; ttl="] {
+    for remark in ["fwd=uri-miss; stored", "hit; ttl="] {
         let seen = raw(addr, "GET / HTTP/1.1", "TE: trailers\r\n").await;
         assert!(seen.contains(remark), "{seen}");
         assert!(seen.ends_with("\r\n0\r\nx-sum: 6\r\n\r\n"), "{remark}: {seen}");
@@ -274,7 +274,7 @@ async fn two_hundred_times_on_redis_whoever_has_a_whole_response_hits_with_the_n
             let response = client.get(uri.parse().unwrap()).await.unwrap();
             let remark = response.headers()["cache-status"].to_str().unwrap().to_owned();
             if round == 0 {
-                assert!(remark.contains("fwd=miss; stored"), "{uri}: {remark}");
+                assert!(remark.contains("fwd=uri-miss; stored"), "{uri}: {remark}");
             } else if !remark.contains("hit") {
                 misses.push(format!("{uri}: {remark}"));
             }

@@ -1,0 +1,98 @@
+//! What is loaded apart from the others who ask for the resource, and stored for all of them if it may be: a
+//! response to credentials, of which nobody knows before it comes whether it is for everyone.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use crate::entry::{Encoding, Entry, Kind};
+use crate::key::Key;
+use crate::lease::{Lease, lease_if_free};
+use crate::node::{LoadResult, Node, Seen};
+use crate::policy::Policy;
+use crate::tags::TagList;
+use crate::times::Lifetimes;
+
+/// Whether and how something is stored where it was not loaded.
+#[derive(Default)]
+pub(crate) enum Apart {
+    /// It is stored where it is loaded, as usual.
+    #[default]
+    No,
+    /// Somebody else is at it there.
+    Refused,
+    /// Under the resource's lease.
+    Granted(Box<Granted>),
+}
+
+pub(crate) struct Granted {
+    lease: Lease,
+    key: Key,
+    policy: Arc<Policy>,
+    node: Arc<Node>,
+    tags: TagList,
+}
+
+impl Apart {
+    /// Asked for before the load begins, so that what an invalidation overtakes is not stored.
+    ///
+    /// `seen` is what is stored there and is to be replaced.
+    pub(crate) async fn begin(node: &Arc<Node>, policy: &Arc<Policy>, key: &Key, seen: Option<Seen>) -> Self {
+        let Some(lease) = lease_if_free(node, key, policy, seen).await else { return Self::Refused };
+        let tags = policy.tag_keys(&node.namespace);
+        let tagged = match tags.is_empty() {
+            true => Ok(Vec::new()),
+            false => node.tagged(tags, policy.tag_life(), policy.command_timeout).await,
+        };
+        let Ok(tagged) = tagged else {
+            lease.hand_over(0).await;
+            return Self::Refused;
+        };
+        let (key, policy, node) = (key.clone(), Arc::clone(policy), Arc::clone(node));
+        Self::Granted(Box::new(Granted { lease, key, policy, node, tags: TagList::new(&tagged) }))
+    }
+
+    /// Stores what may be; what is left is for those who wait with its own client.
+    pub(crate) async fn store(self, result: LoadResult) -> LoadResult {
+        match (self, result) {
+            (Self::No, result) => result,
+            (Self::Granted(granted), LoadResult::Value { encoding, payload, lifetimes, .. }) => {
+                granted.store(encoding, payload.clone(), lifetimes).await;
+                unstored(encoding, payload)
+            }
+            (Self::Refused, LoadResult::Value { encoding, payload, .. }) => unstored(encoding, payload),
+            (apart, result) => {
+                apart.leave().await;
+                result
+            }
+        }
+    }
+
+    /// Nothing is stored: somebody else may load.
+    pub(crate) async fn leave(self) {
+        if let Self::Granted(granted) = self {
+            granted.lease.hand_over(0).await;
+        }
+    }
+}
+
+impl Granted {
+    async fn store(self, encoding: Encoding, payload: Bytes, lifetimes: Lifetimes) {
+        let Self { lease, key, policy, node, tags } = self;
+        let now = node.store.now();
+        let (times, keep) = policy.jittered(lifetimes).from(now, Duration::ZERO);
+        if keep.is_zero() {
+            return lease.hand_over(0).await;
+        }
+        let (kind, validator) = (Kind::Value, Bytes::new());
+        let entry = Entry { kind, encoding, stored_at: now, times, validator, tags, payload };
+        lease.commit(entry.encode(&key), keep).await;
+    }
+}
+
+/// For those who wait only.
+fn unstored(encoding: Encoding, payload: Bytes) -> LoadResult {
+    let (lifetimes, validator, tags) = (Lifetimes::default(), Bytes::new(), Vec::new());
+    LoadResult::Value { encoding, payload, lifetimes, validator, tags, brief: None }
+}

@@ -1,0 +1,193 @@
+//! What is stored of a response: the payload, and for how long.
+
+use std::time::SystemTime;
+
+use bytes::Bytes;
+use http::header::{CONTENT_RANGE, DATE, HeaderMap, RETRY_AFTER};
+use http::response::Parts;
+use http::{Response, StatusCode, Version};
+use tokio::time::Instant;
+
+use super::kept::{Chosen, Kept};
+use super::ranges::{Part, join};
+use super::response::Storing;
+use super::reuse::Stale;
+use super::validation::is_same_representation;
+use super::wire::StoredResponse;
+use crate::ending::LONGEST_SHARED;
+use crate::entry::{Encoding, Entry};
+use crate::node::LoadResult;
+use crate::times::Lifetimes;
+
+/// The stored response that a load is to replace.
+pub(crate) struct Previous {
+    pub(crate) entry: Entry,
+    pub(crate) kept: Kept,
+    pub(crate) response: StoredResponse,
+}
+
+impl Previous {
+    pub(crate) fn of(entry: Entry) -> Option<Self> {
+        let (kept, at) = Kept::of(&entry)?;
+        let response = StoredResponse::decode(&entry.payload, at)?;
+        Some(Self { entry, kept, response })
+    }
+}
+
+/// A response that will be shared once its body is here.
+pub(crate) struct Draft {
+    /// Without what is not stored.
+    head: Parts,
+    /// On which terms it is stored; nothing for one that is only shared with those who wait.
+    storing: Option<Storing>,
+    says_shared: bool,
+    chosen: Option<Box<Chosen>>,
+    /// When its head came.
+    came: Instant,
+    now: SystemTime,
+}
+
+impl Draft {
+    /// Of a response that is stored on these terms. Where it says nothing about being served stale, what the
+    /// policy's `windows` say counts, unless it forbids that (RFC 9111, 4.2.4).
+    pub(crate) fn stored(
+        head: &Parts,
+        mut storing: Storing,
+        chosen: Option<Box<Chosen>>,
+        windows: &Lifetimes,
+        now: SystemTime,
+    ) -> Self {
+        let Stale { while_revalidate, if_error, on_request, .. } = &mut storing.terms.stale;
+        for (own, policys) in
+            [(while_revalidate, windows.stale_while_revalidate), (if_error, windows.stale_if_error)]
+        {
+            if own.is_zero() && *on_request {
+                *own = policys;
+            }
+        }
+        let says_shared = storing.terms.says_shared;
+        let head = clone_head(head, &storing);
+        Self { head, storing: Some(storing), says_shared, chosen, came: Instant::now(), now }
+    }
+
+    /// Of a response for those who wait.
+    pub(crate) fn shared_only(
+        head: &Parts,
+        says_shared: bool,
+        chosen: Option<Box<Chosen>>,
+        now: SystemTime,
+    ) -> Self {
+        let head = head_of(head.status, head.version, head.headers.clone());
+        Self { head, storing: None, says_shared, chosen, came: Instant::now(), now }
+    }
+
+    /// For how long it is fresh, where it is stored.
+    pub(crate) fn ttl(&self) -> Option<u64> {
+        let storing = self.storing.as_ref()?;
+        Some(if storing.terms.revalidate_always { 0 } else { storing.fresh_for().as_secs() })
+    }
+
+    /// Shares it with those who wait only.
+    pub(crate) fn not_stored(&mut self) {
+        self.storing = None;
+    }
+
+    /// All of it is here. `Err` where its parts do not make one whole.
+    pub(crate) fn finish(
+        mut self,
+        body: Bytes,
+        trailers: Option<HeaderMap>,
+        previous: Option<&Previous>,
+        by_the_letter: bool,
+    ) -> LoadResult {
+        let (part, body) = match self.storing.as_ref().and_then(|storing| storing.part) {
+            None => (None, body),
+            Some(part) => match part.with_content(body.len() as u64, by_the_letter) {
+                Some(part) => self.joined(part, body, previous),
+                // Its content is not what its head says.
+                None => return LoadResult::Aside,
+            },
+        };
+        let since = self.came.elapsed();
+        let chosen = self.chosen.take();
+        let kept = match &self.storing {
+            Some(storing) => Kept { part, ..Kept::new(storing, since, chosen) },
+            None => Kept::shared_only(self.says_shared, chosen),
+        };
+        let stored = StoredResponse::new(&self.head, self.now, body, trailers);
+        let Some(payload) = stored.encode(&kept) else { return LoadResult::Uncacheable { mark: true } };
+        // A failure is not stored, so what travels to other processes is all that they get. Without
+        // it each of their waiters would ask the origin that has just failed.
+        let too_long = payload.len() > LONGEST_SHARED && stored.status.is_server_error();
+        let brief = if too_long { status_of(&stored).encode(&kept) } else { None };
+        let lifetimes =
+            self.storing.as_ref().map_or_else(Lifetimes::default, |storing| lifetimes(storing, &kept));
+        let (encoding, validator, tags) = (Encoding::HTTP, Bytes::new(), Vec::new());
+        LoadResult::Value { encoding, payload, lifetimes, validator, tags, brief }
+    }
+
+    /// With the part that is stored already, if both are of one representation (RFC 9111, 3.4).
+    fn joined(&mut self, part: Part, body: Bytes, previous: Option<&Previous>) -> (Option<Part>, Bytes) {
+        let stored = previous.and_then(|previous| Some((previous.kept.part?, previous)));
+        let both = stored
+            .filter(|(_, previous)| {
+                is_same_representation(&previous.response.headers, &self.head.headers, self.now)
+            })
+            .and_then(|(stored, previous)| join((stored, &previous.response.body), (part, &body)));
+        let (part, body) = both.map_or((part, body), |(all, content)| (all, content.into()));
+        part.write(&mut self.head.headers);
+        if !part.is_whole() {
+            return (Some(part), body);
+        }
+        self.head.status = StatusCode::OK;
+        self.head.headers.remove(CONTENT_RANGE);
+        (None, body)
+    }
+}
+
+/// How long a response may be served, and kept. What it is too old for on arrival is taken off its windows.
+fn lifetimes(storing: &Storing, kept: &Kept) -> Lifetimes {
+    let terms = &storing.terms;
+    let kept_on = storing.keep_for.saturating_sub(storing.fresh_for());
+    if terms.revalidate_always {
+        return Lifetimes { keep_for: storing.keep_for, ..Lifetimes::default() };
+    }
+    let fresh_for = terms.lifetime.saturating_sub(kept.age);
+    let too_old = kept.age.saturating_sub(terms.lifetime);
+    let error = terms.stale.if_error.max(terms.stale.on_disconnect);
+    Lifetimes {
+        fresh_for,
+        stale_while_revalidate: terms.stale.while_revalidate.saturating_sub(too_old),
+        stale_if_error: error.saturating_sub(too_old),
+        // Where one variant is, others are found: they may have come just before it ends.
+        keep_for: if kept.chosen.is_some() { kept_on.max(fresh_for) } else { kept_on },
+    }
+}
+
+fn clone_head(head: &Parts, storing: &Storing) -> Parts {
+    let mut headers = head.headers.clone();
+    for name in &storing.left_out {
+        headers.remove(name);
+    }
+    head_of(head.status, head.version, headers)
+}
+
+/// The parts that are stored; extensions are the client's.
+pub(crate) fn head_of(status: StatusCode, version: Version, headers: HeaderMap) -> Parts {
+    let mut parts = Response::new(()).into_parts().0;
+    parts.status = status;
+    parts.version = version;
+    parts.headers = headers;
+    parts
+}
+
+/// What is left of a failure that is too long to travel.
+fn status_of(stored: &StoredResponse) -> StoredResponse {
+    let mut headers = HeaderMap::new();
+    for name in [DATE, RETRY_AFTER] {
+        if let Some(value) = stored.headers.get(&name) {
+            headers.insert(name, value.clone());
+        }
+    }
+    StoredResponse { headers, body: Bytes::new(), trailers: None, ..*stored }
+}

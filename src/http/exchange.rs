@@ -1,0 +1,174 @@
+//! One request through the layer: what is looked for where, and what becomes of it when it is not there.
+
+use std::fmt;
+
+use http::header::{CONTENT_LENGTH, HeaderValue};
+use http::{Method, Request, Response, StatusCode};
+use http_body::Body;
+use tower_service::Service;
+
+use super::body::{BoxError, GuardedBody};
+use super::journey::{Journey, Step, failed};
+use super::load::{Head, Wanted, call, loader};
+use super::replay::{At, Found, Replay, Wants};
+use super::request::{Asked, Considered, consider};
+use super::rule::Rule;
+use super::service::Boxed;
+use super::status::{CacheStatus, own_answer, write_status};
+use super::tee::has_no_content;
+use crate::caller::Ask;
+use crate::error::{Error, ErrorKind, Failure};
+use crate::guard::StampedeGuard;
+use crate::key::{CacheKey, Key};
+use crate::observe::Outcome;
+use crate::policy::OnStoreDown;
+use crate::read_through::{Looked, look, peek};
+use crate::store::StoreError;
+
+/// One request and what is needed to answer it.
+pub(super) struct Exchange<S, Q> {
+    pub(super) inner: S,
+    pub(super) request: Request<Q>,
+}
+
+impl<S, Q, B> Exchange<S, Q>
+where
+    S: Service<Request<Q>, Response = Response<B>> + Send + 'static,
+    S::Future: Send + 'static,
+    S::Error: fmt::Display + Send + 'static,
+    Q: Body + Send + 'static,
+    B: Body + Send + 'static,
+    B::Data: Send,
+    B::Error: Into<BoxError>,
+{
+    /// Step 1. Each way is boxed by itself, so that a hit moves and allocates only what a hit needs.
+    pub(super) fn run(self, guard: StampedeGuard) -> Boxed<Head<B, S::Error>> {
+        let (_, policy) = guard.parts();
+        match consider(&self.request, &policy.http.requests) {
+            Ok(Considered { key, is_get: true, asked }) if !asked.directives.only_if_cached => {
+                Box::pin(self.cached(guard, key, asked))
+            }
+            Ok(Considered { key, asked, .. }) => Box::pin(self.look_up_only(guard, key, asked)),
+            // Another protocol: nothing about it is ours to remark on.
+            Err(Rule::Upgrade) => Box::pin(self.pass(guard, None)),
+            Err(Rule::Method) => Box::pin(self.unsafely(guard)),
+            Err(rule) => Box::pin(self.pass(guard, Some(CacheStatus::bypass(rule.token())))),
+        }
+    }
+
+    /// Straight to the inner service.
+    pub(super) async fn pass(self, guard: StampedeGuard, status: Option<CacheStatus>) -> Head<B, S::Error> {
+        let (node, _) = guard.parts();
+        node.counters.request(Outcome::Bypassed);
+        let mut response = call(self.inner, self.request).await?.map(GuardedBody::passed);
+        if let Some(status) = status {
+            write_status(response.headers_mut(), status);
+        }
+        Ok(response)
+    }
+
+    /// Steps 2 to 8 for a GET.
+    async fn cached(self, guard: StampedeGuard, key: CacheKey, asked: Asked) -> Head<B, S::Error> {
+        let (node, policy) = guard.parts();
+        let Ok(key) = guard.key(key) else {
+            return Box::pin(self.pass(guard, None)).await;
+        };
+        let ask = Ask { node, policy, key: &key };
+        let (headers, http) = (self.request.headers(), &policy.http);
+        let wants = Wants { asked: &asked, headers, http, at: At::Resource(&key), status: CacheStatus::hit };
+        match look(ask, &wants).await {
+            Looked::Hit(Found::Response(replay)) => {
+                node.answered(&key, Outcome::Hit);
+                Ok(replay.respond())
+            }
+            // The layer was put on twice, or the handler asks its own URL: the outer one does the work.
+            Looked::Failed(Failure::Guard(error)) if error.kind() == ErrorKind::Reentrant => {
+                Box::pin(self.pass(guard.clone(), Some(CacheStatus::bypass("nested")))).await
+            }
+            // Boxed, as all ways but the hit's: what they need would make the future of every hit larger.
+            looked => Box::pin(self.onward(&guard, &key, asked, looked)).await,
+        }
+    }
+
+    /// The same, when it is no plain hit.
+    async fn onward(
+        self,
+        guard: &StampedeGuard,
+        key: &Key,
+        asked: Asked,
+        looked: Looked<'_, Found>,
+    ) -> Head<B, S::Error> {
+        let (node, policy) = guard.parts();
+        let wanted = Wanted::new(asked, self.request.headers().clone(), key.clone());
+        let (loader, head) = loader(self.inner, self.request, policy, &wanted);
+        let mut journey = Journey { guard, wanted: &wanted, head };
+        let (place, loader) = match journey.answer(At::Resource(key), key, looked, loader).await {
+            Step::Answered(answered) => return answered,
+            Step::Elsewhere(place, loader) => (place, loader),
+        };
+        let key = place.key.clone();
+        // Set here and nowhere else.
+        let _ = wanted.variant.set(*place);
+        let looked =
+            look(Ask { node, policy, key: &key }, &journey.wants(At::Variant, CacheStatus::hit)).await;
+        match journey.answer(At::Variant, &key, looked, loader).await {
+            Step::Answered(answered) => answered,
+            // A variant is nowhere else than where it is.
+            Step::Elsewhere(_, loader) => journey.alone(&key, loader, CacheStatus::miss("vary")).await,
+        }
+    }
+
+    /// Step 2 for a request that is answered with what is stored, or by the inner service.
+    async fn look_up_only(self, guard: StampedeGuard, key: CacheKey, mut asked: Asked) -> Head<B, S::Error> {
+        let (node, policy) = guard.parts();
+        let Ok(key) = guard.key(key) else {
+            return self.pass(guard, None).await;
+        };
+        let is_head = self.request.method() == Method::HEAD;
+        // RFC 9110, 14.2: a range is for a GET.
+        asked.ranged &= !is_head;
+        let (headers, http) = (self.request.headers(), &policy.http);
+        let wants = |at| Wants { asked: &asked, headers, http, at, status: CacheStatus::hit };
+        let mut found =
+            if node.is_closed() { Ok(None) } else { find(&guard, &key, &wants(At::Resource(&key))).await };
+        if let Ok(Some(Found::Elsewhere(place))) = &found {
+            let place = place.key.clone();
+            found = find(&guard, &place, &wants(At::Variant)).await;
+        }
+        match found {
+            Ok(Some(Found::Response(mut replay))) => {
+                node.answered(&key, Outcome::Hit);
+                if is_head {
+                    without_body(&mut replay);
+                }
+                Ok(replay.respond())
+            }
+            Err(error) if policy.on_store_down == OnStoreDown::FailClosed => {
+                let error = Error::store("looking up the entry", &key, error);
+                Ok(failed(&guard, &key, Failure::Guard(error)))
+            }
+            _ if asked.directives.only_if_cached => {
+                node.answered(&key, Outcome::Failed);
+                let text = "nothing that is stored may be used\n";
+                Ok(own_answer(StatusCode::GATEWAY_TIMEOUT, "only-if-cached", text))
+            }
+            Ok(_) | Err(_) => self.head(guard.clone(), key).await,
+        }
+    }
+}
+
+/// What is stored and may be served, if anything.
+async fn find(guard: &StampedeGuard, key: &Key, wants: &Wants<'_>) -> Result<Option<Found>, StoreError> {
+    let (node, policy) = guard.parts();
+    peek(Ask { node, policy, key }, wants).await
+}
+
+/// RFC 9110, 9.3.2: the headers that a GET would have had. One without content has no length either (8.6).
+fn without_body(replay: &mut Replay) {
+    if !has_no_content(replay.response.status()) {
+        let length = HeaderValue::from(replay.response.body().len());
+        replay.response.headers_mut().entry(CONTENT_LENGTH).or_insert(length);
+    }
+    replay.trailers = None;
+    replay.response.body_mut().clear();
+}

@@ -1,0 +1,186 @@
+//! A request that was not answered at once, on its way to an answer: one of many who wait, or alone.
+
+use std::sync::Arc;
+
+use http::{Response, StatusCode};
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+
+use super::body::GuardedBody;
+use super::load::{Head, Wanted};
+use super::replay::{At, Found, VariantPlace, Wants};
+use super::status::{CacheStatus, own_answer, write_status};
+use crate::caller::Ask;
+use crate::error::{Error, ErrorKind, Failure};
+use crate::guard::StampedeGuard;
+use crate::key::Key;
+use crate::loading::Loading;
+use crate::node::{Given, Loader};
+use crate::observe::{Count, Outcome};
+use crate::read_through::{Answer, Looked, Missing, look};
+
+/// A request whose loader is made.
+pub(super) struct Journey<'a, B, E> {
+    pub(super) guard: &'a StampedeGuard,
+    pub(super) wanted: &'a Arc<Wanted>,
+    /// Its own answer, if its own loader is asked.
+    pub(super) head: oneshot::Receiver<Head<B, E>>,
+}
+
+/// What one place came to.
+pub(super) enum Step<B, E> {
+    Answered(Head<B, E>),
+    /// What there is, is another variant than this request's.
+    Elsewhere(Box<VariantPlace>, Loader),
+}
+
+impl<B, E> Journey<'_, B, E> {
+    pub(super) fn wants<'w>(&'w self, at: At<'w>, status: fn(u64) -> CacheStatus) -> Wants<'w> {
+        let Wanted { asked, headers, .. } = &**self.wanted;
+        let (_, policy) = self.guard.parts();
+        Wants { asked, headers, http: &policy.http, at, status }
+    }
+
+    /// Steps 3 to 8 at one place.
+    pub(super) async fn answer(
+        &mut self,
+        at: At<'_>,
+        key: &Key,
+        looked: Looked<'_, Found>,
+        loader: Loader,
+    ) -> Step<B, E> {
+        let (node, _) = self.guard.parts();
+        let (found, outcome, loader) = match looked {
+            Looked::Hit(found) => (found, Outcome::Hit, Some(loader)),
+            Looked::Stale(found) => (found, Outcome::Stale, Some(loader)),
+            Looked::Aging { value: found @ Found::Response(_), stale, refresh } => {
+                // The triggering request asks the inner service; nobody waits for the answer.
+                refresh.start(loader, !stale);
+                (found, if stale { Outcome::Stale } else { Outcome::Hit }, None)
+            }
+            // Not its own, so its refresh is somebody else's.
+            Looked::Aging { value, .. } => (value, Outcome::Hit, Some(loader)),
+            Looked::Failed(failure) => return Step::Answered(Ok(failed(self.guard, key, failure))),
+            Looked::Missing(missing) => match self.load(at, key, missing, loader).await {
+                Loaded::Found(found, outcome, loader) => (found, outcome, loader),
+                Loaded::Answered(answered) => return Step::Answered(answered),
+            },
+        };
+        match (found, loader) {
+            (Found::Response(replay), _) => {
+                node.answered(key, outcome);
+                Step::Answered(Ok(replay.respond()))
+            }
+            (Found::Elsewhere(place), Some(loader)) => Step::Elsewhere(place, loader),
+            (Found::NotForThis, Some(loader)) => {
+                Step::Answered(self.alone(key, loader, CacheStatus::bypass("credentials")).await)
+            }
+            // Its loader was used, and what that came to is not for it.
+            (Found::Elsewhere(_) | Found::NotForThis, None) => Step::Answered(
+                self.own(key).unwrap_or_else(|| Ok(failed(self.guard, key, Failure::vanished()))),
+            ),
+        }
+    }
+
+    /// Steps 3 to 8 where nothing is stored.
+    async fn load(&mut self, at: At<'_>, key: &Key, missing: Missing<'_>, loader: Loader) -> Loaded<B, E> {
+        let (node, policy) = self.guard.parts();
+        let asked = &self.wanted.asked;
+        let apart = key.derived("~a");
+        let missing = if asked.ranged {
+            // Each wants another part, so nobody waits for somebody else's.
+            missing.unattended()
+        } else if asked.authorized || asked.has_cookie {
+            // With its like: what they get may not be for the others. Set here and nowhere else.
+            let _ = self.wanted.stored_at.set(key.clone());
+            let ask = Ask { node, policy, key: &apart };
+            match look(ask, &self.wants(at, CacheStatus::collapsed)).await {
+                Looked::Missing(missing) => missing,
+                _ => {
+                    return Loaded::Answered(self.alone(key, loader, CacheStatus::miss("credentials")).await);
+                }
+            }
+        } else {
+            missing
+        };
+        let Wanted { asked, headers, .. } = &**self.wanted;
+        let wants = Wants { asked, headers, http: &policy.http, at, status: CacheStatus::collapsed };
+        let answer = tokio::select! {
+            biased;
+            // Ahead of the load's end: a client has its first byte when the inner service sends it.
+            Ok(head) = &mut self.head => {
+                node.answered(key, Outcome::Led);
+                return Loaded::Answered(head);
+            }
+            answer = missing.load(&wants, loader) => answer,
+        };
+        match answer {
+            Answer::Coalesced(found, loader) => Loaded::Found(found, Outcome::Coalesced, Some(loader)),
+            Answer::Stale(found, loader) => Loaded::Found(found, Outcome::Stale, loader),
+            Answer::Failed(failure) => Loaded::Answered(Ok(failed(self.guard, key, failure))),
+            Answer::Led(ending) => Loaded::Answered(
+                self.own(key).unwrap_or_else(|| Ok(failed(self.guard, key, ending.into_failure()))),
+            ),
+            Answer::Alone(loader) => {
+                Loaded::Answered(self.alone(key, loader, CacheStatus::miss("uncoordinated")).await)
+            }
+        }
+    }
+
+    /// What its own loader has left for it.
+    fn own(&mut self, key: &Key) -> Option<Head<B, E>> {
+        let head = self.head.try_recv().ok()?;
+        self.guard.parts().0.answered(key, Outcome::Led);
+        Some(head)
+    }
+
+    /// Asks the inner service for nobody else.
+    pub(super) async fn alone(&mut self, key: &Key, loader: Loader, status: CacheStatus) -> Head<B, E> {
+        let (node, policy) = self.guard.parts();
+        node.count(Count::loads);
+        let given = Given::alone(node, policy.load_timeout);
+        let load = Loading::scope(node, key, loader.within, (loader.run)(given));
+        // Bounded as any load, and so is only the head: the body is the client's own. A panic in it is
+        // this task's own too.
+        let failure = match timeout(policy.load_timeout, load).await {
+            Ok(loaded) => {
+                loaded.settle();
+                Failure::vanished()
+            }
+            Err(_) => Failure::Guard(Error::load_timeout(key, policy.load_timeout)),
+        };
+        let Ok(head) = self.head.try_recv() else { return Ok(failed(self.guard, key, failure)) };
+        node.answered(key, Outcome::Bypassed);
+        head.map(|mut response| {
+            write_status(response.headers_mut(), status);
+            response
+        })
+    }
+}
+
+/// What a load came to for one who waited for it.
+enum Loaded<B, E> {
+    Answered(Head<B, E>),
+    Found(Found, Outcome, Option<Loader>),
+}
+
+/// The guard's own answer where there is no value. The text says what happened, never to which key.
+pub(super) fn failed<B>(guard: &StampedeGuard, key: &Key, failure: Failure) -> Response<GuardedBody<B>> {
+    let (node, _) = guard.parts();
+    node.answered(key, Outcome::Failed);
+    const FAILED: &str = "the load of this resource failed\n";
+    const TOO_LONG: &str = "the load of this resource took too long\n";
+    const OVERLOADED: &str = "too many other resources are being loaded\n";
+    const DOWN: &str = "the cache in front of this resource is unavailable\n";
+    match failure {
+        Failure::Loader { .. } => own_answer(StatusCode::BAD_GATEWAY, "load-failed", FAILED),
+        Failure::Panicked(_) => own_answer(StatusCode::BAD_GATEWAY, "load-panicked", FAILED),
+        Failure::Guard(error) if error.is_timeout() => {
+            own_answer(StatusCode::GATEWAY_TIMEOUT, "timeout", TOO_LONG)
+        }
+        Failure::Guard(error) if error.kind() == ErrorKind::Overloaded => {
+            own_answer(StatusCode::SERVICE_UNAVAILABLE, "overloaded", OVERLOADED)
+        }
+        Failure::Guard(_) => own_answer(StatusCode::SERVICE_UNAVAILABLE, "store-down", DOWN),
+    }
+}

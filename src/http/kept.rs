@@ -1,0 +1,307 @@
+//! What is kept with a stored response beside itself: on which terms it is given again, and to which requests.
+
+use std::time::Duration;
+
+use bytes::{BufMut as _, Bytes, BytesMut};
+
+use super::ranges::Part;
+use super::response::Storing;
+use super::reuse::{Stale, Terms};
+use super::vary::{Fingerprint, Names, Variant};
+use crate::entry::Entry;
+
+/// ```text
+/// 0  layout   1
+/// 1  flags    1
+/// 2  length   2   of all this
+/// 4  age      8   ms, when it was stored
+/// 12 lifetime 8   ms
+/// 20 stale    4 4 4   s: while revalidated, on error, on disconnect
+/// 32 part     8 8 8   first, last, length of the whole or MAX; only with PART
+///    variant  8 32 2  generation, fingerprint, length of the names; names. Only with VARIES
+///    language 32 1    fingerprint of the rest, length; language. Only with LANGUAGE
+/// ```
+/// All integers are little-endian. Another layout is another number in the first byte.
+const FIXED: usize = 32;
+const LAYOUT: u8 = 1;
+const REVALIDATE_ALWAYS: u8 = 1;
+const IMMUTABLE: u8 = 2;
+const SAYS_SHARED: u8 = 4;
+const ON_REQUEST: u8 = 8;
+const PART: u8 = 16;
+const VARIES: u8 = 32;
+const LANGUAGE: u8 = 64;
+
+/// What is kept with a stored response.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Kept {
+    pub(crate) terms: Terms,
+    /// How old it was when it was stored (RFC 9111, 4.2.3).
+    pub(crate) age: Duration,
+    /// Where its content stands in the whole, if it is not the whole.
+    pub(crate) part: Option<Part>,
+    /// Boxed, because most resources have none.
+    pub(crate) chosen: Option<Box<Chosen>>,
+}
+
+/// Which one of a resource's variants it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Chosen {
+    /// Of the resource's variants. The others are stored under it, so they are gone when it is.
+    pub(crate) generation: u64,
+    pub(crate) names: Names,
+    pub(crate) variant: Variant,
+}
+
+impl Kept {
+    /// Of a response that is stored `since` after its head came.
+    pub(crate) fn new(storing: &Storing, since: Duration, chosen: Option<Box<Chosen>>) -> Self {
+        let age = storing.initial_age.saturating_add(since);
+        Self { terms: storing.terms, age, part: None, chosen }
+    }
+
+    /// Of a response that is shared with those who wait and not stored.
+    pub(crate) fn shared_only(says_shared: bool, chosen: Option<Box<Chosen>>) -> Self {
+        let terms = Terms {
+            lifetime: Duration::ZERO,
+            stale: Stale::default(),
+            revalidate_always: true,
+            immutable: false,
+            says_shared,
+        };
+        Self { terms, age: Duration::ZERO, part: None, chosen }
+    }
+
+    /// Its age now (`current_age` of RFC 9111, 4.2.3), and its terms with the lifetime that its entry was given:
+    /// a jittered one, or one that has been ended.
+    pub(crate) fn at(&self, entry: &Entry, now: u64) -> (Duration, Terms) {
+        let age = self.age.saturating_add(Duration::from_millis(now.saturating_sub(entry.stored_at)));
+        let given = Duration::from_millis(entry.times.fresh_until.saturating_sub(entry.stored_at));
+        let lifetime = self.terms.lifetime.min(self.age.saturating_add(given));
+        (age, Terms { lifetime, ..self.terms })
+    }
+
+    /// Before the bytes of the response.
+    pub(crate) fn encode(&self, out: &mut BytesMut) -> Option<()> {
+        let start = out.len();
+        let Terms { lifetime, stale, revalidate_always, immutable, says_shared } = self.terms;
+        let language = self.chosen.as_ref().and_then(|chosen| chosen.variant.language.as_ref());
+        let flags = [
+            (REVALIDATE_ALWAYS, revalidate_always),
+            (IMMUTABLE, immutable),
+            (SAYS_SHARED, says_shared),
+            (ON_REQUEST, stale.on_request),
+            (PART, self.part.is_some()),
+            (VARIES, self.chosen.is_some()),
+            (LANGUAGE, language.is_some()),
+        ];
+        out.put_u8(LAYOUT);
+        out.put_u8(flags.iter().filter(|(_, is_set)| *is_set).map(|(flag, _)| flag).sum());
+        // Known when the rest is written.
+        out.put_u16_le(0);
+        out.put_u64_le(u64::try_from(self.age.as_millis()).unwrap_or(u64::MAX));
+        out.put_u64_le(u64::try_from(lifetime.as_millis()).unwrap_or(u64::MAX));
+        for window in [stale.while_revalidate, stale.if_error, stale.on_disconnect] {
+            out.put_u32_le(u32::try_from(window.as_secs()).unwrap_or(u32::MAX));
+        }
+        if let Some(Part { first, last, complete }) = self.part {
+            out.put_u64_le(first);
+            out.put_u64_le(last);
+            out.put_u64_le(complete.unwrap_or(u64::MAX));
+        }
+        if let Some(chosen) = &self.chosen {
+            out.put_u64_le(chosen.generation);
+            out.put_slice(&chosen.variant.fingerprint.0);
+            let names = chosen.names.to_text();
+            out.put_u16_le(u16::try_from(names.len()).ok()?);
+            out.put_slice(names.as_bytes());
+        }
+        if let Some((others, language)) = language {
+            out.put_slice(&others.0);
+            out.put_u8(u8::try_from(language.len()).ok()?);
+            out.put_slice(language.as_bytes());
+        }
+        let length = u16::try_from(out.len() - start).ok()?;
+        out[start + 2..start + 4].copy_from_slice(&length.to_le_bytes());
+        Some(())
+    }
+
+    /// Reads what `encode` wrote, and where the response begins. Anything else is nothing.
+    pub(crate) fn decode(raw: &Bytes) -> Option<(Self, usize)> {
+        let fixed = raw.first_chunk::<FIXED>()?;
+        let length = usize::from(u16::from_le_bytes([fixed[2], fixed[3]]));
+        let flags = fixed[1];
+        if fixed[0] != LAYOUT || length < FIXED {
+            return None;
+        }
+        let mut fields = Fields(raw.get(4..length)?);
+        let age = Duration::from_millis(fields.u64()?);
+        let lifetime = Duration::from_millis(fields.u64()?);
+        let [while_revalidate, if_error, on_disconnect] = [fields.secs()?, fields.secs()?, fields.secs()?];
+        let stale = Stale { while_revalidate, if_error, on_disconnect, on_request: flags & ON_REQUEST != 0 };
+        let part = if flags & PART == 0 { None } else { Some(fields.part()?) };
+        let chosen = if flags & VARIES == 0 { None } else { Some(fields.chosen(flags & LANGUAGE != 0)?) };
+        let terms = Terms {
+            lifetime,
+            stale,
+            revalidate_always: flags & REVALIDATE_ALWAYS != 0,
+            immutable: flags & IMMUTABLE != 0,
+            says_shared: flags & SAYS_SHARED != 0,
+        };
+        fields.0.is_empty().then_some((Self { terms, age, part, chosen }, length))
+    }
+}
+
+struct Fields<'a>(&'a [u8]);
+
+impl<'a> Fields<'a> {
+    fn bytes(&mut self, length: usize) -> Option<&'a [u8]> {
+        let (taken, rest) = self.0.split_at_checked(length)?;
+        self.0 = rest;
+        Some(taken)
+    }
+
+    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
+        self.bytes(N)?.try_into().ok()
+    }
+
+    fn u64(&mut self) -> Option<u64> {
+        self.array().map(u64::from_le_bytes)
+    }
+
+    fn secs(&mut self) -> Option<Duration> {
+        self.array().map(|secs| Duration::from_secs(u32::from_le_bytes(secs).into()))
+    }
+
+    fn text(&mut self, length: usize) -> Option<&'a str> {
+        std::str::from_utf8(self.bytes(length)?).ok()
+    }
+
+    fn part(&mut self) -> Option<Part> {
+        let (first, last, complete) = (self.u64()?, self.u64()?, self.u64()?);
+        let complete = Some(complete).filter(|&complete| complete != u64::MAX);
+        let sound = first <= last && complete.is_none_or(|complete| last < complete);
+        sound.then_some(Part { first, last, complete })
+    }
+
+    fn chosen(&mut self, has_language: bool) -> Option<Box<Chosen>> {
+        let generation = self.u64()?;
+        let fingerprint = Fingerprint(self.array()?);
+        let length = usize::from(self.array().map(u16::from_le_bytes)?);
+        let names = Names::from_text(self.text(length)?)?;
+        let language = match has_language {
+            true => {
+                let others = Fingerprint(self.array()?);
+                let [length] = self.array()?;
+                Some((others, self.text(length.into())?.to_owned()))
+            }
+            false => None,
+        };
+        Some(Box::new(Chosen { generation, names, variant: Variant { fingerprint, language } }))
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "in a test the panic is the report")]
+mod tests {
+    use http::HeaderMap;
+    use http::header::{ACCEPT_LANGUAGE, CONTENT_LANGUAGE, HeaderValue, VARY};
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::entry::{Encoding, Kind};
+    use crate::http::selecting::Normal;
+    use crate::http::vary::Vary;
+    use crate::tags::TagList;
+    use crate::times::Times;
+
+    const fn secs(secs: u64) -> Duration {
+        Duration::from_secs(secs)
+    }
+
+    fn kept() -> Kept {
+        let stale =
+            Stale { while_revalidate: secs(1), if_error: secs(2), on_disconnect: secs(3), on_request: true };
+        let terms = Terms {
+            lifetime: Duration::from_millis(60_500),
+            stale,
+            revalidate_always: false,
+            immutable: true,
+            says_shared: false,
+        };
+        Kept { terms, age: Duration::from_millis(7_250), part: None, chosen: None }
+    }
+
+    fn chosen() -> Box<Chosen> {
+        let mut headers = HeaderMap::new();
+        headers.insert(VARY, HeaderValue::from_static("accept-language, x-b"));
+        headers.insert(CONTENT_LANGUAGE, HeaderValue::from_static("de-AT"));
+        let mut request = HeaderMap::new();
+        request.insert(ACCEPT_LANGUAGE, HeaderValue::from_static("de"));
+        let Vary::Names(names) = Vary::of(&headers, &[]) else { unreachable!("it names two") };
+        let variant = Variant::of(&names, &request, &headers, Normal::Careful);
+        assert!(variant.language.is_some());
+        Box::new(Chosen { generation: 77, names, variant })
+    }
+
+    #[test]
+    fn what_is_kept_comes_back_and_says_where_the_response_begins() {
+        let part = Some(Part { first: 4, last: 9, complete: None });
+        let without_language = {
+            let mut chosen = chosen();
+            chosen.variant.language = None;
+            chosen
+        };
+        for part in [None, part, Some(Part { first: 0, last: 0, complete: Some(1) })] {
+            for chosen in [None, Some(chosen()), Some(without_language.clone())] {
+                let kept = Kept { part, chosen, ..kept() };
+                let mut out = BytesMut::new();
+                kept.encode(&mut out).unwrap();
+                let length = out.len();
+                out.put_slice(b"the response");
+                let raw = out.freeze();
+                assert_eq!(Kept::decode(&raw), Some((kept, length)));
+                for cut in 0..length {
+                    assert_eq!(Kept::decode(&raw.slice(..cut)), None, "{cut}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn its_lifetime_ends_with_its_entrys() {
+        let entry = |fresh_until| Entry {
+            kind: Kind::Value,
+            encoding: Encoding::HTTP,
+            stored_at: 10_000,
+            times: Times { fresh_until, ..Times::default() },
+            validator: Bytes::new(),
+            tags: TagList::default(),
+            payload: Bytes::new(),
+        };
+        let kept = kept();
+        let (age, terms) = kept.at(&entry(10_000 + 53_250), 20_000);
+        assert_eq!((age, terms.lifetime), (Duration::from_millis(17_250), kept.terms.lifetime));
+        let jittered = kept.at(&entry(10_000 + 50_000), 20_000).1;
+        assert_eq!(jittered.lifetime, Duration::from_millis(57_250));
+        let expired = kept.at(&entry(10_000), 20_000).1;
+        assert_eq!(expired.lifetime, kept.age);
+        // Stale on arrival: its lifetime was shorter than its age.
+        let terms = Terms { lifetime: secs(5), ..kept.terms };
+        assert_eq!(Kept { terms, ..kept }.at(&entry(10_000), 10_000).1.lifetime, secs(5));
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_it_panic(raw in proptest::collection::vec(0u8.., 0..200), flags in 0u8.., length in 0u16..200) {
+            let mut raw = raw;
+            if raw.len() > 4 {
+                raw[..4].copy_from_slice(&[LAYOUT, flags, length as u8, 0]);
+            }
+            if let Some((kept, length)) = Kept::decode(&raw.into()) {
+                prop_assert!(length >= FIXED);
+                prop_assert!(kept.part.is_none_or(|part| part.first <= part.last));
+            }
+        }
+    }
+}

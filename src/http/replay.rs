@@ -1,0 +1,261 @@
+//! A stored response as the answer to a request (RFC 9111, 4). Step 8 over HTTP.
+
+use std::slice;
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+use http::header::HeaderMap;
+use http::{Response, StatusCode};
+
+use super::body::GuardedBody;
+use super::kept::{Chosen, Kept};
+use super::policy::HttpPolicy;
+use super::ranges::{self, ByteRange, Part, if_range_holds};
+use super::request::Asked;
+use super::reuse::{Failed, Reuse, instead_of, is_for, reuse};
+use super::status::{CacheStatus, age_and_status};
+use super::validation::{is_not_modified, not_modified};
+use super::vary::{Fingerprint, Names, Variant};
+use super::wire::StoredResponse;
+use crate::entry::{Encoding, Entry, Kind};
+use crate::key::Key;
+use crate::node::{Open, Opened};
+use crate::times::Serves;
+
+/// What a request wants of what is stored.
+pub(crate) struct Wants<'a> {
+    pub(crate) asked: &'a Asked,
+    /// The request's.
+    pub(crate) headers: &'a HeaderMap,
+    pub(crate) http: &'a HttpPolicy,
+    pub(crate) at: At<'a>,
+    /// What `Cache-Status` says, of an entry that is fresh for so many seconds more.
+    pub(crate) status: fn(u64) -> CacheStatus,
+}
+
+/// Where it is looked for.
+#[derive(Clone, Copy)]
+pub(crate) enum At<'a> {
+    /// Where the resource is: one of its variants, and what tells where the others are.
+    Resource(&'a Key),
+    Variant,
+}
+
+/// Where a variant is.
+#[derive(Clone, Debug)]
+pub(crate) struct VariantPlace {
+    pub(crate) key: Key,
+    pub(crate) generation: u64,
+    pub(crate) names: Names,
+}
+
+impl VariantPlace {
+    fn new(resource: &Key, chosen: &Chosen, fingerprint: Fingerprint) -> Self {
+        // Half of the digest is enough for a place: what is there is compared by all of it.
+        let mut suffix = format!("~v{:016x}{fingerprint}", chosen.generation);
+        suffix.truncate(2 + 16 + 32);
+        let Chosen { generation, names, .. } = chosen;
+        Self { key: resource.derived(&suffix), generation: *generation, names: names.clone() }
+    }
+}
+
+/// What there is for a request.
+#[derive(Clone)]
+pub(crate) enum Found {
+    Response(Replay),
+    /// The variant for this request, if it is stored, is there.
+    Elsewhere(Box<VariantPlace>),
+    /// What is stored is not for a request like this (RFC 9111, 3.5).
+    NotForThis,
+}
+
+/// A stored response, ready to be sent.
+#[derive(Clone)]
+pub(crate) struct Replay {
+    pub(crate) response: Response<Bytes>,
+    pub(crate) trailers: Option<Box<HeaderMap>>,
+}
+
+impl Replay {
+    pub(crate) fn respond<B>(self) -> Response<GuardedBody<B>> {
+        let Self { response, trailers } = self;
+        response.map(|body| GuardedBody::stored(body, trailers.map(|trailers| *trailers)))
+    }
+}
+
+/// What the first of those who share a read has made of it.
+type Shared = Option<(bool, Replay)>;
+
+impl Open for Wants<'_> {
+    type Value = Found;
+
+    fn serves(&self, entry: &Entry, now: u64) -> Serves {
+        let Some((kept, _)) = Kept::of(entry) else { return entry.serves(now) };
+        let (age, terms) = kept.at(entry, now);
+        if kept.part.is_some_and(|part| !self.wants_of(part)) {
+            return Serves::No;
+        }
+        match reuse(self.asked, &terms, age, self.http) {
+            // `open` says for whom it is.
+            Reuse::Fresh | Reuse::NotForThis => Serves::Fresh,
+            Reuse::Stale => Serves::Resting,
+            Reuse::StaleWhileRevalidate if entry.times.serves(now) == Serves::Resting => Serves::Resting,
+            Reuse::StaleWhileRevalidate => Serves::Stale,
+            Reuse::Revalidate | Reuse::OnlyIfCached if self.is_elsewhere(&kept) => Serves::Fresh,
+            Reuse::Revalidate
+                if entry.times.serves(now) == Serves::Resting
+                    && instead_of(Failed::Disconnected, self.asked, &terms, age, self.http) =>
+            {
+                Serves::Resting
+            }
+            Reuse::Revalidate | Reuse::OnlyIfCached => Serves::No,
+        }
+    }
+
+    fn stands_in(&self, entry: &Entry, now: u64) -> bool {
+        let Some((kept, _)) = Kept::of(entry) else { return false };
+        let (age, terms) = kept.at(entry, now);
+        entry.times.stands_in(now) && instead_of(Failed::Disconnected, self.asked, &terms, age, self.http)
+    }
+
+    fn open(&self, entry: &mut Entry, now: u64) -> Option<Found> {
+        let (kept, at) = Kept::of(entry)?;
+        if let Some(elsewhere) = self.not_here(&kept) {
+            return Some(elsewhere);
+        }
+        if !self.is_this_variant(&kept) {
+            return None;
+        }
+        let replay = self.replay(entry, &kept, StoredResponse::decode(&entry.payload, at)?, now)?;
+        Some(Found::Response(replay))
+    }
+
+    /// Decoded and dated once for all who share the read: it is not a second old.
+    fn open_shared(&self, entry: &Entry, now: u64, opened: &Opened) -> Option<Found> {
+        if self.is_plain() {
+            let first = || -> Shared {
+                let (kept, at) = Kept::of(entry)?;
+                let for_everyone = kept.chosen.is_none();
+                let response = StoredResponse::decode(&entry.payload, at)?;
+                Some((for_everyone, self.replay(entry, &kept, response, now)?))
+            };
+            let shared = opened.get_or_init(|| Box::new(first()));
+            if let Some((true, replay)) = shared.downcast_ref::<Shared>()? {
+                return Some(Found::Response(replay.clone()));
+            }
+        }
+        self.open(&mut entry.clone(), now)
+    }
+}
+
+impl Wants<'_> {
+    /// Whether a whole response answers it, whoever asks.
+    fn is_plain(&self) -> bool {
+        let Asked { conditional, ranged, authorized, has_cookie, .. } = *self.asked;
+        !(conditional || ranged || authorized || has_cookie)
+    }
+
+    fn is_this_variant(&self, kept: &Kept) -> bool {
+        kept.chosen.as_ref().is_none_or(|chosen| {
+            let one = slice::from_ref(&chosen.variant);
+            Variant::select(&chosen.names, self.headers, one, self.http.normal()).is_some()
+        })
+    }
+
+    fn is_elsewhere(&self, kept: &Kept) -> bool {
+        matches!(self.at, At::Resource(_)) && !self.is_this_variant(kept)
+    }
+
+    /// What there is instead of a response that is not for this request.
+    fn not_here(&self, kept: &Kept) -> Option<Found> {
+        if let (At::Resource(resource), Some(chosen)) = (self.at, &kept.chosen)
+            && !self.is_this_variant(kept)
+        {
+            let fingerprint = chosen.names.fingerprint(self.headers, self.http.normal());
+            return Some(Found::Elsewhere(Box::new(VariantPlace::new(resource, chosen, fingerprint))));
+        }
+        (!is_for(self.asked, &kept.terms, self.http)).then_some(Found::NotForThis)
+    }
+
+    /// Whether the stored part may have what is asked for.
+    fn wants_of(&self, part: Part) -> bool {
+        self.asked.ranged && ByteRange::of(self.headers).is_some_and(|range| range.of_part(part).is_some())
+    }
+
+    fn replay(&self, entry: &Entry, kept: &Kept, stored: StoredResponse, now: u64) -> Option<Replay> {
+        let (age, _) = kept.at(entry, now);
+        let fresh_until = entry.times.fresh_until;
+        // One that was never fresh was made for those who waited for it.
+        let status = if fresh_until <= now && fresh_until > entry.stored_at {
+            CacheStatus::Stale { beyond: (now - fresh_until) / 1000 }
+        } else {
+            (self.status)(fresh_until.saturating_sub(now) / 1000)
+        };
+        let mut replay = answer(self.asked, self.headers, stored, kept.part, age)?;
+        age_and_status(replay.response.headers_mut(), age.as_secs(), status);
+        Some(replay)
+    }
+}
+
+impl Kept {
+    /// Of an entry that is a response; and where that begins.
+    pub(crate) fn of(entry: &Entry) -> Option<(Self, usize)> {
+        if entry.encoding != Encoding::HTTP || entry.kind != Kind::Value {
+            return None;
+        }
+        Self::decode(&entry.payload)
+    }
+}
+
+/// What a request is answered with: all of a stored response, a part of it (RFC 9110, 14), or that it has not
+/// changed (RFC 9111, 4.3.2). Nothing where it needs more than is stored.
+pub(crate) fn answer(
+    asked: &Asked,
+    request: &HeaderMap,
+    stored: StoredResponse,
+    part: Option<Part>,
+    age: Duration,
+) -> Option<Replay> {
+    let StoredResponse { status, version, headers, body, trailers } = stored;
+    let build = |status, headers, body, trailers| {
+        let mut response = Response::new(body);
+        *response.status_mut() = status;
+        *response.version_mut() = version;
+        *response.headers_mut() = headers;
+        Some(Replay { response, trailers })
+    };
+    if !asked.conditional && !asked.ranged {
+        // Not by who asks for the whole.
+        return if part.is_none() && status != StatusCode::PARTIAL_CONTENT {
+            build(status, headers, body, trailers)
+        } else {
+            None
+        };
+    }
+    let now = SystemTime::now();
+    let received = now.checked_sub(age).unwrap_or(now);
+    if asked.conditional && is_not_modified(request, status, &headers, received, now) {
+        return build(StatusCode::NOT_MODIFIED, not_modified(&headers), Bytes::new(), None);
+    }
+    let (wanted, first) = match part {
+        Some(stored) => {
+            let range = ByteRange::of(request).filter(|_| if_range_holds(request, &headers, now))?;
+            (range.of_part(stored)?, stored.first)
+        }
+        None if asked.ranged && status == StatusCode::OK => {
+            match ranges::answer(request, &headers, body.len() as u64, now) {
+                ranges::Answer::Part(part) => (part, 0),
+                ranges::Answer::Whole => return build(status, headers, body, trailers),
+                ranges::Answer::Unsatisfiable => {
+                    let headers = ranges::unsatisfiable(body.len() as u64);
+                    return build(StatusCode::RANGE_NOT_SATISFIABLE, headers, Bytes::new(), None);
+                }
+            }
+        }
+        None => return build(status, headers, body, trailers),
+    };
+    let within = wanted.within(first).filter(|within| within.end <= body.len())?;
+    let mut headers = headers;
+    wanted.write(&mut headers);
+    build(StatusCode::PARTIAL_CONTENT, headers, body.slice(within), None)
+}

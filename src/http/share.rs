@@ -1,0 +1,254 @@
+//! Decides at the head who may have a response, and reads its body for all of them.
+
+use std::future::{Future as _, poll_fn};
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+use http::header::HeaderMap;
+use http::response::Parts;
+use http::{Method, Response, StatusCode};
+use http_body::Body;
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use super::apart::Apart;
+use super::body::{BoxError, GuardedBody};
+use super::draft::{Draft, Previous};
+use super::fields::content_length;
+use super::kept::Chosen;
+use super::load::{Head, Wanted, no_content};
+use super::policy::ResponseRules;
+use super::response::{DoNotStore, Exchange, Verdict, judge};
+use super::rule::Rule;
+use super::status::{CacheStatus, Fwd, write_status};
+use super::tee::{Teed, ends_with_head, has_no_content, tee};
+use super::validation::{is_not_modified, not_modified};
+use super::vary::{Names, Variant, Vary};
+use crate::error::Failure;
+use crate::node::{LoadResult, Loaded, Mode, Node};
+use crate::observe;
+use crate::policy::Policy;
+
+pub(crate) type Client<B, E> = oneshot::Sender<Head<B, E>>;
+
+/// One answer of the inner service, and those it is for.
+pub(crate) struct Sharing<B, E> {
+    pub(crate) mode: Mode,
+    pub(crate) policy: Arc<Policy>,
+    pub(crate) wanted: Arc<Wanted>,
+    pub(crate) node: Arc<Node>,
+    pub(crate) apart: Apart,
+    pub(crate) rules: ResponseRules,
+    /// Why it was asked.
+    pub(crate) fwd: Fwd,
+    /// From the request to the head.
+    pub(crate) delay: Duration,
+    /// When the head came.
+    pub(crate) now: SystemTime,
+    pub(crate) client: Client<B, E>,
+}
+
+impl<B, E> Sharing<B, E> {
+    /// What is shared of a response with this head; else the rule that keeps it from others.
+    pub(crate) fn draft(&self, head: &Parts, previous: Option<&Previous>) -> Result<Draft, Rule> {
+        let exchange = Exchange {
+            method: &Method::GET,
+            target: None,
+            asked: &self.wanted.asked,
+            status: head.status,
+            headers: &head.headers,
+            do_not_store: head.extensions.get::<DoNotStore>().is_some(),
+            delay: self.delay,
+            now: self.now,
+        };
+        let mut draft = match judge(&exchange, &self.rules) {
+            Verdict::Private(rule) => {
+                observe::judged("not shared", &rule);
+                return Err(rule);
+            }
+            Verdict::ShareOnly { rule, vary, says_shared } => {
+                observe::judged("not stored", &rule);
+                let chosen = self.chosen(&vary, head, previous);
+                Draft::shared_only(head, says_shared, chosen, self.now)
+            }
+            Verdict::Store(storing) => {
+                observe::judged("stored", &storing.rule);
+                let chosen = self.chosen(&storing.vary, head, previous);
+                Draft::stored(head, storing, chosen, &self.policy.lifetimes(), self.now)
+            }
+        };
+        if self.mode == Mode::Unleased {
+            draft.not_stored();
+        }
+        Ok(draft)
+    }
+
+    /// What a rule that keeps a response from others means for them.
+    pub(crate) fn unshared(&self, rule: Rule) -> LoadResult {
+        let about_this_request = matches!(rule, Rule::Authorization | Rule::Cookie)
+            || (self.wanted.asked.ranged && rule == Rule::Status);
+        if about_this_request && self.wanted.stored_at.get().is_none() {
+            return LoadResult::Aside;
+        }
+        LoadResult::Uncacheable { mark: true }
+    }
+
+    /// Which variant it is, of those that its resource has.
+    fn chosen(&self, vary: &Vary, head: &Parts, previous: Option<&Previous>) -> Option<Box<Chosen>> {
+        let Vary::Names(names) = vary else { return None };
+        let variant = Variant::of(names, &self.wanted.headers, &head.headers, self.rules.http.normal());
+        let known = self.wanted.variant.get().map(|place| (&place.names, place.generation));
+        let previous = previous.and_then(|previous| previous.kept.chosen.as_ref());
+        let known = known.or_else(|| previous.map(|chosen| (&chosen.names, chosen.generation)));
+        let generation = known.filter(|(known, _)| *known == names).map(|(_, generation)| generation);
+        let generation = generation.unwrap_or_else(|| fastrand::u64(..));
+        Some(Box::new(Chosen { generation, names: names.clone(), variant }))
+    }
+
+    /// Whether the resource depends on other headers than when it was found to have variants.
+    fn varies_otherwise(&self, head: &Parts) -> bool {
+        let names = |vary| match vary {
+            Vary::Names(names) => Some(names),
+            Vary::Nothing | Vary::Any => None::<Names>,
+        };
+        let vary_on = &self.rules.http.vary_on;
+        self.wanted
+            .variant
+            .get()
+            .is_some_and(|place| names(Vary::of(&head.headers, vary_on)).as_ref() != Some(&place.names))
+    }
+}
+
+impl<B, E> Sharing<B, E>
+where
+    B: Body + Send + 'static,
+    B::Data: Send,
+    B::Error: Into<BoxError>,
+    E: Send + 'static,
+{
+    /// Shares a response: with its own client at once, with the others when all of it is here.
+    pub(crate) async fn response(
+        mut self,
+        response: Response<B>,
+        previous: Option<&Previous>,
+        until: Instant,
+    ) -> Loaded {
+        let (mut head, body) = response.into_parts();
+        let mut draft = match self.draft(&head, previous) {
+            Ok(draft) => draft,
+            Err(rule) => {
+                let result = self.unshared(rule);
+                std::mem::take(&mut self.apart).leave().await;
+                let own = self.own(&head).map(|head| Response::from_parts(head, no_content()));
+                let own = own.unwrap_or_else(|| Response::from_parts(head, GuardedBody::passed(body)));
+                self.pass(own, Some(rule.token()));
+                return result.into();
+            }
+        };
+        if self.varies_otherwise(&head) {
+            // What is found under the old names is not to be found any more; the next request begins anew.
+            draft.not_stored();
+            let forgotten =
+                self.node.store.invalidate(&self.wanted.resource, None, self.policy.command_timeout);
+            // Where that fails, this variant is loaded again and again until the resource's entry ends.
+            let _ = forgotten.await;
+        }
+        // Judged sound above.
+        let expected = content_length(&head.headers).ok().flatten();
+        let status = self.status(&draft);
+        let own = self.own(&head);
+        let Self { policy, rules, apart, client, .. } = self;
+        let (sender, client_body) = GuardedBody::streaming(body.size_hint());
+        write_status(&mut head.headers, status);
+
+        // With the head the client has everything, so the head is what waits for the commit.
+        let ends_with_head = own.is_some() || ends_with_head(head.status, expected, &body);
+        let finished =
+            |draft: Draft, body, trailers| draft.finish(body, trailers, previous, rules.http.letter);
+        if own.is_none() && ends_with_head && (body.is_end_stream() || has_no_content(head.status)) {
+            let result = apart.store(finished(draft, Bytes::new(), None)).await;
+            let whole = Response::from_parts(head, GuardedBody::passed(body));
+            return Loaded { result, settled: Some(Box::new(move || drop(client.send(Ok(whole))))) };
+        }
+        let own = match own {
+            Some(mut own) => {
+                write_status(&mut own.headers, status);
+                Response::from_parts(own, no_content())
+            }
+            None => Response::from_parts(head, client_body),
+        };
+        let mut waiting = Some((client, own));
+        let mut answer = move || {
+            if let Some((client, response)) = waiting.take() {
+                // A client that has left does not stop the load.
+                let _ = client.send(Ok(response));
+            }
+        };
+        let mut teeing = pin!(tee(body, policy.max_body, expected, until, sender));
+        let teed = poll_fn(|cx| {
+            let teed = teeing.as_mut().poll(cx);
+            // A body that has to be waited for streams. One that is all there goes out with its head,
+            // after the commit: a head alone and a body some time later are two small writes, which
+            // Nagle's algorithm and a delayed acknowledgement hold apart by 40 ms.
+            if teed.is_pending() && !ends_with_head {
+                answer();
+            }
+            teed
+        })
+        .await;
+        match teed {
+            Teed::Whole { body, trailers, finish } => {
+                let result = apart.store(finished(draft, body, trailers)).await;
+                let release = move || {
+                    // The end first: with the head in its hands the client's task writes what is there.
+                    finish.release();
+                    answer();
+                };
+                Loaded { result, settled: Some(Box::new(release)) }
+            }
+            Teed::TooBig => {
+                answer();
+                apart.leave().await;
+                LoadResult::Uncacheable { mark: true }.into()
+            }
+            Teed::Broken { text, finish } => {
+                apart.leave().await;
+                // Its client may ask again as soon as it has the error: after the fleet was told.
+                let result = LoadResult::Failed(Failure::Loader { text: text.into(), source: None });
+                let release = move || {
+                    answer();
+                    finish.release();
+                };
+                Loaded { result, settled: Some(Box::new(release)) }
+            }
+        }
+    }
+
+    /// Gives a response to its own client only.
+    fn pass(self, mut response: Response<GuardedBody<B>>, detail: Option<&'static str>) {
+        let status = CacheStatus::Forwarded { fwd: self.fwd, status: None, stored: None, detail };
+        write_status(response.headers_mut(), status);
+        let _ = self.client.send(Ok(response));
+    }
+
+    fn status(&self, draft: &Draft) -> CacheStatus {
+        let detail = match (self.mode, draft.ttl()) {
+            (Mode::Unleased, _) => Some("uncoordinated"),
+            (Mode::Leased | Mode::Alone, None) => Some("not-stored"),
+            (Mode::Leased | Mode::Alone, Some(_)) => None,
+        };
+        CacheStatus::Forwarded { fwd: self.fwd, status: None, stored: draft.ttl(), detail }
+    }
+
+    /// What the client is told instead of a response that it has already (RFC 9111, 4.3.2).
+    fn own(&self, head: &Parts) -> Option<Parts> {
+        let Wanted { asked, headers, .. } = &*self.wanted;
+        if !asked.conditional || !is_not_modified(headers, head.status, &head.headers, self.now, self.now) {
+            return None;
+        }
+        let headers: HeaderMap = not_modified(&head.headers);
+        Some(super::draft::head_of(StatusCode::NOT_MODIFIED, head.version, headers))
+    }
+}
