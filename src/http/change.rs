@@ -2,10 +2,14 @@
 //! (RFC 9111, 4.4), and a HEAD may bring it up to date (4.3.5).
 
 use std::fmt;
+use std::sync::Arc;
+use std::time::SystemTime;
 
-use http::{Method, Request, Response};
+use http::header::HeaderMap;
+use http::{Method, Request, Response, StatusCode, Uri};
 use http_body::Body;
-use tokio::time::timeout;
+use tokio::sync::oneshot;
+use tokio::time::{Instant, timeout};
 use tower_service::Service;
 
 use super::apart::Apart;
@@ -13,17 +17,18 @@ use super::body::{BoxError, GuardedBody};
 use super::draft::{Draft, Previous, head_of};
 use super::exchange::Exchange;
 use super::invalidation::Invalidation;
-use super::load::{Head, call};
+use super::load::{Head, Wanted, call};
 use super::policy::ResponseRules;
-use super::request::Asked;
+use super::request::{Asked, Considered, consider_post};
 use super::response::{self, DoNotStore, Verdict, judge};
-use super::status::{CacheStatus, Fwd, write_status};
+use super::share::Sharing;
+use super::status::{CacheStatus, Fwd, own_answer, write_status};
 use super::validation::{HeadUpdate, freshened, head_update};
 use super::vary::Vary;
 use crate::caller::Ask;
 use crate::guard::StampedeGuard;
 use crate::key::Key;
-use crate::node::Seen;
+use crate::node::{Mode, Seen};
 use crate::observe::Outcome;
 use crate::read_through::read_entry;
 
@@ -41,15 +46,79 @@ where
     pub(super) async fn unsafely(self, guard: StampedeGuard) -> Head<B, S::Error> {
         let (node, policy) = guard.parts();
         let invalidation = Invalidation::of(&self.request, &policy.http.requests);
+        if policy.http.letter
+            && let Some(invalidation) = &invalidation
+            && let Ok(post) = consider_post(&self.request, &policy.http.requests)
+        {
+            return Box::pin(self.post(&guard, post, invalidation)).await;
+        }
         node.counters.request(Outcome::Bypassed);
         let mut response = call(self.inner, self.request).await?.map(GuardedBody::passed);
         if let Some(invalidation) = invalidation {
-            let keys = invalidation.keys(response.status(), response.headers());
-            forget(&guard, keys.into_iter().filter_map(|key| guard.key(key).ok()).collect()).await;
+            forget(&guard, keys(&guard, &invalidation, response.status(), response.headers())).await;
         }
         let status = CacheStatus::Forwarded { fwd: Fwd::Method, status: None, stored: None, detail: None };
         write_status(response.headers_mut(), status);
         Ok(response)
+    }
+
+    /// A POST whose answer may be what a GET would bring (RFC 9110, 9.3.3).
+    async fn post(
+        self,
+        guard: &StampedeGuard,
+        (Considered { key, asked, .. }, target): (Considered, Uri),
+        invalidation: &Invalidation,
+    ) -> Head<B, S::Error> {
+        let (node, policy) = guard.parts();
+        let Ok(key) = guard.key(key) else {
+            return call(self.inner, self.request).await.map(|r| r.map(GuardedBody::passed));
+        };
+        let wanted = Wanted::new(asked, self.request.headers().clone(), key.clone());
+        let apart = match node.is_closed() {
+            true => Apart::Refused,
+            false => Apart::begin(node, policy, &key, None).await,
+        };
+        node.counters.request(Outcome::Bypassed);
+        let asked_at = Instant::now();
+        let response = match call(self.inner, self.request).await {
+            Ok(response) => response,
+            Err(error) => {
+                apart.leave().await;
+                return Err(error);
+            }
+        };
+        let (client, answer) = oneshot::channel();
+        let rules = ResponseRules::of(policy);
+        let sharing = Sharing {
+            mode: Mode::Leased,
+            policy: Arc::clone(policy),
+            wanted,
+            node: Arc::clone(node),
+            apart,
+            method: Method::POST,
+            target: Some(target),
+            rules,
+            fwd: Fwd::Method,
+            delay: asked_at.elapsed(),
+            now: SystemTime::now(),
+            client,
+        };
+        let (head, body) = response.into_parts();
+        let mut changed = keys(guard, invalidation, head.status, &head.headers);
+        if matches!(sharing.draft(&head, None), Ok(draft) if draft.ttl().is_some()) {
+            // It takes the place of what was stored there.
+            changed.retain(|changed| *changed != key);
+        }
+        forget(guard, changed).await;
+        let until = asked_at + policy.load_timeout;
+        let running = node.tasks.enter();
+        tokio::spawn(async move {
+            sharing.response(Response::from_parts(head, body), None, until).await.settle();
+            drop(running);
+        });
+        let gone =
+            || own_answer(StatusCode::BAD_GATEWAY, "load-failed", "the load of this resource failed\n");
+        answer.await.unwrap_or_else(|_| Ok(gone()))
     }
 
     /// A HEAD that what is stored does not answer.
@@ -66,13 +135,13 @@ where
             None => Apart::Refused,
         };
         node.counters.request(Outcome::Bypassed);
-        let asked_at = tokio::time::Instant::now();
+        let asked_at = Instant::now();
         let response = call(self.inner, self.request).await;
         let (Some(previous), Ok(head)) = (previous, &response) else {
             apart.leave().await;
             return passed(response);
         };
-        let now = std::time::SystemTime::now();
+        let now = SystemTime::now();
         let (headers, length) = (&previous.response.headers, previous.response.body.len() as u64);
         match head_update(head.status(), head.headers(), headers, length, now) {
             HeadUpdate::Ignore => apart.leave().await,
@@ -95,8 +164,7 @@ where
                     delay: asked_at.elapsed(),
                     now,
                 };
-                let (http, fresh_for, max_body) = (policy.http.clone(), policy.fresh_for, policy.max_body);
-                match judge(&exchange, &ResponseRules { http, fresh_for, max_body }) {
+                match judge(&exchange, &ResponseRules::of(policy)) {
                     Verdict::Store(storing) if storing.vary == Vary::Nothing => {
                         let draft = Draft::stored(&head, storing, None, &policy.lifetimes(), now);
                         let (body, trailers) = (previous.response.body.clone(), previous.response.trailers);
@@ -109,6 +177,16 @@ where
         }
         passed(response)
     }
+}
+
+/// What an unsafe request has changed.
+fn keys(
+    guard: &StampedeGuard,
+    invalidation: &Invalidation,
+    status: StatusCode,
+    headers: &HeaderMap,
+) -> Vec<Key> {
+    invalidation.keys(status, headers).into_iter().filter_map(|key| guard.key(key).ok()).collect()
 }
 
 /// Removes what is stored under these keys. Goes on behind the response where the store takes longer than a

@@ -1,6 +1,6 @@
 //! What is stored of a response: the payload, and for how long.
 
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use http::header::{CONTENT_RANGE, DATE, HeaderMap, RETRY_AFTER};
@@ -85,6 +85,16 @@ impl Draft {
     pub(crate) fn ttl(&self) -> Option<u64> {
         let storing = self.storing.as_ref()?;
         Some(if storing.terms.revalidate_always { 0 } else { storing.fresh_for().as_secs() })
+    }
+
+    /// Which variant it is, if it is stored as one.
+    pub(crate) fn chosen(&self) -> Option<&Chosen> {
+        self.storing.as_ref().and(self.chosen.as_deref())
+    }
+
+    /// For how long it is stored at the most.
+    pub(crate) fn life(&self) -> Duration {
+        self.storing.as_ref().map_or(Duration::ZERO, |storing| storing.keep_for.max(storing.fresh_for() * 2))
     }
 
     /// Shares it with those who wait only.

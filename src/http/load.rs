@@ -7,7 +7,7 @@ use std::time::SystemTime;
 
 use bytes::Bytes;
 use http::header::HeaderMap;
-use http::{Request, Response, StatusCode};
+use http::{Method, Request, Response, StatusCode};
 use http_body::Body;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -133,8 +133,7 @@ where
         }
     };
     let now = SystemTime::now();
-    let rules =
-        ResponseRules { http: policy.http.clone(), fresh_for: policy.fresh_for, max_body: policy.max_body };
+    let rules = ResponseRules::of(&policy);
     // Whether the stored response is given instead (RFC 5861, 4).
     let stood_in = previous.as_ref().is_some_and(|Previous { entry, kept, .. }| {
         let (age, terms) = kept.at(entry, node.store.now());
@@ -146,8 +145,9 @@ where
         return LoadResult::Failed(Failure::Loader { text: text.into(), source: None }).into();
     }
     let validated = whole.filter(|_| response.status() == StatusCode::NOT_MODIFIED);
+    let (method, delay) = (Method::GET, asked_at.elapsed());
     let sharing =
-        Sharing { mode, policy, wanted, node, apart, rules, fwd, delay: asked_at.elapsed(), now, client };
+        Sharing { mode, policy, wanted, node, apart, method, target: None, rules, fwd, delay, now, client };
     match validated {
         None => sharing.response(response, previous.as_ref(), until).await,
         Some(stored) if is_about(response.headers(), &stored.response.headers, now) => {

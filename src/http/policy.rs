@@ -12,6 +12,7 @@ use super::selecting::Normal;
 use super::target::key;
 use super::vary::MOST_NAMES;
 use crate::key::CacheKey;
+use crate::policy::Policy;
 
 /// What the HTTP layer shares, with whom, and for how long; set by
 /// [`PolicyBuilder::http`](crate::PolicyBuilder::http).
@@ -320,6 +321,12 @@ pub(crate) struct ResponseRules {
     pub(crate) fresh_for: Duration,
     /// The longest body that is kept, in bytes.
     pub(crate) max_body: usize,
+}
+
+impl ResponseRules {
+    pub(crate) fn of(policy: &Policy) -> Self {
+        Self { http: policy.http.clone(), fresh_for: policy.fresh_for, max_body: policy.max_body }
+    }
 }
 
 #[cfg(test)]

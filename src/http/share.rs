@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 use bytes::Bytes;
 use http::header::HeaderMap;
 use http::response::Parts;
-use http::{Method, Response, StatusCode};
+use http::{Method, Response, StatusCode, Uri};
 use http_body::Body;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -40,6 +40,9 @@ pub(crate) struct Sharing<B, E> {
     pub(crate) wanted: Arc<Wanted>,
     pub(crate) node: Arc<Node>,
     pub(crate) apart: Apart,
+    pub(crate) method: Method,
+    /// The target URI, where a response to another method than GET may be about it.
+    pub(crate) target: Option<Uri>,
     pub(crate) rules: ResponseRules,
     /// Why it was asked.
     pub(crate) fwd: Fwd,
@@ -54,8 +57,8 @@ impl<B, E> Sharing<B, E> {
     /// What is shared of a response with this head; else the rule that keeps it from others.
     pub(crate) fn draft(&self, head: &Parts, previous: Option<&Previous>) -> Result<Draft, Rule> {
         let exchange = Exchange {
-            method: &Method::GET,
-            target: None,
+            method: &self.method,
+            target: self.target.as_ref(),
             asked: &self.wanted.asked,
             status: head.status,
             headers: &head.headers,
@@ -155,6 +158,9 @@ where
             // Where that fails, this variant is loaded again and again until the resource's entry ends.
             let _ = forgotten.await;
         }
+        if !self.has_room(&draft).await {
+            draft.not_stored();
+        }
         // Judged sound above.
         let expected = content_length(&head.headers).ok().flatten();
         let status = self.status(&draft);
@@ -224,6 +230,22 @@ where
                 Loaded { result, settled: Some(Box::new(release)) }
             }
         }
+    }
+
+    /// Whether one variant more may be stored (A5).
+    async fn has_room(&self, draft: &Draft) -> bool {
+        let (Some(chosen), true) = (draft.chosen(), self.wanted.variant.get().is_some()) else { return true };
+        let list = self.wanted.resource.derived(&format!("~v{:016x}", chosen.generation));
+        // One is where the resource is, and on no list.
+        let most = self.rules.http.max_variants.saturating_sub(1);
+        let room = self
+            .node
+            .store
+            .tags()
+            .enlist(&list, chosen.variant.fingerprint.short(), most, draft.life())
+            .await;
+        // A store that does not answer will not be stored to either.
+        room.unwrap_or(false)
     }
 
     /// Gives a response to its own client only.

@@ -120,6 +120,13 @@ impl Names {
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Fingerprint(pub(crate) [u8; 32]);
 
+impl Fingerprint {
+    /// Enough to count variants by.
+    pub(crate) fn short(&self) -> [u8; 8] {
+        self.0.first_chunk().copied().unwrap_or_default()
+    }
+}
+
 impl fmt::Display for Fingerprint {
     /// In hex, as a part of a key.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -38,6 +38,7 @@ macro_rules! contract {
 #[cfg(feature = "redis")]
 mod equal_answers;
 mod leases;
+mod lists;
 mod locks;
 #[cfg(feature = "redis")]
 mod on_redis;

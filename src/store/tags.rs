@@ -1,4 +1,5 @@
-//! What tags ask of a store: an id per tag, read in one step with the entry that depends on it.
+//! What tags ask of a store: an id per tag, read in one step with the entry that depends on it. And what
+//! resources with variants do: a list of them that is no longer than it may be.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,7 +9,7 @@ use bytes::Bytes;
 use super::Reply;
 use crate::key::Key;
 
-/// The ids of a store's tags. `within` and cancellation are as in [`Store`](super::Store).
+/// The ids of a store's tags, and its lists. `within` and cancellation are as in [`Store`](super::Store).
 pub(crate) trait TagStore: fmt::Debug + Send + Sync {
     /// LOOK UP with the present ids of tags, all as they are at one moment; `None` for a tag without one.
     fn look_up_tagged<'a>(&'a self, key: &'a Key, tags: &'a [Key], within: Duration) -> Reply<'a, Found>;
@@ -22,9 +23,16 @@ pub(crate) trait TagStore: fmt::Debug + Send + Sync {
     /// Removes the id of a tag.
     fn forget_tag<'a>(&'a self, tag: &'a Key, within: Duration) -> Reply<'a, ()>;
 
+    /// Puts a member onto a list that has room for `most`; whether it is on it. The list lives for `life` from now
+    /// at the least.
+    fn enlist<'a>(&'a self, list: &'a Key, member: Member, most: usize, life: Duration) -> Reply<'a, bool>;
+
     /// Waits until so many replicas have what this node has written; how many have it by `within`.
     fn replicated(&self, replicas: u32, within: Duration) -> Reply<'_, u32>;
 }
+
+/// What tells the members of a list apart.
+pub(crate) type Member = [u8; 8];
 
 /// What a look-up with tags finds.
 pub(crate) type Found = (Option<Bytes>, Vec<Option<u64>>);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::Instant;
 
-use super::tags::TagIds;
+use super::tags::{Lists, TagIds};
 use crate::store::Token;
 
 #[derive(Default)]
@@ -18,6 +18,7 @@ pub(super) struct Records {
     pub(super) bytes: usize,
     pub(super) serial: u64,
     pub(super) tags: TagIds,
+    pub(super) lists: Lists,
 }
 
 #[derive(Default)]

@@ -1,4 +1,4 @@
-//! Tags in a memory store.
+//! Tags and lists in a memory store.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -8,12 +8,35 @@ use tokio::time::Instant;
 use super::{MemoryNode, reply};
 use crate::key::Key;
 use crate::store::Reply;
-use crate::store::tags::{Found, TagStore};
+use crate::store::tags::{Found, Member, TagStore};
 
 /// The ids of tags, and until when they live.
 #[derive(Default)]
 pub(super) struct TagIds {
     by_name: HashMap<Box<str>, (u64, Instant)>,
+}
+
+/// Lists, and until when they live.
+#[derive(Default)]
+pub(super) struct Lists {
+    by_name: HashMap<Box<str>, (Vec<Member>, Instant)>,
+}
+
+impl Lists {
+    fn enlist(&mut self, list: &Key, member: Member, most: usize, life: Duration) -> bool {
+        let now = Instant::now();
+        self.by_name.retain(|_, (_, until)| *until > now);
+        let (members, until) = self.by_name.entry(list.name().into()).or_insert_with(|| (Vec::new(), now));
+        let is_listed = members.contains(&member);
+        if !is_listed && members.len() >= most {
+            return false;
+        }
+        if !is_listed {
+            members.push(member);
+        }
+        *until = (*until).max(now + life);
+        true
+    }
 }
 
 impl TagIds {
@@ -52,6 +75,10 @@ impl TagStore for MemoryNode {
     fn forget_tag<'a>(&'a self, tag: &'a Key, _within: Duration) -> Reply<'a, ()> {
         self.store.records().tags.by_name.remove(tag.name());
         reply(())
+    }
+
+    fn enlist<'a>(&'a self, list: &'a Key, member: Member, most: usize, life: Duration) -> Reply<'a, bool> {
+        reply(self.store.records().lists.enlist(list, member, most, life))
     }
 
     /// There is nobody else to have it.

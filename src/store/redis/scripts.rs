@@ -16,7 +16,7 @@ use crate::store::locks::LockName;
 /// One script and the keys it is called with.
 pub(super) struct Script {
     text: &'static str,
-    /// Their kinds, in the order of KEYS: `e`ntry, `l`ease, `q`ueue, `o`utcome, `t`ag; none for the scripts
+    /// Their kinds, in the order of KEYS: `e`ntry, `l`ease, `q`ueue, `o`utcome, `t`ag, list of `v`ariants; none for the scripts
     /// of locks, whose callers name them.
     keys: &'static [u8],
     sha1: OnceLock<String>,
@@ -37,6 +37,7 @@ script!(RENEW, b"l", "scripts/renew.lua");
 script!(RELEASE, b"lq", "scripts/wake.lua", "scripts/release.lua");
 script!(INVALIDATE, b"elqo", "scripts/wake.lua", "scripts/invalidate.lua");
 script!(TAG, b"t", "scripts/tag.lua");
+script!(ENLIST, b"v", "scripts/enlist.lua");
 script!(MUTEX_TAKE, b"", "scripts/mutex.lua", "scripts/mutex_take.lua");
 script!(MUTEX_FREE, b"", "scripts/mutex.lua", "scripts/mutex_free.lua");
 script!(MUTEX_BREAK, b"", "scripts/mutex.lua", "scripts/mutex_break.lua");

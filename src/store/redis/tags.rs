@@ -10,7 +10,7 @@ use super::client::unexpected;
 use super::scripts::{self, millis, push_key};
 use super::{RedisStore, refused, run};
 use crate::key::Key;
-use crate::store::tags::{Found, TagStore};
+use crate::store::tags::{Found, Member, TagStore};
 use crate::store::{Reply, StoreError};
 
 impl TagStore for RedisStore {
@@ -43,6 +43,18 @@ impl TagStore for RedisStore {
             match self.commands.send(&cmd, within).await? {
                 Value::Int(_) => Ok(()),
                 Value::ServerError(error) => Err(refused(error.into())),
+                _ => Err(refused(unexpected())),
+            }
+        })
+    }
+
+    fn enlist<'a>(&'a self, list: &'a Key, member: Member, most: usize, life: Duration) -> Reply<'a, bool> {
+        Box::pin(async move {
+            let args = |cmd: &mut Cmd| {
+                cmd.arg(&member[..]).arg(most).arg(millis(life));
+            };
+            match run(&self.commands, &scripts::ENLIST, list.name(), 48, args, self.command_timeout).await? {
+                Value::Int(listed) => Ok(listed == 1),
                 _ => Err(refused(unexpected())),
             }
         })

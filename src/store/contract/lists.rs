@@ -1,0 +1,46 @@
+//! Lists that are no longer than they may be.
+
+use super::*;
+
+contract! {
+    a_list_takes_as_many_members_as_it_has_room_for,
+    of_those_who_ask_at_once_no_more_are_listed_than_there_is_room_for,
+    a_list_ends_with_its_life,
+}
+
+async fn enlist(node: &NodeStore, member: u64, most: usize, life: Duration) -> bool {
+    node.tags().enlist(&key("list"), member.to_le_bytes(), most, life).await.expect("enlist")
+}
+
+async fn a_list_takes_as_many_members_as_it_has_room_for(world: &World) {
+    let nodes = [world.node_with_locks().await, world.node_with_locks().await];
+    for member in 0..3 {
+        assert!(enlist(&nodes[0], member, 3, LEASE).await, "{member}");
+    }
+    assert!(!enlist(&nodes[1], 3, 3, LEASE).await);
+    for member in 0..3 {
+        assert!(enlist(&nodes[1], member, 3, LEASE).await, "{member} is on it already");
+        assert!(enlist(&nodes[1], member, 1, LEASE).await, "{member}, also where there is less room now");
+    }
+    assert!(enlist(&nodes[1], 3, 4, LEASE).await);
+    assert!(!enlist(&nodes[1], 4, 0, LEASE).await);
+}
+
+async fn of_those_who_ask_at_once_no_more_are_listed_than_there_is_room_for(world: &World) {
+    let nodes = [world.node_with_locks().await, world.node_with_locks().await];
+    let asked = (0..60).map(|member| enlist(&nodes[member as usize % 2], member, 8, LEASE));
+    assert_eq!(join_all(asked).await.iter().filter(|listed| **listed).count(), 8, "A5");
+}
+
+async fn a_list_ends_with_its_life(world: &World) {
+    let node = world.node_with_locks().await;
+    assert!(enlist(&node, 0, 1, ms(1)).await);
+    let started = Instant::now();
+    while !enlist(&node, 1, 1, LEASE).await {
+        assert!(started.elapsed() < WITHIN);
+        tokio::time::sleep(ms(5)).await;
+    }
+    assert!(enlist(&node, 1, 1, ms(1)).await);
+    tokio::time::sleep(ms(20)).await;
+    assert!(!enlist(&node, 0, 1, LEASE).await, "a shorter life does not shorten it");
+}
