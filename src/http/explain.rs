@@ -17,9 +17,8 @@ use crate::key::CacheKey;
 
 /// Tells what a policy makes of a response to a request: whether it is stored, for how long, and why.
 ///
-/// Nothing is stored or sent. The rules are those of the layer, which is more careful where it does not carry one
-/// out yet (see [`HttpPolicy`]); bodies are not looked at, so what
-/// depends on them (a body over [`max_body`](crate::PolicyBuilder::max_body), a request with content that
+/// Nothing is stored or sent. The rules are those of the layer; bodies are not looked at, so what depends on
+/// them (a body over [`max_body`](crate::PolicyBuilder::max_body), a request with content that
 /// no header announces) is not told. The response is taken as one that came when its `Date` says, else now.
 ///
 /// # Examples
@@ -70,7 +69,7 @@ pub fn explain<Q, B>(request: &Request<Q>, response: &Response<B>, policy: &Http
             let Storing { ref terms, rule, .. } = storing;
             Decision {
                 stored: true,
-                shared_with_waiters: !terms.revalidate_always,
+                shared_with_waiters: true,
                 fresh_for: (rule != Rule::Default).then(|| storing.fresh_for()),
                 stale_while_revalidate: terms.stale.while_revalidate,
                 stale_if_error: terms.stale.if_error,

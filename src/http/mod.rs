@@ -5,18 +5,26 @@
 //!
 //! # What is shared
 //!
-//! `GET` responses that may be shared with everyone. A request with credentials (`Authorization`,
-//! `Cookie`, ...), a condition, a range or a body goes straight to the inner service, and so does
-//! every other method; a `HEAD` is answered from a stored `GET`. A response with `Set-Cookie`, `private`,
-//! `no-store`, `no-cache` or `Vary` goes only to the client that asked for it, also while others wait. An
-//! answer that depends on anything else (a header of your own, the peer's address) must say so: with
-//! `Vary`, `Cache-Control: private`, or [`DoNotStore`].
+//! It is a cache by RFC 9111, shared by the whole fleet; [`HttpPolicy`] says how careful it is. By default:
 //!
-//! The lifetime is the response's own (`s-maxage`, `max-age`, `Expires`), else the policy's
-//! [`fresh_for`](crate::PolicyBuilder::fresh_for). Responses of 5xx go to those who wait and to nobody later.
+//! - The lifetime of a response is its own (`CDN-Cache-Control`, `s-maxage`, `max-age`, `Expires`), else the
+//!   policy's [`fresh_for`](crate::PolicyBuilder::fresh_for). A 5xx goes to those who wait and to nobody later.
+//! - A request with credentials (`Authorization`, `Cookie`, ...), in other units of ranges than bytes, or with a
+//!   body goes straight to the inner service. A response with `Set-Cookie`, `private`, `no-store` or `Vary: *` goes
+//!   only to the client that asked for it, also while others wait. An answer that depends on anything else (a header
+//!   of your own, the peer's address) must say so: with `Vary`, `Cache-Control: private`, or [`DoNotStore`].
+//! - Variants (`Vary`) are stored side by side, and coalesce each by itself.
+//! - What is stale is validated (`If-None-Match`, `If-Modified-Since`), once for all who ask meanwhile. It is served
+//!   meanwhile within `stale-while-revalidate`, and instead of a 500, 502, 503, 504 or no answer within
+//!   `stale-if-error` (RFC 5861), by what it says, else by the policy, unless it forbids that.
+//! - Conditions and ranges of clients are answered out of what is stored. A client's condition does not reach the
+//!   inner service where others may wait for the answer.
+//! - `no-cache`, `max-age`, `min-fresh`, `max-stale` and `only-if-cached` of requests count. Who insists on a load
+//!   joins the one that runs, and makes nobody else wait for it.
+//! - Methods that are not known to be safe go through and, if they succeed, invalidate their target (RFC 9111,
+//!   4.4), in every process. A `HEAD` is answered from a stored `GET`, or brings it up to date.
 //!
-//! After that a response may be served stale: while it is loaded anew (`stale-while-revalidate`), and instead of a 500,
-//! 502, 503, 504 or no answer (`stale-if-error`; RFC 5861), by what it says, else by the policy, unless it forbids that.
+//! `Cache-Status` (RFC 9211) says what was done and why, and [`explain`] does so in tests.
 //!
 //! # Keys
 //!

@@ -25,13 +25,6 @@ use crate::policy::Policy;
 /// - [`strict`](Self::strict), to the letter of RFC 9111: what a reverse proxy is expected to do.
 /// - [`private`](Self::private), for clients: the cache of one user.
 ///
-/// # What is in force yet
-///
-/// The layer goes by these rules for what is stored and for how long, for stale windows and for what is never shared.
-/// It does not keep variants yet, nor validate, nor answer with parts: what needs any of that (`Vary`, `vary_on`,
-/// `no-cache`, conditions, ranges, credentials that the policy would let take part) goes to its own client only, or
-/// past the cache. [`explain`](super::explain) tells what the rules make of an exchange, those parts included.
-///
 /// # Examples
 ///
 /// ```
