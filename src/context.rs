@@ -9,11 +9,11 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::error::{Error, ErrorKind};
-use crate::key::{CacheKey, Key};
+use crate::key::CacheKey;
 use crate::node::Node;
 use crate::policy::Policy;
 use crate::sync::lock;
-use crate::tags::{MOST_TAGS, Tagged};
+use crate::tags::{self, Tagged};
 use crate::times::Lifetimes;
 
 /// The longest validator, in bytes, that is kept with a value.
@@ -176,13 +176,8 @@ impl<T> LoadContext<T> {
     ///
     /// Dropped, the value has none of these tags.
     pub async fn tag<K: Into<CacheKey>>(&mut self, tags: impl IntoIterator<Item = K>) -> Result<(), Error> {
-        let tags: Vec<CacheKey> = tags.into_iter().map(Into::into).collect();
         let before = lock(&self.settings).tags.len();
-        if tags.iter().any(CacheKey::is_empty) || before + tags.len() > MOST_TAGS {
-            let text = format!("a value has at most {MOST_TAGS} tags, none of them empty");
-            return Err(Error::new(ErrorKind::InvalidKey, text));
-        }
-        let tags: Vec<_> = tags.iter().map(|tag| Key::new(&self.node.namespace, tag)).collect();
+        let tags = tags::keys(&self.node.namespace, tags, before)?;
         let within = self.deadline.saturating_duration_since(Instant::now());
         let tagged = self.node.tagged(tags, self.tag_life, within).await.map_err(|source| {
             Error::with_source(ErrorKind::Store, "reading the ids of tags failed", Arc::new(source))

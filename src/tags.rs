@@ -6,6 +6,7 @@
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 
+use crate::error::{Error, ErrorKind};
 use crate::key::{CacheKey, Key};
 
 /// A tag with the id it had.
@@ -17,6 +18,20 @@ pub(crate) struct Tagged {
 
 /// How many tags a value may have.
 pub(crate) const MOST_TAGS: usize = 16;
+
+/// A caller's tags as keys, where it has given `before` of them already.
+pub(crate) fn keys<K: Into<CacheKey>>(
+    namespace: &str,
+    tags: impl IntoIterator<Item = K>,
+    before: usize,
+) -> Result<Vec<Key>, Error> {
+    let tags: Vec<CacheKey> = tags.into_iter().map(Into::into).collect();
+    if tags.iter().any(CacheKey::is_empty) || before + tags.len() > MOST_TAGS {
+        let text = format!("a value has at most {MOST_TAGS} tags, none of them empty");
+        return Err(Error::new(ErrorKind::InvalidKey, text));
+    }
+    Ok(tags.iter().map(|tag| Key::new(namespace, tag)).collect())
+}
 
 /// The tag of everything in a namespace.
 pub(crate) fn everything(namespace: &str) -> Key {

@@ -94,7 +94,43 @@ impl StampedeGuard {
     where
         T: Serialize + Sync + 'static,
     {
+        self.insert_with_tags(key, value, None::<CacheKey>).await
+    }
+
+    /// As [`insert`](Self::insert), with tags of the value's own beside the policy's.
+    ///
+    /// # Errors
+    ///
+    /// As [`insert`](Self::insert); an empty tag, or more than 16.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`insert`](Self::insert).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use stampede_guard::StampedeGuard;
+    ///
+    /// let guard = StampedeGuard::in_memory();
+    /// guard.insert_with_tags(("price", 7), &499_u32, ["catalog", "sale"]).await?;
+    /// guard.invalidate_tag("sale").await?;
+    /// assert_eq!(guard.get::<u32>(("price", 7)).await?, None);
+    /// # Ok(()) }
+    /// ```
+    pub async fn insert_with_tags<T, K>(
+        &self,
+        key: impl Into<CacheKey>,
+        value: &T,
+        tags: impl IntoIterator<Item = K>,
+    ) -> Result<(), Error>
+    where
+        T: Serialize + Sync + 'static,
+        K: Into<CacheKey>,
+    {
         let key = self.key(key)?;
+        let tags = tags::keys(&self.node.namespace, tags, 0)?;
         let (encoding, payload) = self.policy.codec.encode(value)?;
         if payload.len() > self.policy.max_body {
             return Err(Error::new(
@@ -106,7 +142,7 @@ impl StampedeGuard {
                 ),
             ));
         }
-        let tags = self.tag_list(&key).await?;
+        let tags = self.tag_list(&key, tags).await?;
         let now = self.node.store.now();
         let (times, keep) = self.policy.jittered(self.policy.lifetimes()).from(now, Duration::ZERO);
         let (kind, validator) = (Kind::Value, Bytes::new());
@@ -230,13 +266,14 @@ impl StampedeGuard {
         Ok(())
     }
 
-    /// The policy's tags for a value that is stored directly.
-    async fn tag_list(&self, key: &Key) -> Result<TagList, Error> {
+    /// The policy's tags and a value's own, for one that is stored directly.
+    async fn tag_list(&self, key: &Key, own: Vec<Key>) -> Result<TagList, Error> {
         let Self { node, policy } = self;
-        if !policy.is_tagged() {
+        let mut tags = policy.tag_keys(&node.namespace);
+        tags.extend(own);
+        if tags.is_empty() {
             return Ok(TagList::default());
         }
-        let tags = policy.tag_keys(&node.namespace);
         let tagged = node.tagged(tags, policy.tag_life(), policy.command_timeout).await;
         let tagged = tagged.map_err(|error| Error::store("reading the ids of the tags", key, error))?;
         Ok(TagList::new(&tagged))

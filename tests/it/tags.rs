@@ -92,6 +92,19 @@ async fn a_loader_gives_its_value_tags_of_its_own() {
     assert_eq!(get(&guards[1], "k").await, None);
 }
 
+#[tokio::test(start_paused = true)]
+async fn an_inserted_value_has_its_own_tags_and_its_policys() {
+    for tag in ["catalog", "sale"] {
+        let guards = replicas(Policy::builder().tags(["catalog"]));
+        guards[0].insert_with_tags("k", &1_u32, ["sale"]).await.expect("confirmed");
+        assert_eq!(get(&guards[1], "k").await, Some(1));
+        guards[2].invalidate_tag("other").await.expect("confirmed");
+        assert_eq!(get(&guards[1], "k").await, Some(1));
+        guards[2].invalidate_tag(tag).await.expect("confirmed");
+        assert_eq!(get(&guards[1], "k").await, None, "{tag}");
+    }
+}
+
 /// A load that a gate holds, begun by `leader` and waited for by callers of all replicas.
 async fn invalidated_while_loading(invalidate: impl AsyncFnOnce(&StampedeGuard)) {
     let (guards, loads, gate) = (replicas(tagged().invalidate_all(true)), Counter::default(), Gate::closed());
@@ -156,6 +169,8 @@ async fn bad_tags_are_refused_by_name() {
     assert!(Policy::builder().tags((0..16).map(|tag| tag.to_string())).build().is_err());
     let guard = StampedeGuard::in_memory();
     assert!(guard.invalidate_tag("").await.is_err());
+    assert!(guard.insert_with_tags("k", &1_u32, [""]).await.is_err());
+    assert!(guard.insert_with_tags("k", &1_u32, (0..17).map(|tag| tag.to_string())).await.is_err());
     let load = |mut cx: LoadContext<u32>| async move {
         assert!(cx.tag([""]).await.is_err());
         assert!(cx.tag((0..17).map(|tag| tag.to_string())).await.is_err());
