@@ -1,5 +1,7 @@
 //! How a flight ends, for those seated on it here and, as bytes, for those who wait in other processes.
 
+use std::any::Any;
+use std::fmt;
 use std::sync::Arc;
 
 use bytes::{BufMut, Bytes, BytesMut};
@@ -13,6 +15,8 @@ use crate::key::Key;
 pub(crate) enum Ending {
     /// A value, stored or only shared with this wave.
     Value(Entry),
+    /// A value on its way, for those who wait in this process: they may begin with it.
+    Arriving(Arriving),
     /// The load failed, and this older value may stand in for it.
     Stale(Entry),
     /// No value: the load failed.
@@ -27,6 +31,16 @@ pub(crate) enum Ending {
     Gone,
 }
 
+/// What is arriving is the loader's and its callers' own business.
+#[derive(Clone)]
+pub(crate) struct Arriving(pub(crate) Arc<dyn Any + Send + Sync>);
+
+impl fmt::Debug for Arriving {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Arriving")
+    }
+}
+
 /// The longest outcome that is left for other processes. Beyond it they are told less.
 pub(crate) const LONGEST_SHARED: usize = 64 * 1024;
 
@@ -36,6 +50,7 @@ impl Ending {
         match self {
             Self::Failed(failure) => failure,
             Self::Value(_)
+            | Self::Arriving(_)
             | Self::Stale(_)
             | Self::Invalidated
             | Self::Uncacheable
@@ -62,6 +77,7 @@ impl Ending {
                 out.freeze()
             }
             Self::Value(_)
+            | Self::Arriving(_)
             | Self::Stale(_)
             | Self::Invalidated
             | Self::Uncacheable

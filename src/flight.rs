@@ -8,6 +8,7 @@
 //!    out, and seats are taken under the map's lock.
 //! 3. A flight is removed by identity: a detached flight that ends late does not remove its successor.
 //! 4. Every flight ends. Dropping the [`Leader`] gives out the outcome it was made with.
+//!    Only those who still wait may be told ahead of it, by an [`Announcer`]: whoever is seated then, or later.
 //! 5. Each seat keeps its own loader, which either side can take exactly once: the seated caller to load
 //!    for itself, or the leader to go on with it when the first load vanished.
 //!
@@ -38,7 +39,14 @@ type Shard<K, L, O, S> = Mutex<HashMap<K, Arc<Flight<L, O>>, S>>;
 /// One load on its way, and those who wait for it.
 #[derive(Debug)]
 struct Flight<L, O> {
-    seats: Mutex<Vec<Arc<Seat<L, O>>>>,
+    seats: Mutex<Seats<L, O>>,
+}
+
+#[derive(Debug)]
+struct Seats<L, O> {
+    all: Vec<Arc<Seat<L, O>>>,
+    /// What everyone is told who waits, ahead of the end.
+    announced: Option<O>,
 }
 
 /// One caller's place on a flight.
@@ -86,7 +94,7 @@ where
         if self.joinable.load(Ordering::Relaxed) >= self.limit {
             return Joined::Full(loader);
         }
-        let flight = Arc::new(Flight { seats: Mutex::new(Vec::new()) });
+        let flight = Arc::new(Flight { seats: Mutex::new(Seats { all: Vec::new(), announced: None }) });
         let follower = Follower { seat: flight.seat(loader) };
         map.insert(key.clone(), Arc::clone(&flight));
         self.joinable.fetch_add(1, Ordering::Relaxed);
@@ -150,16 +158,22 @@ impl<K, L, O, S> fmt::Debug for Flights<K, L, O, S> {
     }
 }
 
-impl<L, O> Flight<L, O> {
+impl<L, O: Clone> Flight<L, O> {
     fn seat(&self, loader: L) -> Arc<Seat<L, O>> {
         let seat = Arc::new(Seat { outcome: Slot::new(), loader: Mutex::new(Some(loader)) });
         let mut seats = lock(&self.seats);
         // Callers that come and leave during one long load must not pile up. Before the list
         // grows it is cleared of those who left, so it is at most twice as long as it must be.
-        if seats.len() == seats.capacity() {
-            seats.retain(|seat| !seat.outcome.is_closed());
+        if seats.all.len() == seats.all.capacity() {
+            seats.all.retain(|seat| !seat.outcome.is_closed());
         }
-        seats.push(Arc::clone(&seat));
+        seats.all.push(Arc::clone(&seat));
+        let announced = seats.announced.clone();
+        drop(seats);
+        if let Some(outcome) = announced {
+            // Nobody has polled it yet, so this wakes nobody under the map's lock.
+            seat.tell(outcome);
+        }
         seat
     }
 }
@@ -190,10 +204,15 @@ impl<K: Hash + Eq, L, O: Clone, S: BuildHasher> Leader<K, L, O, S> {
     /// nobody is left whose loader was not used.
     pub(crate) fn next_loader(&self) -> Option<(L, Arc<Seat<L, O>>)> {
         let seats = lock(&self.flight.seats);
-        seats.iter().filter(|seat| !seat.outcome.is_closed()).find_map(|seat| {
+        seats.all.iter().filter(|seat| !seat.outcome.is_closed()).find_map(|seat| {
             let loader = seat.take_loader()?;
             Some((loader, Arc::clone(seat)))
         })
+    }
+
+    /// Tells those who wait ahead of the end.
+    pub(crate) fn announcer(&self) -> Announcer<L, O> {
+        Announcer { flight: Arc::clone(&self.flight) }
     }
 
     /// Takes the flight out of the map, if it is still there.
@@ -207,11 +226,41 @@ impl<K: Hash + Eq, L, O: Clone, S: BuildHasher> Leader<K, L, O, S> {
     }
 }
 
+/// Tells those seated on a flight something ahead of its end, but for the one whose loader runs.
+pub(crate) struct Announcer<L, O> {
+    flight: Arc<Flight<L, O>>,
+}
+
+impl<L, O> fmt::Debug for Announcer<L, O> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Announcer").finish_non_exhaustive()
+    }
+}
+
+impl<L, O: Clone> Announcer<L, O> {
+    /// Whoever is seated now or later is given the outcome instead of the flight's. Once.
+    pub(crate) fn announce(&self, outcome: O) {
+        let seats = {
+            let mut seats = lock(&self.flight.seats);
+            if seats.announced.is_some() {
+                return;
+            }
+            seats.announced = Some(outcome.clone());
+            seats.all.clone()
+        };
+        for seat in seats {
+            if lock(&seat.loader).is_some() {
+                seat.tell(outcome.clone());
+            }
+        }
+    }
+}
+
 /// Invariants 2 and 4. Also runs when the leader's task panics or is dropped by its runtime.
 impl<K: Hash + Eq, L, O: Clone, S: BuildHasher> Drop for Leader<K, L, O, S> {
     fn drop(&mut self) {
         self.detach();
-        let seats = std::mem::take(&mut *lock(&self.flight.seats));
+        let seats = std::mem::take(&mut lock(&self.flight.seats).all);
         for seat in seats {
             seat.tell(self.outcome.clone());
         }

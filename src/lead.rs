@@ -176,7 +176,8 @@ impl Lead {
         let mode = if lease.is_some() { Mode::Leased } else { Mode::Unleased };
         let previous = self.seen.as_ref().and_then(|seen| seen.value.clone());
         let (losing, lost) = watch::channel(false);
-        let given = Given { mode, previous, deadline: end, lost, node: Arc::clone(&self.node) };
+        let (announcer, node) = (Some(self.leader.announcer()), Arc::clone(&self.node));
+        let given = Given { mode, previous, deadline: end, lost, announcer, node };
         let load = Loading::scope(&self.node, &self.flight.key, within, async move { run(given).await });
         let mut load =
             AbortOnDrop(tokio::spawn(load.instrument(observe::load_span(&span, &self.flight.key))));

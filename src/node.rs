@@ -68,6 +68,7 @@ pub(crate) enum Lane {
 
 pub(crate) type Leader = flight::Leader<FlightKey, Loader, Ending, Hashed>;
 pub(crate) type Joined = flight::Joined<FlightKey, Loader, Ending, Hashed>;
+pub(crate) type Announcer = flight::Announcer<Loader, Ending>;
 pub(crate) type Follower = flight::Follower<Loader, Ending>;
 
 /// What one read of a key came to, for all who asked at that moment.
@@ -135,6 +136,11 @@ pub(crate) trait Open {
     fn open_shared(&self, entry: &Entry, now: u64, _opened: &Opened) -> Option<Self::Value> {
         self.open(&mut entry.clone(), now)
     }
+
+    /// Makes it of a value that is on its way.
+    fn open_arriving(&self, _arriving: &Arc<dyn Any + Send + Sync>) -> Option<Self::Value> {
+        None
+    }
 }
 
 type Run = Box<dyn FnOnce(Given) -> Pin<Box<dyn Future<Output = Loaded> + Send>> + Send>;
@@ -169,6 +175,8 @@ pub(crate) struct Given {
     pub(crate) deadline: Instant,
     /// Becomes true when the lease is lost.
     pub(crate) lost: watch::Receiver<bool>,
+    /// Tells those who wait for the load that its value is on its way.
+    pub(crate) announcer: Option<Announcer>,
     pub(crate) node: Arc<Node>,
 }
 
@@ -178,7 +186,8 @@ impl Given {
         // There is no lease to lose.
         let lost = watch::channel(false).1;
         let deadline = Instant::now() + load_timeout;
-        Self { mode: Mode::Alone, previous: None, deadline, lost, node: Arc::clone(node) }
+        let node = Arc::clone(node);
+        Self { mode: Mode::Alone, previous: None, deadline, lost, announcer: None, node }
     }
 }
 

@@ -253,6 +253,12 @@ impl Missing<'_> {
                         None => caller.seen = Some(Box::new(Seen::entry(entry, caller.ask.key))),
                     }
                 }
+                Ending::Arriving(value) => {
+                    return match open.open_arriving(&value.0) {
+                        Some(value) => caller.coalesced(value, loader),
+                        None => Answer::Alone(loader),
+                    };
+                }
                 Ending::Failed(failure) => {
                     let stand_in = caller.stand_in(open);
                     return stand_in
@@ -347,6 +353,10 @@ impl Caller<'_> {
                 None => Answer::Alone(loader),
             },
             Ending::Failed(failure) => Answer::Failed(failure),
+            Ending::Arriving(value) => match open.open_arriving(&value.0) {
+                Some(value) => self.coalesced(value, loader),
+                None => Answer::Alone(loader),
+            },
             Ending::Invalidated | Ending::Uncacheable | Ending::WaitedOut | Ending::Gone => {
                 Answer::Alone(loader)
             }

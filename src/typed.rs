@@ -70,7 +70,7 @@ where
     let own = Arc::clone(own);
     let policy = Arc::clone(policy);
     Loader::new(move |given| async move {
-        let Given { mode, previous, deadline, lost, node } = given;
+        let Given { mode, previous, deadline, lost, announcer: _, node } = given;
         let (previous, validator) = match previous {
             Some(mut entry) => (policy.codec.decode(entry.encoding, &mut entry.payload), entry.validator),
             None => (None, Bytes::new()),

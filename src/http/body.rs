@@ -6,12 +6,15 @@
 
 use std::fmt;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, Bytes};
 use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+use super::arrival::{self, Passage};
 
 /// The error of a [`GuardedBody`]: the inner body's own, or that its load was cut off.
 ///
@@ -46,6 +49,8 @@ enum State<B> {
     Stored { body: Bytes, trailers: Option<Box<HeaderMap>> },
     /// What the load task sends, and how much of it is to come.
     Streaming { pieces: UnboundedReceiver<Piece<B>>, left: SizeHint },
+    /// What arrives for another request, from the piece with this number on.
+    Arriving { passage: Arc<Passage>, next: usize, left: u64 },
     /// Boxed, so that this type is `Unpin` without the inner body being so.
     Passed(Pin<Box<B>>),
 }
@@ -66,18 +71,35 @@ enum Piece<B> {
 /// The load task's end of a streaming body. Dropped without an end, it leaves the client an error.
 pub(crate) struct StreamSender<B> {
     pieces: UnboundedSender<Piece<B>>,
+    /// For others who wait in this process.
+    passage: Option<Arc<Passage>>,
+}
+
+/// Whoever reads along is told so, where the load task has left without an end.
+impl<B> Drop for StreamSender<B> {
+    fn drop(&mut self) {
+        if let Some(passage) = &self.passage {
+            passage.broken("the load was cut off before the end of the body");
+        }
+    }
 }
 
 impl<B> StreamSender<B> {
     /// Sends a piece. Returns nothing, as the others: a client that went away stops no load.
     pub(crate) fn data(&self, data: Bytes) {
         if !data.is_empty() {
+            if let Some(passage) = &self.passage {
+                passage.data(data.clone());
+            }
             let _ = self.pieces.send(Piece::Data(data));
         }
     }
 
     /// Ends the body with what was withheld of it.
     pub(crate) fn last(self, body: Bytes, trailers: Option<Box<HeaderMap>>) {
+        if let Some(passage) = &self.passage {
+            passage.last(body.clone(), trailers.clone());
+        }
         let _ = self.pieces.send(Piece::Last { body, trailers });
     }
 
@@ -88,6 +110,9 @@ impl<B> StreamSender<B> {
 
     /// Ends the body with an error.
     pub(crate) fn fail(self, error: BoxError) {
+        if let Some(passage) = &self.passage {
+            passage.broken(&error.to_string());
+        }
         let _ = self.pieces.send(Piece::Failed(error));
     }
 }
@@ -107,9 +132,16 @@ impl<B> GuardedBody<B> {
     ///
     /// The channel has no bound of its own: what is in it is in the load task's buffer too, which
     /// is bounded, and with the bound reached the client polls the inner body itself.
-    pub(crate) fn streaming(size: SizeHint) -> (StreamSender<B>, Self) {
+    ///
+    /// With a `passage` others read along.
+    pub(crate) fn streaming(size: SizeHint, passage: Option<Arc<Passage>>) -> (StreamSender<B>, Self) {
         let (sender, pieces) = unbounded_channel();
-        (StreamSender { pieces: sender }, Self { state: State::Streaming { pieces, left: size } })
+        (StreamSender { pieces: sender, passage }, Self { state: State::Streaming { pieces, left: size } })
+    }
+
+    /// A body of this length that arrives for another request.
+    pub(crate) fn arriving(passage: Arc<Passage>, length: u64) -> Self {
+        Self { state: State::Arriving { passage, next: 0, left: length } }
     }
 
     const fn ended() -> State<B> {
@@ -139,6 +171,7 @@ impl<B> fmt::Debug for GuardedBody<B> {
                 .field("trailers", &trailers.as_ref().map_or(0, |trailers| trailers.len()))
                 .finish(),
             State::Streaming { left, .. } => f.debug_struct("Streaming").field("left", left).finish(),
+            State::Arriving { left, .. } => f.debug_struct("Arriving").field("left", left).finish(),
             State::Passed(_) => f.debug_struct("Passed").finish_non_exhaustive(),
         }
     }
@@ -168,6 +201,20 @@ where
                     let frame = ready!(body.as_mut().poll_frame(cx));
                     return Poll::Ready(frame.map(|frame| frame.map(to_bytes).map_err(Into::into)));
                 }
+                State::Arriving { passage, next, left } => match ready!(passage.poll_piece(*next, cx)) {
+                    arrival::Piece::Data(data) => {
+                        *next += 1;
+                        *left = left.saturating_sub(data.len() as u64);
+                        return Poll::Ready(Some(Ok(Frame::data(data))));
+                    }
+                    arrival::Piece::Whole(trailers) => {
+                        self.state = State::Stored { body: Bytes::new(), trailers };
+                    }
+                    arrival::Piece::Broken(text) => {
+                        self.state = Self::ended();
+                        return Poll::Ready(Some(Err((*text).into())));
+                    }
+                },
                 State::Streaming { pieces, left } => match ready!(pieces.poll_recv(cx)) {
                     Some(Piece::Data(data)) => {
                         *left = less(left, data.len() as u64);
@@ -196,7 +243,7 @@ where
         match &self.state {
             State::Stored { body, trailers } => body.is_empty() && trailers.is_none(),
             // The end is an event of its own, also of an empty body: it waits for the commit.
-            State::Streaming { .. } => false,
+            State::Streaming { .. } | State::Arriving { .. } => false,
             State::Passed(body) => body.is_end_stream(),
         }
     }
@@ -212,6 +259,7 @@ where
             }
             State::Stored { body, trailers: None } => SizeHint::with_exact(body.len() as u64),
             State::Streaming { left, .. } => less(left, 0),
+            State::Arriving { left, .. } => SizeHint::with_exact(*left),
             State::Passed(body) => body.size_hint(),
         }
     }
@@ -296,7 +344,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_streaming_body_counts_down_and_ends_with_its_last_piece() {
-        let (sender, mut body) = Tested::streaming(SizeHint::with_exact(5));
+        let (sender, mut body) = Tested::streaming(SizeHint::with_exact(5), None);
         sender.data(Bytes::from_static(b"ab"));
         sender.data(Bytes::new());
         assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), "ab");
@@ -310,7 +358,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_stream_whose_load_dies_ends_in_an_error() {
-        let (sender, mut body) = Tested::streaming(SizeHint::new());
+        let (sender, mut body) = Tested::streaming(SizeHint::new(), None);
         sender.data(Bytes::from_static(b"ab"));
         drop(sender);
         assert!(body.frame().await.unwrap().is_ok());
@@ -320,7 +368,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_rest_is_polled_by_the_client() {
-        let (sender, body) = Tested::streaming(SizeHint::new());
+        let (sender, body) = Tested::streaming(SizeHint::new(), None);
         sender.data(Bytes::from_static(b"ab"));
         sender.rest(Box::pin(Full::new(Bytes::from_static(b"cd"))));
         assert_eq!(body.collect().await.unwrap().to_bytes(), "abcd");

@@ -102,6 +102,7 @@ where
             delay: asked_at.elapsed(),
             now: SystemTime::now(),
             client,
+            announcer: None,
         };
         let (head, body) = response.into_parts();
         let mut changed = keys(guard, invalidation, head.status, &head.headers);

@@ -1,5 +1,6 @@
 //! What is stored of a response: the payload, and for how long.
 
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
@@ -8,6 +9,7 @@ use http::response::Parts;
 use http::{Response, StatusCode, Version};
 use tokio::time::Instant;
 
+use super::arrival::Arrival;
 use super::kept::{Chosen, Kept};
 use super::ranges::{Part, join};
 use super::response::Storing;
@@ -97,6 +99,26 @@ impl Draft {
         self.storing.as_ref().map_or(Duration::ZERO, |storing| storing.keep_for.max(storing.fresh_for() * 2))
     }
 
+    /// The same while it is on its way, of a body that is this long. Not of a part: who waits may want another.
+    pub(crate) fn arrival(&self, length: u64) -> Option<Arrival> {
+        if self.storing.as_ref().is_some_and(|storing| storing.part.is_some()) {
+            return None;
+        }
+        let Self { head, chosen, came, now, .. } = self;
+        let stored = StoredResponse::new(head, *now, Bytes::new(), None);
+        let head = head_of(stored.status, stored.version, stored.headers);
+        let kept = self.kept(chosen.clone());
+        let (ttl, came, body) = (self.ttl(), *came, Arc::default());
+        Some(Arrival { head, kept, ttl, came, length, body })
+    }
+
+    fn kept(&self, chosen: Option<Box<Chosen>>) -> Kept {
+        match &self.storing {
+            Some(storing) => Kept::new(storing, self.came.elapsed(), chosen),
+            None => Kept::shared_only(self.says_shared, chosen),
+        }
+    }
+
     /// Shares it with those who wait only.
     pub(crate) fn not_stored(&mut self) {
         self.storing = None;
@@ -118,12 +140,8 @@ impl Draft {
                 None => return LoadResult::Aside,
             },
         };
-        let since = self.came.elapsed();
         let chosen = self.chosen.take();
-        let kept = match &self.storing {
-            Some(storing) => Kept { part, ..Kept::new(storing, since, chosen) },
-            None => Kept::shared_only(self.says_shared, chosen),
-        };
+        let kept = Kept { part, ..self.kept(chosen) };
         let stored = StoredResponse::new(&self.head, self.now, body, trailers);
         let Some(payload) = stored.encode(&kept) else { return LoadResult::Uncacheable { mark: true } };
         // A failure is not stored, so what travels to other processes is all that they get. Without

@@ -71,6 +71,10 @@ impl<B, E> Journey<'_, B, E> {
                 node.answered(key, outcome);
                 Step::Answered(Ok(replay.respond()))
             }
+            (Found::Arriving(arrival), _) => {
+                node.answered(key, outcome);
+                Step::Answered(Ok(arrival.respond()))
+            }
             (Found::Elsewhere(place), Some(loader)) => Step::Elsewhere(place, loader),
             (Found::NotForThis, Some(loader)) => {
                 Step::Answered(self.alone(key, loader, CacheStatus::bypass("credentials")).await)

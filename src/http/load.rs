@@ -104,7 +104,7 @@ where
     B::Data: Send,
     B::Error: Into<BoxError>,
 {
-    let Given { mode, previous, node, .. } = given;
+    let Given { mode, previous, node, announcer, .. } = given;
     let previous = previous.and_then(Previous::of);
     let whole = previous.as_ref().filter(|previous| previous.kept.part.is_none() && !wanted.asked.ranged);
     condition(request.headers_mut(), &wanted.asked, whole);
@@ -146,8 +146,21 @@ where
     }
     let validated = whole.filter(|_| response.status() == StatusCode::NOT_MODIFIED);
     let (method, delay) = (Method::GET, asked_at.elapsed());
-    let sharing =
-        Sharing { mode, policy, wanted, node, apart, method, target: None, rules, fwd, delay, now, client };
+    let sharing = Sharing {
+        mode,
+        policy,
+        wanted,
+        node,
+        apart,
+        method,
+        target: None,
+        rules,
+        fwd,
+        delay,
+        now,
+        client,
+        announcer,
+    };
     match validated {
         None => sharing.response(response, previous.as_ref(), until).await,
         Some(stored) if is_about(response.headers(), &stored.response.headers, now) => {

@@ -58,6 +58,7 @@
 //! ```
 
 mod apart;
+mod arrival;
 mod body;
 mod cache_control;
 mod cdn;

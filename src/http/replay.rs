@@ -1,12 +1,15 @@
 //! A stored response as the answer to a request (RFC 9111, 4). Step 8 over HTTP.
 
+use std::any::Any;
 use std::slice;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use http::header::HeaderMap;
 use http::{Response, StatusCode};
 
+use super::arrival::Arrival;
 use super::body::GuardedBody;
 use super::kept::{Chosen, Kept};
 use super::policy::HttpPolicy;
@@ -63,6 +66,8 @@ impl VariantPlace {
 #[derive(Clone)]
 pub(crate) enum Found {
     Response(Replay),
+    /// On its way, for another request.
+    Arriving(Arc<Arrival>),
     /// The variant for this request, if it is stored, is there.
     Elsewhere(Box<VariantPlace>),
     /// What is stored is not for a request like this (RFC 9111, 3.5).
@@ -145,6 +150,15 @@ impl Open for Wants<'_> {
             }
         }
         self.open(&mut entry.clone(), now)
+    }
+
+    fn open_arriving(&self, arriving: &Arc<dyn Any + Send + Sync>) -> Option<Found> {
+        let arrival = Arc::clone(arriving).downcast::<Arrival>().ok()?;
+        if let Some(elsewhere) = self.not_here(&arrival.kept) {
+            return Some(elsewhere);
+        }
+        // One that is asked for by a condition is given whole: how it ends is not known yet.
+        self.is_this_variant(&arrival.kept).then_some(Found::Arriving(arrival))
     }
 }
 

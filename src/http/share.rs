@@ -26,8 +26,9 @@ use super::status::{CacheStatus, Fwd, write_status};
 use super::tee::{Teed, ends_with_head, has_no_content, tee};
 use super::validation::{is_not_modified, not_modified};
 use super::vary::{Names, Variant, Vary};
+use crate::ending::{Arriving, Ending};
 use crate::error::Failure;
-use crate::node::{LoadResult, Loaded, Mode, Node};
+use crate::node::{Announcer, LoadResult, Loaded, Mode, Node};
 use crate::observe;
 use crate::policy::Policy;
 
@@ -51,6 +52,8 @@ pub(crate) struct Sharing<B, E> {
     /// When the head came.
     pub(crate) now: SystemTime,
     pub(crate) client: Client<B, E>,
+    /// Tells those who wait in this process.
+    pub(crate) announcer: Option<Announcer>,
 }
 
 impl<B, E> Sharing<B, E> {
@@ -165,8 +168,11 @@ where
         let expected = content_length(&head.headers).ok().flatten();
         let status = self.status(&draft);
         let own = self.own(&head);
-        let Self { policy, rules, apart, client, .. } = self;
-        let (sender, client_body) = GuardedBody::streaming(body.size_hint());
+        let Self { policy, rules, apart, client, announcer, .. } = self;
+        // Only what is known to be kept to its end is promised to others before that.
+        let mut arrival = expected.and_then(|length| draft.arrival(length)).map(Arc::new);
+        let passage = arrival.as_ref().map(|arrival| Arc::clone(&arrival.body));
+        let (sender, client_body) = GuardedBody::streaming(body.size_hint(), passage);
         write_status(&mut head.headers, status);
 
         // With the head the client has everything, so the head is what waits for the commit.
@@ -192,6 +198,11 @@ where
                 let _ = client.send(Ok(response));
             }
         };
+        let mut announce = || {
+            if let (Some(announcer), Some(arrival)) = (&announcer, arrival.take()) {
+                announcer.announce(Ending::Arriving(Arriving(arrival)));
+            }
+        };
         let mut teeing = pin!(tee(body, policy.max_body, expected, until, sender));
         let teed = poll_fn(|cx| {
             let teed = teeing.as_mut().poll(cx);
@@ -200,6 +211,7 @@ where
             // Nagle's algorithm and a delayed acknowledgement hold apart by 40 ms.
             if teed.is_pending() && !ends_with_head {
                 answer();
+                announce();
             }
             teed
         })

@@ -37,7 +37,7 @@ fn all_at_once(frames: Vec<Item>) -> Scripted {
 }
 
 fn streaming<B>() -> (StreamSender<B>, GuardedBody<B>) {
-    GuardedBody::streaming(Default::default())
+    GuardedBody::streaming(Default::default(), None)
 }
 
 /// A deadline that does not come.

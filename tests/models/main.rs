@@ -76,6 +76,39 @@ fn everyone_seated_is_given_the_outcome() {
     });
 }
 
+/// An announcement reaches whoever is seated, before or after it, and never the one whose loader runs.
+#[test]
+fn everyone_who_waits_is_told_what_is_announced() {
+    check(|| {
+        let flights: Arc<Map> = Arc::new(Flights::new(10));
+        let Joined::Leader(leader, own) = flights.join(&1, 0, "gone") else {
+            unreachable!("nobody else is there")
+        };
+        assert!(leader.next_loader().is_some());
+        let callers: Vec<_> = (1..4)
+            .map(|caller| {
+                let flights = Arc::clone(&flights);
+                thread::spawn(move || match flights.join(&1, caller, "gone") {
+                    Joined::Follower(follower) => assert_eq!(block_on(follower), "arriving"),
+                    // The flight has ended before it came, and others may come to this one.
+                    Joined::Leader(leader, _own) => {
+                        leader.announcer().announce("arriving");
+                        leader.finish("done");
+                    }
+                    Joined::Full(_) => unreachable!("there is one key"),
+                })
+            })
+            .collect();
+        leader.announcer().announce("arriving");
+        leader.announcer().announce("once");
+        leader.finish("done");
+        assert_eq!(block_on(own), "done");
+        for caller in callers {
+            caller.join().expect("no panic");
+        }
+    });
+}
+
 /// Invariant 4: a leader that vanishes ends its flight all the same.
 #[test]
 fn a_leader_that_vanishes_frees_its_followers() {

@@ -4,6 +4,7 @@
 //! everything that can happen has happened. Tests with sockets, Redis or processes run in real time.
 
 mod api;
+mod arriving;
 mod bodies;
 mod bypass;
 mod chaos;

@@ -1,0 +1,176 @@
+//! A response on its way, for those in this process who wait for it: they read what has come while the rest comes.
+
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::response::Parts;
+use http::{HeaderMap, Response};
+use tokio::time::Instant;
+
+use super::body::GuardedBody;
+use super::kept::Kept;
+use super::status::{CacheStatus, age_and_status};
+use crate::sync::lock;
+
+/// A head, and the body as far as it has come.
+#[derive(Debug)]
+pub(crate) struct Arrival {
+    /// As it is stored.
+    pub(crate) head: Parts,
+    pub(crate) kept: Kept,
+    /// For how long it will be fresh, if it will be stored.
+    pub(crate) ttl: Option<u64>,
+    /// When its head came.
+    pub(crate) came: Instant,
+    /// How long the body will be.
+    pub(crate) length: u64,
+    pub(crate) body: Arc<Passage>,
+}
+
+impl Arrival {
+    /// The response for one of those who wait.
+    pub(crate) fn respond<B>(&self) -> Response<GuardedBody<B>> {
+        let mut response = Response::new(GuardedBody::arriving(Arc::clone(&self.body), self.length));
+        *response.status_mut() = self.head.status;
+        *response.version_mut() = self.head.version;
+        *response.headers_mut() = self.head.headers.clone();
+        let age = self.kept.age + self.came.elapsed().min(Duration::from_secs(u32::MAX.into()));
+        let status = CacheStatus::Collapsed { ttl: self.ttl };
+        age_and_status(response.headers_mut(), age.as_secs(), status);
+        response
+    }
+}
+
+/// A body for many readers, each at its own pace: what has come stays until the last of them has gone. That is no
+/// more than is kept of it anyway.
+#[derive(Debug, Default)]
+pub(crate) struct Passage {
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    chunks: Vec<Bytes>,
+    end: Option<End>,
+    readers: Vec<Waker>,
+}
+
+#[derive(Clone, Debug)]
+enum End {
+    Whole(Option<Box<HeaderMap>>),
+    /// What it failed with is its first reader's; the others are told so much.
+    Broken(Arc<str>),
+}
+
+/// What a reader is given.
+pub(crate) enum Piece {
+    Data(Bytes),
+    Whole(Option<Box<HeaderMap>>),
+    Broken(Arc<str>),
+}
+
+impl Passage {
+    pub(crate) fn data(&self, data: Bytes) {
+        self.tell(|state| state.chunks.push(data));
+    }
+
+    pub(crate) fn last(&self, data: Bytes, trailers: Option<Box<HeaderMap>>) {
+        self.tell(|state| {
+            if !data.is_empty() {
+                state.chunks.push(data);
+            }
+            state.end.get_or_insert(End::Whole(trailers));
+        });
+    }
+
+    /// Ends it before its end, unless it has one.
+    pub(crate) fn broken(&self, text: &str) {
+        self.tell(|state| {
+            state.end.get_or_insert_with(|| End::Broken(text.into()));
+        });
+    }
+
+    fn tell(&self, change: impl FnOnce(&mut State)) {
+        let readers = {
+            let mut state = lock(&self.state);
+            change(&mut state);
+            std::mem::take(&mut state.readers)
+        };
+        readers.into_iter().for_each(Waker::wake);
+    }
+
+    /// The piece with this number.
+    pub(crate) fn poll_piece(&self, number: usize, cx: &mut Context<'_>) -> Poll<Piece> {
+        let mut state = lock(&self.state);
+        if let Some(chunk) = state.chunks.get(number) {
+            return Poll::Ready(Piece::Data(chunk.clone()));
+        }
+        match state.end.clone() {
+            Some(End::Whole(trailers)) => Poll::Ready(Piece::Whole(trailers)),
+            Some(End::Broken(text)) => Poll::Ready(Piece::Broken(text)),
+            None => {
+                if !state.readers.iter().any(|reader| reader.will_wake(cx.waker())) {
+                    state.readers.push(cx.waker().clone());
+                }
+                Poll::Pending
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "in a test the panic is the report")]
+mod tests {
+    use http_body_util::{BodyExt as _, Full};
+
+    use super::*;
+
+    type Tested = GuardedBody<Full<Bytes>>;
+
+    fn reader(passage: &Arc<Passage>, length: u64) -> Tested {
+        Tested::arriving(Arc::clone(passage), length)
+    }
+
+    #[tokio::test]
+    async fn readers_that_come_at_any_time_are_given_all_of_it() {
+        use http_body::Body as _;
+        let passage = Arc::new(Passage::default());
+        let early = tokio::spawn(reader(&passage, 6).collect());
+        tokio::task::yield_now().await;
+        passage.data(Bytes::from_static(b"abc"));
+        let mut late = reader(&passage, 6);
+        assert_eq!(late.size_hint().exact(), Some(6));
+        assert_eq!(late.frame().await.unwrap().unwrap().into_data().unwrap(), "abc");
+        assert_eq!(late.size_hint().exact(), Some(3));
+        passage.last(Bytes::from_static(b"def"), None);
+        passage.broken("too late to matter");
+        assert_eq!(late.collect().await.unwrap().to_bytes(), "def");
+        assert_eq!(early.await.unwrap().unwrap().to_bytes(), "abcdef");
+        assert_eq!(reader(&passage, 6).collect().await.unwrap().to_bytes(), "abcdef");
+    }
+
+    #[tokio::test]
+    async fn a_body_that_breaks_is_an_error_to_every_reader() {
+        let passage = Arc::new(Passage::default());
+        passage.data(Bytes::from_static(b"abc"));
+        passage.broken("gone");
+        for _ in 0..2 {
+            let mut body = reader(&passage, 6);
+            assert!(body.frame().await.unwrap().is_ok());
+            assert_eq!(body.frame().await.unwrap().unwrap_err().to_string(), "gone");
+            assert!(body.frame().await.is_none(), "once");
+        }
+    }
+
+    #[tokio::test]
+    async fn trailers_are_every_readers() {
+        let passage = Arc::new(Passage::default());
+        let trailers = HeaderMap::from_iter([(http::header::ETAG, "\"a\"".parse().unwrap())]);
+        passage.last(Bytes::new(), Some(Box::new(trailers.clone())));
+        for _ in 0..2 {
+            assert_eq!(reader(&passage, 0).collect().await.unwrap().trailers(), Some(&trailers));
+        }
+    }
+}

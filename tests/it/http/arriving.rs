@@ -1,0 +1,152 @@
+//! Whoever waits in the leader's process reads a response while it arrives, if it says how long it will be.
+
+use futures_util::FutureExt as _;
+use http::Response;
+use http_body::Body as _;
+use http_body_util::BodyExt as _;
+use stampede_guard::http::GuardedBody;
+use tower::ServiceExt as _;
+
+use super::kit::{
+    Boxed, Feed, Inner, Shop, all, ask, crowd, get, read, replicas, request, respond, settle, shop,
+};
+
+type Streamed = GuardedBody<Boxed>;
+
+/// All that is there now, without waiting.
+async fn come(body: &mut Streamed) -> String {
+    settle().await;
+    let mut text = String::new();
+    while let Some(Some(frame)) = body.frame().now_or_never() {
+        text.push_str(std::str::from_utf8(&frame.unwrap().into_data().unwrap()).unwrap());
+    }
+    text
+}
+
+fn start(shop: &Shop) -> tokio::task::JoinHandle<Response<Streamed>> {
+    let shop = shop.clone();
+    tokio::spawn(async move { shop.oneshot(get("/")).await.unwrap() })
+}
+
+fn fed(headers: &[(&str, &str)]) -> (Feed, Inner) {
+    let (feed, body) = Feed::new();
+    (feed, Inner::in_turn([respond(200, headers, body)]))
+}
+
+#[tokio::test(start_paused = true)]
+async fn followers_read_what_has_come_and_the_last_byte_after_the_commit() {
+    let (feed, inner) = fed(&[("content-length", "6"), ("x", "y")]);
+    let replicas = replicas(2, &inner);
+    let leader = start(&replicas[0]);
+    settle().await;
+    let elsewhere = crowd(&replicas[1], 5, "/");
+    let early: Vec<_> = (0..3).map(|_| start(&replicas[0])).collect();
+    settle().await;
+    feed.data("abc");
+    settle().await;
+    let mut responses = vec![leader.await.unwrap()];
+    for follower in early {
+        responses.push(follower.await.unwrap());
+    }
+    feed.data("de");
+    settle().await;
+    // One that comes in the middle.
+    responses.push(start(&replicas[0]).await.unwrap());
+    for (number, response) in responses.iter_mut().enumerate() {
+        // The leader's own is as the inner service's says.
+        assert_eq!(response.body().size_hint().exact(), (number > 0).then_some(6), "{number}");
+        assert_eq!(response.headers()["x"], "y");
+        assert_eq!(come(response.body_mut()).await, "abcde", "{number}");
+        let expected = if number == 0 { "fwd=uri-miss; stored" } else { "fwd=miss; collapsed" };
+        let status = response.headers()["cache-status"].to_str().unwrap();
+        assert!(status.contains(expected), "{number}: {status}");
+    }
+    assert!(elsewhere.iter().all(|follower| !follower.is_finished()), "other processes wait for the whole");
+    feed.data("f");
+    drop(feed);
+    for response in responses {
+        assert_eq!(read(response).await.text(), "f");
+        // Whoever has the whole of it hits with the next request.
+        assert!(ask(&replicas[0], get("/")).await.remark().starts_with("hit"));
+    }
+    assert!(all(elsewhere).await.iter().all(|seen| seen.text() == "abcdef"));
+    assert_eq!(inner.calls(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_body_that_breaks_is_an_error_to_everyone_who_was_promised_it() {
+    let (feed, inner) = fed(&[("content-length", "6")]);
+    let shop = shop(&inner);
+    let leader = start(&shop);
+    settle().await;
+    let follower = start(&shop);
+    settle().await;
+    feed.data("abc");
+    let (mut leader, mut follower) = (leader.await.unwrap(), follower.await.unwrap());
+    assert_eq!(
+        (come(leader.body_mut()).await, come(follower.body_mut()).await),
+        ("abc".into(), "abc".into())
+    );
+    // It ends too early.
+    drop(feed);
+    for response in [leader, follower] {
+        assert!(response.into_body().collect().await.is_err(), "C6: never a part for the whole");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_a_length_followers_wait_for_the_whole() {
+    let (feed, inner) = fed(&[]);
+    let shop = shop(&inner);
+    let leader = start(&shop);
+    settle().await;
+    let follower = start(&shop);
+    feed.data("abc");
+    settle().await;
+    assert!(!follower.is_finished(), "it may grow over max_body, and then it is one client's own");
+    drop(feed);
+    assert_eq!(read(leader.await.unwrap()).await.text(), "abc");
+    assert_eq!(read(follower.await.unwrap()).await.text(), "abc");
+}
+
+#[tokio::test(start_paused = true)]
+async fn another_variant_is_not_what_arrives() {
+    let (english, body) = Feed::new();
+    let headers = [("content-length", "3"), ("vary", "accept-language")];
+    let german = respond(200, &[("vary", "accept-language")], super::kit::whole("de".to_owned()));
+    let inner = Inner::in_turn([respond(200, &headers, body), german]);
+    let shop = shop(&inner);
+    let leader = start(&shop);
+    settle().await;
+    let other = {
+        let shop = shop.clone();
+        tokio::spawn(async move { ask(&shop, request("GET", "/", &[("accept-language", "de")])).await })
+    };
+    settle().await;
+    english.data("a");
+    settle().await;
+    assert_eq!(other.await.unwrap().text(), "de", "it does not wait for a body that is not for it");
+    english.data("bc");
+    drop(english);
+    assert_eq!(read(leader.await.unwrap()).await.text(), "abc");
+    assert_eq!(inner.calls(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_follower_that_leaves_or_is_slow_holds_up_nobody() {
+    let (feed, inner) = fed(&[("content-length", "6")]);
+    let shop = shop(&inner);
+    let leader = start(&shop);
+    settle().await;
+    let (leaves, slow) = (start(&shop), start(&shop));
+    settle().await;
+    feed.data("abc");
+    settle().await;
+    drop(leaves.await.unwrap());
+    let slow = slow.await.unwrap();
+    feed.data("def");
+    drop(feed);
+    assert_eq!(read(leader.await.unwrap()).await.text(), "abcdef");
+    assert!(ask(&shop, get("/")).await.remark().starts_with("hit"));
+    assert_eq!(read(slow).await.text(), "abcdef", "from memory");
+}
