@@ -246,7 +246,7 @@ impl<'a> Caller<'a> {
     }
 
     /// The same, from the store.
-    async fn look_for_stand_in<O: Open>(&self, open: &O) -> Option<O::Value> {
+    pub(crate) async fn look_for_stand_in<O: Open>(&self, open: &O) -> Option<O::Value> {
         let (read, _first) = self.look_up().await;
         Self { seen: read.into_seen(self.ask.key).map(Box::new), ..*self }.stand_in(open)
     }

@@ -64,6 +64,8 @@ pub(crate) enum Joined<K: Hash + Eq, L, O: Clone, S: BuildHasher> {
     Follower(Follower<L, O>),
     /// There are too many flights.
     Full(L),
+    /// There is a flight, and as many wait for it as may.
+    Crowded(L),
 }
 
 impl<K, L, O, S> Flights<K, L, O, S>
@@ -84,10 +86,19 @@ where
     }
 
     /// Takes a seat on the key's flight, or starts one. A leader that is dropped before it ends
-    /// the flight gives out `abandoned`.
-    pub(crate) fn join(self: &Arc<Self>, key: &K, loader: L, abandoned: O) -> Joined<K, L, O, S> {
+    /// the flight gives out `abandoned`. A flight has so many `seats`.
+    pub(crate) fn join(
+        self: &Arc<Self>,
+        key: &K,
+        loader: L,
+        abandoned: O,
+        seats: usize,
+    ) -> Joined<K, L, O, S> {
         let mut map = lock(self.shard(key));
         if let Some(flight) = map.get(key) {
+            if flight.taken(seats) >= seats {
+                return Joined::Crowded(loader);
+            }
             return Joined::Follower(Follower { seat: flight.seat(loader) });
         }
         // Only a bound on memory, so a few more at the same instant do no harm.
@@ -159,6 +170,15 @@ impl<K, L, O, S> fmt::Debug for Flights<K, L, O, S> {
 }
 
 impl<L, O: Clone> Flight<L, O> {
+    /// How many seats are taken; exact where there are as many as `most`.
+    fn taken(&self, most: usize) -> usize {
+        let mut seats = lock(&self.seats);
+        if seats.all.len() >= most {
+            seats.all.retain(|seat| !seat.outcome.is_closed());
+        }
+        seats.all.len()
+    }
+
     fn seat(&self, loader: L) -> Arc<Seat<L, O>> {
         let seat = Arc::new(Seat { outcome: Slot::new(), loader: Mutex::new(Some(loader)) });
         let mut seats = lock(&self.seats);

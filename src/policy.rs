@@ -26,8 +26,8 @@ pub enum OnWaitTimeout {
     Fail,
 }
 
-/// What happens to a load that has waited
-/// [`permit_timeout`](PolicyBuilder::permit_timeout) for others to end.
+/// What happens to a load that has waited [`permit_timeout`](PolicyBuilder::permit_timeout) for others to end, and
+/// to a caller beyond [`max_waiters`](PolicyBuilder::max_waiters).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum OnOverload {
@@ -85,6 +85,8 @@ pub struct Policy {
     pub(crate) max_concurrent_loads: Option<u32>,
     pub(crate) permit_timeout: Duration,
     pub(crate) on_overload: OnOverload,
+    pub(crate) max_waiters: usize,
+    pub(crate) on_crowd: OnOverload,
     pub(crate) wait_timeout: Duration,
     pub(crate) on_wait_timeout: OnWaitTimeout,
     pub(crate) coordination_budget: Duration,
@@ -203,6 +205,9 @@ impl Default for Policy {
             // Beyond what a client cares to wait in a queue, before the origin has even begun.
             permit_timeout: Duration::from_secs(5),
             on_overload: OnOverload::Shed,
+            // Each holds a request open. Beyond that the process is the next thing to fall over.
+            max_waiters: 10_000,
+            on_crowd: OnOverload::Shed,
             // The longest that a live leader can take, and the lease of one that just died.
             wait_timeout: DEFAULT_LOAD_TIMEOUT.saturating_add(DEFAULT_LEASE),
             on_wait_timeout: OnWaitTimeout::Load,

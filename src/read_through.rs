@@ -28,7 +28,7 @@ use crate::lead::Lead;
 use crate::loading::Loading;
 use crate::node::{Follower, Joined, Lane, Loader, Open, Seen};
 use crate::observe::{self, Count};
-use crate::policy::{OnStoreDown, OnWaitTimeout};
+use crate::policy::{OnOverload, OnStoreDown, OnWaitTimeout};
 use crate::store::StoreError;
 use crate::times::Serves;
 
@@ -170,7 +170,7 @@ impl Refresh<'_> {
         let Caller { ask: Ask { node, policy, .. }, .. } = self.caller;
         let flight = self.caller.flight(Lane::Refresh);
         // Whoever has one on its way in this process already needs no other.
-        if let Joined::Leader(leader, seat) = node.flights.join(&flight, loader, Ending::Gone) {
+        if let Joined::Leader(leader, seat) = node.flights.join(&flight, loader, Ending::Gone, 1) {
             node.count(Count::refreshes);
             if early {
                 node.count(Count::early_refreshes);
@@ -180,6 +180,12 @@ impl Refresh<'_> {
             Lead { node, policy, flight, leader, seen, budget, _unattended: Some(seat) }.start();
         }
     }
+}
+
+/// Why there is no seat; with the loader.
+enum NoSeat {
+    TooManyFlights(Loader),
+    TooManyWaiters(Loader),
 }
 
 /// A caller for whom there is nothing in the store.
@@ -213,7 +219,8 @@ impl Missing<'_> {
             // 3 join
             let (mut follower, leads) = match caller.join(lane, loader) {
                 Ok(joined) => joined,
-                Err(loader) => return Answer::Alone(loader),
+                Err(NoSeat::TooManyFlights(loader)) => return Answer::Alone(loader),
+                Err(NoSeat::TooManyWaiters(loader)) => return caller.crowded_out(open, loader).await,
             };
             drop(first.take());
             if lane == Lane::Heal
@@ -291,11 +298,11 @@ impl Caller<'_> {
         open.stands_in(entry, self.now()) || open.serves(entry, self.now()) != Serves::No
     }
 
-    /// Step 3: a seat, and whether this caller leads; the loader back if there are too many flights.
-    fn join(&self, lane: Lane, loader: Loader) -> Result<(Follower, bool), Loader> {
+    /// Step 3: a seat, and whether this caller leads.
+    fn join(&self, lane: Lane, loader: Loader) -> Result<(Follower, bool), NoSeat> {
         let Ask { node, policy, .. } = self.ask;
         let flight = self.flight(lane);
-        match node.flights.join(&flight, loader, Ending::Gone) {
+        match node.flights.join(&flight, loader, Ending::Gone, policy.max_waiters) {
             Joined::Leader(leader, follower) => {
                 let (node, policy) = (Arc::clone(node), Arc::clone(policy));
                 let (seen, budget) = (self.seen.clone(), self.budget);
@@ -303,7 +310,8 @@ impl Caller<'_> {
                 Ok((follower, true))
             }
             Joined::Follower(follower) => Ok((follower, false)),
-            Joined::Full(loader) => Err(loader),
+            Joined::Full(loader) => Err(NoSeat::TooManyFlights(loader)),
+            Joined::Crowded(loader) => Err(NoSeat::TooManyWaiters(loader)),
         }
     }
 
@@ -320,6 +328,26 @@ impl Caller<'_> {
         }
         // A caller whose own loader the flight has gone on with is not waiting for somebody else.
         if follower.has_loader() { None } else { Some(follower.await) }
+    }
+
+    /// There are as many waiters as there may be: a stale value, else what the policy says.
+    async fn crowded_out<O: Open>(&self, open: &O, loader: Loader) -> Answer<O::Value> {
+        let Ask { node, policy, key } = self.ask;
+        node.count(Count::overloaded);
+        // Who has not looked yet has something to find; all of them, in one read.
+        let stand_in = match &self.seen {
+            Some(_) => self.stand_in(open),
+            None => Box::pin(self.look_for_stand_in(open)).await,
+        };
+        match (stand_in, policy.on_crowd) {
+            (Some(value), _) => Answer::Stale(value, Some(loader)),
+            (None, OnOverload::LoadAnyway) => Answer::Alone(loader),
+            (None, OnOverload::Shed) => {
+                let (most, digest) = (policy.max_waiters, key.digest());
+                let text = format!("{most} callers (max_waiters) wait for key #{digest} already");
+                Answer::Failed(Failure::Guard(Error::new(ErrorKind::Overloaded, text)))
+            }
+        }
     }
 
     fn coalesced<V>(&self, value: V, loader: Loader) -> Answer<V> {
@@ -340,7 +368,8 @@ impl Caller<'_> {
         }
         let mut follower = match self.join(Lane::Beside, loader) {
             Ok((follower, _)) => follower,
-            Err(loader) => return Answer::Alone(loader),
+            Err(NoSeat::TooManyFlights(loader)) => return Answer::Alone(loader),
+            Err(NoSeat::TooManyWaiters(loader)) => return self.crowded_out(open, loader).await,
         };
         // Bounded by the load's own timeout.
         let ending = (&mut follower).await;

@@ -141,6 +141,14 @@ impl PolicyBuilder {
         self
     }
 
+    /// How many callers may wait for one key's load in one process, and what becomes of the others: they are given
+    /// a stale value where one may stand in, else this. Defaults to 10,000, and to [`OnOverload::Shed`].
+    pub fn max_waiters(mut self, most: usize, then: OnOverload) -> Self {
+        self.policy.max_waiters = most;
+        self.policy.on_crowd = then;
+        self
+    }
+
     /// How long a caller waits for somebody else's load, and what then. Defaults to `load_timeout` plus
     /// `lease` (and `permit_timeout`, where there is a cap), which no live leader exceeds, and to [`OnWaitTimeout::Load`].
     pub fn wait_timeout(mut self, wait_timeout: Duration, then: OnWaitTimeout) -> Self {
@@ -254,6 +262,9 @@ impl PolicyBuilder {
             let text =
                 format!("tags are {}: choose at most {}, none empty", policy.tags.len(), MOST_TAGS - 1);
             return Err(refused(text));
+        }
+        if policy.max_waiters == 0 {
+            return Err(refused("max_waiters is 0: choose at least 1".into()));
         }
         if policy.max_concurrent_loads == Some(0) {
             return Err(refused("max_concurrent_loads is 0: choose at least 1".into()));

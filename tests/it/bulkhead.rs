@@ -139,3 +139,59 @@ async fn however_a_load_ends_the_next_one_has_its_turn() {
     let loads = Counter::default();
     assert_eq!(load(&guards[3], 7, &loads).await.ok(), Some(7));
 }
+
+/// A crowd on one key, of which only so many may wait: how many loaded, and what became of the others.
+async fn crowd_of(callers: usize, guard: &StampedeGuard) -> (usize, Vec<Result<usize, LoadError<String>>>) {
+    let (loads, gate) = (Counter::default(), Gate::closed());
+    let calls = (0..callers).map(|_| {
+        let (loads, gate) = (loads.clone(), gate.clone());
+        guard.get_or_load("k", move || async move {
+            let _running = loads.start();
+            gate.pass().await;
+            Ok::<_, String>(loads.started())
+        })
+    });
+    let open = async {
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+        gate.open();
+    };
+    let (answers, ()) = tokio::join!(join_all(calls), open);
+    (loads.started(), answers)
+}
+
+fn crowded(then: OnOverload) -> StampedeGuard {
+    let policy = Policy::builder().max_waiters(10, then).fresh_for(secs(10)).stale_if_error(secs(600));
+    replicas(policy).remove(0)
+}
+
+#[tokio::test(start_paused = true)]
+async fn beyond_max_waiters_callers_are_shed_or_load_by_themselves() {
+    let guard = crowded(OnOverload::Shed);
+    let (loads, answers) = crowd_of(30, &guard).await;
+    let shed = answers.iter().filter(
+        |answer| matches!(answer, Err(LoadError::Guard(error)) if error.kind() == ErrorKind::Overloaded),
+    );
+    assert_eq!((loads, shed.count()), (1, 20));
+    assert_eq!(answers.iter().filter(|answer| answer.is_ok()).count(), 10);
+    assert_eq!(guard.stats().overloaded, 20);
+    let (loads, answers) = crowd_of(30, &crowded(OnOverload::LoadAnyway)).await;
+    assert_eq!((loads, answers.iter().filter(|answer| answer.is_ok()).count()), (21, 30));
+}
+
+#[tokio::test(start_paused = true)]
+async fn beyond_max_waiters_a_stale_value_is_given_where_there_is_one() {
+    let guard = crowded(OnOverload::Shed);
+    guard.insert("k", &77_usize).await.expect("stored");
+    advance(secs(60)).await;
+    let (loads, answers) = crowd_of(30, &guard).await;
+    let values: Vec<_> = answers.into_iter().map(|answer| answer.expect("nobody is shed")).collect();
+    assert_eq!((loads, values.iter().filter(|value| **value == 77).count()), (1, 20));
+}
+
+#[test]
+fn a_crowd_of_nobody_is_refused_by_name() {
+    let refused = Policy::builder().max_waiters(0, OnOverload::Shed).build().expect_err("nobody could load");
+    assert!(refused.to_string().contains("max_waiters"), "{refused}");
+}

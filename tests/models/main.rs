@@ -56,7 +56,7 @@ fn everyone_seated_is_given_the_outcome() {
         let callers: Vec<_> = (0..4)
             .map(|caller| {
                 let (flights, led) = (Arc::clone(&flights), Arc::clone(&led));
-                thread::spawn(move || match flights.join(&1, caller, "gone") {
+                thread::spawn(move || match flights.join(&1, caller, "gone", 10) {
                     Joined::Leader(leader, follower) => {
                         led.fetch_add(1, Ordering::SeqCst);
                         assert!(leader.next_loader().is_some());
@@ -64,7 +64,7 @@ fn everyone_seated_is_given_the_outcome() {
                         assert_eq!(block_on(follower), "done");
                     }
                     Joined::Follower(follower) => assert_eq!(block_on(follower), "done"),
-                    Joined::Full(_) => unreachable!("there is one key"),
+                    Joined::Full(_) | Joined::Crowded(_) => unreachable!("there is room"),
                 })
             })
             .collect();
@@ -81,21 +81,21 @@ fn everyone_seated_is_given_the_outcome() {
 fn everyone_who_waits_is_told_what_is_announced() {
     check(|| {
         let flights: Arc<Map> = Arc::new(Flights::new(10));
-        let Joined::Leader(leader, own) = flights.join(&1, 0, "gone") else {
+        let Joined::Leader(leader, own) = flights.join(&1, 0, "gone", 10) else {
             unreachable!("nobody else is there")
         };
         assert!(leader.next_loader().is_some());
         let callers: Vec<_> = (1..4)
             .map(|caller| {
                 let flights = Arc::clone(&flights);
-                thread::spawn(move || match flights.join(&1, caller, "gone") {
+                thread::spawn(move || match flights.join(&1, caller, "gone", 10) {
                     Joined::Follower(follower) => assert_eq!(block_on(follower), "arriving"),
                     // The flight has ended before it came, and others may come to this one.
                     Joined::Leader(leader, _own) => {
                         leader.announcer().announce("arriving");
                         leader.finish("done");
                     }
-                    Joined::Full(_) => unreachable!("there is one key"),
+                    Joined::Full(_) | Joined::Crowded(_) => unreachable!("there is room"),
                 })
             })
             .collect();
@@ -117,13 +117,13 @@ fn a_leader_that_vanishes_frees_its_followers() {
         let callers: Vec<_> = (0..3)
             .map(|caller| {
                 let flights = Arc::clone(&flights);
-                thread::spawn(move || match flights.join(&1, caller, "gone") {
+                thread::spawn(move || match flights.join(&1, caller, "gone", 10) {
                     Joined::Leader(leader, follower) => {
                         drop(leader);
                         assert_eq!(block_on(follower), "gone");
                     }
                     Joined::Follower(follower) => assert_eq!(block_on(follower), "gone"),
-                    Joined::Full(_) => unreachable!("there is one key"),
+                    Joined::Full(_) | Joined::Crowded(_) => unreachable!("there is room"),
                 })
             })
             .collect();
@@ -139,20 +139,22 @@ fn a_leader_that_vanishes_frees_its_followers() {
 fn a_detached_flight_does_not_remove_its_successor() {
     check(|| {
         let flights: Arc<Map> = Arc::new(Flights::new(10));
-        let Joined::Leader(old, old_follower) = flights.join(&1, 0, "gone") else { unreachable!("first") };
+        let Joined::Leader(old, old_follower) = flights.join(&1, 0, "gone", 10) else {
+            unreachable!("first")
+        };
         let invalidate = thread::spawn({
             let flights = Arc::clone(&flights);
             move || flights.detach(&1)
         });
         let late = thread::spawn({
             let flights = Arc::clone(&flights);
-            move || match flights.join(&1, 1, "gone") {
+            move || match flights.join(&1, 1, "gone", 10) {
                 Joined::Leader(leader, follower) => Some((leader, follower)),
                 Joined::Follower(follower) => {
                     assert_eq!(block_on(follower), "old");
                     None
                 }
-                Joined::Full(_) => unreachable!("there is one key"),
+                Joined::Full(_) | Joined::Crowded(_) => unreachable!("there is room"),
             }
         });
         old.finish("old");
@@ -174,8 +176,8 @@ fn a_detached_flight_does_not_remove_its_successor() {
 fn a_loader_is_taken_exactly_once() {
     check(|| {
         let flights: Arc<Map> = Arc::new(Flights::new(10));
-        let Joined::Leader(leader, first) = flights.join(&1, 0, "gone") else { unreachable!("first") };
-        let Joined::Follower(second) = flights.join(&1, 1, "gone") else { unreachable!("second") };
+        let Joined::Leader(leader, first) = flights.join(&1, 0, "gone", 10) else { unreachable!("first") };
+        let Joined::Follower(second) = flights.join(&1, 1, "gone", 10) else { unreachable!("second") };
         let leaves = thread::spawn(move || drop(first));
         let takes = thread::spawn(move || {
             let own = second.take_loader();
