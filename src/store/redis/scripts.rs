@@ -38,15 +38,39 @@ script!(RELEASE, b"lq", "scripts/wake.lua", "scripts/release.lua");
 script!(INVALIDATE, b"elqo", "scripts/wake.lua", "scripts/invalidate.lua");
 script!(TAG, b"t", "scripts/tag.lua");
 script!(ENLIST, b"v", "scripts/enlist.lua");
-script!(MUTEX_TAKE, b"", "scripts/mutex.lua", "scripts/mutex_take.lua");
-script!(MUTEX_FREE, b"", "scripts/mutex.lua", "scripts/mutex_free.lua");
-script!(MUTEX_BREAK, b"", "scripts/mutex.lua", "scripts/mutex_break.lua");
+script!(MUTEX_TAKE, b"", "scripts/tell_sooner.lua", "scripts/mutex.lua", "scripts/mutex_take.lua");
+script!(MUTEX_FREE, b"", "scripts/tell_sooner.lua", "scripts/mutex.lua", "scripts/mutex_free.lua");
+script!(MUTEX_BREAK, b"", "scripts/tell_sooner.lua", "scripts/mutex.lua", "scripts/mutex_break.lua");
 script!(MUTEX_EXTEND, b"", "scripts/mutex_extend.lua");
 script!(MUTEX_LOOK, b"", "scripts/mutex_look.lua");
-script!(SEMAPHORE_TAKE, b"", "scripts/semaphore.lua", "scripts/semaphore_take.lua");
-script!(SEMAPHORE_FREE, b"", "scripts/semaphore.lua", "scripts/semaphore_free.lua");
-script!(SEMAPHORE_REFRESH, b"", "scripts/semaphore.lua", "scripts/semaphore_refresh.lua");
-script!(SEMAPHORE_CHANGE, b"", "scripts/semaphore.lua", "scripts/semaphore_change.lua");
+script!(
+    SEMAPHORE_TAKE,
+    b"",
+    "scripts/tell_sooner.lua",
+    "scripts/semaphore.lua",
+    "scripts/semaphore_take.lua"
+);
+script!(
+    SEMAPHORE_FREE,
+    b"",
+    "scripts/tell_sooner.lua",
+    "scripts/semaphore.lua",
+    "scripts/semaphore_free.lua"
+);
+script!(
+    SEMAPHORE_REFRESH,
+    b"",
+    "scripts/tell_sooner.lua",
+    "scripts/semaphore.lua",
+    "scripts/semaphore_refresh.lua"
+);
+script!(
+    SEMAPHORE_CHANGE,
+    b"",
+    "scripts/tell_sooner.lua",
+    "scripts/semaphore.lua",
+    "scripts/semaphore_change.lua"
+);
 script!(SEMAPHORE_LOOK, b"", "scripts/semaphore_look.lua");
 
 /// How a call names its script.

@@ -37,18 +37,6 @@ local function keep_queue(longest, length)
   end
 end
 
--- Tells those who wait that its time ends sooner than they were told when they looked; once per node.
-local function tell_sooner()
-  local told = {}
-  for _, waiter in ipairs(redis.call('LRANGE', KEYS[2], 0, -1)) do
-    local node = string.sub(waiter, 1, 32)
-    if not told[node] then
-      told[node] = true
-      redis.pcall('PUBLISH', 'sg1:i:' .. node, 'r' .. KEYS[1])
-    end
-  end
-end
-
 -- Hands the mutex to the first in the queue that can be reached; whether there was one. Stops at
 -- `asking`, whose place is used up then: it is there to take the mutex itself. Passes over `leaving`,
 -- which may have a place from a take that came late. A waiter is its token and its time to live, 0

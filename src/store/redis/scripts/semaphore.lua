@@ -86,18 +86,6 @@ local function serve(own)
   return reached
 end
 
--- Tells those who wait that a lease ends sooner than they were told when they looked; once per node.
-local function tell_sooner()
-  local told = {}
-  for _, waiter in ipairs(redis.call('LRANGE', KEYS[2], 0, -1)) do
-    local node = string.sub(waiter, 1, 32)
-    if not told[node] then
-      told[node] = true
-      redis.pcall('PUBLISH', 'sg1:i:' .. node, 'r' .. KEYS[1])
-    end
-  end
-end
-
 -- Ends a step: keeps the semaphore for its idle time, and for as long as anybody needs it. Answers
 -- when the first lease ends.
 local function finish(queued)
