@@ -189,12 +189,12 @@ impl Record {
                 {
                     step.tell_sooner(key);
                 }
-                return self.keep_queue(step.now, ttl, ttl);
+                return;
             }
         }
     }
 
-    /// Keeps the queue for at least twice the longest time that may pass before somebody looks after it.
+    /// Keeps the queue for at least twice the longest time that may pass before who waits asks again.
     fn keep_queue(&mut self, now: Instant, ttl: Option<Duration>, remaining: Option<Duration>) {
         let longest = ttl.zip(remaining).map(|(ttl, remaining)| ttl.max(remaining));
         let keep =

@@ -283,11 +283,8 @@ fn duration(ms: i64) -> Option<Duration> {
 
 fn taken(answer: Value) -> Option<Taken> {
     match answer {
-        Value::Int(fence) => Some(Taken::Granted { fence: u64::try_from(fence).ok()? }),
-        Value::Array(parts) => match parts[..] {
-            [Value::Int(remaining)] => Some(Taken::Busy { remaining: duration(remaining) }),
-            _ => None,
-        },
+        Value::Int(fence @ 1..) => Some(Taken::Granted { fence: fence.unsigned_abs() }),
+        Value::Int(busy @ ..=-1) => Some(Taken::Busy { remaining: duration(-2 - busy) }),
         _ => None,
     }
 }

@@ -4,7 +4,7 @@
 -- Returns 1 somebody held it | 0 nobody did
 --
 -- Atomic, because the holder that is told must be the one it was taken from.
--- calls: get del set incr time lpop publish pttl pexpire lrange
+-- calls: get del set incr time lpop publish pttl lrange
 local holder = redis.call('GET', KEYS[1])
 if not holder then
   return 0
