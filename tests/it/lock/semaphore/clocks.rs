@@ -51,7 +51,8 @@ fn no_lock_reads_a_wall_clock() {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut seen = 0;
     for file in files(&source.join("lock")).into_iter().chain(files(&source.join("store"))) {
-        let path = file.display().to_string();
+        // Without the folder that this is checked out in, whose name may hold anything.
+        let path = file.strip_prefix(&source).expect("in it").display().to_string();
         if !(path.contains("lock") || path.contains("mutex_") || path.contains("semaphore_")) {
             continue;
         }
