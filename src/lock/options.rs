@@ -188,7 +188,8 @@ impl MutexBuilder {
 
     /// Puts it under the bare key `<prefix><name>`, for programs in other languages that `SET key token NX PX`: they
     /// exclude it, and are excluded. Without namespace; 1 to 64 bytes, no braces. Inside a part of the name, `:` is
-    /// written `%3A`, so a key `lock:a:b` is the prefix `lock:` and the name `("a", "b")`.
+    /// written `%3A`, so a key `lock:a:b` is the prefix `lock:` and the name `("a", "b")`. A name of
+    /// more than 199 bytes ends in its digest, so no key is longer than 264.
     /// [`Mutex::key`] shows it. Where the server's users have rights by key, this one needs them on the prefix too.
     /// Defaults to a key of this crate's own.
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {

@@ -18,7 +18,8 @@ use crate::store::grants::Tell;
 use crate::store::locks::LockName;
 use crate::store::watch::Hint;
 
-/// No message of ours is longer.
+/// No message of ours is longer. The longest names a lock, whose key has at most 264 bytes: 64 of a prefix, and a
+/// name that ends in its digest where it is longer than 200.
 const LONGEST: usize = 1024;
 
 #[derive(Debug)]

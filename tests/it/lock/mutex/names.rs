@@ -71,6 +71,42 @@ fn a_name_has_text() {
     }
 }
 
+/// A grant names its key, and a message has a greatest length: no name, namespace and prefix make a key that does
+/// not fit.
+#[tokio::test]
+async fn the_longest_key_is_handed_over() {
+    let server = RedisServer::start();
+    server.run::<()>(&["ACL", "SETUSER", "minimal", "~ppp*"]);
+    let client = || redis::Client::open(server.minimal_user()).expect("an address");
+    let builder = |namespace| Locks::builder(client()).namespace(namespace).build().expect("valid");
+    let prefix = "p".repeat(64);
+    for (namespace, name, prefix) in [
+        ("n".repeat(64), "k".repeat(135), None),
+        ("n".to_owned(), "k".repeat(198), None),
+        ("n".to_owned(), "k".repeat(5_000), None),
+        ("n".to_owned(), "k".repeat(199), Some(&prefix)),
+        ("n".to_owned(), "%".repeat(5_000), Some(&prefix)),
+    ] {
+        let (one, other) = (builder(namespace.clone()), builder(namespace.clone()));
+        one.connect().await.expect("connects");
+        other.connect().await.expect("connects");
+        let handle = |locks: &Locks| {
+            let builder = locks.mutex(name.as_str());
+            prefix.map_or_else(|| builder.clone(), |prefix| builder.clone().prefix(prefix)).build()
+        };
+        let (a, b) = (handle(&one).expect("valid"), handle(&other).expect("valid"));
+        assert!(a.key().len() <= 64 + 200, "{}", a.key());
+        let mut guard = locked(&a).await;
+        let next = tokio::spawn(async move { b.lock().await });
+        eventually("it waits", SOON, async || server.keys().len() == 3).await;
+        assert!(guard.unlock().await.expect("asks"));
+        let (mut next, took) = granted(next).await;
+        assert!(took < AT_ONCE && next.attempts() == 1, "it heard of it after {took:?}");
+        assert!(next.unlock().await.expect("asks"));
+        server.flush_all();
+    }
+}
+
 /// S1.26: everything that a handle was made with, and who holds it.
 #[tokio::test]
 async fn a_handle_says_what_it_was_made_with() {
