@@ -20,11 +20,13 @@ pub(super) struct Hold<T: Target> {
     /// Whether a TAKE of this token may still run, also after it was given back.
     straggler: bool,
     freed: bool,
+    /// Whether it was held until it was given back.
+    was_held: bool,
 }
 
 impl<T: Target> Hold<T> {
     pub(super) fn new(grip: Arc<Grip<T>>, runtime: Option<Handle>, straggler: bool) -> Self {
-        Self { grip, watchdog: None, runtime, straggler, freed: false }
+        Self { grip, watchdog: None, runtime, straggler, freed: false, was_held: false }
     }
 
     /// Renews it from now on, at each third of its time.
@@ -41,15 +43,37 @@ impl<T: Target> Hold<T> {
         if self.freed {
             return Ok(None);
         }
+        self.stop_renewing().await;
         let target = &self.grip.target;
-        stop(&mut self.watchdog, target.home().command_timeout).await;
         let freed = target.home().ask(|within| target.free(&self.grip.token, within)).await?;
+        self.end();
+        Ok(Some(freed))
+    }
+
+    pub(super) async fn stop_renewing(&mut self) {
+        stop(&mut self.watchdog, self.grip.target.home().command_timeout).await;
+    }
+
+    /// It was given back by another command than [`free`](Self::free)'s, which said whether it was held until then.
+    pub(super) fn given_back(&mut self, was_held: bool) {
+        self.was_held = was_held;
+        self.end();
+    }
+
+    pub(super) fn is_freed(&self) -> bool {
+        self.freed
+    }
+
+    pub(super) fn was_held(&self) -> bool {
+        self.was_held
+    }
+
+    fn end(&mut self) {
         self.freed = true;
         self.grip.end();
         if self.straggler {
             self.release();
         }
-        Ok(Some(freed))
     }
 
     fn release(&mut self) {

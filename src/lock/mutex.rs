@@ -80,7 +80,7 @@ impl Mutex {
     ///
     /// Safe: what may have been acquired is released in the background.
     pub async fn try_lock(&self) -> Result<Option<MutexGuard>, LockError> {
-        let terms = Terms { retries: Some(0), timeout: None, ..self.terms() };
+        let terms = Terms { retries: Some(0), timeout: None, ..self.target.terms() };
         match self.acquire(&terms).await {
             Ok(guard) => Ok(Some(guard)),
             Err(error) if error.is_busy() => Ok(None),
@@ -101,7 +101,7 @@ impl Mutex {
     /// Safe, but the place in the queue is lost: dropped, it is given up in the background, and so is what may have
     /// been acquired.
     pub async fn lock(&self) -> Result<MutexGuard, LockError> {
-        self.acquire(&self.terms()).await
+        self.acquire(&self.target.terms()).await
     }
 
     /// Runs `work` under the lock, in the caller's task, and unlocks: when it has ended, or panicked, or when this
@@ -154,7 +154,7 @@ impl Mutex {
     }
 
     /// Whether this handle holds it, without asking anybody: from the acquisition until it is unlocked or dropped,
-    /// also when its time to live is over.
+    /// also when its time to live is over, and while [`bump`](MutexGuard::bump) waits.
     pub fn is_held(&self) -> bool {
         self.state.load(Ordering::Acquire) == HELD
     }
@@ -229,7 +229,6 @@ impl Mutex {
         let claim = Claim::stake(&self.state)?;
         let hold = acquire(&self.target, terms).await?;
         claim.held();
-        let hold = if self.target.options.auto_renew { hold.renew() } else { hold };
         Ok(MutexGuard::new(hold, claim))
     }
 
@@ -241,13 +240,6 @@ impl Mutex {
 
     fn failed(&self, doing: &str) -> impl Fn(StoreError) -> LockError {
         move |error| self.target.error(doing, error)
-    }
-
-    fn terms(&self) -> Terms {
-        let MutexOptions { waiting, acquire_timeout, retries, retry_interval, jitter, min_remaining, .. } =
-            self.target.options;
-        let fallback = (retry_interval, jitter);
-        Terms { waiting, fallback, retries, timeout: acquire_timeout, min_remaining }
     }
 }
 

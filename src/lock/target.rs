@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::locks::Home;
+use super::wait::Terms;
 use super::{LockError, MutexOptions};
-use crate::store::locks::{Create, LockName, PermitFreed, Take, TakePermit, Taken};
+use crate::store::locks::{Create, LockName, MutexTaken, PermitFreed, Take, TakePermit, Taken};
 use crate::store::{StoreError, Token};
 
 /// What a token can be the holder of.
@@ -23,7 +24,14 @@ pub(super) trait Target: fmt::Debug + Send + Sync + 'static {
     /// How long it is held; `None` for ever.
     fn ttl(&self) -> Option<Duration>;
 
-    fn take(&self, token: &Token, queue: bool, within: Duration) -> impl Answer<Taken>;
+    /// `instead` is the token that gives it up for this one; only a mutex can be given up so.
+    fn take(
+        &self,
+        token: &Token,
+        instead: Option<&Token>,
+        queue: bool,
+        within: Duration,
+    ) -> impl Answer<MutexTaken>;
 
     fn extend(&self, token: &Token, ttl: Option<Duration>, within: Duration) -> impl Answer<bool>;
 
@@ -51,6 +59,16 @@ pub(super) struct MutexTarget {
     pub(super) options: MutexOptions,
 }
 
+impl MutexTarget {
+    /// How it is waited for where the options are all that is said of it.
+    pub(super) fn terms(&self) -> Terms {
+        let MutexOptions { waiting, acquire_timeout, retries, retry_interval, jitter, min_remaining, .. } =
+            self.options;
+        let fallback = (retry_interval, jitter);
+        Terms { waiting, fallback, retries, timeout: acquire_timeout, min_remaining }
+    }
+}
+
 impl Target for MutexTarget {
     type Freed = bool;
 
@@ -66,8 +84,14 @@ impl Target for MutexTarget {
         self.options.ttl
     }
 
-    async fn take(&self, token: &Token, queue: bool, within: Duration) -> Result<Taken, StoreError> {
-        let ask = Take { token, ttl: self.options.ttl, queue };
+    async fn take(
+        &self,
+        token: &Token,
+        instead: Option<&Token>,
+        queue: bool,
+        within: Duration,
+    ) -> Result<MutexTaken, StoreError> {
+        let ask = Take { token, ttl: self.options.ttl, queue, instead };
         self.home.locks()?.take_mutex(&self.name, ask, within).await
     }
 
@@ -116,17 +140,24 @@ impl Target for SemaphoreTarget {
         Some(self.lease)
     }
 
-    async fn take(&self, token: &Token, queue: bool, within: Duration) -> Result<Taken, StoreError> {
+    async fn take(
+        &self,
+        token: &Token,
+        _instead: Option<&Token>,
+        queue: bool,
+        within: Duration,
+    ) -> Result<MutexTaken, StoreError> {
         let ask = TakePermit { token, lease: self.lease, semaphore: self.create, queue };
         let taken = self.home.locks()?.take_permit(&self.name, ask, within).await?;
         let (expected, actual) = (self.create.capacity, taken.created_with);
         if expected != actual && !self.warned.swap(true, Ordering::Relaxed) {
             tracing::warn!(expected, actual, "the semaphore was created with another number of permits");
         }
-        Ok(match taken.granted {
+        let taken = match taken.granted {
             true => Taken::Granted { fence: 0 },
             false => Taken::Busy { remaining: taken.next_expiry },
-        })
+        };
+        Ok(MutexTaken { taken, was_held: false })
     }
 
     async fn extend(

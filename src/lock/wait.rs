@@ -17,7 +17,7 @@ use super::locks::Home;
 use super::target::Target;
 use super::{LockError, Waiting};
 use crate::store::grants::{Await, Told};
-use crate::store::locks::{Announced, Taken};
+use crate::store::locks::{Announced, MutexTaken, Taken};
 use crate::store::{StoreError, StoreErrorKind, Token};
 
 /// While grants may not arrive, nobody waits longer than this between two looks.
@@ -47,9 +47,27 @@ pub(super) struct Terms {
 /// Acquires it, on these terms. Somebody else's lock is [`LockError::TooManyAttempts`] or
 /// [`LockError::AcquireTimeout`], and nothing else is.
 pub(super) async fn acquire<T: Target>(target: &Arc<T>, terms: &Terms) -> Result<Hold<T>, LockError> {
+    contend(Arc::clone(target), terms, None).await
+}
+
+/// Gives back what `old` has and acquires it anew, behind those who wait, both in the first command. After an error
+/// `old` tells whether that was done.
+pub(super) async fn acquire_instead<T: Target>(
+    old: &mut Hold<T>,
+    terms: &Terms,
+) -> Result<Hold<T>, LockError> {
+    contend(Arc::clone(&old.grip.target), terms, Some(old)).await
+}
+
+async fn contend<T: Target>(
+    target: Arc<T>,
+    terms: &Terms,
+    instead: Option<&mut Hold<T>>,
+) -> Result<Hold<T>, LockError> {
     let started = Instant::now();
     let mut contest = Contest {
-        place: Place::new(Arc::clone(target)),
+        place: Place::new(target),
+        instead,
         waiting: terms.waiting,
         deadline: terms.timeout.and_then(|timeout| started.checked_add(timeout)),
         started,
@@ -79,6 +97,8 @@ pub(super) async fn acquire<T: Target>(target: &Arc<T>, terms: &Terms) -> Result
 /// One token's way to a lock.
 struct Contest<'a, T: Target> {
     place: Place<T>,
+    /// What is given back for it, until an answer says that it was.
+    instead: Option<&'a mut Hold<T>>,
     /// As the terms have it, until the server refuses that.
     waiting: Waiting,
     deadline: Option<Instant>,
@@ -102,8 +122,14 @@ impl<T: Target> Contest<'_, T> {
             let within = self.within();
             self.asked = Instant::now();
             self.places += u32::from(queue);
-            let error = match self.place.take(queue, within).await {
-                Ok(taken) => return Ok(taken),
+            let old = self.instead.as_deref().map(|hold| &hold.grip.token);
+            let error = match self.place.take(old, queue, within).await {
+                Ok(MutexTaken { taken, was_held }) => {
+                    if let Some(hold) = self.instead.take() {
+                        hold.given_back(was_held);
+                    }
+                    return Ok(taken);
+                }
                 Err(error) => error,
             };
             let cut_short = within < self.command_timeout() && error.kind == StoreErrorKind::TimedOut;
@@ -296,13 +322,18 @@ impl<T: Target> Place<T> {
         Self { heard, duty: Duty { target, token, queued: false, asking: false, straggler: false, runtime } }
     }
 
-    async fn take(&mut self, queue: bool, within: Duration) -> Result<Taken, StoreError> {
+    async fn take(
+        &mut self,
+        instead: Option<&Token>,
+        queue: bool,
+        within: Duration,
+    ) -> Result<MutexTaken, StoreError> {
         let duty = &mut self.duty;
         duty.asking = true;
-        let taken = duty.target.take(&duty.token, queue, within).await;
+        let taken = duty.target.take(&duty.token, instead, queue, within).await;
         duty.asking = false;
         match &taken {
-            Ok(taken) => duty.queued |= queue || matches!(taken, Taken::Granted { .. }),
+            Ok(MutexTaken { taken, .. }) => duty.queued |= queue || matches!(taken, Taken::Granted { .. }),
             Err(error) => duty.straggler |= error.kind.is_ambiguous(),
         }
         taken

@@ -28,8 +28,9 @@ use super::{Reply, Token};
 /// `within` and cancellation are as in [`Store`](super::Store).
 pub(crate) trait LockStore: fmt::Debug + Send + Sync {
     /// TAKE: the mutex, if it is free and nobody is before this token, or is this token's already; else, if
-    /// asked, a place in its queue.
-    fn take_mutex<'a>(&'a self, name: &'a LockName, ask: Take<'a>, within: Duration) -> Reply<'a, Taken>;
+    /// asked, a place in its queue. With `instead`, FREE of that token before it, in the same step.
+    fn take_mutex<'a>(&'a self, name: &'a LockName, ask: Take<'a>, within: Duration)
+    -> Reply<'a, MutexTaken>;
 
     /// FREE: takes the token out of the queue if it waits there; if it holds the mutex, or nobody does, hands
     /// it to the head of the queue. Answers whether it held it. A queued token is known by its time to live
@@ -169,9 +170,20 @@ pub(crate) struct Take<'a> {
     pub(crate) ttl: Option<Duration>,
     /// Whether to queue where it is held.
     pub(crate) queue: bool,
+    /// A token that gives the mutex up for this one, with the same time to live. Once this one holds the
+    /// mutex, that was done.
+    pub(crate) instead: Option<&'a Token>,
 }
 
-/// What a TAKE answers.
+/// What a TAKE of a mutex answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct MutexTaken {
+    pub(crate) taken: Taken,
+    /// Whether the token that gave it up held it until then. Sent again, a take answers false.
+    pub(crate) was_held: bool,
+}
+
+/// Whether it was had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Taken {
     /// The mutex is this token's.

@@ -6,7 +6,7 @@ use super::faulty::{Fate, Faulty, Script};
 use super::*;
 use crate::lock::hold::Hold;
 use crate::lock::target::Target as _;
-use crate::lock::wait::{Terms, acquire};
+use crate::lock::wait::{Terms, acquire, acquire_instead};
 use crate::lock::{LockError, Waiting};
 use crate::store::StoreErrorKind;
 use crate::store::grants::Told;
@@ -301,4 +301,48 @@ async fn a_timeout_in_a_late_command_is_a_timeout() {
     let (took, error) = timed(refused(&target, &terms)).await;
     assert!(matches!(error, LockError::AcquireTimeout { attempts: 2, .. }), "{error:?}");
     assert_eq!(took, ms(300));
+}
+
+/// The answer to a bump is lost: asked again with the same tokens, nobody holds it twice, and it is held in the end.
+#[tokio::test(start_paused = true)]
+async fn a_bump_without_an_answer_is_asked_again() {
+    let locks = Locks::in_memory();
+    let take = &[Fate::Late(ms(0)), Fate::Lost(StoreErrorKind::Broken)];
+    let target = Faulty::new(&locks, ms(60_000), &[("take", take)]);
+    let mut old = held(&target).await;
+    let next = waiting({
+        let next = mutex(&locks);
+        async move {
+            let guard = locked(&next).await;
+            sleep(ms(30)).await;
+            guard.fence()
+        }
+    })
+    .await;
+    let (took, again) = timed(acquire_instead(&mut old, &TERMS)).await;
+    let mut again = again.expect("acquired");
+    assert_eq!((took, target.commands()), (ms(30), vec!["take"; 3]));
+    assert!(old.is_freed() && !old.was_held(), "nobody knows any more");
+    let between = next.await.expect("joined");
+    assert!(old.grip.fence < between && between < again.grip.fence);
+    drop(old);
+    assert_eq!(again.free().await.expect("asks"), Some(true));
+    pass(ms(1000)).await;
+    assert!(!target.is_locked().await);
+}
+
+/// Without any answer the guard counts as held; what may have been done is undone with it.
+#[tokio::test(start_paused = true)]
+async fn a_bump_that_fails_is_released_with_what_it_replaces() {
+    for fate in [Fate::Fails(StoreErrorKind::TimedOut), Fate::Lost(StoreErrorKind::TimedOut), Fate::Straggles]
+    {
+        let take = &[Fate::Late(ms(0)), fate, fate];
+        let target = Faulty::new(&Locks::in_memory(), ms(60_000), &[("take", take)]);
+        let mut old = held(&target).await;
+        let failed = acquire_instead(&mut old, &TERMS).await;
+        assert!(matches!(failed, Err(LockError::Store(_))) && !old.is_freed(), "{fate:?}");
+        drop((failed, old));
+        pass(ms(1000)).await;
+        assert!(!target.is_locked().await, "{fate:?}");
+    }
 }

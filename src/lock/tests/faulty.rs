@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex as Plain};
 use super::*;
 use crate::lock::locks::Home;
 use crate::lock::target::{MutexTarget, Target};
-use crate::store::locks::{LockName, Taken};
+use crate::store::locks::{LockName, MutexTaken};
 use crate::store::{StoreError, StoreErrorKind, Token};
 
 /// What becomes of one command.
@@ -118,16 +118,24 @@ impl Target for Faulty {
         self.mutex.ttl()
     }
 
-    async fn take(&self, token: &Token, queue: bool, within: Duration) -> Result<Taken, StoreError> {
+    async fn take(
+        &self,
+        token: &Token,
+        instead: Option<&Token>,
+        queue: bool,
+        within: Duration,
+    ) -> Result<MutexTaken, StoreError> {
         let straggle = || {
             let (home, name) = (Arc::clone(&self.mutex.home), self.mutex.name.clone());
             let (options, token) = (self.mutex.options.clone(), token.clone());
+            let instead = instead.cloned();
             tokio::spawn(async move {
                 sleep(ms(100)).await;
-                let _ = MutexTarget { home, name, options }.take(&token, queue, within).await;
+                let _ =
+                    MutexTarget { home, name, options }.take(&token, instead.as_ref(), queue, within).await;
             })
         };
-        self.run("take", within, self.mutex.take(token, queue, within), straggle).await
+        self.run("take", within, self.mutex.take(token, instead, queue, within), straggle).await
     }
 
     async fn extend(

@@ -1,6 +1,7 @@
 //! The toolkit on a memory store, with a paused clock: times are exact.
 
 mod api;
+mod bump;
 mod faults;
 mod faulty;
 mod held;

@@ -1,5 +1,6 @@
 //! The contract of [`LockStore`](crate::store::locks::LockStore), in the same way.
 
+mod bumps;
 #[cfg(feature = "redis")]
 mod equal_answers;
 #[cfg(feature = "redis")]
@@ -15,7 +16,8 @@ mod semaphores;
 use super::*;
 use crate::store::grants::{Await, Told};
 use crate::store::locks::{
-    Change, Create, LockName, MutexHolder, PermitFreed, PermitTaken, SemaphoreState, Take, TakePermit, Taken,
+    Change, Create, LockName, MutexHolder, MutexTaken, PermitFreed, PermitTaken, SemaphoreState, Take,
+    TakePermit, Taken,
 };
 
 /// How long a store may take until a grant that nobody heard has gone on.
@@ -64,11 +66,19 @@ impl Asker {
     }
 
     fn ask(&self) -> Take<'_> {
-        Take { token: &self.token, ttl: Some(LEASE), queue: true }
+        Take { token: &self.token, ttl: Some(LEASE), queue: true, instead: None }
     }
 
     async fn take(&self, ask: Take<'_>) -> Taken {
-        self.node.locks().take_mutex(&self.name, ask, WITHIN).await.expect("take")
+        self.node.locks().take_mutex(&self.name, ask, WITHIN).await.expect("take").taken
+    }
+
+    /// A take for `old`, which gives the mutex up; also whether it held it.
+    async fn take_instead_of(&self, old: &Self) -> (Taken, bool) {
+        let ask = Take { instead: Some(&old.token), ..self.ask() };
+        let MutexTaken { taken, was_held } =
+            self.node.locks().take_mutex(&self.name, ask, WITHIN).await.expect("take");
+        (taken, was_held)
     }
 
     async fn take_for(&self, ttl: Option<Duration>) -> Taken {

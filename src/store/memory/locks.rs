@@ -12,8 +12,8 @@ use super::semaphores::Semaphores;
 use super::{MemoryNode, reply};
 use crate::store::grants::Await;
 use crate::store::locks::{
-    Announced, Change, LockName, LockStore, MutexHolder, PermitFreed, PermitTaken, SemaphoreState, Take,
-    TakePermit, Taken,
+    Announced, Change, LockName, LockStore, MutexHolder, MutexTaken, PermitFreed, PermitTaken,
+    SemaphoreState, Take, TakePermit,
 };
 use crate::store::{Reply, Store as _, StoreError, StoreErrorKind, Token};
 use crate::sync::lock;
@@ -40,7 +40,12 @@ impl MemoryNode {
 }
 
 impl LockStore for MemoryNode {
-    fn take_mutex<'a>(&'a self, name: &'a LockName, ask: Take<'a>, _within: Duration) -> Reply<'a, Taken> {
+    fn take_mutex<'a>(
+        &'a self,
+        name: &'a LockName,
+        ask: Take<'a>,
+        _within: Duration,
+    ) -> Reply<'a, MutexTaken> {
         self.step(|locks, step| locks.mutexes.take(step, &name.key, &ask))
     }
 

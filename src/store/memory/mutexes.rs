@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::sweep::Sweep;
 use crate::store::Token;
 use crate::store::grants::{Grants, Tell, Wake};
-use crate::store::locks::{Take, Taken};
+use crate::store::locks::{MutexTaken, Take, Taken};
 
 /// How long a queue of waiters that ask for a mutex without an end is kept.
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -60,11 +60,14 @@ impl Step<'_> {
 }
 
 impl Mutexes {
-    pub(super) fn take(&mut self, step: &mut Step<'_>, key: &Arc<str>, ask: &Take<'_>) -> Taken {
+    pub(super) fn take(&mut self, step: &mut Step<'_>, key: &Arc<str>, ask: &Take<'_>) -> MutexTaken {
         let now = step.now;
         let (record, fence) = self.record(key, now);
+        let has_it = record.holder.as_ref().is_some_and(|holder| holder.token == *ask.token);
+        let before = ask.instead.filter(|_| !has_it).and_then(|old| record.leave(old, ask.ttl));
+        let was_held = before.is_some();
         if record.holder.is_none() {
-            record.pass_on(step, fence, key, None, Some(ask.token));
+            record.pass_on(step, fence, key, before, Some(ask.token));
         }
         let holder = record.holder.get_or_insert_with(|| {
             let token = ask.token.clone();
@@ -72,7 +75,7 @@ impl Mutexes {
         });
         if holder.token == *ask.token {
             holder.until = end(now, ask.ttl);
-            return Taken::Granted { fence: holder.fence };
+            return MutexTaken { taken: Taken::Granted { fence: holder.fence }, was_held };
         }
         let remaining = holder.until.map(|until| until - now);
         if ask.queue {
@@ -82,7 +85,7 @@ impl Mutexes {
             }
             record.keep_queue(now, ask.ttl, remaining);
         }
-        Taken::Busy { remaining }
+        MutexTaken { taken: Taken::Busy { remaining }, was_held }
     }
 
     /// Whether the token held it; a place in the queue is given up too.
@@ -94,10 +97,7 @@ impl Mutexes {
         ttl: Option<Duration>,
     ) -> bool {
         let (record, fence) = self.record(key, step.now);
-        let before = record.holder.take_if(|holder| holder.token == *token);
-        if before.is_none() {
-            record.queue.retain(|(queued, theirs)| queued != token || *theirs != ttl);
-        }
+        let before = record.leave(token, ttl);
         let held = before.is_some();
         if record.holder.is_none() {
             record.pass_on(step, fence, key, before, None);
@@ -165,6 +165,15 @@ impl Mutexes {
 }
 
 impl Record {
+    /// Takes the mutex from this token, which held it then; else a place in the queue, if it has one.
+    fn leave(&mut self, token: &Token, ttl: Option<Duration>) -> Option<Holder> {
+        let held = self.holder.take_if(|holder| holder.token == *token);
+        if held.is_none() {
+            self.queue.retain(|(queued, theirs)| queued != token || *theirs != ttl);
+        }
+        held
+    }
+
     /// Hands a free mutex to the first in the queue that can be reached. Stops at `own`, whose place is used
     /// up then: it is there to take the mutex itself. `before` is who held it, if that is known.
     fn pass_on(

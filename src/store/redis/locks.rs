@@ -25,8 +25,8 @@ use super::scripts::{self, By, Script, millis};
 use super::{RedisStore, refused, run_call};
 use crate::store::grants::Await;
 use crate::store::locks::{
-    Announced, Change, Create, LockName, LockStore, MutexHolder, PermitFreed, PermitTaken, SemaphoreState,
-    Take, TakePermit, Taken,
+    Announced, Change, Create, LockName, LockStore, MutexHolder, MutexTaken, PermitFreed, PermitTaken,
+    SemaphoreState, Take, TakePermit, Taken,
 };
 use crate::store::{Reply, StoreError, StoreErrorKind, Token};
 
@@ -73,12 +73,20 @@ impl<'a> Step<'a> {
 }
 
 impl LockStore for RedisStore {
-    fn take_mutex<'a>(&'a self, name: &'a LockName, ask: Take<'a>, within: Duration) -> Reply<'a, Taken> {
+    fn take_mutex<'a>(
+        &'a self,
+        name: &'a LockName,
+        ask: Take<'a>,
+        within: Duration,
+    ) -> Reply<'a, MutexTaken> {
         Box::pin(async move {
             self.inbox.open();
             let again = self.grants.asks_again(ask.token);
             let args = |cmd: &mut Cmd| {
                 cmd.arg(ask.token.as_str()).arg(end(ask.ttl)).arg(u8::from(ask.queue)).arg(u8::from(again));
+                if let Some(old) = ask.instead {
+                    cmd.arg(old.as_str());
+                }
             };
             Step::giving(&scripts::MUTEX_TAKE, name).run(&self.commands, args, within, taken).await
         })
@@ -281,12 +289,21 @@ fn duration(ms: i64) -> Option<Duration> {
     u64::try_from(ms).ok().map(Duration::from_millis)
 }
 
-fn taken(answer: Value) -> Option<Taken> {
-    match answer {
-        Value::Int(fence @ 1..) => Some(Taken::Granted { fence: fence.unsigned_abs() }),
-        Value::Int(busy @ ..=-1) => Some(Taken::Busy { remaining: duration(-2 - busy) }),
-        _ => None,
-    }
+fn taken(answer: Value) -> Option<MutexTaken> {
+    let (number, was_held) = match answer {
+        Value::Int(number) => (number, false),
+        Value::Array(parts) => match parts[..] {
+            [Value::Int(number), Value::Int(was_held)] => (number, was_held == 1),
+            _ => return None,
+        },
+        _ => return None,
+    };
+    let taken = match number {
+        1.. => Taken::Granted { fence: number.unsigned_abs() },
+        0 => return None,
+        _ => Taken::Busy { remaining: duration(-2 - number) },
+    };
+    Some(MutexTaken { taken, was_held })
 }
 
 fn mutex_holder(answer: Value) -> Option<Option<MutexHolder>> {

@@ -36,17 +36,31 @@ impl Side<'_> {
     }
 
     /// The answer to a step about a mutex, without what may differ: fences, and how much time has gone by.
-    async fn on_mutex(&self, number: usize, what: u8, ttl: Option<Duration>, queue: bool) -> String {
+    /// `peer` is another asker for the same mutex.
+    async fn on_mutex(
+        &self,
+        (number, peer): (usize, usize),
+        what: u8,
+        ttl: Option<Duration>,
+        queue: bool,
+    ) -> String {
         let asker = self.asker(number);
         let whole = |left: Option<Duration>| {
             assert!(left.is_none_or(|left| left <= LEASE && left > LEASE / 2), "{left:?}");
             left.is_some()
         };
         match what {
-            0..=3 => match asker.take(Take { ttl, queue, ..asker.ask() }).await {
-                Taken::Granted { .. } => "granted".to_owned(),
-                Taken::Busy { remaining } => format!("busy, ends {}", whole(remaining)),
-            },
+            0..=3 => {
+                let instead = (what == 3).then_some(&self.asker(peer).token);
+                let ask = Take { ttl, queue, instead, ..asker.ask() };
+                let answer = asker.node.locks().take_mutex(&asker.name, ask, WITHIN).await.expect("take");
+                match answer.taken {
+                    Taken::Granted { .. } => format!("granted, {}", answer.was_held),
+                    Taken::Busy { remaining } => {
+                        format!("busy, ends {}, {}", whole(remaining), answer.was_held)
+                    }
+                }
+            }
             4..=6 => {
                 let freed = asker.node.locks().free_mutex(&asker.name, &asker.token, ttl, WITHIN).await;
                 format!("freed {}", freed.expect("free"))
@@ -142,10 +156,9 @@ async fn random_steps_are_answered_alike() {
         let (one, two) = if number < askers.len() / 2 {
             // One asker in eight never wants an end; the same at all its takes.
             let ttl = (number % 8 != 3).then_some(LEASE);
-            (
-                memory.on_mutex(number, what, ttl, queue).await,
-                redis_side.on_mutex(number, what, ttl, queue).await,
-            )
+            let others = number / ASKERS_PER_LOCK * ASKERS_PER_LOCK;
+            let pair = (number, others + (number + random.usize(1..ASKERS_PER_LOCK)) % ASKERS_PER_LOCK);
+            (memory.on_mutex(pair, what, ttl, queue).await, redis_side.on_mutex(pair, what, ttl, queue).await)
         } else {
             let capacity = random.u32(1..4);
             (

@@ -69,8 +69,8 @@ async fn foreign_data_at_a_mutexs_keys_is_left_alone() {
             let before: Vec<u8> = server.run(&["DUMP", &key]);
             let (one, two) = (Asker::on(&node, &name), Asker::on(&node, &name));
             let locks = node.locks();
-            let taken = locks.take_mutex(&name, one.ask(), WITHIN).await;
-            let second = locks.take_mutex(&name, two.ask(), WITHIN).await;
+            let taken = locks.take_mutex(&name, one.ask(), WITHIN).await.map(|answer| answer.taken);
+            let second = locks.take_mutex(&name, two.ask(), WITHIN).await.map(|answer| answer.taken);
             match kind {
                 "m" => {
                     refused(taken);

@@ -206,7 +206,7 @@ async fn a_server_without_memory_still_frees_and_hands_over() {
     let for_permit = Asker::apart(&world, &semaphore("k")).await;
     for_permit.must_wait_for_permit(1).await;
     server.run::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
-    let transient = |refused: Result<Taken, crate::store::StoreError>| {
+    let transient = |refused: Result<MutexTaken, crate::store::StoreError>| {
         assert_eq!(refused.expect_err("no memory").kind, StoreErrorKind::Transient);
     };
     transient(late.node.locks().take_mutex(&late.name, late.ask(), WITHIN).await);
@@ -215,7 +215,10 @@ async fn a_server_without_memory_still_frees_and_hands_over() {
     assert!(holder.extend(Some(LEASE)).await);
     assert!(holder.free().await);
     waiter.granted().await;
-    assert!(waiter.owns().await && waiter.free().await);
+    let again = Asker::on(&waiter.node, &mutex("k"));
+    let (taken, was_held) = again.take_instead_of(&waiter).await;
+    assert!(matches!(taken, Taken::Granted { .. }) && was_held, "it takes what it gives back: {taken:?}");
+    assert!(again.owns().await && again.free().await);
     assert!(with_permit.refresh(LEASE).await);
     assert!(with_permit.free_permit().await.was_held);
     for_permit.granted().await;

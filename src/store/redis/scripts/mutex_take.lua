@@ -1,12 +1,16 @@
 -- TAKE: the mutex, if it is free and nobody is before the token; else, if asked, a place in its queue.
+-- Before that, if asked, FREE of another token.
 --
 -- KEYS: mutex, queue, fence
--- ARGV: token; time to live in ms, or '0' for none; '1' to queue; '1' if it has asked before
--- Returns its fence | -2 - remaining ms of who holds it, -1 for no end
+-- ARGV: token; time to live in ms, or '0' for none; '1' to queue; '1' if it has asked before;
+--       optionally the token to be freed, whose time to live in the queue is the same
+-- Returns its fence | -2 - remaining ms of who holds it, -1 for no end; with a token to be freed
+--         {that, 1 it held the mutex | 0 it did not}
 --
 -- Atomic, because a mutex that is freed between failing to take it and queueing would be heard of by
 -- nobody, and one that is free for a moment would go to whoever comes by.
--- calls: exists get set incr time lpop publish pttl pexpire lrange lpos rpush
+-- calls: exists get set incr time lpop publish pttl pexpire lrange lpos rpush lrem
+local old, was_held = ARGV[5], 0
 local holder = redis.call('GET', KEYS[1])
 if holder == ARGV[1] then
   if ARGV[2] == '0' then
@@ -15,18 +19,24 @@ if holder == ARGV[1] then
     redis.call('PEXPIRE', KEYS[1], ARGV[2])
   end
   local fence = tonumber(redis.pcall('GET', KEYS[3]))
-  return fence and fence > 1 and fence or next_fence()
+  fence = fence and fence > 1 and fence or next_fence()
+  return old and {fence, 0} or fence
+end
+if holder and holder == old then
+  holder, was_held = false, 1
+elseif old then
+  redis.pcall('LREM', KEYS[2], 0, old .. ARGV[2])
 end
 local remaining
 if holder then
   remaining = redis.call('PTTL', KEYS[1])
 else
   -- EXISTS, because a server short of memory lets through what follows an LPOP, of nothing too.
-  local heir = redis.call('EXISTS', KEYS[2]) == 1 and pass_on(ARGV[1])
+  local heir = (was_held == 1 or redis.call('EXISTS', KEYS[2]) == 1) and pass_on(ARGV[1], was_held == 1 and old)
   if not heir then
     local fence = next_fence()
     give(ARGV[1], ARGV[2])
-    return fence
+    return old and {fence, was_held} or fence
   end
   remaining = heir == '0' and -1 or tonumber(heir)
 end
@@ -48,4 +58,4 @@ if ARGV[3] == '1' then
     redis.call('PEXPIRE', KEYS[2], keep)
   end
 end
-return -2 - remaining
+return old and {-2 - remaining, was_held} or -2 - remaining

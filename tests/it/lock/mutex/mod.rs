@@ -5,6 +5,7 @@
 //! is tested beside the code, on the memory store and with a paused clock.
 
 mod arguments;
+mod bumps;
 mod drops;
 mod expiry;
 mod fairness;

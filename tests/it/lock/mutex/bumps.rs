@@ -1,0 +1,85 @@
+//! `MutexGuard::bump`: a turn for each of those who wait, in one command, and one holder whatever becomes of its
+//! answer.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::*;
+use crate::support::monitor::Monitor;
+use crate::support::proxy::{Mode, Proxy};
+
+/// Three processes that work in steps take turns, each with one command and a greater fence.
+#[tokio::test]
+async fn those_who_bump_take_turns() {
+    const TURNS: usize = 50;
+    let server = RedisServer::start();
+    let nodes = [node(&server).await, node(&server).await, node(&server).await];
+    for locks in &nodes {
+        warm(locks).await;
+    }
+    let mut holder = locked(&mutex(&nodes[0])).await;
+    let (turn, fence) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let monitor = Monitor::start(&server);
+    let mut workers = Vec::new();
+    for (at, locks) in nodes.iter().enumerate() {
+        let (mutex, turn, fence) = (mutex(locks), turn.clone(), fence.clone());
+        workers.push(tokio::spawn(async move {
+            let mut guard = locked(&mutex).await;
+            for number in 0..TURNS {
+                assert_eq!(turn.fetch_add(1, Ordering::Relaxed), number * 3 + at, "whose turn it is");
+                let now = usize::try_from(guard.fence()).expect("64 bits");
+                assert!(now > fence.swap(now, Ordering::Relaxed));
+                assert_eq!(guard.attempts(), 1);
+                if number + 1 < TURNS {
+                    assert!(guard.bump().await.expect("asks"));
+                }
+            }
+            assert!(guard.unlock().await.expect("asks"));
+        }));
+        queued(&server, at + 1).await;
+    }
+    assert!(holder.unlock().await.expect("asks"));
+    for worker in workers {
+        worker.await.expect("joined");
+    }
+    let sent = monitor.finish();
+    // Three that queue at first, the holder's release, and one command for each turn.
+    assert_eq!(sent.of("evalsha"), 3 + 1 + 3 * TURNS, "{sent:#?}");
+    free(&server, AT_ONCE).await;
+}
+
+/// S1.23 for a bump: the server has given the mutex to the next, and the answer is lost with the connection. It is
+/// asked again with the same tokens: its place in the queue is one, and it is granted after the other.
+#[tokio::test]
+async fn a_bump_whose_answer_is_lost_has_one_place() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(server.port()).await;
+    let client = redis::Client::open(format!("redis://minimal:pw@127.0.0.1:{}/", proxy.port()));
+    let builder = Locks::builder(client.expect("an address")).command_timeout(SOON);
+    let locks = builder.build().expect("valid");
+    locks.connect().await.expect("connects");
+    let other = node(&server).await;
+    for locks in [&locks, &other] {
+        warm(locks).await;
+        // The script, with what a bump sends beside a lock.
+        let mut guard = locked(&mutex(locks)).await;
+        assert!(guard.bump().await.expect("asks") && guard.unlock().await.expect("asks"));
+    }
+    let mut guard = locked(&mutex(&locks)).await;
+    let before = guard.fence();
+    let next = waiter(&other);
+    queued(&server, 1).await;
+    proxy.set(Mode::NoReplies);
+    let bumped = tokio::spawn(async move { (guard.bump().await, guard) });
+    let (mut next, _) = granted(next).await;
+    proxy.set(Mode::Reset);
+    eventually("all of it is cut", SOON, async || server.client_count() <= 2).await;
+    proxy.set(Mode::Pass);
+    queued(&server, 1).await;
+    assert!(next.is_owned().await.expect("asks") && next.unlock().await.expect("asks"));
+    let (was_held, mut guard) = bumped.await.expect("joined");
+    assert!(!was_held.expect("asks"), "nobody knows any more");
+    assert!(before < next.fence() && next.fence() < guard.fence());
+    assert!(guard.is_owned().await.expect("asks") && guard.unlock().await.expect("asks"));
+    free(&server, 2 * AT_ONCE).await;
+}
