@@ -29,7 +29,7 @@ pub(crate) struct Clients {
 
 enum Place {
     /// Tasks on the thread that asks.
-    Tasks([Vec<Client>; 3]),
+    Tasks([Vec<Client>; Kind::ALL.len()]),
     /// Processes with one thread and a client of each kind.
     Processes(Fleet),
 }
@@ -53,7 +53,7 @@ pub(crate) struct Cell {
 
 impl Clients {
     pub(crate) async fn tasks(server: &RedisServer) -> Self {
-        let mut of_kind: [Vec<_>; 3] = Default::default();
+        let mut of_kind: [Vec<_>; Kind::ALL.len()] = Default::default();
         for (clients, kind) in of_kind.iter_mut().zip(Kind::ALL) {
             for _ in 0..MOST {
                 clients.push(Client::connect(kind, &server.url(), &name(kind), Thread::Shared).await);

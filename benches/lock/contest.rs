@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use tokio::time::{sleep, sleep_until};
 
 use crate::book::{Lua, SetNx, Thread};
-use crate::ours::Ours;
+use crate::ours::{Bumped, Ours};
 
 /// A client's way to a lock.
 pub(crate) trait Lock {
@@ -18,6 +18,9 @@ pub(crate) trait Lock {
 
     /// Whether it was still held.
     async fn release(&mut self) -> bool;
+
+    /// Asks no more: a client that gives the lock back with its next question does it now.
+    async fn leave(&mut self) {}
 }
 
 /// The locks that are compared.
@@ -26,6 +29,8 @@ pub(crate) enum Kind {
     SetNx,
     Lua,
     Ours,
+    /// Ours too, released and asked for again by one command.
+    Bumped,
 }
 
 /// A client of one of them.
@@ -33,6 +38,7 @@ pub(crate) enum Client {
     SetNx(SetNx),
     Lua(Lua),
     Ours(Ours),
+    Bumped(Bumped),
 }
 
 /// When to begin and to end, and how long to hold the lock each time.
@@ -59,7 +65,7 @@ pub(crate) struct Tally {
 pub(crate) struct Inside(Arc<AtomicBool>);
 
 impl Kind {
-    pub(crate) const ALL: [Self; 3] = [Self::SetNx, Self::Lua, Self::Ours];
+    pub(crate) const ALL: [Self; 4] = [Self::SetNx, Self::Lua, Self::Ours, Self::Bumped];
 }
 
 impl fmt::Display for Kind {
@@ -68,6 +74,7 @@ impl fmt::Display for Kind {
             Self::SetNx => "SETNX control",
             Self::Lua => "Lua control",
             Self::Ours => "`Mutex`",
+            Self::Bumped => "`Mutex`, bumped",
         })
     }
 }
@@ -79,9 +86,11 @@ impl Client {
             Kind::SetNx => Self::SetNx(SetNx::connect(redis, name, thread).await),
             Kind::Lua => Self::Lua(Lua::connect(redis, name, thread).await),
             Kind::Ours => Self::Ours(Ours::connect(redis, name).await),
+            Kind::Bumped => Self::Bumped(Bumped::connect(redis, name).await),
         };
         client.acquire().await;
         assert!(client.release().await, "it was held");
+        client.leave().await;
         client
     }
 
@@ -92,6 +101,7 @@ impl Client {
         loop {
             let asked = Instant::now();
             if asked >= until {
+                self.leave().await;
                 return tally;
             }
             let tries = self.acquire().await;
@@ -118,6 +128,7 @@ impl Lock for Client {
             Self::SetNx(client) => client.acquire().await,
             Self::Lua(client) => client.acquire().await,
             Self::Ours(client) => client.acquire().await,
+            Self::Bumped(client) => client.acquire().await,
         }
     }
 
@@ -126,6 +137,13 @@ impl Lock for Client {
             Self::SetNx(client) => client.release().await,
             Self::Lua(client) => client.release().await,
             Self::Ours(client) => client.release().await,
+            Self::Bumped(client) => client.release().await,
+        }
+    }
+
+    async fn leave(&mut self) {
+        if let Self::Bumped(client) = self {
+            client.leave().await;
         }
     }
 }

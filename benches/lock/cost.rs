@@ -18,13 +18,22 @@ const WAITERS: usize = 500;
 /// The SETNX control alone sends three of its own in one.
 pub(crate) fn trips(table: &mut Table) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-    let [setnx, lua, ours] = runtime.block_on(async {
+    let (bumps, [setnx, lua, ours]) = runtime.block_on(async {
         let server = RedisServer::start();
+        let bumps = bumps(&server).await;
         let mut counted = Vec::new();
-        for kind in Kind::ALL {
+        for kind in [Kind::SetNx, Kind::Lua, Kind::Ours] {
             counted.push(count(&server, kind).await);
         }
-        <[_; 3]>::try_from(counted).expect("three kinds")
+        (bumps, <[_; 3]>::try_from(counted).expect("three kinds"))
+    });
+    table.add(Row {
+        what: "commands without contention: bump".into(),
+        unit: Unit::Count,
+        must: Limit::Exactly(1.0),
+        aim: Limit::None,
+        measured: bumps.iter().map(|commands| commands.total).max().unwrap_or(0) as f64,
+        detail: format!("most of {COUNTED}"),
     });
     for (step, name) in ["acquire", "release"].into_iter().enumerate() {
         let most = |counts: &[[Commands; 2]]| counts.iter().map(|both| both[step].total).max().unwrap_or(0);
@@ -43,6 +52,20 @@ pub(crate) fn trips(table: &mut Table) {
             ),
         });
     }
+}
+
+/// All commands of a client that bumps, each time.
+async fn bumps(server: &RedisServer) -> Vec<Commands> {
+    let mut client = Client::connect(Kind::Bumped, &server.url(), "bumped", Thread::Shared).await;
+    client.acquire().await;
+    let mut counted = Vec::new();
+    for _ in 0..COUNTED {
+        let monitor = Monitor::start(server);
+        assert_eq!(client.acquire().await, 1, "nobody else is there");
+        counted.push(monitor.finish().without(["ping", "time"]));
+    }
+    client.leave().await;
+    counted
 }
 
 /// Of acquiring and releasing, without what goes on whether or not anybody does.

@@ -2,7 +2,7 @@
 //! the book's table 11.2 and what follows from it.
 //!
 //! ```text
-//! cargo bench --bench lock                     everything, under two minutes; needs redis-server
+//! cargo bench --bench lock                     everything, two minutes; needs redis-server
 //! cargo bench --bench lock -- tasks hold       some groups: tasks processes hold trips waiters
 //! STRICT=1 cargo bench --bench lock            also fails where a time or a ratio misses its `must`
 //! ```
@@ -68,11 +68,11 @@ fn main() {
 const METHOD: &str = "\
 Method. Every group has a redis-server of its own on this machine, without persistence, and clients that have held the \
 lock before: connections are open, scripts loaded. A client acquires and releases one lock over and over, with \
-nothing in between; it begins no more when the time is over, and what is acquired later does not count, but its wait \
+nothing in between; one that bumps does both in one command, `MutexGuard::bump`. It begins no more when the time is over, and what is acquired later does not count, but its wait \
 does. Every client has connections of its own: a control one (MultiplexedConnection, TCP_NODELAY), a `Mutex` with its \
 defaults two, one for commands, one for messages. Mutual exclusion is checked at each acquire among tasks, and that \
 the lock was still held at each release everywhere.
-- tasks, processes: 1, 2, 5 and 10 clients for 0.3 s (ten: 0.8 s), the three locks one after another in changing order, \
+- tasks, processes: 1, 2, 5 and 10 clients for 0.3 s (ten: 0.8 s), the locks one after another in changing order, \
 7 rounds; ratios are of neighbours in one round, the number is the median, then the smallest and the largest. `tasks` \
 are all on one thread (current_thread), `processes` have one each. The controls pause for 1 ms between two tries.
 - CPU: what the server's thread and the clients' ran in the whole stretch, per acquire; a busy machine slows the \

@@ -1,4 +1,4 @@
-//! The crate's mutex, with its defaults, as a client of the contest.
+//! The crate's mutex, with its defaults, as clients of the contest: one that unlocks and locks, one that bumps.
 
 use stampede_guard::lock::{Locks, Mutex, MutexGuard};
 
@@ -27,5 +27,33 @@ impl Lock for Ours {
     async fn release(&mut self) -> bool {
         let mut guard = self.guard.take().expect("it is held");
         guard.unlock().await.expect("an answer")
+    }
+}
+
+/// The same, but what it does between two acquires is one command.
+pub(crate) struct Bumped(Ours);
+
+impl Bumped {
+    pub(crate) async fn connect(redis: &str, name: &str) -> Self {
+        Self(Ours::connect(redis, name).await)
+    }
+}
+
+impl Lock for Bumped {
+    async fn acquire(&mut self) -> u32 {
+        let Some(guard) = &mut self.0.guard else { return self.0.acquire().await };
+        assert!(guard.bump().await.expect("the lock in time"), "it was held");
+        guard.attempts()
+    }
+
+    /// Comes with the next acquire, which sees whether it was held.
+    async fn release(&mut self) -> bool {
+        true
+    }
+
+    async fn leave(&mut self) {
+        if self.0.guard.is_some() {
+            assert!(self.0.release().await, "it was held");
+        }
     }
 }
