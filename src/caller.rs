@@ -59,30 +59,51 @@ impl Read {
 }
 
 /// Reads the entry, and in the same trip the ids of the tags that it must have.
+///
+/// What has to do with tags is boxed, because every hit's future would have room for it.
 async fn read(node: &Node, key: &Key, tags: &[Key], within: Duration) -> Result<Option<Stored>, StoreError> {
-    let found = async {
-        let (raw, ids) = match tags {
-            [] => (node.store.look_up(key, within).await?, Vec::new()),
-            // Boxed, because every hit's future would have room for it.
-            tags => Box::pin(node.store.tags().look_up_tagged(key, tags, within)).await?,
-        };
-        let Some(raw) = raw else { return Ok(None) };
-        // Not from a clone of it: that would make the memory shared, which costs every hit an allocation.
-        let entry = match Stored::decode(node, raw, key) {
-            Stored::Entry(entry) => entry,
-            unreadable => return Ok(Some(unreadable)),
-        };
-        let untagged = tags.is_empty() && entry.tags.is_empty();
-        if untagged || Box::pin(node.is_current(&entry, tags, &ids, within)).await? {
-            return Ok(Some(Stored::Entry(entry)));
-        }
-        Ok(Some(Stored::Invalidated(entry.encode(key))))
+    let found = match tags {
+        [] => node.store.look_up(key, within).await.map(|raw| raw.map(|raw| Stored::decode(node, raw, key))),
+        tags => Box::pin(read_tagged(node, key, tags, within)).await,
     };
-    let found = found.await;
+    let found = match found {
+        Ok(Some(Stored::Entry(entry))) if tags.is_empty() && !entry.tags.is_empty() => {
+            Box::pin(current(node, key, entry, &[], &[], within)).await.map(Some)
+        }
+        found => found,
+    };
     if found.is_err() {
         node.count(Count::store_errors);
     }
     found
+}
+
+async fn read_tagged(
+    node: &Node,
+    key: &Key,
+    tags: &[Key],
+    within: Duration,
+) -> Result<Option<Stored>, StoreError> {
+    let (raw, ids) = node.store.tags().look_up_tagged(key, tags, within).await?;
+    Ok(match raw.map(|raw| Stored::decode(node, raw, key)) {
+        Some(Stored::Entry(entry)) => Some(current(node, key, entry, tags, &ids, within).await?),
+        other => other,
+    })
+}
+
+/// `entry`, unless one of its tags was invalidated.
+async fn current(
+    node: &Node,
+    key: &Key,
+    entry: Entry,
+    tags: &[Key],
+    ids: &[Option<u64>],
+    within: Duration,
+) -> Result<Stored, StoreError> {
+    if node.is_current(&entry, tags, ids, within).await? {
+        return Ok(Stored::Entry(entry));
+    }
+    Ok(Stored::Invalidated(entry.encode(key)))
 }
 
 /// Reads for those who queue for a key, until nobody does. A task of its own: a caller that is alive and not

@@ -125,7 +125,7 @@ mod tests {
             encoding: Encoding::RAW,
             stored_at: 1,
             times: Times { fresh_until: 1, ..Times::default() },
-            validator: Bytes::new(),
+            validator: Box::default(),
             tags: TagList::default(),
             payload: Bytes::from_static(b"x"),
         };

@@ -60,7 +60,8 @@ impl Encoding {
     pub(crate) const HTTP: Self = Self(3);
 }
 
-/// A value with what is known about it, decoded.
+/// A value with what is known about it, decoded. Moved from hand to hand on each hit, so what few have (a validator,
+/// tags) is kept small.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) kind: Kind,
@@ -70,7 +71,7 @@ pub(crate) struct Entry {
     /// Until when, and how, it may be served.
     pub(crate) times: Times,
     /// What the loader compares with its origin to see whether the value has changed; empty for nothing.
-    pub(crate) validator: Bytes,
+    pub(crate) validator: Box<[u8]>,
     /// What it is invalidated under, besides its key.
     pub(crate) tags: TagList,
     pub(crate) payload: Bytes,
@@ -144,10 +145,8 @@ impl Entry {
     pub(crate) fn decode(mut raw: Bytes, key: &Key) -> Result<Self, (Unreadable, Bytes)> {
         match Self::decode_header(&raw, key) {
             Ok((header, [validator_at, tags_at, payload_at])) => {
-                // A slice makes the memory shared, which costs an allocation: only where there is something.
-                let slice = |from, to| if from == to { Bytes::new() } else { raw.slice(from..to) };
-                let validator = slice(validator_at, tags_at);
-                let tags = TagList::from_bytes(slice(tags_at, payload_at));
+                let validator = raw[validator_at..tags_at].into();
+                let tags = TagList::from_bytes(&raw[tags_at..payload_at]);
                 raw.advance(payload_at);
                 Ok(Self { validator, tags, payload: raw, ..header })
             }
@@ -198,7 +197,7 @@ impl Entry {
                 retry_at: u64_from(&header[52..]),
                 load_ms: u32_at(60),
             },
-            validator: Bytes::new(),
+            validator: Box::default(),
             tags: TagList::default(),
             payload: Bytes::new(),
         };
@@ -234,7 +233,7 @@ mod tests {
                 retry_at: 64_000,
                 load_ms: 7,
             },
-            validator: Bytes::from_static(b"v1"),
+            validator: b"v1"[..].into(),
             tags: TagList::new(&[Tagged { tag: key("tag"), id: 7 }]),
             payload: Bytes::from_static(b"the value"),
         }

@@ -40,7 +40,7 @@ pub(crate) enum Looked<'a, V> {
     /// Step 8 from the store.
     Hit(V),
     /// The same, and a background load is due: bring a loader for it.
-    Aging { value: V, stale: bool, refresh: Refresh<'a> },
+    Aging { value: V, stale: bool, refresh: Box<Refresh<'a>> },
     /// Step 8 with a stale value that nobody should load anew yet.
     Stale(V),
     /// No value, and no way to one.
@@ -87,7 +87,8 @@ pub(crate) async fn look<'a, O: Open>(ask: Ask<'a>, open: &O) -> Looked<'a, O::V
     missing.first = first;
     match missing.caller.judge(read, open) {
         Judged::Hit { value, stale, refresh: true } => {
-            return Looked::Aging { value, stale, refresh: Refresh { caller: missing.caller } };
+            let refresh = Box::new(Refresh { caller: missing.caller });
+            return Looked::Aging { value, stale, refresh };
         }
         Judged::Hit { value, stale: true, .. } => return Looked::Stale(value),
         Judged::Hit { value, .. } => return Looked::Hit(value),

@@ -44,7 +44,7 @@ impl Lead {
                 let (times, keep) = self.policy.jittered(lifetimes).from(now, took);
                 let tags = TagList::new(tagged);
                 let value = |payload| {
-                    let (kind, validator, tags) = (Kind::Value, validator.clone(), tags.clone());
+                    let (kind, validator, tags) = (Kind::Value, validator[..].into(), tags.clone());
                     Ending::Value(Entry { kind, encoding, stored_at: now, times, validator, tags, payload })
                 };
                 let keep = (!keep.is_zero()).then_some(keep);
@@ -89,7 +89,7 @@ fn marker_entry(key: &Key, now: u64) -> (Bytes, Duration) {
         encoding: Encoding::RAW,
         stored_at: now,
         times: Lifetimes::fresh(MARKER_FOR).from(now, Duration::ZERO).0,
-        validator: Bytes::new(),
+        validator: Box::default(),
         tags: TagList::default(),
         payload: Bytes::new(),
     };

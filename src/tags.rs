@@ -4,7 +4,7 @@
 //! with them; a value whose ids are not the present ones is no value. To invalidate a tag is to remove its id: the
 //! next load makes another. An id that the store has evicted costs misses, and brings nothing back.
 
-use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
+use bytes::{Buf as _, BufMut as _};
 
 use crate::error::{Error, ErrorKind};
 use crate::key::{CacheKey, Key};
@@ -41,23 +41,23 @@ pub(crate) fn everything(namespace: &str) -> Key {
 /// The tags of an entry, as they stand in it: `(length of the name 2, name, id 8)` each, little-endian.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct TagList {
-    bytes: Bytes,
+    bytes: Box<[u8]>,
 }
 
 impl TagList {
     pub(crate) fn new(tags: &[Tagged]) -> Self {
-        let mut bytes = BytesMut::new();
+        let mut bytes = Vec::new();
         for Tagged { tag, id } in tags {
             // A key's name is bounded.
             bytes.put_u16_le(tag.name().len() as u16);
             bytes.put_slice(tag.name().as_bytes());
             bytes.put_u64_le(*id);
         }
-        Self { bytes: bytes.freeze() }
+        Self { bytes: bytes.into() }
     }
 
-    pub(crate) fn from_bytes(bytes: Bytes) -> Self {
-        Self { bytes }
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Self {
+        Self { bytes: bytes.into() }
     }
 
     pub(crate) fn as_bytes(&self) -> &[u8] {
@@ -96,7 +96,7 @@ mod tests {
     #[test]
     fn tags_are_read_as_they_were_written() {
         let tags = [Tagged { tag: tag("a"), id: 7 }, Tagged { tag: tag("b:c"), id: u64::MAX }];
-        let list = TagList::from_bytes(Bytes::copy_from_slice(TagList::new(&tags).as_bytes()));
+        let list = TagList::from_bytes(TagList::new(&tags).as_bytes());
         assert_eq!(list.iter().collect::<Vec<_>>(), [("ns:a", 7), ("ns:b%3Ac", u64::MAX)]);
         assert_eq!((list.id_of(&tag("a")), list.id_of(&tag("c"))), (Some(7), None));
         assert!(TagList::new(&[]).is_empty());
@@ -111,7 +111,7 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn no_bytes_make_it_panic(raw in proptest::collection::vec(0u8.., 0..100)) {
-            let _ = TagList::from_bytes(raw.into()).iter().count();
+            let _ = TagList::from_bytes(&raw).iter().count();
         }
     }
 }

@@ -72,7 +72,9 @@ where
     Loader::new(move |given| async move {
         let Given { mode, previous, deadline, lost, announcer: _, node } = given;
         let (previous, validator) = match previous {
-            Some(mut entry) => (policy.codec.decode(entry.encoding, &mut entry.payload), entry.validator),
+            Some(mut entry) => {
+                (policy.codec.decode(entry.encoding, &mut entry.payload), Bytes::from(entry.validator))
+            }
             None => (None, Bytes::new()),
         };
         // A validator without its value would make a value out of "not modified".

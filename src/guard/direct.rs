@@ -145,7 +145,7 @@ impl StampedeGuard {
         let tags = self.tag_list(&key, tags).await?;
         let now = self.node.store.now();
         let (times, keep) = self.policy.jittered(self.policy.lifetimes()).from(now, Duration::ZERO);
-        let (kind, validator) = (Kind::Value, Bytes::new());
+        let (kind, validator) = (Kind::Value, Box::default());
         let entry = Entry { kind, encoding, stored_at: now, times, validator, tags, payload };
         self.replace(&key, Some((entry.encode(&key), keep))).await
     }

@@ -85,7 +85,7 @@ impl Granted {
         if keep.is_zero() {
             return lease.hand_over(0).await;
         }
-        let (kind, validator) = (Kind::Value, Bytes::new());
+        let (kind, validator) = (Kind::Value, Box::default());
         let entry = Entry { kind, encoding, stored_at: now, times, validator, tags, payload };
         lease.commit(entry.encode(&key), keep).await;
     }

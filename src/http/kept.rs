@@ -275,7 +275,7 @@ mod tests {
             encoding: Encoding::HTTP,
             stored_at: 10_000,
             times: Times { fresh_until, ..Times::default() },
-            validator: Bytes::new(),
+            validator: Box::default(),
             tags: TagList::default(),
             payload: Bytes::new(),
         };
