@@ -277,8 +277,8 @@ impl Lease {
         }
     }
 
-    /// Step 7: stores the entry and wakes everyone.
-    pub(crate) async fn commit(self, entry: Bytes, keep: Duration) {
+    /// Step 7: stores the entry and wakes everyone. Whether it was stored, as far as is known.
+    pub(crate) async fn commit(self, entry: Bytes, keep: Duration) -> bool {
         // The caller has its own bound on waiting for this; a large value on a slow line
         // may take longer than a look-up.
         let done = self.node.store.commit(&self.key, &self.token, entry, keep, self.ttl).await;
@@ -286,7 +286,9 @@ impl Lease {
             self.node.count(Count::commits_refused);
             tracing::debug!(key = %self.key.digest(), "commit refused: the lease was lost");
         }
+        let stored = matches!(done, Ok(Kept::Yes));
         self.ended(done);
+        stored
     }
 
     /// Step 7, without a value: leaves the ending to those who wait, and wakes them.

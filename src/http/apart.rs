@@ -53,15 +53,18 @@ impl Apart {
         Self::Granted(Box::new(Granted { lease, key, policy, node, tags: TagList::new(&tagged) }))
     }
 
-    /// Stores what may be; what is left is for those who wait with its own client.
-    pub(crate) async fn store(self, result: LoadResult) -> LoadResult {
+    /// Stores what may be; what is left is for those who wait with its own client. These may have come after an
+    /// invalidation that this load does not know of, unless the resource's lease has told that there was none.
+    pub(crate) async fn store(self, result: LoadResult, is_failure: bool) -> LoadResult {
         match (self, result) {
             (Self::No, result) => result,
             (Self::Granted(granted), LoadResult::Value { encoding, payload, lifetimes, .. }) => {
-                granted.store(encoding, payload.clone(), lifetimes).await;
-                unstored(encoding, payload)
+                let stored = granted.store(encoding, payload.clone(), lifetimes).await;
+                unstored(encoding, payload, stored || is_failure)
             }
-            (Self::Refused, LoadResult::Value { encoding, payload, .. }) => unstored(encoding, payload),
+            (Self::Refused, LoadResult::Value { encoding, payload, .. }) => {
+                unstored(encoding, payload, is_failure)
+            }
             (apart, result) => {
                 apart.leave().await;
                 result
@@ -78,21 +81,26 @@ impl Apart {
 }
 
 impl Granted {
-    async fn store(self, encoding: Encoding, payload: Bytes, lifetimes: Lifetimes) {
+    /// Whether it was stored.
+    async fn store(self, encoding: Encoding, payload: Bytes, lifetimes: Lifetimes) -> bool {
         let Self { lease, key, policy, node, tags } = self;
         let now = node.store.now();
         let (times, keep) = policy.jittered(lifetimes).from(now, Duration::ZERO);
         if keep.is_zero() {
-            return lease.hand_over(0).await;
+            lease.hand_over(0).await;
+            return false;
         }
         let (kind, validator) = (Kind::Value, Box::default());
         let entry = Entry { kind, encoding, stored_at: now, times, validator, tags, payload };
-        lease.commit(entry.encode(&key), keep).await;
+        lease.commit(entry.encode(&key), keep).await
     }
 }
 
-/// For those who wait only.
-fn unstored(encoding: Encoding, payload: Bytes) -> LoadResult {
+/// For those who wait only, if they may have it.
+fn unstored(encoding: Encoding, payload: Bytes, shared: bool) -> LoadResult {
+    if !shared {
+        return LoadResult::Uncacheable { mark: false };
+    }
     let (lifetimes, validator, tags) = (Lifetimes::default(), Bytes::new(), Vec::new());
     LoadResult::Value { encoding, payload, lifetimes, validator, tags, brief: None }
 }

@@ -170,7 +170,7 @@ where
                         let draft = Draft::stored(&head, storing, None, &policy.lifetimes(), now);
                         let (body, trailers) = (previous.response.body.clone(), previous.response.trailers);
                         let trailers = trailers.map(|trailers| *trailers);
-                        apart.store(draft.finish(body, trailers, None, policy.http.letter)).await;
+                        apart.store(draft.finish(body, trailers, None, policy.http.letter), false).await;
                     }
                     _ => apart.leave().await,
                 }

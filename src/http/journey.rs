@@ -55,6 +55,7 @@ impl<B, E> Journey<'_, B, E> {
             Looked::Stale(found) => (found, Outcome::Stale, Some(loader)),
             Looked::Aging { value: found @ Found::Response(_), stale, refresh } => {
                 // The triggering request asks the inner service; nobody waits for the answer.
+                let _ = self.wanted.answered.set(());
                 refresh.start(loader, !stale);
                 (found, if stale { Outcome::Stale } else { Outcome::Hit }, None)
             }

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
 use bytes::Bytes;
-use http::header::HeaderMap;
+use http::header::{HeaderMap, IF_RANGE, RANGE};
 use http::{Method, Request, Response, StatusCode};
 use http_body::Body;
 use tokio::sync::oneshot;
@@ -42,12 +42,19 @@ pub(crate) struct Wanted {
     pub(crate) variant: OnceLock<VariantPlace>,
     /// Where it is stored, if it is loaded apart from others.
     pub(crate) stored_at: OnceLock<Key>,
+    /// It has its answer, and what is stored is brought up to date for all.
+    pub(crate) answered: OnceLock<()>,
 }
 
 impl Wanted {
     pub(crate) fn new(asked: Asked, headers: HeaderMap, resource: Key) -> Arc<Self> {
-        let (variant, stored_at) = (OnceLock::new(), OnceLock::new());
-        Arc::new(Self { asked, headers, resource, variant, stored_at })
+        let (variant, stored_at, answered) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
+        Arc::new(Self { asked, headers, resource, variant, stored_at, answered })
+    }
+
+    /// Whether a part is loaded.
+    pub(crate) fn is_part(&self) -> bool {
+        self.asked.ranged && self.answered.get().is_none()
     }
 }
 
@@ -106,8 +113,8 @@ where
 {
     let Given { mode, previous, node, announcer, .. } = given;
     let previous = previous.and_then(Previous::of);
-    let whole = previous.as_ref().filter(|previous| previous.kept.part.is_none() && !wanted.asked.ranged);
-    condition(request.headers_mut(), &wanted.asked, whole);
+    let whole = previous.as_ref().filter(|previous| previous.kept.part.is_none() && !wanted.is_part());
+    condition(request.headers_mut(), wanted.is_part(), whole);
     let fwd = fwd(&wanted, previous.as_ref(), node.store.now());
     let apart = match wanted.stored_at.get() {
         Some(key) => Apart::begin(&node, &policy, key, None).await,
@@ -174,9 +181,8 @@ where
 
 /// Makes a request one whose answer is for everyone: it asks for the whole, or whether what is stored still
 /// holds. What is loaded for a range asks for that.
-fn condition(request: &mut HeaderMap, asked: &Asked, stored: Option<&Previous>) {
-    use http::header::{IF_RANGE, RANGE};
-    let range = [RANGE, IF_RANGE].map(|name| (request.get(&name).cloned().filter(|_| asked.ranged), name));
+fn condition(request: &mut HeaderMap, is_part: bool, stored: Option<&Previous>) {
+    let range = [RANGE, IF_RANGE].map(|name| (request.get(&name).cloned().filter(|_| is_part), name));
     match stored {
         Some(previous) => add_conditions(request, &previous.response.headers),
         None => remove_conditions(request),
@@ -231,7 +237,7 @@ where
                 let ttl = draft.ttl();
                 let trailers = trailers.as_deref().cloned();
                 let result = draft.finish(body.clone(), trailers, None, self.rules.http.letter);
-                (ttl, self.apart.store(result).await)
+                (ttl, self.apart.store(result, false).await)
             }
             // What it was validated with says that it is one client's own from now on.
             Err(rule) => (None, self.unshared(rule)),

@@ -20,6 +20,7 @@ use super::fields::content_length;
 use super::kept::Chosen;
 use super::load::{Head, Wanted, no_content};
 use super::policy::ResponseRules;
+use super::request::Asked;
 use super::response::{DoNotStore, Exchange, Verdict, judge};
 use super::rule::Rule;
 use super::status::{CacheStatus, Fwd, write_status};
@@ -93,8 +94,9 @@ impl<B, E> Sharing<B, E> {
 
     /// What a rule that keeps a response from others means for them.
     pub(crate) fn unshared(&self, rule: Rule) -> LoadResult {
-        let about_this_request = matches!(rule, Rule::Authorization | Rule::Cookie)
-            || (self.wanted.asked.ranged && rule == Rule::Status);
+        let Asked { authorized, has_cookie, .. } = self.wanted.asked;
+        // What is not for everyone may be so because of the credentials.
+        let about_this_request = authorized || has_cookie || (self.wanted.is_part() && rule == Rule::Status);
         if about_this_request && self.wanted.stored_at.get().is_none() {
             return LoadResult::Aside;
         }
@@ -175,12 +177,13 @@ where
         let (sender, client_body) = GuardedBody::streaming(body.size_hint(), passage);
         write_status(&mut head.headers, status);
 
+        let is_failure = head.status.is_server_error();
         // With the head the client has everything, so the head is what waits for the commit.
         let ends_with_head = own.is_some() || ends_with_head(head.status, expected, &body);
         let finished =
             |draft: Draft, body, trailers| draft.finish(body, trailers, previous, rules.http.letter);
         if own.is_none() && ends_with_head && (body.is_end_stream() || has_no_content(head.status)) {
-            let result = apart.store(finished(draft, Bytes::new(), None)).await;
+            let result = apart.store(finished(draft, Bytes::new(), None), is_failure).await;
             let whole = Response::from_parts(head, GuardedBody::passed(body));
             return Loaded { result, settled: Some(Box::new(move || drop(client.send(Ok(whole))))) };
         }
@@ -218,7 +221,7 @@ where
         .await;
         match teed {
             Teed::Whole { body, trailers, finish } => {
-                let result = apart.store(finished(draft, body, trailers)).await;
+                let result = apart.store(finished(draft, body, trailers), is_failure).await;
                 let release = move || {
                     // The end first: with the head in its hands the client's task writes what is there.
                     finish.release();

@@ -23,8 +23,8 @@ pub(crate) trait TagStore: fmt::Debug + Send + Sync {
     /// Removes the id of a tag.
     fn forget_tag<'a>(&'a self, tag: &'a Key, within: Duration) -> Reply<'a, ()>;
 
-    /// Puts a member onto a list that has room for `most`; whether it is on it. The list lives for `life` from now
-    /// at the least.
+    /// Puts a member onto a list that has room for `most`; whether it is on it. The list lives for `life` from its
+    /// first member on.
     fn enlist<'a>(&'a self, list: &'a Key, member: Member, most: usize, life: Duration) -> Reply<'a, bool>;
 
     /// Waits until so many replicas have what this node has written; how many have it by `within`.

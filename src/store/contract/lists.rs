@@ -34,13 +34,13 @@ async fn of_those_who_ask_at_once_no_more_are_listed_than_there_is_room_for(worl
 
 async fn a_list_ends_with_its_life(world: &World) {
     let node = world.node_with_locks().await;
-    assert!(enlist(&node, 0, 1, ms(1)).await);
+    assert!(!enlist(&node, 0, 0, LEASE).await);
+    assert!(enlist(&node, 0, 2, ms(50)).await);
+    // A later member does not prolong it.
+    enlist(&node, 1, 2, LEASE).await;
     let started = Instant::now();
-    while !enlist(&node, 1, 1, LEASE).await {
+    while !enlist(&node, 2, 2, LEASE).await {
         assert!(started.elapsed() < WITHIN);
         tokio::time::sleep(ms(5)).await;
     }
-    assert!(enlist(&node, 1, 1, ms(1)).await);
-    tokio::time::sleep(ms(20)).await;
-    assert!(!enlist(&node, 0, 1, LEASE).await, "a shorter life does not shorten it");
 }

@@ -26,16 +26,18 @@ impl Lists {
     fn enlist(&mut self, list: &Key, member: Member, most: usize, life: Duration) -> bool {
         let now = Instant::now();
         self.by_name.retain(|_, (_, until)| *until > now);
-        let (members, until) = self.by_name.entry(list.name().into()).or_insert_with(|| (Vec::new(), now));
+        let Some((members, _)) = self.by_name.get_mut(list.name()) else {
+            if most > 0 {
+                self.by_name.insert(list.name().into(), (vec![member], now + life));
+            }
+            return most > 0;
+        };
         let is_listed = members.contains(&member);
-        if !is_listed && members.len() >= most {
-            return false;
-        }
-        if !is_listed {
+        if !is_listed && members.len() < most {
             members.push(member);
+            return true;
         }
-        *until = (*until).max(now + life);
-        true
+        is_listed
     }
 }
 
