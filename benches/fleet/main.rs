@@ -1,8 +1,8 @@
 //! Measures what the README promises, on real processes and a real `redis-server`, and prints it as a table.
 //!
 //! ```text
-//! cargo bench --bench fleet                    everything, about two minutes; needs redis-server
-//! cargo bench --bench fleet -- hit wake        some groups: hit wave failing killed down wake
+//! cargo bench --bench fleet                    everything, about two minutes; needs redis-server, and wrk for `wrk`
+//! cargo bench --bench fleet -- hit wake        some groups: hit wrk wave failing killed down wake
 //! STRICT=1 cargo bench --bench fleet           also fails where a time or a ratio misses its `must`
 //! ```
 //!
@@ -17,6 +17,7 @@ mod calls;
 mod down;
 mod failure;
 mod hit;
+mod served;
 mod table;
 mod wake;
 mod wave;
@@ -28,6 +29,7 @@ type Group = (&'static str, fn(&mut Table));
 
 const GROUPS: &[Group] = &[
     ("hit", hit::rows),
+    ("wrk", served::rows),
     ("wave", wave::rows),
     ("failing", failure::failing),
     ("killed", failure::killed),
