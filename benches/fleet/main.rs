@@ -16,16 +16,14 @@ mod support;
 mod calls;
 mod down;
 mod failure;
+mod groups;
 mod hit;
 mod served;
 mod table;
 mod wake;
 mod wave;
 
-use table::Table;
-
-/// A group of rows and the name that selects it.
-type Group = (&'static str, fn(&mut Table));
+use groups::Group;
 
 const GROUPS: &[Group] = &[
     ("hit", hit::rows),
@@ -41,26 +39,7 @@ fn main() {
     if std::env::var_os("SG_ROLE").is_some() {
         return support::processes::run_child(calls::ROLES);
     }
-    let (options, names): (Vec<_>, Vec<_>) = std::env::args().skip(1).partition(|arg| arg.starts_with('-'));
-    if !options.iter().any(|option| option == "--bench") {
-        // `cargo test --all-targets` runs benches too; numbers of a debug build would only mislead.
-        println!("nothing to test here; measure with `cargo bench --bench fleet`");
-        return;
-    }
-    print!("{METHOD}");
-    println!("{} processors, load before: {}\n", processors(), load());
-    let mut table = Table::default();
-    for (name, rows) in GROUPS {
-        if names.is_empty() || names.iter().any(|wanted| name.contains(wanted.as_str())) {
-            rows(&mut table);
-        }
-    }
-    let strict = std::env::var_os("STRICT").is_some_and(|strict| strict == "1");
-    let failed = table.finish(strict);
-    println!("\nload after: {}", load());
-    if failed {
-        std::process::exit(1);
-    }
+    groups::measure("fleet", METHOD, GROUPS);
 }
 
 const METHOD: &str = "\
@@ -81,13 +60,3 @@ process reads the entry (taken as long as one on a busy bare connection), over o
 empty queue on an idle one.
 
 ";
-
-fn processors() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
-}
-
-/// The load averages, where the system tells.
-fn load() -> String {
-    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    load.split(' ').take(3).collect::<Vec<_>>().join(" ")
-}

@@ -13,6 +13,8 @@
 //!
 //! The `must` of the ratios over the SETNX control is what the book's Lua lock reaches over it.
 
+#[path = "../fleet/groups.rs"]
+mod groups;
 #[path = "../../tests/it/support/mod.rs"]
 mod support;
 #[path = "../fleet/table.rs"]
@@ -26,10 +28,7 @@ mod hold;
 mod ours;
 mod rates;
 
-use table::Table;
-
-/// A group of rows and the name that selects it.
-type Group = (&'static str, fn(&mut Table));
+use groups::Group;
 
 const GROUPS: &[Group] = &[
     ("tasks", rates::one_process),
@@ -43,26 +42,7 @@ fn main() {
     if std::env::var_os("SG_ROLE").is_some() {
         return support::processes::run_child(clients::ROLES);
     }
-    let (options, names): (Vec<_>, Vec<_>) = std::env::args().skip(1).partition(|arg| arg.starts_with('-'));
-    if !options.iter().any(|option| option == "--bench") {
-        // `cargo test --all-targets` runs benches too; numbers of a debug build would only mislead.
-        println!("nothing to test here; measure with `cargo bench --bench lock`");
-        return;
-    }
-    print!("{METHOD}");
-    println!("{} processors, load before: {}\n", processors(), load());
-    let mut table = Table::default();
-    for (name, rows) in GROUPS {
-        if names.is_empty() || names.iter().any(|wanted| name.contains(wanted.as_str())) {
-            rows(&mut table);
-        }
-    }
-    let strict = std::env::var_os("STRICT").is_some_and(|strict| strict == "1");
-    let failed = table.finish(strict);
-    println!("\nload after: {}", load());
-    if failed {
-        std::process::exit(1);
-    }
+    groups::measure("lock", METHOD, GROUPS);
 }
 
 const METHOD: &str = "\
@@ -83,13 +63,3 @@ rates, not these.
 - waiters: 500 tasks with one `Locks` behind a holder; connections are those with a subscription in CLIENT LIST.
 
 ";
-
-fn processors() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
-}
-
-/// The load averages, where the system tells.
-fn load() -> String {
-    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    load.split(' ').take(3).collect::<Vec<_>>().join(" ")
-}

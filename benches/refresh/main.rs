@@ -13,6 +13,9 @@
 #[path = "../../tests/it/support/mod.rs"]
 mod support;
 
+#[path = "../fleet/groups.rs"]
+mod groups;
+
 #[path = "../fleet/table.rs"]
 #[allow(dead_code, reason = "shared with the `fleet` bench, which uses all of it")]
 mod table;
@@ -23,6 +26,7 @@ mod tags;
 use std::time::Duration;
 
 use callers::{Call, Mode, Ran, run};
+use groups::Group;
 use table::{Limit, Row, Spread, Table, Unit};
 
 const FRESH_FOR: Duration = Duration::from_millis(200);
@@ -36,34 +40,29 @@ fn main() {
     if std::env::var_os("SG_ROLE").is_some() {
         return support::processes::run_child(callers::ROLES);
     }
-    if !std::env::args().any(|arg| arg == "--bench") {
-        // `cargo test --all-targets` runs benches too; numbers of a debug build would only mislead.
-        println!("nothing to test here; measure with `cargo bench --bench refresh`");
-        return;
-    }
-    let names: Vec<_> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
-    let wanted = |group: &str| names.is_empty() || names.iter().any(|name| name == group);
-    let mut table = Table::default();
-    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
-    runtime.block_on(async {
-        if wanted("stale") {
-            revalidating(&mut table).await;
-        }
-        if wanted("early") {
-            early(&mut table).await;
-        }
-        if wanted("failing") {
-            failing(&mut table).await;
-        }
-        if wanted("tags") {
-            tags::many(&mut table).await;
-            tags::racing(&mut table).await;
-        }
-    });
-    let strict = std::env::var_os("STRICT").is_some_and(|strict| strict == "1");
-    if table.finish(strict) {
-        std::process::exit(1);
-    }
+    groups::measure("refresh", METHOD, GROUPS);
+}
+
+const GROUPS: &[Group] = &[
+    ("stale", |table| on_runtime(revalidating(table))),
+    ("early", |table| on_runtime(early(table))),
+    ("failing", |table| on_runtime(failing(table))),
+    ("tags", |table| {
+        on_runtime(async {
+            tags::many(table).await;
+            tags::racing(table).await;
+        });
+    }),
+];
+
+const METHOD: &str = "\
+Method. Eight processes with 25 callers each, on a redis-server of this machine; the origin counts the loads and when \
+they began and ended, by the wall clock that all processes share.
+
+";
+
+fn on_runtime(rows: impl Future<Output = ()>) {
+    tokio::runtime::Runtime::new().expect("a runtime").block_on(rows);
 }
 
 /// How many loads began before the one before them had ended and its value had been fresh for `rest`, at most in a
