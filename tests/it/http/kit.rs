@@ -115,6 +115,11 @@ impl Inner {
     }
 }
 
+/// A header of a request as text, empty if it is absent.
+pub(super) fn sent<'r>(request: &'r Req, name: &str) -> &'r str {
+    request.headers().get(name).map_or("", |value| value.to_str().unwrap())
+}
+
 impl Service<Req> for Inner {
     type Response = Response<Boxed>;
     type Error = Down;
@@ -160,8 +165,12 @@ pub(super) fn shop_with(inner: &Inner, policy: PolicyBuilder) -> Shop {
 
 /// The same resource behind several guards, as in several processes.
 pub(super) fn replicas(n: usize, inner: &Inner) -> Vec<Shop> {
-    let store = MemoryStore::new();
-    let replica = || StampedeGuard::new(store.clone()).with_policy(policy().build().unwrap());
+    replicas_with(n, inner, policy())
+}
+
+pub(super) fn replicas_with(n: usize, inner: &Inner, policy: PolicyBuilder) -> Vec<Shop> {
+    let (store, policy) = (MemoryStore::new(), policy.build().unwrap());
+    let replica = || StampedeGuard::new(store.clone()).with_policy(policy.clone());
     (0..n).map(|_| tower::Layer::layer(&replica(), inner.clone())).collect()
 }
 
@@ -285,12 +294,19 @@ where
     B: Body<Data = Bytes> + Send,
     B::Error: fmt::Debug,
 {
-    (0..n)
-        .map(|_| {
-            let (service, request) = (service.clone(), get(uri));
-            tokio::spawn(async move { ask(&service, request).await })
-        })
-        .collect()
+    (0..n).map(|_| send(service, get(uri))).collect()
+}
+
+/// Sends a request from a task of its own.
+pub(super) fn send<S, B>(service: &S, request: Req) -> JoinHandle<Seen>
+where
+    S: Service<Req, Response = Response<B>, Future: Send> + Clone + Send + Sync + 'static,
+    S::Error: fmt::Debug,
+    B: Body<Data = Bytes> + Send,
+    B::Error: fmt::Debug,
+{
+    let service = service.clone();
+    tokio::spawn(async move { ask(&service, request).await })
 }
 
 pub(super) async fn all(crowd: Vec<JoinHandle<Seen>>) -> Vec<Seen> {

@@ -1,9 +1,9 @@
 //! Stale responses (RFC 5861): served while they are loaded anew, and instead of the origin's failures.
 
-use stampede_guard::{MemoryStore, PolicyBuilder, StampedeGuard};
-use tower::Layer as _;
-
-use super::kit::{Down, Inner, Shop, all, ask, crowd, get, policy, respond, secs, settle, shop_with, whole};
+use super::kit::{
+    Down, Inner, all, ask, crowd, get, policy, replicas, replicas_with, respond, secs, settle, shop_with,
+    whole,
+};
 
 /// The first call is answered with `Cache-Control: control`, later ones with a new text, or as `then` has it.
 fn origin(control: &'static str, then: fn(usize) -> Option<u16>) -> Inner {
@@ -14,13 +14,6 @@ fn origin(control: &'static str, then: fn(usize) -> Option<u16>) -> Inner {
     })
 }
 
-/// Shops that stand for replicas.
-fn replicas(inner: &Inner, n: usize, policy: PolicyBuilder) -> Vec<Shop> {
-    let (store, policy) = (MemoryStore::new(), policy.build().unwrap());
-    let guard = || StampedeGuard::builder(store.clone()).policy(policy.clone()).build().unwrap();
-    (0..n).map(|_| guard().layer(inner.clone())).collect()
-}
-
 fn always(_: usize) -> Option<u16> {
     None
 }
@@ -28,7 +21,7 @@ fn always(_: usize) -> Option<u16> {
 #[tokio::test(start_paused = true)]
 async fn stale_while_revalidate_of_a_response_answers_everyone_at_once_and_asks_once() {
     let inner = origin("max-age=10, stale-while-revalidate=30", always);
-    let shops = replicas(&inner, 3, policy());
+    let shops = replicas(3, &inner);
     assert_eq!(ask(&shops[0], get("/")).await.text(), "1");
     tokio::time::sleep(secs(12)).await;
     let inner = inner.held();
@@ -65,7 +58,7 @@ async fn stale_if_error_stands_in_for_the_origins_failures_and_for_nothing_else(
             (_, 0) => Err(Down("no route".into())),
             (_, status) => Ok(respond(status, &[], whole("sorry"))),
         });
-        let shops = replicas(&inner, 2, policy().back_off(secs(5)));
+        let shops = replicas_with(2, &inner, policy().back_off(secs(5)));
         ask(&shops[0], get("/")).await;
         tokio::time::sleep(secs(11)).await;
         let seen = ask(&shops[0], get("/")).await;
