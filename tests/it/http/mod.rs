@@ -22,6 +22,7 @@ mod sockets;
 mod spans;
 mod stale;
 mod streaming;
+mod variants;
 
 #[cfg(feature = "redis")]
 pub(crate) use fleet::ROLES;
