@@ -22,6 +22,7 @@ mod sockets;
 mod spans;
 mod stale;
 mod streaming;
+mod validation;
 mod variants;
 
 #[cfg(feature = "redis")]
