@@ -22,6 +22,7 @@ mod sockets;
 mod spans;
 mod stale;
 mod streaming;
+mod unsafe_methods;
 mod validation;
 mod variants;
 

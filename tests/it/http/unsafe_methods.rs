@@ -1,0 +1,175 @@
+//! What unsafe methods change is not served any more (RFC 9111, 4.4).
+
+use http::Method;
+use stampede_guard::http::HttpPolicy;
+
+use super::kit::{
+    Boxed, Inner, Shop, all, ask, crowd, get, policy, replicas, request, respond, send, settle, shop,
+    shop_with, whole,
+};
+
+/// Answers GETs with the number of the call, and all else with this.
+fn origin(status: u16, headers: &'static [(&'static str, &'static str)]) -> Inner {
+    Inner::with(move |n, request| {
+        Ok(match *request.method() {
+            Method::GET => respond(200, &[], whole(n.to_string())),
+            _ => respond(status, headers, Boxed::default()),
+        })
+    })
+}
+
+async fn is_stored(shop: &Shop, uri: &str) -> bool {
+    let only = request("GET", uri, &[("cache-control", "only-if-cached")]);
+    ask(shop, only).await.status == 200
+}
+
+/// A7
+#[tokio::test(start_paused = true)]
+async fn what_an_unsafe_method_has_changed_is_gone_in_all_replicas() {
+    for method in ["POST", "PUT", "PATCH", "DELETE", "MKCOL", "M-SEARCH", "FROBNICATE"] {
+        for (status, invalidates) in [
+            (200, true),
+            (201, true),
+            (204, true),
+            (303, true),
+            (304, true),
+            (400, false),
+            (404, false),
+            (500, false),
+        ] {
+            let inner = origin(status, &[]);
+            let shops = replicas(2, &inner);
+            ask(&shops[0], get("/a")).await;
+            ask(&shops[0], get("/b")).await;
+            let seen = ask(&shops[1], request(method, "/a", &[("cookie", "a=b")])).await;
+            assert_eq!((seen.status, seen.remark().as_str()), (status, "fwd=method"), "{method}");
+            for shop in &shops {
+                assert_eq!(!is_stored(shop, "/a").await, invalidates, "{method} {status}");
+                assert!(is_stored(shop, "/b").await, "{method} {status}: nothing else");
+            }
+        }
+    }
+}
+
+/// A7
+#[tokio::test(start_paused = true)]
+async fn what_safe_methods_ask_is_left_alone() {
+    for method in ["OPTIONS", "TRACE", "PROPFIND", "QUERY", "HEAD"] {
+        let inner = Inner::numbered(|_| ());
+        let shop = shop(&inner);
+        ask(&shop, get("/")).await;
+        ask(&shop, request(method, "/", &[])).await;
+        assert!(is_stored(&shop, "/").await, "{method}");
+    }
+}
+
+/// A7: only of the same origin, or one site could empty another's cache.
+#[tokio::test(start_paused = true)]
+async fn locations_of_the_same_origin_are_gone_too() {
+    let cases: [(&[_], &[&str]); 5] = [
+        (&[("location", "/b")], &["http://shop.example/a", "http://shop.example/b"]),
+        (&[("content-location", "b")], &["http://shop.example/a", "http://shop.example/b"]),
+        (&[("location", "http://shop.example:80/b")], &["http://shop.example/a", "http://shop.example/b"]),
+        (&[("location", "http://other.example/b")], &["http://shop.example/a"]),
+        (&[("content-location", "https://shop.example/b")], &["http://shop.example/a"]),
+    ];
+    let all = [
+        "http://shop.example/a",
+        "http://shop.example/b",
+        "http://other.example/b",
+        "https://shop.example/b",
+        "http://shop.example/c",
+    ];
+    for (headers, gone) in cases {
+        for status in [201, 500] {
+            let inner = origin(status, headers);
+            let shop = shop(&inner);
+            for uri in all {
+                ask(&shop, get(uri)).await;
+            }
+            ask(&shop, request("POST", "/a", &[])).await;
+            for uri in all {
+                let expected = status < 400 && gone.contains(&uri);
+                assert_eq!(!is_stored(&shop, uri).await, expected, "{headers:?} {status}: {uri}");
+            }
+        }
+    }
+}
+
+/// A load that began before the change may have seen the state before it.
+#[tokio::test(start_paused = true)]
+async fn what_is_being_loaded_meanwhile_is_not_stored() {
+    let inner = Inner::with(|n, request| {
+        Ok(match *request.method() {
+            Method::GET => respond(200, &[], whole(n.to_string())),
+            _ => respond(204, &[], Boxed::default()),
+        })
+    })
+    .held_apart();
+    let shops = replicas(2, &inner);
+    let early = crowd(&shops[0], 10, "/");
+    settle().await;
+    inner.gate.open();
+    assert_eq!(ask(&shops[1], request("PUT", "/", &[])).await.status, 204);
+    let late: Vec<_> = shops.iter().flat_map(|shop| crowd(shop, 10, "/")).collect();
+    let late = all(late).await;
+    assert!(late.iter().all(|seen| seen.text() == "3"), "who asks after the change is told of it");
+    inner.open_first();
+    assert!(all(early).await.iter().all(|seen| seen.text() == "1"));
+    for shop in &shops {
+        assert_eq!(ask(shop, get("/")).await.text(), "3");
+    }
+    assert_eq!(inner.calls(), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_method_in_other_letters_is_another_method_and_unsafe() {
+    let inner = Inner::numbered(|_| ());
+    let shop = shop(&inner);
+    ask(&shop, get("/")).await;
+    assert_eq!(ask(&shop, request("get", "/", &[])).await.text(), "2");
+    assert!(!is_stored(&shop, "/").await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn unsafe_requests_are_sent_each_and_wait_for_nobody() {
+    let inner = Inner::numbered(|_| ()).held();
+    let shop = shop_with(&inner, policy().http(HttpPolicy::strict()));
+    let posts: Vec<_> = (0..10).map(|_| send(&shop, request("POST", "/", &[]))).collect();
+    settle().await;
+    assert_eq!(inner.loads.running(), 10);
+    inner.gate.open();
+    let mut numbers: Vec<_> =
+        all(posts).await.iter().map(|seen| seen.text().parse::<u8>().unwrap()).collect();
+    numbers.sort();
+    assert_eq!(numbers, (1..=10).collect::<Vec<_>>());
+}
+
+#[cfg(feature = "redis")]
+#[tokio::test]
+async fn a_store_that_hangs_delays_the_answer_no_longer_than_the_budget() {
+    use std::time::{Duration, Instant};
+
+    use stampede_guard::StampedeGuard;
+    use tower::Layer as _;
+
+    use crate::support::probe::eventually;
+    use crate::support::redis_server::RedisServer;
+
+    let (server, inner) = (RedisServer::start(), origin(204, &[("location", "/b")]));
+    let budget = Duration::from_millis(400);
+    let policy = policy().coordination_budget(budget).build().unwrap();
+    let guard = StampedeGuard::new(redis::Client::open(server.minimal_user()).unwrap()).with_policy(policy);
+    guard.connect().await.unwrap();
+    let shop = guard.layer(inner.clone());
+    ask(&shop, get("/a")).await;
+    server.pause();
+    let started = Instant::now();
+    assert_eq!(ask(&shop, request("DELETE", "/a", &[])).await.status, 204);
+    assert!(started.elapsed() < budget + Duration::from_secs(1), "{:?}", started.elapsed());
+    server.resume();
+    eventually("what goes on behind the answer ends", Duration::from_secs(10), async || {
+        guard.stats().tasks == 0
+    })
+    .await;
+}
