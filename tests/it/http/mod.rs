@@ -16,6 +16,7 @@ mod kit;
 mod lifetimes;
 mod nesting;
 mod panics;
+mod ranges;
 mod readiness;
 mod safety;
 mod sockets;

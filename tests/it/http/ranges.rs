@@ -1,0 +1,224 @@
+//! Parts of responses (RFC 9110, 14; RFC 9111, 3.3 and 3.4).
+
+use stampede_guard::http::HttpPolicy;
+
+use super::kit::{
+    Inner, Req, all, ask, crowd, get, policy, request, respond, send, sent, settle, shop, shop_with, whole,
+};
+
+const WHOLE: &str = "0123456789";
+const CHANGED: &str = "Sun, 06 Nov 1994 08:49:37 GMT";
+
+fn part(range: &str) -> Req {
+    request("GET", "/", &[("range", range)])
+}
+
+/// Has the ten digits under this tag, and answers with parts of them.
+fn digits(tag: &'static str) -> Inner {
+    Inner::with(move |_, request| {
+        let lasting = ("cache-control", "max-age=60");
+        let Some(range) = sent(request, "range").strip_prefix("bytes=") else {
+            return Ok(respond(200, &[("etag", tag), lasting], whole(WHOLE)));
+        };
+        let (first, last) = range.split_once('-').unwrap();
+        let (first, last): (usize, usize) = (first.parse().unwrap(), last.parse().unwrap());
+        let range = format!("bytes {first}-{last}/10");
+        Ok(respond(206, &[("etag", tag), lasting, ("content-range", &range)], whole(&WHOLE[first..=last])))
+    })
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stored_response_answers_for_each_of_its_parts() {
+    let headers = [("etag", "\"a\""), ("last-modified", CHANGED), ("cache-control", "max-age=60")];
+    let inner = Inner::with(move |_, _| Ok(respond(200, &headers, whole(WHOLE))));
+    let shop = shop(&inner);
+    ask(&shop, get("/")).await;
+    let parts = [
+        ("bytes=0-3", "0123", "bytes 0-3/10"),
+        ("bytes=4-6", "456", "bytes 4-6/10"),
+        ("bytes=9-9", "9", "bytes 9-9/10"),
+        ("bytes=7-", "789", "bytes 7-9/10"),
+        ("bytes=7-99", "789", "bytes 7-9/10"),
+        ("bytes=-3", "789", "bytes 7-9/10"),
+        ("bytes=-99", WHOLE, "bytes 0-9/10"),
+        ("Bytes=0-0", "0", "bytes 0-0/10"),
+    ];
+    for (range, text, content_range) in parts {
+        let seen = ask(&shop, part(range)).await;
+        assert_eq!((seen.status, seen.text()), (206, text), "{range}");
+        assert_eq!(seen.header("content-range"), Some(content_range), "{range}");
+        assert_eq!(seen.header("content-length"), Some(text.len().to_string().as_str()), "{range}");
+        assert_eq!((seen.header("etag"), seen.remark().as_str()), (Some("\"a\""), "hit; ttl=60"), "{range}");
+    }
+    for range in ["bytes=0-1,3-4", "bytes=3-1", "bytes=a-b"] {
+        let seen = ask(&shop, part(range)).await;
+        assert_eq!((seen.status, seen.text()), (200, WHOLE), "{range}: a server may ignore any");
+    }
+    for range in ["bytes=10-", "bytes=99-100", "bytes=-0"] {
+        let seen = ask(&shop, part(range)).await;
+        assert_eq!((seen.status, seen.text()), (416, ""), "{range}");
+        assert_eq!(seen.header("content-range"), Some("bytes */10"), "{range}");
+    }
+    assert_eq!(inner.calls(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn if_range_gives_the_part_to_those_who_have_the_rest_of_it() {
+    let inner = digits("\"a\"");
+    let shop = shop(&inner);
+    ask(&shop, get("/")).await;
+    for (tag, status, text) in [("\"a\"", 206, "0123"), ("\"b\"", 200, WHOLE), ("W/\"a\"", 200, WHOLE)] {
+        let seen = ask(&shop, request("GET", "/", &[("range", "bytes=0-3"), ("if-range", tag)])).await;
+        assert_eq!((seen.status, seen.text()), (status, text), "{tag}");
+    }
+    // Who has all of it needs no part.
+    let has_it = [("range", "bytes=0-3"), ("if-none-match", "\"a\"")];
+    assert_eq!(ask(&shop, request("GET", "/", &has_it)).await.status, 304);
+    assert_eq!(inner.calls(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn parts_are_stored_and_make_a_whole_where_a_strong_validator_says_so() {
+    let inner = digits("\"a\"");
+    let shop = shop(&inner);
+    let calls = |n: usize| assert_eq!(inner.calls(), n);
+    let seen = ask(&shop, part("bytes=0-4")).await;
+    assert_eq!((seen.status, seen.text()), (206, "01234"));
+    // Out of the part.
+    for (range, text) in [("bytes=0-4", "01234"), ("bytes=1-2", "12"), ("bytes=4-4", "4")] {
+        let seen = ask(&shop, part(range)).await;
+        assert_eq!((seen.status, seen.text()), (206, text), "{range}");
+        assert_eq!(seen.header("content-range"), Some(format!("bytes {}/10", &range[6..]).as_str()));
+    }
+    calls(1);
+    // Beyond it.
+    assert_eq!(ask(&shop, part("bytes=3-7")).await.text(), "34567");
+    calls(2);
+    assert_eq!(ask(&shop, part("bytes=0-7")).await.text(), "01234567", "out of both");
+    calls(2);
+    assert_eq!(ask(&shop, part("bytes=8-9")).await.text(), "89");
+    calls(3);
+    let seen = ask(&shop, get("/")).await;
+    assert_eq!((seen.status, seen.text(), seen.header("content-range")), (200, WHOLE, None));
+    assert_eq!(ask(&shop, part("bytes=-2")).await.text(), "89");
+    calls(3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn parts_of_a_weak_validator_are_never_put_together() {
+    for tag in ["W/\"a\"", ""] {
+        let inner = digits(tag);
+        let shop = shop(&inner);
+        ask(&shop, part("bytes=0-4")).await;
+        ask(&shop, part("bytes=5-9")).await;
+        assert_eq!(inner.calls(), 2, "{tag}");
+        for range in ["bytes=3-6", "bytes=0-9"] {
+            let seen = ask(&shop, part(range)).await;
+            assert_eq!(seen.status, 206);
+        }
+        assert_eq!(inner.calls(), 4, "{tag}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn parts_of_different_representations_are_never_put_together() {
+    let inner = Inner::with(|n, request| {
+        let (tag, letter) = [("\"a\"", "a"), ("\"b\"", "b")][usize::from(n > 1)];
+        let range = sent(request, "range").replace('=', " ") + "/10";
+        let headers = [("etag", tag), ("cache-control", "max-age=60"), ("content-range", &range)];
+        Ok(match sent(request, "range") {
+            "" => respond(200, &headers[..2], whole(letter.repeat(10))),
+            _ => respond(206, &headers, whole(letter.repeat(5))),
+        })
+    });
+    let shop = shop(&inner);
+    assert_eq!(ask(&shop, part("bytes=0-4")).await.text(), "aaaaa");
+    assert_eq!(ask(&shop, part("bytes=5-9")).await.text(), "bbbbb");
+    assert_eq!(ask(&shop, get("/")).await.text(), "b".repeat(10));
+    assert_eq!(ask(&shop, part("bytes=0-4")).await.text(), "bbbbb");
+    assert_eq!(inner.calls(), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_whole_is_never_answered_with_a_part() {
+    let inner = digits("\"a\"");
+    let shop = shop(&inner);
+    ask(&shop, part("bytes=0-4")).await;
+    let seen = ask(&shop, get("/")).await;
+    assert_eq!((seen.status, seen.text(), inner.calls()), (200, WHOLE, 2));
+    assert_eq!(ask(&shop, part("bytes=5-9")).await.text(), "56789", "the whole has replaced the part");
+    assert_eq!(inner.calls(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_head_is_not_told_of_a_part_and_has_no_range() {
+    let inner = digits("\"a\"");
+    let shop = shop(&inner);
+    ask(&shop, part("bytes=0-4")).await;
+    let head = || request("HEAD", "/", &[("range", "bytes=0-3")]);
+    assert_eq!(ask(&shop, request("HEAD", "/", &[])).await.remark(), "fwd=miss; detail=head");
+    ask(&shop, get("/")).await;
+    let seen = ask(&shop, head()).await;
+    assert_eq!((seen.status, seen.text(), seen.header("content-length")), (200, "", Some("10")));
+    assert_eq!(seen.header("content-range"), None, "RFC 9110, 14.2");
+}
+
+/// A4, A9: each wants something else.
+#[tokio::test(start_paused = true)]
+async fn ranged_requests_on_a_cold_key_wait_for_nobody_and_nobody_for_them() {
+    let inner = digits("\"a\"").held();
+    let shop = shop(&inner);
+    let parts: Vec<_> = (0..10).map(|n| (n, send(&shop, part(&format!("bytes={n}-{n}"))))).collect();
+    settle().await;
+    assert_eq!(inner.loads.running(), 10);
+    let plain = crowd(&shop, 10, "/");
+    settle().await;
+    let more: Vec<_> = (0..10).map(|n| (n, send(&shop, part(&format!("bytes={n}-{n}"))))).collect();
+    settle().await;
+    assert!(inner.loads.running() >= 20, "{} run: no part waits for the whole", inner.loads.running());
+    inner.gate.open();
+    for (n, seen) in parts.into_iter().chain(more) {
+        let seen = seen.await.unwrap();
+        assert_eq!((seen.status, seen.text()), (206, n.to_string().as_str()), "nobody's but its own");
+    }
+    for seen in all(plain).await {
+        assert_eq!((seen.status, seen.text()), (200, WHOLE));
+    }
+    let calls = inner.calls();
+    assert_eq!(calls, 21, "and all the others cost one load");
+    assert_eq!(ask(&shop, get("/")).await.text(), WHOLE);
+    assert_eq!(inner.calls(), calls);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_an_origin_says_wrongly_about_a_part_is_not_stored() {
+    let wrong = ["bytes 0-3/10", "bytes 4-2/10", "lines 0-4/10", "bytes 0-4/3", ""];
+    for content_range in wrong {
+        let inner = Inner::with(move |n, _| {
+            let headers =
+                [("etag", "\"a\""), ("cache-control", "max-age=60"), ("content-range", content_range)];
+            let headers = if content_range.is_empty() { &headers[..2] } else { &headers };
+            Ok(respond(206, headers, whole(format!("{n}1234"))))
+        });
+        let shop = shop_with(&inner, policy().http(HttpPolicy::default()));
+        for n in 1..=3 {
+            let seen = ask(&shop, part("bytes=0-4")).await;
+            assert_eq!((seen.status, seen.text()), (206, format!("{n}1234").as_str()), "{content_range}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_about_a_range_is_not_one_about_the_resource() {
+    let inner = Inner::with(|n, request| {
+        let ranged = !sent(request, "range").is_empty();
+        let headers = [("cache-control", "max-age=60")];
+        Ok(respond(if ranged { 416 } else { 200 }, &headers, whole(n.to_string())))
+    });
+    let shop = shop(&inner);
+    assert_eq!(ask(&shop, part("bytes=5-9")).await.status, 416);
+    assert_eq!(ask(&shop, part("bytes=5-9")).await.status, 416);
+    let crowd = crowd(&shop, 10, "/");
+    assert!(all(crowd).await.iter().all(|seen| (seen.status, seen.text()) == (200, "3")), "no marker");
+    assert_eq!(inner.calls(), 3);
+}
