@@ -96,6 +96,8 @@ impl<B, E> Journey<'_, B, E> {
             // Each wants another part, so nobody waits for somebody else's.
             missing.unattended()
         } else if asked.authorized || asked.has_cookie {
+            // It takes no seat here, so nobody who came behind it is held back until it has one.
+            drop(missing);
             // With its like: what they get may not be for the others. Set here and nowhere else.
             let _ = self.wanted.stored_at.set(key.clone());
             let ask = Ask { node, policy, key: &apart };

@@ -9,6 +9,7 @@ mod bodies;
 mod bypass;
 mod chaos;
 mod coalescing;
+mod credentials;
 mod directives;
 mod failures;
 #[cfg(feature = "redis")]

@@ -1,0 +1,254 @@
+//! Requests and responses with credentials: what they get is theirs, unless it says that it is for everyone.
+
+use stampede_guard::http::HttpPolicy;
+use tokio::task::JoinHandle;
+use tower::Layer as _;
+
+use super::kit::{
+    Inner, Req, Seen, Shop, all, ask, crowd, get, guard, policy, replicas_with, request, respond, send, sent,
+    settle, shop_with, whole,
+};
+
+const SHARING: [&str; 3] = ["public, max-age=60", "s-maxage=60", "max-age=60, must-revalidate"];
+
+fn authorized(user: &str) -> Req {
+    request("GET", "/", &[("authorization", user)])
+}
+
+fn opened() -> HttpPolicy {
+    HttpPolicy::default().share_authorized(true).share_cookies(true)
+}
+
+/// Answers with whom it takes the request for, and the number of the call.
+fn personal(control: &'static str) -> Inner {
+    Inner::with(move |n, request| {
+        let (user, session) = (sent(request, "authorization"), sent(request, "cookie"));
+        let headers = [("cache-control", control)];
+        Ok(respond(200, &headers[..usize::from(!control.is_empty())], whole(format!("{user}{session} {n}"))))
+    })
+}
+
+/// A1: three directives, with and without the option, to the letter, and none of them.
+#[tokio::test(start_paused = true)]
+async fn an_authorized_response_is_for_others_if_the_policy_and_the_response_say_so() {
+    let policies = [
+        ("default", HttpPolicy::default(), false),
+        ("opened", opened(), true),
+        ("strict", HttpPolicy::strict(), true),
+    ];
+    for (name, http, opened) in policies {
+        for control in SHARING.into_iter().chain(["max-age=60", ""]) {
+            let inner = personal(control);
+            let shop = shop_with(&inner, policy().http(http.clone()));
+            assert_eq!(ask(&shop, authorized("ann")).await.text(), "ann 1");
+            let shared = opened && SHARING.contains(&control);
+            let case = format!("A1: {name}, {control}");
+            for (request, own) in [(authorized("bob"), "bob 2"), (get("/"), " 3")] {
+                let seen = ask(&shop, request).await;
+                assert_eq!(seen.text(), if shared { "ann 1" } else { own }, "{case}");
+            }
+        }
+    }
+}
+
+/// A1: what is stored for everyone is not given to those who may be due something else.
+#[tokio::test(start_paused = true)]
+async fn what_is_stored_for_strangers_is_for_users_if_it_says_so() {
+    for (http, control, given) in [
+        (opened(), "max-age=60", false),
+        (opened(), "public, max-age=60", true),
+        (HttpPolicy::strict(), "max-age=60", true),
+        (HttpPolicy::default(), "public, max-age=60", false),
+    ] {
+        let inner = personal(control);
+        let shop = shop_with(&inner, policy().http(http));
+        assert_eq!(ask(&shop, get("/")).await.text(), " 1");
+        let seen = ask(&shop, authorized("ann")).await;
+        assert_eq!(seen.text(), if given { " 1" } else { "ann 2" }, "{control}");
+        assert_eq!(ask(&shop, get("/")).await.text(), " 1", "which has changed nothing");
+    }
+}
+
+/// A2
+#[tokio::test(start_paused = true)]
+async fn a_response_to_a_cookie_is_for_others_if_the_policy_and_the_response_say_so() {
+    let policies =
+        [("default", HttpPolicy::default()), ("opened", opened()), ("strict", HttpPolicy::strict())];
+    for (name, http) in policies {
+        for control in SHARING.into_iter().chain(["max-age=60"]) {
+            let inner = personal(control);
+            let shop = shop_with(&inner, policy().http(http.clone()));
+            let with = |cookie| request("GET", "/", &[("cookie", cookie)]);
+            assert_eq!(ask(&shop, with("a=1")).await.text(), "a=1 1");
+            let shared = match name {
+                "default" => false,
+                "opened" => SHARING.contains(&control),
+                // RFC 9111, 7.3: it is no matter of this field.
+                _ => true,
+            };
+            let case = format!("A2: {name}, {control}");
+            for (request, own) in [(with("a=2"), "a=2 2"), (get("/"), " 3")] {
+                let seen = ask(&shop, request).await;
+                assert_eq!(seen.text(), if shared { "a=1 1" } else { own }, "{case}");
+            }
+        }
+    }
+}
+
+/// A3: two clients; the second must not see the first one's cookie.
+#[tokio::test(start_paused = true)]
+async fn a_cookie_that_is_set_is_for_others_if_the_policy_and_the_response_say_so() {
+    for (http, control, shared) in [
+        (HttpPolicy::default(), "public, max-age=60", false),
+        (HttpPolicy::default(), "max-age=60", false),
+        (opened(), "max-age=60", false),
+        (opened(), "public, max-age=60", true),
+        (HttpPolicy::strict(), "max-age=60", true),
+        (HttpPolicy::strict().share_cookies(false), "public, max-age=60", false),
+    ] {
+        let inner = Inner::with(move |n, _| {
+            let cookie = format!("client={n}");
+            Ok(respond(200, &[("set-cookie", &cookie), ("cache-control", control)], whole(n.to_string())))
+        });
+        let shop = shop_with(&inner, policy().http(http));
+        assert_eq!(ask(&shop, get("/")).await.header("set-cookie"), Some("client=1"));
+        let second = ask(&shop, get("/")).await;
+        let expected = if shared { "client=1" } else { "client=2" };
+        assert_eq!(second.header("set-cookie"), Some(expected), "A3: {control}");
+    }
+}
+
+/// Users known by both kinds of credentials, all on their way at once.
+fn mixed(shops: &[Shop], users: usize) -> Vec<(String, JoinHandle<Seen>)> {
+    let mut waiting = Vec::new();
+    for n in 0..users {
+        for (at, shop) in shops.iter().enumerate() {
+            let (user, cookie) = (format!("u{n}.{at}"), format!("c{n}.{at}"));
+            waiting.push((user.clone(), send(shop, authorized(&user))));
+            waiting.push((cookie.clone(), send(shop, request("GET", "/", &[("cookie", &cookie)]))));
+        }
+    }
+    waiting
+}
+
+/// A1, A2, A4: what one user gets reaches nobody who waited, and costs those without credentials nothing.
+#[tokio::test(start_paused = true)]
+async fn a_users_response_reaches_nobody_and_does_not_stop_the_others_coalescing() {
+    let inner = personal("").held_apart();
+    let shops = replicas_with(2, &inner, policy().http(opened()));
+    let users = mixed(&shops, 3);
+    settle().await;
+    let plain: Vec<_> = shops.iter().flat_map(|shop| crowd(shop, 10, "/")).collect();
+    settle().await;
+    assert_eq!(inner.calls(), 1, "A4: one of them finds out whether it is for all");
+    inner.open_first();
+    settle().await;
+    assert_eq!(inner.loads.running(), 11 + 1, "each user's own, and one for all others");
+    inner.gate.open();
+    for (user, seen) in users {
+        let seen = seen.await.unwrap();
+        assert!(seen.text().starts_with(&format!("{user} ")), "{user} was given: {}", seen.text());
+    }
+    let seen = all(plain).await;
+    assert!(seen.iter().all(|one| one.text() == seen[0].text() && one.text().starts_with(' ')));
+    assert_eq!(inner.calls(), 12 + 1);
+    // No marker is in their way: they coalesce now, and hit.
+    for shop in &shops {
+        assert!(ask(shop, get("/")).await.remark().starts_with("hit"));
+    }
+    a_later_wave_without_credentials_is_one_load(&inner, &shops).await;
+}
+
+/// After users have been there, those without credentials still cost one load.
+async fn a_later_wave_without_credentials_is_one_load(inner: &Inner, shops: &[Shop]) {
+    tokio::time::sleep(super::kit::secs(61)).await;
+    ask(&shops[0], authorized("ann")).await;
+    let before = inner.calls();
+    inner.gate.close();
+    let plain: Vec<_> = shops.iter().flat_map(|shop| crowd(shop, 10, "/")).collect();
+    settle().await;
+    assert_eq!(inner.calls() - before, 1);
+    inner.gate.open();
+    all(plain).await;
+    assert_eq!(inner.calls() - before, 1);
+}
+
+/// A1, A4
+#[tokio::test(start_paused = true)]
+async fn a_public_response_to_credentials_is_one_load_and_stored_for_all() {
+    for control in SHARING {
+        let inner = personal(control).held();
+        let shops = replicas_with(2, &inner, policy().http(opened()));
+        let users = mixed(&shops, 5);
+        settle().await;
+        assert_eq!(inner.calls(), 1, "{control}");
+        inner.gate.open();
+        for (_, seen) in users {
+            assert!(seen.await.unwrap().text().ends_with(" 1"));
+        }
+        for shop in &shops {
+            for request in [get("/"), authorized("zoe")] {
+                let seen = ask(shop, request).await;
+                assert!(seen.text().ends_with(" 1") && seen.remark().starts_with("hit"), "{}", seen.remark());
+            }
+        }
+        assert_eq!(inner.calls(), 1, "{control}");
+    }
+}
+
+/// What a user loads may not be stored in place of what was invalidated meanwhile.
+#[tokio::test(start_paused = true)]
+async fn what_a_user_is_loading_when_it_is_invalidated_is_not_stored() {
+    let inner = personal("public, max-age=60").held();
+    let guard = guard().with_policy(policy().http(opened()).build().unwrap());
+    let shop = guard.layer(inner.clone());
+    let user = send(&shop, authorized("ann"));
+    settle().await;
+    let key = stampede_guard::http::cache_key(&"http://shop.example/".parse().unwrap()).unwrap();
+    guard.invalidate(key).await.unwrap();
+    inner.gate.open();
+    assert_eq!(user.await.unwrap().text(), "ann 1");
+    assert_eq!(ask(&shop, get("/")).await.text(), " 2");
+}
+
+/// A client's own cache keeps what is private, and its users apart.
+#[tokio::test(start_paused = true)]
+async fn a_private_cache_keeps_users_apart() {
+    for control in ["private, max-age=60", "max-age=60", "public, max-age=60"] {
+        let inner = personal(control).held();
+        let shop = shop_with(&inner, policy().http(HttpPolicy::private()));
+        let of = |user: &str| request("GET", "http://api.example/me", &[("authorization", user)]);
+        let crowd: Vec<_> =
+            (0..20).map(|n| ["ann", "bob"][n % 2]).map(|user| (user, send(&shop, of(user)))).collect();
+        settle().await;
+        inner.gate.open();
+        for (user, seen) in crowd {
+            assert!(seen.await.unwrap().text().starts_with(user), "{control}");
+        }
+        assert_eq!(inner.calls(), 2, "{control}: each user's crowd is one load");
+        let hit = ask(&shop, of("ann")).await;
+        assert!(hit.text().starts_with("ann ") && hit.remark().starts_with("hit"), "{}", hit.remark());
+        let seen = ask(&shop, get("http://api.example/me")).await;
+        assert!(seen.text().starts_with(' '), "{control}: and so is one without credentials");
+        // What one user changes is gone for this user.
+        ask(&shop, request("PUT", "http://api.example/me", &[("authorization", "ann")])).await;
+        assert!(ask(&shop, of("ann")).await.remark().starts_with("fwd=uri-miss"), "{control}");
+        assert!(ask(&shop, of("bob")).await.remark().starts_with("hit"), "{control}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn other_credentials_than_those_that_were_opened_still_bypass() {
+    for http in [opened(), HttpPolicy::strict()] {
+        for name in ["proxy-authorization", "x-api-key", "x-auth-token", "x-amz-security-token"] {
+            let shop = shop_with(&personal("public, max-age=60"), policy().http(http.clone()));
+            for n in 1..=2 {
+                let seen = ask(&shop, request("GET", "/", &[(name, "1")])).await;
+                assert_eq!(
+                    (seen.text(), seen.remark()),
+                    (format!(" {n}").as_str(), "fwd=bypass; detail=credentials".into())
+                );
+            }
+        }
+    }
+}
