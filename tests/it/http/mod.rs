@@ -18,6 +18,7 @@ mod kit;
 mod lifetimes;
 mod nesting;
 mod panics;
+mod poisoning;
 mod ranges;
 mod readiness;
 mod safety;

@@ -1,0 +1,216 @@
+//! Requests made to confuse: what one of them brings home is not there for the next one (cache poisoning), and what
+//! is one user's is not stored because its URI looks public (cache deception).
+
+use bytes::Bytes;
+use http_body_util::Full;
+use stampede_guard::http::HttpPolicy;
+
+use super::kit::{Inner, Req, ask, get, policy, request, respond, sent, shop, shop_with, whole};
+
+/// A handler that reflects what it is sent: in its text the marker that a request planted, wherever it was.
+fn reflecting(vary: Option<&'static str>) -> Inner {
+    Inner::with(move |_, request| {
+        let planted = request.headers().values().any(|value| value.as_bytes().starts_with(b"evil"));
+        let planted = planted || request.uri().to_string().contains("evil");
+        let headers: Vec<_> = vary.map(|names| ("vary", names)).into_iter().collect();
+        Ok(respond(200, &headers, whole(if planted { "evil" } else { "clean" })))
+    })
+}
+
+/// B4, B6: headers that are not in the key and change the answer in many frameworks.
+#[tokio::test(start_paused = true)]
+async fn what_an_unkeyed_header_brings_home_is_nobody_elses() {
+    let headers = [
+        "x-http-method-override",
+        "x-http-method",
+        "x-method-override",
+        "x-original-url",
+        "x-rewrite-url",
+        "a-im",
+        "cookie",
+        "authorization",
+        "x-api-key",
+    ];
+    for name in headers {
+        let shop = shop(&reflecting(None));
+        let poison = || request("GET", "/", &[(name, "evil.example")]);
+        assert_eq!(ask(&shop, poison()).await.text(), "evil", "{name}");
+        assert_eq!(ask(&shop, get("/")).await.text(), "clean", "B4: {name}");
+        assert_eq!(ask(&shop, poison()).await.text(), "evil", "and gets what it asked for: {name}");
+        assert_eq!(ask(&shop, get("/")).await.text(), "clean", "B4: {name}");
+    }
+}
+
+/// B4: those that proxies write on every request are the handler's to name, or the policy's.
+#[tokio::test(start_paused = true)]
+async fn what_a_forwarding_header_brings_home_is_for_its_like_only() {
+    let headers = [
+        "x-forwarded-host",
+        "x-forwarded-proto",
+        "x-forwarded-prefix",
+        "x-forwarded-port",
+        "x-host",
+        "x-forwarded-server",
+        "forwarded",
+        "origin",
+        "user-agent",
+        "accept",
+    ];
+    for name in headers {
+        let varying = shop(&reflecting(Some(name)));
+        let http = HttpPolicy::default().vary_on(name.parse().unwrap());
+        let told = shop_with(&reflecting(None), policy().http(http));
+        for shop in [varying, told] {
+            for _ in 0..2 {
+                let poison = request("GET", "/", &[(name, "evil.example")]);
+                assert_eq!(ask(&shop, poison).await.text(), "evil", "{name}");
+                assert_eq!(ask(&shop, get("/")).await.text(), "clean", "B4: {name}");
+            }
+        }
+    }
+}
+
+/// B5, B14: bodies, and two ways at once to say how long they are, which is how requests are smuggled.
+#[tokio::test(start_paused = true)]
+async fn what_a_fat_or_smuggling_get_brings_home_is_nobody_elses() {
+    let fat = |headers: &[(&str, &str)]| {
+        request("GET", "/", headers).map(|_| Full::new(Bytes::from_static(b"evil")))
+    };
+    let requests: [Req; 5] = [
+        fat(&[("x-note", "evil")]),
+        fat(&[("x-note", "evil"), ("content-length", "4")]),
+        request("GET", "/", &[("x-note", "evil"), ("transfer-encoding", "chunked")]),
+        request("GET", "/", &[("x-note", "evil"), ("content-length", "4"), ("transfer-encoding", "chunked")]),
+        request("GET", "/", &[("x-note", "evil"), ("content-length", "0"), ("content-length", "4")]),
+    ];
+    for poison in requests {
+        let shop = shop(&reflecting(None));
+        let case = format!("{:?}", poison.headers());
+        let seen = ask(&shop, poison).await;
+        assert_eq!((seen.text(), seen.remark().as_str()), ("evil", "fwd=bypass; detail=body"), "{case}");
+        assert_eq!(ask(&shop, get("/")).await.text(), "clean", "B5, B14: {case}");
+    }
+}
+
+/// B6: an override in the query is a part of the key like all of it.
+#[tokio::test(start_paused = true)]
+async fn an_override_in_the_query_is_another_resource() {
+    let shop = shop(&reflecting(None));
+    for uri in ["/?_method=evil", "/?a&_method=evil"] {
+        assert_eq!(ask(&shop, get(uri)).await.text(), "evil");
+    }
+    for uri in ["/", "/?_method=", "/?a"] {
+        assert_eq!(ask(&shop, get(uri)).await.text(), "clean", "B6: {uri}");
+    }
+}
+
+/// B7: no path makes a response public; and each spelling of it is a resource of its own.
+#[tokio::test(start_paused = true)]
+async fn what_looks_like_a_file_is_one_users_where_it_is_one_users() {
+    let paths = [
+        "/account",
+        "/account/",
+        "/account/x.css",
+        "/account/x.js",
+        "/account.css",
+        "/account;x.css",
+        "/account%2ex.css",
+        "/account/%2e%2e/static/x.css",
+        "/account/../static/x.css",
+        "/account%00.css",
+        "/account%0a.css",
+        "/account\\x.css",
+        "//account/x.css",
+        "/account%3Fx.css",
+        "/account%23x.css",
+        "/account?x.css",
+        "/static/..%2Faccount",
+    ];
+    for marked in
+        [&[("cache-control", "private")][..], &[("set-cookie", "s=1")], &[("cache-control", "no-store")]]
+    {
+        let inner = Inner::with_headers(marked);
+        let shop = shop(&inner);
+        for uri in paths {
+            let before = inner.calls();
+            ask(&shop, request("GET", uri, &[("cookie", "s=1")])).await;
+            ask(&shop, get(uri)).await;
+            ask(&shop, get(uri)).await;
+            assert_eq!(inner.calls() - before, 3, "B7: {uri} {marked:?}");
+        }
+    }
+    let inner = Inner::numbered(|_| ());
+    let shop = shop(&inner);
+    for round in 0..2 {
+        for (n, uri) in paths.iter().enumerate() {
+            assert_eq!(ask(&shop, get(uri)).await.text(), (n + 1).to_string(), "B7: {uri}, round {round}");
+        }
+    }
+}
+
+/// B8, B9: nothing is sorted, stripped, decoded or folded; a miss is harmless, another's answer is not.
+#[tokio::test(start_paused = true)]
+async fn parameters_and_spellings_are_never_taken_for_each_other() {
+    let uris = [
+        "/?a=1&utm_content=evil",
+        "/?a=1",
+        "/?a=1&a=evil",
+        "/?a=evil&a=1",
+        "/?a=1;a=evil",
+        "/?a=1;utm_content=x&a=evil",
+        "/?A=1",
+        "/?%61=1",
+        "/?a=%31",
+        "/?a=1&",
+        "/?a=%2f",
+        "/?a=%2F",
+        "/?a=+",
+        "/?a=%20",
+    ];
+    let inner = Inner::numbered(|_| ());
+    let shop = shop(&inner);
+    for round in 0..2 {
+        for (n, uri) in uris.iter().enumerate() {
+            assert_eq!(
+                ask(&shop, get(uri)).await.text(),
+                (n + 1).to_string(),
+                "B8, B9: {uri}, round {round}"
+            );
+        }
+    }
+}
+
+/// B12: a tenant is a part of the key, and so is having none.
+#[tokio::test(start_paused = true)]
+async fn tenants_of_one_store_do_not_meet() {
+    let inner =
+        Inner::with(|n, request| Ok(respond(200, &[], whole(format!("{} {n}", sent(request, "x-tenant"))))));
+    let http = HttpPolicy::default().key(|parts| {
+        let tenant = parts.headers.get("x-tenant")?;
+        tenant.to_str().ok().map(str::to_owned)
+    });
+    let shop = shop_with(&inner, policy().http(http));
+    for _ in 0..2 {
+        for tenant in ["a", "b", "a/b", "a\tb", "B"] {
+            let seen = ask(&shop, request("GET", "/", &[("x-tenant", tenant)])).await;
+            assert!(seen.text().starts_with(&format!("{tenant} ")), "B12: {}", seen.text());
+        }
+    }
+    assert_eq!(inner.calls(), 5);
+    // Nor does a path that spells the tenant.
+    let spelled = ask(&shop, request("GET", "/?x-tenant=a", &[("x-tenant", "b")])).await;
+    assert_eq!(spelled.text(), "b 6");
+    assert_eq!(ask(&shop, get("/")).await.remark(), "fwd=bypass; detail=key");
+}
+
+/// A12: a page that reflects what it was sent is an error page more often than not.
+#[tokio::test(start_paused = true)]
+async fn error_pages_are_not_stored_unless_they_say_so() {
+    for status in [400, 403, 405, 414, 429, 431, 500, 501, 502, 503, 504] {
+        let inner = Inner::with(move |n, _| Ok(respond(status, &[], whole(n.to_string()))));
+        let shop = shop(&inner);
+        for n in ["1", "2"] {
+            assert_eq!(ask(&shop, get("/")).await.text(), n, "A12: {status}");
+        }
+    }
+}
