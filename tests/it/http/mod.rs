@@ -9,6 +9,8 @@ mod bodies;
 mod bypass;
 mod chaos;
 mod coalescing;
+#[cfg(feature = "redis")]
+mod costs;
 mod credentials;
 mod directives;
 mod failures;

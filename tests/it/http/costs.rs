@@ -1,0 +1,130 @@
+//! What one request costs the store: no request makes many of one (C14), and nothing that it leaves stays (C12).
+
+use http::Response;
+use stampede_guard::StampedeGuard;
+use stampede_guard::http::HttpPolicy;
+use tower::Layer as _;
+
+use super::kit::{
+    Boxed, Inner, Req, Shop, all, ask, crowd, get, policy, request, respond, secs, send, sent, whole,
+};
+use crate::support::monitor::Monitor;
+use crate::support::probe::eventually;
+use crate::support::redis_server::RedisServer;
+
+/// Connected shops on a server that knows their scripts.
+async fn shops(server: &RedisServer, inner: &Inner, n: usize) -> Vec<(StampedeGuard, Shop)> {
+    let http = HttpPolicy::default().share_authorized(true);
+    let mut shops = Vec::new();
+    for _ in 0..n {
+        let client = redis::Client::open(server.minimal_user()).unwrap();
+        let policy = policy().lease(secs(120)).http(http.clone()).build().unwrap();
+        let guard = StampedeGuard::new(client).with_policy(policy);
+        guard.connect().await.unwrap();
+        let shop = guard.layer(inner.clone());
+        // Each script has run once: a load, one that is given up, and an invalidation.
+        ask(&shop, get("/warm")).await;
+        ask(&shop, request("GET", "/private", &[])).await;
+        ask(&shop, request("POST", "/warm", &[])).await;
+        ask(&shop, request("GET", "/warm", &[("authorization", "a")])).await;
+        shops.push((guard, shop));
+    }
+    settled(&shops).await;
+    shops
+}
+
+async fn settled(shops: &[(StampedeGuard, Shop)]) {
+    eventually("nothing runs", secs(10), async || shops.iter().all(|(guard, _)| guard.stats().tasks == 0))
+        .await;
+}
+
+fn answer(n: usize, request: &Req) -> Response<Boxed> {
+    let headers: &[_] = match request.uri().path() {
+        "/private" => &[("cache-control", "private")],
+        "/varied" => &[("vary", "accept-language")],
+        "/tagged" => &[("etag", "\"a\""), ("cache-control", "no-cache")],
+        "/public" => &[("cache-control", "public, max-age=60")],
+        _ => &[],
+    };
+    match sent(request, "if-none-match") {
+        "" => respond(200, headers, whole(n.to_string())),
+        _ => respond(304, headers, Boxed::default()),
+    }
+}
+
+/// C14
+#[tokio::test]
+async fn a_request_costs_the_store_a_constant_number_of_commands() {
+    let (server, inner) = (RedisServer::start(), Inner::with(|n, request| Ok(answer(n, request))));
+    let shops = shops(&server, &inner, 1).await;
+    let shop = &shops[0].1;
+    let in_language = |language| request("GET", "/varied", &[("accept-language", language)]);
+    let authorized = |uri| request("GET", uri, &[("authorization", "a")]);
+    let steps: [(&str, Req, usize); 14] = [
+        ("a miss: look up, acquire, commit", get("/a"), 3),
+        ("a hit", get("/a"), 1),
+        ("a HEAD's hit", request("HEAD", "/a", &[]), 1),
+        ("a condition's hit", request("GET", "/a", &[("if-none-match", "\"x\"")]), 1),
+        ("a part's hit", request("GET", "/a", &[("range", "bytes=0-0")]), 1),
+        ("a first variant", in_language("de"), 3),
+        ("its hit", in_language("de"), 1),
+        ("another variant: where the resource is, and where it is itself", in_language("en"), 4),
+        ("its hit", in_language("en"), 2),
+        ("a private one", get("/private?a"), 3),
+        ("one that is known to be private", get("/private?a"), 3),
+        ("a validation", get("/tagged"), 3),
+        ("one with credentials, in both places", authorized("/public"), 6),
+        ("its hit", authorized("/public"), 1),
+    ];
+    for (what, request, expected) in steps {
+        let monitor = Monitor::start(&server);
+        ask(shop, request).await;
+        settled(&shops).await;
+        let commands = monitor.finish().without(["ping", "time"]);
+        assert_eq!(commands.total, expected, "C14: {what}: {:#?}", commands.lines);
+    }
+    // C12: whatever is left, leaves by itself.
+    assert_eq!(server.keys_without_ttl(), Vec::<String>::new());
+}
+
+/// C14: a process costs, not its clients.
+#[tokio::test]
+async fn a_crowd_costs_the_store_no_more_than_one_of_it() {
+    let (server, inner) = (RedisServer::start(), Inner::with(|n, request| Ok(answer(n, request))));
+    let shops = shops(&server, &inner, 2).await;
+    inner.gate.close();
+    let started = inner.calls();
+    let monitor = Monitor::start(&server);
+    let leading = crowd(&shops[0].1, 50, "/crowd");
+    inner.loads.reach(started + 1).await;
+    let waiting = crowd(&shops[1].1, 50, "/crowd");
+    let queued = async || server.keys().iter().any(|key| key.starts_with("sg1:q:"));
+    eventually("the other process waits", secs(10), queued).await;
+    inner.gate.open();
+    for seen in all(leading).await.into_iter().chain(all(waiting).await) {
+        assert_eq!(seen.status, 200);
+    }
+    settled(&shops).await;
+    let commands = monitor.finish().without(["ping", "time"]);
+    assert!(commands.total <= 4 + 4, "C14: {:#?}", commands.lines);
+    // And those who hit at one moment share their reads.
+    let monitor = Monitor::start(&server);
+    let hits: Vec<_> = (0..50).map(|_| send(&shops[0].1, get("/crowd"))).collect();
+    all(hits).await;
+    let commands = monitor.finish().without(["ping", "time"]);
+    assert!(commands.total <= 50, "C14: {:#?}", commands.lines);
+}
+
+/// C12: who asks for what nobody ever asks for again leaves nothing for good.
+#[tokio::test]
+async fn a_flood_of_distinct_uris_leaves_nothing_without_an_end() {
+    let (server, inner) = (RedisServer::start(), Inner::with(|n, request| Ok(answer(n, request))));
+    let shops = shops(&server, &inner, 1).await;
+    let paths = ["/a", "/private", "/varied", "/tagged", "/public"];
+    let flood: Vec<_> =
+        (0..500).map(|n| send(&shops[0].1, get(&format!("{}?{n}", paths[n % paths.len()])))).collect();
+    all(flood).await;
+    settled(&shops).await;
+    assert_eq!(server.keys_without_ttl(), Vec::<String>::new(), "C12");
+    assert_eq!(shops[0].0.stats().flights, 0, "C12");
+}
