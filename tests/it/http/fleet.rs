@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::extract::{Request, State};
@@ -16,9 +16,11 @@ use http_body_util::{BodyExt as _, Full};
 use serde::{Deserialize, Serialize};
 use stampede_guard::StampedeGuard;
 use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
 
 use super::kit::{policy, secs};
 use super::sockets::client;
+use super::stampede;
 use crate::support::origin::{self, Answer, Origin};
 use crate::support::probe::{assert_nothing_left, eventually_eq};
 use crate::support::processes::{Child, Fleet, Report, Role};
@@ -26,8 +28,8 @@ use crate::support::redis_server::RedisServer;
 
 pub(crate) const ROLES: &[Role] = &[("http.serve", serve)];
 
-const PROCESSES: usize = 4;
-const CLIENTS: usize = 50;
+pub(super) const PROCESSES: usize = 4;
+pub(super) const CLIENTS: usize = 50;
 const MAX_BODY: usize = 64 * 1024;
 
 #[derive(Serialize, Deserialize)]
@@ -58,7 +60,9 @@ fn serve(mut child: Child) -> BoxFuture<'static, ()> {
         child.report().event_with("addr", &addr.to_string());
         child.wait_go().await;
         let deadline = tokio::time::Instant::now() + secs(10);
-        while guard.stats().tasks > 0 && tokio::time::Instant::now() < deadline {
+        // A flight may stand for its process while another one refreshes, for a lease at most.
+        let is_busy = || guard.stats().tasks > 0 || guard.stats().flights > 0;
+        while is_busy() && tokio::time::Instant::now() < deadline {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         child.result(&(guard.stats().flights, guard.stats().tasks));
@@ -71,8 +75,9 @@ async fn arrive(
     request: Request,
     next: Next,
 ) -> Response {
+    let is_of_the_wave = request.headers().contains_key("x-client");
     let response = next.run(request);
-    if arrived.fetch_add(1, Ordering::SeqCst) + 1 == CLIENTS {
+    if is_of_the_wave && arrived.fetch_add(1, Ordering::SeqCst) + 1 == CLIENTS {
         report.event("arrived");
     }
     response.await
@@ -80,8 +85,12 @@ async fn arrive(
 
 /// Answers in the form that the path names, with the text of the client that asked.
 async fn handle(State(origin): State<String>, request: Request) -> Response {
-    let outcome = request.uri().path().trim_start_matches('/').to_owned();
-    let client = request.headers()["x-client"].to_str().expect("a number").to_owned();
+    let (head, _) = request.into_parts();
+    let outcome = head.uri.path().trim_start_matches('/').to_owned();
+    if let Some(answer) = stampede::answer(&origin, &outcome, &head.headers).await {
+        return answer;
+    }
+    let client = head.headers["x-client"].to_str().expect("a number").to_owned();
     origin::load(&origin, &outcome).await.expect("the origin answers");
     match outcome.as_str() {
         "ok" => client.into_response(),
@@ -94,55 +103,94 @@ async fn handle(State(origin): State<String>, request: Request) -> Response {
     }
 }
 
-/// What one client saw: its number, the status, its cookie, the text without padding.
-type Saw = (usize, u16, Option<String>, String);
+/// What one client saw: its number, the status, its cookie, the text without padding. No text where the body broke, and no
+/// status where not even its head arrived.
+pub(super) type Saw = (usize, u16, Option<String>, Option<String>);
+
+/// A fleet with its store and its origin.
+pub(super) struct Servers {
+    pub(super) origin: Origin,
+    redis: RedisServer,
+    fleet: Fleet,
+    pub(super) addrs: Vec<String>,
+}
+
+impl Servers {
+    pub(super) async fn start() -> Self {
+        let (redis, origin) = (RedisServer::start(), Origin::start().await);
+        let config = Config { redis: redis.minimal_user(), origin: origin.addr() };
+        let fleet = Fleet::spawn(PROCESSES, "http.serve", &config);
+        let mut addrs = Vec::new();
+        for member in fleet.members() {
+            addrs.push(member.wait_event("addr").await.as_str().expect("text").to_owned());
+        }
+        Self { origin, redis, fleet, addrs }
+    }
+
+    /// Sends all clients, `with` this header each.
+    pub(super) async fn send(
+        &self,
+        outcome: &str,
+        with: impl Fn(usize) -> (&'static str, &'static str),
+    ) -> Vec<JoinHandle<Saw>> {
+        let clients = (0..PROCESSES * CLIENTS).map(|n| {
+            // Keyed by Host, so all processes are reached by one name.
+            let request = http::Request::get(format!("http://{}/{outcome}", self.addrs[n % PROCESSES]))
+                .header("host", "shop.example")
+                .header("x-client", n);
+            let (name, value) = with(n);
+            let request = request.header(name, value).body(Full::<Bytes>::default()).unwrap();
+            tokio::spawn(async move {
+                // Where the body breaks at once, the connection may go before the head.
+                let Ok(response) = client().request(request).await else { return (n, 0, None, None) };
+                let (head, body) = response.into_parts();
+                let cookie = head.headers.get("set-cookie").map(|cookie| cookie.to_str().unwrap().to_owned());
+                let body = body.collect().await.ok().map(|body| body.to_bytes());
+                let text = body.map(|body| String::from_utf8(body.into()).unwrap().trim_start().to_owned());
+                (n, head.status.as_u16(), cookie, text)
+            })
+        });
+        let clients = clients.collect();
+        for member in self.fleet.members() {
+            member.wait_event("arrived").await;
+        }
+        clients
+    }
+
+    /// Waits until every process but the leader's waits in the queue of the one lease.
+    pub(super) async fn all_wait(&self) {
+        let queued = async || {
+            let queues = self.redis.keys().into_iter().filter(|key| key.starts_with("sg1:q:"));
+            queues.map(|key| self.redis.run::<usize>(&["LLEN", &key])).sum::<usize>()
+        };
+        eventually_eq("all processes wait", secs(10), PROCESSES - 1, queued).await;
+    }
+
+    /// What all saw, once nothing is left of it anywhere.
+    pub(super) async fn end(&self, clients: Vec<JoinHandle<Saw>>, outcome: &str) -> Vec<Saw> {
+        let released = Instant::now();
+        let saw = join_all(clients).await.into_iter().map(|saw| saw.unwrap()).collect();
+        println!("{outcome}: the last of {} clients after {:?}", PROCESSES * CLIENTS, released.elapsed());
+        self.fleet.go();
+        for left in self.fleet.results::<(u64, u64)>().await {
+            assert_eq!(left, (0, 0), "flights and tasks");
+        }
+        assert_nothing_left(&self.redis, secs(15)).await;
+        saw
+    }
+}
 
 /// One wave of all clients; what they saw, and how often the origin was asked.
 async fn wave(outcome: &str) -> (Vec<Saw>, usize) {
-    let (server, origin) = (RedisServer::start(), Origin::start().await);
-    origin.script(outcome, [Answer::value("v").held().after(Duration::from_millis(100))]);
-    let fleet = Fleet::spawn(
-        PROCESSES,
-        "http.serve",
-        &Config { redis: server.minimal_user(), origin: origin.addr() },
-    );
-    let mut addrs = Vec::new();
-    for member in fleet.members() {
-        addrs.push(member.wait_event("addr").await.as_str().expect("text").to_owned());
-    }
-    let clients = (0..PROCESSES * CLIENTS).map(|n| {
-        let uri = format!("http://{}/{outcome}", addrs[n % PROCESSES]);
-        tokio::spawn(async move {
-            // Keyed by Host, so all processes are reached by one name.
-            let request = http::Request::get(uri).header("host", "shop.example").header("x-client", n);
-            let response = client().request(request.body(Full::<Bytes>::default()).unwrap()).await.unwrap();
-            let cookie =
-                response.headers().get("set-cookie").map(|cookie| cookie.to_str().unwrap().to_owned());
-            let status = response.status().as_u16();
-            let body = response.into_body().collect().await.unwrap().to_bytes();
-            (n, status, cookie, String::from_utf8(body.into()).unwrap().trim_start().to_owned())
-        })
-    });
-    let clients: Vec<_> = clients.collect();
-    for member in fleet.members() {
-        member.wait_event("arrived").await;
-    }
-    // Every process but the leader's waits in the queue of the one lease.
-    let queued = async || {
-        let queues = server.keys().into_iter().filter(|key| key.starts_with("sg1:q:"));
-        queues.map(|key| server.run::<usize>(&["LLEN", &key])).sum::<usize>()
-    };
-    eventually_eq("all processes wait", secs(10), PROCESSES - 1, queued).await;
-    origin.wait_for_loads(outcome, 1).await;
-    assert_eq!(origin.loads(outcome), 1);
-    origin.release(outcome);
-    let saw = join_all(clients).await.into_iter().map(|saw| saw.unwrap()).collect();
-    fleet.go();
-    for left in fleet.results::<(u64, u64)>().await {
-        assert_eq!(left, (0, 0), "flights and tasks");
-    }
-    assert_nothing_left(&server, secs(15)).await;
-    (saw, origin.loads(outcome))
+    let servers = Servers::start().await;
+    servers.origin.script(outcome, [Answer::value("v").held().after(Duration::from_millis(100))]);
+    let clients = servers.send(outcome, |_| ("x-like", "all")).await;
+    servers.all_wait().await;
+    servers.origin.wait_for_loads(outcome, 1).await;
+    assert_eq!(servers.origin.loads(outcome), 1);
+    servers.origin.release(outcome);
+    let saw = servers.end(clients, outcome).await;
+    (saw, servers.origin.loads(outcome))
 }
 
 async fn is_one_load(outcome: &str, status: u16) {
@@ -157,7 +205,7 @@ async fn is_each_ones_own(outcome: &str) {
     let (saw, loads) = wave(outcome).await;
     assert_eq!(loads, PROCESSES * CLIENTS, "{outcome}");
     for (n, status, cookie, text) in saw {
-        assert_eq!((status, text), (200, n.to_string()), "client {n} saw another's");
+        assert_eq!((status, text), (200, Some(n.to_string())), "client {n} saw another's");
         let own = (outcome == "cookie").then(|| format!("client={n}"));
         assert_eq!(cookie, own, "client {n}");
     }
@@ -218,7 +266,7 @@ async fn a_process_that_is_killed_while_it_loads_costs_one_lease_and_one_load() 
     let others: Vec<_> = (1..=CLIENTS).map(|n| ask(&addrs[1], n)).collect();
     fleet.member(1).wait_event("arrived").await;
     fleet.member(0).kill();
-    let killed = std::time::Instant::now();
+    let killed = Instant::now();
     assert!(lost.await.unwrap().is_none());
     origin.wait_for_loads("ok", 2).await;
     assert!(killed.elapsed() < secs(4 + 2), "one lease: {:?}", killed.elapsed());

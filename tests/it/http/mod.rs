@@ -27,6 +27,8 @@ mod safety;
 mod sockets;
 mod spans;
 mod stale;
+#[cfg(feature = "redis")]
+mod stampede;
 mod streaming;
 mod unsafe_methods;
 mod validation;
