@@ -1,97 +1,12 @@
 //! The table of rows is whole: no row is missing, every test it names exists and cites its row.
 
-use std::collections::BTreeMap;
-use std::fs;
-use std::path::{Path, PathBuf};
+use crate::support::rows;
 
 /// How many rows each system has.
 const SYSTEMS: [(&str, u32); 6] = [("S0", 24), ("S1", 27), ("S2", 18), ("S3", 23), ("S4", 36), ("S5", 16)];
 
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).to_owned()
-}
-
-/// `row -> where it is answered`, from the table.
-fn table() -> BTreeMap<String, String> {
-    let text = fs::read_to_string(root().join("tests/it/lock/ROWS.md")).expect("the table is there");
-    let mut rows = BTreeMap::new();
-    for line in text.lines() {
-        let cells: Vec<_> = line.split('|').map(str::trim).collect();
-        let ["", row, what, answer, ""] = cells[..] else { continue };
-        if !row.starts_with('S') {
-            continue;
-        }
-        assert!(!what.is_empty() && what != "TODO", "{row} does not say what it is about");
-        assert!(rows.insert(row.to_owned(), answer.to_owned()).is_none(), "{row} stands twice");
-    }
-    rows
-}
-
-/// The file and the name of a test, from `lock::wait::the_head_is_granted` or `src/lock/wait.rs::..`.
-fn find(test: &str) -> (PathBuf, String) {
-    let (module, name) = test.rsplit_once("::").unwrap_or_else(|| panic!("{test}: name a module and a test"));
-    if let Some(file) = module.strip_prefix("src/") {
-        return (root().join("src").join(file), name.to_owned());
-    }
-    let path = module.replace("::", "/");
-    let file = root().join("tests/it").join(format!("{path}.rs"));
-    let file = if file.exists() { file } else { root().join("tests/it").join(path).join("mod.rs") };
-    (file, name.to_owned())
-}
-
-/// A test's text: from the comments above it to the next item at the left margin that closes it.
-fn text_of(file: &Path, name: &str) -> Option<String> {
-    let text = fs::read_to_string(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
-    let lines: Vec<_> = text.lines().collect();
-    // Its definition; where a macro makes it, the line that names it.
-    let find = |is_it: &dyn Fn(&str) -> bool| lines.iter().position(|line| is_it(line.trim_start()));
-    let at = find(&|line| line.contains(&format!("fn {name}(")));
-    let at = at.or_else(|| find(&|line| line == format!("{name},")))?;
-    let begin = (0..at).rev().take_while(|&line| !lines[line].trim().is_empty()).last().unwrap_or(at);
-    let end = (at..lines.len())
-        .find(|&line| lines[line] == "}" || lines[line] == "    }")
-        .unwrap_or(lines.len() - 1);
-    Some(lines[begin..=end].join("\n"))
-}
-
-fn cites(text: &str, row: &str) -> bool {
-    text.match_indices(row).any(|(at, _)| {
-        let after = text[at + row.len()..].chars().next();
-        !after.is_some_and(|next| next.is_ascii_digit())
-    })
-}
-
-#[test]
-fn every_row_is_in_the_table_once() {
-    let expected: Vec<_> = SYSTEMS
-        .iter()
-        .flat_map(|(system, rows)| (1..=*rows).map(move |row| format!("{system}.{row}")))
-        .collect();
-    let table = table();
-    let missing: Vec<_> = expected.iter().filter(|row| !table.contains_key(*row)).collect();
-    assert!(missing.is_empty(), "missing: {missing:?}");
-    assert_eq!(table.len(), expected.len(), "rows that no system has");
-}
-
 #[test]
 fn every_row_is_answered_by_a_test_that_cites_it_or_by_design() {
-    let design = fs::read_to_string(root().join("DESIGN.md")).expect("DESIGN.md is there");
-    let mut wrong = Vec::new();
-    for (row, answer) in table() {
-        if answer == "by design" {
-            if !cites(&design, &row) {
-                wrong.push(format!("{row}: DESIGN.md does not say how it is answered"));
-            }
-            continue;
-        }
-        for test in answer.split(',').map(|test| test.trim().trim_matches('`')) {
-            let (file, name) = find(test);
-            match text_of(&file, &name) {
-                None => wrong.push(format!("{row}: there is no {test}")),
-                Some(text) if !cites(&text, &row) => wrong.push(format!("{row}: {test} does not cite it")),
-                Some(_) => {}
-            }
-        }
-    }
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    let all = SYSTEMS.iter().flat_map(|(system, rows)| (1..=*rows).map(move |row| format!("{system}.{row}")));
+    rows::check("tests/it/lock/ROWS.md", all);
 }

@@ -18,6 +18,7 @@ pub(crate) mod processes;
 pub(crate) mod proxy;
 #[cfg(feature = "redis")]
 pub(crate) mod redis_server;
+pub(crate) mod rows;
 
 /// How long a test waits for something that must happen before it fails.
 ///
