@@ -309,6 +309,7 @@ mod tests {
         Key::new("ns", &source.into())
     }
 
+    /// B1
     #[test]
     fn joining_is_unambiguous() {
         let keys = [
@@ -327,6 +328,7 @@ mod tests {
         }
     }
 
+    /// B10, B13
     #[test]
     fn any_byte_is_a_key_and_stays_out_of_the_hash_tag() {
         let mut seen = std::collections::HashSet::new();
@@ -352,6 +354,7 @@ mod tests {
         assert_eq!(CacheKey::from(("\u{e9} %41",)).text, "%C3%A9%20%2541");
     }
 
+    /// B10, B11
     #[test]
     fn a_long_key_is_digested_with_a_readable_head() {
         let long = "product/".repeat(200);
@@ -363,6 +366,7 @@ mod tests {
         assert_eq!(one.full(), format!("ns:{long}"));
     }
 
+    /// B11
     #[test]
     fn a_key_spelled_like_a_digest_is_another_key() {
         let long = key("k".repeat(500));
@@ -379,6 +383,7 @@ mod tests {
     }
 
     proptest::proptest! {
+        /// B1
         #[test]
         fn distinct_parts_make_distinct_keys(
             a in proptest::collection::vec(proptest::collection::vec(0u8.., 0..6), 1..4),

@@ -101,6 +101,7 @@ fn what_is_kept_has_no_hop_headers_no_age_and_a_date() {
     assert_eq!(StoredResponse::new(&head(&many), now, Bytes::new(), None).bytes(), None);
 }
 
+/// C6
 #[test]
 fn what_is_over_the_caps_is_not_stored() {
     let with = |count: usize, value: usize| {
@@ -121,6 +122,7 @@ fn what_is_over_the_caps_is_not_stored() {
     assert_eq!(trailers.bytes(), None);
 }
 
+/// C7
 #[test]
 fn what_must_not_be_replayed_is_neither_written_nor_read() {
     type Case = (u16, &'static [(&'static str, &'static str)], &'static str);
@@ -155,6 +157,7 @@ fn what_must_not_be_replayed_is_neither_written_nor_read() {
     }
 }
 
+/// C7
 #[test]
 fn bytes_that_break_out_of_a_header_are_refused() {
     assert!(decode(&forge(200, &[(b"x", b"y")], None, b"")).is_some(), "the forge itself works");
@@ -325,6 +328,7 @@ proptest! {
         }
     }
 
+    /// C6
     #[test]
     fn any_bytes_are_read_without_a_panic(bytes in proptest::collection::vec(0u8.., 0..200)) {
         decode(&bytes.into());

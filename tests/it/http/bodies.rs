@@ -117,6 +117,7 @@ async fn events_and_long_bodies_are_told_by_their_head() {
     is_decided_at_the_head("too-big", ("content-length", "99999999999"), false).await;
 }
 
+/// A13
 #[tokio::test(start_paused = true)]
 async fn events_reach_their_client_one_by_one_for_ever() {
     let (feed, body) = Feed::new();
@@ -212,6 +213,7 @@ async fn a_body_over_the_bound_is_dropped_once_its_client_is_gone() {
     assert!(polled.load(Ordering::SeqCst) <= 2);
 }
 
+/// C6
 #[tokio::test(start_paused = true)]
 async fn headers_that_do_not_fit_are_served_and_not_stored() {
     let inner = Inner::numbered(|response| {

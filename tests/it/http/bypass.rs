@@ -56,6 +56,7 @@ async fn headers_of_one_user_one_part_or_one_connection_bypass() {
     }
 }
 
+/// A13
 #[tokio::test(start_paused = true)]
 async fn an_upgrade_and_safe_methods_pass_and_change_nothing() {
     passes("upgrade", "", || request("GET", "/", &[("upgrade", "websocket"), ("connection", "upgrade")]))
@@ -65,6 +66,7 @@ async fn an_upgrade_and_safe_methods_pass_and_change_nothing() {
     }
 }
 
+/// B5
 #[tokio::test(start_paused = true)]
 async fn a_get_with_a_body_bypasses_and_the_body_arrives() {
     let fat = || request("GET", "/", &[]).map(|_| Full::new(Bytes::from_static(b"{}")));
@@ -76,6 +78,7 @@ async fn a_get_with_a_body_bypasses_and_the_body_arrives() {
     assert_eq!(ask(&shop(&inner), fat()).await.text(), "Some(2)");
 }
 
+/// B2
 #[tokio::test(start_paused = true)]
 async fn a_request_without_one_plain_host_bypasses() {
     let hosts: [&[(&str, &str)]; 6] = [
@@ -167,6 +170,7 @@ async fn a_head_looks_up_and_a_miss_passes_without_a_lease() {
     assert!(all(gets).await.iter().all(|seen| seen.text() == "11"), "no HEAD filled the GET");
 }
 
+/// A7
 #[tokio::test(start_paused = true)]
 async fn a_head_alone_stores_nothing_and_a_stored_get_answers_it_without_its_body() {
     let inner = Inner::with_headers(&[("etag", "\"a\"")]);

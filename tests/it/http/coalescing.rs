@@ -50,6 +50,7 @@ async fn a_second_get_is_a_hit_without_a_call() {
     assert_eq!(second.headers.get_all("x-two").iter().collect::<Vec<_>>(), ["1", "2"]);
 }
 
+/// B9
 #[tokio::test(start_paused = true)]
 async fn different_uris_are_different_resources_byte_for_byte() {
     let uris = [
@@ -86,6 +87,7 @@ async fn different_uris_are_different_resources_byte_for_byte() {
     assert_eq!(inner.calls(), uris.len() - 1);
 }
 
+/// B2
 #[tokio::test(start_paused = true)]
 async fn hosts_are_different_resources_whatever_their_case_or_default_port() {
     let inner = Inner::numbered(|_| ());
@@ -112,6 +114,7 @@ async fn hosts_are_different_resources_whatever_their_case_or_default_port() {
     assert_eq!(inner.calls(), 7);
 }
 
+/// B3
 #[tokio::test(start_paused = true)]
 async fn the_scheme_is_the_uris_else_the_policys() {
     let (inner, store) = (Inner::numbered(|_| ()), MemoryStore::new());
@@ -128,6 +131,7 @@ async fn the_scheme_is_the_uris_else_the_policys() {
     assert_eq!(inner.calls(), 2);
 }
 
+/// B12
 #[tokio::test(start_paused = true)]
 async fn namespaces_and_keys_of_loaders_do_not_meet() {
     let (inner, store) = (Inner::numbered(|_| ()), MemoryStore::new());

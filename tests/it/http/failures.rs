@@ -36,6 +36,7 @@ async fn the_inner_services_error_is_untouched_for_the_leader_and_502_for_follow
     assert_eq!(ask(&shops[0], get("/")).await.text(), "2", "the next wave tries anew");
 }
 
+/// C13
 #[tokio::test(start_paused = true)]
 async fn a_load_that_takes_longer_than_load_timeout_is_504_for_all() {
     let inner = Inner::numbered(|_| ()).held();
@@ -53,6 +54,7 @@ async fn a_load_that_takes_longer_than_load_timeout_is_504_for_all() {
     assert_eq!(ask(&shop, get("/")).await.text(), "2");
 }
 
+/// C13
 #[tokio::test(start_paused = true)]
 async fn who_has_waited_long_enough_loads_once_per_process_or_is_told_504() {
     let store = MemoryStore::new();
@@ -139,6 +141,7 @@ async fn the_inner_services_error_is_untouched_also_where_nobody_coordinates() {
     assert_eq!(guard.stats().bypassed, 1);
 }
 
+/// C12
 #[tokio::test(start_paused = true)]
 async fn beyond_max_flights_requests_are_served_uncoordinated() {
     let inner = Inner::numbered(|_| ()).held();

@@ -55,6 +55,7 @@ fn httpdate_fmt(time: SystemTime) -> String {
     format!("{weekday}, {day:02} {month} {year} {hours:02}:{minutes:02}:{seconds:02} GMT")
 }
 
+/// A8
 #[tokio::test(start_paused = true)]
 async fn statuses_of_a_default_lifetime_last_for_fresh_for() {
     for status in [200, 203, 204, 300, 301, 308, 404, 410] {
@@ -62,6 +63,7 @@ async fn statuses_of_a_default_lifetime_last_for_fresh_for() {
     }
 }
 
+/// A8
 #[tokio::test(start_paused = true)]
 async fn an_explicit_lifetime_is_kept_for_any_status_but_failures_and_parts() {
     for status in [200, 201, 204, 302, 307, 400, 401, 403, 404, 405, 410, 429] {
@@ -132,6 +134,7 @@ async fn a_long_failure_reaches_waiters_of_other_processes_as_its_status() {
     assert_eq!(inner.calls(), 1, "no convoy of retries");
 }
 
+/// A12
 #[tokio::test(start_paused = true)]
 async fn failures_of_the_server_are_shared_with_the_wave_only() {
     for status in [500, 501, 502, 503, 504, 599] {

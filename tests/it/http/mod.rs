@@ -23,6 +23,7 @@ mod panics;
 mod poisoning;
 mod ranges;
 mod readiness;
+mod rows;
 mod safety;
 mod sockets;
 mod spans;

@@ -139,6 +139,7 @@ async fn parts_of_different_representations_are_never_put_together() {
     assert_eq!(inner.calls(), 3);
 }
 
+/// A9
 #[tokio::test(start_paused = true)]
 async fn a_whole_is_never_answered_with_a_part() {
     let inner = digits("\"a\"");

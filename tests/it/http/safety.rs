@@ -35,6 +35,7 @@ async fn is_nobody_elses(rule: &str, inner: Inner) {
     assert_eq!(ask(&replicas[1], get("/")).await.text(), "23", "{rule}");
 }
 
+/// A3, A4, A6
 #[tokio::test(start_paused = true)]
 async fn a_private_answer_reaches_nobody_who_waited() {
     let cases = [
@@ -64,6 +65,7 @@ async fn a_failure_that_is_private_is_not_shared_either() {
     is_nobody_elses("set-cookie", inner).await;
 }
 
+/// A8
 #[tokio::test(start_paused = true)]
 async fn statuses_without_a_lifetime_parts_and_validations_are_nobody_elses() {
     for status in [201, 202, 206, 302, 303, 304, 307, 400, 401, 403, 405, 429] {
@@ -104,6 +106,7 @@ async fn the_clients_own_response_keeps_everything() {
     }
 }
 
+/// A10
 #[tokio::test(start_paused = true)]
 async fn what_is_stored_leaves_the_headers_of_one_hop_behind() {
     let headers = [

@@ -299,6 +299,7 @@ async fn a_client_that_has_a_stored_response_is_told_so() {
     assert_eq!(inner.calls(), 1);
 }
 
+/// A9
 #[tokio::test(start_paused = true)]
 async fn clients_who_wait_for_a_load_are_each_told_what_they_asked() {
     for (leading, leader_has_it) in conditions() {
