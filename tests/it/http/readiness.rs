@@ -259,3 +259,65 @@ async fn a_timeout_outside_ends_the_waiting_and_not_the_load() {
     assert!(seen.remark().starts_with("hit"), "{}", seen.remark());
     assert_eq!(inner.calls(), 1);
 }
+
+/// One request of each kind, each needing another way to the inner service.
+fn of_each_kind() -> Vec<Req> {
+    let with = |method, headers: &[_]| request(method, "/", headers);
+    vec![
+        with("GET", &[]),
+        with("GET", &[("accept-language", "de")]),
+        with("GET", &[("cache-control", "no-cache")]),
+        with("GET", &[("range", "bytes=0-0")]),
+        with("GET", &[("authorization", "a")]),
+        with("GET", &[("x-api-key", "a")]),
+        with("HEAD", &[("accept-language", "fr")]),
+        with("POST", &[]),
+    ]
+}
+
+#[tokio::test(start_paused = true)]
+async fn over_a_limit_or_a_buffer_of_one_requests_of_each_kind_mix_without_deadlock() {
+    let headers = [("vary", "accept-language"), ("etag", "\"a\""), ("cache-control", "max-age=5")];
+    let inner = Inner::with_headers(&headers);
+    let http = stampede_guard::http::HttpPolicy::default().share_authorized(true);
+    let guard = guard().with_policy(policy().http(http).build().unwrap());
+    let limited = guard.layer(ServiceBuilder::new().concurrency_limit(1).service(inner.clone()));
+    let buffered = guard.layer(ServiceBuilder::new().buffer(1).concurrency_limit(1).service(inner.clone()));
+    // Cold, warm, and stale.
+    for _ in 0..3 {
+        let mut asked = Vec::new();
+        for _ in 0..5 {
+            for request in of_each_kind() {
+                asked.push(super::kit::send(&limited, request));
+            }
+            for request in of_each_kind() {
+                asked.push(super::kit::send(&buffered, request));
+            }
+        }
+        let answered = tokio::time::timeout(secs(1), all(asked)).await.expect("nobody waits for ever");
+        assert!(answered.iter().all(|seen| matches!(seen.status, 200 | 206)));
+        tokio::time::sleep(secs(3)).await;
+    }
+    assert!(inner.loads.most_at_once() <= 2, "one for each of both");
+    assert_eq!(guard.stats().tasks, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_stale_stands_in_for_an_inner_service_that_is_too_slow_or_sheds() {
+    let inner = Inner::with_headers(&[("etag", "\"a\""), ("cache-control", "max-age=5")]);
+    let slow = guard().layer(ServiceBuilder::new().timeout(secs(3)).service(inner.clone()));
+    let shedding = ServiceBuilder::new().load_shed().concurrency_limit(1).service(inner.clone());
+    let busy = guard().layer(shedding);
+    ask(&slow, get("/")).await;
+    ask(&busy, get("/")).await;
+    tokio::time::sleep(secs(6)).await;
+    inner.gate.close();
+    let stale = all(crowd(&slow, 5, "/")).await;
+    assert!(stale.iter().all(|seen| (seen.status, seen.text()) == (200, "1")));
+    let occupied = crowd(&busy, 1, "/other");
+    settle().await;
+    let stale = all(crowd(&busy, 5, "/")).await;
+    assert!(stale.iter().all(|seen| (seen.status, seen.text()) == (200, "2")));
+    inner.gate.open();
+    all(occupied).await;
+}
