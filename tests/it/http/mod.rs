@@ -16,6 +16,7 @@ mod directives;
 mod failures;
 #[cfg(feature = "redis")]
 mod fleet;
+mod http2;
 mod kit;
 mod lifetimes;
 mod nesting;
