@@ -9,6 +9,7 @@ mod bodies;
 mod bypass;
 mod chaos;
 mod coalescing;
+mod corpus;
 #[cfg(feature = "redis")]
 mod costs;
 mod credentials;
@@ -16,6 +17,7 @@ mod directives;
 mod failures;
 #[cfg(feature = "redis")]
 mod fleet;
+mod fuzzed;
 mod http2;
 mod kit;
 mod lifetimes;
