@@ -95,6 +95,14 @@ fn the_policys_names_are_added_and_do_not_count() {
     assert_eq!(Vary::of(&headers(&[("vary", "*")]), &more), Vary::Any);
 }
 
+/// A star may be a part of a name (RFC 9110, 5.6.2). A response that was stored under such a list and could not be
+/// read again was loaded by each who asked, one after the other.
+#[test]
+fn a_name_with_a_star_in_it_is_a_name() {
+    let Vary::Names(names) = vary(&["*accept, b*"]) else { panic!("two names") };
+    assert_eq!(Names::from_text(&names.to_text()), Some(names));
+}
+
 #[test]
 fn a_list_that_was_not_written_here_is_refused() {
     for text in ["", "b,a", "a,a", "A", "a,", ",", "a b", "*", "1,2,3,4,5,6,7,8,9,a,b,c,d,e,f,g,h"] {
