@@ -15,6 +15,7 @@ use super::ranges::{Part, join};
 use super::response::Storing;
 use super::reuse::Stale;
 use super::validation::is_same_representation;
+use super::vary::{Fingerprint, Names};
 use super::wire::StoredResponse;
 use crate::ending::LONGEST_SHARED;
 use crate::entry::{Encoding, Entry};
@@ -154,12 +155,14 @@ impl Draft {
         LoadResult::Value { encoding, payload, lifetimes, validator, tags, brief }
     }
 
-    /// With the part that is stored already, if both are of one representation (RFC 9111, 3.4).
+    /// With the part that is stored already, if both are of one representation (RFC 9111, 3.4). A date of change
+    /// is one for all variants, so it tells nothing about parts of two of them.
     fn joined(&mut self, part: Part, body: Bytes, previous: Option<&Previous>) -> (Option<Part>, Bytes) {
         let stored = previous.and_then(|previous| Some((previous.kept.part?, previous)));
         let both = stored
             .filter(|(_, previous)| {
-                is_same_representation(&previous.response.headers, &self.head.headers, self.now)
+                variant(&previous.kept.chosen) == variant(&self.chosen)
+                    && is_same_representation(&previous.response.headers, &self.head.headers, self.now)
             })
             .and_then(|(stored, previous)| join((stored, &previous.response.body), (part, &body)));
         let (part, body) = both.map_or((part, body), |(all, content)| (all, content.into()));
@@ -171,6 +174,11 @@ impl Draft {
         self.head.headers.remove(CONTENT_RANGE);
         (None, body)
     }
+}
+
+/// What tells a variant from the others, whatever else is known of them.
+fn variant(chosen: &Option<Box<Chosen>>) -> Option<(&Names, Fingerprint)> {
+    chosen.as_ref().map(|chosen| (&chosen.names, chosen.variant.fingerprint))
 }
 
 /// How long a response may be served, and kept. What it is too old for on arrival is taken off its windows.

@@ -139,6 +139,41 @@ async fn parts_of_different_representations_are_never_put_together() {
     assert_eq!(inner.calls(), 3);
 }
 
+/// A5: a date of change is one for all languages, and validates each by itself only.
+#[tokio::test(start_paused = true)]
+async fn parts_of_different_variants_are_never_put_together() {
+    let inner = Inner::with(|_, request| {
+        let (language, range) =
+            (sent(request, "accept-language"), sent(request, "range").replace('=', " ") + "/10");
+        let headers = [
+            ("vary", "accept-language"),
+            ("last-modified", CHANGED),
+            ("date", "Sun, 06 Nov 2094 08:49:37 GMT"),
+            ("cache-control", "max-age=60"),
+            ("content-range", &range),
+        ];
+        Ok(match sent(request, "range") {
+            "" => respond(200, &headers[..4], whole(language.repeat(10))),
+            _ => respond(206, &headers, whole(language.repeat(5))),
+        })
+    });
+    let shop = shop(&inner);
+    let ask = async |language: &str, range: &str| {
+        let headers = [("accept-language", language), ("range", range)];
+        let headers = if range.is_empty() { &headers[..1] } else { &headers };
+        ask(&shop, request("GET", "/", headers)).await
+    };
+    for (language, range) in [("d", "bytes=0-4"), ("e", "bytes=5-9"), ("d", "bytes=0-4"), ("e", "bytes=5-9")]
+    {
+        let seen = ask(language, range).await;
+        assert_eq!((seen.status, seen.text()), (206, language.repeat(5).as_str()), "A5: {language} {range}");
+    }
+    for language in ["d", "e"] {
+        let seen = ask(language, "").await;
+        assert_eq!((seen.status, seen.text()), (200, language.repeat(10).as_str()), "A5: {language}");
+    }
+}
+
 /// A9
 #[tokio::test(start_paused = true)]
 async fn a_whole_is_never_answered_with_a_part() {
