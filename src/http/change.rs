@@ -28,7 +28,7 @@ use super::vary::Vary;
 use crate::caller::Ask;
 use crate::guard::StampedeGuard;
 use crate::key::Key;
-use crate::node::{Mode, Seen};
+use crate::node::{LoadResult, Mode, Seen};
 use crate::observe::Outcome;
 use crate::read_through::read_entry;
 
@@ -131,26 +131,18 @@ where
         };
         let seen = stored.clone().map(|entry| Seen::entry(entry, &key));
         let previous = stored.and_then(Previous::of).filter(|previous| previous.kept.chosen.is_none());
-        let apart = match &previous {
-            Some(_) => Apart::begin(node, policy, &key, seen).await,
-            None => Apart::Refused,
-        };
         node.counters.request(Outcome::Bypassed);
         let asked_at = Instant::now();
         let response = call(self.inner, self.request).await;
-        let (Some(previous), Ok(head)) = (previous, &response) else {
-            apart.leave().await;
+        let (Some(seen), Some(previous), Ok(head)) = (seen, previous, &response) else {
             return passed(response);
         };
         let now = SystemTime::now();
         let (headers, length) = (&previous.response.headers, previous.response.body.len() as u64);
         match head_update(head.status(), head.headers(), headers, length, now) {
-            HeadUpdate::Ignore => apart.leave().await,
-            HeadUpdate::Invalidate => {
-                apart.leave().await;
-                // What there is, is another representation by now.
-                forget(&guard, vec![key]).await;
-            }
+            HeadUpdate::Ignore => {}
+            // What there is, is another representation by now.
+            HeadUpdate::Invalidate => forget(&guard, vec![key]).await,
             HeadUpdate::Freshen => {
                 let headers = freshened(headers, head.headers());
                 let do_not_store = head.extensions().get::<DoNotStore>().is_some();
@@ -165,14 +157,13 @@ where
                     delay: asked_at.elapsed(),
                     now,
                 };
-                match judge(&exchange, &ResponseRules::of(policy)) {
-                    Verdict::Store(storing) if storing.vary == Vary::Nothing => {
-                        let draft = Draft::stored(&head, storing, None, &policy.lifetimes(), now);
-                        let (body, trailers) = (previous.response.body.clone(), previous.response.trailers);
-                        let trailers = trailers.map(|trailers| *trailers);
-                        apart.store(draft.finish(body, trailers, None, policy.http.letter), false).await;
-                    }
-                    _ => apart.leave().await,
+                if let Verdict::Store(storing) = judge(&exchange, &ResponseRules::of(policy))
+                    && storing.vary == Vary::Nothing
+                {
+                    let draft = Draft::stored(&head, storing, None, &policy.lifetimes(), now);
+                    let (body, trailers) = (previous.response.body.clone(), previous.response.trailers);
+                    let trailers = trailers.map(|trailers| *trailers);
+                    freshen(&guard, key, seen, draft.finish(body, trailers, None, policy.http.letter)).await;
                 }
             }
         }
@@ -207,6 +198,30 @@ async fn forget(guard: &StampedeGuard, keys: Vec<Key>) {
         drop(running);
     });
     let _ = timeout(policy.coordination_budget, forgetting).await;
+}
+
+/// Puts a response in the place of what was `seen`, if that is still what is stored. The resource's lease is held
+/// for no longer than that takes: nobody waits for somebody else's HEAD, and none that is given up leaves it behind.
+async fn freshen(guard: &StampedeGuard, key: Key, seen: Seen, fresh: LoadResult) {
+    let (node, policy) = guard.parts();
+    let (running, guard) = (node.tasks.enter(), guard.clone());
+    let freshening = tokio::spawn(async move {
+        let (node, policy) = guard.parts();
+        let raw = seen.raw.clone();
+        let apart = Apart::begin(node, policy, &key, Some(seen)).await;
+        // Read under the lease: what invalidates it from here on refuses the commit.
+        let stored = match &apart {
+            Apart::Granted(_) => read_entry(Ask { node, policy, key: &key }).await.ok().flatten(),
+            Apart::No | Apart::Refused => None,
+        };
+        if stored.is_some_and(|entry| Seen::entry(entry, &key).raw == raw) {
+            apart.store(fresh, false).await;
+        } else {
+            apart.leave().await;
+        }
+        drop(running);
+    });
+    let _ = timeout(policy.coordination_budget, freshening).await;
 }
 
 /// A HEAD's own answer.

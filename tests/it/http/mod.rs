@@ -18,6 +18,7 @@ mod failures;
 #[cfg(feature = "redis")]
 mod fleet;
 mod fuzzed;
+mod heads;
 mod http2;
 mod kit;
 mod lifetimes;

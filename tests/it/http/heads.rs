@@ -1,0 +1,123 @@
+//! What the answer to a HEAD says about a stored GET (RFC 9111, 4.3.5).
+
+use http::Method;
+
+use super::kit::{
+    Boxed, Inner, Shop, all, ask, crowd, get, replicas, request, respond, secs, send, settle, shop, whole,
+};
+
+const TAG: &str = "\"a\"";
+
+/// Answers GETs with the number of the call, and HEADs with these headers.
+fn origin(status: u16, of_head: &'static [(&'static str, &'static str)]) -> Inner {
+    Inner::with(move |n, request| {
+        Ok(match *request.method() {
+            Method::HEAD => respond(status, of_head, Boxed::default()),
+            _ => respond(
+                200,
+                &[("etag", TAG), ("cache-control", "max-age=10"), ("x-a", "1")],
+                whole(n.to_string()),
+            ),
+        })
+    })
+}
+
+fn head() -> super::kit::Req {
+    request("HEAD", "/", &[])
+}
+
+/// Shops of two processes with a stored response that is stale.
+async fn stale(inner: &Inner) -> Vec<Shop> {
+    let shops = replicas(2, inner);
+    ask(&shops[0], get("/")).await;
+    tokio::time::sleep(secs(12)).await;
+    shops
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_head_of_the_same_representation_freshens_what_is_stored() {
+    let inner =
+        origin(200, &[("etag", TAG), ("cache-control", "max-age=30"), ("x-a", "2"), ("content-length", "1")]);
+    let shops = stale(&inner).await;
+    assert_eq!(ask(&shops[0], head()).await.remark(), "fwd=miss; detail=head");
+    let hit = ask(&shops[1], get("/")).await;
+    assert_eq!((hit.text(), hit.remark().as_str(), hit.header("x-a")), ("1", "hit; ttl=30", Some("2")));
+    assert_eq!(inner.calls(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_head_of_another_representation_makes_what_is_stored_invalid() {
+    for other in
+        [&[("etag", "\"b\"")][..], &[("content-length", "5")], &[("etag", TAG), ("content-length", "2")]]
+    {
+        let inner = origin(200, other);
+        let shops = stale(&inner).await;
+        ask(&shops[0], head()).await;
+        let seen = ask(&shops[1], get("/")).await;
+        assert_eq!((seen.text(), seen.remark().as_str()), ("3", "fwd=uri-miss; stored; ttl=10"), "{other:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_head_that_fails_or_is_private_changes_nothing() {
+    let failures: [(u16, &[_]); 4] = [
+        (500, &[]),
+        (404, &[("etag", "\"b\"")]),
+        (200, &[("etag", TAG), ("cache-control", "private")]),
+        (304, &[]),
+    ];
+    for (status, headers) in failures {
+        let inner = origin(status, headers);
+        let shops = stale(&inner).await;
+        ask(&shops[0], head()).await;
+        let seen =
+            ask(&shops[1], request("GET", "/", &[("cache-control", "only-if-cached, max-stale")])).await;
+        assert_eq!((seen.text(), seen.header("x-a")), ("1", Some("1")), "{status} {headers:?}");
+    }
+}
+
+/// Who asks with HEAD, slowly or only to go away again, must not be what others wait for.
+#[tokio::test(start_paused = true)]
+async fn a_head_on_its_way_or_given_up_holds_up_no_get() {
+    for given_up in [false, true] {
+        let inner = origin(200, &[("etag", TAG), ("cache-control", "max-age=30")]);
+        let shops = stale(&inner).await;
+        inner.gate.close();
+        let head = send(&shops[0], head());
+        settle().await;
+        if given_up {
+            head.abort();
+            settle().await;
+        }
+        let gets: Vec<_> = shops.iter().flat_map(|shop| crowd(shop, 5, "/")).collect();
+        settle().await;
+        assert_eq!(inner.calls(), 1 + 1 + 1, "the GETs' load waits for nothing; given up: {given_up}");
+        inner.gate.open();
+        assert!(all(gets).await.iter().all(|seen| seen.text() == "3"));
+        assert_eq!(ask(&shops[1], get("/")).await.text(), "3");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_head_that_an_invalidation_overtakes_brings_nothing_back() {
+    let inner = origin(200, &[("etag", TAG), ("cache-control", "max-age=30")]);
+    let shops = stale(&inner).await;
+    inner.gate.close();
+    let head = send(&shops[0], head());
+    settle().await;
+    let post = send(&shops[1], request("POST", "/", &[]));
+    settle().await;
+    inner.gate.open();
+    head.await.unwrap();
+    post.await.unwrap();
+    let seen = ask(&shops[0], request("GET", "/", &[("cache-control", "only-if-cached, max-stale")])).await;
+    assert_eq!(seen.status, 504, "what was invalidated stays away");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_head_on_a_cold_key_stores_nothing() {
+    let inner = origin(200, &[("etag", TAG), ("cache-control", "max-age=30")]);
+    let shop = shop(&inner);
+    ask(&shop, head()).await;
+    assert_eq!(ask(&shop, get("/")).await.text(), "2");
+}
