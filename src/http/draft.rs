@@ -141,6 +141,13 @@ impl Draft {
                 None => return LoadResult::Aside,
             },
         };
+        if part.is_some()
+            && let Some(storing) = &mut self.storing
+        {
+            // It stands in for no failure: who wants the whole, or more than it has, is told what happened.
+            storing.terms.stale.if_error = Duration::ZERO;
+            storing.terms.stale.on_disconnect = Duration::ZERO;
+        }
         let chosen = self.chosen.take();
         let kept = Kept { part, ..self.kept(chosen) };
         let stored = StoredResponse::new(&self.head, self.now, body, trailers);

@@ -1,9 +1,11 @@
 //! Parts of responses (RFC 9110, 14; RFC 9111, 3.3 and 3.4).
 
 use stampede_guard::http::HttpPolicy;
+use tower::ServiceExt as _;
 
 use super::kit::{
-    Inner, Req, all, ask, crowd, get, policy, request, respond, send, sent, settle, shop, shop_with, whole,
+    Down, Inner, Req, all, ask, crowd, get, policy, read, request, respond, secs, send, sent, settle, shop,
+    shop_with, whole,
 };
 
 const WHOLE: &str = "0123456789";
@@ -257,4 +259,38 @@ async fn an_answer_about_a_range_is_not_one_about_the_resource() {
     let crowd = crowd(&shop, 10, "/");
     assert!(all(crowd).await.iter().all(|seen| (seen.status, seen.text()) == (200, "3")), "no marker");
     assert_eq!(inner.calls(), 3);
+}
+
+/// A4, A5: nor for another variant.
+#[tokio::test(start_paused = true)]
+async fn a_part_stands_in_for_no_whole() {
+    for (language, failure) in [("d", 503), ("e", 503), ("d", 0), ("e", 0)] {
+        let inner = Inner::with(move |n, _| {
+            let control = "max-age=10, stale-if-error=60";
+            let headers = [
+                ("etag", "\"a\""),
+                ("cache-control", control),
+                ("vary", "accept-language"),
+                ("content-range", "bytes 0-4/10"),
+            ];
+            match (n, failure) {
+                (1, _) => Ok(respond(206, &headers, whole("01234"))),
+                (_, 0) => Err(Down("no route".into())),
+                (_, status) => Ok(respond(status, &[], whole("sorry"))),
+            }
+        });
+        let shop = shop(&inner);
+        let first = request("GET", "/", &[("accept-language", "d"), ("range", "bytes=0-4")]);
+        ask(&shop, first).await;
+        tokio::time::sleep(secs(12)).await;
+        let seen = shop.clone().oneshot(request("GET", "/", &[("accept-language", language)])).await;
+        match (seen, failure) {
+            (Err(Down(text)), 0) => assert_eq!(text, "no route"),
+            (Ok(seen), _) => {
+                let seen = read(seen).await;
+                assert_eq!((seen.status, seen.text()), (503, "sorry"), "{language}: what the origin said");
+            }
+            (seen, _) => panic!("{language}: {:?}", seen.map(|seen| seen.status())),
+        }
+    }
 }
