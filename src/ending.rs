@@ -16,6 +16,7 @@ pub(crate) enum Ending {
     /// A value, stored or only shared with this wave.
     Value(Entry),
     /// A value on its way, for those who wait in this process: they may begin with it.
+    #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "of HTTP responses"))]
     Arriving(Arriving),
     /// The load failed, and this older value may stand in for it.
     Stale(Entry),

@@ -248,6 +248,7 @@ impl<K: Hash + Eq, L, O: Clone, S: BuildHasher> Leader<K, L, O, S> {
 
 /// Tells those seated on a flight something ahead of its end, but for the one whose loader runs.
 pub(crate) struct Announcer<L, O> {
+    #[cfg_attr(not(feature = "http"), allow(dead_code, reason = "of HTTP responses"))]
     flight: Arc<Flight<L, O>>,
 }
 
@@ -259,6 +260,7 @@ impl<L, O> fmt::Debug for Announcer<L, O> {
 
 impl<L, O: Clone> Announcer<L, O> {
     /// Whoever is seated now or later is given the outcome instead of the flight's. Once.
+    #[cfg_attr(not(feature = "http"), allow(dead_code, reason = "of HTTP responses"))]
     pub(crate) fn announce(&self, outcome: O) {
         let seats = {
             let mut seats = lock(&self.flight.seats);

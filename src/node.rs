@@ -176,6 +176,7 @@ pub(crate) struct Given {
     /// Becomes true when the lease is lost.
     pub(crate) lost: watch::Receiver<bool>,
     /// Tells those who wait for the load that its value is on its way.
+    #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "of HTTP responses"))]
     pub(crate) announcer: Option<Announcer>,
     pub(crate) node: Arc<Node>,
 }
@@ -227,6 +228,7 @@ pub(crate) enum LoadResult {
     /// Nothing.
     Failed(Failure),
     /// Its own caller's answer, which is none to what the others ask: one of them loads next.
+    #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "of HTTP requests"))]
     Aside,
 }
 

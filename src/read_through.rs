@@ -53,9 +53,12 @@ pub(crate) enum Looked<'a, V> {
 pub(crate) enum Answer<V> {
     /// Step 8 from a load that somebody else led.
     /// With this caller's own loader, which was not needed.
-    Coalesced(V, Loader),
+    Coalesced(V, #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "for HTTP variants"))] Loader),
     /// Step 8 with an older value, because the load failed or takes long; the loader where it was not used.
-    Stale(V, Option<Loader>),
+    Stale(
+        V,
+        #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "for HTTP variants"))] Option<Loader>,
+    ),
     /// This caller's own loader was used, and what it came to is wherever that loader put it. The
     /// ending says why there is nothing.
     Led(Ending),

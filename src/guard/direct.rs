@@ -253,6 +253,7 @@ impl StampedeGuard {
     }
 
     /// [`invalidate`](Self::invalidate), of a key that is made already.
+    #[cfg(feature = "http")]
     pub(crate) async fn forget(&self, key: &Key) -> Result<(), Error> {
         self.replace(key, None).await
     }

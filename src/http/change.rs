@@ -74,27 +74,17 @@ where
             return call(self.inner, self.request).await.map(|r| r.map(GuardedBody::passed));
         };
         let wanted = Wanted::new(asked, self.request.headers().clone(), key.clone());
-        let apart = match node.is_closed() {
-            true => Apart::Refused,
-            false => Apart::begin(node, policy, &key, None).await,
-        };
         node.counters.request(Outcome::Bypassed);
         let asked_at = Instant::now();
-        let response = match call(self.inner, self.request).await {
-            Ok(response) => response,
-            Err(error) => {
-                apart.leave().await;
-                return Err(error);
-            }
-        };
+        let response = call(self.inner, self.request).await?;
         let (client, answer) = oneshot::channel();
         let rules = ResponseRules::of(policy);
-        let sharing = Sharing {
+        let mut sharing = Sharing {
             mode: Mode::Leased,
             policy: Arc::clone(policy),
             wanted,
             node: Arc::clone(node),
-            apart,
+            apart: Apart::Refused,
             method: Method::POST,
             target: Some(target),
             rules,
@@ -105,15 +95,15 @@ where
             announcer: None,
         };
         let (head, body) = response.into_parts();
-        let mut changed = keys(guard, invalidation, head.status, &head.headers);
-        if matches!(sharing.draft(&head, None), Ok(draft) if draft.ttl().is_some()) {
-            // It takes the place of what was stored there.
-            changed.retain(|changed| *changed != key);
-        }
-        forget(guard, changed).await;
+        forget(guard, keys(guard, invalidation, head.status, &head.headers)).await;
+        let is_stored = matches!(sharing.draft(&head, None), Ok(draft) if draft.ttl().is_some());
         let until = asked_at + policy.load_timeout;
         let running = node.tasks.enter();
         tokio::spawn(async move {
+            // Not before: whoever asks for the resource would wait for somebody else's POST.
+            if is_stored && !sharing.node.is_closed() {
+                sharing.apart = Apart::begin(&sharing.node, &sharing.policy, &key, None).await;
+            }
             sharing.response(Response::from_parts(head, body), None, until).await.settle();
             drop(running);
         });

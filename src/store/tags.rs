@@ -25,6 +25,7 @@ pub(crate) trait TagStore: fmt::Debug + Send + Sync {
 
     /// Puts a member onto a list that has room for `most`; whether it is on it. The list lives for `life` from its
     /// first member on.
+    #[cfg_attr(not(feature = "http"), allow(dead_code, reason = "of HTTP variants"))]
     fn enlist<'a>(&'a self, list: &'a Key, member: Member, most: usize, life: Duration) -> Reply<'a, bool>;
 
     /// Waits until so many replicas have what this node has written; how many have it by `within`.

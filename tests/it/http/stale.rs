@@ -1,5 +1,7 @@
 //! Stale responses (RFC 5861): served while they are loaded anew, and instead of the origin's failures.
 
+use tower::Layer as _;
+
 use super::kit::{
     Down, Inner, all, ask, crowd, get, policy, replicas, replicas_with, respond, secs, settle, shop_with,
     whole,
@@ -82,4 +84,49 @@ async fn the_policys_windows_are_for_responses_that_say_nothing_and_forbid_nothi
         let text = if served { "1" } else { "2" };
         assert_eq!(ask(&shop, get("/")).await.text(), text, "{control}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_range_that_triggers_a_refresh_asks_for_the_whole() {
+    let inner = Inner::with(|n, request| {
+        assert!(!request.headers().contains_key("range"), "its answer is for everyone");
+        let headers = [("cache-control", "max-age=10, stale-while-revalidate=30"), ("etag", "\"a\"")];
+        Ok(respond(200, &headers, whole(format!("whole {n}"))))
+    });
+    let shop = shop_with(&inner, policy());
+    ask(&shop, get("/")).await;
+    tokio::time::sleep(secs(12)).await;
+    let part = ask(&shop, super::kit::request("GET", "/", &[("range", "bytes=0-3")])).await;
+    assert_eq!((part.status, part.text()), (206, "whol"));
+    settle().await;
+    assert_eq!(ask(&shop, get("/")).await.text(), "whole 2");
+}
+
+/// What is loaded for credentials is stored under the resource's lease, which an invalidation ends; those who came
+/// after it must not be given what was loaded before.
+#[tokio::test(start_paused = true)]
+async fn an_invalidation_overtakes_what_is_loaded_for_credentials() {
+    use stampede_guard::http::{HttpPolicy, cache_key};
+    let inner =
+        Inner::with(|n, _| Ok(respond(200, &[("cache-control", "s-maxage=60")], whole(n.to_string()))));
+    let inner = inner.held_apart();
+    let http = HttpPolicy::default().share_authorized(true);
+    let guard = super::kit::guard().with_policy(policy().http(http).build().unwrap());
+    let shop = guard.layer(inner.clone());
+    let send = || {
+        let shop = shop.clone();
+        let request = super::kit::request("GET", "/", &[("authorization", "ann")]);
+        tokio::spawn(async move { ask(&shop, request).await })
+    };
+    let before = send();
+    settle().await;
+    guard.invalidate(cache_key(&"http://shop.example/".parse().unwrap()).unwrap()).await.unwrap();
+    let after = send();
+    settle().await;
+    inner.open_first();
+    settle().await;
+    inner.gate.open();
+    assert_eq!(before.await.unwrap().text(), "1");
+    assert_eq!(after.await.unwrap().text(), "2", "its own");
+    assert_eq!(ask(&shop, get("/")).await.text(), "3", "what was overtaken is not stored");
 }

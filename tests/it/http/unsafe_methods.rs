@@ -147,7 +147,6 @@ async fn unsafe_requests_are_sent_each_and_wait_for_nobody() {
 
 /// To the letter a POST may bring what a GET would; nobody waits to find out.
 #[tokio::test(start_paused = true)]
-#[ignore = "it holds the resource's lease while it runs, and leaves it behind where its client leaves"]
 async fn a_post_on_its_way_or_given_up_holds_up_no_get() {
     for given_up in [false, true] {
         let inner = Inner::with_headers(&[("cache-control", "max-age=60")]).held();
@@ -168,7 +167,6 @@ async fn a_post_on_its_way_or_given_up_holds_up_no_get() {
 
 /// A7: what it was before the POST is invalid, whether or not what the POST brought is stored in its place.
 #[tokio::test(start_paused = true)]
-#[ignore = "a fresh entry refuses the lease, and is then neither replaced nor invalidated"]
 async fn a_post_that_brings_the_resource_leaves_nothing_older_in_its_place() {
     let inner = Inner::with(|n, request| {
         let headers = [("cache-control", "max-age=60"), ("content-location", "http://shop.example/")];
