@@ -1,13 +1,9 @@
 //! Waiting that also hears what other hands do to the key. It needs more rights than anything else here.
 
-use std::sync::Mutex as StdMutex;
-use std::sync::{Arc, LazyLock};
-
 use stampede_guard::lock::Waiting;
-use tracing::{Dispatch, Level, Subscriber};
-use tracing_subscriber::layer::{Context, SubscriberExt as _};
 
 use super::*;
+use crate::support::warnings::Warnings;
 
 /// What is set in the server, sorted, because the order means nothing.
 fn flags(server: &RedisServer) -> Vec<char> {
@@ -105,45 +101,6 @@ async fn flags_that_others_have_set_stay_set() {
     }
 }
 
-/// The warnings that were logged.
-#[derive(Clone, Default)]
-struct Warnings(Arc<StdMutex<Vec<String>>>);
-
-struct Text(String);
-
-impl tracing::field::Visit for Text {
-    fn record_debug(&mut self, _: &tracing::field::Field, value: &dyn std::fmt::Debug) {
-        self.0 += &format!("{value:?} ");
-    }
-}
-
-impl<S: Subscriber> tracing_subscriber::Layer<S> for Warnings {
-    fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
-        if *event.metadata().level() <= Level::WARN {
-            let mut text = Text(String::new());
-            event.record(&mut text);
-            self.0.lock().unwrap().push(text.0);
-        }
-    }
-}
-
-/// With a single subscriber about, tracing asks the thread that meets an event first whether anybody listens, and
-/// believes it for good: another test's thread says no. With two it asks the subscribers.
-static SECOND: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(tracing_subscriber::registry()));
-
-impl Warnings {
-    fn listen(&self) -> tracing::subscriber::DefaultGuard {
-        LazyLock::force(&SECOND);
-        tracing::subscriber::set_default(tracing_subscriber::registry().with(self.clone()))
-    }
-
-    fn about_events(&self) -> Vec<String> {
-        let mut warnings = self.0.lock().unwrap().clone();
-        warnings.retain(|warning| warning.contains("key events"));
-        warnings
-    }
-}
-
 /// S0.15: the flaw of an error where the server's operator does not let anybody CONFIG: it is asked for again and
 /// again instead, with one warning, and who wants to know beforehand is told.
 #[tokio::test]
@@ -169,6 +126,6 @@ async fn where_config_is_refused_it_polls() {
             assert!(guard.attempts() >= 3, "{} attempts", guard.attempts());
             assert!(guard.unlock().await.expect("asks"));
         }
-        assert_eq!(warnings.about_events().len(), 1, "{:?}", warnings.0.lock().unwrap());
+        assert_eq!(warnings.about("key events").len(), 1, "{:?}", warnings.about(""));
     }
 }
