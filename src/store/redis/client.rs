@@ -1,12 +1,18 @@
 //! How connections to the server are opened, and how often.
 
 use std::future::Future;
+use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use redis::aio::{MultiplexedConnection, PubSub};
 use redis::io::tcp::socket2::TcpKeepalive;
 use redis::{AsyncConnectionConfig, Client, ProtocolVersion, RedisError, RedisResult, Value};
 use tokio::time::{Instant, sleep, timeout};
+
+use super::advice::{advised, on_connecting};
+use crate::error::panic_text;
+use crate::store::{StoreError, StoreErrorKind};
 
 /// A connection that broke sooner than this was never really there.
 pub(super) const STABLE: Duration = Duration::from_secs(1);
@@ -45,7 +51,7 @@ impl Dial {
             .set_connection_timeout(None)
             .set_pipeline_buffer_size(BURST);
         let opening = self.commands.get_multiplexed_async_connection_with_config(&config);
-        let mut connection = bounded(self.opening(), opening).await?;
+        let mut connection = self.open(opening).await?;
         // A server which is slower than the deadline of a command is as good as down: its answers
         // would all come too late, and every request would pay the deadline to learn it. The floor
         // is for deadlines so short that a timer's tick and a busy worker thread decide them.
@@ -56,11 +62,29 @@ impl Dial {
 
     /// Connects for messages. Always RESP2, where messages and answers can not be confused.
     pub(super) async fn inbox(&self) -> RedisResult<PubSub> {
-        bounded(self.opening(), self.inbox.get_async_pubsub()).await
+        self.open(self.inbox.get_async_pubsub()).await
+    }
+
+    /// What a failed attempt to connect means, and what to do about it.
+    pub(super) fn failure(&self, error: RedisError) -> StoreError {
+        let advice = on_connecting(self.commands.get_connection_info().addr(), &error);
+        StoreError { kind: StoreErrorKind::Unavailable, source: Some(advised(advice, error)) }
+    }
+
+    /// Opens a connection, within its bound and whatever happens: a panic of the client's, as over TLS without a
+    /// provider of cryptography, would end the task that connects, and each request would start another.
+    async fn open<T>(&self, opening: impl Future<Output = RedisResult<T>>) -> RedisResult<T> {
+        let caught = AssertUnwindSafe(bounded(self.opening(), opening)).catch_unwind();
+        caught.await.unwrap_or_else(|panic| {
+            let panic = panic_text(&*panic).as_ref().to_owned();
+            Err(RedisError::from((redis::ErrorKind::Client, "connecting panicked", panic)))
+        })
     }
 
     /// TCP, two rounds of TLS, AUTH: four rounds, each of which may take as long as a command; at
-    /// least time for a lost SYN to be noticed and a new socket to be tried instead.
+    /// least time for a lost SYN to be noticed and a new socket to be tried instead. (Before each TLS
+    /// connection redis-rs reads the machine's authorities, also where the client has its own: 2 ms of
+    /// this thread, which nothing here can bound.)
     fn opening(&self) -> Duration {
         self.answer.saturating_mul(4).max(Duration::from_millis(500))
     }
@@ -166,5 +190,21 @@ impl Backoff {
         if lifetime >= STABLE {
             self.cap = Self::FIRST;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_panic_while_connecting_is_a_failure_like_others() {
+        let client = Client::open("redis://127.0.0.1:1/").expect("an address");
+        let dial = Dial::new(client, Duration::from_millis(50));
+        let opened = dial.open(async { panic!("no provider of cryptography") });
+        let error: RedisResult<()> = opened.await;
+        let failure = dial.failure(error.expect_err("it panicked"));
+        assert_eq!(failure.kind, StoreErrorKind::Unavailable);
+        assert!(format!("{failure:?}").contains("no provider of cryptography"), "{failure:?}");
     }
 }

@@ -252,6 +252,7 @@ impl Reader {
 
 /// Why a subscription came to nothing, or to its end.
 enum End {
+    NotOpened(RedisError),
     Failed(RedisError),
     /// SUBSCRIBE is not among this user's rights.
     Refused(RedisError),
@@ -272,14 +273,14 @@ async fn serve(reader: Reader, dial: Dial, mut generations: watch::Receiver<u64>
         let lived = confirmed_at.map_or(Duration::ZERO, |at: Instant| at.elapsed());
         backoff.lived(lived);
         warned &= lived < STABLE;
-        let (kind, status, error) = match end {
+        let (status, why) = match end {
             End::Dropped => return,
-            End::Moved => (StoreErrorKind::Unavailable, Status::Shut, None),
-            End::Failed(error) => (StoreErrorKind::Unavailable, Status::Shut, Some(error)),
-            End::Refused(error) => (StoreErrorKind::Refused, Status::Refused, Some(error)),
+            End::Moved => (Status::Shut, None),
+            End::NotOpened(error) => (Status::Shut, Some(dial.failure(error))),
+            End::Failed(error) => (Status::Shut, Some(store_error(StoreErrorKind::Unavailable, error))),
+            End::Refused(error) => (Status::Refused, Some(store_error(StoreErrorKind::Refused, error))),
         };
-        if let Some(error) = error {
-            let why = store_error(kind, error);
+        if let Some(why) = why {
             if std::mem::replace(&mut warned, true) {
                 tracing::debug!(reason = %reason(&why), "no notifications; waits end by their timers");
             } else {
@@ -315,7 +316,7 @@ async fn subscribed(
     let mut generation = *generations.borrow_and_update();
     let (mut sink, mut messages) = match dial.inbox().await {
         Ok(connection) => connection.split(),
-        Err(error) => return End::Failed(error),
+        Err(error) => return End::NotOpened(error),
     };
     if let Err(error) = bounded(PING, sink.subscribe(channel)).await {
         let refused = judge(&error).0 == StoreErrorKind::Refused;

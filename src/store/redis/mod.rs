@@ -13,6 +13,7 @@
 //!
 //! Locks have keys of their own, named in [`locks`]. Messages go to `sg1:i:<node>`: [`message`].
 
+mod advice;
 mod client;
 mod connection;
 mod inbox;

@@ -1,9 +1,10 @@
 //! What the server's errors mean to the guard.
 
-use std::sync::Arc;
+use std::error::Error;
 
 use redis::{ErrorKind, RedisError};
 
+use super::advice::{Advised, advised, on_refusal};
 use crate::store::{StoreError, StoreErrorKind};
 
 /// What becomes of the connection that answered with an error.
@@ -39,12 +40,17 @@ pub(super) fn store_error(kind: StoreErrorKind, error: RedisError) -> StoreError
     } else {
         error
     };
-    StoreError { kind, source: Some(Arc::new(source)) }
+    let advice = on_refusal(&source);
+    StoreError { kind, source: Some(advised(advice, source)) }
 }
 
-/// What an event says about an error.
+/// What an event says about an error: what to do about it, if anything is known, and what happened.
 pub(super) fn reason(error: &StoreError) -> String {
-    error.source.as_ref().map_or_else(|| error.to_string(), ToString::to_string)
+    let Some(first) = &error.source else { return error.to_string() };
+    match first.downcast_ref::<Advised>().and_then(Error::source) {
+        Some(cause) => format!("{first}: {cause}"),
+        None => first.to_string(),
+    }
 }
 
 /// The code of a server's error; none for an error of the transport or of the client.

@@ -6,6 +6,7 @@
 mod cancellation;
 mod chaos;
 pub(crate) mod clock;
+mod connections;
 mod invalidation;
 mod leaders;
 mod leftovers;
@@ -34,6 +35,7 @@ use crate::support::origin::{self, Origin};
 use crate::support::probe::{eventually, eventually_eq};
 use crate::support::processes::{Child, Fleet, Member, Role};
 use crate::support::redis_server::RedisServer;
+use store_down::{NOTHING, SLACK, median, requests};
 
 pub(crate) const ROLES: &[Role] = &[("node", node)];
 
@@ -66,6 +68,44 @@ fn unconnected(url: &str, policy: Policy) -> StampedeGuard {
 /// A load at once, and its answer.
 async fn answer(guard: &StampedeGuard, key: &str, value: u32) -> u32 {
     guard.get_or_load(key, move || async move { Ok::<_, String>(value) }).await.expect("a value")
+}
+
+/// An error and all its causes.
+fn chain(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
+/// These two share a load though only one of them leads it, and are told: the lease outlives the test.
+async fn share_a_load(server: &RedisServer, guards: &[StampedeGuard; 2]) {
+    let (gate, loads) = (Gate::closed(), Counter::default());
+    let leader = held_call(&guards[0], 1, &gate, &loads);
+    loads.reach(1).await;
+    let follower = held_call(&guards[1], 2, &gate, &loads);
+    queued(server, "k", 1).await;
+    gate.open();
+    assert_eq!((leader.await.unwrap(), follower.await.unwrap()), (1, 1));
+    assert_eq!(loads.started(), 1);
+    for guard in guards {
+        let stats = guard.stats();
+        assert_eq!((stats.fail_open_loads, stats.store_errors), (0, 0), "{stats:?}");
+    }
+}
+
+/// Such a server costs next to nothing, and who asks why it is gone without is told what to do.
+async fn is_gone_without(guard: &StampedeGuard, advice: &str) {
+    let first = requests(guard, "first", 3).await;
+    assert!(first.iter().all(|added| *added <= ms(100) + SLACK), "{advice}: {first:?}");
+    let later = requests(guard, "later", 30).await;
+    assert!(later.iter().all(|added| *added <= ms(100) + SLACK), "{advice}: {later:?}");
+    assert!(median(later.clone()) <= NOTHING, "{advice}: {later:?}");
+    let stats = guard.stats();
+    assert!(stats.fail_open_loads >= 30 && stats.failed == 0, "{stats:?}");
+    let started = Instant::now();
+    let why = chain(&guard.connect().await.expect_err("no connection"));
+    assert!(started.elapsed() <= Duration::from_secs(1) + SLACK * 2, "{:?}", started.elapsed());
+    assert!(why.contains(advice), "{why}");
+    assert!(!why.contains("pw"), "{why}");
 }
 
 /// Waits until every flight of these nodes has ended.

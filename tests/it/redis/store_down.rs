@@ -9,9 +9,9 @@ use crate::support::probe::assert_nothing_left;
 use crate::support::proxy::{Mode, Proxy};
 
 /// For a machine that runs other tests beside this one.
-const SLACK: Duration = Duration::from_millis(400);
+pub(super) const SLACK: Duration = Duration::from_millis(400);
 /// What a request may lose, in the median, to a server that is known to be down.
-const NOTHING: Duration = Duration::from_millis(20);
+pub(super) const NOTHING: Duration = Duration::from_millis(20);
 /// After this long with the server back, values are stored again.
 const RECOVERY: Duration = Duration::from_secs(2);
 
@@ -75,7 +75,7 @@ impl Line {
 }
 
 /// Requests one after another, each for a key of its own; how long each took beyond its load, which takes none.
-async fn requests(guard: &StampedeGuard, name: &str, n: usize) -> Vec<Duration> {
+pub(super) async fn requests(guard: &StampedeGuard, name: &str, n: usize) -> Vec<Duration> {
     let mut added = Vec::new();
     for request in 0..n {
         let started = Instant::now();
@@ -85,7 +85,7 @@ async fn requests(guard: &StampedeGuard, name: &str, n: usize) -> Vec<Duration> 
     added
 }
 
-fn median(mut times: Vec<Duration>) -> Duration {
+pub(super) fn median(mut times: Vec<Duration>) -> Duration {
     times.sort();
     times[times.len() / 2]
 }

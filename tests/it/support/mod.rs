@@ -19,6 +19,8 @@ pub(crate) mod proxy;
 #[cfg(feature = "redis")]
 pub(crate) mod redis_server;
 pub(crate) mod rows;
+#[cfg(feature = "redis")]
+pub(crate) mod scratch;
 pub(crate) mod warnings;
 
 /// How long a test waits for something that must happen before it fails.

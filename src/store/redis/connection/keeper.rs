@@ -10,9 +10,8 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 
 use super::{State, Supervisor, Up};
-use crate::store::StoreErrorKind;
 use crate::store::redis::client::{Backoff, Dial, Reading, bounded, read_clock};
-use crate::store::redis::refusal::{reason, store_error};
+use crate::store::redis::refusal::reason;
 
 /// How often the server's clock is read again.
 const CLOCK_PERIOD: Duration = Duration::from_secs(60);
@@ -86,7 +85,7 @@ impl Keeper {
                 Some(generation)
             }
             Err(error) => {
-                let why = store_error(StoreErrorKind::Unavailable, error);
+                let why = supervisor.dial.failure(error);
                 let warned = std::mem::replace(&mut slot.warned, true);
                 slot.state = State::Down(Some(why.clone()));
                 drop(slot);

@@ -1,0 +1,119 @@
+//! What to do about a server that can not be reached, or does not let this user in.
+//!
+//! Most such failures are of the set-up, and what the other side says of them (a closed socket, silence, two
+//! words of TLS) does not tell somebody who reads it in a log what to change.
+
+use std::error::Error;
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+
+use redis::{ConnectionAddr, ErrorKind, RedisError};
+
+/// A failure and what to do about it; what happened is its source.
+#[derive(Debug)]
+pub(super) struct Advised {
+    advice: &'static str,
+    cause: Cause,
+}
+
+pub(super) type Cause = Arc<dyn Error + Send + Sync>;
+
+impl fmt::Display for Advised {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.advice)
+    }
+}
+
+impl Error for Advised {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        Some(&*self.cause)
+    }
+}
+
+/// What to do about an error in an attempt to connect to `addr`, if anything is known to help.
+pub(super) fn on_connecting(addr: &ConnectionAddr, error: &RedisError) -> Option<&'static str> {
+    on_refusal(error).or_else(|| match addr {
+        ConnectionAddr::TcpTls { .. } => on_tls(error),
+        ConnectionAddr::Unix(_) => on_unix(error),
+        _ => on_tcp(error),
+    })
+}
+
+/// What to do about the server's refusal of a user or a command.
+pub(super) fn on_refusal(error: &RedisError) -> Option<&'static str> {
+    // redis-rs does not pass on what AUTH was answered.
+    if error.kind() == ErrorKind::AuthenticationFailed || error.code() == Some("WRONGPASS") {
+        return Some("the server refuses this user name and password: put the present ones into the URL");
+    }
+    match error.code()? {
+        "NOAUTH" => {
+            Some("the server wants a password: put it into the URL, as in redis://user:password@host")
+        }
+        "NOPERM" => Some(
+            "this user may not do what the guard does: give it the rights that the README lists for Redis",
+        ),
+        _ if error.to_string().contains("refused to switch database") => {
+            Some("this database can not be had: the server needs that many, and the user the right +select")
+        }
+        _ => None,
+    }
+}
+
+fn on_tcp(error: &RedisError) -> Option<&'static str> {
+    // A port that wants TLS takes the first command for a broken handshake: it closes, or sends an alert first,
+    // which is no Redis protocol.
+    if closed(error) || error.kind() == ErrorKind::Parse {
+        return Some(
+            "this port does not answer as Redis does: if it wants TLS, use rediss://",
+        );
+    }
+    error
+        .is_timeout()
+        .then_some("no answer in time: see that host and port are right, and that nothing blocks the way")
+}
+
+fn on_unix(error: &RedisError) -> Option<&'static str> {
+    match io_error(error)?.kind() {
+        io::ErrorKind::NotFound => Some("there is no such socket: see the server's setting `unixsocket`"),
+        io::ErrorKind::PermissionDenied => {
+            Some("this process may not open the socket: see the server's setting `unixsocketperm`")
+        }
+        _ => None,
+    }
+}
+
+fn on_tls(error: &RedisError) -> Option<&'static str> {
+    if closed(error) {
+        return Some("the server ended the TLS handshake: see its log, and whether this is the port for TLS");
+    }
+    // A plain server waits for the end of a line that no handshake has.
+    error.is_timeout().then_some(
+        "no answer to the TLS handshake in time: see that this is the port for TLS, not the plain one",
+    )
+}
+
+/// Whether the other side has closed the connection.
+fn closed(error: &RedisError) -> bool {
+    let closing = [
+        io::ErrorKind::UnexpectedEof,
+        io::ErrorKind::BrokenPipe,
+        io::ErrorKind::ConnectionReset,
+        io::ErrorKind::ConnectionAborted,
+    ];
+    io_error(error).is_some_and(|error| closing.contains(&error.kind())) || error.is_connection_dropped()
+}
+
+/// The error of the transport; redis-rs keeps it in an `Arc`, and shows that as its source.
+fn io_error(error: &RedisError) -> Option<&io::Error> {
+    let source = error.source()?;
+    source.downcast_ref().or_else(|| source.downcast_ref::<Cause>()?.downcast_ref())
+}
+
+/// `cause` with what to do about it.
+pub(super) fn advised(advice: Option<&'static str>, cause: RedisError) -> Cause {
+    match advice {
+        Some(advice) => Arc::new(Advised { advice, cause: Arc::new(cause) }),
+        None => Arc::new(cause),
+    }
+}

@@ -1,0 +1,223 @@
+//! The ways to one server: a socket of the machine's, a database, both protocols, users and their passwords.
+
+use stampede_guard::lock::Mutex;
+use stampede_guard::{LoadError, OnStoreDown};
+
+use super::*;
+use crate::support::probe::assert_nothing_left;
+use crate::support::redis_server::{MINIMAL_ACL, field};
+use crate::support::scratch::Scratch;
+use crate::support::warnings::Warnings;
+
+/// A waiter that is not told would be missed.
+const LEASE: Duration = Duration::from_secs(60);
+
+async fn connected(url: &str) -> StampedeGuard {
+    let guard = unconnected(url, lease_of(LEASE));
+    guard.connect().await.expect("connects");
+    guard
+}
+
+async fn pair(url: &str) -> [StampedeGuard; 2] {
+    [connected(url).await, connected(url).await]
+}
+
+#[tokio::test]
+async fn guards_share_a_load_through_a_unix_socket() {
+    let files = Scratch::new();
+    let server = RedisServer::with_args(["--unixsocket".to_owned(), files.text("redis.sock")]);
+    for scheme in ["unix", "redis+unix"] {
+        let url = format!("{scheme}://{}?user=minimal&pass=pw", files.text("redis.sock"));
+        let guards = pair(&url).await;
+        share_a_load(&server, &guards).await;
+        let list: String = server.run(&["CLIENT", "LIST"]);
+        let ours: Vec<_> = list.lines().filter(|client| field(client, "user") == Some("minimal")).collect();
+        assert!(ours.len() >= 4 && ours.iter().all(|client| client.contains("redis.sock:0")), "{list}");
+        server.flush_all();
+    }
+}
+
+#[tokio::test]
+async fn a_unix_socket_that_is_not_there_is_told_as_such() {
+    let files = Scratch::new();
+    let url = format!("unix://{}", files.text("redis.sock"));
+    is_gone_without(&unconnected(&url, Policy::default()), "see the server's setting `unixsocket`").await;
+    // One that nobody listens at any more is not what its message says, and needs none.
+    drop(std::os::unix::net::UnixListener::bind(files.path("redis.sock")).unwrap());
+    is_gone_without(&unconnected(&url, Policy::default()), "refused").await;
+}
+
+/// Keys are of one database. Channels are not, but each node has its own, and is queued in its own database only.
+#[tokio::test]
+async fn guards_in_two_databases_do_not_meet() {
+    let server = RedisServer::start();
+    server.run::<()>(&["ACL", "SETUSER", "minimal", "+select"]);
+    let in_three = format!("{}3", server.minimal_user());
+    let (zero, three) = (pair(&server.minimal_user()).await, pair(&in_three).await);
+    let gate = Gate::closed();
+    let (loads_of_zero, loads_of_three) = (Counter::default(), Counter::default());
+    let queued_in = async |db: &str| {
+        eventually_eq("a node waits", SOON, 1, async || {
+            let mut conn = server.conn();
+            redis::cmd("SELECT").arg(db).exec(&mut conn).expect("SELECT");
+            redis::cmd("LLEN").arg("sg1:q:{default:k}").query::<usize>(&mut conn).expect("LLEN")
+        })
+        .await;
+    };
+    let leads_zero = held_call(&zero[0], 10, &gate, &loads_of_zero);
+    let gate_of_three = Gate::closed();
+    let leads_three = held_call(&three[0], 30, &gate_of_three, &loads_of_three);
+    loads_of_zero.reach(1).await;
+    loads_of_three.reach(1).await;
+    let waits_zero = held_call(&zero[1], 11, &gate, &loads_of_zero);
+    let waits_three = held_call(&three[1], 31, &gate_of_three, &loads_of_three);
+    queued_in("0").await;
+    queued_in("3").await;
+    // The end of the one wakes nobody in the other, whose waiters have seen nothing yet.
+    gate.open();
+    assert_eq!((leads_zero.await.unwrap(), waits_zero.await.unwrap()), (10, 10));
+    queued_in("3").await;
+    assert!(!leads_three.is_finished() && !waits_three.is_finished());
+    // Nor does an invalidation.
+    zero[0].invalidate("k").await.expect("confirmed");
+    assert_eq!(zero[1].get::<u32>("k").await.expect("store"), None);
+    gate_of_three.open();
+    assert_eq!((leads_three.await.unwrap(), waits_three.await.unwrap()), (30, 30));
+    assert_eq!((loads_of_zero.started(), loads_of_three.started()), (1, 1));
+    assert_eq!(three[1].get::<u32>("k").await.expect("store"), Some(30));
+    assert_eq!(zero[1].get::<u32>("k").await.expect("store"), None);
+    settled(&zero).await;
+    assert_nothing_left(&server, SOON).await;
+    assert_eq!(server.keys(), Vec::<String>::new(), "database 0 has nothing of database 3's");
+}
+
+/// Mutexes of one name in two databases are two mutexes, and each is handed over to its own waiter.
+#[tokio::test]
+async fn mutexes_in_two_databases_do_not_meet() {
+    let server = RedisServer::start();
+    server.run::<()>(&["ACL", "SETUSER", "minimal", "+select"]);
+    let in_three = format!("{}3", server.minimal_user());
+    let mutex = |guard: &StampedeGuard| Mutex::new(&guard.locks(), "m").expect("valid");
+    let (zero, three) = (pair(&server.minimal_user()).await, pair(&in_three).await);
+    let mut held = mutex(&zero[0]).lock().await.expect("free");
+    let mut other = mutex(&three[0]).lock().await.expect("free, in its own database");
+    let waits = tokio::spawn({
+        let mutex = mutex(&three[1]);
+        async move { mutex.lock().await.map(drop) }
+    });
+    eventually_eq("one waits", SOON, 1, async || {
+        let mut conn = server.conn();
+        redis::cmd("SELECT").arg(3).exec(&mut conn).expect("SELECT");
+        let queues: Vec<String> = redis::cmd("KEYS").arg("sg1:mq:*").query(&mut conn).expect("KEYS");
+        queues.len()
+    })
+    .await;
+    assert!(held.unlock().await.expect("released"));
+    assert!(!waits.is_finished());
+    assert!(other.unlock().await.expect("released"));
+    waits.await.unwrap().expect("handed over");
+}
+
+#[tokio::test]
+async fn a_database_that_can_not_be_had_is_told_as_such() {
+    let server = RedisServer::start();
+    // Without the right to SELECT, and one that there is not.
+    is_gone_without(&unconnected(&format!("{}3", server.minimal_user()), Policy::default()), "+select").await;
+    is_gone_without(&unconnected(&format!("{}99", server.url()), Policy::default()), "needs that many").await;
+}
+
+/// The scripts' answers in RESP3, and beside them an inbox that is RESP2 always.
+#[tokio::test]
+async fn guards_share_a_load_whatever_protocol_each_of_them_speaks() {
+    let server = RedisServer::start();
+    let (two, three) = (server.minimal_user(), format!("{}?protocol=resp3", server.minimal_user()));
+    for (one, other) in [(&two, &two), (&three, &three), (&two, &three), (&three, &two)] {
+        share_a_load(&server, &[connected(one).await, connected(other).await]).await;
+        server.flush_all();
+    }
+}
+
+/// What is connected stays; what connects anew is refused, and told why; with the new password it goes on.
+#[tokio::test]
+async fn a_password_is_rotated_while_guards_run() {
+    let server = RedisServer::start();
+    for query in ["", "?protocol=resp3"] {
+        server.run::<()>(&["ACL", "SETUSER", "minimal", "resetpass", ">pw"]);
+        server.flush_all();
+        let old = pair(&format!("{}{query}", server.minimal_user())).await;
+        server.run::<()>(&["ACL", "SETUSER", "minimal", "resetpass", ">secret"]);
+        share_a_load(&server, &old).await;
+
+        server.kill_clients();
+        is_gone_without(&old[0], "put the present ones into the URL").await;
+        server.flush_all();
+        let new = pair(&format!("{}{query}", server.minimal_user().replace(":pw@", ":secret@"))).await;
+        share_a_load(&server, &new).await;
+    }
+}
+
+#[tokio::test]
+async fn a_user_that_is_not_there_and_a_missing_password_are_told_as_such() {
+    let server = RedisServer::start();
+    // From here on the harness itself has nothing to say to it.
+    server.run::<()>(&["CONFIG", "SET", "requirepass", "secret"]);
+    let to = |user: &str, query: &str| {
+        unconnected(&format!("redis://{user}127.0.0.1:{}/{query}", server.port()), Policy::default())
+    };
+    for query in ["", "?protocol=resp3"] {
+        is_gone_without(&to("nobody:pw@", query), "put the present ones into the URL").await;
+        is_gone_without(&to("", query), "redis://user:password@host").await;
+    }
+}
+
+/// Without SUBSCRIBE, or without the channels, there is one warning, however often it is tried.
+#[tokio::test]
+async fn a_refused_subscription_is_logged_once() {
+    let server = RedisServer::start();
+    for right in ["-subscribe", "resetchannels"] {
+        let warnings = Warnings::default();
+        let _listening = warnings.listen();
+        server
+            .run::<()>(&[&["ACL", "SETUSER", "minimal", "reset"][..], &minimal_rights(), &[right]].concat());
+        let guards = pair(&server.minimal_user()).await;
+        for key in ["a", "b", "c"] {
+            answer(&guards[0], key, 1).await;
+            server.kill_clients();
+            eventually("connects", SOON, async || guards[0].connect().await.is_ok()).await;
+        }
+        let warned = warnings.about("no notifications");
+        assert_eq!(warned.len(), guards.len(), "{warned:?}");
+        assert!(warned.iter().all(|warning| warning.contains("rights that the README lists")), "{warned:?}");
+        server.flush_all();
+    }
+}
+
+fn minimal_rights() -> Vec<&'static str> {
+    MINIMAL_ACL.split_whitespace().collect()
+}
+
+/// Without the right to run scripts requests are answered, and whoever asks is told which right it is.
+#[tokio::test]
+async fn a_user_that_may_not_run_scripts_is_told_so_and_gone_without() {
+    let server = RedisServer::start();
+    server.run::<()>(&["ACL", "SETUSER", "minimal", "-evalsha", "-eval"]);
+    let warnings = Warnings::default();
+    let _listening = warnings.listen();
+    let guard = connected(&server.minimal_user()).await;
+    let added = requests(&guard, "open", 40).await;
+    assert!(median(added.clone()) <= NOTHING, "{added:?}");
+    assert!(guard.stats().fail_open_loads >= 40);
+
+    let told = |error: &dyn std::error::Error| {
+        let why = chain(error);
+        assert!(why.contains("rights that the README lists") && why.contains("evalsha"), "{why}");
+    };
+    told(&guard.invalidate("k").await.expect_err("refused"));
+    told(&Mutex::new(&guard.locks(), "m").expect("valid").lock().await.expect_err("refused"));
+    let closed = Policy::builder().on_store_down(OnStoreDown::FailClosed).build().expect("valid");
+    match guard.with_policy(closed).get_or_load("k", || async { Ok::<_, String>(1) }).await {
+        Err(LoadError::Guard(error)) => told(&error),
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(warnings.about("refuses a command").len(), 1);
+}
