@@ -17,7 +17,8 @@ pub struct Backend {
 enum BackendKind {
     Memory(MemoryStore),
     #[cfg(feature = "redis")]
-    Redis(redis::Client),
+    // Boxed, because with TLS it holds certificates.
+    Redis(Box<redis::Client>),
 }
 
 impl Backend {
@@ -29,7 +30,7 @@ impl Backend {
                 NodeStore::memory(store)
             }
             #[cfg(feature = "redis")]
-            BackendKind::Redis(client) => NodeStore::redis(RedisStore::new(client, command_timeout)),
+            BackendKind::Redis(client) => NodeStore::redis(RedisStore::new(*client, command_timeout)),
         }
     }
 }
@@ -44,6 +45,6 @@ impl From<MemoryStore> for Backend {
 #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
 impl From<redis::Client> for Backend {
     fn from(client: redis::Client) -> Self {
-        Self { kind: BackendKind::Redis(client) }
+        Self { kind: BackendKind::Redis(Box::new(client)) }
     }
 }

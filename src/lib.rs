@@ -50,6 +50,7 @@
 //! |---|---|---|
 //! | `redis` | yes | the fleet: `StampedeGuard::new(redis::Client)` |
 //! | `http` | yes | the [`http`] layer |
+//! | `tls` | no | `rediss://`, through rustls |
 //! | `axum` | no | keys by `OriginalUri`, for guards inside nested routers |
 //! | `metrics` | no | counters and histograms through the `metrics` facade |
 //!

@@ -65,7 +65,7 @@ fn on_tcp(error: &RedisError) -> Option<&'static str> {
     // which is no Redis protocol.
     if closed(error) || error.kind() == ErrorKind::Parse {
         return Some(
-            "this port does not answer as Redis does: if it wants TLS, use rediss://",
+            "this port does not answer as Redis does: if it wants TLS, use rediss:// (feature `tls`)",
         );
     }
     error
@@ -84,6 +84,16 @@ fn on_unix(error: &RedisError) -> Option<&'static str> {
 }
 
 fn on_tls(error: &RedisError) -> Option<&'static str> {
+    #[cfg(feature = "tls")]
+    if let Some(error) = io_error(error).and_then(|error| error.get_ref()?.downcast_ref()) {
+        return on_rustls(error);
+    }
+    #[cfg(not(feature = "tls"))]
+    if error.kind() == ErrorKind::Client {
+        return Some(
+            "TLS wants a provider of cryptography: turn on stampede-guard's feature `tls`, or install one",
+        );
+    }
     if closed(error) {
         return Some("the server ended the TLS handshake: see its log, and whether this is the port for TLS");
     }
@@ -91,6 +101,36 @@ fn on_tls(error: &RedisError) -> Option<&'static str> {
     error.is_timeout().then_some(
         "no answer to the TLS handshake in time: see that this is the port for TLS, not the plain one",
     )
+}
+
+#[cfg(feature = "tls")]
+fn on_rustls(error: &rustls::Error) -> Option<&'static str> {
+    use rustls::CertificateError as Refused;
+    use rustls::Error::{AlertReceived, InvalidCertificate, InvalidMessage};
+    match error {
+        InvalidCertificate(Refused::NotValidForName | Refused::NotValidForNameContext { .. }) => Some(
+            "the server's certificate is for other hosts: connect by a name in it, or have it name this host",
+        ),
+        InvalidCertificate(Refused::Expired | Refused::ExpiredContext { .. }) => {
+            Some("the server's certificate has expired: renew it, or set this machine's clock")
+        }
+        InvalidCertificate(Refused::NotValidYet | Refused::NotValidYetContext { .. }) => {
+            Some("the server's certificate is not valid yet: set this machine's clock")
+        }
+        // A bad signature is one by somebody else of a trusted name, as after an authority was made anew.
+        InvalidCertificate(Refused::UnknownIssuer | Refused::BadSignature) => Some(
+            "the server's certificate is signed by nobody whom this machine trusts: install that authority, or name \
+             it as `root_cert` in redis::Client::build_with_tls",
+        ),
+        InvalidMessage(_) => {
+            Some("the server does not speak TLS on this port: use its port for TLS, or redis://")
+        }
+        AlertReceived(_) => Some(
+            "the server refuses this client: if it wants certificates, give one as `client_tls` to \
+             redis::Client::build_with_tls",
+        ),
+        _ => None,
+    }
 }
 
 /// Whether the other side has closed the connection.

@@ -5,9 +5,13 @@ use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
+#[cfg(feature = "tls")]
+use redis::ConnectionAddr;
 use redis::aio::{MultiplexedConnection, PubSub};
 use redis::io::tcp::socket2::TcpKeepalive;
 use redis::{AsyncConnectionConfig, Client, ProtocolVersion, RedisError, RedisResult, Value};
+#[cfg(feature = "tls")]
+use rustls::crypto::CryptoProvider;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::advice::{advised, on_connecting};
@@ -74,6 +78,8 @@ impl Dial {
     /// Opens a connection, within its bound and whatever happens: a panic of the client's, as over TLS without a
     /// provider of cryptography, would end the task that connects, and each request would start another.
     async fn open<T>(&self, opening: impl Future<Output = RedisResult<T>>) -> RedisResult<T> {
+        #[cfg(feature = "tls")]
+        provide_cryptography(self.commands.get_connection_info().addr());
         let caught = AssertUnwindSafe(bounded(self.opening(), opening)).catch_unwind();
         caught.await.unwrap_or_else(|panic| {
             let panic = panic_text(&*panic).as_ref().to_owned();
@@ -87,6 +93,16 @@ impl Dial {
     /// this thread, which nothing here can bound.)
     fn opening(&self) -> Duration {
         self.answer.saturating_mul(4).max(Duration::from_millis(500))
+    }
+}
+
+/// Sees to it that TLS finds its cryptography. rustls itself finds none where the program's crates bring two
+/// providers, and panics.
+#[cfg(feature = "tls")]
+fn provide_cryptography(addr: &ConnectionAddr) {
+    if matches!(addr, ConnectionAddr::TcpTls { .. }) && CryptoProvider::get_default().is_none() {
+        // Refused if somebody was faster: theirs is as good.
+        let _ = rustls::crypto::ring::default_provider().install_default();
     }
 }
 

@@ -19,6 +19,8 @@ mod stale;
 mod store_down;
 mod strangers;
 mod tags;
+#[cfg(feature = "tls")]
+mod tls;
 mod wake_ups;
 mod wire;
 
@@ -37,7 +39,11 @@ use crate::support::processes::{Child, Fleet, Member, Role};
 use crate::support::redis_server::RedisServer;
 use store_down::{NOTHING, SLACK, median, requests};
 
-pub(crate) const ROLES: &[Role] = &[("node", node)];
+pub(crate) const ROLES: &[Role] = &[
+    ("node", node),
+    #[cfg(feature = "tls")]
+    ("tls_node", tls::node),
+];
 
 /// What must happen, but not at any particular speed.
 const SOON: Duration = Duration::from_secs(10);

@@ -8,6 +8,8 @@
 //! `gate` and `probe` alone are also right under a paused clock.
 #![allow(dead_code)] // Each combination of features compiles its own part of the tests, and so uses its own part of this.
 
+#[cfg(feature = "tls")]
+pub(crate) mod certificates;
 pub(crate) mod gate;
 #[cfg(feature = "redis")]
 pub(crate) mod monitor;

@@ -51,8 +51,13 @@ impl RedisServer {
     /// Like [`start`](Self::start), with further arguments such as `["--maxmemory", "2mb"]`.
     pub(crate) fn with_args<S: Into<String>>(args: impl IntoIterator<Item = S>) -> Self {
         let args: Vec<String> = args.into_iter().map(Into::into).collect();
+        Self::with_args_of(|| args.clone())
+    }
+
+    /// The same with arguments made anew for each try, for those that name a port which may be taken.
+    pub(crate) fn with_args_of(mut args: impl FnMut() -> Vec<String>) -> Self {
         loop {
-            let port = free_port();
+            let (port, args) = (free_port(), args());
             if let Ok(process) = Process::launch(port, &args) {
                 return Self { port, args, process: Mutex::new(Some(process)) };
             }
@@ -276,7 +281,7 @@ pub(crate) fn field<'l>(client: &'l str, name: &str) -> Option<&'l str> {
 /// Below the range from which kernels give ports to outgoing connections (32768 and up on Linux, 49152 on macOS):
 /// inside it, a connection of any other program can take the port while the server is down for a restart, and a
 /// client that keeps trying a dead port can even connect to itself.
-fn free_port() -> u16 {
+pub(crate) fn free_port() -> u16 {
     loop {
         let port = fastrand::u16(15_000..32_000);
         if TcpListener::bind(("127.0.0.1", port)).is_ok() {

@@ -1,0 +1,210 @@
+//! A server behind TLS: both connections work through it, and a set-up that can not work costs requests no more than
+//! a server that is down, and is told with what to do about it.
+
+use super::*;
+use crate::support::certificates::{self, Authority, TlsServer};
+use crate::support::proxy::{Mode, Proxy};
+use crate::support::redis_server::field;
+
+/// A waiter that is not told would be missed.
+const LEASE: Duration = Duration::from_secs(60);
+const HERE: [&str; 2] = ["127.0.0.1", "localhost"];
+
+fn guard(client: redis::Client, policy: Policy) -> StampedeGuard {
+    StampedeGuard::builder(client).policy(policy).build().expect("valid")
+}
+
+async fn connected(client: redis::Client) -> StampedeGuard {
+    let guard = guard(client, lease_of(LEASE));
+    guard.connect().await.expect("connects");
+    guard
+}
+
+async fn works_with(args: &[&str]) {
+    let authority = Authority::new();
+    let server = TlsServer::start(&authority, &authority.sign(&HERE), args);
+    let guards =
+        [connected(authority.client(&server.url())).await, connected(authority.client(&server.url())).await];
+    share_a_load(&server.plain, &guards).await;
+    // Commands and notifications of both, and nothing beside TLS.
+    let list: String = server.plain.run(&["CLIENT", "LIST"]);
+    let through = format!(":{}", server.tls_port);
+    let ours = list.lines().filter(|client| field(client, "user") == Some("minimal"));
+    let ways: Vec<_> =
+        ours.map(|client| field(client, "laddr").expect("laddr").ends_with(&through)).collect();
+    assert_eq!(ways, [true; 4], "{list}");
+}
+
+#[tokio::test]
+async fn guards_share_a_load_through_tls_1_3() {
+    works_with(&["--tls-protocols", "TLSv1.3"]).await;
+}
+
+#[tokio::test]
+async fn guards_share_a_load_through_tls_1_2() {
+    works_with(&["--tls-protocols", "TLSv1.2"]).await;
+}
+
+#[tokio::test]
+async fn guards_share_a_load_in_resp3_through_tls() {
+    let authority = Authority::new();
+    let server = TlsServer::start(&authority, &authority.sign(&HERE), &[]);
+    let url = format!("{}?protocol=resp3", server.url());
+    let guards = [connected(authority.client(&url)).await, connected(authority.client(&url)).await];
+    share_a_load(&server.plain, &guards).await;
+}
+
+/// What a child needs to know.
+#[derive(Serialize, Deserialize)]
+struct Place {
+    redis: String,
+    authority: String,
+    origin: String,
+}
+
+/// A child with a guard of its own, that loads what it is told at the origin.
+pub(super) fn node(mut child: Child) -> BoxFuture<'static, ()> {
+    Box::pin(async move {
+        let Place { redis, authority, origin } = child.config();
+        let guard = connected(certificates::client(&redis, &authority, None)).await;
+        let report = child.report();
+        child.ready();
+        loop {
+            let key = child.recv_line().await;
+            report
+                .event_with(&key, &call(guard.clone(), origin.clone(), key.clone(), "load".to_owned()).await);
+        }
+    })
+}
+
+#[tokio::test]
+async fn processes_share_a_load_through_tls() {
+    let (authority, origin) = (Authority::new(), Origin::start().await);
+    let server = TlsServer::start(&authority, &authority.sign(&HERE), &[]);
+    let place = Place { redis: server.url(), authority: authority.pem(), origin: origin.addr() };
+    let fleet = Fleet::spawn(3, "tls_node", &place);
+    fleet.wait_ready().await;
+    origin.script("k", [origin::Answer::value("v").after(ms(300))]);
+    for member in fleet.members() {
+        member.send("k");
+    }
+    for member in fleet.members() {
+        let reply: Reply = serde_json::from_value(member.wait_event("k").await).expect("a reply");
+        assert_eq!(reply.result.as_deref(), Ok("v"));
+    }
+    assert_eq!(origin.loads("k"), 1);
+}
+
+/// A name is looked up, and is what the certificate has to bear.
+#[tokio::test]
+async fn a_server_is_connected_to_by_its_name() {
+    let authority = Authority::new();
+    let server = TlsServer::start(&authority, &authority.sign(&["localhost"]), &[]);
+    let by_name = server.url().replace("127.0.0.1", "localhost");
+    assert_eq!(answer(&connected(authority.client(&by_name)).await, "k", 1).await, 1);
+}
+
+#[tokio::test]
+async fn a_certificate_for_other_hosts_is_told_as_such() {
+    let authority = Authority::new();
+    let server = TlsServer::start(&authority, &authority.sign(&["redis.example"]), &[]);
+    let guard = guard(authority.client(&server.url()), Policy::default());
+    is_gone_without(&guard, "connect by a name in it, or have it name this host").await;
+}
+
+#[tokio::test]
+async fn a_certificate_of_an_unknown_authority_is_told_as_such() {
+    let authority = Authority::new();
+    let server = TlsServer::start(&authority, &authority.sign(&HERE), &[]);
+    for trusted in [Authority::named("another"), Authority::new()] {
+        let guard = guard(trusted.client(&server.url()), Policy::default());
+        is_gone_without(&guard, "name it as `root_cert` in redis::Client::build_with_tls").await;
+    }
+}
+
+/// Those who were there all the time find the server by themselves once its certificate is renewed.
+#[tokio::test]
+async fn an_expired_certificate_is_told_as_such_until_it_is_renewed() {
+    let authority = Authority::new();
+    let server = TlsServer::start(&authority, &authority.sign_expired(&HERE), &[]);
+    let guard = guard(authority.client(&server.url()), Policy::default());
+    is_gone_without(&guard, "renew it, or set this machine's clock").await;
+    server.renew(&authority.sign(&HERE));
+    eventually("values are stored again", SOON, async || {
+        guard.connect().await.is_ok() && answer(&guard, "back", 1).await == 1
+    })
+    .await;
+    settled(std::slice::from_ref(&guard)).await;
+    assert_eq!(guard.get::<u32>("back").await.expect("store"), Some(1));
+}
+
+#[tokio::test]
+async fn a_plain_port_that_is_spoken_to_in_tls_is_told_as_such() {
+    let server = RedisServer::start();
+    let url = server.minimal_user().replace("redis://", "rediss://");
+    let guard = guard(Authority::new().client(&url), Policy::default());
+    is_gone_without(&guard, "port for TLS").await;
+}
+
+#[tokio::test]
+async fn a_tls_port_that_is_spoken_to_in_plain_is_told_as_such() {
+    let authority = Authority::new();
+    let server = TlsServer::start(&authority, &authority.sign(&HERE), &[]);
+    for user in ["minimal:pw@", ""] {
+        let guard = unconnected(&format!("redis://{user}127.0.0.1:{}/", server.tls_port), Policy::default());
+        is_gone_without(&guard, "if it wants TLS, use rediss://").await;
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_wants_certificates_is_given_one_or_told_as_such() {
+    let authority = Authority::new();
+    let server = TlsServer::start(&authority, &authority.sign(&HERE), &["--tls-auth-clients", "yes"]);
+    let without = guard(authority.client(&server.url()), Policy::default());
+    is_gone_without(&without, "give one as `client_tls`").await;
+    let ours = authority.sign(&["this.service"]);
+    let guards = [
+        connected(authority.client_as(&server.url(), &ours)).await,
+        connected(authority.client_as(&server.url(), &ours)).await,
+    ];
+    share_a_load(&server.plain, &guards).await;
+}
+
+/// The deadlines hold while a handshake is under way, too.
+#[tokio::test]
+async fn a_handshake_without_an_answer_costs_nothing_for_long() {
+    let authority = Authority::new();
+    let server = TlsServer::start(&authority, &authority.sign(&HERE), &[]);
+    let proxy = Proxy::start(server.tls_port).await;
+    let client = || authority.client(&format!("rediss://minimal:pw@127.0.0.1:{}/", proxy.port()));
+    proxy.set(Mode::BlackHole);
+    let guard = guard(client(), Policy::default());
+    is_gone_without(&guard, "no answer to the TLS handshake in time").await;
+    proxy.set(Mode::Pass);
+    eventually("connects", SOON, async || guard.connect().await.is_ok()).await;
+
+    // And where there was a connection before.
+    proxy.set(Mode::BlackHole);
+    let first = requests(&guard, "hung", 5).await;
+    assert!(first.iter().all(|added| *added <= ms(100) + SLACK), "{first:?}");
+    let later = requests(&guard, "hung-later", 30).await;
+    assert!(median(later.clone()) <= NOTHING, "{later:?}");
+}
+
+#[tokio::test]
+async fn a_server_that_was_restarted_is_connected_to_again() {
+    let authority = Authority::new();
+    let server = TlsServer::start(&authority, &authority.sign(&HERE), &[]);
+    let guards =
+        [connected(authority.client(&server.url())).await, connected(authority.client(&server.url())).await];
+    server.plain.restart();
+    for guard in &guards {
+        eventually("connects", SOON, async || guard.connect().await.is_ok()).await;
+    }
+    eventually_eq("both hear", SOON, 2, async || server.plain.pubsub_clients()).await;
+    let before: Vec<_> = guards.iter().map(|guard| guard.stats().loads).collect();
+    assert_eq!(answer(&guards[0], "k", 1).await, 1);
+    assert_eq!(answer(&guards[1], "k", 2).await, 1);
+    let after: Vec<_> = guards.iter().map(|guard| guard.stats().loads).collect();
+    assert_eq!((after[0] - before[0], after[1] - before[1]), (1, 0));
+}

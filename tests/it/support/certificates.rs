@@ -1,0 +1,128 @@
+//! A certificate authority, what it signs, and servers that show it.
+
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
+    KeyUsagePurpose, date_time_ymd,
+};
+use redis::{Client, ClientTlsConfig, TlsCertificates};
+
+use super::redis_server::{RedisServer, free_port};
+use super::scratch::Scratch;
+
+const CERTIFICATE: &str = "server.pem";
+const KEY: &str = "server.key";
+
+/// Signs certificates, and is trusted by nobody who was not given its own.
+#[derive(Debug)]
+pub(crate) struct Authority(CertifiedIssuer<'static, KeyPair>);
+
+/// A certificate and its key, as PEM.
+#[derive(Clone, Debug)]
+pub(crate) struct Identity {
+    pub(crate) certificate: String,
+    pub(crate) key: String,
+}
+
+impl Authority {
+    pub(crate) fn new() -> Self {
+        Self::named("the tests' own authority")
+    }
+
+    pub(crate) fn named(name: &str) -> Self {
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
+        let key = KeyPair::generate().expect("a key");
+        Self(CertifiedIssuer::self_signed(params, key).expect("an authority"))
+    }
+
+    pub(crate) fn pem(&self) -> String {
+        self.0.pem()
+    }
+
+    /// For these names and addresses, and valid.
+    pub(crate) fn sign(&self, hosts: &[&str]) -> Identity {
+        self.sign_with(hosts, |_| {})
+    }
+
+    pub(crate) fn sign_expired(&self, hosts: &[&str]) -> Identity {
+        self.sign_with(hosts, |params| {
+            params.not_before = date_time_ymd(2020, 1, 1);
+            params.not_after = date_time_ymd(2021, 1, 1);
+        })
+    }
+
+    fn sign_with(&self, hosts: &[&str], change: impl FnOnce(&mut CertificateParams)) -> Identity {
+        let hosts: Vec<_> = hosts.iter().map(|&host| host.to_owned()).collect();
+        let mut params = CertificateParams::new(hosts).expect("names and addresses");
+        params.extended_key_usages =
+            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        change(&mut params);
+        let key = KeyPair::generate().expect("a key");
+        let certificate = params.signed_by(&key, &self.0).expect("a certificate");
+        Identity { certificate: certificate.pem(), key: key.serialize_pem() }
+    }
+
+    /// A client that trusts this authority alone.
+    pub(crate) fn client(&self, url: &str) -> Client {
+        client(url, &self.pem(), None)
+    }
+
+    /// One that can show who it is.
+    pub(crate) fn client_as(&self, url: &str, identity: &Identity) -> Client {
+        client(url, &self.pem(), Some(identity))
+    }
+}
+
+/// A client that trusts this authority alone.
+pub(crate) fn client(url: &str, authority: &str, identity: Option<&Identity>) -> Client {
+    let client_tls = identity.map(|identity| ClientTlsConfig {
+        client_cert: identity.certificate.clone().into_bytes(),
+        client_key: identity.key.clone().into_bytes(),
+    });
+    let certificates = TlsCertificates { client_tls, root_cert: Some(authority.as_bytes().to_vec()) };
+    Client::build_with_tls(url, certificates).expect("an address and certificates")
+}
+
+/// A server with a second port, for TLS; the plain one is the harness's way to look at it.
+#[derive(Debug)]
+pub(crate) struct TlsServer {
+    pub(crate) plain: RedisServer,
+    pub(crate) tls_port: u16,
+    files: Scratch,
+}
+
+impl TlsServer {
+    /// With a certificate, and the authority for its clients'.
+    pub(crate) fn start(authority: &Authority, identity: &Identity, args: &[&str]) -> Self {
+        let files = Scratch::new();
+        files.write(CERTIFICATE, &identity.certificate);
+        files.write(KEY, &identity.key);
+        let fixed = [
+            ("--tls-cert-file", files.text(CERTIFICATE)),
+            ("--tls-key-file", files.text(KEY)),
+            ("--tls-ca-cert-file", files.write("authority.pem", &authority.pem())),
+            ("--tls-auth-clients", "no".to_owned()),
+        ];
+        let fixed: Vec<_> = fixed.into_iter().flat_map(|(name, value)| [name.to_owned(), value]).collect();
+        let given: Vec<_> = args.iter().map(|&arg| arg.to_owned()).collect();
+        let mut tls_port = 0;
+        let plain = RedisServer::with_args_of(|| {
+            tls_port = free_port();
+            [vec!["--tls-port".to_owned(), tls_port.to_string()], fixed.clone(), given.clone()].concat()
+        });
+        Self { plain, tls_port, files }
+    }
+
+    /// Restarts the server with another certificate.
+    pub(crate) fn renew(&self, identity: &Identity) {
+        self.files.write(CERTIFICATE, &identity.certificate);
+        self.files.write(KEY, &identity.key);
+        self.plain.restart();
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("rediss://minimal:pw@127.0.0.1:{}/", self.tls_port)
+    }
+}
