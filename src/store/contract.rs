@@ -1,8 +1,8 @@
 //! The [`Store`] contract: the same cases on memory and on a real Redis.
 //!
-//! Each case is written once, against `dyn Store`, and run twice; the Redis of each is its own, is used with the
-//! documented minimal rights, and may not hold a key without a TTL when the case is over. What the cases do not
-//! think of, [`equal_answers`] tries: random steps on both stores at once, whose answers must be the same.
+//! Each case is written once, against `dyn Store`, and run three times: on memory, and on Redis in RESP2 and in
+//! RESP3. The Redis of each is its own, is used with the documented minimal rights, and may not hold a key without
+//! a TTL when the case is over. What the cases do not think of, [`equal_answers`] tries: random steps on both stores at once, whose answers must be the same.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,6 +28,15 @@ macro_rules! contract {
             use super::super::World;
             $(#[tokio::test] async fn $case() {
                 let world = World::redis();
+                super::$case(&world).await;
+                world.check();
+            })*
+        }
+        #[cfg(feature = "redis")]
+        mod on_redis_in_resp3 {
+            use super::super::World;
+            $(#[tokio::test] async fn $case() {
+                let world = World::redis_in_resp3();
                 super::$case(&world).await;
                 world.check();
             })*
@@ -83,6 +92,11 @@ impl World {
     #[cfg(feature = "redis")]
     fn redis() -> Self {
         Self::Redis(support::redis_server::RedisServer::start())
+    }
+
+    #[cfg(feature = "redis")]
+    fn redis_in_resp3() -> Self {
+        Self::Redis(support::redis_server::RedisServer::start().in_resp3())
     }
 
     /// A node that is connected and hears.

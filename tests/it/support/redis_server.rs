@@ -31,6 +31,8 @@ const NOT_INSTALLED: &str = "redis-server is not installed: run 'make test' \
 pub(crate) struct RedisServer {
     port: u16,
     args: Vec<String>,
+    /// What the minimal user's URL ends with.
+    query: &'static str,
     process: Mutex<Option<Process>>,
 }
 
@@ -59,7 +61,7 @@ impl RedisServer {
         loop {
             let (port, args) = (free_port(), args());
             if let Ok(process) = Process::launch(port, &args) {
-                return Self { port, args, process: Mutex::new(Some(process)) };
+                return Self { port, args, query: "", process: Mutex::new(Some(process)) };
             }
         }
     }
@@ -78,7 +80,12 @@ impl RedisServer {
 
     /// The URL of the user `minimal`, who has [`MINIMAL_ACL`] and nothing else, also after a restart.
     pub(crate) fn minimal_user(&self) -> String {
-        format!("redis://minimal:pw@127.0.0.1:{}/", self.port)
+        format!("redis://minimal:pw@127.0.0.1:{}/{}", self.port, self.query)
+    }
+
+    /// Has the minimal user's connections speak RESP3, where they do not choose for themselves.
+    pub(crate) fn in_resp3(self) -> Self {
+        Self { query: "?protocol=resp3", ..self }
     }
 
     pub(crate) fn pid(&self) -> u32 {
@@ -190,7 +197,7 @@ impl RedisServer {
 
 impl fmt::Debug for RedisServer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { port, args, process } = self;
+        let Self { port, args, query: _, process } = self;
         let pid = process.lock().ok().and_then(|slot| slot.as_ref().map(|process| process.guarded.pid()));
         f.debug_struct("RedisServer").field("port", port).field("args", args).field("pid", &pid).finish()
     }
