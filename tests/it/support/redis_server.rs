@@ -212,6 +212,10 @@ impl Process {
                 // On the command line, so that the user is there from the first connection after a restart on.
                 .args(["--user", "minimal"])
                 .args(MINIMAL_ACL.split_whitespace())
+                // A replica keeps what its primary sends as a dump, and any server loads one that it finds: of this
+                // name there is none.
+                .args(["--dbfilename", &format!("sg-{:016x}.rdb", fastrand::u64(..))])
+                .args(["--repl-diskless-load", "swapdb"])
                 .args(args)
                 // Nothing is ever written with these settings, so there is nothing to clean up either.
                 .current_dir(std::env::temp_dir())
