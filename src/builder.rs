@@ -33,7 +33,7 @@ impl StampedeGuardBuilder {
         StampedeGuard::from_parts(Arc::new(node), Arc::new(policy))
     }
 
-    const DEFAULT_NAMESPACE: &str = "default";
+    pub(crate) const DEFAULT_NAMESPACE: &str = "default";
     /// Beyond this many different cold keys at once the guard's own memory is the problem.
     const DEFAULT_MAX_FLIGHTS: usize = 10_000;
 

@@ -1,6 +1,7 @@
 //! [`StampedeGuard`], the handle that everything is reached through.
 
 mod direct;
+mod doctor;
 mod loads;
 
 use std::fmt;

@@ -74,6 +74,7 @@ mod error;
 mod flight;
 mod gauge;
 mod guard;
+pub mod health;
 #[cfg(feature = "http")]
 #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
 pub mod http;

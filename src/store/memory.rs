@@ -9,6 +9,7 @@ mod sweep;
 mod tags;
 
 use std::fmt;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -22,7 +23,8 @@ use records::{Left, Records};
 
 use super::grants::Grants;
 use super::watch::{Hint, Watches};
-use super::{Acquire, Acquired, Fail, HandedOver, Kept, Reply, Store, Token, Watch};
+use super::{Acquire, Acquired, Examine, Fail, HandedOver, Kept, Reply, Store, Token, Watch};
+use crate::health::{Breaker, Finding, Health, LinkState, Topology};
 use crate::key::Key;
 use crate::sync::lock;
 
@@ -336,5 +338,28 @@ impl Store for MemoryNode {
 
     fn close(&self) {
         self.closed.store(true, Ordering::Release);
+    }
+
+    fn health(&self) -> Health {
+        let (link, breaker) = match self.closed.load(Ordering::Acquire) {
+            false => (LinkState::Up, Breaker::Closed),
+            true => (LinkState::Closed, Breaker::Open),
+        };
+        Health {
+            topology: Topology::Memory,
+            commands: link,
+            inbox: link,
+            breaker,
+            reason: None,
+            clock: None,
+            last_heard: None,
+        }
+    }
+
+    fn examine(&self, _ask: Examine) -> Pin<Box<dyn Future<Output = Vec<Finding>> + Send + '_>> {
+        let memory = Finding::note("topology", "in this process's memory: there is no fleet")
+            .cost("each process loads once per key, and its values go with it")
+            .advice("StampedeGuard::new(redis::Client) where several processes share an origin");
+        Box::pin(std::future::ready(vec![memory]))
     }
 }

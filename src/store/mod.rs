@@ -36,6 +36,7 @@ use uuid::Uuid;
 
 #[cfg(feature = "redis")]
 use self::redis::RedisStore;
+use crate::health::{Finding, Health};
 use crate::key::Key;
 use locks::LockStore;
 use tags::TagStore;
@@ -136,6 +137,12 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
 
     /// Ends background work and connections. Later commands fail at once.
     fn close(&self);
+
+    /// What is known of the connections and the clock, without asking anybody.
+    fn health(&self) -> Health;
+
+    /// Looks at the store itself, in bounded time, with what rights there are. What fails is a finding.
+    fn examine(&self, ask: Examine) -> Pin<Box<dyn Future<Output = Vec<Finding>> + Send + '_>>;
 }
 
 /// A node's store.
@@ -239,6 +246,19 @@ impl fmt::Debug for Token {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Token(..)")
     }
+}
+
+/// What a store is examined for.
+#[derive(Clone, Debug)]
+pub(crate) struct Examine {
+    /// A key that nobody uses.
+    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "memory has no rights to try"))]
+    pub(crate) key: Key,
+    /// What one request may lose to the store.
+    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "memory is not slow"))]
+    pub(crate) coordination_budget: Duration,
+    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "memory is not slow"))]
+    pub(crate) lease: Duration,
 }
 
 /// What an ACQUIRE asks.

@@ -87,6 +87,11 @@ impl Dial {
         })
     }
 
+    /// Who this node is to the server; `None` for the user without a name.
+    pub(super) fn user(&self) -> Option<&str> {
+        self.commands.get_connection_info().redis_settings().username()
+    }
+
     /// TCP, two rounds of TLS, AUTH: four rounds, each of which may take as long as a command; at
     /// least time for a lost SYN to be noticed and a new socket to be tried instead. (Before each TLS
     /// connection redis-rs reads the machine's authorities, also where the client has its own: 2 ms of

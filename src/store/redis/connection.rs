@@ -8,11 +8,12 @@
 //! caller starts another in its own.
 
 mod keeper;
+mod vitals;
 
 use std::fmt;
 use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, RedisError, RedisResult, Value};
@@ -22,6 +23,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout};
 
 use keeper::{Keeper, keep};
+pub(super) use vitals::host_ms;
 
 use super::client::{Dial, Reading, STABLE};
 use super::refusal::{Fate, judge, reason, store_error};
@@ -31,7 +33,7 @@ use crate::store::{StoreError, StoreErrorKind};
 const UNKNOWN: i64 = i64::MIN;
 
 pub(super) struct Supervisor {
-    dial: Dial,
+    pub(super) dial: Dial,
     slot: Mutex<Slot>,
     /// The generation of the latest connection. Sent at every change of the state, so that those
     /// who wait for any change look again.
@@ -44,6 +46,9 @@ pub(super) struct Supervisor {
     born: Instant,
     /// What the server's clock showed at `born`, in milliseconds.
     offset: AtomicI64,
+    /// When it was last read, and the longest way it has jumped between two readings; in milliseconds.
+    read_at: AtomicU64,
+    largest_jump: AtomicU64,
     /// The kinds of refusal that were logged since the connection was opened, as bits.
     logged: AtomicU8,
 }
@@ -85,6 +90,8 @@ impl Supervisor {
             silent_since: AtomicU64::new(0),
             born: Instant::now(),
             offset: AtomicI64::new(UNKNOWN),
+            read_at: AtomicU64::new(0),
+            largest_jump: AtomicU64::new(0),
             logged: AtomicU8::new(0),
         })
     }
@@ -151,7 +158,7 @@ impl Supervisor {
     /// What the server's clock showed, in milliseconds; what this machine's shows, before it was ever read.
     pub(super) fn clock_at(&self, moment: Instant) -> u64 {
         match self.offset.load(Ordering::Relaxed) {
-            UNKNOWN => SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_millis() as u64),
+            UNKNOWN => host_ms(),
             offset => (self.since_born(moment) as i64).saturating_add(offset).max(0) as u64,
         }
     }
@@ -316,7 +323,12 @@ impl Supervisor {
 
     fn read(&self, reading: &Reading) {
         let server_ms = i64::try_from(reading.server_ms).unwrap_or(i64::MAX);
-        self.offset.store(server_ms - self.since_born(reading.at) as i64, Ordering::Relaxed);
+        let offset = server_ms - self.since_born(reading.at) as i64;
+        let before = self.offset.swap(offset, Ordering::Relaxed);
+        self.read_at.store(self.since_born(reading.at), Ordering::Relaxed);
+        if before != UNKNOWN {
+            self.largest_jump.fetch_max(offset.abs_diff(before), Ordering::Relaxed);
+        }
     }
 
     fn since_born(&self, at: Instant) -> u64 {

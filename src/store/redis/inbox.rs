@@ -4,8 +4,10 @@
 //! said on it is a hint. Where it can not be had (the server refuses SUBSCRIBE, or is gone) all
 //! waits end by their timers.
 
+mod vitals;
+
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -45,6 +47,9 @@ pub(super) struct Inbox {
     /// Whether there is a task; in front of the lock, because every ACQUIRE asks.
     running: AtomicBool,
     status: watch::Sender<Status>,
+    born: Instant,
+    /// When anything was last heard, in milliseconds since `born`; 0 for never.
+    heard_at: AtomicU64,
 }
 
 #[derive(Default)]
@@ -82,6 +87,8 @@ impl Inbox {
             task: Mutex::default(),
             running: AtomicBool::new(false),
             status: watch::Sender::new(Status::Shut),
+            born: Instant::now(),
+            heard_at: AtomicU64::new(0),
         })
     }
 
@@ -238,6 +245,13 @@ impl Reader {
         self.inbox.upgrade().is_some_and(|inbox| inbox.enter(self.number, status))
     }
 
+    /// The server has given a sign of life.
+    fn heard(&self) {
+        if let Some(inbox) = self.inbox.upgrade() {
+            inbox.heard();
+        }
+    }
+
     fn commands_are_down(&self) -> bool {
         self.inbox.upgrade().is_some_and(|inbox| inbox.commands.down().is_some())
     }
@@ -326,13 +340,17 @@ async fn subscribed(
         return End::Dropped;
     }
     *confirmed_at = Some(Instant::now());
+    reader.heard();
     tracing::debug!("notifications arrive");
-    let mut pings = std::pin::pin!(ping(sink));
+    let mut pings = std::pin::pin!(ping(sink, reader));
     loop {
         tokio::select! {
             message = next(&mut messages) => match message {
                 Some(message) => match reader.inbox.upgrade() {
-                    Some(inbox) => inbox.deliver(message.get_payload_bytes()),
+                    Some(inbox) => {
+                        inbox.heard();
+                        inbox.deliver(message.get_payload_bytes());
+                    }
                     None => return End::Dropped,
                 },
                 None => return End::Failed(RedisError::from(std::io::Error::from(std::io::ErrorKind::BrokenPipe))),
@@ -360,11 +378,12 @@ async fn next(messages: &mut PubSubStream) -> Option<redis::Msg> {
 }
 
 /// Asks for a sign of life again and again, until there is none.
-async fn ping(mut sink: PubSubSink) -> RedisError {
+async fn ping(mut sink: PubSubSink, reader: &Reader) -> RedisError {
     loop {
         sleep(PING).await;
         if let Err(error) = bounded(PING, sink.ping::<Value>()).await {
             return error;
         }
+        reader.heard();
     }
 }

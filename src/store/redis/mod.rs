@@ -14,6 +14,7 @@
 //! Locks have keys of their own, named in [`locks`]. Messages go to `sg1:i:<node>`: [`message`].
 
 mod advice;
+mod checkup;
 mod client;
 mod connection;
 mod inbox;
@@ -25,7 +26,9 @@ mod scripts;
 mod tags;
 
 use std::fmt;
+use std::future::Future;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -38,14 +41,16 @@ use client::{Dial, unexpected};
 use connection::Supervisor;
 use inbox::Inbox;
 use keyspace::Keyspace;
-use refusal::{judge, store_error};
+use refusal::{judge, reason, store_error};
 use scripts::{By, Script, get_entry, millis, push_outcome, sha1_hex};
 
 use super::grants::Grants;
 use super::watch::Watches;
 use super::{
-    Acquire, Acquired, Fail, HandedOver, Kept, Reply, Store, StoreError, StoreErrorKind, Token, Watch,
+    Acquire, Acquired, Examine, Fail, HandedOver, Kept, Reply, Store, StoreError, StoreErrorKind, Token,
+    Watch,
 };
+use crate::health::{Breaker, Finding, Health, LinkState, Topology};
 use crate::key::Key;
 
 /// One node's connections to a Redis server.
@@ -259,6 +264,24 @@ impl Store for RedisStore {
         self.commands.close();
         self.inbox.close();
         self.keyspace.close();
+    }
+
+    fn health(&self) -> Health {
+        let (commands, why) = self.commands.link();
+        let refuses = matches!(commands, LinkState::Down | LinkState::Closed);
+        Health {
+            topology: Topology::Single,
+            commands,
+            inbox: self.inbox.link(),
+            breaker: if refuses { Breaker::Open } else { Breaker::Closed },
+            reason: why.as_ref().map(reason),
+            clock: self.commands.clock(),
+            last_heard: self.inbox.last_heard(),
+        }
+    }
+
+    fn examine(&self, ask: Examine) -> Pin<Box<dyn Future<Output = Vec<Finding>> + Send + '_>> {
+        Box::pin(checkup::examine(self, ask))
     }
 }
 

@@ -38,6 +38,7 @@ script!(RELEASE, b"lq", "scripts/wake.lua", "scripts/release.lua");
 script!(INVALIDATE, b"elqo", "scripts/wake.lua", "scripts/invalidate.lua");
 script!(TAG, b"t", "scripts/tag.lua");
 script!(ENLIST, b"v", "scripts/enlist.lua");
+script!(DOCTOR, b"e", "scripts/doctor.lua");
 script!(MUTEX_TAKE, b"", "scripts/tell_sooner.lua", "scripts/mutex.lua", "scripts/mutex_take.lua");
 script!(MUTEX_FREE, b"", "scripts/tell_sooner.lua", "scripts/mutex.lua", "scripts/mutex_free.lua");
 script!(MUTEX_BREAK, b"", "scripts/tell_sooner.lua", "scripts/mutex.lua", "scripts/mutex_break.lua");

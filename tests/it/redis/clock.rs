@@ -31,6 +31,11 @@ impl Relay {
         });
         Self { url, seconds }
     }
+
+    /// Moves the clock from now on.
+    pub(crate) fn set(&self, seconds: i64) {
+        self.seconds.store(seconds, Ordering::SeqCst);
+    }
 }
 
 async fn relay(client: TcpStream, port: u16, seconds: Arc<AtomicI64>) {
@@ -104,7 +109,7 @@ async fn the_clock_is_read_again_with_every_connection() {
     answer(&node, "k", 1).await;
     assert_eq!(node.get::<u32>("k").await.expect("store"), Some(1));
 
-    relay.seconds.store(HOUR, Ordering::SeqCst);
+    relay.set(HOUR);
     server.kill_clients();
     node.connect().await.expect("connects");
     eventually("it goes by the clock that the new connection has read", SOON, async || {

@@ -7,6 +7,7 @@ mod cancellation;
 mod chaos;
 pub(crate) mod clock;
 mod connections;
+mod doctor;
 mod invalidation;
 mod leaders;
 mod leftovers;

@@ -1,0 +1,115 @@
+//! What a guard tells about itself: [`health`](StampedeGuard::health) from memory, [`doctor`](StampedeGuard::doctor) by looking.
+
+use uuid::Uuid;
+
+use super::StampedeGuard;
+use crate::builder::StampedeGuardBuilder;
+use crate::health::{Finding, Health, Report};
+use crate::key::{CacheKey, Key};
+use crate::store::Examine;
+
+impl StampedeGuard {
+    /// What this guard knows about its store at this moment. Asks nobody, waits for nothing, may be called outside a
+    /// runtime.
+    ///
+    /// A guard whose store is down still answers, one load per process and key: do not take a process out of service
+    /// for it.
+    pub fn health(&self) -> Health {
+        self.node.store.health()
+    }
+
+    /// Looks at the deployment: connection, version, rights, notifications, clock, latency, memory, eviction, replicas,
+    /// persistence, and this guard's settings against them.
+    ///
+    /// On Redis it opens two connections of its own for a moment, so that nothing it does disturbs the guard's. It
+    /// uses one key of this guard's namespace, which is gone when it returns, and uses what rights it has: with the
+    /// documented minimal user `INFO` and `CONFIG` are refused (a line each in the server's `ACL LOG`), and what they
+    /// would have shown is reported as not permitted. It never fails: what can not be reached is a finding. Ten
+    /// seconds are its bound; on a sound server it takes milliseconds.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe: its connections are closed, its key expires by itself.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
+    /// use stampede_guard::StampedeGuard;
+    ///
+    /// let report = StampedeGuard::in_memory().doctor().await;
+    /// println!("{report}");
+    /// assert!(report.is_healthy());
+    /// # }
+    /// ```
+    pub async fn doctor(&self) -> Report {
+        let policy = &self.policy;
+        let name = CacheKey::from(format!("doctor-{}", Uuid::new_v4().simple()));
+        let mut findings = self
+            .node
+            .store
+            .examine(Examine {
+                key: Key::new(&self.node.namespace, &name),
+                coordination_budget: policy.coordination_budget,
+                lease: policy.lease,
+            })
+            .await;
+        findings.push(self.namespace());
+        if self.node.is_closed() {
+            let found = Finding::problem("guard", "it was shut down");
+            findings.push(found.cost("every call loads for itself").advice("make a new guard"));
+        }
+        Report::new(findings)
+    }
+
+    fn namespace(&self) -> Finding {
+        let namespace = &self.node.namespace;
+        if **namespace == *StampedeGuardBuilder::DEFAULT_NAMESPACE {
+            Finding::note("namespace", format!("`{namespace}`, the default"))
+                .cost("two services that share this store would be given each other's values")
+                .advice("StampedeGuard::builder(..).namespace(\"your service\")")
+        } else {
+            Finding::ok("namespace", format!("`{namespace}`"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::health::{Breaker, LinkState, Severity, Topology};
+
+    #[tokio::test]
+    async fn in_memory_there_is_nothing_to_lose_and_no_fleet() {
+        let guard = StampedeGuard::in_memory();
+        let health = guard.health();
+        assert_eq!((health.commands, health.inbox), (LinkState::Up, LinkState::Up));
+        assert_eq!((health.topology, health.breaker), (Topology::Memory, Breaker::Closed));
+        assert_eq!((health.clock, health.last_heard, health.reason), (None, None, None));
+        let report = guard.doctor().await;
+        assert!(report.is_healthy() && report.worst() == Severity::Note, "{report}");
+        assert!(report.to_string().contains("no fleet"), "{report}");
+    }
+
+    #[tokio::test]
+    async fn a_guard_that_was_shut_down_says_so() {
+        let guard = StampedeGuard::in_memory();
+        guard.shutdown(Duration::ZERO).await;
+        assert_eq!(guard.health().commands, LinkState::Closed);
+        assert_eq!(guard.health().breaker, Breaker::Open);
+        let report = guard.doctor().await;
+        assert!(!report.is_healthy() && report.to_string().contains("shut down"), "{report}");
+    }
+
+    #[tokio::test]
+    async fn a_namespace_of_its_own_is_no_finding() {
+        let guard =
+            StampedeGuard::builder(crate::MemoryStore::new()).namespace("shop").build().expect("valid");
+        let report = guard.doctor().await;
+        let namespace =
+            report.findings.iter().find(|finding| finding.check == "namespace").expect("it is looked at");
+        assert_eq!(namespace.severity, Severity::Ok);
+    }
+}

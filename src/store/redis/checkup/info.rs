@@ -1,0 +1,147 @@
+//! What the server says about itself: `HELLO` to everyone, `INFO` or `CONFIG GET` to those who may.
+
+use std::collections::HashMap;
+
+use redis::Value;
+
+use super::{ALONE, pairs, text};
+use crate::health::Finding;
+
+/// The oldest version that all scripts run on.
+const OLDEST: (u32, u32) = (6, 2);
+
+/// The answer to HELLO: version, mode and role.
+pub(super) fn server(greeting: Value) -> Vec<Finding> {
+    let Some(hello) = pairs(greeting).filter(|hello| hello.contains_key("version")) else {
+        return vec![
+            Finding::note("version", "HELLO is not permitted, or not known: older than 6, or not Redis")
+                .advice("the guard needs 6.2 or later"),
+        ];
+    };
+    let word = |name: &str| hello.get(name).and_then(text).unwrap_or_default();
+    let (server, version) = (word("server"), word("version"));
+    let mut findings = vec![if numbers(&version) < Some(OLDEST) {
+        let found = Finding::problem("version", format!("{server} {version}, older than 6.2"));
+        found.cost("scripts use commands that it does not have").advice("6.2 or later")
+    } else {
+        Finding::ok("version", format!("{server} {version}"))
+    }];
+    findings.push(match (word("mode").as_str(), word("role").as_str()) {
+        ("standalone" | "", "master" | "primary" | "") => Finding::ok("topology", "a single primary"),
+        ("cluster", _) => Finding::problem("topology", "a node of a Redis Cluster")
+            .cost(format!("keys of other nodes' slots are refused; for those {ALONE}"))
+            .advice("a single primary; Redis Cluster is not supported yet"),
+        ("sentinel", _) => Finding::problem("topology", "a Sentinel, which stores nothing")
+            .cost(ALONE)
+            .advice("the address of the primary; Sentinel is not supported yet"),
+        (_, role) => Finding::problem("topology", format!("a {role}, which takes no writes"))
+            .cost(format!("nothing is stored; {ALONE}"))
+            .advice("the address of the primary"),
+    });
+    findings
+}
+
+/// Memory, eviction, replicas and persistence, as far as they may be seen.
+pub(super) fn examine(info: &Value, settings: Value) -> Vec<Finding> {
+    let told = match info {
+        Value::ServerError(_) => None,
+        info => text(info),
+    };
+    let Some(told) = told else {
+        let hidden = Finding::note(
+            "info",
+            "INFO is not permitted: replicas and persistence could not be seen",
+        )
+        .advice("run the doctor as a user with +info, or look at INFO yourself; the guard does not need it");
+        let mut findings = vec![hidden];
+        let settings = pairs(settings).filter(|settings| settings.contains_key("maxmemory"));
+        findings.extend(settings.map_or_else(
+            || vec![Finding::note("memory", "not permitted: neither INFO nor CONFIG GET")],
+            |settings| {
+                let word = |name: &str| settings.get(name).and_then(text).unwrap_or_default();
+                memory(&word("maxmemory"), &word("maxmemory-policy"), None)
+            },
+        ));
+        return findings;
+    };
+    let fields: HashMap<&str, &str> =
+        told.lines().filter_map(|line| line.trim_end().split_once(':')).collect();
+    let field = |name: &str| fields.get(name).copied().unwrap_or_default();
+    let evicted = field("evicted_keys").parse().ok();
+    let mut findings = memory(field("maxmemory"), field("maxmemory_policy"), evicted);
+    findings.push(replicas(field("connected_slaves").parse().unwrap_or(0)));
+    findings.extend(persistence(&field));
+    findings
+}
+
+/// What becomes of leases, locks and entries when memory is short.
+fn memory(most: &str, policy: &str, evicted: Option<u64>) -> Vec<Finding> {
+    let Ok(most) = most.parse::<u64>() else {
+        return vec![Finding::note("memory", "the server does not say how much it may use")];
+    };
+    if most == 0 {
+        return vec![
+            Finding::warning("memory", "maxmemory is 0: no bound")
+                .cost("it grows until the system stops it, and everything that is stored is gone at once")
+                .advice(
+                    "maxmemory below the machine's memory, and maxmemory-policy volatile-lru or allkeys-lru",
+                ),
+        ];
+    }
+    let memory = Finding::ok("memory", format!("maxmemory is {} MiB", most / (1 << 20)));
+    let evicted =
+        evicted.map_or_else(String::new, |evicted| format!("; {evicted} keys evicted since it was started"));
+    let found = format!("maxmemory-policy is {policy}{evicted}");
+    let eviction = match policy {
+        "noeviction" => Finding::warning("eviction", found)
+            .cost(format!("nothing is evicted; when memory is full, writes are refused: {ALONE}, and nothing is stored"))
+            .advice("volatile-lru or allkeys-lru for a cache; noeviction for a server that keeps locks"),
+        "volatile-ttl" => Finding::warning("eviction", found)
+            .cost("what expires soonest goes first: leases, queues and locks before any entry")
+            .advice("volatile-lru or allkeys-lru"),
+        _ => Finding::note("eviction", found)
+            .cost(
+                "an evicted lease or entry costs a second load, an evicted tag misses; an evicted mutex can have two \
+                 holders",
+            )
+            .advice("enough memory that it is rare; for locks a server with noeviction, and fences"),
+    };
+    vec![memory, eviction]
+}
+
+fn replicas(count: u32) -> Finding {
+    if count == 0 {
+        return Finding::note("replicas", "none")
+            .cost("while the server is away, each process loads for itself; a new one starts empty");
+    }
+    Finding::note("replicas", format!("{count}, which follow asynchronously"))
+        .cost("a failover can lose the latest writes: a second load, a value from before its invalidation, a mutex with two holders")
+        .advice("invalidate_replicas where an old value must not come back; fences with locks")
+}
+
+fn persistence<'t>(field: &impl Fn(&str) -> &'t str) -> Vec<Finding> {
+    let failing = ["rdb_last_bgsave_status", "aof_last_write_status", "aof_last_bgrewrite_status"];
+    let failing: Vec<_> = failing.into_iter().filter(|name| field(name) == "err").collect();
+    if !failing.is_empty() {
+        return vec![
+            Finding::warning("persistence", format!("failing: {}", failing.join(", ")))
+                .cost(format!("the server may refuse all writes (MISCONF) until it succeeds: {ALONE}"))
+                .advice("its disk; for a cache alone: save \"\" and appendonly no"),
+        ];
+    }
+    vec![match field("aof_enabled") {
+        "1" => Finding::ok("persistence", "appendonly: entries survive a restart, with their lifetimes"),
+        "0" => Finding::note(
+            "persistence",
+            "no appendonly file: a restart may begin empty, or with an older snapshot",
+        )
+        .cost("one load per key; from a snapshot, values from before their invalidation until they expire"),
+        _ => Finding::note("persistence", "the server does not say"),
+    }]
+}
+
+/// The first two numbers of a version.
+fn numbers(version: &str) -> Option<(u32, u32)> {
+    let mut parts = version.split('.').map(|part| part.parse().ok());
+    Some((parts.next()??, parts.next()??))
+}

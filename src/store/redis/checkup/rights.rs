@@ -1,0 +1,170 @@
+//! Whether this user may do what the guard does, found out by doing it.
+//!
+//! What scripts call is tried inside a script: that is where it has to work, in one step no key is left behind, and
+//! it takes no right that the guard does not need. (`ACL DRYRUN` would take one, and is not on 6.2.)
+
+use redis::aio::MultiplexedConnection;
+use redis::{RedisResult, Value};
+use tokio::time::Instant;
+
+use super::{ALONE, all, one};
+use crate::health::Finding;
+use crate::store::redis::scripts::{self, By};
+
+/// The kinds of keys, as they stand in their names.
+const GUARDS_KEYS: [&str; 6] = ["e", "l", "q", "o", "t", "v"];
+const LOCKS_KEYS: [&str; 6] = ["m", "mq", "mf", "sh", "sq", "sm"];
+
+/// What only the scripts of locks call.
+pub(super) const LOCKS_ONLY: [&str; 10] =
+    ["EXISTS", "INCR", "LLEN", "LREM", "TIME", "ZADD", "ZCARD", "ZRANGE", "ZREM", "ZREMRANGEBYSCORE"];
+
+pub(super) struct Tried {
+    pub(super) findings: Vec<Finding>,
+    /// When the message was sent, if it was, and how many the server gave it to.
+    pub(super) published_at: Option<Instant>,
+    pub(super) heard: i64,
+}
+
+/// What was refused, sorted by what that costs.
+#[derive(Default)]
+struct Refused {
+    guard: Vec<String>,
+    locks: Vec<String>,
+    publish: bool,
+    /// Not a matter of rights: the server takes no writes at all.
+    writes: Option<String>,
+}
+
+impl Refused {
+    fn add(&mut self, what: &str, answer: &str) {
+        // By its code, in scripts by its words, and of a command that was renamed away: `unknown`, `Unknown`.
+        let denied = ["NOPERM", "The user executing", "permission", "nknown"];
+        if !denied.iter().any(|sign| answer.contains(sign)) {
+            // Its code, without what may quote a key.
+            let code = answer.split([' ', ':']).find(|word| !word.is_empty()).unwrap_or("ERR");
+            self.writes
+                .get_or_insert_with(|| format!("{what} is answered with {}", code.trim_start_matches('-')));
+        } else if what == "PUBLISH" {
+            self.publish = true;
+        } else if LOCKS_ONLY.contains(&what) {
+            self.locks.push(what.to_owned());
+        } else {
+            self.guard.push(what.to_owned());
+        }
+    }
+
+    fn findings(self, user: &str) -> Vec<Finding> {
+        let Self { guard, locks, publish, writes } = self;
+        let advice = |what: &[String]| {
+            let rules = what.iter().map(|what| match what.split_once(" on ") {
+                Some((command, keys)) => format!("+{} ~{keys}", command.to_lowercase()),
+                None => format!("+{}", what.to_lowercase()),
+            });
+            let rules = rules.collect::<Vec<_>>().join(" ");
+            format!("ACL SETUSER {user} {rules} (and no rename-command); the README has the whole list")
+        };
+        let mut findings = Vec::new();
+        if !guard.is_empty() {
+            let found = Finding::problem("rights", format!("`{user}` may not {}", guard.join(", ")));
+            findings.push(found.cost(ALONE).advice(advice(&guard)));
+        }
+        if !locks.is_empty() {
+            let found = Finding::warning("rights", format!("`{user}` may not {}", locks.join(", ")));
+            let cost = "loads are guarded; mutexes, semaphores and max_concurrent_loads fail";
+            findings.push(found.cost(cost).advice(advice(&locks)));
+        }
+        if publish {
+            let found = Finding::warning("rights", format!("`{user}` may not PUBLISH from a script"));
+            let cost =
+                "nobody is told that a load has ended: waits in other processes end by their timers, later";
+            findings.push(found.cost(cost).advice(format!("ACL SETUSER {user} +publish &sg1:*")));
+        }
+        if let Some(writes) = writes {
+            let found = Finding::problem("writes", format!("the server refuses writes: {writes}"));
+            let cost = format!("nothing is stored; {ALONE}");
+            findings.push(found.cost(cost).advice(
+                "OOM: memory or another maxmemory-policy; READONLY: this is a replica; \
+                 MISCONF: its disk; NOREPLICAS: its replicas",
+            ));
+        }
+        if findings.is_empty() {
+            findings.push(Finding::ok(
+                "rights",
+                format!("`{user}` may do everything that the guard and its locks need"),
+            ));
+        }
+        findings
+    }
+}
+
+/// Tries everything on the key `name`; a script publishes to `channel`.
+pub(super) async fn examine(
+    commands: &mut MultiplexedConnection,
+    name: &str,
+    channel: &str,
+    user: &str,
+) -> RedisResult<Tried> {
+    let mut refused = Refused::default();
+    plain(commands, name, &mut refused).await?;
+    let sent = Instant::now();
+    let mut answer = one(commands, scripts::DOCTOR.call(By::Sha1, name, 64).arg(channel)).await?;
+    if matches!(&answer, Value::ServerError(error) if error.code() != "NOSCRIPT") {
+        refused.add("EVALSHA", &said(&answer));
+    }
+    if matches!(&answer, Value::ServerError(_)) {
+        answer = one(commands, scripts::DOCTOR.call(By::Text, name, 64).arg(channel)).await?;
+    }
+    let (mut published_at, mut heard) = (None, 0);
+    match redis::from_redis_value_ref::<(i64, Vec<String>)>(&answer) {
+        Ok((receivers, failed)) => {
+            for failure in failed {
+                let (what, why) = failure.split_once(' ').unwrap_or((&failure, ""));
+                refused.add(what, why);
+            }
+            heard = receivers;
+            published_at = (!refused.publish).then_some(sent);
+        }
+        Err(_) if refused.guard.iter().any(|what| what == "EVAL") => {}
+        Err(_) => refused.add("EVAL", &said(&answer)),
+    }
+    Ok(Tried { findings: refused.findings(user), published_at, heard })
+}
+
+/// What is sent outside of scripts, and whether all kinds of keys may be read.
+async fn plain(commands: &mut MultiplexedConnection, name: &str, refused: &mut Refused) -> RedisResult<()> {
+    let key = |kind: &str| format!("sg1:{kind}:{{{name}}}");
+    let (mut pipeline, mut kinds) = (redis::pipe(), Vec::new());
+    for kind in GUARDS_KEYS.iter().chain(&LOCKS_KEYS) {
+        pipeline.cmd("GET").arg(key(kind));
+        kinds.push(*kind);
+    }
+    pipeline.cmd("MGET").arg(key("e")).arg(key("t")).cmd("DEL").arg(key("t"));
+    // What EVALSHA falls back on; the server may know the script of the others.
+    pipeline.cmd("EVAL").arg("return 1").arg(0);
+    let mut answers = all(commands, &pipeline).await?.into_iter();
+    let denied = |answer: &Value| matches!(answer, Value::ServerError(error) if error.code() == "NOPERM");
+    let closed: Vec<_> = kinds.into_iter().zip(&mut answers).filter(|(_, answer)| denied(answer)).collect();
+    if closed.len() == GUARDS_KEYS.len() + LOCKS_KEYS.len() {
+        // Not this or that kind: the command, or all of our keys.
+        refused.guard.push("GET on sg1:*".to_owned());
+    } else {
+        for (kind, _) in closed {
+            let of = if LOCKS_KEYS.contains(&kind) { &mut refused.locks } else { &mut refused.guard };
+            of.push(format!("GET on sg1:{kind}:*"));
+        }
+    }
+    for (what, answer) in ["MGET", "DEL", "EVAL"].into_iter().zip(answers) {
+        if let Value::ServerError(_) = &answer {
+            refused.add(what, &said(&answer));
+        }
+    }
+    Ok(())
+}
+
+fn said(answer: &Value) -> String {
+    match answer {
+        Value::ServerError(error) => format!("{} {}", error.code(), error.details().unwrap_or_default()),
+        _ => "ERR unexpected answer".to_owned(),
+    }
+}

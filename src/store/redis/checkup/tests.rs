@@ -1,0 +1,90 @@
+use std::collections::BTreeSet;
+
+use super::rights::LOCKS_ONLY;
+use super::*;
+use crate::health::Severity;
+
+/// The commands that the scripts of these files call, by what their heads say.
+fn called(ours: impl Fn(&str) -> bool) -> BTreeSet<String> {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src/store/redis/scripts");
+    let mut calls = BTreeSet::new();
+    for file in std::fs::read_dir(folder).expect("the scripts") {
+        let path = file.expect("an entry").path();
+        let name = path.file_stem().and_then(|name| name.to_str()).expect("a name").to_owned();
+        let script = std::fs::read_to_string(&path).expect("a script");
+        if ours(&name) {
+            let line =
+                script.lines().find_map(|line| line.strip_prefix("-- calls:")).expect("says what it calls");
+            calls.extend(line.split_whitespace().map(str::to_uppercase));
+        }
+    }
+    calls
+}
+
+fn is_of_locks(script: &str) -> bool {
+    script.starts_with("mutex") || script.starts_with("semaphore") || script == "tell_sooner"
+}
+
+#[test]
+fn the_doctor_tries_every_command_that_a_script_calls() {
+    assert_eq!(called(|script| script == "doctor"), called(|script| script != "doctor"));
+}
+
+#[test]
+fn what_only_locks_need_is_told_from_what_the_guard_needs() {
+    let guard = called(|script| script != "doctor" && !is_of_locks(script));
+    let locks = called(is_of_locks);
+    let only: Vec<_> = locks.difference(&guard).cloned().collect();
+    assert_eq!(only, LOCKS_ONLY);
+}
+
+fn hello(version: &str, mode: &str, role: &str) -> Vec<Finding> {
+    let pairs = [("server", "redis"), ("version", version), ("mode", mode), ("role", role)];
+    let text = |text: &str| Value::BulkString(text.as_bytes().to_vec());
+    info::server(Value::Array(
+        pairs.into_iter().flat_map(|(name, value)| [text(name), text(value)]).collect(),
+    ))
+}
+
+#[test]
+fn a_server_that_is_too_old_or_takes_no_writes_is_a_problem() {
+    let worst = |findings: Vec<Finding>| findings.iter().map(|finding| finding.severity).max();
+    assert_eq!(worst(hello("6.2.0", "standalone", "master")), Some(Severity::Ok));
+    assert_eq!(worst(hello("8.0.1", "standalone", "master")), Some(Severity::Ok));
+    for (version, mode, role) in [
+        ("6.0.16", "standalone", "master"),
+        ("7.0.15", "standalone", "replica"),
+        ("7.0.15", "cluster", "master"),
+        ("7.0.15", "sentinel", "master"),
+    ] {
+        assert_eq!(worst(hello(version, mode, role)), Some(Severity::Problem), "{version} {mode} {role}");
+    }
+    assert_eq!(worst(info::server(Value::Nil)), Some(Severity::Note));
+}
+
+/// The checks of INFO that no private server comes to in time.
+#[test]
+fn a_server_that_can_not_save_and_one_with_replicas_are_told_of() {
+    let info = "maxmemory:0\r\nconnected_slaves:2\r\naof_enabled:1\r\nrdb_last_bgsave_status:err\r\n";
+    let findings = info::examine(&Value::BulkString(info.into()), Value::Nil);
+    let of = |check| findings.iter().find(|finding| finding.check == check).expect("it is looked at");
+    assert_eq!(of("memory").severity, Severity::Warning);
+    assert_eq!(of("persistence").severity, Severity::Warning);
+    assert!(of("persistence").cost.contains("MISCONF"));
+    assert!(of("replicas").found.starts_with("2,"));
+}
+
+#[test]
+fn a_clock_that_jumps_and_one_that_is_not_the_guards_are_warned_of() {
+    let host = host_ms();
+    let at = |ahead: u64| (Reading { server_ms: host + ahead, at: Instant::now() }, Duration::from_millis(1));
+    let warned = |readings: &[_], believed| {
+        clock(readings, believed).into_iter().filter(|finding| finding.severity == Severity::Warning).count()
+    };
+    let believed =
+        |ahead_ms| Some(ClockReading { ahead_ms, age: Duration::ZERO, largest_jump: Duration::ZERO });
+    assert_eq!(warned(&[at(0), at(0)], believed(0)), 0);
+    assert_eq!(warned(&[at(0), at(5_000)], believed(0)), 1);
+    assert_eq!(warned(&[at(90_000)], believed(0)), 1);
+    assert_eq!(warned(&[at(90_000)], None), 0, "this guard has read no clock");
+}

@@ -1,0 +1,326 @@
+//! What a guard says about its deployment is so, with whatever rights it has, and comes in bounded time.
+
+use stampede_guard::health::{Breaker, Finding, LinkState, Report, Severity, Topology};
+
+use super::clock::Relay;
+use super::*;
+use crate::support::probe::assert_nothing_left;
+
+/// The doctor's own bound, and a busy machine.
+const BOUND: Duration = Duration::from_secs(12);
+
+/// A policy that this machine's latency does not trouble.
+fn patient() -> Policy {
+    lease_of(Duration::from_secs(60))
+}
+
+async fn doctor(guard: &StampedeGuard) -> Report {
+    let report = tokio::time::timeout(BOUND, guard.doctor()).await.expect("it is bounded");
+    for finding in &report.findings {
+        let told = format!("{finding}");
+        assert!(!told.contains("sg1:e:{") && !told.contains("pw"), "no key and no password: {told}");
+    }
+    report
+}
+
+/// As the default user, who may do everything.
+async fn as_full_user(server: &RedisServer) -> Report {
+    let guard = unconnected(&server.url(), patient());
+    guard.connect().await.expect("connects");
+    doctor(&guard).await
+}
+
+async fn as_minimal_user(server: &RedisServer) -> Report {
+    doctor(&local(server, patient()).await).await
+}
+
+#[track_caller]
+fn of<'r>(report: &'r Report, check: &str) -> &'r Finding {
+    let found = report.findings.iter().find(|finding| finding.check == check);
+    found.unwrap_or_else(|| panic!("nothing about {check}:\n{report}"))
+}
+
+#[tokio::test]
+async fn health_follows_the_connections() {
+    let server = RedisServer::start();
+    let guard = unconnected(&server.minimal_user(), patient());
+    let idle = guard.health();
+    assert_eq!(
+        (idle.commands, idle.inbox, idle.breaker),
+        (LinkState::Idle, LinkState::Idle, Breaker::Closed)
+    );
+    assert_eq!((idle.topology, idle.clock, idle.last_heard), (Topology::Single, None, None));
+
+    guard.connect().await.expect("connects");
+    let up = guard.health();
+    assert_eq!((up.commands, up.inbox, up.breaker), (LinkState::Up, LinkState::Up, Breaker::Closed), "{up}");
+    let clock = up.clock.expect("read with the connection");
+    assert!(clock.ahead_ms.abs() < 1_000 && clock.age < SOON, "{up}");
+    assert!(up.last_heard.expect("the subscription was confirmed") < SOON, "{up}");
+
+    server.kill();
+    eventually("the breaker opens", SOON, async || {
+        let health = guard.health();
+        health.breaker == Breaker::Open
+            && health.commands == LinkState::Down
+            && health.inbox == LinkState::Down
+    })
+    .await;
+    assert!(guard.health().reason.is_some(), "{}", guard.health());
+
+    server.start_again();
+    eventually("and closes", SOON, async || {
+        let health = guard.health();
+        (health.breaker, health.inbox) == (Breaker::Closed, LinkState::Up)
+    })
+    .await;
+    assert_eq!(guard.health().reason, None);
+
+    guard.shutdown(Duration::ZERO).await;
+    let closed = guard.health();
+    assert_eq!(
+        (closed.commands, closed.inbox, closed.breaker),
+        (LinkState::Closed, LinkState::Closed, Breaker::Open)
+    );
+}
+
+#[tokio::test]
+async fn an_inbox_that_is_up_hears_something_each_second() {
+    let server = RedisServer::start();
+    let guard = local(&server, patient()).await;
+    tokio::time::sleep(ms(2_500)).await;
+    let heard = guard.health().last_heard.expect("pings are answered");
+    assert!(heard < ms(2_400), "not only when it was opened: {heard:?}");
+}
+
+#[tokio::test]
+async fn the_full_user_sees_everything() {
+    let server = RedisServer::with_args(["--maxmemory", "64mb", "--maxmemory-policy", "volatile-lru"]);
+    let report = as_full_user(&server).await;
+    assert!(report.is_healthy(), "{report}");
+    for check in
+        ["guard", "connection", "version", "topology", "clock", "rights", "notifications", "slots", "memory"]
+    {
+        assert_eq!(of(&report, check).severity, Severity::Ok, "{report}");
+    }
+    assert!(of(&report, "memory").found.contains("64 MiB"), "{report}");
+    assert!(of(&report, "notifications").found.contains("heard"), "{report}");
+    for check in ["eviction", "replicas", "persistence", "namespace"] {
+        assert_eq!(of(&report, check).severity, Severity::Note, "{report}");
+    }
+    assert_nothing_left(&server, SOON).await;
+}
+
+#[tokio::test]
+async fn the_minimal_user_sees_what_it_may_and_is_told_the_rest() {
+    let server = RedisServer::start();
+    let report = as_minimal_user(&server).await;
+    assert!(report.is_healthy(), "{report}");
+    for check in ["guard", "connection", "version", "topology", "clock", "rights", "notifications"] {
+        assert_eq!(of(&report, check).severity, Severity::Ok, "{report}");
+    }
+    for check in ["info", "memory"] {
+        assert_eq!(of(&report, check).severity, Severity::Note, "{report}");
+        assert!(of(&report, check).found.contains("not permitted"), "{report}");
+    }
+    assert_nothing_left(&server, SOON).await;
+}
+
+#[tokio::test]
+async fn config_stands_in_where_info_is_not_permitted() {
+    let server = RedisServer::with_args(["--maxmemory", "64mb", "--maxmemory-policy", "allkeys-lru"]);
+    server.run::<()>(&["ACL", "SETUSER", "minimal", "+config|get"]);
+    let report = as_minimal_user(&server).await;
+    assert!(of(&report, "memory").found.contains("64 MiB"), "{report}");
+    assert!(of(&report, "eviction").found.contains("allkeys-lru"), "{report}");
+}
+
+#[tokio::test]
+async fn each_policy_of_eviction_has_its_cost() {
+    for (policy, severity, cost) in [
+        ("noeviction", Severity::Warning, "writes are refused"),
+        ("allkeys-lru", Severity::Note, "a second load"),
+        ("volatile-lru", Severity::Note, "a second load"),
+        ("volatile-ttl", Severity::Warning, "leases, queues and locks before any entry"),
+    ] {
+        let server = RedisServer::with_args(["--maxmemory", "64mb", "--maxmemory-policy", policy]);
+        let report = as_full_user(&server).await;
+        let eviction = of(&report, "eviction");
+        assert_eq!(eviction.severity, severity, "{report}");
+        assert!(eviction.cost.contains(cost) && eviction.found.contains(policy), "{report}");
+        assert!(report.is_healthy(), "{report}");
+    }
+}
+
+#[tokio::test]
+async fn memory_without_a_bound_is_warned_of() {
+    let server = RedisServer::start();
+    let report = as_full_user(&server).await;
+    assert_eq!(of(&report, "memory").severity, Severity::Warning, "{report}");
+}
+
+#[tokio::test]
+async fn a_server_that_refuses_writes_is_a_problem() {
+    let server = RedisServer::with_args(["--maxmemory", "1"]);
+    let report = as_minimal_user(&server).await;
+    assert!(of(&report, "writes").found.contains("OOM"), "{report}");
+    assert!(!report.is_healthy(), "{report}");
+
+    let server = RedisServer::start();
+    server.run::<()>(&["REPLICAOF", "127.0.0.1", "1"]);
+    let guard = unconnected(&server.url(), patient());
+    let report = doctor(&guard).await;
+    assert!(!report.is_healthy(), "{report}");
+}
+
+/// Each right of the minimal user that a script needs, taken away alone, is named.
+#[tokio::test]
+async fn a_right_that_is_missing_is_named() {
+    let server = RedisServer::start();
+    let without = |right: &str| server.run::<()>(&["ACL", "SETUSER", "minimal", &format!("-{right}")]);
+    let again = |right: &str| server.run::<()>(&["ACL", "SETUSER", "minimal", &format!("+{right}")]);
+    for (right, severity) in [
+        ("set", Severity::Problem),
+        ("lpos", Severity::Problem),
+        ("del", Severity::Problem),
+        ("mget", Severity::Problem),
+        ("eval", Severity::Problem),
+        ("evalsha", Severity::Problem),
+        ("publish", Severity::Warning),
+        ("zadd", Severity::Warning),
+        ("zremrangebyscore", Severity::Warning),
+        ("incr", Severity::Warning),
+    ] {
+        without(right);
+        let report = as_minimal_user(&server).await;
+        let rights = of(&report, "rights");
+        assert_eq!(rights.severity, severity, "{right}: {report}");
+        assert!(rights.found.contains(&right.to_uppercase()), "{right}: {report}");
+        assert!(rights.advice.contains(&format!("+{right}")), "{right}: {report}");
+        assert_nothing_left(&server, SOON).await;
+        again(right);
+    }
+    assert_eq!(of(&as_minimal_user(&server).await, "rights").severity, Severity::Ok);
+}
+
+#[tokio::test]
+async fn a_user_of_one_service_alone_may_be_told_its_keys() {
+    let server = RedisServer::start();
+    server.run::<()>(&["ACL", "SETUSER", "minimal", "resetkeys", "~sg1:?:{default:*"]);
+    let report = as_minimal_user(&server).await;
+    let rights = of(&report, "rights");
+    assert_eq!(rights.severity, Severity::Warning, "the keys of locks have longer heads: {report}");
+    assert!(rights.found.contains("GET on sg1:mq:*"), "{report}");
+}
+
+#[tokio::test]
+async fn without_the_right_to_subscribe_it_says_what_that_costs() {
+    let server = RedisServer::start();
+    server.run::<()>(&["ACL", "SETUSER", "minimal", "-subscribe"]);
+    let guard = local(&server, patient()).await;
+    assert_eq!(guard.health().inbox, LinkState::Refused);
+    let report = doctor(&guard).await;
+    let notifications = of(&report, "notifications");
+    assert_eq!(notifications.severity, Severity::Warning, "{report}");
+    assert!(notifications.cost.contains("timers") && notifications.advice.contains("+subscribe"), "{report}");
+    assert!(report.is_healthy(), "{report}");
+}
+
+#[tokio::test]
+async fn without_the_right_to_time_it_says_whose_clock_is_used() {
+    let server = RedisServer::start();
+    server.run::<()>(&["ACL", "SETUSER", "minimal", "-time"]);
+    let guard = local(&server, patient()).await;
+    assert_eq!(guard.health().clock, None);
+    let report = doctor(&guard).await;
+    assert!(of(&report, "clock").cost.contains("own clock"), "{report}");
+}
+
+#[tokio::test]
+async fn a_server_under_another_clock_is_noted() {
+    let server = RedisServer::start();
+    let relay = Relay::start(&server, 3_600).await;
+    let guard = unconnected(&relay.url, patient());
+    guard.connect().await.expect("connects");
+    let ahead = guard.health().clock.expect("read").ahead_ms;
+    assert!((3_590_000..3_610_000).contains(&ahead), "{ahead}");
+    let report = doctor(&guard).await;
+    assert_eq!(of(&report, "clock").severity, Severity::Note, "{report}");
+    assert!(report.is_healthy(), "freshness goes by the server's clock: {report}");
+}
+
+/// The guard goes by what it read when it connected, an hour ago by the server's clock of now.
+#[tokio::test]
+async fn a_clock_that_has_jumped_since_it_was_read_is_warned_of() {
+    let server = RedisServer::start();
+    let relay = Relay::start(&server, 0).await;
+    let guard = unconnected(&relay.url, patient());
+    guard.connect().await.expect("connects");
+    relay.set(3_600);
+    let report = doctor(&guard).await;
+    let jumped = |finding: &Finding| finding.check == "clock" && finding.severity == Severity::Warning;
+    assert!(report.findings.iter().any(jumped), "{report}");
+
+    server.kill_clients();
+    eventually("the next reading shows the jump", SOON, async || {
+        guard.health().clock.is_some_and(|clock| clock.largest_jump > Duration::from_secs(3_590))
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_wrong_password_is_a_finding() {
+    let server = RedisServer::start();
+    let guard = unconnected(&format!("redis://minimal:no@127.0.0.1:{}/", server.port()), patient());
+    let report = doctor(&guard).await;
+    assert_eq!(of(&report, "connection").severity, Severity::Problem, "{report}");
+}
+
+#[tokio::test]
+async fn a_server_that_is_down_is_a_finding_and_comes_at_once() {
+    let server = RedisServer::start();
+    let guard = local(&server, patient()).await;
+    server.kill();
+    let started = Instant::now();
+    let report = doctor(&guard).await;
+    assert_eq!(of(&report, "connection").severity, Severity::Problem, "{report}");
+    assert!(!report.is_healthy() && started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
+}
+
+#[tokio::test]
+async fn a_server_that_is_stopped_is_a_finding_in_bounded_time() {
+    let server = RedisServer::start();
+    let guard = local(&server, patient()).await;
+    server.pause();
+    let started = Instant::now();
+    let report = doctor(&guard).await;
+    assert_eq!(of(&report, "connection").severity, Severity::Problem, "{report}");
+    assert!(!report.is_healthy() && started.elapsed() < Duration::from_secs(8), "{:?}", started.elapsed());
+    server.resume();
+    // What was sent and not waited for leaves nothing either.
+    assert_nothing_left(&server, SOON).await;
+}
+
+#[tokio::test]
+async fn settings_that_the_latency_does_not_fit_into_are_found() {
+    let server = RedisServer::start();
+    let proxy = crate::support::proxy::Proxy::start(server.port()).await;
+    let guard = unconnected(&proxy.url(), Policy::default());
+    proxy.set(crate::support::proxy::Mode::Delay(ms(80)));
+    let report = doctor(&guard).await;
+    assert_eq!(of(&report, "latency").severity, Severity::Problem, "{report}");
+    assert_eq!(of(&report, "settings").severity, Severity::Warning, "{report}");
+    assert!(of(&report, "latency").advice.contains("command_timeout"), "{report}");
+}
+
+#[tokio::test]
+async fn a_doctor_that_is_dropped_leaves_nothing() {
+    let server = RedisServer::start();
+    let guard = local(&server, patient()).await;
+    let before = server.client_count();
+    for wait in [0, 1, 2, 4, 8] {
+        let _ = tokio::time::timeout(ms(wait), guard.doctor()).await;
+    }
+    eventually_eq("its connections are closed", SOON, before, async || server.client_count()).await;
+    assert_nothing_left(&server, SOON).await;
+}
