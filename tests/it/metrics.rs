@@ -72,16 +72,22 @@ fn requests_loads_and_waits_are_counted_without_keys_in_labels() {
     assert_eq!(seen.iter().map(String::as_str).collect::<Vec<_>>(), expected);
 }
 
+/// The names of metrics in a text.
+fn named(text: &str) -> BTreeSet<String> {
+    text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'))
+        .filter(|word| word.starts_with("stampede_guard_") && word.len() > "stampede_guard_".len())
+        .map(str::to_owned)
+        .collect()
+}
+
 /// Every metric is in the README, and everything the README lists exists.
 #[test]
 fn the_readme_lists_the_metrics() {
-    let source = include_str!("../../src/observe.rs");
-    let readme = include_str!("../../README.md");
-    let names = |text: &str| -> BTreeSet<String> {
-        text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'))
-            .filter(|word| word.starts_with("stampede_guard_") && word.len() > "stampede_guard_".len())
-            .map(str::to_owned)
-            .collect()
-    };
-    assert_eq!(names(source), names(readme));
+    assert_eq!(named(include_str!("../../src/observe.rs")), named(include_str!("../../README.md")));
+}
+
+/// The same of what those on call read.
+#[test]
+fn the_runbook_explains_each_metric() {
+    assert_eq!(named(include_str!("../../src/observe.rs")), named(include_str!("../../docs/operations.md")));
 }

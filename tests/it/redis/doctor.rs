@@ -324,3 +324,26 @@ async fn a_doctor_that_is_dropped_leaves_nothing() {
     eventually_eq("its connections are closed", SOON, before, async || server.client_count()).await;
     assert_nothing_left(&server, SOON).await;
 }
+
+/// Each test that the runbook and SECURITY.md cite is there.
+#[test]
+fn the_runbook_cites_tests_that_exist() {
+    let texts = [include_str!("../../../docs/operations.md"), include_str!("../../../SECURITY.md")];
+    let mut cited = 0;
+    for path in texts.iter().flat_map(|text| text.split('`')) {
+        let parts: Vec<_> = path.split("::").collect();
+        let is_path = parts.iter().all(|part| part.chars().all(|c| c.is_ascii_lowercase() || c == '_'));
+        if parts.len() < 2 || !is_path {
+            continue;
+        }
+        let file = |parts: &[&str]| {
+            let path = format!("{}/tests/it/{}.rs", env!("CARGO_MANIFEST_DIR"), parts.join("/"));
+            std::fs::read_to_string(path)
+        };
+        let (name, folder) = parts.split_last().expect("two at least");
+        let function = file(folder).is_ok_and(|text| text.contains(&format!("fn {name}()")));
+        assert!(function || file(&parts).is_ok(), "there is no test {path}");
+        cited += 1;
+    }
+    assert!(cited > 30, "{cited}");
+}
