@@ -58,7 +58,8 @@
 //!
 //! # Observability
 //!
-//! [`StampedeGuard::stats`] counts without any feature. Spans and events go to `tracing`: each load runs in a span
+//! [`StampedeGuard::health`] says how this process stands with its store, [`StampedeGuard::doctor`] looks at the deployment
+//! ([`health`]). [`StampedeGuard::stats`] counts without any feature. Spans and events go to `tracing`: each load runs in a span
 //! `stampede_guard.load` inside the span of the request that led it. Keys appear as a digest, values never.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

@@ -21,7 +21,7 @@ use super::client::{Dial, Reading, bounded, read_clock};
 use super::connection::host_ms;
 use super::refusal::{reason, store_error};
 use super::{RedisStore, StoreErrorKind};
-use crate::health::{Breaker, ClockReading, Finding};
+use crate::health::{Breaker, ClockReading, Finding, LinkState};
 use crate::store::{Examine, Store as _};
 
 /// How long one answer may take here.
@@ -98,13 +98,17 @@ impl Checkup<'_> {
     /// What the guard itself knows, before anybody is asked.
     fn guard(&mut self) {
         let health = self.store.health();
-        self.findings.push(match health.breaker {
-            Breaker::Closed => Finding::ok("guard", health.to_string()),
-            Breaker::Open => Finding::problem("guard", health.to_string()).cost(ALONE).advice(
-                "it connects again by itself; if the connection below can be opened, the outage has just ended or the \
-                 server is slower than command_timeout",
-            ),
-        });
+        match (health.commands, health.breaker) {
+            // Of a guard that was shut down, that is what is said.
+            (LinkState::Closed, _) => {}
+            (_, Breaker::Closed) => self.findings.push(Finding::ok("guard", health.to_string())),
+            (_, Breaker::Open) => {
+                let advice = "it connects again by itself; if the connection below can be opened, the outage has \
+                              just ended, or the server is slower than command_timeout";
+                let found = Finding::problem("guard", health.to_string());
+                self.findings.push(found.cost(ALONE).advice(advice));
+            }
+        }
     }
 
     fn broke_off(&mut self, error: RedisError) {

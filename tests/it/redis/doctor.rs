@@ -77,6 +77,8 @@ async fn health_follows_the_connections() {
     assert_eq!(guard.health().reason, None);
 
     guard.shutdown(Duration::ZERO).await;
+    let report = doctor(&guard).await;
+    assert_eq!(of(&report, "guard").found, "it was shut down", "{report}");
     let closed = guard.health();
     assert_eq!(
         (closed.commands, closed.inbox, closed.breaker),
@@ -204,6 +206,20 @@ async fn a_right_that_is_missing_is_named() {
 }
 
 #[tokio::test]
+async fn where_no_script_may_run_the_server_is_asked_what_one_could_call() {
+    let server = RedisServer::start();
+    server.run::<()>(&["ACL", "SETUSER", "minimal", "-eval", "-evalsha", "-lpos", "-zadd"]);
+    let report = as_minimal_user(&server).await;
+    assert!(report.to_string().contains("could not be tried"), "{report}");
+
+    server.run::<()>(&["ACL", "SETUSER", "minimal", "+acl|dryrun"]);
+    let report = as_minimal_user(&server).await;
+    assert_eq!(of(&report, "rights").found, "`minimal` may not EVAL, EVALSHA, LPOS", "{report}");
+    assert!(report.to_string().contains("`minimal` may not ZADD"), "{report}");
+    assert_nothing_left(&server, SOON).await;
+}
+
+#[tokio::test]
 async fn a_user_of_one_service_alone_may_be_told_its_keys() {
     let server = RedisServer::start();
     server.run::<()>(&["ACL", "SETUSER", "minimal", "resetkeys", "~sg1:?:{default:*"]);
@@ -211,6 +227,10 @@ async fn a_user_of_one_service_alone_may_be_told_its_keys() {
     let rights = of(&report, "rights");
     assert_eq!(rights.severity, Severity::Warning, "the keys of locks have longer heads: {report}");
     assert!(rights.found.contains("GET on sg1:mq:*"), "{report}");
+
+    // What SECURITY.md says such a user has.
+    server.run::<()>(&["ACL", "SETUSER", "minimal", "~sg1:??:{default:*"]);
+    assert_eq!(of(&as_minimal_user(&server).await, "rights").severity, Severity::Ok);
 }
 
 #[tokio::test]

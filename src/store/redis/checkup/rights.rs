@@ -1,7 +1,8 @@
 //! Whether this user may do what the guard does, found out by doing it.
 //!
 //! What scripts call is tried inside a script: that is where it has to work, in one step no key is left behind, and
-//! it takes no right that the guard does not need. (`ACL DRYRUN` would take one, and is not on 6.2.)
+//! it takes no right that the guard does not need. `ACL DRYRUN` would take one, and is not on 6.2; it is asked only
+//! where no script may run.
 
 use redis::aio::MultiplexedConnection;
 use redis::{RedisResult, Value};
@@ -19,6 +20,28 @@ const LOCKS_KEYS: [&str; 6] = ["m", "mq", "mf", "sh", "sq", "sm"];
 pub(super) const LOCKS_ONLY: [&str; 10] =
     ["EXISTS", "INCR", "LLEN", "LREM", "TIME", "ZADD", "ZCARD", "ZRANGE", "ZREM", "ZREMRANGEBYSCORE"];
 
+/// The same with arguments, and what the guard's scripts call, as far as it is not tried outside of them; the key follows
+/// the command's name.
+const DRY: [(&str, &[&str]); 17] = [
+    ("SET", &["x"]),
+    ("PTTL", &[]),
+    ("PEXPIRE", &["1"]),
+    ("LPOS", &["x"]),
+    ("RPUSH", &["x"]),
+    ("STRLEN", &[]),
+    ("LRANGE", &["0", "0"]),
+    ("LPOP", &[]),
+    ("EXISTS", &[]),
+    ("INCR", &[]),
+    ("LLEN", &[]),
+    ("LREM", &["0", "x"]),
+    ("ZADD", &["1", "x"]),
+    ("ZCARD", &[]),
+    ("ZRANGE", &["0", "0"]),
+    ("ZREM", &["x"]),
+    ("ZREMRANGEBYSCORE", &["0", "1"]),
+];
+
 pub(super) struct Tried {
     pub(super) findings: Vec<Finding>,
     /// When the message was sent, if it was, and how many the server gave it to.
@@ -34,6 +57,8 @@ struct Refused {
     publish: bool,
     /// Not a matter of rights: the server takes no writes at all.
     writes: Option<String>,
+    /// No script may run, and the server may not be asked either.
+    unseen: bool,
 }
 
 impl Refused {
@@ -47,15 +72,17 @@ impl Refused {
                 .get_or_insert_with(|| format!("{what} is answered with {}", code.trim_start_matches('-')));
         } else if what == "PUBLISH" {
             self.publish = true;
-        } else if LOCKS_ONLY.contains(&what) {
-            self.locks.push(what.to_owned());
         } else {
-            self.guard.push(what.to_owned());
+            let of = if LOCKS_ONLY.contains(&what) { &mut self.locks } else { &mut self.guard };
+            // Some are tried in a script and outside of one.
+            if !of.iter().any(|known| known == what) {
+                of.push(what.to_owned());
+            }
         }
     }
 
     fn findings(self, user: &str) -> Vec<Finding> {
-        let Self { guard, locks, publish, writes } = self;
+        let Self { guard, locks, publish, writes, unseen } = self;
         let advice = |what: &[String]| {
             let rules = what.iter().map(|what| match what.split_once(" on ") {
                 Some((command, keys)) => format!("+{} ~{keys}", command.to_lowercase()),
@@ -67,7 +94,16 @@ impl Refused {
         let mut findings = Vec::new();
         if !guard.is_empty() {
             let found = Finding::problem("rights", format!("`{user}` may not {}", guard.join(", ")));
-            findings.push(found.cost(ALONE).advice(advice(&guard)));
+            let again = if guard.iter().any(|what| what == "SET") {
+                "; then look again: without SET not everything could be tried"
+            } else {
+                ""
+            };
+            findings.push(found.cost(ALONE).advice(advice(&guard) + again));
+        }
+        if unseen {
+            let found = "neither EVAL nor ACL DRYRUN is permitted: what scripts call could not be tried";
+            findings.push(Finding::note("rights", found).advice("+eval first, and look again"));
         }
         if !locks.is_empty() {
             let found = Finding::warning("rights", format!("`{user}` may not {}", locks.join(", ")));
@@ -125,8 +161,10 @@ pub(super) async fn examine(
             heard = receivers;
             published_at = (!refused.publish).then_some(sent);
         }
-        Err(_) if refused.guard.iter().any(|what| what == "EVAL") => {}
-        Err(_) => refused.add("EVAL", &said(&answer)),
+        Err(_) => {
+            refused.add("EVAL", &said(&answer));
+            dry_run(commands, name, user, &mut refused).await?;
+        }
     }
     Ok(Tried { findings: refused.findings(user), published_at, heard })
 }
@@ -157,6 +195,27 @@ async fn plain(commands: &mut MultiplexedConnection, name: &str, refused: &mut R
     for (what, answer) in ["MGET", "DEL", "EVAL"].into_iter().zip(answers) {
         if let Value::ServerError(_) = &answer {
             refused.add(what, &said(&answer));
+        }
+    }
+    Ok(())
+}
+
+/// Asks the server what scripts could call.
+async fn dry_run(
+    commands: &mut MultiplexedConnection,
+    name: &str,
+    user: &str,
+    refused: &mut Refused,
+) -> RedisResult<()> {
+    let mut pipeline = redis::pipe();
+    for (what, args) in DRY {
+        pipeline.cmd("ACL").arg("DRYRUN").arg(user).arg(what).arg(format!("sg1:e:{{{name}}}")).arg(args);
+    }
+    for ((what, _), answer) in DRY.into_iter().zip(all(commands, &pipeline).await?) {
+        match answer {
+            Value::Okay => {}
+            Value::BulkString(why) => refused.add(what, &String::from_utf8_lossy(&why)),
+            _ => refused.unseen = true,
         }
     }
     Ok(())
