@@ -359,7 +359,7 @@ impl Store for MemoryNode {
     fn examine(&self, _ask: Examine) -> Pin<Box<dyn Future<Output = Vec<Finding>> + Send + '_>> {
         let memory = Finding::note("topology", "in this process's memory: there is no fleet")
             .cost("each process loads once per key, and its values go with it")
-            .advice("StampedeGuard::new(redis::Client) where several processes share an origin");
+            .advice("a guard on a Redis client where several processes share an origin");
         Box::pin(std::future::ready(vec![memory]))
     }
 }
