@@ -14,13 +14,13 @@ use super::replay::{At, Found, Replay, Wants};
 use super::request::{Asked, Considered, consider};
 use super::rule::Rule;
 use super::service::Boxed;
-use super::status::{CacheStatus, own_answer, write_status};
+use super::status::{CacheStatus, own_answer, write_key, write_status};
 use super::tee::has_no_content;
 use crate::caller::Ask;
 use crate::error::{Error, ErrorKind, Failure};
 use crate::guard::StampedeGuard;
 use crate::key::{CacheKey, Key};
-use crate::observe::Outcome;
+use crate::observe::{self, Outcome};
 use crate::policy::OnStoreDown;
 use crate::read_through::{Looked, look, peek};
 use crate::store::StoreError;
@@ -44,7 +44,22 @@ where
     /// Step 1. Each way is boxed by itself, so that a hit moves and allocates only what a hit needs.
     pub(super) fn run(self, guard: StampedeGuard) -> Boxed<Head<B, S::Error>> {
         let (_, policy) = guard.parts();
-        match consider(&self.request, &policy.http.requests) {
+        let considered = consider(&self.request, &policy.http.requests);
+        if policy.http.tell_key
+            && let Ok(Considered { key, .. }) = &considered
+        {
+            let key = key.to_string();
+            return Box::pin(async move {
+                let mut response = self.answer(guard, considered).await?;
+                write_key(response.headers_mut(), &key);
+                Ok(response)
+            });
+        }
+        self.answer(guard, considered)
+    }
+
+    fn answer(self, guard: StampedeGuard, considered: Result<Considered, Rule>) -> Boxed<Head<B, S::Error>> {
+        match considered {
             Ok(Considered { key, is_get: true, asked }) if !asked.directives.only_if_cached => {
                 Box::pin(self.cached(guard, key, asked))
             }
@@ -52,7 +67,10 @@ where
             // Another protocol: nothing about it is ours to remark on.
             Err(Rule::Upgrade) => Box::pin(self.pass(guard, None)),
             Err(Rule::Method) => Box::pin(self.unsafely(guard)),
-            Err(rule) => Box::pin(self.pass(guard, Some(CacheStatus::bypass(rule.token())))),
+            Err(rule) => {
+                observe::judged("not looked up", &rule);
+                Box::pin(self.pass(guard, Some(CacheStatus::bypass(rule.token()))))
+            }
         }
     }
 

@@ -46,6 +46,7 @@ pub struct HttpPolicy {
     pub(crate) default_lifetime: bool,
     pub(crate) heuristic_freshness: bool,
     pub(crate) ignore_request_no_cache: bool,
+    pub(crate) tell_key: bool,
     /// Sorted, each once.
     pub(crate) vary_on: Vec<HeaderName>,
     pub(crate) max_variants: usize,
@@ -65,6 +66,8 @@ impl Default for HttpPolicy {
             // A guess, where `fresh_for` is a decision.
             heuristic_freshness: false,
             ignore_request_no_cache: false,
+            // It may hold what a log, or the next client, must not see.
+            tell_key: false,
             vary_on: Vec::new(),
             // Languages times encodings of a large site; beyond that the header is no choice among
             // representations, but an identity.
@@ -171,6 +174,14 @@ impl HttpPolicy {
     #[must_use]
     pub fn ignore_request_no_cache(mut self, ignore: bool) -> Self {
         self.ignore_request_no_cache = ignore;
+        self
+    }
+
+    /// Whether `Cache-Status` tells the key (RFC 9211, 2.7), for finding out why two requests do not share an
+    /// answer. It holds the URI and what the policy's [`key`](Self::key) adds. Defaults to no.
+    #[must_use]
+    pub fn tell_key(mut self, told: bool) -> Self {
+        self.tell_key = told;
         self
     }
 

@@ -128,6 +128,19 @@ pub(crate) fn write_status(headers: &mut HeaderMap, status: CacheStatus) {
     let _ = headers.try_append(CACHE_STATUS, status.to_value());
 }
 
+/// Adds the key to what the guard has said last (RFC 9211, 2.7). The text of a key is printable ASCII.
+pub(crate) fn write_key(headers: &mut HeaderMap, key: &str) {
+    let lines = headers.get_all(CACHE_STATUS).iter().count();
+    let http::header::Entry::Occupied(mut all) = headers.entry(CACHE_STATUS) else { return };
+    let Some(own) = all.iter_mut().nth(lines.saturating_sub(1)) else { return };
+    let escaped = key.replace('\\', r"\\").replace('"', "\\\"");
+    let line = [own.as_bytes(), b"; key=\"", escaped.as_bytes(), b"\""].concat();
+    // What is too long or odd for a header is not told.
+    if let Ok(line) = HeaderValue::from_maybe_shared(Bytes::from(line)) {
+        *own = line;
+    }
+}
+
 /// Says how old a reused response is, in place of an age it came with (RFC 9111, 5.1).
 pub(crate) fn write_age(headers: &mut HeaderMap, seconds: u64) {
     let _ = headers.try_insert(AGE, age_value(seconds));
@@ -265,6 +278,18 @@ mod tests {
         for (status, text) in cases {
             assert_eq!(status.to_value(), text);
         }
+    }
+
+    #[test]
+    fn a_key_is_told_behind_what_the_guard_has_said_itself() {
+        let mut headers = HeaderMap::new();
+        write_key(&mut headers, "nothing to add it to");
+        assert!(headers.is_empty());
+        headers.insert(CACHE_STATUS, HeaderValue::from_static("cdn; hit"));
+        write_status(&mut headers, CacheStatus::Hit { ttl: 1 });
+        write_key(&mut headers, r#"a?b="\c""#);
+        let lines: Vec<_> = headers.get_all(CACHE_STATUS).iter().collect();
+        assert_eq!(lines, ["cdn; hit", r#"stampede-guard; hit; ttl=1; key="a?b=\"\\c\"""#]);
     }
 
     #[test]

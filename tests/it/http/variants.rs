@@ -353,3 +353,29 @@ async fn strictly_a_stored_language_answers_who_prefers_it() {
         assert_eq!(inner.calls() - before, calls);
     }
 }
+
+/// A5: a header that is no choice among representations, but an identity, does not fill the store.
+#[tokio::test(start_paused = true)]
+async fn no_more_variants_are_stored_than_may_be_and_all_are_answered() {
+    let inner = speaking(200, "max-age=60");
+    let replicas = replicas_with(2, &inner, policy().http(HttpPolicy::default().max_variants(3)));
+    for (round, replica) in replicas.iter().enumerate() {
+        for n in 0..6 {
+            let seen = ask(replica, in_language(&format!("x-{n}"))).await;
+            assert!(seen.text().starts_with(&format!("x-{n} ")), "{}", seen.text());
+            let stored = seen.remark().starts_with("hit");
+            assert_eq!(stored, round > 0 && n < 3, "{n}: {}", seen.remark());
+        }
+    }
+    assert_eq!(inner.calls(), 6 + 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_key_is_told_if_the_policy_says_so() {
+    let inner = speaking(200, "max-age=60");
+    let shop = shop_with(&inner, policy().http(HttpPolicy::default().tell_key(true)));
+    let key = "key=\"http:http:shop.example:/\"";
+    assert_eq!(ask(&shop, get("/")).await.remark(), format!("fwd=uri-miss; stored; ttl=60; {key}"));
+    assert_eq!(ask(&shop, get("/")).await.remark(), format!("hit; ttl=60; {key}"));
+    assert_eq!(ask(&shop, in_language("de")).await.remark(), format!("fwd=vary-miss; stored; ttl=60; {key}"));
+}
