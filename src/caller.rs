@@ -113,6 +113,7 @@ async fn read_for_queue(
     mut duty: Duty<Key, LookedUp, Hashed>,
     tags: Vec<Key>,
     within: Duration,
+    past_flights: bool,
 ) {
     let key = duty.key().clone();
     let flight = FlightKey { key: key.clone(), lane: Lane::Lease };
@@ -120,7 +121,7 @@ async fn read_for_queue(
     // reads again; then there is no need to.
     let _ = timeout(within, duty.first_ended()).await;
     while let Some(batch) = duty.next() {
-        let looked_up = if node.flights.has(&flight) {
+        let looked_up = if !past_flights && node.flights.has(&flight) {
             Ok(None)
         } else {
             let tagged = || tags.clone().into_boxed_slice();
@@ -155,9 +156,28 @@ impl<'a> Caller<'a> {
         FlightKey { key: self.ask.key.clone(), lane }
     }
 
-    /// Step 2. Those who ask at the same moment share a read. A lone caller is also given what holds back
-    /// those who queue behind it.
-    pub(crate) async fn look_up(&self) -> (Read, Option<FirstRead<'a>>) {
+    /// Step 2 for a caller that will join a flight where there is one, and then need not read.
+    pub(crate) fn look_up(&self) -> impl Future<Output = (Read, Option<FirstRead<'a>>)> {
+        self.look_up_past(false)
+    }
+
+    /// Step 2 for a caller that wants to know what is stored, also while somebody loads.
+    pub(crate) async fn look_up_anyway(&self) -> Read {
+        let (read_for_all, _first) = self.look_up_past(true).await;
+        let Ask { node, policy, key } = self.ask;
+        match (read_for_all, self.budget.next()) {
+            // Read for those who would join.
+            (Read::Shared(Ok(None)), Some(within)) if node.flights.has(&self.flight(Lane::Lease)) => {
+                let tags = policy.tag_keys(&node.namespace);
+                Read::Own(read(node, key, &tags, within).await)
+            }
+            (read, _) => read,
+        }
+    }
+
+    /// Those who ask at the same moment share a read. A lone caller is also given what holds back those who queue
+    /// behind it.
+    async fn look_up_past(&self, past_flights: bool) -> (Read, Option<FirstRead<'a>>) {
         let Ask { node, policy, key } = self.ask;
         let Some(within) = self.budget.next() else {
             return (Read::Own(Err(StoreError::new(StoreErrorKind::TimedOut))), None);
@@ -170,7 +190,7 @@ impl<'a> Caller<'a> {
             Entered::Queued(queued, duty) => {
                 if let Some(duty) = duty {
                     let tags = policy.tag_keys(&node.namespace);
-                    tokio::spawn(read_for_queue(Arc::clone(node), duty, tags, within));
+                    tokio::spawn(read_for_queue(Arc::clone(node), duty, tags, within, past_flights));
                 }
                 let nothing = || Err(StoreError::new(StoreErrorKind::Unavailable));
                 let read = queued.await.unwrap_or_else(nothing);
@@ -268,7 +288,7 @@ impl<'a> Caller<'a> {
 
     /// The same, from the store.
     pub(crate) async fn look_for_stand_in<O: Open>(&self, open: &O) -> Option<O::Value> {
-        let (read, _first) = self.look_up().await;
+        let read = self.look_up_anyway().await;
         Self { seen: read.into_seen(self.ask.key).map(Box::new), ..*self }.stand_in(open)
     }
 

@@ -138,8 +138,7 @@ pub(crate) async fn look_past(ask: Ask<'_>) -> Result<Missing<'_>, Failure> {
 /// Safe.
 pub(crate) async fn read_entry(ask: Ask<'_>) -> Result<Option<Entry>, StoreError> {
     let caller = Caller::new(ask);
-    let (read, _first) = caller.look_up().await;
-    match read {
+    match caller.look_up_anyway().await {
         Read::Own(Err(error)) | Read::Shared(Err(error)) => Err(error),
         read => Ok(read.into_seen(ask.key).and_then(|seen| seen.value)),
     }
@@ -152,7 +151,7 @@ pub(crate) async fn read_entry(ask: Ask<'_>) -> Result<Option<Entry>, StoreError
 /// Safe.
 pub(crate) async fn peek<O: Open>(ask: Ask<'_>, open: &O) -> Result<Option<O::Value>, StoreError> {
     let mut caller = Caller::new(ask);
-    let (read, _first) = caller.look_up().await;
+    let read = caller.look_up_anyway().await;
     if let Read::Own(Err(error)) | Read::Shared(Err(error)) = read {
         return Err(error);
     }

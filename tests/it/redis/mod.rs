@@ -8,6 +8,7 @@ mod chaos;
 pub(crate) mod clock;
 mod connections;
 mod doctor;
+mod freshness;
 mod invalidation;
 mod leaders;
 mod leftovers;

@@ -1,0 +1,148 @@
+//! What a policy and a loader decide about freshness holds for all who share a server: four nodes, each with
+//! connections of its own.
+
+use stampede_guard::{LoadContext, PolicyBuilder};
+
+use super::*;
+use crate::support::gate::{Counter, Gate};
+
+const FRESH: Duration = Duration::from_millis(150);
+
+fn policy() -> PolicyBuilder {
+    let generous = Policy::builder().coordination_budget(ms(800)).command_timeout(ms(400));
+    generous.fresh_for(FRESH).ttl_jitter(0.0)
+}
+
+/// Four nodes, a gate at the origin, and how often that was asked. The value is the number of the load.
+struct Fleet {
+    _server: RedisServer,
+    nodes: Vec<StampedeGuard>,
+    loads: Counter,
+    gate: Gate,
+}
+
+impl Fleet {
+    async fn start(policy: PolicyBuilder) -> Self {
+        let (server, policy) = (RedisServer::start(), policy.build().expect("valid"));
+        let mut nodes = Vec::new();
+        for _ in 0..4 {
+            nodes.push(local(&server, policy.clone()).await);
+        }
+        let gate = Gate::closed();
+        gate.open();
+        Self { _server: server, nodes, loads: Counter::default(), gate }
+    }
+
+    async fn ask(&self, node: usize) -> usize {
+        let (loads, gate) = (self.loads.clone(), self.gate.clone());
+        let load = move || async move {
+            let _running = loads.start();
+            let number = loads.started();
+            gate.pass().await;
+            Ok::<_, String>(number)
+        };
+        self.nodes[node].get_or_load("k", load).await.expect("loaded")
+    }
+
+    async fn ask_all(&self) -> Vec<usize> {
+        futures_util::future::join_all((0..40).map(|caller| self.ask(caller % 4))).await
+    }
+
+    fn total(&self, of: impl Fn(stampede_guard::Stats) -> u64) -> u64 {
+        self.nodes.iter().map(|node| of(node.stats())).sum()
+    }
+}
+
+/// The server's clock is not ours to move.
+async fn stale_by_now() {
+    tokio::time::sleep(FRESH).await;
+}
+
+#[tokio::test]
+async fn after_the_soft_timeout_every_node_is_given_the_stale_value_and_the_load_is_stored_for_all() {
+    let mut fleet = Fleet::start(policy().stale_if_error(SOON).soft_timeout(ms(30))).await;
+    assert_eq!(fleet.ask(0).await, 1);
+    stale_by_now().await;
+    fleet.gate = Gate::closed();
+    assert_eq!(fleet.ask_all().await, [1; 40]);
+    assert_eq!(fleet.loads.started(), 2, "one load behind all of them");
+    assert_eq!(fleet.total(|stats| stats.soft_timeouts), 40);
+    fleet.gate.open();
+    for node in &fleet.nodes {
+        eventually("the new value arrives", SOON, async || {
+            node.get("k").await.expect("answered") == Some(2_usize)
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn a_value_is_loaded_ahead_of_its_end_once_for_all_nodes() {
+    let mut fleet = Fleet::start(policy().fresh_for(SOON).refresh_ahead(0.001)).await;
+    assert_eq!(fleet.ask(0).await, 1);
+    stale_by_now().await;
+    fleet.gate = Gate::closed();
+    assert_eq!(fleet.ask_all().await, [1; 40], "nobody waits");
+    eventually("the refresh begins", SOON, async || fleet.loads.started() == 2).await;
+    assert_eq!(fleet.ask_all().await, [1; 40]);
+    assert_eq!(
+        (fleet.loads.started(), fleet.total(|stats| stats.early_refreshes)),
+        (2, 4),
+        "each tries, one may"
+    );
+    fleet.gate.open();
+}
+
+#[tokio::test]
+async fn a_loader_is_given_what_another_node_has_stored_and_its_validator() {
+    let fleet = Fleet::start(policy().stale_if_error(SOON)).await;
+    let load = |expected: Option<&'static str>| {
+        move |mut cx: LoadContext<String>| async move {
+            assert_eq!(cx.validator(), expected);
+            cx.set_validator("\"v1\"");
+            Ok::<_, String>(cx.take_previous().unwrap_or_else(|| "the report".into()))
+        }
+    };
+    for (node, expected) in [(0, None), (1, Some("\"v1\"")), (2, Some("\"v1\""))] {
+        let value = fleet.nodes[node].get_or_load_with("k", load(expected)).await;
+        assert_eq!(value.ok().as_deref(), Some("the report"), "not modified: the value stays");
+        stale_by_now().await;
+    }
+}
+
+#[tokio::test]
+async fn nothing_and_failures_are_kept_for_their_own_time_on_all_nodes() {
+    let fleet = Fleet::start(policy().fresh_for(SOON).negative_for(FRESH).error_for(FRESH)).await;
+    let loads = Counter::default();
+    let nothing = |node: usize, key: &'static str| {
+        let loads = loads.clone();
+        fleet.nodes[node].get_or_load(key, move || async move {
+            let _running = loads.start();
+            if key == "fails" { Err("no route".to_owned()) } else { Ok(None::<u32>) }
+        })
+    };
+    for node in 0..4 {
+        assert_eq!(nothing(node, "nothing").await.ok(), Some(None));
+        assert!(nothing(node, "fails").await.is_err());
+    }
+    assert_eq!((loads.started(), fleet.total(|stats| stats.negatives)), (2, 1), "once each");
+    stale_by_now().await;
+    assert!(nothing(1, "nothing").await.is_ok() && nothing(2, "fails").await.is_err());
+    assert_eq!(loads.started(), 4, "and no longer than that");
+}
+
+#[tokio::test]
+async fn values_that_are_stored_together_end_apart() {
+    let server = RedisServer::start();
+    let node =
+        local(&server, policy().fresh_for(Duration::from_secs(1000)).ttl_jitter(0.1).build().expect("valid"))
+            .await;
+    let mut ends = std::collections::BTreeSet::new();
+    for key in 0..50 {
+        node.insert(("k", key), &1_u32).await.expect("stored");
+        let left = node.remaining_freshness(("k", key)).await.expect("answered").expect("stored");
+        assert!(left <= Duration::from_secs(1000) && left > Duration::from_secs(890), "{left:?}");
+        ends.insert(left.as_secs());
+    }
+    assert!(ends.len() > 20, "within 100 s: {ends:?}");
+}
