@@ -68,7 +68,7 @@ async fn read(node: &Node, key: &Key, tags: &[Key], within: Duration) -> Result<
     };
     let found = match found {
         Ok(Some(Stored::Entry(entry))) if tags.is_empty() && !entry.tags.is_empty() => {
-            Box::pin(current(node, key, entry, &[], &[], within)).await.map(Some)
+            Box::pin(node.unless_invalidated(key, entry, &[], &[], within)).await.map(Some)
         }
         found => found,
     };
@@ -86,24 +86,9 @@ async fn read_tagged(
 ) -> Result<Option<Stored>, StoreError> {
     let (raw, ids) = node.store.tags().look_up_tagged(key, tags, within).await?;
     Ok(match raw.map(|raw| Stored::decode(node, raw, key)) {
-        Some(Stored::Entry(entry)) => Some(current(node, key, entry, tags, &ids, within).await?),
+        Some(Stored::Entry(entry)) => Some(node.unless_invalidated(key, entry, tags, &ids, within).await?),
         other => other,
     })
-}
-
-/// `entry`, unless one of its tags was invalidated.
-async fn current(
-    node: &Node,
-    key: &Key,
-    entry: Entry,
-    tags: &[Key],
-    ids: &[Option<u64>],
-    within: Duration,
-) -> Result<Stored, StoreError> {
-    if node.is_current(&entry, tags, ids, within).await? {
-        return Ok(Stored::Entry(entry));
-    }
-    Ok(Stored::Invalidated(entry.encode(key)))
 }
 
 /// Reads for those who queue for a key, until nobody does. A task of its own: a caller that is alive and not
@@ -286,8 +271,11 @@ impl<'a> Caller<'a> {
         open.open(&mut value.clone(), now)
     }
 
-    /// The same, from the store.
-    pub(crate) async fn look_for_stand_in<O: Open>(&self, open: &O) -> Option<O::Value> {
+    /// The same; who took a seat on a flight without a look-up makes one: all of them, one read.
+    pub(crate) async fn find_stand_in<O: Open>(&self, open: &O) -> Option<O::Value> {
+        if self.seen.is_some() {
+            return self.stand_in(open);
+        }
         let read = self.look_up_anyway().await;
         Self { seen: read.into_seen(self.ask.key).map(Box::new), ..*self }.stand_in(open)
     }
@@ -296,12 +284,7 @@ impl<'a> Caller<'a> {
     pub(crate) async fn soft_timeout<O: Open>(&self, open: &O) -> O::Value {
         if let Some(soft_timeout) = self.ask.policy.soft_timeout {
             sleep_until(self.started + soft_timeout).await;
-            // Who took a seat on a flight without a look-up has one to make: all of them, one read.
-            let looked = match &self.seen {
-                Some(_) => self.stand_in(open),
-                None => self.look_for_stand_in(open).await,
-            };
-            if let Some(value) = looked {
+            if let Some(value) = self.find_stand_in(open).await {
                 return value;
             }
         }

@@ -252,9 +252,6 @@ impl Lead {
     /// may be stored: nobody could tell whether it was invalidated.
     async fn tag_ids(&self) -> Option<Vec<Tagged>> {
         let Self { node, policy, .. } = self;
-        if !policy.is_tagged() {
-            return Some(Vec::new());
-        }
         let tags = policy.tag_keys(&node.namespace);
         match node.tagged(tags, policy.tag_life(), policy.command_timeout).await {
             Ok(tagged) => Some(tagged),

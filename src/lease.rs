@@ -217,8 +217,9 @@ async fn current(
     tags: &[Key],
     within: Duration,
 ) -> Result<Stored, StoreError> {
-    let Stored::Entry(entry) = Stored::decode(node, raw.clone(), key) else {
-        return Ok(Stored::Unreadable(raw));
+    let entry = match Stored::decode(node, raw, key) {
+        Stored::Entry(entry) => entry,
+        unreadable => return Ok(unreadable),
     };
     if entry.kind != Kind::Value || (tags.is_empty() && entry.tags.is_empty()) {
         return Ok(Stored::Entry(entry));
@@ -229,8 +230,7 @@ async fn current(
         [] => Vec::new(),
         tags => node.store.tags().present_ids(tags, within).await?,
     };
-    let current = node.is_current(&entry, tags, &ids, within).await?;
-    Ok(if current { Stored::Entry(entry) } else { Stored::Invalidated(raw) })
+    node.unless_invalidated(key, entry, tags, &ids, within).await
 }
 
 /// How long to sleep on a lease that has `remaining` left, in case no hint comes.

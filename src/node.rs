@@ -286,35 +286,41 @@ impl Node {
         life: Duration,
         within: Duration,
     ) -> Result<Vec<Tagged>, StoreError> {
+        if tags.is_empty() {
+            return Ok(Vec::new());
+        }
         let ids = self.store.tags().tag_ids(&tags, life, within).await?;
         Ok(tags.into_iter().zip(ids).map(|(tag, id)| Tagged { tag, id }).collect())
     }
 
-    /// Whether none of the tags of `entry` was invalidated since it was loaded, as the ids of `tags` show that
-    /// were read with it. Those of other tags are read now. An entry without one of `tags` was stored by somebody who
-    /// did not care for it, so nobody knows.
-    pub(crate) async fn is_current(
+    /// `entry`, unless one of its tags was invalidated since it was loaded, as the ids of `tags` show that were read
+    /// with it. Those of other tags are read now. An entry without one of `tags` was stored by somebody who did not
+    /// care for it, so nobody knows.
+    pub(crate) async fn unless_invalidated(
         &self,
-        entry: &Entry,
+        key: &Key,
+        entry: Entry,
         tags: &[Key],
         ids: &[Option<u64>],
         within: Duration,
-    ) -> Result<bool, StoreError> {
+    ) -> Result<Stored, StoreError> {
         if entry.kind != Kind::Value || (tags.is_empty() && entry.tags.is_empty()) {
-            return Ok(true);
+            return Ok(Stored::Entry(entry));
         }
         let same = |(tag, id): (&Key, &Option<u64>)| id.is_some() && entry.tags.id_of(tag) == *id;
         if !tags.iter().zip(ids).all(same) {
-            return Ok(false);
+            return Ok(Stored::Invalidated(entry.encode(key)));
         }
         let known = |name: &str| tags.iter().any(|tag| tag.name() == name);
         let others: Vec<_> =
             entry.tags.iter().filter(|(name, _)| !known(name)).map(|(name, _)| Key::of_name(name)).collect();
-        if others.is_empty() {
-            return Ok(true);
+        if !others.is_empty() {
+            let ids = self.store.tags().present_ids(&others, within).await?;
+            if !others.iter().zip(&ids).all(same) {
+                return Ok(Stored::Invalidated(entry.encode(key)));
+            }
         }
-        let ids = self.store.tags().present_ids(&others, within).await?;
-        Ok(others.iter().zip(&ids).all(same))
+        Ok(Stored::Entry(entry))
     }
 
     /// Takes the key's flights out of the map, so that later callers start anew.

@@ -337,12 +337,7 @@ impl Caller<'_> {
     async fn crowded_out<O: Open>(&self, open: &O, loader: Loader) -> Answer<O::Value> {
         let Ask { node, policy, key } = self.ask;
         node.count(Count::overloaded);
-        // Who has not looked yet has something to find; all of them, in one read.
-        let stand_in = match &self.seen {
-            Some(_) => self.stand_in(open),
-            None => Box::pin(self.look_for_stand_in(open)).await,
-        };
-        match (stand_in, policy.on_crowd) {
+        match (Box::pin(self.find_stand_in(open)).await, policy.on_crowd) {
             (Some(value), _) => Answer::Stale(value, Some(loader)),
             (None, OnOverload::LoadAnyway) => Answer::Alone(loader),
             (None, OnOverload::Shed) => {
@@ -379,19 +374,15 @@ impl Caller<'_> {
         let Some(loader) = follower.take_loader() else {
             return Answer::Led(ending);
         };
-        match ending {
-            Ending::Value(mut entry) | Ending::Stale(mut entry) => match open.open(&mut entry, self.now()) {
-                Some(value) => self.coalesced(value, loader),
-                None => Answer::Alone(loader),
-            },
-            Ending::Failed(failure) => Answer::Failed(failure),
-            Ending::Arriving(value) => match open.open_arriving(&value.0) {
-                Some(value) => self.coalesced(value, loader),
-                None => Answer::Alone(loader),
-            },
-            Ending::Invalidated | Ending::Uncacheable | Ending::WaitedOut | Ending::Gone => {
-                Answer::Alone(loader)
-            }
+        let value = match ending {
+            Ending::Value(mut entry) | Ending::Stale(mut entry) => open.open(&mut entry, self.now()),
+            Ending::Arriving(value) => open.open_arriving(&value.0),
+            Ending::Failed(failure) => return Answer::Failed(failure),
+            Ending::Invalidated | Ending::Uncacheable | Ending::WaitedOut | Ending::Gone => None,
+        };
+        match value {
+            Some(value) => self.coalesced(value, loader),
+            None => Answer::Alone(loader),
         }
     }
 }

@@ -272,9 +272,6 @@ impl StampedeGuard {
         let Self { node, policy } = self;
         let mut tags = policy.tag_keys(&node.namespace);
         tags.extend(own);
-        if tags.is_empty() {
-            return Ok(TagList::default());
-        }
         let tagged = node.tagged(tags, policy.tag_life(), policy.command_timeout).await;
         let tagged = tagged.map_err(|error| Error::store("reading the ids of the tags", key, error))?;
         Ok(TagList::new(&tagged))

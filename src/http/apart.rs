@@ -41,10 +41,7 @@ impl Apart {
     pub(crate) async fn begin(node: &Arc<Node>, policy: &Arc<Policy>, key: &Key, seen: Option<Seen>) -> Self {
         let Some(lease) = lease_if_free(node, key, policy, seen).await else { return Self::Refused };
         let tags = policy.tag_keys(&node.namespace);
-        let tagged = match tags.is_empty() {
-            true => Ok(Vec::new()),
-            false => node.tagged(tags, policy.tag_life(), policy.command_timeout).await,
-        };
+        let tagged = node.tagged(tags, policy.tag_life(), policy.command_timeout).await;
         let Ok(tagged) = tagged else {
             lease.hand_over(0).await;
             return Self::Refused;

@@ -78,7 +78,6 @@ where
         let asked_at = Instant::now();
         let response = call(self.inner, self.request).await?;
         let (client, answer) = oneshot::channel();
-        let rules = ResponseRules::of(policy);
         let mut sharing = Sharing {
             mode: Mode::Leased,
             policy: Arc::clone(policy),
@@ -87,7 +86,6 @@ where
             apart: Apart::Refused,
             method: Method::POST,
             target: Some(target),
-            rules,
             fwd: Fwd::Method,
             delay: asked_at.elapsed(),
             now: SystemTime::now(),

@@ -95,6 +95,11 @@ impl Draft {
         self.storing.as_ref().and(self.chosen.as_deref())
     }
 
+    /// The request headers that it depends on, if any.
+    pub(crate) fn names(&self) -> Option<&Names> {
+        self.chosen.as_ref().map(|chosen| &chosen.names)
+    }
+
     /// For how long it is stored at the most.
     pub(crate) fn life(&self) -> Duration {
         self.storing.as_ref().map_or(Duration::ZERO, |storing| storing.keep_for.max(storing.fresh_for() * 2))

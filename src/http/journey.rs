@@ -91,7 +91,7 @@ impl<B, E> Journey<'_, B, E> {
     async fn load(&mut self, at: At<'_>, key: &Key, missing: Missing<'_>, loader: Loader) -> Loaded<B, E> {
         let (node, policy) = self.guard.parts();
         let asked = &self.wanted.asked;
-        let apart = key.derived("~a");
+        let apart;
         let missing = if asked.ranged {
             // Each wants another part, so nobody waits for somebody else's.
             missing.unattended()
@@ -100,6 +100,7 @@ impl<B, E> Journey<'_, B, E> {
             drop(missing);
             // With its like: what they get may not be for the others. Set here and nowhere else.
             let _ = self.wanted.stored_at.set(key.clone());
+            apart = key.derived("~a");
             let ask = Ask { node, policy, key: &apart };
             match look(ask, &self.wants(at, CacheStatus::collapsed)).await {
                 Looked::Missing(missing) => missing,

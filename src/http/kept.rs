@@ -8,7 +8,7 @@ use super::ranges::Part;
 use super::response::Storing;
 use super::reuse::{Stale, Terms};
 use super::vary::{Fingerprint, Names, Variant};
-use crate::entry::Entry;
+use crate::entry::{Encoding, Entry, Kind};
 
 /// ```text
 /// 0  layout   1
@@ -126,8 +126,16 @@ impl Kept {
         Some(())
     }
 
+    /// Of an entry that is a response; and where that begins.
+    pub(crate) fn of(entry: &Entry) -> Option<(Self, usize)> {
+        if entry.encoding != Encoding::HTTP || entry.kind != Kind::Value {
+            return None;
+        }
+        Self::decode(&entry.payload)
+    }
+
     /// Reads what `encode` wrote, and where the response begins. Anything else is nothing.
-    pub(crate) fn decode(raw: &Bytes) -> Option<(Self, usize)> {
+    fn decode(raw: &Bytes) -> Option<(Self, usize)> {
         let fixed = raw.first_chunk::<FIXED>()?;
         let length = usize::from(u16::from_le_bytes([fixed[2], fixed[3]]));
         let flags = fixed[1];
@@ -209,7 +217,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::entry::{Encoding, Kind};
     use crate::http::selecting::Normal;
     use crate::http::vary::Vary;
     use crate::tags::TagList;

@@ -16,13 +16,14 @@ use tower_service::Service;
 use super::apart::Apart;
 use super::body::{BoxError, GuardedBody};
 use super::draft::{Previous, head_of};
-use super::policy::ResponseRules;
+use super::freshness::corrected_initial_age;
 use super::replay::{VariantPlace, answer};
 use super::request::Asked;
 use super::reuse::{Failed, instead_of};
 use super::share::{Client, Sharing};
 use super::status::{CacheStatus, Fwd, own_answer, write_status};
 use super::validation::{add_conditions, freshened, is_about, remove_conditions};
+use super::wire::StoredResponse;
 use crate::error::{Failure, failure_text};
 use crate::key::Key;
 use crate::loading::Loading;
@@ -140,7 +141,6 @@ where
         }
     };
     let now = SystemTime::now();
-    let rules = ResponseRules::of(&policy);
     // Whether the stored response is given instead (RFC 5861, 4).
     let stood_in = previous.as_ref().is_some_and(|Previous { entry, kept, .. }| {
         let (age, terms) = kept.at(entry, node.store.now());
@@ -161,7 +161,6 @@ where
         apart,
         method,
         target: None,
-        rules,
         fwd,
         delay,
         now,
@@ -236,7 +235,7 @@ where
             Ok(draft) => {
                 let ttl = draft.ttl();
                 let trailers = trailers.as_deref().cloned();
-                let result = draft.finish(body.clone(), trailers, None, self.rules.http.letter);
+                let result = draft.finish(body.clone(), trailers, None, self.policy.http.letter);
                 (ttl, self.apart.store(result, false).await)
             }
             // What it was validated with says that it is one client's own from now on.
@@ -248,9 +247,8 @@ where
             stored: ttl,
             detail: None,
         };
-        let stored =
-            super::wire::StoredResponse::new(&head, self.now, body, trailers.map(|trailers| *trailers));
-        let age = super::freshness::corrected_initial_age(&head.headers, self.delay, self.now);
+        let stored = StoredResponse::new(&head, self.now, body, trailers.map(|trailers| *trailers));
+        let age = corrected_initial_age(&head.headers, self.delay, self.now);
         let Self { wanted, client, .. } = self;
         let own = answer(&wanted.asked, &wanted.headers, stored, None, age);
         let release = move || {

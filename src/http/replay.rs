@@ -20,7 +20,7 @@ use super::status::{CacheStatus, age_and_status};
 use super::validation::{is_not_modified, not_modified};
 use super::vary::{Fingerprint, Names, Variant};
 use super::wire::StoredResponse;
-use crate::entry::{Encoding, Entry, Kind};
+use crate::entry::Entry;
 use crate::key::Key;
 use crate::node::{Open, Opened};
 use crate::times::Serves;
@@ -74,6 +74,14 @@ pub(crate) enum Found {
     NotForThis,
 }
 
+/// Whether what is stored is for a request.
+enum Fit {
+    Here,
+    Instead(Found),
+    /// Another variant, and this is not where its resource is.
+    Other,
+}
+
 /// A stored response, ready to be sent.
 #[derive(Clone)]
 pub(crate) struct Replay {
@@ -125,14 +133,14 @@ impl Open for Wants<'_> {
 
     fn open(&self, entry: &mut Entry, now: u64) -> Option<Found> {
         let (kept, at) = Kept::of(entry)?;
-        if let Some(elsewhere) = self.not_here(&kept) {
-            return Some(elsewhere);
+        match self.fits(&kept) {
+            Fit::Here => {
+                let replay = self.replay(entry, &kept, StoredResponse::decode(&entry.payload, at)?, now)?;
+                Some(Found::Response(replay))
+            }
+            Fit::Instead(found) => Some(found),
+            Fit::Other => None,
         }
-        if !self.is_this_variant(&kept) {
-            return None;
-        }
-        let replay = self.replay(entry, &kept, StoredResponse::decode(&entry.payload, at)?, now)?;
-        Some(Found::Response(replay))
     }
 
     /// Decoded and dated once for all who share the read: it is not a second old.
@@ -154,11 +162,12 @@ impl Open for Wants<'_> {
 
     fn open_arriving(&self, arriving: &Arc<dyn Any + Send + Sync>) -> Option<Found> {
         let arrival = Arc::clone(arriving).downcast::<Arrival>().ok()?;
-        if let Some(elsewhere) = self.not_here(&arrival.kept) {
-            return Some(elsewhere);
-        }
         // One that is asked for by a condition is given whole: how it ends is not known yet.
-        self.is_this_variant(&arrival.kept).then_some(Found::Arriving(arrival))
+        match self.fits(&arrival.kept) {
+            Fit::Here => Some(Found::Arriving(arrival)),
+            Fit::Instead(found) => Some(found),
+            Fit::Other => None,
+        }
     }
 }
 
@@ -180,15 +189,21 @@ impl Wants<'_> {
         matches!(self.at, At::Resource(_)) && !self.is_this_variant(kept)
     }
 
-    /// What there is instead of a response that is not for this request.
-    fn not_here(&self, kept: &Kept) -> Option<Found> {
-        if let (At::Resource(resource), Some(chosen)) = (self.at, &kept.chosen)
-            && !self.is_this_variant(kept)
-        {
+    /// Whether it is for this request. Digests the request's values, so it is asked once.
+    fn fits(&self, kept: &Kept) -> Fit {
+        let is_variant = self.is_this_variant(kept);
+        if let (At::Resource(resource), Some(chosen), false) = (self.at, &kept.chosen, is_variant) {
             let fingerprint = chosen.names.fingerprint(self.headers, self.http.normal());
-            return Some(Found::Elsewhere(Box::new(VariantPlace::new(resource, chosen, fingerprint))));
+            return Fit::Instead(Found::Elsewhere(Box::new(VariantPlace::new(
+                resource,
+                chosen,
+                fingerprint,
+            ))));
         }
-        (!is_for(self.asked, &kept.terms, self.http)).then_some(Found::NotForThis)
+        if !is_for(self.asked, &kept.terms, self.http) {
+            return Fit::Instead(Found::NotForThis);
+        }
+        if is_variant { Fit::Here } else { Fit::Other }
     }
 
     /// Whether the stored part may have what is asked for.
@@ -208,16 +223,6 @@ impl Wants<'_> {
         let mut replay = answer(self.asked, self.headers, stored, kept.part, age)?;
         age_and_status(replay.response.headers_mut(), age.as_secs(), status);
         Some(replay)
-    }
-}
-
-impl Kept {
-    /// Of an entry that is a response; and where that begins.
-    pub(crate) fn of(entry: &Entry) -> Option<(Self, usize)> {
-        if entry.encoding != Encoding::HTTP || entry.kind != Kind::Value {
-            return None;
-        }
-        Self::decode(&entry.payload)
     }
 }
 

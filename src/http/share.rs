@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use super::apart::Apart;
 use super::body::{BoxError, GuardedBody};
-use super::draft::{Draft, Previous};
+use super::draft::{Draft, Previous, head_of};
 use super::fields::content_length;
 use super::kept::Chosen;
 use super::load::{Head, Wanted, no_content};
@@ -26,7 +26,7 @@ use super::rule::Rule;
 use super::status::{CacheStatus, Fwd, write_status};
 use super::tee::{Teed, ends_with_head, has_no_content, tee};
 use super::validation::{is_not_modified, not_modified};
-use super::vary::{Names, Variant, Vary};
+use super::vary::{Variant, Vary};
 use crate::ending::{Arriving, Ending};
 use crate::error::Failure;
 use crate::node::{Announcer, LoadResult, Loaded, Mode, Node};
@@ -45,7 +45,6 @@ pub(crate) struct Sharing<B, E> {
     pub(crate) method: Method,
     /// The target URI, where a response to another method than GET may be about it.
     pub(crate) target: Option<Uri>,
-    pub(crate) rules: ResponseRules,
     /// Why it was asked.
     pub(crate) fwd: Fwd,
     /// From the request to the head.
@@ -70,7 +69,7 @@ impl<B, E> Sharing<B, E> {
             delay: self.delay,
             now: self.now,
         };
-        let mut draft = match judge(&exchange, &self.rules) {
+        let mut draft = match judge(&exchange, &ResponseRules::of(&self.policy)) {
             Verdict::Private(rule) => {
                 observe::judged("not shared", &rule);
                 return Err(rule);
@@ -106,7 +105,7 @@ impl<B, E> Sharing<B, E> {
     /// Which variant it is, of those that its resource has.
     fn chosen(&self, vary: &Vary, head: &Parts, previous: Option<&Previous>) -> Option<Box<Chosen>> {
         let Vary::Names(names) = vary else { return None };
-        let variant = Variant::of(names, &self.wanted.headers, &head.headers, self.rules.http.normal());
+        let variant = Variant::of(names, &self.wanted.headers, &head.headers, self.policy.http.normal());
         let known = self.wanted.variant.get().map(|place| (&place.names, place.generation));
         let previous = previous.and_then(|previous| previous.kept.chosen.as_ref());
         let known = known.or_else(|| previous.map(|chosen| (&chosen.names, chosen.generation)));
@@ -116,16 +115,8 @@ impl<B, E> Sharing<B, E> {
     }
 
     /// Whether the resource depends on other headers than when it was found to have variants.
-    fn varies_otherwise(&self, head: &Parts) -> bool {
-        let names = |vary| match vary {
-            Vary::Names(names) => Some(names),
-            Vary::Nothing | Vary::Any => None::<Names>,
-        };
-        let vary_on = &self.rules.http.vary_on;
-        self.wanted
-            .variant
-            .get()
-            .is_some_and(|place| names(Vary::of(&head.headers, vary_on)).as_ref() != Some(&place.names))
+    fn varies_otherwise(&self, draft: &Draft) -> bool {
+        self.wanted.variant.get().is_some_and(|place| draft.names() != Some(&place.names))
     }
 }
 
@@ -155,7 +146,7 @@ where
                 return result.into();
             }
         };
-        if self.varies_otherwise(&head) {
+        if self.varies_otherwise(&draft) {
             // What is found under the old names is not to be found any more; the next request begins anew.
             draft.not_stored();
             let forgotten =
@@ -170,7 +161,7 @@ where
         let expected = content_length(&head.headers).ok().flatten();
         let status = self.status(&draft);
         let own = self.own(&head);
-        let Self { policy, rules, apart, client, announcer, .. } = self;
+        let Self { policy, apart, client, announcer, .. } = self;
         // Only what is known to be kept to its end is promised to others before that.
         let mut arrival = expected.and_then(|length| draft.arrival(length)).map(Arc::new);
         let passage = arrival.as_ref().map(|arrival| Arc::clone(&arrival.body));
@@ -181,7 +172,7 @@ where
         // With the head the client has everything, so the head is what waits for the commit.
         let ends_with_head = own.is_some() || ends_with_head(head.status, expected, &body);
         let finished =
-            |draft: Draft, body, trailers| draft.finish(body, trailers, previous, rules.http.letter);
+            |draft: Draft, body, trailers| draft.finish(body, trailers, previous, policy.http.letter);
         if own.is_none() && ends_with_head && (body.is_end_stream() || has_no_content(head.status)) {
             let result = apart.store(finished(draft, Bytes::new(), None), is_failure).await;
             let whole = Response::from_parts(head, GuardedBody::passed(body));
@@ -252,7 +243,7 @@ where
         let (Some(chosen), true) = (draft.chosen(), self.wanted.variant.get().is_some()) else { return true };
         let list = self.wanted.resource.derived(&format!("~v{:016x}", chosen.generation));
         // One is where the resource is, and on no list.
-        let most = self.rules.http.max_variants.saturating_sub(1);
+        let most = self.policy.http.max_variants.saturating_sub(1);
         let room = self
             .node
             .store
@@ -286,6 +277,6 @@ where
             return None;
         }
         let headers: HeaderMap = not_modified(&head.headers);
-        Some(super::draft::head_of(StatusCode::NOT_MODIFIED, head.version, headers))
+        Some(head_of(StatusCode::NOT_MODIFIED, head.version, headers))
     }
 }
