@@ -5,6 +5,7 @@
 //! the caller loads again and the next commit heals the entry.
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
+use crc_fast::crc32_iscsi;
 
 use crate::key::Key;
 use crate::tags::TagList;
@@ -135,7 +136,7 @@ impl Entry {
         out.put_slice(&self.validator);
         out.put_slice(self.tags.as_bytes());
         out.put_slice(&self.payload);
-        let crc = crc32c::crc32c(&out[CHECKED_FROM..]);
+        let crc = crc32_iscsi(&out[CHECKED_FROM..]);
         out[CRC_AT..CHECKED_FROM].copy_from_slice(&crc.to_le_bytes());
         out.freeze()
     }
@@ -175,7 +176,7 @@ impl Entry {
         if header[3] != 0 || length != Some(rest.len()) {
             return Err(Unreadable::Corrupt);
         }
-        if crc32c::crc32c(&raw[CHECKED_FROM..]) != u32_at(CRC_AT) {
+        if crc32_iscsi(&raw[CHECKED_FROM..]) != u32_at(CRC_AT) {
             return Err(Unreadable::Corrupt);
         }
         if &rest[..key_len] != key.full().as_bytes() {
@@ -250,6 +251,15 @@ mod tests {
         let back = Entry::decode(raw, &key("k")).expect("sound");
         assert_eq!(back, entry());
         assert!(memory.contains(&back.payload.as_ptr()));
+    }
+
+    /// What other versions of the crate have stored stays readable: the vectors of RFC 3720, B.4.
+    #[test]
+    fn the_checksum_is_crc32c() {
+        assert_eq!(crc32_iscsi(&[0; 32]), 0x8a91_36aa);
+        assert_eq!(crc32_iscsi(&[0xff; 32]), 0x62a8_ab43);
+        let long: Vec<u8> = (0..32).collect();
+        assert_eq!(crc32_iscsi(&long), 0x46dd_794e);
     }
 
     #[test]

@@ -41,46 +41,55 @@ struct Layered {
     aim: f64,
 }
 
-const LAYERED: &[Layered] = &[
-    Layered {
-        name: "hit",
-        what: "hit: `guard.layer(service_fn)`, 8 headers / a `service_fn` that does the raw GET",
-        keys_per_caller: KEYS_PER_CALLER,
-        body: BODY,
-        calls: CALLS,
-        must: 0.80,
-        aim: 0.92,
-    },
-    Layered {
-        name: "large",
-        what: "hit: the same with 100 KiB",
-        keys_per_caller: 2,
-        body: 100 * 1024,
-        calls: CALLS / 10,
-        must: 0.90,
-        aim: 0.95,
-    },
-    Layered {
-        name: "hot",
-        what: "hit: one hot key through the layer / the same control on that key",
-        keys_per_caller: 0,
-        body: BODY,
-        calls: CALLS,
-        must: 2.0,
-        aim: 3.0,
-    },
-];
+const LAYER: Layered = Layered {
+    name: "hit",
+    what: "hit: `guard.layer(service_fn)`, 8 headers / a `service_fn` that does the raw GET",
+    keys_per_caller: KEYS_PER_CALLER,
+    body: BODY,
+    calls: CALLS,
+    must: 0.80,
+    aim: 0.92,
+};
 
-/// Rows whose names begin with `hit`.
-pub(crate) fn rows(table: &mut Table) {
+const LARGE: Layered = Layered {
+    name: "large",
+    what: "hit: the same with 100 KiB",
+    keys_per_caller: 2,
+    body: 100 * 1024,
+    calls: CALLS / 10,
+    must: 0.90,
+    aim: 0.95,
+};
+
+const HOT: Layered = Layered {
+    name: "hot",
+    what: "hit: one hot key through the layer / the same control on that key",
+    keys_per_caller: 0,
+    body: BODY,
+    calls: CALLS,
+    must: 2.0,
+    aim: 3.0,
+};
+
+pub(crate) fn loads(table: &mut Table) {
+    on_one_thread(async |server| loader(table, server).await);
+}
+
+pub(crate) fn layer(table: &mut Table) {
+    on_one_thread(async |server| layered(table, server, &LAYER).await);
+}
+
+pub(crate) fn large(table: &mut Table) {
+    on_one_thread(async |server| layered(table, server, &LARGE).await);
+}
+
+pub(crate) fn hot(table: &mut Table) {
+    on_one_thread(async |server| layered(table, server, &HOT).await);
+}
+
+fn on_one_thread(rows: impl AsyncFnOnce(&RedisServer)) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-    runtime.block_on(async {
-        let server = RedisServer::start();
-        loader(table, &server).await;
-        for row in LAYERED {
-            layer(table, &server, row).await;
-        }
-    });
+    runtime.block_on(async { rows(&RedisServer::start()).await });
 }
 
 async fn loader(table: &mut Table, server: &RedisServer) {
@@ -129,7 +138,7 @@ async fn loader(table: &mut Table, server: &RedisServer) {
     });
 }
 
-async fn layer(table: &mut Table, server: &RedisServer, row: &Layered) {
+async fn layered(table: &mut Table, server: &RedisServer, row: &Layered) {
     let Layered { name, what, keys_per_caller, body: length, calls, must, aim } = *row;
     let urls: Arc<[String]> =
         (0..CALLERS * keys_per_caller.max(1)).map(|n| format!("/{name}/{n:06}")).collect();

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! cargo bench --bench fleet                    everything, about two minutes; needs redis-server, and wrk for `wrk`
-//! cargo bench --bench fleet -- hit wake        some groups: hit wrk wave failing killed down wake
+//! cargo bench --bench fleet -- hit wake        some groups: hit (hit-loader hit-layer hit-large hit-hot) wrk wave
+//!                                              failing killed down wake
 //! STRICT=1 cargo bench --bench fleet           also fails where a time or a ratio misses its `must`
 //! ```
 //!
@@ -26,7 +27,10 @@ mod wave;
 use groups::Group;
 
 const GROUPS: &[Group] = &[
-    ("hit", hit::rows),
+    ("hit-loader", hit::loads),
+    ("hit-layer", hit::layer),
+    ("hit-large", hit::large),
+    ("hit-hot", hit::hot),
     ("wrk", served::rows),
     ("wave", wave::rows),
     ("failing", failure::failing),
