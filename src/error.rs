@@ -36,7 +36,7 @@ pub enum ErrorKind {
     Store,
     /// A bound on time passed: of the load, or of waiting for somebody else's.
     Timeout,
-    /// Too many other loads ran for too long.
+    /// Too many other loads ran for too long, or at once without the store.
     Overloaded,
     /// A value could not be encoded.
     Encode,
@@ -88,6 +88,14 @@ impl Error {
             ErrorKind::Timeout,
             format!("the load of key #{digest} took longer than load_timeout ({load_timeout:?})"),
         )
+    }
+
+    pub(crate) fn crowded_out(key: &Key, most: usize) -> Self {
+        let digest = key.digest();
+        let text = format!(
+            "the store can not be asked, and {most} loads (max_fail_open_loads) run without it while key #{digest} would"
+        );
+        Self::new(ErrorKind::Overloaded, text)
     }
 
     /// The class of this error.

@@ -20,6 +20,13 @@ impl Gauge {
         Present { gauge: Arc::clone(self) }
     }
 
+    /// The same, unless there are `most` already.
+    pub(crate) fn try_enter(self: &Arc<Self>, most: usize) -> Option<Present> {
+        let room = |count| (count < most).then_some(count + 1);
+        self.count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, room).ok()?;
+        Some(Present { gauge: Arc::clone(self) })
+    }
+
     pub(crate) fn count(&self) -> usize {
         self.count.load(Ordering::Acquire)
     }

@@ -85,8 +85,8 @@ impl Lead {
                 }
                 Contended::StoreDown(error) => match self.policy.on_store_down {
                     OnStoreDown::FailOpen => {
-                        self.node.count(Count::fail_open_loads);
-                        None
+                        self.load_without_the_store().await;
+                        return None;
                     }
                     OnStoreDown::FailClosed => {
                         let error = Error::store("acquiring the lease", &self.flight.key, error);
@@ -97,6 +97,18 @@ impl Lead {
         };
         self.load_and_end(lease).await;
         None
+    }
+
+    /// For this process alone, if it has room for one more such load.
+    async fn load_without_the_store(self) {
+        let most = self.policy.max_fail_open_loads;
+        let Some(_place) = self.node.fail_open.try_enter(most) else {
+            self.node.count(Count::overloaded);
+            let failure = LoadResult::Failed(Failure::Guard(Error::crowded_out(&self.flight.key, most)));
+            return self.end(failure.into(), Duration::ZERO, Some(Vec::new()), None).await;
+        };
+        self.node.count(Count::fail_open_loads);
+        self.load_and_end(None).await;
     }
 
     fn finish<T>(self, ending: Ending) -> Option<T> {

@@ -37,6 +37,8 @@ pub(crate) struct Node {
     pub(crate) tasks: Arc<Gauge>,
     /// Leases that are held.
     pub(crate) leases: Arc<Gauge>,
+    /// Loads that run without the store because it can not be asked.
+    pub(crate) fail_open: Arc<Gauge>,
     /// Set by `shutdown`: calls load for themselves from now on.
     closed: AtomicBool,
     /// Set when a shutdown's deadline has passed: leases are handed over.
@@ -248,6 +250,7 @@ impl Node {
             counters: Counters::default(),
             tasks: Arc::default(),
             leases: Arc::default(),
+            fail_open: Arc::default(),
             closed: AtomicBool::new(false),
             leaving: watch::Sender::new(false),
         }

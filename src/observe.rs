@@ -123,7 +123,7 @@ counters! {
     negatives => "stampede_guard_negatives_total",
     /// Confirmed invalidations, of keys, of tags, and by storing directly.
     invalidations => "stampede_guard_invalidations_total",
-    /// Loads for which there was no permit in time.
+    /// Loads for which there was no permit in time, or no room without the store; callers for whom there was no room to wait.
     overloaded => "stampede_guard_overloaded_total",
     /// Loads that went on with another caller's loader after the first one vanished.
     takeovers => "stampede_guard_takeovers_total",

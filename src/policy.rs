@@ -92,6 +92,7 @@ pub struct Policy {
     pub(crate) coordination_budget: Duration,
     pub(crate) command_timeout: Duration,
     pub(crate) on_store_down: OnStoreDown,
+    pub(crate) max_fail_open_loads: usize,
     pub(crate) error_for: Duration,
     pub(crate) codec: Codec,
     pub(crate) max_body: usize,
@@ -217,6 +218,8 @@ impl Default for Policy {
             command_timeout: Duration::from_millis(50),
             // The guard protects the origin; it is not there to take the service down.
             on_store_down: OnStoreDown::FailOpen,
+            // What an origin can take only its owner knows.
+            max_fail_open_loads: usize::MAX,
             // A failure is told to those who waited for it; the next caller deserves a try.
             error_for: Duration::ZERO,
             codec: Codec::MessagePack,

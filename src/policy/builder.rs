@@ -178,6 +178,16 @@ impl PolicyBuilder {
         self
     }
 
+    /// How many loads may run at once in one process while the store can not be asked. Without the store nobody counts
+    /// for the whole fleet: after a failover with `p` processes the origin has up to `p` times as many. Beyond it callers
+    /// are given a stale value where one may stand in, else [`ErrorKind::Overloaded`]; over HTTP, 503 with
+    /// `Retry-After`. Loads outside the protocol (of uncacheable resources, after a shutdown) do not count.
+    /// Defaults to no such bound.
+    pub fn max_fail_open_loads(mut self, loads: usize) -> Self {
+        self.policy.max_fail_open_loads = loads;
+        self
+    }
+
     /// How long a failure is also told to callers that come after it, in the whole fleet. Zero tells
     /// only those who waited for the load that failed. Defaults to zero.
     pub fn error_for(mut self, error_for: Duration) -> Self {
@@ -268,6 +278,10 @@ impl PolicyBuilder {
         }
         if policy.max_concurrent_loads == Some(0) {
             return Err(refused("max_concurrent_loads is 0: choose at least 1".into()));
+        }
+        if policy.max_fail_open_loads == 0 {
+            let text = "max_fail_open_loads is 0: choose at least 1, or OnStoreDown::FailClosed";
+            return Err(refused(text.into()));
         }
         in_range("coordination_budget", policy.coordination_budget, MILLISECOND * 2, day)?;
         in_range("command_timeout", policy.command_timeout, MILLISECOND, day)?;

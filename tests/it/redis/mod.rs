@@ -8,6 +8,7 @@ mod chaos;
 pub(crate) mod clock;
 mod connections;
 mod doctor;
+mod figures;
 mod freshness;
 mod invalidation;
 mod leaders;
@@ -43,6 +44,7 @@ use store_down::{NOTHING, SLACK, median, requests};
 
 pub(crate) const ROLES: &[Role] = &[
     ("node", node),
+    ("herd", figures::herd),
     #[cfg(feature = "tls")]
     ("tls_node", tls::node),
 ];

@@ -16,10 +16,10 @@ pub(super) const NOTHING: Duration = Duration::from_millis(20);
 const RECOVERY: Duration = Duration::from_secs(2);
 
 /// A server behind a proxy, and a guard with the default policy: a budget of 100 ms.
-struct Line {
-    server: RedisServer,
-    proxy: Proxy,
-    guard: StampedeGuard,
+pub(super) struct Line {
+    pub(super) server: RedisServer,
+    pub(super) proxy: Proxy,
+    pub(super) guard: StampedeGuard,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -35,7 +35,7 @@ enum Outage {
 }
 
 impl Line {
-    async fn new(policy: Policy) -> Self {
+    pub(super) async fn new(policy: Policy) -> Self {
         let server = RedisServer::start();
         let proxy = Proxy::start(server.port()).await;
         let guard = unconnected(&proxy.url(), policy);
@@ -91,7 +91,7 @@ pub(super) fn median(mut times: Vec<Duration>) -> Duration {
 }
 
 /// Twenty callers of one key during one load.
-async fn still_coalesces(guard: &StampedeGuard) {
+pub(super) async fn still_coalesces(guard: &StampedeGuard) {
     let loads = Counter::default();
     let callers = (0..20).map(|_| {
         let loads = loads.clone();
@@ -105,18 +105,19 @@ async fn still_coalesces(guard: &StampedeGuard) {
     assert_eq!(loads.started(), 1);
 }
 
-/// A value that is loaded is found in the store.
-async fn stores_again(guard: &StampedeGuard) {
+/// A value that is loaded is found in the store; how long that took.
+pub(super) async fn stores_again(guard: &StampedeGuard) -> Duration {
     let back = Instant::now();
     for attempt in 0.. {
         let key = format!("again-{attempt}");
         answer(guard, &key, 9).await;
         if guard.get::<u32>(&*key).await.ok().flatten() == Some(9) {
-            break;
+            return back.elapsed();
         }
         assert!(back.elapsed() < RECOVERY + SLACK, "not within {:?}", back.elapsed());
         tokio::time::sleep(ms(10)).await;
     }
+    unreachable!("it ends in here");
 }
 
 async fn survives(outage: Outage, connected: bool) {

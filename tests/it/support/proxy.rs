@@ -1,8 +1,8 @@
 //! A TCP proxy between the library and Redis that can turn into each kind of bad network.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -23,12 +23,16 @@ pub(crate) enum Mode {
     BlackHoleOld,
     /// The same for flows that subscribe alone: commands work, and messages come to nothing.
     BlackHoleOldSubscriptions,
+    /// And for all flows that subscribe, new ones too: a middlebox that lets no messages through.
+    BlackHoleSubscriptions,
     /// Commands arrive and are executed, replies are held back: the ambiguous failure.
     NoReplies,
     /// Old flows are reset now, new ones at once.
     Reset,
     /// Replies come this much later; commands are not delayed.
     Delay(Duration),
+    /// Replies come so many bytes per 10 ms, in every flow.
+    Trickle(usize),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -46,7 +50,38 @@ pub(crate) struct Proxy {
     addr: SocketAddr,
     setting: watch::Sender<Setting>,
     accepted: Arc<AtomicUsize>,
+    opening: Arc<Opening>,
     server: JoinHandle<()>,
+}
+
+/// Flows that have not heard anything yet.
+#[derive(Debug, Default)]
+struct Opening {
+    now: AtomicUsize,
+    most: AtomicUsize,
+}
+
+/// One of them, until it has heard something, or its client has gone.
+struct Opens(Option<Arc<Opening>>);
+
+impl Opens {
+    fn new(opening: &Arc<Opening>) -> Self {
+        let now = opening.now.fetch_add(1, Ordering::SeqCst) + 1;
+        opening.most.fetch_max(now, Ordering::SeqCst);
+        Self(Some(Arc::clone(opening)))
+    }
+
+    fn is_open(&mut self) {
+        if let Some(opening) = self.0.take() {
+            opening.now.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+}
+
+impl Drop for Opens {
+    fn drop(&mut self) {
+        self.is_open();
+    }
 }
 
 impl Proxy {
@@ -56,8 +91,9 @@ impl Proxy {
         let addr = listener.local_addr().expect("a bound socket");
         let (setting, watched) = watch::channel(Setting { mode: Mode::Pass, change: 0, reset: 0 });
         let accepted = Arc::new(AtomicUsize::new(0));
-        let server = tokio::spawn(accept(listener, port, watched, accepted.clone()));
-        Self { addr, setting, accepted, server }
+        let opening = Arc::<Opening>::default();
+        let server = tokio::spawn(accept(listener, port, watched, accepted.clone(), opening.clone()));
+        Self { addr, setting, accepted, opening, server }
     }
 
     pub(crate) fn port(&self) -> u16 {
@@ -81,6 +117,11 @@ impl Proxy {
     pub(crate) fn connections(&self) -> usize {
         self.accepted.load(Ordering::SeqCst)
     }
+
+    /// The most connections at once on which nothing had been heard yet.
+    pub(crate) fn most_opening(&self) -> usize {
+        self.opening.most.load(Ordering::SeqCst)
+    }
 }
 
 impl Drop for Proxy {
@@ -94,6 +135,7 @@ async fn accept(
     port: u16,
     setting: watch::Receiver<Setting>,
     accepted: Arc<AtomicUsize>,
+    opening: Arc<Opening>,
 ) {
     // A set, so that dropping the proxy drops every flow, too.
     let mut flows = JoinSet::new();
@@ -103,7 +145,7 @@ async fn accept(
                 let (client, _) = incoming.expect("accepting on a bound socket");
                 accepted.fetch_add(1, Ordering::SeqCst);
                 let born = setting.borrow().change;
-                flows.spawn(flow(client, port, Valve::new(born, setting.clone())));
+                flows.spawn(flow(client, port, Valve::new(born, setting.clone(), Opens::new(&opening))));
             }
             Some(_) = flows.join_next() => {}
         }
@@ -149,13 +191,26 @@ async fn pump(mut from: ReadHalf<'_>, mut to: WriteHalf<'_>, way: Way, valve: &V
                 return;
             }
         }
+        // Its client has given up, whatever is still held back.
+        valve.is_open();
     };
     let write = async {
         while let Some((due, chunk)) = chunks.recv().await {
             tokio::time::sleep_until(due).await;
             valve.open(way).await;
-            if to.write_all(&chunk).await.is_err() {
-                return;
+            if way == Way::ToClient {
+                valve.is_open();
+            }
+            let mut rest = &chunk[..];
+            while !rest.is_empty() {
+                let piece = valve.trickle(way).unwrap_or(rest.len()).min(rest.len());
+                if to.write_all(&rest[..piece]).await.is_err() {
+                    return;
+                }
+                rest = &rest[piece..];
+                if !rest.is_empty() || valve.trickle(way).is_some() {
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
             }
         }
         // The end of a flow is held back like its bytes.
@@ -175,11 +230,16 @@ struct Valve {
     born: u64,
     subscribes: AtomicBool,
     setting: watch::Receiver<Setting>,
+    opens: Mutex<Opens>,
 }
 
 impl Valve {
-    fn new(born: u64, setting: watch::Receiver<Setting>) -> Self {
-        Self { born, subscribes: AtomicBool::new(false), setting }
+    fn new(born: u64, setting: watch::Receiver<Setting>, opens: Opens) -> Self {
+        Self { born, subscribes: AtomicBool::new(false), setting, opens: Mutex::new(opens) }
+    }
+
+    fn is_open(&self) {
+        self.opens.lock().unwrap_or_else(PoisonError::into_inner).is_open();
     }
 
     /// Looks for a subscription. Its command is short, and the first of its packet.
@@ -192,12 +252,13 @@ impl Valve {
     /// Waits until bytes may go this way.
     async fn open(&self, way: Way) {
         let is_open = |setting: &Setting| match setting.mode {
-            Mode::Pass | Mode::Delay(_) => true,
+            Mode::Pass | Mode::Delay(_) | Mode::Trickle(_) => true,
             Mode::BlackHole | Mode::Reset => false,
             Mode::BlackHoleOld => self.born >= setting.change,
             Mode::BlackHoleOldSubscriptions => {
                 self.born >= setting.change || !self.subscribes.load(Ordering::SeqCst)
             }
+            Mode::BlackHoleSubscriptions => !self.subscribes.load(Ordering::SeqCst),
             Mode::NoReplies => way == Way::ToServer,
         };
         // The sender outlives its flows: they are dropped with the proxy.
@@ -208,6 +269,13 @@ impl Valve {
         match self.setting.borrow().mode {
             Mode::Delay(delay) if way == Way::ToClient => delay,
             _ => Duration::ZERO,
+        }
+    }
+    /// How many bytes may go at once.
+    fn trickle(&self, way: Way) -> Option<usize> {
+        match self.setting.borrow().mode {
+            Mode::Trickle(bytes) if way == Way::ToClient => Some(bytes),
+            _ => None,
         }
     }
 }

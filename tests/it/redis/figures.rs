@@ -1,0 +1,248 @@
+//! The figures that docs/operations.md promises for each fault, where no other file asserts them: a network that flaps, a
+//! herd at a failover, and messages that do not come.
+
+use std::sync::{Arc, Mutex};
+
+use stampede_guard::{ErrorKind, LoadError, health::LinkState};
+use store_down::{Line, still_coalesces, stores_again};
+
+use super::*;
+use crate::support::probe::assert_nothing_left;
+use crate::support::proxy::{Mode, Proxy};
+use crate::support::warnings::Warnings;
+
+/// What is promised, and time for a machine that runs other tests beside this one.
+const USABLE: Duration = Duration::from_millis(1_000 + 800);
+
+/// N10. The back-off starts over only after a connection that has lived for a while, so this is no storm of connects.
+#[tokio::test]
+async fn a_network_that_flaps_costs_little_and_one_connect_at_a_time() {
+    const FLAPS: usize = 16;
+    let line = Line::new(Policy::default()).await;
+    line.guard.connect().await.expect("connects");
+    requests(&line.guard, "before", 3).await;
+    let before = line.proxy.connections();
+    let flapping = async {
+        for flap in 0..FLAPS {
+            line.proxy.set([Mode::Reset, Mode::BlackHole, Mode::NoReplies, Mode::BlackHoleOld][flap / 2 % 4]);
+            tokio::time::sleep(ms(300)).await;
+            line.proxy.set(Mode::Pass);
+            tokio::time::sleep(ms(300)).await;
+        }
+    };
+    let mut added = Vec::new();
+    let asking = async {
+        loop {
+            added.extend(requests(&line.guard, &format!("flap-{}", added.len()), 1).await);
+            tokio::time::sleep(ms(5)).await;
+        }
+    };
+    tokio::select! {
+        () = flapping => {}
+        () = asking => {}
+    }
+    assert!(added.iter().all(|added| *added <= ms(100) + SLACK), "{:?}", added.iter().max());
+    assert!(added.len() > 100 && median(added.clone()) <= NOTHING, "{} requests", added.len());
+    // One for commands, one for messages.
+    assert!(line.proxy.most_opening() <= 2, "{} connects at once", line.proxy.most_opening());
+    let connects = line.proxy.connections() - before;
+    assert!(connects <= 8 * FLAPS, "{connects} connects in {FLAPS} flaps");
+    let usable = stores_again(&line.guard).await;
+    assert!(usable <= USABLE, "{usable:?}");
+    still_coalesces(&line.guard).await;
+    settled(std::slice::from_ref(&line.guard)).await;
+    assert_nothing_left(&line.server, SOON).await;
+}
+
+#[derive(Serialize, Deserialize)]
+struct HerdConfig {
+    redis: String,
+    keys: usize,
+    callers: usize,
+    most: Option<usize>,
+}
+
+/// What one process of the herd has seen.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Seen {
+    loads: usize,
+    most_of_one_key: usize,
+    most_at_once: usize,
+    answered: usize,
+    shed: usize,
+    slowest_ms: u64,
+}
+
+/// Asks for all keys at once when told to go.
+pub(super) fn herd(mut child: Child) -> BoxFuture<'static, ()> {
+    Box::pin(async move {
+        let config: HerdConfig = child.config();
+        let builder = Policy::builder().max_fail_open_loads(config.most.unwrap_or(usize::MAX));
+        let guard = unconnected(&config.redis, builder.build().expect("valid"));
+        guard.connect().await.expect("connects");
+        child.ready();
+        child.wait_go().await;
+        let (asked, loads, gate) = (Counter::default(), Counter::default(), Gate::closed());
+        let of_keys = Arc::new(Mutex::new(vec![0; config.keys]));
+        let all = config.keys * config.callers;
+        let calls = (0..all).map(|call| {
+            let key = call % config.keys;
+            let (guard, gate, asked) = (guard.clone(), gate.clone(), asked.clone());
+            let (loads, of_keys) = (loads.clone(), Arc::clone(&of_keys));
+            tokio::spawn(async move {
+                let _asked = asked.start();
+                let started = Instant::now();
+                let load = move || async move {
+                    let _running = loads.start();
+                    of_keys.lock().unwrap()[key] += 1;
+                    gate.pass().await;
+                    Ok::<_, String>(key)
+                };
+                (guard.get_or_load(("key", key), load).await, started.elapsed())
+            })
+        });
+        let calls: Vec<_> = calls.collect();
+        // No load ends before everyone is there: who comes after it would rightly begin another.
+        asked.reach(all).await;
+        tokio::time::sleep(ms(500)).await;
+        gate.open();
+        let mut seen = Seen::default();
+        for call in join_all(calls).await {
+            let (result, took) = call.expect("joined");
+            seen.slowest_ms = seen.slowest_ms.max(took.as_millis() as u64);
+            match result {
+                Ok(_) => seen.answered += 1,
+                Err(LoadError::Guard(error)) if error.kind() == ErrorKind::Overloaded => seen.shed += 1,
+                Err(error) => panic!("{error:?}"),
+            }
+        }
+        seen.loads = loads.started();
+        seen.most_at_once = loads.most_at_once();
+        seen.most_of_one_key = of_keys.lock().unwrap().iter().copied().max().unwrap_or(0);
+        child.result(&seen);
+    })
+}
+
+/// The server dies, and eight processes want five hundred keys each.
+async fn herd_without_a_server(most: Option<usize>) -> Vec<Seen> {
+    let server = RedisServer::start();
+    let config = HerdConfig { redis: server.minimal_user(), keys: 500, callers: 3, most };
+    let fleet = Fleet::spawn(8, "herd", &config);
+    fleet.wait_ready().await;
+    server.kill();
+    fleet.go();
+    let seen: Vec<Seen> = fleet.results().await;
+    for process in &seen {
+        assert_eq!(process.answered + process.shed, 1_500, "{process:?}");
+        assert_eq!(process.most_of_one_key, 1, "{process:?}");
+        assert!(process.slowest_ms < 600 + 5_000, "{process:?}");
+    }
+    seen
+}
+
+#[tokio::test]
+async fn a_herd_at_a_failover_loads_each_key_once_per_process() {
+    for process in herd_without_a_server(None).await {
+        assert_eq!((process.loads, process.answered), (500, 1_500), "{process:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_herd_at_a_failover_keeps_to_max_fail_open_loads_and_is_shed() {
+    for process in herd_without_a_server(Some(40)).await {
+        assert!(process.most_at_once <= 40, "{process:?}");
+        assert!(process.loads >= 40 && process.answered >= process.loads, "{process:?}");
+        assert!(process.shed > 0, "{process:?}");
+    }
+}
+
+/// One load holds the only place that there is without the store.
+async fn the_only_place_is_taken(guard: &StampedeGuard) -> (Gate, tokio::task::JoinHandle<u32>) {
+    let (gate, loads) = (Gate::closed(), Counter::default());
+    let holds = held_call(guard, 1, &gate, &loads);
+    loads.reach(1).await;
+    (gate, holds)
+}
+
+fn one_place() -> stampede_guard::PolicyBuilder {
+    Policy::builder().max_fail_open_loads(1)
+}
+
+/// The server reads and does not write: what is stale can be found, and nothing can be led.
+#[tokio::test]
+async fn beyond_max_fail_open_loads_a_stale_value_stands_in() {
+    let server = RedisServer::start();
+    let builder = one_place().fresh_for(ms(1)).stale_if_error(Duration::from_secs(600));
+    let guard = local(&server, builder.build().expect("valid")).await;
+    answer(&guard, "old", 7).await;
+    server.run::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
+    let (gate, holds) = the_only_place_is_taken(&guard).await;
+    assert_eq!(answer(&guard, "old", 8).await, 7);
+    let shed = guard.get_or_load("new", || async { Ok::<_, String>(1) }).await.expect_err("shed");
+    assert_eq!(shed.guard().map(stampede_guard::Error::kind), Some(ErrorKind::Overloaded), "{shed}");
+    assert!(shed.to_string().contains("max_fail_open_loads"), "{shed}");
+    gate.open();
+    assert_eq!(holds.await.expect("joined"), 1);
+    assert_eq!(answer(&guard, "new", 2).await, 2, "and there is room again");
+    assert_eq!(guard.stats().overloaded, 2);
+}
+
+#[cfg(feature = "http")]
+#[tokio::test]
+async fn beyond_max_fail_open_loads_a_request_is_answered_503_with_retry_after() {
+    use tower::ServiceExt as _;
+
+    let server = RedisServer::start();
+    let guard = local(&server, one_place().build().expect("valid")).await;
+    server.kill();
+    let (gate, holds) = the_only_place_is_taken(&guard).await;
+    let report = axum::routing::get(|| async { "report" });
+    let app = axum::Router::new().route("/report", report).layer(guard.clone());
+    let request = || http::Request::get("http://host/report").body(axum::body::Body::empty()).unwrap();
+    let response = app.clone().oneshot(request()).await.unwrap();
+    assert_eq!(response.status(), 503);
+    assert!(response.headers().contains_key("retry-after"), "{response:?}");
+    gate.open();
+    assert_eq!(holds.await.expect("joined"), 1);
+    assert_eq!(app.oneshot(request()).await.unwrap().status(), 200);
+}
+
+/// A middlebox that lets no messages through, from the start or from some moment on: nobody hears of the commit, and
+/// all that costs is half a second.
+#[tokio::test]
+async fn silent_notifications_cost_half_a_second_and_one_warning() {
+    for from_the_start in [true, false] {
+        let warnings = Warnings::default();
+        let _listening = warnings.listen();
+        let server = RedisServer::start();
+        let proxy = Proxy::start(server.port()).await;
+        if from_the_start {
+            proxy.set(Mode::BlackHoleSubscriptions);
+        }
+        // The lease is so long that nobody can have waited for its end.
+        let leads = local(&server, lease_of(Duration::from_secs(120))).await;
+        let waits = unconnected(&proxy.url(), lease_of(Duration::from_secs(120)));
+        answer(&waits, "warm", 1).await;
+        proxy.set(Mode::BlackHoleSubscriptions);
+        let (gate, loads) = (Gate::closed(), Counter::default());
+        let leader = held_call(&leads, 1, &gate, &loads);
+        loads.reach(1).await;
+        let waiter = held_call(&waits, 2, &gate, &loads);
+        queued(&server, "k", 1).await;
+        eventually("it is noticed", SOON, async || waits.health().inbox != LinkState::Up).await;
+        gate.open();
+        assert_eq!(leader.await.expect("joined"), 1);
+        let told = Instant::now();
+        assert_eq!(waiter.await.expect("joined"), 1);
+        assert!(told.elapsed() <= ms(500) + SLACK * 2, "{:?}", told.elapsed());
+        assert_eq!(loads.started(), 1);
+        // However often it is tried again.
+        tokio::time::sleep(ms(1_500)).await;
+        let warned = warnings.about("no notifications");
+        assert_eq!(warned.len(), 1, "{warned:?}");
+        proxy.set(Mode::Pass);
+        eventually("it is back", SOON, async || waits.health().inbox == LinkState::Up).await;
+        settled(&[leads, waits]).await;
+        assert_nothing_left(&server, SOON).await;
+    }
+}
