@@ -15,9 +15,11 @@
 //! ```
 //!
 //! Watch the `Cache-Status` header and the lines that the server prints: one per load. `RUN_ONCE=1` sends itself
-//! a few requests and ends.
+//! a few requests and ends. Ctrl-C and SIGTERM end it as a deployment does: what runs is answered, what takes longer
+//! than `DEADLINE_MS` is handed to another replica. `LOAD_MS` is how long a report takes.
 
 use std::error::Error;
+use std::future::IntoFuture as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -62,29 +64,73 @@ async fn main() -> Result<(), Box<dyn Error>> {
     println!("  wrk -t2 -c200 -d10s {url}/report/9");
     println!("  curl -X DELETE {url}/report/7\n");
 
+    let (stopping, stopped) = tokio::sync::oneshot::channel();
     let stop = async move {
         if once {
             if let Err(error) = visit(&url).await {
                 println!("{error}");
             }
-        } else if tokio::signal::ctrl_c().await.is_err() {
-            // Without the signal there is no graceful end; serving goes on.
-            std::future::pending().await
+        } else {
+            asked_to_end().await;
+        }
+        let _ = stopping.send(());
+    };
+    let serving = axum::serve(listener, app).with_graceful_shutdown(stop).into_future();
+    let ending = async {
+        let _ = stopped.await;
+        // Beside the server, which waits for its requests, however long they take. Loads that nobody waits for any
+        // more still deserve to be stored; what takes longer goes to another replica, and its clients are cut.
+        guard.shutdown(millis("DEADLINE_MS", 5_000)).await
+    };
+    tokio::pin!(serving, ending);
+    let shutdown = tokio::select! {
+        served = &mut serving => {
+            served?;
+            ending.await
+        }
+        shutdown = &mut ending => {
+            if shutdown.finished {
+                // Its loads have ended, so its answers are on their way.
+                serving.await?;
+            }
+            shutdown
         }
     };
-    axum::serve(listener, app).with_graceful_shutdown(stop).await?;
-
-    // Loads that nobody waits for any more still deserve to be stored; what takes longer goes to another replica.
-    println!("{:?}", guard.shutdown(Duration::from_secs(5)).await);
+    println!("{shutdown:?}");
     println!("{:?}", guard.stats());
     Ok(())
 }
 
-/// Takes a second, as a report does. `max-age` is how long the guard keeps it.
+/// Waits for Ctrl-C or, where there is such a thing, SIGTERM.
+async fn asked_to_end() {
+    let interrupted = async {
+        if tokio::signal::ctrl_c().await.is_err() {
+            // Without the signal there is no graceful end; serving goes on.
+            std::future::pending().await
+        }
+    };
+    #[cfg(unix)]
+    if let Ok(mut terminated) = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate()) {
+        tokio::select! {
+            () = interrupted => {}
+            _ = terminated.recv() => {}
+        }
+        return;
+    }
+    interrupted.await;
+}
+
+/// A time in milliseconds from the environment.
+fn millis(name: &str, otherwise: u64) -> Duration {
+    let given = std::env::var(name).ok().and_then(|given| given.parse().ok());
+    Duration::from_millis(given.unwrap_or(otherwise))
+}
+
+/// Takes its time, as a report does. `max-age` is how long the guard keeps it.
 async fn report(Path(id): Path<u64>) -> ([(header::HeaderName, &'static str); 1], String) {
     static LOADS: AtomicU64 = AtomicU64::new(0);
     println!("load {} (report {id})", LOADS.fetch_add(1, Ordering::Relaxed) + 1);
-    tokio::time::sleep(Duration::from_secs(1)).await;
+    tokio::time::sleep(millis("LOAD_MS", 1_000)).await;
     ([(header::CACHE_CONTROL, "max-age=30")], format!("report {id}: all is well\n"))
 }
 

@@ -35,6 +35,8 @@ mod stale;
 #[cfg(feature = "redis")]
 mod stampede;
 mod streaming;
+#[cfg(feature = "redis")]
+mod termination;
 mod unsafe_methods;
 mod validation;
 mod variants;

@@ -96,6 +96,11 @@ impl Guarded {
         self.signal("CONT");
     }
 
+    /// SIGTERM: how an orchestrator asks a process to end.
+    pub(crate) fn terminate(&mut self) {
+        self.signal("TERM");
+    }
+
     fn signal(&mut self, name: &str) {
         assert!(self.try_wait().is_none(), "process {} has ended: {:?}", self.pid(), self.exited);
         let status = Command::new("sh")

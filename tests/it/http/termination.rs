@@ -1,0 +1,96 @@
+//! X1: a replica that is asked to end (SIGTERM) while it loads. `examples/axum_server.rs`, as a real process: what users
+//! copy is what is tested.
+
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use http_body_util::BodyExt as _;
+use hyper_util::client::legacy::Client;
+use hyper_util::rt::TokioExecutor;
+use tokio::task::JoinHandle;
+
+use crate::support::example::Example;
+use crate::support::probe::{assert_nothing_left, eventually_eq};
+use crate::support::redis_server::RedisServer;
+
+const LOADS: usize = 50;
+const SOON: Duration = Duration::from_secs(10);
+
+fn replica(server: &RedisServer, load_ms: &str, deadline_ms: &str) -> (Example, String) {
+    let redis = server.minimal_user();
+    let env = [("REDIS_URL", &*redis), ("PORT", "0"), ("LOAD_MS", load_ms), ("DEADLINE_MS", deadline_ms)];
+    let replica = Example::start("axum_server", &env);
+    let url = replica.printed("listening on ").split(';').next().expect("a URL").to_owned();
+    (replica, url)
+}
+
+/// One request for each of so many reports; the status and the body, or that the connection was cut. They have one
+/// host, as behind a load balancer, so that replicas share them.
+fn ask_for(url: &str, reports: usize) -> Vec<JoinHandle<Result<(u16, String), ()>>> {
+    let client = Client::builder(TokioExecutor::new()).build_http::<axum::body::Body>();
+    let ask = |report: usize| {
+        let (client, uri) = (client.clone(), format!("{url}/report/{report}"));
+        tokio::spawn(async move {
+            let request = http::Request::get(uri).header("host", "shop.example");
+            let request = request.body(axum::body::Body::empty()).expect("a request");
+            let response = client.request(request).await.map_err(drop)?;
+            let status = response.status().as_u16();
+            let body = response.into_body().collect().await.map_err(drop)?.to_bytes();
+            Ok((status, String::from_utf8_lossy(&body).into_owned()))
+        })
+    };
+    (0..reports).map(ask).collect()
+}
+
+async fn keys(server: &RedisServer, kind: &str, n: usize) {
+    let head = format!("sg1:{kind}:");
+    let count = async || server.keys().iter().filter(|key| key.starts_with(&head)).count();
+    eventually_eq(format!("keys {head}*"), SOON, n, count).await;
+}
+
+#[tokio::test]
+async fn what_a_terminated_replica_loads_is_answered() {
+    let server = RedisServer::start();
+    let (mut replica, url) = replica(&server, "1500", "20000");
+    let asked = ask_for(&url, LOADS);
+    keys(&server, "l", LOADS).await;
+    replica.terminate();
+    for (report, answer) in join_all(asked).await.into_iter().enumerate() {
+        let (status, body) = answer.expect("joined").expect("answered");
+        assert_eq!((status, &*body), (200, &*format!("report {report}: all is well\n")));
+    }
+    assert!(replica.ended().await.success());
+    assert_eq!(replica.printed("Shutdown "), "{ finished: true, handed_over: 0 }");
+    keys(&server, "l", 0).await;
+    keys(&server, "e", LOADS).await;
+    assert_nothing_left(&server, SOON).await;
+}
+
+#[tokio::test]
+async fn what_a_terminated_replica_can_not_end_in_time_goes_to_another() {
+    let server = RedisServer::start();
+    let (mut leaves, url) = replica(&server, "600000", "500");
+    let (mut stays, other) = replica(&server, "20", "20000");
+    let cut = ask_for(&url, LOADS);
+    keys(&server, "l", LOADS).await;
+    let waits = ask_for(&other, LOADS / 2);
+    keys(&server, "q", LOADS / 2).await;
+    let asked = Instant::now();
+    leaves.terminate();
+    for (report, answer) in join_all(waits).await.into_iter().enumerate() {
+        let (status, body) = answer.expect("joined").expect("answered");
+        assert_eq!((status, &*body), (200, &*format!("report {report}: all is well\n")));
+    }
+    assert!(leaves.ended().await.success());
+    let took = asked.elapsed();
+    assert!(took < Duration::from_millis(500) + SOON, "{took:?}");
+    assert_eq!(leaves.printed("Shutdown "), format!("{{ finished: false, handed_over: {LOADS} }}"));
+    // Handed over, or freed where nobody waited: the next one need not wait for a lease of the dead.
+    keys(&server, "l", 0).await;
+    for answer in join_all(cut).await {
+        answer.expect("joined").expect_err("its load was given away");
+    }
+    stays.terminate();
+    assert!(stays.ended().await.success());
+    assert_nothing_left(&server, SOON).await;
+}

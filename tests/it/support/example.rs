@@ -1,0 +1,89 @@
+//! The programs of `examples/` as real processes, started and signalled as an orchestrator does.
+
+use std::io::{BufRead as _, BufReader};
+use std::path::PathBuf;
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use super::PATIENCE;
+use super::os::Guarded;
+
+/// A running example; dropping it kills it.
+#[derive(Debug)]
+pub(crate) struct Example {
+    process: Guarded,
+    lines: Arc<Mutex<Vec<String>>>,
+    reader: Option<JoinHandle<()>>,
+}
+
+impl Example {
+    pub(crate) fn start(name: &str, env: &[(&str, &str)]) -> Self {
+        let mut command = Command::new(built(name));
+        command.envs(env.iter().copied()).stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut process = Guarded::spawn(&mut command).expect("starting an example");
+        let stdout = BufReader::new(process.child().stdout.take().expect("stdout is piped"));
+        let lines = Arc::<Mutex<Vec<String>>>::default();
+        let reader = thread::spawn({
+            let lines = Arc::clone(&lines);
+            move || stdout.lines().map_while(Result::ok).for_each(|line| lock(&lines).push(line))
+        });
+        Self { process, lines, reader: Some(reader) }
+    }
+
+    /// What follows `start` in the first line that it printed with it.
+    pub(crate) fn printed(&self, start: &str) -> String {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let found = lock(&self.lines).iter().find_map(|line| line.strip_prefix(start).map(str::to_owned));
+            if let Some(found) = found {
+                return found;
+            }
+            assert!(Instant::now() < deadline, "`{start}` is not in {:?}", lock(&self.lines));
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    pub(crate) fn terminate(&mut self) {
+        self.process.terminate();
+    }
+
+    /// Waits for its end, and until all that it has printed is here.
+    pub(crate) async fn ended(&mut self) -> ExitStatus {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.process.try_wait() {
+                if let Some(reader) = self.reader.take() {
+                    let _ = reader.join();
+                }
+                return status;
+            }
+            assert!(Instant::now() < deadline, "it does not end: {:?}", lock(&self.lines));
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+}
+
+/// The program. `cargo test --test it` alone does not build examples, and an old one would be a lie; where it is
+/// built already this takes a moment.
+fn built(name: &str) -> PathBuf {
+    let test = std::env::current_exe().expect("the path of the test binary");
+    let profile = test.ancestors().nth(2).expect("target/<profile>/deps/<test>");
+    let target = profile.parent().expect("target/<profile>");
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["build", "--quiet", "--example", name]).arg("--target-dir").arg(target);
+    if profile.ends_with("release") {
+        cargo.arg("--release");
+    }
+    if cfg!(all(feature = "tls", feature = "axum", feature = "metrics")) {
+        cargo.arg("--all-features");
+    }
+    let status = cargo.current_dir(env!("CARGO_MANIFEST_DIR")).status().expect("running cargo");
+    assert!(status.success(), "building the example {name}: {status}");
+    profile.join("examples").join(name)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
