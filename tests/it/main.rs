@@ -11,6 +11,7 @@ mod bulkhead;
 mod cancellation;
 mod coalescing;
 mod context;
+
 #[cfg(feature = "redis")]
 mod fleet;
 #[cfg(feature = "redis")]

@@ -246,3 +246,36 @@ async fn silent_notifications_cost_half_a_second_and_one_warning() {
         assert_nothing_left(&server, SOON).await;
     }
 }
+
+/// D3: somebody's value under our name, far longer than any entry of ours. It costs no more than a server that is slow;
+/// where there is time to read it, it is a miss like other bytes that are no entry.
+#[tokio::test]
+async fn an_oversized_value_under_our_name_is_a_miss() {
+    let server = RedisServer::start();
+    let put = |megabytes: usize| {
+        let bytes = vec![b'x'; megabytes * 1024 * 1024];
+        let mut set = redis::cmd("SET");
+        set.arg("sg1:e:{default:huge}")
+            .arg(bytes)
+            .arg("PX")
+            .arg(600_000)
+            .exec(&mut server.conn())
+            .expect("SET");
+    };
+    put(64);
+    let guard = local(&server, Policy::default()).await;
+    for round in 0..3 {
+        let started = Instant::now();
+        assert_eq!(answer(&guard, "huge", round).await, round);
+        assert!(started.elapsed() <= ms(100) + SLACK * 2, "{:?}", started.elapsed());
+    }
+    let others = requests(&guard, "others", 20).await;
+    assert!(others.iter().all(|added| *added <= ms(100) + SLACK * 2), "{others:?}");
+
+    put(4);
+    let patient = Policy::builder().coordination_budget(SOON).command_timeout(SOON).lease(SOON * 4);
+    let patient = local(&server, patient.build().expect("valid")).await;
+    assert_eq!(answer(&patient, "huge", 8).await, 8);
+    assert!(patient.stats().unreadable >= 1);
+    assert_eq!(answer(&patient, "huge", 9).await, 8, "it is healed");
+}

@@ -3,16 +3,20 @@
 //! A *node* is a guard of its own. Nodes in this process stand for replicas where only the store lies between
 //! them; nodes that are killed or stopped are child processes in the role `node`, which the test tells what to do.
 
+mod ailments;
 mod cancellation;
 mod chaos;
 pub(crate) mod clock;
 mod connections;
 mod doctor;
 mod figures;
+mod firewall;
 mod freshness;
 mod invalidation;
 mod leaders;
 mod leftovers;
+mod markers;
+mod networks;
 mod outages;
 mod partitions;
 mod refusals;
@@ -45,6 +49,7 @@ use store_down::{NOTHING, SLACK, median, requests};
 pub(crate) const ROLES: &[Role] = &[
     ("node", node),
     ("herd", figures::herd),
+    ("behind_a_firewall", firewall::behind),
     #[cfg(feature = "tls")]
     ("tls_node", tls::node),
 ];

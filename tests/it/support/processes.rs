@@ -40,8 +40,13 @@ pub(crate) struct Fleet {
 impl Fleet {
     /// Starts `n` processes in `role`, each with the same `config`, read by [`Child::config`].
     pub(crate) fn spawn(n: usize, role: &str, config: &impl Serialize) -> Self {
+        Self::spawn_by(&[], n, role, config)
+    }
+
+    /// The same, started by a program that is given the command line.
+    pub(crate) fn spawn_by(program: &[&str], n: usize, role: &str, config: &impl Serialize) -> Self {
         let config = serde_json::to_string(config).expect("a config that is JSON");
-        Self { members: (0..n).map(|index| Member::spawn(index, role, &config)).collect() }
+        Self { members: (0..n).map(|index| Member::spawn(program, index, role, &config)).collect() }
     }
 
     pub(crate) fn member(&self, index: usize) -> &Member {
@@ -119,9 +124,18 @@ struct Heard {
 }
 
 impl Member {
-    fn spawn(index: usize, role: &str, config: &str) -> Self {
+    fn spawn(program: &[&str], index: usize, role: &str, config: &str) -> Self {
+        let test = std::env::current_exe().expect("the path of the test binary");
+        let mut command = match program {
+            [] => Command::new(test),
+            [program, args @ ..] => {
+                let mut command = Command::new(program);
+                command.args(args).arg(test);
+                command
+            }
+        };
         let mut process = Guarded::spawn(
-            Command::new(std::env::current_exe().expect("the path of the test binary"))
+            command
                 .args(["--exact", "child_entry", "--nocapture", "--test-threads=1"])
                 .env("SG_ROLE", role)
                 .env("SG_CONFIG", config)

@@ -1,0 +1,218 @@
+//! R4, R9 to R12, R20: a server that runs and can not do what it is asked: it is busy with somebody's script, it loads its
+//! dump, it has no room for connections, it has lost its primary or its replicas, it can not save, it evicts.
+
+use std::future::ready;
+
+use redis::Connection;
+use store_down::{still_coalesces, stores_again};
+
+use super::*;
+use crate::support::probe::assert_nothing_left;
+use crate::support::scratch::Scratch;
+
+/// What is promised, and time for a machine that runs other tests beside this one.
+const USABLE: Duration = Duration::from_millis(1_000 + 800);
+const KEPT: u32 = 77;
+
+/// What is stored is still served.
+#[derive(PartialEq)]
+enum Hits {
+    Served,
+    Loaded,
+}
+
+fn run(admin: &mut Connection, command: &[&str]) {
+    let done = redis::cmd(command[0]).arg(&command[1..]).exec(admin);
+    done.unwrap_or_else(|error| panic!("{command:?}: {error}"));
+}
+
+/// A guard with the default policy, and a connection of the harness from before it all.
+struct Patient {
+    server: RedisServer,
+    admin: Connection,
+    guard: StampedeGuard,
+}
+
+impl Patient {
+    async fn new(server: RedisServer) -> Self {
+        let guard = local(&server, Policy::default()).await;
+        answer(&guard, "kept", KEPT).await;
+        requests(&guard, "before", 3).await;
+        let admin = server.conn();
+        Self { server, admin, guard }
+    }
+
+    async fn started() -> Self {
+        Self::new(RedisServer::start()).await
+    }
+
+    /// Every request is answered, at next to no cost, and callers of one key share a load.
+    async fn is_lived_with(&self, hits: Hits) {
+        let guard = &self.guard;
+        let first = requests(guard, "first", 5).await;
+        assert!(first.iter().all(|added| *added <= ms(100) + SLACK), "{first:?}");
+        let later = requests(guard, "later", 40).await;
+        assert!(later.iter().all(|added| *added <= ms(100) + SLACK), "{later:?}");
+        assert!(median(later.clone()) <= NOTHING, "{later:?}");
+        still_coalesces(guard).await;
+        if hits == Hits::Served {
+            assert_eq!(answer(guard, "kept", KEPT + 1).await, KEPT);
+        }
+        let stats = guard.stats();
+        assert!(stats.fail_open_loads >= 40 && stats.failed == 0, "{stats:?}");
+    }
+
+    async fn is_cured(&self) {
+        let usable = stores_again(&self.guard).await;
+        assert!(usable <= USABLE, "{usable:?}");
+        assert_eq!(answer(&self.guard, "kept", KEPT + 2).await, KEPT, "what was stored is still there");
+        settled(std::slice::from_ref(&self.guard)).await;
+        assert_nothing_left(&self.server, SOON).await;
+    }
+}
+
+/// R10: first there is silence, then there is -BUSY.
+#[tokio::test]
+async fn a_server_that_is_busy_with_a_script_is_gone_without() {
+    // The name of the setting that 6.2 has, too.
+    let mut patient = Patient::new(RedisServer::with_args(["--lua-time-limit", "300"])).await;
+    let mut other = patient.server.conn();
+    let script =
+        std::thread::spawn(move || redis::cmd("EVAL").arg("while true do end").arg(0).exec(&mut other));
+    eventually("it is busy", SOON, || {
+        let pong = redis::cmd("PING").exec(&mut patient.admin);
+        ready(pong.is_err_and(|error| error.code() == Some("BUSY")))
+    })
+    .await;
+    patient.is_lived_with(Hits::Loaded).await;
+    run(&mut patient.admin, &["SCRIPT", "KILL"]);
+    assert!(script.join().expect("joined").is_err());
+    patient.is_cured().await;
+}
+
+/// R9: restarted with a dump, whose loading takes its time.
+#[tokio::test]
+async fn a_server_that_loads_its_dump_is_gone_without() {
+    let files = Scratch::new();
+    let folder = files.text("");
+    let args =
+        ["--dir", &folder, "--dbfilename", "dump.rdb", "--loading-process-events-interval-bytes", "1024"];
+    let server = RedisServer::with_args(args.into_iter().chain(["--key-load-delay", "300"]));
+    let mut keys = redis::pipe();
+    for key in 0..8_000 {
+        keys.cmd("SET").arg(key).arg("x".repeat(64)).arg("EX").arg(600).ignore();
+    }
+    keys.exec(&mut server.conn()).expect("keys");
+    let patient = Patient::new(server).await;
+    patient.server.run::<()>(&["SAVE"]);
+    patient.server.kill();
+    patient.server.start_again();
+    let loading = || patient.server.run::<String>(&["INFO", "persistence"]).contains("loading:1");
+    assert!(loading(), "it has loaded too quickly for this test");
+    patient.is_lived_with(Hits::Loaded).await;
+    eventually("it has loaded", SOON, async || !loading()).await;
+    patient.is_cured().await;
+}
+
+/// R20: what is connected goes on; what connects anew is refused, and gone without.
+#[tokio::test]
+async fn a_server_without_room_for_connections_is_gone_without() {
+    let mut patient = Patient::started().await;
+    run(&mut patient.admin, &["CONFIG", "SET", "maxclients", "1"]);
+    assert_eq!(answer(&patient.guard, "kept", 1).await, KEPT);
+    run(&mut patient.admin, &["CLIENT", "KILL", "TYPE", "pubsub"]);
+    run(&mut patient.admin, &["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+    patient.is_lived_with(Hits::Loaded).await;
+    run(&mut patient.admin, &["CONFIG", "SET", "maxclients", "10000"]);
+    patient.is_cured().await;
+}
+
+/// R11: a replica that has lost its primary and will not serve what it has.
+#[tokio::test]
+async fn a_replica_that_has_lost_its_primary_is_gone_without() {
+    let mut patient = Patient::started().await;
+    run(&mut patient.admin, &["CONFIG", "SET", "replica-serve-stale-data", "no"]);
+    run(&mut patient.admin, &["REPLICAOF", "127.0.0.1", "1"]);
+    let read = redis::cmd("GET").arg("k").exec(&mut patient.admin);
+    assert_eq!(read.expect_err("refused").code(), Some("MASTERDOWN"));
+    patient.is_lived_with(Hits::Loaded).await;
+    run(&mut patient.admin, &["REPLICAOF", "NO", "ONE"]);
+    patient.is_cured().await;
+}
+
+/// R12: NOREPLICAS. It reads and does not write: hits are served.
+#[tokio::test]
+async fn a_server_that_has_lost_its_replicas_serves_what_it_has() {
+    let mut patient = Patient::started().await;
+    run(&mut patient.admin, &["CONFIG", "SET", "min-replicas-to-write", "1"]);
+    patient.is_lived_with(Hits::Served).await;
+    run(&mut patient.admin, &["CONFIG", "SET", "min-replicas-to-write", "0"]);
+    patient.is_cured().await;
+}
+
+/// R12: MISCONF, as with a disk that is full.
+#[tokio::test]
+async fn a_server_that_can_not_save_serves_what_it_has() {
+    let files = Scratch::new();
+    let gone = files.text("gone");
+    std::fs::create_dir(&gone).expect("a folder");
+    let mut patient = Patient::new(RedisServer::with_args(["--dir", &gone])).await;
+    std::fs::remove_dir(&gone).expect("it is empty");
+    run(&mut patient.admin, &["CONFIG", "SET", "save", "3600 1000000"]);
+    run(&mut patient.admin, &["BGSAVE"]);
+    eventually("writes are refused", SOON, || {
+        let set = redis::cmd("SET").arg("probe").arg(1).arg("PX").arg(1).exec(&mut patient.admin);
+        ready(set.is_err_and(|error| error.code() == Some("MISCONF")))
+    })
+    .await;
+    patient.is_lived_with(Hits::Served).await;
+    run(&mut patient.admin, &["CONFIG", "SET", "save", ""]);
+    patient.is_cured().await;
+}
+
+/// R4, R5: a server with so little memory that a lease goes while its load runs. What is stored then is the other's.
+#[tokio::test]
+async fn an_evicted_lease_costs_one_load_and_overwrites_nothing() {
+    let server = RedisServer::with_args(["--maxmemory", "4mb", "--maxmemory-policy", "allkeys-random"]);
+    // A lease so long that it is not renewed meanwhile.
+    let policy = lease_of(Duration::from_secs(120));
+    let guards = [local(&server, policy.clone()).await, local(&server, policy).await];
+    let (old, new, loads) = (Gate::closed(), Gate::closed(), Counter::default());
+    new.open();
+    let leader = held_call(&guards[0], 1, &old, &loads);
+    loads.reach(1).await;
+    let mut filler = server.conn();
+    let has =
+        |conn: &mut Connection, key: &str| redis::cmd("EXISTS").arg(key).query::<bool>(conn).expect("EXISTS");
+    let mut evict = |key: &str| {
+        for round in 0.. {
+            assert!(round < 200, "{key} is not evicted");
+            let mut fill = redis::pipe();
+            for number in 0..200 {
+                let name = format!("filler-{round}-{number}");
+                fill.cmd("SET").arg(name).arg("x".repeat(4_000)).arg("EX").arg(600).ignore();
+            }
+            fill.exec(&mut filler).expect("it evicts");
+            if !has(&mut filler, key) {
+                break;
+            }
+        }
+    };
+    evict("sg1:l:{default:k}");
+    assert_eq!(held_call(&guards[1], 2, &new, &loads).await.expect("joined"), 2);
+    old.open();
+    assert_eq!(leader.await.expect("joined"), 1, "its own caller has what it loaded");
+    settled(&guards).await;
+    let stats = guards[0].stats();
+    assert_eq!((loads.started(), stats.commits_refused + stats.leases_lost), (2, 1), "{stats:?}");
+    if let Some(stored) = guards[0].get::<u32>("k").await.expect("store") {
+        assert_eq!(stored, 2, "what came too late is not stored");
+    }
+    // An entry that goes right after its commit is a miss, and no loop.
+    for round in 3..8 {
+        evict("sg1:e:{default:k}");
+        assert_eq!(answer(&guards[round as usize % 2], "k", round).await, round);
+    }
+    server.flush_all();
+    assert_nothing_left(&server, SOON).await;
+}

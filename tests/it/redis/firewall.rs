@@ -1,0 +1,124 @@
+//! N1, N3, N4, N8 with the kernel's own firewall: packets are dropped, and no socket is told. (A proxy accepts and
+//! acknowledges, so it can not show what retransmission does.) In a network namespace of its own, which only root may
+//! make: elsewhere these tests say that they have not run.
+
+use std::io::Write as _;
+use std::process::Command;
+
+use store_down::{still_coalesces, stores_again};
+
+use super::*;
+use crate::support::probe::assert_nothing_left;
+use crate::support::redis_server::field;
+
+/// What is promised, and time for a machine that runs other tests beside this one.
+const USABLE: Duration = Duration::from_millis(1_000 + 1_500);
+
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+enum Dropped {
+    /// All packets to and from the server.
+    All,
+    /// Those of connections from before; new ones work.
+    OldConnections,
+    /// Answers. Commands arrive and are executed.
+    Answers,
+    /// Nothing is dropped: what comes is answered by a reset.
+    Rejected,
+}
+
+fn sh(command: &str) {
+    let done = Command::new("sh").args(["-c", command]).output().expect("running sh");
+    let said = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success(), "{command}: {said} (apt-get install -y nftables iproute2)");
+}
+
+/// Runs in a network of its own, where the rules hurt nobody.
+pub(super) fn behind(child: Child) -> BoxFuture<'static, ()> {
+    Box::pin(async move {
+        let (dropped, connected): (Dropped, bool) = child.config();
+        sh("ip link set lo up");
+        let server = RedisServer::start();
+        let guard = unconnected(&server.minimal_user(), Policy::default());
+        if connected {
+            guard.connect().await.expect("connects");
+            requests(&guard, "before", 3).await;
+        }
+        let chain = "add table inet sg; add chain inet sg in { type filter hook input priority 0; }";
+        sh(&format!("nft '{chain}'"));
+        let port = server.port();
+        for rule in rules(dropped, &server) {
+            sh(&format!("nft 'add rule inet sg in {rule}'", rule = rule.replace("PORT", &port.to_string())));
+        }
+        let added = requests(&guard, "dropped", 40).await;
+        assert!(added.iter().all(|added| *added <= ms(100) + SLACK), "{dropped:?}: {added:?}");
+        assert!(median(added.clone()) <= NOTHING, "{dropped:?}: {added:?}");
+        still_coalesces(&guard).await;
+        if matches!(dropped, Dropped::OldConnections) {
+            // It finds out by itself, with the rules still there.
+            let usable = stores_again(&guard).await;
+            assert!(usable <= USABLE, "{usable:?}");
+        }
+        sh("nft delete table inet sg");
+        let usable = stores_again(&guard).await;
+        assert!(usable <= USABLE, "{dropped:?}: {usable:?}");
+        settled(std::slice::from_ref(&guard)).await;
+        assert_nothing_left(&server, SOON).await;
+        child.result(&usable.as_millis());
+    })
+}
+
+fn rules(dropped: Dropped, server: &RedisServer) -> Vec<String> {
+    match dropped {
+        Dropped::All => vec!["tcp dport PORT drop".to_owned(), "tcp sport PORT drop".to_owned()],
+        Dropped::Answers => vec!["tcp sport PORT drop".to_owned()],
+        Dropped::Rejected => vec!["tcp dport PORT reject with tcp reset".to_owned()],
+        Dropped::OldConnections => {
+            let list: String = server.run(&["CLIENT", "LIST"]);
+            let ours = list.lines().filter(|client| field(client, "user") == Some("minimal"));
+            let port =
+                |client| field(client, "addr").and_then(|addr| addr.rsplit_once(':')).map(|(_, port)| port);
+            let ports: Vec<_> = ours.filter_map(port).collect();
+            assert_eq!(ports.len(), 2, "{list}");
+            let ports = ports.join(", ");
+            vec![format!("tcp sport {{ {ports} }} drop"), format!("tcp dport {{ {ports} }} drop")]
+        }
+    }
+}
+
+async fn is_lived_with(dropped: Dropped, connected: bool) {
+    if !Command::new("unshare").args(["--net", "true"]).status().is_ok_and(|status| status.success()) {
+        // Past the capture of `eprintln!`: who reads the output of a green run sees it.
+        let text =
+            format!("\nNOT RUN: {dropped:?} behind a firewall (only root may make a network namespace)\n");
+        let _ = std::io::stderr().write_all(text.as_bytes());
+        return;
+    }
+    let fleet = Fleet::spawn_by(&["unshare", "--net"], 1, "behind_a_firewall", &(dropped, connected));
+    let usable: u64 = fleet.member(0).result().await;
+    println!("{dropped:?}: usable after {usable} ms");
+}
+
+#[tokio::test]
+async fn packets_that_are_all_dropped_cost_nothing_for_long() {
+    is_lived_with(Dropped::All, true).await;
+}
+
+#[tokio::test]
+async fn packets_that_are_all_dropped_from_the_start_cost_nothing_for_long() {
+    is_lived_with(Dropped::All, false).await;
+}
+
+#[tokio::test]
+async fn connections_whose_packets_are_dropped_are_replaced() {
+    is_lived_with(Dropped::OldConnections, true).await;
+}
+
+#[tokio::test]
+async fn answers_that_are_dropped_cost_nothing_for_long() {
+    is_lived_with(Dropped::Answers, true).await;
+}
+
+#[tokio::test]
+async fn connections_that_are_rejected_cost_nothing_for_long() {
+    is_lived_with(Dropped::Rejected, true).await;
+}

@@ -1,0 +1,104 @@
+//! N2, N5, N6: a network that is slow, that trickles, or that resets: every request is answered within its bound, and when
+//! the network is well again, so is everything.
+
+use store_down::{Line, still_coalesces, stores_again};
+
+use super::*;
+use crate::support::probe::assert_nothing_left;
+use crate::support::proxy::Mode;
+
+/// What is promised, and time for a machine that runs other tests beside this one.
+const USABLE: Duration = Duration::from_millis(1_000 + 800);
+
+async fn is_lived_with(mode: Mode) {
+    let line = Line::new(Policy::default()).await;
+    let guard = &line.guard;
+    guard.connect().await.expect("connects");
+    requests(guard, "before", 3).await;
+    line.proxy.set(mode);
+    let added = requests(guard, "ill", 40).await;
+    assert!(added.iter().all(|added| *added <= ms(100) + SLACK), "{mode:?}: {added:?}");
+    still_coalesces(guard).await;
+    assert_eq!(guard.stats().failed, 0);
+    line.proxy.set(Mode::Pass);
+    let usable = stores_again(guard).await;
+    assert!(usable <= USABLE, "{mode:?}: {usable:?}");
+    settled(std::slice::from_ref(guard)).await;
+    assert_nothing_left(&line.server, SOON).await;
+}
+
+#[tokio::test]
+async fn a_network_that_is_a_little_slow_costs_its_round_trips() {
+    is_lived_with(Mode::Delay(ms(5))).await;
+}
+
+#[tokio::test]
+async fn a_network_as_slow_as_a_command_may_be_costs_the_budget() {
+    is_lived_with(Mode::Delay(ms(50))).await;
+}
+
+#[tokio::test]
+async fn a_network_slower_than_a_command_may_be_costs_the_budget() {
+    is_lived_with(Mode::Delay(ms(200))).await;
+}
+
+#[tokio::test]
+async fn a_network_slower_than_all_commands_may_be_costs_the_budget() {
+    is_lived_with(Mode::Delay(ms(1_000))).await;
+}
+
+/// A frame that is never whole in time.
+#[tokio::test]
+async fn a_network_that_trickles_costs_the_budget() {
+    is_lived_with(Mode::Trickle(1)).await;
+}
+
+#[tokio::test]
+async fn a_network_that_resets_everything_costs_next_to_nothing() {
+    is_lived_with(Mode::Reset).await;
+}
+
+/// N2: what was sent before a reset may have run. Two nodes, one of which is reset all the time while both load the same
+/// keys: what it did not hear of costs a load, never a value.
+#[tokio::test]
+async fn resets_in_the_middle_of_everything_lose_nothing() {
+    let line = Line::new(lease_of(Duration::from_secs(1))).await;
+    let other = local(&line.server, lease_of(Duration::from_secs(1))).await;
+    let guards = [line.guard.clone(), other];
+    let loads = Counter::default();
+    let resets = async {
+        loop {
+            tokio::time::sleep(ms(fastrand::u64(5..60))).await;
+            line.proxy.set(Mode::Reset);
+            line.proxy.set(Mode::Pass);
+        }
+    };
+    let rounds = async {
+        for round in 0..60_u32 {
+            let callers = (0..10).map(|caller| {
+                let loads = loads.clone();
+                guards[caller % 2].get_or_load(("k", round), move || async move {
+                    let _running = loads.start();
+                    tokio::time::sleep(ms(20)).await;
+                    Ok::<_, String>(round)
+                })
+            });
+            for value in tokio::time::timeout(SOON, join_all(callers)).await.expect("nobody hangs") {
+                assert_eq!(value.expect("a value"), round);
+            }
+        }
+    };
+    tokio::select! {
+        () = resets => {}
+        () = rounds => {}
+    }
+    // One each, and one more for each node that went on without the server.
+    let stats: Vec<_> = guards.iter().map(StampedeGuard::stats).collect();
+    let explained = |stats: &Stats| stats.fail_open_loads + stats.leases_lost + stats.commits_refused;
+    let allowed = 60 + stats.iter().map(explained).sum::<u64>();
+    assert!(loads.started() as u64 <= allowed && loads.started() <= 120, "{}: {stats:?}", loads.started());
+    settled(&guards).await;
+    assert_nothing_left(&line.server, SOON).await;
+    let usable = stores_again(&line.guard).await;
+    assert!(usable <= USABLE, "{usable:?}");
+}
