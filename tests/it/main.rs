@@ -11,6 +11,7 @@ mod bulkhead;
 mod cancellation;
 mod coalescing;
 mod context;
+mod drops;
 
 #[cfg(feature = "redis")]
 mod fleet;

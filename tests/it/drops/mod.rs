@@ -1,0 +1,82 @@
+//! Every public future, dropped at each of its polls, in each situation that it may meet (C1 to C9). Whatever was dropped:
+//! a newcomer is served at once, and no flight, task, lease, permit or place in a queue is left.
+//!
+//! On the memory store under a paused clock. `AtPoll` drops a future inside a poll, as a caller does that leaves while it
+//! waits; `AtWake` drops it when it has been woken and before it looks, so what it was given is lost with it.
+
+mod guards;
+#[cfg(feature = "http")]
+mod http;
+mod locks;
+
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::time::timeout;
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+/// Where a future is dropped.
+#[derive(Clone, Copy, Debug)]
+enum Drop {
+    AtPoll(usize),
+    AtWake(usize),
+}
+
+/// Polls a future until it is dropped; what it came to, if it was done before.
+struct Dropped<F> {
+    inner: Option<Pin<Box<F>>>,
+    polls: usize,
+    drop: Drop,
+}
+
+impl<F: Future> Future for Dropped<F> {
+    type Output = Option<F::Output>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        if let Drop::AtWake(n) = self.drop
+            && self.polls == n
+        {
+            self.inner = None;
+            return Poll::Ready(None);
+        }
+        let Some(inner) = &mut self.inner else { return Poll::Ready(None) };
+        if let Poll::Ready(output) = inner.as_mut().poll(cx) {
+            return Poll::Ready(Some(output));
+        }
+        self.polls += 1;
+        if let Drop::AtPoll(n) = self.drop
+            && self.polls == n
+        {
+            self.inner = None;
+            return Poll::Ready(None);
+        }
+        Poll::Pending
+    }
+}
+
+fn dropped<F: Future>(drop: Drop, future: F) -> Dropped<F> {
+    Dropped { inner: Some(Box::pin(future)), polls: 0, drop }
+}
+
+/// Runs `scenario` with a drop at each poll, until its future is done before it is dropped; how many drops there were.
+/// No scenario takes longer than a minute on its own clock.
+async fn at_every_poll(name: &str, scenario: impl AsyncFn(Drop) -> bool) -> usize {
+    let mut drops = 0;
+    for drop in [Drop::AtPoll, Drop::AtWake] {
+        for n in 1.. {
+            assert!(n < 200, "{name}: it is polled again and again");
+            let drop = drop(n);
+            let done = timeout(Duration::from_secs(60), scenario(drop)).await;
+            if done.unwrap_or_else(|_| panic!("{name}, {drop:?}: somebody hangs")) {
+                break;
+            }
+            drops += 1;
+        }
+    }
+    drops
+}
