@@ -13,7 +13,8 @@ local function try(command, answer)
   end
   local expected = string.find(answer.err, 'WRONGTYPE') or string.find(answer.err, 'not an integer')
   if not expected then
-    failed[#failed + 1] = command .. ' ' .. answer.err
+    -- Before 7.0 it begins with where in the script that was.
+    failed[#failed + 1] = command .. ' ' .. (string.gsub(answer.err, '^@user_script: *%d+: *%-?', ''))
   end
 end
 
