@@ -106,7 +106,8 @@ impl<'s> Monitor<'s> {
     fn count(&self, lines: &[String]) -> Commands {
         let parsed: Vec<_> = lines.iter().filter_map(|line| Some((line, parse(line)?))).collect();
         let introduced = parsed.iter().filter(|(_, (_, name, rest))| {
-            name == "client" && rest.to_ascii_lowercase().starts_with("\"setname\"") && rest.contains(ADMIN)
+            let names_itself = name == "client" && rest.to_ascii_lowercase().starts_with("\"setname\"");
+            (names_itself || name == "echo") && rest.contains(ADMIN)
         });
         let mut admins = self.admins.clone();
         admins.extend(introduced.map(|(_, (source, ..))| (*source).to_owned()));

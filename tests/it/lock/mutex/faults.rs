@@ -82,7 +82,18 @@ async fn a_grant_into_a_dead_host_is_not_lost() {
 async fn without_the_right_to_subscribe_it_is_looked_at_twice_a_second() {
     let server = RedisServer::start();
     let one = node(&server).await;
-    server.run::<()>(&["ACL", "SETUSER", "deaf", "on", ">pw", "~sg1:*", "&sg1:*", "+@all", "-subscribe"]);
+    server.run::<()>(&[
+        "ACL",
+        "SETUSER",
+        "deaf",
+        "on",
+        ">pw",
+        "~sg1:*",
+        "resetchannels",
+        "&sg1:*",
+        "+@all",
+        "-subscribe",
+    ]);
     let deaf = connected(&format!("redis://deaf:pw@127.0.0.1:{}/", server.port())).await;
     for _ in 0..2 {
         let mut holder = locked(&mutex(&one)).await;

@@ -156,7 +156,10 @@ impl Cluster {
         let file = std::env::temp_dir().join(format!("sg-nodes-{}.conf", Uuid::new_v4()));
         let path = file.to_str().expect("a path that is text");
         let server = RedisServer::with_args(["--cluster-enabled", "yes", "--cluster-config-file", path]);
-        server.run::<()>(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
+        // One by one: 6.2 knows no ranges.
+        let slots: Vec<_> = (0..16_384).map(|slot| slot.to_string()).collect();
+        let words = ["CLUSTER", "ADDSLOTS"].into_iter().chain(slots.iter().map(String::as_str));
+        server.run::<()>(&words.collect::<Vec<_>>());
         eventually("the cluster is up", SOON, async || {
             server.run::<String>(&["CLUSTER", "INFO"]).contains("cluster_state:ok")
         })
