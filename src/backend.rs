@@ -6,6 +6,8 @@ use crate::store::NodeStore;
 use crate::store::memory::MemoryStore;
 #[cfg(feature = "redis")]
 use crate::store::redis::RedisStore;
+#[cfg(feature = "testing")]
+use crate::testing::{ChaosStore, Replica};
 
 /// Where the fleet meets: made from a `redis::Client` or a [`MemoryStore`] by `into()`.
 #[derive(Debug)]
@@ -19,6 +21,8 @@ enum BackendKind {
     #[cfg(feature = "redis")]
     // Boxed, because with TLS it holds certificates.
     Redis(Box<redis::Client>),
+    #[cfg(feature = "testing")]
+    Chaos(Replica),
 }
 
 impl Backend {
@@ -31,6 +35,8 @@ impl Backend {
             }
             #[cfg(feature = "redis")]
             BackendKind::Redis(client) => NodeStore::redis(RedisStore::new(*client, command_timeout)),
+            #[cfg(feature = "testing")]
+            BackendKind::Chaos(replica) => replica.into_store(),
         }
     }
 }
@@ -46,5 +52,21 @@ impl From<MemoryStore> for Backend {
 impl From<redis::Client> for Backend {
     fn from(client: redis::Client) -> Self {
         Self { kind: BackendKind::Redis(Box::new(client)) }
+    }
+}
+
+#[cfg(feature = "testing")]
+#[cfg_attr(docsrs, doc(cfg(feature = "testing")))]
+impl From<ChaosStore> for Backend {
+    fn from(chaos: ChaosStore) -> Self {
+        chaos.replica().into()
+    }
+}
+
+#[cfg(feature = "testing")]
+#[cfg_attr(docsrs, doc(cfg(feature = "testing")))]
+impl From<Replica> for Backend {
+    fn from(replica: Replica) -> Self {
+        Self { kind: BackendKind::Chaos(replica) }
     }
 }

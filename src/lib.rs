@@ -53,6 +53,7 @@
 //! | `tls` | no | `rediss://`, through rustls |
 //! | `axum` | no | keys by `OriginalUri`, for guards inside nested routers |
 //! | `metrics` | no | counters and histograms through the `metrics` facade |
+//! | `testing` | no | a store on which things go wrong by seed, and a scripted origin, for your own tests |
 //!
 //! Without any, the in-memory guard for loaders and [`memoize`](StampedeGuard::memoize) remain.
 //!
@@ -95,6 +96,9 @@ mod slot;
 mod store;
 mod sync;
 mod tags;
+#[cfg(feature = "testing")]
+#[cfg_attr(docsrs, doc(cfg(feature = "testing")))]
+pub mod testing;
 mod times;
 mod typed;
 

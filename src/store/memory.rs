@@ -2,6 +2,8 @@
 //! several guards that stand for replicas.
 
 mod locks;
+#[cfg(feature = "testing")]
+mod meddle;
 mod mutexes;
 mod records;
 mod semaphores;
@@ -19,6 +21,8 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use locks::Locks;
+#[cfg(feature = "testing")]
+pub(crate) use meddle::{Meddling, Picture, Relay};
 use records::{Left, Records};
 
 use super::grants::Grants;
@@ -57,6 +61,8 @@ struct Shared {
     watches: Arc<Watches>,
     locks: Mutex<Locks>,
     grants: Arc<Grants>,
+    #[cfg(feature = "testing")]
+    meddling: Meddling,
 }
 
 impl MemoryStore {
@@ -81,6 +87,8 @@ impl MemoryStore {
                 watches: Arc::default(),
                 locks: Mutex::default(),
                 grants: Arc::default(),
+                #[cfg(feature = "testing")]
+                meddling: Meddling::default(),
             }),
         }
     }
@@ -104,6 +112,16 @@ impl MemoryStore {
 
     fn records(&self) -> MutexGuard<'_, Records> {
         lock(&self.shared.records)
+    }
+}
+
+impl Shared {
+    /// Tells the waiters of a key; as [`Watches::tell`].
+    fn tell(&self, name: &str, hint: &Hint) -> bool {
+        let heard = self.watches.tell(name, hint);
+        #[cfg(feature = "testing")]
+        let heard = self.meddling.relay(name, hint) || heard;
+        heard
     }
 }
 
@@ -136,7 +154,7 @@ impl MemoryNode {
         }
         records.tidy(key.name());
         drop(records);
-        self.store.shared.watches.tell(key.name(), hint);
+        self.store.shared.tell(key.name(), hint);
     }
 
     fn kept(ours: bool) -> Kept {
@@ -160,7 +178,10 @@ impl Store for MemoryNode {
 
     fn clock_at(&self, moment: Instant) -> u64 {
         let Shared { started, started_ms, .. } = &*self.store.shared;
-        started_ms + moment.saturating_duration_since(*started).as_millis() as u64
+        let now = started_ms + moment.saturating_duration_since(*started).as_millis() as u64;
+        #[cfg(feature = "testing")]
+        let now = now.saturating_add_signed(self.store.shared.meddling.ahead_ms());
+        now
     }
 
     fn look_up<'a>(&'a self, key: &'a Key, _within: Duration) -> Reply<'a, Option<Bytes>> {
@@ -285,7 +306,7 @@ impl Store for MemoryNode {
             record.lease = Some((next.clone(), Instant::now() + lease));
             drop(records);
             // Told outside the lock. A waiter that has gone does not hear it, and the next one is due.
-            if self.store.shared.watches.tell(key.name(), &Hint::Granted { token: next.clone(), hops }) {
+            if self.store.shared.tell(key.name(), &Hint::Granted { token: next.clone(), hops }) {
                 return reply(HandedOver::ToWaiter);
             }
             records = self.store.records();

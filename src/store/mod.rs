@@ -160,7 +160,11 @@ pub(crate) struct NodeStore {
 
 impl NodeStore {
     pub(crate) fn memory(store: memory::MemoryStore) -> Self {
-        let store = Arc::new(store.into_node());
+        Self::of(Arc::new(store.into_node()))
+    }
+
+    /// Of any store, through the traits alone.
+    pub(crate) fn of<S: Store + LockStore + TagStore + 'static>(store: Arc<S>) -> Self {
         Self {
             store: Arc::clone(&store) as _,
             locks: Arc::clone(&store) as _,
@@ -235,7 +239,7 @@ impl Token {
     }
 
     /// The node's half.
-    #[cfg(feature = "redis")]
+    #[cfg(any(feature = "redis", feature = "testing"))]
     pub(crate) fn node(&self) -> &str {
         &self.0[..32]
     }

@@ -86,13 +86,19 @@ impl Watches {
     }
 
     /// Tells every waiter that hints may have been lost (a connection was, or has just come up).
-    #[cfg(feature = "redis")]
+    #[cfg(any(feature = "redis", feature = "testing"))]
     pub(crate) fn tell_all_missed(&self) {
         let all: Vec<_> = self.lock().values().flatten().cloned().collect();
         for waiter in all {
             waiter.hints().missed = true;
             waiter.woken.notify_one();
         }
+    }
+
+    /// Whether anybody waits for `name`.
+    #[cfg(feature = "testing")]
+    pub(crate) fn any(&self, name: &str) -> bool {
+        self.lock().contains_key(name)
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Box<str>, Vec<Arc<Waiter>>>> {

@@ -22,6 +22,7 @@ pub(super) struct Records {
 }
 
 #[derive(Default)]
+#[cfg_attr(feature = "testing", derive(Clone))]
 pub(super) struct Record {
     pub(super) entry: Option<(Bytes, (Instant, u64))>,
     pub(super) lease: Option<(Token, Instant)>,
@@ -30,6 +31,7 @@ pub(super) struct Record {
 }
 
 /// What a failed load left for its waiters.
+#[cfg_attr(feature = "testing", derive(Clone))]
 pub(super) struct Left {
     pub(super) by: Token,
     pub(super) outcome: Bytes,

@@ -55,6 +55,13 @@ impl TagIds {
     }
 }
 
+#[cfg(feature = "testing")]
+impl TagIds {
+    pub(super) fn flush(&mut self) {
+        self.by_name.clear();
+    }
+}
+
 impl TagStore for MemoryNode {
     fn look_up_tagged<'a>(&'a self, key: &'a Key, tags: &'a [Key], _within: Duration) -> Reply<'a, Found> {
         let mut records = self.store.records();

@@ -1,0 +1,242 @@
+//! A store on which things go wrong by seed: [`ChaosStore`] and its [`Replica`]s.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::condition::Condition;
+use super::fault::Fault;
+use super::line::Line;
+use super::server::Server;
+use super::wire::Wire;
+use crate::store::NodeStore;
+use crate::store::memory::MemoryStore;
+use crate::sync::lock;
+
+/// An in-memory store on which things go wrong: as often as you say, when you say, and by a seed the same way each
+/// time.
+///
+/// Guards made from its clones coordinate like replicas on one Redis. New, it is calm and answers at once. Time is
+/// Tokio's, so with a paused clock hours pass in milliseconds. The same seed gives the same faults to the same
+/// commands in the same order, which a current-thread runtime with a paused clock provides.
+///
+/// # Examples
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)] async fn main() {
+/// use stampede_guard::StampedeGuard;
+/// use stampede_guard::testing::{ChaosStore, Fault, Origin};
+///
+/// let (chaos, origin) = (ChaosStore::new(42), Origin::new());
+/// let guards = [StampedeGuard::new(chaos.clone()), StampedeGuard::new(chaos.clone())];
+///
+/// chaos.inject(Fault::ErrorAfter, 0.5);
+/// chaos.inject(Fault::WakeLost, 0.2);
+/// for guard in &guards {
+///     let origin = origin.clone();
+///     // Whatever happens to the store, callers are answered.
+///     assert_eq!(guard.get_or_load("k", move || async move { origin.load("k").await }).await.ok(), Some(0));
+/// }
+///
+/// chaos.calm();
+/// let version = origin.change("k");
+/// guards[0].invalidate("k").await.expect("the store is well again");
+/// let loaded = guards[1].get_or_load("k", move || async move { origin.load("k").await }).await;
+/// assert_eq!(loaded.ok(), Some(version));
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct ChaosStore {
+    server: Arc<Server>,
+}
+
+impl ChaosStore {
+    /// A store of up to 64 MiB, calm and without latency.
+    pub fn new(seed: u64) -> Self {
+        Self { server: Server::new(MemoryStore::new(), seed) }
+    }
+
+    /// From now on `fault` strikes with this probability, from 0 to 1: each command, or each message.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use stampede_guard::testing::{ChaosStore, Fault};
+    ///
+    /// let chaos = ChaosStore::new(1);
+    /// for fault in Fault::ALL {
+    ///     chaos.inject(fault, 0.05);
+    /// }
+    /// ```
+    pub fn inject(&self, fault: Fault, probability: f64) {
+        lock(&self.server.odds).set(fault, probability);
+    }
+
+    /// `fault` strikes the next command, or message, that it can strike. Called twice, the next two.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)] async fn main() {
+    /// use stampede_guard::StampedeGuard;
+    /// use stampede_guard::testing::{ChaosStore, Fault};
+    ///
+    /// let chaos = ChaosStore::new(1);
+    /// let guard = StampedeGuard::new(chaos.clone());
+    /// guard.insert("k", &1_u32).await.expect("stored");
+    /// chaos.once(Fault::Flush);
+    /// assert_eq!(guard.get::<u32>("k").await.expect("answered"), None);
+    /// assert_eq!(chaos.struck(Fault::Flush), 1);
+    /// # }
+    /// ```
+    pub fn once(&self, fault: Fault) {
+        lock(&self.server.odds).once(fault);
+    }
+
+    /// Ends all faults: none strikes any more, writes are accepted, subscriptions are back and the clock is right.
+    /// What is on its way stays there: a ghost comes when it comes. Replicas stay as they are.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)] async fn main() {
+    /// use stampede_guard::StampedeGuard;
+    /// use stampede_guard::testing::{ChaosStore, Fault};
+    ///
+    /// let chaos = ChaosStore::new(1);
+    /// let guard = StampedeGuard::new(chaos.clone());
+    /// chaos.inject(Fault::ErrorBefore, 1.0);
+    /// assert!(guard.get::<u32>("k").await.is_err());
+    /// chaos.calm();
+    /// assert!(guard.get::<u32>("k").await.is_ok());
+    /// # }
+    /// ```
+    pub fn calm(&self) {
+        self.server.calm();
+    }
+
+    /// How long a round trip takes, from `least` to `most`. Zero at first.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)] async fn main() {
+    /// use std::time::Duration;
+    /// use stampede_guard::StampedeGuard;
+    /// use stampede_guard::testing::ChaosStore;
+    ///
+    /// let chaos = ChaosStore::new(1);
+    /// chaos.latency(Duration::from_millis(2), Duration::from_millis(5));
+    /// let (guard, began) = (StampedeGuard::new(chaos), tokio::time::Instant::now());
+    /// assert_eq!(guard.get::<u32>("k").await.expect("answered"), None);
+    /// assert!(began.elapsed() >= Duration::from_millis(2));
+    /// # }
+    /// ```
+    pub fn latency(&self, least: Duration, most: Duration) {
+        self.server.set_latency(least, most);
+    }
+
+    /// How often `fault` has struck.
+    pub fn struck(&self, fault: Fault) -> u64 {
+        lock(&self.server.odds).struck(fault)
+    }
+
+    /// How many commands have arrived.
+    pub fn commands(&self) -> u64 {
+        self.server.commands()
+    }
+
+    /// The same data without faults: for a guard that is to be spared, and to see what is stored.
+    pub fn store(&self) -> MemoryStore {
+        self.server.store.clone()
+    }
+
+    /// A way to this store for one replica, which can be cut off, stopped and killed by itself.
+    pub fn replica(&self) -> Replica {
+        Replica { server: Arc::clone(&self.server), condition: Arc::default() }
+    }
+
+    #[cfg(test)]
+    #[allow(dead_code, reason = "for the simulation")]
+    pub(crate) fn set_witness(&self, witness: Arc<dyn super::server::Witness>) {
+        self.server.set_witness(witness);
+    }
+}
+
+impl fmt::Debug for ChaosStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ChaosStore").finish_non_exhaustive()
+    }
+}
+
+/// One replica's way to a [`ChaosStore`]: what a guard is made from that is to be cut off, stopped or killed.
+///
+/// All clones are the same replica.
+///
+/// # Examples
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)] async fn main() {
+/// use stampede_guard::StampedeGuard;
+/// use stampede_guard::testing::{Answer, ChaosStore, Origin};
+///
+/// let (chaos, origin) = (ChaosStore::new(7), Origin::new());
+/// let (one, other) = (chaos.replica(), chaos.replica());
+/// let (dying, living) = (StampedeGuard::new(one.clone()), StampedeGuard::new(other));
+///
+/// // A replica begins to load, and is gone.
+/// origin.answer("k", [Answer::Hang]);
+/// let load = { let origin = origin.clone(); move || async move { origin.load("k").await } };
+/// tokio::spawn(async move { dying.get_or_load("k", load).await });
+/// origin.wait_for_loads("k", 1).await;
+/// one.kill();
+///
+/// // That costs the others one lease.
+/// let load = { let origin = origin.clone(); move || async move { origin.load("k").await } };
+/// assert_eq!(living.get_or_load("k", load).await.ok(), Some(0));
+/// assert_eq!(origin.loads("k"), 2);
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Replica {
+    server: Arc<Server>,
+    condition: Arc<Condition>,
+}
+
+impl Replica {
+    /// Cuts it off: its commands get no answer and do not arrive, and it is told nothing.
+    pub fn cut(&self) {
+        self.condition.cut();
+    }
+
+    /// Stops it, as `SIGSTOP` does: what it sends and what it is told waits until [`resume`](Self::resume). (Its own
+    /// timers and loaders run on: have your loaders wait where that matters.)
+    pub fn stop(&self) {
+        self.condition.stop();
+    }
+
+    /// Ends [`cut`](Self::cut) or [`stop`](Self::stop).
+    pub fn resume(&self) {
+        let was_cut = self.condition.is_cut();
+        self.condition.run();
+        if was_cut {
+            self.server.reconnected(&self.condition);
+        }
+    }
+
+    /// Kills it: what it has sent arrives, and nothing else ever. Calls on its guards that need the store do not return.
+    pub fn kill(&self) {
+        self.condition.kill();
+    }
+
+    pub(crate) fn into_store(self) -> NodeStore {
+        let wire = Wire::new(&self.server, self.condition);
+        NodeStore::of(Arc::new(Line(wire)))
+    }
+}
+
+impl fmt::Debug for Replica {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Replica").field("condition", &self.condition).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,68 @@
+//! How a replica is: running, cut off, stopped or dead.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use tokio::sync::Notify;
+
+/// What a replica is in. Shared by its handle and its lines.
+#[derive(Debug, Default)]
+pub(super) struct Condition {
+    is: AtomicU8,
+    changed: Notify,
+}
+
+const RUNS: u8 = 0;
+const CUT: u8 = 1;
+const STOPPED: u8 = 2;
+const DEAD: u8 = 3;
+
+impl Condition {
+    pub(super) fn is_cut(&self) -> bool {
+        self.is.load(Ordering::Relaxed) == CUT
+    }
+
+    pub(super) fn is_dead(&self) -> bool {
+        self.is.load(Ordering::Relaxed) == DEAD
+    }
+
+    pub(super) fn is_stopped(&self) -> bool {
+        self.is.load(Ordering::Relaxed) == STOPPED
+    }
+
+    pub(super) fn run(&self) {
+        self.become_(RUNS);
+    }
+
+    pub(super) fn cut(&self) {
+        self.become_(CUT);
+    }
+
+    pub(super) fn stop(&self) {
+        self.become_(STOPPED);
+    }
+
+    pub(super) fn kill(&self) {
+        self.become_(DEAD);
+    }
+
+    fn become_(&self, condition: u8) {
+        // The dead stay dead.
+        let _ = self
+            .is
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |is| (is != DEAD).then_some(condition));
+        self.changed.notify_waiters();
+    }
+
+    /// Waits until it can do something: at once, where it is not stopped; never, where it is dead.
+    pub(super) async fn runs(&self) {
+        loop {
+            let changed = self.changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            if !self.is_stopped() && !self.is_dead() {
+                return;
+            }
+            changed.await;
+        }
+    }
+}

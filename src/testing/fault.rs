@@ -1,0 +1,158 @@
+//! What can go wrong between a guard and its store: [`Fault`].
+
+use std::fmt;
+use std::time::Duration;
+
+/// What can go wrong on the way to a store, in it, and on the way back.
+///
+/// Those of the first group strike a command, the next ones a wake-up, the rest the store itself, at the moment at
+/// which a command arrives there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Fault {
+    /// A command fails and was not run: no connection.
+    ErrorBefore,
+    /// A command runs, and then the connection breaks: its caller is told of an error.
+    ErrorAfter,
+    /// A command gets no answer within its deadline, and runs up to three seconds later.
+    Ghost,
+    /// A command gets no answer within its deadline, and never runs.
+    BlackHole,
+    /// A command takes up to twice its deadline, before or after it runs.
+    Slow,
+    /// A waiter is not told that what it waits for has ended.
+    WakeLost,
+    /// A waiter is told twice, the second time up to a second later.
+    WakeTwice,
+    /// The waiters of a key are told something that did not happen.
+    WakeForged,
+    /// A replica's subscription is gone, for up to a second. Half of the times it does not notice.
+    Deaf,
+    /// The lease of the command's key is evicted.
+    EvictLease,
+    /// The entry of the command's key is evicted.
+    EvictEntry,
+    /// Everything is flushed.
+    Flush,
+    /// A failover to a server that lacks the last writes, up to half a second of them.
+    FailOver,
+    /// The store's clock jumps by up to an hour, to either side.
+    ClockStep,
+    /// A write is refused: out of memory.
+    OutOfMemory,
+    /// Writes are refused for up to half a second: the server is not the primary any more.
+    ReadOnly,
+    /// A byte of the key's entry is another one from now on.
+    Corrupt,
+}
+
+impl Fault {
+    /// All of them.
+    pub const ALL: [Self; 17] = [
+        Self::ErrorBefore,
+        Self::ErrorAfter,
+        Self::Ghost,
+        Self::BlackHole,
+        Self::Slow,
+        Self::WakeLost,
+        Self::WakeTwice,
+        Self::WakeForged,
+        Self::Deaf,
+        Self::EvictLease,
+        Self::EvictEntry,
+        Self::Flush,
+        Self::FailOver,
+        Self::ClockStep,
+        Self::OutOfMemory,
+        Self::ReadOnly,
+        Self::Corrupt,
+    ];
+
+    /// The name, for tables and logs.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::ErrorBefore => "error before",
+            Self::ErrorAfter => "error after",
+            Self::Ghost => "ghost",
+            Self::BlackHole => "black hole",
+            Self::Slow => "slow",
+            Self::WakeLost => "wake lost",
+            Self::WakeTwice => "wake twice",
+            Self::WakeForged => "wake forged",
+            Self::Deaf => "deaf",
+            Self::EvictLease => "lease evicted",
+            Self::EvictEntry => "entry evicted",
+            Self::Flush => "flush",
+            Self::FailOver => "failover",
+            Self::ClockStep => "clock step",
+            Self::OutOfMemory => "out of memory",
+            Self::ReadOnly => "read-only",
+            Self::Corrupt => "corrupt",
+        }
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+/// How likely each fault is, which ones are due, and how often each has struck.
+#[derive(Debug)]
+pub(super) struct Odds {
+    random: fastrand::Rng,
+    chance: [f64; Fault::ALL.len()],
+    due: Vec<Fault>,
+    struck: [u64; Fault::ALL.len()],
+}
+
+impl Odds {
+    pub(super) fn new(seed: u64) -> Self {
+        let (chance, struck) = ([0.0; Fault::ALL.len()], [0; Fault::ALL.len()]);
+        Self { random: fastrand::Rng::with_seed(seed), chance, due: Vec::new(), struck }
+    }
+
+    pub(super) fn set(&mut self, fault: Fault, chance: f64) {
+        self.chance[fault as usize] = if chance.is_nan() { 0.0 } else { chance.clamp(0.0, 1.0) };
+    }
+
+    pub(super) fn once(&mut self, fault: Fault) {
+        self.due.push(fault);
+    }
+
+    pub(super) fn calm(&mut self) {
+        self.chance = [0.0; Fault::ALL.len()];
+        self.due.clear();
+    }
+
+    pub(super) fn struck(&self, fault: Fault) -> u64 {
+        self.struck[fault as usize]
+    }
+
+    /// Whether it strikes now.
+    pub(super) fn strikes(&mut self, fault: Fault) -> bool {
+        let chance = self.chance[fault as usize];
+        let due = self.due.iter().position(|due| *due == fault).map(|at| self.due.remove(at)).is_some();
+        // No number is drawn for what can not happen: turning a fault on changes what follows and nothing else.
+        let strikes = due || (chance > 0.0 && self.random.f64() < chance);
+        self.struck[fault as usize] += u64::from(strikes);
+        strikes
+    }
+
+    /// Takes back a strike that found nothing to hit.
+    pub(super) fn missed(&mut self, fault: Fault) {
+        self.struck[fault as usize] -= 1;
+    }
+
+    /// A random time, in microseconds.
+    pub(super) fn up_to(&mut self, most: Duration) -> Duration {
+        let most = u64::try_from(most.as_micros()).unwrap_or(u64::MAX);
+        // Nothing is drawn where there is no choice, so that a store without latency needs no numbers.
+        Duration::from_micros(if most == 0 { 0 } else { self.random.u64(0..=most) })
+    }
+
+    pub(super) fn random(&mut self) -> &mut fastrand::Rng {
+        &mut self.random
+    }
+}

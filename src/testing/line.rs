@@ -1,0 +1,152 @@
+//! A guard's store at the near end of a wire.
+
+mod others;
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use super::server::{Answer, Command};
+use super::wire::Wire;
+use crate::health::{Finding, Health};
+use crate::key::Key;
+use crate::store::{
+    Acquire, Acquired, Examine, Fail, HandedOver, Kept, Reply, Store, StoreError, StoreErrorKind, Token,
+    Watch,
+};
+
+/// One node's store: what it asks goes over a wire.
+#[derive(Debug)]
+pub(super) struct Line(pub(super) Arc<Wire>);
+
+impl Line {
+    fn send(&self, key: &Key, command: Command, within: Duration) -> Reply<'static, Answer> {
+        let (wire, key) = (Arc::clone(&self.0), key.clone());
+        // Nothing is sent before the reply is polled, as on a connection.
+        Box::pin(wire.exchange(within, move |wire| wire.server.arrive(&wire.node, &key, command)))
+    }
+}
+
+/// What is answered to a command of another kind.
+fn confused<T>() -> Result<T, StoreError> {
+    Err(StoreError::new(StoreErrorKind::Refused))
+}
+
+impl Store for Line {
+    fn node(&self) -> Uuid {
+        self.0.node.node()
+    }
+
+    fn place(&self) -> u64 {
+        self.0.node.place()
+    }
+
+    fn clock_at(&self, moment: Instant) -> u64 {
+        self.0.node.clock_at(moment)
+    }
+
+    fn look_up<'a>(&'a self, key: &'a Key, within: Duration) -> Reply<'a, Option<Bytes>> {
+        let reply = self.send(key, Command::LookUp, within);
+        Box::pin(async move { if let Answer::Found(found) = reply.await? { Ok(found) } else { confused() } })
+    }
+
+    fn acquire<'a>(&'a self, key: &'a Key, ask: Acquire<'a>, within: Duration) -> Reply<'a, Acquired> {
+        let Acquire { token, lease, seen, behind, queue } = ask;
+        let (token, seen, behind) = (token.clone(), seen.cloned(), behind.cloned());
+        let reply = self.send(key, Command::Acquire { token, lease, seen, behind, queue }, within);
+        Box::pin(async move {
+            if let Answer::Acquired(acquired) = reply.await? { Ok(acquired) } else { confused() }
+        })
+    }
+
+    fn renew<'a>(
+        &'a self,
+        key: &'a Key,
+        token: &'a Token,
+        lease: Duration,
+        within: Duration,
+    ) -> Reply<'a, Kept> {
+        kept(self.send(key, Command::Renew { token: token.clone(), lease }, within))
+    }
+
+    fn commit<'a>(
+        &'a self,
+        key: &'a Key,
+        token: &'a Token,
+        entry: Bytes,
+        keep: Duration,
+        within: Duration,
+    ) -> Reply<'a, Kept> {
+        kept(self.send(key, Command::Commit { token: token.clone(), entry, keep }, within))
+    }
+
+    fn fail<'a>(&'a self, key: &'a Key, fail: Fail<'a>, within: Duration) -> Reply<'a, Kept> {
+        let Fail { token, outcome, keep, replay, marker, seen } = fail;
+        let (token, seen) = (token.clone(), seen.cloned());
+        kept(self.send(key, Command::Fail { token, outcome, keep, replay, marker, seen }, within))
+    }
+
+    fn hand_over<'a>(
+        &'a self,
+        key: &'a Key,
+        token: &'a Token,
+        lease: Duration,
+        hops: u8,
+        within: Duration,
+    ) -> Reply<'a, HandedOver> {
+        let reply = self.send(key, Command::HandOver { token: token.clone(), lease, hops }, within);
+        Box::pin(
+            async move { if let Answer::HandedOver(done) = reply.await? { Ok(done) } else { confused() } },
+        )
+    }
+
+    fn release<'a>(&'a self, key: &'a Key, token: &'a Token, within: Duration) -> Reply<'a, Kept> {
+        kept(self.send(key, Command::Release { token: token.clone() }, within))
+    }
+
+    fn invalidate<'a>(
+        &'a self,
+        key: &'a Key,
+        entry: Option<(Bytes, Duration)>,
+        within: Duration,
+    ) -> Reply<'a, ()> {
+        let reply = self.send(key, Command::Invalidate { entry }, within);
+        Box::pin(async move { reply.await.map(drop) })
+    }
+
+    fn watch(&self, key: &Key, token: &Token) -> Watch {
+        self.0.watches.register(key.name(), token)
+    }
+
+    fn hints_arrive(&self) -> bool {
+        self.0.hints_arrive()
+    }
+
+    fn connect(&self, _within: Duration) -> Reply<'_, ()> {
+        let wire = Arc::clone(&self.0);
+        Box::pin(async move {
+            wire.runs().await;
+            Ok(())
+        })
+    }
+
+    fn close(&self) {
+        self.0.node.close();
+    }
+
+    fn health(&self) -> Health {
+        self.0.node.health()
+    }
+
+    fn examine(&self, ask: Examine) -> Pin<Box<dyn Future<Output = Vec<Finding>> + Send + '_>> {
+        self.0.node.examine(ask)
+    }
+}
+
+fn kept<'a>(reply: Reply<'static, Answer>) -> Reply<'a, Kept> {
+    Box::pin(async move { if let Answer::Kept(kept) = reply.await? { Ok(kept) } else { confused() } })
+}

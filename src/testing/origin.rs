@@ -1,0 +1,333 @@
+//! The expensive thing behind a guard, scripted: [`Origin`].
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::future::pending;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::sleep;
+
+use crate::context::LoadContext;
+use crate::sync::lock;
+
+/// An origin that counts its loads and answers as it is told. Its values are versions: numbers that grow with each
+/// [`change`](Self::change).
+///
+/// All clones are the same origin. Unless told otherwise it answers at once with the present version, which is 0 at first.
+///
+/// # Examples
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)] async fn main() {
+/// use stampede_guard::StampedeGuard;
+/// use stampede_guard::testing::{Answer, Origin};
+///
+/// let (guard, origin) = (StampedeGuard::in_memory(), Origin::new());
+/// origin.answer("k", [Answer::Fail, Answer::Value]);
+///
+/// let load = || { let origin = origin.clone(); move || async move { origin.load("k").await } };
+/// assert!(guard.get_or_load("k", load()).await.is_err());
+/// assert_eq!(guard.get_or_load("k", load()).await.ok(), Some(0));
+/// assert_eq!(guard.get_or_load("k", load()).await.ok(), Some(0));
+/// assert_eq!((origin.loads("k"), origin.most_at_once("k")), (2, 1));
+/// # }
+/// ```
+#[derive(Clone, Default)]
+pub struct Origin {
+    shared: Arc<Shared>,
+}
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Notify,
+}
+
+#[derive(Default)]
+struct State {
+    by_key: HashMap<String, Resource>,
+    takes: Duration,
+    is_held: bool,
+}
+
+#[derive(Default)]
+struct Resource {
+    version: u64,
+    loads: u64,
+    running: u64,
+    most_at_once: u64,
+    /// The answers to come.
+    script: VecDeque<Answer>,
+    /// And what comes after them.
+    otherwise: Option<Answer>,
+}
+
+/// How an [`Origin`] answers one load.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Answer {
+    /// The version that the resource had when the load began.
+    #[default]
+    Value,
+    /// The same, this much later than otherwise.
+    After(Duration),
+    /// The same, not to be stored; see [`Origin::load_with`].
+    DoNotStore,
+    /// An error.
+    Fail,
+    /// A panic.
+    Panic,
+    /// No answer, ever.
+    Hang,
+}
+
+/// What a load that was told to [`Fail`](Answer::Fail) fails with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct OriginError {
+    /// What was asked for.
+    pub key: String,
+}
+
+impl fmt::Display for OriginError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the origin was told to fail for {}", self.key)
+    }
+}
+
+impl std::error::Error for OriginError {}
+
+impl Origin {
+    /// An origin that has been asked for nothing yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The next loads of `key` are answered like this, in this order, before anything else.
+    pub fn answer(&self, key: impl fmt::Display, script: impl IntoIterator<Item = Answer>) {
+        self.resource(key, |resource| resource.script.extend(script));
+    }
+
+    /// Loads of `key` for which [`answer`](Self::answer) says nothing are answered like this from now on.
+    pub fn always(&self, key: impl fmt::Display, answer: Answer) {
+        self.resource(key, |resource| resource.otherwise = Some(answer));
+    }
+
+    /// How long each load takes from now on.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)] async fn main() {
+    /// use std::time::Duration;
+    /// use stampede_guard::testing::Origin;
+    ///
+    /// let origin = Origin::new();
+    /// origin.takes(Duration::from_secs(3600));
+    /// let began = tokio::time::Instant::now();
+    /// assert_eq!(origin.load("k").await, Ok(0));
+    /// assert_eq!(began.elapsed(), Duration::from_secs(3600));
+    /// # }
+    /// ```
+    pub fn takes(&self, time: Duration) {
+        lock(&self.shared.state).takes = time;
+    }
+
+    /// Holds back all loads, running ones included, until [`release`](Self::release): for a test that has something
+    /// to do while they run.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)] async fn main() {
+    /// use stampede_guard::testing::Origin;
+    ///
+    /// let origin = Origin::new();
+    /// origin.hold();
+    /// let load = tokio::spawn({ let origin = origin.clone(); async move { origin.load("k").await } });
+    /// origin.wait_for_loads("k", 1).await;
+    /// assert_eq!(origin.running("k"), 1);
+    /// origin.release();
+    /// assert_eq!(load.await.ok(), Some(Ok(0)));
+    /// # }
+    /// ```
+    pub fn hold(&self) {
+        lock(&self.shared.state).is_held = true;
+    }
+
+    /// Lets go what [`hold`](Self::hold) holds back.
+    pub fn release(&self) {
+        lock(&self.shared.state).is_held = false;
+        self.shared.changed.notify_waiters();
+    }
+
+    /// The resource changes: its version, which is returned, is one more. Time to invalidate.
+    pub fn change(&self, key: impl fmt::Display) -> u64 {
+        self.resource(key, |resource| {
+            resource.version += 1;
+            resource.version
+        })
+    }
+
+    /// The present version.
+    pub fn version(&self, key: impl fmt::Display) -> u64 {
+        self.resource(key, |resource| resource.version)
+    }
+
+    /// How many loads of `key` have begun.
+    pub fn loads(&self, key: impl fmt::Display) -> u64 {
+        self.resource(key, |resource| resource.loads)
+    }
+
+    /// How many loads have begun, of all keys together.
+    pub fn total_loads(&self) -> u64 {
+        lock(&self.shared.state).by_key.values().map(|resource| resource.loads).sum()
+    }
+
+    /// How many loads of `key` run now. One that is dropped does not.
+    pub fn running(&self, key: impl fmt::Display) -> u64 {
+        self.resource(key, |resource| resource.running)
+    }
+
+    /// How many loads of `key` have run at once, at the most.
+    pub fn most_at_once(&self, key: impl fmt::Display) -> u64 {
+        self.resource(key, |resource| resource.most_at_once)
+    }
+
+    /// Waits until so many loads of `key` have begun.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe.
+    pub async fn wait_for_loads(&self, key: impl fmt::Display, loads: u64) {
+        let key = key.to_string();
+        self.until(|state| state.by_key.get(&key).is_some_and(|resource| resource.loads >= loads)).await;
+    }
+
+    /// A load, as a guard's loader makes it.
+    ///
+    /// # Errors
+    ///
+    /// [`OriginError`] where the script says [`Answer::Fail`].
+    ///
+    /// # Panics
+    ///
+    /// Where the script says [`Answer::Panic`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped, it has been a load all the same.
+    pub async fn load(&self, key: impl fmt::Display) -> Result<u64, OriginError> {
+        self.answered(key.to_string()).await.map(|(version, _)| version)
+    }
+
+    /// The same for [`get_or_load_with`](crate::StampedeGuard::get_or_load_with): with [`Answer::DoNotStore`] the value goes to
+    /// those who wait for it and is not stored.
+    ///
+    /// # Errors
+    ///
+    /// As [`load`](Self::load).
+    ///
+    /// # Panics
+    ///
+    /// As [`load`](Self::load).
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`load`](Self::load).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)] async fn main() {
+    /// use stampede_guard::{LoadContext, StampedeGuard};
+    /// use stampede_guard::testing::{Answer, Origin};
+    ///
+    /// let (guard, origin) = (StampedeGuard::in_memory(), Origin::new());
+    /// origin.answer("k", [Answer::DoNotStore]);
+    /// for _ in 0..3 {
+    ///     let origin = origin.clone();
+    ///     let load = |mut cx: LoadContext<u64>| async move { origin.load_with(&mut cx, "k").await };
+    ///     assert_eq!(guard.get_or_load_with("k", load).await.ok(), Some(0));
+    /// }
+    /// assert_eq!(origin.loads("k"), 2); // the first was not stored, the second was
+    /// # }
+    /// ```
+    pub async fn load_with<T>(
+        &self,
+        context: &mut LoadContext<T>,
+        key: impl fmt::Display,
+    ) -> Result<u64, OriginError> {
+        let (version, answer) = self.answered(key.to_string()).await?;
+        if answer == Answer::DoNotStore {
+            context.do_not_store();
+        }
+        Ok(version)
+    }
+
+    async fn answered(&self, key: String) -> Result<(u64, Answer), OriginError> {
+        let (running, version, answer, takes) = {
+            let mut state = lock(&self.shared.state);
+            let takes = state.takes;
+            let resource = state.by_key.entry(key.clone()).or_default();
+            resource.loads += 1;
+            resource.running += 1;
+            resource.most_at_once = resource.most_at_once.max(resource.running);
+            let answer = resource.script.pop_front().or(resource.otherwise).unwrap_or_default();
+            (Running { origin: self, key }, resource.version, answer, takes)
+        };
+        self.shared.changed.notify_waiters();
+        let takes = if let Answer::After(more) = answer { takes + more } else { takes };
+        if !takes.is_zero() {
+            sleep(takes).await;
+        }
+        self.until(|state| !state.is_held).await;
+        match answer {
+            Answer::Value | Answer::After(_) | Answer::DoNotStore => Ok((version, answer)),
+            Answer::Fail => Err(OriginError { key: running.key.clone() }),
+            Answer::Panic => panic!("the origin was told to panic for {}", running.key),
+            Answer::Hang => pending().await,
+        }
+    }
+
+    fn resource<T>(&self, key: impl fmt::Display, look: impl FnOnce(&mut Resource) -> T) -> T {
+        look(lock(&self.shared.state).by_key.entry(key.to_string()).or_default())
+    }
+
+    async fn until(&self, is_so: impl Fn(&State) -> bool) {
+        loop {
+            let changed = self.shared.changed.notified();
+            tokio::pin!(changed);
+            // Registered before the look, or the change could come between the two.
+            changed.as_mut().enable();
+            if is_so(&lock(&self.shared.state)) {
+                return;
+            }
+            changed.await;
+        }
+    }
+}
+
+/// One load that runs.
+struct Running<'a> {
+    origin: &'a Origin,
+    key: String,
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        if let Some(resource) = lock(&self.origin.shared.state).by_key.get_mut(&self.key) {
+            resource.running -= 1;
+        }
+        self.origin.shared.changed.notify_waiters();
+    }
+}
+
+impl fmt::Debug for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (keys, loads) = (lock(&self.shared.state).by_key.len(), self.total_loads());
+        f.debug_struct("Origin").field("keys", &keys).field("loads", &loads).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,242 @@
+//! Each fault does what its page says, and by seed the same again.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+
+use super::{Answer, ChaosStore, Fault, Origin};
+use crate::store::watch::Hints;
+use crate::store::{Acquire, Acquired, HandedOver, Kept, NodeStore, StoreErrorKind, Token};
+use crate::{CacheKey, Policy, StampedeGuard};
+
+const WITHIN: Duration = Duration::from_millis(50);
+const LEASE: Duration = Duration::from_secs(2);
+
+fn key() -> crate::key::Key {
+    crate::key::Key::new("ns", &CacheKey::from("k"))
+}
+
+async fn acquire(node: &NodeStore, token: &Token) -> Result<Acquired, StoreErrorKind> {
+    let ask = Acquire { token, lease: LEASE, seen: None, behind: None, queue: true };
+    node.acquire(&key(), ask, WITHIN).await.map_err(|error| error.kind)
+}
+
+/// Whose the lease is after one ACQUIRE under `fault`, at once and later, and what its caller was told.
+async fn one_acquire(fault: Fault) -> (bool, bool, Result<Acquired, StoreErrorKind>) {
+    let chaos = ChaosStore::new(3);
+    let node = chaos.replica().into_store();
+    let token = Token::mint(node.node());
+    chaos.once(fault);
+    let answer = acquire(&node, &token).await;
+    let mine = || chaos.store().lease(key().name()).is_some_and(|(holder, _)| holder == token);
+    let at_once = mine();
+    let mut later = at_once;
+    for _ in 0..40 {
+        sleep(Duration::from_millis(100)).await;
+        later |= mine();
+    }
+    assert_eq!(chaos.struck(fault), 1);
+    (at_once, later, answer)
+}
+
+#[tokio::test(start_paused = true)]
+async fn faults_of_the_way_decide_whether_a_command_runs_and_what_its_caller_hears() {
+    use StoreErrorKind::{Broken, TimedOut, Transient, Unavailable};
+    for (fault, runs, heard) in [
+        (Fault::ErrorBefore, (false, false), Unavailable),
+        (Fault::ErrorAfter, (true, true), Broken),
+        (Fault::Ghost, (false, true), TimedOut),
+        (Fault::BlackHole, (false, false), TimedOut),
+        (Fault::OutOfMemory, (false, false), Transient),
+        (Fault::ReadOnly, (false, false), Unavailable),
+    ] {
+        let (at_once, later, answer) = one_acquire(fault).await;
+        assert_eq!(((at_once, later), answer.err()), (runs, Some(heard)), "{fault}");
+    }
+    let began = Instant::now();
+    let (.., answer) = one_acquire(Fault::Slow).await;
+    assert!(began.elapsed() > Duration::from_secs(4) && !matches!(answer, Ok(Acquired::Held { .. })));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_store_and_its_leases_follow_the_paused_clock() {
+    let chaos = ChaosStore::new(1);
+    let node = chaos.replica().into_store();
+    let (one, other) = (Token::mint(node.node()), Token::mint(node.node()));
+    assert!(matches!(acquire(&node, &one).await, Ok(Acquired::Granted)));
+    let before = node.now();
+    tokio::time::advance(LEASE - Duration::from_millis(1)).await;
+    assert!(matches!(acquire(&node, &other).await, Ok(Acquired::Held { .. })));
+    tokio::time::advance(Duration::from_millis(1)).await;
+    assert!(matches!(acquire(&node, &other).await, Ok(Acquired::Granted)));
+    assert_eq!(node.now() - before, 2_000);
+    let keep = Duration::from_secs(3600);
+    assert_eq!(node.commit(&key(), &other, "v".into(), keep, WITHIN).await.expect("answered"), Kept::Yes);
+    tokio::time::advance(keep - Duration::from_millis(1)).await;
+    assert_eq!(chaos.store().len(), 1);
+    tokio::time::advance(Duration::from_millis(1)).await;
+    assert_eq!(chaos.store().len(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_happens_to_the_store_happens_to_everyone() {
+    let chaos = ChaosStore::new(5);
+    let guard = StampedeGuard::new(chaos.clone());
+    let stored = async || guard.get::<u32>("k").await.expect("answered");
+    for fault in [Fault::EvictEntry, Fault::Flush, Fault::Corrupt] {
+        guard.insert("k", &7_u32).await.expect("stored");
+        chaos.once(fault);
+        assert_eq!((stored().await, chaos.struck(fault)), (None, 1), "{fault}");
+    }
+    guard.insert("k", &7_u32).await.expect("stored");
+    chaos.store().step_clock(3_600_000);
+    assert_eq!(stored().await, None, "an hour later by the store's clock");
+
+    // A failover loses at most the last half second, and sooner or later some of it.
+    guard.insert("k", &8_u32).await.expect("stored");
+    sleep(Duration::from_millis(501)).await;
+    let mut lost = 0;
+    for _ in 0..20 {
+        guard.insert("k", &8_u32).await.expect("stored");
+        sleep(Duration::from_millis(501)).await;
+        guard.insert("k", &9_u32).await.expect("stored");
+        sleep(Duration::from_millis(250)).await;
+        chaos.once(Fault::FailOver);
+        let value = stored().await.expect("never both of them");
+        assert!(value == 8 || value == 9);
+        lost += u32::from(value == 8);
+    }
+    assert!((1..20).contains(&lost), "{lost}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn wake_ups_are_lost_doubled_and_forged() {
+    let chaos = ChaosStore::new(2);
+    let (one, other) = (chaos.replica().into_store(), chaos.replica().into_store());
+    let (holder, waiter) = (Token::mint(one.node()), Token::mint(other.node()));
+    let watch = other.watch(&key(), &waiter);
+    let hints = async |most: Duration| tokio::time::timeout(most, watch.hints()).await.ok();
+    let second = Duration::from_secs(1);
+    let finished = Some(Hints { finished: Some(holder.clone()), ..Hints::default() });
+    let commit = async || {
+        acquire(&one, &holder).await.expect("answered");
+        acquire(&other, &waiter).await.expect("answered");
+        one.commit(&key(), &holder, "v".into(), Duration::from_millis(1), WITHIN).await.expect("answered");
+        sleep(Duration::from_millis(5)).await;
+    };
+    commit().await;
+    assert_eq!(hints(second).await, finished);
+    chaos.once(Fault::WakeLost);
+    commit().await;
+    assert_eq!(hints(second).await, None);
+    chaos.once(Fault::WakeTwice);
+    commit().await;
+    assert_eq!((hints(second).await, hints(second).await), (finished.clone(), finished));
+    chaos.once(Fault::WakeForged);
+    let _ = one.look_up(&key(), WITHIN).await;
+    assert!(hints(second).await.is_some());
+    chaos.once(Fault::Deaf);
+    let _ = other.look_up(&key(), WITHIN).await;
+    commit().await;
+    assert_eq!(hints(second * 2).await, Some(Hints { missed: true, ..Hints::default() }));
+    assert!(other.hints_arrive());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stopped_replica_goes_on_and_a_cut_one_comes_back() {
+    let (chaos, origin) = (ChaosStore::new(1), Origin::new());
+    let replica = chaos.replica();
+    let guard = StampedeGuard::new(replica.clone());
+    let load = || {
+        let origin = origin.clone();
+        move || async move { origin.load("k").await }
+    };
+    replica.stop();
+    let call = tokio::spawn({
+        let (guard, load) = (guard.clone(), load());
+        async move { guard.get_or_load("k", load).await }
+    });
+    sleep(Duration::from_secs(100)).await;
+    assert!(!call.is_finished());
+    replica.resume();
+    assert_eq!(call.await.expect("no panic").ok(), Some(0));
+    // That call's budget was used up while it slept, so it has loaded for itself; the next one is as any.
+    assert_eq!((chaos.store().len(), origin.loads("k")), (0, 1));
+    assert_eq!(guard.get_or_load("k", load()).await.ok(), Some(0));
+    assert_eq!((chaos.store().len(), origin.loads("k")), (1, 2));
+
+    replica.cut();
+    let began = Instant::now();
+    assert!(guard.get_or_load("k", load()).await.is_ok(), "for itself");
+    assert!(began.elapsed() <= Policy::default().coordination_budget + Duration::from_millis(1));
+    assert_eq!(origin.loads("k"), 3);
+    replica.resume();
+    assert!(guard.get_or_load("k", load()).await.is_ok());
+    assert_eq!(origin.loads("k"), 3, "what was stored before is there again");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_grant_that_comes_when_its_waiter_has_left_is_passed_on() {
+    let chaos = ChaosStore::new(1);
+    chaos.latency(Duration::from_millis(2), Duration::from_millis(2));
+    let (one, other) = (chaos.replica().into_store(), chaos.replica().into_store());
+    let (holder, waiter) = (Token::mint(one.node()), Token::mint(other.node()));
+    acquire(&one, &holder).await.expect("answered");
+    let watch = other.watch(&key(), &waiter);
+    assert!(matches!(acquire(&other, &waiter).await, Ok(Acquired::Held { .. })));
+    drop(watch);
+    let done = one.hand_over(&key(), &holder, LEASE, 1, WITHIN).await.expect("answered");
+    assert_eq!(done, HandedOver::ToWaiter);
+    sleep(Duration::from_millis(10)).await;
+    assert_eq!(chaos.store().lease(key().name()), None);
+}
+
+/// What a busy minute came to: commands, strikes, loads, and the time of each answer.
+fn busy(seed: u64) -> String {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build()
+        .expect("a runtime");
+    fastrand::seed(seed);
+    runtime.block_on(async {
+        let (chaos, origin) = (ChaosStore::new(seed), Origin::new());
+        chaos.latency(Duration::ZERO, Duration::from_millis(4));
+        for fault in Fault::ALL {
+            chaos.inject(fault, 0.03);
+        }
+        origin.takes(Duration::from_millis(30));
+        origin.always("k", Answer::After(Duration::from_millis(5)));
+        let policy = Policy::builder().fresh_for(Duration::from_millis(200)).build().expect("valid");
+        let mut calls = tokio::task::JoinSet::new();
+        let began = Instant::now();
+        for n in 0..4 {
+            let guard = StampedeGuard::new(chaos.clone()).with_policy(policy.clone());
+            for caller in 0..5_u64 {
+                let (guard, origin) = (guard.clone(), origin.clone());
+                calls.spawn(async move {
+                    let mut answers = Vec::new();
+                    for _ in 0..20 {
+                        let origin = origin.clone();
+                        let call = guard.get_or_load("k", move || async move { origin.load("k").await });
+                        let is_ok = call.await.is_ok();
+                        answers.push((n, caller, began.elapsed().as_micros(), is_ok));
+                        sleep(Duration::from_millis(31 + caller)).await;
+                    }
+                    answers
+                });
+            }
+        }
+        let answers = calls.join_all().await;
+        let struck = Fault::ALL.map(|fault| chaos.struck(fault));
+        format!("{} {} {struck:?} {answers:?}", chaos.commands(), origin.total_loads())
+    })
+}
+
+#[test]
+fn the_same_seed_makes_the_same_run() {
+    for seed in 0..20 {
+        assert_eq!(busy(seed), busy(seed), "SEED={seed}");
+    }
+    assert_ne!(busy(1), busy(2));
+}

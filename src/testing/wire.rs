@@ -1,0 +1,252 @@
+//! The way to the far side and back: how long a command takes, whether it arrives, and what its caller is told.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+
+use super::condition::Condition;
+use super::fault::Fault;
+use super::server::{Command, Server};
+use crate::key::Key;
+use crate::store::memory::MemoryNode;
+use crate::store::watch::{Hint, Watches};
+use crate::store::{Store as _, StoreError, StoreErrorKind, Token};
+use crate::sync::lock;
+
+const LONGEST_GHOST: Duration = Duration::from_secs(3);
+const LONGEST_ECHO: Duration = Duration::from_secs(1);
+const LONGEST_DEAFNESS: Duration = Duration::from_secs(1);
+
+/// One guard's connection to a chaos store, with the guard's own waiters.
+#[derive(Debug)]
+pub(super) struct Wire {
+    pub(super) server: Arc<Server>,
+    pub(super) node: MemoryNode,
+    pub(super) watches: Arc<Watches>,
+    condition: Arc<Condition>,
+    /// When the last command arrives: none overtakes another one, but for what is slow or a ghost.
+    arrived: Mutex<Option<Instant>>,
+    deaf: Mutex<Option<Deaf>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Deaf {
+    until: Instant,
+    noticed: bool,
+}
+
+/// How one command fares.
+enum Fate {
+    /// Arrives after so long, and its answer so much later.
+    Answered(Duration, Duration),
+    /// The same, but for the answer.
+    Broken(Duration, Duration),
+    /// Arrives so long after its caller has given up.
+    Ghost(Duration),
+    Lost,
+    Unsent,
+}
+
+impl Wire {
+    pub(super) fn new(server: &Arc<Server>, condition: Arc<Condition>) -> Arc<Self> {
+        let wire = Arc::new(Self {
+            server: Arc::clone(server),
+            node: server.store.clone().into_node(),
+            watches: Arc::default(),
+            condition,
+            arrived: Mutex::default(),
+            deaf: Mutex::default(),
+        });
+        server.join(&wire);
+        wire
+    }
+
+    /// Sends a command, `act` on the far side, and waits for its answer for as long as `within`.
+    pub(super) async fn exchange<T, F>(self: Arc<Self>, within: Duration, act: F) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Self) -> Result<T, StoreError> + Send + 'static,
+    {
+        self.condition.runs().await;
+        let failed = |kind| Err(StoreError::new(kind));
+        let (there, back, broken) = match self.fate(within) {
+            Fate::Unsent => return failed(StoreErrorKind::Unavailable),
+            Fate::Lost => {
+                sleep(within).await;
+                self.condition.runs().await;
+                return failed(StoreErrorKind::TimedOut);
+            }
+            Fate::Ghost(later) => {
+                let arrives = Instant::now() + within + later;
+                let line = Arc::clone(&self);
+                tokio::spawn(async move {
+                    sleep_until(arrives).await;
+                    // Nobody listens any more.
+                    let _ = act(&line);
+                });
+                sleep(within).await;
+                self.condition.runs().await;
+                return failed(StoreErrorKind::TimedOut);
+            }
+            Fate::Answered(there, back) => (there, back, false),
+            Fate::Broken(there, back) => (there, back, true),
+        };
+        if there.is_zero() && back.is_zero() {
+            let answer = act(&self);
+            return if broken { failed(StoreErrorKind::Broken) } else { answer };
+        }
+        let (tell, told) = oneshot::channel();
+        let arrives = Instant::now() + there;
+        let line = Arc::clone(&self);
+        // A task of its own: who is not waited for any more arrives all the same.
+        tokio::spawn(async move {
+            sleep_until(arrives).await;
+            let answer = act(&line);
+            sleep(back).await;
+            let _ = tell.send(answer);
+        });
+        let answer = timeout(within, told).await;
+        self.condition.runs().await;
+        match answer {
+            Ok(Ok(_)) if broken => failed(StoreErrorKind::Broken),
+            Ok(Ok(answer)) => answer,
+            Ok(Err(_)) | Err(_) => failed(StoreErrorKind::TimedOut),
+        }
+    }
+
+    pub(super) async fn runs(&self) {
+        self.condition.runs().await;
+    }
+
+    pub(super) fn is_of(&self, condition: &Arc<Condition>) -> bool {
+        Arc::ptr_eq(&self.condition, condition)
+    }
+
+    fn fate(self: &Arc<Self>, within: Duration) -> Fate {
+        let mut odds = lock(&self.server.odds);
+        let (mut there, mut back) = (self.server.trip(&mut odds), self.server.trip(&mut odds));
+        if odds.strikes(Fault::Deaf) {
+            let noticed = odds.random().bool();
+            let lasts = odds.up_to(LONGEST_DEAFNESS);
+            self.go_deaf(Deaf { until: Instant::now() + lasts, noticed });
+        }
+        if self.condition.is_cut() || odds.strikes(Fault::BlackHole) {
+            return Fate::Lost;
+        }
+        if odds.strikes(Fault::ErrorBefore) {
+            return Fate::Unsent;
+        }
+        if odds.strikes(Fault::Ghost) {
+            return Fate::Ghost(odds.up_to(LONGEST_GHOST));
+        }
+        if odds.strikes(Fault::Slow) {
+            let extra = odds.up_to(within * 2);
+            if odds.random().bool() {
+                // On a way of its own: nobody waits behind it.
+                return Fate::Answered(there + extra, back);
+            }
+            back += extra;
+        }
+        let broken = odds.strikes(Fault::ErrorAfter);
+        drop(odds);
+        let mut arrived = lock(&self.arrived);
+        let now = Instant::now();
+        there = there.max(arrived.map_or(Duration::ZERO, |last| last.saturating_duration_since(now)));
+        *arrived = Some(now + there);
+        if broken { Fate::Broken(there, back) } else { Fate::Answered(there, back) }
+    }
+
+    /// The far side tells this line's waiters of a key. For a grant, whether the line is the one it is for.
+    pub(super) fn tell(self: &Arc<Self>, name: &str, hint: &Hint) -> bool {
+        if self.condition.is_dead() {
+            return false;
+        }
+        let is_for_us = match hint {
+            Hint::Granted { token, .. } => self.is_own(token),
+            Hint::Finished(_) | Hint::Invalidated => self.watches.any(name),
+        };
+        if !is_for_us {
+            return false;
+        }
+        let mut odds = lock(&self.server.odds);
+        if self.condition.is_cut() || self.is_deaf() || odds.strikes(Fault::WakeLost) {
+            return true;
+        }
+        let takes = self.server.trip(&mut odds);
+        let again = odds.strikes(Fault::WakeTwice).then(|| odds.up_to(LONGEST_ECHO));
+        drop(odds);
+        if let Some(again) = again {
+            self.hear_after(takes + again, name, hint);
+        }
+        if takes.is_zero() && !self.condition.is_stopped() {
+            return self.hear(name, hint);
+        }
+        self.hear_after(takes, name, hint);
+        true
+    }
+
+    /// Whether anybody heard it.
+    pub(super) fn hear(&self, name: &str, hint: &Hint) -> bool {
+        self.watches.tell(name, hint)
+    }
+
+    fn hear_after(self: &Arc<Self>, takes: Duration, name: &str, hint: &Hint) {
+        let (line, name, hint) = (Arc::clone(self), Box::<str>::from(name), hint.clone());
+        tokio::spawn(async move {
+            sleep(takes).await;
+            line.condition.runs().await;
+            if !line.hear(&name, &hint)
+                && let Hint::Granted { token, hops } = hint
+            {
+                line.pass_on(&name, token, hops).await;
+            }
+        });
+    }
+
+    /// The waiter has left: its lease must not stay with nobody. As a Redis node's inbox does it.
+    async fn pass_on(self: Arc<Self>, name: &str, token: Token, hops: u8) {
+        let Some((holder, lease)) = self.server.store.lease(name) else { return };
+        if holder == token {
+            let (key, command) = (Key::of_name(name), Command::HandOver { token, lease, hops });
+            let act = move |line: &Self| line.server.arrive(&line.node, &key, command);
+            let _ = self.exchange(lease, act).await;
+        }
+    }
+
+    fn is_own(&self, token: &Token) -> bool {
+        token.node() == self.node.node().simple().to_string()
+    }
+
+    fn is_deaf(&self) -> bool {
+        lock(&self.deaf).is_some_and(|deaf| Instant::now() < deaf.until)
+    }
+
+    /// Whether this line's guard believes that it is told.
+    pub(super) fn hints_arrive(&self) -> bool {
+        !lock(&self.deaf).is_some_and(|deaf| deaf.noticed && Instant::now() < deaf.until)
+    }
+
+    fn go_deaf(self: &Arc<Self>, deaf: Deaf) {
+        *lock(&self.deaf) = Some(deaf);
+        let line = Arc::clone(self);
+        tokio::spawn(async move {
+            sleep_until(deaf.until).await;
+            line.condition.runs().await;
+            line.hear_again();
+        });
+    }
+
+    /// Subscribed again: whatever was missed, everyone has to look.
+    pub(super) fn hear_again(&self) {
+        if lock(&self.deaf).take().is_some() {
+            self.watches.tell_all_missed();
+        }
+    }
+
+    /// Reached again after a cut.
+    pub(super) fn reconnected(&self) {
+        self.watches.tell_all_missed();
+    }
+}
