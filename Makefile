@@ -6,7 +6,9 @@
 #        the public tests of HTTP caches: the last release, and what they expect today (tests/conformance)
 # redis-6.2
 #        the tests of everything that talks to a server, on the oldest one that we work with (tests/scripts/redis-6.2.sh)
-.PHONY: run test check bench conformance conformance-current redis-6.2 redis firewall python node
+# sentinel
+#        a primary, a replica and three sentinels to try, until Ctrl-C
+.PHONY: run test check bench conformance conformance-current redis-6.2 sentinel redis firewall python node
 
 run:
 	cargo run --example quickstart
@@ -36,6 +38,9 @@ conformance: redis node
 
 conformance-current: redis node
 	node tests/conformance/run.mjs current
+
+sentinel: redis
+	scripts/sentinel.sh
 
 # The tests start their own private servers; only the program has to be there.
 redis:

@@ -3,6 +3,7 @@
 //! ```text
 //! cargo run --example axum_server                                             one process
 //! REDIS_URL=redis://127.0.0.1/ PORT=8081 cargo run --example axum_server      a replica of a fleet
+//! SENTINELS=127.0.0.1:26379 cargo run --example axum_server --features sentinel   behind Sentinel (`make sentinel`)
 //! ```
 //!
 //! Then, from another terminal; the second and third line are the stampede:
@@ -29,16 +30,13 @@ use axum::http::{HeaderMap, Request, StatusCode, header};
 use axum::{Router, routing};
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
-use stampede_guard::{StampedeGuard, http::cache_key};
+use stampede_guard::{Backend, MemoryStore, StampedeGuard, http::cache_key};
 use tokio::net::TcpListener;
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let once = std::env::var_os("RUN_ONCE").is_some();
-    let guard = match std::env::var("REDIS_URL") {
-        Ok(url) => StampedeGuard::new(redis::Client::open(url)?),
-        Err(_) => StampedeGuard::in_memory(),
-    };
+    let guard = StampedeGuard::new(backend()?);
     // Not required: connected here, the first request does not wait for it. A Redis that is down stops nothing.
     if let Err(error) = guard.connect().await {
         println!("{error}; requests are answered all the same");
@@ -124,6 +122,25 @@ async fn asked_to_end() {
 fn millis(name: &str, otherwise: u64) -> Duration {
     let given = std::env::var(name).ok().and_then(|given| given.parse().ok());
     Duration::from_millis(given.unwrap_or(otherwise))
+}
+
+/// Where the fleet meets, by the environment.
+fn backend() -> Result<Backend, Box<dyn Error>> {
+    #[cfg(feature = "sentinel")]
+    if let Ok(sentinels) = std::env::var("SENTINELS") {
+        use redis::sentinel::{SentinelClientBuilder, SentinelServerType};
+        let addresses = sentinels.split(',').map(|sentinel| {
+            let (host, port) = sentinel.rsplit_once(':').ok_or("SENTINELS=host:port,host:port")?;
+            Ok(redis::ConnectionAddr::Tcp(host.to_owned(), port.parse()?))
+        });
+        let addresses = addresses.collect::<Result<Vec<_>, Box<dyn Error>>>()?;
+        let name = std::env::var("SENTINEL_NAME").unwrap_or_else(|_| "mymaster".to_owned());
+        return Ok(SentinelClientBuilder::new(addresses, name, SentinelServerType::Master)?.build()?.into());
+    }
+    Ok(match std::env::var("REDIS_URL") {
+        Ok(url) => redis::Client::open(url)?.into(),
+        Err(_) => MemoryStore::new().into(),
+    })
 }
 
 /// Takes its time, as a report does. `max-age` is how long the guard keeps it.

@@ -1,5 +1,6 @@
 //! What a guard is made from: one type that every kind of store converts into.
 
+use std::fmt;
 use std::time::Duration;
 
 use crate::store::NodeStore;
@@ -9,20 +10,36 @@ use crate::store::redis::RedisStore;
 #[cfg(feature = "testing")]
 use crate::testing::{ChaosStore, Replica};
 
-/// Where the fleet meets: made from a `redis::Client` or a [`MemoryStore`] by `into()`.
+/// Where the fleet meets: made from a `redis::Client` or a [`MemoryStore`] by `into()`, and with the features of that name
+/// from a `redis::sentinel::SentinelClient`.
 #[derive(Debug)]
 pub struct Backend {
     kind: BackendKind,
 }
 
-#[derive(Debug)]
 enum BackendKind {
     Memory(MemoryStore),
+    // Boxed, because with TLS they hold certificates.
     #[cfg(feature = "redis")]
-    // Boxed, because with TLS it holds certificates.
     Redis(Box<redis::Client>),
+    #[cfg(feature = "sentinel")]
+    Sentinel(Box<redis::sentinel::SentinelClient>),
     #[cfg(feature = "testing")]
     Chaos(Replica),
+}
+
+impl fmt::Debug for BackendKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Memory(store) => f.debug_tuple("Memory").field(store).finish(),
+            #[cfg(feature = "redis")]
+            Self::Redis(client) => f.debug_tuple("Redis").field(client).finish(),
+            #[cfg(feature = "sentinel")]
+            Self::Sentinel(_) => f.debug_tuple("Sentinel").finish_non_exhaustive(),
+            #[cfg(feature = "testing")]
+            Self::Chaos(replica) => f.debug_tuple("Chaos").field(replica).finish(),
+        }
+    }
 }
 
 impl Backend {
@@ -37,6 +54,8 @@ impl Backend {
             BackendKind::Redis(client) => NodeStore::redis(RedisStore::new(*client, command_timeout)),
             #[cfg(feature = "testing")]
             BackendKind::Chaos(replica) => replica.into_store(),
+            #[cfg(feature = "sentinel")]
+            BackendKind::Sentinel(client) => NodeStore::redis(RedisStore::watched(*client, command_timeout)),
         }
     }
 }
@@ -52,6 +71,32 @@ impl From<MemoryStore> for Backend {
 impl From<redis::Client> for Backend {
     fn from(client: redis::Client) -> Self {
         Self { kind: BackendKind::Redis(Box::new(client)) }
+    }
+}
+
+/// The server that these sentinels call the primary, whichever that is: they are asked at each connect, and again when it
+/// turns out to be one no longer. Credentials, TLS and database are the client's own. Its replicas are never asked.
+///
+/// ```no_run
+/// use redis::ConnectionAddr;
+/// use redis::sentinel::{SentinelClientBuilder, SentinelServerType};
+/// use stampede_guard::StampedeGuard;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let sentinels = ["10.0.0.1", "10.0.0.2", "10.0.0.3"].map(|host| ConnectionAddr::Tcp(host.into(), 26379));
+/// let client = SentinelClientBuilder::new(sentinels, "mymaster", SentinelServerType::Master)?
+///     .set_client_to_redis_username("guard")
+///     .set_client_to_redis_password("secret")
+///     .build()?;
+/// let guard = StampedeGuard::new(client);
+/// # let _ = guard;
+/// # Ok(()) }
+/// ```
+#[cfg(feature = "sentinel")]
+#[cfg_attr(docsrs, doc(cfg(feature = "sentinel")))]
+impl From<redis::sentinel::SentinelClient> for Backend {
+    fn from(client: redis::sentinel::SentinelClient) -> Self {
+        Self { kind: BackendKind::Sentinel(Box::new(client)) }
     }
 }
 

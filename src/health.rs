@@ -18,6 +18,8 @@ pub enum Topology {
     Memory,
     /// On one Redis server, or one name that stands for it.
     Single,
+    /// On the Redis server that its sentinels call the primary.
+    Sentinel,
 }
 
 /// How a connection stands.
@@ -100,6 +102,7 @@ impl fmt::Display for Topology {
         f.write_str(match self {
             Self::Memory => "memory",
             Self::Single => "single",
+            Self::Sentinel => "sentinel",
         })
     }
 }

@@ -10,6 +10,9 @@ use std::sync::Arc;
 
 use redis::{ConnectionAddr, ErrorKind, RedisError};
 
+#[cfg(feature = "sentinel")]
+use super::server::REPLICA;
+
 /// A failure and what to do about it; what happened is its source.
 #[derive(Debug)]
 pub(super) struct Advised {
@@ -40,6 +43,30 @@ pub(super) fn on_connecting(addr: &ConnectionAddr, error: &RedisError) -> Option
     })
 }
 
+/// The same where sentinels are asked for the address.
+#[cfg(feature = "sentinel")]
+pub(super) fn on_sentinel(error: &RedisError) -> Option<&'static str> {
+    if error.kind() == ErrorKind::MasterNameNotFoundBySentinel {
+        return Some(
+            "no sentinel knows a primary of this name that is up: see the name that was given to the SentinelClient, and \
+             what SENTINEL MASTERS says",
+        );
+    }
+    if error.to_string().starts_with(REPLICA) {
+        return Some(
+            "this server is not a primary: in a failover that passes; else the SentinelClient must be one for \
+             SentinelServerType::Master",
+        );
+    }
+    if let Some(refusal) = on_refusal(error) {
+        return Some(refusal);
+    }
+    (error.is_io_error() || error.is_timeout()).then_some(
+        "neither a sentinel nor the primary that they name can be reached: see their addresses, and \
+         SENTINEL GET-MASTER-ADDR-BY-NAME",
+    )
+}
+
 /// What to do about the server's refusal of a user or a command.
 pub(super) fn on_refusal(error: &RedisError) -> Option<&'static str> {
     // redis-rs does not pass on what AUTH was answered.
@@ -47,11 +74,19 @@ pub(super) fn on_refusal(error: &RedisError) -> Option<&'static str> {
         return Some("the server refuses this user name and password: put the present ones into the URL");
     }
     match error.code()? {
+        "MOVED" | "ASK" | "CROSSSLOT" => Some(
+            "this is a node of a Redis Cluster: give the guard a redis::cluster::ClusterClient (feature `cluster`)",
+        ),
         "NOAUTH" => {
             Some("the server wants a password: put it into the URL, as in redis://user:password@host")
         }
         "NOPERM" => Some(
             "this user may not do what the guard does: give it the rights that the README lists for Redis",
+        ),
+        // What TIME is answered, the first command that a sentinel does not know.
+        _ if error.to_string().to_lowercase().contains("unknown command 'time'") => Some(
+            "this server does not know TIME: if it is a Sentinel, give the guard a redis::sentinel::SentinelClient (feature \
+             `sentinel`)",
         ),
         _ if error.to_string().contains("refused to switch database") => {
             Some("this database can not be had: the server needs that many, and the user the right +select")

@@ -5,6 +5,8 @@
 
 mod info;
 mod rights;
+#[cfg(feature = "sentinel")]
+mod sentinels;
 #[cfg(test)]
 mod tests;
 
@@ -17,9 +19,10 @@ use redis::{Cmd, Pipeline, RedisError, RedisResult, Value};
 use tokio::time::{Instant, timeout};
 use uuid::Uuid;
 
-use super::client::{Dial, Reading, bounded, read_clock};
+use super::client::{Dial, bounded};
 use super::connection::host_ms;
 use super::refusal::{reason, store_error};
+use super::server::{Reading, read_clock};
 use super::{RedisStore, StoreErrorKind};
 use crate::health::{Breaker, ClockReading, Finding, LinkState};
 use crate::store::{Examine, Store as _};
@@ -72,7 +75,11 @@ impl Checkup<'_> {
         };
         self.findings.push(Finding::ok("connection", format!("opened in {:.1?}", started.elapsed())));
         let greeting = one(&mut commands, redis::cmd("HELLO")).await?;
-        self.findings.extend(info::server(greeting));
+        self.findings.extend(info::server(greeting, self.store.topology, dial.address().as_deref()));
+        #[cfg(feature = "sentinel")]
+        if let (Some(sentinels), Some(primary)) = (dial.sentinels(), dial.address()) {
+            self.findings.push(sentinels::examine(sentinels, &primary).await);
+        }
         self.pulse(&mut commands, reading.is_some()).await?;
         let channel = format!("sg1:i:{}", Uuid::new_v4().simple());
         let inbox = self.subscribe(&dial, &channel).await;
@@ -117,7 +124,7 @@ impl Checkup<'_> {
     }
 
     fn user(&self) -> String {
-        self.store.commands.dial.user().unwrap_or("default").to_owned()
+        self.store.commands.dial.user().unwrap_or_else(|| "default".to_owned())
     }
 
     /// Latency and clock, by the round trip that the guard makes itself to see whether a server is there.
@@ -125,7 +132,7 @@ impl Checkup<'_> {
         let (mut trips, mut readings) = (Vec::with_capacity(TRIES), Vec::with_capacity(TRIES));
         for _ in 0..TRIES {
             let sent = Instant::now();
-            let reading = bounded(ANSWER, read_clock(commands)).await?;
+            let reading = bounded(ANSWER, read_clock(commands, false)).await?;
             trips.push(sent.elapsed());
             readings.extend(reading.map(|reading| (reading, sent.elapsed())));
         }

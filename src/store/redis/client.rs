@@ -2,24 +2,36 @@
 
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
 #[cfg(feature = "tls")]
 use redis::ConnectionAddr;
 use redis::aio::{MultiplexedConnection, PubSub};
-use redis::io::tcp::socket2::TcpKeepalive;
-use redis::{AsyncConnectionConfig, Client, ProtocolVersion, RedisError, RedisResult, Value};
+use redis::{AsyncConnectionConfig, Client, RedisError, RedisResult};
 #[cfg(feature = "tls")]
 use rustls::crypto::CryptoProvider;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{sleep, timeout};
 
+#[cfg(feature = "sentinel")]
+use super::advice::on_sentinel;
 use super::advice::{advised, on_connecting};
+#[cfg(feature = "sentinel")]
+use super::sentinel::{self, Sentinels};
+use super::server::{Reading, Server, read_clock};
 use crate::error::panic_text;
 use crate::store::{StoreError, StoreErrorKind};
 
 /// A connection that broke sooner than this was never really there.
 pub(super) const STABLE: Duration = Duration::from_secs(1);
+
+/// How often the server's clock is read again.
+const CLOCK_PERIOD: Duration = Duration::from_secs(60);
+
+/// How often a server that may be demoted is asked what it is. A primary that a sentinel demotes closes its
+/// connections; one that was demoted by hand answers reads for ever.
+const ROLE_PERIOD: Duration = Duration::from_secs(1);
 
 /// How many commands wait to be written at once; more wait for a place. A burst of look-ups is then sent in
 /// parts, and this process makes the second while the server answers the first. In one piece (redis-rs's own 50
@@ -29,67 +41,163 @@ const BURST: usize = 32;
 /// Opens connections for one node. Nothing in `redis` that may wait is called without a bound.
 #[derive(Clone)]
 pub(super) struct Dial {
-    commands: Client,
-    inbox: Client,
+    door: Door,
     /// The deadline of one command; the measure of all others.
     pub(super) answer: Duration,
 }
 
-/// The server's clock, read at `at`.
-pub(super) struct Reading {
-    pub(super) server_ms: u64,
-    pub(super) at: Instant,
+/// Who knows where the server is.
+#[derive(Clone)]
+enum Door {
+    /// The client: one server, or one name that stands for it.
+    Server(Arc<Server>),
+    /// Those who watch over it, and are asked at each connect.
+    #[cfg(feature = "sentinel")]
+    Sentinels(Arc<Sentinels>),
 }
 
 impl Dial {
-    pub(super) fn new(client: Client, answer: Duration) -> Self {
-        let inbox = rebuilt(&client, Some(ProtocolVersion::RESP2));
-        Self { commands: rebuilt(&client, None), inbox, answer }
+    pub(super) fn new(client: &Client, answer: Duration) -> Self {
+        Self { door: Door::Server(Arc::new(Server::new(client))), answer }
+    }
+
+    #[cfg(feature = "sentinel")]
+    pub(super) fn through(sentinels: Sentinels, answer: Duration) -> Self {
+        Self { door: Door::Sentinels(Arc::new(sentinels)), answer }
     }
 
     /// Connects for commands, and makes sure that the server answers some.
     pub(super) async fn commands(&self) -> RedisResult<(MultiplexedConnection, Option<Reading>)> {
+        let server = match &self.door {
+            Door::Server(server) => Arc::clone(server),
+            #[cfg(feature = "sentinel")]
+            Door::Sentinels(sentinels) => self.primary(sentinels).await?,
+        };
         // Every command is timed by its caller, who knows how much is left of its budget.
         let config = AsyncConnectionConfig::new()
             .set_response_timeout(None)
             .set_connection_timeout(None)
             .set_pipeline_buffer_size(BURST);
-        let opening = self.commands.get_multiplexed_async_connection_with_config(&config);
-        let mut connection = self.open(opening).await?;
+        let opening = server.commands.get_multiplexed_async_connection_with_config(&config);
+        let mut connection = self.open(self.opening(), opening).await?;
         // A server which is slower than the deadline of a command is as good as down: its answers
         // would all come too late, and every request would pay the deadline to learn it. The floor
         // is for deadlines so short that a timer's tick and a busy worker thread decide them.
         let probe = self.answer.max(Duration::from_millis(20));
-        let reading = bounded(probe, read_clock(&mut connection)).await?;
+        let reading = bounded(probe, self.look(&mut connection)).await?;
+        #[cfg(feature = "sentinel")]
+        if let Door::Sentinels(sentinels) = &self.door {
+            sentinels.found(server);
+        }
         Ok((connection, reading))
     }
 
-    /// Connects for messages. Always RESP2, where messages and answers can not be confused.
+    /// Connects for messages, to the server that has the latest connection for commands.
     pub(super) async fn inbox(&self) -> RedisResult<PubSub> {
-        self.open(self.inbox.get_async_pubsub()).await
+        let server = match &self.door {
+            Door::Server(server) => Arc::clone(server),
+            #[cfg(feature = "sentinel")]
+            Door::Sentinels(sentinels) => match sentinels.latest() {
+                Some(server) => server,
+                None => self.primary(sentinels).await?,
+            },
+        };
+        self.open(self.opening(), server.inbox.get_async_pubsub()).await
+    }
+
+    /// Reads the server's clock, and sees to it that it is still a primary where that may change.
+    pub(super) async fn look(&self, connection: &mut MultiplexedConnection) -> RedisResult<Option<Reading>> {
+        read_clock(connection, self.may_be_demoted()).await
+    }
+
+    /// How often a connection that nothing is wrong with is looked at.
+    pub(super) fn look_period(&self) -> Duration {
+        if self.may_be_demoted() { ROLE_PERIOD } else { CLOCK_PERIOD }
+    }
+
+    fn may_be_demoted(&self) -> bool {
+        match &self.door {
+            Door::Server(_) => false,
+            #[cfg(feature = "sentinel")]
+            Door::Sentinels(_) => true,
+        }
+    }
+
+    #[cfg(feature = "sentinel")]
+    async fn primary(&self, sentinels: &Sentinels) -> RedisResult<Arc<Server>> {
+        let limit = self.opening().max(sentinel::RESOLVING);
+        let client = self.open(limit, sentinels.resolve()).await?;
+        Ok(Arc::new(Server::new(&client)))
     }
 
     /// What a failed attempt to connect means, and what to do about it.
     pub(super) fn failure(&self, error: RedisError) -> StoreError {
-        let advice = on_connecting(self.commands.get_connection_info().addr(), &error);
+        let advice = match &self.door {
+            Door::Server(server) => on_connecting(server.info().addr(), &error),
+            #[cfg(feature = "sentinel")]
+            Door::Sentinels(_) => on_sentinel(&error),
+        };
         StoreError { kind: StoreErrorKind::Unavailable, source: Some(advised(advice, error)) }
     }
 
     /// Opens a connection, within its bound and whatever happens: a panic of the client's, as over TLS without a
     /// provider of cryptography, would end the task that connects, and each request would start another.
-    async fn open<T>(&self, opening: impl Future<Output = RedisResult<T>>) -> RedisResult<T> {
+    async fn open<T>(
+        &self,
+        limit: Duration,
+        opening: impl Future<Output = RedisResult<T>>,
+    ) -> RedisResult<T> {
         #[cfg(feature = "tls")]
-        provide_cryptography(self.commands.get_connection_info().addr());
-        let caught = AssertUnwindSafe(bounded(self.opening(), opening)).catch_unwind();
+        if self.may_want_tls() {
+            provide_cryptography();
+        }
+        let caught = AssertUnwindSafe(bounded(limit, opening)).catch_unwind();
         caught.await.unwrap_or_else(|panic| {
             let panic = panic_text(&*panic).as_ref().to_owned();
             Err(RedisError::from((redis::ErrorKind::Client, "connecting panicked", panic)))
         })
     }
 
-    /// Who this node is to the server; `None` for the user without a name.
-    pub(super) fn user(&self) -> Option<&str> {
-        self.commands.get_connection_info().redis_settings().username()
+    /// Whether connections may be by TLS. Sentinels do not show how they, and what they lead to, are connected to.
+    #[cfg(feature = "tls")]
+    fn may_want_tls(&self) -> bool {
+        match &self.door {
+            Door::Server(server) => matches!(server.info().addr(), ConnectionAddr::TcpTls { .. }),
+            #[cfg(feature = "sentinel")]
+            Door::Sentinels(_) => true,
+        }
+    }
+
+    /// Who this node is to the server; `None` for the user without a name, and where the server is not known yet.
+    pub(super) fn user(&self) -> Option<String> {
+        Some(self.server()?.info().redis_settings().username()?.to_owned())
+    }
+
+    /// The database; 0 where the server is not known yet.
+    pub(super) fn db(&self) -> i64 {
+        self.server().map_or(0, |server| server.info().redis_settings().db())
+    }
+
+    /// Where the server is, as far as that is known.
+    pub(super) fn address(&self) -> Option<String> {
+        Some(self.server()?.info().addr().to_string())
+    }
+
+    fn server(&self) -> Option<Arc<Server>> {
+        match &self.door {
+            Door::Server(server) => Some(Arc::clone(server)),
+            #[cfg(feature = "sentinel")]
+            Door::Sentinels(sentinels) => sentinels.latest(),
+        }
+    }
+
+    /// The sentinels, where there are some.
+    #[cfg(feature = "sentinel")]
+    pub(super) fn sentinels(&self) -> Option<&Sentinels> {
+        match &self.door {
+            Door::Server(_) => None,
+            Door::Sentinels(sentinels) => Some(sentinels),
+        }
     }
 
     /// TCP, two rounds of TLS, AUTH: four rounds, each of which may take as long as a command; at
@@ -104,67 +212,11 @@ impl Dial {
 /// Sees to it that TLS finds its cryptography. rustls itself finds none where the program's crates bring two
 /// providers, and panics.
 #[cfg(feature = "tls")]
-fn provide_cryptography(addr: &ConnectionAddr) {
-    if matches!(addr, ConnectionAddr::TcpTls { .. }) && CryptoProvider::get_default().is_none() {
+fn provide_cryptography() {
+    if CryptoProvider::get_default().is_none() {
         // Refused if somebody was faster: theirs is as good.
         let _ = rustls::crypto::ring::default_provider().install_default();
     }
-}
-
-/// `client` with a socket that notices a dead peer, and without CLIENT SETINFO.
-fn rebuilt(client: &Client, protocol: Option<ProtocolVersion>) -> Client {
-    let info = client.get_connection_info().clone();
-    let mut tcp = info.tcp_settings().clone().set_nodelay(true);
-    // What the user has chosen for the socket stays.
-    if tcp.keepalive().is_none() {
-        let keepalive = TcpKeepalive::new().with_time(Duration::from_secs(2));
-        #[cfg(any(target_os = "linux", target_os = "macos", target_os = "windows"))]
-        let keepalive = keepalive.with_interval(Duration::from_secs(1)).with_retries(3);
-        tcp = tcp.set_keepalive(keepalive);
-    }
-    // Keepalive does not speak while data is in flight; without this bound the kernel retransmits
-    // to a dead peer for a quarter of an hour.
-    #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
-    if tcp.user_timeout().is_none() {
-        tcp = tcp.set_user_timeout(Duration::from_secs(2));
-    }
-    let mut settings = info.redis_settings().clone();
-    if settings.lib_name().is_none() {
-        // Not among the rights we document; refused, it would fill the server's ACL log.
-        settings = settings.set_skip_set_lib_name();
-    }
-    if let Some(protocol) = protocol {
-        settings = settings.set_protocol(protocol);
-    }
-    let info = info.set_tcp_settings(tcp).set_redis_settings(settings);
-    Client::open(info).unwrap_or_else(|_| client.clone())
-}
-
-/// Reads the server's clock, by way of a PING that shows whether it serves data at all: TIME alone
-/// is answered while a dump is loading, and by a replica that has lost its primary.
-///
-/// `None` if TIME is refused: that costs the common clock, not the connection.
-pub(super) async fn read_clock(connection: &mut MultiplexedConnection) -> RedisResult<Option<Reading>> {
-    let mut probe = redis::pipe();
-    probe.cmd("PING").cmd("TIME");
-    let sent = Instant::now();
-    let answers = connection.send_packed_commands(&probe, 0, 2).await?;
-    // Half of the round trip lies behind the server's answer.
-    let at = sent + sent.elapsed() / 2;
-    let [ping, time] = <[Value; 2]>::try_from(answers).map_err(|_| unexpected())?;
-    match ping.extract_error() {
-        Err(error) if error.code() != Some("NOPERM") => return Err(error),
-        _ => {}
-    }
-    let server_ms = match time.extract_error() {
-        Ok(time) => {
-            let (secs, micros): (u64, u64) = redis::from_redis_value(time)?;
-            secs.saturating_mul(1000).saturating_add(micros / 1000)
-        }
-        Err(error) if error.code() == Some("NOPERM") => return Ok(None),
-        Err(error) => return Err(error),
-    };
-    Ok(Some(Reading { server_ms, at }))
 }
 
 /// `work`, or the I/O error of a time-out.
@@ -221,8 +273,8 @@ mod tests {
     #[tokio::test]
     async fn a_panic_while_connecting_is_a_failure_like_others() {
         let client = Client::open("redis://127.0.0.1:1/").expect("an address");
-        let dial = Dial::new(client, Duration::from_millis(50));
-        let opened = dial.open(async { panic!("no provider of cryptography") });
+        let dial = Dial::new(&client, Duration::from_millis(50));
+        let opened = dial.open(Duration::from_secs(1), async { panic!("no provider of cryptography") });
         let error: RedisResult<()> = opened.await;
         let failure = dial.failure(error.expect_err("it panicked"));
         assert_eq!(failure.kind, StoreErrorKind::Unavailable);

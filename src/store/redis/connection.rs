@@ -25,8 +25,9 @@ use tokio::time::{Instant, timeout};
 use keeper::{Keeper, keep};
 pub(super) use vitals::host_ms;
 
-use super::client::{Dial, Reading, STABLE};
+use super::client::{Dial, STABLE};
 use super::refusal::{Fate, judge, reason, store_error};
+use super::server::Reading;
 use crate::store::{StoreError, StoreErrorKind};
 
 /// The offset of a clock that was never read.

@@ -20,9 +20,9 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep};
 use uuid::Uuid;
 
+use super::call::hand_over;
 use super::client::{Backoff, Dial, STABLE, bounded};
 use super::connection::Supervisor;
-use super::hand_over;
 use super::locks::give_back;
 use super::message::{self, Message};
 use super::refusal::{judge, reason, store_error};

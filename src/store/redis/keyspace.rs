@@ -20,9 +20,9 @@ use tokio::time::{Instant, timeout};
 
 use session::{Reader, serve};
 
+use super::call::refused;
 use super::client::{Dial, unexpected};
 use super::connection::Supervisor;
-use super::refused;
 use crate::store::grants::Grants;
 use crate::store::locks::Announced;
 use crate::store::{StoreError, StoreErrorKind};
@@ -36,8 +36,6 @@ const SETTING: &str = "notify-keyspace-events";
 
 pub(super) struct Keyspace {
     dial: Dial,
-    /// What the names of the channels begin with: they differ by database.
-    prefix: String,
     commands: Arc<Supervisor>,
     grants: Arc<Grants>,
     state: Mutex<State>,
@@ -73,10 +71,9 @@ struct Standing {
 }
 
 impl Keyspace {
-    pub(super) fn new(dial: Dial, db: i64, commands: Arc<Supervisor>, grants: Arc<Grants>) -> Arc<Self> {
+    pub(super) fn new(dial: Dial, commands: Arc<Supervisor>, grants: Arc<Grants>) -> Arc<Self> {
         Arc::new(Self {
             dial,
-            prefix: format!("__keyspace@{db}__:"),
             commands,
             grants,
             state: Mutex::default(),

@@ -19,10 +19,11 @@ use bytes::Bytes;
 use redis::{Cmd, Value};
 use tokio::time::sleep;
 
+use super::RedisStore;
+use super::call::{refused, run_call};
 use super::client::unexpected;
 use super::connection::Supervisor;
 use super::scripts::{self, By, Script, millis};
-use super::{RedisStore, refused, run_call};
 use crate::store::grants::Await;
 use crate::store::locks::{
     Announced, Change, Create, LockName, LockStore, MutexHolder, MutexTaken, PermitFreed, PermitTaken,

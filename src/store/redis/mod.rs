@@ -14,6 +14,7 @@
 //! Locks have keys of their own, named in [`locks`]. Messages go to `sg1:i:<node>`: [`message`].
 
 mod advice;
+mod call;
 mod checkup;
 mod client;
 mod connection;
@@ -23,6 +24,9 @@ mod locks;
 mod message;
 mod refusal;
 mod scripts;
+#[cfg(feature = "sentinel")]
+mod sentinel;
+mod server;
 mod tags;
 
 use std::fmt;
@@ -33,16 +37,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use redis::{Client, Cmd, RedisError, Value};
+#[cfg(feature = "sentinel")]
+use redis::sentinel::SentinelClient;
+use redis::{Client, Cmd, Value};
 use tokio::time::{Instant, timeout};
 use uuid::Uuid;
 
+use call::{hand_over, refused, run};
 use client::{Dial, unexpected};
 use connection::Supervisor;
 use inbox::Inbox;
 use keyspace::Keyspace;
-use refusal::{judge, reason, store_error};
-use scripts::{By, Script, get_entry, millis, push_outcome, sha1_hex};
+use refusal::reason;
+use scripts::{Script, get_entry, millis, push_outcome, sha1_hex};
+#[cfg(feature = "sentinel")]
+use sentinel::Sentinels;
 
 use super::grants::Grants;
 use super::watch::Watches;
@@ -58,6 +67,7 @@ pub(crate) struct RedisStore {
     node: Uuid,
     /// Digest of the server's address and the database.
     place: u64,
+    topology: Topology,
     /// The deadline of one command.
     command_timeout: Duration,
     commands: Arc<Supervisor>,
@@ -68,23 +78,33 @@ pub(crate) struct RedisStore {
 }
 
 impl RedisStore {
-    /// A node of its own, not connected yet. `command_timeout` is the deadline of one command: a
+    /// A node of its own on one server, not connected yet. `command_timeout` is the deadline of one command: a
     /// server slower than this counts as down.
     pub(crate) fn new(client: Client, command_timeout: Duration) -> Self {
-        let node = Uuid::new_v4();
         let info = client.get_connection_info();
         let mut place = DefaultHasher::new();
         info.addr().to_string().hash(&mut place);
-        let db = info.redis_settings().db();
-        db.hash(&mut place);
-        let place = place.finish();
-        let dial = Dial::new(client, command_timeout);
+        info.redis_settings().db().hash(&mut place);
+        Self::of(Dial::new(&client, command_timeout), Topology::Single, place.finish())
+    }
+
+    /// The same on whichever server these sentinels call the primary.
+    #[cfg(feature = "sentinel")]
+    pub(crate) fn watched(client: SentinelClient, command_timeout: Duration) -> Self {
+        // The client does not show what it leads to, so each guard is taken for one of its own.
+        let place = fastrand::u64(..);
+        Self::of(Dial::through(Sentinels::new(client), command_timeout), Topology::Sentinel, place)
+    }
+
+    fn of(dial: Dial, topology: Topology, place: u64) -> Self {
+        let node = Uuid::new_v4();
+        let command_timeout = dial.answer;
         let watches = Arc::new(Watches::default());
         let commands = Supervisor::new(dial.clone());
         let grants = Arc::new(Grants::default());
-        let keyspace = Keyspace::new(dial.clone(), db, Arc::clone(&commands), Arc::clone(&grants));
+        let keyspace = Keyspace::new(dial.clone(), Arc::clone(&commands), Arc::clone(&grants));
         let inbox = Inbox::new(dial, node, Arc::clone(&commands), Arc::clone(&watches), Arc::clone(&grants));
-        Self { node, place, command_timeout, commands, inbox, watches, grants, keyspace }
+        Self { node, place, topology, command_timeout, commands, inbox, watches, grants, keyspace }
     }
 
     /// LOOK UP, without a box around it.
@@ -270,7 +290,7 @@ impl Store for RedisStore {
         let (commands, why) = self.commands.link();
         let refuses = matches!(commands, LinkState::Down | LinkState::Closed);
         Health {
-            topology: Topology::Single,
+            topology: self.topology,
             commands,
             inbox: self.inbox.link(),
             breaker: if refuses { Breaker::Open } else { Breaker::Closed },
@@ -291,6 +311,7 @@ impl fmt::Debug for RedisStore {
         let Self {
             node: _,
             place: _,
+            topology: _,
             command_timeout: _,
             commands,
             inbox,
@@ -299,67 +320,6 @@ impl fmt::Debug for RedisStore {
             keyspace: _,
         } = self;
         f.debug_struct("RedisStore").field("commands", commands).field("inbox", inbox).finish_non_exhaustive()
-    }
-}
-
-/// HAND OVER, also of a token whose waiter has left; then the lease keeps what time it has.
-async fn hand_over(
-    commands: &Arc<Supervisor>,
-    name: &str,
-    token: &Token,
-    lease: Option<Duration>,
-    hops: u8,
-    within: Duration,
-) -> Result<HandedOver, StoreError> {
-    let args = |cmd: &mut Cmd| {
-        cmd.arg(token.as_str());
-        match lease {
-            Some(lease) => cmd.arg(millis(lease)),
-            None => cmd.arg(""),
-        };
-        cmd.arg(hops);
-    };
-    match run(commands, &scripts::HAND_OVER, name, 96, args, within).await? {
-        Value::Int(2) => Ok(HandedOver::ToWaiter),
-        Value::Int(1) => Ok(HandedOver::Freed),
-        Value::Int(0) => Ok(HandedOver::NotMine),
-        _ => Err(refused(unexpected())),
-    }
-}
-
-/// Runs a script by its digest, or by its text where the server does not know it, in one budget.
-async fn run(
-    commands: &Arc<Supervisor>,
-    script: &Script,
-    name: &str,
-    size: usize,
-    args: impl Fn(&mut Cmd) + Sync,
-    within: Duration,
-) -> Result<Value, StoreError> {
-    let call = |by| {
-        let mut cmd = script.call(by, name, size);
-        args(&mut cmd);
-        cmd
-    };
-    run_call(commands, call, within).await
-}
-
-/// The same for a call that is built by `call`.
-async fn run_call(
-    commands: &Arc<Supervisor>,
-    call: impl Fn(By) -> Cmd + Sync,
-    within: Duration,
-) -> Result<Value, StoreError> {
-    let sent = Instant::now();
-    let mut cmd = call(By::Sha1);
-    let mut answer = commands.send(&cmd, within).await?;
-    if matches!(&answer, Value::ServerError(error) if error.code() == "NOSCRIPT") {
-        cmd = call(By::Text);
-        answer = commands.send(&cmd, within.saturating_sub(sent.elapsed())).await?;
-    }
-    match answer {
-        Value::ServerError(error) => Err(refused(RedisError::from(error))),
-        answer => Ok(answer),
     }
 }
 
@@ -379,9 +339,4 @@ fn acquired(answer: Value) -> Option<Acquired> {
         }
         _ => None,
     }
-}
-
-/// An answer that nothing can be done about.
-fn refused(error: RedisError) -> StoreError {
-    store_error(judge(&error).0, error)
 }

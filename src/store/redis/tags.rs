@@ -6,9 +6,10 @@ use bytes::Bytes;
 use futures_util::future::try_join_all;
 use redis::{Cmd, Value};
 
+use super::RedisStore;
+use super::call::{refused, run};
 use super::client::unexpected;
 use super::scripts::{self, millis, push_key};
-use super::{RedisStore, refused, run};
 use crate::key::Key;
 use crate::store::tags::{Found, Member, TagStore};
 use crate::store::{Reply, StoreError};

@@ -21,6 +21,8 @@ mod outages;
 mod partitions;
 mod refusals;
 mod rights;
+#[cfg(feature = "sentinel")]
+mod sentinel;
 mod spinlock;
 mod stale;
 mod store_down;
@@ -75,7 +77,12 @@ async fn local(server: &RedisServer, policy: Policy) -> StampedeGuard {
     guard
 }
 
+/// A node on one server; on what is named by a URL that only tests know, for several.
 fn unconnected(url: &str, policy: Policy) -> StampedeGuard {
+    #[cfg(feature = "sentinel")]
+    if url.starts_with(sentinel::SCHEME) {
+        return StampedeGuard::builder(sentinel::client(url)).policy(policy).build().expect("valid");
+    }
     let client = redis::Client::open(url).expect("an address");
     StampedeGuard::builder(client).policy(policy).build().expect("valid")
 }

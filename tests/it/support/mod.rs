@@ -25,6 +25,8 @@ pub(crate) mod redis_server;
 pub(crate) mod rows;
 #[cfg(feature = "redis")]
 pub(crate) mod scratch;
+#[cfg(feature = "sentinel")]
+pub(crate) mod sentinels;
 pub(crate) mod warnings;
 
 /// How long a test waits for something that must happen before it fails.

@@ -5,13 +5,14 @@ use std::collections::HashMap;
 use redis::Value;
 
 use super::{ALONE, pairs, text};
-use crate::health::Finding;
+use crate::health::{Finding, Topology};
 
 /// The oldest version that all scripts run on.
 const OLDEST: (u32, u32) = (6, 2);
 
-/// The answer to HELLO: version, mode and role.
-pub(super) fn server(greeting: Value) -> Vec<Finding> {
+/// The answer to HELLO: version, mode and role of the server at `address`.
+pub(super) fn server(greeting: Value, topology: Topology, address: Option<&str>) -> Vec<Finding> {
+    let address = address.unwrap_or("an unknown address");
     let Some(hello) = pairs(greeting).filter(|hello| hello.contains_key("version")) else {
         return vec![
             Finding::note("version", "HELLO is not permitted, or not known: older than 6, or not Redis")
@@ -27,13 +28,18 @@ pub(super) fn server(greeting: Value) -> Vec<Finding> {
         Finding::ok("version", format!("{server} {version}"))
     }];
     findings.push(match (word("mode").as_str(), word("role").as_str()) {
-        ("standalone" | "", "master" | "primary" | "") => Finding::ok("topology", "a single primary"),
-        ("cluster", _) => Finding::problem("topology", "a node of a Redis Cluster")
-            .cost(format!("keys of other nodes' slots are refused; for those {ALONE}"))
-            .advice("a single primary; Redis Cluster is not supported yet"),
+        ("standalone" | "", "master" | "primary" | "") if topology == Topology::Single => {
+            Finding::ok("topology", format!("a single primary at {address}"))
+        }
+        ("standalone" | "", "master" | "primary" | "") => {
+            Finding::ok("topology", format!("the sentinels' primary, at {address}"))
+        }
         ("sentinel", _) => Finding::problem("topology", "a Sentinel, which stores nothing")
             .cost(ALONE)
-            .advice("the address of the primary; Sentinel is not supported yet"),
+            .advice("make the guard from a redis::sentinel::SentinelClient (feature `sentinel`)"),
+        ("cluster", _) => Finding::problem("topology", "a node of a Redis Cluster")
+            .cost(format!("keys of other nodes' slots are refused; for those {ALONE}"))
+            .advice("make the guard from a redis::cluster::ClusterClient (feature `cluster`)"),
         (_, role) => Finding::problem("topology", format!("a {role}, which takes no writes"))
             .cost(format!("nothing is stored; {ALONE}"))
             .advice("the address of the primary"),

@@ -2,7 +2,7 @@ use std::collections::BTreeSet;
 
 use super::rights::LOCKS_ONLY;
 use super::*;
-use crate::health::Severity;
+use crate::health::{Severity, Topology};
 
 /// The commands that the scripts of these files call, by what their heads say.
 fn called(ours: impl Fn(&str) -> bool) -> BTreeSet<String> {
@@ -41,9 +41,8 @@ fn what_only_locks_need_is_told_from_what_the_guard_needs() {
 fn hello(version: &str, mode: &str, role: &str) -> Vec<Finding> {
     let pairs = [("server", "redis"), ("version", version), ("mode", mode), ("role", role)];
     let text = |text: &str| Value::BulkString(text.as_bytes().to_vec());
-    info::server(Value::Array(
-        pairs.into_iter().flat_map(|(name, value)| [text(name), text(value)]).collect(),
-    ))
+    let greeting = pairs.into_iter().flat_map(|(name, value)| [text(name), text(value)]).collect();
+    info::server(Value::Array(greeting), Topology::Single, None)
 }
 
 #[test]
@@ -59,7 +58,7 @@ fn a_server_that_is_too_old_or_takes_no_writes_is_a_problem() {
     ] {
         assert_eq!(worst(hello(version, mode, role)), Some(Severity::Problem), "{version} {mode} {role}");
     }
-    assert_eq!(worst(info::server(Value::Nil)), Some(Severity::Note));
+    assert_eq!(worst(info::server(Value::Nil, Topology::Single, None)), Some(Severity::Note));
 }
 
 /// The checks of INFO that no private server comes to in time.

@@ -2,7 +2,6 @@
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
 
 use redis::RedisResult;
 use redis::aio::MultiplexedConnection;
@@ -10,11 +9,9 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 
 use super::{State, Supervisor, Up};
-use crate::store::redis::client::{Backoff, Dial, Reading, bounded, read_clock};
+use crate::store::redis::client::{Backoff, Dial, bounded};
 use crate::store::redis::refusal::reason;
-
-/// How often the server's clock is read again.
-const CLOCK_PERIOD: Duration = Duration::from_secs(60);
+use crate::store::redis::server::Reading;
 
 /// The keeper's hold on the supervisor. Weak: a store that is dropped takes its keeper along.
 pub(super) struct Keeper {
@@ -50,9 +47,9 @@ pub(super) async fn keep(keeper: Keeper, dial: Dial, look: Arc<Notify>) {
         if let Some(generation) = generation {
             let opened_at = Instant::now();
             loop {
-                let _ = timeout(CLOCK_PERIOD, look.notified()).await;
+                let _ = timeout(dial.look_period(), look.notified()).await;
                 let Some(mut connection) = keeper.connection(generation) else { break };
-                let reading = bounded(dial.answer, read_clock(&mut connection)).await;
+                let reading = bounded(dial.answer, dial.look(&mut connection)).await;
                 keeper.note(generation, reading);
             }
             backoff.lived(opened_at.elapsed());

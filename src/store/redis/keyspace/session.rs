@@ -99,9 +99,9 @@ impl Reader {
         Some(())
     }
 
-    fn deliver(&self, message: &redis::Msg) -> Option<()> {
+    fn deliver(&self, message: &redis::Msg, prefix: &str) -> Option<()> {
         let keyspace = self.keyspace.upgrade()?;
-        if let Some(key) = message.get_channel_name().strip_prefix(&keyspace.prefix)
+        if let Some(key) = message.get_channel_name().strip_prefix(prefix)
             && frees(message.get_payload_bytes())
         {
             drop(keyspace.grants.tell_missed(key));
@@ -200,9 +200,8 @@ async fn session(
         Ok(connection) => connection.split(),
         Err(error) => return failed(error),
     };
-    let Some(prefix) = reader.keyspace.upgrade().map(|keyspace| keyspace.prefix.clone()) else {
-        return End::Done;
-    };
+    // What the names of the channels begin with: they differ by database.
+    let prefix = format!("__keyspace@{}__:", dial.db());
     let channels = |keys: &[Arc<str>]| keys.iter().map(|key| format!("{prefix}{key}")).collect::<Vec<_>>();
     let mut subscribed = HashSet::new();
     let mut ticks = interval(TICK);
@@ -221,7 +220,7 @@ async fn session(
         }
         tokio::select! {
             message = messages.next() => match message {
-                Some(message) => if reader.deliver(&message).is_none() { return End::Done },
+                Some(message) => if reader.deliver(&message, &prefix).is_none() { return End::Done },
                 None => return failed(RedisError::from(std::io::Error::from(std::io::ErrorKind::BrokenPipe))),
             },
             () = asked.notified() => {}

@@ -1,0 +1,79 @@
+//! How a script is called, whatever it does.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::{Cmd, RedisError, Value};
+use tokio::time::Instant;
+
+use super::client::unexpected;
+use super::connection::Supervisor;
+use super::refusal::{judge, store_error};
+use super::scripts::{self, By, Script, millis};
+use crate::store::{HandedOver, StoreError, Token};
+
+/// HAND OVER, also of a token whose waiter has left; then the lease keeps what time it has.
+pub(super) async fn hand_over(
+    commands: &Arc<Supervisor>,
+    name: &str,
+    token: &Token,
+    lease: Option<Duration>,
+    hops: u8,
+    within: Duration,
+) -> Result<HandedOver, StoreError> {
+    let args = |cmd: &mut Cmd| {
+        cmd.arg(token.as_str());
+        match lease {
+            Some(lease) => cmd.arg(millis(lease)),
+            None => cmd.arg(""),
+        };
+        cmd.arg(hops);
+    };
+    match run(commands, &scripts::HAND_OVER, name, 96, args, within).await? {
+        Value::Int(2) => Ok(HandedOver::ToWaiter),
+        Value::Int(1) => Ok(HandedOver::Freed),
+        Value::Int(0) => Ok(HandedOver::NotMine),
+        _ => Err(refused(unexpected())),
+    }
+}
+
+/// Runs a script by its digest, or by its text where the server does not know it, in one budget.
+pub(super) async fn run(
+    commands: &Arc<Supervisor>,
+    script: &Script,
+    name: &str,
+    size: usize,
+    args: impl Fn(&mut Cmd) + Sync,
+    within: Duration,
+) -> Result<Value, StoreError> {
+    let call = |by| {
+        let mut cmd = script.call(by, name, size);
+        args(&mut cmd);
+        cmd
+    };
+    run_call(commands, call, within).await
+}
+
+/// The same for a call that is built by `call`.
+pub(super) async fn run_call(
+    commands: &Arc<Supervisor>,
+    call: impl Fn(By) -> Cmd + Sync,
+    within: Duration,
+) -> Result<Value, StoreError> {
+    let sent = Instant::now();
+    let mut cmd = call(By::Sha1);
+    let mut answer = commands.send(&cmd, within).await?;
+    if matches!(&answer, Value::ServerError(error) if error.code() == "NOSCRIPT") {
+        cmd = call(By::Text);
+        answer = commands.send(&cmd, within.saturating_sub(sent.elapsed())).await?;
+    }
+    match answer {
+        Value::ServerError(error) => Err(refused(RedisError::from(error))),
+        answer => Ok(answer),
+    }
+}
+
+/// An answer that nothing can be done about.
+pub(super) fn refused(error: RedisError) -> StoreError {
+    store_error(judge(&error).0, error)
+}

@@ -1,0 +1,253 @@
+//! The primary is whom the sentinels call so: at the start, after a failover, and never a replica.
+
+use redis::ConnectionAddr;
+use redis::sentinel::{SentinelClient, SentinelClientBuilder, SentinelServerType};
+use stampede_guard::health::{LinkState, Severity, Topology};
+use stampede_guard::lock::{Mutex, Semaphore, Wait};
+
+use super::*;
+use crate::support::sentinels::{NAME, ROLE, Sentinels};
+
+/// What the URLs begin with that stand for sentinels in these tests: `sentinels://<port>,<port>/<name>`.
+pub(super) const SCHEME: &str = "sentinels://";
+
+/// A waiter that is not told would be missed.
+const LEASE: Duration = Duration::from_secs(60);
+
+/// From the death of a primary until the guard works on the next: half a second until the sentinels call it dead, an
+/// election, a connection; and a busy machine.
+const FAILOVER: Duration = Duration::from_secs(15);
+
+pub(super) fn client(url: &str) -> SentinelClient {
+    let (ports, name) = url.strip_prefix(SCHEME).and_then(|rest| rest.split_once('/')).expect("a URL");
+    let ports: Vec<u16> = ports.split(',').map(|port| port.parse().expect("a port")).collect();
+    of(&ports, name, SentinelServerType::Master)
+}
+
+fn of(ports: &[u16], name: &str, kind: SentinelServerType) -> SentinelClient {
+    let sentinels = ports.iter().map(|port| ConnectionAddr::Tcp("127.0.0.1".to_owned(), *port));
+    let builder = SentinelClientBuilder::new(sentinels, name, kind).expect("sentinels");
+    builder
+        .set_client_to_redis_username("watched")
+        .set_client_to_redis_password("pw")
+        .build()
+        .expect("a client")
+}
+
+fn guarded(client: SentinelClient, policy: Policy) -> StampedeGuard {
+    StampedeGuard::builder(client).policy(policy).build().expect("valid")
+}
+
+async fn connected(watch: &Sentinels) -> StampedeGuard {
+    let guard = unconnected(&watch.url(), lease_of(LEASE));
+    guard.connect().await.expect("connects");
+    guard
+}
+
+/// Waits until the guards reach the server with this port again, and are told what happens on it.
+async fn work_on(server: &RedisServer, guards: &[StampedeGuard]) {
+    let started = Instant::now();
+    for (index, guard) in guards.iter().enumerate() {
+        let key = format!("works-{index}");
+        while !(guard.insert(&*key, &1).await.is_ok()
+            && server.keys().contains(&format!("sg1:e:{{default:{key}}}"))
+            && guard.health().inbox == LinkState::Up)
+        {
+            assert!(started.elapsed() < FAILOVER, "{:?}: {}", started.elapsed(), guard.health());
+            tokio::time::sleep(ms(10)).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn one_load_per_fleet_and_the_locks_on_the_primary() {
+    let watch = Sentinels::start();
+    let guards = [connected(&watch).await, connected(&watch).await];
+    assert_eq!(guards[0].health().topology, Topology::Sentinel);
+    share_a_load(watch.first(), &guards).await;
+
+    let mutexes = guards.each_ref().map(|guard| Mutex::new(&guard.locks(), "m").expect("valid"));
+    let mut held = mutexes[0].lock().await.expect("free");
+    let waits = tokio::spawn({
+        let mutex = mutexes[1].clone();
+        async move { mutex.lock().await.map(|guard| guard.fence()) }
+    });
+    eventually_eq("one waits", SOON, 1, async || watch.first().run::<usize>(&["LLEN", "sg1:mq:{default:m}"]))
+        .await;
+    let fence = held.fence();
+    assert!(held.unlock().await.expect("released"));
+    assert!(waits.await.unwrap().expect("handed over") > fence);
+    let semaphore = Semaphore::new(&guards[0].locks(), "s", 1).expect("valid");
+    assert!(semaphore.acquire(Wait::Now).await.expect("a store").is_some());
+
+    let primary = watch.first().run::<String>(&["CLIENT", "LIST"]);
+    let user = primary.lines().filter(|line| line.contains("user=watched")).count();
+    assert_eq!(user, 4, "two connections each, on the primary: {primary}");
+    let replica = watch.second().run::<String>(&["CLIENT", "LIST"]);
+    assert!(!replica.contains("user=watched"), "nobody is on the replica: {replica}");
+}
+
+/// The primary is killed while three processes wait for a fourth's load. What that may cost is a load per process: none
+/// can tell for how long there will be no primary.
+#[tokio::test]
+async fn a_primary_that_dies_during_a_load_is_replaced() {
+    let (watch, origin) = (Sentinels::start(), Origin::start().await);
+    let config = Config { redis: watch.url(), origin: origin.addr(), lease_ms: 60_000, windows: None };
+    let fleet = Fleet::spawn(4, "node", &config);
+    fleet.wait_ready().await;
+    origin.script("k", [(); 4].map(|()| origin::Answer::value("v").after(ms(1_500))));
+    for (index, member) in fleet.members().iter().enumerate() {
+        member.send("load k 10");
+        if index == 0 {
+            origin.wait_for_loads("k", 1).await;
+        }
+    }
+    queued(watch.first(), "k", 3).await;
+    watch.first().kill();
+    for member in fleet.members() {
+        let replies: Vec<Reply> = serde_json::from_value(member.wait_event("k").await).expect("replies");
+        assert!(replies.len() == 10 && replies.iter().all(|r| r.result.as_deref() == Ok("v")), "{replies:?}");
+    }
+    assert!((1..=4).contains(&origin.loads("k")), "{}", origin.loads("k"));
+
+    // On the new primary all is as it was on the old one.
+    for member in fleet.members() {
+        let started = Instant::now();
+        loop {
+            member.send("connect");
+            if member.wait_event("connect").await == true {
+                break;
+            }
+            assert!(started.elapsed() < FAILOVER, "{:?}", started.elapsed());
+        }
+    }
+    origin.script("after", [origin::Answer::value("after").after(ms(300))]);
+    for member in fleet.members() {
+        member.send("load after 10");
+    }
+    for member in fleet.members() {
+        let replies: Vec<Reply> = serde_json::from_value(member.wait_event("after").await).expect("replies");
+        assert!(replies.iter().all(|r| r.result.as_deref() == Ok("after")), "{replies:?}");
+    }
+    assert_eq!(origin.loads("after"), 1);
+}
+
+/// A failover by hand, with a leader and a waiter: the value is stored on the new primary, and so is the next wake heard.
+#[tokio::test]
+async fn the_inbox_follows_to_the_new_primary() {
+    let watch = Sentinels::start();
+    let guards = [connected(&watch).await, connected(&watch).await];
+    let (gate, loads) = (Gate::closed(), Counter::default());
+    let leader = held_call(&guards[0], 1, &gate, &loads);
+    loads.reach(1).await;
+    let follower = held_call(&guards[1], 2, &gate, &loads);
+    queued(watch.first(), "k", 1).await;
+    watch.fail_over();
+    work_on(watch.second(), &guards).await;
+    gate.open();
+    assert_eq!(leader.await.unwrap(), 1);
+    assert!([1, 2].contains(&follower.await.unwrap()));
+    assert!(loads.started() <= 2, "one more for who could not reach anybody: {}", loads.started());
+
+    guards[0].invalidate("k").await.expect("confirmed");
+    let (gate, loads) = (Gate::closed(), Counter::default());
+    let leader = held_call(&guards[0], 3, &gate, &loads);
+    loads.reach(1).await;
+    let follower = held_call(&guards[1], 4, &gate, &loads);
+    queued(watch.second(), "k", 1).await;
+    gate.open();
+    assert_eq!((leader.await.unwrap(), follower.await.unwrap()), (3, 3));
+    assert_eq!(loads.started(), 1);
+}
+
+/// Sentinels close a demoted primary's connections. Where nobody does, its reads would be answered for ever.
+#[tokio::test]
+async fn a_primary_that_became_a_replica_is_not_read_from() {
+    let watch = Sentinels::start();
+    let guard = connected(&watch).await;
+    answer(&guard, "k", 1).await;
+    for sentinel in 0..3 {
+        watch.kill(sentinel);
+    }
+    let other = watch.second().port().to_string();
+    watch.second().run::<()>(&["REPLICAOF", "NO", "ONE"]);
+    watch.first().run::<()>(&["REPLICAOF", "127.0.0.1", &other]);
+    eventually("it is dropped", SOON, async || guard.health().commands == LinkState::Down).await;
+    assert!(guard.get::<u32>("k").await.is_err());
+    assert_eq!(answer(&guard, "k", 2).await, 2, "loaded, not read from the replica");
+    // A write finds out sooner than the next look does.
+    let why = guard.health().reason.expect("why");
+    assert!(["replica", "read only", "sentinel"].iter().any(|word| why.contains(word)), "{why}");
+}
+
+/// Who starts before the sentinels do works without them, and on the primary as soon as one answers.
+#[tokio::test]
+async fn sentinels_may_come_later() {
+    let watch = Sentinels::asleep();
+    let guard = unconnected(&watch.url(), Policy::default());
+    is_gone_without(&guard, "neither a sentinel nor the primary that they name can be reached").await;
+    // The last in the list, alone.
+    watch.wake(2);
+    work_on(watch.first(), std::slice::from_ref(&guard)).await;
+}
+
+/// A sentinel that hangs goes down with its primary, as it does where both are on one host. It is asked first.
+#[tokio::test]
+async fn a_sentinel_that_hangs_does_not_hide_the_new_primary() {
+    let watch = Sentinels::start();
+    let guard = connected(&watch).await;
+    watch.pause(0);
+    watch.first().kill();
+    work_on(watch.second(), std::slice::from_ref(&guard)).await;
+}
+
+#[tokio::test]
+async fn what_is_wrong_is_said() {
+    let watch = Sentinels::start();
+    let ports = watch.ports();
+    let told = async |client, advice: &str| {
+        let guard = guarded(client, Policy::default());
+        let why = chain(&guard.connect().await.expect_err("no connection"));
+        assert!(why.contains(advice), "{why}");
+    };
+    told(of(&ports, "another", SentinelServerType::Master), "no sentinel knows a primary of this name").await;
+    told(of(&ports, NAME, SentinelServerType::Replica), "SentinelServerType::Master").await;
+    // A client that wants a server, at a sentinel.
+    let guard = unconnected(&format!("redis://127.0.0.1:{}", ports[0]), Policy::default());
+    is_gone_without(&guard, "if it is a Sentinel").await;
+    // redis-rs asks each server that a sentinel names for its role, before the guard does.
+    for server in [watch.first(), watch.second()] {
+        server.run::<()>(&["ACL", "SETUSER", "watched", "-role"]);
+    }
+    told(client(&watch.url()), "this user may not do what the guard does").await;
+    for server in [watch.first(), watch.second()] {
+        server.run::<()>(&["ACL", "SETUSER", "watched", ROLE]);
+    }
+}
+
+#[tokio::test]
+async fn the_doctor_asks_the_sentinels_too() {
+    let watch = Sentinels::start();
+    let guard = connected(&watch).await;
+    let report = guard.doctor().await;
+    let finding = |check: &str| {
+        let found = report.findings.iter().find(|finding| finding.check == check);
+        found.unwrap_or_else(|| panic!("nothing about {check}:\n{report}"))
+    };
+    let sentinels = finding("sentinels");
+    assert_eq!(sentinels.severity, Severity::Ok, "{report}");
+    assert!(sentinels.found.contains("3 of 3") && sentinels.found.contains(NAME), "{report}");
+    let primary = format!("127.0.0.1:{}", watch.first().port());
+    assert!(finding("topology").found.contains(&primary), "{report}");
+    assert!(report.findings.iter().all(|finding| finding.severity != Severity::Problem), "{report}");
+    watch.kill(1);
+    watch.kill(2);
+    let (killed, mut report) = (Instant::now(), guard.doctor().await);
+    while killed.elapsed() < SOON {
+        if report.findings.iter().any(|f| f.check == "sentinels" && f.severity == Severity::Problem) {
+            return;
+        }
+        report = guard.doctor().await;
+    }
+    panic!("they are not missed:\n{report}");
+}

@@ -1,0 +1,196 @@
+//! A primary, its replica and three sentinels, on free ports, with their clocks turned up: a failover takes a second.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use redis::{Client, FromRedisValue, RedisResult};
+
+use super::PATIENCE;
+use super::os::Guarded;
+use super::redis_server::{MINIMAL_ACL, RedisServer, free_port};
+use super::scratch::Scratch;
+
+/// What the sentinels call the primary.
+pub(crate) const NAME: &str = "mymaster";
+
+/// The rights of the smallest user, as documented for Sentinel.
+pub(crate) const ROLE: &str = "+role";
+
+/// Three sentinels that watch over two servers; dropping it ends them all.
+#[derive(Debug)]
+pub(crate) struct Sentinels {
+    servers: [RedisServer; 2],
+    sentinels: Vec<Sentinel>,
+}
+
+#[derive(Debug)]
+struct Sentinel {
+    port: u16,
+    files: Scratch,
+    process: Mutex<Option<Guarded>>,
+}
+
+impl Sentinels {
+    /// Returns when each sentinel knows the replica and its fellows, and the replica has what the primary has.
+    pub(crate) fn start() -> Self {
+        let watch = Self::asleep();
+        for index in 0..3 {
+            watch.wake(index);
+        }
+        watch.await_agreement();
+        watch
+    }
+
+    /// The same with no sentinel running yet.
+    pub(crate) fn asleep() -> Self {
+        let primary = RedisServer::with_args(arguments());
+        let follow = ["--replicaof".to_owned(), "127.0.0.1".to_owned(), primary.port().to_string()];
+        let replica = RedisServer::with_args(arguments().into_iter().chain(follow));
+        wait(|| {
+            let info: String = replica.run(&["INFO", "replication"]);
+            info.contains("master_link_status:up")
+        });
+        let sentinels = (0..3).map(|_| Sentinel::of(primary.port())).collect();
+        Self { servers: [primary, replica], sentinels }
+    }
+
+    /// Starts one of the three.
+    pub(crate) fn wake(&self, index: usize) {
+        self.sentinels[index].start();
+    }
+
+    pub(crate) fn kill(&self, index: usize) {
+        self.sentinels[index].process.lock().expect("nothing panics in here").take().expect("it runs").kill();
+    }
+
+    pub(crate) fn pause(&self, index: usize) {
+        self.sentinels[index]
+            .process
+            .lock()
+            .expect("nothing panics in here")
+            .as_mut()
+            .expect("it runs")
+            .pause();
+    }
+
+    /// Waits until each sentinel knows all there is to know.
+    pub(crate) fn await_agreement(&self) {
+        for sentinel in &self.sentinels {
+            wait(|| {
+                let Ok(master) = sentinel.run::<HashMap<String, String>>(&["SENTINEL", "MASTER", NAME])
+                else {
+                    return false;
+                };
+                let count = |field: &str| master.get(field).map(String::as_str);
+                (count("num-other-sentinels"), count("num-slaves")) == (Some("2"), Some("1"))
+                    && count("flags") == Some("master")
+            });
+        }
+    }
+
+    pub(crate) fn ports(&self) -> Vec<u16> {
+        self.sentinels.iter().map(|sentinel| sentinel.port).collect()
+    }
+
+    /// What a test gives to `unconnected`; leads to the primary as the smallest user.
+    pub(crate) fn url(&self) -> String {
+        let ports: Vec<_> = self.ports().into_iter().map(|port| port.to_string()).collect();
+        format!("sentinels://{}/{NAME}", ports.join(","))
+    }
+
+    /// The server that was made first, and was the primary then.
+    pub(crate) fn first(&self) -> &RedisServer {
+        &self.servers[0]
+    }
+
+    pub(crate) fn second(&self) -> &RedisServer {
+        &self.servers[1]
+    }
+
+    /// Has the sentinels make the second server the primary, and returns when they call it so.
+    pub(crate) fn fail_over(&self) {
+        let second = self.second().port().to_string();
+        wait(|| {
+            // Refused while one is under way, or where the replica was not heard of for a moment.
+            let _ = self.sentinels[1].run::<()>(&["SENTINEL", "FAILOVER", NAME]);
+            let until = Instant::now() + Duration::from_secs(2);
+            let switched = || {
+                let named: Vec<String> = self.ask(1, &["SENTINEL", "GET-MASTER-ADDR-BY-NAME", NAME]);
+                named.last() == Some(&second)
+            };
+            while Instant::now() < until && !switched() {
+                thread::sleep(Duration::from_millis(10));
+            }
+            switched()
+        });
+    }
+
+    /// Runs a command on one of the sentinels.
+    pub(crate) fn ask<T: FromRedisValue>(&self, index: usize, command: &[&str]) -> T {
+        self.sentinels[index].run(command).unwrap_or_else(|error| panic!("{command:?}: {error}"))
+    }
+}
+
+fn arguments() -> Vec<String> {
+    // A replica is synchronised at once, not in five seconds.
+    let mut args: Vec<String> = ["--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1"]
+        .into_iter()
+        .chain(["--user", "watched"])
+        .map(str::to_owned)
+        .collect();
+    args.extend(MINIMAL_ACL.split_whitespace().map(str::to_owned));
+    args.push(ROLE.to_owned());
+    args
+}
+
+impl Sentinel {
+    fn of(primary: u16) -> Self {
+        let (files, port) = (Scratch::new(), free_port());
+        files.write(
+            "sentinel.conf",
+            &format!(
+                "port {port}\nbind 127.0.0.1\ndir {}\nsentinel monitor {NAME} 127.0.0.1 {primary} 2\n\
+                 sentinel down-after-milliseconds {NAME} 500\nsentinel failover-timeout {NAME} 3000\n",
+                files.text("")
+            ),
+        );
+        Self { port, files, process: Mutex::new(None) }
+    }
+
+    fn start(&self) {
+        let log = File::create(self.files.path("log")).expect("a file for the log");
+        let guarded = Guarded::spawn(
+            Command::new("redis-server")
+                .args([&self.files.text("sentinel.conf"), "--sentinel"])
+                .stdin(Stdio::null())
+                .stdout(log)
+                .stderr(Stdio::null()),
+        );
+        *self.process.lock().expect("nothing panics in here") =
+            Some(guarded.expect("starting redis-server as a sentinel"));
+        // Its own settings are for machines that are far apart: fellows would be found in seconds, replicas in ten.
+        let fast = ["SENTINEL", "DEBUG", "INFO-PERIOD", "500", "PUBLISH-PERIOD", "100", "PING-PERIOD", "250"];
+        let faster = ["ASK-PERIOD", "100", "MIN-LINK-RECONNECT-PERIOD", "100", "ELECTION-TIMEOUT", "1000"];
+        wait(|| self.run::<()>(&[&fast[..], &faster[..]].concat()).is_ok());
+    }
+
+    fn run<T: FromRedisValue>(&self, command: &[&str]) -> RedisResult<T> {
+        let mut conn =
+            Client::open(("127.0.0.1", self.port))?.get_connection_with_timeout(Duration::from_secs(5))?;
+        conn.set_read_timeout(Some(Duration::from_secs(5)))?;
+        redis::cmd(command[0]).arg(&command[1..]).query(&mut conn)
+    }
+}
+
+#[track_caller]
+fn wait(mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(Instant::now() < deadline, "the servers and their sentinels did not come to terms");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
