@@ -212,7 +212,7 @@ impl World {
     }
 
     /// As it is when all that was begun has ended.
-    async fn is_as_before(self, what: &str, shut_down: bool) {
+    async fn ends_as_before(self, what: &str, shut_down: bool) {
         for begun in self.beside {
             // One of them is aborted by its scenario.
             let _ = begun.await;
@@ -318,7 +318,7 @@ async fn in_every_situation(calls: &[Call]) {
             drops += at_every_poll(&name, async |drop| {
                 let world = World::new(meets).await;
                 let done = dropped(drop, call(&world, what)).await.is_some();
-                world.is_as_before(&format!("{name}, {drop:?}"), what == Call::Shutdown).await;
+                world.ends_as_before(&format!("{name}, {drop:?}"), what == Call::Shutdown).await;
                 done
             })
             .await;
@@ -368,7 +368,7 @@ async fn a_crowd_that_is_dropped_anywhere_leaves_nothing() {
                 dropped(at, call(&world, what))
             });
             join_all(calls).await;
-            world.is_as_before(&format!("a crowd that meets {meets:?}, seed {seed}"), false).await;
+            world.ends_as_before(&format!("a crowd that meets {meets:?}, seed {seed}"), false).await;
         }
     }
 }

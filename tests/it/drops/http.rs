@@ -190,7 +190,7 @@ impl World {
         world
     }
 
-    async fn is_as_before(self, what: &str, situation: Situation) {
+    async fn ends_as_before(self, what: &str, situation: Situation) {
         for begun in self.beside {
             begun.await.expect("joined");
         }
@@ -224,7 +224,7 @@ async fn a_request_that_is_dropped_anywhere_leaves_nothing() {
             let world = World::new(situation).await;
             let asked = ask(world.nodes[0].1.clone(), request(situation.method, situation.asks));
             let done = dropped(drop, asked).await.is_some();
-            world.is_as_before(&format!("{name}, {drop:?}"), situation).await;
+            world.ends_as_before(&format!("{name}, {drop:?}"), situation).await;
             done
         })
         .await;
@@ -243,7 +243,7 @@ async fn a_body_that_nobody_reads_leaves_nothing() {
             let response = asked.await.expect("a response");
             sleep(kept).await;
             drop(response);
-            world.is_as_before(&format!("{}, unread for {kept:?}", situation.name), situation).await;
+            world.ends_as_before(&format!("{}, unread for {kept:?}", situation.name), situation).await;
         }
     }
 }

@@ -106,7 +106,7 @@ impl World {
     }
 
     /// Nobody has anything, and nobody waits: a newcomer has the mutex and every permit at once.
-    async fn is_as_before(self, what: &str, capacity: u32) {
+    async fn ends_as_before(self, what: &str, capacity: u32) {
         for begun in self.beside {
             begun.await.expect("joined");
         }
@@ -244,7 +244,7 @@ async fn what_is_dropped_anywhere_keeps_no_lock_and_no_place_in_a_queue() {
             drops += at_every_poll(&name, async |drop| {
                 let world = World::new(meets).await;
                 let done = dropped(drop, call(&world, what)).await.is_some();
-                world.is_as_before(&format!("{name}, {drop:?}"), PERMITS).await;
+                world.ends_as_before(&format!("{name}, {drop:?}"), PERMITS).await;
                 done
             })
             .await;
@@ -267,7 +267,7 @@ async fn a_change_of_capacity_that_is_dropped_anywhere_is_made_or_not() {
             // Deleted meanwhile, it is made anew as it was.
             let capacity = semaphore.capacity().await.expect("asks");
             assert!([PERMITS, PERMITS + 1].contains(&capacity), "{name}: {capacity}");
-            world.is_as_before(&format!("{name}, {drop:?}"), capacity).await;
+            world.ends_as_before(&format!("{name}, {drop:?}"), capacity).await;
             done
         })
         .await;
