@@ -173,7 +173,7 @@ impl Entry {
         let (validator_len, tags_len) = (u16_at(10), u16_at(64));
         let length =
             key_len.checked_add(payload_len).and_then(|all| all.checked_add(validator_len + tags_len));
-        if header[3] != 0 || length != Some(rest.len()) {
+        if header[3] != 0 || u16_at(66) != 0 || length != Some(rest.len()) {
             return Err(Unreadable::Corrupt);
         }
         if crc32_iscsi(&raw[CHECKED_FROM..]) != u32_at(CRC_AT) {
@@ -206,6 +206,16 @@ impl Entry {
         let tags_at = validator_at + validator_len;
         Ok((entry, [validator_at, tags_at, tags_at + tags_len]))
     }
+}
+
+/// Bytes with the checksum that an entry of theirs would have.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn sealed(mut raw: Vec<u8>) -> Bytes {
+    if raw.len() >= HEADER {
+        let crc = crc32_iscsi(&raw[CHECKED_FROM..]);
+        raw[CRC_AT..CHECKED_FROM].copy_from_slice(&crc.to_le_bytes());
+    }
+    raw.into()
 }
 
 fn u64_from(bytes: &[u8]) -> u64 {

@@ -74,6 +74,9 @@ mod ending;
 mod entry;
 mod error;
 mod flight;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzzed;
 mod gauge;
 mod guard;
 pub mod health;

@@ -69,6 +69,8 @@ mod exchange;
 mod explain;
 mod fields;
 mod freshness;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzed;
 mod invalidation;
 mod journey;
 mod kept;

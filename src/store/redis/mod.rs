@@ -323,6 +323,12 @@ impl fmt::Debug for RedisStore {
     }
 }
 
+/// Reads a message from any bytes. For the fuzzer.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn read_message(payload: &[u8]) {
+    let _ = message::parse(payload);
+}
+
 /// Reads what `acquire.lua` returns.
 fn acquired(answer: Value) -> Option<Acquired> {
     let Value::Array(parts) = answer else { return None };

@@ -1,0 +1,122 @@
+//! The readers of bytes that somebody else wrote, each with what must hold whatever they are.
+//!
+//! The way in for the fuzzer (`fuzz/fuzz_targets/readers.rs`), which has no other to what is private; the tests run
+//! the same over `tests/corpus`. Not part of the crate as it is used.
+
+use bytes::Bytes;
+
+use crate::codec::Codec;
+use crate::ending::Ending;
+use crate::entry::{Encoding, Entry, sealed};
+use crate::key::{CacheKey, Key};
+
+/// Reads any bytes, and panics where what must hold does not.
+pub type Reader = fn(&[u8]);
+
+/// The readers by name.
+pub const READERS: &[(&str, Reader)] = &[
+    ("entry", entry),
+    ("ending", ending),
+    ("key", key),
+    ("value", value),
+    #[cfg(feature = "redis")]
+    ("message", crate::store::redis::read_message),
+    #[cfg(feature = "http")]
+    ("stored", crate::http::fuzzed::stored),
+    #[cfg(feature = "http")]
+    ("cache-control", crate::http::fuzzed::cache_control),
+    #[cfg(feature = "http")]
+    ("vary", crate::http::fuzzed::vary),
+    #[cfg(feature = "http")]
+    ("date", crate::http::fuzzed::date),
+    #[cfg(feature = "http")]
+    ("range", crate::http::fuzzed::range),
+    #[cfg(feature = "http")]
+    ("location", crate::http::fuzzed::location),
+];
+
+/// Gives the rest of `text` to the reader that its first line names.
+pub fn run(text: &[u8]) {
+    let end = text.iter().position(|&byte| byte == b'\n').unwrap_or(text.len());
+    let (name, rest) = (&text[..end], text.get(end + 1..).unwrap_or_default());
+    if let Some((_, read)) = READERS.iter().find(|(reader, _)| reader.as_bytes() == name) {
+        read(rest);
+    }
+}
+
+fn the_key() -> Key {
+    Key::new("ns", &CacheKey::from("k"))
+}
+
+/// An entry with a right checksum, which chance does not come upon. The guard tells the store which bytes it has read by
+/// encoding them again, so that has to give the same.
+fn entry(bytes: &[u8]) {
+    let raw = sealed(bytes.to_vec());
+    if let Ok(entry) = Entry::decode(raw.clone(), &the_key()) {
+        assert_eq!(entry.encode(&the_key()), raw, "there is one way to write an entry");
+        let _ = entry.tags.iter().count();
+        for now in [0, entry.stored_at, entry.times.fresh_until, u64::MAX] {
+            let _ = (entry.is_fresh(now), entry.serves(now));
+        }
+    }
+}
+
+fn ending(bytes: &[u8]) {
+    let raw = Bytes::copy_from_slice(bytes);
+    let again = Ending::decode(&raw, &the_key()).encode(&the_key());
+    let _ = Ending::decode(&again, &the_key());
+}
+
+fn key(bytes: &[u8]) {
+    let (one, other) = bytes.split_at(bytes.len() / 2);
+    let joined = Key::new("ns", &CacheKey::from(bytes));
+    let name = joined.name();
+    assert!(name.len() <= 200 && name.bytes().all(|byte| byte.is_ascii_graphic()), "{name}");
+    // A brace in it would move the key to another slot of a cluster.
+    assert!(!name.contains(['{', '}']), "{name}");
+    let apart = CacheKey::from((String::from_utf8_lossy(one), String::from_utf8_lossy(other)));
+    assert_ne!(Key::new("ns", &apart).full(), joined.full(), "two parts are not one");
+}
+
+fn value(bytes: &[u8]) {
+    for (codec, encoding) in [(Codec::MessagePack, Encoding::MESSAGE_PACK), (Codec::Json, Encoding::JSON)] {
+        let mut payload = Bytes::copy_from_slice(bytes);
+        let _ = Codec::is_nothing(encoding, &payload);
+        let _ = codec.decode::<(u64, String, Option<Vec<f32>>)>(encoding, &mut payload);
+        let _ = codec.decode::<serde_json::Value>(encoding, &mut payload);
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "in a test the panic is the report")]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn everything_in_the_corpus_holds() {
+        let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus/readers");
+        let mut met = Vec::new();
+        for file in fs::read_dir(corpus).unwrap().map(|file| file.unwrap().path()) {
+            let text = fs::read(&file).unwrap();
+            let held = std::panic::catch_unwind(|| run(&text));
+            assert!(held.is_ok(), "{}", file.display());
+            met.push(text);
+        }
+        for (name, _) in READERS {
+            let line = [name.as_bytes(), b"\n"].concat();
+            assert!(met.iter().any(|text| text.starts_with(&line)), "the corpus has nothing for {name}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_hold(reader in 0..READERS.len(), bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+            READERS[reader].1(&bytes);
+        }
+    }
+}

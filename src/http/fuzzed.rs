@@ -1,0 +1,142 @@
+//! What must hold of fields and stored responses, whatever bytes they are: for [`crate::fuzzed`].
+
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+use http::header::{
+    ACCEPT_LANGUAGE, CACHE_CONTROL, CONTENT_RANGE, HeaderMap, HeaderName, HeaderValue, IF_RANGE,
+    LAST_MODIFIED, RANGE, VARY,
+};
+use http::{Uri, uri};
+
+use super::cache_control::{CacheControl, RequestDirectives};
+use super::cdn::{CDN_CACHE_CONTROL, targeted};
+use super::dates;
+use super::kept::Kept;
+use super::location::resolve;
+use super::ranges::{Answer, ByteRange, Part, answer, join};
+use super::selecting::Normal;
+use super::vary::{Names, Vary};
+use super::wire::StoredResponse;
+use crate::entry::{Encoding, Entry, Kind};
+use crate::tags::TagList;
+use crate::times::Times;
+
+/// 2026-11-21.
+const NOW: Duration = Duration::from_secs(1_795_219_200);
+
+fn now() -> SystemTime {
+    SystemTime::UNIX_EPOCH + NOW
+}
+
+/// A field of these lines; those that no HTTP parser lets through are left out.
+fn field(name: HeaderName, lines: &[u8]) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    for line in lines.split(|&byte| byte == b'\n').take(64) {
+        if let Ok(value) = HeaderValue::from_bytes(line) {
+            headers.append(&name, value);
+        }
+    }
+    headers
+}
+
+/// What is read is what would be written: an older fleet's responses are served by a newer one.
+pub(crate) fn stored(bytes: &[u8]) {
+    let entry = |payload: Bytes| Entry {
+        kind: Kind::Value,
+        encoding: Encoding::HTTP,
+        stored_at: 1_000,
+        times: Times { fresh_until: 2_000, stale_until: 3_000, error_until: 4_000, retry_at: 0, load_ms: 5 },
+        validator: Box::default(),
+        tags: TagList::default(),
+        payload,
+    };
+    let read = |payload: Bytes| {
+        let (kept, at) = Kept::of(&entry(payload.clone()))?;
+        let response = StoredResponse::decode(&payload, at)?;
+        Some((kept, response))
+    };
+    let Some((kept, response)) = read(Bytes::copy_from_slice(bytes)) else { return };
+    let _ = kept.at(&entry(Bytes::new()), u64::MAX);
+    if let Some(again) = response.encode(&kept) {
+        assert_eq!(read(again), Some((kept, response)));
+    }
+}
+
+pub(crate) fn cache_control(bytes: &[u8]) {
+    let headers = field(CACHE_CONTROL, bytes);
+    let once = CacheControl::parse(headers.get_all(CACHE_CONTROL));
+    // Lines that are repeated say nothing new: of numbers the smallest counts, of flags any.
+    let twice = headers.get_all(CACHE_CONTROL).iter().chain(headers.get_all(CACHE_CONTROL));
+    let twice = CacheControl::parse(twice);
+    assert_eq!((once.max_age, once.s_maxage), (twice.max_age, twice.s_maxage));
+    assert_eq!((once.no_store, once.says_shared), (twice.no_store, twice.says_shared));
+    let mut asked = RequestDirectives::default();
+    headers.get_all(CACHE_CONTROL).iter().for_each(|line| asked.add(line));
+    let _ = targeted(&field(HeaderName::from_static(CDN_CACHE_CONTROL), bytes));
+}
+
+pub(crate) fn vary(bytes: &[u8]) {
+    let (lines, value) = bytes.split_at(bytes.len() / 2);
+    let Vary::Names(names) = Vary::of(&field(VARY, lines), &[]) else { return };
+    assert_eq!(Names::from_text(&names.to_text()), Some(names.clone()));
+    for name in names.as_slice().iter().chain([&ACCEPT_LANGUAGE]) {
+        let request = field(name.clone(), value);
+        for normal in [Normal::Careful, Normal::ByTheLetter] {
+            assert!(names.fingerprint(&request, normal) == names.fingerprint(&request, normal));
+        }
+    }
+}
+
+/// A date is written in one way, and read as what it is.
+pub(crate) fn date(bytes: &[u8]) {
+    let Some(date) = dates::parse(bytes, now()) else { return };
+    let year_9999 = SystemTime::UNIX_EPOCH + Duration::from_secs(253_402_300_799);
+    if (SystemTime::UNIX_EPOCH..=year_9999).contains(&date) {
+        let text = httpdate::fmt_http_date(date);
+        assert_eq!(dates::parse(text.as_bytes(), now()), Some(date), "{text}");
+    }
+}
+
+pub(crate) fn range(bytes: &[u8]) {
+    let Some((lengths, text)) = bytes.split_first_chunk::<4>() else { return };
+    let length = u64::from(u16::from_le_bytes([lengths[0], lengths[1]]));
+    let asked = field(RANGE, text);
+    let is_within = |part: Part| part.first <= part.last && part.last < length;
+    if let Some(range) = ByteRange::of(&asked) {
+        assert!(match range.of_whole(length) {
+            Answer::Part(part) => is_within(part),
+            Answer::Whole | Answer::Unsatisfiable => true,
+        });
+        if let Some(stored) = Part::of_response(&field(CONTENT_RANGE, text)) {
+            let part = range.of_part(stored);
+            assert!(part.is_none_or(|part| stored.first <= part.first && part.last <= stored.last));
+        }
+    }
+    let mut conditional = asked;
+    conditional.extend(field(IF_RANGE, text));
+    let _ = answer(&conditional, &field(LAST_MODIFIED, text), length, now());
+    // Two parts of a whole, each with as many bytes as it says.
+    let mut parts =
+        text.split(|&byte| byte == b'\n').filter_map(|line| Part::of_response(&field(CONTENT_RANGE, line)));
+    if let (Some(one), Some(other)) = (parts.next(), parts.next()) {
+        let content = |part: &Part| usize::try_from(part.length()).ok().filter(|&length| length < 100_000);
+        if let (Some(a), Some(b)) = (content(&one), content(&other)) {
+            let (a, b) = (vec![b'a'; a], vec![b'b'; b]);
+            if let Some((part, joined)) = join((one, &a), (other, &b)) {
+                assert_eq!(part.length(), joined.len() as u64);
+                assert!(part.complete.is_none_or(|complete| part.last < complete));
+            }
+        }
+    }
+}
+
+pub(crate) fn location(bytes: &[u8]) {
+    let base = Uri::from_static("http://shop.example/a/b?c");
+    let Ok(reference) = std::str::from_utf8(bytes) else { return };
+    if let Some(uri) = resolve(&base, reference) {
+        let uri::Parts { scheme, authority, path_and_query, .. } = uri.into_parts();
+        assert!(scheme.is_some() && path_and_query.is_some());
+        assert!(authority.is_some_and(|authority| !authority.as_str().contains('@')));
+    }
+}
