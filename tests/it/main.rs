@@ -28,6 +28,8 @@ mod model;
 mod panics;
 #[cfg(feature = "redis")]
 mod redis;
+#[cfg(feature = "redis")]
+mod scripts;
 mod stale;
 mod support;
 mod tags;

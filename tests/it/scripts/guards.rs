@@ -1,0 +1,241 @@
+//! The guard's own scripts.
+
+use stampede_guard::LoadError;
+
+use super::*;
+use crate::support::gate::{Counter, Gate};
+use crate::support::probe::eventually;
+
+async fn load(guard: &StampedeGuard, key: &str, value: u8) -> Result<u8, LoadError<String>> {
+    guard.get_or_load(key, move || async move { Ok::<_, String>(value) }).await
+}
+
+impl Stage<'_> {
+    /// A newcomer on the other node is served, sooner than any lease ends, with one of these; and then it is the same
+    /// for everyone.
+    async fn serves(&self, values: &[u8]) {
+        let (sound, breaks) = (&self.sound, &self.breaks);
+        self.server.disarm();
+        let served = timeout(SOON, load(sound, &self.name, 2)).await;
+        let served = served.unwrap_or_else(|_| panic!("{:?}: a lease was left", self.at)).expect("a value");
+        assert!(values.contains(&served), "{:?}: {served}", self.at);
+        // Its connection may have broken only now, and is made again.
+        eventually(format!("{:?}: {served} is there for everyone", self.at), SOON, async || {
+            breaks.get::<u8>(&*self.name).await.is_ok_and(|found| found == Some(served))
+        })
+        .await;
+        let leases = |key: &String| key.starts_with("sg1:l:") && key.contains(&*self.name);
+        eventually("no lease is left", SOON, async || {
+            !self.server.with_data(|data| data.keys()).iter().any(leases)
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn a_load_whose_connection_breaks_anywhere_is_answered_and_leaves_no_lease() {
+    broken_at_every_byte(1, &["-- ACQUIRE", "-- COMMIT"], async |server, number, at| {
+        let stage = Stage::new(server, number, at, policy()).await;
+        stage.arm();
+        assert_eq!(load(&stage.breaks, &stage.name, 1).await.expect("a value"), 1, "{at:?}");
+        stage.serves(&[1, 2]).await;
+    })
+    .await;
+}
+
+/// The server does not know the scripts, so the text is sent, too.
+#[tokio::test]
+async fn a_load_whose_scripts_are_sent_and_break_anywhere_is_answered_and_leaves_no_lease() {
+    broken_at_every_byte(41, &["-- ACQUIRE", "-- COMMIT"], async |server, number, at| {
+        let stage = Stage::new(server, number, at, policy()).await;
+        server.forget_scripts();
+        stage.arm();
+        assert_eq!(load(&stage.breaks, &stage.name, 1).await.expect("a value"), 1, "{at:?}");
+        stage.serves(&[1, 2]).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_failure_whose_connection_breaks_anywhere_is_told_and_leaves_no_lease() {
+    broken_at_every_byte(5, &["-- ACQUIRE", "-- FAIL"], async |server, number, at| {
+        let stage = Stage::new(server, number, at, policy()).await;
+        stage.arm();
+        let failed = stage.breaks.get_or_load(&*stage.name, || async { Err::<u8, _>("no".to_owned()) }).await;
+        assert!(matches!(failed, Err(LoadError::Loader(_))), "{at:?}: {failed:?}");
+        stage.serves(&[2]).await;
+    })
+    .await;
+}
+
+/// Another node waits for the lease: it gets it, by the grant or without.
+#[tokio::test]
+async fn a_hand_over_whose_connection_breaks_anywhere_reaches_who_waits() {
+    broken_at_every_byte(5, &["-- HAND OVER"], async |server, number, at| {
+        let stage = Stage::new(server, number, at, policy()).await;
+        let (gate, loads) = (Gate::closed(), Counter::default());
+        let panics = tokio::spawn({
+            let (guard, name, gate, loads) =
+                (stage.breaks.clone(), stage.name.clone(), gate.clone(), loads.clone());
+            let load = move || async move {
+                let _running = loads.start();
+                gate.pass().await;
+                let text = if loads.started() > 0 { Err("scripted") } else { Ok(1_u8) };
+                Ok::<u8, String>(text.expect("scripted"))
+            };
+            async move { guard.get_or_load(name, load).await }
+        });
+        loads.reach(1).await;
+        let waits = tokio::spawn({
+            let (guard, name) = (stage.sound.clone(), stage.name.clone());
+            async move { load(&guard, &name, 2).await }
+        });
+        let queue = format!("sg1:q:{{default:{}}}", stage.name);
+        eventually("it waits", SOON, async || server.with_data(|data| data.keys()).contains(&queue)).await;
+        stage.arm();
+        gate.open();
+        assert!(matches!(panics.await.expect("joined"), Err(LoadError::Panicked(_))), "{at:?}");
+        let served = timeout(SOON, waits).await.unwrap_or_else(|_| panic!("{at:?}: nobody was told"));
+        assert_eq!(served.expect("joined").expect("a value"), 2, "{at:?}");
+        stage.serves(&[2]).await;
+    })
+    .await;
+}
+
+/// Broken while the lease is renewed, and given back where the commit was not heard of: RENEW, COMMIT, RELEASE.
+#[tokio::test]
+async fn a_renewal_whose_connection_breaks_anywhere_costs_no_load() {
+    let short = || policy().command_timeout(ms(100)).coordination_budget(ms(400)).lease(ms(600));
+    broken_at_every_byte(5, &["-- RENEW"], async |server, number, at| {
+        let stage = Stage::new(server, number, at, short()).await;
+        let loads = Counter::default();
+        let load = {
+            let loads = loads.clone();
+            move || async move {
+                let _running = loads.start();
+                tokio::time::sleep(ms(250)).await;
+                Ok::<u8, String>(1)
+            }
+        };
+        let loading = stage.breaks.get_or_load(&*stage.name, load);
+        let armed = async {
+            loads.reach(1).await;
+            stage.arm();
+        };
+        let (loaded, ()) = tokio::join!(loading, armed);
+        assert_eq!(loaded.expect("a value"), 1, "{at:?}");
+        assert_eq!(loads.started(), 1);
+        stage.serves(&[1, 2]).await;
+    })
+    .await;
+}
+
+/// The commit has run and is not heard of, or was never sent: what may be held is given back.
+#[tokio::test]
+async fn a_lease_that_may_be_held_is_given_back() {
+    let server = Server::start().await;
+    // Twice, because the first time the scripts are sent.
+    for number in [0, 1] {
+        let stage = Stage::new(&server, number, None, policy()).await;
+        stage.arm();
+        load(&stage.breaks, &stage.name, 1).await.expect("a value");
+        server.disarm();
+    }
+    let (asked, _) = server.moved();
+    for (number, at) in [asked - 200, asked - 1].into_iter().enumerate() {
+        let stage = Stage::new(&server, number + 2, Some(Break::Request(at)), policy()).await;
+        stage.arm();
+        load(&stage.breaks, &stage.name, 1).await.expect("a value");
+        stage.serves(&[1, 2]).await;
+    }
+    let run = server.scripts_run();
+    assert!(run.iter().any(|head| head.starts_with("-- RELEASE")), "{run:#?}");
+}
+
+#[tokio::test]
+async fn an_invalidation_whose_connection_breaks_anywhere_holds() {
+    broken_at_every_byte(5, &["-- INVALIDATE"], async |server, number, at| {
+        let stage = Stage::new(server, number, at, policy()).await;
+        assert_eq!(load(&stage.sound, &stage.name, 9).await.expect("a value"), 9);
+        stage.arm();
+        stage.breaks.invalidate(&*stage.name).await.expect("it is asked again");
+        assert_eq!(stage.sound.get::<u8>(&*stage.name).await.expect("store"), None, "{at:?}");
+        stage.serves(&[2]).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_insertion_whose_connection_breaks_anywhere_holds() {
+    broken_at_every_byte(5, &["-- INVALIDATE"], async |server, number, at| {
+        let stage = Stage::new(server, number, at, policy()).await;
+        stage.arm();
+        stage.breaks.insert(&*stage.name, &7_u8).await.expect("it is asked again");
+        stage.serves(&[7]).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_load_with_tags_whose_connection_breaks_anywhere_is_answered_and_leaves_no_lease() {
+    broken_at_every_byte(9, &["-- TAG"], async |server, number, at| {
+        let tag = format!("t{number:05}");
+        let stage = Stage::new(server, number, at, policy().tags([&*tag])).await;
+        stage.arm();
+        assert_eq!(load(&stage.breaks, &stage.name, 1).await.expect("a value"), 1, "{at:?}");
+        // Not stored is allowed, where nobody could tell whether it was invalidated.
+        stage.serves(&[1, 2]).await;
+        stage.sound.invalidate_tag(&*tag).await.expect("confirmed");
+        eventually("it is gone for everyone", SOON, async || {
+            stage.breaks.get::<u8>(&*stage.name).await.is_ok_and(|found| found.is_none())
+        })
+        .await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_examination_whose_connection_breaks_anywhere_leaves_nothing() {
+    broken_at_every_byte(61, &["-- DOCTOR"], async |server, number, at| {
+        let stage = Stage::new(server, number, at, policy()).await;
+        stage.arm();
+        timeout(SOON, stage.breaks.doctor()).await.expect("a report");
+        server.disarm();
+        stage.serves(&[2]).await;
+    })
+    .await;
+}
+
+#[cfg(feature = "http")]
+#[tokio::test]
+async fn variants_whose_connection_breaks_anywhere_are_answered() {
+    use tower::ServiceExt as _;
+
+    broken_at_every_byte(61, &["-- ENLIST"], async |server, number, at| {
+        let stage = Stage::new(server, number, at, policy()).await;
+        let answer = async |guard: &StampedeGuard, language: &str| {
+            let page = |headers: http::HeaderMap| async move {
+                let language = headers["accept-language"].to_str().unwrap_or_default().to_owned();
+                ([("cache-control", "max-age=60"), ("vary", "accept-language")], language)
+            };
+            let app = axum::Router::new().route("/{page}", axum::routing::get(page)).layer(guard.clone());
+            let request = http::Request::get(format!("http://host/{}", stage.name));
+            let request =
+                request.header("accept-language", language).body(axum::body::Body::empty()).unwrap();
+            let response =
+                timeout(SOON, app.oneshot(request)).await.expect("nobody waits for the lost").unwrap();
+            assert_eq!(response.status(), 200);
+            axum::body::to_bytes(response.into_body(), 100).await.unwrap()
+        };
+        assert_eq!(answer(&stage.sound, "de").await, "de");
+        stage.arm();
+        for language in ["en", "de", "fr"] {
+            assert_eq!(answer(&stage.breaks, language).await, language, "{at:?}");
+        }
+        server.disarm();
+        for language in ["fr", "en", "de"] {
+            assert_eq!(answer(&stage.sound, language).await, language, "{at:?}");
+        }
+    })
+    .await;
+}

@@ -1,0 +1,128 @@
+//! The Lua scripts, tested as the text that is sent (N2, P5, R3): the real client talks to a small server of the tests' own,
+//! which learns the scripts from EVAL, runs them in Lua 5.1, and breaks the connection at every byte of what is asked and
+//! answered. Whatever was lost on the way, the guard's answer is right, and nobody finds a lease or a permit of the lost.
+
+mod data;
+mod guards;
+mod locks;
+mod lua;
+mod server;
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use stampede_guard::lock::Locks;
+use stampede_guard::{Policy, PolicyBuilder, StampedeGuard};
+use tokio::time::timeout;
+
+use server::{Break, Server};
+
+/// What must happen, but not at any particular speed; far less than the leases.
+const SOON: Duration = Duration::from_secs(10);
+/// Runs beside each other, most of which wait for a connection to be made again.
+const LANES: usize = 8;
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+/// A lease that was left would be missed; entries are of one length.
+fn policy() -> PolicyBuilder {
+    let bounds = Policy::builder().coordination_budget(ms(8_000)).command_timeout(ms(2_000)).lease(SOON * 6);
+    bounds.ttl_jitter(0.0)
+}
+
+/// One run: a node whose connection breaks, another one's that does not, and a name that nobody else uses.
+struct Stage<'a> {
+    server: &'a Server,
+    at: Option<Break>,
+    name: String,
+    breaks: StampedeGuard,
+    sound: StampedeGuard,
+}
+
+impl Stage<'_> {
+    async fn new(server: &Server, number: usize, at: Option<Break>, policy: PolicyBuilder) -> Stage<'_> {
+        server.disarm();
+        let policy = policy.build().expect("valid");
+        let node = |client| StampedeGuard::builder(client).policy(policy.clone()).build().expect("valid");
+        let (breaks, sound) = (node(server.breaking()), node(server.sound()));
+        for guard in [&breaks, &sound] {
+            guard.connect().await.expect("connects");
+        }
+        Stage { server, at, name: format!("k{number:05}"), breaks, sound }
+    }
+
+    /// From here on bytes are counted, and the connection breaks where it is to.
+    fn arm(&self) {
+        self.server.arm(self.at);
+    }
+
+    fn locks(&self) -> [Locks; 2] {
+        [self.breaks.locks(), self.sound.locks()]
+    }
+}
+
+/// Runs `scenario` with the connection broken at every byte of what it is answered and every `step`th of what it sends,
+/// after a run without, which shows how many there are and which scripts it runs. (A command that is cut short anywhere
+/// does not run, so most of those are alike; `SG_STEP=1` has them all.)
+async fn broken_at_every_byte(
+    step: usize,
+    scripts: &[&str],
+    scenario: impl AsyncFn(&Server, usize, Option<Break>),
+) {
+    let servers = join_all((0..LANES).map(|_| Server::start())).await;
+    let first = &servers[0];
+    // Twice, because the first time the scripts are sent.
+    scenario(first, 0, None).await;
+    scenario(first, 1, None).await;
+    first.disarm();
+    let (asked, answered) = first.moved();
+    let run = first.scripts_run();
+    for script in scripts {
+        assert!(run.iter().any(|head| head.starts_with(script)), "{script} is not among {run:#?}");
+    }
+    for server in &servers[1..] {
+        scenario(server, 0, None).await;
+    }
+    let given = std::env::var("SG_STEP").ok().map(|step| step.parse().expect("SG_STEP is a number"));
+    let step: usize = given.unwrap_or(step);
+    let requests = (0..=asked).step_by(step).chain([asked]).map(Break::Request);
+    // Of a report of a thousand bytes, less.
+    let replies = (0..answered).step_by(if answered > 200 { step } else { 1 }).map(Break::Reply);
+    let breaks: Vec<_> = requests.chain(replies).collect();
+    let lanes = servers.iter().enumerate().map(|(lane, server)| {
+        let (breaks, scenario) = (&breaks, &scenario);
+        async move {
+            for (number, at) in breaks.iter().enumerate().skip(lane).step_by(LANES) {
+                let run = timeout(SOON * 3, scenario(server, number + 2, Some(*at))).await;
+                run.unwrap_or_else(|_| panic!("{at:?} of {asked} and {answered}: somebody hangs"));
+            }
+            let left = server.with_data(|data| (data.without_end(), data.keys()));
+            assert_eq!(left.0, Vec::<String>::new(), "keys without an end");
+            server.with_data(data::Data::clear);
+        }
+    });
+    join_all(lanes).await;
+    println!("{} breaks in {asked} bytes asked and {answered} answered, by {scripts:?}", breaks.len());
+    assert!(asked > 50 && answered > 3, "{asked} bytes asked, {answered} answered: nothing was counted");
+}
+
+/// Every script of ours is among those that these tests run.
+#[test]
+fn no_script_is_left_out() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src/store/redis/scripts");
+    let tests = [include_str!("guards.rs"), include_str!("locks.rs")].concat();
+    let mut scripts = 0;
+    for file in std::fs::read_dir(folder).expect("the scripts") {
+        let text = std::fs::read_to_string(file.expect("a file").path()).expect("a script");
+        if text.starts_with("-- Prelude") {
+            continue;
+        }
+        let head = text.lines().next().expect("a head");
+        let cited = tests.split('"').any(|cited| cited.starts_with("-- ") && head.starts_with(cited));
+        assert!(cited, "{head}");
+        scripts += 1;
+    }
+    assert!(scripts >= 19, "{scripts}");
+}
