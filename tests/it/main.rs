@@ -30,6 +30,8 @@ mod panics;
 mod redis;
 #[cfg(feature = "redis")]
 mod scripts;
+#[cfg(feature = "redis")]
+mod soak;
 mod stale;
 mod support;
 mod tags;
@@ -57,6 +59,8 @@ fn roles() -> Vec<Role> {
         lock::semaphore::ROLES,
         #[cfg(feature = "redis")]
         self::redis::ROLES,
+        #[cfg(feature = "redis")]
+        soak::ROLES,
         #[cfg(all(feature = "redis", feature = "http"))]
         http::ROLES,
     ];

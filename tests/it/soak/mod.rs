@@ -1,0 +1,81 @@
+//! All of it for a long time: four processes under load, something that breaks every few seconds, and an oracle that reads
+//! everybody's log afterwards. `make soak` (ten minutes, or `DURATION` seconds); a short run is among the ordinary tests.
+//!
+//! The processes write what they were answered to files, which a SIGKILL does not take back; the origin notes each load;
+//! and a MONITOR sees whether anybody writes an entry outside of a script.
+
+mod leak;
+mod nemesis;
+mod oracle;
+mod truth;
+mod worker;
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use nemesis::Nemesis;
+use oracle::Verdict;
+
+use crate::support::os::wall_ns;
+use crate::support::processes::Role;
+
+pub(crate) const ROLES: &[Role] = &[("soak", worker::work), ("soak.leak", leak::fill)];
+
+const PROCESSES: usize = 4;
+const KEYS: usize = 2_000;
+/// Per process, so that there are 300 in all.
+const REQUESTS_PER_SECOND: u64 = 75;
+
+const FRESH: Duration = Duration::from_secs(4);
+const LEASE: Duration = Duration::from_secs(2);
+const LOAD_TIMEOUT: Duration = Duration::from_secs(3);
+/// The slowest load.
+const LOAD: Duration = Duration::from_millis(500);
+
+/// How hard, and for how long.
+#[derive(Clone, Copy, Debug)]
+struct Plan {
+    lasts: Duration,
+    /// Seconds between two events.
+    pause: (f64, f64),
+    /// Seconds that a process is stopped, or the network is ill.
+    ill: (f64, f64),
+}
+
+async fn run(plan: Plan) -> Verdict {
+    let given = std::env::var("SG_SEED").ok().map(|seed| seed.parse().expect("SG_SEED is a number"));
+    let seed = given.unwrap_or_else(|| fastrand::u64(..));
+    println!("SG_SEED={seed}: {plan:?}");
+    let mut nemesis = Nemesis::start(seed).await;
+    let began = wall_ns();
+    nemesis.rage(plan).await;
+    let verdict = nemesis.heal_and_judge(began).await;
+    let mut text = String::new();
+    write!(text, "{verdict}").expect("a text");
+    println!("{text}");
+    verdict
+}
+
+fn seconds(name: &str, otherwise: u64) -> Duration {
+    let given = std::env::var(name).ok().map(|given| given.parse().expect("a number of seconds"));
+    Duration::from_secs(given.unwrap_or(otherwise))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_promises_hold_under_load_while_things_break() {
+    let plan = Plan { lasts: Duration::from_secs(20), pause: (0.5, 2.0), ill: (0.3, 2.5) };
+    run(plan).await.must_be_clean();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "ten minutes: make soak"]
+async fn the_promises_hold_for_long() {
+    let plan = Plan { lasts: seconds("DURATION", 600), pause: (5.0, 20.0), ill: (1.0, 15.0) };
+    run(plan).await.must_be_clean();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "minutes: make soak-leak"]
+async fn a_million_keys_leave_nothing() {
+    leak::run().await;
+}

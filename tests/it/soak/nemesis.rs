@@ -1,0 +1,224 @@
+//! What breaks, one thing at a time: processes, the server, its data, the network.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+
+use tokio::time::{Instant, sleep};
+
+use super::oracle::{Event, Incarnation};
+use super::truth::Truth;
+use super::worker::{Config, Counts};
+use super::*;
+use crate::support::processes::Fleet;
+use crate::support::proxy::{Mode, Proxy};
+use crate::support::redis_server::RedisServer;
+use crate::support::scratch::Scratch;
+
+pub(super) struct Nemesis {
+    server: RedisServer,
+    proxies: Vec<Proxy>,
+    truth: Truth,
+    files: Scratch,
+    /// The present one of each place, and its number among all that there were.
+    places: Vec<(Fleet, usize)>,
+    incarnations: Vec<Incarnation>,
+    events: Vec<Event>,
+    witness: Witness,
+    random: fastrand::Rng,
+}
+
+impl Nemesis {
+    pub(super) async fn start(seed: u64) -> Self {
+        let server = RedisServer::start();
+        let mut proxies = Vec::new();
+        for _ in 0..PROCESSES {
+            proxies.push(Proxy::start(server.port()).await);
+        }
+        let witness = Witness::start(server.port());
+        let mut nemesis = Self {
+            server,
+            proxies,
+            truth: Truth::start(KEYS).await,
+            files: Scratch::new(),
+            places: Vec::new(),
+            incarnations: Vec::new(),
+            events: Vec::new(),
+            witness,
+            random: fastrand::Rng::with_seed(seed),
+        };
+        for place in 0..PROCESSES {
+            let process = nemesis.spawn(place);
+            nemesis.places.push(process);
+        }
+        for (fleet, _) in &nemesis.places {
+            fleet.wait_ready().await;
+        }
+        nemesis
+    }
+
+    fn spawn(&mut self, place: usize) -> (Fleet, usize) {
+        let process = self.incarnations.len();
+        let log = self.files.text(&format!("log-{process}"));
+        let redis = format!("redis://minimal:pw@127.0.0.1:{}/", self.proxies[place].port());
+        let config = Config { redis, origin: self.truth.addr.clone(), log: log.clone(), process };
+        self.incarnations.push(Incarnation { log, killed: false });
+        (Fleet::spawn(1, "soak", &config), process)
+    }
+
+    pub(super) async fn rage(&mut self, plan: Plan) {
+        let end = Instant::now() + plan.lasts;
+        while Instant::now() < end {
+            let pause = self.within(plan.pause);
+            sleep(pause.min(end - Instant::now())).await;
+            self.strike(plan).await;
+        }
+    }
+
+    fn within(&mut self, (from, to): (f64, f64)) -> Duration {
+        Duration::from_secs_f64(from + (to - from) * self.random.f64())
+    }
+
+    async fn strike(&mut self, plan: Plan) {
+        let place = self.random.usize(..PROCESSES);
+        let process = self.places[place].1;
+        let ill = self.within(plan.ill);
+        let from = wall_ns();
+        let (what, whom, loses_data) = match self.random.u8(..10) {
+            0 => {
+                self.places[place].0.member(0).kill();
+                self.incarnations[process].killed = true;
+                self.places[place] = self.spawn(place);
+                self.places[place].0.wait_ready().await;
+                ("SIGKILL of a process", Some(process), false)
+            }
+            1 | 2 => {
+                self.places[place].0.member(0).pause();
+                sleep(ill).await;
+                self.places[place].0.member(0).resume();
+                ("SIGSTOP of a process", Some(process), false)
+            }
+            3 => {
+                self.server.restart();
+                ("restart of Redis", None, true)
+            }
+            4 => {
+                self.server.flush_all();
+                ("FLUSHALL", None, true)
+            }
+            5 => {
+                let set = |name: &str, value: &str| self.server.run::<()>(&["CONFIG", "SET", name, value]);
+                set("maxmemory-policy", "allkeys-random");
+                set("maxmemory", "1200kb");
+                sleep(ill.min(Duration::from_secs(5))).await;
+                set("maxmemory", "0");
+                ("eviction", None, true)
+            }
+            6 => {
+                self.server.pause();
+                sleep(ill.min(Duration::from_secs(5))).await;
+                self.server.resume();
+                ("SIGSTOP of Redis", None, false)
+            }
+            7 => {
+                self.server.kill_clients();
+                ("CLIENT KILL", None, false)
+            }
+            how => {
+                let all = how == 9;
+                let mode = [
+                    Mode::BlackHole,
+                    Mode::BlackHoleOld,
+                    Mode::BlackHoleSubscriptions,
+                    Mode::NoReplies,
+                    Mode::Reset,
+                    Mode::Delay(Duration::from_millis(20)),
+                    Mode::Delay(Duration::from_millis(200)),
+                    Mode::Trickle(8),
+                ][self.random.usize(..8)];
+                let set = |mode| {
+                    let ill = self.proxies.iter().enumerate().filter(|(at, _)| all || *at == place);
+                    ill.for_each(|(_, proxy)| proxy.set(mode));
+                };
+                set(mode);
+                sleep(ill).await;
+                set(Mode::Pass);
+                ("a network that is ill", (!all).then_some(process), false)
+            }
+        };
+        self.events.push(Event { what, whom, from, until: wall_ns(), loses_data });
+    }
+
+    /// Everything is well again: what is there afterwards, and what the logs say.
+    pub(super) async fn heal_and_judge(mut self, began: u64) -> Verdict {
+        sleep(Duration::from_secs(2)).await;
+        let mut counts = Vec::new();
+        for (fleet, _) in &self.places {
+            fleet.member(0).send("stop");
+        }
+        for (fleet, _) in &self.places {
+            let told = fleet.member(0).wait_event("stopped").await;
+            counts.push(serde_json::from_value::<Counts>(told).expect("counts"));
+        }
+        let mut healed = Vec::new();
+        for (fleet, _) in &self.places {
+            fleet.member(0).send("heal");
+            let told = fleet.member(0).wait_event("healed").await;
+            healed.push(serde_json::from_value::<(bool, usize)>(told).expect("what is right"));
+        }
+        // One lease after the last load.
+        sleep(LEASE + Duration::from_millis(200)).await;
+        let mut left = self.server.keys_without_ttl();
+        left.extend(self.server.keys().into_iter().filter(|key| key.starts_with("sg1:l:")));
+        let (inside, outside) = self.witness.end();
+        oracle::judge(&oracle::Evidence {
+            began,
+            ended: wall_ns(),
+            incarnations: &self.incarnations,
+            events: &self.events,
+            loads: &self.truth.loads(),
+            counts: &counts,
+            healed: &healed,
+            left: &left,
+            writes: (inside, outside),
+        })
+    }
+}
+
+/// Watches who writes entries, through restarts of the server.
+struct Witness {
+    over: Arc<AtomicBool>,
+    inside: Arc<AtomicUsize>,
+    outside: Arc<AtomicUsize>,
+}
+
+impl Witness {
+    fn start(port: u16) -> Self {
+        let witness = Self { over: Arc::default(), inside: Arc::default(), outside: Arc::default() };
+        let (over, inside, outside) = (witness.over.clone(), witness.inside.clone(), witness.outside.clone());
+        thread::spawn(move || {
+            while !over.load(Ordering::SeqCst) {
+                let Ok(mut stream) = TcpStream::connect(("127.0.0.1", port)) else {
+                    thread::sleep(Duration::from_millis(20));
+                    continue;
+                };
+                if stream.write_all(b"MONITOR\r\n").is_err() {
+                    continue;
+                }
+                for line in BufReader::new(stream).lines().map_while(Result::ok) {
+                    let writes = line.to_ascii_uppercase().contains("\"SET\" \"SG1:E:");
+                    let counter = if line.contains(" lua] ") { &inside } else { &outside };
+                    counter.fetch_add(usize::from(writes), Ordering::SeqCst);
+                }
+            }
+        });
+        witness
+    }
+
+    fn end(&mut self) -> (usize, usize) {
+        self.over.store(true, Ordering::SeqCst);
+        (self.inside.load(Ordering::SeqCst), self.outside.load(Ordering::SeqCst))
+    }
+}

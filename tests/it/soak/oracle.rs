@@ -1,0 +1,365 @@
+//! Reads everybody's log and says which promise held, how often it was put to the test, and by how much.
+
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+
+use super::truth::Load;
+use super::worker::Counts;
+use super::*;
+
+/// One process, from its start to its end.
+#[derive(Clone, Debug)]
+pub(super) struct Incarnation {
+    pub(super) log: String,
+    pub(super) killed: bool,
+}
+
+/// Something that was broken, and for how long; for everyone where it was no one process.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Event {
+    pub(super) what: &'static str,
+    pub(super) whom: Option<usize>,
+    pub(super) from: u64,
+    pub(super) until: u64,
+    pub(super) loses_data: bool,
+}
+
+pub(super) struct Evidence<'a> {
+    pub(super) began: u64,
+    pub(super) ended: u64,
+    pub(super) incarnations: &'a [Incarnation],
+    pub(super) events: &'a [Event],
+    pub(super) loads: &'a [Load],
+    pub(super) counts: &'a [Counts],
+    pub(super) healed: &'a [(bool, usize)],
+    pub(super) left: &'a [String],
+    pub(super) writes: (usize, usize),
+}
+
+/// One promise.
+#[derive(Debug, Default)]
+struct Row {
+    promise: String,
+    checked: usize,
+    broken: Vec<String>,
+    worst: String,
+}
+
+#[derive(Debug)]
+pub(super) struct Verdict {
+    events: Vec<(&'static str, usize)>,
+    rows: Vec<Row>,
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "| what was done | times |\n|---|---|")?;
+        for (what, times) in &self.events {
+            writeln!(f, "| {what} | {times} |")?;
+        }
+        writeln!(f, "\n| promise | checked | broken | worst |\n|---|---|---|---|")?;
+        for row in &self.rows {
+            writeln!(f, "| {} | {} | {} | {} |", row.promise, row.checked, row.broken.len(), row.worst)?;
+        }
+        Ok(())
+    }
+}
+
+impl Verdict {
+    pub(super) fn must_be_clean(&self) {
+        for row in &self.rows {
+            let some: Vec<_> = row.broken.iter().take(5).collect();
+            assert!(some.is_empty(), "{}: {} times, as {some:#?}", row.promise, row.broken.len());
+            assert!(row.checked > 0, "{}: it was not put to the test", row.promise);
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Asked {
+    process: usize,
+    key: usize,
+    at: u64,
+    answered: u64,
+    version: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Changed {
+    process: usize,
+    key: usize,
+    confirmed_at: u64,
+    version: u64,
+    confirmed: bool,
+}
+
+#[derive(Default)]
+struct Logs {
+    begun: HashMap<(usize, usize, u64), usize>,
+    asked: Vec<Asked>,
+    changed: Vec<Changed>,
+    failures: HashMap<(usize, u64), String>,
+}
+
+const fn ns(duration: Duration) -> u64 {
+    duration.as_nanos() as u64
+}
+
+fn read(incarnations: &[Incarnation]) -> Logs {
+    let mut logs = Logs::default();
+    for (process, incarnation) in incarnations.iter().enumerate() {
+        let text = std::fs::read_to_string(&incarnation.log).unwrap_or_default();
+        for line in text.lines() {
+            let words: Vec<_> = line.split(' ').collect();
+            let number = |at: usize| words.get(at).and_then(|word| word.parse::<u64>().ok()).unwrap_or(0);
+            let key = number(1) as usize;
+            match words[0] {
+                "B" => *logs.begun.entry((process, key, number(2))).or_default() += 1,
+                kind @ ("R" | "F") => {
+                    let (at, answered) = (number(2), number(3));
+                    let version = (kind == "R").then(|| number(4));
+                    if version.is_none() {
+                        logs.failures.insert((process, at), words[4..].join(" "));
+                    }
+                    logs.asked.push(Asked { process, key, at, answered, version });
+                }
+                "I" => logs.changed.push(Changed {
+                    process,
+                    key,
+                    confirmed_at: number(3),
+                    version: number(4),
+                    confirmed: number(5) == 1,
+                }),
+                _ => {}
+            }
+        }
+    }
+    logs
+}
+
+impl Evidence<'_> {
+    fn about(&self, process: usize) -> impl Iterator<Item = &Event> {
+        self.events.iter().filter(move |event| event.whom.is_none_or(|whom| whom == process))
+    }
+
+    /// For how long of this time the process did not run.
+    fn stopped(&self, process: usize, from: u64, until: u64) -> u64 {
+        let stops = self.about(process).filter(|event| event.what == "SIGSTOP of a process");
+        stops.map(|stop| stop.until.min(until).saturating_sub(stop.from.max(from))).sum()
+    }
+}
+
+pub(super) fn judge(evidence: &Evidence<'_>) -> Verdict {
+    let logs = read(evidence.incarnations);
+    let mut events: Vec<(&'static str, usize)> = Vec::new();
+    for event in evidence.events {
+        match events.iter_mut().find(|(what, _)| *what == event.what) {
+            Some((_, times)) => *times += 1,
+            None => events.push((event.what, 1)),
+        }
+    }
+    let rows = vec![
+        answered(evidence, &logs),
+        in_time(evidence, &logs),
+        without_failure(evidence, &logs),
+        own_invalidations(&logs),
+        invalidations(evidence, &logs),
+        loads(evidence, &logs),
+        scripts_only(evidence),
+        healed(evidence),
+        nothing_left(evidence),
+    ];
+    Verdict { events, rows }
+}
+
+fn answered(evidence: &Evidence<'_>, logs: &Logs) -> Row {
+    let answers: HashSet<_> = logs.asked.iter().map(|asked| (asked.process, asked.key, asked.at)).collect();
+    let mut row = Row { promise: "every request is answered".into(), ..Row::default() };
+    for &(process, key, at) in logs.begun.keys() {
+        if evidence.incarnations[process].killed {
+            continue;
+        }
+        row.checked += 1;
+        if !answers.contains(&(process, key, at)) {
+            row.broken.push(format!("process {process}, key {key}"));
+        }
+    }
+    row
+}
+
+/// B1: the longest wait for somebody else, and a load of one's own; and time for a machine that does other things, too.
+fn in_time(evidence: &Evidence<'_>, logs: &Logs) -> Row {
+    const BOUND: Duration = Duration::from_millis(5_000 + 500 + 200 + 2_000);
+    let mut row = Row { promise: format!("within {BOUND:?}"), ..Row::default() };
+    let mut times = Vec::new();
+    for asked in &logs.asked {
+        let took = asked.answered - asked.at;
+        let took = took - evidence.stopped(asked.process, asked.at, asked.answered).min(took);
+        times.push(took);
+        if took > ns(BOUND) {
+            row.broken.push(format!("{asked:?}: {:?}", Duration::from_nanos(took)));
+        }
+    }
+    times.sort_unstable();
+    row.checked = times.len();
+    let at = |part: f64| {
+        let index = ((times.len() as f64 * part) as usize).min(times.len().saturating_sub(1));
+        Duration::from_millis(times.get(index).copied().unwrap_or(0) / 1_000_000)
+    };
+    row.worst = format!("p50 {:?}, p99 {:?}, p99.9 {:?}, max {:?}", at(0.5), at(0.99), at(0.999), at(1.0));
+    row
+}
+
+/// The origin does not fail; a load whose process was stopped past `load_timeout` does.
+fn without_failure(evidence: &Evidence<'_>, logs: &Logs) -> Row {
+    let mut row = Row { promise: "without a failure".into(), checked: logs.asked.len(), ..Row::default() };
+    let mut excused = 0;
+    for asked in logs.asked.iter().filter(|asked| asked.version.is_none()) {
+        let long_stop = evidence.events.iter().any(|event| {
+            event.what == "SIGSTOP of a process"
+                && event.until - event.from > ns(Duration::from_millis(500))
+                && event.from < asked.answered
+                && asked.at < event.until + ns(LOAD_TIMEOUT + LEASE)
+        });
+        if long_stop {
+            excused += 1;
+        } else {
+            row.broken.push(format!("{asked:?}: {:?}", logs.failures.get(&(asked.process, asked.at))));
+        }
+    }
+    row.worst = format!("{excused} after a stop");
+    row
+}
+
+/// Whoever asks where the invalidation was confirmed is given nothing older.
+fn own_invalidations(logs: &Logs) -> Row {
+    let mut row = Row { promise: "nothing older than one's own invalidation".into(), ..Row::default() };
+    let mut changes: HashMap<(usize, usize), Vec<&Changed>> = HashMap::new();
+    for change in logs.changed.iter().filter(|change| change.confirmed) {
+        changes.entry((change.process, change.key)).or_default().push(change);
+    }
+    for asked in &logs.asked {
+        let (Some(version), Some(changes)) = (asked.version, changes.get(&(asked.process, asked.key))) else {
+            continue;
+        };
+        let before = changes.iter().filter(|change| change.confirmed_at <= asked.at);
+        let Some(newest) = before.map(|change| change.version).max() else { continue };
+        row.checked += 1;
+        if version < newest {
+            row.broken.push(format!("{asked:?}, confirmed {newest}"));
+        }
+    }
+    row
+}
+
+/// In other processes: from when its message was due, or a renewal if that was lost, and the load that it ended is over.
+/// Not while they, or all, were cut off.
+fn invalidations(evidence: &Evidence<'_>, logs: &Logs) -> Row {
+    const GRACE: Duration = Duration::from_millis(700 + 500 + 1_200);
+    let mut row = Row { promise: format!("nothing older than anybody's, {GRACE:?} later"), ..Row::default() };
+    let mut changes: HashMap<usize, Vec<&Changed>> = HashMap::new();
+    for change in logs.changed.iter().filter(|change| change.confirmed) {
+        changes.entry(change.key).or_default().push(change);
+    }
+    let mut within = 0;
+    for asked in &logs.asked {
+        let (Some(version), Some(changes)) = (asked.version, changes.get(&asked.key)) else { continue };
+        let heard = |change: &&&Changed| {
+            let illness = evidence.about(asked.process);
+            let illness =
+                illness.filter(|event| event.until >= change.confirmed_at && event.from <= asked.at);
+            let well = illness.map(|event| event.until).max().unwrap_or(0).max(change.confirmed_at);
+            well + ns(GRACE) <= asked.at
+        };
+        if let Some(newest) = changes.iter().filter(heard).map(|change| change.version).max() {
+            row.checked += 1;
+            if version < newest {
+                row.broken.push(format!("{asked:?}, confirmed {newest}"));
+            }
+        }
+        let at_once = changes.iter().filter(|change| change.confirmed_at <= asked.at);
+        within += usize::from(at_once.map(|change| change.version).max() > Some(version));
+    }
+    row.worst = format!("{within} before that");
+    row
+}
+
+/// B2: one per expiry, invalidation and loss of data, and those that the processes have counted as more. (What a killed
+/// process has counted nobody knows, so its loads are left out.)
+fn loads(evidence: &Evidence<'_>, logs: &Logs) -> Row {
+    let killed = |process: usize| evidence.incarnations[process].killed;
+    let counted = evidence.loads.iter().filter(|load| !killed(load.process)).count();
+    let keys: HashSet<_> = logs.asked.iter().map(|asked| asked.key).collect();
+    let lifetimes = (evidence.ended - evidence.began) / (ns(FRESH) * 9 / 10);
+    let expiries = keys.len() * (1 + lifetimes as usize);
+    let losses = evidence.events.iter().filter(|event| event.loses_data).count() * keys.len();
+    let more: u64 =
+        evidence.counts.iter().map(|counts| counts.fail_open + counts.lost + counts.refused).sum();
+    let allowed = expiries + losses + logs.changed.len() + more as usize;
+    let mut row = Row { promise: "loads are explained".into(), checked: counted, ..Row::default() };
+    row.worst = format!("{counted} of {allowed} that may be, for {} answers", logs.asked.len());
+    if counted > allowed {
+        row.broken.push(row.worst.clone());
+    }
+    // And at once: the joinable one of a process, and those that it has given up.
+    let mut ends: HashMap<(usize, usize), Vec<(u64, i32)>> = HashMap::new();
+    for load in evidence.loads {
+        let of = ends.entry((load.process, load.key)).or_default();
+        of.extend([(load.started, 1), (load.ended, -1)]);
+    }
+    let most = ends.values_mut().map(|ends| {
+        ends.sort_unstable();
+        let mut now = 0;
+        ends.iter()
+            .map(|(_, change)| {
+                now += change;
+                now
+            })
+            .max()
+            .unwrap_or(0)
+    });
+    let most = most.max().unwrap_or(0);
+    if most > 4 {
+        row.broken.push(format!("{most} of one key at once in one process"));
+    }
+    row.worst += &format!("; at most {most} of one key at once in one process");
+    row
+}
+
+fn scripts_only(evidence: &Evidence<'_>) -> Row {
+    let (inside, outside) = evidence.writes;
+    let mut row =
+        Row { promise: "entries are written by scripts only".into(), checked: inside, ..Row::default() };
+    if outside > 0 {
+        row.broken.push(format!("{outside} SET outside"));
+    }
+    row
+}
+
+fn healed(evidence: &Evidence<'_>) -> Row {
+    let mut row =
+        Row { promise: "healed, everything works".into(), checked: evidence.healed.len(), ..Row::default() };
+    for (process, (connected, right)) in evidence.healed.iter().enumerate() {
+        if !connected || *right < 50 {
+            row.broken.push(format!("process {process}: connected {connected}, {right} of 50 stored"));
+        }
+    }
+    row
+}
+
+fn nothing_left(evidence: &Evidence<'_>) -> Row {
+    let mut row = Row { promise: "nothing is left".into(), checked: evidence.counts.len(), ..Row::default() };
+    row.broken.extend(evidence.left.iter().cloned());
+    for counts in evidence.counts {
+        if (counts.flights, counts.tasks) != (0, 0) {
+            row.broken.push(format!("{counts:?}"));
+        }
+    }
+    let loads: u64 = evidence.counts.iter().map(|counts| counts.loads).sum();
+    let sum = |of: fn(&Counts) -> u64| evidence.counts.iter().map(of).sum::<u64>();
+    let (open, lost, refused) =
+        (sum(|counts| counts.fail_open), sum(|counts| counts.lost), sum(|counts| counts.refused));
+    row.worst =
+        format!("{loads} loads: {open} without Redis, {lost} lost their lease, {refused} were refused");
+    row
+}

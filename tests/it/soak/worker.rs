@@ -1,0 +1,147 @@
+//! One process of the soak: it asks at a steady rate, whatever happens, changes keys now and then, and writes down what it
+//! was answered.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write as _;
+use std::sync::{Arc, Mutex};
+
+use futures_util::future::BoxFuture;
+use serde::{Deserialize, Serialize};
+use stampede_guard::{Policy, StampedeGuard};
+use tokio::time::{MissedTickBehavior, interval};
+
+use super::*;
+use crate::support::processes::Child;
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Config {
+    pub(super) redis: String,
+    pub(super) origin: String,
+    pub(super) log: String,
+    pub(super) process: usize,
+}
+
+/// What a process tells at the end.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Counts {
+    pub(super) loads: u64,
+    pub(super) fail_open: u64,
+    pub(super) lost: u64,
+    pub(super) refused: u64,
+    pub(super) flights: u64,
+    pub(super) tasks: u64,
+}
+
+/// Lines that are whole or not there: each is one write to the file, which needs no goodbye.
+#[derive(Clone, Debug)]
+struct Log(Arc<Mutex<File>>);
+
+impl Log {
+    fn line(&self, text: &str) {
+        let mut file = self.0.lock().expect("nothing panics in here");
+        file.write_all(format!("{text}\n").as_bytes()).expect("the log");
+    }
+}
+
+/// Ranks by Zipf's law, summed up: each key is asked for in proportion to one over its rank.
+fn zipf() -> Vec<f64> {
+    let mut sum = 0.0;
+    let sums = (1..=KEYS).map(|rank| {
+        sum += 1.0 / rank as f64;
+        sum
+    });
+    let sums: Vec<_> = sums.collect();
+    sums.iter().map(|part| part / sum).collect()
+}
+
+pub(super) fn policy() -> Policy {
+    let policy = Policy::builder().fresh_for(FRESH).ttl_jitter(0.1).lease(LEASE).load_timeout(LOAD_TIMEOUT);
+    policy.build().expect("valid")
+}
+
+pub(super) fn work(mut child: Child) -> BoxFuture<'static, ()> {
+    Box::pin(async move {
+        let config: Config = child.config();
+        let file = OpenOptions::new().create(true).append(true).open(&config.log).expect("the log");
+        let log = Log(Arc::new(Mutex::new(file)));
+        let client = redis::Client::open(&*config.redis).expect("an address");
+        let guard = StampedeGuard::builder(client).policy(policy()).build().expect("valid");
+        let _ = guard.connect().await;
+        child.ready();
+        let asking = tokio::spawn(ask_steadily(guard.clone(), config.clone(), log.clone()));
+        loop {
+            match &*child.recv_line().await {
+                "stop" => {
+                    asking.abort();
+                    let stopped = async {
+                        while guard.stats().tasks > 0 || guard.stats().flights > 0 {
+                            tokio::time::sleep(Duration::from_millis(20)).await;
+                        }
+                    };
+                    let _ = tokio::time::timeout(Duration::from_secs(20), stopped).await;
+                    let stats = guard.stats();
+                    child.report().event_with(
+                        "stopped",
+                        &Counts {
+                            loads: stats.loads,
+                            fail_open: stats.fail_open_loads,
+                            lost: stats.leases_lost,
+                            refused: stats.commits_refused,
+                            flights: stats.flights,
+                            tasks: stats.tasks,
+                        },
+                    );
+                }
+                "heal" => {
+                    let connected = guard.connect().await.is_ok();
+                    let mut right = 0;
+                    for key in 0..50 {
+                        request(guard.clone(), config.clone(), log.clone(), key).await;
+                        right += usize::from(
+                            guard.get::<u64>(("k", key)).await.is_ok_and(|value| value.is_some()),
+                        );
+                    }
+                    child.report().event_with("healed", &(connected, right));
+                }
+                line => panic!("told `{line}`"),
+            }
+        }
+    })
+}
+
+async fn ask_steadily(guard: StampedeGuard, config: Config, log: Log) {
+    let sums = zipf();
+    let mut tick = interval(Duration::from_millis(1_000 / REQUESTS_PER_SECOND));
+    // Who was stopped does not make up for it.
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tick.tick().await;
+        let key = sums.partition_point(|sum| *sum < fastrand::f64()).min(KEYS - 1);
+        let (guard, config, log) = (guard.clone(), config.clone(), log.clone());
+        if fastrand::u8(..50) == 0 {
+            tokio::spawn(change(guard, config, log, key));
+        } else {
+            tokio::spawn(request(guard, config, log, key));
+        }
+    }
+}
+
+async fn request(guard: StampedeGuard, config: Config, log: Log, key: usize) {
+    let asked = wall_ns();
+    log.line(&format!("B {key} {asked}"));
+    let (origin, process) = (config.origin, config.process);
+    let load = move || async move { truth::ask(&origin, format!("load {key} {process}\n")).await };
+    let answer = guard.get_or_load(("k", key), load).await;
+    let answered = wall_ns();
+    match answer {
+        Ok(version) => log.line(&format!("R {key} {asked} {answered} {version}")),
+        Err(error) => log.line(&format!("F {key} {asked} {answered} {error}")),
+    }
+}
+
+async fn change(guard: StampedeGuard, config: Config, log: Log, key: usize) {
+    let Ok(version) = truth::ask(&config.origin, format!("change {key}\n")).await else { return };
+    let asked = wall_ns();
+    let confirmed = guard.invalidate(("k", key)).await.is_ok();
+    log.line(&format!("I {key} {asked} {} {version} {}", wall_ns(), u8::from(confirmed)));
+}
