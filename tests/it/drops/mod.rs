@@ -1,13 +1,15 @@
 //! Every public future, dropped at each of its polls, in each situation that it may meet (C1 to C9). Whatever was dropped:
 //! a newcomer is served at once, and no flight, task, lease, permit or place in a queue is left.
 //!
-//! On the memory store under a paused clock. `AtPoll` drops a future inside a poll, as a caller does that leaves while it
+//! On the memory store under a paused clock, and on a real server (`on_redis`), where futures wait for more. `AtPoll` drops a future inside a poll, as a caller does that leaves while it
 //! waits; `AtWake` drops it when it has been woken and before it looks, so what it was given is lost with it.
 
 mod guards;
 #[cfg(feature = "http")]
 mod http;
 mod locks;
+#[cfg(feature = "redis")]
+mod on_redis;
 
 use std::future::Future;
 use std::pin::Pin;

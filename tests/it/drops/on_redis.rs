@@ -1,0 +1,255 @@
+//! The same on a real server, where every command is a place to wait, and to leave: what was sent may still run, and its
+//! answer comes to nobody.
+
+use futures_util::future::BoxFuture;
+use stampede_guard::lock::{Locks, Mutex, Semaphore, Wait};
+use stampede_guard::{LoadContext, Policy, StampedeGuard};
+use tokio::time::{Instant, sleep};
+
+use super::*;
+use crate::support::gate::Counter;
+use crate::support::probe::{assert_nothing_left, eventually};
+use crate::support::redis_server::RedisServer;
+
+const SOON: Duration = Duration::from_secs(10);
+/// A lease that was left would be noticed.
+const LEASE: Duration = Duration::from_secs(60);
+const TTL: Duration = Duration::from_secs(60);
+
+async fn guards(server: &RedisServer) -> [StampedeGuard; 2] {
+    let bounds = Policy::builder().coordination_budget(ms(2_000)).command_timeout(ms(1_000)).lease(LEASE);
+    let policy = bounds.invalidate_all(true).build().expect("valid");
+    let guard = || {
+        let client = redis::Client::open(server.minimal_user()).expect("an address");
+        StampedeGuard::builder(client).policy(policy.clone()).build().expect("valid")
+    };
+    let guards = [guard(), guard()];
+    for guard in &guards {
+        guard.connect().await.expect("connects");
+    }
+    guards
+}
+
+fn load(loads: &Counter) -> impl FnOnce() -> BoxFuture<'static, Result<u8, String>> + Send + use<> {
+    let loads = loads.clone();
+    move || {
+        Box::pin(async move {
+            let _running = loads.start();
+            sleep(ms(5)).await;
+            Ok(1)
+        })
+    }
+}
+
+/// What is there already.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Meets {
+    Nothing,
+    Value,
+    LoadElsewhere,
+}
+
+const CALLS: [&str; 15] = [
+    "get_or_load",
+    "get_or_load_with",
+    "refresh",
+    "get",
+    "contains",
+    "remaining_freshness",
+    "insert",
+    "insert_with_tags",
+    "invalidate",
+    "expire",
+    "invalidate_tag",
+    "invalidate_all",
+    "connect",
+    "doctor",
+    "memoize",
+];
+
+async fn call(guard: &StampedeGuard, key: &str, loads: &Counter, what: &str) {
+    let load = load(loads);
+    match what {
+        "get_or_load" => drop(guard.get_or_load(key, load).await),
+        "get_or_load_with" => {
+            let with = move |mut cx: LoadContext<u8>| async move {
+                cx.tag(["tag"]).await.map_err(|error| error.to_string())?;
+                load().await
+            };
+            drop(guard.get_or_load_with(key, with).await);
+        }
+        "refresh" => drop(guard.refresh(key, load).await),
+        "get" => drop(guard.get::<u8>(key).await),
+        "contains" => drop(guard.contains(key).await),
+        "remaining_freshness" => drop(guard.remaining_freshness(key).await),
+        "insert" => drop(guard.insert(key, &3_u8).await),
+        "insert_with_tags" => drop(guard.insert_with_tags(key, &3_u8, ["tag"]).await),
+        "invalidate" => drop(guard.invalidate(key).await),
+        "expire" => drop(guard.expire(key).await),
+        "invalidate_tag" => drop(guard.invalidate_tag("tag").await),
+        "invalidate_all" => drop(guard.invalidate_all().await),
+        "connect" => drop(guard.connect().await),
+        "doctor" => drop(guard.doctor().await),
+        _ => {
+            use tower::ServiceExt as _;
+            let inner = tower::service_fn(|_: ()| async { Ok::<u8, String>(1) });
+            let name = key.to_owned();
+            let layer = guard.memoize(move |_: &()| stampede_guard::CacheKey::from(&*name));
+            drop(tower::Layer::layer(&layer, inner).oneshot(()).await);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_call_that_is_dropped_anywhere_leaves_nothing() {
+    let server = RedisServer::start();
+    let guards = guards(&server).await;
+    let mut drops = 0;
+    for what in CALLS {
+        for meets in [Meets::Nothing, Meets::Value, Meets::LoadElsewhere] {
+            drops += at_every_poll(what, async |drop| {
+                let (key, loads) = (format!("k{:x}", fastrand::u64(..)), Counter::default());
+                let name = format!("{what} that meets {meets:?}, {drop:?}");
+                let mut beside = None;
+                match meets {
+                    Meets::Nothing => {}
+                    Meets::Value => guards[1].insert(&*key, &9_u8).await.expect("stored"),
+                    Meets::LoadElsewhere => {
+                        let (guard, key, load) = (guards[1].clone(), key.clone(), load(&loads));
+                        beside =
+                            Some(tokio::spawn(async move { drop_it(guard.get_or_load(key, load).await) }));
+                        loads.reach(1).await;
+                    }
+                }
+                let done = dropped(drop, call(&guards[0], &key, &loads, what)).await.is_some();
+                if let Some(beside) = beside {
+                    beside.await.expect("joined");
+                }
+                // A newcomer on the other node that wants a load whatever there is: it waits for nobody's lease.
+                let fresh = guards[1].refresh(&*key, || async { Ok::<_, String>(2_u8) });
+                let fresh = timeout(SOON, fresh).await.unwrap_or_else(|_| panic!("{name}: a lease was left"));
+                assert_eq!(fresh.expect("a value"), 2, "{name}");
+                loads.idle().await;
+                done
+            })
+            .await;
+        }
+    }
+    println!("{drops} drops of {} calls in 3 situations", CALLS.len());
+    assert!(drops > CALLS.len() * 3, "{drops} drops are no matrix");
+    for guard in &guards {
+        eventually("flights end", SOON, async || (guard.stats().flights, guard.stats().tasks) == (0, 0))
+            .await;
+    }
+    // Tags live for a day; a queue that was left would outlive its waiters.
+    assert_nothing_left(&server, SOON).await;
+}
+
+fn drop_it<T>(_: T) {}
+
+const LOCK_CALLS: [&str; 20] = [
+    "try_lock",
+    "lock",
+    "synchronize",
+    "unlock",
+    "bump",
+    "extend",
+    "is_owned",
+    "is_locked",
+    "remaining",
+    "force_unlock",
+    "acquire",
+    "acquire_now",
+    "with_permit",
+    "release",
+    "refresh",
+    "holders",
+    "available",
+    "release_stale",
+    "ensure_created",
+    "add_and_delete",
+];
+
+async fn lock_call(mutex: &Mutex, semaphore: &Semaphore, what: &str) {
+    let held = async || mutex.lock().await.expect("free, or soon");
+    let permit = async || semaphore.acquire(Wait::Forever).await.expect("asks").expect("it waits for ever");
+    match what {
+        "try_lock" => drop(mutex.try_lock().await),
+        "lock" => drop(held().await),
+        "synchronize" => drop(mutex.synchronize(|_| sleep(ms(2))).await),
+        "unlock" => drop(held().await.unlock().await),
+        "bump" => drop(held().await.bump().await),
+        "extend" => drop(held().await.extend(TTL).await),
+        "is_owned" => drop(held().await.is_owned().await),
+        "is_locked" => drop(mutex.is_locked().await),
+        "remaining" => drop(mutex.remaining().await),
+        "force_unlock" => drop(mutex.force_unlock().await),
+        "acquire" => drop(permit().await),
+        "acquire_now" => drop(semaphore.acquire(Wait::Now).await),
+        "with_permit" => drop(semaphore.with_permit(Wait::Forever, |_| sleep(ms(2))).await),
+        "release" => drop(permit().await.release().await),
+        "refresh" => drop(permit().await.refresh().await),
+        "holders" => drop(semaphore.holders().await),
+        "available" => drop((semaphore.available_permits().await, semaphore.capacity().await)),
+        "release_stale" => drop(semaphore.release_stale().await),
+        "ensure_created" => drop(semaphore.ensure_created().await),
+        _ => {
+            let permits = semaphore.add_permits(1).await;
+            drop((permits, semaphore.delete().await));
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_lock_that_is_dropped_anywhere_is_free_at_once() {
+    let server = RedisServer::start();
+    let nodes = guards(&server).await.map(|guard| guard.locks());
+    let mut drops = 0;
+    for what in LOCK_CALLS {
+        for contended in [false, true] {
+            drops += at_every_poll(what, async |drop| {
+                let name = format!("l{:x}", fastrand::u64(..));
+                let mutex = |locks: &Locks| {
+                    locks.mutex(&*name).ttl(TTL).acquire_timeout(SOON).build().expect("valid")
+                };
+                let semaphore = |locks: &Locks| locks.semaphore(&*name, 1).lease(TTL).build().expect("valid");
+                let [here, there] = nodes.each_ref().map(|locks| (mutex(locks), semaphore(locks)));
+                let holder = async {
+                    if contended {
+                        let guard = there.0.lock().await.expect("free");
+                        let permit = there.1.acquire(Wait::Forever).await.expect("asks");
+                        sleep(ms(5)).await;
+                        drop_it((guard, permit));
+                    }
+                };
+                let call = async {
+                    if contended {
+                        // It comes when the other one has both.
+                        while !there.0.is_locked().await.expect("asks") {
+                            tokio::task::yield_now().await;
+                        }
+                    }
+                    dropped(drop, lock_call(&here.0, &here.1, what)).await.is_some()
+                };
+                let (done, ()) = tokio::join!(call, holder);
+                let what = format!("{what}, contended {contended}, {drop:?}");
+                let started = Instant::now();
+                let free = async {
+                    drop_it(there.0.lock().await.expect("free"));
+                    // Where it was enlarged there is one more.
+                    let capacity = there.1.capacity().await.expect("asks").max(1);
+                    let mut permits = Vec::new();
+                    for _ in 0..capacity {
+                        permits.push(there.1.acquire(Wait::Forever).await.expect("asks"));
+                    }
+                };
+                timeout(SOON, free).await.unwrap_or_else(|_| panic!("{what}: it is not free"));
+                assert!(started.elapsed() < SOON, "{what}");
+                done
+            })
+            .await;
+        }
+    }
+    println!("{drops} drops of {} calls in 2 situations", LOCK_CALLS.len());
+    assert!(drops > LOCK_CALLS.len() * 2, "{drops} drops are no matrix");
+}
