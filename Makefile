@@ -8,11 +8,13 @@
 #        the tests of everything that talks to a server, on the oldest one that we work with (tests/scripts/redis-6.2.sh)
 # sentinel
 #        a primary, a replica and three sentinels to try, until Ctrl-C
+# cluster
+#        three masters with a replica each, the same
 # soak   four processes under load while things break: ten minutes, or DURATION seconds; prints a verdict
 # soak-leak
 #        a million keys (or KEYS), each asked for once, and then nothing: memory, maps and keys
 # deny   licences, sources and versions of what we depend on (deny.toml); needs cargo-deny
-.PHONY: run test check bench conformance conformance-current redis-6.2 sentinel soak soak-leak deny redis firewall python node
+.PHONY: run test check bench conformance conformance-current redis-6.2 sentinel cluster soak soak-leak deny redis firewall python node
 
 run:
 	cargo run --example quickstart
@@ -47,6 +49,9 @@ conformance-current: redis node
 
 sentinel: redis
 	scripts/sentinel.sh
+
+cluster: redis
+	scripts/cluster.sh
 
 soak: redis
 	cargo test --all-features --test it -- --ignored --exact --nocapture soak::the_promises_hold_for_long

@@ -4,6 +4,7 @@
 //! cargo run --example axum_server                                             one process
 //! REDIS_URL=redis://127.0.0.1/ PORT=8081 cargo run --example axum_server      a replica of a fleet
 //! SENTINELS=127.0.0.1:26379 cargo run --example axum_server --features sentinel   behind Sentinel (`make sentinel`)
+//! CLUSTER=127.0.0.1:6379 cargo run --example axum_server --features cluster        on a Redis Cluster (`make cluster`)
 //! ```
 //!
 //! Then, from another terminal; the second and third line are the stampede:
@@ -136,6 +137,11 @@ fn backend() -> Result<Backend, Box<dyn Error>> {
         let addresses = addresses.collect::<Result<Vec<_>, Box<dyn Error>>>()?;
         let name = std::env::var("SENTINEL_NAME").unwrap_or_else(|_| "mymaster".to_owned());
         return Ok(SentinelClientBuilder::new(addresses, name, SentinelServerType::Master)?.build()?.into());
+    }
+    #[cfg(feature = "cluster")]
+    if let Ok(nodes) = std::env::var("CLUSTER") {
+        let nodes = nodes.split(',').map(|node| format!("redis://{node}/"));
+        return Ok(redis::cluster::ClusterClient::new(nodes)?.into());
     }
     Ok(match std::env::var("REDIS_URL") {
         Ok(url) => redis::Client::open(url)?.into(),

@@ -11,7 +11,7 @@ use crate::store::redis::RedisStore;
 use crate::testing::{ChaosStore, Replica};
 
 /// Where the fleet meets: made from a `redis::Client` or a [`MemoryStore`] by `into()`, and with the features of that name
-/// from a `redis::sentinel::SentinelClient`.
+/// from a `redis::sentinel::SentinelClient` or a `redis::cluster::ClusterClient`.
 #[derive(Debug)]
 pub struct Backend {
     kind: BackendKind,
@@ -24,6 +24,8 @@ enum BackendKind {
     Redis(Box<redis::Client>),
     #[cfg(feature = "sentinel")]
     Sentinel(Box<redis::sentinel::SentinelClient>),
+    #[cfg(feature = "cluster")]
+    Cluster(Box<redis::cluster::ClusterClient>),
     #[cfg(feature = "testing")]
     Chaos(Replica),
 }
@@ -36,6 +38,8 @@ impl fmt::Debug for BackendKind {
             Self::Redis(client) => f.debug_tuple("Redis").field(client).finish(),
             #[cfg(feature = "sentinel")]
             Self::Sentinel(_) => f.debug_tuple("Sentinel").finish_non_exhaustive(),
+            #[cfg(feature = "cluster")]
+            Self::Cluster(client) => f.debug_tuple("Cluster").field(client).finish(),
             #[cfg(feature = "testing")]
             Self::Chaos(replica) => f.debug_tuple("Chaos").field(replica).finish(),
         }
@@ -56,6 +60,8 @@ impl Backend {
             BackendKind::Chaos(replica) => replica.into_store(),
             #[cfg(feature = "sentinel")]
             BackendKind::Sentinel(client) => NodeStore::redis(RedisStore::watched(*client, command_timeout)),
+            #[cfg(feature = "cluster")]
+            BackendKind::Cluster(client) => NodeStore::redis(RedisStore::spread(*client, command_timeout)),
         }
     }
 }
@@ -97,6 +103,28 @@ impl From<redis::Client> for Backend {
 impl From<redis::sentinel::SentinelClient> for Backend {
     fn from(client: redis::sentinel::SentinelClient) -> Self {
         Self { kind: BackendKind::Sentinel(Box::new(client)) }
+    }
+}
+
+/// A Redis Cluster. Credentials, TLS, database, settings of the sockets and the map of addresses are the client's own. Its
+/// time-outs, retries, push sender, resolver of names and whether it reads from replicas are not used: the guard goes by its
+/// policy, and asks masters only.
+///
+/// ```no_run
+/// use redis::cluster::ClusterClient;
+/// use stampede_guard::StampedeGuard;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let nodes = ["redis://guard:secret@10.0.0.1/", "redis://guard:secret@10.0.0.2/"];
+/// let guard = StampedeGuard::new(ClusterClient::new(nodes)?);
+/// # let _ = guard;
+/// # Ok(()) }
+/// ```
+#[cfg(feature = "cluster")]
+#[cfg_attr(docsrs, doc(cfg(feature = "cluster")))]
+impl From<redis::cluster::ClusterClient> for Backend {
+    fn from(client: redis::cluster::ClusterClient) -> Self {
+        Self { kind: BackendKind::Cluster(Box::new(client)) }
     }
 }
 

@@ -20,6 +20,8 @@ pub enum Topology {
     Single,
     /// On the Redis server that its sentinels call the primary.
     Sentinel,
+    /// On the masters of a Redis Cluster, each with some of the keys.
+    Cluster,
 }
 
 /// How a connection stands.
@@ -48,6 +50,8 @@ pub enum Breaker {
     Closed,
     /// They fail at once and nothing is sent, until the connection is there again.
     Open,
+    /// Those for some masters of a cluster fail at once; the others are sent.
+    Partly,
 }
 
 /// What is known of the store's clock.
@@ -103,6 +107,7 @@ impl fmt::Display for Topology {
             Self::Memory => "memory",
             Self::Single => "single",
             Self::Sentinel => "sentinel",
+            Self::Cluster => "cluster",
         })
     }
 }
@@ -125,6 +130,7 @@ impl fmt::Display for Breaker {
         f.write_str(match self {
             Self::Closed => "closed",
             Self::Open => "open",
+            Self::Partly => "partly",
         })
     }
 }

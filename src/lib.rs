@@ -51,6 +51,8 @@
 //! | `redis` | yes | the fleet: `StampedeGuard::new(redis::Client)` |
 //! | `http` | yes | the [`http`] layer |
 //! | `tls` | no | `rediss://`, through rustls |
+//! | `sentinel` | no | `StampedeGuard::new(redis::sentinel::SentinelClient)` |
+//! | `cluster` | no | `StampedeGuard::new(redis::cluster::ClusterClient)` |
 //! | `axum` | no | keys by `OriginalUri`, for guards inside nested routers |
 //! | `metrics` | no | counters and histograms through the `metrics` facade |
 //! | `testing` | no | a store on which things go wrong by seed, and a scripted origin, for your own tests |

@@ -325,7 +325,7 @@ impl StampedeGuard {
     /// Waits for the server's replicas, where the policy asks for that.
     async fn replicated(&self, key: &Key) -> Result<(), Error> {
         let Some((replicas, timeout)) = self.policy.replicas else { return Ok(()) };
-        let have = self.node.store.tags().replicated(replicas, timeout).await;
+        let have = self.node.store.tags().replicated(key, replicas, timeout).await;
         let have =
             have.map_err(|error| Error::store("not confirmed by replicas: replacing the entry", key, error))?;
         if have >= replicas {

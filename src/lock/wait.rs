@@ -233,8 +233,12 @@ impl<T: Target> Contest<'_, T> {
     }
 
     /// Whether a grant that was only heard of is to be believed. It may be older than the last TAKE, late because this
-    /// process stood still, and over; so its time is counted from before the first, and has to be long enough then.
+    /// process stood still, and over; so its time is counted from before the first, and has to be long enough then. And
+    /// where the store can not know whether it was heard, it has next to no time until it is asked for.
     fn is_sure(&self) -> bool {
+        if self.home().store.locks().grants_are_claims() {
+            return false;
+        }
         let Some(ttl) = self.place.duty.target.ttl() else { return self.places == 1 };
         self.left(self.started) >= (ttl / 4 * 3).max(self.terms.min_remaining)
     }

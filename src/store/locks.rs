@@ -108,6 +108,12 @@ pub(crate) trait LockStore: fmt::Debug + Send + Sync {
     /// Whether grants are heard at present. While they may not be, waits are cut short.
     fn grants_arrive(&self) -> bool;
 
+    /// Whether a grant that is heard of has to be asked for at once: where nobody can know whether it was heard, it ends
+    /// soon by itself.
+    fn grants_are_claims(&self) -> bool {
+        false
+    }
+
     /// Has the server announce what happens to this mutex's key, whoever does it, for as long as anybody is
     /// registered who waits for it; the first of those is then told `missed` at each deletion and expiry. A
     /// wait may rely on it for what happens after a take that was sent after the answer. Needs rights that a

@@ -28,8 +28,8 @@ pub(crate) trait TagStore: fmt::Debug + Send + Sync {
     #[cfg_attr(not(feature = "http"), allow(dead_code, reason = "of HTTP variants"))]
     fn enlist<'a>(&'a self, list: &'a Key, member: Member, most: usize, life: Duration) -> Reply<'a, bool>;
 
-    /// Waits until so many replicas have what this node has written; how many have it by `within`.
-    fn replicated(&self, replicas: u32, within: Duration) -> Reply<'_, u32>;
+    /// Waits until so many replicas have what this node has written of `key`; how many have it by `within`.
+    fn replicated<'a>(&'a self, key: &'a Key, replicas: u32, within: Duration) -> Reply<'a, u32>;
 }
 
 /// What tells the members of a list apart.

@@ -91,7 +91,7 @@ impl TagStore for MemoryNode {
     }
 
     /// There is nobody else to have it.
-    fn replicated(&self, replicas: u32, _within: Duration) -> Reply<'_, u32> {
+    fn replicated<'a>(&'a self, _key: &'a Key, replicas: u32, _within: Duration) -> Reply<'a, u32> {
         reply(replicas)
     }
 }

@@ -83,6 +83,9 @@ pub(super) fn on_refusal(error: &RedisError) -> Option<&'static str> {
         "NOPERM" => Some(
             "this user may not do what the guard does: give it the rights that the README lists for Redis",
         ),
+        _ if error.to_string().contains("cluster support disabled") => {
+            Some("this server is not part of a cluster: give the guard a redis::Client")
+        }
         // What TIME is answered, the first command that a sentinel does not know.
         _ if error.to_string().to_lowercase().contains("unknown command 'time'") => Some(
             "this server does not know TIME: if it is a Sentinel, give the guard a redis::sentinel::SentinelClient (feature \

@@ -1,20 +1,19 @@
 //! How a script is called, whatever it does.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use redis::{Cmd, RedisError, Value};
 use tokio::time::Instant;
 
 use super::client::unexpected;
-use super::connection::Supervisor;
 use super::refusal::{judge, store_error};
 use super::scripts::{self, By, Script, millis};
+use super::topology::Commands;
 use crate::store::{HandedOver, StoreError, Token};
 
 /// HAND OVER, also of a token whose waiter has left; then the lease keeps what time it has.
 pub(super) async fn hand_over(
-    commands: &Arc<Supervisor>,
+    commands: &Commands,
     name: &str,
     token: &Token,
     lease: Option<Duration>,
@@ -39,7 +38,7 @@ pub(super) async fn hand_over(
 
 /// Runs a script by its digest, or by its text where the server does not know it, in one budget.
 pub(super) async fn run(
-    commands: &Arc<Supervisor>,
+    commands: &Commands,
     script: &Script,
     name: &str,
     size: usize,
@@ -51,21 +50,23 @@ pub(super) async fn run(
         args(&mut cmd);
         cmd
     };
-    run_call(commands, call, within).await
+    run_call(commands, name, call, within).await
 }
 
-/// The same for a call that is built by `call`.
+/// The same for a call about `key` that is built by `call`.
 pub(super) async fn run_call(
-    commands: &Arc<Supervisor>,
+    commands: &Commands,
+    key: &str,
     call: impl Fn(By) -> Cmd + Sync,
     within: Duration,
 ) -> Result<Value, StoreError> {
     let sent = Instant::now();
-    let mut cmd = call(By::Sha1);
-    let mut answer = commands.send(&cmd, within).await?;
+    let spread = commands.is_spread();
+    let mut cmd = call(By { sha1: true, spread });
+    let mut answer = commands.send(key, &cmd, within).await?;
     if matches!(&answer, Value::ServerError(error) if error.code() == "NOSCRIPT") {
-        cmd = call(By::Text);
-        answer = commands.send(&cmd, within.saturating_sub(sent.elapsed())).await?;
+        cmd = call(By { sha1: false, spread });
+        answer = commands.send(key, &cmd, within.saturating_sub(sent.elapsed())).await?;
     }
     match answer {
         Value::ServerError(error) => Err(refused(RedisError::from(error))),

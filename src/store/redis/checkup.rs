@@ -3,6 +3,8 @@
 //! On connections of its own: what is slow, refused or broken here must not count against the guard's, and the
 //! guard's deadline of one command must not hide how slow the server is.
 
+#[cfg(feature = "cluster")]
+mod cluster;
 mod info;
 mod rights;
 #[cfg(feature = "sentinel")]
@@ -23,6 +25,8 @@ use super::client::{Dial, bounded};
 use super::connection::host_ms;
 use super::refusal::{reason, store_error};
 use super::server::{Reading, read_clock};
+#[cfg(feature = "cluster")]
+use super::topology::Commands;
 use super::{RedisStore, StoreErrorKind};
 use crate::health::{Breaker, ClockReading, Finding, LinkState};
 use crate::store::{Examine, Store as _};
@@ -60,7 +64,18 @@ struct Checkup<'a> {
 impl Checkup<'_> {
     async fn run(&mut self) -> RedisResult<()> {
         self.guard();
-        let mut dial = self.store.commands.dial.clone();
+        #[cfg(feature = "cluster")]
+        if let Commands::Cluster(cluster) = &self.store.commands {
+            let user = self.user();
+            if cluster::examine(cluster, &user, &mut self.findings).await.is_none() {
+                return Ok(());
+            }
+        }
+        let Some(mut dial) = self.store.commands.dial(self.ask.key.name()) else {
+            let found = Finding::problem("connection", "no node serves the slot of the key that is tried");
+            self.findings.push(found.cost(ALONE).advice("see what is said of the cluster"));
+            return Ok(());
+        };
         // Its users give it little time; here it may show how much it needs.
         dial.answer = ANSWER;
         let started = Instant::now();
@@ -82,6 +97,13 @@ impl Checkup<'_> {
         }
         self.pulse(&mut commands, reading.is_some()).await?;
         let channel = format!("sg1:i:{}", Uuid::new_v4().simple());
+        // Of a cluster at any node: what is published at one must come to all.
+        #[cfg(feature = "cluster")]
+        if let Commands::Cluster(cluster) = &self.store.commands {
+            dial = Dial::any(cluster.atlas(), ANSWER);
+            let user = self.user();
+            self.findings.extend(cluster::may_ask(&mut commands, &user).await?);
+        }
         let inbox = self.subscribe(&dial, &channel).await;
         let tried = rights::examine(&mut commands, self.ask.key.name(), &channel, &self.user()).await?;
         self.findings.extend(tried.findings);
@@ -109,7 +131,7 @@ impl Checkup<'_> {
             // Of a guard that was shut down, that is what is said.
             (LinkState::Closed, _) => {}
             (_, Breaker::Closed) => self.findings.push(Finding::ok("guard", health.to_string())),
-            (_, Breaker::Open) => {
+            (_, Breaker::Open | Breaker::Partly) => {
                 let advice = "it connects again by itself; if the connection below can be opened, the outage has \
                               just ended, or the server is slower than command_timeout";
                 let found = Finding::problem("guard", health.to_string());
@@ -124,7 +146,7 @@ impl Checkup<'_> {
     }
 
     fn user(&self) -> String {
-        self.store.commands.dial.user().unwrap_or_else(|| "default".to_owned())
+        self.store.commands.user().unwrap_or_else(|| "default".to_owned())
     }
 
     /// Latency and clock, by the round trip that the guard makes itself to see whether a server is there.
@@ -140,7 +162,9 @@ impl Checkup<'_> {
         let (median, worst) = (trips[TRIES / 2], trips[TRIES - 1]);
         self.findings.extend(self.latency(median, worst));
         if has_clock {
-            self.findings.extend(clock(&readings, self.store.commands.clock()));
+            // A cluster's is that of one master, and this may be another.
+            let believed = self.store.commands.clock().filter(|_| !self.store.commands.is_spread());
+            self.findings.extend(clock(&readings, believed));
         } else {
             let found = Finding::warning("clock", "TIME is not permitted");
             self.findings.push(
@@ -204,7 +228,7 @@ impl Checkup<'_> {
         channel: &str,
     ) -> Option<(redis::aio::PubSubSink, PubSubStream)> {
         let subscribed = async {
-            let (mut sink, messages) = dial.inbox().await?.split();
+            let (mut sink, messages) = dial.inbox().await?.messages.split();
             bounded(ANSWER, sink.subscribe(channel)).await?;
             Ok::<_, RedisError>((sink, messages))
         };

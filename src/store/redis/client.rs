@@ -14,9 +14,14 @@ use redis::{AsyncConnectionConfig, Client, RedisError, RedisResult};
 use rustls::crypto::CryptoProvider;
 use tokio::time::{sleep, timeout};
 
+#[cfg(feature = "cluster")]
+use super::advice::on_refusal;
 #[cfg(feature = "sentinel")]
 use super::advice::on_sentinel;
 use super::advice::{advised, on_connecting};
+#[cfg(feature = "cluster")]
+use super::cluster::Atlas;
+use super::refusal::reason;
 #[cfg(feature = "sentinel")]
 use super::sentinel::{self, Sentinels};
 use super::server::{Reading, Server, read_clock};
@@ -54,6 +59,19 @@ enum Door {
     /// Those who watch over it, and are asked at each connect.
     #[cfg(feature = "sentinel")]
     Sentinels(Arc<Sentinels>),
+    /// A certain node of a cluster.
+    #[cfg(feature = "cluster")]
+    Node(Arc<Server>),
+    /// Any node of a cluster; for the inbox.
+    #[cfg(feature = "cluster")]
+    Any(Arc<Atlas>),
+}
+
+/// A connection for messages.
+pub(super) struct Inbound {
+    pub(super) messages: PubSub,
+    /// The node of a cluster that it leads to.
+    pub(super) at: Option<String>,
 }
 
 impl Dial {
@@ -66,12 +84,26 @@ impl Dial {
         Self { door: Door::Sentinels(Arc::new(sentinels)), answer }
     }
 
+    #[cfg(feature = "cluster")]
+    pub(super) fn node(client: &Client, answer: Duration) -> Self {
+        Self { door: Door::Node(Arc::new(Server::new(client))), answer }
+    }
+
+    #[cfg(feature = "cluster")]
+    pub(super) fn any(atlas: &Arc<Atlas>, answer: Duration) -> Self {
+        Self { door: Door::Any(Arc::clone(atlas)), answer }
+    }
+
     /// Connects for commands, and makes sure that the server answers some.
     pub(super) async fn commands(&self) -> RedisResult<(MultiplexedConnection, Option<Reading>)> {
         let server = match &self.door {
             Door::Server(server) => Arc::clone(server),
             #[cfg(feature = "sentinel")]
             Door::Sentinels(sentinels) => self.primary(sentinels).await?,
+            #[cfg(feature = "cluster")]
+            Door::Node(server) => Arc::clone(server),
+            #[cfg(feature = "cluster")]
+            Door::Any(atlas) => Arc::new(Server::new(&atlas.next()?.0)),
         };
         // Every command is timed by its caller, who knows how much is left of its budget.
         let config = AsyncConnectionConfig::new()
@@ -93,7 +125,14 @@ impl Dial {
     }
 
     /// Connects for messages, to the server that has the latest connection for commands.
-    pub(super) async fn inbox(&self) -> RedisResult<PubSub> {
+    pub(super) async fn inbox(&self) -> RedisResult<Inbound> {
+        #[cfg(feature = "cluster")]
+        if let Door::Any(atlas) = &self.door {
+            let (client, at) = atlas.next()?;
+            let server = Server::new(&client);
+            let messages = self.open(self.opening(), server.inbox.get_async_pubsub()).await?;
+            return Ok(Inbound { messages, at: Some(at) });
+        }
         let server = match &self.door {
             Door::Server(server) => Arc::clone(server),
             #[cfg(feature = "sentinel")]
@@ -101,8 +140,25 @@ impl Dial {
                 Some(server) => server,
                 None => self.primary(sentinels).await?,
             },
+            #[cfg(feature = "cluster")]
+            Door::Node(server) => Arc::clone(server),
+            #[cfg(feature = "cluster")]
+            Door::Any(_) => return Err(unexpected()),
         };
-        self.open(self.opening(), server.inbox.get_async_pubsub()).await
+        let messages = self.open(self.opening(), server.inbox.get_async_pubsub()).await?;
+        Ok(Inbound { messages, at: None })
+    }
+
+    /// Whether messages do not come any more to a connection that was opened beside the commands' `generation`.
+    pub(super) fn has_left(&self, at: Option<&str>, generation: u64, latest: u64) -> bool {
+        #[cfg(feature = "cluster")]
+        if let (Door::Any(atlas), Some(at)) = (&self.door, at) {
+            return atlas.has_lost(at);
+        }
+        let _ = at;
+        // The first connection for commands is opened beside this one, to the same server. A later one may lead to
+        // another: the name stands for a new primary, and the old one would answer pings for ever.
+        generation != 0 && latest != generation
     }
 
     /// Reads the server's clock, and sees to it that it is still a primary where that may change.
@@ -120,6 +176,28 @@ impl Dial {
             Door::Server(_) => false,
             #[cfg(feature = "sentinel")]
             Door::Sentinels(_) => true,
+            // A replica sends those who ask it for a key to its master.
+            #[cfg(feature = "cluster")]
+            Door::Node(_) | Door::Any(_) => false,
+        }
+    }
+
+    /// Whether this leads to a node of a cluster.
+    pub(super) fn is_node(&self) -> bool {
+        match &self.door {
+            Door::Server(_) => false,
+            #[cfg(feature = "sentinel")]
+            Door::Sentinels(_) => false,
+            #[cfg(feature = "cluster")]
+            Door::Node(_) | Door::Any(_) => true,
+        }
+    }
+
+    /// What an event says about an error: what to do about it and what happened, and where if there are several places.
+    pub(super) fn told(&self, error: &StoreError) -> String {
+        match self.address().filter(|_| self.is_node()) {
+            Some(address) => format!("{address}: {}", reason(error)),
+            None => reason(error),
         }
     }
 
@@ -136,6 +214,10 @@ impl Dial {
             Door::Server(server) => on_connecting(server.info().addr(), &error),
             #[cfg(feature = "sentinel")]
             Door::Sentinels(_) => on_sentinel(&error),
+            #[cfg(feature = "cluster")]
+            Door::Node(server) => on_connecting(server.info().addr(), &error),
+            #[cfg(feature = "cluster")]
+            Door::Any(_) => on_refusal(&error),
         };
         StoreError { kind: StoreErrorKind::Unavailable, source: Some(advised(advice, error)) }
     }
@@ -165,6 +247,12 @@ impl Dial {
             Door::Server(server) => matches!(server.info().addr(), ConnectionAddr::TcpTls { .. }),
             #[cfg(feature = "sentinel")]
             Door::Sentinels(_) => true,
+            #[cfg(feature = "cluster")]
+            Door::Node(server) => matches!(server.info().addr(), ConnectionAddr::TcpTls { .. }),
+            #[cfg(feature = "cluster")]
+            Door::Any(atlas) => {
+                atlas.example().is_some_and(|info| matches!(info.addr(), ConnectionAddr::TcpTls { .. }))
+            }
         }
     }
 
@@ -188,6 +276,10 @@ impl Dial {
             Door::Server(server) => Some(Arc::clone(server)),
             #[cfg(feature = "sentinel")]
             Door::Sentinels(sentinels) => sentinels.latest(),
+            #[cfg(feature = "cluster")]
+            Door::Node(server) => Some(Arc::clone(server)),
+            #[cfg(feature = "cluster")]
+            Door::Any(_) => None,
         }
     }
 
@@ -195,8 +287,8 @@ impl Dial {
     #[cfg(feature = "sentinel")]
     pub(super) fn sentinels(&self) -> Option<&Sentinels> {
         match &self.door {
-            Door::Server(_) => None,
             Door::Sentinels(sentinels) => Some(sentinels),
+            _ => None,
         }
     }
 

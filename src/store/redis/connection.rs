@@ -8,6 +8,8 @@
 //! caller starts another in its own.
 
 mod keeper;
+#[cfg(feature = "cluster")]
+mod node;
 mod vitals;
 
 use std::fmt;
@@ -20,13 +22,14 @@ use redis::{Cmd, RedisError, RedisResult, Value};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
+use tokio::time::error::Elapsed;
 use tokio::time::{Instant, timeout};
 
 use keeper::{Keeper, keep};
 pub(super) use vitals::host_ms;
 
 use super::client::{Dial, STABLE};
-use super::refusal::{Fate, judge, reason, store_error};
+use super::refusal::{Fate, judge, store_error};
 use super::server::Reading;
 use crate::store::{StoreError, StoreErrorKind};
 
@@ -99,8 +102,8 @@ impl Supervisor {
 
     /// Sends a command and waits for its reply, at most `within` in all.
     ///
-    /// Two of the server's errors are replies, because they belong to the protocol: NOSCRIPT and
-    /// WRONGTYPE.
+    /// Some of the server's errors are replies, because they belong to the protocol: NOSCRIPT, WRONGTYPE, and from a
+    /// node of a cluster where to ask instead.
     pub(super) async fn send(self: &Arc<Self>, cmd: &Cmd, within: Duration) -> Result<Value, StoreError> {
         let (up, left) = match self.current()? {
             Some(up) => (up, within),
@@ -108,10 +111,20 @@ impl Supervisor {
             None => Box::pin(self.first(within)).await?,
         };
         let Up { generation, mut connection, .. } = up;
-        match timeout(left, connection.send_packed_command(cmd)).await {
+        let reply = timeout(left, connection.send_packed_command(cmd)).await;
+        self.replied(generation, left, reply)
+    }
+
+    fn replied(
+        &self,
+        generation: u64,
+        waited: Duration,
+        reply: Result<RedisResult<Value>, Elapsed>,
+    ) -> Result<Value, StoreError> {
+        match reply {
             Ok(reply) => self.received(generation, reply),
             Err(_) => {
-                self.timed_out(generation, left);
+                self.timed_out(generation, waited);
                 Err(StoreError::new(StoreErrorKind::TimedOut))
             }
         }
@@ -158,10 +171,13 @@ impl Supervisor {
 
     /// What the server's clock showed, in milliseconds; what this machine's shows, before it was ever read.
     pub(super) fn clock_at(&self, moment: Instant) -> u64 {
-        match self.offset.load(Ordering::Relaxed) {
-            UNKNOWN => host_ms(),
-            offset => (self.since_born(moment) as i64).saturating_add(offset).max(0) as u64,
-        }
+        self.known_clock_at(moment).unwrap_or_else(host_ms)
+    }
+
+    /// The same; `None` before it was ever read.
+    pub(super) fn known_clock_at(&self, moment: Instant) -> Option<u64> {
+        let offset = Some(self.offset.load(Ordering::Relaxed)).filter(|offset| *offset != UNKNOWN)?;
+        Some((self.since_born(moment) as i64).saturating_add(offset).max(0) as u64)
     }
 
     pub(super) fn close(&self) {
@@ -239,7 +255,9 @@ impl Supervisor {
             Ok(Value::ServerError(error)) => {
                 self.answered();
                 answered = true;
-                if matches!(error.code(), "NOSCRIPT" | "WRONGTYPE") {
+                let redirects =
+                    || self.dial.is_node() && matches!(error.code(), "MOVED" | "ASK" | "TRYAGAIN");
+                if matches!(error.code(), "NOSCRIPT" | "WRONGTYPE") || redirects() {
                     return Ok(Value::ServerError(error));
                 }
                 RedisError::from(error)
@@ -304,9 +322,9 @@ impl Supervisor {
         };
         drop(lost);
         if warned {
-            tracing::debug!(reason = %reason(why), "lost the connection to redis");
+            tracing::debug!(reason = %self.dial.told(why), "lost the connection to redis");
         } else {
-            tracing::warn!(reason = %reason(why), "lost the connection to redis");
+            tracing::warn!(reason = %self.dial.told(why), "lost the connection to redis");
         }
         self.suspect();
         self.changed();
@@ -316,9 +334,9 @@ impl Supervisor {
     fn log_refusal(&self, refusal: &StoreError) {
         let bit = if refusal.kind == StoreErrorKind::Transient { 1 } else { 2 };
         if self.logged.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
-            tracing::warn!(reason = %reason(refusal), "redis refuses a command");
+            tracing::warn!(reason = %self.dial.told(refusal), "redis refuses a command");
         } else {
-            tracing::debug!(reason = %reason(refusal), "redis refuses a command");
+            tracing::debug!(reason = %self.dial.told(refusal), "redis refuses a command");
         }
     }
 

@@ -21,11 +21,11 @@ use tokio::time::{Instant, sleep};
 use uuid::Uuid;
 
 use super::call::hand_over;
-use super::client::{Backoff, Dial, STABLE, bounded};
-use super::connection::Supervisor;
+use super::client::{Backoff, Dial, Inbound, STABLE, bounded};
 use super::locks::give_back;
 use super::message::{self, Message};
 use super::refusal::{judge, reason, store_error};
+use super::topology::Commands;
 use crate::store::grants::{Grants, Tell};
 use crate::store::watch::{Hint, Watches};
 use crate::store::{StoreErrorKind, Token};
@@ -40,7 +40,7 @@ const REFUSED: Duration = Duration::from_secs(30);
 pub(super) struct Inbox {
     dial: Dial,
     node: Uuid,
-    commands: Arc<Supervisor>,
+    commands: Commands,
     watches: Arc<Watches>,
     grants: Arc<Grants>,
     task: Mutex<Task>,
@@ -74,7 +74,7 @@ impl Inbox {
     pub(super) fn new(
         dial: Dial,
         node: Uuid,
-        commands: Arc<Supervisor>,
+        commands: Commands,
         watches: Arc<Watches>,
         grants: Arc<Grants>,
     ) -> Arc<Self> {
@@ -174,7 +174,7 @@ impl Inbox {
                 match hint {
                     // The waiter has left: its lease must not stay with nobody.
                     Hint::Granted { token, hops } if !heard && self.is_own(&token) => {
-                        let (commands, name) = (Arc::clone(&self.commands), name.to_owned());
+                        let (commands, name) = (self.commands.clone(), name.to_owned());
                         let within = self.dial.answer;
                         tokio::spawn(async move {
                             let _ = hand_over(&commands, &name, &token, None, hops, within).await;
@@ -187,7 +187,7 @@ impl Inbox {
                 let heard = self.grants.tell(&token, Tell::Granted { fence }).is_some();
                 // Invariant 5 of `locks`.
                 if !heard && self.is_own(&token) {
-                    tokio::spawn(give_back(Arc::clone(&self.commands), lock, token, self.dial.answer));
+                    tokio::spawn(give_back(self.commands.clone(), lock, token, self.dial.answer));
                 }
             }
             Some(Message::Told(token, tell)) => drop(self.grants.tell(&token, tell)),
@@ -328,10 +328,11 @@ async fn subscribed(
     confirmed_at: &mut Option<Instant>,
 ) -> End {
     let mut generation = *generations.borrow_and_update();
-    let (mut sink, mut messages) = match dial.inbox().await {
-        Ok(connection) => connection.split(),
+    let Inbound { messages, at } = match dial.inbox().await {
+        Ok(inbound) => inbound,
         Err(error) => return End::NotOpened(error),
     };
+    let (mut sink, mut messages) = messages.split();
     if let Err(error) = bounded(PING, sink.subscribe(channel)).await {
         let refused = judge(&error).0 == StoreErrorKind::Refused;
         return if refused { End::Refused(error) } else { End::Failed(error) };
@@ -361,10 +362,7 @@ async fn subscribed(
                 if changed.is_err() {
                     return End::Dropped;
                 }
-                // The first connection for commands is opened beside this one, to the same server.
-                // A later one may lead to another: the name stands for a new primary, and the old
-                // one would answer pings for ever.
-                if generation != 0 && latest != generation {
+                if dial.has_left(at.as_deref(), generation, latest) {
                     return End::Moved;
                 }
                 generation = latest;

@@ -22,7 +22,7 @@ use session::{Reader, serve};
 
 use super::call::refused;
 use super::client::{Dial, unexpected};
-use super::connection::Supervisor;
+use super::topology::Commands;
 use crate::store::grants::Grants;
 use crate::store::locks::Announced;
 use crate::store::{StoreError, StoreErrorKind};
@@ -36,7 +36,7 @@ const SETTING: &str = "notify-keyspace-events";
 
 pub(super) struct Keyspace {
     dial: Dial,
-    commands: Arc<Supervisor>,
+    commands: Commands,
     grants: Arc<Grants>,
     state: Mutex<State>,
     /// Tells the session that there are keys to subscribe to.
@@ -71,7 +71,7 @@ struct Standing {
 }
 
 impl Keyspace {
-    pub(super) fn new(dial: Dial, commands: Arc<Supervisor>, grants: Arc<Grants>) -> Arc<Self> {
+    pub(super) fn new(dial: Dial, commands: Commands, grants: Arc<Grants>) -> Arc<Self> {
         Arc::new(Self {
             dial,
             commands,
@@ -89,6 +89,10 @@ impl Keyspace {
         key: &Arc<str>,
         within: Duration,
     ) -> Result<Announced, StoreError> {
+        if self.commands.is_spread() {
+            // A node announces its own keys, to those who listen there; and keys move.
+            return Ok(Announced::No { why: "a cluster announces keys on their own nodes only" });
+        }
         let mut changes = self.changes.subscribe();
         let answered = async {
             loop {
@@ -209,13 +213,13 @@ impl fmt::Debug for Keyspace {
 
 /// Has the server announce what is listened for, beside whatever it announces to others. Again on each
 /// connection, because a server that was restarted has forgotten it.
-async fn configure(commands: &Arc<Supervisor>, within: Duration) -> Result<(), StoreError> {
-    let answer = commands.send(redis::cmd("CONFIG").arg("GET").arg(SETTING), within).await?;
+async fn configure(commands: &Commands, within: Duration) -> Result<(), StoreError> {
+    let answer = commands.send("", redis::cmd("CONFIG").arg("GET").arg(SETTING), within).await?;
     let settings: HashMap<String, String> =
         redis::from_redis_value(answer).map_err(|_| refused(unexpected()))?;
     let flags = settings.get(SETTING).ok_or_else(|| refused(unexpected()))?;
     if let Some(flags) = merged(flags) {
-        match commands.send(redis::cmd("CONFIG").arg("SET").arg(SETTING).arg(flags), within).await? {
+        match commands.send("", redis::cmd("CONFIG").arg("SET").arg(SETTING).arg(flags), within).await? {
             Value::Okay => {}
             _ => return Err(refused(unexpected())),
         }

@@ -12,7 +12,6 @@
 //! A mutex under a user's prefix has companions of other names, because its key may read like the tag of
 //! another mutex.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -22,8 +21,8 @@ use tokio::time::sleep;
 use super::RedisStore;
 use super::call::{refused, run_call};
 use super::client::unexpected;
-use super::connection::Supervisor;
 use super::scripts::{self, By, Script, millis};
+use super::topology::Commands;
 use crate::store::grants::Await;
 use crate::store::locks::{
     Announced, Change, Create, LockName, LockStore, MutexHolder, MutexTaken, PermitFreed, PermitTaken,
@@ -58,7 +57,7 @@ impl<'a> Step<'a> {
 
     async fn run<T>(
         self,
-        commands: &Arc<Supervisor>,
+        commands: &Commands,
         args: impl Fn(&mut Cmd) + Sync,
         within: Duration,
         read: impl FnOnce(Value) -> Option<T>,
@@ -68,7 +67,7 @@ impl<'a> Step<'a> {
             args(&mut cmd);
             cmd
         };
-        let answer = run_call(commands, call, within).await?;
+        let answer = run_call(commands, &self.name.key, call, within).await?;
         read(answer).ok_or_else(|| refused(unexpected()))
     }
 }
@@ -214,13 +213,17 @@ impl LockStore for RedisStore {
         self.inbox.hears() && self.keyspace.hears()
     }
 
+    fn grants_are_claims(&self) -> bool {
+        self.commands.is_spread()
+    }
+
     fn announce<'a>(&'a self, name: &'a LockName, within: Duration) -> Reply<'a, Announced> {
         Box::pin(self.keyspace.announce(&name.key, within))
     }
 }
 
 async fn free_mutex(
-    commands: &Arc<Supervisor>,
+    commands: &Commands,
     name: &LockName,
     token: &Token,
     ttl: Option<Duration>,
@@ -233,7 +236,7 @@ async fn free_mutex(
 }
 
 async fn free_permit(
-    commands: &Arc<Supervisor>,
+    commands: &Commands,
     name: &LockName,
     token: &Token,
     lease: Duration,
@@ -247,7 +250,7 @@ async fn free_permit(
 
 /// Gives back what was granted to a waiter that has left. It would be missing until it expires, which some
 /// mutexes never do; so this is tried for a while.
-pub(super) async fn give_back(commands: Arc<Supervisor>, name: LockName, token: Token, within: Duration) {
+pub(super) async fn give_back(commands: Commands, name: LockName, token: Token, within: Duration) {
     const PAUSES: [u64; 6] = [50, 200, 1_000, 3_000, 10_000, 0];
     for pause in PAUSES {
         // Who was granted it is in no queue any more, so the time to live, by which a place is found, is none.

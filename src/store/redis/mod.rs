@@ -17,6 +17,8 @@ mod advice;
 mod call;
 mod checkup;
 mod client;
+#[cfg(feature = "cluster")]
+mod cluster;
 mod connection;
 mod inbox;
 mod keyspace;
@@ -28,6 +30,7 @@ mod scripts;
 mod sentinel;
 mod server;
 mod tags;
+mod topology;
 
 use std::fmt;
 use std::future::Future;
@@ -37,6 +40,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+#[cfg(feature = "cluster")]
+use redis::cluster::ClusterClient;
 #[cfg(feature = "sentinel")]
 use redis::sentinel::SentinelClient;
 use redis::{Client, Cmd, Value};
@@ -45,13 +50,15 @@ use uuid::Uuid;
 
 use call::{hand_over, refused, run};
 use client::{Dial, unexpected};
+#[cfg(feature = "cluster")]
+use cluster::Cluster;
 use connection::Supervisor;
 use inbox::Inbox;
 use keyspace::Keyspace;
-use refusal::reason;
 use scripts::{Script, get_entry, millis, push_outcome, sha1_hex};
 #[cfg(feature = "sentinel")]
 use sentinel::Sentinels;
+use topology::Commands;
 
 use super::grants::Grants;
 use super::watch::Watches;
@@ -59,7 +66,7 @@ use super::{
     Acquire, Acquired, Examine, Fail, HandedOver, Kept, Reply, Store, StoreError, StoreErrorKind, Token,
     Watch,
 };
-use crate::health::{Breaker, Finding, Health, LinkState, Topology};
+use crate::health::{Finding, Health, Topology};
 use crate::key::Key;
 
 /// One node's connections to a Redis server.
@@ -70,7 +77,7 @@ pub(crate) struct RedisStore {
     topology: Topology,
     /// The deadline of one command.
     command_timeout: Duration,
-    commands: Arc<Supervisor>,
+    commands: Commands,
     inbox: Arc<Inbox>,
     watches: Arc<Watches>,
     grants: Arc<Grants>,
@@ -85,7 +92,7 @@ impl RedisStore {
         let mut place = DefaultHasher::new();
         info.addr().to_string().hash(&mut place);
         info.redis_settings().db().hash(&mut place);
-        Self::of(Dial::new(&client, command_timeout), Topology::Single, place.finish())
+        Self::of(Dial::new(&client, command_timeout), None, Topology::Single, place.finish())
     }
 
     /// The same on whichever server these sentinels call the primary.
@@ -93,23 +100,34 @@ impl RedisStore {
     pub(crate) fn watched(client: SentinelClient, command_timeout: Duration) -> Self {
         // The client does not show what it leads to, so each guard is taken for one of its own.
         let place = fastrand::u64(..);
-        Self::of(Dial::through(Sentinels::new(client), command_timeout), Topology::Sentinel, place)
+        Self::of(Dial::through(Sentinels::new(client), command_timeout), None, Topology::Sentinel, place)
     }
 
-    fn of(dial: Dial, topology: Topology, place: u64) -> Self {
+    /// The same on the nodes of a cluster.
+    #[cfg(feature = "cluster")]
+    pub(crate) fn spread(client: ClusterClient, command_timeout: Duration) -> Self {
+        let cluster = Cluster::new(client, command_timeout);
+        let mut place = DefaultHasher::new();
+        cluster.atlas().described().hash(&mut place);
+        let inbox = Dial::any(cluster.atlas(), command_timeout);
+        Self::of(inbox, Some(Commands::Cluster(cluster)), Topology::Cluster, place.finish())
+    }
+
+    /// `dial` leads to messages; and to commands, where those have no ways of their own.
+    fn of(dial: Dial, commands: Option<Commands>, topology: Topology, place: u64) -> Self {
         let node = Uuid::new_v4();
         let command_timeout = dial.answer;
         let watches = Arc::new(Watches::default());
-        let commands = Supervisor::new(dial.clone());
+        let commands = commands.unwrap_or_else(|| Supervisor::new(dial.clone()).into());
         let grants = Arc::new(Grants::default());
-        let keyspace = Keyspace::new(dial.clone(), Arc::clone(&commands), Arc::clone(&grants));
-        let inbox = Inbox::new(dial, node, Arc::clone(&commands), Arc::clone(&watches), Arc::clone(&grants));
+        let keyspace = Keyspace::new(dial.clone(), commands.clone(), Arc::clone(&grants));
+        let inbox = Inbox::new(dial, node, commands.clone(), Arc::clone(&watches), Arc::clone(&grants));
         Self { node, place, topology, command_timeout, commands, inbox, watches, grants, keyspace }
     }
 
     /// LOOK UP, without a box around it.
     pub(crate) async fn get(&self, key: &Key, within: Duration) -> Result<Option<Bytes>, StoreError> {
-        match self.commands.send(&get_entry(key.name()), within).await? {
+        match self.commands.send(key.name(), &get_entry(key.name()), within).await? {
             Value::BulkString(entry) => Ok(Some(Bytes::from(entry))),
             // Foreign data under our name is no entry of ours.
             Value::Nil => Ok(None),
@@ -287,14 +305,13 @@ impl Store for RedisStore {
     }
 
     fn health(&self) -> Health {
-        let (commands, why) = self.commands.link();
-        let refuses = matches!(commands, LinkState::Down | LinkState::Closed);
+        let (commands, breaker, reason) = self.commands.link();
         Health {
             topology: self.topology,
             commands,
             inbox: self.inbox.link(),
-            breaker: if refuses { Breaker::Open } else { Breaker::Closed },
-            reason: why.as_ref().map(reason),
+            breaker,
+            reason,
             clock: self.commands.clock(),
             last_heard: self.inbox.last_heard(),
         }

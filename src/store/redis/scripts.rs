@@ -15,57 +15,87 @@ use crate::store::locks::LockName;
 
 /// One script and the keys it is called with.
 pub(super) struct Script {
-    text: &'static str,
+    here: Text,
+    /// The same where keys are on several servers, and a script can not know who hears what it publishes.
+    spread: Text,
     /// Their kinds, in the order of KEYS: `e`ntry, `l`ease, `q`ueue, `o`utcome, `t`ag, list of `v`ariants; none for the scripts
     /// of locks, whose callers name them.
     keys: &'static [u8],
+}
+
+struct Text {
+    text: &'static str,
     sha1: OnceLock<String>,
 }
 
+impl Text {
+    const fn new(text: &'static str) -> Self {
+        Self { text, sha1: OnceLock::new() }
+    }
+
+    fn sha1(&self) -> &str {
+        self.sha1.get_or_init(|| sha1_hex(self.text.as_bytes()))
+    }
+}
+
 macro_rules! script {
-    ($(#[$doc:meta])* $name:ident, $keys:literal, $($file:literal),+) => {
-        $(#[$doc])*
-        pub(super) static $name: Script =
-            Script { text: concat!($(include_str!($file)),+), keys: $keys, sha1: OnceLock::new() };
+    ($name:ident, $keys:literal, $($file:literal),+) => {
+        pub(super) static $name: Script = Script {
+            here: Text::new(concat!($(include_str!($file)),+)),
+            spread: Text::new(concat!($(include_str!($file)),+)),
+            keys: $keys,
+        };
+    };
+}
+
+/// A script that gives something to a waiter: whether that waiter hears of it can be known on one server, where there
+/// is no prelude that says otherwise.
+macro_rules! giving {
+    ($name:ident, $keys:literal, $($file:literal),+) => {
+        pub(super) static $name: Script = Script {
+            here: Text::new(concat!(include_str!("scripts/here.lua"), $(include_str!($file)),+)),
+            spread: Text::new(concat!(include_str!("scripts/spread.lua"), $(include_str!($file)),+)),
+            keys: $keys,
+        };
     };
 }
 script!(ACQUIRE, b"elqo", "scripts/acquire.lua");
 script!(COMMIT, b"elqo", "scripts/wake.lua", "scripts/commit.lua");
 script!(FAIL, b"elqo", "scripts/wake.lua", "scripts/fail.lua");
-script!(HAND_OVER, b"lq", "scripts/hand_over.lua");
+giving!(HAND_OVER, b"lq", "scripts/hand_over.lua");
 script!(RENEW, b"l", "scripts/renew.lua");
 script!(RELEASE, b"lq", "scripts/wake.lua", "scripts/release.lua");
 script!(INVALIDATE, b"elqo", "scripts/wake.lua", "scripts/invalidate.lua");
 script!(TAG, b"t", "scripts/tag.lua");
 script!(ENLIST, b"v", "scripts/enlist.lua");
 script!(DOCTOR, b"e", "scripts/doctor.lua");
-script!(MUTEX_TAKE, b"", "scripts/tell_sooner.lua", "scripts/mutex.lua", "scripts/mutex_take.lua");
-script!(MUTEX_FREE, b"", "scripts/tell_sooner.lua", "scripts/mutex.lua", "scripts/mutex_free.lua");
-script!(MUTEX_BREAK, b"", "scripts/tell_sooner.lua", "scripts/mutex.lua", "scripts/mutex_break.lua");
+giving!(MUTEX_TAKE, b"", "scripts/tell_sooner.lua", "scripts/mutex.lua", "scripts/mutex_take.lua");
+giving!(MUTEX_FREE, b"", "scripts/tell_sooner.lua", "scripts/mutex.lua", "scripts/mutex_free.lua");
+giving!(MUTEX_BREAK, b"", "scripts/tell_sooner.lua", "scripts/mutex.lua", "scripts/mutex_break.lua");
 script!(MUTEX_EXTEND, b"", "scripts/mutex_extend.lua");
 script!(MUTEX_LOOK, b"", "scripts/mutex_look.lua");
-script!(
+giving!(
     SEMAPHORE_TAKE,
     b"",
     "scripts/tell_sooner.lua",
     "scripts/semaphore.lua",
     "scripts/semaphore_take.lua"
 );
-script!(
+giving!(
     SEMAPHORE_FREE,
     b"",
     "scripts/tell_sooner.lua",
     "scripts/semaphore.lua",
     "scripts/semaphore_free.lua"
 );
-script!(
+giving!(
     SEMAPHORE_REFRESH,
     b"",
     "scripts/tell_sooner.lua",
     "scripts/semaphore.lua",
     "scripts/semaphore_refresh.lua"
 );
-script!(
+giving!(
     SEMAPHORE_CHANGE,
     b"",
     "scripts/tell_sooner.lua",
@@ -74,11 +104,11 @@ script!(
 );
 script!(SEMAPHORE_LOOK, b"", "scripts/semaphore_look.lua");
 
-/// How a call names its script.
+/// How a call names its script, and which of its texts.
 #[derive(Clone, Copy)]
-pub(super) enum By {
-    Sha1,
-    Text,
+pub(super) struct By {
+    pub(super) sha1: bool,
+    pub(super) spread: bool,
 }
 
 impl Script {
@@ -106,17 +136,11 @@ impl Script {
     }
 
     fn head(&self, by: By, keys: usize, size: usize) -> Cmd {
-        let (call, script) = match by {
-            By::Sha1 => ("EVALSHA", self.sha1()),
-            By::Text => ("EVAL", self.text),
-        };
+        let text = if by.spread { &self.spread } else { &self.here };
+        let (call, script) = if by.sha1 { ("EVALSHA", text.sha1()) } else { ("EVAL", text.text) };
         let mut cmd = Cmd::with_capacity(keys + 9, script.len() + size + 32);
         cmd.arg(call).arg(script).arg(keys);
         cmd
-    }
-
-    fn sha1(&self) -> &str {
-        self.sha1.get_or_init(|| sha1_hex(self.text.as_bytes()))
     }
 }
 
@@ -167,6 +191,8 @@ pub(super) fn push_outcome(cmd: &mut Cmd, token: &str, payload: &[u8], keep: Dur
 mod tests {
     use super::*;
 
+    const BY_SHA1: By = By { sha1: true, spread: false };
+
     fn words(cmd: &Cmd) -> Vec<String> {
         cmd.args_iter()
             .map(|arg| match arg {
@@ -179,18 +205,18 @@ mod tests {
     #[test]
     fn keys_of_one_resource_share_a_slot() {
         assert_eq!(words(&get_entry("ns:user:42")), ["GET", "sg1:e:{ns:user:42}"]);
-        let call = words(&RELEASE.call(By::Sha1, "ns:k", 0));
+        let call = words(&RELEASE.call(BY_SHA1, "ns:k", 0));
         assert_eq!(call[0], "EVALSHA");
         assert_eq!(call[2..], ["2", "sg1:l:{ns:k}", "sg1:q:{ns:k}"]);
-        let call = words(&MUTEX_TAKE.call_on(By::Sha1, &LockName::prefixed("lock:k"), &["sg1:pq"], 0));
+        let call = words(&MUTEX_TAKE.call_on(BY_SHA1, &LockName::prefixed("lock:k"), &["sg1:pq"], 0));
         assert_eq!(call[2..], ["2", "lock:k", "sg1:pq:{lock:k}"]);
     }
 
     #[test]
     fn a_script_is_named_by_the_digest_of_its_whole_text() {
         assert_eq!(sha1_hex(b"return 1"), "e0e1f9fabfc9d4800c877a703b823ac0578ff8db");
-        assert_eq!(words(&COMMIT.call(By::Sha1, "k", 0))[1], sha1_hex(COMMIT.text.as_bytes()));
-        assert!(COMMIT.text.starts_with("-- Prelude"));
+        assert_eq!(words(&COMMIT.call(BY_SHA1, "k", 0))[1], sha1_hex(COMMIT.here.text.as_bytes()));
+        assert!(COMMIT.here.text.starts_with("-- Prelude"));
     }
 
     #[test]

@@ -41,7 +41,7 @@ impl TagStore for RedisStore {
             let mut cmd = Cmd::with_capacity(2, tag.name().len() + 16);
             cmd.arg("DEL");
             push_key(&mut cmd, b't', tag.name());
-            match self.commands.send(&cmd, within).await? {
+            match self.commands.send(tag.name(), &cmd, within).await? {
                 Value::Int(_) => Ok(()),
                 Value::ServerError(error) => Err(refused(error.into())),
                 _ => Err(refused(unexpected())),
@@ -61,12 +61,12 @@ impl TagStore for RedisStore {
         })
     }
 
-    fn replicated(&self, replicas: u32, within: Duration) -> Reply<'_, u32> {
+    fn replicated<'a>(&'a self, key: &'a Key, replicas: u32, within: Duration) -> Reply<'a, u32> {
         Box::pin(async move {
             let mut cmd = Cmd::with_capacity(3, 32);
             cmd.arg("WAIT").arg(replicas).arg(millis(within));
             // The server answers after that time at the latest.
-            match self.commands.send(&cmd, within + self.command_timeout).await? {
+            match self.commands.send(key.name(), &cmd, within + self.command_timeout).await? {
                 Value::Int(count) => Ok(u32::try_from(count).unwrap_or(0)),
                 Value::ServerError(error) => Err(refused(error.into())),
                 _ => Err(refused(unexpected())),
@@ -76,13 +76,21 @@ impl TagStore for RedisStore {
 }
 
 impl RedisStore {
-    /// An entry and ids, all as they are at one moment. Foreign data is answered as if there were nothing.
+    /// An entry and ids, all as they are at one moment; of a cluster, each as it is at some moment after the call. Whoever
+    /// calls after an invalidation was acknowledged finds the tag's new id or none in either case, and the entry is
+    /// no value with it. Foreign data is answered as if there were nothing.
     async fn mget(
         &self,
         entry: Option<&Key>,
         tags: &[Key],
         within: Duration,
     ) -> Result<Vec<Value>, StoreError> {
+        if self.commands.is_spread() {
+            // Not by slot: of keys whose slot is on its way some may be here and some there, and MGET is refused.
+            let entry = entry.into_iter().map(|key| (b'e', key.name()));
+            let all = entry.chain(tags.iter().map(|tag| (b't', tag.name())));
+            return try_join_all(all.map(|(kind, name)| self.get_one(kind, name, within))).await;
+        }
         let names: usize = entry.iter().copied().chain(tags).map(|key| key.name().len() + 8).sum();
         let mut cmd = Cmd::with_capacity(tags.len() + 2, names + 16);
         cmd.arg("MGET");
@@ -92,10 +100,21 @@ impl RedisStore {
         for tag in tags {
             push_key(&mut cmd, b't', tag.name());
         }
-        match self.commands.send(&cmd, within).await? {
+        match self.commands.send("", &cmd, within).await? {
             Value::Array(values) => Ok(values),
             Value::ServerError(error) => Err(refused(error.into())),
             _ => Err(refused(unexpected())),
+        }
+    }
+
+    async fn get_one(&self, kind: u8, name: &str, within: Duration) -> Result<Value, StoreError> {
+        let mut cmd = Cmd::with_capacity(2, name.len() + 11);
+        cmd.arg("GET");
+        push_key(&mut cmd, kind, name);
+        match self.commands.send(name, &cmd, within).await? {
+            Value::ServerError(error) if error.code() == "WRONGTYPE" => Ok(Value::Nil),
+            Value::ServerError(error) => Err(refused(error.into())),
+            value => Ok(value),
         }
     }
 

@@ -61,8 +61,9 @@ impl TagStore for Line {
         self.ask(true, WITHIN, move |node| now(node.enlist(&list, member, most, life)))
     }
 
-    fn replicated(&self, replicas: u32, within: Duration) -> Reply<'_, u32> {
-        self.ask(false, within, move |node| now(node.replicated(replicas, NOW)))
+    fn replicated<'a>(&'a self, key: &'a Key, replicas: u32, within: Duration) -> Reply<'a, u32> {
+        let key = key.clone();
+        self.ask(false, within, move |node| now(node.replicated(&key, replicas, NOW)))
     }
 }
 

@@ -7,6 +7,8 @@ mod ailments;
 mod cancellation;
 mod chaos;
 pub(crate) mod clock;
+#[cfg(feature = "cluster")]
+mod cluster;
 mod connections;
 mod doctor;
 mod figures;
@@ -82,6 +84,10 @@ fn unconnected(url: &str, policy: Policy) -> StampedeGuard {
     #[cfg(feature = "sentinel")]
     if url.starts_with(sentinel::SCHEME) {
         return StampedeGuard::builder(sentinel::client(url)).policy(policy).build().expect("valid");
+    }
+    #[cfg(feature = "cluster")]
+    if url.starts_with(cluster::SCHEME) {
+        return StampedeGuard::builder(cluster::client(url)).policy(policy).build().expect("valid");
     }
     let client = redis::Client::open(url).expect("an address");
     StampedeGuard::builder(client).policy(policy).build().expect("valid")

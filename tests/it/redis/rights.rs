@@ -89,6 +89,19 @@ fn each_script_says_which_commands_it_calls() {
     }
 }
 
+/// What other topologies need beside it is what their tests run with.
+#[cfg(all(feature = "cluster", feature = "sentinel"))]
+#[test]
+fn the_documents_name_what_sentinel_and_cluster_need() {
+    let cluster = crate::support::cluster::CLUSTER_RIGHTS.join(" ");
+    for text in [include_str!("../../../README.md"), include_str!("../../../SECURITY.md")] {
+        assert!(
+            text.contains(&format!("`{cluster}`"))
+                && text.contains(&format!("`{}`", crate::support::sentinels::ROLE))
+        );
+    }
+}
+
 /// The user that the README tells to create is the one that the tests run as.
 #[test]
 fn the_readme_names_the_minimal_user() {

@@ -10,6 +10,8 @@
 
 #[cfg(feature = "tls")]
 pub(crate) mod certificates;
+#[cfg(feature = "cluster")]
+pub(crate) mod cluster;
 #[cfg(all(feature = "redis", feature = "http"))]
 pub(crate) mod example;
 pub(crate) mod gate;

@@ -95,6 +95,11 @@ impl RedisServer {
         self.running(|process| process.guarded.pid())
     }
 
+    /// Whether it was started and not killed.
+    pub(crate) fn is_running(&self) -> bool {
+        self.process().is_some()
+    }
+
     /// Ends the server by SIGKILL. When this returns, its port refuses connections.
     pub(crate) fn kill(&self) {
         let process = self.process().take().expect("the server runs");

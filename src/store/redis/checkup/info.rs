@@ -34,6 +34,9 @@ pub(super) fn server(greeting: Value, topology: Topology, address: Option<&str>)
         ("standalone" | "", "master" | "primary" | "") => {
             Finding::ok("topology", format!("the sentinels' primary, at {address}"))
         }
+        ("cluster", _) if topology == Topology::Cluster => {
+            Finding::ok("topology", format!("a cluster; what follows is about its master at {address}"))
+        }
         ("sentinel", _) => Finding::problem("topology", "a Sentinel, which stores nothing")
             .cost(ALONE)
             .advice("make the guard from a redis::sentinel::SentinelClient (feature `sentinel`)"),

@@ -144,12 +144,15 @@ pub(super) async fn examine(
     let mut refused = Refused::default();
     plain(commands, name, &mut refused).await?;
     let sent = Instant::now();
-    let mut answer = one(commands, scripts::DOCTOR.call(By::Sha1, name, 64).arg(channel)).await?;
+    let mut answer =
+        one(commands, scripts::DOCTOR.call(By { sha1: true, spread: false }, name, 64).arg(channel)).await?;
     if matches!(&answer, Value::ServerError(error) if error.code() != "NOSCRIPT") {
         refused.add("EVALSHA", &said(&answer));
     }
     if matches!(&answer, Value::ServerError(_)) {
-        answer = one(commands, scripts::DOCTOR.call(By::Text, name, 64).arg(channel)).await?;
+        answer =
+            one(commands, scripts::DOCTOR.call(By { sha1: false, spread: false }, name, 64).arg(channel))
+                .await?;
     }
     let (mut published_at, mut heard) = (None, 0);
     match redis::from_redis_value_ref::<(i64, Vec<String>)>(&answer) {

@@ -10,7 +10,6 @@ use tokio::time::{Instant, timeout};
 
 use super::{State, Supervisor, Up};
 use crate::store::redis::client::{Backoff, Dial, bounded};
-use crate::store::redis::refusal::reason;
 use crate::store::redis::server::Reading;
 
 /// The keeper's hold on the supervisor. Weak: a store that is dropped takes its keeper along.
@@ -88,9 +87,9 @@ impl Keeper {
                 drop(slot);
                 supervisor.changed();
                 if warned {
-                    tracing::debug!(reason = %reason(&why), "can not connect to redis");
+                    tracing::debug!(reason = %supervisor.dial.told(&why), "can not connect to redis");
                 } else {
-                    tracing::warn!(reason = %reason(&why), "can not connect to redis");
+                    tracing::warn!(reason = %supervisor.dial.told(&why), "can not connect to redis");
                 }
                 None
             }

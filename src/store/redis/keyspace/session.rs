@@ -188,7 +188,7 @@ async fn session(
     asked: &Notify,
 ) -> End {
     let mut generation = *generations.borrow_and_update();
-    let Some(commands) = reader.keyspace.upgrade().map(|keyspace| Arc::clone(&keyspace.commands)) else {
+    let Some(commands) = reader.keyspace.upgrade().map(|keyspace| keyspace.commands.clone()) else {
         return End::Done;
     };
     match configure(&commands, dial.answer).await {
@@ -197,7 +197,7 @@ async fn session(
         Err(why) => return End::Failed(why),
     }
     let (mut sink, mut messages) = match dial.inbox().await {
-        Ok(connection) => connection.split(),
+        Ok(inbound) => inbound.messages.split(),
         Err(error) => return failed(error),
     };
     // What the names of the channels begin with: they differ by database.

@@ -48,12 +48,16 @@ local function pass_on(asking, leaving)
       before = before or redis.call('PTTL', KEYS[1])
       -- The mutex first: if the grant is lost, the waiter still finds itself the holder at its next
       -- TAKE.
+      if spread then
+        ttl = ttl == '0' and '1000' or tostring(math.max(250, math.floor(tonumber(ttl) / 4)))
+        given[string.sub(token, 1, 32)] = true
+      end
       give(token, ttl)
       -- In two parts, each of which is a whole number for any server, and half as long in the making.
       local low = fence % 100000000
       local grant = 'm' .. token .. string.format('%08d%08d', (fence - low) / 100000000, low) .. KEYS[1]
       local receivers = redis.pcall('PUBLISH', 'sg1:i:' .. string.sub(token, 1, 32), grant)
-      if type(receivers) == 'number' and receivers > 0 then
+      if spread or (type(receivers) == 'number' and receivers > 0) then
         -- Who waits has slept on the time of the holder before, or on that of a foreign one.
         if ttl ~= '0' and (before < 0 or tonumber(ttl) < before) then
           tell_sooner()

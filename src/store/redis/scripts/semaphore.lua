@@ -68,13 +68,17 @@ local function serve(own)
     if lease then
       -- The permit first: if the grant is lost, the waiter still finds itself a holder at its next
       -- TAKE.
-      grant(token, lease)
       local heard = token == own
+      if spread and not heard then
+        lease = math.max(250, math.floor(lease / 4))
+        given[string.sub(token, 1, 32)] = true
+      end
+      grant(token, lease)
       reached = reached or heard
       if not heard then
         local message = 'p' .. token .. string.sub(KEYS[1], 9, -2)
         local receivers = redis.pcall('PUBLISH', 'sg1:i:' .. string.sub(token, 1, 32), message)
-        heard = type(receivers) == 'number' and receivers > 0
+        heard = spread or (type(receivers) == 'number' and receivers > 0)
       end
       if not heard then
         redis.call('ZREM', KEYS[1], token)

@@ -3,14 +3,21 @@
 -- KEYS: the lock's own, its queue
 -- calls: lrange publish
 
--- Tells those who wait that its time ends sooner than they were told when they looked; once per node.
+-- In a cluster: the nodes that were given something just now.
+local given = spread and {}
+
+-- Tells those who wait that its time ends sooner than they were told when they looked; once per node. In a cluster,
+-- where that is so at each hand-over, the first of them that is another node's is enough to look after a claim.
 local function tell_sooner()
   local told = {}
   for _, waiter in ipairs(redis.call('LRANGE', KEYS[2], 0, -1)) do
     local node = string.sub(waiter, 1, 32)
-    if not told[node] then
+    if not told[node] and not (spread and given[node]) then
       told[node] = true
       redis.pcall('PUBLISH', 'sg1:i:' .. node, 'r' .. KEYS[1])
+      if spread then
+        return
+      end
     end
   end
 end

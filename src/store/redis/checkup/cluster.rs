@@ -1,0 +1,101 @@
+//! A look at a cluster: who serves the slots, what stands by, whether each master can be reached, and its clock.
+
+use redis::{RedisResult, Value};
+use tokio::time::{Instant, timeout};
+
+use super::{ALONE, ANSWER, one, words};
+use crate::health::Finding;
+use crate::store::redis::client::bounded;
+use crate::store::redis::cluster::{Cluster, Coverage};
+use crate::store::redis::refusal::reason;
+use crate::store::redis::server::Reading;
+
+/// Clocks that differ by more than this are told of.
+const APART: u64 = 1_000;
+
+/// What can be seen of all masters; `None` with the findings where there is nothing more to look at.
+pub(super) async fn examine(
+    cluster: &std::sync::Arc<Cluster>,
+    user: &str,
+    findings: &mut Vec<Finding>,
+) -> Option<()> {
+    let up = timeout(ANSWER * 2, cluster.until_up()).await;
+    let Some(Coverage { masters, unserved }) = cluster.coverage() else {
+        let why = cluster.down().map_or_else(|| format!("{up:?}"), |why| reason(&why));
+        let found = Finding::problem("cluster", format!("no node tells who has which slot: {why}"));
+        let advice = format!(
+            "the addresses given to the ClusterClient; ACL SETUSER {user} +cluster|slots; are they nodes of a cluster?"
+        );
+        findings.push(found.cost(ALONE).advice(advice));
+        return None;
+    };
+    let alone: Vec<_> =
+        masters.iter().filter(|master| master.replicas == 0).map(|master| master.name()).collect();
+    let found = format!("{} masters", masters.len());
+    findings.push(if unserved > 0 {
+        Finding::problem("cluster", format!("{found}; {unserved} of 16384 slots are served by nobody"))
+            .cost(format!("for their keys {ALONE}; by default the whole cluster takes no commands then"))
+            .advice("redis-cli --cluster check, and fix")
+    } else if alone.is_empty() {
+        Finding::ok("cluster", format!("{found} serve all slots, each with a replica or more"))
+    } else {
+        Finding::warning(
+            "cluster",
+            format!("{found} serve all slots; without a replica: {}", alone.join(", ")),
+        )
+        .cost(format!("when one of these is down, for its keys {ALONE}; by default for all keys"))
+        .advice("a replica for each master")
+    });
+    let mut clocks = Vec::new();
+    for master in &masters {
+        let mut dial = master.server.dial.clone();
+        dial.answer = ANSWER;
+        let started = Instant::now();
+        let opened = dial.commands().await;
+        match opened {
+            Ok((_, reading)) => clocks.extend(reading.map(|reading| (master.name(), reading))),
+            Err(error) => {
+                let found = format!("{} can not be reached: {}", master.name(), words(error));
+                let cost = format!("for its keys {ALONE}; those of the others are as before");
+                findings.push(
+                    Finding::problem("master", found)
+                        .cost(cost)
+                        .advice("is it up, and where the cluster says?"),
+                );
+                continue;
+            }
+        }
+        let found =
+            format!("{} opened in {:.1?}, {} replicas", master.name(), started.elapsed(), master.replicas);
+        findings.push(Finding::ok("master", found));
+    }
+    findings.extend(apart(&clocks));
+    Some(())
+}
+
+/// Masters whose clocks are not that of the first, by which entries are judged.
+fn apart(clocks: &[(String, Reading)]) -> Option<Finding> {
+    let now = Instant::now();
+    let at = |reading: &Reading| reading.server_ms + now.duration_since(reading.at).as_millis() as u64;
+    let (first, by) = clocks.first()?;
+    let (name, off) =
+        clocks.iter().map(|(name, other)| (name, at(other).abs_diff(at(by)))).max_by_key(|(_, off)| *off)?;
+    (off > APART).then(|| {
+        Finding::warning("clocks", format!("that of {name} is {off} ms from that of {first}"))
+            .cost("nothing for entries, which go by the first; fences and times to live of locks go by their own master's")
+            .advice("NTP on all nodes")
+    })
+}
+
+/// Whether this user may follow a slot that is on its way.
+pub(super) async fn may_ask(
+    commands: &mut redis::aio::MultiplexedConnection,
+    user: &str,
+) -> RedisResult<Option<Finding>> {
+    let answer = bounded(ANSWER, one(commands, redis::cmd("ASKING"))).await?;
+    Ok(matches!(&answer, Value::ServerError(error) if error.code() == "NOPERM").then(|| {
+        Finding::warning("rights", format!("`{user}` may not ASKING"))
+            .cost("while a slot moves to another node, requests for its keys load without the fleet")
+            .advice(format!("ACL SETUSER {user} +asking"))
+    }))
+}

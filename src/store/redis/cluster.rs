@@ -1,0 +1,373 @@
+//! Many servers, each with some of the slots: a supervisor for each master, and a chart of who has which slot.
+//!
+//! A key's command goes to its slot's master and nowhere else, so a master that hangs costs its own keys what a single
+//! server that hangs costs, by its own breaker, and the others nothing. redis-rs's own cluster connection is not used: it
+//! has one task for all nodes, which waits for the slowest of them whenever the slots have changed. It only tells how to
+//! connect ([`locate`]).
+//!
+//! The chart is drawn in the background ([`survey`]). Where it is behind, the node that is asked says so (MOVED, ASK), and
+//! the command goes on from there, within its deadline.
+
+mod atlas;
+mod chart;
+mod locate;
+mod slots;
+mod survey;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use redis::cluster::ClusterClient;
+use redis::{Cmd, RedisResult, Value};
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, watch};
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, sleep, timeout};
+
+pub(super) use atlas::Atlas;
+pub(super) use chart::Coverage;
+use chart::{Chart, Layout};
+use slots::{Address, Redirect, redirect, slot_of};
+use survey::{Surveyor, survey};
+
+use super::client::Dial;
+use super::connection::Supervisor;
+use super::refusal::store_error;
+use crate::health::{Breaker, ClockReading, LinkState};
+use crate::store::{StoreError, StoreErrorKind};
+use crate::sync::lock;
+
+/// How often a command is sent on. A chart that is one change behind is right after the first time.
+const REDIRECTIONS: usize = 5;
+/// Pauses before a command is sent again whose keys are on their way to another node, some here and some there.
+const FIRST_PAUSE: Duration = Duration::from_millis(5);
+const LAST_PAUSE: Duration = Duration::from_millis(40);
+
+pub(super) struct Cluster {
+    atlas: Arc<Atlas>,
+    /// The deadline of one command.
+    answer: Duration,
+    state: Mutex<State>,
+    /// Whether the surveyor is there; in front of the lock, because every command asks.
+    running: AtomicBool,
+    /// Sent whenever the answer to those who wait may have changed.
+    changes: watch::Sender<u64>,
+    /// Has the surveyor look: there is reason to think that the chart is behind.
+    look: Arc<Notify>,
+}
+
+struct State {
+    chart: Chart,
+    /// One per node that is in the chart, or was sent to a moment ago.
+    servers: HashMap<Address, Kept>,
+    /// Counts surveyors: one that was given up must not touch the state any more.
+    surveyors: u64,
+    surveyor: Option<AbortHandle>,
+}
+
+struct Kept {
+    server: Arc<Supervisor>,
+    used: Instant,
+}
+
+impl Cluster {
+    pub(super) fn new(client: ClusterClient, answer: Duration) -> Arc<Self> {
+        Arc::new(Self {
+            atlas: Arc::new(Atlas::new(client)),
+            answer,
+            state: Mutex::new(State {
+                chart: Chart::Blank,
+                servers: HashMap::new(),
+                surveyors: 0,
+                surveyor: None,
+            }),
+            running: AtomicBool::new(false),
+            changes: watch::Sender::new(0),
+            look: Arc::default(),
+        })
+    }
+
+    pub(super) fn atlas(&self) -> &Arc<Atlas> {
+        &self.atlas
+    }
+
+    /// Sends a command to whoever has the slot of `key`, and waits for its reply, at most `within` in all.
+    pub(super) async fn send(
+        self: &Arc<Self>,
+        key: &str,
+        cmd: &Cmd,
+        within: Duration,
+    ) -> Result<Value, StoreError> {
+        let (slot, until) = (slot_of(key), Instant::now() + within);
+        let (mut at, mut server) = self.master_of(slot, within).await?;
+        let (mut asking, mut pause) = (false, FIRST_PAUSE);
+        let mut redirections = 0;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            let sent =
+                if asking { server.send_asking(cmd, left).await } else { server.send(cmd, left).await };
+            let error = match sent {
+                Ok(Value::ServerError(error)) => error,
+                Ok(value) => return Ok(value),
+                Err(error) => {
+                    if !matches!(error.kind, StoreErrorKind::Refused | StoreErrorKind::Closed) {
+                        // Perhaps somebody else has the slot by now; who hangs does not say so.
+                        self.look.notify_one();
+                    }
+                    return Err(error);
+                }
+            };
+            let Some(turn) = redirect(error.code(), error.details(), &at) else {
+                return Ok(Value::ServerError(error));
+            };
+            redirections += 1;
+            let mut over = redirections > REDIRECTIONS;
+            match turn {
+                Redirect::Moved(slot, address) => {
+                    server = self.moved(slot, &address).map_err(unreachable_node)?;
+                    (at, asking) = (address, false);
+                }
+                Redirect::Ask(address) => {
+                    server = self.server(&address).map_err(unreachable_node)?;
+                    (at, asking) = (address, true);
+                }
+                Redirect::TryAgain => {
+                    // For as long as the slot is on its way, which its master ends; so from there again.
+                    redirections -= 1;
+                    over = Instant::now() + pause >= until;
+                    if !over {
+                        sleep(pause).await;
+                        pause = (pause * 2).min(LAST_PAUSE);
+                        (at, server) = self.master_of(slot, Duration::ZERO).await?;
+                        asking = false;
+                    }
+                }
+            }
+            if over || Instant::now() >= until {
+                return Err(store_error(StoreErrorKind::Transient, error.into()));
+            }
+        }
+    }
+
+    /// Who has the slot. Waits for the chart if it was never drawn.
+    async fn master_of(
+        self: &Arc<Self>,
+        slot: u16,
+        within: Duration,
+    ) -> Result<(Address, Arc<Supervisor>), StoreError> {
+        let layout = match self.layout()? {
+            Some(layout) => layout,
+            None => {
+                let drawn = timeout(within, self.drawn()).await;
+                drawn.map_err(|_| StoreError::new(StoreErrorKind::Unavailable))??
+            }
+        };
+        match layout.master(slot) {
+            Some(master) => Ok((master.address.clone(), Arc::clone(&master.server))),
+            None => {
+                self.look.notify_one();
+                let nobody = redis::make_extension_error("CLUSTERDOWN".to_owned(), Some(UNSERVED.to_owned()));
+                Err(store_error(StoreErrorKind::Transient, nobody))
+            }
+        }
+    }
+
+    /// The chart, or `None` where one may be waited for.
+    fn layout(self: &Arc<Self>) -> Result<Option<Arc<Layout>>, StoreError> {
+        if !self.running.load(Ordering::Acquire) {
+            self.start();
+        }
+        self.state().chart.layout()
+    }
+
+    /// The first chart.
+    async fn drawn(self: &Arc<Self>) -> Result<Arc<Layout>, StoreError> {
+        let mut changes = self.changes.subscribe();
+        loop {
+            changes.mark_unchanged();
+            if let Some(layout) = self.layout()? {
+                return Ok(layout);
+            }
+            if !self.running.load(Ordering::Acquire) {
+                // This caller's runtime has dropped the surveyor, or there is none: it is being shut down.
+                return Err(StoreError::new(StoreErrorKind::Unavailable));
+            }
+            let _ = changes.changed().await;
+        }
+    }
+
+    /// Starts a surveyor where there is none.
+    fn start(self: &Arc<Self>) {
+        let Ok(runtime) = Handle::try_current() else { return };
+        let number = {
+            let mut state = self.state();
+            if matches!(state.chart, Chart::Closed) || self.running.swap(true, Ordering::AcqRel) {
+                return;
+            }
+            state.surveyors += 1;
+            state.surveyors
+        };
+        let surveyor = Surveyor { cluster: Arc::downgrade(self), number };
+        // Outside the lock: a runtime that is being shut down drops the task in here, and the surveyor's drop
+        // takes the lock.
+        let task = runtime.spawn(survey(surveyor, Arc::clone(&self.look), self.answer));
+        let mut state = self.state();
+        if state.surveyors == number && !matches!(state.chart, Chart::Closed) {
+            state.surveyor = Some(task.abort_handle());
+        } else {
+            task.abort();
+        }
+    }
+
+    /// Enters that `address` has the slot, until the next survey says it better.
+    fn moved(&self, slot: u16, address: &Address) -> RedisResult<Arc<Supervisor>> {
+        let server = self.server(address)?;
+        let mut state = self.state();
+        if let Chart::Drawn(layout) = &state.chart
+            && layout.master(slot).is_none_or(|master| master.address != *address)
+        {
+            state.chart = Chart::Drawn(Arc::new(layout.with(slot, address, &server)));
+        }
+        drop(state);
+        self.look.notify_one();
+        Ok(server)
+    }
+
+    /// The supervisor for a node, not connected yet if it is a new one.
+    fn server(&self, address: &Address) -> RedisResult<Arc<Supervisor>> {
+        if let Some(kept) = self.state().servers.get_mut(address) {
+            kept.used = Instant::now();
+            return Ok(Arc::clone(&kept.server));
+        }
+        // Outside the lock: it runs code of the client, and its maker's.
+        let server = Supervisor::new(Dial::node(&self.atlas.client_of(address)?, self.answer));
+        let mut state = self.state();
+        let kept = state.servers.entry(address.clone()).or_insert(Kept { server, used: Instant::now() });
+        Ok(Arc::clone(&kept.server))
+    }
+
+    /// Waits until the chart is drawn, and one master at least takes commands.
+    pub(super) async fn until_up(self: &Arc<Self>) -> Result<(), StoreError> {
+        let mut changes = self.changes.subscribe();
+        loop {
+            changes.mark_unchanged();
+            match self.drawn().await {
+                Ok(layout) => {
+                    let opened = layout.masters.iter().map(|master| master.server.settled());
+                    let opened = futures_util::future::join_all(opened).await;
+                    if opened.iter().any(Result::is_ok) {
+                        return Ok(());
+                    }
+                }
+                Err(error) if error.kind == StoreErrorKind::Closed => return Err(error),
+                Err(_) => {}
+            }
+            let _ = changes.changed().await;
+        }
+    }
+
+    /// Why all commands fail at present, if they do.
+    pub(super) fn down(&self) -> Option<StoreError> {
+        match self.state().chart.layout() {
+            Ok(Some(layout)) => {
+                let mut down = layout.masters.iter().map(|master| master.server.down());
+                let first = down.next()??;
+                down.all(|other| other.is_some()).then_some(first)
+            }
+            Ok(None) => None,
+            Err(why) => Some(why),
+        }
+    }
+
+    /// Has everything looked at.
+    pub(super) fn suspect(&self) {
+        if let Ok(Some(layout)) = self.state().chart.layout() {
+            for master in &layout.masters {
+                master.server.suspect();
+            }
+        }
+        self.look.notify_one();
+    }
+
+    pub(super) fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
+    }
+
+    /// What the clock showed by which entries are judged: that of slot 0's master, so that all processes go by one.
+    pub(super) fn clock_at(&self, moment: Instant) -> Option<u64> {
+        let layout = self.state().chart.layout().ok()??;
+        layout.masters.iter().find_map(|master| master.server.known_clock_at(moment))
+    }
+
+    /// What is known of that clock.
+    pub(super) fn clock(&self) -> Option<ClockReading> {
+        let layout = self.state().chart.layout().ok()??;
+        layout.masters.iter().find_map(|master| master.server.clock())
+    }
+
+    /// How the connections stand as one, and what is wrong with some of them.
+    pub(super) fn link(&self) -> (LinkState, Breaker, Option<String>) {
+        self.state().chart.link()
+    }
+
+    /// How to connect to the master that has the slot of `key`, once there is a chart.
+    pub(super) fn dial(&self, key: &str) -> Option<Dial> {
+        let layout = self.state().chart.layout().ok()??;
+        Some(layout.master(slot_of(key))?.server.dial.clone())
+    }
+
+    /// The masters of the chart, and how far they cover the slots.
+    pub(super) fn coverage(&self) -> Option<Coverage> {
+        Some(self.state().chart.layout().ok()??.coverage())
+    }
+
+    pub(super) fn close(&self) {
+        let (before, servers, surveyor) = {
+            let mut state = self.state();
+            let before = std::mem::replace(&mut state.chart, Chart::Closed);
+            (before, std::mem::take(&mut state.servers), state.surveyor.take())
+        };
+        if let Some(surveyor) = surveyor {
+            surveyor.abort();
+        }
+        for kept in servers.values() {
+            kept.server.close();
+        }
+        drop(before);
+        self.changed();
+    }
+
+    fn changed(&self) {
+        self.changes.send_modify(|changes| *changes += 1);
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+}
+
+/// What is said of a slot that no node has.
+const UNSERVED: &str = "no node serves the slot of this key";
+
+/// A node that the client does not know how to connect to.
+fn unreachable_node(error: redis::RedisError) -> StoreError {
+    store_error(StoreErrorKind::Unavailable, error)
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        if let Some(surveyor) = self.state().surveyor.take() {
+            surveyor.abort();
+        }
+    }
+}
+
+impl fmt::Debug for Cluster {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let masters = self.coverage().map_or(0, |coverage| coverage.masters.len());
+        f.debug_struct("Cluster").field("masters", &masters).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,208 @@
+//! The task that draws the chart: asks all masters who has which slot, and believes most of them.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
+use tokio::sync::Notify;
+use tokio::time::{sleep, timeout};
+
+use super::chart::{Chart, Layout};
+use super::slots::{Address, Range, majority, parse};
+use super::{Cluster, Supervisor};
+use crate::store::redis::client::Backoff;
+use crate::store::redis::refusal::{reason, store_error};
+use crate::store::{StoreError, StoreErrorKind};
+
+/// How often it is looked whether anything has changed that nobody has met.
+const PERIOD: Duration = Duration::from_secs(30);
+/// The same while a master can not be reached, or slots have none: who hangs does not say who has taken over.
+const UNWELL: Duration = Duration::from_millis(250);
+/// Between two looks in any case: while slots move, each command that is behind asks for one.
+const GAP: Duration = Duration::from_millis(100);
+
+/// How long a connection is kept to a node that has no slots.
+const KEPT: Duration = Duration::from_secs(10);
+
+/// The task's hold on the cluster. Weak: a store that is dropped takes its surveyor along.
+pub(super) struct Surveyor {
+    pub(super) cluster: Weak<Cluster>,
+    pub(super) number: u64,
+}
+
+impl Drop for Surveyor {
+    /// The task ended, with its runtime or by a panic: the next command starts over.
+    fn drop(&mut self) {
+        let Some(cluster) = self.cluster.upgrade() else { return };
+        {
+            let mut state = cluster.state();
+            if state.surveyors != self.number {
+                return;
+            }
+            state.surveyor = None;
+            if let Chart::Unknown(_) = state.chart {
+                state.chart = Chart::Blank;
+            }
+        }
+        cluster.running.store(false, Ordering::Release);
+        cluster.changed();
+    }
+}
+
+/// Whom to ask.
+type Nodes = Vec<(Address, Arc<Supervisor>)>;
+
+/// How it stands after a look.
+enum Outlook {
+    Well,
+    Unwell,
+    /// Drawn by one node's word, for those who wait; the others are to be asked.
+    Hasty,
+    Nothing,
+}
+
+/// Keeps the chart for as long as there is a cluster. No strong reference lives across an await, or the connections of
+/// a dropped store would outlive it.
+pub(super) async fn survey(surveyor: Surveyor, look: Arc<Notify>, answer: Duration) {
+    let mut backoff = Backoff::new();
+    // Whether those of the chart have failed to answer.
+    let mut lost = false;
+    loop {
+        let Some((nodes, first)) = surveyor.whom(lost) else { return };
+        // The first connection needs more time than an answer does.
+        let limit = answer.saturating_mul(4).max(Duration::from_millis(500));
+        let (views, failure) = ask(nodes, first, limit).await;
+        lost = views.is_empty();
+        let Some(outlook) = surveyor.settle(views, failure, first) else { return };
+        match outlook {
+            Outlook::Hasty => {}
+            Outlook::Nothing => backoff.pause().await,
+            Outlook::Unwell => {
+                let _ = timeout(UNWELL - GAP, look.notified()).await;
+                sleep(GAP).await;
+            }
+            Outlook::Well => {
+                backoff = Backoff::new();
+                let _ = timeout(PERIOD, look.notified()).await;
+                sleep(GAP).await;
+            }
+        }
+    }
+}
+
+/// What the nodes say, and why others did not. `first`: until one has answered.
+async fn ask(nodes: Nodes, first: bool, limit: Duration) -> (Vec<Vec<Range>>, Option<StoreError>) {
+    let mut cmd = redis::cmd("CLUSTER");
+    cmd.arg("SLOTS");
+    let mut answers: FuturesUnordered<_> = nodes
+        .into_iter()
+        .map(|(address, server)| {
+            let cmd = &cmd;
+            async move { (server.send(cmd, limit).await, address) }
+        })
+        .collect();
+    let (mut views, mut failure) = (Vec::new(), None);
+    while let Some((answer, address)) = answers.next().await {
+        match answer.map(|answer| parse(answer, &address)) {
+            Ok(Some(view)) => views.push(view),
+            Ok(None) => {}
+            Err(error) => failure = Some(error),
+        }
+        if first && !views.is_empty() {
+            break;
+        }
+    }
+    (views, failure)
+}
+
+impl Surveyor {
+    /// Whom to ask, and whether anybody waits for the first answer. `None` when there is nothing left to keep.
+    fn whom(&self, lost: bool) -> Option<(Nodes, bool)> {
+        let cluster = self.cluster.upgrade()?;
+        let drawn = {
+            let state = cluster.state();
+            if state.surveyors != self.number || matches!(state.chart, Chart::Closed) {
+                return None;
+            }
+            state.chart.layout().ok().flatten()
+        };
+        let mut nodes: Vec<_> =
+            drawn.iter().flat_map(|layout| &layout.masters).map(|m| m.address.clone()).collect();
+        if lost || nodes.is_empty() {
+            nodes.extend_from_slice(cluster.atlas.seeds());
+            nodes.sort();
+            nodes.dedup();
+        }
+        // One that the client can not connect to is one that does not answer.
+        let nodes = nodes.into_iter().filter_map(|node| Some((node.clone(), cluster.server(&node).ok()?)));
+        Some((nodes.collect(), drawn.is_none()))
+    }
+
+    /// Draws the chart by what was said.
+    fn settle(&self, views: Vec<Vec<Range>>, failure: Option<StoreError>, first: bool) -> Option<Outlook> {
+        let cluster = self.cluster.upgrade()?;
+        let known = cluster.state().chart.layout().ok().flatten();
+        let alone = views.len() == 1;
+        let Some(ranges) = majority(views, known.as_ref().map(|layout| &*layout.ranges)) else {
+            return self.failed(&cluster, failure);
+        };
+        let drawn = match &known {
+            Some(layout) if layout.ranges == ranges => Arc::clone(layout),
+            _ => match Layout::of(ranges, |address| cluster.server(address)) {
+                Ok(layout) => Arc::new(layout),
+                Err(error) => {
+                    return self.failed(&cluster, Some(store_error(StoreErrorKind::Unavailable, error)));
+                }
+            },
+        };
+        let gone: Vec<_> = {
+            let mut state = cluster.state();
+            if state.surveyors != self.number || matches!(state.chart, Chart::Closed) {
+                return None;
+            }
+            cluster.atlas.learn(&drawn.ranges);
+            state.chart = Chart::Drawn(Arc::clone(&drawn));
+            // Commands that are on their way to one of these have it in hand.
+            let mut gone = Vec::new();
+            state.servers.retain(|address, kept| {
+                // One that is being filled has no slot yet, and is sent to all the time.
+                let stays = kept.used.elapsed() < KEPT
+                    || drawn.masters.iter().any(|master| master.address == *address);
+                gone.extend((!stays).then(|| Arc::clone(&kept.server)));
+                stays
+            });
+            gone
+        };
+        // Outside the lock: the last of them closes its connection.
+        drop(gone);
+        cluster.changed();
+        Some(match drawn.is_well() {
+            _ if first && alone => Outlook::Hasty,
+            true => Outlook::Well,
+            false => Outlook::Unwell,
+        })
+    }
+
+    /// Nobody has told anything. Who waits for the first chart waits no longer.
+    fn failed(&self, cluster: &Cluster, failure: Option<StoreError>) -> Option<Outlook> {
+        let why = failure.unwrap_or_else(|| StoreError::new(StoreErrorKind::Unavailable));
+        // What they were asked was not a command of a caller's.
+        let why = StoreError { kind: StoreErrorKind::Unavailable, ..why };
+        {
+            let mut state = cluster.state();
+            if state.surveyors != self.number || matches!(state.chart, Chart::Closed) {
+                return None;
+            }
+            if matches!(state.chart, Chart::Blank | Chart::Unknown(_)) {
+                if matches!(state.chart, Chart::Blank) {
+                    tracing::warn!(reason = %reason(&why), "no node of the cluster tells who has which slot");
+                }
+                state.chart = Chart::Unknown(why);
+            }
+        }
+        cluster.changed();
+        Some(Outlook::Nothing)
+    }
+}

@@ -1,0 +1,38 @@
+//! What the supervisor of a cluster's node does beyond that of a single server.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::{Cmd, Value};
+use tokio::time::timeout;
+
+use super::{Supervisor, Up};
+use crate::store::StoreError;
+use crate::store::redis::client::unexpected;
+
+impl Supervisor {
+    /// Sends a command behind ASKING, which lets a node answer for a slot that is on its way to it. Both in one piece: no other
+    /// command may come between them.
+    pub(in crate::store::redis) async fn send_asking(
+        self: &Arc<Self>,
+        cmd: &Cmd,
+        within: Duration,
+    ) -> Result<Value, StoreError> {
+        let (up, left) = match self.current()? {
+            Some(up) => (up, within),
+            None => Box::pin(self.first(within)).await?,
+        };
+        let Up { generation, mut connection, .. } = up;
+        let mut pipeline = redis::pipe();
+        pipeline.cmd("ASKING").add_command(cmd.clone());
+        let replies = timeout(left, connection.send_packed_commands(&pipeline, 0, 2)).await;
+        // Without the right to ask, the second answer is what the node would have said anyway.
+        let last = |replies: Vec<Value>| replies.into_iter().nth(1).ok_or_else(unexpected);
+        self.replied(generation, left, replies.map(|replies| replies.and_then(last)))
+    }
+
+    /// Waits for what the present attempt to connect comes to.
+    pub(in crate::store::redis) async fn settled(self: &Arc<Self>) -> Result<(), StoreError> {
+        self.opened().await.map(drop)
+    }
+}

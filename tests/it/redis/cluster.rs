@@ -1,0 +1,205 @@
+//! On a Redis Cluster every promise holds as on one server, and each master's trouble is its own.
+
+mod failures;
+mod moves;
+
+use redis::cluster::ClusterClient;
+use stampede_guard::health::{Breaker, LinkState, Severity, Topology};
+use stampede_guard::lock::{Mutex, Semaphore, Wait};
+
+use super::*;
+use crate::support::cluster::Cluster;
+
+/// What the URLs begin with that stand for clusters in these tests: `cluster://<port>,<port>`.
+pub(super) const SCHEME: &str = "cluster://";
+
+/// A waiter that is not told would be missed.
+const LEASE: Duration = Duration::from_secs(60);
+
+pub(super) fn client(url: &str) -> ClusterClient {
+    let ports = url.strip_prefix(SCHEME).expect("a URL").split(',');
+    ClusterClient::new(ports.map(|port| format!("redis://spread:pw@127.0.0.1:{port}/"))).expect("nodes")
+}
+
+async fn connected(cluster: &Cluster, lease: Duration) -> StampedeGuard {
+    let guard = unconnected(&cluster.url(), lease_of(lease));
+    guard.connect().await.expect("connects");
+    guard
+}
+
+/// One load of `key` that one node leads, and the other, who waits, is told of.
+async fn share(cluster: &Cluster, guards: &[StampedeGuard; 2], key: &str) {
+    let (gate, loads) = (Gate::closed(), Counter::default());
+    let call = |index: usize| {
+        let (guard, key, gate, loads) = (guards[index].clone(), key.to_owned(), gate.clone(), loads.clone());
+        tokio::spawn(async move {
+            let load = move || async move {
+                let _running = loads.start();
+                gate.pass().await;
+                Ok::<_, String>(index)
+            };
+            guard.get_or_load(key, load).await.expect("a value")
+        })
+    };
+    let leader = call(0);
+    loads.reach(1).await;
+    let follower = call(1);
+    let queue = format!("sg1:q:{{default:{key}}}");
+    let home = cluster.node(cluster.home_of(key));
+    eventually_eq("one waits", SOON, 1, async || home.run::<usize>(&["LLEN", &queue])).await;
+    gate.open();
+    assert_eq!((leader.await.unwrap(), follower.await.unwrap()), (0, 0), "{key}");
+    assert_eq!(loads.started(), 1, "{key}");
+}
+
+#[tokio::test]
+async fn all_masters_keep_every_promise() {
+    let cluster = Cluster::start();
+    let guards = [connected(&cluster, LEASE).await, connected(&cluster, LEASE).await];
+    let health = guards[0].health();
+    let stands = (health.topology, health.commands, health.inbox, health.breaker);
+    assert_eq!(stands, (Topology::Cluster, LinkState::Up, LinkState::Up, Breaker::Closed), "{health}");
+    assert!(health.clock.is_some_and(|clock| clock.ahead_ms.abs() < 1_000), "{health}");
+
+    // One load for both, wherever the key is, and an invalidation that both see.
+    for master in 0..3 {
+        let key = cluster.key_on(master, "shared");
+        share(&cluster, &guards, &key).await;
+        assert_eq!(cluster.node(master).keys(), [format!("sg1:e:{{default:{key}}}")]);
+        assert_eq!(guards[1].get::<usize>(&*key).await.expect("a store"), Some(0));
+        guards[1].invalidate(&*key).await.expect("confirmed");
+        assert_eq!(guards[0].get::<usize>(&*key).await.expect("a store"), None);
+    }
+
+    // Tags whose ids are on all masters, for a value that is on one.
+    let tags: Vec<_> = (0..3).map(|master| cluster.key_on(master, "tag")).collect();
+    for tag in &tags {
+        guards[0].insert_with_tags("tagged", &7, tags.iter().map(String::as_str)).await.expect("stored");
+        let tagged =
+            Policy::builder().tags(tags.clone()).coordination_budget(ms(800)).command_timeout(ms(200));
+        let reader = guards[1].with_policy(tagged.build().expect("valid"));
+        assert_eq!(reader.get::<u32>("tagged").await.expect("a store"), Some(7));
+        guards[1].invalidate_tag(&**tag).await.expect("confirmed");
+        assert_eq!(reader.get::<u32>("tagged").await.expect("a store"), None, "{tag}");
+    }
+
+    // Locks are handed over to a node whose inbox is elsewhere, in the queue's order.
+    for name in ["m-1", "m-2", "m-3"] {
+        let mutexes = guards.each_ref().map(|guard| Mutex::new(&guard.locks(), name).expect("valid"));
+        let mut held = mutexes[0].lock().await.expect("free");
+        let waits = {
+            let mutex = mutexes[1].clone();
+            tokio::spawn(async move { mutex.lock().await })
+        };
+        eventually_eq("one waits", SOON, 1, async || {
+            cluster.keys().iter().filter(|key| key.starts_with("sg1:mq:")).count()
+        })
+        .await;
+        let fence = held.fence();
+        assert!(held.unlock().await.expect("released"));
+        let mut next = waits.await.unwrap().expect("handed over");
+        assert!(next.fence() > fence);
+        assert!(next.unlock().await.expect("it was held"), "it is a whole lease, not a claim");
+        let semaphore = Semaphore::new(&guards[0].locks(), name, 1).expect("valid");
+        let permit = semaphore.acquire(Wait::Now).await.expect("a store").expect("a permit");
+        let other = Semaphore::new(&guards[1].locks(), name, 1).expect("valid");
+        let waits = tokio::spawn(async move { other.acquire(Wait::For(SOON)).await });
+        eventually_eq("one waits", SOON, 1, async || {
+            cluster.keys().iter().filter(|key| key.starts_with("sg1:sq:")).count()
+        })
+        .await;
+        drop(permit);
+        assert!(waits.await.unwrap().expect("a store").is_some());
+    }
+
+    let report = guards[0].doctor().await;
+    assert!(report.findings.iter().all(|finding| finding.severity <= Severity::Note), "{report}");
+    let of = |check: &str| report.findings.iter().find(|finding| finding.check == check).expect("looked at");
+    assert!(of("cluster").found.contains("3 masters serve all slots"), "{report}");
+    assert_eq!(report.findings.iter().filter(|finding| finding.check == "master").count(), 3, "{report}");
+    assert!(of("notifications").found.contains("heard"), "{report}");
+
+    // WAIT goes where the write went.
+    let ports = cluster.nodes()[..3].iter().map(|node| node.url());
+    let replicated = Policy::builder().invalidate_replicas(1, SOON).build().expect("valid");
+    let guard = StampedeGuard::builder(ClusterClient::new(ports).expect("nodes"));
+    let guard = guard.policy(replicated).build().expect("valid");
+    for master in 0..3 {
+        guard.invalidate(&*cluster.key_on(master, "waits")).await.expect("its replica has it");
+    }
+    for node in &cluster.nodes()[..3] {
+        assert_eq!(node.keys_without_ttl(), Vec::<String>::new());
+    }
+    settled(&guards).await;
+    drop((guards, guard));
+    eventually_eq("no connection is left", SOON, 0, async || {
+        let lists = cluster.nodes().iter().map(|node| node.run::<String>(&["CLIENT", "LIST"]));
+        lists.map(|list| list.matches("user=spread").count()).sum::<usize>()
+    })
+    .await;
+}
+
+/// A set-up that can not work costs next to nothing, and says what to change.
+#[tokio::test]
+async fn what_is_wrong_is_said() {
+    let cluster = Cluster::patient();
+    // A client of one server, at a node.
+    let warnings = crate::support::warnings::Warnings::default();
+    let _listens = warnings.listen();
+    let one = unconnected(&cluster.node(0).url(), Policy::default());
+    let elsewhere = cluster.key_on(1, "k");
+    assert_eq!(answer(&one, &elsewhere, 1).await, 1);
+    let told = chain(&one.get::<u32>(&*elsewhere).await.expect_err("another node's"));
+    assert!(told.contains("ClusterClient"), "{told}");
+    assert_eq!(warnings.about("ClusterClient").len(), 1);
+    let report = one.doctor().await;
+    assert!(report.to_string().contains("a node of a Redis Cluster"), "{report}");
+    // A client of a cluster, at one server.
+    let server = RedisServer::start();
+    let several = StampedeGuard::builder(ClusterClient::new([server.url()]).expect("a node"));
+    let several = several.build().expect("valid");
+    is_gone_without(&several, "not part of a cluster").await;
+    // A user who may not ask for the slots.
+    for node in cluster.nodes() {
+        node.run::<()>(&["ACL", "SETUSER", "spread", "-cluster"]);
+    }
+    is_gone_without(&unconnected(&cluster.url(), Policy::default()), "may not do what the guard does").await;
+    let report = unconnected(&cluster.url(), Policy::default()).doctor().await;
+    assert!(report.to_string().contains("+cluster|slots"), "{report}");
+    for node in cluster.nodes() {
+        node.run::<()>(&["ACL", "SETUSER", "spread", "+cluster|slots"]);
+    }
+    // Slots that nobody has.
+    for node in cluster.nodes() {
+        node.run::<()>(&["CLUSTER", "DELSLOTS", "0", "1", "2"]);
+    }
+    let guard = unconnected(&cluster.url(), lease_of(LEASE));
+    eventually("somebody notices", SOON, async || {
+        let report = guard.doctor().await;
+        report
+            .findings
+            .iter()
+            .any(|finding| finding.check == "cluster" && finding.severity == Severity::Problem)
+    })
+    .await;
+    assert_eq!(answer(&guard, "anything", 1).await, 1);
+}
+
+/// Who starts before the cluster does works without it, and with it as soon as one of its nodes answers.
+#[tokio::test]
+async fn a_cluster_may_come_later() {
+    let cluster = Cluster::patient();
+    for node in cluster.nodes() {
+        node.pause();
+    }
+    let guard = unconnected(&cluster.url(), Policy::default());
+    is_gone_without(&guard, "no answer in time").await;
+    for node in cluster.nodes() {
+        node.resume();
+    }
+    let resumed = Instant::now();
+    while guard.insert("k", &1).await.is_err() {
+        assert!(resumed.elapsed() < SOON, "{}", guard.health());
+    }
+    assert_eq!(guard.get::<u32>("k").await.expect("a store"), Some(1));
+}

@@ -1,0 +1,233 @@
+//! Masters that die and hang, inboxes whose node goes, waiters that are dead when it is their turn.
+
+use super::*;
+
+/// From the death of a master until the guard works on its replica: a second until the others call it dead, an election,
+/// a connection; and a busy machine.
+const FAILOVER: Duration = Duration::from_secs(20);
+
+/// Eight processes are loading when a master is killed. Its keys may cost a load per process, the others' one.
+#[tokio::test]
+async fn a_master_that_dies_is_replaced() {
+    let (cluster, origin) = (Cluster::start(), Origin::start().await);
+    let config = Config { redis: cluster.url(), origin: origin.addr(), lease_ms: 30_000, windows: None };
+    let fleet = Fleet::spawn(8, "node", &config);
+    fleet.wait_ready().await;
+    let keys: Vec<_> = (0..3).map(|master| cluster.key_on(master, "k")).collect();
+    for key in &keys {
+        let slow = origin::Answer::value(key.as_str()).after(ms(1_000));
+        origin.script(key, [(); 9].map(|()| slow.clone()));
+    }
+    // The first of them leads.
+    for (index, member) in fleet.members().iter().enumerate() {
+        for key in &keys {
+            member.send(&format!("load {key} 5"));
+            if index == 0 {
+                origin.wait_for_loads(key, 1).await;
+            }
+        }
+    }
+    for (master, key) in keys.iter().enumerate() {
+        let queue = format!("sg1:q:{{default:{key}}}");
+        eventually("they wait", SOON, async || {
+            origin.loads(key) > 1 || cluster.node(master).run::<usize>(&["LLEN", &queue]) == 7
+        })
+        .await;
+    }
+    cluster.node(0).kill();
+    for key in &keys {
+        for member in fleet.members() {
+            let replies: Vec<Reply> = serde_json::from_value(member.wait_event(key).await).expect("replies");
+            assert!(
+                replies.len() == 5 && replies.iter().all(|r| r.result.as_ref() == Ok(key)),
+                "{replies:?}"
+            );
+        }
+    }
+    let loads: Vec<_> = keys.iter().map(|key| origin.loads(key)).collect();
+    assert!(loads[0] <= 8, "one per process: {loads:?}");
+    // A cluster with a dead master takes no commands until it is replaced; so the others' keys may cost as much.
+    assert!(loads.iter().all(|loads| *loads <= 8), "{loads:?}");
+
+    cluster.await_promotion(0);
+    cluster.await_agreement();
+    let guard = unconnected(&cluster.url(), lease_of(LEASE));
+    let started = Instant::now();
+    while guard.insert(&*keys[0], &0).await.is_err() {
+        assert!(started.elapsed() < FAILOVER, "{}", guard.health());
+    }
+    // Each process works on the new one as on the old.
+    let key = cluster.key_on(0, "after");
+    for member in fleet.members() {
+        loop {
+            member.send(&format!("invalidate {key}"));
+            if member.wait_event("invalidate").await == true {
+                break;
+            }
+            assert!(started.elapsed() < FAILOVER, "{:?}", started.elapsed());
+        }
+    }
+    origin.script(&key, [origin::Answer::value("after").after(ms(500))]);
+    for member in fleet.members() {
+        member.send(&format!("load {key} 3"));
+    }
+    for member in fleet.members() {
+        let replies: Vec<Reply> = serde_json::from_value(member.wait_event(&key).await).expect("replies");
+        assert!(replies.iter().all(|reply| reply.result.as_deref() == Ok("after")), "{replies:?}");
+    }
+    assert_eq!(origin.loads(&key), 1);
+}
+
+/// A master that hangs, and is not replaced, costs its own keys what a single server that hangs costs: the budget at
+/// first, then nothing. Those of the others are as before.
+#[tokio::test]
+async fn a_master_that_hangs_costs_the_others_nothing() {
+    let cluster = Cluster::patient();
+    let guard = unconnected(&cluster.url(), Policy::default());
+    guard.connect().await.expect("connects");
+    let others: Vec<_> = (0..20).map(|n| cluster.key_on(1 + n % 2, &format!("other{n}"))).collect();
+    let hung: Vec<_> = (0..20).map(|n| cluster.key_on(0, &format!("hung{n}"))).collect();
+    for key in &others {
+        answer(&guard, key, 7).await;
+    }
+    cluster.node(0).pause();
+    let timed = async |keys: &[String]| {
+        let mut added = Vec::new();
+        for key in keys {
+            let started = Instant::now();
+            assert_eq!(answer(&guard, key, 7).await, 7);
+            added.push(started.elapsed());
+        }
+        added
+    };
+    let first = timed(&hung[..2]).await;
+    assert!(first.iter().all(|added| *added <= ms(100) + SLACK), "{first:?}");
+    let (later, beside) = tokio::join!(timed(&hung[2..]), timed(&others));
+    assert!(later.iter().all(|added| *added <= ms(100) + SLACK), "{later:?}");
+    assert!(median(later.clone()) <= NOTHING, "{later:?}");
+    assert!(median(beside.clone()) <= NOTHING, "{beside:?}");
+    let health = guard.health();
+    assert_eq!((health.breaker, health.commands), (Breaker::Partly, LinkState::Up), "{health}");
+    let port = cluster.node(0).port().to_string();
+    assert!(health.reason.as_ref().is_some_and(|why| why.contains(&port)), "{health}");
+    let stats = guard.stats();
+    let hits = timed(&others).await;
+    assert!(median(hits.clone()) <= NOTHING, "{hits:?}");
+    assert_eq!(guard.stats().loads, stats.loads, "they are found where they were stored");
+    // Cold keys of theirs are loaded under the fleet's lease, and stored.
+    let cold = cluster.key_on(1, "cold");
+    answer(&guard, &cold, 1).await;
+    assert_eq!(guard.get::<u32>(&*cold).await.expect("a store"), Some(1));
+
+    cluster.node(0).resume();
+    let resumed = Instant::now();
+    while guard.insert(&*hung[0], &8).await.is_err() {
+        assert!(resumed.elapsed() < Duration::from_secs(1) + SLACK, "{}", guard.health());
+    }
+    assert_eq!(guard.health().breaker, Breaker::Closed, "{}", guard.health());
+}
+
+/// The node that the inbox is at is killed: who waits looks again, and hears again at another node.
+#[tokio::test]
+async fn the_inbox_goes_to_another_node() {
+    let cluster = Cluster::start();
+    let guards = [connected(&cluster, LEASE).await, connected(&cluster, LEASE).await];
+    let at = cluster.inboxes();
+    assert_eq!(at.values().sum::<usize>(), 2, "{at:?}");
+    let victim = *at.keys().next().expect("one of them");
+    cluster.node(victim).kill();
+    cluster.await_promotion(victim);
+    cluster.await_agreement();
+    for guard in &guards {
+        eventually("it hears again", FAILOVER, async || guard.health().inbox == LinkState::Up).await;
+    }
+    eventually_eq("both elsewhere", SOON, 2, async || cluster.inboxes().values().sum::<usize>()).await;
+    let key = cluster.key_on((victim + 1) % 3, "again");
+    share(&cluster, &guards, &key).await;
+}
+
+/// A leader vanishes and the first in the queue is dead: nobody can know that, so the lease is a claim that ends soon.
+#[tokio::test]
+async fn a_dead_waiter_costs_a_claim_and_not_a_lease() {
+    let (cluster, origin) = (Cluster::patient(), Origin::start().await);
+    let lease = Duration::from_secs(8);
+    let config = Config {
+        redis: cluster.url(),
+        origin: origin.addr(),
+        lease_ms: lease.as_millis() as u64,
+        windows: None,
+    };
+    let fleet = Fleet::spawn(3, "node", &config);
+    fleet.wait_ready().await;
+    let key = cluster.key_on(0, "k");
+    origin.script(&key, [origin::Answer::value("lost").held(), origin::Answer::value("found")]);
+    let queue = format!("sg1:q:{{default:{key}}}");
+    for (index, member) in fleet.members().iter().enumerate() {
+        let how = if index == 0 { "panic" } else { "load" };
+        member.send(&format!("{how} {key} 1"));
+        match index {
+            0 => origin.wait_for_loads(&key, 1).await,
+            n => {
+                eventually_eq("it waits", SOON, n, async || cluster.node(0).run::<usize>(&["LLEN", &queue]))
+                    .await;
+            }
+        }
+    }
+    fleet.member(1).kill();
+    let started = Instant::now();
+    origin.release(&key);
+    let replies: Vec<Reply> =
+        serde_json::from_value(fleet.member(2).wait_event(&key).await).expect("replies");
+    assert_eq!(replies[0].result.as_deref(), Ok("found"));
+    let claim = lease / 4;
+    assert!(
+        started.elapsed() >= claim / 2 && started.elapsed() < claim + ms(1_500),
+        "{:?}",
+        started.elapsed()
+    );
+    assert_eq!(origin.loads(&key), 2);
+}
+
+/// The same of a mutex and of a permit, where the time to live may be a minute.
+#[tokio::test]
+async fn a_dead_waiter_costs_a_lock_a_claim() {
+    let cluster = Cluster::patient();
+    let mut guards = Vec::new();
+    for _ in 0..3 {
+        guards.push(connected(&cluster, LEASE).await);
+    }
+    let ttl = Duration::from_secs(8);
+    let mutexes: Vec<_> = guards
+        .iter()
+        .map(|guard| Mutex::builder(&guard.locks(), "m").ttl(ttl).build().expect("valid"))
+        .collect();
+    let mut held = mutexes[0].lock().await.expect("free");
+    let waiting = |count: usize| {
+        let cluster = &cluster;
+        eventually_eq("they wait", SOON, count, async move || {
+            let queues = cluster.nodes().iter().map(|node| {
+                let queues: Vec<String> = node.run(&["KEYS", "sg1:mq:*"]);
+                queues.iter().map(|queue| node.run::<usize>(&["LLEN", queue])).sum::<usize>()
+            });
+            queues.sum()
+        })
+    };
+    let dead = tokio::spawn({
+        let mutex = mutexes[1].clone();
+        async move { mutex.lock().await.map(|guard| guard.fence()) }
+    });
+    waiting(1).await;
+    let alive = tokio::spawn({
+        let mutex = mutexes[2].clone();
+        async move { mutex.lock().await.map(|guard| guard.fence()) }
+    });
+    waiting(2).await;
+    // As though its process had died: nothing is given back, and nobody hears what it is told.
+    let runtime = guards[1].clone();
+    runtime.shutdown(Duration::ZERO).await;
+    dead.abort();
+    let started = Instant::now();
+    assert!(held.unlock().await.expect("released"));
+    alive.await.unwrap().expect("the next");
+    assert!(started.elapsed() < ttl / 4 + ms(1_500), "{:?}", started.elapsed());
+}

@@ -1,0 +1,221 @@
+//! Three masters with a replica each, on free ports, whose failovers take a second or two.
+
+use std::collections::HashMap;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use redis::Value;
+
+use super::PATIENCE;
+use super::redis_server::{MINIMAL_ACL, RedisServer};
+use super::scratch::Scratch;
+
+/// What the smallest user needs on a cluster beside [`MINIMAL_ACL`], as documented.
+pub(crate) const CLUSTER_RIGHTS: [&str; 2] = ["+cluster|slots", "+asking"];
+
+pub(crate) const SLOTS: u16 = 16_384;
+
+/// A Redis Cluster; dropping it ends its servers.
+#[derive(Debug)]
+pub(crate) struct Cluster {
+    /// Masters first, then the replica of each, in the same order.
+    nodes: Vec<RedisServer>,
+    _files: Scratch,
+}
+
+impl Cluster {
+    /// A master that says nothing for a second is replaced.
+    pub(crate) fn start() -> Self {
+        Self::with(1_000, 1)
+    }
+
+    /// Nobody is replaced while a test runs, whoever says nothing.
+    pub(crate) fn patient() -> Self {
+        Self::with(60_000, 0)
+    }
+
+    fn with(timeout_ms: u32, replicas: usize) -> Self {
+        let files = Scratch::new();
+        let nodes: Vec<_> = (0..3 + 3 * replicas).map(|_| node(&files, timeout_ms)).collect();
+        let cluster = Self { nodes, _files: files };
+        for (index, node) in cluster.nodes.iter().enumerate() {
+            if index < 3 {
+                let (first, last) = share(index);
+                let slots: Vec<String> = (first..=last).map(|slot| slot.to_string()).collect();
+                let command = ["CLUSTER", "ADDSLOTS"].into_iter().chain(slots.iter().map(String::as_str));
+                node.run::<()>(&command.collect::<Vec<_>>());
+            }
+            node.run::<()>(&["CLUSTER", "SET-CONFIG-EPOCH", &(index + 1).to_string()]);
+            for other in &cluster.nodes[..index] {
+                node.run::<()>(&["CLUSTER", "MEET", "127.0.0.1", &other.port().to_string()]);
+            }
+        }
+        let known = format!("cluster_known_nodes:{}\r", cluster.nodes.len());
+        wait("they have met", || cluster.info().all(|info| info.contains(&known)));
+        for replica in 3..cluster.nodes.len() {
+            let master = cluster.id(replica - 3);
+            wait("it knows its master", || {
+                cluster.nodes[replica].run::<String>(&["CLUSTER", "NODES"]).contains(&master)
+            });
+            cluster.nodes[replica].run::<()>(&["CLUSTER", "REPLICATE", &master]);
+        }
+        cluster.await_agreement();
+        for replica in &cluster.nodes[3..] {
+            wait("it follows", || {
+                replica.run::<String>(&["INFO", "replication"]).contains("master_link_status:up")
+            });
+        }
+        cluster
+    }
+
+    /// Waits until each node that runs says that all is well, and they all say the same of the slots.
+    pub(crate) fn await_agreement(&self) {
+        wait("they are well", || self.info().all(|info| info.contains("cluster_state:ok")));
+        wait("they agree", || {
+            let mut views = self.live().map(|node| {
+                let slots: Vec<Value> = node.run(&["CLUSTER", "SLOTS"]);
+                let mut slots: Vec<_> = slots.iter().map(|range| format!("{range:?}")).collect();
+                slots.sort();
+                slots
+            });
+            let first = views.next();
+            views.all(|view| Some(view) == first)
+        });
+    }
+
+    fn info(&self) -> impl Iterator<Item = String> + '_ {
+        self.live().map(|node| node.run::<String>(&["CLUSTER", "INFO"]))
+    }
+
+    fn live(&self) -> impl Iterator<Item = &RedisServer> {
+        self.nodes.iter().filter(|node| node.is_running())
+    }
+
+    pub(crate) fn node(&self, index: usize) -> &RedisServer {
+        &self.nodes[index]
+    }
+
+    pub(crate) fn nodes(&self) -> &[RedisServer] {
+        &self.nodes
+    }
+
+    /// What a test gives to `unconnected`: the masters, as the smallest user.
+    pub(crate) fn url(&self) -> String {
+        let ports: Vec<_> = self.nodes[..3].iter().map(|node| node.port().to_string()).collect();
+        format!("cluster://{}", ports.join(","))
+    }
+
+    pub(crate) fn id(&self, node: usize) -> String {
+        self.nodes[node].run(&["CLUSTER", "MYID"])
+    }
+
+    pub(crate) fn slot_of(&self, key: &str) -> u16 {
+        // The last: tests kill and pause masters from the first on.
+        let node = self.live().last().expect("a node runs");
+        node.run(&["CLUSTER", "KEYSLOT", &format!("sg1:e:{{default:{key}}}")])
+    }
+
+    /// Which of the first three has the slot of this key of the guard's, as long as none was moved.
+    pub(crate) fn home_of(&self, key: &str) -> usize {
+        let slot = self.slot_of(key);
+        (0..3).find(|index| (share(*index).0..=share(*index).1).contains(&slot)).expect("one has it")
+    }
+
+    /// A key whose slot is that master's.
+    pub(crate) fn key_on(&self, master: usize, name: &str) -> String {
+        let keys = (0..).map(|n| format!("{name}-{n}"));
+        keys.into_iter().find(|key| self.home_of(key) == master).expect("one in three")
+    }
+
+    /// Marks a slot as on its way: who asks the one for a key that is not there is sent to the other.
+    pub(crate) fn begin_move(&self, slot: u16, from: usize, to: usize) {
+        let slot = slot.to_string();
+        self.nodes[to].run::<()>(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &self.id(from)]);
+        self.nodes[from].run::<()>(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &self.id(to)]);
+    }
+
+    /// Moves what the slot holds.
+    pub(crate) fn move_keys(&self, slot: u16, from: usize, to: usize) {
+        let port = self.nodes[to].port().to_string();
+        loop {
+            let keys: Vec<String> =
+                self.nodes[from].run(&["CLUSTER", "GETKEYSINSLOT", &slot.to_string(), "100"]);
+            if keys.is_empty() {
+                return;
+            }
+            let mut command = vec!["MIGRATE", "127.0.0.1", &port, "", "0", "5000", "KEYS"];
+            command.extend(keys.iter().map(String::as_str));
+            // A key may have expired meanwhile.
+            self.nodes[from].run::<String>(&command);
+        }
+    }
+
+    /// The slot is the other's.
+    pub(crate) fn end_move(&self, slot: u16, from: usize, to: usize) {
+        let (slot, id) = (slot.to_string(), self.id(to));
+        self.nodes[to].run::<()>(&["CLUSTER", "SETSLOT", &slot, "NODE", &id]);
+        self.nodes[from].run::<()>(&["CLUSTER", "SETSLOT", &slot, "NODE", &id]);
+    }
+
+    /// All of it, as `redis-cli --cluster reshard` does.
+    pub(crate) fn move_slot(&self, slot: u16, from: usize, to: usize) {
+        self.begin_move(slot, from, to);
+        self.move_keys(slot, from, to);
+        self.end_move(slot, from, to);
+    }
+
+    /// Waits until the replica of a master has taken over.
+    pub(crate) fn await_promotion(&self, of: usize) {
+        let replica = &self.nodes[of + 3];
+        wait("the replica takes over", || {
+            let role: Vec<Value> = replica.run(&["ROLE"]);
+            role.first() == Some(&Value::BulkString(b"master".to_vec()))
+        });
+    }
+
+    /// How many subscribe to channels of the guard's, by node.
+    pub(crate) fn inboxes(&self) -> HashMap<usize, usize> {
+        let nodes = self.nodes.iter().enumerate().filter(|(_, node)| node.is_running());
+        let counts = nodes.map(|(index, node)| (index, node.pubsub_clients()));
+        counts.filter(|(_, count)| *count > 0).collect()
+    }
+
+    /// All keys of all masters, sorted.
+    pub(crate) fn keys(&self) -> Vec<String> {
+        let mut keys: Vec<String> = self.nodes[..3].iter().flat_map(RedisServer::keys).collect();
+        keys.sort();
+        keys
+    }
+}
+
+/// The slots of one of three.
+fn share(master: usize) -> (u16, u16) {
+    let third = SLOTS / 3;
+    let first = third * master as u16;
+    (first, if master == 2 { SLOTS - 1 } else { first + third - 1 })
+}
+
+fn node(files: &Scratch, timeout_ms: u32) -> RedisServer {
+    RedisServer::with_args_of(|| {
+        let mut args: Vec<String> = ["--cluster-enabled", "yes", "--repl-diskless-sync-delay", "0"]
+            .into_iter()
+            .chain(["--repl-ping-replica-period", "1", "--user", "spread"])
+            .chain(MINIMAL_ACL.split_whitespace())
+            .chain(CLUSTER_RIGHTS)
+            .map(str::to_owned)
+            .collect();
+        let config = files.text(&format!("{:016x}.conf", fastrand::u64(..)));
+        args.extend(["--cluster-config-file".to_owned(), config]);
+        args.extend(["--cluster-node-timeout".to_owned(), timeout_ms.to_string()]);
+        args
+    })
+}
+
+#[track_caller]
+fn wait(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(Instant::now() < deadline, "not in time: {what}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
