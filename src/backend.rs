@@ -108,7 +108,8 @@ impl From<redis::sentinel::SentinelClient> for Backend {
 
 /// A Redis Cluster. Credentials, TLS, database, settings of the sockets and the map of addresses are the client's own. Its
 /// time-outs, retries, push sender, resolver of names and whether it reads from replicas are not used: the guard goes by its
-/// policy, and asks masters only.
+/// policy, and asks masters only. [`connect`](crate::StampedeGuard::connect) returns as soon as one master takes commands;
+/// [`health`](crate::StampedeGuard::health) says which one does not.
 ///
 /// ```no_run
 /// use redis::cluster::ClusterClient;

@@ -151,7 +151,7 @@ pub(crate) async fn contend(contender: Contender<'_>) -> Contended {
                 let rides_out = behind.is_some() && error.kind != StoreErrorKind::Refused;
                 if rides_out && !budget.left().is_zero() {
                     let since = Instant::now();
-                    let back = node.store.connect(budget.left()).await.is_ok();
+                    let back = node.store.reach(key.name(), budget.left()).await.is_ok();
                     budget.spend(since);
                     if back {
                         continue;

@@ -301,7 +301,7 @@ impl StampedeGuard {
                 return Err(Error::store("not confirmed: replacing the entry", key, tried));
             }
             // A connection that is being made again is worth the wait here.
-            let done = match self.node.store.connect(left).await {
+            let done = match self.node.store.reach(key.name(), left).await {
                 Ok(()) => command(left.min(LONGEST / 4)).await,
                 Err(error) => Err(error),
             };

@@ -141,7 +141,8 @@ impl<T: Target> Contest<'_, T> {
                 error.kind.is_ambiguous() || (error.kind == StoreErrorKind::Unavailable && self.may_wait());
             let last = again == 0 || !passing || self.is_over();
             again -= u8::from(!last);
-            if last || self.home().store.connect(self.within()).await.is_err() {
+            let name = &self.place.duty.target.name().key;
+            if last || self.home().store.reach(name, self.within()).await.is_err() {
                 return Err(self.place.duty.target.error("acquiring", error));
             }
         }

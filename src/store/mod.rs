@@ -135,6 +135,11 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
     /// Waits until commands can be sent, at most `within`; also opens what is opened lazily.
     fn connect(&self, within: Duration) -> Reply<'_, ()>;
 
+    /// The same for commands about the key of this name, where not all go one way.
+    fn reach<'a>(&'a self, _name: &'a str, within: Duration) -> Reply<'a, ()> {
+        self.connect(within)
+    }
+
     /// Ends background work and connections. Later commands fail at once.
     fn close(&self);
 

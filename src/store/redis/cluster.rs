@@ -269,6 +269,27 @@ impl Cluster {
         }
     }
 
+    /// Waits until whoever has the slot of `key` takes commands.
+    pub(super) async fn reach(self: &Arc<Self>, key: &str) -> Result<(), StoreError> {
+        let (slot, mut changes) = (slot_of(key), self.changes.subscribe());
+        loop {
+            changes.mark_unchanged();
+            match self
+                .drawn()
+                .await
+                .map(|layout| layout.master(slot).map(|master| Arc::clone(&master.server)))
+            {
+                // Somebody else may have the slot before this one is back.
+                Ok(Some(server)) => tokio::select! {
+                    up = server.until_up() => return up,
+                    _ = changes.changed() => {}
+                },
+                Err(error) if error.kind == StoreErrorKind::Closed => return Err(error),
+                Ok(None) | Err(_) => drop(changes.changed().await),
+            }
+        }
+    }
+
     /// Why all commands fail at present, if they do.
     pub(super) fn down(&self) -> Option<StoreError> {
         match self.state().chart.layout() {

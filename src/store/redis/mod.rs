@@ -298,6 +298,18 @@ impl Store for RedisStore {
         })
     }
 
+    fn reach<'a>(&'a self, name: &'a str, within: Duration) -> Reply<'a, ()> {
+        #[cfg(feature = "cluster")]
+        if let Commands::Cluster(cluster) = &self.commands {
+            return Box::pin(async move {
+                let reached = timeout(within, cluster.reach(name)).await;
+                reached.unwrap_or_else(|_| Err(StoreError::new(StoreErrorKind::Unavailable)))
+            });
+        }
+        let _ = name;
+        self.connect(within)
+    }
+
     fn close(&self) {
         self.commands.close();
         self.inbox.close();
