@@ -47,9 +47,8 @@ async fn run(plan: Plan) -> Verdict {
     let seed = given.unwrap_or_else(|| fastrand::u64(..));
     println!("SG_SEED={seed}: {plan:?}");
     let mut nemesis = Nemesis::start(seed).await;
-    let began = wall_ns();
     nemesis.rage(plan).await;
-    let verdict = nemesis.heal_and_judge(began).await;
+    let verdict = nemesis.heal_and_judge().await;
     let mut text = String::new();
     write!(text, "{verdict}").expect("a text");
     println!("{text}");

@@ -152,7 +152,7 @@ impl Nemesis {
     }
 
     /// Everything is well again: what is there afterwards, and what the logs say.
-    pub(super) async fn heal_and_judge(mut self, began: u64) -> Verdict {
+    pub(super) async fn heal_and_judge(mut self) -> Verdict {
         sleep(Duration::from_secs(2)).await;
         let mut counts = Vec::new();
         for (fleet, _) in &self.places {
@@ -174,8 +174,6 @@ impl Nemesis {
         left.extend(self.server.keys().into_iter().filter(|key| key.starts_with("sg1:l:")));
         let (inside, outside) = self.witness.end();
         oracle::judge(&oracle::Evidence {
-            began,
-            ended: wall_ns(),
             incarnations: &self.incarnations,
             events: &self.events,
             loads: &self.truth.loads(),

@@ -96,10 +96,14 @@ pub(super) fn work(mut child: Child) -> BoxFuture<'static, ()> {
                     let connected = guard.connect().await.is_ok();
                     let mut right = 0;
                     for key in 0..50 {
-                        request(guard.clone(), config.clone(), log.clone(), key).await;
-                        right += usize::from(
-                            guard.get::<u64>(("k", key)).await.is_ok_and(|value| value.is_some()),
-                        );
+                        // Again, where one command was late: this machine does other things, too.
+                        for _ in 0..5 {
+                            request(guard.clone(), config.clone(), log.clone(), key).await;
+                            if guard.get::<u64>(("k", key)).await.is_ok_and(|value| value.is_some()) {
+                                right += 1;
+                                break;
+                            }
+                        }
                     }
                     child.report().event_with("healed", &(connected, right));
                 }
