@@ -289,7 +289,7 @@ impl Lead {
 
     /// Step 7: tells the fleet, then those seated here.
     async fn end(
-        self,
+        mut self,
         mut loaded: Loaded,
         took: Duration,
         tagged: Option<Vec<Tagged>>,
@@ -315,9 +315,17 @@ impl Lead {
             }
             return;
         }
+        let unsure = match &loaded.result {
+            LoadResult::Failed(failure) if lease.is_some() => {
+                let known = self.see_again().await;
+                (!known).then(|| Ending::Failed(failure.clone()))
+            }
+            _ => None,
+        };
         let Loaded { result, settled } = loaded;
         let Share { ending, elsewhere, keep, marker, replay } = self.share(result, took, &tagged);
-        let keep = keep.filter(|_| known);
+        let keep = keep.filter(|_| known && unsure.is_none());
+        let elsewhere = elsewhere.or(unsure);
         let Self { node, flight, leader, seen, budget, .. } = self;
         let seen = seen.as_ref().map(|seen| &seen.raw);
 

@@ -169,6 +169,10 @@ pub(crate) async fn contend(contender: Contender<'_>) -> Contended {
                 if hints.finished.is_some() {
                     behind = hints.finished;
                 }
+                if hints.invalidated {
+                    // It may stand in for nothing any more.
+                    *seen = None;
+                }
             }
             () = sleep(patience(remaining, policy.lease, node.store.hints_arrive())) => {}
             () = sleep_until(deadline) => break Contended::WaitedOut,

@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use tokio::time::Instant;
 
 use crate::ending::Ending;
 use crate::entry::{Encoding, Entry, Kind};
 use crate::key::Key;
 use crate::lead::Lead;
-use crate::node::{Lane, LoadResult};
+use crate::node::{Lane, LoadResult, Seen, Stored};
 use crate::observe::Count;
 use crate::tags::{TagList, Tagged};
 use crate::times::{Lifetimes, Serves};
@@ -63,6 +64,34 @@ impl Lead {
                 None => Share { replay: self.policy.error_for, ..Share::only(Ending::Failed(failure)) },
             },
         }
+    }
+
+    /// Reads again what may stand in for the failed load. It was read before this flight had the lease, so it may have
+    /// been invalidated since; from now on whoever does that takes the lease away, and nothing is stored. Whether that
+    /// is known.
+    pub(crate) async fn see_again(&mut self) -> bool {
+        if self.stand_in(self.node.store.now()).is_none() {
+            return true;
+        }
+        let Self { node, budget, flight, seen, .. } = self;
+        let (Some(within), asked) = (budget.next(), Instant::now()) else { return false };
+        let found = node.store.look_up(&flight.key, within).await;
+        budget.spend(asked);
+        match found {
+            Ok(Some(raw)) if seen.as_ref().is_some_and(|seen| seen.raw == raw) => {}
+            Ok(Some(raw)) => {
+                *seen = match Stored::decode(node, raw, &flight.key) {
+                    Stored::Entry(entry) => Some(Box::new(Seen::entry(entry, &flight.key))),
+                    Stored::Unreadable(_) | Stored::Invalidated(_) => None,
+                }
+            }
+            Ok(None) => *seen = None,
+            Err(_) => {
+                node.count(Count::store_errors);
+                return false;
+            }
+        }
+        true
     }
 
     /// The older value that may be served instead of a failure. Stored again, it tells the whole fleet not

@@ -9,6 +9,8 @@
 
 mod bulkhead;
 mod cancellation;
+#[cfg(feature = "testing")]
+mod chaos;
 mod coalescing;
 mod context;
 mod drops;

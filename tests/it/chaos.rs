@@ -1,0 +1,69 @@
+//! What the simulation has found, in as few steps as it takes.
+
+use std::time::Duration;
+
+use stampede_guard::testing::{Answer, ChaosStore, Fault, Origin};
+use stampede_guard::{Policy, StampedeGuard};
+use tokio::time::sleep;
+
+fn load(origin: &Origin) -> impl FnOnce() -> Load + Send + use<> {
+    let origin = origin.clone();
+    move || Box::pin(async move { origin.load("k").await })
+}
+
+type Load = std::pin::Pin<Box<dyn Future<Output = Result<u64, stampede_guard::testing::OriginError>> + Send>>;
+
+/// A waiter has read a stale value and waits for a load; meanwhile the value is invalidated, of which the waiter is not
+/// told; then its own load fails. What it has read was stored again, and served to everyone from then on.
+#[tokio::test(start_paused = true)]
+async fn what_was_invalidated_is_not_stored_again_for_a_load_that_fails() {
+    for is_told in [true, false] {
+        let (chaos, origin) = (ChaosStore::new(1), Origin::new());
+        let policy = Policy::builder()
+            .fresh_for(Duration::from_secs(1))
+            .ttl_jitter(0.0)
+            .stale_if_error(Duration::from_secs(600))
+            .build()
+            .unwrap();
+        let guards = [(); 3].map(|()| StampedeGuard::new(chaos.clone()).with_policy(policy.clone()));
+        assert_eq!(guards[0].get_or_load("k", load(&origin)).await.unwrap(), 0);
+        sleep(Duration::from_millis(1_500)).await;
+
+        origin.hold();
+        let leading = tokio::spawn({
+            let (guard, load) = (guards[0].clone(), load(&origin));
+            async move { guard.get_or_load("k", load).await }
+        });
+        origin.wait_for_loads("k", 2).await;
+        let waiting = tokio::spawn({
+            let (guard, load) = (guards[1].clone(), load(&origin));
+            async move { guard.get_or_load("k", load).await }
+        });
+        sleep(Duration::from_millis(10)).await;
+        origin.always("k", Answer::Fail);
+        chaos.inject(Fault::WakeLost, if is_told { 0.0 } else { 1.0 });
+        guards[2].invalidate("k").await.unwrap();
+        origin.wait_for_loads("k", 3).await;
+        origin.release();
+        let _ = (leading.await.unwrap(), waiting.await.unwrap());
+
+        assert_eq!(guards[2].get::<u64>("k").await.unwrap(), None);
+        assert!(guards[2].get_or_load("k", load(&origin)).await.is_err(), "is_told={is_told}");
+    }
+}
+
+/// And what was not invalidated still is.
+#[tokio::test(start_paused = true)]
+async fn what_is_still_there_stands_in_for_a_load_that_fails() {
+    let (chaos, origin) = (ChaosStore::new(1), Origin::new());
+    let window = Duration::from_secs(600);
+    let policy = Policy::builder().fresh_for(Duration::from_secs(1)).stale_if_error(window).build().unwrap();
+    let guard = StampedeGuard::new(chaos.clone()).with_policy(policy);
+    assert_eq!(guard.get_or_load("k", load(&origin)).await.unwrap(), 0);
+    sleep(Duration::from_secs(2)).await;
+    origin.always("k", Answer::Fail);
+    for _ in 0..3 {
+        assert_eq!(guard.get_or_load("k", load(&origin)).await.unwrap(), 0);
+    }
+    assert_eq!(origin.loads("k"), 2, "the failure was told to the fleet, for the back-off");
+}
