@@ -151,6 +151,8 @@ pub(crate) async fn contend(contender: Contender<'_>) -> Contended {
                 let rides_out = behind.is_some() && error.kind != StoreErrorKind::Refused;
                 if rides_out && !budget.left().is_zero() {
                     let since = Instant::now();
+                    // A server that has refused is connected all the same, and would be asked as fast as it answers.
+                    sleep(SHORTEST_WAIT.min(budget.left())).await;
                     let back = node.store.reach(key.name(), budget.left()).await.is_ok();
                     budget.spend(since);
                     if back {

@@ -67,3 +67,23 @@ async fn what_is_still_there_stands_in_for_a_load_that_fails() {
     }
     assert_eq!(origin.loads("k"), 2, "the failure was told to the fleet, for the back-off");
 }
+
+/// A server that refuses (out of memory, loading) is connected. A waiter that rides out a break asked it again as fast as it
+/// answered, until its budget was used up.
+#[tokio::test(start_paused = true)]
+async fn a_server_that_refuses_is_not_asked_as_fast_as_it_answers() {
+    let (chaos, origin) = (ChaosStore::new(1), Origin::new());
+    chaos.latency(Duration::from_millis(1), Duration::from_millis(1));
+    let guards = [(); 2].map(|()| StampedeGuard::new(chaos.clone()));
+    origin.hold();
+    for guard in &guards {
+        let (guard, load) = (guard.clone(), load(&origin));
+        tokio::spawn(async move { guard.get_or_load("k", load).await });
+        sleep(Duration::from_millis(50)).await;
+    }
+    let before = chaos.commands();
+    chaos.inject(Fault::OutOfMemory, 1.0);
+    // The waiter asks when the lease that it was told of would have ended, and then loads for itself.
+    origin.wait_for_loads("k", 2).await;
+    assert!(chaos.commands() - before < 25, "{} commands", chaos.commands() - before);
+}
