@@ -258,11 +258,15 @@ impl Lease {
     /// begins with a renewal.
     pub(crate) async fn keep(&self, end: Instant, mut now: bool) -> Event {
         let period = self.ttl / 3;
+        let mut due = Instant::now() + period;
         loop {
             if !now {
+                // The timer first, and one for all hints: whoever says things of no interest here must not put off
+                // the renewal.
                 let hints = tokio::select! {
+                    biased;
+                    () = sleep_until(due) => None,
                     hints = self.watch.hints() => Some(hints),
-                    () = sleep(period) => None,
                 };
                 match hints {
                     Some(hints) if hints.invalidated => return Event::Invalidated,
@@ -273,6 +277,7 @@ impl Lease {
                 }
             }
             now = false;
+            due = Instant::now() + period;
             let ttl = self.ttl.min(end.saturating_duration_since(Instant::now()) + period);
             match self.node.store.renew(&self.key, &self.token, ttl, period).await {
                 Ok(Kept::Yes) => {}

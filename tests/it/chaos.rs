@@ -87,3 +87,29 @@ async fn a_server_that_refuses_is_not_asked_as_fast_as_it_answers() {
     origin.wait_for_loads("k", 2).await;
     assert!(chaos.commands() - before < 25, "{} commands", chaos.commands() - before);
 }
+
+/// A leader that is told something, whatever it be, began its third of a lease anew; told often enough, it never renewed.
+#[tokio::test(start_paused = true)]
+async fn a_leader_renews_in_time_whatever_it_is_told() {
+    let (chaos, origin) = (ChaosStore::new(1), Origin::new());
+    let policy = Policy::builder().load_timeout(Duration::from_secs(600)).build().unwrap();
+    let guard = StampedeGuard::new(chaos.clone()).with_policy(policy);
+    let other = StampedeGuard::new(chaos.clone());
+    origin.hold();
+    let leading = tokio::spawn({
+        let (guard, load) = (guard.clone(), load(&origin));
+        async move { guard.get_or_load("k", load).await }
+    });
+    origin.wait_for_loads("k", 1).await;
+    chaos.inject(Fault::WakeForged, 1.0);
+    for _ in 0..300 {
+        // Its command is what the forged messages come with: just before a third of the lease is over. (Those that say
+        // "invalidated" do renew it, so it takes a few others in a row.)
+        let _ = other.get::<u64>("k").await;
+        sleep(Duration::from_millis(600)).await;
+    }
+    chaos.calm();
+    origin.release();
+    assert_eq!(leading.await.unwrap().unwrap(), 0);
+    assert_eq!((guard.stats().leases_lost, other.get::<u64>("k").await.unwrap()), (0, Some(0)));
+}
