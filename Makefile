@@ -14,7 +14,11 @@
 # soak-leak
 #        a million keys (or KEYS), each asked for once, and then nothing: memory, maps and keys
 # deny   licences, sources and versions of what we depend on (deny.toml); needs cargo-deny
-.PHONY: run test check bench conformance conformance-current redis-6.2 sentinel cluster soak soak-leak deny redis firewall python node
+# simulate
+#        60,000 simulated fleets by seed, three amounts of trouble each (SEEDS=n for another number)
+# soak-sim
+#        millions of them, from a random seed on (SOAK_SEEDS=n)
+.PHONY: run test check bench conformance conformance-current redis-6.2 sentinel cluster simulate soak-sim soak soak-leak deny redis firewall python node
 
 run:
 	cargo run --example quickstart
@@ -40,6 +44,15 @@ bench: redis
 	cargo bench --bench refresh
 	cargo bench --bench micro
 	cargo bench --bench lock
+
+SIMULATION = cargo test --profile simulate --no-default-features --features testing --lib --
+
+simulate:
+	SEEDS=$${SEEDS:-20000} $(SIMULATION) simulation::no_seed --nocapture
+	SEEDS=3000 $(SIMULATION) simulation::the_same_seed
+
+soak-sim:
+	SOAK_SEEDS=$${SOAK_SEEDS:-5000000} $(SIMULATION) simulation::soak --nocapture --ignored
 
 conformance: redis node
 	node tests/conformance/run.mjs released

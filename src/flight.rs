@@ -205,6 +205,12 @@ impl<L, O> Seat<L, O> {
         let _ = self.outcome.offer(outcome);
     }
 
+    #[cfg(all(test, feature = "testing"))]
+    #[allow(dead_code, reason = "the models compile this file too")]
+    pub(crate) fn is_left(&self) -> bool {
+        self.outcome.is_closed()
+    }
+
     fn take_loader(&self) -> Option<L> {
         lock(&self.loader).take()
     }
@@ -228,6 +234,12 @@ impl<K: Hash + Eq, L, O: Clone, S: BuildHasher> Leader<K, L, O, S> {
             let loader = seat.take_loader()?;
             Some((loader, Arc::clone(seat)))
         })
+    }
+
+    #[cfg(all(test, feature = "testing"))]
+    #[allow(dead_code, reason = "the models compile this file too")]
+    pub(crate) fn first_seat(&self) -> Option<Arc<Seat<L, O>>> {
+        lock(&self.flight.seats).all.first().cloned()
     }
 
     /// Tells those who wait ahead of the end.

@@ -162,7 +162,7 @@ impl StampedeGuard {
     }
 
     /// The parts that the HTTP layer works with.
-    #[cfg(feature = "http")]
+    #[cfg(any(feature = "http", all(test, feature = "testing")))]
     pub(crate) fn parts(&self) -> (&Arc<Node>, &Arc<Policy>) {
         (&self.node, &self.policy)
     }

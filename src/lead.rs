@@ -55,6 +55,20 @@ impl Lead {
     /// Sets the flight going. Its end frees everyone seated on it, also if its runtime drops it.
     pub(crate) fn start(self) {
         let running = self.node.tasks.enter();
+        #[cfg(all(test, feature = "testing"))]
+        if crate::simulation::mutated(crate::simulation::Mutant::FlightOfItsCaller) {
+            let first = self.leader.first_seat();
+            tokio::spawn(async move {
+                let left = async {
+                    while !first.as_ref().is_some_and(|seat| seat.is_left()) {
+                        sleep(Duration::from_millis(1)).await;
+                    }
+                };
+                tokio::select! { biased; _ = self.run() => {} () = left => {} }
+                drop(running);
+            });
+            return;
+        }
         tokio::spawn(async move {
             let stands_for = self.run().await;
             // It does nothing from here on, so a shutdown need not wait for it.

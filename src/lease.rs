@@ -241,6 +241,10 @@ async fn current(
 
 /// How long to sleep on a lease that has `remaining` left, in case no hint comes.
 fn patience(remaining: Duration, lease: Duration, hints_arrive: bool) -> Duration {
+    #[cfg(all(test, feature = "testing"))]
+    if crate::simulation::mutated(crate::simulation::Mutant::NoTimer) {
+        return Duration::from_secs(3600);
+    }
     let longest = if hints_arrive { lease } else { lease.min(UNSURE_WAIT) };
     let remaining = remaining.clamp(SHORTEST_WAIT.min(longest), longest);
     // The waiters of a dead leader should not all ask in one millisecond; one of them must ask

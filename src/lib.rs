@@ -119,6 +119,10 @@ pub use observe::{Outcome, Stats};
 pub use policy::{OnOverload, OnStoreDown, OnWaitTimeout, Policy, PolicyBuilder};
 pub use store::memory::MemoryStore;
 
+#[cfg(all(test, feature = "testing"))]
+#[path = "../tests/simulation/mod.rs"]
+mod simulation;
+
 /// The README's examples run as tests.
 #[cfg(all(doctest, feature = "redis", feature = "http"))]
 #[doc = include_str!("../README.md")]

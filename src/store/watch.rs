@@ -88,8 +88,11 @@ impl Watches {
     /// Tells every waiter that hints may have been lost (a connection was, or has just come up).
     #[cfg(any(feature = "redis", feature = "testing"))]
     pub(crate) fn tell_all_missed(&self) {
-        let all: Vec<_> = self.lock().values().flatten().cloned().collect();
-        for waiter in all {
+        let mut all: Vec<_> =
+            self.lock().iter().map(|(name, waiters)| (name.clone(), waiters.clone())).collect();
+        // A map's order is random, and who is told first asks first: a simulation could not be repeated.
+        all.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
+        for waiter in all.into_iter().flat_map(|(_, waiters)| waiters) {
             waiter.hints().missed = true;
             waiter.woken.notify_one();
         }
@@ -99,6 +102,18 @@ impl Watches {
     #[cfg(feature = "testing")]
     pub(crate) fn any(&self, name: &str) -> bool {
         self.lock().contains_key(name)
+    }
+
+    /// Whether somebody waits with this token.
+    #[cfg(all(test, feature = "testing"))]
+    pub(crate) fn has(&self, token: &Token) -> bool {
+        self.lock().values().flatten().any(|waiter| waiter.token == *token)
+    }
+
+    /// Whether nobody waits.
+    #[cfg(all(test, feature = "testing"))]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.lock().is_empty()
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Box<str>, Vec<Arc<Waiter>>>> {

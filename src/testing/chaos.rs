@@ -10,6 +10,8 @@ use super::line::Line;
 use super::server::Server;
 use super::wire::Wire;
 use crate::store::NodeStore;
+#[cfg(test)]
+use crate::store::Token;
 use crate::store::memory::MemoryStore;
 use crate::sync::lock;
 
@@ -94,7 +96,8 @@ impl ChaosStore {
     }
 
     /// Ends all faults: none strikes any more, writes are accepted, subscriptions are back and the clock is right.
-    /// What is on its way stays there: a ghost comes when it comes. Replicas stay as they are.
+    /// Where the clock had jumped, what is stored goes: its times are those of the wrong clock. What is on its way stays there: a
+    /// ghost comes when it comes. Replicas stay as they are.
     ///
     /// # Examples
     ///
@@ -156,8 +159,26 @@ impl ChaosStore {
         Replica { server: Arc::clone(&self.server), condition: Arc::default() }
     }
 
+    /// Whether somebody waits with this token, and if so, whether nothing keeps that replica from it.
     #[cfg(test)]
-    #[allow(dead_code, reason = "for the simulation")]
+    pub(crate) fn waits(&self, token: &Token) -> Option<bool> {
+        let line = self.server.lines().into_iter().find(|line| line.watches.has(token))?;
+        line.is_alive().then(|| !line.is_stopped())
+    }
+
+    /// Whether the lease of this name is the replica's.
+    #[cfg(test)]
+    pub(crate) fn holds(&self, replica: &Replica, name: &str) -> bool {
+        let Some((holder, _)) = self.server.store.lease(name) else { return false };
+        self.server.lines().iter().any(|line| line.is_of(&replica.condition) && line.is_own(&holder))
+    }
+
+    #[cfg(test)]
+    pub(crate) fn has_waiters(&self, replica: &Replica) -> bool {
+        self.server.lines().iter().any(|line| line.is_of(&replica.condition) && !line.watches.is_empty())
+    }
+
+    #[cfg(test)]
     pub(crate) fn set_witness(&self, witness: Arc<dyn super::server::Witness>) {
         self.server.set_witness(witness);
     }
@@ -227,6 +248,17 @@ impl Replica {
     /// Kills it: what it has sent arrives, and nothing else ever. Calls on its guards that need the store do not return.
     pub fn kill(&self) {
         self.condition.kill();
+    }
+
+    #[cfg(test)]
+    pub(crate) fn is_dead(&self) -> bool {
+        self.condition.is_dead()
+    }
+
+    /// Waits until it is not stopped; for ever, if it is dead.
+    #[cfg(test)]
+    pub(crate) async fn runs(&self) {
+        self.condition.runs().await;
     }
 
     pub(crate) fn into_store(self) -> NodeStore {

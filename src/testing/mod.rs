@@ -96,3 +96,5 @@ mod wire;
 pub use chaos::{ChaosStore, Replica};
 pub use fault::Fault;
 pub use origin::{Answer, Origin, OriginError};
+#[cfg(test)]
+pub(crate) use server::{Answer as ServerAnswer, Command, Witness};

@@ -197,7 +197,6 @@ impl Server {
     }
 
     #[cfg(test)]
-    #[allow(dead_code, reason = "for the simulation")]
     pub(super) fn set_witness(&self, witness: Arc<dyn Witness>) {
         let _ = self.witness.set(witness);
     }
@@ -226,6 +225,7 @@ impl Server {
         };
         if ahead_ms != 0 {
             self.store.step_clock(-ahead_ms);
+            self.store.flush();
         }
         for line in self.lines() {
             line.hear_again();

@@ -10,6 +10,8 @@ use super::condition::Condition;
 use super::fault::Fault;
 use super::server::{Command, Server};
 use crate::key::Key;
+#[cfg(test)]
+use crate::simulation::{Mutant, mutated};
 use crate::store::memory::MemoryNode;
 use crate::store::watch::{Hint, Watches};
 use crate::store::{Store as _, StoreError, StoreErrorKind, Token};
@@ -70,6 +72,8 @@ impl Wire {
         F: FnOnce(&Self) -> Result<T, StoreError> + Send + 'static,
     {
         self.condition.runs().await;
+        #[cfg(test)]
+        let within = if mutated(Mutant::NoDeadline) { Duration::from_secs(3600) } else { within };
         let failed = |kind| Err(StoreError::new(kind));
         let (there, back, broken) = match self.fate(within) {
             Fate::Unsent => return failed(StoreErrorKind::Unavailable),
@@ -118,6 +122,16 @@ impl Wire {
 
     pub(super) async fn runs(&self) {
         self.condition.runs().await;
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_alive(&self) -> bool {
+        !self.condition.is_dead()
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_stopped(&self) -> bool {
+        self.condition.is_stopped()
     }
 
     pub(super) fn is_of(&self, condition: &Arc<Condition>) -> bool {
@@ -170,6 +184,10 @@ impl Wire {
         if !is_for_us {
             return false;
         }
+        #[cfg(test)]
+        if mutated(Mutant::NobodyIsTold) {
+            return true;
+        }
         let mut odds = lock(&self.server.odds);
         if self.condition.is_cut() || self.is_deaf() || odds.strikes(Fault::WakeLost) {
             return true;
@@ -215,7 +233,7 @@ impl Wire {
         }
     }
 
-    fn is_own(&self, token: &Token) -> bool {
+    pub(super) fn is_own(&self, token: &Token) -> bool {
         token.node() == self.node.node().simple().to_string()
     }
 

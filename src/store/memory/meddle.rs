@@ -62,7 +62,6 @@ impl MemoryStore {
 
     /// The stored bytes.
     #[cfg(test)]
-    #[allow(dead_code, reason = "for the simulation")]
     pub(crate) fn entry(&self, name: &str) -> Option<Bytes> {
         let now = Instant::now();
         let records = self.records();

@@ -1,0 +1,82 @@
+//! When all is well again: whoever asks is answered, one load is enough, and nothing is left.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{sleep, timeout};
+
+use super::oracle::Value;
+use super::plan::{Does, Ends, Script};
+use super::world::{Node, World, cache_key};
+
+/// The longest that something may be on its way: a ghost, and a little more.
+const STRAGGLERS: Duration = Duration::from_millis(4_200);
+
+impl World {
+    /// I12, its first half: with the faults gone, whoever asks is answered.
+    pub(super) async fn heal(self: &Arc<Self>) {
+        self.oracle.note("calm");
+        self.chaos.calm();
+        for node in self.living() {
+            node.replica.resume();
+        }
+        let nodes = self.living();
+        for key in 0..self.plan.keys {
+            let Some(node) = nodes.get(usize::from(key) % nodes.len().max(1)) else { return };
+            let healed = timeout(self.bound(), self.ask(node, key)).await;
+            // A load that was running may yet fail for all who wait for it.
+            if healed.is_err() && !node.replica.is_dead() {
+                self.oracle.violated(format_args!("I12: key {key} is not answered when all is well again"));
+            }
+        }
+    }
+
+    async fn ask(self: &Arc<Self>, node: &Arc<Node>, key: u8) -> Result<Value, String> {
+        let (world, at) = (Arc::clone(self), Arc::clone(node));
+        let script = Script { takes: Duration::from_millis(20), ends: Ends::Value };
+        let loader = move |cx| async move { world.load(&at, key, Does::Load, script, cx).await };
+        node.guard.get_or_load_with(cache_key(key), loader).await.map_err(|error| error.to_string())
+    }
+
+    /// I12, its second half, and I7: one load is enough for all, and then nothing is left.
+    pub(super) async fn settle(self: &Arc<Self>) {
+        let policy = &self.plan.policy;
+        sleep(STRAGGLERS + policy.load_timeout + policy.lease * 2).await;
+        let nodes = self.living();
+        for key in 0..self.plan.keys {
+            let before = self.oracle.loads_of(key);
+            let asks = nodes.iter().map(|node| self.ask(node, key));
+            let answers = futures_util::future::join_all(asks).await;
+            if let Some(Err(error)) = answers.iter().find(|answer| answer.is_err()) {
+                self.oracle.violated(format_args!("I12: key {key} when all is well: {error}"));
+            }
+            // A value that may be served stale is loaded in the background.
+            sleep(Duration::from_millis(100)).await;
+            let loads = self.oracle.loads_of(key) - before;
+            let stored = self.chaos.store().entry(self.keys[usize::from(key)].name()).is_some();
+            if loads > 1 || !stored && !nodes.is_empty() {
+                self.oracle.violated(format_args!(
+                    "I12: key {key}: {loads} loads when all is well, stored={stored}"
+                ));
+            }
+        }
+        sleep(policy.load_timeout + policy.lease * 2).await;
+        for key in &self.keys {
+            if self.chaos.store().lease(key.name()).is_some() {
+                self.oracle.violated(format_args!("I7: {} is still leased", key.name()));
+            }
+        }
+        for node in nodes {
+            let stats = node.guard.stats();
+            let (inside, _) = node.guard.parts();
+            let left =
+                [stats.flights as usize, stats.tasks as usize, inside.leases.count(), inside.look_ups.len()];
+            if left != [0; 4] || self.chaos.has_waiters(&node.replica) {
+                self.oracle.violated(format_args!(
+                    "I7: left in node {}: flights, tasks, leases, reads {left:?}",
+                    node.id
+                ));
+            }
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! The code that guards, as it is, in simulated fleets: three to five nodes on one store, virtual time, and all that can go
+//! wrong, by seed.
+//!
+//! A part of the crate's own tests, because the store's side of the protocol is no public matter. Nothing here stands for
+//! anything: `read_through`, `caller`, `lead`, `lease`, `flight` and `look_up` run as they are, on the wire that
+//! [`testing`](crate::testing) ships. What the simulation does not reach is the Lua scripts and redis-rs; that the memory store
+//! and the scripts answer alike is what `store::contract` shows.
+//!
+//! What must hold (`Ix` in reports):
+//!
+//! 1. A value is written under the lease of its own token, and once per token.
+//! 2. Nobody renews, frees or ends another's lease.
+//! 3. No value is stored whose load began before the last invalidation; a node that has invalidated is given none.
+//! 4. Every call returns within its bound; without faults, within its load.
+//! 5. A load has the lease, or a reason to go without.
+//! 6. A waiter does not sleep past what it was told; without faults, not past the end of what it waits for.
+//! 7. In the end nothing is left: no lease, flight, task, waiter or read.
+//! 8. A node has one load of a key on its way, and those that were detached.
+//! 9. Without faults, each acquire has its reason.
+//! 10. A value is the key's own, and a load has returned it.
+//! 11. Nothing panics.
+//! 12. When all is well again, whoever asks is answered, and one load is enough for all.
+//!
+//! `SEED=7 PROFILE=mixed cargo test --features testing --lib simulation::one -- --nocapture --ignored` shows a run.
+
+mod aftermath;
+mod mutants;
+mod oracle;
+mod plan;
+mod witness;
+mod world;
+
+use std::cell::RefCell;
+use std::sync::Once;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+pub(crate) use mutants::{Mutant, mutated};
+use plan::{Plan, Profile};
+use world::World;
+
+/// How many seeds an ordinary test run tries, each with three profiles.
+const SEEDS: u64 = 300;
+
+thread_local! {
+    /// What panicked on this thread while it simulated.
+    static PANICS: RefCell<Option<Vec<String>>> = const { RefCell::new(None) };
+}
+
+/// What a run came to.
+struct Report {
+    violations: Vec<String>,
+    /// Equal for equal runs.
+    hash: u64,
+    log: Vec<String>,
+    loads: usize,
+    struck: u64,
+}
+
+/// Keeps panics inside of runs for their reports.
+fn listen() {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let hook = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            let kept = PANICS
+                .try_with(|panics| panics.borrow_mut().as_mut().map(|panics| panics.push(info.to_string())));
+            if !matches!(kept, Ok(Some(()))) {
+                hook(info);
+            }
+        }));
+    });
+}
+
+fn run(seed: u64, profile: Profile, mutant: Option<Mutant>, is_shown: bool) -> Report {
+    listen();
+    // The guard's own jitter is this thread's.
+    fastrand::seed(seed);
+    PANICS.set(Some(Vec::new()));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
+    let runtime = runtime.expect("a runtime");
+    let mut report = mutants::with(mutant, || {
+        runtime.block_on(async {
+            let world = World::new(Plan::draw(seed, profile), seed, is_shown);
+            std::sync::Arc::clone(&world).live().await;
+            let mut state = crate::sync::lock(&world.oracle.state);
+            let struck = crate::testing::Fault::ALL.iter().map(|fault| world.chaos.struck(*fault)).sum();
+            let violations = std::mem::take(&mut state.violations);
+            let log = state.log.take().unwrap_or_default();
+            Report { violations, hash: state.hash(), log, loads: state.loads.len(), struck }
+        })
+    });
+    drop(runtime);
+    let panics = PANICS.take().unwrap_or_default();
+    report.violations.extend(panics.into_iter().map(|panic| format!("I11: {panic}")));
+    report
+}
+
+fn profile_name(profile: Profile) -> &'static str {
+    match profile {
+        Profile::None => "none",
+        Profile::Mixed => "mixed",
+        Profile::Heavy => "heavy",
+    }
+}
+
+/// Runs the seeds on as many threads as there are cores; panics with the first that shows a fault.
+fn runs(seeds: std::ops::Range<u64>) {
+    let (next, began) = (AtomicU64::new(seeds.start), Instant::now());
+    let (loads, struck) = (AtomicU64::new(0), AtomicU64::new(0));
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let bad = std::thread::scope(|scope| {
+        let work = || {
+            loop {
+                let seed = next.fetch_add(1, Ordering::Relaxed);
+                if seed >= seeds.end {
+                    return None;
+                }
+                for profile in Profile::ALL {
+                    let report = run(seed, profile, None, false);
+                    loads.fetch_add(report.loads as u64, Ordering::Relaxed);
+                    struck.fetch_add(report.struck, Ordering::Relaxed);
+                    if !report.violations.is_empty() {
+                        next.store(seeds.end, Ordering::Relaxed);
+                        return Some((seed, profile, report.violations));
+                    }
+                }
+            }
+        };
+        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        threads.into_iter().filter_map(|thread| thread.join().expect("no panic")).min_by_key(|bad| bad.0)
+    });
+    if let Some((seed, profile, violations)) = bad {
+        let profile = profile_name(profile);
+        panic!(
+            "SEED={seed} PROFILE={profile} cargo test --features testing --lib simulation::one -- --nocapture --ignored\n{}",
+            violations.join("\n")
+        );
+    }
+    let runs = (seeds.end - seeds.start) * Profile::ALL.len() as u64;
+    let (loads, struck, took) = (loads.into_inner(), struck.into_inner(), began.elapsed());
+    println!("{runs} runs, {loads} loads, {struck} faults, no invariant broken, in {took:.1?}");
+}
+
+fn env(name: &str) -> Option<u64> {
+    std::env::var(name).ok().and_then(|value| value.parse().ok())
+}
+
+#[test]
+fn no_seed_breaks_an_invariant() {
+    runs(0..env("SEEDS").unwrap_or(SEEDS));
+}
+
+#[test]
+fn the_same_seed_is_the_same_run() {
+    for seed in 0..env("SEEDS").unwrap_or(SEEDS) / 3 {
+        for profile in Profile::ALL {
+            let (one, other) = (run(seed, profile, None, false), run(seed, profile, None, false));
+            assert_eq!(one.hash, other.hash, "SEED={seed} {profile:?}");
+        }
+    }
+}
+
+/// The checkers' own test: what is broken on purpose is noticed, and soon.
+#[test]
+fn each_mutant_of_the_protocol_is_caught() {
+    const MOST: u64 = 500;
+    for mutant in Mutant::ALL {
+        let seeds = if mutant == Mutant::RenewalOutlivesRelease { MOST / 5 } else { MOST };
+        let caught = (0..seeds).flat_map(|seed| Profile::ALL.map(|profile| (seed, profile))).find_map(
+            |(seed, profile)| {
+                let violations = run(seed, profile, Some(mutant), false).violations;
+                violations.into_iter().next().map(|violation| (seed, profile, violation))
+            },
+        );
+        println!("{mutant:?}: {caught:?}");
+        // Harmless by design: tokens are one flight's own, so nothing is left for it to renew.
+        assert_eq!(caught.is_none(), mutant == Mutant::RenewalOutlivesRelease, "{mutant:?}: {caught:?}");
+    }
+}
+
+/// Shows one run.
+#[test]
+#[ignore = "takes SEED and PROFILE"]
+fn one() {
+    let seed = env("SEED").expect("SEED is a number");
+    let name = std::env::var("PROFILE").unwrap_or_default();
+    let profile = Profile::ALL.into_iter().find(|profile| profile_name(*profile) == name);
+    let profile = profile.expect("PROFILE is none, mixed or heavy");
+    println!("{:#?}", Plan::draw(seed, profile));
+    let report = run(seed, profile, None, true);
+    println!("{}\n{} loads, {} faults", report.log.join("\n"), report.loads, report.struck);
+    assert!(report.violations.is_empty(), "{}", report.violations.join("\n"));
+}
+
+/// How often which invariant is broken, and where first: for whoever has just changed something.
+#[test]
+#[ignore = "for looking around"]
+fn survey() {
+    let mut found = std::collections::BTreeMap::<String, (u64, Vec<String>)>::new();
+    for seed in 0..env("SEEDS").unwrap_or(SEEDS) {
+        for profile in Profile::ALL {
+            let began = Instant::now();
+            let mut violations = run(seed, profile, None, false).violations;
+            if began.elapsed().as_millis() > 500 {
+                violations.push(format!("at 0: slow: {:?}", began.elapsed()));
+            }
+            for violation in violations {
+                let kind = violation.split(": ").nth(1).unwrap_or(&violation).to_owned();
+                let (count, first) = found.entry(kind).or_default();
+                *count += 1;
+                if first.len() < 4 {
+                    first.push(format!("SEED={seed} PROFILE={} {violation}", profile_name(profile)));
+                }
+            }
+        }
+    }
+    for (kind, (count, first)) in found {
+        println!("{kind}: {count}\n    {}", first.join("\n    "));
+    }
+}
+
+/// `make soak-sim`: SOAK_SEEDS of them, from wherever the clock says.
+#[test]
+#[ignore = "as long as you like"]
+fn soak() {
+    let start = env("SEED").unwrap_or_else(|| fastrand::u64(..1 << 40));
+    println!("from SEED={start}");
+    runs(start..start + env("SOAK_SEEDS").unwrap_or(1_000_000));
+}

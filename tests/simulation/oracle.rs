@@ -1,0 +1,304 @@
+//! The one who sees everything: each step in the store, each load, each call; and says what was wrong.
+//!
+//! It counts for itself and believes nothing that the code under test says. The invariants have the numbers of the
+//! module's page.
+
+use std::collections::HashMap;
+use std::fmt::{self, Write as _};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::sync::Mutex;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::time::Instant;
+
+use super::plan::{Does, Profile};
+use crate::entry::Entry;
+use crate::key::Key;
+use crate::store::Token;
+use crate::sync::lock;
+
+/// What a loader returns: whose, and which load made it.
+pub(super) type Value = (u8, u32);
+
+#[derive(Debug)]
+pub(super) struct Oracle {
+    pub(super) began: Instant,
+    pub(super) profile: Profile,
+    pub(super) lease: Duration,
+    /// What a command and its answer may take in all, when nothing goes wrong.
+    pub(super) trip: Duration,
+    /// What a flight may lose to the store between two acquires.
+    pub(super) patience: Duration,
+    pub(super) keys: HashMap<Box<str>, u8>,
+    pub(super) state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct State {
+    pub(super) violations: Vec<String>,
+    /// Kept where a run is shown.
+    pub(super) log: Option<Vec<String>>,
+    hash: DefaultHasher,
+    /// Orders everything.
+    seq: u64,
+    pub(super) loads: Vec<Load>,
+    pub(super) by_key: HashMap<u8, OfKey>,
+    /// Tokens in the order in which they came: their text is random.
+    pub(super) tokens: HashMap<Token, Holder>,
+    pub(super) look_ups: u64,
+    pub(super) commits: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct Holder {
+    pub(super) number: usize,
+    pub(super) key: u8,
+    pub(super) acquires: u64,
+    /// What has happened to the key when it first acquired.
+    pub(super) events_before: u64,
+    pub(super) first: Instant,
+    pub(super) committed: bool,
+    pub(super) granted: bool,
+    /// By when one that was told to wait must have asked again.
+    pub(super) due: Option<Instant>,
+    /// It was late when somebody last looked.
+    pub(super) is_late: bool,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Load {
+    pub(super) node: usize,
+    pub(super) key: u8,
+    pub(super) began: u64,
+    pub(super) ended: bool,
+    pub(super) returned: bool,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct OfKey {
+    /// Invalidations in the store: when, in both clocks.
+    pub(super) invalidated: Vec<(Instant, u64)>,
+    /// Those that their caller knows of: its node, and from when to when they took.
+    pub(super) confirmed: Vec<Confirmed>,
+    /// All that ends a lease, however.
+    pub(super) events: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct Confirmed {
+    node: usize,
+    began: u64,
+    ended: u64,
+    pub(super) at: Instant,
+}
+
+/// Writes into a hash.
+struct Into<'a>(&'a mut DefaultHasher);
+
+impl fmt::Write for Into<'_> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        self.0.write(text.as_bytes());
+        Ok(())
+    }
+}
+
+impl State {
+    pub(super) fn next(&mut self) -> u64 {
+        self.seq += 1;
+        self.seq
+    }
+
+    pub(super) fn hash(&self) -> u64 {
+        self.hash.finish()
+    }
+}
+
+impl Oracle {
+    pub(super) fn violated(&self, what: impl fmt::Display) {
+        let at = self.began.elapsed();
+        self.note(format_args!("VIOLATED {what}"));
+        lock(&self.state).violations.push(format!("at {at:?}: {what}"));
+    }
+
+    /// Enters something into the trace.
+    pub(super) fn note(&self, what: impl fmt::Display) {
+        let at = self.began.elapsed();
+        let mut state = lock(&self.state);
+        at.as_micros().hash(&mut state.hash);
+        // Hashed as it is written: without a string of its own.
+        let _ = write!(Into(&mut state.hash), "{what}");
+        if let Some(log) = &mut state.log {
+            log.push(format!("{:>10.3} {what}", at.as_micros() as f64 / 1000.0));
+        }
+    }
+
+    pub(super) fn number(&self, token: &Token, key: u8) -> usize {
+        let mut state = lock(&self.state);
+        let number = state.tokens.len();
+        let events_before = state.by_key.entry(key).or_default().events;
+        let (acquires, committed, due, first) = (0, false, None, Instant::now());
+        let (granted, is_late) = (false, false);
+        let holder = Holder { number, key, acquires, events_before, first, committed, granted, due, is_late };
+        state.tokens.entry(token.clone()).or_insert(holder).number
+    }
+
+    pub(super) fn holder(&self, lease: Option<&(Token, Duration)>, key: u8) -> String {
+        lease.map_or_else(|| "-".to_owned(), |(token, _)| format!("t{}", self.number(token, key)))
+    }
+
+    /// Something has happened to the key's lease: those who wait for it were told.
+    pub(super) fn lease_ended(&self, key: u8) {
+        let mut state = lock(&self.state);
+        state.by_key.entry(key).or_default().events += 1;
+        // I6: where nothing goes wrong, a waiter that is told asks again at once.
+        if self.profile == Profile::None {
+            let soon = Instant::now() + self.trip * 2 + Duration::from_millis(20);
+            for holder in state.tokens.values_mut().filter(|holder| holder.key == key) {
+                holder.due = holder.due.map(|due| due.min(soon));
+            }
+        }
+    }
+
+    /// I6: nobody who was told to wait sleeps on. `waits` says who still does, and runs.
+    pub(super) fn audit(&self, waits: impl Fn(&Token) -> Option<bool>) {
+        let now = Instant::now();
+        let mut late = Vec::new();
+        for (token, holder) in &mut lock(&self.state).tokens {
+            let Some(due) = holder.due else { continue };
+            match waits(token) {
+                None => holder.due = None,
+                // Stopped: from when it goes on.
+                Some(false) => holder.due = Some(due.max(now + self.lease + self.patience)),
+                Some(true) if due >= now => {}
+                // It may have gone on at this very moment.
+                Some(true) if !std::mem::replace(&mut holder.is_late, true) => {}
+                Some(true) => late.push((holder.number, holder.key, now - due)),
+            }
+        }
+        late.sort();
+        for (number, key, late) in late {
+            self.violated(format_args!("I6: t{number} sleeps on key {key}, {late:?} past what it was told"));
+        }
+    }
+
+    pub(super) fn check(&self, is_so: bool, what: impl fmt::Display) {
+        if !is_so {
+            self.violated(what);
+        }
+    }
+
+    /// I3, in the store.
+    pub(super) fn check_age(&self, key: u8, value: Value) {
+        let state = lock(&self.state);
+        let began = state.loads.get(value.1 as usize).map_or(0, |load| load.began);
+        let newest = state.by_key.get(&key).and_then(|of| of.invalidated.last()).map_or(0, |(_, seq)| *seq);
+        drop(state);
+        self.check(
+            began > newest,
+            format_args!("I3: key {key}: stored load {} that began before an invalidation", value.1),
+        );
+    }
+
+    /// I3, as callers see it; I10.
+    pub(super) fn check_value(&self, node: usize, key: u8, asked: u64, value: Value) {
+        let (whose, load) = value;
+        self.check(whose == key, format_args!("I10: key {key} was given a value of key {whose}"));
+        let state = lock(&self.state);
+        let known = state.loads.get(load as usize).cloned();
+        let older = known.as_ref().and_then(|known| {
+            let confirmed = state.by_key.get(&key)?.confirmed.iter();
+            confirmed
+                .filter(|confirmed| {
+                    confirmed.node == node && confirmed.ended < asked && known.began < confirmed.began
+                })
+                .count()
+                .checked_sub(1)
+        });
+        drop(state);
+        self.check(
+            known.is_some_and(|known| known.key == key && known.returned),
+            format_args!("I10: key {key} was given what no load of it has returned: {load}"),
+        );
+        self.check(
+            older.is_none(),
+            format_args!(
+                "I3: node {node} was given load {load} of key {key}, older than its own invalidation"
+            ),
+        );
+    }
+
+    pub(super) fn confirmed(&self, node: usize, key: u8, began: u64) {
+        let mut state = lock(&self.state);
+        let ended = state.next();
+        let confirmed = Confirmed { node, began, ended, at: Instant::now() };
+        state.by_key.entry(key).or_default().confirmed.push(confirmed);
+    }
+
+    /// I8 and I5, when a load begins. `excused` says why it may begin without the lease.
+    pub(super) fn load_began(
+        &self,
+        node: usize,
+        key: u8,
+        does: Does,
+        excused: bool,
+        holds: bool,
+        crowd: usize,
+    ) -> u32 {
+        let (id, running) = {
+            let mut state = lock(&self.state);
+            let began = state.next();
+            let running =
+                state.loads.iter().filter(|load| load.node == node && load.key == key && !load.ended);
+            let running = running.count();
+            state.loads.push(Load { node, key, began, ended: false, returned: false });
+            ((state.loads.len() - 1) as u32, running)
+        };
+        self.note(format_args!("n{node} k{key} load {id} begins for {does:?} holds={holds}"));
+        self.check(
+            excused || holds,
+            format_args!("I5: node {node} loads key {key} without a lease or a reason"),
+        );
+        self.check(
+            running < crowd,
+            format_args!("I8: node {node} has {running} loads of key {key} on their way, and begins another"),
+        );
+        id
+    }
+
+    /// A value that is there without a loader.
+    pub(super) fn made(&self, node: usize, key: u8) -> Value {
+        let mut state = lock(&self.state);
+        let began = state.next();
+        state.loads.push(Load { node, key, began, ended: true, returned: true });
+        (key, (state.loads.len() - 1) as u32)
+    }
+
+    /// How often something has ended a lease of this key.
+    pub(super) fn detached_within(&self, key: u8) -> usize {
+        lock(&self.state).by_key.get(&key).map_or(0, |of| of.invalidated.len() + of.confirmed.len())
+    }
+
+    pub(super) fn load_ended(&self, id: u32, returned: bool) {
+        {
+            let mut state = lock(&self.state);
+            let load = &mut state.loads[id as usize];
+            (load.ended, load.returned) = (true, returned);
+        }
+        self.note(format_args!("load {id} ends, value={returned}"));
+    }
+
+    pub(super) fn loads_of(&self, key: u8) -> usize {
+        lock(&self.state).loads.iter().filter(|load| load.key == key).count()
+    }
+
+    pub(super) fn invalidations(&self, key: u8, since: u64) -> usize {
+        let state = lock(&self.state);
+        state.by_key.get(&key).map_or(0, |of| of.invalidated.iter().filter(|(_, seq)| *seq > since).count())
+    }
+
+    pub(super) fn value(&self, raw: &Bytes, key: &Key) -> Option<Value> {
+        let entry = Entry::decode(raw.clone(), key).ok()?;
+        rmp_serde::from_slice(&entry.payload).ok()
+    }
+}

@@ -1,0 +1,217 @@
+//! What a run will be: all of it drawn from its seed before it begins.
+
+use std::time::Duration;
+
+use crate::testing::Fault;
+use crate::{OnWaitTimeout, Policy};
+
+/// How much goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Profile {
+    /// Nothing. Ordinary calls, invalidations among them.
+    None,
+    /// Some kinds, now and then.
+    Mixed,
+    /// Most kinds, often.
+    Heavy,
+}
+
+impl Profile {
+    pub(super) const ALL: [Self; 3] = [Self::None, Self::Mixed, Self::Heavy];
+}
+
+#[derive(Debug)]
+pub(super) struct Plan {
+    pub(super) policy: Policy,
+    pub(super) nodes: usize,
+    pub(super) keys: u8,
+    /// A round trip, at the most.
+    pub(super) latency: Duration,
+    pub(super) faults: Vec<(Fault, f64)>,
+    pub(super) calls: Vec<Call>,
+    pub(super) events: Vec<Event>,
+    /// When the last call begins, or the last event.
+    pub(super) lasts: Duration,
+    /// The longest load of those that end by themselves.
+    pub(super) longest_load: Duration,
+    pub(super) profile: Profile,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Call {
+    pub(super) at: Duration,
+    pub(super) node: usize,
+    pub(super) key: u8,
+    pub(super) does: Does,
+    /// Its future is dropped at this poll.
+    pub(super) leaves_at_poll: Option<usize>,
+    pub(super) load: Script,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Does {
+    Load,
+    Refresh,
+    Get,
+    Invalidate,
+    Insert,
+}
+
+/// How a loader goes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Script {
+    pub(super) takes: Duration,
+    pub(super) ends: Ends,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ends {
+    Value,
+    DoNotStore,
+    Error,
+    Panic,
+    Never,
+}
+
+/// What happens to a node.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Event {
+    pub(super) at: Duration,
+    pub(super) node: usize,
+    pub(super) what: What,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum What {
+    /// It is killed; another one takes its place so much later.
+    Crash(Duration),
+    Stop(Duration),
+    Cut(Duration),
+}
+
+impl Plan {
+    pub(super) fn draw(seed: u64, profile: Profile) -> Self {
+        let mut random = fastrand::Rng::with_seed(seed.wrapping_mul(3).wrapping_add(profile as u64));
+        let ms = |random: &mut fastrand::Rng, least: u64, most: u64| {
+            Duration::from_millis(random.u64(least..=most))
+        };
+        let (often, least, most) = match profile {
+            Profile::None => (0.0, 0.0, 0.0),
+            Profile::Mixed => (0.3, 0.01, 0.08),
+            Profile::Heavy => (0.6, 0.03, 0.25),
+        };
+        let happens = |random: &mut fastrand::Rng| random.f64() < often;
+        let mut faults = Vec::new();
+        for fault in Fault::ALL {
+            if happens(&mut random) {
+                let chance = least + random.f64() * (most - least);
+                // These hit everyone, or last.
+                let chance = match fault {
+                    Fault::Flush | Fault::FailOver | Fault::ClockStep | Fault::ReadOnly | Fault::Deaf => {
+                        chance / 8.0
+                    }
+                    _ => chance,
+                };
+                faults.push((fault, chance));
+            }
+        }
+        let policy = policy(&mut random);
+        let (nodes, keys) = (random.usize(3..=5), random.u8(2..=4));
+        let lasts = ms(&mut random, 6_000, 20_000);
+        let troubles = [(); 4].map(|()| happens(&mut random));
+        let crowd: Vec<_> =
+            (0..random.usize(2..=8)).map(|_| ms(&mut random, 0, lasts.as_millis() as u64)).collect();
+        let (leaves, invalidates) = (happens(&mut random), random.bool());
+        let calls: Vec<_> = (0..random.usize(20..=60))
+            .map(|_| {
+                // Most come in crowds, to one key or another.
+                let crowd = crowd[random.usize(..crowd.len())];
+                let at = if random.u8(..4) > 0 {
+                    crowd + ms(&mut random, 0, 40)
+                } else {
+                    ms(&mut random, 0, lasts.as_millis() as u64)
+                };
+                let does = match random.u8(..40) {
+                    0..=3 if invalidates => Does::Invalidate,
+                    4 if invalidates => Does::Insert,
+                    5 | 6 => Does::Refresh,
+                    7 | 8 => Does::Get,
+                    _ => Does::Load,
+                };
+                Call {
+                    at,
+                    node: random.usize(..nodes),
+                    key: random.u8(..keys),
+                    does,
+                    leaves_at_poll: (leaves && random.u8(..3) == 0).then(|| random.usize(1..5)),
+                    load: script(&mut random, troubles),
+                }
+            })
+            .collect();
+        let mut events = Vec::new();
+        let lease = policy.lease.as_millis() as u64;
+        for kind in 0..3 {
+            for _ in 0..if happens(&mut random) { random.usize(1..=2) } else { 0 } {
+                let what = match kind {
+                    0 => What::Crash(ms(&mut random, 0, 3_000)),
+                    1 => What::Stop(ms(&mut random, lease / 10, lease * 3)),
+                    _ => What::Cut(ms(&mut random, 10, lease * 2)),
+                };
+                events.push(Event {
+                    at: ms(&mut random, 0, lasts.as_millis() as u64),
+                    node: random.usize(..nodes),
+                    what,
+                });
+            }
+        }
+        let longest_load = calls.iter().map(|call| call.load.takes).max().unwrap_or_default();
+        let latency = ms(&mut random, 0, 5);
+        Self { policy, nodes, keys, latency, faults, calls, events, lasts, longest_load, profile }
+    }
+}
+
+fn script(random: &mut fastrand::Rng, [fails, panics, hangs, is_private]: [bool; 4]) -> Script {
+    let takes = Duration::from_millis(match random.u8(..10) {
+        0 => 0,
+        1..=6 => random.u64(1..200),
+        7 | 8 => random.u64(200..900),
+        _ => random.u64(900..3_000),
+    });
+    let ends = match random.u8(..20) {
+        0..=3 if fails => Ends::Error,
+        4 | 5 if panics => Ends::Panic,
+        6 if hangs => Ends::Never,
+        7 | 8 if is_private => Ends::DoNotStore,
+        _ => Ends::Value,
+    };
+    Script { takes, ends }
+}
+
+fn policy(random: &mut fastrand::Rng) -> Policy {
+    let mut ms = |least: u64, most: u64| Duration::from_millis(random.u64(least..=most));
+    let command = ms(10, 40);
+    let lease = ms(200, 2_000);
+    let load_timeout = ms(3_100, 5_000);
+    let fresh_for = ms(300, 4_000);
+    let (revalidate, if_error, wait) = (ms(100, 2_000), ms(100, 4_000), ms(500, 8_000));
+    let replay = ms(1, 400);
+    let mut policy = Policy::builder()
+        .lease(lease)
+        .coordination_budget(command * 2)
+        .load_timeout(load_timeout)
+        .fresh_for(fresh_for)
+        .back_off(Duration::from_millis(300));
+    if random.u8(..4) == 0 {
+        policy = policy.stale_while_revalidate(revalidate);
+    }
+    if random.u8(..3) == 0 {
+        policy = policy.stale_if_error(if_error);
+    }
+    if random.u8(..6) == 0 {
+        policy = policy.error_for(replay);
+    }
+    if random.u8(..4) == 0 {
+        policy = policy.wait_timeout(wait, OnWaitTimeout::Load);
+    }
+    policy.build().expect("a valid policy")
+}

@@ -1,0 +1,175 @@
+//! What the oracle sees of each step in the store.
+
+use tokio::time::Instant;
+
+use super::mutants;
+use super::oracle::Oracle;
+use super::plan::Profile;
+use crate::key::Key;
+use crate::store::memory::MemoryStore;
+use crate::store::{Acquired, HandedOver, Kept, Token};
+use crate::sync::lock;
+use crate::testing::{Command, ServerAnswer as Answer, Witness};
+
+impl Witness for Oracle {
+    fn run(
+        &self,
+        store: &MemoryStore,
+        key: &Key,
+        command: Command,
+        run: &dyn Fn(Command) -> Answer,
+    ) -> Answer {
+        let Some(&of) = self.keys.get(key.name()) else { return run(command) };
+        let name = key.name();
+        let (lease, entry) = (store.lease(name), store.entry(name));
+        let answer = mutants::run(store, key, command.clone(), run);
+        let (lease_after, entry_after) = (store.lease(name), store.entry(name));
+        let held_by = |token: &Token| lease.as_ref().is_some_and(|(holder, _)| holder == token);
+        let who = |token: &Token| self.number(token, of);
+        let same_holder =
+            lease.as_ref().map(|(token, _)| token) == lease_after.as_ref().map(|(token, _)| token);
+        let before = self.holder(lease.as_ref(), of);
+        let after = self.holder(lease_after.as_ref(), of);
+        let told = match &command {
+            Command::LookUp => "look up".to_owned(),
+            Command::Acquire { token, .. } => format!("acquire t{}", who(token)),
+            Command::Renew { token, .. } => format!("renew t{}", who(token)),
+            Command::Commit { token, .. } => format!("commit t{}", who(token)),
+            Command::Fail { token, .. } => format!("fail t{}", who(token)),
+            Command::HandOver { token, .. } => format!("hand over t{}", who(token)),
+            Command::Release { token } => format!("release t{}", who(token)),
+            Command::Invalidate { .. } => "invalidate".to_owned(),
+        };
+        let came = match &answer {
+            Answer::Found(found) => format!("found={}", found.is_some()),
+            Answer::Acquired(Acquired::Found(_)) => "found".to_owned(),
+            Answer::Acquired(Acquired::Ended(_)) => "ended".to_owned(),
+            Answer::Acquired(Acquired::Granted) => "granted".to_owned(),
+            Answer::Acquired(Acquired::Held { remaining, .. }) => format!("held for {remaining:?}"),
+            Answer::Kept(kept) => format!("{kept:?}"),
+            Answer::HandedOver(done) => format!("{done:?}"),
+            Answer::Done => "done".to_owned(),
+        };
+        self.note(format_args!("k{of} {told}: {came}; lease {before} -> {after}"));
+
+        let ours = |token: &Token, done: bool, step: &str| {
+            self.check(
+                !done || held_by(token),
+                format_args!("I1/I2: {step} of t{} ran, lease {before}", who(token)),
+            );
+            self.check(
+                done || (same_holder && entry == entry_after),
+                format_args!(
+                    "I2: {step} of t{} was refused and changed something: {before} -> {after}",
+                    who(token)
+                ),
+            );
+            if done {
+                self.lease_ended(of);
+            }
+        };
+        match (&command, &answer) {
+            (Command::LookUp, _) => lock(&self.state).look_ups += 1,
+            (Command::Acquire { token, .. }, Answer::Acquired(acquired)) => {
+                let due = match acquired {
+                    Acquired::Held { remaining, .. } => {
+                        Some(Instant::now() + (*remaining).min(self.lease) + self.patience)
+                    }
+                    _ => None,
+                };
+                let acquires = {
+                    let mut state = lock(&self.state);
+                    let events = state.by_key.entry(of).or_default().events;
+                    state.tokens.get_mut(token).map(|holder| {
+                        holder.acquires += 1;
+                        holder.granted |= matches!(acquired, Acquired::Granted);
+                        // What comes after the grant is a ghost: nobody waits for it.
+                        holder.due = due.filter(|_| !holder.granted);
+                        holder.is_late = false;
+                        // A live holder has renewed it when two thirds of it are left.
+                        let naps = holder.first.elapsed().as_millis() * 2 / self.lease.as_millis().max(1);
+                        (holder.acquires, 3 + events - holder.events_before + naps as u64)
+                    })
+                };
+                if matches!(acquired, Acquired::Granted) {
+                    self.check(
+                        lease.is_none() || held_by(token),
+                        format_args!("I1: t{} was granted over {before}", who(token)),
+                    );
+                }
+                if let Some((acquires, most)) = acquires.filter(|_| self.profile == Profile::None) {
+                    self.check(
+                        acquires <= most,
+                        format_args!("I9: t{} has asked {acquires} times for {most} reasons", who(token)),
+                    );
+                }
+            }
+            (Command::Renew { token, .. }, Answer::Kept(kept)) => {
+                self.check(
+                    *kept == Kept::No || held_by(token),
+                    format_args!("I2: renewed t{}, lease {before}", who(token)),
+                );
+                self.check(same_holder, format_args!("I2: a renewal changed {before} to {after}"));
+            }
+            (Command::Commit { token, entry, .. }, Answer::Kept(kept)) => {
+                let done = *kept == Kept::Yes;
+                ours(token, done, "commit");
+                if done {
+                    let again = {
+                        let mut state = lock(&self.state);
+                        state.commits += 1;
+                        state
+                            .tokens
+                            .get_mut(token)
+                            .is_some_and(|holder| std::mem::replace(&mut holder.committed, true))
+                    };
+                    self.check(!again, format_args!("I1: a second commit of t{}", who(token)));
+                    self.check(
+                        entry_after.as_ref() == Some(entry) && lease_after.is_none(),
+                        format_args!("I1: a commit of t{} left something else", who(token)),
+                    );
+                    if let Some(value) = self.value(entry, key) {
+                        self.check_age(of, value);
+                    }
+                }
+            }
+            (Command::Fail { token, .. }, Answer::Kept(kept)) => ours(token, *kept == Kept::Yes, "fail"),
+            (Command::Release { token }, Answer::Kept(kept)) => ours(token, *kept == Kept::Yes, "release"),
+            (Command::HandOver { token, .. }, Answer::HandedOver(done)) => {
+                ours(token, *done != HandedOver::NotMine, "hand over");
+            }
+            (Command::Invalidate { entry }, Answer::Done) => {
+                let inserted = entry.as_ref().and_then(|(entry, _)| self.value(entry, key));
+                {
+                    let mut state = lock(&self.state);
+                    let seq = state.next();
+                    state.by_key.entry(of).or_default().invalidated.push((Instant::now(), seq));
+                    // What is inserted is as old as that.
+                    let now = state.next();
+                    if let Some(load) = inserted.and_then(|(_, id)| state.loads.get_mut(id as usize)) {
+                        load.began = now;
+                    }
+                }
+                let wanted = entry.as_ref().map(|(entry, _)| entry);
+                self.check(
+                    lease_after.is_none() && entry_after.as_ref() == wanted,
+                    format_args!("I3: an invalidation of key {of} left {after}"),
+                );
+                self.lease_ended(of);
+            }
+            (command, answer) => self.violated(format_args!("{command:?} was answered {answer:?}")),
+        }
+        answer
+    }
+
+    fn failed_over(&self, to: Instant) {
+        self.note(format_args!("failover, back {:?}", to.elapsed()));
+        let mut state = lock(&self.state);
+        for of in state.by_key.values_mut() {
+            // What was undone binds nobody any more.
+            of.invalidated.retain(|(at, _)| *at < to);
+            of.confirmed.retain(|confirmed| confirmed.at < to);
+            of.events += 1;
+        }
+    }
+}
