@@ -6,11 +6,9 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
-use tokio::sync::Notify;
 
 use super::Token;
+use crate::sync::{Arc, Mutex, MutexGuard, Notify, lock};
 
 /// What a waiter was told since it last looked.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -74,13 +72,16 @@ impl Watches {
                 .iter()
                 .filter(|waiter| wanted(&waiter.token))
                 .filter(|waiter| !matches!(hint, Hint::Granted { token, .. } if *token != waiter.token))
+                // Under the lock: who leaves takes what it was told along, and a grant that was noted after that
+                // would be heard by nobody, while its teller believes that it was.
+                .inspect(|waiter| waiter.note(hint))
                 .cloned()
                 .collect(),
             None => Vec::new(),
         };
         // Woken outside the lock: a waker is somebody else's code.
         for waiter in &told {
-            waiter.tell(hint);
+            waiter.woken.notify_one();
         }
         !told.is_empty()
     }
@@ -118,25 +119,22 @@ impl Watches {
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Box<str>, Vec<Arc<Waiter>>>> {
         // No user code runs under this lock, and no update can be left half done.
-        self.by_name.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.by_name)
     }
 }
 
 impl Waiter {
     fn hints(&self) -> MutexGuard<'_, Hints> {
-        self.hints.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.hints)
     }
 
-    fn tell(&self, hint: &Hint) {
-        {
-            let mut hints = self.hints();
-            match hint {
-                Hint::Finished(token) => hints.finished = token.clone(),
-                Hint::Granted { hops, .. } => hints.granted = Some(*hops),
-                Hint::Invalidated => hints.invalidated = true,
-            }
+    fn note(&self, hint: &Hint) {
+        let mut hints = self.hints();
+        match hint {
+            Hint::Finished(token) => hints.finished = token.clone(),
+            Hint::Granted { hops, .. } => hints.granted = Some(*hops),
+            Hint::Invalidated => hints.invalidated = true,
         }
-        self.woken.notify_one();
     }
 }
 
