@@ -46,6 +46,9 @@ const REDIRECTIONS: usize = 5;
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LAST_PAUSE: Duration = Duration::from_millis(40);
 
+/// No command is waited for as long as this.
+const ENDLESS: Duration = Duration::from_secs(86_400);
+
 pub(super) struct Cluster {
     atlas: Arc<Atlas>,
     /// The deadline of one command.
@@ -101,7 +104,9 @@ impl Cluster {
         cmd: &Cmd,
         within: Duration,
     ) -> Result<Value, StoreError> {
-        let (slot, until) = (slot_of(key), Instant::now() + within);
+        // A caller's time may be more than a clock can hold.
+        let until = Instant::now().checked_add(within).unwrap_or_else(|| Instant::now() + ENDLESS);
+        let slot = slot_of(key);
         let (mut at, mut server) = self.master_of(slot, within).await?;
         let (mut asking, mut pause) = (false, FIRST_PAUSE);
         let mut redirections = 0;

@@ -157,12 +157,12 @@ async fn a_dead_waiter_costs_a_claim_and_not_a_lease() {
         lease_ms: lease.as_millis() as u64,
         windows: None,
     };
-    let fleet = Fleet::spawn(3, "node", &config);
+    let fleet = Fleet::spawn(4, "node", &config);
     fleet.wait_ready().await;
     let key = cluster.key_on(0, "k");
     origin.script(&key, [origin::Answer::value("lost").held(), origin::Answer::value("found")]);
     let queue = format!("sg1:q:{{default:{key}}}");
-    for (index, member) in fleet.members().iter().enumerate() {
+    for (index, member) in fleet.members()[..3].iter().enumerate() {
         let how = if index == 0 { "panic" } else { "load" };
         member.send(&format!("{how} {key} 1"));
         match index {
@@ -185,6 +185,29 @@ async fn a_dead_waiter_costs_a_claim_and_not_a_lease() {
         "{:?}",
         started.elapsed()
     );
+    assert_eq!(origin.loads(&key), 2);
+
+    // One that lives has it at once, and the whole of it: who comes when the claim would be over waits.
+    let key = cluster.key_on(1, "live");
+    let (lost, slow) =
+        (origin::Answer::value("lost").held(), origin::Answer::value("found").after(claim * 2));
+    origin.script(&key, [lost, slow]);
+    fleet.member(0).send(&format!("panic {key} 1"));
+    origin.wait_for_loads(&key, 1).await;
+    fleet.member(2).send(&format!("load {key} 1"));
+    let queue = format!("sg1:q:{{default:{key}}}");
+    eventually_eq("it waits", SOON, 1, async || cluster.node(1).run::<usize>(&["LLEN", &queue])).await;
+    let started = Instant::now();
+    origin.release(&key);
+    origin.wait_for_loads(&key, 2).await;
+    assert!(started.elapsed() < claim, "at once: {:?}", started.elapsed());
+    tokio::time::sleep(claim + ms(300)).await;
+    fleet.member(3).send(&format!("load {key} 1"));
+    for member in [2, 3] {
+        let replies: Vec<Reply> =
+            serde_json::from_value(fleet.member(member).wait_event(&key).await).expect("replies");
+        assert_eq!(replies[0].result.as_deref(), Ok("found"), "member {member}");
+    }
     assert_eq!(origin.loads(&key), 2);
 }
 
