@@ -328,10 +328,6 @@ impl Node {
 
     /// Takes the key's flights out of the map, so that later callers start anew.
     pub(crate) fn detach(&self, key: &Key) {
-        #[cfg(all(test, feature = "testing"))]
-        if crate::simulation::mutated(crate::simulation::Mutant::FlightsStay) {
-            return;
-        }
         for lane in [Lane::Lease, Lane::Beside, Lane::Heal, Lane::Refresh, Lane::Anew] {
             self.flights.detach(&FlightKey { key: key.clone(), lane });
         }

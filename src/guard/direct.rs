@@ -279,6 +279,12 @@ impl StampedeGuard {
 
     /// INVALIDATE and INSERT.
     async fn replace(&self, key: &Key, entry: Option<(Bytes, Duration)>) -> Result<(), Error> {
+        #[cfg(all(test, feature = "testing"))]
+        if crate::simulation::mutated(crate::simulation::Mutant::FlightsStay) {
+            return self
+                .confirmed(key, |within| self.node.store.invalidate(key, entry.clone(), within))
+                .await;
+        }
         self.node.detach(key);
         self.confirmed(key, |within| self.node.store.invalidate(key, entry.clone(), within)).await?;
         // A flight that began before the store was told may hold what was read before.

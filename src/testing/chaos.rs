@@ -166,11 +166,11 @@ impl ChaosStore {
         line.is_alive().then(|| !line.is_stopped())
     }
 
-    /// Whether the lease of this name is the replica's.
+    /// Whether the lease of this name is the replica's, and a flight there has it: one that is listening.
     #[cfg(test)]
     pub(crate) fn holds(&self, replica: &Replica, name: &str) -> bool {
         let Some((holder, _)) = self.server.store.lease(name) else { return false };
-        self.server.lines().iter().any(|line| line.is_of(&replica.condition) && line.is_own(&holder))
+        self.server.lines().iter().any(|line| line.is_of(&replica.condition) && line.watches.has(&holder))
     }
 
     #[cfg(test)]

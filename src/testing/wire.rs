@@ -233,7 +233,7 @@ impl Wire {
         }
     }
 
-    pub(super) fn is_own(&self, token: &Token) -> bool {
+    fn is_own(&self, token: &Token) -> bool {
         token.node() == self.node.node().simple().to_string()
     }
 
