@@ -11,6 +11,7 @@
 mod atlas;
 mod chart;
 mod locate;
+mod send;
 mod slots;
 mod survey;
 
@@ -20,34 +21,24 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use redis::RedisResult;
 use redis::cluster::ClusterClient;
-use redis::{Cmd, RedisResult, Value};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::Instant;
 
 pub(super) use atlas::Atlas;
 pub(super) use chart::Coverage;
 use chart::{Chart, Layout};
-use slots::{Address, Redirect, redirect, slot_of};
+use slots::{Address, slot_of};
 use survey::{Surveyor, survey};
 
 use super::client::Dial;
 use super::connection::Supervisor;
-use super::refusal::store_error;
 use crate::health::{Breaker, ClockReading, LinkState};
 use crate::store::{StoreError, StoreErrorKind};
 use crate::sync::lock;
-
-/// How often a command is sent on. A chart that is one change behind is right after the first time.
-const REDIRECTIONS: usize = 5;
-/// Pauses before a command is sent again whose keys are on their way to another node, some here and some there.
-const FIRST_PAUSE: Duration = Duration::from_millis(5);
-const LAST_PAUSE: Duration = Duration::from_millis(40);
-
-/// No command is waited for as long as this.
-const ENDLESS: Duration = Duration::from_secs(86_400);
 
 pub(super) struct Cluster {
     atlas: Arc<Atlas>,
@@ -95,89 +86,6 @@ impl Cluster {
 
     pub(super) fn atlas(&self) -> &Arc<Atlas> {
         &self.atlas
-    }
-
-    /// Sends a command to whoever has the slot of `key`, and waits for its reply, at most `within` in all.
-    pub(super) async fn send(
-        self: &Arc<Self>,
-        key: &str,
-        cmd: &Cmd,
-        within: Duration,
-    ) -> Result<Value, StoreError> {
-        // A caller's time may be more than a clock can hold.
-        let until = Instant::now().checked_add(within).unwrap_or_else(|| Instant::now() + ENDLESS);
-        let slot = slot_of(key);
-        let (mut at, mut server) = self.master_of(slot, within).await?;
-        let (mut asking, mut pause) = (false, FIRST_PAUSE);
-        let mut redirections = 0;
-        loop {
-            let left = until.saturating_duration_since(Instant::now());
-            let sent =
-                if asking { server.send_asking(cmd, left).await } else { server.send(cmd, left).await };
-            let error = match sent {
-                Ok(Value::ServerError(error)) => error,
-                Ok(value) => return Ok(value),
-                Err(error) => {
-                    if !matches!(error.kind, StoreErrorKind::Refused | StoreErrorKind::Closed) {
-                        // Perhaps somebody else has the slot by now; who hangs does not say so.
-                        self.look.notify_one();
-                    }
-                    return Err(error);
-                }
-            };
-            let Some(turn) = redirect(error.code(), error.details(), &at) else {
-                return Ok(Value::ServerError(error));
-            };
-            redirections += 1;
-            let mut over = redirections > REDIRECTIONS;
-            match turn {
-                Redirect::Moved(slot, address) => {
-                    server = self.moved(slot, &address).map_err(unreachable_node)?;
-                    (at, asking) = (address, false);
-                }
-                Redirect::Ask(address) => {
-                    server = self.server(&address).map_err(unreachable_node)?;
-                    (at, asking) = (address, true);
-                }
-                Redirect::TryAgain => {
-                    // For as long as the slot is on its way, which its master ends; so from there again.
-                    redirections -= 1;
-                    over = Instant::now() + pause >= until;
-                    if !over {
-                        sleep(pause).await;
-                        pause = (pause * 2).min(LAST_PAUSE);
-                        (at, server) = self.master_of(slot, Duration::ZERO).await?;
-                        asking = false;
-                    }
-                }
-            }
-            if over || Instant::now() >= until {
-                return Err(store_error(StoreErrorKind::Transient, error.into()));
-            }
-        }
-    }
-
-    /// Who has the slot. Waits for the chart if it was never drawn.
-    async fn master_of(
-        self: &Arc<Self>,
-        slot: u16,
-        within: Duration,
-    ) -> Result<(Address, Arc<Supervisor>), StoreError> {
-        let layout = match self.layout()? {
-            Some(layout) => layout,
-            None => {
-                let drawn = timeout(within, self.drawn()).await;
-                drawn.map_err(|_| StoreError::new(StoreErrorKind::Unavailable))??
-            }
-        };
-        match layout.master(slot) {
-            Some(master) => Ok((master.address.clone(), Arc::clone(&master.server))),
-            None => {
-                self.look.notify_one();
-                let nobody = redis::make_extension_error("CLUSTERDOWN".to_owned(), Some(UNSERVED.to_owned()));
-                Err(store_error(StoreErrorKind::Transient, nobody))
-            }
-        }
     }
 
     /// The chart, or `None` where one may be waited for.
@@ -373,14 +281,6 @@ impl Cluster {
     fn state(&self) -> MutexGuard<'_, State> {
         lock(&self.state)
     }
-}
-
-/// What is said of a slot that no node has.
-const UNSERVED: &str = "no node serves the slot of this key";
-
-/// A node that the client does not know how to connect to.
-fn unreachable_node(error: redis::RedisError) -> StoreError {
-    store_error(StoreErrorKind::Unavailable, error)
 }
 
 impl Drop for Cluster {

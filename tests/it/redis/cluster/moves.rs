@@ -132,6 +132,7 @@ async fn nobody_is_given_another_keys_value() {
     for reader in reading {
         reader.await.unwrap();
     }
+    tokio::task::block_in_place(|| cluster.await_agreement());
     let loads: usize = keys.iter().map(|key| origin.loads(key)).sum();
     println!("{KEYS} slots moved in {:?}: {loads} loads, {} reads", started.elapsed(), reads.started());
     assert_eq!(wrong.started(), 0, "values of other keys");

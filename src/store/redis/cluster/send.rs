@@ -1,0 +1,111 @@
+//! One command's way through a cluster: to the slot's master, on from there, and no longer than its caller has time.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::{Cmd, RedisError, Value};
+use tokio::time::{Instant, sleep, timeout};
+
+use super::slots::{Address, Redirect, redirect, slot_of};
+use super::{Cluster, Supervisor};
+use crate::store::redis::refusal::store_error;
+use crate::store::{StoreError, StoreErrorKind};
+
+/// How often a command is sent on at once. A chart that is one change behind is right after the first time.
+const REDIRECTIONS: usize = 5;
+/// Pauses before a command is sent again whose keys are on their way to another node, some here and some there.
+const FIRST_PAUSE: Duration = Duration::from_millis(5);
+const LAST_PAUSE: Duration = Duration::from_millis(40);
+
+/// No command is waited for as long as this.
+const ENDLESS: Duration = Duration::from_secs(86_400);
+
+impl Cluster {
+    /// Sends a command to whoever has the slot of `key`, and waits for its reply, at most `within` in all.
+    pub(in crate::store::redis) async fn send(
+        self: &Arc<Self>,
+        key: &str,
+        cmd: &Cmd,
+        within: Duration,
+    ) -> Result<Value, StoreError> {
+        // A caller's time may be more than a clock can hold.
+        let until = Instant::now().checked_add(within).unwrap_or_else(|| Instant::now() + ENDLESS);
+        let slot = slot_of(key);
+        let (mut at, mut server) = self.master_of(slot, within).await?;
+        let (mut asking, mut pause) = (false, FIRST_PAUSE);
+        let mut redirections = 0;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            let sent =
+                if asking { server.send_asking(cmd, left).await } else { server.send(cmd, left).await };
+            let error = match sent {
+                Ok(Value::ServerError(error)) => error,
+                Ok(value) => return Ok(value),
+                Err(error) => {
+                    if !matches!(error.kind, StoreErrorKind::Refused | StoreErrorKind::Closed) {
+                        // Perhaps somebody else has the slot by now; who hangs does not say so.
+                        self.look.notify_one();
+                    }
+                    return Err(error);
+                }
+            };
+            let Some(turn) = redirect(error.code(), error.details(), &at) else {
+                return Ok(Value::ServerError(error));
+            };
+            redirections += 1;
+            match turn {
+                Redirect::Moved(slot, address) if redirections <= REDIRECTIONS => {
+                    server = self.moved(slot, &address).map_err(unreachable_node)?;
+                    (at, asking) = (address, false);
+                }
+                Redirect::Ask(address) if redirections <= REDIRECTIONS => {
+                    server = self.server(&address).map_err(unreachable_node)?;
+                    (at, asking) = (address, true);
+                }
+                // Of the keys some are here and some there, or nodes that have not heard of each other's news send the
+                // command to and fro. Both pass; from the chart again, for as long as the caller has time.
+                _ => {
+                    if Instant::now() + pause >= until {
+                        let why = Some(Arc::new(RedisError::from(error)) as _);
+                        return Err(StoreError { kind: StoreErrorKind::Transient, source: why });
+                    }
+                    sleep(pause).await;
+                    pause = (pause * 2).min(LAST_PAUSE);
+                    (at, server) = self.master_of(slot, Duration::ZERO).await?;
+                    (asking, redirections) = (false, 0);
+                }
+            }
+        }
+    }
+
+    /// Who has the slot. Waits for the chart if it was never drawn.
+    async fn master_of(
+        self: &Arc<Self>,
+        slot: u16,
+        within: Duration,
+    ) -> Result<(Address, Arc<Supervisor>), StoreError> {
+        let layout = match self.layout()? {
+            Some(layout) => layout,
+            None => {
+                let drawn = timeout(within, self.drawn()).await;
+                drawn.map_err(|_| StoreError::new(StoreErrorKind::Unavailable))??
+            }
+        };
+        match layout.master(slot) {
+            Some(master) => Ok((master.address.clone(), Arc::clone(&master.server))),
+            None => {
+                self.look.notify_one();
+                let nobody = redis::make_extension_error("CLUSTERDOWN".to_owned(), Some(UNSERVED.to_owned()));
+                Err(store_error(StoreErrorKind::Transient, nobody))
+            }
+        }
+    }
+}
+
+/// What is said of a slot that no node has.
+const UNSERVED: &str = "no node serves the slot of this key";
+
+/// A node that the client does not know how to connect to.
+fn unreachable_node(error: RedisError) -> StoreError {
+    store_error(StoreErrorKind::Unavailable, error)
+}
