@@ -81,9 +81,9 @@ pub(crate) struct Contender<'a> {
 /// Step 4 and 5: acquires the lease, or waits behind its holder and tries again.
 pub(crate) async fn contend(contender: Contender<'_>) -> Contended {
     let Contender { node, key, policy, queue, seen, budget, tags, since, deadline } = contender;
-    let token = Token::mint(node.store.node());
+    let mut token = Token::mint(node.store.node());
     // Registered before the first acquire: invariant 3 of the store.
-    let watch = node.store.watch(key, &token);
+    let mut watch = node.store.watch(key, &token);
     let (mut behind, mut hops, mut unusable) = (None, 0, 0);
     // An acquire without an answer may have been granted, or may be granted later.
     let mut ghost = false;
@@ -156,6 +156,20 @@ pub(crate) async fn contend(contender: Contender<'_>) -> Contended {
                     let back = node.store.reach(key.name(), budget.left()).await.is_ok();
                     budget.spend(since);
                     if back {
+                        if error.kind.is_ambiguous() {
+                            // What was sent may yet run, at any time. Under the same token it would bring back a
+                            // lease that an invalidation has ended, and the older load would be stored.
+                            let next = Token::mint(node.store.node());
+                            let heard = std::mem::replace(&mut watch, node.store.watch(key, &next)).close();
+                            behind = heard.finished.or(behind);
+                            hops = heard.granted.unwrap_or(hops);
+                            if heard.invalidated {
+                                *seen = None;
+                            }
+                            let old = std::mem::replace(&mut token, next);
+                            release_later(Arc::clone(node), key.clone(), old, policy.lease);
+                            ghost = false;
+                        }
                         continue;
                     }
                 }

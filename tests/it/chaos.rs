@@ -113,3 +113,34 @@ async fn a_leader_renews_in_time_whatever_it_is_told() {
     assert_eq!(leading.await.unwrap().unwrap(), 0);
     assert_eq!((guard.stats().leases_lost, other.get::<u64>("k").await.unwrap()), (0, Some(0)));
 }
+
+/// A waiter asks for the lease, is not answered, asks again and leads; the key is invalidated; then the first of the two
+/// commands runs. Under the same token it brought the lease back, and the older value was stored.
+#[tokio::test(start_paused = true)]
+async fn an_acquire_that_runs_late_does_not_bring_back_what_an_invalidation_has_ended() {
+    // The seed says when the late one runs: within three seconds.
+    for seed in 0..40 {
+        let (chaos, origin) = (ChaosStore::new(seed), Origin::new());
+        let leader = chaos.replica();
+        let leading = StampedeGuard::new(leader.clone());
+        let [waiting, other] = [(); 2].map(|()| StampedeGuard::new(chaos.clone()));
+        origin.hold();
+        for guard in [&leading, &waiting] {
+            let (guard, load) = (guard.clone(), load(&origin));
+            tokio::spawn(async move { guard.get_or_load("k", load).await });
+            sleep(Duration::from_millis(10)).await;
+        }
+        leader.kill();
+        sleep(Duration::from_millis(1_900)).await;
+        chaos.once(Fault::Ghost);
+        origin.wait_for_loads("k", 2).await;
+        assert_eq!(chaos.struck(Fault::Ghost), 1, "the waiter's second question");
+        chaos.inject(Fault::WakeLost, 1.0);
+        other.invalidate("k").await.unwrap();
+        // Until just before the renewal that tells the waiter.
+        sleep(Duration::from_millis(600)).await;
+        origin.release();
+        sleep(Duration::from_millis(50)).await;
+        assert_eq!(other.get::<u64>("k").await.unwrap(), None, "seed {seed}");
+    }
+}
