@@ -48,6 +48,8 @@ pub(super) struct State {
     pub(super) tokens: HashMap<Token, Holder>,
     pub(super) look_ups: u64,
     pub(super) commits: u64,
+    /// When the store last went back to an older state.
+    pub(super) failed_over: u64,
 }
 
 #[derive(Debug)]
@@ -231,6 +233,10 @@ impl Oracle {
     pub(super) fn confirmed(&self, node: usize, key: u8, began: u64) {
         let mut state = lock(&self.state);
         let ended = state.next();
+        if began < state.failed_over {
+            // It may have been undone before it was acknowledged, which nobody can know.
+            return;
+        }
         let confirmed = Confirmed { node, began, ended, at: Instant::now() };
         state.by_key.entry(key).or_default().confirmed.push(confirmed);
     }

@@ -165,6 +165,7 @@ impl Witness for Oracle {
     fn failed_over(&self, to: Instant) {
         self.note(format_args!("failover, back {:?}", to.elapsed()));
         let mut state = lock(&self.state);
+        state.failed_over = state.next();
         for of in state.by_key.values_mut() {
             // What was undone binds nobody any more.
             of.invalidated.retain(|(at, _)| *at < to);
