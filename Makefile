@@ -26,10 +26,12 @@ run:
 test: redis firewall
 	cargo test --all-features
 
+# What of the integration tests runs there.
+ON_OLDEST ?= redis:: lock::
 redis-6.2: python firewall
 	server=$$(tests/scripts/redis-6.2.sh) && \
 	REDIS_SERVER=$$server cargo test --all-features --lib store:: && \
-	REDIS_SERVER=$$server cargo test --all-features --test it -- redis:: lock:: \
+	REDIS_SERVER=$$server cargo test --all-features --test it -- $(ON_OLDEST) \
 	  --skip redis::tls --skip redis::ailments::a_server_that_loads_its_dump \
 	  --skip redis::doctor::where_no_script_may_run --skip lock::book --skip redis::firewall --skip redis::networks
 
