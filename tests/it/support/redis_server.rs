@@ -11,7 +11,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use redis::{Client, Connection, FromRedisValue};
+use redis::{Client, Connection, FromRedisValue, RedisError};
 
 use super::PATIENCE;
 use super::os::Guarded;
@@ -141,8 +141,10 @@ impl RedisServer {
     /// Runs one command on a connection of its own: `server.run(&["SET", "k", "v"])`.
     #[track_caller]
     pub(crate) fn run<T: FromRedisValue>(&self, command: &[&str]) -> T {
-        let result = redis::cmd(command[0]).arg(&command[1..]).query(&mut self.conn());
-        result.unwrap_or_else(|error| panic!("{command:?}: {error}"))
+        let run = || redis::cmd(command[0]).arg(&command[1..]).query(&mut self.conn());
+        // A server that sentinels promote closes all its connections a moment later.
+        let cut_off = |error: RedisError| if error.is_connection_dropped() { run() } else { Err(error) };
+        run().or_else(cut_off).unwrap_or_else(|error| panic!("{command:?}: {error}"))
     }
 
     pub(crate) fn flush_all(&self) {
