@@ -45,14 +45,8 @@ impl Read {
     /// What was found, as what is not to be served as it is.
     pub(crate) fn into_seen(self, key: &Key) -> Option<Seen> {
         match self {
-            Self::Own(Ok(Some(Stored::Entry(entry)))) => Some(Seen::entry(entry, key)),
-            Self::Own(Ok(Some(Stored::Unreadable(raw) | Stored::Invalidated(raw)))) => {
-                Some(Seen::unreadable(raw))
-            }
-            Self::Shared(Ok(Some(shared))) => Some(match &shared.stored {
-                Stored::Entry(entry) => Seen::entry(entry.clone(), key),
-                Stored::Unreadable(raw) | Stored::Invalidated(raw) => Seen::unreadable(raw.clone()),
-            }),
+            Self::Own(Ok(Some(stored))) => Some(Seen::of(stored, key)),
+            Self::Shared(Ok(Some(shared))) => Some(Seen::of(shared.stored.clone(), key)),
             Self::Own(Ok(None) | Err(_)) | Self::Shared(Ok(None) | Err(_)) => None,
         }
     }
@@ -225,13 +219,9 @@ impl<'a> Caller<'a> {
                         None => (entry.clone(), stale.is_some()),
                     }
                 }
-                Stored::Unreadable(raw) | Stored::Invalidated(raw) => {
-                    return self.missed(Some(Seen::unreadable(raw.clone())));
-                }
+                unusable => return self.missed(Some(Seen::of(unusable.clone(), key))),
             },
-            Read::Own(Ok(Some(Stored::Unreadable(raw) | Stored::Invalidated(raw)))) => {
-                return self.missed(Some(Seen::unreadable(raw)));
-            }
+            Read::Own(Ok(Some(unusable))) => return self.missed(Some(Seen::of(unusable, key))),
             Read::Own(Ok(None)) | Read::Shared(Ok(None)) => return self.missed(None),
             Read::Own(Err(error)) | Read::Shared(Err(error)) => {
                 if policy.on_store_down == OnStoreDown::FailClosed {

@@ -13,6 +13,7 @@ use crate::key::Key;
 use crate::node::{Budget, Node, Seen, Stored};
 use crate::observe::Count;
 use crate::policy::Policy;
+use crate::store::watch::Hints;
 use crate::store::{Acquire, Acquired, Fail, Kept, StoreError, StoreErrorKind, Token, Watch};
 use crate::times::Serves;
 
@@ -131,7 +132,7 @@ pub(crate) async fn contend(contender: Contender<'_>) -> Contended {
                         }
                         _ => Seen::entry(entry, key),
                     },
-                    Stored::Unreadable(raw) | Stored::Invalidated(raw) => Seen::unreadable(raw),
+                    unusable => Seen::of(unusable, key),
                 };
                 if unusable == UNUSABLE_LIMIT {
                     break Contended::StoreDown(StoreError::new(StoreErrorKind::Transient));
@@ -145,7 +146,6 @@ pub(crate) async fn contend(contender: Contender<'_>) -> Contended {
             Ok(Acquired::Held { remaining, holder }) => (remaining, holder),
             Err(error) => {
                 node.count(Count::store_errors);
-                ghost |= error.kind.is_ambiguous();
                 // A flight that has waited for a live leader rides out a short break of the connection
                 // on what is left of its budget, rather than load what is being loaded.
                 let rides_out = behind.is_some() && error.kind != StoreErrorKind::Refused;
@@ -160,36 +160,22 @@ pub(crate) async fn contend(contender: Contender<'_>) -> Contended {
                             // What was sent may yet run, at any time. Under the same token it would bring back a
                             // lease that an invalidation has ended, and the older load would be stored.
                             let next = Token::mint(node.store.node());
-                            let heard = std::mem::replace(&mut watch, node.store.watch(key, &next)).close();
-                            behind = heard.finished.or(behind);
-                            hops = heard.granted.unwrap_or(hops);
-                            if heard.invalidated {
-                                *seen = None;
-                            }
+                            let before = std::mem::replace(&mut watch, node.store.watch(key, &next));
+                            heed(before.close(), &mut behind, &mut hops, seen);
                             let old = std::mem::replace(&mut token, next);
                             release_later(Arc::clone(node), key.clone(), old, policy.lease);
-                            ghost = false;
                         }
                         continue;
                     }
                 }
+                ghost = error.kind.is_ambiguous();
                 break Contended::StoreDown(error);
             }
         };
-        // A wake may have named a later holder, whose ending is then the one to ask for.
         behind = Some(holder);
         tokio::select! {
             biased;
-            hints = watch.hints() => {
-                hops = hints.granted.unwrap_or(hops);
-                if hints.finished.is_some() {
-                    behind = hints.finished;
-                }
-                if hints.invalidated {
-                    // It may stand in for nothing any more.
-                    *seen = None;
-                }
-            }
+            hints = watch.hints() => heed(hints, &mut behind, &mut hops, seen),
             () = sleep(patience(remaining, policy.lease, node.store.hints_arrive())) => {}
             () = sleep_until(deadline) => break Contended::WaitedOut,
             () = node.leaving() => break Contended::Leaving,
@@ -201,6 +187,19 @@ pub(crate) async fn contend(contender: Contender<'_>) -> Contended {
         release_later(Arc::clone(node), key.clone(), token, policy.lease);
     }
     contended
+}
+
+/// What a waiter makes of what it was told.
+fn heed(hints: Hints, behind: &mut Option<Token>, hops: &mut u8, seen: &mut Option<Box<Seen>>) {
+    *hops = hints.granted.unwrap_or(*hops);
+    if hints.finished.is_some() {
+        // A wake may name a later holder, whose ending is then the one to ask for.
+        *behind = hints.finished;
+    }
+    if hints.invalidated {
+        // It may stand in for nothing any more.
+        *seen = None;
+    }
 }
 
 /// The lease of a key if it is free, for one who does something there beside its loads: what it commits is refused

@@ -77,7 +77,7 @@ pub(crate) type Follower = flight::Follower<Loader, Ending>;
 pub(crate) type LookedUp = Result<Option<Arc<SharedRead>>, StoreError>;
 
 /// Stored bytes, decoded.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum Stored {
     Entry(Entry),
     Unreadable(Bytes),
@@ -94,13 +94,16 @@ pub(crate) struct Seen {
 }
 
 impl Seen {
+    pub(crate) fn of(stored: Stored, key: &Key) -> Self {
+        match stored {
+            Stored::Entry(entry) => Self::entry(entry, key),
+            Stored::Unreadable(raw) | Stored::Invalidated(raw) => Self { raw, value: None },
+        }
+    }
+
     pub(crate) fn entry(entry: Entry, key: &Key) -> Self {
         let raw = entry.encode(key);
         Self { raw, value: (entry.kind == Kind::Value).then_some(entry) }
-    }
-
-    pub(crate) fn unreadable(raw: Bytes) -> Self {
-        Self { raw, value: None }
     }
 }
 

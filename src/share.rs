@@ -80,10 +80,8 @@ impl Lead {
         match found {
             Ok(Some(raw)) if seen.as_ref().is_some_and(|seen| seen.raw == raw) => {}
             Ok(Some(raw)) => {
-                *seen = match Stored::decode(node, raw, &flight.key) {
-                    Stored::Entry(entry) => Some(Box::new(Seen::entry(entry, &flight.key))),
-                    Stored::Unreadable(_) | Stored::Invalidated(_) => None,
-                }
+                let stored = Stored::decode(node, raw, &flight.key);
+                *seen = Some(Box::new(Seen::of(stored, &flight.key)));
             }
             Ok(None) => *seen = None,
             Err(_) => {
