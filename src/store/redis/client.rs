@@ -47,6 +47,8 @@ const BURST: usize = 32;
 #[derive(Clone)]
 pub(super) struct Dial {
     door: Door,
+    /// Whether it leads to a node of a cluster.
+    pub(super) is_node: bool,
     /// The deadline of one command; the measure of all others.
     pub(super) answer: Duration,
 }
@@ -54,14 +56,11 @@ pub(super) struct Dial {
 /// Who knows where the server is.
 #[derive(Clone)]
 enum Door {
-    /// The client: one server, or one name that stands for it.
+    /// The client: one server, or one name that stands for it; or a certain node of a cluster.
     Server(Arc<Server>),
     /// Those who watch over it, and are asked at each connect.
     #[cfg(feature = "sentinel")]
     Sentinels(Arc<Sentinels>),
-    /// A certain node of a cluster.
-    #[cfg(feature = "cluster")]
-    Node(Arc<Server>),
     /// Any node of a cluster; for the inbox.
     #[cfg(feature = "cluster")]
     Any(Arc<Atlas>),
@@ -76,22 +75,22 @@ pub(super) struct Inbound {
 
 impl Dial {
     pub(super) fn new(client: &Client, answer: Duration) -> Self {
-        Self { door: Door::Server(Arc::new(Server::new(client))), answer }
+        Self { door: Door::Server(Arc::new(Server::new(client))), is_node: false, answer }
     }
 
     #[cfg(feature = "sentinel")]
     pub(super) fn through(sentinels: Sentinels, answer: Duration) -> Self {
-        Self { door: Door::Sentinels(Arc::new(sentinels)), answer }
+        Self { door: Door::Sentinels(Arc::new(sentinels)), is_node: false, answer }
     }
 
     #[cfg(feature = "cluster")]
     pub(super) fn node(client: &Client, answer: Duration) -> Self {
-        Self { door: Door::Node(Arc::new(Server::new(client))), answer }
+        Self { is_node: true, ..Self::new(client, answer) }
     }
 
     #[cfg(feature = "cluster")]
     pub(super) fn any(atlas: &Arc<Atlas>, answer: Duration) -> Self {
-        Self { door: Door::Any(Arc::clone(atlas)), answer }
+        Self { door: Door::Any(Arc::clone(atlas)), is_node: true, answer }
     }
 
     /// Connects for commands, and makes sure that the server answers some.
@@ -100,8 +99,6 @@ impl Dial {
             Door::Server(server) => Arc::clone(server),
             #[cfg(feature = "sentinel")]
             Door::Sentinels(sentinels) => self.primary(sentinels).await?,
-            #[cfg(feature = "cluster")]
-            Door::Node(server) => Arc::clone(server),
             #[cfg(feature = "cluster")]
             Door::Any(atlas) => Arc::new(Server::new(&atlas.next()?.0)),
         };
@@ -126,27 +123,21 @@ impl Dial {
 
     /// Connects for messages, to the server that has the latest connection for commands.
     pub(super) async fn inbox(&self) -> RedisResult<Inbound> {
-        #[cfg(feature = "cluster")]
-        if let Door::Any(atlas) = &self.door {
-            let (client, at) = atlas.next()?;
-            let server = Server::new(&client);
-            let messages = self.open(self.opening(), server.inbox.get_async_pubsub()).await?;
-            return Ok(Inbound { messages, at: Some(at) });
-        }
-        let server = match &self.door {
-            Door::Server(server) => Arc::clone(server),
+        let (server, at) = match &self.door {
+            Door::Server(server) => (Arc::clone(server), None),
             #[cfg(feature = "sentinel")]
             Door::Sentinels(sentinels) => match sentinels.latest() {
-                Some(server) => server,
-                None => self.primary(sentinels).await?,
+                Some(server) => (server, None),
+                None => (self.primary(sentinels).await?, None),
             },
             #[cfg(feature = "cluster")]
-            Door::Node(server) => Arc::clone(server),
-            #[cfg(feature = "cluster")]
-            Door::Any(_) => return Err(unexpected()),
+            Door::Any(atlas) => {
+                let (client, at) = atlas.next()?;
+                (Arc::new(Server::new(&client)), Some(at))
+            }
         };
         let messages = self.open(self.opening(), server.inbox.get_async_pubsub()).await?;
-        Ok(Inbound { messages, at: None })
+        Ok(Inbound { messages, at })
     }
 
     /// Whether messages do not come any more to a connection that was opened beside the commands' `generation`.
@@ -178,24 +169,13 @@ impl Dial {
             Door::Sentinels(_) => true,
             // A replica sends those who ask it for a key to its master.
             #[cfg(feature = "cluster")]
-            Door::Node(_) | Door::Any(_) => false,
-        }
-    }
-
-    /// Whether this leads to a node of a cluster.
-    pub(super) fn is_node(&self) -> bool {
-        match &self.door {
-            Door::Server(_) => false,
-            #[cfg(feature = "sentinel")]
-            Door::Sentinels(_) => false,
-            #[cfg(feature = "cluster")]
-            Door::Node(_) | Door::Any(_) => true,
+            Door::Any(_) => false,
         }
     }
 
     /// What an event says about an error: what to do about it and what happened, and where if there are several places.
     pub(super) fn told(&self, error: &StoreError) -> String {
-        match self.address().filter(|_| self.is_node()) {
+        match self.address().filter(|_| self.is_node) {
             Some(address) => format!("{address}: {}", reason(error)),
             None => reason(error),
         }
@@ -214,8 +194,6 @@ impl Dial {
             Door::Server(server) => on_connecting(server.info().addr(), &error),
             #[cfg(feature = "sentinel")]
             Door::Sentinels(_) => on_sentinel(&error),
-            #[cfg(feature = "cluster")]
-            Door::Node(server) => on_connecting(server.info().addr(), &error),
             #[cfg(feature = "cluster")]
             Door::Any(_) => on_refusal(&error),
         };
@@ -248,8 +226,6 @@ impl Dial {
             #[cfg(feature = "sentinel")]
             Door::Sentinels(_) => true,
             #[cfg(feature = "cluster")]
-            Door::Node(server) => matches!(server.info().addr(), ConnectionAddr::TcpTls { .. }),
-            #[cfg(feature = "cluster")]
             Door::Any(atlas) => {
                 atlas.example().is_some_and(|info| matches!(info.addr(), ConnectionAddr::TcpTls { .. }))
             }
@@ -276,8 +252,6 @@ impl Dial {
             Door::Server(server) => Some(Arc::clone(server)),
             #[cfg(feature = "sentinel")]
             Door::Sentinels(sentinels) => sentinels.latest(),
-            #[cfg(feature = "cluster")]
-            Door::Node(server) => Some(Arc::clone(server)),
             #[cfg(feature = "cluster")]
             Door::Any(_) => None,
         }

@@ -255,8 +255,7 @@ impl Supervisor {
             Ok(Value::ServerError(error)) => {
                 self.answered();
                 answered = true;
-                let redirects =
-                    || self.dial.is_node() && matches!(error.code(), "MOVED" | "ASK" | "TRYAGAIN");
+                let redirects = || self.dial.is_node && matches!(error.code(), "MOVED" | "ASK" | "TRYAGAIN");
                 if matches!(error.code(), "NOSCRIPT" | "WRONGTYPE") || redirects() {
                     return Ok(Value::ServerError(error));
                 }

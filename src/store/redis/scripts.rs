@@ -15,46 +15,46 @@ use crate::store::locks::LockName;
 
 /// One script and the keys it is called with.
 pub(super) struct Script {
-    here: Text,
-    /// The same where keys are on several servers, and a script can not know who hears what it publishes.
-    spread: Text,
+    text: Text,
+    /// Another where keys are on several servers, if it gives something to a waiter: there it can not know who hears
+    /// what it publishes.
+    spread: Option<Text>,
     /// Their kinds, in the order of KEYS: `e`ntry, `l`ease, `q`ueue, `o`utcome, `t`ag, list of `v`ariants; none for the scripts
     /// of locks, whose callers name them.
     keys: &'static [u8],
 }
 
 struct Text {
-    text: &'static str,
+    lua: &'static str,
     sha1: OnceLock<String>,
 }
 
 impl Text {
-    const fn new(text: &'static str) -> Self {
-        Self { text, sha1: OnceLock::new() }
+    const fn new(lua: &'static str) -> Self {
+        Self { lua, sha1: OnceLock::new() }
     }
 
     fn sha1(&self) -> &str {
-        self.sha1.get_or_init(|| sha1_hex(self.text.as_bytes()))
+        self.sha1.get_or_init(|| sha1_hex(self.lua.as_bytes()))
     }
 }
 
 macro_rules! script {
     ($name:ident, $keys:literal, $($file:literal),+) => {
         pub(super) static $name: Script = Script {
-            here: Text::new(concat!($(include_str!($file)),+)),
-            spread: Text::new(concat!($(include_str!($file)),+)),
+            text: Text::new(concat!($(include_str!($file)),+)),
+            spread: None,
             keys: $keys,
         };
     };
 }
 
-/// A script that gives something to a waiter: whether that waiter hears of it can be known on one server, where there
-/// is no prelude that says otherwise.
+/// A script that gives something to a waiter. Its first prelude says where it runs.
 macro_rules! giving {
     ($name:ident, $keys:literal, $($file:literal),+) => {
         pub(super) static $name: Script = Script {
-            here: Text::new(concat!(include_str!("scripts/here.lua"), $(include_str!($file)),+)),
-            spread: Text::new(concat!(include_str!("scripts/spread.lua"), $(include_str!($file)),+)),
+            text: Text::new(concat!(include_str!("scripts/here.lua"), $(include_str!($file)),+)),
+            spread: Some(Text::new(concat!(include_str!("scripts/spread.lua"), $(include_str!($file)),+))),
             keys: $keys,
         };
     };
@@ -136,8 +136,8 @@ impl Script {
     }
 
     fn head(&self, by: By, keys: usize, size: usize) -> Cmd {
-        let text = if by.spread { &self.spread } else { &self.here };
-        let (call, script) = if by.sha1 { ("EVALSHA", text.sha1()) } else { ("EVAL", text.text) };
+        let text = self.spread.as_ref().filter(|_| by.spread).unwrap_or(&self.text);
+        let (call, script) = if by.sha1 { ("EVALSHA", text.sha1()) } else { ("EVAL", text.lua) };
         let mut cmd = Cmd::with_capacity(keys + 9, script.len() + size + 32);
         cmd.arg(call).arg(script).arg(keys);
         cmd
@@ -146,9 +146,14 @@ impl Script {
 
 /// `GET` of the entry: what a hit costs, so nothing is built on the way but the command.
 pub(super) fn get_entry(name: &str) -> Cmd {
+    get(b'e', name)
+}
+
+/// `GET` of a key of this kind.
+pub(super) fn get(kind: u8, name: &str) -> Cmd {
     let mut cmd = Cmd::with_capacity(2, name.len() + 11);
     cmd.arg("GET");
-    push_key(&mut cmd, b'e', name);
+    push_key(&mut cmd, kind, name);
     cmd
 }
 
@@ -215,8 +220,8 @@ mod tests {
     #[test]
     fn a_script_is_named_by_the_digest_of_its_whole_text() {
         assert_eq!(sha1_hex(b"return 1"), "e0e1f9fabfc9d4800c877a703b823ac0578ff8db");
-        assert_eq!(words(&COMMIT.call(BY_SHA1, "k", 0))[1], sha1_hex(COMMIT.here.text.as_bytes()));
-        assert!(COMMIT.here.text.starts_with("-- Prelude"));
+        assert_eq!(words(&COMMIT.call(BY_SHA1, "k", 0))[1], sha1_hex(COMMIT.text.lua.as_bytes()));
+        assert!(COMMIT.text.lua.starts_with("-- Prelude"));
     }
 
     #[test]

@@ -108,10 +108,7 @@ impl RedisStore {
     }
 
     async fn get_one(&self, kind: u8, name: &str, within: Duration) -> Result<Value, StoreError> {
-        let mut cmd = Cmd::with_capacity(2, name.len() + 11);
-        cmd.arg("GET");
-        push_key(&mut cmd, kind, name);
-        match self.commands.send(name, &cmd, within).await? {
+        match self.commands.send(name, &scripts::get(kind, name), within).await? {
             Value::ServerError(error) if error.code() == "WRONGTYPE" => Ok(Value::Nil),
             Value::ServerError(error) => Err(refused(error.into())),
             value => Ok(value),
