@@ -64,22 +64,18 @@ mod slot;
 #[allow(dead_code, reason = "the module is more than its model uses")]
 #[path = "../../src/store/watch.rs"]
 mod watch;
-
-use std::hash::{BuildHasherDefault, DefaultHasher};
+mod wave;
 
 use flight::{Flights, Joined};
 use loom::future::block_on;
 use loom::thread;
 use sync::{Arc, AtomicUsize, Ordering};
 use watch::{Hint, Watches};
+use wave::{Map, call, everyone_is_answered};
 
 /// What the registry knows of the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Token(u8);
-
-/// A fixed hasher: a schedule must not depend on the process's random state.
-type Hashing = BuildHasherDefault<DefaultHasher>;
-type Map = Flights<u8, usize, &'static str, Hashing>;
 
 fn check(model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
@@ -87,37 +83,9 @@ fn check(model: impl Fn() + Send + Sync + 'static) {
     builder.check(model);
 }
 
-/// Leads to the end, or follows.
-fn call(flights: &Arc<Map>, caller: usize, led: &AtomicUsize) {
-    match flights.join(&1, caller, "gone", 10) {
-        Joined::Leader(leader, follower) => {
-            led.fetch_add(1, Ordering::SeqCst);
-            assert!(leader.next_loader().is_some());
-            leader.finish("done");
-            assert_eq!(block_on(follower), "done");
-        }
-        Joined::Follower(follower) => assert_eq!(block_on(follower), "done"),
-        Joined::Full(_) | Joined::Crowded(_) => unreachable!("there is room"),
-    }
-}
-
 #[test]
 fn everyone_seated_is_given_the_outcome() {
-    check(|| {
-        let flights: Arc<Map> = Arc::new(Flights::new(10));
-        let led = Arc::new(AtomicUsize::new(0));
-        let callers: Vec<_> = (0..3)
-            .map(|caller| {
-                let (flights, led) = (Arc::clone(&flights), Arc::clone(&led));
-                thread::spawn(move || call(&flights, caller, &led))
-            })
-            .collect();
-        for caller in callers {
-            caller.join().expect("no panic");
-        }
-        assert!(led.load(Ordering::SeqCst) >= 1);
-        assert_eq!(flights.len(), 0);
-    });
+    check(|| everyone_is_answered(3));
 }
 
 /// A flight that was detached ends while others begin a new one: it takes only itself out of the map.

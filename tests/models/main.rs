@@ -20,8 +20,8 @@ mod flight;
 mod look_up;
 #[path = "../../src/slot.rs"]
 mod slot;
+mod wave;
 
-use std::hash::{BuildHasherDefault, DefaultHasher};
 use std::pin::pin;
 use std::task::Context;
 
@@ -32,10 +32,7 @@ use shuttle::future::block_on;
 use shuttle::sync::Arc;
 use shuttle::sync::atomic::{AtomicUsize, Ordering};
 use shuttle::thread;
-
-/// A fixed hasher: a schedule must not depend on the process's random state.
-type Hashing = BuildHasherDefault<DefaultHasher>;
-type Map = Flights<u8, usize, &'static str, Hashing>;
+use wave::{Hashing, Map, everyone_is_answered};
 
 const SCHEDULES: usize = 4_000;
 
@@ -50,30 +47,7 @@ fn check(model: impl Fn() + Send + Sync + 'static) {
 /// Invariants 1, 2 and 4 of `flight`: each caller is answered, by as many leaders as there were waves.
 #[test]
 fn everyone_seated_is_given_the_outcome() {
-    check(|| {
-        let flights: Arc<Map> = Arc::new(Flights::new(10));
-        let led = Arc::new(AtomicUsize::new(0));
-        let callers: Vec<_> = (0..4)
-            .map(|caller| {
-                let (flights, led) = (Arc::clone(&flights), Arc::clone(&led));
-                thread::spawn(move || match flights.join(&1, caller, "gone", 10) {
-                    Joined::Leader(leader, follower) => {
-                        led.fetch_add(1, Ordering::SeqCst);
-                        assert!(leader.next_loader().is_some());
-                        leader.finish("done");
-                        assert_eq!(block_on(follower), "done");
-                    }
-                    Joined::Follower(follower) => assert_eq!(block_on(follower), "done"),
-                    Joined::Full(_) | Joined::Crowded(_) => unreachable!("there is room"),
-                })
-            })
-            .collect();
-        for caller in callers {
-            caller.join().expect("no panic");
-        }
-        assert!(led.load(Ordering::SeqCst) >= 1);
-        assert_eq!(flights.len(), 0);
-    });
+    check(|| everyone_is_answered(4));
 }
 
 /// An announcement reaches whoever is seated, before or after it, and never the one whose loader runs.

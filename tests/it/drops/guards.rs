@@ -16,68 +16,14 @@ const LOAD: Duration = Duration::from_millis(300);
 /// A lease that was left would be noticed.
 const LEASE: Duration = Duration::from_secs(50);
 
-/// What the caller meets.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Meets {
-    Nothing,
-    Fresh,
-    Stale,
-    StaleIfError,
-    Expired,
-    AgedEnough,
-    LoadHere,
-    LoadElsewhere,
-    LoadAndCrowd,
-    LoadThatFails,
-    LoadThatPanics,
-    LoadThatPanicsHere,
-    LoaderThatLeaves,
-    ShutdownElsewhere,
-    Invalidation,
-    TagInvalidation,
-    OwnFailure,
-    OwnPanic,
-    OwnTimeout,
-    Tags,
-    Cap,
-    CapThatSheds,
-    ShortWait,
-    ShortWaitThatFails,
-    SoftTimeout,
-    FullHouse,
+listed! {
+    /// What the caller meets.
+    enum Meets, ALL:
+        Nothing Fresh Stale StaleIfError Expired AgedEnough LoadHere LoadElsewhere LoadAndCrowd
+        LoadThatFails LoadThatPanics LoadThatPanicsHere LoaderThatLeaves ShutdownElsewhere
+        Invalidation TagInvalidation OwnFailure OwnPanic OwnTimeout Tags Cap CapThatSheds
+        ShortWait ShortWaitThatFails SoftTimeout FullHouse
 }
-
-const ALL: [Meets; 26] = {
-    use Meets::*;
-    [
-        Nothing,
-        Fresh,
-        Stale,
-        StaleIfError,
-        Expired,
-        AgedEnough,
-        LoadHere,
-        LoadElsewhere,
-        LoadAndCrowd,
-        LoadThatFails,
-        LoadThatPanics,
-        LoadThatPanicsHere,
-        LoaderThatLeaves,
-        ShutdownElsewhere,
-        Invalidation,
-        TagInvalidation,
-        OwnFailure,
-        OwnPanic,
-        OwnTimeout,
-        Tags,
-        Cap,
-        CapThatSheds,
-        ShortWait,
-        ShortWaitThatFails,
-        SoftTimeout,
-        FullHouse,
-    ]
-};
 
 #[derive(Clone, Copy)]
 enum Load {
@@ -313,7 +259,7 @@ async fn call(world: &World, call: Call) {
 async fn in_every_situation(calls: &[Call]) {
     let mut drops = 0;
     for &what in calls {
-        for meets in ALL {
+        for &meets in ALL {
             let name = format!("{what:?} that meets {meets:?}");
             drops += at_every_poll(&name, async |drop| {
                 let world = World::new(meets).await;
@@ -357,7 +303,7 @@ async fn what_is_about_the_guard_itself_and_dropped_anywhere_leaves_nothing() {
 /// Several of them at once, each dropped somewhere else.
 #[tokio::test(start_paused = true)]
 async fn a_crowd_that_is_dropped_anywhere_leaves_nothing() {
-    for meets in ALL {
+    for &meets in ALL {
         for seed in 0..60 {
             let mut random = fastrand::Rng::with_seed(seed);
             let world = World::new(meets).await;

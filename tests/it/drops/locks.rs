@@ -11,27 +11,10 @@ const HELD: Duration = Duration::from_millis(100);
 const TTL: Duration = Duration::from_secs(2);
 const PERMITS: u32 = 2;
 
-/// What the caller meets.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Meets {
-    Nothing,
-    HolderHere,
-    HolderElsewhere,
-    Queue,
-    DeadHolder,
-    Break,
-    ImpatientWaiters,
+listed! {
+    /// What the caller meets.
+    enum Meets, ALL: Nothing HolderHere HolderElsewhere Queue DeadHolder Break ImpatientWaiters
 }
-
-const ALL: [Meets; 7] = [
-    Meets::Nothing,
-    Meets::HolderHere,
-    Meets::HolderElsewhere,
-    Meets::Queue,
-    Meets::DeadHolder,
-    Meets::Break,
-    Meets::ImpatientWaiters,
-];
 
 struct World {
     nodes: [Locks; 2],
@@ -135,64 +118,13 @@ impl World {
     }
 }
 
-/// What is dropped.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Call {
-    TryLock,
-    Lock,
-    Synchronize,
-    Unlock,
-    Bump,
-    Extend,
-    IsOwned,
-    IsLocked,
-    Remaining,
-    ForceUnlock,
-    AcquireNow,
-    AcquireFor,
-    AcquireForever,
-    WithPermit,
-    Release,
-    RefreshPermit,
-    IsHeld,
-    Signal,
-    Holders,
-    Available,
-    ReleaseStale,
-    EnsureCreated,
-    Delete,
-    Connect,
+listed! {
+    /// What is dropped.
+    enum Call, CALLS:
+        TryLock Lock Synchronize Unlock Bump Extend IsOwned IsLocked Remaining ForceUnlock
+        AcquireNow AcquireFor AcquireForever WithPermit Release RefreshPermit IsHeld Signal
+        Holders Available ReleaseStale EnsureCreated Delete Connect
 }
-
-const CALLS: [Call; 24] = {
-    use Call::*;
-    [
-        TryLock,
-        Lock,
-        Synchronize,
-        Unlock,
-        Bump,
-        Extend,
-        IsOwned,
-        IsLocked,
-        Remaining,
-        ForceUnlock,
-        AcquireNow,
-        AcquireFor,
-        AcquireForever,
-        WithPermit,
-        Release,
-        RefreshPermit,
-        IsHeld,
-        Signal,
-        Holders,
-        Available,
-        ReleaseStale,
-        EnsureCreated,
-        Delete,
-        Connect,
-    ]
-};
 
 /// Each that needs the mutex or a permit acquires it first, and may be dropped there, too.
 async fn call(world: &World, call: Call) {
@@ -238,8 +170,8 @@ async fn call(world: &World, call: Call) {
 #[tokio::test(start_paused = true)]
 async fn what_is_dropped_anywhere_keeps_no_lock_and_no_place_in_a_queue() {
     let mut drops = 0;
-    for what in CALLS {
-        for meets in ALL {
+    for &what in CALLS {
+        for &meets in ALL {
             let name = format!("{what:?} that meets {meets:?}");
             drops += at_every_poll(&name, async |drop| {
                 let world = World::new(meets).await;
@@ -257,7 +189,7 @@ async fn what_is_dropped_anywhere_keeps_no_lock_and_no_place_in_a_queue() {
 /// A change of the capacity is made, or not.
 #[tokio::test(start_paused = true)]
 async fn a_change_of_capacity_that_is_dropped_anywhere_is_made_or_not() {
-    for meets in ALL {
+    for &meets in ALL {
         let name = format!("add_permits that meets {meets:?}");
         at_every_poll(&name, async |drop| {
             let world = World::new(meets).await;

@@ -4,6 +4,17 @@
 //! On the memory store under a paused clock, and on a real server (`on_redis`), where futures wait for more. `AtPoll` drops a future inside a poll, as a caller does that leaves while it
 //! waits; `AtWake` drops it when it has been woken and before it looks, so what it was given is lost with it.
 
+/// An enum and the list of all that it can be.
+macro_rules! listed {
+    ($(#[$doc:meta])* enum $name:ident, $all:ident: $($item:ident)+) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq)]
+        enum $name { $($item),+ }
+
+        const $all: &[$name] = &[$($name::$item),+];
+    };
+}
+
 mod guards;
 #[cfg(feature = "http")]
 mod http;
