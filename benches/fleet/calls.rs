@@ -12,7 +12,7 @@ use crate::support::os::wall_ns;
 use crate::support::processes::{Child, Fleet, Role};
 use crate::support::redis_server::RedisServer;
 
-pub(crate) const ROLES: &[Role] = &[("calls", calls)];
+pub(crate) const ROLE: Role = ("calls", calls);
 
 /// Said by a process when its loader starts.
 pub(crate) const LOADING: &str = "loading";

@@ -19,7 +19,9 @@ mod down;
 mod failure;
 mod groups;
 mod hit;
+mod joined;
 mod served;
+mod sides;
 mod table;
 mod wake;
 mod wave;
@@ -41,7 +43,7 @@ const GROUPS: &[Group] = &[
 
 fn main() {
     if std::env::var_os("SG_ROLE").is_some() {
-        return support::processes::run_child(calls::ROLES);
+        return support::processes::run_child(&[calls::ROLE, sides::ROLE]);
     }
     groups::measure("fleet", METHOD, GROUPS);
 }
@@ -49,8 +51,8 @@ fn main() {
 const METHOD: &str = "\
 Method. Every group has a redis-server of its own on this machine, without persistence; processes are real ones, and \
 their guards were connected before, as by a service that calls `connect()`.
-- hit: one client thread (current_thread), 64 callers, 1 KiB values, TCP_NODELAY on both sides; guard and control take \
-turns, 9 pairs after one to warm up, the median ratio of throughputs and its spread. The guard has a connection for \
+- hit: one client thread (current_thread), 64 callers, 1 KiB values, TCP_NODELAY on both sides; guard and control, each \
+in a process of its own, take turns, 9 pairs after one to warm up, the median ratio of throughputs and its spread. The guard has a connection for \
 commands and one for messages, the control is a redis-rs MultiplexedConnection with its default response timeout. \
 \"CPU per call\" is the client thread's own time over the control's.
 - wave: commands are those that MONITOR shows from clients, not those inside scripts, nor HELLO, AUTH and CLIENT. The \

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use redis::aio::MultiplexedConnection;
 
 use crate::calls::{Guards, Round, ms_between};
-use crate::hit::raw;
+use crate::sides::raw;
 use crate::support::origin::Answer;
 use crate::support::redis_server::RedisServer;
 use crate::table::{Limit, Row, Spread, Table, Unit, millis};
@@ -64,7 +64,7 @@ struct Times {
 async fn measure() -> Times {
     let server = RedisServer::start();
     let guards = Guards::start(&server, 2, 1, Duration::from_secs(4)).await;
-    let mut bare = raw(&server).await;
+    let mut bare = raw(&server.client()).await;
     let sha1 = load_script(&mut bare).await;
     let mut times: [Vec<f64>; 4] = Default::default();
     // A few more, for scripts and caches.
