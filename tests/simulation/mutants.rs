@@ -1,4 +1,4 @@
-//! Ten ways to break the protocol, which the checkers must notice; the test names the two that they do not.
+//! Ten ways to break the protocol, which the checkers must notice; the test names the one that is harmless.
 //!
 //! Those of the store's side are made here, between the wire and the store; those of a client's side by a question that
 //! its code asks in tests of this crate only ([`mutated`]).

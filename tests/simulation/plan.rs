@@ -43,9 +43,17 @@ pub(super) struct Call {
     pub(super) node: usize,
     pub(super) key: u8,
     pub(super) does: Does,
-    /// Its future is dropped at this poll.
-    pub(super) leaves_at_poll: Option<usize>,
+    pub(super) leaves: Option<Leaves>,
     pub(super) load: Script,
+}
+
+/// When a caller goes away, its future dropped.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Leaves {
+    /// It finds out when it is polled.
+    AtPoll(usize),
+    /// Whatever it waits for.
+    After(Duration),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,7 +129,7 @@ impl Plan {
         let troubles = [(); 4].map(|()| happens(&mut random));
         let crowd: Vec<_> =
             (0..random.usize(2..=8)).map(|_| ms(&mut random, 0, lasts.as_millis() as u64)).collect();
-        let (leaves, invalidates) = (happens(&mut random), random.bool());
+        let (leaves, invalidates) = (random.bool(), random.bool());
         let calls: Vec<_> = (0..random.usize(20..=60))
             .map(|_| {
                 // Most come in crowds, to one key or another.
@@ -143,7 +151,7 @@ impl Plan {
                     node: random.usize(..nodes),
                     key: random.u8(..keys),
                     does,
-                    leaves_at_poll: (leaves && random.u8(..3) == 0).then(|| random.usize(1..5)),
+                    leaves: (leaves && random.u8(..3) == 0).then(|| leaving(&mut random)),
                     load: script(&mut random, troubles),
                 }
             })
@@ -167,6 +175,13 @@ impl Plan {
         let longest_load = calls.iter().map(|call| call.load.takes).max().unwrap_or_default();
         let latency = ms(&mut random, 0, 5);
         Self { policy, nodes, keys, latency, faults, calls, events, lasts, longest_load, profile }
+    }
+}
+
+fn leaving(random: &mut fastrand::Rng) -> Leaves {
+    match random.bool() {
+        true => Leaves::AtPoll(random.usize(1..5)),
+        false => Leaves::After(Duration::from_millis(random.u64(..500))),
     }
 }
 

@@ -8,10 +8,10 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::task::{AbortHandle, JoinSet};
-use tokio::time::{Instant, sleep, sleep_until, timeout_at};
+use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 
 use super::oracle::{Oracle, Value};
-use super::plan::{Call, Does, Ends, Plan, Profile, Script, What};
+use super::plan::{Call, Does, Ends, Leaves, Plan, Profile, Script, What};
 use crate::key::{CacheKey, Key};
 use crate::sync::lock;
 use crate::testing::{ChaosStore, Fault, Replica};
@@ -185,10 +185,11 @@ impl World {
             let node = Arc::clone(&node);
             async move {
                 node.replica.runs().await;
-                match call.leaves_at_poll {
-                    Some(poll) => {
+                match call.leaves {
+                    Some(Leaves::AtPoll(poll)) => {
                         DropAt { left: poll, future: Some(Box::pin(world.work(&node, call))) }.await
                     }
+                    Some(Leaves::After(time)) => drop(timeout(time, world.work(&node, call)).await),
                     None => world.work(&node, call).await,
                 }
             }
@@ -268,16 +269,19 @@ impl World {
         script: Script,
         mut cx: LoadContext<Value>,
     ) -> Result<Value, String> {
+        let began = Instant::now();
         node.replica.runs().await;
         let mine = self.chaos.holds(&node.replica, self.keys[key as usize].name());
         let (excused, crowd) = self.excuse(node, key);
         let id = self.oracle.load_began(node.id, key, does, excused, mine, crowd);
-        let mut running = Running { oracle: &self.oracle, id, returned: false };
+        let mut running =
+            Running { world: &self, node, id, began, leased: mine, over: false, returned: false };
         sleep(script.takes).await;
         if script.ends == Ends::Never {
             std::future::pending::<()>().await;
         }
         node.replica.runs().await;
+        running.over = true;
         match script.ends {
             Ends::Error => return Err("scripted".to_owned()),
             // Without the hook, which would print it.
@@ -324,15 +328,33 @@ pub(super) fn cache_key(key: u8) -> CacheKey {
     CacheKey::from(("key", key))
 }
 
+/// A load on its way.
 struct Running<'a> {
-    oracle: &'a Oracle,
+    world: &'a World,
+    node: &'a Node,
     id: u32,
+    began: Instant,
+    leased: bool,
+    over: bool,
     returned: bool,
 }
 
 impl Drop for Running<'_> {
     fn drop(&mut self) {
-        self.oracle.load_ended(self.id, self.returned);
+        let oracle = &self.world.oracle;
+        oracle.load_ended(self.id, self.returned);
+        // I8: whoever has left, others may want it.
+        let may_end = self.over
+            || !self.leased
+            || self.node.replica.is_dead()
+            || self.began.elapsed() >= self.world.plan.policy.load_timeout;
+        if !may_end {
+            oracle.violated(format_args!(
+                "I8: load {} was cut off after {:?}",
+                self.id,
+                self.began.elapsed()
+            ));
+        }
     }
 }
 
