@@ -96,7 +96,7 @@ pub(super) fn work(mut child: Child) -> BoxFuture<'static, ()> {
                     let connected = guard.connect().await.is_ok();
                     let mut right = 0;
                     for key in 0..50 {
-                        // Again, where one command was late: this machine does other things, too.
+                        // Again: a hit may be of a value that ends before the next command.
                         for _ in 0..5 {
                             request(guard.clone(), config.clone(), log.clone(), key).await;
                             if guard.get::<u64>(("k", key)).await.is_ok_and(|value| value.is_some()) {
