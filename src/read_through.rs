@@ -28,7 +28,7 @@ use crate::lead::Lead;
 use crate::loading::Loading;
 use crate::node::{Follower, Joined, Lane, Loader, Open, Seen};
 use crate::observe::{self, Count};
-use crate::policy::{OnOverload, OnStoreDown, OnWaitTimeout};
+use crate::policy::{OnOverload, OnWaitTimeout};
 use crate::store::StoreError;
 use crate::times::Serves;
 
@@ -108,7 +108,7 @@ pub(crate) async fn look<'a, O: Open>(ask: Ask<'a>, open: &O) -> Looked<'a, O::V
 ///
 /// Safe.
 pub(crate) async fn look_past(ask: Ask<'_>) -> Result<Missing<'_>, Failure> {
-    let Ask { node, policy, key } = ask;
+    let Ask { node, key, .. } = ask;
     let mut caller = Caller::new(ask);
     if node.is_closed() {
         return Ok(Missing { caller, first: None, lane: None });
@@ -116,15 +116,8 @@ pub(crate) async fn look_past(ask: Ask<'_>) -> Result<Missing<'_>, Failure> {
     if Loading::current().is_some_and(|loading| loading.includes(node, key)) {
         return Err(Failure::Guard(Error::reentrant(key)));
     }
+    // A store that is down is met again by the load, which does as the policy says.
     let (read, first) = caller.look_up().await;
-    let read = match read {
-        Read::Own(Err(error)) | Read::Shared(Err(error))
-            if policy.on_store_down == OnStoreDown::FailClosed =>
-        {
-            return Err(Failure::Guard(Error::store("looking up the entry", key, error)));
-        }
-        read => read,
-    };
     caller.seen = read.into_seen(key).map(Box::new);
     caller.budget.spend(caller.started);
     let lane = Some(caller.lane());

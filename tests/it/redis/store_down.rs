@@ -250,6 +250,26 @@ async fn failing_closed_is_fast_when_the_network_swallows_everything() {
     fails_closed(Outage::BlackHole).await;
 }
 
+#[tokio::test]
+async fn a_refresh_while_the_server_is_dead_loads_or_fails_as_the_policy_says() {
+    let line = Line::direct(Policy::default()).await;
+    let (open, closed) = (&line.guard, line.guard.with_policy(fail_closed()));
+    open.connect().await.expect("connects");
+    line.begin(Outage::Dead);
+    let loads = Counter::default();
+    let load = || {
+        let loads = loads.clone();
+        move || async move {
+            let _running = loads.start();
+            Ok::<_, String>(2)
+        }
+    };
+    assert_eq!(open.refresh("k", load()).await.expect("loaded"), 2);
+    let error = closed.refresh("k", load()).await.expect_err("closed");
+    assert!(matches!(&error, LoadError::Guard(error) if error.kind() == ErrorKind::Store), "{error:?}");
+    assert_eq!(loads.started(), 1, "the origin is spared by the other");
+}
+
 /// The caller asked for the invalidation and for nothing else, so it may take longer, and says when it failed.
 #[tokio::test]
 async fn an_invalidation_that_is_not_confirmed_says_so_within_its_bound() {
