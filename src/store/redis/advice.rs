@@ -61,7 +61,23 @@ pub(super) fn on_sentinel(error: &RedisError) -> Option<&'static str> {
     if let Some(refusal) = on_refusal(error) {
         return Some(refusal);
     }
-    (error.is_io_error() || error.is_timeout()).then_some(
+    #[cfg(feature = "tls")]
+    if let Some(advice) = rustls_error(error).and_then(on_rustls) {
+        return Some(advice);
+    }
+    if closed(error) || error.kind() == ErrorKind::Parse {
+        return Some(
+            "a sentinel, or the primary that they name, does not answer as Redis does: if they want TLS, name the \
+             sentinels as ConnectionAddr::TcpTls and set the SentinelClient's TLS mode for Redis (feature `tls`)",
+        );
+    }
+    if error.is_timeout() {
+        return Some(
+            "no sentinel, or not the primary that they name, has answered in time: see their addresses, and, for a client \
+             that speaks TLS, that these are the ports for TLS",
+        );
+    }
+    error.is_io_error().then_some(
         "neither a sentinel nor the primary that they name can be reached: see their addresses, and \
          SENTINEL GET-MASTER-ADDR-BY-NAME",
     )
@@ -106,10 +122,16 @@ fn on_tcp(error: &RedisError) -> Option<&'static str> {
             "this port does not answer as Redis does: if it wants TLS, use rediss:// (feature `tls`)",
         );
     }
+    if error.is_connection_refusal() {
+        return Some(NOBODY);
+    }
     error
         .is_timeout()
         .then_some("no answer in time: see that host and port are right, and that nothing blocks the way")
 }
+
+/// What is said of a port that is closed.
+const NOBODY: &str = "nobody listens there: see that host and port are right, and that the server runs";
 
 fn on_unix(error: &RedisError) -> Option<&'static str> {
     match io_error(error)?.kind() {
@@ -123,7 +145,7 @@ fn on_unix(error: &RedisError) -> Option<&'static str> {
 
 fn on_tls(error: &RedisError) -> Option<&'static str> {
     #[cfg(feature = "tls")]
-    if let Some(error) = io_error(error).and_then(|error| error.get_ref()?.downcast_ref()) {
+    if let Some(error) = rustls_error(error) {
         return on_rustls(error);
     }
     #[cfg(not(feature = "tls"))]
@@ -132,6 +154,9 @@ fn on_tls(error: &RedisError) -> Option<&'static str> {
             "TLS wants a provider of cryptography: turn on stampede-guard's feature `tls`, or install one",
         );
     }
+    if error.is_connection_refusal() {
+        return Some(NOBODY);
+    }
     if closed(error) {
         return Some("the server ended the TLS handshake: see its log, and whether this is the port for TLS");
     }
@@ -139,6 +164,12 @@ fn on_tls(error: &RedisError) -> Option<&'static str> {
     error.is_timeout().then_some(
         "no answer to the TLS handshake in time: see that this is the port for TLS, not the plain one",
     )
+}
+
+/// What rustls has found, where it was that.
+#[cfg(feature = "tls")]
+fn rustls_error(error: &RedisError) -> Option<&rustls::Error> {
+    io_error(error)?.get_ref()?.downcast_ref()
 }
 
 #[cfg(feature = "tls")]
@@ -158,14 +189,14 @@ fn on_rustls(error: &rustls::Error) -> Option<&'static str> {
         // A bad signature is one by somebody else of a trusted name, as after an authority was made anew.
         InvalidCertificate(Refused::UnknownIssuer | Refused::BadSignature) => Some(
             "the server's certificate is signed by nobody whom this machine trusts: install that authority, or name \
-             it as `root_cert` in redis::Client::build_with_tls",
+             it as `root_cert` in the redis::TlsCertificates of the client",
         ),
         InvalidMessage(_) => {
             Some("the server does not speak TLS on this port: use its port for TLS, or redis://")
         }
         AlertReceived(_) => Some(
-            "the server refuses this client: if it wants certificates, give one as `client_tls` to \
-             redis::Client::build_with_tls",
+            "the server refuses this client: if it wants certificates, give one as `client_tls` in the \
+             redis::TlsCertificates of the client",
         ),
         _ => None,
     }
@@ -179,7 +210,8 @@ fn closed(error: &RedisError) -> bool {
         io::ErrorKind::ConnectionReset,
         io::ErrorKind::ConnectionAborted,
     ];
-    io_error(error).is_some_and(|error| closing.contains(&error.kind())) || error.is_connection_dropped()
+    // redis-rs counts a port that refuses as closed as well.
+    io_error(error).map_or_else(|| error.is_connection_dropped(), |error| closing.contains(&error.kind()))
 }
 
 /// The error of the transport; redis-rs keeps it in an `Arc`, and shows that as its source.
@@ -193,5 +225,27 @@ pub(super) fn advised(advice: Option<&'static str>, cause: RedisError) -> Cause 
     match advice {
         Some(advice) => Arc::new(Advised { advice, cause: Arc::new(cause) }),
         None => Arc::new(cause),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Who is told of TLS looks for the fault in the wrong place.
+    #[test]
+    fn a_port_that_nobody_listens_on_is_told_from_one_that_wants_tls() {
+        let told = |kind: io::ErrorKind, tls: bool| {
+            let (host, port) = ("h".to_owned(), 1);
+            let addr = match tls {
+                true => ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None },
+                false => ConnectionAddr::Tcp(host, port),
+            };
+            on_connecting(&addr, &RedisError::from(io::Error::from(kind))).expect("advice")
+        };
+        for tls in [false, true] {
+            assert_eq!(told(io::ErrorKind::ConnectionRefused, tls), NOBODY);
+            assert!(told(io::ErrorKind::UnexpectedEof, tls).contains("TLS"));
+        }
     }
 }

@@ -118,7 +118,7 @@ async fn a_certificate_of_an_unknown_authority_is_told_as_such() {
     let server = TlsServer::start(&authority, &authority.sign(&HERE), &[]);
     for trusted in [Authority::named("another"), Authority::new()] {
         let guard = guard(trusted.client(&server.url()), Policy::default());
-        is_gone_without(&guard, "name it as `root_cert` in redis::Client::build_with_tls").await;
+        is_gone_without(&guard, "name it as `root_cert` in the redis::TlsCertificates").await;
     }
 }
 
