@@ -6,11 +6,8 @@ use rcgen::{
 };
 use redis::{Client, ClientTlsConfig, TlsCertificates};
 
-use super::redis_server::{RedisServer, free_port};
-use super::scratch::Scratch;
-
-const CERTIFICATE: &str = "server.pem";
-const KEY: &str = "server.key";
+use super::redis_server::RedisServer;
+use super::tls_files::TlsFiles;
 
 /// Signs certificates, and is trusted by nobody who was not given its own.
 #[derive(Debug)]
@@ -64,6 +61,16 @@ impl Authority {
         Identity { certificate: certificate.pem(), key: key.serialize_pem() }
     }
 
+    /// What a server is given that shows `identity`, and trusts this authority.
+    pub(crate) fn files(&self, identity: &Identity) -> TlsFiles {
+        TlsFiles::new(&identity.certificate, &identity.key, &self.pem())
+    }
+
+    /// What a client is given that trusts this authority alone.
+    pub(crate) fn certificates(&self, identity: Option<&Identity>) -> TlsCertificates {
+        certificates(&self.pem(), identity)
+    }
+
     /// A client that trusts this authority alone.
     pub(crate) fn client(&self, url: &str) -> Client {
         client(url, &self.pem(), None)
@@ -77,12 +84,15 @@ impl Authority {
 
 /// A client that trusts this authority alone.
 pub(crate) fn client(url: &str, authority: &str, identity: Option<&Identity>) -> Client {
+    Client::build_with_tls(url, certificates(authority, identity)).expect("an address and certificates")
+}
+
+fn certificates(authority: &str, identity: Option<&Identity>) -> TlsCertificates {
     let client_tls = identity.map(|identity| ClientTlsConfig {
         client_cert: identity.certificate.clone().into_bytes(),
         client_key: identity.key.clone().into_bytes(),
     });
-    let certificates = TlsCertificates { client_tls, root_cert: Some(authority.as_bytes().to_vec()) };
-    Client::build_with_tls(url, certificates).expect("an address and certificates")
+    TlsCertificates { client_tls, root_cert: Some(authority.as_bytes().to_vec()) }
 }
 
 /// A server with a second port, for TLS; the plain one is the harness's way to look at it.
@@ -90,35 +100,23 @@ pub(crate) fn client(url: &str, authority: &str, identity: Option<&Identity>) ->
 pub(crate) struct TlsServer {
     pub(crate) plain: RedisServer,
     pub(crate) tls_port: u16,
-    files: Scratch,
+    files: TlsFiles,
 }
 
 impl TlsServer {
     /// With a certificate, and the authority for its clients'.
     pub(crate) fn start(authority: &Authority, identity: &Identity, args: &[&str]) -> Self {
-        let files = Scratch::new();
-        files.write(CERTIFICATE, &identity.certificate);
-        files.write(KEY, &identity.key);
-        let fixed = [
-            ("--tls-cert-file", files.text(CERTIFICATE)),
-            ("--tls-key-file", files.text(KEY)),
-            ("--tls-ca-cert-file", files.write("authority.pem", &authority.pem())),
-            ("--tls-auth-clients", "no".to_owned()),
-        ];
-        let fixed: Vec<_> = fixed.into_iter().flat_map(|(name, value)| [name.to_owned(), value]).collect();
+        let files = authority.files(identity);
         let given: Vec<_> = args.iter().map(|&arg| arg.to_owned()).collect();
-        let mut tls_port = 0;
-        let plain = RedisServer::with_args_of(|| {
-            tls_port = free_port();
-            [vec!["--tls-port".to_owned(), tls_port.to_string()], fixed.clone(), given.clone()].concat()
-        });
+        // The last one counts, so what is given may say otherwise.
+        let plain = RedisServer::with_args_of(|| [files.arguments(), given.clone()].concat());
+        let tls_port = plain.tls_port().expect("it was given one");
         Self { plain, tls_port, files }
     }
 
     /// Restarts the server with another certificate.
     pub(crate) fn renew(&self, identity: &Identity) {
-        self.files.write(CERTIFICATE, &identity.certificate);
-        self.files.write(KEY, &identity.key);
+        self.files.replace(&identity.certificate, &identity.key);
         self.plain.restart();
     }
 

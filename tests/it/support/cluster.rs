@@ -9,6 +9,7 @@ use redis::Value;
 use super::PATIENCE;
 use super::redis_server::{MINIMAL_ACL, RedisServer};
 use super::scratch::Scratch;
+use super::tls_files::TlsFiles;
 
 /// What the smallest user needs on a cluster beside [`MINIMAL_ACL`], as documented.
 pub(crate) const CLUSTER_RIGHTS: [&str; 2] = ["+cluster|slots", "+asking"];
@@ -21,23 +22,34 @@ pub(crate) struct Cluster {
     /// Masters first, then the replica of each, in the same order.
     nodes: Vec<RedisServer>,
     _files: Scratch,
+    _tls: Option<TlsFiles>,
 }
 
 impl Cluster {
     /// A master that says nothing for a second is replaced.
     pub(crate) fn start() -> Self {
-        Self::with(1_000, 1)
+        Self::with(1_000, 1, None)
+    }
+
+    /// The same through TLS: nodes speak it to each other, and send those to ports for TLS who come by TLS. Their plain
+    /// ports are the harness's way to look at them.
+    pub(crate) fn with_tls(files: TlsFiles) -> Self {
+        Self::with(1_000, 1, Some(files))
     }
 
     /// Nobody is replaced while a test runs, whoever says nothing.
     pub(crate) fn patient() -> Self {
-        Self::with(60_000, 0)
+        Self::with(60_000, 0, None)
     }
 
-    fn with(timeout_ms: u32, replicas: usize) -> Self {
+    pub(crate) fn patient_with_tls(files: TlsFiles) -> Self {
+        Self::with(60_000, 0, Some(files))
+    }
+
+    fn with(timeout_ms: u32, replicas: usize, tls: Option<TlsFiles>) -> Self {
         let files = Scratch::new();
-        let nodes: Vec<_> = (0..3 + 3 * replicas).map(|_| node(&files, timeout_ms)).collect();
-        let cluster = Self { nodes, _files: files };
+        let nodes: Vec<_> = (0..3 + 3 * replicas).map(|_| node(&files, timeout_ms, tls.as_ref())).collect();
+        let cluster = Self { nodes, _files: files, _tls: tls };
         for (index, node) in cluster.nodes.iter().enumerate() {
             if index < 3 {
                 let (first, last) = share(index);
@@ -47,7 +59,7 @@ impl Cluster {
             }
             node.run::<()>(&["CLUSTER", "SET-CONFIG-EPOCH", &(index + 1).to_string()]);
             for other in &cluster.nodes[..index] {
-                node.run::<()>(&["CLUSTER", "MEET", "127.0.0.1", &other.port().to_string()]);
+                node.run::<()>(&["CLUSTER", "MEET", "127.0.0.1", &other.peer_port().to_string()]);
             }
         }
         let known = format!("cluster_known_nodes:{}\r", cluster.nodes.len());
@@ -136,7 +148,7 @@ impl Cluster {
 
     /// Moves what the slot holds.
     pub(crate) fn move_keys(&self, slot: u16, from: usize, to: usize) {
-        let port = self.nodes[to].port().to_string();
+        let port = self.nodes[to].peer_port().to_string();
         loop {
             let keys: Vec<String> =
                 self.nodes[from].run(&["CLUSTER", "GETKEYSINSLOT", &slot.to_string(), "100"]);
@@ -195,7 +207,7 @@ fn share(master: usize) -> (u16, u16) {
     (first, if master == 2 { SLOTS - 1 } else { first + third - 1 })
 }
 
-fn node(files: &Scratch, timeout_ms: u32) -> RedisServer {
+fn node(files: &Scratch, timeout_ms: u32, tls: Option<&TlsFiles>) -> RedisServer {
     RedisServer::with_args_of(|| {
         let mut args: Vec<String> = ["--cluster-enabled", "yes", "--repl-diskless-sync-delay", "0"]
             .into_iter()
@@ -207,6 +219,10 @@ fn node(files: &Scratch, timeout_ms: u32) -> RedisServer {
         let config = files.text(&format!("{:016x}.conf", fastrand::u64(..)));
         args.extend(["--cluster-config-file".to_owned(), config]);
         args.extend(["--cluster-node-timeout".to_owned(), timeout_ms.to_string()]);
+        if let Some(tls) = tls {
+            args.extend(tls.arguments());
+            args.extend(["--tls-cluster", "yes"].map(str::to_owned));
+        }
         args
     })
 }

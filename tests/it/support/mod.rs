@@ -29,6 +29,8 @@ pub(crate) mod rows;
 pub(crate) mod scratch;
 #[cfg(feature = "sentinel")]
 pub(crate) mod sentinels;
+#[cfg(feature = "redis")]
+pub(crate) mod tls_files;
 pub(crate) mod warnings;
 
 /// How long a test waits for something that must happen before it fails.

@@ -73,6 +73,17 @@ impl RedisServer {
         self.port
     }
 
+    /// The port for TLS, where the arguments name one.
+    pub(crate) fn tls_port(&self) -> Option<u16> {
+        let at = self.args.iter().position(|arg| arg == "--tls-port")?;
+        self.args.get(at + 1)?.parse().ok()
+    }
+
+    /// The port at which other servers reach this one. Those that have TLS speak nothing else among themselves.
+    pub(crate) fn peer_port(&self) -> u16 {
+        self.tls_port().unwrap_or(self.port)
+    }
+
     pub(crate) fn url(&self) -> String {
         format!("redis://127.0.0.1:{}/", self.port)
     }

@@ -13,6 +13,7 @@ use super::PATIENCE;
 use super::os::Guarded;
 use super::redis_server::{MINIMAL_ACL, RedisServer, free_port};
 use super::scratch::Scratch;
+use super::tls_files::TlsFiles;
 
 /// What the sentinels call the primary.
 pub(crate) const NAME: &str = "mymaster";
@@ -25,11 +26,13 @@ pub(crate) const ROLE: &str = "+role";
 pub(crate) struct Sentinels {
     servers: [RedisServer; 2],
     sentinels: Vec<Sentinel>,
+    _tls: Option<TlsFiles>,
 }
 
 #[derive(Debug)]
 struct Sentinel {
     port: u16,
+    tls_port: Option<u16>,
     files: Scratch,
     process: Mutex<Option<Guarded>>,
 }
@@ -37,25 +40,43 @@ struct Sentinel {
 impl Sentinels {
     /// Returns when each sentinel knows the replica and its fellows, and the replica has what the primary has.
     pub(crate) fn start() -> Self {
-        let watch = Self::asleep();
-        for index in 0..3 {
-            watch.wake(index);
-        }
-        watch.await_agreement();
-        watch
+        Self::asleep().awake()
     }
 
-    /// The same with no sentinel running yet.
+    /// The same through TLS: all of them speak it to each other. Their plain ports are the harness's way to look at them.
+    pub(crate) fn with_tls(files: TlsFiles) -> Self {
+        Self::of(Some(files)).awake()
+    }
+
+    /// With no sentinel running yet.
     pub(crate) fn asleep() -> Self {
-        let primary = RedisServer::with_args(arguments());
-        let follow = ["--replicaof".to_owned(), "127.0.0.1".to_owned(), primary.port().to_string()];
-        let replica = RedisServer::with_args(arguments().into_iter().chain(follow));
+        Self::of(None)
+    }
+
+    fn of(tls: Option<TlsFiles>) -> Self {
+        let primary = RedisServer::with_args_of(|| arguments(tls.as_ref()));
+        let follow = ["--replicaof".to_owned(), "127.0.0.1".to_owned(), primary.peer_port().to_string()];
+        let replica = RedisServer::with_args_of(|| [&arguments(tls.as_ref())[..], &follow].concat());
         wait(|| {
             let info: String = replica.run(&["INFO", "replication"]);
             info.contains("master_link_status:up")
         });
-        let sentinels = (0..3).map(|_| Sentinel::of(primary.port())).collect();
-        Self { servers: [primary, replica], sentinels }
+        let sentinels = (0..3).map(|_| Sentinel::of(primary.peer_port(), tls.as_ref())).collect();
+        Self { servers: [primary, replica], sentinels, _tls: tls }
+    }
+
+    fn awake(self) -> Self {
+        for index in 0..3 {
+            self.wake(index);
+        }
+        self.await_agreement();
+        // They find each other by what they publish, so until now that was often. A sentinel that sees a replica promoted
+        // by another, and is not told why within four periods, makes it a replica again; the other looks once per second
+        // whether it is promoted, and tells then.
+        for index in 0..3 {
+            self.ask::<()>(index, &["SENTINEL", "DEBUG", "PUBLISH-PERIOD", "500"]);
+        }
+        self
     }
 
     /// Starts one of the three.
@@ -96,6 +117,11 @@ impl Sentinels {
         self.sentinels.iter().map(|sentinel| sentinel.port).collect()
     }
 
+    /// Those for TLS.
+    pub(crate) fn tls_ports(&self) -> Vec<u16> {
+        self.sentinels.iter().filter_map(|sentinel| sentinel.tls_port).collect()
+    }
+
     /// What a test gives to `unconnected`; leads to the primary as the smallest user.
     pub(crate) fn url(&self) -> String {
         let ports: Vec<_> = self.ports().into_iter().map(|port| port.to_string()).collect();
@@ -113,7 +139,7 @@ impl Sentinels {
 
     /// Has the sentinels make the second server the primary, and returns when they call it so.
     pub(crate) fn fail_over(&self) {
-        let second = self.second().port().to_string();
+        let second = self.second().peer_port().to_string();
         wait(|| {
             // Refused while one is under way, or where the replica was not heard of for a moment.
             let _ = self.sentinels[1].run::<()>(&["SENTINEL", "FAILOVER", NAME]);
@@ -135,7 +161,7 @@ impl Sentinels {
     }
 }
 
-fn arguments() -> Vec<String> {
+fn arguments(tls: Option<&TlsFiles>) -> Vec<String> {
     // A replica is synchronised at once, not in five seconds.
     let mut args: Vec<String> = ["--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1"]
         .into_iter()
@@ -144,21 +170,25 @@ fn arguments() -> Vec<String> {
         .collect();
     args.extend(MINIMAL_ACL.split_whitespace().map(str::to_owned));
     args.push(ROLE.to_owned());
+    args.extend(tls.map(TlsFiles::arguments).unwrap_or_default());
     args
 }
 
 impl Sentinel {
-    fn of(primary: u16) -> Self {
+    fn of(primary: u16, tls: Option<&TlsFiles>) -> Self {
         let (files, port) = (Scratch::new(), free_port());
+        let settings = tls.map(TlsFiles::settings).unwrap_or_default();
+        let tls_port = settings.first().and_then(|(_, port)| port.parse().ok());
+        let lines: String = settings.iter().map(|(name, value)| format!("{name} {value}\n")).collect();
         files.write(
             "sentinel.conf",
             &format!(
-                "port {port}\nbind 127.0.0.1\ndir {}\nsentinel monitor {NAME} 127.0.0.1 {primary} 2\n\
+                "port {port}\nbind 127.0.0.1\ndir {}\n{lines}sentinel monitor {NAME} 127.0.0.1 {primary} 2\n\
                  sentinel down-after-milliseconds {NAME} 500\nsentinel failover-timeout {NAME} 3000\n",
                 files.text("")
             ),
         );
-        Self { port, files, process: Mutex::new(None) }
+        Self { port, tls_port, files, process: Mutex::new(None) }
     }
 
     fn start(&self) {

@@ -2,10 +2,6 @@
 
 use super::*;
 
-/// From the death of a master until the guard works on its replica: a second until the others call it dead, an election,
-/// a connection; and a busy machine.
-const FAILOVER: Duration = Duration::from_secs(20);
-
 /// Eight processes are loading when a master is killed. Its keys may cost a load per process, the others' one.
 #[tokio::test]
 async fn a_master_that_dies_is_replaced() {

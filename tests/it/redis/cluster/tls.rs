@@ -1,0 +1,139 @@
+//! A cluster behind TLS: whoever has a key's slot, and whoever tells of it, is spoken to through TLS, with the client's own
+//! certificates. What is wrong with a certificate is said as it is for one server.
+
+use super::*;
+use crate::support::certificates::{Authority, Identity};
+use crate::support::redis_server::field;
+
+const HERE: [&str; 2] = ["127.0.0.1", "localhost"];
+
+fn client(seeds: &[String], authority: &Authority, identity: Option<&Identity>) -> ClusterClient {
+    let builder = ClusterClient::builder(seeds.to_vec()).certs(authority.certificates(identity));
+    builder.build().expect("nodes and certificates")
+}
+
+fn guarded(client: ClusterClient, policy: Policy) -> StampedeGuard {
+    StampedeGuard::builder(client).policy(policy).build().expect("valid")
+}
+
+/// The URL of a node, as the smallest user.
+fn url(scheme: &str, host: &str, port: u16) -> String {
+    format!("{scheme}://spread:pw@{host}:{port}/")
+}
+
+fn tls_port(node: &RedisServer) -> u16 {
+    node.tls_port().expect("it has one")
+}
+
+/// How many connections of the guards' each running node has, all of which are through TLS.
+fn through_tls(cluster: &Cluster) -> Vec<usize> {
+    let count = |node: &RedisServer| {
+        let list: String = node.run(&["CLIENT", "LIST"]);
+        let port = format!(":{}", tls_port(node));
+        let ours = list.lines().filter(|client| field(client, "user") == Some("spread"));
+        let ways: Vec<_> =
+            ours.map(|client| field(client, "laddr").expect("laddr").ends_with(&port)).collect();
+        assert!(ways.iter().all(|tls| *tls), "{list}");
+        ways.len()
+    };
+    cluster.nodes().iter().filter(|node| node.is_running()).map(count).collect()
+}
+
+/// The client is told of one node, and everybody wants certificates from it.
+#[tokio::test]
+async fn every_node_is_spoken_to_through_tls_wherever_slots_go() {
+    let authority = Authority::new();
+    let cluster = Cluster::with_tls(authority.files(&authority.sign(&HERE)).mutual());
+    let (seed, ours) =
+        (url("rediss", "127.0.0.1", tls_port(cluster.node(0))), authority.sign(&["this.service"]));
+    let mut guards = Vec::new();
+    for _ in 0..2 {
+        let client = client(std::slice::from_ref(&seed), &authority, Some(&ours));
+        let guard = guarded(client, lease_of(LEASE));
+        guard.connect().await.expect("connects");
+        guards.push(guard);
+    }
+    let guards = <[StampedeGuard; 2]>::try_from(guards).expect("two");
+    // One load for both on each master, of which one is told, and hits for both.
+    for master in 0..3 {
+        let key = cluster.key_on(master, "shared");
+        share(&cluster, &guards, &key).await;
+        for guard in &guards {
+            assert_eq!(guard.get::<usize>(&*key).await.expect("a store"), Some(0));
+        }
+    }
+    let connections = through_tls(&cluster);
+    assert_eq!(
+        connections.iter().sum::<usize>(),
+        2 * (3 + 1),
+        "to each master, and for messages: {connections:?}"
+    );
+    let report = guards[0].doctor().await;
+    assert!(report.findings.iter().all(|finding| finding.severity <= Severity::Note), "{report}");
+
+    // MOVED, to a master that is known.
+    let key = cluster.key_on(1, "moved");
+    guards[0].insert(&*key, &1).await.expect("stored");
+    cluster.move_slot(cluster.slot_of(&key), 1, 2);
+    assert_eq!(guards[1].get::<u32>(&*key).await.expect("a store"), Some(1));
+
+    // To one that neither the client nor the chart knew as a master.
+    cluster.node(0).kill();
+    cluster.await_promotion(0);
+    cluster.await_agreement();
+    let (key, killed) = (cluster.key_on(0, "after"), Instant::now());
+    for guard in &guards {
+        while guard.insert(&*key, &2).await.is_err() || guard.health().inbox != LinkState::Up {
+            assert!(killed.elapsed() < FAILOVER, "{}", guard.health());
+            tokio::time::sleep(ms(10)).await;
+        }
+    }
+    share_at(cluster.node(3), &guards, &cluster.key_on(0, "shared-again")).await;
+    let connections = through_tls(&cluster);
+    assert!(connections[2] >= 2, "the promoted one: {connections:?}");
+    assert_eq!(connections.iter().sum::<usize>(), 2 * (3 + 1), "{connections:?}");
+}
+
+#[tokio::test]
+async fn what_is_wrong_with_tls_is_said() {
+    let (authority, another) = (Authority::new(), Authority::named("another"));
+    let cluster = Cluster::patient_with_tls(authority.files(&authority.sign(&HERE)));
+    let seeds = |scheme: &str, port: fn(&RedisServer) -> u16| -> Vec<_> {
+        cluster.nodes().iter().map(|node| url(scheme, "127.0.0.1", port(node))).collect()
+    };
+    let untrusted = guarded(client(&seeds("rediss", tls_port), &another, None), Policy::default());
+    is_gone_without(&untrusted, "name it as `root_cert`").await;
+    let report = untrusted.doctor().await.to_string();
+    assert!(report.contains("name it as `root_cert`"), "{report}");
+    let at_plain_ports = client(&seeds("rediss", RedisServer::port), &authority, None);
+    let without_tls = ClusterClient::new(seeds("redis", tls_port)).expect("nodes");
+    let told = [(at_plain_ports, "port for TLS"), (without_tls, "if it wants TLS, use rediss://")].map(
+        |(client, advice)| async move {
+            let guard = guarded(client, Policy::default());
+            let why = chain(&guard.connect().await.expect_err("no connection"));
+            assert!(why.contains(advice), "{why}");
+        },
+    );
+    join_all(told).await;
+    assert_eq!(through_tls(&cluster), [0; 3]);
+}
+
+/// Nodes tell of each other by addresses, unless they are told to do so by names; a certificate may bear names alone.
+#[tokio::test]
+async fn nodes_are_connected_to_by_the_names_that_they_announce() {
+    let authority = Authority::new();
+    let cluster = Cluster::patient_with_tls(authority.files(&authority.sign(&["localhost"])));
+    let seed = [url("rediss", "localhost", tls_port(cluster.node(0)))];
+    let by_address = guarded(client(&seed, &authority, None), Policy::default());
+    is_gone_without(&by_address, "the server's certificate is for other hosts").await;
+    for node in cluster.nodes() {
+        node.run::<()>(&["CONFIG", "SET", "cluster-announce-hostname", "localhost"]);
+        node.run::<()>(&["CONFIG", "SET", "cluster-preferred-endpoint-type", "hostname"]);
+    }
+    let by_name = guarded(client(&seed, &authority, None), lease_of(LEASE));
+    for master in 0..3 {
+        let key = cluster.key_on(master, "k");
+        eventually("all names are known", SOON, async || by_name.insert(&*key, &master).await.is_ok()).await;
+        assert_eq!(by_name.get::<usize>(&*key).await.expect("a store"), Some(master));
+    }
+}

@@ -1,0 +1,123 @@
+//! Sentinels and servers behind TLS: each connection is through it, also to a primary that was promoted meanwhile, and
+//! what is wrong with a certificate is said as it is for one server.
+
+use redis::TlsMode;
+
+use super::*;
+use crate::support::certificates::Authority;
+use crate::support::redis_server::field;
+
+const HERE: [&str; 2] = ["127.0.0.1", "localhost"];
+
+/// Whom a client trusts: without anybody it speaks no TLS.
+#[derive(Clone, Copy)]
+struct Trust<'a> {
+    at_sentinels: Option<&'a Authority>,
+    at_servers: Option<&'a Authority>,
+}
+
+impl<'a> Trust<'a> {
+    fn everywhere(authority: &'a Authority) -> Self {
+        Self { at_sentinels: Some(authority), at_servers: Some(authority) }
+    }
+
+    fn client(self, ports: &[u16]) -> SentinelClient {
+        let sentinels = ports.iter().map(|&port| {
+            let host = "127.0.0.1".to_owned();
+            match self.at_sentinels {
+                Some(_) => ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None },
+                None => ConnectionAddr::Tcp(host, port),
+            }
+        });
+        let mut builder =
+            SentinelClientBuilder::new(sentinels, NAME, SentinelServerType::Master).expect("sentinels");
+        if let Some(authority) = self.at_sentinels {
+            builder = builder.set_client_to_sentinel_certificates(authority.certificates(None));
+        }
+        if let Some(authority) = self.at_servers {
+            builder = builder
+                .set_client_to_redis_tls_mode(TlsMode::Secure)
+                .set_client_to_redis_certificates(authority.certificates(None));
+        }
+        builder
+            .set_client_to_redis_username("watched")
+            .set_client_to_redis_password("pw")
+            .build()
+            .expect("a client")
+    }
+}
+
+/// How many connections of the guards' a server has, all of which are through TLS.
+fn through_tls(server: &RedisServer) -> usize {
+    let list: String = server.run(&["CLIENT", "LIST"]);
+    let port = format!(":{}", server.tls_port().expect("it has one"));
+    let ours = list.lines().filter(|client| field(client, "user") == Some("watched"));
+    let ways: Vec<_> = ours.map(|client| field(client, "laddr").expect("laddr").ends_with(&port)).collect();
+    assert!(ways.iter().all(|tls| *tls), "{list}");
+    ways.len()
+}
+
+#[tokio::test]
+async fn guards_share_loads_through_tls_before_and_after_a_failover() {
+    let authority = Authority::new();
+    let watch = Sentinels::with_tls(authority.files(&authority.sign(&HERE)));
+    let mut guards = Vec::new();
+    for _ in 0..2 {
+        let client = Trust::everywhere(&authority).client(&watch.tls_ports());
+        let guard = guarded(client, lease_of(LEASE));
+        guard.connect().await.expect("connects");
+        guards.push(guard);
+    }
+    let guards = <[StampedeGuard; 2]>::try_from(guards).expect("two");
+    share_a_load(watch.first(), &guards).await;
+    assert_eq!(guards[1].get::<u32>("k").await.expect("a store"), Some(1));
+    assert_eq!(through_tls(watch.first()), 4, "two connections each");
+    let report = guards[0].doctor().await;
+    let of = |check: &str| report.findings.iter().find(|finding| finding.check == check).expect("looked at");
+    assert_eq!(of("sentinels").severity, Severity::Ok, "{report}");
+    let primary = format!("127.0.0.1:{}", watch.first().tls_port().expect("it has one"));
+    assert!(of("topology").found.contains(&primary), "{report}");
+
+    watch.fail_over();
+    work_on(watch.second(), &guards).await;
+    share_again(watch.second(), &guards).await;
+    assert_eq!(guards[1].get::<u32>("k").await.expect("a store"), Some(3));
+    assert_eq!(through_tls(watch.second()), 4, "two connections each");
+    assert_eq!(through_tls(watch.first()), 0, "nobody is on the replica");
+}
+
+#[tokio::test]
+async fn what_is_wrong_with_tls_is_said() {
+    let (authority, another) = (Authority::new(), Authority::named("another"));
+    let watch = Sentinels::with_tls(authority.files(&authority.sign(&HERE)));
+    let right = Trust::everywhere(&authority);
+    for trust in
+        [Trust { at_sentinels: Some(&another), ..right }, Trust { at_servers: Some(&another), ..right }]
+    {
+        let guard = guarded(trust.client(&watch.tls_ports()), Policy::default());
+        is_gone_without(&guard, "name it as `root_cert`").await;
+    }
+    let unencrypted = "if they want TLS";
+    let told = [
+        (Trust { at_servers: None, ..right }, watch.tls_ports(), unencrypted),
+        (Trust { at_sentinels: None, ..right }, watch.tls_ports(), unencrypted),
+        (right, watch.ports(), "ports for TLS"),
+    ]
+    .map(|(trust, ports, advice)| async move {
+        let guard = guarded(trust.client(&ports), Policy::default());
+        // Asking silent sentinels takes longer than the first wait for them.
+        eventually(advice, SOON, async || {
+            assert!(guard.connect().await.is_err());
+            guard.health().reason.is_some_and(|why| why.contains(advice))
+        })
+        .await;
+    });
+    join_all(told).await;
+    for server in [watch.first(), watch.second()] {
+        assert_eq!(through_tls(server), 0);
+    }
+    // The sentinels may be spoken to in the plain, on ports of their own, and to one that has TLS in TLS.
+    let guard = guarded(Trust { at_sentinels: None, ..right }.client(&watch.ports()), lease_of(LEASE));
+    guard.connect().await.expect("connects");
+    assert_eq!(through_tls(watch.first()), 2);
+}
