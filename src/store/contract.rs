@@ -1,8 +1,8 @@
 //! The [`Store`] contract: the same cases on memory and on a real Redis.
 //!
-//! Each case is written once, against `dyn Store`, and run three times: on memory, and on Redis in RESP2 and in
-//! RESP3. The Redis of each is its own, is used with the documented minimal rights, and may not hold a key without
-//! a TTL when the case is over. What the cases do not think of, [`equal_answers`] tries: random steps on both stores at once, whose answers must be the same.
+//! Each case is written once, against `dyn Store`, and run four times: on memory, on Redis in RESP2 and in RESP3, and on
+//! a cluster, which all cases share ([`on_cluster`]). Of the others the Redis of each is its own. All are used with the
+//! documented minimal rights, and may not hold a key without a TTL when the case is over. What the cases do not think of, [`equal_answers`] tries: random steps on both stores at once, whose answers must be the same.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,6 +41,11 @@ macro_rules! contract {
                 world.check();
             })*
         }
+        /// All of these cases, for a store that they share.
+        #[cfg(feature = "cluster")]
+        pub(super) fn cases() -> Vec<crate::store::contract::on_cluster::Case> {
+            vec![$((concat!(module_path!(), "::", stringify!($case)), |world| Box::pin($case(world)))),*]
+        }
     };
 }
 
@@ -49,6 +54,8 @@ mod equal_answers;
 mod leases;
 mod lists;
 mod locks;
+#[cfg(feature = "cluster")]
+mod on_cluster;
 #[cfg(feature = "redis")]
 mod on_redis;
 mod waiters;
@@ -73,8 +80,28 @@ fn bytes(text: &'static str) -> Bytes {
     Bytes::from_static(text.as_bytes())
 }
 
+tokio::task_local! {
+    /// What the keys of a case begin with, where cases share a store.
+    static NAMESPACE: String;
+}
+
+fn namespace() -> String {
+    NAMESPACE.try_with(String::clone).unwrap_or_else(|_| "ns".to_owned())
+}
+
 fn key(text: &str) -> Key {
-    Key::new("ns", &CacheKey::from(text))
+    Key::new(&namespace(), &CacheKey::from(text))
+}
+
+/// A text for a probe, whose `name` is at the master that has what is named `heard`: the messages of one master come in
+/// order, those of two do not.
+fn probe_beside(heard: &str, name: impl Fn(&str) -> String) -> String {
+    #[cfg(feature = "cluster")]
+    let home = |name: &str| support::cluster::master_of(super::redis::slot_of(name));
+    #[cfg(not(feature = "cluster"))]
+    let home = |_: &str| 0;
+    let texts = (0..).map(|number| format!("a probe for what was heard before, {number}"));
+    texts.into_iter().find(|text| home(&name(text)) == home(heard)).expect("one in three")
 }
 
 /// A store that nodes share.
@@ -82,6 +109,8 @@ enum World {
     Memory(MemoryStore),
     #[cfg(feature = "redis")]
     Redis(support::redis_server::RedisServer),
+    #[cfg(feature = "cluster")]
+    Cluster(support::cluster::Cluster),
 }
 
 impl World {
@@ -112,6 +141,8 @@ impl World {
                 let client = redis::Client::open(server.minimal_user()).expect("an address");
                 NodeStore::redis(super::redis::RedisStore::new(client, ms(1_000)))
             }
+            #[cfg(feature = "cluster")]
+            Self::Cluster(cluster) => on_cluster::node(cluster),
         };
         node.connect(WITHIN).await.expect("connects");
         assert!(node.hints_arrive());
@@ -129,12 +160,28 @@ impl World {
                 let what = "the server notices that a node has gone";
                 support::probe::eventually_eq(what, WITHIN, left, async || server.pubsub_clients()).await;
             }
+            #[cfg(feature = "cluster")]
+            Self::Cluster(_) => unreachable!("no case on a cluster is about nodes that are gone"),
         }
+    }
+
+    /// Whether what is given to a waiter is a claim until it asks again, and who is next is told to look at its end.
+    fn gives_claims(&self) -> bool {
+        #[cfg(feature = "cluster")]
+        return matches!(self, Self::Cluster(_));
+        #[cfg(not(feature = "cluster"))]
+        false
     }
 
     #[cfg(feature = "redis")]
     fn check(&self) {
-        if let Self::Redis(server) = self {
+        let servers = match self {
+            Self::Memory(_) => &[],
+            Self::Redis(server) => std::slice::from_ref(server),
+            #[cfg(feature = "cluster")]
+            Self::Cluster(cluster) => cluster.nodes(),
+        };
+        for server in servers {
             assert_eq!(server.keys_without_ttl(), Vec::<String>::new());
         }
     }
@@ -249,15 +296,39 @@ impl Flight {
         }
     }
 
-    /// Whether nothing was said to this flight until now. Nodes hear in order, so what is said to another
-    /// flight of the same node afterwards comes later.
+    /// The grant that comes next; how many loads have vanished.
+    #[track_caller]
+    fn granted(&self, world: &World) -> impl Future<Output = u8> + '_ {
+        let (caller, may_be_told_to_look) = (std::panic::Location::caller(), world.gives_claims());
+        async move {
+            loop {
+                let hints = self.hints().await;
+                if let Some(hops) = hints.granted {
+                    return hops;
+                }
+                assert!(may_be_told_to_look, "{caller}: {hints:?}");
+            }
+        }
+    }
+
+    /// Whether it was not granted the lease until now, nor told anything that need not be.
+    async fn is_passed_over(&self, world: &World) -> bool {
+        self.heard().await.is_none_or(|hints| world.gives_claims() && hints.granted.is_none())
+    }
+
     async fn heard_nothing(&self) -> bool {
-        let probe = key("a probe for what was heard before");
+        self.heard().await.is_none()
+    }
+
+    /// What was said to this flight until now. Nodes hear in order, so what is said to another flight of the same node
+    /// afterwards comes later.
+    async fn heard(&self) -> Option<Hints> {
+        let probe = key(&probe_beside(self.key.name(), |text| key(text).name().to_owned()));
         let (own, other) = (Self::on(&self.store, &probe), Self::on(&self.store, &probe));
         own.must_hold().await;
         other.must_wait().await;
         own.release().await;
         other.hints().await;
-        timeout(Duration::ZERO, self.watch.hints()).await.is_err()
+        timeout(Duration::ZERO, self.watch.hints()).await.ok()
     }
 }

@@ -23,12 +23,18 @@ use crate::store::locks::{
 /// How long a store may take until a grant that nobody heard has gone on.
 const SOON: Duration = Duration::from_secs(5);
 
+/// What is run on a cluster.
+#[cfg(feature = "cluster")]
+pub(super) fn cases() -> Vec<on_cluster::Case> {
+    [mutexes::cases(), queues::cases(), bumps::cases(), semaphores::cases()].into_iter().flatten().collect()
+}
+
 fn mutex(name: &str) -> LockName {
-    LockName::mutex(&format!("ns:{name}"))
+    LockName::mutex(&format!("{}:{name}", namespace()))
 }
 
 fn semaphore(name: &str) -> LockName {
-    LockName::semaphore(&format!("ns:{name}"))
+    LockName::semaphore(&format!("{}:{name}", namespace()))
 }
 
 /// One acquisition's token on one node, registered; commands in few words.
@@ -151,17 +157,34 @@ impl Asker {
         }
     }
 
-    /// Whether nothing was said to this asker until now. Nodes hear in order, so what is said to another
-    /// asker of the same node afterwards comes later.
+    /// Asks for what was just granted, as whoever is given a claim does.
+    async fn claim(&self, world: &World, ttl: Option<Duration>) {
+        if world.gives_claims() {
+            let taken = self.take_for(ttl).await;
+            assert!(matches!(taken, Taken::Granted { .. }), "{taken:?}");
+        }
+    }
+
+    /// Whether it was not granted the lock until now, nor told anything that need not be.
+    async fn is_passed_over(&self, world: &World) -> bool {
+        self.heard().await.is_none_or(|told| world.gives_claims() && told.granted.is_none())
+    }
+
     async fn heard_nothing(&self) -> bool {
-        let probe = mutex("a probe for what was heard before");
+        self.heard().await.is_none()
+    }
+
+    /// What was said to this asker until now. Nodes hear in order, so what is said to another asker of the same node
+    /// afterwards comes later.
+    async fn heard(&self) -> Option<Told> {
+        let probe = mutex(&probe_beside(&self.name.tag, |text| mutex(text).tag.to_string()));
         let (own, other) = (Self::on(&self.node, &probe), Self::on(&self.node, &probe));
         own.must_take().await;
         other.must_wait().await;
         own.free().await;
         other.granted().await;
         other.free().await;
-        timeout(Duration::ZERO, self.wait.told()).await.is_err()
+        timeout(Duration::ZERO, self.wait.told()).await.ok()
     }
 
     fn ask_permit(&self, capacity: u32) -> TakePermit<'_> {

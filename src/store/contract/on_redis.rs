@@ -7,7 +7,7 @@ use crate::store::StoreErrorKind;
 pub(super) fn world_of(server: &World) -> &RedisServer {
     match server {
         World::Redis(server) => server,
-        World::Memory(_) => unreachable!("these cases are about a server"),
+        _ => unreachable!("these cases are about one server"),
     }
 }
 

@@ -31,7 +31,8 @@ use tokio::time::Instant;
 pub(super) use atlas::Atlas;
 pub(super) use chart::Coverage;
 use chart::{Chart, Layout};
-use slots::{Address, slot_of};
+use slots::Address;
+pub(in crate::store) use slots::slot_of;
 use survey::{Surveyor, survey};
 
 use super::client::Dial;

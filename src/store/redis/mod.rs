@@ -52,6 +52,8 @@ use call::{hand_over, refused, run};
 use client::{Dial, unexpected};
 #[cfg(feature = "cluster")]
 use cluster::Cluster;
+#[cfg(all(test, feature = "cluster"))]
+pub(in crate::store) use cluster::slot_of;
 use connection::Supervisor;
 use inbox::Inbox;
 use keyspace::Keyspace;

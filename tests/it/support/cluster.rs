@@ -129,8 +129,7 @@ impl Cluster {
 
     /// Which of the first three has the slot of this key of the guard's, as long as none was moved.
     pub(crate) fn home_of(&self, key: &str) -> usize {
-        let slot = self.slot_of(key);
-        (0..3).find(|index| (share(*index).0..=share(*index).1).contains(&slot)).expect("one has it")
+        master_of(self.slot_of(key))
     }
 
     /// A key whose slot is that master's.
@@ -198,6 +197,11 @@ impl Cluster {
         keys.sort();
         keys
     }
+}
+
+/// Which of the first three has this slot, as long as it was not moved.
+pub(crate) fn master_of(slot: u16) -> usize {
+    usize::from(slot / (SLOTS / 3)).min(2)
 }
 
 /// The slots of one of three.

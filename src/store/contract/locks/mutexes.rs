@@ -79,6 +79,7 @@ async fn a_mutex_without_an_end_stays(world: &World) {
     assert!(matches!(holder.take_for(None).await, Taken::Granted { .. }), "again");
     assert!(holder.free().await);
     waiter.granted().await;
+    waiter.claim(world, None).await;
     assert!(waiter.look().await.is_some_and(|holder| holder.remaining.is_none()), "as it has asked");
     assert!(waiter.free().await);
     assert!(waiter.look().await.is_none());

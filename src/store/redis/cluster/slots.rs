@@ -92,7 +92,7 @@ pub(super) fn majority(views: Vec<Vec<Range>>, known: Option<&[Range]>) -> Optio
 }
 
 /// The slot of a key, by its hash tag if it has one.
-pub(super) fn slot_of(key: &str) -> u16 {
+pub(in crate::store) fn slot_of(key: &str) -> u16 {
     let bytes = key.as_bytes();
     let tag = bytes.iter().position(|byte| *byte == b'{').and_then(|open| {
         let rest = &bytes[open + 1..];

@@ -49,7 +49,8 @@ local function pass_on(asking, leaving)
       -- The mutex first: if the grant is lost, the waiter still finds itself the holder at its next
       -- TAKE.
       if spread then
-        ttl = ttl == '0' and '1000' or tostring(math.max(250, math.floor(tonumber(ttl) / 4)))
+        -- Not tostring: of what is longer than 12,000 years it makes 1e+14, which is no time to a server.
+        ttl = ttl == '0' and '1000' or string.format('%.0f', math.max(250, math.floor(tonumber(ttl) / 4)))
         given[string.sub(token, 1, 32)] = true
       end
       give(token, ttl)

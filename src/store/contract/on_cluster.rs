@@ -1,0 +1,61 @@
+//! The contract on a real cluster. All cases share one, since to start it takes longer than most of them, and are told
+//! apart by the names of their keys, which are on all its masters.
+
+use std::panic::AssertUnwindSafe;
+
+use ::redis::cluster::ClusterClient;
+use futures_util::future::{FutureExt as _, LocalBoxFuture};
+use futures_util::stream::{self, StreamExt as _};
+
+use super::support::cluster::Cluster;
+use super::*;
+use crate::store::redis::RedisStore;
+
+/// A case by its name.
+pub(super) type Case = (&'static str, fn(&World) -> LocalBoxFuture<'_, ()>);
+
+/// How many run at once: most of them wait for the clock.
+const AT_ONCE: usize = 6;
+
+/// What is not so on a cluster, and why.
+const LEFT_OUT: [(&str, &str); 7] = [
+    ("waiters::a_hand_over_skips_nodes_that_are_gone", DEAD),
+    ("queues::nodes_that_are_gone_are_passed_over", DEAD),
+    ("queues::after_an_expiry_the_dead_are_passed_over_for_the_one_who_asks", DEAD),
+    (
+        "queues::a_holder_for_a_shorter_time_is_told_of",
+        "one process is told of each hand-over, whatever the times are",
+    ),
+    ("bumps::giving_way_passes_over_the_dead", DEAD),
+    (
+        "bumps::giving_way_to_a_holder_without_an_end_says_so",
+        "a claim has an end, until its holder asks again",
+    ),
+    ("semaphores::dead_waiters_for_permits_are_passed_over", DEAD),
+];
+
+const DEAD: &str = "PUBLISH does not tell who is gone; it costs a claim, see redis::cluster::failures";
+
+/// A node that is not connected yet.
+pub(super) fn node(cluster: &Cluster) -> NodeStore {
+    let ports = cluster.nodes().iter().map(|node| node.port());
+    let client = ClusterClient::new(ports.map(|port| format!("redis://spread:pw@127.0.0.1:{port}/")));
+    NodeStore::redis(RedisStore::spread(client.expect("nodes"), ms(1_000)))
+}
+
+#[tokio::test]
+async fn the_contract_holds_on_a_cluster() {
+    let world = World::Cluster(Cluster::patient());
+    let all = [leases::cases(), waiters::cases(), lists::cases(), locks::cases()].concat();
+    let is_left_out = |name: &str| LEFT_OUT.iter().any(|(left_out, _)| name.ends_with(left_out));
+    let (left_out, cases): (Vec<Case>, Vec<Case>) = all.into_iter().partition(|(name, _)| is_left_out(name));
+    assert_eq!(left_out.len(), LEFT_OUT.len(), "each is a case");
+    let runs = cases.into_iter().enumerate().map(|(number, (name, case))| {
+        let run = AssertUnwindSafe(NAMESPACE.scope(format!("case-{number}"), case(&world))).catch_unwind();
+        async move { run.await.err().map(|_| name) }
+    });
+    let failed: Vec<_> =
+        stream::iter(runs).buffer_unordered(AT_ONCE).filter_map(async |failed| failed).collect().await;
+    assert!(failed.is_empty(), "on a cluster these do not hold: {failed:#?}");
+    world.check();
+}
