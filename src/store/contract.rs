@@ -165,6 +165,20 @@ impl World {
         }
     }
 
+    /// The server that has this key.
+    #[cfg(feature = "redis")]
+    fn home(&self, key: &Key) -> &support::redis_server::RedisServer {
+        let _ = key;
+        match self {
+            Self::Memory(_) => unreachable!("these cases are about a server"),
+            Self::Redis(server) => server,
+            #[cfg(feature = "cluster")]
+            Self::Cluster(cluster) => {
+                cluster.node(support::cluster::master_of(super::redis::slot_of(key.name())))
+            }
+        }
+    }
+
     /// Whether what is given to a waiter is a claim until it asks again, and who is next is told to look at its end.
     fn gives_claims(&self) -> bool {
         #[cfg(feature = "cluster")]

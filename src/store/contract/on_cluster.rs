@@ -1,5 +1,8 @@
 //! The contract on a real cluster. All cases share one, since to start it takes longer than most of them, and are told
 //! apart by the names of their keys, which are on all its masters.
+//!
+//! Not here: `equal_answers` and `wake_ups`, which are about scripts that are the same, at the price of minutes; and of the
+//! locks what is done to a whole server (`locks::on_redis`, `foreign`, `keyspace`), where the steps are those of one node.
 
 use std::panic::AssertUnwindSafe;
 
@@ -50,12 +53,18 @@ async fn the_contract_holds_on_a_cluster() {
     let is_left_out = |name: &str| LEFT_OUT.iter().any(|(left_out, _)| name.ends_with(left_out));
     let (left_out, cases): (Vec<Case>, Vec<Case>) = all.into_iter().partition(|(name, _)| is_left_out(name));
     assert_eq!(left_out.len(), LEFT_OUT.len(), "each is a case");
-    let runs = cases.into_iter().enumerate().map(|(number, (name, case))| {
-        let run = AssertUnwindSafe(NAMESPACE.scope(format!("case-{number}"), case(&world))).catch_unwind();
-        async move { run.await.err().map(|_| name) }
-    });
-    let failed: Vec<_> =
-        stream::iter(runs).buffer_unordered(AT_ONCE).filter_map(async |failed| failed).collect().await;
+    let mut failed = failures(&world, "case", cases, AT_ONCE).await;
+    // What is done to a whole server is done to one case at a time.
+    failed.extend(failures(&world, "server-case", on_redis::cases(), 1).await);
     assert!(failed.is_empty(), "on a cluster these do not hold: {failed:#?}");
     world.check();
+}
+
+/// The cases that fail, each run under names of its own.
+async fn failures(world: &World, kind: &str, cases: Vec<Case>, at_once: usize) -> Vec<&'static str> {
+    let runs = cases.into_iter().enumerate().map(|(number, (name, case))| {
+        let run = AssertUnwindSafe(NAMESPACE.scope(format!("{kind}-{number}"), case(world))).catch_unwind();
+        async move { run.await.err().map(|_| name) }
+    });
+    stream::iter(runs).buffer_unordered(at_once).filter_map(async |failed| failed).collect().await
 }

@@ -1,4 +1,5 @@
-//! What only a server can do to the contract: lose its scripts, run short of memory, hold other people's data.
+//! What only a server can do to the contract: lose its scripts, run short of memory, hold other people's data. On a cluster
+//! it is the master that has the key.
 
 use super::support::redis_server::RedisServer;
 use super::*;
@@ -11,22 +12,58 @@ pub(super) fn world_of(server: &World) -> &RedisServer {
     }
 }
 
+/// One test per case on a server of its own; on a cluster they come one after the other, since each is about a whole server.
+macro_rules! on_servers {
+    ($($case:ident,)*) => {
+        mod on_one {
+            use super::World;
+            $(#[tokio::test] async fn $case() {
+                let world = World::redis();
+                super::$case(&world).await;
+                world.check();
+            })*
+        }
+        #[cfg(feature = "cluster")]
+        pub(super) fn cases() -> Vec<crate::store::contract::on_cluster::Case> {
+            vec![$((concat!(module_path!(), "::", stringify!($case)), |world| Box::pin($case(world)))),*]
+        }
+    };
+}
+
+on_servers! {
+    every_key_has_a_ttl_and_every_step_survives_the_loss_of_the_scripts,
+    a_lease_without_an_end_is_given_one,
+    what_a_lost_lease_would_have_stored_is_refused,
+    a_server_without_memory_still_releases,
+    foreign_data_is_left_alone,
+    the_clock_of_every_node_is_the_servers,
+}
+
+/// Where a resource keeps this.
+fn at(kind: &str, text: &str) -> String {
+    format!("sg1:{kind}:{{{}}}", key(text).name())
+}
+
+/// The keys of this case, sorted.
+fn own_keys(server: &RedisServer) -> Vec<String> {
+    let own = format!("{{{}:", namespace());
+    server.keys().into_iter().filter(|key| key.contains(&own)).collect()
+}
+
 /// Invariant 5, looked at after each step, with the server's scripts gone before each.
-#[tokio::test]
-async fn every_key_has_a_ttl_and_every_step_survives_the_loss_of_the_scripts() {
-    let world = World::redis();
-    let server = world_of(&world);
+async fn every_key_has_a_ttl_and_every_step_survives_the_loss_of_the_scripts(world: &World) {
+    let server = world.home(&key("k"));
     let check = |step: &str| {
         assert_eq!(server.keys_without_ttl(), Vec::<String>::new(), "after {step}");
         server.script_flush();
     };
     server.script_flush();
-    let (one, two) = (Flight::apart(&world, &key("k")).await, Flight::apart(&world, &key("k")).await);
+    let (one, two) = (Flight::apart(world, &key("k")).await, Flight::apart(world, &key("k")).await);
     one.must_hold().await;
     check("granted");
     two.must_wait().await;
     check("queued");
-    assert_eq!(server.keys(), ["sg1:l:{ns:k}", "sg1:q:{ns:k}"]);
+    assert_eq!(own_keys(server), [at("l", "k"), at("q", "k")]);
     assert_eq!(one.renew(LEASE).await, Kept::Yes);
     check("renewed");
     assert_eq!(one.hand_over(1).await, HandedOver::ToWaiter);
@@ -36,10 +73,10 @@ async fn every_key_has_a_ttl_and_every_step_survives_the_loss_of_the_scripts() {
     one.must_wait().await;
     assert_eq!(two.fail(Fail { marker: Some((bytes("m"), LEASE)), ..two.failure() }).await, Kept::Yes);
     check("failed");
-    assert_eq!(server.keys(), ["sg1:e:{ns:k}", "sg1:o:{ns:k}"]);
+    assert_eq!(own_keys(server), [at("e", "k"), at("o", "k")]);
     one.invalidate().await;
     check("invalidated");
-    assert_eq!(server.keys(), Vec::<String>::new());
+    assert_eq!(own_keys(server), Vec::<String>::new());
     one.must_hold().await;
     check("granted");
     assert_eq!(one.release().await, Kept::Yes);
@@ -49,16 +86,14 @@ async fn every_key_has_a_ttl_and_every_step_survives_the_loss_of_the_scripts() {
     check("committed");
     one.store.invalidate(&one.key, Some((bytes("w"), LEASE)), WITHIN).await.expect("insert");
     check("inserted");
-    assert_eq!(server.keys(), ["sg1:e:{ns:k}"]);
+    assert_eq!(own_keys(server), [at("e", "k")]);
 }
 
-#[tokio::test]
-async fn a_lease_without_an_end_is_given_one() {
-    let world = World::redis();
-    let server = world_of(&world);
-    Flight::holding(&world, &key("k")).await;
-    server.run::<()>(&["PERSIST", "sg1:l:{ns:k}"]);
-    let waiter = Flight::apart(&world, &key("k")).await;
+async fn a_lease_without_an_end_is_given_one(world: &World) {
+    let server = world.home(&key("k"));
+    Flight::holding(world, &key("k")).await;
+    server.run::<()>(&["PERSIST", &at("l", "k")]);
+    let waiter = Flight::apart(world, &key("k")).await;
     let ask = Acquire { lease: ms(200), ..waiter.ask() };
     let acquired = waiter.acquire(ask).await;
     assert!(matches!(acquired, Acquired::Held { remaining, .. } if remaining <= ms(200)), "{acquired:?}");
@@ -67,30 +102,25 @@ async fn a_lease_without_an_end_is_given_one() {
         assert!(started.elapsed() < WITHIN);
         tokio::time::sleep(ms(5)).await;
     }
-    world.check();
 }
 
 /// A restarted server knows neither script, nor lease, nor queue: the old holder is refused.
-#[tokio::test]
-async fn what_a_lost_lease_would_have_stored_is_refused() {
-    let world = World::redis();
-    let server = world_of(&world);
-    let holder = Flight::holding(&world, &key("k")).await;
-    let waiter = Flight::waiting(&world, &key("k")).await;
+async fn what_a_lost_lease_would_have_stored_is_refused(world: &World) {
+    let server = world.home(&key("k"));
+    let holder = Flight::holding(world, &key("k")).await;
+    let waiter = Flight::waiting(world, &key("k")).await;
     server.flush_all();
     assert_eq!(holder.renew(LEASE).await, Kept::No);
     assert_eq!(holder.commit("v").await, Kept::No);
     waiter.must_hold().await;
-    assert_eq!(server.keys(), ["sg1:l:{ns:k}"]);
+    assert_eq!(own_keys(server), [at("l", "k")]);
 }
 
 /// Under a full memory the steps that take memory are refused, those that give it back are not.
-#[tokio::test]
-async fn a_server_without_memory_still_releases() {
-    let world = World::redis();
-    let server = world_of(&world);
-    let holder = Flight::holding(&world, &key("k")).await;
-    let waiter = Flight::waiting(&world, &key("k")).await;
+async fn a_server_without_memory_still_releases(world: &World) {
+    let server = world.home(&key("k"));
+    let holder = Flight::holding(world, &key("k")).await;
+    let waiter = Flight::waiting(world, &key("k")).await;
     server.run::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
     let refused = holder.store.commit(&holder.key, &holder.token, bytes("v"), LEASE, WITHIN).await;
     assert_eq!(refused.expect_err("no memory").kind, StoreErrorKind::Transient);
@@ -107,21 +137,20 @@ async fn a_server_without_memory_still_releases() {
     server.run::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
     assert_eq!(waiter.release().await, Kept::Yes);
     waiter.invalidate().await;
-    assert_eq!(server.keys(), Vec::<String>::new());
+    server.run::<()>(&["CONFIG", "SET", "maxmemory", "0"]);
+    assert_eq!(own_keys(server), Vec::<String>::new());
 }
 
 /// Other people's data under our names is never overwritten, and nobody waits for it.
-#[tokio::test]
-async fn foreign_data_is_left_alone() {
-    let world = World::redis();
-    let server = world_of(&world);
+async fn foreign_data_is_left_alone(world: &World) {
     for kind in ["e", "q", "o"] {
-        let (name, k) = (format!("sg1:{kind}:{{ns:{kind}}}"), key(kind));
+        let (name, k) = (at(kind, kind), key(kind));
+        let server = world.home(&k);
         server.run::<()>(&["HSET", &name, "f", "v"]);
         server.run::<()>(&["PEXPIRE", &name, "600000"]);
-        let holder = Flight::holding(&world, &k).await;
+        let holder = Flight::holding(world, &k).await;
         assert_eq!(holder.look_up().await, None, "{name}");
-        let waiter = Flight::apart(&world, &k).await;
+        let waiter = Flight::apart(world, &k).await;
         let asked = waiter.store.acquire(&k, waiter.ask(), WITHIN).await;
         if kind == "q" {
             assert_eq!(asked.expect_err("it can not queue").kind, StoreErrorKind::Refused);
@@ -139,10 +168,8 @@ async fn foreign_data_is_left_alone() {
 }
 
 /// Freshness is judged by the server's clock, wherever this machine's stands.
-#[tokio::test]
-async fn the_clock_of_every_node_is_the_servers() {
-    let world = World::redis();
-    let server = world_of(&world);
+async fn the_clock_of_every_node_is_the_servers(world: &World) {
+    let server = world.home(&key("k"));
     let nodes = [world.node().await, world.node().await];
     let server_ms = || {
         let (secs, micros): (u64, u64) = server.run(&["TIME"]);
