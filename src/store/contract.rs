@@ -49,6 +49,25 @@ macro_rules! contract {
     };
 }
 
+/// One test per case on a server of its own; on a cluster they come one after the other, since each is about a whole server.
+#[cfg(feature = "redis")]
+macro_rules! on_servers {
+    ($($case:ident,)*) => {
+        mod on_one {
+            use crate::store::contract::World;
+            $(#[tokio::test] async fn $case() {
+                let world = World::redis();
+                super::$case(&world).await;
+                world.check();
+            })*
+        }
+        #[cfg(feature = "cluster")]
+        pub(super) fn cases() -> Vec<crate::store::contract::on_cluster::Case> {
+            vec![$((concat!(module_path!(), "::", stringify!($case)), |world| Box::pin($case(world)))),*]
+        }
+    };
+}
+
 #[cfg(feature = "redis")]
 mod equal_answers;
 mod leases;
@@ -165,17 +184,15 @@ impl World {
         }
     }
 
-    /// The server that has this key.
+    /// The server that has what is kept under this name.
     #[cfg(feature = "redis")]
-    fn home(&self, key: &Key) -> &support::redis_server::RedisServer {
-        let _ = key;
+    fn home(&self, name: &str) -> &support::redis_server::RedisServer {
+        let _ = name;
         match self {
             Self::Memory(_) => unreachable!("these cases are about a server"),
             Self::Redis(server) => server,
             #[cfg(feature = "cluster")]
-            Self::Cluster(cluster) => {
-                cluster.node(support::cluster::master_of(super::redis::slot_of(key.name())))
-            }
+            Self::Cluster(cluster) => cluster.node(support::cluster::master_of(super::redis::slot_of(name))),
         }
     }
 

@@ -29,6 +29,12 @@ pub(super) fn cases() -> Vec<on_cluster::Case> {
     [mutexes::cases(), queues::cases(), bumps::cases(), semaphores::cases()].into_iter().flatten().collect()
 }
 
+/// What is done to a whole server.
+#[cfg(feature = "cluster")]
+pub(super) fn server_cases() -> Vec<on_cluster::Case> {
+    on_redis::cases()
+}
+
 fn mutex(name: &str) -> LockName {
     LockName::mutex(&format!("{}:{name}", namespace()))
 }

@@ -12,24 +12,6 @@ pub(super) fn world_of(server: &World) -> &RedisServer {
     }
 }
 
-/// One test per case on a server of its own; on a cluster they come one after the other, since each is about a whole server.
-macro_rules! on_servers {
-    ($($case:ident,)*) => {
-        mod on_one {
-            use super::World;
-            $(#[tokio::test] async fn $case() {
-                let world = World::redis();
-                super::$case(&world).await;
-                world.check();
-            })*
-        }
-        #[cfg(feature = "cluster")]
-        pub(super) fn cases() -> Vec<crate::store::contract::on_cluster::Case> {
-            vec![$((concat!(module_path!(), "::", stringify!($case)), |world| Box::pin($case(world)))),*]
-        }
-    };
-}
-
 on_servers! {
     every_key_has_a_ttl_and_every_step_survives_the_loss_of_the_scripts,
     a_lease_without_an_end_is_given_one,
@@ -40,19 +22,19 @@ on_servers! {
 }
 
 /// Where a resource keeps this.
-fn at(kind: &str, text: &str) -> String {
+pub(super) fn at(kind: &str, text: &str) -> String {
     format!("sg1:{kind}:{{{}}}", key(text).name())
 }
 
 /// The keys of this case, sorted.
-fn own_keys(server: &RedisServer) -> Vec<String> {
+pub(super) fn own_keys(server: &RedisServer) -> Vec<String> {
     let own = format!("{{{}:", namespace());
     server.keys().into_iter().filter(|key| key.contains(&own)).collect()
 }
 
 /// Invariant 5, looked at after each step, with the server's scripts gone before each.
 async fn every_key_has_a_ttl_and_every_step_survives_the_loss_of_the_scripts(world: &World) {
-    let server = world.home(&key("k"));
+    let server = world.home(key("k").name());
     let check = |step: &str| {
         assert_eq!(server.keys_without_ttl(), Vec::<String>::new(), "after {step}");
         server.script_flush();
@@ -90,7 +72,7 @@ async fn every_key_has_a_ttl_and_every_step_survives_the_loss_of_the_scripts(wor
 }
 
 async fn a_lease_without_an_end_is_given_one(world: &World) {
-    let server = world.home(&key("k"));
+    let server = world.home(key("k").name());
     Flight::holding(world, &key("k")).await;
     server.run::<()>(&["PERSIST", &at("l", "k")]);
     let waiter = Flight::apart(world, &key("k")).await;
@@ -106,7 +88,7 @@ async fn a_lease_without_an_end_is_given_one(world: &World) {
 
 /// A restarted server knows neither script, nor lease, nor queue: the old holder is refused.
 async fn what_a_lost_lease_would_have_stored_is_refused(world: &World) {
-    let server = world.home(&key("k"));
+    let server = world.home(key("k").name());
     let holder = Flight::holding(world, &key("k")).await;
     let waiter = Flight::waiting(world, &key("k")).await;
     server.flush_all();
@@ -118,7 +100,7 @@ async fn what_a_lost_lease_would_have_stored_is_refused(world: &World) {
 
 /// Under a full memory the steps that take memory are refused, those that give it back are not.
 async fn a_server_without_memory_still_releases(world: &World) {
-    let server = world.home(&key("k"));
+    let server = world.home(key("k").name());
     let holder = Flight::holding(world, &key("k")).await;
     let waiter = Flight::waiting(world, &key("k")).await;
     server.run::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
@@ -145,7 +127,7 @@ async fn a_server_without_memory_still_releases(world: &World) {
 async fn foreign_data_is_left_alone(world: &World) {
     for kind in ["e", "q", "o"] {
         let (name, k) = (at(kind, kind), key(kind));
-        let server = world.home(&k);
+        let server = world.home(k.name());
         server.run::<()>(&["HSET", &name, "f", "v"]);
         server.run::<()>(&["PEXPIRE", &name, "600000"]);
         let holder = Flight::holding(world, &k).await;
@@ -169,7 +151,7 @@ async fn foreign_data_is_left_alone(world: &World) {
 
 /// Freshness is judged by the server's clock, wherever this machine's stands.
 async fn the_clock_of_every_node_is_the_servers(world: &World) {
-    let server = world.home(&key("k"));
+    let server = world.home(key("k").name());
     let nodes = [world.node().await, world.node().await];
     let server_ms = || {
         let (secs, micros): (u64, u64) = server.run(&["TIME"]);

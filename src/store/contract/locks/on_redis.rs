@@ -1,22 +1,33 @@
 //! What only a server can do to the locks: lose its scripts and its data, run short of memory, be far away.
 
-use super::super::on_redis::world_of;
+use super::super::on_redis::{at, own_keys, world_of};
 use super::*;
 use crate::store::StoreErrorKind;
 
+on_servers! {
+    every_key_of_a_mutex_has_a_ttl_at_every_step,
+    the_queue_is_kept_for_twice_the_longest_time,
+    every_key_of_a_semaphore_has_a_ttl_at_every_step,
+    fences_grow_though_keys_are_deleted,
+    a_fence_is_counted_on_wherever_the_clock_stands,
+    a_holder_whose_data_is_gone_holds_nothing,
+    a_server_without_memory_still_frees_and_hands_over,
+    a_grant_is_given_back_though_the_server_was_away,
+    a_second_place_of_the_same_token_is_passed_over,
+}
+
 /// Invariant 6, looked at after each step, with the server's scripts gone before each (S0.4, S3.12, S4.21).
-#[tokio::test]
-async fn every_key_of_a_mutex_has_a_ttl_at_every_step() {
-    let world = World::redis();
-    let server = world_of(&world);
+async fn every_key_of_a_mutex_has_a_ttl_at_every_step(world: &World) {
+    let server = world.home(&mutex("k").tag);
     let check = |step: &str, keys: &[&str]| {
         assert_eq!(server.keys_without_ttl(), Vec::<String>::new(), "after {step}");
-        assert_eq!(server.keys(), keys, "after {step}");
+        assert_eq!(own_keys(server), keys, "after {step}");
         server.script_flush();
     };
-    let (lock, queue, fence) = ("sg1:m:{ns:k}", "sg1:mq:{ns:k}", "sg1:mf:{ns:k}");
-    let (one, two) = (Asker::apart(&world, &mutex("k")).await, Asker::apart(&world, &mutex("k")).await);
-    let three = Asker::apart(&world, &mutex("k")).await;
+    let [lock, queue, fence] = &["m", "mq", "mf"].map(|kind| at(kind, "k"));
+    let (lock, queue, fence) = (lock.as_str(), queue.as_str(), fence.as_str());
+    let (one, two) = (Asker::apart(world, &mutex("k")).await, Asker::apart(world, &mutex("k")).await);
+    let three = Asker::apart(world, &mutex("k")).await;
     check("nothing", &[]);
     one.must_take().await;
     check("granted", &[lock, fence]);
@@ -47,44 +58,43 @@ async fn every_key_of_a_mutex_has_a_ttl_at_every_step() {
 }
 
 /// The queue outlives whoever holds the mutex meanwhile: those in it are looked after once per time to live.
-#[tokio::test]
-async fn the_queue_is_kept_for_twice_the_longest_time() {
-    let world = World::redis();
-    let server = world_of(&world);
-    let pttl = || server.run::<i64>(&["PTTL", "sg1:mq:{ns:k}"]);
+async fn the_queue_is_kept_for_twice_the_longest_time(world: &World) {
+    let server = world.home(&mutex("k").tag);
+    let pttl = || server.run::<i64>(&["PTTL", &at("mq", "k")]);
     let (one, two, three) = (
-        Asker::apart(&world, &mutex("k")).await,
-        Asker::apart(&world, &mutex("k")).await,
-        Asker::apart(&world, &mutex("k")).await,
+        Asker::apart(world, &mutex("k")).await,
+        Asker::apart(world, &mutex("k")).await,
+        Asker::apart(world, &mutex("k")).await,
     );
     one.take_for(Some(ms(10_000))).await;
     two.take_for(Some(ms(50_000))).await;
     assert!((100_000..=101_000).contains(&pttl()), "{}", pttl());
     three.take_for(Some(ms(1_000))).await;
     assert!(pttl() > 99_000, "a short one behind does not shorten it: {}", pttl());
-    server.run::<()>(&["PEXPIRE", "sg1:mq:{ns:k}", "5000"]);
+    server.run::<()>(&["PEXPIRE", &at("mq", "k"), "5000"]);
     assert!(one.free().await || one.force().await);
     two.granted().await;
+    two.claim(world, Some(ms(50_000))).await;
     three.take_for(Some(ms(1_000))).await;
     assert!(pttl() > 99_000, "the next holder may keep it for 50 s: {}", pttl());
     assert!(two.extend(None).await);
     one.take_for(Some(ms(1_000))).await;
     assert!(pttl() > 86_390_000, "behind a holder without an end: {}", pttl());
+    assert!(two.free().await);
 }
 
-#[tokio::test]
-async fn every_key_of_a_semaphore_has_a_ttl_at_every_step() {
-    let world = World::redis();
-    let server = world_of(&world);
+async fn every_key_of_a_semaphore_has_a_ttl_at_every_step(world: &World) {
+    let server = world.home(&mutex("k").tag);
     let check = |step: &str, keys: &[&str]| {
         assert_eq!(server.keys_without_ttl(), Vec::<String>::new(), "after {step}");
-        assert_eq!(server.keys(), keys, "after {step}");
+        assert_eq!(own_keys(server), keys, "after {step}");
         server.script_flush();
     };
-    let (holders, meta, queue) = ("sg1:sh:{ns:k}", "sg1:sm:{ns:k}", "sg1:sq:{ns:k}");
+    let [holders, meta, queue] = &["sh", "sm", "sq"].map(|kind| at(kind, "k"));
+    let (holders, meta, queue) = (holders.as_str(), meta.as_str(), queue.as_str());
     let semaphore = semaphore("k");
-    let (one, two) = (Asker::apart(&world, &semaphore).await, Asker::apart(&world, &semaphore).await);
-    let three = Asker::apart(&world, &semaphore).await;
+    let (one, two) = (Asker::apart(world, &semaphore).await, Asker::apart(world, &semaphore).await);
+    let three = Asker::apart(world, &semaphore).await;
     let create = Create { capacity: 1, idle_ttl: ms(1_000) };
     one.change(Change::Ensure(create)).await;
     check("made", &[meta]);
@@ -116,19 +126,19 @@ async fn every_key_of_a_semaphore_has_a_ttl_at_every_step() {
 }
 
 /// S3.16, with what a fence is kept in gone too, and through hands that are not ours.
-#[tokio::test]
-async fn fences_grow_though_keys_are_deleted() {
-    let world = World::redis();
-    let server = world_of(&world);
-    let (asker, _) = Asker::holding(&world, &mutex("k")).await;
+async fn fences_grow_though_keys_are_deleted(world: &World) {
+    let server = world.home(&mutex("k").tag);
+    let (asker, _) = Asker::holding(world, &mutex("k")).await;
+    let (lock, fences) = (&*at("m", "k"), &*at("mf", "k"));
     let mut last = 0;
     for round in 0..40 {
-        server.run::<()>(match round % 4 {
-            0 => &["DEL", "sg1:m:{ns:k}"],
-            1 => &["DEL", "sg1:m:{ns:k}", "sg1:mf:{ns:k}"],
+        let command: &[&str] = match round % 4 {
+            0 => &["DEL", lock],
+            1 => &["DEL", lock, fences],
             2 => &["FLUSHALL"],
-            _ => &["SET", "sg1:m:{ns:k}", "another's", "PX", "1"],
-        });
+            _ => &["SET", lock, "another's", "PX", "1"],
+        };
+        server.run::<()>(command);
         until(async || asker.look().await.is_none()).await;
         let fence = asker.must_take().await;
         assert!(fence > last, "round {round}: {fence} after {last}");
@@ -137,39 +147,35 @@ async fn fences_grow_though_keys_are_deleted() {
 }
 
 /// A clock that is set back is the one case in which the fence's own key matters.
-#[tokio::test]
-async fn a_fence_is_counted_on_wherever_the_clock_stands() {
-    let world = World::redis();
-    let server = world_of(&world);
+async fn a_fence_is_counted_on_wherever_the_clock_stands(world: &World) {
+    let server = world.home(&mutex("k").tag);
     // As if it had been given by a clock that was an hour ahead.
     let (secs, _): (u64, u64) = server.run(&["TIME"]);
     let ahead = (secs + 3_600) * 1_000_000;
-    server.run::<()>(&["SET", "sg1:mf:{ns:k}", &ahead.to_string(), "PX", "86400000"]);
-    let (holder, fence) = Asker::holding(&world, &mutex("k")).await;
+    server.run::<()>(&["SET", &at("mf", "k"), &ahead.to_string(), "PX", "86400000"]);
+    let (holder, fence) = Asker::holding(world, &mutex("k")).await;
     assert_eq!(fence, ahead + 1);
-    let waiter = Asker::waiting(&world, &mutex("k")).await;
+    let waiter = Asker::waiting(world, &mutex("k")).await;
     assert!(holder.free().await);
     assert_eq!(waiter.granted().await, ahead + 2);
 }
 
 /// S3.14: what was taken away is lost to its holder, whoever has it now.
-#[tokio::test]
-async fn a_holder_whose_data_is_gone_holds_nothing() {
-    let world = World::redis();
-    let server = world_of(&world);
-    let (holder, _) = Asker::holding(&world, &mutex("k")).await;
-    let waiter = Asker::waiting(&world, &mutex("k")).await;
+async fn a_holder_whose_data_is_gone_holds_nothing(world: &World) {
+    let server = world.home(&mutex("k").tag);
+    let (holder, _) = Asker::holding(world, &mutex("k")).await;
+    let waiter = Asker::waiting(world, &mutex("k")).await;
     server.flush_all();
     assert!(!holder.extend(Some(LEASE)).await && !holder.owns().await);
     waiter.must_take().await;
     assert!(!holder.free().await && waiter.owns().await);
 
-    let on_permit = Asker::apart(&world, &semaphore("k")).await;
+    let on_permit = Asker::apart(world, &semaphore("k")).await;
     on_permit.must_take_permit(1).await;
     server.flush_all();
     assert!(!on_permit.refresh(LEASE).await);
     assert_eq!(on_permit.free_permit().await, PermitFreed { was_held: false, available: 0 });
-    assert_eq!(server.keys(), Vec::<String>::new());
+    assert_eq!(own_keys(server), Vec::<String>::new());
 }
 
 /// A restarted server knows no waiter; those are told that they may have missed something, and so are holders.
@@ -194,23 +200,22 @@ async fn everyone_is_told_when_messages_may_have_been_lost() {
 }
 
 /// Under a full memory the steps that take memory are refused, those that give it back are not.
-#[tokio::test]
-async fn a_server_without_memory_still_frees_and_hands_over() {
-    let world = World::redis();
-    let server = world_of(&world);
-    let (holder, _) = Asker::holding(&world, &mutex("k")).await;
-    let waiter = Asker::waiting(&world, &mutex("k")).await;
-    let late = Asker::apart(&world, &mutex("k")).await;
-    let with_permit = Asker::apart(&world, &semaphore("k")).await;
+async fn a_server_without_memory_still_frees_and_hands_over(world: &World) {
+    let server = world.home(&mutex("k").tag);
+    let (holder, _) = Asker::holding(world, &mutex("k")).await;
+    let waiter = Asker::waiting(world, &mutex("k")).await;
+    let late = Asker::apart(world, &mutex("k")).await;
+    let with_permit = Asker::apart(world, &semaphore("k")).await;
     with_permit.must_take_permit(1).await;
-    let for_permit = Asker::apart(&world, &semaphore("k")).await;
+    let for_permit = Asker::apart(world, &semaphore("k")).await;
     for_permit.must_wait_for_permit(1).await;
     server.run::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
     let transient = |refused: Result<MutexTaken, crate::store::StoreError>| {
         assert_eq!(refused.expect_err("no memory").kind, StoreErrorKind::Transient);
     };
     transient(late.node.locks().take_mutex(&late.name, late.ask(), WITHIN).await);
-    let other = Asker::apart(&world, &mutex("other")).await;
+    let beside = probe_beside(&mutex("k").tag, |text| mutex(text).tag.to_string());
+    let other = Asker::apart(world, &mutex(&beside)).await;
     transient(other.node.locks().take_mutex(&other.name, other.ask(), WITHIN).await);
     assert!(holder.extend(Some(LEASE)).await);
     assert!(holder.free().await);
@@ -224,17 +229,15 @@ async fn a_server_without_memory_still_frees_and_hands_over() {
     for_permit.granted().await;
     assert!(for_permit.free_permit().await.was_held);
     for_permit.change(Change::Delete).await;
-    assert_eq!(server.keys(), ["sg1:mf:{ns:k}"]);
-    world.check();
+    server.run::<()>(&["CONFIG", "SET", "maxmemory", "0"]);
+    assert_eq!(own_keys(server), [at("mf", "k")]);
 }
 
 /// A command counts once whatever becomes of its answer, and a late one changes nothing that is not its own.
-#[tokio::test]
-async fn a_grant_is_given_back_though_the_server_was_away() {
-    let world = World::redis();
-    let server = world_of(&world);
-    let (holder, _) = Asker::holding(&world, &mutex("k")).await;
-    let left = Asker::apart(&world, &mutex("k")).await;
+async fn a_grant_is_given_back_though_the_server_was_away(world: &World) {
+    let server = world.home(&mutex("k").tag);
+    let (holder, _) = Asker::holding(world, &mutex("k")).await;
+    let left = Asker::apart(world, &mutex("k")).await;
     left.take_for(None).await;
     let Asker { node, wait, .. } = left;
     drop(wait);
@@ -249,18 +252,16 @@ async fn a_grant_is_given_back_though_the_server_was_away() {
 }
 
 /// A take that timed out may run after the one that was sent again, and queue a token twice.
-#[tokio::test]
-async fn a_second_place_of_the_same_token_is_passed_over() {
-    let world = World::redis();
-    let server = world_of(&world);
-    let (holder, _) = Asker::holding(&world, &mutex("k")).await;
+async fn a_second_place_of_the_same_token_is_passed_over(world: &World) {
+    let server = world.home(&mutex("k").tag);
+    let (holder, _) = Asker::holding(world, &mutex("k")).await;
     let place = |asker: &Asker| format!("{}60000", asker.token.as_str());
-    server.run::<()>(&["RPUSH", "sg1:mq:{ns:k}", &place(&holder)]);
-    let waiter = Asker::waiting(&world, &mutex("k")).await;
-    server.run::<()>(&["RPUSH", "sg1:mq:{ns:k}", &place(&holder), &place(&holder)]);
+    server.run::<()>(&["RPUSH", &at("mq", "k"), &place(&holder)]);
+    let waiter = Asker::waiting(world, &mutex("k")).await;
+    server.run::<()>(&["RPUSH", &at("mq", "k"), &place(&holder), &place(&holder)]);
     assert!(holder.free().await);
     waiter.granted().await;
-    assert!(holder.heard_nothing().await);
+    assert!(holder.is_passed_over(world).await);
     // Those behind find nobody, once the holder has gone.
     let Asker { node, wait, .. } = holder;
     drop(wait);
