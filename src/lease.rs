@@ -365,3 +365,7 @@ fn release_later(node: Arc<Node>, key: Key, token: Token, lease: Duration) {
         }
     });
 }
+
+#[cfg(test)]
+#[path = "lease_tests.rs"]
+mod tests;

@@ -1,0 +1,210 @@
+//! What a flight makes of what it finds when it contends: one case for each way out of the loop, on a store in memory.
+
+use super::*;
+use crate::entry::{Encoding, Entry};
+use crate::guard::StampedeGuard;
+use crate::key::CacheKey;
+use crate::store::memory::MemoryStore;
+use crate::times::Times;
+
+/// A process, and what its flight has seen.
+struct Side {
+    guard: StampedeGuard,
+    key: Key,
+    seen: Option<Box<Seen>>,
+    queue: bool,
+    /// How long before now the flight began.
+    began: Duration,
+}
+
+impl Side {
+    fn on(store: &MemoryStore) -> Self {
+        Self::at(StampedeGuard::new(store.clone()))
+    }
+
+    fn at(guard: StampedeGuard) -> Self {
+        let key = guard.key(CacheKey::from("k")).expect("a key");
+        Self { guard, key, seen: None, queue: true, began: Duration::ZERO }
+    }
+
+    fn now(&self) -> u64 {
+        self.guard.parts().0.store.now()
+    }
+
+    async fn contend(&mut self) -> Contended {
+        let (node, policy) = self.guard.parts();
+        let since = node.store.clock_at(Instant::now() - self.began);
+        contend(Contender {
+            node,
+            key: &self.key,
+            policy,
+            queue: self.queue,
+            seen: &mut self.seen,
+            budget: &mut policy.budget(),
+            tags: &[],
+            since,
+            deadline: Instant::now() + policy.lease * 4,
+        })
+        .await
+    }
+
+    async fn leads(&mut self) -> Lease {
+        match self.contend().await {
+            Contended::Leased(lease) => lease,
+            other => panic!("{}", name(&other)),
+        }
+    }
+
+    /// Stores a value under a lease of its own.
+    async fn stores(&mut self, entry: &Entry) {
+        let bytes = entry.encode(&self.key);
+        assert!(self.leads().await.commit(bytes, Duration::from_secs(60)).await);
+    }
+}
+
+fn name(contended: &Contended) -> String {
+    match contended {
+        Contended::Leased(_) => "leased".to_owned(),
+        Contended::Ended(ending) => format!("ended: {ending:?}"),
+        Contended::Busy(left) => format!("busy for {left:?}"),
+        Contended::WaitedOut => "waited out".to_owned(),
+        Contended::StoreDown(error) => format!("down: {error:?}"),
+        Contended::Leaving => "leaving".to_owned(),
+    }
+}
+
+/// Stored at a moment, fresh until another.
+fn value(stored_at: u64, fresh_until: u64) -> Entry {
+    Entry {
+        kind: Kind::Value,
+        encoding: Encoding::RAW,
+        stored_at,
+        times: Times { fresh_until, ..Times::default() },
+        validator: Box::default(),
+        tags: crate::tags::TagList::default(),
+        payload: Bytes::from_static(b"v"),
+    }
+}
+
+fn is_value(contended: &Contended) -> bool {
+    matches!(contended, Contended::Ended(Ending::Value(entry)) if entry.payload == "v")
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_fresh_value_ends_it_however_old() {
+    let store = MemoryStore::new();
+    let (mut one, mut other) = (Side::on(&store), Side::on(&store));
+    let now = one.now();
+    one.stores(&value(now - 5_000, now + 5_000)).await;
+    let found = other.contend().await;
+    assert!(is_value(&found), "{}", name(&found));
+}
+
+/// What was stored while this flight was on its way was made for it, also where it is for nobody later.
+#[tokio::test(start_paused = true)]
+async fn a_value_without_a_lifetime_is_for_those_who_had_begun() {
+    let store = MemoryStore::new();
+    let (mut one, mut other) = (Side::on(&store), Side::on(&store));
+    // The clock of a store in memory begins with it.
+    sleep(Duration::from_secs(2)).await;
+    let now = one.now();
+    one.stores(&value(now - 1_000, now - 1_000)).await;
+    other.began = Duration::from_millis(1_000);
+    let found = other.contend().await;
+    assert!(is_value(&found), "{}", name(&found));
+    // It ended before this one began, which therefore leads. It has seen what is there, and finds it no second time.
+    other.began = Duration::from_millis(999);
+    let lease = other.leads().await;
+    assert_eq!(
+        other.seen.as_ref().and_then(|seen| seen.value.as_ref()),
+        Some(&value(now - 1_000, now - 1_000))
+    );
+    lease.hand_over(0).await;
+}
+
+/// The store's clock may be read a little earlier in the process that stores than in the one that waits.
+#[tokio::test(start_paused = true)]
+async fn a_value_that_was_waited_for_is_taken_whenever_it_was_stored() {
+    let store = MemoryStore::new();
+    let (mut one, mut other) = (Side::on(&store), Side::on(&store));
+    let old = value(one.now() - 10, one.now() - 10);
+    let lease = one.leads().await;
+    let bytes = old.encode(&one.key);
+    let (found, stored) = tokio::join!(biased; other.contend(), lease.commit(bytes, Duration::from_secs(60)));
+    assert!(stored && is_value(&found), "{}", name(&found));
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_does_not_queue_is_told_how_long_it_would_take() {
+    let store = MemoryStore::new();
+    let (mut one, mut other) = (Side::on(&store), Side::on(&store));
+    let lease = one.leads().await;
+    other.queue = false;
+    let found = other.contend().await;
+    assert!(matches!(found, Contended::Busy(left) if left == lease.ttl), "{}", name(&found));
+    lease.hand_over(0).await;
+    // Nobody was in the queue, so it is free.
+    other.leads().await.hand_over(0).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_can_not_be_read_is_seen_and_then_loaded_over() {
+    let store = MemoryStore::new();
+    let (mut one, mut other) = (Side::on(&store), Side::on(&store));
+    one.stores(&value(one.now(), one.now() + 5_000)).await;
+    store.spoil(one.key.name(), 4);
+    other.leads().await.hand_over(0).await;
+    assert!(other.seen.as_ref().is_some_and(|seen| seen.value.is_none()), "seen, and not a value");
+}
+
+#[cfg(feature = "testing")]
+mod on_chaos {
+    use super::*;
+    use crate::testing::{ChaosStore, Fault};
+
+    /// Whoever writes there what is no entry may write for as long as it likes.
+    #[tokio::test(start_paused = true)]
+    async fn what_is_unreadable_in_another_way_each_time_is_left_after_three() {
+        let chaos = ChaosStore::new(1);
+        let mut side = Side::at(StampedeGuard::new(chaos.replica()));
+        side.stores(&value(side.now(), side.now() + 5_000)).await;
+        chaos.inject(Fault::Corrupt, 1.0);
+        let before = chaos.commands();
+        let found = side.contend().await;
+        assert!(
+            matches!(&found, Contended::StoreDown(error) if error.kind == StoreErrorKind::Transient),
+            "{}",
+            name(&found)
+        );
+        assert_eq!(chaos.commands() - before, u64::from(UNUSABLE_LIMIT) + 1);
+    }
+
+    /// Nobody would end the lease otherwise, and all would wait for it.
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_that_may_have_been_granted_is_given_back() {
+        let chaos = ChaosStore::new(1);
+        let mut side = Side::at(StampedeGuard::new(chaos.replica()));
+        chaos.once(Fault::ErrorAfter);
+        let found = side.contend().await;
+        assert!(matches!(found, Contended::StoreDown(_)), "{}", name(&found));
+        assert!(chaos.store().lease(side.key.name()).is_some(), "it was granted");
+        sleep(Duration::from_millis(10)).await;
+        assert!(chaos.store().lease(side.key.name()).is_none(), "and is free again");
+    }
+}
+
+#[test]
+fn what_a_waiter_is_told_decides_whom_it_waits_for_and_what_it_may_use() {
+    let (first, second) = (Token::mint(uuid::Uuid::from_u128(1)), Token::mint(uuid::Uuid::from_u128(2)));
+    let old = || Some(Box::new(Seen { raw: Bytes::from_static(b"old"), value: None }));
+    let told = |hints| {
+        let (mut behind, mut hops, mut seen) = (Some(first.clone()), 1, old());
+        heed(hints, &mut behind, &mut hops, &mut seen);
+        (behind, hops, seen.is_some())
+    };
+    assert_eq!(told(Hints::default()), (Some(first.clone()), 1, true));
+    assert_eq!(told(Hints { granted: Some(2), ..Hints::default() }), (Some(first.clone()), 2, true));
+    let ended = Hints { finished: Some(second.clone()), ..Hints::default() };
+    assert_eq!(told(ended), (Some(second), 1, true), "its ending is the one to ask for");
+    assert_eq!(told(Hints { invalidated: true, ..Hints::default() }), (Some(first.clone()), 1, false));
+}
