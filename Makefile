@@ -18,7 +18,9 @@
 #        60,000 simulated fleets by seed, three amounts of trouble each (SEEDS=n for another number)
 # soak-sim
 #        millions of them, from a random seed on (SOAK_SEEDS=n)
-.PHONY: run test check bench conformance conformance-current redis-6.2 sentinel cluster simulate soak-sim soak soak-leak deny redis firewall python node
+# mutants
+#        breaks MUTANTS=files line by line, to see that a test notices; hours (needs cargo-mutants)
+.PHONY: run test check bench conformance conformance-current redis-6.2 sentinel cluster simulate soak-sim soak soak-leak deny mutants redis firewall python node
 
 run:
 	cargo run --example quickstart
@@ -76,6 +78,10 @@ soak-leak: redis
 
 deny:
 	cargo deny --all-features check bans licenses sources
+
+MUTANTS ?= src/read_through.rs src/lease.rs
+mutants: redis
+	SEEDS=60 cargo mutants --all-features $(addprefix -f ,$(MUTANTS)) -- --lib --test it
 
 # The tests start their own private servers; only the program has to be there.
 redis:
