@@ -157,6 +157,20 @@ async fn what_can_not_be_read_is_seen_and_then_loaded_over() {
     assert!(other.seen.as_ref().is_some_and(|seen| seen.value.is_none()), "seen, and not a value");
 }
 
+/// Its tags are not read with it, so they are looked at when it is found.
+#[tokio::test(start_paused = true)]
+async fn a_value_whose_tag_was_invalidated_is_loaded_over() {
+    let store = MemoryStore::new();
+    let (one, mut other) = (Side::on(&store), Side::on(&store));
+    let tagged = one.guard.with_policy(Policy::builder().tags(["t"]).build().expect("valid"));
+    let load = || async { Ok::<_, String>(Bytes::from_static(b"v")) };
+    tagged.get_or_load("k", load).await.expect("loaded");
+    let found = other.contend().await;
+    assert!(is_value(&found), "{}", name(&found));
+    tagged.invalidate_tag("t").await.expect("invalidated");
+    other.leads().await.hand_over(0).await;
+}
+
 #[cfg(feature = "testing")]
 mod on_chaos {
     use super::*;
