@@ -9,8 +9,9 @@ use crate::entry::{Entry, Kind};
 use crate::error::Error;
 use crate::key::{Hashed, Key};
 use crate::look_up::{Duty, Entered, First};
-use crate::node::{Budget, FlightKey, Lane, LookedUp, Node, Open, Opened, Seen, SharedRead, Stored};
+use crate::node::{Budget, FlightKey, Lane, LookedUp, Node, Seen, SharedRead, Stored};
 use crate::observe::Count;
+use crate::open::{Boxed, Open, Opened, Room};
 use crate::policy::{OnStoreDown, Policy};
 use crate::store::{StoreError, StoreErrorKind};
 use crate::times::Serves;
@@ -136,13 +137,13 @@ impl<'a> Caller<'a> {
     }
 
     /// Step 2 for a caller that will join a flight where there is one, and then need not read.
-    pub(crate) fn look_up(&self) -> impl Future<Output = (Read, Option<FirstRead<'a>>)> {
-        self.look_up_past(false)
+    pub(crate) fn look_up<R: Room>(&self) -> impl Future<Output = (Read, Option<FirstRead<'a>>)> {
+        self.look_up_past::<R>(false)
     }
 
     /// Step 2 for a caller that wants to know what is stored, also while somebody loads.
     pub(crate) async fn look_up_anyway(&self) -> Read {
-        let (read_for_all, _first) = self.look_up_past(true).await;
+        let (read_for_all, _first) = self.look_up_past::<Boxed>(true).await;
         let Ask { node, policy, key } = self.ask;
         match (read_for_all, self.budget.next()) {
             // Read for those who would join.
@@ -156,7 +157,7 @@ impl<'a> Caller<'a> {
 
     /// Those who ask at the same moment share a read. A lone caller is also given what holds back those who queue
     /// behind it.
-    async fn look_up_past(&self, past_flights: bool) -> (Read, Option<FirstRead<'a>>) {
+    async fn look_up_past<R: Room>(&self, past_flights: bool) -> (Read, Option<FirstRead<'a>>) {
         let Ask { node, policy, key } = self.ask;
         let Some(within) = self.budget.next() else {
             return (Read::Own(Err(StoreError::new(StoreErrorKind::TimedOut))), None);
@@ -164,7 +165,7 @@ impl<'a> Caller<'a> {
         match node.look_ups.enter(key) {
             Entered::First(first) => {
                 let tags = policy.tag_keys(&node.namespace);
-                (Read::Own(read(node, key, &tags, within).await), Some(first))
+                (Read::Own(R::keep(read(node, key, &tags, within)).await), Some(first))
             }
             Entered::Queued(queued, duty) => {
                 if let Some(duty) = duty {

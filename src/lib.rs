@@ -94,6 +94,7 @@ mod look_up;
 mod memoize;
 mod node;
 mod observe;
+mod open;
 mod policy;
 mod read_through;
 mod share;

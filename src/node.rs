@@ -1,10 +1,9 @@
 //! What all clones of one guard share: the store, the flights, the counters. Knows no Redis, no HTTP.
 
-use std::any::Any;
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -20,9 +19,10 @@ use crate::key::{Hashed, Key};
 use crate::loading::Loading;
 use crate::look_up::LookUps;
 use crate::observe::{Count, Counters, Outcome};
+use crate::open::Opened;
 use crate::store::{NodeStore, StoreError};
 use crate::tags::Tagged;
-use crate::times::{Lifetimes, Serves};
+use crate::times::Lifetimes;
 
 /// One guard core: everything behind a [`StampedeGuard`](crate::StampedeGuard) and its clones.
 #[derive(Debug)]
@@ -115,37 +115,6 @@ pub(crate) struct SharedRead {
     pub(crate) tags: Box<[Key]>,
     /// What the first of them has made of it, for the others.
     pub(crate) opened: Opened,
-}
-
-pub(crate) type Opened = OnceLock<Box<dyn Any + Send + Sync>>;
-
-/// What a caller wants of an entry.
-pub(crate) trait Open {
-    type Value;
-
-    /// Whether it may be served to this caller without a load, and how.
-    fn serves(&self, entry: &Entry, now: u64) -> Serves {
-        entry.serves(now)
-    }
-
-    /// Whether it may be served to this caller where a load fails.
-    fn stands_in(&self, entry: &Entry, now: u64) -> bool {
-        entry.times.stands_in(now)
-    }
-
-    /// Makes it of an entry that nobody else has, for a caller that came when the store's clock showed `now`.
-    /// `None`, and the entry as it was, where it is not that.
-    fn open(&self, entry: &mut Entry, now: u64) -> Option<Self::Value>;
-
-    /// Makes it of an entry that other callers are given at the same moment.
-    fn open_shared(&self, entry: &Entry, now: u64, _opened: &Opened) -> Option<Self::Value> {
-        self.open(&mut entry.clone(), now)
-    }
-
-    /// Makes it of a value that is on its way.
-    fn open_arriving(&self, _arriving: &Arc<dyn Any + Send + Sync>) -> Option<Self::Value> {
-        None
-    }
 }
 
 type Run = Box<dyn FnOnce(Given) -> Pin<Box<dyn Future<Output = Loaded> + Send>> + Send>;

@@ -26,8 +26,9 @@ use crate::entry::Entry;
 use crate::error::{Error, ErrorKind, Failure};
 use crate::lead::Lead;
 use crate::loading::Loading;
-use crate::node::{Follower, Joined, Lane, Loader, Open, Seen};
+use crate::node::{Follower, Joined, Lane, Loader, Seen};
 use crate::observe::{self, Count};
+use crate::open::{Boxed, Open};
 use crate::policy::{OnOverload, OnWaitTimeout};
 use crate::store::StoreError;
 use crate::times::Serves;
@@ -86,7 +87,7 @@ pub(crate) async fn look<'a, O: Open>(ask: Ask<'a>, open: &O) -> Looked<'a, O::V
     if node.flights.any() && node.flights.has(&missing.caller.flight(Lane::Lease)) {
         return Looked::Missing(missing);
     }
-    let (read, first) = missing.caller.look_up().await;
+    let (read, first) = missing.caller.look_up::<O::Room>().await;
     missing.first = first;
     match missing.caller.judge(read, open) {
         Judged::Hit { value, stale, refresh: true } => {
@@ -117,7 +118,7 @@ pub(crate) async fn look_past(ask: Ask<'_>) -> Result<Missing<'_>, Failure> {
         return Err(Failure::Guard(Error::reentrant(key)));
     }
     // A store that is down is met again by the load, which does as the policy says.
-    let (read, first) = caller.look_up().await;
+    let (read, first) = caller.look_up::<Boxed>().await;
     caller.seen = read.into_seen(key).map(Box::new);
     caller.budget.spend(caller.started);
     let lane = Some(caller.lane());

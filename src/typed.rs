@@ -13,8 +13,9 @@ use crate::codec::Codec;
 use crate::context::{LoadContext, Settings};
 use crate::entry::Entry;
 use crate::error::{Failure, LoadError, failure_text};
-use crate::node::{Given, LoadResult, Loader, Mode, Node, Open};
+use crate::node::{Given, LoadResult, Loader, Mode, Node};
 use crate::observe::Count;
+use crate::open::{InPlace, Open};
 use crate::policy::Policy;
 use crate::sync::lock;
 
@@ -32,6 +33,7 @@ impl<T> Decode<T> {
 
 impl<T: DeserializeOwned + 'static> Open for Decode<T> {
     type Value = T;
+    type Room = InPlace;
 
     fn open(&self, entry: &mut Entry, _now: u64) -> Option<T> {
         self.codec.decode(entry.encoding, &mut entry.payload)

@@ -86,25 +86,34 @@ where
     }
 
     /// Steps 2 to 8 for a GET.
-    async fn cached(self, guard: StampedeGuard, key: CacheKey, asked: Asked) -> Head<B, S::Error> {
-        let (node, policy) = guard.parts();
-        let Ok(key) = guard.key(key) else {
-            return Box::pin(self.pass(guard, None)).await;
-        };
-        let ask = Ask { node, policy, key: &key };
-        let (headers, http) = (self.request.headers(), &policy.http);
-        let wants = Wants { asked: &asked, headers, http, at: At::Resource(&key), status: CacheStatus::hit };
-        match look(ask, &wants).await {
-            Looked::Hit(Found::Response(replay)) => {
-                node.answered(&key, Outcome::Hit);
-                Ok(replay.respond())
+    #[allow(clippy::manual_async_fn, reason = "the future of an `async fn` has room for its arguments twice")]
+    fn cached(
+        self,
+        guard: StampedeGuard,
+        key: CacheKey,
+        asked: Asked,
+    ) -> impl Future<Output = Head<B, S::Error>> + Send {
+        async move {
+            let (node, policy) = guard.parts();
+            let Ok(key) = guard.key(key) else {
+                return Box::pin(self.pass(guard, None)).await;
+            };
+            let ask = Ask { node, policy, key: &key };
+            let (headers, http) = (self.request.headers(), &policy.http);
+            let wants =
+                Wants { asked: &asked, headers, http, at: At::Resource(&key), status: CacheStatus::hit };
+            match look(ask, &wants).await {
+                Looked::Hit(Found::Response(replay)) => {
+                    node.answered(&key, Outcome::Hit);
+                    Ok(replay.respond())
+                }
+                // The layer was put on twice, or the handler asks its own URL: the outer one does the work.
+                Looked::Failed(Failure::Guard(error)) if error.kind() == ErrorKind::Reentrant => {
+                    Box::pin(self.pass(guard.clone(), Some(CacheStatus::bypass("nested")))).await
+                }
+                // Boxed, as all ways but the hit's: what they need would make the future of every hit larger.
+                looked => Box::pin(self.onward(&guard, &key, asked, looked)).await,
             }
-            // The layer was put on twice, or the handler asks its own URL: the outer one does the work.
-            Looked::Failed(Failure::Guard(error)) if error.kind() == ErrorKind::Reentrant => {
-                Box::pin(self.pass(guard.clone(), Some(CacheStatus::bypass("nested")))).await
-            }
-            // Boxed, as all ways but the hit's: what they need would make the future of every hit larger.
-            looked => Box::pin(self.onward(&guard, &key, asked, looked)).await,
         }
     }
 

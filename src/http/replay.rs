@@ -22,7 +22,7 @@ use super::vary::{Fingerprint, Names, Variant};
 use super::wire::StoredResponse;
 use crate::entry::Entry;
 use crate::key::Key;
-use crate::node::{Open, Opened};
+use crate::open::{Boxed, Open, Opened};
 use crate::times::Serves;
 
 /// What a request wants of what is stored.
@@ -101,6 +101,7 @@ type Shared = Option<(bool, Replay)>;
 
 impl Open for Wants<'_> {
     type Value = Found;
+    type Room = Boxed;
 
     fn serves(&self, entry: &Entry, now: u64) -> Serves {
         let Some((kept, _)) = Kept::of(entry) else { return entry.serves(now) };
