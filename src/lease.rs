@@ -366,6 +366,6 @@ fn release_later(node: Arc<Node>, key: Key, token: Token, lease: Duration) {
     });
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "testing"))]
 #[path = "lease_tests.rs"]
 mod tests;

@@ -171,7 +171,6 @@ async fn a_value_whose_tag_was_invalidated_is_loaded_over() {
     other.leads().await.hand_over(0).await;
 }
 
-#[cfg(feature = "testing")]
 mod on_chaos {
     use super::*;
     use crate::testing::{ChaosStore, Fault};
