@@ -149,14 +149,17 @@ impl Oracle {
         lease.map_or_else(|| "-".to_owned(), |(token, _)| format!("t{}", self.number(token, key)))
     }
 
-    /// Something has happened to the key's lease: those who wait for it were told.
-    pub(super) fn lease_ended(&self, key: u8) {
+    /// The key's lease has ended: those who wait for it were told, or only the one that it was handed to.
+    pub(super) fn lease_ended(&self, key: u8, handed_to: Option<&Token>) {
         let mut state = lock(&self.state);
         state.by_key.entry(key).or_default().events += 1;
         // I6: where nothing goes wrong, a waiter that is told asks again at once.
         if self.profile == Profile::None {
             let soon = Instant::now() + self.trip * 2 + Duration::from_millis(20);
-            for holder in state.tokens.values_mut().filter(|holder| holder.key == key) {
+            let is_told = |token: &Token| handed_to.is_none_or(|other| token == other);
+            for (_, holder) in
+                state.tokens.iter_mut().filter(|(token, holder)| holder.key == key && is_told(token))
+            {
                 holder.due = holder.due.map(|due| due.min(soon));
             }
         }

@@ -65,7 +65,7 @@ impl Witness for Oracle {
                 ),
             );
             if done {
-                self.lease_ended(of);
+                self.lease_ended(of, lease_after.as_ref().map(|(holder, _)| holder));
             }
         };
         match (&command, &answer) {
@@ -155,7 +155,7 @@ impl Witness for Oracle {
                     lease_after.is_none() && entry_after.as_ref() == wanted,
                     format_args!("I3: an invalidation of key {of} left {after}"),
                 );
-                self.lease_ended(of);
+                self.lease_ended(of, None);
             }
             (command, answer) => self.violated(format_args!("{command:?} was answered {answer:?}")),
         }
