@@ -168,11 +168,14 @@ impl Cluster {
         self.nodes[from].run::<()>(&["CLUSTER", "SETSLOT", &slot, "NODE", &id]);
     }
 
-    /// All of it, as `redis-cli --cluster reshard` does.
+    /// All of it, as `redis-cli --cluster reshard` does, until all have heard of it. A master that is given a slot takes an
+    /// epoch of its own, later than those that it has heard of: given the next slot of another's that was given one before,
+    /// and of which it has not yet heard, the two settle whose epoch is later, and the slot may be nobody's for good.
     pub(crate) fn move_slot(&self, slot: u16, from: usize, to: usize) {
         self.begin_move(slot, from, to);
         self.move_keys(slot, from, to);
         self.end_move(slot, from, to);
+        self.await_agreement();
     }
 
     /// Waits until the replica of a master has taken over.
