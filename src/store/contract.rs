@@ -2,7 +2,8 @@
 //!
 //! Each case is written once, against `dyn Store`, and run four times: on memory, on Redis in RESP2 and in RESP3, and on
 //! a cluster, which all cases share ([`on_cluster`]). Of the others the Redis of each is its own. All are used with the
-//! documented minimal rights, and may not hold a key without a TTL when the case is over. What the cases do not think of, [`equal_answers`] tries: random steps on both stores at once, whose answers must be the same.
+//! documented minimal rights, and may not hold a key without a TTL when the case is over. What the cases do not think of,
+//! [`equal_answers`] tries: random steps on both stores at once, whose answers must be the same.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,32 +17,23 @@ use super::watch::Hints;
 use super::{Acquire, Acquired, Fail, HandedOver, Kept, NodeStore, Store, Token, Watch};
 use crate::key::{CacheKey, Key};
 
-/// One test per case and store.
-macro_rules! contract {
+/// One test per case, each in a world of its own.
+macro_rules! tests_in {
+    ($world:ident as $name:ident: $($case:ident,)*) => {
+        mod $name {
+            use crate::store::contract::World;
+            $(#[tokio::test] async fn $case() {
+                let world = World::$world();
+                super::$case(&world).await;
+                world.check();
+            })*
+        }
+    };
+}
+
+/// All of the cases, for a cluster that they share.
+macro_rules! listed {
     ($($case:ident,)*) => {
-        mod on_memory {
-            use super::super::World;
-            $(#[tokio::test] async fn $case() { super::$case(&World::memory()).await; })*
-        }
-        #[cfg(feature = "redis")]
-        mod on_redis {
-            use super::super::World;
-            $(#[tokio::test] async fn $case() {
-                let world = World::redis();
-                super::$case(&world).await;
-                world.check();
-            })*
-        }
-        #[cfg(feature = "redis")]
-        mod on_redis_in_resp3 {
-            use super::super::World;
-            $(#[tokio::test] async fn $case() {
-                let world = World::redis_in_resp3();
-                super::$case(&world).await;
-                world.check();
-            })*
-        }
-        /// All of these cases, for a store that they share.
         #[cfg(feature = "cluster")]
         pub(super) fn cases() -> Vec<crate::store::contract::on_cluster::Case> {
             vec![$((concat!(module_path!(), "::", stringify!($case)), |world| Box::pin($case(world)))),*]
@@ -49,22 +41,24 @@ macro_rules! contract {
     };
 }
 
+/// One test per case and store.
+macro_rules! contract {
+    ($($case:ident,)*) => {
+        tests_in! { memory as on_memory: $($case,)* }
+        #[cfg(feature = "redis")]
+        tests_in! { redis as on_redis: $($case,)* }
+        #[cfg(feature = "redis")]
+        tests_in! { redis_in_resp3 as on_redis_in_resp3: $($case,)* }
+        listed! { $($case,)* }
+    };
+}
+
 /// One test per case on a server of its own; on a cluster they come one after the other, since each is about a whole server.
 #[cfg(feature = "redis")]
 macro_rules! on_servers {
     ($($case:ident,)*) => {
-        mod on_one {
-            use crate::store::contract::World;
-            $(#[tokio::test] async fn $case() {
-                let world = World::redis();
-                super::$case(&world).await;
-                world.check();
-            })*
-        }
-        #[cfg(feature = "cluster")]
-        pub(super) fn cases() -> Vec<crate::store::contract::on_cluster::Case> {
-            vec![$((concat!(module_path!(), "::", stringify!($case)), |world| Box::pin($case(world)))),*]
-        }
+        tests_in! { redis as on_one: $($case,)* }
+        listed! { $($case,)* }
     };
 }
 
@@ -204,17 +198,17 @@ impl World {
         false
     }
 
-    #[cfg(feature = "redis")]
     fn check(&self) {
-        let servers = match self {
-            Self::Memory(_) => &[],
-            Self::Redis(server) => std::slice::from_ref(server),
+        let immortal: Vec<String> = match self {
+            Self::Memory(_) => Vec::new(),
+            #[cfg(feature = "redis")]
+            Self::Redis(server) => server.keys_without_ttl(),
             #[cfg(feature = "cluster")]
-            Self::Cluster(cluster) => cluster.nodes(),
+            Self::Cluster(cluster) => {
+                cluster.nodes().iter().flat_map(|node| node.keys_without_ttl()).collect()
+            }
         };
-        for server in servers {
-            assert_eq!(server.keys_without_ttl(), Vec::<String>::new());
-        }
+        assert_eq!(immortal, Vec::<String>::new());
     }
 }
 

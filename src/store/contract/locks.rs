@@ -26,7 +26,7 @@ const SOON: Duration = Duration::from_secs(5);
 /// What is run on a cluster.
 #[cfg(feature = "cluster")]
 pub(super) fn cases() -> Vec<on_cluster::Case> {
-    [mutexes::cases(), queues::cases(), bumps::cases(), semaphores::cases()].into_iter().flatten().collect()
+    [mutexes::cases(), queues::cases(), bumps::cases(), semaphores::cases()].concat()
 }
 
 /// What is done to a whole server.
