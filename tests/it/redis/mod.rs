@@ -104,20 +104,25 @@ fn chain(error: &dyn std::error::Error) -> String {
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
-/// These two share a load though only one of them leads it, and are told: the lease outlives the test.
+/// These two share a load though only the first of them leads it, and are told: the lease outlives the test.
 async fn share_a_load(server: &RedisServer, guards: &[StampedeGuard; 2]) {
-    let (gate, loads) = (Gate::closed(), Counter::default());
-    let leader = held_call(&guards[0], 1, &gate, &loads);
-    loads.reach(1).await;
-    let follower = held_call(&guards[1], 2, &gate, &loads);
-    queued(server, "k", 1).await;
-    gate.open();
-    assert_eq!((leader.await.unwrap(), follower.await.unwrap()), (1, 1));
-    assert_eq!(loads.started(), 1);
+    share_a_load_of(server, guards, [1, 2]).await;
     for guard in guards {
         let stats = guard.stats();
         assert_eq!((stats.fail_open_loads, stats.store_errors), (0, 0), "{stats:?}");
     }
+}
+
+/// The same, of what each of them would load.
+async fn share_a_load_of(server: &RedisServer, guards: &[StampedeGuard; 2], values: [u32; 2]) {
+    let (gate, loads) = (Gate::closed(), Counter::default());
+    let leader = held_call(&guards[0], values[0], &gate, &loads);
+    loads.reach(1).await;
+    let follower = held_call(&guards[1], values[1], &gate, &loads);
+    queued(server, "k", 1).await;
+    gate.open();
+    assert_eq!((leader.await.unwrap(), follower.await.unwrap()), (values[0], values[0]));
+    assert_eq!(loads.started(), 1);
 }
 
 /// Such a server costs next to nothing, and who asks why it is gone without is told what to do.

@@ -65,14 +65,7 @@ async fn work_on(server: &RedisServer, guards: &[StampedeGuard]) {
 /// One more load of a key that was loaded before, which one of these nodes leads, and the other is told of.
 async fn share_again(server: &RedisServer, guards: &[StampedeGuard; 2]) {
     guards[0].invalidate("k").await.expect("confirmed");
-    let (gate, loads) = (Gate::closed(), Counter::default());
-    let leader = held_call(&guards[0], 3, &gate, &loads);
-    loads.reach(1).await;
-    let follower = held_call(&guards[1], 4, &gate, &loads);
-    queued(server, "k", 1).await;
-    gate.open();
-    assert_eq!((leader.await.unwrap(), follower.await.unwrap()), (3, 3));
-    assert_eq!(loads.started(), 1);
+    share_a_load_of(server, guards, [3, 4]).await;
 }
 
 #[tokio::test]

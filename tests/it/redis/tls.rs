@@ -2,13 +2,12 @@
 //! a server that is down, and is told with what to do about it.
 
 use super::*;
-use crate::support::certificates::{self, Authority, TlsServer};
+use crate::support::certificates::{self, Authority, HERE, TlsServer};
 use crate::support::proxy::{Mode, Proxy};
 use crate::support::redis_server::field;
 
 /// A waiter that is not told would be missed.
 const LEASE: Duration = Duration::from_secs(60);
-const HERE: [&str; 2] = ["127.0.0.1", "localhost"];
 
 fn guard(client: redis::Client, policy: Policy) -> StampedeGuard {
     StampedeGuard::builder(client).policy(policy).build().expect("valid")

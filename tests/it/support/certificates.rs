@@ -9,6 +9,9 @@ use redis::{Client, ClientTlsConfig, TlsCertificates};
 use super::redis_server::RedisServer;
 use super::tls_files::TlsFiles;
 
+/// This machine, as servers of tests are reached.
+pub(crate) const HERE: [&str; 2] = ["127.0.0.1", "localhost"];
+
 /// Signs certificates, and is trusted by nobody who was not given its own.
 #[derive(Debug)]
 pub(crate) struct Authority(CertifiedIssuer<'static, KeyPair>);

@@ -2,10 +2,8 @@
 //! certificates. What is wrong with a certificate is said as it is for one server.
 
 use super::*;
-use crate::support::certificates::{Authority, Identity};
+use crate::support::certificates::{Authority, HERE, Identity};
 use crate::support::redis_server::field;
-
-const HERE: [&str; 2] = ["127.0.0.1", "localhost"];
 
 fn client(seeds: &[String], authority: &Authority, identity: Option<&Identity>) -> ClusterClient {
     let builder = ClusterClient::builder(seeds.to_vec()).certs(authority.certificates(identity));

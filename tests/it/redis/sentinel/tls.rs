@@ -4,10 +4,8 @@
 use redis::TlsMode;
 
 use super::*;
-use crate::support::certificates::Authority;
+use crate::support::certificates::{Authority, HERE};
 use crate::support::redis_server::field;
-
-const HERE: [&str; 2] = ["127.0.0.1", "localhost"];
 
 /// Whom a client trusts: without anybody it speaks no TLS.
 #[derive(Clone, Copy)]
