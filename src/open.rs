@@ -47,12 +47,10 @@ pub(crate) trait Room {
 }
 
 /// In the caller's future, for nothing.
-#[derive(Debug)]
 pub(crate) struct InPlace;
 
 /// On the heap, for callers that are boxed futures themselves: most callers of a hot key queue behind another's read, and
 /// would allocate, move and free the room for one of their own.
-#[derive(Debug)]
 pub(crate) struct Boxed;
 
 impl Room for InPlace {
