@@ -295,6 +295,50 @@ mod tests {
         assert_eq!(refusal(long.into(), "k"), Unreadable::Corrupt);
     }
 
+    /// Lengths of more than a byte, and of nothing.
+    #[test]
+    fn whatever_is_encoded_is_decoded() {
+        let tags: Vec<_> = (0..40).map(|id| Tagged { tag: key(&format!("tag{id}")), id }).collect();
+        let (long, name) = (vec![b'v'; 300], "k".repeat(300));
+        let nothing =
+            Entry { validator: Box::default(), tags: TagList::default(), payload: Bytes::new(), ..entry() };
+        let cases = [
+            Entry {
+                validator: long.clone().into(),
+                tags: TagList::new(&tags),
+                payload: long.into(),
+                ..entry()
+            },
+            Entry { kind: Kind::Marker, encoding: Encoding::JSON, ..nothing.clone() },
+            nothing,
+        ];
+        for entry in cases {
+            for name in ["k", &name] {
+                assert_eq!(Entry::decode(entry.encode(&key(name)), &key(name)).as_ref(), Ok(&entry));
+            }
+        }
+    }
+
+    /// A checksum says that the bytes are those that were written, not who wrote them.
+    #[test]
+    fn lengths_and_kinds_that_are_never_written_are_refused_though_the_checksum_is_right() {
+        let sound = entry().encode(&key("k")).to_vec();
+        let with = |at: usize, byte: u8| {
+            let mut raw = sound.clone();
+            raw[at] = byte;
+            sealed(raw)
+        };
+        assert_eq!(Entry::decode(with(0, MAGIC[0]), &key("k")), Ok(entry()), "nothing is changed");
+        // Reserved, the kind, and each length, in its first byte and in its last.
+        for at in [3, 9, 10, 11, 12, 15, 16, 19, 64, 65, 66, 67] {
+            assert_eq!(refusal(with(at, 0xff), "k"), Unreadable::Corrupt, "byte {at}");
+        }
+        for length in [sound.len() - 1, HEADER] {
+            assert_eq!(refusal(sealed(sound[..length].to_vec()), "k"), Unreadable::Corrupt);
+        }
+        assert_eq!(refusal(sealed([&sound[..], b"!"].concat()), "k"), Unreadable::Corrupt);
+    }
+
     #[test]
     fn another_version_and_another_key_are_told_apart_from_damage() {
         let mut newer = entry().encode(&key("k")).to_vec();
