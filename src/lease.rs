@@ -220,7 +220,8 @@ pub(crate) async fn lease_if_free(
         budget: &mut policy.budget(),
         tags: &[],
         since: u64::MAX,
-        deadline: Instant::now() + policy.command_timeout,
+        // Who does not queue does not wait.
+        deadline: Instant::now(),
     };
     match contend(contender).await {
         Contended::Leased(lease) => Some(lease),

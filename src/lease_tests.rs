@@ -206,6 +206,155 @@ mod on_chaos {
     }
 }
 
+#[cfg(feature = "http")]
+#[tokio::test(start_paused = true)]
+async fn who_does_something_beside_loads_has_the_lease_or_not() {
+    let store = MemoryStore::new();
+    let side = Side::on(&store);
+    let (node, policy) = side.guard.parts();
+    let lease = lease_if_free(node, &side.key, policy, None).await.expect("free");
+    assert!(lease_if_free(node, &side.key, policy, None).await.is_none(), "it is the other's");
+    lease.hand_over(0).await;
+    lease_if_free(node, &side.key, policy, None).await.expect("free again").hand_over(0).await;
+}
+
+/// How a lease is kept while its load runs. It is one of three seconds, so a third is one.
+mod keep {
+    use super::*;
+    use crate::store::watch::{Hint, Watches};
+    use crate::testing::{ChaosStore, Fault};
+    use tokio::time::timeout;
+
+    struct Kept {
+        guard: StampedeGuard,
+        chaos: ChaosStore,
+        lease: Lease,
+        /// On which its holder can be told anything.
+        hints: Arc<Watches>,
+        began: Instant,
+        before: u64,
+    }
+
+    impl Kept {
+        async fn new() -> Self {
+            let chaos = ChaosStore::new(1);
+            let policy = Policy::builder().lease(Duration::from_secs(3)).build().expect("valid");
+            let guard = StampedeGuard::builder(chaos.replica()).policy(policy).build().expect("valid");
+            let mut side = Side::at(guard.clone());
+            let (mut lease, hints) = (side.leads().await, Arc::<Watches>::default());
+            lease.watch = hints.register(lease.key.name(), &lease.token);
+            let before = chaos.commands();
+            Self { guard, chaos, lease, hints, began: Instant::now(), before }
+        }
+
+        /// Kept so long, for a load that may take until `end`: what happened to it, if anything did, and when.
+        async fn during(&self, ms: u64, end: u64, now: bool) -> Option<(Event, u64)> {
+            let end = self.began + Duration::from_millis(end);
+            let event = timeout(Duration::from_millis(ms), self.lease.keep(end, now)).await.ok()?;
+            Some((event, self.began.elapsed().as_millis() as u64))
+        }
+
+        fn renewals(&self) -> u64 {
+            self.chaos.commands() - self.before
+        }
+
+        fn remaining(&self) -> u128 {
+            let held = self.chaos.store().lease(self.lease.key.name());
+            held.filter(|(holder, _)| *holder == self.lease.token).expect("it is ours").1.as_millis()
+        }
+
+        fn tell(&self, hint: &Hint) {
+            assert!(self.hints.tell(self.lease.key.name(), hint), "it listens");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn it_is_renewed_at_each_third_of_its_time() {
+        let kept = Kept::new().await;
+        assert_eq!(kept.during(2_500, 60_000, false).await, None);
+        assert_eq!((kept.renewals(), kept.remaining()), (2, 2_500));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn in_doubt_it_is_renewed_at_once() {
+        let kept = Kept::new().await;
+        assert_eq!(kept.during(500, 60_000, true).await, None);
+        assert_eq!((kept.renewals(), kept.remaining()), (1, 2_500));
+        // The next is a third later.
+        assert_eq!(kept.during(999, 60_000, false).await, None);
+        assert_eq!(kept.renewals(), 1);
+    }
+
+    /// Who is paused while it renews keeps nobody waiting for longer than its load could have taken.
+    #[tokio::test(start_paused = true)]
+    async fn it_is_not_renewed_beyond_the_load_and_the_time_to_tell() {
+        let kept = Kept::new().await;
+        assert_eq!(kept.during(1_200, 1_500, false).await, None);
+        assert_eq!(kept.remaining(), 1_500 - 200);
+        assert_eq!(kept.during(1_300, 1_500, false).await, None);
+        assert_eq!((kept.renewals(), kept.remaining()), (2, 1_000 - 300));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_invalidation_ends_it_and_what_was_missed_may_have_been_one() {
+        let kept = Kept::new().await;
+        kept.hints.tell_all_missed();
+        assert_eq!(kept.during(500, 60_000, false).await, None);
+        assert_eq!((kept.renewals(), kept.remaining()), (1, 2_500));
+        kept.tell(&Hint::Invalidated);
+        assert_eq!(kept.during(500, 60_000, false).await, Some((Event::Invalidated, 500)));
+        assert_eq!(kept.renewals(), 1, "whose lease that ended, the next one asks");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_no_concern_of_its_puts_off_no_renewal() {
+        let kept = Kept::new().await;
+        let (during, ()) = tokio::join!(kept.during(1_050, 60_000, false), async {
+            for _ in 0..10 {
+                sleep(Duration::from_millis(99)).await;
+                kept.tell(&Hint::Finished(None));
+            }
+        });
+        assert_eq!((during, kept.renewals()), (None, 1));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn that_it_is_anothers_is_noticed_by_the_next_renewal() {
+        let kept = Kept::new().await;
+        assert!(kept.chaos.store().evict_lease(kept.lease.key.name()));
+        assert_eq!(kept.during(5_000, 60_000, false).await, Some((Event::Lost, 1_000)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_renewal_that_fails_is_counted_and_the_next_one_tells() {
+        let kept = Kept::new().await;
+        kept.chaos.once(Fault::ErrorBefore);
+        assert_eq!(kept.during(2_500, 60_000, false).await, None);
+        assert_eq!((kept.chaos.struck(Fault::ErrorBefore), kept.remaining()), (1, 2_500));
+        assert_eq!(kept.guard.stats().store_errors, 1);
+    }
+}
+
+#[test]
+fn a_waiter_looks_again_a_little_after_the_lease_would_end() {
+    let (lease, ms) = (Duration::from_secs(2), Duration::from_millis);
+    let cases = [
+        (ms(700), true, ms(700)),
+        // A lease that was renewed by somebody with another policy: sooner, it may be given up.
+        (lease * 9, true, lease),
+        // Hardly a look per millisecond.
+        (Duration::ZERO, true, SHORTEST_WAIT),
+        (ms(100), false, ms(100)),
+        (ms(700), false, UNSURE_WAIT),
+    ];
+    for (remaining, hints_arrive, least) in cases {
+        let waits = patience(remaining, lease, hints_arrive);
+        assert!((least + ms(1)..least + ms(10)).contains(&waits), "{remaining:?}: {waits:?}");
+    }
+    // Waits of a lease that is shorter than the shortest wait.
+    assert!(patience(ms(50), ms(2), true) <= ms(2) + ms(10));
+}
+
 #[test]
 fn what_a_waiter_is_told_decides_whom_it_waits_for_and_what_it_may_use() {
     let (first, second) = (Token::mint(uuid::Uuid::from_u128(1)), Token::mint(uuid::Uuid::from_u128(2)));
