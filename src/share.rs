@@ -9,7 +9,8 @@ use crate::ending::Ending;
 use crate::entry::{Encoding, Entry, Kind};
 use crate::key::Key;
 use crate::lead::Lead;
-use crate::node::{Lane, LoadResult, Seen, Stored};
+use crate::lease::current;
+use crate::node::{Lane, LoadResult, Seen};
 use crate::observe::Count;
 use crate::tags::{TagList, Tagged};
 use crate::times::{Lifetimes, Serves};
@@ -66,30 +67,30 @@ impl Lead {
         }
     }
 
-    /// Reads again what may stand in for the failed load. It was read before this flight had the lease, so it may have
-    /// been invalidated since; from now on whoever does that takes the lease away, and nothing is stored. Whether that
-    /// is known.
+    /// Reads again what may stand in for the failed load, and its tags. It was read before this flight had the lease, so
+    /// it may have been invalidated since; from now on whoever does that takes the lease away, or a tag's id, by which
+    /// what is stored is known to be gone. Whether it is known.
     pub(crate) async fn see_again(&mut self) -> bool {
         if self.stand_in(self.node.store.now()).is_none() {
             return true;
         }
-        let Self { node, budget, flight, seen, .. } = self;
+        let Self { node, policy, budget, flight, seen, .. } = self;
         let (Some(within), asked) = (budget.next(), Instant::now()) else { return false };
-        let found = node.store.look_up(&flight.key, within).await;
+        let tags = policy.tag_keys(&node.namespace);
+        let found = async {
+            match node.store.look_up(&flight.key, within).await? {
+                Some(raw) => current(node, raw, &flight.key, &tags, within).await.map(Some),
+                None => Ok(None),
+            }
+        };
+        let found = found.await;
         budget.spend(asked);
+        let known = found.is_ok();
         match found {
-            Ok(Some(raw)) if seen.as_ref().is_some_and(|seen| seen.raw == raw) => {}
-            Ok(Some(raw)) => {
-                let stored = Stored::decode(node, raw, &flight.key);
-                *seen = Some(Box::new(Seen::of(stored, &flight.key)));
-            }
-            Ok(None) => *seen = None,
-            Err(_) => {
-                node.count(Count::store_errors);
-                return false;
-            }
+            Ok(stored) => *seen = stored.map(|stored| Box::new(Seen::of(stored, &flight.key))),
+            Err(_) => node.count(Count::store_errors),
         }
-        true
+        known
     }
 
     /// The older value that may be served instead of a failure. Stored again, it tells the whole fleet not

@@ -162,6 +162,42 @@ async fn an_invalidated_value_is_not_served_stale_and_stands_in_for_nothing() {
     assert!(failed.is_err());
 }
 
+/// Who joins a load after the invalidation, of which its process knows nothing, is not given what was there before it
+/// because the load fails.
+#[tokio::test(start_paused = true)]
+async fn what_is_invalidated_while_a_load_runs_stands_in_for_nothing_when_it_fails() {
+    let windows = tagged().fresh_for(Duration::from_secs(1)).ttl_jitter(0.0);
+    for by in ["catalog", "its own"] {
+        let guards = replicas(windows.clone().stale_if_error(Duration::from_secs(600)));
+        let own = |mut cx: LoadContext<u32>| async move {
+            cx.tag(["its own"]).await.map_err(|error| error.to_string())?;
+            Ok::<_, String>(1)
+        };
+        assert_eq!(guards[0].get_or_load_with("k", own).await.ok(), Some(1));
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        let (gate, loads) = (Gate::closed(), Counter::default());
+        let failing = || {
+            let (guard, gate, loads) = (guards[0].clone(), gate.clone(), loads.clone());
+            let load = move || async move {
+                let _running = loads.start();
+                gate.pass().await;
+                Err::<u32, _>("no route".to_owned())
+            };
+            tokio::spawn(async move { guard.get_or_load("k", load).await })
+        };
+        let first = failing();
+        loads.reach(1).await;
+        guards[1].invalidate_tag(by).await.expect("confirmed");
+        let later = failing();
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        gate.open();
+        let _ = first.await.expect("joined");
+        let given = later.await.expect("joined");
+        assert!(given.is_err(), "{given:?}: invalidated before it asked");
+        assert_eq!(get(&guards[1], "k").await, None, "and it is not stored again");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn bad_tags_are_refused_by_name() {
     let refused = Policy::builder().tags([""]).build().expect_err("empty");
