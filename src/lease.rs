@@ -122,6 +122,12 @@ pub(crate) async fn contend(contender: Contender<'_>) -> Contended {
                     Stored::Entry(entry) if entry.kind == Kind::Marker => {
                         break Contended::Ended(Ending::Uncacheable);
                     }
+                    // Its look-up has failed, so it sees only now what it would have loaded over.
+                    Stored::Entry(entry)
+                        if anew && seen.is_none() && behind.is_none() && entry.stored_at < since =>
+                    {
+                        Seen::entry(entry, key)
+                    }
                     Stored::Entry(entry) => match entry.serves(node.store.now()) {
                         Serves::Fresh => break Contended::Ended(Ending::Value(entry)),
                         // The load that this flight has waited for, or would have repeated, has failed.
@@ -216,6 +222,7 @@ pub(crate) async fn lease_if_free(
         key,
         policy,
         queue: false,
+        anew: false,
         seen: &mut seen.map(Box::new),
         budget: &mut policy.budget(),
         tags: &[],
@@ -229,8 +236,8 @@ pub(crate) async fn lease_if_free(
     }
 }
 
-/// An entry that an acquire has found. Its tags' ids were not read with it, so they are now.
-async fn current(
+/// An entry that an acquire or a plain GET has found. Its tags' ids were not read with it, so they are now.
+pub(crate) async fn current(
     node: &Node,
     raw: Bytes,
     key: &Key,

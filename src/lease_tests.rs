@@ -204,6 +204,24 @@ mod on_chaos {
         sleep(Duration::from_millis(10)).await;
         assert!(chaos.store().lease(side.key.name()).is_none(), "and is free again");
     }
+
+    /// Told that the lease is its own, it could not say that it has it.
+    #[tokio::test(start_paused = true)]
+    async fn a_grant_that_was_heard_is_given_back_where_it_can_not_be_confirmed() {
+        let chaos = ChaosStore::new(1);
+        let sides = [(); 2].map(|()| Side::at(StampedeGuard::new(chaos.replica())));
+        let [mut one, mut other] = sides;
+        let lease = one.leads().await;
+        let (found, ()) = tokio::join!(biased; other.contend(), async {
+            lease.hand_over(1).await;
+            assert!(chaos.store().lease(one.key.name()).is_some(), "the waiter has it");
+            chaos.inject(Fault::ErrorBefore, 1.0);
+        });
+        assert!(matches!(found, Contended::StoreDown(_)), "{}", name(&found));
+        chaos.calm();
+        sleep(Duration::from_millis(200)).await;
+        assert!(chaos.store().lease(one.key.name()).is_none(), "long before it would have ended");
+    }
 }
 
 #[cfg(feature = "http")]
