@@ -116,8 +116,14 @@ async fn read_for_queue(
 
 /// What a look-up means to this caller.
 pub(crate) enum Judged<V> {
-    Hit { value: V, stale: bool, refresh: bool },
+    Hit {
+        value: V,
+        stale: bool,
+        refresh: bool,
+    },
     Miss,
+    /// The store did not say what there is.
+    Unread,
     Marked,
     Down(Error),
 }
@@ -267,7 +273,7 @@ impl<'a> Caller<'a> {
         if self.seen.is_some() {
             return self.stand_in(open);
         }
-        let read = self.look_up_anyway().await;
+        let read = self.look_up_anyway::<Boxed>().await;
         Self { seen: read.into_seen(self.ask.key).map(Box::new), ..*self }.stand_in(open)
     }
 

@@ -69,6 +69,8 @@ pub(crate) struct Contender<'a> {
     pub(crate) key: &'a Key,
     pub(crate) policy: &'a Policy,
     pub(crate) queue: bool,
+    /// It wants a load also where there is something to serve.
+    pub(crate) anew: bool,
     /// What was read and will not be served as it is.
     pub(crate) seen: &'a mut Option<Box<Seen>>,
     pub(crate) budget: &'a mut Budget,
@@ -81,12 +83,13 @@ pub(crate) struct Contender<'a> {
 
 /// Step 4 and 5: acquires the lease, or waits behind its holder and tries again.
 pub(crate) async fn contend(contender: Contender<'_>) -> Contended {
-    let Contender { node, key, policy, queue, seen, budget, tags, since, deadline } = contender;
+    let Contender { node, key, policy, queue, anew, seen, budget, tags, since, deadline } = contender;
     let mut token = Token::mint(node.store.node());
     // Registered before the first acquire: invariant 3 of the store.
     let mut watch = node.store.watch(key, &token);
     let (mut behind, mut hops, mut unusable) = (None, 0, 0);
-    // An acquire without an answer may have been granted, or may be granted later.
+    // An acquire without an answer may have been granted, or may be granted later. So may one that comes after a grant
+    // that was heard, if it gets no further.
     let mut ghost = false;
 
     let contended = loop {
@@ -174,14 +177,17 @@ pub(crate) async fn contend(contender: Contender<'_>) -> Contended {
                         continue;
                     }
                 }
-                ghost = error.kind.is_ambiguous();
+                ghost |= error.kind.is_ambiguous();
                 break Contended::StoreDown(error);
             }
         };
         behind = Some(holder);
         tokio::select! {
             biased;
-            hints = watch.hints() => heed(hints, &mut behind, &mut hops, seen),
+            hints = watch.hints() => {
+                ghost |= hints.granted.is_some();
+                heed(hints, &mut behind, &mut hops, seen);
+            }
             () = sleep(patience(remaining, policy.lease, node.store.hints_arrive())) => {}
             () = sleep_until(deadline) => break Contended::WaitedOut,
             () = node.leaving() => break Contended::Leaving,

@@ -39,6 +39,7 @@ impl Side {
             key: &self.key,
             policy,
             queue: self.queue,
+            anew: false,
             seen: &mut self.seen,
             budget: &mut policy.budget(),
             tags: &[],

@@ -29,7 +29,7 @@ use crate::loading::Loading;
 use crate::node::{Follower, Joined, Lane, Loader, Seen};
 use crate::observe::{self, Count};
 use crate::open::{Boxed, Open};
-use crate::policy::{OnOverload, OnWaitTimeout};
+use crate::policy::{OnOverload, OnStoreDown, OnWaitTimeout};
 use crate::store::StoreError;
 use crate::times::Serves;
 
@@ -98,7 +98,8 @@ pub(crate) async fn look<'a, O: Open>(ask: Ask<'a>, open: &O) -> Looked<'a, O::V
         Judged::Hit { value, .. } => return Looked::Hit(value),
         Judged::Down(error) => return Looked::Failed(Failure::Guard(error)),
         Judged::Marked => missing.lane = Some(Lane::Heal),
-        Judged::Miss => missing.lane = Some(missing.caller.lane()),
+        Judged::Unread if open.insists() => missing.lane = Some(Lane::Anew),
+        Judged::Unread | Judged::Miss => missing.lane = Some(missing.caller.lane()),
     }
     Looked::Missing(missing)
 }
@@ -109,7 +110,7 @@ pub(crate) async fn look<'a, O: Open>(ask: Ask<'a>, open: &O) -> Looked<'a, O::V
 ///
 /// Safe.
 pub(crate) async fn look_past(ask: Ask<'_>) -> Result<Missing<'_>, Failure> {
-    let Ask { node, key, .. } = ask;
+    let Ask { node, policy, key } = ask;
     let mut caller = Caller::new(ask);
     if node.is_closed() {
         return Ok(Missing { caller, first: None, lane: None });
@@ -117,11 +118,19 @@ pub(crate) async fn look_past(ask: Ask<'_>) -> Result<Missing<'_>, Failure> {
     if Loading::current().is_some_and(|loading| loading.includes(node, key)) {
         return Err(Failure::Guard(Error::reentrant(key)));
     }
-    // A store that is down is met again by the load, which does as the policy says.
     let (read, first) = caller.look_up::<Boxed>().await;
+    let unread = match &read {
+        Read::Own(Err(error)) | Read::Shared(Err(error))
+            if policy.on_store_down == OnStoreDown::FailClosed =>
+        {
+            return Err(Failure::Guard(Error::store("looking up the entry", key, error.clone())));
+        }
+        read => matches!(read, Read::Own(Err(_)) | Read::Shared(Err(_))),
+    };
     caller.seen = read.into_seen(key).map(Box::new);
     caller.budget.spend(caller.started);
-    let lane = Some(caller.lane());
+    // What was not seen may be there, and is not what is wanted.
+    let lane = Some(if unread { Lane::Anew } else { caller.lane() });
     Ok(Missing { caller, first, lane })
 }
 

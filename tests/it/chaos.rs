@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use stampede_guard::testing::{Answer, ChaosStore, Fault, Origin};
-use stampede_guard::{Policy, StampedeGuard};
+use stampede_guard::{OnStoreDown, Policy, StampedeGuard};
 use tokio::time::sleep;
 
 fn load(origin: &Origin) -> impl FnOnce() -> Load + Send + use<> {
@@ -66,6 +66,39 @@ async fn what_is_still_there_stands_in_for_a_load_that_fails() {
         assert_eq!(guard.get_or_load("k", load(&origin)).await.unwrap(), 0);
     }
     assert_eq!(origin.loads("k"), 2, "the failure was told to the fleet, for the back-off");
+}
+
+/// What was there was not seen, so the acquire found it, fresh, and it was served instead of a load.
+#[tokio::test(start_paused = true)]
+async fn a_refresh_whose_look_up_fails_loads_or_fails_all_the_same() {
+    for (policy, loads) in [(OnStoreDown::FailOpen, 2), (OnStoreDown::FailClosed, 1)] {
+        let (chaos, origin) = (ChaosStore::new(1), Origin::new());
+        let policy = Policy::builder().on_store_down(policy).build().unwrap();
+        let guard = StampedeGuard::new(chaos.clone()).with_policy(policy);
+        assert_eq!(guard.get_or_load("k", load(&origin)).await.unwrap(), 0);
+        sleep(Duration::from_secs(1)).await;
+        let version = origin.change("k");
+        chaos.once(Fault::ErrorBefore);
+        let refreshed = guard.refresh("k", load(&origin)).await;
+        assert_eq!(origin.loads("k"), loads, "{refreshed:?}");
+        assert_eq!(refreshed.ok(), (loads == 2).then_some(version));
+    }
+}
+
+/// Who refreshes more keys at once than there may be flights loads the others alone; not where the store is down and
+/// nothing may be loaded without it.
+#[tokio::test(start_paused = true)]
+async fn refreshes_that_may_not_go_on_without_the_store_spare_the_origin_however_many_they_are() {
+    let (chaos, origin) = (ChaosStore::new(1), Origin::new());
+    let policy = Policy::builder().on_store_down(OnStoreDown::FailClosed).build().unwrap();
+    let guard = StampedeGuard::builder(chaos.clone()).policy(policy).max_flights(2).build().unwrap();
+    chaos.inject(Fault::BlackHole, 1.0);
+    let refreshes = (0..20).map(|n| {
+        let (guard, load) = (guard.clone(), load(&origin));
+        async move { guard.refresh(format!("k{n}"), load).await }
+    });
+    assert!(futures_util::future::join_all(refreshes).await.iter().all(Result::is_err));
+    assert_eq!(origin.loads("k"), 0);
 }
 
 /// A server that refuses (out of memory, loading) is connected. A waiter that rides out a break asked it again as fast as it
