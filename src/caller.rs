@@ -86,8 +86,8 @@ async fn read_tagged(
     })
 }
 
-/// Reads for those who queue for a key, until nobody does. A task of its own: a caller that is alive and not
-/// polled must not hold up the others.
+/// Reads for those who queue for a key, until nobody does, each time for as long as the most patient of them waits. A task
+/// of its own: a caller that is alive and not polled must not hold up the others.
 async fn read_for_queue(
     node: Arc<Node>,
     mut duty: Duty<Key, LookedUp, Hashed>,
@@ -148,14 +148,14 @@ impl<'a> Caller<'a> {
     }
 
     /// Step 2 for a caller that wants to know what is stored, also while somebody loads.
-    pub(crate) async fn look_up_anyway(&self) -> Read {
-        let (read_for_all, _first) = self.look_up_past::<Boxed>(true).await;
+    pub(crate) async fn look_up_anyway<R: Room>(&self) -> Read {
+        let (read_for_all, _first) = self.look_up_past::<R>(true).await;
         let Ask { node, policy, key } = self.ask;
         match (read_for_all, self.budget.next()) {
             // Read for those who would join.
             (Read::Shared(Ok(None)), Some(within)) if node.flights.has(&self.flight(Lane::Lease)) => {
                 let tags = policy.tag_keys(&node.namespace);
-                Read::Own(read(node, key, &tags, within).await)
+                Read::Own(Box::pin(read(node, key, &tags, within)).await)
             }
             (read, _) => read,
         }
@@ -174,12 +174,20 @@ impl<'a> Caller<'a> {
                 (Read::Own(R::keep(read(node, key, &tags, within)).await), Some(first))
             }
             Entered::Queued(queued, duty) => {
+                let longest = node.longest_command();
                 if let Some(duty) = duty {
                     let tags = policy.tag_keys(&node.namespace);
-                    tokio::spawn(read_for_queue(Arc::clone(node), duty, tags, within, past_flights));
+                    tokio::spawn(read_for_queue(Arc::clone(node), duty, tags, longest, past_flights));
                 }
                 let nothing = || Err(StoreError::new(StoreErrorKind::Unavailable));
-                let read = queued.await.unwrap_or_else(nothing);
+                let read = if policy.command_timeout < longest {
+                    // Others, with another policy, have longer than this caller. (Only here: a timer costs something.)
+                    let late = |_| Some(Err(StoreError::new(StoreErrorKind::TimedOut)));
+                    Box::pin(timeout(self.budget.left(), queued)).await.unwrap_or_else(late)
+                } else {
+                    queued.await
+                };
+                let read = read.unwrap_or_else(nothing);
                 match policy.is_tagged() {
                     true => (Box::pin(self.read_with_tags(read, within)).await, None),
                     false => (Read::Shared(read), None),
@@ -234,7 +242,8 @@ impl<'a> Caller<'a> {
                 if policy.on_store_down == OnStoreDown::FailClosed {
                     return Judged::Down(Error::store("looking up the entry", key, error));
                 }
-                return self.missed(None);
+                self.budget.spend(self.started);
+                return Judged::Unread;
             }
         };
         let marked = entry.kind == Kind::Marker && entry.is_fresh(now);

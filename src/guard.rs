@@ -89,6 +89,7 @@ impl StampedeGuard {
     /// Where two policies meet on one load, the leader's decides how it is led and stored.
     #[must_use]
     pub fn with_policy(&self, policy: Policy) -> Self {
+        self.node.note_command_timeout(policy.command_timeout);
         Self { node: Arc::clone(&self.node), policy: Arc::new(policy) }
     }
 

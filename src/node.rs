@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -43,6 +43,7 @@ pub(crate) struct Node {
     closed: AtomicBool,
     /// Set when a shutdown's deadline has passed: leases are handed over.
     pub(crate) leaving: watch::Sender<bool>,
+    longest_command_us: AtomicU64,
 }
 
 /// What a flight is about: a key may have one of each lane at a time.
@@ -225,7 +226,19 @@ impl Node {
             fail_open: Arc::default(),
             closed: AtomicBool::new(false),
             leaving: watch::Sender::new(false),
+            longest_command_us: AtomicU64::new(0),
         }
+    }
+
+    /// Takes note of how long a command may take by a policy that is used from now on.
+    pub(crate) fn note_command_timeout(&self, timeout: Duration) {
+        let us = timeout.as_micros().try_into().unwrap_or(u64::MAX);
+        self.longest_command_us.fetch_max(us, Ordering::Relaxed);
+    }
+
+    /// How long a command may take by the most patient policy.
+    pub(crate) fn longest_command(&self) -> Duration {
+        Duration::from_micros(self.longest_command_us.load(Ordering::Relaxed))
     }
 
     pub(crate) fn is_closed(&self) -> bool {

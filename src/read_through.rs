@@ -141,7 +141,7 @@ pub(crate) async fn look_past(ask: Ask<'_>) -> Result<Missing<'_>, Failure> {
 /// Safe.
 pub(crate) async fn read_entry(ask: Ask<'_>) -> Result<Option<Entry>, StoreError> {
     let caller = Caller::new(ask);
-    match caller.look_up_anyway().await {
+    match caller.look_up_anyway::<Boxed>().await {
         Read::Own(Err(error)) | Read::Shared(Err(error)) => Err(error),
         read => Ok(read.into_seen(ask.key).and_then(|seen| seen.value)),
     }
@@ -154,13 +154,13 @@ pub(crate) async fn read_entry(ask: Ask<'_>) -> Result<Option<Entry>, StoreError
 /// Safe.
 pub(crate) async fn peek<O: Open>(ask: Ask<'_>, open: &O) -> Result<Option<O::Value>, StoreError> {
     let mut caller = Caller::new(ask);
-    let read = caller.look_up_anyway().await;
+    let read = caller.look_up_anyway::<O::Room>().await;
     if let Read::Own(Err(error)) | Read::Shared(Err(error)) = read {
         return Err(error);
     }
     match caller.judge(read, open) {
         Judged::Hit { value, .. } => Ok(Some(value)),
-        Judged::Miss | Judged::Marked | Judged::Down(_) => Ok(None),
+        Judged::Miss | Judged::Unread | Judged::Marked | Judged::Down(_) => Ok(None),
     }
 }
 

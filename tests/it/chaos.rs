@@ -101,6 +101,37 @@ async fn refreshes_that_may_not_go_on_without_the_store_spare_the_origin_however
     assert_eq!(origin.loads("k"), 0);
 }
 
+/// One process, two policies: who has little time does not wait for the answer to who has much, and who has much is
+/// not told that it was too late for another.
+#[tokio::test(start_paused = true)]
+async fn a_shared_look_up_has_each_callers_own_time() {
+    let (chaos, origin) = (ChaosStore::new(1), Origin::new());
+    let with = |budget| Policy::builder().coordination_budget(Duration::from_millis(budget)).build().unwrap();
+    let patient = StampedeGuard::new(chaos.clone()).with_policy(with(1_000));
+    let hurried = patient.with_policy(with(20));
+    let ask = |guard: &StampedeGuard| {
+        let (guard, load) = (guard.clone(), load(&origin));
+        let began = tokio::time::Instant::now();
+        tokio::spawn(async move { (guard.get_or_load("k", load).await.unwrap(), began.elapsed()) })
+    };
+    assert_eq!(ask(&patient).await.unwrap().0, 0);
+
+    // Slower than the one has time for, and as fast as the other needs. Who queues waits for the read before, too.
+    for guards in [[&hurried, &hurried, &patient, &patient], [&patient, &patient, &hurried, &hurried]] {
+        chaos.latency(Duration::from_millis(200), Duration::from_millis(200));
+        let calls = guards.map(|guard| (std::ptr::eq(guard, &patient), ask(guard)));
+        for (patient, call) in calls {
+            let (_, took) = call.await.unwrap();
+            let most = Duration::from_millis(if patient { 420 } else { 25 });
+            assert!(took <= most, "{took:?}, patient={patient}");
+        }
+        chaos.latency(Duration::ZERO, Duration::ZERO);
+        sleep(Duration::from_secs(5)).await;
+        assert_eq!(ask(&patient).await.unwrap().0, 0);
+    }
+    assert_eq!(origin.loads("k"), 3, "the hurried load for themselves, all of them once, and nobody else");
+}
+
 /// A server that refuses (out of memory, loading) is connected. A waiter that rides out a break asked it again as fast as it
 /// answered, until its budget was used up.
 #[tokio::test(start_paused = true)]
