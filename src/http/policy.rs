@@ -132,11 +132,29 @@ impl HttpPolicy {
         self
     }
 
-    /// Request headers that mark an answer as one user's: a request with any of them bypasses the cache;
+    /// One more request header that marks an answer as one user's, beside those of
+    /// [`credential_headers`](Self::credential_headers): one that a proxy adds, say.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use http::HeaderName;
+    /// use stampede_guard::http::HttpPolicy;
+    ///
+    /// let user = HeaderName::from_static("x-forwarded-user");
+    /// let policy = HttpPolicy::default().credential_header(user);
+    /// ```
+    #[must_use]
+    pub fn credential_header(mut self, name: HeaderName) -> Self {
+        self.requests.credentials.add(name);
+        self
+    }
+
+    /// The request headers that mark an answer as one user's: a request with any of them bypasses the cache;
     /// in [`private`](Self::private) they are part of the key instead. Defaults to `Authorization`,
     /// `Proxy-Authorization`, `Cookie`, `X-Api-Key`, `X-Auth-Token` and `X-Amz-Security-Token`; in
-    /// [`strict`](Self::strict) without `Authorization` and `Cookie`. Name your own here as well: this
-    /// list replaces the default one.
+    /// [`strict`](Self::strict) without `Authorization` and `Cookie`. **Replaces** that list; to add to it,
+    /// see [`credential_header`](Self::credential_header).
     #[must_use]
     pub fn credential_headers(mut self, names: impl IntoIterator<Item = HeaderName>) -> Self {
         self.requests.credentials = names.into_iter().collect();

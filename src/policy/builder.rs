@@ -34,7 +34,7 @@ impl PolicyBuilder {
         self
     }
 
-    /// How long after that a stale value is still served at once, to everyone, while exactly one load in the
+    /// How long after [`fresh_for`](Self::fresh_for) a stale value is still served at once, to everyone, while exactly one load in the
     /// fleet runs in the background (RFC 5861, 3). Over HTTP, for responses that do not say. A value can be
     /// as old as both together. Defaults to zero.
     pub fn stale_while_revalidate(mut self, window: Duration) -> Self {
@@ -227,10 +227,19 @@ impl PolicyBuilder {
         self
     }
 
-    /// Request headers that mark an answer as one user's: a request with any of them bypasses the
+    /// One more request header that marks an answer as one user's, beside those of
+    /// [`credential_headers`](Self::credential_headers).
+    #[cfg(feature = "http")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
+    pub fn credential_header(mut self, name: http::HeaderName) -> Self {
+        self.policy.http = self.policy.http.credential_header(name);
+        self
+    }
+
+    /// The request headers that mark an answer as one user's: a request with any of them bypasses the
     /// cache. Defaults to `Authorization`, `Proxy-Authorization`, `Cookie`, `X-Api-Key`,
-    /// `X-Auth-Token` and `X-Amz-Security-Token`. Name your own here as well: this list replaces
-    /// the default one.
+    /// `X-Auth-Token` and `X-Amz-Security-Token`. **Replaces** that list; to add to it, see
+    /// [`credential_header`](Self::credential_header).
     #[cfg(feature = "http")]
     #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
     pub fn credential_headers(mut self, names: impl IntoIterator<Item = http::HeaderName>) -> Self {

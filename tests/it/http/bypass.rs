@@ -142,6 +142,17 @@ async fn the_list_of_credential_headers_can_be_replaced() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_header_is_added_to_the_list_of_credential_headers() {
+    let inner = Inner::numbered(|_| ());
+    let shop: Shop = shop_with(&inner, policy().credential_header("X-Forwarded-User".parse().unwrap()));
+    for (n, name) in ["x-forwarded-user", "cookie", "authorization", "x-api-key"].iter().enumerate() {
+        let seen = ask(&shop, request("GET", "/", &[(name, "1")])).await;
+        assert_eq!(seen.text(), (n + 1).to_string());
+        assert_eq!(seen.remark(), "fwd=bypass; detail=credentials");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_head_looks_up_and_a_miss_passes_without_a_lease() {
     let inner = Inner::numbered(|_| ()).held();
     let shop = shop(&inner);
