@@ -8,19 +8,8 @@ use crate::support::redis_server::MINIMAL_ACL;
 const SCRIPTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/store/redis/scripts");
 
 /// What the library sends by itself, beside its scripts.
-const PLAIN: [&str; 11] = [
-    "get",
-    "mget",
-    "evalsha",
-    "eval",
-    "script|load",
-    "subscribe",
-    "unsubscribe",
-    "ping",
-    "hello",
-    "auth",
-    "time",
-];
+const PLAIN: [&str; 10] =
+    ["get", "mget", "evalsha", "eval", "subscribe", "unsubscribe", "ping", "hello", "auth", "time"];
 
 /// The scripts with their names.
 fn scripts() -> Vec<(String, String)> {
