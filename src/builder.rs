@@ -38,7 +38,7 @@ impl StampedeGuardBuilder {
     /// Beyond this many different cold keys at once the guard's own memory is the problem.
     const DEFAULT_MAX_FLIGHTS: usize = 10_000;
 
-    /// The first part of every key name in the store; services that share a store need different ones.
+    /// A part of every key name in the store (`sg1:e:{namespace:key}`); services that share a store need different ones.
     /// 1 to 64 characters. Defaults to `default`.
     pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
         self.namespace = namespace.into();

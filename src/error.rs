@@ -36,7 +36,7 @@ pub enum ErrorKind {
     Store,
     /// A bound on time passed: of the load, or of waiting for somebody else's.
     Timeout,
-    /// Too many other loads ran for too long, or at once without the store.
+    /// Too many other loads ran for too long, or at once without the store, or too many callers waited for the key.
     Overloaded,
     /// A value could not be encoded.
     Encode,

@@ -62,7 +62,8 @@ pub struct Shutdown {
 impl StampedeGuard {
     /// A guard with the default [`Policy`] and the namespace `default`.
     ///
-    /// Takes a `redis::Client` or a [`MemoryStore`]. Does no I/O, cannot fail, and may be
+    /// Takes what converts into a [`Backend`]: a `redis::Client`, a [`MemoryStore`], with their features a
+    /// `SentinelClient` or a `ClusterClient`. Does no I/O, cannot fail, and may be
     /// called outside a runtime: the connection is made by the first call that needs it, or by
     /// [`connect`](Self::connect). Two services on one Redis must each set their own
     /// [`namespace`](StampedeGuardBuilder::namespace).

@@ -113,7 +113,7 @@ counters! {
     budget_exceeded => "stampede_guard_budget_exceeded_total",
     /// Stored bytes that were no readable entry: damaged, of another version, or not of the type asked for.
     unreadable => "stampede_guard_unreadable_total",
-    /// Those of them for a value that was still fresh.
+    /// Background loads (`refreshes`) for a value that was still fresh.
     early_refreshes => "stampede_guard_early_refreshes_total",
     /// Failed loads for which an older value stood in.
     stand_ins => "stampede_guard_stand_ins_total",

@@ -44,7 +44,7 @@
 //!
 //! `S::Error` is untouched: the request that led a failing load gets the inner service's own error. Whoever
 //! waited for it gets 502; a load or a wait that took too long is 504; with
-//! [`OnStoreDown::FailClosed`](crate::OnStoreDown) a store that is down is 503. All carry `Retry-After`.
+//! [`OnStoreDown::FailClosed`](crate::OnStoreDown) a store that is down is 503, as is too much at once. All carry `Retry-After`.
 //!
 //! # Examples
 //!

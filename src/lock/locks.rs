@@ -73,7 +73,8 @@ pub(super) struct Home {
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Locks {
-    /// Locks in the namespace `default` of a `redis::Client` or a [`MemoryStore`].
+    /// Locks in the namespace `default` of what converts into a [`Backend`]: a `redis::Client`, a [`MemoryStore`], with
+    /// their features a `SentinelClient` or a `ClusterClient`.
     ///
     /// Does no I/O, cannot fail, and may be called outside a runtime: the connection is made by the
     /// first call that needs it, or by [`connect`](Self::connect). Two services on one Redis that are not to exclude
