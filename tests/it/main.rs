@@ -24,6 +24,8 @@ mod http;
 mod invalidation;
 #[cfg(feature = "redis")]
 mod lock;
+#[cfg(feature = "testing")]
+mod look_ups;
 #[cfg(feature = "metrics")]
 mod metrics;
 mod model;

@@ -1,0 +1,107 @@
+//! What look-ups that happen at once cost, and what each of those who share one is given. On the store in memory behind a
+//! wire of a millisecond, with a paused clock; `redis::wire` counts the same on a server.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use stampede_guard::testing::{ChaosStore, Origin};
+use stampede_guard::{OnStoreDown, Policy, StampedeGuard};
+
+const CROWD: usize = 100;
+
+fn chaos() -> ChaosStore {
+    let chaos = ChaosStore::new(1);
+    chaos.latency(Duration::from_millis(1), Duration::from_millis(1));
+    chaos
+}
+
+/// All at once, each with a loader of its own; what they got.
+async fn ask(guards: &[&StampedeGuard], origin: &Origin) -> Vec<u64> {
+    let calls = guards.iter().map(|guard| {
+        let (guard, origin) = ((*guard).clone(), origin.clone());
+        tokio::spawn(async move {
+            guard.get_or_load("k", move || async move { origin.load("k").await }).await.expect("an answer")
+        })
+    });
+    join_all(calls).await.into_iter().map(|call| call.expect("joined")).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_crowd_shares_one_read_behind_the_first_ones_own() {
+    let (chaos, origin) = (chaos(), Origin::new());
+    for tags in [vec![], vec!["t"]] {
+        let policy =
+            Policy::builder().tags(tags).on_store_down(OnStoreDown::FailClosed).build().expect("valid");
+        let guard = StampedeGuard::builder(chaos.clone()).policy(policy).build().expect("valid");
+        guard.insert("k", &7_u64).await.expect("stored");
+        let before = chaos.commands();
+        assert_eq!(ask(&[&guard; CROWD], &origin).await, [7; CROWD]);
+        assert_eq!(chaos.commands() - before, 2);
+        let stats = guard.stats();
+        assert_eq!((stats.hits, stats.store_errors), (CROWD as u64, 0));
+    }
+    assert_eq!(origin.loads("k"), 0);
+}
+
+/// The first one's read has shown that there is nothing, and begun a flight, which those who queued behind it join.
+#[tokio::test(start_paused = true)]
+async fn a_crowd_that_finds_nothing_reads_once() {
+    let (chaos, origin) = (chaos(), Origin::new());
+    let guard = StampedeGuard::new(chaos.clone());
+    assert_eq!(ask(&[&guard; CROWD], &origin).await, [0; CROWD]);
+    assert_eq!(origin.loads("k"), 1);
+    assert_eq!(chaos.commands(), 3, "a look, an acquire and a commit");
+}
+
+/// Nor do those who come while it loads.
+#[tokio::test(start_paused = true)]
+async fn who_joins_a_load_reads_nothing() {
+    let (chaos, origin) = (chaos(), Origin::new());
+    let guard = StampedeGuard::new(chaos.clone());
+    origin.hold();
+    let first = tokio::spawn({
+        let (guard, origin) = (guard.clone(), origin.clone());
+        async move { ask(&[&guard], &origin).await }
+    });
+    origin.wait_for_loads("k", 1).await;
+    let before = chaos.commands();
+    let crowd = [&guard; CROWD];
+    let (joined, ()) = tokio::join!(ask(&crowd, &origin), async {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        assert_eq!(chaos.commands(), before);
+        origin.release();
+    });
+    assert_eq!((joined, first.await.expect("joined")), (vec![0; CROWD], vec![0]));
+}
+
+/// A value that lacks a caller's tags is none for that caller, whoever has read it.
+#[tokio::test(start_paused = true)]
+async fn those_who_share_a_read_judge_it_by_their_own_tags() {
+    let (chaos, origin) = (chaos(), Origin::new());
+    let plain = StampedeGuard::new(chaos.clone());
+    let tagged = plain.with_policy(Policy::builder().tags(["t"]).build().expect("valid"));
+    let version = origin.change("k");
+    // The first two read, for themselves and for the queue. Read without tags, a value is looked at again for its own, and
+    // read again by who wants more of it.
+    let cases = [
+        ([&plain, &plain, &tagged, &tagged, &plain], 2 + 2 + 1 + 1),
+        ([&tagged, &tagged, &plain, &plain, &tagged], 1 + 1),
+    ];
+    for (guards, reads) in cases {
+        plain.insert("k", &0_u64).await.expect("stored, without a tag");
+        let loads = origin.loads("k");
+        for (guard, value) in guards.iter().zip(ask(&guards, &origin).await) {
+            if std::ptr::eq(*guard, &raw const tagged) {
+                assert_eq!(value, version, "loaded");
+            }
+        }
+        assert_eq!(origin.loads("k"), loads + 1);
+        // It has the tag now, so that all are content with it.
+        let before = chaos.commands();
+        assert_eq!(ask(&guards, &origin).await, [version; 5]);
+        assert_eq!(chaos.commands() - before, reads);
+        tagged.invalidate_tag("t").await.expect("confirmed");
+        assert_eq!(plain.get::<u64>("k").await.expect("answered"), None);
+        plain.invalidate("k").await.expect("confirmed");
+    }
+}
