@@ -105,3 +105,24 @@ async fn those_who_share_a_read_judge_it_by_their_own_tags() {
         plain.invalidate("k").await.expect("confirmed");
     }
 }
+
+/// While somebody else refreshes a stale value, a process asks once whether it may, and not for each of its callers.
+#[tokio::test(start_paused = true)]
+async fn who_is_served_stale_while_another_process_loads_asks_once_whether_to() {
+    let (chaos, origin) = (chaos(), Origin::new());
+    let policy = Policy::builder().fresh_for(Duration::from_secs(1)).ttl_jitter(0.0);
+    let policy = policy.stale_while_revalidate(Duration::from_secs(600)).build().expect("valid");
+    let guards = [(); 2].map(|()| StampedeGuard::new(chaos.clone()).with_policy(policy.clone()));
+    assert_eq!(ask(&[&guards[0]], &origin).await, [0]);
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    origin.hold();
+    assert_eq!(ask(&[&guards[0]], &origin).await, [0], "and it is loaded in the background");
+    origin.wait_for_loads("k", 2).await;
+    let before = chaos.commands();
+    for _ in 0..10 {
+        assert_eq!(ask(&[&guards[1]], &origin).await, [0]);
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert_eq!(chaos.commands() - before, 10 + 1);
+    assert_eq!(origin.loads("k"), 2);
+}

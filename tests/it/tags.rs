@@ -198,6 +198,32 @@ async fn what_is_invalidated_while_a_load_runs_stands_in_for_nothing_when_it_fai
     }
 }
 
+/// Nobody could tell whether it was invalidated while it was loaded.
+#[cfg(feature = "testing")]
+#[tokio::test(start_paused = true)]
+async fn a_value_whose_tags_could_not_be_read_as_its_load_began_is_not_stored() {
+    use stampede_guard::testing::{ChaosStore, Fault};
+
+    for breaks in [false, true] {
+        let chaos = ChaosStore::new(1);
+        chaos.latency(Duration::from_millis(1), Duration::from_millis(1));
+        let policy = tagged().build().expect("valid");
+        let guard = StampedeGuard::builder(chaos.clone()).policy(policy).build().expect("valid");
+        let (loaded, ()) = tokio::join!(load(&guard, "k", 1), async {
+            // A look, an acquire, and then the tags.
+            while chaos.commands() < 2 {
+                sleep(Duration::from_micros(100)).await;
+            }
+            if breaks {
+                chaos.once(Fault::ErrorBefore);
+            }
+        });
+        assert_eq!(loaded, 1);
+        assert_eq!(guard.stats().store_errors, u64::from(breaks));
+        assert_eq!(get(&guard, "k").await, (!breaks).then_some(1));
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn bad_tags_are_refused_by_name() {
     let refused = Policy::builder().tags([""]).build().expect_err("empty");
