@@ -95,6 +95,11 @@ impl Draft {
         self.storing.as_ref().and(self.chosen.as_deref())
     }
 
+    /// Whether others find it later.
+    pub(crate) fn is_stored(&self) -> bool {
+        self.storing.is_some()
+    }
+
     /// The request headers that it depends on, if any.
     pub(crate) fn names(&self) -> Option<&Names> {
         self.chosen.as_ref().map(|chosen| &chosen.names)

@@ -146,7 +146,8 @@ where
                 return result.into();
             }
         };
-        if self.varies_otherwise(&draft) {
+        // Of what is not stored nobody knows: an error page seldom says what it varies by.
+        if draft.is_stored() && self.varies_otherwise(&draft) {
             // What is found under the old names is not to be found any more; the next request begins anew.
             draft.not_stored();
             let forgotten =

@@ -337,6 +337,27 @@ async fn failures_have_variants_too() {
     }
 }
 
+/// An error page seldom says what it varies by; that made one error throw away what stands in for it.
+#[tokio::test(start_paused = true)]
+async fn an_error_says_nothing_about_the_variants_that_are_stored() {
+    let inner = Inner::with(|n, request| {
+        let language = sent(request, "accept-language").to_owned();
+        if language == "xx" {
+            return Ok(respond(500, &[], whole("sorry")));
+        }
+        let headers = [("vary", "Accept-Language"), ("cache-control", "max-age=60")];
+        Ok(respond(200, &headers, whole(format!("{language} {n}"))))
+    });
+    let shops = replicas(2, &inner);
+    for language in LANGUAGES {
+        ask(&shops[0], in_language(language)).await;
+    }
+    assert_eq!(ask(&shops[1], in_language("xx")).await.status, 500);
+    for (n, language) in LANGUAGES.iter().enumerate() {
+        assert_eq!(ask(&shops[1], in_language(language)).await.text(), format!("{language} {}", n + 1));
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn strictly_a_stored_language_answers_who_prefers_it() {
     let inner = Inner::with(|n, _| {
