@@ -163,8 +163,10 @@ where
         let status = self.status(&draft);
         let own = self.own(&head);
         let Self { policy, apart, client, announcer, .. } = self;
-        // Only what is known to be kept to its end is promised to others before that.
-        let mut arrival = expected.and_then(|length| draft.arrival(length)).map(Arc::new);
+        // Only what is known to be kept to its end is promised to others before that; and nothing whose tags may be
+        // invalidated meanwhile, of which this process is told nothing until it looks.
+        let mut arrival =
+            expected.filter(|_| !policy.is_tagged()).and_then(|length| draft.arrival(length)).map(Arc::new);
         let passage = arrival.as_ref().map(|arrival| Arc::clone(&arrival.body));
         let (sender, client_body) = GuardedBody::streaming(body.size_hint(), passage);
         write_status(&mut head.headers, status);

@@ -5,10 +5,12 @@ use http::Response;
 use http_body::Body as _;
 use http_body_util::BodyExt as _;
 use stampede_guard::http::GuardedBody;
+use stampede_guard::{MemoryStore, StampedeGuard};
 use tower::ServiceExt as _;
 
 use super::kit::{
-    Boxed, Feed, Inner, Shop, all, ask, crowd, get, read, replicas, request, respond, settle, shop,
+    Boxed, Feed, Inner, Shop, all, ask, crowd, get, policy, read, replicas, request, respond, settle, shop,
+    whole,
 };
 
 type Streamed = GuardedBody<Boxed>;
@@ -113,7 +115,7 @@ async fn without_a_length_followers_wait_for_the_whole() {
 async fn another_variant_is_not_what_arrives() {
     let (english, body) = Feed::new();
     let headers = [("content-length", "3"), ("vary", "accept-language")];
-    let german = respond(200, &[("vary", "accept-language")], super::kit::whole("de".to_owned()));
+    let german = respond(200, &[("vary", "accept-language")], whole("de".to_owned()));
     let inner = Inner::in_turn([respond(200, &headers, body), german]);
     let shop = shop(&inner);
     let leader = start(&shop);
@@ -149,4 +151,32 @@ async fn a_follower_that_leaves_or_is_slow_holds_up_nobody() {
     assert_eq!(read(leader.await.unwrap()).await.text(), "abcdef");
     assert!(ask(&shop, get("/")).await.remark().starts_with("hit"));
     assert_eq!(read(slow).await.text(), "abcdef", "from memory");
+}
+
+/// It may be invalidated by a tag before it is here, and whoever asks after that must not be given it.
+#[tokio::test(start_paused = true)]
+async fn what_has_tags_is_given_to_others_when_it_is_known_to_hold() {
+    let (feed, body) = Feed::new();
+    let inner = Inner::in_turn([
+        respond(200, &[("content-length", "3")], body),
+        respond(200, &[("content-length", "3")], whole("new")),
+    ]);
+    let store = MemoryStore::new();
+    let tagged = StampedeGuard::new(store.clone()).with_policy(policy().tags(["t"]).build().unwrap());
+    let shop: Shop = tower::Layer::layer(&tagged, inner.clone());
+    let leader = start(&shop);
+    settle().await;
+    feed.data("o");
+    settle().await;
+    let mut leading = leader.await.unwrap();
+    StampedeGuard::new(store).invalidate_tag("t").await.unwrap();
+    let later = crowd(&shop, 3, "/");
+    settle().await;
+    feed.data("ld");
+    drop(feed);
+    settle().await;
+    assert_eq!(come(leading.body_mut()).await, "old");
+    for seen in all(later).await {
+        assert_eq!(seen.text(), "new");
+    }
 }
