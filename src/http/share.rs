@@ -273,9 +273,13 @@ where
         CacheStatus::Forwarded { fwd: self.fwd, status: None, stored: draft.ttl(), detail }
     }
 
-    /// What the client is told instead of a response that it has already (RFC 9111, 4.3.2).
+    /// What the client is told instead of a response that it has already (RFC 9111, 4.3.2). Conditions of other methods are
+    /// the origin's: "only if there is none" is how a POST creates something.
     fn own(&self, head: &Parts) -> Option<Parts> {
         let Wanted { asked, headers, .. } = &*self.wanted;
+        if self.method != Method::GET {
+            return None;
+        }
         if !asked.conditional || !is_not_modified(headers, head.status, &head.headers, self.now, self.now) {
             return None;
         }

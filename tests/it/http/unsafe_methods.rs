@@ -207,3 +207,22 @@ async fn a_store_that_hangs_delays_the_answer_no_longer_than_the_budget() {
     })
     .await;
 }
+
+/// RFC 9110, 13.1: such conditions ask the origin to do something or not, and only a GET is told that it has it already.
+#[tokio::test(start_paused = true)]
+async fn a_conditional_post_has_the_origins_own_answer() {
+    let conditions = [("if-none-match", "*"), ("if-modified-since", "Sun, 06 Nov 2094 08:49:37 GMT")];
+    for http in [HttpPolicy::strict(), HttpPolicy::default()] {
+        for condition in conditions {
+            for control in ["no-store", "max-age=60"] {
+                let inner = Inner::with(move |_, _| {
+                    let headers = [("etag", "\"7\""), ("cache-control", control), ("content-location", "/")];
+                    Ok(respond(200, &headers, whole("made")))
+                });
+                let shop = shop_with(&inner, policy().http(http.clone()));
+                let seen = ask(&shop, request("POST", "/", &[condition])).await;
+                assert_eq!((seen.status, seen.text()), (200, "made"), "{condition:?} {control}");
+            }
+        }
+    }
+}
