@@ -20,6 +20,7 @@ use super::wire::StoredResponse;
 use crate::ending::LONGEST_SHARED;
 use crate::entry::{Encoding, Entry};
 use crate::node::LoadResult;
+use crate::policy::Policy;
 use crate::times::Lifetimes;
 
 /// The stored response that a load is to replace.
@@ -141,12 +142,12 @@ impl Draft {
         body: Bytes,
         trailers: Option<HeaderMap>,
         previous: Option<&Previous>,
-        by_the_letter: bool,
+        policy: &Policy,
     ) -> LoadResult {
         let (part, body) = match self.storing.as_ref().and_then(|storing| storing.part) {
             None => (None, body),
-            Some(part) => match part.with_content(body.len() as u64, by_the_letter) {
-                Some(part) => self.joined(part, body, previous),
+            Some(part) => match part.with_content(body.len() as u64, policy.http.letter) {
+                Some(part) => self.joined(part, body, previous, policy.max_body),
                 // Its content is not what its head says.
                 None => return LoadResult::Aside,
             },
@@ -173,15 +174,23 @@ impl Draft {
     }
 
     /// With the part that is stored already, if both are of one representation (RFC 9111, 3.4). A date of change
-    /// is one for all variants, so it tells nothing about parts of two of them.
-    fn joined(&mut self, part: Part, body: Bytes, previous: Option<&Previous>) -> (Option<Part>, Bytes) {
+    /// is one for all variants, so it tells nothing about parts of two of them. Where they are longer together than what
+    /// is stored may be, the new one is kept alone.
+    fn joined(
+        &mut self,
+        part: Part,
+        body: Bytes,
+        previous: Option<&Previous>,
+        most: usize,
+    ) -> (Option<Part>, Bytes) {
         let stored = previous.and_then(|previous| Some((previous.kept.part?, previous)));
         let both = stored
             .filter(|(_, previous)| {
                 variant(&previous.kept.chosen) == variant(&self.chosen)
                     && is_same_representation(&previous.response.headers, &self.head.headers, self.now)
             })
-            .and_then(|(stored, previous)| join((stored, &previous.response.body), (part, &body)));
+            .and_then(|(stored, previous)| join((stored, &previous.response.body), (part, &body)))
+            .filter(|(_, content)| content.len() <= most);
         let (part, body) = both.map_or((part, body), |(all, content)| (all, content.into()));
         part.write(&mut self.head.headers);
         if !part.is_whole() {

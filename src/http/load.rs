@@ -235,7 +235,7 @@ where
             Ok(draft) => {
                 let ttl = draft.ttl();
                 let trailers = trailers.as_deref().cloned();
-                let result = draft.finish(body.clone(), trailers, None, self.policy.http.letter);
+                let result = draft.finish(body.clone(), trailers, None, &self.policy);
                 (ttl, self.apart.store(result, false).await)
             }
             // What it was validated with says that it is one client's own from now on.

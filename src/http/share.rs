@@ -174,8 +174,7 @@ where
         let is_failure = head.status.is_server_error();
         // With the head the client has everything, so the head is what waits for the commit.
         let ends_with_head = own.is_some() || ends_with_head(head.status, expected, &body);
-        let finished =
-            |draft: Draft, body, trailers| draft.finish(body, trailers, previous, policy.http.letter);
+        let finished = |draft: Draft, body, trailers| draft.finish(body, trailers, previous, &policy);
         if own.is_none() && ends_with_head && (body.is_end_stream() || has_no_content(head.status)) {
             let result = apart.store(finished(draft, Bytes::new(), None), is_failure).await;
             let whole = Response::from_parts(head, GuardedBody::passed(body));

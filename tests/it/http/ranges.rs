@@ -294,3 +294,18 @@ async fn a_part_stands_in_for_no_whole() {
         }
     }
 }
+
+/// Each part alone is short enough; all of them together would be as long as the film.
+#[tokio::test(start_paused = true)]
+async fn parts_are_joined_up_to_the_longest_body_that_is_stored() {
+    let inner = digits("\"a\"");
+    let shop = shop_with(&inner, policy().max_body(6));
+    for (range, calls) in
+        [("bytes=0-2", 1), ("bytes=3-5", 2), ("bytes=0-5", 2), ("bytes=6-8", 3), ("bytes=6-7", 3)]
+    {
+        let seen = ask(&shop, part(range)).await;
+        assert_eq!((seen.status, inner.calls()), (206, calls), "{range}");
+    }
+    ask(&shop, part("bytes=0-2")).await;
+    assert_eq!(inner.calls(), 4, "the newer part was kept, alone");
+}
