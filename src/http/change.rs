@@ -111,7 +111,7 @@ where
     }
 
     /// A HEAD that what is stored does not answer.
-    pub(super) async fn head(self, guard: StampedeGuard, key: Key) -> Head<B, S::Error> {
+    pub(super) async fn head(self, guard: StampedeGuard, key: Key, asked: &Asked) -> Head<B, S::Error> {
         let (node, policy) = guard.parts();
         let stored = match node.is_closed() {
             true => None,
@@ -126,6 +126,32 @@ where
             return passed(response);
         };
         let now = SystemTime::now();
+        // Whose credentials it came with counts, as for a GET; what else it asked for is about its own answer.
+        let asked = &Asked { authorized: asked.authorized, has_cookie: asked.has_cookie, ..Asked::default() };
+        let do_not_store = head.extensions().get::<DoNotStore>().is_some();
+        let rules = ResponseRules::of(policy);
+        let judged = |status, headers| {
+            let (method, delay) = (&Method::GET, asked_at.elapsed());
+            judge(
+                &response::Exchange {
+                    method,
+                    target: None,
+                    asked,
+                    status,
+                    headers,
+                    do_not_store,
+                    delay,
+                    now,
+                },
+                &rules,
+            )
+        };
+        if (asked.authorized || asked.has_cookie)
+            && matches!(judged(head.status(), head.headers()), Verdict::Private(_))
+        {
+            // What the origin has for one user says nothing about what it has for everyone.
+            return passed(response);
+        }
         let (headers, length) = (&previous.response.headers, previous.response.body.len() as u64);
         match head_update(head.status(), head.headers(), headers, length, now) {
             HeadUpdate::Ignore => {}
@@ -133,25 +159,14 @@ where
             HeadUpdate::Invalidate => forget(&guard, vec![key]).await,
             HeadUpdate::Freshen => {
                 let headers = freshened(headers, head.headers());
-                let do_not_store = head.extensions().get::<DoNotStore>().is_some();
                 let head = head_of(previous.response.status, previous.response.version, headers);
-                let exchange = response::Exchange {
-                    method: &Method::GET,
-                    target: None,
-                    asked: &Asked::default(),
-                    status: head.status,
-                    headers: &head.headers,
-                    do_not_store,
-                    delay: asked_at.elapsed(),
-                    now,
-                };
-                if let Verdict::Store(storing) = judge(&exchange, &ResponseRules::of(policy))
+                if let Verdict::Store(storing) = judged(head.status, &head.headers)
                     && storing.vary == Vary::Nothing
                 {
                     let draft = Draft::stored(&head, storing, None, &policy.lifetimes(), now);
                     let (body, trailers) = (previous.response.body.clone(), previous.response.trailers);
                     let trailers = trailers.map(|trailers| *trailers);
-                    freshen(&guard, key, seen, draft.finish(body, trailers, None, policy.http.letter)).await;
+                    freshen(&guard, key, seen, draft.finish(body, trailers, None, policy)).await;
                 }
             }
         }

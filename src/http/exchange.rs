@@ -179,7 +179,7 @@ where
                 let text = "nothing that is stored may be used\n";
                 Ok(own_answer(StatusCode::GATEWAY_TIMEOUT, "only-if-cached", text))
             }
-            Ok(_) | Err(_) => self.head(guard.clone(), key).await,
+            Ok(_) | Err(_) => self.head(guard.clone(), key, &asked).await,
         }
     }
 }

@@ -2,8 +2,11 @@
 
 use http::Method;
 
+use stampede_guard::http::HttpPolicy;
+
 use super::kit::{
-    Boxed, Inner, Shop, all, ask, crowd, get, replicas, request, respond, secs, send, settle, shop, whole,
+    Boxed, Inner, Shop, all, ask, crowd, get, policy, replicas, replicas_with, request, respond, secs, send,
+    settle, shop, whole,
 };
 
 const TAG: &str = "\"a\"";
@@ -73,6 +76,32 @@ async fn a_head_that_fails_or_is_private_changes_nothing() {
         let seen =
             ask(&shops[1], request("GET", "/", &[("cache-control", "only-if-cached, max-stale")])).await;
         assert_eq!((seen.text(), seen.header("x-a")), ("1", Some("1")), "{status} {headers:?}");
+    }
+}
+
+/// What the origin has for one user is merged into nobody else's, and says nothing about what everyone else has.
+#[tokio::test(start_paused = true)]
+async fn a_head_with_credentials_changes_nothing_unless_its_answer_is_for_everyone() {
+    let opened = || HttpPolicy::default().share_authorized(true).share_cookies(true);
+    let cases: [(&'static [(&str, &str)], &str); 3] = [
+        (&[("etag", TAG), ("cache-control", "max-age=30"), ("x-a", "alice")], "1"),
+        (&[("etag", "\"of alice\""), ("cache-control", "max-age=30"), ("x-a", "alice")], "1"),
+        (&[("etag", TAG), ("cache-control", "public, max-age=30"), ("x-a", "all")], "all"),
+    ];
+    // By the letter a cookie is no credential.
+    let policies =
+        [(HttpPolicy::strict(), "authorization"), (opened(), "authorization"), (opened(), "cookie")];
+    for (http, credentials) in policies {
+        for (headers, left) in cases {
+            let inner = origin(200, headers);
+            let shops = replicas_with(2, &inner, policy().http(http.clone()));
+            ask(&shops[0], get("/")).await;
+            tokio::time::sleep(secs(12)).await;
+            ask(&shops[0], request("HEAD", "/", &[(credentials, "alice")])).await;
+            let stored = request("GET", "/", &[("cache-control", "only-if-cached, max-stale")]);
+            let seen = ask(&shops[1], stored).await;
+            assert_eq!(seen.header("x-a"), Some(left), "{credentials} {headers:?}");
+        }
     }
 }
 
