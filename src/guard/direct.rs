@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use bytes::Bytes;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
@@ -15,7 +14,7 @@ use crate::key::{CacheKey, Key};
 use crate::node::Node;
 use crate::observe::Count;
 use crate::read_through::{peek, read_entry};
-use crate::store::{Reply, StoreError, StoreErrorKind};
+use crate::store::{Insert, Reply, StoreError, StoreErrorKind};
 use crate::tags::{self, TagList};
 use crate::times::Serves;
 use crate::typed::Decode;
@@ -147,7 +146,7 @@ impl StampedeGuard {
         let (times, keep) = self.policy.jittered(self.policy.lifetimes()).from(now, Duration::ZERO);
         let (kind, validator) = (Kind::Value, Box::default());
         let entry = Entry { kind, encoding, stored_at: now, times, validator, tags, payload };
-        self.replace(&key, Some((entry.encode(&key), keep))).await
+        self.replace(&key, Some(Insert { entry: entry.encode(&key), keep, over: None })).await
     }
 
     /// Removes `key`, also against loads that are running: what they load is not stored.
@@ -188,15 +187,15 @@ impl StampedeGuard {
     /// # Consistency
     ///
     /// As [`invalidate`](Self::invalidate). A value that is stored between this call's reading and its writing
-    /// is replaced by the one it has read, marked stale.
+    /// is invalidated, and one that is invalidated there stays so.
     pub async fn expire(&self, key: impl Into<CacheKey>) -> Result<(), Error> {
         let key = self.key(key)?;
         let now = self.node.store.now();
         let kept = match self.entry(&key).await? {
             Some(entry) if entry.times.stands_in(now) => {
-                let times = entry.times.expired(now);
+                let (times, over) = (entry.times.expired(now), Some(entry.encode(&key)));
                 let keep = Duration::from_millis(times.error_until - now);
-                Some((Entry { times, ..entry }.encode(&key), keep))
+                Some(Insert { entry: Entry { times, ..entry }.encode(&key), keep, over })
             }
             _ => None,
         };
@@ -278,15 +277,15 @@ impl StampedeGuard {
     }
 
     /// INVALIDATE and INSERT.
-    async fn replace(&self, key: &Key, entry: Option<(Bytes, Duration)>) -> Result<(), Error> {
+    async fn replace(&self, key: &Key, insert: Option<Insert>) -> Result<(), Error> {
         #[cfg(all(test, feature = "testing"))]
         if crate::simulation::mutated(crate::simulation::Mutant::FlightsStay) {
             return self
-                .confirmed(key, |within| self.node.store.invalidate(key, entry.clone(), within))
+                .confirmed(key, |within| self.node.store.invalidate(key, insert.clone(), within))
                 .await;
         }
         self.node.detach(key);
-        self.confirmed(key, |within| self.node.store.invalidate(key, entry.clone(), within)).await?;
+        self.confirmed(key, |within| self.node.store.invalidate(key, insert.clone(), within)).await?;
         // A flight that began before the store was told may hold what was read before.
         self.node.detach(key);
         Ok(())

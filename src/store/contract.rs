@@ -14,7 +14,7 @@ use tokio::time::{Instant, timeout};
 
 use super::memory::MemoryStore;
 use super::watch::Hints;
-use super::{Acquire, Acquired, Fail, HandedOver, Kept, NodeStore, Store, Token, Watch};
+use super::{Acquire, Acquired, Fail, HandedOver, Insert, Kept, NodeStore, Store, Token, Watch};
 use crate::key::{CacheKey, Key};
 
 /// One test per case, each in a world of its own.
@@ -309,6 +309,11 @@ impl Flight {
 
     async fn invalidate(&self) {
         self.store.invalidate(&self.key, None, WITHIN).await.expect("invalidate");
+    }
+
+    async fn insert(&self, entry: &'static str, over: Option<&'static str>) {
+        let insert = Insert { entry: bytes(entry), keep: LEASE, over: over.map(bytes) };
+        self.store.invalidate(&self.key, Some(insert), WITHIN).await.expect("insert");
     }
 
     /// The next hints, which must come by themselves: [`LEASE`] is far longer than this waits.

@@ -27,7 +27,7 @@ use records::{Left, Records};
 
 use super::grants::Grants;
 use super::watch::{Hint, Watches};
-use super::{Acquire, Acquired, Examine, Fail, HandedOver, Kept, Reply, Store, Token, Watch};
+use super::{Acquire, Acquired, Examine, Fail, HandedOver, Insert, Kept, Reply, Store, Token, Watch};
 use crate::health::{Breaker, Finding, Health, LinkState, Topology};
 use crate::key::Key;
 use crate::sync::lock;
@@ -327,18 +327,17 @@ impl Store for MemoryNode {
         reply(Self::kept(ours))
     }
 
-    fn invalidate<'a>(
-        &'a self,
-        key: &'a Key,
-        entry: Option<(Bytes, Duration)>,
-        _within: Duration,
-    ) -> Reply<'a, ()> {
+    fn invalidate<'a>(&'a self, key: &'a Key, insert: Option<Insert>, _within: Duration) -> Reply<'a, ()> {
         let mut records = self.store.records();
         let record = records.record(key.name());
         record.lease = None;
         record.ending = None;
+        let stored =
+            record.entry.as_ref().filter(|(_, at)| at.0 > Instant::now()).map(|(entry, _)| entry.clone());
         records.forget_entry(key.name());
-        if let Some((entry, keep)) = entry {
+        if let Some(Insert { entry, keep, over }) = insert
+            && over.is_none_or(|over| stored.is_some_and(|stored| stored == over || stored == entry))
+        {
             records.set_entry(key.name(), entry, keep, self.store.shared.capacity);
         }
         self.wake(records, key, &Hint::Invalidated);

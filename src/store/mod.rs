@@ -117,13 +117,8 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
     fn release<'a>(&'a self, key: &'a Key, token: &'a Token, within: Duration) -> Reply<'a, Kept>;
 
     /// INVALIDATE: removes entry, lease and outcome; tells the lease's holder and everyone in the
-    /// queue. With `entry`: the same, and stores it in the same step (INSERT).
-    fn invalidate<'a>(
-        &'a self,
-        key: &'a Key,
-        entry: Option<(Bytes, Duration)>,
-        within: Duration,
-    ) -> Reply<'a, ()>;
+    /// queue. With an entry: the same, and stores it in the same step (INSERT).
+    fn invalidate<'a>(&'a self, key: &'a Key, insert: Option<Insert>, within: Duration) -> Reply<'a, ()>;
 
     /// Registers a waiter for hints about `key`, until the [`Watch`] is dropped. Invariant 3 asks
     /// for this before the first `acquire`.
@@ -309,6 +304,15 @@ pub(crate) struct Fail<'a> {
     /// A marker entry and its lifetime, stored unless there is an entry that is not `seen`.
     pub(crate) marker: Option<(Bytes, Duration)>,
     pub(crate) seen: Option<&'a Bytes>,
+}
+
+/// What takes the place of an entry.
+#[derive(Clone, Debug)]
+pub(crate) struct Insert {
+    pub(crate) entry: Bytes,
+    pub(crate) keep: Duration,
+    /// Only of this one, or of itself where the step was made before and not heard of; otherwise nothing is stored.
+    pub(crate) over: Option<Bytes>,
 }
 
 /// Whether the lease was still the token's, and the step therefore done.

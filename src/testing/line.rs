@@ -15,8 +15,8 @@ use super::wire::Wire;
 use crate::health::{Finding, Health};
 use crate::key::Key;
 use crate::store::{
-    Acquire, Acquired, Examine, Fail, HandedOver, Kept, Reply, Store, StoreError, StoreErrorKind, Token,
-    Watch,
+    Acquire, Acquired, Examine, Fail, HandedOver, Insert, Kept, Reply, Store, StoreError, StoreErrorKind,
+    Token, Watch,
 };
 
 /// One node's store: what it asks goes over a wire.
@@ -108,13 +108,8 @@ impl Store for Line {
         kept(self.send(key, Command::Release { token: token.clone() }, within))
     }
 
-    fn invalidate<'a>(
-        &'a self,
-        key: &'a Key,
-        entry: Option<(Bytes, Duration)>,
-        within: Duration,
-    ) -> Reply<'a, ()> {
-        let reply = self.send(key, Command::Invalidate { entry }, within);
+    fn invalidate<'a>(&'a self, key: &'a Key, insert: Option<Insert>, within: Duration) -> Reply<'a, ()> {
+        let reply = self.send(key, Command::Invalidate { insert }, within);
         Box::pin(async move { reply.await.map(drop) })
     }
 

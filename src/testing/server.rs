@@ -15,7 +15,7 @@ use crate::key::Key;
 use crate::store::memory::{MemoryNode, MemoryStore, Picture, Relay};
 use crate::store::watch::Hint;
 use crate::store::{
-    Acquire, Acquired, Fail, HandedOver, Kept, Reply, Store as _, StoreError, StoreErrorKind, Token,
+    Acquire, Acquired, Fail, HandedOver, Insert, Kept, Reply, Store as _, StoreError, StoreErrorKind, Token,
 };
 use crate::sync::lock;
 
@@ -82,7 +82,7 @@ pub(crate) enum Command {
         token: Token,
     },
     Invalidate {
-        entry: Option<(Bytes, Duration)>,
+        insert: Option<Insert>,
     },
 }
 
@@ -120,7 +120,7 @@ impl Command {
     fn allocates(&self) -> bool {
         match self {
             Self::Acquire { .. } | Self::Commit { .. } | Self::Fail { .. } => true,
-            Self::Invalidate { entry } => entry.is_some(),
+            Self::Invalidate { insert } => insert.is_some(),
             Self::LookUp | Self::Renew { .. } | Self::HandOver { .. } | Self::Release { .. } => false,
         }
     }
@@ -146,8 +146,8 @@ impl Command {
                 Answer::HandedOver(now(node.hand_over(key, &token, lease, hops, WITHIN))?)
             }
             Self::Release { token } => Answer::Kept(now(node.release(key, &token, WITHIN))?),
-            Self::Invalidate { entry } => {
-                now(node.invalidate(key, entry, WITHIN))?;
+            Self::Invalidate { insert } => {
+                now(node.invalidate(key, insert, WITHIN))?;
                 Answer::Done
             }
         })

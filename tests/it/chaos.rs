@@ -208,3 +208,36 @@ async fn an_acquire_that_runs_late_does_not_bring_back_what_an_invalidation_has_
         assert_eq!(other.get::<u64>("k").await.unwrap(), None, "seed {seed}");
     }
 }
+
+/// It read the value, which was then invalidated, and put it back, marked stale: to stand in for a load that fails.
+#[tokio::test(start_paused = true)]
+async fn an_expiry_does_not_bring_back_what_is_invalidated_meanwhile() {
+    let (chaos, origin) = (ChaosStore::new(1), Origin::new());
+    chaos.latency(Duration::from_millis(1), Duration::from_millis(1));
+    let policy = Policy::builder().stale_if_error(Duration::from_secs(600)).build().unwrap();
+    for (meanwhile, stands_in) in
+        [("nothing", true), ("invalidated", false), ("replaced", false), ("lost", true)]
+    {
+        let guard = StampedeGuard::new(chaos.clone()).with_policy(policy.clone());
+        let other = StampedeGuard::new(chaos.store()).with_policy(policy.clone());
+        guard.insert("k", &7_u64).await.unwrap();
+        let before = chaos.commands();
+        let (expired, ()) = tokio::join!(guard.expire("k"), async {
+            // It has read, and not yet written.
+            while chaos.commands() == before {
+                sleep(Duration::from_micros(100)).await;
+            }
+            match meanwhile {
+                "invalidated" => other.invalidate("k").await.unwrap(),
+                "replaced" => other.insert("k", &8_u64).await.unwrap(),
+                "lost" => chaos.once(Fault::ErrorAfter),
+                _ => {}
+            }
+        });
+        expired.unwrap();
+        origin.always("k", Answer::Fail);
+        let given = guard.get_or_load("k", load(&origin)).await;
+        assert_eq!(given.ok(), stands_in.then_some(7), "{meanwhile}");
+    }
+    assert_eq!(chaos.struck(Fault::ErrorAfter), 1);
+}

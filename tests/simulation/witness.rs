@@ -138,8 +138,8 @@ impl Witness for Oracle {
             (Command::HandOver { token, .. }, Answer::HandedOver(done)) => {
                 ours(token, *done != HandedOver::NotMine, "hand over");
             }
-            (Command::Invalidate { entry }, Answer::Done) => {
-                let inserted = entry.as_ref().and_then(|(entry, _)| self.value(entry, key));
+            (Command::Invalidate { insert }, Answer::Done) => {
+                let inserted = insert.as_ref().and_then(|insert| self.value(&insert.entry, key));
                 {
                     let mut state = lock(&self.state);
                     let seq = state.next();
@@ -150,7 +150,7 @@ impl Witness for Oracle {
                         load.began = now;
                     }
                 }
-                let wanted = entry.as_ref().map(|(entry, _)| entry);
+                let wanted = insert.as_ref().map(|insert| &insert.entry);
                 self.check(
                     lease_after.is_none() && entry_after.as_ref() == wanted,
                     format_args!("I3: an invalidation of key {of} left {after}"),

@@ -98,9 +98,10 @@ async fn random_steps_are_answered_alike() {
             9 => assert_eq!(memory.hand_over(1).await, redis.hand_over(1).await, "{context}"),
             10 => assert_eq!(memory.release().await, redis.release().await, "{context}"),
             _ => {
-                let entry = random.bool().then_some((entry, LEASE));
+                let over = random.bool().then(|| seen.clone()).flatten();
+                let insert = random.bool().then_some(Insert { entry, keep: LEASE, over });
                 for flight in [memory, redis] {
-                    let done = flight.store.invalidate(&flight.key, entry.clone(), WITHIN).await;
+                    let done = flight.store.invalidate(&flight.key, insert.clone(), WITHIN).await;
                     done.expect("invalidate");
                 }
             }

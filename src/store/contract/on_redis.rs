@@ -66,7 +66,7 @@ async fn every_key_has_a_ttl_and_every_step_survives_the_loss_of_the_scripts(wor
     one.must_hold().await;
     assert_eq!(one.commit("v").await, Kept::Yes);
     check("committed");
-    one.store.invalidate(&one.key, Some((bytes("w"), LEASE)), WITHIN).await.expect("insert");
+    one.insert("w", None).await;
     check("inserted");
     assert_eq!(own_keys(server), [at("e", "k")]);
 }

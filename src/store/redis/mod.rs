@@ -65,8 +65,8 @@ use topology::Commands;
 use super::grants::Grants;
 use super::watch::Watches;
 use super::{
-    Acquire, Acquired, Examine, Fail, HandedOver, Kept, Reply, Store, StoreError, StoreErrorKind, Token,
-    Watch,
+    Acquire, Acquired, Examine, Fail, HandedOver, Insert, Kept, Reply, Store, StoreError, StoreErrorKind,
+    Token, Watch,
 };
 use crate::health::{Finding, Health, Topology};
 use crate::key::Key;
@@ -257,21 +257,21 @@ impl Store for RedisStore {
         })
     }
 
-    fn invalidate<'a>(
-        &'a self,
-        key: &'a Key,
-        entry: Option<(Bytes, Duration)>,
-        within: Duration,
-    ) -> Reply<'a, ()> {
+    fn invalidate<'a>(&'a self, key: &'a Key, insert: Option<Insert>, within: Duration) -> Reply<'a, ()> {
         Box::pin(async move {
             let args = |cmd: &mut Cmd| {
-                if let Some((entry, keep)) = &entry {
-                    cmd.arg(1).arg(&entry[..]).arg(millis(*keep));
-                } else {
+                let Some(Insert { entry, keep, over }) = &insert else {
                     cmd.arg(0);
+                    return;
+                };
+                cmd.arg(1).arg(&entry[..]).arg(millis(*keep));
+                if let Some(over) = over {
+                    cmd.arg(&over[..]);
                 }
             };
-            let size = entry.as_ref().map_or(0, |(entry, _)| entry.len()) + 32;
+            let length =
+                |Insert { entry, over, .. }: &Insert| entry.len() + over.as_ref().map_or(0, Bytes::len);
+            let size = insert.as_ref().map_or(0, length) + 32;
             run(&self.commands, &scripts::INVALIDATE, key.name(), size, args, within).await?;
             Ok(())
         })

@@ -2,7 +2,7 @@
 -- and an entry takes the old one's place.
 --
 -- KEYS: entry, lease, queue, outcome
--- ARGV: '1' to insert; the entry; its lifetime in ms
+-- ARGV: '1' to insert; the entry; its lifetime in ms; if it is to be only over another one, that one
 -- Returns 1, or an error if foreign data stands where the entry should go
 --
 -- Atomic, because a load that commits between removing the entry and removing its lease would
@@ -13,7 +13,13 @@ local foreign = type(length) == 'table'
 if foreign and (ARGV[1] == '1' or not string.find(length.err, 'WRONGTYPE', 1, true)) then
   return length
 end
-if ARGV[1] == '1' then
+local insert = ARGV[1] == '1'
+if insert and ARGV[4] then
+  -- Something else was stored meanwhile, or it was invalidated. (Its own: asked again, the first answer was lost.)
+  local there = redis.call('GET', KEYS[1])
+  insert = there == ARGV[4] or there == ARGV[2]
+end
+if insert then
   -- First of the writes: refused (out of memory, no replicas), it leaves everything as it was.
   redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
 elseif not foreign then
