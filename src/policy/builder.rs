@@ -118,8 +118,8 @@ impl PolicyBuilder {
     }
 
     /// Has invalidations return only after so many replicas of the server have them, so that a failover does not
-    /// bring old values back; an error after `timeout`. Other commands of the process wait meanwhile. Defaults to
-    /// no replicas: the server's own acknowledgement.
+    /// bring old values back; an error after `timeout`, at most a minute. Each opens a connection of its own for that.
+    /// Defaults to no replicas: the server's own acknowledgement.
     pub fn invalidate_replicas(mut self, replicas: u32, timeout: Duration) -> Self {
         self.policy.replicas = Some((replicas, timeout));
         self
@@ -277,6 +277,8 @@ impl PolicyBuilder {
         in_range("load_timeout", policy.load_timeout, MILLISECOND, day)?;
         in_range("wait_timeout", policy.wait_timeout, MILLISECOND, day * 2)?;
         in_range("permit_timeout", policy.permit_timeout, Duration::ZERO, day)?;
+        let replicas_within = policy.replicas.map_or(MILLISECOND, |(_, timeout)| timeout);
+        in_range("invalidate_replicas' timeout", replicas_within, MILLISECOND, Duration::from_secs(60))?;
         if policy.tags.len() >= MOST_TAGS || policy.tags.iter().any(CacheKey::is_empty) {
             let text =
                 format!("tags are {}: choose at most {}, none empty", policy.tags.len(), MOST_TAGS - 1);

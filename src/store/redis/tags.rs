@@ -8,11 +8,11 @@ use redis::{Cmd, Value};
 
 use super::RedisStore;
 use super::call::{refused, run};
-use super::client::unexpected;
+use super::client::{bounded, unexpected};
 use super::scripts::{self, millis, push_key};
 use crate::key::Key;
 use crate::store::tags::{Found, Member, TagStore};
-use crate::store::{Reply, StoreError};
+use crate::store::{Reply, StoreError, StoreErrorKind};
 
 impl TagStore for RedisStore {
     fn look_up_tagged<'a>(&'a self, key: &'a Key, tags: &'a [Key], within: Duration) -> Reply<'a, Found> {
@@ -63,14 +63,24 @@ impl TagStore for RedisStore {
 
     fn replicated<'a>(&'a self, key: &'a Key, replicas: u32, within: Duration) -> Reply<'a, u32> {
         Box::pin(async move {
-            let mut cmd = Cmd::with_capacity(3, 32);
-            cmd.arg("WAIT").arg(replicas).arg(millis(within));
-            // The server answers after that time at the latest.
-            match self.commands.send(key.name(), &cmd, within + self.command_timeout).await? {
-                Value::Int(count) => Ok(u32::try_from(count).unwrap_or(0)),
-                Value::ServerError(error) => Err(refused(error.into())),
-                _ => Err(refused(unexpected())),
-            }
+            // On a connection of its own: the server answers nothing else on one that waits, and the guard's would be
+            // taken for dead.
+            let dial = self.commands.dial(key.name());
+            let dial = dial.ok_or_else(|| StoreError::new(StoreErrorKind::Unavailable))?;
+            // WAIT is for what its connection has written, and so for whatever was written before that, by whom ever.
+            let mut mark = Cmd::with_capacity(5, key.name().len() + 32);
+            mark.arg("SET");
+            push_key(&mut mark, b'w', key.name());
+            mark.arg("").arg("PX").arg(1);
+            let mut wait = Cmd::with_capacity(3, 32);
+            wait.arg("WAIT").arg(replicas).arg(millis(within));
+            let waiting = async {
+                let (mut connection, _) = dial.commands().await?;
+                bounded(self.command_timeout, mark.query_async::<()>(&mut connection)).await?;
+                wait.query_async::<u32>(&mut connection).await
+            };
+            // The server answers after that time at the latest; before it there are a few round trips.
+            bounded(within.saturating_add(self.command_timeout * 8), waiting).await.map_err(refused)
         })
     }
 }

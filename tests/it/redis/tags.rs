@@ -118,4 +118,23 @@ async fn an_invalidation_waits_for_replicas_where_the_policy_asks_for_it() {
     let two = guard.with_policy(asks(2));
     let error = two.invalidate("k").await.expect_err("there is one replica");
     assert!(error.to_string().contains("1 of 2 replicas"), "{error}");
+    // One that hears nothing any more has nothing, also of what was not there to be removed.
+    replica.pause();
+    for _ in 0..2 {
+        guard.invalidate_tag("t").await.expect_err("the replica is stopped");
+    }
+    // Who asks for something else meanwhile waits for nobody, and finds the connection as it was.
+    let hurried = unconnected(
+        &server.url(),
+        Policy::builder().invalidate_replicas(1, ms(1_000)).build().expect("valid"),
+    );
+    hurried.connect().await.expect("connects");
+    let (waiting, ()) = tokio::join!(hurried.invalidate("other"), async {
+        for _ in 0..40 {
+            assert_eq!(hurried.get::<u32>("none").await.expect("answered"), None);
+            tokio::time::sleep(ms(10)).await;
+        }
+    });
+    waiting.expect_err("the replica is stopped");
+    assert_eq!(hurried.stats().store_errors, 0);
 }
