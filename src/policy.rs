@@ -108,7 +108,8 @@ impl Policy {
 
     /// How long a value that is fresh for `lifetime` is stored: shortened by the jitter.
     pub(crate) fn stored_for(&self, lifetime: Duration) -> Duration {
-        lifetime.mul_f64(1.0 - self.ttl_jitter * fastrand::f64())
+        // A fraction of what was given, because a whole that is rounded up may be longer than what can be told.
+        lifetime - lifetime.mul_f64(self.ttl_jitter * fastrand::f64()).min(lifetime)
     }
 
     /// The same for a value with windows.

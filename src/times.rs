@@ -18,6 +18,9 @@ pub(crate) struct Lifetimes {
     pub(crate) keep_for: Duration,
 }
 
+/// A century. A server and a timer add a lifetime to the present, which may not be more than they can tell.
+const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 86_400);
+
 /// Until when a value may be served, in milliseconds on the store's clock: the first moment at which it
 /// may not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -58,6 +61,8 @@ impl Lifetimes {
     /// The times of a value whose load ended at `now`, and how long the store keeps it; zero not to store it.
     pub(crate) fn from(&self, now: u64, load_time: Duration) -> (Times, Duration) {
         let Self { fresh_for, stale_while_revalidate, stale_if_error, keep_for } = *self;
+        let [fresh_for, stale_while_revalidate, stale_if_error, keep_for] =
+            [fresh_for, stale_while_revalidate, stale_if_error, keep_for].map(|time| time.min(FOR_EVER));
         let fresh_until = now.saturating_add(ms(fresh_for));
         let times = Times {
             fresh_until,
@@ -197,7 +202,7 @@ mod tests {
             keep_for: Duration::MAX,
         };
         let (times, keep) = all.from(u64::MAX - 1, Duration::MAX);
-        assert_eq!((times.fresh_until, keep), (u64::MAX, Duration::MAX));
+        assert_eq!((times.fresh_until, keep), (u64::MAX, FOR_EVER * 2));
         assert_eq!(times.load_ms, u32::MAX);
     }
 }
