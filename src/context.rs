@@ -72,6 +72,8 @@ pub(crate) struct Settings {
     pub(crate) validator: Bytes,
     pub(crate) tags: Vec<Tagged>,
     negative_for: Duration,
+    /// Whether the loader has said how long its value lives.
+    pub(crate) decided: bool,
     /// Whether the value says that there is nothing.
     pub(crate) negative: bool,
 }
@@ -79,7 +81,7 @@ pub(crate) struct Settings {
 impl Settings {
     pub(crate) fn new(policy: &Policy, validator: Bytes) -> Self {
         let (lifetimes, negative_for) = (policy.lifetimes(), policy.negative_for());
-        Self { lifetimes, validator, tags: Vec::new(), negative_for, negative: false }
+        Self { lifetimes, validator, tags: Vec::new(), negative_for, decided: false, negative: false }
     }
 
     /// The lifetimes of a value that says "there is nothing".
@@ -150,7 +152,9 @@ impl<T> LoadContext<T> {
 
     /// How long this value is served before it is loaded again. Still shortened by the policy's jitter.
     pub fn fresh_for(&mut self, fresh_for: Duration) {
-        lock(&self.settings).lifetimes.fresh_for = fresh_for;
+        let mut settings = lock(&self.settings);
+        settings.decided = true;
+        settings.lifetimes.fresh_for = fresh_for;
     }
 
     /// As [`PolicyBuilder::stale_while_revalidate`](crate::PolicyBuilder::stale_while_revalidate), for this value.
@@ -189,12 +193,16 @@ impl<T> LoadContext<T> {
     /// This value says that there is nothing: it is kept for the policy's
     /// [`negative_for`](crate::PolicyBuilder::negative_for).
     pub fn negative(&mut self) {
-        lock(&self.settings).make_negative();
+        let mut settings = lock(&self.settings);
+        settings.decided = true;
+        settings.make_negative();
     }
 
     /// Gives the value to those who wait for this load, and stores nothing.
     pub fn do_not_store(&mut self) {
-        lock(&self.settings).lifetimes = Lifetimes::default();
+        let mut settings = lock(&self.settings);
+        settings.decided = true;
+        settings.lifetimes = Lifetimes::default();
     }
 }
 

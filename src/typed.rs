@@ -128,7 +128,8 @@ fn shared<T: Serialize + 'static>(
     match policy.codec.encode(value) {
         Ok((_, payload)) if payload.len() > policy.max_body => LoadResult::Uncacheable { mark: true },
         Ok((encoding, payload)) => {
-            if policy.negative_for.is_some() && Codec::is_nothing(encoding, &payload) {
+            let implied = policy.negative_for.is_some() && !settings.decided;
+            if implied && Codec::is_nothing(encoding, &payload) {
                 settings.make_negative();
             }
             if settings.negative {

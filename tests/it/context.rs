@@ -203,3 +203,36 @@ async fn expire_without_a_window_to_stand_in_for_is_invalidate() {
     assert_eq!(fresh(&guard).await, None);
     guard.expire("key").await.expect("nothing there is no error");
 }
+
+/// A policy says how long "nothing" is kept where the loader has not said it.
+#[tokio::test(start_paused = true)]
+async fn what_a_loader_has_said_of_nothing_stands() {
+    let guard = guard(policy().negative_for(secs(60)));
+    let unsure = |mut cx: LoadContext<Option<u8>>| async move {
+        cx.do_not_store();
+        Ok::<_, String>(None)
+    };
+    assert_eq!(guard.get_or_load_with("key", unsure).await.ok(), Some(None));
+    assert_eq!(fresh(&guard).await, None, "it was not to be stored");
+    let brief = |mut cx: LoadContext<Option<u8>>| async move {
+        cx.fresh_for(secs(3));
+        Ok::<_, String>(None)
+    };
+    assert_eq!(guard.get_or_load_with("key", brief).await.ok(), Some(None));
+    assert_eq!(fresh(&guard).await, Some(3));
+}
+
+/// It panicked in the flight: all who waited loaded for themselves, and nothing was stored.
+#[tokio::test(start_paused = true)]
+async fn for_ever_is_a_lifetime_too() {
+    for jitter in [0.0, 0.1, 0.9] {
+        let guard = guard(policy().ttl_jitter(jitter));
+        let load = |mut cx: LoadContext<u8>| async move {
+            cx.fresh_for(Duration::MAX);
+            cx.stale_if_error(Duration::MAX);
+            Ok::<_, String>(1)
+        };
+        assert_eq!(guard.get_or_load_with("key", load).await.ok(), Some(1));
+        assert!(fresh(&guard).await.is_some_and(|left| left > 1 << 30), "jitter {jitter}");
+    }
+}
