@@ -14,7 +14,7 @@ use crate::backend::Backend;
 use crate::builder::StampedeGuardBuilder;
 use crate::error::{Error, ErrorKind};
 use crate::key::{CacheKey, Key};
-use crate::lock::Locks;
+use crate::lock::{LAST_RELEASES, Locks};
 use crate::memoize::MemoizeLayer;
 use crate::node::Node;
 use crate::observe::Stats;
@@ -142,15 +142,24 @@ impl StampedeGuard {
     }
 
     /// Ends the guard: later calls load for themselves and count as bypassed; loads that are running are waited
-    /// for until `deadline` from now, then their leases are handed to other processes, or freed.
+    /// for until `deadline` from now, then their leases are handed to other processes, or freed. What its
+    /// [`locks`](Self::locks) release in the background is waited for too, within the deadline and two seconds at most.
+    /// What is held still stays so until its time to live is over.
     ///
     /// # Cancel safety
     ///
     /// Dropped, the guard stays as far shut down as it was.
     pub async fn shutdown(&self, deadline: Duration) -> Shutdown {
         self.node.close();
-        let finished = self.node.tasks.empty(Instant::now() + deadline).await;
-        let handed_over = if finished { 0 } else { self.hand_over_all().await };
+        let deadline = Instant::now() + deadline;
+        let finished = self.node.tasks.empty(deadline).await;
+        let handed_over = if finished {
+            // Nothing but its time to live would end what was not released before the store is closed.
+            self.node.background.empty(deadline.min(Instant::now() + LAST_RELEASES)).await;
+            0
+        } else {
+            self.hand_over_all().await
+        };
         self.node.store.close();
         Shutdown { finished, handed_over }
     }
@@ -158,8 +167,11 @@ impl StampedeGuard {
     async fn hand_over_all(&self) -> usize {
         let held = self.node.leases.count();
         self.node.leaving.send_replace(true);
-        // One script each; bounded, because the process wants to end.
-        self.node.leases.empty(Instant::now() + Duration::from_secs(1)).await;
+        // One script each; bounded, because the process wants to end. The loads that end here leave their permits to the
+        // background, which has what is left of the same second.
+        let end = Instant::now() + Duration::from_secs(1);
+        self.node.leases.empty(end).await;
+        self.node.background.empty(end).await;
         held
     }
 

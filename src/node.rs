@@ -39,6 +39,8 @@ pub(crate) struct Node {
     pub(crate) leases: Arc<Gauge>,
     /// Loads that run without the store because it can not be asked.
     pub(crate) fail_open: Arc<Gauge>,
+    /// Releases of its locks and permits that nobody waits for.
+    pub(crate) background: Arc<Gauge>,
     /// Set by `shutdown`: calls load for themselves from now on.
     closed: AtomicBool,
     /// Set when a shutdown's deadline has passed: leases are handed over.
@@ -224,6 +226,7 @@ impl Node {
             tasks: Arc::default(),
             leases: Arc::default(),
             fail_open: Arc::default(),
+            background: Arc::default(),
             closed: AtomicBool::new(false),
             leaving: watch::Sender::new(false),
             longest_command_us: AtomicU64::new(0),

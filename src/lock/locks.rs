@@ -57,7 +57,8 @@ pub(super) struct Home {
     /// Escaped, as it stands in key names.
     pub(super) namespace: Box<str>,
     pub(super) command_timeout: Duration,
-    /// Releases that nobody waits for.
+    /// Releases that nobody waits for. Of a guard it is the guard's own: there is a `Home` for each `guard.locks()` and
+    /// each permit to load, and the guard's end has to wait for what all of them left behind.
     pub(super) background: Arc<Gauge>,
     /// Whether it was said that the server announces no key events.
     pub(super) warned: AtomicBool,
@@ -71,6 +72,10 @@ pub(super) struct Home {
 /// work. So this is longer than the guard's own deadline, which every hit may have to wait for, and short
 /// enough that a dead server is an error while somebody is still there to read it.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How long an end waits for what is released in the background: a store that can be asked needs a moment, and one that
+/// can not be does not keep a process that wants to end.
+pub(crate) const LAST_RELEASES: Duration = Duration::from_secs(2);
 
 impl Locks {
     /// Locks in the namespace `default` of what converts into a [`Backend`]: a `redis::Client`, a [`MemoryStore`], with
@@ -141,7 +146,8 @@ impl Locks {
     }
 
     /// Waits until what was released in the background is released, two seconds at most, then ends the
-    /// connections. Those of a guard stay: [`shutdown`](crate::StampedeGuard::shutdown) ends them.
+    /// connections. Those of a guard stay: [`shutdown`](crate::StampedeGuard::shutdown) ends them. All handles on a
+    /// guard's locks have one background.
     ///
     /// What is held still stays so until its time to live is over. Later calls fail with [`LockError::Closed`].
     ///
@@ -149,7 +155,7 @@ impl Locks {
     ///
     /// Dropped, the connections stay.
     pub async fn close(&self) {
-        self.home.background.empty(Instant::now() + Duration::from_secs(2)).await;
+        self.home.background.empty(Instant::now() + LAST_RELEASES).await;
         self.home.closed.store(true, Ordering::Release);
         self.home.close();
     }
@@ -206,11 +212,12 @@ impl Home {
         command_timeout: Duration,
         guard: Option<Arc<Node>>,
     ) -> Self {
+        let background = guard.as_ref().map(|guard| Arc::clone(&guard.background)).unwrap_or_default();
         Self {
             store,
             namespace,
             command_timeout,
-            background: Arc::default(),
+            background,
             warned: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             guard,

@@ -48,7 +48,8 @@
 //!
 //! A dropped [`MutexGuard`] or [`Permit`] is released in the background: best effort, never a panic, also outside a
 //! runtime (where the time to live has to do it). Release explicitly to know when it is done, and whether it
-//! was still yours; [`Locks::close`] waits for what is under way.
+//! was still yours; [`Locks::close`] waits for what is under way, and so does the
+//! [`shutdown`](crate::StampedeGuard::shutdown) of the guard whose locks they are.
 
 mod background;
 mod error;
@@ -68,6 +69,7 @@ mod wait;
 
 pub use error::LockError;
 pub use held::{Held, MutexGuard};
+pub(crate) use locks::LAST_RELEASES;
 pub use locks::{Locks, LocksBuilder};
 pub use mutex::{Mutex, Synchronized};
 pub use options::{MutexBuilder, MutexOptions, SemaphoreBuilder, Waiting};

@@ -214,6 +214,19 @@ async fn a_release_in_the_background_ends_with_the_time_to_live() {
     assert_eq!(target.home().background.count(), 0);
 }
 
+/// A store that can not be asked does not keep a process that wants to end: neither longer than its deadline, nor
+/// longer than two seconds.
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_does_not_wait_for_a_release_that_does_not_come_about() {
+    let script: Script<'_> = &[("free", &[Fate::Fails(StoreErrorKind::Unavailable); 1000])];
+    for (deadline, waits) in [(ms(0), ms(0)), (ms(500), ms(500)), (ms(60_000), ms(2000))] {
+        let guard = crate::StampedeGuard::in_memory();
+        drop(held(&Faulty::new(&guard.locks(), ms(10_000), script)).await);
+        let (took, shutdown) = timed(guard.shutdown(deadline)).await;
+        assert!(shutdown.finished && took == waits, "{took:?} of {deadline:?}");
+    }
+}
+
 /// A renewal that is under way when the lock is given back does not come after the release.
 #[tokio::test(start_paused = true)]
 async fn no_renewal_follows_a_release() {

@@ -1,7 +1,7 @@
 use tokio::sync::oneshot;
 
 use super::*;
-use crate::lock::{LockError, Scope};
+use crate::lock::{LockError, Scope, Wait};
 
 #[tokio::test(start_paused = true)]
 async fn one_handle_has_it_and_no_other() {
@@ -262,4 +262,21 @@ async fn a_guards_locks_are_in_its_namespace_and_outlive_it() {
     for closed in [mutex(&locks).try_lock().await.map(drop), mutex(&locks).is_locked().await.map(drop)] {
         assert!(matches!(closed, Err(LockError::Closed)), "{closed:?}");
     }
+}
+
+/// All handles on a guard's locks have one background, and the guard's end waits for it: nothing would end what does not
+/// expire.
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_waits_for_what_the_guards_locks_release_in_the_background() {
+    let store = crate::MemoryStore::new();
+    let (guard, twin) = (crate::StampedeGuard::new(store.clone()), Locks::new(store));
+    let door = with(&guard.locks(), MutexBuilder::non_expiring).lock().await.expect("free");
+    let gate = guard.locks().semaphore("gate", 1).build().expect("valid");
+    let permit = gate.acquire(Wait::Now).await.expect("asks").expect("free");
+    drop((door, permit));
+    let (took, shutdown) = timed(guard.shutdown(Duration::from_secs(60))).await;
+    assert!(shutdown.finished && took == ms(0), "{took:?}");
+    assert!(mutex(&twin).try_lock().await.expect("asks").is_some(), "the mutex was released");
+    let gate = twin.semaphore("gate", 1).build().expect("valid");
+    assert!(gate.acquire(Wait::Now).await.expect("asks").is_some(), "and the permit");
 }

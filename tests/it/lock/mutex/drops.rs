@@ -152,3 +152,17 @@ async fn an_acquisition_dropped_at_any_await_point_loses_nothing() {
         free(&server, AT_ONCE).await;
     }
 }
+
+/// A guard that is shut down in the moment after its mutex was dropped has released it: nothing else would end one that
+/// does not expire.
+#[tokio::test]
+async fn a_mutex_dropped_just_before_its_guards_shutdown_is_released() {
+    let server = RedisServer::start();
+    let client = redis::Client::open(server.minimal_user()).expect("an address");
+    let guard = stampede_guard::StampedeGuard::new(client);
+    guard.connect().await.expect("connects");
+    let twin = node(&server).await;
+    drop(locked(&with(&guard.locks(), MutexBuilder::non_expiring)).await);
+    assert!(guard.shutdown(SOON).await.finished);
+    assert!(mutex(&twin).try_lock().await.expect("asks").is_some());
+}
