@@ -66,7 +66,7 @@ async fn contend<T: Target>(
 ) -> Result<Hold<T>, LockError> {
     let started = Instant::now();
     let mut contest = Contest {
-        place: Place::new(target),
+        place: Place::new(target, terms.waiting),
         instead,
         waiting: terms.waiting,
         deadline: terms.timeout.and_then(|timeout| started.checked_add(timeout)),
@@ -223,6 +223,8 @@ impl<T: Target> Contest<'_, T> {
                     tracing::warn!(why, "the server announces no key events: locks are polled for");
                 }
                 let (interval, jitter) = self.terms.fallback;
+                // From now on it is one of those who poll: another watches the clock for the queue.
+                self.place.heard.hold();
                 Waiting::Poll { interval, jitter }
             }
             Err(error) => {
@@ -320,9 +322,13 @@ struct Duty<T: Target> {
 
 impl<T: Target> Place<T> {
     /// Registered before the first TAKE: invariant 4 of the store.
-    fn new(target: Arc<T>) -> Self {
+    fn new(target: Arc<T>, waiting: Waiting) -> Self {
         let token = target.home().mint();
         let heard = target.home().store.locks().await_grant(target.name(), &token);
+        if matches!(waiting, Waiting::Poll { .. }) {
+            // It asks at its own times, whatever it hears: as the first it would watch the clock for nobody else.
+            heard.hold();
+        }
         let runtime = Handle::try_current().ok();
         Self { heard, duty: Duty { target, token, queued: false, asking: false, straggler: false, runtime } }
     }

@@ -2,7 +2,8 @@
 //!
 //! A waiter registers before its first take (invariant 4 of [`locks`](super::locks)), so a grant that
 //! comes before the take's own answer is kept. Of all waiters of one lock in this process only the first
-//! watches the clock ([`Await::is_first`]): one command per process and period, however many wait.
+//! watches the clock ([`Await::is_first`]): one command per process and period, however many wait. Those who poll have
+//! clocks of their own and are no candidates: they are registered by token only, as holders are.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -48,7 +49,7 @@ pub(crate) struct Grants {
 #[derive(Debug, Default)]
 struct Registry {
     by_token: HashMap<Token, Arc<Waiter>>,
-    /// Those who wait, by the lock's key, in the order in which they came.
+    /// Those who wait to be told, by the lock's key, in the order in which they came.
     waiting: HashMap<Arc<str>, VecDeque<Arc<Waiter>>>,
 }
 
@@ -202,7 +203,7 @@ impl Await {
     }
 
     /// Stops being one of those who wait, so that the next one is the first, but stays registered. For
-    /// holders, who want to be told `broken`.
+    /// holders, who want to be told `broken`, and for those who poll.
     pub(crate) fn hold(&self) {
         let first = lock(&self.grants.registry).stop_waiting(&self.waiter);
         if let Some(first) = first {

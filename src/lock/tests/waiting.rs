@@ -180,6 +180,36 @@ async fn polling_asks_once_more_when_its_time_is_over() {
     assert_eq!((took, attempts.expect("free by then")), (ms(500), 3));
 }
 
+/// A poller watches its own clock, so it is not the one that watches for those in the queue.
+#[tokio::test(start_paused = true)]
+async fn a_poller_that_came_first_does_not_mute_the_clock_of_those_who_are_told() {
+    let locks = Locks::in_memory();
+    std::mem::forget(locked(&with(&locks, |builder| builder.ttl(ms(2000)))).await);
+    let polls = with(&locks, |builder| builder.wait(poll(ms(60_000))).acquire_timeout(Duration::MAX));
+    let _polls = waiting(async move { polls.lock().await.map(drop) }).await;
+    let (took, guard) = timed(async { locked(&mutex(&locks)).await }).await;
+    assert!((ms(2000)..=ms(2010)).contains(&took), "{took:?}");
+    assert_eq!(guard.attempts(), 2);
+}
+
+/// Nor does it keep to itself that the next holder's time is over sooner than that of the one before.
+#[tokio::test(start_paused = true)]
+async fn a_poller_that_came_first_does_not_swallow_what_the_queue_is_to_hear() {
+    let locks = Locks::in_memory();
+    let mut holder = locked(&mutex(&locks)).await;
+    let polls = with(&locks, |builder| builder.wait(poll(ms(60_000))).acquire_timeout(Duration::MAX));
+    let _polls = waiting(async move { polls.lock().await.map(drop) }).await;
+    let brief = with(&locks, |builder| builder.ttl(ms(500)));
+    let brief = waiting(async move { brief.lock().await.map(std::mem::forget) }).await;
+    let last = mutex(&locks);
+    let last = waiting(timed(async move { last.lock().await.map(drop) })).await;
+    holder.unlock().await.expect("asks");
+    brief.await.expect("no panic").expect("handed over");
+    let (took, last) = last.await.expect("no panic");
+    last.expect("it is free");
+    assert!((ms(500)..=ms(510)).contains(&took), "{took:?}");
+}
+
 /// S4.15's like for mutexes, at each moment of a wait.
 #[tokio::test(start_paused = true)]
 async fn a_waiter_dropped_at_any_moment_gives_its_place_up() {

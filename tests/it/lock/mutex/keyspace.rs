@@ -129,3 +129,27 @@ async fn where_config_is_refused_it_polls() {
         assert_eq!(warnings.about("key events").len(), 1, "{:?}", warnings.about(""));
     }
 }
+
+/// Where it polls it has a clock of its own, and somebody else of its process watches the clock of the queue that it
+/// entered before: the holder's end is noticed long before it would ask again.
+#[tokio::test]
+async fn where_it_polls_another_watches_the_queues_clock() {
+    let server = RedisServer::start();
+    server.run::<()>(&["ACL", "SETUSER", "minimal", "~lock:*"]);
+    let locks = node(&server).await;
+    let waits = |waiting| {
+        let builder = locks.mutex("m").prefix("lock:").wait(waiting).retry_interval(LONG);
+        let mutex = builder.acquire_timeout(Duration::MAX).build().expect("valid");
+        tokio::spawn(async move { mutex.lock().await })
+    };
+    server.run::<()>(&["SET", "lock:m", "theirs", "NX", "PX", "1500"]);
+    let polls = waits(Waiting::Keyspace);
+    queued_for(&server, "sg1:pq:{lock:m}", 1).await;
+    let told = waits(Waiting::Notify);
+    queued_for(&server, "sg1:pq:{lock:m}", 2).await;
+    for next in [polls, told] {
+        let (mut guard, took) = granted(next).await;
+        assert!(took < SOON, "{took:?}");
+        assert!(guard.unlock().await.expect("asks"));
+    }
+}
