@@ -15,13 +15,15 @@ use crate::store::{StoreErrorKind, Token};
 /// before may be read after those of the next one.
 const STRAGGLER: Duration = Duration::from_millis(300);
 
-/// How long the release of something that does not expire is tried.
+/// How long the release of something is tried at the most that does not expire, or not for longer than this.
 const LONGEST: Duration = Duration::from_secs(3600);
 
 /// What is to be released.
 pub(super) struct Release<T> {
     pub(super) target: Arc<T>,
     pub(super) token: Token,
+    /// Until when the token may have it: the release is tried until then. `None` for ever.
+    pub(super) until: Option<Instant>,
     /// Whether a TAKE may still run.
     pub(super) straggler: bool,
     /// What renews it until then.
@@ -45,7 +47,8 @@ impl<T: Target> Release<T> {
     }
 
     async fn run(mut self) {
-        let expired = Instant::now() + self.target.ttl().unwrap_or(LONGEST).min(LONGEST);
+        let longest = Instant::now() + LONGEST;
+        let expired = self.until.map_or(longest, |until| until.min(longest));
         stop(&mut self.watchdog, self.target.home().command_timeout).await;
         self.until_answered(expired).await;
         if self.straggler && Instant::now() + STRAGGLER < expired {

@@ -3,8 +3,8 @@
 //! Time is reckoned from the moment the granting command was *sent*: the store can not have begun to count before.
 //! No wall clock is asked, here or anywhere in the toolkit.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
@@ -15,6 +15,7 @@ use super::LockError;
 use super::target::Target;
 use crate::store::grants::{Await, Told};
 use crate::store::{StoreError, Token};
+use crate::sync::lock;
 
 /// One acquisition. Shared by its guard, the views of it, and what renews it.
 pub(super) struct Grip<T> {
@@ -27,6 +28,7 @@ pub(super) struct Grip<T> {
     /// Whether it may have been taken away unheard.
     doubtful: AtomicBool,
     lease: watch::Sender<Lease>,
+    kept: Mutex<Kept>,
 }
 
 /// The time an acquisition has.
@@ -36,6 +38,16 @@ pub(super) struct Lease {
     pub(super) since: Instant,
     pub(super) ttl: Option<Duration>,
     pub(super) state: State,
+}
+
+/// The time that the store may have it for this token. A lease is what is counted on at the least; this is what may be
+/// in others' way at the most, whatever became of the answers.
+#[derive(Debug)]
+struct Kept {
+    /// `None` for ever.
+    until: Option<Instant>,
+    /// How many extensions were sent: only the answer to the last one tells what the time is.
+    extensions: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +72,16 @@ impl Lease {
     }
 }
 
+/// When a time that begins now ends; `None` for never, as of a time that is beyond all clocks.
+pub(super) fn from_now(ttl: Option<Duration>) -> Option<Instant> {
+    Instant::now().checked_add(ttl?)
+}
+
+/// The later of two moments, where `None` is never.
+pub(super) fn later(one: Option<Instant>, other: Option<Instant>) -> Option<Instant> {
+    one.zip(other).map(|(one, other)| one.max(other))
+}
+
 /// Resolves at that moment; never, without one.
 pub(super) async fn reached(moment: Option<Instant>) {
     match moment {
@@ -79,6 +101,8 @@ impl<T: Target> Grip<T> {
         // From now on others of this process watch the clock for those who wait.
         heard.hold();
         let lease = Lease { since, ttl: target.ttl(), state: State::Held };
+        // It is known by now, so the store has begun to count.
+        let kept = Mutex::new(Kept { until: from_now(target.ttl()), extensions: 0 });
         let Granted { fence, attempts, waited } = granted;
         Arc::new(Self {
             target,
@@ -89,6 +113,7 @@ impl<T: Target> Grip<T> {
             heard,
             doubtful: AtomicBool::new(false),
             lease: watch::Sender::new(lease),
+            kept,
         })
     }
 
@@ -216,14 +241,38 @@ impl<T: Target> Grip<T> {
             (Some(new), Some(old)) => new < old,
             (new, _) => new.is_some(),
         });
+        let number = self.note_sent(ttl);
         let extended = self.target.home().ask(|within| self.target.extend(&self.token, ttl, within));
         if extended.await? {
+            self.note_answered(number, ttl);
             // Of two extensions that are under way, the one that was sent last counts.
             self.reckon(sent, |old| old.since <= sent.since);
             return Ok(self.lease.borrow().state == State::Held);
         }
         self.lose("its extension was refused");
         Ok(false)
+    }
+
+    /// Until when the store may have it for this token at the most; `None` for ever.
+    pub(super) fn may_be_kept_until(&self) -> Option<Instant> {
+        lock(&self.kept).until
+    }
+
+    /// An extension is sent, which may be made whatever becomes of its answer, as late as its timeout allows. Its number.
+    fn note_sent(&self, ttl: Option<Duration>) -> u64 {
+        let ttl = ttl.map(|ttl| ttl.saturating_add(self.target.home().command_timeout));
+        let mut kept = lock(&self.kept);
+        kept.until = later(kept.until, from_now(ttl));
+        kept.extensions += 1;
+        kept.extensions
+    }
+
+    /// It was made. If another was sent since, that one may have been made after it.
+    fn note_answered(&self, number: u64, ttl: Option<Duration>) {
+        let mut kept = lock(&self.kept);
+        if kept.extensions == number {
+            kept.until = from_now(ttl);
+        }
     }
 
     fn reckon(&self, new: Lease, instead_of: impl FnOnce(&Lease) -> bool) {

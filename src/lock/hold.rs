@@ -8,7 +8,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::background::Release;
-use super::grip::{Grip, State};
+use super::grip::{Grip, State, from_now, later};
 use super::target::Target;
 use crate::store::StoreError;
 
@@ -77,9 +77,15 @@ impl<T: Target> Hold<T> {
     }
 
     fn release(&mut self) {
+        let mut until = self.grip.may_be_kept_until();
+        if self.straggler {
+            // A TAKE that still runs starts its time anew, with the time to live that it was sent with.
+            until = later(until, from_now(self.grip.target.ttl()));
+        }
         let release = Release {
             target: Arc::clone(&self.grip.target),
             token: self.grip.token.clone(),
+            until,
             straggler: self.straggler,
             watchdog: self.watchdog.take(),
         };

@@ -11,7 +11,7 @@ use tokio::runtime::Handle;
 use tokio::time::Instant;
 
 use super::background::Release;
-use super::grip::{Granted, Grip, Lease, State, reached};
+use super::grip::{Granted, Grip, Lease, State, from_now, reached};
 use super::hold::Hold;
 use super::locks::Home;
 use super::target::Target;
@@ -365,7 +365,9 @@ impl<T: Target> Drop for Duty<T> {
         let straggler = self.straggler || self.asking;
         if self.queued || straggler {
             let (target, token) = (Arc::clone(&self.target), self.token.clone());
-            Release { target, token, straggler, watchdog: None }.later(self.runtime.as_ref());
+            // What it was granted unheard, it was granted until now.
+            let until = from_now(target.ttl());
+            Release { target, token, until, straggler, watchdog: None }.later(self.runtime.as_ref());
         }
     }
 }

@@ -214,6 +214,42 @@ async fn a_release_in_the_background_ends_with_the_time_to_live() {
     assert_eq!(target.home().background.count(), 0);
 }
 
+/// An hour that was asked for later is an hour in which nobody else has it: the release is tried until then, whether or
+/// not the holder heard that it has the hour.
+#[tokio::test(start_paused = true)]
+async fn a_release_in_the_background_is_tried_for_as_long_as_it_was_extended_by() {
+    for heard in [true, false] {
+        let extend = if heard { Fate::Late(ms(0)) } else { Fate::Lost(StoreErrorKind::Broken) };
+        // At 20 to 100 ms each, that is longer than the time to live that it began with.
+        let down = [Fate::Fails(StoreErrorKind::Unavailable); 60];
+        let target = Faulty::new(&Locks::in_memory(), ms(1000), &[("extend", &[extend]), ("free", &down)]);
+        let hold = held(&target).await;
+        assert_eq!(hold.grip.extend(Some(ms(3_600_000))).await.is_ok(), heard);
+        drop(hold);
+        pass(ms(7000)).await;
+        assert_eq!(target.home().background.count(), 0);
+        assert!(!target.is_locked().await, "heard: {heard}");
+    }
+}
+
+/// What has been used up is not tried for again, and neither is what it was shortened by.
+#[tokio::test(start_paused = true)]
+async fn a_release_in_the_background_is_tried_for_no_longer_than_what_is_left() {
+    for (extended, ends) in [(None, 1000), (Some(ms(100)), 700), (Some(ms(800)), 1400)] {
+        let script: Script<'_> = &[("free", &[Fate::Fails(StoreErrorKind::Unavailable); 1000])];
+        let target = Faulty::new(&Locks::in_memory(), ms(1000), script);
+        let hold = held(&target).await;
+        pass(ms(600)).await;
+        if let Some(ttl) = extended {
+            assert!(hold.grip.extend(Some(ttl)).await.expect("asks"));
+        }
+        drop(hold);
+        pass(ms(5000)).await;
+        let (_, last) = *target.log().last().expect("there were some");
+        assert!((ends..=ends + 100).contains(&last), "{last} of {ends}, after {extended:?}");
+    }
+}
+
 /// A store that can not be asked does not keep a process that wants to end: neither longer than its deadline, nor
 /// longer than two seconds.
 #[tokio::test(start_paused = true)]
