@@ -17,6 +17,7 @@ use super::apart::Apart;
 use super::body::{BoxError, GuardedBody};
 use super::draft::{Previous, head_of};
 use super::freshness::corrected_initial_age;
+use super::kept::Kept;
 use super::replay::{VariantPlace, answer};
 use super::request::Asked;
 use super::reuse::{Failed, instead_of};
@@ -24,11 +25,13 @@ use super::share::{Client, Sharing};
 use super::status::{CacheStatus, Fwd, own_answer, write_status};
 use super::validation::{add_conditions, freshened, is_about, remove_conditions};
 use super::wire::StoredResponse;
+use crate::caller::Ask;
 use crate::error::{Failure, failure_text};
 use crate::key::Key;
 use crate::loading::Loading;
 use crate::node::{Given, LoadResult, Loaded, Loader, Mode};
 use crate::policy::Policy;
+use crate::read_through::read_entry;
 
 /// What the client that led a load is given, as soon as its head is there.
 pub(crate) type Head<B, E> = Result<Response<GuardedBody<B>>, E>;
@@ -113,9 +116,10 @@ where
     B::Error: Into<BoxError>,
 {
     let Given { mode, previous, node, announcer, .. } = given;
-    let previous = previous.and_then(Previous::of);
-    let whole = previous.as_ref().filter(|previous| previous.kept.part.is_none() && !wanted.is_part());
-    condition(request.headers_mut(), wanted.is_part(), whole);
+    let mut previous = previous.and_then(Previous::of);
+    let is_part = wanted.is_part();
+    let is_whole = |previous: &&Previous| previous.kept.part.is_none() && !is_part;
+    condition(request.headers_mut(), is_part, previous.as_ref().filter(is_whole));
     let fwd = fwd(&wanted, previous.as_ref(), node.store.now());
     let apart = match wanted.stored_at.get() {
         Some(key) => Apart::begin(&node, &policy, key, None).await,
@@ -141,6 +145,13 @@ where
         }
     };
     let now = SystemTime::now();
+    if mode == Mode::Leased
+        && wanted.variant.get().is_none()
+        && let Some(chosen) = previous.as_mut().and_then(|previous| previous.kept.chosen.as_mut())
+    {
+        let ask = Ask { node: &node, policy: &policy, key: &wanted.resource };
+        chosen.generation = generation_again(ask, chosen.generation).await;
+    }
     // Whether the stored response is given instead (RFC 5861, 4).
     let stood_in = previous.as_ref().is_some_and(|Previous { entry, kept, .. }| {
         let (age, terms) = kept.at(entry, node.store.now());
@@ -151,7 +162,8 @@ where
         let text = format!("the inner service answered {}", response.status());
         return LoadResult::Failed(Failure::Loader { text: text.into(), source: None }).into();
     }
-    let validated = whole.filter(|_| response.status() == StatusCode::NOT_MODIFIED);
+    let is_confirmed = response.status() == StatusCode::NOT_MODIFIED;
+    let validated = previous.as_ref().filter(|_| is_confirmed).filter(is_whole);
     let (method, delay) = (Method::GET, asked_at.elapsed());
     let sharing = Sharing {
         mode,
@@ -191,6 +203,17 @@ fn condition(request: &mut HeaderMap, is_part: bool, stored: Option<&Previous>) 
             request.insert(name, value);
         }
     }
+}
+
+/// The generation of a resource's variants, if it is still what is stored, and another one otherwise. It was read before
+/// this load had the lease, so it may have been invalidated since; whoever does that from now on takes the lease away.
+async fn generation_again(ask: Ask<'_>, read: u64) -> u64 {
+    let stored = read_entry(ask).await.ok().flatten();
+    let chosen = stored.and_then(|entry| Kept::of(&entry)?.0.chosen);
+    chosen
+        .map(|chosen| chosen.generation)
+        .filter(|stored| *stored == read)
+        .unwrap_or_else(|| fastrand::u64(..))
 }
 
 /// Why the inner service is asked (RFC 9211, 2.2).
