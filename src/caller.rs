@@ -106,7 +106,7 @@ async fn read_for_queue(
         } else {
             let tagged = || tags.clone().into_boxed_slice();
             let shared = |stored| Arc::new(SharedRead { stored, tags: tagged(), opened: Opened::new() });
-            read(&node, &key, &tags, within).await.map(|stored| stored.map(shared))
+            read(&node, &key, &tags, batch.patience).await.map(|stored| stored.map(shared))
         };
         batch.answer(&looked_up);
         // Those who were answered may ask again at once: let them, and answer them together.
@@ -168,19 +168,18 @@ impl<'a> Caller<'a> {
         let Some(within) = self.budget.next() else {
             return (Read::Own(Err(StoreError::new(StoreErrorKind::TimedOut))), None);
         };
-        match node.look_ups.enter(key) {
+        match node.look_ups.enter(key, within) {
             Entered::First(first) => {
                 let tags = policy.tag_keys(&node.namespace);
                 (Read::Own(R::keep(read(node, key, &tags, within)).await), Some(first))
             }
             Entered::Queued(queued, duty) => {
-                let longest = node.longest_command();
                 if let Some(duty) = duty {
                     let tags = policy.tag_keys(&node.namespace);
-                    tokio::spawn(read_for_queue(Arc::clone(node), duty, tags, longest, past_flights));
+                    tokio::spawn(read_for_queue(Arc::clone(node), duty, tags, within, past_flights));
                 }
                 let nothing = || Err(StoreError::new(StoreErrorKind::Unavailable));
-                let read = if policy.command_timeout < longest {
+                let read = if policy.command_timeout < node.longest_command() {
                     // Others, with another policy, have longer than this caller. (Only here: a timer costs something.)
                     let late = |_| Some(Err(StoreError::new(StoreErrorKind::TimedOut)));
                     Box::pin(timeout(self.budget.left(), queued)).await.unwrap_or_else(late)

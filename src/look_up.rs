@@ -20,6 +20,7 @@ use std::future::Future;
 use std::hash::{BuildHasher, Hash};
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use crate::slot::Slot;
 use crate::sync::{Arc, Mutex, lock};
@@ -37,6 +38,8 @@ struct Reads<R> {
     /// Whether a lone caller's read is on its way.
     first: bool,
     queue: Vec<Arc<Slot<Option<R>>>>,
+    /// For how long a read for the queue is worth waiting: to the most patient of it.
+    patience: Duration,
     duty: bool,
     /// Where the duty is told that the lone read has ended.
     ended: Option<Arc<Slot<()>>>,
@@ -57,11 +60,13 @@ impl<K: Hash + Eq + Clone, R, S: BuildHasher + Default> LookUps<K, R, S> {
         Self { shards, hasher: S::default() }
     }
 
-    pub(crate) fn enter<'a>(self: &'a Arc<Self>, key: &'a K) -> Entered<'a, K, R, S> {
+    /// A read that takes longer than `patience` is of no use to this caller.
+    pub(crate) fn enter<'a>(self: &'a Arc<Self>, key: &'a K, patience: Duration) -> Entered<'a, K, R, S> {
         let mut map = lock(self.shard(key));
         match map.entry(key.clone()) {
             Entry::Vacant(vacant) => {
-                vacant.insert(Reads { first: true, queue: Vec::new(), duty: false, ended: None });
+                let (queue, patience) = (Vec::new(), Duration::ZERO);
+                vacant.insert(Reads { first: true, queue, patience, duty: false, ended: None });
                 drop(map);
                 Entered::First(First { look_ups: self, key })
             }
@@ -69,6 +74,7 @@ impl<K: Hash + Eq + Clone, R, S: BuildHasher + Default> LookUps<K, R, S> {
                 let reads = reads.get_mut();
                 let slot = Arc::new(Slot::new());
                 reads.queue.push(Arc::clone(&slot));
+                reads.patience = reads.patience.max(patience);
                 let duty = (!reads.duty).then(|| {
                     reads.duty = true;
                     reads.ended = reads.first.then(|| Arc::new(Slot::new()));
@@ -150,7 +156,8 @@ impl<K: Hash + Eq, R, S: BuildHasher> Duty<K, R, S> {
         let reads = map.get_mut(&self.key)?;
         reads.queue.retain(|slot| !slot.is_closed());
         if !reads.queue.is_empty() {
-            return Some(Batch { slots: std::mem::take(&mut reads.queue) });
+            let (slots, patience) = (std::mem::take(&mut reads.queue), std::mem::take(&mut reads.patience));
+            return Some(Batch { slots, patience });
         }
         self.over = true;
         reads.duty = false;
@@ -177,6 +184,8 @@ impl<K: Hash + Eq, R, S: BuildHasher> Drop for Duty<K, R, S> {
 /// A closed queue. Dropped without an answer, it answers with nothing.
 pub(crate) struct Batch<R> {
     slots: Vec<Arc<Slot<Option<R>>>>,
+    /// How long the read may take.
+    pub(crate) patience: Duration,
 }
 
 impl<R: Clone> Batch<R> {

@@ -126,3 +126,24 @@ async fn who_is_served_stale_while_another_process_loads_asks_once_whether_to() 
     assert_eq!(chaos.commands() - before, 10 + 1);
     assert_eq!(origin.loads("k"), 2);
 }
+
+/// Its caller does something else meanwhile, as one in a buffer of many does; and somewhere there is a policy that would
+/// wait for seconds. Neither is a reason to make those wait who queue behind it.
+#[tokio::test(start_paused = true)]
+async fn a_first_read_that_nobody_polls_holds_up_the_others_for_one_commands_time() {
+    let chaos = chaos();
+    let guard = StampedeGuard::new(chaos.clone());
+    let patient =
+        Policy::builder().coordination_budget(Duration::from_secs(10)).lease(Duration::from_secs(60));
+    let _patient = guard.with_policy(patient.build().expect("valid"));
+    guard.insert("k", &7_u64).await.expect("stored");
+    let mut first = Box::pin(guard.get::<u64>("k"));
+    assert!(futures_util::poll!(first.as_mut()).is_pending());
+    let began = tokio::time::Instant::now();
+    for call in [(); 10].map(|()| guard.get::<u64>("k")).map(Box::pin) {
+        assert_eq!(call.await.expect("answered"), Some(7));
+    }
+    assert!(began.elapsed() < Duration::from_millis(100), "{:?}", began.elapsed());
+    assert_eq!(first.await.expect("answered"), Some(7));
+    assert_eq!(guard.stats().store_errors, 0);
+}

@@ -24,6 +24,7 @@ mod wave;
 
 use std::pin::pin;
 use std::task::Context;
+use std::time::Duration;
 
 use flight::{Flights, Joined};
 use futures_util::task::noop_waker_ref;
@@ -190,7 +191,7 @@ fn a_shared_read_begins_after_its_last_caller_arrived() {
                 thread::spawn(move || {
                     let acknowledged = stored.fetch_add(1, Ordering::SeqCst) + 1;
                     let read = || stored.load(Ordering::SeqCst);
-                    let read = match look_ups.enter(&1) {
+                    let read = match look_ups.enter(&1, Duration::ZERO) {
                         Entered::First(_first) => read(),
                         Entered::Queued(queued, duty) => {
                             if let Some(duty) = duty {
@@ -218,7 +219,7 @@ fn callers_and_duties_that_vanish_leave_nobody_waiting() {
         let callers: Vec<_> = (0..4)
             .map(|caller| {
                 let look_ups = Arc::clone(&look_ups);
-                thread::spawn(move || match look_ups.enter(&1) {
+                thread::spawn(move || match look_ups.enter(&1, Duration::ZERO) {
                     Entered::First(first) => drop(first),
                     Entered::Queued(queued, Some(duty)) if caller % 2 == 0 => {
                         drop(duty);
