@@ -122,9 +122,12 @@ impl Grants {
             let registry = lock(&self.registry);
             let waiting = registry.waiting.get(key)?;
             let without = waiting.iter().find(|waiter| !waiter.granted.load(Ordering::Relaxed));
-            Arc::clone(without.or_else(|| waiting.front())?)
+            let first = without.or_else(|| waiting.front())?;
+            // Under the registry's lock: who leaves takes what it was told along to the next one, and would miss what was
+            // noted after that.
+            lock(&first.told).missed = true;
+            Arc::clone(first)
         };
-        lock(&first.told).missed = true;
         Some(Wake(first))
     }
 
