@@ -136,7 +136,6 @@ impl Lead {
             key: &self.flight.key,
             policy: &self.policy,
             queue: matches!(self.flight.lane, Lane::Lease | Lane::Anew),
-            anew: self.flight.lane == Lane::Anew,
             seen: &mut self.seen,
             budget: &mut self.budget,
             tags: &self.policy.tag_keys(&self.node.namespace),

@@ -69,8 +69,6 @@ pub(crate) struct Contender<'a> {
     pub(crate) key: &'a Key,
     pub(crate) policy: &'a Policy,
     pub(crate) queue: bool,
-    /// It wants a load also where there is something to serve.
-    pub(crate) anew: bool,
     /// What was read and will not be served as it is.
     pub(crate) seen: &'a mut Option<Box<Seen>>,
     pub(crate) budget: &'a mut Budget,
@@ -83,7 +81,7 @@ pub(crate) struct Contender<'a> {
 
 /// Step 4 and 5: acquires the lease, or waits behind its holder and tries again.
 pub(crate) async fn contend(contender: Contender<'_>) -> Contended {
-    let Contender { node, key, policy, queue, anew, seen, budget, tags, since, deadline } = contender;
+    let Contender { node, key, policy, queue, seen, budget, tags, since, deadline } = contender;
     let mut token = Token::mint(node.store.node());
     // Registered before the first acquire: invariant 3 of the store.
     let mut watch = node.store.watch(key, &token);
@@ -124,12 +122,6 @@ pub(crate) async fn contend(contender: Contender<'_>) -> Contended {
                 let unusable_now = match stored {
                     Stored::Entry(entry) if entry.kind == Kind::Marker => {
                         break Contended::Ended(Ending::Uncacheable);
-                    }
-                    // Its look-up has failed, so it sees only now what it would have loaded over.
-                    Stored::Entry(entry)
-                        if anew && seen.is_none() && behind.is_none() && entry.stored_at < since =>
-                    {
-                        Seen::entry(entry, key)
                     }
                     Stored::Entry(entry) => match entry.serves(node.store.now()) {
                         Serves::Fresh => break Contended::Ended(Ending::Value(entry)),
@@ -228,7 +220,6 @@ pub(crate) async fn lease_if_free(
         key,
         policy,
         queue: false,
-        anew: false,
         seen: &mut seen.map(Box::new),
         budget: &mut policy.budget(),
         tags: &[],

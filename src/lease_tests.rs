@@ -39,7 +39,6 @@ impl Side {
             key: &self.key,
             policy,
             queue: self.queue,
-            anew: false,
             seen: &mut self.seen,
             budget: &mut policy.budget(),
             tags: &[],

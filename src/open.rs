@@ -21,11 +21,6 @@ pub(crate) trait Open {
         entry.serves(now)
     }
 
-    /// Whether this caller wants more than what is fresh, so that it has to see what there is.
-    fn insists(&self) -> bool {
-        false
-    }
-
     /// Whether it may be served to this caller where a load fails.
     fn stands_in(&self, entry: &Entry, now: u64) -> bool {
         entry.times.stands_in(now)

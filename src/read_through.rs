@@ -76,7 +76,8 @@ pub(crate) enum Answer<V> {
 /// Safe.
 pub(crate) async fn look<'a, O: Open>(ask: Ask<'a>, open: &O) -> Looked<'a, O::Value> {
     let Ask { node, key, .. } = ask;
-    let mut missing = Missing { caller: Caller::new(ask), first: None, lane: Some(Lane::Lease) };
+    let mut missing =
+        Missing { caller: Caller::new(ask), first: None, lane: Some(Lane::Lease), unread: Unread::No };
     if node.is_closed() {
         missing.lane = None;
         return Looked::Missing(missing);
@@ -98,8 +99,8 @@ pub(crate) async fn look<'a, O: Open>(ask: Ask<'a>, open: &O) -> Looked<'a, O::V
         Judged::Hit { value, .. } => return Looked::Hit(value),
         Judged::Down(error) => return Looked::Failed(Failure::Guard(error)),
         Judged::Marked => missing.lane = Some(Lane::Heal),
-        Judged::Unread if open.insists() => missing.lane = Some(Lane::Anew),
-        Judged::Unread | Judged::Miss => missing.lane = Some(missing.caller.lane()),
+        Judged::Unread => missing.unread = Unread::Unjudged,
+        Judged::Miss => missing.lane = Some(missing.caller.lane()),
     }
     Looked::Missing(missing)
 }
@@ -113,7 +114,7 @@ pub(crate) async fn look_past(ask: Ask<'_>) -> Result<Missing<'_>, Failure> {
     let Ask { node, policy, key } = ask;
     let mut caller = Caller::new(ask);
     if node.is_closed() {
-        return Ok(Missing { caller, first: None, lane: None });
+        return Ok(Missing { caller, first: None, lane: None, unread: Unread::No });
     }
     if Loading::current().is_some_and(|loading| loading.includes(node, key)) {
         return Err(Failure::Guard(Error::reentrant(key)));
@@ -125,13 +126,13 @@ pub(crate) async fn look_past(ask: Ask<'_>) -> Result<Missing<'_>, Failure> {
         {
             return Err(Failure::Guard(Error::store("looking up the entry", key, error.clone())));
         }
-        read => matches!(read, Read::Own(Err(_)) | Read::Shared(Err(_))),
+        Read::Own(Err(_)) | Read::Shared(Err(_)) => Unread::Unwanted,
+        _ => Unread::No,
     };
     caller.seen = read.into_seen(key).map(Box::new);
     caller.budget.spend(caller.started);
-    // What was not seen may be there, and is not what is wanted.
-    let lane = Some(if unread { Lane::Anew } else { caller.lane() });
-    Ok(Missing { caller, first, lane })
+    let lane = Some(caller.lane());
+    Ok(Missing { caller, first, lane, unread })
 }
 
 /// Step 2 alone: the entry, whatever it is worth; `None` too where it is unreadable.
@@ -194,6 +195,17 @@ enum NoSeat {
     TooManyWaiters(Loader),
 }
 
+/// What a caller makes of what was there before it came and is found only later, because its look-up failed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Unread {
+    /// Its look-up has not failed.
+    No,
+    /// It judges it then.
+    Unjudged,
+    /// It wants a load whatever there is.
+    Unwanted,
+}
+
 /// A caller for whom there is nothing in the store.
 pub(crate) struct Missing<'a> {
     caller: Caller<'a>,
@@ -201,6 +213,7 @@ pub(crate) struct Missing<'a> {
     first: Option<FirstRead<'a>>,
     /// Where to join; `None` to load alone.
     lane: Option<Lane>,
+    unread: Unread,
 }
 
 impl Missing<'_> {
@@ -217,8 +230,8 @@ impl Missing<'_> {
     ///
     /// Dropping it takes this caller away; whatever it began goes on without it.
     pub(crate) async fn load<O: Open>(self, open: &O, mut loader: Loader) -> Answer<O::Value> {
-        let Self { mut caller, mut first, lane } = self;
-        let Some(lane) = lane else {
+        let Self { mut caller, mut first, lane, mut unread } = self;
+        let Some(mut lane) = lane else {
             return Answer::Alone(loader);
         };
         for _ in 0..ROUNDS {
@@ -247,6 +260,15 @@ impl Missing<'_> {
                     return Answer::Stale(stand_in, None);
                 }
             };
+            if let Ending::Value(entry) | Ending::Stale(entry) = &ending
+                && caller.would_have_passed(open, entry, unread)
+                && let Some(own) = follower.take_loader()
+            {
+                (unread, loader) = (Unread::No, own);
+                caller.seen = Some(Box::new(Seen::entry(entry.clone(), caller.ask.key)));
+                lane = caller.lane();
+                continue;
+            }
             if let Ending::Stale(entry) = &ending
                 && caller.takes(open, entry)
                 && let Some(value) = open.open(&mut entry.clone(), caller.now())
@@ -297,6 +319,13 @@ impl Caller<'_> {
             Serves::Fresh | Serves::Stale | Serves::Resting => Lane::Anew,
             Serves::OnError | Serves::No => Lane::Lease,
         }
+    }
+
+    /// Whether this is what its look-up would have found and not taken, had it not failed.
+    fn would_have_passed<O: Open>(&self, open: &O, entry: &Entry, unread: Unread) -> bool {
+        let now = self.now();
+        let wants_it = || unread == Unread::Unjudged && open.serves(entry, now) != Serves::No;
+        unread != Unread::No && entry.stored_at < now && !wants_it()
     }
 
     /// Whether this caller is content with what stands in for a value that could not be had.

@@ -126,12 +126,6 @@ impl Open for Wants<'_> {
         }
     }
 
-    fn insists(&self) -> bool {
-        let wanted = &self.asked.directives;
-        let newer = (wanted.no_cache || wanted.max_age.is_some()) && !self.http.ignore_request_no_cache;
-        newer || wanted.min_fresh > 0
-    }
-
     fn stands_in(&self, entry: &Entry, now: u64) -> bool {
         let Some((kept, _)) = Kept::of(entry) else { return false };
         let (age, terms) = kept.at(entry, now);
