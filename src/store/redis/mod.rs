@@ -9,6 +9,7 @@
 //! | `sg1:l:{name}` | the lease: its holder's token |
 //! | `sg1:q:{name}` | the queue: tokens of those who wait, first come first |
 //! | `sg1:t:{name}` | the id of a tag |
+//! | `sg1:w:{name}:..` | nothing: what is waited for where replicas are to have a change |
 //! | `sg1:o:{name}` | the last outcome: its holder's token, until when newcomers get it, what it was |
 //!
 //! Locks have keys of their own, named in [`locks`]. Messages go to `sg1:i:<node>`: [`message`].

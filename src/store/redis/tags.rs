@@ -14,6 +14,9 @@ use crate::key::Key;
 use crate::store::tags::{Found, Member, TagStore};
 use crate::store::{Reply, StoreError, StoreErrorKind};
 
+/// How long a mark stays that nobody removes; the steps of waiting for replicas take a part of that each.
+const MARK: Duration = Duration::from_secs(4);
+
 impl TagStore for RedisStore {
     fn look_up_tagged<'a>(&'a self, key: &'a Key, tags: &'a [Key], within: Duration) -> Reply<'a, Found> {
         Box::pin(async move {
@@ -64,23 +67,30 @@ impl TagStore for RedisStore {
     fn replicated<'a>(&'a self, key: &'a Key, replicas: u32, within: Duration) -> Reply<'a, u32> {
         Box::pin(async move {
             // On a connection of its own: the server answers nothing else on one that waits, and the guard's would be
-            // taken for dead.
+            // taken for dead. That this one leads to the server that has the change, a mark proves which the guard's
+            // leaves there; and its removal is the write that WAIT is for, and so for whatever was written before.
+            let mark = format!("sg1:w:{{{}}}:{:016x}", key.name(), fastrand::u64(..));
+            let mut leave = Cmd::with_capacity(5, mark.len() + 24);
+            leave.arg("SET").arg(&mark).arg("").arg("PX").arg(millis(MARK));
+            match self.commands.send(key.name(), &leave, self.command_timeout).await? {
+                Value::Okay => {}
+                Value::ServerError(error) => return Err(refused(error.into())),
+                _ => return Err(refused(unexpected())),
+            }
             let dial = self.commands.dial(key.name());
             let dial = dial.ok_or_else(|| StoreError::new(StoreErrorKind::Unavailable))?;
-            // WAIT is for what its connection has written, and so for whatever was written before that, by whom ever.
-            let mut mark = Cmd::with_capacity(5, key.name().len() + 32);
-            mark.arg("SET");
-            push_key(&mut mark, b'w', key.name());
-            mark.arg("").arg("PX").arg(1);
+            let (mut connection, _) = bounded(MARK / 2, dial.commands()).await.map_err(refused)?;
+            let mut remove = Cmd::with_capacity(2, mark.len() + 8);
+            remove.arg("DEL").arg(&mark);
+            let removed = bounded(MARK / 4, remove.query_async::<u32>(&mut connection)).await;
+            if removed.map_err(refused)? == 0 {
+                return Err(StoreError::new(StoreErrorKind::Unavailable));
+            }
             let mut wait = Cmd::with_capacity(3, 32);
             wait.arg("WAIT").arg(replicas).arg(millis(within));
-            let waiting = async {
-                let (mut connection, _) = dial.commands().await?;
-                bounded(self.command_timeout, mark.query_async::<()>(&mut connection)).await?;
-                wait.query_async::<u32>(&mut connection).await
-            };
-            // The server answers after that time at the latest; before it there are a few round trips.
-            bounded(within.saturating_add(self.command_timeout * 8), waiting).await.map_err(refused)
+            // The server answers after that time at the latest.
+            let longest = within.saturating_add(MARK / 4);
+            bounded(longest, wait.query_async::<u32>(&mut connection)).await.map_err(refused)
         })
     }
 }
