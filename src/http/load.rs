@@ -32,6 +32,7 @@ use crate::loading::Loading;
 use crate::node::{Given, LoadResult, Loaded, Loader, Mode};
 use crate::policy::Policy;
 use crate::read_through::read_entry;
+use crate::store::StoreError;
 
 /// What the client that led a load is given, as soon as its head is there.
 pub(crate) type Head<B, E> = Result<Response<GuardedBody<B>>, E>;
@@ -115,7 +116,7 @@ where
     B::Data: Send,
     B::Error: Into<BoxError>,
 {
-    let Given { mode, previous, node, announcer, .. } = given;
+    let Given { mut mode, previous, node, announcer, .. } = given;
     let mut previous = previous.and_then(Previous::of);
     let is_part = wanted.is_part();
     let is_whole = |previous: &&Previous| previous.kept.part.is_none() && !is_part;
@@ -145,13 +146,6 @@ where
         }
     };
     let now = SystemTime::now();
-    if mode == Mode::Leased
-        && wanted.variant.get().is_none()
-        && let Some(chosen) = previous.as_mut().and_then(|previous| previous.kept.chosen.as_mut())
-    {
-        let ask = Ask { node: &node, policy: &policy, key: &wanted.resource };
-        chosen.generation = generation_again(ask, chosen.generation).await;
-    }
     // Whether the stored response is given instead (RFC 5861, 4).
     let stood_in = previous.as_ref().is_some_and(|Previous { entry, kept, .. }| {
         let (age, terms) = kept.at(entry, node.store.now());
@@ -162,9 +156,21 @@ where
         let text = format!("the inner service answered {}", response.status());
         return LoadResult::Failed(Failure::Loader { text: text.into(), source: None }).into();
     }
+    let delay = asked_at.elapsed();
+    if mode == Mode::Leased
+        && wanted.variant.get().is_none()
+        && let Some(chosen) = previous.as_mut().and_then(|previous| previous.kept.chosen.as_mut())
+    {
+        let ask = Ask { node: &node, policy: &policy, key: &wanted.resource };
+        match generation_again(ask, chosen.generation).await {
+            Ok(generation) => chosen.generation = generation,
+            // Stored, it would leave the other variants to be found by nobody, or what was invalidated by all.
+            Err(_) => mode = Mode::Unleased,
+        }
+    }
     let is_confirmed = response.status() == StatusCode::NOT_MODIFIED;
     let validated = previous.as_ref().filter(|_| is_confirmed).filter(is_whole);
-    let (method, delay) = (Method::GET, asked_at.elapsed());
+    let method = Method::GET;
     let sharing = Sharing {
         mode,
         policy,
@@ -207,13 +213,10 @@ fn condition(request: &mut HeaderMap, is_part: bool, stored: Option<&Previous>) 
 
 /// The generation of a resource's variants, if it is still what is stored, and another one otherwise. It was read before
 /// this load had the lease, so it may have been invalidated since; whoever does that from now on takes the lease away.
-async fn generation_again(ask: Ask<'_>, read: u64) -> u64 {
-    let stored = read_entry(ask).await.ok().flatten();
-    let chosen = stored.and_then(|entry| Kept::of(&entry)?.0.chosen);
-    chosen
-        .map(|chosen| chosen.generation)
-        .filter(|stored| *stored == read)
-        .unwrap_or_else(|| fastrand::u64(..))
+async fn generation_again(ask: Ask<'_>, read: u64) -> Result<u64, StoreError> {
+    let chosen = read_entry(ask).await?.and_then(|entry| Kept::of(&entry)?.0.chosen);
+    let stored = chosen.map(|chosen| chosen.generation).filter(|stored| *stored == read);
+    Ok(stored.unwrap_or_else(|| fastrand::u64(..)))
 }
 
 /// Why the inner service is asked (RFC 9211, 2.2).
