@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use crate::ending::Ending;
 use crate::entry::{Encoding, Entry, Kind};
@@ -12,6 +12,7 @@ use crate::lead::Lead;
 use crate::lease::current;
 use crate::node::{Lane, LoadResult, Seen};
 use crate::observe::Count;
+use crate::store::{StoreError, StoreErrorKind};
 use crate::tags::{TagList, Tagged};
 use crate::times::{Lifetimes, Serves};
 
@@ -83,7 +84,8 @@ impl Lead {
                 None => Ok(None),
             }
         };
-        let found = found.await;
+        let late = |_| Err(StoreError::new(StoreErrorKind::TimedOut));
+        let found = timeout(within, found).await.unwrap_or_else(late);
         budget.spend(asked);
         let known = found.is_ok();
         match found {
