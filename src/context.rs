@@ -150,7 +150,8 @@ impl<T> LoadContext<T> {
         }
     }
 
-    /// How long this value is served before it is loaded again. Still shortened by the policy's jitter.
+    /// How long this value is served before it is loaded again, also where it is nothing. Still shortened by the policy's
+    /// jitter.
     pub fn fresh_for(&mut self, fresh_for: Duration) {
         let mut settings = lock(&self.settings);
         settings.decided = true;

@@ -58,8 +58,8 @@ impl PolicyBuilder {
     }
 
     /// How long a value is fresh that says "there is nothing": one that a loader has called
-    /// [`negative`](crate::LoadContext::negative), or that encodes as nothing at all (`None`, `()`).
-    /// Defaults to `fresh_for`.
+    /// [`negative`](crate::LoadContext::negative), or that encodes as nothing at all (`None`, `()`) where its loader has
+    /// not said otherwise. Defaults to `fresh_for`.
     pub fn negative_for(mut self, negative_for: Duration) -> Self {
         self.policy.negative_for = Some(negative_for);
         self
