@@ -97,6 +97,7 @@ mod observe;
 mod open;
 mod policy;
 mod read_through;
+mod refresh;
 mod share;
 mod slot;
 mod store;

@@ -30,6 +30,7 @@ use crate::node::{Follower, Joined, Lane, Loader, Seen};
 use crate::observe::{self, Count};
 use crate::open::{Boxed, Open};
 use crate::policy::{OnOverload, OnStoreDown, OnWaitTimeout};
+use crate::refresh::Refresh;
 use crate::store::StoreError;
 use crate::times::Serves;
 
@@ -162,30 +163,6 @@ pub(crate) async fn peek<O: Open>(ask: Ask<'_>, open: &O) -> Result<Option<O::Va
     match caller.judge(read, open) {
         Judged::Hit { value, .. } => Ok(Some(value)),
         Judged::Miss | Judged::Unread | Judged::Marked | Judged::Down(_) => Ok(None),
-    }
-}
-
-/// A background load that is due, for a value that was served.
-pub(crate) struct Refresh<'a> {
-    caller: Caller<'a>,
-}
-
-impl Refresh<'_> {
-    /// Steps 3 to 7 with nobody waiting: one load in the fleet, or none if somebody else is at it.
-    /// `early` if the value is still fresh.
-    pub(crate) fn start(self, loader: Loader, early: bool) {
-        let Caller { ask: Ask { node, policy, .. }, .. } = self.caller;
-        let flight = self.caller.flight(Lane::Refresh);
-        // Whoever has one on its way in this process already needs no other.
-        if let Joined::Leader(leader, seat) = node.flights.join(&flight, loader, Ending::Gone, 1) {
-            node.count(Count::refreshes);
-            if early {
-                node.count(Count::early_refreshes);
-            }
-            let (node, policy) = (Arc::clone(node), Arc::clone(policy));
-            let Caller { seen, budget, .. } = self.caller;
-            Lead { node, policy, flight, leader, seen, budget, _unattended: Some(seat) }.start();
-        }
     }
 }
 

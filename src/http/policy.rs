@@ -134,16 +134,6 @@ impl HttpPolicy {
 
     /// One more request header that marks an answer as one user's, beside those of
     /// [`credential_headers`](Self::credential_headers): one that a proxy adds, say.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// use http::HeaderName;
-    /// use stampede_guard::http::HttpPolicy;
-    ///
-    /// let user = HeaderName::from_static("x-forwarded-user");
-    /// let policy = HttpPolicy::default().credential_header(user);
-    /// ```
     #[must_use]
     pub fn credential_header(mut self, name: HeaderName) -> Self {
         self.requests.credentials.add(name);

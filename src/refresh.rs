@@ -1,0 +1,33 @@
+//! A load in the background, for a value that was served although it is stale, or soon will be.
+
+use std::sync::Arc;
+
+use crate::caller::{Ask, Caller};
+use crate::ending::Ending;
+use crate::lead::Lead;
+use crate::node::{Joined, Lane, Loader};
+use crate::observe::Count;
+
+/// A background load that is due, for a value that was served.
+pub(crate) struct Refresh<'a> {
+    pub(crate) caller: Caller<'a>,
+}
+
+impl Refresh<'_> {
+    /// Steps 3 to 7 with nobody waiting: one load in the fleet, or none if somebody else is at it.
+    /// `early` if the value is still fresh.
+    pub(crate) fn start(self, loader: Loader, early: bool) {
+        let Caller { ask: Ask { node, policy, .. }, .. } = self.caller;
+        let flight = self.caller.flight(Lane::Refresh);
+        // Whoever has one on its way in this process already needs no other.
+        if let Joined::Leader(leader, seat) = node.flights.join(&flight, loader, Ending::Gone, 1) {
+            node.count(Count::refreshes);
+            if early {
+                node.count(Count::early_refreshes);
+            }
+            let (node, policy) = (Arc::clone(node), Arc::clone(policy));
+            let Caller { seen, budget, .. } = self.caller;
+            Lead { node, policy, flight, leader, seen, budget, _unattended: Some(seat) }.start();
+        }
+    }
+}
