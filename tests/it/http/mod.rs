@@ -40,6 +40,7 @@ mod termination;
 mod unsafe_methods;
 mod validation;
 mod variants;
+mod variants_lost;
 
 #[cfg(feature = "redis")]
 pub(crate) use fleet::ROLES;

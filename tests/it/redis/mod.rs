@@ -107,10 +107,8 @@ fn chain(error: &dyn std::error::Error) -> String {
 /// These two share a load though only the first of them leads it, and are told: the lease outlives the test.
 async fn share_a_load(server: &RedisServer, guards: &[StampedeGuard; 2]) {
     share_a_load_of(server, guards, [1, 2]).await;
-    for guard in guards {
-        let stats = guard.stats();
-        assert_eq!((stats.fail_open_loads, stats.store_errors), (0, 0), "{stats:?}");
-    }
+    let failed = guards.each_ref().map(|guard| (guard.stats().fail_open_loads, guard.stats().store_errors));
+    assert_eq!(failed, [(0, 0); 2]);
 }
 
 /// The same, of what each of them would load.
@@ -121,8 +119,8 @@ async fn share_a_load_of(server: &RedisServer, guards: &[StampedeGuard; 2], valu
     let follower = held_call(&guards[1], values[1], &gate, &loads);
     queued(server, "k", 1).await;
     gate.open();
-    assert_eq!((leader.await.unwrap(), follower.await.unwrap()), (values[0], values[0]));
-    assert_eq!(loads.started(), 1);
+    let given = (leader.await.unwrap(), follower.await.unwrap());
+    assert_eq!((given, loads.started()), ((values[0], values[0]), 1));
 }
 
 /// Such a server costs next to nothing, and who asks why it is gone without is told what to do.
@@ -144,11 +142,8 @@ async fn is_gone_without(guard: &StampedeGuard, advice: &str) {
 /// Waits until every flight of these nodes has ended.
 async fn settled(guards: &[StampedeGuard]) {
     for guard in guards {
-        eventually(format!("flights end: {:?}", guard.stats()), SOON, async || {
-            let stats = guard.stats();
-            (stats.flights, stats.tasks) == (0, 0)
-        })
-        .await;
+        let over = async || (guard.stats().flights, guard.stats().tasks) == (0, 0);
+        eventually(format!("flights end: {:?}", guard.stats()), SOON, over).await;
     }
 }
 

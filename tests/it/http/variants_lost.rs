@@ -1,0 +1,65 @@
+//! What throws the variants of a resource away, and what does not.
+
+use std::time::Duration;
+
+use stampede_guard::StampedeGuard;
+use stampede_guard::testing::ChaosStore;
+use tower::Layer as _;
+
+use super::kit::{Inner, Req, Shop, ask, replicas, request, respond, secs, send, sent, whole};
+
+const LANGUAGES: [&str; 3] = ["de", "en", "fr"];
+
+fn in_language(language: &str) -> Req {
+    request("GET", "/", &[("accept-language", language)])
+}
+
+/// An error page seldom says what it varies by; that made one error throw away what stands in for it.
+#[tokio::test(start_paused = true)]
+async fn an_error_says_nothing_about_the_variants_that_are_stored() {
+    let inner = Inner::with(|n, request| {
+        let language = sent(request, "accept-language").to_owned();
+        if language == "xx" {
+            return Ok(respond(500, &[], whole("sorry")));
+        }
+        let headers = [("vary", "Accept-Language"), ("cache-control", "max-age=60")];
+        Ok(respond(200, &headers, whole(format!("{language} {n}"))))
+    });
+    let shops = replicas(2, &inner);
+    for language in LANGUAGES {
+        ask(&shops[0], in_language(language)).await;
+    }
+    assert_eq!(ask(&shops[1], in_language("xx")).await.status, 500);
+    for (n, language) in LANGUAGES.iter().enumerate() {
+        assert_eq!(ask(&shops[1], in_language(language)).await.text(), format!("{language} {}", n + 1));
+    }
+}
+
+/// The variants of a resource are found by what is stored for the resource itself. A load that had read that, and got the
+/// lease only after it was invalidated, brought them all back.
+#[tokio::test(start_paused = true)]
+async fn an_invalidation_between_look_up_and_lease_invalidates_all_variants() {
+    let inner = Inner::with(|n, request| {
+        let language = sent(request, "accept-language").to_owned();
+        let control = if language == "de" { "max-age=10" } else { "max-age=600" };
+        let headers = [("vary", "Accept-Language"), ("cache-control", control)];
+        Ok(respond(200, &headers, whole(format!("{language} {n}"))))
+    });
+    let chaos = ChaosStore::new(1);
+    let shop: Shop = StampedeGuard::new(chaos.clone()).layer(inner.clone());
+    let other: Shop = StampedeGuard::new(chaos.store()).layer(inner.clone());
+    for language in ["de", "en"] {
+        ask(&shop, in_language(language)).await;
+    }
+    tokio::time::sleep(secs(12)).await;
+    chaos.latency(Duration::from_millis(1), Duration::from_millis(1));
+    let before = chaos.commands();
+    let stale = send(&shop, in_language("de"));
+    while chaos.commands() == before {
+        tokio::time::sleep(Duration::from_micros(100)).await;
+    }
+    ask(&other, request("POST", "/", &[])).await;
+    assert_eq!(stale.await.unwrap().text(), "de 4");
+    assert_eq!(ask(&shop, in_language("en")).await.text(), "en 5", "not what was there before");
+    assert_eq!(ask(&shop, in_language("de")).await.text(), "de 4");
+}
