@@ -1,11 +1,9 @@
 //! What requests ask of a cache in so many words (RFC 9111, 5.2.1).
 
-use stampede_guard::StampedeGuard;
 use stampede_guard::http::HttpPolicy;
-use stampede_guard::testing::{ChaosStore, Fault};
 
 use super::kit::{
-    Inner, Req, Shop, all, ask, crowd, get, policy, replicas, request, secs, send, settle, shop, shop_with,
+    Inner, Req, all, ask, crowd, get, policy, replicas, request, secs, send, settle, shop, shop_with,
 };
 
 fn with(control: &str) -> Req {
@@ -58,13 +56,17 @@ async fn who_insists_has_what_is_loaded_after_it_asked() {
 
 /// The look-up fails, and so nobody has seen that there is something that the client does not want. Without the store it
 /// is loaded; and with one that is back a moment later, too.
+#[cfg(feature = "testing")]
 #[tokio::test(start_paused = true)]
 async fn who_insists_is_not_given_what_was_there_because_nobody_saw_it() {
+    use stampede_guard::StampedeGuard;
+    use stampede_guard::testing::{ChaosStore, Fault};
+
     for (control, remark) in
         [("no-cache", "2"), ("max-age=0", "2"), ("min-fresh=3600", "2"), ("max-stale", "1")]
     {
         let (inner, chaos) = (Inner::numbered(|_| ()), ChaosStore::new(1));
-        let shop: Shop = tower::Layer::layer(&StampedeGuard::new(chaos.clone()), inner.clone());
+        let shop: super::kit::Shop = tower::Layer::layer(&StampedeGuard::new(chaos.clone()), inner.clone());
         ask(&shop, get("/")).await;
         tokio::time::sleep(secs(1)).await;
         chaos.once(Fault::ErrorBefore);

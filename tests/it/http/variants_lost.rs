@@ -1,12 +1,6 @@
 //! What throws the variants of a resource away, and what does not.
 
-use std::time::Duration;
-
-use stampede_guard::StampedeGuard;
-use stampede_guard::testing::ChaosStore;
-use tower::Layer as _;
-
-use super::kit::{Inner, Req, Shop, ask, replicas, request, respond, secs, send, sent, whole};
+use super::kit::{Inner, Req, ask, replicas, request, respond, sent, whole};
 
 const LANGUAGES: [&str; 3] = ["de", "en", "fr"];
 
@@ -37,8 +31,17 @@ async fn an_error_says_nothing_about_the_variants_that_are_stored() {
 
 /// The variants of a resource are found by what is stored for the resource itself. A load that had read that, and got the
 /// lease only after it was invalidated, brought them all back.
+#[cfg(feature = "testing")]
 #[tokio::test(start_paused = true)]
 async fn an_invalidation_between_look_up_and_lease_invalidates_all_variants() {
+    use std::time::Duration;
+
+    use stampede_guard::StampedeGuard;
+    use stampede_guard::testing::ChaosStore;
+    use tower::Layer as _;
+
+    use super::kit::{Shop, secs, send};
+
     let inner = Inner::with(|n, request| {
         let language = sent(request, "accept-language").to_owned();
         let control = if language == "de" { "max-age=10" } else { "max-age=600" };
