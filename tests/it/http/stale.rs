@@ -3,8 +3,8 @@
 use tower::Layer as _;
 
 use super::kit::{
-    Down, Inner, all, ask, crowd, get, policy, replicas, replicas_with, respond, secs, settle, shop_with,
-    whole,
+    Down, Inner, all, ask, crowd, get, policy, replicas, replicas_with, request, respond, secs, send, settle,
+    shop_with, whole,
 };
 
 /// The first call is answered with `Cache-Control: control`, later ones with a new text, or as `then` has it.
@@ -71,6 +71,27 @@ async fn stale_if_error_stands_in_for_the_origins_failures_and_for_nothing_else(
             assert_eq!(inner.calls(), 2, "{failure}: the origin is left alone");
         }
     }
+}
+
+/// What stands in for everyone else is not for who has said that it wants nothing stale: it has the origin's own answer.
+#[tokio::test(start_paused = true)]
+async fn who_wants_nothing_stale_is_given_no_stand_in_that_others_are_content_with() {
+    let inner = origin("max-age=10, stale-if-error=60", |n| (n > 1).then_some(503));
+    let shops = replicas(2, &inner);
+    ask(&shops[0], get("/")).await;
+    tokio::time::sleep(secs(12)).await;
+    let inner = inner.held();
+    let content: Vec<_> = shops.iter().map(|shop| send(shop, get("/"))).collect();
+    settle().await;
+    let strict = request("GET", "/", &[("cache-control", "no-cache")]);
+    let insisting = send(&shops[1], strict);
+    settle().await;
+    inner.gate.open();
+    for seen in all(content).await {
+        assert_eq!(seen.text(), "1");
+    }
+    let seen = insisting.await.unwrap();
+    assert_eq!((seen.status, seen.text()), (503, "sorry"));
 }
 
 #[tokio::test(start_paused = true)]
