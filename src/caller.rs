@@ -43,6 +43,14 @@ pub(crate) enum Read {
 }
 
 impl Read {
+    /// Why nothing is known, if the store did not say.
+    pub(crate) fn error(&self) -> Option<&StoreError> {
+        match self {
+            Self::Own(read) => read.as_ref().err(),
+            Self::Shared(read) => read.as_ref().err(),
+        }
+    }
+
     /// What was found, as what is not to be served as it is.
     pub(crate) fn into_seen(self, key: &Key) -> Option<Seen> {
         match self {

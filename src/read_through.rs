@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 use tokio::time::sleep_until;
 
-use crate::caller::{Ask, Caller, FirstRead, Judged, Read};
+use crate::caller::{Ask, Caller, FirstRead, Judged};
 use crate::ending::Ending;
 use crate::entry::Entry;
 use crate::error::{Error, ErrorKind, Failure};
@@ -121,14 +121,12 @@ pub(crate) async fn look_past(ask: Ask<'_>) -> Result<Missing<'_>, Failure> {
         return Err(Failure::Guard(Error::reentrant(key)));
     }
     let (read, first) = caller.look_up::<Boxed>().await;
-    let unread = match &read {
-        Read::Own(Err(error)) | Read::Shared(Err(error))
-            if policy.on_store_down == OnStoreDown::FailClosed =>
-        {
+    let unread = match read.error() {
+        Some(error) if policy.on_store_down == OnStoreDown::FailClosed => {
             return Err(Failure::Guard(Error::store("looking up the entry", key, error.clone())));
         }
-        Read::Own(Err(_)) | Read::Shared(Err(_)) => Unread::Unwanted,
-        _ => Unread::No,
+        Some(_) => Unread::Unwanted,
+        None => Unread::No,
     };
     caller.seen = read.into_seen(key).map(Box::new);
     caller.budget.spend(caller.started);
@@ -143,9 +141,10 @@ pub(crate) async fn look_past(ask: Ask<'_>) -> Result<Missing<'_>, Failure> {
 /// Safe.
 pub(crate) async fn read_entry(ask: Ask<'_>) -> Result<Option<Entry>, StoreError> {
     let caller = Caller::new(ask);
-    match caller.look_up_anyway::<Boxed>().await {
-        Read::Own(Err(error)) | Read::Shared(Err(error)) => Err(error),
-        read => Ok(read.into_seen(ask.key).and_then(|seen| seen.value)),
+    let read = caller.look_up_anyway::<Boxed>().await;
+    match read.error() {
+        Some(error) => Err(error.clone()),
+        None => Ok(read.into_seen(ask.key).and_then(|seen| seen.value)),
     }
 }
 
@@ -157,8 +156,8 @@ pub(crate) async fn read_entry(ask: Ask<'_>) -> Result<Option<Entry>, StoreError
 pub(crate) async fn peek<O: Open>(ask: Ask<'_>, open: &O) -> Result<Option<O::Value>, StoreError> {
     let mut caller = Caller::new(ask);
     let read = caller.look_up_anyway::<O::Room>().await;
-    if let Read::Own(Err(error)) | Read::Shared(Err(error)) = read {
-        return Err(error);
+    if let Some(error) = read.error() {
+        return Err(error.clone());
     }
     match caller.judge(read, open) {
         Judged::Hit { value, .. } => Ok(Some(value)),
