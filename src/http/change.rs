@@ -94,7 +94,7 @@ where
         };
         let (head, body) = response.into_parts();
         forget(guard, keys(guard, invalidation, head.status, &head.headers)).await;
-        let is_stored = matches!(sharing.draft(&head, None), Ok(draft) if draft.ttl().is_some());
+        let is_stored = matches!(sharing.draft(&head, None), Ok(draft) if draft.is_stored());
         let until = asked_at + policy.load_timeout;
         let running = node.tasks.enter();
         tokio::spawn(async move {
@@ -146,9 +146,7 @@ where
                 &rules,
             )
         };
-        if (asked.authorized || asked.has_cookie)
-            && matches!(judged(head.status(), head.headers()), Verdict::Private(_))
-        {
+        if asked.has_credentials() && matches!(judged(head.status(), head.headers()), Verdict::Private(_)) {
             // What the origin has for one user says nothing about what it has for everyone.
             return passed(response);
         }

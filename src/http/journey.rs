@@ -95,7 +95,7 @@ impl<B, E> Journey<'_, B, E> {
         let missing = if asked.ranged {
             // Each wants another part, so nobody waits for somebody else's.
             missing.unattended()
-        } else if asked.authorized || asked.has_cookie {
+        } else if asked.has_credentials() {
             // It takes no seat here, so nobody who came behind it is held back until it has one.
             drop(missing);
             // With its like: what they get may not be for the others. Set here and nowhere else.

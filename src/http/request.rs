@@ -39,6 +39,13 @@ pub(crate) struct Asked {
     pub(crate) if_range: bool,
 }
 
+impl Asked {
+    /// Whether it comes with credentials, and takes part all the same.
+    pub(crate) fn has_credentials(&self) -> bool {
+        self.authorized || self.has_cookie
+    }
+}
+
 /// Whether the rules apply to a request, by its head and by whether a body follows; else what forbids it.
 ///
 /// The whole list of what passes by: methods other than GET and HEAD; more than one `Host`, none, or one

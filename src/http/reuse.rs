@@ -91,7 +91,7 @@ pub(crate) fn reuse(asked: &Asked, terms: &Terms, age: Duration, policy: &HttpPo
 /// loaded: to the letter any that is stored, else only what says that it is for everyone. What an origin
 /// has for strangers is not what it has for users.
 pub(crate) fn is_for(asked: &Asked, terms: &Terms, policy: &HttpPolicy) -> bool {
-    policy.letter || terms.says_shared || !(asked.authorized || asked.has_cookie)
+    policy.letter || terms.says_shared || !asked.has_credentials()
 }
 
 /// Why a validation or a load brought nothing.

@@ -20,7 +20,6 @@ use super::fields::content_length;
 use super::kept::Chosen;
 use super::load::{Head, Wanted, no_content};
 use super::policy::ResponseRules;
-use super::request::Asked;
 use super::response::{DoNotStore, Exchange, Verdict, judge};
 use super::rule::Rule;
 use super::status::{CacheStatus, Fwd, write_status};
@@ -93,9 +92,9 @@ impl<B, E> Sharing<B, E> {
 
     /// What a rule that keeps a response from others means for them.
     pub(crate) fn unshared(&self, rule: Rule) -> LoadResult {
-        let Asked { authorized, has_cookie, .. } = self.wanted.asked;
         // What is not for everyone may be so because of the credentials.
-        let about_this_request = authorized || has_cookie || (self.wanted.is_part() && rule == Rule::Status);
+        let about_this_request =
+            self.wanted.asked.has_credentials() || (self.wanted.is_part() && rule == Rule::Status);
         if about_this_request && self.wanted.stored_at.get().is_none() {
             return LoadResult::Aside;
         }
@@ -276,10 +275,8 @@ where
     /// the origin's: "only if there is none" is how a POST creates something.
     fn own(&self, head: &Parts) -> Option<Parts> {
         let Wanted { asked, headers, .. } = &*self.wanted;
-        if self.method != Method::GET {
-            return None;
-        }
-        if !asked.conditional || !is_not_modified(headers, head.status, &head.headers, self.now, self.now) {
+        let may_have_it = self.method == Method::GET && asked.conditional;
+        if !may_have_it || !is_not_modified(headers, head.status, &head.headers, self.now, self.now) {
             return None;
         }
         let headers: HeaderMap = not_modified(&head.headers);
