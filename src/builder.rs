@@ -30,7 +30,6 @@ impl StampedeGuardBuilder {
         let Self { backend, namespace, policy, max_flights } = self;
         let store = backend.into_store(policy.command_timeout);
         let node = Node::new(store, escape_namespace(&namespace).into(), max_flights);
-        node.note_command_timeout(policy.command_timeout);
         StampedeGuard::from_parts(Arc::new(node), Arc::new(policy))
     }
 

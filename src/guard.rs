@@ -82,6 +82,7 @@ impl StampedeGuard {
     }
 
     pub(crate) fn from_parts(node: Arc<Node>, policy: Arc<Policy>) -> Self {
+        node.note_command_timeout(policy.command_timeout);
         Self { node, policy }
     }
 
@@ -90,8 +91,7 @@ impl StampedeGuard {
     /// Where two policies meet on one load, the leader's decides how it is led and stored.
     #[must_use]
     pub fn with_policy(&self, policy: Policy) -> Self {
-        self.node.note_command_timeout(policy.command_timeout);
-        Self { node: Arc::clone(&self.node), policy: Arc::new(policy) }
+        Self::from_parts(Arc::clone(&self.node), Arc::new(policy))
     }
 
     /// Opens the connections, so that the first request does not pay for it.
