@@ -194,9 +194,7 @@ impl<T> LoadContext<T> {
     /// This value says that there is nothing: it is kept for the policy's
     /// [`negative_for`](crate::PolicyBuilder::negative_for).
     pub fn negative(&mut self) {
-        let mut settings = lock(&self.settings);
-        settings.decided = true;
-        settings.make_negative();
+        lock(&self.settings).make_negative();
     }
 
     /// Gives the value to those who wait for this load, and stores nothing.
