@@ -10,9 +10,9 @@ use super::kit::{
     sent, settle, shop, shop_with, whole,
 };
 
-const LANGUAGES: [&str; 3] = ["de", "en", "fr"];
+pub(super) const LANGUAGES: [&str; 3] = ["de", "en", "fr"];
 
-fn in_language(language: &str) -> Req {
+pub(super) fn in_language(language: &str) -> Req {
     request("GET", "/", &[("accept-language", language)])
 }
 

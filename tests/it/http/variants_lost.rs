@@ -1,12 +1,7 @@
 //! What throws the variants of a resource away, and what does not.
 
-use super::kit::{Inner, Req, ask, replicas, request, respond, sent, whole};
-
-const LANGUAGES: [&str; 3] = ["de", "en", "fr"];
-
-fn in_language(language: &str) -> Req {
-    request("GET", "/", &[("accept-language", language)])
-}
+use super::kit::{Inner, ask, replicas, respond, sent, whole};
+use super::variants::{LANGUAGES, in_language};
 
 /// An error page seldom says what it varies by; that made one error throw away what stands in for it.
 #[tokio::test(start_paused = true)]
@@ -40,7 +35,7 @@ async fn an_invalidation_between_look_up_and_lease_invalidates_all_variants() {
     use stampede_guard::testing::ChaosStore;
     use tower::Layer as _;
 
-    use super::kit::{Shop, secs, send};
+    use super::kit::{Shop, request, secs, send};
 
     let inner = Inner::with(|n, request| {
         let language = sent(request, "accept-language").to_owned();
