@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use crate::entry::{Entry, Kind};
 use crate::error::Error;
 use crate::key::{Hashed, Key};
-use crate::look_up::{Duty, Entered, First};
+use crate::look_up::{Duty, Entered, First, Queued};
 use crate::node::{Budget, FlightKey, Lane, LookedUp, Node, Seen, SharedRead, Stored};
 use crate::observe::Count;
 use crate::open::{Boxed, Open, Opened, Room};
@@ -176,16 +176,10 @@ impl<'a> Caller<'a> {
         let Some(within) = self.budget.next() else {
             return (Read::Own(Err(StoreError::new(StoreErrorKind::TimedOut))), None);
         };
-        match node.look_ups.enter(key, within) {
-            Entered::First(first) => {
-                let tags = policy.tag_keys(&node.namespace);
-                (Read::Own(R::keep(read(node, key, &tags, within)).await), Some(first))
-            }
-            Entered::Queued(queued, duty) => {
-                if let Some(duty) = duty {
-                    let tags = policy.tag_keys(&node.namespace);
-                    tokio::spawn(read_for_queue(Arc::clone(node), duty, tags, within, past_flights));
-                }
+        let tags = policy.tag_keys(&node.namespace);
+        match self.enter(&tags, within, past_flights) {
+            Ok(first) => (Read::Own(R::keep(read(node, key, &tags, within)).await), Some(first)),
+            Err(queued) => {
                 let nothing = || Err(StoreError::new(StoreErrorKind::Unavailable));
                 let read = if policy.command_timeout < node.longest_command() {
                     // Others, with another policy, have longer than this caller. (Only here: a timer costs something.)
@@ -196,20 +190,40 @@ impl<'a> Caller<'a> {
                 };
                 let read = read.unwrap_or_else(nothing);
                 match policy.is_tagged() {
-                    true => (Box::pin(self.read_with_tags(read, within)).await, None),
+                    true => (Box::pin(self.read_with_tags(read, &tags, within)).await, None),
                     false => (Read::Shared(read), None),
                 }
             }
         }
     }
 
+    /// Its turn to read by itself, or its place among those for whom somebody reads.
+    ///
+    /// A function of its own, because the future of every hit would have room for what it comes to.
+    fn enter(
+        &self,
+        tags: &[Key],
+        within: Duration,
+        past_flights: bool,
+    ) -> Result<FirstRead<'a>, Queued<LookedUp>> {
+        let Ask { node, key, .. } = self.ask;
+        match node.look_ups.enter(key, within) {
+            Entered::First(first) => Ok(first),
+            Entered::Queued(queued, duty) => {
+                if let Some(duty) = duty {
+                    tokio::spawn(read_for_queue(Arc::clone(node), duty, tags.to_vec(), within, past_flights));
+                }
+                Err(queued)
+            }
+        }
+    }
+
     /// What a read for others is to this caller, whose policy may have other tags than theirs.
-    async fn read_with_tags(&self, shared: LookedUp, within: Duration) -> Read {
-        let Ask { node, policy, key } = self.ask;
-        let tags = policy.tag_keys(&node.namespace);
+    async fn read_with_tags(&self, shared: LookedUp, tags: &[Key], within: Duration) -> Read {
+        let Ask { node, key, .. } = self.ask;
         let fits = |shared: &SharedRead| tags.iter().all(|tag| shared.tags.contains(tag));
         match &shared {
-            Ok(Some(found)) if !fits(found) => Read::Own(read(node, key, &tags, within).await),
+            Ok(Some(found)) if !fits(found) => Read::Own(read(node, key, tags, within).await),
             _ => Read::Shared(shared),
         }
     }
