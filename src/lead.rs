@@ -334,6 +334,9 @@ impl Lead {
                 let known = self.see_again().await;
                 (!known).then(|| Ending::Failed(failure.clone()))
             }
+            LoadResult::Uncacheable { mark } if lease.is_some() && self.leaves_served(*mark) => {
+                (!self.see_again().await).then_some(Ending::Uncacheable)
+            }
             _ => None,
         };
         let Loaded { result, settled } = loaded;

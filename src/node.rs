@@ -186,6 +186,17 @@ impl Loaded {
     }
 }
 
+/// Whether it is left in the store, for a while, that nobody need queue for a resource.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mark {
+    No,
+    /// If nothing is there that others are served.
+    IfUnserved,
+    /// Over whatever the load was to replace, which is not to be used again.
+    #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "of HTTP responses"))]
+    Over,
+}
+
 /// What a loader's result means to those who share it.
 pub(crate) enum LoadResult {
     /// A value. With no lifetime at all it is shared with the waiting wave only; other processes are then
@@ -200,8 +211,8 @@ pub(crate) enum LoadResult {
         tags: Vec<Tagged>,
         brief: Option<Bytes>,
     },
-    /// One caller's own: nobody else may have it. With `mark`, nobody queues for it for a while.
-    Uncacheable { mark: bool },
+    /// One caller's own: nobody else may have it.
+    Uncacheable { mark: Mark },
     /// Nothing.
     Failed(Failure),
     /// Its own caller's answer, which is none to what the others ask: one of them loads next.

@@ -10,7 +10,7 @@ use crate::entry::{Encoding, Entry, Kind};
 use crate::key::Key;
 use crate::lead::Lead;
 use crate::lease::current;
-use crate::node::{Lane, LoadResult, Seen};
+use crate::node::{Lane, LoadResult, Mark, Seen};
 use crate::observe::Count;
 use crate::store::{StoreError, StoreErrorKind};
 use crate::tags::{TagList, Tagged};
@@ -54,9 +54,13 @@ impl Lead {
                 Share { keep, elsewhere: brief.map(value), ..Share::only(value(payload)) }
             }
             LoadResult::Aside => Share::only(Ending::Gone),
-            LoadResult::Uncacheable { mark } => Share {
-                marker: mark.then(|| marker_entry(&self.flight.key, now)),
-                ..Share::only(Ending::Uncacheable)
+            LoadResult::Uncacheable { mark } => match self.stand_in(now).filter(|_| self.leaves_served(mark))
+            {
+                Some((entry, keep)) => Share { keep: Some(keep), ..Share::only(Ending::Stale(entry)) },
+                None => Share {
+                    marker: self.marks(mark, now).then(|| marker_entry(&self.flight.key, now)),
+                    ..Share::only(Ending::Uncacheable)
+                },
             },
             LoadResult::Failed(failure) => match self.stand_in(now) {
                 Some((entry, keep)) => {
@@ -65,6 +69,23 @@ impl Lead {
                 }
                 None => Share { replay: self.policy.error_for, ..Share::only(Ending::Failed(failure)) },
             },
+        }
+    }
+
+    /// Whether what others are served meanwhile stays for them. Nobody asks the origin for a while then: each of them would
+    /// begin another load that brings nothing.
+    pub(crate) fn leaves_served(&self, mark: Mark) -> bool {
+        self.flight.lane == Lane::Refresh && mark != Mark::Over
+    }
+
+    fn marks(&self, mark: Mark, now: u64) -> bool {
+        let seen = self.seen.as_ref().and_then(|seen| seen.value.as_ref());
+        match mark {
+            Mark::No => false,
+            Mark::IfUnserved => {
+                matches!(seen.map_or(Serves::No, |seen| seen.serves(now)), Serves::OnError | Serves::No)
+            }
+            Mark::Over => true,
         }
     }
 

@@ -13,7 +13,7 @@ use crate::codec::Codec;
 use crate::context::{LoadContext, Settings};
 use crate::entry::Entry;
 use crate::error::{Failure, LoadError, failure_text};
-use crate::node::{Given, LoadResult, Loader, Mode, Node};
+use crate::node::{Given, LoadResult, Loader, Mark, Mode, Node};
 use crate::observe::Count;
 use crate::open::{InPlace, Open};
 use crate::policy::Policy;
@@ -123,10 +123,12 @@ fn shared<T: Serialize + 'static>(
     value: &T,
 ) -> LoadResult {
     if mode == Mode::Alone {
-        return LoadResult::Uncacheable { mark: false };
+        return LoadResult::Uncacheable { mark: Mark::No };
     }
     match policy.codec.encode(value) {
-        Ok((_, payload)) if payload.len() > policy.max_body => LoadResult::Uncacheable { mark: true },
+        Ok((_, payload)) if payload.len() > policy.max_body => {
+            LoadResult::Uncacheable { mark: Mark::IfUnserved }
+        }
         Ok((encoding, payload)) => {
             let implied = policy.negative_for.is_some() && !settings.decided;
             if implied && Codec::is_nothing(encoding, &payload) {
@@ -141,7 +143,7 @@ fn shared<T: Serialize + 'static>(
         }
         Err(error) => {
             tracing::warn!(error = &error as &dyn std::error::Error, "a loaded value is not cached");
-            LoadResult::Uncacheable { mark: false }
+            LoadResult::Uncacheable { mark: Mark::No }
         }
     }
 }

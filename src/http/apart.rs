@@ -9,7 +9,7 @@ use bytes::Bytes;
 use crate::entry::{Encoding, Entry, Kind};
 use crate::key::Key;
 use crate::lease::{Lease, lease_if_free};
-use crate::node::{LoadResult, Node, Seen};
+use crate::node::{LoadResult, Mark, Node, Seen};
 use crate::policy::Policy;
 use crate::tags::TagList;
 use crate::times::Lifetimes;
@@ -96,7 +96,7 @@ impl Granted {
 /// For those who wait only, if they may have it.
 fn unstored(encoding: Encoding, payload: Bytes, shared: bool) -> LoadResult {
     if !shared {
-        return LoadResult::Uncacheable { mark: false };
+        return LoadResult::Uncacheable { mark: Mark::No };
     }
     let (lifetimes, validator, tags) = (Lifetimes::default(), Bytes::new(), Vec::new());
     LoadResult::Value { encoding, payload, lifetimes, validator, tags, brief: None }

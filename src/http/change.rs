@@ -118,7 +118,9 @@ where
             false => read_entry(Ask { node, policy, key: &key }).await.ok().flatten(),
         };
         let seen = stored.clone().map(|entry| Seen::entry(entry, &key));
-        let previous = stored.and_then(Previous::of).filter(|previous| previous.kept.chosen.is_none());
+        let previous = stored.and_then(|stored| Previous::of(stored, node.store.now()));
+        // Of one of several variants, and of a part, it says too little.
+        let previous = previous.filter(|Previous { kept, .. }| kept.chosen.is_none() && kept.part.is_none());
         node.counters.request(Outcome::Bypassed);
         let asked_at = Instant::now();
         let response = call(self.inner, self.request).await;

@@ -14,27 +14,38 @@ use super::kept::{Chosen, Kept};
 use super::ranges::{Part, join};
 use super::response::Storing;
 use super::reuse::Stale;
-use super::validation::is_same_representation;
+use super::validation::{freshened, is_same_representation};
 use super::vary::{Fingerprint, Names};
 use super::wire::StoredResponse;
 use crate::ending::LONGEST_SHARED;
 use crate::entry::{Encoding, Entry};
-use crate::node::LoadResult;
+use crate::node::{LoadResult, Mark};
 use crate::policy::Policy;
-use crate::times::Lifetimes;
+use crate::times::{Lifetimes, Serves};
 
 /// The stored response that a load is to replace.
 pub(crate) struct Previous {
     pub(crate) entry: Entry,
     pub(crate) kept: Kept,
     pub(crate) response: StoredResponse,
+    /// Whether others are served it meanwhile.
+    is_served: bool,
 }
 
 impl Previous {
-    pub(crate) fn of(entry: Entry) -> Option<Self> {
+    pub(crate) fn of(entry: Entry, now: u64) -> Option<Self> {
         let (kept, at) = Kept::of(&entry)?;
         let response = StoredResponse::decode(&entry.payload, at)?;
-        Some(Self { entry, kept, response })
+        let is_served = matches!(entry.serves(now), Serves::Fresh | Serves::Stale | Serves::Resting);
+        Some(Self { entry, kept, response, is_served })
+    }
+
+    /// Where its content stands in the whole.
+    fn part(&self) -> Option<Part> {
+        let length = self.response.body.len() as u64;
+        let is_whole = self.response.status == StatusCode::OK && length > 0;
+        let whole = is_whole.then(|| Part { first: 0, last: length - 1, complete: Some(length) });
+        self.kept.part.or(whole)
     }
 }
 
@@ -147,7 +158,14 @@ impl Draft {
         let (part, body) = match self.storing.as_ref().and_then(|storing| storing.part) {
             None => (None, body),
             Some(part) => match part.with_content(body.len() as u64, policy.http.letter) {
-                Some(part) => self.joined(part, body, previous, policy.max_body),
+                Some(part) => match self.joined(part, &body, previous, policy.max_body) {
+                    Some(joined) => joined,
+                    // A part takes the whole from nobody who is served it.
+                    None if previous.is_some_and(|stored| stored.kept.part.is_none() && stored.is_served) => {
+                        return LoadResult::Aside;
+                    }
+                    None => self.placed(part, body),
+                },
                 // Its content is not what its head says.
                 None => return LoadResult::Aside,
             },
@@ -162,7 +180,9 @@ impl Draft {
         let chosen = self.chosen.take();
         let kept = Kept { part, ..self.kept(chosen) };
         let stored = StoredResponse::new(&self.head, self.now, body, trailers);
-        let Some(payload) = stored.encode(&kept) else { return LoadResult::Uncacheable { mark: true } };
+        let Some(payload) = stored.encode(&kept) else {
+            return LoadResult::Uncacheable { mark: Mark::IfUnserved };
+        };
         // A failure is not stored, so what travels to other processes is all that they get. Without
         // it each of their waiters would ask the origin that has just failed.
         let too_long = payload.len() > LONGEST_SHARED && stored.status.is_server_error();
@@ -173,25 +193,31 @@ impl Draft {
         LoadResult::Value { encoding, payload, lifetimes, validator, tags, brief }
     }
 
-    /// With the part that is stored already, if both are of one representation (RFC 9111, 3.4). A date of change
+    /// With what is stored already, if both are of one representation (RFC 9111, 3.4). A date of change
     /// is one for all variants, so it tells nothing about parts of two of them. Where they are longer together than what
     /// is stored may be, the new one is kept alone.
     fn joined(
         &mut self,
         part: Part,
-        body: Bytes,
+        body: &Bytes,
         previous: Option<&Previous>,
         most: usize,
-    ) -> (Option<Part>, Bytes) {
-        let stored = previous.and_then(|previous| Some((previous.kept.part?, previous)));
-        let both = stored
-            .filter(|(_, previous)| {
-                variant(&previous.kept.chosen) == variant(&self.chosen)
-                    && is_same_representation(&previous.response.headers, &self.head.headers, self.now)
-            })
-            .and_then(|(stored, previous)| join((stored, &previous.response.body), (part, &body)))
-            .filter(|(_, content)| content.len() <= most);
-        let (part, body) = both.map_or((part, body), |(all, content)| (all, content.into()));
+    ) -> Option<(Option<Part>, Bytes)> {
+        let previous = previous.filter(|previous| {
+            variant(&previous.kept.chosen) == variant(&self.chosen)
+                && is_same_representation(&previous.response.headers, &self.head.headers, self.now)
+        })?;
+        let (all, content) = join((previous.part()?, &previous.response.body), (part, body))?;
+        if content.len() > most {
+            return None;
+        }
+        // Of a part an origin may tell no more than what has changed.
+        self.head.headers = freshened(&previous.response.headers, &self.head.headers);
+        Some(self.placed(all, content.into()))
+    }
+
+    /// With a head that says which part it is, or that it is the whole.
+    fn placed(&mut self, part: Part, body: Bytes) -> (Option<Part>, Bytes) {
         part.write(&mut self.head.headers);
         if !part.is_whole() {
             return (Some(part), body);

@@ -29,7 +29,7 @@ use crate::caller::Ask;
 use crate::error::{Failure, failure_text};
 use crate::key::Key;
 use crate::loading::Loading;
-use crate::node::{Given, LoadResult, Loaded, Loader, Mode};
+use crate::node::{Given, LoadResult, Loaded, Loader, Mark, Mode};
 use crate::policy::Policy;
 use crate::read_through::read_entry;
 use crate::store::StoreError;
@@ -89,7 +89,7 @@ where
             return match answer {
                 Ok(response) => {
                     let _ = client.send(Ok(response.map(GuardedBody::passed)));
-                    LoadResult::Uncacheable { mark: false }.into()
+                    LoadResult::Uncacheable { mark: Mark::No }.into()
                 }
                 Err(error) => failed(client, error),
             };
@@ -117,7 +117,7 @@ where
     B::Error: Into<BoxError>,
 {
     let Given { mut mode, previous, node, announcer, .. } = given;
-    let mut previous = previous.and_then(Previous::of);
+    let mut previous = previous.and_then(|previous| Previous::of(previous, node.store.now()));
     let is_part = wanted.is_part();
     let is_whole = |previous: &&Previous| previous.kept.part.is_none() && !is_part;
     condition(request.headers_mut(), is_part, previous.as_ref().filter(is_whole));
@@ -265,7 +265,7 @@ where
                 (ttl, self.apart.store(result, false).await)
             }
             // What it was validated with says that it is one client's own from now on.
-            Err(rule) => (None, self.unshared(rule)),
+            Err(rule) => (None, self.unshared(rule, head.status, Some(previous))),
         };
         let status = CacheStatus::Forwarded {
             fwd: self.fwd,
@@ -296,7 +296,7 @@ where
             "the origin answered about something else\n",
         );
         let _ = self.client.send(Ok(own));
-        LoadResult::Uncacheable { mark: true }.into()
+        LoadResult::Uncacheable { mark: Mark::Over }.into()
     }
 }
 

@@ -28,7 +28,7 @@ use super::validation::{is_not_modified, not_modified};
 use super::vary::{Variant, Vary};
 use crate::ending::{Arriving, Ending};
 use crate::error::Failure;
-use crate::node::{Announcer, LoadResult, Loaded, Mode, Node};
+use crate::node::{Announcer, LoadResult, Loaded, Mark, Mode, Node};
 use crate::observe;
 use crate::policy::Policy;
 
@@ -90,15 +90,18 @@ impl<B, E> Sharing<B, E> {
         Ok(draft)
     }
 
-    /// What a rule that keeps a response from others means for them.
-    pub(crate) fn unshared(&self, rule: Rule) -> LoadResult {
+    /// What a rule that keeps a response with this status from others means for them.
+    pub(crate) fn unshared(&self, rule: Rule, status: StatusCode, previous: Option<&Previous>) -> LoadResult {
         // What is not for everyone may be so because of the credentials.
         let about_this_request =
             self.wanted.asked.has_credentials() || (self.wanted.is_part() && rule == Rule::Status);
         if about_this_request && self.wanted.stored_at.get().is_none() {
             return LoadResult::Aside;
         }
-        LoadResult::Uncacheable { mark: true }
+        // An error says little about the resource, and what is stored is worth a validation, or tells where the others are.
+        let is_error = status.is_client_error() || status.is_server_error();
+        let mark = if is_error && previous.is_some() { Mark::No } else { Mark::IfUnserved };
+        LoadResult::Uncacheable { mark }
     }
 
     /// Which variant it is, of those that its resource has.
@@ -137,7 +140,7 @@ where
         let mut draft = match self.draft(&head, previous) {
             Ok(draft) => draft,
             Err(rule) => {
-                let result = self.unshared(rule);
+                let result = self.unshared(rule, head.status, previous);
                 std::mem::take(&mut self.apart).leave().await;
                 let own = self.own(&head).map(|head| Response::from_parts(head, no_content()));
                 let own = own.unwrap_or_else(|| Response::from_parts(head, GuardedBody::passed(body)));
@@ -224,7 +227,7 @@ where
             Teed::TooBig => {
                 answer();
                 apart.leave().await;
-                LoadResult::Uncacheable { mark: true }.into()
+                LoadResult::Uncacheable { mark: Mark::IfUnserved }.into()
             }
             Teed::Broken { text, finish } => {
                 apart.leave().await;

@@ -20,6 +20,7 @@ mod fleet;
 mod fuzzed;
 mod heads;
 mod http2;
+mod keeping;
 mod kit;
 mod lifetimes;
 mod nesting;

@@ -1,0 +1,112 @@
+//! What is stored and of use is not lost to an answer that is not stored.
+
+use stampede_guard::http::HttpPolicy;
+
+use super::kit::{
+    Inner, Req, ask, get, policy, replicas, replicas_with, request, respond, secs, sent, settle, whole,
+};
+
+fn reload(headers: &[(&str, &str)]) -> Req {
+    let mut all = vec![("cache-control", "no-cache")];
+    all.extend_from_slice(headers);
+    request("GET", "/", &all)
+}
+
+/// One client's reload, while the origin is ill or at odds with that client, is nothing to the others.
+#[tokio::test(start_paused = true)]
+async fn a_fresh_response_outlives_what_somebody_elses_reload_came_to() {
+    for (status, header) in [
+        (503, ("cache-control", "no-store")),
+        (406, ("content-type", "text/plain")),
+        (200, ("set-cookie", "id=1")),
+        (200, ("cache-control", "private")),
+        (200, ("content-type", "text/event-stream")),
+    ] {
+        let inner = Inner::with(move |n, _| {
+            Ok(match n {
+                1 => respond(200, &[("cache-control", "max-age=60")], whole("1")),
+                n => respond(status, &[header], whole(n.to_string())),
+            })
+        });
+        let shops = replicas(2, &inner);
+        ask(&shops[0], get("/")).await;
+        let reloaded = ask(&shops[1], reload(&[])).await;
+        assert_eq!((reloaded.status, reloaded.text()), (status, "2"));
+        for shop in &shops {
+            let seen = ask(shop, get("/")).await;
+            assert_eq!((seen.text(), inner.calls()), ("1", 2), "after {status} with {header:?}");
+        }
+    }
+}
+
+/// A refresh that brings nothing for the others leaves them what they have, and the origin in peace for a while.
+#[tokio::test(start_paused = true)]
+async fn a_stale_response_outlives_a_refresh_that_brings_nothing_to_share() {
+    let inner = Inner::with(|n, _| {
+        let stored = ("cache-control", "max-age=10, stale-while-revalidate=60");
+        Ok(match n {
+            1 => respond(200, &[stored], whole("1")),
+            n => respond(429, &[], whole(n.to_string())),
+        })
+    });
+    let shops = replicas(2, &inner);
+    ask(&shops[0], get("/")).await;
+    tokio::time::sleep(secs(12)).await;
+    for back_offs in 1..=3 {
+        for shop in shops.iter().cycle().take(8) {
+            assert_eq!(ask(shop, get("/")).await.text(), "1");
+            settle().await;
+        }
+        assert_eq!(inner.calls(), 1 + back_offs);
+        tokio::time::sleep(secs(5)).await;
+    }
+}
+
+/// Where the others are found by what is stored for one of them, an error for that one may not replace it.
+#[tokio::test(start_paused = true)]
+async fn the_other_variants_outlive_an_error_of_the_one_that_is_stored_at_the_resource() {
+    let inner = Inner::with(|n, request| {
+        let language = sent(request, "accept-language").to_owned();
+        if n == 3 {
+            return Ok(respond(500, &[("cache-control", "no-store")], whole("sorry")));
+        }
+        let control = if language == "de" { "max-age=10" } else { "max-age=600" };
+        let headers = [("vary", "Accept-Language"), ("cache-control", control)];
+        Ok(respond(200, &headers, whole(format!("{language} {n}"))))
+    });
+    let shops = replicas(2, &inner);
+    let language = |language| request("GET", "/", &[("accept-language", language)]);
+    ask(&shops[0], language("de")).await;
+    ask(&shops[0], language("en")).await;
+    tokio::time::sleep(secs(12)).await;
+    assert_eq!(ask(&shops[0], language("de")).await.status, 500);
+    assert_eq!(ask(&shops[1], language("en")).await.text(), "en 2");
+    assert_eq!(ask(&shops[1], language("de")).await.text(), "de 4");
+}
+
+/// Who wants a part, and wants it from the origin, takes the whole from nobody.
+#[tokio::test(start_paused = true)]
+async fn a_stored_whole_outlives_a_part_that_is_loaded_past_it() {
+    let inner = Inner::with(|_, request| {
+        let common = [("cache-control", "max-age=60"), ("etag", "\"1\"")];
+        if sent(request, "range").is_empty() {
+            return Ok(respond(200, &common, whole("0123456789")));
+        }
+        let part = [common[0], common[1], ("content-range", "bytes 0-0/10")];
+        Ok(respond(206, &part, whole("0")))
+    });
+    for letter in [HttpPolicy::default(), HttpPolicy::strict()] {
+        let shops = replicas_with(2, &inner, policy().http(letter));
+        let before = inner.calls();
+        ask(&shops[0], get("/")).await;
+        assert_eq!(ask(&shops[1], reload(&[("range", "bytes=0-0")])).await.status, 206);
+        for shop in &shops {
+            assert_eq!(ask(shop, get("/")).await.text(), "0123456789");
+        }
+        assert_eq!(inner.calls(), before + 2);
+        // Stale, it is still worth a validation.
+        tokio::time::sleep(secs(61)).await;
+        ask(&shops[1], request("GET", "/", &[("range", "bytes=0-0")])).await;
+        ask(&shops[0], get("/")).await;
+    }
+}
