@@ -48,6 +48,39 @@ async fn a_head_of_the_same_representation_freshens_what_is_stored() {
     assert_eq!(inner.calls(), 2);
 }
 
+/// A stored 404 said that there is nothing; the headers of what there is by now do not belong to it.
+#[tokio::test(start_paused = true)]
+async fn a_head_of_what_is_there_again_makes_a_stored_failure_invalid() {
+    let inner = Inner::with(|n, request| {
+        Ok(match (request.method(), n) {
+            (&Method::HEAD, _) => respond(200, &[("cache-control", "max-age=3600")], Boxed::default()),
+            (_, 1) => respond(404, &[("cache-control", "max-age=10")], whole("none")),
+            _ => respond(200, &[], whole(n.to_string())),
+        })
+    });
+    let shops = stale(&inner).await;
+    ask(&shops[0], head()).await;
+    let seen = ask(&shops[1], get("/")).await;
+    assert_eq!((seen.status, seen.text()), (200, "3"));
+}
+
+/// It says how long the whole is, which says nothing about a part of it.
+#[tokio::test(start_paused = true)]
+async fn a_head_leaves_a_stored_part_alone() {
+    let inner = Inner::with(|_, request| {
+        let common = [("etag", TAG), ("cache-control", "max-age=60")];
+        Ok(match *request.method() {
+            Method::HEAD => respond(200, &[common[0], common[1], ("content-length", "10")], Boxed::default()),
+            _ => respond(206, &[common[0], common[1], ("content-range", "bytes 0-1/10")], whole("01")),
+        })
+    });
+    let shops = replicas(2, &inner);
+    let part = || request("GET", "/", &[("range", "bytes=0-1")]);
+    ask(&shops[0], part()).await;
+    ask(&shops[0], head()).await;
+    assert_eq!((ask(&shops[1], part()).await.text(), inner.calls()), ("01", 2));
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_head_of_another_representation_makes_what_is_stored_invalid() {
     for other in
