@@ -26,6 +26,11 @@ pub(crate) trait Open {
         entry.times.stands_in(now)
     }
 
+    /// Whether others find by it what is there for them.
+    fn leads_others(&self, _entry: &Entry) -> bool {
+        false
+    }
+
     /// Makes it of an entry that nobody else has, for a caller that came when the store's clock showed `now`.
     /// `None`, and the entry as it was, where it is not that.
     fn open(&self, entry: &mut Entry, now: u64) -> Option<Self::Value>;

@@ -101,7 +101,7 @@ pub(crate) async fn look<'a, O: Open>(ask: Ask<'a>, open: &O) -> Looked<'a, O::V
         Judged::Down(error) => return Looked::Failed(Failure::Guard(error)),
         Judged::Marked => missing.lane = Some(Lane::Heal),
         Judged::Unread => missing.unread = Unread::Unjudged,
-        Judged::Miss => missing.lane = Some(missing.caller.lane()),
+        Judged::Miss => missing.lane = Some(missing.caller.lane(|entry| open.leads_others(entry))),
     }
     Looked::Missing(missing)
 }
@@ -130,7 +130,7 @@ pub(crate) async fn look_past(ask: Ask<'_>) -> Result<Missing<'_>, Failure> {
     };
     caller.seen = read.into_seen(key).map(Box::new);
     caller.budget.spend(caller.started);
-    let lane = Some(caller.lane());
+    let lane = Some(caller.lane(|_| false));
     Ok(Missing { caller, first, lane, unread })
 }
 
@@ -242,7 +242,7 @@ impl Missing<'_> {
             {
                 (unread, loader) = (Unread::No, own);
                 caller.seen = Some(Box::new(Seen::entry(entry.clone(), caller.ask.key)));
-                lane = caller.lane();
+                lane = caller.lane(|entry| open.leads_others(entry));
                 continue;
             }
             if let Ending::Stale(entry) = &ending
@@ -287,14 +287,11 @@ impl Missing<'_> {
 }
 
 impl Caller<'_> {
-    /// Where to join: what others are served must not make them wait for it.
-    fn lane(&self) -> Lane {
-        let now = self.now();
-        let value = self.seen.as_ref().and_then(|seen| seen.value.as_ref());
-        match value.map_or(Serves::No, |value| value.serves(now)) {
-            Serves::Fresh | Serves::Stale | Serves::Resting => Lane::Anew,
-            Serves::OnError | Serves::No => Lane::Lease,
-        }
+    /// Where to join: those who may be served, by this value or by others that it leads to, must not be made to wait.
+    fn lane(&self, leads_others: impl FnOnce(&Entry) -> bool) -> Lane {
+        let Some(value) = self.seen.as_ref().and_then(|seen| seen.value.as_ref()) else { return Lane::Lease };
+        let is_served = !matches!(value.serves(self.now()), Serves::OnError | Serves::No);
+        if is_served || leads_others(value) { Lane::Anew } else { Lane::Lease }
     }
 
     /// Whether this is what its look-up would have found and not taken, had it not failed.

@@ -132,6 +132,10 @@ impl Open for Wants<'_> {
         entry.times.stands_in(now) && instead_of(Failed::Disconnected, self.asked, &terms, age, self.http)
     }
 
+    fn leads_others(&self, entry: &Entry) -> bool {
+        matches!(self.at, At::Resource(_)) && Kept::of(entry).is_some_and(|(kept, _)| kept.chosen.is_some())
+    }
+
     fn open(&self, entry: &mut Entry, now: u64) -> Option<Found> {
         let (kept, at) = Kept::of(entry)?;
         match self.fits(&kept) {

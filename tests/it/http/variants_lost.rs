@@ -1,6 +1,6 @@
 //! What throws the variants of a resource away, and what does not.
 
-use super::kit::{Inner, ask, replicas, respond, sent, whole};
+use super::kit::{Inner, ask, replicas, respond, secs, send, sent, settle, whole};
 use super::variants::{LANGUAGES, in_language};
 
 /// An error page seldom says what it varies by; that made one error throw away what stands in for it.
@@ -24,6 +24,41 @@ async fn an_error_says_nothing_about_the_variants_that_are_stored() {
     }
 }
 
+/// Who comes while somebody loads does not look: that load began because there was nothing. Where there are variants, there
+/// was nothing for one of them.
+#[tokio::test(start_paused = true)]
+async fn who_asks_for_a_fresh_variant_waits_for_no_other() {
+    for ill in [None, Some(503)] {
+        let inner = Inner::with(move |n, request| {
+            let language = sent(request, "accept-language").to_owned();
+            Ok(match ill {
+                Some(status) if n > 2 => respond(status, &[], whole("sorry")),
+                _ => {
+                    let headers = [("vary", "Accept-Language"), ("cache-control", "max-age=10")];
+                    respond(200, &headers, whole(format!("{language} {n}")))
+                }
+            })
+        });
+        let shops = replicas(2, &inner);
+        ask(&shops[0], in_language("de")).await;
+        tokio::time::sleep(secs(8)).await;
+        ask(&shops[0], in_language("en")).await;
+        tokio::time::sleep(secs(4)).await;
+        inner.gate.close();
+        let stale = send(&shops[0], in_language("de"));
+        settle().await;
+        for shop in &shops {
+            let fresh = send(shop, in_language("en"));
+            settle().await;
+            assert!(fresh.is_finished(), "it waits for the other, {ill:?}");
+            assert_eq!(fresh.await.unwrap().text(), "en 2");
+        }
+        inner.gate.open();
+        stale.await.unwrap();
+        assert_eq!(ask(&shops[0], in_language("en")).await.text(), "en 2");
+    }
+}
+
 /// The variants of a resource are found by what is stored for the resource itself. A load that had read that, and got the
 /// lease only after it was invalidated, brought them all back.
 #[cfg(feature = "testing")]
@@ -35,7 +70,7 @@ async fn an_invalidation_between_look_up_and_lease_invalidates_all_variants() {
     use stampede_guard::testing::ChaosStore;
     use tower::Layer as _;
 
-    use super::kit::{Shop, request, secs, send};
+    use super::kit::{Shop, request};
 
     let inner = Inner::with(|n, request| {
         let language = sent(request, "accept-language").to_owned();
