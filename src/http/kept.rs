@@ -1,12 +1,15 @@
 //! What is kept with a stored response beside itself: on which terms it is given again, and to which requests.
 
+use std::slice;
 use std::time::Duration;
 
 use bytes::{BufMut as _, Bytes, BytesMut};
+use http::header::HeaderMap;
 
 use super::ranges::Part;
 use super::response::Storing;
 use super::reuse::{Stale, Terms};
+use super::selecting::Normal;
 use super::vary::{Fingerprint, Names, Variant};
 use crate::entry::{Encoding, Entry, Kind};
 
@@ -70,6 +73,14 @@ impl Kept {
             says_shared,
         };
         Self { terms, age: Duration::ZERO, part: None, chosen }
+    }
+
+    /// Whether it is the variant for a request with these headers.
+    pub(crate) fn is_for(&self, request: &HeaderMap, normal: Normal) -> bool {
+        self.chosen.as_ref().is_none_or(|chosen| {
+            let one = slice::from_ref(&chosen.variant);
+            Variant::select(&chosen.names, request, one, normal).is_some()
+        })
     }
 
     /// Its age now (`current_age` of RFC 9111, 4.2.3), and its terms with the lifetime that its entry was given:

@@ -119,9 +119,12 @@ where
     let Given { mut mode, previous, node, announcer, .. } = given;
     let mut previous = previous.and_then(|previous| Previous::of(previous, node.store.now()));
     let is_part = wanted.is_part();
-    let is_whole = |previous: &&Previous| previous.kept.part.is_none() && !is_part;
+    // What is found under other names than the response goes by may be another variant.
+    let is_own = |previous: &Previous| previous.kept.is_for(&wanted.headers, policy.http.normal());
+    let is_own = previous.as_ref().is_some_and(is_own);
+    let is_whole = |previous: &&Previous| is_own && !is_part && previous.kept.part.is_none();
     condition(request.headers_mut(), is_part, previous.as_ref().filter(is_whole));
-    let fwd = fwd(&wanted, previous.as_ref(), node.store.now());
+    let fwd = fwd(&wanted, previous.as_ref().map(|previous| (previous, is_own)), node.store.now());
     let apart = match wanted.stored_at.get() {
         Some(key) => Apart::begin(&node, &policy, key, None).await,
         None => Apart::default(),
@@ -138,7 +141,7 @@ where
         Some(key) => Loading::scope(&node, key, Loading::current(), asking).await,
         None => asking.await,
     };
-    let response = match response {
+    let mut response = match response {
         Ok(response) => response,
         Err(error) => {
             apart.leave().await;
@@ -147,7 +150,7 @@ where
     };
     let now = SystemTime::now();
     // Whether the stored response is given instead (RFC 5861, 4).
-    let stood_in = previous.as_ref().is_some_and(|Previous { entry, kept, .. }| {
+    let stood_in = previous.as_ref().filter(|_| is_own).is_some_and(|Previous { entry, kept, .. }| {
         let (age, terms) = kept.at(entry, node.store.now());
         instead_of(Failed::Status(response.status().as_u16()), &wanted.asked, &terms, age, &policy.http)
     });
@@ -189,7 +192,9 @@ where
         None => sharing.response(response, previous.as_ref(), until).await,
         Some(stored) if is_about(response.headers(), &stored.response.headers, now) => {
             let headers = freshened(&stored.response.headers, response.headers());
-            let head = head_of(stored.response.status, stored.response.version, headers);
+            let mut head = head_of(stored.response.status, stored.response.version, headers);
+            // What the handler says of its answer holds for what it confirms.
+            head.extensions.extend(std::mem::take(response.extensions_mut()));
             sharing.validated(head, stored).await
         }
         Some(_) => sharing.contradicted().await,
@@ -220,10 +225,11 @@ async fn generation_again(ask: Ask<'_>, read: u64) -> Result<u64, StoreError> {
 }
 
 /// Why the inner service is asked (RFC 9211, 2.2).
-fn fwd(wanted: &Wanted, previous: Option<&Previous>, now: u64) -> Fwd {
+fn fwd(wanted: &Wanted, previous: Option<(&Previous, bool)>, now: u64) -> Fwd {
     match previous {
-        Some(previous) if previous.kept.part.is_some() => Fwd::Partial,
-        Some(previous) if previous.entry.is_fresh(now) => Fwd::Request,
+        Some((_, false)) => Fwd::VaryMiss,
+        Some((previous, true)) if previous.kept.part.is_some() => Fwd::Partial,
+        Some((previous, true)) if previous.entry.is_fresh(now) => Fwd::Request,
         Some(_) => Fwd::Stale,
         None if wanted.variant.get().is_some() => Fwd::VaryMiss,
         None => Fwd::UriMiss,
@@ -254,18 +260,23 @@ where
     E: Send + 'static,
 {
     /// The stored response still holds (RFC 9111, 4.3.4), with this head from now on.
-    async fn validated(self, head: http::response::Parts, previous: &Previous) -> Loaded {
+    async fn validated(mut self, head: http::response::Parts, previous: &Previous) -> Loaded {
         let (body, trailers) = (previous.response.body.clone(), previous.response.trailers.clone());
         let draft = self.draft(&head, Some(previous));
         let (ttl, result) = match draft {
-            Ok(draft) => {
+            Ok(mut draft) => {
+                self.forget_old_names(&mut draft).await;
                 let ttl = draft.ttl();
                 let trailers = trailers.as_deref().cloned();
                 let result = draft.finish(body.clone(), trailers, None, &self.policy);
-                (ttl, self.apart.store(result, false).await)
+                (ttl, std::mem::take(&mut self.apart).store(result, false).await)
             }
             // What it was validated with says that it is one client's own from now on.
-            Err(rule) => (None, self.unshared(rule, head.status, Some(previous))),
+            Err(rule) => {
+                let result = self.unshared(rule, head.status, Some(previous));
+                std::mem::take(&mut self.apart).leave().await;
+                (None, result)
+            }
         };
         let status = CacheStatus::Forwarded {
             fwd: self.fwd,

@@ -1,7 +1,6 @@
 //! A stored response as the answer to a request (RFC 9111, 4). Step 8 over HTTP.
 
 use std::any::Any;
-use std::slice;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -18,7 +17,7 @@ use super::request::Asked;
 use super::reuse::{Failed, Reuse, instead_of, is_for, reuse};
 use super::status::{CacheStatus, age_and_status};
 use super::validation::{is_not_modified, not_modified};
-use super::vary::{Fingerprint, Names, Variant};
+use super::vary::{Fingerprint, Names};
 use super::wire::StoredResponse;
 use crate::entry::Entry;
 use crate::key::Key;
@@ -184,10 +183,7 @@ impl Wants<'_> {
     }
 
     fn is_this_variant(&self, kept: &Kept) -> bool {
-        kept.chosen.as_ref().is_none_or(|chosen| {
-            let one = slice::from_ref(&chosen.variant);
-            Variant::select(&chosen.names, self.headers, one, self.http.normal()).is_some()
-        })
+        kept.is_for(self.headers, self.http.normal())
     }
 
     fn is_elsewhere(&self, kept: &Kept) -> bool {

@@ -116,9 +116,18 @@ impl<B, E> Sharing<B, E> {
         Some(Box::new(Chosen { generation, names: names.clone(), variant }))
     }
 
-    /// Whether the resource depends on other headers than when it was found to have variants.
-    fn varies_otherwise(&self, draft: &Draft) -> bool {
-        self.wanted.variant.get().is_some_and(|place| draft.names() != Some(&place.names))
+    /// Where the resource depends on other headers than when it was found to have variants, what is found under the old
+    /// names is not to be found any more, and the next request begins anew.
+    pub(crate) async fn forget_old_names(&self, draft: &mut Draft) {
+        let varies_otherwise =
+            self.wanted.variant.get().is_some_and(|place| draft.names() != Some(&place.names));
+        // Of what is not stored nobody knows: an error page seldom says what it varies by.
+        if draft.is_stored() && varies_otherwise {
+            draft.not_stored();
+            let Self { node, policy, wanted, .. } = self;
+            // Where that fails, this variant is loaded again and again until the resource's entry ends.
+            let _ = node.store.invalidate(&wanted.resource, None, policy.command_timeout).await;
+        }
     }
 }
 
@@ -148,15 +157,7 @@ where
                 return result.into();
             }
         };
-        // Of what is not stored nobody knows: an error page seldom says what it varies by.
-        if draft.is_stored() && self.varies_otherwise(&draft) {
-            // What is found under the old names is not to be found any more; the next request begins anew.
-            draft.not_stored();
-            let forgotten =
-                self.node.store.invalidate(&self.wanted.resource, None, self.policy.command_timeout);
-            // Where that fails, this variant is loaded again and again until the resource's entry ends.
-            let _ = forgotten.await;
-        }
+        self.forget_old_names(&mut draft).await;
         if !self.has_room(&draft).await {
             draft.not_stored();
         }

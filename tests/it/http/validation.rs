@@ -4,7 +4,7 @@
 use std::sync::{Arc, Mutex};
 
 use http::HeaderMap;
-use stampede_guard::http::HttpPolicy;
+use stampede_guard::http::{DoNotStore, HttpPolicy};
 use tower::ServiceExt as _;
 
 use super::kit::{
@@ -333,4 +333,37 @@ async fn a_client_that_has_a_private_response_is_told_so_too() {
         let case = format!("{:?}", request.headers());
         assert_is(&ask(&shop, request).await, not_modified, &case);
     }
+}
+
+/// A handler may confirm what there is, and add what is one client's own.
+#[tokio::test(start_paused = true)]
+async fn a_confirmation_that_is_not_to_be_stored_is_for_its_own_client_only() {
+    let inner = Inner::with(|n, request| {
+        let headers = [("etag", TAG), ("cache-control", "max-age=10")];
+        let user = ("x-user", sent(request, "x-session"));
+        Ok(match (sent(request, "if-none-match"), n) {
+            (TAG, _) => {
+                let mut confirmed = respond(304, &[headers[0], headers[1], user], Boxed::default());
+                confirmed.extensions_mut().insert(DoNotStore);
+                confirmed
+            }
+            _ => respond(200, &headers, whole("body")),
+        })
+    });
+    let shops = replicas(2, &inner);
+    ask(&shops[0], get("/")).await;
+    tokio::time::sleep(secs(12)).await;
+    let inner = inner.held();
+    let of = |session| request("GET", "/", &[("x-session", session)]);
+    let alice = send(&shops[0], of("alice"));
+    settle().await;
+    let others: Vec<_> = shops.iter().map(|shop| send(shop, of("bob"))).collect();
+    settle().await;
+    inner.gate.open();
+    let alice = alice.await.unwrap();
+    assert_eq!((alice.text(), alice.header("x-user")), ("body", Some("alice")));
+    for bob in all(others).await {
+        assert_eq!((bob.text(), bob.header("x-user").unwrap_or("bob")), ("body", "bob"));
+    }
+    assert_ne!(ask(&shops[1], get("/")).await.header("x-user"), Some("alice"));
 }

@@ -1,6 +1,6 @@
 //! What throws the variants of a resource away, and what does not.
 
-use super::kit::{Inner, ask, replicas, respond, secs, send, sent, settle, whole};
+use super::kit::{Inner, ask, replicas, request, respond, secs, send, sent, settle, whole};
 use super::variants::{LANGUAGES, in_language};
 
 /// An error page seldom says what it varies by; that made one error throw away what stands in for it.
@@ -59,6 +59,33 @@ async fn who_asks_for_a_fresh_variant_waits_for_no_other() {
     }
 }
 
+/// A validation that tells of a header which nobody knew of has told for whom it is: for that request's like only.
+#[tokio::test(start_paused = true)]
+async fn what_turns_out_to_vary_by_more_is_validated_for_nobody_else() {
+    let inner = Inner::with(|n, request| {
+        let (language, tenant) = (sent(request, "accept-language"), sent(request, "x-tenant"));
+        let dated = ("last-modified", "Tue, 15 Nov 1994 12:45:26 GMT");
+        let vary = ("vary", if n < 3 { "Accept-Language" } else { "Accept-Language, X-Tenant" });
+        let headers = [vary, dated, ("cache-control", "max-age=10")];
+        Ok(match sent(request, "if-modified-since") {
+            "" => respond(200, &headers, whole(format!("{language} of {tenant}, {n}"))),
+            _ => respond(304, &headers, whole("")),
+        })
+    });
+    let shops = replicas(2, &inner);
+    let of = |language, tenant| request("GET", "/", &[("accept-language", language), ("x-tenant", tenant)]);
+    ask(&shops[0], of("de", "1")).await;
+    assert_eq!(ask(&shops[0], of("en", "1")).await.text(), "en of 1, 2");
+    tokio::time::sleep(secs(12)).await;
+    assert_eq!(ask(&shops[0], of("en", "1")).await.text(), "en of 1, 2", "it was confirmed for this one");
+    assert_eq!(inner.calls(), 3);
+    for shop in &shops {
+        assert_eq!(ask(shop, of("en", "2")).await.text(), "en of 2, 4");
+        assert!(ask(shop, of("en", "1")).await.text().starts_with("en of 1, "));
+        assert!(ask(shop, of("de", "1")).await.text().starts_with("de of 1, "));
+    }
+}
+
 /// The variants of a resource are found by what is stored for the resource itself. A load that had read that, and got the
 /// lease only after it was invalidated, brought them all back.
 #[cfg(feature = "testing")]
@@ -70,7 +97,7 @@ async fn an_invalidation_between_look_up_and_lease_invalidates_all_variants() {
     use stampede_guard::testing::ChaosStore;
     use tower::Layer as _;
 
-    use super::kit::{Shop, request};
+    use super::kit::Shop;
 
     let inner = Inner::with(|n, request| {
         let language = sent(request, "accept-language").to_owned();
