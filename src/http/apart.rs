@@ -5,10 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
 
 use crate::entry::{Encoding, Entry, Kind};
 use crate::key::Key;
-use crate::lease::{Lease, lease_if_free};
+use crate::lease::{Event, Lease, lease_if_free};
 use crate::node::{LoadResult, Mark, Node, Seen};
 use crate::policy::Policy;
 use crate::tags::TagList;
@@ -27,7 +30,7 @@ pub(crate) enum Apart {
 }
 
 pub(crate) struct Granted {
-    lease: Lease,
+    lease: KeptLease,
     key: Key,
     policy: Arc<Policy>,
     node: Arc<Node>,
@@ -46,6 +49,7 @@ impl Apart {
             lease.hand_over(0).await;
             return Self::Refused;
         };
+        let lease = KeptLease::new(lease, Instant::now() + policy.load_timeout);
         let (key, policy, node) = (key.clone(), Arc::clone(policy), Arc::clone(node));
         Self::Granted(Box::new(Granted { lease, key, policy, node, tags: TagList::new(&tagged) }))
     }
@@ -71,8 +75,10 @@ impl Apart {
 
     /// Nothing is stored: somebody else may load.
     pub(crate) async fn leave(self) {
-        if let Self::Granted(granted) = self {
-            granted.lease.hand_over(0).await;
+        if let Self::Granted(granted) = self
+            && let Some(lease) = granted.lease.take().await
+        {
+            lease.hand_over(0).await;
         }
     }
 }
@@ -81,6 +87,7 @@ impl Granted {
     /// Whether it was stored.
     async fn store(self, encoding: Encoding, payload: Bytes, lifetimes: Lifetimes) -> bool {
         let Self { lease, key, policy, node, tags } = self;
+        let Some(lease) = lease.take().await else { return false };
         let now = node.store.now();
         let (times, keep) = policy.jittered(lifetimes).from(now, Duration::ZERO);
         if keep.is_zero() {
@@ -90,6 +97,39 @@ impl Granted {
         let (kind, validator) = (Kind::Value, Box::default());
         let entry = Entry { kind, encoding, stored_at: now, times, validator, tags, payload };
         lease.commit(entry.encode(&key), keep).await
+    }
+}
+
+/// A lease that is renewed, for at most so long, while something else goes on. Dropped, it runs out by itself.
+struct KeptLease {
+    stop: oneshot::Sender<()>,
+    keeping: JoinHandle<Option<Lease>>,
+}
+
+impl KeptLease {
+    fn new(lease: Lease, end: Instant) -> Self {
+        let (stop, mut stopped) = oneshot::channel();
+        let keeping = tokio::spawn(async move {
+            let mut in_doubt = false;
+            loop {
+                tokio::select! {
+                    biased;
+                    _ = &mut stopped => return Some(lease),
+                    event = lease.keep(end, in_doubt) => match event {
+                        Event::Invalidated => in_doubt = true,
+                        Event::Lost => return None,
+                    },
+                }
+            }
+        });
+        Self { stop, keeping }
+    }
+
+    /// The lease, unless it was lost.
+    async fn take(self) -> Option<Lease> {
+        let Self { stop, keeping } = self;
+        drop(stop);
+        keeping.await.ok().flatten()
     }
 }
 

@@ -166,10 +166,11 @@ where
         let status = self.status(&draft);
         let own = self.own(&head);
         let Self { policy, apart, client, announcer, .. } = self;
-        // Only what is known to be kept to its end is promised to others before that; and nothing whose tags may be
-        // invalidated meanwhile, of which this process is told nothing until it looks.
+        // Only what is known to be kept to its end is promised to others before that; and nothing that may be invalidated
+        // meanwhile without a word to those who come to this flight: by its tags, or where it is stored.
+        let may_arrive = !policy.is_tagged() && matches!(apart, Apart::No);
         let mut arrival =
-            expected.filter(|_| !policy.is_tagged()).and_then(|length| draft.arrival(length)).map(Arc::new);
+            expected.filter(|_| may_arrive).and_then(|length| draft.arrival(length)).map(Arc::new);
         let passage = arrival.as_ref().map(|arrival| Arc::clone(&arrival.body));
         let (sender, client_body) = GuardedBody::streaming(body.size_hint(), passage);
         write_status(&mut head.headers, status);

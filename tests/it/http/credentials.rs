@@ -5,8 +5,8 @@ use tokio::task::JoinHandle;
 use tower::Layer as _;
 
 use super::kit::{
-    Inner, Req, Seen, Shop, all, ask, crowd, get, guard, policy, replicas_with, request, respond, send, sent,
-    settle, shop_with, whole,
+    Feed, Inner, Req, Seen, Shop, all, ask, crowd, get, guard, policy, replicas_with, request, respond, send,
+    sent, settle, shop_with, whole,
 };
 
 const SHARING: [&str; 3] = ["public, max-age=60", "s-maxage=60", "max-age=60, must-revalidate"];
@@ -194,6 +194,48 @@ async fn a_public_response_to_credentials_is_one_load_and_stored_for_all() {
         }
         assert_eq!(inner.calls(), 1, "{control}");
     }
+}
+
+/// The resource's lease, too, is renewed for as long as the load takes.
+#[tokio::test(start_paused = true)]
+async fn what_takes_longer_than_a_lease_is_stored_for_all_the_same() {
+    for control in SHARING {
+        let inner = personal(control).held();
+        let shops = replicas_with(2, &inner, policy().http(opened()));
+        let users = mixed(&shops, 5);
+        tokio::time::sleep(std::time::Duration::from_secs(5)).await;
+        inner.gate.open();
+        for (_, seen) in users {
+            assert!(seen.await.unwrap().text().ends_with(" 1"));
+        }
+        for shop in &shops {
+            assert!(ask(shop, get("/")).await.text().ends_with(" 1"), "{control}");
+        }
+        assert_eq!(inner.calls(), 1, "{control}");
+    }
+}
+
+/// Who comes after an invalidation does not read along with what began before it: that is where the like of the leader are,
+/// which an invalidation of the resource does not reach.
+#[tokio::test(start_paused = true)]
+async fn what_arrives_for_credentials_is_not_for_who_came_after_an_invalidation() {
+    let (feed, body) = Feed::new();
+    let headers = [("cache-control", "public, max-age=60"), ("content-length", "3")];
+    let inner = Inner::in_turn([respond(200, &headers, body), respond(200, &headers, whole("new"))]);
+    let guard = guard().with_policy(policy().http(opened()).build().unwrap());
+    let shop = guard.layer(inner.clone());
+    let ann = send(&shop, authorized("ann"));
+    settle().await;
+    feed.data("o");
+    settle().await;
+    let key = stampede_guard::http::cache_key(&"http://shop.example/".parse().unwrap()).unwrap();
+    guard.invalidate(key).await.unwrap();
+    let bob = send(&shop, authorized("bob"));
+    settle().await;
+    feed.data("ld");
+    drop(feed);
+    assert_eq!(ann.await.unwrap().text(), "old");
+    assert_eq!(bob.await.unwrap().text(), "new");
 }
 
 /// What a user loads may not be stored in place of what was invalidated meanwhile.
