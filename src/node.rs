@@ -178,11 +178,12 @@ pub(crate) struct Loaded {
 }
 
 impl Loaded {
-    /// For a load that nobody shares: there is nobody to wait for.
-    pub(crate) fn settle(self) {
+    /// For a load that nobody shares, or whose own caller waits for nobody.
+    pub(crate) fn settle(self) -> LoadResult {
         if let Some(settled) = self.settled {
             settled();
         }
+        self.result
     }
 }
 

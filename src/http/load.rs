@@ -141,20 +141,25 @@ where
         Some(key) => Loading::scope(&node, key, Loading::current(), asking).await,
         None => asking.await,
     };
+    // Whether the stored response is given instead (RFC 5861, 4).
+    let stands_in = |failed| {
+        previous.as_ref().filter(|_| is_own).is_some_and(|Previous { entry, kept, .. }| {
+            let (age, terms) = kept.at(entry, node.store.now());
+            instead_of(failed, &wanted.asked, &terms, age, &policy.http)
+        })
+    };
     let mut response = match response {
         Ok(response) => response,
         Err(error) => {
             apart.leave().await;
-            return failed(client, error);
+            let failed = failed(client, error);
+            // Where others are content with what stands in, it is told to nobody else.
+            let insists = previous.is_some() && !stands_in(Failed::Disconnected);
+            return if insists { failed.settle().into() } else { failed };
         }
     };
     let now = SystemTime::now();
-    // Whether the stored response is given instead (RFC 5861, 4).
-    let stood_in = previous.as_ref().filter(|_| is_own).is_some_and(|Previous { entry, kept, .. }| {
-        let (age, terms) = kept.at(entry, node.store.now());
-        instead_of(Failed::Status(response.status().as_u16()), &wanted.asked, &terms, age, &policy.http)
-    });
-    if stood_in {
+    if stands_in(Failed::Status(response.status().as_u16())) {
         apart.leave().await;
         let text = format!("the inner service answered {}", response.status());
         return LoadResult::Failed(Failure::Loader { text: text.into(), source: None }).into();

@@ -112,8 +112,12 @@ impl Open for Wants<'_> {
             // `open` says for whom it is.
             Reuse::Fresh | Reuse::NotForThis => Serves::Fresh,
             Reuse::Stale => Serves::Resting,
-            Reuse::StaleWhileRevalidate if entry.times.serves(now) == Serves::Resting => Serves::Resting,
-            Reuse::StaleWhileRevalidate => Serves::Stale,
+            Reuse::StaleWhileRevalidate => match entry.times.serves(now) {
+                Serves::Resting => Serves::Resting,
+                Serves::Fresh | Serves::Stale => Serves::Stale,
+                // Somebody has ended its windows.
+                Serves::OnError | Serves::No => Serves::No,
+            },
             Reuse::Revalidate | Reuse::OnlyIfCached if self.is_elsewhere(&kept) => Serves::Fresh,
             Reuse::Revalidate
                 if entry.times.serves(now) == Serves::Resting

@@ -1,6 +1,6 @@
 //! Stale responses (RFC 5861): served while they are loaded anew, and instead of the origin's failures.
 
-use tower::Layer as _;
+use tower::{Layer as _, ServiceExt as _};
 
 use super::kit::{
     Down, Inner, all, ask, crowd, get, policy, replicas, replicas_with, request, respond, secs, send, settle,
@@ -38,6 +38,22 @@ async fn stale_while_revalidate_of_a_response_answers_everyone_at_once_and_asks_
     inner.gate.open();
     settle().await;
     assert_eq!(ask(&shops[2], get("/")).await.text(), "2");
+}
+
+/// As of values: the next caller loads it anew.
+#[tokio::test(start_paused = true)]
+async fn a_response_that_was_expired_is_not_served_stale() {
+    let inner =
+        origin("max-age=10, stale-while-revalidate=30, stale-if-error=30", |n| (n > 2).then_some(503));
+    let guard = super::kit::guard();
+    let shop = guard.layer(inner.clone());
+    let key = || stampede_guard::http::cache_key(&"http://shop.example/".parse().unwrap()).unwrap();
+    ask(&shop, get("/")).await;
+    guard.expire(key()).await.unwrap();
+    assert_eq!(ask(&shop, get("/")).await.text(), "2");
+    guard.expire(key()).await.unwrap();
+    assert_eq!(ask(&shop, get("/")).await.text(), "2", "it stands in for a load that fails");
+    assert_eq!(inner.calls(), 3);
 }
 
 #[tokio::test(start_paused = true)]
@@ -92,6 +108,20 @@ async fn who_wants_nothing_stale_is_given_no_stand_in_that_others_are_content_wi
     }
     let seen = insisting.await.unwrap();
     assert_eq!((seen.status, seen.text()), (503, "sorry"));
+}
+
+/// The error of the inner service is its own client's, where that will have nothing else.
+#[tokio::test(start_paused = true)]
+async fn who_wants_nothing_stale_is_given_the_error_itself() {
+    let inner = origin("max-age=10, stale-if-error=60", |n| (n > 1).then_some(0));
+    let shops = replicas(2, &inner);
+    ask(&shops[0], get("/")).await;
+    tokio::time::sleep(secs(12)).await;
+    let strict = || request("GET", "/", &[("cache-control", "no-cache")]);
+    for shop in &shops {
+        assert!(shop.clone().oneshot(strict()).await.is_err());
+        assert_eq!(ask(shop, get("/")).await.text(), "1");
+    }
 }
 
 #[tokio::test(start_paused = true)]
