@@ -54,7 +54,8 @@ pub(crate) struct Passage {
 struct State {
     chunks: Vec<Bytes>,
     end: Option<End>,
-    readers: Vec<Waker>,
+    /// A seat for each reader that has had to wait.
+    seats: Vec<Option<Waker>>,
 }
 
 #[derive(Clone, Debug)]
@@ -93,16 +94,21 @@ impl Passage {
     }
 
     fn tell(&self, change: impl FnOnce(&mut State)) {
-        let readers = {
+        let readers: Vec<_> = {
             let mut state = lock(&self.state);
             change(&mut state);
-            std::mem::take(&mut state.readers)
+            state.seats.iter_mut().filter_map(Option::take).collect()
         };
         readers.into_iter().for_each(Waker::wake);
     }
 
-    /// The piece with this number.
-    pub(crate) fn poll_piece(&self, number: usize, cx: &mut Context<'_>) -> Poll<Piece> {
+    /// The piece with this number. Who has to wait is given a seat, and brings it along.
+    pub(crate) fn poll_piece(
+        &self,
+        number: usize,
+        seat: &mut Option<usize>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Piece> {
         let mut state = lock(&self.state);
         if let Some(chunk) = state.chunks.get(number) {
             return Poll::Ready(Piece::Data(chunk.clone()));
@@ -111,8 +117,11 @@ impl Passage {
             Some(End::Whole(trailers)) => Poll::Ready(Piece::Whole(trailers)),
             Some(End::Broken(text)) => Poll::Ready(Piece::Broken(text)),
             None => {
-                if !state.readers.iter().any(|reader| reader.will_wake(cx.waker())) {
-                    state.readers.push(cx.waker().clone());
+                let seat = *seat.get_or_insert(state.seats.len());
+                let waker = Some(cx.waker().clone());
+                match state.seats.get_mut(seat) {
+                    Some(own) => *own = waker,
+                    None => state.seats.push(waker),
                 }
                 Poll::Pending
             }

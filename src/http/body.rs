@@ -50,7 +50,7 @@ enum State<B> {
     /// What the load task sends, and how much of it is to come.
     Streaming { pieces: UnboundedReceiver<Piece<B>>, left: SizeHint },
     /// What arrives for another request, from the piece with this number on.
-    Arriving { passage: Arc<Passage>, next: usize, left: u64 },
+    Arriving { passage: Arc<Passage>, next: usize, seat: Option<usize>, left: u64 },
     /// Boxed, so that this type is `Unpin` without the inner body being so.
     Passed(Pin<Box<B>>),
 }
@@ -141,7 +141,7 @@ impl<B> GuardedBody<B> {
 
     /// A body of this length that arrives for another request.
     pub(crate) fn arriving(passage: Arc<Passage>, length: u64) -> Self {
-        Self { state: State::Arriving { passage, next: 0, left: length } }
+        Self { state: State::Arriving { passage, next: 0, seat: None, left: length } }
     }
 
     const fn ended() -> State<B> {
@@ -201,20 +201,22 @@ where
                     let frame = ready!(body.as_mut().poll_frame(cx));
                     return Poll::Ready(frame.map(|frame| frame.map(to_bytes).map_err(Into::into)));
                 }
-                State::Arriving { passage, next, left } => match ready!(passage.poll_piece(*next, cx)) {
-                    arrival::Piece::Data(data) => {
-                        *next += 1;
-                        *left = left.saturating_sub(data.len() as u64);
-                        return Poll::Ready(Some(Ok(Frame::data(data))));
+                State::Arriving { passage, next, seat, left } => {
+                    match ready!(passage.poll_piece(*next, seat, cx)) {
+                        arrival::Piece::Data(data) => {
+                            *next += 1;
+                            *left = left.saturating_sub(data.len() as u64);
+                            return Poll::Ready(Some(Ok(Frame::data(data))));
+                        }
+                        arrival::Piece::Whole(trailers) => {
+                            self.state = State::Stored { body: Bytes::new(), trailers };
+                        }
+                        arrival::Piece::Broken(text) => {
+                            self.state = Self::ended();
+                            return Poll::Ready(Some(Err((*text).into())));
+                        }
                     }
-                    arrival::Piece::Whole(trailers) => {
-                        self.state = State::Stored { body: Bytes::new(), trailers };
-                    }
-                    arrival::Piece::Broken(text) => {
-                        self.state = Self::ended();
-                        return Poll::Ready(Some(Err((*text).into())));
-                    }
-                },
+                }
                 State::Streaming { pieces, left } => match ready!(pieces.poll_recv(cx)) {
                     Some(Piece::Data(data)) => {
                         *left = less(left, data.len() as u64);
