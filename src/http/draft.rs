@@ -73,10 +73,12 @@ impl Draft {
         now: SystemTime,
     ) -> Self {
         let Stale { while_revalidate, if_error, on_request, .. } = &mut storing.terms.stale;
-        for (own, policys) in
-            [(while_revalidate, windows.stale_while_revalidate), (if_error, windows.stale_if_error)]
-        {
-            if own.is_zero() && *on_request {
+        let (says_while_revalidate, says_if_error) = storing.says_stale;
+        for (own, is_said, policys) in [
+            (while_revalidate, says_while_revalidate, windows.stale_while_revalidate),
+            (if_error, says_if_error, windows.stale_if_error),
+        ] {
+            if !is_said && *on_request {
                 *own = policys;
             }
         }

@@ -19,14 +19,14 @@ use crate::entry::{Encoding, Entry, Kind};
 /// 2  length   2   of all this
 /// 4  age      8   ms, when it was stored
 /// 12 lifetime 8   ms
-/// 20 stale    4 4 4   s: while revalidated, on error, on disconnect
-/// 32 part     8 8 8   first, last, length of the whole or MAX; only with PART
+/// 20 stale    8 8 8   ms: while revalidated, on error, on disconnect
+/// 44 part     8 8 8   first, last, length of the whole or MAX; only with PART
 ///    variant  8 32 2  generation, fingerprint, length of the names; names. Only with VARIES
 ///    language 32 1    fingerprint of the rest, length; language. Only with LANGUAGE
 /// ```
 /// All integers are little-endian. Another layout is another number in the first byte.
-const FIXED: usize = 32;
-const LAYOUT: u8 = 1;
+pub(crate) const FIXED: usize = 44;
+const LAYOUT: u8 = 2;
 const REVALIDATE_ALWAYS: u8 = 1;
 const IMMUTABLE: u8 = 2;
 const SAYS_SHARED: u8 = 4;
@@ -113,7 +113,7 @@ impl Kept {
         out.put_u64_le(u64::try_from(self.age.as_millis()).unwrap_or(u64::MAX));
         out.put_u64_le(u64::try_from(lifetime.as_millis()).unwrap_or(u64::MAX));
         for window in [stale.while_revalidate, stale.if_error, stale.on_disconnect] {
-            out.put_u32_le(u32::try_from(window.as_secs()).unwrap_or(u32::MAX));
+            out.put_u64_le(u64::try_from(window.as_millis()).unwrap_or(u64::MAX));
         }
         if let Some(Part { first, last, complete }) = self.part {
             out.put_u64_le(first);
@@ -154,9 +154,9 @@ impl Kept {
             return None;
         }
         let mut fields = Fields(raw.get(4..length)?);
-        let age = Duration::from_millis(fields.u64()?);
-        let lifetime = Duration::from_millis(fields.u64()?);
-        let [while_revalidate, if_error, on_disconnect] = [fields.secs()?, fields.secs()?, fields.secs()?];
+        let [age, lifetime] = [fields.millis()?, fields.millis()?];
+        let [while_revalidate, if_error, on_disconnect] =
+            [fields.millis()?, fields.millis()?, fields.millis()?];
         let stale = Stale { while_revalidate, if_error, on_disconnect, on_request: flags & ON_REQUEST != 0 };
         let part = if flags & PART == 0 { None } else { Some(fields.part()?) };
         let chosen = if flags & VARIES == 0 { None } else { Some(fields.chosen(flags & LANGUAGE != 0)?) };
@@ -188,8 +188,8 @@ impl<'a> Fields<'a> {
         self.array().map(u64::from_le_bytes)
     }
 
-    fn secs(&mut self) -> Option<Duration> {
-        self.array().map(|secs| Duration::from_secs(u32::from_le_bytes(secs).into()))
+    fn millis(&mut self) -> Option<Duration> {
+        self.u64().map(Duration::from_millis)
     }
 
     fn text(&mut self, length: usize) -> Option<&'a str> {

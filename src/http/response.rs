@@ -75,6 +75,8 @@ pub(crate) struct Storing {
     pub(crate) keep_for: Duration,
     pub(crate) vary: Vary,
     pub(crate) has_validator: bool,
+    /// Whether it says itself for how long it may be served stale: while it is validated, and where that fails.
+    pub(crate) says_stale: (bool, bool),
     /// Where it stands in the whole, by its own account: it has to be compared with the content.
     pub(crate) part: Option<Part>,
     /// Fields that must not be stored (RFC 9111, 5.2.2.4 and 5.2.2.7).
@@ -297,7 +299,18 @@ fn storing(exchange: &Exchange<'_>, directives: &Directives, rules: &ResponseRul
     let beyond = if has_validator { http.validate_within } else { Duration::ZERO };
     let keep_for = fresh_for.saturating_add(beyond.max(asked_for).max(terms.stale.on_disconnect));
     let part = if status == StatusCode::PARTIAL_CONTENT { Part::of_response(headers) } else { None };
-    Verdict::Store(Storing { terms, initial_age, keep_for, vary, has_validator, part, left_out, rule })
+    let says_stale = (all.stale_while_revalidate.is_some(), all.stale_if_error.is_some());
+    Verdict::Store(Storing {
+        terms,
+        initial_age,
+        keep_for,
+        vary,
+        has_validator,
+        says_stale,
+        part,
+        left_out,
+        rule,
+    })
 }
 
 /// For how long after its freshness a response may be given, by what it and the policy say.

@@ -12,7 +12,7 @@ use http::response::Parts;
 use http::{StatusCode, Version};
 
 use super::fields::{is_hop_by_hop, storable};
-use super::kept::Kept;
+use super::kept::{self, Kept};
 
 /// ```text
 /// 0  layout   1
@@ -29,8 +29,6 @@ use super::kept::Kept;
 /// first byte.
 const FIXED: usize = 12;
 const LAYOUT: u8 = 3;
-/// Of one that does not vary.
-const ROOM_FOR_KEPT: usize = 32;
 const NO_TRAILERS: u16 = u16::MAX;
 const SENSITIVE: u16 = 1 << 15;
 const NUMBERED: u16 = 1 << 14;
@@ -183,7 +181,7 @@ impl StoredResponse {
         }
         // A little more than is needed: numbered names are not written.
         let room = section + 4 * (self.headers.len() + trailers.len());
-        let mut out = BytesMut::with_capacity(ROOM_FOR_KEPT + FIXED + room + self.body.len());
+        let mut out = BytesMut::with_capacity(kept::FIXED + FIXED + room + self.body.len());
         kept.encode(&mut out)?;
         let start = out.len();
         out.put_u8(LAYOUT);

@@ -126,7 +126,12 @@ async fn who_wants_nothing_stale_is_given_the_error_itself() {
 
 #[tokio::test(start_paused = true)]
 async fn the_policys_windows_are_for_responses_that_say_nothing_and_forbid_nothing() {
-    let stale = [("max-age=10", true), ("max-age=10, must-revalidate", false), ("s-maxage=10", false)];
+    let stale = [
+        ("max-age=10", true),
+        ("max-age=10, stale-while-revalidate=0", false),
+        ("max-age=10, must-revalidate", false),
+        ("s-maxage=10", false),
+    ];
     for (control, served) in stale {
         let inner = origin(control, always);
         let shop = shop_with(&inner, policy().stale_while_revalidate(secs(60)));
@@ -134,6 +139,26 @@ async fn the_policys_windows_are_for_responses_that_say_nothing_and_forbid_nothi
         tokio::time::sleep(secs(11)).await;
         let text = if served { "1" } else { "2" };
         assert_eq!(ask(&shop, get("/")).await.text(), text, "{control}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_policys_windows_may_be_shorter_than_a_second() {
+    let half = std::time::Duration::from_millis(500);
+    for (after, text) in [(10_400, "1"), (10_600, "2")] {
+        let inner = origin("max-age=10", always);
+        let shop = shop_with(&inner, policy().stale_while_revalidate(half));
+        ask(&shop, get("/")).await;
+        tokio::time::sleep(std::time::Duration::from_millis(after)).await;
+        assert_eq!(ask(&shop, get("/")).await.text(), text, "after {after} ms");
+    }
+    // And where a load fails.
+    for (after, status) in [(10_400, 200), (10_600, 503)] {
+        let inner = origin("max-age=10", |n| (n > 1).then_some(503));
+        let shop = shop_with(&inner, policy().stale_if_error(half));
+        ask(&shop, get("/")).await;
+        tokio::time::sleep(std::time::Duration::from_millis(after)).await;
+        assert_eq!(ask(&shop, get("/")).await.status, status, "after {after} ms");
     }
 }
 
