@@ -136,18 +136,18 @@ impl HttpPolicy {
     /// [`credential_headers`](Self::credential_headers): one that a proxy adds, say.
     #[must_use]
     pub fn credential_header(mut self, name: HeaderName) -> Self {
-        self.requests.credentials.add(name);
+        self.requests.add_credential(name);
         self
     }
 
     /// The request headers that mark an answer as one user's: a request with any of them bypasses the cache;
     /// in [`private`](Self::private) they are part of the key instead. Defaults to `Authorization`,
     /// `Proxy-Authorization`, `Cookie`, `X-Api-Key`, `X-Auth-Token` and `X-Amz-Security-Token`; in
-    /// [`strict`](Self::strict) without `Authorization` and `Cookie`. **Replaces** that list; to add to it,
-    /// see [`credential_header`](Self::credential_header).
+    /// [`strict`](Self::strict) without `Authorization` and `Cookie`. **Replaces** that list; what
+    /// [`credential_header`](Self::credential_header) adds to it, before or after, stays.
     #[must_use]
     pub fn credential_headers(mut self, names: impl IntoIterator<Item = HeaderName>) -> Self {
-        self.requests.credentials = names.into_iter().collect();
+        self.requests.replace_credentials(names);
         self
     }
 

@@ -81,6 +81,8 @@ pub(crate) struct RequestRules {
     /// Of requests whose URI has none: what an HTTP/1 server receives.
     pub(crate) scheme: Scheme,
     pub(crate) credentials: NameSet,
+    /// Those of them that stay when the list is replaced: each was named to keep one user's answers from others.
+    pub(crate) added: Vec<HeaderName>,
     pub(crate) unkeyed: NameSet,
     /// Of requests with `Authorization`. `Never` leaves it to `credentials`.
     pub(crate) authorization: Sharing,
@@ -96,11 +98,26 @@ impl Default for RequestRules {
         Self {
             scheme: Scheme::HTTP,
             credentials: CREDENTIAL_HEADERS.map(HeaderName::from_static).into_iter().collect(),
+            added: Vec::new(),
             unkeyed: UNKEYED_HEADERS.map(HeaderName::from_static).into_iter().collect(),
             authorization: Sharing::Never,
             cookie: Sharing::Never,
             keyed_by_credentials: false,
             key: None,
+        }
+    }
+}
+
+impl RequestRules {
+    pub(crate) fn add_credential(&mut self, name: HeaderName) {
+        self.added.push(name.clone());
+        self.credentials.add(name);
+    }
+
+    pub(crate) fn replace_credentials(&mut self, names: impl IntoIterator<Item = HeaderName>) {
+        self.credentials = names.into_iter().collect();
+        for name in &self.added {
+            self.credentials.add(name.clone());
         }
     }
 }

@@ -17,6 +17,27 @@ pub struct PolicyBuilder {
     wait_timeout: Option<Duration>,
     /// `None` follows `coordination_budget`.
     command_timeout: Option<Duration>,
+    #[cfg(feature = "http")]
+    requests: Requests,
+}
+
+/// What the builder itself says about requests, kept apart from the policy's `http` until the end: as a replacement of
+/// that would forget it, the order of the calls would decide whether one user's answers are shared.
+#[cfg(feature = "http")]
+#[derive(Clone, Debug, Default)]
+struct Requests {
+    scheme: Option<http::uri::Scheme>,
+    credentials: Option<Vec<http::HeaderName>>,
+    added: Vec<http::HeaderName>,
+}
+
+#[cfg(feature = "http")]
+impl Requests {
+    fn apply(self, http: crate::http::HttpPolicy) -> crate::http::HttpPolicy {
+        let http = self.scheme.into_iter().fold(http, crate::http::HttpPolicy::scheme);
+        let http = self.credentials.into_iter().fold(http, crate::http::HttpPolicy::credential_headers);
+        self.added.into_iter().fold(http, crate::http::HttpPolicy::credential_header)
+    }
 }
 
 impl PolicyBuilder {
@@ -208,9 +229,10 @@ impl PolicyBuilder {
         self
     }
 
-    /// What the HTTP layer shares, with whom, and for how long. Replaces what [`scheme`](Self::scheme) and
-    /// [`credential_headers`](Self::credential_headers) have set before; they change it when they come
-    /// after. Defaults to [`HttpPolicy::default`](crate::http::HttpPolicy::default).
+    /// What the HTTP layer shares, with whom, and for how long. In whichever order they are called,
+    /// [`scheme`](Self::scheme) and [`credential_headers`](Self::credential_headers) win over what it says of the same, and
+    /// [`credential_header`](Self::credential_header) adds to it.
+    /// Defaults to [`HttpPolicy::default`](crate::http::HttpPolicy::default).
     #[cfg(feature = "http")]
     #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
     pub fn http(mut self, http: crate::http::HttpPolicy) -> Self {
@@ -223,27 +245,27 @@ impl PolicyBuilder {
     #[cfg(feature = "http")]
     #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
     pub fn scheme(mut self, scheme: http::uri::Scheme) -> Self {
-        self.policy.http.requests.scheme = scheme;
+        self.requests.scheme = Some(scheme);
         self
     }
 
     /// One more request header that marks an answer as one user's, beside those of
-    /// [`credential_headers`](Self::credential_headers).
+    /// [`credential_headers`](Self::credential_headers), whatever replaces that list.
     #[cfg(feature = "http")]
     #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
     pub fn credential_header(mut self, name: http::HeaderName) -> Self {
-        self.policy.http = self.policy.http.credential_header(name);
+        self.requests.added.push(name);
         self
     }
 
     /// The request headers that mark an answer as one user's: a request with any of them bypasses the
     /// cache. Defaults to `Authorization`, `Proxy-Authorization`, `Cookie`, `X-Api-Key`,
-    /// `X-Auth-Token` and `X-Amz-Security-Token`. **Replaces** that list; to add to it, see
-    /// [`credential_header`](Self::credential_header).
+    /// `X-Auth-Token` and `X-Amz-Security-Token`, or what [`http`](Self::http) has instead. **Replaces** that list; what
+    /// [`credential_header`](Self::credential_header) adds to it, here or there, before or after, stays.
     #[cfg(feature = "http")]
     #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
     pub fn credential_headers(mut self, names: impl IntoIterator<Item = http::HeaderName>) -> Self {
-        self.policy.http.requests.credentials = names.into_iter().collect();
+        self.requests.credentials = Some(names.into_iter().collect());
         self
     }
 
@@ -253,7 +275,13 @@ impl PolicyBuilder {
     ///
     /// [`ErrorKind::InvalidPolicy`], naming the settings that do not fit and what would.
     pub fn build(self) -> Result<Policy, Error> {
-        let Self { mut policy, wait_timeout, command_timeout } = self;
+        let Self {
+            mut policy,
+            wait_timeout,
+            command_timeout,
+            #[cfg(feature = "http")]
+            requests,
+        } = self;
         policy.command_timeout = command_timeout.unwrap_or(policy.coordination_budget / 2);
         let queued = policy.max_concurrent_loads.map_or(Duration::ZERO, |_| policy.permit_timeout);
         let longest = policy.load_timeout.saturating_add(policy.lease).saturating_add(queued);
@@ -304,8 +332,11 @@ impl PolicyBuilder {
             return Err(refused(format!("max_body is {}: choose from 1 to 256 MiB", policy.max_body)));
         }
         #[cfg(feature = "http")]
-        if let Some(text) = policy.http.refusal() {
-            return Err(refused(text));
+        {
+            policy.http = requests.apply(policy.http);
+            if let Some(text) = policy.http.refusal() {
+                return Err(refused(text));
+            }
         }
         let contradiction = |left: &str, a: Duration, right: &str, b: Duration, advice: &str| {
             Err(refused(format!("{left} ({a:?}) and {right} ({b:?}) contradict each other: {advice}")))

@@ -2,7 +2,9 @@
 //! time, and leave nothing.
 
 use bytes::Bytes;
+use http::HeaderName;
 use http_body_util::Full;
+use stampede_guard::http::HttpPolicy;
 
 use super::kit::{
     Inner, Req, Shop, all, ask, crowd, get, policy, request, respond, settle, shop, shop_with, whole,
@@ -149,6 +151,44 @@ async fn a_header_is_added_to_the_list_of_credential_headers() {
         let seen = ask(&shop, request("GET", "/", &[(name, "1")])).await;
         assert_eq!(seen.text(), (n + 1).to_string());
         assert_eq!(seen.remark(), "fwd=bypass; detail=credentials");
+    }
+}
+
+/// Set before `http`, a header that marks one user's answers was forgotten, and they were shared.
+#[tokio::test(start_paused = true)]
+async fn credential_headers_hold_in_whichever_order_they_are_set() {
+    fn name(name: &'static str) -> HeaderName {
+        HeaderName::from_static(name)
+    }
+    let (user, strict) = ("x-forwarded-user", HttpPolicy::strict());
+    let added = [
+        policy().credential_header(name(user)).http(strict.clone()),
+        policy().http(strict.clone()).credential_header(name(user)),
+        policy().credential_header(name(user)).credential_headers([name("x-session")]),
+        policy().credential_headers([name("x-session")]).credential_header(name(user)),
+        policy().credential_headers([]).http(strict.clone().credential_header(name(user))),
+        policy().http(strict.clone().credential_header(name(user))).credential_headers([]),
+        policy().http(strict.credential_header(name(user)).credential_headers([])),
+    ];
+    for (at, set) in added.into_iter().enumerate() {
+        let inner = Inner::numbered(|_| ());
+        let shop: Shop = shop_with(&inner, set);
+        for (n, who) in ["1", "2"].into_iter().zip(["alice", "bob"]) {
+            let seen = ask(&shop, request("GET", "/", &[(user, who)])).await;
+            assert_eq!((seen.text(), seen.remark().as_str()), (n, "fwd=bypass; detail=credentials"), "{at}");
+        }
+    }
+    let replaced = [
+        policy().credential_headers([name("x-session")]).http(HttpPolicy::default()),
+        policy().http(HttpPolicy::default()).credential_headers([name("x-session")]),
+    ];
+    for (at, set) in replaced.into_iter().enumerate() {
+        let inner = Inner::numbered(|_| ());
+        let shop: Shop = shop_with(&inner, set);
+        let seen = ask(&shop, request("GET", "/", &[("x-session", "1")])).await;
+        assert_eq!(seen.remark(), "fwd=bypass; detail=credentials", "{at}");
+        let seen = ask(&shop, request("GET", "/", &[("cookie", "a=b")])).await;
+        assert_eq!(seen.remark(), "fwd=uri-miss; stored; ttl=60", "{at}: the list is the builder's");
     }
 }
 
