@@ -87,7 +87,11 @@ impl Ending {
             Self::Failed(Failure::Loader { text, .. }) => tagged(b'f', text),
             Self::Failed(Failure::Panicked(text)) => tagged(b'p', text),
             Self::Failed(Failure::Guard(error)) => {
-                let tag = if error.kind() == ErrorKind::Overloaded { b'o' } else { b't' };
+                let tag = match error.kind() {
+                    ErrorKind::Overloaded => b'o',
+                    ErrorKind::Vanished => b'd',
+                    _ => b't',
+                };
                 tagged(tag, &error.to_string())
             }
         }
@@ -105,6 +109,7 @@ impl Ending {
             Some(b'p') => Self::Failed(Failure::Panicked(text())),
             Some(b't') => Self::Failed(Failure::Guard(Error::new(ErrorKind::Timeout, text().as_ref()))),
             Some(b'o') => Self::Failed(Failure::Guard(Error::new(ErrorKind::Overloaded, text().as_ref()))),
+            Some(b'd') => Self::Failed(Failure::vanished()),
             _ => Self::Uncacheable,
         }
     }
@@ -136,6 +141,15 @@ mod tests {
         assert!(
             matches!(there(Ending::Failed(failed)), Ending::Failed(Failure::Loader { text, source: None }) if &*text == "no route")
         );
+        let kind = |ending| match ending {
+            Ending::Failed(Failure::Guard(error)) => Some(error.kind()),
+            _ => None,
+        };
+        for failure in [ErrorKind::Timeout, ErrorKind::Overloaded].map(|kind| Error::new(kind, "x")) {
+            let told = there(Ending::Failed(Failure::Guard(failure.clone())));
+            assert_eq!(kind(told), Some(failure.kind()));
+        }
+        assert_eq!(kind(there(Ending::Failed(Failure::vanished()))), Some(ErrorKind::Vanished));
         assert!(matches!(there(Ending::Uncacheable), Ending::Uncacheable));
         let long = Entry { payload: vec![0; LONGEST_SHARED + 1].into(), ..entry };
         assert!(matches!(there(Ending::Value(long)), Ending::Uncacheable));

@@ -42,6 +42,8 @@ pub enum ErrorKind {
     Encode,
     /// A load asked for the key that it is loading.
     Reentrant,
+    /// The load's task was dropped before it ended, as when its runtime is shut down.
+    Vanished,
     /// The guard was shut down.
     Closed,
 }
@@ -139,21 +141,24 @@ impl std::error::Error for Error {
 /// own error is shared: behind an [`Arc`] in the process that ran it, as text in the others.
 ///
 /// It is a [`std::error::Error`] for every `E`, also for those that are not errors themselves, such
-/// as `String` and `anyhow::Error`.
+/// as `String` and `anyhow::Error`. So the loader's error is in its text and not among its sources;
+/// [`loader`](Self::loader) has it whole.
 #[non_exhaustive]
 pub enum LoadError<E> {
-    /// The loader returned this error, in this process.
+    /// The loader returned this error, in this process: this caller's own, or that of one with the same type of error.
     Loader(Arc<E>),
-    /// The loader of another process returned an error that displays as this text, cut to 1 KiB.
+    /// The load of another caller failed, and this text is all that is known here of its loader's error (cut to
+    /// 1 KiB): it ran in another process, or earlier ([`error_for`](crate::PolicyBuilder::error_for)), or in this process for
+    /// a caller with another type of error.
     Remote(String),
     /// The loader panicked with this message.
     Panicked(String),
-    /// The guard could not get a value: a bound on time, the store, the key.
+    /// The guard could not get a value: a bound on time, the store, the key, a load whose task was dropped.
     Guard(Error),
 }
 
 impl<E> LoadError<E> {
-    /// The loader's own error, where it ran in this process.
+    /// The loader's own error, where it is at hand: it ran in this process, and its error is an `E`.
     pub fn loader(&self) -> Option<&E> {
         match self {
             Self::Loader(error) => Some(error),
@@ -161,7 +166,7 @@ impl<E> LoadError<E> {
         }
     }
 
-    /// Whether the load ran in another process of the fleet.
+    /// Whether the load was another caller's and its error is known by its text only: see [`Remote`](Self::Remote).
     pub fn is_remote(&self) -> bool {
         matches!(self, Self::Remote(_))
     }
@@ -198,7 +203,7 @@ impl<E: fmt::Display> fmt::Display for LoadError<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Loader(error) => write!(f, "the load failed: {error}"),
-            Self::Remote(text) => write!(f, "the load failed in another process: {text}"),
+            Self::Remote(text) => write!(f, "another caller's load failed: {text}"),
             Self::Panicked(text) => write!(f, "the load panicked: {text}"),
             Self::Guard(error) => write!(f, "{error}"),
         }
@@ -238,9 +243,12 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
-    /// A load that ended without leaving anything.
+    /// A load that ended without leaving anything: whoever runs it has dropped it.
     pub(crate) fn vanished() -> Self {
-        Self::Panicked("the load vanished".into())
+        Self::Guard(Error::new(
+            ErrorKind::Vanished,
+            "the load ended without an outcome: its task was dropped",
+        ))
     }
 
     /// As the caller of a loader with errors of type `E` is told.

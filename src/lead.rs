@@ -48,7 +48,7 @@ enum Run {
     Loaded(Box<Loaded>, Duration),
     TimedOut,
     /// It panicked, or its runtime dropped it.
-    Vanished(Arc<str>),
+    Vanished(Failure),
 }
 
 impl Lead {
@@ -178,9 +178,8 @@ impl Lead {
                     let failure = LoadResult::Failed(Failure::Guard(error));
                     return self.end(failure.into(), took, tagged, lease).await;
                 }
-                Run::Vanished(text) => {
+                Run::Vanished(failure) => {
                     hops += 1;
-                    let failure = Failure::Panicked(text);
                     if hops > MOST_HOPS {
                         let failed = Loaded::from(LoadResult::Failed(failure));
                         return self.end(failed, Duration::ZERO, tagged, lease).await;
@@ -378,10 +377,10 @@ impl Lead {
 }
 
 /// What a load's task left behind when it ended without a result.
-fn describe(error: JoinError) -> Arc<str> {
+fn describe(error: JoinError) -> Failure {
     match error.try_into_panic() {
-        Ok(panic) => crate::error::panic_text(&*panic),
-        Err(_) => "the load's runtime dropped it".into(),
+        Ok(panic) => Failure::Panicked(crate::error::panic_text(&*panic)),
+        Err(_) => Failure::vanished(),
     }
 }
 

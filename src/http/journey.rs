@@ -183,6 +183,9 @@ pub(super) fn failed<B>(guard: &StampedeGuard, key: &Key, failure: Failure) -> R
     match failure {
         Failure::Loader { .. } => own_answer(StatusCode::BAD_GATEWAY, "load-failed", FAILED),
         Failure::Panicked(_) => own_answer(StatusCode::BAD_GATEWAY, "load-panicked", FAILED),
+        Failure::Guard(error) if error.kind() == ErrorKind::Vanished => {
+            own_answer(StatusCode::BAD_GATEWAY, "load-failed", FAILED)
+        }
         Failure::Guard(error) if error.is_timeout() => {
             own_answer(StatusCode::GATEWAY_TIMEOUT, "timeout", TOO_LONG)
         }

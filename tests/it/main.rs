@@ -14,7 +14,7 @@ mod chaos;
 mod coalescing;
 mod context;
 mod drops;
-
+mod errors;
 #[cfg(feature = "redis")]
 mod fleet;
 #[cfg(feature = "redis")]

@@ -1,0 +1,54 @@
+//! What a caller reads of a load that failed: the truth about where and when, and the causes.
+
+use std::time::Duration;
+
+use futures_util::future::join;
+use futures_util::poll;
+use stampede_guard::{ErrorKind, Policy, StampedeGuard};
+
+/// Everybody who is told of a failure by its text was told of "another process".
+#[tokio::test(start_paused = true)]
+async fn a_text_does_not_claim_another_process_where_there_is_none() {
+    let policy = Policy::builder().error_for(Duration::from_secs(3)).build().expect("valid");
+    let guard = StampedeGuard::in_memory().with_policy(policy);
+    let (fail, fails) = tokio::sync::oneshot::channel::<()>();
+    let mut led = Box::pin(guard.get_or_load("key", || async move {
+        let _ = fails.await;
+        Err::<u8, _>(7_u64)
+    }));
+    assert!(poll!(&mut led).is_pending());
+    let mut told = Box::pin(guard.get_or_load("key", || async { Err::<u8, _>("mine".to_owned()) }));
+    assert!(poll!(&mut told).is_pending());
+    tokio::task::yield_now().await;
+    fail.send(()).expect("the load runs");
+    let (led, told) = join(led, told).await;
+    assert_eq!(led.expect_err("failed").to_string(), "the load failed: 7");
+    let later = guard.get_or_load("key", || async { Err::<u8, _>("mine".to_owned()) }).await;
+    for told in [told, later] {
+        let told = told.expect_err("failed");
+        assert!(told.is_remote(), "{told:?}");
+        assert_eq!(told.to_string(), "another caller's load failed: 7");
+    }
+}
+
+/// It was called a panic.
+#[tokio::test]
+async fn a_load_whose_runtime_is_shut_down_is_told_of_as_that() {
+    let guard = StampedeGuard::in_memory();
+    let other = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+    let other = other.expect("a runtime");
+    let (begun, begins) = tokio::sync::oneshot::channel();
+    let mut call = Box::pin(guard.get_or_load("key", || async move {
+        let _ = begun.send(());
+        std::future::pending::<Result<u8, String>>().await
+    }));
+    {
+        let _in_the_other = other.enter();
+        assert!(poll!(&mut call).is_pending(), "the flight's task is the other runtime's");
+    }
+    begins.await.expect("the load runs");
+    other.shutdown_background();
+    let error = call.await.expect_err("dropped");
+    assert_eq!(error.guard().map(stampede_guard::Error::kind), Some(ErrorKind::Vanished));
+    assert_eq!(error.to_string(), "the load ended without an outcome: its task was dropped");
+}
