@@ -141,13 +141,13 @@ impl std::error::Error for Error {
 /// own error is shared: behind an [`Arc`] in the process that ran it, as text in the others.
 ///
 /// It is a [`std::error::Error`] for every `E`, also for those that are not errors themselves, such
-/// as `String` and `anyhow::Error`. So the loader's error is in its text and not among its sources;
-/// [`loader`](Self::loader) has it whole.
+/// as `String` and `anyhow::Error`. So the loader's error is in its text and not among its sources: `{:#}` prints it as `{:#}` of its
+/// own (all causes, for `anyhow::Error`), and [`loader`](Self::loader) has it whole.
 #[non_exhaustive]
 pub enum LoadError<E> {
     /// The loader returned this error, in this process: this caller's own, or that of one with the same type of error.
     Loader(Arc<E>),
-    /// The load of another caller failed, and this text is all that is known here of its loader's error (cut to
+    /// The load of another caller failed, and this text is all that is known here of its loader's error (`{:#}` of it, cut to
     /// 1 KiB): it ran in another process, or earlier ([`error_for`](crate::PolicyBuilder::error_for)), or in this process for
     /// a caller with another type of error.
     Remote(String),
@@ -202,6 +202,7 @@ impl<E: fmt::Display> fmt::Display for LoadError<E> {
     /// has no other place to be read.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Loader(error) if f.alternate() => write!(f, "the load failed: {error:#}"),
             Self::Loader(error) => write!(f, "the load failed: {error}"),
             Self::Remote(text) => write!(f, "another caller's load failed: {text}"),
             Self::Panicked(text) => write!(f, "the load panicked: {text}"),
@@ -264,10 +265,11 @@ impl Failure {
     }
 }
 
-/// The text of a loader's error, cut at a character boundary to what travels between processes.
+/// The text of a loader's error, cut at a character boundary to what travels between processes. With its causes, where
+/// the error tells them (`anyhow` does): nobody else can ask for them.
 pub(crate) fn failure_text(error: &dyn fmt::Display) -> Arc<str> {
     const LONGEST: usize = 1024;
-    let mut text = error.to_string();
+    let mut text = format!("{error:#}");
     if text.len() > LONGEST {
         let end = (0..=LONGEST).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
         text.truncate(end);

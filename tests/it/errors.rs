@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use anyhow::Context as _;
 use futures_util::future::join;
 use futures_util::poll;
-use stampede_guard::{ErrorKind, Policy, StampedeGuard};
+use stampede_guard::{ErrorKind, LoadError, MemoryStore, Policy, StampedeGuard};
 
 /// Everybody who is told of a failure by its text was told of "another process".
 #[tokio::test(start_paused = true)]
@@ -29,6 +30,20 @@ async fn a_text_does_not_claim_another_process_where_there_is_none() {
         assert!(told.is_remote(), "{told:?}");
         assert_eq!(told.to_string(), "another caller's load failed: 7");
     }
+}
+
+/// Of `no user` because of `no route` the others were told `no user`.
+#[tokio::test(start_paused = true)]
+async fn the_causes_of_a_failure_reach_everyone_who_is_told_of_it() {
+    let policy = Policy::builder().error_for(Duration::from_secs(3)).build().expect("valid");
+    let store = MemoryStore::new();
+    let guards = [(); 2].map(|()| StampedeGuard::new(store.clone()).with_policy(policy.clone()));
+    let load = || async { Err::<u8, _>(anyhow::anyhow!("no route")).context("no user") };
+    let here = guards[0].get_or_load("key", load).await.expect_err("failed");
+    assert_eq!(here.to_string(), "the load failed: no user");
+    assert_eq!(format!("{here:#}"), "the load failed: no user: no route");
+    let there = guards[1].get_or_load("key", load).await.expect_err("failed");
+    assert!(matches!(&there, LoadError::Remote(text) if text == "no user: no route"), "{there:?}");
 }
 
 /// It was called a panic.
