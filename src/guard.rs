@@ -55,8 +55,11 @@ pub struct StampedeGuard {
 pub struct Shutdown {
     /// Whether every load ended before the deadline.
     pub finished: bool,
-    /// Loads that were still running at the deadline; their leases were handed over or freed.
+    /// Leases of loads that were still running at the deadline, and that another process has now, or nobody.
     pub handed_over: usize,
+    /// Leases for which the store has not confirmed that within the second after the deadline, or after the load's own
+    /// end. Whoever waits for one of them in another process does so until its time to live is over.
+    pub abandoned: usize,
 }
 
 impl StampedeGuard {
@@ -142,9 +145,10 @@ impl StampedeGuard {
     }
 
     /// Ends the guard: later calls load for themselves and count as bypassed; loads that are running are waited
-    /// for until `deadline` from now, then their leases are handed to other processes, or freed. What its
-    /// [`locks`](Self::locks) release in the background is waited for too, within the deadline and two seconds at most.
-    /// What is held still stays so until its time to live is over.
+    /// for until `deadline` from now, then their leases are handed to other processes, or freed, which takes a round trip
+    /// each, and at most one second more than `deadline`. What its
+    /// [`locks`](Self::locks) release in the background is waited for too, within the deadline and two seconds at most, or within
+    /// that second. What is held still stays so until its time to live is over.
     ///
     /// # Cancel safety
     ///
@@ -154,26 +158,29 @@ impl StampedeGuard {
         // Who waits for ever waits for a year.
         let deadline = Instant::now() + deadline.min(Duration::from_secs(365 * 86_400));
         let finished = self.node.tasks.empty(deadline).await;
-        let handed_over = if finished {
+        let held = self.node.leases.count();
+        if finished {
             // Nothing but its time to live would end what was not released before the store is closed.
             self.node.background.empty(deadline.min(Instant::now() + LAST_RELEASES)).await;
-            0
         } else {
-            self.hand_over_all().await
-        };
+            self.hand_over_all().await;
+        }
+        let abandoned = self.node.leases.count();
         self.node.store.close();
-        Shutdown { finished, handed_over }
+        Shutdown {
+            finished,
+            handed_over: if finished { 0 } else { held.saturating_sub(abandoned) },
+            abandoned,
+        }
     }
 
-    async fn hand_over_all(&self) -> usize {
-        let held = self.node.leases.count();
+    async fn hand_over_all(&self) {
         self.node.leaving.send_replace(true);
         // One script each; bounded, because the process wants to end. The loads that end here leave their permits to the
         // background, which has what is left of the same second.
         let end = Instant::now() + Duration::from_secs(1);
         self.node.leases.empty(end).await;
         self.node.background.empty(end).await;
-        held
     }
 
     /// The parts that the HTTP layer works with.

@@ -164,7 +164,7 @@ pub(crate) async fn contend(contender: Contender<'_>) -> Contended {
                             let before = std::mem::replace(&mut watch, node.store.watch(key, &next));
                             heed(before.close(), &mut behind, &mut hops, seen);
                             let old = std::mem::replace(&mut token, next);
-                            release_later(Arc::clone(node), key.clone(), old, policy.lease);
+                            release_later(Arc::clone(node), key.clone(), old, policy.lease, None);
                         }
                         continue;
                     }
@@ -188,7 +188,7 @@ pub(crate) async fn contend(contender: Contender<'_>) -> Contended {
     // A grant that came too late to be looked at would leave the lease to nobody.
     ghost |= watch.close().granted.is_some();
     if ghost {
-        release_later(Arc::clone(node), key.clone(), token, policy.lease);
+        release_later(Arc::clone(node), key.clone(), token, policy.lease, None);
     }
     contended
 }
@@ -355,15 +355,16 @@ impl Lease {
         if let Err(error) = done {
             self.node.count(Count::store_errors);
             tracing::debug!(key = %self.key.digest(), %error, "the end of a lease was not confirmed");
-            release_later(self.node, self.key, self.token, self.ttl);
+            release_later(self.node, self.key, self.token, self.ttl, Some(self._held));
         }
     }
 }
 
 /// Releases a lease that this node may hold without knowing it. Gives up after a lease's time, when it has
-/// expired by itself.
-fn release_later(node: Arc<Node>, key: Key, token: Token, lease: Duration) {
+/// expired by itself; until then one that was certainly held counts as held.
+fn release_later(node: Arc<Node>, key: Key, token: Token, lease: Duration, held: Option<Present>) {
     tokio::spawn(async move {
+        let _held = held;
         let expired = Instant::now() + lease;
         while node.store.release(&key, &token, lease).await.is_err() && Instant::now() < expired {
             sleep(Duration::from_millis(fastrand::u64(20..100))).await;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use stampede_guard::testing::{Answer, ChaosStore, Fault, Origin};
 use stampede_guard::{OnStoreDown, Policy, StampedeGuard};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 fn load(origin: &Origin) -> impl FnOnce() -> Load + Send + use<> {
     let origin = origin.clone();
@@ -240,4 +240,29 @@ async fn an_expiry_does_not_bring_back_what_is_invalidated_meanwhile() {
         assert_eq!(given.ok(), stands_in.then_some(7), "{meanwhile}");
     }
     assert_eq!(chaos.struck(Fault::ErrorAfter), 1);
+}
+
+/// Without a store a shutdown said that it had handed over what it had.
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_claims_nothing_that_the_store_has_not_confirmed() {
+    for cut in [false, true] {
+        let (chaos, origin) = (ChaosStore::new(1), Origin::new());
+        let replica = chaos.replica();
+        let guard = StampedeGuard::new(replica.clone());
+        origin.hold();
+        let leading = tokio::spawn({
+            let (guard, load) = (guard.clone(), load(&origin));
+            async move { guard.get_or_load("k", load).await }
+        });
+        origin.wait_for_loads("k", 1).await;
+        if cut {
+            replica.cut();
+        }
+        let started = Instant::now();
+        let shutdown = guard.shutdown(Duration::from_millis(100)).await;
+        let told = (shutdown.finished, shutdown.handed_over, shutdown.abandoned);
+        assert_eq!(told, if cut { (false, 0, 1) } else { (false, 1, 0) }, "{cut}");
+        assert!(started.elapsed() <= Duration::from_millis(1_110), "{cut}: {:?}", started.elapsed());
+        leading.abort();
+    }
 }

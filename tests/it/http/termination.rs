@@ -60,7 +60,7 @@ async fn what_a_terminated_replica_loads_is_answered() {
         assert_eq!((status, &*body), (200, &*format!("report {report}: all is well\n")));
     }
     assert!(replica.ended().await.success());
-    assert_eq!(replica.printed("Shutdown "), "{ finished: true, handed_over: 0 }");
+    assert_eq!(replica.printed("Shutdown "), "{ finished: true, handed_over: 0, abandoned: 0 }");
     keys(&server, "l", 0).await;
     keys(&server, "e", LOADS).await;
     assert_nothing_left(&server, SOON).await;
@@ -84,7 +84,10 @@ async fn what_a_terminated_replica_can_not_end_in_time_goes_to_another() {
     assert!(leaves.ended().await.success());
     let took = asked.elapsed();
     assert!(took < Duration::from_millis(500) + SOON, "{took:?}");
-    assert_eq!(leaves.printed("Shutdown "), format!("{{ finished: false, handed_over: {LOADS} }}"));
+    assert_eq!(
+        leaves.printed("Shutdown "),
+        format!("{{ finished: false, handed_over: {LOADS}, abandoned: 0 }}")
+    );
     // Handed over, or freed where nobody waited: the next one need not wait for a lease of the dead.
     keys(&server, "l", 0).await;
     for answer in join_all(cut).await {
