@@ -18,7 +18,7 @@ use crate::gauge::Gauge;
 use crate::key::{Hashed, Key};
 use crate::loading::Loading;
 use crate::look_up::LookUps;
-use crate::observe::{Count, Counters, Outcome};
+use crate::observe::{Count, Counters, Outcome, Seldom};
 use crate::open::Opened;
 use crate::store::{NodeStore, StoreError};
 use crate::tags::Tagged;
@@ -33,6 +33,8 @@ pub(crate) struct Node {
     pub(crate) flights: Arc<Flights<FlightKey, Loader, Ending, Hashed>>,
     pub(crate) look_ups: Arc<LookUps<Key, LookedUp, Hashed>>,
     pub(crate) counters: Counters,
+    /// Of values that can not be shared.
+    pub(crate) warned: Seldom,
     /// Tasks of flights that run.
     pub(crate) tasks: Arc<Gauge>,
     /// Leases that are held.
@@ -235,6 +237,7 @@ impl Node {
             flights: Arc::new(Flights::new(max_flights)),
             look_ups: Arc::new(LookUps::new()),
             counters: Counters::default(),
+            warned: Seldom::default(),
             tasks: Arc::default(),
             leases: Arc::default(),
             fail_open: Arc::default(),

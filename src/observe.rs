@@ -2,10 +2,14 @@
 //!
 //! Labels and fields never carry a key's text or a value: keys appear as a digest.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use crate::key::Key;
+use crate::sync::lock;
 
 /// How one request was answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -127,6 +131,9 @@ counters! {
     overloaded => "stampede_guard_overloaded_total",
     /// Loads that went on with another caller's loader after the first one vanished.
     takeovers => "stampede_guard_takeovers_total",
+    /// Values of loaders that were not shared because they are longer than `max_body`, or can not be encoded: everyone
+    /// who asks for them loads for himself.
+    unshareable => "stampede_guard_unshareable_total",
 }
 
 impl Counters {
@@ -164,6 +171,23 @@ fn publish(metric: &'static str) {
 
 #[cfg(not(feature = "metrics"))]
 fn publish(_: &'static str) {}
+
+/// When something was last warned of that happens again with each load.
+#[derive(Debug, Default)]
+pub(crate) struct Seldom(Mutex<Option<Instant>>);
+
+impl Seldom {
+    /// Whether it is time to warn again: once a minute.
+    pub(crate) fn is_due(&self) -> bool {
+        const PAUSE: Duration = Duration::from_secs(60);
+        let (mut last, now) = (lock(&self.0), Instant::now());
+        let is_due = last.is_none_or(|last| now - last >= PAUSE);
+        if is_due {
+            *last = Some(now);
+        }
+        is_due
+    }
+}
 
 /// The span of a load, inside the span of the request that began it.
 pub(crate) fn load_span(parent: &tracing::Span, key: &Key) -> tracing::Span {

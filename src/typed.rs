@@ -12,7 +12,8 @@ use serde::de::DeserializeOwned;
 use crate::codec::Codec;
 use crate::context::{LoadContext, Settings};
 use crate::entry::Entry;
-use crate::error::{Failure, LoadError, failure_text};
+use crate::error::{Error, Failure, LoadError, failure_text};
+use crate::key::Key;
 use crate::node::{Given, LoadResult, Loader, Mark, Mode, Node};
 use crate::observe::Count;
 use crate::open::{InPlace, Open};
@@ -44,33 +45,31 @@ impl<T: DeserializeOwned + 'static> Open for Decode<T> {
 pub(crate) type Own<T, E> = Arc<Mutex<Option<Result<T, LoadError<E>>>>>;
 
 /// Boxes a caller's `load`.
-pub(crate) fn loader<T, E, F, Fut>(load: F, policy: &Arc<Policy>, own: &Own<T, E>) -> Loader
+pub(crate) fn loader<T, E, F, Fut>(load: F, policy: &Arc<Policy>, key: &Key, own: &Own<T, E>) -> Loader
 where
     T: Serialize + DeserializeOwned + Send + 'static,
     E: fmt::Display + fmt::Debug + Send + Sync + 'static,
     F: FnOnce() -> Fut + Send + 'static,
     Fut: Future<Output = Result<T, E>> + Send + 'static,
 {
-    let own = Arc::clone(own);
-    let policy = Arc::clone(policy);
+    let (own, policy, key) = (Arc::clone(own), Arc::clone(policy), key.clone());
     Loader::new(move |given| async move {
         let settings = Mutex::new(Settings::new(&policy, Bytes::new()));
-        let (result, kept) = concluded(load().await, given.mode, &given.node, &policy, &settings);
+        let (result, kept) = concluded(&key, load().await, given.mode, &given.node, &policy, &settings);
         *lock(&own) = Some(kept);
         result.into()
     })
 }
 
 /// Boxes a caller's `load` that asks for its context.
-pub(crate) fn loader_with<T, E, F, Fut>(load: F, policy: &Arc<Policy>, own: &Own<T, E>) -> Loader
+pub(crate) fn loader_with<T, E, F, Fut>(load: F, policy: &Arc<Policy>, key: &Key, own: &Own<T, E>) -> Loader
 where
     T: Serialize + DeserializeOwned + Send + 'static,
     E: fmt::Display + fmt::Debug + Send + Sync + 'static,
     F: FnOnce(LoadContext<T>) -> Fut + Send + 'static,
     Fut: Future<Output = Result<T, E>> + Send + 'static,
 {
-    let own = Arc::clone(own);
-    let policy = Arc::clone(policy);
+    let (own, policy, key) = (Arc::clone(own), Arc::clone(policy), key.clone());
     Loader::new(move |given| async move {
         let Given { mode, previous, deadline, lost, announcer: _, node } = given;
         let (previous, validator) = match previous {
@@ -86,7 +85,7 @@ where
         let context =
             LoadContext::new(previous, deadline, lost, Arc::clone(&settings), Arc::clone(&node), tag_life);
         let loaded = load(context).await;
-        let (result, kept) = concluded(loaded, mode, &node, &policy, &settings);
+        let (result, kept) = concluded(&key, loaded, mode, &node, &policy, &settings);
         *lock(&own) = Some(kept);
         result.into()
     })
@@ -94,6 +93,7 @@ where
 
 /// What a load's result is to others, and to its own caller.
 fn concluded<T: Serialize + 'static, E>(
+    key: &Key,
     loaded: Result<T, E>,
     mode: Mode,
     node: &Node,
@@ -104,7 +104,7 @@ where
     E: fmt::Display + Send + Sync + 'static,
 {
     match loaded {
-        Ok(value) => (shared(mode, node, policy, &mut lock(settings), &value), Ok(value)),
+        Ok(value) => (shared(key, mode, node, policy, &mut lock(settings), &value), Ok(value)),
         Err(error) => {
             let text = failure_text(&error);
             let error = Arc::new(error);
@@ -116,6 +116,7 @@ where
 
 /// What others are given of a loaded value.
 fn shared<T: Serialize + 'static>(
+    key: &Key,
     mode: Mode,
     node: &Node,
     policy: &Policy,
@@ -127,6 +128,7 @@ fn shared<T: Serialize + 'static>(
     }
     match policy.codec.encode(value) {
         Ok((_, payload)) if payload.len() > policy.max_body => {
+            unshareable(node, key, Unshareable::TooLong { size: payload.len(), max_body: policy.max_body });
             LoadResult::Uncacheable { mark: Mark::IfUnserved }
         }
         Ok((encoding, payload)) => {
@@ -142,8 +144,31 @@ fn shared<T: Serialize + 'static>(
             LoadResult::Value { encoding, payload, lifetimes, validator, tags, brief: None }
         }
         Err(error) => {
-            tracing::warn!(error = &error as &dyn std::error::Error, "a loaded value is not cached");
+            unshareable(node, key, Unshareable::NotEncoded(&error));
             LoadResult::Uncacheable { mark: Mark::No }
+        }
+    }
+}
+
+/// Why a loaded value is its own caller's and nobody else's.
+enum Unshareable<'a> {
+    TooLong { size: usize, max_body: usize },
+    NotEncoded(&'a Error),
+}
+
+/// Tells the operator: for this key there is no protection at all.
+fn unshareable(node: &Node, key: &Key, why: Unshareable<'_>) {
+    node.count(Count::unshareable);
+    if !node.warned.is_due() {
+        return;
+    }
+    match why {
+        Unshareable::TooLong { size, max_body } => {
+            tracing::warn!(?key, size, max_body, "a loaded value is longer than max_body: it is not shared");
+        }
+        Unshareable::NotEncoded(error) => {
+            let error = error as &dyn std::error::Error;
+            tracing::warn!(?key, error, "a loaded value can not be encoded: it is not shared");
         }
     }
 }

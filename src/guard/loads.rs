@@ -32,6 +32,10 @@ impl StampedeGuard {
     /// The value is stored for the policy's [`fresh_for`](crate::PolicyBuilder::fresh_for). `None`, `()` and
     /// `false` are values like any other.
     ///
+    /// A value that is encoded in more than [`max_body`](crate::PolicyBuilder::max_body) bytes, or can not be encoded, goes to the
+    /// caller that loaded it and to nobody else: **all others load for themselves, at once.** It is counted in
+    /// [`Stats::unshareable`](crate::Stats::unshareable), and a warning says so, at most once a minute.
+    ///
     /// # Errors
     ///
     /// [`LoadError::Loader`] and [`LoadError::Remote`] if the load failed, here or in another process;
@@ -59,7 +63,7 @@ impl StampedeGuard {
         Fut: Future<Output = Result<T, E>> + Send + 'static,
     {
         let key = self.key(key)?;
-        self.load_if_missing(&key, |own| loader(load, &self.policy, own)).await
+        self.load_if_missing(&key, |own| loader(load, &self.policy, &key, own)).await
     }
 
     /// As [`get_or_load`](Self::get_or_load), for a loader that asks for its [`LoadContext`]: the previous value
@@ -102,7 +106,7 @@ impl StampedeGuard {
         Fut: Future<Output = Result<T, E>> + Send + 'static,
     {
         let key = self.key(key)?;
-        self.load_if_missing(&key, |own| loader_with(load, &self.policy, own)).await
+        self.load_if_missing(&key, |own| loader_with(load, &self.policy, &key, own)).await
     }
 
     /// Loads `key` now, however fresh what is stored is: once in the whole fleet for all who ask at once.
@@ -138,7 +142,7 @@ impl StampedeGuard {
         Fut: Future<Output = Result<T, E>> + Send + 'static,
     {
         let key = self.key(key)?;
-        self.load_anyway(&key, |own| loader(load, &self.policy, own)).await
+        self.load_anyway(&key, |own| loader(load, &self.policy, &key, own)).await
     }
 
     /// As [`refresh`](Self::refresh), for a loader that asks for its [`LoadContext`].
@@ -162,7 +166,7 @@ impl StampedeGuard {
         Fut: Future<Output = Result<T, E>> + Send + 'static,
     {
         let key = self.key(key)?;
-        self.load_anyway(&key, |own| loader_with(load, &self.policy, own)).await
+        self.load_anyway(&key, |own| loader_with(load, &self.policy, &key, own)).await
     }
 
     /// Steps 2 to 8. The loader is boxed only where it is needed.

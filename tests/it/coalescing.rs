@@ -8,6 +8,7 @@ use stampede_guard::{ErrorKind, LoadError, MemoryStore, Policy, StampedeGuard};
 use tokio::time::Instant;
 
 use crate::support::gate::{Counter, Gate};
+use crate::support::warnings::Warnings;
 
 const LOAD: Duration = Duration::from_millis(200);
 
@@ -147,6 +148,41 @@ async fn an_uncacheable_value_never_queues_its_waiters() {
     join_all((0..40).map(call)).await;
     assert_eq!((loads.started(), loads.most_at_once()), (80, 40));
     assert!(started.elapsed() < LOAD + Duration::from_millis(50), "{:?}", started.elapsed());
+}
+
+/// A value over `max_body` lost all protection, and nobody was told.
+#[tokio::test(start_paused = true)]
+async fn a_value_that_can_not_be_shared_is_counted_and_warned_of_once_a_minute() {
+    let warnings = Warnings::default();
+    let _listening = warnings.listen();
+    let guard =
+        StampedeGuard::in_memory().with_policy(Policy::builder().max_body(100).build().expect("valid"));
+    for n in 1..=3 {
+        let load = || async { Ok::<_, String>(Bytes::from_static(&[0; 101])) };
+        guard.get_or_load(("long", n), load).await.expect("loaded");
+    }
+    let load = || async { Ok::<_, String>(Unencodable) };
+    guard.get_or_load("odd", load).await.expect("loaded");
+    assert_eq!(guard.stats().unshareable, 4);
+    assert_eq!(warnings.about("not shared").len(), 1, "{warnings:?}");
+    let told = &warnings.about("longer than max_body")[0];
+    assert!(told.contains("Key(#") && told.contains("101 100 ") && !told.contains("long:"), "{told}");
+
+    tokio::time::advance(secs(60)).await;
+    guard.get_or_load("odd", load).await.expect("loaded");
+    assert_eq!(guard.stats().unshareable, 5);
+    assert_eq!(warnings.about("can not be encoded").len(), 1, "{warnings:?}");
+    guard.get_or_load("short", || async { Ok::<_, String>(1u8) }).await.expect("loaded");
+    assert_eq!(guard.stats().unshareable, 5);
+}
+
+#[derive(Debug, serde::Deserialize)]
+struct Unencodable;
+
+impl serde::Serialize for Unencodable {
+    fn serialize<S: serde::Serializer>(&self, _: S) -> Result<S::Ok, S::Error> {
+        Err(serde::ser::Error::custom("no words for it"))
+    }
 }
 
 #[tokio::test(start_paused = true)]
