@@ -266,7 +266,7 @@ impl HttpPolicy {
 
     /// The key under which the response to a GET is stored that comes with this request's URI and
     /// headers, for [`invalidate`](crate::StampedeGuard::invalidate). `None` for a request that would
-    /// bypass the cache. See also [`cache_key`](crate::http::cache_key), which takes the URI alone.
+    /// bypass the cache. [`StampedeGuard::http_key`](crate::StampedeGuard::http_key) is the same with all of a guard's policy.
     pub fn cache_key<B>(&self, request: &Request<B>) -> Option<CacheKey> {
         let (keyed, _) = survey(request.headers(), &self.requests, Content::Bypasses).ok()?;
         key(request, &keyed, &self.requests).ok()

@@ -10,6 +10,7 @@ use sha2::{Digest as _, Sha256};
 use super::request_rules::{KeyParts, RequestRules};
 use super::rule::Rule;
 use super::vary::Fingerprint;
+use crate::guard::StampedeGuard;
 use crate::key::CacheKey;
 
 /// The key under which the guard stores the response to a GET of `uri`, for
@@ -18,6 +19,10 @@ use crate::key::CacheKey;
 ///
 /// A server's requests carry no scheme: there it is the policy's
 /// [`scheme`](crate::PolicyBuilder::scheme), `http` by default, and the authority is the client's `Host`.
+///
+/// This knows no policy. Where one has a [`key`](super::HttpPolicy::key) of its own, or is
+/// [`private`](super::HttpPolicy::private), entries have other keys, and to invalidate this one removes nothing: there
+/// use [`StampedeGuard::http_key`].
 ///
 /// # Examples
 ///
@@ -34,6 +39,28 @@ pub fn cache_key(uri: &Uri) -> Option<CacheKey> {
     let mut request = Request::new(());
     *request.uri_mut() = uri.clone();
     key(&request, &Keyed::default(), &RequestRules::default()).ok()
+}
+
+impl StampedeGuard {
+    /// The key under which this guard, as an HTTP layer with its policy, stores the response to a GET that comes with this
+    /// request's URI and headers, for [`invalidate`](Self::invalidate). Of the request only those are looked at that the
+    /// policy makes keys of. `None` for a request that would bypass the cache.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let guard = stampede_guard::StampedeGuard::in_memory();
+    /// let request = http::Request::get("/report/7").header("host", "shop.example").body(())?;
+    /// if let Some(key) = guard.http_key(&request) {
+    ///     guard.invalidate(key).await?;
+    /// }
+    /// # Ok(()) }
+    /// ```
+    #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
+    pub fn http_key<B>(&self, request: &Request<B>) -> Option<CacheKey> {
+        self.parts().1.http.cache_key(request)
+    }
 }
 
 /// What of a request's headers its key may need.

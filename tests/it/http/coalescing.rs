@@ -1,6 +1,8 @@
 //! One call of the inner service per URI, however many ask, and never one answer for two URIs.
 
+use http::HeaderName;
 use http::uri::Scheme;
+use stampede_guard::http::{HttpPolicy, KeyParts};
 use stampede_guard::{MemoryStore, StampedeGuard};
 use tower::Layer as _;
 
@@ -180,4 +182,35 @@ async fn a_get_led_by_nobody_is_still_stored_once() {
     settle().await;
     assert_eq!(ask(&shop, get("/")).await.remark(), "hit; ttl=59");
     assert_eq!(inner.calls(), 1);
+}
+
+/// Made without the guard's policy, the key was another one: the invalidation succeeded and removed nothing.
+#[tokio::test(start_paused = true)]
+async fn a_guard_names_the_key_that_its_policy_stores_under() {
+    let tenant = |parts: &KeyParts<'_>| parts.headers.get("x-tenant")?.to_str().ok().map(str::to_owned);
+    let policies = [
+        policy(),
+        policy().scheme(Scheme::HTTPS),
+        policy().http(HttpPolicy::default().key(tenant)),
+        policy().http(HttpPolicy::private()),
+        policy().http(HttpPolicy::private()).credential_header(HeaderName::from_static("x-tenant")),
+    ];
+    for (at, policy) in policies.into_iter().enumerate() {
+        let inner = Inner::numbered(|_| ());
+        let guard = StampedeGuard::in_memory().with_policy(policy.build().unwrap());
+        let shop = guard.layer(inner.clone());
+        let [a, b] = ["a", "b"]
+            .map(|tenant| move || request("GET", "/", &[("x-tenant", tenant), ("host", "shop.example")]));
+        for _ in 0..2 {
+            assert_eq!(ask(&shop, a()).await.text(), "1", "{at}");
+        }
+        let other = ask(&shop, b()).await.text().to_owned();
+        guard.invalidate(guard.http_key(&a()).unwrap()).await.unwrap();
+        let again = ask(&shop, a()).await.text().to_owned();
+        assert_eq!(again, (inner.calls()).to_string(), "{at}: it was removed");
+        let stays = if other == "1" { again } else { other };
+        assert_eq!(ask(&shop, b()).await.text(), stays, "{at}: and no other was");
+    }
+    let guard = StampedeGuard::in_memory();
+    assert_eq!(guard.http_key(&request("GET", "/", &[("cookie", "a=b"), ("host", "shop.example")])), None);
 }
