@@ -117,7 +117,7 @@ pub use error::{Error, ErrorKind, LoadError};
 pub use guard::{Shutdown, StampedeGuard};
 pub use key::CacheKey;
 pub use memoize::{Memoize, MemoizeFuture, MemoizeLayer};
-pub use observe::{Outcome, Stats};
+pub use observe::Stats;
 pub use policy::{OnOverload, OnStoreDown, OnWaitTimeout, Policy, PolicyBuilder};
 pub use store::memory::MemoryStore;
 

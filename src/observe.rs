@@ -13,8 +13,7 @@ use crate::sync::lock;
 
 /// How one request was answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Outcome {
+pub(crate) enum Outcome {
     /// From the store.
     Hit,
     /// With a stale value from the store: it is loaded anew in the background, or its load failed or takes long.
@@ -31,7 +30,7 @@ pub enum Outcome {
 
 impl Outcome {
     /// The word used in metrics and logs.
-    pub const fn as_str(self) -> &'static str {
+    pub(crate) const fn as_str(self) -> &'static str {
         match self {
             Self::Hit => "hit",
             Self::Stale => "stale",

@@ -19,8 +19,7 @@ use serde::{Deserialize, Serialize};
 use stampede_guard::http::{DoNotStore, Guarded, GuardedBody, GuardedFuture};
 use stampede_guard::{
     Backend, CacheKey, Codec, Error, ErrorKind, LoadError, Memoize, MemoizeFuture, MemoizeLayer, MemoryStore,
-    OnStoreDown, OnWaitTimeout, Outcome, Policy, PolicyBuilder, Shutdown, StampedeGuard,
-    StampedeGuardBuilder, Stats,
+    OnStoreDown, OnWaitTimeout, Policy, PolicyBuilder, Shutdown, StampedeGuard, StampedeGuardBuilder, Stats,
 };
 use tower::{Service, ServiceBuilder, ServiceExt as _};
 
@@ -232,7 +231,6 @@ fn every_public_type_can_be_sent_shared_moved_and_printed() {
     value::<MemoizeLayer<Key>>();
     value::<OnStoreDown>();
     value::<OnWaitTimeout>();
-    value::<Outcome>();
     value::<Policy>();
     value::<PolicyBuilder>();
     value::<Stats>();
