@@ -72,7 +72,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         "{REPLICAS} replicas, {CALLERS} callers each, one key, one minute of virtual time; SEED={seed}\n"
     );
     println!("fault           struck  loads  at once  answers  errors  slowest");
-    let faults = Fault::ALL.map(|fault| match fault {
+    let faults = Fault::ALL.iter().map(|&fault| match fault {
         // These last, or hit everyone: once in a while is enough.
         Fault::Flush | Fault::FailOver | Fault::ClockStep | Fault::Deaf | Fault::ReadOnly => (fault, 0.01),
         _ => (fault, 0.1),

@@ -66,7 +66,7 @@ impl ChaosStore {
     /// use stampede_guard::testing::{ChaosStore, Fault};
     ///
     /// let chaos = ChaosStore::new(1);
-    /// for fault in Fault::ALL {
+    /// for &fault in Fault::ALL {
     ///     chaos.inject(fault, 0.05);
     /// }
     /// ```

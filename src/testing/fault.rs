@@ -48,7 +48,7 @@ pub enum Fault {
 
 impl Fault {
     /// All of them.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: &'static [Self] = &[
         Self::ErrorBefore,
         Self::ErrorAfter,
         Self::Ghost,

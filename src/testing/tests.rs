@@ -202,7 +202,7 @@ fn busy(seed: u64) -> String {
     runtime.block_on(async {
         let (chaos, origin) = (ChaosStore::new(seed), Origin::new());
         chaos.latency(Duration::ZERO, Duration::from_millis(4));
-        for fault in Fault::ALL {
+        for &fault in Fault::ALL {
             chaos.inject(fault, 0.03);
         }
         origin.takes(Duration::from_millis(30));
@@ -228,7 +228,7 @@ fn busy(seed: u64) -> String {
             }
         }
         let answers = calls.join_all().await;
-        let struck = Fault::ALL.map(|fault| chaos.struck(fault));
+        let struck: Vec<_> = Fault::ALL.iter().map(|&fault| chaos.struck(fault)).collect();
         format!("{} {} {struck:?} {answers:?}", chaos.commands(), origin.total_loads())
     })
 }

@@ -110,7 +110,7 @@ impl Plan {
         };
         let happens = |random: &mut fastrand::Rng| random.f64() < often;
         let mut faults = Vec::new();
-        for fault in Fault::ALL {
+        for &fault in Fault::ALL {
             if happens(&mut random) {
                 let chance = least + random.f64() * (most - least);
                 // These hit everyone, or last.
