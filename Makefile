@@ -15,7 +15,7 @@
 #        a million keys (or KEYS), each asked for once, and then nothing: memory, maps and keys
 # deny   licences, sources and versions of what we depend on (deny.toml); needs cargo-deny
 # simulate
-#        60,000 simulated fleets by seed, three amounts of trouble each (SEEDS=n for another number)
+#        60,000 simulated fleets: 20,000 seeds, three amounts of trouble each, none among them (SEEDS=n for another number)
 # soak-sim
 #        millions of them, from a random seed on (SOAK_SEEDS=n)
 # mutants

@@ -151,6 +151,25 @@ fn no_seed_breaks_an_invariant() {
     runs(0..env("SEEDS").unwrap_or(SEEDS));
 }
 
+/// What the documents say of it.
+#[test]
+fn the_documents_count_the_runs_and_the_kinds_of_fault() {
+    const FULL: u64 = 20_000;
+    let (profiles, kinds) = (Profile::ALL.len() as u64, crate::testing::Fault::ALL.len());
+    assert_eq!(Profile::ALL, [Profile::None, Profile::Mixed, Profile::Heavy], "a third of each");
+    assert!(include_str!("../../Makefile").contains(&format!("SEEDS:-{FULL}}}")));
+    let readme = include_str!("../../README.md");
+    let thousands = FULL * profiles / 1_000;
+    for told in [
+        format!("{} runs in each test run and {thousands},000 by", SEEDS * profiles),
+        format!("\n{kinds} kinds of fault"),
+    ] {
+        assert!(readme.contains(&told), "{told}");
+    }
+    let told = format!("on which {kinds} kinds of fault strike");
+    assert!(include_str!("../../CHANGELOG.md").contains(&told), "{told}");
+}
+
 #[test]
 fn the_same_seed_is_the_same_run() {
     for seed in 0..env("SEEDS").unwrap_or(SEEDS) / 3 {
