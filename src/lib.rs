@@ -27,6 +27,8 @@
 //! # Ok(()) }
 //! ```
 //!
+//! A guard can be made anywhere; its calls need a Tokio runtime, with time and, for Redis, I/O.
+//!
 //! # How a request is answered
 //!
 //! 1. **key**: request or caller -> [`CacheKey`], or straight to the inner service.

@@ -26,7 +26,7 @@ impl StampedeGuard {
     ///
     /// # Errors
     ///
-    /// An empty key, or a store that did not answer within the coordination budget.
+    /// An empty key; a store that did not answer within the coordination budget; a guard that was shut down.
     ///
     /// # Cancel safety
     ///

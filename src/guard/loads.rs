@@ -38,9 +38,22 @@ impl StampedeGuard {
     ///
     /// # Errors
     ///
-    /// [`LoadError::Loader`] and [`LoadError::Remote`] if the load failed, here or in another process;
-    /// [`LoadError::Panicked`]; [`LoadError::Guard`] for an empty key, a bound on time, a load that asks for
-    /// its own key, and, with [`OnStoreDown::FailClosed`](crate::OnStoreDown), a store that is down.
+    /// [`LoadError::Loader`] and [`LoadError::Remote`] if the load failed, this caller's or another's;
+    /// [`LoadError::Panicked`]; [`LoadError::Guard`] with the [`ErrorKind`](crate::ErrorKind)
+    ///
+    /// - `InvalidKey` for an empty key,
+    /// - `Timeout` for a load longer than [`load_timeout`](crate::PolicyBuilder::load_timeout), or a wait longer than
+    ///   [`wait_timeout`](crate::PolicyBuilder::wait_timeout) with [`OnWaitTimeout::Fail`](crate::OnWaitTimeout),
+    /// - `Overloaded` where [`max_waiters`](crate::PolicyBuilder::max_waiters) wait for the key already (10,000 by default), and under
+    ///   [`max_concurrent_loads`](crate::PolicyBuilder::max_concurrent_loads) and
+    ///   [`max_fail_open_loads`](crate::PolicyBuilder::max_fail_open_loads),
+    /// - `Reentrant` for a load that asks for its own key,
+    /// - `Vanished` for a load whose runtime was shut down,
+    /// - `Store` for a store that is down, with [`OnStoreDown::FailClosed`](crate::OnStoreDown) only.
+    ///
+    /// # Panics
+    ///
+    /// Outside a Tokio runtime with time: the load is a task of its own, and all waits have timers.
     ///
     /// # Cancel safety
     ///

@@ -1,7 +1,9 @@
 //! A loader that panics or asks for itself: an error for its own caller, a load for everyone else.
 
+use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use futures_util::future::join_all;
 use stampede_guard::{ErrorKind, LoadError, MemoryStore, StampedeGuard};
 
@@ -107,4 +109,14 @@ async fn a_load_may_ask_for_other_keys_but_not_for_those_it_is_inside_of() {
         middle.get_or_load("inner", load).await
     };
     assert_eq!(guard.get_or_load("outer", outer).await.expect("loaded"), 3);
+}
+
+/// What the documents of `get_or_load` say under "Panics".
+#[test]
+fn outside_a_tokio_runtime_a_load_panics_and_says_so() {
+    let guard = StampedeGuard::in_memory();
+    let call = || guard.get_or_load("key", || async { Ok::<u8, String>(1) }).now_or_never();
+    let panic = std::panic::catch_unwind(AssertUnwindSafe(call)).expect_err("no runtime");
+    let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
+    assert!(text.is_some_and(|text| text.contains("Tokio")), "{text:?}");
 }
