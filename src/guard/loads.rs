@@ -51,6 +51,9 @@ impl StampedeGuard {
     /// - `Vanished` for a load whose runtime was shut down,
     /// - `Store` for a store that is down, with [`OnStoreDown::FailClosed`](crate::OnStoreDown) only.
     ///
+    /// What is told to others is stored: **the text of a loader's error, or of its panic, goes to the store and to whoever waits in
+    /// other processes**, up to 1 KiB of it. Leave secrets out of it.
+    ///
     /// # Panics
     ///
     /// Outside a Tokio runtime with time: the load is a task of its own, and all waits have timers.
