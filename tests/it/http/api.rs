@@ -1,5 +1,4 @@
-//! The programs of the public contract (design.md, section 1), as a user writes them: they compile, and do what
-//! they say.
+//! The programs of the public contract, as a user writes them: they compile, and do what they say.
 
 use std::convert::Infallible;
 use std::fmt::Debug;

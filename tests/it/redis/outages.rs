@@ -1,6 +1,6 @@
 //! Promises 3 and 6 in the middle of a wait: a leader loads, other processes wait for it, and then the server is
 //! killed, restarted, stopped, emptied or cuts connections. Everyone is answered, with a right value; there are
-//! no more loads than design.md, section 5 allows; and afterwards all is as before.
+//! no more loads than docs/operations.md allows ("Figures"); and afterwards all is as before.
 
 use super::*;
 use crate::support::origin::Answer;
