@@ -18,9 +18,10 @@
 #        60,000 simulated fleets: 20,000 seeds, three amounts of trouble each, none among them (SEEDS=n for another number)
 # soak-sim
 #        millions of them, from a random seed on (SOAK_SEEDS=n)
+# fuzz   whole exchanges, then each reader of foreign bytes, ten minutes each or FUZZ_SECONDS; needs a nightly Rust and cargo-fuzz
 # mutants
 #        breaks MUTANTS=files line by line, to see that a test notices; hours (needs cargo-mutants)
-.PHONY: run test check bench conformance conformance-current redis-6.2 sentinel cluster simulate soak-sim soak soak-leak deny mutants redis firewall python node
+.PHONY: run test check bench conformance conformance-current redis-6.2 sentinel cluster simulate soak-sim soak soak-leak deny mutants fuzz redis wrk firewall python node
 
 run:
 	cargo run --example quickstart
@@ -43,7 +44,7 @@ check:
 	cargo clippy --all-targets --no-default-features -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --all-features
 
-bench: redis
+bench: redis wrk
 	cargo bench --bench fleet
 	cargo bench --bench refresh
 	cargo bench --bench micro
@@ -83,6 +84,12 @@ MUTANTS ?= src/read_through.rs src/lease.rs
 mutants: redis
 	SEEDS=60 cargo mutants --all-features $(addprefix -f ,$(MUTANTS)) -- --lib --test it
 
+# New finds go to fuzz/corpus, which git ignores; what is worth keeping is moved to tests/corpus.
+fuzz:
+	mkdir -p fuzz/corpus/exchange fuzz/corpus/readers
+	cargo +nightly fuzz run exchange fuzz/corpus/exchange tests/corpus/exchange -- -max_total_time=$${FUZZ_SECONDS:-600}
+	cargo +nightly fuzz run readers fuzz/corpus/readers tests/corpus/readers -- -max_total_time=$${FUZZ_SECONDS:-600}
+
 # The tests start their own private servers; only the program has to be there.
 redis:
 	@command -v redis-server >/dev/null && exit 0; \
@@ -91,6 +98,15 @@ redis:
 	if command -v apt-get >/dev/null; then $$sudo apt-get update && $$sudo apt-get install -y redis-server; \
 	elif command -v brew >/dev/null; then brew install redis; \
 	else echo "no apt-get and no brew here: install redis-server by hand" >&2; exit 1; fi
+
+# One group of the bench sends its requests with it.
+wrk:
+	@command -v wrk >/dev/null && exit 0; \
+	echo "wrk is missing: installing it"; \
+	if [ "$$(id -u)" = 0 ]; then sudo=; else sudo=sudo; fi; \
+	if command -v apt-get >/dev/null; then $$sudo apt-get update && $$sudo apt-get install -y wrk; \
+	elif command -v brew >/dev/null; then brew install wrk; \
+	else echo "no apt-get and no brew here: install wrk by hand" >&2; exit 1; fi
 
 # Packets are dropped in a network namespace, by root or in a user namespace; who may make neither is told which tests have not
 # run. With CI set those fail.
