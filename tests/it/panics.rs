@@ -117,6 +117,7 @@ fn outside_a_tokio_runtime_a_load_panics_and_says_so() {
     let guard = StampedeGuard::in_memory();
     let call = || guard.get_or_load("key", || async { Ok::<u8, String>(1) }).now_or_never();
     let panic = std::panic::catch_unwind(AssertUnwindSafe(call)).expect_err("no runtime");
-    let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
+    let owned = panic.downcast_ref::<String>().map(String::as_str);
+    let text = owned.or_else(|| panic.downcast_ref::<&str>().copied());
     assert!(text.is_some_and(|text| text.contains("Tokio")), "{text:?}");
 }
