@@ -19,6 +19,8 @@ use crate::tags::{self, TagList};
 use crate::times::Serves;
 use crate::typed::Decode;
 
+const INVALIDATION: &str = "the invalidation";
+
 impl StampedeGuard {
     /// Returns the stored value of `key`; never loads. `None` if there is none, or none that may be served and is
     /// a `T`. A stale one is returned within
@@ -146,7 +148,8 @@ impl StampedeGuard {
         let (times, keep) = self.policy.jittered(self.policy.lifetimes()).from(now, Duration::ZERO);
         let (kind, validator) = (Kind::Value, Box::default());
         let entry = Entry { kind, encoding, stored_at: now, times, validator, tags, payload };
-        self.replace(&key, Some(Insert { entry: entry.encode(&key), keep, over: None })).await
+        let insert = Insert { entry: entry.encode(&key), keep, over: None };
+        self.replace("the insertion", &key, Some(insert)).await
     }
 
     /// Removes `key`, also against loads that are running: what they load is not stored.
@@ -168,7 +171,7 @@ impl StampedeGuard {
     /// lost, at the next renewal of the lease.
     pub async fn invalidate(&self, key: impl Into<CacheKey>) -> Result<(), Error> {
         let key = self.key(key)?;
-        self.replace(&key, None).await
+        self.replace(INVALIDATION, &key, None).await
     }
 
     /// Marks the value of `key` stale, also against loads that are running: the next caller loads. The value is
@@ -199,7 +202,7 @@ impl StampedeGuard {
             }
             _ => None,
         };
-        self.replace(&key, kept).await
+        self.replace("the expiry", &key, kept).await
     }
 
     /// Removes every value with this tag, also against loads that are running: one command, however many values
@@ -254,14 +257,15 @@ impl StampedeGuard {
     /// [`invalidate`](Self::invalidate), of a key that is made already.
     #[cfg(feature = "http")]
     pub(crate) async fn forget(&self, key: &Key) -> Result<(), Error> {
-        self.replace(key, None).await
+        self.replace(INVALIDATION, key, None).await
     }
 
     async fn forget_tag(&self, tag: &Key) -> Result<(), Error> {
         let Node { flights, store, .. } = &*self.node;
         // Which flights have the tag nobody knows before they end; a later caller begins another one.
         flights.detach_all();
-        self.confirmed(tag, |within| store.tags().forget_tag(tag, within)).await?;
+        self.confirmed("the invalidation by the tag", tag, |within| store.tags().forget_tag(tag, within))
+            .await?;
         flights.detach_all();
         Ok(())
     }
@@ -277,15 +281,15 @@ impl StampedeGuard {
     }
 
     /// INVALIDATE and INSERT.
-    async fn replace(&self, key: &Key, insert: Option<Insert>) -> Result<(), Error> {
+    async fn replace(&self, what: &str, key: &Key, insert: Option<Insert>) -> Result<(), Error> {
         #[cfg(all(test, feature = "testing"))]
         if crate::simulation::mutated(crate::simulation::Mutant::FlightsStay) {
             return self
-                .confirmed(key, |within| self.node.store.invalidate(key, insert.clone(), within))
+                .confirmed(what, key, |within| self.node.store.invalidate(key, insert.clone(), within))
                 .await;
         }
         self.node.detach(key);
-        self.confirmed(key, |within| self.node.store.invalidate(key, insert.clone(), within)).await?;
+        self.confirmed(what, key, |within| self.node.store.invalidate(key, insert.clone(), within)).await?;
         // A flight that began before the store was told may hold what was read before.
         self.node.detach(key);
         Ok(())
@@ -294,6 +298,7 @@ impl StampedeGuard {
     /// Retried past the coordination budget, because the caller asked for this and for nothing else.
     async fn confirmed<'a>(
         &'a self,
+        what: &str,
         key: &Key,
         command: impl Fn(Duration) -> Reply<'a, ()>,
     ) -> Result<(), Error> {
@@ -303,7 +308,7 @@ impl StampedeGuard {
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(Error::store("not confirmed: replacing the entry", key, tried));
+                return Err(Error::store(&format!("not confirmed: {what}"), key, tried));
             }
             // A connection that is being made again is worth the wait here.
             let done = match self.node.store.reach(key.name(), left).await {
@@ -313,12 +318,12 @@ impl StampedeGuard {
             match done {
                 Ok(()) => {
                     self.node.count(Count::invalidations);
-                    return self.replicated(key).await;
+                    return self.replicated(what, key).await;
                 }
                 Err(error) => {
                     self.node.count(Count::store_errors);
                     if matches!(error.kind, StoreErrorKind::Refused | StoreErrorKind::Closed) {
-                        return Err(Error::store("replacing the entry", key, error));
+                        return Err(Error::store(what, key, error));
                     }
                     tried = error;
                     tokio::time::sleep(Duration::from_millis(fastrand::u64(5..50)).min(left)).await;
@@ -328,16 +333,16 @@ impl StampedeGuard {
     }
 
     /// Waits for the server's replicas, where the policy asks for that.
-    async fn replicated(&self, key: &Key) -> Result<(), Error> {
+    async fn replicated(&self, what: &str, key: &Key) -> Result<(), Error> {
         let Some((replicas, timeout)) = self.policy.replicas else { return Ok(()) };
         let have = self.node.store.tags().replicated(key, replicas, timeout).await;
         let have =
-            have.map_err(|error| Error::store("not confirmed by replicas: replacing the entry", key, error))?;
+            have.map_err(|error| Error::store(&format!("not confirmed by replicas: {what}"), key, error))?;
         if have >= replicas {
             return Ok(());
         }
         let digest = key.digest();
-        let text = format!("replacing the entry of key #{digest}: {have} of {replicas} replicas have it");
+        let text = format!("{what} of key #{digest}: {have} of {replicas} replicas have it");
         Err(Error::new(ErrorKind::Store, text))
     }
 }

@@ -67,3 +67,25 @@ async fn a_load_whose_runtime_is_shut_down_is_told_of_as_that() {
     assert_eq!(error.guard().map(stampede_guard::Error::kind), Some(ErrorKind::Vanished));
     assert_eq!(error.to_string(), "the load ended without an outcome: its task was dropped");
 }
+
+/// All of them told of "replacing the entry".
+#[cfg(feature = "testing")]
+#[tokio::test(start_paused = true)]
+async fn a_change_that_is_not_confirmed_says_what_it_was() {
+    let replica = stampede_guard::testing::ChaosStore::new(1).replica();
+    let guard = StampedeGuard::new(replica.clone());
+    guard.insert("key", &1_u8).await.expect("stored");
+    replica.cut();
+    let told = [
+        guard.insert("key", &1_u8).await,
+        guard.invalidate("key").await,
+        guard.invalidate_tag("tag").await,
+        guard.invalidate_all().await,
+    ];
+    let told = told.map(|told| told.expect_err("cut off").to_string());
+    let does =
+        ["the insertion", "the invalidation", "the invalidation by the tag", "the invalidation by the tag"];
+    for (told, does) in told.iter().zip(does) {
+        assert!(told.starts_with(&format!("not confirmed: {does} of key #")), "{told}");
+    }
+}
