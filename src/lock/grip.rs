@@ -223,7 +223,7 @@ impl<T: Target> Grip<T> {
         if self.is_ended() {
             return Ok(false);
         }
-        self.target.home().ask(|within| self.target.is_holder(&self.token, within)).await
+        self.target.home().ask(self.target.name(), |within| self.target.is_holder(&self.token, within)).await
     }
 
     pub(super) async fn is_owned(&self) -> Result<bool, LockError> {
@@ -242,7 +242,8 @@ impl<T: Target> Grip<T> {
             (new, _) => new.is_some(),
         });
         let number = self.note_sent(ttl);
-        let extended = self.target.home().ask(|within| self.target.extend(&self.token, ttl, within));
+        let extended =
+            self.target.home().ask(self.target.name(), |within| self.target.extend(&self.token, ttl, within));
         if extended.await? {
             self.note_answered(number, ttl);
             // Of two extensions that are under way, the one that was sent last counts.

@@ -45,7 +45,7 @@ impl<T: Target> Hold<T> {
         }
         self.stop_renewing().await;
         let target = &self.grip.target;
-        let freed = target.home().ask(|within| target.free(&self.grip.token, within)).await?;
+        let freed = target.home().ask(target.name(), |within| target.free(&self.grip.token, within)).await?;
         self.end();
         Ok(Some(freed))
     }

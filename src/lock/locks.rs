@@ -14,7 +14,7 @@ use crate::error::{Error, ErrorKind};
 use crate::gauge::Gauge;
 use crate::key::escape_namespace;
 use crate::node::Node;
-use crate::store::locks::LockStore;
+use crate::store::locks::{LockName, LockStore};
 use crate::store::memory::MemoryStore;
 use crate::store::{NodeStore, StoreError, StoreErrorKind, Token};
 
@@ -232,9 +232,13 @@ impl Home {
         }
     }
 
-    /// Sends a command, waiting within its timeout for a connection that is being made again: a lock has nothing to
+    /// Sends a command about this lock, waiting within its timeout for a connection that is being made again: a lock has nothing to
     /// fall back on. Not for what was sent and not answered; that may have been done.
-    pub(super) async fn ask<T, F>(&self, send: impl Fn(Duration) -> F) -> Result<T, StoreError>
+    pub(super) async fn ask<T, F>(
+        &self,
+        name: &LockName,
+        send: impl Fn(Duration) -> F,
+    ) -> Result<T, StoreError>
     where
         F: Future<Output = Result<T, StoreError>>,
     {
@@ -242,7 +246,7 @@ impl Home {
         let answer = send(self.command_timeout).await;
         let Err(StoreError { kind: StoreErrorKind::Unavailable, .. }) = answer else { return answer };
         let left = || self.command_timeout.saturating_sub(started.elapsed());
-        if left().is_zero() || self.store.connect(left()).await.is_err() {
+        if left().is_zero() || self.store.reach(&name.key, left()).await.is_err() {
             return answer;
         }
         send(left()).await

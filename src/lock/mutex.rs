@@ -187,7 +187,7 @@ impl Mutex {
     /// Dropped, it may or may not have happened.
     pub async fn force_unlock(&self) -> Result<bool, LockError> {
         let MutexTarget { home, name, .. } = &*self.target;
-        let broken = home.ask(async |within| home.locks()?.break_mutex(name, within).await);
+        let broken = home.ask(name, async |within| home.locks()?.break_mutex(name, within).await);
         broken.await.map_err(self.failed("unlocking"))
     }
 
@@ -203,7 +203,7 @@ impl Mutex {
     /// Safe.
     pub async fn check_keyspace(&self) -> Result<(), LockError> {
         let MutexTarget { home, name, .. } = &*self.target;
-        let announced = home.ask(async |within| home.locks()?.announce(name, within).await);
+        let announced = home.ask(name, async |within| home.locks()?.announce(name, within).await);
         match announced.await.map_err(self.failed("asking for the events of"))? {
             Announced::Yes => Ok(()),
             Announced::No { why } => Err(LockError::NotificationsUnavailable { why }),
@@ -234,7 +234,7 @@ impl Mutex {
 
     async fn look(&self) -> Result<Option<MutexHolder>, LockError> {
         let MutexTarget { home, name, .. } = &*self.target;
-        let holder = home.ask(async |within| home.locks()?.look_at_mutex(name, within).await);
+        let holder = home.ask(name, async |within| home.locks()?.look_at_mutex(name, within).await);
         holder.await.map_err(self.failed("looking at"))
     }
 

@@ -295,20 +295,20 @@ impl Semaphore {
     /// Dropped, it may or may not have happened.
     pub async fn signal(&self, token: &str) -> Result<Option<Released>, LockError> {
         let Some(token) = Token::parse(token.as_bytes()) else { return Ok(None) };
-        let freed = self.target.home.ask(|within| self.target.free(&token, within)).await;
+        let freed = self.target.home.ask(&self.target.name, |within| self.target.free(&token, within)).await;
         let released = Released::from(freed.map_err(self.failed("releasing a permit of"))?);
         Ok(Some(released).filter(|released| released.was_held))
     }
 
     async fn look(&self) -> Result<Option<SemaphoreState>, LockError> {
         let SemaphoreTarget { home, name, .. } = &*self.target;
-        let state = home.ask(async |within| home.locks()?.look_at_semaphore(name, within).await);
+        let state = home.ask(name, async |within| home.locks()?.look_at_semaphore(name, within).await);
         state.await.map_err(self.failed("looking at"))
     }
 
     async fn change(&self, change: Change) -> Result<Option<SemaphoreState>, LockError> {
         let SemaphoreTarget { home, name, .. } = &*self.target;
-        let state = home.ask(async |within| home.locks()?.change_semaphore(name, change, within).await);
+        let state = home.ask(name, async |within| home.locks()?.change_semaphore(name, change, within).await);
         state.await.map_err(self.failed("changing"))
     }
 

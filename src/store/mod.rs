@@ -130,7 +130,8 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
     /// Waits until commands can be sent, at most `within`; also opens what is opened lazily.
     fn connect(&self, within: Duration) -> Reply<'_, ()>;
 
-    /// The same for commands about the key of this name, where not all go one way.
+    /// Waits until commands about the key of this name can be sent, at most `within`. Whether anything is heard does
+    /// not matter.
     fn reach<'a>(&'a self, _name: &'a str, within: Duration) -> Reply<'a, ()> {
         self.connect(within)
     }

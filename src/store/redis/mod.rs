@@ -302,15 +302,13 @@ impl Store for RedisStore {
     }
 
     fn reach<'a>(&'a self, name: &'a str, within: Duration) -> Reply<'a, ()> {
-        #[cfg(feature = "cluster")]
-        if let Commands::Cluster(cluster) = &self.commands {
-            return Box::pin(async move {
-                let reached = timeout(within, cluster.reach(name)).await;
-                reached.unwrap_or_else(|_| Err(StoreError::new(StoreErrorKind::Unavailable)))
-            });
-        }
-        let _ = name;
-        self.connect(within)
+        // Not for messages: who has something to send need not be heard.
+        Box::pin(async move {
+            timeout(within, self.commands.reach(name)).await.unwrap_or_else(|_| {
+                let why = self.commands.down();
+                Err(why.unwrap_or_else(|| StoreError::new(StoreErrorKind::Unavailable)))
+            })
+        })
     }
 
     fn close(&self) {

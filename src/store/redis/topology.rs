@@ -57,6 +57,18 @@ impl Commands {
         }
     }
 
+    /// Waits until commands about `key` can be sent, through failures too.
+    pub(super) async fn reach(&self, key: &str) -> Result<(), StoreError> {
+        match self {
+            Self::One(server) => {
+                let _ = key;
+                server.until_up().await
+            }
+            #[cfg(feature = "cluster")]
+            Self::Cluster(cluster) => cluster.reach(key).await,
+        }
+    }
+
     /// Why all commands fail at present, if they do.
     pub(super) fn down(&self) -> Option<StoreError> {
         match self {

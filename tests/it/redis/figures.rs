@@ -247,6 +247,28 @@ async fn silent_notifications_cost_half_a_second_and_one_warning() {
     }
 }
 
+/// The same middlebox: who invalidates, and who holds a lock while the server is restarted, needs commands and nothing else.
+#[tokio::test]
+async fn silent_notifications_hold_up_no_invalidation_and_no_lock() {
+    let line = Line::new(Policy::default()).await;
+    line.proxy.set(Mode::BlackHoleSubscriptions);
+    answer(&line.guard, "k", 1).await;
+    eventually("it is stored", SOON, async || line.guard.get::<u32>("k").await.ok().flatten() == Some(1))
+        .await;
+    let started = Instant::now();
+    line.guard.invalidate("k").await.expect("confirmed");
+    assert!(started.elapsed() <= ms(100) + SLACK, "{:?}", started.elapsed());
+    assert_eq!(line.guard.get::<u32>("k").await.expect("answered"), None);
+
+    let mutex = line.guard.locks().mutex("m").build().expect("valid");
+    line.server.kill();
+    eventually("it is noticed", SOON, async || line.guard.health().commands == LinkState::Down).await;
+    let looked = tokio::spawn(async move { mutex.is_locked().await });
+    tokio::task::yield_now().await;
+    line.server.start_again();
+    assert!(!looked.await.expect("joined").expect("answered"));
+}
+
 /// D3: somebody's value under our name, far longer than any entry of ours. It costs no more than a server that is slow;
 /// where there is time to read it, it is a miss like other bytes that are no entry.
 #[tokio::test]
