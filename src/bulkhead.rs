@@ -10,16 +10,16 @@ use std::time::Duration;
 
 use crate::error::{Error, ErrorKind, Failure};
 use crate::key::{CacheKey, Key};
-use crate::lock::{Locks, Permit, Wait};
+use crate::lock::{LockError, Locks, Permit, Wait};
 use crate::node::Node;
 use crate::observe::Count;
-use crate::policy::{OnOverload, Policy};
+use crate::policy::{OnOverload, OnStoreDown, Policy};
 
 /// How long the semaphore outlives the last load.
 const IDLE: Duration = Duration::from_secs(60);
 
 /// Waits for a permit to load, where the policy asks for one. Without one all the same if the policy says so, or if
-/// the store can not be asked: the guard is not there to take the service down.
+/// the store can not be asked and the policy fails open: the guard is not there to take the service down.
 pub(crate) async fn admit(node: &Arc<Node>, policy: &Policy, key: &Key) -> Result<Option<Permit>, Failure> {
     let Some(limit) = policy.max_concurrent_loads else { return Ok(None) };
     // A handle for each load: one that the node kept would keep the node. Another limit is another semaphore.
@@ -30,11 +30,16 @@ pub(crate) async fn admit(node: &Arc<Node>, policy: &Policy, key: &Key) -> Resul
         .auto_renew(true)
         .build();
     let admitted = match semaphore {
-        Ok(semaphore) => semaphore.acquire(Wait::For(policy.permit_timeout)).await,
+        Ok(semaphore) => semaphore.acquire_unless_down(Wait::For(policy.permit_timeout)).await,
         Err(error) => Err(error),
     };
     match admitted {
-        Ok(Some(permit)) => Ok(Some(permit)),
+        Ok(Some(permit)) => {
+            node.uncapped.is_over();
+            Ok(Some(permit))
+        }
+        // Shut down: what goes on, goes on outside the protocol.
+        Err(LockError::Closed) => Ok(None),
         Ok(None) => {
             node.count(Count::overloaded);
             match policy.on_overload {
@@ -44,8 +49,19 @@ pub(crate) async fn admit(node: &Arc<Node>, policy: &Policy, key: &Key) -> Resul
         }
         Err(error) => {
             node.count(Count::store_errors);
-            tracing::debug!(?key, %error, "no permit could be asked for; the load goes on without one");
-            Ok(None)
+            if node.uncapped.goes_on() {
+                tracing::warn!(%error, "max_concurrent_loads is not kept: no permit can be asked for");
+            } else {
+                tracing::debug!(?key, %error, "max_concurrent_loads is not kept: no permit can be asked for");
+            }
+            match policy.on_store_down {
+                OnStoreDown::FailOpen => Ok(None),
+                OnStoreDown::FailClosed => {
+                    let text = format!("asking for a permit to load key #{} failed", key.digest());
+                    let error = Error::with_source(ErrorKind::Store, text, Arc::new(error));
+                    Err(Failure::Guard(error))
+                }
+            }
         }
     }
 }

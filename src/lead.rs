@@ -109,11 +109,11 @@ impl Lead {
                 },
             },
         };
-        self.load_and_end(lease).await;
+        self.load_in_turn(lease).await;
         None
     }
 
-    /// For this process alone, if it has room for one more such load.
+    /// For this process alone, if it has room for one more such load. Without a permit: nobody can be asked for one.
     async fn load_without_the_store(self) {
         let most = self.policy.max_fail_open_loads;
         let Some(_place) = self.node.fail_open.try_enter(most) else {
@@ -122,7 +122,7 @@ impl Lead {
             return self.end(failure.into(), Duration::ZERO, Some(Vec::new()), None).await;
         };
         self.node.count(Count::fail_open_loads);
-        self.load_and_end(None).await;
+        self.load_and_end(None, None).await;
     }
 
     fn finish<T>(self, ending: Ending) -> Option<T> {
@@ -145,17 +145,20 @@ impl Lead {
         .await
     }
 
-    /// Step 6, as often as a loader vanishes and another caller's can go on under the same lease.
-    async fn load_and_end(self, mut lease: Option<Lease>) {
-        let mut hops = lease.as_ref().map_or(0, Lease::hops);
-        // The lease first, then the permit; given back in reverse.
-        let permit = match self.admit(&mut lease).await {
-            Ok(permit) => permit,
+    /// The lease first, then the permit; given back in reverse.
+    async fn load_in_turn(self, mut lease: Option<Lease>) {
+        match self.admit(&mut lease).await {
+            Ok(permit) => self.load_and_end(lease, permit).await,
             Err(failure) => {
                 let shed = Loaded::from(LoadResult::Failed(failure));
-                return self.end(shed, Duration::ZERO, Some(Vec::new()), lease).await;
+                self.end(shed, Duration::ZERO, Some(Vec::new()), lease).await;
             }
-        };
+        }
+    }
+
+    /// Step 6, as often as a loader vanishes and another caller's can go on under the same lease.
+    async fn load_and_end(self, mut lease: Option<Lease>, permit: Option<Permit>) {
+        let mut hops = lease.as_ref().map_or(0, Lease::hops);
         loop {
             let Some((loader, seat)) = self.leader.next_loader() else {
                 // Everyone here has left, or has seen a loader vanish: others may go on.

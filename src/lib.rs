@@ -97,6 +97,7 @@ mod memoize;
 mod node;
 mod observe;
 mod open;
+mod outage;
 mod policy;
 mod read_through;
 mod refresh;

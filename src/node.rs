@@ -20,6 +20,7 @@ use crate::loading::Loading;
 use crate::look_up::LookUps;
 use crate::observe::{Count, Counters, Outcome, Seldom};
 use crate::open::Opened;
+use crate::outage::Outage;
 use crate::store::{NodeStore, StoreError};
 use crate::tags::Tagged;
 use crate::times::Lifetimes;
@@ -41,6 +42,8 @@ pub(crate) struct Node {
     pub(crate) leases: Arc<Gauge>,
     /// Loads that run without the store because it can not be asked.
     pub(crate) fail_open: Arc<Gauge>,
+    /// Of permits: loads that run beyond `max_concurrent_loads` because nobody can be asked for one.
+    pub(crate) uncapped: Outage,
     /// Releases of its locks and permits that nobody waits for.
     pub(crate) background: Arc<Gauge>,
     /// Set by `shutdown`: calls load for themselves from now on.
@@ -241,6 +244,7 @@ impl Node {
             tasks: Arc::default(),
             leases: Arc::default(),
             fail_open: Arc::default(),
+            uncapped: Outage::default(),
             background: Arc::default(),
             closed: AtomicBool::new(false),
             leaving: watch::Sender::new(false),

@@ -9,7 +9,7 @@ use super::target::{SemaphoreTarget, Target as _};
 use super::wait::{Terms, acquire};
 use super::{LockError, Locks, Permit, PermitView, Released, Scope, SemaphoreBuilder, Waiting};
 use crate::store::locks::{Change, SemaphoreState};
-use crate::store::{StoreError, Token};
+use crate::store::{StoreError, StoreErrorKind, Token};
 
 /// So many permits for all processes together, handed out in the order in which they were asked for.
 ///
@@ -298,6 +298,14 @@ impl Semaphore {
         let freed = self.target.home.ask(&self.target.name, |within| self.target.free(&token, within)).await;
         let released = Released::from(freed.map_err(self.failed("releasing a permit of"))?);
         Ok(Some(released).filter(|released| released.was_held))
+    }
+
+    /// As [`acquire`](Self::acquire), but a store that is known to be away is not waited for.
+    pub(crate) async fn acquire_unless_down(&self, wait: Wait) -> Result<Option<Permit>, LockError> {
+        if self.target.home.store.is_down(&self.target.name.key) {
+            return Err(self.failed("acquiring")(StoreError::new(StoreErrorKind::Unavailable)));
+        }
+        self.acquire(wait).await
     }
 
     async fn look(&self) -> Result<Option<SemaphoreState>, LockError> {

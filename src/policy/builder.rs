@@ -148,7 +148,9 @@ impl PolicyBuilder {
 
     /// How many loads of different keys may run at once in the whole fleet, under this namespace: a fair queue in
     /// front of the origin. Policies with the same number share it. Loads outside the protocol (of
-    /// uncacheable resources, after a shutdown) do not count. Defaults to no such cap.
+    /// uncacheable resources, after a shutdown) do not count. While the store can not be asked the cap is not kept, which
+    /// is logged once: [`max_fail_open_loads`](Self::max_fail_open_loads) is what bounds each process then, and
+    /// [`OnStoreDown::FailClosed`] loads nothing without a permit. Defaults to no such cap.
     pub fn max_concurrent_loads(mut self, loads: u32) -> Self {
         self.policy.max_concurrent_loads = Some(loads);
         self

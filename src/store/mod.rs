@@ -136,6 +136,11 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
         self.connect(within)
     }
 
+    /// Whether commands about the key of this name fail at once at present, as far as is known without asking.
+    fn is_down(&self, _name: &str) -> bool {
+        false
+    }
+
     /// Ends background work and connections. Later commands fail at once.
     fn close(&self);
 

@@ -217,6 +217,15 @@ impl Cluster {
         }
     }
 
+    /// Whether commands about `key` fail at once at present.
+    pub(super) fn is_down(&self, key: &str) -> bool {
+        let layout = self.state().chart.layout();
+        layout.map_or(true, |layout| {
+            let master = layout.as_ref().and_then(|layout| layout.master(slot_of(key)));
+            master.is_some_and(|master| master.server.down().is_some())
+        })
+    }
+
     /// Has everything looked at.
     pub(super) fn suspect(&self) {
         if let Ok(Some(layout)) = self.state().chart.layout() {

@@ -311,6 +311,10 @@ impl Store for RedisStore {
         })
     }
 
+    fn is_down(&self, name: &str) -> bool {
+        self.commands.is_down(name)
+    }
+
     fn close(&self) {
         self.commands.close();
         self.inbox.close();

@@ -78,6 +78,18 @@ impl Commands {
         }
     }
 
+    /// Whether commands about `key` fail at once at present.
+    pub(super) fn is_down(&self, key: &str) -> bool {
+        match self {
+            Self::One(server) => {
+                let _ = key;
+                server.down().is_some()
+            }
+            #[cfg(feature = "cluster")]
+            Self::Cluster(cluster) => cluster.is_down(key),
+        }
+    }
+
     /// Has the connections checked: there is reason to think that one is gone.
     pub(super) fn suspect(&self) {
         match self {

@@ -4,6 +4,7 @@ mod failures;
 mod moves;
 #[cfg(feature = "tls")]
 mod tls;
+mod views;
 
 use redis::cluster::ClusterClient;
 use stampede_guard::health::{Breaker, LinkState, Severity, Topology};

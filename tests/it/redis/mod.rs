@@ -4,6 +4,7 @@
 //! them; nodes that are killed or stopped are child processes in the role `node`, which the test tells what to do.
 
 mod ailments;
+mod bulkhead;
 mod cancellation;
 mod chaos;
 pub(crate) mod clock;

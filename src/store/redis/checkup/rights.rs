@@ -107,7 +107,7 @@ impl Refused {
         }
         if !locks.is_empty() {
             let found = Finding::warning("rights", format!("`{user}` may not {}", locks.join(", ")));
-            let cost = "loads are guarded; mutexes, semaphores and max_concurrent_loads fail";
+            let cost = "loads are guarded; mutexes and semaphores fail, and max_concurrent_loads is not kept";
             findings.push(found.cost(cost).advice(advice(&locks)));
         }
         if publish {

@@ -1,0 +1,107 @@
+//! `max_concurrent_loads` over Redis: kept by all processes together while it can be asked; while it can not, it costs
+//! nothing, is not kept, and that is said.
+
+use stampede_guard::{ErrorKind, LoadError, OnStoreDown, PolicyBuilder};
+
+use super::*;
+use crate::support::probe::assert_nothing_left;
+use crate::support::warnings::Warnings;
+
+const LOADS: u32 = 3;
+
+fn capped() -> PolicyBuilder {
+    let builder = Policy::builder().max_concurrent_loads(LOADS);
+    builder.coordination_budget(ms(800)).command_timeout(ms(400))
+}
+
+#[tokio::test]
+async fn the_cap_holds_for_several_guards_and_all_get_their_turn() {
+    let (server, loads) = (RedisServer::start(), Counter::default());
+    let mut guards = Vec::new();
+    for _ in 0..4 {
+        guards.push(local(&server, capped().build().expect("valid")).await);
+    }
+    // Two callers of each of eighteen keys, in different guards.
+    let calls = (0..36).map(|call| {
+        let (guard, loads, key) = (&guards[call % 4], loads.clone(), call / 2);
+        let load = move || async move {
+            let _running = loads.start();
+            tokio::time::sleep(ms(40)).await;
+            Ok::<_, String>(key)
+        };
+        async move { (key, guard.get_or_load(("key", key), load).await) }
+    });
+    for (key, value) in join_all(calls).await {
+        assert_eq!(value.expect("loaded"), key);
+    }
+    assert_eq!((loads.started(), loads.most_at_once()), (18, LOADS as usize));
+    settled(&guards).await;
+    assert_nothing_left(&server, SOON).await;
+}
+
+#[tokio::test]
+async fn the_cap_costs_nothing_while_the_server_is_dead() {
+    let server = RedisServer::start();
+    let guard = local(&server, Policy::builder().max_concurrent_loads(LOADS).build().expect("valid")).await;
+    requests(&guard, "before", 3).await;
+    server.kill();
+    let first = requests(&guard, "first", 5).await;
+    assert!(first.iter().all(|added| *added <= ms(100) + SLACK), "{first:?}");
+    let later = requests(&guard, "later", 40).await;
+    assert!(median(later.clone()) <= NOTHING, "{later:?}");
+}
+
+/// The server does everything but count: the cap is not kept, and that is said once.
+#[tokio::test]
+async fn a_cap_that_can_not_be_kept_is_told_once_and_kept_again_later() {
+    let warnings = Warnings::default();
+    let _listening = warnings.listen();
+    let server = RedisServer::start();
+    let one = capped().max_concurrent_loads(1);
+    let guard = local(&server, one.clone().build().expect("valid")).await;
+    let closed = guard.with_policy(one.on_store_down(OnStoreDown::FailClosed).build().expect("valid"));
+    let told = || warnings.about("max_concurrent_loads").len();
+    for outage in 1..=2 {
+        server.run::<()>(&["ACL", "SETUSER", "minimal", "-zadd"]);
+        let (gate, loads) = (Gate::closed(), Counter::default());
+        let calls = (0..5).map(|key| {
+            let (gate, loads) = (gate.clone(), loads.clone());
+            guard.get_or_load(("open", outage, key), move || async move {
+                let _running = loads.start();
+                gate.pass().await;
+                Ok::<_, String>(1)
+            })
+        });
+        let together = async {
+            loads.reach(5).await;
+            gate.open();
+        };
+        let (values, ()) = tokio::join!(join_all(calls), together);
+        assert!(values.iter().all(Result::is_ok), "{values:?}");
+        assert_eq!(told(), outage);
+        // Who would rather be asked by nobody is.
+        let spared = Counter::default();
+        let load = {
+            let spared = spared.clone();
+            move || async move {
+                let _running = spared.start();
+                Ok::<u32, String>(1)
+            }
+        };
+        let error = closed.get_or_load(("closed", outage), load).await.expect_err("closed");
+        assert_eq!(spared.started(), 0);
+        assert!(matches!(&error, LoadError::Guard(error) if error.kind() == ErrorKind::Store), "{error:?}");
+        server.run::<()>(&["ACL", "SETUSER", "minimal", "+zadd"]);
+        let loads = Counter::default();
+        let calls = (0..4).map(|key| {
+            let loads = loads.clone();
+            guard.get_or_load(("kept", outage, key), move || async move {
+                let _running = loads.start();
+                tokio::time::sleep(ms(20)).await;
+                Ok::<_, String>(1)
+            })
+        });
+        assert!(join_all(calls).await.iter().all(Result::is_ok));
+        assert_eq!((loads.most_at_once(), told()), (1, outage));
+    }
+}
