@@ -44,6 +44,12 @@ pub(crate) struct Node {
     pub(crate) fail_open: Arc<Gauge>,
     /// Of permits: loads that run beyond `max_concurrent_loads` because nobody can be asked for one.
     pub(crate) uncapped: Outage,
+    /// Of invalidations that unsafe requests ask for.
+    #[cfg(feature = "http")]
+    pub(crate) untold: Outage,
+    /// Those that are tried behind their responses, while the store is away.
+    #[cfg(feature = "http")]
+    pub(crate) retold: Arc<Gauge>,
     /// Releases of its locks and permits that nobody waits for.
     pub(crate) background: Arc<Gauge>,
     /// Set by `shutdown`: calls load for themselves from now on.
@@ -245,6 +251,10 @@ impl Node {
             leases: Arc::default(),
             fail_open: Arc::default(),
             uncapped: Outage::default(),
+            #[cfg(feature = "http")]
+            untold: Outage::default(),
+            #[cfg(feature = "http")]
+            retold: Arc::default(),
             background: Arc::default(),
             closed: AtomicBool::new(false),
             leaving: watch::Sender::new(false),

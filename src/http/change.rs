@@ -28,8 +28,8 @@ use super::vary::Vary;
 use crate::caller::Ask;
 use crate::guard::StampedeGuard;
 use crate::key::Key;
-use crate::node::{LoadResult, Mode, Seen};
-use crate::observe::Outcome;
+use crate::node::{LoadResult, Mode, Node, Seen};
+use crate::observe::{Count, Outcome};
 use crate::read_through::read_entry;
 
 impl<S, Q, B> Exchange<S, Q>
@@ -188,23 +188,52 @@ fn keys(
     invalidation.keys(status, headers).into_iter().filter_map(|key| guard.key(key).ok()).collect()
 }
 
+/// How many unsafe requests are told of behind their responses while the store is known to be away. It may be back
+/// before they are given up; there is no end to how many come until then.
+const MOST_RETOLD: usize = 1_000;
+
 /// Removes what is stored under these keys. Goes on behind the response where the store takes longer than a
-/// request may wait for it.
+/// request may wait for it, and at once where it is known to be away.
 async fn forget(guard: &StampedeGuard, keys: Vec<Key>) {
     if keys.is_empty() {
         return;
     }
     let (node, policy) = guard.parts();
-    let (running, guard) = (node.tasks.enter(), guard.clone());
+    for key in &keys {
+        // Whatever the store does: nobody who comes after the response joins a load from before the change.
+        node.detach(key);
+    }
+    let place = if keys.iter().any(|key| node.store.is_down(key.name())) {
+        let Some(place) = node.retold.try_enter(MOST_RETOLD) else {
+            node.count(Count::store_errors);
+            return still_stored(node, "too many are tried again already");
+        };
+        Some(place)
+    } else {
+        None
+    };
+    let (is_down, running, guard) = (place.is_some(), node.tasks.enter(), guard.clone());
     let forgetting = tokio::spawn(async move {
         for key in &keys {
-            if let Err(error) = guard.forget(key).await {
-                tracing::warn!(%error, "what an unsafe request has changed is still stored");
+            match guard.forget(key).await {
+                Ok(()) => guard.parts().0.untold.is_over(),
+                Err(error) => still_stored(guard.parts().0, error),
             }
         }
-        drop(running);
+        drop((place, running));
     });
-    let _ = timeout(policy.coordination_budget, forgetting).await;
+    if !is_down {
+        let _ = timeout(policy.coordination_budget, forgetting).await;
+    }
+}
+
+/// Said once while it goes on: each unsafe request meets it.
+fn still_stored(node: &Node, error: impl fmt::Display) {
+    if node.untold.goes_on() {
+        tracing::warn!(%error, "what an unsafe request has changed is still stored");
+    } else {
+        tracing::debug!(%error, "what an unsafe request has changed is still stored");
+    }
 }
 
 /// Puts a response in the place of what was `seen`, if that is still what is stored. The resource's lease is held

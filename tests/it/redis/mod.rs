@@ -6,6 +6,8 @@
 mod ailments;
 mod bulkhead;
 mod cancellation;
+#[cfg(feature = "http")]
+mod changes;
 mod chaos;
 pub(crate) mod clock;
 #[cfg(feature = "cluster")]

@@ -1,0 +1,85 @@
+//! Unsafe requests over HTTP while the server is away: what they have changed can not be told to it.
+
+use axum::body::Body;
+use axum::routing::get;
+use http::{Request, StatusCode};
+use tower::ServiceExt as _;
+
+use super::*;
+use crate::support::warnings::Warnings;
+
+/// What is tried behind responses; and what was on its way when the server died.
+const MOST: u64 = 1_000 + 1;
+
+async fn ask(app: &axum::Router, method: &str) -> Duration {
+    let request = Request::builder().method(method).uri("http://host/report").body(Body::empty());
+    let started = Instant::now();
+    let response = app.clone().oneshot(request.expect("a request")).await.expect("infallible");
+    assert_eq!(response.status(), StatusCode::OK);
+    started.elapsed()
+}
+
+#[tokio::test]
+async fn unsafe_requests_cost_nothing_while_the_server_is_dead() {
+    let warnings = Warnings::default();
+    let _listening = warnings.listen();
+    let server = RedisServer::start();
+    let guard = local(&server, Policy::default()).await;
+    let report = get(|| async { ([("cache-control", "max-age=600")], "report") }).post(|| async { "done" });
+    let app = axum::Router::new().route("/report", report).layer(guard.clone());
+    ask(&app, "GET").await;
+    assert_eq!(server.keys().len(), 1);
+    server.kill();
+
+    let mut added = Vec::new();
+    for _ in 0..40 {
+        added.push(ask(&app, "POST").await);
+    }
+    assert!(added.iter().all(|added| *added <= ms(100) + SLACK), "{added:?}");
+    assert!(median(added.clone()) <= NOTHING, "{added:?}");
+    // However many there are, not all of them are tried behind their responses.
+    join_all((0..2 * MOST).map(|_| ask(&app, "POST"))).await;
+    let tasks = guard.stats().tasks;
+    assert!((1..=MOST).contains(&tasks), "{tasks} tasks");
+    settled(std::slice::from_ref(&guard)).await;
+    assert_eq!(warnings.about("still stored").len(), 1);
+
+    server.start_again();
+    guard.connect().await.expect("connects");
+    ask(&app, "GET").await;
+    eventually_eq("it is stored", SOON, 1, async || server.keys().len()).await;
+    ask(&app, "POST").await;
+    assert_eq!(server.keys(), Vec::<String>::new());
+}
+
+/// Nobody who comes after a change is given what was loaded before it, in this process, also if the store is away.
+#[tokio::test]
+async fn a_later_caller_does_not_join_a_load_from_before_the_change() {
+    let server = RedisServer::start();
+    let guard = local(&server, Policy::default()).await;
+    server.kill();
+    let (gate, loads) = (Gate::closed(), Counter::default());
+    let route = {
+        let (gate, loads) = (gate.clone(), loads.clone());
+        get(move || async move {
+            let running = loads.start();
+            gate.pass().await;
+            drop(running);
+            "report"
+        })
+    };
+    let app = axum::Router::new().route("/report", route.post(|| async { "done" })).layer(guard.clone());
+    ask(&app, "POST").await;
+    let call = |app: &axum::Router| {
+        let app = app.clone();
+        tokio::spawn(async move { ask(&app, "GET").await })
+    };
+    let before = call(&app);
+    loads.reach(1).await;
+    ask(&app, "POST").await;
+    let after = call(&app);
+    loads.reach(2).await;
+    gate.open();
+    before.await.expect("joined");
+    after.await.expect("joined");
+}
