@@ -139,8 +139,9 @@ impl PolicyBuilder {
     }
 
     /// Has invalidations return only after so many replicas of the server have them, so that a failover does not
-    /// bring old values back; an error after `timeout`, at most a minute. Each opens a connection of its own for that.
-    /// Defaults to no replicas: the server's own acknowledgement.
+    /// bring old values back; an error after `timeout`, at most a minute. Each opens a connection of its own for that,
+    /// at most four of a guard at once: the others wait for their turn within `timeout`. Defaults to no replicas: the
+    /// server's own acknowledgement.
     pub fn invalidate_replicas(mut self, replicas: u32, timeout: Duration) -> Self {
         self.policy.replicas = Some((replicas, timeout));
         self

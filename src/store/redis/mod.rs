@@ -46,6 +46,7 @@ use redis::cluster::ClusterClient;
 #[cfg(feature = "sentinel")]
 use redis::sentinel::SentinelClient;
 use redis::{Client, Cmd, Value};
+use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 use uuid::Uuid;
 
@@ -85,6 +86,8 @@ pub(crate) struct RedisStore {
     watches: Arc<Watches>,
     grants: Arc<Grants>,
     keyspace: Arc<Keyspace>,
+    /// Places for those who wait for replicas, each with a connection.
+    replicating: Semaphore,
 }
 
 impl RedisStore {
@@ -125,7 +128,19 @@ impl RedisStore {
         let grants = Arc::new(Grants::default());
         let keyspace = Keyspace::new(dial.clone(), commands.clone(), Arc::clone(&grants));
         let inbox = Inbox::new(dial, node, commands.clone(), Arc::clone(&watches), Arc::clone(&grants));
-        Self { node, place, topology, command_timeout, commands, inbox, watches, grants, keyspace }
+        let replicating = Semaphore::new(tags::MOST_REPLICATING);
+        Self {
+            node,
+            place,
+            topology,
+            command_timeout,
+            commands,
+            inbox,
+            watches,
+            grants,
+            keyspace,
+            replicating,
+        }
     }
 
     /// LOOK UP, without a box around it.
@@ -352,6 +367,7 @@ impl fmt::Debug for RedisStore {
             watches: _,
             grants: _,
             keyspace: _,
+            replicating: _,
         } = self;
         f.debug_struct("RedisStore").field("commands", commands).field("inbox", inbox).finish_non_exhaustive()
     }

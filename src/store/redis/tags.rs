@@ -5,6 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::future::try_join_all;
 use redis::{Cmd, Value};
+use tokio::time::{Instant, timeout};
 
 use super::RedisStore;
 use super::call::{refused, run};
@@ -16,6 +17,10 @@ use crate::store::{Reply, StoreError, StoreErrorKind};
 
 /// How long a mark stays that nobody removes; the steps of waiting for replicas take a part of that each.
 const MARK: Duration = Duration::from_secs(4);
+
+/// How many invalidations wait for replicas at once. While a replica is away each holds its connection for as long as its
+/// caller allows; without a bound they would be more than the server has room for.
+pub(super) const MOST_REPLICATING: usize = 4;
 
 impl TagStore for RedisStore {
     fn look_up_tagged<'a>(&'a self, key: &'a Key, tags: &'a [Key], within: Duration) -> Reply<'a, Found> {
@@ -66,6 +71,9 @@ impl TagStore for RedisStore {
 
     fn replicated<'a>(&'a self, key: &'a Key, replicas: u32, within: Duration) -> Reply<'a, u32> {
         Box::pin(async move {
+            let asked = Instant::now();
+            let place = timeout(within, self.replicating.acquire()).await;
+            let Ok(Ok(_place)) = place else { return Err(StoreError::new(StoreErrorKind::TimedOut)) };
             // On a connection of its own: the server answers nothing else on one that waits, and the guard's would be
             // taken for dead. That this one leads to the server that has the change, a mark proves which the guard's
             // leaves there; and its removal is the write that WAIT is for, and so for whatever was written before.
@@ -86,10 +94,12 @@ impl TagStore for RedisStore {
             if removed.map_err(refused)? == 0 {
                 return Err(StoreError::new(StoreErrorKind::Unavailable));
             }
+            let left = within.saturating_sub(asked.elapsed());
             let mut wait = Cmd::with_capacity(3, 32);
-            wait.arg("WAIT").arg(replicas).arg(millis(within));
+            // At least a millisecond: 0 would be for ever.
+            wait.arg("WAIT").arg(replicas).arg(millis(left));
             // The server answers after that time at the latest.
-            let longest = within.saturating_add(MARK / 4);
+            let longest = left.saturating_add(MARK / 4);
             bounded(longest, wait.query_async::<u32>(&mut connection)).await.map_err(refused)
         })
     }

@@ -138,3 +138,39 @@ async fn an_invalidation_waits_for_replicas_where_the_policy_asks_for_it() {
     waiting.expect_err("the replica is stopped");
     assert_eq!(hurried.stats().store_errors, 0);
 }
+
+/// Each of them would open a connection and hold it for as long as the replica is away.
+#[tokio::test]
+async fn invalidations_that_wait_for_replicas_open_four_connections_at_the_most() {
+    const WITHIN: Duration = Duration::from_secs(1);
+    let (server, replica) = (RedisServer::start(), RedisServer::start());
+    replica.run::<()>(&["REPLICAOF", "127.0.0.1", &server.port().to_string()]);
+    let policy = Policy::builder().coordination_budget(ms(2_000)).command_timeout(ms(1_000)).lease(SOON);
+    let policy = policy.invalidate_replicas(1, WITHIN).build().expect("valid");
+    let guard = unconnected(&server.url(), policy);
+    eventually("the replica follows", SOON, async || guard.invalidate("k").await.is_ok()).await;
+    replica.pause();
+    eventually("what was waited for is over", SOON, async || server.client_count() <= 3).await;
+    let before = server.client_count();
+    let waiting = (0..200).map(|key| {
+        let guard = guard.clone();
+        tokio::spawn(async move {
+            let started = Instant::now();
+            guard.invalidate(("k", key)).await.expect_err("the replica is stopped");
+            started.elapsed()
+        })
+    });
+    let waiting: Vec<_> = waiting.collect();
+    let mut most = 0;
+    while !waiting.iter().all(|waits| waits.is_finished()) {
+        most = most.max(server.client_count());
+        tokio::time::sleep(ms(20)).await;
+    }
+    assert!((before + 1..=before + 4).contains(&most), "{most} connections, {before} before");
+    for waited in join_all(waiting).await {
+        let waited = waited.expect("joined");
+        assert!(waited <= WITHIN + SLACK * 2, "{waited:?}");
+    }
+    replica.resume();
+    eventually("it follows again", SOON, async || guard.invalidate("k").await.is_ok()).await;
+}
