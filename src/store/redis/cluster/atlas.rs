@@ -34,8 +34,10 @@ impl Atlas {
         Self { client, seeds, known: Mutex::default(), turn: AtomicUsize::new(fastrand::usize(..1 << 16)) }
     }
 
-    pub(super) fn seeds(&self) -> &[Address] {
-        &self.seeds
+    /// Everyone who may know: what the client was made with, and of the latest chart the replicas too. They may be all that
+    /// is left, and have taken over.
+    pub(super) fn everyone(&self) -> Vec<Address> {
+        self.seeds.iter().chain(&lock(&self.known).all).cloned().collect()
     }
 
     /// How to connect to this node.

@@ -131,7 +131,7 @@ impl Surveyor {
         let mut nodes: Vec<_> =
             drawn.iter().flat_map(|layout| &layout.masters).map(|m| m.address.clone()).collect();
         if lost || nodes.is_empty() {
-            nodes.extend_from_slice(cluster.atlas.seeds());
+            nodes.extend(cluster.atlas.everyone());
             nodes.sort();
             nodes.dedup();
         }

@@ -2,6 +2,26 @@
 
 use super::*;
 
+/// The client was made with the masters, and there is none of them left.
+#[tokio::test]
+async fn replicas_that_took_over_from_all_masters_are_found() {
+    let cluster = Cluster::start();
+    let guard = connected(&cluster, LEASE).await;
+    guard.insert("k", &1).await.expect("stored");
+    for master in 0..3 {
+        cluster.node(master).kill();
+    }
+    for replica in 3..6 {
+        cluster.node(replica).run::<()>(&["CLUSTER", "FAILOVER", "TAKEOVER"]);
+    }
+    cluster.await_agreement();
+    let agreed = Instant::now();
+    while guard.insert("k", &2).await.is_err() {
+        assert!(agreed.elapsed() < FAILOVER, "{}", guard.health());
+    }
+    assert_eq!(guard.get::<u32>("k").await.expect("a store"), Some(2));
+}
+
 /// The master that counts the loads hangs. The cap is not kept then, and nobody waits for it.
 #[tokio::test]
 async fn a_cap_whose_master_hangs_costs_the_others_nothing() {
