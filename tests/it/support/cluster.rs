@@ -103,6 +103,11 @@ impl Cluster {
         self.nodes.iter().filter(|node| node.is_running())
     }
 
+    /// A node that has been reset, or that nobody has met yet: it knows of no slots.
+    pub(crate) fn blank(&self) -> RedisServer {
+        node(&self._files, 60_000, None)
+    }
+
     pub(crate) fn node(&self, index: usize) -> &RedisServer {
         &self.nodes[index]
     }

@@ -48,12 +48,13 @@ pub(in crate::store::redis) struct Range {
     pub(super) replicas: Vec<Address>,
 }
 
-/// Reads what CLUSTER SLOTS was answered by the node at `asked`, in order of the slots.
+/// Reads what CLUSTER SLOTS was answered by the node at `asked`, in order of the slots. `None` for what is no answer, and
+/// where there are none: a node that was reset, or has met nobody yet, does not know how it stands.
 pub(super) fn parse(answer: Value, asked: &Address) -> Option<Vec<Range>> {
     let Value::Array(ranges) = answer else { return None };
     let mut ranges = ranges.into_iter().map(|range| parse_range(range, asked)).collect::<Option<Vec<_>>>()?;
     ranges.sort();
-    Some(ranges)
+    Some(ranges).filter(|ranges| !ranges.is_empty())
 }
 
 fn parse_range(range: Value, asked: &Address) -> Option<Range> {
@@ -218,5 +219,14 @@ mod tests {
         assert_eq!(of(&[2, 1], 1), Some(2));
         assert_eq!(of(&[], 1), None);
         assert_eq!(majority(vec![view(3)], None).map(|view| view[0].master.port), Some(3));
+    }
+
+    #[test]
+    fn who_knows_of_no_slots_is_not_counted() {
+        let node = Value::Array(vec![Value::BulkString(b"h".to_vec()), Value::Int(1)]);
+        let full = Value::Array(vec![Value::Array(vec![Value::Int(0), Value::Int(9), node])]);
+        let blank = || Value::Array(vec![]);
+        let views = [full, blank(), blank()].into_iter().filter_map(|answer| parse(answer, &at("own", 9)));
+        assert_eq!(majority(views.collect(), None).map(|view| view[0].master.port), Some(1));
     }
 }

@@ -26,6 +26,9 @@ const GAP: Duration = Duration::from_millis(100);
 /// How long a connection is kept to a node that has no slots.
 const KEPT: Duration = Duration::from_secs(10);
 
+/// What is said of a node that was reset, or that nobody has met yet.
+const BLANK: &str = "this node knows of no slots";
+
 /// The task's hold on the cluster. Weak: a store that is dropped takes its surveyor along.
 pub(super) struct Surveyor {
     pub(super) cluster: Weak<Cluster>,
@@ -107,7 +110,10 @@ async fn ask(nodes: Nodes, first: bool, limit: Duration) -> (Vec<Vec<Range>>, Op
     while let Some((answer, address)) = answers.next().await {
         match answer.map(|answer| parse(answer, &address)) {
             Ok(Some(view)) => views.push(view),
-            Ok(None) => {}
+            Ok(None) => {
+                let blank = || redis::make_extension_error("CLUSTERDOWN".to_owned(), Some(BLANK.to_owned()));
+                failure.get_or_insert_with(|| store_error(StoreErrorKind::Unavailable, blank()));
+            }
             Err(error) => failure = Some(error),
         }
         if first && !views.is_empty() {

@@ -22,6 +22,28 @@ async fn replicas_that_took_over_from_all_masters_are_found() {
     assert_eq!(guard.get::<u32>("k").await.expect("a store"), Some(2));
 }
 
+/// Among the addresses that the client was given are nodes that were reset, and they are more than the others.
+#[tokio::test]
+async fn nodes_that_know_of_no_slots_are_not_believed() {
+    let cluster = Cluster::patient();
+    let blank = [cluster.blank(), cluster.blank()];
+    let ports = [blank[0].port(), blank[1].port(), cluster.node(1).port()].map(|port| port.to_string());
+    let guard = unconnected(&format!("{SCHEME}{}", ports.join(",")), lease_of(LEASE));
+    let keys: Vec<_> = (0..3).map(|master| cluster.key_on(master, "k")).collect();
+    // Those who know nothing are heard first.
+    cluster.node(1).pause();
+    guard.insert(&*keys[0], &0).await.expect_err("nobody knows where");
+    cluster.node(1).resume();
+    let resumed = Instant::now();
+    while guard.insert(&*keys[0], &1).await.is_err() {
+        assert!(resumed.elapsed() < SOON, "{}", guard.health());
+    }
+    for key in &keys {
+        guard.insert(&**key, &1).await.expect("stored");
+        assert_eq!(guard.get::<u32>(&**key).await.expect("a store"), Some(1));
+    }
+}
+
 /// The master that counts the loads hangs. The cap is not kept then, and nobody waits for it.
 #[tokio::test]
 async fn a_cap_whose_master_hangs_costs_the_others_nothing() {
