@@ -24,7 +24,7 @@ use std::time::Duration;
 use redis::RedisResult;
 use redis::cluster::ClusterClient;
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
@@ -33,7 +33,7 @@ pub(super) use chart::Coverage;
 use chart::{Chart, Layout};
 use slots::Address;
 pub(in crate::store) use slots::slot_of;
-use survey::{Surveyor, survey};
+use survey::{Looks, Surveyor, survey};
 
 use super::client::Dial;
 use super::connection::Supervisor;
@@ -51,7 +51,7 @@ pub(super) struct Cluster {
     /// Sent whenever the answer to those who wait may have changed.
     changes: watch::Sender<u64>,
     /// Has the surveyor look: there is reason to think that the chart is behind.
-    look: Arc<Notify>,
+    looks: Arc<Looks>,
 }
 
 struct State {
@@ -81,7 +81,7 @@ impl Cluster {
             }),
             running: AtomicBool::new(false),
             changes: watch::Sender::new(0),
-            look: Arc::default(),
+            looks: Arc::default(),
         })
     }
 
@@ -127,7 +127,7 @@ impl Cluster {
         let surveyor = Surveyor { cluster: Arc::downgrade(self), number };
         // Outside the lock: a runtime that is being shut down drops the task in here, and the surveyor's drop
         // takes the lock.
-        let task = runtime.spawn(survey(surveyor, Arc::clone(&self.look), self.answer));
+        let task = runtime.spawn(survey(surveyor, Arc::clone(&self.looks), self.answer));
         let mut state = self.state();
         if state.surveyors == number && !matches!(state.chart, Chart::Closed) {
             state.surveyor = Some(task.abort_handle());
@@ -146,7 +146,7 @@ impl Cluster {
             state.chart = Chart::Drawn(Arc::new(layout.with(slot, address, &server)));
         }
         drop(state);
-        self.look.notify_one();
+        self.looks.news();
         Ok(server)
     }
 
@@ -233,7 +233,7 @@ impl Cluster {
                 master.server.suspect();
             }
         }
-        self.look.notify_one();
+        self.looks.trouble();
     }
 
     pub(super) fn changes(&self) -> watch::Receiver<u64> {

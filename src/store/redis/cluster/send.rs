@@ -44,7 +44,7 @@ impl Cluster {
                 Err(error) => {
                     if !matches!(error.kind, StoreErrorKind::Refused | StoreErrorKind::Closed) {
                         // Perhaps somebody else has the slot by now; who hangs does not say so.
-                        self.look.notify_one();
+                        self.looks.trouble();
                     }
                     return Err(error);
                 }
@@ -94,7 +94,7 @@ impl Cluster {
         match layout.master(slot) {
             Some(master) => Ok((master.address.clone(), Arc::clone(&master.server))),
             None => {
-                self.look.notify_one();
+                self.looks.trouble();
                 let nobody = redis::make_extension_error("CLUSTERDOWN".to_owned(), Some(UNSERVED.to_owned()));
                 Err(store_error(StoreErrorKind::Transient, nobody))
             }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use tokio::sync::Notify;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::chart::{Chart, Layout};
 use super::slots::{Address, Range, majority, parse};
@@ -18,8 +18,6 @@ use crate::store::{StoreError, StoreErrorKind};
 
 /// How often it is looked whether anything has changed that nobody has met.
 const PERIOD: Duration = Duration::from_secs(30);
-/// The same while a master can not be reached, or slots have none: who hangs does not say who has taken over.
-const UNWELL: Duration = Duration::from_millis(250);
 /// Between two looks in any case: while slots move, each command that is behind asks for one.
 const GAP: Duration = Duration::from_millis(100);
 
@@ -54,6 +52,40 @@ impl Drop for Surveyor {
     }
 }
 
+/// What has the surveyor look before its time.
+#[derive(Default)]
+pub(super) struct Looks {
+    /// A node has said who has a slot now: the chart is behind.
+    news: Notify,
+    /// A command has failed, or a slot has no master. Every command says so for as long as that lasts.
+    trouble: Notify,
+}
+
+impl Looks {
+    pub(super) fn news(&self) {
+        self.news.notify_one();
+    }
+
+    pub(super) fn trouble(&self) {
+        self.trouble.notify_one();
+    }
+}
+
+/// How long trouble alone is not worth another look: it has just been looked into, by every process. Full jitter.
+struct Rest(Duration);
+
+impl Rest {
+    const FIRST: Duration = Duration::from_millis(250);
+    /// Who has taken over is found this late at the most. Who hangs does not say.
+    const LAST: Duration = Duration::from_secs(1);
+
+    fn next(&mut self) -> Duration {
+        let rest = self.0.mul_f64(fastrand::f64());
+        self.0 = (self.0 * 2).min(Self::LAST);
+        rest
+    }
+}
+
 /// Whom to ask.
 type Nodes = Vec<(Address, Arc<Supervisor>)>;
 
@@ -68,8 +100,8 @@ enum Outlook {
 
 /// Keeps the chart for as long as there is a cluster. No strong reference lives across an await, or the connections of
 /// a dropped store would outlive it.
-pub(super) async fn survey(surveyor: Surveyor, look: Arc<Notify>, answer: Duration) {
-    let mut backoff = Backoff::new();
+pub(super) async fn survey(surveyor: Surveyor, looks: Arc<Looks>, answer: Duration) {
+    let (mut backoff, mut rest) = (Backoff::new(), Rest(Rest::FIRST));
     // Whether those of the chart have failed to answer.
     let mut lost = false;
     loop {
@@ -78,20 +110,31 @@ pub(super) async fn survey(surveyor: Surveyor, look: Arc<Notify>, answer: Durati
         let limit = answer.saturating_mul(4).max(Duration::from_millis(500));
         let (views, failure) = ask(nodes, first, limit).await;
         lost = views.is_empty();
-        let Some(outlook) = surveyor.settle(views, failure, first) else { return };
+        let Some((outlook, changed)) = surveyor.settle(views, failure, first) else { return };
         match outlook {
-            Outlook::Hasty => {}
-            Outlook::Nothing => backoff.pause().await,
-            Outlook::Unwell => {
-                let _ = timeout(UNWELL - GAP, look.notified()).await;
-                sleep(GAP).await;
+            Outlook::Hasty => continue,
+            Outlook::Nothing => {
+                backoff.pause().await;
+                continue;
             }
-            Outlook::Well => {
-                backoff = Backoff::new();
-                let _ = timeout(PERIOD, look.notified()).await;
-                sleep(GAP).await;
+            Outlook::Unwell | Outlook::Well => backoff = Backoff::new(),
+        }
+        if changed {
+            rest = Rest(Rest::FIRST);
+        }
+        let told = timeout(rest.next(), looks.news.notified()).await.is_ok();
+        if !told && matches!(outlook, Outlook::Well) {
+            let quiet = Instant::now();
+            tokio::select! {
+                () = looks.news.notified() => {}
+                () = looks.trouble.notified() => {}
+                () = sleep(PERIOD) => {}
+            }
+            if quiet.elapsed() >= Rest::LAST {
+                rest = Rest(Rest::FIRST);
             }
         }
+        sleep(GAP).await;
     }
 }
 
@@ -146,8 +189,13 @@ impl Surveyor {
         Some((nodes.collect(), drawn.is_none()))
     }
 
-    /// Draws the chart by what was said.
-    fn settle(&self, views: Vec<Vec<Range>>, failure: Option<StoreError>, first: bool) -> Option<Outlook> {
+    /// Draws the chart by what was said. How it stands then, and whether it is another one than before.
+    fn settle(
+        &self,
+        views: Vec<Vec<Range>>,
+        failure: Option<StoreError>,
+        first: bool,
+    ) -> Option<(Outlook, bool)> {
         let cluster = self.cluster.upgrade()?;
         let known = cluster.state().chart.layout().ok().flatten();
         let alone = views.len() == 1;
@@ -184,15 +232,17 @@ impl Surveyor {
         // Outside the lock: the last of them closes its connection.
         drop(gone);
         cluster.changed();
-        Some(match drawn.is_well() {
+        let changed = known.is_none_or(|known| !Arc::ptr_eq(&known, &drawn));
+        let outlook = match drawn.is_well() {
             _ if first && alone => Outlook::Hasty,
             true => Outlook::Well,
             false => Outlook::Unwell,
-        })
+        };
+        Some((outlook, changed))
     }
 
     /// Nobody has told anything. Who waits for the first chart waits no longer.
-    fn failed(&self, cluster: &Cluster, failure: Option<StoreError>) -> Option<Outlook> {
+    fn failed(&self, cluster: &Cluster, failure: Option<StoreError>) -> Option<(Outlook, bool)> {
         let why = failure.unwrap_or_else(|| StoreError::new(StoreErrorKind::Unavailable));
         // What they were asked was not a command of a caller's.
         let why = StoreError { kind: StoreErrorKind::Unavailable, ..why };
@@ -209,6 +259,6 @@ impl Surveyor {
             }
         }
         cluster.changed();
-        Some(Outlook::Nothing)
+        Some((Outlook::Nothing, false))
     }
 }

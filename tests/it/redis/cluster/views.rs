@@ -1,6 +1,15 @@
-//! What the guard makes of a cluster where masters do not say the same, or nothing.
+//! Whom the guard asks about the slots, whom it believes, and how often it asks.
 
 use super::*;
+
+/// How often this node was asked about the slots.
+fn asked(node: &RedisServer) -> usize {
+    let stats: String = node.run(&["INFO", "commandstats"]);
+    let calls = stats.lines().filter(|line| line.starts_with("cmdstat_cluster"));
+    let calls =
+        calls.filter_map(|line| line.split_once("calls=")?.1.split(',').next()?.parse::<usize>().ok());
+    calls.sum()
+}
 
 /// The client was made with the masters, and there is none of them left.
 #[tokio::test]
@@ -41,6 +50,31 @@ async fn nodes_that_know_of_no_slots_are_not_believed() {
     for key in &keys {
         guard.insert(&**key, &1).await.expect("stored");
         assert_eq!(guard.get::<u32>(&**key).await.expect("a store"), Some(1));
+    }
+}
+
+/// A master hangs and is not replaced, and its keys are asked for all the time. The others need not hear of it from every
+/// process ten times a second.
+#[tokio::test]
+async fn a_master_that_hangs_is_not_asked_about_all_the_time() {
+    let cluster = Cluster::patient();
+    let guard = unconnected(&cluster.url(), Policy::default());
+    guard.connect().await.expect("connects");
+    let key = cluster.key_on(0, "hung");
+    answer(&guard, &key, 1).await;
+    cluster.node(0).pause();
+    let before = asked(cluster.node(1));
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_secs(5) {
+        let _ = guard.get::<u32>(&*key).await;
+        tokio::time::sleep(ms(10)).await;
+    }
+    let asked = asked(cluster.node(1)) - before;
+    assert!((1..=25).contains(&asked), "asked {asked} times in five seconds");
+    cluster.node(0).resume();
+    let resumed = Instant::now();
+    while guard.insert(&*key, &8).await.is_err() {
+        assert!(resumed.elapsed() < Duration::from_secs(1) + SLACK, "{}", guard.health());
     }
 }
 
