@@ -10,6 +10,7 @@
 mod keeper;
 #[cfg(feature = "cluster")]
 mod node;
+mod silence;
 mod vitals;
 
 use std::fmt;
@@ -26,6 +27,7 @@ use tokio::time::error::Elapsed;
 use tokio::time::{Instant, timeout};
 
 use keeper::{Keeper, keep};
+use silence::Silence;
 pub(super) use vitals::host_ms;
 
 use super::client::{Dial, STABLE};
@@ -44,9 +46,7 @@ pub(super) struct Supervisor {
     changes: watch::Sender<u64>,
     /// Tells the keeper to see whether the connection is still there.
     look: Arc<Notify>,
-    /// When the first of the commands that timed out was sent, in milliseconds since `born`;
-    /// 0 after any reply.
-    silent_since: AtomicU64,
+    silence: Silence,
     born: Instant,
     /// What the server's clock showed at `born`, in milliseconds.
     offset: AtomicI64,
@@ -87,11 +87,11 @@ struct Up {
 impl Supervisor {
     pub(super) fn new(dial: Dial) -> Arc<Self> {
         Arc::new(Self {
+            silence: Silence::new(dial.answer),
             dial,
             slot: Mutex::new(Slot { state: State::Idle, keepers: 0, keeper: None, warned: false }),
             changes: watch::Sender::new(0),
             look: Arc::new(Notify::new()),
-            silent_since: AtomicU64::new(0),
             born: Instant::now(),
             offset: AtomicI64::new(UNKNOWN),
             read_at: AtomicU64::new(0),
@@ -111,18 +111,20 @@ impl Supervisor {
             None => Box::pin(self.first(within)).await?,
         };
         let Up { generation, mut connection, .. } = up;
+        let sent = self.silence.sends(left);
         let reply = timeout(left, connection.send_packed_command(cmd)).await;
-        self.replied(generation, left, reply)
+        self.replied(generation, left, sent, reply)
     }
 
     fn replied(
         &self,
         generation: u64,
         waited: Duration,
+        sent: Option<Instant>,
         reply: Result<RedisResult<Value>, Elapsed>,
     ) -> Result<Value, StoreError> {
         match reply {
-            Ok(reply) => self.received(generation, reply),
+            Ok(reply) => self.received(generation, sent, reply),
             Err(_) => {
                 self.timed_out(generation, waited);
                 Err(StoreError::new(StoreErrorKind::TimedOut))
@@ -249,11 +251,16 @@ impl Supervisor {
         true
     }
 
-    fn received(&self, generation: u64, reply: RedisResult<Value>) -> Result<Value, StoreError> {
+    fn received(
+        &self,
+        generation: u64,
+        sent: Option<Instant>,
+        reply: RedisResult<Value>,
+    ) -> Result<Value, StoreError> {
         let mut answered = false;
         let error = match reply {
             Ok(Value::ServerError(error)) => {
-                self.answered();
+                self.silence.answered(sent);
                 answered = true;
                 let redirects = || self.dial.is_node && matches!(error.code(), "MOVED" | "ASK" | "TRYAGAIN");
                 if matches!(error.code(), "NOSCRIPT" | "WRONGTYPE") || redirects() {
@@ -262,7 +269,7 @@ impl Supervisor {
                 RedisError::from(error)
             }
             Ok(value) => {
-                self.answered();
+                self.silence.answered(sent);
                 return Ok(value);
             }
             Err(error) => error,
@@ -280,25 +287,9 @@ impl Supervisor {
         Err(failure)
     }
 
-    /// Any reply ends the silence. Written only when there was one: this is on the hit path.
-    fn answered(&self) {
-        if self.silent_since.load(Ordering::Relaxed) != 0 {
-            self.silent_since.store(0, Ordering::Relaxed);
-        }
-    }
-
-    /// Drops the connection if nothing was heard on it for two deadlines. One slow command is not
-    /// the connection's fault, and a connection that has died in silence never says so.
+    /// Drops the connection if nothing was heard on it for two deadlines.
     fn timed_out(&self, generation: u64, waited: Duration) {
-        if *self.changes.borrow() != generation {
-            return;
-        }
-        let now = self.since_born(Instant::now()).max(1);
-        let sent = now.saturating_sub(waited.as_millis() as u64).max(1);
-        let first = self.silent_since.compare_exchange(0, sent, Ordering::Relaxed, Ordering::Relaxed);
-        let since = first.map_or_else(|earlier| earlier, |_| sent);
-        let silence = Duration::from_millis(now.saturating_sub(since));
-        if silence >= self.dial.answer.saturating_mul(2) {
+        if *self.changes.borrow() == generation && self.silence.timed_out(waited) {
             let silent = RedisError::from(std::io::Error::from(std::io::ErrorKind::TimedOut));
             self.lose(generation, &store_error(StoreErrorKind::Unavailable, silent));
         }

@@ -72,7 +72,7 @@ impl Keeper {
                 if let Some(reading) = reading {
                     supervisor.read(&reading);
                 }
-                supervisor.silent_since.store(0, Ordering::Relaxed);
+                supervisor.silence.is_over();
                 supervisor.logged.store(0, Ordering::Relaxed);
                 slot.state = State::Up(Up { generation, connection, opened_at: Instant::now() });
                 drop(slot);
@@ -113,14 +113,14 @@ impl Keeper {
         let Some(supervisor) = self.supervisor.upgrade() else { return };
         match reading {
             Ok(reading) => {
-                supervisor.answered();
+                supervisor.silence.answered(None);
                 if let Some(reading) = reading {
                     supervisor.read(&reading);
                 }
             }
             Err(error) if error.is_timeout() => supervisor.timed_out(generation, supervisor.dial.answer),
             Err(error) => {
-                let _ = supervisor.received(generation, Err(error));
+                let _ = supervisor.received(generation, None, Err(error));
             }
         }
     }
