@@ -31,8 +31,9 @@ use crate::store::{StoreError, StoreErrorKind};
 /// A connection that broke sooner than this was never really there.
 pub(super) const STABLE: Duration = Duration::from_secs(1);
 
-/// How often the server's clock is read again.
-const CLOCK_PERIOD: Duration = Duration::from_secs(60);
+/// How often it is seen whether the server still answers, on a connection that nobody uses. What closes those that are
+/// idle (the server's `timeout`, a balancer) mostly waits for longer; what has closed one is noticed before it is needed.
+const IDLE: Duration = Duration::from_secs(10);
 
 /// How often a server that may be demoted is asked what it is. A primary that a sentinel demotes closes its
 /// connections; one that was demoted by hand answers reads for ever.
@@ -51,6 +52,8 @@ pub(super) struct Dial {
     pub(super) is_node: bool,
     /// The deadline of one command; the measure of all others.
     pub(super) answer: Duration,
+    /// How long a connection may go without an answer before it is looked at.
+    pub(super) idle: Duration,
 }
 
 /// Who knows where the server is.
@@ -75,12 +78,12 @@ pub(super) struct Inbound {
 
 impl Dial {
     pub(super) fn new(client: &Client, answer: Duration) -> Self {
-        Self { door: Door::Server(Arc::new(Server::new(client))), is_node: false, answer }
+        Self { door: Door::Server(Arc::new(Server::new(client))), is_node: false, answer, idle: IDLE }
     }
 
     #[cfg(feature = "sentinel")]
     pub(super) fn through(sentinels: Sentinels, answer: Duration) -> Self {
-        Self { door: Door::Sentinels(Arc::new(sentinels)), is_node: false, answer }
+        Self { door: Door::Sentinels(Arc::new(sentinels)), is_node: false, answer, idle: IDLE }
     }
 
     #[cfg(feature = "cluster")]
@@ -90,7 +93,7 @@ impl Dial {
 
     #[cfg(feature = "cluster")]
     pub(super) fn any(atlas: &Arc<Atlas>, answer: Duration) -> Self {
-        Self { door: Door::Any(Arc::clone(atlas)), is_node: true, answer }
+        Self { door: Door::Any(Arc::clone(atlas)), is_node: true, answer, idle: IDLE }
     }
 
     /// Connects for commands, and makes sure that the server answers some.
@@ -159,10 +162,10 @@ impl Dial {
 
     /// How often a connection that nothing is wrong with is looked at.
     pub(super) fn look_period(&self) -> Duration {
-        if self.may_be_demoted() { ROLE_PERIOD } else { CLOCK_PERIOD }
+        if self.may_be_demoted() { ROLE_PERIOD } else { self.idle }
     }
 
-    fn may_be_demoted(&self) -> bool {
+    pub(super) fn may_be_demoted(&self) -> bool {
         match &self.door {
             Door::Server(_) => false,
             #[cfg(feature = "sentinel")]

@@ -11,6 +11,8 @@ mod keeper;
 #[cfg(feature = "cluster")]
 mod node;
 mod silence;
+#[cfg(test)]
+mod tests;
 mod vitals;
 
 use std::fmt;

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use redis::RedisResult;
 use redis::aio::MultiplexedConnection;
@@ -11,6 +12,9 @@ use tokio::time::{Instant, timeout};
 use super::{State, Supervisor, Up};
 use crate::store::redis::client::{Backoff, Dial, bounded};
 use crate::store::redis::server::Reading;
+
+/// How often the server's clock is read again at the least.
+const CLOCK_PERIOD: Duration = Duration::from_secs(60);
 
 /// The keeper's hold on the supervisor. Weak: a store that is dropped takes its keeper along.
 pub(super) struct Keeper {
@@ -45,11 +49,17 @@ pub(super) async fn keep(keeper: Keeper, dial: Dial, look: Arc<Notify>) {
         let Some(generation) = keeper.settle(opened) else { return };
         if let Some(generation) = generation {
             let opened_at = Instant::now();
+            let (mut again, mut looked_at) = (false, opened_at);
             loop {
-                let _ = timeout(dial.look_period(), look.notified()).await;
+                let told = again || timeout(dial.look_period(), look.notified()).await.is_ok();
                 let Some(mut connection) = keeper.connection(generation) else { break };
+                if !told && looked_at.elapsed() < CLOCK_PERIOD && !keeper.has_to_look() {
+                    continue;
+                }
+                looked_at = Instant::now();
                 let reading = bounded(dial.answer, dial.look(&mut connection)).await;
-                keeper.note(generation, reading);
+                // One that is not answered may be slow. The connection is silent if the next one is not either, at once.
+                again = keeper.note(generation, reading) && !again;
             }
             backoff.lived(opened_at.elapsed());
         }
@@ -108,20 +118,34 @@ impl Keeper {
         }
     }
 
-    /// Takes a reading of the clock; a failed one is a failed command like any other.
-    fn note(&self, generation: u64, reading: RedisResult<Option<Reading>>) {
-        let Some(supervisor) = self.supervisor.upgrade() else { return };
+    /// Whether the connection is to be looked at, where nobody thinks that it is gone: it has brought no answer since
+    /// the last time, or its server may have changed.
+    fn has_to_look(&self) -> bool {
+        let Some(supervisor) = self.supervisor.upgrade() else { return false };
+        let heard = supervisor.silence.take_heard();
+        !heard || supervisor.dial.may_be_demoted()
+    }
+
+    /// Takes a reading of the clock; a failed one is a failed command like any other. Whether it was not answered.
+    fn note(&self, generation: u64, reading: RedisResult<Option<Reading>>) -> bool {
+        let Some(supervisor) = self.supervisor.upgrade() else { return false };
         match reading {
             Ok(reading) => {
                 supervisor.silence.answered(None);
+                // The keeper's own question is no use of the connection.
+                supervisor.silence.take_heard();
                 if let Some(reading) = reading {
                     supervisor.read(&reading);
                 }
             }
-            Err(error) if error.is_timeout() => supervisor.timed_out(generation, supervisor.dial.answer),
+            Err(error) if error.is_timeout() => {
+                supervisor.timed_out(generation, supervisor.dial.answer);
+                return true;
+            }
             Err(error) => {
                 let _ = supervisor.received(generation, None, Err(error));
             }
         }
+        false
     }
 }

@@ -3,7 +3,7 @@
 //! One slow command is not the connection's fault, and a connection that has died in silence never says so. So time-outs
 //! are counted together: two deadlines without a sign of life, with commands outstanding, and it is given up.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -16,6 +16,8 @@ pub(super) struct Silence {
     since: AtomicU64,
     /// When the latest of them was given up.
     until: AtomicU64,
+    /// Whether anything was answered since the keeper has last asked.
+    heard: AtomicBool,
 }
 
 impl Silence {
@@ -25,6 +27,7 @@ impl Silence {
             limit: answer.saturating_mul(2),
             since: AtomicU64::new(0),
             until: AtomicU64::new(0),
+            heard: AtomicBool::new(false),
         }
     }
 
@@ -43,6 +46,9 @@ impl Silence {
     /// A reply came to what was `sent`. In time it ends the silence; a patient command's that comes later says only that
     /// the server is too slow for all others. Written only when there was one: this is on the hit path.
     pub(super) fn answered(&self, sent: Option<Instant>) {
+        if !self.heard.load(Ordering::Relaxed) {
+            self.heard.store(true, Ordering::Relaxed);
+        }
         if self.since.load(Ordering::Relaxed) != 0 && sent.is_none_or(|sent| sent.elapsed() <= self.limit) {
             self.since.store(0, Ordering::Relaxed);
         }
@@ -63,6 +69,11 @@ impl Silence {
             }
         };
         Duration::from_millis(now.saturating_sub(since)) >= self.limit
+    }
+
+    /// Whether anything was answered since this was last asked.
+    pub(super) fn take_heard(&self) -> bool {
+        self.heard.swap(false, Ordering::Relaxed)
     }
 }
 
@@ -118,6 +129,7 @@ mod tests {
         advance(ANSWER + Duration::from_millis(1)).await;
         silence.answered(sent);
         assert!(in_vain(&silence, ANSWER).await);
+        assert!(silence.take_heard(), "it is there, though slow");
     }
 
     /// Nothing was asked for an hour, and an hour of silence was read.

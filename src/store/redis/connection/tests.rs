@@ -1,0 +1,97 @@
+//! A connection that breaks or falls silent while nobody uses it.
+
+use redis::Client;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpListener;
+
+use super::*;
+
+/// What a server does once it has answered the first look on a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Then {
+    Answers,
+    Closes,
+    Hangs,
+}
+
+/// A server that does so on its first connection and answers on all others. How many looks it was asked for is sent.
+async fn server(then: Then) -> (String, watch::Receiver<usize>) {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a free port");
+    let url = format!("redis://{}/", listener.local_addr().expect("bound"));
+    let (looks, looked) = watch::channel(0);
+    tokio::spawn(async move {
+        let mut first = true;
+        while let Ok((mut socket, _)) = listener.accept().await {
+            let then = if std::mem::take(&mut first) { then } else { Then::Answers };
+            let looks = looks.clone();
+            tokio::spawn(async move {
+                let mut buffer = [0; 1024];
+                let mut answered = false;
+                while let Ok(n @ 1..) = socket.read(&mut buffer).await {
+                    if !buffer[..n].windows(4).any(|window| window == b"TIME") {
+                        let _ = socket.write_all(b"+OK\r\n").await;
+                        continue;
+                    }
+                    looks.send_modify(|looks| *looks += 1);
+                    if answered && then == Then::Hangs {
+                        continue;
+                    }
+                    let _ = socket.write_all(b"+PONG\r\n*2\r\n$1\r\n1\r\n$1\r\n0\r\n").await;
+                    answered = true;
+                    if then == Then::Closes {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    (url, looked)
+}
+
+async fn supervisor(url: &str) -> Arc<Supervisor> {
+    let client = Client::open(url).expect("an address");
+    let mut dial = Dial::new(&client, Duration::from_millis(50));
+    dial.idle = Duration::from_millis(20);
+    let supervisor = Supervisor::new(dial);
+    supervisor.until_up().await.expect("connects");
+    supervisor
+}
+
+/// Nobody sends anything, and there is another connection.
+async fn is_replaced(then: Then) {
+    let (url, _looked) = server(then).await;
+    let supervisor = supervisor(&url).await;
+    let mut generations = supervisor.generations();
+    let replaced = timeout(Duration::from_secs(10), generations.wait_for(|generation| *generation >= 2));
+    assert!(replaced.await.is_ok(), "{then:?}");
+    supervisor.until_up().await.expect("connected");
+}
+
+#[tokio::test]
+async fn a_connection_that_is_cut_while_idle_is_replaced_before_it_is_needed() {
+    is_replaced(Then::Closes).await;
+}
+
+#[tokio::test]
+async fn a_connection_that_dies_in_silence_while_idle_is_replaced_before_it_is_needed() {
+    is_replaced(Then::Hangs).await;
+}
+
+#[tokio::test]
+async fn a_connection_that_is_used_is_not_looked_at() {
+    let (url, mut looked) = server(Then::Answers).await;
+    let supervisor = supervisor(&url).await;
+    // Idle, it is; the first look is the one of connecting.
+    looked.wait_for(|looks| *looks >= 3).await.expect("the server lives");
+    let used = async {
+        let before = *looked.borrow();
+        for _ in 0..40 {
+            supervisor.silence.answered(None);
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        *looked.borrow() - before
+    };
+    let looks = used.await;
+    assert!(looks <= 3, "{looks} looks, of ten that an idle one has");
+    assert!(supervisor.down().is_none());
+}
