@@ -96,15 +96,39 @@ impl Dial {
         Self { door: Door::Any(Arc::clone(atlas)), is_node: true, answer, idle: IDLE }
     }
 
-    /// Connects for commands, and makes sure that the server answers some.
+    /// Connects for the guard's commands, and makes sure that the server answers some. For the keeper alone: where there
+    /// are sentinels it goes to whoever they name now, and the others follow.
+    pub(super) async fn anew(&self) -> RedisResult<(MultiplexedConnection, Option<Reading>)> {
+        #[cfg(feature = "sentinel")]
+        if let Door::Sentinels(sentinels) = &self.door {
+            let server = self.primary(sentinels).await?;
+            let connected = self.connect(&server).await?;
+            sentinels.found(server);
+            return Ok(connected);
+        }
+        self.commands().await
+    }
+
+    /// Connects for commands of somebody else's, to the server that has the guard's.
     pub(super) async fn commands(&self) -> RedisResult<(MultiplexedConnection, Option<Reading>)> {
         let server = match &self.door {
             Door::Server(server) => Arc::clone(server),
             #[cfg(feature = "sentinel")]
-            Door::Sentinels(sentinels) => self.primary(sentinels).await?,
+            Door::Sentinels(sentinels) => match sentinels.latest() {
+                Some(server) => server,
+                None => {
+                    let server = self.primary(sentinels).await?;
+                    sentinels.glimpsed(&server);
+                    server
+                }
+            },
             #[cfg(feature = "cluster")]
             Door::Any(atlas) => Arc::new(Server::new(&atlas.next()?.0)),
         };
+        self.connect(&server).await
+    }
+
+    async fn connect(&self, server: &Server) -> RedisResult<(MultiplexedConnection, Option<Reading>)> {
         // Every command is timed by its caller, who knows how much is left of its budget.
         let config = AsyncConnectionConfig::new()
             .set_response_timeout(None)
@@ -117,10 +141,6 @@ impl Dial {
         // is for deadlines so short that a timer's tick and a busy worker thread decide them.
         let probe = self.answer.max(Duration::from_millis(20));
         let reading = bounded(probe, self.look(&mut connection)).await?;
-        #[cfg(feature = "sentinel")]
-        if let Door::Sentinels(sentinels) = &self.door {
-            sentinels.found(server);
-        }
         Ok((connection, reading))
     }
 
@@ -254,7 +274,7 @@ impl Dial {
         match &self.door {
             Door::Server(server) => Some(Arc::clone(server)),
             #[cfg(feature = "sentinel")]
-            Door::Sentinels(sentinels) => sentinels.latest(),
+            Door::Sentinels(sentinels) => sentinels.known(),
             #[cfg(feature = "cluster")]
             Door::Any(_) => None,
         }

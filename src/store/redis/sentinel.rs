@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use redis::sentinel::SentinelClient;
-use redis::{Client, RedisResult};
+use redis::{Client, RedisError, RedisResult};
+use tokio::sync::Notify;
 
 use super::server::Server;
 use crate::sync::lock;
@@ -21,27 +22,56 @@ pub(super) const RESOLVING: Duration = Duration::from_secs(4);
 pub(super) struct Sentinels {
     /// Under a lock, because it keeps its connections to the sentinels. Whoever waits for it waits within a bound.
     client: tokio::sync::Mutex<SentinelClient>,
+    /// Somebody has to know who the primary is.
+    wanted: Notify,
     /// The primary that the latest connection for commands leads to.
     latest: Mutex<Option<Arc<Server>>>,
+    /// The one that was found by somebody else before the guard had connected.
+    glimpsed: Mutex<Option<Arc<Server>>>,
 }
 
 impl Sentinels {
     pub(super) fn new(client: SentinelClient) -> Self {
-        Self { client: tokio::sync::Mutex::new(client), latest: Mutex::new(None) }
+        Self {
+            client: tokio::sync::Mutex::new(client),
+            wanted: Notify::new(),
+            latest: Mutex::default(),
+            glimpsed: Mutex::default(),
+        }
     }
 
     /// A client of the primary.
     pub(super) async fn resolve(&self) -> RedisResult<Client> {
+        self.wanted.notify_waiters();
         self.client.lock().await.async_get_client().await
     }
 
-    /// A client of the first sentinel that answers.
+    /// A client of the first sentinel that answers; for who only looks around. It gives way to whoever has to know the
+    /// primary: in a failover one sentinel that hangs would keep them waiting for each other.
     pub(super) async fn any(&self) -> RedisResult<Client> {
-        self.client.lock().await.async_get_sentinel_client().await
+        let wanted = self.wanted.notified();
+        tokio::pin!(wanted);
+        wanted.as_mut().enable();
+        let Ok(mut client) = self.client.try_lock() else { return Err(busy()) };
+        tokio::select! {
+            biased;
+            () = wanted => Err(busy()),
+            client = client.async_get_sentinel_client() => client,
+        }
     }
 
     pub(super) fn found(&self, server: Arc<Server>) {
         *lock(&self.latest) = Some(server);
+    }
+
+    /// The same of a connection of somebody else's: nothing follows there.
+    pub(super) fn glimpsed(&self, server: &Arc<Server>) {
+        *lock(&self.glimpsed) = Some(Arc::clone(server));
+    }
+
+    /// Where the guard is, or would have been when somebody looked.
+    pub(super) fn known(&self) -> Option<Arc<Server>> {
+        self.latest().or_else(|| lock(&self.glimpsed).clone())
     }
 
     pub(super) fn latest(&self) -> Option<Arc<Server>> {
@@ -49,8 +79,46 @@ impl Sentinels {
     }
 }
 
+fn busy() -> RedisError {
+    RedisError::from((redis::ErrorKind::Client, "the guard is asking them who the primary is; look again"))
+}
+
 impl fmt::Debug for Sentinels {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Sentinels").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use redis::sentinel::{SentinelNodeConnectionInfo, SentinelServerType};
+    use tokio::net::TcpListener;
+    use tokio::time::timeout;
+
+    use super::*;
+
+    /// The one that there is accepts and says nothing.
+    #[tokio::test]
+    async fn who_looks_around_gives_way_to_who_has_to_know() {
+        let hangs = TcpListener::bind(("127.0.0.1", 0)).await.expect("a free port");
+        let at = format!("redis://{}/", hangs.local_addr().expect("bound"));
+        let node = SentinelNodeConnectionInfo::default();
+        let client = SentinelClient::build(vec![at], "main", Some(node), SentinelServerType::Master);
+        let sentinels = Arc::new(Sentinels::new(client.expect("valid")));
+        let looks = tokio::spawn({
+            let sentinels = Arc::clone(&sentinels);
+            async move { sentinels.any().await.map(drop) }
+        });
+        let (_heard, _) = hangs.accept().await.expect("it is asked");
+        let knows = tokio::spawn({
+            let sentinels = Arc::clone(&sentinels);
+            async move { sentinels.resolve().await.map(drop) }
+        });
+        // Long before the one that hangs is given up.
+        let gave_way = timeout(Duration::from_millis(300), looks).await.expect("at once").expect("joined");
+        assert!(gave_way.expect_err("nobody answered").to_string().contains("look again"));
+        let busy = sentinels.any().await.map(drop).expect_err("it is asked by another");
+        assert!(busy.to_string().contains("look again"), "{busy}");
+        knows.abort();
     }
 }

@@ -228,6 +228,8 @@ async fn what_is_wrong_is_said() {
 #[tokio::test]
 async fn the_doctor_asks_the_sentinels_too() {
     let watch = Sentinels::start();
+    let fresh = unconnected(&watch.url(), Policy::default());
+    assert!(fresh.doctor().await.to_string().contains("3 of 3"), "also before the guard has connected");
     let guard = connected(&watch).await;
     let report = guard.doctor().await;
     let finding = |check: &str| {

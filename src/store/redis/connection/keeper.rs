@@ -45,7 +45,7 @@ impl Drop for Keeper {
 pub(super) async fn keep(keeper: Keeper, dial: Dial, look: Arc<Notify>) {
     let mut backoff = Backoff::new();
     loop {
-        let opened = dial.commands().await;
+        let opened = dial.anew().await;
         let Some(generation) = keeper.settle(opened) else { return };
         if let Some(generation) = generation {
             let opened_at = Instant::now();
