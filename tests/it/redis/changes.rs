@@ -1,4 +1,5 @@
 //! Unsafe requests over HTTP while the server is away: what they have changed can not be told to it.
+#![cfg(feature = "http")]
 
 use axum::body::Body;
 use axum::routing::get;

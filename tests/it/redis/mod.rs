@@ -6,7 +6,6 @@
 mod ailments;
 mod bulkhead;
 mod cancellation;
-#[cfg(feature = "http")]
 mod changes;
 mod chaos;
 pub(crate) mod clock;
