@@ -15,11 +15,10 @@ use crate::bulkhead;
 use crate::ending::Ending;
 use crate::error::{Error, Failure};
 use crate::lease::{Contended, Contender, Event, Lease, contend};
+use crate::loader::{Given, LoadResult, Loaded, Loader, Mode};
 use crate::loading::Loading;
 use crate::lock::Permit;
-use crate::node::{
-    Budget, FlightKey, Follower, Given, Lane, Leader, LoadResult, Loaded, Loader, Mode, Node, Seen,
-};
+use crate::node::{Budget, FlightKey, Follower, Lane, Leader, Node, Seen};
 use crate::observe::{self, Count};
 use crate::policy::{OnStoreDown, Policy};
 use crate::share::Share;

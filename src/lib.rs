@@ -90,6 +90,7 @@ pub mod http;
 mod key;
 mod lead;
 mod lease;
+mod loader;
 mod loading;
 pub mod lock;
 mod look_up;

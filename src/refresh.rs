@@ -5,7 +5,8 @@ use std::sync::Arc;
 use crate::caller::{Ask, Caller};
 use crate::ending::Ending;
 use crate::lead::Lead;
-use crate::node::{Joined, Lane, Loader};
+use crate::loader::Loader;
+use crate::node::{Joined, Lane};
 use crate::observe::Count;
 
 /// A background load that is due, for a value that was served.

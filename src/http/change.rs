@@ -28,7 +28,8 @@ use super::vary::Vary;
 use crate::caller::Ask;
 use crate::guard::StampedeGuard;
 use crate::key::Key;
-use crate::node::{LoadResult, Mode, Node, Seen};
+use crate::loader::{LoadResult, Mode};
+use crate::node::{Node, Seen};
 use crate::observe::{Count, Outcome};
 use crate::read_through::read_entry;
 

@@ -19,7 +19,7 @@ use super::vary::{Fingerprint, Names};
 use super::wire::StoredResponse;
 use crate::ending::LONGEST_SHARED;
 use crate::entry::{Encoding, Entry};
-use crate::node::{LoadResult, Mark};
+use crate::loader::{LoadResult, Mark};
 use crate::policy::Policy;
 use crate::times::{Lifetimes, Serves};
 

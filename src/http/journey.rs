@@ -14,8 +14,8 @@ use crate::caller::Ask;
 use crate::error::{Error, ErrorKind, Failure};
 use crate::guard::StampedeGuard;
 use crate::key::Key;
+use crate::loader::{Given, Loader};
 use crate::loading::Loading;
-use crate::node::{Given, Loader};
 use crate::observe::{Count, Outcome};
 use crate::read_through::{Answer, Looked, Missing, look};
 

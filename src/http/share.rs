@@ -28,7 +28,8 @@ use super::validation::{is_not_modified, not_modified};
 use super::vary::{Variant, Vary};
 use crate::ending::{Arriving, Ending};
 use crate::error::Failure;
-use crate::node::{Announcer, LoadResult, Loaded, Mark, Mode, Node};
+use crate::loader::{LoadResult, Loaded, Mark, Mode};
+use crate::node::{Announcer, Node};
 use crate::observe;
 use crate::policy::Policy;
 
