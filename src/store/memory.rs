@@ -9,6 +9,8 @@ mod records;
 mod semaphores;
 mod sweep;
 mod tags;
+#[cfg(test)]
+mod tests;
 
 use std::fmt;
 use std::pin::Pin;
@@ -23,7 +25,7 @@ use uuid::Uuid;
 use locks::Locks;
 #[cfg(feature = "testing")]
 pub(crate) use meddle::{Meddling, Picture, Relay};
-use records::{Left, Records};
+use records::Records;
 
 use super::grants::Grants;
 use super::watch::{Hint, Watches};
@@ -73,8 +75,8 @@ impl MemoryStore {
         Self::with_capacity(Self::DEFAULT_CAPACITY)
     }
 
-    /// A store of up to `bytes` bytes of entries, keys included. An entry that is larger than all of it is
-    /// not kept.
+    /// A store of up to `bytes` bytes of entries and of what failed loads leave for their waiters, keys included.
+    /// What is larger than all of it is not kept.
     pub fn with_capacity(bytes: usize) -> Self {
         let started_ms =
             SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
@@ -207,10 +209,11 @@ impl Store for MemoryNode {
         }
         match &mut record.lease {
             Some((holder, until)) if holder != ask.token => {
-                if ask.queue && !record.queue.contains(ask.token) {
-                    record.queue.push_back(ask.token.clone());
+                let (remaining, holder) = (*until - now, holder.clone());
+                if ask.queue {
+                    record.queue(ask.token, now, remaining.max(ask.lease));
                 }
-                reply(Acquired::Held { remaining: *until - now, holder: holder.clone() })
+                reply(Acquired::Held { remaining, holder })
             }
             lease => {
                 *lease = Some((ask.token.clone(), now + ask.lease));
@@ -249,7 +252,7 @@ impl Store for MemoryNode {
         let mut records = self.store.records();
         let ours = records.end_lease(key.name(), token);
         if ours {
-            records.record(key.name()).ending = None;
+            records.forget_left(key.name());
             records.set_entry(key.name(), entry, keep, self.store.shared.capacity);
             self.wake(records, key, &Hint::Finished(Some(token.clone())));
         } else {
@@ -262,14 +265,8 @@ impl Store for MemoryNode {
         let mut records = self.store.records();
         let ours = records.end_lease(key.name(), fail.token);
         if ours {
-            let now = Instant::now();
+            records.set_left(key.name(), &fail, self.store.shared.capacity);
             let record = records.record(key.name());
-            record.ending = Some(Left {
-                by: fail.token.clone(),
-                outcome: fail.outcome,
-                until: now + fail.keep,
-                replay_until: now + fail.replay,
-            });
             let replaceable = record.entry.as_ref().is_none_or(|(entry, _)| fail.seen == Some(entry));
             if let (true, Some((marker, keep))) = (replaceable, fail.marker) {
                 records.set_entry(key.name(), marker, keep, self.store.shared.capacity);
@@ -331,10 +328,10 @@ impl Store for MemoryNode {
         let mut records = self.store.records();
         let record = records.record(key.name());
         record.lease = None;
-        record.ending = None;
         let stored =
             record.entry.as_ref().filter(|(_, at)| at.0 > Instant::now()).map(|(entry, _)| entry.clone());
         records.forget_entry(key.name());
+        records.forget_left(key.name());
         if let Some(Insert { entry, keep, over }) = insert
             && over.is_none_or(|over| stored.is_some_and(|stored| stored == over || stored == entry))
         {

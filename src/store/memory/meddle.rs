@@ -90,6 +90,7 @@ impl MemoryStore {
         let mut records = self.records();
         records.by_name.clear();
         records.by_expiry.clear();
+        records.left_by_expiry.clear();
         records.bytes = 0;
         records.tags.flush();
     }
@@ -120,16 +121,20 @@ impl MemoryStore {
     pub(crate) fn restore(&self, name: &str, picture: &Picture) {
         let mut records = self.records();
         records.forget_entry(name);
+        records.forget_left(name);
         records.by_name.remove(name);
-        let Some(record) = &picture.0 else { return };
-        let mut record = record.clone();
-        if let Some((entry, at)) = &mut record.entry {
-            records.serial += 1;
-            at.1 = records.serial;
-            records.bytes += entry.len() + name.len();
-            records.by_expiry.insert(*at, name.into());
-        }
+        let Some(mut record) = picture.0.clone() else { return };
+        let (entry, left) = (record.entry.take(), record.ending.take());
         records.by_name.insert(name.into(), record);
+        if let Some((entry, (until, _))) = entry {
+            let at = records.next(until);
+            records.put_entry(name, entry, at);
+        }
+        if let Some(mut left) = left {
+            left.at = records.next(left.at.0);
+            records.put_left(name, left);
+        }
+        records.tidy(name);
     }
 }
 
@@ -141,15 +146,18 @@ impl Records {
         let moved = |at: Instant| {
             if by_ms < 0 { at + by } else { at.checked_sub(by).unwrap_or(now).max(now) }
         };
-        let Self { by_name, by_expiry, .. } = self;
+        let Self { by_name, by_expiry, left_by_expiry, .. } = self;
         by_expiry.clear();
+        left_by_expiry.clear();
         for (name, record) in by_name {
             if let Some((_, until)) = &mut record.lease {
                 *until = moved(*until);
             }
+            record.queue_until = record.queue_until.map(moved);
             if let Some(left) = &mut record.ending {
-                left.until = moved(left.until);
+                left.at.0 = moved(left.at.0);
                 left.replay_until = moved(left.replay_until);
+                left_by_expiry.insert(left.at, name.clone());
             }
             if let Some((_, at)) = &mut record.entry {
                 at.0 = moved(at.0);

@@ -6,17 +6,26 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::Instant;
 
+use super::mutexes::later;
+use super::sweep::Sweep;
 use super::tags::{Lists, TagIds};
-use crate::store::Token;
+use crate::store::{Fail, Token};
+
+/// When something expires. The number tells apart what expires at one instant.
+pub(super) type At = (Instant, u64);
 
 #[derive(Default)]
 pub(super) struct Records {
     pub(super) by_name: HashMap<Box<str>, Record>,
-    /// Entries by expiry, for eviction and for clearing what has expired. The number tells apart
-    /// what expires at one instant.
-    pub(super) by_expiry: BTreeMap<(Instant, u64), Box<str>>,
+    /// Entries by expiry, for eviction and for clearing what has expired.
+    pub(super) by_expiry: BTreeMap<At, Box<str>>,
+    /// What failed loads left, likewise.
+    pub(super) left_by_expiry: BTreeMap<At, Box<str>>,
+    /// Of entries and of what failed loads left, with their names.
     pub(super) bytes: usize,
-    pub(super) serial: u64,
+    serial: u64,
+    /// For leases and queues, which go with their time as well, if nobody asks for the key again.
+    looked_through: Sweep,
     pub(super) tags: TagIds,
     pub(super) lists: Lists,
 }
@@ -24,9 +33,10 @@ pub(super) struct Records {
 #[derive(Default)]
 #[cfg_attr(feature = "testing", derive(Clone))]
 pub(super) struct Record {
-    pub(super) entry: Option<(Bytes, (Instant, u64))>,
+    pub(super) entry: Option<(Bytes, At)>,
     pub(super) lease: Option<(Token, Instant)>,
     pub(super) queue: VecDeque<Token>,
+    pub(super) queue_until: Option<Instant>,
     pub(super) ending: Option<Left>,
 }
 
@@ -35,19 +45,18 @@ pub(super) struct Record {
 pub(super) struct Left {
     pub(super) by: Token,
     pub(super) outcome: Bytes,
-    pub(super) until: Instant,
+    pub(super) at: At,
     pub(super) replay_until: Instant,
 }
 
 impl Records {
-    /// Forgets what has expired.
+    /// Forgets the entries and outcomes that have expired.
     pub(super) fn sweep(&mut self, now: Instant) {
-        while let Some(first) = self.by_expiry.first_entry() {
-            if first.key().0 > now {
-                return;
-            }
-            let name = first.remove();
+        while let Some(name) = expired(&mut self.by_expiry, now) {
             self.forget_entry(&name);
+        }
+        while let Some(name) = expired(&mut self.left_by_expiry, now) {
+            self.forget_left(&name);
         }
     }
 
@@ -56,6 +65,15 @@ impl Records {
         if let Some((entry, at)) = record.entry.take() {
             self.bytes -= entry.len() + name.len();
             self.by_expiry.remove(&at);
+        }
+        self.tidy(name);
+    }
+
+    pub(super) fn forget_left(&mut self, name: &str) {
+        let Some(record) = self.by_name.get_mut(name) else { return };
+        if let Some(left) = record.ending.take() {
+            self.bytes -= left.outcome.len() + name.len();
+            self.left_by_expiry.remove(&left.at);
         }
         self.tidy(name);
     }
@@ -69,28 +87,71 @@ impl Records {
 
     pub(super) fn set_entry(&mut self, name: &str, entry: Bytes, keep: Duration, capacity: usize) {
         self.forget_entry(name);
-        let size = entry.len() + name.len();
-        if size > capacity {
-            return;
+        if self.make_room(entry.len() + name.len(), capacity) {
+            let at = self.next(Instant::now() + keep);
+            self.put_entry(name, entry, at);
         }
-        while self.bytes + size > capacity {
-            let Some((_, evicted)) = self.by_expiry.pop_first() else { break };
-            self.forget_entry(&evicted);
-        }
-        self.serial += 1;
-        let at = (Instant::now() + keep, self.serial);
-        self.bytes += size;
+    }
+
+    pub(super) fn put_entry(&mut self, name: &str, entry: Bytes, at: At) {
+        self.bytes += entry.len() + name.len();
         self.by_expiry.insert(at, name.into());
         self.by_name.entry(name.into()).or_default().entry = Some((entry, at));
+    }
+
+    /// Leaves the outcome of a failed load to those who wait.
+    pub(super) fn set_left(&mut self, name: &str, fail: &Fail<'_>, capacity: usize) {
+        self.forget_left(name);
+        let (by, outcome) = (fail.token.clone(), fail.outcome.clone());
+        if self.make_room(outcome.len() + name.len(), capacity) {
+            let now = Instant::now();
+            let at = self.next(now + fail.keep);
+            self.put_left(name, Left { by, outcome, at, replay_until: now + fail.replay });
+        }
+    }
+
+    pub(super) fn put_left(&mut self, name: &str, left: Left) {
+        self.bytes += left.outcome.len() + name.len();
+        self.left_by_expiry.insert(left.at, name.into());
+        self.by_name.entry(name.into()).or_default().ending = Some(left);
+    }
+
+    /// Makes room for so many bytes; false where there is none. Who waits for an outcome asks the origin itself where it
+    /// is gone, at once; so entries go first.
+    fn make_room(&mut self, size: usize, capacity: usize) -> bool {
+        if size > capacity {
+            return false;
+        }
+        while self.bytes + size > capacity {
+            if let Some((_, name)) = self.by_expiry.pop_first() {
+                self.forget_entry(&name);
+            } else if let Some((_, name)) = self.left_by_expiry.pop_first() {
+                self.forget_left(&name);
+            } else {
+                break;
+            }
+        }
+        true
+    }
+
+    pub(super) fn next(&mut self, moment: Instant) -> At {
+        self.serial += 1;
+        (moment, self.serial)
     }
 
     /// The key's record, cleared of what has expired.
     pub(super) fn record(&mut self, name: &str) -> &mut Record {
         let now = Instant::now();
         self.sweep(now);
+        if self.looked_through.is_due(self.by_name.len()) {
+            self.by_name.retain(|_, record| {
+                record.expire(now);
+                !record.is_empty()
+            });
+            self.looked_through.done(self.by_name.len());
+        }
         let record = self.by_name.entry(name.into()).or_default();
-        record.lease.take_if(|(_, until)| *until <= now);
-        record.ending.take_if(|left| left.until <= now);
+        record.expire(now);
         record
     }
 
@@ -100,9 +161,39 @@ impl Records {
     }
 }
 
+/// Takes out the first that has expired.
+fn expired(by_expiry: &mut BTreeMap<At, Box<str>>, now: Instant) -> Option<Box<str>> {
+    let first = by_expiry.first_entry()?;
+    (first.key().0 <= now).then(|| first.remove())
+}
+
 impl Record {
+    /// Puts the token into the queue, once, and keeps it for as long as those in it may sleep, twice.
+    pub(super) fn queue(&mut self, token: &Token, now: Instant, longest: Duration) {
+        if !self.queue.contains(token) {
+            self.queue.push_back(token.clone());
+        }
+        let keep = longest.saturating_mul(2).saturating_add(Duration::from_secs(1));
+        self.queue_until = Some(later(now, keep));
+    }
+
+    /// Forgets a lease and a queue whose time is over. Entry and outcome are the records' to forget.
+    fn expire(&mut self, now: Instant) {
+        self.lease.take_if(|(_, until)| *until <= now);
+        if self.queue_until.take_if(|until| *until <= now).is_some() {
+            self.queue.clear();
+        }
+    }
+
     pub(super) fn is_empty(&self) -> bool {
-        let Self { entry, lease, queue, ending } = self;
+        let Self { entry, lease, queue, queue_until: _, ending } = self;
         entry.is_none() && lease.is_none() && queue.is_empty() && ending.is_none()
+    }
+
+    #[cfg(test)]
+    pub(super) fn bytes(&self, name: &str) -> usize {
+        let entry = self.entry.as_ref().map(|(entry, _)| entry.len() + name.len());
+        let left = self.ending.as_ref().map(|left| left.outcome.len() + name.len());
+        entry.unwrap_or_default() + left.unwrap_or_default()
     }
 }
