@@ -17,6 +17,9 @@ pub(super) trait Target: fmt::Debug + Send + Sync + 'static {
     /// What a FREE answers.
     type Freed: Send;
 
+    /// Whether nobody else holds it while one does.
+    const IS_EXCLUSIVE: bool;
+
     fn home(&self) -> &Arc<Home>;
 
     fn name(&self) -> &LockName;
@@ -71,6 +74,8 @@ impl MutexTarget {
 
 impl Target for MutexTarget {
     type Freed = bool;
+
+    const IS_EXCLUSIVE: bool = true;
 
     fn home(&self) -> &Arc<Home> {
         &self.home
@@ -127,6 +132,8 @@ pub(super) struct SemaphoreTarget {
 
 impl Target for SemaphoreTarget {
     type Freed = PermitFreed;
+
+    const IS_EXCLUSIVE: bool = false;
 
     fn home(&self) -> &Arc<Home> {
         &self.home

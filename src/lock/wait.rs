@@ -81,14 +81,20 @@ async fn contend<T: Target>(
         match taken {
             Taken::Granted { fence } => {
                 let asked = contest.asked;
+                if T::IS_EXCLUSIVE {
+                    contest.place.heard.learn(asked, end(asked, contest.place.duty.target.ttl()));
+                }
                 return contest.granted(fence, asked);
             }
-            Taken::Busy { remaining } => match contest.wait(remaining).await? {
-                Some(fence) if contest.is_sure() => return contest.granted(fence, started),
-                // It may be this token's. The store knows, and starts its time anew.
-                Some(_) => {}
-                None => contest.attempts += 1,
-            },
+            Taken::Busy { remaining } => {
+                contest.place.heard.is_busy(contest.asked, end(contest.asked, remaining));
+                match contest.wait().await? {
+                    Some(fence) if contest.is_sure() => return contest.granted(fence, started),
+                    // It may be this token's. The store knows, and starts its time anew.
+                    Some(_) => {}
+                    None => contest.attempts += 1,
+                }
+            }
         }
         taken = contest.take().await?;
     }
@@ -148,9 +154,9 @@ impl<T: Target> Contest<'_, T> {
         }
     }
 
-    /// Waits behind a holder that has `remaining` left. A fence, if the lock is this token's by then; `None` if it is
+    /// Waits behind whoever has it. A fence, if the lock is this token's by then; `None` if it is
     /// to be asked for again.
-    async fn wait(&mut self, remaining: Option<Duration>) -> Result<Option<u64>, LockError> {
+    async fn wait(&mut self) -> Result<Option<u64>, LockError> {
         if self.terms.retries.is_some_and(|retries| self.attempts > retries) {
             return Err(LockError::TooManyAttempts { attempts: self.attempts });
         }
@@ -162,7 +168,7 @@ impl<T: Target> Contest<'_, T> {
             return Ok(None);
         }
         let polls = matches!(self.waiting, Waiting::Poll { .. });
-        let (mut look, mut soon) = (self.next_look(remaining), None);
+        let (mut look, mut soon) = (self.next_look(), None);
         // Polling asks once more when the time is over: a pause without an attempt after it would be for nothing.
         let deadline = if polls { None } else { self.deadline };
         loop {
@@ -186,13 +192,13 @@ impl<T: Target> Contest<'_, T> {
                     let spread = Instant::now() + SPREAD.mul_f64(fastrand::f64());
                     soon = earlier(soon, Some(spread));
                 }
-                Told { .. } => look = self.next_look(remaining),
+                Told { .. } => look = self.next_look(),
             }
         }
     }
 
     /// When to ask again if nothing is heard; `None` where another waiter of this process does.
-    fn next_look(&self, remaining: Option<Duration>) -> Option<Instant> {
+    fn next_look(&self) -> Option<Instant> {
         let now = Instant::now();
         if let Waiting::Poll { interval, jitter } = self.waiting {
             let pause = now + interval.mul_f64(1.0 + jitter * fastrand::f64());
@@ -200,11 +206,10 @@ impl<T: Target> Contest<'_, T> {
         }
         // The waiters of a dead holder should not all ask in one millisecond.
         let jitter = Duration::from_micros(fastrand::u64(500..5_000));
-        let ends = match remaining {
-            Some(remaining) => self.asked.checked_add(remaining.saturating_add(jitter)),
-            None => Some(now + ENDLESS_WAIT),
-        };
-        let ends = ends.filter(|_| self.place.heard.is_first());
+        let ends = self.place.heard.watched().map(|ends| match ends {
+            Some(ends) => ends + jitter,
+            None => now + ENDLESS_WAIT,
+        });
         if self.home().store.locks().grants_arrive() {
             return ends;
         }
@@ -293,6 +298,11 @@ impl<T: Target> Contest<'_, T> {
     fn timed_out(&self) -> LockError {
         LockError::AcquireTimeout { attempts: self.attempts, waited: self.started.elapsed() }
     }
+}
+
+/// When a time that began then is over; `None` for never.
+fn end(since: Instant, ttl: Option<Duration>) -> Option<Instant> {
+    since.checked_add(ttl?)
 }
 
 /// The earlier of two moments, of which either may never come.

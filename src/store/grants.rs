@@ -2,15 +2,21 @@
 //!
 //! A waiter registers before its first take (invariant 4 of [`locks`](super::locks)), so a grant that
 //! comes before the take's own answer is kept. Of all waiters of one lock in this process only the first
-//! watches the clock ([`Await::is_first`]): one command per process and period, however many wait. Those who poll have
+//! watches the clock ([`Await::watched`]): one command per process and period, however many wait. Until when, is known
+//! to all of them together: what one has learnt, or was told, holds for whoever is the first later. Those who poll have
 //! clocks of their own and are no candidates: they are registered by token only, as holders are.
+
+#[cfg(test)]
+mod tests;
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 use super::Token;
 use super::locks::LockName;
@@ -27,8 +33,8 @@ pub(crate) struct Told {
     pub(crate) broken: bool,
     /// Something may have been missed, or has changed: take again.
     pub(crate) missed: bool,
-    /// This waiter has become the first of its lock in this process. The one before it may have left with
-    /// something to do.
+    /// This waiter has become the first of its lock in this process, or another has learnt that the time to watch is over
+    /// sooner.
     pub(crate) first: bool,
 }
 
@@ -40,6 +46,9 @@ pub(crate) enum Tell {
     Broken,
 }
 
+/// Answers about one moment differ by what they took.
+const ABOUT_THE_SAME: Duration = Duration::from_millis(10);
+
 /// All registered waiters.
 #[derive(Debug, Default)]
 pub(crate) struct Grants {
@@ -49,8 +58,27 @@ pub(crate) struct Grants {
 #[derive(Debug, Default)]
 struct Registry {
     by_token: HashMap<Token, Arc<Waiter>>,
-    /// Those who wait to be told, by the lock's key, in the order in which they came.
-    waiting: HashMap<Arc<str>, VecDeque<Arc<Waiter>>>,
+    /// Those who wait to be told, by the lock's key.
+    waiting: HashMap<Arc<str>, Line>,
+}
+
+/// Those who wait for one lock.
+#[derive(Debug, Default)]
+struct Line {
+    /// In the order in which they came.
+    waiters: VecDeque<Arc<Waiter>>,
+    known: Option<Known>,
+}
+
+/// Until when a lock is another's, as far as this process knows.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    /// When it was asked, or told.
+    at: Instant,
+    /// `None` for ever.
+    ends: Option<Instant>,
+    /// Whether it was only told that this is not so any more, and nobody has an answer yet.
+    is_open: bool,
 }
 
 #[derive(Debug)]
@@ -93,7 +121,7 @@ impl Grants {
         });
         let mut registry = lock(&self.registry);
         registry.by_token.insert(token.clone(), Arc::clone(&waiter));
-        registry.waiting.entry(Arc::clone(&name.key)).or_default().push_back(Arc::clone(&waiter));
+        registry.waiting.entry(Arc::clone(&name.key)).or_default().waiters.push_back(Arc::clone(&waiter));
         Await { waiter, grants: Arc::clone(self) }
     }
 
@@ -114,18 +142,19 @@ impl Grants {
         Some(Wake(waiter))
     }
 
-    /// Tells the first of those who wait for the lock with this key to take again, those aside who were just
-    /// granted it: it may be free, or be so
-    /// sooner than was said. What that one takes goes to whoever's turn it is, so the others need not ask.
+    /// Tells the first of those who wait for the lock with this key to take again, those aside who were just granted it: it
+    /// may be free, or be so sooner than was said. What that one takes goes to whoever's turn it is, so the others need not
+    /// ask.
     pub(crate) fn tell_missed(&self, key: &str) -> Option<Wake> {
         let first = {
-            let registry = lock(&self.registry);
-            let waiting = registry.waiting.get(key)?;
-            let without = waiting.iter().find(|waiter| !waiter.granted.load(Ordering::Relaxed));
-            let first = without.or_else(|| waiting.front())?;
-            // Under the registry's lock: who leaves takes what it was told along to the next one, and would miss what was
-            // noted after that.
+            let mut registry = lock(&self.registry);
+            let line = registry.waiting.get_mut(key)?;
+            let without = line.waiters.iter().find(|waiter| !waiter.granted.load(Ordering::Relaxed));
+            let first = without.or_else(|| line.waiters.front())?;
             lock(&first.told).missed = true;
+            let now = Instant::now();
+            // Until somebody has an answer this is what the others know: who is told may leave without having asked.
+            line.known = Some(Known { at: now, ends: Some(now), is_open: true });
             Arc::clone(first)
         };
         Some(Wake(first))
@@ -136,7 +165,8 @@ impl Grants {
     pub(crate) fn tell_all_missed(&self) {
         let all: Vec<_> = lock(&self.registry).by_token.values().cloned().collect();
         for waiter in all {
-            waiter.tell(|told| told.missed = true);
+            lock(&waiter.told).missed = true;
+            waiter.woken.notify_one();
         }
     }
 
@@ -155,23 +185,32 @@ impl Grants {
 }
 
 impl Registry {
-    /// Takes a waiter out of those who wait; the one that is first instead, if that has changed.
-    fn stop_waiting(&mut self, waiter: &Arc<Waiter>) -> Option<Arc<Waiter>> {
-        let Entry::Occupied(mut waiting) = self.waiting.entry(Arc::clone(&waiter.key)) else { return None };
-        let at = waiting.get().iter().position(|other| Arc::ptr_eq(other, waiter))?;
-        waiting.get_mut().remove(at);
-        let first = waiting.get().front().cloned();
-        if first.is_none() {
-            waiting.remove();
+    /// Takes a waiter out of those who wait. Who has to know: whoever is the first then, if that has changed or there is
+    /// something that nobody has asked yet.
+    fn stop_waiting(&mut self, waiter: &Arc<Waiter>) -> Option<Wake> {
+        let Entry::Occupied(mut line) = self.waiting.entry(Arc::clone(&waiter.key)) else { return None };
+        let at = line.get().waiters.iter().position(|other| Arc::ptr_eq(other, waiter))?;
+        line.get_mut().waiters.remove(at);
+        let Some(first) = line.get().waiters.front().cloned() else {
+            line.remove();
+            return None;
+        };
+        let is_open = line.get().known.is_some_and(|known| known.is_open);
+        if at > 0 && !is_open {
+            return None;
         }
-        first.filter(|_| at == 0)
+        {
+            let mut told = lock(&first.told);
+            told.first |= at == 0;
+            told.missed |= is_open;
+        }
+        Some(Wake(first))
     }
 }
 
-impl Waiter {
-    fn tell(&self, enter: impl FnOnce(&mut Told)) {
-        enter(&mut lock(&self.told));
-        self.woken.notify_one();
+impl Line {
+    fn is_first(&self, waiter: &Arc<Waiter>) -> bool {
+        self.waiters.front().is_some_and(|first| Arc::ptr_eq(first, waiter))
     }
 }
 
@@ -201,22 +240,51 @@ impl Await {
     /// Whether this is the first of those who wait for the lock in this process.
     pub(crate) fn is_first(&self) -> bool {
         let registry = lock(&self.grants.registry);
-        let first = registry.waiting.get(&self.waiter.key).and_then(VecDeque::front);
-        first.is_some_and(|first| Arc::ptr_eq(first, &self.waiter))
+        registry.waiting.get(&self.waiter.key).is_some_and(|line| line.is_first(&self.waiter))
+    }
+
+    /// Until when the lock is another's, `Some(None)` for ever, if it is this waiter who has to watch that.
+    pub(crate) fn watched(&self) -> Option<Option<Instant>> {
+        let registry = lock(&self.grants.registry);
+        let line = registry.waiting.get(&self.waiter.key).filter(|line| line.is_first(&self.waiter))?;
+        line.known.map(|known| known.ends)
+    }
+
+    /// A take that was sent at this moment was answered: the lock is another's until then. A grant before that has come to
+    /// nothing.
+    pub(crate) fn is_busy(&self, asked: Instant, ends: Option<Instant>) {
+        self.waiter.granted.store(false, Ordering::Relaxed);
+        self.learn(asked, ends);
+    }
+
+    /// By the answer to a take that was sent at this moment, the lock is not free before then.
+    pub(crate) fn learn(&self, asked: Instant, ends: Option<Instant>) {
+        let wake = {
+            let mut registry = lock(&self.grants.registry);
+            let Some(line) = registry.waiting.get_mut(&self.waiter.key) else { return };
+            let before = line.known;
+            if before.is_some_and(|known| asked < known.at) {
+                return;
+            }
+            line.known = Some(Known { at: asked, ends, is_open: false });
+            // The first sleeps on what was known before.
+            let is_sooner = before.is_some_and(|known| {
+                ends.is_some_and(|ends| known.ends.is_none_or(|then| ends + ABOUT_THE_SAME < then))
+            });
+            let first = line.waiters.front().filter(|first| is_sooner && !Arc::ptr_eq(first, &self.waiter));
+            first.cloned().map(|first| {
+                lock(&first.told).first = true;
+                Wake(first)
+            })
+        };
+        drop(wake);
     }
 
     /// Stops being one of those who wait, so that the next one is the first, but stays registered. For
     /// holders, who want to be told `broken`, and for those who poll.
     pub(crate) fn hold(&self) {
-        let first = lock(&self.grants.registry).stop_waiting(&self.waiter);
-        if let Some(first) = first {
-            // Said to the first alone, and not looked at.
-            let missed = lock(&self.waiter.told).missed;
-            first.tell(|told| {
-                told.first = true;
-                told.missed |= missed;
-            });
-        }
+        let wake = lock(&self.grants.registry).stop_waiting(&self.waiter);
+        drop(wake);
     }
 }
 
@@ -231,97 +299,5 @@ impl Drop for Await {
             }
         }
         self.hold();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use tokio::time::timeout;
-    use uuid::Uuid;
-
-    use super::*;
-
-    fn three(name: &LockName) -> (Arc<Grants>, [Await; 3]) {
-        let grants = Arc::new(Grants::default());
-        let waiters = [(); 3].map(|()| grants.register(name, &Token::mint(Uuid::nil())));
-        (grants, waiters)
-    }
-
-    async fn told(waiter: &Await) -> Option<Told> {
-        timeout(Duration::from_millis(1), waiter.told()).await.ok()
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_grant_is_kept_until_its_waiter_looks() {
-        let (grants, [one, two, _three]) = three(&LockName::mutex("a"));
-        assert!(grants.tell(&two.waiter.token, Tell::Granted { fence: 7 }).is_some());
-        assert_eq!(told(&one).await, None);
-        assert_eq!(told(&two).await, Some(Told { granted: Some(7), ..Told::default() }));
-        assert_eq!(told(&two).await, None, "it is taken once");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn what_is_told_to_nobody_is_known_to_be() {
-        let (grants, [one, two, three]) = three(&LockName::mutex("a"));
-        let (token, late) = (one.waiter.token.clone(), two.waiter.token.clone());
-        drop(one);
-        assert!(grants.tell(&token, Tell::Granted { fence: 1 }).is_none());
-        assert!(grants.tell(&late, Tell::Granted { fence: 1 }).is_some());
-        drop((two, three));
-        assert!(grants.tell(&late, Tell::Broken).is_none());
-        assert!(lock(&grants.registry).by_token.is_empty() && lock(&grants.registry).waiting.is_empty());
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn the_next_becomes_the_first_when_the_first_leaves_or_holds() {
-        let (_grants, [one, two, three]) = three(&LockName::mutex("a"));
-        assert!(one.is_first() && !two.is_first() && !three.is_first());
-        drop(two);
-        assert_eq!(told(&three).await, None, "it is still the second");
-        one.hold();
-        assert!(three.is_first() && !one.is_first());
-        assert_eq!(told(&three).await, Some(Told { first: true, ..Told::default() }));
-        drop(one);
-        assert_eq!(told(&three).await, None);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn holders_are_told_what_concerns_them() {
-        let (grants, [holder, waiter, _three]) = three(&LockName::mutex("a"));
-        holder.hold();
-        let _ = told(&waiter).await;
-        let _ = grants.tell(&holder.waiter.token, Tell::Broken);
-        assert!(told(&holder).await.is_some_and(|told| told.broken));
-    }
-
-    #[cfg(feature = "redis")]
-    #[tokio::test(start_paused = true)]
-    async fn one_of_those_who_wait_hears_that_a_key_is_free_and_all_of_a_loss() {
-        let (grants, [holder, one, two]) = three(&LockName::mutex("a"));
-        holder.hold();
-        let _ = told(&one).await;
-        drop(grants.tell_missed("sg1:m:{b}"));
-        assert_eq!(told(&one).await, None);
-        drop(grants.tell_missed("sg1:m:{a}"));
-        assert_eq!((told(&holder).await, told(&two).await), (None, None));
-        drop(one);
-        let passed_on = Some(Told { first: true, missed: true, ..Told::default() });
-        assert_eq!(told(&two).await, passed_on, "the first has left without looking");
-        grants.tell_all_missed();
-        assert!(told(&holder).await.is_some_and(|told| told.missed));
-        assert!(told(&two).await.is_some_and(|told| told.missed));
-        assert!(grants.anyone_waits("sg1:m:{a}"));
-        drop(two);
-        assert!(!grants.anyone_waits("sg1:m:{a}"), "a holder does not wait");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_mutex_and_a_semaphore_of_one_name_have_each_a_first() {
-        let grants = Arc::new(Grants::default());
-        let mutex = grants.register(&LockName::mutex("a"), &Token::mint(Uuid::nil()));
-        let semaphore = grants.register(&LockName::semaphore("a"), &Token::mint(Uuid::nil()));
-        assert!(mutex.is_first() && semaphore.is_first());
     }
 }

@@ -106,6 +106,8 @@ impl Faulty {
 impl Target for Faulty {
     type Freed = bool;
 
+    const IS_EXCLUSIVE: bool = true;
+
     fn home(&self) -> &Arc<Home> {
         self.mutex.home()
     }

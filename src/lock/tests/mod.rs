@@ -9,6 +9,7 @@ mod mutex;
 mod options;
 mod semaphore;
 mod waiting;
+mod watching;
 
 use std::future::Future;
 use std::time::Duration;

@@ -1,0 +1,77 @@
+//! Of all who wait in a process only the first watches the clock, and it knows what the others have learnt.
+
+use super::*;
+
+const LONG: Duration = Duration::from_secs(60);
+
+fn patient(locks: &Locks, ttl: Duration) -> Mutex {
+    with(locks, |builder| builder.ttl(ttl).acquire_timeout(Duration::MAX))
+}
+
+/// One waits, and never gives it back.
+async fn dies_with_it(mutex: Mutex) -> JoinHandle<()> {
+    waiting(async move { std::mem::forget(locked(&mutex).await) }).await
+}
+
+/// One waits; how long it did.
+async fn waits(mutex: Mutex) -> JoinHandle<Duration> {
+    waiting(async move { locked(&mutex).await.waited() }).await
+}
+
+fn about(took: Duration, expected: Duration) -> bool {
+    (expected..=expected + ms(20)).contains(&took)
+}
+
+/// The next holder is there for a shorter time, one waiter is told, asks, and goes away.
+#[tokio::test(start_paused = true)]
+async fn what_a_waiter_has_learnt_outlives_it() {
+    let locks = Locks::in_memory();
+    let mut holder = locked(&patient(&locks, LONG)).await;
+    let brief = dies_with_it(patient(&locks, ms(500))).await;
+    let one = waits(patient(&locks, LONG)).await;
+    let last = waits(patient(&locks, LONG)).await;
+    holder.unlock().await.expect("asks");
+    brief.await.expect("handed over");
+    pass(ms(100)).await;
+    one.abort();
+    let took = last.await.expect("it is free");
+    assert!(about(took, ms(500)), "{took:?}");
+}
+
+/// It is told, and goes away before it has asked.
+#[tokio::test(start_paused = true)]
+async fn what_a_waiter_was_told_outlives_it() {
+    let locks = Locks::in_memory();
+    let mut holder = locked(&patient(&locks, LONG)).await;
+    let brief = dies_with_it(patient(&locks, ms(500))).await;
+    let one = waits(patient(&locks, LONG)).await;
+    let last = waits(patient(&locks, LONG)).await;
+    holder.unlock().await.expect("asks");
+    one.abort();
+    brief.await.expect("handed over");
+    let took = last.await.expect("it is free");
+    assert!(about(took, ms(500)), "{took:?}");
+}
+
+/// A holder with hours left frees it; the next is told of, and the one after that, whose time is not the shorter, is
+/// not. That one was the first, and its own time is not what those behind it were told when they asked.
+#[tokio::test(start_paused = true)]
+async fn the_next_first_does_not_sleep_on_a_time_of_long_ago() {
+    let locks = Locks::in_memory();
+    let mut holder = locked(&patient(&locks, LONG)).await;
+    assert!(holder.extend(60 * LONG).await.expect("asks"));
+    let c = patient(&locks, LONG);
+    let c = waiting(async move {
+        let mut guard = locked(&c).await;
+        sleep(ms(10_000)).await;
+        guard.unlock().await.expect("asks");
+    })
+    .await;
+    let a = dies_with_it(patient(&locks, LONG)).await;
+    let b = waits(patient(&locks, LONG)).await;
+    holder.unlock().await.expect("asks");
+    c.await.expect("handed over");
+    a.await.expect("handed over");
+    let took = b.await.expect("it is free");
+    assert!(about(took, LONG + ms(10_000)), "{took:?}");
+}

@@ -1,0 +1,128 @@
+use tokio::time::timeout;
+use uuid::Uuid;
+
+use super::*;
+
+fn three(name: &LockName) -> (Arc<Grants>, [Await; 3]) {
+    let grants = Arc::new(Grants::default());
+    let waiters = [(); 3].map(|()| grants.register(name, &Token::mint(Uuid::nil())));
+    (grants, waiters)
+}
+
+async fn told(waiter: &Await) -> Option<Told> {
+    timeout(Duration::from_millis(1), waiter.told()).await.ok()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_grant_is_kept_until_its_waiter_looks() {
+    let (grants, [one, two, _three]) = three(&LockName::mutex("a"));
+    assert!(grants.tell(&two.waiter.token, Tell::Granted { fence: 7 }).is_some());
+    assert_eq!(told(&one).await, None);
+    assert_eq!(told(&two).await, Some(Told { granted: Some(7), ..Told::default() }));
+    assert_eq!(told(&two).await, None, "it is taken once");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_told_to_nobody_is_known_to_be() {
+    let (grants, [one, two, three]) = three(&LockName::mutex("a"));
+    let (token, late) = (one.waiter.token.clone(), two.waiter.token.clone());
+    drop(one);
+    assert!(grants.tell(&token, Tell::Granted { fence: 1 }).is_none());
+    assert!(grants.tell(&late, Tell::Granted { fence: 1 }).is_some());
+    drop((two, three));
+    assert!(grants.tell(&late, Tell::Broken).is_none());
+    assert!(lock(&grants.registry).by_token.is_empty() && lock(&grants.registry).waiting.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_next_becomes_the_first_when_the_first_leaves_or_holds() {
+    let (_grants, [one, two, three]) = three(&LockName::mutex("a"));
+    assert!(one.is_first() && !two.is_first() && !three.is_first());
+    drop(two);
+    assert_eq!(told(&three).await, None, "it is still the second");
+    one.hold();
+    assert!(three.is_first() && !one.is_first());
+    assert_eq!(told(&three).await, Some(Told { first: true, ..Told::default() }));
+    drop(one);
+    assert_eq!(told(&three).await, None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn holders_are_told_what_concerns_them() {
+    let (grants, [holder, waiter, _three]) = three(&LockName::mutex("a"));
+    holder.hold();
+    let _ = told(&waiter).await;
+    let _ = grants.tell(&holder.waiter.token, Tell::Broken);
+    assert!(told(&holder).await.is_some_and(|told| told.broken));
+}
+
+#[cfg(feature = "redis")]
+#[tokio::test(start_paused = true)]
+async fn one_of_those_who_wait_hears_that_a_key_is_free_and_all_of_a_loss() {
+    let (grants, [holder, one, two]) = three(&LockName::mutex("a"));
+    holder.hold();
+    let _ = told(&one).await;
+    drop(grants.tell_missed("sg1:m:{b}"));
+    assert_eq!(told(&one).await, None);
+    drop(grants.tell_missed("sg1:m:{a}"));
+    assert_eq!((told(&holder).await, told(&two).await), (None, None));
+    drop(one);
+    let passed_on = Some(Told { first: true, missed: true, ..Told::default() });
+    assert_eq!(told(&two).await, passed_on, "the first has left without looking");
+    grants.tell_all_missed();
+    assert!(told(&holder).await.is_some_and(|told| told.missed));
+    assert!(told(&two).await.is_some_and(|told| told.missed));
+    assert!(grants.anyone_waits("sg1:m:{a}"));
+    drop(two);
+    assert!(!grants.anyone_waits("sg1:m:{a}"), "a holder does not wait");
+}
+
+/// The first has been granted it, so another was told, and leaves without having asked.
+#[tokio::test(start_paused = true)]
+async fn what_nobody_has_asked_yet_goes_to_who_is_left() {
+    let (grants, [one, two, _three]) = three(&LockName::mutex("a"));
+    drop(grants.tell(&one.waiter.token, Tell::Granted { fence: 1 }));
+    drop(grants.tell_missed("sg1:m:{a}"));
+    assert!(told(&one).await.is_some_and(|told| told.granted == Some(1) && !told.missed));
+    assert_eq!(one.watched(), Some(Some(Instant::now())));
+    drop(two);
+    assert_eq!(told(&one).await, Some(Told { missed: true, ..Told::default() }));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_grant_that_came_to_nothing_keeps_nobody_from_being_told() {
+    let (grants, [one, two, _three]) = three(&LockName::mutex("a"));
+    drop(grants.tell(&one.waiter.token, Tell::Granted { fence: 1 }));
+    let _ = told(&one).await;
+    one.is_busy(Instant::now(), None);
+    drop(grants.tell_missed("sg1:m:{a}"));
+    assert!(told(&one).await.is_some_and(|told| told.missed));
+    assert_eq!(told(&two).await, None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_first_watches_what_was_learnt_last_by_whomever() {
+    let (_grants, [one, two, three]) = three(&LockName::mutex("a"));
+    let now = Instant::now();
+    let [brief, long] = [1, 60].map(|secs| Some(now + Duration::from_secs(secs)));
+    one.is_busy(now, long);
+    two.is_busy(now, long);
+    assert_eq!((one.watched(), two.watched(), told(&one).await), (Some(long), None, None));
+    tokio::time::advance(Duration::from_millis(1)).await;
+    three.is_busy(Instant::now(), brief);
+    assert_eq!(told(&one).await, Some(Told { first: true, ..Told::default() }));
+    two.is_busy(now, long);
+    assert_eq!((one.watched(), told(&one).await), (Some(brief), None), "an earlier answer, come late");
+    drop(one);
+    assert_eq!(two.watched(), Some(brief));
+    two.is_busy(Instant::now(), None);
+    assert_eq!(two.watched(), Some(None));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_mutex_and_a_semaphore_of_one_name_have_each_a_first() {
+    let grants = Arc::new(Grants::default());
+    let mutex = grants.register(&LockName::mutex("a"), &Token::mint(Uuid::nil()));
+    let semaphore = grants.register(&LockName::semaphore("a"), &Token::mint(Uuid::nil()));
+    assert!(mutex.is_first() && semaphore.is_first());
+}
