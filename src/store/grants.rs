@@ -144,13 +144,14 @@ impl Grants {
 
     /// Tells the first of those who wait for the lock with this key to take again, those aside who were just granted it: it
     /// may be free, or be so sooner than was said. What that one takes goes to whoever's turn it is, so the others need not
-    /// ask.
-    pub(crate) fn tell_missed(&self, key: &str) -> Option<Wake> {
+    /// ask. `aside` has it now, and knows.
+    pub(crate) fn tell_missed(&self, key: &str, aside: Option<&Token>) -> Option<Wake> {
         let first = {
             let mut registry = lock(&self.registry);
             let line = registry.waiting.get_mut(key)?;
-            let without = line.waiters.iter().find(|waiter| !waiter.granted.load(Ordering::Relaxed));
-            let first = without.or_else(|| line.waiters.front())?;
+            let mut others = line.waiters.iter().filter(|waiter| Some(&waiter.token) != aside);
+            let without = others.clone().find(|waiter| !waiter.granted.load(Ordering::Relaxed));
+            let first = without.or_else(|| others.next())?;
             lock(&first.told).missed = true;
             let now = Instant::now();
             // Until somebody has an answer this is what the others know: who is told may leave without having asked.

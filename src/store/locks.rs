@@ -43,7 +43,8 @@ pub(crate) trait LockStore: fmt::Debug + Send + Sync {
         within: Duration,
     ) -> Reply<'a, bool>;
 
-    /// EXTEND: starts the time to live anew, if the mutex is still this token's. Answers whether it was.
+    /// EXTEND: starts the time to live anew, if the mutex is still this token's, and tells those who wait if it ends sooner
+    /// so. Answers whether it was.
     fn extend_mutex<'a>(
         &'a self,
         name: &'a LockName,

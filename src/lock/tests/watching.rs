@@ -75,3 +75,15 @@ async fn the_next_first_does_not_sleep_on_a_time_of_long_ago() {
     let took = b.await.expect("it is free");
     assert!(about(took, LONG + ms(10_000)), "{took:?}");
 }
+
+/// A holder that takes less time than it had, and dies.
+#[tokio::test(start_paused = true)]
+async fn a_time_that_is_made_shorter_is_known_to_who_waits() {
+    let locks = Locks::in_memory();
+    let holder = locked(&patient(&locks, LONG)).await;
+    let next = waits(patient(&locks, LONG)).await;
+    assert!(holder.extend(ms(1000)).await.expect("asks"));
+    std::mem::forget(holder);
+    let took = next.await.expect("it is free");
+    assert!(about(took, ms(1000)), "{took:?}");
+}

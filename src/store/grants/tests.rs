@@ -62,9 +62,9 @@ async fn one_of_those_who_wait_hears_that_a_key_is_free_and_all_of_a_loss() {
     let (grants, [holder, one, two]) = three(&LockName::mutex("a"));
     holder.hold();
     let _ = told(&one).await;
-    drop(grants.tell_missed("sg1:m:{b}"));
+    drop(grants.tell_missed("sg1:m:{b}", None));
     assert_eq!(told(&one).await, None);
-    drop(grants.tell_missed("sg1:m:{a}"));
+    drop(grants.tell_missed("sg1:m:{a}", None));
     assert_eq!((told(&holder).await, told(&two).await), (None, None));
     drop(one);
     let passed_on = Some(Told { first: true, missed: true, ..Told::default() });
@@ -82,7 +82,7 @@ async fn one_of_those_who_wait_hears_that_a_key_is_free_and_all_of_a_loss() {
 async fn what_nobody_has_asked_yet_goes_to_who_is_left() {
     let (grants, [one, two, _three]) = three(&LockName::mutex("a"));
     drop(grants.tell(&one.waiter.token, Tell::Granted { fence: 1 }));
-    drop(grants.tell_missed("sg1:m:{a}"));
+    drop(grants.tell_missed("sg1:m:{a}", None));
     assert!(told(&one).await.is_some_and(|told| told.granted == Some(1) && !told.missed));
     assert_eq!(one.watched(), Some(Some(Instant::now())));
     drop(two);
@@ -95,7 +95,7 @@ async fn a_grant_that_came_to_nothing_keeps_nobody_from_being_told() {
     drop(grants.tell(&one.waiter.token, Tell::Granted { fence: 1 }));
     let _ = told(&one).await;
     one.is_busy(Instant::now(), None);
-    drop(grants.tell_missed("sg1:m:{a}"));
+    drop(grants.tell_missed("sg1:m:{a}", None));
     assert!(told(&one).await.is_some_and(|told| told.missed));
     assert_eq!(told(&two).await, None);
 }

@@ -66,7 +66,7 @@ impl LockStore for MemoryNode {
         ttl: Option<Duration>,
         _within: Duration,
     ) -> Reply<'a, bool> {
-        self.step(|locks, step| locks.mutexes.extend(step.now, &name.key, token, ttl))
+        self.step(|locks, step| locks.mutexes.extend(step, &name.key, token, ttl))
     }
 
     fn look_at_mutex<'a>(&'a self, name: &'a LockName, _within: Duration) -> Reply<'a, Option<MutexHolder>> {

@@ -53,9 +53,10 @@ impl Step<'_> {
         heard
     }
 
-    /// Tells those who wait for a lock that its time ends sooner than they were told when they looked.
-    pub(super) fn tell_sooner(&mut self, key: &str) {
-        self.wakes.extend(self.grants.tell_missed(key));
+    /// Tells those who wait for a lock, `aside` from who has it now, that its time ends sooner than they were told when
+    /// they looked.
+    pub(super) fn tell_sooner(&mut self, key: &str, aside: Option<&Token>) {
+        self.wakes.extend(self.grants.tell_missed(key, aside));
     }
 }
 
@@ -69,12 +70,17 @@ impl Mutexes {
         if record.holder.is_none() {
             record.pass_on(step, fence, key, before, Some(ask.token));
         }
+        let is_free = record.holder.is_none();
         let holder = record.holder.get_or_insert_with(|| {
             let token = ask.token.clone();
             Holder { token, fence: next(fence, step), until: None }
         });
         if holder.token == *ask.token {
             holder.until = end(now, ask.ttl);
+            if is_free && holder.until.is_some() && !record.queue.is_empty() {
+                // It was the head of the queue. Those behind it may have slept on the time of one that has vanished.
+                step.tell_sooner(key, Some(ask.token));
+            }
             return MutexTaken { taken: Taken::Granted { fence: holder.fence }, was_held };
         }
         let remaining = holder.until.map(|until| until - now);
@@ -108,13 +114,19 @@ impl Mutexes {
 
     pub(super) fn extend(
         &mut self,
-        now: Instant,
+        step: &mut Step<'_>,
         key: &Arc<str>,
         token: &Token,
         ttl: Option<Duration>,
     ) -> bool {
-        let holder = self.record(key, now).0.holder.as_mut().filter(|holder| holder.token == *token);
-        let held = holder.map(|holder| holder.until = end(now, ttl)).is_some();
+        let until = end(step.now, ttl);
+        let (record, _) = self.record(key, step.now);
+        let holder = record.holder.as_mut().filter(|holder| holder.token == *token);
+        let before = holder.map(|holder| std::mem::replace(&mut holder.until, until));
+        let held = before.is_some();
+        if before.is_some_and(|before| is_sooner(until, before)) && !record.queue.is_empty() {
+            step.tell_sooner(key, None);
+        }
         self.tidy(key);
         held
     }
@@ -194,9 +206,8 @@ impl Record {
                 self.holder = Some(Holder { token, fence, until });
                 // Who waits has slept on the time of the holder before.
                 let slept_on = before.and_then(|before| before.until);
-                if !self.queue.is_empty() && until.is_some() && slept_on.is_none_or(|then| until < Some(then))
-                {
-                    step.tell_sooner(key);
+                if !self.queue.is_empty() && is_sooner(until, slept_on) {
+                    step.tell_sooner(key, None);
                 }
                 return;
             }
@@ -231,6 +242,11 @@ impl Record {
 fn next(fence: &mut u64, step: &Step<'_>) -> u64 {
     *fence = step.now_us.max(*fence + 1);
     *fence
+}
+
+/// Whether the one ends before the other, which may never end.
+fn is_sooner(until: Option<Instant>, than: Option<Instant>) -> bool {
+    until.is_some_and(|until| than.is_none_or(|than| until < than))
 }
 
 /// When a time to live ends; never, where it is beyond all clocks.

@@ -205,7 +205,7 @@ impl Record {
             && *first < then
             && !self.queue.is_empty()
         {
-            step.tell_sooner(key);
+            step.tell_sooner(key, None);
         }
         let longest = self.holders.last().map_or(Duration::ZERO, |(end, _)| *end - now);
         let needed = longest.saturating_mul(2) + Duration::from_secs(1);

@@ -191,7 +191,7 @@ impl Inbox {
                 }
             }
             Some(Message::Told(token, tell)) => drop(self.grants.tell(&token, tell)),
-            Some(Message::Sooner(key)) => drop(self.grants.tell_missed(key)),
+            Some(Message::Sooner(key)) => drop(self.grants.tell_missed(key, None)),
             None => {}
         }
     }

@@ -46,6 +46,12 @@ impl<'a> Step<'a> {
         Self { script, name, parts }
     }
 
+    /// A step that may tell those who wait.
+    fn telling(script: &'a Script, name: &'a LockName) -> Self {
+        let Self { parts, .. } = Self::giving(script, name);
+        Self { script, name, parts: &parts[..1] }
+    }
+
     /// A step that stays with the mutex's own key.
     fn alone(script: &'a Script, name: &'a LockName) -> Self {
         Self { script, name, parts: &[] }
@@ -113,7 +119,7 @@ impl LockStore for RedisStore {
             let args = |cmd: &mut Cmd| {
                 cmd.arg(token.as_str()).arg(end(ttl));
             };
-            Step::alone(&scripts::MUTEX_EXTEND, name).run(&self.commands, args, within, yes).await
+            Step::telling(&scripts::MUTEX_EXTEND, name).run(&self.commands, args, within, yes).await
         })
     }
 

@@ -72,7 +72,7 @@ script!(DOCTOR, b"e", "scripts/doctor.lua");
 giving!(MUTEX_TAKE, b"", "scripts/tell_sooner.lua", "scripts/mutex.lua", "scripts/mutex_take.lua");
 giving!(MUTEX_FREE, b"", "scripts/tell_sooner.lua", "scripts/mutex.lua", "scripts/mutex_free.lua");
 giving!(MUTEX_BREAK, b"", "scripts/tell_sooner.lua", "scripts/mutex.lua", "scripts/mutex_break.lua");
-script!(MUTEX_EXTEND, b"", "scripts/mutex_extend.lua");
+giving!(MUTEX_EXTEND, b"", "scripts/tell_sooner.lua", "scripts/mutex_extend.lua");
 script!(MUTEX_LOOK, b"", "scripts/mutex_look.lua");
 giving!(
     SEMAPHORE_TAKE,

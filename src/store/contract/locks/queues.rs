@@ -18,6 +18,8 @@ contract! {
     a_grant_that_comes_before_the_waiter_looks_is_kept,
     of_many_waiters_in_a_process_one_is_the_first,
     a_holder_for_a_shorter_time_is_told_of,
+    an_extension_for_a_shorter_time_is_told_of,
+    a_head_that_takes_it_itself_is_told_of,
     who_leaves_hands_on_what_is_nobodys,
 }
 
@@ -238,6 +240,36 @@ async fn a_holder_for_a_shorter_time_is_told_of(world: &World) {
     assert!(one.free().await);
     assert_eq!(two.told().await, Told { granted: Some(two.must_take().await), ..Told::default() });
     assert!(three.heard_nothing().await, "the time of this one is the longer");
+}
+
+async fn an_extension_for_a_shorter_time_is_told_of(world: &World) {
+    let holder = Asker::apart(world, &mutex("k")).await;
+    assert!(matches!(holder.take_for(None).await, Taken::Granted { .. }));
+    holder.wait.hold();
+    let waiter = Asker::waiting(world, &mutex("k")).await;
+    for (ttl, is_shorter) in [(None, false), (Some(LEASE), true), (Some(2 * LEASE), false), (None, false)] {
+        assert!(holder.extend(ttl).await);
+        assert_eq!(waiter.heard().await.is_some_and(|told| told.missed), is_shorter, "{ttl:?}");
+    }
+    for (ttl, is_shorter) in [(LEASE, true), (LEASE / 2, true), (LEASE, false)] {
+        assert!(holder.extend(Some(ttl)).await);
+        assert_eq!(waiter.heard().await.is_some_and(|told| told.missed), is_shorter, "{ttl:?}");
+    }
+}
+
+/// The holder's time may have been a long one, and have come to its end before: by foreign hands, or an eviction.
+async fn a_head_that_takes_it_itself_is_told_of(world: &World) {
+    let holder = Asker::apart(world, &mutex("k")).await;
+    assert!(matches!(holder.take_for(None).await, Taken::Granted { .. }));
+    holder.wait.hold();
+    let (one, two) = (Asker::waiting(world, &mutex("k")).await, Asker::waiting(world, &mutex("k")).await);
+    assert!(holder.extend(Some(ms(10))).await);
+    until(async || holder.look().await.is_none()).await;
+    while two.heard().await.is_some() {}
+    while one.heard().await.is_some() {}
+    one.must_take().await;
+    one.wait.hold();
+    assert!(two.told().await.missed);
 }
 
 /// A foreign client has freed it, or it has expired, and who should have seen to it goes away.

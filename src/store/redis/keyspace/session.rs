@@ -79,7 +79,7 @@ impl Reader {
         let keyspace = self.keyspace.upgrade()?;
         keyspace.changes.send_replace(());
         for key in again {
-            drop(keyspace.grants.tell_missed(key));
+            drop(keyspace.grants.tell_missed(key, None));
         }
         Some(())
     }
@@ -94,7 +94,7 @@ impl Reader {
         let keyspace = self.keyspace.upgrade()?;
         keyspace.changes.send_replace(());
         for key in keys {
-            drop(keyspace.grants.tell_missed(&key));
+            drop(keyspace.grants.tell_missed(&key, None));
         }
         Some(())
     }
@@ -104,7 +104,7 @@ impl Reader {
         if let Some(key) = message.get_channel_name().strip_prefix(prefix)
             && frees(message.get_payload_bytes())
         {
-            drop(keyspace.grants.tell_missed(key));
+            drop(keyspace.grants.tell_missed(key, None));
         }
         Some(())
     }

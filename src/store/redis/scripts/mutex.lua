@@ -32,7 +32,7 @@ local function give(token, ttl)
 end
 
 -- Hands the mutex to the first in the queue that can be reached; its time to live, or nil if there was
--- none. Stops at `asking`, whose place is used up then: it is there to take the mutex itself. Passes
+-- none. Stops at `asking`, whose place is used up then, and says so: it is there to take the mutex itself. Passes
 -- over `leaving`, which may have a place from a take that came late. A waiter is its token and its
 -- time to live, 0 for none.
 local function pass_on(asking, leaving)
@@ -41,7 +41,7 @@ local function pass_on(asking, leaving)
   while type(waiter) == 'string' do
     local token, ttl = string.sub(waiter, 1, 65), string.sub(waiter, 66)
     if token == asking then
-      return nil
+      return nil, true
     end
     if tonumber(ttl) and token ~= leaving then
       fence = fence or next_fence()

@@ -32,10 +32,17 @@ if holder then
   remaining = redis.call('PTTL', KEYS[1])
 else
   -- EXISTS, because a server short of memory lets through what follows an LPOP, of nothing too.
-  local heir = (was_held == 1 or redis.call('EXISTS', KEYS[2]) == 1) and pass_on(ARGV[1], was_held == 1 and old)
+  local heir, is_head
+  if was_held == 1 or redis.call('EXISTS', KEYS[2]) == 1 then
+    heir, is_head = pass_on(ARGV[1], was_held == 1 and old)
+  end
   if not heir then
     local fence = next_fence()
     give(ARGV[1], ARGV[2])
+    if is_head and ARGV[2] ~= '0' then
+      -- Those behind it may have slept on the time of one that has vanished.
+      tell_sooner(true)
+    end
     return old and {fence, was_held} or fence
   end
   remaining = heir == '0' and -1 or tonumber(heir)
