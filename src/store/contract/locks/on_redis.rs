@@ -14,6 +14,7 @@ on_servers! {
     a_server_without_memory_still_frees_and_hands_over,
     a_grant_is_given_back_though_the_server_was_away,
     a_second_place_of_the_same_token_is_passed_over,
+    a_place_of_a_holder_is_passed_over,
 }
 
 /// Invariant 6, looked at after each step, with the server's scripts gone before each (S0.4, S3.12, S4.21).
@@ -268,4 +269,30 @@ async fn a_second_place_of_the_same_token_is_passed_over(world: &World) {
     assert!(waiter.free().await);
     until(async || waiter.look().await.is_none()).await;
     drop(node);
+}
+
+/// The same of a permit: whoever holds one neither loses it when its place comes up, nor counts twice.
+async fn a_place_of_a_holder_is_passed_over(world: &World) {
+    let server = world.home(&mutex("k").tag);
+    let name = semaphore("k");
+    let (one, two) = (Asker::apart(world, &name).await, Asker::apart(world, &name).await);
+    one.must_take_permit(2).await;
+    two.must_take_permit(2).await;
+    let waiter = Asker::apart(world, &name).await;
+    for gone in [true, false] {
+        server.run::<()>(&["RPUSH", &at("sq", "k"), &format!("{}60000", one.token.as_str())]);
+        waiter.must_wait_for_permit(2).await;
+        if gone {
+            // As its process would be, to the server.
+            drop(one.node.locks().await_grant(&name, &one.token));
+        }
+        let freed = two.free_permit().await;
+        assert_eq!(freed, PermitFreed { was_held: true, available: 0 });
+        waiter.granted().await;
+        let state = one.state().await.expect("there");
+        assert_eq!((state.available, state.holders.len()), (0, 2));
+        assert!(state.holders.iter().any(|(holder, left)| *holder == one.token && *left > LEASE / 2));
+        assert!(waiter.free_permit().await.was_held);
+        two.must_take_permit(2).await;
+    }
 }

@@ -6,6 +6,7 @@ contract! {
     so_many_and_no_more_hold_permits,
     the_first_creation_wins_and_says_so,
     taking_a_permit_again_takes_no_second,
+    a_late_take_of_a_holder_takes_nothing,
     permits_are_served_first_come_first,
     a_freed_permit_goes_to_who_waits_and_to_nobody_else,
     a_place_for_a_permit_can_be_given_up,
@@ -69,6 +70,27 @@ async fn taking_a_permit_again_takes_no_second(world: &World) {
     assert_eq!(asker.free_permit().await, PermitFreed { was_held: true, available: 2 });
     // S3.21, S4.8.
     assert_eq!(asker.free_permit().await, PermitFreed { was_held: false, available: 2 });
+}
+
+/// Invariants 1 and 3: a take on a broken connection may be read after the one that was sent again and granted.
+async fn a_late_take_of_a_holder_takes_nothing(world: &World) {
+    let (holder, other) =
+        (Asker::apart(world, &semaphore("k")).await, Asker::apart(world, &semaphore("k")).await);
+    let late = async || {
+        // Of a token that is registered anew, nothing is known to have been sent.
+        let Asker { node, name, token, .. } = &holder;
+        let late = Asker { wait: node.locks().await_grant(name, token), ..Asker::on(node, name) };
+        late.permit(TakePermit { token, ..late.ask_permit(2) }).await
+    };
+    holder.must_take_permit(2).await;
+    let taken = late().await;
+    assert!(taken.granted && taken.available == 1, "{taken:?}");
+    other.must_take_permit(2).await;
+    let taken = late().await;
+    assert!(taken.granted && taken.available == 0, "{taken:?}");
+    assert_eq!(holder.state().await.map(|state| (state.waiting, state.holders.len())), Some((0, 2)));
+    assert_eq!(other.free_permit().await, PermitFreed { was_held: true, available: 1 });
+    assert_eq!(holder.free_permit().await, PermitFreed { was_held: true, available: 2 });
 }
 
 /// S4.2.

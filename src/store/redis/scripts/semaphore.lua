@@ -42,9 +42,9 @@ local function available()
   return math.max(capacity - holding, 0)
 end
 
+-- Whoever has one already has no second.
 local function grant(token, lease)
-  redis.call('ZADD', KEYS[1], now + lease, token)
-  holding = holding + 1
+  holding = holding + redis.call('ZADD', KEYS[1], now + lease, token)
 end
 
 -- Starts a permit's lease anew; whether the token has one. ZREM comes first: after a write that is
@@ -59,30 +59,32 @@ local function renew(token, lease)
 end
 
 -- Gives what is available to those in the queue that can be reached, in its order. `own` is not
--- told: it is asking. Whether it was among them. A waiter is its token and its lease.
+-- told: it is asking. Whether it was among them. A waiter is its token and its lease. Passes over who
+-- has a permit, with a place from a take that came late.
 local function serve(own)
   local reached = false
   local waiter = waiting and capacity > holding and redis.call('LPOP', KEYS[2])
   while waiter do
     local token, lease = string.sub(waiter, 1, 65), tonumber(string.sub(waiter, 66))
-    if lease then
+    if token == own and lease then
+      grant(token, lease)
+      reached = true
+    elseif lease then
+      if spread then
+        lease = math.max(250, math.floor(lease / 4))
+      end
       -- The permit first: if the grant is lost, the waiter still finds itself a holder at its next
       -- TAKE.
-      local heard = token == own
-      if spread and not heard then
-        lease = math.max(250, math.floor(lease / 4))
-        given[string.sub(token, 1, 32)] = true
-      end
-      grant(token, lease)
-      reached = reached or heard
-      if not heard then
-        local message = 'p' .. token .. string.sub(KEYS[1], 9, -2)
-        local receivers = redis.pcall('PUBLISH', 'sg1:i:' .. string.sub(token, 1, 32), message)
-        heard = spread or (type(receivers) == 'number' and receivers > 0)
-      end
-      if not heard then
-        redis.call('ZREM', KEYS[1], token)
-        holding = holding - 1
+      if redis.call('ZADD', KEYS[1], 'NX', now + lease, token) == 1 then
+        holding = holding + 1
+        local node = string.sub(token, 1, 32)
+        local receivers = redis.pcall('PUBLISH', 'sg1:i:' .. node, 'p' .. token .. string.sub(KEYS[1], 9, -2))
+        if spread then
+          given[node] = true
+        elseif type(receivers) ~= 'number' or receivers == 0 then
+          redis.call('ZREM', KEYS[1], token)
+          holding = holding - 1
+        end
       end
     end
     waiter = capacity > holding and redis.call('LPOP', KEYS[2])

@@ -24,6 +24,10 @@ if not granted and capacity > holding then
   grant(ARGV[1], ARGV[2])
   granted = true
 end
+if not granted and not asked then
+  -- Read late, after the same one that was sent again.
+  granted = renew(ARGV[1], ARGV[2])
+end
 local queued = not granted and ARGV[3] == '1'
 if queued then
   local place = ARGV[1] .. ARGV[2]
