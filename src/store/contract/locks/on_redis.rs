@@ -15,6 +15,7 @@ on_servers! {
     a_grant_is_given_back_though_the_server_was_away,
     a_second_place_of_the_same_token_is_passed_over,
     a_place_of_a_holder_is_passed_over,
+    each_waiter_is_offered_a_fence_of_its_own,
 }
 
 /// Invariant 6, looked at after each step, with the server's scripts gone before each (S0.4, S3.12, S4.21).
@@ -295,4 +296,20 @@ async fn a_place_of_a_holder_is_passed_over(world: &World) {
         assert!(waiter.free_permit().await.was_held);
         two.must_take_permit(2).await;
     }
+}
+
+/// A process that was passed over, because it hears another server than the one that counts, may hear of it yet.
+async fn each_waiter_is_offered_a_fence_of_its_own(world: &World) {
+    if world.gives_claims() {
+        return;
+    }
+    let server = world.home(&mutex("k").tag);
+    let (holder, fence) = Asker::holding(world, &mutex("k")).await;
+    for _ in 0..3 {
+        let nobody = Token::mint(uuid::Uuid::new_v4());
+        server.run::<()>(&["RPUSH", &at("mq", "k"), &format!("{}60000", nobody.as_str())]);
+    }
+    let waiter = Asker::waiting(world, &mutex("k")).await;
+    assert!(holder.free().await);
+    assert_eq!(waiter.granted().await, fence + 4);
 }

@@ -37,14 +37,15 @@ end
 -- time to live, 0 for none.
 local function pass_on(asking, leaving)
   local waiter = redis.pcall('LPOP', KEYS[2])
-  local fence, before
+  local before
   while type(waiter) == 'string' do
     local token, ttl = string.sub(waiter, 1, 65), string.sub(waiter, 66)
     if token == asking then
       return nil, true
     end
     if tonumber(ttl) and token ~= leaving then
-      fence = fence or next_fence()
+      -- Of its own: who is passed over may yet hear of it, where it listens to another server.
+      local fence = next_fence()
       before = before or redis.call('PTTL', KEYS[1])
       -- The mutex first: if the grant is lost, the waiter still finds itself the holder at its next
       -- TAKE.
