@@ -204,9 +204,14 @@ impl Data {
                 })
             }
             "ZADD" => {
-                let (at, member) = (score(arg(2)?)?, arg(3)?.to_vec());
+                let only_new = arg(2)? == b"NX";
+                let at = 2 + usize::from(only_new);
+                let (at, member) = (score(arg(at)?)?, arg(at + 1)?.to_vec());
                 self.sorted(arg(1)?, |members| {
                     let before = members.len();
+                    if only_new && members.iter().any(|(_, other)| *other == member) {
+                        return Answer::Int(0);
+                    }
                     members.retain(|(_, other)| *other != member);
                     let new = members.len() == before;
                     members.push((at, member));

@@ -53,7 +53,8 @@ impl Transcript {
     fn permits(&mut self, words: &[&str]) {
         let renewed = self.renewed.take();
         match *words {
-            ["zadd", _, end, token] => {
+            ["zadd", _, "NX", _, token] if self.holders.contains_key(token) => {}
+            ["zadd", _, end, token] | ["zadd", _, "NX", end, token] => {
                 let end = end.parse().expect("milliseconds");
                 if self.holders.insert(token.to_owned(), end).is_some() || renewed.as_deref() == Some(token) {
                     return;
