@@ -87,8 +87,9 @@ async fn contend<T: Target>(
                 return contest.granted(fence, asked);
             }
             Taken::Busy { remaining } => {
-                contest.place.heard.is_busy(contest.asked, end(contest.asked, remaining));
-                match contest.wait().await? {
+                let ends = end(contest.asked, remaining);
+                contest.place.heard.is_busy(contest.asked, ends);
+                match contest.wait(ends).await? {
                     Some(fence) if contest.is_sure() => return contest.granted(fence, started),
                     // It may be this token's. The store knows, and starts its time anew.
                     Some(_) => {}
@@ -154,9 +155,9 @@ impl<T: Target> Contest<'_, T> {
         }
     }
 
-    /// Waits behind whoever has it. A fence, if the lock is this token's by then; `None` if it is
+    /// Waits behind whoever has it until `ends` at the least, as far as this one was told; `None` for ever. A fence, if the lock is this token's by then; `None` if it is
     /// to be asked for again.
-    async fn wait(&mut self) -> Result<Option<u64>, LockError> {
+    async fn wait(&mut self, ends: Option<Instant>) -> Result<Option<u64>, LockError> {
         if self.terms.retries.is_some_and(|retries| self.attempts > retries) {
             return Err(LockError::TooManyAttempts { attempts: self.attempts });
         }
@@ -168,7 +169,7 @@ impl<T: Target> Contest<'_, T> {
             return Ok(None);
         }
         let polls = matches!(self.waiting, Waiting::Poll { .. });
-        let (mut look, mut soon) = (self.next_look(), None);
+        let (mut look, mut soon) = (self.next_look(ends), None);
         // Polling asks once more when the time is over: a pause without an attempt after it would be for nothing.
         let deadline = if polls { None } else { self.deadline };
         loop {
@@ -192,13 +193,13 @@ impl<T: Target> Contest<'_, T> {
                     let spread = Instant::now() + SPREAD.mul_f64(fastrand::f64());
                     soon = earlier(soon, Some(spread));
                 }
-                Told { .. } => look = self.next_look(),
+                Told { .. } => look = self.next_look(ends),
             }
         }
     }
 
     /// When to ask again if nothing is heard; `None` where another waiter of this process does.
-    fn next_look(&self) -> Option<Instant> {
+    fn next_look(&self, own: Option<Instant>) -> Option<Instant> {
         let now = Instant::now();
         if let Waiting::Poll { interval, jitter } = self.waiting {
             let pause = now + interval.mul_f64(1.0 + jitter * fastrand::f64());
@@ -206,10 +207,11 @@ impl<T: Target> Contest<'_, T> {
         }
         // The waiters of a dead holder should not all ask in one millisecond.
         let jitter = Duration::from_micros(fastrand::u64(500..5_000));
-        let ends = self.place.heard.watched().map(|ends| match ends {
-            Some(ends) => ends + jitter,
-            None => now + ENDLESS_WAIT,
-        });
+        // By its own time as well, though others may know of a later one: a queue that was lost has nobody's place any more,
+        // and only who asks has one again.
+        let own = own.map_or(now + ENDLESS_WAIT, |own| own + jitter);
+        let known = self.place.heard.watched();
+        let ends = known.map(|known| known.map_or(own, |known| own.min(known + jitter)));
         if self.home().store.locks().grants_arrive() {
             return ends;
         }
