@@ -60,6 +60,7 @@ mod locks;
 mod mutex;
 mod options;
 mod permit;
+mod place;
 mod scope;
 mod semaphore;
 mod target;

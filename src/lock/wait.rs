@@ -7,18 +7,17 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tokio::runtime::Handle;
 use tokio::time::Instant;
 
-use super::background::Release;
-use super::grip::{Granted, Grip, Lease, State, from_now, reached};
+use super::grip::{Granted, Lease, State, reached};
 use super::hold::Hold;
 use super::locks::Home;
+use super::place::Place;
 use super::target::Target;
 use super::{LockError, Waiting};
-use crate::store::grants::{Await, Told};
+use crate::store::StoreErrorKind;
+use crate::store::grants::Told;
 use crate::store::locks::{Announced, MutexTaken, Taken};
-use crate::store::{StoreError, StoreErrorKind, Token};
 
 /// While grants may not arrive, nobody waits longer than this between two looks.
 const UNSURE_WAIT: Duration = Duration::from_millis(500);
@@ -310,76 +309,4 @@ fn end(since: Instant, ttl: Option<Duration>) -> Option<Instant> {
 /// The earlier of two moments, of which either may never come.
 fn earlier(one: Option<Instant>, other: Option<Instant>) -> Option<Instant> {
     one.into_iter().chain(other).min()
-}
-
-/// A token that waits, or may hold without knowing it.
-struct Place<T: Target> {
-    /// Dropped first: a grant that comes later is then given back by whoever hears it.
-    heard: Await,
-    duty: Duty<T>,
-}
-
-/// What has to be taken back if nobody comes to hold it; dropped, that is done in the background.
-struct Duty<T: Target> {
-    target: Arc<T>,
-    token: Token,
-    /// Whether the token may have a place in the queue, or the lock.
-    queued: bool,
-    /// Whether a TAKE is under way.
-    asking: bool,
-    /// Whether there was one that nobody knows the end of.
-    straggler: bool,
-    runtime: Option<Handle>,
-}
-
-impl<T: Target> Place<T> {
-    /// Registered before the first TAKE: invariant 4 of the store.
-    fn new(target: Arc<T>, waiting: Waiting) -> Self {
-        let token = target.home().mint();
-        let heard = target.home().store.locks().await_grant(target.name(), &token);
-        if matches!(waiting, Waiting::Poll { .. }) {
-            // It asks at its own times, whatever it hears: as the first it would watch the clock for nobody else.
-            heard.hold();
-        }
-        let runtime = Handle::try_current().ok();
-        Self { heard, duty: Duty { target, token, queued: false, asking: false, straggler: false, runtime } }
-    }
-
-    async fn take(
-        &mut self,
-        instead: Option<&Token>,
-        queue: bool,
-        within: Duration,
-    ) -> Result<MutexTaken, StoreError> {
-        let duty = &mut self.duty;
-        duty.asking = true;
-        let taken = duty.target.take(&duty.token, instead, queue, within).await;
-        duty.asking = false;
-        match &taken {
-            Ok(MutexTaken { taken, .. }) => duty.queued |= queue || matches!(taken, Taken::Granted { .. }),
-            Err(error) => duty.straggler |= error.kind.is_ambiguous(),
-        }
-        taken
-    }
-
-    /// The place becomes a hold.
-    fn hold(self, granted: Granted, since: Instant) -> Hold<T> {
-        let Self { heard, mut duty } = self;
-        let (target, token, runtime) = (Arc::clone(&duty.target), duty.token.clone(), duty.runtime.take());
-        let straggler = std::mem::take(&mut duty.straggler);
-        duty.queued = false;
-        Hold::new(Grip::new(target, token, heard, granted, since), runtime, straggler)
-    }
-}
-
-impl<T: Target> Drop for Duty<T> {
-    fn drop(&mut self) {
-        let straggler = self.straggler || self.asking;
-        if self.queued || straggler {
-            let (target, token) = (Arc::clone(&self.target), self.token.clone());
-            // What it was granted unheard, it was granted until now.
-            let until = from_now(target.ttl());
-            Release { target, token, until, straggler, watchdog: None }.later(self.runtime.as_ref());
-        }
-    }
 }
