@@ -3,9 +3,10 @@
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::{LockError, MutexBuilder, Scope, SemaphoreBuilder};
@@ -63,7 +64,7 @@ pub(super) struct Home {
     /// Whether it was said that the server announces no key events.
     pub(super) warned: AtomicBool,
     /// A guard's connections outlive this, and a memory store has none.
-    closed: AtomicBool,
+    closed: watch::Sender<bool>,
     /// The guard whose connections these are. It closes them; without one, this does.
     guard: Option<Arc<Node>>,
 }
@@ -145,18 +146,20 @@ impl Locks {
         })
     }
 
-    /// Waits until what was released in the background is released, two seconds at most, then ends the
-    /// connections. Those of a guard stay: [`shutdown`](crate::StampedeGuard::shutdown) ends them. All handles on a
+    /// Sends those away who wait, waits until what was released in the background is released, two seconds at most, then
+    /// ends the connections. Those of a guard stay: [`shutdown`](crate::StampedeGuard::shutdown) ends them. All handles on a
     /// guard's locks have one background.
     ///
-    /// What is held still stays so until its time to live is over. Later calls fail with [`LockError::Closed`].
+    /// What is held still stays so until its time to live is over, or, of a guard's locks, until it is given back. All other
+    /// calls fail with [`LockError::Closed`], those that wait at once.
     ///
     /// # Cancel safety
     ///
     /// Dropped, the connections stay.
     pub async fn close(&self) {
+        // First, so that what those leave behind who wait is waited for as well.
+        self.home.closed.send_replace(true);
         self.home.background.empty(Instant::now() + LAST_RELEASES).await;
-        self.home.closed.store(true, Ordering::Release);
         self.home.close();
     }
 }
@@ -219,17 +222,32 @@ impl Home {
             command_timeout,
             background,
             warned: AtomicBool::new(false),
-            closed: AtomicBool::new(false),
+            closed: watch::Sender::new(false),
             guard,
         }
     }
 
     /// The store's half of the toolkit, until this is closed.
     pub(super) fn locks(&self) -> Result<&dyn LockStore, StoreError> {
-        match self.closed.load(Ordering::Acquire) {
+        match self.is_closed() {
             true => Err(StoreError::new(StoreErrorKind::Closed)),
-            false => Ok(&**self.store.locks()),
+            false => Ok(self.last_locks()),
         }
+    }
+
+    /// The same for what gives back, which is welcome as long as there are connections: a guard's outlive this.
+    pub(super) fn last_locks(&self) -> &dyn LockStore {
+        &**self.store.locks()
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        *self.closed.borrow()
+    }
+
+    /// Resolves when this is closed.
+    pub(super) async fn closed(&self) {
+        // The sender lives as long as this.
+        let _ = self.closed.subscribe().wait_for(|closed| *closed).await;
     }
 
     /// Sends a command about this lock, waiting within its timeout for a connection that is being made again: a lock has nothing to

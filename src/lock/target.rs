@@ -110,7 +110,7 @@ impl Target for MutexTarget {
     }
 
     async fn free(&self, token: &Token, within: Duration) -> Result<bool, StoreError> {
-        self.home.locks()?.free_mutex(&self.name, token, self.options.ttl, within).await
+        self.home.last_locks().free_mutex(&self.name, token, self.options.ttl, within).await
     }
 
     async fn is_holder(&self, token: &Token, within: Duration) -> Result<bool, StoreError> {
@@ -177,7 +177,7 @@ impl Target for SemaphoreTarget {
     }
 
     async fn free(&self, token: &Token, within: Duration) -> Result<PermitFreed, StoreError> {
-        self.home.locks()?.free_permit(&self.name, token, self.lease, within).await
+        self.home.last_locks().free_permit(&self.name, token, self.lease, within).await
     }
 
     async fn is_holder(&self, token: &Token, within: Duration) -> Result<bool, StoreError> {

@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::time::Instant;
+use uuid::Uuid;
 
 use super::Token;
 use super::locks::LockName;
@@ -27,7 +28,7 @@ use crate::sync::lock;
 pub(crate) struct Told {
     /// The lock is this waiter's, with this fence (0 for a permit).
     pub(crate) granted: Option<u64>,
-    /// The semaphore was deleted.
+    /// The semaphore was deleted, or the store closed.
     pub(crate) closed: bool,
     /// The mutex was taken away by force.
     pub(crate) broken: bool,
@@ -167,6 +168,17 @@ impl Grants {
         let all: Vec<_> = lock(&self.registry).by_token.values().cloned().collect();
         for waiter in all {
             lock(&waiter.told).missed = true;
+            waiter.woken.notify_one();
+        }
+    }
+
+    /// Tells everyone of this node that there is nothing to wait for any more.
+    pub(crate) fn close(&self, node: Uuid) {
+        let node = node.simple().to_string();
+        let of_node = |waiter: &&Arc<Waiter>| waiter.token.node() == node;
+        let all: Vec<_> = lock(&self.registry).by_token.values().filter(of_node).cloned().collect();
+        for waiter in all {
+            lock(&waiter.told).closed = true;
             waiter.woken.notify_one();
         }
     }

@@ -355,6 +355,7 @@ impl Store for MemoryNode {
 
     fn close(&self) {
         self.closed.store(true, Ordering::Release);
+        self.store.shared.grants.close(self.node);
     }
 
     fn health(&self) -> Health {

@@ -2,6 +2,7 @@
 
 mod api;
 mod bump;
+mod closing;
 mod faults;
 mod faulty;
 mod held;

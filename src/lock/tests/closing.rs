@@ -1,0 +1,68 @@
+//! What `close` means to those who wait.
+
+use super::*;
+use crate::lock::{LockError, Wait};
+use crate::{MemoryStore, StampedeGuard};
+
+async fn ended<T>(waits: JoinHandle<Result<T, LockError>>) {
+    settle().await;
+    assert!(waits.is_finished(), "it was not told");
+    let refused = waits.await.expect("no panic").map(drop);
+    assert!(matches!(refused, Err(LockError::Closed)), "{refused:?}");
+}
+
+/// A guard's connections outlive its locks, and so would places in the queue.
+#[tokio::test(start_paused = true)]
+async fn who_waits_for_a_guards_locks_is_told_and_leaves_nothing() {
+    let store = MemoryStore::new();
+    let (guard, elsewhere) = (StampedeGuard::new(store.clone()), Locks::new(store));
+    let mut holder = locked(&mutex(&elsewhere)).await;
+    let permit = elsewhere.semaphore("gate", 1).build().expect("valid").acquire(Wait::Now).await;
+    let locks = guard.locks();
+    let (one, two) = (mutex(&locks), mutex(&locks));
+    let gate = locks.semaphore("gate", 1).build().expect("valid");
+    let one = waiting(async move { one.lock().await }).await;
+    let two = waiting(async move { two.lock().await }).await;
+    let three = waiting(async move { gate.acquire(Wait::Forever).await }).await;
+    locks.close().await;
+    ended(one).await;
+    ended(two).await;
+    ended(three).await;
+    assert!(holder.unlock().await.expect("asks"));
+    drop(permit);
+    settle().await;
+    assert!(!mutex(&elsewhere).is_locked().await.expect("asks"));
+    let gate = elsewhere.semaphore("gate", 1).build().expect("valid");
+    assert_eq!(gate.available_permits().await.expect("asks"), 1);
+}
+
+/// It was handed over, and closed before that was read.
+#[tokio::test(start_paused = true)]
+async fn what_is_granted_while_it_is_closed_is_given_back() {
+    let store = MemoryStore::new();
+    let (guard, elsewhere) = (StampedeGuard::new(store.clone()), Locks::new(store));
+    let mut holder = locked(&mutex(&elsewhere)).await;
+    let locks = guard.locks();
+    let one = mutex(&locks);
+    let one = waiting(async move { one.lock().await }).await;
+    assert!(holder.unlock().await.expect("asks"));
+    locks.close().await;
+    ended(one).await;
+    assert!(!mutex(&elsewhere).is_locked().await.expect("asks"));
+    assert!(mutex(&guard.locks()).try_lock().await.expect("the guard is not closed").is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_waits_in_memory_is_told() {
+    let store = MemoryStore::new();
+    let (locks, guard) = (Locks::new(store.clone()), StampedeGuard::new(store));
+    let _holder = locked(&mutex(&guard.locks())).await;
+    let (own, guards) = (mutex(&locks), mutex(&guard.locks()));
+    let own = waiting(async move { own.lock().await }).await;
+    let guards = waiting(async move { guards.lock().await }).await;
+    locks.close().await;
+    ended(own).await;
+    assert!(!guards.is_finished(), "it is another's");
+    guard.shutdown(ms(0)).await;
+    ended(guards).await;
+}
