@@ -3,7 +3,6 @@
 //! Time is reckoned from the moment the granting command was *sent*: the store can not have begun to count before.
 //! No wall clock is asked, here or anywhere in the toolkit.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -25,8 +24,8 @@ pub(super) struct Grip<T> {
     pub(super) attempts: u32,
     pub(super) waited: Duration,
     heard: Await,
-    /// Whether it may have been taken away unheard.
-    doubtful: AtomicBool,
+    /// Whether it may have been taken away unheard. Watched by all who listen: whoever heard of it may be dropped.
+    doubt: watch::Sender<Doubt>,
     lease: watch::Sender<Lease>,
     kept: Mutex<Kept>,
 }
@@ -38,6 +37,13 @@ pub(super) struct Lease {
     pub(super) since: Instant,
     pub(super) ttl: Option<Duration>,
     pub(super) state: State,
+}
+
+/// How often it may have been taken away unheard, and up to which of those times the store was asked since.
+#[derive(Clone, Copy, Debug, Default)]
+struct Doubt {
+    raised: u64,
+    settled: u64,
 }
 
 /// The time that the store may have it for this token. A lease is what is counted on at the least; this is what may be
@@ -111,7 +117,7 @@ impl<T: Target> Grip<T> {
             attempts,
             waited,
             heard,
-            doubtful: AtomicBool::new(false),
+            doubt: watch::Sender::default(),
             lease: watch::Sender::new(lease),
             kept,
         })
@@ -200,19 +206,23 @@ impl<T: Target> Grip<T> {
             self.lose("it was taken away by force");
         }
         if told.missed {
-            self.doubtful.store(true, Ordering::Relaxed);
+            self.doubt.send_modify(|doubt| doubt.raised += 1);
         }
     }
 
-    /// Asks the store, where it may have been taken away unheard; never resolves, where there is no doubt. Polled beside
-    /// the end of its time, which a store that hangs must not put off.
+    /// Asks the store once it may have been taken away unheard. Polled beside the end of its time, which a store that hangs
+    /// must not put off.
     async fn settle_doubt(&self) {
-        if !self.doubtful.load(Ordering::Relaxed) {
-            return std::future::pending().await;
-        }
+        let mut doubt = self.doubt.subscribe();
+        // The sender lives as long as this.
+        let Ok(Doubt { raised, .. }) =
+            doubt.wait_for(|doubt| doubt.raised > doubt.settled).await.map(|doubt| *doubt)
+        else {
+            return;
+        };
         let asked = self.ask().await;
         // Without an answer too: once the store is heard again, it is doubtful again.
-        self.doubtful.store(false, Ordering::Relaxed);
+        self.doubt.send_modify(|doubt| doubt.settled = doubt.settled.max(raised));
         if matches!(asked, Ok(false)) {
             self.lose("another holds it");
         }

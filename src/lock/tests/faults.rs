@@ -9,7 +9,6 @@ use crate::lock::target::Target as _;
 use crate::lock::wait::{Terms, acquire, acquire_instead};
 use crate::lock::{LockError, Waiting};
 use crate::store::StoreErrorKind;
-use crate::store::grants::Told;
 
 const TERMS: Terms = Terms {
     waiting: Waiting::Notify,
@@ -19,7 +18,7 @@ const TERMS: Terms = Terms {
     min_remaining: Duration::ZERO,
 };
 
-async fn held(target: &Arc<Faulty>) -> Hold<Faulty> {
+pub(super) async fn held(target: &Arc<Faulty>) -> Hold<Faulty> {
     acquire(target, &TERMS).await.expect("acquired")
 }
 
@@ -313,29 +312,6 @@ async fn an_unanswered_extension_counts_as_the_shorter_time() {
     assert_eq!(hold.grip.remaining(), Some(ms(97)));
     assert!(hold.grip.extend(Some(ms(1000))).await.expect("asks"));
     assert_eq!(hold.grip.remaining(), Some(ms(988)));
-}
-
-/// A holder who may have missed that it was taken away asks, and a store that hangs does not put the end of
-/// its time off.
-#[tokio::test(start_paused = true)]
-async fn a_doubtful_holder_asks_and_is_told_in_time() {
-    let missed = Told { missed: true, ..Told::default() };
-    let target = Faulty::new(&Locks::in_memory(), ms(60_000), &[]);
-    let hold = held(&target).await;
-    hold.grip.note(&missed);
-    let lost = waiting({
-        let grip = Arc::clone(&hold.grip);
-        async move { grip.lost().await }
-    })
-    .await;
-    assert_eq!(target.commands(), ["take", "look"], "it still holds it");
-    lost.abort();
-
-    let script: Script<'_> = &[("look", &[Fate::Lost(StoreErrorKind::TimedOut); 3])];
-    let target = Faulty::new(&Locks::in_memory(), ms(900), script);
-    let hold = held(&target).await;
-    hold.grip.note(&missed);
-    assert_eq!(timed(hold.grip.lost()).await.0, ms(889));
 }
 
 /// The caller's time ends in mid-command: it was busy, that much is known.

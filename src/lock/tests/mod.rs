@@ -3,6 +3,7 @@
 mod api;
 mod bump;
 mod closing;
+mod doubts;
 mod faults;
 mod faulty;
 mod held;

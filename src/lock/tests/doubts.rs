@@ -1,0 +1,56 @@
+//! Holders who may have missed that it was taken away.
+
+use std::sync::Arc;
+
+use super::faults::held;
+use super::faulty::{Fate, Faulty, Script};
+use super::*;
+use crate::lock::target::Target as _;
+use crate::store::StoreErrorKind;
+use crate::store::grants::Told;
+
+/// A holder who may have missed that it was taken away asks, and a store that hangs does not put the end of
+/// its time off.
+#[tokio::test(start_paused = true)]
+async fn a_doubtful_holder_asks_and_is_told_in_time() {
+    let missed = Told { missed: true, ..Told::default() };
+    let target = Faulty::new(&Locks::in_memory(), ms(60_000), &[]);
+    let hold = held(&target).await;
+    hold.grip.note(&missed);
+    let lost = waiting({
+        let grip = Arc::clone(&hold.grip);
+        async move { grip.lost().await }
+    })
+    .await;
+    assert_eq!(target.commands(), ["take", "look"], "it still holds it");
+    lost.abort();
+
+    let script: Script<'_> = &[("look", &[Fate::Lost(StoreErrorKind::TimedOut); 3])];
+    let target = Faulty::new(&Locks::in_memory(), ms(900), script);
+    let hold = held(&target).await;
+    hold.grip.note(&missed);
+    assert_eq!(timed(hold.grip.lost()).await.0, ms(889));
+}
+
+/// Whoever of those who listen has begun to ask may go away: the others ask themselves.
+#[tokio::test(start_paused = true)]
+async fn a_doubt_outlives_the_listener_that_took_it() {
+    let target = Faulty::new(&Locks::in_memory(), ms(60_000), &[("look", &[Fate::Late(ms(100)); 2])]);
+    let hold = held(&target).await;
+    let listens = || {
+        let grip = Arc::clone(&hold.grip);
+        waiting(async move { grip.lost().await })
+    };
+    let other = listens().await;
+    let locks = target.home().store.locks();
+    // As if it had been taken away, and the message had got lost.
+    let freed = locks.free_mutex(target.name(), &hold.grip.token, target.ttl(), ms(1000)).await;
+    assert!(freed.expect("asks"));
+    hold.grip.note(&Told { missed: true, ..Told::default() });
+    let one = listens().await;
+    assert!(target.commands().contains(&"look"));
+    one.abort();
+    let (took, lost) = timed(other).await;
+    lost.expect("no panic");
+    assert!(took <= ms(200), "{took:?}");
+}
