@@ -151,7 +151,7 @@ impl MutexBuilder {
     /// Defaults to as often as there is time for.
     ///
     /// While polling these are attempts; with [`Waiting::Notify`], which hardly ever has to ask, they are wake-ups
-    /// that did not bring the lock.
+    /// that did not bring the lock. To ask once more because only now it is listened to is none.
     pub fn retries(mut self, retries: u32) -> Self {
         self.options.retries = Some(retries);
         self

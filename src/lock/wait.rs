@@ -73,6 +73,7 @@ async fn contend<T: Target>(
         asked: started,
         places: 0,
         attempts: 1,
+        retried: 0,
         terms,
     };
     let mut taken = contest.take().await?;
@@ -89,10 +90,13 @@ async fn contend<T: Target>(
                 let ends = end(contest.asked, remaining);
                 contest.place.heard.is_busy(contest.asked, ends);
                 match contest.wait(ends).await? {
-                    Some(fence) if contest.is_sure() => return contest.granted(fence, started),
+                    Woken::Granted(fence) if contest.is_sure() => return contest.granted(fence, started),
                     // It may be this token's. The store knows, and starts its time anew.
-                    Some(_) => {}
-                    None => contest.attempts += 1,
+                    Woken::Granted(_) => {}
+                    woken => {
+                        contest.attempts += 1;
+                        contest.retried += u32::from(woken == Woken::Again);
+                    }
                 }
             }
         }
@@ -114,7 +118,20 @@ struct Contest<'a, T: Target> {
     /// How many TAKEs may have left a place in the queue.
     places: u32,
     attempts: u32,
+    /// How many of them count as retries.
+    retried: u32,
     terms: &'a Terms,
+}
+
+/// What a wait came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Woken {
+    /// The lock may be this token's, with this fence.
+    Granted(u64),
+    /// It is to be asked for again.
+    Again,
+    /// The same, and that is no retry: what happened before was not listened to.
+    Anew,
 }
 
 impl<T: Target> Contest<'_, T> {
@@ -154,10 +171,9 @@ impl<T: Target> Contest<'_, T> {
         }
     }
 
-    /// Waits behind whoever has it until `ends` at the least, as far as this one was told; `None` for ever. A fence, if the lock is this token's by then; `None` if it is
-    /// to be asked for again.
-    async fn wait(&mut self, ends: Option<Instant>) -> Result<Option<u64>, LockError> {
-        if self.terms.retries.is_some_and(|retries| self.attempts > retries) {
+    /// Waits behind whoever has it until `ends` at the least, as far as this one was told; `None` for ever.
+    async fn wait(&mut self, ends: Option<Instant>) -> Result<Woken, LockError> {
+        if self.terms.retries.is_some_and(|retries| self.retried >= retries) {
             return Err(LockError::TooManyAttempts { attempts: self.attempts });
         }
         if self.is_over() {
@@ -165,30 +181,37 @@ impl<T: Target> Contest<'_, T> {
         }
         if self.waiting == Waiting::Keyspace && self.announce().await {
             // What happened before the announcement was not announced.
-            return Ok(None);
+            return Ok(Woken::Anew);
         }
         let polls = matches!(self.waiting, Waiting::Poll { .. });
-        let (mut look, mut soon) = (self.next_look(ends), None);
+        let (mut look, mut soon, mut again) = (self.next_look(ends), None, Woken::Again);
         // Polling asks once more when the time is over: a pause without an attempt after it would be for nothing.
         let deadline = if polls { None } else { self.deadline };
+        let home = Arc::clone(self.home());
+        let closed = home.closed();
+        tokio::pin!(closed);
         loop {
             let told = tokio::select! {
                 biased;
+                () = &mut closed => return Err(LockError::Closed),
                 told = self.place.heard.told() => told,
-                () = reached(earlier(look, soon)) => return Ok(None),
+                () = reached(earlier(look, soon)) => return Ok(again),
                 () = reached(deadline) => return Err(self.timed_out()),
             };
             match told {
                 // Granted, and taken away by force before that was read.
-                Told { broken: true, .. } => return Ok(None),
-                Told { granted: Some(fence), .. } => return Ok(Some(fence)),
+                Told { broken: true, .. } => return Ok(Woken::Again),
                 Told { closed: true, .. } => {
                     self.place.duty.queued = false;
                     return Err(LockError::Closed);
                 }
+                Told { granted: Some(fence), .. } => return Ok(Woken::Granted(fence)),
                 _ if polls => {}
-                Told { missed: true, .. } if self.place.heard.is_first() => return Ok(None),
-                Told { missed: true, .. } => {
+                Told { missed: true, unheard, .. } => {
+                    again = if unheard { Woken::Anew } else { again };
+                    if self.place.heard.is_first() {
+                        return Ok(again);
+                    }
                     let spread = Instant::now() + SPREAD.mul_f64(fastrand::f64());
                     soon = earlier(soon, Some(spread));
                 }
@@ -254,6 +277,9 @@ impl<T: Target> Contest<'_, T> {
 
     /// What is to be held, since some moment before it was granted.
     fn granted(self, fence: u64, since: Instant) -> Result<Hold<T>, LockError> {
+        if self.home().is_closed() {
+            return Err(LockError::Closed);
+        }
         if let Some(ttl) = self.place.duty.target.ttl() {
             let left = self.left(since);
             if left.is_zero() || left < self.terms.min_remaining {

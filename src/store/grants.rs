@@ -34,6 +34,8 @@ pub(crate) struct Told {
     pub(crate) broken: bool,
     /// Something may have been missed, or has changed: take again.
     pub(crate) missed: bool,
+    /// That is because nothing was heard for a time.
+    pub(crate) unheard: bool,
     /// This waiter has become the first of its lock in this process, or another has learnt that the time to watch is over
     /// sooner.
     pub(crate) first: bool,
@@ -167,7 +169,10 @@ impl Grants {
     pub(crate) fn tell_all_missed(&self) {
         let all: Vec<_> = lock(&self.registry).by_token.values().cloned().collect();
         for waiter in all {
-            lock(&waiter.told).missed = true;
+            {
+                let mut told = lock(&waiter.told);
+                (told.missed, told.unheard) = (true, true);
+            }
             waiter.woken.notify_one();
         }
     }

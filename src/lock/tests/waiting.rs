@@ -324,3 +324,14 @@ async fn keyspace_waits_like_notify_where_it_is_announced() {
     let next = next.await.expect("no panic").expect("handed over");
     assert_eq!((next.attempts(), next.waited()), (2, ms(100)));
 }
+
+/// What happened before the announcement was not announced, so it is asked once more; that is no retry of its own.
+#[tokio::test(start_paused = true)]
+async fn the_question_after_an_announcement_is_no_retry() {
+    let locks = Locks::in_memory();
+    std::mem::forget(locked(&with(&locks, |builder| builder.ttl(ms(1000)))).await);
+    let b = with(&locks, |builder| builder.wait(Waiting::Keyspace).retries(1));
+    let (took, guard) = timed(b.lock()).await;
+    assert_eq!(guard.expect("it is free by then").attempts(), 3);
+    assert!((ms(1000)..=ms(1010)).contains(&took), "{took:?}");
+}

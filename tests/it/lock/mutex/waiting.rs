@@ -47,6 +47,27 @@ async fn without_contention_it_is_two_commands() {
     assert_eq!((commands.total, commands.of("evalsha")), (20, 20), "{commands:#?}");
 }
 
+/// The first lock opens the subscription, and asks again once it is heard: that is no wake-up of this mutex.
+#[tokio::test]
+async fn the_first_subscription_is_no_retry() {
+    let server = RedisServer::start();
+    let locks = node(&server).await;
+    let mut holder = locked(&mutex(&locks)).await;
+    let scripts = async || {
+        let stats: String = server.run(&["INFO", "commandstats"]);
+        let calls = stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
+        calls.and_then(|calls| calls.split_once(',')?.0.parse().ok()).unwrap_or(0)
+    };
+    let before: usize = scripts().await;
+    let late = with(&unconnected(&server.minimal_user()), |builder| builder.retries(1));
+    let waits = tokio::spawn(async move { late.lock().await });
+    eventually_eq("it has asked twice", SOON, before + 2, scripts).await;
+    assert!(holder.unlock().await.expect("asks"));
+    let (mut guard, took) = granted(waits).await;
+    assert!(took < AT_ONCE, "{took:?}");
+    assert!(guard.unlock().await.expect("asks"));
+}
+
 /// S0.8, S5.16: the holder keeps it for a second, and its waiter sends one command in all. The server announces no
 /// key events, and is not asked to.
 #[tokio::test]
