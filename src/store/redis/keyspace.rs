@@ -5,6 +5,8 @@
 //! open only while somebody waits in this way.
 
 mod session;
+#[cfg(test)]
+mod tests;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -239,18 +241,4 @@ fn merged(flags: &str) -> Option<String> {
 /// `expire`, which SET with a time to live sends too, and `persist`.
 fn frees(event: &[u8]) -> bool {
     matches!(event, b"del" | b"expired" | b"evicted" | b"rename_from" | b"move_from" | b"unlink")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn flags_of_others_are_kept() {
-        assert_eq!(merged("").as_deref(), Some("Kgxe"));
-        assert_eq!(merged("AKE"), None);
-        assert_eq!(merged("AE").as_deref(), Some("AEK"));
-        assert_eq!(merged("lE").as_deref(), Some("lEKgxe"));
-        assert_eq!(merged("xgKe$"), None);
-    }
 }

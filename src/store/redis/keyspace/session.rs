@@ -167,6 +167,9 @@ pub(super) async fn serve(
             }
         }
         backoff.pause().await;
+        if reader.is_done() {
+            return;
+        }
         // Opened before there are commands again, it would have to follow them at once.
         while reader.keyspace.upgrade().is_some_and(|keyspace| keyspace.commands.down().is_some()) {
             tokio::select! {

@@ -1,0 +1,37 @@
+use super::*;
+use crate::store::contract::support::proxy::{Mode, Proxy};
+use crate::store::contract::support::redis_server::RedisServer;
+use crate::store::locks::LockName;
+use crate::store::redis::RedisStore;
+use crate::store::{Store as _, Token};
+
+#[test]
+fn flags_of_others_are_kept() {
+    assert_eq!(merged("").as_deref(), Some("Kgxe"));
+    assert_eq!(merged("AKE"), None);
+    assert_eq!(merged("AE").as_deref(), Some("AEK"));
+    assert_eq!(merged("lE").as_deref(), Some("lEKgxe"));
+    assert_eq!(merged("xgKe$"), None);
+}
+
+/// Nothing is left when nobody waits: also where no connection for announcements can be had.
+#[tokio::test]
+async fn a_task_that_can_not_connect_ends_with_the_last_who_waits() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(server.port()).await;
+    let client = redis::Client::open(proxy.url()).expect("an address");
+    let store = RedisStore::new(client, Duration::from_secs(1));
+    store.connect(Duration::from_secs(10)).await.expect("connects");
+    proxy.set(Mode::BlackHoleSubscriptions);
+    let name = LockName::mutex("k");
+    let waits = store.grants.register(&name, &Token::mint(store.node()));
+    let announced = store.keyspace.announce(&name.key, Duration::from_millis(300)).await;
+    assert!(announced.is_err() && store.keyspace.state().running, "{announced:?}");
+    drop(waits);
+    let started = Instant::now();
+    while store.keyspace.state().running {
+        assert!(started.elapsed() < Duration::from_secs(10), "it goes on for nobody");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert!(store.keyspace.state().keys.is_empty());
+}
