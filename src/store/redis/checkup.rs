@@ -251,6 +251,15 @@ impl Checkup<'_> {
     async fn listen(&mut self, messages: &mut PubSubStream, published_at: Option<Instant>, receivers: i64) {
         let Some(published_at) = published_at else { return };
         let came = timeout(ANSWER, messages.next()).await;
+        // Only this check knows the channel. In a cluster nobody goes by that number.
+        if receivers > 1 && !self.store.commands.is_spread() {
+            let found = format!("a message for one went to {receivers}: somebody subscribes to all channels");
+            self.findings.push(
+                Finding::warning("notifications", found)
+                    .cost("what is handed over to a process that has died looks heard: the next in line waits for its time to be over")
+                    .advice("no PSUBSCRIBE whose pattern matches sg1:i:*; CLIENT LIST TYPE pubsub tells who has a psub above 0"),
+            );
+        }
         self.findings.push(match came {
             Ok(Some(_)) => Finding::ok("notifications", format!("published and heard in {:.1?}", published_at.elapsed())),
             _ => Finding::warning("notifications", format!("published to {receivers}, not heard within {ANSWER:?}"))

@@ -246,6 +246,25 @@ async fn without_the_right_to_subscribe_it_says_what_that_costs() {
     assert!(report.is_healthy(), "{report}");
 }
 
+/// PUBLISH counts it, and so a grant to the dead looks heard.
+#[tokio::test]
+async fn who_subscribes_to_everything_is_noticed() {
+    let server = RedisServer::start();
+    let mut listens = server.conn();
+    let mut listens = listens.as_pubsub();
+    listens.psubscribe("*").expect("subscribed");
+    let report = as_minimal_user(&server).await;
+    assert!(report.is_healthy(), "{report}");
+    let notifications = of(&report, "notifications");
+    assert_eq!(notifications.severity, Severity::Warning, "{report}");
+    assert!(
+        notifications.found.contains("went to 2") && notifications.advice.contains("PSUBSCRIBE"),
+        "{report}"
+    );
+    listens.punsubscribe("*").expect("unsubscribed");
+    assert_eq!(of(&as_minimal_user(&server).await, "notifications").severity, Severity::Ok);
+}
+
 #[tokio::test]
 async fn without_the_right_to_time_it_says_whose_clock_is_used() {
     let server = RedisServer::start();
