@@ -12,6 +12,7 @@ contract! {
     the_head_itself_takes_what_has_expired,
     a_place_that_is_given_up_is_not_served,
     nodes_that_are_gone_are_passed_over,
+    behind_several_dead_somebody_is_told,
     waiters_that_have_left_are_passed_over,
     after_an_expiry_the_dead_are_passed_over_for_the_one_who_asks,
     a_grant_that_nobody_heard_is_given_back,
@@ -153,6 +154,30 @@ async fn nodes_that_are_gone_are_passed_over(world: &World) {
     world.dead(node.store).await;
     assert!(alive.free().await);
     assert!(alive.look().await.is_none(), "nobody is left");
+}
+
+/// Where PUBLISH can not tell who is gone, somebody has to look when the claim of the dead is over.
+async fn behind_several_dead_somebody_is_told(world: &World) {
+    let (holder, _) = Asker::holding(world, &mutex("k")).await;
+    for _ in 0..3 {
+        let Asker { node, wait, .. } = Asker::waiting(world, &mutex("k")).await;
+        drop(wait);
+        if world.gives_claims() {
+            // Nobody there has to have noticed.
+            node.store.close();
+        } else {
+            world.dead(node.store).await;
+        }
+    }
+    let alive = Asker::waiting(world, &mutex("k")).await;
+    assert!(holder.free().await);
+    if world.gives_claims() {
+        assert!(alive.told().await.missed);
+        let taken = alive.take(alive.ask()).await;
+        assert!(matches!(taken, Taken::Busy { remaining: Some(left) } if left <= LEASE / 4), "{taken:?}");
+    } else {
+        alive.granted().await;
+    }
 }
 
 async fn waiters_that_have_left_are_passed_over(world: &World) {
