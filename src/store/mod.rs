@@ -245,7 +245,6 @@ impl Token {
     }
 
     /// The node's half.
-    #[cfg(any(feature = "redis", feature = "testing"))]
     pub(crate) fn node(&self) -> &str {
         &self.0[..32]
     }
