@@ -216,7 +216,8 @@ async fn each_step_is_one_cached_script() {
         });
         let queue = "sg1:mq:{default:market}";
         eventually_eq("it waits", SOON, 1, async || server.run::<usize>(&["LLEN", queue])).await;
-        assert!(guard.extend(ms(5_000)).await.expect("asks") && guard.unlock().await.expect("asks"));
+        // For longer: who waits is told of a shorter time, and asks.
+        assert!(guard.extend(ms(120_000)).await.expect("asks") && guard.unlock().await.expect("asks"));
         assert!(next.await.expect("joined"));
     };
     handed_over().await;
