@@ -185,10 +185,11 @@ async fn dead_waiters_for_permits_are_passed_over(world: &World) {
 
 /// S4.18, S4.19: a stale release and the late free of the same permit make one permit, not two.
 async fn a_lease_that_ended_is_recovered_once(world: &World) {
-    let stale = Asker::apart(world, &semaphore("k")).await;
-    let taken = stale.permit(TakePermit { lease: ms(40), ..stale.ask_permit(3) }).await;
+    let (stale, steady) =
+        (Asker::apart(world, &semaphore("k")).await, Asker::apart(world, &semaphore("k")).await);
+    let taken = stale.permit(TakePermit { lease: ms(300), ..stale.ask_permit(3) }).await;
     assert!(taken.granted);
-    let steady = Asker::apart(world, &semaphore("k")).await;
+    // Before the lease ends, which this would see to otherwise.
     steady.must_take_permit(3).await;
     until(async || steady.state().await.expect("there").holders.len() == 1).await;
     assert_eq!(steady.state().await.expect("there").available, 2, "a look says what a take would find");
