@@ -65,7 +65,7 @@ fn each_script_says_which_commands_it_calls() {
         ("wake(KEYS", "/wake.lua"),
         ("pass_on(", "/mutex.lua"),
         ("= open()", "/semaphore.lua"),
-        ("tell_sooner()", "/tell_sooner.lua"),
+        ("tell_sooner(", "/tell_sooner.lua"),
     ];
     for (name, script) in &scripts {
         let mut calls = called(script);
