@@ -85,6 +85,16 @@ impl<B> Drop for StreamSender<B> {
 }
 
 impl<B> StreamSender<B> {
+    /// Whether others may read along.
+    pub(crate) fn has_passage(&self) -> bool {
+        self.passage.is_some()
+    }
+
+    /// Whether nobody reads any more, or will.
+    pub(crate) fn is_left(&self) -> bool {
+        self.pieces.is_closed() && self.passage.as_ref().is_none_or(|passage| Arc::strong_count(passage) == 1)
+    }
+
     /// Sends a piece. Returns nothing, as the others: a client that went away stops no load.
     pub(crate) fn data(&self, data: Bytes) {
         if !data.is_empty() {

@@ -8,11 +8,12 @@ use std::fmt;
 use std::future::{Future as _, poll_fn};
 use std::pin::{Pin, pin};
 use std::task::Poll;
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, StatusCode};
 use http_body::{Body, Frame};
-use tokio::time::{Instant, Sleep, sleep_until};
+use tokio::time::{Instant, Sleep, sleep_until, timeout};
 
 use super::body::{BoxError, StreamSender, to_bytes};
 
@@ -25,7 +26,8 @@ pub(crate) enum Teed<B> {
     /// All of it is here. The client waits for its end.
     Whole { body: Bytes, trailers: Option<HeaderMap>, finish: Finish<B> },
     /// It grew over the bound, or took too long. The client has what came, and polls the rest itself:
-    /// from here on it decides how fast the inner service may go. If it is gone, the rest was dropped.
+    /// from here on it decides how fast the inner service may go. If it is gone, the rest was dropped. (What others read
+    /// along, which is within the bound, goes on to all of them.)
     TooBig,
     /// It failed, or is not as long as its head says. The client waits for the error itself; this is
     /// its text.
@@ -82,9 +84,11 @@ pub(crate) async fn tee<B>(
     client: StreamSender<B>,
 ) -> Teed<B>
 where
-    B: Body,
+    B: Body + Send + 'static,
+    B::Data: Send,
     B::Error: Into<BoxError>,
 {
+    let patience = until.saturating_duration_since(Instant::now());
     let mut deadline = pin!(sleep_until(until));
     // Boxed here, because it may have to be handed over half read.
     let mut body = Box::pin(body);
@@ -95,6 +99,10 @@ where
             Next::Frame(frame) => to_bytes(frame),
             Next::Failed(error) => return broken(client, kept, error.into()),
             Next::End => break,
+            Next::TooLate if client.has_passage() => {
+                tokio::spawn(go_on(client, kept, body, patience));
+                return Teed::TooBig;
+            }
             Next::TooLate => return handed_over(client, kept, body),
         };
         // Whatever comes after trailers could be stored only in another order (RFC 9110, 6.5).
@@ -203,6 +211,36 @@ fn handed_over<B>(client: StreamSender<B>, kept: Kept, rest: Pin<Box<B>>) -> Tee
     client.data(kept.withheld);
     client.rest(rest);
     Teed::TooBig
+}
+
+/// What others have begun to read is kept to its end, however slow that is: for as long as anybody reads, and no longer
+/// than `patience` without a word of it.
+async fn go_on<B>(client: StreamSender<B>, mut kept: Kept, mut body: Pin<Box<B>>, patience: Duration)
+where
+    B: Body,
+    B::Error: Into<BoxError>,
+{
+    client.data(std::mem::take(&mut kept.withheld));
+    let mut trailers = None;
+    while !client.is_left() {
+        // Without its end, whoever reads is told that it was cut off.
+        let Ok(frame) = timeout(patience, poll_fn(|cx| body.as_mut().poll_frame(cx))).await else { return };
+        match frame.map(|frame| frame.map(to_bytes)) {
+            Some(Ok(frame)) => match frame.into_data().map_err(Frame::into_trailers) {
+                Ok(data) => {
+                    kept.length += data.len() as u64;
+                    if kept.is_too_long() {
+                        return client.fail(Box::new(Malformed::Length));
+                    }
+                    client.data(data);
+                }
+                Err(fields) => trailers = fields.ok().map(Box::new),
+            },
+            Some(Err(error)) => return client.fail(error.into()),
+            None if kept.is_too_short() => return client.fail(Box::new(Malformed::Length)),
+            None => return client.last(Bytes::new(), trailers),
+        }
+    }
 }
 
 /// What came goes on as it came, and then the error: the client sees what it would have seen

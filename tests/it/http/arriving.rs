@@ -9,8 +9,8 @@ use stampede_guard::{MemoryStore, StampedeGuard};
 use tower::ServiceExt as _;
 
 use super::kit::{
-    Boxed, Feed, Inner, Shop, all, ask, crowd, get, policy, read, replicas, request, respond, settle, shop,
-    whole,
+    Boxed, Feed, Inner, Shop, all, ask, crowd, get, policy, read, replicas, request, respond, secs, settle,
+    shop, whole,
 };
 
 type Streamed = GuardedBody<Boxed>;
@@ -109,6 +109,54 @@ async fn without_a_length_followers_wait_for_the_whole() {
     drop(feed);
     assert_eq!(read(leader.await.unwrap()).await.text(), "abc");
     assert_eq!(read(follower.await.unwrap()).await.text(), "abc");
+}
+
+/// What takes longer than a load may is stored for nobody, and is no less the response that they have begun to read.
+#[tokio::test(start_paused = true)]
+async fn a_slow_body_is_kept_to_its_end_for_all_who_have_begun() {
+    let (feed, body) = Feed::new();
+    let headers = [("content-length", "6")];
+    let inner = Inner::in_turn([respond(200, &headers, body), respond(200, &headers, whole("secret"))]);
+    let shop = shop(&inner);
+    let readers: Vec<_> = (0..3).map(|_| start(&shop)).collect();
+    settle().await;
+    let mut readers: Vec<_> =
+        futures_util::future::join_all(readers).await.into_iter().map(|reader| reader.unwrap()).collect();
+    // Not even the first of them holds up the others.
+    drop(readers.remove(0));
+    let readers: Vec<_> = readers.into_iter().map(|reader| tokio::spawn(read(reader))).collect();
+    for piece in ["ab", "cd", "ef"] {
+        tokio::time::sleep(secs(20)).await;
+        feed.data(piece);
+    }
+    drop(feed);
+    for reader in readers {
+        assert_eq!(reader.await.unwrap().text(), "abcdef");
+    }
+    assert_eq!(ask(&shop, get("/")).await.text(), "secret");
+}
+
+/// Nor is anything kept up for nobody, or for ever.
+#[tokio::test(start_paused = true)]
+async fn a_slow_body_ends_with_its_last_reader_or_its_silence() {
+    for silent in [false, true] {
+        let (feed, inner) = fed(&[("content-length", "6")]);
+        let shop = shop(&inner);
+        let readers: Vec<_> = (0..2).map(|_| start(&shop)).collect();
+        settle().await;
+        let readers = futures_util::future::join_all(readers).await;
+        tokio::time::sleep(secs(40)).await;
+        if silent {
+            let mut body = readers.into_iter().next_back().unwrap().unwrap().into_body();
+            tokio::time::sleep(secs(40)).await;
+            assert!(body.frame().await.unwrap().is_err());
+        } else {
+            drop(readers);
+            feed.data("a");
+            settle().await;
+        }
+        assert!(feed.is_left(), "the inner body is dropped");
+    }
 }
 
 #[tokio::test(start_paused = true)]

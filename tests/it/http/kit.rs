@@ -222,6 +222,11 @@ impl Feed {
         let _ = self.0.send(Ok(Frame::data(Bytes::copy_from_slice(text.as_bytes()))));
     }
 
+    /// Whether the body was dropped.
+    pub(super) fn is_left(&self) -> bool {
+        self.0.is_closed()
+    }
+
     pub(super) fn trailers(&self, name: &'static str, value: &'static str) {
         let trailers = HeaderMap::from_iter([(name.parse().unwrap(), value.parse().unwrap())]);
         let _ = self.0.send(Ok(Frame::trailers(trailers)));
