@@ -90,7 +90,6 @@ pub(crate) enum Mark {
     /// If nothing is there that others are served.
     IfUnserved,
     /// Over whatever the load was to replace, which is not to be used again.
-    #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "of HTTP responses"))]
     Over,
 }
 
