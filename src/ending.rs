@@ -90,6 +90,7 @@ impl Ending {
                 let tag = match error.kind() {
                     ErrorKind::Overloaded => b'o',
                     ErrorKind::Vanished => b'd',
+                    ErrorKind::Store => b's',
                     _ => b't',
                 };
                 tagged(tag, &error.to_string())
@@ -109,6 +110,7 @@ impl Ending {
             Some(b'p') => Self::Failed(Failure::Panicked(text())),
             Some(b't') => Self::Failed(Failure::Guard(Error::new(ErrorKind::Timeout, text().as_ref()))),
             Some(b'o') => Self::Failed(Failure::Guard(Error::new(ErrorKind::Overloaded, text().as_ref()))),
+            Some(b's') => Self::Failed(Failure::Guard(Error::new(ErrorKind::Store, text().as_ref()))),
             Some(b'd') => Self::Failed(Failure::vanished()),
             _ => Self::Uncacheable,
         }

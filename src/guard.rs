@@ -161,7 +161,9 @@ impl StampedeGuard {
         let held = self.node.leases.count();
         if finished {
             // Nothing but its time to live would end what was not released before the store is closed.
-            self.node.background.empty(deadline.min(Instant::now() + LAST_RELEASES)).await;
+            let end = deadline.min(Instant::now() + LAST_RELEASES);
+            self.node.leases.empty(end).await;
+            self.node.background.empty(end).await;
         } else {
             self.hand_over_all().await;
         }

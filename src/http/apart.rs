@@ -50,7 +50,7 @@ impl Apart {
             lease.hand_over(0).await;
             return Self::Refused;
         };
-        let lease = KeptLease::new(lease, Instant::now() + policy.load_timeout);
+        let lease = KeptLease::new(lease, Arc::clone(node), Instant::now() + policy.load_timeout);
         let (key, policy, node) = (key.clone(), Arc::clone(policy), Arc::clone(node));
         Self::Granted(Box::new(Granted { lease, key, policy, node, tags: TagList::new(&tagged) }))
     }
@@ -108,7 +108,7 @@ struct KeptLease {
 }
 
 impl KeptLease {
-    fn new(lease: Lease, end: Instant) -> Self {
+    fn new(lease: Lease, node: Arc<Node>, end: Instant) -> Self {
         let (stop, mut stopped) = oneshot::channel();
         let keeping = tokio::spawn(async move {
             let mut in_doubt = false;
@@ -120,6 +120,10 @@ impl KeptLease {
                         Event::Invalidated => in_doubt = true,
                         Event::Lost => return None,
                     },
+                    () = node.leaving() => {
+                        lease.hand_over(0).await;
+                        return None;
+                    }
                 }
             }
         });

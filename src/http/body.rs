@@ -24,10 +24,9 @@ pub(crate) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// The body of a response from the guard's HTTP service.
 ///
-/// Holds a stored body, a stream that is being stored while it is sent, or the inner service's body
-/// as it is. Its frames are `Bytes`; stored ones are shared, not copied. It is `Unpin`, and `Send`
-/// if the inner body is. Its error is a boxed one, as axum and hyper use it: the inner body's own
-/// error, untouched, or one that says that the load was cut off.
+/// Holds a stored body, a stream that is being stored while it is sent, or the inner service's body as it is. Its frames are
+/// `Bytes`; stored ones are shared, not copied. It is `Unpin`, and `Send` if the inner body is. Its error is a boxed one, as
+/// axum and hyper use it: the inner body's own error, untouched, or one that says that the load was cut off.
 ///
 /// # Examples
 ///
@@ -85,9 +84,9 @@ impl<B> Drop for StreamSender<B> {
 }
 
 impl<B> StreamSender<B> {
-    /// Whether others may read along.
-    pub(crate) fn has_passage(&self) -> bool {
-        self.passage.is_some()
+    /// Whether others read along: beside this, and the arrival by which they are told of it.
+    pub(crate) fn is_read_along(&self) -> bool {
+        self.passage.as_ref().is_some_and(|passage| Arc::strong_count(passage) > 2)
     }
 
     /// Whether nobody reads any more, or will.
@@ -138,12 +137,10 @@ impl<B> GuardedBody<B> {
         Self { state: State::Passed(Box::pin(body)) }
     }
 
-    /// A body that a load task sends; `size` is what the inner body says about its own.
+    /// A body that a load task sends; `size` is what the inner body says about its own. With a `passage` others read along.
     ///
     /// The channel has no bound of its own: what is in it is in the load task's buffer too, which
     /// is bounded, and with the bound reached the client polls the inner body itself.
-    ///
-    /// With a `passage` others read along.
     pub(crate) fn streaming(size: SizeHint, passage: Option<Arc<Passage>>) -> (StreamSender<B>, Self) {
         let (sender, pieces) = unbounded_channel();
         (StreamSender { pieces: sender, passage }, Self { state: State::Streaming { pieces, left: size } })

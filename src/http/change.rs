@@ -9,6 +9,7 @@ use http::header::HeaderMap;
 use http::{Method, Request, Response, StatusCode, Uri};
 use http_body::Body;
 use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 use tower_service::Service;
 
@@ -26,6 +27,7 @@ use super::status::{CacheStatus, Fwd, own_answer, write_status};
 use super::validation::{HeadUpdate, freshened, head_update};
 use super::vary::Vary;
 use crate::caller::Ask;
+use crate::gauge::Present;
 use crate::guard::StampedeGuard;
 use crate::key::Key;
 use crate::loader::{LoadResult, Mode};
@@ -204,17 +206,26 @@ async fn forget(guard: &StampedeGuard, keys: Vec<Key>) {
         // Whatever the store does: nobody who comes after the response joins a load from before the change.
         node.detach(key);
     }
-    let place = if keys.iter().any(|key| node.store.is_down(key.name())) {
-        let Some(place) = node.retold.try_enter(MOST_RETOLD) else {
-            node.count(Count::store_errors);
-            return still_stored(node, "too many are tried again already");
-        };
-        Some(place)
-    } else {
-        None
-    };
-    let (is_down, running, guard) = (place.is_some(), node.tasks.enter(), guard.clone());
-    let forgetting = tokio::spawn(async move {
+    // In a cluster each key has a server of its own.
+    let (away, told): (Vec<_>, Vec<_>) = keys.into_iter().partition(|key| node.store.is_down(key.name()));
+    if !away.is_empty() {
+        match node.retold.try_enter(MOST_RETOLD) {
+            Some(place) => drop(forgetting(guard, away, Some(place))),
+            None => {
+                node.count(Count::store_errors);
+                still_stored(node, "too many are tried again already");
+            }
+        }
+    }
+    if !told.is_empty() {
+        let _ = timeout(policy.coordination_budget, forgetting(guard, told, None)).await;
+    }
+}
+
+/// A task, so that neither the budget nor who leaves ends it.
+fn forgetting(guard: &StampedeGuard, keys: Vec<Key>, place: Option<Present>) -> JoinHandle<()> {
+    let (running, guard) = (guard.parts().0.tasks.enter(), guard.clone());
+    tokio::spawn(async move {
         for key in &keys {
             match guard.forget(key).await {
                 Ok(()) => guard.parts().0.untold.is_over(),
@@ -222,10 +233,7 @@ async fn forget(guard: &StampedeGuard, keys: Vec<Key>) {
             }
         }
         drop((place, running));
-    });
-    if !is_down {
-        let _ = timeout(policy.coordination_budget, forgetting).await;
-    }
+    })
 }
 
 /// Said once while it goes on: each unsafe request meets it.

@@ -215,6 +215,9 @@ impl Draft {
         }
         // Of a part an origin may tell no more than what has changed.
         self.head.headers = freshened(&previous.response.headers, &self.head.headers);
+        for name in self.storing.iter().flat_map(|storing| &storing.left_out) {
+            self.head.headers.remove(name);
+        }
         Some(self.placed(all, content.into()))
     }
 

@@ -154,7 +154,9 @@ where
             apart.leave().await;
             let failed = failed(client, error);
             // Where others are content with what stands in, it is told to nobody else.
-            let insists = previous.is_some() && !stands_in(Failed::Disconnected);
+            let others_have_it =
+                previous.as_ref().is_some_and(|previous| previous.entry.times.stands_in(node.store.now()));
+            let insists = others_have_it && !stands_in(Failed::Disconnected);
             return if insists { failed.settle().into() } else { failed };
         }
     };

@@ -115,6 +115,7 @@ impl Open for Wants<'_> {
             Reuse::StaleWhileRevalidate => match entry.times.serves(now) {
                 Serves::Resting => Serves::Resting,
                 Serves::Fresh | Serves::Stale => Serves::Stale,
+                Serves::OnError | Serves::No if self.is_elsewhere(&kept) => Serves::Fresh,
                 // Somebody has ended its windows.
                 Serves::OnError | Serves::No => Serves::No,
             },

@@ -204,7 +204,7 @@ where
                 announcer.announce(Ending::Arriving(Arriving(arrival)));
             }
         };
-        let mut teeing = pin!(tee(body, policy.max_body, expected, until, sender));
+        let mut teeing = pin!(tee(body, policy.max_body, expected, until, policy.load_timeout, sender));
         let teed = poll_fn(|cx| {
             let teed = teeing.as_mut().poll(cx);
             // A body that has to be waited for streams. One that is all there goes out with its head,

@@ -81,6 +81,7 @@ pub(crate) async fn tee<B>(
     max_body: usize,
     expected: Option<u64>,
     until: Instant,
+    patience: Duration,
     client: StreamSender<B>,
 ) -> Teed<B>
 where
@@ -88,7 +89,6 @@ where
     B::Data: Send,
     B::Error: Into<BoxError>,
 {
-    let patience = until.saturating_duration_since(Instant::now());
     let mut deadline = pin!(sleep_until(until));
     // Boxed here, because it may have to be handed over half read.
     let mut body = Box::pin(body);
@@ -99,8 +99,8 @@ where
             Next::Frame(frame) => to_bytes(frame),
             Next::Failed(error) => return broken(client, kept, error.into()),
             Next::End => break,
-            Next::TooLate if client.has_passage() => {
-                tokio::spawn(go_on(client, kept, body, patience));
+            Next::TooLate if client.is_read_along() => {
+                tokio::spawn(go_on(client, kept, body, trailers, patience));
                 return Teed::TooBig;
             }
             Next::TooLate => return handed_over(client, kept, body),
@@ -213,18 +213,23 @@ fn handed_over<B>(client: StreamSender<B>, kept: Kept, rest: Pin<Box<B>>) -> Tee
     Teed::TooBig
 }
 
-/// What others have begun to read is kept to its end, however slow that is: for as long as anybody reads, and no longer
-/// than `patience` without a word of it.
-async fn go_on<B>(client: StreamSender<B>, mut kept: Kept, mut body: Pin<Box<B>>, patience: Duration)
-where
+/// What others have begun to read is kept to its end, however slow that is: for as long as anybody reads. After `patience`
+/// without a word of it the rest is its own client's alone, which may have more.
+async fn go_on<B>(
+    client: StreamSender<B>,
+    mut kept: Kept,
+    mut body: Pin<Box<B>>,
+    trailers: Option<HeaderMap>,
+    patience: Duration,
+) where
     B: Body,
     B::Error: Into<BoxError>,
 {
     client.data(std::mem::take(&mut kept.withheld));
-    let mut trailers = None;
+    let mut trailers = trailers.map(Box::new);
     while !client.is_left() {
-        // Without its end, whoever reads is told that it was cut off.
-        let Ok(frame) = timeout(patience, poll_fn(|cx| body.as_mut().poll_frame(cx))).await else { return };
+        let next = timeout(patience, poll_fn(|cx| body.as_mut().poll_frame(cx))).await;
+        let Ok(frame) = next else { return client.rest(body) };
         match frame.map(|frame| frame.map(to_bytes)) {
             Some(Ok(frame)) => match frame.into_data().map_err(Frame::into_trailers) {
                 Ok(data) => {

@@ -13,6 +13,8 @@ use crate::http::body::{CutOff, GuardedBody};
 
 type Item = Result<Frame<Bytes>, std::io::Error>;
 
+const PATIENCE: Duration = Duration::from_secs(30);
+
 fn data(text: &'static str) -> Item {
     Ok(Frame::data(Bytes::from_static(text.as_bytes())))
 }
@@ -62,7 +64,8 @@ where
 async fn a_body_is_kept_whole_and_the_client_gets_the_end_on_release() {
     let (sender, mut client) = streaming();
     let body = all_at_once(vec![data("ab"), data(""), data("cd"), Ok(Frame::trailers(fields()))]);
-    let Teed::Whole { body, trailers, finish } = tee(body, 4, Some(4), later(), sender).await else {
+    let Teed::Whole { body, trailers, finish } = tee(body, 4, Some(4), later(), PATIENCE, sender).await
+    else {
         panic!()
     };
     assert_eq!((&body[..], trailers), (&b"abcd"[..], Some(fields())));
@@ -77,7 +80,7 @@ async fn a_body_is_kept_whole_and_the_client_gets_the_end_on_release() {
 async fn a_single_chunk_is_stored_without_a_copy() {
     let chunk = Bytes::from(vec![7; 100]);
     let (sender, mut client) = streaming();
-    let teed = tee(Full::new(chunk.clone()), 100, None, later(), sender).await;
+    let teed = tee(Full::new(chunk.clone()), 100, None, later(), PATIENCE, sender).await;
     let Teed::Whole { body, finish, .. } = teed else { panic!() };
     assert_eq!(body.as_ptr(), chunk.as_ptr());
     assert_eq!(readable(&mut client), "");
@@ -91,7 +94,7 @@ async fn a_single_chunk_is_stored_without_a_copy() {
 async fn a_slow_body_reaches_the_client_as_it_comes_but_for_its_last_byte() {
     let (frames, body) = scripted();
     let (sender, mut client) = streaming();
-    let mut teed = Box::pin(tee(body, 100, None, later(), sender));
+    let mut teed = Box::pin(tee(body, 100, None, later(), PATIENCE, sender));
     for (chunk, seen) in [("abc", "ab"), ("d", "c"), ("ef", "de")] {
         frames.send(data(chunk)).unwrap();
         assert!((&mut teed).now_or_never().is_none());
@@ -109,7 +112,7 @@ async fn a_slow_body_reaches_the_client_as_it_comes_but_for_its_last_byte() {
 async fn with_a_known_length_only_the_very_last_byte_waits() {
     let (frames, body) = scripted();
     let (sender, mut client) = streaming();
-    let mut teed = Box::pin(tee(body, 100, Some(5), later(), sender));
+    let mut teed = Box::pin(tee(body, 100, Some(5), later(), PATIENCE, sender));
     for (chunk, seen) in [("abc", "abc"), ("de", "d")] {
         frames.send(data(chunk)).unwrap();
         assert!((&mut teed).now_or_never().is_none());
@@ -124,7 +127,7 @@ async fn over_the_bound_the_client_polls_the_rest_itself() {
     for chunk in ["abc", "de", "fg"] {
         frames.send(data(chunk)).unwrap();
     }
-    assert!(matches!(tee(body, 4, None, later(), sender).await, Teed::TooBig));
+    assert!(matches!(tee(body, 4, None, later(), PATIENCE, sender).await, Teed::TooBig));
     frames.send(data("hi")).unwrap();
     drop(frames);
     assert_eq!(client.collect().await.unwrap().to_bytes(), "abcdefghi");
@@ -136,7 +139,7 @@ async fn a_body_that_takes_too_long_is_handed_over_and_not_cut_off() {
     let (sender, client) = streaming();
     frames.send(data("abc")).unwrap();
     let until = Instant::now() + Duration::from_secs(1);
-    assert!(matches!(tee(body, 100, None, until, sender).await, Teed::TooBig));
+    assert!(matches!(tee(body, 100, None, until, PATIENCE, sender).await, Teed::TooBig));
     assert_eq!(Instant::now(), until);
     frames.send(data("def")).unwrap();
     drop(frames);
@@ -147,7 +150,7 @@ async fn a_body_that_takes_too_long_is_handed_over_and_not_cut_off() {
 async fn a_body_of_exactly_the_bound_is_kept() {
     for (length, whole) in [(3, true), (4, true), (5, false)] {
         let (sender, client) = streaming();
-        let teed = tee(Full::new(Bytes::from(vec![0; length])), 4, None, later(), sender).await;
+        let teed = tee(Full::new(Bytes::from(vec![0; length])), 4, None, later(), PATIENCE, sender).await;
         assert_eq!(matches!(teed, Teed::Whole { .. }), whole, "{length}");
         drop(teed);
         assert_eq!(client.collect().await.unwrap().to_bytes().len(), length);
@@ -160,7 +163,10 @@ async fn a_body_of_countless_tiny_chunks_is_too_big() {
         (0..MOST_CHUNKS + 2).map(|_| Ok::<_, Infallible>(Frame::data(Bytes::from_static(b"x")))),
     );
     let (sender, client) = streaming();
-    assert!(matches!(tee(StreamBody::new(frames), usize::MAX, None, later(), sender).await, Teed::TooBig));
+    assert!(matches!(
+        tee(StreamBody::new(frames), usize::MAX, None, later(), PATIENCE, sender).await,
+        Teed::TooBig
+    ));
     assert_eq!(client.collect().await.unwrap().to_bytes().len(), MOST_CHUNKS + 2);
 }
 
@@ -168,7 +174,7 @@ async fn a_body_of_countless_tiny_chunks_is_too_big() {
 async fn a_body_that_breaks_is_reported_and_the_client_gets_the_error_itself() {
     let (sender, mut client) = streaming();
     let frames = vec![data("ab"), data("cd"), Err(std::io::Error::other("wire cut"))];
-    let teed = tee(all_at_once(frames), 100, None, later(), sender).await;
+    let teed = tee(all_at_once(frames), 100, None, later(), PATIENCE, sender).await;
     let Teed::Broken { text, finish } = teed else { panic!() };
     assert_eq!(text, "wire cut");
     assert_eq!(client.frame().await.unwrap().unwrap().into_data().unwrap(), "ab");
@@ -190,7 +196,7 @@ async fn a_body_that_contradicts_its_head_is_broken() {
         (2, vec![data("ab"), Ok(Frame::trailers(fields())), Ok(Frame::trailers(fields()))]),
     ] {
         let (sender, client) = streaming();
-        let teed = tee(all_at_once(frames), 100, Some(expected), later(), sender).await;
+        let teed = tee(all_at_once(frames), 100, Some(expected), later(), PATIENCE, sender).await;
         assert!(matches!(teed, Teed::Broken { .. }), "{expected}");
         drop(teed);
         assert!(client.collect().await.is_err(), "{expected}");
@@ -200,7 +206,7 @@ async fn a_body_that_contradicts_its_head_is_broken() {
 #[tokio::test]
 async fn an_empty_body_is_whole_and_its_end_waits_too() {
     let (sender, mut client) = streaming();
-    let teed = tee(all_at_once(vec![]), 0, None, later(), sender).await;
+    let teed = tee(all_at_once(vec![]), 0, None, later(), PATIENCE, sender).await;
     let Teed::Whole { body, finish, .. } = teed else { panic!() };
     assert!(body.is_empty() && !client.is_end_stream());
     assert!(client.frame().now_or_never().is_none());
@@ -212,7 +218,7 @@ async fn an_empty_body_is_whole_and_its_end_waits_too() {
 async fn a_tee_that_is_cancelled_leaves_the_client_an_error() {
     let (frames, body) = scripted();
     let (sender, mut client) = streaming();
-    let mut teed = Box::pin(tee(body, 100, None, later(), sender));
+    let mut teed = Box::pin(tee(body, 100, None, later(), PATIENCE, sender));
     frames.send(data("ab")).unwrap();
     assert!((&mut teed).now_or_never().is_none());
     drop(teed);
@@ -240,7 +246,7 @@ async fn a_client_that_left_stops_no_load_until_it_is_too_big() {
         });
         let (sender, client) = streaming();
         drop(client);
-        let teed = tee(StreamBody::new(Box::pin(frames)), max_body, None, later(), sender).await;
+        let teed = tee(StreamBody::new(Box::pin(frames)), max_body, None, later(), PATIENCE, sender).await;
         assert_eq!(matches!(&teed, Teed::Whole { body, .. } if body == "abababab"), whole);
         assert!(whole || dropped.load(Ordering::SeqCst), "the inner body is dropped at once");
     }

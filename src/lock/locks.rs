@@ -61,6 +61,8 @@ pub(super) struct Home {
     /// Releases that nobody waits for. Of a guard it is the guard's own: there is a `Home` for each `guard.locks()` and
     /// each permit to load, and the guard's end has to wait for what all of them left behind.
     pub(super) background: Arc<Gauge>,
+    /// Those who wait for a lock.
+    pub(super) waiting: Arc<Gauge>,
     /// Whether it was said that the server announces no key events.
     pub(super) warned: AtomicBool,
     /// A guard's connections outlive this, and a memory store has none.
@@ -157,9 +159,11 @@ impl Locks {
     ///
     /// Dropped, the connections stay.
     pub async fn close(&self) {
+        let deadline = Instant::now() + LAST_RELEASES;
         // First, so that what those leave behind who wait is waited for as well.
         self.home.closed.send_replace(true);
-        self.home.background.empty(Instant::now() + LAST_RELEASES).await;
+        self.home.waiting.empty(deadline).await;
+        self.home.background.empty(deadline).await;
         self.home.close();
     }
 }
@@ -221,6 +225,7 @@ impl Home {
             namespace,
             command_timeout,
             background,
+            waiting: Arc::default(),
             warned: AtomicBool::new(false),
             closed: watch::Sender::new(false),
             guard,
@@ -295,7 +300,16 @@ impl fmt::Debug for Locks {
 
 impl fmt::Debug for Home {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { store: _, namespace, command_timeout, background: _, warned: _, closed: _, guard } = self;
+        let Self {
+            store: _,
+            namespace,
+            command_timeout,
+            background: _,
+            waiting: _,
+            warned: _,
+            closed: _,
+            guard,
+        } = self;
         f.debug_struct("Home")
             .field("namespace", namespace)
             .field("command_timeout", command_timeout)

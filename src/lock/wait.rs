@@ -64,6 +64,8 @@ async fn contend<T: Target>(
     instead: Option<&mut Hold<T>>,
 ) -> Result<Hold<T>, LockError> {
     let started = Instant::now();
+    // Until its place is left, and what that leaves to the background is there.
+    let _waiting = target.home().waiting.enter();
     let mut contest = Contest {
         place: Place::new(target, terms.waiting),
         instead,
@@ -201,8 +203,8 @@ impl<T: Target> Contest<'_, T> {
             match told {
                 // Granted, and taken away by force before that was read.
                 Told { broken: true, .. } => return Ok(Woken::Again),
-                Told { closed: true, .. } => {
-                    self.place.duty.queued = false;
+                Told { closed: true, granted, .. } => {
+                    self.place.duty.queued = granted.is_some();
                     return Err(LockError::Closed);
                 }
                 Told { granted: Some(fence), .. } => return Ok(Woken::Granted(fence)),

@@ -52,6 +52,20 @@ async fn what_is_granted_while_it_is_closed_is_given_back() {
     assert!(mutex(&guard.locks()).try_lock().await.expect("the guard is not closed").is_some());
 }
 
+/// The connections end with the close, so nobody could give it back later.
+#[tokio::test(start_paused = true)]
+async fn what_is_granted_is_given_back_before_the_connections_end() {
+    let store = MemoryStore::new();
+    let (locks, elsewhere) = (Locks::new(store.clone()), Locks::new(store));
+    let mut holder = locked(&mutex(&elsewhere)).await;
+    let one = mutex(&locks);
+    let one = waiting(async move { one.lock().await }).await;
+    assert!(holder.unlock().await.expect("asks"));
+    locks.close().await;
+    ended(one).await;
+    assert!(!mutex(&elsewhere).is_locked().await.expect("asks"));
+}
+
 #[tokio::test(start_paused = true)]
 async fn who_waits_in_memory_is_told() {
     let store = MemoryStore::new();

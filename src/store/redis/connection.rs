@@ -289,9 +289,15 @@ impl Supervisor {
         Err(failure)
     }
 
-    /// Drops the connection if nothing was heard on it for two deadlines.
+    /// Drops the connection if nothing was heard on it for two deadlines; else has it looked at: where little is asked, each
+    /// command that is lost seems to be a lone one.
     fn timed_out(&self, generation: u64, waited: Duration) {
-        if *self.changes.borrow() == generation && self.silence.timed_out(waited) {
+        if *self.changes.borrow() != generation {
+            return;
+        }
+        if !self.silence.timed_out(waited) {
+            self.suspect();
+        } else {
             let silent = RedisError::from(std::io::Error::from(std::io::ErrorKind::TimedOut));
             self.lose(generation, &store_error(StoreErrorKind::Unavailable, silent));
         }

@@ -136,6 +136,29 @@ async fn a_slow_body_is_kept_to_its_end_for_all_who_have_begun() {
     assert_eq!(ask(&shop, get("/")).await.text(), "secret");
 }
 
+/// Its own client may have more patience than anybody.
+#[tokio::test(start_paused = true)]
+async fn a_body_that_falls_silent_is_whole_for_its_own_client() {
+    for others in [0, 1] {
+        let (feed, inner) = fed(&[("content-length", "6")]);
+        let shop = shop(&inner);
+        let own = start(&shop);
+        settle().await;
+        let others: Vec<_> = (0..others).map(|_| start(&shop)).collect();
+        let own = tokio::spawn(read(own.await.unwrap()));
+        let others = futures_util::future::join_all(others).await;
+        for piece in ["ab", "cdef"] {
+            tokio::time::sleep(secs(100)).await;
+            feed.data(piece);
+        }
+        drop(feed);
+        assert_eq!(own.await.unwrap().text(), "abcdef");
+        for other in others {
+            assert!(other.unwrap().into_body().collect().await.is_err());
+        }
+    }
+}
+
 /// Nor is anything kept up for nobody, or for ever.
 #[tokio::test(start_paused = true)]
 async fn a_slow_body_ends_with_its_last_reader_or_its_silence() {

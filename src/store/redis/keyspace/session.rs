@@ -60,7 +60,12 @@ impl Reader {
             state.running = !state.keys.is_empty();
             !state.running
         });
-        done.unwrap_or(true)
+        let done = done.unwrap_or(true);
+        if done && let Some(keyspace) = self.keyspace.upgrade() {
+            // Who asks without waiting for a lock asks another task.
+            keyspace.changes.send_replace(());
+        }
+        done
     }
 
     /// Notes that the server will announce these, and has those look who may have missed something.
