@@ -14,6 +14,9 @@ enum Then {
     Hangs,
 }
 
+/// When an idle connection is looked at.
+const SOON: Duration = Duration::from_millis(20);
+
 /// A server that does so on its first connection and answers on all others. How many looks it was asked for is sent.
 async fn server(then: Then) -> (String, watch::Receiver<usize>) {
     let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a free port");
@@ -48,10 +51,10 @@ async fn server(then: Then) -> (String, watch::Receiver<usize>) {
     (url, looked)
 }
 
-async fn supervisor(url: &str) -> Arc<Supervisor> {
+async fn supervisor(url: &str, idle: Duration) -> Arc<Supervisor> {
     let client = Client::open(url).expect("an address");
     let mut dial = Dial::new(&client, Duration::from_millis(50));
-    dial.idle = Duration::from_millis(20);
+    dial.idle = idle;
     let supervisor = Supervisor::new(dial);
     supervisor.until_up().await.expect("connects");
     supervisor
@@ -60,7 +63,7 @@ async fn supervisor(url: &str) -> Arc<Supervisor> {
 /// Nobody sends anything, and there is another connection.
 async fn is_replaced(then: Then) {
     let (url, _looked) = server(then).await;
-    let supervisor = supervisor(&url).await;
+    let supervisor = supervisor(&url, SOON).await;
     let mut generations = supervisor.generations();
     let replaced = timeout(Duration::from_secs(10), generations.wait_for(|generation| *generation >= 2));
     assert!(replaced.await.is_ok(), "{then:?}");
@@ -80,7 +83,7 @@ async fn a_connection_that_dies_in_silence_while_idle_is_replaced_before_it_is_n
 #[tokio::test]
 async fn a_connection_that_is_used_is_not_looked_at() {
     let (url, mut looked) = server(Then::Answers).await;
-    let supervisor = supervisor(&url).await;
+    let supervisor = supervisor(&url, SOON).await;
     // Idle, it is; the first look is the one of connecting.
     looked.wait_for(|looks| *looks >= 3).await.expect("the server lives");
     let used = async {
@@ -94,4 +97,16 @@ async fn a_connection_that_is_used_is_not_looked_at() {
     let looks = used.await;
     assert!(looks <= 3, "{looks} looks, of ten that an idle one has");
     assert!(supervisor.down().is_none());
+}
+
+/// Where little is asked, each command that is lost seems to be a lone one.
+#[tokio::test]
+async fn a_command_that_is_lost_has_its_connection_looked_at() {
+    let (url, _looked) = server(Then::Hangs).await;
+    let supervisor = supervisor(&url, Duration::from_secs(3600)).await;
+    let mut generations = supervisor.generations();
+    let generation = *generations.borrow_and_update();
+    supervisor.timed_out(generation, Duration::from_millis(50));
+    let replaced = timeout(Duration::from_secs(10), generations.wait_for(|generation| *generation >= 2));
+    assert!(replaced.await.is_ok(), "it waits for the next lone command");
 }
