@@ -12,6 +12,7 @@ use tokio::time::Instant;
 use super::body::GuardedBody;
 use super::kept::Kept;
 use super::status::{CacheStatus, age_and_status};
+use super::wire::are_sound_trailers;
 use crate::sync::lock;
 
 /// A head, and the body as far as it has come.
@@ -77,7 +78,9 @@ impl Passage {
         self.tell(|state| state.chunks.push(data));
     }
 
+    /// Others are given no trailers that would not be stored for them: the one client's cookie, say.
     pub(crate) fn last(&self, data: Bytes, trailers: Option<Box<HeaderMap>>) {
+        let trailers = trailers.filter(|trailers| are_sound_trailers(trailers));
         self.tell(|state| {
             if !data.is_empty() {
                 state.chunks.push(data);
@@ -171,6 +174,14 @@ mod tests {
             assert_eq!(body.frame().await.unwrap().unwrap_err().to_string(), "gone");
             assert!(body.frame().await.is_none(), "once");
         }
+    }
+
+    #[tokio::test]
+    async fn trailers_that_set_a_cookie_are_for_no_other_reader() {
+        let passage = Arc::new(Passage::default());
+        let trailers = HeaderMap::from_iter([(http::header::SET_COOKIE, "id=1".parse().unwrap())]);
+        passage.last(Bytes::new(), Some(Box::new(trailers)));
+        assert_eq!(reader(&passage, 0).collect().await.unwrap().trailers(), None);
     }
 
     #[tokio::test]

@@ -255,11 +255,7 @@ impl StoredResponse {
         let length = Some(self.body.len() as u64);
         is_replayable(self.status, self.body.is_empty())
             && self.headers.iter().all(|(name, value)| is_sound(name, value, length))
-            && self
-                .trailers
-                .iter()
-                .flat_map(|trailers| trailers.iter())
-                .all(|(name, value)| is_sound(name, value, None))
+            && self.trailers.as_deref().is_none_or(are_sound_trailers)
     }
 }
 
@@ -281,6 +277,11 @@ fn is_sound(name: &HeaderName, value: &HeaderValue, length: Option<u64>) -> bool
     }
     // RFC 9110, 6.5.1: a trailer sets no cookie.
     !(is_hop_by_hop(name) || (length.is_none() && *name == SET_COOKIE))
+}
+
+/// Whether these trailers may be replayed to anyone.
+pub(crate) fn are_sound_trailers(trailers: &HeaderMap) -> bool {
+    trailers.iter().all(|(name, value)| is_sound(name, value, None))
 }
 
 /// Whether a `Content-Length` is the body's `length`. All members of a list have to be (RFC 9110, 8.6).
