@@ -291,7 +291,7 @@ impl Caller<'_> {
     /// Where to join: those who may be served, by this value or by others that it leads to, must not be made to wait.
     fn lane(&self, leads_others: impl FnOnce(&Entry) -> bool) -> Lane {
         let Some(value) = self.seen.as_ref().and_then(|seen| seen.value.as_ref()) else { return Lane::Lease };
-        let is_served = !matches!(value.serves(self.now()), Serves::OnError | Serves::No);
+        let is_served = value.serves(self.now()).is_at_once();
         if is_served || leads_others(value) { Lane::Anew } else { Lane::Lease }
     }
 

@@ -83,9 +83,7 @@ impl Lead {
         let seen = self.seen.as_ref().and_then(|seen| seen.value.as_ref());
         match mark {
             Mark::No => false,
-            Mark::IfUnserved => {
-                matches!(seen.map_or(Serves::No, |seen| seen.serves(now)), Serves::OnError | Serves::No)
-            }
+            Mark::IfUnserved => !seen.is_some_and(|seen| seen.serves(now).is_at_once()),
             Mark::Over => true,
         }
     }

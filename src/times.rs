@@ -52,6 +52,13 @@ pub(crate) enum Serves {
     No,
 }
 
+impl Serves {
+    /// Whether it is served at once: nobody waits for a load.
+    pub(crate) fn is_at_once(self) -> bool {
+        matches!(self, Self::Fresh | Self::Stale | Self::Resting)
+    }
+}
+
 impl Lifetimes {
     /// With only a time to be fresh.
     pub(crate) fn fresh(fresh_for: Duration) -> Self {

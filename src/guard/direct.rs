@@ -16,7 +16,6 @@ use crate::observe::Count;
 use crate::read_through::{peek, read_entry};
 use crate::store::{Insert, Reply, StoreError, StoreErrorKind};
 use crate::tags::{self, TagList};
-use crate::times::Serves;
 use crate::typed::Decode;
 
 const INVALIDATION: &str = "the invalidation";
@@ -56,8 +55,7 @@ impl StampedeGuard {
     pub async fn contains(&self, key: impl Into<CacheKey>) -> Result<bool, Error> {
         let entry = self.entry(&self.key(key)?).await?;
         let now = self.node.store.now();
-        let serves = entry.map_or(Serves::No, |entry| entry.serves(now));
-        Ok(matches!(serves, Serves::Fresh | Serves::Stale | Serves::Resting))
+        Ok(entry.is_some_and(|entry| entry.serves(now).is_at_once()))
     }
 
     /// How long the value of `key` will be fresh; `None` if there is none, zero if it is stale.

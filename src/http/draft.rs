@@ -21,7 +21,7 @@ use crate::ending::LONGEST_SHARED;
 use crate::entry::{Encoding, Entry};
 use crate::loader::{LoadResult, Mark};
 use crate::policy::Policy;
-use crate::times::{Lifetimes, Serves};
+use crate::times::Lifetimes;
 
 /// The stored response that a load is to replace.
 pub(crate) struct Previous {
@@ -36,7 +36,7 @@ impl Previous {
     pub(crate) fn of(entry: Entry, now: u64) -> Option<Self> {
         let (kept, at) = Kept::of(&entry)?;
         let response = StoredResponse::decode(&entry.payload, at)?;
-        let is_served = matches!(entry.serves(now), Serves::Fresh | Serves::Stale | Serves::Resting);
+        let is_served = entry.serves(now).is_at_once();
         Some(Self { entry, kept, response, is_served })
     }
 
