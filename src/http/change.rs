@@ -156,12 +156,9 @@ where
             return passed(response);
         }
         let (headers, length) = (&previous.response.headers, previous.response.body.len() as u64);
-        match head_update(head.status(), head.headers(), headers, length, now) {
+        let stored = (previous.response.status, headers);
+        match head_update((head.status(), head.headers()), stored, length, now) {
             HeadUpdate::Ignore => {}
-            // There is something by now, or it is where it was asked for.
-            HeadUpdate::Freshen if previous.response.status != StatusCode::OK => {
-                forget(&guard, vec![key]).await;
-            }
             // What there is, is another representation by now.
             HeadUpdate::Invalidate => forget(&guard, vec![key]).await,
             HeadUpdate::Freshen => {

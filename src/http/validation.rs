@@ -157,14 +157,17 @@ pub(crate) enum HeadUpdate {
 
 /// Compares the answer to a HEAD with a stored response of `length` bytes.
 pub(crate) fn head_update(
-    status: StatusCode,
-    head: &HeaderMap,
-    stored: &HeaderMap,
+    (status, head): (StatusCode, &HeaderMap),
+    (stored_status, stored): (StatusCode, &HeaderMap),
     length: u64,
     now: SystemTime,
 ) -> HeadUpdate {
     if status != StatusCode::OK {
         return HeadUpdate::Ignore;
+    }
+    if stored_status != StatusCode::OK {
+        // There is something by now, or it is where it was asked for.
+        return HeadUpdate::Invalidate;
     }
     let same_tag = etag(head).is_none_or(|new| etag(stored) == Some(new));
     let same_date = !head.contains_key(LAST_MODIFIED)

@@ -289,11 +289,12 @@ fn a_head_freshens_what_it_is_the_head_of() {
     ];
     for (status, head, expected) in cases {
         let status = StatusCode::from_u16(status).unwrap();
-        let update = head_update(status, &headers(head), &headers(&stored), 5, now());
+        let update = head_update((status, &headers(head)), (StatusCode::OK, &headers(&stored)), 5, now());
         assert_eq!(update, expected, "RFC 9111, 4.3.5: {status} {head:?}");
     }
     let tag = headers(&[("etag", "\"a\"")]);
-    assert_eq!(head_update(StatusCode::OK, &tag, &HeaderMap::new(), 5, now()), HeadUpdate::Invalidate);
+    let (tagged, plain) = ((StatusCode::OK, &tag), (StatusCode::OK, &HeaderMap::new()));
+    assert_eq!(head_update(tagged, plain, 5, now()), HeadUpdate::Invalidate);
 }
 
 #[test]
