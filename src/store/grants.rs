@@ -169,11 +169,7 @@ impl Grants {
     pub(crate) fn tell_all_missed(&self) {
         let all: Vec<_> = lock(&self.registry).by_token.values().cloned().collect();
         for waiter in all {
-            {
-                let mut told = lock(&waiter.told);
-                (told.missed, told.unheard) = (true, true);
-            }
-            waiter.woken.notify_one();
+            waiter.tell(|told| (told.missed, told.unheard) = (true, true));
         }
     }
 
@@ -183,8 +179,7 @@ impl Grants {
         let of_node = |waiter: &&Arc<Waiter>| waiter.token.node() == node;
         let all: Vec<_> = lock(&self.registry).by_token.values().filter(of_node).cloned().collect();
         for waiter in all {
-            lock(&waiter.told).closed = true;
-            waiter.woken.notify_one();
+            waiter.tell(|told| told.closed = true);
         }
     }
 
@@ -223,6 +218,13 @@ impl Registry {
             told.missed |= is_open;
         }
         Some(Wake(first))
+    }
+}
+
+impl Waiter {
+    fn tell(&self, enter: impl FnOnce(&mut Told)) {
+        enter(&mut lock(&self.told));
+        self.woken.notify_one();
     }
 }
 
