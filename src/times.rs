@@ -128,7 +128,8 @@ impl Times {
     }
 }
 
-fn ms(duration: Duration) -> u64 {
+/// In whole milliseconds.
+pub(crate) fn ms(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 

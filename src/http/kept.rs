@@ -12,6 +12,7 @@ use super::reuse::{Stale, Terms};
 use super::selecting::Normal;
 use super::vary::{Fingerprint, Names, Variant};
 use crate::entry::{Encoding, Entry, Kind};
+use crate::times::ms;
 
 /// ```text
 /// 0  layout   1
@@ -110,10 +111,9 @@ impl Kept {
         out.put_u8(flags.iter().filter(|(_, is_set)| *is_set).map(|(flag, _)| flag).sum());
         // Known when the rest is written.
         out.put_u16_le(0);
-        out.put_u64_le(u64::try_from(self.age.as_millis()).unwrap_or(u64::MAX));
-        out.put_u64_le(u64::try_from(lifetime.as_millis()).unwrap_or(u64::MAX));
-        for window in [stale.while_revalidate, stale.if_error, stale.on_disconnect] {
-            out.put_u64_le(u64::try_from(window.as_millis()).unwrap_or(u64::MAX));
+        let windows = [stale.while_revalidate, stale.if_error, stale.on_disconnect];
+        for time in [self.age, lifetime].into_iter().chain(windows) {
+            out.put_u64_le(ms(time));
         }
         if let Some(Part { first, last, complete }) = self.part {
             out.put_u64_le(first);
