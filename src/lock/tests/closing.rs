@@ -36,19 +36,22 @@ async fn who_waits_for_a_guards_locks_is_told_and_leaves_nothing() {
     assert_eq!(gate.available_permits().await.expect("asks"), 1);
 }
 
-/// It was handed over, and closed before that was read.
-#[tokio::test(start_paused = true)]
-async fn what_is_granted_while_it_is_closed_is_given_back() {
-    let store = MemoryStore::new();
-    let (guard, elsewhere) = (StampedeGuard::new(store.clone()), Locks::new(store));
-    let mut holder = locked(&mutex(&elsewhere)).await;
-    let locks = guard.locks();
-    let one = mutex(&locks);
+/// Closed after one was handed what it waits for, and before that was read.
+async fn closed_while_granted(locks: &Locks, elsewhere: &Locks) {
+    let mut holder = locked(&mutex(elsewhere)).await;
+    let one = mutex(locks);
     let one = waiting(async move { one.lock().await }).await;
     assert!(holder.unlock().await.expect("asks"));
     locks.close().await;
     ended(one).await;
-    assert!(!mutex(&elsewhere).is_locked().await.expect("asks"));
+    assert!(!mutex(elsewhere).is_locked().await.expect("asks"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_granted_while_it_is_closed_is_given_back() {
+    let store = MemoryStore::new();
+    let (guard, elsewhere) = (StampedeGuard::new(store.clone()), Locks::new(store));
+    closed_while_granted(&guard.locks(), &elsewhere).await;
     assert!(mutex(&guard.locks()).try_lock().await.expect("the guard is not closed").is_some());
 }
 
@@ -56,14 +59,7 @@ async fn what_is_granted_while_it_is_closed_is_given_back() {
 #[tokio::test(start_paused = true)]
 async fn what_is_granted_is_given_back_before_the_connections_end() {
     let store = MemoryStore::new();
-    let (locks, elsewhere) = (Locks::new(store.clone()), Locks::new(store));
-    let mut holder = locked(&mutex(&elsewhere)).await;
-    let one = mutex(&locks);
-    let one = waiting(async move { one.lock().await }).await;
-    assert!(holder.unlock().await.expect("asks"));
-    locks.close().await;
-    ended(one).await;
-    assert!(!mutex(&elsewhere).is_locked().await.expect("asks"));
+    closed_while_granted(&Locks::new(store.clone()), &Locks::new(store)).await;
 }
 
 #[tokio::test(start_paused = true)]

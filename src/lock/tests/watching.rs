@@ -22,34 +22,34 @@ fn about(took: Duration, expected: Duration) -> bool {
     (expected..=expected + ms(20)).contains(&took)
 }
 
-/// The next holder is there for a shorter time, one waiter is told, asks, and goes away.
-#[tokio::test(start_paused = true)]
-async fn what_a_waiter_has_learnt_outlives_it() {
+/// The next holder is there for a shorter time, and dies; of the two behind it the first goes away `after` it was told so.
+/// How long the last one waits.
+async fn the_first_leaves(after: Duration) -> Duration {
     let locks = Locks::in_memory();
     let mut holder = locked(&patient(&locks, LONG)).await;
     let brief = dies_with_it(patient(&locks, ms(500))).await;
-    let one = waits(patient(&locks, LONG)).await;
+    let first = waits(patient(&locks, LONG)).await;
     let last = waits(patient(&locks, LONG)).await;
     holder.unlock().await.expect("asks");
+    if !after.is_zero() {
+        pass(after).await;
+    }
+    first.abort();
     brief.await.expect("handed over");
-    pass(ms(100)).await;
-    one.abort();
-    let took = last.await.expect("it is free");
+    last.await.expect("it is free")
+}
+
+/// It has asked for how long.
+#[tokio::test(start_paused = true)]
+async fn what_a_waiter_has_learnt_outlives_it() {
+    let took = the_first_leaves(ms(100)).await;
     assert!(about(took, ms(500)), "{took:?}");
 }
 
-/// It is told, and goes away before it has asked.
+/// It has not asked yet.
 #[tokio::test(start_paused = true)]
 async fn what_a_waiter_was_told_outlives_it() {
-    let locks = Locks::in_memory();
-    let mut holder = locked(&patient(&locks, LONG)).await;
-    let brief = dies_with_it(patient(&locks, ms(500))).await;
-    let one = waits(patient(&locks, LONG)).await;
-    let last = waits(patient(&locks, LONG)).await;
-    holder.unlock().await.expect("asks");
-    one.abort();
-    brief.await.expect("handed over");
-    let took = last.await.expect("it is free");
+    let took = the_first_leaves(Duration::ZERO).await;
     assert!(about(took, ms(500)), "{took:?}");
 }
 
