@@ -15,6 +15,7 @@ use redis::{Client, Connection, FromRedisValue, RedisError};
 
 use super::PATIENCE;
 use super::os::Guarded;
+use super::scratch::Scratch;
 
 /// The documented rights of the smallest user the library works with; the user `minimal` has exactly these.
 pub(crate) const MINIMAL_ACL: &str = "on >pw ~sg1:* resetchannels &sg1:* -@all +get +mget +set +del +exists +incr +pexpire \
@@ -43,6 +44,8 @@ struct Process {
     guarded: Guarded,
     /// Returns the server's log once the server is gone. Reading it all the time keeps the pipe from filling up.
     log: JoinHandle<String>,
+    /// Where it works: a primary writes a dump for each new replica, and there are versions that leave it.
+    _dir: Scratch,
 }
 
 struct PortTaken;
@@ -226,6 +229,7 @@ impl fmt::Debug for RedisServer {
 
 impl Process {
     fn launch(port: u16, args: &[String]) -> Result<Self, PortTaken> {
+        let dir = Scratch::new();
         let spawned = Guarded::spawn(
             Command::new(std::env::var_os(PROGRAM).unwrap_or_else(|| "redis-server".into()))
                 .args(["--port", &port.to_string(), "--bind", "127.0.0.1"])
@@ -233,13 +237,10 @@ impl Process {
                 // On the command line, so that the user is there from the first connection after a restart on.
                 .args(["--user", "minimal"])
                 .args(MINIMAL_ACL.split_whitespace())
-                // A replica keeps what its primary sends as a dump, and any server loads one that it finds: of this
-                // name there is none.
-                .args(["--dbfilename", &format!("sg-{:016x}.rdb", fastrand::u64(..))])
                 .args(["--repl-diskless-load", "swapdb"])
                 .args(args)
-                // Nothing is ever written with these settings, so there is nothing to clean up either.
-                .current_dir(std::env::temp_dir())
+                // Empty, because any server loads a dump that it finds.
+                .current_dir(&dir)
                 .stdin(Stdio::null())
                 .stdout(Stdio::piped())
                 .stderr(Stdio::null()),
@@ -254,7 +255,7 @@ impl Process {
             let _ = stdout.read_to_end(&mut log);
             String::from_utf8_lossy(&log).into_owned()
         });
-        let mut process = Self { guarded, log };
+        let mut process = Self { guarded, log, _dir: dir };
         let deadline = Instant::now() + PATIENCE;
         while !process.is_ready(port) {
             if let Some(status) = process.guarded.try_wait() {

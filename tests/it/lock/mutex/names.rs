@@ -1,9 +1,6 @@
 //! What a mutex is called: what excludes what, and where its keys are.
 
-use std::path::PathBuf;
-
 use stampede_guard::lock::{Scope, Waiting};
-use uuid::Uuid;
 
 use super::*;
 use crate::support::monitor::Monitor;
@@ -146,40 +143,24 @@ async fn databases_are_apart_and_each_hears_its_own() {
 }
 
 /// A server that is a cluster of its own, and refuses scripts whose keys are in two slots.
-struct Cluster {
-    server: RedisServer,
-    file: PathBuf,
-}
-
-impl Cluster {
-    async fn start() -> Self {
-        let file = std::env::temp_dir().join(format!("sg-nodes-{}.conf", Uuid::new_v4()));
-        let path = file.to_str().expect("a path that is text");
-        let server = RedisServer::with_args(["--cluster-enabled", "yes", "--cluster-config-file", path]);
-        // One by one: 6.2 knows no ranges.
-        let slots: Vec<_> = (0..16_384).map(|slot| slot.to_string()).collect();
-        let words = ["CLUSTER", "ADDSLOTS"].into_iter().chain(slots.iter().map(String::as_str));
-        server.run::<()>(&words.collect::<Vec<_>>());
-        eventually("the cluster is up", SOON, async || {
-            server.run::<String>(&["CLUSTER", "INFO"]).contains("cluster_state:ok")
-        })
-        .await;
-        Self { server, file }
-    }
-}
-
-impl Drop for Cluster {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.file);
-    }
+async fn cluster_of_one() -> RedisServer {
+    let server = RedisServer::with_args(["--cluster-enabled", "yes"]);
+    // One by one: 6.2 knows no ranges.
+    let slots: Vec<_> = (0..16_384).map(|slot| slot.to_string()).collect();
+    let words = ["CLUSTER", "ADDSLOTS"].into_iter().chain(slots.iter().map(String::as_str));
+    server.run::<()>(&words.collect::<Vec<_>>());
+    eventually("the cluster is up", SOON, async || {
+        server.run::<String>(&["CLUSTER", "INFO"]).contains("cluster_state:ok")
+    })
+    .await;
+    server
 }
 
 /// S0.21: the flaw of a time to live that is sent as a key. Everything that a mutex can do, done in a cluster, where
 /// scripts over two slots are refused; with a key of our own and with a bare one.
 #[tokio::test]
 async fn all_keys_of_a_mutex_are_in_one_slot() {
-    let cluster = Cluster::start().await;
-    let server = &cluster.server;
+    let server = &cluster_of_one().await;
     server.run::<()>(&["ACL", "SETUSER", "minimal", "~lock:*"]);
     let locks = node(server).await;
     for name in ["m", "a{b}c", "{", "}{", "x y\0z"] {
