@@ -105,11 +105,14 @@ impl Times {
     }
 
     /// The same value, marked stale: only to stand in.
-    pub(crate) fn expired(mut self, now: u64) -> Self {
-        self.fresh_until = self.fresh_until.min(now);
-        self.stale_until = self.stale_until.min(now);
-        self.retry_at = 0;
-        self
+    pub(crate) fn expired(self) -> Self {
+        Self { fresh_until: 0, stale_until: 0, retry_at: 0, ..self }
+    }
+
+    /// Whether it was made stale before its time.
+    #[cfg(feature = "http")]
+    pub(crate) fn is_expired(&self) -> bool {
+        self.fresh_until == 0 && self.error_until > 0
     }
 
     /// The same value after a load that failed at `now`: served as it is until there may be another try.

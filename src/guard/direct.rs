@@ -194,7 +194,7 @@ impl StampedeGuard {
         let now = self.node.store.now();
         let kept = match self.entry(&key).await? {
             Some(entry) if entry.times.stands_in(now) => {
-                let (times, over) = (entry.times.expired(now), Some(entry.encode(&key)));
+                let (times, over) = (entry.times.expired(), Some(entry.encode(&key)));
                 let keep = Duration::from_millis(times.error_until - now);
                 Some(Insert { entry: Entry { times, ..entry }.encode(&key), keep, over })
             }

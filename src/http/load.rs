@@ -226,7 +226,8 @@ fn condition(request: &mut HeaderMap, is_part: bool, stored: Option<&Previous>) 
 /// The generation of a resource's variants, if it is still what is stored, and another one otherwise. It was read before
 /// this load had the lease, so it may have been invalidated since; whoever does that from now on takes the lease away.
 async fn generation_again(ask: Ask<'_>, read: u64) -> Result<u64, StoreError> {
-    let chosen = read_entry(ask).await?.and_then(|entry| Kept::of(&entry)?.0.chosen);
+    let stored = read_entry(ask).await?.filter(|entry| !entry.times.is_expired());
+    let chosen = stored.and_then(|entry| Kept::of(&entry)?.0.chosen);
     let stored = chosen.map(|chosen| chosen.generation).filter(|stored| *stored == read);
     Ok(stored.unwrap_or_else(|| fastrand::u64(..)))
 }

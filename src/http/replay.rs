@@ -115,11 +115,15 @@ impl Open for Wants<'_> {
             Reuse::StaleWhileRevalidate => match entry.times.serves(now) {
                 Serves::Resting => Serves::Resting,
                 Serves::Fresh | Serves::Stale => Serves::Stale,
-                Serves::OnError | Serves::No if self.is_elsewhere(&kept) => Serves::Fresh,
                 // Somebody has ended its windows.
                 Serves::OnError | Serves::No => Serves::No,
             },
-            Reuse::Revalidate | Reuse::OnlyIfCached if self.is_elsewhere(&kept) => Serves::Fresh,
+            // Was the resource expired, its other variants were.
+            Reuse::Revalidate | Reuse::OnlyIfCached
+                if !entry.times.is_expired() && self.is_elsewhere(&kept) =>
+            {
+                Serves::Fresh
+            }
             Reuse::Revalidate
                 if entry.times.serves(now) == Serves::Resting
                     && instead_of(Failed::Disconnected, self.asked, &terms, age, self.http) =>

@@ -1,6 +1,9 @@
 //! What throws the variants of a resource away, and what does not.
 
-use super::kit::{Inner, ask, replicas, request, respond, secs, send, sent, settle, whole};
+use stampede_guard::http::cache_key;
+use tower::Layer as _;
+
+use super::kit::{Inner, ask, guard, replicas, request, respond, secs, send, sent, settle, whole};
 use super::variants::{LANGUAGES, in_language};
 
 /// An error page seldom says what it varies by; that made one error throw away what stands in for it.
@@ -122,4 +125,29 @@ async fn an_invalidation_between_look_up_and_lease_invalidates_all_variants() {
     assert_eq!(stale.await.unwrap().text(), "de 4");
     assert_eq!(ask(&shop, in_language("en")).await.text(), "en 5", "not what was there before");
     assert_eq!(ask(&shop, in_language("de")).await.text(), "de 4");
+}
+
+/// What is expired is the resource, and so each of its variants, wherever it is stored.
+#[tokio::test(start_paused = true)]
+async fn an_expiry_is_of_all_variants() {
+    for control in
+        ["max-age=60, stale-if-error=60", "max-age=60, stale-while-revalidate=60, stale-if-error=60"]
+    {
+        let inner = Inner::with(move |n, request| {
+            let language = sent(request, "accept-language").to_owned();
+            let headers = [("vary", "Accept-Language"), ("cache-control", control)];
+            Ok(respond(200, &headers, whole(format!("{language} {n}"))))
+        });
+        let guard = guard();
+        let shop = guard.layer(inner.clone());
+        for language in LANGUAGES {
+            ask(&shop, in_language(language)).await;
+        }
+        guard.expire(cache_key(&"http://shop.example/".parse().unwrap()).unwrap()).await.unwrap();
+        // The first is not the one that is stored with the resource: with it the others come back or stay away.
+        for (n, language) in ["en", "fr", "de"].iter().enumerate() {
+            let seen = ask(&shop, in_language(language)).await;
+            assert_eq!(seen.text(), format!("{language} {}", n + 4), "{control}");
+        }
+    }
 }
