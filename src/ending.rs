@@ -147,7 +147,8 @@ mod tests {
             Ending::Failed(Failure::Guard(error)) => Some(error.kind()),
             _ => None,
         };
-        for failure in [ErrorKind::Timeout, ErrorKind::Overloaded].map(|kind| Error::new(kind, "x")) {
+        let kinds = [ErrorKind::Timeout, ErrorKind::Overloaded, ErrorKind::Store];
+        for failure in kinds.map(|kind| Error::new(kind, "x")) {
             let told = there(Ending::Failed(Failure::Guard(failure.clone())));
             assert_eq!(kind(told), Some(failure.kind()));
         }

@@ -106,6 +106,26 @@ async fn parts_are_stored_and_make_a_whole_where_a_strong_validator_says_so() {
     calls(3);
 }
 
+/// RFC 9111, 5.2.2.4: what is put together has no field that the newer part keeps for itself.
+#[tokio::test(start_paused = true)]
+async fn what_a_later_part_forbids_is_not_given_with_the_whole() {
+    let inner = Inner::with(|n, request| {
+        let range = sent(request, "range").replace('=', " ") + "/10";
+        let (control, name) = match n {
+            1 => ("max-age=60", "x-user"),
+            _ => ("max-age=60, no-cache=\"x-user\"", "x-other"),
+        };
+        let headers = [("etag", "\"a\""), ("cache-control", control), ("content-range", &range), (name, "7")];
+        Ok(respond(206, &headers, whole(["01234", "56789"][n - 1])))
+    });
+    let shop = shop_with(&inner, policy().http(HttpPolicy::strict()));
+    assert_eq!(ask(&shop, part("bytes=0-4")).await.header("x-user"), Some("7"));
+    ask(&shop, part("bytes=5-9")).await;
+    let seen = ask(&shop, get("/")).await;
+    assert_eq!((seen.text(), seen.header("x-user"), seen.header("x-other")), (WHOLE, None, Some("7")));
+    assert_eq!(inner.calls(), 2);
+}
+
 #[tokio::test(start_paused = true)]
 async fn parts_of_a_weak_validator_are_never_put_together() {
     for tag in ["W/\"a\"", ""] {
