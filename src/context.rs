@@ -8,9 +8,11 @@ use bytes::Bytes;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::error::{Error, ErrorKind};
+use crate::error::Error;
 use crate::key::CacheKey;
+use crate::loader::Mode;
 use crate::node::Node;
+use crate::observe::Count;
 use crate::policy::Policy;
 use crate::sync::lock;
 use crate::tags::{self, Tagged};
@@ -62,16 +64,19 @@ pub struct LoadContext<T> {
     lost: watch::Receiver<bool>,
     settings: Arc<Mutex<Settings>>,
     node: Arc<Node>,
-    tag_life: Duration,
+    mode: Mode,
+    policy: Arc<Policy>,
 }
 
 /// What a loader has decided about its value.
 #[derive(Debug)]
 pub(crate) struct Settings {
-    pub(crate) lifetimes: Lifetimes,
+    lifetimes: Lifetimes,
     pub(crate) validator: Bytes,
     pub(crate) tags: Vec<Tagged>,
     negative_for: Duration,
+    /// Whether a tag that it should have could not be had: stored, it would outlive the tag's invalidation.
+    untagged: bool,
     /// Whether the loader has said how long its value lives.
     pub(crate) decided: bool,
     /// Whether the value says that there is nothing.
@@ -81,7 +86,13 @@ pub(crate) struct Settings {
 impl Settings {
     pub(crate) fn new(policy: &Policy, validator: Bytes) -> Self {
         let (lifetimes, negative_for) = (policy.lifetimes(), policy.negative_for());
-        Self { lifetimes, validator, tags: Vec::new(), negative_for, decided: false, negative: false }
+        let [untagged, decided, negative] = [false; 3];
+        Self { lifetimes, validator, tags: Vec::new(), negative_for, untagged, decided, negative }
+    }
+
+    /// How long the value is kept, once the loader has said all that it has to say.
+    pub(crate) fn lifetimes(&self) -> Lifetimes {
+        if self.untagged { Lifetimes::default() } else { self.lifetimes }
     }
 
     /// The lifetimes of a value that says "there is nothing".
@@ -98,11 +109,12 @@ impl<T> LoadContext<T> {
         lost: watch::Receiver<bool>,
         settings: Arc<Mutex<Settings>>,
         node: Arc<Node>,
-        tag_life: Duration,
+        mode: Mode,
+        policy: Arc<Policy>,
     ) -> Self {
         let validator = lock(&settings).validator.clone();
         let validator = String::from_utf8(validator.to_vec()).ok().filter(|text| !text.is_empty());
-        Self { previous, validator, deadline, lost, settings, node, tag_life }
+        Self { previous, validator, deadline, lost, settings, node, mode, policy }
     }
 
     /// The value that is loaded anew, where the store still has it.
@@ -172,22 +184,39 @@ impl<T> LoadContext<T> {
     /// them invalidates it. At most 16 in all. Call it *before* you ask the origin, so that an invalidation in
     /// between is not missed. Reading such a value costs a second round trip, which tags of the policy do not.
     ///
+    /// A store that can not be asked is no reason for a load to fail: the value goes to those who wait for it and is not
+    /// stored, because an invalidation would not find it.
+    ///
     /// # Errors
     ///
-    /// An empty tag or too many; a store that could not be asked. The value then has none of these tags; to store
-    /// it all the same or not is up to the loader.
+    /// An empty tag or too many: the value then has none of these.
     ///
     /// # Cancel safety
     ///
-    /// Dropped, the value has none of these tags.
+    /// Dropped, the value is not stored.
     pub async fn tag<K: Into<CacheKey>>(&mut self, tags: impl IntoIterator<Item = K>) -> Result<(), Error> {
         let before = lock(&self.settings).tags.len();
         let tags = tags::keys(&self.node.namespace, tags, before)?;
-        let within = self.deadline.saturating_duration_since(Instant::now());
-        let tagged = self.node.tagged(tags, self.tag_life, within).await.map_err(|source| {
-            Error::with_source(ErrorKind::Store, "reading the ids of tags failed", Arc::new(source))
-        })?;
-        lock(&self.settings).tags.extend(tagged);
+        let stored_without = std::mem::replace(&mut lock(&self.settings).untagged, true);
+        if self.mode != Mode::Leased {
+            // Nothing of this load is stored.
+            return Ok(());
+        }
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        let within = left.min(self.policy.coordination_budget);
+        match self.node.tagged(tags, self.policy.tag_life(), within).await {
+            Ok(tagged) => {
+                let mut settings = lock(&self.settings);
+                settings.tags.extend(tagged);
+                settings.untagged = stored_without;
+            }
+            Err(error) => {
+                self.node.count(Count::store_errors);
+                if self.node.warned.is_due() {
+                    tracing::warn!(%error, "the ids of a value's tags can not be read: it is not stored");
+                }
+            }
+        }
         Ok(())
     }
 
@@ -207,7 +236,8 @@ impl<T> LoadContext<T> {
 
 impl<T> fmt::Debug for LoadContext<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { previous, validator: _, deadline, lost: _, settings: _, node: _, tag_life: _ } = self;
+        let Self { previous, validator: _, deadline, lost: _, settings: _, node: _, mode: _, policy: _ } =
+            self;
         f.debug_struct("LoadContext")
             .field("has_previous", &previous.is_some())
             .field("deadline", deadline)

@@ -82,9 +82,8 @@ where
         // A validator without its value would make a value out of "not modified".
         let validator = if previous.is_some() { validator } else { Bytes::new() };
         let settings = Arc::new(Mutex::new(Settings::new(&policy, validator)));
-        let tag_life = policy.tag_life();
-        let context =
-            LoadContext::new(previous, deadline, lost, Arc::clone(&settings), Arc::clone(&node), tag_life);
+        let (given, of) = (Arc::clone(&settings), Arc::clone(&policy));
+        let context = LoadContext::new(previous, deadline, lost, given, Arc::clone(&node), mode, of);
         let loaded = load(context).await;
         let (result, kept) = concluded(&key, loaded, mode, &node, &policy, &settings);
         *lock(&own) = Some(kept);
@@ -140,7 +139,7 @@ fn shared<T: Serialize + 'static>(
             if settings.negative {
                 node.count(Count::negatives);
             }
-            let (lifetimes, validator) = (settings.lifetimes, settings.validator.clone());
+            let (lifetimes, validator) = (settings.lifetimes(), settings.validator.clone());
             let tags = std::mem::take(&mut settings.tags);
             LoadResult::Value { encoding, payload, lifetimes, validator, tags, brief: None }
         }

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
+use stampede_guard::LoadContext;
+
 use super::*;
 use crate::support::monitor::Monitor;
 
@@ -173,4 +175,42 @@ async fn invalidations_that_wait_for_replicas_open_four_connections_at_the_most(
     }
     replica.resume();
     eventually("it follows again", SOON, async || guard.invalidate("k").await.is_ok()).await;
+}
+
+/// The loader of the README: a tag of its own, and what can not be had ends it.
+async fn priced(node: &StampedeGuard, price: u32, server: Option<&Arc<RedisServer>>) -> u32 {
+    let server = server.cloned();
+    let load = move |mut cx: LoadContext<u32>| async move {
+        if let Some(server) = &server {
+            server.pause();
+        }
+        cx.tag([("product", 7)]).await?;
+        if let Some(server) = &server {
+            server.resume();
+        }
+        cx.fresh_for(Duration::from_secs(60));
+        Ok::<_, stampede_guard::Error>(price)
+    };
+    let answer = tokio::time::timeout(SOON, node.get_or_load_with("price", load)).await;
+    answer.expect("it does not wait for the server").expect("a store is no reason to fail")
+}
+
+#[tokio::test]
+async fn a_tag_that_can_not_be_had_is_no_reason_to_fail_and_nothing_is_stored_without_it() {
+    let server = Arc::new(RedisServer::start());
+    let node = local(&server, tagged().build().expect("valid")).await;
+    // It hangs when the load comes to its tag, and is back when the load ends.
+    assert_eq!(priced(&node, 1, Some(&server)).await, 1);
+    settled(std::slice::from_ref(&node)).await;
+    eventually("it is back", SOON, async || node.get::<u32>("price").await.is_ok()).await;
+    assert_eq!(node.get::<u32>("price").await.expect("answered"), None, "an invalidation would miss it");
+    assert_eq!(priced(&node, 2, None).await, 2);
+    assert_eq!(node.get::<u32>("price").await.expect("answered"), Some(2));
+    node.invalidate_tag(("product", 7)).await.expect("confirmed");
+    assert_eq!(node.get::<u32>("price").await.expect("answered"), None);
+    server.kill();
+    assert_eq!(priced(&node, 3, None).await, 3);
+    assert_eq!(priced(&node, 4, None).await, 4, "the breaker is open");
+    node.shutdown(ms(100)).await;
+    assert_eq!(priced(&node, 5, None).await, 5);
 }
