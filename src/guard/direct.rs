@@ -20,6 +20,9 @@ use crate::typed::Decode;
 
 const INVALIDATION: &str = "the invalidation";
 
+/// How long a change is tried.
+const LONGEST: Duration = Duration::from_secs(2);
+
 impl StampedeGuard {
     /// Returns the stored value of `key`; never loads. `None` if there is none, or none that may be served and is
     /// a `T`. A stale one is returned within
@@ -141,13 +144,14 @@ impl StampedeGuard {
                 ),
             ));
         }
-        let tags = self.tag_list(&key, tags).await?;
+        let until = Instant::now() + LONGEST;
+        let tags = self.tag_list(&key, until, tags).await?;
         let now = self.node.store.now();
         let (times, keep) = self.policy.jittered(self.policy.lifetimes()).from(now, Duration::ZERO);
         let (kind, validator) = (Kind::Value, Box::default());
         let entry = Entry { kind, encoding, stored_at: now, times, validator, tags, payload };
         let insert = Insert { entry: entry.encode(&key), keep, over: None };
-        self.replace("the insertion", &key, Some(insert)).await
+        self.replace("the insertion", &key, until, Some(insert)).await
     }
 
     /// Removes `key`, also against loads that are running: what they load is not stored.
@@ -169,7 +173,7 @@ impl StampedeGuard {
     /// lost, at the next renewal of the lease.
     pub async fn invalidate(&self, key: impl Into<CacheKey>) -> Result<(), Error> {
         let key = self.key(key)?;
-        self.replace(INVALIDATION, &key, None).await
+        self.replace(INVALIDATION, &key, Instant::now() + LONGEST, None).await
     }
 
     /// Marks the value of `key` stale, also against loads that are running: the next caller loads. The value is
@@ -191,8 +195,12 @@ impl StampedeGuard {
     /// is invalidated, and one that is invalidated there stays so.
     pub async fn expire(&self, key: impl Into<CacheKey>) -> Result<(), Error> {
         let key = self.key(key)?;
+        let until = Instant::now() + LONGEST;
+        let ask = Ask { node: &self.node, policy: &self.policy, key: &key };
+        let read = self.tried(&key, until, |_| Box::pin(read_entry(ask))).await;
+        let read = read.map_err(|error| Error::store("looking up the entry", &key, error))?;
         let now = self.node.store.now();
-        let kept = match self.entry(&key).await? {
+        let kept = match read {
             Some(entry) if entry.times.stands_in(now) => {
                 let (times, over) = (entry.times.expired(), Some(entry.encode(&key)));
                 let keep = Duration::from_millis(times.error_until - now);
@@ -200,7 +208,7 @@ impl StampedeGuard {
             }
             _ => None,
         };
-        self.replace("the expiry", &key, kept).await
+        self.replace("the expiry", &key, until, kept).await
     }
 
     /// Removes every value with this tag, also against loads that are running: one command, however many values
@@ -255,58 +263,81 @@ impl StampedeGuard {
     /// [`invalidate`](Self::invalidate), of a key that is made already.
     #[cfg(feature = "http")]
     pub(crate) async fn forget(&self, key: &Key) -> Result<(), Error> {
-        self.replace(INVALIDATION, key, None).await
+        self.replace(INVALIDATION, key, Instant::now() + LONGEST, None).await
     }
 
     async fn forget_tag(&self, tag: &Key) -> Result<(), Error> {
         let Node { flights, store, .. } = &*self.node;
         // Which flights have the tag nobody knows before they end; a later caller begins another one.
         flights.detach_all();
-        self.confirmed("the invalidation by the tag", tag, |within| store.tags().forget_tag(tag, within))
-            .await?;
+        let until = Instant::now() + LONGEST;
+        let forget = |within| store.tags().forget_tag(tag, within);
+        self.confirmed("the invalidation by the tag", tag, until, forget).await?;
         flights.detach_all();
         Ok(())
     }
 
     /// The policy's tags and a value's own, for one that is stored directly.
-    async fn tag_list(&self, key: &Key, own: Vec<Key>) -> Result<TagList, Error> {
+    async fn tag_list(&self, key: &Key, until: Instant, own: Vec<Key>) -> Result<TagList, Error> {
         let Self { node, policy } = self;
         let mut tags = policy.tag_keys(&node.namespace);
         tags.extend(own);
-        let tagged = node.tagged(tags, policy.tag_life(), policy.command_timeout).await;
+        let life = policy.tag_life();
+        let tagged = self.tried(key, until, |within| Box::pin(node.tagged(tags.clone(), life, within))).await;
         let tagged = tagged.map_err(|error| Error::store("reading the ids of the tags", key, error))?;
         Ok(TagList::new(&tagged))
     }
 
     /// INVALIDATE and INSERT.
-    async fn replace(&self, what: &str, key: &Key, insert: Option<Insert>) -> Result<(), Error> {
+    async fn replace(
+        &self,
+        what: &str,
+        key: &Key,
+        until: Instant,
+        insert: Option<Insert>,
+    ) -> Result<(), Error> {
+        let replace = |within| self.node.store.invalidate(key, insert.clone(), within);
         #[cfg(all(test, feature = "testing"))]
         if crate::simulation::mutated(crate::simulation::Mutant::FlightsStay) {
-            return self
-                .confirmed(what, key, |within| self.node.store.invalidate(key, insert.clone(), within))
-                .await;
+            return self.confirmed(what, key, until, replace).await;
         }
         self.node.detach(key);
-        self.confirmed(what, key, |within| self.node.store.invalidate(key, insert.clone(), within)).await?;
+        self.confirmed(what, key, until, replace).await?;
         // A flight that began before the store was told may hold what was read before.
         self.node.detach(key);
         Ok(())
     }
 
-    /// Retried past the coordination budget, because the caller asked for this and for nothing else.
+    /// A change, by the server and, where the policy asks for that, its replicas.
     async fn confirmed<'a>(
         &'a self,
         what: &str,
         key: &Key,
+        until: Instant,
         command: impl Fn(Duration) -> Reply<'a, ()>,
     ) -> Result<(), Error> {
-        const LONGEST: Duration = Duration::from_secs(2);
-        let deadline = Instant::now() + LONGEST;
+        match self.tried(key, until, command).await {
+            Ok(()) => {
+                self.node.count(Count::invalidations);
+                self.replicated(what, key).await
+            }
+            Err(error) if error.is_final() => Err(Error::store(what, key, error)),
+            Err(error) => Err(Error::store(&format!("not confirmed: {what}"), key, error)),
+        }
+    }
+
+    /// Tried again past the coordination budget, because the caller asked for this and for nothing else.
+    async fn tried<'a, T>(
+        &'a self,
+        key: &Key,
+        until: Instant,
+        command: impl Fn(Duration) -> Reply<'a, T>,
+    ) -> Result<T, StoreError> {
         let mut tried = StoreError::new(StoreErrorKind::Unavailable);
         loop {
-            let left = deadline.saturating_duration_since(Instant::now());
+            let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(Error::store(&format!("not confirmed: {what}"), key, tried));
+                return Err(tried);
             }
             // A connection that is being made again is worth the wait here.
             let done = match self.node.store.reach(key.name(), left).await {
@@ -314,14 +345,11 @@ impl StampedeGuard {
                 Err(error) => Err(error),
             };
             match done {
-                Ok(()) => {
-                    self.node.count(Count::invalidations);
-                    return self.replicated(what, key).await;
-                }
+                Ok(done) => return Ok(done),
                 Err(error) => {
                     self.node.count(Count::store_errors);
-                    if matches!(error.kind, StoreErrorKind::Refused | StoreErrorKind::Closed) {
-                        return Err(Error::store(what, key, error));
+                    if error.is_final() {
+                        return Err(error);
                     }
                     tried = error;
                     tokio::time::sleep(Duration::from_millis(fastrand::u64(5..50)).min(left)).await;

@@ -1,15 +1,14 @@
 //! What the guard asks of a store: the contract of the fleet protocol, one method per transition.
 //!
-//! Every method is one atomic step as seen by all nodes, and every mutation is conditional on the
-//! caller's [`Token`], so that a command which runs late (after its caller timed out, was
-//! cancelled, or was paused past its lease) changes nothing that is not its own.
+//! Every method is one atomic step as seen by all nodes, and every mutation is conditional on the caller's [`Token`], so that
+//! one which runs late (its caller timed out, was cancelled, or paused past its lease) changes nothing that is not its own.
 //!
 //! Numbered once, cited elsewhere:
 //!
 //! 1. At most one token is the lease of a key at any moment.
 //! 2. A value is stored only while the lease is the token it was loaded under.
-//! 3. A waiter is registered ([`Store::watch`]) before it tries to acquire, and the acquire that is
-//!    refused enqueues it in the same step: no wake-up falls between the two.
+//! 3. A waiter is registered ([`Store::watch`]) before it tries to acquire, and the acquire that is refused enqueues it in the
+//!    same step: no wake-up falls between the two.
 //! 4. A wake is a hint. What holds is what the next `acquire` returns.
 //! 5. Everything a node writes expires by itself.
 
@@ -47,8 +46,7 @@ pub(crate) type Reply<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>
 
 /// The store of entries, leases and wake-ups, as one node sees it.
 ///
-/// `within` is the deadline of one command, waiting for a connection included. A command that
-/// misses it may still run later.
+/// `within` is the deadline of one command, waiting for a connection included. A command that misses it may still run later.
 ///
 /// # Cancel safety
 ///
@@ -367,6 +365,11 @@ pub(crate) enum StoreErrorKind {
 impl StoreError {
     pub(crate) fn new(kind: StoreErrorKind) -> Self {
         Self { kind, source: None }
+    }
+
+    /// Whether another try would come to the same.
+    pub(crate) fn is_final(&self) -> bool {
+        matches!(self.kind, StoreErrorKind::Refused | StoreErrorKind::Closed)
     }
 }
 

@@ -282,15 +282,28 @@ async fn an_invalidation_that_is_not_confirmed_says_so_within_its_bound() {
     assert!(started.elapsed() <= Duration::from_secs(2) + SLACK * 2, "{:?}", started.elapsed());
 }
 
+/// With what each of them reads before it writes.
 #[tokio::test]
-async fn an_invalidation_rides_out_a_restart_of_the_server() {
+async fn changes_ride_out_a_restart_of_the_server() {
     let line = Line::direct(lease_of(ms(2_000))).await;
     answer(&line.guard, "k", 1).await;
-    line.server.kill();
-    let invalidated = tokio::spawn({
-        let guard = line.guard.clone();
-        async move { guard.invalidate("k").await }
-    });
-    line.server.start_again();
-    invalidated.await.expect("joined").expect("confirmed");
+    for change in ["invalidate", "expire", "insert", "tagged"] {
+        line.server.kill();
+        // The breaker is open.
+        assert!(line.guard.get::<u32>("k").await.is_err());
+        let changed = tokio::spawn({
+            let guard = line.guard.clone();
+            async move {
+                match change {
+                    "invalidate" => guard.invalidate("k").await,
+                    "expire" => guard.expire("k").await,
+                    "insert" => guard.insert("k", &1_u32).await,
+                    _ => guard.insert_with_tags("k", &1_u32, ["tag"]).await,
+                }
+            }
+        });
+        tokio::task::yield_now().await;
+        line.server.start_again();
+        changed.await.expect("joined").unwrap_or_else(|error| panic!("{change}: {error}"));
+    }
 }

@@ -42,7 +42,7 @@ impl Cluster {
                 Ok(Value::ServerError(error)) => error,
                 Ok(value) => return Ok(value),
                 Err(error) => {
-                    if !matches!(error.kind, StoreErrorKind::Refused | StoreErrorKind::Closed) {
+                    if !error.is_final() {
                         // Perhaps somebody else has the slot by now; who hangs does not say so.
                         self.looks.trouble();
                     }
