@@ -173,8 +173,9 @@ impl Held {
     ///
     /// # Consistency
     ///
-    /// Begins with the server's clock in microseconds, so that nothing has to be stored for ever. Only a server that
-    /// forgot its data or failed over, and whose clock was set back since, gives smaller ones.
+    /// The server's clock in microseconds, or one more than the last, so that nothing has to be stored for ever. It grows
+    /// over a clock that is set back, and over a failover or a restart that forgets the latest holders. Only both together,
+    /// a server that forgot and whose clock is behind that of the one before, give smaller ones.
     pub fn fence(&self) -> u64 {
         self.grip.fence
     }

@@ -9,6 +9,7 @@ on_servers! {
     the_queue_is_kept_for_twice_the_longest_time,
     every_key_of_a_semaphore_has_a_ttl_at_every_step,
     fences_grow_though_keys_are_deleted,
+    fences_grow_over_what_a_failover_forgot,
     a_fence_is_counted_on_wherever_the_clock_stands,
     a_holder_whose_data_is_gone_holds_nothing,
     a_server_without_memory_still_frees_and_hands_over,
@@ -148,13 +149,38 @@ async fn fences_grow_though_keys_are_deleted(world: &World) {
     }
 }
 
-/// A clock that is set back is the one case in which the fence's own key matters.
-async fn a_fence_is_counted_on_wherever_the_clock_stands(world: &World) {
+/// A replica that is promoted, or a server that restarts from an older data set, has lost the latest holders and what it
+/// counted for them, and has the rest.
+async fn fences_grow_over_what_a_failover_forgot(world: &World) {
     let server = world.home(&mutex("k").tag);
-    // As if it had been given by a clock that was an hour ahead.
+    let (lock, fences) = (&*at("m", "k"), &*at("mf", "k"));
+    let (asker, _) = Asker::holding(world, &mutex("k")).await;
+    let replicated: String = server.run(&["GET", fences]);
+    let mut last = 0;
+    for _ in 0..3 {
+        assert!(asker.free().await);
+        last = asker.must_take().await;
+    }
+    // No server is promoted sooner, or starts.
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    server.run::<()>(&["DEL", lock]);
+    server.run::<()>(&["SET", fences, &replicated, "PX", "86400000"]);
+    let fence = asker.must_take().await;
+    assert!(fence > last, "{fence} after {last}");
+}
+
+/// As if the last fence had been given by a clock that was an hour ahead.
+fn count_ahead(world: &World) -> u64 {
+    let server = world.home(&mutex("k").tag);
     let (secs, _): (u64, u64) = server.run(&["TIME"]);
     let ahead = (secs + 3_600) * 1_000_000;
     server.run::<()>(&["SET", &at("mf", "k"), &ahead.to_string(), "PX", "86400000"]);
+    ahead
+}
+
+/// A clock that is set back is the one case in which it matters what was counted.
+async fn a_fence_is_counted_on_wherever_the_clock_stands(world: &World) {
+    let ahead = count_ahead(world);
     let (holder, fence) = Asker::holding(world, &mutex("k")).await;
     assert_eq!(fence, ahead + 1);
     let waiter = Asker::waiting(world, &mutex("k")).await;
@@ -304,12 +330,13 @@ async fn each_waiter_is_offered_a_fence_of_its_own(world: &World) {
         return;
     }
     let server = world.home(&mutex("k").tag);
-    let (holder, fence) = Asker::holding(world, &mutex("k")).await;
+    let (holder, _) = Asker::holding(world, &mutex("k")).await;
+    let last = count_ahead(world);
     for _ in 0..3 {
         let nobody = Token::mint(uuid::Uuid::new_v4());
         server.run::<()>(&["RPUSH", &at("mq", "k"), &format!("{}60000", nobody.as_str())]);
     }
     let waiter = Asker::waiting(world, &mutex("k")).await;
     assert!(holder.free().await);
-    assert_eq!(waiter.granted().await, fence + 4);
+    assert_eq!(waiter.granted().await, last + 4);
 }

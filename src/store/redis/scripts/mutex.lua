@@ -6,20 +6,22 @@
 -- KEYS: mutex, queue, fence
 -- calls: set incr time lpop publish pttl lrange
 
--- A number that is greater than all given for this mutex before. The first is the clock in
--- microseconds; from there it is counted, for a day by the clock. The count is always behind the
--- clock, so that the first after that day is greater again, wherever the clock was set meanwhile.
+-- A number that is greater than all given for this mutex before: counted on for as long as that is within
+-- 10 ms of the clock, in microseconds, or ahead of it, and the clock otherwise. Counted alone, numbers would be
+-- given again by a server that has lost its latest writes, as one that is promoted may have; the clock alone may be
+-- set back. What is counted is kept for a day by the clock, which is past it then.
 local function next_fence()
   local fence = redis.pcall('INCR', KEYS[3])
-  if type(fence) == 'number' and fence > 1 then
-    return fence
-  end
   local time = redis.call('TIME')
   local now = time[1] * 1000000 + time[2]
-  if fence == 1 then
-    redis.call('SET', KEYS[3], string.format('%.0f', now), 'PX', 86400000)
-  end
   -- Foreign data where the count should be is left alone; the clock has to do.
+  if type(fence) ~= 'number' then
+    return now
+  end
+  if fence + 10000 > now then
+    return fence
+  end
+  redis.call('SET', KEYS[3], string.format('%.0f', now), 'PX', 86400000)
   return now
 end
 
