@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, timeout_at};
 
 /// How many of something there are now, and when the last one has gone.
@@ -45,6 +45,36 @@ impl Gauge {
                 return self.count() == 0;
             }
         }
+    }
+}
+
+/// Those who wait for something until they are sent away.
+#[derive(Debug, Default)]
+pub(crate) struct Waiters {
+    present: Arc<Gauge>,
+    sent_away: watch::Sender<bool>,
+}
+
+impl Waiters {
+    /// One more, until the answer is dropped.
+    pub(crate) fn enter(&self) -> Present {
+        self.present.enter()
+    }
+
+    pub(crate) fn are_sent_away(&self) -> bool {
+        *self.sent_away.borrow()
+    }
+
+    /// Resolves when they are.
+    pub(crate) async fn sent_away(&self) {
+        // The sender lives as long as this.
+        let _ = self.sent_away.subscribe().wait_for(|sent_away| *sent_away).await;
+    }
+
+    /// For good; waits until all have gone, at most until `deadline`.
+    pub(crate) async fn send_away(&self, deadline: Instant) {
+        self.sent_away.send_replace(true);
+        self.present.empty(deadline).await;
     }
 }
 

@@ -146,9 +146,9 @@ impl StampedeGuard {
 
     /// Ends the guard: later calls load for themselves and count as bypassed; loads that are running are waited
     /// for until `deadline` from now, then their leases are handed to other processes, or freed, which takes a round trip
-    /// each, and at most one second more than `deadline`. What its
-    /// [`locks`](Self::locks) release in the background is waited for too, within the deadline and two seconds at most, or within
-    /// that second. What is held still stays so until its time to live is over.
+    /// each, and at most one second more than `deadline`. Who waits
+    /// for one of its [`locks`](Self::locks) then is sent away, and what they release in the background is waited for, within the
+    /// deadline and two seconds at most, or within that second. What is held still stays so until its time to live is over.
     ///
     /// # Cancel safety
     ///
@@ -163,7 +163,7 @@ impl StampedeGuard {
             // Nothing but its time to live would end what was not released before the store is closed.
             let end = deadline.min(Instant::now() + LAST_RELEASES);
             self.node.leases.empty(end).await;
-            self.node.background.empty(end).await;
+            self.end_locks(end).await;
         } else {
             self.hand_over_all().await;
         }
@@ -182,6 +182,12 @@ impl StampedeGuard {
         // background, which has what is left of the same second.
         let end = Instant::now() + Duration::from_secs(1);
         self.node.leases.empty(end).await;
+        self.end_locks(end).await;
+    }
+
+    /// After the loads, which may wait for some. A place that stays in a queue costs those behind it a time to live.
+    async fn end_locks(&self, end: Instant) {
+        self.node.waiters.send_away(end).await;
         self.node.background.empty(end).await;
     }
 

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use crate::ending::Ending;
 use crate::entry::{Entry, Kind};
 use crate::flight::{self, Flights};
-use crate::gauge::Gauge;
+use crate::gauge::{Gauge, Waiters};
 use crate::key::{Hashed, Key};
 use crate::loader::Loader;
 use crate::look_up::LookUps;
@@ -46,6 +46,8 @@ pub(crate) struct Node {
     /// Those that are tried behind their responses, while the store is away.
     #[cfg(feature = "http")]
     pub(crate) retold: Arc<Gauge>,
+    /// For its locks.
+    pub(crate) waiters: Waiters,
     /// Releases of its locks and permits that nobody waits for.
     pub(crate) background: Arc<Gauge>,
     /// Set by `shutdown`: calls load for themselves from now on.
@@ -144,6 +146,7 @@ impl Node {
             untold: Outage::default(),
             #[cfg(feature = "http")]
             retold: Arc::default(),
+            waiters: Waiters::default(),
             background: Arc::default(),
             closed: AtomicBool::new(false),
             leaving: watch::Sender::new(false),

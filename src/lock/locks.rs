@@ -6,13 +6,12 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::{LockError, MutexBuilder, Scope, SemaphoreBuilder};
 use crate::backend::Backend;
 use crate::error::{Error, ErrorKind};
-use crate::gauge::Gauge;
+use crate::gauge::{Gauge, Present, Waiters};
 use crate::key::escape_namespace;
 use crate::node::Node;
 use crate::store::locks::{LockName, LockStore};
@@ -61,12 +60,9 @@ pub(super) struct Home {
     /// Releases that nobody waits for. Of a guard it is the guard's own: there is a `Home` for each `guard.locks()` and
     /// each permit to load, and the guard's end has to wait for what all of them left behind.
     pub(super) background: Arc<Gauge>,
-    /// Those who wait for a lock.
-    pub(super) waiting: Arc<Gauge>,
+    waiters: Waiters,
     /// Whether it was said that the server announces no key events.
     pub(super) warned: AtomicBool,
-    /// A guard's connections outlive this, and a memory store has none.
-    closed: watch::Sender<bool>,
     /// The guard whose connections these are. It closes them; without one, this does.
     guard: Option<Arc<Node>>,
 }
@@ -161,8 +157,7 @@ impl Locks {
     pub async fn close(&self) {
         let deadline = Instant::now() + LAST_RELEASES;
         // First, so that what those leave behind who wait is waited for as well.
-        self.home.closed.send_replace(true);
-        self.home.waiting.empty(deadline).await;
+        self.home.waiters.send_away(deadline).await;
         self.home.background.empty(deadline).await;
         self.home.close();
     }
@@ -225,9 +220,8 @@ impl Home {
             namespace,
             command_timeout,
             background,
-            waiting: Arc::default(),
+            waiters: Waiters::default(),
             warned: AtomicBool::new(false),
-            closed: watch::Sender::new(false),
             guard,
         }
     }
@@ -245,14 +239,23 @@ impl Home {
         &**self.store.locks()
     }
 
+    /// A guard's connections outlive its locks, and a memory store has none; so this is not known by them.
     pub(super) fn is_closed(&self) -> bool {
-        *self.closed.borrow()
+        self.waiters.are_sent_away() || self.guard.as_ref().is_some_and(|guard| guard.waiters.are_sent_away())
     }
 
-    /// Resolves when this is closed.
+    /// Resolves when this is closed, or the guard shuts down.
     pub(super) async fn closed(&self) {
-        // The sender lives as long as this.
-        let _ = self.closed.subscribe().wait_for(|closed| *closed).await;
+        let Some(guard) = &self.guard else { return self.waiters.sent_away().await };
+        tokio::select! {
+            () = self.waiters.sent_away() => {}
+            () = guard.waiters.sent_away() => {}
+        }
+    }
+
+    /// Somebody waits for a lock, until the answer is dropped.
+    pub(super) fn wait(&self) -> (Present, Option<Present>) {
+        (self.waiters.enter(), self.guard.as_ref().map(|guard| guard.waiters.enter()))
     }
 
     /// Sends a command about this lock, waiting within its timeout for a connection that is being made again: a lock has nothing to
@@ -300,16 +303,7 @@ impl fmt::Debug for Locks {
 
 impl fmt::Debug for Home {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            store: _,
-            namespace,
-            command_timeout,
-            background: _,
-            waiting: _,
-            warned: _,
-            closed: _,
-            guard,
-        } = self;
+        let Self { store: _, namespace, command_timeout, background: _, waiters: _, warned: _, guard } = self;
         f.debug_struct("Home")
             .field("namespace", namespace)
             .field("command_timeout", command_timeout)

@@ -65,7 +65,7 @@ async fn contend<T: Target>(
 ) -> Result<Hold<T>, LockError> {
     let started = Instant::now();
     // Until its place is left, and what that leaves to the background is there.
-    let _waiting = target.home().waiting.enter();
+    let _waiting = target.home().wait();
     let mut contest = Contest {
         place: Place::new(target, terms.waiting),
         instead,

@@ -76,3 +76,18 @@ async fn who_waits_in_memory_is_told() {
     guard.shutdown(ms(0)).await;
     ended(guards).await;
 }
+
+/// A place that stays is granted to nobody, and costs those behind it a time to live.
+#[tokio::test(start_paused = true)]
+async fn who_waits_at_a_shutdown_leaves_no_place() {
+    let store = MemoryStore::new();
+    let (guard, elsewhere) = (StampedeGuard::new(store.clone()), Locks::new(store));
+    let gate = |locks: &Locks| locks.semaphore("gate", 1).build().expect("valid");
+    let _permit = gate(&elsewhere).acquire(Wait::Now).await;
+    let waits = gate(&guard.locks());
+    let waits = waiting(async move { waits.acquire(Wait::Forever).await }).await;
+    assert_eq!(gate(&elsewhere).waiting().await.expect("asks"), 1);
+    guard.shutdown(ms(1_000)).await;
+    assert_eq!(gate(&elsewhere).waiting().await.expect("asks"), 0);
+    ended(waits).await;
+}
