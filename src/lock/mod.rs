@@ -34,8 +34,10 @@
 //!   the dead are passed over, and nobody barges in.
 //! - **Quiet**: who waits sends nothing; all waiters of a process share one connection, and of all waiters of one
 //!   lock only the first watches the clock.
-//! - **Nothing stays behind**: a holder that dies costs others its time to live, a waiter that dies nothing. A
-//!   future that is dropped gives its place up; a reply that was lost is followed by a release.
+//! - **Nothing stays behind**: a holder that dies costs others its time to live, a waiter that dies nothing as soon as the
+//!   server knows. Where a whole machine vanishes, it does not for minutes, and each of its waiters whose turn comes costs a
+//!   time to live: choose a short one, and `auto_renew`. A future that is dropped gives its place up; a reply that was lost is
+//!   followed by a release.
 //!
 //! # What they do not promise
 //!

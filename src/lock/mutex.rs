@@ -39,6 +39,7 @@ pub struct Mutex {
 
 /// What came of [`Mutex::synchronize`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "`value` is what the work returned, an error too, and `still_held` whether it was alone"]
 #[non_exhaustive]
 pub struct Synchronized<T> {
     /// What the closure returned.
@@ -68,8 +69,8 @@ impl Mutex {
         Self { target: Arc::new(target), state: Arc::default() }
     }
 
-    /// Acquires it if it is free and nobody is before this caller; `None` if not. Never waits for anybody but the
-    /// store.
+    /// Acquires it if it is free and nobody is before this caller; `None` if not, so look at the answer before you go on.
+    /// Never waits for anybody but the store.
     ///
     /// # Errors
     ///

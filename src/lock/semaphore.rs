@@ -85,7 +85,8 @@ impl Semaphore {
         locks.semaphore(name, permits)
     }
 
-    /// Acquires a permit, after those who asked before; `None` if there was none in time.
+    /// Acquires a permit, after those who asked before; `None` if there was none in time. Bind it to a name: it is given back
+    /// where it is dropped.
     ///
     /// # Errors
     ///

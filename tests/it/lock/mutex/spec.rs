@@ -49,7 +49,7 @@ async fn a_handle_knows_whether_it_holds(stage: Stage) {
     assert!(a.is_held() && !b.is_held());
     guard.unlock().await.expect("asks");
     assert!(!a.is_held());
-    a.synchronize(async |_| assert!(a.is_held())).await.expect("acquired");
+    let _ = a.synchronize(async |_| assert!(a.is_held())).await.expect("acquired");
     assert!(!a.is_held());
 }
 
