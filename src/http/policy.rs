@@ -177,8 +177,8 @@ impl HttpPolicy {
         self
     }
 
-    /// Whether a request's `no-cache`, `max-age` and `Pragma` are ignored, so that a client can not force
-    /// loads. Defaults to no: it is then validated, together with everyone who asks at the time.
+    /// Whether a request's `no-cache`, `max-age`, `min-fresh` and `Pragma` are ignored, so that they force no loads. (What is
+    /// not looked up at all, as with `no-store`, still is not.) Defaults to no: it is validated, with all who ask at the time.
     #[must_use]
     pub fn ignore_request_no_cache(mut self, ignore: bool) -> Self {
         self.ignore_request_no_cache = ignore;

@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use super::cache_control::RequestDirectives;
 use super::policy::HttpPolicy;
 use super::request::Asked;
 
@@ -56,17 +57,23 @@ pub(crate) fn reuse(asked: &Asked, terms: &Terms, age: Duration, policy: &HttpPo
     if !is_for(asked, terms, policy) {
         return Reuse::NotForThis;
     }
-    let wanted = &asked.directives;
+    // Each of these asks for more than freshness, and so for a load.
+    let ignored = policy.ignore_request_no_cache;
+    let wanted = RequestDirectives {
+        no_cache: asked.directives.no_cache && !ignored,
+        max_age: asked.directives.max_age.filter(|_| !ignored),
+        min_fresh: if ignored { 0 } else { asked.directives.min_fresh },
+        ..asked.directives
+    };
     let otherwise = if wanted.only_if_cached { Reuse::OnlyIfCached } else { Reuse::Revalidate };
-    if terms.revalidate_always || (wanted.no_cache && !policy.ignore_request_no_cache) {
+    if terms.revalidate_always || wanted.no_cache {
         return otherwise;
     }
     let left = terms.lifetime.saturating_sub(age);
     // RFC 9111, 4.2: at its lifetime a response is stale.
     let is_fresh = !left.is_zero();
-    let too_old = wanted.max_age.is_some_and(|most| age > Duration::from_secs(most))
-        && !policy.ignore_request_no_cache
-        && !(is_fresh && terms.immutable);
+    let too_old =
+        wanted.max_age.is_some_and(|most| age > Duration::from_secs(most)) && !(is_fresh && terms.immutable);
     if too_old || left < Duration::from_secs(wanted.min_fresh) {
         return otherwise;
     }
@@ -128,7 +135,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::http::cache_control::{LONGEST_SECONDS, RequestDirectives};
+    use crate::http::cache_control::LONGEST_SECONDS;
 
     const fn secs(secs: u64) -> Duration {
         Duration::from_secs(secs)
@@ -247,9 +254,12 @@ mod tests {
     #[test]
     fn clients_can_be_kept_from_forcing_loads() {
         let policy = HttpPolicy::default().ignore_request_no_cache(true);
-        for line in ["no-cache", "max-age=0", "no-cache, max-age=0"] {
+        for line in ["no-cache", "max-age=0", "no-cache, max-age=0", "min-fresh=61"] {
             assert_eq!(reuse(&asked(line), &FRESH_FOR_60, secs(1), &policy), Reuse::Fresh, "A11: {line}");
             assert_eq!(reuse(&asked(line), &FRESH_FOR_60, secs(60), &policy), Reuse::Revalidate, "{line}");
+            let stale = Stale { while_revalidate: secs(4), ..FRESH_FOR_60.stale };
+            let served = reuse(&asked(line), &Terms { stale, ..FRESH_FOR_60 }, secs(61), &policy);
+            assert_eq!(served, Reuse::StaleWhileRevalidate, "{line}");
         }
     }
 

@@ -83,7 +83,7 @@ async fn the_policy_can_ignore_those_who_insist() {
     let shop = shop_with(&inner, policy().http(http));
     ask(&shop, get("/")).await;
     tokio::time::sleep(secs(10)).await;
-    for insisting in ["no-cache", "max-age=0", "max-age=5"] {
+    for insisting in ["no-cache", "max-age=0", "max-age=5", "min-fresh=3600"] {
         assert_eq!(ask(&shop, with(insisting)).await.remark(), "hit; ttl=50", "{insisting}");
     }
     assert_eq!(ask(&shop, request("GET", "/", &[("pragma", "no-cache")])).await.text(), "1");
