@@ -136,6 +136,17 @@ pub(crate) enum Judged<V> {
     Down(Error),
 }
 
+/// What a caller makes of what was there before it came and is found only later, because its look-up failed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Unread {
+    /// Its look-up has not failed.
+    No,
+    /// It judges it then.
+    Unjudged,
+    /// It wants a load whatever there is.
+    Unwanted,
+}
+
 impl<'a> Caller<'a> {
     pub(crate) fn new(ask: Ask<'a>) -> Self {
         Self { ask, started: Instant::now(), budget: ask.policy.budget(), seen: None }
@@ -316,6 +327,25 @@ impl<'a> Caller<'a> {
             }
         }
         std::future::pending().await
+    }
+
+    /// Where to join: those who may be served, by this value or by others that it leads to, must not be made to wait.
+    pub(crate) fn lane(&self, leads_others: impl FnOnce(&Entry) -> bool) -> Lane {
+        let Some(value) = self.seen.as_ref().and_then(|seen| seen.value.as_ref()) else { return Lane::Lease };
+        let is_served = value.serves(self.now()).is_at_once();
+        if is_served || leads_others(value) { Lane::Anew } else { Lane::Lease }
+    }
+
+    /// Whether this is what its look-up would have found and not taken, had it not failed.
+    pub(crate) fn would_have_passed<O: Open>(&self, open: &O, entry: &Entry, unread: Unread) -> bool {
+        let now = self.now();
+        let wants_it = || unread == Unread::Unjudged && open.serves(entry, now) != Serves::No;
+        unread != Unread::No && entry.stored_at < now && !wants_it()
+    }
+
+    /// Whether this caller is content with what stands in for a value that could not be had.
+    pub(crate) fn takes<O: Open>(&self, open: &O, entry: &Entry) -> bool {
+        open.stands_in(entry, self.now()) || open.serves(entry, self.now()) != Serves::No
     }
 
     fn missed<V>(&mut self, seen: Option<Seen>) -> Judged<V> {

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::task::{JoinError, JoinHandle};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::Instrument as _;
 
@@ -15,7 +14,7 @@ use crate::bulkhead;
 use crate::ending::Ending;
 use crate::error::{Error, Failure};
 use crate::lease::{Contended, Contender, Event, Lease, contend};
-use crate::loader::{Given, LoadResult, Loaded, Loader, Mode};
+use crate::loader::{AbortOnDrop, Given, LoadResult, Loaded, Loader, Mode, describe};
 use crate::loading::Loading;
 use crate::lock::Permit;
 use crate::node::{Budget, FlightKey, Follower, Lane, Leader, Node, Seen};
@@ -375,22 +374,5 @@ impl Lead {
             node.count(Count::budget_exceeded);
             tell_fleet.await;
         }
-    }
-}
-
-/// What a load's task left behind when it ended without a result.
-fn describe(error: JoinError) -> Failure {
-    match error.try_into_panic() {
-        Ok(panic) => Failure::Panicked(crate::error::panic_text(&*panic)),
-        Err(_) => Failure::vanished(),
-    }
-}
-
-/// A spawned load that ends with the flight that waits for it.
-struct AbortOnDrop(JoinHandle<Loaded>);
-
-impl Drop for AbortOnDrop {
-    fn drop(&mut self) {
-        self.0.abort();
     }
 }

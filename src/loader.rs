@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::watch;
+use tokio::task::{JoinError, JoinHandle};
 use tokio::time::Instant;
 
 use crate::entry::{Encoding, Entry};
-use crate::error::Failure;
+use crate::error::{Failure, panic_text};
 use crate::loading::Loading;
 use crate::node::{Announcer, Node};
 use crate::tags::Tagged;
@@ -134,5 +135,22 @@ impl Loader {
             span: tracing::Span::current(),
             within: Loading::current(),
         }
+    }
+}
+
+/// What a load's task left behind when it ended without a result.
+pub(crate) fn describe(error: JoinError) -> Failure {
+    match error.try_into_panic() {
+        Ok(panic) => Failure::Panicked(panic_text(&*panic)),
+        Err(_) => Failure::vanished(),
+    }
+}
+
+/// A spawned load that ends with the flight that waits for it.
+pub(crate) struct AbortOnDrop(pub(crate) JoinHandle<Loaded>);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
     }
 }

@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 use tokio::time::sleep_until;
 
-use crate::caller::{Ask, Caller, FirstRead, Judged};
+use crate::caller::{Ask, Caller, FirstRead, Judged, Unread};
 use crate::ending::Ending;
 use crate::entry::Entry;
 use crate::error::{Error, ErrorKind, Failure};
@@ -33,7 +33,6 @@ use crate::open::{Boxed, Open};
 use crate::policy::{OnOverload, OnStoreDown, OnWaitTimeout};
 use crate::refresh::Refresh;
 use crate::store::StoreError;
-use crate::times::Serves;
 
 /// How often a value is met that this caller can not use (not of its type) before it loads for itself.
 const ROUNDS: usize = 3;
@@ -172,17 +171,6 @@ enum NoSeat {
     TooManyWaiters(Loader),
 }
 
-/// What a caller makes of what was there before it came and is found only later, because its look-up failed.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Unread {
-    /// Its look-up has not failed.
-    No,
-    /// It judges it then.
-    Unjudged,
-    /// It wants a load whatever there is.
-    Unwanted,
-}
-
 /// A caller for whom there is nothing in the store.
 pub(crate) struct Missing<'a> {
     caller: Caller<'a>,
@@ -288,25 +276,6 @@ impl Missing<'_> {
 }
 
 impl Caller<'_> {
-    /// Where to join: those who may be served, by this value or by others that it leads to, must not be made to wait.
-    fn lane(&self, leads_others: impl FnOnce(&Entry) -> bool) -> Lane {
-        let Some(value) = self.seen.as_ref().and_then(|seen| seen.value.as_ref()) else { return Lane::Lease };
-        let is_served = value.serves(self.now()).is_at_once();
-        if is_served || leads_others(value) { Lane::Anew } else { Lane::Lease }
-    }
-
-    /// Whether this is what its look-up would have found and not taken, had it not failed.
-    fn would_have_passed<O: Open>(&self, open: &O, entry: &Entry, unread: Unread) -> bool {
-        let now = self.now();
-        let wants_it = || unread == Unread::Unjudged && open.serves(entry, now) != Serves::No;
-        unread != Unread::No && entry.stored_at < now && !wants_it()
-    }
-
-    /// Whether this caller is content with what stands in for a value that could not be had.
-    fn takes<O: Open>(&self, open: &O, entry: &Entry) -> bool {
-        open.stands_in(entry, self.now()) || open.serves(entry, self.now()) != Serves::No
-    }
-
     /// Step 3: a seat, and whether this caller leads.
     fn join(&self, lane: Lane, loader: Loader) -> Result<(Follower, bool), NoSeat> {
         let Ask { node, policy, .. } = self.ask;
