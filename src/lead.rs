@@ -157,6 +157,8 @@ impl Lead {
     /// Step 6, as often as a loader vanishes and another caller's can go on under the same lease.
     async fn load_and_end(self, mut lease: Option<Lease>, permit: Option<Permit>) {
         let mut hops = lease.as_ref().map_or(0, Lease::hops);
+        // When others' loads were out of the way, if this wave had to wait for one.
+        let mut waited_until = lease.as_ref().and_then(Lease::waited_until);
         loop {
             let Some((loader, seat)) = self.leader.next_loader() else {
                 // Everyone here has left, or has seen a loader vanish: others may go on.
@@ -166,6 +168,11 @@ impl Lead {
                 }
                 return self.leader.finish(Ending::Gone);
             };
+            if let (Some(since), Some(until)) = (loader.since, waited_until)
+                && until > since
+            {
+                observe::waited(until - since);
+            }
             let tagged = self.tag_ids().await;
             match self.load(loader, &mut lease).await {
                 Run::Loaded(loaded, took) => {
@@ -186,6 +193,7 @@ impl Lead {
                         return self.end(failed, Duration::ZERO, tagged, lease).await;
                     }
                     self.node.count(Count::takeovers);
+                    waited_until = Some(Instant::now());
                     seat.tell(Ending::Failed(failure));
                 }
             }
@@ -195,7 +203,7 @@ impl Lead {
     /// Runs one loader in a task of its own, so that neither its panic nor its blocking touches
     /// the lease, and keeps the lease meanwhile. `lease` is `None` afterwards if it was lost or given away.
     async fn load(&self, loader: Loader, lease: &mut Option<Lease>) -> Run {
-        let Loader { run, span, within } = loader;
+        let Loader { run, span, within, .. } = loader;
         let started = Instant::now();
         let end = started + self.policy.load_timeout;
         self.node.count(Count::loads);
@@ -209,11 +217,11 @@ impl Lead {
             AbortOnDrop(tokio::spawn(load.instrument(observe::load_span(&span, &self.flight.key))));
         let loaded = self.keeping(lease, end, &losing, &mut load.0).await;
         let took = started.elapsed();
-        let Some(loaded) = loaded else { return Run::TimedOut };
         observe::loaded(took);
         match loaded {
-            Ok(loaded) => Run::Loaded(Box::new(loaded), took),
-            Err(error) => Run::Vanished(describe(error)),
+            Some(Ok(loaded)) => Run::Loaded(Box::new(loaded), took),
+            Some(Err(error)) => Run::Vanished(describe(error)),
+            None => Run::TimedOut,
         }
     }
 

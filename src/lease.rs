@@ -34,6 +34,8 @@ pub(crate) struct Lease {
     ttl: Duration,
     /// How many loads of this wave have vanished.
     hops: u8,
+    /// When it was granted, if somebody else held it before and was waited for.
+    waited_until: Option<Instant>,
     _held: Present,
 }
 
@@ -112,7 +114,8 @@ pub(crate) async fn contend(contender: Contender<'_>) -> Contended {
             Ok(Acquired::Granted) => {
                 let (node, key, ttl) = (Arc::clone(node), key.clone(), policy.lease);
                 let _held = node.leases.enter();
-                return Contended::Leased(Lease { node, key, token, watch, ttl, hops, _held });
+                let waited_until = behind.is_some().then(Instant::now);
+                return Contended::Leased(Lease { node, key, token, watch, ttl, hops, waited_until, _held });
             }
             Ok(Acquired::Found(raw)) => {
                 let stored = match current(node, raw, key, tags, within).await {
@@ -273,6 +276,10 @@ fn patience(remaining: Duration, lease: Duration, hints_arrive: bool) -> Duratio
 impl Lease {
     pub(crate) fn hops(&self) -> u8 {
         self.hops
+    }
+
+    pub(crate) fn waited_until(&self) -> Option<Instant> {
+        self.waited_until
     }
 
     /// Renews the lease at each third of its time until something happens to it; returns only then.

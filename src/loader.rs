@@ -26,6 +26,8 @@ pub(crate) struct Loader {
     pub(crate) span: tracing::Span,
     /// The loads inside which the caller runs.
     pub(crate) within: Option<Arc<Loading>>,
+    /// Since when the caller waits on a flight.
+    pub(crate) since: Option<Instant>,
 }
 
 /// For whom a loader runs.
@@ -134,6 +136,7 @@ impl Loader {
             run: Box::new(move |given| Box::pin(run(given))),
             span: tracing::Span::current(),
             within: Loading::current(),
+            since: None,
         }
     }
 }

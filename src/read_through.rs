@@ -18,7 +18,7 @@
 
 use std::sync::Arc;
 
-use tokio::time::sleep_until;
+use tokio::time::{Instant, sleep_until};
 
 use crate::caller::{Ask, Caller, FirstRead, Judged, Unread};
 use crate::ending::Ending;
@@ -200,6 +200,7 @@ impl Missing<'_> {
             return Answer::Alone(loader);
         };
         for _ in 0..ROUNDS {
+            let seated = Instant::now();
             // 3 join
             let (mut follower, leads) = match caller.join(lane, loader) {
                 Ok(joined) => joined,
@@ -219,15 +220,22 @@ impl Missing<'_> {
                 biased;
                 ending = caller.await_ending(&mut follower, leads) => ending.unwrap_or(Ending::WaitedOut),
                 stand_in = caller.soft_timeout(open) => {
+                    if follower.has_loader() {
+                        observe::waited(seated.elapsed());
+                    }
                     // The seat is kept, because a loader that was not asked yet would leave with it.
                     tokio::spawn(follower);
                     caller.ask.node.count(Count::soft_timeouts);
                     return Answer::Stale(stand_in, None);
                 }
             };
+            let mut own = follower.take_loader();
+            if own.is_some() {
+                waited(seated, leads, &ending);
+            }
             if let Ending::Value(entry) | Ending::Stale(entry) = &ending
                 && caller.would_have_passed(open, entry, unread)
-                && let Some(own) = follower.take_loader()
+                && let Some(own) = own.take()
             {
                 (unread, loader) = (Unread::No, own);
                 caller.seen = Some(Box::new(Seen::entry(entry.clone(), caller.ask.key)));
@@ -238,9 +246,9 @@ impl Missing<'_> {
                 && caller.takes(open, entry)
                 && let Some(value) = open.open(&mut entry.clone(), caller.now())
             {
-                return Answer::Stale(value, follower.take_loader());
+                return Answer::Stale(value, own);
             }
-            let Some(own) = follower.take_loader() else {
+            let Some(own) = own else {
                 return Answer::Led(ending);
             };
             loader = own;
@@ -248,14 +256,14 @@ impl Missing<'_> {
             match ending {
                 Ending::Value(mut entry) => {
                     match open.open(&mut entry, caller.now()) {
-                        Some(value) => return caller.coalesced(value, loader),
+                        Some(value) => return Answer::Coalesced(value, loader),
                         // Not what this caller wants: a load that gives that is worth a try.
                         None => caller.seen = Some(Box::new(Seen::entry(entry, caller.ask.key))),
                     }
                 }
                 Ending::Arriving(value) => {
                     return match open.open_arriving(&value.0) {
-                        Some(value) => caller.coalesced(value, loader),
+                        Some(value) => Answer::Coalesced(value, loader),
                         None => Answer::Alone(loader),
                     };
                 }
@@ -275,10 +283,28 @@ impl Missing<'_> {
     }
 }
 
+/// Notes a wait for somebody else's load, however it ended. (That of a caller whose own loader was used in the end is
+/// noted where that begins.)
+fn waited(seated: Instant, leads: bool, ending: &Ending) {
+    let refused = match ending {
+        // No permit, no room, no store: nobody's load was waited for.
+        Ending::Failed(Failure::Guard(error)) => {
+            matches!(error.kind(), ErrorKind::Overloaded | ErrorKind::Store)
+        }
+        // Nor was it here.
+        Ending::Gone => true,
+        _ => false,
+    };
+    if !(leads && refused) {
+        observe::waited(seated.elapsed());
+    }
+}
+
 impl Caller<'_> {
     /// Step 3: a seat, and whether this caller leads.
-    fn join(&self, lane: Lane, loader: Loader) -> Result<(Follower, bool), NoSeat> {
+    fn join(&self, lane: Lane, mut loader: Loader) -> Result<(Follower, bool), NoSeat> {
         let Ask { node, policy, .. } = self.ask;
+        loader.since = Some(Instant::now());
         let flight = self.flight(lane);
         match node.flights.join(&flight, loader, Ending::Gone, policy.max_waiters) {
             Joined::Leader(leader, follower) => {
@@ -323,11 +349,6 @@ impl Caller<'_> {
         }
     }
 
-    fn coalesced<V>(&self, value: V, loader: Loader) -> Answer<V> {
-        observe::waited(self.started.elapsed());
-        Answer::Coalesced(value, loader)
-    }
-
     /// Having waited long enough: once per process, outside the lease.
     async fn beside<O: Open>(&self, loader: Loader, open: &O) -> Answer<O::Value> {
         let Ask { policy, key, .. } = self.ask;
@@ -339,8 +360,9 @@ impl Caller<'_> {
             );
             return Answer::Failed(Failure::Guard(Error::new(ErrorKind::Timeout, text)));
         }
-        let mut follower = match self.join(Lane::Beside, loader) {
-            Ok((follower, _)) => follower,
+        let seated = Instant::now();
+        let (mut follower, leads) = match self.join(Lane::Beside, loader) {
+            Ok(joined) => joined,
             Err(NoSeat::TooManyFlights(loader)) => return Answer::Alone(loader),
             Err(NoSeat::TooManyWaiters(loader)) => return self.crowded_out(open, loader).await,
         };
@@ -349,6 +371,7 @@ impl Caller<'_> {
         let Some(loader) = follower.take_loader() else {
             return Answer::Led(ending);
         };
+        waited(seated, leads, &ending);
         let value = match ending {
             Ending::Value(mut entry) | Ending::Stale(mut entry) => open.open(&mut entry, self.now()),
             Ending::Arriving(value) => open.open_arriving(&value.0),
@@ -356,7 +379,7 @@ impl Caller<'_> {
             Ending::Invalidated | Ending::Uncacheable | Ending::WaitedOut | Ending::Gone => None,
         };
         match value {
-            Some(value) => self.coalesced(value, loader),
+            Some(value) => Answer::Coalesced(value, loader),
             None => Answer::Alone(loader),
         }
     }

@@ -7,7 +7,7 @@ use std::panic::AssertUnwindSafe;
 use futures_util::FutureExt as _;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::StampedeGuard;
 use crate::caller::Ask;
@@ -16,7 +16,7 @@ use crate::error::{Error, Failure, LoadError, panic_text};
 use crate::key::{CacheKey, Key};
 use crate::loader::{Given, Loader};
 use crate::loading::Loading;
-use crate::observe::{Count, Outcome};
+use crate::observe::{self, Count, Outcome};
 use crate::read_through::{Answer, Looked, look, look_past};
 use crate::sync::lock;
 use crate::typed::{Decode, Own, loader, loader_with};
@@ -277,11 +277,14 @@ impl StampedeGuard {
     /// Runs a caller's own load outside the protocol, with the same bound and the same care for panics.
     async fn run_alone(&self, key: &Key, loader: Loader) -> Result<(), Failure> {
         self.node.count(Count::loads);
-        let Loader { run, span: _, within } = loader;
+        let Loader { run, within, .. } = loader;
         let load_timeout = self.policy.load_timeout;
         let given = Given::alone(&self.node, load_timeout);
         let load = Loading::scope(&self.node, key, within, async move { run(given).await });
-        match timeout(load_timeout, AssertUnwindSafe(load).catch_unwind()).await {
+        let started = Instant::now();
+        let ran = timeout(load_timeout, AssertUnwindSafe(load).catch_unwind()).await;
+        observe::loaded(started.elapsed());
+        match ran {
             Ok(Ok(loaded)) => {
                 loaded.settle();
                 Ok(())

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use http::{Response, StatusCode};
 use tokio::sync::oneshot;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::body::GuardedBody;
 use super::load::{Head, Wanted};
@@ -16,7 +16,7 @@ use crate::guard::StampedeGuard;
 use crate::key::Key;
 use crate::loader::{Given, Loader};
 use crate::loading::Loading;
-use crate::observe::{Count, Outcome};
+use crate::observe::{self, Count, Outcome};
 use crate::read_through::{Answer, Looked, Missing, look};
 
 /// A request whose loader is made.
@@ -150,7 +150,10 @@ impl<B, E> Journey<'_, B, E> {
         let load = Loading::scope(node, key, loader.within, (loader.run)(given));
         // Bounded as any load, and so is only the head: the body is the client's own. A panic in it is
         // this task's own too.
-        let failure = match timeout(policy.load_timeout, load).await {
+        let started = Instant::now();
+        let loaded = timeout(policy.load_timeout, load).await;
+        observe::loaded(started.elapsed());
+        let failure = match loaded {
             Ok(loaded) => {
                 loaded.settle();
                 Failure::vanished()

@@ -1,5 +1,7 @@
 //! What the README lists under "Observability" is what the `metrics` facade sees.
 
+mod samples;
+
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
