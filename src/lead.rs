@@ -159,15 +159,22 @@ impl Lead {
         let mut hops = lease.as_ref().map_or(0, Lease::hops);
         // When others' loads were out of the way, if this wave had to wait for one.
         let mut waited_until = lease.as_ref().and_then(Lease::waited_until);
+        let mut vanished = false;
         loop {
             let Some((loader, seat)) = self.leader.next_loader() else {
                 // Everyone here has left, or has seen a loader vanish: others may go on.
                 self.leader.detach();
-                if let Some(lease) = lease {
-                    lease.hand_over(hops).await;
+                if let Some(lease) = lease
+                    && lease.hand_over(hops).await
+                    && vanished
+                {
+                    self.node.count(Count::takeovers);
                 }
                 return self.leader.finish(Ending::Gone);
             };
+            if vanished {
+                self.node.count(Count::takeovers);
+            }
             if let (Some(since), Some(until)) = (loader.since, waited_until)
                 && until > since
             {
@@ -192,7 +199,7 @@ impl Lead {
                         let failed = Loaded::from(LoadResult::Failed(failure));
                         return self.end(failed, Duration::ZERO, tagged, lease).await;
                     }
-                    self.node.count(Count::takeovers);
+                    vanished = true;
                     waited_until = Some(Instant::now());
                     seat.tell(Ending::Failed(failure));
                 }

@@ -14,7 +14,7 @@ use crate::node::{Budget, Node, Seen, Stored};
 use crate::observe::Count;
 use crate::policy::Policy;
 use crate::store::watch::Hints;
-use crate::store::{Acquire, Acquired, Fail, Kept, StoreError, StoreErrorKind, Token, Watch};
+use crate::store::{Acquire, Acquired, Fail, HandedOver, Kept, StoreError, StoreErrorKind, Token, Watch};
 use crate::times::Serves;
 
 /// While hints may be lost, nobody sleeps longer than this between two looks.
@@ -351,10 +351,12 @@ impl Lease {
         self.ended(done);
     }
 
-    /// Gives the lease to a waiter of another process, or frees it.
-    pub(crate) async fn hand_over(self, hops: u8) {
+    /// Gives the lease to a waiter of another process, or frees it. Whether it is known that a waiter was given it.
+    pub(crate) async fn hand_over(self, hops: u8) -> bool {
         let done = self.node.store.hand_over(&self.key, &self.token, self.ttl, hops, self.ttl).await;
+        let given = matches!(done, Ok(HandedOver::ToWaiter));
         self.ended(done);
+        given
     }
 
     /// A command without an answer may or may not have run; either way the lease must not stay.

@@ -59,7 +59,21 @@ async fn a_panic_without_local_followers_hands_over_to_another_process() {
     assert!(values.iter().all(|value| matches!(value, Ok(1))), "{values:?}");
     assert!(matches!(leader.await.expect("joined"), Err(LoadError::Panicked(_))));
     assert_eq!(loads.started(), 2);
+    assert_eq!((guards[0].stats().takeovers, guards[1].stats().takeovers), (1, 0));
     assert!(started.elapsed() < ms(250), "nobody waited for the lease: {:?}", started.elapsed());
+}
+
+/// The runbook reads it as: somebody went on.
+#[tokio::test(start_paused = true)]
+async fn a_panic_of_a_lone_caller_is_no_takeover() {
+    let (guard, loads) = (StampedeGuard::in_memory(), Counter::default());
+    guard.get_or_load("key", fragile(&loads, 1)).await.expect_err("panicked");
+    assert_eq!(guard.stats().takeovers, 0);
+    // Its client leaves before it panics.
+    let load = guard.get_or_load("key", fragile(&loads, 2));
+    tokio::time::timeout(ms(50), load).await.expect_err("left");
+    tokio::time::sleep(ms(100)).await;
+    assert_eq!((loads.started(), guard.stats().takeovers), (2, 0));
 }
 
 #[tokio::test(start_paused = true)]
