@@ -15,6 +15,8 @@ mod coalescing;
 mod context;
 mod drops;
 mod errors;
+#[cfg(all(feature = "redis", feature = "http"))]
+mod examples;
 #[cfg(feature = "redis")]
 mod fleet;
 #[cfg(feature = "redis")]

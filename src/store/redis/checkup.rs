@@ -182,11 +182,13 @@ impl Checkup<'_> {
         let Examine { coordination_budget: budget, lease, .. } = self.ask;
         let measured = format!("{median:.1?} in the median of {TRIES} round trips, {worst:.1?} at worst");
         let raise = |least: Duration| {
-            format!(
-                "a server nearer by, or command_timeout and coordination_budget of at least {:.0?} and {:.0?}",
-                least,
-                least * 2
-            )
+            // Such as `build()` takes: rounded up, and the lease with them where it would be too short for them.
+            let ms = least.as_millis() + 1;
+            let (also, lease) = match lease < least.saturating_add(Duration::from_millis(1)) * 4 {
+                true => (", coordination_budget and lease", format!(", {} and {}", ms * 2, ms * 4)),
+                false => (" and coordination_budget", format!(" and {}", ms * 2)),
+            };
+            format!("a server nearer by, or command_timeout{also} of at least {ms}{lease} ms")
         };
         let mut findings = vec![if median >= command {
             let found = format!("{measured}; command_timeout is {command:.0?}");

@@ -81,14 +81,22 @@ impl Refused {
         }
     }
 
-    fn findings(self, user: &str) -> Vec<Finding> {
+    /// What is advised is about the namespace of the key `name` alone: other services' keys are not for this user.
+    fn findings(self, user: &str, name: &str) -> Vec<Finding> {
         let Self { guard, locks, publish, writes, unseen } = self;
         let advice = |what: &[String]| {
-            let rules = what.iter().map(|what| match what.split_once(" on ") {
-                Some((command, keys)) => format!("+{} ~{keys}", command.to_lowercase()),
-                None => format!("+{}", what.to_lowercase()),
-            });
-            let rules = rules.collect::<Vec<_>>().join(" ");
+            let mut rules: Vec<String> = Vec::new();
+            for rule in what.iter().flat_map(|what| match what.split_once(" on ") {
+                Some((command, keys)) => {
+                    [vec![format!("+{}", command.to_lowercase())], patterns(keys, name)].concat()
+                }
+                None => vec![format!("+{}", what.to_lowercase())],
+            }) {
+                if !rules.contains(&rule) {
+                    rules.push(rule);
+                }
+            }
+            let rules = rules.join(" ");
             format!("ACL SETUSER {user} {rules} (and no rename-command); the README has the whole list")
         };
         let mut findings = Vec::new();
@@ -134,6 +142,24 @@ impl Refused {
     }
 }
 
+/// What lets a user at these keys of ours, `sg1:KIND:*` or all, in the namespace of the key `name` and in no other. One is
+/// for all kinds of one letter, which the guard has, and one for those of two, which locks have.
+fn patterns(keys: &str, name: &str) -> Vec<String> {
+    let mut namespace = String::new();
+    for letter in name.split(':').next().unwrap_or_default().chars() {
+        if matches!(letter, '*' | '?' | '[' | ']' | '\\' | '^') {
+            namespace.push('\\');
+        }
+        namespace.push(letter);
+    }
+    let kind = keys.split(':').nth(1).unwrap_or_default();
+    let heads = match kind {
+        "*" => vec!["?".to_owned(), "??".to_owned()],
+        kind => vec!["?".repeat(kind.len())],
+    };
+    heads.iter().map(|head| format!("~sg1:{head}:{{{namespace}:*")).collect()
+}
+
 /// Tries everything on the key `name`; a script publishes to `channel`.
 pub(super) async fn examine(
     commands: &mut MultiplexedConnection,
@@ -169,7 +195,7 @@ pub(super) async fn examine(
             dry_run(commands, name, user, &mut refused).await?;
         }
     }
-    Ok(Tried { findings: refused.findings(user), published_at, heard })
+    Ok(Tried { findings: refused.findings(user, name), published_at, heard })
 }
 
 /// What is sent outside of scripts, and whether all kinds of keys may be read.

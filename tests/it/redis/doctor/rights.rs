@@ -1,0 +1,91 @@
+//! What a user may not do is named, with the least that has to be given to it.
+
+use super::*;
+
+/// Each right of the minimal user that a script needs, taken away alone, is named.
+#[tokio::test]
+async fn a_right_that_is_missing_is_named() {
+    let server = RedisServer::start();
+    let without = |right: &str| server.run::<()>(&["ACL", "SETUSER", "minimal", &format!("-{right}")]);
+    let again = |right: &str| server.run::<()>(&["ACL", "SETUSER", "minimal", &format!("+{right}")]);
+    for (right, severity) in [
+        ("set", Severity::Problem),
+        ("lpos", Severity::Problem),
+        ("del", Severity::Problem),
+        ("mget", Severity::Problem),
+        ("eval", Severity::Problem),
+        ("evalsha", Severity::Problem),
+        ("publish", Severity::Warning),
+        ("zadd", Severity::Warning),
+        ("zremrangebyscore", Severity::Warning),
+        ("incr", Severity::Warning),
+    ] {
+        without(right);
+        let report = as_minimal_user(&server).await;
+        let rights = of(&report, "rights");
+        assert_eq!(rights.severity, severity, "{right}: {report}");
+        assert!(rights.found.contains(&right.to_uppercase()), "{right}: {report}");
+        assert!(rights.advice.contains(&format!("+{right}")), "{right}: {report}");
+        assert_nothing_left(&server, SOON).await;
+        again(right);
+    }
+    assert_eq!(of(&as_minimal_user(&server).await, "rights").severity, Severity::Ok);
+}
+
+#[tokio::test]
+async fn where_no_script_may_run_the_server_is_asked_what_one_could_call() {
+    let server = RedisServer::start();
+    server.run::<()>(&["ACL", "SETUSER", "minimal", "-eval", "-evalsha", "-lpos", "-zadd"]);
+    let report = as_minimal_user(&server).await;
+    assert!(report.to_string().contains("could not be tried"), "{report}");
+
+    server.run::<()>(&["ACL", "SETUSER", "minimal", "+acl|dryrun"]);
+    let report = as_minimal_user(&server).await;
+    assert_eq!(of(&report, "rights").found, "`minimal` may not EVAL, EVALSHA, LPOS", "{report}");
+    assert!(report.to_string().contains("`minimal` may not ZADD"), "{report}");
+    assert_nothing_left(&server, SOON).await;
+}
+
+/// What the report says is done to the letter, as an operator in a hurry does.
+fn follow(server: &RedisServer, report: &Report) {
+    let advised = report.findings.iter().filter_map(|finding| {
+        let rules = finding.advice.strip_prefix("ACL SETUSER minimal ")?;
+        Some(rules.split(" (").next().unwrap_or(rules).split(';').next().unwrap_or(rules))
+    });
+    for rules in advised {
+        let set = ["ACL", "SETUSER", "minimal"].into_iter().chain(rules.split_whitespace());
+        server.run::<()>(&set.collect::<Vec<_>>());
+    }
+}
+
+async fn as_shop(server: &RedisServer) -> Report {
+    let client = redis::Client::open(server.minimal_user()).expect("an address");
+    let guard = StampedeGuard::builder(client).namespace("shop").policy(patient()).build().expect("valid");
+    guard.connect().await.expect("connects");
+    doctor(&guard).await
+}
+
+/// SECURITY.md has a user for each service, so that none reads another's entries, or has its locks.
+#[tokio::test]
+async fn a_user_of_one_service_alone_may_be_told_its_keys() {
+    let server = RedisServer::start();
+    server.run::<()>(&["ACL", "SETUSER", "minimal", "resetkeys", "~sg1:?:{shop:*"]);
+    let report = as_shop(&server).await;
+    let rights = of(&report, "rights");
+    assert_eq!(rights.severity, Severity::Warning, "the keys of locks have longer heads: {report}");
+    assert!(rights.found.contains("GET on sg1:mq:*"), "{report}");
+    assert!(rights.advice.contains("~sg1:??:{shop:*"), "{report}");
+
+    for had in ["~sg1:?:{shop:*", "~sg1:??:{shop:*", "~sg1:e:{shop:*", "~nothing"] {
+        server.run::<()>(&["ACL", "SETUSER", "minimal", "resetkeys", had]);
+        follow(&server, &as_shop(&server).await);
+        let report = as_shop(&server).await;
+        assert_eq!(of(&report, "rights").severity, Severity::Ok, "{had}: {report}");
+        let client = redis::Client::open(server.minimal_user()).expect("an address");
+        let mut connection = client.get_connection().expect("connected");
+        for (key, may) in [("e:{shop:k}", true), ("e:{bank:k}", false), ("mq:{bank:k}", false)] {
+            let got = redis::cmd("GET").arg(format!("sg1:{key}")).query::<Option<String>>(&mut connection);
+            assert_eq!(got.is_ok(), may, "{had}: {key}: {got:?}");
+        }
+    }
+}
