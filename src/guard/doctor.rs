@@ -52,6 +52,7 @@ impl StampedeGuard {
                 key: Key::new(&self.node.namespace, &name),
                 coordination_budget: policy.coordination_budget,
                 lease: policy.lease,
+                replicas: policy.replicas.map_or(0, |(replicas, _)| replicas),
             })
             .await;
         findings.push(self.namespace());

@@ -266,6 +266,9 @@ pub(crate) struct Examine {
     pub(crate) coordination_budget: Duration,
     #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "memory is not slow"))]
     pub(crate) lease: Duration,
+    /// How many replicas an invalidation waits for.
+    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "memory has none"))]
+    pub(crate) replicas: u32,
 }
 
 /// What an ACQUIRE asks.

@@ -97,7 +97,8 @@ pub(super) fn on_refusal(error: &RedisError) -> Option<&'static str> {
             Some("the server wants a password: put it into the URL, as in redis://user:password@host")
         }
         "NOPERM" => Some(
-            "this user may not do what the guard does: give it the rights that the README lists for Redis",
+            "this user may not do what the guard does: give it the rights that the README lists for Redis; doctor() names \
+             those that are missing",
         ),
         _ if error.to_string().contains("cluster support disabled") => {
             Some("this server is not part of a cluster: give the guard a redis::Client")

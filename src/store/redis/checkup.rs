@@ -6,6 +6,7 @@
 #[cfg(feature = "cluster")]
 mod cluster;
 mod info;
+mod replicas;
 mod rights;
 #[cfg(feature = "sentinel")]
 mod sentinels;
@@ -95,6 +96,7 @@ impl Checkup<'_> {
         if let (Some(sentinels), Some(primary)) = (dial.sentinels(), dial.address()) {
             self.findings.push(sentinels::examine(sentinels, &primary).await);
         }
+        self.findings.extend(replicas::examine(&mut commands, self.ask.replicas, &self.user()).await?);
         self.pulse(&mut commands, reading.is_some()).await?;
         let channel = format!("sg1:i:{}", Uuid::new_v4().simple());
         // Of a cluster at any node: what is published at one must come to all.

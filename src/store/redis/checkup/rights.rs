@@ -133,10 +133,8 @@ impl Refused {
             ));
         }
         if findings.is_empty() {
-            findings.push(Finding::ok(
-                "rights",
-                format!("`{user}` may do everything that the guard and its locks need"),
-            ));
+            findings
+                .push(Finding::ok("rights", format!("`{user}` may do everything that loads and locks need")));
         }
         findings
     }

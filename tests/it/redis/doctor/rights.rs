@@ -89,3 +89,37 @@ async fn a_user_of_one_service_alone_may_be_told_its_keys() {
         }
     }
 }
+
+/// What `invalidate_replicas` takes beside the minimal rights. Without it each invalidation is an error.
+#[tokio::test]
+async fn replicas_that_are_asked_for_and_can_not_be_had_are_a_problem() {
+    let (server, replica) = (RedisServer::start(), RedisServer::start());
+    let asks = |replicas| {
+        let policy = Policy::builder().coordination_budget(ms(2_000)).command_timeout(ms(1_000));
+        policy.lease(SOON).invalidate_replicas(replicas, ms(1_000)).build().expect("valid")
+    };
+    let guard = local(&server, asks(1)).await;
+    let report = doctor(&guard).await;
+    let replicas = of(&report, "replicas");
+    assert_eq!(replicas.severity, Severity::Problem, "{report}");
+    assert!(replicas.found.contains("may not WAIT") && replicas.advice.contains("+wait"), "{report}");
+    let error = guard.invalidate("k").await.expect_err("as it says");
+    let causes = std::iter::successors(std::error::Error::source(&error), |error| error.source());
+    let told = causes.map(ToString::to_string).collect::<Vec<_>>().join(": ");
+    assert!(told.contains("doctor()"), "{told}");
+
+    follow(&server, &report);
+    let report = doctor(&guard).await;
+    let replicas = of(&report, "replicas");
+    assert_eq!(replicas.severity, Severity::Problem, "{report}");
+    assert!(replicas.found.contains("0 of 1"), "{report}");
+
+    replica.run::<()>(&["REPLICAOF", "127.0.0.1", &server.port().to_string()]);
+    eventually("the replica follows", SOON, async || guard.invalidate("k").await.is_ok()).await;
+    let report = doctor(&guard).await;
+    assert_eq!(of(&report, "replicas").severity, Severity::Ok, "{report}");
+    assert!(report.is_healthy(), "{report}");
+    let report = doctor(&guard.with_policy(asks(2))).await;
+    assert!(of(&report, "replicas").found.contains("1 of 2"), "{report}");
+    assert!(!report.is_healthy(), "{report}");
+}
