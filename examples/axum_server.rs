@@ -27,11 +27,11 @@ use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use axum::extract::{Path, State};
-use axum::http::{HeaderMap, Request, StatusCode, header};
+use axum::http::{Request, StatusCode, header};
 use axum::{Router, routing};
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
-use stampede_guard::{Backend, MemoryStore, StampedeGuard, http::cache_key};
+use stampede_guard::{Backend, MemoryStore, StampedeGuard};
 use tokio::net::TcpListener;
 
 #[tokio::main]
@@ -160,12 +160,10 @@ async fn report(Path(id): Path<u64>) -> ([(header::HeaderName, &'static str); 1]
 /// Forgets a report in the whole fleet, also one that is being loaded.
 async fn forget(
     State(guard): State<StampedeGuard>,
-    Path(id): Path<u64>,
-    headers: HeaderMap,
+    request: Request<Body>,
 ) -> Result<&'static str, StatusCode> {
-    let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
-    let uri = format!("http://{host}/report/{id}").parse().map_err(|_| StatusCode::BAD_REQUEST)?;
-    let key = cache_key(&uri).ok_or(StatusCode::BAD_REQUEST)?;
+    // What a GET of the same report is stored under, by the guard's policy.
+    let key = guard.http_key(&request).ok_or(StatusCode::BAD_REQUEST)?;
     guard.invalidate(key).await.map_err(|_| StatusCode::SERVICE_UNAVAILABLE)?;
     Ok("forgotten\n")
 }
