@@ -36,6 +36,8 @@ use tokio::net::TcpListener;
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
+    // What keeps the guard from its server, and what to do about it, is a warning.
+    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
     let once = std::env::var_os("RUN_ONCE").is_some();
     let guard = StampedeGuard::new(backend()?);
     // Not required: connected here, the first request does not wait for it. A Redis that is down stops nothing.

@@ -34,6 +34,8 @@ impl Database {
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    // What keeps the guard from its server, and what to do about it, is a warning.
+    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
     let replicas = replicas()?;
     let plain = Policy::default();
     let capped = Policy::builder()

@@ -12,6 +12,8 @@ use stampede_guard::{Backend, MemoryStore, StampedeGuard};
 
 #[tokio::main]
 async fn main() -> Result<ExitCode, Box<dyn Error>> {
+    // What keeps the guard from its server, and what to do about it, is a warning.
+    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
     let store: Backend = match std::env::var("REDIS_URL") {
         Ok(url) => redis::Client::open(url)?.into(),
         Err(_) => MemoryStore::new().into(),

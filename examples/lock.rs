@@ -90,6 +90,8 @@ async fn count(url: Option<&str>, safely: bool) -> Outcome<usize> {
 
 #[tokio::main]
 async fn main() -> Outcome<()> {
+    // What keeps the guard from its server, and what to do about it, is a warning.
+    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
     let url = std::env::var("REDIS_URL").ok();
     let mut args = std::env::args_os().skip(1);
     if let (Some(how), Some(counter)) = (args.next(), args.next()) {

@@ -33,6 +33,8 @@ const REQUESTS: usize = 1_000;
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
+    // What keeps the guard from its server, and what to do about it, is a warning.
+    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
     // A namespace of its own makes every run start cold; a real service has one fixed name.
     let namespace = format!("quickstart-{:08x}", fastrand::u32(..));
     let redis = std::env::var("REDIS_URL").map(redis::Client::open).ok().transpose()?;

@@ -19,6 +19,8 @@ use tower::{ServiceBuilder, ServiceExt as _, service_fn};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
+    // What keeps the guard from its server, and what to do about it, is a warning.
+    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
     let guard = match std::env::var("REDIS_URL") {
         Ok(url) => StampedeGuard::new(redis::Client::open(url)?),
         Err(_) => StampedeGuard::in_memory(),

@@ -32,6 +32,8 @@ use tower::{ServiceBuilder, service_fn};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
+    // What keeps the guard from its server, and what to do about it, is a warning.
+    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
     let set = |name, or: &str| std::env::var(name).unwrap_or_else(|_| or.to_owned());
     let origin = Origin::new(&set("ORIGIN", "http://127.0.0.1:8100"))?;
     let guard = match std::env::var("REDIS_URL") {

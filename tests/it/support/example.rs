@@ -1,6 +1,6 @@
 //! The programs of `examples/` as real processes, started and signalled as an orchestrator does.
 
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Read};
 use std::path::PathBuf;
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,22 +14,21 @@ use super::os::Guarded;
 #[derive(Debug)]
 pub(crate) struct Example {
     process: Guarded,
-    lines: Arc<Mutex<Vec<String>>>,
-    reader: Option<JoinHandle<()>>,
+    lines: Lines,
+    errors: Lines,
+    readers: Vec<JoinHandle<()>>,
 }
+
+type Lines = Arc<Mutex<Vec<String>>>;
 
 impl Example {
     pub(crate) fn start(name: &str, env: &[(&str, &str)]) -> Self {
         let mut command = Command::new(built(name));
-        command.envs(env.iter().copied()).stdin(Stdio::null()).stdout(Stdio::piped());
+        command.envs(env.iter().copied()).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut process = Guarded::spawn(&mut command).expect("starting an example");
-        let stdout = BufReader::new(process.child().stdout.take().expect("stdout is piped"));
-        let lines = Arc::<Mutex<Vec<String>>>::default();
-        let reader = thread::spawn({
-            let lines = Arc::clone(&lines);
-            move || stdout.lines().map_while(Result::ok).for_each(|line| lock(&lines).push(line))
-        });
-        Self { process, lines, reader: Some(reader) }
+        let (lines, printing) = collect(process.child().stdout.take().expect("stdout is piped"));
+        let (errors, telling) = collect(process.child().stderr.take().expect("stderr is piped"));
+        Self { process, lines, errors, readers: vec![printing, telling] }
     }
 
     /// What follows `start` in the first line that it printed with it.
@@ -45,6 +44,11 @@ impl Example {
         }
     }
 
+    /// All that it has written to stderr so far.
+    pub(crate) fn told(&self) -> String {
+        lock(&self.errors).join("\n")
+    }
+
     pub(crate) fn terminate(&mut self) {
         self.process.terminate();
     }
@@ -54,15 +58,25 @@ impl Example {
         let deadline = Instant::now() + PATIENCE;
         loop {
             if let Some(status) = self.process.try_wait() {
-                if let Some(reader) = self.reader.take() {
+                for reader in self.readers.drain(..) {
                     let _ = reader.join();
                 }
                 return status;
             }
-            assert!(Instant::now() < deadline, "it does not end: {:?}", lock(&self.lines));
+            assert!(Instant::now() < deadline, "it does not end: {:?} {}", lock(&self.lines), self.told());
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
+}
+
+/// What comes out of a pipe, line by line; read all the time, because a full one stops who writes.
+fn collect(pipe: impl Read + Send + 'static) -> (Lines, JoinHandle<()>) {
+    let lines = Lines::default();
+    let reader = thread::spawn({
+        let lines = Arc::clone(&lines);
+        move || BufReader::new(pipe).lines().map_while(Result::ok).for_each(|line| lock(&lines).push(line))
+    });
+    (lines, reader)
 }
 
 /// The program. `cargo test --test it` alone does not build examples, and an old one would be a lie; where it is
