@@ -7,9 +7,10 @@ use crate::support::redis_server::MINIMAL_ACL;
 
 const SCRIPTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/store/redis/scripts");
 
-/// What the library sends by itself, beside its scripts.
-const PLAIN: [&str; 10] =
-    ["get", "mget", "evalsha", "eval", "subscribe", "unsubscribe", "ping", "hello", "auth", "time"];
+/// What the library sends by itself, beside its scripts. (`set` and more only where `invalidate_replicas`, a topology or
+/// `Waiting::Keyspace` takes it.)
+const PLAIN: [&str; 11] =
+    ["get", "mget", "del", "evalsha", "eval", "subscribe", "unsubscribe", "ping", "hello", "auth", "time"];
 
 /// The scripts with their names.
 fn scripts() -> Vec<(String, String)> {
