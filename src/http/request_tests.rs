@@ -60,6 +60,10 @@ fn the_key_is_the_target_uri() {
         assert_eq!(admit_get(uri, &[("host", host)]), key, "{uri} at {host}");
     }
     assert_eq!(admit_get("http://example.com/a", &[]), cached("http", "example.com", "/a"));
+    for (uri, host) in [("example.com", "example.com"), ("example.com:80", ""), ("example.com", "")] {
+        let admission = admit_get(uri, &[("host", host)]);
+        assert_eq!(admission, Admission::Bypass("target"), "it names no path: {uri} at {host}");
+    }
 }
 
 #[test]

@@ -34,6 +34,8 @@ rules! {
     /// Not one authority that can be a key.
     Host: "host", "RFC 9112, 3.2";
     Scheme: "scheme", "RFC 9110, 4.2";
+    /// It names no path.
+    Target: "target", "RFC 9112, 3.2.3";
     /// A body comes with it.
     Body: "body", "RFC 9110, 9.3.1";
     /// A range in a unit other than bytes.

@@ -88,6 +88,11 @@ pub(crate) fn key<B>(
     keyed: &Keyed<'_>,
     rules: &RequestRules,
 ) -> Result<CacheKey, Rule> {
+    // A request line may name an authority only, and servers do not ask for which method (RFC 9112, 3.2.3). To a router
+    // that is no path at all, so its answer is not what `/` is.
+    if [request.uri()].into_iter().chain(original(request)).any(|uri| uri.path_and_query().is_none()) {
+        return Err(Rule::Target);
+    }
     let target = Target::of(request, keyed, rules)?;
     if keyed.credentials || rules.key.is_some() {
         return Ok(target.key(&additions(request, keyed, rules)?));

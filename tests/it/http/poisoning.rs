@@ -1,11 +1,13 @@
 //! Requests made to confuse: what one of them brings home is not there for the next one (cache poisoning), and what
 //! is one user's is not stored because its URI looks public (cache deception).
 
+use axum::Router;
 use bytes::Bytes;
 use http_body_util::Full;
 use stampede_guard::http::HttpPolicy;
 
-use super::kit::{Inner, Req, ask, get, policy, request, respond, sent, shop, shop_with, whole};
+use super::kit::{Inner, Req, ask, get, guard, policy, request, respond, sent, shop, shop_with, whole};
+use super::sockets::{raw, serve};
 
 /// A handler that reflects what it is sent: in its text the marker that a request planted, wherever it was.
 fn reflecting(vary: Option<&'static str>) -> Inner {
@@ -89,6 +91,21 @@ async fn what_a_fat_or_smuggling_get_brings_home_is_nobody_elses() {
         let seen = ask(&shop, poison).await;
         assert_eq!((seen.text(), seen.remark().as_str()), ("evil", "fwd=bypass; detail=body"), "{case}");
         assert_eq!(ask(&shop, get("/")).await.text(), "clean", "B5, B14: {case}");
+    }
+}
+
+/// A request line may name an authority only, and servers do not mind the method (RFC 9112, 3.2.3). A router finds no
+/// route for it, and that 404 was once stored as what `/` is.
+#[tokio::test]
+async fn a_target_without_a_path_is_nobody_elses() {
+    let app = Router::new().route("/", axum::routing::get(|| async { "home" })).layer(guard());
+    let addr = serve(app).await;
+    for cold in [true, false] {
+        let poison = raw(addr, "GET shop.example HTTP/1.1", "Cache-Control: no-cache\r\n").await;
+        assert!(poison.starts_with("http/1.1 404"), "cold: {cold}: {poison}");
+        assert!(poison.contains("fwd=bypass; detail=target"), "cold: {cold}: {poison}");
+        let home = raw(addr, "GET / HTTP/1.1", "").await;
+        assert!(home.starts_with("http/1.1 200") && home.ends_with("home"), "cold: {cold}: {home}");
     }
 }
 

@@ -37,7 +37,7 @@ pub(super) fn client() -> Client<HttpConnector, Full<Bytes>> {
 }
 
 /// Sends a request line with a Host and these headers, and reads all that comes until the server closes.
-async fn raw(addr: SocketAddr, line: &str, headers: &str) -> String {
+pub(super) async fn raw(addr: SocketAddr, line: &str, headers: &str) -> String {
     let mut stream = TcpStream::connect(addr).await.unwrap();
     let request = format!("{line}\r\nHost: shop.example\r\nConnection: close\r\n{headers}\r\n");
     stream.write_all(request.as_bytes()).await.unwrap();
