@@ -193,19 +193,23 @@ fn a_304_carries_what_a_200_would_but_for_what_describes_its_content() {
 
 #[test]
 fn a_304_is_about_what_was_asked_unless_it_names_another() {
-    let cases: [(Lines<'_>, Lines<'_>, bool); 15] = [
+    let cases: [(Lines<'_>, Lines<'_>, bool); 17] = [
         (&[], &[], true),
         // Those of the conformance suite: a bare 304 to our own condition.
         (&[], &[("etag", "\"a\""), ("last-modified", AT)], true),
         (&[("etag", "\"a\"")], &[("etag", "\"a\"")], true),
         (&[("etag", "W/\"a\"")], &[("etag", "W/\"a\"")], true),
         (&[("etag", "W/\"a\"")], &[("etag", "\"a\"")], true),
-        (&[("etag", "\"a\"")], &[("etag", "W/\"a\"")], false),
+        // Its strong form, of one that was weak: nginx with compression.
+        (&[("etag", "\"a\"")], &[("etag", "W/\"a\"")], true),
         (&[("etag", "\"b\"")], &[("etag", "\"a\"")], false),
         (&[("etag", "W/\"b\"")], &[("etag", "W/\"a\"")], false),
         (&[("etag", "\"a\""), ("last-modified", LATE)], &[("etag", "\"a\""), ("last-modified", AT)], true),
         (&[("etag", "\"a\"")], &[], false),
         (&[("etag", "\"a\""), ("last-modified", AT)], &[("last-modified", AT)], true),
+        // A date was asked about, and nothing else.
+        (&[("etag", "\"a\"")], &[("last-modified", AT)], true),
+        (&[("etag", "\"a\""), ("last-modified", LATE)], &[("last-modified", AT)], false),
         (&[("last-modified", AT)], &[("last-modified", AT)], true),
         (&[("last-modified", LATE)], &[("last-modified", AT)], false),
         (&[("last-modified", AT)], &[("etag", "\"a\"")], true),
@@ -263,6 +267,22 @@ fn a_304_replaces_what_it_carries_and_keeps_the_rest() {
         "x-frame-options: sameorigin",
     ];
     assert_eq!(lines(&freshened(&stored, &update)), expected, "RFC 9111, 3.2; A10");
+}
+
+#[test]
+fn a_304_makes_no_tag_a_stronger_one() {
+    let cases: [(Lines<'_>, Lines<'_>, &str); 5] = [
+        (&[("etag", "W/\"a\"")], &[("etag", "\"a\"")], "W/\"a\""),
+        (&[("etag", "W/\"a\"")], &[("etag", "W/\"a\"")], "W/\"a\""),
+        (&[("etag", "\"a\"")], &[("etag", "W/\"a\"")], "W/\"a\""),
+        (&[("last-modified", AT)], &[("etag", "\"a\"")], ""),
+        (&[("last-modified", AT)], &[("etag", "W/\"a\"")], "W/\"a\""),
+    ];
+    for (stored, update, kept) in cases {
+        let merged = freshened(&headers(stored), &headers(update));
+        let tag = merged.get("etag").map_or("", |tag| tag.to_str().unwrap());
+        assert_eq!(tag, kept, "RFC 9110, 8.8.1; RFC 9111, 4.3.4: {stored:?} {update:?}");
+    }
 }
 
 #[test]

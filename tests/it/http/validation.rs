@@ -175,6 +175,38 @@ async fn a_304_about_something_else_is_an_error_once_and_then_the_whole_is_loade
     assert_eq!(ask(&shop, get("/")).await.text(), "3");
 }
 
+/// What asked is all that it can be about. nginx tells a compressed 200 with a weak tag, and its 304 with the strong one;
+/// and a deploy that adds tags answers with one where a date was asked about.
+#[tokio::test(start_paused = true)]
+async fn a_304_with_the_strong_form_of_a_weak_tag_confirms() {
+    for stored in [("etag", "W/\"a\""), ("last-modified", CHANGED)] {
+        let inner = Inner::with(move |n, request| {
+            let lasting = ("cache-control", "max-age=10");
+            let asks = n > 1
+                && sent(request, if stored.0 == "etag" { "if-none-match" } else { "if-modified-since" })
+                    == stored.1;
+            assert_eq!(asks, n > 1, "what is kept is what came with the body: {stored:?}, call {n}");
+            Ok(match asks {
+                true => respond(304, &[("etag", TAG), lasting], Boxed::default()),
+                false => respond(200, &[stored, lasting], whole("body")),
+            })
+        });
+        let shops = replicas(2, &inner);
+        ask(&shops[0], get("/")).await;
+        for _ in 0..2 {
+            tokio::time::sleep(secs(12)).await;
+            let seen = ask(&shops[0], get("/")).await;
+            assert_eq!((seen.status, seen.text(), seen.header(stored.0)), (200, "body", Some(stored.1)));
+            assert_eq!(seen.remark(), "fwd=stale; fwd-status=304; stored; ttl=10");
+            assert_ne!(
+                ask(&shops[1], get("/")).await.header("etag"),
+                Some(TAG),
+                "no weak one becomes a strong one"
+            );
+        }
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn those_who_wait_for_such_a_304_ask_for_themselves() {
     let inner = Inner::with(|n, _| {
