@@ -152,7 +152,7 @@ fn is_updated(update: &HeaderMap, name: &HeaderName) -> bool {
 /// What the answer to a HEAD says about a stored GET (RFC 9111, 4.3.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HeadUpdate {
-    /// It is the same representation: [`freshened`] by this head.
+    /// It repeats a validator, so it is the same representation: [`freshened`] by this head.
     Freshen,
     /// It is another one by now.
     Invalidate,
@@ -178,7 +178,12 @@ pub(crate) fn head_update(
     let same_date = !head.contains_key(LAST_MODIFIED)
         || date(head, &LAST_MODIFIED, now).is_some_and(|new| date(stored, &LAST_MODIFIED, now) == Some(new));
     let same_length = content_length(head).is_ok_and(|new| new.is_none_or(|new| new == length));
-    if same_tag && same_date && same_length { HeadUpdate::Freshen } else { HeadUpdate::Invalidate }
+    if !(same_tag && same_date && same_length) {
+        return HeadUpdate::Invalidate;
+    }
+    // Without a validator nothing says that the body is still the same, and anyone may ask as often as a lifetime takes.
+    let is_repeated = etag(head).is_some() || head.contains_key(LAST_MODIFIED);
+    if is_repeated { HeadUpdate::Freshen } else { HeadUpdate::Ignore }
 }
 
 /// Whether two responses are of one representation, byte for byte, so that parts of them can be combined

@@ -294,8 +294,10 @@ fn a_304_without_a_date_or_an_age_is_not_as_old_as_what_it_is_about() {
 #[test]
 fn a_head_freshens_what_it_is_the_head_of() {
     let stored = [("etag", "\"a\""), ("last-modified", AT)];
-    let cases: [(u16, Lines<'_>, HeadUpdate); 11] = [
-        (200, &[], HeadUpdate::Freshen),
+    let cases: [(u16, Lines<'_>, HeadUpdate); 13] = [
+        (200, &[], HeadUpdate::Ignore),
+        (200, &[("content-length", "5")], HeadUpdate::Ignore),
+        (200, &[("etag", "\"a\"")], HeadUpdate::Freshen),
         (200, &[("etag", "\"a\""), ("last-modified", AT), ("content-length", "5")], HeadUpdate::Freshen),
         (200, &[("last-modified", "Sun Nov  6 08:49:37 1994")], HeadUpdate::Freshen),
         (200, &[("etag", "\"b\"")], HeadUpdate::Invalidate),

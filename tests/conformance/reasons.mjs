@@ -36,7 +36,7 @@ const STANDING = [
   [/^304-etag-update-response-ETag$/, 'check: a 304 that names another strong entity tag updates nothing (RFC 9111, 4.3.4)'],
   [/^304-etag-update-response-Content-(Encoding|Range)$/, 'check: what describes content that is still the stored one stays (RFC 9111, 3.2)'],
   [/^head-200-retain$/, 'check: a HEAD that goes to the origin is answered as the origin answers it'],
-  [/^head-410-update$/, 'check: a HEAD that is no 200 says nothing about the stored response'],
+  [/^head-200-freshness-update$/, 'check: a HEAD without a validator prolongs nothing: its body may have changed (RFC 9111, 4.3.5)'],
   [/^heuristic-delta-.+$/, 'check: a tenth of seconds is no lifetime in whole seconds'],
   [/^stale-503$/, 'check: a failure stands for itself, unless stale-if-error says otherwise (RFC 5861, 4)'],
   [/^stale-warning-.+$/, 'check: Warning is obsolete (RFC 9111, 5.5)'],

@@ -48,6 +48,28 @@ async fn a_head_of_the_same_representation_freshens_what_is_stored() {
     assert_eq!(inner.calls(), 2);
 }
 
+/// Anyone may ask with HEAD, as often as they like: where nothing says that it is still the same, an old body grows old.
+#[tokio::test(start_paused = true)]
+async fn a_head_without_a_validator_prolongs_nothing() {
+    for of_head in [&[("cache-control", "max-age=60")][..], &[("content-length", "1"), ("etag", "")]] {
+        let inner = Inner::with(move |n, request| {
+            Ok(match *request.method() {
+                Method::HEAD => respond(200, of_head, Boxed::default()),
+                _ => respond(200, &[("cache-control", "max-age=60")], whole(n.to_string())),
+            })
+        });
+        let shops = replicas(2, &inner);
+        ask(&shops[0], get("/")).await;
+        for _ in 0..2 {
+            tokio::time::sleep(secs(25)).await;
+            ask(&shops[0], request("HEAD", "/", &[("cache-control", "no-cache")])).await;
+            assert_eq!(ask(&shops[1], get("/")).await.text(), "1", "nor does it take anything away");
+        }
+        tokio::time::sleep(secs(15)).await;
+        assert_eq!(ask(&shops[1], get("/")).await.text(), "4", "{of_head:?}");
+    }
+}
+
 /// A stored 404 said that there is nothing; the headers of what there is by now do not belong to it.
 #[tokio::test(start_paused = true)]
 async fn a_head_of_what_is_there_again_makes_a_stored_failure_invalid() {
