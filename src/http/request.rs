@@ -49,8 +49,8 @@ impl Asked {
 /// Whether the rules apply to a request, by its head and by whether a body follows; else what forbids it.
 ///
 /// The whole list of what passes by: methods other than GET and HEAD; more than one `Host`, none, or one
-/// that is no plain authority; another scheme than `http` and `https`; a body, or a header that announces
-/// one; `Upgrade` and `Expect`; a `Range` in other units than bytes; preconditions other than
+/// that is no plain authority; another scheme than `http` and `https`; a target without a path; a body, or a header that announces
+/// one; `Upgrade` and `Expect`; a `Connection` that names other headers; a `Range` in other units than bytes; preconditions other than
 /// `If-None-Match`, `If-Modified-Since` and `If-Range`; credentials, as the policy has it; headers that
 /// change what is asked without being in the key; `no-store`; and what the policy's hook sends away.
 ///
@@ -135,6 +135,8 @@ pub(crate) fn survey<'a>(
                 continue;
             }
             "range" => Rule::Range,
+            // Not for the inner service, if that is a proxy; but a key and `Vary` would see it.
+            "connection" if !is_of_connections(value) => Rule::Connection,
             // Another protocol takes over the connection (RFC 9110, 7.8).
             "upgrade" => Rule::Upgrade,
             "expect" | "transfer-encoding" | "content-length" if content == Content::Expected => continue,
@@ -178,6 +180,14 @@ pub(crate) fn survey<'a>(
     // RFC 9111, 5.4: it stands in for Cache-Control where there is none.
     asked.directives.no_cache |= pragma && !has_directives;
     Ok((keyed, asked))
+}
+
+/// Whether `Connection` names nothing but what is about connections (RFC 9110, 7.6.1).
+fn is_of_connections(value: &HeaderValue) -> bool {
+    value.as_bytes().split(|&byte| byte == b',').map(<[u8]>::trim_ascii).all(|option| {
+        let known = ["", "close", "keep-alive", "te", "upgrade", "http2-settings"];
+        known.iter().any(|known| option.eq_ignore_ascii_case(known.as_bytes()))
+    })
 }
 
 /// Whether a `Range` is in bytes (RFC 9110, 14.1: names of units are in any case).

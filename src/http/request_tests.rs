@@ -162,6 +162,9 @@ fn ordinary_headers_do_not_matter() {
         ("cache-control", "no-cache, max-age=0"),
         ("pragma", "no-cache"),
         ("te", "trailers"),
+        ("connection", "Keep-Alive, TE, ,close"),
+        ("connection", "HTTP2-Settings, Upgrade"),
+        ("connection", ""),
         ("x-forwarded-for", "192.0.2.1"),
         ("x-forwarded-host", "other"),
     ];
@@ -237,7 +240,7 @@ fn what_a_cache_can_answer_itself_is_let_in() {
 
 #[test]
 fn the_list_of_what_passes_by_is_complete() {
-    let cases: [(Lines<'_>, Rule); 16] = [
+    let cases: [(Lines<'_>, Rule); 19] = [
         (&[("range", "items=0-1")], Rule::Range),
         (&[("range", "bytes=0-1"), ("range", "bytes=0-1")], Rule::Range),
         (&[("if-match", "*")], Rule::Conditional),
@@ -249,6 +252,9 @@ fn the_list_of_what_passes_by_is_complete() {
         (&[("content-length", "1")], Rule::Body),
         (&[("cache-control", "no-store")], Rule::RequestNoStore),
         (&[("host", "h")], Rule::Host),
+        (&[("connection", "accept-language")], Rule::Connection),
+        (&[("connection", "close"), ("connection", "keep-alive, Host")], Rule::Connection),
+        (&[("connection", "close x")], Rule::Connection),
         (&[("a-im", "x")], Rule::UnkeyedHeader),
         (&[("x-http-method-override", "DELETE")], Rule::UnkeyedHeader),
         (&[("x-original-url", "/b")], Rule::UnkeyedHeader),

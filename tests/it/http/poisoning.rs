@@ -220,6 +220,41 @@ async fn tenants_of_one_store_do_not_meet() {
     assert_eq!(ask(&shop, get("/")).await.remark(), "fwd=bypass; detail=key");
 }
 
+/// What `Connection` names is for the next hop only (RFC 9110, 7.6.1): the key and `Vary` would see it, and an inner service
+/// that is a proxy takes it off.
+#[tokio::test(start_paused = true)]
+async fn what_connection_names_is_nobody_elses() {
+    let inner = Inner::with(|_, request| {
+        let named = |name: &str| {
+            let lines = request.headers().get_all("connection").iter();
+            let mut names = lines.flat_map(|line| line.to_str().unwrap().split(',')).map(str::trim);
+            names.any(|one| one.eq_ignore_ascii_case(name))
+        };
+        let seen = |name| if named(name) { "none" } else { sent(request, name) };
+        let text = format!("{} {} {}", seen("accept-language"), seen("x-tenant"), seen("host"));
+        Ok(respond(200, &[("vary", "accept-language")], whole(text)))
+    });
+    let http = HttpPolicy::default().key(|parts| {
+        let tenant = parts.headers.get("x-tenant")?;
+        tenant.to_str().ok().map(str::to_owned)
+    });
+    let plain = [("host", "shop.example"), ("accept-language", "de"), ("x-tenant", "a")];
+    for named in [&["Accept-Language"][..], &["keep-alive, x-tenant"], &["close", "HOST"]] {
+        let shop = shop_with(&inner, policy().http(http.clone()));
+        for _ in 0..2 {
+            let poison = plain.into_iter().chain(named.iter().map(|names| ("connection", *names)));
+            let seen = ask(&shop, request("GET", "/", &poison.collect::<Vec<_>>())).await;
+            assert!(seen.text().contains("none"), "{named:?}: {}", seen.text());
+            assert_eq!(seen.remark(), "fwd=bypass; detail=connection", "{named:?}");
+            assert_eq!(
+                ask(&shop, request("GET", "/", &plain)).await.text(),
+                "de a shop.example",
+                "{named:?}"
+            );
+        }
+    }
+}
+
 /// A12: a page that reflects what it was sent is an error page more often than not.
 #[tokio::test(start_paused = true)]
 async fn error_pages_are_not_stored_unless_they_say_so() {
