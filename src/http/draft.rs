@@ -14,7 +14,7 @@ use super::kept::{Chosen, Kept};
 use super::ranges::{Part, join};
 use super::response::Storing;
 use super::reuse::Stale;
-use super::validation::{freshened, is_same_representation};
+use super::validation::{freshened, has_validator, is_same_representation};
 use super::vary::{Fingerprint, Names};
 use super::wire::StoredResponse;
 use crate::ending::LONGEST_SHARED;
@@ -28,16 +28,17 @@ pub(crate) struct Previous {
     pub(crate) entry: Entry,
     pub(crate) kept: Kept,
     pub(crate) response: StoredResponse,
-    /// Whether others are served it meanwhile.
-    is_served: bool,
+    /// Whether others are served it meanwhile, or if a load fails, or it can be asked about.
+    is_of_use: bool,
 }
 
 impl Previous {
     pub(crate) fn of(entry: Entry, now: u64) -> Option<Self> {
         let (kept, at) = Kept::of(&entry)?;
         let response = StoredResponse::decode(&entry.payload, at)?;
-        let is_served = entry.serves(now).is_at_once();
-        Some(Self { entry, kept, response, is_served })
+        let is_served = entry.serves(now).is_at_once() || entry.times.stands_in(now);
+        let is_of_use = is_served || has_validator(&response.headers, SystemTime::now());
+        Some(Self { entry, kept, response, is_of_use })
     }
 
     /// Where its content stands in the whole.
@@ -162,8 +163,8 @@ impl Draft {
             Some(part) => match part.with_content(body.len() as u64, policy.http.letter) {
                 Some(part) => match self.joined(part, &body, previous, policy.max_body) {
                     Some(joined) => joined,
-                    // A part takes the whole from nobody who is served it.
-                    None if previous.is_some_and(|stored| stored.kept.part.is_none() && stored.is_served) => {
+                    // A part takes the whole from nobody: anyone may ask for one byte of it.
+                    None if previous.is_some_and(|stored| stored.kept.part.is_none() && stored.is_of_use) => {
                         return LoadResult::Aside;
                     }
                     None => self.placed(part, body),

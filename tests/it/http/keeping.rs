@@ -3,7 +3,7 @@
 use stampede_guard::http::HttpPolicy;
 
 use super::kit::{
-    Inner, Req, ask, get, policy, replicas, replicas_with, request, respond, secs, sent, settle, whole,
+    Boxed, Inner, Req, ask, get, policy, replicas, replicas_with, request, respond, secs, sent, settle, whole,
 };
 
 fn reload(headers: &[(&str, &str)]) -> Req {
@@ -108,5 +108,38 @@ async fn a_stored_whole_outlives_a_part_that_is_loaded_past_it() {
         tokio::time::sleep(secs(61)).await;
         ask(&shops[1], request("GET", "/", &[("range", "bytes=0-0")])).await;
         ask(&shops[0], get("/")).await;
+    }
+}
+
+/// Stale, it would stand in for a failure, or be asked about: one byte of it, that anyone may ask for, does neither.
+#[tokio::test(start_paused = true)]
+async fn a_stale_whole_outlives_a_part_that_it_can_not_be_joined_with() {
+    let part = || request("GET", "/", &[("range", "bytes=0-0")]);
+    for (control, tag) in [
+        ("max-age=10, stale-if-error=3600", "W/\"1\""),
+        ("max-age=10, stale-if-error=3600", ""),
+        ("max-age=10, must-revalidate", "W/\"1\""),
+    ] {
+        let inner = Inner::with(move |n, request| {
+            let common = [("cache-control", control), ("etag", tag), ("content-range", "bytes 0-0/10")];
+            Ok(match n {
+                1 => respond(200, &common[..2], whole("0123456789")),
+                _ if !sent(request, "range").is_empty() => respond(206, &common, whole("0")),
+                _ if sent(request, "if-none-match") == "W/\"1\"" && control.contains("must") => {
+                    respond(304, &common[..2], Boxed::default())
+                }
+                _ => respond(503, &[], whole("sorry")),
+            })
+        });
+        let shops = replicas(2, &inner);
+        ask(&shops[0], get("/")).await;
+        tokio::time::sleep(secs(12)).await;
+        for shop in &shops {
+            assert_eq!(ask(shop, part()).await.text(), "0", "{control} {tag}");
+        }
+        for shop in &shops {
+            let seen = ask(shop, get("/")).await;
+            assert_eq!((seen.status, seen.text()), (200, "0123456789"), "{control} {tag}");
+        }
     }
 }
