@@ -58,6 +58,8 @@ pub(crate) struct Draft {
     storing: Option<Storing>,
     says_shared: bool,
     chosen: Option<Box<Chosen>>,
+    /// How old it was when its head came (RFC 9111, 4.2.3).
+    age: Duration,
     /// When its head came.
     came: Instant,
     now: SystemTime,
@@ -83,20 +85,21 @@ impl Draft {
                 *own = policys;
             }
         }
-        let says_shared = storing.terms.says_shared;
+        let (says_shared, age) = (storing.terms.says_shared, storing.initial_age);
         let head = clone_head(head, &storing);
-        Self { head, storing: Some(storing), says_shared, chosen, came: Instant::now(), now }
+        Self { head, storing: Some(storing), says_shared, chosen, age, came: Instant::now(), now }
     }
 
-    /// Of a response for those who wait.
+    /// Of a response for those who wait, which came at this age.
     pub(crate) fn shared_only(
         head: &Parts,
         says_shared: bool,
         chosen: Option<Box<Chosen>>,
+        age: Duration,
         now: SystemTime,
     ) -> Self {
         let head = head_of(head.status, head.version, head.headers.clone());
-        Self { head, storing: None, says_shared, chosen, came: Instant::now(), now }
+        Self { head, storing: None, says_shared, chosen, age, came: Instant::now(), now }
     }
 
     /// For how long it is fresh, where it is stored.
@@ -139,9 +142,10 @@ impl Draft {
     }
 
     fn kept(&self, chosen: Option<Box<Chosen>>) -> Kept {
+        let age = self.age.saturating_add(self.came.elapsed());
         match &self.storing {
-            Some(storing) => Kept::new(storing, self.came.elapsed(), chosen),
-            None => Kept::shared_only(self.says_shared, chosen),
+            Some(storing) => Kept::new(storing, age, chosen),
+            None => Kept::shared_only(self.says_shared, age, chosen),
         }
     }
 

@@ -58,14 +58,13 @@ pub(crate) struct Chosen {
 }
 
 impl Kept {
-    /// Of a response that is stored `since` after its head came.
-    pub(crate) fn new(storing: &Storing, since: Duration, chosen: Option<Box<Chosen>>) -> Self {
-        let age = storing.initial_age.saturating_add(since);
+    /// Of a response that is stored at this age.
+    pub(crate) fn new(storing: &Storing, age: Duration, chosen: Option<Box<Chosen>>) -> Self {
         Self { terms: storing.terms, age, part: None, chosen }
     }
 
-    /// Of a response that is shared with those who wait and not stored.
-    pub(crate) fn shared_only(says_shared: bool, chosen: Option<Box<Chosen>>) -> Self {
+    /// Of a response that is shared at this age with those who wait, and not stored.
+    pub(crate) fn shared_only(says_shared: bool, age: Duration, chosen: Option<Box<Chosen>>) -> Self {
         let terms = Terms {
             lifetime: Duration::ZERO,
             stale: Stale::default(),
@@ -73,7 +72,7 @@ impl Kept {
             immutable: false,
             says_shared,
         };
-        Self { terms, age: Duration::ZERO, part: None, chosen }
+        Self { terms, age, part: None, chosen }
     }
 
     /// Whether it is the variant for a request with these headers.

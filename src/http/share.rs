@@ -17,6 +17,7 @@ use super::apart::Apart;
 use super::body::{BoxError, GuardedBody};
 use super::draft::{Draft, Previous, head_of};
 use super::fields::content_length;
+use super::freshness::corrected_initial_age;
 use super::kept::Chosen;
 use super::load::{Head, Wanted, no_content};
 use super::policy::ResponseRules;
@@ -77,7 +78,8 @@ impl<B, E> Sharing<B, E> {
             Verdict::ShareOnly { rule, vary, says_shared } => {
                 observe::judged("not stored", &rule);
                 let chosen = self.chosen(&vary, head, previous);
-                Draft::shared_only(head, says_shared, chosen, self.now)
+                let age = corrected_initial_age(&head.headers, self.delay, self.now);
+                Draft::shared_only(head, says_shared, chosen, age, self.now)
             }
             Verdict::Store(storing) => {
                 observe::judged("stored", &storing.rule);

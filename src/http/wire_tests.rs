@@ -20,7 +20,8 @@ fn stored(headers: &[(&str, &str)], body: &'static str) -> StoredResponse {
 impl StoredResponse {
     /// Without what is kept with it.
     fn bytes(&self) -> Option<Bytes> {
-        self.encode(&Kept::shared_only(false, None)).map(|raw| raw.slice(kept::FIXED..))
+        self.encode(&Kept::shared_only(false, std::time::Duration::ZERO, None))
+            .map(|raw| raw.slice(kept::FIXED..))
     }
 }
 

@@ -155,6 +155,44 @@ async fn a_lifetime_of_zero_or_in_the_past_is_shared_with_the_wave_only() {
     shared_with_the_wave_only("as old as it may be", 200, aged).await;
 }
 
+/// RFC 9111, 4.2.3: who waited is told the age that the leader was, and the time that the answer took.
+#[tokio::test(start_paused = true)]
+async fn what_is_only_shared_is_as_old_as_it_came() {
+    let headers = [("age", "10"), ("cache-control", "max-age=10"), ("content-length", "1")];
+    let inner = Inner::with_headers(&headers).held();
+    let shops = replicas(2, &inner);
+    let mut crowds = crowd(&shops[0], 5, "/");
+    crowds.extend(crowd(&shops[1], 5, "/"));
+    tokio::time::sleep(secs(3)).await;
+    inner.gate.open();
+    let mut ages: Vec<_> =
+        all(crowds).await.iter().map(|seen| seen.header("age").map(str::to_owned)).collect();
+    ages.sort();
+    assert_eq!(ages[0].as_deref(), Some("10"), "straight from the origin");
+    assert_eq!(ages[1..], vec![Some("13".to_owned()); 9]);
+    assert_eq!(inner.calls(), 1);
+}
+
+/// The same where nothing is stored because there is no store.
+#[cfg(feature = "testing")]
+#[tokio::test(start_paused = true)]
+async fn what_is_shared_without_a_store_is_as_old_as_it_came() {
+    let inner = Inner::with_headers(&[("age", "3600"), ("cache-control", "max-age=7200")]).held();
+    let replica = stampede_guard::testing::ChaosStore::new(1).replica();
+    let guard = stampede_guard::StampedeGuard::new(replica.clone()).with_policy(policy().build().unwrap());
+    let shop: super::kit::Shop = tower::Layer::layer(&guard, inner.clone());
+    replica.cut();
+    let crowd = crowd(&shop, 5, "/");
+    tokio::time::sleep(secs(5)).await;
+    assert_eq!(inner.calls(), 1, "they share a load");
+    inner.gate.open();
+    let age = |seen: &Seen| seen.header("age").unwrap().parse::<u64>().unwrap();
+    let mut ages: Vec<_> = all(crowd).await.iter().map(age).collect();
+    ages.sort();
+    assert_eq!(ages[0], 3600, "straight from the origin");
+    assert!(ages[1..].iter().all(|age| (3602..=3605).contains(age)), "{ages:?}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn age_grows_from_what_the_response_came_with() {
     let inner = Inner::with_headers(&[("age", "5"), ("cache-control", "max-age=60")]);
