@@ -21,6 +21,9 @@ use super::body::{BoxError, StreamSender, to_bytes};
 /// single bytes would take a hundred times `max_body`.
 const MOST_CHUNKS: usize = 64 * 1024;
 
+/// How much is put together before it is passed on, where there have been more than [`MOST_CHUNKS`].
+const LEAST_PIECE: usize = 4 * 1024;
+
 /// How a body ended.
 pub(crate) enum Teed<B> {
     /// All of it is here. The client waits for its end.
@@ -116,7 +119,12 @@ where
                 if kept.is_too_long() {
                     return broken(client, kept, Box::new(Malformed::Length));
                 }
-                if kept.length > max_body as u64 || kept.chunks.len() > MOST_CHUNKS {
+                let is_too_much = kept.length > max_body as u64 || kept.chunks.len() > MOST_CHUNKS;
+                if is_too_much && client.is_read_along() {
+                    tokio::spawn(go_on(client, kept, body, trailers, patience));
+                    return Teed::TooBig;
+                }
+                if is_too_much {
                     return handed_over(client, kept, body);
                 }
             }
@@ -215,6 +223,8 @@ fn handed_over<B>(client: StreamSender<B>, kept: Kept, rest: Pin<Box<B>>) -> Tee
 
 /// What others have begun to read is kept to its end, however slow that is: for as long as anybody reads. After `patience`
 /// without a word of it the rest is its own client's alone, which may have more.
+///
+/// Its length was promised and is within `max_body`; that what is kept of it beside its content is bounded too, [`Pieces`] see to.
 async fn go_on<B>(
     client: StreamSender<B>,
     mut kept: Kept,
@@ -226,25 +236,60 @@ async fn go_on<B>(
     B::Error: Into<BoxError>,
 {
     client.data(std::mem::take(&mut kept.withheld));
+    // Whoever reads has them already.
+    let mut pieces = Pieces { passed: std::mem::take(&mut kept.chunks).len(), gathered: BytesMut::new() };
     let mut trailers = trailers.map(Box::new);
     while !client.is_left() {
         let next = timeout(patience, poll_fn(|cx| body.as_mut().poll_frame(cx))).await;
-        let Ok(frame) = next else { return client.rest(body) };
+        let Ok(frame) = next else {
+            client.data(pieces.rest());
+            return client.rest(body);
+        };
         match frame.map(|frame| frame.map(to_bytes)) {
             Some(Ok(frame)) => match frame.into_data().map_err(Frame::into_trailers) {
                 Ok(data) => {
                     kept.length += data.len() as u64;
                     if kept.is_too_long() {
+                        client.data(pieces.rest());
                         return client.fail(Box::new(Malformed::Length));
                     }
-                    client.data(data);
+                    if let Some(piece) = pieces.next(data) {
+                        client.data(piece);
+                    }
                 }
                 Err(fields) => trailers = fields.ok().map(Box::new),
             },
-            Some(Err(error)) => return client.fail(error.into()),
-            None if kept.is_too_short() => return client.fail(Box::new(Malformed::Length)),
-            None => return client.last(Bytes::new(), trailers),
+            Some(Err(error)) => {
+                client.data(pieces.rest());
+                return client.fail(error.into());
+            }
+            None if kept.is_too_short() => {
+                client.data(pieces.rest());
+                return client.fail(Box::new(Malformed::Length));
+            }
+            None => return client.last(pieces.rest(), trailers),
         }
+    }
+}
+
+/// As they come, so many of them; small ones put together after that.
+struct Pieces {
+    passed: usize,
+    gathered: BytesMut,
+}
+
+impl Pieces {
+    fn next(&mut self, data: Bytes) -> Option<Bytes> {
+        if self.passed < MOST_CHUNKS {
+            self.passed += usize::from(!data.is_empty());
+            return Some(data);
+        }
+        self.gathered.extend_from_slice(&data);
+        (self.gathered.len() >= LEAST_PIECE).then(|| self.rest())
+    }
+
+    fn rest(&mut self) -> Bytes {
+        std::mem::take(&mut self.gathered).freeze()
     }
 }
 

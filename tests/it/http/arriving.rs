@@ -136,6 +136,32 @@ async fn a_slow_body_is_kept_to_its_end_for_all_who_have_begun() {
     assert_eq!(ask(&shop, get("/")).await.text(), "secret");
 }
 
+/// More of them than are kept of one response: it is stored for nobody, and whole for those who read it. Small ones are put
+/// together from there on, so that a body of single bytes does not take a hundred times its length.
+#[tokio::test(start_paused = true)]
+async fn a_body_of_countless_chunks_is_whole_for_all_who_have_begun() {
+    let (feed, inner) = fed(&[("content-length", "100000")]);
+    let shop = shop(&inner);
+    let readers: Vec<_> = (0..3).map(|_| start(&shop)).collect();
+    settle().await;
+    let readers = futures_util::future::join_all(readers).await;
+    for _ in 0..100_000 {
+        feed.data("x");
+    }
+    drop(feed);
+    // Its own client is the first.
+    for reader in readers.into_iter().rev() {
+        let (mut body, mut frames, mut length) = (reader.unwrap().into_body(), 0, 0);
+        while let Some(frame) = body.frame().await {
+            frames += 1;
+            length += frame.expect("not cut off").into_data().unwrap().len();
+        }
+        assert_eq!(length, 100_000);
+        assert!(frames < 66_000, "{frames}");
+    }
+    assert_eq!(inner.calls(), 1);
+}
+
 /// Its own client may have more patience than anybody.
 #[tokio::test(start_paused = true)]
 async fn a_body_that_falls_silent_is_whole_for_its_own_client() {
