@@ -103,7 +103,8 @@ impl<B, E> Sharing<B, E> {
         }
         // An error says little about the resource, and what is stored is worth a validation, or tells where the others are.
         let is_error = status.is_client_error() || status.is_server_error();
-        let mark = if is_error && previous.is_some() { Mark::No } else { Mark::IfUnserved };
+        let says_nothing = is_about_the_client(status) || is_error && previous.is_some();
+        let mark = if says_nothing { Mark::No } else { Mark::IfUnserved };
         LoadResult::Uncacheable { mark }
     }
 
@@ -132,6 +133,12 @@ impl<B, E> Sharing<B, E> {
             let _ = node.store.invalidate(&wanted.resource, None, policy.command_timeout).await;
         }
     }
+}
+
+/// What a server has against this request, or this client (RFC 9110, 15.5; RFC 6585): the next one may be answered. With a
+/// marker, one whom a limiter turns away would have everyone load alone.
+fn is_about_the_client(status: StatusCode) -> bool {
+    matches!(status.as_u16(), 400 | 408 | 417 | 421 | 429 | 431)
 }
 
 impl<B, E> Sharing<B, E>

@@ -79,6 +79,35 @@ async fn statuses_without_a_lifetime_parts_and_validations_are_nobody_elses() {
     }
 }
 
+/// What the inner service has against one client, its limiter for one, says nothing about the resource: whoever comes next
+/// coalesces.
+#[tokio::test(start_paused = true)]
+async fn a_429_for_one_client_leaves_no_marker() {
+    for status in [400, 408, 417, 421, 429, 431] {
+        let inner = Inner::with(move |n, _| match n {
+            1 => Ok(respond(status, &[], whole("not you"))),
+            _ => Ok(respond(200, &[], whole(n.to_string()))),
+        });
+        let inner = inner.held_apart();
+        let shops = replicas(2, &inner);
+        let mut waiting = crowd(&shops[0], 6, "/");
+        settle().await;
+        waiting.extend(crowd(&shops[1], 5, "/"));
+        settle().await;
+        inner.open_first();
+        settle().await;
+        assert_eq!(inner.loads.running(), 10, "{status}: who has waited waits no more");
+        let later: Vec<_> = shops.iter().flat_map(|shop| crowd(shop, 10, "/")).collect();
+        settle().await;
+        assert_eq!(inner.loads.running(), 10 + 1, "{status}");
+        inner.gate.open();
+        assert_eq!(all(waiting).await.iter().filter(|seen| seen.status == status).count(), 1, "{status}");
+        assert!(all(later).await.iter().all(|seen| seen.text() == "12"), "{status}");
+        assert!(ask(&shops[0], get("/")).await.remark().starts_with("hit"), "{status}");
+        assert_eq!(inner.calls(), 12, "{status}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn the_clients_own_response_keeps_everything() {
     let headers = [
