@@ -220,7 +220,13 @@ impl HttpPolicy {
         self
     }
 
-    /// How many variants of one resource are stored. Defaults to 64.
+    /// How many variants of one resource are stored: those that come first. Further ones are loaded, and shared with who asks
+    /// at that moment, until the list of them ends: with what the first on it was kept for, and not before twice its
+    /// freshness. Defaults to 64.
+    ///
+    /// Spellings of one value are one variant; values that a client invents are not. So one client can fill the list, and
+    /// keep others' variants from being stored. Where that matters, let something in front reduce what the responses vary by
+    /// to what the application tells apart, `Accept-Encoding` to `gzip` or nothing, say.
     #[must_use]
     pub fn max_variants(mut self, most: usize) -> Self {
         self.max_variants = most;
@@ -343,57 +349,5 @@ impl ResponseRules {
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "in a test the panic is the report")]
-mod tests {
-    use http::header::{ACCEPT, ACCEPT_ENCODING, AUTHORIZATION, COOKIE};
-
-    use super::*;
-
-    #[test]
-    fn each_starting_point_treats_credentials_in_its_own_way() {
-        let facts = |policy: &HttpPolicy| {
-            let listed = [AUTHORIZATION, COOKIE].map(|name| policy.requests.credentials.contains(&name));
-            (listed, policy.requests.authorization, policy.requests.cookie, policy.set_cookie)
-        };
-        let (never, said, freely) = (Sharing::Never, Sharing::IfSaid, Sharing::Freely);
-        assert_eq!(facts(&HttpPolicy::default()), ([true, true], never, never, never), "A1, A2, A3");
-        assert_eq!(
-            facts(&HttpPolicy::strict()),
-            ([false, false], said, freely, freely),
-            "RFC 9111, 3.5 and 7.3"
-        );
-        assert_eq!(facts(&HttpPolicy::private()), ([true, true], never, never, freely));
-        let opened = HttpPolicy::default().share_authorized(true).share_cookies(true);
-        assert_eq!(facts(&opened), ([true, true], said, said, said), "only what says so");
-        let closed = HttpPolicy::strict().share_authorized(false).share_cookies(false);
-        assert_eq!(facts(&closed), ([true, true], never, never, never), "they bypass again");
-        assert_eq!(HttpPolicy::strict().share_cookies(true), HttpPolicy::strict());
-        let api_key = HeaderName::from_static("x-api-key");
-        assert!(HttpPolicy::strict().requests.credentials.contains(&api_key));
-    }
-
-    #[test]
-    fn names_to_vary_on_are_sorted_and_once() {
-        let policy = HttpPolicy::default().vary_on(ACCEPT_ENCODING).vary_on(ACCEPT).vary_on(ACCEPT);
-        assert_eq!(policy.vary_on, [ACCEPT, ACCEPT_ENCODING]);
-    }
-
-    #[test]
-    fn what_contradicts_itself_is_refused() {
-        for policy in [HttpPolicy::default(), HttpPolicy::strict(), HttpPolicy::private()] {
-            assert_eq!(policy.refusal(), None);
-        }
-        let refusal = |policy: HttpPolicy| policy.refusal().unwrap();
-        assert!(refusal(HttpPolicy::default().max_variants(0)).contains("max_variants"));
-        assert!(refusal(HttpPolicy::default().validate_within(Duration::MAX)).contains("validate_within"));
-        let many = (0..9).map(|n| HeaderName::try_from(format!("x-{n}")).unwrap());
-        assert!(refusal(many.fold(HttpPolicy::default(), HttpPolicy::vary_on)).contains("vary_on"), "A5");
-    }
-
-    #[test]
-    fn a_policy_equals_itself_with_its_hook_only() {
-        let policy = HttpPolicy::default().key(|_| None);
-        assert_eq!(policy, policy.clone());
-        assert_ne!(policy, HttpPolicy::default());
-        assert_ne!(policy, HttpPolicy::default().key(|_| None));
-    }
-}
+#[path = "policy_tests.rs"]
+mod tests;
