@@ -246,6 +246,10 @@ impl PolicyBuilder {
 
     /// The scheme of keys for requests whose URI has none, as servers receive them. Two services that
     /// share a namespace and are reached by different schemes set it. Defaults to `http`.
+    ///
+    /// **A service behind a proxy that ends TLS sets `https`.** A `Host` with the scheme's default port is the same as one
+    /// without: by `http`, `shop.example:80` shares the entry of `shop.example`, and if a handler makes URLs of `Host`, one
+    /// client's `http` URLs with that port are everyone's.
     #[cfg(feature = "http")]
     #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
     pub fn scheme(mut self, scheme: http::uri::Scheme) -> Self {
