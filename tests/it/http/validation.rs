@@ -175,8 +175,7 @@ async fn a_304_about_something_else_is_an_error_once_and_then_the_whole_is_loade
     assert_eq!(ask(&shop, get("/")).await.text(), "3");
 }
 
-/// What asked is all that it can be about. nginx tells a compressed 200 with a weak tag, and its 304 with the strong one;
-/// and a deploy that adds tags answers with one where a date was asked about.
+/// nginx gives a compressed 200 a weak tag and its 304 the strong one; a deploy that adds tags has one for who asks by date.
 #[tokio::test(start_paused = true)]
 async fn a_304_with_the_strong_form_of_a_weak_tag_confirms() {
     for stored in [("etag", "W/\"a\""), ("last-modified", CHANGED)] {
