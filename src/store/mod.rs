@@ -257,17 +257,17 @@ impl fmt::Debug for Token {
 
 /// What a store is examined for.
 #[derive(Clone, Debug)]
+#[cfg_attr(
+    not(feature = "redis"),
+    allow(dead_code, reason = "memory is never slow, and has no rights to try")
+)]
 pub(crate) struct Examine {
     /// A key that nobody uses.
-    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "memory has no rights to try"))]
     pub(crate) key: Key,
     /// What one request may lose to the store.
-    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "memory is not slow"))]
     pub(crate) coordination_budget: Duration,
-    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "memory is not slow"))]
     pub(crate) lease: Duration,
     /// How many replicas an invalidation waits for.
-    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "memory has none"))]
     pub(crate) replicas: u32,
 }
 
