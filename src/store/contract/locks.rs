@@ -239,14 +239,78 @@ impl Asker {
     }
 }
 
+/// A mutex whose holder has died, and those who were in its queue by then, in this order: its time is over, and nobody
+/// has seen to it. The holder has little time, so all nodes are connected before it has; where it was too little on a busy
+/// machine, another mutex's holder has more.
+async fn left_by_the_dead<const WAITERS: usize>(world: &World) -> (Asker, [Asker; WAITERS]) {
+    let mut nodes = Vec::new();
+    for _ in 0..=WAITERS {
+        nodes.push(world.node_with_locks().await);
+    }
+    for doubled in 0..6 {
+        let name = mutex(&format!("k {doubled}"));
+        let dead = Asker::on(&nodes[WAITERS], &name);
+        let waiters: [Asker; WAITERS] = std::array::from_fn(|number| Asker::on(&nodes[number], &name));
+        assert!(matches!(dead.take_for(Some(ms(150 << doubled))).await, Taken::Granted { .. }));
+        for waiter in &waiters {
+            waiter.take(waiter.ask()).await;
+        }
+        if dead.owns().await {
+            until(async || dead.look().await.is_none()).await;
+            return (dead, waiters);
+        }
+    }
+    panic!("this machine needs seconds for {WAITERS} commands");
+}
+
+/// Askers of one semaphore, in the order in which they have asked. The first of them are `stale`: the time of their permits
+/// is over, and nobody has seen to it. It was little; where too little on a busy machine, those of another semaphore have more.
+async fn after_the_stale<const ASKERS: usize>(
+    nodes: [&NodeStore; ASKERS],
+    name: &str,
+    stale: usize,
+    capacity: u32,
+) -> [Asker; ASKERS] {
+    for doubled in 0..6 {
+        let (name, lease) = (semaphore(&format!("{name} {doubled}")), ms(300 << doubled));
+        let askers = nodes.map(|node| Asker::on(node, &name));
+        let mut answers = Vec::new();
+        for (number, asker) in askers.iter().enumerate() {
+            let lease = if number < stale { lease } else { LEASE };
+            answers.push(asker.permit(TakePermit { lease, ..asker.ask_permit(capacity) }).await);
+        }
+        let hold = async || {
+            let holders = askers[0].state().await.expect("there").holders;
+            askers[..stale]
+                .iter()
+                .filter(|asker| holders.iter().any(|(token, _)| *token == asker.token))
+                .count()
+        };
+        if hold().await == stale {
+            for (number, taken) in answers.into_iter().enumerate() {
+                assert_eq!(taken.granted, number < capacity as usize, "{number}: {taken:?}");
+                assert!(taken.granted || taken.next_expiry.is_some_and(|left| left <= lease), "{taken:?}");
+            }
+            until(async || hold().await == 0).await;
+            return askers;
+        }
+    }
+    panic!("this machine needs seconds for {ASKERS} commands");
+}
+
 /// Waits until `done`, which must be soon.
 #[track_caller]
 fn until(done: impl AsyncFn() -> bool) -> impl Future<Output = ()> {
+    until_within(SOON, done)
+}
+
+#[track_caller]
+fn until_within(within: Duration, done: impl AsyncFn() -> bool) -> impl Future<Output = ()> {
     let caller = std::panic::Location::caller();
     async move {
         let started = Instant::now();
         while !done().await {
-            assert!(started.elapsed() < SOON, "{caller}: it did not come to it");
+            assert!(started.elapsed() < within, "{caller}: it did not come to it");
             tokio::time::sleep(ms(2)).await;
         }
     }

@@ -112,11 +112,8 @@ async fn a_place_in_the_queue_is_given_up_too(world: &World) {
 
 /// Invariant 2.
 async fn nobodys_mutex_goes_to_the_head_of_the_queue(world: &World) {
-    let dead = Asker::apart(world, &mutex("k")).await;
-    dead.take_for(Some(ms(150))).await;
-    let waiter = Asker::waiting(world, &mutex("k")).await;
-    until(async || dead.look().await.is_none()).await;
-    let again = Asker::on(&dead.node, &mutex("k"));
+    let (dead, [waiter]) = left_by_the_dead(world).await;
+    let again = Asker::on(&dead.node, &dead.name);
     busy(again.take_instead_of(&dead).await, false);
     waiter.granted().await;
     assert!(waiter.free().await);

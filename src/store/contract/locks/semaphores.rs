@@ -185,13 +185,8 @@ async fn dead_waiters_for_permits_are_passed_over(world: &World) {
 
 /// S4.18, S4.19: a stale release and the late free of the same permit make one permit, not two.
 async fn a_lease_that_ended_is_recovered_once(world: &World) {
-    let (stale, steady) =
-        (Asker::apart(world, &semaphore("k")).await, Asker::apart(world, &semaphore("k")).await);
-    let taken = stale.permit(TakePermit { lease: ms(300), ..stale.ask_permit(3) }).await;
-    assert!(taken.granted);
-    // Before the lease ends, which this would see to otherwise.
-    steady.must_take_permit(3).await;
-    until(async || steady.state().await.expect("there").holders.len() == 1).await;
+    let nodes = [world.node_with_locks().await, world.node_with_locks().await];
+    let [stale, steady] = after_the_stale([&nodes[0], &nodes[1]], "k", 1, 3).await;
     assert_eq!(steady.state().await.expect("there").available, 2, "a look says what a take would find");
     let mut recovered = 0;
     for _ in 0..10 {
@@ -206,23 +201,8 @@ async fn a_lease_that_ended_is_recovered_once(world: &World) {
 async fn recovered_permits_go_to_those_who_wait(world: &World) {
     let node = world.node_with_locks().await;
     for by in ["take", "sweep", "free", "refresh"] {
-        let name = semaphore(by);
-        let stale = [Asker::on(&node, &name), Asker::on(&node, &name)];
-        for stale in &stale {
-            assert!(stale.permit(TakePermit { lease: ms(300), ..stale.ask_permit(2) }).await.granted, "{by}");
-        }
-        let waiters = [Asker::on(&node, &name), Asker::on(&node, &name), Asker::on(&node, &name)];
-        for waiter in &waiters {
-            let taken = waiter.must_wait_for_permit(2).await;
-            assert!(taken.next_expiry.is_some_and(|left| left <= ms(300)), "{taken:?}");
-        }
-        until(async || {
-            node.locks()
-                .look_at_semaphore(&name, WITHIN)
-                .await
-                .is_ok_and(|state| state.is_some_and(|state| state.holders.is_empty()))
-        })
-        .await;
+        let [one, two, three, four, five] = after_the_stale([&node; 5], by, 2, 2).await;
+        let (stale, waiters) = ([one, two], [three, four, five]);
         match by {
             "take" => {
                 // The second in the queue: the one before it is served first, it is served itself.
