@@ -92,9 +92,12 @@ async fn health_follows_the_connections() {
 async fn an_inbox_that_is_up_hears_something_each_second() {
     let server = RedisServer::start();
     let guard = local(&server, patient()).await;
+    // Whatever is heard within a second then, is not what was heard when it was opened.
     tokio::time::sleep(ms(2_500)).await;
-    let heard = guard.health().last_heard.expect("pings are answered");
-    assert!(heard < ms(2_400), "not only when it was opened: {heard:?}");
+    eventually("pings are answered", SOON, async || {
+        guard.health().last_heard.is_some_and(|heard| heard < ms(1_000))
+    })
+    .await;
 }
 
 #[tokio::test]

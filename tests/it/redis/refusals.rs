@@ -97,7 +97,8 @@ async fn costs_little(guard: &StampedeGuard, refusal: Refusal) {
         added.push(started.elapsed());
     }
     added.sort();
-    assert!(added[20] <= ms(20), "{refusal:?}: {added:?}");
+    // Half of what each would take that waits for an answer in vain.
+    assert!(added[20] <= ms(100), "{refusal:?}: {added:?}");
     assert!(added[39] <= ms(1_200), "{refusal:?}: {added:?}");
 }
 

@@ -154,17 +154,37 @@ async fn accept(
 
 async fn flow(mut client: TcpStream, port: u16, valve: Valve) {
     let mut reset = valve.setting.clone();
+    let _ = client.set_nodelay(true);
     let relay = async {
-        valve.open(Way::ToServer).await;
-        // A server that is down shows as a connection that closes at once.
-        let Ok(mut server) = TcpStream::connect(("127.0.0.1", port)).await else { return };
-        let _ = (client.set_nodelay(true), server.set_nodelay(true));
         let (from_client, to_client) = client.split();
-        let (from_server, to_server) = server.split();
-        // Redis never half-closes, so the end of one direction is the end of the flow.
+        let (sender, chunks) = mpsc::channel(1024);
+        let serve = async {
+            valve.open(Way::ToServer).await;
+            // A server that is down shows as a connection that closes at once.
+            let Ok(mut server) = TcpStream::connect(("127.0.0.1", port)).await else { return };
+            let _ = server.set_nodelay(true);
+            let (from_server, to_server) = server.split();
+            let (answers, answered) = mpsc::channel(1024);
+            let answer = async {
+                tokio::join!(
+                    read(from_server, answers, Way::ToClient, &valve),
+                    write(answered, to_client, Way::ToClient, &valve)
+                )
+            };
+            // Redis never half-closes, so the end of one direction is the end of the flow.
+            tokio::select! {
+                () = write(chunks, to_server, Way::ToServer, &valve) => {}
+                _ = answer => {}
+            }
+        };
+        // Its client is heard before there is a server: it may give up while nothing moves.
+        let hear = async {
+            read(from_client, sender, Way::ToServer, &valve).await;
+            std::future::pending().await
+        };
         tokio::select! {
-            () = pump(from_client, to_server, Way::ToServer, &valve) => {}
-            () = pump(from_server, to_client, Way::ToClient, &valve) => {}
+            () = serve => {}
+            () = hear => {}
         }
     };
     let was_reset = tokio::select! {
@@ -179,44 +199,44 @@ async fn flow(mut client: TcpStream, port: u16, valve: Valve) {
     }
 }
 
-async fn pump(mut from: ReadHalf<'_>, mut to: WriteHalf<'_>, way: Way, valve: &Valve) {
-    // Reading and writing are apart, so that a delay moves every byte by the same time however many follow.
-    let (sender, mut chunks) = mpsc::channel::<(Instant, Vec<u8>)>(1024);
-    let read = async move {
-        let mut buffer = vec![0; 16 * 1024];
-        while let Ok(n @ 1..) = from.read(&mut buffer).await {
-            valve.note(way, &buffer[..n]);
-            let due = Instant::now() + valve.delay(way);
-            if sender.send((due, buffer[..n].to_vec())).await.is_err() {
+/// What was read, and when it is due.
+type Chunk = (Instant, Vec<u8>);
+
+/// Reading and writing are apart, so that a delay moves every byte by the same time however many follow.
+async fn read(mut from: ReadHalf<'_>, chunks: mpsc::Sender<Chunk>, way: Way, valve: &Valve) {
+    let mut buffer = vec![0; 16 * 1024];
+    while let Ok(n @ 1..) = from.read(&mut buffer).await {
+        valve.note(way, &buffer[..n]);
+        let due = Instant::now() + valve.delay(way);
+        if chunks.send((due, buffer[..n].to_vec())).await.is_err() {
+            return;
+        }
+    }
+    // Its client has given up, whatever is still held back.
+    valve.is_open();
+}
+
+async fn write(mut chunks: mpsc::Receiver<Chunk>, mut to: WriteHalf<'_>, way: Way, valve: &Valve) {
+    while let Some((due, chunk)) = chunks.recv().await {
+        tokio::time::sleep_until(due).await;
+        valve.open(way).await;
+        if way == Way::ToClient {
+            valve.is_open();
+        }
+        let mut rest = &chunk[..];
+        while !rest.is_empty() {
+            let piece = valve.trickle(way).unwrap_or(rest.len()).min(rest.len());
+            if to.write_all(&rest[..piece]).await.is_err() {
                 return;
             }
-        }
-        // Its client has given up, whatever is still held back.
-        valve.is_open();
-    };
-    let write = async {
-        while let Some((due, chunk)) = chunks.recv().await {
-            tokio::time::sleep_until(due).await;
-            valve.open(way).await;
-            if way == Way::ToClient {
-                valve.is_open();
-            }
-            let mut rest = &chunk[..];
-            while !rest.is_empty() {
-                let piece = valve.trickle(way).unwrap_or(rest.len()).min(rest.len());
-                if to.write_all(&rest[..piece]).await.is_err() {
-                    return;
-                }
-                rest = &rest[piece..];
-                if !rest.is_empty() || valve.trickle(way).is_some() {
-                    tokio::time::sleep(Duration::from_millis(10)).await;
-                }
+            rest = &rest[piece..];
+            if !rest.is_empty() || valve.trickle(way).is_some() {
+                tokio::time::sleep(Duration::from_millis(10)).await;
             }
         }
-        // The end of a flow is held back like its bytes.
-        valve.open(way).await;
-    };
-    tokio::join!(read, write);
+    }
+    // The end of a flow is held back like its bytes.
+    valve.open(way).await;
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]

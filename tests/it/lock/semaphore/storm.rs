@@ -71,8 +71,8 @@ fn start(server: &RedisServer, n: usize, lease: Duration, lasts: Duration) -> Fl
     Fleet::spawn(n, "permits.storm", &config)
 }
 
-/// 32 clients on five permits for so long.
-async fn storm(lasts: Duration) -> Transcript {
+/// 32 clients on five permits for so long; of 100 permits of one, each other one has so many at the least.
+async fn storm(lasts: Duration, of_100: u32) -> Transcript {
     let server = RedisServer::start();
     let locks = node(&server).await;
     let fleet = start(&server, PROCESSES, Duration::from_secs(60), lasts);
@@ -91,7 +91,7 @@ async fn storm(lasts: Duration) -> Transcript {
     assert_eq!(shares.iter().map(|share| share.lost).sum::<u32>(), 0);
     let permits = || shares.iter().map(|share| share.permits);
     let (least, most) = (permits().min().expect("there are some"), permits().max().expect("there are some"));
-    assert!(least * 10 >= most * 8, "in turn, all get the same: {least} to {most}");
+    assert!(least * 100 >= most * of_100, "in turn, all get the same: {least} to {most}");
     assert_eq!(transcript.grants, permits().sum::<u32>() as usize, "each grant was heard");
     assert_eq!(transcript.stale, 0);
     let semaphore = semaphore(&locks, PERMITS);
@@ -103,7 +103,8 @@ async fn storm(lasts: Duration) -> Transcript {
 /// thirty seconds are below.
 #[tokio::test]
 async fn thirty_two_clients_share_five_permits_in_turn() {
-    let transcript = storm(Duration::from_secs(3)).await;
+    // A process that begins a second late on a busy machine has a third less.
+    let transcript = storm(Duration::from_secs(3), 50).await;
     assert!(transcript.waited > 100, "{transcript:?}");
 }
 
@@ -111,7 +112,7 @@ async fn thirty_two_clients_share_five_permits_in_turn() {
 #[tokio::test]
 #[ignore = "takes 30 s: cargo test --all-features --test it -- --ignored"]
 async fn thirty_two_clients_share_five_permits_in_turn_for_thirty_seconds() {
-    let transcript = storm(Duration::from_secs(30)).await;
+    let transcript = storm(Duration::from_secs(30), 80).await;
     assert!(transcript.waited > 1_000, "{transcript:?}");
 }
 
