@@ -19,6 +19,7 @@ on_servers! {
     a_server_without_memory_still_releases,
     foreign_data_is_left_alone,
     the_clock_of_every_node_is_the_servers,
+    an_outcome_whose_end_has_moved_away_is_not_replayed,
 }
 
 /// Where a resource keeps this.
@@ -163,4 +164,17 @@ async fn the_clock_of_every_node_is_the_servers(world: &World) {
         let after = server_ms();
         assert!(now + 50 >= before && now <= after + 50, "{before} <= {now} <= {after}");
     }
+}
+
+/// The server's clock was set back by an hour, so what should end soon does in an hour. A failure is not everybody's for
+/// as long.
+async fn an_outcome_whose_end_has_moved_away_is_not_replayed(world: &World) {
+    let server = world.home(key("k").name());
+    let holder = Flight::holding(world, &key("k")).await;
+    let newcomer = Flight::apart(world, &key("k")).await;
+    let replayed = Fail { replay: LEASE / 2, ..holder.failure() };
+    assert_eq!(holder.fail(replayed).await, Kept::Yes);
+    assert!(matches!(newcomer.acquire(newcomer.ask()).await, Acquired::Ended(text) if text == "no route"));
+    server.run::<()>(&["PEXPIRE", &at("o", "k"), "3600000"]);
+    newcomer.must_hold().await;
 }

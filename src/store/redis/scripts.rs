@@ -178,7 +178,7 @@ pub(super) fn millis(duration: Duration) -> u64 {
 }
 
 /// Adds an outcome as `acquire.lua` reads it, and its lifetime. Newcomers get it while more is left
-/// of its life than those who waited have it beyond them.
+/// of its life than those who waited have it beyond them, and not more than it ever had.
 pub(super) fn push_outcome(cmd: &mut Cmd, token: &str, payload: &[u8], keep: Duration, replay: Duration) {
     const NEVER: u64 = 9_999_999_999;
     let keep = keep.max(replay);
@@ -187,6 +187,9 @@ pub(super) fn push_outcome(cmd: &mut Cmd, token: &str, payload: &[u8], keep: Dur
         let mut arg = cmd.writer_for_next_arg();
         // Writes into a Vec, which does not fail.
         let _ = write!(arg, "{token}{replayed_until:010}");
+        if !replay.is_zero() {
+            let _ = write!(arg, "{:010}", millis(keep).min(NEVER));
+        }
         let _ = arg.write_all(payload);
     }
     cmd.arg(millis(keep));
@@ -233,8 +236,8 @@ mod tests {
             words(&cmd)
         };
         assert_eq!(value(secs(4), secs(0)), ["t9999999999p", "4000"]);
-        assert_eq!(value(secs(4), secs(1)), ["t0000003000p", "4000"]);
-        assert_eq!(value(secs(4), secs(9)), ["t0000000001p", "9000"]);
+        assert_eq!(value(secs(4), secs(1)), ["t00000030000000004000p", "4000"]);
+        assert_eq!(value(secs(4), secs(9)), ["t00000000010000009000p", "9000"]);
     }
 
     #[test]

@@ -19,13 +19,21 @@ elseif entry and (ARGV[3] == '' or redis.sha1hex(entry) ~= ARGV[3]) then
 end
 
 -- An outcome is its holder's token, 10 digits, the payload. Who was not behind that holder reads
--- it only while so many milliseconds of its life are left.
+-- it only while so many milliseconds of its life are left; and no more than the next 10 digits, if
+-- there are such: of a clock that was set back by an hour, a failure is not everybody's for an hour.
 local outcome = redis.pcall('GET', KEYS[4])
 if type(outcome) == 'string' and #outcome >= 75 then
   local whose = string.sub(outcome, 1, 65)
   local replayed_until = tonumber(string.sub(outcome, 66, 75))
-  if whose == ARGV[4] or (replayed_until and redis.call('PTTL', KEYS[4]) >= replayed_until) then
-    return {2, string.sub(outcome, 76)}
+  -- No payload begins with digits. One that was written without them was so by an older version.
+  local whole = tonumber(string.match(outcome, '^%d%d%d%d%d%d%d%d%d%d', 76))
+  local replayed = whose == ARGV[4]
+  if not replayed and replayed_until then
+    local left = redis.call('PTTL', KEYS[4])
+    replayed = left >= replayed_until and (not whole or left <= whole)
+  end
+  if replayed then
+    return {2, string.sub(outcome, whole and 86 or 76)}
   end
 end
 
