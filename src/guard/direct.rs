@@ -226,7 +226,9 @@ impl StampedeGuard {
     /// # Consistency
     ///
     /// Once it returned, no later caller in any process is given a value that was loaded before. It stays invalidated:
-    /// no late load, eviction or restart brings it back.
+    /// no late load or eviction brings it back. A failover to a replica that has not heard of it, or a restart from an
+    /// older data set, does; [`PolicyBuilder::invalidate_replicas`](crate::PolicyBuilder::invalidate_replicas) waits for
+    /// replicas.
     ///
     /// # Examples
     ///
