@@ -32,6 +32,8 @@ pub(crate) struct Node {
     pub(crate) counters: Counters,
     /// Of values that can not be shared.
     pub(crate) warned: Seldom,
+    /// Of stored bytes that are no entry.
+    damaged: Seldom,
     /// Tasks of flights that run.
     pub(crate) tasks: Arc<Gauge>,
     /// Leases that are held.
@@ -138,6 +140,7 @@ impl Node {
             look_ups: Arc::new(LookUps::new()),
             counters: Counters::default(),
             warned: Seldom::default(),
+            damaged: Seldom::default(),
             tasks: Arc::default(),
             leases: Arc::default(),
             fail_open: Arc::default(),
@@ -277,12 +280,17 @@ impl Budget {
 }
 
 impl Stored {
-    /// Decodes what the store returned for `key`; damage is counted, and logged as what it is.
+    /// Decodes what the store returned for `key`; damage is counted, and logged as what it is. Seldom as a warning: what
+    /// has damaged one entry has mostly damaged many.
     pub(crate) fn decode(node: &Node, raw: Bytes, key: &Key) -> Self {
         Entry::decode(raw, key).map_or_else(
             |(reason, raw)| {
                 node.count(Count::unreadable);
-                tracing::warn!(?key, ?reason, "a stored entry is unreadable; it is loaded anew");
+                if node.damaged.is_due() {
+                    tracing::warn!(?key, ?reason, "a stored entry is unreadable; it is loaded anew");
+                } else {
+                    tracing::debug!(?key, ?reason, "a stored entry is unreadable; it is loaded anew");
+                }
                 Self::Unreadable(raw)
             },
             Self::Entry,

@@ -4,6 +4,7 @@
 use super::*;
 use crate::support::gate::{Counter, Gate};
 use crate::support::probe::assert_nothing_left;
+use crate::support::warnings::Warnings;
 
 const LEASE: Duration = Duration::from_secs(60);
 const ENTRY: &str = "sg1:e:{default:k}";
@@ -54,6 +55,23 @@ async fn damaged_bytes_are_a_miss_and_are_healed() {
     }
     settled(&guards).await;
     assert_nothing_left(&server, SOON).await;
+}
+
+/// Damage is of many keys: a disk, a deployment, a second service in the namespace. The counter says of how many.
+#[tokio::test]
+async fn damage_to_many_keys_is_one_warning() {
+    let server = RedisServer::start();
+    let guard = local(&server, lease_of(LEASE)).await;
+    let warnings = Warnings::default();
+    let _listening = warnings.listen();
+    for number in 0..50 {
+        let entry = format!("sg1:e:{{default:k{number}}}");
+        server.run::<()>(&["SET", &entry, "not an entry", "PX", "600000"]);
+        assert_eq!(answer(&guard, &format!("k{number}"), 1).await, 1);
+    }
+    assert!(guard.stats().unreadable >= 50, "{:?}", guard.stats());
+    let warned = warnings.about("unreadable");
+    assert_eq!(warned.len(), 1, "{warned:?}");
 }
 
 #[tokio::test]
