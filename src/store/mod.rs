@@ -1,7 +1,8 @@
 //! What the guard asks of a store: the contract of the fleet protocol, one method per transition.
 //!
-//! Every method is one atomic step as seen by all nodes, and every mutation is conditional on the caller's [`Token`], so that
-//! one which runs late (its caller timed out, was cancelled, or paused past its lease) changes nothing that is not its own.
+//! Every method is one atomic step as seen by all nodes, and every mutation is conditional on the caller's [`Token`], or, for
+//! INSERT, on a last moment, so that one which runs late (its caller timed out, was cancelled, or paused past its lease) changes
+//! nothing that is not its own.
 //!
 //! Numbered once, cited elsewhere:
 //!

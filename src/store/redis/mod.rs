@@ -22,6 +22,7 @@ mod client;
 mod cluster;
 mod connection;
 mod inbox;
+mod insertion;
 mod keyspace;
 mod locks;
 mod message;
@@ -274,23 +275,7 @@ impl Store for RedisStore {
     }
 
     fn invalidate<'a>(&'a self, key: &'a Key, insert: Option<Insert>, within: Duration) -> Reply<'a, ()> {
-        Box::pin(async move {
-            let args = |cmd: &mut Cmd| {
-                let Some(Insert { entry, keep, over }) = &insert else {
-                    cmd.arg(0);
-                    return;
-                };
-                cmd.arg(1).arg(&entry[..]).arg(millis(*keep));
-                if let Some(over) = over {
-                    cmd.arg(&over[..]);
-                }
-            };
-            let length =
-                |Insert { entry, over, .. }: &Insert| entry.len() + over.as_ref().map_or(0, Bytes::len);
-            let size = insert.as_ref().map_or(0, length) + 32;
-            run(&self.commands, &scripts::INVALIDATE, key.name(), size, args, within).await?;
-            Ok(())
-        })
+        Box::pin(insertion::invalidate(&self.commands, key, insert, within))
     }
 
     fn watch(&self, key: &Key, token: &Token) -> Watch {

@@ -110,10 +110,15 @@ impl Commands {
 
     /// What the server's clock showed, in milliseconds; what this machine's shows, before it was ever read.
     pub(super) fn clock_at(&self, moment: Instant) -> u64 {
+        self.known_clock_at(moment).unwrap_or_else(host_ms)
+    }
+
+    /// The same; `None` before it was ever read.
+    pub(super) fn known_clock_at(&self, moment: Instant) -> Option<u64> {
         match self {
-            Self::One(server) => server.clock_at(moment),
+            Self::One(server) => server.known_clock_at(moment),
             #[cfg(feature = "cluster")]
-            Self::Cluster(cluster) => cluster.clock_at(moment).unwrap_or_else(host_ms),
+            Self::Cluster(cluster) => cluster.clock_at(moment),
         }
     }
 

@@ -145,6 +145,35 @@ async fn a_lease_whose_grant_broke_off_with_the_connection_is_given_back() {
     gives_back_a_lease_it_did_not_hear_of(|proxy| proxy.set(Mode::Reset)).await;
 }
 
+/// An insertion is not under a lease. One that was held back on the way, and given up, once overwrote what was inserted
+/// since, by whomever.
+#[tokio::test]
+async fn an_insertion_that_comes_late_does_not_overwrite_a_newer_one() {
+    let cut = Cut::new(LONG_LEASE).await;
+    cut.behind.insert("k", &0u32).await.expect("confirmed");
+    // What is under way now is held back; it is tried again by another connection.
+    let held = tokio::spawn({
+        let behind = cut.behind.clone();
+        cut.proxy.set(Mode::BlackHole);
+        async move { behind.insert("k", &1u32).await }
+    });
+    let told = held.await.expect("joined").expect_err("nobody has confirmed it");
+    assert!(told.to_string().contains("not confirmed"), "{told}");
+    cut.direct.insert("k", &2u32).await.expect("confirmed");
+    // A command's last moment is a second after its caller has given up, by the server's clock.
+    tokio::time::sleep(ms(1_500)).await;
+    cut.proxy.set(Mode::Pass);
+    // What was held back comes before what is sent now.
+    cut.behind.connect().await.expect("connects");
+    for _ in 0..20 {
+        assert_eq!(cut.direct.get::<u32>("k").await.expect("store"), Some(2));
+        tokio::time::sleep(ms(10)).await;
+    }
+    cut.behind.insert("k", &3u32).await.expect("confirmed");
+    assert_eq!(cut.direct.get::<u32>("k").await.expect("store"), Some(3));
+    cut.nothing_left().await;
+}
+
 /// A server that is far away is slow, not down.
 #[tokio::test]
 async fn a_slow_network_costs_its_round_trips_and_no_load() {

@@ -2,22 +2,31 @@
 -- and an entry takes the old one's place.
 --
 -- KEYS: entry, lease, queue, outcome
--- ARGV: '1' to insert; the entry; its lifetime in ms; if it is to be only over another one, that one
--- Returns 1, or an error if foreign data stands where the entry should go
+-- ARGV: '1' to insert; the entry; its lifetime in ms; its last moment in ms of this server's clock, or ''; if it is to be
+--       only over another one, that one
+-- Returns 1 | {now in ms} it came later than that | an error if foreign data stands where the entry should go
 --
 -- Atomic, because a load that commits between removing the entry and removing its lease would
 -- bring back what was invalidated.
--- calls: strlen set del get lrange publish
+-- calls: time strlen set del get lrange publish
+if ARGV[1] == '1' and ARGV[4] ~= '' then
+  -- Held back on the way it would go over what others have stored since: there is no lease to ask for.
+  local time = redis.call('TIME')
+  local now = time[1] * 1000 + math.floor(time[2] / 1000)
+  if now > tonumber(ARGV[4]) then
+    return {now}
+  end
+end
 local length = redis.pcall('STRLEN', KEYS[1])
 local foreign = type(length) == 'table'
 if foreign and (ARGV[1] == '1' or not string.find(length.err, 'WRONGTYPE', 1, true)) then
   return length
 end
 local insert = ARGV[1] == '1'
-if insert and ARGV[4] then
+if insert and ARGV[5] then
   -- Something else was stored meanwhile, or it was invalidated. (Its own: asked again, the first answer was lost.)
   local there = redis.call('GET', KEYS[1])
-  insert = there == ARGV[4] or there == ARGV[2]
+  insert = there == ARGV[5] or there == ARGV[2]
 end
 if insert then
   -- First of the writes: refused (out of memory, no replicas), it leaves everything as it was.
