@@ -10,13 +10,14 @@
 mod keeper;
 #[cfg(feature = "cluster")]
 mod node;
+mod refusals;
 mod silence;
 #[cfg(test)]
 mod tests;
 mod vitals;
 
 use std::fmt;
-use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -29,12 +30,14 @@ use tokio::time::error::Elapsed;
 use tokio::time::{Instant, timeout};
 
 use keeper::{Keeper, keep};
+use refusals::Refusals;
 use silence::Silence;
 pub(super) use vitals::host_ms;
 
 use super::client::{Dial, STABLE};
-use super::refusal::{Fate, judge, store_error};
+use super::refusal::{Fate, code, judge, store_error};
 use super::server::Reading;
+use crate::observe::Seldom;
 use crate::store::{StoreError, StoreErrorKind};
 
 /// The offset of a clock that was never read.
@@ -55,8 +58,9 @@ pub(super) struct Supervisor {
     /// When it was last read, and the longest way it has jumped between two readings; in milliseconds.
     read_at: AtomicU64,
     largest_jump: AtomicU64,
-    /// The kinds of refusal that were logged since the connection was opened, as bits.
-    logged: AtomicU8,
+    refusals: Refusals,
+    /// Of commands that were not answered in time.
+    late: Seldom,
 }
 
 struct Slot {
@@ -98,7 +102,8 @@ impl Supervisor {
             offset: AtomicI64::new(UNKNOWN),
             read_at: AtomicU64::new(0),
             largest_jump: AtomicU64::new(0),
-            logged: AtomicU8::new(0),
+            refusals: Refusals::default(),
+            late: Seldom::default(),
         })
     }
 
@@ -115,18 +120,25 @@ impl Supervisor {
         let Up { generation, mut connection, .. } = up;
         let sent = self.silence.sends(left);
         let reply = timeout(left, connection.send_packed_command(cmd)).await;
-        self.replied(generation, left, sent, reply)
+        self.replied(cmd, generation, left, sent, reply)
     }
 
     fn replied(
         &self,
+        cmd: &Cmd,
         generation: u64,
         waited: Duration,
         sent: Option<Instant>,
         reply: Result<RedisResult<Value>, Elapsed>,
     ) -> Result<Value, StoreError> {
         match reply {
-            Ok(reply) => self.received(generation, sent, reply),
+            Ok(reply) => {
+                let received = self.received(Some(cmd), generation, sent, reply);
+                if received.is_ok() {
+                    self.refusals.carried_out(cmd);
+                }
+                received
+            }
             Err(_) => {
                 self.timed_out(generation, waited);
                 Err(StoreError::new(StoreErrorKind::TimedOut))
@@ -255,6 +267,7 @@ impl Supervisor {
 
     fn received(
         &self,
+        cmd: Option<&Cmd>,
         generation: u64,
         sent: Option<Instant>,
         reply: RedisResult<Value>,
@@ -281,9 +294,10 @@ impl Supervisor {
             // It was sent, and the answer is lost: it may have run.
             kind = StoreErrorKind::Broken;
         }
+        let is_news = fate == Fate::Keep && self.refusals.is_news(code(&error).unwrap_or_default(), cmd);
         let failure = store_error(kind, error);
         match fate {
-            Fate::Keep => self.log_refusal(&failure),
+            Fate::Keep => self.log_refusal(&failure, is_news),
             Fate::Drop => self.lose(generation, &failure),
         }
         Err(failure)
@@ -296,6 +310,7 @@ impl Supervisor {
             return;
         }
         if !self.silence.timed_out(waited) {
+            self.log_late(waited);
             self.suspect();
         } else {
             let silent = RedisError::from(std::io::Error::from(std::io::ErrorKind::TimedOut));
@@ -326,16 +341,6 @@ impl Supervisor {
         }
         self.suspect();
         self.changed();
-    }
-
-    /// Once per kind and connection: what is refused now is refused for every request.
-    fn log_refusal(&self, refusal: &StoreError) {
-        let bit = if refusal.kind == StoreErrorKind::Transient { 1 } else { 2 };
-        if self.logged.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
-            tracing::warn!(reason = %self.dial.told(refusal), "redis refuses a command");
-        } else {
-            tracing::debug!(reason = %self.dial.told(refusal), "redis refuses a command");
-        }
     }
 
     fn read(&self, reading: &Reading) {

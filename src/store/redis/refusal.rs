@@ -54,7 +54,7 @@ pub(super) fn reason(error: &StoreError) -> String {
 }
 
 /// The code of a server's error; none for an error of the transport or of the client.
-fn code(error: &RedisError) -> Option<&str> {
+pub(super) fn code(error: &RedisError) -> Option<&str> {
     let code = error.code()?;
     if code != "ERR" {
         return Some(code);

@@ -4,6 +4,7 @@
 use super::*;
 use crate::support::gate::{Counter, Gate};
 use crate::support::probe::assert_nothing_left;
+use crate::support::warnings::Warnings;
 
 /// A waiter that is not told would be missed.
 const LEASE: Duration = Duration::from_secs(60);
@@ -137,6 +138,31 @@ async fn callers_of_one_node_share_a_load_though_the_server_refuses() {
     });
     assert!(join_all(callers).await.into_iter().all(|value| value.is_ok()));
     assert_eq!(loads.started(), 1);
+}
+
+/// The flaw of one warning per connection: what was refused on Monday hid Thursday's, which was another, or the same again.
+#[tokio::test]
+async fn each_outage_without_memory_is_one_warning() {
+    let server = RedisServer::start();
+    let guard = local(&server, lease_of(LEASE)).await;
+    let warnings = Warnings::default();
+    let _listening = warnings.listen();
+    for outage in 1..=2 {
+        server.run::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
+        eventually("it is told", SOON, async || {
+            answer(&guard, &format!("during-{outage}"), 1).await;
+            warnings.about("refuses").len() == outage
+        })
+        .await;
+        for request in 0..20 {
+            answer(&guard, &format!("still-{outage}-{request}"), 1).await;
+        }
+        server.run::<()>(&["CONFIG", "SET", "maxmemory", "0"]);
+        answer(&guard, &format!("after-{outage}"), 1).await;
+        assert_eq!(guard.get::<u32>(&*format!("after-{outage}")).await.expect("store"), Some(1));
+        let warned = warnings.about("refuses");
+        assert_eq!(warned.len(), outage, "{warned:?}");
+    }
 }
 
 /// Rights that are taken away look like a server that is down, and come back.

@@ -1,6 +1,5 @@
 //! The task that keeps the connection up: connects, reads the clock, connects again.
 
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -83,7 +82,6 @@ impl Keeper {
                     supervisor.read(&reading);
                 }
                 supervisor.silence.is_over();
-                supervisor.logged.store(0, Ordering::Relaxed);
                 slot.state = State::Up(Up { generation, connection, opened_at: Instant::now() });
                 drop(slot);
                 supervisor.changes.send_modify(|latest| *latest = generation);
@@ -143,7 +141,7 @@ impl Keeper {
                 return true;
             }
             Err(error) => {
-                let _ = supervisor.received(generation, None, Err(error));
+                let _ = supervisor.received(None, generation, None, Err(error));
             }
         }
         false

@@ -29,7 +29,7 @@ impl Supervisor {
         let replies = timeout(left, connection.send_packed_commands(&pipeline, 0, 2)).await;
         // Without the right to ask, the second answer is what the node would have said anyway.
         let last = |replies: Vec<Value>| replies.into_iter().nth(1).ok_or_else(unexpected);
-        self.replied(generation, left, sent, replies.map(|replies| replies.and_then(last)))
+        self.replied(cmd, generation, left, sent, replies.map(|replies| replies.and_then(last)))
     }
 
     /// Waits for what the present attempt to connect comes to.

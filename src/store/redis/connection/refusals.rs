@@ -1,0 +1,140 @@
+//! Which refusals an operator is told of: each once for as long as it goes on, and not more than once a second where it
+//! comes and goes. After a minute it is told again, because it may be another one.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use redis::{Arg, Cmd};
+use tokio::time::Instant;
+
+use super::Supervisor;
+use crate::store::redis::scripts::sha1_hex;
+use crate::store::{StoreError, StoreErrorKind};
+use crate::sync::lock;
+
+const AGAIN: Duration = Duration::from_secs(60);
+const AT_LEAST: Duration = Duration::from_secs(1);
+
+/// Errors have few codes; one that makes them up is not to be remembered for ever.
+const MOST: usize = 16;
+
+#[derive(Debug, Default)]
+pub(super) struct Refusals {
+    /// Whether any goes on: while none does, those who are answered look at nothing else.
+    some: AtomicBool,
+    told: Mutex<Vec<Told>>,
+}
+
+#[derive(Debug)]
+struct Told {
+    code: String,
+    /// What was refused. It goes on until that is carried out: a server without memory answers reads all the time.
+    command: Option<String>,
+    goes_on: bool,
+    at: Instant,
+}
+
+impl Refusals {
+    /// This was refused. Whether that is news.
+    pub(super) fn is_news(&self, code: &str, cmd: Option<&Cmd>) -> bool {
+        let mut told = lock(&self.told);
+        let before = told.iter().position(|told| told.code == code);
+        if let Some(before) = before {
+            let since = told[before].at.elapsed();
+            if since < AT_LEAST || (told[before].goes_on && since < AGAIN) {
+                return false;
+            }
+            told.remove(before);
+        } else if told.len() == MOST {
+            told.remove(0);
+        }
+        let command = cmd.and_then(name);
+        told.push(Told { code: code.to_owned(), command, goes_on: true, at: Instant::now() });
+        self.some.store(true, Ordering::Relaxed);
+        true
+    }
+
+    /// This was carried out.
+    pub(super) fn carried_out(&self, cmd: &Cmd) {
+        if !self.some.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut told = lock(&self.told);
+        let command = name(cmd);
+        for told in told.iter_mut().filter(|told| told.command == command) {
+            told.goes_on = false;
+        }
+        self.some.store(told.iter().any(|told| told.goes_on), Ordering::Relaxed);
+    }
+}
+
+impl Supervisor {
+    /// What is refused now is refused for every request.
+    pub(super) fn log_refusal(&self, refusal: &StoreError, is_news: bool) {
+        if is_news {
+            tracing::warn!(reason = %self.dial.told(refusal), "redis refuses a command");
+        } else {
+            tracing::debug!(reason = %self.dial.told(refusal), "redis refuses a command");
+        }
+    }
+
+    /// A command has waited in vain, and the connection is not given up for that.
+    pub(super) fn log_late(&self, waited: Duration) {
+        let reason = self.dial.told(&StoreError::new(StoreErrorKind::TimedOut));
+        if self.late.is_due() {
+            tracing::warn!(%reason, ?waited, "redis does not answer a command in time");
+        } else {
+            tracing::debug!(%reason, ?waited, "redis does not answer a command in time");
+        }
+    }
+}
+
+/// The command, or the digest of the script.
+fn name(cmd: &Cmd) -> Option<String> {
+    let mut args = cmd.args_iter().map(|arg| match arg {
+        Arg::Simple(bytes) => bytes,
+        _ => &[],
+    });
+    match args.next()? {
+        b"EVALSHA" => args.next().map(|sha1| String::from_utf8_lossy(sha1).into_owned()),
+        b"EVAL" => args.next().map(sha1_hex),
+        command => Some(String::from_utf8_lossy(command).into_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::advance;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_refusal_is_news_again_when_it_had_ended_or_a_minute_later() {
+        let (refusals, set, get) = (Refusals::default(), redis::cmd("SET"), redis::cmd("GET"));
+        assert!(refusals.is_news("OOM", Some(&set)));
+        assert!(refusals.is_news("BUSY", Some(&get)), "another");
+        for _ in 0..10 {
+            advance(Duration::from_secs(5)).await;
+            refusals.carried_out(&get);
+            assert!(!refusals.is_news("OOM", Some(&set)), "reads are answered all the time");
+        }
+        refusals.carried_out(&set);
+        assert!(refusals.is_news("OOM", Some(&set)));
+        refusals.carried_out(&set);
+        assert!(!refusals.is_news("OOM", Some(&set)), "it comes and goes");
+        advance(AT_LEAST).await;
+        assert!(refusals.is_news("OOM", Some(&set)));
+        advance(AGAIN).await;
+        assert!(refusals.is_news("OOM", Some(&set)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn codes_that_are_made_up_are_not_kept_for_ever() {
+        let refusals = Refusals::default();
+        for number in 0..1_000 {
+            assert!(refusals.is_news(&number.to_string(), None));
+        }
+        assert_eq!(lock(&refusals.told).len(), MOST);
+    }
+}
