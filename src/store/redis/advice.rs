@@ -11,7 +11,7 @@ use std::sync::Arc;
 use redis::{ConnectionAddr, ErrorKind, RedisError};
 
 #[cfg(feature = "sentinel")]
-use super::server::REPLICA;
+use super::server::is_replica;
 
 /// A failure and what to do about it; what happened is its source.
 #[derive(Debug)]
@@ -36,6 +36,9 @@ impl Error for Advised {
 
 /// What to do about an error in an attempt to connect to `addr`, if anything is known to help.
 pub(super) fn on_connecting(addr: &ConnectionAddr, error: &RedisError) -> Option<&'static str> {
+    if is_replica(error) {
+        return Some("this server is not a primary: have the name or the address lead to the one that is");
+    }
     on_refusal(error).or_else(|| match addr {
         ConnectionAddr::TcpTls { .. } => on_tls(error),
         ConnectionAddr::Unix(_) => on_unix(error),
@@ -52,7 +55,7 @@ pub(super) fn on_sentinel(error: &RedisError) -> Option<&'static str> {
              what SENTINEL MASTERS says",
         );
     }
-    if error.to_string().starts_with(REPLICA) {
+    if is_replica(error) {
         return Some(
             "this server is not a primary: in a failover that passes; else the SentinelClient must be one for \
              SentinelServerType::Master",

@@ -12,7 +12,7 @@ use redis::aio::{MultiplexedConnection, PubSub};
 use redis::{AsyncConnectionConfig, Client, RedisError, RedisResult};
 #[cfg(feature = "tls")]
 use rustls::crypto::CryptoProvider;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
 #[cfg(feature = "cluster")]
 use super::advice::on_refusal;
@@ -28,12 +28,12 @@ use super::server::{Reading, Server, read_clock};
 use crate::error::panic_text;
 use crate::store::{StoreError, StoreErrorKind};
 
-/// A connection that broke sooner than this was never really there.
-pub(super) const STABLE: Duration = Duration::from_secs(1);
-
 /// How often it is seen whether the server still answers, on a connection that nobody uses. What closes those that are
 /// idle (the server's `timeout`, a balancer) mostly waits for longer; what has closed one is noticed before it is needed.
 const IDLE: Duration = Duration::from_secs(10);
+
+/// How often the server's clock is read again at the least, and how often it is asked then whether it is a primary still.
+const CLOCK_PERIOD: Duration = Duration::from_secs(60);
 
 /// How often a server that may be demoted is asked what it is. A primary that a sentinel demotes closes its
 /// connections; one that was demoted by hand answers reads for ever.
@@ -54,6 +54,8 @@ pub(super) struct Dial {
     pub(super) answer: Duration,
     /// How long a connection may go without an answer before it is looked at.
     pub(super) idle: Duration,
+    /// For how long one may be used without that.
+    pub(super) clock: Duration,
 }
 
 /// Who knows where the server is.
@@ -78,12 +80,16 @@ pub(super) struct Inbound {
 
 impl Dial {
     pub(super) fn new(client: &Client, answer: Duration) -> Self {
-        Self { door: Door::Server(Arc::new(Server::new(client))), is_node: false, answer, idle: IDLE }
+        Self::of(Door::Server(Arc::new(Server::new(client))), answer)
+    }
+
+    fn of(door: Door, answer: Duration) -> Self {
+        Self { door, is_node: false, answer, idle: IDLE, clock: CLOCK_PERIOD }
     }
 
     #[cfg(feature = "sentinel")]
     pub(super) fn through(sentinels: Sentinels, answer: Duration) -> Self {
-        Self { door: Door::Sentinels(Arc::new(sentinels)), is_node: false, answer, idle: IDLE }
+        Self::of(Door::Sentinels(Arc::new(sentinels)), answer)
     }
 
     #[cfg(feature = "cluster")]
@@ -93,20 +99,27 @@ impl Dial {
 
     #[cfg(feature = "cluster")]
     pub(super) fn any(atlas: &Arc<Atlas>, answer: Duration) -> Self {
-        Self { door: Door::Any(Arc::clone(atlas)), is_node: true, answer, idle: IDLE }
+        Self { is_node: true, ..Self::of(Door::Any(Arc::clone(atlas)), answer) }
     }
 
     /// Connects for the guard's commands, and makes sure that the server answers some. For the keeper alone: where there
     /// are sentinels it goes to whoever they name now, and the others follow.
     pub(super) async fn anew(&self) -> RedisResult<(MultiplexedConnection, Option<Reading>)> {
-        #[cfg(feature = "sentinel")]
-        if let Door::Sentinels(sentinels) = &self.door {
-            let server = self.primary(sentinels).await?;
-            let connected = self.connect(&server).await?;
-            sentinels.found(server);
-            return Ok(connected);
+        match &self.door {
+            Door::Server(server) => {
+                server.may_have_changed();
+                self.connect(server, !self.is_node).await
+            }
+            #[cfg(feature = "sentinel")]
+            Door::Sentinels(sentinels) => {
+                let server = self.primary(sentinels).await?;
+                let connected = self.connect(&server, true).await?;
+                sentinels.found(server);
+                Ok(connected)
+            }
+            #[cfg(feature = "cluster")]
+            Door::Any(_) => self.commands().await,
         }
-        self.commands().await
     }
 
     /// Connects for commands of somebody else's, to the server that has the guard's.
@@ -125,10 +138,15 @@ impl Dial {
             #[cfg(feature = "cluster")]
             Door::Any(atlas) => Arc::new(Server::new(&atlas.next()?.0)),
         };
-        self.connect(&server).await
+        self.connect(&server, self.may_be_demoted()).await
     }
 
-    async fn connect(&self, server: &Server) -> RedisResult<(MultiplexedConnection, Option<Reading>)> {
+    /// Connects to `server`; to one that must not be a replica, for `writes`.
+    async fn connect(
+        &self,
+        server: &Server,
+        writes: bool,
+    ) -> RedisResult<(MultiplexedConnection, Option<Reading>)> {
         // Every command is timed by its caller, who knows how much is left of its budget.
         let config = AsyncConnectionConfig::new()
             .set_response_timeout(None)
@@ -140,7 +158,11 @@ impl Dial {
         // would all come too late, and every request would pay the deadline to learn it. The floor
         // is for deadlines so short that a timer's tick and a busy worker thread decide them.
         let probe = self.answer.max(Duration::from_millis(20));
-        let reading = bounded(probe, self.look(&mut connection)).await?;
+        let reading = if writes {
+            bounded(probe, self.look(&mut connection)).await?
+        } else {
+            bounded(probe, read_clock(&mut connection, false)).await?
+        };
         Ok((connection, reading))
     }
 
@@ -175,9 +197,13 @@ impl Dial {
         generation != 0 && latest != generation
     }
 
-    /// Reads the server's clock, and sees to it that it is still a primary where that may change.
+    /// Reads the server's clock, and sees to it that it is still a primary where that may change. A cluster's replica sends
+    /// those who ask it for a key to its master.
     pub(super) async fn look(&self, connection: &mut MultiplexedConnection) -> RedisResult<Option<Reading>> {
-        read_clock(connection, self.may_be_demoted()).await
+        match &self.door {
+            Door::Server(server) if !self.is_node => server.look(connection).await,
+            _ => read_clock(connection, self.may_be_demoted()).await,
+        }
     }
 
     /// How often a connection that nothing is wrong with is looked at.
@@ -190,7 +216,6 @@ impl Dial {
             Door::Server(_) => false,
             #[cfg(feature = "sentinel")]
             Door::Sentinels(_) => true,
-            // A replica sends those who ask it for a key to its master.
             #[cfg(feature = "cluster")]
             Door::Any(_) => false,
         }
@@ -322,37 +347,6 @@ pub(super) async fn bounded<T>(
 /// For an answer that no Redis gives.
 pub(super) fn unexpected() -> RedisError {
     RedisError::from((redis::ErrorKind::UnexpectedReturnType, "unexpected answer"))
-}
-
-/// The pauses between attempts to connect.
-///
-/// Full jitter, from the process's own random state: a fleet that lost its server at one moment
-/// must not return to it at one moment.
-pub(super) struct Backoff {
-    cap: Duration,
-}
-
-impl Backoff {
-    const FIRST: Duration = Duration::from_millis(20);
-    const LAST: Duration = Duration::from_millis(500);
-
-    pub(super) fn new() -> Self {
-        Self { cap: Self::FIRST }
-    }
-
-    pub(super) async fn pause(&mut self) {
-        let pause = self.cap.mul_f64(fastrand::f64());
-        self.cap = (self.cap * 2).min(Self::LAST);
-        sleep(pause).await;
-    }
-
-    /// Starts over, if the connection lived for a while: one that breaks again and again is not
-    /// reconnected at full speed.
-    pub(super) fn lived(&mut self, lifetime: Duration) {
-        if lifetime >= STABLE {
-            self.cap = Self::FIRST;
-        }
-    }
 }
 
 #[cfg(test)]

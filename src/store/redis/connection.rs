@@ -34,7 +34,8 @@ use refusals::Refusals;
 use silence::Silence;
 pub(super) use vitals::host_ms;
 
-use super::client::{Dial, STABLE};
+use super::backoff::STABLE;
+use super::client::Dial;
 use super::refusal::{Fate, code, judge, store_error};
 use super::server::Reading;
 use crate::observe::Seldom;

@@ -20,8 +20,9 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep};
 use uuid::Uuid;
 
+use super::backoff::{Backoff, STABLE};
 use super::call::hand_over;
-use super::client::{Backoff, Dial, Inbound, STABLE, bounded};
+use super::client::{Dial, Inbound, bounded};
 use super::locks::give_back;
 use super::message::{self, Message};
 use super::refusal::{judge, reason, store_error};

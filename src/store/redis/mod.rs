@@ -15,6 +15,7 @@
 //! Locks have keys of their own, named in [`locks`]. Messages go to `sg1:i:<node>`: [`message`].
 
 mod advice;
+mod backoff;
 mod call;
 mod checkup;
 mod client;

@@ -1,5 +1,6 @@
 //! One server: how it is connected to, what its clock shows, whether it is a primary.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
@@ -14,6 +15,8 @@ pub(super) struct Server {
     pub(super) commands: Client,
     /// Always RESP2, where messages and answers can not be confused.
     pub(super) inbox: Client,
+    /// Whether it has refused to say to the latest connection what it is.
+    hides_role: AtomicBool,
 }
 
 /// The server's clock, read at `at`.
@@ -24,7 +27,31 @@ pub(super) struct Reading {
 
 impl Server {
     pub(super) fn new(client: &Client) -> Self {
-        Self { commands: rebuilt(client, None), inbox: rebuilt(client, Some(ProtocolVersion::RESP2)) }
+        Self {
+            commands: rebuilt(client, None),
+            inbox: rebuilt(client, Some(ProtocolVersion::RESP2)),
+            hides_role: AtomicBool::new(false),
+        }
+    }
+
+    /// It is asked again what it is: by a new connection.
+    pub(super) fn may_have_changed(&self) {
+        self.hides_role.store(false, Ordering::Relaxed);
+    }
+
+    /// Reads its clock. An error where it says of itself that it is a replica: one answers reads for ever. Who may not
+    /// ask that hears of it by the first write.
+    pub(super) async fn look(&self, connection: &mut MultiplexedConnection) -> RedisResult<Option<Reading>> {
+        let (answers, role, at) = ask(connection, !self.hides_role.load(Ordering::Relaxed)).await?;
+        match role.map_or(Ok(()), is_primary) {
+            Err(error) if is_replica(&error) => return Err(error),
+            // Asked again it would be refused again, and fill the server's ACL log. Or it is none that knows the question.
+            Err(error) if matches!(error.code(), Some("NOPERM" | "ERR")) => {
+                self.hides_role.store(true, Ordering::Relaxed);
+            }
+            _ => {}
+        }
+        reading(answers, at)
     }
 
     pub(super) fn info(&self) -> &ConnectionInfo {
@@ -69,6 +96,16 @@ pub(super) async fn read_clock(
     connection: &mut MultiplexedConnection,
     role: bool,
 ) -> RedisResult<Option<Reading>> {
+    let (answers, role, at) = ask(connection, role).await?;
+    role.map_or(Ok(()), is_primary)?;
+    reading(answers, at)
+}
+
+/// What PING, TIME and, if it is to be asked, ROLE were answered, and when.
+async fn ask(
+    connection: &mut MultiplexedConnection,
+    role: bool,
+) -> RedisResult<(Vec<Value>, Option<Value>, Instant)> {
     let mut probe = redis::pipe();
     probe.cmd("PING").cmd("TIME");
     if role {
@@ -78,9 +115,11 @@ pub(super) async fn read_clock(
     let mut answers = connection.send_packed_commands(&probe, 0, probe.len()).await?;
     // Half of the round trip lies behind the server's answer.
     let at = sent + sent.elapsed() / 2;
-    if role {
-        is_primary(answers.pop().unwrap_or(Value::Nil))?;
-    }
+    let role = if role { answers.pop() } else { None };
+    Ok((answers, role, at))
+}
+
+fn reading(answers: Vec<Value>, at: Instant) -> RedisResult<Option<Reading>> {
     let [ping, time] = <[Value; 2]>::try_from(answers).map_err(|_| unexpected())?;
     match ping.extract_error() {
         Err(error) if error.code() != Some("NOPERM") => return Err(error),
@@ -108,5 +147,9 @@ fn is_primary(role: Value) -> RedisResult<()> {
     }
 }
 
+pub(super) fn is_replica(error: &RedisError) -> bool {
+    error.to_string().starts_with(REPLICA)
+}
+
 /// What is said of a server that is no primary, or has ceased to be one.
-pub(super) const REPLICA: &str = "this server is a replica";
+const REPLICA: &str = "this server is a replica";

@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::chart::{Chart, Layout};
 use super::slots::{Address, Range, majority, parse};
 use super::{Cluster, Supervisor};
-use crate::store::redis::client::Backoff;
+use crate::store::redis::backoff::Backoff;
 use crate::store::redis::refusal::{reason, store_error};
 use crate::store::{StoreError, StoreErrorKind};
 

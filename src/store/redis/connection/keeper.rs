@@ -1,7 +1,6 @@
 //! The task that keeps the connection up: connects, reads the clock, connects again.
 
 use std::sync::{Arc, Weak};
-use std::time::Duration;
 
 use redis::RedisResult;
 use redis::aio::MultiplexedConnection;
@@ -9,11 +8,9 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 
 use super::{State, Supervisor, Up};
-use crate::store::redis::client::{Backoff, Dial, bounded};
+use crate::store::redis::backoff::Backoff;
+use crate::store::redis::client::{Dial, bounded};
 use crate::store::redis::server::Reading;
-
-/// How often the server's clock is read again at the least.
-const CLOCK_PERIOD: Duration = Duration::from_secs(60);
 
 /// The keeper's hold on the supervisor. Weak: a store that is dropped takes its keeper along.
 pub(super) struct Keeper {
@@ -52,7 +49,7 @@ pub(super) async fn keep(keeper: Keeper, dial: Dial, look: Arc<Notify>) {
             loop {
                 let told = again || timeout(dial.look_period(), look.notified()).await.is_ok();
                 let Some(mut connection) = keeper.connection(generation) else { break };
-                if !told && looked_at.elapsed() < CLOCK_PERIOD && !keeper.has_to_look() {
+                if !told && looked_at.elapsed() < dial.clock && !keeper.has_to_look() {
                     continue;
                 }
                 looked_at = Instant::now();

@@ -5,6 +5,8 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 
 use super::*;
+use crate::store::contract::support::redis_server::RedisServer;
+use crate::store::redis::refusal::reason;
 
 /// What a server does once it has answered the first look on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +42,9 @@ async fn server(then: Then) -> (String, watch::Receiver<usize>) {
                         continue;
                     }
                     let _ = socket.write_all(b"+PONG\r\n*2\r\n$1\r\n1\r\n$1\r\n0\r\n").await;
+                    if buffer[..n].windows(4).any(|window| window == b"ROLE") {
+                        let _ = socket.write_all(b"-NOPERM it is a secret\r\n").await;
+                    }
                     answered = true;
                     if then == Then::Closes {
                         return;
@@ -109,4 +114,62 @@ async fn a_command_that_is_lost_has_its_connection_looked_at() {
     supervisor.timed_out(generation, Duration::from_millis(50));
     let replaced = timeout(Duration::from_secs(10), generations.wait_for(|generation| *generation >= 2));
     assert!(replaced.await.is_ok(), "it waits for the next lone command");
+}
+
+/// A demoted server answers reads for ever, and who has all values asks for nothing else.
+#[tokio::test]
+async fn a_server_that_became_a_replica_is_left_by_who_only_reads() {
+    let server = RedisServer::start();
+    server.run::<()>(&["ACL", "SETUSER", "minimal", "+role"]);
+    let client = Client::open(server.minimal_user()).expect("an address");
+    let mut dial = Dial::new(&client, Duration::from_secs(1));
+    (dial.idle, dial.clock) = (SOON, 2 * SOON);
+    let supervisor = Supervisor::new(dial);
+    supervisor.until_up().await.expect("connects");
+    server.run::<()>(&["REPLICAOF", "127.0.0.1", "1"]);
+    let get = redis::cmd("GET").arg("sg1:e:{ns:k}").to_owned();
+    let left = async {
+        loop {
+            if let Err(error) = supervisor.send(&get, Duration::from_secs(1)).await {
+                return error;
+            }
+        }
+    };
+    let why = timeout(Duration::from_secs(10), left).await.expect("it is read from for ever");
+    assert!(reason(&why).contains("replica"), "{why:?}");
+    // And is not taken for the primary again, until it is.
+    let mut looks = supervisor.generations();
+    for _ in 0..3 {
+        looks.changed().await.expect("the supervisor lives");
+        assert!(supervisor.down().is_some());
+    }
+    server.run::<()>(&["REPLICAOF", "NO", "ONE"]);
+    supervisor.until_up().await.expect("it is the primary again");
+}
+
+/// Who may not ask what the server is goes on, and does not ask again.
+#[tokio::test]
+async fn a_server_that_does_not_say_what_it_is_is_asked_once() {
+    let server = RedisServer::start();
+    let client = Client::open(server.minimal_user()).expect("an address");
+    let mut dial = Dial::new(&client, Duration::from_secs(1));
+    dial.idle = SOON;
+    let supervisor = Supervisor::new(dial);
+    supervisor.until_up().await.expect("connects");
+    let looks = || -> usize {
+        let stats: String = server.run(&["INFO", "commandstats"]);
+        let calls = |line: &str| line.strip_prefix("cmdstat_time:calls=")?.split(',').next()?.parse().ok();
+        stats.lines().find_map(calls).unwrap_or(0)
+    };
+    let before = looks();
+    let looked = async {
+        while looks() < before + 5 {
+            tokio::time::sleep(SOON).await;
+        }
+    };
+    timeout(Duration::from_secs(10), looked).await.expect("it is looked at");
+    let stats: String = server.run(&["INFO", "commandstats"]);
+    let refused = stats.lines().find(|line| line.starts_with("cmdstat_role")).expect("it was asked");
+    assert!(refused.contains("rejected_calls=1,"), "{refused}");
+    assert!(supervisor.down().is_none());
 }

@@ -10,7 +10,8 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 
 use super::{Keyspace, REFUSED, Standing, State, configure, frees};
-use crate::store::redis::client::{Backoff, Dial, bounded};
+use crate::store::redis::backoff::Backoff;
+use crate::store::redis::client::{Dial, bounded};
 use crate::store::redis::refusal::{judge, reason, store_error};
 use crate::store::{StoreError, StoreErrorKind};
 
