@@ -206,6 +206,24 @@ impl Dial {
         }
     }
 
+    /// Whether somebody else is the primary now, by the word of those who would know; asked now and then, and soon after
+    /// a [`doubt`](Self::doubt).
+    pub(super) async fn has_been_replaced(&self) -> bool {
+        #[cfg(feature = "sentinel")]
+        if let Door::Sentinels(sentinels) = &self.door {
+            return sentinels.name_another().await;
+        }
+        false
+    }
+
+    /// The server has lost its replicas: it may be cut off from the sentinels too.
+    pub(super) fn doubt(&self) {
+        #[cfg(feature = "sentinel")]
+        if let Door::Sentinels(sentinels) = &self.door {
+            sentinels.doubt();
+        }
+    }
+
     /// How often a connection that nothing is wrong with is looked at.
     pub(super) fn look_period(&self) -> Duration {
         if self.may_be_demoted() { ROLE_PERIOD } else { self.idle }

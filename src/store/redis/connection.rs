@@ -295,6 +295,9 @@ impl Supervisor {
             // It was sent, and the answer is lost: it may have run.
             kind = StoreErrorKind::Broken;
         }
+        if code(&error) == Some("NOREPLICAS") {
+            self.dial.doubt();
+        }
         let is_news = fate == Fate::Keep && self.refusals.is_news(code(&error).unwrap_or_default(), cmd);
         let failure = store_error(kind, error);
         match fate {

@@ -4,13 +4,16 @@
 //! client, and sees to it that who they name says of itself that it is a primary.
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use redis::sentinel::SentinelClient;
 use redis::{Client, RedisError, RedisResult};
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
+use super::client::bounded;
 use super::server::Server;
 use crate::sync::lock;
 
@@ -18,6 +21,10 @@ use crate::sync::lock;
 /// connection to it one more, before it takes the answer of the next: with less, a sentinel that went down with the
 /// primary's host would keep everyone from hearing of the new one.
 pub(super) const RESOLVING: Duration = Duration::from_secs(4);
+
+/// How often they are asked while who they have named says that it is the primary. One that is cut off from them and from
+/// its replicas says so for ever, to whoever can reach it.
+const ASKED_EVERY: Duration = Duration::from_secs(10);
 
 pub(super) struct Sentinels {
     /// Under a lock, because it keeps its connections to the sentinels. Whoever waits for it waits within a bound.
@@ -28,6 +35,10 @@ pub(super) struct Sentinels {
     latest: Mutex<Option<Arc<Server>>>,
     /// The one that was found by somebody else before the guard had connected.
     glimpsed: Mutex<Option<Arc<Server>>>,
+    /// When they have last named it.
+    named: Mutex<Instant>,
+    /// There is reason to ask them sooner.
+    doubted: AtomicBool,
 }
 
 impl Sentinels {
@@ -37,6 +48,8 @@ impl Sentinels {
             wanted: Notify::new(),
             latest: Mutex::default(),
             glimpsed: Mutex::default(),
+            named: Mutex::new(Instant::now()),
+            doubted: AtomicBool::new(false),
         }
     }
 
@@ -60,8 +73,26 @@ impl Sentinels {
         }
     }
 
+    /// Whether they name another primary than the latest, if it is time to ask. Who does not answer says nothing.
+    pub(super) async fn name_another(&self) -> bool {
+        let is_due = lock(&self.named).elapsed() >= ASKED_EVERY;
+        if !self.doubted.swap(false, Ordering::Relaxed) && !is_due {
+            return false;
+        }
+        *lock(&self.named) = Instant::now();
+        let Ok(mut client) = self.client.try_lock() else { return false };
+        let named = bounded(RESOLVING, client.async_get_client()).await;
+        let (Ok(named), Some(latest)) = (named, self.latest()) else { return false };
+        named.get_connection_info().addr() != latest.info().addr()
+    }
+
+    pub(super) fn doubt(&self) {
+        self.doubted.store(true, Ordering::Relaxed);
+    }
+
     pub(super) fn found(&self, server: Arc<Server>) {
         *lock(&self.latest) = Some(server);
+        *lock(&self.named) = Instant::now();
     }
 
     /// The same of a connection of somebody else's: nothing follows there.

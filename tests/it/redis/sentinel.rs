@@ -180,6 +180,26 @@ async fn a_primary_that_became_a_replica_is_not_read_from() {
     assert!(["replica", "read only", "sentinel"].iter().any(|word| why.contains(word)), "{why}");
 }
 
+/// A primary that is cut off from its replicas and the sentinels says of itself that it is one, to whoever can reach it.
+#[tokio::test]
+async fn a_primary_that_the_sentinels_have_given_up_is_left() {
+    let watch = Sentinels::start();
+    let guard = connected(&watch).await;
+    answer(&guard, "k", 1).await;
+    for sentinel in 0..3 {
+        watch.ask::<()>(sentinel, &["SENTINEL", "REMOVE", NAME]);
+    }
+    watch.first().run::<()>(&["CONFIG", "SET", "min-replicas-to-write", "1"]);
+    watch.second().run::<()>(&["REPLICAOF", "NO", "ONE"]);
+    let second = watch.second().port().to_string();
+    for sentinel in 0..3 {
+        watch.ask::<()>(sentinel, &["SENTINEL", "MONITOR", NAME, "127.0.0.1", &second, "2"]);
+    }
+    work_on(watch.second(), std::slice::from_ref(&guard)).await;
+    let role: (String, i64, redis::Value) = watch.first().run(&["ROLE"]);
+    assert_eq!(role.0, "master", "nobody has told the first");
+}
+
 /// Who starts before the sentinels do works without them, and on the primary as soon as one answers.
 #[tokio::test]
 async fn sentinels_may_come_later() {

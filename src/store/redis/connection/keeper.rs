@@ -2,14 +2,16 @@
 
 use std::sync::{Arc, Weak};
 
-use redis::RedisResult;
 use redis::aio::MultiplexedConnection;
+use redis::{RedisError, RedisResult};
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 
 use super::{State, Supervisor, Up};
+use crate::store::StoreErrorKind;
 use crate::store::redis::backoff::Backoff;
 use crate::store::redis::client::{Dial, bounded};
+use crate::store::redis::refusal::store_error;
 use crate::store::redis::server::Reading;
 
 /// The keeper's hold on the supervisor. Weak: a store that is dropped takes its keeper along.
@@ -56,6 +58,13 @@ pub(super) async fn keep(keeper: Keeper, dial: Dial, look: Arc<Notify>) {
                 let reading = bounded(dial.answer, dial.look(&mut connection)).await;
                 // One that is not answered may be slow. The connection is silent if the next one is not either, at once.
                 again = keeper.note(generation, reading) && !again;
+                tokio::select! {
+                    replaced = dial.has_been_replaced() => if replaced {
+                        keeper.leave(generation);
+                    },
+                    // Those who are asked may be slow, and the connection may be gone meanwhile.
+                    () = look.notified() => look.notify_one(),
+                }
             }
             backoff.lived(opened_at.elapsed());
         }
@@ -119,6 +128,13 @@ impl Keeper {
         let Some(supervisor) = self.supervisor.upgrade() else { return false };
         let heard = supervisor.silence.take_heard();
         !heard || supervisor.dial.may_be_demoted()
+    }
+
+    /// Drops the connection, which works, but leads to who is not the primary any more.
+    fn leave(&self, generation: u64) {
+        let Some(supervisor) = self.supervisor.upgrade() else { return };
+        let why = (redis::ErrorKind::Client, "the sentinels name another primary");
+        supervisor.lose(generation, &store_error(StoreErrorKind::Unavailable, RedisError::from(why)));
     }
 
     /// Takes a reading of the clock; a failed one is a failed command like any other. Whether it was not answered.
