@@ -326,6 +326,7 @@ async fn an_idle_semaphore_goes_and_a_used_one_stays(world: &World) {
     assert!(other.permit(ask).await.granted);
     until(async || other.state().await.is_some_and(|state| state.holders.len() == 1)).await;
     tokio::time::sleep(ms(60)).await;
+    let ask = TakePermit { lease: LEASE, ..ask };
     assert_eq!(other.permit(ask).await.available, 0, "a short lease does not end what a long one needs");
     assert!(other.free_permit().await.was_held && brief.free_permit().await.was_held);
     until(async || brief.state().await.is_none()).await;
