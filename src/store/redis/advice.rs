@@ -10,7 +10,6 @@ use std::sync::Arc;
 
 use redis::{ConnectionAddr, ErrorKind, RedisError};
 
-#[cfg(feature = "sentinel")]
 use super::server::is_replica;
 
 /// A failure and what to do about it; what happened is its source.

@@ -10,9 +10,7 @@ use tokio::time::Instant;
 use super::client::Dial;
 #[cfg(feature = "cluster")]
 use super::cluster::Cluster;
-use super::connection::Supervisor;
-#[cfg(feature = "cluster")]
-use super::connection::host_ms;
+use super::connection::{Supervisor, host_ms};
 use super::refusal::reason;
 use crate::health::{Breaker, ClockReading, LinkState};
 use crate::store::StoreError;
