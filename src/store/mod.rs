@@ -1,8 +1,7 @@
 //! What the guard asks of a store: the contract of the fleet protocol, one method per transition.
 //!
 //! Every method is one atomic step as seen by all nodes, and every mutation is conditional on the caller's [`Token`], or, for
-//! INSERT, on a last moment, so that one which runs late (its caller timed out, was cancelled, or paused past its lease) changes
-//! nothing that is not its own.
+//! INSERT, on a last moment: one that runs late (its caller timed out, left, or was paused) changes only what is its own.
 //!
 //! Numbered once, cited elsewhere:
 //!
@@ -258,10 +257,7 @@ impl fmt::Debug for Token {
 
 /// What a store is examined for.
 #[derive(Clone, Debug)]
-#[cfg_attr(
-    not(feature = "redis"),
-    allow(dead_code, reason = "memory is never slow, and has no rights to try")
-)]
+#[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "memory is not slow, and grants all rights"))]
 pub(crate) struct Examine {
     /// A key that nobody uses.
     pub(crate) key: Key,

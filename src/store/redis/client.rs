@@ -106,10 +106,7 @@ impl Dial {
     /// are sentinels it goes to whoever they name now, and the others follow.
     pub(super) async fn anew(&self) -> RedisResult<(MultiplexedConnection, Option<Reading>)> {
         match &self.door {
-            Door::Server(server) => {
-                server.may_have_changed();
-                self.connect(server, !self.is_node).await
-            }
+            Door::Server(server) => self.connect(server, !self.is_node).await,
             #[cfg(feature = "sentinel")]
             Door::Sentinels(sentinels) => {
                 let server = self.primary(sentinels).await?;

@@ -15,7 +15,7 @@ pub(super) struct Server {
     pub(super) commands: Client,
     /// Always RESP2, where messages and answers can not be confused.
     pub(super) inbox: Client,
-    /// Whether it has refused to say to the latest connection what it is.
+    /// Whether it has refused to say what it is.
     hides_role: AtomicBool,
 }
 
@@ -32,11 +32,6 @@ impl Server {
             inbox: rebuilt(client, Some(ProtocolVersion::RESP2)),
             hides_role: AtomicBool::new(false),
         }
-    }
-
-    /// It is asked again what it is: by a new connection.
-    pub(super) fn may_have_changed(&self) {
-        self.hides_role.store(false, Ordering::Relaxed);
     }
 
     /// Reads its clock. An error where it says of itself that it is a replica: one answers reads for ever. Who may not

@@ -168,6 +168,11 @@ async fn a_server_that_does_not_say_what_it_is_is_asked_once() {
         }
     };
     timeout(Duration::from_secs(10), looked).await.expect("it is looked at");
+    // Nor on another connection.
+    let mut looks = supervisor.generations();
+    server.kill_clients();
+    looks.changed().await.expect("the supervisor lives");
+    supervisor.until_up().await.expect("connects again");
     let stats: String = server.run(&["INFO", "commandstats"]);
     let refused = stats.lines().find(|line| line.starts_with("cmdstat_role")).expect("it was asked");
     assert!(refused.contains("rejected_calls=1,"), "{refused}");
