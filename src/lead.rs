@@ -1,4 +1,4 @@
-//! The task of one flight: contend for the lease, load, end. Steps 4 to 7.
+//! The task of one flight: contend for the lease, load, end. Steps 4 to 6; `tell` is step 7.
 //!
 //! It belongs to no caller. Whoever leaves, the leader's caller included, leaves a seat; the
 //! task goes on, because the work is paid for and the next request wants the value.
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{Instant, sleep, sleep_until};
 use tracing::Instrument as _;
 
 use crate::bulkhead;
@@ -20,8 +20,6 @@ use crate::lock::Permit;
 use crate::node::{Budget, FlightKey, Follower, Lane, Leader, Node, Seen};
 use crate::observe::{self, Count};
 use crate::policy::{OnStoreDown, Policy};
-use crate::share::Share;
-use crate::tags::Tagged;
 
 /// How often a vanished load is taken over in one wave before the wave is told.
 const MOST_HOPS: u8 = 3;
@@ -286,108 +284,6 @@ impl Lead {
                     }
                 }
             }
-        }
-    }
-
-    /// The policy's tags with their ids as the load begins; `None` if these can not be read, and then nothing
-    /// may be stored: nobody could tell whether it was invalidated.
-    async fn tag_ids(&self) -> Option<Vec<Tagged>> {
-        let Self { node, policy, .. } = self;
-        let tags = policy.tag_keys(&node.namespace);
-        match node.tagged(tags, policy.tag_life(), policy.command_timeout).await {
-            Ok(tagged) => Some(tagged),
-            Err(_) => {
-                node.count(Count::store_errors);
-                None
-            }
-        }
-    }
-
-    /// Whether any of these tags was invalidated since. Where the store can not be asked nobody can tell, and
-    /// the commit, or the look-up after it, will.
-    async fn was_invalidated(&self, tagged: &[Tagged]) -> bool {
-        if tagged.is_empty() {
-            return false;
-        }
-        // Who comes after this look at the ids must not be given what it finds current.
-        self.leader.detach();
-        let tags: Vec<_> = tagged.iter().map(|tagged| tagged.tag.clone()).collect();
-        let ids = self.node.store.tags().present_ids(&tags, self.policy.command_timeout).await;
-        ids.is_ok_and(|ids| ids.iter().zip(tagged).any(|(id, tagged)| *id != Some(tagged.id)))
-    }
-
-    /// Step 7: tells the fleet, then those seated here.
-    async fn end(
-        mut self,
-        mut loaded: Loaded,
-        took: Duration,
-        tagged: Option<Vec<Tagged>>,
-        lease: Option<Lease>,
-    ) {
-        let known = tagged.is_some();
-        let mut tagged = tagged.unwrap_or_default();
-        let again = match &mut loaded.result {
-            LoadResult::Value { tags, .. } => {
-                tagged.append(tags);
-                // Its own caller came before the invalidation. The others ask again, wherever they are.
-                self.was_invalidated(&tagged).await.then_some(Ending::Invalidated)
-            }
-            LoadResult::Aside => Some(Ending::Invalidated),
-            LoadResult::Uncacheable { .. } | LoadResult::Failed(_) => None,
-        };
-        if let Some(ending) = again {
-            self.leader.detach();
-            loaded.settle();
-            self.leader.finish(ending);
-            if let Some(lease) = lease {
-                lease.hand_over(0).await;
-            }
-            return;
-        }
-        let unsure = match &loaded.result {
-            LoadResult::Failed(failure) if lease.is_some() => {
-                let known = self.see_again().await;
-                (!known).then(|| Ending::Failed(failure.clone()))
-            }
-            LoadResult::Uncacheable { mark } if lease.is_some() && self.leaves_served(*mark) => {
-                (!self.see_again().await).then_some(Ending::Uncacheable)
-            }
-            _ => None,
-        };
-        let Loaded { result, settled } = loaded;
-        let Share { ending, elsewhere, keep, marker, replay } = self.share(result, took, &tagged);
-        let keep = keep.filter(|_| known && unsure.is_none());
-        let elsewhere = elsewhere.or(unsure);
-        let Self { node, flight, leader, seen, budget, .. } = self;
-        let seen = seen.as_ref().map(|seen| &seen.raw);
-
-        let tell_fleet = async {
-            match (lease, &ending, keep) {
-                (Some(lease), Ending::Value(entry) | Ending::Stale(entry), Some(keep)) => {
-                    lease.commit(entry.encode(&flight.key), keep).await;
-                }
-                (Some(lease), ending, _) => {
-                    lease.fail(elsewhere.as_ref().unwrap_or(ending), replay, marker, seen).await;
-                }
-                (None, ..) => {}
-            }
-        };
-        tokio::pin!(tell_fleet);
-        // The store first, so that the next request hits; but only within what the caller gives the
-        // store. The rest of the way is then gone without the callers.
-        let told = timeout(budget.left(), &mut tell_fleet).await.is_ok();
-        // Who has the end of a response may ask again at once, and must find what it made, not
-        // this flight.
-        leader.detach();
-        match settled {
-            // Its own caller is given the older value too.
-            Some(settled) if !matches!(ending, Ending::Stale(_)) => settled(),
-            _ => {}
-        }
-        leader.finish(ending.clone());
-        if !told {
-            node.count(Count::budget_exceeded);
-            tell_fleet.await;
         }
     }
 }

@@ -107,6 +107,7 @@ mod slot;
 mod store;
 mod sync;
 mod tags;
+mod tell;
 #[cfg(feature = "testing")]
 #[cfg_attr(docsrs, doc(cfg(feature = "testing")))]
 pub mod testing;
