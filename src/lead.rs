@@ -15,7 +15,7 @@ use crate::ending::Ending;
 use crate::error::{Error, Failure};
 use crate::lease::{Contended, Contender, Event, Lease, contend};
 use crate::loader::{AbortOnDrop, Given, LoadResult, Loaded, Loader, Mode, describe};
-use crate::loading::Loading;
+use crate::loading::{Loading, Turn};
 use crate::lock::Permit;
 use crate::node::{Budget, FlightKey, Follower, Lane, Leader, Node, Seen};
 use crate::observe::{self, Count};
@@ -34,6 +34,8 @@ pub(crate) struct Lead {
     pub(crate) seen: Option<Box<Seen>>,
     /// What is left of the first caller's budget.
     pub(crate) budget: Budget,
+    /// The loads inside which the first caller waits for this one.
+    pub(crate) within: Option<Arc<Loading>>,
     /// The seat of a caller that does not wait: held, because a loader leaves with its seat.
     pub(crate) _unattended: Option<Follower>,
 }
@@ -111,14 +113,21 @@ impl Lead {
 
     /// For this process alone, if it has room for one more such load. Without a permit: nobody can be asked for one.
     async fn load_without_the_store(self) {
-        let most = self.policy.max_fail_open_loads;
-        let Some(_place) = self.node.fail_open.try_enter(most) else {
+        let (most, turn) = (self.policy.max_fail_open_loads, Turn::place(&self.node));
+        let has_room = self.holds(&turn);
+        let place = if has_room { None } else { self.node.fail_open.try_enter(most) };
+        if place.is_none() && !has_room {
             self.node.count(Count::overloaded);
             let failure = LoadResult::Failed(Failure::Guard(Error::crowded_out(&self.flight.key, most)));
             return self.end(failure.into(), Duration::ZERO, Some(Vec::new()), None).await;
-        };
+        }
         self.node.count(Count::fail_open_loads);
-        self.load_and_end(None, None).await;
+        self.load_and_end(None, None, place.is_some().then_some(turn)).await;
+    }
+
+    /// Whether the first caller has such a turn already, as it loads something else for which it asks for this.
+    fn holds(&self, turn: &Turn) -> bool {
+        self.within.as_ref().is_some_and(|loading| loading.holds(turn))
     }
 
     fn finish<T>(self, ending: Ending) -> Option<T> {
@@ -144,7 +153,11 @@ impl Lead {
     /// The lease first, then the permit; given back in reverse.
     async fn load_in_turn(self, mut lease: Option<Lease>) {
         match self.admit(&mut lease).await {
-            Ok(permit) => self.load_and_end(lease, permit).await,
+            Ok(permit) => {
+                let limit = self.policy.max_concurrent_loads.filter(|_| permit.is_some());
+                let turn = limit.map(|limit| Turn::permit(&self.node, limit));
+                self.load_and_end(lease, permit, turn).await;
+            }
             Err(failure) => {
                 let shed = Loaded::from(LoadResult::Failed(failure));
                 self.end(shed, Duration::ZERO, Some(Vec::new()), lease).await;
@@ -153,7 +166,7 @@ impl Lead {
     }
 
     /// Step 6, as often as a loader vanishes and another caller's can go on under the same lease.
-    async fn load_and_end(self, mut lease: Option<Lease>, permit: Option<Permit>) {
+    async fn load_and_end(self, mut lease: Option<Lease>, permit: Option<Permit>, turn: Option<Turn>) {
         let mut hops = lease.as_ref().map_or(0, Lease::hops);
         // When others' loads were out of the way, if this wave had to wait for one.
         let mut waited_until = lease.as_ref().and_then(Lease::waited_until);
@@ -179,7 +192,7 @@ impl Lead {
                 observe::waited(until - since);
             }
             let tagged = self.tag_ids().await;
-            match self.load(loader, &mut lease).await {
+            match self.load(loader, turn.clone(), &mut lease).await {
                 Run::Loaded(loaded, took) => {
                     drop(permit);
                     return self.end(*loaded, took, tagged, lease).await;
@@ -207,7 +220,7 @@ impl Lead {
 
     /// Runs one loader in a task of its own, so that neither its panic nor its blocking touches
     /// the lease, and keeps the lease meanwhile. `lease` is `None` afterwards if it was lost or given away.
-    async fn load(&self, loader: Loader, lease: &mut Option<Lease>) -> Run {
+    async fn load(&self, loader: Loader, turn: Option<Turn>, lease: &mut Option<Lease>) -> Run {
         let Loader { run, span, within, .. } = loader;
         let started = Instant::now();
         let end = started + self.policy.load_timeout;
@@ -217,7 +230,8 @@ impl Lead {
         let (losing, lost) = watch::channel(false);
         let (announcer, node) = (Some(self.leader.announcer()), Arc::clone(&self.node));
         let given = Given { mode, previous, deadline: end, lost, announcer, node };
-        let load = Loading::scope(&self.node, &self.flight.key, within, async move { run(given).await });
+        let load =
+            Loading::scope_with(&self.node, &self.flight.key, turn, within, async move { run(given).await });
         let mut load =
             AbortOnDrop(tokio::spawn(load.instrument(observe::load_span(&span, &self.flight.key))));
         let loaded = self.keeping(lease, end, &losing, &mut load.0).await;
@@ -233,7 +247,8 @@ impl Lead {
     /// Waits for the load's turn, where the policy bounds how many run at once.
     async fn admit(&self, lease: &mut Option<Lease>) -> Result<Option<Permit>, Failure> {
         let Self { node, policy, flight, .. } = self;
-        if policy.max_concurrent_loads.is_none() {
+        let Some(limit) = policy.max_concurrent_loads else { return Ok(None) };
+        if self.holds(&Turn::permit(node, limit)) {
             return Ok(None);
         }
         // Bounded by itself; the margin is for its last command.

@@ -3,6 +3,8 @@
 use std::future::Future;
 use std::sync::Arc;
 
+use uuid::Uuid;
+
 use crate::key::Key;
 use crate::node::Node;
 
@@ -12,7 +14,27 @@ pub(crate) struct Loading {
     /// Where the key's lease is: another guard on the same store would wait for it too.
     place: u64,
     key: Key,
+    turn: Option<Turn>,
     outer: Option<Arc<Self>>,
+}
+
+/// What a load holds of what only so many may have at once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// One of so many permits of this namespace, wherever its guards are.
+    Permit { place: u64, namespace: Box<str>, limit: u32 },
+    /// One of a node's places for loads without the store.
+    Place(Uuid),
+}
+
+impl Turn {
+    pub(crate) fn permit(node: &Node, limit: u32) -> Self {
+        Self::Permit { place: node.store.place(), namespace: node.namespace.clone(), limit }
+    }
+
+    pub(crate) fn place(node: &Node) -> Self {
+        Self::Place(node.store.node())
+    }
 }
 
 tokio::task_local! {
@@ -25,26 +47,40 @@ impl Loading {
         LOADING.try_with(Arc::clone).ok()
     }
 
-    /// Runs `load` as a load of `key`.
+    /// Runs `load` as a load of `key` that holds no turn.
     pub(crate) fn scope<F: Future>(
         node: &Arc<Node>,
         key: &Key,
         outer: Option<Arc<Self>>,
         load: F,
     ) -> impl Future<Output = F::Output> + use<F> {
-        let loading = Self { place: node.store.place(), key: key.clone(), outer };
+        Self::scope_with(node, key, None, outer, load)
+    }
+
+    /// The same for a load that may hold one.
+    pub(crate) fn scope_with<F: Future>(
+        node: &Arc<Node>,
+        key: &Key,
+        turn: Option<Turn>,
+        outer: Option<Arc<Self>>,
+        load: F,
+    ) -> impl Future<Output = F::Output> + use<F> {
+        let loading = Self { place: node.store.place(), key: key.clone(), turn, outer };
         LOADING.scope(Arc::new(loading), load)
     }
 
     /// Whether one of these loads is the load of `key`: waiting for it would be waiting for oneself.
-    pub(crate) fn includes(self: &Arc<Self>, node: &Arc<Node>, key: &Key) -> bool {
-        let mut innermost = Some(self);
-        while let Some(loading) = innermost {
-            if loading.place == node.store.place() && loading.key == *key {
-                return true;
-            }
-            innermost = loading.outer.as_ref();
-        }
-        false
+    pub(crate) fn includes(&self, node: &Arc<Node>, key: &Key) -> bool {
+        self.any(|loading| loading.place == node.store.place() && loading.key == *key)
+    }
+
+    /// Whether one of these loads holds such a turn: none of them ends before what it waits for, so a load inside them
+    /// that waited for another turn might wait for theirs.
+    pub(crate) fn holds(&self, turn: &Turn) -> bool {
+        self.any(|loading| loading.turn.as_ref() == Some(turn))
+    }
+
+    fn any(&self, is: impl Fn(&Self) -> bool) -> bool {
+        std::iter::successors(Some(self), |loading| loading.outer.as_deref()).any(is)
     }
 }

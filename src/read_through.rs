@@ -305,12 +305,12 @@ impl Caller<'_> {
     fn join(&self, lane: Lane, mut loader: Loader) -> Result<(Follower, bool), NoSeat> {
         let Ask { node, policy, .. } = self.ask;
         loader.since = Some(Instant::now());
-        let flight = self.flight(lane);
+        let (flight, within) = (self.flight(lane), loader.within.clone());
         match node.flights.join(&flight, loader, Ending::Gone, policy.max_waiters) {
             Joined::Leader(leader, follower) => {
                 let (node, policy) = (Arc::clone(node), Arc::clone(policy));
                 let (seen, budget) = (self.seen.clone(), self.budget);
-                Lead { node, policy, flight, leader, seen, budget, _unattended: None }.start();
+                Lead { node, policy, flight, leader, seen, budget, within, _unattended: None }.start();
                 Ok((follower, true))
             }
             Joined::Follower(follower) => Ok((follower, false)),

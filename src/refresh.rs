@@ -28,7 +28,9 @@ impl Refresh<'_> {
             }
             let (node, policy) = (Arc::clone(node), Arc::clone(policy));
             let Caller { seen, budget, .. } = self.caller;
-            Lead { node, policy, flight, leader, seen, budget, _unattended: Some(seat) }.start();
+            // Whoever is served meanwhile does not wait for it, so it has its turn as any other.
+            let within = None;
+            Lead { node, policy, flight, leader, seen, budget, within, _unattended: Some(seat) }.start();
         }
     }
 }

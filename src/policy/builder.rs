@@ -148,7 +148,8 @@ impl PolicyBuilder {
     }
 
     /// How many loads of different keys may run at once in the whole fleet, under this namespace: a fair queue in
-    /// front of the origin. Policies with the same number share it. Loads outside the protocol (of
+    /// front of the origin. Policies with the same number share it. A load that another load asks for, and waits for, needs
+    /// no permit beside that one's; but where it joins a load of its key that waits for a permit, it waits too. Loads outside the protocol (of
     /// uncacheable resources, after a shutdown) do not count. While the store can not be asked the cap is not kept, which
     /// is logged once: [`max_fail_open_loads`](Self::max_fail_open_loads) is what bounds each process then, and
     /// [`OnStoreDown::FailClosed`] loads nothing without a permit. Defaults to no such cap.
@@ -205,8 +206,8 @@ impl PolicyBuilder {
     /// How many loads may run at once in one process while the store can not be asked. Without the store nobody counts
     /// for the whole fleet: after a failover with `p` processes the origin has up to `p` times as many. Beyond it callers
     /// are given a stale value where one may stand in, else [`ErrorKind::Overloaded`]; over HTTP, 503 with
-    /// `Retry-After`. Loads outside the protocol (of uncacheable resources, after a shutdown) do not count.
-    /// Defaults to no such bound.
+    /// `Retry-After`. A load that another such load asks for needs no place beside that one's. Loads outside the protocol (of
+    /// uncacheable resources, after a shutdown) do not count. Defaults to no such bound.
     pub fn max_fail_open_loads(mut self, loads: usize) -> Self {
         self.policy.max_fail_open_loads = loads;
         self

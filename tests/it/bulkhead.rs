@@ -140,6 +140,57 @@ async fn however_a_load_ends_the_next_one_has_its_turn() {
     assert_eq!(load(&guards[3], 7, &loads).await.ok(), Some(7));
 }
 
+/// One load of each page, which asks for something of its own under `inner`.
+async fn nested(
+    outer: &[StampedeGuard],
+    inner: &[StampedeGuard],
+    loads: &Counter,
+) -> Vec<Result<usize, String>> {
+    let pages = (0..4).map(|page| {
+        let (inner, loads) = (inner[page % inner.len()].clone(), loads.clone());
+        let load = move || async move { load(&inner, page, &loads).await.map_err(|error| error.to_string()) };
+        let guard = &outer[page % outer.len()];
+        async move { guard.get_or_load(("page", page), load).await.map_err(|error| error.to_string()) }
+    });
+    join_all(pages).await
+}
+
+/// It queued for the permit that its outer load held, until both were shed, and so did whoever came after them.
+#[tokio::test(start_paused = true)]
+async fn a_load_inside_a_load_needs_no_turn_of_its_own() {
+    let (guards, loads) = (replicas(capped(1, secs(5), OnOverload::Shed)), Counter::default());
+    let started = Instant::now();
+    assert_eq!(nested(&guards, &guards, &loads).await, [Ok(0), Ok(1), Ok(2), Ok(3)]);
+    assert_eq!((loads.started(), loads.most_at_once()), (4, 1));
+    assert!(started.elapsed() < secs(5), "{:?}", started.elapsed());
+}
+
+/// Its outer load holds none: the cap is on what runs inside.
+#[tokio::test(start_paused = true)]
+async fn a_load_inside_one_that_needs_no_turn_waits_for_its_own() {
+    for outer in [Policy::builder(), capped(4, secs(5), OnOverload::Shed)] {
+        let (inner, loads) = (replicas(capped(1, secs(5), OnOverload::Shed)), Counter::default());
+        let policy = outer.build().expect("valid");
+        let outer: Vec<_> = inner.iter().map(|guard| guard.with_policy(policy.clone())).collect();
+        assert_eq!(nested(&outer, &inner, &loads).await, [Ok(0), Ok(1), Ok(2), Ok(3)]);
+        assert_eq!((loads.started(), loads.most_at_once()), (4, 1));
+    }
+}
+
+/// It was refused the place that its outer load held, at once.
+#[cfg(feature = "testing")]
+#[tokio::test(start_paused = true)]
+async fn a_load_inside_a_load_needs_no_place_of_its_own_while_the_store_is_away() {
+    let (chaos, loads) = (stampede_guard::testing::ChaosStore::new(1), Counter::default());
+    let replica = chaos.replica();
+    let policy = Policy::builder().max_fail_open_loads(1).build().expect("valid");
+    let guard = [StampedeGuard::builder(replica.clone()).policy(policy).build().expect("valid")];
+    replica.cut();
+    let answers = nested(&guard, &guard, &loads).await;
+    assert_eq!(answers.iter().filter(|answer| answer.is_ok()).count(), 1, "{answers:?}");
+    assert_eq!((loads.started(), loads.most_at_once()), (1, 1));
+}
+
 /// A crowd on one key, of which only so many may wait: how many loaded, and what became of the others.
 async fn crowd_of(callers: usize, guard: &StampedeGuard) -> (usize, Vec<Result<usize, LoadError<String>>>) {
     let (loads, gate) = (Counter::default(), Gate::closed());
