@@ -32,6 +32,8 @@ pub(crate) struct Caller<'a> {
     /// What this caller has read and will not serve as it is.
     /// Boxed, because a caller is moved from hand to hand on each hit.
     pub(crate) seen: Option<Box<Seen>>,
+    /// Whether the store has answered its look-up.
+    pub(crate) looked: bool,
 }
 
 pub(crate) type FirstRead<'a> = First<'a, Key, LookedUp, Hashed>;
@@ -109,7 +111,7 @@ async fn read_for_queue(
     // reads again; then there is no need to.
     let _ = timeout(within, duty.first_ended()).await;
     while let Some(batch) = duty.next() {
-        let looked_up = if !past_flights && node.flights.has(&flight) {
+        let looked_up = if !past_flights && node.flights.has_kept(&flight) {
             Ok(None)
         } else {
             let tagged = || tags.clone().into_boxed_slice();
@@ -149,7 +151,7 @@ pub(crate) enum Unread {
 
 impl<'a> Caller<'a> {
     pub(crate) fn new(ask: Ask<'a>) -> Self {
-        Self { ask, started: Instant::now(), budget: ask.policy.budget(), seen: None }
+        Self { ask, started: Instant::now(), budget: ask.policy.budget(), seen: None, looked: false }
     }
 
     /// The store's clock when this caller came: one look at a clock per hit is enough.
@@ -242,6 +244,7 @@ impl<'a> Caller<'a> {
     pub(crate) fn judge<O: Open>(&mut self, read: Read, open: &O) -> Judged<O::Value> {
         let Ask { node, policy, key } = self.ask;
         let now = self.now();
+        self.looked = read.error().is_none();
         let (entry, opened) = match read {
             Read::Own(Ok(Some(Stored::Entry(mut entry)))) => {
                 let (stale, refresh) = self.serving(open, &entry, now);

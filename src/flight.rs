@@ -47,6 +47,26 @@ struct Seats<L, O> {
     all: Vec<Arc<Seat<L, O>>>,
     /// What everyone is told who waits, ahead of the end.
     announced: Option<O>,
+    course: Course,
+}
+
+/// Whether what a flight will end with is what its callers would find.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Course {
+    /// It follows what happens to its key.
+    Kept,
+    /// The same, and it was begun instead of one that is adrift.
+    KeptInstead,
+    /// It does not, so who can look for himself begins another one.
+    Adrift,
+    /// Nor does this, and another one has done no better: who finds nothing takes a seat.
+    AdriftAll,
+}
+
+impl Course {
+    fn is_adrift(self) -> bool {
+        matches!(self, Self::Adrift | Self::AdriftAll)
+    }
 }
 
 /// One caller's place on a flight.
@@ -94,22 +114,41 @@ where
         abandoned: O,
         seats: usize,
     ) -> Joined<K, L, O, S> {
+        self.join_having_looked(key, loader, abandoned, seats, false)
+    }
+
+    /// The same; a caller that has `looked` and found nothing leaves a flight alone that is adrift, and starts another in
+    /// its place, once.
+    pub(crate) fn join_having_looked(
+        self: &Arc<Self>,
+        key: &K,
+        loader: L,
+        abandoned: O,
+        seats: usize,
+        looked: bool,
+    ) -> Joined<K, L, O, S> {
         let mut map = lock(self.shard(key));
-        if let Some(flight) = map.get(key) {
+        let left = map.get(key).filter(|flight| looked && lock(&flight.seats).course == Course::Adrift);
+        let left = left.cloned();
+        if let Some(flight) = map.get(key).filter(|_| left.is_none()) {
             if flight.taken(seats) >= seats {
                 return Joined::Crowded(loader);
             }
             return Joined::Follower(Follower { seat: flight.seat(loader) });
         }
         // Only a bound on memory, so a few more at the same instant do no harm.
-        if self.joinable.load(Ordering::Relaxed) >= self.limit {
+        if left.is_none() && self.joinable.load(Ordering::Relaxed) >= self.limit {
             return Joined::Full(loader);
         }
-        let flight = Arc::new(Flight { seats: Mutex::new(Seats { all: Vec::new(), announced: None }) });
+        let course = if left.is_some() { Course::KeptInstead } else { Course::Kept };
+        let seats = Seats { all: Vec::new(), announced: None, course };
+        let flight = Arc::new(Flight { seats: Mutex::new(seats) });
         let follower = Follower { seat: flight.seat(loader) };
-        map.insert(key.clone(), Arc::clone(&flight));
-        self.joinable.fetch_add(1, Ordering::Relaxed);
+        if map.insert(key.clone(), Arc::clone(&flight)).is_none() {
+            self.joinable.fetch_add(1, Ordering::Relaxed);
+        }
         drop(map);
+        drop(left);
         let leader = Leader { flights: Arc::clone(self), key: key.clone(), flight, outcome: abandoned };
         Joined::Leader(leader, follower)
     }
@@ -122,6 +161,11 @@ where
     /// Whether the key has a flight that can be joined.
     pub(crate) fn has(&self, key: &K) -> bool {
         lock(self.shard(key)).contains_key(key)
+    }
+
+    /// Whether the key has a flight that can be joined without a look of one's own.
+    pub(crate) fn has_kept(&self, key: &K) -> bool {
+        lock(self.shard(key)).get(key).is_some_and(|flight| !lock(&flight.seats).course.is_adrift())
     }
 
     /// Takes the key's flight out of the map: it goes on for those seated, later callers start
@@ -245,6 +289,13 @@ impl<K: Hash + Eq, L, O: Clone, S: BuildHasher> Leader<K, L, O, S> {
     /// Tells those who wait ahead of the end.
     pub(crate) fn announcer(&self) -> Announcer<L, O> {
         Announcer { flight: Arc::clone(&self.flight) }
+    }
+
+    /// From now on the flight does not follow what happens to its key.
+    pub(crate) fn go_adrift(&self, may_another_do_better: bool) {
+        let mut seats = lock(&self.flight.seats);
+        let first = may_another_do_better && seats.course == Course::Kept;
+        seats.course = if first { Course::Adrift } else { Course::AdriftAll };
     }
 
     /// Takes the flight out of the map, if it is still there.

@@ -20,6 +20,7 @@ use crate::lock::Permit;
 use crate::node::{Budget, FlightKey, Follower, Lane, Leader, Node, Seen};
 use crate::observe::{self, Count};
 use crate::policy::{OnStoreDown, Policy};
+use crate::store::StoreErrorKind;
 
 /// How often a vanished load is taken over in one wave before the wave is told.
 const MOST_HOPS: u8 = 3;
@@ -97,6 +98,9 @@ impl Lead {
                 }
                 Contended::StoreDown(error) => match self.policy.on_store_down {
                     OnStoreDown::FailOpen => {
+                        // It hears of nothing that happens to the key. A server that is there and refuses would refuse
+                        // the next one too.
+                        self.leader.go_adrift(error.kind != StoreErrorKind::Refused);
                         self.load_without_the_store().await;
                         return None;
                     }

@@ -10,7 +10,7 @@ use crate::ending::Ending;
 use crate::entry::Kind;
 use crate::gauge::Present;
 use crate::key::Key;
-use crate::node::{Budget, Node, Seen, Stored};
+use crate::node::{Budget, FlightKey, Lane, Node, Seen, Stored};
 use crate::observe::Count;
 use crate::policy::Policy;
 use crate::store::watch::Hints;
@@ -164,8 +164,9 @@ pub(crate) async fn contend(contender: Contender<'_>) -> Contended {
                             // What was sent may yet run, at any time. Under the same token it would bring back a
                             // lease that an invalidation has ended, and the older load would be stored.
                             let next = Token::mint(node.store.node());
-                            let before = std::mem::replace(&mut watch, node.store.watch(key, &next));
-                            heed(before.close(), &mut behind, &mut hops, seen);
+                            let before = std::mem::replace(&mut watch, node.store.watch(key, &next)).close();
+                            outdate(node, key, &before);
+                            heed(before, &mut behind, &mut hops, seen);
                             let old = std::mem::replace(&mut token, next);
                             release_later(Arc::clone(node), key.clone(), old, policy.lease, None);
                         }
@@ -181,6 +182,7 @@ pub(crate) async fn contend(contender: Contender<'_>) -> Contended {
             biased;
             hints = watch.hints() => {
                 ghost |= hints.granted.is_some();
+                outdate(node, key, &hints);
                 heed(hints, &mut behind, &mut hops, seen);
             }
             () = sleep(patience(remaining, policy.lease, node.store.hints_arrive())) => {}
@@ -189,11 +191,20 @@ pub(crate) async fn contend(contender: Contender<'_>) -> Contended {
         }
     };
     // A grant that came too late to be looked at would leave the lease to nobody.
-    ghost |= watch.close().granted.is_some();
+    let hints = watch.close();
+    outdate(node, key, &hints);
+    ghost |= hints.granted.is_some();
     if ghost {
         release_later(Arc::clone(node), key.clone(), token, policy.lease, None);
     }
     contended
+}
+
+/// Loads beside the lease hear of nothing: who comes later must not join one that is older than an invalidation.
+fn outdate(node: &Node, key: &Key, hints: &Hints) {
+    if hints.invalidated {
+        node.flights.detach(&FlightKey { key: key.clone(), lane: Lane::Beside });
+    }
 }
 
 /// What a waiter makes of what it was told.
@@ -298,7 +309,10 @@ impl Lease {
                     hints = self.watch.hints() => Some(hints),
                 };
                 match hints {
-                    Some(hints) if hints.invalidated => return Event::Invalidated,
+                    Some(hints) if hints.invalidated => {
+                        outdate(&self.node, &self.key, &hints);
+                        return Event::Invalidated;
+                    }
                     // What was missed may have been an invalidation: ask at once.
                     Some(hints) if hints.missed => {}
                     Some(_) => continue,

@@ -86,7 +86,7 @@ pub(crate) async fn look<'a, O: Open>(ask: Ask<'a>, open: &O) -> Looked<'a, O::V
     if Loading::current().is_some_and(|loading| loading.includes(node, key)) {
         return Looked::Failed(Failure::Guard(Error::reentrant(key)));
     }
-    if node.flights.any() && node.flights.has(&missing.caller.flight(Lane::Lease)) {
+    if node.flights.any() && node.flights.has_kept(&missing.caller.flight(Lane::Lease)) {
         return Looked::Missing(missing);
     }
     let (read, first) = missing.caller.look_up::<O::Room>().await;
@@ -128,6 +128,7 @@ pub(crate) async fn look_past(ask: Ask<'_>) -> Result<Missing<'_>, Failure> {
         Some(_) => Unread::Unwanted,
         None => Unread::No,
     };
+    caller.looked = read.error().is_none();
     caller.seen = read.into_seen(key).map(Box::new);
     caller.budget.spend(caller.started);
     let lane = Some(caller.lane(|_| false));
@@ -306,7 +307,8 @@ impl Caller<'_> {
         let Ask { node, policy, .. } = self.ask;
         loader.since = Some(Instant::now());
         let (flight, within) = (self.flight(lane), loader.within.clone());
-        match node.flights.join(&flight, loader, Ending::Gone, policy.max_waiters) {
+        match node.flights.join_having_looked(&flight, loader, Ending::Gone, policy.max_waiters, self.looked)
+        {
             Joined::Leader(leader, follower) => {
                 let (node, policy) = (Arc::clone(node), Arc::clone(policy));
                 let (seen, budget) = (self.seen.clone(), self.budget);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use stampede_guard::testing::{Answer, ChaosStore, Fault, Origin};
-use stampede_guard::{OnStoreDown, Policy, StampedeGuard};
+use stampede_guard::{OnStoreDown, OnWaitTimeout, Policy, StampedeGuard};
 use tokio::time::{Instant, sleep};
 
 fn load(origin: &Origin) -> impl FnOnce() -> Load + Send + use<> {
@@ -264,5 +264,86 @@ async fn a_shutdown_claims_nothing_that_the_store_has_not_confirmed() {
         assert_eq!(told, if cut { (false, 0, 1) } else { (false, 1, 0) }, "{cut}");
         assert!(started.elapsed() <= Duration::from_millis(1_110), "{cut}: {:?}", started.elapsed());
         leading.abort();
+    }
+}
+
+/// It went on without the lease, and whoever came later joined it without a look: as long as it ran, nobody in its process was
+/// given what others had stored meanwhile, or was kept from what they had invalidated.
+#[tokio::test(start_paused = true)]
+async fn a_load_without_the_lease_is_joined_by_nobody_who_can_ask_the_store() {
+    for what in ["stored", "invalidated", "refused"] {
+        let (chaos, origin) = (ChaosStore::new(1), Origin::new());
+        let replica = chaos.replica();
+        let (other, guard) = (StampedeGuard::new(chaos.store()), StampedeGuard::new(replica.clone()));
+        let ask = || {
+            let (guard, load) = (guard.clone(), load(&origin));
+            tokio::spawn(async move { guard.get_or_load("k", load).await.unwrap() })
+        };
+        origin.hold();
+        replica.cut();
+        let first = ask();
+        origin.wait_for_loads("k", 1).await;
+        let cut = ask();
+        sleep(Duration::from_secs(1)).await;
+        assert_eq!((guard.stats().flights, origin.loads("k")), (1, 1), "who can not ask joins it");
+        replica.resume();
+        let version = origin.change("k");
+        if what == "stored" {
+            other.insert("k", &version).await.unwrap();
+            let began = Instant::now();
+            assert_eq!(ask().await.unwrap(), version);
+            assert!(began.elapsed() < Duration::from_millis(50), "{:?}", began.elapsed());
+        } else {
+            // A store that answers and takes nothing: its callers share one more load, and not each has its own.
+            chaos.inject(Fault::OutOfMemory, if what == "refused" { 1.0 } else { 0.0 });
+            other.invalidate("k").await.unwrap();
+            let later: Vec<_> = (0..10).map(|_| ask()).collect();
+            origin.wait_for_loads("k", 2).await;
+            sleep(Duration::from_secs(1)).await;
+            let latest = ask();
+            sleep(Duration::from_secs(1)).await;
+            assert_eq!((guard.stats().flights, origin.loads("k")), (1, 2), "{what}");
+            origin.release();
+            for later in later.into_iter().chain([latest]) {
+                assert_eq!(later.await.unwrap(), version, "{what}");
+            }
+        }
+        origin.release();
+        assert_eq!((first.await.unwrap(), cut.await.unwrap()), (0, 0));
+    }
+}
+
+/// Those who had waited for too long joined a load of their process that had begun before the key was invalidated.
+#[tokio::test(start_paused = true)]
+async fn a_load_beside_the_lease_is_joined_by_nobody_who_comes_after_an_invalidation() {
+    let (chaos, origin) = (ChaosStore::new(1), Origin::new());
+    let replica = chaos.replica();
+    let [leading, next, other] = [(); 3].map(|()| StampedeGuard::new(chaos.clone()));
+    let policy =
+        Policy::builder().wait_timeout(Duration::from_millis(500), OnWaitTimeout::Load).build().unwrap();
+    let waiting = StampedeGuard::new(replica.clone()).with_policy(policy);
+    let ask = |guard: &StampedeGuard| {
+        let (guard, load) = (guard.clone(), load(&origin));
+        tokio::spawn(async move { guard.get_or_load("k", load).await.unwrap() })
+    };
+    origin.hold();
+    let mut older = vec![ask(&leading)];
+    origin.wait_for_loads("k", 1).await;
+    older.push(ask(&waiting));
+    origin.wait_for_loads("k", 2).await;
+    // It waits behind the leader as the first did, and is told of the invalidation; another is granted the lease.
+    let later = ask(&waiting);
+    sleep(Duration::from_millis(100)).await;
+    replica.stop();
+    let version = origin.change("k");
+    other.invalidate("k").await.unwrap();
+    let newer = ask(&next);
+    origin.wait_for_loads("k", 3).await;
+    replica.resume();
+    origin.wait_for_loads("k", 4).await;
+    origin.release();
+    assert_eq!((later.await.unwrap(), newer.await.unwrap()), (version, version));
+    for older in older {
+        assert_eq!(older.await.unwrap(), 0);
     }
 }
