@@ -194,8 +194,12 @@ impl<'a> Caller<'a> {
             Ok(first) => (Read::Own(R::keep(read(node, key, &tags, within)).await), Some(first)),
             Err(queued) => {
                 let nothing = || Err(StoreError::new(StoreErrorKind::Unavailable));
-                let read = if policy.command_timeout < node.longest_command() {
-                    // Others, with another policy, have longer than this caller. (Only here: a timer costs something.)
+                // Others, with another policy, have longer than this caller; or there is no time for the lone read before
+                // and then its own. (Only then: a timer costs something.)
+                let twice = policy.command_timeout.saturating_mul(2);
+                let read = if policy.command_timeout < node.longest_command()
+                    || twice > policy.coordination_budget
+                {
                     let late = |_| Some(Err(StoreError::new(StoreErrorKind::TimedOut)));
                     Box::pin(timeout(self.budget.left(), queued)).await.unwrap_or_else(late)
                 } else {

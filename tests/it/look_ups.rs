@@ -4,8 +4,9 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use stampede_guard::testing::{ChaosStore, Origin};
+use stampede_guard::testing::{ChaosStore, Fault, Origin};
 use stampede_guard::{OnStoreDown, Policy, StampedeGuard};
+use tokio::time::Instant;
 
 const CROWD: usize = 100;
 
@@ -146,4 +147,32 @@ async fn a_first_read_that_nobody_polls_holds_up_the_others_for_one_commands_tim
     assert!(began.elapsed() < Duration::from_millis(100), "{:?}", began.elapsed());
     assert_eq!(first.await.expect("answered"), Some(7));
     assert_eq!(guard.stats().store_errors, 0);
+}
+
+/// Who queued waited for the lone read before it and then for its own, each as long as the budget.
+#[tokio::test(start_paused = true)]
+async fn who_queues_for_a_read_waits_no_longer_than_its_budget() {
+    for then in [OnStoreDown::FailOpen, OnStoreDown::FailClosed] {
+        let (chaos, origin) = (ChaosStore::new(1), Origin::new());
+        let budget = Duration::from_millis(100);
+        let policy =
+            Policy::builder().coordination_budget(budget).command_timeout(budget).on_store_down(then);
+        let policy = policy.build().expect("valid");
+        let guard = StampedeGuard::builder(chaos.clone()).policy(policy).build().expect("valid");
+        chaos.inject(Fault::BlackHole, 1.0);
+        let took = |after| {
+            let (guard, origin) = (guard.clone(), origin.clone());
+            async move {
+                tokio::time::sleep(Duration::from_millis(after)).await;
+                let began = Instant::now();
+                let answer = guard.get_or_load("k", move || async move { origin.load("k").await }).await;
+                assert_eq!(answer.is_ok(), then == OnStoreDown::FailOpen);
+                began.elapsed()
+            }
+        };
+        let took = tokio::join!(took(0), took(1), took(2));
+        for took in [took.0, took.1, took.2] {
+            assert!(took <= budget + Duration::from_millis(5), "{then:?}: {took:?}");
+        }
+    }
 }
