@@ -51,7 +51,9 @@ impl StampedeGuardBuilder {
     }
 
     /// How many keys may be loaded at once in this process; callers of further keys load for themselves and
-    /// are counted as bypassed. Defaults to 10,000.
+    /// are counted as bypassed. Under [`max_concurrent_loads`](crate::PolicyBuilder::max_concurrent_loads) that would be
+    /// without a permit: with [`OnOverload::Shed`](crate::OnOverload::Shed) they are given a stale value where one may
+    /// stand in, else [`ErrorKind::Overloaded`]. Defaults to 10,000.
     pub fn max_flights(mut self, max_flights: usize) -> Self {
         self.max_flights = max_flights;
         self

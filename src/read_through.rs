@@ -205,8 +205,7 @@ impl Missing<'_> {
             // 3 join
             let (mut follower, leads) = match caller.join(lane, loader) {
                 Ok(joined) => joined,
-                Err(NoSeat::TooManyFlights(loader)) => return Answer::Alone(loader),
-                Err(NoSeat::TooManyWaiters(loader)) => return caller.crowded_out(open, loader).await,
+                Err(no_seat) => return caller.crowded_out(open, no_seat).await,
             };
             drop(first.take());
             if lane == Lane::Heal
@@ -336,16 +335,27 @@ impl Caller<'_> {
         if follower.has_loader() { None } else { Some(follower.await) }
     }
 
-    /// There are as many waiters as there may be: a stale value, else what the policy says.
-    async fn crowded_out<O: Open>(&self, open: &O, loader: Loader) -> Answer<O::Value> {
+    /// There are as many waiters, or flights, as there may be: a stale value, else what the policy says.
+    async fn crowded_out<O: Open>(&self, open: &O, no_seat: NoSeat) -> Answer<O::Value> {
         let Ask { node, policy, key } = self.ask;
+        let (loader, then, text) = match (no_seat, policy.max_concurrent_loads) {
+            (NoSeat::TooManyWaiters(loader), _) => {
+                (loader, policy.on_crowd, format!("{} callers (max_waiters) wait for it", policy.max_waiters))
+            }
+            // Alone it would go past the whole fleet's cap.
+            (NoSeat::TooManyFlights(loader), Some(cap)) if policy.on_overload == OnOverload::Shed => (
+                loader,
+                policy.on_overload,
+                format!("under max_concurrent_loads ({cap}) max_flights others wait"),
+            ),
+            (NoSeat::TooManyFlights(loader), _) => return Answer::Alone(loader),
+        };
         node.count(Count::overloaded);
-        match (Box::pin(self.find_stand_in(open)).await, policy.on_crowd) {
+        match (Box::pin(self.find_stand_in(open)).await, then) {
             (Some(value), _) => Answer::Stale(value, Some(loader)),
             (None, OnOverload::LoadAnyway) => Answer::Alone(loader),
             (None, OnOverload::Shed) => {
-                let (most, digest) = (policy.max_waiters, key.digest());
-                let text = format!("{most} callers (max_waiters) wait for key #{digest} already");
+                let text = format!("no room for key #{}: {text}", key.digest());
                 Answer::Failed(Failure::Guard(Error::new(ErrorKind::Overloaded, text)))
             }
         }
@@ -365,8 +375,7 @@ impl Caller<'_> {
         let seated = Instant::now();
         let (mut follower, leads) = match self.join(Lane::Beside, loader) {
             Ok(joined) => joined,
-            Err(NoSeat::TooManyFlights(loader)) => return Answer::Alone(loader),
-            Err(NoSeat::TooManyWaiters(loader)) => return self.crowded_out(open, loader).await,
+            Err(no_seat) => return self.crowded_out(open, no_seat).await,
         };
         // Bounded by the load's own timeout.
         let ending = (&mut follower).await;

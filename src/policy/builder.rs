@@ -152,7 +152,8 @@ impl PolicyBuilder {
     /// no permit beside that one's; but where it joins a load of its key that waits for a permit, it waits too. Loads outside the protocol (of
     /// uncacheable resources, after a shutdown) do not count. While the store can not be asked the cap is not kept, which
     /// is logged once: [`max_fail_open_loads`](Self::max_fail_open_loads) is what bounds each process then, and
-    /// [`OnStoreDown::FailClosed`] loads nothing without a permit. Defaults to no such cap.
+    /// [`OnStoreDown::FailClosed`] loads nothing without a permit. Nor is it with
+    /// [`OnOverload::LoadAnyway`], there or beyond [`max_flights`](crate::StampedeGuardBuilder::max_flights). Defaults to no such cap.
     pub fn max_concurrent_loads(mut self, loads: u32) -> Self {
         self.policy.max_concurrent_loads = Some(loads);
         self

@@ -191,6 +191,22 @@ async fn a_load_inside_a_load_needs_no_place_of_its_own_while_the_store_is_away(
     assert_eq!((loads.started(), loads.most_at_once()), (1, 1));
 }
 
+/// They loaded by themselves, without a permit.
+#[tokio::test(start_paused = true)]
+async fn keys_beyond_max_flights_do_not_go_past_the_cap() {
+    for (then, most) in [(OnOverload::Shed, 1), (OnOverload::LoadAnyway, 8)] {
+        let (policy, loads) = (capped(1, secs(60), then).build().expect("valid"), Counter::default());
+        let builder = StampedeGuard::builder(MemoryStore::new()).policy(policy).max_flights(3);
+        let guard = builder.build().expect("valid");
+        let answers = join_all((0..10).map(|key| load(&guard, key, &loads))).await;
+        assert_eq!(loads.most_at_once(), most, "{then:?}");
+        let shed = answers.iter().filter_map(|answer| answer.as_ref().err()?.guard());
+        let shed: Vec<_> = shed.map(stampede_guard::Error::kind).collect();
+        assert_eq!(shed, vec![ErrorKind::Overloaded; if most == 1 { 7 } else { 0 }], "{then:?}");
+        assert_eq!(guard.stats().overloaded, shed.len() as u64);
+    }
+}
+
 /// A crowd on one key, of which only so many may wait: how many loaded, and what became of the others.
 async fn crowd_of(callers: usize, guard: &StampedeGuard) -> (usize, Vec<Result<usize, LoadError<String>>>) {
     let (loads, gate) = (Counter::default(), Gate::closed());
