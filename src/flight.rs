@@ -12,8 +12,7 @@
 //! 5. Each seat keeps its own loader, which either side can take exactly once: the seated caller to load
 //!    for itself, or the leader to go on with it when the first load vanished.
 //!
-//! Locks nest in the order map, flight, seat. No waker and no user code (a loader's drop) runs
-//! under any of them.
+//! Locks nest in the order map, flight, seat. No waker and no user code (a loader's drop) runs under any of them.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -61,12 +60,6 @@ enum Course {
     Adrift,
     /// Nor does this, and another one has done no better: who finds nothing takes a seat.
     AdriftAll,
-}
-
-impl Course {
-    fn is_adrift(self) -> bool {
-        matches!(self, Self::Adrift | Self::AdriftAll)
-    }
 }
 
 /// One caller's place on a flight.
@@ -128,8 +121,8 @@ where
         looked: bool,
     ) -> Joined<K, L, O, S> {
         let mut map = lock(self.shard(key));
-        let left = map.get(key).filter(|flight| looked && lock(&flight.seats).course == Course::Adrift);
-        let left = left.cloned();
+        let is_left = |flight: &&Arc<Flight<L, O>>| looked && lock(&flight.seats).course == Course::Adrift;
+        let left = map.get(key).filter(is_left).cloned();
         if let Some(flight) = map.get(key).filter(|_| left.is_none()) {
             if flight.taken(seats) >= seats {
                 return Joined::Crowded(loader);
@@ -149,7 +142,8 @@ where
         }
         drop(map);
         drop(left);
-        let leader = Leader { flights: Arc::clone(self), key: key.clone(), flight, outcome: abandoned };
+        let own = Arc::clone(&follower.seat);
+        let leader = Leader { flights: Arc::clone(self), key: key.clone(), flight, outcome: abandoned, own };
         Joined::Leader(leader, follower)
     }
 
@@ -165,7 +159,8 @@ where
 
     /// Whether the key has a flight that can be joined without a look of one's own.
     pub(crate) fn has_kept(&self, key: &K) -> bool {
-        lock(self.shard(key)).get(key).is_some_and(|flight| !lock(&flight.seats).course.is_adrift())
+        let is_kept = |course| matches!(course, Course::Kept | Course::KeptInstead);
+        lock(self.shard(key)).get(key).is_some_and(|flight| is_kept(lock(&flight.seats).course))
     }
 
     /// Takes the key's flight out of the map: it goes on for those seated, later callers start
@@ -267,6 +262,8 @@ pub(crate) struct Leader<K: Hash + Eq, L, O: Clone, S: BuildHasher> {
     flight: Arc<Flight<L, O>>,
     /// What the flight ends with if nothing better comes.
     outcome: O,
+    /// Of the caller that began it.
+    own: Arc<Seat<L, O>>,
 }
 
 impl<K: Hash + Eq, L, O: Clone, S: BuildHasher> Leader<K, L, O, S> {
@@ -289,6 +286,17 @@ impl<K: Hash + Eq, L, O: Clone, S: BuildHasher> Leader<K, L, O, S> {
     /// Tells those who wait ahead of the end.
     pub(crate) fn announcer(&self) -> Announcer<L, O> {
         Announcer { flight: Arc::clone(&self.flight) }
+    }
+
+    /// Gives the caller that began the flight an outcome of its own. Whether somebody else waits for the flight's.
+    pub(crate) fn leave_first(&self, outcome: O) -> bool {
+        let mut seats = lock(&self.flight.seats);
+        // Its loader is its own again.
+        seats.all.retain(|seat| !Arc::ptr_eq(seat, &self.own));
+        let is_awaited = seats.all.iter().any(|seat| !seat.outcome.is_closed());
+        drop(seats);
+        self.own.tell(outcome);
+        is_awaited
     }
 
     /// From now on the flight does not follow what happens to its key.
@@ -367,9 +375,7 @@ impl<L, O> Follower<L, O> {
     pub(crate) fn take_loader(&self) -> Option<L> {
         self.seat.take_loader()
     }
-}
 
-impl<L, O> Follower<L, O> {
     /// Whether the flight has not used this caller's loader.
     pub(crate) fn has_loader(&self) -> bool {
         lock(&self.seat.loader).is_some()

@@ -140,6 +140,17 @@ impl Lead {
     }
 
     async fn contend(&mut self) -> Contended {
+        let (leader, wait_timeout) = (&self.leader, self.policy.wait_timeout);
+        // The first caller has waited for as long as it should. The others came later and leave by their own clocks; whoever
+        // is seated once the flight can not be joined any more is one of them.
+        let goes_on = || {
+            let mut is_awaited = leader.leave_first(Ending::WaitedOut);
+            if !is_awaited {
+                leader.detach();
+                is_awaited = leader.leave_first(Ending::WaitedOut);
+            }
+            is_awaited.then(|| Instant::now() + wait_timeout)
+        };
         contend(Contender {
             node: &self.node,
             key: &self.flight.key,
@@ -149,7 +160,8 @@ impl Lead {
             budget: &mut self.budget,
             tags: &self.policy.tag_keys(&self.node.namespace),
             since: self.node.store.now(),
-            deadline: Instant::now() + self.policy.wait_timeout,
+            deadline: Instant::now() + wait_timeout,
+            goes_on: &goes_on,
         })
         .await
     }

@@ -79,11 +79,13 @@ pub(crate) struct Contender<'a> {
     /// What the store's clock showed when the flight began.
     pub(crate) since: u64,
     pub(crate) deadline: Instant,
+    /// Asked at the deadline, whether there is another one: somebody else waits, who came later.
+    pub(crate) goes_on: &'a (dyn Fn() -> Option<Instant> + Sync),
 }
 
 /// Step 4 and 5: acquires the lease, or waits behind its holder and tries again.
 pub(crate) async fn contend(contender: Contender<'_>) -> Contended {
-    let Contender { node, key, policy, queue, seen, budget, tags, since, deadline } = contender;
+    let Contender { node, key, policy, queue, seen, budget, tags, since, mut deadline, goes_on } = contender;
     let mut token = Token::mint(node.store.node());
     // Registered before the first acquire: invariant 3 of the store.
     let mut watch = node.store.watch(key, &token);
@@ -186,7 +188,10 @@ pub(crate) async fn contend(contender: Contender<'_>) -> Contended {
                 heed(hints, &mut behind, &mut hops, seen);
             }
             () = sleep(patience(remaining, policy.lease, node.store.hints_arrive())) => {}
-            () = sleep_until(deadline) => break Contended::WaitedOut,
+            () = sleep_until(deadline) => match goes_on() {
+                Some(later) => deadline = later,
+                None => break Contended::WaitedOut,
+            },
             () = node.leaving() => break Contended::Leaving,
         }
     };
@@ -240,6 +245,7 @@ pub(crate) async fn lease_if_free(
         since: u64::MAX,
         // Who does not queue does not wait.
         deadline: Instant::now(),
+        goes_on: &|| None,
     };
     match contend(contender).await {
         Contended::Leased(lease) => Some(lease),

@@ -44,6 +44,7 @@ impl Side {
             tags: &[],
             since,
             deadline: Instant::now() + policy.lease * 4,
+            goes_on: &|| None,
         })
         .await
     }

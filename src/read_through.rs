@@ -323,7 +323,7 @@ impl Caller<'_> {
     /// Waits for the flight's end; `None` if this caller has waited long enough for somebody else's load.
     async fn await_ending(&self, follower: &mut Follower, leads: bool) -> Option<Ending> {
         if leads {
-            // The flight's own bounds end this: of waiting for the lease, and of the load.
+            // The flight's own bounds end this: of this caller's waiting for the lease, and of the load.
             return Some(follower.await);
         }
         tokio::select! {

@@ -165,6 +165,41 @@ async fn waiting_longer_than_wait_timeout_fails_where_the_policy_says_so() {
     assert_eq!(leader.await.expect("joined").expect("loaded"), 1);
 }
 
+/// Whoever had joined the first caller's flight was told with it that it had waited for too long.
+#[tokio::test(start_paused = true)]
+async fn who_came_late_waits_its_own_time() {
+    for (takes, first, second) in [(5_000, (None, 500), (None, 900)), (700, (None, 500), (Some(1), 700))] {
+        let store = MemoryStore::new();
+        let policy = Policy::builder().wait_timeout(ms(500), OnWaitTimeout::Fail).build().expect("valid");
+        let (slow, fast) = (StampedeGuard::new(store.clone()), StampedeGuard::new(store).with_policy(policy));
+        let leader = tokio::spawn(async move {
+            let load = move || async move {
+                tokio::time::sleep(ms(takes)).await;
+                Ok::<_, String>(1u8)
+            };
+            slow.get_or_load("key", load).await
+        });
+        tokio::task::yield_now().await;
+        let (loads, started) = (Counter::default(), Instant::now());
+        let ask = |after| {
+            let (fast, load) = (fast.clone(), sleeper(&loads));
+            async move {
+                tokio::time::sleep(ms(after)).await;
+                (fast.get_or_load("key", load).await.ok(), started.elapsed())
+            }
+        };
+        let told = tokio::join!(ask(0), ask(400), ask(450));
+        for ((value, at), (expected, after)) in [(told.0, first), (told.1, second)] {
+            assert_eq!(value, expected);
+            assert!((ms(after)..ms(after + 20)).contains(&at), "{at:?}, not {after} ms");
+        }
+        assert_eq!(told.2.0, second.0);
+        assert_eq!(leader.await.expect("joined").expect("loaded"), 1);
+        assert_eq!(loads.started(), 0);
+        settle(&fast).await;
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_load_without_an_end_is_ended_by_load_timeout_for_all() {
     let store = MemoryStore::new();
