@@ -80,7 +80,7 @@ soak-leak: redis
 deny:
 	cargo deny --all-features check bans licenses sources
 
-MUTANTS ?= src/read_through.rs src/lease.rs
+MUTANTS ?= src/read_through.rs src/lease.rs src/lease/contend.rs
 mutants: redis
 	SEEDS=60 cargo mutants --all-features $(addprefix -f ,$(MUTANTS)) -- --lib --test it
 

@@ -1,9 +1,11 @@
 //! What a flight makes of what it finds when it contends: one case for each way out of the loop, on a store in memory.
 
 use super::*;
-use crate::entry::{Encoding, Entry};
+use crate::entry::{Encoding, Entry, Kind};
 use crate::guard::StampedeGuard;
 use crate::key::CacheKey;
+use crate::node::Seen;
+use crate::policy::Policy;
 use crate::store::memory::MemoryStore;
 use crate::times::Times;
 
@@ -240,6 +242,7 @@ async fn who_does_something_beside_loads_has_the_lease_or_not() {
 /// How a lease is kept while its load runs. It is one of three seconds, so a third is one.
 mod keep {
     use super::*;
+    use crate::lease::Event;
     use crate::store::watch::{Hint, Watches};
     use crate::testing::{ChaosStore, Fault};
     use tokio::time::timeout;
