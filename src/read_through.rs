@@ -216,9 +216,9 @@ impl Missing<'_> {
                 // whether it still is.
                 return Answer::Alone(own);
             }
-            let ending = tokio::select! {
+            let (ending, mut own) = tokio::select! {
                 biased;
-                ending = caller.await_ending(&mut follower, leads) => ending.unwrap_or(Ending::WaitedOut),
+                ended = caller.await_ending(&mut follower, leads) => ended,
                 stand_in = caller.soft_timeout(open) => {
                     if follower.has_loader() {
                         observe::waited(seated.elapsed());
@@ -229,7 +229,6 @@ impl Missing<'_> {
                     return Answer::Stale(stand_in, None);
                 }
             };
-            let mut own = follower.take_loader();
             if own.is_some() {
                 waited(seated, leads, &ending);
             }
@@ -320,19 +319,21 @@ impl Caller<'_> {
         }
     }
 
-    /// Waits for the flight's end; `None` if this caller has waited long enough for somebody else's load.
-    async fn await_ending(&self, follower: &mut Follower, leads: bool) -> Option<Ending> {
-        if leads {
-            // The flight's own bounds end this: of this caller's waiting for the lease, and of the load.
-            return Some(follower.await);
-        }
+    /// Waits for the flight's end, or until this caller has waited long enough for somebody else's load; and its own loader, if
+    /// nobody has used that.
+    async fn await_ending(&self, follower: &mut Follower, leads: bool) -> (Ending, Option<Loader>) {
         tokio::select! {
             biased;
-            ending = &mut *follower => return Some(ending),
-            () = sleep_until(self.started + self.ask.policy.wait_timeout) => {}
+            ending = &mut *follower => return (ending, follower.take_loader()),
+            // The flight's own bounds end that of who leads: of waiting for the lease, and of the load.
+            () = sleep_until(self.started + self.ask.policy.wait_timeout), if !leads => {}
         }
-        // A caller whose own loader the flight has gone on with is not waiting for somebody else.
-        if follower.has_loader() { None } else { Some(follower.await) }
+        // A caller whose own loader the flight has gone on with is not waiting for somebody else. In one step: it may do
+        // that now.
+        match follower.take_loader() {
+            Some(own) => (Ending::WaitedOut, Some(own)),
+            None => (follower.await, None),
+        }
     }
 
     /// There are as many waiters, or flights, as there may be: a stale value, else what the policy says.
