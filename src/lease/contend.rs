@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use super::{Lease, release_later};
 use crate::ending::Ending;
-use crate::entry::Kind;
+use crate::entry::{Entry, Kind};
 use crate::key::Key;
 use crate::node::{Budget, FlightKey, Lane, Node, Seen, Stored};
 use crate::observe::Count;
@@ -122,7 +122,20 @@ pub(crate) async fn contend(contender: Contender<'_>) -> Contended {
                 *seen = Some(Box::new(unusable_now));
                 continue;
             }
-            Ok(Acquired::Ended(ending)) => break Contended::Ended(Ending::decode(&ending, key)),
+            Ok(Acquired::Ended(ending)) => match Ending::decode(&ending, key) {
+                Ending::Value(entry) if !entry.tags.is_empty() => {
+                    match unless_invalidated(node, entry, key, tags, within).await {
+                        Ok(Stored::Entry(entry)) => break Contended::Ended(Ending::Value(entry)),
+                        // What is only shared is not looked up; by now it is nobody's.
+                        Ok(_) => {
+                            behind = None;
+                            continue;
+                        }
+                        Err(error) => break Contended::StoreDown(error),
+                    }
+                }
+                ending => break Contended::Ended(ending),
+            },
             Ok(Acquired::Held { remaining, .. }) if !queue => break Contended::Busy(remaining),
             Ok(Acquired::Held { remaining, holder }) => (remaining, holder),
             Err(error) => {
@@ -236,10 +249,19 @@ pub(crate) async fn current(
     tags: &[Key],
     within: Duration,
 ) -> Result<Stored, StoreError> {
-    let entry = match Stored::decode(node, raw, key) {
-        Stored::Entry(entry) => entry,
-        unreadable => return Ok(unreadable),
-    };
+    match Stored::decode(node, raw, key) {
+        Stored::Entry(entry) => unless_invalidated(node, entry, key, tags, within).await,
+        unreadable => Ok(unreadable),
+    }
+}
+
+async fn unless_invalidated(
+    node: &Node,
+    entry: Entry,
+    key: &Key,
+    tags: &[Key],
+    within: Duration,
+) -> Result<Stored, StoreError> {
     if entry.kind != Kind::Value || (tags.is_empty() && entry.tags.is_empty()) {
         return Ok(Stored::Entry(entry));
     }

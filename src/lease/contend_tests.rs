@@ -1,7 +1,7 @@
 //! What a flight makes of what it finds when it contends: one case for each way out of the loop, on a store in memory.
 
 use super::*;
-use crate::entry::{Encoding, Entry, Kind};
+use crate::entry::Encoding;
 use crate::guard::StampedeGuard;
 use crate::key::CacheKey;
 use crate::node::Seen;

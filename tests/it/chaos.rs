@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use stampede_guard::testing::{Answer, ChaosStore, Fault, Origin};
-use stampede_guard::{OnStoreDown, OnWaitTimeout, Policy, StampedeGuard};
+use stampede_guard::{LoadContext, OnStoreDown, OnWaitTimeout, Policy, StampedeGuard};
 use tokio::time::{Instant, sleep};
 
 fn load(origin: &Origin) -> impl FnOnce() -> Load + Send + use<> {
@@ -346,4 +346,37 @@ async fn a_load_beside_the_lease_is_joined_by_nobody_who_comes_after_an_invalida
     for older in older {
         assert_eq!(older.await.unwrap(), 0);
     }
+}
+
+/// What is given to those who wait and stored for nobody is as old as what is stored: one who hears of it late, and has the
+/// tag of which it was invalidated meanwhile, loads.
+#[tokio::test(start_paused = true)]
+async fn what_is_only_shared_is_given_to_nobody_once_its_tag_is_invalidated() {
+    let (chaos, origin) = (ChaosStore::new(1), Origin::new());
+    let replica = chaos.replica();
+    let policy = Policy::builder().tags(["t"]).build().unwrap();
+    let guards = [StampedeGuard::new(chaos.clone()), StampedeGuard::new(replica.clone())]
+        .map(|guard| guard.with_policy(policy.clone()));
+    let ask = |guard: &StampedeGuard| {
+        let (guard, origin) = (guard.clone(), origin.clone());
+        tokio::spawn(async move {
+            let load = move |mut cx: LoadContext<u64>| async move {
+                cx.do_not_store();
+                origin.load("k").await
+            };
+            guard.get_or_load_with("k", load).await
+        })
+    };
+    origin.hold();
+    let leading = ask(&guards[0]);
+    origin.wait_for_loads("k", 1).await;
+    let waiting = ask(&guards[1]);
+    sleep(Duration::from_millis(10)).await;
+    replica.stop();
+    origin.release();
+    assert_eq!(leading.await.unwrap().unwrap(), 0);
+    let changed = origin.change("k");
+    guards[0].invalidate_tag("t").await.unwrap();
+    replica.resume();
+    assert_eq!(waiting.await.unwrap().unwrap(), changed);
 }
