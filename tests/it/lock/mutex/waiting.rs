@@ -161,7 +161,7 @@ async fn extensions_do_not_wake_those_who_wait() {
         // A look each 800 ms, and those with which a wait of this kind begins.
         let looks = commands.total - extensions;
         assert!(looks <= 8, "{waiting:?}: {extensions} extensions, {looks} looks: {commands:#?}");
-        assert!(extensions > 20, "{extensions}");
+        assert!(extensions > 3, "{extensions}");
         drop(holder);
         assert!(granted(next).await.1 < AT_ONCE);
     });
