@@ -164,8 +164,12 @@ async fn forget(
     State(guard): State<StampedeGuard>,
     request: Request<Body>,
 ) -> Result<&'static str, StatusCode> {
-    // What a GET of the same report is stored under, by the guard's policy.
-    let key = guard.http_key(&request).ok_or(StatusCode::BAD_REQUEST)?;
+    // What a GET of the same report is stored under, by the guard's policy: without what only this request has, such as
+    // its sender's credentials.
+    let mut get = Request::new(());
+    *get.uri_mut() = request.uri().clone();
+    get.headers_mut().extend(request.headers().get(header::HOST).map(|host| (header::HOST, host.clone())));
+    let key = guard.http_key(&get).ok_or(StatusCode::BAD_REQUEST)?;
     guard.invalidate(key).await.map_err(|_| StatusCode::SERVICE_UNAVAILABLE)?;
     Ok("forgotten\n")
 }

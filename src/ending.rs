@@ -60,6 +60,16 @@ impl Ending {
         }
     }
 
+    /// Whether nobody's load was waited for: there was no permit, no room, no store, or it was not here.
+    pub(crate) fn is_refusal(&self) -> bool {
+        match self {
+            Self::Failed(Failure::Guard(error)) => {
+                matches!(error.kind(), ErrorKind::Overloaded | ErrorKind::Store)
+            }
+            _ => matches!(self, Self::Gone),
+        }
+    }
+
     /// The bytes that FAIL leaves for those who wait elsewhere. A value that is too long for that
     /// becomes "load for yourself".
     pub(crate) fn encode(&self, key: &Key) -> Bytes {

@@ -1,16 +1,14 @@
 //! In-process coalescing: the first to join a key leads, the others follow. No time, no I/O.
 //!
-//! A flight lives in the map while it can be joined and ends by one outcome, which everyone seated
-//! on it is given. Invariants:
+//! A flight lives in the map while it can be joined and ends by one outcome, which everyone seated on it is given. Invariants:
 //!
 //! 1. At most one joinable flight per key. Who finds none in the map starts one, under the map's lock.
-//! 2. Nobody is seated on a flight that has ended: a flight leaves the map before its outcome is given
-//!    out, and seats are taken under the map's lock.
+//! 2. Nobody is seated on a flight that has ended: a flight leaves the map before its outcome is given out, and seats are
+//!    taken under the map's lock.
 //! 3. A flight is removed by identity: a detached flight that ends late does not remove its successor.
-//! 4. Every flight ends. Dropping the [`Leader`] gives out the outcome it was made with.
-//!    Only those who still wait may be told ahead of it, by an [`Announcer`]: whoever is seated then, or later.
-//! 5. Each seat keeps its own loader, which either side can take exactly once: the seated caller to load
-//!    for itself, or the leader to go on with it when the first load vanished.
+//! 4. Every flight ends. Dropping the [`Leader`] gives out the outcome it was made with. Only those who still wait may be told
+//!    ahead of it, by an [`Announcer`]: whoever is seated then, or later.
+//! 5. Each seat keeps its own loader, which its caller or the leader can take exactly once: to load alone, or to go on.
 //!
 //! Locks nest in the order map, flight, seat. No waker and no user code (a loader's drop) runs under any of them.
 
@@ -98,8 +96,8 @@ where
         &self.shards[(self.hasher.hash_one(key) >> 48) as usize % self.shards.len()]
     }
 
-    /// Takes a seat on the key's flight, or starts one. A leader that is dropped before it ends
-    /// the flight gives out `abandoned`. A flight has so many `seats`.
+    /// Takes a seat on the key's flight, or starts one. A leader that is dropped before it ends the flight gives out
+    /// `abandoned`. A flight has so many `seats`.
     pub(crate) fn join(
         self: &Arc<Self>,
         key: &K,
@@ -129,7 +127,7 @@ where
             }
             return Joined::Follower(Follower { seat: flight.seat(loader) });
         }
-        // Only a bound on memory, so a few more at the same instant do no harm.
+        // Only a bound on memory: a few more do no harm.
         if left.is_none() && self.joinable.load(Ordering::Relaxed) >= self.limit {
             return Joined::Full(loader);
         }
@@ -140,8 +138,7 @@ where
         if map.insert(key.clone(), Arc::clone(&flight)).is_none() {
             self.joinable.fetch_add(1, Ordering::Relaxed);
         }
-        drop(map);
-        drop(left);
+        drop((map, left));
         let own = Arc::clone(&follower.seat);
         let leader = Leader { flights: Arc::clone(self), key: key.clone(), flight, outcome: abandoned, own };
         Joined::Leader(leader, follower)
@@ -159,12 +156,11 @@ where
 
     /// Whether the key has a flight that can be joined without a look of one's own.
     pub(crate) fn has_kept(&self, key: &K) -> bool {
-        let is_kept = |course| matches!(course, Course::Kept | Course::KeptInstead);
-        lock(self.shard(key)).get(key).is_some_and(|flight| is_kept(lock(&flight.seats).course))
+        let course = lock(self.shard(key)).get(key).map(|flight| lock(&flight.seats).course);
+        matches!(course, Some(Course::Kept | Course::KeptInstead))
     }
 
-    /// Takes the key's flight out of the map: it goes on for those seated, later callers start
-    /// another.
+    /// Takes the key's flight out of the map: it goes on for those seated, later callers start another.
     pub(crate) fn detach(&self, key: &K) -> bool {
         let removed = lock(self.shard(key)).remove(key);
         if removed.is_some() {
@@ -195,8 +191,7 @@ impl<K: Hash + Eq, L, O, S: BuildHasher> Flights<K, L, O, S> {
         if map.get(key).is_some_and(|current| Arc::ptr_eq(current, flight)) {
             let removed = map.remove(key);
             self.joinable.fetch_sub(1, Ordering::Relaxed);
-            drop(map);
-            drop(removed);
+            drop((map, removed));
         }
     }
 }
@@ -221,8 +216,7 @@ impl<L, O: Clone> Flight<L, O> {
     fn seat(&self, loader: L) -> Arc<Seat<L, O>> {
         let seat = Arc::new(Seat { outcome: Slot::new(), loader: Mutex::new(Some(loader)) });
         let mut seats = lock(&self.seats);
-        // Callers that come and leave during one long load must not pile up. Before the list
-        // grows it is cleared of those who left, so it is at most twice as long as it must be.
+        // Callers that come and leave during one long load must not pile up: before it grows it is cleared of them.
         if seats.all.len() == seats.all.capacity() {
             seats.all.retain(|seat| !seat.outcome.is_closed());
         }
@@ -267,8 +261,7 @@ pub(crate) struct Leader<K: Hash + Eq, L, O: Clone, S: BuildHasher> {
 }
 
 impl<K: Hash + Eq, L, O: Clone, S: BuildHasher> Leader<K, L, O, S> {
-    /// Takes the loader of the first caller who still waits, with that caller's seat. `None` if
-    /// nobody is left whose loader was not used.
+    /// Takes the loader of the first caller who still waits, with its seat. `None` if nobody is left whose was not used.
     pub(crate) fn next_loader(&self) -> Option<(L, Arc<Seat<L, O>>)> {
         let seats = lock(&self.flight.seats);
         seats.all.iter().filter(|seat| !seat.outcome.is_closed()).find_map(|seat| {
@@ -288,15 +281,22 @@ impl<K: Hash + Eq, L, O: Clone, S: BuildHasher> Leader<K, L, O, S> {
         Announcer { flight: Arc::clone(&self.flight) }
     }
 
-    /// Gives the caller that began the flight an outcome of its own. Whether somebody else waits for the flight's.
+    /// Gives the caller that began the flight its loader back, and an outcome of its own. Whether somebody else waits still.
     pub(crate) fn leave_first(&self, outcome: O) -> bool {
         let mut seats = lock(&self.flight.seats);
-        // Its loader is its own again.
         seats.all.retain(|seat| !Arc::ptr_eq(seat, &self.own));
-        let is_awaited = seats.all.iter().any(|seat| !seat.outcome.is_closed());
+        // Who has taken its loader back has left, too.
+        let is_awaited = |seat: &Arc<Seat<L, O>>| !seat.outcome.is_closed() && lock(&seat.loader).is_some();
+        let is_awaited = seats.all.iter().any(is_awaited);
         drop(seats);
         self.own.tell(outcome);
         is_awaited
+    }
+
+    /// Whether the caller that began the flight still waits for it.
+    pub(crate) fn is_awaited_by_first(&self) -> bool {
+        let is_seated = lock(&self.flight.seats).all.iter().any(|seat| Arc::ptr_eq(seat, &self.own));
+        is_seated && !self.own.outcome.is_closed()
     }
 
     /// From now on the flight does not follow what happens to its key.
@@ -376,9 +376,9 @@ impl<L, O> Follower<L, O> {
         self.seat.take_loader()
     }
 
-    /// Whether the flight has not used this caller's loader.
-    pub(crate) fn has_loader(&self) -> bool {
-        lock(&self.seat.loader).is_some()
+    /// Changes this caller's loader, if the flight has not used it; whether that is so.
+    pub(crate) fn amend_loader(&self, amend: impl FnOnce(&mut L)) -> bool {
+        lock(&self.seat.loader).as_mut().map(amend).is_some()
     }
 }
 

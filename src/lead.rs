@@ -98,9 +98,11 @@ impl Lead {
                 }
                 Contended::StoreDown(error) => match self.policy.on_store_down {
                     OnStoreDown::FailOpen => {
-                        // It hears of nothing that happens to the key. A server that is there and refuses would refuse
-                        // the next one too.
-                        self.leader.go_adrift(error.kind != StoreErrorKind::Refused);
+                        // It hears of nothing that happens to the key. A server that is there and refuses, for now or
+                        // for good, would refuse the next one too.
+                        let refused =
+                            [StoreErrorKind::Refused, StoreErrorKind::Transient].contains(&error.kind);
+                        self.leader.go_adrift(!refused);
                         self.load_without_the_store().await;
                         return None;
                     }
@@ -129,9 +131,10 @@ impl Lead {
         self.load_and_end(None, None, place.is_some().then_some(turn)).await;
     }
 
-    /// Whether the first caller has such a turn already, as it loads something else for which it asks for this.
+    /// Whether the first caller has such a turn already, as it loads something else for which it waits for this.
     fn holds(&self, turn: &Turn) -> bool {
-        self.within.as_ref().is_some_and(|loading| loading.holds(turn))
+        let holds = |loading: &Arc<Loading>| loading.holds(turn);
+        self.within.as_ref().is_some_and(holds) && self.leader.is_awaited_by_first()
     }
 
     fn finish<T>(self, ending: Ending) -> Option<T> {

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use crate::entry::{Encoding, Entry};
 use crate::error::{Failure, panic_text};
-use crate::loading::Loading;
+use crate::loading::{Loading, Turn};
 use crate::node::{Announcer, Node};
 use crate::tags::Tagged;
 use crate::times::Lifetimes;
@@ -126,6 +126,11 @@ impl From<LoadResult> for Loaded {
 }
 
 impl Loader {
+    /// Whether its caller runs inside a load that holds this turn.
+    pub(crate) fn is_within(&self, turn: &Turn) -> bool {
+        self.within.as_ref().is_some_and(|outer| outer.holds(turn))
+    }
+
     /// Boxes a caller's work; it keeps the caller's span, and what the caller is a part of.
     pub(crate) fn new<F, Fut>(run: F) -> Self
     where

@@ -26,7 +26,7 @@ use crate::entry::Entry;
 use crate::error::{Error, ErrorKind, Failure};
 use crate::lead::Lead;
 use crate::loader::Loader;
-use crate::loading::Loading;
+use crate::loading::{Loading, Turn};
 use crate::node::{Follower, Joined, Lane, Seen};
 use crate::observe::{self, Count};
 use crate::open::{Boxed, Open};
@@ -220,7 +220,8 @@ impl Missing<'_> {
                 biased;
                 ended = caller.await_ending(&mut follower, leads) => ended,
                 stand_in = caller.soft_timeout(open) => {
-                    if follower.has_loader() {
+                    // Its loader may run yet; it waits no longer.
+                    if follower.amend_loader(|loader| loader.since = None) {
                         observe::waited(seated.elapsed());
                     }
                     // The seat is kept, because a loader that was not asked yet would leave with it.
@@ -273,7 +274,10 @@ impl Missing<'_> {
                 }
                 // What is stored by now is older than the invalidation, too.
                 Ending::Invalidated => {}
-                Ending::WaitedOut => return caller.beside(loader, open).await,
+                Ending::WaitedOut => {
+                    drop(follower); // Nobody waits in this seat any more.
+                    return caller.beside(loader, open).await;
+                }
                 // It stands in for others, and this caller will not have it.
                 Ending::Stale(_) | Ending::Uncacheable | Ending::Gone => return Answer::Alone(loader),
             }
@@ -285,16 +289,7 @@ impl Missing<'_> {
 /// Notes a wait for somebody else's load, however it ended. (That of a caller whose own loader was used in the end is
 /// noted where that begins.)
 fn waited(seated: Instant, leads: bool, ending: &Ending) {
-    let refused = match ending {
-        // No permit, no room, no store: nobody's load was waited for.
-        Ending::Failed(Failure::Guard(error)) => {
-            matches!(error.kind(), ErrorKind::Overloaded | ErrorKind::Store)
-        }
-        // Nor was it here.
-        Ending::Gone => true,
-        _ => false,
-    };
-    if !(leads && refused) {
+    if !(leads && ending.is_refusal()) {
         observe::waited(seated.elapsed());
     }
 }
@@ -304,7 +299,11 @@ impl Caller<'_> {
     fn join(&self, lane: Lane, mut loader: Loader) -> Result<(Follower, bool), NoSeat> {
         let Ask { node, policy, .. } = self.ask;
         loader.since = Some(Instant::now());
-        let (flight, within) = (self.flight(lane), loader.within.clone());
+        let flight = self.flight(lane);
+        // Who is given an older value after a while does not wait for the load, which then needs a turn of its own.
+        let leaves =
+            policy.soft_timeout.is_some() && self.seen.as_ref().is_some_and(|seen| seen.value.is_some());
+        let within = loader.within.clone().filter(|_| !leaves);
         match node.flights.join_having_looked(&flight, loader, Ending::Gone, policy.max_waiters, self.looked)
         {
             Joined::Leader(leader, follower) => {
@@ -328,8 +327,7 @@ impl Caller<'_> {
             // The flight's own bounds end that of who leads: of waiting for the lease, and of the load.
             () = sleep_until(self.started + self.ask.policy.wait_timeout), if !leads => {}
         }
-        // A caller whose own loader the flight has gone on with is not waiting for somebody else. In one step: it may do
-        // that now.
+        // Who has its own loader used is not waiting for somebody else. (Taken in one step: it may be used now.)
         match follower.take_loader() {
             Some(own) => (Ending::WaitedOut, Some(own)),
             None => (follower.await, None),
@@ -343,12 +341,16 @@ impl Caller<'_> {
             (NoSeat::TooManyWaiters(loader), _) => {
                 (loader, policy.on_crowd, format!("{} callers (max_waiters) wait for it", policy.max_waiters))
             }
-            // Alone it would go past the whole fleet's cap.
-            (NoSeat::TooManyFlights(loader), Some(cap)) if policy.on_overload == OnOverload::Shed => (
-                loader,
-                policy.on_overload,
-                format!("under max_concurrent_loads ({cap}) max_flights others wait"),
-            ),
+            // Alone it would go past the whole fleet's cap, but inside a load that has a permit.
+            (NoSeat::TooManyFlights(loader), Some(cap))
+                if policy.on_overload == OnOverload::Shed && !loader.is_within(&Turn::permit(node, cap)) =>
+            {
+                (
+                    loader,
+                    policy.on_overload,
+                    format!("under max_concurrent_loads ({cap}) max_flights others wait"),
+                )
+            }
             (NoSeat::TooManyFlights(loader), _) => return Answer::Alone(loader),
         };
         node.count(Count::overloaded);

@@ -14,7 +14,7 @@ use super::kept::{Chosen, Kept};
 use super::ranges::{Part, join};
 use super::response::Storing;
 use super::reuse::Stale;
-use super::validation::{freshened, has_validator, is_same_representation};
+use super::validation::{freshened, has_validator, is_about, is_same_representation};
 use super::vary::{Fingerprint, Names};
 use super::wire::StoredResponse;
 use crate::ending::LONGEST_SHARED;
@@ -28,8 +28,8 @@ pub(crate) struct Previous {
     pub(crate) entry: Entry,
     pub(crate) kept: Kept,
     pub(crate) response: StoredResponse,
-    /// Whether others are served it meanwhile, or if a load fails, or it can be asked about.
-    is_of_use: bool,
+    /// Whether others are served it meanwhile, or if a load fails.
+    is_served: bool,
 }
 
 impl Previous {
@@ -37,8 +37,7 @@ impl Previous {
         let (kept, at) = Kept::of(&entry)?;
         let response = StoredResponse::decode(&entry.payload, at)?;
         let is_served = entry.serves(now).is_at_once() || entry.times.stands_in(now);
-        let is_of_use = is_served || has_validator(&response.headers, SystemTime::now());
-        Some(Self { entry, kept, response, is_of_use })
+        Some(Self { entry, kept, response, is_served })
     }
 
     /// Where its content stands in the whole.
@@ -168,7 +167,7 @@ impl Draft {
                 Some(part) => match self.joined(part, &body, previous, policy.max_body) {
                     Some(joined) => joined,
                     // A part takes the whole from nobody: anyone may ask for one byte of it.
-                    None if previous.is_some_and(|stored| stored.kept.part.is_none() && stored.is_of_use) => {
+                    None if previous.is_some_and(|stored| self.leaves(stored)) => {
                         return LoadResult::Aside;
                     }
                     None => self.placed(part, body),
@@ -224,6 +223,15 @@ impl Draft {
             self.head.headers.remove(name);
         }
         Some(self.placed(all, content.into()))
+    }
+
+    /// Whether a stored whole is of use beside this part of it: others are served it, or it can be asked about. Not once it
+    /// is known to be of something else; the parts of that may be had then.
+    fn leaves(&self, stored: &Previous) -> bool {
+        let headers = &stored.response.headers;
+        let can_be_asked_about =
+            || has_validator(headers, self.now) && is_about(&self.head.headers, headers, self.now);
+        stored.kept.part.is_none() && (stored.is_served || can_be_asked_about())
     }
 
     /// With a head that says which part it is, or that it is the whole.

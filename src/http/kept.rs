@@ -88,7 +88,9 @@ impl Kept {
     pub(crate) fn at(&self, entry: &Entry, now: u64) -> (Duration, Terms) {
         let age = self.age.saturating_add(Duration::from_millis(now.saturating_sub(entry.stored_at)));
         let given = Duration::from_millis(entry.times.fresh_until.saturating_sub(entry.stored_at));
-        let lifetime = self.terms.lifetime.min(self.age.saturating_add(given));
+        // One that was expired is stale by now, and stands in for as long as it would have: its windows begin where they did.
+        let given = if entry.times.is_expired() { age } else { self.age.saturating_add(given) };
+        let lifetime = self.terms.lifetime.min(given);
         (age, Terms { lifetime, ..self.terms })
     }
 

@@ -225,8 +225,9 @@ impl Wants<'_> {
         let (age, _) = kept.at(entry, now);
         let fresh_until = entry.times.fresh_until;
         // One that was never fresh was made for those who waited for it.
-        let status = if fresh_until <= now && fresh_until > entry.stored_at {
-            CacheStatus::Stale { beyond: (now - fresh_until) / 1000 }
+        let was_fresh = fresh_until > entry.stored_at || entry.times.is_expired();
+        let status = if fresh_until <= now && was_fresh {
+            CacheStatus::Stale { beyond: (now - fresh_until.max(entry.stored_at)) / 1000 }
         } else {
             (self.status)(fresh_until.saturating_sub(now) / 1000)
         };

@@ -43,8 +43,8 @@ pub fn cache_key(uri: &Uri) -> Option<CacheKey> {
 
 impl StampedeGuard {
     /// The key under which this guard, as an HTTP layer with its policy, stores the response to a GET that comes with this
-    /// request's URI and headers, for [`invalidate`](Self::invalidate). Of the request only those are looked at that the
-    /// policy makes keys of. `None` for a request that would bypass the cache.
+    /// request's URI and headers, for [`invalidate`](Self::invalidate). `None` for a request that would bypass the cache, as
+    /// with credentials: make one as clients send it.
     ///
     /// # Examples
     ///

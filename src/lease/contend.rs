@@ -69,7 +69,7 @@ pub(crate) async fn contend(contender: Contender<'_>) -> Contended {
     // that was heard, if it gets no further.
     let mut ghost = false;
 
-    let contended = loop {
+    let contended = 'contending: loop {
         let Some(within) = budget.next() else {
             node.count(Count::budget_exceeded);
             break Contended::StoreDown(StoreError::new(StoreErrorKind::TimedOut));
@@ -168,19 +168,23 @@ pub(crate) async fn contend(contender: Contender<'_>) -> Contended {
             }
         };
         behind = Some(holder);
-        tokio::select! {
-            biased;
-            hints = watch.hints() => {
-                ghost |= hints.granted.is_some();
-                outdate(node, key, &hints);
-                heed(hints, &mut behind, &mut hops, seen);
+        let wakes = Instant::now() + patience(remaining, policy.lease, node.store.hints_arrive());
+        loop {
+            tokio::select! {
+                biased;
+                hints = watch.hints() => {
+                    ghost |= hints.granted.is_some();
+                    outdate(node, key, &hints);
+                    heed(hints, &mut behind, &mut hops, seen);
+                    break;
+                }
+                () = sleep_until(wakes) => break,
+                () = sleep_until(deadline) => match goes_on() {
+                    Some(later) => deadline = later,
+                    None => break 'contending Contended::WaitedOut,
+                },
+                () = node.leaving() => break 'contending Contended::Leaving,
             }
-            () = sleep(patience(remaining, policy.lease, node.store.hints_arrive())) => {}
-            () = sleep_until(deadline) => match goes_on() {
-                Some(later) => deadline = later,
-                None => break Contended::WaitedOut,
-            },
-            () = node.leaving() => break Contended::Leaving,
         }
     };
     // A grant that came too late to be looked at would leave the lease to nobody.

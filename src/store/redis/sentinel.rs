@@ -22,9 +22,12 @@ use crate::sync::lock;
 /// primary's host would keep everyone from hearing of the new one.
 pub(super) const RESOLVING: Duration = Duration::from_secs(4);
 
-/// How often they are asked while who they have named says that it is the primary. One that is cut off from them and from
-/// its replicas says so for ever, to whoever can reach it.
-const ASKED_EVERY: Duration = Duration::from_secs(10);
+/// How often they are asked, more or less, while who they have named says that it is the primary. One that is cut off from
+/// them and from its replicas says so for ever, to whoever can reach it. To each answer redis-rs connects and looks, so a
+/// fleet asks seldom, and not at one moment.
+const ASKED_EVERY: Duration = Duration::from_secs(60);
+/// The same while it has no replicas left that it could write to.
+const ASKED_IN_DOUBT: Duration = Duration::from_secs(5);
 
 pub(super) struct Sentinels {
     /// Under a lock, because it keeps its connections to the sentinels. Whoever waits for it waits within a bound.
@@ -37,6 +40,7 @@ pub(super) struct Sentinels {
     glimpsed: Mutex<Option<Arc<Server>>>,
     /// When they have last named it.
     named: Mutex<Instant>,
+    asked_every: Duration,
     /// There is reason to ask them sooner.
     doubted: AtomicBool,
 }
@@ -49,6 +53,7 @@ impl Sentinels {
             latest: Mutex::default(),
             glimpsed: Mutex::default(),
             named: Mutex::new(Instant::now()),
+            asked_every: ASKED_EVERY.mul_f64(0.75 + fastrand::f64() / 2.0),
             doubted: AtomicBool::new(false),
         }
     }
@@ -75,10 +80,11 @@ impl Sentinels {
 
     /// Whether they name another primary than the latest, if it is time to ask. Who does not answer says nothing.
     pub(super) async fn name_another(&self) -> bool {
-        let is_due = lock(&self.named).elapsed() >= ASKED_EVERY;
-        if !self.doubted.swap(false, Ordering::Relaxed) && !is_due {
+        let every = if self.doubted.load(Ordering::Relaxed) { ASKED_IN_DOUBT } else { self.asked_every };
+        if lock(&self.named).elapsed() < every {
             return false;
         }
+        self.doubted.store(false, Ordering::Relaxed);
         *lock(&self.named) = Instant::now();
         let Ok(mut client) = self.client.try_lock() else { return false };
         let named = bounded(RESOLVING, client.async_get_client()).await;

@@ -143,3 +143,27 @@ async fn a_stale_whole_outlives_a_part_that_it_can_not_be_joined_with() {
         }
     }
 }
+
+/// A part of something else says that the whole is no more: the parts of that are stored in its place.
+#[tokio::test(start_paused = true)]
+async fn a_stale_whole_keeps_no_parts_of_its_successor_away() {
+    let inner = Inner::with(|n, _| {
+        let tag = ["\"a\"", "\"b\""][usize::from(n > 1)];
+        let common = [("cache-control", "max-age=10"), ("etag", tag), ("content-range", "bytes 0-4/10")];
+        Ok(if n == 1 {
+            respond(200, &common[..2], whole("0123456789"))
+        } else {
+            respond(206, &common, whole("abcde"))
+        })
+    });
+    let shops = replicas(2, &inner);
+    ask(&shops[0], get("/")).await;
+    // Beyond what it may stand in for.
+    tokio::time::sleep(secs(80)).await;
+    for shop in &shops {
+        for _ in 0..2 {
+            assert_eq!(ask(shop, request("GET", "/", &[("range", "bytes=0-4")])).await.text(), "abcde");
+        }
+    }
+    assert_eq!(inner.calls(), 2);
+}

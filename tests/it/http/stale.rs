@@ -206,3 +206,30 @@ async fn an_invalidation_overtakes_what_is_loaded_for_credentials() {
     assert_eq!(after.await.unwrap().text(), "2", "its own");
     assert_eq!(ask(&shop, get("/")).await.text(), "3", "what was overtaken is not stored");
 }
+
+/// As of values: for as long as it had, however long before it was stored. Each who asks is given it, and nobody loads alone.
+#[tokio::test(start_paused = true)]
+async fn a_response_that_is_expired_late_stands_in_for_everyone() {
+    for failure in [503, 0] {
+        let inner = Inner::with(move |n, _| match (n, failure) {
+            (1, _) => Ok(respond(200, &[("cache-control", "max-age=3600, stale-if-error=60")], whole("1"))),
+            (_, 0) => Err(Down("no route".into())),
+            _ => Ok(respond(failure, &[], whole("sorry"))),
+        });
+        let guard = super::kit::guard();
+        let shop = guard.layer(inner.clone());
+        ask(&shop, get("/")).await;
+        tokio::time::sleep(secs(600)).await;
+        guard
+            .expire(stampede_guard::http::cache_key(&"http://shop.example/".parse().unwrap()).unwrap())
+            .await
+            .unwrap();
+        for seen in all(crowd(&shop, 10, "/")).await {
+            assert_eq!(seen.text(), "1", "{failure}: {}", seen.remark());
+        }
+        assert_eq!(inner.calls(), 2, "{failure}");
+        let seen = ask(&shop, get("/")).await;
+        assert_eq!((seen.text(), seen.remark().as_str()), ("1", "hit; ttl=-600"));
+        assert_eq!(inner.calls(), 2, "{failure}: the origin rests");
+    }
+}
