@@ -177,6 +177,44 @@ async fn a_load_inside_one_that_needs_no_turn_waits_for_its_own() {
     }
 }
 
+/// Who is given an older value ends before the load that it has begun, and its turn is another's then.
+#[tokio::test(start_paused = true)]
+async fn a_load_that_outlives_the_one_that_asked_for_it_has_a_turn_of_its_own() {
+    let policy = capped(1, secs(20), OnOverload::Shed)
+        .fresh_for(secs(1))
+        .ttl_jitter(0.0)
+        .stale_if_error(secs(600))
+        .soft_timeout(LOAD / 10);
+    let guard = StampedeGuard::in_memory().with_policy(policy.build().expect("valid"));
+    for part in 0..4 {
+        guard
+            .get_or_load(("part", part), move || async move { Ok::<_, String>(part) })
+            .await
+            .expect("loaded");
+    }
+    sleep(secs(2)).await;
+    let loads = Counter::default();
+    let pages = (0..4).map(|page| {
+        let (inner, loads) = (guard.clone(), loads.clone());
+        let part = move || async move {
+            let _running = loads.start();
+            sleep(LOAD).await;
+            Ok::<_, String>(page)
+        };
+        let load = move || async move {
+            inner.get_or_load(("part", page), part).await.map_err(|error| error.to_string())
+        };
+        guard.get_or_load(("page", page), load)
+    });
+    for page in join_all(pages).await {
+        page.expect("an older part will do");
+    }
+    while guard.stats().tasks > 0 {
+        sleep(LOAD / 100).await;
+    }
+    assert_eq!((loads.started(), loads.most_at_once()), (4, 1));
+}
+
 /// It was refused the place that its outer load held, at once.
 #[cfg(feature = "testing")]
 #[tokio::test(start_paused = true)]

@@ -200,6 +200,35 @@ async fn who_came_late_waits_its_own_time() {
     }
 }
 
+/// The flight that they have left has nobody to ask for the lease for.
+#[cfg(feature = "testing")]
+#[tokio::test(start_paused = true)]
+async fn who_has_gone_beside_the_lease_does_not_keep_a_flight_asking() {
+    let chaos = stampede_guard::testing::ChaosStore::new(1);
+    let policy = Policy::builder().wait_timeout(ms(5), OnWaitTimeout::Load).build().expect("valid");
+    let slow = StampedeGuard::new(chaos.clone());
+    let hasty = StampedeGuard::new(chaos.clone()).with_policy(policy);
+    let load = || async {
+        tokio::time::sleep(ms(10_000)).await;
+        Ok::<_, String>(1u8)
+    };
+    let calls = [(&slow, 0), (&hasty, 1), (&hasty, 4)].map(|(guard, after)| {
+        let guard = guard.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep(ms(after)).await;
+            guard.get_or_load("key", load).await
+        })
+    });
+    tokio::time::sleep(ms(100)).await;
+    let before = chaos.commands();
+    tokio::time::sleep(ms(4_000)).await;
+    let sent = chaos.commands() - before;
+    assert!(sent < 20, "{sent} commands, and the leader renews twice a second at the most");
+    for call in calls {
+        assert_eq!(call.await.expect("joined").expect("loaded"), 1);
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_load_without_an_end_is_ended_by_load_timeout_for_all() {
     let store = MemoryStore::new();
