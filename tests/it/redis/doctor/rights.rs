@@ -116,10 +116,10 @@ async fn replicas_that_are_asked_for_and_can_not_be_had_are_a_problem() {
 
     replica.run::<()>(&["REPLICAOF", "127.0.0.1", &server.port().to_string()]);
     eventually("the replica follows", SOON, async || guard.invalidate("k").await.is_ok()).await;
-    let report = doctor(&guard).await;
-    assert_eq!(of(&report, "replicas").severity, Severity::Ok, "{report}");
-    assert!(report.is_healthy(), "{report}");
-    let report = doctor(&guard.with_policy(asks(2))).await;
-    assert!(of(&report, "replicas").found.contains("1 of 2"), "{report}");
-    assert!(!report.is_healthy(), "{report}");
+    // It is asked how far it is, and a busy one may take longer to say than the doctor waits.
+    eventually("it is in time", SOON, async || doctor(&guard).await.is_healthy()).await;
+    let more = guard.with_policy(asks(2));
+    let found = async || of(&doctor(&more).await, "replicas").found.clone();
+    eventually("one of the two is", SOON, async || found().await.contains("1 of 2")).await;
+    assert!(!doctor(&more).await.is_healthy());
 }
