@@ -36,7 +36,7 @@ redis-6.2: python firewall
 	REDIS_SERVER=$$server cargo test --all-features --lib store:: && \
 	REDIS_SERVER=$$server cargo test --all-features --test it -- $(ON_OLDEST) \
 	  --skip tls:: --skip redis::ailments::a_server_that_loads_its_dump \
-	  --skip redis::doctor::where_no_script_may_run --skip lock::book --skip redis::firewall --skip redis::networks
+	  --skip redis::doctor::rights::where_no_script_may_run --skip lock::book --skip redis::firewall --skip redis::networks
 
 check:
 	cargo fmt --check
