@@ -102,11 +102,7 @@ where
             Next::Frame(frame) => to_bytes(frame),
             Next::Failed(error) => return broken(client, kept, error.into()),
             Next::End => break,
-            Next::TooLate if client.is_read_along() => {
-                tokio::spawn(go_on(client, kept, body, trailers, patience));
-                return Teed::TooBig;
-            }
-            Next::TooLate => return handed_over(client, kept, body),
+            Next::TooLate => return handed_over(client, kept, body, trailers, patience),
         };
         // Whatever comes after trailers could be stored only in another order (RFC 9110, 6.5).
         if trailers.is_some() {
@@ -120,12 +116,8 @@ where
                     return broken(client, kept, Box::new(Malformed::Length));
                 }
                 let is_too_much = kept.length > max_body as u64 || kept.chunks.len() > MOST_CHUNKS;
-                if is_too_much && client.is_read_along() {
-                    tokio::spawn(go_on(client, kept, body, trailers, patience));
-                    return Teed::TooBig;
-                }
                 if is_too_much {
-                    return handed_over(client, kept, body);
+                    return handed_over(client, kept, body, trailers, patience);
                 }
             }
             Err(Ok(fields)) => trailers = Some(fields),
@@ -215,9 +207,25 @@ async fn next<B: Body>(
     .await
 }
 
-fn handed_over<B>(client: StreamSender<B>, kept: Kept, rest: Pin<Box<B>>) -> Teed<B> {
-    client.data(kept.withheld);
-    client.rest(rest);
+/// The rest is its client's own, unless others have begun to read it along.
+fn handed_over<B>(
+    client: StreamSender<B>,
+    kept: Kept,
+    rest: Pin<Box<B>>,
+    trailers: Option<HeaderMap>,
+    patience: Duration,
+) -> Teed<B>
+where
+    B: Body + Send + 'static,
+    B::Data: Send,
+    B::Error: Into<BoxError>,
+{
+    if client.is_read_along() {
+        tokio::spawn(go_on(client, kept, rest, trailers, patience));
+    } else {
+        client.data(kept.withheld);
+        client.rest(rest);
+    }
     Teed::TooBig
 }
 
@@ -239,37 +247,37 @@ async fn go_on<B>(
     // Whoever reads has them already.
     let mut pieces = Pieces { passed: std::mem::take(&mut kept.chunks).len(), gathered: BytesMut::new() };
     let mut trailers = trailers.map(Box::new);
-    while !client.is_left() {
+    let error: BoxError = loop {
+        if client.is_left() {
+            return;
+        }
         let next = timeout(patience, poll_fn(|cx| body.as_mut().poll_frame(cx))).await;
         let Ok(frame) = next else {
             client.data(pieces.rest());
             return client.rest(body);
         };
-        match frame.map(|frame| frame.map(to_bytes)) {
+        let data = match frame.map(|frame| frame.map(to_bytes)) {
             Some(Ok(frame)) => match frame.into_data().map_err(Frame::into_trailers) {
-                Ok(data) => {
-                    kept.length += data.len() as u64;
-                    if kept.is_too_long() {
-                        client.data(pieces.rest());
-                        return client.fail(Box::new(Malformed::Length));
-                    }
-                    if let Some(piece) = pieces.next(data) {
-                        client.data(piece);
-                    }
+                Ok(data) => data,
+                Err(fields) => {
+                    trailers = fields.ok().map(Box::new);
+                    continue;
                 }
-                Err(fields) => trailers = fields.ok().map(Box::new),
             },
-            Some(Err(error)) => {
-                client.data(pieces.rest());
-                return client.fail(error.into());
-            }
-            None if kept.is_too_short() => {
-                client.data(pieces.rest());
-                return client.fail(Box::new(Malformed::Length));
-            }
+            Some(Err(error)) => break error.into(),
+            None if kept.is_too_short() => break Box::new(Malformed::Length),
             None => return client.last(pieces.rest(), trailers),
+        };
+        kept.length += data.len() as u64;
+        if kept.is_too_long() {
+            break Box::new(Malformed::Length);
         }
-    }
+        if let Some(piece) = pieces.next(data) {
+            client.data(piece);
+        }
+    };
+    client.data(pieces.rest());
+    client.fail(error);
 }
 
 /// As they come, so many of them; small ones put together after that.
