@@ -18,10 +18,14 @@ use crate::policy::{OnOverload, OnStoreDown, Policy};
 /// How long the semaphore outlives the last load.
 const IDLE: Duration = Duration::from_secs(60);
 
-/// Waits for a permit to load, where the policy asks for one. Without one all the same if the policy says so, or if
-/// the store can not be asked and the policy fails open: the guard is not there to take the service down.
-pub(crate) async fn admit(node: &Arc<Node>, policy: &Policy, key: &Key) -> Result<Option<Permit>, Failure> {
-    let Some(limit) = policy.max_concurrent_loads else { return Ok(None) };
+/// Waits for one of `limit` permits to load. Without one all the same if the policy says so, or if the store can not
+/// be asked and the policy fails open: the guard is not there to take the service down.
+pub(crate) async fn admit(
+    node: &Arc<Node>,
+    policy: &Policy,
+    limit: u32,
+    key: &Key,
+) -> Result<Option<Permit>, Failure> {
     // A handle for each load: one that the node kept would keep the node. Another limit is another semaphore.
     let semaphore = Locks::with_timeout(node, policy.command_timeout)
         .semaphore(CacheKey::reserved(&format!("loads:{limit}")), limit)

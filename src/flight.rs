@@ -281,16 +281,16 @@ impl<K: Hash + Eq, L, O: Clone, S: BuildHasher> Leader<K, L, O, S> {
         Announcer { flight: Arc::clone(&self.flight) }
     }
 
-    /// Gives the caller that began the flight its loader back, and an outcome of its own. Whether somebody else waits still.
-    pub(crate) fn leave_first(&self, outcome: O) -> bool {
-        let mut seats = lock(&self.flight.seats);
-        seats.all.retain(|seat| !Arc::ptr_eq(seat, &self.own));
-        // Who has taken its loader back has left, too.
-        let is_awaited = |seat: &Arc<Seat<L, O>>| !seat.outcome.is_closed() && lock(&seat.loader).is_some();
-        let is_awaited = seats.all.iter().any(is_awaited);
-        drop(seats);
+    /// Gives the caller that began the flight its loader back, and an outcome of its own.
+    pub(crate) fn leave_first(&self, outcome: O) {
+        lock(&self.flight.seats).all.retain(|seat| !Arc::ptr_eq(seat, &self.own));
         self.own.tell(outcome);
-        is_awaited
+    }
+
+    /// Whether anybody waits for the flight. Who has taken its loader back does not.
+    pub(crate) fn is_awaited(&self) -> bool {
+        let is_awaited = |seat: &Arc<Seat<L, O>>| !seat.outcome.is_closed() && lock(&seat.loader).is_some();
+        lock(&self.flight.seats).all.iter().any(is_awaited)
     }
 
     /// Whether the caller that began the flight still waits for it.

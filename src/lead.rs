@@ -120,9 +120,9 @@ impl Lead {
     /// For this process alone, if it has room for one more such load. Without a permit: nobody can be asked for one.
     async fn load_without_the_store(self) {
         let (most, turn) = (self.policy.max_fail_open_loads, Turn::place(&self.node));
-        let has_room = self.holds(&turn);
-        let place = if has_room { None } else { self.node.fail_open.try_enter(most) };
-        if place.is_none() && !has_room {
+        let is_within = self.holds(&turn);
+        let place = if is_within { None } else { self.node.fail_open.try_enter(most) };
+        if place.is_none() && !is_within {
             self.node.count(Count::overloaded);
             let failure = LoadResult::Failed(Failure::Guard(Error::crowded_out(&self.flight.key, most)));
             return self.end(failure.into(), Duration::ZERO, Some(Vec::new()), None).await;
@@ -147,11 +147,11 @@ impl Lead {
         // The first caller has waited for as long as it should. The others came later and leave by their own clocks; whoever
         // is seated once the flight can not be joined any more is one of them.
         let goes_on = || {
-            let mut is_awaited = leader.leave_first(Ending::WaitedOut);
-            if !is_awaited {
+            leader.leave_first(Ending::WaitedOut);
+            let is_awaited = leader.is_awaited() || {
                 leader.detach();
-                is_awaited = leader.leave_first(Ending::WaitedOut);
-            }
+                leader.is_awaited()
+            };
             is_awaited.then(|| Instant::now() + wait_timeout)
         };
         contend(Contender {
@@ -171,12 +171,8 @@ impl Lead {
 
     /// The lease first, then the permit; given back in reverse.
     async fn load_in_turn(self, mut lease: Option<Lease>) {
-        match self.admit(&mut lease).await {
-            Ok(permit) => {
-                let limit = self.policy.max_concurrent_loads.filter(|_| permit.is_some());
-                let turn = limit.map(|limit| Turn::permit(&self.node, limit));
-                self.load_and_end(lease, permit, turn).await;
-            }
+        match self.admit(&mut lease).await.map(Option::unzip) {
+            Ok((permit, turn)) => self.load_and_end(lease, permit, turn).await,
             Err(failure) => {
                 let shed = Loaded::from(LoadResult::Failed(failure));
                 self.end(shed, Duration::ZERO, Some(Vec::new()), lease).await;
@@ -241,8 +237,7 @@ impl Lead {
     /// the lease, and keeps the lease meanwhile. `lease` is `None` afterwards if it was lost or given away.
     async fn load(&self, loader: Loader, turn: Option<Turn>, lease: &mut Option<Lease>) -> Run {
         let Loader { run, span, within, .. } = loader;
-        let started = Instant::now();
-        let end = started + self.policy.load_timeout;
+        let end = Instant::now() + self.policy.load_timeout;
         self.node.count(Count::loads);
         let mode = if lease.is_some() { Mode::Leased } else { Mode::Unleased };
         let previous = self.seen.as_ref().and_then(|seen| seen.value.clone());
@@ -253,9 +248,7 @@ impl Lead {
             Loading::scope_with(&self.node, &self.flight.key, turn, within, async move { run(given).await });
         let mut load =
             AbortOnDrop(tokio::spawn(load.instrument(observe::load_span(&span, &self.flight.key))));
-        let loaded = self.keeping(lease, end, &losing, &mut load.0).await;
-        let took = started.elapsed();
-        observe::loaded(took);
+        let (loaded, took) = observe::timed(self.keeping(lease, end, &losing, &mut load.0)).await;
         match loaded {
             Some(Ok(loaded)) => Run::Loaded(Box::new(loaded), took),
             Some(Err(error)) => Run::Vanished(describe(error)),
@@ -264,17 +257,18 @@ impl Lead {
     }
 
     /// Waits for the load's turn, where the policy bounds how many run at once.
-    async fn admit(&self, lease: &mut Option<Lease>) -> Result<Option<Permit>, Failure> {
+    async fn admit(&self, lease: &mut Option<Lease>) -> Result<Option<(Permit, Turn)>, Failure> {
         let Self { node, policy, flight, .. } = self;
         let Some(limit) = policy.max_concurrent_loads else { return Ok(None) };
-        if self.holds(&Turn::permit(node, limit)) {
+        let turn = Turn::permit(node, limit);
+        if self.holds(&turn) {
             return Ok(None);
         }
         // Bounded by itself; the margin is for its last command.
         let end = Instant::now() + policy.permit_timeout + policy.command_timeout * 4;
-        let nobody = watch::Sender::new(false);
-        let admitted = self.keeping(lease, end, &nobody, bulkhead::admit(node, policy, &flight.key)).await;
-        admitted.unwrap_or(Ok(None))
+        let (nobody, admit) = (watch::Sender::new(false), bulkhead::admit(node, policy, limit, &flight.key));
+        let permit = self.keeping(lease, end, &nobody, admit).await.transpose()?.flatten();
+        Ok(permit.map(|permit| (permit, turn)))
     }
 
     /// Keeps the lease while `work` goes on; `None` if that takes until `end`. The lease is `None` afterwards

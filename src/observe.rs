@@ -207,10 +207,12 @@ pub(crate) fn judged(decision: &'static str, rule: &dyn std::fmt::Display) {
     tracing::debug!(decision, %rule, "stampede_guard.judged");
 }
 
-/// How long a load took.
-pub(crate) fn loaded(load: Duration) {
+/// Runs a load and reports how long it took.
+pub(crate) async fn timed<T>(load: impl Future<Output = T>) -> (T, Duration) {
+    let started = Instant::now();
+    let done = load.await;
+    let took = started.elapsed();
     #[cfg(feature = "metrics")]
-    metrics::histogram!("stampede_guard_load_seconds").record(load.as_secs_f64());
-    #[cfg(not(feature = "metrics"))]
-    let _ = load;
+    metrics::histogram!("stampede_guard_load_seconds").record(took.as_secs_f64());
+    (done, took)
 }

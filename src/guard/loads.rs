@@ -7,7 +7,7 @@ use std::panic::AssertUnwindSafe;
 use futures_util::FutureExt as _;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 
 use super::StampedeGuard;
 use crate::caller::Ask;
@@ -281,9 +281,7 @@ impl StampedeGuard {
         let load_timeout = self.policy.load_timeout;
         let given = Given::alone(&self.node, load_timeout);
         let load = Loading::scope(&self.node, key, within, async move { run(given).await });
-        let started = Instant::now();
-        let ran = timeout(load_timeout, AssertUnwindSafe(load).catch_unwind()).await;
-        observe::loaded(started.elapsed());
+        let (ran, _) = observe::timed(timeout(load_timeout, AssertUnwindSafe(load).catch_unwind())).await;
         match ran {
             Ok(Ok(loaded)) => {
                 loaded.settle();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use http::{Response, StatusCode};
 use tokio::sync::oneshot;
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 
 use super::body::GuardedBody;
 use super::load::{Head, Wanted};
@@ -150,9 +150,7 @@ impl<B, E> Journey<'_, B, E> {
         let load = Loading::scope(node, key, loader.within, (loader.run)(given));
         // Bounded as any load, and so is only the head: the body is the client's own. A panic in it is
         // this task's own too.
-        let started = Instant::now();
-        let loaded = timeout(policy.load_timeout, load).await;
-        observe::loaded(started.elapsed());
+        let (loaded, _) = observe::timed(timeout(policy.load_timeout, load)).await;
         let failure = match loaded {
             Ok(loaded) => {
                 loaded.settle();
