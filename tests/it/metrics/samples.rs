@@ -73,6 +73,26 @@ fn guard(policy: PolicyBuilder) -> StampedeGuard {
     StampedeGuard::in_memory().with_policy(policy.build().expect("valid"))
 }
 
+type Answer = Result<u8, stampede_guard::LoadError<String>>;
+
+/// One loads at `here`; another comes to `there` two seconds later, with a load of one second.
+async fn one_waits_for<L>(here: &StampedeGuard, there: &StampedeGuard, load: L) -> (Answer, Answer)
+where
+    L: Future<Output = Result<u8, String>> + Send + 'static,
+{
+    let late = async {
+        sleep(secs(2)).await;
+        there.get_or_load("key", || loads_after(secs(1))).await
+    };
+    tokio::join!(here.get_or_load("key", || load), late)
+}
+
+/// The guards of two processes.
+fn two_guards() -> (StampedeGuard, StampedeGuard) {
+    let store = MemoryStore::new();
+    (StampedeGuard::new(store.clone()), StampedeGuard::new(store))
+}
+
 async fn fails_after(time: Duration) -> Result<u8, String> {
     sleep(time).await;
     Err("no".to_owned())
@@ -113,11 +133,7 @@ fn a_load_outside_the_protocol_is_in_the_histogram() {
 fn a_wait_that_ends_in_a_failure_is_in_the_histogram() {
     let samples = recorded(async {
         let guard = guard(Policy::builder());
-        let late = async {
-            sleep(secs(2)).await;
-            guard.get_or_load("key", || loads_after(secs(1))).await
-        };
-        let (first, second) = tokio::join!(guard.get_or_load("key", || fails_after(secs(5))), late);
+        let (first, second) = one_waits_for(&guard, &guard, fails_after(secs(5))).await;
         assert!(first.is_err() && second.is_err());
     });
     assert_eq!((samples.of(LOAD), samples.of(WAIT)), (vec![5], vec![3]));
@@ -126,13 +142,8 @@ fn a_wait_that_ends_in_a_failure_is_in_the_histogram() {
 #[test]
 fn a_wait_for_another_process_that_fails_is_in_the_histogram() {
     let samples = recorded(async {
-        let store = MemoryStore::new();
-        let (here, there) = (StampedeGuard::new(store.clone()), StampedeGuard::new(store));
-        let late = async {
-            sleep(secs(2)).await;
-            there.get_or_load("key", || loads_after(secs(1))).await
-        };
-        let (first, second) = tokio::join!(here.get_or_load("key", || fails_after(secs(5))), late);
+        let (here, there) = two_guards();
+        let (first, second) = one_waits_for(&here, &there, fails_after(secs(5))).await;
         assert!(first.is_err() && second.is_err());
     });
     assert_eq!((samples.of(LOAD), samples.of(WAIT)), (vec![5], vec![3]));
@@ -143,23 +154,14 @@ fn a_wait_for_another_process_that_fails_is_in_the_histogram() {
 fn a_wait_for_a_leader_that_vanished_is_in_the_histogram() {
     let here = recorded(async {
         let guard = guard(Policy::builder());
-        let late = async {
-            sleep(secs(2)).await;
-            guard.get_or_load("key", || loads_after(secs(1))).await
-        };
-        let (first, second) = tokio::join!(guard.get_or_load("key", || panics_after(secs(5))), late);
+        let (first, second) = one_waits_for(&guard, &guard, panics_after(secs(5))).await;
         assert!(first.is_err() && second.is_ok());
     });
     assert_eq!((here.of(LOAD), here.of(WAIT)), (vec![1, 5], vec![3]));
 
     let elsewhere = recorded(async {
-        let store = MemoryStore::new();
-        let (here, there) = (StampedeGuard::new(store.clone()), StampedeGuard::new(store));
-        let late = async {
-            sleep(secs(2)).await;
-            there.get_or_load("key", || loads_after(secs(1))).await
-        };
-        let (first, second) = tokio::join!(here.get_or_load("key", || panics_after(secs(5))), late);
+        let (here, there) = two_guards();
+        let (first, second) = one_waits_for(&here, &there, panics_after(secs(5))).await;
         assert!(first.is_err() && second.is_ok());
     });
     assert_eq!((elsewhere.of(LOAD), elsewhere.of(WAIT)), (vec![1, 5], vec![3]));
