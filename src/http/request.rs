@@ -48,11 +48,11 @@ impl Asked {
 
 /// Whether the rules apply to a request, by its head and by whether a body follows; else what forbids it.
 ///
-/// The whole list of what passes by: methods other than GET and HEAD; more than one `Host`, none, or one
-/// that is no plain authority; another scheme than `http` and `https`; a target without a path; a body, or a header that announces
-/// one; `Upgrade` and `Expect`; a `Connection` that names other headers; a `Range` in other units than bytes; preconditions other than
-/// `If-None-Match`, `If-Modified-Since` and `If-Range`; credentials, as the policy has it; headers that
-/// change what is asked without being in the key; `no-store`; and what the policy's hook sends away.
+/// The whole list of what passes by: methods other than GET and HEAD; more than one `Host`, none, or one that is no
+/// plain authority; another scheme than `http` and `https`; a target without a path; a body, or a header that announces
+/// one; `Upgrade` and `Expect`; a `Connection` that names other headers; a `Range` in other units than bytes;
+/// preconditions other than `If-None-Match`, `If-Modified-Since` and `If-Range`; credentials, as the policy has it;
+/// headers that change what is asked without being in the key; `no-store`; and what the policy's hook sends away.
 ///
 /// One pass over the headers, and no allocation but the key's: every hit pays for this.
 pub(crate) fn consider<B: http_body::Body>(

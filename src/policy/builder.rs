@@ -148,12 +148,13 @@ impl PolicyBuilder {
     }
 
     /// How many loads of different keys may run at once in the whole fleet, under this namespace: a fair queue in
-    /// front of the origin. Policies with the same number share it. A load that another load asks for, and waits for, needs
-    /// no permit beside that one's; but where it joins a load of its key that waits for a permit, it waits too. Loads outside the protocol (of
-    /// uncacheable resources, after a shutdown) do not count. While the store can not be asked the cap is not kept, which
-    /// is logged once: [`max_fail_open_loads`](Self::max_fail_open_loads) is what bounds each process then, and
-    /// [`OnStoreDown::FailClosed`] loads nothing without a permit. Nor is it with
-    /// [`OnOverload::LoadAnyway`], there or beyond [`max_flights`](crate::StampedeGuardBuilder::max_flights). Defaults to no such cap.
+    /// front of the origin. Policies with the same number share it. A load that another load asks for, and waits for,
+    /// needs no permit beside that one's; but where it joins a load of its key that waits for a permit, it waits too.
+    /// Loads outside the protocol (of uncacheable resources, after a shutdown) do not count. While the store can not be
+    /// asked the cap is not kept, which is logged once: [`max_fail_open_loads`](Self::max_fail_open_loads) is what
+    /// bounds each process then, and [`OnStoreDown::FailClosed`] loads nothing without a permit. Nor is it with
+    /// [`OnOverload::LoadAnyway`], there or beyond [`max_flights`](crate::StampedeGuardBuilder::max_flights). Defaults
+    /// to no such cap.
     pub fn max_concurrent_loads(mut self, loads: u32) -> Self {
         self.policy.max_concurrent_loads = Some(loads);
         self
@@ -207,8 +208,8 @@ impl PolicyBuilder {
     /// How many loads may run at once in one process while the store can not be asked. Without the store nobody counts
     /// for the whole fleet: after a failover with `p` processes the origin has up to `p` times as many. Beyond it callers
     /// are given a stale value where one may stand in, else [`ErrorKind::Overloaded`]; over HTTP, 503 with
-    /// `Retry-After`. A load that another such load asks for needs no place beside that one's. Loads outside the protocol (of
-    /// uncacheable resources, after a shutdown) do not count. Defaults to no such bound.
+    /// `Retry-After`. A load that another such load asks for needs no place beside that one's. Loads outside the
+    /// protocol (of uncacheable resources, after a shutdown) do not count. Defaults to no such bound.
     pub fn max_fail_open_loads(mut self, loads: usize) -> Self {
         self.policy.max_fail_open_loads = loads;
         self
@@ -246,12 +247,8 @@ impl PolicyBuilder {
         self
     }
 
-    /// The scheme of keys for requests whose URI has none, as servers receive them. Two services that
-    /// share a namespace and are reached by different schemes set it. Defaults to `http`.
-    ///
-    /// **A service behind a proxy that ends TLS sets `https`.** A `Host` with the scheme's default port is the same as one
-    /// without: by `http`, `shop.example:80` shares the entry of `shop.example`, and if a handler makes URLs of `Host`, one
-    /// client's `http` URLs with that port are everyone's.
+    /// [`HttpPolicy::scheme`](crate::HttpPolicy::scheme) of the rules for HTTP that were given so far: what to set behind
+    /// a proxy that ends TLS.
     #[cfg(feature = "http")]
     #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
     pub fn scheme(mut self, scheme: http::uri::Scheme) -> Self {
