@@ -291,8 +291,12 @@ fn clock(readings: &[(Reading, Duration)], believed: Option<ClockReading>) -> Ve
     let Some((best, trip)) = readings.iter().min_by_key(|(_, trip)| *trip) else {
         return vec![Finding::note("clock", "could not be read")];
     };
-    let server =
-        |reading: &Reading| reading.server_ms.saturating_add(reading.at.elapsed().as_millis() as u64);
+    // One moment for all of them: a pause of this process between two would look like a jump of the server's clock.
+    let looked = Instant::now();
+    let server = |reading: &Reading| {
+        let since = looked.saturating_duration_since(reading.at);
+        reading.server_ms.saturating_add(since.as_millis() as u64)
+    };
     let (now, host) = (server(best), host_ms());
     let ahead = i64::try_from(now).unwrap_or(i64::MAX).saturating_sub_unsigned(host);
     let offset = format!("the server's is {ahead:+} ms from this host's (within {:.1?})", *trip / 2);
