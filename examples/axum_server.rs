@@ -18,7 +18,8 @@
 //!
 //! Watch the `Cache-Status` header and the lines that the server prints: one per load. `RUN_ONCE=1` sends itself
 //! a few requests and ends. Ctrl-C and SIGTERM end it as a deployment does: what runs is answered, what takes longer
-//! than `DEADLINE_MS` is handed to another replica. `LOAD_MS` is how long a report takes.
+//! than `DEADLINE_MS` is handed to another replica. `LOAD_MS` is how long a report takes. `BUDGET_MS` and
+//! `LEASE_MS` are for a machine or a network that is slower than the defaults of 100 ms and 2 s are made for.
 
 use std::error::Error;
 use std::future::IntoFuture as _;
@@ -31,7 +32,7 @@ use axum::http::{Request, StatusCode, header};
 use axum::{Router, routing};
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
-use stampede_guard::{Backend, MemoryStore, StampedeGuard};
+use stampede_guard::{Backend, MemoryStore, Policy, StampedeGuard};
 use tokio::net::TcpListener;
 
 #[tokio::main]
@@ -39,7 +40,11 @@ async fn main() -> Result<(), Box<dyn Error>> {
     // What keeps the guard from its server, and what to do about it, is a warning.
     tracing_subscriber::fmt().with_writer(std::io::stderr).init();
     let once = std::env::var_os("RUN_ONCE").is_some();
-    let guard = StampedeGuard::new(backend()?);
+    let policy = Policy::builder()
+        .coordination_budget(millis("BUDGET_MS", 100))
+        .lease(millis("LEASE_MS", 2_000))
+        .build()?;
+    let guard = StampedeGuard::new(backend()?).with_policy(policy);
     // Not required: connected here, the first request does not wait for it. A Redis that is down stops nothing.
     if let Err(error) = guard.connect().await {
         println!("{error}; requests are answered all the same");
