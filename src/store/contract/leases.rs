@@ -57,7 +57,8 @@ async fn a_lease_runs_out_by_itself(world: &World) {
         assert!(started.elapsed() < WITHIN);
         tokio::time::sleep(ms(5)).await;
     }
-    assert!(started.elapsed() >= ms(150), "{:?}", started.elapsed());
+    // The server's milliseconds are not this clock's.
+    assert!(started.elapsed() >= ms(149), "{:?}", started.elapsed());
 }
 
 async fn a_renewal_starts_the_time_anew(world: &World) {

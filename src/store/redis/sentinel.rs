@@ -152,7 +152,7 @@ mod tests {
             async move { sentinels.resolve().await.map(drop) }
         });
         // Long before the one that hangs is given up.
-        let gave_way = timeout(Duration::from_millis(300), looks).await.expect("at once").expect("joined");
+        let gave_way = timeout(RESOLVING / 2, looks).await.expect("at once").expect("joined");
         assert!(gave_way.expect_err("nobody answered").to_string().contains("look again"));
         let busy = sentinels.any().await.map(drop).expect_err("it is asked by another");
         assert!(busy.to_string().contains("look again"), "{busy}");

@@ -18,7 +18,8 @@ async fn shops(server: &RedisServer, inner: &Inner, n: usize) -> Vec<(StampedeGu
     let mut shops = Vec::new();
     for _ in 0..n {
         let client = redis::Client::open(server.minimal_user()).unwrap();
-        let policy = policy().lease(secs(120)).http(http.clone()).build().unwrap();
+        let policy =
+            policy().lease(secs(120)).coordination_budget(secs(4)).http(http.clone()).build().unwrap();
         let guard = StampedeGuard::new(client).with_policy(policy);
         guard.connect().await.unwrap();
         let shop = guard.layer(inner.clone());

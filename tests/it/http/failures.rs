@@ -209,9 +209,7 @@ mod store_down {
 
     /// A port that nothing listens on.
     fn closed_port() -> redis::Client {
-        let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
-        let port = listener.local_addr().unwrap().port();
-        drop(listener);
+        let port = crate::support::redis_server::free_port();
         redis::Client::open(format!("redis://127.0.0.1:{port}/")).unwrap()
     }
 
@@ -245,7 +243,7 @@ mod store_down {
         let started = std::time::Instant::now();
         inner.gate.open();
         assert!(all(crowd).await.iter().all(|seen| (seen.status, seen.text()) == (200, "1")));
-        assert!(started.elapsed() < budget + secs(1), "{:?}", started.elapsed());
+        assert!(started.elapsed() < budget * 5, "{:?}", started.elapsed());
         server.resume();
     }
 
@@ -281,7 +279,7 @@ mod store_down {
         let started = std::time::Instant::now();
         let crowd = crowd(&shop, 20, "/");
         inner.loads.reach(1).await;
-        assert!(started.elapsed() < secs(1), "{:?}", started.elapsed());
+        assert!(started.elapsed() < secs(4), "{:?}", started.elapsed());
         // All are on the flight: a caller whose process has one takes a seat without a look-up.
         crate::support::probe::eventually("all have asked", secs(5), async || guard.stats().flights == 1)
             .await;

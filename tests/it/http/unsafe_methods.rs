@@ -200,7 +200,8 @@ async fn a_store_that_hangs_delays_the_answer_no_longer_than_the_budget() {
     server.pause();
     let started = Instant::now();
     assert_eq!(ask(&shop, request("DELETE", "/a", &[])).await.status, 204);
-    assert!(started.elapsed() < budget + Duration::from_secs(1), "{:?}", started.elapsed());
+    // What goes on behind it would take two seconds.
+    assert!(started.elapsed() < Duration::from_millis(1_900), "{:?}", started.elapsed());
     server.resume();
     eventually("what goes on behind the answer ends", Duration::from_secs(10), async || {
         guard.stats().tasks == 0

@@ -71,18 +71,18 @@ async fn the_queue_is_kept_for_twice_the_longest_time(world: &World) {
     );
     one.take_for(Some(ms(10_000))).await;
     two.take_for(Some(ms(50_000))).await;
-    assert!((100_000..=101_000).contains(&pttl()), "{}", pttl());
+    assert!((90_001..=101_000).contains(&pttl()), "{}", pttl());
     three.take_for(Some(ms(1_000))).await;
-    assert!(pttl() > 99_000, "a short one behind does not shorten it: {}", pttl());
+    assert!(pttl() > 90_000, "a short one behind does not shorten it: {}", pttl());
     server.run::<()>(&["PEXPIRE", &at("mq", "k"), "5000"]);
     assert!(one.free().await || one.force().await);
     two.granted().await;
     two.claim(world, Some(ms(50_000))).await;
     three.take_for(Some(ms(1_000))).await;
-    assert!(pttl() > 99_000, "the next holder may keep it for 50 s: {}", pttl());
+    assert!(pttl() > 90_000, "the next holder may keep it for 50 s: {}", pttl());
     assert!(two.extend(None).await);
     one.take_for(Some(ms(1_000))).await;
-    assert!(pttl() > 86_390_000, "behind a holder without an end: {}", pttl());
+    assert!(pttl() > 86_000_000, "behind a holder without an end: {}", pttl());
     assert!(two.free().await);
 }
 
@@ -98,7 +98,7 @@ async fn every_key_of_a_semaphore_has_a_ttl_at_every_step(world: &World) {
     let semaphore = semaphore("k");
     let (one, two) = (Asker::apart(world, &semaphore).await, Asker::apart(world, &semaphore).await);
     let three = Asker::apart(world, &semaphore).await;
-    let create = Create { capacity: 1, idle_ttl: ms(1_000) };
+    let create = Create { capacity: 1, idle_ttl: ms(10_000) };
     one.change(Change::Ensure(create)).await;
     check("made", &[meta]);
     one.must_take_permit(1).await;
@@ -120,7 +120,7 @@ async fn every_key_of_a_semaphore_has_a_ttl_at_every_step(world: &World) {
     check("swept", &[holders, meta]);
     assert!(two.free_permit().await.was_held && three.free_permit().await.was_held);
     check("freed", &[meta]);
-    assert!(server.run::<i64>(&["PTTL", meta]) <= 1_000, "nobody needs it any more");
+    assert!(server.run::<i64>(&["PTTL", meta]) <= 10_000, "nobody needs it any more");
     one.must_take_permit(1).await;
     two.must_take_permit(1).await;
     three.must_wait_for_permit(1).await;
