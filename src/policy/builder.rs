@@ -247,7 +247,7 @@ impl PolicyBuilder {
         self
     }
 
-    /// [`HttpPolicy::scheme`](crate::HttpPolicy::scheme) of the rules for HTTP that were given so far: what to set behind
+    /// [`HttpPolicy::scheme`](crate::http::HttpPolicy::scheme) of the rules for HTTP that were given so far: what to set behind
     /// a proxy that ends TLS.
     #[cfg(feature = "http")]
     #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
