@@ -23,6 +23,9 @@
 #        breaks MUTANTS=files line by line, to see that a test notices; hours (needs cargo-mutants)
 .PHONY: run test check bench conformance conformance-current redis-6.2 sentinel cluster simulate soak-sim soak soak-leak deny mutants fuzz redis wrk firewall python node
 
+# Most tests wait for servers and timers more than they compute.
+export RUST_TEST_THREADS ?= $(shell expr 2 '*' $$(getconf _NPROCESSORS_ONLN))
+
 run:
 	cargo run --example quickstart
 
