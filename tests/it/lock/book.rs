@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, join_all};
 use serde::{Deserialize, Serialize};
 use stampede_guard::MemoryStore;
-use stampede_guard::lock::{LockError, Locks, Mutex, MutexBuilder, MutexGuard, Waiting};
+use stampede_guard::lock::{LockError, Locks, Mutex, MutexBuilder, Waiting};
 use tokio::time::Instant;
 
 use crate::support::PATIENCE;
@@ -15,34 +15,12 @@ use crate::support::probe::{eventually, eventually_eq};
 use crate::support::processes::{Child, Fleet, Role};
 use crate::support::redis_server::RedisServer;
 
+use super::nodes::{AT_ONCE, SOON, connected, locked, ms, node, refused};
+
 pub(crate) const ROLES: &[Role] = &[("book.crowd", crowd), ("book.holder", holder)];
-
-const SOON: Duration = Duration::from_secs(10);
-/// What must happen without anyone waiting for a time to live, on a machine that is busy with other tests.
-const AT_ONCE: Duration = Duration::from_secs(1);
-
-fn ms(ms: u64) -> Duration {
-    Duration::from_millis(ms)
-}
-
-async fn connected(url: &str) -> Locks {
-    let locks = Locks::new(redis::Client::open(url).expect("an address"));
-    // On a machine that is busy with other tests, one attempt may take longer than it may.
-    eventually("it connects", PATIENCE, async || locks.connect().await.is_ok()).await;
-    locks
-}
-
-/// A connected node with the documented minimal rights.
-async fn node(server: &RedisServer) -> Locks {
-    connected(&server.minimal_user()).await
-}
 
 fn with(locks: &Locks, set: impl FnOnce(MutexBuilder) -> MutexBuilder) -> Mutex {
     set(locks.mutex("market")).build().expect("valid")
-}
-
-async fn locked(mutex: &Mutex) -> MutexGuard {
-    mutex.lock().await.expect("acquired")
 }
 
 /// S3.1, S3.4: ten seconds where nothing is said, and as in the book's test a hundredth of one.
@@ -74,8 +52,8 @@ async fn without_any_time_there_is_one_attempt() {
     let locks = node(&server).await;
     let [one, other] = [(); 2].map(|()| with(&locks, |builder| builder.acquire_timeout(Duration::ZERO)));
     let _held = locked(&one).await;
-    let busy = other.lock().await;
-    assert!(matches!(busy, Err(LockError::AcquireTimeout { attempts: 1, .. })), "{busy:?}");
+    let busy = refused(&other).await;
+    assert!(matches!(busy, LockError::AcquireTimeout { attempts: 1, .. }), "{busy:?}");
 }
 
 /// S3.2, S3.3, S3.9: in milliseconds, never for longer by being rounded to seconds, and with the token as its value.
@@ -177,8 +155,8 @@ async fn a_foreign_key_without_an_end_is_busy_and_no_trap() {
         assert_eq!(mutex.remaining().await.expect("asks"), Some(Duration::MAX), "it is said to have no end");
         assert!(mutex.try_lock().await.expect("asks").is_none());
         let since = Instant::now();
-        let busy = mutex.lock().await;
-        assert!(matches!(busy, Err(LockError::AcquireTimeout { .. })), "{busy:?}");
+        let busy = refused(&mutex).await;
+        assert!(matches!(busy, LockError::AcquireTimeout { .. }), "{busy:?}");
         assert!((ms(300)..ms(300) + AT_ONCE).contains(&since.elapsed()), "{:?}", since.elapsed());
         assert_eq!(server.run::<String>(&["GET", mutex.key()]), "1339518083.107412");
         assert!(mutex.force_unlock().await.expect("asks"));
@@ -193,7 +171,7 @@ async fn only_the_holder_releases() {
     let [one, other] = [node(&server).await, node(&server).await]
         .map(|locks| with(&locks, |builder| builder.ttl(ms(500)).acquire_timeout(ms(10))));
     let mut lost = locked(&one).await;
-    assert!(matches!(other.lock().await, Err(LockError::AcquireTimeout { .. })));
+    assert!(matches!(refused(&other).await, LockError::AcquireTimeout { .. }));
     eventually("it comes back by itself", SOON, async || !other.is_locked().await.expect("asks")).await;
     let mut held = locked(&other).await;
     assert!(!lost.unlock().await.expect("asks"));

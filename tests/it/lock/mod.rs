@@ -2,5 +2,6 @@
 
 pub(crate) mod book;
 pub(crate) mod mutex;
+mod nodes;
 mod rows;
 pub(crate) mod semaphore;

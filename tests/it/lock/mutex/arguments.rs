@@ -68,7 +68,7 @@ async fn how_long_it_is_waited_for_is_not_how_long_it_is_held() {
     let left = pttl(&server, a.key());
     assert!(left > 9_000, "{left}");
     let b = a.clone();
-    assert!(matches!(b.lock().await, Err(LockError::AcquireTimeout { .. })));
+    assert!(matches!(refused(&b).await, LockError::AcquireTimeout { .. }));
     assert!(guard.is_owned().await.expect("asks"));
 }
 

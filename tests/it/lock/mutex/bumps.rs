@@ -57,7 +57,7 @@ async fn a_bump_whose_answer_is_lost_has_one_place() {
     let client = redis::Client::open(format!("redis://minimal:pw@127.0.0.1:{}/", proxy.port()));
     let builder = Locks::builder(client.expect("an address")).command_timeout(SOON);
     let locks = builder.build().expect("valid");
-    locks.connect().await.expect("connects");
+    connect(&locks).await;
     let other = node(&server).await;
     for locks in [&locks, &other] {
         warm(locks).await;

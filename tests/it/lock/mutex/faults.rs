@@ -3,11 +3,13 @@
 use super::*;
 use crate::support::proxy::{Mode, Proxy};
 
-/// A connected node behind a proxy, with the default settings.
+/// A connected node behind a proxy, with the default settings: a command may take a second, and no longer.
 async fn proxied(server: &RedisServer) -> (Proxy, Locks) {
+    warmed(server).await;
     let proxy = Proxy::start(server.port()).await;
-    let locks = connected(&format!("redis://minimal:pw@127.0.0.1:{}/", proxy.port())).await;
-    warm(&locks).await;
+    let client = redis::Client::open(format!("redis://minimal:pw@127.0.0.1:{}/", proxy.port()));
+    let locks = Locks::new(client.expect("an address"));
+    connect(&locks).await;
     (proxy, locks)
 }
 

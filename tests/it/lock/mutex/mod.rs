@@ -31,10 +31,15 @@ use stampede_guard::lock::{LockError, Locks, Mutex, MutexBuilder, MutexGuard};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
+use crate::support::PATIENCE;
 use crate::support::os::wall_ns;
 use crate::support::probe::{eventually, eventually_eq};
 use crate::support::processes::{Child, Member, Role};
 use crate::support::redis_server::RedisServer;
+
+use super::nodes::{
+    AT_ONCE, SOON, connect, connected, locked, ms, node, plain_connection, refused, retried, unconnected,
+};
 
 pub(crate) const ROLES: &[Role] = &[
     ("mutex.holder", holder),
@@ -43,33 +48,8 @@ pub(crate) const ROLES: &[Role] = &[
     ("mutex.crowd", kills::crowd),
 ];
 
-/// What must happen, but not at any particular speed.
-const SOON: Duration = Duration::from_secs(10);
-
-/// What must happen without anyone waiting for a time to live, on a machine that is busy with other tests.
-const AT_ONCE: Duration = Duration::from_secs(1);
-
 /// A time to live that nobody waits for: what it would end was lost.
 const LONG: Duration = Duration::from_secs(60);
-
-fn ms(ms: u64) -> Duration {
-    Duration::from_millis(ms)
-}
-
-fn unconnected(url: &str) -> Locks {
-    Locks::new(redis::Client::open(url).expect("an address"))
-}
-
-/// A connected node with the documented minimal rights, which hears its grants.
-async fn node(server: &RedisServer) -> Locks {
-    connected(&server.minimal_user()).await
-}
-
-async fn connected(url: &str) -> Locks {
-    let locks = unconnected(url);
-    locks.connect().await.expect("connects");
-    locks
-}
 
 /// Has the server know the scripts, so that one call is one command, and runs whether or not its answer arrives.
 async fn warm(locks: &Locks) {
@@ -79,6 +59,21 @@ async fn warm(locks: &Locks) {
     assert!(guard.unlock().await.expect("asks"));
 }
 
+/// The same by a node that leaves again, for those whose commands have little time.
+async fn warmed(server: &RedisServer) {
+    let (before, locks) = (server.client_count(), node(server).await);
+    warm(&locks).await;
+    locks.close().await;
+    eventually("it has left", SOON, async || server.client_count() <= before).await;
+}
+
+/// How many scripts the server was told to run.
+fn scripts_run(server: &RedisServer) -> usize {
+    let stats: String = server.run(&["INFO", "commandstats"]);
+    let calls = stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
+    calls.and_then(|calls| calls.split_once(',')?.0.parse().ok()).unwrap_or(0)
+}
+
 /// A handle on the mutex that most tests are about.
 fn mutex(locks: &Locks) -> Mutex {
     with(locks, |builder| builder)
@@ -86,10 +81,6 @@ fn mutex(locks: &Locks) -> Mutex {
 
 fn with(locks: &Locks, set: impl FnOnce(MutexBuilder) -> MutexBuilder) -> Mutex {
     set(locks.mutex("m")).build().expect("valid")
-}
-
-async fn locked(mutex: &Mutex) -> MutexGuard {
-    mutex.lock().await.expect("acquired")
 }
 
 /// One that waits for the mutex in a task of its own, as long as it takes.
@@ -111,14 +102,14 @@ fn visitor(mutex: Mutex) -> JoinHandle<u32> {
 /// Waits until all of them have had it.
 async fn visited(visitors: Vec<JoinHandle<u32>>) -> u32 {
     let all = futures_util::future::join_all(visitors);
-    let all = tokio::time::timeout(crate::support::PATIENCE, all).await.expect("each gets it");
+    let all = tokio::time::timeout(PATIENCE, all).await.expect("each gets it");
     all.into_iter().map(|attempts| attempts.expect("joined")).sum()
 }
 
 /// What a waiter gets, and how long after now.
 async fn granted(waiter: JoinHandle<Result<MutexGuard, LockError>>) -> (MutexGuard, Duration) {
     let started = Instant::now();
-    let granted = tokio::time::timeout(crate::support::PATIENCE, waiter).await.expect("the wait has an end");
+    let granted = tokio::time::timeout(PATIENCE, waiter).await.expect("the wait has an end");
     (granted.expect("joined").expect("acquired"), started.elapsed())
 }
 

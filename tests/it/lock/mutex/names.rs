@@ -75,7 +75,10 @@ async fn the_longest_key_is_handed_over() {
     let server = RedisServer::start();
     server.run::<()>(&["ACL", "SETUSER", "minimal", "~ppp*"]);
     let client = || redis::Client::open(server.minimal_user()).expect("an address");
-    let builder = |namespace| Locks::builder(client()).namespace(namespace).build().expect("valid");
+    let builder = |namespace| {
+        let builder = Locks::builder(client()).namespace(namespace).command_timeout(SOON / 2);
+        builder.build().expect("valid")
+    };
     let prefix = "p".repeat(64);
     for (namespace, name, prefix) in [
         ("n".repeat(64), "k".repeat(135), None),
@@ -85,8 +88,8 @@ async fn the_longest_key_is_handed_over() {
         ("n".to_owned(), "%".repeat(5_000), Some(&prefix)),
     ] {
         let (one, other) = (builder(namespace.clone()), builder(namespace.clone()));
-        one.connect().await.expect("connects");
-        other.connect().await.expect("connects");
+        connect(&one).await;
+        connect(&other).await;
         let handle = |locks: &Locks| {
             let builder = locks.mutex(name.as_str());
             prefix.map_or_else(|| builder.clone(), |prefix| builder.clone().prefix(prefix)).build()

@@ -16,8 +16,7 @@ pub(super) fn increments(mut child: Child) -> BoxFuture<'static, ()> {
         let Work { redis, counter, times } = child.config();
         let mutex = mutex(&connected(&redis).await);
         // Another connection: the counter is any resource that knows nothing of the lock.
-        let client = redis::Client::open(counter).expect("an address");
-        let mut counter = client.get_multiplexed_async_connection().await.expect("connects");
+        let mut counter = plain_connection(&redis::Client::open(counter).expect("an address")).await;
         child.ready();
         child.wait_go().await;
         for _ in 0..times {

@@ -226,7 +226,7 @@ async fn a_late_unlock_leaves_the_next_holder_alone(stage: Stage) {
 async fn who_failed_to_acquire_releases_nothing(stage: Stage) {
     let [a, _] = stage.handles();
     let guard = locked(&a).await;
-    let impatient = with(&stage.other, |builder| builder.acquire_timeout(ms(50)));
+    let impatient = with(&stage.other, |builder| builder.acquire_timeout(ms(1_000)));
     let polling = with(&stage.other, |builder| builder.retries(2).retry_interval(ms(5)));
     for busy in [impatient, polling] {
         let error = busy.synchronize(async |_| panic!("it must not run")).await;

@@ -82,7 +82,7 @@ fn a_guard_dropped_outside_a_runtime_does_not_panic() {
     let second = runtime().expect("a runtime");
     second.block_on(async {
         // It expires by itself; and the handles go on working in another runtime.
-        locks.connect().await.expect("connects");
+        connect(&locks).await;
         let mut guard = locked(&mutex(&locks)).await;
         assert!(guard.unlock().await.expect("asks"));
         free(&server, AT_ONCE).await;

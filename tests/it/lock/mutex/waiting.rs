@@ -53,15 +53,10 @@ async fn the_first_subscription_is_no_retry() {
     let server = RedisServer::start();
     let locks = node(&server).await;
     let mut holder = locked(&mutex(&locks)).await;
-    let scripts = async || {
-        let stats: String = server.run(&["INFO", "commandstats"]);
-        let calls = stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
-        calls.and_then(|calls| calls.split_once(',')?.0.parse().ok()).unwrap_or(0)
-    };
-    let before: usize = scripts().await;
+    let before = scripts_run(&server);
     let late = with(&unconnected(&server.minimal_user()), |builder| builder.retries(1));
     let waits = tokio::spawn(async move { late.lock().await });
-    eventually_eq("it has asked twice", SOON, before + 2, scripts).await;
+    eventually_eq("it has asked twice", SOON, before + 2, async || scripts_run(&server)).await;
     assert!(holder.unlock().await.expect("asks"));
     let (mut guard, took) = granted(waits).await;
     assert!(took < AT_ONCE, "{took:?}");

@@ -192,13 +192,18 @@ async fn behind_a_proxy() -> (RedisServer, Proxy, [Semaphore; 2]) {
     let url = format!("redis://minimal:pw@127.0.0.1:{}/", proxy.port());
     let client = redis::Client::open(url).expect("an address");
     let behind = Locks::builder(client).command_timeout(ms(300)).build().expect("valid");
-    behind.connect().await.expect("connects");
+    connect(&behind).await;
     let direct = node(&server).await;
     let handles = [semaphore(&behind, 2), semaphore(&direct, 2)];
     // The scripts are known from here on.
-    drop(free(&handles[0]).await);
+    drop(free(&handles[1]).await);
     eventually_eq("all are free", SOON, 2, async || available(&handles[1]).await).await;
     (server, proxy, handles)
+}
+
+/// A permit that is free, of who has 300 ms to ask for it.
+async fn free_behind(behind: &Semaphore) -> Permit {
+    retried(async || behind.acquire(Wait::Now).await).await.expect("one is free")
 }
 
 /// The permit was granted and its answer lost: an error for its caller, and free again at once.
@@ -221,7 +226,7 @@ async fn a_permit_whose_grant_was_not_answered_is_given_back() {
 #[tokio::test]
 async fn a_release_that_was_not_answered_counts_once() {
     let (_server, proxy, [behind, direct]) = behind_a_proxy().await;
-    let mut held = free(&behind).await;
+    let mut held = free_behind(&behind).await;
     proxy.set(Mode::NoReplies);
     let error = held.release().await;
     assert!(error.as_ref().is_err_and(LockError::is_store), "{error:?}");
@@ -238,7 +243,7 @@ async fn a_release_that_was_not_answered_counts_once() {
 #[tokio::test]
 async fn a_permit_dropped_behind_a_cut_is_released_after_it() {
     let (_server, proxy, [behind, direct]) = behind_a_proxy().await;
-    let held = free(&behind).await;
+    let held = free_behind(&behind).await;
     proxy.set(Mode::BlackHole);
     drop(held);
     assert!(behind.acquire(Wait::Now).await.is_err_and(|error| error.is_store()), "it is cut off");
@@ -265,17 +270,6 @@ async fn a_grant_into_a_dead_connection_is_found() {
     }
     held[1].release().await.expect("asks");
     there_are_exactly(2, &direct).await;
-}
-
-/// Until the store is there again.
-async fn retried<T>(mut call: impl AsyncFnMut() -> Result<T, LockError>) -> T {
-    loop {
-        match call().await {
-            Ok(value) => return value,
-            Err(error) => assert!(error.is_store(), "{error}"),
-        }
-        tokio::time::sleep(ms(20)).await;
-    }
 }
 
 /// The connection by which the grant would come is cut a moment before: the waiter finds out when it has another one.

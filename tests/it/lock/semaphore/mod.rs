@@ -42,30 +42,9 @@ use crate::support::probe::{eventually, eventually_eq};
 use crate::support::processes::{Child, Fleet, Member, Role};
 use crate::support::redis_server::RedisServer;
 
+use super::nodes::{AT_ONCE, SOON, connect, connected, ms, node, plain_connection, retried};
+
 pub(crate) const ROLES: &[Role] = &[("permits", permits), ("permits.storm", storm::clients)];
-
-/// What must happen, but not at any particular speed.
-const SOON: Duration = Duration::from_secs(10);
-
-/// What must happen without anyone waiting for a lease to end, on a machine that is busy with other tests.
-const AT_ONCE: Duration = Duration::from_secs(1);
-
-fn ms(ms: u64) -> Duration {
-    Duration::from_millis(ms)
-}
-
-async fn connected(url: &str) -> Locks {
-    let client = redis::Client::open(url).expect("an address");
-    // The machine is busy with other tests: a command, or an attempt to connect, may take longer than it should.
-    let locks = Locks::builder(client).command_timeout(SOON / 2).build().expect("valid");
-    eventually("it connects", PATIENCE, async || locks.connect().await.is_ok()).await;
-    locks
-}
-
-/// A connected node with the documented minimal rights.
-async fn node(server: &RedisServer) -> Locks {
-    connected(&server.minimal_user()).await
-}
 
 async fn nodes<const N: usize>(server: &RedisServer) -> [Locks; N] {
     let mut nodes = Vec::new();
@@ -86,7 +65,15 @@ fn with(locks: &Locks, permits: u32, set: impl FnOnce(SemaphoreBuilder) -> Semap
 
 /// A permit that is free.
 async fn free(semaphore: &Semaphore) -> Permit {
-    semaphore.acquire(Wait::Now).await.expect("asks").expect("one is free")
+    loop {
+        match semaphore.acquire(Wait::Now).await {
+            // It came when its lease was as good as over, and is given back.
+            Err(LockError::GrantedTooLate { elapsed, ttl }) if elapsed >= ttl / 2 => {
+                tokio::time::sleep(ms(50)).await;
+            }
+            granted => return granted.expect("asks").expect("one is free"),
+        }
+    }
 }
 
 async fn none_is_free(semaphore: &Semaphore) -> bool {

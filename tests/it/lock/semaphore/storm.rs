@@ -37,8 +37,7 @@ pub(super) fn clients(mut child: Child) -> BoxFuture<'static, ()> {
         let config: Config = child.config();
         let locks = connected(&config.redis).await;
         let semaphore = with(&locks, PERMITS, |builder| builder.lease(ms(config.lease_ms)));
-        let witness = redis::Client::open(config.witness).expect("an address");
-        let witness = witness.get_multiplexed_async_connection().await.expect("connects");
+        let witness = plain_connection(&redis::Client::open(config.witness).expect("an address")).await;
         child.ready();
         child.wait_go().await;
         let until = Instant::now() + ms(config.lasts_ms);

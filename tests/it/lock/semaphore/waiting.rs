@@ -95,12 +95,12 @@ async fn a_wait_is_longer_than_a_command_may_take() {
     let server = RedisServer::start();
     let holder = node(&server).await;
     let client = redis::Client::open(server.minimal_user()).expect("an address");
-    let impatient = Locks::builder(client).command_timeout(ms(400)).build().expect("valid");
-    impatient.connect().await.expect("connects");
-    let mut held = free(&semaphore(&holder, 1)).await;
-    let semaphore = semaphore(&impatient, 1);
-    let next = waiter(&semaphore);
-    queued(&semaphore, 1).await;
+    let impatient = Locks::builder(client).command_timeout(ms(1_000)).build().expect("valid");
+    connect(&impatient).await;
+    let patient = semaphore(&holder, 1);
+    let mut held = free(&patient).await;
+    let next = waiter(&semaphore(&impatient, 1));
+    queued(&patient, 1).await;
     tokio::time::sleep(ms(2_000)).await;
     assert!(!next.is_finished(), "{:?}", ended(next).await);
     held.release().await.expect("asks");
