@@ -77,11 +77,11 @@ struct Config {
     redis: String,
 }
 
-/// The role `book.holder`: holds the lock for a second, and would not release it.
+/// The role `book.holder`: holds the lock for three seconds, and would not release it.
 fn holder(child: Child) -> BoxFuture<'static, ()> {
     Box::pin(async move {
         let Config { redis } = child.config();
-        let _guard = locked(&with(&connected(&redis).await, |builder| builder.ttl(ms(1_000)))).await;
+        let _guard = locked(&with(&connected(&redis).await, |builder| builder.ttl(ms(3_000)))).await;
         child.ready();
         std::future::pending().await
     })
@@ -116,7 +116,7 @@ async fn a_holder_that_crashes_costs_its_time_to_live() {
     fleet.member(0).kill();
     let since = Instant::now();
     let _held = locked(&mutex).await;
-    assert!(since.elapsed() < Duration::from_secs(1) + AT_ONCE, "{:?}", since.elapsed());
+    assert!(since.elapsed() < ms(3_000) + AT_ONCE, "{:?}", since.elapsed());
 }
 
 /// S3.7: the flaw of a key that is set first and given its time to live next. Forty processes with 25 locks on their
@@ -169,7 +169,7 @@ async fn a_foreign_key_without_an_end_is_busy_and_no_trap() {
 async fn only_the_holder_releases() {
     let server = RedisServer::start();
     let [one, other] = [node(&server).await, node(&server).await]
-        .map(|locks| with(&locks, |builder| builder.ttl(ms(500)).acquire_timeout(ms(10))));
+        .map(|locks| with(&locks, |builder| builder.ttl(ms(2_000)).acquire_timeout(ms(10))));
     let mut lost = locked(&one).await;
     assert!(matches!(refused(&other).await, LockError::AcquireTimeout { .. }));
     eventually("it comes back by itself", SOON, async || !other.is_locked().await.expect("asks")).await;
@@ -238,7 +238,8 @@ async fn a_holder_whose_lock_has_gone_is_told() {
         assert!(guard.remaining().is_some_and(|left| left.is_zero()));
         assert!(!guard.is_owned().await.expect("asks") && !guard.unlock().await.expect("asks"));
         let work = async |_| server.run::<()>(&["DEL", mutex.key()]);
-        assert!(!mutex.synchronize(work).await.expect("acquired").still_held);
+        let lasting = with(&locks, |builder| builder);
+        assert!(!lasting.synchronize(work).await.expect("acquired").still_held);
     }
 }
 

@@ -111,7 +111,7 @@ async fn who_leaves_gives_its_place_up() {
     let server = RedisServer::start();
     let (one, other) = (node(&server).await, node(&server).await);
     let _holder = locked(&mutex(&one)).await;
-    let impatient = with(&other, |builder| builder.acquire_timeout(ms(200)));
+    let impatient = with(&other, |builder| builder.acquire_timeout(ms(2_000)));
     let impatient = tokio::spawn(async move { impatient.lock().await.map(drop) });
     let leaves = waiter(&other);
     queued(&server, 2).await;

@@ -12,10 +12,10 @@ fn left_behind(server: &RedisServer, ttl: Duration) {
     server.run::<()>(&["SET", "sg1:m:{default:m}", &token, "PX", &ttl.as_millis().to_string()]);
 }
 
-/// S0.11: killed by SIGKILL, with a second to live; also one that is renewed all the time while it lives.
+/// S0.11: killed by SIGKILL, with three seconds to live; also one that is renewed all the time while it lives.
 #[tokio::test]
 async fn a_killed_holder_costs_its_time_to_live() {
-    let lanes = ["lock 1000", "renewed 1000"].map(|tell| async move {
+    let lanes = ["lock 3000", "renewed 3000"].map(|tell| async move {
         let server = RedisServer::start();
         let locks = node(&server).await;
         let fleet = Fleet::spawn(1, "mutex.holder", &Config { redis: server.minimal_user() });
@@ -24,12 +24,12 @@ async fn a_killed_holder_costs_its_time_to_live() {
         let next = waiter(&locks);
         queued(&server, 1).await;
         if tell.starts_with("renewed") {
-            tokio::time::sleep(ms(1_200)).await;
+            tokio::time::sleep(ms(3_200)).await;
             assert!(!next.is_finished(), "it is renewed");
         }
         fleet.member(0).kill();
         let (next, took) = granted(next).await;
-        assert!(took <= ms(1_000) + AT_ONCE, "{tell}: {took:?}");
+        assert!(took <= ms(3_000) + AT_ONCE, "{tell}: {took:?}");
         assert!(next.is_owned().await.expect("asks"));
     });
     futures_util::future::join_all(lanes).await;
@@ -72,7 +72,7 @@ async fn whatever_happens_to_the_key_its_waiters_get_it() {
     let lanes = ways.map(|way| async move {
         let server = RedisServer::start();
         let (one, other) = (node(&server).await, node(&server).await);
-        left_behind(&server, ms(800));
+        left_behind(&server, ms(3_000));
         let visitors = [&one, &one, &other, &other].map(|locks| visitor(mutex(locks))).into();
         queued(&server, 4).await;
         let started = Instant::now();
@@ -80,7 +80,7 @@ async fn whatever_happens_to_the_key_its_waiters_get_it() {
         visited(visitors).await;
         let took = started.elapsed();
         // Each of them may have to find out for itself, with its timer's jitter.
-        assert!(took <= ms(800) + 2 * AT_ONCE, "{way:?}: {took:?}");
+        assert!(took <= ms(3_000) + 2 * AT_ONCE, "{way:?}: {took:?}");
     });
     futures_util::future::join_all(lanes).await;
 }

@@ -142,7 +142,7 @@ async fn where_it_polls_another_watches_the_queues_clock() {
         let mutex = builder.acquire_timeout(Duration::MAX).build().expect("valid");
         tokio::spawn(async move { mutex.lock().await })
     };
-    server.run::<()>(&["SET", "lock:m", "theirs", "NX", "PX", "1500"]);
+    server.run::<()>(&["SET", "lock:m", "theirs", "NX", "PX", "4000"]);
     let polls = waits(Waiting::Keyspace);
     queued_for(&server, "sg1:pq:{lock:m}", 1).await;
     let told = waits(Waiting::Notify);

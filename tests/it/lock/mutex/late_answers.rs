@@ -181,7 +181,7 @@ async fn a_store_that_can_not_be_asked_is_not_a_busy_lock() {
 }
 
 /// S1.24: a grant that took so long that its time is over is none, and is given back. One that took a part of it says
-/// how much is left: 1 s, less 300 ms on the way, less 12 ms.
+/// how much is left: 60 s, less 300 ms on the way, less 602 ms.
 #[tokio::test]
 async fn a_late_grant_counts_from_its_sending() {
     const LATE: Duration = Duration::from_millis(300);
@@ -194,9 +194,9 @@ async fn a_late_grant_counts_from_its_sending() {
     assert!(elapsed >= LATE && ttl == ms(200), "{elapsed:?} of {ttl:?}");
     gone(&server).await;
 
-    let guard = locked(&with(&locks, |builder| builder.ttl(ms(1_000)))).await;
+    let guard = locked(&with(&locks, |builder| builder.ttl(LONG))).await;
     let left = guard.remaining().expect("it expires");
-    assert!(left <= ms(690), "{left:?}");
+    assert!(left <= ms(59_098), "{left:?}");
     drop(guard);
     gone(&server).await;
 
@@ -205,7 +205,14 @@ async fn a_late_grant_counts_from_its_sending() {
     assert!(matches!(late, Err(LockError::GrantedTooLate { .. })), "{late:?}");
     gone(&server).await;
     proxy.set(Mode::Pass);
-    let guard = locked(&with(&locks, |builder| builder.ttl(LONG).min_remaining(ms(59_200)))).await;
+    let in_time = with(&locks, |builder| builder.ttl(LONG).min_remaining(ms(59_200)));
+    let guard = loop {
+        match in_time.lock().await {
+            // It has 198 ms to come: not each time, on a busy machine.
+            Err(LockError::GrantedTooLate { elapsed, .. }) if elapsed >= ms(198) => {}
+            granted => break granted.expect("acquired"),
+        }
+    };
     assert!(guard.remaining().is_some_and(|left| left >= ms(59_200)));
 }
 
@@ -216,14 +223,15 @@ async fn a_grant_after_a_long_wait_has_its_whole_time() {
     let server = RedisServer::start();
     let (one, other) = (node(&server).await, node(&server).await);
     let mut holder = locked(&mutex(&one)).await;
-    let next = with(&other, |builder| builder.ttl(ms(1_000)));
+    let next = with(&other, |builder| builder.ttl(ms(5_000)));
     let next = tokio::spawn(async move { next.lock().await });
     queued(&server, 1).await;
-    tokio::time::sleep(ms(1_200)).await;
+    // More than a quarter of its time, after which a grant is not believed.
+    tokio::time::sleep(ms(2_000)).await;
     holder.unlock().await.expect("asks");
     let (next, _) = granted(next).await;
     let there = pttl(&server, KEY);
     let left = next.remaining().expect("it expires");
-    assert!(left > ms(600), "{left:?}");
+    assert!(left > ms(3_000), "{left:?}");
     assert!(left <= ms(there.unsigned_abs()), "{left:?} by its own count, {there} ms on the server");
 }

@@ -201,7 +201,7 @@ async fn a_bare_key_shares_nothing_with_a_namespace_of_its_name() {
     server.run::<()>(&["ACL", "SETUSER", "minimal", "~default:*"]);
     let locks = node(&server).await;
     let own = mutex(&locks);
-    let bare = || with(&locks, |builder| builder.prefix("default:").acquire_timeout(ms(200)));
+    let bare = || with(&locks, |builder| builder.prefix("default:").acquire_timeout(ms(2_000)));
     assert_eq!(bare().key(), "default:m");
     let mut guards = [locked(&own).await, locked(&bare()).await];
     let waiting = bare();

@@ -75,10 +75,11 @@ fn a_guard_dropped_outside_a_runtime_does_not_panic() {
     std::thread::spawn(move || drop(guard)).join().expect("no panic in a thread of its own");
     first.block_on(free(&server, AT_ONCE));
 
-    let guard = first.block_on(locked(&with(&locks, |builder| builder.ttl(ms(300)))));
+    let guard = first.block_on(locked(&mutex(&locks)));
     drop(first);
     drop(guard);
     assert!(pttl(&server, "sg1:m:{default:m}") > 0, "nobody was there to release it");
+    server.run::<()>(&["PEXPIRE", "sg1:m:{default:m}", "300"]);
     let second = runtime().expect("a runtime");
     second.block_on(async {
         // It expires by itself; and the handles go on working in another runtime.

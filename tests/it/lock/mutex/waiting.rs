@@ -142,18 +142,18 @@ async fn extensions_do_not_wake_those_who_wait() {
         server.run::<()>(&["ACL", "SETUSER", "minimal", "+config|get", "+config|set", "&__keyspace@*"]);
         let (one, other) = (node(&server).await, node(&server).await);
         warm(&one).await;
-        let holder = locked(&with(&one, |builder| builder.ttl(ms(800)))).await;
+        let holder = locked(&with(&one, |builder| builder.ttl(ms(3_000)))).await;
         let waits = with(&other, |builder| builder.wait(waiting));
         let next = tokio::spawn(async move { waits.lock().await });
         queued(&server, 1).await;
         let (monitor, started, mut extensions) = (Monitor::start(&server), Instant::now(), 0);
-        while started.elapsed() < ms(1_200) {
-            assert!(holder.extend(ms(800)).await.expect("asks"));
+        while started.elapsed() < ms(3_300) {
+            assert!(holder.extend(ms(3_000)).await.expect("asks"));
             extensions += 1;
             tokio::time::sleep(ms(20)).await;
         }
         let commands = sent(monitor);
-        // A look each 800 ms, and those with which a wait of this kind begins.
+        // A look each 3 s, and those with which a wait of this kind begins.
         let looks = commands.total - extensions;
         assert!(looks <= 8, "{waiting:?}: {extensions} extensions, {looks} looks: {commands:#?}");
         assert!(extensions > 3, "{extensions}");

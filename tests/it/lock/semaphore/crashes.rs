@@ -6,7 +6,8 @@ use futures_util::future::join_all;
 use super::*;
 use crate::support::proxy::{Mode, Proxy};
 
-const LEASE: Duration = Duration::from_secs(1);
+/// Long enough for a busy machine to renew it in time, short enough to wait for.
+const LEASE: Duration = Duration::from_secs(3);
 /// In milliseconds; whoever waited for this one to end would fail the test.
 const LONG: u64 = 120_000;
 /// Of permits whose holders are killed by the dozen.
@@ -37,7 +38,7 @@ async fn a_killed_holder_costs_one_lease() {
         holder.send(&format!("take t s 1 {} forever{more}", LEASE.as_millis()));
         taken(holder, "t").await.token.expect("it is free");
         if renewing {
-            tokio::time::sleep(LEASE * 2).await;
+            tokio::time::sleep(LEASE * 3 / 2).await;
             assert!(none_is_free(&semaphore).await);
         }
         let next = waiter(&semaphore);
@@ -108,7 +109,7 @@ async fn a_stopped_waiter_costs_one_lease_and_waits_on() {
         assert_eq!(stopped.wait_event("gave").await[0], true);
         there_are_exactly(1, &semaphore).await;
     };
-    tokio::join!(stopped(LEASE), stopped(LEASE * 60));
+    tokio::join!(stopped(LEASE), stopped(LEASE * 20));
 }
 
 /// S4.14: the flaw of a grant that is not written down with its holder. Ten processes with twenty waiters each are
