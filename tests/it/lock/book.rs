@@ -63,13 +63,21 @@ async fn the_key_holds_the_token_for_its_time() {
     let locks = node(&server).await;
     for (ttl, least, most) in [(ms(1_200), 1_101, 1_200), (Duration::from_micros(1_200_001), 1_101, 1_201)] {
         let mutex = with(&locks, |builder| builder.ttl(ttl));
-        let mut guard = locked(&mutex).await;
-        let left: i64 = server.run(&["PTTL", mutex.key()]);
-        assert!((least..=most).contains(&left), "{left}");
-        assert_eq!(server.run::<String>(&["GET", mutex.key()]), guard.token());
-        assert_eq!(server.keys_without_ttl(), Vec::<String>::new());
-        guard.unlock().await.expect("asks");
+        let mut longest = 0;
+        // Some of it is over before it is looked at: more on a busy machine, but not each time.
+        for _ in 0..10 {
+            let mut guard = locked(&mutex).await;
+            let left: i64 = server.run(&["PTTL", mutex.key()]);
+            assert!(left <= most, "{left}");
+            longest = longest.max(left);
+            assert_eq!(server.keys_without_ttl(), Vec::<String>::new());
+            guard.unlock().await.expect("asks");
+        }
+        assert!(longest >= least, "{longest}");
     }
+    let mutex = with(&locks, |builder| builder);
+    let guard = locked(&mutex).await;
+    assert_eq!(server.run::<String>(&["GET", mutex.key()]), guard.token());
 }
 
 #[derive(Serialize, Deserialize)]
