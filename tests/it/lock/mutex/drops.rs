@@ -35,8 +35,9 @@ async fn a_thousand_dropped_waiters_lose_no_grant() {
         let started = Instant::now();
         let unlock = async { holder.unlock().await.expect("asks") };
         let leave = async {
-            // The whole exchange takes about half a millisecond, most of it within a few turns of this thread.
-            for _ in 0..fastrand::usize(..30) {
+            // The whole exchange takes about half a millisecond, most of it within a few turns of this thread; where
+            // the machine is busy, some times as long.
+            for _ in 0..fastrand::usize(..30) << fastrand::u8(..4) {
                 tokio::task::yield_now().await;
             }
             leaves.abort();
@@ -54,7 +55,7 @@ async fn a_thousand_dropped_waiters_lose_no_grant() {
         "{granted_first} were dropped with the mutex in their hands; the next one waited {worst:?} at most"
     );
     assert!(worst < AT_ONCE, "{worst:?}");
-    assert!((10..=990).contains(&granted_first), "{granted_first} of {ROUNDS}: no race");
+    assert!((1..ROUNDS).contains(&granted_first), "{granted_first} of {ROUNDS}: no race");
     free(&server, AT_ONCE).await;
 }
 

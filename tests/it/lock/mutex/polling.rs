@@ -24,7 +24,7 @@ async fn polling_asks_at_its_interval() {
     let (next, took) = granted(next).await;
     let commands = monitor.finish().without(["ping", "time"]);
     // Fewer on a machine that is busy with other things, where pauses are longer; never more.
-    assert!((3..=12).contains(&next.attempts()), "{}", next.attempts());
+    assert!((2..=12).contains(&next.attempts()), "{}", next.attempts());
     assert_eq!(commands.total, next.attempts() as usize + 1, "{commands:#?}");
     assert!(took < ms(100) + AT_ONCE, "{took:?}");
     assert_eq!(server.keys_without_ttl(), Vec::<String>::new());
@@ -37,8 +37,9 @@ async fn retries_are_so_many_commands_and_pauses() {
     let server = RedisServer::start();
     let (one, other) = (node(&server).await, node(&server).await);
     let _holder = locked(&mutex(&one)).await;
-    for (retries, least, most) in [(0, 0, 10), (10, 100, 160)] {
-        let b = with(&other, |builder| builder.retries(retries).retry_interval(ms(10)));
+    // A pause after the only attempt would take two seconds.
+    for (retries, interval, least, most) in [(0, 2_000, 0, 1_000), (10, 10, 100, 1_000)] {
+        let b = with(&other, |builder| builder.retries(retries).retry_interval(ms(interval)));
         // The best of a few: how long a busy machine takes at times says nothing about pauses.
         let mut fastest = Duration::MAX;
         for _ in 0..5 {
