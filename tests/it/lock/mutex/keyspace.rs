@@ -118,7 +118,9 @@ async fn where_config_is_refused_it_polls() {
             let builder = locks.mutex("m").prefix("lock:").wait(Waiting::Keyspace).retry_interval(ms(20));
             let mutex = builder.acquire_timeout(Duration::MAX).build().expect("valid");
             let waits = tokio::spawn(async move { mutex.lock().await });
-            tokio::time::sleep(ms(200)).await;
+            // One more than the attempts that it comes to: the first may have to tell the server the script.
+            let asked = scripts_run(&server) + 4;
+            eventually("it asks again and again", SOON, async || scripts_run(&server) >= asked).await;
             assert!(!waits.is_finished());
             server.run::<()>(&["DEL", "lock:m"]);
             let (mut guard, took) = granted(waits).await;

@@ -162,10 +162,11 @@ async fn two_hundred_waiters_killed_at_their_grant_lose_no_permit() {
 /// they make 25 each.
 #[tokio::test]
 async fn processes_killed_while_they_create_block_nobody() {
+    const PROCESSES: usize = 8;
     const SEMAPHORES: usize = 25;
     let server = RedisServer::start();
     let locks = node(&server).await;
-    let fleet = processes(&server, 8).await;
+    let fleet = processes(&server, PROCESSES).await;
     for member in fleet.members() {
         for semaphore in 0..SEMAPHORES {
             let name = format!("s{}-{semaphore}", member.index());
@@ -174,12 +175,14 @@ async fn processes_killed_while_they_create_block_nobody() {
     }
     for member in fleet.members() {
         tokio::time::sleep(Duration::from_micros(fastrand::u64(..2_000))).await;
+        if member.index() + 1 == PROCESSES {
+            let begun = async || server.keys().iter().any(|key| key.starts_with("sg1:sm:"));
+            eventually("they have begun", SOON, begun).await;
+        }
         member.kill();
     }
     assert_eq!(server.keys_without_ttl(), Vec::<String>::new());
-    let created = server.keys().iter().filter(|key| key.starts_with("sg1:sm:")).count();
-    assert!(created > 0, "they were killed before they made any");
-    for name in (0..8).flat_map(|member| (0..SEMAPHORES).map(move |at| format!("s{member}-{at}"))) {
+    for name in (0..PROCESSES).flat_map(|member| (0..SEMAPHORES).map(move |at| format!("s{member}-{at}"))) {
         let semaphore = locks.semaphore(name, 2).build().expect("valid");
         eventually_eq("both are there", SHORT + AT_ONCE, 2, async || available(&semaphore).await).await;
         there_are_exactly(2, &semaphore).await;
@@ -213,9 +216,11 @@ async fn a_permit_whose_grant_was_not_answered_is_given_back() {
     let unanswered = async |wait: Wait| {
         let (_server, proxy, [behind, direct]) = behind_a_proxy().await;
         proxy.set(Mode::NoReplies);
-        let error = behind.acquire(wait).await;
+        let acquired = tokio::spawn(async move { behind.acquire(wait).await });
+        // Looked at while it is asked for: when that is given up, the release is sent at once.
+        eventually_eq("it was granted", SOON, 1, async || available(&direct).await).await;
+        let error = acquired.await.expect("joined");
         assert!(error.as_ref().is_err_and(LockError::is_store), "{wait:?}: {error:?}");
-        assert_eq!(available(&direct).await, 1, "it was granted");
         proxy.set(Mode::Pass);
         eventually_eq("it is given back", SOON / 2, 2, async || available(&direct).await).await;
         there_are_exactly(2, &direct).await;
