@@ -1,0 +1,233 @@
+//! Nodes that can be killed and stopped: child processes on one server and one origin, that do as the test tells them.
+
+use std::collections::HashMap;
+
+use futures_util::future::BoxFuture;
+
+use super::*;
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct Config {
+    pub(super) redis: String,
+    pub(super) origin: String,
+    pub(super) lease_ms: u64,
+    pub(super) windows: Option<Windows>,
+}
+
+/// How long values are fresh, and may be served after that; without, the defaults.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(super) struct Windows {
+    pub(super) fresh_ms: u64,
+    pub(super) revalidate_ms: u64,
+    pub(super) error_ms: u64,
+}
+
+impl Windows {
+    pub(super) fn set(self, lease: Duration) -> Policy {
+        let builder = Policy::builder()
+            .lease(lease)
+            .coordination_budget(ms(800))
+            .command_timeout(lease.min(ms(800)) / 4)
+            .fresh_for(ms(self.fresh_ms))
+            .ttl_jitter(0.0)
+            .stale_while_revalidate(ms(self.revalidate_ms))
+            .stale_if_error(ms(self.error_ms))
+            .back_off(SOON);
+        builder.build().expect("valid")
+    }
+}
+
+/// How one call was answered, and when after it began.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Reply {
+    pub(super) result: Result<String, String>,
+    pub(super) took_ms: u64,
+}
+
+/// What the tests read of [`Stats`].
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Counts {
+    pub(super) loads: u64,
+    pub(super) fail_open_loads: u64,
+    pub(super) commits_refused: u64,
+    pub(super) leases_lost: u64,
+    pub(super) takeovers: u64,
+    pub(super) flights: u64,
+    pub(super) tasks: u64,
+}
+
+impl From<Stats> for Counts {
+    fn from(stats: Stats) -> Self {
+        let Stats { loads, fail_open_loads, commits_refused, leases_lost, takeovers, flights, tasks, .. } =
+            stats;
+        Self { loads, fail_open_loads, commits_refused, leases_lost, takeovers, flights, tasks }
+    }
+}
+
+/// A child that does as it is told, line by line:
+///
+/// - `load <key> <n>`: n callers at once load it at the origin; answered by an event `<key>`
+/// - `panic <key>`: one caller, whose load panics when the origin has answered
+/// - `cancel`: aborts all callers
+/// - `refresh <key> <n>`: as `load`, whatever there is
+/// - `get <key>`, `invalidate <key>`, `connect`, `shutdown`, `stats`: answered by an event of that name
+/// - `die`: the process aborts
+pub(super) fn node(mut child: Child) -> BoxFuture<'static, ()> {
+    Box::pin(async move {
+        let config: Config = child.config();
+        let lease = ms(config.lease_ms);
+        let policy = config.windows.map_or_else(|| lease_of(lease), |windows| windows.set(lease));
+        let guard = unconnected(&config.redis, policy);
+        guard.connect().await.expect("connects");
+        let report = child.report();
+        let mut callers: HashMap<String, _> = HashMap::new();
+        child.ready();
+        loop {
+            let line = child.recv_line().await;
+            let words: Vec<_> = line.split(' ').collect();
+            match words[..] {
+                [how @ ("load" | "panic" | "refresh"), key, ..] => {
+                    let n = words.get(2).map_or(1, |n| n.parse().expect("n"));
+                    let how = how.to_owned();
+                    let calls = (0..n)
+                        .map(|_| call(guard.clone(), config.origin.clone(), key.to_owned(), how.clone()));
+                    let (calls, key) = (join_all(calls), key.to_owned());
+                    let task = {
+                        let key = key.clone();
+                        tokio::spawn(async move { report.event_with(&key, &calls.await) })
+                    };
+                    callers.insert(key, task);
+                }
+                ["cancel"] => callers.drain().for_each(|(_, task)| task.abort()),
+                ["connect"] => report.event_with("connect", &guard.connect().await.is_ok()),
+                ["get", key] => report.event_with("get", &guard.get::<String>(key).await.expect("an answer")),
+                ["invalidate", key] => {
+                    report.event_with("invalidate", &guard.invalidate(key).await.is_ok());
+                }
+                ["shutdown"] => {
+                    report.event_with("shutdown", &guard.shutdown(ms(50)).await.handed_over);
+                }
+                ["stats"] => report.event_with("stats", &Counts::from(guard.stats())),
+                ["die"] => std::process::abort(),
+                _ => panic!("told `{line}`"),
+            }
+        }
+    })
+}
+
+pub(super) async fn call(guard: StampedeGuard, origin: String, key: String, how: String) -> Reply {
+    let started = Instant::now();
+    let (refresh, panics) = (how == "refresh", how == "panic");
+    let load = {
+        let key = key.clone();
+        move || async move {
+            let loaded = origin::load(&origin, &key).await;
+            assert!(!panics, "told to panic");
+            loaded
+        }
+    };
+    let result = match refresh {
+        true => guard.refresh(key, load).await,
+        false => guard.get_or_load(key, load).await,
+    };
+    let result = result.map_err(|error| error.to_string());
+    Reply { result, took_ms: started.elapsed().as_millis() as u64 }
+}
+
+/// Child processes on one server and one origin.
+pub(super) struct Nodes {
+    pub(super) server: RedisServer,
+    pub(super) origin: Origin,
+    pub(super) fleet: Fleet,
+}
+
+impl Nodes {
+    pub(super) async fn start(n: usize, lease: Duration) -> Self {
+        Self::start_with(n, lease, None).await
+    }
+
+    pub(super) async fn start_with(n: usize, lease: Duration, windows: Option<Windows>) -> Self {
+        let (server, origin) = (RedisServer::start(), Origin::start().await);
+        let lease_ms = lease.as_millis() as u64;
+        let config = Config { redis: server.minimal_user(), origin: origin.addr(), lease_ms, windows };
+        let fleet = Fleet::spawn(n, "node", &config);
+        fleet.wait_ready().await;
+        Self { server, origin, fleet }
+    }
+
+    pub(super) fn node(&self, index: usize) -> &Member {
+        self.fleet.member(index)
+    }
+
+    /// Node 0 leads a load of `key` that is held at the origin, told by `tell`; each other one has callers who
+    /// wait for it.
+    pub(super) async fn one_leads(&self, key: &str, tell: &str, callers: usize) {
+        self.node(0).send(tell);
+        self.origin.wait_for_loads(key, 1).await;
+        for (waiting, member) in self.fleet.members()[1..].iter().enumerate() {
+            member.send(&format!("load {key} {callers}"));
+            queued(&self.server, key, waiting + 1).await;
+        }
+    }
+
+    pub(super) async fn stats(&self, index: usize) -> Counts {
+        self.node(index).send("stats");
+        serde_json::from_value(self.node(index).wait_event("stats").await).expect("counts")
+    }
+
+    /// The answers of one node's callers.
+    #[track_caller]
+    pub(super) fn replies(&self, index: usize, key: &str) -> impl Future<Output = Vec<Reply>> + '_ {
+        let event = self.node(index).wait_event(key);
+        async move { serde_json::from_value(event.await).expect("replies") }
+    }
+
+    /// Waits for the callers of these nodes; every one of them must have been given `value`.
+    #[track_caller]
+    pub(super) fn all_get(
+        &self,
+        nodes: impl IntoIterator<Item = usize>,
+        key: &str,
+        value: &str,
+    ) -> impl Future<Output = ()> + '_ {
+        let caller = std::panic::Location::caller();
+        let nodes: Vec<_> = nodes.into_iter().map(|index| (index, self.replies(index, key))).collect();
+        let value = value.to_owned();
+        async move {
+            for (index, replies) in nodes {
+                let replies = replies.await;
+                let right = replies.iter().all(|reply| reply.result.as_ref() == Ok(&value));
+                assert!(right && !replies.is_empty(), "{caller}: node {index}: {replies:?}");
+            }
+        }
+    }
+
+    /// Waits until the flights of these nodes have ended, and nothing is left of them on the server.
+    pub(super) async fn nothing_left(&self, nodes: impl IntoIterator<Item = usize>) {
+        for index in nodes {
+            eventually("flights end", SOON, async || {
+                let stats = self.stats(index).await;
+                (stats.flights, stats.tasks) == (0, 0)
+            })
+            .await;
+        }
+        crate::support::probe::assert_nothing_left(&self.server, SOON).await;
+    }
+
+    /// These nodes work as on the first day: a cold key is loaded once.
+    pub(super) async fn work(&self, nodes: impl IntoIterator<Item = usize>) {
+        let nodes: Vec<_> = nodes.into_iter().collect();
+        for &index in &nodes {
+            self.node(index).send("connect");
+            assert_eq!(self.node(index).wait_event("connect").await, true);
+        }
+        let key = format!("after-{}", fastrand::u32(..));
+        self.origin.script(&key, [origin::Answer::value("after").after(ms(200))]);
+        for &index in &nodes {
+            self.node(index).send(&format!("load {key} 3"));
+        }
+        self.all_get(nodes.iter().copied(), &key, "after").await;
+        assert_eq!(self.origin.loads(&key), 1);
+        self.nothing_left(nodes).await;
+    }
+}
