@@ -119,7 +119,7 @@ async fn run(disturb: impl AsyncFn(&RedisServer, &mut fastrand::Rng)) {
     // As on the first day: one load of a cold key for all.
     let loads = crate::support::gate::Counter::default();
     for guard in &guards {
-        guard.connect().await.expect("connects");
+        connects(guard).await;
     }
     let callers = (0..30).map(|caller| {
         let loads = loads.clone();

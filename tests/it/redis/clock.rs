@@ -111,7 +111,7 @@ async fn the_clock_is_read_again_with_every_connection() {
 
     relay.set(HOUR);
     server.kill_clients();
-    node.connect().await.expect("connects");
+    connects(&node).await;
     eventually("it goes by the clock that the new connection has read", SOON, async || {
         matches!(node.get::<u32>("k").await, Ok(None))
     })

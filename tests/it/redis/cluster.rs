@@ -30,7 +30,7 @@ pub(super) fn client(url: &str) -> ClusterClient {
 
 async fn connected(cluster: &Cluster, lease: Duration) -> StampedeGuard {
     let guard = unconnected(&cluster.url(), lease_of(lease));
-    guard.connect().await.expect("connects");
+    connects(&guard).await;
     guard
 }
 

@@ -14,7 +14,7 @@ const LEASE: Duration = Duration::from_secs(60);
 
 async fn connected(url: &str) -> StampedeGuard {
     let guard = unconnected(url, lease_of(LEASE));
-    guard.connect().await.expect("connects");
+    connects(&guard).await;
     guard
 }
 

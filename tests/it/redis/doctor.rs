@@ -28,7 +28,7 @@ async fn doctor(guard: &StampedeGuard) -> Report {
 /// As the default user, who may do everything.
 async fn as_full_user(server: &RedisServer) -> Report {
     let guard = unconnected(&server.url(), patient());
-    guard.connect().await.expect("connects");
+    connects(&guard).await;
     doctor(&guard).await
 }
 
@@ -53,7 +53,7 @@ async fn health_follows_the_connections() {
     );
     assert_eq!((idle.topology, idle.clock, idle.last_heard), (Topology::Single, None, None));
 
-    guard.connect().await.expect("connects");
+    connects(&guard).await;
     let up = guard.health();
     assert_eq!((up.commands, up.inbox, up.breaker), (LinkState::Up, LinkState::Up, Breaker::Closed), "{up}");
     let clock = up.clock.expect("read with the connection");
@@ -227,7 +227,7 @@ async fn a_server_under_another_clock_is_noted() {
     let server = RedisServer::start();
     let relay = Relay::start(&server, 3_600).await;
     let guard = unconnected(&relay.url, patient());
-    guard.connect().await.expect("connects");
+    connects(&guard).await;
     let ahead = guard.health().clock.expect("read").ahead_ms;
     assert!((3_590_000..3_610_000).contains(&ahead), "{ahead}");
     let report = doctor(&guard).await;
@@ -241,7 +241,7 @@ async fn a_clock_that_has_jumped_since_it_was_read_is_warned_of() {
     let server = RedisServer::start();
     let relay = Relay::start(&server, 0).await;
     let guard = unconnected(&relay.url, patient());
-    guard.connect().await.expect("connects");
+    connects(&guard).await;
     relay.set(3_600);
     let report = doctor(&guard).await;
     let jumped = |finding: &Finding| finding.check == "clock" && finding.severity == Severity::Warning;

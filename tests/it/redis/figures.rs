@@ -19,7 +19,7 @@ const USABLE: Duration = Duration::from_millis(1_000 + 800);
 async fn a_network_that_flaps_costs_little_and_one_connect_at_a_time() {
     const FLAPS: usize = 16;
     let line = Line::new(Policy::default()).await;
-    line.guard.connect().await.expect("connects");
+    connects(&line.guard).await;
     requests(&line.guard, "before", 3).await;
     let before = line.proxy.connections();
     let flapping = async {
@@ -79,7 +79,7 @@ pub(super) fn herd(mut child: Child) -> BoxFuture<'static, ()> {
         let config: HerdConfig = child.config();
         let builder = Policy::builder().max_fail_open_loads(config.most.unwrap_or(usize::MAX));
         let guard = unconnected(&config.redis, builder.build().expect("valid"));
-        guard.connect().await.expect("connects");
+        connects(&guard).await;
         child.ready();
         child.wait_go().await;
         let (asked, loads, gate) = (Counter::default(), Counter::default(), Gate::closed());

@@ -40,7 +40,7 @@ pub(super) fn behind(child: Child) -> BoxFuture<'static, ()> {
         let server = RedisServer::start();
         let guard = unconnected(&server.minimal_user(), Policy::default());
         if connected {
-            guard.connect().await.expect("connects");
+            connects(&guard).await;
             requests(&guard, "before", 3).await;
         }
         let chain = "add table inet sg; add chain inet sg in { type filter hook input priority 0; }";

@@ -45,6 +45,7 @@ use serde::{Deserialize, Serialize};
 use stampede_guard::{Policy, StampedeGuard, Stats};
 use tokio::time::Instant;
 
+use crate::support::PATIENCE;
 use crate::support::gate::{Counter, Gate};
 use crate::support::origin::{self, Origin};
 use crate::support::probe::{eventually, eventually_eq};
@@ -78,8 +79,14 @@ fn lease_of(lease: Duration) -> Policy {
 /// A connected node in this process, with the documented minimal rights.
 async fn local(server: &RedisServer, policy: Policy) -> StampedeGuard {
     let guard = unconnected(&server.minimal_user(), policy);
-    guard.connect().await.expect("connects");
+    connects(&guard).await;
     guard
+}
+
+/// One try of the guard's has a second or so, in which a busy machine may stand still.
+#[track_caller]
+fn connects(guard: &StampedeGuard) -> impl Future<Output = ()> + '_ {
+    eventually("connects", PATIENCE, move || async move { guard.connect().await.is_ok() })
 }
 
 /// A node on one server; on what is named by a URL that only tests know, for several.
@@ -109,9 +116,12 @@ fn chain(error: &dyn std::error::Error) -> String {
 
 /// These two share a load though only the first of them leads it, and are told: the lease outlives the test.
 async fn share_a_load(server: &RedisServer, guards: &[StampedeGuard; 2]) {
+    // A first try to connect may have come to nothing.
+    let failed =
+        || guards.each_ref().map(|guard| (guard.stats().fail_open_loads, guard.stats().store_errors));
+    let before = failed();
     share_a_load_of(server, guards, [1, 2]).await;
-    let failed = guards.each_ref().map(|guard| (guard.stats().fail_open_loads, guard.stats().store_errors));
-    assert_eq!(failed, [(0, 0); 2]);
+    assert_eq!(failed(), before);
 }
 
 /// The same, of what each of them would load.

@@ -13,7 +13,7 @@ const USABLE: Duration = Duration::from_millis(1_000 + 800);
 async fn is_lived_with(mode: Mode) {
     let line = Line::new(Policy::default()).await;
     let guard = &line.guard;
-    guard.connect().await.expect("connects");
+    connects(guard).await;
     requests(guard, "before", 3).await;
     line.proxy.set(mode);
     let added = requests(guard, "ill", 40).await;

@@ -78,7 +78,7 @@ pub(super) fn node(mut child: Child) -> BoxFuture<'static, ()> {
         let lease = ms(config.lease_ms);
         let policy = config.windows.map_or_else(|| lease_of(lease), |windows| windows.set(lease));
         let guard = unconnected(&config.redis, policy);
-        guard.connect().await.expect("connects");
+        connects(&guard).await;
         let report = child.report();
         let mut callers: HashMap<String, _> = HashMap::new();
         child.ready();
@@ -218,8 +218,11 @@ impl Nodes {
     pub(super) async fn work(&self, nodes: impl IntoIterator<Item = usize>) {
         let nodes: Vec<_> = nodes.into_iter().collect();
         for &index in &nodes {
-            self.node(index).send("connect");
-            assert_eq!(self.node(index).wait_event("connect").await, true);
+            eventually("connects", PATIENCE, async || {
+                self.node(index).send("connect");
+                self.node(index).wait_event("connect").await == true
+            })
+            .await;
         }
         let key = format!("after-{}", fastrand::u32(..));
         self.origin.script(&key, [origin::Answer::value("after").after(ms(200))]);

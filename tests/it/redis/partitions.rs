@@ -22,7 +22,7 @@ impl Cut {
         let server = RedisServer::start();
         let proxy = Proxy::start(server.port()).await;
         let behind = unconnected(&proxy.url(), lease_of(lease));
-        behind.connect().await.expect("connects");
+        connects(&behind).await;
         let direct = local(&server, lease_of(lease)).await;
         // Scripts are known, so that what is cut off is one command and not the second half of two.
         answer(&behind, "warm", 1).await;
@@ -164,7 +164,7 @@ async fn an_insertion_that_comes_late_does_not_overwrite_a_newer_one() {
     tokio::time::sleep(ms(1_500)).await;
     cut.proxy.set(Mode::Pass);
     // What was held back comes before what is sent now.
-    cut.behind.connect().await.expect("connects");
+    connects(&cut.behind).await;
     for _ in 0..20 {
         assert_eq!(cut.direct.get::<u32>("k").await.expect("store"), Some(2));
         tokio::time::sleep(ms(10)).await;
@@ -182,7 +182,7 @@ async fn a_slow_network_costs_its_round_trips_and_no_load() {
     // A follower makes three round trips, of 200 ms at most each and 800 ms in all.
     let guards = [(); 3].map(|()| unconnected(&proxy.url(), lease_of(LONG_LEASE)));
     for guard in &guards {
-        guard.connect().await.expect("connects");
+        connects(guard).await;
         answer(guard, "warm", 1).await;
     }
     proxy.set(Mode::Delay(ms(100)));

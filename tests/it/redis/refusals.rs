@@ -189,7 +189,7 @@ async fn a_changed_password_is_gone_without_until_it_is_right_again() {
     server.kill_clients();
     costs_little(&guard, Refusal::ReadOnly).await;
     server.run::<()>(&["ACL", "SETUSER", "minimal", "resetpass", ">pw"]);
-    guard.connect().await.expect("connects");
+    connects(&guard).await;
     assert_eq!(answer(&guard, "before", 2).await, 1);
     assert_eq!(answer(&guard, "after", 1).await, 1);
     assert_eq!(guard.get::<u32>("after").await.expect("store"), Some(1));

@@ -43,7 +43,7 @@ fn guarded(client: SentinelClient, policy: Policy) -> StampedeGuard {
 
 async fn connected(watch: &Sentinels) -> StampedeGuard {
     let guard = unconnected(&watch.url(), lease_of(LEASE));
-    guard.connect().await.expect("connects");
+    connects(&guard).await;
     guard
 }
 

@@ -115,7 +115,7 @@ async fn what_was_stored_between_the_miss_and_the_lease_is_not_loaded_again() {
     let server = RedisServer::start();
     let slow = Holding::start(&server).await;
     let (paused, quick) = (unconnected(&slow.url, patient()), local(&server, patient()).await);
-    paused.connect().await.expect("connects");
+    connects(&paused).await;
     let loads = Counter::default();
     let open = Gate::closed();
     open.open();

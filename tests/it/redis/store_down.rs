@@ -126,7 +126,7 @@ async fn survives(outage: Outage, connected: bool) {
     let line = Line::with(outage, policy).await;
     let guard = &line.guard;
     if connected {
-        guard.connect().await.expect("connects");
+        connects(guard).await;
         requests(guard, "before", 3).await;
     }
     line.begin(outage);
@@ -185,7 +185,7 @@ async fn a_network_that_swallows_answers_costs_nothing_for_long() {
 #[tokio::test]
 async fn connections_that_died_without_a_sign_are_replaced() {
     let line = Line::new(Policy::default()).await;
-    line.guard.connect().await.expect("connects");
+    connects(&line.guard).await;
     requests(&line.guard, "before", 3).await;
     line.proxy.set(Mode::BlackHoleOld);
     let first = requests(&line.guard, "first", 5).await;
@@ -198,7 +198,7 @@ async fn connections_that_died_without_a_sign_are_replaced() {
 #[tokio::test]
 async fn a_hung_server_costs_concurrent_requests_one_budget_in_all() {
     let line = Line::new(Policy::default()).await;
-    line.guard.connect().await.expect("connects");
+    connects(&line.guard).await;
     line.begin(Outage::BlackHole);
     let started = Instant::now();
     let keys: Vec<_> = (0..200).map(|key| format!("k{key}")).collect();
@@ -213,7 +213,7 @@ fn fail_closed() -> Policy {
 async fn fails_closed(outage: Outage) {
     let line = Line::with(outage, fail_closed()).await;
     let guard = &line.guard;
-    guard.connect().await.expect("connects");
+    connects(guard).await;
     line.begin(outage);
     let loads = Counter::default();
     let mut added = Vec::new();
@@ -254,7 +254,7 @@ async fn failing_closed_is_fast_when_the_network_swallows_everything() {
 async fn a_refresh_while_the_server_is_dead_loads_or_fails_as_the_policy_says() {
     let line = Line::direct(Policy::default()).await;
     let (open, closed) = (&line.guard, line.guard.with_policy(fail_closed()));
-    open.connect().await.expect("connects");
+    connects(open).await;
     line.begin(Outage::Dead);
     let loads = Counter::default();
     let load = || {
@@ -274,7 +274,7 @@ async fn a_refresh_while_the_server_is_dead_loads_or_fails_as_the_policy_says() 
 #[tokio::test]
 async fn an_invalidation_that_is_not_confirmed_says_so_within_its_bound() {
     let line = Line::new(Policy::default()).await;
-    line.guard.connect().await.expect("connects");
+    connects(&line.guard).await;
     line.begin(Outage::BlackHole);
     let started = Instant::now();
     let error = line.guard.invalidate("k").await.expect_err("not confirmed");

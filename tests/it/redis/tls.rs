@@ -15,7 +15,7 @@ fn guard(client: redis::Client, policy: Policy) -> StampedeGuard {
 
 async fn connected(client: redis::Client) -> StampedeGuard {
     let guard = guard(client, lease_of(LEASE));
-    guard.connect().await.expect("connects");
+    connects(&guard).await;
     guard
 }
 

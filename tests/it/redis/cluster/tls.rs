@@ -48,7 +48,7 @@ async fn every_node_is_spoken_to_through_tls_wherever_slots_go() {
     for _ in 0..2 {
         let client = client(std::slice::from_ref(&seed), &authority, Some(&ours));
         let guard = guarded(client, lease_of(LEASE));
-        guard.connect().await.expect("connects");
+        connects(&guard).await;
         guards.push(guard);
     }
     let guards = <[StampedeGuard; 2]>::try_from(guards).expect("two");

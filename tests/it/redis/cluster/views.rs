@@ -59,7 +59,7 @@ async fn nodes_that_know_of_no_slots_are_not_believed() {
 async fn a_master_that_hangs_is_not_asked_about_all_the_time() {
     let cluster = Cluster::patient();
     let guard = unconnected(&cluster.url(), Policy::default());
-    guard.connect().await.expect("connects");
+    connects(&guard).await;
     let key = cluster.key_on(0, "hung");
     answer(&guard, &key, 1).await;
     cluster.node(0).pause();
@@ -84,7 +84,7 @@ async fn a_cap_whose_master_hangs_costs_the_others_nothing() {
     let cluster = Cluster::patient();
     let guard =
         unconnected(&cluster.url(), Policy::builder().max_concurrent_loads(2).build().expect("valid"));
-    guard.connect().await.expect("connects");
+    connects(&guard).await;
     answer(&guard, "first", 1).await;
     let cold = |master| (0..20).map(|n| cluster.key_on(master, &format!("cold{n}"))).collect::<Vec<_>>();
     let keys = [cold(0), cold(1), cold(2)];

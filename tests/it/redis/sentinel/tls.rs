@@ -63,7 +63,7 @@ async fn guards_share_loads_through_tls_before_and_after_a_failover() {
     for _ in 0..2 {
         let client = Trust::everywhere(&authority).client(&watch.tls_ports());
         let guard = guarded(client, lease_of(LEASE));
-        guard.connect().await.expect("connects");
+        connects(&guard).await;
         guards.push(guard);
     }
     let guards = <[StampedeGuard; 2]>::try_from(guards).expect("two");
