@@ -1,7 +1,7 @@
 //! `max_concurrent_loads` over Redis: kept by all processes together while it can be asked; while it can not, it costs
 //! nothing, is not kept, and that is said.
 
-use stampede_guard::{ErrorKind, LoadError, OnStoreDown, PolicyBuilder};
+use stampede_guard::{ErrorKind, LoadError, OnStoreDown};
 
 use super::*;
 use crate::support::probe::assert_nothing_left;
@@ -10,8 +10,7 @@ use crate::support::warnings::Warnings;
 const LOADS: u32 = 3;
 
 fn capped() -> PolicyBuilder {
-    let builder = Policy::builder().max_concurrent_loads(LOADS);
-    builder.coordination_budget(ms(800)).command_timeout(ms(400))
+    patient(Duration::from_secs(60)).max_concurrent_loads(LOADS)
 }
 
 #[tokio::test]

@@ -118,6 +118,8 @@ async fn run(disturb: impl AsyncFn(&RedisServer, &mut fastrand::Rng)) {
     assert_nothing_left(&server, SOON).await;
     // As on the first day: one load of a cold key for all.
     let loads = crate::support::gate::Counter::default();
+    let policy = lease_of(Duration::from_secs(60));
+    let guards: Vec<_> = guards.into_iter().map(|guard| guard.with_policy(policy.clone())).collect();
     for guard in &guards {
         connects(guard).await;
     }

@@ -12,6 +12,9 @@ use super::*;
 
 const HOUR: i64 = 3_600;
 
+/// Nobody waits for it.
+const LEASE: Duration = Duration::from_secs(60);
+
 /// Passes everything on, and moves the seconds in answers to TIME.
 pub(crate) struct Relay {
     pub(crate) url: String,
@@ -72,8 +75,8 @@ fn move_time(answer: &mut [u8], seconds: i64) {
 /// A connected node that sees the server's clock this much later than it is.
 async fn node(server: &RedisServer, seconds: i64) -> StampedeGuard {
     let relay = Relay::start(server, seconds).await;
-    let node = unconnected(&relay.url, lease_of(ms(2_000)));
-    node.connect().await.expect("connects");
+    let node = unconnected(&relay.url, lease_of(LEASE));
+    connects(&node).await;
     node
 }
 
@@ -105,7 +108,7 @@ async fn an_entry_is_stale_when_the_servers_clock_says_so() {
 async fn the_clock_is_read_again_with_every_connection() {
     let server = RedisServer::start();
     let relay = Relay::start(&server, 0).await;
-    let node = unconnected(&relay.url, lease_of(ms(2_000)));
+    let node = unconnected(&relay.url, lease_of(LEASE));
     answer(&node, "k", 1).await;
     assert_eq!(node.get::<u32>("k").await.expect("store"), Some(1));
 

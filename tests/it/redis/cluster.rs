@@ -86,8 +86,7 @@ async fn all_masters_keep_every_promise() {
     let tags: Vec<_> = (0..3).map(|master| cluster.key_on(master, "tag")).collect();
     for tag in &tags {
         guards[0].insert_with_tags("tagged", &7, tags.iter().map(String::as_str)).await.expect("stored");
-        let tagged =
-            Policy::builder().tags(tags.clone()).coordination_budget(ms(800)).command_timeout(ms(200));
+        let tagged = patient(LEASE).tags(tags.clone());
         let reader = guards[1].with_policy(tagged.build().expect("valid"));
         assert_eq!(reader.get::<u32>("tagged").await.expect("a store"), Some(7));
         guards[1].invalidate_tag(&**tag).await.expect("confirmed");
@@ -157,7 +156,7 @@ async fn what_is_wrong_is_said() {
     // A client of one server, at a node.
     let warnings = crate::support::warnings::Warnings::default();
     let _listens = warnings.listen();
-    let one = unconnected(&cluster.node(0).url(), Policy::default());
+    let one = unconnected(&cluster.node(0).url(), lease_of(LEASE));
     let elsewhere = cluster.key_on(1, "k");
     assert_eq!(answer(&one, &elsewhere, 1).await, 1);
     let told = chain(&one.get::<u32>(&*elsewhere).await.expect_err("another node's"));
@@ -212,5 +211,6 @@ async fn a_cluster_may_come_later() {
     while guard.insert("k", &1).await.is_err() {
         assert!(resumed.elapsed() < SOON, "{}", guard.health());
     }
-    assert_eq!(guard.get::<u32>("k").await.expect("a store"), Some(1));
+    let in_peace = guard.with_policy(lease_of(LEASE));
+    assert_eq!(in_peace.get::<u32>("k").await.expect("a store"), Some(1));
 }

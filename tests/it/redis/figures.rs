@@ -164,8 +164,8 @@ async fn the_only_place_is_taken(guard: &StampedeGuard) -> (Gate, tokio::task::J
     (gate, holds)
 }
 
-fn one_place() -> stampede_guard::PolicyBuilder {
-    Policy::builder().max_fail_open_loads(1)
+fn one_place() -> PolicyBuilder {
+    patient(Duration::from_secs(60)).max_fail_open_loads(1)
 }
 
 /// The server reads and does not write: what is stale can be found, and nothing can be led.

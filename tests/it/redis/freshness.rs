@@ -1,7 +1,7 @@
 //! What a policy and a loader decide about freshness holds for all who share a server: four nodes, each with
 //! connections of its own.
 
-use stampede_guard::{LoadContext, PolicyBuilder};
+use stampede_guard::LoadContext;
 
 use super::*;
 use crate::support::gate::{Counter, Gate};
@@ -9,8 +9,7 @@ use crate::support::gate::{Counter, Gate};
 const FRESH: Duration = Duration::from_millis(150);
 
 fn policy() -> PolicyBuilder {
-    let generous = Policy::builder().coordination_budget(ms(800)).command_timeout(ms(400));
-    generous.fresh_for(FRESH).ttl_jitter(0.0)
+    patient(Duration::from_secs(60)).fresh_for(FRESH).ttl_jitter(0.0)
 }
 
 /// Four nodes, a gate at the origin, and how often that was asked. The value is the number of the load.

@@ -114,7 +114,7 @@ async fn in_the_loading_node_later_callers_get_the_newer_value_once_the_message_
 /// The message is lost: what a deletion behind the guard's back looks like to the loading node.
 #[tokio::test]
 async fn in_the_loading_node_a_lost_message_costs_a_third_of_the_lease() {
-    let lease = Duration::from_secs(2);
+    let lease = Duration::from_secs(9);
     let old = OldLoad::start(2, lease).await;
     old.server.run::<()>(&["DEL", "sg1:l:{default:k}", "sg1:e:{default:k}"]);
     let callers = until_a_caller_starts_anew(&old, lease / 3 + Duration::from_secs(1)).await;

@@ -7,16 +7,12 @@ use super::*;
 use crate::support::gate::{Counter, Gate};
 use crate::support::probe::assert_nothing_left;
 
-const LEASE: Duration = Duration::from_secs(1);
+/// What a load leaves for those who come late, stays for two of these.
+const LEASE: Duration = Duration::from_millis(1_600);
 const FRESH_FOR: Duration = Duration::from_secs(30);
 
-fn policy() -> stampede_guard::PolicyBuilder {
-    Policy::builder()
-        .lease(LEASE)
-        .fresh_for(FRESH_FOR)
-        .coordination_budget(ms(800))
-        .command_timeout(ms(200))
-        .load_timeout(Duration::from_secs(3))
+fn policy() -> PolicyBuilder {
+    patient(LEASE).fresh_for(FRESH_FOR).load_timeout(Duration::from_secs(3))
 }
 
 /// Tasks of this test's runtime.

@@ -42,7 +42,7 @@ use std::time::Duration;
 
 use futures_util::future::{BoxFuture, join_all};
 use serde::{Deserialize, Serialize};
-use stampede_guard::{Policy, StampedeGuard, Stats};
+use stampede_guard::{Policy, PolicyBuilder, StampedeGuard, Stats};
 use tokio::time::Instant;
 
 use crate::support::PATIENCE;
@@ -69,10 +69,21 @@ fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// A policy whose lease is short and whose commands may be slow: the machine of the tests is busy.
+/// A policy whose commands may be as slow as the lease allows: the machine of the tests is busy, and a command that comes too
+/// late makes a node load for itself.
 fn lease_of(lease: Duration) -> Policy {
-    let builder =
-        Policy::builder().lease(lease).coordination_budget(ms(800)).command_timeout(lease.min(ms(800)) / 4);
+    patient(lease).build().expect("valid")
+}
+
+fn patient(lease: Duration) -> PolicyBuilder {
+    let command = (lease / 4).min(Duration::from_secs(1));
+    Policy::builder().lease(lease).command_timeout(command).coordination_budget(command * 4)
+}
+
+/// The same for who measures what a server that is away costs: this budget, and then it is gone without.
+fn hurried_lease_of(lease: Duration) -> Policy {
+    let command = (lease / 4).min(ms(400));
+    let builder = Policy::builder().lease(lease).command_timeout(command).coordination_budget(ms(800));
     builder.build().expect("valid")
 }
 

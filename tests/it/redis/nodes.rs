@@ -24,10 +24,7 @@ pub(super) struct Windows {
 
 impl Windows {
     pub(super) fn set(self, lease: Duration) -> Policy {
-        let builder = Policy::builder()
-            .lease(lease)
-            .coordination_budget(ms(800))
-            .command_timeout(lease.min(ms(800)) / 4)
+        let builder = patient(lease)
             .fresh_for(ms(self.fresh_ms))
             .ttl_jitter(0.0)
             .stale_while_revalidate(ms(self.revalidate_ms))

@@ -5,6 +5,11 @@
 use super::*;
 use crate::support::origin::Answer;
 
+/// Long enough to be kept, also on a machine that stands still for a moment.
+const LEASE: Duration = Duration::from_secs(3);
+/// Whoever waited for this one to expire would fail the test by its patience.
+const LONG_LEASE: Duration = Duration::from_secs(120);
+
 /// Node 0 holds a load of `k`; nodes 1 and 2 wait for it, with five callers each.
 async fn in_the_middle(lease: Duration) -> Nodes {
     let nodes = Nodes::start(3, lease).await;
@@ -42,7 +47,7 @@ async fn connected_again(nodes: &Nodes) {
 
 #[tokio::test]
 async fn scripts_that_are_flushed_cost_nothing() {
-    let nodes = in_the_middle(ms(1_000)).await;
+    let nodes = in_the_middle(LEASE).await;
     nodes.server.script_flush();
     and_then(&nodes).await;
     assert_eq!(nodes.origin.loads("k"), 1);
@@ -50,7 +55,7 @@ async fn scripts_that_are_flushed_cost_nothing() {
 
 #[tokio::test]
 async fn cut_subscriptions_cost_no_load() {
-    let nodes = in_the_middle(Duration::from_secs(120)).await;
+    let nodes = in_the_middle(LONG_LEASE).await;
     assert_eq!(nodes.server.kill_pubsub(), 3);
     nodes.origin.release("k");
     // The lease is long: who had missed the wake-up for good would be missed here.
@@ -61,7 +66,7 @@ async fn cut_subscriptions_cost_no_load() {
 
 #[tokio::test]
 async fn subscriptions_cut_again_and_again_cost_no_load() {
-    let nodes = in_the_middle(Duration::from_secs(120)).await;
+    let nodes = in_the_middle(LONG_LEASE).await;
     for _ in 0..5 {
         nodes.server.kill_pubsub();
         eventually_eq("the subscriptions are back", SOON, 3, async || nodes.server.pubsub_clients()).await;
@@ -72,7 +77,7 @@ async fn subscriptions_cut_again_and_again_cost_no_load() {
 
 #[tokio::test]
 async fn cut_connections_cost_no_load() {
-    let nodes = in_the_middle(ms(2_000)).await;
+    let nodes = in_the_middle(LEASE).await;
     assert_eq!(nodes.server.kill_clients(), 6);
     connected_again(&nodes).await;
     and_then(&nodes).await;
@@ -82,7 +87,7 @@ async fn cut_connections_cost_no_load() {
 /// The lease goes with the rest. FLUSHALL tells nobody, so it is found out by the timers.
 #[tokio::test]
 async fn an_emptied_server_costs_one_lease_and_one_load() {
-    let nodes = in_the_middle(ms(1_000)).await;
+    let nodes = in_the_middle(LEASE).await;
     nodes.server.flush_all();
     nodes.origin.wait_for_loads("k", 2).await;
     and_then(&nodes).await;
@@ -92,7 +97,7 @@ async fn an_emptied_server_costs_one_lease_and_one_load() {
 
 #[tokio::test]
 async fn a_restarted_server_costs_at_most_one_load_per_process() {
-    let nodes = in_the_middle(ms(1_000)).await;
+    let nodes = in_the_middle(LEASE).await;
     nodes.server.restart();
     connected_again(&nodes).await;
     and_then(&nodes).await;
@@ -102,7 +107,7 @@ async fn a_restarted_server_costs_at_most_one_load_per_process() {
 /// Without a server each process loads for itself, once, and is answered without it.
 #[tokio::test]
 async fn a_killed_server_costs_one_load_per_process() {
-    let nodes = in_the_middle(ms(1_000)).await;
+    let nodes = in_the_middle(LEASE).await;
     nodes.server.kill();
     nodes.origin.wait_for_loads("k", 3).await;
     nodes.origin.release("k");
@@ -115,7 +120,7 @@ async fn a_killed_server_costs_one_load_per_process() {
 
 #[tokio::test]
 async fn a_stopped_server_costs_one_load_per_process() {
-    let nodes = in_the_middle(ms(1_000)).await;
+    let nodes = in_the_middle(LEASE).await;
     nodes.server.pause();
     nodes.origin.wait_for_loads("k", 3).await;
     nodes.origin.release("k");
@@ -130,7 +135,7 @@ async fn a_stopped_server_costs_one_load_per_process() {
 /// A short stop that nobody needs to notice: the load goes on, the waiters wait on.
 #[tokio::test]
 async fn a_server_that_hangs_for_a_moment_costs_no_load() {
-    let nodes = in_the_middle(Duration::from_secs(120)).await;
+    let nodes = in_the_middle(LONG_LEASE).await;
     nodes.server.pause();
     tokio::time::sleep(ms(150)).await;
     nodes.server.resume();
@@ -141,7 +146,7 @@ async fn a_server_that_hangs_for_a_moment_costs_no_load() {
 /// The whole fleet waits for a leader in a process that dies together with the server.
 #[tokio::test]
 async fn leader_and_server_that_die_together_cost_one_load_per_process() {
-    let nodes = in_the_middle(ms(1_000)).await;
+    let nodes = in_the_middle(LEASE).await;
     nodes.server.kill();
     nodes.node(0).kill();
     nodes.origin.release("k");

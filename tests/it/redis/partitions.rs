@@ -29,6 +29,12 @@ impl Cut {
         Self { server, proxy, behind, direct }
     }
 
+    /// The cut off one with less time for what it tells the store behind its callers' backs.
+    async fn hurried(lease: Duration) -> Self {
+        let cut = Self::new(lease).await;
+        Self { behind: cut.behind.with_policy(hurried_lease_of(lease)), ..cut }
+    }
+
     async fn nothing_left(&self) {
         settled(&[self.behind.clone(), self.direct.clone()]).await;
         assert_nothing_left(&self.server, SOON).await;
@@ -37,7 +43,7 @@ impl Cut {
 
 #[tokio::test]
 async fn a_leader_that_is_cut_off_costs_one_lease_and_can_not_overwrite() {
-    let cut = Cut::new(ms(1_000)).await;
+    let cut = Cut::hurried(ms(2_000)).await;
     let (old, new, loads) = (Gate::closed(), Gate::closed(), Counter::default());
     new.open();
     let leader = held_call(&cut.behind, 1, &old, &loads);
@@ -61,7 +67,8 @@ async fn a_leader_that_is_cut_off_costs_one_lease_and_can_not_overwrite() {
 
 #[tokio::test]
 async fn a_waiter_that_is_cut_off_loads_for_itself_after_its_wait() {
-    let cut = Cut::new(ms(1_000)).await;
+    const LEASE: Duration = Duration::from_secs(3);
+    let cut = Cut::hurried(LEASE).await;
     let (gate, open, loads) = (Gate::closed(), Gate::closed(), Counter::default());
     open.open();
     let leader = held_call(&cut.direct, 1, &gate, &loads);
@@ -179,7 +186,7 @@ async fn an_insertion_that_comes_late_does_not_overwrite_a_newer_one() {
 async fn a_slow_network_costs_its_round_trips_and_no_load() {
     let server = RedisServer::start();
     let proxy = Proxy::start(server.port()).await;
-    // A follower makes three round trips, of 200 ms at most each and 800 ms in all.
+    // A follower makes three round trips, of a second at most each and four in all.
     let guards = [(); 3].map(|()| unconnected(&proxy.url(), lease_of(LONG_LEASE)));
     for guard in &guards {
         connects(guard).await;

@@ -129,12 +129,13 @@ async fn an_expired_certificate_is_told_as_such_until_it_is_renewed() {
     let guard = guard(authority.client(&server.url()), Policy::default());
     is_gone_without(&guard, "renew it, or set this machine's clock").await;
     server.renew(&authority.sign(&HERE));
-    eventually("values are stored again", SOON, async || {
-        guard.connect().await.is_ok() && answer(&guard, "back", 1).await == 1
+    let in_peace = guard.with_policy(lease_of(LEASE));
+    eventually_eq("values are stored again", SOON, Some(1), async || {
+        answer(&in_peace, "back", 1).await;
+        in_peace.get::<u32>("back").await.ok().flatten()
     })
     .await;
     settled(std::slice::from_ref(&guard)).await;
-    assert_eq!(guard.get::<u32>("back").await.expect("store"), Some(1));
 }
 
 #[tokio::test]

@@ -161,7 +161,7 @@ async fn a_waiting_process_is_a_get_and_two_acquires() {
 async fn a_long_load_costs_a_constant_number_of_commands_per_process_and_lease() {
     const PERIODS: u32 = 2;
     let server = RedisServer::start();
-    let lease = ms(1_000);
+    let lease = ms(3_000);
     let guards = [local(&server, lease_of(lease)).await, local(&server, lease_of(lease)).await];
     let (gate, loads) = (Gate::closed(), Counter::default());
     let mut callers = vec![held(&guards[0], "k", &gate, &loads)];
