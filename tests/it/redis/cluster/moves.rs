@@ -48,8 +48,8 @@ async fn each_redirection_is_followed() {
     let slot = cluster.slot_of(&other);
     cluster.begin_move(slot, 2, 0);
     let started = Instant::now();
-    assert_eq!(answer(&guard, &other, 3).await, 3);
-    assert!(started.elapsed() < ms(800) + SLACK, "{:?}", started.elapsed());
+    assert_eq!(answer(&guard.with_policy(hurried_lease_of(LEASE)), &other, 3).await, 3);
+    assert!(started.elapsed() < ms(800) + SLACK + STANDSTILL, "{:?}", started.elapsed());
     cluster.end_move(slot, 2, 0);
     eventually("it is stored again", SOON, async || {
         answer(&guard, &other, 4).await;
@@ -61,9 +61,13 @@ async fn each_redirection_is_followed() {
     cluster.node(0).run::<()>(&["CLUSTER", "DELSLOTS", "0", "1"]);
     let down = cluster.key_on(0, "down");
     eventually("it is down", SOON, async || guard.get::<u32>(&*down).await.is_err()).await;
-    let started = Instant::now();
-    assert_eq!(answer(&guard, &down, 5).await, 5);
-    assert!(started.elapsed() < NOTHING + SLACK, "an answer of the node's ends it: {:?}", started.elapsed());
+    let mut added = Vec::new();
+    for _ in 0..5 {
+        let started = Instant::now();
+        assert_eq!(answer(&guard, &down, 5).await, 5);
+        added.push(started.elapsed());
+    }
+    assert!(median(added.clone()) < NOTHING + SLACK, "an answer of the node's ends it: {added:?}");
     cluster.node(0).run::<()>(&["CLUSTER", "ADDSLOTS", "0", "1"]);
     eventually("it is up", SOON, async || guard.insert(&*down, &6).await.is_ok()).await;
     assert_eq!(guard.get::<u32>(&*down).await.expect("an answer"), Some(6));

@@ -74,7 +74,7 @@ async fn a_master_that_hangs_is_not_asked_about_all_the_time() {
     cluster.node(0).resume();
     let resumed = Instant::now();
     while guard.insert(&*key, &8).await.is_err() {
-        assert!(resumed.elapsed() < Duration::from_secs(1) + SLACK, "{}", guard.health());
+        assert!(resumed.elapsed() < Duration::from_secs(1) + SLACK + STANDSTILL, "{}", guard.health());
     }
 }
 
@@ -98,7 +98,7 @@ async fn a_cap_whose_master_hangs_costs_the_others_nothing() {
         answer(&guard, key, 7).await;
         added.push(started.elapsed());
     }
-    assert!(added.iter().all(|added| *added <= ms(100) + SLACK), "{added:?}");
+    keep_to_the_budget(&added, "beside");
     assert!(median(added.clone()) <= NOTHING, "{added:?}");
     let (mut stored, in_peace) = (0, guard.with_policy(lease_of(LEASE)));
     for key in &keys {
