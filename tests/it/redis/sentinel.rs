@@ -89,9 +89,11 @@ async fn one_load_per_fleet_and_the_locks_on_the_primary() {
     let semaphore = Semaphore::new(&guards[0].locks(), "s", 1).expect("valid");
     assert!(semaphore.acquire(Wait::Now).await.expect("a store").is_some());
 
-    let primary = watch.first().run::<String>(&["CLIENT", "LIST"]);
-    let user = primary.lines().filter(|line| line.contains("user=watched")).count();
-    assert_eq!(user, 4, "two connections each, on the primary: {primary}");
+    eventually_eq("two connections each, on the primary", SOON, 4, async || {
+        let primary = watch.first().run::<String>(&["CLIENT", "LIST"]);
+        primary.lines().filter(|line| line.contains("user=watched")).count()
+    })
+    .await;
     let replica = watch.second().run::<String>(&["CLIENT", "LIST"]);
     assert!(!replica.contains("user=watched"), "nobody is on the replica: {replica}");
 }

@@ -26,12 +26,13 @@ async fn works_with(args: &[&str]) {
         [connected(authority.client(&server.url())).await, connected(authority.client(&server.url())).await];
     share_a_load(&server.plain, &guards).await;
     // Commands and notifications of both, and nothing beside TLS.
-    let list: String = server.plain.run(&["CLIENT", "LIST"]);
     let through = format!(":{}", server.tls_port);
-    let ours = list.lines().filter(|client| field(client, "user") == Some("minimal"));
-    let ways: Vec<_> =
-        ours.map(|client| field(client, "laddr").expect("laddr").ends_with(&through)).collect();
-    assert_eq!(ways, [true; 4], "{list}");
+    eventually_eq("through TLS, all of them", SOON, vec![true; 4], async || {
+        let list: String = server.plain.run(&["CLIENT", "LIST"]);
+        let ours = list.lines().filter(|client| field(client, "user") == Some("minimal"));
+        ours.map(|client| field(client, "laddr").expect("laddr").ends_with(&through)).collect()
+    })
+    .await;
 }
 
 #[tokio::test]
