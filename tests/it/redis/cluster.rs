@@ -10,6 +10,7 @@ use redis::cluster::ClusterClient;
 use stampede_guard::health::{Breaker, LinkState, Severity, Topology};
 use stampede_guard::lock::{Mutex, Semaphore, Wait};
 
+use super::doctor::examined;
 use super::*;
 use crate::support::cluster::Cluster;
 
@@ -122,7 +123,7 @@ async fn all_masters_keep_every_promise() {
         assert!(waits.await.unwrap().expect("a store").is_some());
     }
 
-    let report = guards[0].doctor().await;
+    let report = examined(&guards[0]).await;
     assert!(report.findings.iter().all(|finding| finding.severity <= Severity::Note), "{report}");
     let of = |check: &str| report.findings.iter().find(|finding| finding.check == check).expect("looked at");
     assert!(of("cluster").found.contains("3 masters serve all slots"), "{report}");
@@ -162,7 +163,7 @@ async fn what_is_wrong_is_said() {
     let told = chain(&one.get::<u32>(&*elsewhere).await.expect_err("another node's"));
     assert!(told.contains("ClusterClient"), "{told}");
     assert_eq!(warnings.about("ClusterClient").len(), 1);
-    let report = one.doctor().await;
+    let report = examined(&one).await;
     assert!(report.to_string().contains("a node of a Redis Cluster"), "{report}");
     // A client of a cluster, at one server.
     let server = RedisServer::start();
@@ -174,7 +175,7 @@ async fn what_is_wrong_is_said() {
         node.run::<()>(&["ACL", "SETUSER", "spread", "-cluster"]);
     }
     is_gone_without(&unconnected(&cluster.url(), Policy::default()), "may not do what the guard does").await;
-    let report = unconnected(&cluster.url(), Policy::default()).doctor().await;
+    let report = examined(&unconnected(&cluster.url(), Policy::default())).await;
     assert!(report.to_string().contains("+cluster|slots"), "{report}");
     for node in cluster.nodes() {
         node.run::<()>(&["ACL", "SETUSER", "spread", "+cluster|slots"]);

@@ -16,8 +16,20 @@ fn patient() -> Policy {
     lease_of(Duration::from_secs(60))
 }
 
+/// A whole report: on a busy machine an answer may take longer than the doctor waits for it.
+pub(super) async fn examined(guard: &StampedeGuard) -> Report {
+    let examine = async || tokio::time::timeout(BOUND, guard.doctor()).await.expect("it is bounded");
+    let mut report = examine().await;
+    for _ in 0..2 {
+        if report.to_string().contains("broke off") {
+            report = examine().await;
+        }
+    }
+    report
+}
+
 async fn doctor(guard: &StampedeGuard) -> Report {
-    let report = tokio::time::timeout(BOUND, guard.doctor()).await.expect("it is bounded");
+    let report = examined(guard).await;
     for finding in &report.findings {
         let told = format!("{finding}");
         assert!(!told.contains("sg1:e:{") && !told.contains("pw"), "no key and no password: {told}");

@@ -8,6 +8,7 @@ use redis::sentinel::{SentinelClient, SentinelClientBuilder, SentinelServerType}
 use stampede_guard::health::{LinkState, Severity, Topology};
 use stampede_guard::lock::{Mutex, Semaphore, Wait};
 
+use super::doctor::examined;
 use super::*;
 use crate::support::sentinels::{NAME, ROLE, Sentinels};
 
@@ -250,9 +251,9 @@ async fn what_is_wrong_is_said() {
 async fn the_doctor_asks_the_sentinels_too() {
     let watch = Sentinels::start();
     let fresh = unconnected(&watch.url(), Policy::default());
-    assert!(fresh.doctor().await.to_string().contains("3 of 3"), "also before the guard has connected");
+    assert!(examined(&fresh).await.to_string().contains("3 of 3"), "also before the guard has connected");
     let guard = connected(&watch).await;
-    let report = guard.doctor().await;
+    let report = examined(&guard).await;
     let finding = |check: &str| {
         let found = report.findings.iter().find(|finding| finding.check == check);
         found.unwrap_or_else(|| panic!("nothing about {check}:\n{report}"))

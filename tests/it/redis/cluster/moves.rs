@@ -25,7 +25,7 @@ async fn each_redirection_is_followed() {
     };
     may_ask("-asking");
     assert!(guard.get::<u32>(&*key).await.is_err());
-    assert!(guard.doctor().await.to_string().contains("+asking"));
+    assert!(examined(&guard).await.to_string().contains("+asking"));
     may_ask("+asking");
     assert_eq!(get().await, Some(1));
     // TRYAGAIN: of a script's keys the entry has gone ahead and the others are nowhere. It ends with the move.

@@ -60,13 +60,9 @@ async fn every_node_is_spoken_to_through_tls_wherever_slots_go() {
             assert_eq!(guard.get::<usize>(&*key).await.expect("a store"), Some(0));
         }
     }
-    let connections = through_tls(&cluster);
-    assert_eq!(
-        connections.iter().sum::<usize>(),
-        2 * (3 + 1),
-        "to each master, and for messages: {connections:?}"
-    );
-    let report = guards[0].doctor().await;
+    let connections = async || through_tls(&cluster).iter().sum::<usize>();
+    eventually_eq("to each master, and for messages", SOON, 2 * (3 + 1), connections).await;
+    let report = examined(&guards[0]).await;
     assert!(report.findings.iter().all(|finding| finding.severity <= Severity::Note), "{report}");
 
     // MOVED, to a master that is known.
@@ -104,7 +100,7 @@ async fn what_is_wrong_with_tls_is_said() {
     };
     let untrusted = guarded(client(&seeds("rediss", tls_port), &another, None), Policy::default());
     is_gone_without(&untrusted, "name it as `root_cert`").await;
-    let report = untrusted.doctor().await.to_string();
+    let report = examined(&untrusted).await.to_string();
     assert!(report.contains("name it as `root_cert`"), "{report}");
     let at_plain_ports = client(&seeds("rediss", RedisServer::port), &authority, None);
     let without_tls = ClusterClient::new(seeds("redis", tls_port)).expect("nodes");

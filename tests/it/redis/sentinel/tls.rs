@@ -74,8 +74,8 @@ async fn guards_share_loads_through_tls_before_and_after_a_failover() {
     let guards = <[StampedeGuard; 2]>::try_from(guards).expect("two");
     share_a_load(watch.first(), &guards).await;
     assert_eq!(guards[1].get::<u32>("k").await.expect("a store"), Some(1));
-    assert_eq!(through_tls(watch.first()), 4, "two connections each");
-    let report = guards[0].doctor().await;
+    connected_to(watch.first(), 4).await;
+    let report = examined(&guards[0]).await;
     let of = |check: &str| report.findings.iter().find(|finding| finding.check == check).expect("looked at");
     assert_eq!(of("sentinels").severity, Severity::Ok, "{report}");
     let primary = format!("127.0.0.1:{}", watch.first().tls_port().expect("it has one"));
