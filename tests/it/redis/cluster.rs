@@ -66,7 +66,7 @@ async fn share_at(home: &RedisServer, guards: &[StampedeGuard; 2], key: &str) {
 
 #[tokio::test]
 async fn all_masters_keep_every_promise() {
-    let cluster = Cluster::start();
+    let cluster = Cluster::calm();
     let guards = [connected(&cluster, LEASE).await, connected(&cluster, LEASE).await];
     let health = guards[0].health();
     let stands = (health.topology, health.commands, health.inbox, health.breaker);

@@ -18,9 +18,9 @@ pub(super) const SCHEME: &str = "sentinels://";
 /// A waiter that is not told would be missed.
 const LEASE: Duration = Duration::from_secs(60);
 
-/// From the death of a primary until the guard works on the next: half a second until the sentinels call it dead, an
+/// From the death of a primary until the guard works on the next: two seconds until the sentinels call it dead, an
 /// election, a connection; and a busy machine.
-const FAILOVER: Duration = Duration::from_secs(15);
+const FAILOVER: Duration = Duration::from_secs(20);
 
 pub(super) fn client(url: &str) -> SentinelClient {
     let (ports, name) = url.strip_prefix(SCHEME).and_then(|rest| rest.split_once('/')).expect("a URL");
@@ -103,7 +103,7 @@ async fn one_load_per_fleet_and_the_locks_on_the_primary() {
 /// can tell for how long there will be no primary.
 #[tokio::test]
 async fn a_primary_that_dies_during_a_load_is_replaced() {
-    let (watch, origin) = (Sentinels::start(), Origin::start().await);
+    let (watch, origin) = (Sentinels::vigilant(), Origin::start().await);
     let config = Config { redis: watch.url(), origin: origin.addr(), lease_ms: 60_000, windows: None };
     let fleet = Fleet::spawn(4, "node", &config);
     fleet.wait_ready().await;
@@ -217,7 +217,7 @@ async fn sentinels_may_come_later() {
 /// A sentinel that hangs goes down with its primary, as it does where both are on one host. It is asked first.
 #[tokio::test]
 async fn a_sentinel_that_hangs_does_not_hide_the_new_primary() {
-    let watch = Sentinels::start();
+    let watch = Sentinels::vigilant();
     let guard = connected(&watch).await;
     watch.pause(0);
     watch.first().kill();
@@ -249,7 +249,8 @@ async fn what_is_wrong_is_said() {
 
 #[tokio::test]
 async fn the_doctor_asks_the_sentinels_too() {
-    let watch = Sentinels::start();
+    // Those who do not call each other dead do not miss each other either.
+    let watch = Sentinels::vigilant();
     let fresh = unconnected(&watch.url(), Policy::default());
     assert!(examined(&fresh).await.to_string().contains("3 of 3"), "also before the guard has connected");
     let guard = connected(&watch).await;

@@ -1,4 +1,4 @@
-//! Three masters with a replica each, on free ports, whose failovers take a second or two.
+//! Three masters with a replica each, on free ports, whose failovers take two seconds or three.
 
 use std::collections::HashMap;
 use std::thread;
@@ -26,18 +26,23 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// A master that says nothing for a second is replaced.
+    /// A master that says nothing for two seconds is replaced: longer than a busy machine stands still.
     pub(crate) fn start() -> Self {
-        Self::with(1_000, 1, None)
+        Self::with(2_000, 1, None)
+    }
+
+    /// The same, where nobody is replaced unless it is told to be.
+    pub(crate) fn calm() -> Self {
+        Self::with(60_000, 1, None)
     }
 
     /// The same through TLS: nodes speak it to each other, and send those to ports for TLS who come by TLS. Their plain
     /// ports are the harness's way to look at them.
     pub(crate) fn with_tls(files: TlsFiles) -> Self {
-        Self::with(1_000, 1, Some(files))
+        Self::with(2_000, 1, Some(files))
     }
 
-    /// Nobody is replaced while a test runs, whoever says nothing.
+    /// Without replicas: nobody is replaced, whoever says nothing.
     pub(crate) fn patient() -> Self {
         Self::with(60_000, 0, None)
     }

@@ -1,4 +1,5 @@
-//! A primary, its replica and three sentinels, on free ports, with their clocks turned up: a failover takes a second.
+//! A primary, its replica and three sentinels, on free ports, with their clocks turned up: a failover takes
+//! two seconds or three.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -21,6 +22,9 @@ pub(crate) const NAME: &str = "mymaster";
 /// The rights of the smallest user, as documented for Sentinel.
 pub(crate) const ROLE: &str = "+role";
 
+/// No primary says nothing for so long while a test runs.
+const CALM_MS: u32 = 30_000;
+
 /// Three sentinels that watch over two servers; dropping it ends them all.
 #[derive(Debug)]
 pub(crate) struct Sentinels {
@@ -39,21 +43,27 @@ struct Sentinel {
 
 impl Sentinels {
     /// Returns when each sentinel knows the replica and its fellows, and the replica has what the primary has.
+    /// They call nobody dead while a test runs, and fail over when they are told to.
     pub(crate) fn start() -> Self {
         Self::asleep().awake()
     }
 
+    /// The same, of those who replace a primary that says nothing for two seconds.
+    pub(crate) fn vigilant() -> Self {
+        Self::of(None, 2_000).awake()
+    }
+
     /// The same through TLS: all of them speak it to each other. Their plain ports are the harness's way to look at them.
     pub(crate) fn with_tls(files: TlsFiles) -> Self {
-        Self::of(Some(files)).awake()
+        Self::of(Some(files), CALM_MS).awake()
     }
 
     /// With no sentinel running yet.
     pub(crate) fn asleep() -> Self {
-        Self::of(None)
+        Self::of(None, CALM_MS)
     }
 
-    fn of(tls: Option<TlsFiles>) -> Self {
+    fn of(tls: Option<TlsFiles>, down_after_ms: u32) -> Self {
         let primary = RedisServer::with_args_of(|| arguments(tls.as_ref()));
         let follow = ["--replicaof".to_owned(), "127.0.0.1".to_owned(), primary.peer_port().to_string()];
         let replica = RedisServer::with_args_of(|| [&arguments(tls.as_ref())[..], &follow].concat());
@@ -61,7 +71,8 @@ impl Sentinels {
             let info: String = replica.run(&["INFO", "replication"]);
             info.contains("master_link_status:up")
         });
-        let sentinels = (0..3).map(|_| Sentinel::of(primary.peer_port(), tls.as_ref())).collect();
+        let sentinels =
+            (0..3).map(|_| Sentinel::of(primary.peer_port(), tls.as_ref(), down_after_ms)).collect();
         Self { servers: [primary, replica], sentinels, _tls: tls }
     }
 
@@ -175,7 +186,7 @@ fn arguments(tls: Option<&TlsFiles>) -> Vec<String> {
 }
 
 impl Sentinel {
-    fn of(primary: u16, tls: Option<&TlsFiles>) -> Self {
+    fn of(primary: u16, tls: Option<&TlsFiles>, down_after_ms: u32) -> Self {
         let (files, port) = (Scratch::new(), free_port());
         let settings = tls.map(TlsFiles::settings).unwrap_or_default();
         let tls_port = settings.first().and_then(|(_, port)| port.parse().ok());
@@ -184,7 +195,7 @@ impl Sentinel {
             "sentinel.conf",
             &format!(
                 "port {port}\nbind 127.0.0.1\ndir {}\n{lines}sentinel monitor {NAME} 127.0.0.1 {primary} 2\n\
-                 sentinel down-after-milliseconds {NAME} 500\nsentinel failover-timeout {NAME} 3000\n",
+                 sentinel down-after-milliseconds {NAME} {down_after_ms}\nsentinel failover-timeout {NAME} 3000\n",
                 files.text("")
             ),
         );

@@ -14,7 +14,7 @@ fn asked(node: &RedisServer) -> usize {
 /// The client was made with the masters, and there is none of them left.
 #[tokio::test]
 async fn replicas_that_took_over_from_all_masters_are_found() {
-    let cluster = Cluster::start();
+    let cluster = Cluster::calm();
     let guard = connected(&cluster, LEASE).await;
     guard.insert("k", &1).await.expect("stored");
     for master in 0..3 {
