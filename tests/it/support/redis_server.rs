@@ -3,9 +3,11 @@
 //! All methods block for the milliseconds a local server takes, so they read the same in plain and in async
 //! tests. None of the administration may be called while the server is paused: it would time out and panic.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::io::{self, Read as _};
 use std::net::TcpListener;
+use std::ops::Range;
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -49,6 +51,9 @@ struct Process {
 }
 
 struct PortTaken;
+
+/// More than a run of all tests needs.
+const PORTS: Range<u16> = 15_000..22_500;
 
 impl RedisServer {
     /// Starts an empty server on a free port and returns when it answers.
@@ -311,15 +316,19 @@ pub(crate) fn field<'l>(client: &'l str, name: &str) -> Option<&'l str> {
         .find_map(|pair| pair.split_once('=').filter(|(key, _)| *key == name).map(|(_, value)| value))
 }
 
-/// A port nobody listens on.
+/// A port nobody listens on, and that is given to nobody else: a server that is killed finds it free when it starts again.
 ///
 /// Below the range from which kernels give ports to outgoing connections (32768 and up on Linux, 49152 on macOS):
 /// inside it, a connection of any other program can take the port while the server is down for a restart, and a
-/// client that keeps trying a dead port can even connect to itself.
+/// client that keeps trying a dead port can even connect to itself. And with 10,000 more, where the nodes of a cluster
+/// listen to each other, it is below that range and above all that is given here.
 pub(crate) fn free_port() -> u16 {
+    static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
+    let mut given = GIVEN.lock().unwrap_or_else(PoisonError::into_inner);
     loop {
-        let port = fastrand::u16(15_000..32_000);
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+        let port = fastrand::u16(PORTS);
+        assert!(given.len() < PORTS.len(), "all ports have been given");
+        if given.insert(port) && TcpListener::bind(("127.0.0.1", port)).is_ok() {
             return port;
         }
     }
