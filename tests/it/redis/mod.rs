@@ -51,7 +51,7 @@ use crate::support::origin::{self, Origin};
 use crate::support::probe::{eventually, eventually_eq};
 use crate::support::processes::{Child, Fleet, Member, Role};
 use crate::support::redis_server::RedisServer;
-use nodes::{Config, Counts, Nodes, Reply, Windows, call};
+use nodes::{Config, Counts, Nodes, Windows};
 use store_down::{NOTHING, SLACK, STANDSTILL, keep_to_the_budget, median, requests};
 
 pub(crate) const ROLES: &[Role] = &[

@@ -9,6 +9,7 @@ use stampede_guard::health::{LinkState, Severity, Topology};
 use stampede_guard::lock::{Mutex, Semaphore, Wait};
 
 use super::doctor::examined;
+use super::nodes::Reply;
 use super::*;
 use crate::support::sentinels::{NAME, ROLE, Sentinels};
 

@@ -1,6 +1,7 @@
 //! A server behind TLS: both connections work through it, and a set-up that can not work costs requests no more than
 //! a server that is down, and is told with what to do about it.
 
+use super::nodes::{Reply, call};
 use super::*;
 use crate::support::certificates::{self, Authority, HERE, TlsServer};
 use crate::support::proxy::{Mode, Proxy};
