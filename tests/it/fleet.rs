@@ -45,7 +45,7 @@ fn load_keys(mut child: Child) -> BoxFuture<'static, ()> {
         let config: Config = child.config();
         let client = redis::Client::open(config.redis.as_str()).expect("an address");
         let guard = StampedeGuard::builder(client).policy(patient()).build().expect("valid");
-        guard.connect().await.expect("connects");
+        crate::redis::connects(&guard).await;
         child.ready();
         child.wait_go().await;
         let calls = (0..config.callers).map(|caller| {

@@ -25,7 +25,7 @@ async fn guards(server: &RedisServer) -> [StampedeGuard; 2] {
     };
     let guards = [guard(), guard()];
     for guard in &guards {
-        guard.connect().await.expect("connects");
+        crate::redis::connects(guard).await;
     }
     guards
 }

@@ -235,7 +235,7 @@ mod store_down {
         let budget = std::time::Duration::from_millis(400);
         let policy = policy().coordination_budget(budget).build().unwrap();
         let guard = StampedeGuard::new(client).with_policy(policy);
-        guard.connect().await.unwrap();
+        crate::redis::connects(&guard).await;
         let shop = guard.layer(inner.clone());
         let crowd = crowd(&shop, 5, "/");
         inner.loads.reach(1).await;
@@ -258,7 +258,7 @@ mod store_down {
         let policy = policy().coordination_budget(std::time::Duration::from_millis(400)).build().unwrap();
         let guard =
             StampedeGuard::new(redis::Client::open(server.minimal_user()).unwrap()).with_policy(policy);
-        guard.connect().await.unwrap();
+        crate::redis::connects(&guard).await;
         let shop = guard.layer(inner.clone());
         let first = tokio::spawn(shop.clone().oneshot(get("/")));
         inner.loads.reach(1).await;

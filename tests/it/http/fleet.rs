@@ -47,7 +47,7 @@ fn serve(mut child: Child) -> BoxFuture<'static, ()> {
         let patient = policy().coordination_budget(secs(4)).command_timeout(secs(1)).lease(secs(4));
         let guard =
             StampedeGuard::new(client).with_policy(patient.max_body(MAX_BODY).build().expect("valid"));
-        guard.connect().await.expect("connects");
+        crate::redis::connects(&guard).await;
         let arrived = Arc::<AtomicUsize>::default();
         let app = Router::new()
             .fallback(handle)

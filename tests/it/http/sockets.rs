@@ -217,7 +217,7 @@ async fn a_miss_is_not_held_up_by_delayed_acknowledgements() {
     let patient = policy().coordination_budget(secs(4)).command_timeout(secs(1)).lease(secs(4));
     let redis = redis::Client::open(server.minimal_user()).unwrap();
     let guard = StampedeGuard::new(redis).with_policy(patient.build().unwrap());
-    guard.connect().await.unwrap();
+    crate::redis::connects(&guard).await;
     let app = Router::new().route("/{n}", get(|| async { "abc".repeat(1000) })).layer(guard);
     let (addr, client) = (serve(app).await, client());
     // Such a wait takes 40 ms, and came to one miss in two. So many of so many rounds keep a busy machine out of it.
@@ -246,7 +246,7 @@ async fn two_hundred_times_on_redis_whoever_has_a_whole_response_hits_with_the_n
     let patient = policy().coordination_budget(secs(4)).command_timeout(secs(1)).lease(secs(4));
     let client_of_redis = redis::Client::open(server.minimal_user()).unwrap();
     let guard = StampedeGuard::new(client_of_redis).with_policy(patient.build().unwrap());
-    guard.connect().await.unwrap();
+    crate::redis::connects(&guard).await;
     let (counted, streamed) = (loads.clone(), loads.clone());
     let app = Router::new()
         .route(

@@ -194,7 +194,7 @@ async fn a_store_that_hangs_delays_the_answer_no_longer_than_the_budget() {
     let budget = Duration::from_millis(400);
     let policy = policy().coordination_budget(budget).build().unwrap();
     let guard = StampedeGuard::new(redis::Client::open(server.minimal_user()).unwrap()).with_policy(policy);
-    guard.connect().await.unwrap();
+    crate::redis::connects(&guard).await;
     let shop = guard.layer(inner.clone());
     ask(&shop, get("/a")).await;
     server.pause();

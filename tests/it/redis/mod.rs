@@ -96,7 +96,7 @@ async fn local(server: &RedisServer, policy: Policy) -> StampedeGuard {
 
 /// One try of the guard's has a second or so, in which a busy machine may stand still.
 #[track_caller]
-fn connects(guard: &StampedeGuard) -> impl Future<Output = ()> + '_ {
+pub(crate) fn connects(guard: &StampedeGuard) -> impl Future<Output = ()> + '_ {
     eventually("connects", PATIENCE, move || async move { guard.connect().await.is_ok() })
 }
 

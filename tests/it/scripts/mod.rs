@@ -48,7 +48,7 @@ impl Stage<'_> {
         let node = |client| StampedeGuard::builder(client).policy(policy.clone()).build().expect("valid");
         let (breaks, sound) = (node(server.breaking()), node(server.sound()));
         for guard in [&breaks, &sound] {
-            guard.connect().await.expect("connects");
+            crate::redis::connects(guard).await;
         }
         Stage { server, at, name: format!("k{number:05}"), breaks, sound }
     }

@@ -37,7 +37,7 @@ pub(super) fn fill(mut child: Child) -> BoxFuture<'static, ()> {
         let policy = bounds.fresh_for(Duration::from_secs(20)).build().expect("valid");
         let client = redis::Client::open(redis).expect("an address");
         let guard = StampedeGuard::builder(client).policy(policy).build().expect("valid");
-        guard.connect().await.expect("connects");
+        crate::redis::connects(&guard).await;
         child.ready();
         child.wait_go().await;
         // As warm as it will be: buffers, maps and the allocator have their size.
