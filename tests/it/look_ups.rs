@@ -176,3 +176,66 @@ async fn who_queues_for_a_read_waits_no_longer_than_its_budget() {
         }
     }
 }
+
+/// Nobody knows what they would have found; what is loaded while they wait is newer than that.
+#[tokio::test(start_paused = true)]
+async fn whose_look_has_failed_takes_what_is_loaded_at_that_moment() {
+    let (chaos, origin) = (ChaosStore::new(1), Origin::new());
+    let guard = StampedeGuard::new(chaos.clone());
+    let refresh = || {
+        let origin = origin.clone();
+        guard.refresh("k", move || async move { origin.load("k").await })
+    };
+    for round in 1..=3 {
+        // Of the first of them, and of those who queue behind it.
+        for _ in 0..2 {
+            chaos.once(Fault::ErrorBefore);
+        }
+        let (one, other) = tokio::join!(refresh(), refresh());
+        assert!(one.is_ok() && other.is_ok());
+        assert_eq!((guard.stats().store_errors, guard.stats().fail_open_loads), (2 * round, 0));
+        assert_eq!(origin.loads("k"), round, "time stands still: it was stored when they looked");
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+}
+
+/// What the origin could not refresh rests in the whole fleet, also for who has not seen it: it is served, and nobody is
+/// asked.
+#[tokio::test(start_paused = true)]
+async fn whose_look_has_failed_is_served_what_rests() {
+    let (chaos, origin) = (ChaosStore::new(1), Origin::new());
+    let policy = Policy::builder().fresh_for(Duration::from_secs(1)).ttl_jitter(0.0);
+    let policy = policy.stale_while_revalidate(Duration::from_secs(600)).back_off(Duration::from_secs(60));
+    let policy = policy.build().expect("valid");
+    let guards = [(); 2].map(|()| StampedeGuard::new(chaos.clone()).with_policy(policy.clone()));
+    assert_eq!(ask(&[&guards[0]], &origin).await, [0]);
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let fails = || async { Err::<u64, _>("no route") };
+    assert_eq!(guards[0].get_or_load("k", fails).await.ok(), Some(0), "and its refresh fails");
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    for guard in [&guards[1], &guards[0]] {
+        chaos.once(Fault::ErrorBefore);
+        assert_eq!(ask(&[guard], &origin).await, [0]);
+        assert_eq!((guard.stats().store_errors, guard.stats().fail_open_loads), (1, 0));
+    }
+    assert_eq!(origin.loads("k"), 1, "the first");
+}
+
+/// Whatever there is, it wants a load; whether it may have one without the store is for the policy to say.
+#[tokio::test(start_paused = true)]
+async fn a_refresh_whose_look_has_failed_loads_or_fails_as_the_policy_says() {
+    for then in [OnStoreDown::FailOpen, OnStoreDown::FailClosed] {
+        let (chaos, origin) = (ChaosStore::new(1), Origin::new());
+        let policy = Policy::builder().on_store_down(then).build().expect("valid");
+        let guard = StampedeGuard::builder(chaos.clone()).policy(policy).build().expect("valid");
+        let refresh = async || {
+            let origin = origin.clone();
+            guard.refresh("k", move || async move { origin.load("k").await }).await
+        };
+        assert!(refresh().await.is_ok());
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        chaos.once(Fault::ErrorBefore);
+        let loads = u64::from(then == OnStoreDown::FailOpen);
+        assert_eq!((u64::from(refresh().await.is_ok()), origin.loads("k")), (loads, 1 + loads), "{then:?}");
+    }
+}
