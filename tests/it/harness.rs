@@ -63,7 +63,7 @@ fn be_a_parent(mut child: Child) -> BoxFuture<'static, ()> {
 
 /// A connection without the response timeout that they have by default.
 async fn patient(client: &redis::Client) -> redis::aio::MultiplexedConnection {
-    let patient = redis::AsyncConnectionConfig::new().set_response_timeout(None);
+    let patient = redis::AsyncConnectionConfig::new().set_response_timeout(None).set_connection_timeout(None);
     client.get_multiplexed_async_connection_with_config(&patient).await.unwrap()
 }
 

@@ -153,17 +153,21 @@ async fn foreign_data_is_left_alone(world: &World) {
 /// Freshness is judged by the server's clock, wherever this machine's stands.
 async fn the_clock_of_every_node_is_the_servers(world: &World) {
     let server = world.home(key("k").name());
-    let nodes = [world.node().await, world.node().await];
     let server_ms = || {
         let (secs, micros): (u64, u64) = server.run(&["TIME"]);
         secs * 1_000 + micros / 1_000
     };
-    for node in nodes {
+    let mut off = Vec::new();
+    for _ in 0..9 {
+        let node = world.node().await;
         let before = server_ms();
         let now = node.now();
         let after = server_ms();
-        assert!(now + 1_000 >= before && now <= after + 1_000, "{before} <= {now} <= {after}");
+        off.push(before.saturating_sub(now).max(now.saturating_sub(after)));
     }
+    off.sort_unstable();
+    // By as much as the machine stood still while one of them read it.
+    assert!(off[4] <= 50 && off[8] <= 2_000, "milliseconds: {off:?}");
 }
 
 /// The server's clock was set back by an hour, so what should end soon does in an hour. A failure is not everybody's for

@@ -1,6 +1,6 @@
 //! The ways to one server: a socket of the machine's, a database, both protocols, users and their passwords.
 
-use stampede_guard::lock::Mutex;
+use stampede_guard::lock::{Locks, Mutex};
 use stampede_guard::{LoadError, OnStoreDown};
 
 use super::*;
@@ -20,6 +20,17 @@ async fn connected(url: &str) -> StampedeGuard {
 
 async fn pair(url: &str) -> [StampedeGuard; 2] {
     [connected(url).await, connected(url).await]
+}
+
+/// All other tests try again, because a machine that stands still for a second is no answer; these have long enough.
+#[tokio::test]
+async fn one_try_connects() {
+    let server = RedisServer::start();
+    let guard = unconnected(&server.minimal_user(), lease_of(LEASE));
+    guard.connect().await.expect("within its budget of four seconds");
+    let client = redis::Client::open(server.minimal_user()).expect("an address");
+    let locks = Locks::builder(client).command_timeout(SOON / 2).build().expect("valid");
+    locks.connect().await.expect("within five seconds");
 }
 
 #[tokio::test]

@@ -231,7 +231,7 @@ async fn silent_notifications_cost_half_a_second_and_one_warning() {
         assert_eq!(leader.await.expect("joined"), 1);
         let told = Instant::now();
         assert_eq!(waiter.await.expect("joined"), 1);
-        assert!(told.elapsed() <= ms(500) + SLACK * 2 + STANDSTILL, "{:?}", told.elapsed());
+        assert!(told.elapsed() <= ms(500) + ms(2_000), "{:?}", told.elapsed());
         assert_eq!(loads.started(), 1);
         // However often it is tried again.
         tokio::time::sleep(ms(1_500)).await;

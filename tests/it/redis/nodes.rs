@@ -221,19 +221,27 @@ impl Nodes {
             })
             .await;
         }
-        let before = self.fail_open_loads(&nodes).await;
-        let key = format!("after-{}", fastrand::u32(..));
-        self.origin.script(&key, [origin::Answer::value("after").after(ms(200))]);
-        for &index in &nodes {
-            self.node(index).send(&format!("load {key} 3"));
+        let mut rounds = 0;
+        loop {
+            rounds += 1;
+            let before = self.fail_open_loads(&nodes).await;
+            let key = format!("after-{}", fastrand::u32(..));
+            self.origin.script(&key, [origin::Answer::value("after").after(ms(200))]);
+            for &index in &nodes {
+                self.node(index).send(&format!("load {key} 3"));
+            }
+            self.all_get(nodes.iter().copied(), &key, "after").await;
+            let (explained, loads) =
+                (self.fail_open_loads(&nodes).await - before, self.origin.loads(&key) as u64);
+            if loads == 1 {
+                break;
+            }
+            // A machine that stood still makes a node load without the server: now and then, and not for good.
+            assert!(
+                loads <= 1 + explained && rounds < 3,
+                "round {rounds}: {loads} loads, {explained} of them without the server"
+            );
         }
-        self.all_get(nodes.iter().copied(), &key, "after").await;
-        let explained = self.fail_open_loads(&nodes).await - before;
-        let loads = self.origin.loads(&key) as u64;
-        assert!(
-            (1..=1 + explained).contains(&loads),
-            "{loads} loads, {explained} of them without the server"
-        );
         self.nothing_left(nodes).await;
     }
 

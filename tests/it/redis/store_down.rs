@@ -197,20 +197,24 @@ async fn a_network_that_swallows_answers_costs_nothing_for_long() {
 
 /// The figure of docs/operations.md, in the median of some outages; each of the other tests has one, and time to spare.
 #[tokio::test]
-async fn values_are_stored_again_a_second_after_healing() {
-    for outage in [Outage::Dead, Outage::BlackHole] {
+async fn the_first_request_pays_a_budget_and_values_are_stored_again_a_second_after_healing() {
+    let outages = [Outage::Dead, Outage::BlackHole, Outage::Stopped, Outage::NoReplies];
+    let rounds = outages.map(|outage| async move {
         let line = Line::with(outage, Policy::default()).await;
         connects(&line.guard).await;
-        let mut usable = Vec::new();
+        let (mut first, mut usable) = (Vec::new(), Vec::new());
         for round in 0..3 {
             line.begin(outage);
-            requests(&line.guard, &format!("away-{round}"), 20).await;
+            first.push(requests(&line.guard, &format!("away-{round}"), 20).await[0]);
             tokio::time::sleep(ms(300)).await;
             line.end(outage);
             usable.push(stores_again_as(&line.guard, &format!("again-{round}")).await);
         }
+        // Who comes first pays, and no more than the budget.
+        assert!(median(first.clone()) <= ms(100) + SLACK, "{outage:?}: {first:?}");
         assert!(median(usable.clone()) <= RECOVERY + SLACK * 2, "{outage:?}: {usable:?}");
-    }
+    });
+    join_all(rounds).await;
 }
 
 /// Sockets from before are dead without a sign, as behind a firewall that forgot them; new ones work.

@@ -63,6 +63,14 @@ async fn fractions_work_and_none_is_refused_before_anything_is_sent() {
     assert!((50_000..=59_500).contains(&pttl(&server, a.key())));
     assert!(matches!(guard.extend(Duration::from_micros(999)).await, Err(LockError::InvalidTtl { .. })));
     assert!(guard.is_owned().await.expect("asks"));
+    let half = locks.mutex("half").ttl(ms(500)).acquire_timeout(SOON).build().expect("valid");
+    let mut most = -1;
+    // It may be over before it is looked at, but not each time.
+    for _ in 0..10 {
+        let _held = half.lock().await;
+        most = most.max(pttl(&server, half.key()));
+    }
+    assert!((1..=500).contains(&most), "{most}");
 }
 
 /// S0.20: the flaw of one number for two things.

@@ -29,7 +29,7 @@ async fn a_killed_holder_costs_its_time_to_live() {
         }
         fleet.member(0).kill();
         let (next, took) = granted(next).await;
-        assert!(took <= ms(3_000) + AT_ONCE, "{tell}: {took:?}");
+        assert!(took <= ms(3_000) + A_MOMENT, "{tell}: {took:?}");
         assert!(next.is_owned().await.expect("asks"));
     });
     futures_util::future::join_all(lanes).await;
@@ -82,7 +82,7 @@ async fn whatever_happens_to_the_key_its_waiters_get_it() {
         visited(visitors).await;
         let took = started.elapsed();
         // Each of them may have to find out for itself, with its timer's jitter.
-        assert!(took <= ms(3_000) + 2 * AT_ONCE, "{way:?}: {took:?}");
+        assert!(took <= ms(3 * 3_000), "{way:?}: {took:?}");
     });
     futures_util::future::join_all(lanes).await;
 }

@@ -38,7 +38,8 @@ use crate::support::processes::{Child, Member, Role};
 use crate::support::redis_server::RedisServer;
 
 use super::nodes::{
-    AT_ONCE, SOON, connect, connected, locked, ms, node, plain_connection, refused, retried, unconnected,
+    A_MOMENT, AT_ONCE, SOON, connect, connected, locked, ms, node, plain_connection, refused, retried,
+    unconnected,
 };
 
 pub(crate) const ROLES: &[Role] = &[
@@ -69,8 +70,13 @@ async fn warmed(server: &RedisServer) {
 
 /// How many scripts the server was told to run.
 fn scripts_run(server: &RedisServer) -> usize {
+    commands(server, "evalsha")
+}
+
+/// How often it was told this.
+fn commands(server: &RedisServer, command: &str) -> usize {
     let stats: String = server.run(&["INFO", "commandstats"]);
-    let calls = stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
+    let calls = stats.lines().find_map(|line| line.strip_prefix(&*format!("cmdstat_{command}:calls=")));
     calls.and_then(|calls| calls.split_once(',')?.0.parse().ok()).unwrap_or(0)
 }
 

@@ -42,7 +42,7 @@ use crate::support::probe::{eventually, eventually_eq};
 use crate::support::processes::{Child, Fleet, Member, Role};
 use crate::support::redis_server::RedisServer;
 
-use super::nodes::{AT_ONCE, SOON, connect, connected, ms, node, plain_connection, retried};
+use super::nodes::{A_MOMENT, AT_ONCE, SOON, connect, connected, ms, node, plain_connection, retried};
 
 pub(crate) const ROLES: &[Role] = &[("permits", permits), ("permits.storm", storm::clients)];
 
@@ -65,7 +65,7 @@ fn with(locks: &Locks, permits: u32, set: impl FnOnce(SemaphoreBuilder) -> Semap
 
 /// A permit that is free.
 async fn free(semaphore: &Semaphore) -> Permit {
-    loop {
+    for _ in 0..100 {
         match semaphore.acquire(Wait::Now).await {
             // It came when its lease was as good as over, and is given back.
             Err(LockError::GrantedTooLate { elapsed, ttl }) if elapsed >= ttl / 2 => {
@@ -74,6 +74,7 @@ async fn free(semaphore: &Semaphore) -> Permit {
             granted => return granted.expect("asks").expect("one is free"),
         }
     }
+    panic!("each grant comes too late");
 }
 
 async fn none_is_free(semaphore: &Semaphore) -> bool {
