@@ -161,7 +161,7 @@ async fn a_mutex_dropped_just_before_its_guards_shutdown_is_released() {
     let server = RedisServer::start();
     let client = redis::Client::open(server.minimal_user()).expect("an address");
     let guard = stampede_guard::StampedeGuard::new(client);
-    eventually("it connects", PATIENCE, async || guard.connect().await.is_ok()).await;
+    crate::redis::connects(&guard).await;
     let twin = node(&server).await;
     drop(locked(&with(&guard.locks(), MutexBuilder::non_expiring)).await);
     assert!(guard.shutdown(SOON).await.finished);

@@ -64,7 +64,7 @@ async fn the_locks_of_a_guard_share_its_connections() {
     let server = RedisServer::start();
     let client = redis::Client::open(server.minimal_user()).expect("an address");
     let guard = stampede_guard::StampedeGuard::builder(client).namespace("shop").build().expect("valid");
-    eventually("it connects", PATIENCE, async || guard.connect().await.is_ok()).await;
+    crate::redis::connects(&guard).await;
     let a = mutex(&guard.locks());
     assert_eq!(a.key(), "sg1:m:{shop:m}");
     let mut holder = locked(&a).await;
