@@ -174,58 +174,8 @@ async fn a_value_whose_tag_was_invalidated_is_loaded_over() {
     other.leads().await.hand_over(0).await;
 }
 
-mod on_chaos {
-    use super::*;
-    use crate::testing::{ChaosStore, Fault};
-
-    /// Whoever writes there what is no entry may write for as long as it likes.
-    #[tokio::test(start_paused = true)]
-    async fn what_is_unreadable_in_another_way_each_time_is_left_after_three() {
-        let chaos = ChaosStore::new(1);
-        let mut side = Side::at(StampedeGuard::new(chaos.replica()));
-        side.stores(&value(side.now(), side.now() + 5_000)).await;
-        chaos.inject(Fault::Corrupt, 1.0);
-        let before = chaos.commands();
-        let found = side.contend().await;
-        assert!(
-            matches!(&found, Contended::StoreDown(error) if error.kind == StoreErrorKind::Transient),
-            "{}",
-            name(&found)
-        );
-        assert_eq!(chaos.commands() - before, u64::from(UNUSABLE_LIMIT) + 1);
-    }
-
-    /// Nobody would end the lease otherwise, and all would wait for it.
-    #[tokio::test(start_paused = true)]
-    async fn a_lease_that_may_have_been_granted_is_given_back() {
-        let chaos = ChaosStore::new(1);
-        let mut side = Side::at(StampedeGuard::new(chaos.replica()));
-        chaos.once(Fault::ErrorAfter);
-        let found = side.contend().await;
-        assert!(matches!(found, Contended::StoreDown(_)), "{}", name(&found));
-        assert!(chaos.store().lease(side.key.name()).is_some(), "it was granted");
-        sleep(Duration::from_millis(10)).await;
-        assert!(chaos.store().lease(side.key.name()).is_none(), "and is free again");
-    }
-
-    /// Told that the lease is its own, it could not say that it has it.
-    #[tokio::test(start_paused = true)]
-    async fn a_grant_that_was_heard_is_given_back_where_it_can_not_be_confirmed() {
-        let chaos = ChaosStore::new(1);
-        let sides = [(); 2].map(|()| Side::at(StampedeGuard::new(chaos.replica())));
-        let [mut one, mut other] = sides;
-        let lease = one.leads().await;
-        let (found, ()) = tokio::join!(biased; other.contend(), async {
-            lease.hand_over(1).await;
-            assert!(chaos.store().lease(one.key.name()).is_some(), "the waiter has it");
-            chaos.inject(Fault::ErrorBefore, 1.0);
-        });
-        assert!(matches!(found, Contended::StoreDown(_)), "{}", name(&found));
-        chaos.calm();
-        sleep(Duration::from_millis(200)).await;
-        assert!(chaos.store().lease(one.key.name()).is_none(), "long before it would have ended");
-    }
-}
+#[path = "contend_chaos_tests.rs"]
+mod on_chaos;
 
 #[cfg(feature = "http")]
 #[tokio::test(start_paused = true)]

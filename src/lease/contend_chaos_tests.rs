@@ -1,0 +1,78 @@
+//! The same on a store that strikes: what a flight makes of commands that fail.
+
+use super::*;
+use crate::testing::{ChaosStore, Fault};
+
+/// Whoever writes there what is no entry may write for as long as it likes.
+#[tokio::test(start_paused = true)]
+async fn what_is_unreadable_in_another_way_each_time_is_left_after_three() {
+    let chaos = ChaosStore::new(1);
+    let mut side = Side::at(StampedeGuard::new(chaos.replica()));
+    side.stores(&value(side.now(), side.now() + 5_000)).await;
+    chaos.inject(Fault::Corrupt, 1.0);
+    let before = chaos.commands();
+    let found = side.contend().await;
+    assert!(
+        matches!(&found, Contended::StoreDown(error) if error.kind == StoreErrorKind::Transient),
+        "{}",
+        name(&found)
+    );
+    assert_eq!(chaos.commands() - before, u64::from(UNUSABLE_LIMIT) + 1);
+}
+
+/// Nobody would end the lease otherwise, and all would wait for it.
+#[tokio::test(start_paused = true)]
+async fn a_lease_that_may_have_been_granted_is_given_back() {
+    let chaos = ChaosStore::new(1);
+    let mut side = Side::at(StampedeGuard::new(chaos.replica()));
+    chaos.once(Fault::ErrorAfter);
+    let found = side.contend().await;
+    assert!(matches!(found, Contended::StoreDown(_)), "{}", name(&found));
+    assert!(chaos.store().lease(side.key.name()).is_some(), "it was granted");
+    sleep(Duration::from_millis(10)).await;
+    assert!(chaos.store().lease(side.key.name()).is_none(), "and is free again");
+}
+
+/// Told that the lease is its own, it could not say that it has it.
+#[tokio::test(start_paused = true)]
+async fn a_grant_that_was_heard_is_given_back_where_it_can_not_be_confirmed() {
+    let chaos = ChaosStore::new(1);
+    let sides = [(); 2].map(|()| Side::at(StampedeGuard::new(chaos.replica())));
+    let [mut one, mut other] = sides;
+    let lease = one.leads().await;
+    let (found, ()) = tokio::join!(biased; other.contend(), async {
+        lease.hand_over(1).await;
+        assert!(chaos.store().lease(one.key.name()).is_some(), "the waiter has it");
+        chaos.inject(Fault::ErrorBefore, 1.0);
+    });
+    assert!(matches!(found, Contended::StoreDown(_)), "{}", name(&found));
+    chaos.calm();
+    sleep(Duration::from_millis(200)).await;
+    assert!(chaos.store().lease(one.key.name()).is_none(), "long before it would have ended");
+}
+
+/// It would load what is being loaded, or was just now.
+#[tokio::test(start_paused = true)]
+async fn who_has_waited_for_a_leader_rides_out_a_short_break() {
+    let chaos = ChaosStore::new(1);
+    let [mut one, mut other] = [(); 2].map(|()| Side::at(StampedeGuard::new(chaos.replica())));
+    let lease = one.leads().await;
+    let bytes = value(one.now(), one.now() + 5_000).encode(&one.key);
+    let (found, ()) = tokio::join!(biased; other.contend(), async {
+        assert!(lease.commit(bytes, Duration::from_secs(60)).await);
+        chaos.once(Fault::ErrorBefore);
+    });
+    assert!(is_value(&found) && chaos.struck(Fault::ErrorBefore) == 1, "{}", name(&found));
+}
+
+/// Who has waited for nobody has nobody's load to spare.
+#[tokio::test(start_paused = true)]
+async fn who_has_not_waited_goes_without_at_once() {
+    let chaos = ChaosStore::new(1);
+    let mut side = Side::at(StampedeGuard::new(chaos.replica()));
+    chaos.once(Fault::ErrorBefore);
+    let before = chaos.commands();
+    let found = side.contend().await;
+    assert!(matches!(found, Contended::StoreDown(_)), "{}", name(&found));
+    assert_eq!(chaos.commands() - before, 0, "none came through");
+}
