@@ -13,7 +13,7 @@ use crate::support::os::is_alive;
 use crate::support::probe::{DropAt, assert_nothing_left, count_polls, eventually, eventually_eq};
 use crate::support::processes::{Child, Fleet, Role};
 use crate::support::proxy::{Mode, Proxy};
-use crate::support::redis_server::RedisServer;
+use crate::support::redis_server::{RedisServer, plain_connection};
 
 const BOUND: Duration = Duration::from_secs(10);
 
@@ -61,12 +61,6 @@ fn be_a_parent(mut child: Child) -> BoxFuture<'static, ()> {
     })
 }
 
-/// A connection without the response timeout that they have by default.
-async fn patient(client: &redis::Client) -> redis::aio::MultiplexedConnection {
-    let patient = redis::AsyncConnectionConfig::new().set_response_timeout(None).set_connection_timeout(None);
-    client.get_multiplexed_async_connection_with_config(&patient).await.unwrap()
-}
-
 #[test]
 fn server_is_private_and_starts_empty() {
     let (one, two) = (RedisServer::start(), RedisServer::start());
@@ -106,7 +100,7 @@ fn restarted_server_is_empty_on_the_same_port() {
 #[tokio::test]
 async fn paused_server_does_not_answer_until_resumed() {
     let server = RedisServer::start();
-    let mut conn = patient(&server.client()).await;
+    let mut conn = plain_connection(&server.client()).await;
     server.pause();
     let set = tokio::spawn(async move { conn.set::<_, _, ()>("k", "v").await });
     a_while().await;
@@ -142,7 +136,7 @@ fn minimal_user_may_do_what_is_documented_and_no_more() {
 #[tokio::test]
 async fn clients_and_subscriptions_are_counted_and_cut() {
     let server = RedisServer::start();
-    let _conn = patient(&server.client()).await;
+    let _conn = plain_connection(&server.client()).await;
     let mut pubsub = server.client().get_async_pubsub().await.unwrap();
     pubsub.subscribe("c").await.unwrap();
     assert_eq!((server.client_count(), server.pubsub_clients()), (2, 1));
@@ -159,11 +153,11 @@ async fn clients_and_subscriptions_are_counted_and_cut() {
 async fn monitor_counts_what_clients_send_exactly() {
     let server = RedisServer::start();
     let mut admin = server.conn();
-    let mut before = patient(&server.client()).await;
+    let mut before = plain_connection(&server.client()).await;
     before.set::<_, _, ()>("before", "1").await.unwrap();
 
     let monitor = Monitor::start(&server);
-    let mut conn = patient(&server.client()).await;
+    let mut conn = plain_connection(&server.client()).await;
     for i in 0..100 {
         conn.set::<_, _, ()>(i, "] \"GET\" \"[0 lua]\r\n").await.unwrap();
     }
@@ -256,7 +250,7 @@ async fn proxy_holds_delays_and_resets() {
     let server = RedisServer::start();
     let proxy = Proxy::start(server.port()).await;
     let client = redis::Client::open(proxy.url()).unwrap();
-    let mut old = patient(&client).await;
+    let mut old = plain_connection(&client).await;
     let get = |mut conn: redis::aio::MultiplexedConnection| {
         tokio::spawn(async move { conn.get::<_, Option<String>>("k").await })
     };
@@ -277,7 +271,7 @@ async fn proxy_holds_delays_and_resets() {
     a_while().await;
     assert!(!held.is_finished());
     proxy.set(Mode::BlackHoleOld);
-    let mut new = patient(&client).await;
+    let mut new = plain_connection(&client).await;
     assert_eq!(new.get::<_, String>("k").await.unwrap(), "v");
     assert!(!held.is_finished());
     assert_eq!((proxy.connections(), server.client_count()), (2, 2));
@@ -293,7 +287,7 @@ async fn proxy_holds_delays_and_resets() {
     assert!(old.get::<_, String>("k").await.is_err());
     assert!(new.get::<_, String>("k").await.is_err());
     eventually_eq("flows are gone", BOUND, 0, async || server.client_count()).await;
-    let mut fresh = patient(&client).await;
+    let mut fresh = plain_connection(&client).await;
     assert_eq!(fresh.get::<_, String>("k").await.unwrap(), "v");
 }
 

@@ -83,9 +83,3 @@ pub(super) async fn retried<T>(mut call: impl AsyncFnMut() -> Result<T, LockErro
         tokio::time::sleep(ms(20)).await;
     }
 }
-
-/// A connection of the test's own, whose commands have as long as they take.
-pub(super) async fn plain_connection(client: &redis::Client) -> redis::aio::MultiplexedConnection {
-    let config = redis::AsyncConnectionConfig::new().set_response_timeout(None).set_connection_timeout(None);
-    client.get_multiplexed_async_connection_with_config(&config).await.expect("connects")
-}

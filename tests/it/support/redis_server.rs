@@ -13,7 +13,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use redis::{Client, Connection, FromRedisValue, RedisError};
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, Client, Connection, FromRedisValue, RedisError};
 
 use super::PATIENCE;
 use super::os::Guarded;
@@ -307,6 +308,12 @@ fn connect(port: u16) -> redis::RedisResult<Connection> {
 fn clients(conn: &mut Connection) -> Vec<String> {
     let list: String = redis::cmd("CLIENT").arg("LIST").query(conn).expect("CLIENT LIST");
     list.lines().filter(|client| field(client, "name") != Some(ADMIN)).map(str::to_owned).collect()
+}
+
+/// A connection of the test's own, whose commands have as long as they take.
+pub(crate) async fn plain_connection(client: &Client) -> MultiplexedConnection {
+    let config = AsyncConnectionConfig::new().set_response_timeout(None).set_connection_timeout(None);
+    client.get_multiplexed_async_connection_with_config(&config).await.expect("connects")
 }
 
 /// Value of `name=value` in a line of CLIENT LIST.

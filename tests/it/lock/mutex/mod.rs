@@ -35,11 +35,10 @@ use crate::support::PATIENCE;
 use crate::support::os::wall_ns;
 use crate::support::probe::{eventually, eventually_eq};
 use crate::support::processes::{Child, Member, Role};
-use crate::support::redis_server::RedisServer;
+use crate::support::redis_server::{RedisServer, plain_connection};
 
 use super::nodes::{
-    A_MOMENT, AT_ONCE, SOON, connect, connected, locked, ms, node, plain_connection, refused, retried,
-    unconnected,
+    A_MOMENT, AT_ONCE, SOON, connect, connected, locked, ms, node, refused, retried, unconnected,
 };
 
 pub(crate) const ROLES: &[Role] = &[

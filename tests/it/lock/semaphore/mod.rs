@@ -40,9 +40,9 @@ use crate::support::PATIENCE;
 use crate::support::os::wall_ns;
 use crate::support::probe::{eventually, eventually_eq};
 use crate::support::processes::{Child, Fleet, Member, Role};
-use crate::support::redis_server::RedisServer;
+use crate::support::redis_server::{RedisServer, plain_connection};
 
-use super::nodes::{A_MOMENT, AT_ONCE, SOON, connect, connected, ms, node, plain_connection, retried};
+use super::nodes::{A_MOMENT, AT_ONCE, SOON, connect, connected, ms, node, retried};
 
 pub(crate) const ROLES: &[Role] = &[("permits", permits), ("permits.storm", storm::clients)];
 
