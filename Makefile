@@ -2,8 +2,8 @@
 # test   everything; installs redis-server first if it is missing
 # check  what must be clean before a commit
 # bench  the numbers of the README's table
-# conformance, conformance-current
-#        the public tests of HTTP caches: the last release, and what they expect today (tests/conformance)
+# conformance, conformance-current, conformance-both
+#        the public tests of HTTP caches: the last release, what they expect today, and both at once (tests/conformance)
 # redis-6.2
 #        the tests of everything that talks to a server, on the oldest one that we work with (tests/scripts/redis-6.2.sh)
 # sentinel
@@ -21,7 +21,7 @@
 # fuzz   whole exchanges, then each reader of foreign bytes, ten minutes each or FUZZ_SECONDS; needs a nightly Rust and cargo-fuzz
 # mutants
 #        breaks MUTANTS=files line by line, to see that a test notices; hours (needs cargo-mutants)
-.PHONY: run test check bench conformance conformance-current redis-6.2 sentinel cluster simulate soak-sim soak soak-leak deny mutants fuzz redis wrk firewall python node
+.PHONY: run test check bench conformance conformance-current conformance-both redis-6.2 sentinel cluster simulate soak-sim soak soak-leak deny mutants fuzz redis wrk firewall python node
 
 # Most tests wait for servers and timers more than they compute.
 export RUST_TEST_THREADS ?= $(shell expr 2 '*' $$(getconf _NPROCESSORS_ONLN))
@@ -67,6 +67,9 @@ conformance: redis node
 
 conformance-current: redis node
 	node tests/conformance/run.mjs current
+
+conformance-both: redis node
+	node tests/conformance/run.mjs released current
 
 sentinel: redis
 	scripts/sentinel.sh

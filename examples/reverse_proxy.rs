@@ -5,7 +5,8 @@
 //! REDIS_URL=redis://127.0.0.1/ .. cargo run --example reverse_proxy          a replica of a fleet
 //! ```
 //!
-//! `BUDGET_MS` is how long a request waits for Redis before it does without.
+//! `BUDGET_MS` is how long a request waits for Redis before it does without, and `LEASE_MS` how long a load is believed to
+//! run without a sign of life.
 //!
 //! Every method is forwarded but `CONNECT`, and nothing is tried twice. `make conformance` runs the public test suite
 //! for HTTP caches against this program.
@@ -83,10 +84,19 @@ async fn bad_gateway(error: Unreachable) -> (StatusCode, &'static str) {
 fn policy() -> Result<Policy, Box<dyn Error>> {
     // By the letter of RFC 9111, as a proxy in front of somebody else's service has to be.
     let mut policy = Policy::builder().http(HttpPolicy::strict());
-    if let Ok(ms) = std::env::var("BUDGET_MS") {
-        policy = policy.coordination_budget(Duration::from_millis(ms.parse()?));
+    if let Some(budget) = millis("BUDGET_MS")? {
+        policy = policy.coordination_budget(budget);
+    }
+    if let Some(lease) = millis("LEASE_MS")? {
+        policy = policy.lease(lease);
     }
     Ok(policy.build()?)
+}
+
+fn millis(name: &str) -> Result<Option<Duration>, Box<dyn Error>> {
+    let Ok(text) = std::env::var(name) else { return Ok(None) };
+    let ms = text.parse().map_err(|error| format!("{name} is {text}, no number of milliseconds: {error}"))?;
+    Ok(Some(Duration::from_millis(ms)))
 }
 
 /// The server behind the proxy.

@@ -1,7 +1,7 @@
-// Runs a suite of HTTP cache tests against `examples/reverse_proxy.rs` on a private redis-server, and compares what
-// comes out with the list in `expected/`. See README.md.
+// Runs suites of HTTP cache tests, all of them at once, each against its own `examples/reverse_proxy.rs` on a private
+// redis-server, and compares what comes out with the lists in `expected/`. See README.md.
 //
-//     node tests/conformance/run.mjs released|current [--update] [--id TEST]
+//     node tests/conformance/run.mjs released|current.. [--update] [--id TEST]
 
 import { createWriteStream, rmSync } from 'node:fs'
 import { copyFile, mkdir, mkdtemp, readFile, rm, stat, writeFile } from 'node:fs/promises'
@@ -19,22 +19,20 @@ const ROOT = resolve(HERE, '../..')
 const METADATA = JSON.parse(await run('cargo', ['metadata', '--no-deps', '--format-version=1'], { cwd: ROOT }))
 const TARGET = join(METADATA.target_directory, 'conformance')
 // Without building and installing.
-const LONGEST = 170_000
+const LONGEST = 300_000
 
-// How each suite is served, run and read. `definitions` are what its results are judged by.
+// How each suite is served, run and read, with the release in `folder`. `definitions` are what its results are judged by.
 const SUITES = {
-  released: async () => {
-    const folder = await installed()
-    return { title: 'http-cache-tests 0.4.5', ...upstream(folder, folder), definitions: releasedDefinitions(folder) }
+  released: folder => {
+    return { title: 'http-cache-tests 0.4.5', ...upstream('released', folder, folder), definitions: releasedDefinitions(folder) }
   },
-  current: async () => {
+  current: async folder => {
     const checkout = process.env.CACHE_TESTS
     if (checkout) {
       const engine = await stat(join(checkout, 'test-engine')).then(() => join(checkout, 'test-engine'), () => checkout)
       const title = `the suite in ${checkout}`
-      return { title, ...upstream(checkout, engine), definitions: load(checkout, 'tests/index.mjs') }
+      return { title, ...upstream('current', checkout, engine), definitions: load(checkout, 'tests/index.mjs') }
     }
-    const folder = await installed()
     const RELEASED = pathToFileURL(folder).href
     return {
       title: 'the current suite, as told by current/*.mjs',
@@ -46,12 +44,12 @@ const SUITES = {
 }
 
 // The suite's own programs read the variables that npm would set.
-function upstream (folder, engine) {
+function upstream (name, folder, engine) {
   return {
     origin: port => ({
       script: join(engine, 'server/server.mjs'),
       cwd: folder,
-      env: { npm_config_protocol: 'http', npm_config_port: port, npm_config_pidfile: join(TARGET, 'origin.pid') }
+      env: { npm_config_protocol: 'http', npm_config_port: port, npm_config_pidfile: join(TARGET, name, 'origin.pid') }
     }),
     client: (base, id) => ({
       script: join(engine, 'cli.mjs'),
@@ -97,8 +95,8 @@ async function built () {
 }
 
 // Starts redis-server, the suite's origin and the proxy between them; resolves to the proxy's URL.
-async function startAll (suite, proxy, scratch) {
-  const log = name => createWriteStream(join(TARGET, `${name}.log`))
+async function startAll (suite, proxy, scratch, folder) {
+  const log = name => createWriteStream(join(folder, `${name}.log`))
   const redis = await onFreePort(port => start('redis-server',
     ['--port', String(port), '--bind', '127.0.0.1', '--save', '', '--appendonly', 'no', '--dir', scratch],
     { ready: /Ready to accept connections/, log: log('redis') }))
@@ -116,54 +114,73 @@ async function startAll (suite, proxy, scratch) {
       ORIGIN: `http://127.0.0.1:${origin}`,
       REDIS_URL: `redis://127.0.0.1:${redis}/`,
       // It is not the machine's speed that is tested: without Redis in time a request is not cached.
-      BUDGET_MS: '1000'
+      BUDGET_MS: '8000',
+      LEASE_MS: '16000'
     },
     log: log('proxy')
   })
   return base
 }
 
+// Runs one suite and says what is not as its list has it.
+async function check (name, suite, proxy, scratch, { update, id = '' }) {
+  const folder = join(TARGET, name)
+  await mkdir(folder, { recursive: true })
+  const definitions = await suite.definitions
+  const base = await startAll(suite, proxy, scratch, folder)
+  const { script, cwd, env } = suite.client(base, id)
+  const once = () => run(process.execPath, ['--no-warnings', script], { cwd, env: { ...process.env, ...env } })
+  // One test alone tells what was sent and received, and nothing that could be compared.
+  if (id !== '') return console.log(await once())
+
+  const raw = join(folder, 'results.json')
+  const file = join(HERE, 'expected', `${name}.txt`)
+  const compared = async () => {
+    const began = Date.now()
+    const output = await once()
+    await writeFile(raw, output)
+    const actual = verdicts(definitions, JSON.parse(output))
+    const expected = await readExpected(file)
+    if (update) await writeExpected(file, suite.title, name, expected, actual)
+    const found = differences(update ? await readExpected(file) : expected, actual)
+    console.log(`${suite.title}: ${totals(actual)} (${Math.round((Date.now() - began) / 1000)} s)`)
+    return found
+  }
+  let found = await compared()
+  if (found.length > 0 && !update) {
+    // Freshness is of seconds here, and a machine may stand still for as long.
+    console.error(`\nonce more, because this is not as ${file} says:\n  ${found.join('\n  ')}`)
+    const test = difference => difference.split(': ')[0]
+    const again = new Set((await compared()).map(test))
+    found = found.filter(difference => again.has(test(difference)))
+  }
+  console.log(`raw results: ${raw}`)
+  if (found.length === 0) return
+  console.error(`\nnot as ${file} says:\n  ${found.join('\n  ')}`)
+  console.error('\nIf that is how it should be: run with --update, and give each new line its reason.')
+  process.exitCode = 1
+}
+
 async function main () {
-  const { values, positionals: [name] } = parseArgs({
+  const { values, positionals: names } = parseArgs({
     allowPositionals: true,
     options: { update: { type: 'boolean' }, id: { type: 'string' } }
   })
-  if (!(name in SUITES)) throw new Error('usage: run.mjs released|current [--update] [--id TEST]')
+  if (names.length === 0 || !names.every(name => name in SUITES)) {
+    throw new Error('usage: run.mjs released|current.. [--update] [--id TEST]')
+  }
   await mkdir(TARGET, { recursive: true })
   const proxy = await built()
-  const suite = await SUITES[name]()
-  const definitions = await suite.definitions
-  const began = Date.now()
+  const folder = await installed()
   setTimeout(() => stop(`not done after ${LONGEST / 1000} s`), LONGEST).unref()
 
   const scratch = await mkdtemp(join(tmpdir(), 'conformance-'))
   process.on('exit', () => rmSync(scratch, { recursive: true, force: true }))
-  let output
   try {
-    const base = await startAll(suite, proxy, scratch)
-    const { script, cwd, env } = suite.client(base, values.id ?? '')
-    output = await run(process.execPath, ['--no-warnings', script], { cwd, env: { ...process.env, ...env } })
+    await Promise.all(names.map(async name => check(name, await SUITES[name](folder), proxy, scratch, values)))
   } finally {
     await stopAll()
   }
-  // One test alone tells what was sent and received, and nothing that could be compared.
-  if (values.id !== undefined) return console.log(output)
-
-  const raw = join(TARGET, `${name}.json`)
-  await writeFile(raw, output)
-  const actual = verdicts(definitions, JSON.parse(output))
-  const file = join(HERE, 'expected', `${name}.txt`)
-  const expected = await readExpected(file)
-  if (values.update) await writeExpected(file, suite.title, name, expected, actual)
-  const found = differences(values.update ? await readExpected(file) : expected, actual)
-  console.log(`${suite.title}: ${totals(actual)} (${Math.round((Date.now() - began) / 1000)} s)`)
-  console.log(`raw results: ${raw}`)
-  if (found.length === 0) return
-  console.error(`\nnot as ${file} says:\n  ${found.join('\n  ')}`)
-  const stats = await readFile(join(TARGET, 'proxy.log'), 'utf8')
-  if (/(store_errors|budget_exceeded): [1-9]/.test(stats)) console.error('\nRedis did not keep up, so this says little.')
-  console.error('\nIf that is how it should be: run with --update, and give each new line its reason.')
-  process.exitCode = 1
 }
 
 let stopping = false
