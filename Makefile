@@ -1,5 +1,5 @@
 # run    the main job, with no set-up at all
-# test   everything; installs redis-server first if it is missing
+# test   everything; installs redis-server first if it is missing, and tries what has failed once more by itself
 # check  what must be clean before a commit
 # bench  the numbers of the README's table
 # conformance, conformance-current, conformance-both
@@ -30,14 +30,14 @@ run:
 	cargo run --example quickstart
 
 test: redis firewall
-	cargo test --all-features
+	tests/scripts/test.sh --all-features
 
 # What of the integration tests runs there.
 ON_OLDEST ?= redis:: lock::
 redis-6.2: python firewall
 	server=$$(tests/scripts/redis-6.2.sh) && \
-	REDIS_SERVER=$$server cargo test --all-features --lib store:: && \
-	REDIS_SERVER=$$server cargo test --all-features --test it -- $(ON_OLDEST) \
+	REDIS_SERVER=$$server tests/scripts/test.sh --all-features --lib store:: && \
+	REDIS_SERVER=$$server tests/scripts/test.sh --all-features --test it -- $(ON_OLDEST) \
 	  --skip tls:: --skip redis::ailments::a_server_that_loads_its_dump \
 	  --skip redis::doctor::rights::where_no_script_may_run --skip lock::book --skip redis::firewall --skip redis::networks
 

@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# cargo test with these arguments, after which what has failed is tried again by itself: test.sh --all-features
+#
+# Hundreds of tests here start servers and processes, stop and kill them, and look at what that costs in time; a machine that
+# stands still for some seconds fails one of them now and then. What fails by itself three times has failed. What does not
+# is named at the end, and what it said at first stands above: one that is named again and again is broken, too.
+set -uo pipefail
+
+TRIES=3
+# More at once are no accident.
+MOST=20
+
+log=$(mktemp) || exit 1
+trap 'rm -f "$log"' EXIT
+
+cargo test --no-fail-fast "$@" 2>&1 | tee "$log"
+status=${PIPESTATUS[0]}
+[ "$status" = 0 ] && exit 0
+
+# Binary and name of each test that failed, as the lists in front of the results have them.
+failed=$(awk '
+  $1 == "Running"           { binary = $NF; gsub(/[()]/, "", binary) }
+  $1 == "Doc-tests"         { binary = "" }
+  $0 == "failures:"         { split("", names); count = 0 }
+  /^    [^ ]+$/             { names[++count] = $1 }
+  /^test result: FAILED/    { for (i = 1; i <= count; i++) if (binary != "") print binary, names[i]; count = 0 }
+' "$log")
+# A binary that crashed, did not build, or whose failures are not tests by name, has no second try.
+binaries=$(cut -d' ' -f1 <<<"$failed" | sort -u | grep -c .)
+targets=$(grep -cE '^error: (doc)?test failed, to rerun pass' "$log")
+if [ "$binaries" = 0 ] || [ "$binaries" != "$targets" ] || [ "$(wc -l <<<"$failed")" -gt "$MOST" ]; then
+  exit "$status"
+fi
+
+passes() { # binary, name
+  for ((try = 1; try <= TRIES; try++)); do
+    printf '\n== by itself, try %d of %d: %s\n' "$try" "$TRIES" "$2"
+    "$1" --exact "$2" </dev/null && return 0
+  done
+  return 1
+}
+
+passed=() still=()
+while read -r binary name; do
+  if passes "$binary" "$name"; then passed+=("$name"); else still+=("$name"); fi
+done <<<"$failed"
+
+printf '\n'
+[ ${#passed[@]} = 0 ] || printf 'failed among others and passed by itself: %s\n' "${passed[@]}"
+[ ${#still[@]} = 0 ] || printf 'FAILED: %s\n' "${still[@]}"
+[ ${#still[@]} = 0 ]
