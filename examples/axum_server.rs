@@ -44,7 +44,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         .coordination_budget(millis("BUDGET_MS", 100))
         .lease(millis("LEASE_MS", 2_000))
         .build()?;
-    let guard = StampedeGuard::new(backend()?).with_policy(policy);
+    let guard = StampedeGuard::builder(backend()?).policy(policy).build()?;
     // Not required: connected here, the first request does not wait for it. A Redis that is down stops nothing.
     if let Err(error) = guard.connect().await {
         println!("{error}; requests are answered all the same");

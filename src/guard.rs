@@ -91,7 +91,9 @@ impl StampedeGuard {
 
     /// The same guard with another policy: connections, running loads and counters are shared.
     ///
-    /// Where two policies meet on one load, the leader's decides how it is led and stored.
+    /// Where two policies meet on one load, the leader's decides how it is led and stored. What belongs to the connections
+    /// stays that of the policy that the guard was [built](Self::builder) with: two commands without an answer within its
+    /// [`command_timeout`](crate::PolicyBuilder::command_timeout), and they are made anew.
     #[must_use]
     pub fn with_policy(&self, policy: Policy) -> Self {
         Self::from_parts(Arc::clone(&self.node), Arc::new(policy))

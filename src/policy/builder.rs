@@ -192,8 +192,11 @@ impl PolicyBuilder {
         self
     }
 
-    /// The deadline of one command to the store. Two of them without any answer, and the connection is
-    /// given up. Of the policy that the guard is built with. Defaults to half the coordination budget.
+    /// The deadline of one command to the store. Defaults to half the coordination budget.
+    ///
+    /// Two commands without any answer within that of the policy that the guard was built with, and the connection is given
+    /// up: where commands may take longer, give this policy to [`builder`](crate::StampedeGuard::builder), as
+    /// [`with_policy`](crate::StampedeGuard::with_policy) does not change the connections.
     pub fn command_timeout(mut self, command_timeout: Duration) -> Self {
         self.command_timeout = Some(command_timeout);
         self
