@@ -30,12 +30,12 @@ struct Report {
 }
 
 /// A machine that runs 24 processes on two cores stalls for longer than the defaults allow a command; these
-/// tests are about counts, so nothing here may time out.
+/// tests are about counts, so nothing here may time out, and no lease may end.
 fn patient() -> Policy {
     Policy::builder()
-        .coordination_budget(Duration::from_secs(4))
-        .command_timeout(Duration::from_secs(1))
-        .lease(Duration::from_secs(4))
+        .coordination_budget(Duration::from_secs(8))
+        .command_timeout(Duration::from_secs(2))
+        .lease(Duration::from_secs(8))
         .build()
         .expect("valid")
 }
@@ -61,7 +61,7 @@ fn load_keys(mut child: Child) -> BoxFuture<'static, ()> {
         });
         let answers = join_all(calls).await;
         // The wave is over for its callers a moment before its tasks have ended.
-        let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
+        let deadline = tokio::time::Instant::now() + Duration::from_secs(60);
         while guard.stats().tasks > 0 && tokio::time::Instant::now() < deadline {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
@@ -85,7 +85,7 @@ async fn wave(processes: usize, callers: usize, keys: usize, answer: Answer) -> 
     for report in &reports {
         assert_eq!((report.answers.len(), report.flights, report.tasks), (callers, 0, 0));
     }
-    assert_nothing_left(&server, Duration::from_secs(15)).await;
+    assert_nothing_left(&server, Duration::from_secs(60)).await;
     (origin, reports)
 }
 

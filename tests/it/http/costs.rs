@@ -20,7 +20,7 @@ async fn shops(server: &RedisServer, inner: &Inner, n: usize) -> Vec<(StampedeGu
         let client = redis::Client::open(server.minimal_user()).unwrap();
         let policy =
             policy().lease(secs(120)).coordination_budget(secs(4)).http(http.clone()).build().unwrap();
-        let guard = StampedeGuard::new(client).with_policy(policy);
+        let guard = StampedeGuard::builder(client).policy(policy).build().unwrap();
         crate::redis::connects(&guard).await;
         let shop = guard.layer(inner.clone());
         // Each script has run once: a load, one that is given up, an invalidation, and a second variant.

@@ -214,9 +214,9 @@ impl<S: futures_util::Stream<Item = i32> + Send> MapFrames for S {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_miss_is_not_held_up_by_delayed_acknowledgements() {
     let server = crate::support::redis_server::RedisServer::start();
-    let patient = policy().coordination_budget(secs(4)).command_timeout(secs(1)).lease(secs(4));
+    let patient = policy().coordination_budget(secs(8)).command_timeout(secs(2)).lease(secs(8));
     let redis = redis::Client::open(server.minimal_user()).unwrap();
-    let guard = StampedeGuard::new(redis).with_policy(patient.build().unwrap());
+    let guard = StampedeGuard::builder(redis).policy(patient.build().unwrap()).build().unwrap();
     crate::redis::connects(&guard).await;
     let app = Router::new().route("/{n}", get(|| async { "abc".repeat(1000) })).layer(guard);
     let (addr, client) = (serve(app).await, client());
@@ -243,9 +243,9 @@ async fn two_hundred_times_on_redis_whoever_has_a_whole_response_hits_with_the_n
     let server = crate::support::redis_server::RedisServer::start();
     let (loads, gate) = (Counter::default(), Gate::closed());
     gate.open();
-    let patient = policy().coordination_budget(secs(4)).command_timeout(secs(1)).lease(secs(4));
+    let patient = policy().coordination_budget(secs(8)).command_timeout(secs(2)).lease(secs(8));
     let client_of_redis = redis::Client::open(server.minimal_user()).unwrap();
-    let guard = StampedeGuard::new(client_of_redis).with_policy(patient.build().unwrap());
+    let guard = StampedeGuard::builder(client_of_redis).policy(patient.build().unwrap()).build().unwrap();
     crate::redis::connects(&guard).await;
     let (counted, streamed) = (loads.clone(), loads.clone());
     let app = Router::new()

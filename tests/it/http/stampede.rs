@@ -100,7 +100,7 @@ async fn three_languages_are_three_loads_for_two_hundred_clients_of_four_process
     let language = |n: usize| LANGUAGES[n / PROCESSES % 3];
     let clients = servers.send("varied", |n| ("accept-language", language(n))).await;
     servers.all_wait().await;
-    eventually_eq("one finds out that there are variants", secs(10), 1, async || {
+    eventually_eq("one finds out that there are variants", secs(30), 1, async || {
         servers.origin.total_loads()
     })
     .await;
@@ -118,12 +118,12 @@ async fn a_stale_response_is_validated_once_for_two_hundred_clients_of_four_proc
     let servers = Servers::start().await;
     servers.origin.script("validated", [Answer::value("text"), held("not sent")]);
     servers.ask("validated", "").await;
-    eventually("it is stale", secs(10), async || servers.ask("validated", "only-if-cached").await.0 == 504)
+    eventually("it is stale", secs(30), async || servers.ask("validated", "only-if-cached").await.0 == 504)
         .await;
     let clients = servers.send("validated", no_header).await;
     servers.all_wait().await;
     // All wait for it, which is a moment before the origin has it.
-    eventually_eq("one validates", secs(10), 1, async || servers.origin.running("validated")).await;
+    eventually_eq("one validates", secs(30), 1, async || servers.origin.running("validated")).await;
     servers.origin.release("validated");
     let saw = servers.end(clients, "a validation").await;
     assert_eq!(seen(&saw), BTreeSet::from([(200, Some("text"))]));
@@ -136,7 +136,7 @@ async fn a_stale_response_is_refreshed_once_behind_two_hundred_clients_of_four_p
     servers.origin.script("stale", [Answer::value("old"), held("new")]);
     servers.ask("stale", "").await;
     let is_stale = async || servers.ask("stale", "only-if-cached").await.1.contains("ttl=-");
-    eventually("it is stale", secs(10), is_stale).await;
+    eventually("it is stale", secs(30), is_stale).await;
     let clients = servers.send("stale", no_header).await;
     // Nobody waits for the origin, which does not answer.
     let saw =
@@ -145,7 +145,7 @@ async fn a_stale_response_is_refreshed_once_behind_two_hundred_clients_of_four_p
     servers.origin.wait_for_loads("stale", 2).await;
     servers.origin.release("stale");
     let is_new = async || servers.ask("stale", "only-if-cached").await.2 == "new";
-    eventually("it is fresh", secs(10), is_new).await;
+    eventually("it is fresh", secs(30), is_new).await;
     servers.end(Vec::new(), "a refresh").await;
     assert_eq!(servers.origin.loads("stale"), 2, "the first, and one refresh");
 }

@@ -76,7 +76,7 @@ fn lease_of(lease: Duration) -> Policy {
 }
 
 fn patient(lease: Duration) -> PolicyBuilder {
-    let command = (lease / 4).min(Duration::from_secs(1));
+    let command = (lease / 4).min(Duration::from_secs(2));
     Policy::builder().lease(lease).command_timeout(command).coordination_budget(command * 4)
 }
 

@@ -107,7 +107,8 @@ async fn a_hand_over_whose_connection_breaks_anywhere_reaches_who_waits() {
 async fn a_renewal_whose_connection_breaks_anywhere_costs_no_load() {
     let short = || policy().command_timeout(ms(100)).coordination_budget(ms(400)).lease(ms(600));
     broken_at_every_byte(5, &["-- RENEW"], async |server, number, at| {
-        let stage = Stage::new(server, number, at, short()).await;
+        // What the newcomer serves is to be stored, so it has time.
+        let stage = Stage::of(server, number, at, [short(), policy()]).await;
         let loads = Counter::default();
         let load = {
             let loads = loads.clone();

@@ -16,8 +16,11 @@ impl Stage<'_> {
     }
 
     fn semaphores(&self) -> [Semaphore; 2] {
-        let semaphore = |locks: &Locks| locks.semaphore(&*self.name, 2).lease(TTL).build().expect("valid");
-        self.locks().each_ref().map(semaphore)
+        let [breaks, sound] = self.locks();
+        let semaphore =
+            |locks: Locks, lease| locks.semaphore(&*self.name, 2).lease(lease).build().expect("valid");
+        // A newcomer's permits are to be held until they are released.
+        [semaphore(breaks, TTL), semaphore(sound, SOON * 6)]
     }
 
     /// A newcomer has the mutex, at the latest when the lost one's time is over. Its own connection may break only now,

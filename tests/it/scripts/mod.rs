@@ -28,7 +28,7 @@ fn ms(ms: u64) -> Duration {
 
 /// A lease that was left would be missed; entries are of one length.
 fn policy() -> PolicyBuilder {
-    let bounds = Policy::builder().coordination_budget(ms(8_000)).command_timeout(ms(2_000)).lease(SOON * 6);
+    let bounds = Policy::builder().coordination_budget(SOON * 2).command_timeout(SOON / 2).lease(SOON * 6);
     bounds.ttl_jitter(0.0)
 }
 
@@ -43,10 +43,22 @@ struct Stage<'a> {
 
 impl Stage<'_> {
     async fn new(server: &Server, number: usize, at: Option<Break>, policy: PolicyBuilder) -> Stage<'_> {
+        Self::of(server, number, at, [policy.clone(), policy]).await
+    }
+
+    /// With a policy for the node whose connection breaks, and one for the other.
+    async fn of(
+        server: &Server,
+        number: usize,
+        at: Option<Break>,
+        policies: [PolicyBuilder; 2],
+    ) -> Stage<'_> {
         server.disarm();
-        let policy = policy.build().expect("valid");
-        let node = |client| StampedeGuard::builder(client).policy(policy.clone()).build().expect("valid");
-        let (breaks, sound) = (node(server.breaking()), node(server.sound()));
+        let node = |client, policy: PolicyBuilder| {
+            StampedeGuard::builder(client).policy(policy.build().expect("valid")).build().expect("valid")
+        };
+        let [breaks, sound] = policies;
+        let (breaks, sound) = (node(server.breaking(), breaks), node(server.sound(), sound));
         for guard in [&breaks, &sound] {
             crate::redis::connects(guard).await;
         }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 use stampede_guard::{Policy, StampedeGuard};
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use super::*;
 use crate::support::processes::Child;
@@ -96,8 +96,10 @@ pub(super) fn work(mut child: Child) -> BoxFuture<'static, ()> {
                     let connected = guard.connect().await.is_ok();
                     let mut right = 0;
                     for key in 0..50 {
-                        // Again: a hit may be of a value that ends before the next command.
-                        for _ in 0..5 {
+                        // Again: a hit may be of a value that ends before the next command, and a machine may stand
+                        // still during the only one.
+                        let until = Instant::now() + Duration::from_secs(15);
+                        while Instant::now() < until {
                             request(guard.clone(), config.clone(), log.clone(), key).await;
                             if guard.get::<u64>(("k", key)).await.is_ok_and(|value| value.is_some()) {
                                 right += 1;

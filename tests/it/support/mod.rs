@@ -36,4 +36,4 @@ pub(crate) mod warnings;
 /// How long a test waits for something that must happen before it fails.
 ///
 /// Generous, because it is only ever spent by a failing test: a loaded CI machine must not turn it into a lie.
-pub(crate) const PATIENCE: std::time::Duration = std::time::Duration::from_secs(30);
+pub(crate) const PATIENCE: std::time::Duration = std::time::Duration::from_secs(90);
