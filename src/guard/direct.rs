@@ -197,6 +197,7 @@ impl StampedeGuard {
         let key = self.key(key)?;
         let until = Instant::now() + LONGEST;
         let ask = Ask { node: &self.node, policy: &self.policy, key: &key };
+        // A read counts its own errors.
         let read = self.tried(&key, until, |_| Box::pin(read_entry(ask))).await;
         let read = read.map_err(|error| Error::store("looking up the entry", &key, error))?;
         let now = self.node.store.now();
@@ -285,7 +286,8 @@ impl StampedeGuard {
         let mut tags = policy.tag_keys(&node.namespace);
         tags.extend(own);
         let life = policy.tag_life();
-        let tagged = self.tried(key, until, |within| Box::pin(node.tagged(tags.clone(), life, within))).await;
+        let ids = |within| self.counted(node.tagged(tags.clone(), life, within));
+        let tagged = self.tried(key, until, |within| Box::pin(ids(within))).await;
         let tagged = tagged.map_err(|error| Error::store("reading the ids of the tags", key, error))?;
         Ok(TagList::new(&tagged))
     }
@@ -318,7 +320,7 @@ impl StampedeGuard {
         until: Instant,
         command: impl Fn(Duration) -> Reply<'a, ()>,
     ) -> Result<(), Error> {
-        match self.tried(key, until, command).await {
+        match self.tried(key, until, |within| Box::pin(self.counted(command(within)))).await {
             Ok(()) => {
                 self.node.count(Count::invalidations);
                 self.replicated(what, key).await
@@ -326,6 +328,10 @@ impl StampedeGuard {
             Err(error) if error.is_final() => Err(Error::store(what, key, error)),
             Err(error) => Err(Error::store(&format!("not confirmed: {what}"), key, error)),
         }
+    }
+
+    async fn counted<T>(&self, reply: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
+        reply.await.inspect_err(|_| self.node.count(Count::store_errors))
     }
 
     /// Tried again past the coordination budget, because the caller asked for this and for nothing else.
@@ -342,14 +348,13 @@ impl StampedeGuard {
                 return Err(tried);
             }
             // A connection that is being made again is worth the wait here.
-            let done = match self.node.store.reach(key.name(), left).await {
+            let done = match self.counted(self.node.store.reach(key.name(), left)).await {
                 Ok(()) => command(left.min(LONGEST / 4)).await,
                 Err(error) => Err(error),
             };
             match done {
                 Ok(done) => return Ok(done),
                 Err(error) => {
-                    self.node.count(Count::store_errors);
                     if error.is_final() {
                         return Err(error);
                     }

@@ -242,6 +242,30 @@ async fn an_expiry_does_not_bring_back_what_is_invalidated_meanwhile() {
     assert_eq!(chaos.struck(Fault::ErrorAfter), 1);
 }
 
+/// A command that failed and was tried again is one error; of an expiry the read was two.
+#[tokio::test(start_paused = true)]
+async fn each_command_that_failed_is_counted_once() {
+    let chaos = ChaosStore::new(1);
+    let policy = Policy::builder().stale_if_error(Duration::from_secs(600)).build().unwrap();
+    let guard = StampedeGuard::new(chaos.clone()).with_policy(policy);
+    for (errors, what) in (1..).zip(["insert", "insert with tags", "expire", "invalidate", "invalidate tag"])
+    {
+        chaos.once(Fault::ErrorBefore);
+        match what {
+            "insert" => guard.insert("k", &7_u64).await.unwrap(),
+            "insert with tags" => guard.insert_with_tags("k", &7_u64, ["t"]).await.unwrap(),
+            "expire" => guard.expire("k").await.unwrap(),
+            "invalidate" => guard.invalidate("k").await.unwrap(),
+            _ => guard.invalidate_tag("t").await.unwrap(),
+        }
+        assert_eq!(
+            (chaos.struck(Fault::ErrorBefore), guard.stats().store_errors),
+            (errors, errors),
+            "{what}"
+        );
+    }
+}
+
 /// Without a store a shutdown said that it had handed over what it had.
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_claims_nothing_that_the_store_has_not_confirmed() {
