@@ -58,7 +58,8 @@ pub struct Shutdown {
     /// Leases of loads that were still running at the deadline, and that another process has now, or nobody.
     pub handed_over: usize,
     /// Leases for which the store has not confirmed that within the second after the deadline, or after the load's own
-    /// end. Whoever waits for one of them in another process does so until its time to live is over.
+    /// end, and those that this process may have without knowing it. Whoever waits for one of them in another process does
+    /// so until its time to live is over.
     pub abandoned: usize,
 }
 
@@ -164,27 +165,37 @@ impl StampedeGuard {
         if finished {
             // Nothing but its time to live would end what was not released before the store is closed.
             let end = deadline.min(Instant::now() + LAST_RELEASES);
-            self.node.leases.empty(end).await;
+            self.free_leases(end).await;
             self.end_locks(end).await;
         } else {
             self.hand_over_all().await;
         }
-        let abandoned = self.node.leases.count();
+        let (still_held, doubtful) = (self.node.leases.count(), self.node.doubtful.count());
         self.node.store.close();
         Shutdown {
             finished,
-            handed_over: if finished { 0 } else { held.saturating_sub(abandoned) },
-            abandoned,
+            handed_over: if finished { 0 } else { held.saturating_sub(still_held) },
+            abandoned: still_held + doubtful,
         }
     }
 
     async fn hand_over_all(&self) {
-        self.node.leaving.send_replace(true);
+        #[cfg(all(test, feature = "testing"))]
+        if crate::simulation::mutated(crate::simulation::Mutant::LeavesItsLeases) {
+            return;
+        }
+        self.node.leave();
         // One script each; bounded, because the process wants to end. The loads that end here leave their permits to the
         // background, which has what is left of the same second.
         let end = Instant::now() + Duration::from_secs(1);
-        self.node.leases.empty(end).await;
+        self.free_leases(end).await;
         self.end_locks(end).await;
+    }
+
+    /// Also those that an acquire without an answer may have got.
+    async fn free_leases(&self, end: Instant) {
+        self.node.leases.empty(end).await;
+        self.node.doubtful.empty(end).await;
     }
 
     /// After the loads, which may wait for some. A place that stays in a queue costs those behind it a time to live.

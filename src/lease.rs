@@ -16,7 +16,7 @@ use crate::gauge::Present;
 use crate::key::Key;
 use crate::node::Node;
 use crate::observe::Count;
-use crate::store::{Fail, HandedOver, Kept, StoreError, Token, Watch};
+use crate::store::{Fail, HandOver, HandedOver, Kept, StoreError, Token, Watch};
 
 /// A held lease. Whoever has it ends it by one of its methods; dropped, it runs out by itself.
 #[derive(Debug)]
@@ -126,7 +126,8 @@ impl Lease {
 
     /// Gives the lease to a waiter of another process, or frees it. Whether it is known that a waiter was given it.
     pub(crate) async fn hand_over(self, hops: u8) -> bool {
-        let done = self.node.store.hand_over(&self.key, &self.token, self.ttl, hops, self.ttl).await;
+        let how = HandOver { lease: self.ttl, hops, is_leaving: self.node.is_leaving() };
+        let done = self.node.store.hand_over(&self.key, &self.token, how, self.ttl).await;
         let given = matches!(done, Ok(HandedOver::ToWaiter));
         self.ended(done);
         given
@@ -137,14 +138,14 @@ impl Lease {
         if let Err(error) = done {
             self.node.count(Count::store_errors);
             tracing::debug!(key = %self.key.digest(), %error, "the end of a lease was not confirmed");
-            release_later(self.node, self.key, self.token, self.ttl, Some(self._held));
+            release_later(self.node, self.key, self.token, self.ttl, self._held);
         }
     }
 }
 
 /// Releases a lease that this node may hold without knowing it. Gives up after a lease's time, when it has
-/// expired by itself; until then one that was certainly held counts as held.
-fn release_later(node: Arc<Node>, key: Key, token: Token, lease: Duration, held: Option<Present>) {
+/// expired by itself; until then it counts as what it was: held, or doubtful.
+fn release_later(node: Arc<Node>, key: Key, token: Token, lease: Duration, held: Present) {
     tokio::spawn(async move {
         let _held = held;
         let expired = Instant::now() + lease;

@@ -1,11 +1,12 @@
 //! What all clones of one guard share: the store, the flights, the counters. Knows no Redis, no HTTP.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::sync::watch;
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::ending::Ending;
@@ -38,6 +39,8 @@ pub(crate) struct Node {
     pub(crate) tasks: Arc<Gauge>,
     /// Leases that are held.
     pub(crate) leases: Arc<Gauge>,
+    /// Leases that it may hold without knowing it: those it waits for, and those it gives back.
+    pub(crate) doubtful: Arc<Gauge>,
     /// Loads that run without the store because it can not be asked.
     pub(crate) fail_open: Arc<Gauge>,
     /// Of permits: loads that run beyond `max_concurrent_loads` because nobody can be asked for one.
@@ -55,7 +58,9 @@ pub(crate) struct Node {
     /// Set by `shutdown`: calls load for themselves from now on.
     closed: AtomicBool,
     /// Set when a shutdown's deadline has passed: leases are handed over.
-    pub(crate) leaving: watch::Sender<bool>,
+    leaving: AtomicBool,
+    /// Tells so. Wakes in the order in which they came, which a channel with many receivers does not.
+    left: Notify,
     longest_command_us: AtomicU64,
 }
 
@@ -143,6 +148,7 @@ impl Node {
             damaged: Seldom::default(),
             tasks: Arc::default(),
             leases: Arc::default(),
+            doubtful: Arc::default(),
             fail_open: Arc::default(),
             uncapped: Outage::default(),
             #[cfg(feature = "http")]
@@ -152,7 +158,8 @@ impl Node {
             waiters: Waiters::default(),
             background: Arc::default(),
             closed: AtomicBool::new(false),
-            leaving: watch::Sender::new(false),
+            leaving: AtomicBool::new(false),
+            left: Notify::new(),
             longest_command_us: AtomicU64::new(0),
         }
     }
@@ -176,11 +183,24 @@ impl Node {
         self.closed.store(true, Ordering::Release);
     }
 
-    /// Waits until a shutdown's deadline has passed.
+    /// Whether a shutdown's deadline has passed.
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.leaving.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn leave(&self) {
+        self.leaving.store(true, Ordering::Release);
+        self.left.notify_waiters();
+    }
+
+    /// Waits until that is so.
     pub(crate) async fn leaving(&self) {
-        let mut leaving = self.leaving.subscribe();
-        // The sender lives as long as the node.
-        let _ = leaving.wait_for(|leaving| *leaving).await;
+        let mut left = pin!(self.left.notified());
+        // From here on it is woken; before, it sees the flag.
+        left.as_mut().enable();
+        if !self.is_leaving() {
+            left.await;
+        }
     }
 
     pub(crate) fn count(&self, count: Count) {

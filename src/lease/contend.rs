@@ -68,6 +68,8 @@ pub(crate) async fn contend(contender: Contender<'_>) -> Contended {
     // An acquire without an answer may have been granted, or may be granted later. So may one that comes after a grant
     // that was heard, if it gets no further.
     let mut ghost = false;
+    // From when it queues it may be given the lease at any time.
+    let mut doubtful = None;
 
     let contended = 'contending: loop {
         let Some(within) = budget.next() else {
@@ -158,7 +160,13 @@ pub(crate) async fn contend(contender: Contender<'_>) -> Contended {
                             outdate(node, key, &before);
                             heed(before, &mut behind, &mut hops, seen);
                             let old = std::mem::replace(&mut token, next);
-                            release_later(Arc::clone(node), key.clone(), old, policy.lease, None);
+                            release_later(
+                                Arc::clone(node),
+                                key.clone(),
+                                old,
+                                policy.lease,
+                                node.doubtful.enter(),
+                            );
                         }
                         continue;
                     }
@@ -168,6 +176,7 @@ pub(crate) async fn contend(contender: Contender<'_>) -> Contended {
             }
         };
         behind = Some(holder);
+        doubtful.get_or_insert_with(|| node.doubtful.enter());
         let wakes = Instant::now() + patience(remaining, policy.lease, node.store.hints_arrive());
         loop {
             tokio::select! {
@@ -187,12 +196,14 @@ pub(crate) async fn contend(contender: Contender<'_>) -> Contended {
             }
         }
     };
-    // A grant that came too late to be looked at would leave the lease to nobody.
+    // A grant that came too late to be looked at would leave the lease to nobody; so would one that is on its way to a node
+    // that ends.
     let hints = watch.close();
     outdate(node, key, &hints);
-    ghost |= hints.granted.is_some();
+    ghost |= hints.granted.is_some() || matches!(contended, Contended::Leaving);
     if ghost {
-        release_later(Arc::clone(node), key.clone(), token, policy.lease, None);
+        let doubtful = doubtful.unwrap_or_else(|| node.doubtful.enter());
+        release_later(Arc::clone(node), key.clone(), token, policy.lease, doubtful);
     }
     contended
 }

@@ -14,7 +14,7 @@ use tokio::time::{Instant, timeout};
 
 use super::memory::MemoryStore;
 use super::watch::Hints;
-use super::{Acquire, Acquired, Fail, HandedOver, Insert, Kept, NodeStore, Store, Token, Watch};
+use super::{Acquire, Acquired, Fail, HandOver, HandedOver, Insert, Kept, NodeStore, Store, Token, Watch};
 use crate::key::{CacheKey, Key};
 
 /// One test per case, each in a world of its own.
@@ -300,7 +300,12 @@ impl Flight {
     }
 
     async fn hand_over(&self, hops: u8) -> HandedOver {
-        self.store.hand_over(&self.key, &self.token, LEASE, hops, WITHIN).await.expect("hand over")
+        self.end_handing_over(hops, false).await
+    }
+
+    async fn end_handing_over(&self, hops: u8, is_leaving: bool) -> HandedOver {
+        let how = HandOver { lease: LEASE, hops, is_leaving };
+        self.store.hand_over(&self.key, &self.token, how, WITHIN).await.expect("hand over")
     }
 
     async fn look_up(&self) -> Option<Bytes> {

@@ -29,7 +29,9 @@ use records::Records;
 
 use super::grants::Grants;
 use super::watch::{Hint, Watches};
-use super::{Acquire, Acquired, Examine, Fail, HandedOver, Insert, Kept, Reply, Store, Token, Watch};
+use super::{
+    Acquire, Acquired, Examine, Fail, HandOver, HandedOver, Insert, Kept, Reply, Store, Token, Watch,
+};
 use crate::health::{Breaker, Finding, Health, LinkState, Topology};
 use crate::key::Key;
 use crate::sync::lock;
@@ -282,10 +284,10 @@ impl Store for MemoryNode {
         &'a self,
         key: &'a Key,
         token: &'a Token,
-        lease: Duration,
-        hops: u8,
+        how: HandOver,
         _within: Duration,
     ) -> Reply<'a, HandedOver> {
+        let HandOver { lease, hops, is_leaving } = how;
         let mut records = self.store.records();
         if !records.end_lease(key.name(), token) {
             records.tidy(key.name());
@@ -297,7 +299,7 @@ impl Store for MemoryNode {
                 records.tidy(key.name());
                 return reply(HandedOver::Freed);
             };
-            if next == *token {
+            if next == *token || is_leaving && next.node() == token.node() {
                 continue;
             }
             record.lease = Some((next.clone(), Instant::now() + lease));

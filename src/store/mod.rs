@@ -14,6 +14,7 @@
 
 #[cfg(test)]
 mod contract;
+mod error;
 pub(crate) mod grants;
 pub(crate) mod locks;
 pub(crate) mod memory;
@@ -37,6 +38,7 @@ use uuid::Uuid;
 use self::redis::RedisStore;
 use crate::health::{Finding, Health};
 use crate::key::Key;
+pub(crate) use error::{StoreError, StoreErrorKind};
 use locks::LockStore;
 use tags::TagStore;
 pub(crate) use watch::Watch;
@@ -99,14 +101,12 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
     fn fail<'a>(&'a self, key: &'a Key, fail: Fail<'a>, within: Duration) -> Reply<'a, Kept>;
 
     /// HAND OVER: if the lease is this token's, makes it the token of the first waiter in the queue
-    /// that can be reached, and tells that waiter, with `hops`: how many loads of this wave have vanished.
-    /// Frees the lease when there is none.
+    /// that can be reached, and tells that waiter. Frees the lease when there is none.
     fn hand_over<'a>(
         &'a self,
         key: &'a Key,
         token: &'a Token,
-        lease: Duration,
-        hops: u8,
+        how: HandOver,
         within: Duration,
     ) -> Reply<'a, HandedOver>;
 
@@ -325,6 +325,17 @@ pub(crate) enum Kept {
     No,
 }
 
+/// How a lease is handed over.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HandOver {
+    /// The new holder's.
+    pub(crate) lease: Duration,
+    /// How many loads of this wave have vanished.
+    pub(crate) hops: u8,
+    /// The token's node ends: who waits there leaves, too, and is passed over.
+    pub(crate) is_leaving: bool,
+}
+
 /// Where a HAND OVER left the lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HandedOver {
@@ -334,67 +345,4 @@ pub(crate) enum HandedOver {
     Freed,
     /// It was not the token's any more.
     NotMine,
-}
-
-/// Why a store did not answer.
-#[derive(Clone, Debug)]
-pub(crate) struct StoreError {
-    pub(crate) kind: StoreErrorKind,
-    pub(crate) source: Option<Arc<dyn std::error::Error + Send + Sync>>,
-}
-
-/// What can be done about a [`StoreError`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum StoreErrorKind {
-    /// No connection: the command was not sent.
-    Unavailable,
-    /// The connection broke under the command, which may have run.
-    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "only connections break"))]
-    Broken,
-    /// No answer within the command's deadline; the command may have run or may yet run.
-    TimedOut,
-    /// The server refuses now and may accept later (out of memory, loading, busy).
-    Transient,
-    /// The server refuses for good until somebody changes its configuration or our rights.
-    Refused,
-    /// The store was closed.
-    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "only connections are closed"))]
-    Closed,
-}
-
-impl StoreError {
-    pub(crate) fn new(kind: StoreErrorKind) -> Self {
-        Self { kind, source: None }
-    }
-
-    /// Whether another try would come to the same.
-    pub(crate) fn is_final(&self) -> bool {
-        matches!(self.kind, StoreErrorKind::Refused | StoreErrorKind::Closed)
-    }
-}
-
-impl StoreErrorKind {
-    /// Whether the command may have run, or may run yet, all the same.
-    pub(crate) fn is_ambiguous(self) -> bool {
-        matches!(self, Self::Broken | Self::TimedOut)
-    }
-}
-
-impl fmt::Display for StoreError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self.kind {
-            StoreErrorKind::Unavailable => "the store is unavailable",
-            StoreErrorKind::Broken => "the connection to the store broke",
-            StoreErrorKind::TimedOut => "the store did not answer in time",
-            StoreErrorKind::Transient => "the store refused the command for now",
-            StoreErrorKind::Refused => "the store refused the command",
-            StoreErrorKind::Closed => "the store is closed",
-        })
-    }
-}
-
-impl std::error::Error for StoreError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.source.as_deref().map(|source| source as _)
-    }
 }

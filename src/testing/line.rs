@@ -15,8 +15,8 @@ use super::wire::Wire;
 use crate::health::{Finding, Health};
 use crate::key::Key;
 use crate::store::{
-    Acquire, Acquired, Examine, Fail, HandedOver, Insert, Kept, Reply, Store, StoreError, StoreErrorKind,
-    Token, Watch,
+    Acquire, Acquired, Examine, Fail, HandOver, HandedOver, Insert, Kept, Reply, Store, StoreError,
+    StoreErrorKind, Token, Watch,
 };
 
 /// One node's store: what it asks goes over a wire.
@@ -94,11 +94,10 @@ impl Store for Line {
         &'a self,
         key: &'a Key,
         token: &'a Token,
-        lease: Duration,
-        hops: u8,
+        how: HandOver,
         within: Duration,
     ) -> Reply<'a, HandedOver> {
-        let reply = self.send(key, Command::HandOver { token: token.clone(), lease, hops }, within);
+        let reply = self.send(key, Command::HandOver { token: token.clone(), how }, within);
         Box::pin(
             async move { if let Answer::HandedOver(done) = reply.await? { Ok(done) } else { confused() } },
         )

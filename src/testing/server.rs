@@ -15,7 +15,8 @@ use crate::key::Key;
 use crate::store::memory::{MemoryNode, MemoryStore, Picture, Relay};
 use crate::store::watch::Hint;
 use crate::store::{
-    Acquire, Acquired, Fail, HandedOver, Insert, Kept, Reply, Store as _, StoreError, StoreErrorKind, Token,
+    Acquire, Acquired, Fail, HandOver, HandedOver, Insert, Kept, Reply, Store as _, StoreError,
+    StoreErrorKind, Token,
 };
 use crate::sync::lock;
 
@@ -75,8 +76,7 @@ pub(crate) enum Command {
     },
     HandOver {
         token: Token,
-        lease: Duration,
-        hops: u8,
+        how: HandOver,
     },
     Release {
         token: Token,
@@ -142,8 +142,8 @@ impl Command {
                 let fail = Fail { token: &token, outcome, keep, replay, marker, seen: seen.as_ref() };
                 Answer::Kept(now(node.fail(key, fail, WITHIN))?)
             }
-            Self::HandOver { token, lease, hops } => {
-                Answer::HandedOver(now(node.hand_over(key, &token, lease, hops, WITHIN))?)
+            Self::HandOver { token, how } => {
+                Answer::HandedOver(now(node.hand_over(key, &token, how, WITHIN))?)
             }
             Self::Release { token } => Answer::Kept(now(node.release(key, &token, WITHIN))?),
             Self::Invalidate { insert } => {

@@ -6,7 +6,7 @@ use tokio::time::{Instant, sleep};
 
 use super::{Answer, ChaosStore, Fault, Origin};
 use crate::store::watch::Hints;
-use crate::store::{Acquire, Acquired, HandedOver, Kept, NodeStore, StoreErrorKind, Token};
+use crate::store::{Acquire, Acquired, HandOver, HandedOver, Kept, NodeStore, StoreErrorKind, Token};
 use crate::{CacheKey, Policy, StampedeGuard};
 
 const WITHIN: Duration = Duration::from_millis(50);
@@ -185,7 +185,8 @@ async fn a_grant_that_comes_when_its_waiter_has_left_is_passed_on() {
     let watch = other.watch(&key(), &waiter);
     assert!(matches!(acquire(&other, &waiter).await, Ok(Acquired::Held { .. })));
     drop(watch);
-    let done = one.hand_over(&key(), &holder, LEASE, 1, WITHIN).await.expect("answered");
+    let how = HandOver { lease: LEASE, hops: 1, is_leaving: false };
+    let done = one.hand_over(&key(), &holder, how, WITHIN).await.expect("answered");
     assert_eq!(done, HandedOver::ToWaiter);
     sleep(Duration::from_millis(10)).await;
     assert_eq!(chaos.store().lease(key().name()), None);

@@ -14,7 +14,7 @@ use crate::key::Key;
 use crate::simulation::{Mutant, mutated};
 use crate::store::memory::MemoryNode;
 use crate::store::watch::{Hint, Watches};
-use crate::store::{Store as _, StoreError, StoreErrorKind, Token};
+use crate::store::{HandOver, Store as _, StoreError, StoreErrorKind, Token};
 use crate::sync::lock;
 
 const LONGEST_GHOST: Duration = Duration::from_secs(3);
@@ -227,7 +227,8 @@ impl Wire {
     async fn pass_on(self: Arc<Self>, name: &str, token: Token, hops: u8) {
         let Some((holder, lease)) = self.server.store.lease(name) else { return };
         if holder == token {
-            let (key, command) = (Key::of_name(name), Command::HandOver { token, lease, hops });
+            let how = HandOver { lease, hops, is_leaving: false };
+            let (key, command) = (Key::of_name(name), Command::HandOver { token, how });
             let act = move |line: &Self| line.server.arrive(&line.node, &key, command);
             let _ = self.exchange(lease, act).await;
         }

@@ -36,6 +36,8 @@ mod panics;
 mod redis;
 #[cfg(feature = "redis")]
 mod scripts;
+#[cfg(feature = "testing")]
+mod shutdown;
 #[cfg(feature = "redis")]
 mod soak;
 mod stale;

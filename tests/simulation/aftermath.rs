@@ -69,11 +69,16 @@ impl World {
         for node in nodes {
             let stats = node.guard.stats();
             let (inside, _) = node.guard.parts();
-            let left =
-                [stats.flights as usize, stats.tasks as usize, inside.leases.count(), inside.look_ups.len()];
-            if left != [0; 4] || self.chaos.has_waiters(&node.replica) {
+            let left = [
+                stats.flights as usize,
+                stats.tasks as usize,
+                inside.leases.count(),
+                inside.doubtful.count(),
+                inside.look_ups.len(),
+            ];
+            if left != [0; 5] || self.chaos.has_waiters(&node.replica) {
                 self.oracle.violated(format_args!(
-                    "I7: left in node {}: flights, tasks, leases, reads {left:?}",
+                    "I7: left in node {}: flights, tasks, leases, doubtful ones, reads {left:?}",
                     node.id
                 ));
             }

@@ -20,10 +20,12 @@
 //! 10. A value is the key's own, and a load has returned it.
 //! 11. Nothing panics.
 //! 12. When all is well again, whoever asks is answered, and one load is enough for all.
+//! 13. Who is shut down ends within the deadline and a second, and says what leases are left of it; without faults, none.
 //!
 //! `SEED=7 PROFILE=mixed cargo test --features testing --lib simulation::one -- --nocapture --ignored` shows a run.
 
 mod aftermath;
+mod events;
 mod mutants;
 mod oracle;
 mod plan;

@@ -1,4 +1,4 @@
-//! Ten ways to break the protocol, which the checkers must notice; the test names the one that is harmless.
+//! Eleven ways to break the protocol, which the checkers must notice; the test names the one that is harmless.
 //!
 //! Those of the store's side are made here, between the wire and the store; those of a client's side by a question that
 //! its code asks in tests of this crate only ([`mutated`]).
@@ -34,10 +34,12 @@ pub(crate) enum Mutant {
     NobodyIsTold,
     /// An invalidation leaves the process's own flights where they are.
     FlightsStay,
+    /// Who is shut down keeps its leases.
+    LeavesItsLeases,
 }
 
 impl Mutant {
-    pub(super) const ALL: [Self; 10] = [
+    pub(super) const ALL: [Self; 11] = [
         Self::CommitWithoutToken,
         Self::InvalidateKeepsLease,
         Self::ReleaseWithoutToken,
@@ -48,6 +50,7 @@ impl Mutant {
         Self::FlightOfItsCaller,
         Self::NobodyIsTold,
         Self::FlightsStay,
+        Self::LeavesItsLeases,
     ];
 }
 

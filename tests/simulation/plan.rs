@@ -95,6 +95,8 @@ pub(super) enum What {
     Crash(Duration),
     Stop(Duration),
     Cut(Duration),
+    /// A deployment: it is shut down with this deadline, and another one takes its place so much after its end.
+    Leave(Duration, Duration),
 }
 
 impl Plan {
@@ -171,6 +173,16 @@ impl Plan {
                     what,
                 });
             }
+        }
+        // Deployments are no trouble: they are part of every life.
+        for _ in 0..random.u8(..3) {
+            let what = What::Leave(ms(&mut random, 0, 1_000), ms(&mut random, 0, 1_000));
+            // Most of them while something is going on.
+            let at = match random.u8(..4) {
+                0 => ms(&mut random, 0, lasts.as_millis() as u64),
+                _ => crowd[random.usize(..crowd.len())] + ms(&mut random, 0, 400),
+            };
+            events.push(Event { at, node: random.usize(..nodes), what });
         }
         let longest_load = calls.iter().map(|call| call.load.takes).max().unwrap_or_default();
         let latency = ms(&mut random, 0, 5);

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::future::Future;
 use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -23,8 +24,10 @@ pub(super) struct Node {
     pub(super) id: usize,
     pub(super) guard: StampedeGuard,
     pub(super) replica: Replica,
+    /// It is being shut down.
+    pub(super) leaves: AtomicBool,
     /// Its callers.
-    calls: Mutex<Vec<AbortHandle>>,
+    pub(super) calls: Mutex<Vec<AbortHandle>>,
     /// What it had counted when calls began that a load may be for, by key.
     since: Mutex<HashMap<u8, Vec<Since>>>,
 }
@@ -45,7 +48,7 @@ pub(super) struct World {
     pub(super) chaos: ChaosStore,
     pub(super) oracle: Arc<Oracle>,
     pub(super) keys: Vec<Key>,
-    nodes: Mutex<Vec<Arc<Node>>>,
+    pub(super) nodes: Mutex<Vec<Arc<Node>>>,
     born: Mutex<usize>,
 }
 
@@ -72,13 +75,14 @@ impl World {
         Arc::new(world)
     }
 
-    fn node(&self) -> Arc<Node> {
+    pub(super) fn node(&self) -> Arc<Node> {
         let replica = self.chaos.replica();
         let guard = StampedeGuard::builder(replica.clone()).policy(self.plan.policy.clone()).build();
         let guard = guard.expect("a guard");
         let id = std::mem::replace(&mut *lock(&self.born), 0) + 1;
         *lock(&self.born) = id;
-        Arc::new(Node { id, guard, replica, calls: Mutex::default(), since: Mutex::default() })
+        let leaves = AtomicBool::new(false);
+        Arc::new(Node { id, guard, replica, leaves, calls: Mutex::default(), since: Mutex::default() })
     }
 
     pub(super) fn living(&self) -> Vec<Arc<Node>> {
@@ -90,7 +94,7 @@ impl World {
         let policy = &self.plan.policy;
         let stops = self.plan.events.iter().map(|event| match event.what {
             What::Stop(lasts) => lasts,
-            What::Crash(_) | What::Cut(_) => Duration::ZERO,
+            What::Crash(_) | What::Cut(_) | What::Leave(..) => Duration::ZERO,
         });
         policy.wait_timeout + policy.load_timeout * 5 + stops.sum::<Duration>() + Duration::from_secs(1)
     }
@@ -134,33 +138,8 @@ impl World {
         auditor.abort();
     }
 
-    async fn happen(&self, slot: usize, what: What) {
-        let node = Arc::clone(&lock(&self.nodes)[slot]);
-        self.oracle.note(format_args!("n{} {what:?}", node.id));
-        match what {
-            What::Crash(back) => {
-                node.replica.kill();
-                for call in lock(&node.calls).drain(..) {
-                    call.abort();
-                }
-                sleep(back).await;
-                lock(&self.nodes)[slot] = self.node();
-            }
-            What::Stop(lasts) => {
-                node.replica.stop();
-                sleep(lasts).await;
-                node.replica.resume();
-            }
-            What::Cut(lasts) => {
-                node.replica.cut();
-                sleep(lasts).await;
-                node.replica.resume();
-            }
-        }
-    }
-
     /// How often something has happened to the store behind everybody's back.
-    fn struck(&self) -> u64 {
+    pub(super) fn struck(&self) -> u64 {
         let kinds = [
             Fault::EvictLease,
             Fault::EvictEntry,
@@ -252,7 +231,8 @@ impl World {
                 self.oracle.violated(format_args!("a call failed without a fault: {error}"));
             }
             // I4, where nothing goes wrong: what is loaded, and loaded again after each invalidation.
-            let loads = 2 + self.oracle.invalidations(key, asked) as u32;
+            let left = self.plan.events.iter().filter(|event| matches!(event.what, What::Leave(..))).count();
+            let loads = 2 + (left + self.oracle.invalidations(key, asked)) as u32;
             let most = (self.plan.longest_load + self.plan.latency * 8 + Duration::from_millis(50)) * loads;
             if took > most {
                 self.oracle
@@ -299,6 +279,10 @@ impl World {
         // A background load begins a little after its call was answered.
         let recent =
             |since: &Since| since.answered.is_none_or(|at| at.elapsed() < Duration::from_millis(400));
+        // It answers those who are still there, without the fleet.
+        if node.leaves.load(Ordering::Relaxed) {
+            return (true, usize::MAX);
+        }
         let since =
             lock(&node.since).get(&key).and_then(|since| since.iter().find(|since| recent(since)).copied());
         let invalidated = since.map_or(0, |since| self.oracle.invalidations(key, since.seq));
@@ -346,6 +330,7 @@ impl Drop for Running<'_> {
         // I8: whoever has left, others may want it.
         let may_end = self.over
             || !self.leased
+            || self.node.leaves.load(Ordering::Relaxed)
             || self.node.replica.is_dead()
             || self.began.elapsed() >= self.world.plan.policy.load_timeout;
         if !may_end {

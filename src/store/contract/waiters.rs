@@ -8,6 +8,7 @@ contract! {
     a_hand_over_tells_the_waiter_how_many_loads_have_vanished,
     a_hand_over_skips_nodes_that_are_gone,
     a_hand_over_passes_over_waiters_that_have_left,
+    a_hand_over_of_a_node_that_leaves_passes_over_its_own_waiters,
     a_grant_holds_though_its_message_is_never_read,
     a_hand_over_to_nobody_frees_the_lease,
     every_end_of_a_lease_wakes_every_waiter,
@@ -74,6 +75,19 @@ async fn a_hand_over_passes_over_waiters_that_have_left(world: &World) {
     assert_eq!(holder.hand_over(1).await, HandedOver::ToWaiter);
     assert_eq!(alive.granted(world).await, 1, "the node of those who left hands over again");
     alive.must_hold().await;
+}
+
+/// A node that ended gave the lease to a waiter of its own, which had just left.
+async fn a_hand_over_of_a_node_that_leaves_passes_over_its_own_waiters(world: &World) {
+    let holder = Flight::holding(world, &key("k")).await;
+    let own = Flight::on(&holder.store, &key("k"));
+    own.must_wait().await;
+    let other = Flight::waiting(world, &key("k")).await;
+    assert_eq!(holder.end_handing_over(0, true).await, HandedOver::ToWaiter);
+    other.must_hold().await;
+    let last = Flight::on(&other.store, &key("k"));
+    last.must_wait().await;
+    assert_eq!(other.end_handing_over(0, true).await, HandedOver::Freed);
 }
 
 async fn a_grant_holds_though_its_message_is_never_read(world: &World) {

@@ -7,26 +7,21 @@ use tokio::time::Instant;
 
 use super::client::unexpected;
 use super::refusal::{judge, store_error};
-use super::scripts::{self, By, Script, millis};
+use super::scripts::{self, By, Script};
 use super::topology::Commands;
 use crate::store::{HandedOver, StoreError, Token};
 
-/// HAND OVER, also of a token whose waiter has left; then the lease keeps what time it has.
+/// HAND OVER; `how` adds what the script takes after the token.
 pub(super) async fn hand_over(
     commands: &Commands,
     name: &str,
     token: &Token,
-    lease: Option<Duration>,
-    hops: u8,
+    how: impl Fn(&mut Cmd) + Sync,
     within: Duration,
 ) -> Result<HandedOver, StoreError> {
     let args = |cmd: &mut Cmd| {
         cmd.arg(token.as_str());
-        match lease {
-            Some(lease) => cmd.arg(millis(lease)),
-            None => cmd.arg(""),
-        };
-        cmd.arg(hops);
+        how(cmd);
     };
     match run(commands, &scripts::HAND_OVER, name, 96, args, within).await? {
         Value::Int(2) => Ok(HandedOver::ToWaiter),

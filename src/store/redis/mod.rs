@@ -69,8 +69,8 @@ use topology::Commands;
 use super::grants::Grants;
 use super::watch::Watches;
 use super::{
-    Acquire, Acquired, Examine, Fail, HandedOver, Insert, Kept, Reply, Store, StoreError, StoreErrorKind,
-    Token, Watch,
+    Acquire, Acquired, Examine, Fail, HandOver, HandedOver, Insert, Kept, Reply, Store, StoreError,
+    StoreErrorKind, Token, Watch,
 };
 use crate::health::{Finding, Health, Topology};
 use crate::key::Key;
@@ -259,11 +259,14 @@ impl Store for RedisStore {
         &'a self,
         key: &'a Key,
         token: &'a Token,
-        lease: Duration,
-        hops: u8,
+        how: HandOver,
         within: Duration,
     ) -> Reply<'a, HandedOver> {
-        Box::pin(hand_over(&self.commands, key.name(), token, Some(lease), hops, within))
+        let HandOver { lease, hops, is_leaving } = how;
+        let args = move |cmd: &mut Cmd| {
+            cmd.arg(millis(lease)).arg(hops).arg(u8::from(is_leaving));
+        };
+        Box::pin(hand_over(&self.commands, key.name(), token, args, within))
     }
 
     fn release<'a>(&'a self, key: &'a Key, token: &'a Token, within: Duration) -> Reply<'a, Kept> {

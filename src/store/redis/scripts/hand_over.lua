@@ -1,7 +1,8 @@
 -- HAND OVER: gives the lease to the first waiter that can be reached; frees it if there is none.
 --
 -- KEYS: lease, queue
--- ARGV: token; lease in ms, or '' for what is left of it; how many loads of this wave have vanished
+-- ARGV: token; lease in ms, or '' for what is left of it; how many loads of this wave have vanished; 1 where the token's
+--   node ends: who waits there leaves, too, and is passed over
 -- Returns 2 a waiter has it | 1 it is free | 0 it is another's
 --
 -- Atomic, because a lease that is free for a moment goes to any newcomer, and a lease given to a
@@ -19,9 +20,10 @@ if spread then
   lease = math.max(250, math.floor(tonumber(lease) / 4))
 end
 local tail = string.format('%02d', math.min(tonumber(ARGV[3]), 99)) .. string.sub(KEYS[1], 8, -2)
+local node = string.sub(ARGV[1], 1, 32)
 local token = redis.call('LPOP', KEYS[2])
 while token do
-  if token ~= ARGV[1] then
+  if token ~= ARGV[1] and (ARGV[4] ~= '1' or string.sub(token, 1, 32) ~= node) then
     -- The lease first: if the grant is lost, the waiter still finds itself the holder at its next
     -- ACQUIRE.
     redis.call('SET', KEYS[1], token, 'PX', lease)

@@ -1,0 +1,168 @@
+//! What a process that ends leaves to the others: nothing that they would have to wait for. Most of it was found by the
+//! simulation.
+
+use std::time::Duration;
+
+use stampede_guard::testing::{Answer, ChaosStore, Fault, Origin, Replica};
+use stampede_guard::{Policy, StampedeGuard};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep};
+
+use crate::chaos::load;
+
+/// Far longer than the tests: a lease that stays with nobody would be missed.
+fn policy() -> Policy {
+    Policy::builder().lease(Duration::from_secs(60)).build().expect("valid")
+}
+
+fn node(chaos: &ChaosStore) -> StampedeGuard {
+    node_on(&chaos.replica())
+}
+
+fn node_on(replica: &Replica) -> StampedeGuard {
+    StampedeGuard::builder(replica.clone()).policy(policy()).build().expect("valid")
+}
+
+fn ask(guard: &StampedeGuard, origin: &Origin) -> JoinHandle<Option<u64>> {
+    let (guard, load) = (guard.clone(), load(origin));
+    tokio::spawn(async move { guard.get_or_load("k", load).await.ok() })
+}
+
+/// The first look-up has reached the store, and nothing else.
+async fn has_looked(chaos: &ChaosStore) {
+    while chaos.commands() == 0 {
+        sleep(Duration::from_micros(100)).await;
+    }
+}
+
+/// A node that loads without the lease, which it has and does not know of, and can not give back.
+async fn unknowing(chaos: &ChaosStore, origin: &Origin) -> StampedeGuard {
+    let guard = node(chaos);
+    let asked = ask(&guard, origin);
+    has_looked(chaos).await;
+    chaos.once(Fault::ErrorAfter);
+    while chaos.struck(Fault::ErrorAfter) == 0 {
+        sleep(Duration::from_micros(100)).await;
+    }
+    chaos.inject(Fault::ErrorBefore, 1.0);
+    assert_eq!(asked.await.unwrap(), Some(0));
+    guard
+}
+
+/// Lets what is on its way arrive.
+async fn a_moment() {
+    sleep(Duration::from_millis(20)).await;
+}
+
+/// Without a store a shutdown said that it had handed over what it had.
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_claims_nothing_that_the_store_has_not_confirmed() {
+    for cut in [false, true] {
+        let (chaos, origin) = (ChaosStore::new(1), Origin::new());
+        let replica = chaos.replica();
+        let guard = StampedeGuard::new(replica.clone());
+        origin.hold();
+        let leading = tokio::spawn({
+            let (guard, load) = (guard.clone(), load(&origin));
+            async move { guard.get_or_load("k", load).await }
+        });
+        origin.wait_for_loads("k", 1).await;
+        if cut {
+            replica.cut();
+        }
+        let started = Instant::now();
+        let shutdown = guard.shutdown(Duration::from_millis(100)).await;
+        let told = (shutdown.finished, shutdown.handed_over, shutdown.abandoned);
+        assert_eq!(told, if cut { (false, 0, 1) } else { (false, 1, 0) }, "{cut}");
+        assert!(started.elapsed() <= Duration::from_millis(1_110), "{cut}: {:?}", started.elapsed());
+        leading.abort();
+    }
+}
+
+/// It had two loads of the key: one that led, and one that waited for that, to begin after it. Both left, and the lease of the
+/// first went to the second.
+#[tokio::test(start_paused = true)]
+async fn a_node_that_ends_gives_its_lease_to_another_and_not_to_its_own_waiter() {
+    let (chaos, origin) = (ChaosStore::new(1), Origin::new());
+    chaos.latency(Duration::from_millis(1), Duration::from_millis(1));
+    let (replica, other) = (chaos.replica(), node(&chaos));
+    let ending = node_on(&replica);
+    origin.hold();
+    let first = ask(&ending, &origin);
+    has_looked(&chaos).await;
+    // The load that begins meanwhile may be older than this, so who comes later has one of their own.
+    ending.invalidate("k").await.unwrap();
+    origin.wait_for_loads("k", 1).await;
+    let second = ask(&ending, &origin);
+    a_moment().await;
+    let waits = ask(&other, &origin);
+    a_moment().await;
+    assert_eq!((origin.loads("k"), ending.stats().tasks), (1, 2), "one leads, and two wait");
+    let shutdown = ending.shutdown(Duration::ZERO).await;
+    assert_eq!((shutdown.finished, shutdown.handed_over, shutdown.abandoned), (false, 1, 0));
+    // Its process ends here.
+    replica.kill();
+    first.abort();
+    second.abort();
+    let ended = Instant::now();
+    origin.release();
+    assert!(waits.await.unwrap().is_some());
+    assert!(ended.elapsed() < Duration::from_secs(1), "{:?}", ended.elapsed());
+    assert!(other.get::<u64>("k").await.unwrap().is_some(), "it is stored by the other one");
+}
+
+/// Nobody told that it had the lease, and it ended before it had given it back.
+#[tokio::test(start_paused = true)]
+async fn a_node_that_ends_waits_until_what_it_may_have_is_given_back() {
+    let (chaos, origin) = (ChaosStore::new(1), Origin::new());
+    chaos.latency(Duration::from_millis(1), Duration::from_millis(1));
+    let (ending, other) = (unknowing(&chaos, &origin).await, node(&chaos));
+    let ends = tokio::spawn({
+        let ending = ending.clone();
+        async move { ending.shutdown(Duration::from_secs(1)).await }
+    });
+    sleep(Duration::from_millis(300)).await;
+    assert!(!ends.is_finished(), "the lease may be its own");
+    chaos.calm();
+    let shutdown = ends.await.unwrap();
+    assert_eq!((shutdown.finished, shutdown.abandoned), (true, 0));
+    let began = Instant::now();
+    assert!(ask(&other, &origin).await.unwrap().is_some());
+    assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+}
+
+/// The same where nothing helps: it says what may be left.
+#[tokio::test(start_paused = true)]
+async fn a_node_that_ends_says_what_it_may_have() {
+    let (chaos, origin) = (ChaosStore::new(1), Origin::new());
+    chaos.latency(Duration::from_millis(1), Duration::from_millis(1));
+    let ending = unknowing(&chaos, &origin).await;
+    let shutdown = ending.shutdown(Duration::from_millis(500)).await;
+    assert_eq!((shutdown.finished, shutdown.handed_over, shutdown.abandoned), (true, 0, 1));
+}
+
+/// It was given the lease just then, and never heard of it.
+#[tokio::test(start_paused = true)]
+async fn a_node_that_ends_while_it_waits_gives_back_what_it_is_given_unheard() {
+    let (chaos, origin) = (ChaosStore::new(1), Origin::new());
+    chaos.latency(Duration::from_millis(1), Duration::from_millis(1));
+    let (leading, ending, other) = (node(&chaos), node(&chaos), node(&chaos));
+    origin.answer("k", [Answer::Panic]);
+    origin.hold();
+    let leads = ask(&leading, &origin);
+    origin.wait_for_loads("k", 1).await;
+    let waits = ask(&ending, &origin);
+    a_moment().await;
+    chaos.inject(Fault::WakeLost, 1.0);
+    origin.release();
+    assert_eq!(leads.await.unwrap(), None);
+    a_moment().await;
+    assert_eq!(origin.loads("k"), 1, "it does not know that it leads");
+    chaos.calm();
+    let shutdown = ending.shutdown(Duration::ZERO).await;
+    assert_eq!((shutdown.finished, shutdown.abandoned), (false, 0));
+    assert!(waits.await.unwrap().is_some(), "its callers are answered all the same");
+    let began = Instant::now();
+    assert!(ask(&other, &origin).await.unwrap().is_some());
+    assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+}

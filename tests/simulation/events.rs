@@ -1,0 +1,80 @@
+//! What happens to a node: it dies, stops, is cut off, or is shut down for another one to take its place.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+
+use super::plan::{Profile, What};
+use super::world::{Node, World};
+use crate::store::Token;
+use crate::sync::lock;
+
+impl World {
+    pub(super) async fn happen(&self, slot: usize, what: What) {
+        let node = Arc::clone(&lock(&self.nodes)[slot]);
+        self.oracle.note(format_args!("n{} {what:?}", node.id));
+        match what {
+            What::Crash(back) => self.replace(slot, &node, back).await,
+            What::Leave(deadline, back) => {
+                self.leave(&node, deadline).await;
+                self.replace(slot, &node, back).await;
+            }
+            What::Stop(lasts) => {
+                node.replica.stop();
+                sleep(lasts).await;
+                node.replica.resume();
+            }
+            What::Cut(lasts) => {
+                node.replica.cut();
+                sleep(lasts).await;
+                node.replica.resume();
+            }
+        }
+    }
+
+    /// The process ends here, with all that is in it.
+    async fn replace(&self, slot: usize, node: &Arc<Node>, back: Duration) {
+        node.replica.kill();
+        for call in lock(&node.calls).drain(..) {
+            call.abort();
+        }
+        sleep(back).await;
+        let mut nodes = lock(&self.nodes);
+        // It may have ended in two ways at once.
+        if Arc::ptr_eq(&nodes[slot], node) {
+            nodes[slot] = self.node();
+        }
+    }
+
+    /// I13
+    async fn leave(&self, node: &Node, deadline: Duration) {
+        node.replica.runs().await;
+        node.leaves.store(true, Ordering::Relaxed);
+        let began = Instant::now();
+        let done = node.guard.shutdown(deadline).await;
+        let took = began.elapsed();
+        if node.replica.is_dead() {
+            return;
+        }
+        self.oracle.note(format_args!("n{} has left after {took:?}: {done:?}", node.id));
+        self.oracle.check(
+            took <= deadline + Duration::from_millis(1_010),
+            format_args!("I13: n{} took {took:?} to leave within {deadline:?}", node.id),
+        );
+        let (inside, _) = node.guard.parts();
+        let id = inside.store.node().simple().to_string();
+        let is_sound = self.plan.profile == Profile::None;
+        // Of a grant that was not heard, by one who has given up, nobody knows.
+        let granted =
+            |token: &Token| lock(&self.oracle.state).tokens.get(token).is_some_and(|holder| holder.granted);
+        let held = self.keys.iter().filter_map(|key| self.chaos.store().lease(key.name()));
+        let held = held.filter(|(token, _)| token.node() == id && (is_sound || granted(token))).count();
+        let may_be_left = if is_sound { 0 } else { done.abandoned };
+        self.oracle.check(
+            held <= may_be_left && done.abandoned <= may_be_left || self.struck() > 0,
+            format_args!("I13: n{} has left {held} leases: {done:?}", node.id),
+        );
+    }
+}
