@@ -1,5 +1,5 @@
 # run    the main job, with no set-up at all
-# test   everything; installs redis-server first if it is missing, and tries what has failed once more by itself
+# test   everything; installs redis-server first if it is missing, and tries what has failed by itself, up to three times
 # check  what must be clean before a commit
 # bench  the numbers of the README's table
 # conformance, conformance-current, conformance-both
