@@ -225,9 +225,12 @@ async fn a_lock_that_is_dropped_anywhere_is_free_at_once() {
                 let call = async {
                     if contended {
                         // It comes when the other one has both.
-                        while !there.0.is_locked().await.is_ok_and(|locked| locked) {
-                            tokio::task::yield_now().await;
-                        }
+                        let held = async {
+                            while !there.0.is_locked().await.is_ok_and(|locked| locked) {
+                                tokio::task::yield_now().await;
+                            }
+                        };
+                        tokio::time::timeout(SOON, held).await.expect("the other one has it");
                     }
                     dropped(drop, lock_call(&here.0, &here.1, what)).await.is_some()
                 };
