@@ -149,8 +149,8 @@ impl StampedeGuard {
 
     /// Ends the guard: later calls load for themselves and count as bypassed; loads that are running are waited
     /// for until `deadline` from now, then their leases are handed to other processes, or freed, which takes a round trip
-    /// each, and at most one second more than `deadline`. Who waits
-    /// for one of its [`locks`](Self::locks) then is sent away, and what they release in the background is waited for, within the
+    /// each, and at most one second more than `deadline`. Where all end before, leases that were acquired without an answer are
+    /// waited for, to be given back, for two seconds at most and within the deadline. Who waits for one of its [`locks`](Self::locks) then is sent away, and what they release in the background is waited for, within the
     /// deadline and two seconds at most, or within that second. What is held still stays so until its time to live is over.
     ///
     /// # Cancel safety
@@ -192,10 +192,10 @@ impl StampedeGuard {
         self.end_locks(end).await;
     }
 
-    /// Also those that an acquire without an answer may have got.
+    /// First those that flights may have without knowing it: what turns out to be theirs is held from then on.
     async fn free_leases(&self, end: Instant) {
-        self.node.leases.empty(end).await;
         self.node.doubtful.empty(end).await;
+        self.node.leases.empty(end).await;
     }
 
     /// After the loads, which may wait for some. A place that stays in a queue costs those behind it a time to live.

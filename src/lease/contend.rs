@@ -68,10 +68,13 @@ pub(crate) async fn contend(contender: Contender<'_>) -> Contended {
     // An acquire without an answer may have been granted, or may be granted later. So may one that comes after a grant
     // that was heard, if it gets no further.
     let mut ghost = false;
-    // From when it queues it may be given the lease at any time.
-    let mut doubtful = None;
+    // From when it has asked it may be given the lease at any time.
+    let doubtful = node.doubtful.enter();
 
     let contended = 'contending: loop {
+        if node.is_leaving() {
+            break Contended::Leaving;
+        }
         let Some(within) = budget.next() else {
             node.count(Count::budget_exceeded);
             break Contended::StoreDown(StoreError::new(StoreErrorKind::TimedOut));
@@ -176,7 +179,6 @@ pub(crate) async fn contend(contender: Contender<'_>) -> Contended {
             }
         };
         behind = Some(holder);
-        doubtful.get_or_insert_with(|| node.doubtful.enter());
         let wakes = Instant::now() + patience(remaining, policy.lease, node.store.hints_arrive());
         loop {
             tokio::select! {
@@ -197,12 +199,11 @@ pub(crate) async fn contend(contender: Contender<'_>) -> Contended {
         }
     };
     // A grant that came too late to be looked at would leave the lease to nobody; so would one that is on its way to a node
-    // that ends.
+    // that ends. (It stays in the queue: a grant that comes later still is passed on while the node hears of it.)
     let hints = watch.close();
     outdate(node, key, &hints);
     ghost |= hints.granted.is_some() || matches!(contended, Contended::Leaving);
     if ghost {
-        let doubtful = doubtful.unwrap_or_else(|| node.doubtful.enter());
         release_later(Arc::clone(node), key.clone(), token, policy.lease, doubtful);
     }
     contended

@@ -72,6 +72,9 @@ impl Wire {
         F: FnOnce(&Self) -> Result<T, StoreError> + Send + 'static,
     {
         self.condition.runs().await;
+        if self.node.is_closed() {
+            return Err(StoreError::new(StoreErrorKind::Closed));
+        }
         #[cfg(test)]
         let within = if mutated(Mutant::NoDeadline) { Duration::from_secs(3600) } else { within };
         let failed = |kind| Err(StoreError::new(kind));

@@ -28,7 +28,7 @@ fn ask(guard: &StampedeGuard, origin: &Origin) -> JoinHandle<Option<u64>> {
     tokio::spawn(async move { guard.get_or_load("k", load).await.ok() })
 }
 
-/// The first look-up has reached the store, and nothing else.
+/// The first look-up is on its way, and nothing else.
 async fn has_looked(chaos: &ChaosStore) {
     while chaos.commands() == 0 {
         sleep(Duration::from_micros(100)).await;
@@ -111,6 +111,27 @@ async fn a_node_that_ends_gives_its_lease_to_another_and_not_to_its_own_waiter()
     assert!(other.get::<u64>("k").await.unwrap().is_some(), "it is stored by the other one");
 }
 
+/// Its acquire was on its way at the deadline, and was granted to nobody.
+#[tokio::test(start_paused = true)]
+async fn a_node_that_ends_waits_for_the_answer_to_what_it_has_asked() {
+    let (chaos, origin) = (ChaosStore::new(1), Origin::new());
+    chaos.latency(Duration::from_millis(10), Duration::from_millis(10));
+    let (replica, other) = (chaos.replica(), node(&chaos));
+    let ending = node_on(&replica);
+    let asked = ask(&ending, &origin);
+    while chaos.commands() < 2 {
+        sleep(Duration::from_micros(100)).await;
+    }
+    let shutdown = ending.shutdown(Duration::from_millis(3)).await;
+    assert_eq!((shutdown.finished, shutdown.abandoned), (false, 0));
+    assert_eq!(chaos.commands(), 3, "a look-up, an acquire, and what gives the lease back");
+    replica.kill();
+    asked.abort();
+    let began = Instant::now();
+    assert!(ask(&other, &origin).await.unwrap().is_some());
+    assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+}
+
 /// Nobody told that it had the lease, and it ended before it had given it back.
 #[tokio::test(start_paused = true)]
 async fn a_node_that_ends_waits_until_what_it_may_have_is_given_back() {
@@ -146,7 +167,8 @@ async fn a_node_that_ends_says_what_it_may_have() {
 async fn a_node_that_ends_while_it_waits_gives_back_what_it_is_given_unheard() {
     let (chaos, origin) = (ChaosStore::new(1), Origin::new());
     chaos.latency(Duration::from_millis(1), Duration::from_millis(1));
-    let (leading, ending, other) = (node(&chaos), node(&chaos), node(&chaos));
+    let (leading, replica, other) = (node(&chaos), chaos.replica(), node(&chaos));
+    let ending = node_on(&replica);
     origin.answer("k", [Answer::Panic]);
     origin.hold();
     let leads = ask(&leading, &origin);
@@ -162,6 +184,7 @@ async fn a_node_that_ends_while_it_waits_gives_back_what_it_is_given_unheard() {
     let shutdown = ending.shutdown(Duration::ZERO).await;
     assert_eq!((shutdown.finished, shutdown.abandoned), (false, 0));
     assert!(waits.await.unwrap().is_some(), "its callers are answered all the same");
+    replica.kill();
     let began = Instant::now();
     assert!(ask(&other, &origin).await.unwrap().is_some());
     assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());

@@ -63,6 +63,9 @@ impl World {
             took <= deadline + Duration::from_millis(1_010),
             format_args!("I13: n{} took {took:?} to leave within {deadline:?}", node.id),
         );
+        // Its process ends here; what it has sent arrives.
+        node.replica.kill();
+        sleep(self.plan.latency * 2).await;
         let (inside, _) = node.guard.parts();
         let id = inside.store.node().simple().to_string();
         let is_sound = self.plan.profile == Profile::None;
@@ -71,9 +74,9 @@ impl World {
             |token: &Token| lock(&self.oracle.state).tokens.get(token).is_some_and(|holder| holder.granted);
         let held = self.keys.iter().filter_map(|key| self.chaos.store().lease(key.name()));
         let held = held.filter(|(token, _)| token.node() == id && (is_sound || granted(token))).count();
-        let may_be_left = if is_sound { 0 } else { done.abandoned };
+        let is_right = if is_sound { (held, done.abandoned) == (0, 0) } else { held <= done.abandoned };
         self.oracle.check(
-            held <= may_be_left && done.abandoned <= may_be_left || self.struck() > 0,
+            is_right || self.struck() > 0,
             format_args!("I13: n{} has left {held} leases: {done:?}", node.id),
         );
     }

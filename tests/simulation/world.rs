@@ -251,7 +251,9 @@ impl World {
     ) -> Result<Value, String> {
         let began = Instant::now();
         node.replica.runs().await;
-        let mine = self.chaos.holds(&node.replica, self.keys[key as usize].name());
+        // Who comes after that loads alone, whoever has the lease.
+        let alone = node.leaves.load(Ordering::Relaxed);
+        let mine = !alone && self.chaos.holds(&node.replica, self.keys[key as usize].name());
         let (excused, crowd) = self.excuse(node, key);
         let id = self.oracle.load_began(node.id, key, does, excused, mine, crowd);
         let mut running =
@@ -330,7 +332,7 @@ impl Drop for Running<'_> {
         // I8: whoever has left, others may want it.
         let may_end = self.over
             || !self.leased
-            || self.node.leaves.load(Ordering::Relaxed)
+            || self.node.guard.parts().0.is_leaving()
             || self.node.replica.is_dead()
             || self.began.elapsed() >= self.world.plan.policy.load_timeout;
         if !may_end {
