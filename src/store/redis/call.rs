@@ -7,21 +7,26 @@ use tokio::time::Instant;
 
 use super::client::unexpected;
 use super::refusal::{judge, store_error};
-use super::scripts::{self, By, Script};
+use super::scripts::{self, By, Script, millis};
 use super::topology::Commands;
 use crate::store::{HandedOver, StoreError, Token};
 
-/// HAND OVER; `how` adds what the script takes after the token.
+/// HAND OVER, also of a token whose waiter has left; then the lease keeps what time it has: `None`.
 pub(super) async fn hand_over(
     commands: &Commands,
     name: &str,
     token: &Token,
-    how: impl Fn(&mut Cmd) + Sync,
+    lease: Option<Duration>,
+    (hops, is_leaving): (u8, bool),
     within: Duration,
 ) -> Result<HandedOver, StoreError> {
     let args = |cmd: &mut Cmd| {
         cmd.arg(token.as_str());
-        how(cmd);
+        match lease {
+            Some(lease) => cmd.arg(millis(lease)),
+            None => cmd.arg(""),
+        };
+        cmd.arg(hops).arg(u8::from(is_leaving));
     };
     match run(commands, &scripts::HAND_OVER, name, 96, args, within).await? {
         Value::Int(2) => Ok(HandedOver::ToWaiter),

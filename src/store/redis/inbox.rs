@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use redis::aio::{PubSubSink, PubSubStream};
-use redis::{Cmd, RedisError, Value};
+use redis::{RedisError, Value};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
@@ -178,11 +178,7 @@ impl Inbox {
                         let (commands, name) = (self.commands.clone(), name.to_owned());
                         let within = self.dial.answer;
                         tokio::spawn(async move {
-                            // The lease keeps what time it has.
-                            let how = |cmd: &mut Cmd| {
-                                cmd.arg("").arg(hops).arg(0);
-                            };
-                            let _ = hand_over(&commands, &name, &token, how, within).await;
+                            let _ = hand_over(&commands, &name, &token, None, (hops, false), within).await;
                         });
                     }
                     _ => {}

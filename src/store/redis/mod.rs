@@ -263,10 +263,7 @@ impl Store for RedisStore {
         within: Duration,
     ) -> Reply<'a, HandedOver> {
         let HandOver { lease, hops, is_leaving } = how;
-        let args = move |cmd: &mut Cmd| {
-            cmd.arg(millis(lease)).arg(hops).arg(u8::from(is_leaving));
-        };
-        Box::pin(hand_over(&self.commands, key.name(), token, args, within))
+        Box::pin(hand_over(&self.commands, key.name(), token, Some(lease), (hops, is_leaving), within))
     }
 
     fn release<'a>(&'a self, key: &'a Key, token: &'a Token, within: Duration) -> Reply<'a, Kept> {
