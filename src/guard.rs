@@ -149,8 +149,9 @@ impl StampedeGuard {
 
     /// Ends the guard: later calls load for themselves and count as bypassed; loads that are running are waited
     /// for until `deadline` from now, then their leases are handed to other processes, or freed, which takes a round trip
-    /// each, and at most one second more than `deadline`. Where all end before, leases that were acquired without an answer are
-    /// waited for, to be given back, for two seconds at most and within the deadline. Who waits for one of its [`locks`](Self::locks) then is sent away, and what they release in the background is waited for, within the
+    /// each, and at most one second more than `deadline`. Where all end before, leases that were acquired without an
+    /// answer are waited for, to be given back, for two seconds at most and within the deadline. Who waits for one of its
+    /// [`locks`](Self::locks) then is sent away, and what they release in the background is waited for, within the
     /// deadline and two seconds at most, or within that second. What is held still stays so until its time to live is over.
     ///
     /// # Cancel safety
@@ -162,14 +163,17 @@ impl StampedeGuard {
         let deadline = Instant::now() + deadline.min(Duration::from_secs(365 * 86_400));
         let finished = self.node.tasks.empty(deadline).await;
         let held = self.node.leases.count();
-        if finished {
+        let end = if finished {
             // Nothing but its time to live would end what was not released before the store is closed.
-            let end = deadline.min(Instant::now() + LAST_RELEASES);
-            self.free_leases(end).await;
-            self.end_locks(end).await;
+            deadline.min(Instant::now() + LAST_RELEASES)
         } else {
-            self.hand_over_all().await;
-        }
+            self.node.leave();
+            // One script for each lease; bounded, because the process wants to end. The loads that end here leave their
+            // permits to the background, which has what is left of the same second.
+            Instant::now() + Duration::from_secs(1)
+        };
+        self.free_leases(end).await;
+        self.end_locks(end).await;
         let (still_held, doubtful) = (self.node.leases.count(), self.node.doubtful.count());
         self.node.store.close();
         Shutdown {
@@ -177,19 +181,6 @@ impl StampedeGuard {
             handed_over: if finished { 0 } else { held.saturating_sub(still_held) },
             abandoned: still_held + doubtful,
         }
-    }
-
-    async fn hand_over_all(&self) {
-        #[cfg(all(test, feature = "testing"))]
-        if crate::simulation::mutated(crate::simulation::Mutant::LeavesItsLeases) {
-            return;
-        }
-        self.node.leave();
-        // One script each; bounded, because the process wants to end. The loads that end here leave their permits to the
-        // background, which has what is left of the same second.
-        let end = Instant::now() + Duration::from_secs(1);
-        self.free_leases(end).await;
-        self.end_locks(end).await;
     }
 
     /// First those that flights may have without knowing it: what turns out to be theirs is held from then on.

@@ -188,12 +188,17 @@ impl Node {
         self.leaving.load(Ordering::Acquire)
     }
 
+    /// From now on it has: flights give back and hand over what they hold.
     pub(crate) fn leave(&self) {
+        #[cfg(all(test, feature = "testing"))]
+        if crate::simulation::mutated(crate::simulation::Mutant::LeavesItsLeases) {
+            return;
+        }
         self.leaving.store(true, Ordering::Release);
         self.left.notify_waiters();
     }
 
-    /// Waits until that is so.
+    /// Waits until it has.
     pub(crate) async fn leaving(&self) {
         let mut left = pin!(self.left.notified());
         // From here on it is woken; before, it sees the flag.
