@@ -15,6 +15,13 @@ fn policy() -> Policy {
     Policy::builder().lease(Duration::from_secs(60)).build().expect("valid")
 }
 
+/// Each way takes so many milliseconds.
+fn a_way_off(ms: u64) -> (ChaosStore, Origin) {
+    let (chaos, way) = (ChaosStore::new(1), Duration::from_millis(ms));
+    chaos.latency(way, way);
+    (chaos, Origin::new())
+}
+
 fn node(chaos: &ChaosStore) -> StampedeGuard {
     node_on(&chaos.replica())
 }
@@ -28,9 +35,9 @@ fn ask(guard: &StampedeGuard, origin: &Origin) -> JoinHandle<Option<u64>> {
     tokio::spawn(async move { guard.get_or_load("k", load).await.ok() })
 }
 
-/// The first look-up is on its way, and nothing else.
-async fn has_looked(chaos: &ChaosStore) {
-    while chaos.commands() == 0 {
+/// So many commands have arrived: first a look-up, then an acquire.
+async fn arrived(chaos: &ChaosStore, commands: u64) {
+    while chaos.commands() < commands {
         sleep(Duration::from_micros(100)).await;
     }
 }
@@ -39,11 +46,9 @@ async fn has_looked(chaos: &ChaosStore) {
 async fn unknowing(chaos: &ChaosStore, origin: &Origin) -> StampedeGuard {
     let guard = node(chaos);
     let asked = ask(&guard, origin);
-    has_looked(chaos).await;
+    arrived(chaos, 1).await;
     chaos.once(Fault::ErrorAfter);
-    while chaos.struck(Fault::ErrorAfter) == 0 {
-        sleep(Duration::from_micros(100)).await;
-    }
+    arrived(chaos, 2).await;
     chaos.inject(Fault::ErrorBefore, 1.0);
     assert_eq!(asked.await.unwrap(), Some(0));
     guard
@@ -62,10 +67,7 @@ async fn a_shutdown_claims_nothing_that_the_store_has_not_confirmed() {
         let replica = chaos.replica();
         let guard = StampedeGuard::new(replica.clone());
         origin.hold();
-        let leading = tokio::spawn({
-            let (guard, load) = (guard.clone(), load(&origin));
-            async move { guard.get_or_load("k", load).await }
-        });
+        let leading = ask(&guard, &origin);
         origin.wait_for_loads("k", 1).await;
         if cut {
             replica.cut();
@@ -83,13 +85,12 @@ async fn a_shutdown_claims_nothing_that_the_store_has_not_confirmed() {
 /// first went to the second.
 #[tokio::test(start_paused = true)]
 async fn a_node_that_ends_gives_its_lease_to_another_and_not_to_its_own_waiter() {
-    let (chaos, origin) = (ChaosStore::new(1), Origin::new());
-    chaos.latency(Duration::from_millis(1), Duration::from_millis(1));
+    let (chaos, origin) = a_way_off(1);
     let (replica, other) = (chaos.replica(), node(&chaos));
     let ending = node_on(&replica);
     origin.hold();
     let first = ask(&ending, &origin);
-    has_looked(&chaos).await;
+    arrived(&chaos, 1).await;
     // The load that begins meanwhile may be older than this, so who comes later has one of their own.
     ending.invalidate("k").await.unwrap();
     origin.wait_for_loads("k", 1).await;
@@ -114,14 +115,11 @@ async fn a_node_that_ends_gives_its_lease_to_another_and_not_to_its_own_waiter()
 /// Its acquire was on its way at the deadline, and was granted to nobody.
 #[tokio::test(start_paused = true)]
 async fn a_node_that_ends_waits_for_the_answer_to_what_it_has_asked() {
-    let (chaos, origin) = (ChaosStore::new(1), Origin::new());
-    chaos.latency(Duration::from_millis(10), Duration::from_millis(10));
+    let (chaos, origin) = a_way_off(10);
     let (replica, other) = (chaos.replica(), node(&chaos));
     let ending = node_on(&replica);
     let asked = ask(&ending, &origin);
-    while chaos.commands() < 2 {
-        sleep(Duration::from_micros(100)).await;
-    }
+    arrived(&chaos, 2).await;
     let shutdown = ending.shutdown(Duration::from_millis(3)).await;
     assert_eq!((shutdown.finished, shutdown.abandoned), (false, 0));
     assert_eq!(chaos.commands(), 3, "a look-up, an acquire, and what gives the lease back");
@@ -135,8 +133,7 @@ async fn a_node_that_ends_waits_for_the_answer_to_what_it_has_asked() {
 /// Nobody told that it had the lease, and it ended before it had given it back.
 #[tokio::test(start_paused = true)]
 async fn a_node_that_ends_waits_until_what_it_may_have_is_given_back() {
-    let (chaos, origin) = (ChaosStore::new(1), Origin::new());
-    chaos.latency(Duration::from_millis(1), Duration::from_millis(1));
+    let (chaos, origin) = a_way_off(1);
     let (ending, other) = (unknowing(&chaos, &origin).await, node(&chaos));
     let ends = tokio::spawn({
         let ending = ending.clone();
@@ -155,8 +152,7 @@ async fn a_node_that_ends_waits_until_what_it_may_have_is_given_back() {
 /// The same where nothing helps: it says what may be left.
 #[tokio::test(start_paused = true)]
 async fn a_node_that_ends_says_what_it_may_have() {
-    let (chaos, origin) = (ChaosStore::new(1), Origin::new());
-    chaos.latency(Duration::from_millis(1), Duration::from_millis(1));
+    let (chaos, origin) = a_way_off(1);
     let ending = unknowing(&chaos, &origin).await;
     let shutdown = ending.shutdown(Duration::from_millis(500)).await;
     assert_eq!((shutdown.finished, shutdown.handed_over, shutdown.abandoned), (true, 0, 1));
@@ -165,8 +161,7 @@ async fn a_node_that_ends_says_what_it_may_have() {
 /// It was given the lease just then, and never heard of it.
 #[tokio::test(start_paused = true)]
 async fn a_node_that_ends_while_it_waits_gives_back_what_it_is_given_unheard() {
-    let (chaos, origin) = (ChaosStore::new(1), Origin::new());
-    chaos.latency(Duration::from_millis(1), Duration::from_millis(1));
+    let (chaos, origin) = a_way_off(1);
     let (leading, replica, other) = (node(&chaos), chaos.replica(), node(&chaos));
     let ending = node_on(&replica);
     origin.answer("k", [Answer::Panic]);
