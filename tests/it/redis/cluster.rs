@@ -11,7 +11,7 @@ use stampede_guard::health::{Breaker, LinkState, Severity, Topology};
 use stampede_guard::lock::{Mutex, Semaphore, Wait};
 
 use super::doctor::examined;
-use super::nodes::Reply;
+use super::nodes::{Reply, all_load};
 use super::*;
 use crate::support::cluster::Cluster;
 

@@ -53,6 +53,18 @@ pub(super) struct Counts {
     pub(super) tasks: u64,
 }
 
+/// All members load the key, with so many callers each, who must be given `value`.
+#[cfg(any(feature = "sentinel", feature = "cluster"))]
+pub(super) async fn all_load(fleet: &Fleet, key: &str, callers: usize, value: &str) {
+    for member in fleet.members() {
+        member.send(&format!("load {key} {callers}"));
+    }
+    for member in fleet.members() {
+        let replies: Vec<Reply> = serde_json::from_value(member.wait_event(key).await).expect("replies");
+        assert!(replies.iter().all(|reply| reply.result.as_deref() == Ok(value)), "{replies:?}");
+    }
+}
+
 impl From<Stats> for Counts {
     fn from(stats: Stats) -> Self {
         let Stats { loads, fail_open_loads, commits_refused, leases_lost, takeovers, flights, tasks, .. } =

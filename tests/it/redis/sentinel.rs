@@ -9,7 +9,7 @@ use stampede_guard::health::{LinkState, Severity, Topology};
 use stampede_guard::lock::{Mutex, Semaphore, Wait};
 
 use super::doctor::examined;
-use super::nodes::Reply;
+use super::nodes::{Reply, all_load};
 use super::*;
 use crate::support::sentinels::{NAME, ROLE, Sentinels};
 
@@ -139,13 +139,7 @@ async fn a_primary_that_dies_during_a_load_is_replaced() {
     while loads.last() != Some(&1) {
         let key = format!("after-{}", loads.len());
         origin.script(&key, [origin::Answer::value("after").after(ms(300))]);
-        for member in fleet.members() {
-            member.send(&format!("load {key} 10"));
-        }
-        for member in fleet.members() {
-            let replies: Vec<Reply> = serde_json::from_value(member.wait_event(&key).await).expect("replies");
-            assert!(replies.iter().all(|r| r.result.as_deref() == Ok("after")), "{replies:?}");
-        }
+        all_load(&fleet, &key, 10, "after").await;
         loads.push(origin.loads(&key));
         assert!(loads.len() < 4, "{loads:?}");
     }

@@ -64,13 +64,7 @@ async fn a_master_that_dies_is_replaced() {
         }
     }
     origin.script(&key, [origin::Answer::value("after").after(ms(500))]);
-    for member in fleet.members() {
-        member.send(&format!("load {key} 3"));
-    }
-    for member in fleet.members() {
-        let replies: Vec<Reply> = serde_json::from_value(member.wait_event(&key).await).expect("replies");
-        assert!(replies.iter().all(|reply| reply.result.as_deref() == Ok("after")), "{replies:?}");
-    }
+    all_load(&fleet, &key, 3, "after").await;
     assert_eq!(origin.loads(&key), 1);
 }
 
