@@ -118,7 +118,7 @@ async fn read_for_queue(
             let shared = |stored| Arc::new(SharedRead { stored, tags: tagged(), opened: Opened::new() });
             read(&node, &key, &tags, batch.patience).await.map(|stored| stored.map(shared))
         };
-        batch.answer(&looked_up);
+        batch.answer(looked_up);
         // Those who were answered may ask again at once: let them, and answer them together.
         tokio::task::yield_now().await;
     }

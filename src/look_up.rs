@@ -14,12 +14,11 @@
 //! 2. Somebody in a queue means that somebody has the duty. Dropping the duty answers the queue with nothing.
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::fmt;
 use std::future::Future;
 use std::hash::{BuildHasher, Hash};
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use crate::slot::Slot;
@@ -37,7 +36,8 @@ type Shard<K, R, S> = Mutex<HashMap<K, Reads<R>, S>>;
 struct Reads<R> {
     /// Whether a lone caller's read is on its way.
     first: bool,
-    queue: Vec<Arc<Slot<Option<R>>>>,
+    /// Who came since.
+    queue: Option<Arc<Queue<R>>>,
     /// For how long a read for the queue is worth waiting: to the most patient of it.
     patience: Duration,
     duty: bool,
@@ -63,27 +63,22 @@ impl<K: Hash + Eq + Clone, R, S: BuildHasher + Default> LookUps<K, R, S> {
     /// A read that takes longer than `patience` is of no use to this caller.
     pub(crate) fn enter<'a>(self: &'a Arc<Self>, key: &'a K, patience: Duration) -> Entered<'a, K, R, S> {
         let mut map = lock(self.shard(key));
-        match map.entry(key.clone()) {
-            Entry::Vacant(vacant) => {
-                let (queue, patience) = (Vec::new(), Duration::ZERO);
-                vacant.insert(Reads { first: true, queue, patience, duty: false, ended: None });
-                drop(map);
-                Entered::First(First { look_ups: self, key })
-            }
-            Entry::Occupied(mut reads) => {
-                let reads = reads.get_mut();
-                let slot = Arc::new(Slot::new());
-                reads.queue.push(Arc::clone(&slot));
-                reads.patience = reads.patience.max(patience);
-                let duty = (!reads.duty).then(|| {
-                    reads.duty = true;
-                    reads.ended = reads.first.then(|| Arc::new(Slot::new()));
-                    let (look_ups, key) = (Arc::clone(self), key.clone());
-                    Duty { look_ups, key, ended: reads.ended.clone(), over: false }
-                });
-                Entered::Queued(Queued { slot }, duty)
-            }
-        }
+        let Some(reads) = map.get_mut(key) else {
+            let (queue, patience) = (None, Duration::ZERO);
+            map.insert(key.clone(), Reads { first: true, queue, patience, duty: false, ended: None });
+            drop(map);
+            return Entered::First(First { look_ups: self, key });
+        };
+        let queue = Arc::clone(reads.queue.get_or_insert_with(|| Arc::new(Queue::new())));
+        reads.patience = reads.patience.max(patience);
+        let duty = (!reads.duty).then(|| {
+            reads.duty = true;
+            reads.ended = reads.first.then(|| Arc::new(Slot::new()));
+            let (look_ups, key) = (Arc::clone(self), key.clone());
+            Duty { look_ups, key, ended: reads.ended.clone(), over: false }
+        });
+        // While the map is locked: nobody enters a queue that is closed.
+        Entered::Queued(Queue::enter(queue), duty)
     }
 
     /// How many keys have a read on its way.
@@ -154,10 +149,9 @@ impl<K: Hash + Eq, R, S: BuildHasher> Duty<K, R, S> {
     pub(crate) fn next(&mut self) -> Option<Batch<R>> {
         let mut map = lock(self.look_ups.shard(&self.key));
         let reads = map.get_mut(&self.key)?;
-        reads.queue.retain(|slot| !slot.is_closed());
-        if !reads.queue.is_empty() {
-            let (slots, patience) = (std::mem::take(&mut reads.queue), std::mem::take(&mut reads.patience));
-            return Some(Batch { slots, patience });
+        let (queue, patience) = (reads.queue.take(), std::mem::take(&mut reads.patience));
+        if let Some(queue) = queue.filter(|queue| queue.is_awaited()) {
+            return Some(Batch { queue, patience });
         }
         self.over = true;
         reads.duty = false;
@@ -183,25 +177,68 @@ impl<K: Hash + Eq, R, S: BuildHasher> Drop for Duty<K, R, S> {
 
 /// A closed queue. Dropped without an answer, it answers with nothing.
 pub(crate) struct Batch<R> {
-    slots: Vec<Arc<Slot<Option<R>>>>,
+    queue: Arc<Queue<R>>,
     /// How long the read may take.
     pub(crate) patience: Duration,
 }
 
-impl<R: Clone> Batch<R> {
-    pub(crate) fn answer(mut self, answer: &R) {
-        for slot in self.slots.drain(..) {
-            // A caller that left needs no answer.
-            let _ = slot.offer(Some(answer.clone()));
-        }
+impl<R> Batch<R> {
+    pub(crate) fn answer(self, answer: R) {
+        self.queue.answer(Some(answer));
     }
 }
 
 impl<R> Drop for Batch<R> {
     fn drop(&mut self) {
-        for slot in self.slots.drain(..) {
-            let _ = slot.offer(None);
-        }
+        self.queue.answer(None);
+    }
+}
+
+/// Those who are given one read's answer. One allocation and one lock for all of them: there are as many queues as reads,
+/// and as many callers as requests.
+struct Queue<R> {
+    state: Mutex<Waiting<R>>,
+}
+
+struct Waiting<R> {
+    answer: Option<Option<R>>,
+    /// By their places, as far as they wait.
+    wakers: Vec<Option<Waker>>,
+    /// How many there are who have not left.
+    awaiting: usize,
+}
+
+impl<R> Queue<R> {
+    fn new() -> Self {
+        Self { state: Mutex::new(Waiting { answer: None, wakers: Vec::new(), awaiting: 0 }) }
+    }
+
+    fn enter(queue: Arc<Self>) -> Queued<R> {
+        let place = {
+            let mut state = lock(&queue.state);
+            state.awaiting += 1;
+            state.wakers.push(None);
+            state.wakers.len() - 1
+        };
+        Queued { queue: Some(queue), place }
+    }
+
+    fn is_awaited(&self) -> bool {
+        lock(&self.state).awaiting > 0
+    }
+
+    /// The first answer is the one that counts.
+    fn answer(&self, answer: Option<R>) {
+        let wakers = {
+            let mut state = lock(&self.state);
+            if state.answer.is_some() {
+                return;
+            }
+            state.answer = Some(answer);
+            std::mem::take(&mut state.wakers)
+        };
+        // Woken outside the lock: a waker is somebody else's code.
+        wakers.into_iter().flatten().for_each(Waker::wake);
     }
 }
 
@@ -211,19 +248,41 @@ impl<R> Drop for Batch<R> {
 ///
 /// Dropping it leaves the queue.
 pub(crate) struct Queued<R> {
-    slot: Arc<Slot<Option<R>>>,
+    /// Until it is answered.
+    queue: Option<Arc<Queue<R>>>,
+    place: usize,
 }
 
-impl<R> Future for Queued<R> {
+impl<R: Clone> Future for Queued<R> {
     type Output = Option<R>;
 
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.slot.poll_take(cx)
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let Some(queue) = &self.queue else { return Poll::Ready(None) };
+        let mut state = lock(&queue.state);
+        if let Some(answer) = &state.answer {
+            let answer = answer.clone();
+            drop(state);
+            self.queue = None;
+            return Poll::Ready(answer);
+        }
+        let stale = match state.wakers.get_mut(self.place) {
+            Some(Some(waker)) if waker.will_wake(cx.waker()) => None,
+            Some(waker) => waker.replace(cx.waker().clone()),
+            None => None,
+        };
+        drop(state);
+        drop(stale);
+        Poll::Pending
     }
 }
 
 impl<R> Drop for Queued<R> {
     fn drop(&mut self) {
-        drop(self.slot.close());
+        let Some(queue) = &self.queue else { return };
+        let mut state = lock(&queue.state);
+        state.awaiting -= 1;
+        let waker = state.wakers.get_mut(self.place).and_then(Option::take);
+        drop(state);
+        drop(waker);
     }
 }

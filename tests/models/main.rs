@@ -174,7 +174,7 @@ fn a_loader_is_taken_exactly_once() {
 fn serve(mut duty: Duty<u8, usize, Hashing>, read: impl Fn() -> usize) {
     block_on(duty.first_ended());
     while let Some(batch) = duty.next() {
-        batch.answer(&read());
+        batch.answer(read());
     }
 }
 
