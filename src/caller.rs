@@ -251,7 +251,7 @@ impl<'a> Caller<'a> {
         self.looked = read.error().is_none();
         let (entry, opened) = match read {
             Read::Own(Ok(Some(Stored::Entry(mut entry)))) => {
-                let (stale, refresh) = self.serving(open, &entry, now);
+                let (stale, refresh) = self.serving(open.serves(&entry, now), &entry, now);
                 if refresh {
                     self.seen = Some(Box::new(Seen::entry(entry.clone(), key)));
                 }
@@ -262,7 +262,8 @@ impl<'a> Caller<'a> {
             }
             Read::Shared(Ok(Some(shared))) => match &shared.stored {
                 Stored::Entry(entry) => {
-                    let (stale, refresh) = self.serving(open, entry, now);
+                    let serves = open.serves_shared(entry, now, &shared.opened);
+                    let (stale, refresh) = self.serving(serves, entry, now);
                     if refresh {
                         self.seen = Some(Box::new(Seen::entry(entry.clone(), key)));
                     }
@@ -299,8 +300,8 @@ impl<'a> Caller<'a> {
     }
 
     /// Whether `entry` may be served at once, stale or not, and whether it should then be loaded anew.
-    fn serving<O: Open>(&self, open: &O, entry: &Entry, now: u64) -> (Option<bool>, bool) {
-        let (stale, due) = match open.serves(entry, now) {
+    fn serving(&self, serves: Serves, entry: &Entry, now: u64) -> (Option<bool>, bool) {
+        let (stale, due) = match serves {
             Serves::Fresh => (false, self.ask.policy.is_due_early(entry.stored_at, &entry.times, now)),
             Serves::Stale => (true, true),
             Serves::Resting => (true, false),

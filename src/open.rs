@@ -21,6 +21,11 @@ pub(crate) trait Open {
         entry.serves(now)
     }
 
+    /// The same of an entry that other callers are given at the same moment.
+    fn serves_shared(&self, entry: &Entry, now: u64, _opened: &Opened) -> Serves {
+        self.serves(entry, now)
+    }
+
     /// Whether it may be served to this caller where a load fails.
     fn stands_in(&self, entry: &Entry, now: u64) -> bool {
         entry.times.stands_in(now)

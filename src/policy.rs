@@ -132,7 +132,11 @@ impl Policy {
     }
 
     /// The tags of every value, in `namespace`.
+    #[inline]
     pub(crate) fn tag_keys(&self, namespace: &str) -> Vec<Key> {
+        if !self.is_tagged() {
+            return Vec::new();
+        }
         let named = self.tags.iter().map(|tag| Key::new(namespace, tag));
         named.chain(self.invalidate_all.then(|| tags::everything(namespace))).collect()
     }

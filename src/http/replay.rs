@@ -1,7 +1,7 @@
 //! A stored response as the answer to a request (RFC 9111, 4). Step 8 over HTTP.
 
 use std::any::Any;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
@@ -96,41 +96,35 @@ impl Replay {
 }
 
 /// What the first of those who share a read has made of it.
-type Shared = Option<(bool, Replay)>;
+struct Shared {
+    /// And where the response begins.
+    kept: Option<(Kept, usize)>,
+    /// For all who ask for nothing but the whole.
+    plain: OnceLock<Option<Replay>>,
+}
+
+impl Shared {
+    fn of<'a>(entry: &Entry, opened: &'a Opened) -> Option<&'a Self> {
+        let first = || Box::new(Self { kept: Kept::of(entry), plain: OnceLock::new() }) as _;
+        opened.get_or_init(first).downcast_ref()
+    }
+}
 
 impl Open for Wants<'_> {
     type Value = Found;
     type Room = Boxed;
 
     fn serves(&self, entry: &Entry, now: u64) -> Serves {
-        let Some((kept, _)) = Kept::of(entry) else { return entry.serves(now) };
-        let (age, terms) = kept.at(entry, now);
-        if kept.part.is_some_and(|part| !self.wants_of(part)) {
-            return Serves::No;
+        match Kept::of(entry) {
+            Some((kept, _)) => self.serves_kept(&kept, entry, now),
+            None => entry.serves(now),
         }
-        match reuse(self.asked, &terms, age, self.http) {
-            // `open` says for whom it is.
-            Reuse::Fresh | Reuse::NotForThis => Serves::Fresh,
-            Reuse::Stale => Serves::Resting,
-            Reuse::StaleWhileRevalidate => match entry.times.serves(now) {
-                Serves::Resting => Serves::Resting,
-                Serves::Fresh | Serves::Stale => Serves::Stale,
-                // Somebody has ended its windows.
-                Serves::OnError | Serves::No => Serves::No,
-            },
-            // Was the resource expired, its other variants were.
-            Reuse::Revalidate | Reuse::OnlyIfCached
-                if !entry.times.is_expired() && self.is_elsewhere(&kept) =>
-            {
-                Serves::Fresh
-            }
-            Reuse::Revalidate
-                if entry.times.serves(now) == Serves::Resting
-                    && instead_of(Failed::Disconnected, self.asked, &terms, age, self.http) =>
-            {
-                Serves::Resting
-            }
-            Reuse::Revalidate | Reuse::OnlyIfCached => Serves::No,
+    }
+
+    fn serves_shared(&self, entry: &Entry, now: u64, opened: &Opened) -> Serves {
+        match Shared::of(entry, opened).and_then(|shared| shared.kept.as_ref()) {
+            Some((kept, _)) => self.serves_kept(kept, entry, now),
+            None => self.serves(entry, now),
         }
     }
 
@@ -158,17 +152,15 @@ impl Open for Wants<'_> {
 
     /// Decoded and dated once for all who share the read: it is not a second old.
     fn open_shared(&self, entry: &Entry, now: u64, opened: &Opened) -> Option<Found> {
-        if self.is_plain() {
-            let first = || -> Shared {
-                let (kept, at) = Kept::of(entry)?;
-                let for_everyone = kept.chosen.is_none();
-                let response = StoredResponse::decode(&entry.payload, at)?;
-                Some((for_everyone, self.replay(entry, &kept, response, now)?))
+        if self.is_plain()
+            && let Some(Shared { kept: Some((kept, at)), plain }) = Shared::of(entry, opened)
+            && kept.chosen.is_none()
+        {
+            let first = || {
+                let response = StoredResponse::decode(&entry.payload, *at)?;
+                self.replay(entry, kept, response, now)
             };
-            let shared = opened.get_or_init(|| Box::new(first()));
-            if let Some((true, replay)) = shared.downcast_ref::<Shared>()? {
-                return Some(Found::Response(replay.clone()));
-            }
+            return plain.get_or_init(first).clone().map(Found::Response);
         }
         self.open(&mut entry.clone(), now)
     }
@@ -185,6 +177,37 @@ impl Open for Wants<'_> {
 }
 
 impl Wants<'_> {
+    fn serves_kept(&self, kept: &Kept, entry: &Entry, now: u64) -> Serves {
+        let (age, terms) = kept.at(entry, now);
+        if kept.part.is_some_and(|part| !self.wants_of(part)) {
+            return Serves::No;
+        }
+        match reuse(self.asked, &terms, age, self.http) {
+            // `open` says for whom it is.
+            Reuse::Fresh | Reuse::NotForThis => Serves::Fresh,
+            Reuse::Stale => Serves::Resting,
+            Reuse::StaleWhileRevalidate => match entry.times.serves(now) {
+                Serves::Resting => Serves::Resting,
+                Serves::Fresh | Serves::Stale => Serves::Stale,
+                // Somebody has ended its windows.
+                Serves::OnError | Serves::No => Serves::No,
+            },
+            // Was the resource expired, its other variants were.
+            Reuse::Revalidate | Reuse::OnlyIfCached
+                if !entry.times.is_expired() && self.is_elsewhere(kept) =>
+            {
+                Serves::Fresh
+            }
+            Reuse::Revalidate
+                if entry.times.serves(now) == Serves::Resting
+                    && instead_of(Failed::Disconnected, self.asked, &terms, age, self.http) =>
+            {
+                Serves::Resting
+            }
+            Reuse::Revalidate | Reuse::OnlyIfCached => Serves::No,
+        }
+    }
+
     /// Whether a whole response answers it, whoever asks.
     fn is_plain(&self) -> bool {
         let Asked { conditional, ranged, authorized, has_cookie, .. } = *self.asked;
