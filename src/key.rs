@@ -110,18 +110,23 @@ fn escape_into(text: &mut String, part: &[u8]) {
 
 /// The same for what is text, most often without anything to escape.
 fn escape_text_into(text: &mut String, part: &str) {
+    if stands_for_itself(part) {
+        text.push_str(part);
+    } else {
+        escape_into(text, part.as_bytes());
+    }
+}
+
+/// Whether there is nothing to escape.
+fn stands_for_itself(part: &str) -> bool {
     let bytes = part.as_bytes();
     // Without an early return, so that the bytes of a chunk are compared all at once.
     let plain = |chunk: &[u8; 16]| u128::from_ne_bytes(chunk.map(|byte| u8::from(!is_plain(byte)))) == 0;
-    let all_plain = match bytes.last_chunk() {
+    match bytes.last_chunk() {
         // The last chunk overlaps the one before it, so that no byte is left over.
         Some(last) => bytes.as_chunks().0.iter().all(plain) && plain(last),
         None => bytes.iter().all(|&byte| PLAIN[usize::from(byte)]),
-    };
-    if !all_plain {
-        return escape_into(text, bytes);
     }
-    text.push_str(part);
 }
 
 /// Printable ASCII but `:`, `%`, `{`, `}` and `~`; the last three are the end of it, beside `|`.
@@ -217,18 +222,31 @@ static HASH_STATE: LazyLock<RandomState> = LazyLock::new(RandomState::new);
 impl Key {
     /// Places `key` in `namespace` (already escaped by [`escape_namespace`]).
     pub(crate) fn new(namespace: &str, key: &CacheKey) -> Self {
-        let length = namespace.len() + 1 + key.text.len();
-        if length > LONGEST_NAME {
-            return Self::digested(&format!("{namespace}:{}", key.text));
+        let joined = Self::joined([namespace, &key.text].into_iter());
+        joined.unwrap_or_else(|| Self::digested(&format!("{namespace}:{}", key.text)))
+    }
+
+    /// The same of a key that is made [of texts](CacheKey::from_texts), most often without making that.
+    #[cfg(feature = "http")]
+    pub(crate) fn from_texts(namespace: &str, head: &str, parts: &[&str]) -> Self {
+        let joined = || Self::joined([namespace, head].into_iter().chain(parts.iter().copied()));
+        let plain = parts.iter().all(|part| stands_for_itself(part));
+        let joined = plain.then(joined).flatten();
+        joined.unwrap_or_else(|| Self::new(namespace, &CacheKey::from_texts(head, parts)))
+    }
+
+    /// Of escaped parts, as far as it is not too long. On the stack: every request passes here, and so there is one
+    /// allocation.
+    fn joined<'a>(parts: impl Iterator<Item = &'a str>) -> Option<Self> {
+        // Each part has a separator behind it.
+        let (mut text, mut length) = ([0; LONGEST_NAME + 1], 0);
+        for part in parts {
+            let end = length + part.len();
+            text.get_mut(length..end)?.copy_from_slice(part.as_bytes());
+            *text.get_mut(end)? = b':';
+            length = end + 1;
         }
-        // Every request passes here: put together on the stack, so that there is one allocation.
-        let mut text = [0; LONGEST_NAME];
-        text[..namespace.len()].copy_from_slice(namespace.as_bytes());
-        text[namespace.len()] = b':';
-        text[namespace.len() + 1..length].copy_from_slice(key.text.as_bytes());
-        let name = std::str::from_utf8(&text[..length]);
-        let name = name.map_or_else(|_| format!("{namespace}:{}", key.text).into(), Arc::<str>::from);
-        Self { hash: HASH_STATE.hash_one(&*name), name, full: None }
+        std::str::from_utf8(text.get(..length.checked_sub(1)?)?).ok().map(Self::of_name)
     }
 
     /// The key whose [`name`](Self::name) this is, where that is no digest.
@@ -260,6 +278,12 @@ impl Key {
     /// Everything that identifies the resource; kept in the envelope and compared on read.
     pub(crate) fn full(&self) -> &str {
         self.full.as_ref().unwrap_or(&self.name)
+    }
+
+    /// What its [`CacheKey`] displays as.
+    #[cfg(feature = "http")]
+    pub(crate) fn within(&self, namespace: &str) -> &str {
+        self.full().get(namespace.len() + 1..).unwrap_or_default()
     }
 
     /// A short fingerprint for errors and events, which never carry the key's text.
@@ -307,6 +331,22 @@ mod tests {
 
     fn key(source: impl Into<CacheKey>) -> Key {
         Key::new("ns", &source.into())
+    }
+
+    #[cfg(feature = "http")]
+    #[test]
+    fn a_key_of_texts_is_the_one_of_their_cache_key() {
+        let long = "p".repeat(LONGEST_NAME - "ns:http:http:shop.example:".len());
+        let longer = format!("{long}p");
+        for path in ["/a?b=c", "/", "", "/two words", "/a:b", "/{}~%", long.as_str(), longer.as_str()] {
+            for parts in [&["shop.example", path][..], &["shop.example", path, "key=7"]] {
+                let text = CacheKey::from_texts("http:http", parts);
+                let key = Key::from_texts("ns", "http:http", parts);
+                assert_eq!(key, Key::new("ns", &text), "{parts:?}");
+                assert_eq!(key.name(), Key::new("ns", &text).name());
+                assert_eq!(key.within("ns"), text.to_string());
+            }
+        }
     }
 
     /// B1

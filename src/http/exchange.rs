@@ -20,7 +20,7 @@ use super::tee::has_no_content;
 use crate::caller::Ask;
 use crate::error::{Error, ErrorKind, Failure};
 use crate::guard::StampedeGuard;
-use crate::key::{CacheKey, Key};
+use crate::key::Key;
 use crate::observe::{self, Outcome};
 use crate::policy::OnStoreDown;
 use crate::read_through::{Looked, look, peek};
@@ -44,12 +44,13 @@ where
 {
     /// Step 1. Each way is boxed by itself, so that a hit moves and allocates only what a hit needs.
     pub(super) fn run(self, guard: StampedeGuard) -> Boxed<Head<B, S::Error>> {
-        let (_, policy) = guard.parts();
-        let considered = consider(&self.request, &policy.http.requests);
+        let (node, policy) = guard.parts();
+        let join = |head: &str, parts: &[&str]| Key::from_texts(&node.namespace, head, parts);
+        let considered = consider(&self.request, &policy.http.requests, join);
         if policy.http.tell_key
             && let Ok(Considered { key, .. }) = &considered
         {
-            let key = key.to_string();
+            let key = key.within(&node.namespace).to_owned();
             return Box::pin(async move {
                 let mut response = self.answer(guard, considered).await?;
                 write_key(response.headers_mut(), &key);
@@ -59,13 +60,14 @@ where
         self.answer(guard, considered)
     }
 
-    fn answer(self, guard: StampedeGuard, considered: Result<Considered, Rule>) -> Boxed<Head<B, S::Error>> {
+    fn answer(
+        self,
+        guard: StampedeGuard,
+        considered: Result<Considered<Key>, Rule>,
+    ) -> Boxed<Head<B, S::Error>> {
         match considered {
             Ok(Considered { key, is_get: true, asked }) if !asked.directives.only_if_cached => {
-                match guard.key(key) {
-                    Ok(key) => Box::pin(self.cached(guard, key, asked)),
-                    Err(_) => Box::pin(self.pass(guard, None)),
-                }
+                Box::pin(self.cached(guard, key, asked))
             }
             Ok(Considered { key, asked, .. }) => Box::pin(self.look_up_only(guard, key, asked)),
             // Another protocol: nothing about it is ours to remark on.
@@ -148,11 +150,8 @@ where
     }
 
     /// Step 2 for a request that is answered with what is stored, or by the inner service.
-    async fn look_up_only(self, guard: StampedeGuard, key: CacheKey, mut asked: Asked) -> Head<B, S::Error> {
+    async fn look_up_only(self, guard: StampedeGuard, key: Key, mut asked: Asked) -> Head<B, S::Error> {
         let (node, policy) = guard.parts();
-        let Ok(key) = guard.key(key) else {
-            return self.pass(guard, None).await;
-        };
         let is_head = self.request.method() == Method::HEAD;
         // RFC 9110, 14.2: a range is for a GET.
         asked.ranged &= !is_head;
@@ -217,7 +216,7 @@ mod tests {
     #[tokio::test]
     async fn the_future_of_a_hit_is_small() {
         let guard = StampedeGuard::in_memory();
-        let key = guard.key(CacheKey::from("k")).expect("a key");
+        let key = guard.key("k").expect("a key");
         let inner = service_fn(|_: Request<Full<Bytes>>| async {
             Ok::<_, Infallible>(Response::new(Full::new(Bytes::new())))
         });

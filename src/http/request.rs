@@ -16,8 +16,8 @@ use crate::key::CacheKey;
 
 /// A request that the rules apply to: its key, and what it asks beyond that.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Considered {
-    pub(crate) key: CacheKey,
+pub(crate) struct Considered<K = CacheKey> {
+    pub(crate) key: K,
     /// A GET may be loaded and stored; a HEAD only finds what a GET has left (RFC 9110, 9.3.2).
     pub(crate) is_get: bool,
     pub(crate) asked: Asked,
@@ -55,14 +55,15 @@ impl Asked {
 /// headers that change what is asked without being in the key; `no-store`; and what the policy's hook sends away.
 ///
 /// One pass over the headers, and no allocation but the key's: every hit pays for this.
-pub(crate) fn consider<B: http_body::Body>(
+pub(crate) fn consider<B: http_body::Body, K>(
     request: &Request<B>,
     rules: &RequestRules,
-) -> Result<Considered, Rule> {
+    join: impl FnOnce(&str, &[&str]) -> K,
+) -> Result<Considered<K>, Rule> {
     let is_get = method(request)?;
     let (keyed, asked) = survey(request.headers(), rules, Content::Bypasses)?;
     bodiless(request)?;
-    Ok(Considered { key: key(request, &keyed, rules)?, is_get, asked })
+    Ok(Considered { key: key(request, &keyed, rules, join)?, is_get, asked })
 }
 
 /// The key of the GET that the answer to this POST may stand for, what the POST asks, and its target URI,
@@ -76,7 +77,8 @@ pub(crate) fn consider_post<B>(
     }
     let (keyed, asked) = survey(request.headers(), rules, Content::Expected)?;
     let uri = Target::of(request, &keyed, rules)?.uri().ok_or(Rule::Host)?;
-    Ok((Considered { key: key(request, &keyed, rules)?, is_get: false, asked }, uri))
+    let key = key(request, &keyed, rules, CacheKey::from_texts)?;
+    Ok((Considered { key, is_get: false, asked }, uri))
 }
 
 /// Whether it is a GET; what else is no HEAD is not looked up.

@@ -22,7 +22,7 @@ enum Admission {
 }
 
 fn admit<B: http_body::Body>(request: &Request<B>, rules: &RequestRules) -> Admission {
-    match consider(request, rules) {
+    match consider(request, rules, CacheKey::from_texts) {
         Ok(Considered { key, is_get: true, .. }) => Admission::Cached(key),
         Ok(Considered { key, .. }) => Admission::LookUpOnly(key),
         Err(rule) => Admission::Bypass(rule.token()),
@@ -208,7 +208,8 @@ type Lines<'a> = &'a [(&'a str, &'a str)];
 
 fn ask(headers: &[(&str, &str)], policy: &HttpPolicy) -> Result<Asked, Rule> {
     let headers: Vec<_> = [("host", "h")].iter().chain(headers).copied().collect();
-    consider(&request("GET", "/a", &headers), &policy.requests).map(|considered| considered.asked)
+    consider(&request("GET", "/a", &headers), &policy.requests, CacheKey::from_texts)
+        .map(|considered| considered.asked)
 }
 
 #[test]
@@ -268,7 +269,8 @@ fn the_list_of_what_passes_by_is_complete() {
     }
     for method in ["POST", "PUT", "OPTIONS", "TRACE", "CONNECT", "get"] {
         let uri = if method == "CONNECT" { "h:80" } else { "/a" };
-        let passed = consider(&request(method, uri, &[("host", "h")]), &RequestRules::default());
+        let passed =
+            consider(&request(method, uri, &[("host", "h")]), &RequestRules::default(), CacheKey::from_texts);
         assert_eq!(passed, Err(Rule::Method), "A7, A13: {method}");
     }
 }
@@ -327,7 +329,9 @@ fn the_hook_extends_the_key_or_sends_past_the_cache() {
     let tenant =
         |parts: &crate::http::KeyParts<'_>| Some(parts.headers.get("x-tenant")?.to_str().ok()?.to_owned());
     let policy = HttpPolicy::default().key(tenant);
-    let considered = |headers: &[(&str, &str)]| consider(&request("GET", "/a", headers), &policy.requests);
+    let considered = |headers: &[(&str, &str)]| {
+        consider(&request("GET", "/a", headers), &policy.requests, CacheKey::from_texts)
+    };
     let key = considered(&[("host", "h"), ("x-tenant", "t:1")]).unwrap().key;
     assert_eq!(key, CacheKey::from_parts(["http", "http", "h", "/a", "key=t:1"]), "B12");
     assert_eq!(considered(&[("host", "h")]), Err(Rule::KeyHook));

@@ -38,7 +38,7 @@ use crate::key::CacheKey;
 pub fn cache_key(uri: &Uri) -> Option<CacheKey> {
     let mut request = Request::new(());
     *request.uri_mut() = uri.clone();
-    key(&request, &Keyed::default(), &RequestRules::default()).ok()
+    key(&request, &Keyed::default(), &RequestRules::default(), CacheKey::from_texts).ok()
 }
 
 impl StampedeGuard {
@@ -82,12 +82,13 @@ impl<'a> Keyed<'a> {
     }
 }
 
-/// The key of a request.
-pub(crate) fn key<B>(
+/// The key of a request, of a head and texts that `join` makes one.
+pub(crate) fn key<B, K>(
     request: &Request<B>,
     keyed: &Keyed<'_>,
     rules: &RequestRules,
-) -> Result<CacheKey, Rule> {
+    join: impl FnOnce(&str, &[&str]) -> K,
+) -> Result<K, Rule> {
     // A request line may name an authority only, and servers do not ask for which method (RFC 9112, 3.2.3). To a router
     // that is no path at all, so its answer is not what `/` is.
     if [request.uri()].into_iter().chain(original(request)).any(|uri| uri.path_and_query().is_none()) {
@@ -95,9 +96,9 @@ pub(crate) fn key<B>(
     }
     let target = Target::of(request, keyed, rules)?;
     if keyed.credentials || rules.key.is_some() {
-        return Ok(target.key(&additions(request, keyed, rules)?));
+        return Ok(target.key(&additions(request, keyed, rules)?, join));
     }
-    Ok(target.key(&[]))
+    Ok(target.key(&[], join))
 }
 
 /// Scheme, authority, path and query: the target URI (RFC 9110, 7.1), which is what a cache is
@@ -150,14 +151,14 @@ impl<'a> Target<'a> {
         Ok(Self { head, authority: lower_case(authority), path: path_and_query(target), rewritten })
     }
 
-    pub(crate) fn key(&self, added: &[String]) -> CacheKey {
+    pub(crate) fn key<K>(&self, added: &[String], join: impl FnOnce(&str, &[&str]) -> K) -> K {
         let parts = [&*self.authority, self.path, self.rewritten.unwrap_or_default()];
         let parts = &parts[..2 + usize::from(self.rewritten.is_some())];
         if added.is_empty() {
-            return CacheKey::from_texts(self.head, parts);
+            return join(self.head, parts);
         }
         let all: Vec<_> = parts.iter().copied().chain(added.iter().map(String::as_str)).collect();
-        CacheKey::from_texts(self.head, &all)
+        join(self.head, &all)
     }
 
     /// The absolute URI.

@@ -65,7 +65,7 @@ impl Cache {
 
     fn ask(&mut self, request: &Request<Full<Bytes>>, origin: Origin<'_>) -> Response {
         let broken = || (502, HeaderMap::new(), Vec::new());
-        let Ok(considered) = consider(request, &self.rules.http.requests) else {
+        let Ok(considered) = consider(request, &self.rules.http.requests, CacheKey::from_texts) else {
             let invalidation = Invalidation::of(request, &self.rules.http.requests);
             let Some(response) = origin(request.method(), request.headers()) else { return broken() };
             let status = StatusCode::from_u16(response.0).unwrap();
