@@ -19,17 +19,18 @@ export async function readExpected (file) {
   return expected
 }
 
-// What is not as the list says: changes of outcome in either direction, and lines without a reason.
+// What is not as the list says, as `{ id, text, changed }`: changes of outcome in either direction, and lines of the list
+// that are wrong whatever the outcome.
 export function differences (expected, actual) {
   const found = []
   for (const [id, { outcome, message }] of actual) {
     const was = expected.get(id)?.outcome ?? 'good'
     const is = isGood(outcome) ? 'good' : outcome
-    if (was !== is) found.push(`${id}: expected ${was}, is ${is}${message ? ` (${message})` : ''}`)
+    if (was !== is) found.push({ id, changed: true, text: `expected ${was}, is ${is}${message ? ` (${message})` : ''}` })
   }
   for (const [id, { reason }] of expected) {
-    if (!actual.has(id)) found.push(`${id}: there is no such test`)
-    if (!isReason(reason)) found.push(`${id}: no reason, or none of ${REASONS.join(' ')}`)
+    if (!actual.has(id)) found.push({ id, changed: false, text: 'there is no such test' })
+    if (!isReason(reason)) found.push({ id, changed: false, text: `no reason, or none of ${REASONS.join(' ')}` })
   }
   return found
 }
