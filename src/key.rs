@@ -60,7 +60,7 @@ impl CacheKey {
         Self { text }
     }
 
-    /// Joins texts behind a `head` that is escaped and joined already: the way of every HTTP request.
+    /// Joins texts behind a `head` that is escaped and joined already.
     pub(crate) fn from_texts(head: &str, parts: &[&str]) -> Self {
         // Exact where nothing is to be escaped, which is nearly always.
         let mut text = String::with_capacity(parts.iter().fold(head.len(), |sum, part| sum + 1 + part.len()));
@@ -235,7 +235,7 @@ impl Key {
         joined.unwrap_or_else(|| Self::new(namespace, &CacheKey::from_texts(head, parts)))
     }
 
-    /// Of escaped parts, as far as it is not too long. On the stack: every request passes here, and so there is one
+    /// Of escaped parts; `None` where that is too long. On the stack: every request passes here, and so there is one
     /// allocation.
     fn joined<'a>(parts: impl Iterator<Item = &'a str>) -> Option<Self> {
         // Each part has a separator behind it.
@@ -264,7 +264,7 @@ impl Key {
     fn digested(full: &str) -> Self {
         // Escaped text is ASCII, so any index is a character boundary. `~` never occurs in it,
         // so a digested name can not equal one that is used as it is.
-        let mut name = full[..HEAD_OF_LONG_NAME].to_owned();
+        let mut name = full.get(..HEAD_OF_LONG_NAME).unwrap_or(full).to_owned();
         name.push('~');
         push_hex(&mut name, &Sha256::digest(full.as_bytes()));
         Self { hash: HASH_STATE.hash_one(full), name: name.into(), full: Some(full.into()) }
@@ -336,15 +336,18 @@ mod tests {
     #[cfg(feature = "http")]
     #[test]
     fn a_key_of_texts_is_the_one_of_their_cache_key() {
-        let long = "p".repeat(LONGEST_NAME - "ns:http:http:shop.example:".len());
-        let longer = format!("{long}p");
-        for path in ["/a?b=c", "/", "", "/two words", "/a:b", "/{}~%", long.as_str(), longer.as_str()] {
-            for parts in [&["shop.example", path][..], &["shop.example", path, "key=7"]] {
-                let text = CacheKey::from_texts("http:http", parts);
-                let key = Key::from_texts("ns", "http:http", parts);
-                assert_eq!(key, Key::new("ns", &text), "{parts:?}");
-                assert_eq!(key.name(), Key::new("ns", &text).name());
-                assert_eq!(key.within("ns"), text.to_string());
+        for namespace in ["ns", &escape_namespace("a {shop}:b"), ""] {
+            let before = format!("{namespace}:http:http:shop.example:").len();
+            let [fits, is_digested] = [0, 1].map(|more| "p".repeat(LONGEST_NAME - before + more));
+            for path in ["/a?b=c", "/", "", "/two words", "/a:b", "/{}~%", &fits, &is_digested] {
+                for parts in [&["shop.example", path][..], &["shop.example", path, "key=7"]] {
+                    let text = CacheKey::from_texts("http:http", parts);
+                    let (key, same) =
+                        (Key::from_texts(namespace, "http:http", parts), Key::new(namespace, &text));
+                    assert_eq!((&key, key.name()), (&same, same.name()), "{parts:?}");
+                    assert_eq!(key.within(namespace), text.to_string());
+                    assert_eq!(key.name().contains('~'), key.full().len() > LONGEST_NAME, "{parts:?}");
+                }
             }
         }
     }

@@ -5,7 +5,7 @@
 //! on its way queues, and one further read answers the whole queue. However many callers a hot key has, it
 //! costs a handful of reads.
 //!
-//! A lone caller reads by itself, in its own task, for two map operations. The first one to queue behind it is given
+//! A lone caller reads by itself, in its own task, and takes the map's lock twice for that. The first one to queue behind it is given
 //! the [`Duty`] to read for the queue, in a task of its own: nobody depends on another caller being polled.
 //!
 //! Invariants:
@@ -37,7 +37,7 @@ struct Reads<R> {
     /// Whether a lone caller's read is on its way.
     first: bool,
     /// Who came since.
-    queue: Option<Arc<Queue<R>>>,
+    queue: Option<Arc<Mutex<Queue<R>>>>,
     /// For how long a read for the queue is worth waiting: to the most patient of it.
     patience: Duration,
     duty: bool,
@@ -69,7 +69,7 @@ impl<K: Hash + Eq + Clone, R, S: BuildHasher + Default> LookUps<K, R, S> {
             drop(map);
             return Entered::First(First { look_ups: self, key });
         };
-        let queue = Arc::clone(reads.queue.get_or_insert_with(|| Arc::new(Queue::new())));
+        let queue = Arc::clone(reads.queue.get_or_insert_with(|| Arc::new(Mutex::new(Queue::new()))));
         reads.patience = reads.patience.max(patience);
         let duty = (!reads.duty).then(|| {
             reads.duty = true;
@@ -78,7 +78,7 @@ impl<K: Hash + Eq + Clone, R, S: BuildHasher + Default> LookUps<K, R, S> {
             Duty { look_ups, key, ended: reads.ended.clone(), over: false }
         });
         // While the map is locked: nobody enters a queue that is closed.
-        Entered::Queued(Queue::enter(queue), duty)
+        Entered::Queued(Queued::enter(queue), duty)
     }
 
     /// How many keys have a read on its way.
@@ -150,7 +150,7 @@ impl<K: Hash + Eq, R, S: BuildHasher> Duty<K, R, S> {
         let mut map = lock(self.look_ups.shard(&self.key));
         let reads = map.get_mut(&self.key)?;
         let (queue, patience) = (reads.queue.take(), std::mem::take(&mut reads.patience));
-        if let Some(queue) = queue.filter(|queue| queue.is_awaited()) {
+        if let Some(queue) = queue.filter(|queue| lock(queue).awaiting > 0) {
             return Some(Batch { queue, patience });
         }
         self.over = true;
@@ -177,68 +177,50 @@ impl<K: Hash + Eq, R, S: BuildHasher> Drop for Duty<K, R, S> {
 
 /// A closed queue. Dropped without an answer, it answers with nothing.
 pub(crate) struct Batch<R> {
-    queue: Arc<Queue<R>>,
+    queue: Arc<Mutex<Queue<R>>>,
     /// How long the read may take.
     pub(crate) patience: Duration,
 }
 
 impl<R> Batch<R> {
     pub(crate) fn answer(self, answer: R) {
-        self.queue.answer(Some(answer));
+        self.end(Some(answer));
+    }
+
+    /// The first answer is the one that counts.
+    fn end(&self, answer: Option<R>) {
+        let wakers = {
+            let mut queue = lock(&self.queue);
+            if queue.answer.is_some() {
+                return;
+            }
+            queue.answer = Some(answer);
+            std::mem::take(&mut queue.wakers)
+        };
+        // Woken outside the lock: a waker is somebody else's code.
+        wakers.into_iter().flatten().for_each(Waker::wake);
     }
 }
 
 impl<R> Drop for Batch<R> {
     fn drop(&mut self) {
-        self.queue.answer(None);
+        self.end(None);
     }
 }
 
 /// Those who are given one read's answer. One allocation and one lock for all of them: there are as many queues as reads,
 /// and as many callers as requests.
 struct Queue<R> {
-    state: Mutex<Waiting<R>>,
-}
-
-struct Waiting<R> {
     answer: Option<Option<R>>,
-    /// By their places, as far as they wait.
+    /// By their places, until there is an answer.
     wakers: Vec<Option<Waker>>,
-    /// How many there are who have not left.
+    /// How many have not left.
     awaiting: usize,
 }
 
 impl<R> Queue<R> {
     fn new() -> Self {
-        Self { state: Mutex::new(Waiting { answer: None, wakers: Vec::new(), awaiting: 0 }) }
-    }
-
-    fn enter(queue: Arc<Self>) -> Queued<R> {
-        let place = {
-            let mut state = lock(&queue.state);
-            state.awaiting += 1;
-            state.wakers.push(None);
-            state.wakers.len() - 1
-        };
-        Queued { queue: Some(queue), place }
-    }
-
-    fn is_awaited(&self) -> bool {
-        lock(&self.state).awaiting > 0
-    }
-
-    /// The first answer is the one that counts.
-    fn answer(&self, answer: Option<R>) {
-        let wakers = {
-            let mut state = lock(&self.state);
-            if state.answer.is_some() {
-                return;
-            }
-            state.answer = Some(answer);
-            std::mem::take(&mut state.wakers)
-        };
-        // Woken outside the lock: a waker is somebody else's code.
-        wakers.into_iter().flatten().for_each(Waker::wake);
+        Self { answer: None, wakers: Vec::new(), awaiting: 0 }
     }
 }
 
@@ -248,29 +230,35 @@ impl<R> Queue<R> {
 ///
 /// Dropping it leaves the queue.
 pub(crate) struct Queued<R> {
-    /// Until it is answered.
-    queue: Option<Arc<Queue<R>>>,
+    queue: Arc<Mutex<Queue<R>>>,
     place: usize,
+}
+
+impl<R> Queued<R> {
+    fn enter(queue: Arc<Mutex<Queue<R>>>) -> Self {
+        let place = {
+            let mut queue = lock(&queue);
+            queue.awaiting += 1;
+            queue.wakers.push(None);
+            queue.wakers.len() - 1
+        };
+        Self { queue, place }
+    }
 }
 
 impl<R: Clone> Future for Queued<R> {
     type Output = Option<R>;
 
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let Some(queue) = &self.queue else { return Poll::Ready(None) };
-        let mut state = lock(&queue.state);
-        if let Some(answer) = &state.answer {
-            let answer = answer.clone();
-            drop(state);
-            self.queue = None;
-            return Poll::Ready(answer);
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut queue = lock(&self.queue);
+        if let Some(answer) = &queue.answer {
+            return Poll::Ready(answer.clone());
         }
-        let stale = match state.wakers.get_mut(self.place) {
-            Some(Some(waker)) if waker.will_wake(cx.waker()) => None,
-            Some(waker) => waker.replace(cx.waker().clone()),
-            None => None,
+        let stale = match &mut queue.wakers[self.place] {
+            Some(waker) if waker.will_wake(cx.waker()) => None,
+            waker => waker.replace(cx.waker().clone()),
         };
-        drop(state);
+        drop(queue);
         drop(stale);
         Poll::Pending
     }
@@ -278,11 +266,10 @@ impl<R: Clone> Future for Queued<R> {
 
 impl<R> Drop for Queued<R> {
     fn drop(&mut self) {
-        let Some(queue) = &self.queue else { return };
-        let mut state = lock(&queue.state);
-        state.awaiting -= 1;
-        let waker = state.wakers.get_mut(self.place).and_then(Option::take);
-        drop(state);
+        let mut queue = lock(&self.queue);
+        queue.awaiting -= 1;
+        let waker = queue.wakers.get_mut(self.place).and_then(Option::take);
+        drop(queue);
         drop(waker);
     }
 }

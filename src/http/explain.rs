@@ -89,8 +89,7 @@ fn considered<Q>(request: &Request<Q>, policy: &HttpPolicy) -> Result<(Considere
         Method::GET | Method::HEAD => {
             let (keyed, asked) = survey(request.headers(), rules, Content::Bypasses)?;
             let is_get = request.method() == Method::GET;
-            let key = key(request, &keyed, rules, CacheKey::from_texts)?;
-            Ok((Considered { key, is_get, asked }, None))
+            Ok((Considered { key: key(request, &keyed, rules)?, is_get, asked }, None))
         }
         Method::POST if policy.letter => consider_post(request, rules).map(|(post, uri)| (post, Some(uri))),
         _ => Err(Rule::Method),

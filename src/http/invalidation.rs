@@ -27,7 +27,7 @@ impl Invalidation {
         let keyed = Keyed::of(request.headers(), rules)?;
         let target = Target::of(request, &keyed, rules).ok()?;
         let added = additions(request, &keyed, rules).ok()?;
-        Some(Self { target: target.uri()?, key: target.key(&added, CacheKey::from_texts), added })
+        Some(Self { target: target.uri()?, key: target.key(&added), added })
     }
 
     /// The keys that are invalid after this response, each once: the target's, and what `Location` and
@@ -49,7 +49,7 @@ impl Invalidation {
         let mut request = Request::new(());
         *request.uri_mut() = uri;
         let target = Target::of(&request, &Keyed::default(), &RequestRules::default()).ok()?;
-        Some(target.key(&self.added, CacheKey::from_texts))
+        Some(target.key(&self.added))
     }
 }
 

@@ -279,7 +279,7 @@ impl HttpPolicy {
     /// bypass the cache. [`StampedeGuard::http_key`](crate::StampedeGuard::http_key) is the same with all of a guard's policy.
     pub fn cache_key<B>(&self, request: &Request<B>) -> Option<CacheKey> {
         let (keyed, _) = survey(request.headers(), &self.requests, Content::Bypasses).ok()?;
-        key(request, &keyed, &self.requests, CacheKey::from_texts).ok()
+        key(request, &keyed, &self.requests).ok()
     }
 
     /// How far requests are made alike.

@@ -97,7 +97,7 @@ impl Replay {
 
 /// What the first of those who share a read has made of it.
 struct Shared {
-    /// And where the response begins.
+    /// What is kept beside the response, and where that begins.
     kept: Option<(Kept, usize)>,
     /// For all who ask for nothing but the whole.
     plain: OnceLock<Option<Replay>>,
@@ -140,29 +140,20 @@ impl Open for Wants<'_> {
 
     fn open(&self, entry: &mut Entry, now: u64) -> Option<Found> {
         let (kept, at) = Kept::of(entry)?;
-        match self.fits(&kept) {
-            Fit::Here => {
-                let replay = self.replay(entry, &kept, StoredResponse::decode(&entry.payload, at)?, now)?;
-                Some(Found::Response(replay))
-            }
-            Fit::Instead(found) => Some(found),
-            Fit::Other => None,
-        }
+        self.open_kept(&kept, at, entry, now)
     }
 
-    /// Decoded and dated once for all who share the read: it is not a second old.
+    /// What is kept is decoded once for all who share the read; and the response, and dated, for those who may be given all of
+    /// it, whoever they are: it is not a second old.
     fn open_shared(&self, entry: &Entry, now: u64, opened: &Opened) -> Option<Found> {
-        if self.is_plain()
-            && let Some(Shared { kept: Some((kept, at)), plain }) = Shared::of(entry, opened)
-            && kept.chosen.is_none()
-        {
-            let first = || {
-                let response = StoredResponse::decode(&entry.payload, *at)?;
-                self.replay(entry, kept, response, now)
-            };
-            return plain.get_or_init(first).clone().map(Found::Response);
+        let Some(Shared { kept: Some((kept, at)), plain }) = Shared::of(entry, opened) else {
+            return self.open(&mut entry.clone(), now);
+        };
+        if kept.chosen.is_some() || !self.is_plain() {
+            return self.open_kept(kept, *at, entry, now);
         }
-        self.open(&mut entry.clone(), now)
+        let first = || self.replay(entry, kept, StoredResponse::decode(&entry.payload, *at)?, now);
+        plain.get_or_init(first).clone().map(Found::Response)
     }
 
     fn open_arriving(&self, arriving: &Arc<dyn Any + Send + Sync>) -> Option<Found> {
@@ -177,6 +168,17 @@ impl Open for Wants<'_> {
 }
 
 impl Wants<'_> {
+    fn open_kept(&self, kept: &Kept, at: usize, entry: &Entry, now: u64) -> Option<Found> {
+        match self.fits(kept) {
+            Fit::Here => {
+                let response = StoredResponse::decode(&entry.payload, at)?;
+                self.replay(entry, kept, response, now).map(Found::Response)
+            }
+            Fit::Instead(found) => Some(found),
+            Fit::Other => None,
+        }
+    }
+
     fn serves_kept(&self, kept: &Kept, entry: &Entry, now: u64) -> Serves {
         let (age, terms) = kept.at(entry, now);
         if kept.part.is_some_and(|part| !self.wants_of(part)) {

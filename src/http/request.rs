@@ -11,7 +11,7 @@ use super::fields::contains_token;
 use super::policy::Sharing;
 use super::request_rules::RequestRules;
 use super::rule::Rule;
-use super::target::{Keyed, Target, key};
+use super::target::{Keyed, Target, key, key_by};
 use crate::key::CacheKey;
 
 /// A request that the rules apply to: its key, and what it asks beyond that.
@@ -63,7 +63,7 @@ pub(crate) fn consider<B: http_body::Body, K>(
     let is_get = method(request)?;
     let (keyed, asked) = survey(request.headers(), rules, Content::Bypasses)?;
     bodiless(request)?;
-    Ok(Considered { key: key(request, &keyed, rules, join)?, is_get, asked })
+    Ok(Considered { key: key_by(request, &keyed, rules, join)?, is_get, asked })
 }
 
 /// The key of the GET that the answer to this POST may stand for, what the POST asks, and its target URI,
@@ -77,8 +77,7 @@ pub(crate) fn consider_post<B>(
     }
     let (keyed, asked) = survey(request.headers(), rules, Content::Expected)?;
     let uri = Target::of(request, &keyed, rules)?.uri().ok_or(Rule::Host)?;
-    let key = key(request, &keyed, rules, CacheKey::from_texts)?;
-    Ok((Considered { key, is_get: false, asked }, uri))
+    Ok((Considered { key: key(request, &keyed, rules)?, is_get: false, asked }, uri))
 }
 
 /// Whether it is a GET; what else is no HEAD is not looked up.

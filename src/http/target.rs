@@ -38,7 +38,7 @@ use crate::key::CacheKey;
 pub fn cache_key(uri: &Uri) -> Option<CacheKey> {
     let mut request = Request::new(());
     *request.uri_mut() = uri.clone();
-    key(&request, &Keyed::default(), &RequestRules::default(), CacheKey::from_texts).ok()
+    key(&request, &Keyed::default(), &RequestRules::default()).ok()
 }
 
 impl StampedeGuard {
@@ -82,8 +82,17 @@ impl<'a> Keyed<'a> {
     }
 }
 
-/// The key of a request, of a head and texts that `join` makes one.
-pub(crate) fn key<B, K>(
+/// The key of a request.
+pub(crate) fn key<B>(
+    request: &Request<B>,
+    keyed: &Keyed<'_>,
+    rules: &RequestRules,
+) -> Result<CacheKey, Rule> {
+    key_by(request, keyed, rules, CacheKey::from_texts)
+}
+
+/// The same, of a head and texts that `join` makes a key of another kind.
+pub(crate) fn key_by<B, K>(
     request: &Request<B>,
     keyed: &Keyed<'_>,
     rules: &RequestRules,
@@ -96,9 +105,9 @@ pub(crate) fn key<B, K>(
     }
     let target = Target::of(request, keyed, rules)?;
     if keyed.credentials || rules.key.is_some() {
-        return Ok(target.key(&additions(request, keyed, rules)?, join));
+        return Ok(target.key_by(&additions(request, keyed, rules)?, join));
     }
-    Ok(target.key(&[], join))
+    Ok(target.key_by(&[], join))
 }
 
 /// Scheme, authority, path and query: the target URI (RFC 9110, 7.1), which is what a cache is
@@ -151,7 +160,11 @@ impl<'a> Target<'a> {
         Ok(Self { head, authority: lower_case(authority), path: path_and_query(target), rewritten })
     }
 
-    pub(crate) fn key<K>(&self, added: &[String], join: impl FnOnce(&str, &[&str]) -> K) -> K {
+    pub(crate) fn key(&self, added: &[String]) -> CacheKey {
+        self.key_by(added, CacheKey::from_texts)
+    }
+
+    fn key_by<K>(&self, added: &[String], join: impl FnOnce(&str, &[&str]) -> K) -> K {
         let parts = [&*self.authority, self.path, self.rewritten.unwrap_or_default()];
         let parts = &parts[..2 + usize::from(self.rewritten.is_some())];
         if added.is_empty() {

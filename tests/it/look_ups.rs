@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use futures_util::poll;
 use stampede_guard::testing::{ChaosStore, Fault, Origin};
 use stampede_guard::{OnStoreDown, Policy, StampedeGuard};
 use tokio::time::Instant;
@@ -42,6 +43,34 @@ async fn a_crowd_shares_one_read_behind_the_first_ones_own() {
         assert_eq!((stats.hits, stats.store_errors), (CROWD as u64, 0));
     }
     assert_eq!(origin.loads("k"), 0);
+}
+
+/// Nobody is left to read for, or one of them all.
+#[tokio::test(start_paused = true)]
+async fn those_who_leave_are_not_read_for() {
+    let (chaos, origin) = (chaos(), Origin::new());
+    let guard = StampedeGuard::new(chaos.clone());
+    guard.insert("k", &7_u64).await.expect("stored");
+    for staying in [0, 1] {
+        let before = chaos.commands();
+        let first = tokio::spawn({
+            let (guard, origin) = (guard.clone(), origin.clone());
+            async move { ask(&[&guard], &origin).await }
+        });
+        while chaos.commands() == before {
+            tokio::time::sleep(Duration::from_micros(100)).await;
+        }
+        let mut crowd: Vec<_> = (0..CROWD).map(|_| Box::pin(guard.get::<u64>("k"))).collect();
+        for ask in &mut crowd {
+            assert!(poll!(ask).is_pending());
+        }
+        crowd.drain(staying..);
+        for answer in join_all(crowd).await {
+            assert_eq!(answer.expect("answered"), Some(7));
+        }
+        assert_eq!(first.await.expect("joined"), [7]);
+        assert_eq!(chaos.commands() - before, 1 + staying as u64);
+    }
 }
 
 /// The first one's read has shown that there is nothing, and begun a flight, which those who queued behind it join.
