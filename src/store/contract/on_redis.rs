@@ -132,7 +132,8 @@ async fn foreign_data_is_left_alone(world: &World) {
         server.run::<()>(&["HSET", &name, "f", "v"]);
         server.run::<()>(&["PEXPIRE", &name, "600000"]);
         let holder = Flight::holding(world, &k).await;
-        assert_eq!(holder.look_up().await, None, "{name}");
+        let found = (kind == "e").then(Bytes::new);
+        assert_eq!(holder.look_up().await, found, "{name}: nothing, or nothing that can be read");
         let waiter = Flight::apart(world, &k).await;
         let asked = waiter.store.acquire(&k, waiter.ask(), WITHIN).await;
         if kind == "q" {
@@ -144,10 +145,21 @@ async fn foreign_data_is_left_alone(world: &World) {
             assert_eq!(holder.commit("v").await, stored, "{name}");
             assert_eq!(waiter.hints().await.finished, Some(holder.token.clone()), "{name}");
         }
-        if kind != "o" {
-            assert_eq!(server.run::<String>(&["HGET", &name, "f"]), "v", "{name}");
-        }
+        holder.invalidate().await;
+        let failing = Flight::holding(world, &k).await;
+        assert_eq!(failing.fail(failing.failure()).await, Kept::Yes);
+        failing.invalidate().await;
+        assert_eq!(server.run::<String>(&["HGET", &name, "f"]), "v", "{name}");
     }
+    let (name, k) = (at("l", "l"), key("l"));
+    let server = world.home(k.name());
+    server.run::<()>(&["HSET", &name, "f", "v"]);
+    server.run::<()>(&["PEXPIRE", &name, "600000"]);
+    let flight = Flight::apart(world, &k).await;
+    let asked = flight.store.acquire(&k, flight.ask(), WITHIN).await;
+    assert_eq!(asked.expect_err("there can be no lease").kind, StoreErrorKind::Refused);
+    flight.invalidate().await;
+    assert_eq!(server.run::<String>(&["HGET", &name, "f"]), "v", "{name}");
 }
 
 /// Freshness is judged by the server's clock, wherever this machine's stands.

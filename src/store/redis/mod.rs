@@ -149,9 +149,10 @@ impl RedisStore {
     pub(crate) async fn get(&self, key: &Key, within: Duration) -> Result<Option<Bytes>, StoreError> {
         match self.commands.send(key.name(), &get_entry(key.name()), within).await? {
             Value::BulkString(entry) => Ok(Some(Bytes::from(entry))),
-            // Foreign data under our name is no entry of ours.
             Value::Nil => Ok(None),
-            Value::ServerError(error) if error.code() == "WRONGTYPE" => Ok(None),
+            // Other people's data under our name: no entry, and counted as one that can not be read. (MGET, which reads an
+            // entry with its tags, does not tell it from nothing.)
+            Value::ServerError(error) if error.code() == "WRONGTYPE" => Ok(Some(Bytes::new())),
             _ => Err(refused(unexpected())),
         }
     }

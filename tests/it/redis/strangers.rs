@@ -116,6 +116,7 @@ async fn other_peoples_data_is_never_overwritten() {
         assert_eq!(answer(guard, "k", 1).await, 1);
         assert_eq!(guard.get::<u32>("k").await.expect("an answer"), None);
         assert_eq!(theirs(), ["theirs"]);
+        assert_eq!(guard.stats().unreadable, 2, "each look-up is a miss that is counted");
     }
     guards[0].insert("k", &2u32).await.expect_err("it can not be stored there");
     assert_eq!(theirs(), ["theirs"]);
@@ -168,7 +169,7 @@ async fn other_peoples_data_in_place_of_lease_or_queue_does_no_harm() {
         let guards = pair(&server).await;
         let name = format!("sg1:{kind}:{{default:k}}");
         server.run::<()>(&["HSET", &name, "f", "v"]);
-        server.run::<()>(&["PEXPIRE", &name, "2000"]);
+        server.run::<()>(&["PEXPIRE", &name, "600000"]);
         let loads = Counter::default();
         let callers = (0..20).map(|caller| {
             let loads = loads.clone();
@@ -180,7 +181,12 @@ async fn other_peoples_data_in_place_of_lease_or_queue_does_no_harm() {
         });
         assert!(join_all(callers).await.into_iter().all(|value| value.is_ok()), "{name}");
         assert!(loads.started() <= 2, "{name}: {} loads", loads.started());
+        guards[1].invalidate("k").await.expect("confirmed");
+        guards[0].get_or_load("k", || async { Err::<u32, _>("no".to_owned()) }).await.expect_err("fails");
+        guards[1].invalidate("k").await.expect("confirmed");
         settled(&guards).await;
+        assert_eq!(server.run::<String>(&["HGET", &name, "f"]), "v", "{name} is theirs");
+        server.run::<()>(&["DEL", &name]);
         assert_nothing_left(&server, SOON).await;
     }
 }

@@ -23,12 +23,14 @@ else
   -- First of the writes: refused (out of memory, no replicas), it leaves everything as it was.
   redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
 end
-if stored == 1 then
-  redis.call('DEL', KEYS[2], KEYS[4])
-else
-  redis.call('DEL', KEYS[2])
-  local outcome = #ARGV[2] <= 65536 and 'v' .. ARGV[2] or 'u'
-  redis.call('SET', KEYS[4], ARGV[1] .. '9999999999' .. outcome, 'PX', 10000)
+redis.call('DEL', KEYS[2])
+if may_be_ours(KEYS[4]) then
+  if stored == 1 then
+    redis.call('DEL', KEYS[4])
+  else
+    local outcome = #ARGV[2] <= 65536 and 'v' .. ARGV[2] or 'u'
+    redis.call('SET', KEYS[4], ARGV[1] .. '9999999999' .. outcome, 'PX', 10000)
+  end
 end
 wake(KEYS[3], 'w' .. ARGV[1] .. name_of(KEYS[1]), ARGV[1])
 return stored

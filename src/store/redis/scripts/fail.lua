@@ -7,14 +7,16 @@
 --
 -- Atomic, because a waiter that finds the lease free before the outcome is there loads again: the
 -- convoy of retries that the outcome prevents.
--- calls: get del set lrange publish
+-- calls: get del strlen set lrange publish
 if redis.call('GET', KEYS[2]) ~= ARGV[1] then
   return 0
 end
 -- DEL comes first: after a write that is always allowed, a server short of memory lets the rest of
 -- a script through, and it is under load that the outcome matters.
 redis.call('DEL', KEYS[2])
-redis.call('SET', KEYS[4], ARGV[2], 'PX', ARGV[3])
+if may_be_ours(KEYS[4]) then
+  redis.call('SET', KEYS[4], ARGV[2], 'PX', ARGV[3])
+end
 if ARGV[5] ~= '0' then
   local entry = redis.pcall('GET', KEYS[1])
   local seen = type(entry) == 'string' and ARGV[6] ~= '' and redis.sha1hex(entry) == ARGV[6]

@@ -35,6 +35,11 @@ elseif not foreign then
   redis.call('DEL', KEYS[1])
 end
 local holder = redis.pcall('GET', KEYS[2])
-redis.call('DEL', KEYS[2], KEYS[4])
+if type(holder) == 'string' then
+  redis.call('DEL', KEYS[2])
+end
+if may_be_ours(KEYS[4]) then
+  redis.call('DEL', KEYS[4])
+end
 wake(KEYS[3], 'x' .. name_of(KEYS[1]), nil, type(holder) == 'string' and holder)
 return 1
