@@ -1,5 +1,5 @@
-//! Models of the in-process coalescing: the crate's own `slot`, `flight` and `look_up`, compiled against
-//! shuttle's locks, run through many thousands of schedules.
+//! Models of the in-process coalescing, and of the registry of those who wait for the fleet: the crate's own `slot`, `flight`,
+//! `look_up` and `store/watch`, compiled against shuttle's locks, run through many thousands of schedules.
 //!
 //! A failing schedule is printed as a string; `shuttle::replay` runs it again.
 
@@ -7,6 +7,8 @@
 mod sync {
     pub(crate) use shuttle::sync::atomic::{AtomicUsize, Ordering};
     pub(crate) use shuttle::sync::{Arc, Mutex, MutexGuard};
+
+    pub(crate) use super::notify::Notify;
 
     pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
         mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
@@ -18,8 +20,13 @@ mod flight;
 #[allow(dead_code, reason = "each module is more than its model uses")]
 #[path = "../../src/look_up.rs"]
 mod look_up;
+mod notify;
+mod registry;
 #[path = "../../src/slot.rs"]
 mod slot;
+#[allow(dead_code, reason = "each module is more than its model uses")]
+#[path = "../../src/store/watch.rs"]
+mod watch;
 mod wave;
 
 use std::pin::pin;
@@ -29,6 +36,7 @@ use std::time::Duration;
 use flight::{Flights, Joined};
 use futures_util::task::noop_waker_ref;
 use look_up::{Duty, Entered, LookUps};
+use registry::Token;
 use shuttle::future::block_on;
 use shuttle::sync::Arc;
 use shuttle::sync::atomic::{AtomicUsize, Ordering};
@@ -245,4 +253,14 @@ fn callers_and_duties_that_vanish_leave_nobody_waiting() {
         }
         assert_eq!(look_ups.len(), 0);
     });
+}
+
+#[test]
+fn no_wake_up_is_lost_between_registering_and_waiting() {
+    check(|| registry::everyone_who_waits_is_told(3));
+}
+
+#[test]
+fn a_grant_is_heard_or_handed_on() {
+    check(|| registry::a_grant_is_heard_or_handed_on(3));
 }

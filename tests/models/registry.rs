@@ -1,0 +1,68 @@
+//! The registry of those who wait for the fleet, for whichever scheduler the model runs under.
+
+use super::sync::{Arc, AtomicUsize, Ordering};
+use super::watch::{Hint, Watches};
+use super::{block_on, thread};
+
+/// What the registry knows of the store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Token(u8);
+
+/// Invariant 3 of the store: who registers first and then finds the lease held is told of its end, whenever that comes.
+pub(crate) fn everyone_who_waits_is_told(waiters: u8) {
+    let watches = Arc::new(Watches::default());
+    let held = Arc::new(AtomicUsize::new(1));
+    let waiters: Vec<_> = (0..waiters)
+        .map(|token| {
+            let (watches, held) = (Arc::clone(&watches), Arc::clone(&held));
+            thread::spawn(move || {
+                let watch = watches.register("k", &Token(token));
+                while held.load(Ordering::SeqCst) == 1 {
+                    // A hint may be about something else: look again.
+                    block_on(watch.hints());
+                }
+                watch.close();
+            })
+        })
+        .collect();
+    let others = {
+        let watches = Arc::clone(&watches);
+        thread::spawn(move || {
+            watches.tell("k", &Hint::Invalidated);
+        })
+    };
+    held.store(0, Ordering::SeqCst);
+    watches.tell("k", &Hint::Finished(None));
+    others.join().expect("no panic");
+    for waiter in waiters {
+        waiter.join().expect("no panic");
+    }
+}
+
+/// A grant is heard by its waiter, or its teller is told that nobody was there; never neither. Others come and go.
+pub(crate) fn a_grant_is_heard_or_handed_on(others: u8) {
+    let watches = Arc::new(Watches::default());
+    let heard = Arc::new(AtomicUsize::new(0));
+    let watch = watches.register("k", &Token(0));
+    let leaves = {
+        let heard = Arc::clone(&heard);
+        thread::spawn(move || {
+            // Whoever leaves takes what it was told with it, and hands it on.
+            if watch.close().granted.is_some() {
+                heard.fetch_add(1, Ordering::SeqCst);
+            }
+        })
+    };
+    let others: Vec<_> = (1..=others)
+        .map(|token| {
+            let watches = Arc::clone(&watches);
+            thread::spawn(move || watches.register("k", &Token(token)).close())
+        })
+        .collect();
+    let told = watches.tell("k", &Hint::Granted { token: Token(0), hops: 0 });
+    leaves.join().expect("no panic");
+    for other in others {
+        assert_eq!(other.join().expect("no panic").granted, None, "it is another's");
+    }
+    assert!(heard.load(Ordering::SeqCst) == usize::from(told), "told {told}");
+}
