@@ -91,6 +91,7 @@ pub(super) fn on_refusal(error: &RedisError) -> Option<&'static str> {
     if error.kind() == ErrorKind::AuthenticationFailed || error.code() == Some("WRONGPASS") {
         return Some("the server refuses this user name and password: put the present ones into the URL");
     }
+    let text = error.to_string().to_lowercase();
     match error.code()? {
         "MOVED" | "ASK" | "CROSSSLOT" => Some(
             "this is a node of a Redis Cluster: give the guard a redis::cluster::ClusterClient (feature `cluster`)",
@@ -102,15 +103,24 @@ pub(super) fn on_refusal(error: &RedisError) -> Option<&'static str> {
             "this user may not do what the guard does: give it the rights that the README lists for Redis; doctor() names \
              those that are missing",
         ),
-        _ if error.to_string().contains("cluster support disabled") => {
+        _ if text.contains("cluster support disabled") => {
             Some("this server is not part of a cluster: give the guard a redis::Client")
         }
         // What TIME is answered, the first command that a sentinel does not know.
-        _ if error.to_string().to_lowercase().contains("unknown command 'time'") => Some(
+        _ if text.contains("unknown command 'time'") => Some(
             "this server does not know TIME: if it is a Sentinel, give the guard a redis::sentinel::SentinelClient (feature \
              `sentinel`)",
         ),
-        _ if error.to_string().contains("refused to switch database") => {
+        _ if text.contains("unknown command 'eval") => Some(
+            "this server runs no scripts (EVALSHA, EVAL), which leases are made of: use one that does, as Redis 6.2 and later \
+             and Valkey do",
+        ),
+        // What a script calls is not named.
+        _ if text.contains("unknown command '") || text.contains("unknown redis command called") => Some(
+            "this server lacks a command that the guard needs, which doctor() names: use Redis 6.2 or later, or Valkey, and \
+             rename no commands",
+        ),
+        _ if text.contains("refused to switch database") => {
             Some("this database can not be had: the server needs that many, and the user the right +select")
         }
         _ => None,

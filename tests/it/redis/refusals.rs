@@ -1,6 +1,9 @@
 //! A server that answers, but refuses to write: out of memory, or demoted to a replica. Commits fail, leases do not
 //! stay, nobody is stuck, and it ends when the refusals end.
 
+use stampede_guard::OnStoreDown;
+
+use super::doctor::examined;
 use super::*;
 use crate::support::gate::{Counter, Gate};
 use crate::support::probe::assert_nothing_left;
@@ -215,4 +218,34 @@ async fn without_the_right_to_subscribe_waits_end_by_their_timers() {
     assert!(join_all(callers).await.into_iter().all(|value| value.is_ok()));
     assert_eq!(loads.started(), 1);
     assert!(started.elapsed() < Duration::from_secs(4) + STANDSTILL, "{:?}", started.elapsed());
+}
+
+/// What is missing is said where it is missed, in an error's causes, and by `doctor()`; and all is gone without it.
+#[tokio::test]
+async fn a_server_that_lacks_commands_is_told_as_such() {
+    for (lacks, told) in [
+        (&["EVALSHA", "EVAL"][..], "runs no scripts"),
+        (&["EVALSHA"], "runs no scripts"),
+        (&["LPOS"], "which doctor() names"),
+        (&["PTTL"], "which doctor() names"),
+        (&["GET"], "which doctor() names"),
+    ] {
+        let renamed = lacks.iter().flat_map(|command| ["--rename-command", command, ""]);
+        let server = RedisServer::with_args(renamed);
+        let guards =
+            [unconnected(&server.url(), lease_of(LEASE)), unconnected(&server.url(), lease_of(LEASE))];
+        let (gate, loads) = (Gate::closed(), Counter::default());
+        let leads = held_call(&guards[0], 1, &gate, &loads);
+        loads.reach(1).await;
+        // Only now there is somebody to queue behind, and something to wait for.
+        let fails =
+            guards[1].with_policy(patient(LEASE).on_store_down(OnStoreDown::FailClosed).build().unwrap());
+        let refused = fails.get_or_load("k", || async { Ok::<_, String>(2) }).await.expect_err("no lease");
+        assert!(chain(&refused).contains(told), "{lacks:?}: {}", chain(&refused));
+        assert_eq!(answer(&guards[1], "k", 3).await, 3, "{lacks:?}");
+        let report = examined(&guards[0]).await.to_string();
+        assert!(report.contains(lacks[0]), "{lacks:?}: {report}");
+        gate.open();
+        assert_eq!(leads.await.unwrap(), 1);
+    }
 }
