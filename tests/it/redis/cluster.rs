@@ -61,7 +61,8 @@ async fn share_at(home: &RedisServer, guards: &[StampedeGuard; 2], key: &str) {
     let queue = format!("sg1:q:{{default:{key}}}");
     eventually_eq("one waits", SOON, 1, async || home.run::<usize>(&["LLEN", &queue])).await;
     gate.open();
-    assert_eq!((leader.await.unwrap(), follower.await.unwrap()), (0, 0), "{key}");
+    let given = told(futures_util::future::join(leader, follower)).await;
+    assert_eq!((given.0.unwrap(), given.1.unwrap()), (0, 0), "{key}");
     assert_eq!(loads.started(), 1, "{key}");
 }
 

@@ -50,8 +50,10 @@ async fn a_leader_that_is_cut_off_costs_one_lease_and_can_not_overwrite() {
     loads.reach(1).await;
     let waiter = held_call(&cut.direct, 2, &new, &loads);
     queued(&cut.server, "k", 1).await;
+    let since = Instant::now();
     cut.proxy.set(Mode::BlackHole);
     assert_eq!(waiter.await.expect("joined"), 2);
+    assert!(since.elapsed() < ms(2_000 + 100) + STANDSTILL, "one lease: {:?}", since.elapsed());
     assert_eq!(loads.started(), 2);
     // It ends its load behind the cut: its own caller is not kept waiting for the store.
     let ended = Instant::now();
