@@ -24,6 +24,8 @@ mod harness;
 #[cfg(feature = "http")]
 mod http;
 mod invalidation;
+#[cfg(feature = "testing")]
+mod leases;
 #[cfg(feature = "redis")]
 mod lock;
 #[cfg(feature = "testing")]

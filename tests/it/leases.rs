@@ -1,0 +1,94 @@
+//! What becomes of those who wait behind a lease, and of the lease, when something goes wrong at its end.
+
+use std::time::Duration;
+
+use stampede_guard::testing::{Answer, ChaosStore, Fault, Origin};
+use stampede_guard::{LoadError, OnWaitTimeout, Policy, PolicyBuilder, StampedeGuard};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep};
+
+use crate::chaos::load;
+
+const fn secs(secs: u64) -> Duration {
+    Duration::from_secs(secs)
+}
+
+/// Far longer than what is waited for: a lease that stays would be missed.
+fn policy() -> PolicyBuilder {
+    Policy::builder().lease(secs(60))
+}
+
+fn node(chaos: &ChaosStore, policy: PolicyBuilder) -> StampedeGuard {
+    StampedeGuard::new(chaos.clone()).with_policy(policy.build().expect("valid"))
+}
+
+type Asked = JoinHandle<Result<u64, LoadError<stampede_guard::testing::OriginError>>>;
+
+fn ask(guard: &StampedeGuard, origin: &Origin) -> Asked {
+    let (guard, load) = (guard.clone(), load(origin));
+    tokio::spawn(async move { guard.get_or_load("k", load).await })
+}
+
+/// It may be its own still, and nobody else would end it.
+#[tokio::test(start_paused = true)]
+async fn a_lease_whose_end_is_not_confirmed_is_given_back() {
+    for answer in [Answer::Value, Answer::Fail, Answer::Panic] {
+        let (chaos, origin) = (ChaosStore::new(1), Origin::new());
+        let [leading, other] = [(); 2].map(|()| node(&chaos, policy()));
+        origin.answer("k", [answer]);
+        origin.hold();
+        let leads = ask(&leading, &origin);
+        origin.wait_for_loads("k", 1).await;
+        chaos.once(Fault::ErrorBefore);
+        origin.release();
+        assert_eq!(leads.await.expect("joined").is_ok(), answer == Answer::Value);
+        let began = Instant::now();
+        assert!(ask(&other, &origin).await.expect("joined").is_ok());
+        assert!(began.elapsed() < secs(1), "{answer:?}: {:?}", began.elapsed());
+        assert_eq!((leading.stats().store_errors, origin.loads("k")), (1, 2), "{answer:?}");
+    }
+}
+
+/// A waiter whose wake-up is lost sleeps for as long as the lease had left when it came, and must still find what there was.
+#[tokio::test(start_paused = true)]
+async fn a_failure_is_there_for_the_last_who_may_come_for_it() {
+    let (chaos, origin) = (ChaosStore::new(1), Origin::new());
+    let [leading, waiting] = [(); 2].map(|()| node(&chaos, policy()));
+    origin.always("k", Answer::Fail);
+    origin.hold();
+    let leads = ask(&leading, &origin);
+    origin.wait_for_loads("k", 1).await;
+    let waits = ask(&waiting, &origin);
+    // One third of the lease: it is renewed once.
+    sleep(secs(21)).await;
+    chaos.inject(Fault::WakeLost, 1.0);
+    origin.release();
+    assert!(leads.await.expect("joined").is_err());
+    let told = waits.await.expect("joined").expect_err("the failure");
+    assert!(matches!(told, LoadError::Remote { .. }), "{told:?}");
+    assert_eq!(origin.loads("k"), 1);
+}
+
+/// The first one's time is over; who comes then waits with those who are left, and the process does not wait twice.
+#[tokio::test(start_paused = true)]
+async fn who_comes_when_the_first_has_left_joins_the_others() {
+    let (chaos, origin) = (ChaosStore::new(1), Origin::new());
+    let impatient = policy().wait_timeout(secs(10), OnWaitTimeout::Fail);
+    let (leading, waiting) = (node(&chaos, policy()), node(&chaos, impatient));
+    origin.hold();
+    let leads = ask(&leading, &origin);
+    origin.wait_for_loads("k", 1).await;
+    let first = ask(&waiting, &origin);
+    sleep(secs(6)).await;
+    let second = ask(&waiting, &origin);
+    assert!(first.await.expect("joined").is_err());
+    sleep(secs(2)).await;
+    let third = ask(&waiting, &origin);
+    sleep(secs(1)).await;
+    assert_eq!((second.is_finished(), waiting.stats().tasks), (false, 1));
+    origin.release();
+    for asked in [leads, second, third] {
+        assert!(asked.await.expect("joined").is_ok());
+    }
+    assert_eq!(origin.loads("k"), 1);
+}
