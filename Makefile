@@ -10,6 +10,8 @@
 #        a primary, a replica and three sentinels to try, until Ctrl-C
 # cluster
 #        three masters with a replica each, the same
+# secured
+#        a server with TLS, a Unix socket and the smallest user alone, the same
 # soak   four processes under load while things break: ten minutes, or DURATION seconds; prints a verdict
 # soak-leak
 #        a million keys (or KEYS), each asked for once, and then nothing: memory, maps and keys
@@ -21,7 +23,7 @@
 # fuzz   whole exchanges, then each reader of foreign bytes, ten minutes each or FUZZ_SECONDS; needs a nightly Rust and cargo-fuzz
 # mutants
 #        breaks MUTANTS=files line by line, to see that a test notices; hours (needs cargo-mutants)
-.PHONY: run test check bench conformance conformance-current conformance-both redis-6.2 sentinel cluster simulate soak-sim soak soak-leak deny mutants fuzz redis wrk firewall python node
+.PHONY: run test check bench conformance conformance-current conformance-both redis-6.2 sentinel cluster secured simulate soak-sim soak soak-leak deny mutants fuzz redis wrk firewall python node
 
 # Most tests wait for servers and timers more than they compute.
 export RUST_TEST_THREADS ?= $(shell expr 2 '*' $$(getconf _NPROCESSORS_ONLN))
@@ -76,6 +78,9 @@ sentinel: redis
 
 cluster: redis
 	scripts/cluster.sh
+
+secured: redis
+	scripts/secured.sh
 
 soak: redis
 	cargo test --all-features --test it -- --ignored --exact --nocapture soak::the_promises_hold_for_long
