@@ -134,6 +134,10 @@ impl World {
         if !calls.is_empty() {
             self.oracle.violated(format_args!("I4: {} calls have not returned", calls.len()));
         }
+        if self.plan.profile == Profile::None {
+            // And one for each key that was asked for in the end.
+            self.oracle.check_frugality(self.plan.calls.len() + usize::from(self.plan.keys));
+        }
         self.settle().await;
         auditor.abort();
     }
