@@ -193,12 +193,12 @@ impl Oracle {
         }
     }
 
-    /// I9, of what is not a flight's: so many calls have been made, and no command was lost.
-    pub(super) fn check_frugality(&self, calls: usize) {
+    /// I9, of what is not a flight's, where no command is lost: the calls need so many look-ups at most.
+    pub(super) fn check_frugality(&self, most: usize) {
         let state = lock(&self.state);
         let (look_ups, commits, loads) = (state.look_ups, state.commits, state.loads.len());
         drop(state);
-        self.check(look_ups <= calls as u64, format_args!("I9: {look_ups} look-ups for {calls} calls"));
+        self.check(look_ups <= most as u64, format_args!("I9: {look_ups} look-ups for at most {most}"));
         self.check(commits <= loads as u64, format_args!("I9: {commits} commits of {loads} loads"));
     }
 
