@@ -1,0 +1,108 @@
+use super::*;
+
+fn key(source: impl Into<CacheKey>) -> Key {
+    Key::new("ns", &source.into())
+}
+
+#[cfg(feature = "http")]
+#[test]
+fn a_key_of_texts_is_the_one_of_their_cache_key() {
+    for namespace in ["ns", &escape_namespace("a {shop}:b"), ""] {
+        let before = format!("{namespace}:http:http:shop.example:").len();
+        let [fits, is_digested] = [0, 1].map(|more| "p".repeat(LONGEST_NAME - before + more));
+        for path in ["/a?b=c", "/", "", "/two words", "/a:b", "/{}~%", &fits, &is_digested] {
+            for parts in [&["shop.example", path][..], &["shop.example", path, "key=7"]] {
+                let text = CacheKey::from_texts("http:http", parts);
+                let (key, same) =
+                    (Key::from_texts(namespace, "http:http", parts), Key::new(namespace, &text));
+                assert_eq!((&key, key.name()), (&same, same.name()), "{parts:?}");
+                assert_eq!(key.within(namespace), text.to_string());
+                assert_eq!(key.name().contains('~'), key.full().len() > LONGEST_NAME, "{parts:?}");
+            }
+        }
+    }
+}
+
+/// B1
+#[test]
+fn joining_is_unambiguous() {
+    let keys = [
+        CacheKey::from(("a.b", "c")),
+        CacheKey::from(("a", "b.c")),
+        CacheKey::from("a:b.c"),
+        CacheKey::from(("a", "b", "c")),
+        CacheKey::from(("a", "")),
+        CacheKey::from(("", "a")),
+        CacheKey::from("a"),
+    ];
+    for (i, left) in keys.iter().enumerate() {
+        for right in &keys[i + 1..] {
+            assert_ne!(left, right);
+        }
+    }
+}
+
+/// B10, B13
+#[test]
+fn any_byte_is_a_key_and_stays_out_of_the_hash_tag() {
+    let mut seen = std::collections::HashSet::new();
+    for byte in 0..=u8::MAX {
+        let key = key(&[byte]);
+        assert!(!key.name().contains(['{', '}', ' ', '\0', '\n']), "{byte}: {}", key.name());
+        assert!(seen.insert(key.name().to_owned()));
+    }
+}
+
+#[test]
+fn each_byte_is_escaped_alike_at_each_place_of_a_text_of_any_length() {
+    for byte in 0..128_u8 {
+        let (char, stays) = (char::from(byte), byte.is_ascii_graphic() && !b":{}%~".contains(&byte));
+        let written = if stays { char.to_string() } else { format!("%{byte:02X}") };
+        for (length, at) in [1, 15, 16, 17, 33].into_iter().flat_map(|n| (0..n).map(move |at| (n, at))) {
+            let with = |middle: &str| "a".repeat(at) + middle + &"a".repeat(length - 1 - at);
+            let part = with(&char.to_string());
+            let keys = [CacheKey::from((&part,)), CacheKey::from_parts([&part])];
+            assert_eq!(keys.map(|key| key.text), [with(&written), with(&written)]);
+        }
+    }
+    assert_eq!(CacheKey::from(("\u{e9} %41",)).text, "%C3%A9%20%2541");
+}
+
+/// B10, B11
+#[test]
+fn a_long_key_is_digested_with_a_readable_head() {
+    let long = "product/".repeat(200);
+    let (one, two) = (key(long.as_str()), key(format!("{long}x")));
+    assert!(one.name().starts_with("ns:product/product/"));
+    assert!(one.name().len() <= LONGEST_NAME);
+    assert_ne!(one.name(), two.name());
+    assert_ne!(one, two);
+    assert_eq!(one.full(), format!("ns:{long}"));
+}
+
+/// B11
+#[test]
+fn a_key_spelled_like_a_digest_is_another_key() {
+    let long = key("k".repeat(500));
+    let spelled = key(long.name().strip_prefix("ns:").expect("namespace comes first"));
+    assert_ne!(long.name(), spelled.name());
+}
+
+#[test]
+fn only_a_key_without_any_text_is_empty() {
+    assert!(CacheKey::from("").is_empty());
+    assert!(CacheKey::from(("",)).is_empty());
+    assert!(!CacheKey::from(("", "")).is_empty());
+    assert!(!CacheKey::from("\0").is_empty());
+}
+
+proptest::proptest! {
+    /// B1
+    #[test]
+    fn distinct_parts_make_distinct_keys(
+        a in proptest::collection::vec(proptest::collection::vec(0u8.., 0..6), 1..4),
+        b in proptest::collection::vec(proptest::collection::vec(0u8.., 0..6), 1..4),
+    ) {
+        proptest::prop_assert_eq!(a == b, CacheKey::from_parts(&a) == CacheKey::from_parts(&b));
+    }
+}
