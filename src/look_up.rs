@@ -5,8 +5,9 @@
 //! on its way queues, and one further read answers the whole queue. However many callers a hot key has, it
 //! costs a handful of reads.
 //!
-//! A lone caller reads by itself, in its own task, and takes the map's lock twice for that. The first one to queue behind it is given
-//! the [`Duty`] to read for the queue, in a task of its own: nobody depends on another caller being polled.
+//! A lone caller reads by itself, in its own task, and takes the map's lock twice for that. The first one to
+//! queue behind it is given the [`Duty`] to read for the queue, in a task of its own: nobody depends on another
+//! caller being polled.
 //!
 //! Invariants:
 //!

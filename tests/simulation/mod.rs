@@ -16,7 +16,7 @@
 //! 6. A waiter does not sleep past what it was told; without faults, not past the end of what it waits for.
 //! 7. In the end nothing is left: no lease, flight, task, waiter or read.
 //! 8. A node has one load of a key on its way, and those that were detached. Whoever leaves, one that has the lease goes on.
-//! 9. Without faults, each acquire has its reason.
+//! 9. Without faults, each acquire has its reason, and nobody looks up more often than it is asked.
 //! 10. A value is the key's own, and a load has returned it.
 //! 11. Nothing panics.
 //! 12. When all is well again, whoever asks is answered, and one load is enough for all.

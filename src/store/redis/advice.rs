@@ -91,7 +91,9 @@ pub(super) fn on_refusal(error: &RedisError) -> Option<&'static str> {
     if error.kind() == ErrorKind::AuthenticationFailed || error.code() == Some("WRONGPASS") {
         return Some("the server refuses this user name and password: put the present ones into the URL");
     }
-    let text = error.to_string().to_lowercase();
+    // Before 7.0, commands are quoted by backticks.
+    let text = error.to_string().to_lowercase().replace('`', "'");
+    let unknown = |command: &str| text.contains(&format!("unknown command '{command}"));
     match error.code()? {
         "MOVED" | "ASK" | "CROSSSLOT" => Some(
             "this is a node of a Redis Cluster: give the guard a redis::cluster::ClusterClient (feature `cluster`)",
@@ -106,23 +108,25 @@ pub(super) fn on_refusal(error: &RedisError) -> Option<&'static str> {
         _ if text.contains("cluster support disabled") => {
             Some("this server is not part of a cluster: give the guard a redis::Client")
         }
-        // What TIME is answered, the first command that a sentinel does not know.
-        _ if text.contains("unknown command 'time'") => Some(
-            "this server does not know TIME: if it is a Sentinel, give the guard a redis::sentinel::SentinelClient (feature \
-             `sentinel`)",
-        ),
-        _ if text.contains("unknown command 'eval") => Some(
-            "this server runs no scripts (EVALSHA, EVAL), which leases are made of: use one that does, as Redis 6.2 and later \
-             and Valkey do",
-        ),
-        // What a script calls is not named.
-        _ if text.contains("unknown command '") || text.contains("unknown redis command called") => Some(
-            "this server lacks a command that the guard needs, which doctor() names: use Redis 6.2 or later, or Valkey, and \
-             rename no commands",
-        ),
         _ if text.contains("refused to switch database") => {
             Some("this database can not be had: the server needs that many, and the user the right +select")
         }
+        // What TIME is answered, the first command that a sentinel does not know.
+        _ if unknown("time'") => Some(
+            "this server does not know TIME: if it is a Sentinel, give the guard a redis::sentinel::SentinelClient (feature \
+             `sentinel`)",
+        ),
+        _ if unknown("eval") => Some(
+            "this server runs no scripts (EVALSHA, EVAL), which leases are made of: use one that does, as Redis 6.2 and later \
+             and Valkey do",
+        ),
+        // Only where somebody wants more than loads and locks.
+        _ if unknown("config'") || unknown("wait'") => None,
+        // What a script calls is not named.
+        _ if unknown("") || text.contains("unknown redis command called") => Some(
+            "this server lacks a command that the guard needs, which doctor() names: use Redis 6.2 or later, or Valkey, and \
+             rename no commands",
+        ),
         _ => None,
     }
 }

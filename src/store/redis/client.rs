@@ -21,7 +21,7 @@ use super::advice::on_sentinel;
 use super::advice::{advised, on_connecting};
 #[cfg(feature = "cluster")]
 use super::cluster::Atlas;
-use super::refusal::reason;
+use super::refusal::{reason, unquoted};
 #[cfg(feature = "sentinel")]
 use super::sentinel::{self, Sentinels};
 use super::server::{Reading, Server, read_clock};
@@ -260,7 +260,7 @@ impl Dial {
             #[cfg(feature = "cluster")]
             Door::Any(_) => on_refusal(&error),
         };
-        StoreError { kind: StoreErrorKind::Unavailable, source: Some(advised(advice, error)) }
+        StoreError { kind: StoreErrorKind::Unavailable, source: Some(advised(advice, unquoted(error))) }
     }
 
     /// Opens a connection, within its bound and whatever happens: a panic of the client's, as over TLS without a

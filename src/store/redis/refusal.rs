@@ -30,18 +30,20 @@ pub(super) fn judge(error: &RedisError) -> (StoreErrorKind, Fate) {
     }
 }
 
-/// An error for the guard. It carries the server's words, unless those quote the command: no key
-/// reaches a log or an error.
+/// An error for the guard. It carries the server's words, as far as those do not quote the command.
 pub(super) fn store_error(kind: StoreErrorKind, error: RedisError) -> StoreError {
     let advice = on_refusal(&error);
-    let quotes = error.detail().is_some_and(|detail| detail.contains("sg1:"));
-    let source = if quotes {
-        let code = code(&error).unwrap_or("ERR").to_owned();
-        redis::make_extension_error(code, None)
-    } else {
-        error
-    };
-    StoreError { kind, source: Some(advised(advice, source)) }
+    StoreError { kind, source: Some(advised(advice, unquoted(error))) }
+}
+
+/// The error without the server's words, if those quote a command: no key and no password reaches a log or an error.
+pub(super) fn unquoted(error: RedisError) -> RedisError {
+    let text = error.to_string();
+    if !text.contains("sg1:") && !text.contains("args beginning with") {
+        return error;
+    }
+    let code = code(&error).unwrap_or("ERR").to_owned();
+    redis::make_extension_error(code, None)
 }
 
 /// What an event says about an error: what to do about it, if anything is known, and what happened.
@@ -101,11 +103,20 @@ mod tests {
     }
 
     #[test]
-    fn an_error_does_not_quote_keys() {
-        let quoting = server("ERR unknown command 'EVALSHA', with args beginning with: 'sg1:e:{ns:secret}'");
-        let error = store_error(StoreErrorKind::Refused, quoting);
-        let source = error.source.clone().expect("there is a cause");
-        assert!(source.to_string().contains("runs no scripts"), "{source}");
-        assert!(!format!("{source:?} {}", reason(&error)).contains("secret"), "{source:?}");
+    fn an_error_does_not_quote_keys_nor_passwords() {
+        for (line, told) in [
+            ("unknown command 'EVALSHA', with args beginning with: 'sg1:e:{ns:secret}'", "runs no scripts"),
+            ("unknown command `EVAL`, with args beginning with: `1`, `lock:secret`, ", "runs no scripts"),
+            ("unknown command 'HELLO', with args beginning with: '3' 'AUTH' 'u' 'secret'", "doctor() names"),
+            ("unknown command `TIME`, with args beginning with: ", "SentinelClient"),
+        ] {
+            let error = store_error(StoreErrorKind::Refused, server(&format!("ERR {line}")));
+            let source = error.source.clone().expect("there is a cause");
+            assert!(source.to_string().contains(told), "{source}");
+            assert!(!format!("{source:?} {}", reason(&error)).contains("secret"), "{source:?}");
+        }
+        let optional =
+            store_error(StoreErrorKind::Refused, server("ERR unknown command 'CONFIG', with args"));
+        assert!(!reason(&optional).contains("doctor"), "{optional:?}");
     }
 }

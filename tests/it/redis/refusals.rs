@@ -234,6 +234,9 @@ async fn a_server_that_lacks_commands_is_told_as_such() {
         let server = RedisServer::with_args(renamed);
         let guards =
             [unconnected(&server.url(), lease_of(LEASE)), unconnected(&server.url(), lease_of(LEASE))];
+        for guard in &guards {
+            connects(guard).await;
+        }
         let (gate, loads) = (Gate::closed(), Counter::default());
         let leads = held_call(&guards[0], 1, &gate, &loads);
         loads.reach(1).await;

@@ -32,7 +32,6 @@ local function name_of(key)
   return string.sub(key, 8, -2)
 end
 
-
 -- Whether what stands there may be ours, or nothing does: other people's data is left alone.
 local function may_be_ours(key)
   return type(redis.pcall('STRLEN', key)) == 'number'
