@@ -60,12 +60,12 @@ macro_rules! giving {
     };
 }
 script!(ACQUIRE, b"elqo", "scripts/acquire.lua");
-script!(COMMIT, b"elqo", "scripts/wake.lua", "scripts/commit.lua");
-script!(FAIL, b"elqo", "scripts/wake.lua", "scripts/fail.lua");
+script!(COMMIT, b"elqo", "scripts/wake.lua", "scripts/ours.lua", "scripts/commit.lua");
+script!(FAIL, b"elqo", "scripts/wake.lua", "scripts/ours.lua", "scripts/fail.lua");
 giving!(HAND_OVER, b"lq", "scripts/hand_over.lua");
 script!(RENEW, b"l", "scripts/renew.lua");
 script!(RELEASE, b"lq", "scripts/wake.lua", "scripts/release.lua");
-script!(INVALIDATE, b"elqo", "scripts/wake.lua", "scripts/invalidate.lua");
+script!(INVALIDATE, b"elqo", "scripts/wake.lua", "scripts/ours.lua", "scripts/invalidate.lua");
 script!(TAG, b"t", "scripts/tag.lua");
 script!(ENLIST, b"v", "scripts/enlist.lua");
 script!(DOCTOR, b"e", "scripts/doctor.lua");

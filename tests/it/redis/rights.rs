@@ -64,6 +64,7 @@ fn each_script_says_which_commands_it_calls() {
     // What a script that calls into a prelude starts it with.
     let preludes = [
         ("wake(KEYS", "/wake.lua"),
+        ("may_be_ours(KEYS", "/ours.lua"),
         ("pass_on(", "/mutex.lua"),
         ("= open()", "/semaphore.lua"),
         ("tell_sooner(", "/tell_sooner.lua"),

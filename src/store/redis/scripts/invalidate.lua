@@ -35,11 +35,12 @@ elseif not foreign then
   redis.call('DEL', KEYS[1])
 end
 local holder = redis.pcall('GET', KEYS[2])
-if type(holder) == 'string' then
+local leased = type(holder) == 'string'
+if leased then
   redis.call('DEL', KEYS[2])
 end
 if may_be_ours(KEYS[4]) then
   redis.call('DEL', KEYS[4])
 end
-wake(KEYS[3], 'x' .. name_of(KEYS[1]), nil, type(holder) == 'string' and holder)
+wake(KEYS[3], 'x' .. name_of(KEYS[1]), nil, leased and holder)
 return 1

@@ -5,7 +5,7 @@
 -- Returns 1 freed | 0 the lease is another's
 --
 -- Atomic, because a DEL after a separate check could free the lease of somebody else.
--- calls: get del lrange publish strlen
+-- calls: get del lrange publish
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
   return 0
 end

@@ -2,7 +2,7 @@
 --
 -- A refused or failed command in here must not fail the script, whose SET and DEL were done before
 -- and stay done: hence pcall everywhere. A queue that cannot be read is not ours and is left alone.
--- calls: lrange publish del strlen
+-- calls: lrange publish del
 local function wake(queue, payload, own, holder)
   local told = {}
   local function tell(token)
@@ -30,9 +30,4 @@ end
 -- What stands between the braces of `sg1:?:{name}`.
 local function name_of(key)
   return string.sub(key, 8, -2)
-end
-
--- Whether what stands there may be ours, or nothing does: other people's data is left alone.
-local function may_be_ours(key)
-  return type(redis.pcall('STRLEN', key)) == 'number'
 end
