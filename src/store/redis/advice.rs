@@ -91,9 +91,6 @@ pub(super) fn on_refusal(error: &RedisError) -> Option<&'static str> {
     if error.kind() == ErrorKind::AuthenticationFailed || error.code() == Some("WRONGPASS") {
         return Some("the server refuses this user name and password: put the present ones into the URL");
     }
-    // Before 7.0, commands are quoted by backticks.
-    let text = error.to_string().to_lowercase().replace('`', "'");
-    let unknown = |command: &str| text.contains(&format!("unknown command '{command}"));
     match error.code()? {
         "MOVED" | "ASK" | "CROSSSLOT" => Some(
             "this is a node of a Redis Cluster: give the guard a redis::cluster::ClusterClient (feature `cluster`)",
@@ -105,29 +102,41 @@ pub(super) fn on_refusal(error: &RedisError) -> Option<&'static str> {
             "this user may not do what the guard does: give it the rights that the README lists for Redis; doctor() names \
              those that are missing",
         ),
-        _ if text.contains("cluster support disabled") => {
-            Some("this server is not part of a cluster: give the guard a redis::Client")
-        }
-        _ if text.contains("refused to switch database") => {
-            Some("this database can not be had: the server needs that many, and the user the right +select")
-        }
-        // What TIME is answered, the first command that a sentinel does not know.
-        _ if unknown("time'") => Some(
+        _ => on_words(&error.to_string().to_lowercase()),
+    }
+}
+
+/// The same where no code tells one refusal from another.
+fn on_words(text: &str) -> Option<&'static str> {
+    if text.contains("cluster support disabled") {
+        return Some("this server is not part of a cluster: give the guard a redis::Client");
+    }
+    if text.contains("refused to switch database") {
+        return Some(
+            "this database can not be had: the server needs that many, and the user the right +select",
+        );
+    }
+    // Before 7.0, commands are quoted by backticks.
+    const QUOTES: [char; 2] = ['\'', '`'];
+    let quoted = text.split_once("unknown command ").and_then(|(_, rest)| rest.strip_prefix(QUOTES));
+    match quoted.and_then(|rest| rest.split(QUOTES).next()) {
+        // The first command that a sentinel does not know.
+        Some("time") => Some(
             "this server does not know TIME: if it is a Sentinel, give the guard a redis::sentinel::SentinelClient (feature \
              `sentinel`)",
         ),
-        _ if unknown("eval") => Some(
+        Some("eval" | "evalsha") => Some(
             "this server runs no scripts (EVALSHA, EVAL), which leases are made of: use one that does, as Redis 6.2 and later \
              and Valkey do",
         ),
         // Only where somebody wants more than loads and locks.
-        _ if unknown("config'") || unknown("wait'") => None,
+        Some("config" | "wait") => None,
         // What a script calls is not named.
-        _ if unknown("") || text.contains("unknown redis command called") => Some(
+        None if !text.contains("unknown redis command called") => None,
+        Some(_) | None => Some(
             "this server lacks a command that the guard needs, which doctor() names: use Redis 6.2 or later, or Valkey, and \
              rename no commands",
         ),
-        _ => None,
     }
 }
 
