@@ -2,17 +2,23 @@
 
 use std::time::Duration;
 
-use stampede_guard::testing::{Answer, ChaosStore, Fault, Origin};
-use stampede_guard::{LoadContext, OnStoreDown, OnWaitTimeout, Policy, StampedeGuard};
+use stampede_guard::testing::{Answer, ChaosStore, Fault, Origin, OriginError};
+use stampede_guard::{LoadContext, LoadError, OnStoreDown, OnWaitTimeout, Policy, StampedeGuard};
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
+
+/// Asks in a task of its own.
+pub(crate) fn ask(guard: &StampedeGuard, origin: &Origin) -> JoinHandle<Result<u64, LoadError<OriginError>>> {
+    let (guard, load) = (guard.clone(), load(origin));
+    tokio::spawn(async move { guard.get_or_load("k", load).await })
+}
 
 pub(crate) fn load(origin: &Origin) -> impl FnOnce() -> Load + Send + use<> {
     let origin = origin.clone();
     move || Box::pin(async move { origin.load("k").await })
 }
 
-pub(crate) type Load =
-    std::pin::Pin<Box<dyn Future<Output = Result<u64, stampede_guard::testing::OriginError>> + Send>>;
+pub(crate) type Load = std::pin::Pin<Box<dyn Future<Output = Result<u64, OriginError>> + Send>>;
 
 /// A waiter has read a stale value and waits for a load; meanwhile the value is invalidated, of which the waiter is not
 /// told; then its own load fails. What it has read was stored again, and served to everyone from then on.
@@ -31,15 +37,9 @@ async fn what_was_invalidated_is_not_stored_again_for_a_load_that_fails() {
         sleep(Duration::from_millis(1_500)).await;
 
         origin.hold();
-        let leading = tokio::spawn({
-            let (guard, load) = (guards[0].clone(), load(&origin));
-            async move { guard.get_or_load("k", load).await }
-        });
+        let leading = ask(&guards[0], &origin);
         origin.wait_for_loads("k", 2).await;
-        let waiting = tokio::spawn({
-            let (guard, load) = (guards[1].clone(), load(&origin));
-            async move { guard.get_or_load("k", load).await }
-        });
+        let waiting = ask(&guards[1], &origin);
         sleep(Duration::from_millis(10)).await;
         origin.always("k", Answer::Fail);
         chaos.inject(Fault::WakeLost, if is_told { 0.0 } else { 1.0 });
@@ -142,8 +142,7 @@ async fn a_server_that_refuses_is_not_asked_as_fast_as_it_answers() {
     let guards = [(); 2].map(|()| StampedeGuard::new(chaos.clone()));
     origin.hold();
     for guard in &guards {
-        let (guard, load) = (guard.clone(), load(&origin));
-        tokio::spawn(async move { guard.get_or_load("k", load).await });
+        ask(guard, &origin);
         sleep(Duration::from_millis(50)).await;
     }
     let before = chaos.commands();
@@ -161,10 +160,7 @@ async fn a_leader_renews_in_time_whatever_it_is_told() {
     let guard = StampedeGuard::new(chaos.clone()).with_policy(policy);
     let other = StampedeGuard::new(chaos.clone());
     origin.hold();
-    let leading = tokio::spawn({
-        let (guard, load) = (guard.clone(), load(&origin));
-        async move { guard.get_or_load("k", load).await }
-    });
+    let leading = ask(&guard, &origin);
     origin.wait_for_loads("k", 1).await;
     chaos.inject(Fault::WakeForged, 1.0);
     for _ in 0..300 {
@@ -191,8 +187,7 @@ async fn an_acquire_that_runs_late_does_not_bring_back_what_an_invalidation_has_
         let [waiting, other] = [(); 2].map(|()| StampedeGuard::new(chaos.clone()));
         origin.hold();
         for guard in [&leading, &waiting] {
-            let (guard, load) = (guard.clone(), load(&origin));
-            tokio::spawn(async move { guard.get_or_load("k", load).await });
+            ask(guard, &origin);
             sleep(Duration::from_millis(10)).await;
         }
         leader.kill();

@@ -4,10 +4,9 @@ use std::time::Duration;
 
 use stampede_guard::testing::{Answer, ChaosStore, Fault, Origin};
 use stampede_guard::{LoadError, OnWaitTimeout, Policy, PolicyBuilder, StampedeGuard};
-use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
-use crate::chaos::load;
+use crate::chaos::ask;
 
 const fn secs(secs: u64) -> Duration {
     Duration::from_secs(secs)
@@ -20,13 +19,6 @@ fn policy() -> PolicyBuilder {
 
 fn node(chaos: &ChaosStore, policy: PolicyBuilder) -> StampedeGuard {
     StampedeGuard::new(chaos.clone()).with_policy(policy.build().expect("valid"))
-}
-
-type Asked = JoinHandle<Result<u64, LoadError<stampede_guard::testing::OriginError>>>;
-
-fn ask(guard: &StampedeGuard, origin: &Origin) -> Asked {
-    let (guard, load) = (guard.clone(), load(origin));
-    tokio::spawn(async move { guard.get_or_load("k", load).await })
 }
 
 /// It may be its own still, and nobody else would end it.
