@@ -43,27 +43,7 @@ async fn share(cluster: &Cluster, guards: &[StampedeGuard; 2], key: &str) {
 
 /// The same where `home` has the slot of that key.
 async fn share_at(home: &RedisServer, guards: &[StampedeGuard; 2], key: &str) {
-    let (gate, loads) = (Gate::closed(), Counter::default());
-    let call = |index: usize| {
-        let (guard, key, gate, loads) = (guards[index].clone(), key.to_owned(), gate.clone(), loads.clone());
-        tokio::spawn(async move {
-            let load = move || async move {
-                let _running = loads.start();
-                gate.pass().await;
-                Ok::<_, String>(index)
-            };
-            guard.get_or_load(key, load).await.expect("a value")
-        })
-    };
-    let leader = call(0);
-    loads.reach(1).await;
-    let follower = call(1);
-    let queue = format!("sg1:q:{{default:{key}}}");
-    eventually_eq("one waits", SOON, 1, async || home.run::<usize>(&["LLEN", &queue])).await;
-    gate.open();
-    let given = told(futures_util::future::join(leader, follower)).await;
-    assert_eq!((given.0.unwrap(), given.1.unwrap()), (0, 0), "{key}");
-    assert_eq!(loads.started(), 1, "{key}");
+    share_a_load_of(home, guards, key, [0, 1]).await;
 }
 
 #[tokio::test]

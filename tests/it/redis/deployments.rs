@@ -42,11 +42,6 @@ impl Busy {
         assert!(began.elapsed() < LEASE / 4, "{:?}", began.elapsed());
     }
 
-    async fn waits_for_all(&self, server: &RedisServer) {
-        let queues = async || server.keys().iter().filter(|key| key.starts_with("sg1:q:")).count();
-        eventually_eq("it waits for all", SOON, KEYS, queues).await;
-    }
-
     /// With so many leases, none of which stays.
     async fn leaves(&self, leases: usize) {
         let shutdown = self.guard.shutdown(ms(100)).await;
@@ -62,13 +57,20 @@ impl Busy {
     }
 }
 
+/// The first has all leases.
+async fn one_waits_for_the_other(server: &RedisServer) -> [Busy; 2] {
+    let leads = Busy::on(server).await;
+    leads.loads_all().await;
+    let waits = Busy::on(server).await;
+    let queues = async || server.keys().iter().filter(|key| key.starts_with("sg1:q:")).count();
+    eventually_eq("it waits for all", SOON, KEYS, queues).await;
+    [leads, waits]
+}
+
 #[tokio::test]
 async fn all_its_loads_go_on_at_another_replica() {
     let server = RedisServer::start();
-    let leads = Busy::on(&server).await;
-    leads.loads_all().await;
-    let waits = Busy::on(&server).await;
-    waits.waits_for_all(&server).await;
+    let [leads, waits] = one_waits_for_the_other(&server).await;
     leads.leaves(KEYS).await;
     waits.loads_all().await;
     waits.gives_answers().await;
@@ -79,10 +81,7 @@ async fn all_its_loads_go_on_at_another_replica() {
 #[tokio::test]
 async fn a_replica_that_comes_later_waits_for_none_of_those_that_left() {
     let server = RedisServer::start();
-    let leads = Busy::on(&server).await;
-    leads.loads_all().await;
-    let waits = Busy::on(&server).await;
-    waits.waits_for_all(&server).await;
+    let [leads, waits] = one_waits_for_the_other(&server).await;
     waits.leaves(0).await;
     leads.leaves(KEYS).await;
     let comes = Busy::on(&server).await;

@@ -142,20 +142,20 @@ async fn share_a_load(server: &RedisServer, guards: &[StampedeGuard; 2]) {
     let failed =
         || guards.each_ref().map(|guard| (guard.stats().fail_open_loads, guard.stats().store_errors));
     let before = failed();
-    share_a_load_of(server, guards, [1, 2]).await;
+    share_a_load_of(server, guards, "k", [1, 2]).await;
     assert_eq!(failed(), before);
 }
 
 /// The same, of what each of them would load.
-async fn share_a_load_of(server: &RedisServer, guards: &[StampedeGuard; 2], values: [u32; 2]) {
+async fn share_a_load_of(server: &RedisServer, guards: &[StampedeGuard; 2], key: &str, values: [u32; 2]) {
     let (gate, loads) = (Gate::closed(), Counter::default());
-    let leader = held_call(&guards[0], values[0], &gate, &loads);
+    let leader = held_call_of(&guards[0], key, values[0], &gate, &loads);
     loads.reach(1).await;
-    let follower = held_call(&guards[1], values[1], &gate, &loads);
-    queued(server, "k", 1).await;
+    let follower = held_call_of(&guards[1], key, values[1], &gate, &loads);
+    queued(server, key, 1).await;
     gate.open();
     let given = told(futures_util::future::join(leader, follower)).await;
-    assert_eq!(((given.0.unwrap(), given.1.unwrap()), loads.started()), ((values[0], values[0]), 1));
+    assert_eq!(((given.0.unwrap(), given.1.unwrap()), loads.started()), ((values[0], values[0]), 1), "{key}");
 }
 
 /// Waits for those who are told, and do not sleep for as long as the lease has left.
@@ -199,13 +199,23 @@ fn held_call(
     gate: &Gate,
     loads: &Counter,
 ) -> tokio::task::JoinHandle<u32> {
-    let (guard, gate, loads) = (guard.clone(), gate.clone(), loads.clone());
+    held_call_of(guard, "k", value, gate, loads)
+}
+
+fn held_call_of(
+    guard: &StampedeGuard,
+    key: &str,
+    value: u32,
+    gate: &Gate,
+    loads: &Counter,
+) -> tokio::task::JoinHandle<u32> {
+    let (guard, key, gate, loads) = (guard.clone(), key.to_owned(), gate.clone(), loads.clone());
     tokio::spawn(async move {
         let load = move || async move {
             let _running = loads.start();
             gate.pass().await;
             Ok::<_, String>(value)
         };
-        guard.get_or_load("k", load).await.expect("a value")
+        guard.get_or_load(key, load).await.expect("a value")
     })
 }

@@ -67,7 +67,7 @@ async fn work_on(server: &RedisServer, guards: &[StampedeGuard]) {
 /// One more load of a key that was loaded before, which one of these nodes leads, and the other is told of.
 async fn share_again(server: &RedisServer, guards: &[StampedeGuard; 2]) {
     guards[0].invalidate("k").await.expect("confirmed");
-    share_a_load_of(server, guards, [3, 4]).await;
+    share_a_load_of(server, guards, "k", [3, 4]).await;
 }
 
 #[tokio::test]
