@@ -20,7 +20,15 @@ pub const READERS: &[(&str, Reader)] = &[
     ("key", key),
     ("value", value),
     #[cfg(feature = "redis")]
-    ("message", crate::store::redis::read_message),
+    ("message", crate::store::redis::fuzzed::read_message),
+    #[cfg(feature = "redis")]
+    ("token", crate::store::redis::fuzzed::read_token),
+    #[cfg(feature = "redis")]
+    ("reply", crate::store::redis::fuzzed::read_reply),
+    #[cfg(feature = "redis")]
+    ("refusal", crate::store::redis::fuzzed::read_refusal),
+    #[cfg(feature = "redis")]
+    ("flags", crate::store::redis::fuzzed::read_flags),
     #[cfg(feature = "http")]
     ("stored", crate::http::fuzzed::stored),
     #[cfg(feature = "http")]

@@ -342,6 +342,14 @@ async fn all(commands: &mut MultiplexedConnection, pipeline: &Pipeline) -> Redis
     bounded(ANSWER, commands.send_packed_commands(pipeline, 0, count)).await
 }
 
+/// Reads an answer as that to HELLO, INFO and CONFIG GET. For the fuzzer.
+#[cfg(any(test, fuzzing))]
+pub(super) fn read_any(answer: &Value) -> Vec<Finding> {
+    let mut findings = info::server(answer.clone(), crate::health::Topology::Single, None);
+    findings.extend(info::examine(answer, answer.clone()));
+    findings
+}
+
 /// Reads pairs, from a map or a list.
 fn pairs(answer: Value) -> Option<HashMap<String, Value>> {
     redis::from_redis_value(answer).ok()

@@ -31,8 +31,10 @@ use tokio::time::Instant;
 pub(super) use atlas::Atlas;
 pub(super) use chart::Coverage;
 use chart::{Chart, Layout};
-use slots::Address;
+pub(super) use slots::Address;
 pub(in crate::store) use slots::slot_of;
+#[cfg(any(test, fuzzing))]
+pub(super) use slots::{Redirect, SLOTS, majority, parse, redirect};
 use survey::{Looks, Surveyor, survey};
 
 use super::client::Dial;

@@ -231,7 +231,7 @@ async fn configure(commands: &Commands, within: Duration) -> Result<(), StoreErr
 
 /// The flags with those that are needed: channels by `K`ey, `g`eneric commands such as DEL, e`x`pired and
 /// `e`victed keys. `None` where they are there already; `A` stands for all kinds of events.
-fn merged(flags: &str) -> Option<String> {
+pub(super) fn merged(flags: &str) -> Option<String> {
     let there = |flag: char| flags.contains(flag) || (flag != 'K' && flags.contains('A'));
     let missing: String = "Kgxe".chars().filter(|&flag| !there(flag)).collect();
     (!missing.is_empty()).then(|| format!("{flags}{missing}"))

@@ -286,7 +286,7 @@ fn push_create(cmd: &mut Cmd, semaphore: Create) {
     cmd.arg(semaphore.capacity).arg(millis(semaphore.idle_ttl));
 }
 
-fn yes(answer: Value) -> Option<bool> {
+pub(super) fn yes(answer: Value) -> Option<bool> {
     match answer {
         Value::Int(1) => Some(true),
         Value::Int(0) => Some(false),
@@ -299,7 +299,7 @@ fn duration(ms: i64) -> Option<Duration> {
     u64::try_from(ms).ok().map(Duration::from_millis)
 }
 
-fn taken(answer: Value) -> Option<MutexTaken> {
+pub(super) fn taken(answer: Value) -> Option<MutexTaken> {
     let (number, was_held) = match answer {
         Value::Int(number) => (number, false),
         Value::Array(parts) => match parts[..] {
@@ -316,7 +316,7 @@ fn taken(answer: Value) -> Option<MutexTaken> {
     Some(MutexTaken { taken, was_held })
 }
 
-fn mutex_holder(answer: Value) -> Option<Option<MutexHolder>> {
+pub(super) fn mutex_holder(answer: Value) -> Option<Option<MutexHolder>> {
     let parts = match answer {
         Value::Nil => return Some(None),
         Value::Array(parts) => parts,
@@ -330,7 +330,7 @@ fn mutex_holder(answer: Value) -> Option<Option<MutexHolder>> {
     }
 }
 
-fn permit_taken(answer: Value) -> Option<PermitTaken> {
+pub(super) fn permit_taken(answer: Value) -> Option<PermitTaken> {
     let [granted, available, created_with, next_expiry] = ints(answer)?;
     Some(PermitTaken {
         granted: granted == 1,
@@ -340,12 +340,12 @@ fn permit_taken(answer: Value) -> Option<PermitTaken> {
     })
 }
 
-fn permit_freed(answer: Value) -> Option<PermitFreed> {
+pub(super) fn permit_freed(answer: Value) -> Option<PermitFreed> {
     let [was_held, available] = ints(answer)?;
     Some(PermitFreed { was_held: was_held == 1, available: u32::try_from(available).ok()? })
 }
 
-fn semaphore_state(answer: Value) -> Option<Option<SemaphoreState>> {
+pub(super) fn semaphore_state(answer: Value) -> Option<Option<SemaphoreState>> {
     let mut parts = match answer {
         Value::Nil => return Some(None),
         Value::Array(parts) => parts.into_iter(),

@@ -22,6 +22,8 @@ mod client;
 #[cfg(feature = "cluster")]
 mod cluster;
 mod connection;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzed;
 mod inbox;
 mod insertion;
 mod keyspace;
@@ -358,12 +360,6 @@ impl fmt::Debug for RedisStore {
         } = self;
         f.debug_struct("RedisStore").field("commands", commands).field("inbox", inbox).finish_non_exhaustive()
     }
-}
-
-/// Reads a message from any bytes. For the fuzzer.
-#[cfg(any(test, fuzzing))]
-pub(crate) fn read_message(payload: &[u8]) {
-    let _ = message::parse(payload);
 }
 
 /// Reads what `acquire.lua` returns.

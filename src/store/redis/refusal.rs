@@ -42,8 +42,9 @@ pub(super) fn unquoted(error: RedisError) -> RedisError {
     if !text.contains("sg1:") && !text.contains("args beginning with") {
         return error;
     }
-    let code = code(&error).unwrap_or("ERR").to_owned();
-    redis::make_extension_error(code, None)
+    // Whatever stands first is read as the code.
+    let code = code(&error).filter(|code| code.bytes().all(|byte| byte.is_ascii_uppercase()));
+    redis::make_extension_error(code.unwrap_or("ERR").to_owned(), None)
 }
 
 /// What an event says about an error: what to do about it, if anything is known, and what happened.

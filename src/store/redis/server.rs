@@ -114,7 +114,7 @@ async fn ask(
     Ok((answers, role, at))
 }
 
-fn reading(answers: Vec<Value>, at: Instant) -> RedisResult<Option<Reading>> {
+pub(super) fn reading(answers: Vec<Value>, at: Instant) -> RedisResult<Option<Reading>> {
     let [ping, time] = <[Value; 2]>::try_from(answers).map_err(|_| unexpected())?;
     match ping.extract_error() {
         Err(error) if error.code() != Some("NOPERM") => return Err(error),
@@ -132,7 +132,7 @@ fn reading(answers: Vec<Value>, at: Instant) -> RedisResult<Option<Reading>> {
 }
 
 /// What ROLE was answered: an error for everything but a primary.
-fn is_primary(role: Value) -> RedisResult<()> {
+pub(super) fn is_primary(role: Value) -> RedisResult<()> {
     let parts: Vec<Value> = redis::from_redis_value(role.extract_error()?)?;
     let role = parts.first().and_then(|role| redis::from_redis_value_ref::<String>(role).ok());
     match role.as_deref() {

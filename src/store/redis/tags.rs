@@ -156,7 +156,7 @@ impl RedisStore {
 }
 
 /// An id as it stands in the store; foreign data is none.
-fn id(value: Value) -> Option<u64> {
+pub(super) fn id(value: Value) -> Option<u64> {
     match value {
         Value::BulkString(text) => std::str::from_utf8(&text).ok()?.parse().ok(),
         _ => None,
