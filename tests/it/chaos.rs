@@ -2,23 +2,11 @@
 
 use std::time::Duration;
 
-use stampede_guard::testing::{Answer, ChaosStore, Fault, Origin, OriginError};
-use stampede_guard::{LoadContext, LoadError, OnStoreDown, OnWaitTimeout, Policy, StampedeGuard};
-use tokio::task::JoinHandle;
+use stampede_guard::testing::{Answer, ChaosStore, Fault, Origin};
+use stampede_guard::{LoadContext, OnStoreDown, OnWaitTimeout, Policy, StampedeGuard};
 use tokio::time::{Instant, sleep};
 
-/// Asks in a task of its own.
-pub(crate) fn ask(guard: &StampedeGuard, origin: &Origin) -> JoinHandle<Result<u64, LoadError<OriginError>>> {
-    let (guard, load) = (guard.clone(), load(origin));
-    tokio::spawn(async move { guard.get_or_load("k", load).await })
-}
-
-pub(crate) fn load(origin: &Origin) -> impl FnOnce() -> Load + Send + use<> {
-    let origin = origin.clone();
-    move || Box::pin(async move { origin.load("k").await })
-}
-
-pub(crate) type Load = std::pin::Pin<Box<dyn Future<Output = Result<u64, OriginError>> + Send>>;
+use crate::asking::{arrived, ask, load};
 
 /// A waiter has read a stale value and waits for a load; meanwhile the value is invalidated, of which the waiter is not
 /// told; then its own load fails. What it has read was stored again, and served to everyone from then on.
@@ -67,6 +55,29 @@ async fn what_is_still_there_stands_in_for_a_load_that_fails() {
         assert_eq!(guard.get_or_load("k", load(&origin)).await.unwrap(), 0);
     }
     assert_eq!(origin.loads("k"), 2, "the failure was told to the fleet, for the back-off");
+}
+
+/// Nobody waits for it, and every process would load for itself.
+#[tokio::test(start_paused = true)]
+async fn what_can_not_be_refreshed_with_the_store_is_not_refreshed_without() {
+    let (chaos, origin) = (ChaosStore::new(1), Origin::new());
+    let window = Duration::from_secs(600);
+    let policy = Policy::builder().fresh_for(Duration::from_secs(1)).stale_while_revalidate(window);
+    let guard = StampedeGuard::new(chaos.clone()).with_policy(policy.build().unwrap());
+    assert_eq!(ask(&guard, &origin).await.unwrap().unwrap(), 0);
+    sleep(Duration::from_secs(2)).await;
+    origin.change("k");
+    chaos.latency(Duration::from_millis(1), Duration::from_millis(1));
+    let before = chaos.commands();
+    let asked = ask(&guard, &origin);
+    arrived(&chaos, before + 1).await;
+    chaos.inject(Fault::ErrorBefore, 1.0);
+    assert_eq!(asked.await.unwrap().unwrap(), 0, "served stale");
+    sleep(Duration::from_millis(100)).await;
+    assert_eq!(origin.loads("k"), 1);
+    chaos.calm();
+    assert_eq!(ask(&guard, &origin).await.unwrap().unwrap(), 0);
+    origin.wait_for_loads("k", 2).await;
 }
 
 /// What was there was not seen, so the acquire found it, fresh, and it was served instead of a load.

@@ -6,7 +6,7 @@ use stampede_guard::testing::{Answer, ChaosStore, Fault, Origin};
 use stampede_guard::{LoadError, OnWaitTimeout, Policy, PolicyBuilder, StampedeGuard};
 use tokio::time::{Instant, sleep};
 
-use crate::chaos::ask;
+use crate::asking::ask;
 
 const fn secs(secs: u64) -> Duration {
     Duration::from_secs(secs)

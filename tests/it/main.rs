@@ -7,6 +7,8 @@
 //! every test has its own Redis, and nothing is shared through globals.
 #![allow(clippy::unwrap_used)] // In a test the panic is the report; texts are given where they add something.
 
+#[cfg(feature = "testing")]
+mod asking;
 mod bulkhead;
 mod cancellation;
 #[cfg(feature = "testing")]

@@ -7,7 +7,7 @@ use stampede_guard::testing::{Answer, ChaosStore, Fault, Origin, Replica};
 use stampede_guard::{Policy, StampedeGuard};
 use tokio::time::{Instant, sleep};
 
-use crate::chaos::ask;
+use crate::asking::{arrived, ask};
 
 /// Far longer than the tests: a lease that stays with nobody would be missed.
 fn policy() -> Policy {
@@ -27,13 +27,6 @@ fn node(chaos: &ChaosStore) -> StampedeGuard {
 
 fn node_on(replica: &Replica) -> StampedeGuard {
     StampedeGuard::builder(replica.clone()).policy(policy()).build().expect("valid")
-}
-
-/// So many commands have arrived: first a look-up, then an acquire.
-async fn arrived(chaos: &ChaosStore, commands: u64) {
-    while chaos.commands() < commands {
-        sleep(Duration::from_micros(100)).await;
-    }
 }
 
 /// A node that loads without the lease, which it has and does not know of, and can not give back.
