@@ -60,12 +60,17 @@ async fn those_who_leave_are_not_read_for() {
         while chaos.commands() == before {
             tokio::time::sleep(Duration::from_micros(100)).await;
         }
-        let mut crowd: Vec<_> = (0..CROWD).map(|_| Box::pin(guard.get::<u64>("k"))).collect();
+        let look = || {
+            let guard = guard.clone();
+            Box::pin(async move { guard.get::<u64>("k").await })
+        };
+        let mut crowd: Vec<_> = (0..CROWD).map(|_| look()).collect();
         for ask in &mut crowd {
             assert!(poll!(ask).is_pending());
         }
         crowd.drain(staying..);
-        for answer in join_all(crowd).await {
+        // In another task than they have entered in.
+        for answer in tokio::spawn(join_all(crowd)).await.expect("joined") {
             assert_eq!(answer.expect("answered"), Some(7));
         }
         assert_eq!(first.await.expect("joined"), [7]);
