@@ -1,7 +1,12 @@
 //! The futures of mutexes and semaphores.
 
-use stampede_guard::MemoryStore;
+#[cfg(feature = "testing")]
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use stampede_guard::lock::{Locks, Mutex, Semaphore, Wait};
+#[cfg(feature = "testing")]
+use stampede_guard::testing::{ChaosStore, Fault};
+use stampede_guard::{Backend, MemoryStore};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
@@ -13,12 +18,28 @@ const PERMITS: u32 = 2;
 
 listed! {
     /// What the caller meets.
-    enum Meets, ALL: Nothing HolderHere HolderElsewhere Queue DeadHolder Break ImpatientWaiters
+    enum Meets, ALL:
+        Nothing HolderHere HolderElsewhere Queue DeadHolder Break ImpatientWaiters WaitersThatLeave
+        HolderThatBumps HolderThatExtends MutexHeld PermitsHeld LongQueue
 }
+
+/// The same, of what strikes half of the commands for as long as the holder holds.
+#[cfg(feature = "testing")]
+const FAULTS: &[Fault] = &[
+    Fault::ErrorBefore,
+    Fault::ErrorAfter,
+    Fault::Ghost,
+    Fault::BlackHole,
+    Fault::Slow,
+    Fault::OutOfMemory,
+    Fault::ReadOnly,
+];
 
 struct World {
     nodes: [Locks; 2],
     beside: Vec<JoinHandle<()>>,
+    /// What was sent and is not answered arrives until then.
+    late: Duration,
 }
 
 fn mutex(locks: &Locks) -> Mutex {
@@ -31,21 +52,28 @@ fn semaphore(locks: &Locks) -> Semaphore {
 
 /// Holds the mutex and all permits for a while.
 fn hold(locks: &Locks, dies: bool) -> Vec<JoinHandle<()>> {
-    let (mutex, semaphore) = (mutex(locks), semaphore(locks));
-    let held = tokio::spawn(async move {
+    vec![hold_mutex(locks, dies), hold_permits(locks, dies)]
+}
+
+fn hold_mutex(locks: &Locks, dies: bool) -> JoinHandle<()> {
+    let mutex = mutex(locks);
+    tokio::spawn(async move {
         let guard = mutex.lock().await.expect("free");
         sleep(HELD).await;
         if dies { std::mem::forget(guard) } else { drop(guard) }
-    });
-    let permits = tokio::spawn(async move {
+    })
+}
+
+fn hold_permits(locks: &Locks, dies: bool) -> JoinHandle<()> {
+    let semaphore = semaphore(locks);
+    tokio::spawn(async move {
         let mut permits = Vec::new();
         for _ in 0..PERMITS {
             permits.extend(semaphore.acquire(Wait::Forever).await.ok().flatten());
         }
         sleep(HELD).await;
         if dies { std::mem::forget(permits) } else { drop(permits) }
-    });
-    vec![held, permits]
+    })
 }
 
 /// Waits for the mutex and for a permit, for so long at most, and lets go at once.
@@ -59,7 +87,24 @@ fn wait(locks: &Locks, patience: Duration) -> Vec<JoinHandle<()>> {
 
 impl World {
     async fn new(meets: Meets) -> Self {
-        let store = MemoryStore::new();
+        Self::on(MemoryStore::new(), meets).await
+    }
+
+    /// A queue behind a holder, whose store is struck from now on.
+    #[cfg(feature = "testing")]
+    async fn struck(chaos: &ChaosStore, fault: Fault) -> Self {
+        let mut world = Self::on(chaos.clone(), Meets::Queue).await;
+        chaos.inject(fault, 0.5);
+        let chaos = chaos.clone();
+        world.beside.push(tokio::spawn(async move {
+            sleep(HELD).await;
+            chaos.calm();
+        }));
+        world.late = Duration::from_secs(4);
+        world
+    }
+
+    async fn on(store: impl Into<Backend> + Clone, meets: Meets) -> Self {
         let nodes = [Locks::new(store.clone()), Locks::new(store)];
         let mut beside = Vec::new();
         let (here, elsewhere) = (&nodes[0], &nodes[1]);
@@ -68,11 +113,38 @@ impl World {
             Meets::HolderHere => beside.extend(hold(here, false)),
             Meets::HolderElsewhere => beside.extend(hold(elsewhere, false)),
             Meets::DeadHolder => beside.extend(hold(elsewhere, true)),
-            Meets::Queue | Meets::ImpatientWaiters => {
+            Meets::MutexHeld => beside.push(hold_mutex(elsewhere, false)),
+            Meets::PermitsHeld => beside.push(hold_permits(elsewhere, false)),
+            Meets::Queue | Meets::LongQueue | Meets::ImpatientWaiters => {
                 beside.extend(hold(elsewhere, false));
                 sleep(ms(1)).await;
-                let patience = if meets == Meets::Queue { Duration::from_secs(30) } else { HELD };
-                (0..4).for_each(|waiter| beside.extend(wait(&nodes[waiter % 2], patience)));
+                let patience = if meets == Meets::ImpatientWaiters { HELD } else { Duration::from_secs(30) };
+                (0..if meets == Meets::LongQueue { 12 } else { 4 })
+                    .for_each(|waiter| beside.extend(wait(&nodes[waiter % 2], patience)));
+            }
+            Meets::WaitersThatLeave => {
+                beside.extend(hold(elsewhere, false));
+                sleep(ms(1)).await;
+                // At the moment at which it is given to them.
+                let waits: Vec<_> = (0..4).flat_map(|waiter| wait(&nodes[waiter % 2], HELD * 2)).collect();
+                beside.push(tokio::spawn(async move {
+                    sleep(HELD - ms(1)).await;
+                    waits.iter().for_each(JoinHandle::abort);
+                }));
+            }
+            Meets::HolderThatBumps | Meets::HolderThatExtends => {
+                beside.extend(wait(here, HELD));
+                let mutex = mutex(elsewhere);
+                beside.push(tokio::spawn(async move {
+                    let mut guard = mutex.lock().await.expect("free");
+                    sleep(HELD / 2).await;
+                    if meets == Meets::HolderThatBumps {
+                        guard.bump().await.expect("asks");
+                    } else {
+                        guard.extend(TTL / 2).await.expect("asks");
+                    }
+                    sleep(HELD / 2).await;
+                }));
             }
             Meets::Break => {
                 beside.extend(hold(elsewhere, false));
@@ -85,7 +157,7 @@ impl World {
             }
         }
         sleep(ms(1)).await;
-        Self { nodes, beside }
+        Self { nodes, beside, late: Duration::ZERO }
     }
 
     /// Nobody has anything, and nobody waits: a newcomer has the mutex and every permit at once.
@@ -94,7 +166,7 @@ impl World {
             begun.await.expect("joined");
         }
         // What nobody is left to give back has ended by itself, and no later.
-        sleep(TTL + ms(50)).await;
+        sleep(self.late + TTL + ms(50)).await;
         for locks in &self.nodes {
             let started = Instant::now();
             let mut guard = mutex(locks).lock().await.unwrap_or_else(|error| panic!("{what}: {error}"));
@@ -121,16 +193,17 @@ impl World {
 listed! {
     /// What is dropped.
     enum Call, CALLS:
-        TryLock Lock Synchronize Unlock Bump Extend IsOwned IsLocked Remaining ForceUnlock
+        TryLock Lock Synchronize Unlock Bump Extend IsOwned Ensure Lost Expired IsLocked Remaining ForceUnlock
         AcquireNow AcquireFor AcquireForever WithPermit Release RefreshPermit IsHeld Signal
-        Holders Available ReleaseStale EnsureCreated Delete Connect
+        PermitLost Holders Holds Waiting Exists Available ReleaseStale EnsureCreated Delete Connect
 }
 
 /// Each that needs the mutex or a permit acquires it first, and may be dropped there, too.
 async fn call(world: &World, call: Call) {
     let locks = &world.nodes[0];
     let (mutex, semaphore) = (mutex(locks), semaphore(locks));
-    let held = async || mutex.lock().await.expect("it waits for long enough");
+    let held = async || mutex.lock().await;
+    let a_while = async |end: Pin<Box<dyn Future<Output = ()> + Send>>| drop(timeout(HELD / 4, end).await);
     // Where the semaphore is deleted there is none.
     let permit = async || semaphore.acquire(Wait::Forever).await.ok().flatten();
     // What each comes to depends on what it meets, and is not what is tested.
@@ -138,10 +211,24 @@ async fn call(world: &World, call: Call) {
         Call::TryLock => drop(mutex.try_lock().await),
         Call::Lock => drop(mutex.lock().await),
         Call::Synchronize => drop(mutex.synchronize(|_| sleep(ms(20))).await),
-        Call::Unlock => drop(held().await.unlock().await),
-        Call::Bump => drop(held().await.bump().await),
-        Call::Extend => drop(held().await.extend(TTL).await),
-        Call::IsOwned => drop(held().await.is_owned().await),
+        Call::Unlock
+        | Call::Bump
+        | Call::Extend
+        | Call::IsOwned
+        | Call::Ensure
+        | Call::Lost
+        | Call::Expired => {
+            let Ok(mut guard) = held().await else { return };
+            match call {
+                Call::Unlock => drop(guard.unlock().await),
+                Call::Bump => drop(guard.bump().await),
+                Call::Extend => drop(guard.extend(TTL).await),
+                Call::IsOwned => drop(guard.is_owned().await),
+                Call::Ensure => drop(guard.ensure().await),
+                Call::Lost => a_while(Box::pin(guard.lost())).await,
+                _ => a_while(Box::pin(guard.expired())).await,
+            }
+        }
         Call::IsLocked => drop(mutex.is_locked().await),
         Call::Remaining => drop(mutex.remaining().await),
         Call::ForceUnlock => drop(mutex.force_unlock().await),
@@ -149,16 +236,20 @@ async fn call(world: &World, call: Call) {
         Call::AcquireFor => drop(semaphore.acquire(Wait::For(HELD / 2)).await),
         Call::AcquireForever => drop(semaphore.acquire(Wait::Forever).await),
         Call::WithPermit => drop(semaphore.with_permit(Wait::Forever, |_| sleep(ms(20))).await),
-        Call::Release | Call::RefreshPermit | Call::IsHeld | Call::Signal => {
+        Call::Release | Call::RefreshPermit | Call::IsHeld | Call::Signal | Call::PermitLost => {
             let Some(mut permit) = permit().await else { return };
             match call {
                 Call::Release => drop(permit.release().await),
                 Call::RefreshPermit => drop(permit.refresh().await),
                 Call::IsHeld => drop(permit.is_held().await),
+                Call::PermitLost => a_while(Box::pin(permit.lost())).await,
                 _ => drop(semaphore.signal(permit.token()).await),
             }
         }
         Call::Holders => drop(semaphore.holders().await),
+        Call::Holds => drop(semaphore.holds("nobody").await),
+        Call::Waiting => drop(semaphore.waiting().await),
+        Call::Exists => drop(semaphore.exists().await),
         Call::Available => drop((semaphore.available_permits().await, semaphore.capacity().await)),
         Call::ReleaseStale => drop(semaphore.release_stale().await),
         Call::EnsureCreated => drop(semaphore.ensure_created().await),
@@ -184,6 +275,28 @@ async fn what_is_dropped_anywhere_keeps_no_lock_and_no_place_in_a_queue() {
     }
     println!("{drops} drops of {} calls in {} situations", CALLS.len(), ALL.len());
     assert!(drops > CALLS.len(), "{drops} drops are no matrix");
+}
+
+/// With [`ALL`] these are twenty situations.
+#[cfg(feature = "testing")]
+#[tokio::test(start_paused = true)]
+async fn what_is_dropped_anywhere_while_the_store_is_struck_keeps_no_lock_and_no_place_in_a_queue() {
+    for &fault in FAULTS {
+        let strikes = AtomicU64::new(0);
+        for &what in CALLS {
+            let name = format!("{what:?} under {fault:?}");
+            at_every_poll(&name, async |drop| {
+                let chaos = ChaosStore::new(1);
+                let world = World::struck(&chaos, fault).await;
+                let done = dropped(drop, call(&world, what)).await.is_some();
+                world.ends_as_before(&format!("{name}, {drop:?}"), PERMITS).await;
+                strikes.fetch_add(chaos.struck(fault), Ordering::Relaxed);
+                done
+            })
+            .await;
+        }
+        assert!(strikes.into_inner() > CALLS.len() as u64, "{fault} strikes seldom");
+    }
 }
 
 /// A change of the capacity is made, or not.
