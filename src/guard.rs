@@ -100,21 +100,30 @@ impl StampedeGuard {
         Self::from_parts(Arc::clone(&self.node), Arc::new(policy))
     }
 
-    /// Opens the connections, so that the first request does not pay for it.
+    /// Opens the connections, so that the first request does not pay for it, and tries whether the server does what loads
+    /// need, by a script that leaves no key behind.
     ///
     /// # Errors
     ///
     /// [`ErrorKind::Store`] if they are not up within the policy's coordination budget or one second,
-    /// whichever is longer. The guard goes on trying in the background.
+    /// whichever is longer: the guard goes on trying in the background. And if the server runs no scripts, lacks a command
+    /// that loads are made of, or this user the right to it; its causes name those. The guard then does as while it is
+    /// [down](Policy::on_store_down). What [`doctor`](Self::doctor) looks at beside that is no error here.
     ///
     /// # Cancel safety
     ///
     /// Safe: connecting goes on in the background.
     pub async fn connect(&self) -> Result<(), Error> {
         let within = self.policy.coordination_budget.max(Duration::from_secs(1));
-        self.node.store.connect(within).await.map_err(|source| {
-            Error::with_source(ErrorKind::Store, "connecting to the store failed", Arc::new(source))
-        })
+        let began = Instant::now();
+        let failed =
+            |what: &'static str| move |source| Error::with_source(ErrorKind::Store, what, Arc::new(source));
+        let (store, key) = (&self.node.store, self.unused_key("connect"));
+        store.connect(within).await.map_err(failed("connecting to the store failed"))?;
+        store
+            .probe(&key, within.saturating_sub(began.elapsed()))
+            .await
+            .map_err(failed("the store does not do what loads need"))
     }
 
     /// Mutexes and semaphores on this guard's connections, in its namespace.

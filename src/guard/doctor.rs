@@ -44,12 +44,11 @@ impl StampedeGuard {
     /// ```
     pub async fn doctor(&self) -> Report {
         let policy = &self.policy;
-        let name = CacheKey::from(format!("doctor-{}", Uuid::new_v4().simple()));
         let mut findings = self
             .node
             .store
             .examine(Examine {
-                key: Key::new(&self.node.namespace, &name),
+                key: self.unused_key("doctor"),
                 coordination_budget: policy.coordination_budget,
                 lease: policy.lease,
                 replicas: policy.replicas.map_or(0, |(replicas, _)| replicas),
@@ -61,6 +60,12 @@ impl StampedeGuard {
             findings.push(found.cost("every call loads for itself").advice("make a new guard"));
         }
         Report::new(findings)
+    }
+
+    /// A key of this guard's namespace that nobody uses.
+    pub(super) fn unused_key(&self, who: &str) -> Key {
+        let name = CacheKey::from(format!("{who}-{}", Uuid::new_v4().simple()));
+        Key::new(&self.node.namespace, &name)
     }
 
     fn namespace(&self) -> Finding {

@@ -128,6 +128,12 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
     /// Waits until commands can be sent, at most `within`; also opens what is opened lazily.
     fn connect(&self, within: Duration) -> Reply<'_, ()>;
 
+    /// An error if the store lacks what loads need, or this user the right to it, and so never will do. `key` is one that
+    /// nobody uses.
+    fn probe<'a>(&'a self, _key: &'a Key, _within: Duration) -> Reply<'a, ()> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+
     /// Waits until commands about the key of this name can be sent, at most `within`. Whether anything is heard does
     /// not matter.
     fn reach<'a>(&'a self, _name: &'a str, within: Duration) -> Reply<'a, ()> {

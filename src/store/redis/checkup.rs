@@ -22,6 +22,8 @@ use redis::{Cmd, Pipeline, RedisError, RedisResult, Value};
 use tokio::time::{Instant, timeout};
 use uuid::Uuid;
 
+pub(super) use rights::lacked_by_loads;
+
 use super::client::{Dial, bounded};
 use super::connection::host_ms;
 use super::refusal::{reason, store_error};

@@ -29,6 +29,7 @@ mod insertion;
 mod keyspace;
 mod locks;
 mod message;
+mod probe;
 mod refusal;
 mod scripts;
 #[cfg(feature = "sentinel")]
@@ -303,6 +304,10 @@ impl Store for RedisStore {
                 Err(why.unwrap_or_else(|| StoreError::new(StoreErrorKind::TimedOut)))
             })
         })
+    }
+
+    fn probe<'a>(&'a self, key: &'a Key, within: Duration) -> Reply<'a, ()> {
+        Box::pin(probe::probe(&self.commands, key.name(), within))
     }
 
     fn reach<'a>(&'a self, name: &'a str, within: Duration) -> Reply<'a, ()> {

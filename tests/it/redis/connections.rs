@@ -214,7 +214,8 @@ async fn a_user_that_may_not_run_scripts_is_told_so_and_gone_without() {
     server.run::<()>(&["ACL", "SETUSER", "minimal", "-evalsha", "-eval"]);
     let warnings = Warnings::default();
     let _listening = warnings.listen();
-    let guard = connected(&server.minimal_user()).await;
+    let guard = unconnected(&server.minimal_user(), lease_of(LEASE));
+    opens(&guard).await;
     let added = requests(&guard, "open", 40).await;
     assert!(median(added.clone()) <= NOTHING, "{added:?}");
     assert!(guard.stats().fail_open_loads >= 40);
@@ -223,6 +224,7 @@ async fn a_user_that_may_not_run_scripts_is_told_so_and_gone_without() {
         let why = chain(error);
         assert!(why.contains("rights that the README lists") && why.contains("evalsha"), "{why}");
     };
+    told(&guard.connect().await.expect_err("refused"));
     told(&guard.invalidate("k").await.expect_err("refused"));
     told(&Mutex::new(&guard.locks(), "m").expect("valid").lock().await.expect_err("refused"));
     let closed = Policy::builder().on_store_down(OnStoreDown::FailClosed).build().expect("valid");

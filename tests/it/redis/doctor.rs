@@ -45,7 +45,9 @@ async fn as_full_user(server: &RedisServer) -> Report {
 }
 
 async fn as_minimal_user(server: &RedisServer) -> Report {
-    doctor(&local(server, patient()).await).await
+    let guard = unconnected(&server.minimal_user(), patient());
+    opens(&guard).await;
+    doctor(&guard).await
 }
 
 #[track_caller]

@@ -43,6 +43,7 @@ use std::time::Duration;
 
 use futures_util::future::{BoxFuture, join_all};
 use serde::{Deserialize, Serialize};
+use stampede_guard::health::LinkState;
 use stampede_guard::{Policy, PolicyBuilder, StampedeGuard, Stats};
 use tokio::time::Instant;
 
@@ -99,6 +100,15 @@ async fn local(server: &RedisServer, policy: Policy) -> StampedeGuard {
 #[track_caller]
 pub(crate) fn connects(guard: &StampedeGuard) -> impl Future<Output = ()> + '_ {
     eventually("connects", PATIENCE, move || async move { guard.connect().await.is_ok() })
+}
+
+/// The same where the server does not do what loads need, or not for this user.
+#[track_caller]
+fn opens(guard: &StampedeGuard) -> impl Future<Output = ()> + '_ {
+    eventually("opens", PATIENCE, move || async move {
+        let _ = guard.connect().await;
+        guard.health().commands == LinkState::Up
+    })
 }
 
 /// Who asks why there is no connection is told this. That nobody has answered in time may be told before it.

@@ -220,7 +220,26 @@ async fn without_the_right_to_subscribe_waits_end_by_their_timers() {
     assert!(started.elapsed() < Duration::from_secs(4) + STANDSTILL, "{:?}", started.elapsed());
 }
 
-/// What is missing is said where it is missed, in an error's causes, and by `doctor()`; and all is gone without it.
+/// It may load, and nothing else is tried: who needs more hears of that from `doctor()`, or where it is missed.
+#[tokio::test]
+async fn what_loads_do_not_need_is_no_error_of_connecting() {
+    let renamed = ["ZADD", "INCR", "PUBLISH"];
+    let server = RedisServer::with_args(renamed.iter().flat_map(|command| ["--rename-command", command, ""]));
+    connects(&unconnected(&server.url(), lease_of(LEASE))).await;
+    assert_eq!(server.keys(), [""; 0]);
+    // Nor is what passes.
+    let server = RedisServer::start();
+    for refusal in [Refusal::OutOfMemory, Refusal::ReadOnly] {
+        let guard = unconnected(&server.url(), lease_of(LEASE));
+        connects(&guard).await;
+        refusal.begin(&server);
+        guard.connect().await.unwrap_or_else(|error| panic!("{refusal:?}: {}", chain(&error)));
+        refusal.end(&server);
+    }
+}
+
+/// What is missing is said by `connect()`, where it is missed, in an error's causes, and by `doctor()`; and all is gone
+/// without it.
 #[tokio::test]
 async fn a_server_that_lacks_commands_is_told_as_such() {
     for (lacks, told) in [
@@ -230,12 +249,17 @@ async fn a_server_that_lacks_commands_is_told_as_such() {
         (&["PTTL"], "which doctor() names"),
         (&["GET"], "which doctor() names"),
     ] {
+        let named = if told.contains("scripts") { "runs no scripts" } else { lacks[0] };
         let renamed = lacks.iter().flat_map(|command| ["--rename-command", command, ""]);
         let server = RedisServer::with_args(renamed);
         let guards =
             [unconnected(&server.url(), lease_of(LEASE)), unconnected(&server.url(), lease_of(LEASE))];
         for guard in &guards {
-            connects(guard).await;
+            eventually("it is known", SOON, async || match guard.connect().await {
+                Ok(()) => panic!("without {lacks:?}"),
+                Err(error) => chain(&error).contains(named),
+            })
+            .await;
         }
         let (gate, loads) = (Gate::closed(), Counter::default());
         let leads = held_call(&guards[0], 1, &gate, &loads);

@@ -93,14 +93,15 @@ fn the_documents_name_what_sentinel_and_cluster_need() {
     }
 }
 
-/// The user that the README tells to create is the one that the tests run as.
+/// The user that is told to be created is the one that the tests run as.
 #[test]
-fn the_readme_names_the_minimal_user() {
+fn the_documents_name_the_minimal_user() {
     let rights = |text: &str| -> BTreeSet<String> {
         text.split_whitespace().filter(|word| word.starts_with('+')).map(str::to_owned).collect()
     };
-    let readme = include_str!("../../../README.md");
-    let from = readme.find("ACL SETUSER").expect("the README has it");
-    let until = from + readme[from..].find("```").expect("in a block");
-    assert_eq!(rights(&readme[from..until]), rights(MINIMAL_ACL));
+    for text in [include_str!("../../../README.md"), include_str!("../../../SECURITY.md")] {
+        let from = text.find("ACL SETUSER").expect("it is there");
+        let until = from + text[from..].find("```").expect("in a block");
+        assert_eq!(rights(&text[from..until]), rights(MINIMAL_ACL));
+    }
 }

@@ -81,6 +81,16 @@ impl Refused {
         }
     }
 
+    /// What the script has found; how many have heard it.
+    fn add_all(&mut self, answer: Value) -> Option<i64> {
+        let (receivers, failed): (i64, Vec<String>) = redis::from_redis_value(answer).ok()?;
+        for failure in failed {
+            let (what, why) = failure.split_once(' ').unwrap_or((&failure, ""));
+            self.add(what, why);
+        }
+        Some(receivers)
+    }
+
     /// What is advised is about the namespace of the key `name` alone: other services' keys are not for this user.
     fn findings(self, user: &str, name: &str) -> Vec<Finding> {
         let Self { guard, locks, publish, writes, unseen } = self;
@@ -179,21 +189,26 @@ pub(super) async fn examine(
                 .await?;
     }
     let (mut published_at, mut heard) = (None, 0);
-    match redis::from_redis_value_ref::<(i64, Vec<String>)>(&answer) {
-        Ok((receivers, failed)) => {
-            for failure in failed {
-                let (what, why) = failure.split_once(' ').unwrap_or((&failure, ""));
-                refused.add(what, why);
-            }
+    let otherwise = said(&answer);
+    match refused.add_all(answer) {
+        Some(receivers) => {
             heard = receivers;
             published_at = (!refused.publish).then_some(sent);
         }
-        Err(_) => {
-            refused.add("EVAL", &said(&answer));
+        None => {
+            refused.add("EVAL", &otherwise);
             dry_run(commands, name, user, &mut refused).await?;
         }
     }
     Ok(Tried { findings: refused.findings(user, name), published_at, heard })
+}
+
+/// What loads are made of and the script, of which this is the answer, could not call. What only locks need is not among
+/// it, nor that somebody is told, nor that the server takes no writes at present.
+pub(in crate::store::redis) fn lacked_by_loads(answer: Value) -> Option<Vec<String>> {
+    let mut refused = Refused::default();
+    refused.add_all(answer)?;
+    Some(refused.guard)
 }
 
 /// What is sent outside of scripts, and whether all kinds of keys may be read.

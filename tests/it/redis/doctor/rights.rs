@@ -61,7 +61,7 @@ fn follow(server: &RedisServer, report: &Report) {
 async fn as_shop(server: &RedisServer) -> Report {
     let client = redis::Client::open(server.minimal_user()).expect("an address");
     let guard = StampedeGuard::builder(client).namespace("shop").policy(patient()).build().expect("valid");
-    connects(&guard).await;
+    opens(&guard).await;
     doctor(&guard).await
 }
 

@@ -1,0 +1,38 @@
+//! Whether the server does what loads need, before the first of them.
+
+use std::time::Duration;
+
+use redis::{Cmd, ErrorKind, RedisError};
+use uuid::Uuid;
+
+use super::advice::advised;
+use super::call::{refused, run};
+use super::checkup::lacked_by_loads;
+use super::client::unexpected;
+use super::scripts;
+use super::topology::Commands;
+use crate::store::{StoreError, StoreErrorKind};
+
+/// What to do about what is missing.
+const LACKING: &str = "the server lacks commands that the guard's scripts call, or the right of this user to them: use Redis \
+                       6.2 or later, or Valkey, rename no commands, and give the user the rights that the README lists; \
+                       doctor() says which";
+
+/// An error if the server runs no scripts, or not what those of loads call. That it takes no commands at present is none:
+/// it passes.
+pub(super) async fn probe(commands: &Commands, name: &str, within: Duration) -> Result<(), StoreError> {
+    let nobodys = format!("sg1:i:{}", Uuid::new_v4().simple());
+    let args = |cmd: &mut Cmd| {
+        cmd.arg(&nobodys);
+    };
+    let answer = match run(commands, &scripts::DOCTOR, name, 64, args, within).await {
+        Err(error) if error.kind != StoreErrorKind::Refused => return Ok(()),
+        answer => answer?,
+    };
+    let lacked = lacked_by_loads(answer).ok_or_else(|| refused(unexpected()))?;
+    if lacked.is_empty() {
+        return Ok(());
+    }
+    let named = RedisError::from((ErrorKind::Client, "a script may not call", lacked.join(", ")));
+    Err(StoreError { kind: StoreErrorKind::Refused, source: Some(advised(Some(LACKING), named)) })
+}
