@@ -22,7 +22,8 @@
 #        millions of them, from a random seed on (SOAK_SEEDS=n)
 # fuzz   whole exchanges, then each reader of foreign bytes, ten minutes each or FUZZ_SECONDS; needs a nightly Rust and cargo-fuzz
 # mutants
-#        breaks MUTANTS=files line by line, to see that a test notices; hours (needs cargo-mutants)
+#        breaks the protocol, what calls the scripts, the encodings and the rules of HTTP line by line, to see that a test
+#        notices: days; hours for one of them (MUTANTS='$(GLUE)', or files); needs cargo-mutants
 .PHONY: run test check bench conformance conformance-current conformance-both redis-6.2 sentinel cluster secured simulate soak-sim soak soak-leak deny mutants fuzz redis wrk firewall python node
 
 # Most tests wait for servers and timers more than they compute.
@@ -91,9 +92,14 @@ soak-leak: redis
 deny:
 	cargo deny --all-features check bans licenses sources
 
-MUTANTS ?= src/read_through.rs src/lease.rs src/lease/contend.rs
+# The protocol, what calls the scripts, the encodings, the rules of HTTP.
+PROTOCOL = src/read_through.rs src/look_up.rs src/caller.rs src/flight.rs src/lead.rs src/share.rs src/lease.rs src/lease/contend.rs
+GLUE = $(addprefix src/store/redis/,call.rs scripts.rs message.rs mod.rs insertion.rs locks.rs tags.rs refusal.rs probe.rs)
+ENCODINGS = src/entry.rs src/ending.rs src/codec.rs src/key.rs src/times.rs
+RULES = $(filter-out %_tests.rs,$(wildcard src/http/*.rs))
+MUTANTS ?= $(PROTOCOL) $(GLUE) $(ENCODINGS) $(RULES)
 mutants: redis
-	SEEDS=60 cargo mutants --all-features $(addprefix -f ,$(MUTANTS)) -- --lib --test it
+	SEEDS=60 cargo mutants --all-features $(addprefix -f ,$(MUTANTS)) -- --lib --test it --test models
 
 # New finds go to fuzz/corpus, which git ignores; what is worth keeping is moved to tests/corpus.
 fuzz:
