@@ -99,6 +99,9 @@ pub struct Health {
     /// How long ago the inbox last heard anything. While it is [`Up`](LinkState::Up) the server is asked for a sign of
     /// life each second, and one that takes longer than a second ends the connection. `None` before the first time.
     pub last_heard: Option<Duration>,
+    /// How long the answer to the latest of those questions took, or has taken by now: about as late are those told who wait
+    /// for a load elsewhere. `None` before the first.
+    pub inbox_lag: Option<Duration>,
 }
 
 impl fmt::Display for Topology {
@@ -138,7 +141,7 @@ impl fmt::Display for Breaker {
 impl fmt::Display for Health {
     /// One line, for a log or a page of status.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { topology, commands, inbox, breaker, reason, clock, last_heard } = self;
+        let Self { topology, commands, inbox, breaker, reason, clock, last_heard, inbox_lag } = self;
         write!(f, "topology={topology} commands={commands} inbox={inbox} breaker={breaker}")?;
         if let Some(ClockReading { ahead_ms, age, largest_jump }) = clock {
             let (age, jump) = (age.as_secs_f32(), largest_jump.as_millis());
@@ -146,6 +149,9 @@ impl fmt::Display for Health {
         }
         if let Some(heard) = last_heard {
             write!(f, " heard={:.1}s", heard.as_secs_f32())?;
+        }
+        if let Some(lag) = inbox_lag {
+            write!(f, " lag={:.1}ms", lag.as_secs_f64() * 1e3)?;
         }
         if let Some(reason) = reason {
             write!(f, " reason={reason:?}")?;
@@ -170,13 +176,14 @@ mod tests {
             reason: Some("Connection refused".to_owned()),
             clock,
             last_heard: Some(secs(3)),
+            inbox_lag: Some(Duration::from_micros(400)),
         };
         assert_eq!(
             health.to_string(),
-            "topology=single commands=down inbox=refused breaker=open clock=-40ms read=7.0s jump=1000ms heard=3.0s \
+            "topology=single commands=down inbox=refused breaker=open clock=-40ms read=7.0s jump=1000ms heard=3.0s lag=0.4ms \
              reason=\"Connection refused\""
         );
-        (health.clock, health.last_heard, health.reason) = (None, None, None);
+        (health.clock, health.last_heard, health.inbox_lag, health.reason) = (None, None, None, None);
         assert_eq!(health.to_string(), "topology=single commands=down inbox=refused breaker=open");
     }
 }

@@ -378,6 +378,7 @@ impl Store for MemoryNode {
             reason: None,
             clock: None,
             last_heard: None,
+            inbox_lag: None,
         }
     }
 

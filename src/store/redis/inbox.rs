@@ -7,7 +7,7 @@
 mod vitals;
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -19,6 +19,8 @@ use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep};
 use uuid::Uuid;
+
+use vitals::Vitals;
 
 use super::backoff::{Backoff, STABLE};
 use super::call::hand_over;
@@ -48,9 +50,7 @@ pub(super) struct Inbox {
     /// Whether there is a task; in front of the lock, because every ACQUIRE asks.
     running: AtomicBool,
     status: watch::Sender<Status>,
-    born: Instant,
-    /// When anything was last heard, in milliseconds since `born`; 0 for never.
-    heard_at: AtomicU64,
+    vitals: Vitals,
 }
 
 #[derive(Default)]
@@ -88,8 +88,7 @@ impl Inbox {
             task: Mutex::default(),
             running: AtomicBool::new(false),
             status: watch::Sender::new(Status::Shut),
-            born: Instant::now(),
-            heard_at: AtomicU64::new(0),
+            vitals: Vitals::new(),
         })
     }
 
@@ -162,6 +161,7 @@ impl Inbox {
         };
         // The status first: a waiter that is woken asks whether hints arrive.
         if changed {
+            self.vitals.lost();
             self.tell_all_missed();
         }
         true
@@ -246,10 +246,10 @@ impl Reader {
         self.inbox.upgrade().is_some_and(|inbox| inbox.enter(self.number, status))
     }
 
-    /// The server has given a sign of life.
-    fn heard(&self) {
+    /// Notes what the connection does.
+    fn note(&self, what: impl FnOnce(&Vitals)) {
         if let Some(inbox) = self.inbox.upgrade() {
-            inbox.heard();
+            what(&inbox.vitals);
         }
     }
 
@@ -342,7 +342,7 @@ async fn subscribed(
         return End::Dropped;
     }
     *confirmed_at = Some(Instant::now());
-    reader.heard();
+    reader.note(Vitals::heard);
     tracing::debug!("notifications arrive");
     let mut pings = std::pin::pin!(ping(sink, reader));
     loop {
@@ -350,7 +350,7 @@ async fn subscribed(
             message = next(&mut messages) => match message {
                 Some(message) => match reader.inbox.upgrade() {
                     Some(inbox) => {
-                        inbox.heard();
+                        inbox.vitals.heard();
                         inbox.deliver(message.get_payload_bytes());
                     }
                     None => return End::Dropped,
@@ -380,9 +380,10 @@ async fn next(messages: &mut PubSubStream) -> Option<redis::Msg> {
 async fn ping(mut sink: PubSubSink, reader: &Reader) -> RedisError {
     loop {
         sleep(PING).await;
+        reader.note(Vitals::asked);
         if let Err(error) = bounded(PING, sink.ping::<Value>()).await {
             return error;
         }
-        reader.heard();
+        reader.note(Vitals::answered);
     }
 }

@@ -340,6 +340,7 @@ impl Store for RedisStore {
             reason,
             clock: self.commands.clock(),
             last_heard: self.inbox.last_heard(),
+            inbox_lag: self.inbox.lag(),
         }
     }
 

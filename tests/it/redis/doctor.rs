@@ -112,6 +112,14 @@ async fn an_inbox_that_is_up_hears_something_each_second() {
         guard.health().last_heard.is_some_and(|heard| heard < ms(1_000))
     })
     .await;
+    let health = guard.health();
+    assert!(health.inbox_lag.is_some_and(|lag| lag < ms(1_000)), "{health}");
+    server.pause();
+    eventually("no answer comes", SOON, async || {
+        guard.health().inbox_lag.is_some_and(|lag| lag >= ms(500)) || guard.health().inbox == LinkState::Down
+    })
+    .await;
+    server.resume();
 }
 
 #[tokio::test]

@@ -1,10 +1,73 @@
 //! What the inbox knows about itself.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+
+use tokio::time::Instant;
 
 use super::{Inbox, Status};
 use crate::health::LinkState;
+
+/// When the inbox has asked and heard, in microseconds since it was made; 0 for never.
+pub(super) struct Vitals {
+    born: Instant,
+    heard_at: AtomicU64,
+    /// Of the ping that is not answered yet.
+    asked_at: AtomicU64,
+    /// How long the latest answer took, in microseconds and one more; 0 before the first.
+    lag: AtomicU64,
+}
+
+impl Vitals {
+    pub(super) fn new() -> Self {
+        Self {
+            born: Instant::now(),
+            heard_at: AtomicU64::new(0),
+            asked_at: AtomicU64::new(0),
+            lag: AtomicU64::new(0),
+        }
+    }
+
+    /// The server has given a sign of life.
+    pub(super) fn heard(&self) {
+        self.heard_at.store(self.now(), Ordering::Relaxed);
+    }
+
+    /// It is asked for one.
+    pub(super) fn asked(&self) {
+        self.asked_at.store(self.now(), Ordering::Relaxed);
+    }
+
+    /// It has answered.
+    pub(super) fn answered(&self) {
+        let took = self.now().saturating_sub(self.asked_at.swap(0, Ordering::Relaxed));
+        self.lag.store(took.saturating_add(1), Ordering::Relaxed);
+        self.heard();
+    }
+
+    /// The connection is gone, and with it what it was asked.
+    pub(super) fn lost(&self) {
+        self.asked_at.store(0, Ordering::Relaxed);
+    }
+
+    fn lag(&self) -> Option<Duration> {
+        let latest = self.lag.load(Ordering::Relaxed).checked_sub(1);
+        let under_way = match self.asked_at.load(Ordering::Relaxed) {
+            0 => None,
+            asked_at => Some(self.now().saturating_sub(asked_at)),
+        };
+        latest.max(under_way).map(Duration::from_micros)
+    }
+
+    fn last_heard(&self) -> Option<Duration> {
+        let heard_at = self.heard_at.load(Ordering::Relaxed);
+        (heard_at != 0).then(|| Duration::from_micros(self.now().saturating_sub(heard_at)))
+    }
+
+    fn now(&self) -> u64 {
+        u64::try_from(self.born.elapsed().as_micros()).unwrap_or(u64::MAX).max(1)
+    }
+}
 
 impl Inbox {
     /// How the subscription stands.
@@ -24,13 +87,41 @@ impl Inbox {
 
     /// How long ago anything was heard: a message, or the answer to a ping.
     pub(in crate::store::redis) fn last_heard(&self) -> Option<Duration> {
-        let heard_at = self.heard_at.load(Ordering::Relaxed);
-        let since = self.born.elapsed().saturating_sub(Duration::from_millis(heard_at));
-        (heard_at != 0).then_some(since)
+        self.vitals.last_heard()
     }
 
-    pub(super) fn heard(&self) {
-        let at = u64::try_from(self.born.elapsed().as_millis()).unwrap_or(u64::MAX);
-        self.heard_at.store(at.max(1), Ordering::Relaxed);
+    /// How long the latest ping's answer took, or the next one's has by now, if that is longer.
+    pub(in crate::store::redis) fn lag(&self) -> Option<Duration> {
+        self.vitals.lag()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_lag_is_that_of_the_latest_answer_or_of_one_that_is_later() {
+        let (vitals, ms) = (Vitals::new(), Duration::from_millis);
+        let pass = async |time| tokio::time::advance(time).await;
+        pass(ms(1)).await;
+        assert_eq!((vitals.lag(), vitals.last_heard()), (None, None));
+        vitals.heard();
+        vitals.asked();
+        pass(ms(5)).await;
+        assert_eq!((vitals.lag(), vitals.last_heard()), (Some(ms(5)), Some(ms(5))));
+        vitals.answered();
+        pass(ms(100)).await;
+        assert_eq!((vitals.lag(), vitals.last_heard()), (Some(ms(5)), Some(ms(100))));
+        vitals.asked();
+        pass(ms(3)).await;
+        assert_eq!(vitals.lag(), Some(ms(5)));
+        pass(ms(3)).await;
+        assert_eq!(vitals.lag(), Some(ms(6)));
+        vitals.lost();
+        assert_eq!(vitals.lag(), Some(ms(5)));
+        vitals.asked();
+        vitals.answered();
+        assert_eq!(vitals.lag(), Some(Duration::ZERO));
     }
 }
