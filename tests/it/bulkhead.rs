@@ -177,14 +177,10 @@ async fn a_load_inside_one_that_needs_no_turn_waits_for_its_own() {
     }
 }
 
-/// Who is given an older value ends before the load that it has begun, and its turn is another's then.
-#[tokio::test(start_paused = true)]
-async fn a_load_that_outlives_the_one_that_asked_for_it_has_a_turn_of_its_own() {
-    let policy = capped(1, secs(20), OnOverload::Shed)
-        .fresh_for(secs(1))
-        .ttl_jitter(0.0)
-        .stale_if_error(secs(600))
-        .soft_timeout(LOAD / 10);
+/// Four pages at once, each of which loads its part anew inside its own load, and has an older one: which loads of parts ran,
+/// and how long all of it took.
+async fn pages_of_stale_parts(policy: PolicyBuilder) -> (Counter, Duration) {
+    let policy = policy.fresh_for(secs(1)).ttl_jitter(0.0).stale_if_error(secs(600));
     let guard = StampedeGuard::in_memory().with_policy(policy.build().expect("valid"));
     for part in 0..4 {
         guard
@@ -193,7 +189,7 @@ async fn a_load_that_outlives_the_one_that_asked_for_it_has_a_turn_of_its_own() 
             .expect("loaded");
     }
     sleep(secs(2)).await;
-    let loads = Counter::default();
+    let (loads, began) = (Counter::default(), Instant::now());
     let pages = (0..4).map(|page| {
         let (inner, loads) = (guard.clone(), loads.clone());
         let part = move || async move {
@@ -209,10 +205,27 @@ async fn a_load_that_outlives_the_one_that_asked_for_it_has_a_turn_of_its_own() 
     for page in join_all(pages).await {
         page.expect("an older part will do");
     }
+    let took = began.elapsed();
     while guard.stats().tasks > 0 {
         sleep(LOAD / 100).await;
     }
+    (loads, took)
+}
+
+/// Who is given an older value ends before the load that it has begun, and its turn is another's then.
+#[tokio::test(start_paused = true)]
+async fn a_load_that_outlives_the_one_that_asked_for_it_has_a_turn_of_its_own() {
+    let policy = capped(1, secs(20), OnOverload::Shed).soft_timeout(LOAD / 10);
+    let (loads, _) = pages_of_stale_parts(policy).await;
     assert_eq!((loads.started(), loads.most_at_once()), (4, 1));
+}
+
+/// And who waits for it, though there is an older value, does so in its own turn.
+#[tokio::test(start_paused = true)]
+async fn a_load_that_replaces_a_value_inside_a_load_needs_no_turn_of_its_own() {
+    let (loads, took) = pages_of_stale_parts(capped(1, secs(20), OnOverload::Shed)).await;
+    assert_eq!((loads.started(), loads.most_at_once()), (4, 1));
+    assert!(took < LOAD * 5, "{took:?}");
 }
 
 /// It was refused the place that its outer load held, at once.

@@ -1,6 +1,7 @@
 //! The figures that docs/operations.md promises for each fault, where no other file asserts them: a network that flaps, a
 //! herd at a failover, and messages that do not come.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use stampede_guard::{ErrorKind, LoadError, health::LinkState};
@@ -34,10 +35,30 @@ async fn a_network_that_flaps_costs_little_and_one_connect_at_a_time() {
             tokio::time::sleep(ms(5)).await;
         }
     };
+    // Each wave of a key of its own: who has lost the server loads together.
+    let (loads, waves) = (Counter::default(), AtomicUsize::new(0));
+    let crowding = async {
+        loop {
+            let key = format!("wave-{}", waves.fetch_add(1, Ordering::Relaxed));
+            let callers = (0..20).map(|_| {
+                let loads = loads.clone();
+                line.guard.get_or_load(key.clone(), move || async move {
+                    let _running = loads.start();
+                    tokio::time::sleep(ms(20)).await;
+                    Ok::<_, String>(1)
+                })
+            });
+            assert!(join_all(callers).await.into_iter().all(|value| value.is_ok_and(|value| value == 1)));
+        }
+    };
     tokio::select! {
         () = flapping => {}
         () = asking => {}
+        () = crowding => {}
     }
+    let (loads, waves) = (loads.started(), waves.into_inner());
+    // One that the network leaves in the middle may be two.
+    assert!(waves > 50 && loads <= waves + 2 * FLAPS, "{loads} loads in {waves} waves");
     keep_to_the_budget(&added, "flapping");
     assert!(added.len() > 100 && median(added.clone()) <= NOTHING, "{} requests", added.len());
     // One for commands, one for messages.
