@@ -102,9 +102,10 @@ async fn measure() -> Times {
 
 async fn load_script(connection: &mut MultiplexedConnection) -> String {
     const WAKE: &str = include_str!("../../src/store/redis/scripts/wake.lua");
+    const OURS: &str = include_str!("../../src/store/redis/scripts/ours.lua");
     const COMMIT: &str = include_str!("../../src/store/redis/scripts/commit.lua");
     let mut load = redis::cmd("SCRIPT");
-    load.arg("LOAD").arg(format!("{WAKE}{COMMIT}")).query_async(connection).await.expect("SCRIPT LOAD")
+    load.arg("LOAD").arg(format!("{WAKE}{OURS}{COMMIT}")).query_async(connection).await.expect("SCRIPT LOAD")
 }
 
 /// Milliseconds of two commits as the guard sends them (1 KiB, a lease that is its own, nobody in the queue): one
