@@ -96,7 +96,7 @@ deny:
 PROTOCOL = src/read_through.rs src/look_up.rs src/caller.rs src/flight.rs src/lead.rs src/share.rs src/lease.rs src/lease/contend.rs
 GLUE = $(addprefix src/store/redis/,call.rs scripts.rs message.rs mod.rs insertion.rs locks.rs tags.rs refusal.rs probe.rs)
 ENCODINGS = src/entry.rs src/ending.rs src/codec.rs src/key.rs src/times.rs
-RULES = $(filter-out %_tests.rs,$(wildcard src/http/*.rs))
+RULES = $(filter-out %_tests.rs %/fuzzed.rs,$(wildcard src/http/*.rs))
 MUTANTS ?= $(PROTOCOL) $(GLUE) $(ENCODINGS) $(RULES)
 mutants: redis
 	SEEDS=60 cargo mutants --all-features $(addprefix -f ,$(MUTANTS)) -- --lib --test it --test models
