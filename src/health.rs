@@ -100,7 +100,7 @@ pub struct Health {
     /// life each second, and one that takes longer than a second ends the connection. `None` before the first time.
     pub last_heard: Option<Duration>,
     /// How long the answer to the latest of those questions took, or has taken by now: about as late are those told who wait
-    /// for a load elsewhere. `None` before the first.
+    /// for a load elsewhere. `None` before the first on a connection, and without one.
     pub inbox_lag: Option<Duration>,
 }
 

@@ -141,6 +141,7 @@ impl Inbox {
         if let Some(handle) = handle {
             handle.abort();
         }
+        self.vitals.lost();
         self.tell_all_missed();
     }
 

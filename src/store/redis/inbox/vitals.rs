@@ -40,14 +40,19 @@ impl Vitals {
 
     /// It has answered.
     pub(super) fn answered(&self) {
-        let took = self.now().saturating_sub(self.asked_at.swap(0, Ordering::Relaxed));
-        self.lag.store(took.saturating_add(1), Ordering::Relaxed);
+        let asked_at = self.asked_at.swap(0, Ordering::Relaxed);
+        // Else it was given up meanwhile.
+        if asked_at != 0 {
+            let took = self.now().saturating_sub(asked_at);
+            self.lag.store(took.saturating_add(1), Ordering::Relaxed);
+        }
         self.heard();
     }
 
-    /// The connection is gone, and with it what it was asked.
+    /// The connection is another one, or gone: nothing is known of it.
     pub(super) fn lost(&self) {
         self.asked_at.store(0, Ordering::Relaxed);
+        self.lag.store(0, Ordering::Relaxed);
     }
 
     fn lag(&self) -> Option<Duration> {
@@ -119,7 +124,9 @@ mod tests {
         pass(ms(3)).await;
         assert_eq!(vitals.lag(), Some(ms(6)));
         vitals.lost();
-        assert_eq!(vitals.lag(), Some(ms(5)));
+        assert_eq!(vitals.lag(), None);
+        vitals.answered();
+        assert_eq!(vitals.lag(), None, "it came too late");
         vitals.asked();
         vitals.answered();
         assert_eq!(vitals.lag(), Some(Duration::ZERO));
