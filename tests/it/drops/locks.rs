@@ -133,7 +133,6 @@ impl World {
                 }));
             }
             Meets::HolderThatBumps | Meets::HolderThatExtends => {
-                beside.extend(wait(here, HELD));
                 let mutex = mutex(elsewhere);
                 beside.push(tokio::spawn(async move {
                     let mut guard = mutex.lock().await.expect("free");
@@ -145,6 +144,8 @@ impl World {
                     }
                     sleep(HELD / 2).await;
                 }));
+                sleep(ms(1)).await;
+                beside.extend(wait(here, HELD * 2));
             }
             Meets::Break => {
                 beside.extend(hold(elsewhere, false));
