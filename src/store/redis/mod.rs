@@ -307,7 +307,13 @@ impl Store for RedisStore {
     }
 
     fn probe<'a>(&'a self, key: &'a Key, within: Duration) -> Reply<'a, ()> {
-        Box::pin(probe::probe(&self.commands, key.name(), within))
+        Box::pin(async move {
+            // A command without an answer for longer than two deadlines would cost the connection.
+            match within.min(self.command_timeout) {
+                Duration::ZERO => Ok(()),
+                within => probe::probe(&self.commands, key.name(), within).await,
+            }
+        })
     }
 
     fn reach<'a>(&'a self, name: &'a str, within: Duration) -> Reply<'a, ()> {

@@ -25,7 +25,7 @@ pub(super) async fn probe(commands: &Commands, name: &str, within: Duration) -> 
     let args = |cmd: &mut Cmd| {
         cmd.arg(&nobodys);
     };
-    let answer = match run(commands, &scripts::DOCTOR, name, 64, args, within).await {
+    let answer = match run(commands, &scripts::PROBE, name, 64, args, within).await {
         Err(error) if error.kind != StoreErrorKind::Refused => return Ok(()),
         answer => answer?,
     };

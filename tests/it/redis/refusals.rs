@@ -2,6 +2,7 @@
 //! stay, nobody is stuck, and it ends when the refusals end.
 
 use stampede_guard::OnStoreDown;
+use stampede_guard::health::Breaker;
 
 use super::doctor::examined;
 use super::*;
@@ -218,6 +219,37 @@ async fn without_the_right_to_subscribe_waits_end_by_their_timers() {
     assert!(join_all(callers).await.into_iter().all(|value| value.is_ok()));
     assert_eq!(loads.started(), 1);
     assert!(started.elapsed() < Duration::from_secs(4) + STANDSTILL, "{:?}", started.elapsed());
+}
+
+/// A user that may read entries and take no lease.
+#[tokio::test]
+async fn a_user_without_the_keys_of_a_load_is_told_so() {
+    let server = RedisServer::start();
+    server.run::<()>(&["ACL", "SETUSER", "minimal", "resetkeys", "~sg1:[eqo]:*"]);
+    let guard = unconnected(&server.minimal_user(), lease_of(LEASE));
+    eventually("it is known", SOON, async || match guard.connect().await {
+        Ok(()) => panic!("without a lease"),
+        Err(error) => chain(&error).contains("rights that the README lists"),
+    })
+    .await;
+    server.run::<()>(&["ACL", "SETUSER", "minimal", "~sg1:l:*"]);
+    connects(&guard).await;
+}
+
+/// A server that takes no writes for a while does not answer scripts; what it is asked is given up in time for the connection.
+#[tokio::test]
+async fn a_server_that_holds_writes_back_keeps_its_connection() {
+    let server = RedisServer::start();
+    let guard = unconnected(&server.minimal_user(), Policy::default());
+    connects(&guard).await;
+    let before = server.client_count();
+    server.run::<()>(&["CLIENT", "PAUSE", "3000", "WRITE"]);
+    let asked = Instant::now();
+    guard.connect().await.expect("what passes is no error");
+    assert!(asked.elapsed() < Duration::from_secs(1), "{:?}", asked.elapsed());
+    let health = guard.health();
+    assert_eq!((health.commands, health.breaker), (LinkState::Up, Breaker::Closed), "{health}");
+    assert_eq!(server.client_count(), before);
 }
 
 /// It may load, and nothing else is tried: who needs more hears of that from `doctor()`, or where it is missed.
