@@ -101,6 +101,8 @@ mod tests {
         }
         let broken = RedisError::from(std::io::Error::from(std::io::ErrorKind::BrokenPipe));
         assert_eq!(judge(&broken), (Unavailable, Fate::Drop));
+        // Whoever answers is there.
+        assert_eq!(judge(&super::super::client::unexpected()), (Refused, Fate::Keep));
     }
 
     #[test]
