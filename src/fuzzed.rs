@@ -20,15 +20,15 @@ pub const READERS: &[(&str, Reader)] = &[
     ("key", key),
     ("value", value),
     #[cfg(feature = "redis")]
-    ("message", crate::store::redis::fuzzed::read_message),
+    ("message", crate::store::redis::fuzzed::message),
     #[cfg(feature = "redis")]
-    ("token", crate::store::redis::fuzzed::read_token),
+    ("token", crate::store::redis::fuzzed::token),
     #[cfg(feature = "redis")]
-    ("reply", crate::store::redis::fuzzed::read_reply),
+    ("reply", crate::store::redis::fuzzed::reply),
     #[cfg(feature = "redis")]
-    ("refusal", crate::store::redis::fuzzed::read_refusal),
+    ("refusal", crate::store::redis::fuzzed::refusal),
     #[cfg(feature = "redis")]
-    ("flags", crate::store::redis::fuzzed::read_flags),
+    ("flags", crate::store::redis::fuzzed::flags),
     #[cfg(feature = "http")]
     ("stored", crate::http::fuzzed::stored),
     #[cfg(feature = "http")]

@@ -31,10 +31,10 @@ use tokio::time::Instant;
 pub(super) use atlas::Atlas;
 pub(super) use chart::Coverage;
 use chart::{Chart, Layout};
-pub(super) use slots::Address;
+use slots::Address;
 pub(in crate::store) use slots::slot_of;
 #[cfg(any(test, fuzzing))]
-pub(super) use slots::{Redirect, SLOTS, majority, parse, redirect};
+pub(super) use slots::{read_redirect, read_slots};
 use survey::{Looks, Surveyor, survey};
 
 use super::client::Dial;

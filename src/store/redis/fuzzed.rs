@@ -3,17 +3,17 @@
 use redis::{RedisError, Value};
 
 #[cfg(feature = "cluster")]
-use super::cluster::{Address, Redirect, SLOTS, majority, parse, redirect};
+use super::cluster::{read_redirect, read_slots};
 use super::refusal::{judge, reason, store_error};
 use super::{acquired, checkup, keyspace, locks, message, server, tags};
 use crate::store::locks::Taken;
 use crate::store::{Acquired, Token};
 
-pub(crate) fn read_message(payload: &[u8]) {
+pub(crate) fn message(payload: &[u8]) {
     let _ = message::parse(payload);
 }
 
-pub(crate) fn read_token(text: &[u8]) {
+pub(crate) fn token(text: &[u8]) {
     if let Some(token) = Token::parse(text) {
         assert_eq!(token.as_str().as_bytes(), text, "a token is compared as it stands");
         assert!(token.as_str().starts_with(token.node()));
@@ -21,7 +21,7 @@ pub(crate) fn read_token(text: &[u8]) {
 }
 
 /// A reply, read as the answer to each command that there is.
-pub(crate) fn read_reply(bytes: &[u8]) {
+pub(crate) fn reply(bytes: &[u8]) {
     let Ok(reply) = redis::parse_redis_value(bytes) else { return };
     if let Some(Acquired::Held { holder, .. }) = acquired(reply.clone()) {
         assert_eq!(holder.as_str().len(), Token::LEN);
@@ -45,22 +45,15 @@ pub(crate) fn read_reply(bytes: &[u8]) {
         assert!(!finding.to_string().is_empty());
     }
     #[cfg(feature = "cluster")]
-    if let Some(ranges) = parse(reply, &asked()) {
-        assert!(ranges.is_sorted() && ranges.iter().all(|range| usize::from(range.last) < SLOTS));
-        assert_eq!(majority(vec![ranges.clone()], None), Some(ranges));
-    }
+    read_slots(reply);
 }
 
 /// What stands behind the `-` of a refusal.
-pub(crate) fn read_refusal(line: &[u8]) {
+pub(crate) fn refusal(line: &[u8]) {
     let reply = [b"-", line, b"\r\n"].concat();
     let Ok(Value::ServerError(refused)) = redis::parse_redis_value(&reply) else { return };
     #[cfg(feature = "cluster")]
-    if let Some(Redirect::Moved(_, to) | Redirect::Ask(to)) =
-        redirect(refused.code(), refused.details(), &asked())
-    {
-        assert_eq!(Address::parse(&to.to_string(), None), Some(to));
-    }
+    read_redirect(refused.code(), refused.details());
     let error = RedisError::from(refused);
     let (kind, _) = judge(&error);
     let told = reason(&store_error(kind, error));
@@ -68,16 +61,10 @@ pub(crate) fn read_refusal(line: &[u8]) {
 }
 
 /// The setting that says which events are announced.
-pub(crate) fn read_flags(text: &[u8]) {
+pub(crate) fn flags(text: &[u8]) {
     let flags = String::from_utf8_lossy(text);
     if let Some(merged) = keyspace::merged(&flags) {
         assert!(merged.starts_with(&*flags), "what others have set stays");
         assert_eq!(keyspace::merged(&merged), None);
     }
-}
-
-/// The node that is asked.
-#[cfg(feature = "cluster")]
-fn asked() -> Address {
-    Address::parse("10.0.0.1:6379", None).expect("it is one")
 }

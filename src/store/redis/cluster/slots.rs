@@ -6,7 +6,7 @@ use std::sync::Arc;
 use redis::Value;
 
 /// How many there are.
-pub(in crate::store::redis) const SLOTS: usize = 16_384;
+pub(super) const SLOTS: usize = 16_384;
 
 /// Where a node is.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -23,7 +23,7 @@ impl fmt::Display for Address {
 
 impl Address {
     /// `host:port`, as a server or redis-rs writes it; without a host it is that of `asked`.
-    pub(in crate::store::redis) fn parse(text: &str, asked: Option<&Self>) -> Option<Self> {
+    pub(super) fn parse(text: &str, asked: Option<&Self>) -> Option<Self> {
         let (host, port) = text.rsplit_once(':')?;
         Self::of(host.trim_start_matches('[').trim_end_matches(']'), port.parse().ok()?, asked)
     }
@@ -42,15 +42,15 @@ impl Address {
 /// Neighbouring slots, and the nodes that have them.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::store::redis) struct Range {
-    pub(in crate::store::redis) first: u16,
-    pub(in crate::store::redis) last: u16,
+    pub(super) first: u16,
+    pub(super) last: u16,
     pub(super) master: Address,
     pub(super) replicas: Vec<Address>,
 }
 
 /// Reads what CLUSTER SLOTS was answered by the node at `asked`, in order of the slots. `None` for what is no answer, and
 /// where there are none: a node that was reset, or has met nobody yet, does not know how it stands.
-pub(in crate::store::redis) fn parse(answer: Value, asked: &Address) -> Option<Vec<Range>> {
+pub(super) fn parse(answer: Value, asked: &Address) -> Option<Vec<Range>> {
     let Value::Array(ranges) = answer else { return None };
     let mut ranges = ranges.into_iter().map(|range| parse_range(range, asked)).collect::<Option<Vec<_>>>()?;
     ranges.sort();
@@ -87,10 +87,7 @@ fn parse_node(node: Value, asked: &Address) -> Option<Address> {
 }
 
 /// What most of them say; among as many, what is not known yet: who has heard of a change is ahead of who has not.
-pub(in crate::store::redis) fn majority(
-    views: Vec<Vec<Range>>,
-    known: Option<&[Range]>,
-) -> Option<Vec<Range>> {
+pub(super) fn majority(views: Vec<Vec<Range>>, known: Option<&[Range]>) -> Option<Vec<Range>> {
     let count = |view: &Vec<Range>| views.iter().filter(|other| *other == view).count();
     views.iter().max_by_key(|view| (count(view), known != Some(view.as_slice()))).cloned()
 }
@@ -128,7 +125,7 @@ const TABLE: [u16; 256] = {
 
 /// Where a node sends who has asked the wrong one.
 #[derive(Debug, PartialEq, Eq)]
-pub(in crate::store::redis) enum Redirect {
+pub(super) enum Redirect {
     /// The slot is that node's now.
     Moved(u16, Address),
     /// It is on its way there, and so is this key.
@@ -138,11 +135,7 @@ pub(in crate::store::redis) enum Redirect {
 }
 
 /// Reads a server's error as a redirection by the node at `asked`.
-pub(in crate::store::redis) fn redirect(
-    code: &str,
-    details: Option<&str>,
-    asked: &Address,
-) -> Option<Redirect> {
+pub(super) fn redirect(code: &str, details: Option<&str>, asked: &Address) -> Option<Redirect> {
     if code == "TRYAGAIN" {
         return Some(Redirect::TryAgain);
     }
@@ -156,6 +149,27 @@ pub(in crate::store::redis) fn redirect(
         "ASK" => Some(Redirect::Ask(node)),
         _ => None,
     }
+}
+
+/// Reads a reply as that to CLUSTER SLOTS. For the fuzzer.
+#[cfg(any(test, fuzzing))]
+pub(in crate::store::redis) fn read_slots(reply: Value) {
+    let Some(ranges) = parse(reply, &anyone()) else { return };
+    assert!(ranges.is_sorted() && ranges.iter().all(|range| usize::from(range.last) < SLOTS));
+    assert_eq!(majority(vec![ranges.clone()], None), Some(ranges));
+}
+
+/// Reads an error as a redirection. For the fuzzer.
+#[cfg(any(test, fuzzing))]
+pub(in crate::store::redis) fn read_redirect(code: &str, details: Option<&str>) {
+    if let Some(Redirect::Moved(_, to) | Redirect::Ask(to)) = redirect(code, details, &anyone()) {
+        assert_eq!(Address::parse(&to.to_string(), None), Some(to));
+    }
+}
+
+#[cfg(any(test, fuzzing))]
+fn anyone() -> Address {
+    Address { host: "10.0.0.1".into(), port: 6379 }
 }
 
 #[cfg(test)]
