@@ -26,6 +26,7 @@ pub(super) use rights::lacked_by_loads;
 
 use super::client::{Dial, bounded};
 use super::connection::host_ms;
+use super::message;
 use super::refusal::{reason, store_error};
 use super::server::{Reading, read_clock};
 #[cfg(feature = "cluster")]
@@ -100,7 +101,7 @@ impl Checkup<'_> {
         }
         self.findings.extend(replicas::examine(&mut commands, self.ask.replicas, &self.user()).await?);
         self.pulse(&mut commands, reading.is_some()).await?;
-        let channel = format!("sg1:i:{}", Uuid::new_v4().simple());
+        let channel = message::channel(Uuid::new_v4());
         // Of a cluster at any node: what is published at one must come to all.
         #[cfg(feature = "cluster")]
         if let Commands::Cluster(cluster) = &self.store.commands {

@@ -108,7 +108,7 @@ impl Inbox {
         };
         let reader = Reader { inbox: Arc::downgrade(self), number };
         let generations = self.commands.generations();
-        let channel = format!("sg1:i:{}", self.node.simple());
+        let channel = message::channel(self.node);
         // Outside the lock: a runtime that is being shut down drops the task in here, and the
         // reader's drop takes the lock.
         let spawned = runtime.spawn(serve(reader, self.dial.clone(), generations, channel));

@@ -13,6 +13,8 @@
 //!
 //! Tokens, hops (2 digits) and fences (16 digits) have their fixed lengths; what is last takes the rest.
 
+use uuid::Uuid;
+
 use crate::store::Token;
 use crate::store::grants::Tell;
 use crate::store::locks::LockName;
@@ -21,6 +23,11 @@ use crate::store::watch::Hint;
 /// No message of ours is longer. The longest names a lock, whose key has at most 264 bytes: 64 of a prefix, and a
 /// name that ends in its digest where it is longer than 200.
 const LONGEST: usize = 1024;
+
+/// The channel of a node, or of nobody, to try whether one is heard.
+pub(super) fn channel(node: Uuid) -> String {
+    format!("sg1:i:{}", node.simple())
+}
 
 #[derive(Debug)]
 pub(super) enum Message<'a> {
@@ -77,8 +84,6 @@ fn number(text: &[u8], digits: usize) -> Option<(u64, &[u8])> {
 
 #[cfg(test)]
 mod tests {
-    use uuid::Uuid;
-
     use super::*;
 
     #[test]

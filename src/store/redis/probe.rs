@@ -9,6 +9,7 @@ use super::advice::advised;
 use super::call::{refused, run};
 use super::checkup::lacked_by_loads;
 use super::client::unexpected;
+use super::message;
 use super::scripts;
 use super::topology::Commands;
 use crate::store::{StoreError, StoreErrorKind};
@@ -21,7 +22,7 @@ const LACKING: &str = "the server lacks commands that the guard's scripts call, 
 /// An error if the server runs no scripts, or not what those of loads call. That it takes no commands at present is none:
 /// it passes.
 pub(super) async fn probe(commands: &Commands, name: &str, within: Duration) -> Result<(), StoreError> {
-    let nobodys = format!("sg1:i:{}", Uuid::new_v4().simple());
+    let nobodys = message::channel(Uuid::new_v4());
     let args = |cmd: &mut Cmd| {
         cmd.arg(&nobodys);
     };
@@ -29,7 +30,7 @@ pub(super) async fn probe(commands: &Commands, name: &str, within: Duration) -> 
         Err(error) if error.kind != StoreErrorKind::Refused => return Ok(()),
         answer => answer?,
     };
-    let lacked = lacked_by_loads(answer).ok_or_else(|| refused(unexpected()))?;
+    let lacked = lacked_by_loads(&answer).ok_or_else(|| refused(unexpected()))?;
     if lacked.is_empty() {
         return Ok(());
     }

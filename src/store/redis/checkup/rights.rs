@@ -82,8 +82,8 @@ impl Refused {
     }
 
     /// What the script has found; how many have heard it.
-    fn add_all(&mut self, answer: Value) -> Option<i64> {
-        let (receivers, failed): (i64, Vec<String>) = redis::from_redis_value(answer).ok()?;
+    fn add_all(&mut self, answer: &Value) -> Option<i64> {
+        let (receivers, failed): (i64, Vec<String>) = redis::from_redis_value_ref(answer).ok()?;
         for failure in failed {
             let (what, why) = failure.split_once(' ').unwrap_or((&failure, ""));
             self.add(what, why);
@@ -189,14 +189,13 @@ pub(super) async fn examine(
                 .await?;
     }
     let (mut published_at, mut heard) = (None, 0);
-    let otherwise = said(&answer);
-    match refused.add_all(answer) {
+    match refused.add_all(&answer) {
         Some(receivers) => {
             heard = receivers;
             published_at = (!refused.publish).then_some(sent);
         }
         None => {
-            refused.add("EVAL", &otherwise);
+            refused.add("EVAL", &said(&answer));
             dry_run(commands, name, user, &mut refused).await?;
         }
     }
@@ -205,7 +204,7 @@ pub(super) async fn examine(
 
 /// What loads are made of and the script, of which this is the answer, could not call. What only locks need is not among
 /// it, nor that somebody is told, nor that the server takes no writes at present.
-pub(in crate::store::redis) fn lacked_by_loads(answer: Value) -> Option<Vec<String>> {
+pub(in crate::store::redis) fn lacked_by_loads(answer: &Value) -> Option<Vec<String>> {
     let mut refused = Refused::default();
     refused.add_all(answer)?;
     Some(refused.guard)

@@ -6,4 +6,3 @@
 local function may_be_ours(key)
   return type(redis.pcall('STRLEN', key)) == 'number'
 end
-
