@@ -203,7 +203,6 @@ listed! {
 async fn call(world: &World, call: Call) {
     let locks = &world.nodes[0];
     let (mutex, semaphore) = (mutex(locks), semaphore(locks));
-    let held = async || mutex.lock().await;
     let a_while = async |end: Pin<Box<dyn Future<Output = ()> + Send>>| drop(timeout(HELD / 4, end).await);
     // Where the semaphore is deleted there is none.
     let permit = async || semaphore.acquire(Wait::Forever).await.ok().flatten();
@@ -219,7 +218,7 @@ async fn call(world: &World, call: Call) {
         | Call::Ensure
         | Call::Lost
         | Call::Expired => {
-            let Ok(mut guard) = held().await else { return };
+            let Ok(mut guard) = mutex.lock().await else { return };
             match call {
                 Call::Unlock => drop(guard.unlock().await),
                 Call::Bump => drop(guard.bump().await),

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use stampede_guard::{ErrorKind, LoadError, health::LinkState};
-use store_down::{Line, still_coalesces, stores_again};
+use store_down::{Line, crowd, still_coalesces, stores_again};
 
 use super::*;
 use crate::support::probe::assert_nothing_left;
@@ -40,15 +40,7 @@ async fn a_network_that_flaps_costs_little_and_one_connect_at_a_time() {
     let crowding = async {
         loop {
             let key = format!("wave-{}", waves.fetch_add(1, Ordering::Relaxed));
-            let callers = (0..20).map(|_| {
-                let loads = loads.clone();
-                line.guard.get_or_load(key.clone(), move || async move {
-                    let _running = loads.start();
-                    tokio::time::sleep(ms(20)).await;
-                    Ok::<_, String>(1)
-                })
-            });
-            assert!(join_all(callers).await.into_iter().all(|value| value.is_ok_and(|value| value == 1)));
+            crowd(&line.guard, &key, ms(20), &loads).await;
         }
     };
     tokio::select! {

@@ -227,11 +227,7 @@ async fn a_user_without_the_keys_of_a_load_is_told_so() {
     let server = RedisServer::start();
     server.run::<()>(&["ACL", "SETUSER", "minimal", "resetkeys", "~sg1:[eqo]:*"]);
     let guard = unconnected(&server.minimal_user(), lease_of(LEASE));
-    eventually("it is known", SOON, async || match guard.connect().await {
-        Ok(()) => panic!("without a lease"),
-        Err(error) => chain(&error).contains("rights that the README lists"),
-    })
-    .await;
+    is_told(&guard, "rights that the README lists").await;
     server.run::<()>(&["ACL", "SETUSER", "minimal", "~sg1:l:*"]);
     connects(&guard).await;
 }
@@ -287,11 +283,7 @@ async fn a_server_that_lacks_commands_is_told_as_such() {
         let guards =
             [unconnected(&server.url(), lease_of(LEASE)), unconnected(&server.url(), lease_of(LEASE))];
         for guard in &guards {
-            eventually("it is known", SOON, async || match guard.connect().await {
-                Ok(()) => panic!("without {lacks:?}"),
-                Err(error) => chain(&error).contains(named),
-            })
-            .await;
+            is_told(guard, named).await;
         }
         let (gate, loads) = (Gate::closed(), Counter::default());
         let leads = held_call(&guards[0], 1, &gate, &loads);

@@ -101,18 +101,23 @@ pub(super) fn median(mut times: Vec<Duration>) -> Duration {
     times[times.len() / 2]
 }
 
-/// Twenty callers of one key during one load.
-pub(super) async fn still_coalesces(guard: &StampedeGuard) {
-    let loads = Counter::default();
+/// Twenty callers of one key, each with a load that takes so long.
+pub(super) async fn crowd(guard: &StampedeGuard, key: &str, load: Duration, loads: &Counter) {
     let callers = (0..20).map(|_| {
         let loads = loads.clone();
-        guard.get_or_load("shared", move || async move {
+        guard.get_or_load(key, move || async move {
             let _running = loads.start();
-            tokio::time::sleep(ms(500)).await;
+            tokio::time::sleep(load).await;
             Ok::<_, String>(1)
         })
     });
     assert!(join_all(callers).await.into_iter().all(|value| value.is_ok_and(|value| value == 1)));
+}
+
+/// They share one load.
+pub(super) async fn still_coalesces(guard: &StampedeGuard) {
+    let loads = Counter::default();
+    crowd(guard, "shared", ms(500), &loads).await;
     assert_eq!(loads.started(), 1);
 }
 
