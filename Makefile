@@ -56,7 +56,10 @@ bench: redis wrk
 	cargo bench --bench micro
 	cargo bench --bench lock
 
-SIMULATION = cargo test --profile simulate --no-default-features --features testing --lib --
+# Optimised, because they run as many seeds as they can; with the assertions that a release has not, and with the
+# dependencies of all other tests (Cargo.toml has those that count optimised).
+SIMULATION = CARGO_PROFILE_DEV_OPT_LEVEL=2 CARGO_PROFILE_DEV_DEBUG=false CARGO_INCREMENTAL=0 \
+  cargo test --no-default-features --features testing --lib --
 
 simulate:
 	SEEDS=$${SEEDS:-20000} $(SIMULATION) simulation::no_seed --nocapture
