@@ -1,7 +1,7 @@
 //! Measures what the README promises, on real processes and a real `redis-server`, and prints it as a table.
 //!
 //! ```text
-//! cargo bench --bench fleet                    everything, about two minutes; needs redis-server, and wrk for `wrk`
+//! cargo bench --bench fleet                    everything, about four minutes; needs redis-server, and wrk for `wrk`
 //! cargo bench --bench fleet -- hit wake        some groups: hit (hit-loader hit-layer hit-large hit-hot) wrk wave
 //!                                              failing killed down wake
 //! STRICT=1 cargo bench --bench fleet           also fails where a time or a ratio misses its `must`
@@ -60,7 +60,7 @@ number that counts is of the steady state (scripts loaded), the largest of 3 wav
 whether or not anybody calls; the numbers with them, and of the first wave with everything, stand beside it.
 - wave, failing, killed: from the moment the loader returned (or was killed) to the last caller's return, by the wall \
 clock that all processes share.
-- down: the loader answers at once, so all the time is the guard's; the default policy.
+- down: the loader answers at once, so all the time is the guard's; the default policy; five outages of each kind, of three seconds each, those of the network by a proxy.
 - wake: from the loader's return in one process to the caller's in another, less the one EVALSHA by which the woken \
 process reads the entry (taken as long as one on a busy bare connection), over one EVALSHA of the commit script with an \
 empty queue on an idle one.
