@@ -26,6 +26,7 @@ mod nodes;
 mod outages;
 mod partitions;
 mod refusals;
+mod replicas;
 mod rights;
 #[cfg(feature = "sentinel")]
 mod sentinel;

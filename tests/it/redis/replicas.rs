@@ -1,0 +1,172 @@
+//! A fleet of two hundred replicas on one server: what is one step for a node is a crowd for Redis and for the origin.
+//! All nodes are in this process, with two connections each and nothing in common.
+
+use super::*;
+use crate::support::gate::{Counter, Gate};
+use crate::support::monitor::Monitor;
+use crate::support::probe::assert_nothing_left;
+use crate::support::proxy::{Mode, Proxy};
+
+const REPLICAS: usize = 200;
+/// Nothing may time out: two hundred nodes share two cores.
+const LEASE: Duration = Duration::from_secs(8);
+
+/// So many nodes, which have all waited for something once: their scripts are known and their inboxes open.
+async fn replicas(server: &RedisServer, replicas: usize) -> Vec<StampedeGuard> {
+    let url = server.minimal_user();
+    let guards: Vec<_> = (0..replicas).map(|_| unconnected(&url, lease_of(LEASE))).collect();
+    join_all(guards.iter().map(connects)).await;
+    let (gate, loads) = (Gate::closed(), Counter::default());
+    let wave = wave(&guards, "warm", &gate, &loads);
+    queued(server, "warm", replicas - 1).await;
+    gate.open();
+    all_have(wave, 1).await;
+    // In connecting all at once, some may have had to go on without.
+    assert!(loads.started() <= replicas, "{}", loads.started());
+    guards
+}
+
+type Calls = Vec<tokio::task::JoinHandle<u32>>;
+
+/// Each of them asks for `key`, whose load waits at `gate`.
+fn wave(guards: &[StampedeGuard], key: &str, gate: &Gate, loads: &Counter) -> Calls {
+    guards.iter().map(|guard| held_call_of(guard, key, 1, gate, loads)).collect()
+}
+
+async fn all_have(calls: Calls, value: u32) {
+    for call in join_all(calls).await {
+        assert_eq!(call.expect("joined"), value);
+    }
+}
+
+#[tokio::test]
+async fn a_cold_key_is_one_load_and_a_few_commands_each() {
+    let server = RedisServer::start();
+    let guards = replicas(&server, REPLICAS).await;
+    let (gate, loads) = (Gate::closed(), Counter::default());
+    let monitor = Monitor::start(&server);
+    let calls = wave(&guards, "k", &gate, &loads);
+    queued(&server, "k", REPLICAS - 1).await;
+    let ended = Instant::now();
+    gate.open();
+    all_have(calls, 1).await;
+    let last = ended.elapsed();
+    let sent = monitor.finish();
+    assert_eq!(loads.started(), 1);
+    let of = |name: &str| sent.by_name.get(name).copied().unwrap_or(0);
+    println!("the last of {REPLICAS} after {last:?}: {} GET, {} EVALSHA", of("get"), of("evalsha"));
+    // Each looks once, asks for the lease, and is told; one commits. Nobody asks a second time but for the value.
+    assert_eq!(of("get"), REPLICAS);
+    assert!(of("evalsha") <= 2 * REPLICAS + 10, "{:?}", sent.by_name);
+    assert_eq!(of("eval"), 0);
+    settled(&guards).await;
+    assert_nothing_left(&server, SOON).await;
+}
+
+/// Promise 3: of all who wait, one goes on.
+#[tokio::test]
+async fn a_leader_that_panics_is_followed_by_one() {
+    let server = RedisServer::start();
+    let guards = replicas(&server, REPLICAS).await;
+    let (gate, loads) = (Gate::closed(), Counter::default());
+    let leader = tokio::spawn({
+        let (guard, gate, loads) = (guards[0].clone(), gate.clone(), loads.clone());
+        let load = move || async move {
+            let _running = loads.start();
+            gate.pass().await;
+            panic!("as the test wants it");
+            #[allow(unreachable_code, reason = "says the type")]
+            Ok::<u32, String>(0)
+        };
+        async move { guard.get_or_load("k", load).await }
+    });
+    loads.reach(1).await;
+    let calls = wave(&guards[1..], "k", &gate, &loads);
+    queued(&server, "k", REPLICAS - 1).await;
+    gate.open();
+    all_have(calls, 1).await;
+    leader.await.expect("joined").expect_err("it panicked");
+    assert_eq!(loads.started(), 2);
+    settled(&guards).await;
+    assert_nothing_left(&server, SOON).await;
+}
+
+/// All timers are due at once, and all ask for the lease: one has it, the others wait for that one.
+#[tokio::test]
+async fn a_leader_that_is_cut_off_costs_a_lease_and_one_load() {
+    const SHORT: Duration = Duration::from_secs(3);
+    let server = RedisServer::start();
+    let proxy = Proxy::start(server.port()).await;
+    let behind = unconnected(&proxy.url(), hurried_lease_of(SHORT));
+    connects(&behind).await;
+    let guards = replicas(&server, REPLICAS).await;
+    let guards: Vec<_> = guards.iter().map(|guard| guard.with_policy(lease_of(SHORT))).collect();
+    let (never, gate, loads) = (Gate::closed(), Gate::closed(), Counter::default());
+    let leader = held_call(&behind, 2, &never, &loads);
+    loads.reach(1).await;
+    let calls = wave(&guards, "k", &gate, &loads);
+    queued(&server, "k", REPLICAS).await;
+    let since = Instant::now();
+    proxy.set(Mode::BlackHole);
+    loads.reach(2).await;
+    println!("the second load began after {:?}", since.elapsed());
+    assert!(since.elapsed() <= SHORT + ms(100) + STANDSTILL, "{:?}", since.elapsed());
+    // The rest waits for that one: a lease later it still does.
+    tokio::time::sleep(SHORT).await;
+    assert_eq!(loads.started(), 2);
+    gate.open();
+    all_have(calls, 1).await;
+    assert_eq!(loads.started(), 2);
+    never.open();
+    assert_eq!(leader.await.expect("joined"), 2);
+    proxy.set(Mode::Pass);
+    settled(&guards).await;
+    settled(&[behind]).await;
+    assert_eq!(guards[0].get::<u32>("k").await.expect("store"), Some(1), "not what the one cut off had");
+    assert_nothing_left(&server, SOON).await;
+}
+
+/// An outage, which all meet at once, and a return, to which all come back at once.
+async fn survive(begin: fn(&RedisServer), end: fn(&RedisServer)) {
+    let server = RedisServer::start();
+    let guards = replicas(&server, REPLICAS).await;
+    begin(&server);
+    let loads = Counter::default();
+    let ask = |guard: &StampedeGuard, key: &'static str| {
+        let (guard, loads) = (guard.clone(), loads.clone());
+        let load = move || async move {
+            let _running = loads.start();
+            Ok::<_, String>(1)
+        };
+        async move { guard.get_or_load(key, load).await.expect("a value") }
+    };
+    join_all(guards.iter().map(|guard| ask(guard, "away"))).await;
+    assert!(loads.started() <= REPLICAS, "{} loads", loads.started());
+    // The pauses between attempts have grown.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    end(&server);
+    let back = Instant::now();
+    let is_up = |guard: &StampedeGuard| guard.health().commands == LinkState::Up;
+    eventually("all are connected", SOON + STANDSTILL, async || guards.iter().all(is_up)).await;
+    let received: String = server.run(&["INFO", "stats"]);
+    let received = received.lines().find(|line| line.starts_with("total_connections_received"));
+    println!("all are back after {:?}: {received:?}", back.elapsed());
+    let (gate, loads) = (Gate::closed(), Counter::default());
+    let calls = wave(&guards, "k", &gate, &loads);
+    queued(&server, "k", REPLICAS - 1).await;
+    gate.open();
+    all_have(calls, 1).await;
+    assert_eq!(loads.started(), 1);
+    settled(&guards).await;
+    assert_nothing_left(&server, SOON).await;
+}
+
+#[tokio::test]
+async fn a_restart_costs_a_load_each_and_all_are_back() {
+    survive(RedisServer::kill, RedisServer::start_again).await;
+}
+
+#[tokio::test]
+async fn a_server_that_hangs_costs_a_load_each_and_all_are_back() {
+    survive(RedisServer::pause, RedisServer::resume).await;
+}
