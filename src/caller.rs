@@ -1,5 +1,7 @@
 //! One caller on its way: its look-up, and what that means to it. Step 2. Knows no Redis and no HTTP.
 
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,10 +10,11 @@ use tokio::time::{Instant, sleep_until, timeout};
 use crate::entry::{Entry, Kind};
 use crate::error::Error;
 use crate::key::{Hashed, Key};
-use crate::look_up::{Duty, Entered, First, Queued};
+use crate::look_up::{Answered, Duty, Entered, First, Queued};
 use crate::node::{Budget, FlightKey, Lane, LookedUp, Node, Seen, SharedRead, Stored};
 use crate::observe::Count;
 use crate::open::{Boxed, Open, Opened, Room};
+use crate::pace::Pace;
 use crate::policy::{OnStoreDown, Policy};
 use crate::store::{StoreError, StoreErrorKind};
 use crate::times::Serves;
@@ -110,17 +113,24 @@ async fn read_for_queue(
     // The lone read in front of the queue may have found nothing and begin a flight, whose acquire
     // reads again; then there is no need to.
     let _ = timeout(within, duty.first_ended()).await;
+    let (mut answered, mut pace) = (Answered::default(), Pace::default());
     while let Some(batch) = duty.next() {
         let looked_up = if !past_flights && node.flights.has_kept(&flight) {
             Ok(None)
         } else {
+            let mut reading = pin!(read(&node, &key, &tags, batch.patience));
+            let read = poll_fn(|cx| {
+                let read = reading.as_mut().poll(cx);
+                // The next read is on its way.
+                answered.tell(usize::MAX);
+                read
+            });
             let tagged = || tags.clone().into_boxed_slice();
             let shared = |stored| Arc::new(SharedRead { stored, tags: tagged(), opened: Opened::new() });
-            read(&node, &key, &tags, batch.patience).await.map(|stored| stored.map(shared))
+            read.await.map(|stored| stored.map(shared))
         };
-        batch.answer(looked_up);
-        // Those who were answered may ask again at once: let them, and answer them together.
-        tokio::task::yield_now().await;
+        answered = batch.answer(looked_up);
+        pace.tell(&mut answered, duty.awaiting()).await;
     }
 }
 

@@ -99,6 +99,7 @@ mod node;
 mod observe;
 mod open;
 mod outage;
+mod pace;
 mod policy;
 mod read_through;
 mod refresh;

@@ -146,6 +146,13 @@ impl<K: Hash + Eq, R, S: BuildHasher> Duty<K, R, S> {
         std::future::poll_fn(move |cx| ended.as_ref().map_or(Poll::Ready(()), |ended| ended.poll_take(cx)))
     }
 
+    /// How many are in the queue now.
+    pub(crate) fn awaiting(&self) -> usize {
+        let map = lock(self.look_ups.shard(&self.key));
+        let queue = map.get(&self.key).and_then(|reads| reads.queue.as_ref());
+        queue.map_or(0, |queue| lock(queue).awaiting)
+    }
+
     /// Closes the queue, to be read for. `None`, and the duty is over, if nobody is in it.
     pub(crate) fn next(&mut self) -> Option<Batch<R>> {
         let mut map = lock(self.look_ups.shard(&self.key));
@@ -184,28 +191,47 @@ pub(crate) struct Batch<R> {
 }
 
 impl<R> Batch<R> {
-    pub(crate) fn answer(self, answer: R) {
-        self.end(Some(answer));
+    /// Those who are to be told that there is an answer.
+    pub(crate) fn answer(self, answer: R) -> Answered {
+        self.end(Some(answer))
     }
 
     /// The first answer is the one that counts.
-    fn end(&self, answer: Option<R>) {
-        let wakers = {
-            let mut queue = lock(&self.queue);
-            if queue.answer.is_some() {
-                return;
-            }
-            queue.answer = Some(answer);
-            std::mem::take(&mut queue.wakers)
-        };
-        // Woken outside the lock: a waker is somebody else's code.
-        wakers.into_iter().flatten().for_each(Waker::wake);
+    fn end(&self, answer: Option<R>) -> Answered {
+        let mut queue = lock(&self.queue);
+        if queue.answer.is_some() {
+            return Answered::default();
+        }
+        queue.answer = Some(answer);
+        Answered(std::mem::take(&mut queue.wakers))
+    }
+}
+
+/// Those who have an answer and do not know it yet. Told outside of all locks: a waker is somebody else's code.
+#[derive(Default)]
+pub(crate) struct Answered(Vec<Option<Waker>>);
+
+impl Answered {
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Tells so many of them, who came first.
+    pub(crate) fn tell(&mut self, first: usize) {
+        self.0.drain(..first.min(self.0.len())).flatten().for_each(Waker::wake);
+    }
+}
+
+/// Whoever was not told yet is told now.
+impl Drop for Answered {
+    fn drop(&mut self) {
+        self.tell(usize::MAX);
     }
 }
 
 impl<R> Drop for Batch<R> {
     fn drop(&mut self) {
-        self.end(None);
+        drop(self.end(None));
     }
 }
 

@@ -1,6 +1,8 @@
 //! What look-ups that happen at once cost, and what each of those who share one is given. On the store in memory behind a
 //! wire of a millisecond, with a paused clock; `redis::wire` counts the same on a server.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -43,6 +45,41 @@ async fn a_crowd_shares_one_read_behind_the_first_ones_own() {
         assert_eq!((stats.hits, stats.store_errors), (CROWD as u64, 0));
     }
     assert_eq!(origin.loads("k"), 0);
+}
+
+/// Told together or in halves, as `pace` tries in turn: none waits for ever, and none is given what is older than what it
+/// knew when it asked.
+#[tokio::test(start_paused = true)]
+async fn those_who_ask_again_and_again_are_given_nothing_older_than_what_they_know() {
+    const CALLS: u64 = 300;
+    let chaos = chaos();
+    let guard = StampedeGuard::new(chaos.clone());
+    guard.insert("k", &0_u64).await.expect("stored");
+    let known = Arc::<AtomicU64>::default();
+    let before = chaos.commands();
+    let callers = (0..CROWD).map(|_| {
+        let (guard, known) = (guard.clone(), Arc::clone(&known));
+        tokio::spawn(async move {
+            for _ in 0..CALLS {
+                let at_least = known.load(Ordering::SeqCst);
+                let found = guard.get::<u64>("k").await.expect("answered").expect("stored");
+                assert!(found >= at_least, "{found} where {at_least} was known");
+            }
+        })
+    });
+    let callers: Vec<_> = callers.collect();
+    for version in 1..=20 {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        guard.insert("k", &version).await.expect("stored");
+        known.store(version, Ordering::SeqCst);
+    }
+    for caller in callers {
+        caller.await.expect("joined");
+    }
+    let reads = chaos.commands() - before - 20;
+    assert!((CALLS..CALLS * 2).contains(&reads), "{reads} for {} calls", CALLS * CROWD as u64);
+    // One round in halves is one read more.
+    assert!(reads > CALLS + 10, "{reads}: halves were not tried");
 }
 
 /// Nobody is left to read for, or one of them all.

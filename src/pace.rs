@@ -1,0 +1,136 @@
+//! In which order the callers of a hot key are told what was read, so that they are at work while the next read is on its way.
+//!
+//! Told all at once, those who ask again at once all wait for one read, and their thread waits with them for the server. In two
+//! halves it does not: one half is read for while the other half works. But that is one read more per round, and whoever asks
+//! again waits for the other half's read first. Which of the two is faster depends on how far away the server is, on
+//! how many they are and on what they do; so it is measured, now and then anew.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::look_up::Answered;
+
+/// Fewer than so many are always told together: half of them is not worth a read.
+const FEW: usize = 16;
+/// So many rounds are measured at a time.
+const ROUNDS: u32 = 32;
+/// So often, before the other way is tried again.
+const MEASURES: u32 = 32;
+
+/// How one reader tells its callers.
+#[derive(Debug, Default)]
+pub(crate) struct Pace {
+    in_halves: bool,
+    /// What was last measured for a caller: told together, and in halves.
+    took: [Option<Duration>; 2],
+    measures: u32,
+    /// What is measured now.
+    rounds: u32,
+    callers: u32,
+    began: Option<Instant>,
+}
+
+impl Pace {
+    /// Tells those who may ask again before the next read is sent, and gives them a turn for it. Whoever is left is to be told
+    /// when it is on its way. So many have come since.
+    pub(crate) async fn tell(&mut self, answered: &mut Answered, awaiting: usize) {
+        let first = self.first(answered.len(), awaiting, Instant::now());
+        if first > 0 {
+            answered.tell(first);
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// How many of the answered are told first.
+    fn first(&mut self, answered: usize, awaiting: usize, now: Instant) -> usize {
+        let all = answered + awaiting;
+        if all < FEW {
+            self.begin(None);
+            return answered;
+        }
+        self.measure(answered, now);
+        if self.in_halves { (all / 2).saturating_sub(awaiting) } else { answered }
+    }
+
+    fn begin(&mut self, now: Option<Instant>) {
+        (self.rounds, self.callers, self.began) = (0, 0, now);
+    }
+
+    /// Another round has ended.
+    fn measure(&mut self, answered: usize, now: Instant) {
+        let Some(began) = self.began else { return self.begin(Some(now)) };
+        self.rounds += 1;
+        self.callers = self.callers.saturating_add(u32::try_from(answered).unwrap_or(u32::MAX));
+        if self.rounds < ROUNDS {
+            return;
+        }
+        let took = now.saturating_duration_since(began) / self.callers.max(1);
+        // A machine that stood still for a moment says nothing about either way.
+        let way = &mut self.took[usize::from(self.in_halves)];
+        let took = way.map_or(took, |before| took.min(before + before / 8));
+        *way = Some(took);
+        self.measures += 1;
+        if self.took[usize::from(!self.in_halves)].is_none_or(|other| other < took)
+            || self.measures == MEASURES
+        {
+            self.in_halves = !self.in_halves;
+            self.measures = 0;
+        }
+        self.begin(Some(now));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Sixty-four callers who ask again at once, and a clock: how many rounds in halves there were among so many.
+    fn halves_of(rounds: u32, together: Duration, in_halves: Duration) -> u32 {
+        let (mut pace, mut now, mut halves) = (Pace::default(), Instant::now(), 0);
+        let mut awaiting = 0;
+        for _ in 0..rounds {
+            let was_in_halves = pace.in_halves;
+            let answered = 64 - awaiting;
+            let first = pace.first(answered, awaiting, now);
+            let comes = if pace.in_halves { 32 } else { 64 };
+            assert_eq!(first + awaiting, comes.max(awaiting), "{pace:?}");
+            // Those who are read for next; the others have come by then.
+            awaiting = 64 - (first + awaiting);
+            halves += u32::from(was_in_halves);
+            now += if was_in_halves { in_halves / 2 } else { together };
+        }
+        halves
+    }
+
+    #[test]
+    fn the_faster_way_is_kept_to() {
+        const MANY: u32 = 100 * ROUNDS;
+        let (fast, slow) = (Duration::from_micros(100), Duration::from_micros(150));
+        assert!(halves_of(MANY, slow, fast) > MANY * 9 / 10);
+        assert!(halves_of(MANY, fast, slow) < MANY / 10);
+    }
+
+    #[test]
+    fn the_other_one_is_tried_again() {
+        let (fast, slow) = (Duration::from_micros(100), Duration::from_micros(150));
+        let tried = halves_of(ROUNDS * (MEASURES + 1) * 2, fast, slow);
+        assert!(tried >= 2 * ROUNDS, "{tried}");
+    }
+
+    #[test]
+    fn half_of_all_are_in_the_next_read() {
+        for (answered, awaiting, first) in
+            [(64, 0, 32), (40, 24, 8), (32, 32, 0), (1, 63, 0), (63, 1, 31), (16, 0, 8)]
+        {
+            let mut pace = Pace { in_halves: true, ..Pace::default() };
+            assert_eq!(pace.first(answered, awaiting, Instant::now()), first, "{answered} and {awaiting}");
+        }
+    }
+
+    #[test]
+    fn a_few_are_told_at_once() {
+        let mut pace = Pace { in_halves: true, ..Pace::default() };
+        assert_eq!(pace.first(8, 7, Instant::now()), 8);
+    }
+}
