@@ -85,37 +85,57 @@ impl Pace {
 mod tests {
     use super::*;
 
-    /// Sixty-four callers who ask again at once, and a clock: how many rounds in halves there were among so many.
-    fn halves_of(rounds: u32, together: Duration, in_halves: Duration) -> u32 {
-        let (mut pace, mut now, mut halves) = (Pace::default(), Instant::now(), 0);
-        let mut awaiting = 0;
-        for _ in 0..rounds {
-            let was_in_halves = pace.in_halves;
+    const FAST: Duration = Duration::from_micros(100);
+    const SLOW: Duration = Duration::from_micros(150);
+
+    /// Sixty-four callers who ask again at once, for so many rounds, which take so long each; which of them were in halves.
+    fn halves_of(rounds: u32, takes: impl Fn(u32, bool) -> Duration) -> Vec<bool> {
+        let (mut pace, mut now, mut awaiting) = (Pace::default(), Instant::now(), 0);
+        let round = |round| {
+            let in_halves = pace.in_halves;
+            now += takes(round, in_halves) / if in_halves { 2 } else { 1 };
             let answered = 64 - awaiting;
             let first = pace.first(answered, awaiting, now);
-            let comes = if pace.in_halves { 32 } else { 64 };
-            assert_eq!(first + awaiting, comes.max(awaiting), "{pace:?}");
-            // Those who are read for next; the others have come by then.
-            awaiting = 64 - (first + awaiting);
-            halves += u32::from(was_in_halves);
-            now += if was_in_halves { in_halves / 2 } else { together };
-        }
-        halves
+            // Those who are told later come when they are told.
+            awaiting = answered - first;
+            in_halves
+        };
+        (0..rounds).map(round).collect()
+    }
+
+    fn share(halves: &[bool]) -> f64 {
+        halves.iter().filter(|in_halves| **in_halves).count() as f64 / halves.len() as f64
     }
 
     #[test]
-    fn the_faster_way_is_kept_to() {
-        const MANY: u32 = 100 * ROUNDS;
-        let (fast, slow) = (Duration::from_micros(100), Duration::from_micros(150));
-        assert!(halves_of(MANY, slow, fast) > MANY * 9 / 10);
-        assert!(halves_of(MANY, fast, slow) < MANY / 10);
+    fn the_faster_way_is_kept_to_and_the_other_tried_now_and_then() {
+        let halves = share(&halves_of(100 * ROUNDS, |_, in_halves| if in_halves { FAST } else { SLOW }));
+        assert!(halves > 0.9 && halves < 0.99, "{halves}");
+        let halves = share(&halves_of(100 * ROUNDS, |_, in_halves| if in_halves { SLOW } else { FAST }));
+        assert!(halves < 0.1 && halves > 0.01, "{halves}");
     }
 
     #[test]
-    fn the_other_one_is_tried_again() {
-        let (fast, slow) = (Duration::from_micros(100), Duration::from_micros(150));
-        let tried = halves_of(ROUNDS * (MEASURES + 1) * 2, fast, slow);
-        assert!(tried >= 2 * ROUNDS, "{tried}");
+    fn a_machine_that_stands_still_for_a_moment_changes_nothing() {
+        let stall = 20 * ROUNDS;
+        let halves = halves_of(30 * ROUNDS, |round, in_halves| match (round == stall, in_halves) {
+            (true, _) => FAST * ROUNDS * 4,
+            (_, true) => FAST,
+            (_, false) => SLOW,
+        });
+        assert!(share(&halves[stall as usize..]) == 1.0, "{halves:?}");
+    }
+
+    #[test]
+    fn what_becomes_faster_is_found() {
+        let changes = 20 * ROUNDS;
+        let is_fast = |round, in_halves| in_halves == (round < changes);
+        let halves = halves_of(
+            60 * ROUNDS,
+            |round, in_halves| if is_fast(round, in_halves) { FAST } else { SLOW * 2 },
+        );
+        assert!(share(&halves[..changes as usize]) > 0.9);
+        assert!(share(&halves[changes as usize + 15 * ROUNDS as usize..]) < 0.1, "{halves:?}");
     }
 
     #[test]
