@@ -173,14 +173,30 @@ impl Grants {
         }
     }
 
+    /// The same of one node, where several share a registry.
+    #[cfg(feature = "testing")]
+    pub(crate) fn tell_node_missed(&self, node: Uuid) {
+        self.tell_node(node, |told| (told.missed, told.unheard) = (true, true));
+    }
+
     /// Tells everyone of this node that there is nothing to wait for any more.
     pub(crate) fn close(&self, node: Uuid) {
+        self.tell_node(node, |told| told.closed = true);
+    }
+
+    fn tell_node(&self, node: Uuid, enter: impl Fn(&mut Told)) {
         let node = node.simple().to_string();
         let of_node = |waiter: &&Arc<Waiter>| waiter.token.node() == node;
         let all: Vec<_> = lock(&self.registry).by_token.values().filter(of_node).cloned().collect();
         for waiter in all {
-            waiter.tell(|told| told.closed = true);
+            waiter.tell(&enter);
         }
+    }
+
+    /// Whether there is a waiter or a holder with this token.
+    #[cfg(feature = "testing")]
+    pub(crate) fn is_registered(&self, token: &Token) -> bool {
+        lock(&self.registry).by_token.contains_key(token)
     }
 
     /// Whether something may have been asked with this token before; it is, from now on.

@@ -24,7 +24,7 @@ use uuid::Uuid;
 
 use locks::Locks;
 #[cfg(feature = "testing")]
-pub(crate) use meddle::{Meddling, Picture, Relay};
+pub(crate) use meddle::{Meddling, Picture, Relay, Way};
 use records::Records;
 
 use super::grants::Grants;

@@ -20,7 +20,7 @@ pub enum Fault {
     BlackHole,
     /// A command takes up to twice its deadline, before or after it runs.
     Slow,
-    /// A waiter is not told that what it waits for has ended.
+    /// A waiter is not told that what it waits for has ended, or that a lock is its own.
     WakeLost,
     /// A waiter is told twice, the second time up to a second later.
     WakeTwice,

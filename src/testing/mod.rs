@@ -80,8 +80,8 @@
 //!   may not be stored; and its values have versions, so that a test sees which one it was given.
 //!
 //! What it is not: a Redis. Faults strike between the guard and a [`MemoryStore`](crate::MemoryStore), which keeps the same
-//! contract as the scripts on a server. Locks and tags know the faults of the way, and refusals; evictions, flushes,
-//! failovers and the clock concern entries and leases (a flush, tags too).
+//! contract as the scripts on a server. Locks and tags know the faults of the way, and refusals (what is said about locks is lost,
+//! and never said twice or forged); evictions, flushes, failovers and the clock concern entries and leases (a flush, tags too).
 
 mod chaos;
 mod condition;

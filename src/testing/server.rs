@@ -12,7 +12,7 @@ use super::condition::Condition;
 use super::fault::{Fault, Odds};
 use super::wire::Wire;
 use crate::key::Key;
-use crate::store::memory::{MemoryNode, MemoryStore, Picture, Relay};
+use crate::store::memory::{MemoryNode, MemoryStore, Picture, Relay, Way};
 use crate::store::watch::Hint;
 use crate::store::{
     Acquire, Acquired, Fail, HandOver, HandedOver, Insert, Kept, Reply, Store as _, StoreError,
@@ -348,5 +348,10 @@ impl Relay for Server {
             told |= line.tell(name, hint);
         }
         told
+    }
+
+    fn way(&self, token: &Token) -> Way {
+        let line = self.lines().into_iter().find(|line| line.is_own(token));
+        line.map_or(Way::Open, |line| line.way())
     }
 }

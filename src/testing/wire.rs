@@ -12,7 +12,7 @@ use super::server::{Command, Server};
 use crate::key::Key;
 #[cfg(test)]
 use crate::simulation::{Mutant, mutated};
-use crate::store::memory::MemoryNode;
+use crate::store::memory::{MemoryNode, Way};
 use crate::store::watch::{Hint, Watches};
 use crate::store::{HandOver, Store as _, StoreError, StoreErrorKind, Token};
 use crate::sync::lock;
@@ -237,7 +237,17 @@ impl Wire {
         }
     }
 
-    fn is_own(&self, token: &Token) -> bool {
+    /// What becomes of something that is said to a waiter for a lock.
+    pub(super) fn way(&self) -> Way {
+        if self.condition.is_dead() {
+            return Way::Gone;
+        }
+        let lost =
+            self.condition.is_cut() || self.is_deaf() || lock(&self.server.odds).strikes(Fault::WakeLost);
+        if lost { Way::Lost } else { Way::Open }
+    }
+
+    pub(super) fn is_own(&self, token: &Token) -> bool {
         token.node() == self.node.node().simple().to_string()
     }
 
@@ -263,12 +273,13 @@ impl Wire {
     /// Subscribed again: whatever was missed, everyone has to look.
     pub(super) fn hear_again(&self) {
         if lock(&self.deaf).take().is_some() {
-            self.watches.tell_all_missed();
+            self.reconnected();
         }
     }
 
     /// Reached again after a cut.
     pub(super) fn reconnected(&self) {
         self.watches.tell_all_missed();
+        self.node.tell_missed();
     }
 }

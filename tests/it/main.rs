@@ -47,6 +47,8 @@ mod soak;
 mod stale;
 mod support;
 mod tags;
+#[cfg(feature = "testing")]
+mod unheard;
 
 use support::processes::Role;
 

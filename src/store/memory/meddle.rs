@@ -9,8 +9,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::Instant;
 
-use super::MemoryStore;
 use super::records::{Record, Records};
+use super::{MemoryNode, MemoryStore};
 use crate::store::Token;
 use crate::store::watch::Hint;
 
@@ -25,6 +25,19 @@ pub(crate) struct Meddling {
 pub(crate) trait Relay: Send + Sync {
     /// As [`Watches::tell`](crate::store::watch::Watches::tell).
     fn tell(&self, name: &str, hint: &Hint) -> bool;
+
+    /// What becomes of something that is said to this waiter for a lock, or to this holder.
+    fn way(&self, token: &Token) -> Way;
+}
+
+/// What becomes of something that is said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    Open,
+    /// It does not arrive, and whoever says it does not know.
+    Lost,
+    /// There is nobody at its end, and whoever says it knows.
+    Gone,
 }
 
 /// All that a store holds of one key.
@@ -39,6 +52,10 @@ impl fmt::Debug for Picture {
 impl Meddling {
     pub(super) fn relay(&self, name: &str, hint: &Hint) -> bool {
         self.relay.get().and_then(Weak::upgrade).is_some_and(|relay| relay.tell(name, hint))
+    }
+
+    pub(super) fn way(&self, token: &Token) -> Way {
+        self.relay.get().and_then(Weak::upgrade).map_or(Way::Open, |relay| relay.way(token))
     }
 
     pub(super) fn ahead_ms(&self) -> i64 {
@@ -135,6 +152,13 @@ impl MemoryStore {
             records.put_left(name, left);
         }
         records.tidy(name);
+    }
+}
+
+impl MemoryNode {
+    /// Tells this node's waiters for locks that something may have been lost.
+    pub(crate) fn tell_missed(&self) {
+        self.store.shared.grants.tell_node_missed(self.node);
     }
 }
 

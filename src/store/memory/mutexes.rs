@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+#[cfg(feature = "testing")]
+use super::meddle::{Meddling, Way};
 use super::sweep::Sweep;
 use crate::store::Token;
 use crate::store::grants::{Grants, Tell, Wake};
@@ -42,11 +44,19 @@ pub(super) struct Step<'a> {
     pub(super) now_us: u64,
     pub(super) grants: &'a Grants,
     pub(super) wakes: Vec<Wake>,
+    #[cfg(feature = "testing")]
+    pub(super) meddling: &'a Meddling,
 }
 
 impl Step<'_> {
     /// Tells the waiter with this token; whether there is one.
     pub(super) fn tell(&mut self, token: &Token, tell: Tell) -> bool {
+        #[cfg(feature = "testing")]
+        match self.meddling.way(token) {
+            Way::Open => {}
+            Way::Lost => return self.grants.is_registered(token),
+            Way::Gone => return false,
+        }
         let wake = self.grants.tell(token, tell);
         let heard = wake.is_some();
         self.wakes.extend(wake);

@@ -1,5 +1,5 @@
-//! Tags, lists and locks over a wire. What strikes commands strikes these too; of what happens to the store itself, they
-//! know refusals.
+//! Tags, lists and locks over a wire. What strikes commands strikes these too, and what is said to waiters for locks gets
+//! lost like other wake-ups; of what happens to the store itself, they know refusals.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -173,7 +173,7 @@ impl LockStore for Line {
     }
 
     fn grants_arrive(&self) -> bool {
-        self.0.node.grants_arrive()
+        self.0.hints_arrive()
     }
 
     fn announce<'a>(&'a self, name: &'a LockName, within: Duration) -> Reply<'a, Announced> {
