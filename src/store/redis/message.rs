@@ -110,6 +110,7 @@ mod tests {
             assert!(parse(payload.as_bytes()).is_none(), "{payload}");
         }
         assert!(parse(b"x\xff").is_none());
+        assert!(parse("x".repeat(1_024).as_bytes()).is_some(), "one as long as they get");
     }
 
     #[test]

@@ -34,7 +34,7 @@ impl Stage<'_> {
 
 #[tokio::test]
 async fn a_load_whose_connection_breaks_anywhere_is_answered_and_leaves_no_lease() {
-    broken_at_every_byte(1, &["-- ACQUIRE", "-- COMMIT"], async |server, number, at| {
+    broken_at_every_byte(&["-- ACQUIRE", "-- COMMIT"], async |server, number, at| {
         let stage = Stage::new(server, number, at, policy()).await;
         stage.arm();
         assert_eq!(load(&stage.breaks, &stage.name, 1).await.expect("a value"), 1, "{at:?}");
@@ -46,7 +46,7 @@ async fn a_load_whose_connection_breaks_anywhere_is_answered_and_leaves_no_lease
 /// The server does not know the scripts, so the text is sent, too.
 #[tokio::test]
 async fn a_load_whose_scripts_are_sent_and_break_anywhere_is_answered_and_leaves_no_lease() {
-    broken_at_every_byte(41, &["-- ACQUIRE", "-- COMMIT"], async |server, number, at| {
+    broken_at_every_byte(&["-- ACQUIRE", "-- COMMIT"], async |server, number, at| {
         let stage = Stage::new(server, number, at, policy()).await;
         server.forget_scripts();
         stage.arm();
@@ -58,7 +58,7 @@ async fn a_load_whose_scripts_are_sent_and_break_anywhere_is_answered_and_leaves
 
 #[tokio::test]
 async fn a_failure_whose_connection_breaks_anywhere_is_told_and_leaves_no_lease() {
-    broken_at_every_byte(5, &["-- ACQUIRE", "-- FAIL"], async |server, number, at| {
+    broken_at_every_byte(&["-- ACQUIRE", "-- FAIL"], async |server, number, at| {
         let stage = Stage::new(server, number, at, policy()).await;
         stage.arm();
         let failed = stage.breaks.get_or_load(&*stage.name, || async { Err::<u8, _>("no".to_owned()) }).await;
@@ -71,7 +71,7 @@ async fn a_failure_whose_connection_breaks_anywhere_is_told_and_leaves_no_lease(
 /// Another node waits for the lease: it gets it, by the grant or without.
 #[tokio::test]
 async fn a_hand_over_whose_connection_breaks_anywhere_reaches_who_waits() {
-    broken_at_every_byte(5, &["-- HAND OVER"], async |server, number, at| {
+    broken_at_every_byte(&["-- HAND OVER"], async |server, number, at| {
         let stage = Stage::new(server, number, at, policy()).await;
         let (gate, loads) = (Gate::closed(), Counter::default());
         let panics = tokio::spawn({
@@ -106,7 +106,7 @@ async fn a_hand_over_whose_connection_breaks_anywhere_reaches_who_waits() {
 #[tokio::test]
 async fn a_renewal_whose_connection_breaks_anywhere_costs_no_load() {
     let short = || policy().command_timeout(ms(100)).coordination_budget(ms(400)).lease(ms(600));
-    broken_at_every_byte(5, &["-- RENEW"], async |server, number, at| {
+    broken_at_every_byte(&["-- RENEW"], async |server, number, at| {
         // What the newcomer serves is to be stored, so it has time.
         let stage = Stage::of(server, number, at, [short(), policy()]).await;
         let loads = Counter::default();
@@ -155,7 +155,7 @@ async fn a_lease_that_may_be_held_is_given_back() {
 
 #[tokio::test]
 async fn an_invalidation_whose_connection_breaks_anywhere_holds() {
-    broken_at_every_byte(5, &["-- INVALIDATE"], async |server, number, at| {
+    broken_at_every_byte(&["-- INVALIDATE"], async |server, number, at| {
         let stage = Stage::new(server, number, at, policy()).await;
         assert_eq!(load(&stage.sound, &stage.name, 9).await.expect("a value"), 9);
         stage.arm();
@@ -168,7 +168,7 @@ async fn an_invalidation_whose_connection_breaks_anywhere_holds() {
 
 #[tokio::test]
 async fn an_insertion_whose_connection_breaks_anywhere_holds() {
-    broken_at_every_byte(5, &["-- INVALIDATE"], async |server, number, at| {
+    broken_at_every_byte(&["-- INVALIDATE"], async |server, number, at| {
         let stage = Stage::new(server, number, at, policy()).await;
         stage.arm();
         stage.breaks.insert(&*stage.name, &7_u8).await.expect("it is asked again");
@@ -179,7 +179,7 @@ async fn an_insertion_whose_connection_breaks_anywhere_holds() {
 
 #[tokio::test]
 async fn a_load_with_tags_whose_connection_breaks_anywhere_is_answered_and_leaves_no_lease() {
-    broken_at_every_byte(9, &["-- TAG"], async |server, number, at| {
+    broken_at_every_byte(&["-- TAG"], async |server, number, at| {
         let tag = format!("t{number:05}");
         let stage = Stage::new(server, number, at, policy().tags([&*tag])).await;
         stage.arm();
@@ -197,7 +197,7 @@ async fn a_load_with_tags_whose_connection_breaks_anywhere_is_answered_and_leave
 
 #[tokio::test]
 async fn an_examination_whose_connection_breaks_anywhere_leaves_nothing() {
-    broken_at_every_byte(61, &["-- DOCTOR"], async |server, number, at| {
+    broken_at_every_byte(&["-- DOCTOR"], async |server, number, at| {
         let stage = Stage::new(server, number, at, policy()).await;
         stage.arm();
         timeout(SOON, stage.breaks.doctor()).await.expect("a report");
@@ -212,7 +212,7 @@ async fn an_examination_whose_connection_breaks_anywhere_leaves_nothing() {
 async fn variants_whose_connection_breaks_anywhere_are_answered() {
     use tower::ServiceExt as _;
 
-    broken_at_every_byte(61, &["-- ENLIST"], async |server, number, at| {
+    broken_at_every_byte(&["-- ENLIST"], async |server, number, at| {
         let stage = Stage::new(server, number, at, policy()).await;
         let answer = async |guard: &StampedeGuard, language: &str| {
             let page = |headers: http::HeaderMap| async move {

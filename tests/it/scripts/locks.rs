@@ -65,7 +65,7 @@ impl Stage<'_> {
 #[tokio::test]
 async fn a_mutex_whose_connection_breaks_anywhere_is_free_again() {
     let scripts = ["-- TAKE: the mutex", "-- FREE", "-- EXTEND", "-- LOOK"];
-    broken_at_every_byte(7, &scripts, async |server, number, at| {
+    broken_at_every_byte(&scripts, async |server, number, at| {
         let stage = Stage::new(server, number, at, policy()).await;
         let [breaks, sound] = stage.mutexes();
         stage.arm();
@@ -86,7 +86,7 @@ async fn a_mutex_whose_connection_breaks_anywhere_is_free_again() {
 /// Another node waits: it has it as soon as the release arrives, or when the holder's time is over.
 #[tokio::test]
 async fn a_mutex_that_is_handed_on_through_a_connection_that_breaks_anywhere_arrives() {
-    broken_at_every_byte(7, &["-- FREE"], async |server, number, at| {
+    broken_at_every_byte(&["-- FREE"], async |server, number, at| {
         let stage = Stage::new(server, number, at, policy()).await;
         let [breaks, sound] = stage.mutexes();
         let mut guard = breaks.lock().await.expect("free");
@@ -107,7 +107,7 @@ async fn a_mutex_that_is_handed_on_through_a_connection_that_breaks_anywhere_arr
 
 #[tokio::test]
 async fn a_mutex_that_is_broken_through_a_connection_that_breaks_anywhere_is_free_again() {
-    broken_at_every_byte(5, &["-- BREAK"], async |server, number, at| {
+    broken_at_every_byte(&["-- BREAK"], async |server, number, at| {
         let stage = Stage::new(server, number, at, policy()).await;
         let [breaks, sound] = stage.mutexes();
         let guard = sound.lock().await.expect("free");
@@ -122,7 +122,7 @@ async fn a_mutex_that_is_broken_through_a_connection_that_breaks_anywhere_is_fre
 #[tokio::test]
 async fn a_permit_whose_connection_breaks_anywhere_is_there_again() {
     let scripts = ["-- TAKE of a permit", "-- FREE", "-- REFRESH", "-- LOOK"];
-    broken_at_every_byte(7, &scripts, async |server, number, at| {
+    broken_at_every_byte(&scripts, async |server, number, at| {
         let stage = Stage::new(server, number, at, policy()).await;
         let [breaks, sound] = stage.semaphores();
         stage.arm();
@@ -139,7 +139,7 @@ async fn a_permit_whose_connection_breaks_anywhere_is_there_again() {
 
 #[tokio::test]
 async fn a_permit_that_is_handed_on_through_a_connection_that_breaks_anywhere_arrives() {
-    broken_at_every_byte(7, &["-- FREE"], async |server, number, at| {
+    broken_at_every_byte(&["-- FREE"], async |server, number, at| {
         let stage = Stage::new(server, number, at, policy()).await;
         let [breaks, sound] = stage.semaphores();
         let mut permits = Vec::new();
@@ -164,7 +164,7 @@ async fn a_permit_that_is_handed_on_through_a_connection_that_breaks_anywhere_ar
 
 #[tokio::test]
 async fn a_change_of_capacity_whose_connection_breaks_anywhere_is_made_or_not() {
-    broken_at_every_byte(5, &["-- CHANGE"], async |server, number, at| {
+    broken_at_every_byte(&["-- CHANGE"], async |server, number, at| {
         let stage = Stage::new(server, number, at, policy()).await;
         let [breaks, sound] = stage.semaphores();
         sound.ensure_created().await.expect("made");
