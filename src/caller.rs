@@ -114,7 +114,9 @@ async fn read_for_queue(
     // reads again; then there is no need to.
     let _ = timeout(within, duty.first_ended()).await;
     let (mut answered, mut pace) = (Answered::default(), Pace::default());
+    // Whoever is among the answered when they are dropped, here or with this task, is told by that.
     while let Some(batch) = duty.next() {
+        let mut waited = false;
         let looked_up = if !past_flights && node.flights.has_kept(&flight) {
             Ok(None)
         } else {
@@ -123,6 +125,7 @@ async fn read_for_queue(
                 let read = reading.as_mut().poll(cx);
                 // The next read is on its way.
                 answered.tell(usize::MAX);
+                waited |= read.is_pending();
                 read
             });
             let tagged = || tags.clone().into_boxed_slice();
@@ -130,7 +133,7 @@ async fn read_for_queue(
             read.await.map(|stored| stored.map(shared))
         };
         answered = batch.answer(looked_up);
-        pace.tell(&mut answered, duty.awaiting()).await;
+        pace.tell(&mut answered, duty.awaiting(), waited).await;
     }
 }
 

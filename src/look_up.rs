@@ -13,6 +13,7 @@
 //!
 //! 1. A read that answers a caller begins after that caller arrived: a queue is closed before it is read for.
 //! 2. Somebody in a queue means that somebody has the duty. Dropping the duty answers the queue with nothing.
+//! 3. Whoever was answered and does not know it is in an [`Answered`], which tells them at the latest when it is dropped.
 
 use std::collections::HashMap;
 use std::fmt;

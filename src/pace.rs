@@ -5,6 +5,8 @@
 //! again waits for the other half's read first. Which of the two is faster depends on how far away the server is, on
 //! how many they are and on what they do; so it is measured, now and then anew.
 
+use std::future::{Future, poll_fn};
+use std::task::Poll;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -15,14 +17,14 @@ use crate::look_up::Answered;
 const FEW: usize = 16;
 /// So many rounds are measured at a time.
 const ROUNDS: u32 = 32;
-/// So often, before the other way is tried again.
+/// So many measures are made of the way that was faster, before the other one is tried again.
 const MEASURES: u32 = 32;
 
 /// How one reader tells its callers.
 #[derive(Debug, Default)]
 pub(crate) struct Pace {
     in_halves: bool,
-    /// What was last measured for a caller: told together, and in halves.
+    /// For a caller, told together and in halves: what was measured, if not far more than what was before.
     took: [Option<Duration>; 2],
     measures: u32,
     /// What is measured now.
@@ -33,12 +35,14 @@ pub(crate) struct Pace {
 
 impl Pace {
     /// Tells those who may ask again before the next read is sent, and gives them a turn for it. Whoever is left is to be told
-    /// when it is on its way. So many have come since.
-    pub(crate) async fn tell(&mut self, answered: &mut Answered, awaiting: usize) {
+    /// when it is on its way. `awaiting` have come meanwhile; `waited` is whether others have had a turn since the last call.
+    pub(crate) async fn tell(&mut self, answered: &mut Answered, awaiting: usize, waited: bool) {
         let first = self.first(answered.len(), awaiting, Instant::now());
-        if first > 0 {
-            answered.tell(first);
+        answered.tell(first);
+        if answered.len() == 0 {
             tokio::task::yield_now().await;
+        } else if first > 0 || !waited {
+            behind_all_others().await;
         }
     }
 
@@ -66,7 +70,7 @@ impl Pace {
             return;
         }
         let took = now.saturating_duration_since(began) / self.callers.max(1);
-        // A machine that stood still for a moment says nothing about either way.
+        // A machine that stood still for a moment says nothing about a way that was measured before.
         let way = &mut self.took[usize::from(self.in_halves)];
         let took = way.map_or(took, |before| took.min(before + before / 8));
         *way = Some(took);
@@ -79,6 +83,19 @@ impl Pace {
         }
         self.begin(Some(now));
     }
+}
+
+/// Lets those run who can already. Tokio's `yield_now` lets more of them, and meanwhile no other thread finds this task, though one
+/// of those may keep this thread: that is for when nobody waits for it.
+fn behind_all_others() -> impl Future<Output = ()> + Send {
+    let mut is_behind = false;
+    poll_fn(move |cx| {
+        if std::mem::replace(&mut is_behind, true) {
+            return Poll::Ready(());
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
 }
 
 #[cfg(test)]

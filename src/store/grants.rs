@@ -41,6 +41,13 @@ pub(crate) struct Told {
     pub(crate) first: bool,
 }
 
+impl Told {
+    #[cfg(any(feature = "redis", feature = "testing"))]
+    fn is_unheard(&mut self) {
+        (self.missed, self.unheard) = (true, true);
+    }
+}
+
 /// One thing a store tells one waiter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tell {
@@ -169,14 +176,14 @@ impl Grants {
     pub(crate) fn tell_all_missed(&self) {
         let all: Vec<_> = lock(&self.registry).by_token.values().cloned().collect();
         for waiter in all {
-            waiter.tell(|told| (told.missed, told.unheard) = (true, true));
+            waiter.tell(Told::is_unheard);
         }
     }
 
     /// The same of one node, where several share a registry.
     #[cfg(feature = "testing")]
     pub(crate) fn tell_node_missed(&self, node: Uuid) {
-        self.tell_node(node, |told| (told.missed, told.unheard) = (true, true));
+        self.tell_node(node, Told::is_unheard);
     }
 
     /// Tells everyone of this node that there is nothing to wait for any more.

@@ -73,9 +73,8 @@ async fn those_who_ask_again_and_again_are_given_nothing_older_than_what_they_kn
         guard.insert("k", &version).await.expect("stored");
         known.store(version, Ordering::SeqCst);
     }
-    for caller in callers {
-        caller.await.expect("joined");
-    }
+    let callers = tokio::time::timeout(Duration::from_secs(60), join_all(callers));
+    callers.await.expect("all are told").into_iter().for_each(|caller| caller.expect("joined"));
     let reads = chaos.commands() - before - 20;
     assert!((CALLS..CALLS * 2).contains(&reads), "{reads} for {} calls", CALLS * CROWD as u64);
     // One round in halves is one read more.

@@ -35,7 +35,7 @@ use std::time::Duration;
 
 use flight::{Flights, Joined};
 use futures_util::task::noop_waker_ref;
-use look_up::{Duty, Entered, LookUps};
+use look_up::{Answered, Duty, Entered, LookUps};
 use registry::Token;
 use shuttle::future::block_on;
 use shuttle::sync::Arc;
@@ -181,8 +181,13 @@ fn a_loader_is_taken_exactly_once() {
 /// Reads for a queue as the guard does, with `read` for the store.
 fn serve(mut duty: Duty<u8, usize, Hashing>, read: impl Fn() -> usize) {
     block_on(duty.first_ended());
+    // Half of those who are answered are told when the next queue is closed.
+    let mut answered = Answered::default();
     while let Some(batch) = duty.next() {
-        batch.answer(read());
+        let read = read();
+        drop(answered);
+        answered = batch.answer(read);
+        answered.tell(answered.len().div_ceil(2));
     }
 }
 

@@ -10,6 +10,9 @@ TRIES=3
 # More at once are no accident.
 MOST=20
 
+# Two hundred replicas have four hundred connections, and several tests run at once.
+ulimit -n "$(ulimit -Hn)" 2>/dev/null || ulimit -n 4096 2>/dev/null || true
+
 log=$(mktemp) || exit 1
 trap 'rm -f "$log"' EXIT
 

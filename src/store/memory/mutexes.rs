@@ -52,10 +52,12 @@ impl Step<'_> {
     /// Tells the waiter with this token; whether there is one.
     pub(super) fn tell(&mut self, token: &Token, tell: Tell) -> bool {
         #[cfg(feature = "testing")]
-        match self.meddling.way(token) {
-            Way::Open => {}
-            Way::Lost => return self.grants.is_registered(token),
-            Way::Gone => return false,
+        if self.grants.is_registered(token) {
+            match self.meddling.way(token) {
+                Way::Open => {}
+                Way::Lost => return true,
+                Way::Gone => return false,
+            }
         }
         let wake = self.grants.tell(token, tell);
         let heard = wake.is_some();

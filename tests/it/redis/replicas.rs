@@ -1,15 +1,21 @@
 //! A fleet of two hundred replicas on one server: what is one step for a node is a crowd for Redis and for the origin.
-//! All nodes are in this process, with two connections each and nothing in common.
+//! All nodes are in this process, with two connections each and nothing in common; one fleet at a time, for the sake of
+//! file descriptors.
 
 use super::*;
 use crate::support::gate::{Counter, Gate};
 use crate::support::monitor::Monitor;
 use crate::support::probe::assert_nothing_left;
 use crate::support::proxy::{Mode, Proxy};
+use tokio::sync::Mutex;
 
 const REPLICAS: usize = 200;
+/// In the outages: those of one replica share a load.
+const CALLERS: usize = 5;
 /// Nothing may time out: two hundred nodes share two cores.
 const LEASE: Duration = Duration::from_secs(8);
+
+static ONE_FLEET: Mutex<()> = Mutex::const_new(());
 
 /// So many nodes, which have all waited for something once: their scripts are known and their inboxes open.
 async fn replicas(server: &RedisServer, replicas: usize) -> Vec<StampedeGuard> {
@@ -21,8 +27,7 @@ async fn replicas(server: &RedisServer, replicas: usize) -> Vec<StampedeGuard> {
     queued(server, "warm", replicas - 1).await;
     gate.open();
     all_have(wave, 1).await;
-    // In connecting all at once, some may have had to go on without.
-    assert!(loads.started() <= replicas, "{}", loads.started());
+    assert_eq!(loads.started(), 1);
     guards
 }
 
@@ -41,6 +46,7 @@ async fn all_have(calls: Calls, value: u32) {
 
 #[tokio::test]
 async fn a_cold_key_is_one_load_and_a_few_commands_each() {
+    let _one = ONE_FLEET.lock().await;
     let server = RedisServer::start();
     let guards = replicas(&server, REPLICAS).await;
     let (gate, loads) = (Gate::closed(), Counter::default());
@@ -55,17 +61,19 @@ async fn a_cold_key_is_one_load_and_a_few_commands_each() {
     assert_eq!(loads.started(), 1);
     let of = |name: &str| sent.by_name.get(name).copied().unwrap_or(0);
     println!("the last of {REPLICAS} after {last:?}: {} GET, {} EVALSHA", of("get"), of("evalsha"));
-    // Each looks once, asks for the lease, and is told; one commits. Nobody asks a second time but for the value.
+    // Each looks once and asks for the lease; one commits, and the others, who are told, ask for the value. On a machine that
+    // stands still for a second they are not sure to be told, and ask once more.
     assert_eq!(of("get"), REPLICAS);
-    assert!(of("evalsha") <= 2 * REPLICAS + 10, "{:?}", sent.by_name);
+    assert!(of("evalsha") <= 3 * REPLICAS, "{:?}", sent.by_name);
     assert_eq!(of("eval"), 0);
     settled(&guards).await;
     assert_nothing_left(&server, SOON).await;
 }
 
-/// Promise 3: of all who wait, one goes on.
+/// Promise 4: of all who wait, one goes on.
 #[tokio::test]
 async fn a_leader_that_panics_is_followed_by_one() {
+    let _one = ONE_FLEET.lock().await;
     let server = RedisServer::start();
     let guards = replicas(&server, REPLICAS).await;
     let (gate, loads) = (Gate::closed(), Counter::default());
@@ -94,7 +102,8 @@ async fn a_leader_that_panics_is_followed_by_one() {
 /// All timers are due at once, and all ask for the lease: one has it, the others wait for that one.
 #[tokio::test]
 async fn a_leader_that_is_cut_off_costs_a_lease_and_one_load() {
-    const SHORT: Duration = Duration::from_secs(3);
+    const SHORT: Duration = Duration::from_secs(6);
+    let _one = ONE_FLEET.lock().await;
     let server = RedisServer::start();
     let proxy = Proxy::start(server.port()).await;
     let behind = unconnected(&proxy.url(), hurried_lease_of(SHORT));
@@ -110,10 +119,7 @@ async fn a_leader_that_is_cut_off_costs_a_lease_and_one_load() {
     proxy.set(Mode::BlackHole);
     loads.reach(2).await;
     println!("the second load began after {:?}", since.elapsed());
-    assert!(since.elapsed() <= SHORT + ms(100) + STANDSTILL, "{:?}", since.elapsed());
-    // The rest waits for that one: a lease later it still does.
-    tokio::time::sleep(SHORT).await;
-    assert_eq!(loads.started(), 2);
+    assert!(since.elapsed() < SHORT * 2, "{:?}", since.elapsed());
     gate.open();
     all_have(calls, 1).await;
     assert_eq!(loads.started(), 2);
@@ -128,6 +134,7 @@ async fn a_leader_that_is_cut_off_costs_a_lease_and_one_load() {
 
 /// An outage, which all meet at once, and a return, to which all come back at once.
 async fn survive(begin: fn(&RedisServer), end: fn(&RedisServer)) {
+    let _one = ONE_FLEET.lock().await;
     let server = RedisServer::start();
     let guards = replicas(&server, REPLICAS).await;
     begin(&server);
@@ -140,17 +147,25 @@ async fn survive(begin: fn(&RedisServer), end: fn(&RedisServer)) {
         };
         async move { guard.get_or_load(key, load).await.expect("a value") }
     };
-    join_all(guards.iter().map(|guard| ask(guard, "away"))).await;
-    assert!(loads.started() <= REPLICAS, "{} loads", loads.started());
+    // Callers of one replica ask at once.
+    join_all(guards.iter().flat_map(|guard| (0..CALLERS).map(|_| ask(guard, "away")))).await;
+    assert!(loads.started() <= REPLICAS, "{} loads of {}", loads.started(), REPLICAS * CALLERS);
     // The pauses between attempts have grown.
     tokio::time::sleep(Duration::from_secs(2)).await;
     end(&server);
     let back = Instant::now();
-    let is_up = |guard: &StampedeGuard| guard.health().commands == LinkState::Up;
+    let is_up = |guard: &StampedeGuard| {
+        let health = guard.health();
+        (health.commands, health.inbox) == (LinkState::Up, LinkState::Up)
+    };
     eventually("all are connected", SOON + STANDSTILL, async || guards.iter().all(is_up)).await;
-    let received: String = server.run(&["INFO", "stats"]);
-    let received = received.lines().find(|line| line.starts_with("total_connections_received"));
-    println!("all are back after {:?}: {received:?}", back.elapsed());
+    let took = back.elapsed();
+    let stats: String = server.run(&["INFO", "stats"]);
+    let received = stats.lines().find_map(|line| line.strip_prefix("total_connections_received:"));
+    let received: usize = received.expect("INFO has it").trim().parse().expect("a number");
+    println!("all are back after {took:?}, by {received} connections");
+    // Two each before and two after, and as many that were given up meanwhile.
+    assert!(received <= REPLICAS * 8, "{received} connections");
     let (gate, loads) = (Gate::closed(), Counter::default());
     let calls = wave(&guards, "k", &gate, &loads);
     queued(&server, "k", REPLICAS - 1).await;
