@@ -43,7 +43,7 @@ pub(crate) struct Told {
 
 impl Told {
     #[cfg(any(feature = "redis", feature = "testing"))]
-    fn is_unheard(&mut self) {
+    fn hear_nothing(&mut self) {
         (self.missed, self.unheard) = (true, true);
     }
 }
@@ -174,27 +174,23 @@ impl Grants {
     /// Tells everyone, holders too, that things said to them may have been lost.
     #[cfg(feature = "redis")]
     pub(crate) fn tell_all_missed(&self) {
-        let all: Vec<_> = lock(&self.registry).by_token.values().cloned().collect();
-        for waiter in all {
-            waiter.tell(Told::is_unheard);
-        }
+        self.tell_each(|_| true, Told::hear_nothing);
     }
 
     /// The same of one node, where several share a registry.
     #[cfg(feature = "testing")]
     pub(crate) fn tell_node_missed(&self, node: Uuid) {
-        self.tell_node(node, Told::is_unheard);
+        self.tell_each(Waiter::of(node), Told::hear_nothing);
     }
 
     /// Tells everyone of this node that there is nothing to wait for any more.
     pub(crate) fn close(&self, node: Uuid) {
-        self.tell_node(node, |told| told.closed = true);
+        self.tell_each(Waiter::of(node), |told| told.closed = true);
     }
 
-    fn tell_node(&self, node: Uuid, enter: impl Fn(&mut Told)) {
-        let node = node.simple().to_string();
-        let of_node = |waiter: &&Arc<Waiter>| waiter.token.node() == node;
-        let all: Vec<_> = lock(&self.registry).by_token.values().filter(of_node).cloned().collect();
+    fn tell_each(&self, whom: impl Fn(&Waiter) -> bool, enter: impl Fn(&mut Told)) {
+        let all: Vec<_> =
+            lock(&self.registry).by_token.values().filter(|waiter| whom(waiter)).cloned().collect();
         for waiter in all {
             waiter.tell(&enter);
         }
@@ -245,6 +241,12 @@ impl Registry {
 }
 
 impl Waiter {
+    /// Those of this node.
+    fn of(node: Uuid) -> impl Fn(&Self) -> bool {
+        let node = node.simple().to_string();
+        move |waiter| waiter.token.node() == node
+    }
+
     fn tell(&self, enter: impl FnOnce(&mut Told)) {
         enter(&mut lock(&self.told));
         self.woken.notify_one();

@@ -7,7 +7,7 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::condition::Condition;
-use super::fault::Fault;
+use super::fault::{Fault, Odds};
 use super::server::{Command, Server};
 use crate::key::Key;
 #[cfg(test)]
@@ -192,7 +192,7 @@ impl Wire {
             return true;
         }
         let mut odds = lock(&self.server.odds);
-        if self.condition.is_cut() || self.is_deaf() || odds.strikes(Fault::WakeLost) {
+        if self.loses(&mut odds) {
             return true;
         }
         let takes = self.server.trip(&mut odds);
@@ -242,9 +242,12 @@ impl Wire {
         if self.condition.is_dead() {
             return Way::Gone;
         }
-        let lost =
-            self.condition.is_cut() || self.is_deaf() || lock(&self.server.odds).strikes(Fault::WakeLost);
-        if lost { Way::Lost } else { Way::Open }
+        if self.loses(&mut lock(&self.server.odds)) { Way::Lost } else { Way::Open }
+    }
+
+    /// Whether what is said to this line does not arrive.
+    fn loses(&self, odds: &mut Odds) -> bool {
+        self.condition.is_cut() || self.is_deaf() || odds.strikes(Fault::WakeLost)
     }
 
     pub(super) fn is_own(&self, token: &Token) -> bool {
