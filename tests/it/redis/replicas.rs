@@ -18,17 +18,24 @@ const LEASE: Duration = Duration::from_secs(8);
 static ONE_FLEET: Mutex<()> = Mutex::const_new(());
 
 /// So many nodes, which have all waited for something once: their scripts are known and their inboxes open.
-async fn replicas(server: &RedisServer, replicas: usize) -> Vec<StampedeGuard> {
+async fn replicas(server: &RedisServer) -> Vec<StampedeGuard> {
     let url = server.minimal_user();
-    let guards: Vec<_> = (0..replicas).map(|_| unconnected(&url, lease_of(LEASE))).collect();
+    let guards: Vec<_> = (0..REPLICAS).map(|_| unconnected(&url, lease_of(LEASE))).collect();
     join_all(guards.iter().map(connects)).await;
-    let (gate, loads) = (Gate::closed(), Counter::default());
-    let wave = wave(&guards, "warm", &gate, &loads);
-    queued(server, "warm", replicas - 1).await;
-    gate.open();
-    all_have(wave, 1).await;
-    assert_eq!(loads.started(), 1);
+    one_load(server, &guards, "warm").await;
     guards
+}
+
+/// All of them wait for one load; how long after its end the last was told.
+async fn one_load(server: &RedisServer, guards: &[StampedeGuard], key: &str) -> Duration {
+    let (gate, loads) = (Gate::closed(), Counter::default());
+    let calls = wave(guards, key, &gate, &loads);
+    queued(server, key, REPLICAS - 1).await;
+    let ended = Instant::now();
+    gate.open();
+    all_have_it(calls).await;
+    assert_eq!(loads.started(), 1);
+    ended.elapsed()
 }
 
 type Calls = Vec<tokio::task::JoinHandle<u32>>;
@@ -38,9 +45,9 @@ fn wave(guards: &[StampedeGuard], key: &str, gate: &Gate, loads: &Counter) -> Ca
     guards.iter().map(|guard| held_call_of(guard, key, 1, gate, loads)).collect()
 }
 
-async fn all_have(calls: Calls, value: u32) {
+async fn all_have_it(calls: Calls) {
     for call in join_all(calls).await {
-        assert_eq!(call.expect("joined"), value);
+        assert_eq!(call.expect("joined"), 1);
     }
 }
 
@@ -48,17 +55,10 @@ async fn all_have(calls: Calls, value: u32) {
 async fn a_cold_key_is_one_load_and_a_few_commands_each() {
     let _one = ONE_FLEET.lock().await;
     let server = RedisServer::start();
-    let guards = replicas(&server, REPLICAS).await;
-    let (gate, loads) = (Gate::closed(), Counter::default());
+    let guards = replicas(&server).await;
     let monitor = Monitor::start(&server);
-    let calls = wave(&guards, "k", &gate, &loads);
-    queued(&server, "k", REPLICAS - 1).await;
-    let ended = Instant::now();
-    gate.open();
-    all_have(calls, 1).await;
-    let last = ended.elapsed();
+    let last = one_load(&server, &guards, "k").await;
     let sent = monitor.finish();
-    assert_eq!(loads.started(), 1);
     let of = |name: &str| sent.by_name.get(name).copied().unwrap_or(0);
     println!("the last of {REPLICAS} after {last:?}: {} GET, {} EVALSHA", of("get"), of("evalsha"));
     // Each looks once and asks for the lease; one commits, and the others, who are told, ask for the value. On a machine that
@@ -75,7 +75,7 @@ async fn a_cold_key_is_one_load_and_a_few_commands_each() {
 async fn a_leader_that_panics_is_followed_by_one() {
     let _one = ONE_FLEET.lock().await;
     let server = RedisServer::start();
-    let guards = replicas(&server, REPLICAS).await;
+    let guards = replicas(&server).await;
     let (gate, loads) = (Gate::closed(), Counter::default());
     let leader = tokio::spawn({
         let (guard, gate, loads) = (guards[0].clone(), gate.clone(), loads.clone());
@@ -92,7 +92,7 @@ async fn a_leader_that_panics_is_followed_by_one() {
     let calls = wave(&guards[1..], "k", &gate, &loads);
     queued(&server, "k", REPLICAS - 1).await;
     gate.open();
-    all_have(calls, 1).await;
+    all_have_it(calls).await;
     leader.await.expect("joined").expect_err("it panicked");
     assert_eq!(loads.started(), 2);
     settled(&guards).await;
@@ -108,7 +108,7 @@ async fn a_leader_that_is_cut_off_costs_a_lease_and_one_load() {
     let proxy = Proxy::start(server.port()).await;
     let behind = unconnected(&proxy.url(), hurried_lease_of(SHORT));
     connects(&behind).await;
-    let guards = replicas(&server, REPLICAS).await;
+    let guards = replicas(&server).await;
     let guards: Vec<_> = guards.iter().map(|guard| guard.with_policy(lease_of(SHORT))).collect();
     let (never, gate, loads) = (Gate::closed(), Gate::closed(), Counter::default());
     let leader = held_call(&behind, 2, &never, &loads);
@@ -121,7 +121,7 @@ async fn a_leader_that_is_cut_off_costs_a_lease_and_one_load() {
     println!("the second load began after {:?}", since.elapsed());
     assert!(since.elapsed() < SHORT * 2, "{:?}", since.elapsed());
     gate.open();
-    all_have(calls, 1).await;
+    all_have_it(calls).await;
     assert_eq!(loads.started(), 2);
     never.open();
     assert_eq!(leader.await.expect("joined"), 2);
@@ -136,19 +136,12 @@ async fn a_leader_that_is_cut_off_costs_a_lease_and_one_load() {
 async fn survive(begin: fn(&RedisServer), end: fn(&RedisServer)) {
     let _one = ONE_FLEET.lock().await;
     let server = RedisServer::start();
-    let guards = replicas(&server, REPLICAS).await;
+    let guards = replicas(&server).await;
     begin(&server);
-    let loads = Counter::default();
-    let ask = |guard: &StampedeGuard, key: &'static str| {
-        let (guard, loads) = (guard.clone(), loads.clone());
-        let load = move || async move {
-            let _running = loads.start();
-            Ok::<_, String>(1)
-        };
-        async move { guard.get_or_load(key, load).await.expect("a value") }
-    };
-    // Callers of one replica ask at once.
-    join_all(guards.iter().flat_map(|guard| (0..CALLERS).map(|_| ask(guard, "away")))).await;
+    let (gate, loads) = (Gate::closed(), Counter::default());
+    gate.open();
+    let callers: Vec<_> = guards.iter().flat_map(|guard| vec![guard.clone(); CALLERS]).collect();
+    all_have_it(wave(&callers, "away", &gate, &loads)).await;
     assert!(loads.started() <= REPLICAS, "{} loads of {}", loads.started(), REPLICAS * CALLERS);
     // The pauses between attempts have grown.
     tokio::time::sleep(Duration::from_secs(2)).await;
@@ -166,12 +159,7 @@ async fn survive(begin: fn(&RedisServer), end: fn(&RedisServer)) {
     println!("all are back after {took:?}, by {received} connections");
     // Two each before and two after, and as many that were given up meanwhile.
     assert!(received <= REPLICAS * 8, "{received} connections");
-    let (gate, loads) = (Gate::closed(), Counter::default());
-    let calls = wave(&guards, "k", &gate, &loads);
-    queued(&server, "k", REPLICAS - 1).await;
-    gate.open();
-    all_have(calls, 1).await;
-    assert_eq!(loads.started(), 1);
+    one_load(&server, &guards, "k").await;
     settled(&guards).await;
     assert_nothing_left(&server, SOON).await;
 }
