@@ -150,48 +150,27 @@ async fn outages(table: &mut Table, outage: Outage) {
         measured: answered as f64,
         detail: String::new(),
     });
-    let before = Spread::of(&before.into_iter().flatten().map(millis).collect::<Vec<_>>());
-    table.add(Row {
-        what: format!("Redis {name}: added to a request as it begins, the worst of {}", ROUNDS * AT_ONCE),
-        unit: Unit::Millis,
-        must: Limit::AtMost(millis(BUDGET + ALLOWANCE)),
-        aim: Limit::None,
-        measured: before.max,
-        detail: format!("median {:.2}", before.median),
-    });
-    let after = Spread::of(&after.into_iter().flatten().map(millis).collect::<Vec<_>>());
+    let mut row = |what: String, must: f64, measured: f64, detail: String| {
+        let (what, must) = (format!("Redis {name}: {what}"), Limit::AtMost(must));
+        table.add(Row { what, unit: Unit::Millis, must, aim: Limit::None, measured, detail });
+    };
+    let spread = |added: Vec<Option<Duration>>| {
+        Spread::of(&added.into_iter().flatten().map(millis).collect::<Vec<_>>())
+    };
+    let (before, after, usable) = (spread(before), spread(after), Spread::of(&usable));
+    let within = millis(BUDGET + ALLOWANCE);
+    let what = format!("added to a request as it begins, the worst of {}", ROUNDS * AT_ONCE);
+    row(what, within, before.max, format!("median {:.2}", before.median));
     if outage == Outage::Flapping {
-        table.add(Row {
-            what: format!(
-                "Redis {name}: added to a request while it lasts, the worst of {}",
-                ROUNDS * AFTERWARDS
-            ),
-            unit: Unit::Millis,
-            must: Limit::AtMost(millis(BUDGET + ALLOWANCE)),
-            aim: Limit::None,
-            measured: after.max,
-            detail: format!("median {:.2}", after.median),
-        });
+        let what = format!("added to a request while it lasts, the worst of {}", ROUNDS * AFTERWARDS);
+        row(what, within, after.max, format!("median {:.2}", after.median));
     }
     if outage.opens_the_breaker() {
-        table.add(Row {
-            what: format!("Redis {name}: added after the breaker opened, median of {}", ROUNDS * AFTERWARDS),
-            unit: Unit::Millis,
-            must: Limit::AtMost(1.0),
-            aim: Limit::None,
-            measured: after.median,
-            detail: format!("worst {:.2}", after.max),
-        });
+        let what = format!("added after the breaker opened, median of {}", ROUNDS * AFTERWARDS);
+        row(what, 1.0, after.median, format!("worst {:.2}", after.max));
     }
-    let usable = Spread::of(&usable);
-    table.add(Row {
-        what: format!("Redis {name}: values are stored again so long after it, the worst of {ROUNDS}"),
-        unit: Unit::Millis,
-        must: Limit::AtMost(1_000.0),
-        aim: Limit::None,
-        measured: usable.max,
-        detail: format!("median {:.0}", usable.median),
-    });
+    let what = format!("values are stored again so long after it, the worst of {ROUNDS}");
+    row(what, 1_000.0, usable.max, format!("median {:.0}", usable.median));
 }
 
 /// How long it took; `None` if it was not answered.
