@@ -104,28 +104,31 @@ impl Checkup<'_> {
         let channel = message::channel(Uuid::new_v4());
         // Of a cluster at any node: what is published at one must come to all.
         #[cfg(feature = "cluster")]
-        if let Commands::Cluster(cluster) = &self.store.commands {
-            dial = Dial::any(cluster.atlas(), ANSWER);
-            let user = self.user();
-            self.findings.extend(cluster::may_ask(&mut commands, &user).await?);
-        }
+        let at = match &self.store.commands {
+            Commands::Cluster(cluster) => {
+                std::mem::replace(&mut dial, Dial::any(cluster.atlas(), ANSWER)).address()
+            }
+            Commands::One(_) => None,
+        };
         let inbox = self.subscribe(&dial, &channel).await;
-        let tried = rights::examine(&mut commands, self.ask.key.name(), &channel, &self.user()).await?;
+        let (name, user) = (self.ask.key.name(), self.user());
+        let tried = rights::examine(&mut commands, name, &channel, &user).await?;
+        #[cfg(feature = "cluster")]
+        let before = self.findings.len();
         self.findings.extend(tried.findings);
+        #[cfg(feature = "cluster")]
+        if let (Commands::Cluster(cluster), Some(at)) = (&self.store.commands, at) {
+            self.findings.extend(cluster::may_ask(&mut commands, &user).await?);
+            cluster::place(&at, &mut self.findings[before..]);
+            self.findings.extend(cluster::others(cluster, name, &user).await);
+        }
         // Kept until here: a message comes while its connection is open.
         if let Some((sink, mut messages)) = inbox {
             self.listen(&mut messages, tried.published_at, tried.heard).await;
             drop(sink);
         }
         self.slots();
-        let info = one(&mut commands, redis::cmd("INFO")).await?;
-        let settings = match &info {
-            Value::ServerError(_) => {
-                one(&mut commands, redis::cmd("CONFIG").arg("GET").arg("maxmemory*")).await?
-            }
-            _ => Value::Nil,
-        };
-        self.findings.extend(info::examine(&info, settings));
+        self.findings.extend(settings(&mut commands).await?);
         Ok(())
     }
 
@@ -330,6 +333,16 @@ fn clock(readings: &[(Reading, Duration)], believed: Option<ClockReading>) -> Ve
         );
     }
     findings
+}
+
+/// What the server says of its memory, as far as this user may know it.
+async fn settings(commands: &mut MultiplexedConnection) -> RedisResult<Vec<Finding>> {
+    let info = one(commands, redis::cmd("INFO")).await?;
+    let settings = match &info {
+        Value::ServerError(_) => one(commands, redis::cmd("CONFIG").arg("GET").arg("maxmemory*")).await?,
+        _ => Value::Nil,
+    };
+    Ok(info::examine(&info, settings))
 }
 
 /// Sends one command; a refusal is an answer.

@@ -29,8 +29,8 @@ use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 pub(super) use atlas::Atlas;
-pub(super) use chart::Coverage;
 use chart::{Chart, Layout};
+pub(super) use chart::{Coverage, Master};
 use slots::Address;
 pub(in crate::store) use slots::slot_of;
 #[cfg(any(test, fuzzing))]
@@ -268,6 +268,12 @@ impl Cluster {
     /// The masters of the chart, and how far they cover the slots.
     pub(super) fn coverage(&self) -> Option<Coverage> {
         Some(self.state().chart.layout().ok()??.coverage())
+    }
+
+    /// For each master of the chart a name like this one, whose keys are there.
+    pub(super) fn samples(&self, name: &str) -> Vec<(Master, String)> {
+        let layout = self.state().chart.layout();
+        layout.ok().flatten().map_or_else(Vec::new, |layout| layout.samples(name))
     }
 
     pub(super) fn close(&self) {

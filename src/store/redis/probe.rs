@@ -19,9 +19,24 @@ const LACKING: &str = "the server lacks commands that the guard's scripts call, 
                        6.2 or later, or Valkey, rename no commands, and give the user the rights that the README lists; \
                        doctor() says which";
 
-/// An error if the server runs no scripts, or not what those of loads call. That it takes no commands at present is none:
-/// it passes.
+/// An error if the server, or one of the masters that can be reached, runs no scripts, or not what those of loads call.
+/// That one takes no commands at present is none: it passes.
 pub(super) async fn probe(commands: &Commands, name: &str, within: Duration) -> Result<(), StoreError> {
+    match commands {
+        Commands::One(_) => probe_at(commands, name, within).await,
+        #[cfg(feature = "cluster")]
+        Commands::Cluster(cluster) => {
+            let each = cluster.samples(name).into_iter().map(|(master, name)| async move {
+                let probed = probe_at(commands, &name, within).await;
+                probed.map_err(|error| at(master.name(), error))
+            });
+            futures_util::future::try_join_all(each).await.map(drop)
+        }
+    }
+}
+
+/// The same of the server that has the keys of this name.
+async fn probe_at(commands: &Commands, name: &str, within: Duration) -> Result<(), StoreError> {
     let nobodys = message::channel(Uuid::new_v4());
     let args = |cmd: &mut Cmd| {
         cmd.arg(&nobodys);
@@ -36,4 +51,32 @@ pub(super) async fn probe(commands: &Commands, name: &str, within: Duration) -> 
     }
     let named = RedisError::from((ErrorKind::Client, "a script may not call", lacked.join(", ")));
     Err(StoreError { kind: StoreErrorKind::Refused, source: Some(advised(Some(LACKING), named)) })
+}
+
+/// Rights are each node's own: says whose.
+#[cfg(feature = "cluster")]
+fn at(address: String, error: StoreError) -> StoreError {
+    let StoreError { kind, source } = error;
+    StoreError { kind, source: Some(std::sync::Arc::new(At { address, source })) }
+}
+
+#[cfg(feature = "cluster")]
+#[derive(Debug)]
+struct At {
+    address: String,
+    source: Option<super::advice::Cause>,
+}
+
+#[cfg(feature = "cluster")]
+impl std::fmt::Display for At {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "the master at {}", self.address)
+    }
+}
+
+#[cfg(feature = "cluster")]
+impl std::error::Error for At {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.source.as_deref().map(|source| source as _)
+    }
 }

@@ -2,12 +2,13 @@
 
 mod failures;
 mod moves;
+mod rights;
 #[cfg(feature = "tls")]
 mod tls;
 mod views;
 
 use redis::cluster::ClusterClient;
-use stampede_guard::health::{Breaker, LinkState, Severity, Topology};
+use stampede_guard::health::{Breaker, Finding, LinkState, Severity, Topology};
 use stampede_guard::lock::{Mutex, Semaphore, Wait};
 
 use super::doctor::examined;

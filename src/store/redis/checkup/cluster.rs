@@ -1,12 +1,17 @@
 //! A look at a cluster: who serves the slots, what stands by, whether each master can be reached, and its clock.
 
+use std::sync::Arc;
+
+use redis::aio::MultiplexedConnection;
 use redis::{RedisResult, Value};
 use tokio::time::{Instant, timeout};
+use uuid::Uuid;
 
-use super::{ALONE, ANSWER, one, words};
-use crate::health::Finding;
+use super::{ALONE, ANSWER, one, rights, settings, words};
+use crate::health::{Finding, Severity};
 use crate::store::redis::client::bounded;
-use crate::store::redis::cluster::{Cluster, Coverage};
+use crate::store::redis::cluster::{Cluster, Coverage, Master};
+use crate::store::redis::message;
 use crate::store::redis::refusal::reason;
 use crate::store::redis::server::Reading;
 
@@ -14,11 +19,7 @@ use crate::store::redis::server::Reading;
 const APART: u64 = 1_000;
 
 /// What can be seen of all masters; `None` with the findings where there is nothing more to look at.
-pub(super) async fn examine(
-    cluster: &std::sync::Arc<Cluster>,
-    user: &str,
-    findings: &mut Vec<Finding>,
-) -> Option<()> {
+pub(super) async fn examine(cluster: &Arc<Cluster>, user: &str, findings: &mut Vec<Finding>) -> Option<()> {
     let up = timeout(ANSWER * 2, cluster.until_up()).await;
     let Some(Coverage { masters, unserved }) = cluster.coverage() else {
         let why = cluster.down().map_or_else(|| format!("{up:?}"), |why| reason(&why));
@@ -87,9 +88,44 @@ fn apart(clocks: &[(String, Reading)]) -> Option<Finding> {
     })
 }
 
+/// What is wrong at the masters beside the one that has the keys of `name`: nodes keep users, rights and settings for
+/// themselves. That one can not be reached was told before.
+pub(super) async fn others(cluster: &Cluster, name: &str, user: &str) -> Vec<Finding> {
+    let (mut findings, mut sound) = (Vec::new(), 0);
+    for (master, name) in cluster.samples(name).into_iter().skip(1) {
+        let Ok(mut found) = look(&master, &name, user).await else { continue };
+        found.retain(|finding| finding.severity >= Severity::Warning);
+        sound += usize::from(found.iter().all(|finding| finding.check != "rights"));
+        place(&master.name(), &mut found);
+        findings.extend(found);
+    }
+    if sound > 0 {
+        findings.push(Finding::ok("rights", format!("`{user}` may do everything at {sound} other masters")));
+    }
+    findings
+}
+
+async fn look(master: &Master, name: &str, user: &str) -> RedisResult<Vec<Finding>> {
+    let mut dial = master.server.dial.clone();
+    dial.answer = ANSWER;
+    let (mut commands, _) = dial.commands().await?;
+    let nobodys = message::channel(Uuid::new_v4());
+    let mut findings = rights::examine(&mut commands, name, &nobodys, user).await?.findings;
+    findings.extend(may_ask(&mut commands, user).await?);
+    findings.extend(settings(&mut commands).await?);
+    Ok(findings)
+}
+
+/// Says at which master something is wrong.
+pub(super) fn place(address: &str, findings: &mut [Finding]) {
+    for finding in findings.iter_mut().filter(|finding| finding.severity >= Severity::Warning) {
+        finding.found = format!("at {address}: {}", finding.found);
+    }
+}
+
 /// Whether this user may follow a slot that is on its way.
 pub(super) async fn may_ask(
-    commands: &mut redis::aio::MultiplexedConnection,
+    commands: &mut MultiplexedConnection,
     user: &str,
 ) -> RedisResult<Option<Finding>> {
     let answer = bounded(ANSWER, one(commands, redis::cmd("ASKING"))).await?;

@@ -1,8 +1,9 @@
 //! The chart: which master has which slot, and how it stands with each.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
-use super::slots::{Address, Range, SLOTS};
+use super::slots::{Address, Range, SLOTS, slot_of};
 use crate::health::{Breaker, LinkState};
 use crate::store::redis::connection::Supervisor;
 use crate::store::redis::refusal::reason;
@@ -10,6 +11,10 @@ use crate::store::{StoreError, StoreErrorKind};
 
 /// A slot that nobody has.
 const NOBODY: u16 = u16::MAX;
+
+/// How many names are tried for one in each master's slots. A master with a single slot of 16,384 is missed once in
+/// e^12 times.
+const MOST_TRIES: u32 = 200_000;
 
 pub(super) enum Chart {
     /// Never drawn: callers wait.
@@ -91,6 +96,24 @@ impl Layout {
         self.masters.get(usize::from(*self.slots.get(usize::from(slot))?))
     }
 
+    /// For each master that has slots a name like this one, whose keys are there. That of the first it comes to is the
+    /// name itself.
+    pub(super) fn samples(&self, name: &str) -> Vec<(Master, String)> {
+        let mut missing: HashSet<u16> = self.slots.iter().copied().filter(|at| *at != NOBODY).collect();
+        let mut samples = Vec::with_capacity(missing.len());
+        let like = (1..MOST_TRIES).map(|n| format!("{name}-{n}"));
+        for name in std::iter::once(name.to_owned()).chain(like) {
+            if missing.is_empty() {
+                break;
+            }
+            let at = self.slots[usize::from(slot_of(&name))];
+            if let (true, Some(master)) = (missing.remove(&at), self.masters.get(usize::from(at))) {
+                samples.push((master.clone(), name));
+            }
+        }
+        samples
+    }
+
     /// Whether there is nothing to hope for from a look at who has what.
     pub(super) fn is_well(&self) -> bool {
         self.slots.iter().all(|at| *at != NOBODY)
@@ -142,6 +165,45 @@ impl Chart {
             0 => (best, Breaker::Closed, None),
             _ if down == layout.masters.len() => (LinkState::Down, Breaker::Open, why),
             _ => (best, Breaker::Partly, why),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use redis::Client;
+
+    use super::*;
+    use crate::store::redis::client::Dial;
+
+    fn address(name: &str) -> Address {
+        Address::parse(name, None).expect("an address")
+    }
+
+    fn server(address: &Address) -> Result<Arc<Supervisor>, redis::RedisError> {
+        let client = Client::open(format!("redis://{address}"))?;
+        Ok(Supervisor::new(Dial::node(&client, Duration::from_millis(50))))
+    }
+
+    /// One with a single slot among them, and one that has none any more.
+    #[tokio::test]
+    async fn each_master_with_slots_has_a_name_whose_keys_are_there() {
+        let range =
+            |first, last, name: &str| Range { first, last, master: address(name), replicas: Vec::new() };
+        let ranges = vec![range(0, 9_000, "a:1"), range(9_002, 16_383, "b:1"), range(9_001, 9_001, "c:1")];
+        let layout = Layout::of(ranges, server).expect("three masters");
+        let (gone, new) = (address("c:1"), address("d:1"));
+        let layout = layout.with(9_001, &new, &server(&new).expect("an address"));
+        let samples = layout.samples("ns:~x");
+        assert_eq!(samples[0].1, "ns:~x", "the first is as it is");
+        let mut masters: Vec<_> = samples.iter().map(|(master, _)| master.name()).collect();
+        masters.sort();
+        assert_eq!(masters, ["a:1", "b:1", "d:1"], "{gone} has nothing");
+        for (master, name) in samples {
+            let home = layout.master(slot_of(&name)).expect("somebody has it");
+            assert_eq!(home.name(), master.name(), "{name}");
         }
     }
 }

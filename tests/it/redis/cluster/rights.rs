@@ -1,0 +1,74 @@
+//! Each node keeps users and their rights for itself: who may do everything at one master may lack it at another.
+
+use super::*;
+
+/// A node that joined later, or came back without its file of users.
+#[tokio::test]
+async fn each_master_is_asked_what_the_user_may_do_there() {
+    let cluster = Cluster::patient();
+    for lacking in 0..3 {
+        let node = cluster.node(lacking);
+        let address = format!("127.0.0.1:{}", node.port());
+        for (right, named) in [
+            ("set", "a script may not call - Client: SET"),
+            ("evalsha", "this user may not do what the guard does"),
+        ] {
+            node.run::<()>(&["ACL", "SETUSER", "spread", &format!("-{right}")]);
+            let guard = unconnected(&cluster.url(), lease_of(LEASE));
+            is_told(&guard, named).await;
+            is_told(&guard, &format!("the master at {address}")).await;
+            let report = examined(&guard).await;
+            let of = |finding: &&Finding| finding.check == "rights" && finding.severity == Severity::Problem;
+            let found: Vec<_> = report.findings.iter().filter(of).collect();
+            assert_eq!(found.len(), 1, "{report}");
+            assert!(found[0].found.contains(&address), "{report}");
+            assert!(found[0].found.contains(&right.to_uppercase()), "{report}");
+            assert!(found[0].advice.contains(&format!("+{right}")), "{report}");
+            node.run::<()>(&["ACL", "SETUSER", "spread", &format!("+{right}")]);
+        }
+    }
+    let guard = connected(&cluster, LEASE).await;
+    let report = examined(&guard).await;
+    assert!(report.is_healthy(), "{report}");
+    assert!(report.to_string().contains("may do everything at 2 other masters"), "{report}");
+    assert_eq!(cluster.keys(), [""; 0], "neither leaves anything behind");
+}
+
+/// It is back one day; until then the others are of use, and the health says which one is not.
+#[tokio::test]
+async fn a_master_that_is_down_is_not_asked() {
+    let cluster = Cluster::patient();
+    cluster.node(1).kill();
+    let guard = connected(&cluster, LEASE).await;
+    assert_eq!(guard.health().breaker, Breaker::Partly, "{}", guard.health());
+}
+
+/// So are settings: one of them may throw away what the others keep.
+#[tokio::test]
+async fn the_doctor_looks_at_each_masters_memory() {
+    let cluster = Cluster::patient();
+    for master in 0..3 {
+        cluster.node(master).run::<()>(&["CONFIG", "SET", "maxmemory", "64mb"]);
+        cluster.node(master).run::<()>(&["CONFIG", "SET", "maxmemory-policy", "volatile-lru"]);
+    }
+    // As a user who may see it.
+    let ports = cluster.nodes().iter().map(|node| node.url());
+    let guard = StampedeGuard::new(ClusterClient::new(ports).expect("nodes"));
+    connects(&guard).await;
+    assert!(examined(&guard).await.worst() < Severity::Problem);
+    for odd in 0..3 {
+        let node = cluster.node(odd);
+        node.run::<()>(&["CONFIG", "SET", "maxmemory-policy", "volatile-ttl"]);
+        let report = examined(&guard).await;
+        let of = |finding: &&Finding| finding.check == "eviction" && finding.severity == Severity::Warning;
+        let found: Vec<_> = report.findings.iter().filter(of).collect();
+        assert_eq!(found.len(), 1, "{report}");
+        if !report
+            .to_string()
+            .contains(&format!("what follows is about its master at 127.0.0.1:{}", node.port()))
+        {
+            assert!(found[0].found.contains(&format!("at 127.0.0.1:{}: ", node.port())), "{report}");
+        }
+        node.run::<()>(&["CONFIG", "SET", "maxmemory-policy", "volatile-lru"]);
+    }
+}
