@@ -15,7 +15,7 @@ use crate::key::Key;
 use crate::store::tags::{Found, Member, TagStore};
 use crate::store::{Reply, StoreError, StoreErrorKind};
 
-/// How long a mark stays that nobody removes; the steps of waiting for replicas take a part of that each.
+/// How long a mark stays that nobody removes; what comes before its removal takes a part of that each, at most.
 const MARK: Duration = Duration::from_secs(4);
 
 /// How many invalidations wait for replicas at once. While a replica is away each holds its connection for as long as its
@@ -51,7 +51,6 @@ impl TagStore for RedisStore {
             push_key(&mut cmd, b't', tag.name());
             match self.commands.send(tag.name(), &cmd, within).await? {
                 Value::Int(_) => Ok(()),
-                Value::ServerError(error) => Err(refused(error.into())),
                 _ => Err(refused(unexpected())),
             }
         })
@@ -71,7 +70,8 @@ impl TagStore for RedisStore {
 
     fn replicated<'a>(&'a self, key: &'a Key, replicas: u32, within: Duration) -> Reply<'a, u32> {
         Box::pin(async move {
-            let asked = Instant::now();
+            let until = Instant::now() + within;
+            let left = || until.saturating_duration_since(Instant::now());
             let place = timeout(within, self.replicating.acquire()).await;
             let Ok(Ok(_place)) = place else { return Err(StoreError::new(StoreErrorKind::TimedOut)) };
             // On a connection of its own: the server answers nothing else on one that waits, and the guard's would be
@@ -80,26 +80,25 @@ impl TagStore for RedisStore {
             let mark = format!("sg1:w:{{{}}}:{:016x}", key.name(), fastrand::u64(..));
             let mut leave = Cmd::with_capacity(5, mark.len() + 24);
             leave.arg("SET").arg(&mark).arg("").arg("PX").arg(millis(MARK));
-            match self.commands.send(key.name(), &leave, self.command_timeout).await? {
+            match self.commands.send(key.name(), &leave, self.command_timeout.min(left())).await? {
                 Value::Okay => {}
-                Value::ServerError(error) => return Err(refused(error.into())),
                 _ => return Err(refused(unexpected())),
             }
             let dial = self.commands.dial(key.name());
             let dial = dial.ok_or_else(|| StoreError::new(StoreErrorKind::Unavailable))?;
-            let (mut connection, _) = bounded(MARK / 2, dial.commands()).await.map_err(refused)?;
+            let (mut connection, _) =
+                bounded(left().min(MARK / 2), dial.commands()).await.map_err(refused)?;
             let mut remove = Cmd::with_capacity(2, mark.len() + 8);
             remove.arg("DEL").arg(&mark);
-            let removed = bounded(MARK / 4, remove.query_async::<u32>(&mut connection)).await;
+            let removed = bounded(left().min(MARK / 4), remove.query_async::<u32>(&mut connection)).await;
             if removed.map_err(refused)? == 0 {
                 return Err(StoreError::new(StoreErrorKind::Unavailable));
             }
-            let left = within.saturating_sub(asked.elapsed());
-            let mut wait = Cmd::with_capacity(3, 32);
+            let (left, mut wait) = (left(), Cmd::with_capacity(3, 32));
             // At least a millisecond: 0 would be for ever.
             wait.arg("WAIT").arg(replicas).arg(millis(left));
-            // The server answers after that time at the latest.
-            let longest = left.saturating_add(MARK / 4);
+            // The server answers after that time at the latest, and its answer has to come here.
+            let longest = left + self.command_timeout;
             bounded(longest, wait.query_async::<u32>(&mut connection)).await.map_err(refused)
         })
     }
@@ -132,7 +131,6 @@ impl RedisStore {
         }
         match self.commands.send("", &cmd, within).await? {
             Value::Array(values) => Ok(values),
-            Value::ServerError(error) => Err(refused(error.into())),
             _ => Err(refused(unexpected())),
         }
     }

@@ -7,6 +7,7 @@ use stampede_guard::LoadContext;
 
 use super::*;
 use crate::support::monitor::Monitor;
+use crate::support::proxy::{Mode, Proxy};
 
 fn tagged() -> PolicyBuilder {
     tagless().tags(["catalog"])
@@ -179,6 +180,30 @@ async fn invalidations_that_wait_for_replicas_open_four_connections_at_the_most(
     }
     replica.resume();
     eventually("it follows again", SOON, async || guard.invalidate("k").await.is_ok()).await;
+}
+
+/// The connection that it waits on, or the server behind that, hangs: the caller has its error when it asked for it.
+#[tokio::test]
+async fn an_invalidation_that_waits_for_replicas_waits_no_longer_than_it_may() {
+    const WITHIN: Duration = Duration::from_millis(300);
+    let server = RedisServer::start();
+    let proxy = Proxy::start(server.port()).await;
+    let policy = patient(SOON).invalidate_replicas(1, WITHIN).build().expect("valid");
+    let guard = unconnected(&proxy.url(), policy);
+    connects(&guard).await;
+    proxy.set(Mode::BlackHoleNew);
+    let mut fastest = Duration::MAX;
+    // A busy machine may stand still, but not each time.
+    for _ in 0..5 {
+        let started = Instant::now();
+        let error = chain(&guard.invalidate("k").await.expect_err("nobody says that a replica has it"));
+        assert!(error.contains("not confirmed by replicas"), "{error}");
+        fastest = fastest.min(started.elapsed());
+    }
+    assert!(fastest >= WITHIN && fastest < WITHIN * 3, "{fastest:?}");
+    proxy.set(Mode::Pass);
+    let error = chain(&guard.invalidate("k").await.expect_err("there is no replica"));
+    assert!(error.contains("0 of 1 replicas"), "{error}");
 }
 
 /// The loader of the README: a tag of its own, and what can not be had ends it.

@@ -23,7 +23,9 @@ pub(crate) enum Mode {
     BlackHoleOld,
     /// The same for flows that subscribe alone: commands work, and messages come to nothing.
     BlackHoleOldSubscriptions,
-    /// And for all flows that subscribe, new ones too: a middlebox that lets no messages through.
+    /// Flows from before the change work, new ones are dead: there is no room for more.
+    BlackHoleNew,
+    /// All flows that subscribe are dead, new ones too: a middlebox that lets no messages through.
     BlackHoleSubscriptions,
     /// Commands arrive and are executed, replies are held back: the ambiguous failure.
     NoReplies,
@@ -275,6 +277,7 @@ impl Valve {
             Mode::Pass | Mode::Delay(_) | Mode::Trickle(_) => true,
             Mode::BlackHole | Mode::Reset => false,
             Mode::BlackHoleOld => self.born >= setting.change,
+            Mode::BlackHoleNew => self.born < setting.change,
             Mode::BlackHoleOldSubscriptions => {
                 self.born >= setting.change || !self.subscribes.load(Ordering::SeqCst)
             }
