@@ -198,3 +198,26 @@ async fn a_cluster_may_come_later() {
     let in_peace = guard.with_policy(lease_of(LEASE));
     assert_eq!(in_peace.get::<u32>("k").await.expect("a store"), Some(1));
 }
+
+/// There it is read by itself, and what MGET takes for nothing is an error.
+#[tokio::test]
+async fn an_evicted_or_foreign_id_of_a_tag_costs_misses() {
+    let cluster = Cluster::patient();
+    let [key, tag] = [cluster.key_on(0, "tagged"), cluster.key_on(1, "tag")];
+    let tagged = unconnected(&cluster.url(), patient(LEASE).tags([&*tag]).build().expect("valid"));
+    connects(&tagged).await;
+    let (home, id) = (cluster.node(1), format!("sg1:t:{{default:{tag}}}"));
+    assert_eq!(answer(&tagged, &key, 1).await, 1);
+    assert_eq!(tagged.get::<u32>(&*key).await.expect("answered"), Some(1));
+    home.run::<()>(&["DEL", &id]);
+    assert_eq!(tagged.get::<u32>(&*key).await.expect("answered"), None, "evicted");
+    home.run::<()>(&["RPUSH", &id, "somebody else's"]);
+    assert_eq!(tagged.get::<u32>(&*key).await.expect("answered"), None, "foreign");
+    assert_eq!(tagged.stats().store_errors, 0);
+    home.run::<()>(&["DEL", &id]);
+    assert_eq!(answer(&tagged, &key, 2).await, 2);
+    assert_eq!(tagged.get::<u32>(&*key).await.expect("answered"), Some(2));
+    // That a master does not let this user read is not the same as nothing.
+    home.run::<()>(&["ACL", "SETUSER", "spread", "-get"]);
+    tagged.get::<u32>(&*key).await.expect_err("not permitted");
+}
