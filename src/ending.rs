@@ -30,6 +30,8 @@ pub(crate) enum Ending {
     WaitedOut,
     /// Nobody is left to load under the lease: each loads for itself.
     Gone,
+    /// The flight ended with the runtime that it ran in: those who live in others begin a new one.
+    Abandoned,
 }
 
 /// What is arriving is the loader's and its callers' own business.
@@ -56,7 +58,8 @@ impl Ending {
             | Self::Invalidated
             | Self::Uncacheable
             | Self::WaitedOut
-            | Self::Gone => Failure::vanished(),
+            | Self::Gone
+            | Self::Abandoned => Failure::vanished(),
         }
     }
 
@@ -93,7 +96,8 @@ impl Ending {
             | Self::Invalidated
             | Self::Uncacheable
             | Self::WaitedOut
-            | Self::Gone => tagged(b'u', ""),
+            | Self::Gone
+            | Self::Abandoned => tagged(b'u', ""),
             Self::Failed(Failure::Loader { text, .. }) => tagged(b'f', text),
             Self::Failed(Failure::Panicked(text)) => tagged(b'p', text),
             Self::Failed(Failure::Guard(error)) => {

@@ -273,7 +273,7 @@ impl Missing<'_> {
                         .map_or(Answer::Failed(failure), |value| Answer::Stale(value, Some(loader)));
                 }
                 // What is stored by now is older than the invalidation, too.
-                Ending::Invalidated => {}
+                Ending::Invalidated | Ending::Abandoned => {}
                 Ending::WaitedOut => {
                     drop(follower); // Nobody waits in this seat any more.
                     return caller.beside(loader, open).await;
@@ -304,8 +304,13 @@ impl Caller<'_> {
         let leaves =
             policy.soft_timeout.is_some() && self.seen.as_ref().is_some_and(|seen| seen.value.is_some());
         let within = loader.within.clone().filter(|_| !leaves);
-        match node.flights.join_having_looked(&flight, loader, Ending::Gone, policy.max_waiters, self.looked)
-        {
+        match node.flights.join_having_looked(
+            &flight,
+            loader,
+            Ending::Abandoned,
+            policy.max_waiters,
+            self.looked,
+        ) {
             Joined::Leader(leader, follower) => {
                 let (node, policy) = (Arc::clone(node), Arc::clone(policy));
                 let (seen, budget) = (self.seen.clone(), self.budget);
@@ -390,7 +395,7 @@ impl Caller<'_> {
             Ending::Value(mut entry) | Ending::Stale(mut entry) => open.open(&mut entry, self.now()),
             Ending::Arriving(value) => open.open_arriving(&value.0),
             Ending::Failed(failure) => return Answer::Failed(failure),
-            Ending::Invalidated | Ending::Uncacheable | Ending::WaitedOut | Ending::Gone => None,
+            _ => None,
         };
         match value {
             Some(value) => Answer::Coalesced(value, loader),

@@ -1,5 +1,7 @@
 //! What a caller reads of a load that failed: the truth about where and when, and the causes.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -66,6 +68,51 @@ async fn a_load_whose_runtime_is_shut_down_is_told_of_as_that() {
     let error = call.await.expect_err("dropped");
     assert_eq!(error.guard().map(stampede_guard::Error::kind), Some(ErrorKind::Vanished));
     assert_eq!(error.to_string(), "the load ended without an outcome: its task was dropped");
+}
+
+/// A server with a runtime per core: each of those who waited loaded for itself, all at once, whatever the cap.
+#[test]
+fn who_waits_in_another_runtime_than_the_one_that_ends_loads_once_more_in_all() {
+    const LEASE: Duration = Duration::from_millis(200);
+    let policy = Policy::builder().lease(LEASE).command_timeout(LEASE / 4).coordination_budget(LEASE);
+    let policy = policy.max_concurrent_loads(1).build().expect("valid");
+    let guard = StampedeGuard::in_memory().with_policy(policy);
+    let runtime = || tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+    let (ends, stays) = (runtime().expect("a runtime"), runtime().expect("a runtime"));
+    let (begun, begins) = std::sync::mpsc::channel();
+    let leads = guard.clone();
+    ends.spawn(async move {
+        let load = || async move {
+            let _ = begun.send(());
+            std::future::pending::<Result<u8, String>>().await
+        };
+        leads.get_or_load("key", load).await
+    });
+    begins.recv().expect("the load runs");
+    let [loads, seated] = [(); 2].map(|()| Arc::<AtomicUsize>::default());
+    let calls: Vec<_> = (0..50)
+        .map(|_| {
+            let (guard, loads, seated) = (guard.clone(), Arc::clone(&loads), Arc::clone(&seated));
+            stays.spawn(async move {
+                let load = || async move {
+                    loads.fetch_add(1, Ordering::SeqCst);
+                    Ok::<_, String>(7_u8)
+                };
+                let mut call = Box::pin(guard.get_or_load("key", load));
+                assert!(poll!(&mut call).is_pending());
+                seated.fetch_add(1, Ordering::SeqCst);
+                call.await
+            })
+        })
+        .collect();
+    while seated.load(Ordering::SeqCst) < 50 {
+        std::thread::yield_now();
+    }
+    ends.shutdown_background();
+    for call in calls {
+        assert_eq!(stays.block_on(call).expect("joined").expect("loaded"), 7);
+    }
+    assert_eq!(loads.load(Ordering::SeqCst), 1, "and one lease that passed");
 }
 
 /// All of them told of "replacing the entry".
