@@ -27,17 +27,22 @@ impl Lead {
         }
     }
 
-    /// Whether any of these tags was invalidated since. Where the store can not be asked nobody can tell, and
-    /// the commit, or the look-up after it, will.
+    /// Whether any of these tags may have been invalidated since. Where the store does not say, it may: callers are seated
+    /// here who came after the load had begun, without a look of their own.
     async fn was_invalidated(&self, tagged: &[Tagged]) -> bool {
-        if tagged.is_empty() {
-            return false;
-        }
+        let Some(first) = tagged.first() else { return false };
         // Who comes after this look at the ids must not be given what it finds current.
         self.leader.detach();
         let tags: Vec<_> = tagged.iter().map(|tagged| tagged.tag.clone()).collect();
-        let ids = self.node.store.tags().present_ids(&tags, self.policy.command_timeout).await;
-        ids.is_ok_and(|ids| ids.iter().zip(tagged).any(|(id, tagged)| *id != Some(tagged.id)))
+        let store = &self.node.store;
+        let ask = || store.tags().present_ids(&tags, self.policy.command_timeout);
+        let mut ids = ask().await;
+        if ids.is_err() {
+            // A connection that broke is soon made again, and that is cheaper than one load more.
+            let _ = store.reach(first.tag.name(), self.budget.left()).await;
+            ids = ask().await;
+        }
+        ids.is_err() || ids.is_ok_and(|ids| ids.iter().zip(tagged).any(|(id, tagged)| *id != Some(tagged.id)))
     }
 
     /// Step 7: tells the fleet, then those seated here.

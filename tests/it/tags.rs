@@ -224,6 +224,54 @@ async fn a_value_whose_tags_could_not_be_read_as_its_load_began_is_not_stored() 
     }
 }
 
+/// Who came after the invalidation was acknowledged, and joined the load without a look, was given the older value where
+/// the store could not be asked at its end. One more load is the price of not knowing; not where it is there again soon.
+#[cfg(feature = "testing")]
+#[tokio::test(start_paused = true)]
+async fn who_joins_a_load_after_the_acknowledgement_is_given_nothing_older_though_the_store_is_away_at_its_end()
+ {
+    use stampede_guard::testing::{ChaosStore, Fault};
+
+    for (invalidated, outage, loads) in
+        [(true, None, 2), (false, None, 2), (false, Some(1), 1), (true, Some(1), 2)]
+    {
+        let chaos = ChaosStore::new(1);
+        let policy = tagged().build().expect("valid");
+        let guards = [(); 2]
+            .map(|()| StampedeGuard::builder(chaos.clone()).policy(policy.clone()).build().expect("valid"));
+        let (counter, gate) = (Counter::default(), Gate::closed());
+        let call = |value: u32| {
+            let (guard, counter, gate) = (guards[0].clone(), counter.clone(), gate.clone());
+            tokio::spawn(async move {
+                let load = move || async move {
+                    let _running = counter.start();
+                    gate.pass().await;
+                    Ok::<_, String>(value)
+                };
+                guard.get_or_load("k", load).await.expect("loaded")
+            })
+        };
+        let first = call(1);
+        counter.reach(1).await;
+        if invalidated {
+            guards[1].invalidate_tag("prices").await.expect("confirmed");
+        }
+        let later: Vec<_> = (0..20).map(|_| call(2)).collect();
+        sleep(Duration::from_millis(1)).await;
+        match outage {
+            None => chaos.inject(Fault::ErrorBefore, 1.0),
+            Some(commands) => (0..commands).for_each(|_| chaos.once(Fault::ErrorBefore)),
+        }
+        gate.open();
+        assert_eq!(first.await.expect("joined"), 1, "it came first");
+        for given in join_all(later).await {
+            let given = given.expect("joined");
+            assert!(!invalidated || given == 2, "{given}: invalidated before it asked");
+        }
+        assert_eq!(counter.started(), loads, "invalidated: {invalidated}, outage of {outage:?}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn bad_tags_are_refused_by_name() {
     let refused = Policy::builder().tags([""]).build().expect_err("empty");
