@@ -1,13 +1,14 @@
 //! How a loader's value becomes bytes and back.
 
 use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use bytes::Bytes;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::entry::Encoding;
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, ErrorKind, panic_text};
 
 /// How values of loaders are encoded in the store.
 ///
@@ -57,18 +58,41 @@ impl Codec {
         encoding: Encoding,
         payload: &mut Bytes,
     ) -> Option<T> {
+        self.read(encoding, payload).ok()
+    }
+
+    /// Why what was just encoded would not be a `T` to those who read it, if it would not.
+    pub(crate) fn unreadable<T: DeserializeOwned + 'static>(
+        self,
+        encoding: Encoding,
+        payload: &Bytes,
+    ) -> Option<Error> {
+        // A panic of the type's own: the caller that has loaded it has its value.
+        let read = AssertUnwindSafe(|| self.read::<T>(encoding, &mut payload.clone()).err());
+        let failed = catch_unwind(read).unwrap_or_else(|panic| Some(panic_text(&*panic).as_ref().into()));
+        let what = "the loaded value can not be read back from what it was encoded to";
+        failed.map(|source| Error::with_source(ErrorKind::Encode, what, source.into()))
+    }
+
+    fn read<T: DeserializeOwned + 'static>(
+        self,
+        encoding: Encoding,
+        payload: &mut Bytes,
+    ) -> Result<T, Box<dyn std::error::Error + Send + Sync>> {
         let mut value: Option<T> = None;
         if let Some(bytes) = (&mut value as &mut dyn Any).downcast_mut::<Option<Bytes>>() {
             *bytes = (encoding == Encoding::RAW).then(|| std::mem::take(payload));
-            return value;
+            return value.ok_or_else(|| ANOTHER.into());
         }
         match (self, encoding) {
-            (Self::MessagePack, Encoding::MESSAGE_PACK) => rmp_serde::from_slice(payload).ok(),
-            (Self::Json, Encoding::JSON) => serde_json::from_slice(payload).ok(),
-            _ => None,
+            (Self::MessagePack, Encoding::MESSAGE_PACK) => Ok(rmp_serde::from_slice(payload)?),
+            (Self::Json, Encoding::JSON) => Ok(serde_json::from_slice(payload)?),
+            _ => Err(ANOTHER.into()),
         }
     }
 }
+
+const ANOTHER: &str = "another codec's";
 
 fn refused(source: Box<dyn std::error::Error + Send + Sync>) -> Error {
     Error::with_source(ErrorKind::Encode, "the loaded value could not be encoded", source.into())

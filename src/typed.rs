@@ -92,7 +92,7 @@ where
 }
 
 /// What a load's result is to others, and to its own caller.
-fn concluded<T: Serialize + 'static, E>(
+fn concluded<T: Serialize + DeserializeOwned + 'static, E>(
     key: &Key,
     loaded: Result<T, E>,
     mode: Mode,
@@ -115,7 +115,7 @@ where
 }
 
 /// What others are given of a loaded value.
-fn shared<T: Serialize + 'static>(
+fn shared<T: Serialize + DeserializeOwned + 'static>(
     key: &Key,
     mode: Mode,
     node: &Node,
@@ -126,7 +126,11 @@ fn shared<T: Serialize + 'static>(
     if mode == Mode::Alone {
         return LoadResult::Uncacheable { mark: Mark::No };
     }
-    match policy.codec.encode(value) {
+    // Who waits, and who comes later, would find nothing that is of use, and load as well, unseen.
+    let encoded = policy.codec.encode(value).and_then(|(encoding, payload)| {
+        policy.codec.unreadable::<T>(encoding, &payload).map_or(Ok((encoding, payload)), Err)
+    });
+    match encoded {
         Ok((_, payload)) if payload.len() > policy.max_body => {
             unshareable(node, key, Unshareable::TooLong { size: payload.len(), max_body: policy.max_body });
             LoadResult::Uncacheable { mark: Mark::IfUnserved }
@@ -144,7 +148,7 @@ fn shared<T: Serialize + 'static>(
             LoadResult::Value { encoding, payload, lifetimes, validator, tags, brief: None }
         }
         Err(error) => {
-            unshareable(node, key, Unshareable::NotEncoded(&error));
+            unshareable(node, key, Unshareable::NotCoded(&error));
             LoadResult::Uncacheable { mark: Mark::No }
         }
     }
@@ -152,8 +156,12 @@ fn shared<T: Serialize + 'static>(
 
 /// Why a loaded value is its own caller's and nobody else's.
 enum Unshareable<'a> {
-    TooLong { size: usize, max_body: usize },
-    NotEncoded(&'a Error),
+    TooLong {
+        size: usize,
+        max_body: usize,
+    },
+    /// Not to bytes, or not back.
+    NotCoded(&'a Error),
 }
 
 /// Tells the operator: for this key there is no protection at all.
@@ -166,9 +174,13 @@ fn unshareable(node: &Node, key: &Key, why: Unshareable<'_>) {
         Unshareable::TooLong { size, max_body } => {
             tracing::warn!(?key, size, max_body, "a loaded value is longer than max_body: it is not shared");
         }
-        Unshareable::NotEncoded(error) => {
+        Unshareable::NotCoded(error) => {
             let error = error as &dyn std::error::Error;
-            tracing::warn!(?key, error, "a loaded value can not be encoded: it is not shared");
+            tracing::warn!(
+                ?key,
+                error,
+                "a loaded value can not be encoded, or not be read back: it is not shared"
+            );
         }
     }
 }

@@ -30,11 +30,12 @@ impl StampedeGuard {
     /// panics, [`wait_timeout`](crate::PolicyBuilder::wait_timeout) passes.
     ///
     /// The value is stored for the policy's [`fresh_for`](crate::PolicyBuilder::fresh_for). `None`, `()` and
-    /// `false` are values like any other.
+    /// `false` are values like any other. (`Some(None)` and `Some(())` are encoded as `None` is, and come back as that.)
     ///
-    /// A value that is encoded in more than [`max_body`](crate::PolicyBuilder::max_body) bytes, or can not be encoded, goes to the
-    /// caller that loaded it and to nobody else: **all others load for themselves, at once.** It is counted in
-    /// [`Stats::unshareable`](crate::Stats::unshareable), and a warning says so, at most once a minute.
+    /// A value that is encoded in more than [`max_body`](crate::PolicyBuilder::max_body) bytes, or can not be encoded, or not be read
+    /// back from that (a field that is skipped one way only, a NaN in JSON), goes to the caller that loaded it and to nobody
+    /// else: **all others load for themselves, at once.** It is counted in [`Stats::unshareable`](crate::Stats::unshareable),
+    /// and a warning says so, at most once a minute.
     ///
     /// # Errors
     ///

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::join_all;
-use stampede_guard::{ErrorKind, LoadError, MemoryStore, Policy, StampedeGuard};
+use stampede_guard::{Codec, ErrorKind, LoadError, MemoryStore, Policy, StampedeGuard};
 use tokio::time::Instant;
 
 use crate::support::gate::{Counter, Gate};
@@ -174,6 +174,36 @@ async fn a_value_that_can_not_be_shared_is_counted_and_warned_of_once_a_minute()
     assert_eq!(warnings.about("can not be encoded").len(), 1, "{warnings:?}");
     guard.get_or_load("short", || async { Ok::<_, String>(1u8) }).await.expect("loaded");
     assert_eq!(guard.stats().unshareable, 5);
+}
+
+/// Each of those who waited went round three times, and loaded; it was stored, and was a miss for everyone later.
+#[tokio::test(start_paused = true)]
+async fn a_value_that_can_not_be_read_back_is_not_shared_and_told_of() {
+    #[derive(Debug, serde::Serialize, serde::Deserialize)]
+    struct User {
+        #[serde(skip_serializing)]
+        password: String,
+    }
+
+    let warnings = Warnings::default();
+    let _listening = warnings.listen();
+    let guard = StampedeGuard::in_memory();
+    let load = || async {
+        tokio::time::sleep(LOAD).await;
+        Ok::<_, String>(User { password: "pw".to_owned() })
+    };
+    let started = Instant::now();
+    for given in join_all((0..10).map(|_| guard.get_or_load("user", load))).await {
+        assert_eq!(given.expect("loaded").password, "pw");
+    }
+    assert_eq!(started.elapsed().as_millis(), 2 * LOAD.as_millis(), "the first, and then all at once");
+    assert_eq!((guard.stats().unshareable, guard.stats().unreadable), (1, 0));
+    let told = &warnings.about("not be read back")[0];
+    assert!(told.contains("Key(#") && !told.contains("pw"), "{told}");
+    let json = guard.with_policy(Policy::builder().codec(Codec::Json).build().expect("valid"));
+    json.get_or_load("rate", || async { Ok::<_, String>(f64::NAN) }).await.expect("loaded");
+    assert!(json.get::<f64>("rate").await.expect("answered").is_none());
+    assert_eq!(guard.stats().unshareable, 2);
 }
 
 #[derive(Debug, serde::Deserialize)]
