@@ -313,8 +313,9 @@ impl PolicyBuilder {
         }
         in_range("lease", policy.lease, MILLISECOND * 100, day)?;
         in_range("load_timeout", policy.load_timeout, MILLISECOND, day)?;
-        in_range("wait_timeout", policy.wait_timeout, MILLISECOND, day * 2)?;
         in_range("permit_timeout", policy.permit_timeout, Duration::ZERO, day)?;
+        // By default it is made of those before.
+        in_range("wait_timeout", policy.wait_timeout, MILLISECOND, day * 2)?;
         let replicas_within = policy.replicas.map_or(MILLISECOND, |(_, timeout)| timeout);
         in_range("invalidate_replicas' timeout", replicas_within, MILLISECOND, Duration::from_secs(60))?;
         if policy.tags.len() >= MOST_TAGS || policy.tags.iter().any(CacheKey::is_empty) {

@@ -313,3 +313,10 @@ fn a_crowd_of_nobody_is_refused_by_name() {
     let refused = Policy::builder().max_waiters(0, OnOverload::Shed).build().expect_err("nobody could load");
     assert!(refused.to_string().contains("max_waiters"), "{refused}");
 }
+
+/// `wait_timeout`, which nobody had touched and which is made of it, was said to be too long.
+#[test]
+fn a_wait_for_ever_is_refused_by_its_own_name() {
+    let refused = capped(1, Duration::MAX, OnOverload::Shed).build().expect_err("too long");
+    assert!(refused.to_string().contains("permit_timeout"), "{refused}");
+}
