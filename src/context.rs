@@ -25,7 +25,7 @@ const LONGEST_VALIDATOR: usize = 1024;
 /// comes of it is to be kept.
 ///
 /// Given to the loader of [`get_or_load_with`](crate::StampedeGuard::get_or_load_with). Settings replace the
-/// policy's for this value; where two are in doubt, the last call counts.
+/// policy's for this value; where two are in doubt, the last call counts, and [`do_not_store`](Self::do_not_store) more than any.
 ///
 /// # Examples
 ///
@@ -75,8 +75,9 @@ pub(crate) struct Settings {
     pub(crate) validator: Bytes,
     pub(crate) tags: Vec<Tagged>,
     negative_for: Duration,
-    /// Whether a tag that it should have could not be had: stored, it would outlive the tag's invalidation.
-    untagged: bool,
+    /// Whether it must not be stored, whatever else is said of it: its loader wants that, or a tag that it should have could not
+    /// be had, and it would outlive the tag's invalidation.
+    unstored: bool,
     /// Whether the loader has said how long its value lives.
     pub(crate) decided: bool,
     /// Whether the value says that there is nothing.
@@ -86,13 +87,13 @@ pub(crate) struct Settings {
 impl Settings {
     pub(crate) fn new(policy: &Policy, validator: Bytes) -> Self {
         let (lifetimes, negative_for) = (policy.lifetimes(), policy.negative_for());
-        let [untagged, decided, negative] = [false; 3];
-        Self { lifetimes, validator, tags: Vec::new(), negative_for, untagged, decided, negative }
+        let [unstored, decided, negative] = [false; 3];
+        Self { lifetimes, validator, tags: Vec::new(), negative_for, unstored, decided, negative }
     }
 
     /// How long the value is kept, once the loader has said all that it has to say.
     pub(crate) fn lifetimes(&self) -> Lifetimes {
-        if self.untagged { Lifetimes::default() } else { self.lifetimes }
+        if self.unstored { Lifetimes::default() } else { self.lifetimes }
     }
 
     /// The lifetimes of a value that says "there is nothing".
@@ -197,7 +198,7 @@ impl<T> LoadContext<T> {
     pub async fn tag<K: Into<CacheKey>>(&mut self, tags: impl IntoIterator<Item = K>) -> Result<(), Error> {
         let before = lock(&self.settings).tags.len();
         let tags = tags::keys(&self.node.namespace, tags, before)?;
-        let stored_without = std::mem::replace(&mut lock(&self.settings).untagged, true);
+        let stored_without = std::mem::replace(&mut lock(&self.settings).unstored, true);
         if self.mode != Mode::Leased {
             // Nothing of this load is stored.
             return Ok(());
@@ -208,7 +209,7 @@ impl<T> LoadContext<T> {
             Ok(tagged) => {
                 let mut settings = lock(&self.settings);
                 settings.tags.extend(tagged);
-                settings.untagged = stored_without;
+                settings.unstored = stored_without;
             }
             Err(error) => {
                 self.node.count(Count::store_errors);
@@ -226,11 +227,11 @@ impl<T> LoadContext<T> {
         lock(&self.settings).make_negative();
     }
 
-    /// Gives the value to those who wait for this load, and stores nothing.
+    /// Gives the value to those who wait for this load, and stores nothing, whatever else is said of it before or after.
     pub fn do_not_store(&mut self) {
         let mut settings = lock(&self.settings);
         settings.decided = true;
-        settings.lifetimes = Lifetimes::default();
+        settings.unstored = true;
     }
 }
 

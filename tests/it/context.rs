@@ -71,6 +71,36 @@ async fn do_not_store_reaches_those_who_wait_and_nobody_later() {
     assert_eq!(loads.started(), 2);
 }
 
+/// A window that was said later had it stored, to be served for a failed load.
+#[tokio::test(start_paused = true)]
+async fn what_is_not_to_be_stored_is_not_whatever_else_is_said_of_it() {
+    let guard = guard(policy());
+    let says: [fn(&mut LoadContext<u8>); 4] = [
+        |cx| cx.fresh_for(secs(60)),
+        |cx| cx.stale_while_revalidate(secs(60)),
+        |cx| cx.stale_if_error(secs(60)),
+        |cx| cx.negative(),
+    ];
+    for say in says {
+        for before in [true, false] {
+            let load = move |mut cx: LoadContext<u8>| async move {
+                if before {
+                    say(&mut cx);
+                }
+                cx.do_not_store();
+                if !before {
+                    say(&mut cx);
+                }
+                Ok::<_, String>(1)
+            };
+            assert_eq!(guard.get_or_load_with("key", load).await.ok(), Some(1));
+            let fails = guard.get_or_load("key", || async { Err::<u8, _>("down") }).await;
+            assert!(fails.is_err(), "{fails:?}");
+            sleep(secs(60)).await;
+        }
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_conditional_load_keeps_the_previous_value_and_restarts_its_freshness() {
     let guard = guard(policy().stale_if_error(secs(60)));
