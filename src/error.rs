@@ -77,11 +77,15 @@ impl Error {
     }
 
     pub(crate) fn store(phase: &str, key: &Key, source: StoreError) -> Self {
-        let kind = match source.kind {
+        let kind = Self::kind_of(&source);
+        Self::with_source(kind, format!("{phase} of key #{} failed", key.digest()), Arc::new(source))
+    }
+
+    pub(crate) fn kind_of(source: &StoreError) -> ErrorKind {
+        match source.kind {
             StoreErrorKind::Closed => ErrorKind::Closed,
             _ => ErrorKind::Store,
-        };
-        Self::with_source(kind, format!("{phase} of key #{} failed", key.digest()), Arc::new(source))
+        }
     }
 
     pub(crate) fn load_timeout(key: &Key, load_timeout: Duration) -> Self {

@@ -12,13 +12,14 @@ use tokio::time::Instant;
 
 use crate::backend::Backend;
 use crate::builder::StampedeGuardBuilder;
-use crate::error::{Error, ErrorKind};
+use crate::error::Error;
 use crate::key::{CacheKey, Key};
 use crate::lock::{LAST_RELEASES, Locks};
 use crate::memoize::MemoizeLayer;
 use crate::node::Node;
 use crate::observe::Stats;
 use crate::policy::Policy;
+use crate::store::StoreError;
 use crate::store::memory::MemoryStore;
 
 /// Cache-stampede protection for a whole fleet: one load per cold key across all processes that share a
@@ -105,7 +106,7 @@ impl StampedeGuard {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Store`] if they are not up within the policy's coordination budget or one second,
+    /// [`ErrorKind::Closed`] after [`shutdown`](Self::shutdown). [`ErrorKind::Store`] if they are not up within the policy's coordination budget or one second,
     /// whichever is longer: the guard goes on trying in the background. And if the server runs no scripts, lacks a command
     /// that loads are made of, or this user the right to it; its causes name those. (Of a cluster each master that can be
     /// reached is tried.) The guard then does as while it is
@@ -117,8 +118,9 @@ impl StampedeGuard {
     pub async fn connect(&self) -> Result<(), Error> {
         let within = self.policy.coordination_budget.max(Duration::from_secs(1));
         let began = Instant::now();
-        let failed =
-            |what: &'static str| move |source| Error::with_source(ErrorKind::Store, what, Arc::new(source));
+        let failed = |what: &'static str| {
+            move |source: StoreError| Error::with_source(Error::kind_of(&source), what, Arc::new(source))
+        };
         let (store, key) = (&self.node.store, self.unused_key("connect"));
         store.connect(within).await.map_err(failed("connecting to the store failed"))?;
         store

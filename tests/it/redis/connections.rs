@@ -58,6 +58,17 @@ async fn a_unix_socket_that_is_not_there_is_told_as_such() {
     is_gone_without(&unconnected(&url, Policy::default()), "refused").await;
 }
 
+/// As every other call.
+#[tokio::test]
+async fn to_connect_after_a_shutdown_is_an_error_of_that_kind() {
+    let guard = local(&RedisServer::start(), Policy::default()).await;
+    guard.shutdown(Duration::ZERO).await;
+    assert_eq!(
+        guard.connect().await.expect_err("it was shut down").kind(),
+        stampede_guard::ErrorKind::Closed
+    );
+}
+
 /// Keys are of one database. Channels are not, but each node has its own, and is queued in its own database only.
 #[tokio::test]
 async fn guards_in_two_databases_do_not_meet() {
