@@ -151,10 +151,20 @@ fn on_tcp(error: &RedisError) -> Option<&'static str> {
     if error.is_connection_refusal() {
         return Some(NOBODY);
     }
+    if is_unresolved(error) {
+        return Some(UNRESOLVED);
+    }
     error
         .is_timeout()
         .then_some("no answer in time: see that host and port are right, and that nothing blocks the way")
 }
+
+/// The resolver's errors have no kind of their own; these are the standard library's words before them.
+fn is_unresolved(error: &RedisError) -> bool {
+    io_error(error).is_some_and(|error| error.to_string().contains("failed to lookup address"))
+}
+
+const UNRESOLVED: &str = "this host name can not be resolved: see its spelling, and this machine's resolver";
 
 /// What is said of a port that is closed.
 const NOBODY: &str = "nobody listens there: see that host and port are right, and that the server runs";
@@ -182,6 +192,9 @@ fn on_tls(error: &RedisError) -> Option<&'static str> {
     }
     if error.is_connection_refusal() {
         return Some(NOBODY);
+    }
+    if is_unresolved(error) {
+        return Some(UNRESOLVED);
     }
     if closed(error) {
         return Some("the server ended the TLS handshake: see its log, and whether this is the port for TLS");
@@ -273,5 +286,13 @@ mod tests {
             assert_eq!(told(io::ErrorKind::ConnectionRefused, tls), NOBODY);
             assert!(told(io::ErrorKind::UnexpectedEof, tls).contains("TLS"));
         }
+    }
+
+    #[test]
+    fn a_name_that_nobody_knows_is_told_of_as_that() {
+        let words = "failed to lookup address information: Name or service not known";
+        let error = RedisError::from(io::Error::other(words));
+        assert_eq!(on_tcp(&error), Some(UNRESOLVED));
+        assert_eq!(on_tls(&error), Some(UNRESOLVED));
     }
 }
