@@ -128,7 +128,8 @@ impl StampedeGuard {
 
     /// Loads `key` now, however fresh what is stored is: once in the whole fleet for all who ask at once.
     ///
-    /// A load of the key that is running already counts as this one; after a change at the origin, use
+    /// A load of the key that is running already counts as this one, and so does one that failed less than
+    /// [`error_for`](crate::PolicyBuilder::error_for) ago; after a change at the origin, use
     /// [`invalidate`](Self::invalidate) instead. Meanwhile other callers are served what there is.
     ///
     /// # Errors

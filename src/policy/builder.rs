@@ -149,7 +149,8 @@ impl PolicyBuilder {
 
     /// How many loads of different keys may run at once in the whole fleet, under this namespace: a fair queue in
     /// front of the origin. Policies with the same number share it. A load that another load asks for, and waits for,
-    /// needs no permit beside that one's; but where it joins a load of its key that waits for a permit, it waits too.
+    /// needs no permit beside that one's; but where it joins a load of its key that waits for a permit, it waits too, and in a
+    /// task that the other load has spawned it needs one: ask with `join_all` in the load's own task.
     /// Loads outside the protocol (of uncacheable resources, after a shutdown) do not count. While the store can not be
     /// asked the cap is not kept, which is logged once: [`max_fail_open_loads`](Self::max_fail_open_loads) is what
     /// bounds each process then, and [`OnStoreDown::FailClosed`] loads nothing without a permit. Nor is it with
