@@ -37,7 +37,8 @@
 //! - **Nothing stays behind**: a holder that dies costs others its time to live, a waiter that dies nothing as soon as the
 //!   server knows. Where a whole machine vanishes, it does not for minutes, and each of its waiters whose turn comes costs a
 //!   time to live: choose a short one, and `auto_renew`. A future that is dropped gives its place up; a reply that was lost is
-//!   followed by a release.
+//!   followed by a release. One that is kept and not polled costs those behind it the time to live it is granted for, and
+//!   half a second at the most.
 //!
 //! # What they do not promise
 //!

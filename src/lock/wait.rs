@@ -16,7 +16,7 @@ use super::place::Place;
 use super::target::Target;
 use super::{LockError, Waiting};
 use crate::store::StoreErrorKind;
-use crate::store::grants::Told;
+use crate::store::grants::{Told, Watch};
 use crate::store::locks::{Announced, MutexTaken, Taken};
 
 /// While grants may not arrive, nobody waits longer than this between two looks.
@@ -146,6 +146,7 @@ impl<T: Target> Contest<'_, T> {
         loop {
             let within = self.within();
             self.asked = Instant::now();
+            self.place.heard.asks();
             self.places += u32::from(queue);
             let old = self.instead.as_deref().map(|hold| &hold.grip.token);
             let error = match self.place.take(old, queue, within).await {
@@ -167,6 +168,7 @@ impl<T: Target> Contest<'_, T> {
             let last = again == 0 || !passing || self.is_over();
             again -= u8::from(!last);
             let name = &self.place.duty.target.name().key;
+            self.place.heard.asks();
             if last || self.home().store.reach(name, self.within()).await.is_err() {
                 return Err(self.place.duty.target.error("acquiring", error));
             }
@@ -186,7 +188,7 @@ impl<T: Target> Contest<'_, T> {
             return Ok(Woken::Anew);
         }
         let polls = matches!(self.waiting, Waiting::Poll { .. });
-        let (mut look, mut soon, mut again) = (self.next_look(ends), None, Woken::Again);
+        let ((mut look, mut stand), mut soon, mut again) = (self.next_look(ends), None, Woken::Again);
         // Polling asks once more when the time is over: a pause without an attempt after it would be for nothing.
         let deadline = if polls { None } else { self.deadline };
         let home = Arc::clone(self.home());
@@ -199,6 +201,13 @@ impl<T: Target> Contest<'_, T> {
                 told = self.place.heard.told() => told,
                 () = reached(earlier(look, soon)) => return Ok(again),
                 () = reached(deadline) => return Err(self.timed_out()),
+                () = reached(stand) => {
+                    if self.place.heard.stands_in() {
+                        return Ok(Woken::Anew);
+                    }
+                    (look, stand) = self.next_look(ends);
+                    continue;
+                }
             };
             match told {
                 // Granted, and taken away by force before that was read.
@@ -217,34 +226,38 @@ impl<T: Target> Contest<'_, T> {
                     let spread = Instant::now() + SPREAD.mul_f64(fastrand::f64());
                     soon = earlier(soon, Some(spread));
                 }
-                Told { .. } => look = self.next_look(ends),
+                Told { .. } => (look, stand) = self.next_look(ends),
             }
         }
     }
 
-    /// When to ask again if nothing is heard; `None` where another waiter of this process does.
-    fn next_look(&self, own: Option<Instant>) -> Option<Instant> {
+    /// When to ask again if nothing is heard; `None` where another waiter of this process does. Then when to see whether
+    /// that one was silent.
+    fn next_look(&self, own: Option<Instant>) -> (Option<Instant>, Option<Instant>) {
         let now = Instant::now();
         if let Waiting::Poll { interval, jitter } = self.waiting {
             let pause = now + interval.mul_f64(1.0 + jitter * fastrand::f64());
-            return earlier(Some(pause), self.deadline);
+            return (earlier(Some(pause), self.deadline), None);
         }
         // The waiters of a dead holder should not all ask in one millisecond.
         let jitter = Duration::from_micros(fastrand::u64(500..5_000));
         // By its own time as well, though others may know of a later one: a queue that was lost has nobody's place any more,
         // and only who asks has one again.
-        let own = own.map_or(now + ENDLESS_WAIT, |own| own + jitter);
-        let known = self.place.heard.watched();
-        let ends = known.map(|known| known.map_or(own, |known| own.min(known + jitter)));
+        let own = own.unwrap_or(now + ENDLESS_WAIT);
+        let (look, stand) = match self.place.heard.watch(own, self.place.duty.target.ttl()) {
+            Watch::Look(at) => (Some(at + jitter), None),
+            Watch::Stand(at) => (None, at.map(|at| at + jitter)),
+        };
         if self.home().store.locks().grants_arrive() {
-            return ends;
+            return (look, stand);
         }
-        earlier(ends, Some(now + UNSURE_WAIT + jitter))
+        (earlier(look, Some(now + UNSURE_WAIT + jitter)), stand)
     }
 
     /// Has the server announce what happens to the key. False if it does not; then it is asked for again and again.
     async fn announce(&mut self) -> bool {
         let name = self.place.duty.target.name();
+        self.place.heard.asks();
         let announced = self.home().store.locks().announce(name, self.within()).await;
         let yes = matches!(announced, Ok(Announced::Yes));
         self.waiting = match announced {

@@ -2,15 +2,17 @@
 //!
 //! A waiter registers before its first take (invariant 4 of [`locks`](super::locks)), so a grant that
 //! comes before the take's own answer is kept. Of all waiters of one lock in this process only the first
-//! watches the clock ([`Await::watched`]): one command per process and period, however many wait. Until when, is known
-//! to all of them together: what one has learnt, or was told, holds for whoever is the first later. Those who poll have
-//! clocks of their own and are no candidates: they are registered by token only, as holders are.
+//! watches the clock ([`Await::watch`]): one command per process and period, however many wait. Until when, is known
+//! to all of them together: what one has learnt, or was told, holds for whoever is the first later. The others watch the
+//! first, and send nothing: its future may be one that nobody polls, and whoever finds it silent is the first instead.
+//! Those who poll have clocks of their own and are no candidates: they are registered by token only, as holders are.
 
+mod line;
 #[cfg(test)]
 mod tests;
 
+use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -18,6 +20,10 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 use uuid::Uuid;
+
+use line::Line;
+
+pub(crate) use line::Watch;
 
 use super::Token;
 use super::locks::LockName;
@@ -36,8 +42,8 @@ pub(crate) struct Told {
     pub(crate) missed: bool,
     /// That is because nothing was heard for a time.
     pub(crate) unheard: bool,
-    /// This waiter has become the first of its lock in this process, or another has learnt that the time to watch is over
-    /// sooner.
+    /// What this waiter has to do by the clock has changed: it has become the first of its lock in this process, or the
+    /// time to watch is over sooner.
     pub(crate) first: bool,
 }
 
@@ -56,9 +62,6 @@ pub(crate) enum Tell {
     Broken,
 }
 
-/// Answers about one moment differ by what they took.
-const ABOUT_THE_SAME: Duration = Duration::from_millis(10);
-
 /// All registered waiters.
 #[derive(Debug, Default)]
 pub(crate) struct Grants {
@@ -70,25 +73,6 @@ struct Registry {
     by_token: HashMap<Token, Arc<Waiter>>,
     /// Those who wait to be told, by the lock's key.
     waiting: HashMap<Arc<str>, Line>,
-}
-
-/// Those who wait for one lock.
-#[derive(Debug, Default)]
-struct Line {
-    /// In the order in which they came.
-    waiters: VecDeque<Arc<Waiter>>,
-    known: Option<Known>,
-}
-
-/// Until when a lock is another's, as far as this process knows.
-#[derive(Clone, Copy, Debug)]
-struct Known {
-    /// When it was asked, or told.
-    at: Instant,
-    /// `None` for ever.
-    ends: Option<Instant>,
-    /// Whether it was only told that this is not so any more, and nobody has an answer yet.
-    is_open: bool,
 }
 
 #[derive(Debug)]
@@ -104,11 +88,11 @@ struct Waiter {
     woken: Notify,
 }
 
-/// Wakes a waiter when it is dropped. Entering what a waiter is told can thus be part of a step under a
+/// Wakes waiters when it is dropped. Entering what a waiter is told can thus be part of a step under a
 /// store's own lock, and waking it, which runs somebody else's code, come after.
 #[derive(Debug)]
 #[must_use = "what was told is heard when this is dropped, which must not be under a lock"]
-pub(crate) struct Wake(Arc<Waiter>);
+pub(crate) struct Wake(Vec<Arc<Waiter>>);
 
 /// A registered waiter; dropping it ends the registration. What is told later finds nobody, but a grant that
 /// was told and not looked at goes with it: who leaves without knowing frees what it may have.
@@ -131,7 +115,7 @@ impl Grants {
         });
         let mut registry = lock(&self.registry);
         registry.by_token.insert(token.clone(), Arc::clone(&waiter));
-        registry.waiting.entry(Arc::clone(&name.key)).or_default().waiters.push_back(Arc::clone(&waiter));
+        registry.waiting.entry(Arc::clone(&name.key)).or_default().push(Arc::clone(&waiter));
         Await { waiter, grants: Arc::clone(self) }
     }
 
@@ -149,26 +133,14 @@ impl Grants {
                 Tell::Broken => told.broken = true,
             }
         }
-        Some(Wake(waiter))
+        Some(Wake::and(waiter, None))
     }
 
     /// Tells the first of those who wait for the lock with this key to take again, those aside who were just granted it: it
     /// may be free, or be so sooner than was said. What that one takes goes to whoever's turn it is, so the others need not
-    /// ask. `aside` has it now, and knows.
+    /// ask, but where that one is silent. `aside` has it now, and knows.
     pub(crate) fn tell_missed(&self, key: &str, aside: Option<&Token>) -> Option<Wake> {
-        let first = {
-            let mut registry = lock(&self.registry);
-            let line = registry.waiting.get_mut(key)?;
-            let mut others = line.waiters.iter().filter(|waiter| Some(&waiter.token) != aside);
-            let without = others.clone().find(|waiter| !waiter.granted.load(Ordering::Relaxed));
-            let first = without.or_else(|| others.next())?;
-            lock(&first.told).missed = true;
-            let now = Instant::now();
-            // Until somebody has an answer this is what the others know: who is told may leave without having asked.
-            line.known = Some(Known { at: now, ends: Some(now), is_open: true });
-            Arc::clone(first)
-        };
-        Some(Wake(first))
+        lock(&self.registry).waiting.get_mut(key)?.miss(aside)
     }
 
     /// Tells everyone, holders too, that things said to them may have been lost.
@@ -217,26 +189,14 @@ impl Grants {
 }
 
 impl Registry {
-    /// Takes a waiter out of those who wait. Who has to know: whoever is the first then, if that has changed or there is
-    /// something that nobody has asked yet.
+    /// Takes a waiter out of those who wait; who has to know.
     fn stop_waiting(&mut self, waiter: &Arc<Waiter>) -> Option<Wake> {
         let Entry::Occupied(mut line) = self.waiting.entry(Arc::clone(&waiter.key)) else { return None };
-        let at = line.get().waiters.iter().position(|other| Arc::ptr_eq(other, waiter))?;
-        line.get_mut().waiters.remove(at);
-        let Some(first) = line.get().waiters.front().cloned() else {
+        let wake = line.get_mut().remove(waiter);
+        if line.get().is_empty() {
             line.remove();
-            return None;
-        };
-        let is_open = line.get().known.is_some_and(|known| known.is_open);
-        if at > 0 && !is_open {
-            return None;
         }
-        {
-            let mut told = lock(&first.told);
-            told.first |= at == 0;
-            told.missed |= is_open;
-        }
-        Some(Wake(first))
+        wake
     }
 }
 
@@ -253,15 +213,19 @@ impl Waiter {
     }
 }
 
-impl Line {
-    fn is_first(&self, waiter: &Arc<Waiter>) -> bool {
-        self.waiters.front().is_some_and(|first| Arc::ptr_eq(first, waiter))
+impl Wake {
+    fn and(waiter: Arc<Waiter>, others: Option<Self>) -> Self {
+        let mut wake = others.unwrap_or_else(|| Self(Vec::new()));
+        wake.0.push(waiter);
+        wake
     }
 }
 
 impl Drop for Wake {
     fn drop(&mut self) {
-        self.0.woken.notify_one();
+        for waiter in &self.0 {
+            waiter.woken.notify_one();
+        }
     }
 }
 
@@ -284,15 +248,26 @@ impl Await {
 
     /// Whether this is the first of those who wait for the lock in this process.
     pub(crate) fn is_first(&self) -> bool {
-        let registry = lock(&self.grants.registry);
-        registry.waiting.get(&self.waiter.key).is_some_and(|line| line.is_first(&self.waiter))
+        self.in_line(|line| line.is_first(&self.waiter)).unwrap_or_default()
     }
 
-    /// Until when the lock is another's, `Some(None)` for ever, if it is this waiter who has to watch that.
-    pub(crate) fn watched(&self) -> Option<Option<Instant>> {
-        let registry = lock(&self.grants.registry);
-        let line = registry.waiting.get(&self.waiter.key).filter(|line| line.is_first(&self.waiter))?;
-        line.known.map(|known| known.ends)
+    /// What this waiter, who wants it for `ttl`, has to do by the clock; `own` is when it would look by itself.
+    pub(crate) fn watch(&self, own: Instant, ttl: Option<Duration>) -> Watch {
+        let watched = self.in_line(|line| {
+            line.hurry(ttl);
+            line.watch(&self.waiter, own)
+        });
+        watched.map_or(Watch::Look(own), |(watch, _)| watch)
+    }
+
+    /// It asks now. An answer may take as long as one who watches may be silent.
+    pub(crate) fn asks(&self) {
+        drop(self.in_line(|line| line.ask(&self.waiter)));
+    }
+
+    /// Whether this waiter has become the first because that one was silent; then it has to ask at once.
+    pub(crate) fn stands_in(&self) -> bool {
+        self.in_line(|line| line.stand_in(&self.waiter)).unwrap_or_default()
     }
 
     /// A take that was sent at this moment was answered: the lock is another's until then. A grant before that has come to
@@ -304,25 +279,15 @@ impl Await {
 
     /// By the answer to a take that was sent at this moment, the lock is not free before then.
     pub(crate) fn learn(&self, asked: Instant, ends: Option<Instant>) {
-        let wake = {
-            let mut registry = lock(&self.grants.registry);
-            let Some(line) = registry.waiting.get_mut(&self.waiter.key) else { return };
-            let before = line.known;
-            if before.is_some_and(|known| asked < known.at) {
-                return;
-            }
-            line.known = Some(Known { at: asked, ends, is_open: false });
-            // The first sleeps on what was known before.
-            let is_sooner = before.is_some_and(|known| {
-                ends.is_some_and(|ends| known.ends.is_none_or(|then| ends + ABOUT_THE_SAME < then))
-            });
-            let first = line.waiters.front().filter(|first| is_sooner && !Arc::ptr_eq(first, &self.waiter));
-            first.cloned().map(|first| {
-                lock(&first.told).first = true;
-                Wake(first)
-            })
-        };
-        drop(wake);
+        drop(self.in_line(|line| line.learn(&self.waiter, asked, ends)));
+    }
+
+    /// Whoever does anything is not silent any more. Who is woken by it is so when this is over.
+    fn in_line<T>(&self, act: impl FnOnce(&mut Line) -> T) -> Option<T> {
+        let mut registry = lock(&self.grants.registry);
+        let line = registry.waiting.get_mut(&self.waiter.key)?;
+        line.hear(&self.waiter);
+        Some(act(line))
     }
 
     /// Stops being one of those who wait, so that the next one is the first, but stays registered. For

@@ -10,7 +10,7 @@ use crate::lock::wait::{Terms, acquire, acquire_instead};
 use crate::lock::{LockError, Waiting};
 use crate::store::StoreErrorKind;
 
-const TERMS: Terms = Terms {
+pub(super) const TERMS: Terms = Terms {
     waiting: Waiting::Notify,
     fallback: (Duration::from_millis(10), 0.0),
     retries: None,

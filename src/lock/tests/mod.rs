@@ -10,6 +10,7 @@ mod held;
 mod mutex;
 mod options;
 mod semaphore;
+mod silent;
 mod waiting;
 mod watching;
 

@@ -9,6 +9,15 @@ fn three(name: &LockName) -> (Arc<Grants>, [Await; 3]) {
     (grants, waiters)
 }
 
+fn far() -> Instant {
+    Instant::now() + Duration::from_secs(86_400)
+}
+
+/// What it has to do by the clock, if it has time by itself.
+fn watch(waiter: &Await) -> Watch {
+    waiter.watch(far(), None)
+}
+
 async fn told(waiter: &Await) -> Option<Told> {
     timeout(Duration::from_millis(1), waiter.told()).await.ok()
 }
@@ -84,7 +93,7 @@ async fn what_nobody_has_asked_yet_goes_to_who_is_left() {
     drop(grants.tell(&one.waiter.token, Tell::Granted { fence: 1 }));
     drop(grants.tell_missed("sg1:m:{a}", None));
     assert!(told(&one).await.is_some_and(|told| told.granted == Some(1) && !told.missed));
-    assert_eq!(one.watched(), Some(Some(Instant::now())));
+    assert_eq!(watch(&one), Watch::Look(Instant::now()));
     drop(two);
     assert_eq!(told(&one).await, Some(Told { missed: true, ..Told::default() }));
 }
@@ -104,19 +113,20 @@ async fn a_grant_that_came_to_nothing_keeps_nobody_from_being_told() {
 async fn the_first_watches_what_was_learnt_last_by_whomever() {
     let (_grants, [one, two, three]) = three(&LockName::mutex("a"));
     let now = Instant::now();
-    let [brief, long] = [1, 60].map(|secs| Some(now + Duration::from_secs(secs)));
-    one.is_busy(now, long);
-    two.is_busy(now, long);
-    assert_eq!((one.watched(), two.watched(), told(&one).await), (Some(long), None, None));
+    let [brief, long] = [1, 60].map(|secs| now + Duration::from_secs(secs));
+    one.is_busy(now, Some(long));
+    two.is_busy(now, Some(long));
+    assert_eq!((watch(&one), told(&one).await), (Watch::Look(long), None));
+    assert_eq!(watch(&two), Watch::Stand(Some(long + Duration::from_millis(500))));
     tokio::time::advance(Duration::from_millis(1)).await;
-    three.is_busy(Instant::now(), brief);
+    three.is_busy(Instant::now(), Some(brief));
     assert_eq!(told(&one).await, Some(Told { first: true, ..Told::default() }));
-    two.is_busy(now, long);
-    assert_eq!((one.watched(), told(&one).await), (Some(brief), None), "an earlier answer, come late");
+    two.is_busy(now, Some(long));
+    assert_eq!((watch(&one), told(&one).await), (Watch::Look(brief), None), "an earlier answer, come late");
     drop(one);
-    assert_eq!(two.watched(), Some(brief));
+    assert_eq!(watch(&two), Watch::Look(brief));
     two.is_busy(Instant::now(), None);
-    assert_eq!(two.watched(), Some(None));
+    assert_eq!(watch(&two), Watch::Look(far()));
 }
 
 #[tokio::test(start_paused = true)]
@@ -125,4 +135,42 @@ async fn a_mutex_and_a_semaphore_of_one_name_have_each_a_first() {
     let mutex = grants.register(&LockName::mutex("a"), &Token::mint(Uuid::nil()));
     let semaphore = grants.register(&LockName::semaphore("a"), &Token::mint(Uuid::nil()));
     assert!(mutex.is_first() && semaphore.is_first());
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_stands_in_for_a_silent_first_which_is_the_last_again_when_it_speaks() {
+    let (_grants, [one, two, three]) = three(&LockName::mutex("a"));
+    let ends = Instant::now() + Duration::from_secs(1);
+    one.is_busy(Instant::now(), Some(ends));
+    assert_eq!(watch(&one), Watch::Look(ends));
+    tokio::time::advance(Duration::from_millis(1_400)).await;
+    assert!(!two.stands_in() && one.is_first(), "it may be late");
+    tokio::time::advance(Duration::from_millis(100)).await;
+    assert!(!one.stands_in(), "it would look by itself");
+    assert!(three.stands_in() && three.is_first());
+    assert!(!two.stands_in(), "one is enough");
+    three.hold();
+    assert!(two.is_first(), "who is silent is not waited for again");
+    assert!(!one.is_first());
+    drop(two);
+    assert!(one.is_first(), "it has spoken");
+}
+
+/// However often a time gets shorter: they look again by then.
+#[tokio::test(start_paused = true)]
+async fn those_who_sleep_for_too_long_are_woken_once() {
+    let (grants, [one, two, three]) = three(&LockName::mutex("a"));
+    let ends = Instant::now() + Duration::from_secs(60);
+    one.is_busy(Instant::now(), Some(ends));
+    let _ = (watch(&one), watch(&two), watch(&three));
+    let changed = Some(Told { first: true, ..Told::default() });
+    for expected in [changed, None] {
+        drop(grants.tell_missed("sg1:m:{a}", None));
+        assert!(told(&one).await.is_some_and(|told| told.missed));
+        assert_eq!((told(&two).await, told(&three).await), (expected.clone(), expected));
+        let _ = (watch(&two), watch(&three));
+    }
+    assert!(
+        matches!(watch(&two), Watch::Stand(Some(until)) if until <= Instant::now() + Duration::from_millis(500))
+    );
 }

@@ -1,0 +1,259 @@
+//! Waiters that nobody polls: each costs the others what it is granted and a moment, and those who are polled send no
+//! more than before.
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use futures_util::poll;
+
+use super::faults::TERMS;
+use super::faulty::{Fate, Faulty};
+use super::*;
+use crate::lock::wait::{Terms, acquire};
+use crate::lock::{LockError, Wait};
+
+const TTL: Duration = Duration::from_millis(1000);
+/// What one that is silent costs beside its time, and what that may be late.
+const MOMENT: Duration = Duration::from_millis(500 + 20);
+
+type Silent<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// Queues, and is not polled any more.
+async fn silent<T>(work: impl Future<Output = T> + Send + 'static) -> Silent<T> {
+    let mut work: Silent<T> = Box::pin(work);
+    assert!(poll!(&mut work).is_pending(), "it has to wait");
+    work
+}
+
+fn patient(locks: &Locks, ttl: Duration) -> Mutex {
+    with(locks, |builder| builder.ttl(ttl).acquire_timeout(Duration::MAX))
+}
+
+async fn silent_lock(locks: &Locks) -> Silent<Result<MutexGuard, LockError>> {
+    let mutex = patient(locks, TTL);
+    silent(async move { mutex.lock().await }).await
+}
+
+async fn waits(locks: &Locks) -> JoinHandle<MutexGuard> {
+    let mutex = patient(locks, TTL);
+    waiting(async move { locked(&mutex).await }).await
+}
+
+/// How long it takes from now on.
+async fn granted<T>(waits: JoinHandle<T>) -> (Duration, T) {
+    let (took, granted) = timed(tokio::time::timeout(Duration::from_secs(3600), waits)).await;
+    (took, granted.expect("it does not starve").expect("no panic"))
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_silent_waiter_costs_its_time_and_a_moment() {
+    let locks = Locks::in_memory();
+    let mut holder = locked(&patient(&locks, TTL)).await;
+    let _silent = silent_lock(&locks).await;
+    let next = waits(&locks).await;
+    assert!(holder.unlock().await.expect("asks"));
+    let (took, _) = granted(next).await;
+    assert!((TTL..=TTL + MOMENT).contains(&took), "{took:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_of_two_silent_waiters_costs_that() {
+    let locks = Locks::in_memory();
+    let mut holder = locked(&patient(&locks, TTL)).await;
+    let _silent = [silent_lock(&locks).await, silent_lock(&locks).await];
+    let next = waits(&locks).await;
+    assert!(holder.unlock().await.expect("asks"));
+    let (took, _) = granted(next).await;
+    assert!((2 * TTL..=2 * (TTL + MOMENT)).contains(&took), "{took:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_short_time_to_live_makes_the_moment_short() {
+    let locks = Locks::in_memory();
+    let mut holder = locked(&patient(&locks, ms(100))).await;
+    let quiet = patient(&locks, ms(100));
+    let _silent = silent(async move { quiet.lock().await }).await;
+    let next = patient(&locks, ms(100));
+    let next = waiting(async move { locked(&next).await }).await;
+    assert!(holder.unlock().await.expect("asks"));
+    let (took, _) = granted(next).await;
+    assert!((ms(100)..=ms(100 + 50 + 20)).contains(&took), "{took:?}");
+}
+
+/// Each holder dies, so each time it is the clock that ends it.
+#[tokio::test(start_paused = true)]
+async fn a_silent_waiter_costs_its_moment_once() {
+    let locks = Locks::in_memory();
+    let mut holder = locked(&patient(&locks, TTL)).await;
+    let _silent = silent_lock(&locks).await;
+    let all = [waits(&locks).await, waits(&locks).await, waits(&locks).await];
+    assert!(holder.unlock().await.expect("asks"));
+    let mut total = Duration::ZERO;
+    for next in all {
+        let (took, guard) = granted(next).await;
+        std::mem::forget(guard);
+        total += took;
+    }
+    // Who comes now is not behind it again.
+    let (took, _) = granted(waits(&locks).await).await;
+    total += took;
+    assert!((4 * TTL..=4 * TTL + MOMENT + ms(40)).contains(&total), "{total:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_silent_waiter_for_a_permit_costs_its_lease_and_a_moment() {
+    let locks = Locks::in_memory();
+    let semaphore = locks.semaphore("seats", 1).lease(TTL).build().expect("valid");
+    let acquire = || {
+        let semaphore = semaphore.clone();
+        async move { semaphore.acquire(Wait::Forever).await.expect("asks").expect("for ever") }
+    };
+    let mut permit = acquire().await;
+    let _silent = [silent(acquire()).await, silent(acquire()).await];
+    let next = waiting(acquire()).await;
+    assert!(permit.release().await.expect("asks").was_held);
+    let (took, _) = granted(next).await;
+    assert!((2 * TTL..=2 * (TTL + MOMENT)).contains(&took), "{took:?}");
+}
+
+/// Only the first is told, and it is the silent one; the others have slept on a time that is far off, or never comes.
+#[tokio::test(start_paused = true)]
+async fn what_a_silent_waiter_is_told_reaches_the_next() {
+    let hour = Duration::from_secs(3600);
+    for lasts in [Some(hour), None] {
+        let locks = Locks::in_memory();
+        let holder = with(&locks, |builder| match lasts {
+            Some(ttl) => builder.ttl(ttl),
+            None => builder.non_expiring(),
+        });
+        let mut holder = locked(&holder).await;
+        let brief = patient(&locks, ms(200));
+        let brief = waiting(async move { std::mem::forget(locked(&brief).await) }).await;
+        let _silent = [silent_lock(&locks).await, silent_lock(&locks).await];
+        let next = waits(&locks).await;
+        pass(ms(5000)).await;
+        assert!(holder.unlock().await.expect("asks"));
+        brief.await.expect("handed over");
+        let (took, _) = granted(next).await;
+        assert!((ms(200) + 2 * TTL..=ms(200) + 2 * (TTL + MOMENT)).contains(&took), "{took:?}");
+    }
+}
+
+/// The same of a time that is made shorter, again and again, while others sleep on the one before.
+#[tokio::test(start_paused = true)]
+async fn a_time_that_is_made_shorter_reaches_those_behind_a_silent_waiter() {
+    let locks = Locks::in_memory();
+    let holder = locked(&patient(&locks, 3600 * TTL)).await;
+    let _silent = silent_lock(&locks).await;
+    let next = waits(&locks).await;
+    for left in [1800, 900, 2] {
+        assert!(holder.extend(left * TTL).await.expect("asks"));
+        pass(ms(100)).await;
+    }
+    std::mem::forget(holder);
+    let (took, _) = granted(next).await;
+    assert!((ms(2900)..=ms(2900) + MOMENT).contains(&took), "{took:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_silent_waiter_that_is_polled_again_has_its_turn() {
+    let locks = Locks::in_memory();
+    let mut holder = locked(&patient(&locks, TTL)).await;
+    let silent = silent_lock(&locks).await;
+    let next = waits(&locks).await;
+    assert!(holder.unlock().await.expect("asks"));
+    let mut guard = granted(next).await.1;
+    let polled = waiting(silent).await;
+    let last = waits(&locks).await;
+    assert!(guard.unlock().await.expect("asks"));
+    let (took, guard) = granted(polled).await;
+    assert_eq!(took, ms(0));
+    // It is polled, so it has not to be waited for but while it holds it.
+    std::mem::forget(guard.expect("handed over"));
+    let (took, _) = granted(last).await;
+    assert!((TTL..=TTL + ms(20)).contains(&took), "{took:?}");
+}
+
+/// Who looks because another is silent has not been woken in vain.
+#[tokio::test(start_paused = true)]
+async fn the_look_instead_of_a_silent_waiter_is_no_retry() {
+    let locks = Locks::in_memory();
+    let mut holder = locked(&patient(&locks, TTL)).await;
+    let quiet = patient(&locks, 2 * TTL);
+    let _silent = silent(async move { quiet.lock().await }).await;
+    let next = with(&locks, |builder| builder.retries(1).acquire_timeout(Duration::MAX));
+    let next = waiting(async move { next.lock().await.map(drop) }).await;
+    assert!(holder.unlock().await.expect("asks"));
+    let (took, next) = granted(next).await;
+    next.expect("it is free by then");
+    assert!((2 * TTL..=2 * TTL + ms(20)).contains(&took), "{took:?}");
+}
+
+/// Of so many who wait, how many TAKEs are sent while `during` goes on.
+async fn takes(waiters: usize, locks: &Locks, fates: &[Fate], during: impl Future) -> usize {
+    let target = Faulty::new(locks, TTL, &[("take", fates)]);
+    let terms = Terms { timeout: None, ..TERMS };
+    let all: Vec<_> = (0..waiters)
+        .map(|_| {
+            let target = Arc::clone(&target);
+            tokio::spawn(async move { acquire(&target, &terms).await.map(drop) })
+        })
+        .collect();
+    settle().await;
+    let before = target.commands().len();
+    assert_eq!(before, waiters);
+    during.await;
+    for one in all {
+        one.abort();
+    }
+    target.commands().len() - before
+}
+
+/// One command per period, however many wait: nobody asks because the time of the one in front is over.
+#[tokio::test(start_paused = true)]
+async fn a_thousand_who_are_polled_send_one_command_per_period() {
+    let locks = Locks::in_memory();
+    let holder = locked(&patient(&locks, TTL)).await;
+    let sent = takes(1_000, &locks, &[], async {
+        for _ in 0..100 {
+            pass(ms(990)).await;
+            assert!(holder.extend(TTL).await.expect("asks"));
+        }
+    })
+    .await;
+    assert!((95..=105).contains(&sent), "{sent} in 100 periods");
+    let locks = Locks::in_memory();
+    let _holder = locked(&with(&locks, MutexBuilder::non_expiring)).await;
+    let sent = takes(1_000, &locks, &[], pass(ms(100_500))).await;
+    assert!((95..=105).contains(&sent), "{sent} in 100 seconds");
+}
+
+/// An answer that takes its time, up to half a second and a moment, is not silence.
+#[tokio::test(start_paused = true)]
+async fn nobody_asks_beside_one_who_has_asked() {
+    let locks = Locks::in_memory();
+    let holder = locked(&patient(&locks, TTL)).await;
+    let mut fates = [Fate::Late(ms(0)); 11];
+    fates[10] = Fate::Late(ms(900));
+    let sent = takes(10, &locks, &fates, async {
+        pass(ms(900)).await;
+        assert!(holder.extend(60 * TTL).await.expect("asks"));
+        pass(10 * TTL).await;
+    })
+    .await;
+    assert_eq!(sent, 1);
+}
+
+/// All are late then.
+#[tokio::test(start_paused = true)]
+async fn a_process_that_stood_still_does_not_ask_for_each_waiter() {
+    let locks = Locks::in_memory();
+    let holder = locked(&patient(&locks, TTL)).await;
+    let sent = takes(1_000, &locks, &[], async {
+        assert!(holder.extend(60 * TTL).await.expect("asks"));
+        tokio::time::advance(5 * TTL).await;
+        settle().await;
+    })
+    .await;
+    assert!((1..=2).contains(&sent), "{sent}");
+}
