@@ -117,11 +117,11 @@ impl MutexBuilder {
     }
 
     /// How long it is held if its holder neither unlocks nor extends it: what a crashed holder costs the others, and
-    /// the longest that work may take under it. In whole milliseconds, rounded up; 1 ms to ten years. Defaults to
+    /// the longest that work may take under it. In whole milliseconds, rounded up; 3 ms to ten years. Defaults to
     /// 60 s.
     ///
     /// 1 % of it and 2 ms are kept back for the drift of clocks: [`Held::remaining`](super::Held::remaining) never
-    /// counts on them.
+    /// counts on them, and of less than 3 ms nothing is left.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.options.ttl = Some(ttl);
         self
@@ -205,7 +205,7 @@ impl MutexBuilder {
     pub fn build(self) -> Result<Mutex, LockError> {
         let Self { home, scope, mut options, waiting, paced } = self;
         let name = scope.mutex(&home.namespace, options.prefix.as_deref())?;
-        options.ttl = options.ttl.map(whole_ttl).transpose()?;
+        options.ttl = options.ttl.map(|ttl| held_ttl("ttl", ttl)).transpose()?;
         let polled = Waiting::Poll { interval: options.retry_interval, jitter: options.jitter };
         check_pace("retry_interval", polled)?;
         options.waiting = waiting.unwrap_or(if paced { polled } else { Waiting::Notify });
@@ -249,8 +249,8 @@ impl SemaphoreBuilder {
         }
     }
 
-    /// How long a permit is held if it is neither released nor refreshed. In whole milliseconds, rounded up; 1 ms to
-    /// ten years. Defaults to 60 s.
+    /// How long a permit is held if it is neither released nor refreshed. In whole milliseconds, rounded up; 3 ms to
+    /// ten years: 1 % and 2 ms are kept back, as of a mutex. Defaults to 60 s.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = lease;
         self
@@ -292,7 +292,7 @@ impl SemaphoreBuilder {
             return Err(LockError::option("waiting", "no other programs release permits: choose Notify"));
         }
         check_pace("waiting", waiting)?;
-        let lease = whole_ttl(lease)?;
+        let lease = held_ttl("lease", lease)?;
         check_auto_renew(auto_renew, Some(lease))?;
         let create = Create { capacity: permits, idle_ttl: whole_ttl(idle_ttl)?.max(lease) };
         let warned = AtomicBool::new(false);
@@ -309,6 +309,19 @@ pub(super) fn whole_ttl(ttl: Duration) -> Result<Duration, LockError> {
     }
     let millis = ttl.as_nanos().div_ceil(1_000_000);
     Ok(Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX)))
+}
+
+/// The shortest time of which anything is left when [`drift`] is kept back.
+const SHORTEST_HELD: Duration = Duration::from_millis(3);
+
+/// [`whole_ttl`] of what is to be held.
+fn held_ttl(option: &'static str, ttl: Duration) -> Result<Duration, LockError> {
+    let ttl = whole_ttl(ttl)?;
+    if ttl < SHORTEST_HELD {
+        let why = format!("nothing is left of {ttl:?} when it is granted: choose at least {SHORTEST_HELD:?}");
+        return Err(LockError::option(option, why));
+    }
+    Ok(ttl)
 }
 
 /// The shortest time to live that can be kept alive: a renewal must fit into a third of it.

@@ -52,7 +52,7 @@ fn times_to_live_are_whole_milliseconds_rounded_up() {
     for none in [Duration::ZERO, Duration::from_micros(500), Duration::MAX] {
         assert!(matches!(ttl(none), Err(LockError::InvalidTtl { ttl }) if ttl == none));
     }
-    assert_eq!(ttl(Duration::from_micros(1_200)).expect("valid"), Some(ms(2)));
+    assert_eq!(ttl(Duration::from_micros(2_200)).expect("valid"), Some(ms(3)));
     assert_eq!(ttl(ms(500)).expect("valid"), Some(ms(500)));
     assert_eq!(Locks::in_memory().mutex("a").non_expiring().build().expect("valid").options().ttl, None);
 }
@@ -71,7 +71,6 @@ fn settings_that_contradict_each_other_are_refused() {
     assert_eq!(build(|b| b.non_expiring().auto_renew(true)), "InvalidOption");
     assert_eq!(build(|b| b.ttl(ms(29)).auto_renew(true)), "InvalidOption");
     Locks::in_memory().mutex("a").ttl(ms(1000)).min_remaining(ms(988)).build().expect("just possible");
-    Locks::in_memory().mutex("a").ttl(ms(1)).build().expect("of little use, but not wrong");
 
     let build = |permits, set: fn(SemaphoreBuilder) -> SemaphoreBuilder| {
         format!("{:?}", set(Locks::in_memory().semaphore("a", permits)).build().expect_err("refused"))
@@ -86,6 +85,25 @@ fn settings_that_contradict_each_other_are_refused() {
     {
         assert!(matches!(builder.build(), Err(LockError::InvalidOption { .. })));
     }
+}
+
+/// All of it is kept back for the drift of clocks.
+#[tokio::test(start_paused = true)]
+async fn a_time_that_nobody_can_have_is_refused_and_the_least_one_can_be_had() {
+    let locks = Locks::in_memory();
+    for time in [ms(1), Duration::from_micros(1_500), ms(2)] {
+        let errors = [
+            locks.mutex("a").ttl(time).build().map(drop),
+            locks.semaphore("a", 1).lease(time).build().map(drop),
+        ];
+        for (setting, refused) in ["ttl", "lease"].into_iter().zip(errors) {
+            let text = refused.expect_err("refused").to_string();
+            assert!(text.contains(setting) && text.contains("3ms"), "{text}");
+        }
+    }
+    assert!(locked(&with(&locks, |builder| builder.ttl(ms(3)))).await.is_owned().await.expect("asks"));
+    let semaphore = locks.semaphore("a", 1).lease(ms(3)).build().expect("valid");
+    assert!(semaphore.acquire(crate::lock::Wait::Now).await.expect("asks").is_some());
 }
 
 #[test]
