@@ -18,6 +18,7 @@ mod names;
 mod polling;
 mod processes;
 mod races;
+mod silent;
 mod spec;
 mod synchronize;
 mod tokens;

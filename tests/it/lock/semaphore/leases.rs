@@ -14,6 +14,7 @@ cases! {
     it_outlives_its_idle_time_while_permits_are_out,
     it_is_gone_when_its_idle_time_is_over,
     all_come_back_together,
+    who_waits_and_is_not_polled_costs_its_lease_and_a_moment,
 }
 
 /// Of what is left to its end, and of nothing that has to be held meanwhile.
@@ -221,4 +222,28 @@ async fn all_come_back_together(stage: Stage) {
     assert!(free(&b).await.release().await.expect("asks").was_held);
     let _again = [free(&a).await, free(&b).await, free(&b).await];
     assert!(none_is_free(&a).await);
+}
+
+/// As a future in a `select!` loop whose other branch has work to do.
+async fn who_waits_and_is_not_polled_costs_its_lease_and_a_moment(stage: Stage) {
+    let [a, b] = stage.leased(1);
+    let mut held = free(&with(&stage.one, 1, |builder| builder.lease(SOON))).await;
+    let mut silent = Vec::new();
+    for waiters in 1..=2 {
+        silent.push(Box::pin(b.acquire(Wait::Forever)));
+        tokio::select! {
+            _ = silent.last_mut().expect("just added") => panic!("it has to wait"),
+            () = queued(&a, waiters) => {}
+        }
+    }
+    let next = waiter(&b);
+    queued(&a, 3).await;
+    let since = Instant::now();
+    assert!(held.release().await.expect("asks").was_held);
+    let mut next = granted(next).await;
+    assert!(since.elapsed() <= 2 * (LEASE + LEASE / 2) + A_MOMENT, "{:?}", since.elapsed());
+    assert!(next.release().await.expect("asks").was_held);
+    for silent in silent {
+        drop(silent.await.expect("asks").expect("its turn comes"));
+    }
 }

@@ -1,0 +1,81 @@
+//! Who waits and is not polled costs the others of its process what it is granted and a moment.
+
+use futures_util::future::BoxFuture;
+use tokio::sync::oneshot;
+
+use super::*;
+
+const TTL: Duration = Duration::from_secs(1);
+/// What one that is silent costs beside its time.
+const MOMENT: Duration = Duration::from_millis(500);
+
+fn brief(locks: &Locks) -> Mutex {
+    with(locks, |builder| builder.ttl(TTL).acquire_timeout(Duration::MAX))
+}
+
+fn waits(locks: &Locks) -> JoinHandle<Result<MutexGuard, LockError>> {
+    let mutex = brief(locks);
+    tokio::spawn(async move { mutex.lock().await })
+}
+
+/// As a future in a `select!` loop whose other branch has work to do.
+#[tokio::test]
+async fn futures_that_nobody_polls_do_not_starve_the_next() {
+    let server = RedisServer::start();
+    let locks = node(&server).await;
+    let mut holder = locked(&with(&locks, |builder| builder.ttl(LONG))).await;
+    let mut silent: Vec<BoxFuture<'_, _>> = Vec::new();
+    for waiters in 1..=2 {
+        let mutex = brief(&locks);
+        silent.push(Box::pin(async move { mutex.lock().await }));
+        tokio::select! {
+            _ = &mut silent[waiters - 1] => panic!("it has to wait"),
+            () = queued(&server, waiters) => {}
+        }
+    }
+    let next = waits(&locks);
+    queued(&server, 3).await;
+    assert!(holder.unlock().await.expect("asks"));
+    let (mut next, took) = granted(next).await;
+    assert!(took <= 2 * (TTL + MOMENT) + A_MOMENT, "{took:?}");
+    assert!(next.unlock().await.expect("asks"));
+    // Polled again, each has its turn.
+    for silent in silent {
+        let mut guard = silent.await.expect("free, or about to be");
+        assert!(guard.unlock().await.expect("asks"));
+    }
+}
+
+/// As with a runtime per core.
+#[tokio::test]
+async fn a_thread_that_is_busy_does_not_starve_those_of_others() {
+    let server = RedisServer::start();
+    let locks = node(&server).await;
+    let mut holder = locked(&brief(&locks)).await;
+    let (busy, gets_busy) = oneshot::channel();
+    let (is_busy, got_busy) = oneshot::channel();
+    let (free, gets_free) = std::sync::mpsc::channel::<()>();
+    let mutex = brief(&locks);
+    let thread = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(async move {
+            let waits = tokio::spawn(async move { mutex.lock().await });
+            gets_busy.await.expect("told");
+            is_busy.send(()).expect("listening");
+            gets_free.recv().expect("told");
+            waits.await.expect("joined").expect("its turn comes").unlock().await
+        })
+    });
+    queued(&server, 1).await;
+    busy.send(()).expect("listening");
+    got_busy.await.expect("told");
+    let next = waits(&locks);
+    // Its time may be over by now: then the next one has asked already, or is about to.
+    let _ = holder.unlock().await.expect("asks");
+    let (mut next, took) = granted(next).await;
+    assert!(took <= TTL + MOMENT + A_MOMENT, "{took:?}");
+    let _ = next.unlock().await.expect("asks");
+    free.send(()).expect("listening");
+    let joined = tokio::task::spawn_blocking(move || thread.join().expect("joined")).await;
+    let _ = joined.expect("joined").expect("asks");
+}
