@@ -76,6 +76,7 @@ mod journey;
 mod kept;
 mod load;
 mod location;
+mod nesting;
 mod policy;
 mod ranges;
 mod replay;

@@ -7,6 +7,7 @@ use http::uri::Scheme;
 use http::{Request, Uri};
 use sha2::{Digest as _, Sha256};
 
+use super::nesting::{original, strips};
 use super::request_rules::{KeyParts, RequestRules};
 use super::rule::Rule;
 use super::vary::Fingerprint;
@@ -100,10 +101,11 @@ pub(crate) fn key_by<B, K>(
 ) -> Result<K, Rule> {
     // A request line may name an authority only, and servers do not ask for which method (RFC 9112, 3.2.3). To a router
     // that is no path at all, so its answer is not what `/` is.
-    if [request.uri()].into_iter().chain(original(request)).any(|uri| uri.path_and_query().is_none()) {
+    let original = original(request);
+    if [request.uri()].into_iter().chain(original).any(|uri| uri.path_and_query().is_none()) {
         return Err(Rule::Target);
     }
-    let target = Target::of(request, keyed, rules)?;
+    let target = Target::behind(original, request, keyed, rules)?;
     if keyed.credentials || rules.key.is_some() {
         return Ok(target.key_by(&additions(request, keyed, rules)?, join));
     }
@@ -127,8 +129,18 @@ impl<'a> Target<'a> {
         keyed: &Keyed<'a>,
         rules: &RequestRules,
     ) -> Result<Self, Rule> {
+        Self::behind(original(request), request, keyed, rules)
+    }
+
+    /// The same of a request that came with the `original` URI.
+    fn behind<B>(
+        original: Option<&'a Uri>,
+        request: &'a Request<B>,
+        keyed: &Keyed<'a>,
+        rules: &RequestRules,
+    ) -> Result<Self, Rule> {
         let uri = request.uri();
-        let target = original(request).unwrap_or(uri);
+        let target = original.unwrap_or(uri);
         let scheme = target.scheme().unwrap_or(&rules.scheme);
         let (head, default_port) = match scheme {
             scheme if *scheme == Scheme::HTTP => (HTTP, 80),
@@ -156,7 +168,7 @@ impl<'a> Target<'a> {
         };
         // Where something between the router and here rewrote the path, perhaps by a header (a tenant, a
         // language), what the inner service sees must be in the key too.
-        let rewritten = (!strips(target, uri)).then(|| path_and_query(uri));
+        let rewritten = (!strips(target, request)).then(|| path_and_query(uri));
         Ok(Self { head, authority: lower_case(authority), path: path_and_query(target), rewritten })
     }
 
@@ -220,23 +232,6 @@ pub(crate) fn additions<B>(
         added.push(format!("key={text}"));
     }
     Ok(added)
-}
-
-/// The URI before nested routers took their prefix off.
-#[cfg(feature = "axum")]
-fn original<B>(request: &Request<B>) -> Option<&Uri> {
-    request.extensions().get::<axum::extract::OriginalUri>().map(|original| &original.0)
-}
-
-#[cfg(not(feature = "axum"))]
-fn original<B>(_: &Request<B>) -> Option<&Uri> {
-    None
-}
-
-/// Whether `uri` is `target`, or all that nesting has left of it.
-fn strips(target: &Uri, uri: &Uri) -> bool {
-    std::ptr::eq(target, uri)
-        || target.query() == uri.query() && (uri.path() == "/" || target.path().ends_with(uri.path()))
 }
 
 /// As it was sent: the origin may tell `%41` from `A` and `?` from nothing (RFC 9110, 4.2.3 permits

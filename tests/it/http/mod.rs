@@ -17,6 +17,8 @@ mod directives;
 mod failures;
 #[cfg(feature = "redis")]
 mod fleet;
+#[cfg(feature = "axum")]
+mod forwarding;
 mod fuzzed;
 mod heads;
 mod http2;
