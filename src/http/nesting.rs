@@ -21,5 +21,65 @@ pub(super) fn original<B>(_: &Request<B>) -> Option<&Uri> {
 pub(super) fn strips<B>(target: &Uri, request: &Request<B>) -> bool {
     let uri = request.uri();
     std::ptr::eq(target, uri)
-        || target.query() == uri.query() && (uri.path() == "/" || target.path().ends_with(uri.path()))
+        || target.query() == uri.query() && (target.path() == uri.path() || is_nested(target.path(), request))
+}
+
+/// Whether nesting has made this request's path of another. What else cut it may have been told to by a header.
+#[cfg(feature = "axum")]
+fn is_nested<B>(path: &str, request: &Request<B>) -> bool {
+    let nested = request.extensions().get::<axum::extract::NestedPath>();
+    let left = nested.and_then(|prefix| without(path, prefix.as_str()));
+    left.is_some_and(|left| match request.uri().path() {
+        path if left.starts_with('/') => path == left,
+        path => path.strip_prefix('/') == Some(left),
+    })
+}
+
+#[cfg(not(feature = "axum"))]
+fn is_nested<B>(_: &str, _: &Request<B>) -> bool {
+    false
+}
+
+/// What is left of a path behind a prefix and one slash.
+#[cfg(feature = "axum")]
+fn without<'p>(path: &'p str, prefix: &str) -> Option<&'p str> {
+    let mut left = path;
+    for pattern in prefix.strip_suffix('/').unwrap_or(prefix).split('/').skip(1) {
+        let rest = left.strip_prefix('/')?;
+        let (segment, rest) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+        let is_capture = pattern.starts_with('{') && pattern.ends_with('}') && !pattern.starts_with("{{");
+        if segment != pattern && !is_capture {
+            return None;
+        }
+        left = rest;
+    }
+    Some(left.strip_prefix('/').unwrap_or(left))
+}
+
+#[cfg(all(test, feature = "axum"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prefix_is_so_many_segments_and_a_capture_is_any_one() {
+        let cases = [
+            ("/api/list", "/api", Some("list")),
+            ("/api/list", "/api/", Some("list")),
+            ("/api/a/b", "/api", Some("a/b")),
+            ("/api", "/api", Some("")),
+            ("/api/", "/api", Some("")),
+            ("/api//list", "/api", Some("/list")),
+            ("/acme/v1/list", "/{tenant}/v1", Some("list")),
+            ("/acme/v1/list", "/{a}/{b}", Some("list")),
+            ("/list", "/", Some("list")),
+            ("/{a}/list", "/{{a}}", None),
+            ("/apis/list", "/api", None),
+            ("/api", "/api/v1", None),
+            ("/v2/list", "/v1", None),
+            ("*", "/api", None),
+        ];
+        for (path, prefix, left) in cases {
+            assert_eq!(without(path, prefix), left, "{path} behind {prefix}");
+        }
+    }
 }

@@ -179,19 +179,29 @@ fn a_request_with_a_body_is_bypassed() {
 
 #[cfg(feature = "axum")]
 #[test]
-fn a_stripped_prefix_stays_in_the_key_and_a_rewritten_path_enters_it() {
+fn a_rewritten_path_enters_the_key_and_the_uri_of_another_origin_does_not() {
     let keyed_by = |original: &'static str, seen: &str| {
         let mut request = request("GET", seen, &[("host", "h")]);
         request.extensions_mut().insert(axum::extract::OriginalUri(Uri::from_static(original)));
         admit(&request, &RequestRules::default())
     };
-    assert_eq!(keyed_by("/api/users?a=1", "/users?a=1"), cached("http", "h", "/api/users?a=1"));
-    assert_eq!(keyed_by("/api?a=1", "/?a=1"), cached("http", "h", "/api?a=1"));
     assert_eq!(keyed_by("/users", "/users"), cached("http", "h", "/users"));
-    for (original, seen) in [("/users", "/tenant/users"), ("/users", "/users?tenant=1"), ("/a", "/b")] {
+    let rewritten = [
+        ("/users", "/tenant/users"),
+        ("/users", "/users?tenant=1"),
+        ("/a", "/b"),
+        // No router says that it was nested.
+        ("/api/users?a=1", "/users?a=1"),
+        ("/api?a=1", "/?a=1"),
+    ];
+    for (original, seen) in rewritten {
         let both = CacheKey::from_parts(["http", "http", "h", original, seen]);
         assert_eq!(keyed_by(original, seen), Admission::Cached(both), "{original} as {seen}");
     }
+    for original in ["/a", "http://other/a", "https://h/a", "http://h:8080/a", "other"] {
+        assert_eq!(keyed_by(original, "http://h/b"), cached("http", "h", "/b"), "B2: {original}");
+    }
+    assert_eq!(keyed_by("http://other/a", "/b"), cached("http", "h", "/b"), "B2");
 }
 
 proptest::proptest! {

@@ -76,6 +76,75 @@ async fn a_path_that_was_rewritten_on_the_way_is_part_of_the_key_with_the_featur
     assert_eq!((guard.stats().loads, guard.stats().hits), (2, 2));
 }
 
+/// A header's choice is not in the target; what it makes of the path is the inner service's question.
+#[cfg(feature = "axum")]
+#[tokio::test]
+async fn a_path_that_was_cut_by_a_header_is_not_taken_for_nesting_with_the_feature_axum() {
+    let rewrite = tower::util::MapRequestLayer::new(|mut request: Request<Body>| {
+        if let Some(path) = request.headers().get("x-tenant") {
+            *request.uri_mut() = path.to_str().unwrap().parse().unwrap();
+        }
+        request
+    });
+    for nested in [false, true] {
+        let guard = StampedeGuard::in_memory();
+        let echo = Router::new().fallback(|uri: http::Uri| async move { uri.to_string() });
+        let cut = tower::Layer::layer(&rewrite, echo.layer(guard.clone()));
+        let (app, path) = match nested {
+            false => (Router::new().fallback_service(cut), "/v2/items?a"),
+            true => (Router::new().nest_service("/api", cut), "/api/v2/items?a"),
+        };
+        let seen = [None, Some("/items?a"), Some("/?a"), Some("/v2/items")];
+        for _ in 0..2 {
+            for header in seen {
+                assert_eq!(text(&app, path, header).await, header.unwrap_or("/v2/items?a"), "{nested}");
+            }
+        }
+        assert_eq!((guard.stats().loads, guard.stats().hits), (4, 4), "nested: {nested}");
+    }
+}
+
+#[cfg(feature = "axum")]
+#[tokio::test]
+async fn what_nesting_strips_is_in_the_key_and_nothing_else_with_the_feature_axum() {
+    fn leaf() -> Router {
+        Router::new().route("/list", get(|| async { "list" }))
+    }
+    type Nest = fn(StampedeGuard) -> Router;
+    let nests: [(&str, Nest); 10] = [
+        ("/api/list", |guard| Router::new().nest("/api", leaf().layer(guard))),
+        ("/api/list", |guard| Router::new().nest("/api/", leaf().layer(guard))),
+        ("/api/list", |guard| Router::new().nest_service("/api", leaf().layer(guard))),
+        ("/api", |guard| Router::new().nest("/api", Router::new().route("/", get(|| async {})).layer(guard))),
+        ("/acme/list", |guard| Router::new().nest("/{tenant}", leaf().layer(guard))),
+        ("/acme/v1/list?a=b", |guard| {
+            Router::new().nest("/{tenant}", Router::new().nest("/v1", leaf().layer(guard)))
+        }),
+        ("/a/b/c/list", |guard| {
+            Router::new().nest("/a/{b}", Router::new().nest_service("/c", leaf().layer(guard)))
+        }),
+        ("/api/nothing/here", |guard| {
+            Router::new().nest("/api", leaf().fallback(|| async { "else" }).layer(guard))
+        }),
+        // Outside of what nests, and between two that do.
+        ("/api/list", |guard| Router::new().nest("/api", leaf()).layer(guard)),
+        ("/out/api/list", |guard| {
+            Router::new().nest("/{out}", Router::new().nest("/api", leaf()).layer(guard))
+        }),
+    ];
+    for (n, (path, nest)) in nests.into_iter().enumerate() {
+        let guard = StampedeGuard::in_memory();
+        let app = nest(guard.clone());
+        for _ in 0..2 {
+            text(&app, path, None).await;
+        }
+        assert_eq!((guard.stats().loads, guard.stats().hits), (1, 1), "{n}: {path}");
+        let uri = format!("http://shop.example{path}").parse().unwrap();
+        let key = stampede_guard::http::cache_key(&uri).unwrap();
+        assert!(guard.contains(key).await.unwrap(), "{n}: {path}");
+    }
+}
+
 /// As the documentation says: without the feature, the guard belongs around the outermost router.
 #[cfg(not(feature = "axum"))]
 #[tokio::test]
