@@ -4,7 +4,7 @@ use http::header::{CONTENT_LOCATION, HeaderMap, LOCATION};
 use http::{Method, Request, StatusCode, Uri};
 
 use super::location::of_same_origin;
-use super::request_rules::RequestRules;
+use super::request_rules::{Heads, RequestRules};
 use super::target::{Keyed, Target, additions};
 use crate::key::CacheKey;
 
@@ -14,6 +14,7 @@ pub(crate) struct Invalidation {
     /// Absolute.
     target: Uri,
     key: CacheKey,
+    heads: Heads,
     /// What the policy adds to the keys of whoever sent it.
     added: Vec<String>,
 }
@@ -27,7 +28,7 @@ impl Invalidation {
         let keyed = Keyed::of(request.headers(), rules)?;
         let target = Target::of(request, &keyed, rules).ok()?;
         let added = additions(request, &keyed, rules).ok()?;
-        Some(Self { target: target.uri()?, key: target.key(&added), added })
+        Some(Self { target: target.uri()?, key: target.key(&added), heads: rules.heads, added })
     }
 
     /// The keys that are invalid after this response, each once: the target's, and what `Location` and
@@ -48,7 +49,8 @@ impl Invalidation {
     fn key_of(&self, uri: Uri) -> Option<CacheKey> {
         let mut request = Request::new(());
         *request.uri_mut() = uri;
-        let target = Target::of(&request, &Keyed::default(), &RequestRules::default()).ok()?;
+        let rules = RequestRules { heads: self.heads, ..RequestRules::default() };
+        let target = Target::of(&request, &Keyed::default(), &rules).ok()?;
         Some(target.key(&self.added))
     }
 }

@@ -7,7 +7,7 @@ use http::header::{self, HeaderName};
 use http::uri::Scheme;
 
 use super::request::{Content, survey};
-use super::request_rules::{KeyHook, KeyParts, RequestRules};
+use super::request_rules::{Heads, KeyHook, KeyParts, RequestRules};
 use super::selecting::Normal;
 use super::target::key;
 use super::vary::MOST_NAMES;
@@ -24,6 +24,10 @@ use crate::policy::Policy;
 ///   nobody else's; failures are told to those who wait and never stored.
 /// - [`strict`](Self::strict), to the letter of RFC 9111: what a reverse proxy is expected to do.
 /// - [`private`](Self::private), for clients: the cache of one user.
+///
+/// Each of the three has keys of its own: what one keeps, the others neither serve nor invalidate. Policies that differ
+/// only in what the methods set share their entries, and what is stored by one is served by the others: give one that
+/// shares more than the others a namespace of its own.
 ///
 /// # Examples
 ///
@@ -92,7 +96,8 @@ impl HttpPolicy {
     /// - `CDN-Cache-Control` replaces `Cache-Control` (RFC 9213, 2.2); `no-cache="field"` and
     ///   `private="field"` are about the fields they name; `must-understand` lifts `no-store`.
     pub fn strict() -> Self {
-        let mut requests = RequestRules { cookie: Sharing::Freely, ..RequestRules::default() };
+        let mut requests =
+            RequestRules { heads: Heads::STRICT, cookie: Sharing::Freely, ..RequestRules::default() };
         requests.authorization = Sharing::IfSaid;
         requests.credentials = requests
             .credentials
@@ -120,7 +125,8 @@ impl HttpPolicy {
     /// [`credential_headers`](Self::credential_headers) is part of the key, so a client that speaks for
     /// several users keeps them apart as long as these headers tell them.
     pub fn private() -> Self {
-        let requests = RequestRules { keyed_by_credentials: true, ..RequestRules::default() };
+        let requests =
+            RequestRules { heads: Heads::PRIVATE, keyed_by_credentials: true, ..RequestRules::default() };
         Self { requests, scope: Scope::Private, set_cookie: Sharing::Freely, ..Self::default() }
     }
 

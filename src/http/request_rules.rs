@@ -75,9 +75,25 @@ impl PartialEq for KeyHook {
     }
 }
 
+/// How keys begin: with the kind of entry, the rules by which it is kept, and the scheme.
+///
+/// What one kind of policy keeps another would have refused, and nobody asks again when it is served; so they share no keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Heads {
+    pub(crate) http: &'static str,
+    pub(crate) https: &'static str,
+}
+
+impl Heads {
+    pub(crate) const DEFAULT: Self = Self { http: "http:http", https: "http:https" };
+    pub(crate) const STRICT: Self = Self { http: "http:strict:http", https: "http:strict:https" };
+    pub(crate) const PRIVATE: Self = Self { http: "http:private:http", https: "http:private:https" };
+}
+
 /// Which requests are looked up, and under which key.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct RequestRules {
+    pub(crate) heads: Heads,
     /// Of requests whose URI has none: what an HTTP/1 server receives.
     pub(crate) scheme: Scheme,
     pub(crate) credentials: NameSet,
@@ -96,6 +112,7 @@ pub(crate) struct RequestRules {
 impl Default for RequestRules {
     fn default() -> Self {
         Self {
+            heads: Heads::DEFAULT,
             scheme: Scheme::HTTP,
             credentials: CREDENTIAL_HEADERS.map(HeaderName::from_static).into_iter().collect(),
             added: Vec::new(),

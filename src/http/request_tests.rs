@@ -68,9 +68,15 @@ fn the_key_is_the_target_uri() {
 
 #[test]
 fn the_scheme_of_the_policy_stands_in_for_a_missing_one() {
-    let rules = RequestRules { scheme: Scheme::HTTPS, ..RequestRules::default() };
-    let admission = admit(&request("GET", "/a", &[("host", "example.com:443")]), &rules);
-    assert_eq!(admission, cached("https", "example.com", "/a"));
+    let of = |policy: HttpPolicy| {
+        let secure = request("GET", "/a", &[("host", "example.com:443")]);
+        admit(&secure, &policy.scheme(Scheme::HTTPS).requests)
+    };
+    assert_eq!(of(HttpPolicy::default()), cached("https", "example.com", "/a"));
+    for (policy, name) in [(HttpPolicy::strict(), "strict"), (HttpPolicy::private(), "private")] {
+        let key = CacheKey::from_parts(["http", name, "https", "example.com", "/a"]);
+        assert_eq!(of(policy), Admission::Cached(key));
+    }
 }
 
 #[test]
@@ -331,7 +337,7 @@ fn a_private_cache_keeps_the_users_it_speaks_for_apart() {
         assert_ne!(alice, key(other), "A1: {other:?}");
     }
     assert!(!alice.to_string().contains("alice"), "C9: a key is no place for a secret");
-    assert_eq!(key(&[]), CacheKey::from_parts(["http", "http", "h", "/a"]));
+    assert_eq!(key(&[]), CacheKey::from_parts(["http", "private", "http", "h", "/a"]));
 }
 
 #[test]
@@ -356,7 +362,7 @@ fn a_post_is_considered_for_the_get_that_its_answer_may_stand_for() {
     let strict = HttpPolicy::strict();
     let (considered, uri) = consider_post(&posted, &strict.requests).unwrap();
     assert_eq!(uri, "http://h/a?b");
-    assert_eq!(considered.key, CacheKey::from_parts(["http", "http", "h", "/a?b"]));
+    assert_eq!(considered.key, CacheKey::from_parts(["http", "strict", "http", "h", "/a?b"]));
     assert!(considered.asked.authorized && !considered.is_get, "A1");
     assert_eq!(consider_post(&posted, &RequestRules::default()), Err(Rule::Credentials), "A1");
     assert_eq!(consider_post(&request("PUT", "/", &headers), &strict.requests), Err(Rule::Method));

@@ -14,16 +14,16 @@ use super::vary::Fingerprint;
 use crate::guard::StampedeGuard;
 use crate::key::CacheKey;
 
-/// The key under which the guard stores the response to a GET of `uri`, for
-/// [`invalidate`](crate::StampedeGuard::invalidate). `None` unless the URI is absolute, with a plain
-/// `http` or `https` authority.
+/// The key under which a guard with the default [`HttpPolicy`](super::HttpPolicy) stores the response to a GET of `uri`,
+/// for [`invalidate`](crate::StampedeGuard::invalidate). `None` unless the URI is absolute, with a plain `http` or `https`
+/// authority.
 ///
 /// A server's requests carry no scheme: there it is the policy's
 /// [`scheme`](crate::PolicyBuilder::scheme), `http` by default, and the authority is the client's `Host`.
 ///
-/// This knows no policy. Where one has a [`key`](super::HttpPolicy::key) of its own, or is
-/// [`private`](super::HttpPolicy::private), entries have other keys, and to invalidate this one removes nothing: there
-/// use [`StampedeGuard::http_key`].
+/// This knows no policy. Where one is [`private`](super::HttpPolicy::private), is [`strict`](super::HttpPolicy::strict),
+/// or has a [`key`](super::HttpPolicy::key) of its own, entries have other keys, and to invalidate this one removes
+/// nothing: there use [`StampedeGuard::http_key`].
 ///
 /// # Examples
 ///
@@ -115,7 +115,7 @@ pub(crate) fn key_by<B, K>(
 /// Scheme, authority, path and query: the target URI (RFC 9110, 7.1), which is what a cache is
 /// keyed by (RFC 9111, 2).
 pub(crate) struct Target<'a> {
-    /// The head of the key: the kind of entry and the scheme.
+    /// The head of the key, with the scheme.
     head: &'static str,
     authority: Cow<'a, str>,
     path: &'a str,
@@ -143,8 +143,8 @@ impl<'a> Target<'a> {
         let target = original.unwrap_or(uri);
         let scheme = target.scheme().unwrap_or(&rules.scheme);
         let (head, default_port) = match scheme {
-            scheme if *scheme == Scheme::HTTP => (HTTP, 80),
-            scheme if *scheme == Scheme::HTTPS => (HTTPS, 443),
+            scheme if *scheme == Scheme::HTTP => (rules.heads.http, 80),
+            scheme if *scheme == Scheme::HTTPS => (rules.heads.https, 443),
             _ => return Err(Rule::Scheme),
         };
         let named = target.authority().map(|authority| plain_authority(authority.as_str(), default_port));
@@ -188,13 +188,10 @@ impl<'a> Target<'a> {
 
     /// The absolute URI.
     pub(crate) fn uri(&self) -> Option<Uri> {
-        let scheme = if self.head == HTTPS { "https" } else { "http" };
+        let scheme = if self.head.ends_with(":https") { "https" } else { "http" };
         Uri::builder().scheme(scheme).authority(&*self.authority).path_and_query(self.path).build().ok()
     }
 }
-
-const HTTP: &str = "http:http";
-const HTTPS: &str = "http:https";
 
 /// Host names are case-insensitive (RFC 9110, 4.2.3); almost always they come in lower case.
 fn lower_case(authority: &str) -> Cow<'_, str> {

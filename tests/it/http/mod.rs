@@ -27,6 +27,7 @@ mod kit;
 mod lifetimes;
 mod nesting;
 mod panics;
+mod policies;
 mod poisoning;
 mod ranges;
 mod readiness;

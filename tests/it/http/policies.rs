@@ -1,0 +1,87 @@
+//! Policies on one store, in one namespace: what one of them keeps, another may have to refuse.
+
+use std::collections::HashSet;
+
+use http::Method;
+use stampede_guard::http::{HttpPolicy, cache_key};
+use stampede_guard::{MemoryStore, StampedeGuard};
+use tower::Layer as _;
+
+use super::kit::{Inner, Req, Shop, ask, get, policy, request, respond, sent, whole};
+
+const ALL: [fn() -> HttpPolicy; 3] = [HttpPolicy::default, HttpPolicy::strict, HttpPolicy::private];
+
+fn guards() -> [StampedeGuard; 3] {
+    let guard = StampedeGuard::new(MemoryStore::new());
+    ALL.map(|http| guard.with_policy(policy().http(http()).build().unwrap()))
+}
+
+fn shops(inner: &Inner) -> [Shop; 3] {
+    guards().map(|guard| guard.layer(inner.clone()))
+}
+
+/// Answers with whom it takes the request for, and the number of the call.
+fn personal(headers: &'static [(&'static str, &'static str)]) -> Inner {
+    Inner::with(move |n, request| Ok(respond(200, headers, whole(format!("{}{n}", sent(request, "cookie"))))))
+}
+
+/// A2, A6
+#[tokio::test]
+async fn what_one_users_cache_keeps_is_nobody_elses() {
+    for field in [("cache-control", "private, max-age=60"), ("set-cookie", "id=1"), ("x-any", "1")] {
+        let inner = Inner::with(move |n, _| Ok(respond(200, &[field], whole(n.to_string()))));
+        let [default, strict, private] = shops(&inner);
+        for _ in 0..2 {
+            assert_eq!(ask(&private, get("/")).await.text(), "1", "{field:?}");
+        }
+        assert_eq!(ask(&default, get("/")).await.text(), "2", "{field:?}");
+        assert_eq!(ask(&strict, get("/")).await.text(), "3", "{field:?}");
+    }
+}
+
+/// A2, A3
+#[tokio::test]
+async fn what_is_kept_to_the_letter_is_not_given_by_a_careful_layer() {
+    let inner = personal(&[("cache-control", "max-age=60"), ("set-cookie", "id=1")]);
+    let [default, strict, private] = shops(&inner);
+    let with_cookie = || -> Req { request("GET", "/", &[("cookie", "ann")]) };
+    for _ in 0..2 {
+        assert_eq!(ask(&strict, with_cookie()).await.text(), "ann1");
+        assert_eq!(ask(&strict, get("/")).await.text(), "ann1", "RFC 9111, 7.3");
+    }
+    assert_eq!(ask(&default, get("/")).await.text(), "2");
+    assert_eq!(ask(&private, get("/")).await.text(), "3");
+}
+
+#[tokio::test]
+async fn each_policy_names_and_invalidates_its_own_keys() {
+    for uri in ["http://shop.example/a", "https://shop.example/a"] {
+        let inner = Inner::with(|n, request: &Req| {
+            let headers = [("cache-control", "max-age=60"), ("location", "/b")];
+            let headers = if request.method() == Method::GET { &headers[..1] } else { &headers[..] };
+            Ok(respond(200, headers, whole(n.to_string())))
+        });
+        let other = uri.replace("/a", "/b");
+        for guard in guards() {
+            let shop = guard.layer(inner.clone());
+            let keys = || [uri, &other].map(|uri| guard.http_key(&get(uri)).unwrap());
+            for change in [request("PUT", uri, &[]), request("POST", uri, &[])] {
+                for uri in [uri, &other] {
+                    ask(&shop, get(uri)).await;
+                }
+                for key in keys() {
+                    assert!(guard.contains(key.clone()).await.unwrap(), "{key}");
+                }
+                ask(&shop, change).await;
+                for key in keys() {
+                    assert!(!guard.contains(key.clone()).await.unwrap(), "{key}");
+                }
+            }
+            ask(&shop, get(uri)).await;
+        }
+    }
+    let uri: http::Uri = "http://shop.example/a".parse().unwrap();
+    let keys = guards().map(|guard| guard.http_key(&get("/a")).unwrap());
+    assert_eq!(keys[0], cache_key(&uri).unwrap(), "the default policy's");
+    assert_eq!(HashSet::from(keys).len(), 3);
+}
