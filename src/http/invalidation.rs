@@ -5,7 +5,7 @@ use http::{Method, Request, StatusCode, Uri};
 
 use super::location::of_same_origin;
 use super::request_rules::{Heads, RequestRules};
-use super::target::{Keyed, Target, additions};
+use super::target::{Keyed, Target, addition, additions};
 use crate::key::CacheKey;
 
 /// What is known of an unsafe request before it is sent.
@@ -13,10 +13,10 @@ use crate::key::CacheKey;
 pub(crate) struct Invalidation {
     /// Absolute.
     target: Uri,
-    key: CacheKey,
+    keys: Vec<CacheKey>,
     heads: Heads,
-    /// What the policy adds to the keys of whoever sent it.
-    added: Vec<String>,
+    /// What the policy adds to the keys that are invalid.
+    added: Vec<Vec<String>>,
 }
 
 impl Invalidation {
@@ -27,32 +27,57 @@ impl Invalidation {
         }
         let keyed = Keyed::of(request.headers(), rules)?;
         let target = Target::of(request, &keyed, rules).ok()?;
-        let added = additions(request, &keyed, rules).ok()?;
-        Some(Self { target: target.uri()?, key: target.key(&added), heads: rules.heads, added })
+        let added = all_additions(request, &keyed, rules);
+        let keys = added.iter().map(|added| target.key(added)).collect();
+        Some(Self { target: target.uri()?, keys, heads: rules.heads, added })
     }
 
-    /// The keys that are invalid after this response, each once: the target's, and what `Location` and
+    /// The keys that are invalid after this response, each once: the target's, and those of what `Location` and
     /// `Content-Location` refer to at the same origin. None after an error: nothing was changed that is
     /// known of.
     pub(crate) fn keys(&self, status: StatusCode, headers: &HeaderMap) -> Vec<CacheKey> {
         if !status.is_success() && !status.is_redirection() {
             return Vec::new();
         }
-        let mut keys = vec![self.key.clone()];
+        let mut keys = self.keys.clone();
         for name in [LOCATION, CONTENT_LOCATION] {
-            let key = of_same_origin(&self.target, headers, &name).and_then(|uri| self.key_of(uri));
-            keys.extend(key.filter(|key| !keys.contains(key)));
+            for key in of_same_origin(&self.target, headers, &name).iter().flat_map(|uri| self.keys_of(uri)) {
+                if !keys.contains(&key) {
+                    keys.push(key);
+                }
+            }
         }
         keys
     }
 
-    fn key_of(&self, uri: Uri) -> Option<CacheKey> {
+    fn keys_of(&self, uri: &Uri) -> Vec<CacheKey> {
         let mut request = Request::new(());
-        *request.uri_mut() = uri;
+        *request.uri_mut() = uri.clone();
         let rules = RequestRules { heads: self.heads, ..RequestRules::default() };
-        let target = Target::of(&request, &Keyed::default(), &rules).ok()?;
-        Some(target.key(&self.added))
+        let target = Target::of(&request, &Keyed::default(), &rules);
+        target
+            .map_or_else(|_| Vec::new(), |target| self.added.iter().map(|added| target.key(added)).collect())
     }
+}
+
+/// What the policy may have added to the key of what this request changes, each once: for the sender, for a stranger like
+/// him, and for one of whom the hook says nothing. The target is invalid for everyone (RFC 9111, 4.4), but others'
+/// credentials and cohorts are not known here.
+fn all_additions<B>(request: &Request<B>, keyed: &Keyed<'_>, rules: &RequestRules) -> Vec<Vec<String>> {
+    let mut all = Vec::new();
+    for keyed in [*keyed, Keyed { credentials: false, ..*keyed }] {
+        // One whom the hook sends past the cache changes what the others read all the same.
+        all.extend(additions(request, &keyed, rules).ok());
+    }
+    all.push(Vec::new());
+    all.extend(rules.key.is_some().then(|| vec![addition("")]));
+    let mut once: Vec<Vec<String>> = Vec::with_capacity(all.len());
+    for added in all {
+        if !once.contains(&added) {
+            once.push(added);
+        }
+    }
+    once
 }
 
 /// Methods that are registered as safe (RFC 9110, 18.2 and the registry it made). What is not known may
@@ -70,7 +95,7 @@ mod tests {
     use http::HeaderValue;
 
     use super::*;
-    use crate::http::cache_key;
+    use crate::http::{HttpPolicy, cache_key};
 
     /// Header lines.
     type Lines<'a> = &'a [(&'static str, &'a str)];
@@ -162,16 +187,26 @@ mod tests {
 
     #[test]
     fn keys_have_what_the_policy_adds_to_them() {
-        let policy = crate::http::HttpPolicy::private()
+        let policy = HttpPolicy::private()
             .key(|parts| parts.headers.get("x-tenant")?.to_str().ok().map(str::to_owned));
         let rules = &policy.requests;
         let fields = [("host", "shop.example"), ("authorization", "x"), ("x-tenant", "t")];
         let all = Invalidation::of(&request("POST", "/a/b?c", &fields), rules).unwrap();
-        let mine: Vec<_> =
-            ["/a/b?c", "/x"].map(|path| policy.cache_key(&request("GET", path, &fields)).unwrap()).into();
-        assert_eq!(all.keys(StatusCode::OK, &headers(&[("location", "/x")])), mine);
+        let key = |path, fields: Lines<'_>| policy.cache_key(&request("GET", path, fields)).unwrap();
+        let keys = all.keys(StatusCode::OK, &headers(&[("location", "/x")]));
+        let stranger = [fields[0], fields[2]];
+        for path in ["/a/b?c", "/x"] {
+            for key in [key(path, &fields), key(path, &stranger), key(path, &[fields[0], ("x-tenant", "")])] {
+                assert!(keys.contains(&key), "RFC 9111, 4.4; A7: {key}");
+            }
+        }
+        assert_eq!(keys.len(), 2 * 4, "the fourth is what a policy without a hook has: {keys:?}");
         let others = [("host", "shop.example"), ("authorization", "y"), ("x-tenant", "t")];
-        assert_ne!(policy.cache_key(&request("GET", "/x", &others)), Some(mine[1].clone()));
-        assert_eq!(Invalidation::of(&request("POST", "/", &fields[..2]), rules), None, "the hook says no");
+        assert!(!keys.contains(&key("/x", &others)), "nobody knows what credentials there are");
+        // The hook says no: of all tenants only the one without a name is known.
+        let all = Invalidation::of(&request("POST", "/x", &fields[..2]), rules).unwrap();
+        let bare = HttpPolicy::private().cache_key(&request("GET", "/x", &fields[..1])).unwrap();
+        let keys = all.keys(StatusCode::OK, &HeaderMap::new());
+        assert_eq!(keys, [bare, key("/x", &[fields[0], ("x-tenant", "")])]);
     }
 }

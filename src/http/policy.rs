@@ -124,6 +124,10 @@ impl HttpPolicy {
     /// `proxy-revalidate` and `CDN-Cache-Control` are not for this cache. A digest of the request's
     /// [`credential_headers`](Self::credential_headers) is part of the key, so a client that speaks for
     /// several users keeps them apart as long as these headers tell them.
+    ///
+    /// An unsafe method invalidates what its sender and what a request without credentials would be given, and **not what
+    /// other users have stored**: invalidate that by [`StampedeGuard::http_key`](crate::StampedeGuard::http_key) of a request
+    /// of theirs, or by a tag.
     pub fn private() -> Self {
         let requests =
             RequestRules { heads: Heads::PRIVATE, keyed_by_credentials: true, ..RequestRules::default() };
@@ -263,6 +267,11 @@ impl HttpPolicy {
 
     /// Extends the key by what the hook makes of a request: a tenant, a cohort of an experiment. `None`
     /// sends the request past the cache. Runs for every request, so it should be quick.
+    ///
+    /// An unsafe method invalidates its target under what the hook says of its sender, under an empty text, and without any:
+    /// so let it say `Some(String::new())` of the public, and a change by editors, of whom it says `None`, is a change for all
+    /// of it. **Other tenants and cohorts it does not reach**, as nobody knows which there are: invalidate those by
+    /// [`StampedeGuard::http_key`](crate::StampedeGuard::http_key) of a request of theirs, or by a tag.
     ///
     /// # Examples
     ///

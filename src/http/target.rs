@@ -226,9 +226,14 @@ pub(crate) fn additions<B>(
     if let Some(hook) = &rules.key {
         let (uri, headers, extensions) = (request.uri(), request.headers(), request.extensions());
         let text = hook.call(&KeyParts { uri, headers, extensions }).ok_or(Rule::KeyHook)?;
-        added.push(format!("key={text}"));
+        added.push(addition(&text));
     }
     Ok(added)
+}
+
+/// What the policy's hook adds.
+pub(crate) fn addition(text: &str) -> String {
+    format!("key={text}")
 }
 
 /// As it was sent: the origin may tell `%41` from `A` and `?` from nothing (RFC 9110, 4.2.3 permits

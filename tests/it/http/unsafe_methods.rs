@@ -227,3 +227,48 @@ async fn a_conditional_post_has_the_origins_own_answer() {
         }
     }
 }
+
+/// A7: the target is invalid whoever changes it.
+#[tokio::test(start_paused = true)]
+async fn an_editor_whom_the_key_hook_sends_past_the_cache_changes_what_the_others_read() {
+    let http = HttpPolicy::default().key(|parts| match parts.headers.get("x-editor") {
+        Some(_) => None,
+        None => Some(String::new()),
+    });
+    let inner = origin(204, &[("location", "/b")]);
+    let shop = shop_with(&inner, policy().http(http));
+    for uri in ["/a", "/b", "/c"] {
+        ask(&shop, get(uri)).await;
+    }
+    ask(&shop, request("PUT", "/a", &[("x-editor", "ann")])).await;
+    for (uri, stays) in [("/a", false), ("/b", false), ("/c", true)] {
+        assert_eq!(is_stored(&shop, uri).await, stays, "{uri}");
+    }
+}
+
+/// A7
+#[tokio::test(start_paused = true)]
+async fn what_a_user_or_a_cohort_changes_is_gone_for_those_without_either() {
+    let cohort = |parts: &stampede_guard::http::KeyParts<'_>| {
+        let cohort = parts.headers.get("x-cohort").map(|cohort| cohort.to_str().unwrap());
+        Some(cohort.unwrap_or_default().to_owned())
+    };
+    let inner = origin(204, &[("content-location", "/b")]);
+    let shop = shop_with(&inner, policy().http(HttpPolicy::private().key(cohort)));
+    let ann: &[_] = &[("authorization", "ann"), ("x-cohort", "one")];
+    let readers =
+        [ann, &ann[1..], &[], &[("authorization", "bob"), ("x-cohort", "one")], &[("x-cohort", "two")]];
+    for uri in ["/a", "/b"] {
+        for headers in readers {
+            ask(&shop, request("GET", uri, headers)).await;
+        }
+    }
+    ask(&shop, request("PUT", "/a", ann)).await;
+    for uri in ["/a", "/b"] {
+        for (n, headers) in readers.into_iter().enumerate() {
+            let only: Vec<_> = headers.iter().copied().chain([("cache-control", "only-if-cached")]).collect();
+            let is_stored = ask(&shop, request("GET", uri, &only)).await.status == 200;
+            assert_eq!(is_stored, n >= 3, "{uri}: other users and cohorts are not known: {headers:?}");
+        }
+    }
+}
