@@ -233,6 +233,8 @@ fn storing(exchange: &Exchange<'_>, directives: &Directives, rules: &ResponseRul
     let Exchange { status, headers, now, .. } = *exchange;
     let (http, all) = (&rules.http, &directives.all);
     let vary = Vary::of(headers, &http.vary_on);
+    // RFC 9111, 4.1 leaves it to the origin.
+    let vary = if http.letter { vary } else { vary.and_on_coding(headers) };
     if vary == Vary::Any {
         return Verdict::Private(Rule::Vary);
     }

@@ -1,6 +1,7 @@
 //! The rules for responses: with whom they are shared.
 
 use super::*;
+use crate::http::vary::Names;
 
 #[test]
 fn what_forbids_storing_does_so_in_every_mode() {
@@ -149,6 +150,39 @@ fn bodies_without_an_end_switched_protocols_and_unsound_lengths_are_nobody_elses
             assert_eq!(judged(http.clone(), PLAIN, 200, &fields), Verdict::Private(rule), "A13, B14: {name}");
         }
     }
+}
+
+#[test]
+fn an_encoded_response_depends_on_who_takes_it_whether_or_not_it_says_so() {
+    let names = |http, fields: &[(&str, &str)]| {
+        let fields: Vec<_> = fields.iter().copied().chain(control("max-age=60")).collect();
+        match stored(judged(http, PLAIN, 200, &fields)).vary {
+            Vary::Names(names) => names.to_text(),
+            vary => format!("{vary:?}"),
+        }
+    };
+    let cases: [(Lines<'_>, &str); 7] = [
+        (&[("content-encoding", "gzip")], "accept-encoding"),
+        (&[("content-encoding", "identity"), ("content-encoding", "BR")], "accept-encoding"),
+        (&[("content-encoding", "identity, gzip"), ("vary", "origin")], "accept-encoding,origin"),
+        (&[("content-encoding", "gzip"), ("vary", "Accept-Encoding")], "accept-encoding"),
+        (&[("content-encoding", "Identity")], "Nothing"),
+        (&[("content-encoding", ""), ("vary", "origin")], "origin"),
+        (&[], "Nothing"),
+    ];
+    for (fields, expected) in cases {
+        for http in [HttpPolicy::default(), HttpPolicy::private()] {
+            assert_eq!(names(http, fields), expected, "A5: {fields:?}");
+        }
+    }
+    assert_eq!(names(HttpPolicy::strict(), &[("content-encoding", "gzip")]), "Nothing", "RFC 9111, 4.1");
+    let own = ("vary", "a, b, c, d, e, f, g, h");
+    let most = ["i", "j", "k", "l", "m", "n", "o", "p"].map(HeaderName::from_static);
+    let most = most.into_iter().fold(HttpPolicy::default(), HttpPolicy::vary_on);
+    let all = names(most, &[own, ("content-encoding", "gzip")]);
+    assert_eq!(Names::from_text(&all).map(|names| names.as_slice().len()), Some(17), "it can be read again");
+    let any = judged(HttpPolicy::default(), PLAIN, 200, &[("vary", "*"), ("content-encoding", "gzip")]);
+    assert_eq!(any, Verdict::Private(Rule::Vary), "A5");
 }
 
 #[test]

@@ -49,6 +49,24 @@ impl Vary {
             }
         }
     }
+
+    /// And on `Accept-Encoding`, if the response is encoded: not everyone can read it. Servers of files that were compressed
+    /// beforehand choose by that header and do not say so.
+    pub(crate) fn and_on_coding(self, response: &HeaderMap) -> Self {
+        let codings = response.get_all(header::CONTENT_ENCODING);
+        let is_encoded = codings.iter().any(|line| {
+            let mut codings = line.as_bytes().split(|&byte| byte == b',').map(<[u8]>::trim_ascii);
+            codings.any(|coding| !coding.is_empty() && !coding.eq_ignore_ascii_case(b"identity"))
+        });
+        let mut names = match self {
+            Self::Any => return self,
+            _ if !is_encoded => return self,
+            Self::Nothing => Vec::new(),
+            Self::Names(names) => names.0,
+        };
+        names.push(header::ACCEPT_ENCODING);
+        Names::new(names).map_or(Self::Nothing, Self::Names)
+    }
 }
 
 /// Names that a response depends on: sorted, each once, at least one.
@@ -74,8 +92,8 @@ impl Names {
     /// Reads what `to_text` wrote. Names out of order are no list of ours.
     pub(crate) fn from_text(text: &str) -> Option<Self> {
         let names = text.split(',').map(|name| name.parse().ok()).collect::<Option<Vec<_>>>()?;
-        // The response's own and those of the policy.
-        if names.len() > 2 * MOST_NAMES || names.iter().any(|name: &HeaderName| name.as_str() == "*") {
+        // The response's own, those of the policy, and that of its coding.
+        if names.len() > 2 * MOST_NAMES + 1 || names.iter().any(|name: &HeaderName| name.as_str() == "*") {
             return None;
         }
         Self::new(names).filter(|names| names.to_text() == text)

@@ -14,6 +14,7 @@ mod corpus;
 mod costs;
 mod credentials;
 mod directives;
+mod encodings;
 mod failures;
 #[cfg(feature = "redis")]
 mod fleet;
@@ -27,8 +28,8 @@ mod kit;
 mod lifetimes;
 mod nesting;
 mod panics;
-mod policies;
 mod poisoning;
+mod policies;
 mod ranges;
 mod readiness;
 mod rows;

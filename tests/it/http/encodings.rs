@@ -1,0 +1,63 @@
+//! Encoded responses that do not say that they were chosen by `Accept-Encoding`, as servers of files compressed
+//! beforehand send them.
+
+use stampede_guard::http::HttpPolicy;
+
+use super::kit::{
+    Inner, Req, all, ask, get, policy, replicas, request, respond, send, sent, settle, shop, shop_with, whole,
+};
+
+/// Encoded for who takes it, and no word of `Vary`.
+fn precompressed() -> Inner {
+    Inner::with(|n, request| {
+        let headers = [("content-encoding", "gzip")];
+        let takes = sent(request, "accept-encoding").contains("gzip");
+        let (headers, text) = if takes { (&headers[..], "gzip") } else { (&[][..], "plain") };
+        Ok(respond(200, headers, whole(format!("{text} {n}"))))
+    })
+}
+
+fn takes(coding: &str) -> Req {
+    request("GET", "/", &[("accept-encoding", coding)])
+}
+
+/// A5
+#[tokio::test(start_paused = true)]
+async fn an_encoded_response_is_given_to_those_who_ask_alike() {
+    let shops = replicas(2, &precompressed());
+    let seen = ask(&shops[0], takes("gzip")).await;
+    assert_eq!((seen.text(), seen.header("vary")), ("gzip 1", None));
+    for shop in &shops {
+        let seen = ask(shop, takes("gzip")).await;
+        assert_eq!((seen.text(), seen.header("vary")), ("gzip 1", None), "as it came");
+    }
+    let unknown = ask(&shops[1], takes("br")).await;
+    assert_eq!((unknown.text(), unknown.header("content-encoding")), ("plain 2", None));
+    for shop in &shops {
+        assert!(ask(shop, get("/")).await.text().starts_with("plain"));
+    }
+}
+
+/// A5
+#[tokio::test(start_paused = true)]
+async fn who_waits_for_an_encoded_response_is_given_it_if_he_takes_it() {
+    let inner = precompressed().held();
+    let shop = shop(&inner);
+    let mut gzip = vec![send(&shop, takes("gzip"))];
+    settle().await;
+    gzip.extend((0..3).map(|_| send(&shop, takes("gzip"))));
+    let plain: Vec<_> = (0..3).map(|_| send(&shop, get("/"))).collect();
+    settle().await;
+    inner.gate.open();
+    assert!(all(gzip).await.iter().all(|seen| seen.text() == "gzip 1"));
+    assert!(all(plain).await.iter().all(|seen| seen.text().starts_with("plain")));
+}
+
+/// RFC 9111, 4.1: what names nothing varies on nothing.
+#[tokio::test(start_paused = true)]
+async fn to_the_letter_an_encoded_response_is_everyones_unless_it_says_otherwise() {
+    let inner = Inner::with_headers(&[("content-encoding", "gzip"), ("cache-control", "max-age=60")]);
+    let shop = shop_with(&inner, policy().http(HttpPolicy::strict()));
+    assert_eq!(ask(&shop, takes("gzip")).await.text(), "1");
+    assert_eq!(ask(&shop, get("/")).await.text(), "1");
+}
