@@ -17,6 +17,7 @@ use super::rule::Rule;
 use super::service::Boxed;
 use super::status::{CacheStatus, own_answer, write_key, write_status};
 use super::tee::has_no_content;
+use super::wrapped;
 use crate::caller::Ask;
 use crate::error::{Error, ErrorKind, Failure};
 use crate::guard::StampedeGuard;
@@ -75,6 +76,9 @@ where
             Err(Rule::Method) => Box::pin(self.unsafely(guard)),
             Err(rule) => {
                 observe::judged("not looked up", &rule);
+                if rule == Rule::Body {
+                    wrapped::tell(&self.request);
+                }
                 Box::pin(self.pass(guard, Some(CacheStatus::bypass(rule.token()))))
             }
         }

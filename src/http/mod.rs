@@ -33,6 +33,12 @@
 //! prefix, so two routers nested at different places would share keys: put the guard around the outermost
 //! router, or turn on the feature `axum`, which keys by `OriginalUri`.
 //!
+//! # Where the layer belongs
+//!
+//! **Outside of what wraps request bodies**: `RequestBodyTimeoutLayer`, `RequestDecompressionLayer`, a `map_request` that
+//! makes a stream of the body. Of such a body nobody can tell that it is empty, so every `GET` would pass the cache by
+//! (`detail=body` in `Cache-Status`, and a warning now and then).
+//!
 //! # Readiness
 //!
 //! The service is always ready. A hit never touches the inner service, so capacity that `poll_ready`
@@ -98,6 +104,7 @@ mod vary;
 #[path = "walkthrough_tests.rs"]
 mod walkthrough;
 mod wire;
+mod wrapped;
 
 pub use body::GuardedBody;
 pub use explain::{Decision, explain};

@@ -197,7 +197,7 @@ fn is_bytes(value: &HeaderValue) -> bool {
     unit.trim_ascii().eq_ignore_ascii_case(b"bytes")
 }
 
-fn is_zero(value: &HeaderValue) -> bool {
+pub(super) fn is_zero(value: &HeaderValue) -> bool {
     !value.is_empty() && value.as_bytes().iter().all(|&byte| byte == b'0')
 }
 
