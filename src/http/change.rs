@@ -97,7 +97,8 @@ where
         };
         let (head, body) = response.into_parts();
         forget(guard, keys(guard, invalidation, head.status, &head.headers)).await;
-        let is_stored = matches!(sharing.draft(&head, None), Ok(draft) if draft.is_stored());
+        let ends = body.size_hint().exact().is_some();
+        let is_stored = matches!(sharing.draft(&head, ends, None), Ok(draft) if draft.is_stored());
         let until = asked_at + policy.load_timeout;
         let running = node.tasks.enter();
         tokio::spawn(async move {
@@ -144,6 +145,8 @@ where
                     asked,
                     status,
                     headers,
+                    // What is stored is whole.
+                    ends: true,
                     do_not_store,
                     delay,
                     now,

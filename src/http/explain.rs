@@ -52,6 +52,7 @@ pub fn explain<Q, B>(request: &Request<Q>, response: &Response<B>, policy: &Http
         asked: &considered.asked,
         status: response.status(),
         headers,
+        ends: false,
         do_not_store: response.extensions().get::<DoNotStore>().is_some(),
         delay: Duration::ZERO,
         now: date(headers, &DATE, now).unwrap_or(now),

@@ -270,7 +270,7 @@ where
     /// The stored response still holds (RFC 9111, 4.3.4), with this head from now on.
     async fn validated(mut self, head: http::response::Parts, previous: &Previous) -> Loaded {
         let (body, trailers) = (previous.response.body.clone(), previous.response.trailers.clone());
-        let draft = self.draft(&head, Some(previous));
+        let draft = self.draft(&head, true, Some(previous));
         let (ttl, result) = match draft {
             Ok(mut draft) => {
                 self.forget_old_names(&mut draft).await;

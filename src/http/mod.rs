@@ -39,6 +39,13 @@
 //! makes a stream of the body. Of such a body nobody can tell that it is empty, so every `GET` would pass the cache by
 //! (`detail=body` in `Cache-Status`, and a warning now and then).
 //!
+//! # Bodies without an end
+//!
+//! Who waits for a response waits for the end of its body. `text/event-stream` and `multipart/x-mixed-replace` are nobody
+//! else's, so nobody waits for them; nor for newline-delimited JSON, `application/json-seq` and the like, unless their length
+//! or an explicit lifetime says that they end. Of others the guard can not know: mark them `no-store`, or with [`DoNotStore`],
+//! or those who wait are held for [`load_timeout`](crate::PolicyBuilder::load_timeout), again and again.
+//!
 //! # Readiness
 //!
 //! The service is always ready. A hit never touches the inner service, so capacity that `poll_ready`

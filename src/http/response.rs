@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use http::header::{self, HeaderMap, HeaderName};
+use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::{Method, StatusCode, Uri};
 
 use super::cache_control::{CacheControl, Fields};
@@ -45,6 +45,8 @@ pub(crate) struct Exchange<'a> {
     pub(crate) asked: &'a Asked,
     pub(crate) status: StatusCode,
     pub(crate) headers: &'a HeaderMap,
+    /// Where the body ends is known, also if no header says so.
+    pub(crate) ends: bool,
     /// The handler says that it is nobody else's.
     pub(crate) do_not_store: bool,
     /// From the request to this head (RFC 9111, 4.2.3, `response_delay`).
@@ -197,7 +199,7 @@ fn forbidden(exchange: &Exchange<'_>, directives: &Directives, rules: &ResponseR
             && !headers.contains_key(header::CACHE_CONTROL))
         .then_some(Rule::Pragma),
         // Endless, so nobody may wait for its end.
-        header::CONTENT_TYPE => is_endless(value.as_bytes()).then_some(Rule::EventStream),
+        header::CONTENT_TYPE => is_endless(value).then_some(Rule::EventStream),
         // The connection turns into something else (RFC 9110, 7.8).
         header::CONNECTION => contains_token(value.as_bytes(), b"upgrade").then_some(Rule::SwitchedProtocol),
         _ => None,
@@ -206,8 +208,13 @@ fn forbidden(exchange: &Exchange<'_>, directives: &Directives, rules: &ResponseR
     }
     match content_length(headers) {
         Err(Unsound) => return Some(Rule::ContentLength),
-        Ok(length) if length.is_some_and(|length| length > rules.max_body as u64) => {
-            return Some(Rule::TooBig);
+        Ok(Some(length)) if length > rules.max_body as u64 => return Some(Rule::TooBig),
+        // Its waiters would be held for as long as a load may take, one wave after the other.
+        Ok(None) if !exchange.ends && headers.get(header::CONTENT_TYPE).is_some_and(is_stream) => {
+            let lifetime = lifetime(headers, all, directives.targeted, http.scope, exchange.now);
+            if !matches!(lifetime, Lifetime::Named(1.., _)) {
+                return Some(Rule::EventStream);
+            }
         }
         Ok(_) => {}
     }
@@ -352,11 +359,35 @@ fn is_understood(status: StatusCode) -> bool {
     )
 }
 
-fn is_endless(content_type: &[u8]) -> bool {
-    let essence = content_type.split(|&byte| byte == b';').next().unwrap_or_default().trim_ascii();
-    essence.eq_ignore_ascii_case(b"text/event-stream")
-        || essence.eq_ignore_ascii_case(b"multipart/x-mixed-replace")
+/// A media type without its parameters.
+fn essence(content_type: &HeaderValue) -> &[u8] {
+    content_type.as_bytes().split(|&byte| byte == b';').next().unwrap_or_default().trim_ascii()
 }
+
+fn is_endless(content_type: &HeaderValue) -> bool {
+    let endless = [&b"text/event-stream"[..], b"multipart/x-mixed-replace"];
+    endless.iter().any(|endless| essence(content_type).eq_ignore_ascii_case(endless))
+}
+
+/// Records one behind the other: a file of them, or a feed without an end.
+fn is_stream(content_type: &HeaderValue) -> bool {
+    let streams = [
+        &b"application/x-ndjson"[..],
+        b"application/ndjson",
+        b"application/jsonl",
+        b"application/x-jsonlines",
+        b"application/stream+json",
+        // RFC 7464.
+        b"application/json-seq",
+    ];
+    let essence = essence(content_type);
+    let suffix = essence.len().checked_sub(SEQUENCE.len()).map(|at| &essence[at..]);
+    streams.iter().any(|stream| essence.eq_ignore_ascii_case(stream))
+        || suffix.is_some_and(|suffix| suffix.eq_ignore_ascii_case(SEQUENCE))
+}
+
+/// RFC 8091.
+const SEQUENCE: &[u8] = b"+json-seq";
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "in a test the panic is the report")]

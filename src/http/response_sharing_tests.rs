@@ -153,6 +153,36 @@ fn bodies_without_an_end_switched_protocols_and_unsound_lengths_are_nobody_elses
 }
 
 #[test]
+fn a_stream_of_records_is_nobody_elses_unless_it_says_that_it_ends_or_for_how_long_it_holds() {
+    let kinds = [
+        "application/x-ndjson",
+        "application/ndjson",
+        "application/jsonl; charset=utf-8",
+        "application/x-jsonlines",
+        "application/stream+json",
+        "Application/JSON-seq",
+        "application/geo+json-seq",
+    ];
+    for http in [HttpPolicy::strict(), HttpPolicy::default(), HttpPolicy::private()] {
+        for kind in kinds {
+            let is_stream = |fields: &[(&str, &str)]| {
+                let fields: Vec<_> = fields.iter().copied().chain([("content-type", kind)]).collect();
+                judged(http.clone(), PLAIN, 200, &fields) == Verdict::Private(Rule::EventStream)
+            };
+            assert!(is_stream(&[]), "A13: {kind}");
+            assert!(is_stream(&control("max-age=0")), "A13: it holds for no time: {kind}");
+            assert!(is_stream(&[("last-modified", DAY_BEFORE)]), "A13: {kind}");
+            assert!(!is_stream(&[("content-length", "5")]), "{kind}");
+            assert!(!is_stream(&control("max-age=60")), "{kind}");
+        }
+        for kind in ["application/json", "text/plain", "application/x-ndjson2", "json-seq"] {
+            let verdict = judged(http.clone(), PLAIN, 200, &[("content-type", kind)]);
+            assert_ne!(verdict, Verdict::Private(Rule::EventStream), "{kind}");
+        }
+    }
+}
+
+#[test]
 fn an_encoded_response_depends_on_who_takes_it_whether_or_not_it_says_so() {
     let names = |http, fields: &[(&str, &str)]| {
         let fields: Vec<_> = fields.iter().copied().chain(control("max-age=60")).collect();
@@ -194,6 +224,7 @@ fn what_the_handler_marks_is_nobody_elses_in_any_mode() {
             asked: &PLAIN,
             status: StatusCode::OK,
             headers: &headers(&control("public, max-age=60")),
+            ends: false,
             do_not_store: true,
             delay: Duration::ZERO,
             now: UNIX_EPOCH,

@@ -2,8 +2,6 @@
 
 use std::time::UNIX_EPOCH;
 
-use http::HeaderValue;
-
 use super::*;
 use crate::http::cache_control::RequestDirectives;
 
@@ -54,6 +52,7 @@ fn judged(http: HttpPolicy, asked: Asked, status: u16, fields: &[(&str, &str)]) 
         asked: &asked,
         status: StatusCode::from_u16(status).unwrap(),
         headers: &headers(fields),
+        ends: false,
         do_not_store: false,
         delay: Duration::ZERO,
         now: UNIX_EPOCH + Duration::from_secs(784_111_777),
@@ -311,6 +310,7 @@ fn the_answer_to_a_post_stands_for_a_get_if_it_says_so() {
             asked: &PLAIN,
             status: StatusCode::from_u16(status).unwrap(),
             headers: &headers(fields),
+            ends: false,
             do_not_store: false,
             delay: Duration::ZERO,
             now: UNIX_EPOCH,

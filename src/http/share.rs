@@ -58,14 +58,16 @@ pub(crate) struct Sharing<B, E> {
 }
 
 impl<B, E> Sharing<B, E> {
-    /// What is shared of a response with this head; else the rule that keeps it from others.
-    pub(crate) fn draft(&self, head: &Parts, previous: Option<&Previous>) -> Result<Draft, Rule> {
+    /// What is shared of a response with this head, and a body of which it `ends` is known; else the rule that keeps it
+    /// from others.
+    pub(crate) fn draft(&self, head: &Parts, ends: bool, previous: Option<&Previous>) -> Result<Draft, Rule> {
         let exchange = Exchange {
             method: &self.method,
             target: self.target.as_ref(),
             asked: &self.wanted.asked,
             status: head.status,
             headers: &head.headers,
+            ends,
             do_not_store: head.extensions.get::<DoNotStore>().is_some(),
             delay: self.delay,
             now: self.now,
@@ -156,7 +158,8 @@ where
         until: Instant,
     ) -> Loaded {
         let (mut head, body) = response.into_parts();
-        let mut draft = match self.draft(&head, previous) {
+        let ends = body.size_hint().exact().is_some();
+        let mut draft = match self.draft(&head, ends, previous) {
             Ok(draft) => draft,
             Err(rule) => {
                 let result = self.unshared(rule, head.status, previous);

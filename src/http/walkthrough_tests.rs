@@ -203,6 +203,7 @@ impl Cache {
             asked,
             status: StatusCode::from_u16(response.0).unwrap(),
             headers: &response.1,
+            ends: false,
             do_not_store: false,
             delay: Duration::ZERO,
             now: self.now,

@@ -113,8 +113,21 @@ async fn is_decided_at_the_head(rule: &str, header: (&'static str, &'static str)
 #[tokio::test(start_paused = true)]
 async fn events_and_long_bodies_are_told_by_their_head() {
     is_decided_at_the_head("event-stream", ("content-type", "text/event-stream"), true).await;
+    is_decided_at_the_head("event-stream", ("content-type", "application/x-ndjson"), true).await;
     is_decided_at_the_head("too-big", ("content-length", "1001"), true).await;
     is_decided_at_the_head("too-big", ("content-length", "99999999999"), false).await;
+}
+
+/// A handler's list of records is no feed, whatever its type.
+#[tokio::test(start_paused = true)]
+async fn records_whose_end_is_known_are_one_load_and_stored() {
+    let inner = Inner::with_headers(&[("content-type", "application/x-ndjson"), ("etag", "\"1\"")]).held();
+    let shop = shop(&inner);
+    let crowd = crowd(&shop, 10, "/");
+    settle().await;
+    inner.gate.open();
+    assert!(all(crowd).await.iter().all(|seen| seen.text() == "1"));
+    assert_eq!(ask(&shop, get("/")).await.remark(), "hit; ttl=60");
 }
 
 /// A13
