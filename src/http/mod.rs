@@ -33,7 +33,15 @@
 //! prefix, so two routers nested at different places would share keys: put the guard around the outermost
 //! router, or turn on the feature `axum`, which keys by `OriginalUri`.
 //!
+//! Policies that are [`strict`](HttpPolicy::strict) or [`private`](HttpPolicy::private) have keys of their own:
+//! [`StampedeGuard::http_key`](crate::StampedeGuard::http_key) knows them, [`cache_key`] the default's only.
+//!
 //! # Where the layer belongs
+//!
+//! **Inside of what adds credentials.** What is added to a request behind the guard it does not see: default headers and
+//! the cookie store of reqwest, `AddAuthorizationLayer`, a connector that signs. Around such a client it takes all users for
+//! one, and **gives each what belongs to another**. They must be on the request before it reaches the guard. Likewise, of
+//! redirects that are followed inside it sees the end: what the redirect itself said, `no-store` or `Vary`, is lost.
 //!
 //! **Outside of what wraps request bodies**: `RequestBodyTimeoutLayer`, `RequestDecompressionLayer`, a `map_request` that
 //! makes a stream of the body. Of such a body nobody can tell that it is empty, so every `GET` would pass the cache by
@@ -58,6 +66,10 @@
 //! `S::Error` is untouched: the request that led a failing load gets the inner service's own error. Whoever
 //! waited for it gets 502; a load or a wait that took too long is 504; with
 //! [`OnStoreDown::FailClosed`](crate::OnStoreDown) a store that is down is 503, as is too much at once. All carry `Retry-After`.
+//!
+//! A load is a task of its own, which outlives the request that led it. So a handler's panic is a 502 of the guard
+//! (`detail=load-panicked`), of which a `CatchPanicLayer` outside hears nothing: put it inside. And the task-locals of outer
+//! middlewares are not there in the handlers of requests that are looked up; extensions of the request are.
 //!
 //! # Examples
 //!

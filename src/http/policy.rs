@@ -125,6 +125,10 @@ impl HttpPolicy {
     /// [`credential_headers`](Self::credential_headers) is part of the key, so a client that speaks for
     /// several users keeps them apart as long as these headers tell them.
     ///
+    /// **The credentials must be on the request before it reaches the guard.** What is added inside, by reqwest's default
+    /// headers or cookie store, by `AddAuthorizationLayer` or by a connector that signs, is in no key, and users are mixed up.
+    /// Likewise, of redirects that are followed inside only the end is seen, not what the redirects said.
+    ///
     /// An unsafe method invalidates what its sender and what a request without credentials would be given, and **not what
     /// other users have stored**: invalidate that by [`StampedeGuard::http_key`](crate::StampedeGuard::http_key) of a request
     /// of theirs, or by a tag.
@@ -140,6 +144,9 @@ impl HttpPolicy {
     /// **A service behind a proxy that ends TLS sets `https`.** A `Host` with the scheme's default port is the same as one
     /// without: by `http`, `shop.example:80` shares the entry of `shop.example`, and if a handler makes URLs of `Host`, one
     /// client's `http` URLs with that port are everyone's.
+    ///
+    /// **So does a server that ends TLS itself**: requests of HTTP/2 come with `:scheme`, and those of HTTP/1 without, so one
+    /// resource would be two, and what a PUT by one changes would stay with the other.
     #[must_use]
     pub fn scheme(mut self, scheme: Scheme) -> Self {
         self.requests.scheme = scheme;
