@@ -11,10 +11,12 @@ use tokio::time::Instant;
 use super::{Token, Waiter, Wake};
 use crate::sync::lock;
 
-/// How late the first may be at the most, and how long it is given for an answer.
-const PATIENCE: Duration = Duration::from_millis(500);
+/// How late the first may be at the most.
+const PATIENCE: Duration = Duration::from_millis(400);
 /// How late it may be at the least: on a busy machine that is not silence yet.
 const LEAST_PATIENCE: Duration = Duration::from_millis(50);
+/// How long it is given for an answer.
+const ANSWER: Duration = Duration::from_millis(500);
 /// Answers about one moment differ by what they took.
 const ABOUT_THE_SAME: Duration = Duration::from_millis(10);
 
@@ -27,8 +29,10 @@ pub(super) struct Line {
     /// has to be patient with it twice.
     silent: Vec<Arc<Waiter>>,
     known: Option<Known>,
-    /// By when the first looks, or shows otherwise that it is there.
+    /// By when the first looks.
     due: Option<Instant>,
+    /// Until when it waits for an answer.
+    answer: Option<Instant>,
     /// How late it may be: less where a time to live is short.
     patience: Duration,
     /// Until when others may sleep without a look at `due`.
@@ -62,6 +66,7 @@ impl Default for Line {
             silent: Vec::new(),
             known: None,
             due: None,
+            answer: None,
             patience: PATIENCE,
             asleep: None,
         }
@@ -90,12 +95,15 @@ impl Line {
 
     /// What this one has to do by the clock, whose own time ends then.
     pub(super) fn watch(&mut self, waiter: &Arc<Waiter>, own: Instant) -> (Watch, Option<Wake>) {
+        let now = Instant::now();
         if self.is_first(waiter) {
             let look = self.known.and_then(|known| known.ends).map_or(own, |ends| ends.min(own));
-            return (Watch::Look(look), self.expect(look));
+            self.answer = None;
+            return (Watch::Look(look), self.expect(look.max(now)));
         }
-        let until = self.due.map(|due| due + self.patience);
-        self.asleep = self.asleep.max(until.map(|until| until + ABOUT_THE_SAME));
+        let until = self.due.map(|due| due + self.patience).filter(|&until| now < until);
+        let until = until.or_else(|| self.silent_from());
+        self.asleep = self.asleep.max(until);
         (Watch::Stand(until), None)
     }
 
@@ -107,13 +115,23 @@ impl Line {
 
     /// This one asks. If it is the first, the others wait for what comes of that.
     pub(super) fn ask(&mut self, waiter: &Arc<Waiter>) -> Option<Wake> {
-        if self.is_first(waiter) { self.expect(Instant::now() + PATIENCE) } else { None }
+        if !self.is_first(waiter) {
+            return None;
+        }
+        let now = Instant::now();
+        self.answer = Some(now + ANSWER);
+        self.expect(self.due.map_or(now, |due| due.min(now)))
+    }
+
+    /// From when on the first counts as silent.
+    fn silent_from(&self) -> Option<Instant> {
+        Some(self.due.max(self.answer)? + self.patience)
     }
 
     /// Whether this one has become the first because the first was silent; then it has to ask at once.
     pub(super) fn stand_in(&mut self, waiter: &Arc<Waiter>) -> bool {
         let now = Instant::now();
-        if self.is_first(waiter) || self.due.is_none_or(|due| now < due + self.patience) {
+        if self.is_first(waiter) || self.silent_from().is_none_or(|from| now < from) {
             return false;
         }
         let Some(at) = self.waiters.iter().position(|other| Arc::ptr_eq(other, waiter)) else { return false };
@@ -122,15 +140,16 @@ impl Line {
         let Some(next) = self.waiters.remove(at - 1) else { return false };
         self.waiters.push_front(next);
         // Of all whose patience is over now, one is enough.
-        self.due = Some(now + PATIENCE);
+        (self.due, self.answer) = (Some(now), Some(now + ANSWER));
         true
     }
 
-    /// The first is to look by then. Who has to know: those who sleep for longer than they may if it does not.
+    /// The first is to look by then. Who has to know: those who sleep for longer than they may if it does not. They look
+    /// at all that has changed by then, so they are woken once in a patience, however often that is.
     fn expect(&mut self, due: Instant) -> Option<Wake> {
         self.due = Some(due);
-        let until = due + self.patience + ABOUT_THE_SAME;
-        if self.asleep.is_none_or(|asleep| asleep <= until) {
+        let until = due + self.patience;
+        if self.asleep.is_none_or(|asleep| asleep <= until + self.patience / 4) {
             return None;
         }
         self.asleep = Some(until);
@@ -192,6 +211,7 @@ impl Line {
             told.missed |= is_open;
         }
         let now = Instant::now();
+        self.answer = self.answer.filter(|_| at > 0);
         // Until it says by itself when it looks.
         let due = self.known.and_then(|known| known.ends).map_or(now, |ends| ends.max(now));
         Some(Wake::and(first, self.expect(due)))

@@ -117,7 +117,7 @@ async fn the_first_watches_what_was_learnt_last_by_whomever() {
     one.is_busy(now, Some(long));
     two.is_busy(now, Some(long));
     assert_eq!((watch(&one), told(&one).await), (Watch::Look(long), None));
-    assert_eq!(watch(&two), Watch::Stand(Some(long + Duration::from_millis(500))));
+    assert_eq!(watch(&two), Watch::Stand(Some(long + Duration::from_millis(400))));
     tokio::time::advance(Duration::from_millis(1)).await;
     three.is_busy(Instant::now(), Some(brief));
     assert_eq!(told(&one).await, Some(Told { first: true, ..Told::default() }));
@@ -143,7 +143,7 @@ async fn one_stands_in_for_a_silent_first_which_is_the_last_again_when_it_speaks
     let ends = Instant::now() + Duration::from_secs(1);
     one.is_busy(Instant::now(), Some(ends));
     assert_eq!(watch(&one), Watch::Look(ends));
-    tokio::time::advance(Duration::from_millis(1_400)).await;
+    tokio::time::advance(Duration::from_millis(1_300)).await;
     assert!(!two.stands_in() && one.is_first(), "it may be late");
     tokio::time::advance(Duration::from_millis(100)).await;
     assert!(!one.stands_in(), "it would look by itself");
