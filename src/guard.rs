@@ -167,6 +167,8 @@ impl StampedeGuard {
     /// answer are waited for, to be given back, for two seconds at most and within the deadline. Who waits for one of its
     /// [`locks`](Self::locks) then is sent away, and what they release in the background is waited for, within the
     /// deadline and two seconds at most, or within that second. What is held still stays so until its time to live is over.
+    /// Calls without a loader fail then, with [`ErrorKind::Closed`](crate::ErrorKind::Closed); a store in memory, which has no
+    /// connections to end, answers them as before.
     ///
     /// # Cancel safety
     ///
