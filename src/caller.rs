@@ -44,7 +44,8 @@ pub(crate) type FirstRead<'a> = First<'a, Key, LookedUp, Hashed>;
 /// What a read found: for this caller alone, or for all who were in its queue.
 pub(crate) enum Read {
     Own(Result<Option<Stored>, StoreError>),
-    Shared(LookedUp),
+    Shared(Result<Option<Arc<SharedRead>>, StoreError>),
+    LeftOut,
 }
 
 impl Read {
@@ -53,7 +54,13 @@ impl Read {
         match self {
             Self::Own(read) => read.as_ref().err(),
             Self::Shared(read) => read.as_ref().err(),
+            Self::LeftOut => None,
         }
+    }
+
+    /// Whether the store has said what there is.
+    pub(crate) fn is_answered(&self) -> bool {
+        !matches!(self, Self::LeftOut) && self.error().is_none()
     }
 
     /// What was found, as what is not to be served as it is.
@@ -61,7 +68,7 @@ impl Read {
         match self {
             Self::Own(Ok(Some(stored))) => Some(Seen::of(stored, key)),
             Self::Shared(Ok(Some(shared))) => Some(Seen::of(shared.stored.clone(), key)),
-            Self::Own(Ok(None) | Err(_)) | Self::Shared(Ok(None) | Err(_)) => None,
+            Self::Own(Ok(None) | Err(_)) | Self::Shared(Ok(None) | Err(_)) | Self::LeftOut => None,
         }
     }
 }
@@ -118,7 +125,7 @@ async fn read_for_queue(
     while let Some(batch) = duty.next() {
         let mut waited = false;
         let looked_up = if !past_flights && node.flights.has_kept(&flight) {
-            Ok(None)
+            LookedUp::LeftOut
         } else {
             let mut reading = pin!(read(&node, &key, &tags, batch.patience));
             let read = poll_fn(|cx| {
@@ -130,7 +137,7 @@ async fn read_for_queue(
             });
             let tagged = || tags.clone().into_boxed_slice();
             let shared = |stored| Arc::new(SharedRead { stored, tags: tagged(), opened: Opened::new() });
-            read.await.map(|stored| stored.map(shared))
+            LookedUp::Read(read.await.map(|stored| stored.map(shared)))
         };
         answered = batch.answer(looked_up);
         pace.tell(&mut answered, duty.awaiting(), waited).await;
@@ -186,8 +193,8 @@ impl<'a> Caller<'a> {
         let (read_for_all, _first) = self.look_up_past::<R>(true).await;
         let Ask { node, policy, key } = self.ask;
         match (read_for_all, self.budget.next()) {
-            // Read for those who would join.
-            (Read::Shared(Ok(None)), Some(within)) if node.flights.has(&self.flight(Lane::Lease)) => {
+            // For those who would join.
+            (Read::LeftOut, Some(within)) => {
                 let tags = policy.tag_keys(&node.namespace);
                 Read::Own(Box::pin(read(node, key, &tags, within)).await)
             }
@@ -206,22 +213,25 @@ impl<'a> Caller<'a> {
         match self.enter(&tags, within, past_flights) {
             Ok(first) => (Read::Own(R::keep(read(node, key, &tags, within)).await), Some(first)),
             Err(queued) => {
-                let nothing = || Err(StoreError::new(StoreErrorKind::Unavailable));
+                let nothing = || LookedUp::Read(Err(StoreError::new(StoreErrorKind::Unavailable)));
                 // Others, with another policy, have longer than this caller; or there is no time for the lone read before
                 // and then its own. (Only then: a timer costs something.)
                 let twice = policy.command_timeout.saturating_mul(2);
                 let read = if policy.command_timeout < node.longest_command()
                     || twice > policy.coordination_budget
                 {
-                    let late = |_| Some(Err(StoreError::new(StoreErrorKind::TimedOut)));
+                    let late = |_| Some(LookedUp::Read(Err(StoreError::new(StoreErrorKind::TimedOut))));
                     Box::pin(timeout(self.budget.left(), queued)).await.unwrap_or_else(late)
                 } else {
                     queued.await
                 };
-                let read = read.unwrap_or_else(nothing);
+                let read = match read.unwrap_or_else(nothing) {
+                    LookedUp::Read(read) => Read::Shared(read),
+                    LookedUp::LeftOut => Read::LeftOut,
+                };
                 match policy.is_tagged() {
                     true => (Box::pin(self.read_with_tags(read, &tags, within)).await, None),
-                    false => (Read::Shared(read), None),
+                    false => (read, None),
                 }
             }
         }
@@ -249,19 +259,19 @@ impl<'a> Caller<'a> {
     }
 
     /// What a read for others is to this caller, whose policy may have other tags than theirs.
-    async fn read_with_tags(&self, shared: LookedUp, tags: &[Key], within: Duration) -> Read {
+    async fn read_with_tags(&self, shared: Read, tags: &[Key], within: Duration) -> Read {
         let Ask { node, key, .. } = self.ask;
         let fits = |shared: &SharedRead| tags.iter().all(|tag| shared.tags.contains(tag));
         match &shared {
-            Ok(Some(found)) if !fits(found) => Read::Own(read(node, key, tags, within).await),
-            _ => Read::Shared(shared),
+            Read::Shared(Ok(Some(found))) if !fits(found) => Read::Own(read(node, key, tags, within).await),
+            _ => shared,
         }
     }
 
     pub(crate) fn judge<O: Open>(&mut self, read: Read, open: &O) -> Judged<O::Value> {
         let Ask { node, policy, key } = self.ask;
         let now = self.now();
-        self.looked = read.error().is_none();
+        self.looked = read.is_answered();
         let (entry, opened) = match read {
             Read::Own(Ok(Some(Stored::Entry(mut entry)))) => {
                 let (stale, refresh) = self.serving(open.serves(&entry, now), &entry, now);
@@ -290,7 +300,7 @@ impl<'a> Caller<'a> {
                 unusable => return self.missed(Some(Seen::of(unusable.clone(), key))),
             },
             Read::Own(Ok(Some(unusable))) => return self.missed(Some(Seen::of(unusable, key))),
-            Read::Own(Ok(None)) | Read::Shared(Ok(None)) => return self.missed(None),
+            Read::Own(Ok(None)) | Read::Shared(Ok(None)) | Read::LeftOut => return self.missed(None),
             Read::Own(Err(error)) | Read::Shared(Err(error)) => {
                 if policy.on_store_down == OnStoreDown::FailClosed {
                     return Judged::Down(Error::store("looking up the entry", key, error));

@@ -92,8 +92,14 @@ pub(crate) type Joined = flight::Joined<FlightKey, Loader, Ending, Hashed>;
 pub(crate) type Announcer = flight::Announcer<Loader, Ending>;
 pub(crate) type Follower = flight::Follower<Loader, Ending>;
 
-/// What one read of a key came to, for all who asked at that moment.
-pub(crate) type LookedUp = Result<Option<Arc<SharedRead>>, StoreError>;
+/// What those who queue for a read of a key are told.
+#[derive(Clone, Debug)]
+pub(crate) enum LookedUp {
+    /// What it came to, for all who asked at that moment.
+    Read(Result<Option<Arc<SharedRead>>, StoreError>),
+    /// It was left out: there is a flight to join, which reads by itself.
+    LeftOut,
+}
 
 /// Stored bytes, decoded.
 #[derive(Clone, Debug)]

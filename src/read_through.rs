@@ -128,7 +128,7 @@ pub(crate) async fn look_past(ask: Ask<'_>) -> Result<Missing<'_>, Failure> {
         Some(_) => Unread::Unwanted,
         None => Unread::No,
     };
-    caller.looked = read.error().is_none();
+    caller.looked = read.is_answered();
     caller.seen = read.into_seen(key).map(Box::new);
     caller.budget.spend(caller.started);
     let lane = Some(caller.lane(|_| false));
@@ -304,13 +304,8 @@ impl Caller<'_> {
         let leaves =
             policy.soft_timeout.is_some() && self.seen.as_ref().is_some_and(|seen| seen.value.is_some());
         let within = loader.within.clone().filter(|_| !leaves);
-        match node.flights.join_having_looked(
-            &flight,
-            loader,
-            Ending::Abandoned,
-            policy.max_waiters,
-            self.looked,
-        ) {
+        let (if_dropped, most) = (Ending::Abandoned, policy.max_waiters);
+        match node.flights.join_having_looked(&flight, loader, if_dropped, most, self.looked) {
             Joined::Leader(leader, follower) => {
                 let (node, policy) = (Arc::clone(node), Arc::clone(policy));
                 let (seen, budget) = (self.seen.clone(), self.budget);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use futures_util::poll;
-use stampede_guard::testing::{ChaosStore, Fault, Origin};
+use stampede_guard::testing::{Answer, ChaosStore, Fault, Origin};
 use stampede_guard::{OnStoreDown, Policy, StampedeGuard};
 use tokio::time::Instant;
 
@@ -310,4 +310,29 @@ async fn a_refresh_whose_look_has_failed_loads_or_fails_as_the_policy_says() {
         let loads = u64::from(then == OnStoreDown::FailOpen);
         assert_eq!((u64::from(refresh().await.is_ok()), origin.loads("k")), (loads, 1 + loads), "{then:?}");
     }
+}
+
+/// It queued for a read that was left out, because there was a flight to join; when it came to that, the flight went on
+/// without the store. It had been taken for one who has found nothing, and loaded beside it: twice for one key, now and then,
+/// of a herd whose server dies.
+#[tokio::test(start_paused = true)]
+async fn who_is_told_of_a_flight_instead_of_a_read_joins_it_without_the_store_too() {
+    let (chaos, origin) = (chaos(), Origin::new());
+    chaos.inject(Fault::BlackHole, 1.0);
+    let guard = StampedeGuard::new(chaos.clone());
+    origin.answer("k", [Answer::Hang]);
+    let call = || {
+        let (guard, origin) = (guard.clone(), origin.clone());
+        async move { guard.get_or_load("k", move || async move { origin.load("k").await }).await }
+    };
+    let leads = tokio::spawn(call());
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    let mut queues = Box::pin(call());
+    assert!(poll!(&mut queues).is_pending());
+    origin.wait_for_loads("k", 1).await;
+    assert!(poll!(&mut queues).is_pending());
+    // As long as another flight would ask the store for a lease.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!((origin.loads("k"), guard.stats().loads), (1, 1));
+    leads.abort();
 }
