@@ -126,9 +126,12 @@ fn shared<T: Serialize + DeserializeOwned + 'static>(
     if mode == Mode::Alone {
         return LoadResult::Uncacheable { mark: Mark::No };
     }
-    // Who waits, and who comes later, would find nothing that is of use, and load as well, unseen.
+    // Who waits, and who comes later, would find nothing that is of use, and load as well, unseen. (What is too long is
+    // nobody else's, so it need not be read.)
     let encoded = policy.codec.encode(value).and_then(|(encoding, payload)| {
-        policy.codec.unreadable::<T>(encoding, &payload).map_or(Ok((encoding, payload)), Err)
+        let fits = payload.len() <= policy.max_body;
+        let unreadable = fits.then(|| policy.codec.unreadable::<T>(encoding, &payload)).flatten();
+        unreadable.map_or(Ok((encoding, payload)), Err)
     });
     match encoded {
         Ok((_, payload)) if payload.len() > policy.max_body => {
