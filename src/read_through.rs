@@ -390,11 +390,10 @@ impl Caller<'_> {
             Ending::Value(mut entry) | Ending::Stale(mut entry) => open.open(&mut entry, self.now()),
             Ending::Arriving(value) => open.open_arriving(&value.0),
             Ending::Failed(failure) => return Answer::Failed(failure),
-            _ => None,
+            Ending::Invalidated | Ending::Uncacheable => None,
+            Ending::WaitedOut | Ending::Gone | Ending::Abandoned => None,
         };
-        match value {
-            Some(value) => Answer::Coalesced(value, loader),
-            None => Answer::Alone(loader),
-        }
+        let Some(value) = value else { return Answer::Alone(loader) };
+        Answer::Coalesced(value, loader)
     }
 }

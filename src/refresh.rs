@@ -21,7 +21,7 @@ impl Refresh<'_> {
         let Caller { ask: Ask { node, policy, .. }, .. } = self.caller;
         let flight = self.caller.flight(Lane::Refresh);
         // Whoever has one on its way in this process already needs no other.
-        if let Joined::Leader(leader, seat) = node.flights.join(&flight, loader, Ending::Gone, 1) {
+        if let Joined::Leader(leader, seat) = node.flights.join(&flight, loader, Ending::Abandoned, 1) {
             node.count(Count::refreshes);
             if early {
                 node.count(Count::early_refreshes);
