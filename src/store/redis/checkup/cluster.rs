@@ -49,11 +49,8 @@ pub(super) async fn examine(cluster: &Arc<Cluster>, user: &str, findings: &mut V
     });
     let mut clocks = Vec::new();
     for master in &masters {
-        let mut dial = master.server.dial.clone();
-        dial.answer = ANSWER;
         let started = Instant::now();
-        let opened = dial.commands().await;
-        match opened {
+        match open(master).await {
             Ok((_, reading)) => clocks.extend(reading.map(|reading| (master.name(), reading))),
             Err(error) => {
                 let found = format!("{} can not be reached: {}", master.name(), words(error));
@@ -106,14 +103,19 @@ pub(super) async fn others(cluster: &Cluster, name: &str, user: &str) -> Vec<Fin
 }
 
 async fn look(master: &Master, name: &str, user: &str) -> RedisResult<Vec<Finding>> {
-    let mut dial = master.server.dial.clone();
-    dial.answer = ANSWER;
-    let (mut commands, _) = dial.commands().await?;
+    let (mut commands, _) = open(master).await?;
     let nobodys = message::channel(Uuid::new_v4());
     let mut findings = rights::examine(&mut commands, name, &nobodys, user).await?.findings;
     findings.extend(may_ask(&mut commands, user).await?);
     findings.extend(settings(&mut commands).await?);
     Ok(findings)
+}
+
+/// A connection of the doctor's own.
+async fn open(master: &Master) -> RedisResult<(MultiplexedConnection, Option<Reading>)> {
+    let mut dial = master.server.dial.clone();
+    dial.answer = ANSWER;
+    dial.commands().await
 }
 
 /// Says at which master something is wrong.
