@@ -342,11 +342,17 @@ impl<'a> Caller<'a> {
 
     /// The same; who took a seat on a flight without a look-up makes one: all of them, one read.
     pub(crate) async fn find_stand_in<O: Open>(&self, open: &O) -> Option<O::Value> {
-        if self.seen.is_some() {
-            return self.stand_in(open);
+        let mut caller = Self { seen: self.seen.clone(), ..*self };
+        caller.see().await;
+        caller.stand_in(open)
+    }
+
+    /// Reads what is stored, if this caller knows of nothing: what may stand in, and what a load may ask about.
+    pub(crate) async fn see(&mut self) {
+        if self.seen.is_none() {
+            let read = self.look_up_anyway::<Boxed>().await;
+            self.seen = read.into_seen(self.ask.key).map(Box::new);
         }
-        let read = self.look_up_anyway::<Boxed>().await;
-        Self { seen: read.into_seen(self.ask.key).map(Box::new), ..*self }.stand_in(open)
     }
 
     /// The same, once this caller has waited as long as it should where there is one; never, otherwise.

@@ -22,7 +22,8 @@ pub enum OnWaitTimeout {
     /// Load outside the lease, once per process for all who waited there.
     #[default]
     Load,
-    /// Fail with [`ErrorKind::Timeout`](crate::ErrorKind::Timeout); over HTTP, 504.
+    /// Fail with [`ErrorKind::Timeout`](crate::ErrorKind::Timeout), over HTTP 504, where no value within
+    /// [`stale_if_error`](PolicyBuilder::stale_if_error) can stand in.
     Fail,
 }
 

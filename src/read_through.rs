@@ -34,8 +34,9 @@ use crate::policy::{OnOverload, OnStoreDown, OnWaitTimeout};
 use crate::refresh::Refresh;
 use crate::store::StoreError;
 
-/// How often a value is met that this caller can not use (not of its type) before it loads for itself.
-const ROUNDS: usize = 3;
+/// How many flights a caller joins before it loads for itself: it may have no use for what one comes to (not of its type), and
+/// one may end with its runtime.
+const ROUNDS: usize = 4;
 
 /// What step 2 came to.
 pub(crate) enum Looked<'a, V> {
@@ -218,7 +219,7 @@ impl Missing<'_> {
             }
             let (ending, mut own) = tokio::select! {
                 biased;
-                ended = caller.await_ending(&mut follower, leads) => ended,
+                ended = caller.await_ending(&mut follower, leads || lane == Lane::Beside) => ended,
                 stand_in = caller.soft_timeout(open) => {
                     // Its loader may run yet; it waits no longer.
                     if follower.amend_loader(|loader| loader.since = None) {
@@ -267,16 +268,19 @@ impl Missing<'_> {
                         None => Answer::Alone(loader),
                     };
                 }
-                Ending::Failed(failure) => {
-                    let stand_in = caller.stand_in(open);
-                    return stand_in
-                        .map_or(Answer::Failed(failure), |value| Answer::Stale(value, Some(loader)));
-                }
+                Ending::Failed(failure) => return failed(failure, caller.stand_in(open), loader),
                 // What is stored by now is older than the invalidation, too.
                 Ending::Invalidated | Ending::Abandoned => {}
+                // Long enough. What may stand in has not been read by who took a seat without a look-up.
                 Ending::WaitedOut => {
-                    drop(follower); // Nobody waits in this seat any more.
-                    return caller.beside(loader, open).await;
+                    Box::pin(caller.see()).await;
+                    match caller.ask.policy.on_wait_timeout {
+                        // Once per process, outside the lease.
+                        OnWaitTimeout::Load => lane = Lane::Beside,
+                        OnWaitTimeout::Fail => {
+                            return failed(caller.waited_out(), caller.stand_in(open), loader);
+                        }
+                    }
                 }
                 // It stands in for others, and this caller will not have it.
                 Ending::Stale(_) | Ending::Uncacheable | Ending::Gone => return Answer::Alone(loader),
@@ -291,6 +295,14 @@ impl Missing<'_> {
 fn waited(seated: Instant, leads: bool, ending: &Ending) {
     if !(leads && ending.is_refusal()) {
         observe::waited(seated.elapsed());
+    }
+}
+
+/// A failure, or what stands in for the value.
+fn failed<V>(failure: Failure, stand_in: Option<V>, loader: Loader) -> Answer<V> {
+    match stand_in {
+        Some(value) => Answer::Stale(value, Some(loader)),
+        None => Answer::Failed(failure),
     }
 }
 
@@ -320,12 +332,12 @@ impl Caller<'_> {
 
     /// Waits for the flight's end, or until this caller has waited long enough for somebody else's load; and its own loader, if
     /// nobody has used that.
-    async fn await_ending(&self, follower: &mut Follower, leads: bool) -> (Ending, Option<Loader>) {
+    async fn await_ending(&self, follower: &mut Follower, to_the_end: bool) -> (Ending, Option<Loader>) {
         tokio::select! {
             biased;
             ending = &mut *follower => return (ending, follower.take_loader()),
-            // The flight's own bounds end that of who leads: of waiting for the lease, and of the load.
-            () = sleep_until(self.started + self.ask.policy.wait_timeout), if !leads => {}
+            // The flight's own bounds end that of who leads, of waiting for the lease and of the load; and that outside the lease.
+            () = sleep_until(self.started + self.ask.policy.wait_timeout), if !to_the_end => {}
         }
         // Who has its own loader used is not waiting for somebody else. (Taken in one step: it may be used now.)
         match follower.take_loader() {
@@ -364,36 +376,13 @@ impl Caller<'_> {
         }
     }
 
-    /// Having waited long enough: once per process, outside the lease.
-    async fn beside<O: Open>(&self, loader: Loader, open: &O) -> Answer<O::Value> {
+    fn waited_out(&self) -> Failure {
         let Ask { policy, key, .. } = self.ask;
-        if policy.on_wait_timeout == OnWaitTimeout::Fail {
-            let text = format!(
-                "somebody else's load of key #{} took longer than wait_timeout ({:?})",
-                key.digest(),
-                policy.wait_timeout
-            );
-            return Answer::Failed(Failure::Guard(Error::new(ErrorKind::Timeout, text)));
-        }
-        let seated = Instant::now();
-        let (mut follower, leads) = match self.join(Lane::Beside, loader) {
-            Ok(joined) => joined,
-            Err(no_seat) => return self.crowded_out(open, no_seat).await,
-        };
-        // Bounded by the load's own timeout.
-        let ending = (&mut follower).await;
-        let Some(loader) = follower.take_loader() else {
-            return Answer::Led(ending);
-        };
-        waited(seated, leads, &ending);
-        let value = match ending {
-            Ending::Value(mut entry) | Ending::Stale(mut entry) => open.open(&mut entry, self.now()),
-            Ending::Arriving(value) => open.open_arriving(&value.0),
-            Ending::Failed(failure) => return Answer::Failed(failure),
-            Ending::Invalidated | Ending::Uncacheable => None,
-            Ending::WaitedOut | Ending::Gone | Ending::Abandoned => None,
-        };
-        let Some(value) = value else { return Answer::Alone(loader) };
-        Answer::Coalesced(value, loader)
+        let text = format!(
+            "somebody else's load of key #{} took longer than wait_timeout ({:?})",
+            key.digest(),
+            policy.wait_timeout
+        );
+        Failure::Guard(Error::new(ErrorKind::Timeout, text))
     }
 }

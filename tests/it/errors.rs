@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use futures_util::future::join;
+use futures_util::FutureExt as _;
+use futures_util::future::{BoxFuture, join};
 use futures_util::poll;
-use stampede_guard::{ErrorKind, LoadError, MemoryStore, Policy, StampedeGuard};
+use stampede_guard::{ErrorKind, LoadError, MemoryStore, OnWaitTimeout, Policy, StampedeGuard};
 
 /// Everybody who is told of a failure by its text was told of "another process".
 #[tokio::test(start_paused = true)]
@@ -73,32 +74,65 @@ async fn a_load_whose_runtime_is_shut_down_is_told_of_as_that() {
 /// A server with a runtime per core: each of those who waited loaded for itself, all at once, whatever the cap.
 #[test]
 fn who_waits_in_another_runtime_than_the_one_that_ends_loads_once_more_in_all() {
+    let policy = brief().max_concurrent_loads(1).build().expect("valid");
+    let loads = loads_when_a_runtime_ends(StampedeGuard::in_memory().with_policy(policy), Duration::ZERO);
+    assert_eq!(loads, 1, "and one lease that passed");
+}
+
+/// So did those who had waited out `wait_timeout` for another process's load.
+#[test]
+fn so_does_who_waits_for_a_load_beside_the_lease() {
+    const WAIT: Duration = Duration::from_millis(100);
+    let store = MemoryStore::new();
+    let waits = brief().wait_timeout(WAIT, OnWaitTimeout::Load).build().expect("valid");
+    let [holds, guard] = [(); 2].map(|()| StampedeGuard::new(store.clone()).with_policy(waits.clone()));
+    let runtime = worker();
+    let (begun, begins) = std::sync::mpsc::channel();
+    runtime.spawn(async move { holds.get_or_load("key", without_end(begun)).await });
+    begins.recv().expect("the load runs");
+    assert_eq!(loads_when_a_runtime_ends(guard, WAIT), 1);
+}
+
+fn brief() -> stampede_guard::PolicyBuilder {
     const LEASE: Duration = Duration::from_millis(200);
-    let policy = Policy::builder().lease(LEASE).command_timeout(LEASE / 4).coordination_budget(LEASE);
-    let policy = policy.max_concurrent_loads(1).build().expect("valid");
-    let guard = StampedeGuard::in_memory().with_policy(policy);
-    let runtime = || tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
-    let (ends, stays) = (runtime().expect("a runtime"), runtime().expect("a runtime"));
+    Policy::builder().lease(LEASE).command_timeout(LEASE / 4).coordination_budget(LEASE)
+}
+
+fn worker() -> tokio::runtime::Runtime {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+    runtime.expect("a runtime")
+}
+
+fn without_end(
+    begun: std::sync::mpsc::Sender<()>,
+) -> impl FnOnce() -> BoxFuture<'static, Result<u8, String>> {
+    move || {
+        let _ = begun.send(());
+        std::future::pending().boxed()
+    }
+}
+
+/// How many of 50 callers load, who have joined a load after `waited`, when that one's runtime ends.
+fn loads_when_a_runtime_ends(guard: StampedeGuard, waited: Duration) -> usize {
+    let (ends, stays) = (worker(), worker());
     let (begun, begins) = std::sync::mpsc::channel();
     let leads = guard.clone();
-    ends.spawn(async move {
-        let load = || async move {
-            let _ = begun.send(());
-            std::future::pending::<Result<u8, String>>().await
-        };
-        leads.get_or_load("key", load).await
-    });
+    ends.spawn(async move { leads.get_or_load("key", without_end(begun)).await });
     begins.recv().expect("the load runs");
     let [loads, seated] = [(); 2].map(|()| Arc::<AtomicUsize>::default());
     let calls: Vec<_> = (0..50)
         .map(|_| {
             let (guard, loads, seated) = (guard.clone(), Arc::clone(&loads), Arc::clone(&seated));
             stays.spawn(async move {
-                let load = || async move {
+                let load = move || async move {
                     loads.fetch_add(1, Ordering::SeqCst);
+                    // What is loaded outside the lease is not stored: it is for those who come while it goes on.
+                    tokio::time::sleep(waited).await;
                     Ok::<_, String>(7_u8)
                 };
                 let mut call = Box::pin(guard.get_or_load("key", load));
+                assert!(poll!(&mut call).is_pending());
+                tokio::time::sleep(waited).await;
                 assert!(poll!(&mut call).is_pending());
                 seated.fetch_add(1, Ordering::SeqCst);
                 call.await
@@ -112,7 +146,7 @@ fn who_waits_in_another_runtime_than_the_one_that_ends_loads_once_more_in_all() 
     for call in calls {
         assert_eq!(stays.block_on(call).expect("joined").expect("loaded"), 7);
     }
-    assert_eq!(loads.load(Ordering::SeqCst), 1, "and one lease that passed");
+    loads.load(Ordering::SeqCst)
 }
 
 /// All of them told of "replacing the entry".

@@ -2,12 +2,14 @@
 //!
 //! On the in-memory store with a paused clock: four guards on it stand for replicas.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use stampede_guard::{LoadError, MemoryStore, Policy, PolicyBuilder, StampedeGuard, Stats};
+use futures_util::poll;
+use stampede_guard::{LoadError, MemoryStore, OnWaitTimeout, Policy, PolicyBuilder, StampedeGuard, Stats};
 use tokio::time::{Instant, advance, sleep};
 
 use crate::support::gate::Counter;
@@ -193,6 +195,26 @@ async fn a_load_that_times_out_is_stood_in_for() {
     let (values, waited) = world.ask_all().await;
     assert_eq!(values, [1; 40]);
     assert!(waited < secs(2), "{waited:?}");
+}
+
+/// Who had waited for another process's load was told of the timeout, or of its own load's failure, whatever there was.
+#[tokio::test(start_paused = true)]
+async fn a_wait_that_times_out_is_stood_in_for() {
+    let ends_in = [(OnWaitTimeout::Fail, 2), (OnWaitTimeout::Load, 3)];
+    for (then, loads) in ends_in {
+        let policy = policy().stale_if_error(secs(60)).wait_timeout(secs(1), then);
+        let mut world = World::new(policy);
+        assert_eq!(world.ask(0).await.ok(), Some(1));
+        world.set_down(true);
+        world.load_time = secs(20);
+        advance(secs(11)).await;
+        let mut leads = pin!(world.ask(0));
+        assert!(poll!(&mut leads).is_pending());
+        sleep(secs(1)).await;
+        let waits = join_all((0..10).map(|_| world.ask(1))).await;
+        assert!(waits.iter().all(|value| matches!(value, Ok(1))), "{then:?}: {waits:?}");
+        assert_eq!(world.loads.started(), loads, "{then:?}");
+    }
 }
 
 #[tokio::test(start_paused = true)]
