@@ -16,7 +16,7 @@ use crate::gauge::Present;
 use crate::key::Key;
 use crate::node::Node;
 use crate::observe::Count;
-use crate::store::{Fail, HandOver, HandedOver, Kept, StoreError, Token, Watch};
+use crate::store::{Fail, HandOver, HandedOver, Kept, LATEST, StoreError, Token, Watch};
 
 /// A held lease. Whoever has it ends it by one of its methods; dropped, it runs out by itself.
 #[derive(Debug)]
@@ -143,12 +143,12 @@ impl Lease {
     }
 }
 
-/// Releases a lease that this node may hold without knowing it. Gives up after a lease's time, when it has
-/// expired by itself; until then it counts as what it was: held, or doubtful.
+/// Releases a lease that this node may hold without knowing it. Gives up when it has expired by itself, however late it was
+/// granted; until then it counts as what it was: held, or doubtful.
 fn release_later(node: Arc<Node>, key: Key, token: Token, lease: Duration, held: Present) {
     tokio::spawn(async move {
         let _held = held;
-        let expired = Instant::now() + lease;
+        let expired = Instant::now() + LATEST + lease;
         while node.store.release(&key, &token, lease).await.is_err() && Instant::now() < expired {
             sleep(Duration::from_millis(fastrand::u64(20..100))).await;
         }

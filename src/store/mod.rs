@@ -1,7 +1,8 @@
 //! What the guard asks of a store: the contract of the fleet protocol, one method per transition.
 //!
 //! Every method is one atomic step as seen by all nodes, and every mutation is conditional on the caller's [`Token`], or, for
-//! INSERT, on a last moment: one that runs late (its caller timed out, left, or was paused) changes only what is its own.
+//! ACQUIRE and INSERT, on a last moment: one that runs late (its caller timed out, left, or was paused) changes only what is
+//! its own.
 //!
 //! Numbered once, cited elsewhere:
 //!
@@ -42,6 +43,10 @@ pub(crate) use error::{StoreError, StoreErrorKind};
 use locks::LockStore;
 use tags::TagStore;
 pub(crate) use watch::Watch;
+
+/// How long after its deadline an acquire or an insertion may run. The server's clock may be ahead of what is thought of it:
+/// it is read once a minute, and of a cluster's masters that of one.
+pub(crate) const LATEST: Duration = Duration::from_secs(1);
 
 /// A command's eventual result. Boxed, so that the guard needs no type parameter for its store.
 pub(crate) type Reply<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;

@@ -4,8 +4,9 @@ use redis::{RedisError, Value};
 
 #[cfg(feature = "cluster")]
 use super::cluster::{read_redirect, read_slots};
+use super::in_time::Ran;
 use super::refusal::{judge, reason, store_error};
-use super::{acquired, checkup, keyspace, locks, message, server, tags};
+use super::{acquire, checkup, keyspace, locks, message, server, tags};
 use crate::store::locks::Taken;
 use crate::store::{Acquired, Token};
 
@@ -23,7 +24,7 @@ pub(crate) fn token(text: &[u8]) {
 /// A reply, read as the answer to each command that there is.
 pub(crate) fn reply(bytes: &[u8]) {
     let Ok(reply) = redis::parse_redis_value(bytes) else { return };
-    if let Some(Acquired::Held { holder, .. }) = acquired(reply.clone()) {
+    if let Some(Ran::InTime(Acquired::Held { holder, .. })) = acquire::read(reply.clone()) {
         assert_eq!(holder.as_str().len(), Token::LEN);
     }
     let _ = locks::yes(reply.clone());

@@ -14,6 +14,7 @@
 //!
 //! Locks have keys of their own, named in [`locks`]. Messages go to `sg1:i:<node>`: [`message`].
 
+mod acquire;
 mod advice;
 mod backoff;
 mod call;
@@ -24,6 +25,7 @@ mod cluster;
 mod connection;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzed;
+mod in_time;
 mod inbox;
 mod insertion;
 mod keyspace;
@@ -55,6 +57,7 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 use uuid::Uuid;
 
+use acquire::acquire;
 use call::{hand_over, refused, run};
 use client::{Dial, unexpected};
 #[cfg(feature = "cluster")]
@@ -64,7 +67,7 @@ pub(in crate::store) use cluster::slot_of;
 use connection::Supervisor;
 use inbox::Inbox;
 use keyspace::Keyspace;
-use scripts::{Script, get_entry, millis, push_outcome, sha1_hex};
+use scripts::{Script, get_entry, millis, push_outcome, push_seen};
 #[cfg(feature = "sentinel")]
 use sentinel::Sentinels;
 use topology::Commands;
@@ -197,16 +200,7 @@ impl Store for RedisStore {
     fn acquire<'a>(&'a self, key: &'a Key, ask: Acquire<'a>, within: Duration) -> Reply<'a, Acquired> {
         Box::pin(async move {
             self.inbox.open();
-            let seen = ask.seen.map(|entry| sha1_hex(entry));
-            let args = |cmd: &mut Cmd| {
-                cmd.arg(ask.token.as_str())
-                    .arg(millis(ask.lease))
-                    .arg(seen.as_deref().unwrap_or_default())
-                    .arg(ask.behind.map_or("", Token::as_str))
-                    .arg(u8::from(ask.queue));
-            };
-            let answer = run(&self.commands, &scripts::ACQUIRE, key.name(), 256, args, within).await?;
-            acquired(answer).ok_or_else(|| refused(unexpected()))
+            acquire(&self.commands, key, ask, within).await
         })
     }
 
@@ -247,12 +241,12 @@ impl Store for RedisStore {
                 Some((marker, life)) => (&marker[..], millis(*life)),
                 None => (&[][..], 0),
             };
-            let seen = fail.seen.map(|entry| sha1_hex(entry));
             let args = |cmd: &mut Cmd| {
                 let token = fail.token.as_str();
                 cmd.arg(token);
                 push_outcome(cmd, token, &fail.outcome, fail.keep, fail.replay);
-                cmd.arg(marker).arg(marker_life).arg(seen.as_deref().unwrap_or_default());
+                cmd.arg(marker).arg(marker_life);
+                push_seen(cmd, fail.seen);
             };
             let size = fail.outcome.len() + marker.len() + 256;
             self.kept(&scripts::FAIL, key, size, args, within).await
@@ -371,23 +365,5 @@ impl fmt::Debug for RedisStore {
             replicating: _,
         } = self;
         f.debug_struct("RedisStore").field("commands", commands).field("inbox", inbox).finish_non_exhaustive()
-    }
-}
-
-/// Reads what `acquire.lua` returns.
-fn acquired(answer: Value) -> Option<Acquired> {
-    let Value::Array(parts) = answer else { return None };
-    let mut parts = parts.into_iter();
-    match (parts.next()?, parts.next(), parts.next()) {
-        (Value::Int(1), Some(Value::BulkString(entry)), None) => Some(Acquired::Found(Bytes::from(entry))),
-        (Value::Int(2), Some(Value::BulkString(outcome)), None) => {
-            Some(Acquired::Ended(Bytes::from(outcome)))
-        }
-        (Value::Int(3), None, None) => Some(Acquired::Granted),
-        (Value::Int(4), Some(Value::Int(remaining)), Some(Value::BulkString(holder))) => {
-            let remaining = Duration::from_millis(u64::try_from(remaining).unwrap_or(0));
-            Some(Acquired::Held { remaining, holder: Token::parse(&holder)? })
-        }
-        _ => None,
     }
 }

@@ -8,6 +8,7 @@ use std::io::Write as _;
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use bytes::Bytes;
 use redis::{Cmd, RedisWrite as _};
 use sha1_smol::Sha1;
 
@@ -168,7 +169,27 @@ pub(super) fn push_key(cmd: &mut Cmd, kind: u8, name: &str) {
     let _ = arg.write_all(b"}");
 }
 
-/// As `redis.sha1hex` computes it.
+/// Adds what tells an entry that was seen from all others: its head, with its checksum and when it was stored. (A digest
+/// of the whole of it held up the server for longer than its copy did.)
+pub(super) fn push_seen(cmd: &mut Cmd, seen: Option<&Bytes>) {
+    const HEAD: usize = 68;
+    let mut arg = cmd.writer_for_next_arg();
+    if let Some(entry) = seen {
+        // Writes into a Vec, which does not fail.
+        let _ = arg.write_all(b"=");
+        let _ = arg.write_all(&entry[..entry.len().min(HEAD)]);
+    }
+}
+
+/// Adds the last moment of a command, in milliseconds of the server's clock.
+pub(super) fn push_moment(cmd: &mut Cmd, last: Option<u64>) {
+    match last {
+        Some(last) => cmd.arg(last),
+        None => cmd.arg(""),
+    };
+}
+
+/// As Redis names scripts.
 pub(super) fn sha1_hex(bytes: &[u8]) -> String {
     Sha1::from(bytes).digest().to_string()
 }

@@ -266,6 +266,24 @@ async fn a_hung_server_costs_concurrent_requests_one_budget_in_all() {
     assert!(started.elapsed() <= ms(100) + SLACK + STANDSTILL, "{:?}", started.elapsed());
 }
 
+/// What it was sent it runs once it goes on: leases were granted to those who had left, and all others waited for them.
+#[tokio::test]
+async fn a_hung_server_grants_no_lease_to_who_has_left() {
+    let policy = hurried_lease_of(ms(500));
+    let line = Line::direct(policy.clone()).await;
+    connects(&line.guard).await;
+    // The server knows the script from now on.
+    assert_eq!(answer(&line.guard, "before", 1).await, 1);
+    line.begin(Outage::Stopped);
+    assert_eq!(answer(&line.guard, "k", 1).await, 1);
+    // Longer than a lease and what an acquire may be late: nobody looks any more for one that was granted unheard.
+    tokio::time::sleep(ms(2_000)).await;
+    line.end(Outage::Stopped);
+    let lease = line.server.run::<Option<String>>(&["GET", "sg1:l:{default:k}"]);
+    assert_eq!(lease, None);
+    assert_eq!(line.guard.stats().fail_open_loads, 1);
+}
+
 fn fail_closed() -> Policy {
     Policy::builder().on_store_down(OnStoreDown::FailClosed).build().expect("valid")
 }

@@ -24,7 +24,6 @@ pub(super) fn run(data: &RefCell<Data>, text: &[u8], keys: &[Vec<u8>], argv: &[V
         })?;
         redis.set("call", call)?;
         redis.set("pcall", pcall)?;
-        redis.set("sha1hex", lua.create_function(|_, text: mlua::LuaString| Ok(sha1(&text.as_bytes())))?)?;
         let error_reply = |lua: &Lua, text: mlua::LuaString| {
             let table = lua.create_table()?;
             table.set("err", text)?;

@@ -1,20 +1,30 @@
 -- ACQUIRE: an entry, an outcome, the lease, or a place in the queue; the first that applies.
 --
 -- KEYS: entry, lease, queue, outcome
--- ARGV: token; lease in ms; SHA-1 of the entry that was seen, or ''; token of the holder waited
---       behind, or ''; '1' to queue
+-- ARGV: token; lease in ms; '=' and the first 68 bytes (the checksum is in there) of the entry that
+--       was seen, or ''; token of the holder waited behind, or ''; '1' to queue; its last moment in
+--       ms of this server's clock, or ''
 -- Returns {1, entry} | {2, outcome} | {3} granted | {4, remaining ms, holder}
+--         | {5, now in ms} it came later than that
 --
 -- Atomic, because a commit between looking at the entry and taking the lease would be loaded a
 -- second time, and a release between failing to get the lease and queueing would never be heard of.
--- calls: get set pttl pexpire lpos rpush
+-- calls: time get set pttl pexpire lpos rpush
+if ARGV[6] ~= '' then
+  -- Held back on the way it would be granted to who has long left, and all others would wait for that.
+  local time = redis.call('TIME')
+  local now = time[1] * 1000 + math.floor(time[2] / 1000)
+  if now > tonumber(ARGV[6]) then
+    return {5, now}
+  end
+end
 local entry = redis.pcall('GET', KEYS[1])
 if type(entry) == 'table' then
   -- Foreign data counts as no entry; COMMIT will refuse to overwrite it.
   if not string.find(entry.err, 'WRONGTYPE', 1, true) then
     return entry
   end
-elseif entry and (ARGV[3] == '' or redis.sha1hex(entry) ~= ARGV[3]) then
+elseif entry and '=' .. string.sub(entry, 1, 68) ~= ARGV[3] then
   return {1, entry}
 end
 

@@ -2,7 +2,7 @@
 --
 -- KEYS: entry, lease, queue, outcome
 -- ARGV: token; outcome as ACQUIRE reads it; its lifetime in ms; marker entry; the marker's lifetime
---       in ms, or '0' for no marker; SHA-1 of the entry that was seen, or ''
+--       in ms, or '0' for no marker; what was seen as ACQUIRE takes it
 -- Returns 1 done | 0 the lease is another's
 --
 -- Atomic, because a waiter that finds the lease free before the outcome is there loads again: the
@@ -19,7 +19,7 @@ if may_be_ours(KEYS[4]) then
 end
 if ARGV[5] ~= '0' then
   local entry = redis.pcall('GET', KEYS[1])
-  local seen = type(entry) == 'string' and ARGV[6] ~= '' and redis.sha1hex(entry) == ARGV[6]
+  local seen = type(entry) == 'string' and '=' .. string.sub(entry, 1, 68) == ARGV[6]
   if not entry or seen then
     redis.call('SET', KEYS[1], ARGV[4], 'PX', ARGV[5])
   end
