@@ -110,7 +110,6 @@ impl Times {
     }
 
     /// Whether it was made stale before its time.
-    #[cfg(feature = "http")]
     pub(crate) fn is_expired(&self) -> bool {
         self.fresh_until == 0 && self.error_until > 0
     }

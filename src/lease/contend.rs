@@ -112,8 +112,8 @@ pub(crate) async fn contend(contender: Contender<'_>) -> Contended {
                         Serves::Fresh => break Contended::Ended(Ending::Value(entry)),
                         // The load that this flight has waited for, or would have repeated, has failed.
                         Serves::Resting => break Contended::Ended(Ending::Stale(entry)),
-                        // Stored while this flight waited: made for it, whatever its lifetime.
-                        _ if behind.is_some() || entry.stored_at >= since => {
+                        // Stored while this flight waited: made for it, whatever its lifetime. (Not what was expired meanwhile.)
+                        _ if !entry.times.is_expired() && (behind.is_some() || entry.stored_at >= since) => {
                             break Contended::Ended(Ending::Value(entry));
                         }
                         _ => Seen::entry(entry, key),

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use stampede_guard::{LoadContext, MemoryStore, Policy, PolicyBuilder, StampedeGuard};
+use tokio::task::yield_now;
 use tokio::time::{advance, sleep};
 
 use crate::support::gate::{Counter, Gate};
@@ -223,6 +224,33 @@ async fn what_is_expired_is_loaded_again_and_stands_in_should_that_fail() {
     assert_eq!(ask(Err("no route".into())).await.ok(), Some(1), "it stands in");
     guard.expire("key").await.expect("confirmed");
     assert_eq!(ask(Ok(2)).await.ok(), Some(2));
+}
+
+/// Who waited was given the value that the second `expire` had kept to stand in.
+#[tokio::test(start_paused = true)]
+async fn what_is_expired_is_not_what_a_waiter_has_waited_for() {
+    let store = MemoryStore::new();
+    let policy = policy().stale_if_error(secs(60)).build().expect("valid");
+    let guards = [(); 2].map(|()| StampedeGuard::new(store.clone()).with_policy(policy.clone()));
+    guards[0].insert("key", &1_u8).await.expect("stored");
+    guards[0].expire("key").await.expect("confirmed");
+    let load = |replica: usize, value: u8| {
+        let load = move || async move {
+            sleep(secs(1)).await;
+            Ok::<_, String>(value)
+        };
+        guards[replica].get_or_load("key", load)
+    };
+    let expires = async {
+        sleep(secs(1) / 2).await;
+        guards[0].expire("key").await.expect("confirmed");
+    };
+    let first = async {
+        yield_now().await;
+        load(0, 3).await
+    };
+    let (leads, waits, ()) = tokio::join!(load(1, 2), first, expires);
+    assert_eq!((leads.ok(), waits.ok()), (Some(2), Some(3)));
 }
 
 #[tokio::test(start_paused = true)]
