@@ -65,6 +65,8 @@ pub(crate) async fn contend(contender: Contender<'_>) -> Contended {
     // Registered before the first acquire: invariant 3 of the store.
     let mut watch = node.store.watch(key, &token);
     let (mut behind, mut hops, mut unusable) = (None, 0, 0);
+    // When this flight was told that the load it waits behind has ended.
+    let mut released: Option<Instant> = None;
     // An acquire without an answer may have been granted, or may be granted later. So may one that comes after a grant
     // that was heard, if it gets no further.
     let mut ghost = false;
@@ -86,6 +88,8 @@ pub(crate) async fn contend(contender: Contender<'_>) -> Contended {
             behind: behind.as_ref(),
             queue,
         };
+        // All who wait in the fleet read what was stored at one moment, and the server was there just now.
+        let within = released.map_or(within, |at| within.max(policy.lease.saturating_sub(at.elapsed())));
         let asked = Instant::now();
         let acquired = node.store.acquire(key, ask, within).await;
         // A round trip that ends in waiting ran beside a live leader's own work: it added nothing.
@@ -178,7 +182,7 @@ pub(crate) async fn contend(contender: Contender<'_>) -> Contended {
                 break Contended::StoreDown(error);
             }
         };
-        behind = Some(holder);
+        (behind, released) = (Some(holder), None);
         let wakes = Instant::now() + patience(remaining, policy.lease, node.store.hints_arrive());
         loop {
             tokio::select! {
@@ -186,6 +190,7 @@ pub(crate) async fn contend(contender: Contender<'_>) -> Contended {
                 hints = watch.hints() => {
                     ghost |= hints.granted.is_some();
                     outdate(node, key, &hints);
+                    released = hints.finished.is_some().then(Instant::now);
                     heed(hints, &mut behind, &mut hops, seen);
                     break;
                 }

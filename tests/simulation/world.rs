@@ -63,7 +63,11 @@ impl World {
             profile: plan.profile,
             lease: policy.lease,
             trip: plan.latency,
-            patience: policy.coordination_budget * 2 + plan.latency * 2 + Duration::from_millis(100),
+            // The end of a load that was waited for is read with the patience of a lease.
+            patience: policy.lease
+                + policy.coordination_budget * 2
+                + plan.latency * 2
+                + Duration::from_millis(100),
             keys: keys.iter().enumerate().map(|(n, key)| (key.name().into(), n as u8)).collect(),
             state: Mutex::default(),
         });

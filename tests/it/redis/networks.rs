@@ -54,6 +54,25 @@ async fn a_network_that_resets_everything_costs_next_to_nothing() {
     is_lived_with(Mode::Reset).await;
 }
 
+/// Two hundred replicas read what one has stored at one moment: 200 kB took each longer than a command may, and 164 of them
+/// loaded for themselves.
+#[tokio::test]
+async fn what_was_waited_for_is_read_however_slow_it_comes() {
+    let policy = Policy::builder().lease(Duration::from_secs(10)).build().expect("valid");
+    let line = Line::new(policy.clone()).await;
+    let leader = local(&line.server, policy).await;
+    let (gate, loads) = (Gate::closed(), Counter::default());
+    connects(&line.guard).await;
+    let led = held_call(&leader, 1, &gate, &loads);
+    loads.reach(1).await;
+    let waits = held_call(&line.guard, 2, &gate, &loads);
+    queued(&line.server, "k", 1).await;
+    line.proxy.set(Mode::Delay(ms(400)));
+    gate.open();
+    assert_eq!((led.await.expect("joined"), waits.await.expect("joined")), (1, 1));
+    assert_eq!(loads.started(), 1);
+}
+
 /// N2: what was sent before a reset may have run. Two nodes, one of which is reset all the time while both load the same
 /// keys: what it did not hear of costs a load, never a value.
 #[tokio::test]
