@@ -9,6 +9,7 @@ use std::time::Duration;
 pub use builder::PolicyBuilder;
 
 use crate::codec::Codec;
+use crate::entry::Encoding;
 use crate::key::{CacheKey, Key};
 use crate::node::Budget;
 use crate::tags;
@@ -157,6 +158,11 @@ impl Policy {
     /// How long a value that says "there is nothing" is fresh.
     pub(crate) fn negative_for(&self) -> Duration {
         self.negative_for.unwrap_or(self.fresh_for)
+    }
+
+    /// Whether a value that is encoded so is one of those.
+    pub(crate) fn is_negative(&self, encoding: Encoding, payload: &[u8]) -> bool {
+        self.negative_for.is_some() && Codec::is_nothing(encoding, payload)
     }
 
     /// Whether a caller who is served this fresh value should have it loaded anew.

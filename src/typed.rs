@@ -139,8 +139,7 @@ fn shared<T: Serialize + DeserializeOwned + 'static>(
             LoadResult::Uncacheable { mark: Mark::IfUnserved }
         }
         Ok((encoding, payload)) => {
-            let implied = policy.negative_for.is_some() && !settings.decided;
-            if implied && Codec::is_nothing(encoding, &payload) {
+            if !settings.decided && policy.is_negative(encoding, &payload) {
                 settings.make_negative();
             }
             if settings.negative {

@@ -81,7 +81,8 @@ impl StampedeGuard {
         read_entry(ask).await.map_err(|error| Error::store("looking up the entry", key, error))
     }
 
-    /// Stores `value` under `key` now. Like [`invalidate`](Self::invalidate), it wins over loads that are
+    /// Stores `value` under `key` now, for as long as the policy says; nothing (`None`, `()`) for its
+    /// [`negative_for`](crate::PolicyBuilder::negative_for). Like [`invalidate`](Self::invalidate), it wins over loads that are
     /// running: what they load is not stored.
     ///
     /// # Errors
@@ -147,7 +148,11 @@ impl StampedeGuard {
         let until = Instant::now() + LONGEST;
         let tags = self.tag_list(&key, until, tags).await?;
         let now = self.node.store.now();
-        let (times, keep) = self.policy.jittered(self.policy.lifetimes()).from(now, Duration::ZERO);
+        let mut lifetimes = self.policy.lifetimes();
+        if self.policy.is_negative(encoding, &payload) {
+            lifetimes.fresh_for = self.policy.negative_for();
+        }
+        let (times, keep) = self.policy.jittered(lifetimes).from(now, Duration::ZERO);
         let (kind, validator) = (Kind::Value, Box::default());
         let entry = Entry { kind, encoding, stored_at: now, times, validator, tags, payload };
         let insert = Insert { entry: entry.encode(&key), keep, over: None };

@@ -80,7 +80,7 @@ impl PolicyBuilder {
 
     /// How long a value is fresh that says "there is nothing": one that a loader has called
     /// [`negative`](crate::LoadContext::negative), or that encodes as nothing at all (`None`, `()`) where its loader has
-    /// not said otherwise. Defaults to `fresh_for`.
+    /// not said otherwise, or it is [stored directly](crate::StampedeGuard::insert). Defaults to `fresh_for`.
     pub fn negative_for(mut self, negative_for: Duration) -> Self {
         self.policy.negative_for = Some(negative_for);
         self

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use stampede_guard::{LoadContext, MemoryStore, Policy, PolicyBuilder, StampedeGuard};
+use stampede_guard::{Codec, LoadContext, MemoryStore, Policy, PolicyBuilder, StampedeGuard};
 use tokio::task::yield_now;
 use tokio::time::{advance, sleep};
 
@@ -278,6 +278,23 @@ async fn what_a_loader_has_said_of_nothing_stands() {
     };
     assert_eq!(guard.get_or_load_with("key", brief).await.ok(), Some(None));
     assert_eq!(fresh(&guard).await, Some(3));
+}
+
+/// What is stored directly was kept for `fresh_for`, a minute and not a moment, though it was nothing.
+#[tokio::test(start_paused = true)]
+async fn nothing_that_is_stored_directly_is_kept_for_a_lifetime_of_its_own() {
+    for codec in [Codec::MessagePack, Codec::Json] {
+        let guard = guard(policy().negative_for(secs(2)).codec(codec));
+        guard.insert("key", &None::<u8>).await.expect("stored");
+        assert_eq!(fresh(&guard).await, Some(2), "{codec:?}");
+        guard.insert_with_tags("key", &(), ["tag"]).await.expect("stored");
+        assert_eq!(fresh(&guard).await, Some(2), "{codec:?}");
+        guard.insert("key", &Some(1_u8)).await.expect("stored");
+        assert_eq!(fresh(&guard).await, Some(10), "{codec:?}");
+    }
+    let guard = guard(policy());
+    guard.insert("key", &None::<u8>).await.expect("stored");
+    assert_eq!(fresh(&guard).await, Some(10), "no lifetime of its own was asked for");
 }
 
 /// It panicked in the flight: all who waited loaded for themselves, and nothing was stored.

@@ -132,6 +132,18 @@ async fn nothing_and_failures_are_kept_for_their_own_time_on_all_nodes() {
     assert_eq!(loads.started(), 4, "and no longer than that");
 }
 
+/// As a loader's: what is stored directly was kept for `fresh_for`.
+#[tokio::test]
+async fn nothing_that_is_stored_directly_is_kept_for_its_own_time_on_all_nodes() {
+    let kept = ms(300);
+    let fleet = Fleet::start(policy().fresh_for(SOON).negative_for(kept)).await;
+    fleet.nodes[0].insert("nothing", &None::<u32>).await.expect("stored");
+    fleet.nodes[0].insert("something", &Some(1_u32)).await.expect("stored");
+    tokio::time::sleep(kept + ms(100)).await;
+    assert_eq!(fleet.nodes[1].get::<Option<u32>>("nothing").await.expect("answered"), None);
+    assert_eq!(fleet.nodes[1].get::<Option<u32>>("something").await.expect("answered"), Some(Some(1)));
+}
+
 #[tokio::test]
 async fn values_that_are_stored_together_end_apart() {
     let server = RedisServer::start();
