@@ -21,6 +21,12 @@ pub(super) struct Advised {
 
 pub(super) type Cause = Arc<dyn Error + Send + Sync>;
 
+impl Advised {
+    pub(super) fn advice(&self) -> &'static str {
+        self.advice
+    }
+}
+
 impl fmt::Display for Advised {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.advice)

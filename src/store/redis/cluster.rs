@@ -38,7 +38,7 @@ pub(super) use slots::{read_redirect, read_slots};
 use survey::{Looks, Surveyor, survey};
 
 use super::client::Dial;
-use super::connection::Supervisor;
+use super::connection::{Supervisor, Told};
 use crate::health::{Breaker, ClockReading, LinkState};
 use crate::store::{StoreError, StoreErrorKind};
 use crate::sync::lock;
@@ -58,6 +58,8 @@ pub(super) struct Cluster {
 
 struct State {
     chart: Chart,
+    /// Why there is none.
+    told: Told,
     /// One per node that is in the chart, or was sent to a moment ago.
     servers: HashMap<Address, Kept>,
     /// Counts surveyors: one that was given up must not touch the state any more.
@@ -77,6 +79,7 @@ impl Cluster {
             answer,
             state: Mutex::new(State {
                 chart: Chart::Blank,
+                told: Told::default(),
                 servers: HashMap::new(),
                 surveyors: 0,
                 surveyor: None,

@@ -14,6 +14,7 @@ mod refusals;
 mod silence;
 #[cfg(test)]
 mod tests;
+mod told;
 mod vitals;
 
 use std::fmt;
@@ -32,6 +33,7 @@ use tokio::time::{Instant, timeout};
 use keeper::{Keeper, keep};
 use refusals::Refusals;
 use silence::Silence;
+pub(super) use told::Told;
 pub(super) use vitals::host_ms;
 
 use super::backoff::STABLE;
@@ -69,8 +71,8 @@ struct Slot {
     /// Counts keepers: one that was given up must not touch the state any more.
     keepers: u64,
     keeper: Option<AbortHandle>,
-    /// Whether the present outage was logged. A connection that breaks at once does not end one.
-    warned: bool,
+    /// Of the present outage. A connection that breaks at once does not end one.
+    told: Told,
 }
 
 enum State {
@@ -96,7 +98,7 @@ impl Supervisor {
         Arc::new(Self {
             silence: Silence::new(dial.answer),
             dial,
-            slot: Mutex::new(Slot { state: State::Idle, keepers: 0, keeper: None, warned: false }),
+            slot: Mutex::new(Slot { state: State::Idle, keepers: 0, keeper: None, told: Told::default() }),
             changes: watch::Sender::new(0),
             look: Arc::new(Notify::new()),
             born: Instant::now(),
@@ -324,24 +326,26 @@ impl Supervisor {
 
     /// Drops the connection of `generation`, if it is still the current one.
     fn lose(&self, generation: u64, why: &StoreError) {
-        let (lost, warned) = {
-            let mut slot = self.slot();
+        let (lost, is_news) = {
+            let slot = &mut *self.slot();
             match &slot.state {
                 State::Up(up) if up.generation == generation => {
-                    slot.warned &= up.opened_at.elapsed() < STABLE
+                    if up.opened_at.elapsed() >= STABLE {
+                        slot.told.forget();
+                    }
                 }
                 _ => return,
             }
             // Those who come now send nothing, so nothing of theirs can have run.
             let why = StoreError { kind: StoreErrorKind::Unavailable, ..why.clone() };
-            let lost = std::mem::replace(&mut slot.state, State::Down(Some(why)));
-            (lost, std::mem::replace(&mut slot.warned, true))
+            let is_news = slot.told.is_news(&why);
+            (std::mem::replace(&mut slot.state, State::Down(Some(why))), is_news)
         };
         drop(lost);
-        if warned {
-            tracing::debug!(reason = %self.dial.told(why), "lost the connection to redis");
-        } else {
+        if is_news {
             tracing::warn!(reason = %self.dial.told(why), "lost the connection to redis");
+        } else {
+            tracing::debug!(reason = %self.dial.told(why), "lost the connection to redis");
         }
         self.suspect();
         self.changed();

@@ -25,6 +25,7 @@ use vitals::Vitals;
 use super::backoff::{Backoff, STABLE};
 use super::call::hand_over;
 use super::client::{Dial, Inbound, bounded};
+use super::connection::Told;
 use super::locks::give_back;
 use super::message::{self, Message};
 use super::refusal::{judge, reason, store_error};
@@ -281,14 +282,16 @@ enum End {
 /// await, or the connection of a dropped store would outlive it.
 async fn serve(reader: Reader, dial: Dial, mut generations: watch::Receiver<u64>, channel: String) {
     let mut backoff = Backoff::new();
-    // Whether the present outage was logged.
-    let mut warned = false;
+    // Of the present outage.
+    let mut told = Told::default();
     loop {
         let mut confirmed_at = None;
         let end = subscribed(&reader, &dial, &mut generations, &channel, &mut confirmed_at).await;
         let lived = confirmed_at.map_or(Duration::ZERO, |at: Instant| at.elapsed());
         backoff.lived(lived);
-        warned &= lived < STABLE;
+        if lived >= STABLE {
+            told.forget();
+        }
         let (status, why) = match end {
             End::Dropped => return,
             End::Moved => (Status::Shut, None),
@@ -297,10 +300,10 @@ async fn serve(reader: Reader, dial: Dial, mut generations: watch::Receiver<u64>
             End::Refused(error) => (Status::Refused, Some(store_error(StoreErrorKind::Refused, error))),
         };
         if let Some(why) = why {
-            if std::mem::replace(&mut warned, true) {
-                tracing::debug!(reason = %reason(&why), "no notifications; waits end by their timers");
-            } else {
+            if told.is_news(&why) {
                 tracing::warn!(reason = %reason(&why), "no notifications; waits end by their timers");
+            } else {
+                tracing::debug!(reason = %reason(&why), "no notifications; waits end by their timers");
             }
             reader.suspect_commands();
         }

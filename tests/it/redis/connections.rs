@@ -214,6 +214,52 @@ async fn a_refused_subscription_is_logged_once() {
     }
 }
 
+/// The first thing that is heard of a changed password is a closed connection, and that alone was ever told: what to change is in the
+/// warning that follows, of which there is one, however often it is tried.
+#[tokio::test]
+async fn a_password_that_is_changed_meanwhile_is_named_in_one_warning_of_each_outage() {
+    let server = RedisServer::start();
+    let guard = connected(&server.minimal_user()).await;
+    let warnings = Warnings::default();
+    let _listening = warnings.listen();
+    for outage in 1..=2 {
+        server.run::<()>(&["ACL", "SETUSER", "minimal", "resetpass", ">another"]);
+        server.kill_clients();
+        let told = || {
+            let mut told = warnings.about("put the present ones into the URL");
+            // The other connection has one of its own.
+            told.retain(|warning| !warning.contains("no notifications"));
+            told.len()
+        };
+        eventually_eq("it is told", SOON, outage, async || told()).await;
+        // However often it is tried.
+        tokio::time::sleep(ms(1_500)).await;
+        assert_eq!(told(), outage, "{:?}", warnings.about(""));
+        server.run::<()>(&["ACL", "SETUSER", "minimal", "resetpass", ">pw"]);
+        connects(&guard).await;
+        // One that breaks sooner belongs to the same outage.
+        tokio::time::sleep(ms(1_500)).await;
+    }
+}
+
+/// The same of a right to the channels: the server closes the connection, and only the next one hears why.
+#[tokio::test]
+async fn a_right_to_subscribe_that_is_taken_away_is_named_in_one_warning() {
+    let server = RedisServer::start();
+    let guard = connected(&server.minimal_user()).await;
+    let warnings = Warnings::default();
+    let _listening = warnings.listen();
+    server.run::<()>(&["ACL", "SETUSER", "minimal", "resetchannels"]);
+    eventually_eq("it is refused", SOON, LinkState::Refused, async || guard.health().inbox).await;
+    let told = || {
+        warnings
+            .about("no notifications")
+            .into_iter()
+            .filter(|warning| warning.contains("rights that the README"))
+    };
+    eventually_eq("it is told", SOON, 1, async || told().count()).await;
+}
+
 fn minimal_rights() -> Vec<&'static str> {
     MINIMAL_ACL.split_whitespace().collect()
 }

@@ -252,7 +252,7 @@ impl Surveyor {
                 return None;
             }
             if matches!(state.chart, Chart::Blank | Chart::Unknown(_)) {
-                if matches!(state.chart, Chart::Blank) {
+                if state.told.is_news(&why) {
                     tracing::warn!(reason = %reason(&why), "no node of the cluster tells who has which slot");
                 }
                 state.chart = Chart::Unknown(why);

@@ -96,14 +96,14 @@ impl Keeper {
             }
             Err(error) => {
                 let why = supervisor.dial.failure(error);
-                let warned = std::mem::replace(&mut slot.warned, true);
+                let is_news = slot.told.is_news(&why);
                 slot.state = State::Down(Some(why.clone()));
                 drop(slot);
                 supervisor.changed();
-                if warned {
-                    tracing::debug!(reason = %supervisor.dial.told(&why), "can not connect to redis");
-                } else {
+                if is_news {
                     tracing::warn!(reason = %supervisor.dial.told(&why), "can not connect to redis");
+                } else {
+                    tracing::debug!(reason = %supervisor.dial.told(&why), "can not connect to redis");
                 }
                 None
             }
