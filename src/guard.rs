@@ -111,7 +111,8 @@ impl StampedeGuard {
     /// [`ErrorKind::Store`](crate::ErrorKind::Store) if they are not up within the policy's coordination budget or one second,
     /// whichever is longer: the guard goes on trying in the background. And if the server runs no scripts, lacks a command
     /// that loads are made of, or this user the right to it; its causes name those. (Of a cluster each master that can be
-    /// reached is tried.) The guard then does as while it is [down](crate::PolicyBuilder::on_store_down). What
+    /// reached is tried.) And if all of them say that the cluster is down: a single server that is loading, or busy, is not up
+    /// either. The guard then does as while it is [down](crate::PolicyBuilder::on_store_down). What
     /// [`doctor`](Self::doctor) looks at beside that is no error here.
     ///
     /// # Cancel safety

@@ -101,6 +101,9 @@ pub(super) fn on_refusal(error: &RedisError) -> Option<&'static str> {
         "MOVED" | "ASK" | "CROSSSLOT" => Some(
             "this is a node of a Redis Cluster: give the guard a redis::cluster::ClusterClient (feature `cluster`)",
         ),
+        "CLUSTERDOWN" => Some(
+            "slots of this cluster are served by nobody, and by default it takes no commands then: see redis-cli --cluster check",
+        ),
         "NOAUTH" => {
             Some("the server wants a password: put it into the URL, as in redis://user:password@host")
         }

@@ -10,6 +10,8 @@ use super::call::{refused, run};
 use super::checkup::lacked_by_loads;
 use super::client::unexpected;
 use super::message;
+#[cfg(feature = "cluster")]
+use super::refusal::code_of;
 use super::scripts;
 use super::topology::Commands;
 use crate::store::{StoreError, StoreErrorKind};
@@ -20,34 +22,58 @@ const LACKING: &str = "the server lacks commands that the guard's scripts call, 
                        doctor() says which";
 
 /// An error if the server, or one of the masters that can be reached, runs no scripts, or not what those of loads call.
-/// That one takes no commands at present is none: it passes.
+/// That one takes no commands at present is none: it passes. But a cluster of which no master does is as one server that is
+/// loading, which is not connected to either: no load is shared.
 pub(super) async fn probe(commands: &Commands, name: &str, within: Duration) -> Result<(), StoreError> {
     match commands {
-        Commands::One(_) => probe_at(commands, name, within).await,
+        Commands::One(_) => probe_at(commands, name, within).await.map(drop),
         #[cfg(feature = "cluster")]
         Commands::Cluster(cluster) => {
             let each = cluster.samples(name).into_iter().map(|(master, name)| async move {
-                let probed = probe_at(commands, &name, within).await;
-                probed.map_err(|error| at(master.name(), error))
+                match probe_at(commands, &name, within).await {
+                    Ok(passing) => Ok(passing.map(|error| (master.name(), error))),
+                    Err(error) => Err(at(master.name(), error)),
+                }
             });
-            futures_util::future::try_join_all(each).await.map(drop)
+            takes_commands(futures_util::future::try_join_all(each).await?)
         }
     }
 }
 
-/// The same of the server that has the keys of this name.
-async fn probe_at(commands: &Commands, name: &str, within: Duration) -> Result<(), StoreError> {
+/// By what was in the way of trying each master: an error if those that answer say that the cluster is down, all of them.
+#[cfg(feature = "cluster")]
+fn takes_commands(passing: Vec<Option<(String, StoreError)>>) -> Result<(), StoreError> {
+    let answers = |error: &StoreError| matches!(error.kind, StoreErrorKind::Transient);
+    let mut down = None;
+    for passing in passing {
+        match passing {
+            Some((address, error)) if code_of(&error) == Some("CLUSTERDOWN") => {
+                down.get_or_insert_with(|| at(address, error));
+            }
+            Some((_, error)) if !answers(&error) => {}
+            _ => return Ok(()),
+        }
+    }
+    down.map_or(Ok(()), Err)
+}
+
+/// The same of the server that has the keys of this name; what passes, if that was in the way.
+async fn probe_at(
+    commands: &Commands,
+    name: &str,
+    within: Duration,
+) -> Result<Option<StoreError>, StoreError> {
     let nobodys = message::channel(Uuid::new_v4());
     let args = |cmd: &mut Cmd| {
         cmd.arg(&nobodys);
     };
     let answer = match run(commands, &scripts::PROBE, name, 64, args, within).await {
-        Err(error) if error.kind != StoreErrorKind::Refused => return Ok(()),
+        Err(error) if error.kind != StoreErrorKind::Refused => return Ok(Some(error)),
         answer => answer?,
     };
     let lacked = lacked_by_loads(&answer).ok_or_else(|| refused(unexpected()))?;
     if lacked.is_empty() {
-        return Ok(());
+        return Ok(None);
     }
     let named = RedisError::from((ErrorKind::Client, "a script may not call", lacked.join(", ")));
     Err(StoreError { kind: StoreErrorKind::Refused, source: Some(advised(Some(LACKING), named)) })

@@ -56,6 +56,17 @@ pub(super) fn reason(error: &StoreError) -> String {
     }
 }
 
+/// The code of the server's error behind this one.
+#[cfg(feature = "cluster")]
+pub(super) fn code_of(error: &StoreError) -> Option<&str> {
+    let source = error.source.as_ref()?;
+    let cause: &(dyn Error + 'static) = match source.downcast_ref::<Advised>() {
+        Some(advised) => advised.source()?,
+        None => &**source,
+    };
+    code(cause.downcast_ref()?)
+}
+
 /// The code of a server's error; none for an error of the transport or of the client.
 pub(super) fn code(error: &RedisError) -> Option<&str> {
     let code = error.code()?;

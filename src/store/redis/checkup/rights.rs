@@ -139,7 +139,8 @@ impl Refused {
             let cost = format!("nothing is stored; {ALONE}");
             findings.push(found.cost(cost).advice(
                 "OOM: memory or another maxmemory-policy; READONLY: this is a replica; \
-                 MISCONF: its disk; NOREPLICAS: its replicas",
+                 MISCONF: its disk; NOREPLICAS: its replicas; CLUSTERDOWN: the master that is missing, or slots that \
+                 nobody serves (redis-cli --cluster check, and fix)",
             ));
         }
         if findings.is_empty() {

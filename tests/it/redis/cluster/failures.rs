@@ -248,3 +248,31 @@ async fn a_dead_waiter_costs_a_lock_a_claim() {
     alive.await.unwrap().expect("the next");
     assert!(started.elapsed() < ttl / 4 + ms(1_500) + STANDSTILL, "{:?}", started.elapsed());
 }
+
+/// `connect()` was content with masters of which none takes a command.
+#[tokio::test]
+async fn a_cluster_that_takes_no_commands_is_an_error_of_connecting_and_a_finding() {
+    let cluster = Cluster::patient();
+    let guard = connected(&cluster, LEASE).await;
+    for node in cluster.nodes() {
+        node.run::<()>(&["CLUSTER", "DELSLOTS", "0", "1", "2"]);
+    }
+    let warnings = crate::support::warnings::Warnings::default();
+    let _listens = warnings.listen();
+    is_told(&guard, "takes no commands").await;
+    let told = warnings.about("refuses a command");
+    assert!(!told.is_empty(), "{:?}", warnings.about(""));
+    assert!(told.iter().all(|told| told.contains("redis-cli --cluster check")), "{told:?}");
+    let report = examined(&guard).await;
+    let down = report.findings.iter().find(|finding| finding.found.contains("CLUSTERDOWN"));
+    let down = down.unwrap_or_else(|| panic!("it is not said:\n{report}"));
+    assert!(
+        down.severity == Severity::Problem && down.advice.contains("redis-cli --cluster check"),
+        "{report}"
+    );
+    // With `no` those whose slots are served are.
+    for node in cluster.nodes() {
+        node.run::<()>(&["CONFIG", "SET", "cluster-require-full-coverage", "no"]);
+    }
+    connects(&guard).await;
+}
