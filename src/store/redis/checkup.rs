@@ -6,6 +6,7 @@
 #[cfg(feature = "cluster")]
 mod cluster;
 mod info;
+mod notifications;
 mod replicas;
 mod rights;
 #[cfg(feature = "sentinel")]
@@ -16,20 +17,20 @@ mod tests;
 use std::collections::HashMap;
 use std::time::Duration;
 
-use futures_util::StreamExt as _;
-use redis::aio::{MultiplexedConnection, PubSubStream};
+use redis::aio::MultiplexedConnection;
 use redis::{Cmd, Pipeline, RedisError, RedisResult, Value};
 use tokio::time::{Instant, timeout};
 use uuid::Uuid;
 
 pub(super) use rights::lacked_by_loads;
 
-use super::client::{Dial, bounded};
+#[cfg(feature = "cluster")]
+use super::client::Dial;
+use super::client::bounded;
 use super::connection::host_ms;
 use super::message;
-use super::refusal::{reason, store_error};
+use super::refusal::{reason, store_error, unquoted};
 use super::server::{Reading, read_clock};
-#[cfg(feature = "cluster")]
 use super::topology::Commands;
 use super::{RedisStore, StoreErrorKind};
 use crate::health::{Breaker, ClockReading, Finding, LinkState};
@@ -69,16 +70,18 @@ impl Checkup<'_> {
     async fn run(&mut self) -> RedisResult<()> {
         self.guard();
         #[cfg(feature = "cluster")]
-        if let Commands::Cluster(cluster) = &self.store.commands {
-            let user = self.user();
-            if cluster::examine(cluster, &user, &mut self.findings).await.is_none() {
-                return Ok(());
+        let mut reached = Vec::new();
+        let name = self.ask.key.name();
+        let (mut dial, name) = match &self.store.commands {
+            Commands::One(server) => (server.dial.clone(), name.to_owned()),
+            #[cfg(feature = "cluster")]
+            Commands::Cluster(cluster) => {
+                let user = self.user();
+                let home = cluster::examine(cluster, name, &user, &mut self.findings).await;
+                let Some(home) = home else { return Ok(()) };
+                reached = home.reached;
+                (home.dial, home.name)
             }
-        }
-        let Some(mut dial) = self.store.commands.dial(self.ask.key.name()) else {
-            let found = Finding::problem("connection", "no node serves the slot of the key that is tried");
-            self.findings.push(found.cost(ALONE).advice("see what is said of the cluster"));
-            return Ok(());
         };
         // Its users give it little time; here it may show how much it needs.
         dial.answer = ANSWER;
@@ -86,9 +89,10 @@ impl Checkup<'_> {
         let (mut commands, reading) = match dial.commands().await {
             Ok(opened) => opened,
             Err(error) => {
-                let found = Finding::problem("connection", format!("can not be opened: {}", words(error)));
-                self.findings
-                    .push(found.cost(ALONE).advice("address, TLS, user and password; is the server up?"));
+                let known = dial.advice(&error);
+                let found = Finding::problem("connection", format!("can not be opened: {}", unquoted(error)));
+                let advice = known.unwrap_or("address, TLS, user and password; is the server up?");
+                self.findings.push(found.cost(ALONE).advice(advice));
                 return Ok(());
             }
         };
@@ -111,8 +115,8 @@ impl Checkup<'_> {
             Commands::One(_) => None,
         };
         let inbox = self.subscribe(&dial, &channel).await;
-        let (name, user) = (self.ask.key.name(), self.user());
-        let tried = rights::examine(&mut commands, name, &channel, &user).await?;
+        let user = self.user();
+        let tried = rights::examine(&mut commands, &name, &channel, &user).await?;
         #[cfg(feature = "cluster")]
         let before = self.findings.len();
         self.findings.extend(tried.findings);
@@ -120,7 +124,7 @@ impl Checkup<'_> {
         if let (Commands::Cluster(cluster), Some(at)) = (&self.store.commands, at) {
             self.findings.extend(cluster::may_ask(&mut commands, &user).await?);
             cluster::place(&at, &mut self.findings[before..]);
-            self.findings.extend(cluster::others(cluster, name, &user).await);
+            self.findings.extend(cluster::others(cluster, &name, &user, &reached).await);
         }
         // Kept until here: a message comes while its connection is open.
         if let Some((sink, mut messages)) = inbox {
@@ -139,7 +143,13 @@ impl Checkup<'_> {
             // Of a guard that was shut down, that is what is said.
             (LinkState::Closed, _) => {}
             (_, Breaker::Closed) => self.findings.push(Finding::ok("guard", health.to_string())),
-            (_, Breaker::Open | Breaker::Partly) => {
+            (_, Breaker::Partly) => {
+                let cost = format!("of its keys, those of the masters that can not be reached: {ALONE}");
+                let advice = "it connects again by itself; see what is said of the masters";
+                let found = Finding::problem("guard", health.to_string());
+                self.findings.push(found.cost(cost).advice(advice));
+            }
+            (_, Breaker::Open) => {
                 let advice = "it connects again by itself; if the connection below can be opened, the outage has \
                               just ended, or the server is slower than command_timeout";
                 let found = Finding::problem("guard", health.to_string());
@@ -229,53 +239,6 @@ impl Checkup<'_> {
             Finding::ok("settings", found)
         });
         findings
-    }
-
-    /// Subscribes as the guard does, to a channel that nobody else knows.
-    async fn subscribe(
-        &mut self,
-        dial: &Dial,
-        channel: &str,
-    ) -> Option<(redis::aio::PubSubSink, PubSubStream)> {
-        let subscribed = async {
-            let (mut sink, messages) = dial.inbox().await?.messages.split();
-            bounded(ANSWER, sink.subscribe(channel)).await?;
-            Ok::<_, RedisError>((sink, messages))
-        };
-        match subscribed.await {
-            Ok(inbox) => Some(inbox),
-            Err(error) => {
-                let found = Finding::warning("notifications", format!("can not subscribe: {}", words(error)));
-                let advice = format!("ACL SETUSER {} +subscribe +unsubscribe +ping &sg1:*", self.user());
-                self.findings.push(
-                    found
-                        .cost("nobody is told that a load has ended: waits in other processes end by their timers, later")
-                        .advice(advice),
-                );
-                None
-            }
-        }
-    }
-
-    /// Whether what a script has published is heard.
-    async fn listen(&mut self, messages: &mut PubSubStream, published_at: Option<Instant>, receivers: i64) {
-        let Some(published_at) = published_at else { return };
-        let came = timeout(ANSWER, messages.next()).await;
-        // Only this check knows the channel. In a cluster nobody goes by that number.
-        if receivers > 1 && !self.store.commands.is_spread() {
-            let found = format!("a message for one went to {receivers}: somebody subscribes to all channels");
-            self.findings.push(
-                Finding::warning("notifications", found)
-                    .cost("what is handed over to a process that has died looks heard: the next in line waits for its time to be over")
-                    .advice("no PSUBSCRIBE whose pattern matches sg1:i:*; CLIENT LIST TYPE pubsub tells who has a psub above 0"),
-            );
-        }
-        self.findings.push(match came {
-            Ok(Some(_)) => Finding::ok("notifications", format!("published and heard in {:.1?}", published_at.elapsed())),
-            _ => Finding::warning("notifications", format!("published to {receivers}, not heard within {ANSWER:?}"))
-                .cost("nobody is told that a load has ended: waits in other processes end by their timers, later")
-                .advice("+publish and &sg1:* for this user; a proxy between here and the server must pass messages on"),
-        });
     }
 
     /// All keys of one resource must be in one slot.

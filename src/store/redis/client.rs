@@ -253,14 +253,21 @@ impl Dial {
 
     /// What a failed attempt to connect means, and what to do about it.
     pub(super) fn failure(&self, error: RedisError) -> StoreError {
-        let advice = match &self.door {
-            Door::Server(server) => on_connecting(server.info().addr(), &error),
-            #[cfg(feature = "sentinel")]
-            Door::Sentinels(_) => on_sentinel(&error),
-            #[cfg(feature = "cluster")]
-            Door::Any(_) => on_refusal(&error),
-        };
+        let advice = self.advice(&error);
         StoreError { kind: StoreErrorKind::Unavailable, source: Some(advised(advice, unquoted(error))) }
+    }
+
+    /// What to do about it, if anything is known to help.
+    pub(super) fn advice(&self, error: &RedisError) -> Option<&'static str> {
+        match &self.door {
+            Door::Server(server) => on_connecting(server.info().addr(), error),
+            #[cfg(feature = "sentinel")]
+            Door::Sentinels(_) => on_sentinel(error),
+            #[cfg(feature = "cluster")]
+            Door::Any(atlas) => {
+                atlas.example().map_or_else(|| on_refusal(error), |info| on_connecting(info.addr(), error))
+            }
+        }
     }
 
     /// Opens a connection, within its bound and whatever happens: a panic of the client's, as over TLS without a

@@ -216,6 +216,18 @@ async fn without_the_right_to_subscribe_it_says_what_that_costs() {
     assert!(report.is_healthy(), "{report}");
 }
 
+/// A middlebox is no right that is missing: the advice was one all the same.
+#[tokio::test]
+async fn a_subscription_that_is_not_answered_is_told_from_one_that_is_refused() {
+    let server = RedisServer::start();
+    let proxy = crate::support::proxy::Proxy::start(server.port()).await;
+    proxy.set(crate::support::proxy::Mode::BlackHoleSubscriptions);
+    let report = doctor(&unconnected(&proxy.url(), patient())).await;
+    let notifications = of(&report, "notifications");
+    assert_eq!(notifications.severity, Severity::Warning, "{report}");
+    assert!(notifications.found.contains("timed out") && !notifications.advice.contains("ACL"), "{report}");
+}
+
 /// PUBLISH counts it, and so a grant to the dead looks heard.
 #[tokio::test]
 async fn who_subscribes_to_everything_is_noticed() {
@@ -282,7 +294,18 @@ async fn a_wrong_password_is_a_finding() {
     let server = RedisServer::start();
     let guard = unconnected(&format!("redis://minimal:no@127.0.0.1:{}/", server.port()), patient());
     let report = doctor(&guard).await;
-    assert_eq!(of(&report, "connection").severity, Severity::Problem, "{report}");
+    let connection = of(&report, "connection");
+    assert_eq!(connection.severity, Severity::Problem, "{report}");
+    assert!(connection.advice.contains("put the present ones into the URL"), "{report}");
+}
+
+/// As the guard's own warning would: it told the bare cause, and left the rest to be guessed.
+#[tokio::test]
+async fn a_guard_that_has_not_connected_is_told_what_to_do_about_the_connection() {
+    let free = crate::support::redis_server::free_port();
+    let report = doctor(&unconnected(&format!("redis://127.0.0.1:{free}/"), patient())).await;
+    assert!(of(&report, "connection").advice.contains("nobody listens there"), "{report}");
+    assert!(of(&report, "connection").found.contains("refused"), "{report}");
 }
 
 #[tokio::test]

@@ -7,19 +7,34 @@ use redis::{RedisResult, Value};
 use tokio::time::{Instant, timeout};
 use uuid::Uuid;
 
-use super::{ALONE, ANSWER, one, rights, settings, words};
+use super::{ALONE, ANSWER, one, rights, settings};
 use crate::health::{Finding, Severity};
-use crate::store::redis::client::bounded;
+use crate::store::redis::client::{Dial, bounded};
 use crate::store::redis::cluster::{Cluster, Coverage, Master};
 use crate::store::redis::message;
-use crate::store::redis::refusal::reason;
+use crate::store::redis::refusal::{reason, unquoted};
 use crate::store::redis::server::Reading;
 
 /// Clocks that differ by more than this are told of.
 const APART: u64 = 1_000;
 
-/// What can be seen of all masters; `None` with the findings where there is nothing more to look at.
-pub(super) async fn examine(cluster: &Arc<Cluster>, user: &str, findings: &mut Vec<Finding>) -> Option<()> {
+/// Where to look further.
+pub(super) struct Home {
+    pub(super) dial: Dial,
+    /// One whose keys are there.
+    pub(super) name: String,
+    /// The masters that can be reached.
+    pub(super) reached: Vec<String>,
+}
+
+/// What can be seen of all masters, and where to look further: at one that can be reached, if there is one, with a name like
+/// `name` whose keys are there. `None` with the findings where there is nothing more to look at.
+pub(super) async fn examine(
+    cluster: &Arc<Cluster>,
+    name: &str,
+    user: &str,
+    findings: &mut Vec<Finding>,
+) -> Option<Home> {
     let up = timeout(ANSWER * 2, cluster.until_up()).await;
     let Some(Coverage { masters, unserved }) = cluster.coverage() else {
         let why = cluster.down().map_or_else(|| format!("{up:?}"), |why| reason(&why));
@@ -47,28 +62,35 @@ pub(super) async fn examine(cluster: &Arc<Cluster>, user: &str, findings: &mut V
         .cost(format!("when one of these is down, for its keys {ALONE}; by default for all keys"))
         .advice("a replica for each master")
     });
-    let mut clocks = Vec::new();
+    let (mut clocks, mut reached) = (Vec::new(), Vec::new());
     for master in &masters {
         let started = Instant::now();
         match open(master).await {
             Ok((_, reading)) => clocks.extend(reading.map(|reading| (master.name(), reading))),
             Err(error) => {
-                let found = format!("{} can not be reached: {}", master.name(), words(error));
-                let cost = format!("for its keys {ALONE}; those of the others are as before");
-                findings.push(
-                    Finding::problem("master", found)
-                        .cost(cost)
-                        .advice("is it up, and where the cluster says?"),
-                );
+                let known = master.server.dial.advice(&error);
+                let found = format!("{} can not be reached: {}", master.name(), unquoted(error));
+                let cost = format!("for its keys {ALONE}; by default for all keys, once the others miss it");
+                let advice = known.unwrap_or("is it up, and where the cluster says?");
+                findings.push(Finding::problem("master", found).cost(cost).advice(advice));
                 continue;
             }
         }
+        reached.push(master.name());
         let found =
             format!("{} opened in {:.1?}, {} replicas", master.name(), started.elapsed(), master.replicas);
         findings.push(Finding::ok("master", found));
     }
     findings.extend(apart(&clocks));
-    Some(())
+    let samples = cluster.samples(name);
+    let home =
+        samples.iter().find(|(master, _)| reached.contains(&master.name())).or_else(|| samples.first());
+    if home.is_none() {
+        let found = Finding::problem("connection", "no node serves any slot");
+        findings.push(found.cost(ALONE).advice("see what is said of the cluster"));
+    }
+    let (dial, name) = home.map(|(master, name)| (master.server.dial.clone(), name.clone()))?;
+    Some(Home { dial, name, reached })
 }
 
 /// Masters whose clocks are not that of the first, by which entries are judged.
@@ -87,9 +109,12 @@ fn apart(clocks: &[(String, Reading)]) -> Option<Finding> {
 
 /// What is wrong at the masters beside the one that has the keys of `name`: nodes keep users, rights and settings for
 /// themselves. That one can not be reached was told before.
-pub(super) async fn others(cluster: &Cluster, name: &str, user: &str) -> Vec<Finding> {
+pub(super) async fn others(cluster: &Cluster, name: &str, user: &str, reached: &[String]) -> Vec<Finding> {
     let (mut findings, mut sound) = (Vec::new(), 0);
     for (master, name) in cluster.samples(name).into_iter().skip(1) {
+        if !reached.contains(&master.name()) {
+            continue;
+        }
         let Ok(mut found) = look(&master, &name, user).await else { continue };
         found.retain(|finding| finding.severity >= Severity::Warning);
         sound += usize::from(found.iter().all(|finding| finding.check != "rights"));
@@ -111,11 +136,11 @@ async fn look(master: &Master, name: &str, user: &str) -> RedisResult<Vec<Findin
     Ok(findings)
 }
 
-/// A connection of the doctor's own.
+/// A connection of the doctor's own. One master that hangs leaves time for the others.
 async fn open(master: &Master) -> RedisResult<(MultiplexedConnection, Option<Reading>)> {
     let mut dial = master.server.dial.clone();
     dial.answer = ANSWER;
-    dial.commands().await
+    bounded(ANSWER * 2, dial.commands()).await
 }
 
 /// Says at which master something is wrong.

@@ -249,6 +249,50 @@ async fn a_dead_waiter_costs_a_lock_a_claim() {
     assert!(started.elapsed() < ttl / 4 + ms(1_500) + STANDSTILL, "{:?}", started.elapsed());
 }
 
+/// The doctor took a master that was dead for its own connection, in most of its runs, and looked at nothing else.
+async fn the_doctor_looks_on(hangs: bool, advice: &str) {
+    let cluster = Cluster::patient();
+    let guard = connected(&cluster, LEASE).await;
+    let its_own = cluster.key_on(0, "k");
+    let port = cluster.node(0).port().to_string();
+    if hangs {
+        cluster.node(0).pause()
+    } else {
+        cluster.node(0).kill()
+    }
+    let hurried = guard.with_policy(Policy::default());
+    eventually("it is noticed", SOON, async || {
+        answer(&hurried, &its_own, 1).await;
+        guard.health().breaker == Breaker::Partly
+    })
+    .await;
+    // Whose the key is that it tries is left to chance, and so is where it subscribes.
+    for _ in 0..4 {
+        let report = examined(&guard).await;
+        let of = |check: &'static str| report.findings.iter().filter(move |finding| finding.check == check);
+        let dead = of("master").find(|finding| finding.severity == Severity::Problem);
+        let dead = dead.unwrap_or_else(|| panic!("nothing about the dead one:\n{report}"));
+        assert!(dead.found.contains(&port) && dead.advice.contains(advice), "{report}");
+        assert!(!dead.cost.contains("as before"), "by default all keys are concerned soon: {report}");
+        for check in ["connection", "rights", "notifications", "latency"] {
+            let sound = |finding: &Finding| finding.severity == Severity::Ok;
+            assert!(of(check).count() > 0 && of(check).all(sound), "{check}:\n{report}");
+        }
+        let stands = of("guard").next().expect("it is down in part");
+        assert!(stands.cost.contains("of its keys"), "not all of them: {report}");
+    }
+}
+
+#[tokio::test]
+async fn the_doctor_names_a_master_that_can_not_be_reached_and_looks_at_the_others() {
+    the_doctor_looks_on(false, "nobody listens there").await;
+}
+
+#[tokio::test]
+async fn the_doctor_names_a_master_that_hangs_and_looks_at_the_others() {
+    the_doctor_looks_on(true, "no answer in time").await;
+}
+
 /// `connect()` was content with masters of which none takes a command.
 #[tokio::test]
 async fn a_cluster_that_takes_no_commands_is_an_error_of_connecting_and_a_finding() {
