@@ -206,7 +206,10 @@ fn on_tls(error: &RedisError) -> Option<&'static str> {
         return Some(UNRESOLVED);
     }
     if closed(error) {
-        return Some("the server ended the TLS handshake: see its log, and whether this is the port for TLS");
+        return Some(
+            "the server ended the TLS handshake: see its log, whether this is the port for TLS, and whether it wants certificates \
+             of its clients (`client_tls` in the redis::TlsCertificates of the client)",
+        );
     }
     // A plain server waits for the end of a line that no handshake has.
     error.is_timeout().then_some(
@@ -295,6 +298,8 @@ mod tests {
             assert_eq!(told(io::ErrorKind::ConnectionRefused, tls), NOBODY);
             assert!(told(io::ErrorKind::UnexpectedEof, tls).contains("TLS"));
         }
+        // One that wants a certificate of its clients closes too, mostly before its alert is read.
+        assert!(told(io::ErrorKind::BrokenPipe, true).contains("client_tls"));
     }
 
     #[test]
