@@ -10,6 +10,8 @@ use std::sync::Arc;
 
 use redis::{ConnectionAddr, ErrorKind, RedisError};
 
+#[cfg(feature = "sentinel")]
+use super::sentinel::{AT_PRIMARY, AT_SENTINELS};
 use super::server::is_replica;
 
 /// A failure and what to do about it; what happened is its source.
@@ -56,8 +58,8 @@ pub(super) fn on_connecting(addr: &ConnectionAddr, error: &RedisError) -> Option
 pub(super) fn on_sentinel(error: &RedisError) -> Option<&'static str> {
     if error.kind() == ErrorKind::MasterNameNotFoundBySentinel {
         return Some(
-            "no sentinel knows a primary of this name that is up: see the name that was given to the SentinelClient, and \
-             what SENTINEL MASTERS says",
+            "no sentinel knows a primary of this name that is up: in a failover that passes; else see the name that was given to \
+             the SentinelClient, and what SENTINEL MASTERS says",
         );
     }
     if is_replica(error) {
@@ -65,6 +67,12 @@ pub(super) fn on_sentinel(error: &RedisError) -> Option<&'static str> {
             "this server is not a primary: in a failover that passes; else the SentinelClient must be one for \
              SentinelServerType::Master",
         );
+    }
+    if error.to_string().starts_with(AT_SENTINELS) {
+        return Some(if is_login(error) { THEIR_PASSWORD } else { NO_SENTINEL });
+    }
+    if error.to_string().starts_with(AT_PRIMARY) {
+        return Some(if is_login(error) { PRIMARYS_PASSWORD } else { NO_PRIMARY });
     }
     if let Some(refusal) = on_refusal(error) {
         return Some(refusal);
@@ -86,10 +94,42 @@ pub(super) fn on_sentinel(error: &RedisError) -> Option<&'static str> {
         );
     }
     error.is_io_error().then_some(
-        "neither a sentinel nor the primary that they name can be reached: see their addresses, and \
+        "a sentinel, or the primary that they name, can not be reached: see their addresses, and \
          SENTINEL GET-MASTER-ADDR-BY-NAME",
     )
 }
+
+/// Whether it says neither what to do nor where: a sentinel's, or the primary's.
+#[cfg(feature = "sentinel")]
+pub(super) fn may_be_anybodys(error: &RedisError) -> bool {
+    #[cfg(feature = "tls")]
+    if rustls_error(error).is_some() {
+        return false;
+    }
+    is_login(error) || (error.is_io_error() && !error.is_timeout() && !closed(error))
+}
+
+/// Whether who is asked does not know this user, or another password.
+#[cfg(feature = "sentinel")]
+pub(super) fn is_login(error: &RedisError) -> bool {
+    error.kind() == ErrorKind::AuthenticationFailed || matches!(error.code(), Some("WRONGPASS" | "NOAUTH"))
+}
+
+/// What to do about a sentinel that refuses this client.
+#[cfg(feature = "sentinel")]
+pub(super) const THEIR_PASSWORD: &str = "the sentinels refuse this client: they have users and passwords of their own, which the \
+     SentinelClientBuilder is given by set_client_to_sentinel_username and set_client_to_sentinel_password";
+
+#[cfg(feature = "sentinel")]
+const PRIMARYS_PASSWORD: &str = "the primary that the sentinels name refuses this user name and password: the SentinelClientBuilder is \
+     given the present ones by set_client_to_redis_username and set_client_to_redis_password";
+
+#[cfg(feature = "sentinel")]
+const NO_SENTINEL: &str = "no sentinel can be reached: see that they run, and their addresses";
+
+#[cfg(feature = "sentinel")]
+const NO_PRIMARY: &str = "the primary that the sentinels name can not be reached: in a failover that passes; else see \
+     SENTINEL GET-MASTER-ADDR-BY-NAME";
 
 /// What to do about the server's refusal of a user or a command.
 pub(super) fn on_refusal(error: &RedisError) -> Option<&'static str> {

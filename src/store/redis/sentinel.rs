@@ -9,11 +9,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use redis::sentinel::SentinelClient;
-use redis::{Client, RedisError, RedisResult};
+use redis::{Client, ErrorKind, RedisError, RedisResult};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use super::advice::{is_login, may_be_anybodys};
 use super::client::bounded;
+use super::refusal::unquoted;
 use super::server::Server;
 use crate::sync::lock;
 
@@ -61,7 +63,11 @@ impl Sentinels {
     /// A client of the primary.
     pub(super) async fn resolve(&self) -> RedisResult<Client> {
         self.wanted.notify_waiters();
-        self.client.lock().await.async_get_client().await
+        let mut client = self.client.lock().await;
+        match client.async_get_client().await {
+            Err(error) if may_be_anybodys(&error) => Err(whose(&mut client, error).await),
+            resolved => resolved,
+        }
     }
 
     /// A client of the first sentinel that answers; for who only looks around. It gives way to whoever has to know the
@@ -116,8 +122,27 @@ impl Sentinels {
     }
 }
 
+/// Whether a sentinel is in the way, or the primary that they name: redis-rs does not say whose error it was.
+async fn whose(client: &mut SentinelClient, error: RedisError) -> RedisError {
+    let who = match bounded(WHOSE, client.async_get_sentinel_client()).await {
+        Ok(_) => AT_PRIMARY,
+        Err(own) if own.is_timeout() => return error,
+        Err(_) => AT_SENTINELS,
+    };
+    // That of a server's own words would not outlast being made anew.
+    let kind = if is_login(&error) { ErrorKind::AuthenticationFailed } else { error.kind() };
+    RedisError::from((kind, who, unquoted(error).to_string()))
+}
+
+/// How long it may take to find that out. It delays the next attempt, on which more depends.
+const WHOSE: Duration = Duration::from_millis(500);
+
+/// What such an error begins with.
+pub(super) const AT_SENTINELS: &str = "at the sentinels";
+pub(super) const AT_PRIMARY: &str = "at the primary that they name";
+
 fn busy() -> RedisError {
-    RedisError::from((redis::ErrorKind::Client, "the guard is asking them who the primary is; look again"))
+    RedisError::from((ErrorKind::Client, "the guard is asking them who the primary is; look again"))
 }
 
 impl fmt::Debug for Sentinels {

@@ -209,7 +209,7 @@ async fn a_primary_that_the_sentinels_have_given_up_is_left() {
 async fn sentinels_may_come_later() {
     let watch = Sentinels::asleep();
     let guard = unconnected(&watch.url(), Policy::default());
-    is_gone_without(&guard, "neither a sentinel nor the primary that they name can be reached").await;
+    is_gone_without(&guard, "no sentinel can be reached").await;
     // The last in the list, alone.
     watch.wake(2);
     work_on(watch.first(), std::slice::from_ref(&guard)).await;
@@ -246,6 +246,47 @@ async fn what_is_wrong_is_said() {
     for server in [watch.first(), watch.second()] {
         server.run::<()>(&["ACL", "SETUSER", "watched", ROLE]);
     }
+}
+
+/// Sentinels that want another password than the primary, which was told as though the primary had refused; and a primary that is dead, of
+/// which it was said that nobody can be reached.
+#[tokio::test]
+async fn who_refuses_or_can_not_be_reached_is_named() {
+    let watch = Sentinels::start();
+    let guard = connected(&watch).await;
+    watch.ask::<()>(2, &["ACL", "SETUSER", "default", "resetpass", ">another"]);
+    // The others let us in, so nothing is wrong for now.
+    let report = examined(&guard).await;
+    let sentinels = report
+        .findings
+        .iter()
+        .find(|finding| finding.check == "sentinels" && finding.severity == Severity::Warning);
+    let sentinels = sentinels.unwrap_or_else(|| panic!("one of three refuses us:\n{report}"));
+    let port = watch.ports()[2].to_string();
+    assert!(
+        sentinels.found.contains(&port) && sentinels.advice.contains("set_client_to_sentinel_password"),
+        "{report}"
+    );
+    for sentinel in 0..2 {
+        watch.ask::<()>(sentinel, &["ACL", "SETUSER", "default", "resetpass", ">another"]);
+    }
+    let fresh = unconnected(&watch.url(), Policy::default());
+    is_told(&fresh, "set_client_to_sentinel_password").await;
+    let why = chain(&fresh.connect().await.expect_err("no connection"));
+    assert!(why.contains("sentinels") && !why.contains("URL"), "{why}");
+    drop(watch);
+
+    let watch = Sentinels::start();
+    for server in [watch.first(), watch.second()] {
+        server.run::<()>(&["ACL", "SETUSER", "watched", "resetpass", ">another"]);
+    }
+    is_told(&unconnected(&watch.url(), Policy::default()), "set_client_to_redis_password").await;
+    watch.first().kill();
+    is_told(
+        &unconnected(&watch.url(), Policy::default()),
+        "the primary that the sentinels name can not be reached",
+    )
+    .await;
 }
 
 #[tokio::test]

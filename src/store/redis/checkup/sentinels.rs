@@ -2,11 +2,14 @@
 
 use std::collections::HashMap;
 
-use redis::{Client, RedisResult, Value};
+use redis::aio::MultiplexedConnection;
+use redis::{Client, ConnectionAddr, RedisResult, Value};
 
-use super::{ALONE, ANSWER, all, one, words};
+use super::{ALONE, ANSWER, all, one};
 use crate::health::Finding;
+use crate::store::redis::advice::{THEIR_PASSWORD, is_login};
 use crate::store::redis::client::bounded;
+use crate::store::redis::refusal::unquoted;
 use crate::store::redis::sentinel::{RESOLVING, Sentinels};
 
 /// Asks the first sentinel that answers about the primary at `address`.
@@ -16,9 +19,13 @@ pub(super) async fn examine(sentinels: &Sentinels, address: &str) -> Finding {
         ask(&client, address).await
     };
     told.await.unwrap_or_else(|error| {
-        Finding::warning("sentinels", format!("could not be asked: {}", words(error)))
+        let advice = match is_login(&error) {
+            true => THEIR_PASSWORD,
+            false => "start them, and let this user send them SENTINEL and ROLE",
+        };
+        Finding::warning("sentinels", format!("could not be asked: {}", unquoted(error)))
             .cost(format!("while none answers a new primary is not found: {ALONE}"))
-            .advice("start them, and let this user send them SENTINEL and ROLE")
+            .advice(advice)
     })
 }
 
@@ -64,5 +71,42 @@ async fn ask(client: &Client, address: &str) -> RedisResult<Finding> {
             Finding::warning("sentinels", found).cost("there is nothing that could replace the primary");
         return Ok(found.advice("a replica"));
     }
+    let refusals = refusals(client, &mut connection, &name).await?;
+    if !refusals.is_empty() {
+        let found = Finding::warning("sentinels", format!("{found}; but {}", refusals.join(", ")));
+        let cost = "when the others are gone too a new primary is not found";
+        return Ok(found.cost(cost).advice(THEIR_PASSWORD));
+    }
     Ok(Finding::ok("sentinels", found))
+}
+
+/// Who of the others refuses this client: each has users and passwords of its own. One that can not be reached at the address by
+/// which they know each other may be at another for us.
+async fn refusals(
+    client: &Client,
+    connection: &mut MultiplexedConnection,
+    name: &str,
+) -> RedisResult<Vec<String>> {
+    let others = one(connection, redis::cmd("SENTINEL").arg("SENTINELS").arg(name)).await?;
+    let others: Vec<HashMap<String, String>> = redis::from_redis_value(others).unwrap_or_default();
+    let each = others.iter().filter_map(|other| Some((other.get("ip")?, other.get("port")?.parse().ok()?)));
+    let asked = each.map(|(host, port)| async move {
+        let error = bounded(ANSWER, greet(client, host, port)).await.err()?;
+        is_login(&error).then(|| format!("{host}:{port} refuses this client ({})", unquoted(error)))
+    });
+    Ok(futures_util::future::join_all(asked).await.into_iter().flatten().collect())
+}
+
+/// Asks the sentinel at this address what the guard's client asks first, as `client` would.
+async fn greet(client: &Client, host: &str, port: u16) -> RedisResult<()> {
+    let info = client.get_connection_info().clone();
+    let addr = match info.addr().clone() {
+        ConnectionAddr::TcpTls { insecure, tls_params, .. } => {
+            ConnectionAddr::TcpTls { host: host.to_owned(), port, insecure, tls_params }
+        }
+        _ => ConnectionAddr::Tcp(host.to_owned(), port),
+    };
+    let client = Client::open(info.set_addr(addr))?;
+    let mut connection = client.get_multiplexed_async_connection().await?;
+    one(&mut connection, redis::cmd("ROLE")).await?.extract_error().map(drop)
 }
