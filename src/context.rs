@@ -183,7 +183,8 @@ impl<T> LoadContext<T> {
 
     /// Gives this value tags beside the policy's: [`invalidate_tag`](crate::StampedeGuard::invalidate_tag) with any of
     /// them invalidates it. At most 16 in all. Call it *before* you ask the origin, so that an invalidation in
-    /// between is not missed. Reading such a value costs a second round trip, which tags of the policy do not.
+    /// between is not missed. Each call costs a round trip, and reading such a value a second one, which tags of the policy
+    /// do not.
     ///
     /// A store that can not be asked is no reason for a load to fail: the value goes to those who wait for it and is not
     /// stored, because an invalidation would not find it.

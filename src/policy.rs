@@ -143,16 +143,24 @@ impl Policy {
         named.chain(self.invalidate_all.then(|| tags::everything(namespace))).collect()
     }
 
-    /// How long the ids of tags live: at least as long as the longest entry, and long enough that seldom used
-    /// ones are not made anew all the time.
+    /// How long the ids of tags live that are read before a load: longer than a value with the policy's lifetimes. One
+    /// that is to live longer gives them a [longer life](Self::longer_tag_life) before it is stored.
     pub(crate) fn tag_life(&self) -> Duration {
+        self.tag_life_of(self.lifetimes())
+    }
+
+    /// How long the ids have to live for a value with these lifetimes, where that is longer than they do already.
+    pub(crate) fn longer_tag_life(&self, lifetimes: Lifetimes) -> Option<Duration> {
+        let life = self.tag_life_of(lifetimes);
+        (life > self.tag_life()).then_some(life)
+    }
+
+    /// Twice as long as the load and the value may take together, so what is left of it when the load ends is longer than
+    /// the value has; and long enough that seldom used ids are not made anew all the time.
+    fn tag_life_of(&self, lifetimes: Lifetimes) -> Duration {
         let day = Duration::from_secs(86_400);
-        self.lifetimes()
-            .from(0, Duration::ZERO)
-            .1
-            .saturating_add(self.load_timeout)
-            .saturating_mul(2)
-            .max(day)
+        let kept = lifetimes.from(0, Duration::ZERO).1;
+        kept.saturating_add(self.load_timeout).saturating_mul(2).max(day)
     }
 
     /// How long a value that says "there is nothing" is fresh.

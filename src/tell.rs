@@ -10,6 +10,7 @@ use crate::lease::Lease;
 use crate::loader::{LoadResult, Loaded};
 use crate::observe::Count;
 use crate::share::Share;
+use crate::store::StoreError;
 use crate::tags::Tagged;
 
 impl Lead {
@@ -28,14 +29,22 @@ impl Lead {
     }
 
     /// Whether any of these tags may have been invalidated since. Where the store does not say, it may: callers are seated
-    /// here who came after the load had begun, without a look of their own.
-    async fn was_invalidated(&self, tagged: &[Tagged]) -> bool {
+    /// here who came after the load had begun, without a look of their own. With a `life`, the ids have that from this
+    /// look on.
+    async fn was_invalidated(&self, tagged: &[Tagged], life: Option<Duration>) -> bool {
         let Some(first) = tagged.first() else { return false };
         // Who comes after this look at the ids must not be given what it finds current.
         self.leader.detach();
         let tags: Vec<_> = tagged.iter().map(|tagged| tagged.tag.clone()).collect();
-        let store = &self.node.store;
-        let ask = || store.tags().present_ids(&tags, self.policy.command_timeout);
+        let (store, within) = (&self.node.store, self.policy.command_timeout);
+        let ask = async || match life {
+            // Makes one where there is none, which is as good as none: it is another.
+            Some(life) => {
+                let ids = store.tags().tag_ids(&tags, life, within).await?;
+                Ok::<_, StoreError>(ids.into_iter().map(Some).collect())
+            }
+            None => store.tags().present_ids(&tags, within).await,
+        };
         let mut ids = ask().await;
         if ids.is_err() {
             // A connection that broke is soon made again, and that is cheaper than one load more.
@@ -56,10 +65,11 @@ impl Lead {
         let known = tagged.is_some();
         let mut tagged = tagged.unwrap_or_default();
         let again = match &mut loaded.result {
-            LoadResult::Value { tags, .. } => {
+            LoadResult::Value { tags, lifetimes, .. } => {
                 tagged.append(tags);
+                let life = lease.as_ref().and_then(|_| self.policy.longer_tag_life(*lifetimes));
                 // Its own caller came before the invalidation. The others ask again, wherever they are.
-                self.was_invalidated(&tagged).await.then_some(Ending::Invalidated)
+                self.was_invalidated(&tagged, life).await.then_some(Ending::Invalidated)
             }
             LoadResult::Aside => Some(Ending::Invalidated),
             LoadResult::Uncacheable { .. } | LoadResult::Failed(_) => None,

@@ -14,8 +14,9 @@ use crate::key::Key;
 use crate::lease::{Event, Lease, lease_if_free};
 use crate::loader::{LoadResult, Mark};
 use crate::node::{Node, Seen};
+use crate::observe::Count;
 use crate::policy::Policy;
-use crate::tags::TagList;
+use crate::tags::{TagList, Tagged};
 use crate::times::Lifetimes;
 
 /// Whether and how something is stored where it was not loaded.
@@ -35,7 +36,7 @@ pub(crate) struct Granted {
     key: Key,
     policy: Arc<Policy>,
     node: Arc<Node>,
-    tags: TagList,
+    tagged: Vec<Tagged>,
 }
 
 impl Apart {
@@ -52,7 +53,7 @@ impl Apart {
         };
         let lease = KeptLease::new(lease, Arc::clone(node), Instant::now() + policy.load_timeout);
         let (key, policy, node) = (key.clone(), Arc::clone(policy), Arc::clone(node));
-        Self::Granted(Box::new(Granted { lease, key, policy, node, tags: TagList::new(&tagged) }))
+        Self::Granted(Box::new(Granted { lease, key, policy, node, tagged }))
     }
 
     /// Stores what may be; what is left is for those who wait with its own client. These may have come after an
@@ -87,7 +88,7 @@ impl Apart {
 impl Granted {
     /// Whether it was stored.
     async fn store(self, encoding: Encoding, payload: Bytes, lifetimes: Lifetimes) -> bool {
-        let Self { lease, key, policy, node, tags } = self;
+        let Self { lease, key, policy, node, tagged } = self;
         let Some(lease) = lease.take().await else { return false };
         let now = node.store.now();
         let (times, keep) = policy.jittered(lifetimes).from(now, Duration::ZERO);
@@ -95,9 +96,18 @@ impl Granted {
             lease.hand_over(0).await;
             return false;
         }
-        let (kind, validator) = (Kind::Value, Box::default());
+        let (kind, validator, tags) = (Kind::Value, Box::default(), TagList::new(&tagged));
         let entry = Entry { kind, encoding, stored_at: now, times, validator, tags, payload };
-        lease.commit(entry.encode(&key), keep).await
+        let prolong = async {
+            // Where that fails, it is a miss before its time.
+            if let Some(life) = policy.longer_tag_life(lifetimes) {
+                let tags = tagged.into_iter().map(|tagged| tagged.tag).collect();
+                if node.tagged(tags, life, policy.command_timeout).await.is_err() {
+                    node.count(Count::store_errors);
+                }
+            }
+        };
+        tokio::join!(prolong, lease.commit(entry.encode(&key), keep)).1
     }
 }
 

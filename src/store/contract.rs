@@ -71,6 +71,7 @@ mod locks;
 mod on_cluster;
 #[cfg(feature = "redis")]
 mod on_redis;
+mod tags;
 mod waiters;
 #[cfg(feature = "redis")]
 mod wake_ups;

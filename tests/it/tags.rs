@@ -105,6 +105,33 @@ async fn an_inserted_value_has_its_own_tags_and_its_policys() {
     }
 }
 
+/// The ids lived for a day, or for twice the policy's lifetimes: a value that its loader keeps for longer was a miss from
+/// then on.
+#[tokio::test(start_paused = true)]
+async fn a_tagged_value_is_kept_for_as_long_as_its_loader_says() {
+    const DAY: Duration = Duration::from_secs(86_400);
+    const TAGS: [&str; 2] = ["catalog", "sale"];
+    for (of_policy, own, invalidated) in [(1, 0, 0), (0, 2, 1), (1, 1, 0), (1, 1, 1)] {
+        let guards = replicas(Policy::builder().ttl_jitter(0.0).tags(TAGS.into_iter().take(of_policy)));
+        let load = |days: u32| {
+            move |mut cx: LoadContext<u32>| async move {
+                cx.tag(TAGS.into_iter().skip(of_policy).take(own)).await.expect("tagged");
+                cx.fresh_for(DAY * days);
+                Ok::<_, String>(days)
+            }
+        };
+        let case = format!("{of_policy} of the policy, {own} of its own");
+        assert_eq!(guards[0].get_or_load_with("k", load(30)).await.ok(), Some(30));
+        sleep(DAY * 2).await;
+        // What lives shorter under the same tags takes nothing away.
+        assert_eq!(guards[1].get_or_load_with("other", load(3)).await.ok(), Some(3));
+        sleep(DAY * 28 - Duration::from_secs(1)).await;
+        assert_eq!((get(&guards[2], "k").await, get(&guards[2], "other").await), (Some(30), None), "{case}");
+        guards[3].invalidate_tag(TAGS[invalidated]).await.expect("confirmed");
+        assert_eq!(get(&guards[2], "k").await, None, "{case}: invalidated all the same");
+    }
+}
+
 /// A load that a gate holds, begun by `leader` and waited for by callers of all replicas.
 async fn invalidated_while_loading(invalidate: impl AsyncFnOnce(&StampedeGuard)) {
     let (guards, loads, gate) = (replicas(tagged().invalidate_all(true)), Counter::default(), Gate::closed());

@@ -53,6 +53,22 @@ async fn an_authorized_response_is_for_others_if_the_policy_and_the_response_say
     }
 }
 
+/// The ids of its tags lived for a day, whatever the origin said: from then on it was loaded again. Both the load that others
+/// share and the one that is apart from them, until it is known that they may have it.
+#[tokio::test(start_paused = true)]
+async fn a_tagged_response_is_kept_for_as_long_as_it_says() {
+    const DAY: Duration = Duration::from_secs(86_400);
+    for (first, text) in [(get("/"), " 1"), (authorized("ann"), "ann 1")] {
+        let inner = personal("public, max-age=604800");
+        let shop = shop_with(&inner, policy().tags(["catalog"]).http(opened()));
+        assert_eq!(ask(&shop, first).await.text(), text);
+        settle().await;
+        tokio::time::sleep(DAY * 7 - Duration::from_secs(1)).await;
+        assert_eq!(ask(&shop, authorized("bob")).await.text(), text);
+        assert_eq!(inner.calls(), 1);
+    }
+}
+
 /// A1: what is stored for everyone is not given to those who may be due something else.
 #[tokio::test(start_paused = true)]
 async fn what_is_stored_for_strangers_is_for_users_if_it_says_so() {

@@ -221,3 +221,28 @@ async fn an_evicted_or_foreign_id_of_a_tag_costs_misses() {
     home.run::<()>(&["ACL", "SETUSER", "spread", "-get"]);
     tagged.get::<u32>(&*key).await.expect_err("not permitted");
 }
+
+/// The ids are on other masters than the value that lives so long.
+#[tokio::test]
+async fn the_ids_of_a_value_live_as_long_as_it_does() {
+    let cluster = Cluster::patient();
+    let tags: Vec<_> = (0..3).map(|master| cluster.key_on(master, "tag")).collect();
+    let guard = unconnected(&cluster.url(), patient(LEASE).tags([&*tags[0]]).build().expect("valid"));
+    connects(&guard).await;
+    let own = tags[1..].to_vec();
+    let load = |mut cx: stampede_guard::LoadContext<u32>| async move {
+        cx.tag(own).await.map_err(|error| error.to_string())?;
+        cx.fresh_for(Duration::from_secs(30 * 86_400));
+        Ok::<_, String>(1)
+    };
+    let key = cluster.key_on(0, "tagged");
+    assert_eq!(guard.get_or_load_with(&*key, load).await.ok(), Some(1));
+    settled(std::slice::from_ref(&guard)).await;
+    let life = |master, key: String| cluster.node(master).run::<i64>(&["PTTL", &key]);
+    let longest = life(0, format!("sg1:e:{{default:{key}}}"));
+    assert!(longest > 20 * 86_400_000, "{longest}");
+    for (master, tag) in tags.iter().enumerate() {
+        let lives = life(master, format!("sg1:t:{{default:{tag}}}"));
+        assert!(lives > longest, "{tag}: {lives}, {longest}");
+    }
+}

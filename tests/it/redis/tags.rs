@@ -63,6 +63,44 @@ async fn an_evicted_or_foreign_id_costs_misses_and_brings_nothing_back() {
     assert_eq!(server.keys_without_ttl(), Vec::<String>::new());
 }
 
+/// Where a value lives for longer than the policy says, the look at the ids when its load ends gives them the life that the
+/// value has, and is still one round trip.
+#[tokio::test]
+async fn the_ids_of_a_value_live_as_long_as_it_does_for_no_round_trip_more() {
+    const DAY: Duration = Duration::from_secs(86_400);
+    let server = RedisServer::start();
+    let node =
+        local(&server, patient(Duration::from_secs(60)).tags(["catalog"]).build().expect("valid")).await;
+    let load = |days: u32| {
+        move |mut cx: LoadContext<u32>| async move {
+            cx.tag(["sale"]).await.map_err(|error| error.to_string())?;
+            if days > 0 {
+                cx.fresh_for(DAY * days);
+            }
+            Ok::<_, String>(days)
+        }
+    };
+    // The script of a load, and of its ids, are known to the server from here on.
+    assert_eq!(node.get_or_load_with("first", load(0)).await.ok(), Some(0));
+    let mut longest = 0;
+    for (key, days, mget, evalsha) in [("a", 0, 2, 4), ("b", 30, 1, 6), ("c", 7, 1, 6), ("d", 0, 2, 4)] {
+        settled(std::slice::from_ref(&node)).await;
+        let monitor = Monitor::start(&server);
+        assert_eq!(node.get_or_load_with(key, load(days)).await.ok(), Some(days));
+        settled(std::slice::from_ref(&node)).await;
+        let commands = monitor.finish().without(["ping", "time", "role"]);
+        // A look with the policy's ids; then the lease, those ids, the value's own, a look at all of them, the commit.
+        assert_eq!(commands.by_name.get("mget"), Some(&mget), "{days}: {commands:?}");
+        assert_eq!(commands.by_name.get("evalsha"), Some(&evalsha), "{days}: {commands:?}");
+        assert_eq!(commands.total, mget + evalsha, "{days}: {commands:?}");
+        let life = |key: &str| server.run::<u64>(&["PTTL", key]);
+        longest = longest.max(life(&format!("sg1:e:{{default:{key}}}")));
+        for tag in ["catalog", "sale"] {
+            assert!(life(&format!("sg1:t:{{default:{tag}}}")) > longest, "{days}: {tag}");
+        }
+    }
+}
+
 /// One call of `node`, whose load reads the version when it begins and then takes a while.
 async fn ask(node: StampedeGuard, version: Arc<AtomicU32>) -> u32 {
     let load = move || async move {

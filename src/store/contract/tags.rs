@@ -1,0 +1,45 @@
+//! The ids of tags, and how long they live.
+
+use super::*;
+
+contract! {
+    an_id_is_made_once_and_another_when_it_was_forgotten,
+    an_id_lives_for_the_longest_of_the_lives_that_it_was_given,
+}
+
+async fn ids(node: &NodeStore, tags: &[Key], life: Duration) -> Vec<u64> {
+    node.tags().tag_ids(tags, life, WITHIN).await.expect("ids")
+}
+
+async fn present(node: &NodeStore, tags: &[Key]) -> Vec<Option<u64>> {
+    node.tags().present_ids(tags, WITHIN).await.expect("ids")
+}
+
+async fn an_id_is_made_once_and_another_when_it_was_forgotten(world: &World) {
+    let nodes = [world.node_with_locks().await, world.node_with_locks().await];
+    let tags: Vec<_> = ["a", "b", "c"].map(key).to_vec();
+    assert_eq!(present(&nodes[0], &tags).await, [None; 3]);
+    let asked = join_all((0..20).map(|asker: usize| ids(&nodes[asker % 2], &tags, LEASE))).await;
+    assert!(asked.iter().all(|given| *given == asked[0]), "{asked:?}");
+    nodes[1].tags().forget_tag(&tags[1], WITHIN).await.expect("forgets");
+    let [a, b, c] = [0, 1, 2].map(|tag| asked[0][tag]);
+    assert_eq!(present(&nodes[0], &tags).await, [Some(a), None, Some(c)]);
+    let again = ids(&nodes[0], &tags, LEASE).await;
+    assert_eq!((again[0], again[2]), (a, c));
+    assert_ne!(again[1], b);
+}
+
+async fn an_id_lives_for_the_longest_of_the_lives_that_it_was_given(world: &World) {
+    let node = world.node_with_locks().await;
+    let [long, short] = [key("long"), key("short")].map(|tag| [tag]);
+    let given = ids(&node, &long, ms(50)).await;
+    assert_eq!(ids(&node, &long, LEASE).await, given);
+    assert_eq!(ids(&node, &long, ms(1)).await, given, "which takes nothing away");
+    ids(&node, &short, ms(50)).await;
+    let started = Instant::now();
+    while present(&node, &short).await != [None] {
+        assert!(started.elapsed() < WITHIN);
+        tokio::time::sleep(ms(5)).await;
+    }
+    assert_eq!(present(&node, &long).await, [Some(given[0])]);
+}
