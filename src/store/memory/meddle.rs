@@ -10,6 +10,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::records::{Record, Records};
+use super::shelf::Shelf;
 use super::{MemoryNode, MemoryStore};
 use crate::store::Token;
 use crate::store::watch::Hint;
@@ -109,7 +110,8 @@ impl MemoryStore {
         records.by_expiry.clear();
         records.left_by_expiry.clear();
         records.bytes = 0;
-        records.tags.flush();
+        records.tags = Shelf::default();
+        records.lists = Shelf::default();
     }
 
     /// Changes one byte of the entry. Whether there is one.

@@ -7,8 +7,9 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::mutexes::later;
+use super::shelf::Shelf;
 use super::sweep::Sweep;
-use super::tags::{Lists, TagIds};
+use crate::store::tags::Member;
 use crate::store::{Fail, Token};
 
 /// When something expires. The number tells apart what expires at one instant.
@@ -26,8 +27,9 @@ pub(super) struct Records {
     serial: u64,
     /// For leases and queues, which go with their time as well, if nobody asks for the key again.
     looked_through: Sweep,
-    pub(super) tags: TagIds,
-    pub(super) lists: Lists,
+    /// The ids of tags.
+    pub(super) tags: Shelf<u64>,
+    pub(super) lists: Shelf<Vec<Member>>,
 }
 
 #[derive(Default)]
@@ -117,21 +119,26 @@ impl Records {
     }
 
     /// Makes room for so many bytes; false where there is none. Who waits for an outcome asks the origin itself where it
-    /// is gone, at once; so entries go first.
-    fn make_room(&mut self, size: usize, capacity: usize) -> bool {
+    /// is gone, at once; so entries go first. Ids and lists have no more than their part, and go for what is larger
+    /// than all the rest.
+    pub(super) fn make_room(&mut self, size: usize, capacity: usize) -> bool {
         if size > capacity {
             return false;
         }
-        while self.bytes + size > capacity {
+        while self.used() + size > capacity {
             if let Some((_, name)) = self.by_expiry.pop_first() {
                 self.forget_entry(&name);
             } else if let Some((_, name)) = self.left_by_expiry.pop_first() {
                 self.forget_left(&name);
-            } else {
+            } else if !self.tags.drop_one() && !self.lists.drop_one() {
                 break;
             }
         }
         true
+    }
+
+    pub(super) fn used(&self) -> usize {
+        self.bytes + self.tags.bytes() + self.lists.bytes()
     }
 
     pub(super) fn next(&mut self, moment: Instant) -> At {

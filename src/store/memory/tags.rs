@@ -1,64 +1,62 @@
 //! Tags and lists in a memory store.
 
-use std::collections::HashMap;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::mutexes::later;
+use super::records::Records;
 use super::{MemoryNode, reply};
 use crate::key::Key;
 use crate::store::Reply;
 use crate::store::tags::{Found, Member, TagStore};
 
-/// The ids of tags, and until when they live.
-#[derive(Default)]
-pub(super) struct TagIds {
-    by_name: HashMap<Box<str>, (u64, Instant)>,
-}
+/// The part of the store that ids may take, and lists. What is beyond goes, however long it was to live: without its id a
+/// value is a miss, and without its list a resource may have more variants than its policy says.
+const PART: usize = 4;
 
-/// Lists, and until when they live.
-#[derive(Default)]
-pub(super) struct Lists {
-    by_name: HashMap<Box<str>, (Vec<Member>, Instant)>,
-}
+impl Records {
+    fn id(&mut self, tag: &Key) -> Option<u64> {
+        self.tags.get(tag.name()).copied()
+    }
 
-impl Lists {
-    fn enlist(&mut self, list: &Key, member: Member, most: usize, life: Duration) -> bool {
-        let now = Instant::now();
-        self.by_name.retain(|_, (_, until)| *until > now);
-        let Some((members, _)) = self.by_name.get_mut(list.name()) else {
-            if most > 0 {
-                self.by_name.insert(list.name().into(), (vec![member], now + life));
-            }
-            return most > 0;
-        };
-        let is_listed = members.contains(&member);
-        if !is_listed && members.len() < most {
-            members.push(member);
+    fn make_id(&mut self, tag: &Key, life: Duration, capacity: usize) -> u64 {
+        let until = later(Instant::now(), life);
+        if let Some(id) = self.tags.get_until(tag.name(), until) {
+            return *id;
+        }
+        let (id, bytes) = (fastrand::u64(..), tag.name().len() + size_of::<u64>());
+        if self.tags.make_room(bytes, capacity / PART) && self.make_room(bytes, capacity) {
+            self.tags.put(tag.name(), id, bytes, until);
+        }
+        id
+    }
+
+    fn enlist(&mut self, list: &Key, member: Member, most: usize, life: Duration, capacity: usize) -> bool {
+        let name = list.name();
+        let members = self.lists.get(name);
+        let (is_new, length) = (members.is_none(), members.as_ref().map_or(0, |members| members.len()));
+        if members.is_some_and(|members| members.contains(&member)) {
             return true;
         }
-        is_listed
-    }
-}
-
-impl TagIds {
-    fn get(&self, tag: &Key) -> Option<u64> {
-        self.by_name.get(tag.name()).filter(|(_, until)| *until > Instant::now()).map(|(id, _)| *id)
-    }
-
-    fn make(&mut self, tag: &Key, life: Duration) -> u64 {
-        let now = Instant::now();
-        self.by_name.retain(|_, (_, until)| *until > now);
-        let (id, until) = self.by_name.entry(tag.name().into()).or_insert_with(|| (fastrand::u64(..), now));
-        *until = (*until).max(now + life);
-        *id
-    }
-}
-
-#[cfg(feature = "testing")]
-impl TagIds {
-    pub(super) fn flush(&mut self) {
-        self.by_name.clear();
+        let bytes = size_of::<Member>() + if is_new { name.len() } else { 0 };
+        let has_room =
+            length < most && self.lists.make_room(bytes, capacity / PART) && self.make_room(bytes, capacity);
+        if !has_room {
+            return false;
+        }
+        // To make room it may have gone itself, and is a new one then.
+        match self.lists.get(name) {
+            Some(members) => {
+                members.push(member);
+                self.lists.grown(name, bytes);
+            }
+            None => {
+                let bytes = size_of::<Member>() + name.len();
+                self.lists.put(name, vec![member], bytes, later(Instant::now(), life));
+            }
+        }
+        true
     }
 }
 
@@ -68,26 +66,26 @@ impl TagStore for MemoryNode {
         records.sweep(Instant::now());
         let entry = records.by_name.get(key.name()).and_then(|record| record.entry.as_ref());
         let entry = entry.map(|(entry, _)| entry.clone());
-        reply((entry, tags.iter().map(|tag| records.tags.get(tag)).collect()))
+        reply((entry, tags.iter().map(|tag| records.id(tag)).collect()))
     }
 
     fn present_ids<'a>(&'a self, tags: &'a [Key], _within: Duration) -> Reply<'a, Vec<Option<u64>>> {
-        let records = self.store.records();
-        reply(tags.iter().map(|tag| records.tags.get(tag)).collect())
+        let mut records = self.store.records();
+        reply(tags.iter().map(|tag| records.id(tag)).collect())
     }
 
     fn tag_ids<'a>(&'a self, tags: &'a [Key], life: Duration, _within: Duration) -> Reply<'a, Vec<u64>> {
-        let mut records = self.store.records();
-        reply(tags.iter().map(|tag| records.tags.make(tag, life)).collect())
+        let (mut records, capacity) = (self.store.records(), self.store.shared.capacity);
+        reply(tags.iter().map(|tag| records.make_id(tag, life, capacity)).collect())
     }
 
     fn forget_tag<'a>(&'a self, tag: &'a Key, _within: Duration) -> Reply<'a, ()> {
-        self.store.records().tags.by_name.remove(tag.name());
+        self.store.records().tags.remove(tag.name());
         reply(())
     }
 
     fn enlist<'a>(&'a self, list: &'a Key, member: Member, most: usize, life: Duration) -> Reply<'a, bool> {
-        reply(self.store.records().lists.enlist(list, member, most, life))
+        reply(self.store.records().enlist(list, member, most, life, self.store.shared.capacity))
     }
 
     /// There is nobody else to have it.

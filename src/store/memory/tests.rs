@@ -6,9 +6,10 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::MemoryStore;
-use crate::StampedeGuard;
 use crate::key::{CacheKey, Key};
+use crate::store::tags::TagStore as _;
 use crate::store::{Acquire, Fail, Store as _, Token};
+use crate::{Policy, StampedeGuard};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -110,4 +111,86 @@ async fn outcomes_count_for_the_capacity() {
     tokio::time::advance(MINUTE).await;
     guard.insert("entry", &1u8).await.expect("stored");
     assert_eq!((store.len(), left(&store.records())), (1, 0));
+}
+
+fn tag(number: u32) -> Key {
+    Key::new("ns", &CacheKey::from(("tag", number)))
+}
+
+/// A name has six bytes at least, and so have its id and the members of a list.
+fn assert_bounded(store: &MemoryStore, capacity: usize) {
+    let records = store.records();
+    let most = capacity / 4 / 12;
+    assert!(records.used() <= capacity, "{}", records.used());
+    assert!(records.tags.len() <= most && records.lists.len() <= most, "at most {most} of either");
+}
+
+/// Each value with a tag of its own left its id for a day, beside all that the store may hold.
+#[tokio::test(start_paused = true)]
+async fn the_ids_of_tags_and_the_lists_of_variants_are_bounded() {
+    const CAPACITY: usize = 16_384;
+    let store = MemoryStore::with_capacity(CAPACITY);
+    let guard = StampedeGuard::new(store.clone());
+    let node = store.clone().into_node();
+    guard.insert_with_tags("old", &1u8, ["other"]).await.expect("stored");
+    for number in 0..2_000u32 {
+        guard.insert_with_tags(("key", number), &1u8, [("tag", number)]).await.expect("stored");
+        assert_eq!(guard.get::<u8>(("key", number)).await.expect("answered"), Some(1));
+        assert!(node.enlist(&tag(number), [1; 8], 2, MINUTE * 60).await.expect("listed"));
+        assert!(node.enlist(&tag(number), [2; 8], 2, MINUTE * 60).await.expect("listed"));
+        assert_bounded(&store, CAPACITY);
+    }
+    // An id that had to go is not what it was when it comes again.
+    guard.insert_with_tags("new", &2u8, ["other"]).await.expect("stored");
+    assert_eq!(guard.get::<u8>("old").await.expect("answered"), None);
+    assert_eq!(guard.get::<u8>("new").await.expect("answered"), Some(2));
+    // What is larger than all that was left finds room for itself.
+    guard.insert("large", &vec![0u8; CAPACITY * 7 / 8]).await.expect("stored");
+    assert!(guard.contains("large").await.expect("answered"));
+    assert_bounded(&store, CAPACITY);
+}
+
+/// Whoever gave tags to nothing but a value of its own would have thrown out those that everybody reads.
+#[tokio::test(start_paused = true)]
+async fn an_id_that_is_read_outlives_those_that_are_not() {
+    let store = MemoryStore::with_capacity(16_384);
+    let guard = StampedeGuard::new(store.clone());
+    let hot = guard.with_policy(Policy::builder().tags(["hot"]).build().expect("valid"));
+    hot.insert("hot", &1u8).await.expect("stored");
+    let node = store.clone().into_node();
+    for number in 0..10_000u32 {
+        node.tag_ids(&[tag(number)], MINUTE * 60, MINUTE).await.expect("made");
+        if number % 100 == 0 {
+            assert_eq!(hot.get::<u8>("hot").await.expect("answered"), Some(1), "after {number}");
+        }
+    }
+}
+
+/// All ids, or all lists, were looked through for each that was made, under the lock of the store.
+#[tokio::test]
+async fn of_many_tags_each_costs_as_much_as_the_first() {
+    const MANY: u32 = 30_000;
+    let node = MemoryStore::new().into_node();
+    let started = std::time::Instant::now();
+    for number in 0..MANY {
+        node.tag_ids(&[tag(number)], MINUTE, MINUTE).await.expect("made");
+        node.enlist(&tag(number), [0; 8], 1, MINUTE).await.expect("listed");
+        assert!(started.elapsed() < Duration::from_secs(8), "{number}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn ids_and_lists_that_nobody_uses_are_forgotten() {
+    let store = MemoryStore::new();
+    let node = store.clone().into_node();
+    for number in 0..50_000 {
+        node.tag_ids(&[tag(number)], MINUTE, MINUTE).await.expect("made");
+        node.enlist(&tag(number), [0; 8], 1, MINUTE).await.expect("listed");
+        if number % 1_000 == 0 {
+            tokio::time::advance(MINUTE).await;
+        }
+    }
+    let records = store.records();
+    assert!(records.tags.len() <= 2_000, "{}", records.tags.len());
+    assert!(records.lists.len() <= 2_000, "{}", records.lists.len());
 }
