@@ -254,17 +254,23 @@ impl StampedeGuard {
     }
 
     /// Removes every value of this namespace that is stored under a policy with
-    /// [`PolicyBuilder::invalidate_all`](crate::PolicyBuilder::invalidate_all): as
+    /// [`PolicyBuilder::invalidate_all`](crate::PolicyBuilder::invalidate_all), this guard's among them: as
     /// [`invalidate_tag`](Self::invalidate_tag), with a tag that all of them have.
     ///
     /// # Errors
     ///
-    /// As [`invalidate`](Self::invalidate).
+    /// [`ErrorKind::InvalidPolicy`] where this guard's policy is without that: its own values would stay. Otherwise as
+    /// [`invalidate`](Self::invalidate).
     ///
     /// # Cancel safety
     ///
     /// As [`invalidate`](Self::invalidate).
     pub async fn invalidate_all(&self) -> Result<(), Error> {
+        if !self.policy.invalidate_all {
+            let text = "invalidate_all does not reach this guard's own values: build its policy with \
+                        Policy::builder().invalidate_all(true); what was stored without that is then a miss";
+            return Err(Error::new(ErrorKind::InvalidPolicy, text));
+        }
         self.forget_tag(&tags::everything(&self.node.namespace)).await
     }
 

@@ -132,7 +132,7 @@ impl PolicyBuilder {
     }
 
     /// Whether [`StampedeGuard::invalidate_all`](crate::StampedeGuard::invalidate_all) reaches values under this
-    /// policy. Costs what a tag costs. Defaults to no.
+    /// policy; a guard without this is refused it. Costs what a tag costs. Defaults to no.
     pub fn invalidate_all(mut self, reached: bool) -> Self {
         self.policy.invalidate_all = reached;
         self

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use stampede_guard::{LoadContext, MemoryStore, Policy, PolicyBuilder, StampedeGuard};
+use stampede_guard::{ErrorKind, LoadContext, MemoryStore, Policy, PolicyBuilder, StampedeGuard};
 use tokio::time::sleep;
 
 use crate::support::gate::{Counter, Gate};
@@ -59,7 +59,12 @@ async fn invalidate_all_reaches_every_value_whose_policy_lets_it() {
     reached[1].insert("b", &2_u32).await.expect("stored");
     load(&beyond, "c", 3).await;
     assert_eq!(get(&reached[2], "b").await, Some(2));
-    beyond.invalidate_all().await.expect("confirmed");
+    // It did nothing for the guard's own values, and said that it had.
+    let refused = beyond.invalidate_all().await.expect_err("its own values would stay");
+    assert_eq!(refused.kind(), ErrorKind::InvalidPolicy);
+    assert!(refused.to_string().contains("Policy::builder().invalidate_all(true)"), "{refused}");
+    assert_eq!((get(&reached[2], "a").await, beyond.stats().invalidations), (Some(1), 0));
+    reached[3].invalidate_all().await.expect("confirmed");
     assert_eq!((get(&reached[2], "a").await, get(&reached[2], "b").await), (None, None));
     assert_eq!(get(&beyond, "c").await, Some(3));
 }

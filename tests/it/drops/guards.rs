@@ -237,7 +237,10 @@ async fn call(world: &World, call: Call) {
         Call::Invalidate => drop(guard.invalidate("key").await),
         Call::Expire => drop(guard.expire("key").await),
         Call::InvalidateTag => drop(guard.invalidate_tag("tag").await),
-        Call::InvalidateAll => drop(guard.invalidate_all().await),
+        Call::InvalidateAll => {
+            let reached = Policy::builder().invalidate_all(true).build().expect("valid");
+            drop(guard.with_policy(reached).invalidate_all().await);
+        }
         Call::Connect => drop(guard.connect().await),
         Call::Doctor => drop(guard.doctor().await),
         Call::Shutdown => {
