@@ -182,7 +182,7 @@ impl<T> LoadContext<T> {
     }
 
     /// Gives this value tags beside the policy's: [`invalidate_tag`](crate::StampedeGuard::invalidate_tag) with any of
-    /// them invalidates it. At most 16 in all. Call it *before* you ask the origin, so that an invalidation in
+    /// them invalidates it. At most 16, whatever the policy has. Call it *before* you ask the origin, so that an invalidation in
     /// between is not missed. Each call costs a round trip, and reading such a value a second one, which tags of the policy
     /// do not.
     ///

@@ -28,7 +28,7 @@ struct Repr {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// The key has no text.
+    /// The key, or a tag, has no text; or there are too many tags.
     InvalidKey,
     /// Settings contradict each other or are out of range.
     InvalidPolicy,

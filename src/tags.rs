@@ -16,7 +16,8 @@ pub(crate) struct Tagged {
     pub(crate) id: u64,
 }
 
-/// How many tags a value may have.
+/// How many tags a value may have of its own. Its policy's, of which there are fewer, and the one of everything come on top
+/// of that.
 pub(crate) const MOST_TAGS: usize = 16;
 
 /// A caller's tags as keys, where it has given `before` of them already.
@@ -26,9 +27,15 @@ pub(crate) fn keys<K: Into<CacheKey>>(
     before: usize,
 ) -> Result<Vec<Key>, Error> {
     let tags: Vec<CacheKey> = tags.into_iter().map(Into::into).collect();
-    if tags.iter().any(CacheKey::is_empty) || before + tags.len() > MOST_TAGS {
-        let text = format!("a value has at most {MOST_TAGS} tags, none of them empty");
-        return Err(Error::new(ErrorKind::InvalidKey, text));
+    let refused = |text: String| Err(Error::new(ErrorKind::InvalidKey, text));
+    if tags.iter().any(CacheKey::is_empty) {
+        return refused("a tag is empty: give it at least one character".to_owned());
+    }
+    let all = before + tags.len();
+    if all > MOST_TAGS {
+        return refused(format!(
+            "{all} tags are too many: give a value at most {MOST_TAGS} of its own, and what many values share to their policy"
+        ));
     }
     Ok(tags.iter().map(|tag| Key::new(namespace, tag)).collect())
 }

@@ -104,7 +104,7 @@ impl StampedeGuard {
     ///
     /// # Errors
     ///
-    /// As [`insert`](Self::insert); an empty tag, or more than 16.
+    /// As [`insert`](Self::insert); an empty tag, or more than 16 beside the policy's.
     ///
     /// # Cancel safety
     ///

@@ -304,6 +304,32 @@ async fn who_joins_a_load_after_the_acknowledgement_is_given_nothing_older_thoug
     }
 }
 
+/// As many of its own as there may be, beside as many of the policy's and the one of everything: each of them reaches it.
+#[tokio::test(start_paused = true)]
+async fn a_value_has_sixteen_tags_beside_its_policys() {
+    let tags = |what: &'static str, most: usize| (0..most).map(move |number| format!("{what} {number}"));
+    for tag in ["own 0", "own 15", "policy 0", "policy 14", ""] {
+        let guards = replicas(Policy::builder().tags(tags("policy", 15)).invalidate_all(true));
+        guards[0].insert_with_tags("inserted", &1_u32, tags("own", 16)).await.expect("stored");
+        let load = move |mut cx: LoadContext<u32>| async move {
+            cx.tag(tags("own", 16)).await.expect("tagged");
+            assert!(cx.tag(["one more"]).await.is_err());
+            Ok::<_, String>(2)
+        };
+        assert_eq!(guards[1].get_or_load_with("loaded", load).await.ok(), Some(2));
+        assert_eq!((get(&guards[2], "inserted").await, get(&guards[2], "loaded").await), (Some(1), Some(2)));
+        match tag {
+            "" => guards[3].invalidate_all().await.expect("confirmed"),
+            tag => guards[3].invalidate_tag(tag).await.expect("confirmed"),
+        }
+        assert_eq!(
+            (get(&guards[2], "inserted").await, get(&guards[2], "loaded").await),
+            (None, None),
+            "{tag}"
+        );
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn bad_tags_are_refused_by_name() {
     let refused = Policy::builder().tags([""]).build().expect_err("empty");
@@ -311,8 +337,13 @@ async fn bad_tags_are_refused_by_name() {
     assert!(Policy::builder().tags((0..16).map(|tag| tag.to_string())).build().is_err());
     let guard = StampedeGuard::in_memory();
     assert!(guard.invalidate_tag("").await.is_err());
-    assert!(guard.insert_with_tags("k", &1_u32, [""]).await.is_err());
-    assert!(guard.insert_with_tags("k", &1_u32, (0..17).map(|tag| tag.to_string())).await.is_err());
+    let refused = guard.insert_with_tags("k", &1_u32, [""]).await.expect_err("empty");
+    assert_eq!(refused.kind(), ErrorKind::InvalidKey);
+    assert!(refused.to_string().contains("give it at least one character"), "{refused}");
+    let refused = guard.insert_with_tags("k", &1_u32, (0..17).map(|tag| tag.to_string())).await;
+    let refused = refused.expect_err("too many");
+    assert_eq!(refused.kind(), ErrorKind::InvalidKey);
+    assert!(refused.to_string().contains("at most 16") && refused.to_string().contains("17"), "{refused}");
     let load = |mut cx: LoadContext<u32>| async move {
         assert!(cx.tag([""]).await.is_err());
         assert!(cx.tag((0..17).map(|tag| tag.to_string())).await.is_err());
