@@ -188,9 +188,10 @@ impl Seldom {
     }
 }
 
-/// The span of a load, inside the span of the request that began it.
+/// The span of a load, inside the span of the request that began it; that one itself where nobody listens to the first.
 pub(crate) fn load_span(parent: &tracing::Span, key: &Key) -> tracing::Span {
-    tracing::debug_span!(parent: parent, "stampede_guard.load", ?key)
+    let span = tracing::debug_span!(parent: parent, "stampede_guard.load", ?key);
+    if span.is_disabled() { parent.clone() } else { span }
 }
 
 /// How long a request waited for somebody else's load.

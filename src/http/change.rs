@@ -12,6 +12,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 use tower_service::Service;
+use tracing::Instrument as _;
 
 use super::apart::Apart;
 use super::body::{BoxError, GuardedBody};
@@ -101,14 +102,16 @@ where
         let is_stored = matches!(sharing.draft(&head, ends, None), Ok(draft) if draft.is_stored());
         let until = asked_at + policy.load_timeout;
         let running = node.tasks.enter();
-        tokio::spawn(async move {
+        let sharing = async move {
             // Not before: whoever asks for the resource would wait for somebody else's POST.
             if is_stored && !sharing.node.is_closed() {
                 sharing.apart = Apart::begin(&sharing.node, &sharing.policy, &key, None).await;
             }
             sharing.response(Response::from_parts(head, body), None, until).await.settle();
             drop(running);
-        });
+        };
+        // It reads the body, which is the inner service's.
+        tokio::spawn(sharing.in_current_span());
         let gone =
             || own_answer(StatusCode::BAD_GATEWAY, "load-failed", "the load of this resource failed\n");
         answer.await.unwrap_or_else(|_| Ok(gone()))
@@ -225,7 +228,7 @@ async fn forget(guard: &StampedeGuard, keys: Vec<Key>) {
 /// A task, so that neither the budget nor who leaves ends it.
 fn forgetting(guard: &StampedeGuard, keys: Vec<Key>, place: Option<Present>) -> JoinHandle<()> {
     let (running, guard) = (guard.parts().0.tasks.enter(), guard.clone());
-    tokio::spawn(async move {
+    let forgetting = async move {
         for key in &keys {
             match guard.forget(key).await {
                 Ok(()) => guard.parts().0.untold.is_over(),
@@ -233,7 +236,8 @@ fn forgetting(guard: &StampedeGuard, keys: Vec<Key>, place: Option<Present>) -> 
             }
         }
         drop((place, running));
-    })
+    };
+    tokio::spawn(forgetting.in_current_span())
 }
 
 /// Said once while it goes on: each unsafe request meets it.

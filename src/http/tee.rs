@@ -14,6 +14,7 @@ use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, StatusCode};
 use http_body::{Body, Frame};
 use tokio::time::{Instant, Sleep, sleep_until, timeout};
+use tracing::Instrument as _;
 
 use super::body::{BoxError, StreamSender, to_bytes};
 
@@ -221,7 +222,8 @@ where
     B::Error: Into<BoxError>,
 {
     if client.is_read_along() {
-        tokio::spawn(go_on(client, kept, rest, trailers, patience));
+        // The body is the inner service's, and what it says belongs to the request.
+        tokio::spawn(go_on(client, kept, rest, trailers, patience).in_current_span());
     } else {
         client.data(kept.withheld);
         client.rest(rest);

@@ -1,13 +1,25 @@
 //! A load runs inside the span of the request whose loader it is, although it runs in a task of its own.
 
 use std::sync::{Arc, LazyLock, Mutex};
+use std::time::Duration;
 
+use bytes::Bytes;
+use futures_util::{StreamExt as _, stream};
+use http::Method;
+use http_body::Frame;
+use http_body_util::{BodyExt as _, StreamBody};
+use stampede_guard::StampedeGuard;
+use stampede_guard::http::HttpPolicy;
+use tower::ServiceExt as _;
 use tracing::field::{Field, Visit};
 use tracing::{Dispatch, Instrument as _, Subscriber};
+use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::layer::{Context, SubscriberExt as _};
 use tracing_subscriber::registry::LookupSpan;
 
-use super::kit::{Inner, all, ask, get, respond, settle, shop, whole};
+use super::kit::{
+    Boxed, Inner, all, ask, get, policy, read, request, respond, secs, settle, shop, shop_with, whole,
+};
 
 /// The spans around each event named `asked`, from the inside out, requests with their number.
 #[derive(Clone, Default)]
@@ -50,8 +62,12 @@ static SECOND: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(tracing_subsc
 
 impl Scopes {
     fn listen(&self) -> tracing::subscriber::DefaultGuard {
+        self.listen_to(LevelFilter::TRACE)
+    }
+
+    fn listen_to(&self, most: LevelFilter) -> tracing::subscriber::DefaultGuard {
         LazyLock::force(&SECOND);
-        tracing::subscriber::set_default(tracing_subscriber::registry().with(self.clone()))
+        tracing::subscriber::set_default(tracing_subscriber::registry().with(most).with(self.clone()))
     }
 
     fn taken(&self) -> Vec<String> {
@@ -60,7 +76,7 @@ impl Scopes {
 }
 
 /// An inner service that says where it runs.
-fn telling(answer: impl Fn(usize) -> http::Response<super::kit::Boxed> + Send + Sync + 'static) -> Inner {
+fn telling(answer: impl Fn(usize) -> http::Response<Boxed> + Send + Sync + 'static) -> Inner {
     Inner::with(move |n, _| {
         tracing::info!(target: "asked", "");
         Ok(answer(n))
@@ -130,6 +146,69 @@ async fn what_bypasses_and_what_loads_for_itself_runs_in_its_own_span() {
     seen.sort();
     assert_eq!(seen, ["request2", "request3", "stampede_guard.load < request1"]);
     let span = tracing::info_span!("request", caller = 9);
-    ask(&shop, super::kit::request("POST", "/", &[])).instrument(span).await;
+    ask(&shop, request("POST", "/", &[])).instrument(span).await;
     assert_eq!(scopes.taken(), ["request9"]);
+}
+
+/// At the level that services log at the load's own span does not exist, and what the loader said was nobody's.
+#[tokio::test(start_paused = true)]
+async fn without_its_own_span_a_load_runs_in_the_leaders() {
+    let scopes = Scopes::default();
+    let _listening = scopes.listen_to(LevelFilter::INFO);
+    let guard = StampedeGuard::in_memory();
+    let span = tracing::info_span!("request", caller = 7);
+    let load = || async {
+        tracing::info!(target: "asked", "");
+        Ok::<_, std::io::Error>(1)
+    };
+    assert_eq!(guard.get_or_load("key", load).instrument(span).await.unwrap(), 1);
+    assert_eq!(scopes.taken(), ["request7"]);
+
+    let inner = telling(|n| respond(200, &[], whole(n.to_string()))).held();
+    let shop = shop(&inner);
+    let crowd = ask_in_spans(&shop, 1..6);
+    settle().await;
+    inner.gate.open();
+    all(crowd).await;
+    assert_eq!(scopes.taken(), ["request1"]);
+}
+
+/// A body that says where it is read, once before its only frame and once after it, which is a while later.
+fn telling_body() -> Boxed {
+    let frame = |text: &'static str| async move {
+        tracing::info!(target: "asked", "");
+        (!text.is_empty()).then(|| Ok(Frame::data(Bytes::from_static(text.as_bytes()))))
+    };
+    let late = stream::once(async { tokio::time::sleep(Duration::from_secs(30)).await }).map(|()| "b");
+    let frames = stream::iter(["a"]).chain(late).chain(stream::iter([""]));
+    StreamBody::new(Box::pin(frames.then(frame).filter_map(std::future::ready))).boxed_unsync()
+}
+
+/// They are read in tasks of their own: what a POST brought to be stored, and what others read along for longer than a load may take.
+#[tokio::test(start_paused = true)]
+async fn bodies_are_read_in_the_span_of_whose_response_they_are() {
+    let scopes = Scopes::default();
+    let _listening = scopes.listen_to(LevelFilter::INFO);
+    let inner = Inner::with(|_, request| {
+        let is_post = request.method() == Method::POST;
+        let headers = [("content-length", "2"), ("cache-control", "max-age=60"), ("content-location", "/")];
+        Ok(respond(200, if is_post { &headers } else { &headers[..1] }, telling_body()))
+    });
+    let shop = shop_with(&inner, policy().http(HttpPolicy::strict()).load_timeout(secs(20)));
+    let span = |caller| tracing::info_span!("request", caller);
+    let own = {
+        let response = shop.clone().oneshot(get("/")).instrument(span(1)).await.unwrap();
+        tokio::spawn(read(response))
+    };
+    let other = tokio::spawn(ask_owned(shop.clone(), get("/")));
+    own.await.unwrap();
+    other.await.unwrap();
+    assert_eq!(scopes.taken(), ["request1"; 3]);
+    let response = shop.clone().oneshot(request("POST", "/", &[])).instrument(span(2)).await.unwrap();
+    read(response).await;
+    assert_eq!(scopes.taken()[..1], ["request2"]);
+}
+
+async fn ask_owned(shop: super::kit::Shop, request: super::kit::Req) -> super::kit::Seen {
+    ask(&shop, request).await
 }
