@@ -8,6 +8,7 @@ use std::time::SystemTime;
 use http::header::HeaderMap;
 use http::{Method, Request, Response, StatusCode, Uri};
 use http_body::Body;
+use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
@@ -19,7 +20,7 @@ use super::body::{BoxError, GuardedBody};
 use super::draft::{Draft, Previous, head_of};
 use super::exchange::Exchange;
 use super::invalidation::Invalidation;
-use super::load::{Head, Wanted, call};
+use super::load::{Head, Wanted, call, ready};
 use super::policy::ResponseRules;
 use super::request::{Asked, Considered, consider_post};
 use super::response::{self, DoNotStore, Verdict, judge};
@@ -57,7 +58,8 @@ where
             return Box::pin(self.post(&guard, post, invalidation)).await;
         }
         node.counters.request(Outcome::Bypassed);
-        let mut response = call(self.inner, self.request).await?.map(GuardedBody::passed);
+        let response = answered(&guard, self.inner, self.request, invalidation.as_ref()).await?;
+        let mut response = response.map(GuardedBody::passed);
         if let Some(invalidation) = invalidation {
             forget(&guard, keys(&guard, &invalidation, response.status(), response.headers())).await;
         }
@@ -80,7 +82,7 @@ where
         let wanted = Wanted::new(asked, self.request.headers().clone(), key.clone());
         node.counters.request(Outcome::Bypassed);
         let asked_at = Instant::now();
-        let response = call(self.inner, self.request).await?;
+        let response = answered(guard, self.inner, self.request, Some(invalidation)).await?;
         let (client, answer) = oneshot::channel();
         let mut sharing = Sharing {
             mode: Mode::Leased,
@@ -184,6 +186,49 @@ where
     }
 }
 
+/// The response to an unsafe request. Where there is none, its target is forgotten: the change may have been made.
+async fn answered<S, R>(
+    guard: &StampedeGuard,
+    mut service: S,
+    request: R,
+    invalidation: Option<&Invalidation>,
+) -> Result<S::Response, S::Error>
+where
+    S: Service<R>,
+{
+    ready(&mut service).await?;
+    let mut unheard = Unheard { guard, invalidation };
+    let response = service.call(request).await;
+    if let Some(invalidation) = unheard.invalidation.take()
+        && response.is_err()
+    {
+        forget(guard, target_keys(guard, invalidation)).await;
+    }
+    response
+}
+
+/// An unsafe request that was sent; dropped without a response (its client hung up, or the inner service panicked), its
+/// target is forgotten. What the origin changes only after that is not known here.
+struct Unheard<'a> {
+    guard: &'a StampedeGuard,
+    invalidation: Option<&'a Invalidation>,
+}
+
+impl Drop for Unheard<'_> {
+    fn drop(&mut self) {
+        if let Some(invalidation) = self.invalidation
+            // Outside a runtime there is nobody to tell the store.
+            && Handle::try_current().is_ok()
+        {
+            drop(begin_to_forget(self.guard, target_keys(self.guard, invalidation)));
+        }
+    }
+}
+
+fn target_keys(guard: &StampedeGuard, invalidation: &Invalidation) -> Vec<Key> {
+    invalidation.target_keys().iter().cloned().filter_map(|key| guard.key(key).ok()).collect()
+}
+
 /// What an unsafe request has changed.
 fn keys(
     guard: &StampedeGuard,
@@ -201,10 +246,14 @@ const MOST_RETOLD: usize = 1_000;
 /// Removes what is stored under these keys. Goes on behind the response where the store takes longer than a
 /// request may wait for it, and at once where it is known to be away.
 async fn forget(guard: &StampedeGuard, keys: Vec<Key>) {
-    if keys.is_empty() {
-        return;
+    if let Some(told) = begin_to_forget(guard, keys) {
+        let _ = timeout(guard.parts().1.coordination_budget, told).await;
     }
-    let (node, policy) = guard.parts();
+}
+
+/// The same; what is worth waiting for.
+fn begin_to_forget(guard: &StampedeGuard, keys: Vec<Key>) -> Option<JoinHandle<()>> {
+    let node = guard.parts().0;
     for key in &keys {
         // Whatever the store does: nobody who comes after the response joins a load from before the change.
         node.detach(key);
@@ -220,9 +269,7 @@ async fn forget(guard: &StampedeGuard, keys: Vec<Key>) {
             }
         }
     }
-    if !told.is_empty() {
-        let _ = timeout(policy.coordination_budget, forgetting(guard, told, None)).await;
-    }
+    (!told.is_empty()).then(|| forgetting(guard, told, None))
 }
 
 /// A task, so that neither the budget nor who leaves ends it.

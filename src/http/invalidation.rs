@@ -50,6 +50,11 @@ impl Invalidation {
         keys
     }
 
+    /// The target's keys: what may be invalid where no response says.
+    pub(crate) fn target_keys(&self) -> &[CacheKey] {
+        &self.keys
+    }
+
     fn keys_of(&self, uri: &Uri) -> Vec<CacheKey> {
         let mut request = Request::new(());
         *request.uri_mut() = uri.clone();

@@ -246,8 +246,12 @@ fn fwd(wanted: &Wanted, previous: Option<(&Previous, bool)>, now: u64) -> Fwd {
 
 /// Makes the service ready where it is called, which `poll_ready` of the guard does not.
 pub(crate) async fn call<S: Service<R>, R>(mut service: S, request: R) -> Result<S::Response, S::Error> {
-    poll_fn(|cx| service.poll_ready(cx)).await?;
+    ready(&mut service).await?;
     service.call(request).await
+}
+
+pub(crate) async fn ready<S: Service<R>, R>(service: &mut S) -> Result<(), S::Error> {
+    poll_fn(|cx| service.poll_ready(cx)).await
 }
 
 /// The inner service failed: its client has the error itself, after the others were told. A client that tries

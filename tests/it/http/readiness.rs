@@ -122,6 +122,20 @@ async fn readiness_is_asked_of_the_very_clone_that_is_called() {
     assert_eq!(ask(&shop, request("HEAD", "/c", &[])).await.text(), "4");
 }
 
+/// Nobody can have applied it.
+#[tokio::test(start_paused = true)]
+async fn an_unsafe_request_that_was_never_sent_invalidates_nothing() {
+    let (inner, guard) = (Inner::numbered(|_| ()), guard());
+    let (well, ill) = (guard.layer(inner.clone()), guard.layer(Slow::never(&inner)));
+    ask(&well, get("/")).await;
+    let change = tokio::spawn(ill.oneshot(request("PUT", "/", &[])));
+    settle().await;
+    change.abort();
+    settle().await;
+    assert_eq!(ask(&well, get("/")).await.remark().split(';').next(), Some("hit"));
+    assert_eq!(inner.calls(), 1);
+}
+
 #[tokio::test(start_paused = true)]
 async fn over_a_limit_of_one_hits_misses_and_bypasses_mix_without_deadlock() {
     let inner = Inner::numbered(|_| ());

@@ -2,9 +2,10 @@
 
 use http::Method;
 use stampede_guard::http::HttpPolicy;
+use tower::ServiceExt as _;
 
 use super::kit::{
-    Boxed, Inner, Shop, all, ask, crowd, get, policy, replicas, request, respond, send, settle, shop,
+    Boxed, Down, Inner, Shop, all, ask, crowd, get, policy, replicas, request, respond, send, settle, shop,
     shop_with, whole,
 };
 
@@ -207,6 +208,66 @@ async fn a_store_that_hangs_delays_the_answer_no_longer_than_the_budget() {
         guard.stats().tasks == 0
     })
     .await;
+}
+
+/// A7: a client that hung up, or a connection to the origin that broke, left the old response to the whole fleet, though the
+/// change may well have been made.
+#[tokio::test(start_paused = true)]
+async fn what_an_unsafe_method_may_have_changed_unheard_is_gone_in_all_replicas() {
+    for method in ["PUT", "POST", "DELETE"] {
+        for (how, http) in ["gone", "error", "panic"]
+            .into_iter()
+            .flat_map(|how| [(how, HttpPolicy::default()), (how, HttpPolicy::strict())])
+        {
+            let inner = Inner::with(move |n, request| match *request.method() {
+                Method::GET => Ok(respond(200, &[("cache-control", "max-age=60")], whole(n.to_string()))),
+                _ if how == "error" => Err(Down("reset".to_owned())),
+                _ => panic!("scripted panic"),
+            });
+            let shops = super::kit::replicas_with(2, &inner, policy().http(http));
+            for uri in ["/a", "/b"] {
+                ask(&shops[0], get(uri)).await;
+            }
+            inner.gate.close();
+            let change = tokio::spawn(shops[1].clone().oneshot(request(method, "/a", &[])));
+            settle().await;
+            assert!(is_stored(&shops[0], "/a").await, "it has not been answered yet");
+            if how == "gone" {
+                change.abort();
+            }
+            inner.gate.open();
+            if let Ok(answer) = change.await {
+                assert!(answer.is_err());
+                assert!(!is_stored(&shops[0], "/a").await, "gone before it is told");
+            }
+            settle().await;
+            for shop in &shops {
+                assert!(!is_stored(shop, "/a").await, "{method} {how}");
+                assert!(is_stored(shop, "/b").await, "{method} {how}: nothing else");
+            }
+        }
+    }
+}
+
+/// It may be dropped with its runtime, or after it: then there is nobody to tell the store, and nothing to say.
+#[test]
+fn an_unheard_change_outside_a_runtime_is_dropped_silently() {
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let inner = origin(204, &[]).held();
+    let shop = shop(&inner);
+    let mut change = Box::pin(shop.oneshot(request("PUT", "/", &[])));
+    let one = runtime();
+    one.block_on(async { assert!(futures_util::poll!(&mut change).is_pending()) });
+    drop(one);
+    assert_eq!(inner.calls(), 1);
+    drop(change);
+
+    let shop = super::kit::shop(&inner);
+    let one = runtime();
+    one.spawn(shop.oneshot(request("PUT", "/", &[])));
+    one.block_on(tokio::task::yield_now());
+    assert_eq!(inner.calls(), 2);
+    drop(one);
 }
 
 /// RFC 9110, 13.1: such conditions ask the origin to do something or not, and only a GET is told that it has it already.
