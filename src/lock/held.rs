@@ -10,7 +10,7 @@ use super::LockError;
 use super::grip::Grip;
 use super::hold::Hold;
 use super::mutex::Claim;
-use super::options::whole_ttl;
+use super::options::{check_auto_renew, held_ttl};
 use super::target::{MutexTarget, Target as _};
 use super::wait::acquire_instead;
 
@@ -229,14 +229,17 @@ impl Held {
     ///
     /// # Errors
     ///
-    /// [`LockError::InvalidTtl`]; [`LockError::Store`] if the store could not be asked, in which case it may or may
+    /// [`LockError::InvalidTtl`] and [`LockError::InvalidOption`] for a `ttl` that
+    /// [`build`](super::MutexBuilder::build) refuses: of less than 3 ms, or of less than 30 ms where it is renewed; then
+    /// nothing has changed. [`LockError::Store`] if the store could not be asked, in which case it may or may
     /// not have been extended.
     ///
     /// # Cancel safety
     ///
     /// Dropped, it may or may not be extended; [`remaining`](Self::remaining) counts on the shorter time.
     pub async fn extend(&self, ttl: Duration) -> Result<bool, LockError> {
-        let ttl = whole_ttl(ttl)?;
+        let ttl = held_ttl("ttl", ttl)?;
+        check_auto_renew(self.grip.target.options.auto_renew, Some(ttl))?;
         self.grip.extend(Some(ttl)).await.map_err(|error| self.grip.target.error("extending", error))
     }
 

@@ -302,7 +302,7 @@ impl SemaphoreBuilder {
 }
 
 /// A time to live in whole milliseconds, as stores count; never less than what was asked.
-pub(super) fn whole_ttl(ttl: Duration) -> Result<Duration, LockError> {
+fn whole_ttl(ttl: Duration) -> Result<Duration, LockError> {
     const MOST: Duration = Duration::from_secs(3650 * 86_400);
     if !(Duration::from_millis(1)..=MOST).contains(&ttl) {
         return Err(LockError::InvalidTtl { ttl });
@@ -315,7 +315,7 @@ pub(super) fn whole_ttl(ttl: Duration) -> Result<Duration, LockError> {
 const SHORTEST_HELD: Duration = Duration::from_millis(3);
 
 /// [`whole_ttl`] of what is to be held.
-fn held_ttl(option: &'static str, ttl: Duration) -> Result<Duration, LockError> {
+pub(super) fn held_ttl(option: &'static str, ttl: Duration) -> Result<Duration, LockError> {
     let ttl = whole_ttl(ttl)?;
     if ttl < SHORTEST_HELD {
         let why = format!("nothing is left of {ttl:?} when it is granted: choose at least {SHORTEST_HELD:?}");

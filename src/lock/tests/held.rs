@@ -70,6 +70,26 @@ async fn extend_starts_the_time_anew() {
     assert!(!guard.extend(ms(1000)).await.expect("asks"));
 }
 
+/// Any time was taken: of 2 ms nothing is left, which was told as an extension, and 10 ms were renewed without a pause.
+#[tokio::test(start_paused = true)]
+async fn an_extension_has_the_bounds_of_a_time_to_live() {
+    let locks = Locks::in_memory();
+    for (auto_renew, option, least) in [(false, "ttl", 3), (true, "auto_renew", 30)] {
+        let mutex = with(&locks, |builder| builder.ttl(ms(1000)).auto_renew(auto_renew));
+        let mut guard = locked(&mutex).await;
+        match guard.extend(ms(least - 1)).await {
+            Err(error @ LockError::InvalidOption { option: told, .. }) => {
+                assert_eq!(told, option);
+                assert!(error.to_string().ends_with(&format!("choose at least {least}ms")), "{error}");
+            }
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(guard.remaining(), Some(ms(988)), "as before");
+        assert!(guard.extend(ms(least)).await.expect("asks"));
+        assert!(guard.unlock().await.expect("asks"));
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn expired_follows_an_extension() {
     let a = with(&Locks::in_memory(), |builder| builder.ttl(ms(1000)));
