@@ -188,8 +188,10 @@ impl Lead {
         let mut vanished = false;
         loop {
             let Some((loader, seat)) = self.leader.next_loader() else {
-                // Everyone here has left, or has seen a loader vanish: others may go on.
+                // Everyone here has left, or has seen a loader vanish: others may go on, also those who load something else and
+                // need not wait for the store to hear of this.
                 self.leader.detach();
+                drop(permit);
                 if let Some(lease) = lease
                     && lease.hand_over(hops).await
                     && vanished
@@ -222,6 +224,7 @@ impl Lead {
                 Run::Vanished(failure) => {
                     hops += 1;
                     if hops > MOST_HOPS {
+                        drop(permit);
                         let failed = Loaded::from(LoadResult::Failed(failure));
                         return self.end(failed, Duration::ZERO, tagged, lease).await;
                     }
@@ -308,7 +311,9 @@ impl Lead {
                     // The process is about to end: somebody else had better load this.
                     self.leader.detach();
                     if let Some(lease) = lease.take() {
-                        lease.hand_over(0).await;
+                        // Beside what goes on here: that has a time limit of its own, and callers who wait for it. The shutdown
+                        // waits until the lease is gone.
+                        tokio::spawn(lease.hand_over(0));
                     }
                 }
             }

@@ -131,7 +131,8 @@ impl KeptLease {
                         Event::Lost => return None,
                     },
                     () = node.leaving() => {
-                        lease.hand_over(0).await;
+                        // Whoever takes it from here has a response to give, and waits for no store that hangs.
+                        tokio::spawn(lease.hand_over(0));
                         return None;
                     }
                 }

@@ -320,3 +320,38 @@ fn a_wait_for_ever_is_refused_by_its_own_name() {
     let refused = capped(1, Duration::MAX, OnOverload::Shed).build().expect_err("too long");
     assert!(refused.to_string().contains("permit_timeout"), "{refused}");
 }
+
+/// Nothing loads any more where the loaders have vanished, but the permit came back only when the store had heard of it.
+#[cfg(feature = "testing")]
+#[tokio::test(start_paused = true)]
+async fn a_permit_comes_back_before_the_store_is_told_of_a_load_that_vanished() {
+    use stampede_guard::testing::{ChaosStore, Fault};
+
+    // One caller's loader, whose lease is handed over; and more of them than are tried.
+    for callers in [1, 6] {
+        let (chaos, gate) = (ChaosStore::new(1), Gate::closed());
+        let policy = capped(1, secs(50), OnOverload::Shed).lease(secs(60)).build().expect("valid");
+        let guard = StampedeGuard::builder(chaos.replica()).policy(policy).build().expect("valid");
+        let ask = |key: &'static str, vanishes: bool| {
+            let (guard, gate) = (guard.clone(), gate.clone());
+            let load = move || async move {
+                gate.pass().await;
+                assert!(!vanishes, "scripted panic");
+                Ok::<_, String>(1)
+            };
+            tokio::spawn(async move { guard.get_or_load(key, load).await })
+        };
+        let vanish: Vec<_> = (0..callers).map(|_| ask("a", true)).collect();
+        sleep(LOAD).await;
+        let waits = ask("b", false);
+        sleep(LOAD).await;
+        for _ in 0..2 {
+            chaos.once(Fault::BlackHole);
+        }
+        let began = Instant::now();
+        gate.open();
+        assert_eq!(waits.await.expect("no panic").ok(), Some(1), "{callers}");
+        assert!(began.elapsed() < secs(10), "{callers}: {:?}", began.elapsed());
+        assert!(join_all(vanish).await.into_iter().all(|told| told.expect("no panic").is_err()));
+    }
+}

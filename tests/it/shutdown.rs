@@ -171,3 +171,27 @@ async fn a_node_that_ends_while_it_waits_gives_back_what_it_is_given_unheard() {
     assert!(ask(&other, &origin).await.unwrap().is_ok());
     assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
 }
+
+/// What was loaded meanwhile was given to nobody until the store had answered, or the lease's time was over.
+#[tokio::test(start_paused = true)]
+async fn callers_are_answered_while_a_node_that_ends_hands_its_lease_over() {
+    let (chaos, origin) = (ChaosStore::new(1), Origin::new());
+    let guard = node(&chaos);
+    origin.hold();
+    let asked = [ask(&guard, &origin), ask(&guard, &origin)];
+    origin.wait_for_loads("k", 1).await;
+    chaos.once(Fault::BlackHole);
+    let ends = tokio::spawn({
+        let guard = guard.clone();
+        async move { guard.shutdown(Duration::ZERO).await }
+    });
+    a_moment().await;
+    assert_eq!(chaos.struck(Fault::BlackHole), 1, "the hand-over is on its way");
+    let loaded = Instant::now();
+    origin.release();
+    for asked in asked {
+        assert_eq!(asked.await.unwrap().unwrap(), 0);
+    }
+    assert!(loaded.elapsed() < Duration::from_millis(500), "{:?}", loaded.elapsed());
+    assert_eq!(ends.await.unwrap().abandoned, 1);
+}
