@@ -9,17 +9,17 @@
 //! 4. Every flight ends. Dropping the [`Leader`] gives out the outcome it was made with. Only those who still wait may be told
 //!    ahead of it, by an [`Announcer`]: whoever is seated then, or later.
 //! 5. Each seat keeps its own loader, which its caller or the leader can take exactly once: to load alone, or to go on.
+//! 6. Who stops waiting leaves its loader behind only before the first load, and if nobody else has left one: then it is used if
+//!    nobody waits. It has no seat any more.
 //!
-//! Locks nest in the order map, flight, seat. No waker and no user code (a loader's drop) runs under any of them.
+//! Locks nest in the order map, flight, seat. No waker and no user code (a loader's drop) runs under any of them. Under the
+//! map's lock nobody goes through the seats, but now and then to clear them. What is about one flight is in `seat`.
 
 use std::collections::HashMap;
 use std::fmt;
-use std::future::Future;
 use std::hash::{BuildHasher, Hash};
-use std::pin::Pin;
-use std::task::{Context, Poll};
 
-use crate::slot::Slot;
+use crate::seat::{Course, Flight, Follower, Seat};
 use crate::sync::{Arc, AtomicUsize, Mutex, Ordering, lock};
 
 /// All joinable flights of one node.
@@ -32,40 +32,6 @@ pub(crate) struct Flights<K, L, O, S> {
 }
 
 type Shard<K, L, O, S> = Mutex<HashMap<K, Arc<Flight<L, O>>, S>>;
-
-/// One load on its way, and those who wait for it.
-#[derive(Debug)]
-struct Flight<L, O> {
-    seats: Mutex<Seats<L, O>>,
-}
-
-#[derive(Debug)]
-struct Seats<L, O> {
-    all: Vec<Arc<Seat<L, O>>>,
-    /// What everyone is told who waits, ahead of the end.
-    announced: Option<O>,
-    course: Course,
-}
-
-/// Whether what a flight will end with is what its callers would find.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Course {
-    /// It follows what happens to its key.
-    Kept,
-    /// The same, and it was begun instead of one that is adrift.
-    KeptInstead,
-    /// It does not, so who can look for himself begins another one.
-    Adrift,
-    /// Nor does this, and another one has done no better: who finds nothing takes a seat.
-    AdriftAll,
-}
-
-/// One caller's place on a flight.
-#[derive(Debug)]
-pub(crate) struct Seat<L, O> {
-    outcome: Slot<O>,
-    loader: Mutex<Option<L>>,
-}
 
 /// What joining a key came to.
 pub(crate) enum Joined<K: Hash + Eq, L, O: Clone, S: BuildHasher> {
@@ -119,27 +85,26 @@ where
         looked: bool,
     ) -> Joined<K, L, O, S> {
         let mut map = lock(self.shard(key));
-        let is_left = |flight: &&Arc<Flight<L, O>>| looked && lock(&flight.seats).course == Course::Adrift;
+        let is_left = |flight: &&Arc<Flight<L, O>>| looked && flight.course() == Course::Adrift;
         let left = map.get(key).filter(is_left).cloned();
         if let Some(flight) = map.get(key).filter(|_| left.is_none()) {
-            if flight.taken(seats) >= seats {
+            if flight.taken() >= seats {
                 return Joined::Crowded(loader);
             }
-            return Joined::Follower(Follower { seat: flight.seat(loader) });
+            return Joined::Follower(flight.take_seat(loader));
         }
         // Only a bound on memory: a few more do no harm.
         if left.is_none() && self.joinable.load(Ordering::Relaxed) >= self.limit {
             return Joined::Full(loader);
         }
         let course = if left.is_some() { Course::KeptInstead } else { Course::Kept };
-        let seats = Seats { all: Vec::new(), announced: None, course };
-        let flight = Arc::new(Flight { seats: Mutex::new(seats) });
-        let follower = Follower { seat: flight.seat(loader) };
+        let flight = Arc::new(Flight::new(course));
+        let follower = flight.take_seat(loader);
         if map.insert(key.clone(), Arc::clone(&flight)).is_none() {
             self.joinable.fetch_add(1, Ordering::Relaxed);
         }
         drop((map, left));
-        let own = Arc::clone(&follower.seat);
+        let own = follower.seat();
         let leader = Leader { flights: Arc::clone(self), key: key.clone(), flight, outcome: abandoned, own };
         Joined::Leader(leader, follower)
     }
@@ -156,7 +121,7 @@ where
 
     /// Whether the key has a flight that can be joined without a look of one's own.
     pub(crate) fn has_kept(&self, key: &K) -> bool {
-        let course = lock(self.shard(key)).get(key).map(|flight| lock(&flight.seats).course);
+        let course = lock(self.shard(key)).get(key).map(|flight| flight.course());
         matches!(course, Some(Course::Kept | Course::KeptInstead))
     }
 
@@ -203,52 +168,6 @@ impl<K, L, O, S> fmt::Debug for Flights<K, L, O, S> {
     }
 }
 
-impl<L, O: Clone> Flight<L, O> {
-    /// How many seats are taken; exact where there are as many as `most`.
-    fn taken(&self, most: usize) -> usize {
-        let mut seats = lock(&self.seats);
-        if seats.all.len() >= most {
-            seats.all.retain(|seat| !seat.outcome.is_closed());
-        }
-        seats.all.len()
-    }
-
-    fn seat(&self, loader: L) -> Arc<Seat<L, O>> {
-        let seat = Arc::new(Seat { outcome: Slot::new(), loader: Mutex::new(Some(loader)) });
-        let mut seats = lock(&self.seats);
-        // Callers that come and leave during one long load must not pile up: before it grows it is cleared of them.
-        if seats.all.len() == seats.all.capacity() {
-            seats.all.retain(|seat| !seat.outcome.is_closed());
-        }
-        seats.all.push(Arc::clone(&seat));
-        let announced = seats.announced.clone();
-        drop(seats);
-        if let Some(outcome) = announced {
-            // Nobody has polled it yet, so this wakes nobody under the map's lock.
-            seat.tell(outcome);
-        }
-        seat
-    }
-}
-
-impl<L, O> Seat<L, O> {
-    /// Gives this seat alone an outcome, ahead of the flight's.
-    pub(crate) fn tell(&self, outcome: O) {
-        // Nobody is lost where this fails: the seat was left, or has an outcome.
-        let _ = self.outcome.offer(outcome);
-    }
-
-    #[cfg(all(test, feature = "testing"))]
-    #[allow(dead_code, reason = "the models compile this file too")]
-    pub(crate) fn is_left(&self) -> bool {
-        self.outcome.is_closed()
-    }
-
-    fn take_loader(&self) -> Option<L> {
-        lock(&self.loader).take()
-    }
-}
-
 /// The duty to end a flight. (The bounds are those that `Drop` needs.)
 pub(crate) struct Leader<K: Hash + Eq, L, O: Clone, S: BuildHasher> {
     flights: Arc<Flights<K, L, O, S>>,
@@ -261,19 +180,15 @@ pub(crate) struct Leader<K: Hash + Eq, L, O: Clone, S: BuildHasher> {
 }
 
 impl<K: Hash + Eq, L, O: Clone, S: BuildHasher> Leader<K, L, O, S> {
-    /// Takes the loader of the first caller who still waits, with its seat. `None` if nobody is left whose was not used.
+    /// Takes the loader of the first caller who still waits, with its seat; else the one that somebody has left behind.
     pub(crate) fn next_loader(&self) -> Option<(L, Arc<Seat<L, O>>)> {
-        let seats = lock(&self.flight.seats);
-        seats.all.iter().filter(|seat| !seat.outcome.is_closed()).find_map(|seat| {
-            let loader = seat.take_loader()?;
-            Some((loader, Arc::clone(seat)))
-        })
+        self.flight.next_loader()
     }
 
     #[cfg(all(test, feature = "testing"))]
     #[allow(dead_code, reason = "the models compile this file too")]
-    pub(crate) fn first_seat(&self) -> Option<Arc<Seat<L, O>>> {
-        lock(&self.flight.seats).all.first().cloned()
+    pub(crate) fn own_seat(&self) -> Arc<Seat<L, O>> {
+        Arc::clone(&self.own)
     }
 
     /// Tells those who wait ahead of the end.
@@ -283,27 +198,22 @@ impl<K: Hash + Eq, L, O: Clone, S: BuildHasher> Leader<K, L, O, S> {
 
     /// Gives the caller that began the flight its loader back, and an outcome of its own.
     pub(crate) fn leave_first(&self, outcome: O) {
-        lock(&self.flight.seats).all.retain(|seat| !Arc::ptr_eq(seat, &self.own));
-        self.own.tell(outcome);
+        self.flight.leave(&self.own, outcome);
     }
 
     /// Whether anybody waits for the flight. Who has taken its loader back does not.
     pub(crate) fn is_awaited(&self) -> bool {
-        let is_awaited = |seat: &Arc<Seat<L, O>>| !seat.outcome.is_closed() && lock(&seat.loader).is_some();
-        lock(&self.flight.seats).all.iter().any(is_awaited)
+        self.flight.is_awaited()
     }
 
     /// Whether the caller that began the flight still waits for it.
     pub(crate) fn is_awaited_by_first(&self) -> bool {
-        let is_seated = lock(&self.flight.seats).all.iter().any(|seat| Arc::ptr_eq(seat, &self.own));
-        is_seated && !self.own.outcome.is_closed()
+        self.flight.is_awaited_by(&self.own)
     }
 
     /// From now on the flight does not follow what happens to its key.
     pub(crate) fn go_adrift(&self, may_another_do_better: bool) {
-        let mut seats = lock(&self.flight.seats);
-        let first = may_another_do_better && seats.course == Course::Kept;
-        seats.course = if first { Course::Adrift } else { Course::AdriftAll };
+        self.flight.go_adrift(may_another_do_better);
     }
 
     /// Takes the flight out of the map, if it is still there.
@@ -333,19 +243,7 @@ impl<L, O: Clone> Announcer<L, O> {
     /// Whoever is seated now or later is given the outcome instead of the flight's. Once.
     #[cfg_attr(not(feature = "http"), allow(dead_code, reason = "of HTTP responses"))]
     pub(crate) fn announce(&self, outcome: O) {
-        let seats = {
-            let mut seats = lock(&self.flight.seats);
-            if seats.announced.is_some() {
-                return;
-            }
-            seats.announced = Some(outcome.clone());
-            seats.all.clone()
-        };
-        for seat in seats {
-            if lock(&seat.loader).is_some() {
-                seat.tell(outcome.clone());
-            }
-        }
+        self.flight.announce(outcome);
     }
 }
 
@@ -353,48 +251,6 @@ impl<L, O: Clone> Announcer<L, O> {
 impl<K: Hash + Eq, L, O: Clone, S: BuildHasher> Drop for Leader<K, L, O, S> {
     fn drop(&mut self) {
         self.detach();
-        let seats = std::mem::take(&mut lock(&self.flight.seats).all);
-        for seat in seats {
-            seat.tell(self.outcome.clone());
-        }
-    }
-}
-
-/// A seat on a flight, as its caller holds it: a future of the outcome.
-///
-/// # Cancel safety
-///
-/// Dropping it leaves the seat; the flight goes on.
-#[derive(Debug)]
-pub(crate) struct Follower<L, O> {
-    seat: Arc<Seat<L, O>>,
-}
-
-impl<L, O> Follower<L, O> {
-    /// Takes this caller's own loader back, unless the flight has used it.
-    pub(crate) fn take_loader(&self) -> Option<L> {
-        self.seat.take_loader()
-    }
-
-    /// Changes this caller's loader, if the flight has not used it; whether that is so.
-    pub(crate) fn amend_loader(&self, amend: impl FnOnce(&mut L)) -> bool {
-        lock(&self.seat.loader).as_mut().map(amend).is_some()
-    }
-}
-
-impl<L, O> Future for Follower<L, O> {
-    type Output = O;
-
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<O> {
-        self.seat.outcome.poll_take(cx)
-    }
-}
-
-impl<L, O> Drop for Follower<L, O> {
-    fn drop(&mut self) {
-        // Closed first: from here on the leader does not take the loader, so it is dropped here,
-        // outside all locks.
-        drop(self.seat.outcome.close());
-        drop(self.seat.take_loader());
+        self.flight.end(&self.outcome);
     }
 }

@@ -56,10 +56,10 @@ impl Lead {
         let running = self.node.tasks.enter();
         #[cfg(all(test, feature = "testing"))]
         if crate::simulation::mutated(crate::simulation::Mutant::FlightOfItsCaller) {
-            let first = self.leader.first_seat();
+            let first = self.leader.own_seat();
             tokio::spawn(async move {
                 let left = async {
-                    while !first.as_ref().is_some_and(|seat| seat.is_left()) {
+                    while !first.is_left() {
                         sleep(Duration::from_millis(1)).await;
                     }
                 };

@@ -103,6 +103,7 @@ mod pace;
 mod policy;
 mod read_through;
 mod refresh;
+mod seat;
 mod share;
 mod slot;
 mod store;

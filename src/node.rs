@@ -19,6 +19,7 @@ use crate::look_up::LookUps;
 use crate::observe::{Count, Counters, Outcome, Seldom};
 use crate::open::Opened;
 use crate::outage::Outage;
+use crate::seat;
 use crate::store::{NodeStore, StoreError};
 use crate::tags::Tagged;
 
@@ -90,7 +91,7 @@ pub(crate) enum Lane {
 pub(crate) type Leader = flight::Leader<FlightKey, Loader, Ending, Hashed>;
 pub(crate) type Joined = flight::Joined<FlightKey, Loader, Ending, Hashed>;
 pub(crate) type Announcer = flight::Announcer<Loader, Ending>;
-pub(crate) type Follower = flight::Follower<Loader, Ending>;
+pub(crate) type Follower = seat::Follower<Loader, Ending>;
 
 /// What those who queue for a read of a key are told.
 #[derive(Clone, Debug)]

@@ -225,12 +225,13 @@ impl Missing<'_> {
                     if follower.amend_loader(|loader| loader.since = None) {
                         observe::waited(seated.elapsed());
                     }
-                    // The seat is kept, because a loader that was not asked yet would leave with it.
-                    tokio::spawn(follower);
+                    follower.stop_waiting();
                     caller.ask.node.count(Count::soft_timeouts);
                     return Answer::Stale(stand_in, None);
                 }
             };
+            // The seat is another's.
+            drop(follower);
             if own.is_some() {
                 waited(seated, leads, &ending);
             }

@@ -1,6 +1,6 @@
 //! The locks that the in-process coalescing is built on, in one place.
 //!
-//! `tests/models` compiles `slot`, `flight`, `look_up` and `store/watch` against schedulers' own locks under this
+//! `tests/models` compiles `slot`, `seat`, `flight`, `look_up` and `store/watch` against schedulers' own locks under this
 //! module's name, so they name no other.
 
 pub(crate) use std::sync::atomic::{AtomicUsize, Ordering};

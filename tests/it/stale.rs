@@ -9,10 +9,12 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use futures_util::poll;
-use stampede_guard::{LoadError, MemoryStore, OnWaitTimeout, Policy, PolicyBuilder, StampedeGuard, Stats};
+use stampede_guard::{
+    LoadError, MemoryStore, OnOverload, OnWaitTimeout, Policy, PolicyBuilder, StampedeGuard, Stats,
+};
 use tokio::time::{Instant, advance, sleep};
 
-use crate::support::gate::Counter;
+use crate::support::gate::{Counter, Gate};
 
 const LOAD: Duration = Duration::from_millis(200);
 
@@ -183,6 +185,48 @@ async fn after_the_soft_timeout_callers_get_the_stale_value_and_the_load_is_comm
     assert_eq!((values, waited), (vec![2; 40], Duration::ZERO));
     assert_eq!(world.loads.started(), 2);
     assert_eq!(world.stats().iter().map(|stats| stats.soft_timeouts).sum::<u64>(), 40);
+}
+
+/// They kept their seats and their loaders until the load's end: loaders piled up, and `max_waiters` turned callers away though nobody
+/// waited. One loader stays where none was asked yet, for a flight that would have nothing to load with.
+#[tokio::test(start_paused = true)]
+async fn who_is_answered_at_the_soft_timeout_waits_no_longer() {
+    for elsewhere in [false, true] {
+        let policy = policy().stale_if_error(secs(3_600)).soft_timeout(Duration::from_millis(10));
+        let policy = policy.max_waiters(100, OnOverload::Shed).build().expect("valid");
+        let (store, gate, loaders) = (MemoryStore::new(), Gate::closed(), Arc::new(()));
+        let guard = || StampedeGuard::builder(store.clone()).policy(policy.clone()).build().expect("valid");
+        let (guard, other) = (guard(), guard());
+        guard.insert("key", &1).await.expect("stored");
+        advance(secs(11)).await;
+        let ask = |guard: &StampedeGuard, held: Option<Arc<()>>| {
+            let (guard, gate) = (guard.clone(), gate.clone());
+            let load = move || async move {
+                gate.pass().await;
+                assert!(held.is_some(), "scripted panic");
+                Ok::<_, String>(2)
+            };
+            async move { guard.get_or_load("key", load).await }
+        };
+        if elsewhere {
+            assert_eq!(ask(&other, None).await.ok(), Some(1));
+        }
+        // One after the other: never more than one of them waits.
+        for _ in 0..150 {
+            assert_eq!(ask(&guard, Some(Arc::clone(&loaders))).await.ok(), Some(1), "{elsewhere}");
+        }
+        assert_eq!(
+            Arc::strong_count(&loaders) - 1,
+            1,
+            "{elsewhere}: the loader that runs, or will if it must"
+        );
+        let stats = guard.stats();
+        assert_eq!((stats.soft_timeouts, stats.overloaded), (150, 0), "{elsewhere}");
+        gate.open();
+        sleep(secs(1)).await;
+        assert_eq!(guard.get("key").await.expect("asks"), Some(2), "{elsewhere}: it is loaded all the same");
+        assert_eq!(Arc::strong_count(&loaders), 1);
+    }
 }
 
 #[tokio::test(start_paused = true)]

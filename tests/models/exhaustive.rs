@@ -19,6 +19,9 @@ mod sync {
 mod flight;
 mod notify;
 mod registry;
+#[allow(dead_code, reason = "each module is more than its model uses")]
+#[path = "../../src/seat.rs"]
+mod seat;
 #[path = "../../src/slot.rs"]
 mod slot;
 #[allow(dead_code, reason = "the module is more than its model uses")]

@@ -10,7 +10,13 @@ mod sync {
 
     pub(crate) use super::notify::Notify;
 
+    std::thread_local! {
+        /// How many locks were taken in this test.
+        pub(crate) static LOCKED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+    }
+
     pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+        LOCKED.set(LOCKED.get() + 1);
         mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
@@ -22,6 +28,9 @@ mod flight;
 mod look_up;
 mod notify;
 mod registry;
+#[allow(dead_code, reason = "each module is more than its model uses")]
+#[path = "../../src/seat.rs"]
+mod seat;
 #[path = "../../src/slot.rs"]
 mod slot;
 #[allow(dead_code, reason = "each module is more than its model uses")]
@@ -176,6 +185,63 @@ fn a_loader_is_taken_exactly_once() {
         leader.finish("done");
         assert_eq!(block_on(second), "done");
     });
+}
+
+/// Invariant 6: of those who stop waiting before the first load one leaves its loader behind, and never more.
+#[test]
+fn one_loader_stays_for_a_flight_that_nobody_waits_for() {
+    check(|| {
+        let flights: Arc<Map> = Arc::new(Flights::new(10));
+        let Joined::Leader(leader, first) = flights.join(&1, 0, "gone", 3) else { unreachable!("first") };
+        let follow = |caller| match flights.join(&1, caller, "gone", 3) {
+            Joined::Follower(follower) => follower,
+            _ => unreachable!("there is room"),
+        };
+        let leaving = [first, follow(1), follow(2)].map(|seat| thread::spawn(move || seat.stop_waiting()));
+        assert!(leader.next_loader().is_some(), "each of them would have been the last");
+        for caller in leaving {
+            caller.join().expect("no panic");
+        }
+        assert!(leader.next_loader().is_none(), "a load has begun");
+        let again = follow(3);
+        leader.finish("done");
+        assert_eq!(block_on(again), "done", "there is room for others");
+    });
+}
+
+/// Under the map's lock, which other keys share, nobody goes through all who wait: not for each caller that is turned away, nor for
+/// each that comes and goes.
+#[test]
+fn what_a_caller_costs_does_not_grow_with_those_who_wait() {
+    const CALLERS: usize = 200;
+    fn locks_per_call(waiters: usize) -> [usize; 2] {
+        let flights: Arc<Map> = Arc::new(Flights::new(10));
+        let Joined::Leader(_leader, _own) = flights.join(&1, 0, "gone", waiters) else {
+            unreachable!("nobody else is there")
+        };
+        let wait = |caller| match flights.join(&1, caller, "gone", waiters) {
+            Joined::Follower(follower) => follower,
+            _ => unreachable!("there is room"),
+        };
+        let _waiting: Vec<_> = (1..waiters).map(wait).collect();
+        [waiters, waiters + 1].map(|seats| {
+            let before = sync::LOCKED.get();
+            for caller in 0..CALLERS {
+                let joined = flights.join(&1, caller, "gone", seats);
+                assert_eq!(matches!(joined, Joined::Crowded(_)), seats == waiters);
+            }
+            (sync::LOCKED.get() - before) / CALLERS
+        })
+    }
+    shuttle::check_random(
+        || {
+            // One less than there is room for: if it does not grow, each who comes finds it full.
+            let (few, many) = (locks_per_call(7), locks_per_call(127));
+            assert!(many[0] <= few[0], "turned away: {} locks, and {}", few[0], many[0]);
+            assert!(many[1] <= 2 * few[1], "come and gone: {} locks, and {}", few[1], many[1]);
+        },
+        1,
+    );
 }
 
 /// Reads for a queue as the guard does, with `read` for the store.
