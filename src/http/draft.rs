@@ -10,6 +10,7 @@ use http::{Response, StatusCode, Version};
 use tokio::time::Instant;
 
 use super::arrival::Arrival;
+use super::freshness::is_failure;
 use super::kept::{Chosen, Kept};
 use super::ranges::{Part, join};
 use super::response::Storing;
@@ -191,7 +192,7 @@ impl Draft {
         };
         // A failure is not stored, so what travels to other processes is all that they get. Without
         // it each of their waiters would ask the origin that has just failed.
-        let too_long = payload.len() > LONGEST_SHARED && stored.status.is_server_error();
+        let too_long = payload.len() > LONGEST_SHARED && is_failure(stored.status);
         let brief = if too_long { status_of(&stored).encode(&kept) } else { None };
         let lifetimes =
             self.storing.as_ref().map_or_else(Lifetimes::default, |storing| lifetimes(storing, &kept));

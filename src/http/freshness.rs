@@ -63,6 +63,12 @@ pub(crate) fn may_be_guessed(status: StatusCode) -> bool {
     may_have_default(status) || matches!(status.as_u16(), 206 | 405 | 414 | 501)
 }
 
+/// Whether an answer to a request without a body says that the server has failed. A 408 to one that was complete when it came
+/// (RFC 9110, 15.5.9) is a time-out of the server's own, and so tower-http's `TimeoutLayer` answers by default.
+pub(crate) fn is_failure(status: StatusCode) -> bool {
+    status.as_u16() >= 500 || status == StatusCode::REQUEST_TIMEOUT
+}
+
 /// `Expires - Date`, in seconds.
 fn until_expiry(headers: &HeaderMap, now: SystemTime) -> u64 {
     // RFC 9111, 5.3: an invalid date, `0` above all, is in the past. Two dates are no valid one.

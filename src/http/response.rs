@@ -8,7 +8,9 @@ use http::{Method, StatusCode, Uri};
 use super::cache_control::{CacheControl, Fields};
 use super::cdn::{CDN_CACHE_CONTROL, targeted};
 use super::fields::{Unsound, contains_token, content_length};
-use super::freshness::{Lifetime, corrected_initial_age, lifetime, may_be_guessed, may_have_default};
+use super::freshness::{
+    Lifetime, corrected_initial_age, is_failure, lifetime, may_be_guessed, may_have_default,
+};
 use super::location::of_same_origin;
 use super::policy::{HttpPolicy, ResponseRules, Scope, Sharing};
 use super::ranges::Part;
@@ -257,7 +259,7 @@ fn storing(exchange: &Exchange<'_>, directives: &Directives, rules: &ResponseRul
     };
     let revalidate_always = all.no_cache == Fields::Whole || (all.no_cache.is_present() && !http.letter);
     let has_validator = has_validator(headers, now);
-    let is_failure = status.is_server_error() || status.as_u16() >= 600;
+    let is_failure = is_failure(status);
     if revalidate_always && (!has_validator || (is_failure && !http.letter)) {
         // It may be stored and validated; without that it may not be reused at all, not even by the
         // waiting wave.

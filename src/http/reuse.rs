@@ -119,9 +119,10 @@ pub(crate) fn instead_of(
     policy: &HttpPolicy,
 ) -> bool {
     let window = match failed {
-        // It is an error, too (RFC 5861, 4: "any situation that would result in a 500, 502, 503 or 504").
+        // It is an error, too (RFC 5861, 4: "any situation that would result in a 500, 502, 503 or 504"); as is a 408 to a
+        // request that came with no body, by which a server tells that it has run out of time.
         Failed::Disconnected => terms.stale.on_disconnect.max(terms.stale.if_error),
-        Failed::Status(500 | 502 | 503 | 504) => terms.stale.if_error,
+        Failed::Status(408 | 500 | 502 | 503 | 504) => terms.stale.if_error,
         Failed::Status(_) => return false,
     };
     // What may never be given unvalidated, and to a request that insists.
@@ -314,6 +315,7 @@ mod tests {
             (Failed::Status(500), 61, "", terms, true),
             (Failed::Status(502), 61, "", terms, true),
             (Failed::Status(504), 61, "", terms, true),
+            (Failed::Status(408), 61, "", terms, true),
             (Failed::Status(501), 61, "", terms, false),
             (Failed::Status(404), 61, "", terms, false),
         ];

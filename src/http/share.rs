@@ -17,7 +17,7 @@ use super::apart::Apart;
 use super::body::{BoxError, GuardedBody};
 use super::draft::{Draft, Previous, head_of};
 use super::fields::content_length;
-use super::freshness::corrected_initial_age;
+use super::freshness::{corrected_initial_age, is_failure};
 use super::kept::Chosen;
 use super::load::{Head, Wanted, no_content};
 use super::policy::ResponseRules;
@@ -140,7 +140,7 @@ impl<B, E> Sharing<B, E> {
 /// What a server has against this request, or this client (RFC 9110, 15.5; RFC 6585): the next one may be answered. With a
 /// marker, one whom a limiter turns away would have everyone load alone.
 fn is_about_the_client(status: StatusCode) -> bool {
-    matches!(status.as_u16(), 400 | 408 | 417 | 421 | 429 | 431)
+    matches!(status.as_u16(), 400 | 417 | 421 | 429 | 431)
 }
 
 impl<B, E> Sharing<B, E>
@@ -188,7 +188,7 @@ where
         let (sender, client_body) = GuardedBody::streaming(body.size_hint(), passage);
         write_status(&mut head.headers, status);
 
-        let is_failure = head.status.is_server_error();
+        let is_failure = is_failure(head.status);
         // With the head the client has everything, so the head is what waits for the commit.
         let ends_with_head = own.is_some() || ends_with_head(head.status, expected, &body);
         let finished = |draft: Draft, body, trailers| draft.finish(body, trailers, previous, &policy);

@@ -143,6 +143,14 @@ async fn failures_of_the_server_are_shared_with_the_wave_only() {
     }
 }
 
+/// To a request that came with no body it is a time-out of the server's own: tower-http's `TimeoutLayer` answers so by default.
+/// It was taken for the client's fault, and each who had waited for a slow handler called it at once.
+#[tokio::test(start_paused = true)]
+async fn a_408_is_shared_with_the_wave_as_a_504_is() {
+    shared_with_the_wave_only("408", 408, Vec::new()).await;
+    shared_with_the_wave_only("408", 408, control("max-age=60")).await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_lifetime_of_zero_or_in_the_past_is_shared_with_the_wave_only() {
     for value in ["max-age=0", "s-maxage=0, max-age=60", "max-age=-1", "max-age=x"] {
