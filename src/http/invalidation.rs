@@ -11,8 +11,8 @@ use crate::key::CacheKey;
 /// What is known of an unsafe request before it is sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Invalidation {
-    /// Absolute.
-    target: Uri,
+    /// Absolute. Two where `Host` names another authority than the URI.
+    targets: Vec<Uri>,
     keys: Vec<CacheKey>,
     heads: Heads,
     /// What the policy adds to the keys that are invalid.
@@ -26,10 +26,12 @@ impl Invalidation {
             return None;
         }
         let keyed = Keyed::of(request.headers(), rules)?;
-        let target = Target::of(request, &keyed, rules).ok()?;
+        let all = Target::changed_by(request, &keyed, rules);
         let added = all_additions(request, &keyed, rules);
-        let keys = added.iter().map(|added| target.key(added)).collect();
-        Some(Self { target: target.uri()?, keys, heads: rules.heads, added })
+        let keys: Vec<_> =
+            all.iter().flat_map(|target| added.iter().map(|added| target.key(added))).collect();
+        let targets = all.iter().filter_map(Target::uri).collect();
+        (!keys.is_empty()).then_some(Self { targets, keys, heads: rules.heads, added })
     }
 
     /// The keys that are invalid after this response, each once: the target's, and those of what `Location` and
@@ -40,8 +42,11 @@ impl Invalidation {
             return Vec::new();
         }
         let mut keys = self.keys.clone();
-        for name in [LOCATION, CONTENT_LOCATION] {
-            for key in of_same_origin(&self.target, headers, &name).iter().flat_map(|uri| self.keys_of(uri)) {
+        let locations = self.targets.iter().flat_map(|target| {
+            [LOCATION, CONTENT_LOCATION].map(|name| of_same_origin(target, headers, &name))
+        });
+        for uri in locations.flatten() {
+            for key in self.keys_of(&uri) {
                 if !keys.contains(&key) {
                     keys.push(key);
                 }

@@ -139,14 +139,8 @@ impl<'a> Target<'a> {
         keyed: &Keyed<'a>,
         rules: &RequestRules,
     ) -> Result<Self, Rule> {
-        let uri = request.uri();
-        let target = original.unwrap_or(uri);
-        let scheme = target.scheme().unwrap_or(&rules.scheme);
-        let (head, default_port) = match scheme {
-            scheme if *scheme == Scheme::HTTP => (rules.heads.http, 80),
-            scheme if *scheme == Scheme::HTTPS => (rules.heads.https, 443),
-            _ => return Err(Rule::Scheme),
-        };
+        let target = original.unwrap_or_else(|| request.uri());
+        let (head, default_port) = scheme(target, rules).ok_or(Rule::Scheme)?;
         let named = target.authority().map(|authority| plain_authority(authority.as_str(), default_port));
         let host = match keyed.host {
             // An empty Host stands for "no authority" (RFC 9110, 7.2).
@@ -166,10 +160,33 @@ impl<'a> Target<'a> {
             // Absent, or one that does not parse.
             _ => return Err(Rule::Host),
         };
+        Ok(Self::at(head, authority, target, request))
+    }
+
+    /// What an unsafe request may change, each once: what its URI names, which wins (RFC 9112, 3.2.2), and what `Host` does,
+    /// which a handler may go by. User information does not tell one resource from another.
+    pub(crate) fn changed_by<B>(
+        request: &'a Request<B>,
+        keyed: &Keyed<'a>,
+        rules: &RequestRules,
+    ) -> Vec<Self> {
+        let target = original(request).unwrap_or_else(|| request.uri());
+        let Some((head, default_port)) = scheme(target, rules) else { return Vec::new() };
+        let named = target.authority().map(http::uri::Authority::as_str);
+        let named = named.map(|named| named.rsplit_once('@').map_or(named, |(_, named)| named));
+        let host = keyed.host.and_then(|host| host.to_str().ok());
+        let plain = |text: Option<&'a str>| plain_authority(text?, default_port);
+        let (named, host) = (plain(named), plain(host));
+        let host = host.filter(|host| !named.is_some_and(|named| named.eq_ignore_ascii_case(host)));
+        let all = named.into_iter().chain(host);
+        all.map(|authority| Self::at(head, authority, target, request)).collect()
+    }
+
+    fn at<B>(head: &'static str, authority: &'a str, target: &'a Uri, request: &'a Request<B>) -> Self {
         // Where something between the router and here rewrote the path, perhaps by a header (a tenant, a
         // language), what the inner service sees must be in the key too.
-        let rewritten = (!strips(target, request)).then(|| path_and_query(uri));
-        Ok(Self { head, authority: lower_case(authority), path: path_and_query(target), rewritten })
+        let rewritten = (!strips(target, request)).then(|| path_and_query(request.uri()));
+        Self { head, authority: lower_case(authority), path: path_and_query(target), rewritten }
     }
 
     pub(crate) fn key(&self, added: &[String]) -> CacheKey {
@@ -190,6 +207,15 @@ impl<'a> Target<'a> {
     pub(crate) fn uri(&self) -> Option<Uri> {
         let scheme = if self.head.ends_with(":https") { "https" } else { "http" };
         Uri::builder().scheme(scheme).authority(&*self.authority).path_and_query(self.path).build().ok()
+    }
+}
+
+/// The head of the key with the URI's scheme, or the policy's, and that scheme's port.
+fn scheme(target: &Uri, rules: &RequestRules) -> Option<(&'static str, u16)> {
+    match target.scheme().unwrap_or(&rules.scheme) {
+        scheme if *scheme == Scheme::HTTP => Some((rules.heads.http, 80)),
+        scheme if *scheme == Scheme::HTTPS => Some((rules.heads.https, 443)),
+        _ => None,
     }
 }
 

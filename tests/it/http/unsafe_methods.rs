@@ -52,6 +52,37 @@ async fn what_an_unsafe_method_has_changed_is_gone_in_all_replicas() {
     }
 }
 
+/// A7: RFC 9112, 3.2.2 has the URI win, and a handler may go by `Host`. A GET like this is nobody else's, so such a PUT left
+/// both as they were.
+#[tokio::test(start_paused = true)]
+async fn what_the_uri_names_is_gone_and_what_host_names_too() {
+    let all = ["http://a.example/p", "http://b.example/p", "http://c.example/p"];
+    let cases: [(&str, &str, &[&str]); 4] = [
+        ("http://a.example/p", "b.example", &all[..2]),
+        ("http://user:secret@a.example/p", "a.example", &all[..1]),
+        ("http://user@A.example:80/p", "b.example", &all[..2]),
+        ("http://a.example/p", "b@example", &all[..1]),
+    ];
+    for (uri, host, gone) in cases {
+        for status in [204, 500] {
+            let inner = origin(status, &[("location", "/p")]);
+            let shops = replicas(2, &inner);
+            for uri in all {
+                ask(&shops[0], get(uri)).await;
+            }
+            ask(&shops[1], request("PUT", uri, &[("host", host)])).await;
+            for stored in all {
+                let expected = status < 400 && gone.contains(&stored);
+                assert_eq!(
+                    !is_stored(&shops[0], stored).await,
+                    expected,
+                    "{uri}, {host}, {status}: {stored}"
+                );
+            }
+        }
+    }
+}
+
 /// A7
 #[tokio::test(start_paused = true)]
 async fn what_safe_methods_ask_is_left_alone() {
