@@ -35,7 +35,6 @@ impl Arrival {
     pub(crate) fn respond<B>(&self) -> Response<GuardedBody<B>> {
         let mut response = Response::new(GuardedBody::arriving(Arc::clone(&self.body), self.length));
         *response.status_mut() = self.head.status;
-        *response.version_mut() = self.head.version;
         *response.headers_mut() = self.head.headers.clone();
         let age = self.kept.age + self.came.elapsed().min(Duration::from_secs(u32::MAX.into()));
         let status = CacheStatus::Collapsed { ttl: self.ttl };

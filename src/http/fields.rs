@@ -26,6 +26,17 @@ pub(crate) fn content_length(headers: &HeaderMap) -> Result<Option<u64>, Unsound
     Ok(length)
 }
 
+/// A length that is said several times, said once (RFC 9110, 8.6). hyper sends no head with two lines of it.
+pub(crate) fn say_length_once(headers: &mut HeaderMap) {
+    let lines = headers.get_all(header::CONTENT_LENGTH).iter();
+    let members: usize = lines.map(|line| line.as_bytes().split(|&byte| byte == b',').count()).sum();
+    if members > 1
+        && let Ok(Some(length)) = content_length(headers)
+    {
+        headers.insert(header::CONTENT_LENGTH, HeaderValue::from(length));
+    }
+}
+
 /// Of one connection or one hop, so never stored (RFC 9111, 3.1; RFC 9110, 7.6.1).
 ///
 /// `Trailer` stays: it announces what also is stored, and an HTTP/1 server sends no trailers
@@ -112,6 +123,17 @@ mod tests {
                 "cache-status: cdn; hit"
             ]
         );
+    }
+
+    #[test]
+    fn a_length_is_said_once() {
+        let cases = [(&["5", "5"][..], &["5"][..]), (&["5, 05"], &["5"]), (&["05"], &["05"]), (&[], &[])];
+        for (lines, once) in cases.into_iter().chain([(&["5", "6"][..], &["5", "6"][..])]) {
+            let lines: Vec<_> = lines.iter().map(|line| ("content-length", *line)).collect();
+            let mut headers = head(200, &lines).headers;
+            say_length_once(&mut headers);
+            assert_eq!(headers.get_all("content-length").iter().collect::<Vec<_>>(), once, "{lines:?}");
+        }
     }
 
     #[test]

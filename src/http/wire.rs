@@ -11,7 +11,7 @@ use http::header::{CONTENT_LENGTH, DATE, HeaderMap, HeaderName, HeaderValue, SET
 use http::response::Parts;
 use http::{StatusCode, Version};
 
-use super::fields::{is_hop_by_hop, storable};
+use super::fields::{is_hop_by_hop, say_length_once, storable};
 use super::kept::{self, Kept};
 
 /// ```text
@@ -139,7 +139,7 @@ pub(crate) const MOST_HEADER_BYTES: usize = 64 * 1024;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct StoredResponse {
     pub(crate) status: StatusCode,
-    /// As the origin answered. A server sends its connection's own (RFC 9110, 2.5).
+    /// As the origin answered. Not sent again: it was the version of that connection (RFC 9110, 2.5).
     pub(crate) version: Version,
     /// Without `Age`, which is told anew each time.
     pub(crate) headers: HeaderMap,
@@ -156,6 +156,7 @@ impl StoredResponse {
             // Far below the size at which `append` would panic; one more than `encode` accepts.
             headers.append(name, value.clone());
         }
+        say_length_once(&mut headers);
         if !headers.contains_key(DATE) {
             // RFC 9110, 6.6.1: who forwards from a cache adds the time of receipt. Without it a
             // server would date every hit anew, and `Expires` would count from there.

@@ -161,6 +161,40 @@ async fn a_hit_is_framed_as_the_answer_without_the_guard() {
     }
 }
 
+/// Origins that speak HTTP/1.0, or say a length twice (RFC 9110, 8.6): what is stored of them is sent as the server's own. With
+/// two lines of a length hyper closed the connection of a HEAD without an answer.
+#[tokio::test]
+async fn what_an_odd_origin_has_said_is_sent_in_good_form() {
+    for (version, lengths) in
+        [(http::Version::HTTP_10, 1), (http::Version::HTTP_3, 0), (http::Version::HTTP_11, 2)]
+    {
+        let app = Router::new().route(
+            "/",
+            get(move || async move {
+                let mut response = Response::new(Body::from("abc"));
+                *response.version_mut() = version;
+                for _ in 0..lengths {
+                    response.headers_mut().append("content-length", "3".parse().unwrap());
+                }
+                response
+            }),
+        );
+        let guard = guard();
+        // Whoever asks first has the origin's answer as it is.
+        let first = tower::Layer::layer(&guard, app.clone());
+        let request = http::Request::get("/").header("host", "shop.example").body(Body::empty()).unwrap();
+        super::kit::read(tower::ServiceExt::oneshot(first, request).await.unwrap()).await;
+        let addr = serve(app.layer(guard)).await;
+        for (line, body) in [("GET / HTTP/1.1", "abc"), ("HEAD / HTTP/1.1", ""), ("GET / HTTP/1.0", "abc")] {
+            let seen = raw(addr, line, "").await;
+            let own = line[line.len() - 8..].to_ascii_lowercase();
+            assert!(seen.starts_with(&format!("{own} 200 ok\r\n")), "{version:?} {line}: {seen:?}");
+            assert!(seen.contains("; hit; ttl=") && seen.ends_with(&format!("\r\n\r\n{body}")), "{seen}");
+            assert_eq!(seen.matches("content-length: 3\r\n").count(), 1, "{line}: {seen}");
+        }
+    }
+}
+
 fn is_the_guards(line: &str) -> bool {
     ["age:", "cache-status:", "date:"].iter().any(|name| line.starts_with(name))
 }

@@ -199,13 +199,19 @@ async fn trailers_of_an_empty_body_survive_too() {
     }
 }
 
+/// It is a connection's own (RFC 9110, 2.5), and what is stored came over another one.
 #[tokio::test(start_paused = true)]
-async fn the_http_version_survives() {
-    for version in [Version::HTTP_10, Version::HTTP_11, Version::HTTP_2] {
-        let shop = shop(&Inner::numbered(move |response| *response.version_mut() = version));
+async fn the_http_version_is_that_of_no_other_connection() {
+    for version in [Version::HTTP_10, Version::HTTP_11, Version::HTTP_2, Version::HTTP_3] {
+        let inner = Inner::with(move |_, _| {
+            let mut response = respond(200, &[("content-length", "3")], whole("abc"));
+            *response.version_mut() = version;
+            Ok(response)
+        });
+        let shop = shop(&inner);
         assert_eq!(ask(&shop, get("/")).await.version, version);
         let hit = ask(&shop, get("/")).await;
-        assert_eq!((hit.version, hit.remark().as_str()), (version, "hit; ttl=60"));
+        assert_eq!((hit.version, hit.remark().as_str()), (Version::HTTP_11, "hit; ttl=60"));
     }
 }
 
