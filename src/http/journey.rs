@@ -9,7 +9,7 @@ use tokio::time::timeout;
 use super::body::GuardedBody;
 use super::load::{Head, Wanted};
 use super::replay::{At, Found, VariantPlace, Wants};
-use super::status::{CacheStatus, own_answer, write_status};
+use super::status::{CacheStatus, StandIn, own_answer, write_stand_in, write_status};
 use crate::caller::Ask;
 use crate::error::{Error, ErrorKind, Failure};
 use crate::guard::StampedeGuard;
@@ -124,7 +124,18 @@ impl<B, E> Journey<'_, B, E> {
         };
         match answer {
             Answer::Coalesced(found, loader) => Loaded::Found(found, Outcome::Coalesced, Some(loader)),
-            Answer::Stale(found, loader) => Loaded::Found(found, Outcome::Stale, loader),
+            Answer::Stale(mut found, loader) => {
+                // With a loader of its own it has waited for somebody else's.
+                let stand_in = match (&loader, self.wanted.forwarded.get()) {
+                    (Some(_), _) => Some(StandIn::Collapsed),
+                    (None, Some(())) => Some(StandIn::Forwarded(self.wanted.refused.get().copied())),
+                    (None, None) => None,
+                };
+                if let (Found::Response(replay), Some(stand_in)) = (&mut found, stand_in) {
+                    write_stand_in(replay.response.headers_mut(), stand_in);
+                }
+                Loaded::Found(found, Outcome::Stale, loader)
+            }
             Answer::Failed(failure) => Loaded::Answered(Ok(failed(self.guard, key, failure))),
             Answer::Led(ending) => Loaded::Answered(
                 self.own(key).unwrap_or_else(|| Ok(failed(self.guard, key, ending.into_failure()))),

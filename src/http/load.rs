@@ -49,12 +49,17 @@ pub(crate) struct Wanted {
     pub(crate) stored_at: OnceLock<Key>,
     /// It has its answer, and what is stored is brought up to date for all.
     pub(crate) answered: OnceLock<()>,
+    /// The inner service was asked for it.
+    pub(crate) forwarded: OnceLock<()>,
+    /// What that answered, where something else is given instead.
+    pub(crate) refused: OnceLock<StatusCode>,
 }
 
 impl Wanted {
     pub(crate) fn new(asked: Asked, headers: HeaderMap, resource: Key) -> Arc<Self> {
         let (variant, stored_at, answered) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
-        Arc::new(Self { asked, headers, resource, variant, stored_at, answered })
+        let (forwarded, refused) = (OnceLock::new(), OnceLock::new());
+        Arc::new(Self { asked, headers, resource, variant, stored_at, answered, forwarded, refused })
     }
 
     /// Whether a part is loaded.
@@ -136,6 +141,7 @@ where
     // instead of being cut off with the load.
     let until = asked_at + load_timeout - load_timeout / 20;
     let asking = call(inner, request);
+    let _ = wanted.forwarded.set(());
     let response = match wanted.stored_at.get() {
         // Who asks for the resource inside this load would wait for its lease.
         Some(key) => Loading::scope(&node, key, Loading::current(), asking).await,
@@ -162,6 +168,7 @@ where
     };
     let now = SystemTime::now();
     if stands_in(Failed::Status(response.status().as_u16())) {
+        let _ = wanted.refused.set(response.status());
         apart.leave().await;
         let text = format!("the inner service answered {}", response.status());
         return LoadResult::Failed(Failure::Loader { text: text.into(), source: None }).into();

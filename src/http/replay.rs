@@ -247,10 +247,12 @@ impl Wants<'_> {
     }
 
     fn replay(&self, entry: &Entry, kept: &Kept, stored: StoredResponse, now: u64) -> Option<Replay> {
+        // Who has waited for it came before it: what it is given is no fresher for that.
+        let now = now.max(entry.stored_at);
         let (age, _) = kept.at(entry, now);
         let fresh_until = entry.times.fresh_until;
         // One that was never fresh was made for those who waited for it.
-        let was_fresh = fresh_until > entry.stored_at || entry.times.is_expired();
+        let was_fresh = fresh_until > entry.stored_at || entry.times.is_expired() || entry.stored_at < now;
         let status = if fresh_until <= now && was_fresh {
             CacheStatus::Stale { beyond: (now - fresh_until.max(entry.stored_at)) / 1000 }
         } else {

@@ -27,6 +27,7 @@ use super::status::{CacheStatus, Fwd, write_status};
 use super::tee::{Teed, ends_with_head, has_no_content, tee};
 use super::validation::{is_not_modified, not_modified};
 use super::vary::{Variant, Vary};
+use super::wire::{is_replayable, is_storable};
 use crate::ending::{Arriving, Ending};
 use crate::error::Failure;
 use crate::loader::{LoadResult, Loaded, Mark, Mode};
@@ -89,7 +90,7 @@ impl<B, E> Sharing<B, E> {
                 Draft::stored(head, storing, chosen, &self.policy.lifetimes(), self.now)
             }
         };
-        if self.mode == Mode::Unleased {
+        if self.mode == Mode::Unleased || !is_storable(&head.headers) {
             draft.not_stored();
         }
         Ok(draft)
@@ -170,12 +171,16 @@ where
                 return result.into();
             }
         };
+        // Judged sound above.
+        let expected = content_length(&head.headers).ok().flatten();
+        let ends_with_head = ends_with_head(head.status, expected, &body);
+        if !is_replayable(head.status, ends_with_head) {
+            draft.not_stored();
+        }
         self.forget_old_names(&mut draft).await;
         if !self.has_room(&draft).await {
             draft.not_stored();
         }
-        // Judged sound above.
-        let expected = content_length(&head.headers).ok().flatten();
         let status = self.status(&draft);
         let own = self.own(&head);
         let Self { policy, apart, client, announcer, .. } = self;
@@ -190,7 +195,7 @@ where
 
         let is_failure = is_failure(head.status);
         // With the head the client has everything, so the head is what waits for the commit.
-        let ends_with_head = own.is_some() || ends_with_head(head.status, expected, &body);
+        let ends_with_head = own.is_some() || ends_with_head;
         let finished = |draft: Draft, body, trailers| draft.finish(body, trailers, previous, &policy);
         if own.is_none() && ends_with_head && (body.is_end_stream() || has_no_content(head.status)) {
             let result = apart.store(finished(draft, Bytes::new(), None), is_failure).await;

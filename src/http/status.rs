@@ -96,9 +96,11 @@ impl CacheStatus {
     fn write(self) -> Line {
         let mut line = Line::new();
         match self {
-            Self::Hit { ttl } => line.push("stampede-guard; hit; ttl=").push_number(ttl),
+            Self::Hit { ttl } => line.push(HIT).push("; ttl=").push_number(ttl),
             // RFC 9211, 2.5: a negative number where it was stale.
-            Self::Stale { beyond } => line.push("stampede-guard; hit; ttl=-").push_number(beyond),
+            Self::Stale { beyond } => {
+                line.push(HIT).push(if beyond > 0 { "; ttl=-" } else { "; ttl=" }).push_number(beyond)
+            }
             Self::Collapsed { ttl: Some(ttl) } => {
                 line.push("stampede-guard; fwd=miss; collapsed; ttl=").push_number(ttl)
             }
@@ -128,11 +130,52 @@ pub(crate) fn write_status(headers: &mut HeaderMap, status: CacheStatus) {
     let _ = headers.try_append(CACHE_STATUS, status.to_value());
 }
 
+const HIT: &str = "stampede-guard; hit";
+
+/// The inner service has confirmed something else than what it was asked about.
+pub(crate) const NOT_VALIDATED: &str = "not-validated";
+
+/// How a stale response comes to be the answer to a request that was not to be answered from the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StandIn {
+    /// The inner service was asked for this request. It answered with this status, if at all.
+    Forwarded(Option<StatusCode>),
+    /// It was asked for another one, which this one has waited for.
+    Collapsed,
+}
+
+/// Takes back that it was a hit: what was forwarded is none (RFC 9211, 2.1).
+pub(crate) fn write_stand_in(headers: &mut HeaderMap, stand_in: StandIn) {
+    let Some(own) = own_line(headers) else { return };
+    let Some(ttl) = own.as_bytes().strip_prefix(HIT.as_bytes()) else { return };
+    let ttl = String::from_utf8_lossy(ttl);
+    let mut line = Line::new();
+    line.push(Fwd::Stale.text());
+    let detail = match stand_in {
+        StandIn::Forwarded(Some(status)) => {
+            line.push("; fwd-status=").push(status.as_str());
+            if status == StatusCode::NOT_MODIFIED { NOT_VALIDATED } else { "" }
+        }
+        // By default the answer's status was the response's (RFC 9211, 2.3).
+        StandIn::Forwarded(None) => "no-answer",
+        StandIn::Collapsed => {
+            line.push("; collapsed");
+            ""
+        }
+    };
+    *own = line.push(&ttl).push_detail(detail).to_value();
+}
+
+/// What the guard has said last.
+fn own_line(headers: &mut HeaderMap) -> Option<&mut HeaderValue> {
+    let lines = headers.get_all(CACHE_STATUS).iter().count();
+    let http::header::Entry::Occupied(all) = headers.entry(CACHE_STATUS) else { return None };
+    all.into_iter().nth(lines.saturating_sub(1))
+}
+
 /// Adds the key to what the guard has said last (RFC 9211, 2.7). The text of a key is printable ASCII.
 pub(crate) fn write_key(headers: &mut HeaderMap, key: &str) {
-    let lines = headers.get_all(CACHE_STATUS).iter().count();
-    let http::header::Entry::Occupied(mut all) = headers.entry(CACHE_STATUS) else { return };
-    let Some(own) = all.iter_mut().nth(lines.saturating_sub(1)) else { return };
+    let Some(own) = own_line(headers) else { return };
     let escaped = key.replace('\\', r"\\").replace('"', "\\\"");
     let line = [own.as_bytes(), b"; key=\"", escaped.as_bytes(), b"\""].concat();
     // What is too long or odd for a header is not told.

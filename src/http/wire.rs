@@ -260,8 +260,24 @@ impl StoredResponse {
     }
 }
 
+/// Whether a head may be stored, as far as it says itself.
+pub(crate) fn is_storable(headers: &HeaderMap) -> bool {
+    // `Date` is added where there is none.
+    let (mut lines, mut bytes) = if headers.contains_key(DATE) { (0, 0) } else { (1, DATE_LINE) };
+    for (name, value) in storable(headers) {
+        (lines, bytes) = (lines + 1, bytes + name.as_str().len() + value.len());
+        if u16::try_from(name.as_str().len()).map_or(true, |length| length & FLAGS != 0) {
+            return false;
+        }
+    }
+    lines <= MOST_HEADERS && bytes <= MOST_HEADER_BYTES
+}
+
+/// Bytes of `date: Sun, 06 Nov 1994 08:49:37 GMT`, as they are counted.
+const DATE_LINE: usize = 4 + 29;
+
 /// Whether a response of this status is one of its own.
-fn is_replayable(status: StatusCode, is_empty: bool) -> bool {
+pub(crate) fn is_replayable(status: StatusCode, is_empty: bool) -> bool {
     match status.as_u16() {
         // RFC 9110, 15.2 and 15.4.5: no final answer, and no content of its own.
         100..200 | 304 => false,

@@ -32,6 +32,7 @@ mod poisoning;
 mod policies;
 mod ranges;
 mod readiness;
+mod remarks;
 mod rows;
 mod safety;
 mod sockets;

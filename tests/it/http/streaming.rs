@@ -42,7 +42,7 @@ async fn the_first_byte_reaches_the_leaders_client_long_before_the_last_and_foll
     drop(feed);
     assert_eq!(read(response).await.text(), ",");
     for seen in all(followers).await {
-        assert_eq!((seen.text(), seen.remark().as_str()), ("one,two,", "fwd=miss; collapsed; ttl=60"));
+        assert_eq!((seen.text(), seen.remark().as_str()), ("one,two,", "fwd=miss; collapsed; ttl=59"));
     }
     assert_eq!(ask(&shop, get("/")).await.text(), "one,two,");
     assert_eq!(inner.calls(), 1);

@@ -1,0 +1,133 @@
+//! That `Cache-Status` (RFC 9211) tells the truth where an answer is neither plainly stored nor plainly the origin's.
+
+use std::collections::BTreeMap;
+
+use super::kit::{
+    Down, Feed, Inner, Seen, all, ask, crowd, get, policy, replicas_with, respond, secs, send, settle, shop,
+    whole,
+};
+
+/// A header line.
+type Line = (&'static str, &'static str);
+
+/// How often each remark was made.
+fn tally(seen: &[Seen]) -> BTreeMap<String, usize> {
+    let mut tally = BTreeMap::new();
+    for seen in seen {
+        *tally.entry(seen.remark()).or_default() += 1;
+    }
+    tally
+}
+
+fn tallied(remarks: &[(&str, usize)]) -> BTreeMap<String, usize> {
+    remarks.iter().map(|(remark, times)| ((*remark).to_owned(), *times)).collect()
+}
+
+/// A hit is what was not forwarded (RFC 9211, 2.1). Everyone was told of one, also whose request the origin had refused.
+#[tokio::test(start_paused = true)]
+async fn what_stands_in_for_an_answer_is_no_hit_for_those_who_waited_for_that() {
+    for (failure, leader) in
+        [(503, "fwd=stale; fwd-status=503; ttl=-2"), (0, "fwd=stale; ttl=-2; detail=no-answer")]
+    {
+        let inner = Inner::with(move |n, _| match (n, failure) {
+            (1, _) => Ok(respond(200, &[("cache-control", "max-age=10, stale-if-error=60")], whole("old"))),
+            (_, 0) => Err(Down("no route".into())),
+            _ => Ok(respond(failure, &[], whole("sorry"))),
+        });
+        let shops = replicas_with(2, &inner, policy().back_off(secs(5)));
+        ask(&shops[0], get("/")).await;
+        tokio::time::sleep(secs(12)).await;
+        inner.gate.close();
+        let waiting: Vec<_> = shops.iter().flat_map(|shop| crowd(shop, 5, "/")).collect();
+        settle().await;
+        inner.gate.open();
+        let seen = all(waiting).await;
+        assert!(seen.iter().all(|seen| seen.text() == "old"));
+        assert_eq!(tally(&seen), tallied(&[(leader, 1), ("fwd=stale; collapsed; ttl=-2", 9)]));
+        for shop in &shops {
+            assert_eq!(ask(shop, get("/")).await.remark(), "hit; ttl=-2", "while the origin rests");
+        }
+        assert_eq!(inner.calls(), 2);
+    }
+}
+
+/// A load that takes too long has been forwarded, too.
+#[tokio::test(start_paused = true)]
+async fn what_stands_in_for_a_slow_answer_is_no_hit_for_the_one_that_asked() {
+    let inner = Inner::with(|n, _| {
+        Ok(respond(200, &[("cache-control", "max-age=10, stale-if-error=60")], whole(n.to_string())))
+    });
+    let shop = super::kit::shop_with(&inner, policy().load_timeout(secs(5)));
+    ask(&shop, get("/")).await;
+    tokio::time::sleep(secs(12)).await;
+    inner.gate.close();
+    let waiting = crowd(&shop, 5, "/");
+    let seen = all(waiting).await;
+    assert!(seen.iter().all(|seen| seen.text() == "1"));
+    let expected = [("fwd=stale; ttl=-2; detail=no-answer", 1), ("fwd=stale; collapsed; ttl=-2", 4)];
+    let seen = tally(&seen);
+    assert_eq!(seen.values().sum::<usize>(), 5);
+    assert_eq!(seen, tallied(&expected));
+}
+
+/// Who had waited for a second was told that what must be validated each time is fresh for that long.
+#[tokio::test(start_paused = true)]
+async fn who_has_waited_is_told_no_freshness_that_there_is_not() {
+    let cases = [
+        ("no-cache", "0", "fwd=uri-miss; stored; ttl=0", "fwd=miss; collapsed"),
+        ("max-age=0", "0", "fwd=uri-miss; stored; ttl=0", "fwd=miss; collapsed"),
+        ("max-age=10", "30", "fwd=uri-miss; stored; ttl=0", "fwd=miss; collapsed"),
+        ("max-age=10", "0", "fwd=uri-miss; stored; ttl=10", "fwd=miss; collapsed; ttl=10"),
+    ];
+    for (control, age, leader, others) in cases {
+        let (feed, body) = Feed::new();
+        let headers = [("etag", "\"a\""), ("cache-control", control), ("age", age)];
+        let inner = Inner::in_turn([respond(200, &headers, body)]);
+        let shops = replicas_with(2, &inner, policy());
+        let waiting: Vec<_> = shops.iter().flat_map(|shop| crowd(shop, 3, "/")).collect();
+        tokio::time::sleep(secs(2)).await;
+        feed.data("body");
+        drop(feed);
+        let mut seen = tally(&all(waiting).await);
+        // It took two seconds of what there was.
+        let others = others.replace("=10", "=8");
+        assert_eq!(seen.remove(leader), Some(1), "{control}, {age}");
+        assert_eq!(seen, tallied(&[(&others, 5)]), "{control}, {age}");
+    }
+}
+
+/// It said so at each request, and asked again at each.
+#[tokio::test(start_paused = true)]
+async fn what_can_not_be_stored_is_not_said_to_be() {
+    let long: &'static str = "x".repeat(60_000).leak();
+    let lasting = ("cache-control", "max-age=60");
+    let cases: [(u16, Vec<Line>, &'static str, bool); 7] = [
+        (200, vec![lasting, ("x-a", long), ("x-b", long)], "body", false),
+        (200, vec![lasting, ("x-a", long)], "body", true),
+        (200, [vec![lasting], vec![("x-many", "1"); 128]].concat(), "body", false),
+        (200, [vec![lasting], vec![("x-many", "1"); 120]].concat(), "body", true),
+        (205, vec![lasting], "body", false),
+        (205, vec![lasting], "", true),
+        (204, vec![lasting], "", true),
+    ];
+    for (status, headers, body, stored) in cases {
+        let inner = Inner::with(move |_, _| Ok(respond(status, &headers, whole(body))));
+        let shop = shop(&inner);
+        let expected =
+            if stored { "fwd=uri-miss; stored; ttl=60" } else { "fwd=uri-miss; detail=not-stored" };
+        assert_eq!(ask(&shop, get("/")).await.remark(), expected, "{status}");
+        let again = ask(&shop, get("/")).await.remark();
+        assert_eq!(again.starts_with("hit"), stored, "{status}: {again}");
+    }
+    // A validation that brings too much, too.
+    let inner = Inner::with(move |n, _| {
+        let more = if n == 1 { "x" } else { long };
+        let headers = [("etag", "\"a\""), ("cache-control", "max-age=10"), ("x-a", more), ("x-b", more)];
+        Ok(respond(if n == 1 { 200 } else { 304 }, &headers, whole(if n == 1 { "body" } else { "" })))
+    });
+    let shop = shop(&inner);
+    ask(&shop, get("/")).await;
+    tokio::time::sleep(secs(12)).await;
+    let validated = send(&shop, get("/")).await.unwrap();
+    assert_eq!((validated.text(), validated.remark().as_str()), ("body", "fwd=stale; fwd-status=304"));
+}
