@@ -22,7 +22,9 @@ use super::replay::{VariantPlace, answer};
 use super::request::Asked;
 use super::reuse::{Failed, instead_of};
 use super::share::{Client, Sharing};
-use super::status::{CacheStatus, Fwd, own_answer, write_status};
+use super::status::{
+    CacheStatus, Fwd, NOT_VALIDATED, StandIn, age_and_status, own_answer, write_stand_in, write_status,
+};
 use super::validation::{add_conditions, freshened, is_about, remove_conditions};
 use super::wire::StoredResponse;
 use crate::caller::Ask;
@@ -173,6 +175,7 @@ where
         let text = format!("the inner service answered {}", response.status());
         return LoadResult::Failed(Failure::Loader { text: text.into(), source: None }).into();
     }
+    let stands_in = stands_in(Failed::Status(StatusCode::BAD_GATEWAY.as_u16()));
     let delay = asked_at.elapsed();
     if mode == Mode::Leased
         && wanted.variant.get().is_none()
@@ -211,7 +214,7 @@ where
             head.extensions.extend(std::mem::take(response.extensions_mut()));
             sharing.validated(head, stored).await
         }
-        Some(_) => sharing.contradicted().await,
+        Some(stored) => sharing.contradicted(stored, stands_in).await,
     }
 }
 
@@ -316,17 +319,35 @@ where
         Loaded { result, settled: Some(Box::new(release)) }
     }
 
-    /// A 304 about something that was not asked about: there is nothing to answer with. What is stored is
-    /// forgotten, so that the next request asks for the whole.
-    async fn contradicted(self) -> Loaded {
-        self.apart.leave().await;
-        let own = own_answer(
-            StatusCode::BAD_GATEWAY,
-            "not-validated",
-            "the origin answered about something else\n",
-        );
-        let _ = self.client.send(Ok(own));
-        LoadResult::Uncacheable { mark: Mark::Over }.into()
+    /// A 304 about something that was not asked about (RFC 9111, 4.3.4): there is nothing to answer with but what `stands_in`.
+    /// What is stored is forgotten, and one of those who wait asks for the whole. (Its own request went with the call, body and
+    /// all, and can not be sent again.)
+    async fn contradicted(self, previous: &Previous, stands_in: bool) -> Loaded {
+        let Self { wanted, node, policy, apart, client, .. } = self;
+        apart.leave().await;
+        let key = wanted.variant.get().map_or(&wanted.resource, |place| &place.key);
+        let forgotten = node.store.invalidate(key, None, policy.command_timeout).await.is_ok();
+        let now = node.store.now();
+        let (age, _) = previous.kept.at(&previous.entry, now);
+        let stored = || answer(&wanted.asked, &wanted.headers, previous.response.clone(), None, age);
+        let own = match stands_in.then(stored).flatten() {
+            Some(mut replay) => {
+                let fresh_until = previous.entry.times.fresh_until.max(previous.entry.stored_at);
+                let beyond = now.saturating_sub(fresh_until) / 1000;
+                let headers = replay.response.headers_mut();
+                age_and_status(headers, age.as_secs(), CacheStatus::Stale { beyond });
+                write_stand_in(headers, StandIn::Forwarded(Some(StatusCode::NOT_MODIFIED)));
+                replay.respond()
+            }
+            None => own_answer(
+                StatusCode::BAD_GATEWAY,
+                NOT_VALIDATED,
+                "the origin answered about something else\n",
+            ),
+        };
+        let result = if forgotten { LoadResult::Aside } else { LoadResult::Uncacheable { mark: Mark::Over } };
+        // Its client may ask again as soon as it has that.
+        Loaded { result, settled: Some(Box::new(move || drop(client.send(Ok(own))))) }
     }
 }
 

@@ -9,6 +9,7 @@ mod bodies;
 mod bypass;
 mod chaos;
 mod coalescing;
+mod contradictions;
 mod corpus;
 #[cfg(feature = "redis")]
 mod costs;

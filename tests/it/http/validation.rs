@@ -153,28 +153,6 @@ async fn no_cache_is_stored_and_validated_each_time() {
     assert_eq!(inner.calls(), 5);
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_304_about_something_else_is_an_error_once_and_then_the_whole_is_loaded() {
-    let inner = Inner::with(|n, request| {
-        let conditional = !sent(request, "if-none-match").is_empty();
-        assert_eq!(conditional, n == 2, "call {n}");
-        Ok(match n {
-            2 => respond(304, &[("etag", "\"other\"")], Boxed::default()),
-            _ => {
-                let tag = format!("\"{n}\"");
-                respond(200, &[("etag", &tag), ("cache-control", "max-age=10")], whole(n.to_string()))
-            }
-        })
-    });
-    let shop = shop(&inner);
-    ask(&shop, get("/")).await;
-    tokio::time::sleep(secs(12)).await;
-    let seen = ask(&shop, get("/")).await;
-    assert_eq!((seen.status, seen.remark().as_str()), (502, "fwd=miss; detail=not-validated"));
-    assert_eq!(ask(&shop, get("/")).await.text(), "3");
-    assert_eq!(ask(&shop, get("/")).await.text(), "3");
-}
-
 /// nginx gives a compressed 200 a weak tag and its 304 the strong one; a deploy that adds tags has one for who asks by date.
 #[tokio::test(start_paused = true)]
 async fn a_304_with_the_strong_form_of_a_weak_tag_confirms() {
@@ -204,27 +182,6 @@ async fn a_304_with_the_strong_form_of_a_weak_tag_confirms() {
             );
         }
     }
-}
-
-#[tokio::test(start_paused = true)]
-async fn those_who_wait_for_such_a_304_ask_for_themselves() {
-    let inner = Inner::with(|n, _| {
-        Ok(match n {
-            2 => respond(304, &[("etag", "\"other\"")], Boxed::default()),
-            _ => respond(200, &[("etag", TAG), ("cache-control", "max-age=10")], whole(n.to_string())),
-        })
-    });
-    let shop = shop(&inner);
-    ask(&shop, get("/")).await;
-    tokio::time::sleep(secs(12)).await;
-    inner.gate.close();
-    let crowd = crowd(&shop, 10, "/");
-    settle().await;
-    assert_eq!(inner.calls(), 2);
-    inner.gate.open();
-    let seen = all(crowd).await;
-    assert_eq!(seen.iter().filter(|seen| seen.status == 502).count(), 1);
-    assert_eq!(seen.iter().filter(|seen| seen.status == 200).count(), 9);
 }
 
 /// What becomes of a stored response with these directives whose validation fails: whether it is served.

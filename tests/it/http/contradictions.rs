@@ -1,0 +1,120 @@
+//! A 304 about something else than what was asked about (RFC 9111, 4.3.4): it does not select the stored response.
+
+use stampede_guard::http::HttpPolicy;
+
+use super::kit::{
+    Boxed, Inner, all, ask, crowd, get, policy, replicas_with, request, respond, secs, sent, settle, shop,
+    shop_with, whole,
+};
+
+const CHANGED: &str = "Sun, 06 Nov 1994 08:49:37 GMT";
+
+/// Its text and tag are the number of the call; to the second it answers that what it is asked about, by another tag, has not
+/// changed: it goes by the date.
+fn origin(control: &'static str) -> Inner {
+    Inner::with(move |n, request| {
+        let conditional = !sent(request, "if-none-match").is_empty();
+        assert_eq!(conditional, n == 2, "call {n}");
+        let tag = format!("\"{n}\"");
+        let control = if n == 1 { control } else { "max-age=10" };
+        let headers = [("etag", &*tag), ("last-modified", CHANGED), ("cache-control", control)];
+        Ok(match conditional {
+            true => respond(304, &headers, Boxed::default()),
+            false => respond(200, &headers, whole(n.to_string())),
+        })
+    })
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_304_about_something_else_is_an_error_once_and_then_the_whole_is_loaded() {
+    let inner = origin("max-age=10");
+    let shop = shop(&inner);
+    ask(&shop, get("/")).await;
+    tokio::time::sleep(secs(12)).await;
+    let seen = ask(&shop, get("/")).await;
+    assert_eq!((seen.status, seen.remark().as_str()), (502, "fwd=miss; detail=not-validated"));
+    assert_eq!(ask(&shop, get("/")).await.text(), "3");
+    let hit = ask(&shop, get("/")).await;
+    assert_eq!((hit.text(), hit.remark().as_str()), ("3", "hit; ttl=10"));
+}
+
+/// Each of them once asked for itself: a validation that could not succeed became a stampede.
+#[tokio::test(start_paused = true)]
+async fn those_who_wait_for_such_a_304_share_one_load_of_the_whole() {
+    for (control, first) in [("max-age=10", 502), ("max-age=10, stale-if-error=60", 200)] {
+        let inner = origin(control);
+        let shops = replicas_with(2, &inner, policy());
+        ask(&shops[0], get("/")).await;
+        tokio::time::sleep(secs(12)).await;
+        inner.gate.close();
+        let leader = super::kit::send(&shops[0], get("/"));
+        settle().await;
+        let waiting: Vec<_> = shops.iter().flat_map(|shop| crowd(shop, 10, "/")).collect();
+        settle().await;
+        assert_eq!(inner.calls(), 2, "one validation in the fleet");
+        inner.gate.open();
+        assert_eq!(leader.await.unwrap().status, first, "{control}");
+        for seen in all(waiting).await {
+            assert_eq!((seen.status, seen.text()), (200, "3"), "{control}: {}", seen.remark());
+        }
+        assert_eq!(inner.calls(), 3, "{control}");
+    }
+}
+
+/// RFC 5861, 4: it would be a 502.
+#[tokio::test(start_paused = true)]
+async fn what_was_asked_about_stands_in_once_if_it_may() {
+    for (control, asks_for, stands_in) in [
+        ("max-age=10, stale-if-error=60", "", true),
+        ("max-age=10, stale-if-error=60", "no-cache", false),
+        ("max-age=10, stale-if-error=1", "", false),
+        ("max-age=10, stale-if-error=60, must-revalidate", "", false),
+    ] {
+        let inner = origin(control);
+        let shop = shop_with(&inner, policy().http(HttpPolicy::default()));
+        ask(&shop, get("/")).await;
+        tokio::time::sleep(secs(12)).await;
+        let seen = ask(&shop, request("GET", "/", &[("cache-control", asks_for)])).await;
+        if stands_in {
+            assert_eq!((seen.status, seen.text(), seen.header("age")), (200, "1", Some("12")), "{control}");
+            assert_eq!(seen.remark(), "fwd=stale; fwd-status=304; ttl=-2; detail=not-validated");
+        } else {
+            assert_eq!(seen.status, 502, "{control} {asks_for}");
+        }
+        assert_eq!(ask(&shop, get("/")).await.text(), "3", "what can not be asked about is forgotten");
+    }
+}
+
+/// What is removed under a load's own lease takes that lease along.
+#[cfg(feature = "redis")]
+#[tokio::test]
+async fn on_redis_too_they_share_one_load_of_the_whole() {
+    use stampede_guard::StampedeGuard;
+    use tower::Layer as _;
+
+    use crate::support::probe::eventually;
+
+    let server = crate::support::redis_server::RedisServer::start();
+    let inner = origin("max-age=1");
+    let mut shops = Vec::new();
+    for _ in 0..2 {
+        let patient = policy().coordination_budget(secs(8)).command_timeout(secs(2)).lease(secs(8));
+        let client = redis::Client::open(server.minimal_user()).unwrap();
+        let guard = StampedeGuard::new(client).with_policy(patient.build().unwrap());
+        crate::redis::connects(&guard).await;
+        shops.push((guard.layer(inner.clone()), guard));
+    }
+    ask(&shops[0].0, get("/")).await;
+    tokio::time::sleep(std::time::Duration::from_millis(1_100)).await;
+    inner.gate.close();
+    let waiting: Vec<_> = shops.iter().flat_map(|(shop, _)| crowd(shop, 10, "/")).collect();
+    inner.loads.reach(2).await;
+    for (_, guard) in &shops {
+        eventually("all have asked", secs(10), async || guard.stats().flights == 1).await;
+    }
+    inner.gate.open();
+    let mut answers: Vec<_> = all(waiting).await.iter().map(|seen| seen.status).collect();
+    answers.sort_unstable();
+    assert_eq!((answers.pop(), answers.iter().all(|status| *status == 200)), (Some(502), true));
+    assert_eq!(inner.calls(), 3);
+}
