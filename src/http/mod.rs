@@ -8,17 +8,20 @@
 //! It is a cache by RFC 9111, shared by the whole fleet; [`HttpPolicy`] says how careful it is. By default:
 //!
 //! - The lifetime of a response is its own (`CDN-Cache-Control`, `s-maxage`, `max-age`, `Expires`), else the
-//!   policy's [`fresh_for`](crate::PolicyBuilder::fresh_for). A 5xx goes to those who wait and to nobody later.
+//!   policy's [`fresh_for`](crate::PolicyBuilder::fresh_for). A 5xx or a 408 goes to those who wait and to nobody later; which
+//!   statuses do not, is told [below](#failures).
 //! - A request with credentials (`Authorization`, `Cookie`, ...), in other units of ranges than bytes, or with a
 //!   body goes straight to the inner service. A response with `Set-Cookie`, `private`, `no-store` or `Vary: *` goes
 //!   only to the client that asked for it, also while others wait. An answer that depends on anything else (a header
 //!   of your own, the peer's address) must say so: with `Vary`, `Cache-Control: private`, or [`DoNotStore`].
 //! - Variants (`Vary`) are stored side by side, and coalesce each by itself.
 //! - What is stale is validated (`If-None-Match`, `If-Modified-Since`), once for all who ask meanwhile. It is served
-//!   meanwhile within `stale-while-revalidate`, and instead of a 500, 502, 503, 504 or no answer within
+//!   meanwhile within `stale-while-revalidate`, and instead of a 408, 500, 502, 503, 504 or no answer within
 //!   `stale-if-error` (RFC 5861), by what it says, else by the policy, unless it forbids that.
 //! - Conditions and ranges of clients are answered out of what is stored. A client's condition does not reach the
-//!   inner service where others may wait for the answer.
+//!   inner service where others may wait for the answer. Where nothing is stored, requests with a range and `HEAD` are not
+//!   coalesced, and nobody waits for a lease: each may want another part, of which the others would have no use, and an answer
+//!   without a body stores nothing.
 //! - `no-cache`, `max-age`, `min-fresh`, `max-stale` and `only-if-cached` of requests count. Who insists on a load
 //!   joins the one that runs, and makes nobody else wait for it.
 //! - Methods that are not known to be safe go through and, if they succeed, invalidate their target (RFC 9111,
@@ -54,6 +57,14 @@
 //! or an explicit lifetime says that they end. Of others the guard can not know: mark them `no-store`, or with [`DoNotStore`],
 //! or those who wait are held for [`load_timeout`](crate::PolicyBuilder::load_timeout), again and again.
 //!
+//! # Slow bodies
+//!
+//! A body that is not complete within [`load_timeout`](crate::PolicyBuilder::load_timeout), though its head came in time, is
+//! stored for nobody. Its own client is given all of it. Those who wait for it elsewhere then ask for themselves, all at once, and
+//! for ten seconds nobody queues for it. So for a resource that is slow by nature raise `load_timeout`; send `Content-Length`, by
+//! which those who wait in the leader's process read along; and bound what may run at once by a concurrency limit *inside* the
+//! guard, as [`max_concurrent_loads`](crate::PolicyBuilder::max_concurrent_loads) does not count who asks for itself.
+//!
 //! # Readiness
 //!
 //! The service is always ready. A hit never touches the inner service, so capacity that `poll_ready`
@@ -67,8 +78,19 @@
 //! waited for it gets 502; a load or a wait that took too long is 504; with
 //! [`OnStoreDown::FailClosed`](crate::OnStoreDown) a store that is down is 503, as is too much at once. All carry `Retry-After`.
 //!
+//! A response is told to all who wait if it is a failure of the server (any 5xx, and a 408: a request without a body was
+//! complete, so that is the server's own time-out), if it names its lifetime, or if it is stored without (200, 203, 204, 300,
+//! 301, 308, 404, 410). **With any other status each who waits asks for itself**, at once: a 302, 401 or 403 may be about the one
+//! that was asked for, and for ten seconds nobody queues. 400, 417, 421, 429 and 431 leave no such mark, so who comes later waits for
+//! one again. A 429 is most often a limiter's per client: told to others, it would shut out all for one. A limiter that is about
+//! the server as a whole had better say 503, or name a lifetime.
+//!
+//! A 304 about something else than what was asked about (RFC 9111, 4.3.4) is a 502 of the guard (`detail=not-validated`) to
+//! the request that led, or what `stale-if-error` permits. What was stored is forgotten, and one of those who wait asks for the whole.
+//!
 //! A load is a task of its own, which outlives the request that led it. So a handler's panic is a 502 of the guard
-//! (`detail=load-panicked`), of which a `CatchPanicLayer` outside hears nothing: put it inside. And the task-locals of outer
+//! (`detail=load-panicked`), of which a `CatchPanicLayer` outside hears nothing: put it inside. A handler that panics is tried for up
+//! to four of those who wait, one after the other, before the rest are told. And the task-locals of outer
 //! middlewares are not there in the handlers of requests that are looked up; extensions of the request are.
 //!
 //! # Examples
