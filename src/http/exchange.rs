@@ -35,7 +35,7 @@ pub(super) struct Exchange<S, Q> {
 
 impl<S, Q, B> Exchange<S, Q>
 where
-    S: Service<Request<Q>, Response = Response<B>> + Send + 'static,
+    S: Service<Request<Q>, Response = Response<B>> + Clone + Send + 'static,
     S::Future: Send + 'static,
     S::Error: fmt::Display + Send + 'static,
     Q: Body + Send + 'static,

@@ -13,6 +13,7 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tower_service::Service;
 
+use super::again::Again;
 use super::apart::Apart;
 use super::body::{BoxError, GuardedBody};
 use super::draft::{Previous, head_of};
@@ -79,7 +80,7 @@ pub(crate) fn loader<S, Q, B>(
     wanted: &Arc<Wanted>,
 ) -> (Loader, oneshot::Receiver<Head<B, S::Error>>)
 where
-    S: Service<Request<Q>, Response = Response<B>> + Send + 'static,
+    S: Service<Request<Q>, Response = Response<B>> + Clone + Send + 'static,
     S::Future: Send + 'static,
     S::Error: fmt::Display + Send + 'static,
     Q: Send + 'static,
@@ -115,7 +116,7 @@ async fn load<S, Q, B>(
     client: Client<B, S::Error>,
 ) -> Loaded
 where
-    S: Service<Request<Q>, Response = Response<B>> + Send + 'static,
+    S: Service<Request<Q>, Response = Response<B>> + Clone + Send + 'static,
     S::Future: Send + 'static,
     S::Error: fmt::Display + Send + 'static,
     Q: Send + 'static,
@@ -130,6 +131,10 @@ where
     let is_own = |previous: &Previous| previous.kept.is_for(&wanted.headers, policy.http.normal());
     let is_own = previous.as_ref().is_some_and(is_own);
     let is_whole = |previous: &&Previous| is_own && !is_part && previous.kept.part.is_none();
+    let mut again = previous.as_ref().filter(is_whole).and_then(|_| Again::of(&inner, &request));
+    if let Some(again) = &mut again {
+        condition(again.request.headers_mut(), false, None);
+    }
     condition(request.headers_mut(), is_part, previous.as_ref().filter(is_whole));
     let fwd = fwd(&wanted, previous.as_ref().map(|previous| (previous, is_own)), node.store.now());
     let apart = match wanted.stored_at.get() {
@@ -138,17 +143,30 @@ where
     };
 
     let load_timeout = policy.load_timeout;
-    let asked_at = Instant::now();
+    let mut asked_at = Instant::now();
     // A little before the flight's own bound, so that a slow body is handed over to its client
     // instead of being cut off with the load.
     let until = asked_at + load_timeout - load_timeout / 20;
     let asking = call(inner, request);
     let _ = wanted.forwarded.set(());
-    let response = match wanted.stored_at.get() {
+    let mut response = match wanted.stored_at.get() {
         // Who asks for the resource inside this load would wait for its lease.
         Some(key) => Loading::scope(&node, key, Loading::current(), asking).await,
         None => asking.await,
     };
+    let stored = previous.as_ref().filter(is_whole).map(|stored| &stored.response.headers);
+    let contradicts = |response: &Response<B>| {
+        response.status() == StatusCode::NOT_MODIFIED
+            && stored.is_some_and(|stored| !is_about(response.headers(), stored, SystemTime::now()))
+    };
+    let is_contradicted = response.as_ref().is_ok_and(contradicts);
+    if is_contradicted
+        && wanted.stored_at.get().is_none()
+        && let Some(again) = again
+    {
+        asked_at = Instant::now();
+        response = again.send().await;
+    }
     // Whether the stored response is given instead (RFC 5861, 4).
     let stands_in = |failed| {
         previous.as_ref().filter(|_| is_own).is_some_and(|Previous { entry, kept, .. }| {
@@ -207,7 +225,7 @@ where
     };
     match validated {
         None => sharing.response(response, previous.as_ref(), until).await,
-        Some(stored) if is_about(response.headers(), &stored.response.headers, now) => {
+        Some(stored) if !is_contradicted => {
             let headers = freshened(&stored.response.headers, response.headers());
             let mut head = head_of(stored.response.status, stored.response.version, headers);
             // What the handler says of its answer holds for what it confirms.
@@ -320,8 +338,8 @@ where
     }
 
     /// A 304 about something that was not asked about (RFC 9111, 4.3.4): there is nothing to answer with but what `stands_in`.
-    /// What is stored is forgotten, and one of those who wait asks for the whole. (Its own request went with the call, body and
-    /// all, and can not be sent again.)
+    /// What is stored is forgotten, and one of those who wait asks for the whole. (Its own request was sent again, or went with
+    /// the call, body and all.)
     async fn contradicted(self, previous: &Previous, stands_in: bool) -> Loaded {
         let Self { wanted, node, policy, apart, client, .. } = self;
         apart.leave().await;

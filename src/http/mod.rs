@@ -85,8 +85,10 @@
 //! one again. A 429 is most often a limiter's per client: told to others, it would shut out all for one. A limiter that is about
 //! the server as a whole had better say 503, or name a lifetime.
 //!
-//! A 304 about something else than what was asked about (RFC 9111, 4.3.4) is a 502 of the guard (`detail=not-validated`) to
-//! the request that led, or what `stale-if-error` permits. What was stored is forgotten, and one of those who wait asks for the whole.
+//! A 304 about something else than what was asked about (RFC 9111, 4.3.4) is followed by the same request without the guard's
+//! conditions, where that can be sent again: one of axum's, with the feature `axum`. Elsewhere it is a 502 of the guard
+//! (`detail=not-validated`) to the request that led, or what `stale-if-error` permits. What was stored is forgotten, and one of
+//! those who wait asks for the whole.
 //!
 //! A load is a task of its own, which outlives the request that led it. So a handler's panic is a 502 of the guard
 //! (`detail=load-panicked`), of which a `CatchPanicLayer` outside hears nothing: put it inside. A handler that panics is tried for up
@@ -104,6 +106,7 @@
 //!     .layer(StampedeGuard::in_memory());
 //! ```
 
+mod again;
 mod apart;
 mod arrival;
 mod body;

@@ -85,6 +85,66 @@ async fn what_was_asked_about_stands_in_once_if_it_may() {
     }
 }
 
+/// Where the guard can make an empty body of the requests' own kind, as it can of axum's, the request is sent again: nobody is
+/// told that the origin has contradicted itself.
+#[cfg(feature = "axum")]
+#[tokio::test(start_paused = true)]
+async fn a_request_of_axum_is_sent_again_without_the_guards_conditions() {
+    use axum::body::Body;
+    use http::Request;
+    use http_body_util::Full;
+    use tower::util::MapRequestLayer;
+    use tower::{Layer as _, ServiceBuilder};
+
+    let guard = |store: &stampede_guard::MemoryStore| {
+        stampede_guard::StampedeGuard::new(store.clone()).with_policy(policy().build().unwrap())
+    };
+    // To the third, which has no conditions, either the whole or nonsense.
+    for (third, loads, first) in [(200, 3, 200), (304, 4, 502)] {
+        let inner = Inner::with(move |n, request| {
+            let (mine, ours) = (sent(request, "x-mine"), sent(request, "if-none-match"));
+            assert_eq!((mine, ours), ("1", if n == 2 { "\"1\"" } else { "" }), "call {n}");
+            assert_eq!(request.extensions().get::<u8>(), Some(&7));
+            let tag = format!("\"{n}\"");
+            let headers = [("etag", &*tag), ("cache-control", "max-age=10")];
+            Ok(match n {
+                2 => respond(304, &headers, Boxed::default()),
+                3 if third == 304 => respond(304, &headers, Boxed::default()),
+                _ => respond(200, &headers, whole(n.to_string())),
+            })
+        });
+        let to_kit = MapRequestLayer::new(|request: Request<Body>| request.map(|_| Full::default()));
+        let to_axum = MapRequestLayer::new(|request: super::kit::Req| request.map(|_| Body::empty()));
+        let store = stampede_guard::MemoryStore::new();
+        let shops = [(); 2].map(|()| {
+            let guarded = guard(&store).layer(to_kit.layer(inner.clone()));
+            ServiceBuilder::new().layer(to_axum.clone()).service(guarded)
+        });
+        let mine = || {
+            let mut request = request("GET", "/", &[("x-mine", "1")]);
+            request.extensions_mut().insert(7u8);
+            request
+        };
+        ask(&shops[0], mine()).await;
+        tokio::time::sleep(secs(12)).await;
+        inner.gate.close();
+        let leader = super::kit::send(&shops[0], mine());
+        settle().await;
+        let waiting: Vec<_> = (0..20).map(|n| super::kit::send(&shops[n % 2], mine())).collect();
+        settle().await;
+        inner.gate.open();
+        let leader = leader.await.unwrap();
+        assert_eq!(leader.status, first, "{}", leader.remark());
+        if third == 200 {
+            assert_eq!(leader.remark(), "fwd=stale; stored; ttl=10");
+        }
+        for seen in all(waiting).await {
+            assert_eq!((seen.status, seen.text()), (200, loads.to_string().as_str()), "{}", seen.remark());
+        }
+        assert_eq!(inner.calls(), loads);
+    }
+}
+
 /// What is removed under a load's own lease takes that lease along.
 #[cfg(feature = "redis")]
 #[tokio::test]

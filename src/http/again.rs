@@ -1,0 +1,44 @@
+//! A request that can be sent a second time.
+
+use http::Request;
+use tower_service::Service;
+
+use super::load::call;
+
+/// A request without a body, before it is sent for the first time. Only its head can be copied, so its body has to be one of
+/// which an empty one can be made: the body of axum's requests, with the feature `axum`.
+pub(crate) struct Again<S, Q> {
+    inner: S,
+    pub(crate) request: Request<Q>,
+}
+
+impl<S, Q> Again<S, Q>
+where
+    S: Service<Request<Q>> + Clone,
+    Q: 'static,
+{
+    pub(crate) fn of(inner: &S, request: &Request<Q>) -> Option<Self> {
+        let mut again = Request::new(empty::<Q>()?);
+        *again.method_mut() = request.method().clone();
+        *again.uri_mut() = request.uri().clone();
+        *again.version_mut() = request.version();
+        *again.headers_mut() = request.headers().clone();
+        *again.extensions_mut() = request.extensions().clone();
+        Some(Self { inner: inner.clone(), request: again })
+    }
+
+    pub(crate) async fn send(self) -> Result<S::Response, S::Error> {
+        call(self.inner, self.request).await
+    }
+}
+
+#[cfg(feature = "axum")]
+fn empty<Q: 'static>() -> Option<Q> {
+    let body: Box<dyn std::any::Any> = Box::new(axum::body::Body::empty());
+    body.downcast().ok().map(|body| *body)
+}
+
+#[cfg(not(feature = "axum"))]
+fn empty<Q: 'static>() -> Option<Q> {
+    None
+}
