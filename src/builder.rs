@@ -51,7 +51,7 @@ impl StampedeGuardBuilder {
     }
 
     /// How many keys may be loaded at once in this process; callers of further keys load for themselves and
-    /// are counted as bypassed. Under [`max_concurrent_loads`](crate::PolicyBuilder::max_concurrent_loads) that would be
+    /// are counted as bypassed. Under [`max_concurrent_loads`](crate::PolicyBuilder::max_concurrent_loads) they would do so
     /// without a permit: with [`OnOverload::Shed`](crate::OnOverload::Shed) they are given a stale value where one may
     /// stand in, else [`ErrorKind::Overloaded`]. Defaults to 10,000.
     pub fn max_flights(mut self, max_flights: usize) -> Self {

@@ -28,7 +28,7 @@ struct Repr {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// The key, or a tag, has no text; or there are too many tags.
+    /// The key is empty, or a tag is, or there are too many tags.
     InvalidKey,
     /// Settings contradict each other or are out of range.
     InvalidPolicy,
@@ -145,11 +145,11 @@ impl std::error::Error for Error {
 /// own error is shared: behind an [`Arc`] in the process that ran it, as text in the others.
 ///
 /// It is a [`std::error::Error`] for every `E`, also for those that are not errors themselves, such
-/// as `String` and `anyhow::Error`. So the loader's error is in its text and not among its sources: `{:#}` prints it as `{:#}` of its
-/// own (all causes, for `anyhow::Error`), and [`loader`](Self::loader) has it whole.
+/// as `String` and `anyhow::Error`. So the loader's error is in its text and not among its sources: `{:#}` prints the loader's
+/// error by `{:#}` too (all causes, for `anyhow::Error`), and [`loader`](Self::loader) has it whole.
 #[non_exhaustive]
 pub enum LoadError<E> {
-    /// The loader returned this error, in this process: this caller's own, or that of one with the same type of error.
+    /// The loader returned this error, in this process: this caller's loader, or that of a caller with the same type of error.
     Loader(Arc<E>),
     /// The load of another caller failed, and this text is all that is known here of its loader's error (`{:#}` of it, cut to
     /// 1 KiB): it ran in another process, or earlier ([`error_for`](crate::PolicyBuilder::error_for)), or in this process for

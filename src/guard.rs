@@ -56,10 +56,10 @@ pub struct StampedeGuard {
 pub struct Shutdown {
     /// Whether every load ended before the deadline.
     pub finished: bool,
-    /// Leases of loads that were still running at the deadline, and that another process has now, or nobody.
+    /// Leases of loads that were still running at the deadline and that another process, or nobody, has now.
     pub handed_over: usize,
     /// Leases for which the store has not confirmed that within the second after the deadline, or after the load's own
-    /// end, and those that this process may have without knowing it. Whoever waits for one of them in another process does
+    /// end, and those that this process may hold without knowing. Whoever waits for one of them in another process does
     /// so until its time to live is over.
     pub abandoned: usize,
 }
@@ -93,15 +93,15 @@ impl StampedeGuard {
 
     /// The same guard with another policy: connections, running loads and counters are shared.
     ///
-    /// Where two policies meet on one load, the leader's decides how it is led and stored. What belongs to the connections
-    /// stays that of the policy that the guard was [built](Self::builder) with: two commands without an answer within its
-    /// [`command_timeout`](crate::PolicyBuilder::command_timeout), and they are made anew.
+    /// Where two policies meet on one load, the leader's decides how it is led and stored. The connections keep to
+    /// the policy that the guard was [built](Self::builder) with: after two commands without an answer within its
+    /// [`command_timeout`](crate::PolicyBuilder::command_timeout) they are opened anew.
     #[must_use]
     pub fn with_policy(&self, policy: Policy) -> Self {
         Self::from_parts(Arc::clone(&self.node), Arc::new(policy))
     }
 
-    /// Opens the connections, so that the first request does not pay for it, and tries whether the server does what loads
+    /// Opens the connections, so that the first request does not pay for that, and tries whether the server does what loads
     /// need, by a script that leaves no key behind.
     ///
     /// # Errors
@@ -109,11 +109,10 @@ impl StampedeGuard {
     /// [`ErrorKind::Closed`](crate::ErrorKind::Closed) after [`shutdown`](Self::shutdown).
     ///
     /// [`ErrorKind::Store`](crate::ErrorKind::Store) if they are not up within the policy's coordination budget or one second,
-    /// whichever is longer: the guard goes on trying in the background. And if the server runs no scripts, lacks a command
-    /// that loads are made of, or this user the right to it; its causes name those. (Of a cluster each master that can be
-    /// reached is tried.) And if all of them say that the cluster is down: a single server that is loading, or busy, is not up
-    /// either. The guard then does as while it is [down](crate::PolicyBuilder::on_store_down). What
-    /// [`doctor`](Self::doctor) looks at beside that is no error here.
+    /// whichever is longer: the guard goes on trying in the background. The same if the server runs no scripts, or if it lacks a
+    /// command that loads are made of, or this user lacks the right to one; the causes name those. (On a cluster each master that
+    /// can be reached is tried.) The guard then behaves as while the store is [down](crate::PolicyBuilder::on_store_down). What
+    /// [`doctor`](Self::doctor) examines beyond that is no error here.
     ///
     /// # Cancel safety
     ///
@@ -164,10 +163,10 @@ impl StampedeGuard {
 
     /// Ends the guard: later calls load for themselves and count as bypassed; loads that are running are waited
     /// for until `deadline` from now, then their leases are handed to other processes, or freed, which takes a round trip
-    /// each, and at most one second more than `deadline`. Where all end before, leases that were acquired without an
-    /// answer are waited for, to be given back, for two seconds at most and within the deadline. Who waits for one of its
-    /// [`locks`](Self::locks) then is sent away, and what they release in the background is waited for, within the
-    /// deadline and two seconds at most, or within that second. What is held still stays so until its time to live is over.
+    /// each, and at most one second more than `deadline`. Where all end before that, it waits for leases that were acquired without
+    /// an answer to be given back, for two seconds at most and within the deadline. Then whoever waits for one of its
+    /// [`locks`](Self::locks) is sent away, and it waits for what they release in the background: within the
+    /// deadline and for two seconds at most, or within that second. Locks that are still held stay so until their time to live is over.
     /// Calls without a loader fail then, with [`ErrorKind::Closed`](crate::ErrorKind::Closed); a store in memory, which has no
     /// connections to end, answers them as before.
     ///

@@ -1,6 +1,6 @@
 //! How a guard stands with its store: [`Health`], a snapshot of what it knows, and [`Report`], what it finds when it looks.
 //!
-//! [`StampedeGuard::health`](crate::StampedeGuard::health) asks nobody and costs nothing: for a page of status, or a gauge.
+//! [`StampedeGuard::health`](crate::StampedeGuard::health) asks nobody and costs nothing: for a status page, or a gauge.
 //! [`StampedeGuard::doctor`](crate::StampedeGuard::doctor) asks the server, for a moment: for a deployment, or an incident.
 
 mod report;
@@ -63,7 +63,7 @@ pub struct ClockReading {
     pub ahead_ms: i64,
     /// How long ago the store's clock was last read: with each connection, and each minute.
     pub age: Duration,
-    /// The longest way that it has jumped between two readings. Another server's clock, after a failover, is a jump too.
+    /// The farthest that it has jumped between two readings. Another server's clock, after a failover, is a jump too.
     pub largest_jump: Duration,
 }
 
@@ -99,8 +99,8 @@ pub struct Health {
     /// How long ago the inbox last heard anything. While it is [`Up`](LinkState::Up) the server is asked for a sign of
     /// life each second, and one that takes longer than a second ends the connection. `None` before the first time.
     pub last_heard: Option<Duration>,
-    /// How long the answer to the latest of those questions took, or has taken by now: about as late are those told who wait
-    /// for a load elsewhere. `None` before the first on a connection, and without one.
+    /// How long the answer to the latest of those questions took, or has taken by now: roughly the delay with which
+    /// waiters learn of a load elsewhere. `None` before the first on a connection, and without one.
     pub inbox_lag: Option<Duration>,
 }
 
@@ -139,7 +139,7 @@ impl fmt::Display for Breaker {
 }
 
 impl fmt::Display for Health {
-    /// One line, for a log or a page of status.
+    /// One line, for a log or a status page.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { topology, commands, inbox, breaker, reason, clock, last_heard, inbox_lag } = self;
         write!(f, "topology={topology} commands={commands} inbox={inbox} breaker={breaker}")?;

@@ -43,7 +43,7 @@
 //!
 //! # Locks
 //!
-//! For work of your own that only one process may do at a time, or only so many: [`lock`] has a mutex and a fair
+//! For work of your own that only one process, or a limited number, may do at a time: [`lock`] has a mutex and a fair
 //! semaphore on the same connections ([`StampedeGuard::locks`]).
 //!
 //! # Features
@@ -59,11 +59,11 @@
 //! | `metrics` | no | counters and histograms through the `metrics` facade |
 //! | `testing` | no | a store on which things go wrong by seed, and a scripted origin, for your own tests |
 //!
-//! Without any, the in-memory guard for loaders and [`memoize`](StampedeGuard::memoize) remain.
+//! Without any, the in-memory guard for loaders, [`memoize`](StampedeGuard::memoize) and the locks remain.
 //!
 //! # Observability
 //!
-//! [`StampedeGuard::health`] says how this process stands with its store, [`StampedeGuard::doctor`] looks at the deployment
+//! [`StampedeGuard::health`] says how this process stands with its store, [`StampedeGuard::doctor`] examines the deployment
 //! ([`health`]). [`StampedeGuard::stats`] counts without any feature. Spans and events go to `tracing`: each load runs in a span
 //! `stampede_guard.load` inside the span of the request that led it. Keys appear as a digest, values never.
 #![cfg_attr(docsrs, feature(doc_cfg))]

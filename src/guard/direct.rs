@@ -24,7 +24,7 @@ const INVALIDATION: &str = "the invalidation";
 const LONGEST: Duration = Duration::from_secs(2);
 
 impl StampedeGuard {
-    /// Returns the stored value of `key`; never loads. `None` if there is none, or none that may be served and is
+    /// Returns the stored value of `key`; never loads. `None` if there is none that may be served and is
     /// a `T`. A stale one is returned within
     /// [`stale_while_revalidate`](crate::PolicyBuilder::stale_while_revalidate).
     ///
@@ -173,8 +173,8 @@ impl StampedeGuard {
     ///
     /// # Consistency
     ///
-    /// Once it returned, no later caller in this process is given what was loaded before. In other processes
-    /// no later caller is, once they were told: about a round trip later, or, if that message is
+    /// Once it has returned, no later caller in this process is given what was loaded before. In other processes
+    /// no later caller is, once they have been told: about a round trip later, or, if that message is
     /// lost, at the next renewal of the lease.
     pub async fn invalidate(&self, key: impl Into<CacheKey>) -> Result<(), Error> {
         let key = self.key(key)?;
@@ -231,9 +231,9 @@ impl StampedeGuard {
     ///
     /// # Consistency
     ///
-    /// Once it returned, no later caller in any process is given a value that was loaded before. It stays invalidated:
+    /// Once it has returned, no later caller in any process is given a value that was loaded before. It stays invalidated:
     /// no late load or eviction brings it back. A failover to a replica that has not heard of it, or a restart from an
-    /// older data set, does; [`PolicyBuilder::invalidate_replicas`](crate::PolicyBuilder::invalidate_replicas) waits for
+    /// older data set, can; [`PolicyBuilder::invalidate_replicas`](crate::PolicyBuilder::invalidate_replicas) waits for
     /// replicas.
     ///
     /// # Examples

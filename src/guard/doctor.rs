@@ -18,14 +18,14 @@ impl StampedeGuard {
         self.node.store.health()
     }
 
-    /// Looks at the deployment: connection, version, rights, notifications, clock, latency, memory, eviction, replicas,
+    /// Examines the deployment: connection, version, rights, notifications, clock, latency, memory, eviction, replicas,
     /// persistence, and this guard's settings against them.
     ///
     /// On Redis it opens two connections of its own for a moment, so that nothing it does disturbs the guard's. It
-    /// uses one key of this guard's namespace, which is gone when it returns, and uses what rights it has: with the
+    /// uses one key of this guard's namespace, which is gone when it returns, and whatever rights it has: for the
     /// documented minimal user `INFO` and `CONFIG` are refused (a line each in the server's `ACL LOG`), and what they
-    /// would have shown is reported as not permitted. It never fails: what can not be reached is a finding. Ten
-    /// seconds are its bound; on a sound server it takes milliseconds.
+    /// would have shown is reported as not permitted. It never fails: what can not be reached is a finding. It
+    /// takes ten seconds at the most; on a sound server, milliseconds.
     ///
     /// # Cancel safety
     ///

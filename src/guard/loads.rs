@@ -30,10 +30,10 @@ impl StampedeGuard {
     /// panics, [`wait_timeout`](crate::PolicyBuilder::wait_timeout) passes.
     ///
     /// The value is stored for the policy's [`fresh_for`](crate::PolicyBuilder::fresh_for). `None`, `()` and
-    /// `false` are values like any other. (`Some(None)` and `Some(())` are encoded as `None` is, and come back as that.)
+    /// `false` are values like any other. (`Some(None)` and `Some(())` are encoded as `None` is, and come back as `None`.)
     ///
-    /// A value that is encoded in more than [`max_body`](crate::PolicyBuilder::max_body) bytes, or can not be encoded, or not be read
-    /// back from that (a field that is skipped one way only, a NaN in JSON), goes to the caller that loaded it and to nobody
+    /// A value whose encoding is longer than [`max_body`](crate::PolicyBuilder::max_body), or that can not be encoded, or not be
+    /// read back (a field that is skipped one way only, a NaN in JSON), goes to the caller that loaded it and to nobody
     /// else: **all others load for themselves, at once.** It is counted in [`Stats::unshareable`](crate::Stats::unshareable),
     /// and a warning says so, at most once a minute.
     ///
@@ -52,8 +52,8 @@ impl StampedeGuard {
     /// - `Vanished` for a load whose runtime was shut down,
     /// - `Store` for a store that is down, with [`OnStoreDown::FailClosed`](crate::OnStoreDown) only.
     ///
-    /// What is told to others is stored: **the text of a loader's error, or of its panic, goes to the store and to whoever waits in
-    /// other processes**, up to 1 KiB of it. Leave secrets out of it.
+    /// What others are told is stored: **the text of a loader's error, or of its panic, goes to the store and to whoever waits in
+    /// other processes**, up to 1 KiB of it. Keep secrets out of it.
     ///
     /// # Panics
     ///
@@ -62,7 +62,9 @@ impl StampedeGuard {
     /// # Cancel safety
     ///
     /// Dropping this takes only this caller away. A load that has begun goes on and is stored; one that
-    /// has not begun is led by another caller, if there is one.
+    /// has not begun is led by another caller, if there is one. But a load that this caller runs for itself, outside the
+    /// protocol (after a [`shutdown`](Self::shutdown), beyond
+    /// [`max_flights`](crate::StampedeGuardBuilder::max_flights)), ends where it is.
     ///
     /// # Consistency
     ///

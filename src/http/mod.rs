@@ -8,16 +8,15 @@
 //! It is a cache by RFC 9111, shared by the whole fleet; [`HttpPolicy`] says how careful it is. By default:
 //!
 //! - The lifetime of a response is its own (`CDN-Cache-Control`, `s-maxage`, `max-age`, `Expires`), else the
-//!   policy's [`fresh_for`](crate::PolicyBuilder::fresh_for). A 5xx or a 408 goes to those who wait and to nobody later; which
-//!   statuses do not, is told [below](#failures).
-//! - A request with credentials (`Authorization`, `Cookie`, ...), in other units of ranges than bytes, or with a
+//!   policy's [`fresh_for`](crate::PolicyBuilder::fresh_for). A 5xx goes to those who wait and to nobody later.
+//! - A request with credentials (`Authorization`, `Cookie`, ...), with a range in units other than bytes, or with a
 //!   body goes straight to the inner service. A response with `Set-Cookie`, `private`, `no-store` or `Vary: *` goes
 //!   only to the client that asked for it, also while others wait. An answer that depends on anything else (a header
 //!   of your own, the peer's address) must say so: with `Vary`, `Cache-Control: private`, or [`DoNotStore`].
-//! - Variants (`Vary`) are stored side by side, and coalesce each by itself.
+//! - Variants (`Vary`) are stored side by side, and each coalesces by itself.
 //! - What is stale is validated (`If-None-Match`, `If-Modified-Since`), once for all who ask meanwhile. It is served
-//!   meanwhile within `stale-while-revalidate`, and instead of a 408, 500, 502, 503, 504 or no answer within
-//!   `stale-if-error` (RFC 5861), by what it says, else by the policy, unless it forbids that.
+//!   meanwhile within `stale-while-revalidate`, and instead of a 500, 502, 503, 504 or no answer within
+//!   `stale-if-error` (RFC 5861), by what the response says, else by the policy, unless the response forbids it.
 //! - Conditions and ranges of clients are answered out of what is stored. A client's condition does not reach the
 //!   inner service where others may wait for the answer. Where nothing is stored, requests with a range and `HEAD` are not
 //!   coalesced, and nobody waits for a lease: each may want another part, of which the others would have no use, and an answer
@@ -41,20 +40,20 @@
 //!
 //! # Where the layer belongs
 //!
-//! **Inside of what adds credentials.** What is added to a request behind the guard it does not see: default headers and
+//! **Inside whatever adds credentials.** The guard does not see what is added to a request behind it: default headers and
 //! the cookie store of reqwest, `AddAuthorizationLayer`, a connector that signs. Around such a client it takes all users for
-//! one, and **gives each what belongs to another**. They must be on the request before it reaches the guard. Likewise, of
-//! redirects that are followed inside it sees the end: what the redirect itself said, `no-store` or `Vary`, is lost.
+//! one, and **gives each what belongs to another**. Credentials must be on the request before it reaches the guard. Likewise, of
+//! redirects that are followed inside, it sees the end: what the redirect itself said, `no-store` or `Vary`, is lost.
 //!
-//! **Outside of what wraps request bodies**: `RequestBodyTimeoutLayer`, `RequestDecompressionLayer`, a `map_request` that
-//! makes a stream of the body. Of such a body nobody can tell that it is empty, so every `GET` would pass the cache by
+//! **Outside whatever wraps request bodies**: `RequestBodyTimeoutLayer`, `RequestDecompressionLayer`, a `map_request` that
+//! makes a stream of the body. Nobody can tell that such a body is empty, so every `GET` would bypass the cache
 //! (`detail=body` in `Cache-Status`, and a warning now and then).
 //!
 //! # Bodies without an end
 //!
-//! Who waits for a response waits for the end of its body. `text/event-stream` and `multipart/x-mixed-replace` are nobody
-//! else's, so nobody waits for them; nor for newline-delimited JSON, `application/json-seq` and the like, unless their length
-//! or an explicit lifetime says that they end. Of others the guard can not know: mark them `no-store`, or with [`DoNotStore`],
+//! Whoever waits for a response waits for the end of its body. `text/event-stream` and `multipart/x-mixed-replace` are never
+//! shared, so nobody waits for them; nor for newline-delimited JSON, `application/json-seq` and the like, unless their length
+//! or an explicit lifetime says that they end. The guard can not know of others: mark them `no-store`, or with [`DoNotStore`],
 //! or those who wait are held for [`load_timeout`](crate::PolicyBuilder::load_timeout), again and again.
 //!
 //! # Slow bodies
@@ -91,9 +90,10 @@
 //! those who wait asks for the whole.
 //!
 //! A load is a task of its own, which outlives the request that led it. So a handler's panic is a 502 of the guard
-//! (`detail=load-panicked`), of which a `CatchPanicLayer` outside hears nothing: put it inside. A handler that panics is tried for up
-//! to four of those who wait, one after the other, before the rest are told. And the task-locals of outer
-//! middlewares are not there in the handlers of requests that are looked up; extensions of the request are.
+//! (`detail=load-panicked`), of which a `CatchPanicLayer` outside hears nothing: put it inside. (A request that bypasses the
+//! guard, or is loaded for itself alone, runs the handler in its own task, and a panic unwinds through the layer as it would
+//! without one.) And the task-locals of outer middlewares are not there in the handlers of requests that are looked up;
+//! extensions of the request are.
 //!
 //! # Examples
 //!

@@ -126,10 +126,10 @@ impl HttpPolicy {
     /// several users keeps them apart as long as these headers tell them.
     ///
     /// **The credentials must be on the request before it reaches the guard.** What is added inside, by reqwest's default
-    /// headers or cookie store, by `AddAuthorizationLayer` or by a connector that signs, is in no key, and users are mixed up.
-    /// Likewise, of redirects that are followed inside only the end is seen, not what the redirects said.
+    /// headers or cookie store, by `AddAuthorizationLayer` or by a connector that signs, is not part of any key, and users are mixed up.
+    /// Likewise, of redirects that are followed inside, only the end is seen, not what the redirects said.
     ///
-    /// An unsafe method invalidates what its sender and what a request without credentials would be given, and **not what
+    /// An unsafe method invalidates what its sender, and what a request without credentials, would be given, but **not what
     /// other users have stored**: invalidate that by [`StampedeGuard::http_key`](crate::StampedeGuard::http_key) of a request
     /// of theirs, or by a tag.
     pub fn private() -> Self {
@@ -141,12 +141,12 @@ impl HttpPolicy {
     /// The scheme of keys for requests whose URI has none, as servers receive them. Two services that
     /// share a namespace and are reached by different schemes set it. Defaults to `http`.
     ///
-    /// **A service behind a proxy that ends TLS sets `https`.** A `Host` with the scheme's default port is the same as one
-    /// without: by `http`, `shop.example:80` shares the entry of `shop.example`, and if a handler makes URLs of `Host`, one
-    /// client's `http` URLs with that port are everyone's.
+    /// **A service behind a proxy that terminates TLS must set `https`.** A `Host` with the scheme's default port is the same as
+    /// one without: under `http`, `shop.example:80` shares the entry of `shop.example`, and if a handler builds URLs from `Host`,
+    /// one client's `http` URLs with that port are everyone's.
     ///
-    /// **So does a server that ends TLS itself**: requests of HTTP/2 come with `:scheme`, and those of HTTP/1 without, so one
-    /// resource would be two, and what a PUT by one changes would stay with the other.
+    /// **So must a server that terminates TLS itself**: HTTP/2 requests come with `:scheme`, and those of HTTP/1 without, so one
+    /// resource would be two, and a PUT through one would leave the other as it was.
     #[must_use]
     pub fn scheme(mut self, scheme: Scheme) -> Self {
         self.requests.scheme = scheme;
@@ -199,14 +199,15 @@ impl HttpPolicy {
     }
 
     /// Whether a request's `no-cache`, `max-age`, `min-fresh` and `Pragma` are ignored, so that they force no loads. (What is
-    /// not looked up at all, as with `no-store`, still is not.) Defaults to no: it is validated, with all who ask at the time.
+    /// not looked up at all, as with `no-store`, still is not.) Defaults to no: what is stored is validated, once for all who ask
+    /// at the time.
     #[must_use]
     pub fn ignore_request_no_cache(mut self, ignore: bool) -> Self {
         self.ignore_request_no_cache = ignore;
         self
     }
 
-    /// Whether `Cache-Status` tells the key (RFC 9211, 2.7), for finding out why two requests do not share an
+    /// Whether `Cache-Status` names the key (RFC 9211, 2.7), for finding out why two requests do not share an
     /// answer. It holds the URI and what the policy's [`key`](Self::key) adds. Defaults to no.
     #[must_use]
     pub fn tell_key(mut self, told: bool) -> Self {
@@ -241,13 +242,13 @@ impl HttpPolicy {
         self
     }
 
-    /// How many variants of one resource are stored: those that come first. Further ones are loaded, and shared with who asks
-    /// at that moment, until the list of them ends: with what the first on it was kept for, and not before twice its
+    /// How many variants of one resource are stored: those that come first. Further ones are loaded, and shared with those who
+    /// ask at that moment, until the list of variants ends: with what the first on it was kept for, and not before twice its
     /// freshness. Defaults to 64.
     ///
-    /// Spellings of one value are one variant; values that a client invents are not. So one client can fill the list, and
+    /// Spellings of one value are one variant; values that a client invents are not. So one client can fill the list and
     /// keep others' variants from being stored. Where that matters, let something in front reduce what the responses vary by
-    /// to what the application tells apart, `Accept-Encoding` to `gzip` or nothing, say.
+    /// to what the application tells apart: `Accept-Encoding` to `gzip` or nothing, say.
     #[must_use]
     pub fn max_variants(mut self, most: usize) -> Self {
         self.max_variants = most;

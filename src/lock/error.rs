@@ -51,7 +51,7 @@ pub enum LockError {
         /// The whole time to live.
         ttl: Duration,
     },
-    /// The lock is another's by now, or nobody's.
+    /// By now the lock is another's, or nobody's.
     NotHeld,
     /// The server does not announce what happens to keys.
     NotificationsUnavailable {

@@ -117,12 +117,12 @@ impl Locks {
         MutexBuilder::new(Arc::clone(&self.home), name.into())
     }
 
-    /// Starts a semaphore named `name`, with so many permits.
+    /// Starts a semaphore named `name`, with this many permits.
     pub fn semaphore(&self, name: impl Into<Scope>, permits: u32) -> SemaphoreBuilder {
         SemaphoreBuilder::new(Arc::clone(&self.home), name.into(), permits)
     }
 
-    /// Opens the connections, so that the first lock does not pay for it.
+    /// Opens the connections, so that the first lock does not pay for that.
     ///
     /// # Errors
     ///
@@ -171,8 +171,8 @@ impl LocksBuilder {
         self
     }
 
-    /// How long one command may take, a connection that is being made again included. It bounds how long a call may hang on a server that is down, not how long
-    /// a lock is waited for. Defaults to 1 s: a lock has nothing to fall back on, so it rather waits
+    /// How long one command may take, including a connection that is being made again. It bounds how long a call may hang
+    /// on a server that is down, not how long a lock is waited for. Defaults to 1 s: a lock has nothing to fall back on, so it rather waits
     /// out a pause of the server.
     pub fn command_timeout(mut self, command_timeout: Duration) -> Self {
         self.command_timeout = command_timeout;

@@ -1,7 +1,7 @@
 //! Locks for a fleet: a [`Mutex`] and a fair [`Semaphore`], on the guard's connections and scripts.
 //!
 //! The guard needs neither: its loads go through leases of its own. These are for work of yours that only one
-//! process (or only so many) may do at a time.
+//! process, or a limited number, may do at a time.
 //!
 //! # Examples
 //!
@@ -27,30 +27,30 @@
 //!
 //! # What they promise
 //!
-//! - **One holder** (or so many as there are permits) among all processes that share the store, as long as nobody
+//! - **One holder** (or as many as there are permits) among all processes that share the store, as long as nobody
 //!   holds on for longer than its time to live. Every holder has a random token; nobody frees or extends
 //!   what is another's.
 //! - **Fair**: those who wait are a queue. Whoever unlocks hands the lock to its head in the same step;
 //!   the dead are passed over, and nobody barges in.
-//! - **Quiet**: who waits sends nothing; all waiters of a process share one connection, and of all waiters of one
+//! - **Quiet**: those who wait send nothing; all waiters of a process share one connection, and of all waiters of one
 //!   lock only the first watches the clock.
-//! - **Nothing stays behind**: a holder that dies costs others its time to live, a waiter that dies nothing as soon as the
-//!   server knows. Where a whole machine vanishes, it does not for minutes, and each of its waiters whose turn comes costs a
-//!   time to live: choose a short one, and `auto_renew`. A future that is dropped gives its place up; a reply that was lost is
-//!   followed by a release. One that is kept and not polled costs those behind it the time to live it is granted for, and
+//! - **Nothing stays behind**: a holder that dies costs others its time to live; a waiter that dies costs nothing as soon as the
+//!   server knows. Where a whole machine vanishes, the server does not know for minutes, and each of its waiters whose turn comes
+//!   costs a time to live: choose a short one, and `auto_renew`. A future that is dropped gives up its place; a reply that was lost
+//!   is followed by a release. A future that is kept but not polled costs those behind it the time to live it is granted for, and
 //!   half a second at the most.
 //!
 //! # What they do not promise
 //!
 //! A lock with a time to live is a promise about time. A process that is paused for longer than that finds itself
 //! without the lock when it wakes up, and a Redis that fails over may have forgotten its latest writes. So
-//! what must be right writes with the [fence](Held::fence): a number that grows with each holder, so that
-//! the written-to side can refuse whoever comes late. [`Held::lost`] tells a holder as soon as it can be known.
+//! writes that must be right carry the [fence](Held::fence): a number that grows with each holder, so that
+//! the side that is written to can refuse whoever comes late. [`Held::lost`] tells a holder as soon as it can be known.
 //!
 //! # Dropping
 //!
 //! A dropped [`MutexGuard`] or [`Permit`] is released in the background: best effort, never a panic, also outside a
-//! runtime (where the time to live has to do it). Release explicitly to know when it is done, and whether it
+//! runtime (where the end of the time to live has to do). Release explicitly to know when it is done, and whether it
 //! was still yours; [`Locks::close`] waits for what is under way, and so does the
 //! [`shutdown`](crate::StampedeGuard::shutdown) of the guard whose locks they are.
 

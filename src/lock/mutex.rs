@@ -69,7 +69,7 @@ impl Mutex {
         Self { target: Arc::new(target), state: Arc::default() }
     }
 
-    /// Acquires it if it is free and nobody is before this caller; `None` if not, so look at the answer before you go on.
+    /// Acquires it if it is free and nobody is before this caller; `None` if not, so check the answer before you go on.
     /// Never waits for anybody but the store.
     ///
     /// # Errors
@@ -112,7 +112,7 @@ impl Mutex {
     ///
     /// As [`lock`](Self::lock), before `work` was called; errors of `work` are in its value. If the
     /// store can not be asked at the end, the value is kept, [`still_held`](Synchronized::still_held) is false,
-    /// and the release is tried on in the background.
+    /// and the release is retried in the background.
     ///
     /// # Cancel safety
     ///

@@ -18,7 +18,7 @@ pub enum Waiting {
     /// but by the first waiter of each process when the holder's time to live is over.
     #[default]
     Notify,
-    /// By asking again, outside the queue: who waits there goes first. For servers whose messages do not arrive.
+    /// By asking again, outside the queue: those who wait in it go first. For servers whose messages do not arrive.
     Poll {
         /// The pause between two attempts, 1 ms to a day.
         interval: Duration,
@@ -127,7 +127,7 @@ impl MutexBuilder {
         self
     }
 
-    /// Holds it until it is unlocked, however long that is. A holder that dies has it for ever: only
+    /// Holds it until it is unlocked, however long that takes. A holder that dies keeps it for ever: only
     /// [`force_unlock`](Mutex::force_unlock) ends that.
     pub fn non_expiring(mut self) -> Self {
         self.options.ttl = None;
@@ -150,8 +150,8 @@ impl MutexBuilder {
     /// How often [`lock`](Mutex::lock) tries again after its first attempt; with 0 there is exactly one.
     /// Defaults to as often as there is time for.
     ///
-    /// While polling these are attempts; with [`Waiting::Notify`], which hardly ever has to ask, they are wake-ups
-    /// that did not bring the lock. To ask once more because only now it is listened to is none.
+    /// When polling these are attempts; with [`Waiting::Notify`], which hardly ever has to ask, they are wake-ups
+    /// that did not bring the lock. Asking once more because only then the process began to listen does not count.
     pub fn retries(mut self, retries: u32) -> Self {
         self.options.retries = Some(retries);
         self
@@ -172,8 +172,8 @@ impl MutexBuilder {
         self
     }
 
-    /// How much of its time has to be left when it is granted; otherwise it is given back, and the call is
-    /// [`LockError::GrantedTooLate`]. For answers that were long on their way. Defaults to anything at all.
+    /// How much of its time has to be left when it is granted; otherwise it is given back, and the call fails with
+    /// [`LockError::GrantedTooLate`]. For answers that were long on their way. Defaults to any time at all.
     pub fn min_remaining(mut self, min_remaining: Duration) -> Self {
         self.options.min_remaining = min_remaining;
         self

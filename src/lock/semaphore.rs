@@ -11,7 +11,7 @@ use super::{LockError, Locks, Permit, PermitView, Released, Scope, SemaphoreBuil
 use crate::store::locks::{Change, SemaphoreState};
 use crate::store::{StoreError, StoreErrorKind, Token};
 
-/// So many permits for all processes together, handed out in the order in which they were asked for.
+/// A number of permits for all processes together, handed out in the order in which they were asked for.
 ///
 /// One handle acquires any number of permits, from any number of tasks; a clone is the same handle. The
 /// semaphore comes into being with its first permit. The number of permits is that of whoever comes first:
@@ -52,7 +52,7 @@ pub enum Wait {
     Forever,
     /// Not at all: one that is free, and that nobody waits for.
     Now,
-    /// For so long.
+    /// For this long.
     For(Duration),
 }
 
@@ -120,7 +120,7 @@ impl Semaphore {
     /// # Errors
     ///
     /// As [`acquire`](Self::acquire), before `work` was called; errors of `work` are in its value.
-    /// If the store can not be asked at the end, the release is tried on in the background.
+    /// If the store can not be asked at the end, the release is retried in the background.
     ///
     /// # Cancel safety
     ///
@@ -232,7 +232,7 @@ impl Semaphore {
         Ok(self.change(Change::Sweep).await?.map_or(0, |state| state.recovered))
     }
 
-    /// Adds so many permits, creating the semaphore if need be; how many there are then. They stay until it
+    /// Adds this many permits, creating the semaphore if need be; how many there are then. They stay until it
     /// is deleted or its idle time is over.
     ///
     /// # Errors

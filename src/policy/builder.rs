@@ -71,7 +71,7 @@ impl PolicyBuilder {
         self
     }
 
-    /// How long nobody in the fleet tries again after a load has failed for which a stale value stood in.
+    /// How long nobody in the fleet tries again after a failed load for which a stale value stood in.
     /// Defaults to 5 s.
     pub fn back_off(mut self, back_off: Duration) -> Self {
         self.policy.back_off = back_off;
@@ -95,7 +95,7 @@ impl PolicyBuilder {
     }
 
     /// Loads a value anew in the background before it is stale, at a random moment that comes the earlier the
-    /// longer its load takes (XFetch; Vattani et al., VLDB 2015). Of the callers who draw that lot exactly one
+    /// longer its load takes (XFetch; Vattani et al., VLDB 2015). Of the callers who draw that lot, exactly one
     /// in the fleet loads. `beta` 1 is the optimum of the paper, more is earlier; zero turns it off.
     /// Defaults to zero.
     pub fn early_refresh(mut self, beta: f64) -> Self {
@@ -110,7 +110,7 @@ impl PolicyBuilder {
         self
     }
 
-    /// How long the fleet waits for a leader that gives no sign of life. It is renewed at each third
+    /// How long the fleet waits for a leader that gives no sign of life. The lease is renewed at each third of its time
     /// while the load runs, so loads may take longer. A shorter lease finds a dead leader sooner and is
     /// lost sooner by a slow one. Defaults to 2 s.
     pub fn lease(mut self, lease: Duration) -> Self {
@@ -125,7 +125,7 @@ impl PolicyBuilder {
     }
 
     /// Tags that every value gets: [`invalidate_tag`](crate::StampedeGuard::invalidate_tag) with any of them
-    /// invalidates it. At most 15. Read in the same trip as the value. Defaults to none.
+    /// invalidates it. At most 15. Read in the same round trip as the value. Defaults to none.
     pub fn tags<T: Into<CacheKey>>(mut self, tags: impl IntoIterator<Item = T>) -> Self {
         self.policy.tags = tags.into_iter().map(Into::into).collect();
         self
@@ -138,9 +138,9 @@ impl PolicyBuilder {
         self
     }
 
-    /// Has invalidations return only after so many replicas of the server have them, so that a failover does not
+    /// Lets invalidations return only when this many replicas of the server have them, so that a failover does not
     /// bring old values back; an error after `timeout`, at most a minute. Each opens a connection of its own for that,
-    /// at most four of a guard at once: the others wait for their turn within `timeout`. Defaults to no replicas: the
+    /// at most four per guard at once: the others wait for their turn within `timeout`. Defaults to no replicas: the
     /// server's own acknowledgement.
     pub fn invalidate_replicas(mut self, replicas: u32, timeout: Duration) -> Self {
         self.policy.replicas = Some((replicas, timeout));
@@ -149,11 +149,11 @@ impl PolicyBuilder {
 
     /// How many loads of different keys may run at once in the whole fleet, under this namespace: a fair queue in
     /// front of the origin. Policies with the same number share it. A load that another load asks for, and waits for,
-    /// needs no permit beside that one's; but where it joins a load of its key that waits for a permit, it waits too, and in a
+    /// needs no permit of its own; but where it joins a load of its key that waits for a permit, it waits too, and in a
     /// task that the other load has spawned it needs one: ask with `join_all` in the load's own task.
     /// Loads outside the protocol (of uncacheable resources, after a shutdown) do not count. While the store can not be
     /// asked the cap is not kept, which is logged once: [`max_fail_open_loads`](Self::max_fail_open_loads) is what
-    /// bounds each process then, and [`OnStoreDown::FailClosed`] loads nothing without a permit. Nor is it with
+    /// bounds each process then, and [`OnStoreDown::FailClosed`] loads nothing without a permit. Nor is it kept with
     /// [`OnOverload::LoadAnyway`], there or beyond [`max_flights`](crate::StampedeGuardBuilder::max_flights). Defaults
     /// to no such cap.
     pub fn max_concurrent_loads(mut self, loads: u32) -> Self {
@@ -195,8 +195,8 @@ impl PolicyBuilder {
 
     /// The deadline of one command to the store. Defaults to half the coordination budget.
     ///
-    /// Two commands without any answer within that of the policy that the guard was built with, and the connection is given
-    /// up: where commands may take longer, give this policy to [`builder`](crate::StampedeGuard::builder), as
+    /// After two commands without an answer within this deadline, of the policy that the guard was built with, the connection
+    /// is dropped. Where commands may take longer, give this policy to [`builder`](crate::StampedeGuard::builder):
     /// [`with_policy`](crate::StampedeGuard::with_policy) does not change the connections.
     pub fn command_timeout(mut self, command_timeout: Duration) -> Self {
         self.command_timeout = Some(command_timeout);
@@ -212,7 +212,7 @@ impl PolicyBuilder {
     /// How many loads may run at once in one process while the store can not be asked. Without the store nobody counts
     /// for the whole fleet: after a failover with `p` processes the origin has up to `p` times as many. Beyond it callers
     /// are given a stale value where one may stand in, else [`ErrorKind::Overloaded`]; over HTTP, 503 with
-    /// `Retry-After`. A load that another such load asks for needs no place beside that one's. Loads outside the
+    /// `Retry-After`. A load that another such load asks for needs no place of its own. Loads outside the
     /// protocol (of uncacheable resources, after a shutdown) do not count. Defaults to no such bound.
     pub fn max_fail_open_loads(mut self, loads: usize) -> Self {
         self.policy.max_fail_open_loads = loads;
@@ -251,8 +251,8 @@ impl PolicyBuilder {
         self
     }
 
-    /// [`HttpPolicy::scheme`](crate::http::HttpPolicy::scheme) of the rules for HTTP that were given so far: what to set behind
-    /// a proxy that ends TLS.
+    /// [`HttpPolicy::scheme`](crate::http::HttpPolicy::scheme), whatever [`http`](Self::http) says of it: what to set behind
+    /// a proxy that terminates TLS.
     #[cfg(feature = "http")]
     #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
     pub fn scheme(mut self, scheme: http::uri::Scheme) -> Self {
