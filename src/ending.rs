@@ -44,9 +44,6 @@ impl fmt::Debug for Arriving {
     }
 }
 
-/// The longest outcome that is left for other processes. Beyond it they are told less.
-pub(crate) const LONGEST_SHARED: usize = 64 * 1024;
-
 impl Ending {
     /// Why the caller that led has nothing of its own.
     pub(crate) fn into_failure(self) -> Failure {
@@ -73,8 +70,7 @@ impl Ending {
         }
     }
 
-    /// The bytes that FAIL leaves for those who wait elsewhere. A value that is too long for that
-    /// becomes "load for yourself".
+    /// The bytes that FAIL leaves for those who wait elsewhere: a value is no longer there than one that is stored.
     pub(crate) fn encode(&self, key: &Key) -> Bytes {
         let tagged = |tag: u8, text: &str| {
             let mut out = BytesMut::with_capacity(1 + text.len());
@@ -83,16 +79,14 @@ impl Ending {
             out.freeze()
         };
         match self {
-            Self::Value(entry) | Self::Stale(entry) if entry.payload.len() <= LONGEST_SHARED => {
+            Self::Value(entry) | Self::Stale(entry) => {
                 let entry = entry.encode(key);
                 let mut out = BytesMut::with_capacity(1 + entry.len());
                 out.put_u8(b'v');
                 out.put_slice(&entry);
                 out.freeze()
             }
-            Self::Value(_)
-            | Self::Arriving(_)
-            | Self::Stale(_)
+            Self::Arriving(_)
             | Self::Invalidated
             | Self::Uncacheable
             | Self::WaitedOut
@@ -168,8 +162,6 @@ mod tests {
         }
         assert_eq!(kind(there(Ending::Failed(Failure::vanished()))), Some(ErrorKind::Vanished));
         assert!(matches!(there(Ending::Uncacheable), Ending::Uncacheable));
-        let long = Entry { payload: vec![0; LONGEST_SHARED + 1].into(), ..entry };
-        assert!(matches!(there(Ending::Value(long)), Ending::Uncacheable));
     }
 
     proptest::proptest! {

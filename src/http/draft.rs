@@ -18,11 +18,13 @@ use super::reuse::Stale;
 use super::validation::{freshened, has_validator, is_about, is_same_representation};
 use super::vary::{Fingerprint, Names};
 use super::wire::StoredResponse;
-use crate::ending::LONGEST_SHARED;
 use crate::entry::{Encoding, Entry};
 use crate::loader::{LoadResult, Mark};
 use crate::policy::Policy;
 use crate::times::Lifetimes;
+
+/// Beyond this a failure's body is not worth its way: it is told without.
+const LONGEST_FAILURE: usize = 64 * 1024;
 
 /// The stored response that a load is to replace.
 pub(crate) struct Previous {
@@ -192,7 +194,7 @@ impl Draft {
         };
         // A failure is not stored, so what travels to other processes is all that they get. Without
         // it each of their waiters would ask the origin that has just failed.
-        let too_long = payload.len() > LONGEST_SHARED && is_failure(stored.status);
+        let too_long = payload.len() > LONGEST_FAILURE && is_failure(stored.status);
         let brief = if too_long { status_of(&stored).encode(&kept) } else { None };
         let lifetimes =
             self.storing.as_ref().map_or_else(Lifetimes::default, |storing| lifetimes(storing, &kept));

@@ -226,6 +226,25 @@ async fn what_is_expired_is_loaded_again_and_stands_in_should_that_fail() {
     assert_eq!(ask(Ok(2)).await.ok(), Some(2));
 }
 
+/// Beyond 64 KiB all who waited in other processes loaded for themselves, all at once.
+#[tokio::test(start_paused = true)]
+async fn a_long_value_that_is_not_kept_is_shared_with_all_who_waited_for_it() {
+    let (store, loads) = (MemoryStore::new(), Counter::default());
+    let guards = [(); 2].map(|()| StampedeGuard::new(store.clone()));
+    let calls = (0..20).map(|caller| {
+        let loads = loads.clone();
+        guards[caller % 2].get_or_load_with("key", move |mut cx: LoadContext<String>| async move {
+            let _running = loads.start();
+            cx.fresh_for(Duration::ZERO);
+            sleep(LOAD).await;
+            Ok::<_, String>("x".repeat(200_000))
+        })
+    });
+    let values = join_all(calls).await;
+    assert!(values.iter().all(|value| value.as_ref().is_ok_and(|value| value.len() == 200_000)));
+    assert_eq!(loads.started(), 1);
+}
+
 /// Who waited was given the value that the second `expire` had kept to stand in.
 #[tokio::test(start_paused = true)]
 async fn what_is_expired_is_not_what_a_waiter_has_waited_for() {

@@ -17,7 +17,7 @@ if type(length) == 'table' then
     return length
   end
   -- Foreign data is never overwritten. Those who wait get the value as an outcome (as ACQUIRE reads
-  -- it, never replayed), or must load for themselves where it is too long for one.
+  -- it, never replayed).
   stored = 0
 else
   -- First of the writes: refused (out of memory, no replicas), it leaves everything as it was.
@@ -28,8 +28,7 @@ if may_be_ours(KEYS[4]) then
   if stored == 1 then
     redis.call('DEL', KEYS[4])
   else
-    local outcome = #ARGV[2] <= 65536 and 'v' .. ARGV[2] or 'u'
-    redis.call('SET', KEYS[4], ARGV[1] .. '9999999999' .. outcome, 'PX', 10000)
+    redis.call('SET', KEYS[4], ARGV[1] .. '9999999999v' .. ARGV[2], 'PX', 10000)
   end
 end
 wake(KEYS[3], 'w' .. ARGV[1] .. name_of(KEYS[1]), ARGV[1])
