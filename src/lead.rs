@@ -230,7 +230,12 @@ impl Lead {
                     }
                     vanished = true;
                     waited_until = Some(Instant::now());
-                    seat.tell(Ending::Failed(failure));
+                    let stand_in =
+                        self.stand_in(self.node.store.now()).map(|(older, _)| Ending::Stale(older));
+                    if stand_in.is_some() {
+                        self.node.count(Count::stand_ins);
+                    }
+                    seat.tell(stand_in.unwrap_or(Ending::Failed(failure)));
                 }
             }
         }

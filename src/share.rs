@@ -117,7 +117,7 @@ impl Lead {
 
     /// The older value that may be served instead of a failure. Stored again, it tells the whole fleet not
     /// to ask the origin for a while.
-    fn stand_in(&self, now: u64) -> Option<(Entry, Duration)> {
+    pub(crate) fn stand_in(&self, now: u64) -> Option<(Entry, Duration)> {
         let previous = self.seen.as_ref()?.value.as_ref()?;
         let may = match self.flight.lane {
             // Nobody is given it by this: it only rests.

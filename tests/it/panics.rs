@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::join_all;
-use stampede_guard::{ErrorKind, LoadError, MemoryStore, StampedeGuard};
+use stampede_guard::{ErrorKind, LoadError, MemoryStore, Policy, StampedeGuard};
 
 use crate::support::gate::Counter;
 
@@ -42,6 +42,20 @@ async fn a_panicking_leader_is_told_and_one_follower_takes_over() {
     );
     assert_eq!(loads.started(), 2);
     assert_eq!(guard.stats().takeovers, 1);
+}
+
+/// It was told of the panic, whatever there was.
+#[tokio::test(start_paused = true)]
+async fn an_older_value_stands_in_for_a_load_that_panicked() {
+    let policy = Policy::builder().stale_if_error(Duration::from_secs(60)).build().expect("valid");
+    let (guard, loads) = (StampedeGuard::in_memory().with_policy(policy), Counter::default());
+    guard.insert("key", &7_u8).await.expect("stored");
+    guard.expire("key").await.expect("confirmed");
+    let value = guard.get_or_load("key", fragile(&loads, 1)).await;
+    assert!(matches!(value, Ok(7)), "{value:?}");
+    assert_eq!(guard.stats().stand_ins, 1);
+    let value = guard.get_or_load("key", fragile(&loads, 1)).await;
+    assert!(matches!(value, Ok(1)), "the next one tries at once: {value:?}");
 }
 
 #[tokio::test(start_paused = true)]
