@@ -201,6 +201,11 @@ impl<K: Hash + Eq, L, O: Clone, S: BuildHasher> Leader<K, L, O, S> {
         self.flight.leave(&self.own, outcome);
     }
 
+    /// Gives those whose loader is such a one an outcome of their own; they have their loaders.
+    pub(crate) fn leave_if(&self, outcome: &O, is_such: impl Fn(&L) -> bool) {
+        self.flight.leave_if(outcome, is_such);
+    }
+
     /// Whether anybody waits for the flight. Who has taken its loader back does not.
     pub(crate) fn is_awaited(&self) -> bool {
         self.flight.is_awaited()

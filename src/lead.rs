@@ -302,13 +302,15 @@ impl Lead {
                 done = &mut work => return Some(done),
                 () = sleep_until(end) => return None,
                 event = kept => {
-                    // Those seated here get the value all the same. Later callers must not: it may
-                    // be older than an invalidation.
+                    // Who came before gets the value all the same. Later callers must not: it may be older than an
+                    // invalidation.
                     self.leader.detach();
                     in_doubt = event == Event::Invalidated;
                     if event == Event::Lost {
                         self.node.count(Count::leases_lost);
-                        *lease = None;
+                        if let Some(lost) = lease.take() {
+                            let_go_since(&self.leader, lost.confirmed());
+                        }
                         losing.send_replace(true);
                     }
                 }
@@ -324,4 +326,10 @@ impl Lead {
             }
         }
     }
+}
+
+/// The lease was lost some time after `confirmed`, maybe by an invalidation: who came since then may have come after that,
+/// and asks again. Once: the lease of the next load is younger than all who do.
+pub(crate) fn let_go_since(leader: &Leader, confirmed: Instant) {
+    leader.leave_if(&Ending::Invalidated, |loader| loader.came > confirmed);
 }

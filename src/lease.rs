@@ -2,7 +2,7 @@
 
 mod contend;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -17,6 +17,7 @@ use crate::key::Key;
 use crate::node::Node;
 use crate::observe::Count;
 use crate::store::{Fail, HandOver, HandedOver, Kept, LATEST, StoreError, Token, Watch};
+use crate::sync::lock;
 
 /// A held lease. Whoever has it ends it by one of its methods; dropped, it runs out by itself.
 #[derive(Debug)]
@@ -30,6 +31,8 @@ pub(crate) struct Lease {
     hops: u8,
     /// When it was granted, if somebody else held it before and was waited for.
     waited_until: Option<Instant>,
+    /// When it was last asked for and had: what comes after that may be later than the invalidation that ends it.
+    confirmed: Mutex<Instant>,
     _held: Present,
 }
 
@@ -50,6 +53,11 @@ impl Lease {
 
     pub(crate) fn waited_until(&self) -> Option<Instant> {
         self.waited_until
+    }
+
+    /// Until when it was held for sure.
+    pub(crate) fn confirmed(&self) -> Instant {
+        *lock(&self.confirmed)
     }
 
     /// Renews the lease at each third of its time until something happens to it; returns only then.
@@ -81,8 +89,9 @@ impl Lease {
             now = false;
             due = Instant::now() + period;
             let ttl = self.ttl.min(end.saturating_duration_since(Instant::now()) + period);
+            let asked = Instant::now();
             match self.node.store.renew(&self.key, &self.token, ttl, period).await {
-                Ok(Kept::Yes) => {}
+                Ok(Kept::Yes) => *lock(&self.confirmed) = asked,
                 Ok(Kept::No) => return Event::Lost,
                 // Not known to be lost: the next period tells, and the commit decides.
                 Err(_) => self.node.count(Count::store_errors),
@@ -90,8 +99,8 @@ impl Lease {
         }
     }
 
-    /// Step 7: stores the entry and wakes everyone. Whether it was stored, as far as is known.
-    pub(crate) async fn commit(self, entry: Bytes, keep: Duration) -> bool {
+    /// Step 7: stores the entry and wakes everyone. Whether it was stored or refused; `None` if that is not known.
+    pub(crate) async fn commit(self, entry: Bytes, keep: Duration) -> Option<bool> {
         // The caller has its own bound on waiting for this; a large value on a slow line
         // may take longer than a look-up.
         let done = self.node.store.commit(&self.key, &self.token, entry, keep, self.ttl).await;
@@ -99,19 +108,19 @@ impl Lease {
             self.node.count(Count::commits_refused);
             tracing::debug!(key = %self.key.digest(), "commit refused: the lease was lost");
         }
-        let stored = matches!(done, Ok(Kept::Yes));
+        let stored = done.as_ref().ok().map(|kept| *kept == Kept::Yes);
         self.ended(done);
         stored
     }
 
-    /// Step 7, without a value: leaves the ending to those who wait, and wakes them.
+    /// Step 7, without a value: leaves the ending to those who wait, and wakes them. As [`commit`](Self::commit).
     pub(crate) async fn fail(
         self,
         ending: &Ending,
         replay: Duration,
         marker: Option<(Bytes, Duration)>,
         seen: Option<&Bytes>,
-    ) {
+    ) -> Option<bool> {
         let fail = Fail {
             token: &self.token,
             outcome: ending.encode(&self.key),
@@ -121,7 +130,9 @@ impl Lease {
             seen,
         };
         let done = self.node.store.fail(&self.key, fail, self.ttl).await;
+        let told = done.as_ref().ok().map(|kept| *kept == Kept::Yes);
         self.ended(done);
+        told
     }
 
     /// Gives the lease to a waiter of another process, or frees it. Whether it is known that a waiter was given it.

@@ -26,6 +26,8 @@ pub(crate) struct Loader {
     pub(crate) span: tracing::Span,
     /// The loads inside which the caller runs.
     pub(crate) within: Option<Arc<Loading>>,
+    /// When the caller came, however often it asks again.
+    pub(crate) came: Instant,
     /// Since when the caller waits on a flight.
     pub(crate) since: Option<Instant>,
 }
@@ -141,6 +143,7 @@ impl Loader {
             run: Box::new(move |given| Box::pin(run(given))),
             span: tracing::Span::current(),
             within: Loading::current(),
+            came: Instant::now(),
             since: None,
         }
     }

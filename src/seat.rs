@@ -118,6 +118,14 @@ impl<L, O: Clone> Flight<L, O> {
         own.tell(outcome);
     }
 
+    /// Gives an outcome of their own to those who wait and whose loader is such a one.
+    pub(crate) fn leave_if(&self, outcome: &O, is_such: impl Fn(&L) -> bool) {
+        let all = lock(&self.seats).all.clone();
+        for seat in all.into_iter().filter(|seat| lock(&seat.loader).as_ref().is_some_and(&is_such)) {
+            seat.tell(outcome.clone());
+        }
+    }
+
     pub(crate) fn is_awaited(&self) -> bool {
         let is_awaited = |seat: &Arc<Seat<L, O>>| !seat.outcome.is_closed() && lock(&seat.loader).is_some();
         lock(&self.seats).all.iter().any(is_awaited)

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 use crate::ending::Ending;
-use crate::lead::Lead;
+use crate::lead::{Lead, let_go_since};
 use crate::lease::Lease;
 use crate::loader::{LoadResult, Loaded};
 use crate::observe::Count;
@@ -100,31 +100,35 @@ impl Lead {
         let Self { node, flight, leader, seen, budget, .. } = self;
         let seen = seen.as_ref().map(|seen| &seen.raw);
 
+        // Until when the lease was held for sure, if it is not any more.
         let tell_fleet = async {
-            match (lease, &ending, keep) {
-                (Some(lease), Ending::Value(entry) | Ending::Stale(entry), Some(keep)) => {
-                    lease.commit(entry.encode(&flight.key), keep).await;
+            let lease = lease?;
+            let confirmed = lease.confirmed();
+            let done = match (&ending, keep) {
+                (Ending::Value(entry) | Ending::Stale(entry), Some(keep)) => {
+                    lease.commit(entry.encode(&flight.key), keep).await
                 }
-                (Some(lease), ending, _) => {
-                    lease.fail(elsewhere.as_ref().unwrap_or(ending), replay, marker, seen).await;
-                }
-                (None, ..) => {}
-            }
+                (ending, _) => lease.fail(elsewhere.as_ref().unwrap_or(ending), replay, marker, seen).await,
+            };
+            (done == Some(false)).then_some(confirmed)
         };
         tokio::pin!(tell_fleet);
         // The store first, so that the next request hits; but only within what the caller gives the
         // store. The rest of the way is then gone without the callers.
-        let told = timeout(budget.left(), &mut tell_fleet).await.is_ok();
+        let told = timeout(budget.left(), &mut tell_fleet).await;
         // Who has the end of a response may ask again at once, and must find what it made, not
         // this flight.
         leader.detach();
+        if let Ok(Some(confirmed)) = told {
+            let_go_since(&leader, confirmed);
+        }
         match settled {
             // Its own caller is given the older value too.
             Some(settled) if !matches!(ending, Ending::Stale(_)) => settled(),
             _ => {}
         }
         leader.finish(ending.clone());
-        if !told {
+        if told.is_err() {
             node.count(Count::budget_exceeded);
             tell_fleet.await;
         }

@@ -173,9 +173,10 @@ impl StampedeGuard {
     ///
     /// # Consistency
     ///
-    /// Once it has returned, no later caller in this process is given what was loaded before. In other processes
-    /// no later caller is, once they have been told: about a round trip later, or, if that message is
-    /// lost, at the next renewal of the lease.
+    /// Once it has returned, no later caller in this process is given what was loaded before. Nor is one in another process:
+    /// whoever joined a load there after its lease was last known to be held asks again when the store refuses what that brings.
+    /// Exceptions are a store that can not be asked then, and, until that process has been told (about a round trip later, or,
+    /// if that message is lost, at the next renewal of the lease), whoever reads a response over HTTP while it arrives.
     pub async fn invalidate(&self, key: impl Into<CacheKey>) -> Result<(), Error> {
         let key = self.key(key)?;
         self.replace(INVALIDATION, &key, Instant::now() + LONGEST, None).await

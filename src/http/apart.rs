@@ -107,7 +107,7 @@ impl Granted {
                 }
             }
         };
-        tokio::join!(prolong, lease.commit(entry.encode(&key), keep)).1
+        tokio::join!(prolong, lease.commit(entry.encode(&key), keep)).1 == Some(true)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Contending for a lease: who is first leads, the others wait behind the holder. Steps 4 and 5.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -101,7 +101,18 @@ pub(crate) async fn contend(contender: Contender<'_>) -> Contended {
                 let (node, key, ttl) = (Arc::clone(node), key.clone(), policy.lease);
                 let _held = node.leases.enter();
                 let waited_until = behind.is_some().then(Instant::now);
-                return Contended::Leased(Lease { node, key, token, watch, ttl, hops, waited_until, _held });
+                let confirmed = Mutex::new(asked);
+                return Contended::Leased(Lease {
+                    node,
+                    key,
+                    token,
+                    watch,
+                    ttl,
+                    hops,
+                    waited_until,
+                    confirmed,
+                    _held,
+                });
             }
             Ok(Acquired::Found(raw)) => {
                 let stored = match current(node, raw, key, tags, within).await {

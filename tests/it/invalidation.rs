@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use stampede_guard::{MemoryStore, StampedeGuard};
 
-use crate::support::gate::Gate;
+use crate::support::gate::{Counter, Gate};
 
 fn load(
     gate: &Gate,
@@ -66,4 +67,29 @@ async fn an_insert_during_a_load_stays() {
     gate.open();
     assert_eq!(first.await.expect("joined").expect("its own load"), 1);
     assert_eq!(guard.get::<u8>("key").await.expect("store"), Some(2));
+}
+
+/// Who may have come after an invalidation asks again, and whoever has asked again came before the next load: with
+/// invalidations faster than loads nobody waits for ever, and nobody loads alone.
+#[tokio::test(start_paused = true)]
+async fn under_invalidations_that_are_faster_than_loads_each_caller_asks_again_once() {
+    let (store, loads) = (MemoryStore::new(), Counter::default());
+    let guards = [StampedeGuard::new(store.clone()), StampedeGuard::new(store)];
+    let calls = join_all((0..50).map(|_| {
+        let loads = loads.clone();
+        guards[0].get_or_load("key", move || async move {
+            let _running = loads.start();
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            Ok::<_, String>(loads.started())
+        })
+    }));
+    let invalidations = async {
+        loop {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            guards[1].invalidate("key").await.expect("confirmed");
+        }
+    };
+    let values = tokio::select! { values = calls => values, () = invalidations => unreachable!() };
+    assert!(values.iter().all(Result::is_ok), "{values:?}");
+    assert!(loads.started() <= 2, "{} loads", loads.started());
 }

@@ -1,6 +1,9 @@
 //! A server that answers, but refuses to write: out of memory, or demoted to a replica. Commits fail, leases do not
 //! stay, nobody is stuck, and it ends when the refusals end.
 
+use std::pin::pin;
+
+use futures_util::poll;
 use stampede_guard::OnStoreDown;
 use stampede_guard::health::Breaker;
 
@@ -219,6 +222,25 @@ async fn without_the_right_to_subscribe_waits_end_by_their_timers() {
     assert!(join_all(callers).await.into_iter().all(|value| value.is_ok()));
     assert_eq!(loads.started(), 1);
     assert!(started.elapsed() < Duration::from_secs(4) + STANDSTILL, "{:?}", started.elapsed());
+}
+
+/// Where no message comes, who came after the acknowledgement of another process was given what had begun before it, for up to
+/// a third of a lease.
+#[tokio::test]
+async fn without_the_right_to_subscribe_nobody_is_given_what_was_invalidated_before_it_came() {
+    let server = RedisServer::start();
+    server.run::<()>(&["ACL", "SETUSER", "minimal", "-subscribe"]);
+    let lease = Duration::from_secs(60);
+    let guards = [local(&server, lease_of(lease)).await, local(&server, lease_of(lease)).await];
+    let (gate, loads) = (Gate::closed(), Counter::default());
+    let led = held_call(&guards[0], 1, &gate, &loads);
+    loads.reach(1).await;
+    guards[1].invalidate("k").await.expect("confirmed");
+    let mut after = pin!(answer(&guards[0], "k", 2));
+    assert!(poll!(&mut after).is_pending(), "it has a seat");
+    gate.open();
+    assert_eq!(led.await.expect("joined"), 1, "it came before");
+    assert_eq!(after.await, 2);
 }
 
 /// A user that may read entries and take no lease.
