@@ -111,7 +111,8 @@ impl StampedeGuard {
     /// [`ErrorKind::Store`](crate::ErrorKind::Store) if they are not up within the policy's coordination budget or one second,
     /// whichever is longer: the guard goes on trying in the background. The same if the server runs no scripts, or if it lacks a
     /// command that loads are made of, or this user lacks the right to one; the causes name those. (On a cluster each master that
-    /// can be reached is tried.) The guard then behaves as while the store is [down](crate::PolicyBuilder::on_store_down). What
+    /// can be reached is tried; if all of them say that the cluster is down, that is an error too, as a single server that is
+    /// loading or busy is not up either.) The guard then behaves as while the store is [down](crate::PolicyBuilder::on_store_down). What
     /// [`doctor`](Self::doctor) examines beyond that is no error here.
     ///
     /// # Cancel safety

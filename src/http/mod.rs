@@ -8,14 +8,15 @@
 //! It is a cache by RFC 9111, shared by the whole fleet; [`HttpPolicy`] says how careful it is. By default:
 //!
 //! - The lifetime of a response is its own (`CDN-Cache-Control`, `s-maxage`, `max-age`, `Expires`), else the
-//!   policy's [`fresh_for`](crate::PolicyBuilder::fresh_for). A 5xx goes to those who wait and to nobody later.
+//!   policy's [`fresh_for`](crate::PolicyBuilder::fresh_for). A 5xx or a 408 goes to those who wait and to nobody later;
+//!   which statuses do not is told [below](#failures).
 //! - A request with credentials (`Authorization`, `Cookie`, ...), with a range in units other than bytes, or with a
 //!   body goes straight to the inner service. A response with `Set-Cookie`, `private`, `no-store` or `Vary: *` goes
 //!   only to the client that asked for it, also while others wait. An answer that depends on anything else (a header
 //!   of your own, the peer's address) must say so: with `Vary`, `Cache-Control: private`, or [`DoNotStore`].
 //! - Variants (`Vary`) are stored side by side, and each coalesces by itself.
 //! - What is stale is validated (`If-None-Match`, `If-Modified-Since`), once for all who ask meanwhile. It is served
-//!   meanwhile within `stale-while-revalidate`, and instead of a 500, 502, 503, 504 or no answer within
+//!   meanwhile within `stale-while-revalidate`, and instead of a 408, 500, 502, 503, 504 or no answer within
 //!   `stale-if-error` (RFC 5861), by what the response says, else by the policy, unless the response forbids it.
 //! - Conditions and ranges of clients are answered out of what is stored. A client's condition does not reach the
 //!   inner service where others may wait for the answer. Where nothing is stored, requests with a range and `HEAD` are not
@@ -90,7 +91,8 @@
 //! those who wait asks for the whole.
 //!
 //! A load is a task of its own, which outlives the request that led it. So a handler's panic is a 502 of the guard
-//! (`detail=load-panicked`), of which a `CatchPanicLayer` outside hears nothing: put it inside. (A request that bypasses the
+//! (`detail=load-panicked`), of which a `CatchPanicLayer` outside hears nothing: put it inside. A handler that
+//! panics is tried for up to four of those who wait, one after the other, before the rest are told. (A request that bypasses the
 //! guard, or is loaded for itself alone, runs the handler in its own task, and a panic unwinds through the layer as it would
 //! without one.) And the task-locals of outer middlewares are not there in the handlers of requests that are looked up;
 //! extensions of the request are.

@@ -72,7 +72,7 @@ impl PolicyBuilder {
     }
 
     /// How long nobody in the fleet tries again after a failed load for which a stale value stood in.
-    /// Defaults to 5 s.
+    /// (After a panic the next caller does: it may have been about that one.) Defaults to 5 s.
     pub fn back_off(mut self, back_off: Duration) -> Self {
         self.policy.back_off = back_off;
         self
@@ -185,9 +185,9 @@ impl PolicyBuilder {
         self
     }
 
-    /// How much time the store's round trips may add to one request, connecting included. Waiting for a
-    /// live leader is not part of it. When it is used up the request goes on without the store.
-    /// Defaults to 100 ms.
+    /// How much time the store's round trips may add to one request, connecting included. Waiting for a live leader is
+    /// not part of it, nor is reading what that one has stored, which may take as long as a lease. When it is used up the
+    /// request goes on without the store. Defaults to 100 ms.
     pub fn coordination_budget(mut self, budget: Duration) -> Self {
         self.policy.coordination_budget = budget;
         self
@@ -213,7 +213,9 @@ impl PolicyBuilder {
     /// for the whole fleet: after a failover with `p` processes the origin has up to `p` times as many. Beyond it callers
     /// are given a stale value where one may stand in, else [`ErrorKind::Overloaded`]; over HTTP, 503 with
     /// `Retry-After`. A load that another such load asks for needs no place of its own. Loads outside the
-    /// protocol (of uncacheable resources, after a shutdown) do not count. Defaults to no such bound.
+    /// protocol do not count: of what can not be shared, after a shutdown, beyond
+    /// [`max_flights`](crate::StampedeGuardBuilder::max_flights), after [`wait_timeout`](Self::wait_timeout), and beyond
+    /// [`max_waiters`](Self::max_waiters) with [`OnOverload::LoadAnyway`]. Defaults to no such bound.
     pub fn max_fail_open_loads(mut self, loads: usize) -> Self {
         self.policy.max_fail_open_loads = loads;
         self
