@@ -91,7 +91,7 @@ impl Lease {
             let ttl = self.ttl.min(end.saturating_duration_since(Instant::now()) + period);
             let asked = Instant::now();
             match self.node.store.renew(&self.key, &self.token, ttl, period).await {
-                Ok(Kept::Yes) => *lock(&self.confirmed) = asked,
+                Ok(Kept::Yes | Kept::Aside) => *lock(&self.confirmed) = asked,
                 Ok(Kept::No) => return Event::Lost,
                 // Not known to be lost: the next period tells, and the commit decides.
                 Err(_) => self.node.count(Count::store_errors),
@@ -99,18 +99,16 @@ impl Lease {
         }
     }
 
-    /// Step 7: stores the entry and wakes everyone. Whether it was stored or refused; `None` if that is not known.
-    pub(crate) async fn commit(self, entry: Bytes, keep: Duration) -> Option<bool> {
+    /// Step 7: stores the entry and wakes everyone. `None` if what came of it is not known.
+    pub(crate) async fn commit(self, entry: Bytes, keep: Duration) -> Option<Kept> {
         // The caller has its own bound on waiting for this; a large value on a slow line
         // may take longer than a look-up.
         let done = self.node.store.commit(&self.key, &self.token, entry, keep, self.ttl).await;
-        if matches!(done, Ok(Kept::No)) {
+        if matches!(done, Ok(Kept::No | Kept::Aside)) {
             self.node.count(Count::commits_refused);
-            tracing::debug!(key = %self.key.digest(), "commit refused: the lease was lost");
+            tracing::debug!(key = %self.key.digest(), ?done, "commit refused");
         }
-        let stored = done.as_ref().ok().map(|kept| *kept == Kept::Yes);
-        self.ended(done);
-        stored
+        self.ended(done)
     }
 
     /// Step 7, without a value: leaves the ending to those who wait, and wakes them. As [`commit`](Self::commit).
@@ -120,7 +118,7 @@ impl Lease {
         replay: Duration,
         marker: Option<(Bytes, Duration)>,
         seen: Option<&Bytes>,
-    ) -> Option<bool> {
+    ) -> Option<Kept> {
         let fail = Fail {
             token: &self.token,
             outcome: ending.encode(&self.key),
@@ -130,27 +128,26 @@ impl Lease {
             seen,
         };
         let done = self.node.store.fail(&self.key, fail, self.ttl).await;
-        let told = done.as_ref().ok().map(|kept| *kept == Kept::Yes);
-        self.ended(done);
-        told
+        self.ended(done)
     }
 
     /// Gives the lease to a waiter of another process, or frees it. Whether it is known that a waiter was given it.
     pub(crate) async fn hand_over(self, hops: u8) -> bool {
         let how = HandOver { lease: self.ttl, hops, is_leaving: self.node.is_leaving() };
         let done = self.node.store.hand_over(&self.key, &self.token, how, self.ttl).await;
-        let given = matches!(done, Ok(HandedOver::ToWaiter));
-        self.ended(done);
-        given
+        matches!(self.ended(done), Some(HandedOver::ToWaiter))
     }
 
     /// A command without an answer may or may not have run; either way the lease must not stay.
-    fn ended<T>(self, done: Result<T, StoreError>) {
-        if let Err(error) = done {
-            self.node.count(Count::store_errors);
-            tracing::debug!(key = %self.key.digest(), %error, "the end of a lease was not confirmed");
-            release_later(self.node, self.key, self.token, self.ttl, self._held);
-        }
+    fn ended<T>(self, done: Result<T, StoreError>) -> Option<T> {
+        let error = match done {
+            Ok(done) => return Some(done),
+            Err(error) => error,
+        };
+        self.node.count(Count::store_errors);
+        tracing::debug!(key = %self.key.digest(), %error, "the end of a lease was not confirmed");
+        release_later(self.node, self.key, self.token, self.ttl, self._held);
+        None
     }
 }
 

@@ -118,10 +118,12 @@ impl<L, O: Clone> Flight<L, O> {
         own.tell(outcome);
     }
 
-    /// Gives an outcome of their own to those who wait and whose loader is such a one.
+    /// The same for all who wait and whose loader is such a one.
     pub(crate) fn leave_if(&self, outcome: &O, is_such: impl Fn(&L) -> bool) {
-        let all = lock(&self.seats).all.clone();
-        for seat in all.into_iter().filter(|seat| lock(&seat.loader).as_ref().is_some_and(&is_such)) {
+        // Out of the line before they are told: the next loader must not be one of theirs.
+        let leave = |seat: &mut Arc<Seat<L, O>>| lock(&seat.loader).as_ref().is_some_and(&is_such);
+        let left: Vec<_> = lock(&self.seats).all.extract_if(.., leave).collect();
+        for seat in left {
             seat.tell(outcome.clone());
         }
     }

@@ -10,7 +10,7 @@ use crate::lease::Lease;
 use crate::loader::{LoadResult, Loaded};
 use crate::observe::Count;
 use crate::share::Share;
-use crate::store::StoreError;
+use crate::store::{Kept, StoreError};
 use crate::tags::Tagged;
 
 impl Lead {
@@ -110,7 +110,7 @@ impl Lead {
                 }
                 (ending, _) => lease.fail(elsewhere.as_ref().unwrap_or(ending), replay, marker, seen).await,
             };
-            (done == Some(false)).then_some(confirmed)
+            (done == Some(Kept::No)).then_some(confirmed)
         };
         tokio::pin!(tell_fleet);
         // The store first, so that the next request hits; but only within what the caller gives the

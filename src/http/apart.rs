@@ -16,6 +16,7 @@ use crate::loader::{LoadResult, Mark};
 use crate::node::{Node, Seen};
 use crate::observe::Count;
 use crate::policy::Policy;
+use crate::store::Kept;
 use crate::tags::{TagList, Tagged};
 use crate::times::Lifetimes;
 
@@ -107,7 +108,7 @@ impl Granted {
                 }
             }
         };
-        tokio::join!(prolong, lease.commit(entry.encode(&key), keep)).1 == Some(true)
+        tokio::join!(prolong, lease.commit(entry.encode(&key), keep)).1 == Some(Kept::Yes)
     }
 }
 

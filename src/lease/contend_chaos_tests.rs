@@ -59,7 +59,7 @@ async fn who_has_waited_for_a_leader_rides_out_a_short_break() {
     let lease = one.leads().await;
     let bytes = value(one.now(), one.now() + 5_000).encode(&one.key);
     let (found, ()) = tokio::join!(biased; other.contend(), async {
-        assert_eq!(lease.commit(bytes, Duration::from_secs(60)).await, Some(true));
+        assert_eq!(lease.commit(bytes, Duration::from_secs(60)).await, Some(Kept::Yes));
         chaos.once(Fault::ErrorBefore);
     });
     assert!(is_value(&found) && chaos.struck(Fault::ErrorBefore) == 1, "{}", name(&found));

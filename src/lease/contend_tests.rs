@@ -6,6 +6,7 @@ use crate::guard::StampedeGuard;
 use crate::key::CacheKey;
 use crate::node::Seen;
 use crate::policy::Policy;
+use crate::store::Kept;
 use crate::store::memory::MemoryStore;
 use crate::times::Times;
 
@@ -61,7 +62,7 @@ impl Side {
     /// Stores a value under a lease of its own.
     async fn stores(&mut self, entry: &Entry) {
         let bytes = entry.encode(&self.key);
-        assert_eq!(self.leads().await.commit(bytes, Duration::from_secs(60)).await, Some(true));
+        assert_eq!(self.leads().await.commit(bytes, Duration::from_secs(60)).await, Some(Kept::Yes));
     }
 }
 
@@ -134,7 +135,7 @@ async fn a_value_that_was_waited_for_is_taken_whenever_it_was_stored() {
     let lease = one.leads().await;
     let bytes = old.encode(&one.key);
     let (found, stored) = tokio::join!(biased; other.contend(), lease.commit(bytes, Duration::from_secs(60)));
-    assert!(stored == Some(true) && is_value(&found), "{}", name(&found));
+    assert!(stored == Some(Kept::Yes) && is_value(&found), "{}", name(&found));
 }
 
 #[tokio::test(start_paused = true)]

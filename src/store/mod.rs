@@ -334,6 +334,9 @@ pub(crate) struct Insert {
 pub(crate) enum Kept {
     Yes,
     No,
+    /// It was, but other people's data is where the entry should go: those who wait are given the value, and nobody later.
+    #[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "in memory there is nobody else's data"))]
+    Aside,
 }
 
 /// How a lease is handed over.

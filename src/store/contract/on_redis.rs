@@ -141,7 +141,7 @@ async fn foreign_data_is_left_alone(world: &World) {
             assert_eq!(holder.commit("v").await, Kept::Yes);
         } else {
             assert!(matches!(asked, Ok(Acquired::Held { .. })), "{asked:?}");
-            let stored = if kind == "e" { Kept::No } else { Kept::Yes };
+            let stored = if kind == "e" { Kept::Aside } else { Kept::Yes };
             assert_eq!(holder.commit("v").await, stored, "{name}");
             assert_eq!(waiter.hints().await.finished, Some(holder.token.clone()), "{name}");
         }

@@ -175,6 +175,7 @@ impl RedisStore {
         match run(&self.commands, script, key.name(), size, args, within).await? {
             Value::Int(1) => Ok(Kept::Yes),
             Value::Int(0) => Ok(Kept::No),
+            Value::Int(2) => Ok(Kept::Aside),
             _ => Err(refused(unexpected())),
         }
     }

@@ -123,8 +123,8 @@ async fn what_a_stopped_leader_stores_too_late_is_refused() {
     nodes.origin.release("k");
     nodes.origin.wait_for_ends("k", 2).await;
     nodes.node(0).resume();
-    // Those who waited there have their own load's value; everyone later has the newer one.
-    nodes.all_get([0], "k", "first").await;
+    // Who led there has the load's own value, and those who waited have that or the newer one, as everyone later.
+    nodes.overtaken(0, "k", "first", "second").await;
     nodes.nothing_left(0..3).await;
     let stats = nodes.stats(0).await;
     assert!(stats.commits_refused + stats.leases_lost >= 1, "{stats:?}");
@@ -144,7 +144,7 @@ async fn callers_after_a_stopped_leader_do_not_join_its_old_load() {
     assert_eq!(nodes.node(0).wait_event("get").await, "second");
     assert_eq!(nodes.origin.running("k"), 1, "the old load still runs");
     nodes.origin.release("k");
-    nodes.all_get([0], "k", "first").await;
+    nodes.overtaken(0, "k", "first", "second").await;
     nodes.node(0).send("get k");
     assert_eq!(nodes.node(0).wait_event("get").await, "second", "what came too late was not stored");
     nodes.nothing_left(0..3).await;

@@ -211,6 +211,14 @@ impl Nodes {
         }
     }
 
+    /// Waits for the callers of a node that led and was overtaken: the one whose load it was has what that brought, and the
+    /// others that or, having asked again, what came after it.
+    pub(super) async fn overtaken(&self, index: usize, key: &str, old: &str, new: &str) {
+        let replies = self.replies(index, key).await;
+        let given = |value| replies.iter().filter(|reply| reply.result.as_deref() == Ok(value)).count();
+        assert!(given(old) >= 1 && given(old) + given(new) == replies.len(), "{replies:?}");
+    }
+
     /// Waits until the flights of these nodes have ended, and nothing is left of them on the server.
     pub(super) async fn nothing_left(&self, nodes: impl IntoIterator<Item = usize>) {
         for index in nodes {

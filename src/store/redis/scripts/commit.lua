@@ -2,7 +2,8 @@
 --
 -- KEYS: entry, lease, queue, outcome
 -- ARGV: token; entry; lifetime of the entry in ms
--- Returns 1 stored | 0 not stored: the lease is another's, or the entry's key holds foreign data
+-- Returns 1 stored | 0 not stored: the lease is another's | 2 not stored: the entry's key holds
+--         foreign data
 --
 -- Atomic, because a lease that expires between the check and the SET would let an older value
 -- replace a newer one.
@@ -10,7 +11,7 @@
 if redis.call('GET', KEYS[2]) ~= ARGV[1] then
   return 0
 end
-local stored = 1
+local done = 1
 local length = redis.pcall('STRLEN', KEYS[1])
 if type(length) == 'table' then
   if not string.find(length.err, 'WRONGTYPE', 1, true) then
@@ -18,18 +19,18 @@ if type(length) == 'table' then
   end
   -- Foreign data is never overwritten. Those who wait get the value as an outcome (as ACQUIRE reads
   -- it, never replayed).
-  stored = 0
+  done = 2
 else
   -- First of the writes: refused (out of memory, no replicas), it leaves everything as it was.
   redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
 end
 redis.call('DEL', KEYS[2])
 if may_be_ours(KEYS[4]) then
-  if stored == 1 then
+  if done == 1 then
     redis.call('DEL', KEYS[4])
   else
     redis.call('SET', KEYS[4], ARGV[1] .. '9999999999v' .. ARGV[2], 'PX', 10000)
   end
 end
 wake(KEYS[3], 'w' .. ARGV[1] .. name_of(KEYS[1]), ARGV[1])
-return stored
+return done
