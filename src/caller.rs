@@ -347,9 +347,9 @@ impl<'a> Caller<'a> {
         caller.stand_in(open)
     }
 
-    /// Reads what is stored, if this caller knows of nothing: what may stand in, and what a load may ask about.
+    /// Reads what is stored, if this caller has not: what may stand in, and what a load may ask about.
     pub(crate) async fn see(&mut self) {
-        if self.seen.is_none() {
+        if self.seen.is_none() && !self.looked {
             let read = self.look_up_anyway::<Boxed>().await;
             self.seen = read.into_seen(self.ask.key).map(Box::new);
         }
