@@ -172,14 +172,8 @@ impl StoredResponse {
     pub(crate) fn encode(&self, kept: &Kept) -> Option<Bytes> {
         let no_trailers = HeaderMap::new();
         let trailers = self.trailers.as_deref().unwrap_or(&no_trailers);
-        if self.headers.len() + trailers.len() > MOST_HEADERS {
-            return None;
-        }
         let all = || self.headers.iter().chain(trailers);
-        let section: usize = all().map(|(name, value)| name.as_str().len() + value.len()).sum();
-        if section > MOST_HEADER_BYTES || !self.is_sound() {
-            return None;
-        }
+        let section = section(all()).filter(|_| self.is_sound())?;
         // A little more than is needed: numbered names are not written.
         let room = section + 4 * (self.headers.len() + trailers.len());
         let mut out = BytesMut::with_capacity(kept::FIXED + FIXED + room + self.body.len());
@@ -196,11 +190,7 @@ impl StoredResponse {
             let number = NAMES.iter().position(|known| known == name);
             let (tag, spelled) = match number {
                 Some(number) => (number as u16 | NUMBERED, ""),
-                // A name of 16 KiB would reach into the flags.
-                None => {
-                    let length = u16::try_from(name.as_str().len()).ok()?;
-                    (Some(length).filter(|length| length & FLAGS == 0)?, name.as_str())
-                }
+                None => (u16::try_from(name.as_str().len()).ok()?, name.as_str()),
             };
             out.put_u16_le(if value.is_sensitive() { tag | SENSITIVE } else { tag });
             out.put_u16_le(u16::try_from(value.len()).ok()?);
@@ -262,19 +252,25 @@ impl StoredResponse {
 
 /// Whether a head may be stored, as far as it says itself.
 pub(crate) fn is_storable(headers: &HeaderMap) -> bool {
-    // `Date` is added where there is none.
-    let (mut lines, mut bytes) = if headers.contains_key(DATE) { (0, 0) } else { (1, DATE_LINE) };
-    for (name, value) in storable(headers) {
-        (lines, bytes) = (lines + 1, bytes + name.as_str().len() + value.len());
-        if u16::try_from(name.as_str().len()).map_or(true, |length| length & FLAGS != 0) {
-            return false;
-        }
-    }
-    lines <= MOST_HEADERS && bytes <= MOST_HEADER_BYTES
+    // Added where there is none.
+    let date = HeaderValue::from_static("Sun, 06 Nov 1994 08:49:37 GMT");
+    let added = (!headers.contains_key(DATE)).then_some((&DATE, &date));
+    section(storable(headers).chain(added)).is_some()
 }
 
-/// Bytes of `date: Sun, 06 Nov 1994 08:49:37 GMT`, as they are counted.
-const DATE_LINE: usize = 4 + 29;
+/// How many bytes these fields have, unless they are more than is stored.
+fn section<'a>(fields: impl Iterator<Item = (&'a HeaderName, &'a HeaderValue)>) -> Option<usize> {
+    let (mut lines, mut bytes) = (0, 0);
+    for (name, value) in fields {
+        let length = name.as_str().len();
+        // A name of 16 KiB would reach into the flags.
+        if length & usize::from(FLAGS) != 0 {
+            return None;
+        }
+        (lines, bytes) = (lines + 1, bytes + length + value.len());
+    }
+    (lines <= MOST_HEADERS && bytes <= MOST_HEADER_BYTES).then_some(bytes)
+}
 
 /// Whether a response of this status is one of its own.
 pub(crate) fn is_replayable(status: StatusCode, is_empty: bool) -> bool {
