@@ -350,10 +350,8 @@ where
         let stored = || answer(&wanted.asked, &wanted.headers, previous.response.clone(), None, age);
         let own = match stands_in.then(stored).flatten() {
             Some(mut replay) => {
-                let fresh_until = previous.entry.times.fresh_until.max(previous.entry.stored_at);
-                let beyond = now.saturating_sub(fresh_until) / 1000;
                 let headers = replay.response.headers_mut();
-                age_and_status(headers, age.as_secs(), CacheStatus::Stale { beyond });
+                age_and_status(headers, age.as_secs(), CacheStatus::stale(&previous.entry, now));
                 write_stand_in(headers, StandIn::Forwarded(Some(StatusCode::NOT_MODIFIED)));
                 replay.respond()
             }

@@ -254,7 +254,7 @@ impl Wants<'_> {
         // One that was never fresh was made for those who waited for it.
         let was_fresh = fresh_until > entry.stored_at || entry.times.is_expired() || entry.stored_at < now;
         let status = if fresh_until <= now && was_fresh {
-            CacheStatus::Stale { beyond: (now - fresh_until.max(entry.stored_at)) / 1000 }
+            CacheStatus::stale(entry, now)
         } else {
             (self.status)(fresh_until.saturating_sub(now) / 1000)
         };

@@ -7,6 +7,7 @@ use http::header::{AGE, CACHE_CONTROL, CONTENT_TYPE, HeaderMap, HeaderName, Head
 use http::{Response, StatusCode};
 
 use super::body::GuardedBody;
+use crate::entry::Entry;
 
 const CACHE_STATUS: HeaderName = http::header::CACHE_STATUS;
 
@@ -74,6 +75,12 @@ impl CacheStatus {
     /// The same, of a load that others waited for. One that is shared with them only has no time left to tell.
     pub(crate) fn collapsed(ttl: u64) -> Self {
         Self::Collapsed { ttl: (ttl > 0).then_some(ttl) }
+    }
+
+    /// Of what stands in, stale.
+    pub(crate) fn stale(entry: &Entry, now: u64) -> Self {
+        let fresh_until = entry.times.fresh_until.max(entry.stored_at);
+        Self::Stale { beyond: now.saturating_sub(fresh_until) / 1000 }
     }
 
     /// Asked for by itself.
