@@ -45,6 +45,10 @@ const TRIES: usize = 20;
 /// What clocks may differ by beyond the round trip: timers tick, and this machine does other things.
 const TICK: Duration = Duration::from_millis(20);
 
+/// What it costs that nobody is told.
+const UNTOLD: &str =
+    "nobody is told that a load has ended: waits in other processes end by their timers, later";
+
 /// What it costs to be without the server.
 const ALONE: &str =
     "each process loads for itself, once per key (with OnStoreDown::FailClosed it answers with an error)";

@@ -5,7 +5,7 @@ use redis::RedisResult;
 use redis::aio::{PubSubSink, PubSubStream};
 use tokio::time::{Instant, timeout};
 
-use super::{ANSWER, Checkup};
+use super::{ANSWER, Checkup, UNTOLD};
 use crate::health::Finding;
 use crate::store::StoreErrorKind;
 use crate::store::redis::client::{Dial, bounded};
@@ -43,11 +43,7 @@ impl Checkup<'_> {
                 };
                 let found =
                     Finding::warning("notifications", format!("can not subscribe: {}", unquoted(error)));
-                self.findings.push(
-                    found
-                        .cost("nobody is told that a load has ended: waits in other processes end by their timers, later")
-                        .advice(advice),
-                );
+                self.findings.push(found.cost(UNTOLD).advice(advice));
                 None
             }
         }
@@ -83,7 +79,7 @@ impl Checkup<'_> {
         self.findings.push(match came {
             Ok(Some(_)) => Finding::ok("notifications", format!("published and heard in {:.1?}", published_at.elapsed())),
             _ => Finding::warning("notifications", format!("published to {receivers}, not heard within {ANSWER:?}"))
-                .cost("nobody is told that a load has ended: waits in other processes end by their timers, later")
+                .cost(UNTOLD)
                 .advice("+publish and &sg1:* for this user; a proxy between here and the server must pass messages on"),
         });
     }

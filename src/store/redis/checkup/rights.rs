@@ -8,7 +8,7 @@ use redis::aio::MultiplexedConnection;
 use redis::{RedisResult, Value};
 use tokio::time::Instant;
 
-use super::{ALONE, all, one};
+use super::{ALONE, UNTOLD, all, one};
 use crate::health::Finding;
 use crate::store::redis::scripts::{self, By};
 
@@ -130,9 +130,7 @@ impl Refused {
         }
         if publish {
             let found = Finding::warning("rights", format!("`{user}` may not PUBLISH from a script"));
-            let cost =
-                "nobody is told that a load has ended: waits in other processes end by their timers, later";
-            findings.push(found.cost(cost).advice(format!("ACL SETUSER {user} +publish &sg1:*")));
+            findings.push(found.cost(UNTOLD).advice(format!("ACL SETUSER {user} +publish &sg1:*")));
         }
         if let Some(writes) = writes {
             let found = Finding::problem("writes", format!("the server refuses writes: {writes}"));
