@@ -342,7 +342,10 @@ impl<'a> Caller<'a> {
 
     /// The same; who took a seat on a flight without a look-up makes one: all of them, one read.
     pub(crate) async fn find_stand_in<O: Open>(&self, open: &O) -> Option<O::Value> {
-        let mut caller = Self { seen: self.seen.clone(), ..*self };
+        if self.seen.is_some() {
+            return self.stand_in(open);
+        }
+        let mut caller = Self { seen: None, ..*self };
         caller.see().await;
         caller.stand_in(open)
     }
