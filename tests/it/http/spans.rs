@@ -83,17 +83,19 @@ fn telling(answer: impl Fn(usize) -> http::Response<Boxed> + Send + Sync + 'stat
     })
 }
 
-fn ask_in_spans(
-    shop: &super::kit::Shop,
-    callers: std::ops::Range<u64>,
-) -> Vec<tokio::task::JoinHandle<super::kit::Seen>> {
-    callers
-        .map(|caller| {
-            let shop = shop.clone();
-            let span = tracing::info_span!(parent: None, "request", caller);
-            tokio::spawn(async move { ask(&shop, get("/")).await }.instrument(span))
-        })
-        .collect()
+/// Requests that come at one moment, each in a span of its own; the first of them leads.
+async fn ask_in_spans(inner: &Inner, callers: std::ops::Range<u64>) -> super::kit::Shop {
+    let shop = shop(inner);
+    let crowd = callers.map(|caller| {
+        let shop = shop.clone();
+        let span = tracing::info_span!(parent: None, "request", caller);
+        tokio::spawn(async move { ask(&shop, get("/")).await }.instrument(span))
+    });
+    let crowd = crowd.collect();
+    settle().await;
+    inner.gate.open();
+    all(crowd).await;
+    shop
 }
 
 #[tokio::test(start_paused = true)]
@@ -101,11 +103,7 @@ async fn the_load_runs_inside_the_leaders_span() {
     let scopes = Scopes::default();
     let _listening = scopes.listen();
     let inner = telling(|n| respond(200, &[], whole(n.to_string()))).held();
-    let shop = shop(&inner);
-    let crowd = ask_in_spans(&shop, 1..6);
-    settle().await;
-    inner.gate.open();
-    all(crowd).await;
+    ask_in_spans(&inner, 1..6).await;
     assert_eq!(scopes.taken(), ["stampede_guard.load < request1"]);
 }
 
@@ -118,11 +116,7 @@ async fn a_load_that_is_taken_over_runs_inside_the_span_of_whose_loader_it_is() 
         respond(200, &[], whole(n.to_string()))
     })
     .held();
-    let shop = shop(&inner);
-    let crowd = ask_in_spans(&shop, 1..4);
-    settle().await;
-    inner.gate.open();
-    all(crowd).await;
+    ask_in_spans(&inner, 1..4).await;
     let scopes = scopes.taken();
     assert_eq!(scopes[0], "stampede_guard.load < request1");
     assert!(
@@ -137,11 +131,7 @@ async fn what_bypasses_and_what_loads_for_itself_runs_in_its_own_span() {
     let scopes = Scopes::default();
     let _listening = scopes.listen();
     let inner = telling(|n| respond(200, &[("cache-control", "private")], whole(n.to_string()))).held();
-    let shop = shop(&inner);
-    let crowd = ask_in_spans(&shop, 1..4);
-    settle().await;
-    inner.gate.open();
-    all(crowd).await;
+    let shop = ask_in_spans(&inner, 1..4).await;
     let mut seen = scopes.taken();
     seen.sort();
     assert_eq!(seen, ["request2", "request3", "stampede_guard.load < request1"]);
@@ -165,11 +155,7 @@ async fn without_its_own_span_a_load_runs_in_the_leaders() {
     assert_eq!(scopes.taken(), ["request7"]);
 
     let inner = telling(|n| respond(200, &[], whole(n.to_string()))).held();
-    let shop = shop(&inner);
-    let crowd = ask_in_spans(&shop, 1..6);
-    settle().await;
-    inner.gate.open();
-    all(crowd).await;
+    ask_in_spans(&inner, 1..6).await;
     assert_eq!(scopes.taken(), ["request1"]);
 }
 
