@@ -9,12 +9,13 @@ use tokio::time::{Instant, sleep, sleep_until};
 use super::{Lease, release_later};
 use crate::ending::Ending;
 use crate::entry::{Entry, Kind};
+use crate::gauge::Present;
 use crate::key::Key;
 use crate::node::{Budget, FlightKey, Lane, Node, Seen, Stored};
 use crate::observe::Count;
 use crate::policy::Policy;
 use crate::store::watch::Hints;
-use crate::store::{Acquire, Acquired, StoreError, StoreErrorKind, Token};
+use crate::store::{Acquire, Acquired, StoreError, StoreErrorKind, Token, Watch};
 use crate::times::Serves;
 
 /// While hints may be lost, nobody sleeps longer than this between two looks.
@@ -60,188 +61,253 @@ pub(crate) struct Contender<'a> {
 
 /// Step 4 and 5: acquires the lease, or waits behind its holder and tries again.
 pub(crate) async fn contend(contender: Contender<'_>) -> Contended {
-    let Contender { node, key, policy, queue, seen, budget, tags, since, mut deadline, goes_on } = contender;
-    let mut token = Token::mint(node.store.node());
-    // Registered before the first acquire: invariant 3 of the store.
-    let mut watch = node.store.watch(key, &token);
-    let (mut behind, mut hops, mut unusable) = (None, 0, 0);
-    // When this flight was told that the load it waits behind has ended.
-    let mut released: Option<Instant> = None;
-    // An acquire without an answer may have been granted, or may be granted later. So may one that comes after a grant
-    // that was heard, if it gets no further.
-    let mut ghost = false;
-    // From when it has asked it may be given the lease at any time.
-    let doubtful = node.doubtful.enter();
-
-    let contended = 'contending: loop {
-        if node.is_leaving() {
-            break Contended::Leaving;
+    let mut contention = Contention::of(contender);
+    match contention.run().await {
+        Ok(asked) => Contended::Leased(contention.lead(asked)),
+        Err(contended) => {
+            contention.leave(matches!(contended, Contended::Leaving));
+            contended
         }
-        let Some(within) = budget.next() else {
-            node.count(Count::budget_exceeded);
-            break Contended::StoreDown(StoreError::new(StoreErrorKind::TimedOut));
-        };
+    }
+}
+
+/// A contender under way.
+struct Contention<'a> {
+    contender: Contender<'a>,
+    token: Token,
+    watch: Watch,
+    /// The holder that it has waited for, and how many loads of this wave have vanished.
+    behind: Option<Token>,
+    hops: u8,
+    /// When it was told that the load it waits behind has ended.
+    released: Option<Instant>,
+    /// How many entries it has met that can not be used.
+    unusable: u8,
+    /// An acquire without an answer may have been granted, or may be granted later. So may one that comes after a grant
+    /// that was heard, if it gets no further.
+    ghost: bool,
+    /// From when it has asked it may be given the lease at any time.
+    doubtful: Present,
+}
+
+impl<'a> Contention<'a> {
+    fn of(contender: Contender<'a>) -> Self {
+        let node = contender.node;
+        let token = Token::mint(node.store.node());
+        Self {
+            // Registered before the first acquire: invariant 3 of the store.
+            watch: node.store.watch(contender.key, &token),
+            doubtful: node.doubtful.enter(),
+            contender,
+            token,
+            behind: None,
+            hops: 0,
+            released: None,
+            unusable: 0,
+            ghost: false,
+        }
+    }
+
+    /// Until the lease is granted, which was asked for at the moment returned, or it has come to something else.
+    async fn run(&mut self) -> Result<Instant, Contended> {
+        loop {
+            let node = self.contender.node;
+            if node.is_leaving() {
+                return Err(Contended::Leaving);
+            }
+            let Some(within) = self.within() else {
+                node.count(Count::budget_exceeded);
+                return Err(Contended::StoreDown(StoreError::new(StoreErrorKind::TimedOut)));
+            };
+            let asked = Instant::now();
+            match self.acquire(asked, within).await {
+                Ok(Acquired::Granted) => return Ok(asked),
+                Ok(Acquired::Found(raw)) => self.found(raw, within).await?,
+                Ok(Acquired::Ended(ending)) => self.ended(&ending, within).await?,
+                Ok(Acquired::Held { remaining, .. }) if !self.contender.queue => {
+                    return Err(Contended::Busy(remaining));
+                }
+                Ok(Acquired::Held { remaining, holder }) => self.wait(remaining, holder).await?,
+                Err(error) => self.ride_out(error).await?,
+            }
+        }
+    }
+
+    /// How long the next acquire may take, if there is time for one.
+    fn within(&mut self) -> Option<Duration> {
+        let within = self.contender.budget.next()?;
+        let Some(released) = self.released else { return Some(within) };
+        // All who wait in the fleet read what was stored at one moment, and the server was there just now.
+        Some(within.max(self.contender.policy.lease.saturating_sub(released.elapsed())))
+    }
+
+    async fn acquire(&mut self, asked: Instant, within: Duration) -> Result<Acquired, StoreError> {
+        let Contender { node, key, policy, queue, seen, budget, .. } = &mut self.contender;
         let ask = Acquire {
-            token: &token,
+            token: &self.token,
             lease: policy.lease,
             seen: seen.as_ref().map(|seen| &seen.raw),
-            behind: behind.as_ref(),
-            queue,
+            behind: self.behind.as_ref(),
+            queue: *queue,
         };
-        // All who wait in the fleet read what was stored at one moment, and the server was there just now.
-        let within = released.map_or(within, |at| within.max(policy.lease.saturating_sub(at.elapsed())));
-        let asked = Instant::now();
         let acquired = node.store.acquire(key, ask, within).await;
         // A round trip that ends in waiting ran beside a live leader's own work: it added nothing.
         if !matches!(acquired, Ok(Acquired::Held { .. })) {
             budget.spend(asked);
         }
-        let (remaining, holder) = match acquired {
-            Ok(Acquired::Granted) => {
-                let (node, key, ttl) = (Arc::clone(node), key.clone(), policy.lease);
-                let _held = node.leases.enter();
-                let waited_until = behind.is_some().then(Instant::now);
-                let confirmed = Mutex::new(asked);
-                return Contended::Leased(Lease {
-                    node,
-                    key,
-                    token,
-                    watch,
-                    ttl,
-                    hops,
-                    waited_until,
-                    confirmed,
-                    _held,
-                });
+        acquired
+    }
+
+    /// There is an entry that it has not seen.
+    async fn found(&mut self, raw: Bytes, within: Duration) -> Result<(), Contended> {
+        let Contender { node, key, tags, since, .. } = self.contender;
+        let stored = current(node, raw, key, tags, within).await.map_err(Contended::StoreDown)?;
+        let seen = match stored {
+            Stored::Entry(entry) if entry.kind == Kind::Marker => {
+                return Err(Contended::Ended(Ending::Uncacheable));
             }
-            Ok(Acquired::Found(raw)) => {
-                let stored = match current(node, raw, key, tags, within).await {
-                    Ok(stored) => stored,
-                    Err(error) => break Contended::StoreDown(error),
-                };
-                let unusable_now = match stored {
-                    Stored::Entry(entry) if entry.kind == Kind::Marker => {
-                        break Contended::Ended(Ending::Uncacheable);
-                    }
-                    Stored::Entry(entry) => match entry.serves(node.store.now()) {
-                        Serves::Fresh => break Contended::Ended(Ending::Value(entry)),
-                        // The load that this flight has waited for, or would have repeated, has failed.
-                        Serves::Resting => break Contended::Ended(Ending::Stale(entry)),
-                        // Stored while this flight waited: made for it, whatever its lifetime. (Not what was expired meanwhile.)
-                        _ if !entry.times.is_expired() && (behind.is_some() || entry.stored_at >= since) => {
-                            break Contended::Ended(Ending::Value(entry));
-                        }
-                        _ => Seen::entry(entry, key),
-                    },
-                    unusable => Seen::of(unusable, key),
-                };
-                if unusable == UNUSABLE_LIMIT {
-                    break Contended::StoreDown(StoreError::new(StoreErrorKind::Transient));
+            Stored::Entry(entry) => match entry.serves(node.store.now()) {
+                Serves::Fresh => return Err(Contended::Ended(Ending::Value(entry))),
+                // The load that this flight has waited for, or would have repeated, has failed.
+                Serves::Resting => return Err(Contended::Ended(Ending::Stale(entry))),
+                // Stored while this flight waited: made for it, whatever its lifetime. (Not what was expired meanwhile.)
+                _ if !entry.times.is_expired() && (self.behind.is_some() || entry.stored_at >= since) => {
+                    return Err(Contended::Ended(Ending::Value(entry)));
                 }
-                unusable += 1;
-                *seen = Some(Box::new(unusable_now));
-                continue;
-            }
-            Ok(Acquired::Ended(ending)) => match Ending::decode(&ending, key) {
-                Ending::Value(entry) if !entry.tags.is_empty() => {
-                    match unless_invalidated(node, entry, key, tags, within).await {
-                        Ok(Stored::Entry(entry)) => break Contended::Ended(Ending::Value(entry)),
-                        // What is only shared is not looked up; by now it is nobody's.
-                        Ok(_) => {
-                            behind = None;
-                            continue;
-                        }
-                        Err(error) => break Contended::StoreDown(error),
-                    }
-                }
-                ending => break Contended::Ended(ending),
+                _ => Seen::entry(entry, key),
             },
-            Ok(Acquired::Held { remaining, .. }) if !queue => break Contended::Busy(remaining),
-            Ok(Acquired::Held { remaining, holder }) => (remaining, holder),
-            Err(error) => {
-                node.count(Count::store_errors);
-                // A flight that has waited for a live leader rides out a short break of the connection
-                // on what is left of its budget, rather than load what is being loaded.
-                let rides_out = behind.is_some() && error.kind != StoreErrorKind::Refused;
-                if rides_out && !budget.left().is_zero() {
-                    let since = Instant::now();
-                    // A server that has refused is connected all the same, and would be asked as fast as it answers.
-                    sleep(SHORTEST_WAIT.min(budget.left())).await;
-                    let back = node.store.reach(key.name(), budget.left()).await.is_ok();
-                    budget.spend(since);
-                    if back {
-                        if error.kind.is_ambiguous() {
-                            // What was sent may yet run, at any time. Under the same token it would bring back a
-                            // lease that an invalidation has ended, and the older load would be stored.
-                            let next = Token::mint(node.store.node());
-                            let before = std::mem::replace(&mut watch, node.store.watch(key, &next)).close();
-                            outdate(node, key, &before);
-                            heed(before, &mut behind, &mut hops, seen);
-                            let old = std::mem::replace(&mut token, next);
-                            release_later(
-                                Arc::clone(node),
-                                key.clone(),
-                                old,
-                                policy.lease,
-                                node.doubtful.enter(),
-                            );
-                        }
-                        continue;
-                    }
-                }
-                ghost |= error.kind.is_ambiguous();
-                break Contended::StoreDown(error);
-            }
+            unusable => Seen::of(unusable, key),
         };
-        (behind, released) = (Some(holder), None);
+        if self.unusable == UNUSABLE_LIMIT {
+            return Err(Contended::StoreDown(StoreError::new(StoreErrorKind::Transient)));
+        }
+        self.unusable += 1;
+        *self.contender.seen = Some(Box::new(seen));
+        Ok(())
+    }
+
+    /// The load that it has waited for has ended, or one whose outcome is replayed to newcomers.
+    async fn ended(&mut self, ending: &Bytes, within: Duration) -> Result<(), Contended> {
+        let Contender { node, key, tags, .. } = self.contender;
+        let entry = match Ending::decode(ending, key) {
+            Ending::Value(entry) if !entry.tags.is_empty() => entry,
+            ending => return Err(Contended::Ended(ending)),
+        };
+        let checked = unless_invalidated(node, entry, key, tags, within).await;
+        if let Stored::Entry(entry) = checked.map_err(Contended::StoreDown)? {
+            return Err(Contended::Ended(Ending::Value(entry)));
+        }
+        // What is only shared is not looked up; by now it is nobody's.
+        self.behind = None;
+        Ok(())
+    }
+
+    /// Sleeps until this holder's load has ended, as far as can be told, or its lease has.
+    async fn wait(&mut self, remaining: Duration, holder: Token) -> Result<(), Contended> {
+        let Contender { node, policy, .. } = self.contender;
+        (self.behind, self.released) = (Some(holder), None);
         let wakes = Instant::now() + patience(remaining, policy.lease, node.store.hints_arrive());
         loop {
             tokio::select! {
                 biased;
-                hints = watch.hints() => {
-                    ghost |= hints.granted.is_some();
-                    outdate(node, key, &hints);
-                    released = hints.finished.is_some().then(Instant::now);
-                    heed(hints, &mut behind, &mut hops, seen);
-                    break;
+                hints = self.watch.hints() => {
+                    self.ghost |= hints.granted.is_some();
+                    self.released = hints.finished.is_some().then(Instant::now);
+                    self.heed(hints);
+                    return Ok(());
                 }
-                () = sleep_until(wakes) => break,
-                () = sleep_until(deadline) => match goes_on() {
-                    Some(later) => deadline = later,
-                    None => break 'contending Contended::WaitedOut,
+                () = sleep_until(wakes) => return Ok(()),
+                () = sleep_until(self.contender.deadline) => match (self.contender.goes_on)() {
+                    Some(later) => self.contender.deadline = later,
+                    None => return Err(Contended::WaitedOut),
                 },
-                () = node.leaving() => break 'contending Contended::Leaving,
+                () = node.leaving() => return Err(Contended::Leaving),
             }
         }
-    };
-    // A grant that came too late to be looked at would leave the lease to nobody; so would one that is on its way to a node
-    // that ends. (It stays in the queue: a grant that comes later still is passed on while the node hears of it.)
-    let hints = watch.close();
-    outdate(node, key, &hints);
-    ghost |= hints.granted.is_some() || matches!(contended, Contended::Leaving);
-    if ghost {
-        release_later(Arc::clone(node), key.clone(), token, policy.lease, doubtful);
     }
-    contended
+
+    /// A flight that has waited for a live leader rides out a short break of the connection on what is left of its budget,
+    /// rather than load what is being loaded.
+    async fn ride_out(&mut self, error: StoreError) -> Result<(), Contended> {
+        let Contender { node, key, budget, .. } = &mut self.contender;
+        node.count(Count::store_errors);
+        let rides_out = self.behind.is_some() && error.kind != StoreErrorKind::Refused;
+        let mut is_back = false;
+        if rides_out && !budget.left().is_zero() {
+            let since = Instant::now();
+            // A server that has refused is connected all the same, and would be asked as fast as it answers.
+            sleep(SHORTEST_WAIT.min(budget.left())).await;
+            is_back = node.store.reach(key.name(), budget.left()).await.is_ok();
+            budget.spend(since);
+        }
+        if !is_back {
+            self.ghost |= error.kind.is_ambiguous();
+            return Err(Contended::StoreDown(error));
+        }
+        if error.kind.is_ambiguous() {
+            self.ask_anew();
+        }
+        Ok(())
+    }
+
+    /// What was sent may yet run, at any time. Under the same token it would bring back a lease that an invalidation has
+    /// ended, and the older load would be stored.
+    fn ask_anew(&mut self) {
+        let Contender { node, key, policy, .. } = self.contender;
+        let token = Token::mint(node.store.node());
+        let before = std::mem::replace(&mut self.watch, node.store.watch(key, &token)).close();
+        self.heed(before);
+        let old = std::mem::replace(&mut self.token, token);
+        release_later(Arc::clone(node), key.clone(), old, policy.lease, node.doubtful.enter());
+    }
+
+    /// What a waiter makes of what it was told.
+    fn heed(&mut self, hints: Hints) {
+        outdate(self.contender.node, self.contender.key, &hints);
+        self.hops = hints.granted.unwrap_or(self.hops);
+        if hints.finished.is_some() {
+            // A wake may name a later holder, whose ending is then the one to ask for.
+            self.behind = hints.finished;
+        }
+        if hints.invalidated {
+            // It may stand in for nothing any more.
+            *self.contender.seen = None;
+        }
+    }
+
+    /// The lease that was granted, asked for at this moment.
+    fn lead(self, asked: Instant) -> Lease {
+        let Self { contender: Contender { node, key, policy, .. }, token, watch, hops, .. } = self;
+        Lease {
+            _held: node.leases.enter(),
+            node: Arc::clone(node),
+            key: key.clone(),
+            token,
+            watch,
+            ttl: policy.lease,
+            hops,
+            waited_until: self.behind.is_some().then(Instant::now),
+            confirmed: Mutex::new(asked),
+        }
+    }
+
+    /// Ends it without a lease. A grant that came too late to be looked at would leave the lease to nobody; so would one that
+    /// is on its way to a node that ends. (It stays in the queue: a grant that comes later still is passed on while the node
+    /// hears of it.)
+    fn leave(self, node_ends: bool) {
+        let Contender { node, key, policy, .. } = self.contender;
+        let hints = self.watch.close();
+        outdate(node, key, &hints);
+        if self.ghost || hints.granted.is_some() || node_ends {
+            release_later(Arc::clone(node), key.clone(), self.token, policy.lease, self.doubtful);
+        }
+    }
 }
 
 /// Loads beside the lease hear of nothing: who comes later must not join one that is older than an invalidation.
 pub(super) fn outdate(node: &Node, key: &Key, hints: &Hints) {
     if hints.invalidated {
         node.flights.detach(&FlightKey { key: key.clone(), lane: Lane::Beside });
-    }
-}
-
-/// What a waiter makes of what it was told.
-fn heed(hints: Hints, behind: &mut Option<Token>, hops: &mut u8, seen: &mut Option<Box<Seen>>) {
-    *hops = hints.granted.unwrap_or(*hops);
-    if hints.finished.is_some() {
-        // A wake may name a later holder, whose ending is then the one to ask for.
-        *behind = hints.finished;
-    }
-    if hints.invalidated {
-        // It may stand in for nothing any more.
-        *seen = None;
     }
 }
 

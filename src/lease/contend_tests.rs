@@ -34,22 +34,25 @@ impl Side {
         self.guard.parts().0.store.now()
     }
 
-    async fn contend(&mut self) -> Contended {
+    fn contender<'a>(&'a mut self, budget: &'a mut Budget) -> Contender<'a> {
         let (node, policy) = self.guard.parts();
-        let since = node.store.clock_at(Instant::now() - self.began);
-        contend(Contender {
+        Contender {
             node,
             key: &self.key,
             policy,
             queue: self.queue,
             seen: &mut self.seen,
-            budget: &mut policy.budget(),
+            budget,
             tags: &[],
-            since,
+            since: node.store.clock_at(Instant::now() - self.began),
             deadline: Instant::now() + policy.lease * 4,
             goes_on: &|| None,
-        })
-        .await
+        }
+    }
+
+    async fn contend(&mut self) -> Contended {
+        let mut budget = self.guard.parts().1.budget();
+        contend(self.contender(&mut budget)).await
     }
 
     async fn leads(&mut self) -> Lease {
@@ -328,14 +331,18 @@ fn a_waiter_looks_again_a_little_after_the_lease_would_end() {
     assert!(patience(ms(50), ms(2), true) <= ms(2) + ms(10));
 }
 
-#[test]
-fn what_a_waiter_is_told_decides_whom_it_waits_for_and_what_it_may_use() {
+#[tokio::test]
+async fn what_a_waiter_is_told_decides_whom_it_waits_for_and_what_it_may_use() {
     let (first, second) = (Token::mint(uuid::Uuid::from_u128(1)), Token::mint(uuid::Uuid::from_u128(2)));
-    let old = || Some(Box::new(Seen { raw: Bytes::from_static(b"old"), value: None }));
+    let store = MemoryStore::new();
     let told = |hints| {
-        let (mut behind, mut hops, mut seen) = (Some(first.clone()), 1, old());
-        heed(hints, &mut behind, &mut hops, &mut seen);
-        (behind, hops, seen.is_some())
+        let mut side = Side::on(&store);
+        side.seen = Some(Box::new(Seen { raw: Bytes::from_static(b"old"), value: None }));
+        let mut budget = side.guard.parts().1.budget();
+        let mut contention = Contention::of(side.contender(&mut budget));
+        (contention.behind, contention.hops) = (Some(first.clone()), 1);
+        contention.heed(hints);
+        (contention.behind, contention.hops, contention.contender.seen.is_some())
     };
     assert_eq!(told(Hints::default()), (Some(first.clone()), 1, true));
     assert_eq!(told(Hints { granted: Some(2), ..Hints::default() }), (Some(first.clone()), 2, true));
