@@ -1,4 +1,4 @@
-//! Eleven ways to break the protocol, which the checkers must notice; the test names the one that is harmless.
+//! Twelve ways to break the protocol, which the checkers must notice; the test names the one that is harmless.
 //!
 //! Those of the store's side are made here, between the wire and the store; those of a client's side by a question that
 //! its code asks in tests of this crate only ([`mutated`]).
@@ -36,10 +36,12 @@ pub(crate) enum Mutant {
     FlightsStay,
     /// Who is shut down keeps its leases.
     LeavesItsLeases,
+    /// Each look-up is made twice.
+    LooksTwice,
 }
 
 impl Mutant {
-    pub(super) const ALL: [Self; 11] = [
+    pub(super) const ALL: [Self; 12] = [
         Self::CommitWithoutToken,
         Self::InvalidateKeepsLease,
         Self::ReleaseWithoutToken,
@@ -51,6 +53,7 @@ impl Mutant {
         Self::NobodyIsTold,
         Self::FlightsStay,
         Self::LeavesItsLeases,
+        Self::LooksTwice,
     ];
 }
 
