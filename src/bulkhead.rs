@@ -5,6 +5,7 @@
 //! semaphore first. The lease comes before the permit, and is renewed while that is waited for: those who wait for the
 //! key wait behind one who waits for the origin.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use crate::error::{Error, ErrorKind, Failure};
 use crate::key::{CacheKey, Key};
 use crate::lock::{LockError, Locks, Permit, Wait};
 use crate::node::Node;
-use crate::observe::Count;
+use crate::observe::{Count, warn_if};
 use crate::policy::{OnOverload, OnStoreDown, Policy};
 
 /// How long the semaphore outlives the last load.
@@ -53,11 +54,7 @@ pub(crate) async fn admit(
         }
         Err(error) => {
             node.count(Count::store_errors);
-            if node.uncapped.goes_on() {
-                tracing::warn!(%error, "max_concurrent_loads is not kept: no permit can be asked for");
-            } else {
-                tracing::debug!(?key, %error, "max_concurrent_loads is not kept: no permit can be asked for");
-            }
+            tell_uncapped(node, key, &error);
             match policy.on_store_down {
                 OnStoreDown::FailOpen => Ok(None),
                 OnStoreDown::FailClosed => {
@@ -68,6 +65,12 @@ pub(crate) async fn admit(
             }
         }
     }
+}
+
+/// Said once while nobody can be asked for a permit.
+pub(crate) fn tell_uncapped(node: &Node, key: &Key, error: &dyn fmt::Display) {
+    let is_news = node.uncapped.goes_on();
+    warn_if!(is_news, ?key, %error, "max_concurrent_loads is not kept: no permit can be asked for");
 }
 
 fn overloaded(key: &Key, limit: u32, waited: Duration) -> Error {

@@ -315,8 +315,7 @@ impl<'a> Caller<'a> {
             return Judged::Marked;
         }
         if opened {
-            // Sound, and not what this caller wants.
-            node.count(Count::unreadable);
+            node.unreadable(key, &"sound, and not what is asked for");
         }
         self.budget.spend(self.started);
         Judged::Miss

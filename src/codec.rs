@@ -27,6 +27,37 @@ pub enum Codec {
 }
 
 impl Codec {
+    /// Whether `value` can be encoded and read back. What can not be is not shared: everyone who asks for it loads it. Made
+    /// for tests of your own types, as the log does not say why: such a reason may have the value in it.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Encode`](crate::ErrorKind::Encode), with the reason as its source.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use serde::{Deserialize, Serialize, Serializer};
+    /// use stampede_guard::Codec;
+    ///
+    /// // Written as a text and read as a number.
+    /// #[derive(Serialize, Deserialize)]
+    /// struct Card {
+    ///     #[serde(serialize_with = "as_text")]
+    ///     number: u64,
+    /// }
+    /// fn as_text<S: Serializer>(number: &u64, serializer: S) -> Result<S::Ok, S::Error> {
+    ///     serializer.collect_str(number)
+    /// }
+    ///
+    /// assert!(Codec::default().check(&Card { number: 7 }).is_err());
+    /// assert!(Codec::default().check(&7_u64).is_ok());
+    /// ```
+    pub fn check<T: Serialize + DeserializeOwned + 'static>(self, value: &T) -> Result<(), Error> {
+        let (encoding, payload) = self.encode(value)?;
+        self.unreadable::<T>(encoding, &payload).map_or(Ok(()), Err)
+    }
+
     /// Encodes `value`, and says how.
     pub(crate) fn encode<T: Serialize + 'static>(self, value: &T) -> Result<(Encoding, Bytes), Error> {
         if let Some(bytes) = (value as &dyn Any).downcast_ref::<Bytes>() {

@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::key::CacheKey;
 use crate::loader::Mode;
 use crate::node::Node;
-use crate::observe::Count;
+use crate::observe::{Count, warn_if};
 use crate::policy::Policy;
 use crate::sync::lock;
 use crate::tags::{self, Tagged};
@@ -214,9 +214,8 @@ impl<T> LoadContext<T> {
             }
             Err(error) => {
                 self.node.count(Count::store_errors);
-                if self.node.warned.is_due() {
-                    tracing::warn!(%error, "the ids of a value's tags can not be read: it is not stored");
-                }
+                let is_news = self.node.warned.is_due();
+                warn_if!(is_news, %error, "the ids of a value's tags can not be read: it is not stored");
             }
         }
         Ok(())

@@ -20,7 +20,7 @@ use crate::lock::Permit;
 use crate::node::{Budget, FlightKey, Follower, Lane, Leader, Node, Seen};
 use crate::observe::{self, Count};
 use crate::policy::{OnStoreDown, Policy};
-use crate::store::StoreErrorKind;
+use crate::store::{StoreError, StoreErrorKind};
 
 /// How often a vanished load is taken over in one wave before the wave is told.
 const MOST_HOPS: u8 = 3;
@@ -103,7 +103,7 @@ impl Lead {
                         let refused =
                             [StoreErrorKind::Refused, StoreErrorKind::Transient].contains(&error.kind);
                         self.leader.go_adrift(!refused);
-                        self.load_without_the_store().await;
+                        self.load_without_the_store(error).await;
                         return None;
                     }
                     OnStoreDown::FailClosed => {
@@ -118,7 +118,7 @@ impl Lead {
     }
 
     /// For this process alone, if it has room for one more such load. Without a permit: nobody can be asked for one.
-    async fn load_without_the_store(self) {
+    async fn load_without_the_store(self, error: StoreError) {
         let (most, turn) = (self.policy.max_fail_open_loads, Turn::place(&self.node));
         let is_within = self.holds(&turn);
         let place = if is_within { None } else { self.node.fail_open.try_enter(most) };
@@ -128,6 +128,9 @@ impl Lead {
             return self.end(failure.into(), Duration::ZERO, Some(Vec::new()), None).await;
         }
         self.node.count(Count::fail_open_loads);
+        if self.policy.max_concurrent_loads.is_some() {
+            bulkhead::tell_uncapped(&self.node, &self.flight.key, &error);
+        }
         self.load_and_end(None, None, place.is_some().then_some(turn)).await;
     }
 

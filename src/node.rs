@@ -1,5 +1,6 @@
 //! What all clones of one guard share: the store, the flights, the counters. Knows no Redis, no HTTP.
 
+use std::fmt;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,7 +17,7 @@ use crate::gauge::{Gauge, Waiters};
 use crate::key::{Hashed, Key};
 use crate::loader::Loader;
 use crate::look_up::LookUps;
-use crate::observe::{Count, Counters, Outcome, Seldom};
+use crate::observe::{Count, Counters, Outcome, Seldom, warn_if};
 use crate::open::Opened;
 use crate::outage::Outage;
 use crate::seat;
@@ -36,6 +37,8 @@ pub(crate) struct Node {
     pub(crate) warned: Seldom,
     /// Of stored bytes that are no entry.
     damaged: Seldom,
+    /// Of callers for whom there was no flight.
+    pub(crate) crowded: Seldom,
     /// Tasks of flights that run.
     pub(crate) tasks: Arc<Gauge>,
     /// Leases that are held.
@@ -153,6 +156,7 @@ impl Node {
             counters: Counters::default(),
             warned: Seldom::default(),
             damaged: Seldom::default(),
+            crowded: Seldom::default(),
             tasks: Arc::default(),
             leases: Arc::default(),
             doubtful: Arc::default(),
@@ -217,6 +221,13 @@ impl Node {
 
     pub(crate) fn count(&self, count: Count) {
         self.counters.add(count);
+    }
+
+    /// Counts and reports an entry that is of no use. Seldom as a warning: what has damaged one has mostly damaged many.
+    pub(crate) fn unreadable(&self, key: &Key, reason: &dyn fmt::Debug) {
+        self.count(Count::unreadable);
+        let is_news = self.damaged.is_due();
+        warn_if!(is_news, ?key, ?reason, "a stored entry is unreadable; it is loaded anew");
     }
 
     /// Counts and reports how a request was answered.
@@ -312,17 +323,11 @@ impl Budget {
 }
 
 impl Stored {
-    /// Decodes what the store returned for `key`; damage is counted, and logged as what it is. Seldom as a warning: what
-    /// has damaged one entry has mostly damaged many.
+    /// Decodes what the store returned for `key`; damage is counted, and logged as what it is.
     pub(crate) fn decode(node: &Node, raw: Bytes, key: &Key) -> Self {
         Entry::decode(raw, key).map_or_else(
             |(reason, raw)| {
-                node.count(Count::unreadable);
-                if node.damaged.is_due() {
-                    tracing::warn!(?key, ?reason, "a stored entry is unreadable; it is loaded anew");
-                } else {
-                    tracing::debug!(?key, ?reason, "a stored entry is unreadable; it is loaded anew");
-                }
+                node.unreadable(key, &reason);
                 Self::Unreadable(raw)
             },
             Self::Entry,

@@ -112,7 +112,8 @@ counters! {
     leases_lost => "stampede_guard_leases_lost_total",
     /// Commands the store did not carry out.
     store_errors => "stampede_guard_store_errors_total",
-    /// Requests that went on without the store because the coordination budget was used up.
+    /// Requests for which the coordination budget was used up: they went on without the store, or were answered before it had
+    /// confirmed what was stored.
     budget_exceeded => "stampede_guard_budget_exceeded_total",
     /// Stored bytes that were no readable entry: damaged, of another version, or not of the type asked for.
     unreadable => "stampede_guard_unreadable_total",
@@ -126,7 +127,8 @@ counters! {
     negatives => "stampede_guard_negatives_total",
     /// Confirmed invalidations, of keys, of tags, and by storing directly.
     invalidations => "stampede_guard_invalidations_total",
-    /// Loads for which there was no permit in time, or no room without the store; callers for whom there was no room to wait.
+    /// Loads for which there was no permit in time, or no room without the store; callers for whom there was no room to wait,
+    /// or no flight.
     overloaded => "stampede_guard_overloaded_total",
     /// Loads that went on with another caller's loader after the first one vanished.
     takeovers => "stampede_guard_takeovers_total",
@@ -149,7 +151,8 @@ impl Counters {
 }
 
 impl Stats {
-    /// Requests answered without a load of their own: what the origin was spared.
+    /// Requests that were answered by no load of their own: what the origin was spared. (Those that were given a stale value
+    /// because their own load failed are among them.)
     pub const fn loads_saved(&self) -> u64 {
         self.hits + self.stale + self.coalesced
     }
@@ -170,6 +173,18 @@ fn publish(metric: &'static str) {
 
 #[cfg(not(feature = "metrics"))]
 fn publish(_: &'static str) {}
+
+/// A warning where it is news, else for who looks into it: a warning for each request would bury all others.
+macro_rules! warn_if {
+    ($is_news:expr, $($event:tt)+) => {
+        if $is_news {
+            tracing::warn!($($event)+)
+        } else {
+            tracing::debug!($($event)+)
+        }
+    };
+}
+pub(crate) use warn_if;
 
 /// When something was last warned of that happens again with each load.
 #[derive(Debug, Default)]

@@ -28,7 +28,7 @@ use crate::lead::Lead;
 use crate::loader::Loader;
 use crate::loading::{Loading, Turn};
 use crate::node::{Follower, Joined, Lane, Seen};
-use crate::observe::{self, Count};
+use crate::observe::{self, Count, warn_if};
 use crate::open::{Boxed, Open};
 use crate::policy::{OnOverload, OnStoreDown, OnWaitTimeout};
 use crate::refresh::Refresh;
@@ -350,6 +350,7 @@ impl Caller<'_> {
     /// There are as many waiters, or flights, as there may be: a stale value, else what the policy says.
     async fn crowded_out<O: Open>(&self, open: &O, no_seat: NoSeat) -> Answer<O::Value> {
         let Ask { node, policy, key } = self.ask;
+        node.count(Count::overloaded);
         let (loader, then, text) = match (no_seat, policy.max_concurrent_loads) {
             (NoSeat::TooManyWaiters(loader), _) => {
                 (loader, policy.on_crowd, format!("{} callers (max_waiters) wait for it", policy.max_waiters))
@@ -364,9 +365,16 @@ impl Caller<'_> {
                     format!("under max_concurrent_loads ({cap}) max_flights others wait"),
                 )
             }
-            (NoSeat::TooManyFlights(loader), _) => return Answer::Alone(loader),
+            (NoSeat::TooManyFlights(loader), _) => {
+                let is_news = node.crowded.is_due();
+                warn_if!(
+                    is_news,
+                    ?key,
+                    "max_flights keys are being loaded: callers of others load for themselves"
+                );
+                return Answer::Alone(loader);
+            }
         };
-        node.count(Count::overloaded);
         match (Box::pin(self.find_stand_in(open)).await, then) {
             (Some(value), _) => Answer::Stale(value, Some(loader)),
             (None, OnOverload::LoadAnyway) => Answer::Alone(loader),

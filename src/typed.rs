@@ -1,5 +1,6 @@
 //! From a caller's `T` and `E` to the bytes and texts that are shared, and back.
 
+use std::any::type_name;
 use std::fmt;
 use std::future::Future;
 use std::marker::PhantomData;
@@ -16,7 +17,7 @@ use crate::error::{Error, Failure, LoadError, failure_text};
 use crate::key::Key;
 use crate::loader::{Given, LoadResult, Loader, Mark, Mode};
 use crate::node::Node;
-use crate::observe::Count;
+use crate::observe::{Count, warn_if};
 use crate::open::{InPlace, Open};
 use crate::policy::Policy;
 use crate::sync::lock;
@@ -150,7 +151,7 @@ fn shared<T: Serialize + DeserializeOwned + 'static>(
             LoadResult::Value { encoding, payload, lifetimes, validator, tags, brief: None }
         }
         Err(error) => {
-            unshareable(node, key, Unshareable::NotCoded(&error));
+            unshareable(node, key, Unshareable::NotCoded { error: &error, value: type_name::<T>() });
             LoadResult::Uncacheable { mark: Mark::No }
         }
     }
@@ -163,26 +164,29 @@ enum Unshareable<'a> {
         max_body: usize,
     },
     /// Not to bytes, or not back.
-    NotCoded(&'a Error),
+    NotCoded {
+        error: &'a Error,
+        value: &'static str,
+    },
 }
 
 /// Tells the operator: for this key there is no protection at all.
 fn unshareable(node: &Node, key: &Key, why: Unshareable<'_>) {
     node.count(Count::unshareable);
-    if !node.warned.is_due() {
-        return;
-    }
+    let is_news = node.warned.is_due();
     match why {
         Unshareable::TooLong { size, max_body } => {
-            tracing::warn!(?key, size, max_body, "a loaded value is longer than max_body: it is not shared");
-        }
-        Unshareable::NotCoded(error) => {
-            let error = error as &dyn std::error::Error;
-            tracing::warn!(
+            warn_if!(
+                is_news,
                 ?key,
-                error,
-                "a loaded value can not be encoded, or not be read back: it is not shared"
+                size,
+                max_body,
+                "a loaded value is longer than max_body: it is not shared"
             );
+        }
+        // Without its source: a serializer's error may have the value in it.
+        Unshareable::NotCoded { error, value } => {
+            warn_if!(is_news, ?key, %error, value, "a loaded value is not shared: `Codec::check` has the reason");
         }
     }
 }

@@ -231,6 +231,10 @@ impl<'a> Contention<'a> {
     async fn ride_out(&mut self, error: StoreError) -> Result<(), Contended> {
         let Contender { node, key, budget, .. } = &mut self.contender;
         node.count(Count::store_errors);
+        // It was given what was left, which is less than a command has.
+        if error.kind == StoreErrorKind::TimedOut && budget.left().is_zero() {
+            node.count(Count::budget_exceeded);
+        }
         let rides_out = self.behind.is_some() && error.kind != StoreErrorKind::Refused;
         let mut is_back = false;
         if rides_out && !budget.left().is_zero() {

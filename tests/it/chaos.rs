@@ -113,6 +113,19 @@ async fn refreshes_that_may_not_go_on_without_the_store_spare_the_origin_however
     assert_eq!(origin.loads("k"), 0);
 }
 
+/// It was counted as an error of the store alone, and what was counted here were those whose budget had sufficed.
+#[tokio::test(start_paused = true)]
+async fn who_goes_on_without_the_store_because_its_budget_is_used_up_is_counted() {
+    let (chaos, origin) = (ChaosStore::new(1), Origin::new());
+    let ms = Duration::from_millis;
+    chaos.latency(ms(60), ms(60));
+    let policy = Policy::builder().coordination_budget(ms(100)).command_timeout(ms(100)).build().unwrap();
+    let guard = StampedeGuard::new(chaos).with_policy(policy);
+    assert_eq!(guard.get_or_load("k", load(&origin)).await.unwrap(), 0);
+    let stats = guard.stats();
+    assert_eq!((stats.budget_exceeded, stats.fail_open_loads, stats.store_errors), (1, 1, 1));
+}
+
 /// One process, two policies: who has little time does not wait for the answer to who has much, and who has much is
 /// not told that it was too late for another.
 #[tokio::test(start_paused = true)]

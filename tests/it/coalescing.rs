@@ -171,7 +171,7 @@ async fn a_value_that_can_not_be_shared_is_counted_and_warned_of_once_a_minute()
     tokio::time::advance(secs(60)).await;
     guard.get_or_load("odd", load).await.expect("loaded");
     assert_eq!(guard.stats().unshareable, 5);
-    assert_eq!(warnings.about("can not be encoded").len(), 1, "{warnings:?}");
+    assert_eq!(warnings.about("could not be encoded").len(), 1, "{warnings:?}");
     guard.get_or_load("short", || async { Ok::<_, String>(1u8) }).await.expect("loaded");
     assert_eq!(guard.stats().unshareable, 5);
 }
@@ -198,12 +198,49 @@ async fn a_value_that_can_not_be_read_back_is_not_shared_and_told_of() {
     }
     assert_eq!(started.elapsed().as_millis(), 2 * LOAD.as_millis(), "the first, and then all at once");
     assert_eq!((guard.stats().unshareable, guard.stats().unreadable), (1, 0));
-    let told = &warnings.about("not be read back")[0];
-    assert!(told.contains("Key(#") && !told.contains("pw"), "{told}");
+    let told = &warnings.about("can not be read back")[0];
+    assert!(told.contains("Key(#") && told.contains("User") && !told.contains("pw"), "{told}");
     let json = guard.with_policy(Policy::builder().codec(Codec::Json).build().expect("valid"));
     json.get_or_load("rate", || async { Ok::<_, String>(f64::NAN) }).await.expect("loaded");
     assert!(json.get::<f64>("rate").await.expect("answered").is_none());
     assert_eq!(guard.stats().unshareable, 2);
+}
+
+/// Serializers and deserializers have the value in what they say, and so had the log.
+#[tokio::test(start_paused = true)]
+async fn no_value_is_in_the_log_for_not_being_shared() {
+    #[derive(serde::Serialize, serde::Deserialize)]
+    struct Card {
+        #[serde(serialize_with = "as_text")]
+        number: u64,
+    }
+    fn as_text<S: serde::Serializer>(number: &u64, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(number)
+    }
+    #[derive(serde::Deserialize)]
+    struct Address(String);
+    impl serde::Serialize for Address {
+        fn serialize<S: serde::Serializer>(&self, _: S) -> Result<S::Ok, S::Error> {
+            Err(serde::ser::Error::custom(format!("no address: {}", self.0)))
+        }
+    }
+
+    for codec in [Codec::MessagePack, Codec::Json] {
+        let warnings = Warnings::default();
+        let _listening = warnings.listen();
+        let policy = Policy::builder().codec(codec).build().expect("valid");
+        let guard = StampedeGuard::in_memory().with_policy(policy);
+        let load = || async { Ok::<_, String>(Card { number: 4929 }) };
+        assert_eq!(guard.get_or_load("card", load).await.expect("loaded").number, 4929);
+        tokio::time::advance(secs(60)).await;
+        let load = || async { Ok::<_, String>(Address("4929".to_owned())) };
+        assert_eq!(guard.get_or_load("address", load).await.expect("loaded").0, "4929");
+        assert_eq!(warnings.about("not shared").len(), 2, "{warnings:?}");
+        assert!(warnings.about("4929").is_empty(), "{warnings:?}");
+        // Whoever wants to know asks for it.
+        let error = codec.check(&Card { number: 4929 }).expect_err("read as a number");
+        assert!(std::error::Error::source(&error).is_some(), "{error:?}");
+    }
 }
 
 #[derive(Debug, serde::Deserialize)]
@@ -320,7 +357,9 @@ async fn errors_work_with_the_question_mark() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn beyond_max_flights_callers_load_for_themselves() {
+async fn beyond_max_flights_callers_load_for_themselves_which_is_told() {
+    let warnings = Warnings::default();
+    let _listening = warnings.listen();
     let guard = StampedeGuard::builder(MemoryStore::new()).max_flights(3).build().expect("valid");
     let calls = (0..10).map(|key| {
         let guard = guard.clone();
@@ -335,6 +374,8 @@ async fn beyond_max_flights_callers_load_for_themselves() {
     assert_eq!(join_all(calls).await, (0..10).collect::<Vec<_>>());
     let stats = guard.stats();
     assert_eq!((stats.led, stats.bypassed, stats.flights, stats.tasks), (3, 7, 0, 0));
+    assert_eq!(stats.overloaded, 7);
+    assert_eq!(warnings.about("max_flights").len(), 1, "{warnings:?}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -39,8 +39,10 @@ async fn the_cap_holds_for_several_guards_and_all_get_their_turn() {
 }
 
 #[tokio::test]
-async fn the_cap_costs_nothing_while_the_server_is_dead() {
+async fn the_cap_costs_nothing_while_the_server_is_dead_and_is_said_not_to_be_kept() {
     let server = RedisServer::start();
+    let warnings = Warnings::default();
+    let _listening = warnings.listen();
     let guard = local(&server, Policy::builder().max_concurrent_loads(LOADS).build().expect("valid")).await;
     requests(&guard, "before", 3).await;
     server.kill();
@@ -48,6 +50,7 @@ async fn the_cap_costs_nothing_while_the_server_is_dead() {
     keep_to_the_budget(&first, "first");
     let later = requests(&guard, "later", 40).await;
     assert!(median(later.clone()) <= NOTHING, "{later:?}");
+    assert_eq!(warnings.about("max_concurrent_loads is not kept").len(), 1, "{warnings:?}");
 }
 
 /// The server does everything but count: the cap is not kept, and that is said once.

@@ -17,6 +17,13 @@ impl Visit for Text {
     fn record_debug(&mut self, _: &Field, value: &dyn Debug) {
         self.0 += &format!("{value:?} ");
     }
+
+    /// With its causes, as whoever writes logs prints it.
+    fn record_error(&mut self, _: &Field, error: &(dyn std::error::Error + 'static)) {
+        for cause in std::iter::successors(Some(error), |error| error.source()) {
+            self.0 += &format!("{cause} ");
+        }
+    }
 }
 
 impl<S: Subscriber> Layer<S> for Warnings {
