@@ -69,8 +69,7 @@ pub(crate) async fn admit(
 
 /// Said once while nobody can be asked for a permit.
 pub(crate) fn tell_uncapped(node: &Node, key: &Key, error: &dyn fmt::Display) {
-    let is_news = node.uncapped.goes_on();
-    warn_if!(is_news, ?key, %error, "max_concurrent_loads is not kept: no permit can be asked for");
+    warn_if!(node.uncapped.goes_on(), ?key, %error, "max_concurrent_loads is not kept: no permit can be asked for");
 }
 
 fn overloaded(key: &Key, limit: u32, waited: Duration) -> Error {

@@ -214,8 +214,7 @@ impl<T> LoadContext<T> {
             }
             Err(error) => {
                 self.node.count(Count::store_errors);
-                let is_news = self.node.warned.is_due();
-                warn_if!(is_news, %error, "the ids of a value's tags can not be read: it is not stored");
+                warn_if!(self.node.warned.is_due(), %error, "the ids of a value's tags can not be read: it is not stored");
             }
         }
         Ok(())

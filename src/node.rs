@@ -226,8 +226,7 @@ impl Node {
     /// Counts and reports an entry that is of no use. Seldom as a warning: what has damaged one has mostly damaged many.
     pub(crate) fn unreadable(&self, key: &Key, reason: &dyn fmt::Debug) {
         self.count(Count::unreadable);
-        let is_news = self.damaged.is_due();
-        warn_if!(is_news, ?key, ?reason, "a stored entry is unreadable; it is loaded anew");
+        warn_if!(self.damaged.is_due(), ?key, ?reason, "a stored entry is unreadable; it is loaded anew");
     }
 
     /// Counts and reports how a request was answered.

@@ -40,7 +40,7 @@ use super::backoff::STABLE;
 use super::client::Dial;
 use super::refusal::{Fate, code, judge, store_error};
 use super::server::Reading;
-use crate::observe::Seldom;
+use crate::observe::{Seldom, warn_if};
 use crate::store::{StoreError, StoreErrorKind};
 
 /// The offset of a clock that was never read.
@@ -342,11 +342,7 @@ impl Supervisor {
             (std::mem::replace(&mut slot.state, State::Down(Some(why))), is_news)
         };
         drop(lost);
-        if is_news {
-            tracing::warn!(reason = %self.dial.told(why), "lost the connection to redis");
-        } else {
-            tracing::debug!(reason = %self.dial.told(why), "lost the connection to redis");
-        }
+        warn_if!(is_news, reason = %self.dial.told(why), "lost the connection to redis");
         self.suspect();
         self.changed();
     }

@@ -30,6 +30,7 @@ use super::locks::give_back;
 use super::message::{self, Message};
 use super::refusal::{judge, reason, store_error};
 use super::topology::Commands;
+use crate::observe::warn_if;
 use crate::store::grants::{Grants, Tell};
 use crate::store::watch::{Hint, Watches};
 use crate::store::{StoreErrorKind, Token};
@@ -300,11 +301,8 @@ async fn serve(reader: Reader, dial: Dial, mut generations: watch::Receiver<u64>
             End::Refused(error) => (Status::Refused, Some(store_error(StoreErrorKind::Refused, error))),
         };
         if let Some(why) = why {
-            if told.is_news(&why) {
-                tracing::warn!(reason = %reason(&why), "no notifications; waits end by their timers");
-            } else {
-                tracing::debug!(reason = %reason(&why), "no notifications; waits end by their timers");
-            }
+            let is_news = told.is_news(&why);
+            warn_if!(is_news, reason = %reason(&why), "no notifications; waits end by their timers");
             reader.suspect_commands();
         }
         if !reader.enter(status) {

@@ -8,6 +8,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 
 use super::{State, Supervisor, Up};
+use crate::observe::warn_if;
 use crate::store::StoreErrorKind;
 use crate::store::redis::backoff::Backoff;
 use crate::store::redis::client::{Dial, bounded};
@@ -100,11 +101,7 @@ impl Keeper {
                 slot.state = State::Down(Some(why.clone()));
                 drop(slot);
                 supervisor.changed();
-                if is_news {
-                    tracing::warn!(reason = %supervisor.dial.told(&why), "can not connect to redis");
-                } else {
-                    tracing::debug!(reason = %supervisor.dial.told(&why), "can not connect to redis");
-                }
+                warn_if!(is_news, reason = %supervisor.dial.told(&why), "can not connect to redis");
                 None
             }
         };
