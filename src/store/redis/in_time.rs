@@ -45,3 +45,53 @@ where
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use redis::Client;
+
+    use super::*;
+    use crate::store::redis::client::Dial;
+    use crate::store::redis::connection::Supervisor;
+
+    const WITHIN: Duration = Duration::from_secs(2);
+
+    /// What each of these attempts took, and what the server's clock showed to those that came too late. Which moment and how
+    /// long each was given.
+    async fn tried(
+        attempts: &[(Duration, Option<u64>)],
+    ) -> (Result<(), StoreError>, Vec<(Option<u64>, Duration)>) {
+        let client = Client::open("redis://127.0.0.1:1/").expect("an address");
+        let commands = Supervisor::new(Dial::new(&client, WITHIN)).into();
+        let told = Mutex::new(Vec::new());
+        let done = in_time(&commands, WITHIN, |last, left| {
+            let mut told = told.lock().expect("one task");
+            let (takes, shown) = attempts[told.len()];
+            told.push((last, left));
+            async move {
+                tokio::time::sleep(takes).await;
+                Ok(shown.map_or(Ran::InTime(()), Ran::TooLate))
+            }
+        });
+        let done = done.await;
+        (done, told.into_inner().expect("one task"))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_came_too_late_has_the_rest_of_the_time_by_the_clock_that_was_shown() {
+        let half = WITHIN / 2;
+        let (done, told) = tried(&[(half, Some(5_000)), (half, None)]).await;
+        done.expect("in time");
+        assert_eq!(told, [(None, WITHIN), (Some(5_000 + millis(half + LATEST)), half)]);
+    }
+
+    /// It would be sent with no time to hear the answer, and run: a lease for nobody.
+    #[tokio::test(start_paused = true)]
+    async fn who_came_too_late_is_not_sent_again_once_the_time_is_up() {
+        let (done, told) = tried(&[(WITHIN, Some(5_000)), (Duration::ZERO, None)]).await;
+        assert_eq!(done.expect_err("too late").kind, StoreErrorKind::TimedOut);
+        assert_eq!(told.len(), 1);
+    }
+}
