@@ -190,7 +190,7 @@ impl<'a> Contention<'a> {
     async fn ended(&mut self, ending: &Bytes, within: Duration) -> Result<(), Contended> {
         let Contender { node, key, tags, .. } = self.contender;
         let entry = match Ending::decode(ending, key) {
-            Ending::Value(entry) if !entry.tags.is_empty() => entry,
+            Ending::Value(entry) => entry,
             ending => return Err(Contended::Ended(ending)),
         };
         let checked = unless_invalidated(node, entry, key, tags, within).await;

@@ -360,34 +360,39 @@ async fn a_load_beside_the_lease_is_joined_by_nobody_who_comes_after_an_invalida
 }
 
 /// What is given to those who wait and stored for nobody is as old as what is stored: one who hears of it late, and has the
-/// tag of which it was invalidated meanwhile, loads.
+/// tag of which it was invalidated meanwhile, loads. So does one with a tag that the load has not, of which nobody knows.
 #[tokio::test(start_paused = true)]
 async fn what_is_only_shared_is_given_to_nobody_once_its_tag_is_invalidated() {
-    let (chaos, origin) = (ChaosStore::new(1), Origin::new());
-    let replica = chaos.replica();
-    let policy = Policy::builder().tags(["t"]).build().unwrap();
-    let guards = [StampedeGuard::new(chaos.clone()), StampedeGuard::new(replica.clone())]
-        .map(|guard| guard.with_policy(policy.clone()));
-    let ask = |guard: &StampedeGuard| {
-        let (guard, origin) = (guard.clone(), origin.clone());
-        tokio::spawn(async move {
-            let load = move |mut cx: LoadContext<u64>| async move {
-                cx.do_not_store();
-                origin.load("k").await
-            };
-            guard.get_or_load_with("k", load).await
-        })
-    };
-    origin.hold();
-    let leading = ask(&guards[0]);
-    origin.wait_for_loads("k", 1).await;
-    let waiting = ask(&guards[1]);
-    sleep(Duration::from_millis(10)).await;
-    replica.stop();
-    origin.release();
-    assert_eq!(leading.await.unwrap().unwrap(), 0);
-    let changed = origin.change("k");
-    guards[0].invalidate_tag("t").await.unwrap();
-    replica.resume();
-    assert_eq!(waiting.await.unwrap().unwrap(), changed);
+    for leader_has_it in [true, false] {
+        let (chaos, origin) = (ChaosStore::new(1), Origin::new());
+        let replica = chaos.replica();
+        let tagged = Policy::builder().tags(["t"]).build().unwrap();
+        let leads = if leader_has_it { tagged.clone() } else { Policy::default() };
+        let guards = [
+            StampedeGuard::new(chaos.clone()).with_policy(leads),
+            StampedeGuard::new(replica.clone()).with_policy(tagged),
+        ];
+        let ask = |guard: &StampedeGuard| {
+            let (guard, origin) = (guard.clone(), origin.clone());
+            tokio::spawn(async move {
+                let load = move |mut cx: LoadContext<u64>| async move {
+                    cx.do_not_store();
+                    origin.load("k").await
+                };
+                guard.get_or_load_with("k", load).await
+            })
+        };
+        origin.hold();
+        let leading = ask(&guards[0]);
+        origin.wait_for_loads("k", 1).await;
+        let waiting = ask(&guards[1]);
+        sleep(Duration::from_millis(10)).await;
+        replica.stop();
+        origin.release();
+        assert_eq!(leading.await.unwrap().unwrap(), 0);
+        let changed = origin.change("k");
+        guards[0].invalidate_tag("t").await.unwrap();
+        replica.resume();
+        assert_eq!(waiting.await.unwrap().unwrap(), changed, "leader_has_it={leader_has_it}");
+    }
 }
