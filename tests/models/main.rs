@@ -62,6 +62,11 @@ fn check(model: impl Fn() + Send + Sync + 'static) {
     shuttle::check_pct(move || model(), SCHEDULES, 3);
 }
 
+/// Of one thread there is one schedule.
+fn alone(model: impl Fn() + Send + Sync + 'static) {
+    shuttle::check_random(model, 1);
+}
+
 /// Invariants 1, 2 and 4 of `flight`: each caller is answered, by as many leaders as there were waves.
 #[test]
 fn everyone_seated_is_given_the_outcome() {
@@ -206,6 +211,63 @@ fn one_loader_stays_for_a_flight_that_nobody_waits_for() {
         let again = follow(3);
         leader.finish("done");
         assert_eq!(block_on(again), "done", "there is room for others");
+    });
+}
+
+/// What goes on for as long as somebody waits ends when nobody does: who has left does not, nor who has its loader back.
+#[test]
+fn who_has_left_is_not_waited_for() {
+    alone(|| {
+        let flights: Arc<Map> = Arc::new(Flights::new(10));
+        let Joined::Leader(leader, first) = flights.join(&1, 0, "gone", 3) else { unreachable!("first") };
+        let Joined::Follower(second) = flights.join(&1, 1, "gone", 3) else { unreachable!("there is room") };
+        assert!(leader.is_awaited_by_first());
+        drop(first);
+        assert!(!leader.is_awaited_by_first());
+        assert!(leader.is_awaited(), "by another one");
+        assert!(second.amend_loader(|loader| *loader += 10));
+        assert_eq!(second.take_loader(), Some(11));
+        assert!(!leader.is_awaited());
+        assert!(!second.amend_loader(|_| unreachable!("it has none")));
+    });
+}
+
+/// One that is told for itself still has its seat's loader, and is no reason to go on.
+#[test]
+fn the_first_that_is_told_for_itself_waits_no_longer() {
+    alone(|| {
+        let flights: Arc<Map> = Arc::new(Flights::new(10));
+        let Joined::Leader(leader, first) = flights.join(&1, 0, "gone", 3) else { unreachable!("first") };
+        assert!(leader.is_awaited());
+        leader.leave_first("waited out");
+        assert!(!leader.is_awaited() && !leader.is_awaited_by_first());
+        assert!(leader.next_loader().is_none());
+        assert_eq!(first.take_loader(), Some(0));
+        assert_eq!(block_on(first), "waited out");
+    });
+}
+
+/// Who has looked and found nothing begins one flight instead of one that is adrift, if another may do better: not of
+/// each that is adrift another.
+#[test]
+fn what_is_adrift_is_left_once() {
+    alone(|| {
+        for may_another_do_better in [true, false] {
+            let flights: Arc<Map> = Arc::new(Flights::new(10));
+            let join = |caller| flights.join_having_looked(&1, caller, "gone", 10, true);
+            let Joined::Leader(one, _first) = join(0) else { unreachable!("first") };
+            assert!(matches!(join(1), Joined::Follower(_)), "it is not adrift yet");
+            one.go_adrift(may_another_do_better);
+            let instead = match join(2) {
+                Joined::Leader(another, _second) => {
+                    another.go_adrift(true);
+                    Some(another)
+                }
+                _ => None,
+            };
+            assert_eq!(instead.is_some(), may_another_do_better);
+            assert!(matches!(join(3), Joined::Follower(_)), "another does no better");
+        }
     });
 }
 
