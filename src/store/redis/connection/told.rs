@@ -42,8 +42,7 @@ fn kind(why: &StoreError) -> Cow<'static, str> {
     match code(error) {
         Some(code) => Cow::Owned(code.to_owned()),
         None if error.is_timeout() => Cow::Borrowed("timed out"),
-        // Closed, reset, cut off: which of them is chance.
-        None if error.is_io_error() => Cow::Borrowed("lost"),
+        // Closed, reset, cut off: which of them is chance, and they are of one kind.
         None => Cow::Owned(format!("{:?}", error.kind())),
     }
 }
@@ -56,6 +55,7 @@ mod tests {
 
     use super::*;
     use crate::store::StoreErrorKind;
+    use crate::store::redis::client::unexpected;
     use crate::store::redis::refusal::store_error;
 
     fn failed(error: RedisError) -> StoreError {
@@ -76,6 +76,7 @@ mod tests {
         assert!(told.is_news(&transport(io::ErrorKind::BrokenPipe)));
         assert!(!told.is_news(&transport(io::ErrorKind::ConnectionReset)), "the same by another name");
         assert!(told.is_news(&transport(io::ErrorKind::TimedOut)));
+        assert!(told.is_news(&failed(unexpected())), "it is not lost");
         assert!(told.is_news(&refused("WRONGPASS", "invalid username-password pair")));
         assert!(told.is_news(&refused("NOPERM", "no permissions to run 'time'")));
         for _ in 0..3 {
