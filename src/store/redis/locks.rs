@@ -379,3 +379,15 @@ fn ints<const N: usize>(answer: Value) -> Option<[i64; N]> {
         parts.into_iter().map(|part| if let Value::Int(int) = part { Some(int) } else { None }).collect();
     ints?.try_into().ok()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_no_script_answers_is_no_mutex_that_is_busy() {
+        for answer in [Value::Int(0), Value::Array(vec![Value::Int(0), Value::Int(1)]), Value::Nil] {
+            assert!(taken(answer).is_none());
+        }
+    }
+}

@@ -104,6 +104,7 @@ mod tests {
             &format!("m{token}0000000000000042"),
             &format!("p{token}"),
             &format!("b{token}k"),
+            &format!("c{token}k"),
             &format!("q{token}k"),
             &"x".repeat(1_025),
         ] {
