@@ -126,3 +126,76 @@ impl<V> Shelf<V> {
         false
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn in_a_second() -> Instant {
+        Instant::now() + SECOND
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_bytes_of_what_is_there_are_known_whatever_happens_to_it() {
+        let mut shelf = Shelf::default();
+        shelf.put("a", 1, 10, in_a_second());
+        shelf.put("b", 2, 20, in_a_second() + SECOND);
+        shelf.grown("a", 5);
+        shelf.grown("nothing", 5);
+        assert_eq!(shelf.bytes(), 35);
+        shelf.put("a", 3, 7, in_a_second());
+        assert_eq!(shelf.bytes(), 27);
+        assert!(shelf.drop_one());
+        assert_eq!(shelf.get("b"), None, "it has been there for longer");
+        assert_eq!(shelf.bytes(), 7);
+        shelf.grown("a", 5);
+        shelf.remove("a");
+        assert_eq!(shelf.bytes(), 0);
+        assert!(!shelf.drop_one());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_has_expired_is_looked_for_before_anything_is_dropped() {
+        let mut shelf = Shelf::default();
+        shelf.put("stays", 0, 10, in_a_second() + SECOND);
+        for number in 0..100 {
+            shelf.put(&number.to_string(), number, 10, in_a_second());
+        }
+        tokio::time::advance(SECOND).await;
+        assert!(shelf.make_room(10, 1_010));
+        assert_eq!((shelf.len(), shelf.bytes()), (1, 10));
+        assert_eq!(shelf.get("stays"), Some(&mut 0));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nothing_goes_for_what_fits() {
+        let mut shelf = Shelf::default();
+        shelf.put("a", 1, 10, in_a_second());
+        assert!(shelf.make_room(10, 20));
+        assert_eq!(shelf.len(), 1);
+        assert!(shelf.make_room(11, 20));
+        assert_eq!(shelf.len(), 0);
+        assert!(!shelf.make_room(21, 20));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn at_the_moment_of_its_end_it_is_over() {
+        let mut shelf = Shelf::default();
+        shelf.put("a", 1, 10, in_a_second());
+        shelf.put("b", 2, 10, in_a_second());
+        assert!(shelf.get("a").is_some());
+        assert!(shelf.get_until("b", in_a_second() + SECOND).is_some());
+        shelf.put("c", 3, 10, in_a_second() + SECOND);
+        tokio::time::advance(SECOND).await;
+        assert_eq!(shelf.get("a"), None);
+        assert_eq!(shelf.get("b"), Some(&mut 2), "it lives on for who asked for that");
+        // That it was asked for in its life does not keep it beyond that.
+        assert!(shelf.drop_one());
+        assert_eq!(shelf.get("c"), Some(&mut 3));
+        assert_eq!(shelf.len(), 2);
+    }
+}
