@@ -113,6 +113,22 @@ async fn guards_in_two_databases_do_not_meet() {
     assert_eq!(server.keys(), Vec::<String>::new(), "database 0 has nothing of database 3's");
 }
 
+/// Only one that is its own would be waited for for ever: a cache may be filled from another one.
+#[tokio::test]
+async fn a_load_may_ask_for_its_key_in_another_database_and_on_another_server() {
+    let (server, another) = (RedisServer::start(), RedisServer::start());
+    server.run::<()>(&["ACL", "SETUSER", "minimal", "+select"]);
+    let guard = connected(&server.minimal_user()).await;
+    let through = async |key: &'static str, url: &str| {
+        let inner = connected(url).await;
+        let load = move || async move { inner.get_or_load(key, || async { Ok::<_, String>(1u32) }).await };
+        guard.get_or_load(key, load).await.is_ok_and(|value| value == 1)
+    };
+    assert!(through("a", &format!("{}3", server.minimal_user())).await);
+    assert!(through("b", &another.minimal_user()).await);
+    assert!(!through("c", &server.minimal_user()).await);
+}
+
 /// Mutexes of one name in two databases are two mutexes, and each is handed over to its own waiter.
 #[tokio::test]
 async fn mutexes_in_two_databases_do_not_meet() {
