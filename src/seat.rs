@@ -81,9 +81,7 @@ impl<L, O: Clone> Flight<L, O> {
         // makes little, there is room for as many again, or each who comes to a long line would go through it.
         if all.len() == all.capacity() {
             all.retain(|seat| !seat.outcome.is_closed());
-            if all.len() > all.capacity() / 2 {
-                all.reserve(all.len());
-            }
+            all.reserve(all.len());
         }
         all.push(Arc::clone(&seat));
         let announced = seats.announced.clone();
