@@ -93,7 +93,10 @@ async fn all_masters_keep_every_promise() {
         assert!(held.unlock().await.expect("released"));
         let mut next = waits.await.unwrap().expect("handed over");
         assert!(next.fence() > fence);
-        assert!(next.unlock().await.expect("it was held"), "it is a whole lease, not a claim");
+        let believed = next.remaining();
+        let left = mutexes[0].remaining().await.expect("a store");
+        assert!(left >= believed, "it is a whole lease, not a claim: {left:?}, and it goes by {believed:?}");
+        assert!(next.unlock().await.expect("it was held"));
         let semaphore = Semaphore::new(&guards[0].locks(), name, 1).expect("valid");
         let permit = semaphore.acquire(Wait::Now).await.expect("a store").expect("a permit");
         let other = Semaphore::new(&guards[1].locks(), name, 1).expect("valid");
