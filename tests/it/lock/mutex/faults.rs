@@ -179,3 +179,28 @@ async fn a_renewed_holder_outlives_a_cut_and_knows_of_a_pause() {
     tokio::time::timeout(ms(3_000) + A_MOMENT, guard.lost()).await.expect("it knows");
     assert_eq!(guard.remaining(), Some(Duration::ZERO));
 }
+
+/// A node's channel can be written to by others than this crate. Whoever is told there of a grant that nobody waits for gives
+/// it back, but only its own.
+#[tokio::test]
+async fn what_is_said_of_anothers_mutex_frees_nothing() {
+    let server = RedisServer::start();
+    let (one, other) = (node(&server).await, node(&server).await);
+    eventually_eq("both hear", SOON, 2, async || server.pubsub_clients()).await;
+    let held = locked(&mutex(&one)).await;
+    let token: String = server.run(&["GET", "sg1:m:{default:m}"]);
+    let own = format!("sg1:i:{}", &token[..32]);
+    let mut channels: Vec<String> = server.run(&["PUBSUB", "CHANNELS", "sg1:i:*"]);
+    channels.retain(|channel| *channel != own);
+    let said = format!("m{token}{:016}sg1:m:{{default:m}}", held.fence());
+    assert_eq!(server.run::<usize>(&["PUBLISH", &channels[0], &said]), 1);
+    // What it has heard since was said after that, and what it asks for then is asked after what that made it ask for.
+    let [first, second] = [&one, &other].map(|locks| locks.mutex("n").build().expect("valid"));
+    let mut before = locked(&first).await;
+    let next = tokio::spawn(async move { second.lock().await });
+    queued_for(&server, "sg1:mq:{default:n}", 1).await;
+    assert!(before.unlock().await.expect("asks"));
+    let (mut next, _) = granted(next).await;
+    assert!(next.unlock().await.expect("asks"));
+    assert!(held.is_owned().await.expect("asks"));
+}
