@@ -49,6 +49,7 @@ mod support;
 mod tags;
 #[cfg(feature = "testing")]
 mod unheard;
+mod unshareable;
 
 use support::processes::Role;
 

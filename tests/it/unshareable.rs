@@ -1,0 +1,118 @@
+//! Loaded values that can not be shared: their callers have them, and the operator is told, without what is in them.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::join_all;
+use stampede_guard::{Codec, Policy, StampedeGuard};
+use tokio::time::Instant;
+
+use crate::support::warnings::Warnings;
+
+const LOAD: Duration = Duration::from_millis(200);
+
+fn secs(secs: u64) -> Duration {
+    Duration::from_secs(secs)
+}
+
+/// A value over `max_body` lost all protection, and nobody was told.
+#[tokio::test(start_paused = true)]
+async fn a_value_that_can_not_be_shared_is_counted_and_warned_of_once_a_minute() {
+    let warnings = Warnings::default();
+    let _listening = warnings.listen();
+    let guard =
+        StampedeGuard::in_memory().with_policy(Policy::builder().max_body(100).build().expect("valid"));
+    for n in 1..=3 {
+        let load = || async { Ok::<_, String>(Bytes::from_static(&[0; 101])) };
+        guard.get_or_load(("long", n), load).await.expect("loaded");
+    }
+    let load = || async { Ok::<_, String>(Unencodable) };
+    guard.get_or_load("odd", load).await.expect("loaded");
+    assert_eq!(guard.stats().unshareable, 4);
+    assert_eq!(warnings.about("not shared").len(), 1, "{warnings:?}");
+    let told = &warnings.about("longer than max_body")[0];
+    assert!(told.contains("Key(#") && told.contains("101 100 ") && !told.contains("long:"), "{told}");
+
+    tokio::time::advance(secs(60)).await;
+    guard.get_or_load("odd", load).await.expect("loaded");
+    assert_eq!(guard.stats().unshareable, 5);
+    assert_eq!(warnings.about("could not be encoded").len(), 1, "{warnings:?}");
+    guard.get_or_load("short", || async { Ok::<_, String>(1u8) }).await.expect("loaded");
+    assert_eq!(guard.stats().unshareable, 5);
+}
+
+/// Each of those who waited went round three times, and loaded; it was stored, and was a miss for everyone later.
+#[tokio::test(start_paused = true)]
+async fn a_value_that_can_not_be_read_back_is_not_shared_and_told_of() {
+    #[derive(Debug, serde::Serialize, serde::Deserialize)]
+    struct User {
+        #[serde(skip_serializing)]
+        password: String,
+    }
+
+    let warnings = Warnings::default();
+    let _listening = warnings.listen();
+    let guard = StampedeGuard::in_memory();
+    let load = || async {
+        tokio::time::sleep(LOAD).await;
+        Ok::<_, String>(User { password: "pw".to_owned() })
+    };
+    let started = Instant::now();
+    for given in join_all((0..10).map(|_| guard.get_or_load("user", load))).await {
+        assert_eq!(given.expect("loaded").password, "pw");
+    }
+    assert_eq!(started.elapsed().as_millis(), 2 * LOAD.as_millis(), "the first, and then all at once");
+    assert_eq!((guard.stats().unshareable, guard.stats().unreadable), (1, 0));
+    let told = &warnings.about("can not be read back")[0];
+    assert!(told.contains("Key(#") && told.contains("User") && !told.contains("pw"), "{told}");
+    let json = guard.with_policy(Policy::builder().codec(Codec::Json).build().expect("valid"));
+    json.get_or_load("rate", || async { Ok::<_, String>(f64::NAN) }).await.expect("loaded");
+    assert!(json.get::<f64>("rate").await.expect("answered").is_none());
+    assert_eq!(guard.stats().unshareable, 2);
+}
+
+/// Serializers and deserializers have the value in what they say, and so had the log.
+#[tokio::test(start_paused = true)]
+async fn no_value_is_in_the_log_for_not_being_shared() {
+    #[derive(serde::Serialize, serde::Deserialize)]
+    struct Card {
+        #[serde(serialize_with = "as_text")]
+        number: u64,
+    }
+    fn as_text<S: serde::Serializer>(number: &u64, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(number)
+    }
+    #[derive(serde::Deserialize)]
+    struct Address(String);
+    impl serde::Serialize for Address {
+        fn serialize<S: serde::Serializer>(&self, _: S) -> Result<S::Ok, S::Error> {
+            Err(serde::ser::Error::custom(format!("no address: {}", self.0)))
+        }
+    }
+
+    for codec in [Codec::MessagePack, Codec::Json] {
+        let warnings = Warnings::default();
+        let _listening = warnings.listen();
+        let policy = Policy::builder().codec(codec).build().expect("valid");
+        let guard = StampedeGuard::in_memory().with_policy(policy);
+        let load = || async { Ok::<_, String>(Card { number: 4929 }) };
+        assert_eq!(guard.get_or_load("card", load).await.expect("loaded").number, 4929);
+        tokio::time::advance(secs(60)).await;
+        let load = || async { Ok::<_, String>(Address("4929".to_owned())) };
+        assert_eq!(guard.get_or_load("address", load).await.expect("loaded").0, "4929");
+        assert_eq!(warnings.about("not shared").len(), 2, "{warnings:?}");
+        assert!(warnings.about("4929").is_empty(), "{warnings:?}");
+        // Whoever wants to know asks for it.
+        let error = codec.check(&Card { number: 4929 }).expect_err("read as a number");
+        assert!(std::error::Error::source(&error).is_some(), "{error:?}");
+    }
+}
+
+#[derive(Debug, serde::Deserialize)]
+struct Unencodable;
+
+impl serde::Serialize for Unencodable {
+    fn serialize<S: serde::Serializer>(&self, _: S) -> Result<S::Ok, S::Error> {
+        Err(serde::ser::Error::custom("no words for it"))
+    }
+}
