@@ -132,8 +132,8 @@ counters! {
     overloaded => "stampede_guard_overloaded_total",
     /// Loads that went on with another caller's loader after the first one vanished.
     takeovers => "stampede_guard_takeovers_total",
-    /// Values of loaders that were not shared because they are longer than `max_body`, or can not be encoded: everyone
-    /// who asks for them loads for himself.
+    /// Values of loaders that were not shared because they are longer than `max_body`, or can not be encoded, and HTTP
+    /// responses whose bodies are longer than that: everyone who asks for them loads for himself.
     unshareable => "stampede_guard_unshareable_total",
 }
 

@@ -7,7 +7,7 @@ use std::time::SystemTime;
 
 use http::header::HeaderMap;
 use http::{Method, Request, Response, StatusCode, Uri};
-use http_body::Body;
+use http_body::{Body, SizeHint};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -100,8 +100,8 @@ where
         };
         let (head, body) = response.into_parts();
         forget(guard, keys(guard, invalidation, head.status, &head.headers)).await;
-        let ends = body.size_hint().exact().is_some();
-        let is_stored = matches!(sharing.draft(&head, ends, None), Ok(draft) if draft.is_stored());
+        let drafted = sharing.draft(&head, body.size_hint(), None);
+        let is_stored = matches!(drafted, Ok(draft) if draft.is_stored());
         let until = asked_at + policy.load_timeout;
         let running = node.tasks.enter();
         let sharing = async move {
@@ -151,7 +151,7 @@ where
                     status,
                     headers,
                     // What is stored is whole.
-                    ends: true,
+                    body: SizeHint::with_exact(previous.response.body.len() as u64),
                     do_not_store,
                     delay,
                     now,

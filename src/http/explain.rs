@@ -5,6 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use http::header::{DATE, HeaderName};
 use http::{Method, Request, Response, Uri};
+use http_body::SizeHint;
 
 use super::dates::date;
 use super::policy::{HttpPolicy, ResponseRules};
@@ -52,7 +53,7 @@ pub fn explain<Q, B>(request: &Request<Q>, response: &Response<B>, policy: &Http
         asked: &considered.asked,
         status: response.status(),
         headers,
-        ends: false,
+        body: SizeHint::default(),
         do_not_store: response.extensions().get::<DoNotStore>().is_some(),
         delay: Duration::ZERO,
         now: date(headers, &DATE, now).unwrap_or(now),

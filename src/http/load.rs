@@ -8,7 +8,7 @@ use std::time::SystemTime;
 use bytes::Bytes;
 use http::header::{HeaderMap, IF_RANGE, RANGE};
 use http::{Method, Request, Response, StatusCode};
-use http_body::Body;
+use http_body::{Body, SizeHint};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tower_service::Service;
@@ -302,7 +302,8 @@ where
     /// The stored response still holds (RFC 9111, 4.3.4), with this head from now on.
     async fn validated(mut self, head: http::response::Parts, previous: &Previous) -> Loaded {
         let (body, trailers) = (previous.response.body.clone(), previous.response.trailers.clone());
-        let draft = self.draft(&head, true, Some(previous));
+        let whole = SizeHint::with_exact(body.len() as u64);
+        let draft = self.draft(&head, whole, Some(previous));
         let (ttl, result) = match draft {
             Ok(mut draft) => {
                 self.forget_old_names(&mut draft).await;

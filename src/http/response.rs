@@ -4,6 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::{Method, StatusCode, Uri};
+use http_body::SizeHint;
 
 use super::cache_control::{CacheControl, Fields};
 use super::cdn::{CDN_CACHE_CONTROL, targeted};
@@ -39,7 +40,7 @@ use super::vary::Vary;
 pub struct DoNotStore;
 
 /// A response's head, and what it answers.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Exchange<'a> {
     pub(crate) method: &'a Method,
     /// The target URI, absolute, where it is known: a POST's answer may be about it.
@@ -47,8 +48,8 @@ pub(crate) struct Exchange<'a> {
     pub(crate) asked: &'a Asked,
     pub(crate) status: StatusCode,
     pub(crate) headers: &'a HeaderMap,
-    /// Where the body ends is known, also if no header says so.
-    pub(crate) ends: bool,
+    /// What is known of the body's length, also if no header says so: of a handler's own the server writes it, later.
+    pub(crate) body: SizeHint,
     /// The handler says that it is nobody else's.
     pub(crate) do_not_store: bool,
     /// From the request to this head (RFC 9111, 4.2.3, `response_delay`).
@@ -161,7 +162,7 @@ impl Directives {
 
 /// What keeps a response from everyone but its own requester, whatever its lifetime.
 fn forbidden(exchange: &Exchange<'_>, directives: &Directives, rules: &ResponseRules) -> Option<Rule> {
-    let Exchange { asked, status, headers, .. } = *exchange;
+    let Exchange { asked, status, headers, ref body, .. } = *exchange;
     let (http, all) = (&rules.http, &directives.all);
     if exchange.do_not_store {
         return Some(Rule::DoNotStore);
@@ -210,9 +211,9 @@ fn forbidden(exchange: &Exchange<'_>, directives: &Directives, rules: &ResponseR
     }
     match content_length(headers) {
         Err(Unsound) => return Some(Rule::ContentLength),
-        Ok(Some(length)) if length > rules.max_body as u64 => return Some(Rule::TooBig),
+        Ok(told) if body.lower().max(told.unwrap_or(0)) > rules.max_body as u64 => return Some(Rule::TooBig),
         // Its waiters would be held for as long as a load may take, one wave after the other.
-        Ok(None) if !exchange.ends && headers.get(header::CONTENT_TYPE).is_some_and(is_stream) => {
+        Ok(None) if body.exact().is_none() && headers.get(header::CONTENT_TYPE).is_some_and(is_stream) => {
             let lifetime = lifetime(headers, all, directives.targeted, http.scope, exchange.now);
             if !matches!(lifetime, Lifetime::Named(1.., _)) {
                 return Some(Rule::EventStream);

@@ -224,7 +224,7 @@ fn what_the_handler_marks_is_nobody_elses_in_any_mode() {
             asked: &PLAIN,
             status: StatusCode::OK,
             headers: &headers(&control("public, max-age=60")),
-            ends: false,
+            body: SizeHint::default(),
             do_not_store: true,
             delay: Duration::ZERO,
             now: UNIX_EPOCH,

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use http::header::HeaderMap;
 use http::response::Parts;
 use http::{Method, Response, StatusCode, Uri};
-use http_body::Body;
+use http_body::{Body, SizeHint};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
@@ -32,7 +32,7 @@ use crate::ending::{Arriving, Ending};
 use crate::error::Failure;
 use crate::loader::{LoadResult, Loaded, Mark, Mode};
 use crate::node::{Announcer, Node};
-use crate::observe;
+use crate::observe::{self, Count};
 use crate::policy::Policy;
 
 pub(crate) type Client<B, E> = oneshot::Sender<Head<B, E>>;
@@ -59,16 +59,21 @@ pub(crate) struct Sharing<B, E> {
 }
 
 impl<B, E> Sharing<B, E> {
-    /// What is shared of a response with this head, and a body of which it `ends` is known; else the rule that keeps it
+    /// What is shared of a response with this head, and a body of which this much is known; else the rule that keeps it
     /// from others.
-    pub(crate) fn draft(&self, head: &Parts, ends: bool, previous: Option<&Previous>) -> Result<Draft, Rule> {
+    pub(crate) fn draft(
+        &self,
+        head: &Parts,
+        body: SizeHint,
+        previous: Option<&Previous>,
+    ) -> Result<Draft, Rule> {
         let exchange = Exchange {
             method: &self.method,
             target: self.target.as_ref(),
             asked: &self.wanted.asked,
             status: head.status,
             headers: &head.headers,
-            ends,
+            body,
             do_not_store: head.extensions.get::<DoNotStore>().is_some(),
             delay: self.delay,
             now: self.now,
@@ -138,6 +143,20 @@ impl<B, E> Sharing<B, E> {
     }
 }
 
+/// Tells the operator: this resource has no protection at all.
+fn too_big(node: &Node, wanted: &Wanted, policy: &Policy, length: u64) {
+    node.count(Count::unshareable);
+    if node.warned.is_due() {
+        let (key, max_body) = (&wanted.resource, policy.max_body);
+        tracing::warn!(
+            ?key,
+            length,
+            max_body,
+            "a response's body is longer than max_body, or in too many pieces: it is not shared"
+        );
+    }
+}
+
 /// What a server has against this request, or this client (RFC 9110, 15.5; RFC 6585): the next one may be answered. With a
 /// marker, one whom a limiter turns away would have everyone load alone.
 fn is_about_the_client(status: StatusCode) -> bool {
@@ -159,10 +178,18 @@ where
         until: Instant,
     ) -> Loaded {
         let (mut head, body) = response.into_parts();
-        let ends = body.size_hint().exact().is_some();
-        let mut draft = match self.draft(&head, ends, previous) {
+        let mut draft = match self.draft(&head, body.size_hint(), previous) {
             Ok(draft) => draft,
             Err(rule) => {
+                if rule == Rule::TooBig {
+                    let told = content_length(&head.headers).ok().flatten();
+                    too_big(
+                        &self.node,
+                        &self.wanted,
+                        &self.policy,
+                        body.size_hint().lower().max(told.unwrap_or(0)),
+                    );
+                }
                 let result = self.unshared(rule, head.status, previous);
                 std::mem::take(&mut self.apart).leave().await;
                 let own = self.own(&head).map(|head| Response::from_parts(head, no_content()));
@@ -183,7 +210,7 @@ where
         }
         let status = self.status(&draft);
         let own = self.own(&head);
-        let Self { policy, apart, client, announcer, .. } = self;
+        let Self { policy, apart, client, announcer, wanted, node, fwd, .. } = self;
         // Only what is known to be kept to its end is promised to others before that; and nothing that may be invalidated
         // meanwhile without a word to those who come to this flight: by its tags, or where it is stored.
         let may_arrive = !policy.is_tagged() && matches!(apart, Apart::No);
@@ -191,7 +218,6 @@ where
             expected.filter(|_| may_arrive).and_then(|length| draft.arrival(length)).map(Arc::new);
         let passage = arrival.as_ref().map(|arrival| Arc::clone(&arrival.body));
         let (sender, client_body) = GuardedBody::streaming(body.size_hint(), passage);
-        write_status(&mut head.headers, status);
 
         let is_failure = is_failure(head.status);
         // With the head the client has everything, so the head is what waits for the commit.
@@ -199,19 +225,18 @@ where
         let finished = |draft: Draft, body, trailers| draft.finish(body, trailers, previous, &policy);
         if own.is_none() && ends_with_head && (body.is_end_stream() || has_no_content(head.status)) {
             let result = apart.store(finished(draft, Bytes::new(), None), is_failure).await;
+            write_status(&mut head.headers, status);
             let whole = Response::from_parts(head, GuardedBody::passed(body));
             return Loaded { result, settled: Some(Box::new(move || drop(client.send(Ok(whole))))) };
         }
         let own = match own {
-            Some(mut own) => {
-                write_status(&mut own.headers, status);
-                Response::from_parts(own, no_content())
-            }
+            Some(own) => Response::from_parts(own, no_content()),
             None => Response::from_parts(head, client_body),
         };
         let mut waiting = Some((client, own));
-        let mut answer = move || {
-            if let Some((client, response)) = waiting.take() {
+        let mut answer = move |status| {
+            if let Some((client, mut response)) = waiting.take() {
+                write_status(response.headers_mut(), status);
                 // A client that has left does not stop the load.
                 let _ = client.send(Ok(response));
             }
@@ -228,7 +253,7 @@ where
             // after the commit: a head alone and a body some time later are two small writes, which
             // Nagle's algorithm and a delayed acknowledgement hold apart by 40 ms.
             if teed.is_pending() && !ends_with_head {
-                answer();
+                answer(status);
                 announce();
             }
             teed
@@ -240,12 +265,25 @@ where
                 let release = move || {
                     // The end first: with the head in its hands the client's task writes what is there.
                     finish.release();
-                    answer();
+                    answer(status);
                 };
                 Loaded { result, settled: Some(Box::new(release)) }
             }
-            Teed::TooBig => {
-                answer();
+            Teed::TooBig { length } => {
+                too_big(&node, &wanted, &policy, length);
+                // If it has not gone yet, it says so.
+                let detail = Some(Rule::TooBig.token());
+                answer(CacheStatus::Forwarded { fwd, status: None, stored: None, detail });
+                apart.leave().await;
+                LoadResult::Uncacheable { mark: Mark::IfUnserved }.into()
+            }
+            Teed::TooSlow => {
+                answer(CacheStatus::Forwarded {
+                    fwd,
+                    status: None,
+                    stored: None,
+                    detail: Some("not-stored"),
+                });
                 apart.leave().await;
                 LoadResult::Uncacheable { mark: Mark::IfUnserved }.into()
             }
@@ -254,7 +292,7 @@ where
                 // Its client may ask again as soon as it has the error: after the fleet was told.
                 let result = LoadResult::Failed(Failure::Loader { text: text.into(), source: None });
                 let release = move || {
-                    answer();
+                    answer(status);
                     finish.release();
                 };
                 Loaded { result, settled: Some(Box::new(release)) }

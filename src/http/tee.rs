@@ -29,10 +29,12 @@ const LEAST_PIECE: usize = 4 * 1024;
 pub(crate) enum Teed<B> {
     /// All of it is here. The client waits for its end.
     Whole { body: Bytes, trailers: Option<HeaderMap>, finish: Finish<B> },
-    /// It grew over the bound, or took too long. The client has what came, and polls the rest itself:
+    /// It grew over the bound, and this much of it has come. The client has that, and polls the rest itself:
     /// from here on it decides how fast the inner service may go. If it is gone, the rest was dropped. (What others read
     /// along, which is within the bound, goes on to all of them.)
-    TooBig,
+    TooBig { length: u64 },
+    /// The same of one that took too long.
+    TooSlow,
     /// It failed, or is not as long as its head says. The client waits for the error itself; this is
     /// its text.
     Broken { text: String, finish: Finish<B> },
@@ -103,7 +105,10 @@ where
             Next::Frame(frame) => to_bytes(frame),
             Next::Failed(error) => return broken(client, kept, error.into()),
             Next::End => break,
-            Next::TooLate => return handed_over(client, kept, body, trailers, patience),
+            Next::TooLate => {
+                handed_over(client, kept, body, trailers, patience);
+                return Teed::TooSlow;
+            }
         };
         // Whatever comes after trailers could be stored only in another order (RFC 9110, 6.5).
         if trailers.is_some() {
@@ -118,7 +123,9 @@ where
                 }
                 let is_too_much = kept.length > max_body as u64 || kept.chunks.len() > MOST_CHUNKS;
                 if is_too_much {
-                    return handed_over(client, kept, body, trailers, patience);
+                    let length = kept.length;
+                    handed_over(client, kept, body, trailers, patience);
+                    return Teed::TooBig { length };
                 }
             }
             Err(Ok(fields)) => trailers = Some(fields),
@@ -215,8 +222,7 @@ fn handed_over<B>(
     rest: Pin<Box<B>>,
     trailers: Option<HeaderMap>,
     patience: Duration,
-) -> Teed<B>
-where
+) where
     B: Body + Send + 'static,
     B::Data: Send,
     B::Error: Into<BoxError>,
@@ -228,7 +234,6 @@ where
         client.data(kept.withheld);
         client.rest(rest);
     }
-    Teed::TooBig
 }
 
 /// What others have begun to read is kept to its end, however slow that is: for as long as anybody reads. After `patience`

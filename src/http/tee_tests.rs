@@ -127,7 +127,7 @@ async fn over_the_bound_the_client_polls_the_rest_itself() {
     for chunk in ["abc", "de", "fg"] {
         frames.send(data(chunk)).unwrap();
     }
-    assert!(matches!(tee(body, 4, None, later(), PATIENCE, sender).await, Teed::TooBig));
+    assert!(matches!(tee(body, 4, None, later(), PATIENCE, sender).await, Teed::TooBig { length: 5 }));
     frames.send(data("hi")).unwrap();
     drop(frames);
     assert_eq!(client.collect().await.unwrap().to_bytes(), "abcdefghi");
@@ -139,7 +139,7 @@ async fn a_body_that_takes_too_long_is_handed_over_and_not_cut_off() {
     let (sender, client) = streaming();
     frames.send(data("abc")).unwrap();
     let until = Instant::now() + Duration::from_secs(1);
-    assert!(matches!(tee(body, 100, None, until, PATIENCE, sender).await, Teed::TooBig));
+    assert!(matches!(tee(body, 100, None, until, PATIENCE, sender).await, Teed::TooSlow));
     assert_eq!(Instant::now(), until);
     frames.send(data("def")).unwrap();
     drop(frames);
@@ -165,7 +165,7 @@ async fn a_body_of_countless_tiny_chunks_is_too_big() {
     let (sender, client) = streaming();
     assert!(matches!(
         tee(StreamBody::new(frames), usize::MAX, None, later(), PATIENCE, sender).await,
-        Teed::TooBig
+        Teed::TooBig { .. }
     ));
     assert_eq!(client.collect().await.unwrap().to_bytes().len(), MOST_CHUNKS + 2);
 }

@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use bytes::Bytes;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::{Method, Request, StatusCode};
+use http_body::SizeHint;
 use http_body_util::Full;
 
 use super::fields::storable;
@@ -203,7 +204,7 @@ impl Cache {
             asked,
             status: StatusCode::from_u16(response.0).unwrap(),
             headers: &response.1,
-            ends: false,
+            body: SizeHint::default(),
             do_not_store: false,
             delay: Duration::ZERO,
             now: self.now,

@@ -236,7 +236,7 @@ impl PolicyBuilder {
 
     /// The longest value or response body, in bytes, that is stored and shared. A longer response
     /// streams through to its own client; a longer value goes to the caller that loaded it, and all others load for
-    /// themselves. Defaults to 1 MiB.
+    /// themselves. Both are counted in [`Stats::unshareable`](crate::Stats::unshareable). Defaults to 1 MiB.
     pub fn max_body(mut self, bytes: usize) -> Self {
         self.policy.max_body = bytes;
         self

@@ -44,6 +44,7 @@ mod stampede;
 mod streaming;
 #[cfg(feature = "redis")]
 mod termination;
+mod too_long;
 mod unsafe_methods;
 mod validation;
 mod variants;

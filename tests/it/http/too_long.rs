@@ -1,0 +1,135 @@
+//! Bodies over `max_body` that no header tells of: a handler's own, whose length the server writes outside of the layer.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::Response;
+use http_body::{Body, Frame, SizeHint};
+use http_body_util::BodyExt as _;
+use stampede_guard::StampedeGuard;
+use tower::Layer as _;
+
+use super::kit::{Boxed, Down, Feed, Inner, Shop, all, ask, crowd, get, policy, secs, settle, whole};
+use crate::support::warnings::Warnings;
+
+const MOST: usize = 1000;
+
+/// A body that knows how long it is at the least, and not how long at the most.
+struct AtLeast(Boxed, u64);
+
+impl Body for AtLeast {
+    type Data = Bytes;
+    type Error = Down;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Down>>> {
+        Pin::new(&mut self.0).poll_frame(cx)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let mut hint = SizeHint::new();
+        hint.set_lower(self.1);
+        hint
+    }
+}
+
+fn long(length: usize) -> Boxed {
+    whole("x".repeat(length))
+}
+
+/// Without a hint, and all there at once.
+fn unannounced(length: usize) -> Boxed {
+    let (feed, body) = Feed::new();
+    feed.data(&"x".repeat(length));
+    body
+}
+
+fn guarded(inner: &Inner) -> (StampedeGuard, Shop) {
+    let policy = policy().max_body(MOST).load_timeout(secs(10)).build().unwrap();
+    let guard = StampedeGuard::in_memory().with_policy(policy);
+    let shop = guard.layer(inner.clone());
+    (guard, shop)
+}
+
+/// It was said to be stored, held in a buffer, and loaded by everyone who had waited for all of it.
+#[tokio::test(start_paused = true)]
+async fn a_body_that_knows_itself_too_long_is_decided_at_its_head() {
+    let exact: fn() -> Boxed = || long(MOST + 1);
+    let lower: fn() -> Boxed = || AtLeast(Feed::new().1, MOST as u64 + 1).boxed_unsync();
+    for body in [exact, lower] {
+        let inner = Inner::with(move |_, _| Ok(Response::new(body()))).held();
+        let (_, shop) = guarded(&inner);
+        let followers = crowd(&shop, 5, "/");
+        settle().await;
+        assert_eq!(inner.calls(), 1);
+        inner.gate.open();
+        settle().await;
+        assert_eq!(inner.calls(), 5, "nobody waits for the body");
+        let remarks: Vec<_> = all(followers).await.iter().map(|seen| seen.remark()).collect();
+        assert!(remarks.iter().any(|remark| remark == "fwd=uri-miss; detail=too-big"), "{remarks:?}");
+        assert!(!remarks.iter().any(|remark| remark.contains("stored")), "{remarks:?}");
+    }
+    // And exactly `max_body` is not over it, whatever is known of it before.
+    for body in [|| long(MOST), || AtLeast(long(MOST), MOST as u64).boxed_unsync()] {
+        let (_, shop) = guarded(&Inner::with(move |_, _| Ok(Response::new(body()))));
+        assert_eq!(ask(&shop, get("/")).await.remark(), "fwd=uri-miss; stored; ttl=60");
+        assert_eq!(ask(&shop, get("/")).await.remark(), "hit; ttl=60");
+    }
+}
+
+/// What turns out to be too long while its head has not gone yet is not said to be stored.
+#[tokio::test(start_paused = true)]
+async fn a_body_that_turns_out_too_long_before_its_head_has_gone_is_not_said_to_be_stored() {
+    let (_, shop) = guarded(&Inner::with(|_, _| Ok(Response::new(unannounced(MOST + 1)))));
+    let seen = ask(&shop, get("/")).await;
+    assert_eq!((seen.body.len(), seen.remark().as_str()), (MOST + 1, "fwd=uri-miss; detail=too-big"));
+}
+
+/// A hot route that lost its protection was seen by nobody.
+#[tokio::test(start_paused = true)]
+async fn bodies_that_are_too_long_are_counted_and_warned_of_once_a_minute() {
+    let warnings = Warnings::default();
+    let _listening = warnings.listen();
+    let inner = Inner::with(|n, _| {
+        let mut response = Response::new(match n {
+            1 => long(MOST + 1),
+            2 => unannounced(MOST + 1),
+            _ => whole("short"),
+        });
+        if n == 3 {
+            response.headers_mut().insert("content-length", "1001".parse().unwrap());
+        }
+        Ok(response)
+    });
+    let (guard, shop) = guarded(&inner);
+    for n in 1..=3 {
+        assert_eq!(guard.stats().unshareable, n - 1);
+        let response = tower::ServiceExt::oneshot(shop.clone(), get(&format!("/secret/{n}"))).await.unwrap();
+        // The third is not as long as it says, which is its client's to see.
+        let _ = response.into_body().collect().await;
+        settle().await;
+    }
+    assert_eq!(guard.stats().unshareable, 3, "sized, unannounced, and by its header");
+    let told = warnings.about("longer than max_body");
+    assert_eq!(told.len(), 1, "{warnings:?}");
+    assert!(told[0].contains("Key(#") && told[0].contains("1001 1000 "), "{told:?}");
+    assert!(!told[0].contains("secret"), "{told:?}");
+
+    ask(&shop, get("/short")).await;
+    assert_eq!(guard.stats().unshareable, 3);
+}
+
+/// Slow is not long: nobody can mend it by a higher bound.
+#[tokio::test(start_paused = true)]
+async fn a_body_that_takes_too_long_is_not_counted_as_too_long() {
+    let (feed, body) = Feed::new();
+    let (guard, shop) = guarded(&Inner::in_turn([Response::new(body)]));
+    let response = tower::ServiceExt::oneshot(shop, get("/")).await.unwrap();
+    tokio::time::sleep(secs(11)).await;
+    drop(feed);
+    response.into_body().collect().await.unwrap();
+    assert_eq!(guard.stats().unshareable, 0);
+}
