@@ -182,7 +182,9 @@ impl Checkup<'_> {
         }
         trips.sort();
         let (median, worst) = (trips[TRIES / 2], trips[TRIES - 1]);
-        self.findings.extend(self.latency(median, worst));
+        let Examine { coordination_budget: budget, lease, .. } = self.ask;
+        let bounds = Bounds { command: self.store.command_timeout, budget, lease };
+        self.findings.extend(bounds.latency(median, worst));
         if has_clock {
             // A cluster's is that of one master, and this may be another.
             let believed = self.store.commands.clock().filter(|_| !self.store.commands.is_spread());
@@ -198,10 +200,31 @@ impl Checkup<'_> {
         Ok(())
     }
 
+    /// All keys of one resource must be in one slot.
+    fn slots(&mut self) {
+        let name = self.ask.key.name();
+        let whole = !name.is_empty() && !name.contains(['{', '}']);
+        self.findings.push(if whole {
+            Finding::ok("slots", "all keys of one resource have one hash tag, and so one slot")
+        } else {
+            Finding::problem("slots", "the hash tag of a key is not its whole name")
+                .cost("scripts would span slots")
+        });
+    }
+}
+
+/// The times within which a server has to answer this guard.
+#[derive(Clone, Copy)]
+struct Bounds {
+    command: Duration,
+    budget: Duration,
+    lease: Duration,
+}
+
+impl Bounds {
     /// What the round trips mean for this guard's settings.
-    fn latency(&self, median: Duration, worst: Duration) -> Vec<Finding> {
-        let command = self.store.command_timeout;
-        let Examine { coordination_budget: budget, lease, .. } = self.ask;
+    fn latency(self, median: Duration, worst: Duration) -> Vec<Finding> {
+        let Self { command, budget, lease } = self;
         let measured = format!("{median:.1?} in the median of {TRIES} round trips, {worst:.1?} at worst");
         let raise = |least: Duration| {
             // Such as `build()` takes: rounded up, and the lease with them where it would be too short for them.
@@ -226,7 +249,16 @@ impl Checkup<'_> {
             Finding::ok("latency", measured)
         }];
         // A cold key looks up, acquires, and after a wait acquires again.
-        findings.push(if median * 3 > budget {
+        findings.push(if median >= command || median * 2 >= budget {
+            // Without the second of them nothing is stored, whatever else is well.
+            let found = format!(
+                "coordination_budget ({budget:.0?}) and command_timeout ({command:.0?}) have no room for the two round \
+                 trips of a load"
+            );
+            Finding::problem("settings", found)
+                .cost(format!("next to nothing is stored: {ALONE}"))
+                .advice(raise(median * 4))
+        } else if median * 3 > budget {
             let found = format!("coordination_budget ({budget:.0?}) has no room for three round trips");
             Finding::warning("settings", found)
                 .cost("requests for cold keys load without the fleet")
@@ -243,18 +275,6 @@ impl Checkup<'_> {
             Finding::ok("settings", found)
         });
         findings
-    }
-
-    /// All keys of one resource must be in one slot.
-    fn slots(&mut self) {
-        let name = self.ask.key.name();
-        let whole = !name.is_empty() && !name.contains(['{', '}']);
-        self.findings.push(if whole {
-            Finding::ok("slots", "all keys of one resource have one hash tag, and so one slot")
-        } else {
-            Finding::problem("slots", "the hash tag of a key is not its whole name")
-                .cost("scripts would span slots")
-        });
     }
 }
 

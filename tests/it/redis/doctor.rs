@@ -341,7 +341,7 @@ async fn settings_that_the_latency_does_not_fit_into_are_found() {
     proxy.set(crate::support::proxy::Mode::Delay(ms(80)));
     let report = doctor(&guard).await;
     assert_eq!(of(&report, "latency").severity, Severity::Problem, "{report}");
-    assert_eq!(of(&report, "settings").severity, Severity::Warning, "{report}");
+    assert_eq!(of(&report, "settings").severity, Severity::Problem, "{report}");
     let advice = &of(&report, "latency").advice;
     assert!(advice.contains("command_timeout"), "{report}");
     // As it stands there; where the lease is not named the default one will do.

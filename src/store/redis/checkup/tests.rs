@@ -40,6 +40,31 @@ fn what_only_locks_need_is_told_from_what_the_guard_needs() {
     assert_eq!(only, LOCKS_ONLY);
 }
 
+/// RTT 60 ms, a command of 100 ms, a budget of 100 ms: nothing was ever stored, and the report was a healthy one.
+#[test]
+fn round_trips_that_do_not_fit_into_the_budget_are_a_problem() {
+    let ms = Duration::from_millis;
+    let severities = |median: u64, worst: u64, command: u64, budget: u64| {
+        let bounds = Bounds { command: ms(command), budget: ms(budget), lease: ms(2_000) };
+        bounds.latency(ms(median), ms(worst)).into_iter().map(|finding| finding.severity).collect::<Vec<_>>()
+    };
+    use Severity::{Ok, Problem, Warning};
+    for (median, worst, command, budget, expected) in [
+        (60, 70, 100, 100, [Ok, Problem]),
+        (50, 60, 100, 100, [Ok, Problem]),
+        (49, 60, 100, 100, [Ok, Warning]),
+        (34, 40, 100, 100, [Ok, Warning]),
+        (33, 40, 100, 100, [Ok, Ok]),
+        // No command is answered in time, however long the budget.
+        (60, 70, 50, 1_000, [Problem, Problem]),
+        (40, 60, 50, 1_000, [Warning, Ok]),
+        (300, 700, 1_000, 2_000, [Ok, Warning]),
+    ] {
+        let case = format!("median {median}, worst {worst}, command {command}, budget {budget}");
+        assert_eq!(severities(median, worst, command, budget), expected, "{case}");
+    }
+}
+
 fn hello(version: &str, mode: &str, role: &str) -> Vec<Finding> {
     let pairs = [("server", "redis"), ("version", version), ("mode", mode), ("role", role)];
     let text = |text: &str| Value::BulkString(text.as_bytes().to_vec());
