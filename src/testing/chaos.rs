@@ -54,7 +54,11 @@ pub struct ChaosStore {
 
 impl ChaosStore {
     /// A store of up to 64 MiB, calm and without latency.
+    ///
+    /// The seed is that of the faults, and of the dice that guards throw on the calling thread (`fastrand::seed`), for their
+    /// jitter and patience: make it at the start of a run, in the thread of a current-thread runtime.
     pub fn new(seed: u64) -> Self {
+        fastrand::seed(seed);
         Self { server: Server::new(MemoryStore::new(), seed) }
     }
 

@@ -68,8 +68,9 @@
 //! ```
 //!
 //! A failing test names its seed, and the seed makes the same run again: on a current-thread runtime with a paused clock the
-//! order of everything follows from it, as long as your own code does not throw dice. (The guard's own jitter comes
-//! from `fastrand`: call `fastrand::seed(seed)` at the start of a run where that matters.)
+//! order of everything follows from it, as long as your own code does not throw dice. (The guard's own come from
+//! `fastrand`, for the thread that they are thrown on; [`ChaosStore::new`] seeds them for the thread that it is called on. Make one store
+//! for each run, before anything else of it.)
 //!
 //! # What it can do
 //!
