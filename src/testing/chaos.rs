@@ -22,6 +22,9 @@ use crate::sync::lock;
 /// Tokio's, so with a paused clock hours pass in milliseconds. The same seed gives the same faults to the same
 /// commands in the same order, which a current-thread runtime with a paused clock provides.
 ///
+/// It has no connections, and so no breaker: guards go on asking a store that does not answer, each time for as long as
+/// `command_timeout`, where a guard on Redis soon asks nobody.
+///
 /// # Examples
 ///
 /// ```
@@ -229,7 +232,9 @@ pub struct Replica {
 }
 
 impl Replica {
-    /// Cuts it off: its commands get no answer and do not arrive, and it is told nothing.
+    /// Cuts it off: its commands get no answer and do not arrive, and it is told nothing. Its guards say so:
+    /// [`connect`](crate::StampedeGuard::connect) fails, [`health`](crate::StampedeGuard::health) has both connections down, and
+    /// [`doctor`](crate::StampedeGuard::doctor) finds a problem. (The breaker stays closed: a [`ChaosStore`] has none.)
     pub fn cut(&self) {
         self.condition.cut();
     }

@@ -126,12 +126,8 @@ impl Store for Line {
         self.0.hints_arrive()
     }
 
-    fn connect(&self, _within: Duration) -> Reply<'_, ()> {
-        let wire = Arc::clone(&self.0);
-        Box::pin(async move {
-            wire.runs().await;
-            Ok(())
-        })
+    fn connect(&self, within: Duration) -> Reply<'_, ()> {
+        Box::pin(self.0.connect(within))
     }
 
     fn close(&self) {
@@ -139,11 +135,16 @@ impl Store for Line {
     }
 
     fn health(&self) -> Health {
-        self.0.node.health()
+        self.0.health()
     }
 
     fn examine(&self, ask: Examine) -> Pin<Box<dyn Future<Output = Vec<Finding>> + Send + '_>> {
-        self.0.node.examine(ask)
+        let found = self.0.examine();
+        Box::pin(async move {
+            let mut findings = self.0.node.examine(ask).await;
+            findings.extend(found);
+            findings
+        })
     }
 }
 

@@ -80,7 +80,7 @@
 //! - [`Origin`]: counts loads per key and how many ran at once; is told to fail, hang, panic, take long, or answer what
 //!   may not be stored; and its values have versions, so that a test sees which one it was given.
 //!
-//! What it is not: a Redis. Faults strike between the guard and a [`MemoryStore`](crate::MemoryStore), which keeps the same
+//! What it is not: a Redis. It has no connections, so nothing is opened again and there is no breaker. Faults strike between the guard and a [`MemoryStore`](crate::MemoryStore), which keeps the same
 //! contract as the scripts on a server. Locks and tags know the faults of the way, and refusals (what is said about locks is lost,
 //! and never said twice or forged); evictions, flushes, failovers and the clock concern entries and leases (a flush, tags too).
 

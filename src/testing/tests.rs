@@ -5,9 +5,10 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 use super::{Answer, ChaosStore, Fault, Origin};
+use crate::health::LinkState;
 use crate::store::watch::Hints;
 use crate::store::{Acquire, Acquired, HandOver, HandedOver, Kept, NodeStore, StoreErrorKind, Token};
-use crate::{CacheKey, Policy, StampedeGuard};
+use crate::{CacheKey, ErrorKind, Policy, StampedeGuard};
 
 const WITHIN: Duration = Duration::from_millis(50);
 const LEASE: Duration = Duration::from_secs(2);
@@ -173,6 +174,34 @@ async fn a_stopped_replica_goes_on_and_a_cut_one_comes_back() {
     replica.resume();
     assert!(guard.get_or_load("k", load()).await.is_ok());
     assert_eq!(origin.loads("k"), 3, "what was stored before is there again");
+}
+
+/// Its commands failed, and all that a readiness probe asks said that it was well.
+#[tokio::test(start_paused = true)]
+async fn a_replica_that_is_cut_off_says_so_until_it_is_back() {
+    let chaos = ChaosStore::new(1);
+    let (one, other) = (chaos.replica(), chaos.replica());
+    let (cut, well) = (StampedeGuard::new(one.clone()), StampedeGuard::new(other));
+    let links = |guard: &StampedeGuard| (guard.health().commands, guard.health().inbox);
+    cut.connect().await.expect("it is there");
+    one.cut();
+    let error = cut.connect().await.expect_err("it is cut off");
+    assert_eq!(error.kind(), ErrorKind::Store, "{error}");
+    assert_eq!(links(&cut), (LinkState::Down, LinkState::Down));
+    assert!(cut.health().to_string().contains("cut off"), "{}", cut.health());
+    let report = cut.doctor().await;
+    assert!(!report.is_healthy() && report.to_string().contains("cut off"), "{report}");
+    well.connect().await.expect("the others are not");
+    assert_eq!(links(&well), (LinkState::Up, LinkState::Up));
+
+    one.resume();
+    cut.connect().await.expect("it is back");
+    assert_eq!((links(&cut), cut.health().reason), ((LinkState::Up, LinkState::Up), None));
+    assert!(cut.doctor().await.is_healthy());
+    // Of a guard that was shut down, that is what is said.
+    cut.shutdown(Duration::ZERO).await;
+    one.cut();
+    assert_eq!(links(&cut), (LinkState::Closed, LinkState::Closed));
 }
 
 #[tokio::test(start_paused = true)]

@@ -9,6 +9,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use super::condition::Condition;
 use super::fault::{Fault, Odds};
 use super::server::{Command, Server};
+use crate::health::{Finding, Health, LinkState};
 use crate::key::Key;
 #[cfg(test)]
 use crate::simulation::{Mutant, mutated};
@@ -16,6 +17,8 @@ use crate::store::memory::{MemoryNode, Way};
 use crate::store::watch::{Hint, Watches};
 use crate::store::{HandOver, Store as _, StoreError, StoreErrorKind, Token};
 use crate::sync::lock;
+
+const CUT_OFF: &str = "the replica is cut off";
 
 const LONGEST_GHOST: Duration = Duration::from_secs(3);
 const LONGEST_ECHO: Duration = Duration::from_secs(1);
@@ -123,8 +126,34 @@ impl Wire {
         }
     }
 
-    pub(super) async fn runs(&self) {
+    /// Draws nothing: whether a run connects first changes nothing that follows.
+    pub(super) async fn connect(&self, within: Duration) -> Result<(), StoreError> {
         self.condition.runs().await;
+        if !self.condition.is_cut() {
+            return Ok(());
+        }
+        sleep(within).await;
+        self.condition.runs().await;
+        Err(StoreError::new(StoreErrorKind::TimedOut))
+    }
+
+    /// What its guard knows.
+    pub(super) fn health(&self) -> Health {
+        let health = self.node.health();
+        if self.node.is_closed() || !self.condition.is_cut() {
+            return health;
+        }
+        let (commands, inbox, reason) = (LinkState::Down, LinkState::Down, Some(CUT_OFF.to_owned()));
+        Health { commands, inbox, reason, ..health }
+    }
+
+    /// What its guard finds when it looks, beside what a memory store has to say.
+    pub(super) fn examine(&self) -> Option<Finding> {
+        self.condition.is_cut().then(|| {
+            Finding::problem("connection", CUT_OFF)
+                .cost("each process loads for itself, once per key")
+                .advice("Replica::resume, or ChaosStore::replica for another one")
+        })
     }
 
     #[cfg(test)]
