@@ -77,7 +77,7 @@
 //! - [`ChaosStore::inject`]: a [`Fault`] with a probability; [`ChaosStore::once`]: the next time, for a test with a script;
 //!   [`ChaosStore::calm`]: all is well again.
 //! - [`ChaosStore::replica`]: a guard of which one can say that its process was cut off, paused or killed ([`Replica`]).
-//! - [`Origin`]: counts loads per key and how many ran at once; is told to fail, hang, panic, take long, or answer what
+//! - [`Origin`]: counts loads, per key and in all, and how many ran at once; is told to fail, hang, panic, take long, or answer what
 //!   may not be stored; and its values have versions, so that a test sees which one it was given.
 //!
 //! What it is not: a Redis. It has no connections, so nothing is opened again and there is no breaker. Faults strike between the guard and a [`MemoryStore`](crate::MemoryStore), which keeps the same

@@ -48,6 +48,9 @@ struct Shared {
 #[derive(Default)]
 struct State {
     by_key: HashMap<String, Resource>,
+    /// Of all keys together.
+    running: u64,
+    most_at_once: u64,
     takes: Duration,
     is_held: bool,
 }
@@ -196,6 +199,34 @@ impl Origin {
         self.resource(key, |resource| resource.most_at_once)
     }
 
+    /// How many loads have run at once, of all keys together, at the most: what
+    /// [`max_concurrent_loads`](crate::PolicyBuilder::max_concurrent_loads) bounds.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use std::time::Duration;
+    /// use stampede_guard::{Policy, StampedeGuard};
+    /// use stampede_guard::testing::{ChaosStore, Origin};
+    ///
+    /// let (chaos, origin) = (ChaosStore::new(1), Origin::new());
+    /// origin.takes(Duration::from_millis(10));
+    /// let policy = Policy::builder().max_concurrent_loads(2).build()?;
+    /// let callers = ["a", "b", "c", "d", "e", "f"].map(|key| {
+    ///     let (guard, origin) = (StampedeGuard::new(chaos.clone()).with_policy(policy.clone()), origin.clone());
+    ///     tokio::spawn(async move { guard.get_or_load(key, move || async move { origin.load(key).await }).await.is_ok() })
+    /// });
+    /// for caller in callers {
+    ///     assert!(caller.await?);
+    /// }
+    /// assert_eq!((origin.total_loads(), origin.total_most_at_once()), (6, 2));
+    /// # Ok(()) }
+    /// ```
+    pub fn total_most_at_once(&self) -> u64 {
+        lock(&self.shared.state).most_at_once
+    }
+
     /// Waits until so many loads of `key` have begun.
     ///
     /// # Cancel safety
@@ -271,6 +302,8 @@ impl Origin {
         let (running, version, answer, takes) = {
             let mut state = lock(&self.shared.state);
             let takes = state.takes;
+            state.running += 1;
+            state.most_at_once = state.most_at_once.max(state.running);
             let resource = state.by_key.entry(key.clone()).or_default();
             resource.loads += 1;
             resource.running += 1;
@@ -318,9 +351,12 @@ struct Running<'a> {
 
 impl Drop for Running<'_> {
     fn drop(&mut self) {
-        if let Some(resource) = lock(&self.origin.shared.state).by_key.get_mut(&self.key) {
+        let mut state = lock(&self.origin.shared.state);
+        state.running -= 1;
+        if let Some(resource) = state.by_key.get_mut(&self.key) {
             resource.running -= 1;
         }
+        drop(state);
         self.origin.shared.changed.notify_waiters();
     }
 }
