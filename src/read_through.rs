@@ -191,6 +191,12 @@ impl Missing<'_> {
         self
     }
 
+    /// Whether the store has answered its look-up.
+    #[cfg(feature = "http")]
+    pub(crate) fn has_looked(&self) -> bool {
+        self.caller.looked
+    }
+
     /// Steps 3 to 8: joins or starts a flight and awaits its end.
     ///
     /// # Cancel safety

@@ -111,6 +111,9 @@ impl<B, E> Journey<'_, B, E> {
         } else {
             missing
         };
+        if !missing.has_looked() {
+            let _ = self.wanted.unread.set(());
+        }
         let Wanted { asked, headers, .. } = &**self.wanted;
         let wants = Wants { asked, headers, http: &policy.http, at, status: CacheStatus::collapsed };
         let answer = tokio::select! {

@@ -52,6 +52,8 @@ pub(crate) struct Wanted {
     pub(crate) stored_at: OnceLock<Key>,
     /// It has its answer, and what is stored is brought up to date for all.
     pub(crate) answered: OnceLock<()>,
+    /// A look-up for it was not answered, or not made.
+    pub(crate) unread: OnceLock<()>,
     /// The inner service was asked for it.
     pub(crate) forwarded: OnceLock<()>,
     /// What that answered, where something else is given instead.
@@ -61,8 +63,8 @@ pub(crate) struct Wanted {
 impl Wanted {
     pub(crate) fn new(asked: Asked, headers: HeaderMap, resource: Key) -> Arc<Self> {
         let (variant, stored_at, answered) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
-        let (forwarded, refused) = (OnceLock::new(), OnceLock::new());
-        Arc::new(Self { asked, headers, resource, variant, stored_at, answered, forwarded, refused })
+        let (unread, forwarded, refused) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
+        Arc::new(Self { asked, headers, resource, variant, stored_at, answered, unread, forwarded, refused })
     }
 
     /// Whether a part is loaded.
@@ -136,7 +138,7 @@ where
         condition(again.request.headers_mut(), false, None);
     }
     condition(request.headers_mut(), is_part, previous.as_ref().filter(is_whole));
-    let fwd = fwd(&wanted, previous.as_ref().map(|previous| (previous, is_own)), node.store.now());
+    let fwd = fwd(&wanted, mode, previous.as_ref().map(|previous| (previous, is_own)), node.store.now());
     let apart = match wanted.stored_at.get() {
         Some(key) => Apart::begin(&node, &policy, key, None).await,
         None => Apart::default(),
@@ -261,12 +263,14 @@ async fn generation_again(ask: Ask<'_>, read: u64) -> Result<u64, StoreError> {
 }
 
 /// Why the inner service is asked (RFC 9211, 2.2).
-fn fwd(wanted: &Wanted, previous: Option<(&Previous, bool)>, now: u64) -> Fwd {
+fn fwd(wanted: &Wanted, mode: Mode, previous: Option<(&Previous, bool)>, now: u64) -> Fwd {
     match previous {
         Some((_, false)) => Fwd::VaryMiss,
         Some((previous, true)) if previous.kept.part.is_some() => Fwd::Partial,
         Some((previous, true)) if previous.entry.is_fresh(now) => Fwd::Request,
         Some(_) => Fwd::Stale,
+        // With the lease it is told what there is.
+        None if mode == Mode::Unleased && wanted.unread.get().is_some() => Fwd::Miss,
         None if wanted.variant.get().is_some() => Fwd::VaryMiss,
         None => Fwd::UriMiss,
     }

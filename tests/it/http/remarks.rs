@@ -131,3 +131,29 @@ async fn what_can_not_be_stored_is_not_said_to_be() {
     let validated = send(&shop, get("/")).await.unwrap();
     assert_eq!((validated.text(), validated.remark().as_str()), ("body", "fwd=stale; fwd-status=304"));
 }
+
+/// A look-up that is not answered says nothing about what is stored: "uri-miss" claims that there is nothing (RFC 9211, 2.2).
+#[cfg(feature = "testing")]
+#[tokio::test(start_paused = true)]
+async fn whoever_could_not_look_does_not_claim_that_nothing_was_stored() {
+    use stampede_guard::StampedeGuard;
+    use stampede_guard::testing::{ChaosStore, Fault};
+
+    for (fault, remark) in [
+        (Fault::ErrorBefore, "fwd=miss; detail=uncoordinated"),
+        // Who has looked and found nothing knows that there is nothing, also if the lease can not be had.
+        (Fault::OutOfMemory, "fwd=uri-miss; detail=uncoordinated"),
+    ] {
+        let (inner, chaos) = (Inner::numbered(|_| ()), ChaosStore::new(1));
+        let shop: super::kit::Shop = tower::Layer::layer(&StampedeGuard::new(chaos.clone()), inner);
+        chaos.inject(fault, 1.0);
+        assert_eq!(ask(&shop, get("/")).await.remark(), remark, "{fault}");
+        chaos.calm();
+        assert_eq!(ask(&shop, get("/")).await.remark(), "fwd=uri-miss; stored; ttl=60", "{fault}");
+    }
+    // And where the look-up fails alone, the lease that is had says whether there was anything.
+    let (inner, chaos) = (Inner::numbered(|_| ()), ChaosStore::new(1));
+    let shop: super::kit::Shop = tower::Layer::layer(&StampedeGuard::new(chaos.clone()), inner);
+    chaos.once(Fault::ErrorBefore);
+    assert_eq!(ask(&shop, get("/")).await.remark(), "fwd=uri-miss; stored; ttl=60");
+}
