@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::options::SHORTEST_HELD;
 use crate::error::{Error, ErrorKind};
 use crate::key::{CacheKey, Key};
 use crate::store::locks::LockName;
@@ -107,7 +108,10 @@ impl fmt::Display for LockError {
                 "the lock's key is invalid: give it a name, and a prefix of 1 to 64 bytes without braces",
             ),
             Self::InvalidTtl { ttl } => {
-                write!(f, "a time to live of {ttl:?} is not possible: choose from 1ms to 3650 days")
+                write!(
+                    f,
+                    "a time to live of {ttl:?} is not possible: choose from {SHORTEST_HELD:?} to 3650 days"
+                )
             }
             Self::InvalidOption { option, why } => write!(f, "{option} is not possible: {why}"),
             Self::AlreadyAcquired => {

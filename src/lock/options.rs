@@ -312,7 +312,7 @@ fn whole_ttl(ttl: Duration) -> Result<Duration, LockError> {
 }
 
 /// The shortest time of which anything is left when [`drift`] is kept back.
-const SHORTEST_HELD: Duration = Duration::from_millis(3);
+pub(super) const SHORTEST_HELD: Duration = Duration::from_millis(3);
 
 /// [`whole_ttl`] of what is to be held.
 pub(super) fn held_ttl(option: &'static str, ttl: Duration) -> Result<Duration, LockError> {

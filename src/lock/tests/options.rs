@@ -106,6 +106,21 @@ async fn a_time_that_nobody_can_have_is_refused_and_the_least_one_can_be_had() {
     assert!(semaphore.acquire(crate::lock::Wait::Now).await.expect("asks").is_some());
 }
 
+/// It was told to choose from 1 ms, and 1 ms was refused with another least time.
+#[test]
+fn the_least_time_that_an_error_names_is_one_that_can_be_had() {
+    let locks = Locks::in_memory();
+    let told = |time: Duration| match locks.mutex("a").ttl(time).build().map(drop) {
+        Ok(()) => String::new(),
+        Err(error) => error.to_string(),
+    };
+    for time in [Duration::ZERO, Duration::from_micros(999), ms(1), ms(2)] {
+        assert!(told(time).contains(" 3ms"), "{}", told(time));
+        assert!(!told(time).contains("from 1ms"), "{}", told(time));
+    }
+    assert_eq!(told(ms(3)), "");
+}
+
 #[test]
 fn an_interval_chooses_polling_unless_something_else_is_said() {
     let waiting = |set: fn(MutexBuilder) -> MutexBuilder| with(&Locks::in_memory(), set).options().waiting;
