@@ -329,7 +329,8 @@ impl<'a> Caller<'a> {
             Serves::Resting => (true, false),
             Serves::OnError | Serves::No => return (None, false),
         };
-        (Some(stale), due && !self.ask.node.flights.has(&self.flight(Lane::Refresh)))
+        let longest = self.ask.policy.longest_load();
+        (Some(stale), due && !self.ask.node.flights.has_younger(&self.flight(Lane::Refresh), longest))
     }
 
     /// The older value that may stand in for one that can not be had.

@@ -1,4 +1,4 @@
-//! In-process coalescing: the first to join a key leads, the others follow. No time, no I/O.
+//! In-process coalescing: the first to join a key leads, the others follow. No I/O, and no time but that of a flight's beginning.
 //!
 //! A flight lives in the map while it can be joined and ends by one outcome, which everyone seated on it is given. Invariants:
 //!
@@ -18,6 +18,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::hash::{BuildHasher, Hash};
+use std::time::Duration;
 
 use crate::seat::{Course, Flight, Follower, Seat};
 use crate::sync::{Arc, AtomicUsize, Mutex, Ordering, lock};
@@ -114,9 +115,17 @@ where
         self.joinable.load(Ordering::Acquire) > 0
     }
 
-    /// Whether the key has a flight that can be joined.
-    pub(crate) fn has(&self, key: &K) -> bool {
-        lock(self.shard(key)).contains_key(key)
+    /// Whether the key has a flight that can be joined and is not as old as `age`.
+    pub(crate) fn has_younger(&self, key: &K, age: Duration) -> bool {
+        lock(self.shard(key)).get(key).is_some_and(|flight| flight.age() < age)
+    }
+
+    /// Takes the key's flight out of the map if it is as old as `age`.
+    pub(crate) fn detach_older(&self, key: &K, age: Duration) {
+        let flight = lock(self.shard(key)).get(key).filter(|flight| flight.age() >= age).cloned();
+        if let Some(flight) = flight {
+            self.remove(key, &flight);
+        }
     }
 
     /// Whether the key has a flight that can be joined without a look of one's own.

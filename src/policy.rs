@@ -108,6 +108,12 @@ impl Policy {
         PolicyBuilder::default()
     }
 
+    /// How long a load takes at the most, with what it waits for before.
+    pub(crate) fn longest_load(&self) -> Duration {
+        let queued = self.max_concurrent_loads.map_or(Duration::ZERO, |_| self.permit_timeout);
+        self.load_timeout.saturating_add(self.lease).saturating_add(queued)
+    }
+
     /// How long a value that is fresh for `lifetime` is stored: shortened by the jitter.
     pub(crate) fn stored_for(&self, lifetime: Duration) -> Duration {
         // A fraction of what was given, because a whole that is rounded up may be longer than what can be told.

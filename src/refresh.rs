@@ -20,6 +20,8 @@ impl Refresh<'_> {
     pub(crate) fn start(self, loader: Loader, early: bool) {
         let Caller { ask: Ask { node, policy, .. }, .. } = self.caller;
         let flight = self.caller.flight(Lane::Refresh);
+        // One of a runtime that is alive and not driven never ends.
+        node.flights.detach_older(&flight, policy.longest_load());
         // Whoever has one on its way in this process already needs no other.
         if let Joined::Leader(leader, seat) = node.flights.join(&flight, loader, Ending::Abandoned, 1) {
             node.count(Count::refreshes);

@@ -1,10 +1,13 @@
-//! One flight, as those see it who are seated on it: their seats, their loaders, and what they are told. No time, no I/O.
+//! One flight, as those see it who are seated on it: their seats, their loaders, and what they are told. No I/O, and no time but that of its beginning.
 //!
 //! The invariants are those of `flight`, which has the map.
 
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use crate::slot::Slot;
 use crate::sync::{Arc, AtomicUsize, Mutex, Ordering, lock};
@@ -12,6 +15,7 @@ use crate::sync::{Arc, AtomicUsize, Mutex, Ordering, lock};
 /// One load on its way, and those who wait for it.
 #[derive(Debug)]
 pub(crate) struct Flight<L, O> {
+    begun: Instant,
     /// How many have a seat.
     taken: AtomicUsize,
     seats: Mutex<Seats<L, O>>,
@@ -61,7 +65,12 @@ pub(crate) struct Seat<L, O> {
 impl<L, O: Clone> Flight<L, O> {
     pub(crate) fn new(course: Course) -> Self {
         let seats = Seats { all: Vec::new(), announced: None, course, spare: Spare::Wanted };
-        Self { taken: AtomicUsize::new(0), seats: Mutex::new(seats) }
+        Self { begun: Instant::now(), taken: AtomicUsize::new(0), seats: Mutex::new(seats) }
+    }
+
+    /// For how long it has been there.
+    pub(crate) fn age(&self) -> Duration {
+        self.begun.elapsed()
     }
 
     /// How many have a seat.

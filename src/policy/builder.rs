@@ -296,9 +296,7 @@ impl PolicyBuilder {
             requests,
         } = self;
         policy.command_timeout = command_timeout.unwrap_or(policy.coordination_budget / 2);
-        let queued = policy.max_concurrent_loads.map_or(Duration::ZERO, |_| policy.permit_timeout);
-        let longest = policy.load_timeout.saturating_add(policy.lease).saturating_add(queued);
-        policy.wait_timeout = wait_timeout.unwrap_or(longest);
+        policy.wait_timeout = wait_timeout.unwrap_or_else(|| policy.longest_load());
 
         let day = Duration::from_secs(86_400);
         in_range("fresh_for", policy.fresh_for, MILLISECOND, day * 3650)?;

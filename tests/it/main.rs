@@ -38,6 +38,7 @@ mod model;
 mod panics;
 #[cfg(feature = "redis")]
 mod redis;
+mod resting;
 #[cfg(feature = "redis")]
 mod scripts;
 #[cfg(feature = "testing")]
