@@ -96,7 +96,7 @@ deny:
 	cargo deny --all-features check bans licenses sources
 
 # The protocol, what calls the scripts, the encodings, the rules of HTTP.
-PROTOCOL = src/read_through.rs src/look_up.rs src/pace.rs src/caller.rs src/flight.rs src/seat.rs src/lead.rs src/share.rs src/lease.rs src/lease/contend.rs
+PROTOCOL = src/read_through.rs src/look_up.rs src/pace.rs src/caller.rs src/crowded.rs src/flight.rs src/seat.rs src/lead.rs src/share.rs src/lease.rs src/lease/contend.rs
 GLUE = $(addprefix src/store/redis/,call.rs scripts.rs message.rs mod.rs insertion.rs locks.rs tags.rs refusal.rs probe.rs)
 ENCODINGS = src/entry.rs src/ending.rs src/codec.rs src/key.rs src/times.rs
 RULES = $(filter-out %_tests.rs %/fuzzed.rs,$(wildcard src/http/*.rs))

@@ -74,6 +74,7 @@ mod bulkhead;
 mod caller;
 mod codec;
 mod context;
+mod crowded;
 mod ending;
 mod entry;
 mod error;

@@ -21,16 +21,17 @@ use std::sync::Arc;
 use tokio::time::{Instant, sleep_until};
 
 use crate::caller::{Ask, Caller, FirstRead, Judged, Unread};
+use crate::crowded::{Crowded, NoSeat};
 use crate::ending::Ending;
 use crate::entry::Entry;
 use crate::error::{Error, ErrorKind, Failure};
 use crate::lead::Lead;
 use crate::loader::Loader;
-use crate::loading::{Loading, Turn};
+use crate::loading::Loading;
 use crate::node::{Follower, Joined, Lane, Seen};
-use crate::observe::{self, Count, warn_if};
+use crate::observe::{self, Count};
 use crate::open::{Boxed, Open};
-use crate::policy::{OnOverload, OnStoreDown, OnWaitTimeout};
+use crate::policy::{OnStoreDown, OnWaitTimeout};
 use crate::refresh::Refresh;
 use crate::store::StoreError;
 
@@ -167,12 +168,6 @@ pub(crate) async fn peek<O: Open>(ask: Ask<'_>, open: &O) -> Result<Option<O::Va
     }
 }
 
-/// Why there is no seat; with the loader.
-enum NoSeat {
-    TooManyFlights(Loader),
-    TooManyWaiters(Loader),
-}
-
 /// A caller for whom there is nothing in the store.
 pub(crate) struct Missing<'a> {
     caller: Caller<'a>,
@@ -212,7 +207,13 @@ impl Missing<'_> {
             // 3 join
             let (mut follower, leads) = match caller.join(lane, loader) {
                 Ok(joined) => joined,
-                Err(no_seat) => return caller.crowded_out(open, no_seat).await,
+                Err(no_seat) => {
+                    return match caller.crowded_out(open, no_seat).await {
+                        Crowded::Stale(value, own) => Answer::Stale(value, Some(own)),
+                        Crowded::Alone(own) => Answer::Alone(own),
+                        Crowded::Shed(failure) => Answer::Failed(failure),
+                    };
+                }
             };
             drop(first.take());
             if lane == Lane::Heal
@@ -350,44 +351,6 @@ impl Caller<'_> {
         match follower.take_loader() {
             Some(own) => (Ending::WaitedOut, Some(own)),
             None => (follower.await, None),
-        }
-    }
-
-    /// There are as many waiters, or flights, as there may be: a stale value, else what the policy says.
-    async fn crowded_out<O: Open>(&self, open: &O, no_seat: NoSeat) -> Answer<O::Value> {
-        let Ask { node, policy, key } = self.ask;
-        node.count(Count::overloaded);
-        let (loader, then, text) = match (no_seat, policy.max_concurrent_loads) {
-            (NoSeat::TooManyWaiters(loader), _) => {
-                (loader, policy.on_crowd, format!("{} callers (max_waiters) wait for it", policy.max_waiters))
-            }
-            // Alone it would go past the whole fleet's cap, but inside a load that has a permit.
-            (NoSeat::TooManyFlights(loader), Some(cap))
-                if policy.on_overload == OnOverload::Shed && !loader.is_within(&Turn::permit(node, cap)) =>
-            {
-                (
-                    loader,
-                    policy.on_overload,
-                    format!("under max_concurrent_loads ({cap}) max_flights others wait"),
-                )
-            }
-            (NoSeat::TooManyFlights(loader), _) => {
-                let is_news = node.crowded.is_due();
-                warn_if!(
-                    is_news,
-                    ?key,
-                    "max_flights keys are being loaded: callers of others load for themselves"
-                );
-                return Answer::Alone(loader);
-            }
-        };
-        match (Box::pin(self.find_stand_in(open)).await, then) {
-            (Some(value), _) => Answer::Stale(value, Some(loader)),
-            (None, OnOverload::LoadAnyway) => Answer::Alone(loader),
-            (None, OnOverload::Shed) => {
-                let text = format!("no room for key #{}: {text}", key.digest());
-                Answer::Failed(Failure::Guard(Error::new(ErrorKind::Overloaded, text)))
-            }
         }
     }
 

@@ -1,4 +1,5 @@
-//! One flight, as those see it who are seated on it: their seats, their loaders, and what they are told. No I/O, and no time but that of its beginning.
+//! One flight, as those see it who are seated on it: their seats, their loaders, and what they are told. No I/O, and no time but
+//! that of its beginning.
 //!
 //! The invariants are those of `flight`, which has the map.
 

@@ -32,7 +32,7 @@ use crate::ending::{Arriving, Ending};
 use crate::error::Failure;
 use crate::loader::{LoadResult, Loaded, Mark, Mode};
 use crate::node::{Announcer, Node};
-use crate::observe::{self, Count};
+use crate::observe::{self, Count, warn_if};
 use crate::policy::Policy;
 
 pub(crate) type Client<B, E> = oneshot::Sender<Head<B, E>>;
@@ -146,15 +146,14 @@ impl<B, E> Sharing<B, E> {
 /// Tells the operator: this resource has no protection at all.
 fn too_big(node: &Node, wanted: &Wanted, policy: &Policy, length: u64) {
     node.count(Count::unshareable);
-    if node.warned.is_due() {
-        let (key, max_body) = (&wanted.resource, policy.max_body);
-        tracing::warn!(
-            ?key,
-            length,
-            max_body,
-            "a response's body is longer than max_body, or in too many pieces: it is not shared"
-        );
-    }
+    let (key, max_body) = (&wanted.resource, policy.max_body);
+    warn_if!(
+        node.warned.is_due(),
+        ?key,
+        length,
+        max_body,
+        "a response's body is longer than max_body, or in too many pieces: it is not shared"
+    );
 }
 
 /// What a server has against this request, or this client (RFC 9110, 15.5; RFC 6585): the next one may be answered. With a

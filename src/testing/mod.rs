@@ -68,20 +68,20 @@
 //! ```
 //!
 //! A failing test names its seed, and the seed makes the same run again: on a current-thread runtime with a paused clock the
-//! order of everything follows from it, as long as your own code does not throw dice. (The guard's own come from
-//! `fastrand`, for the thread that they are thrown on; [`ChaosStore::new`] seeds them for the thread that it is called on. Make one store
-//! for each run, before anything else of it.)
+//! order of everything follows from it, as long as your own code does not throw dice. (The guard's own come from `fastrand`, for
+//! the thread that they are thrown on; [`ChaosStore::new`] seeds them for the thread that it is called on. Make one store for each
+//! run, before anything else of it.)
 //!
 //! # What it can do
 //!
 //! - [`ChaosStore::inject`]: a [`Fault`] with a probability; [`ChaosStore::once`]: the next time, for a test with a script;
 //!   [`ChaosStore::calm`]: all is well again.
 //! - [`ChaosStore::replica`]: a guard of which one can say that its process was cut off, paused or killed ([`Replica`]).
-//! - [`Origin`]: counts loads, per key and in all, and how many ran at once; is told to fail, hang, panic, take long, or answer what
-//!   may not be stored; and its values have versions, so that a test sees which one it was given.
+//! - [`Origin`]: counts loads, per key and in all, and how many ran at once; is told to fail, hang, panic, take long, or answer
+//!   what may not be stored; and its values have versions, so that a test sees which one it was given.
 //!
-//! What it is not: a Redis. It has no connections, so nothing is opened again and there is no breaker. Faults strike between the guard and a [`MemoryStore`](crate::MemoryStore), which keeps the same
-//! contract as the scripts on a server. Locks and tags know the faults of the way, and refusals (what is said about locks is lost,
+//! What it is not: a Redis. It has no connections, so nothing is opened again and there is no breaker. Faults strike between the
+//! guard and a [`MemoryStore`](crate::MemoryStore), which keeps the same contract as the scripts on a server. Locks and tags know the faults of the way, and refusals (what is said about locks is lost,
 //! and never said twice or forged); evictions, flushes, failovers and the clock concern entries and leases (a flush, tags too).
 
 mod chaos;
