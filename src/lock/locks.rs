@@ -248,6 +248,7 @@ impl Home {
     pub(super) async fn closed(&self) {
         let Some(guard) = &self.guard else { return self.waiters.sent_away().await };
         tokio::select! {
+            biased;
             () = self.waiters.sent_away() => {}
             () = guard.waiters.sent_away() => {}
         }

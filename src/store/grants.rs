@@ -70,6 +70,8 @@ pub(crate) struct Grants {
 
 #[derive(Debug, Default)]
 struct Registry {
+    /// How many have registered.
+    registered: u64,
     by_token: HashMap<Token, Arc<Waiter>>,
     /// Those who wait to be told, by the lock's key.
     waiting: HashMap<Arc<str>, Line>,
@@ -77,6 +79,8 @@ struct Registry {
 
 #[derive(Debug)]
 struct Waiter {
+    /// Its place among all who have registered.
+    number: u64,
     key: Arc<str>,
     token: Token,
     told: Mutex<Told>,
@@ -105,7 +109,10 @@ pub(crate) struct Await {
 impl Grants {
     /// Registers a waiter behind those of its lock that are there already.
     pub(crate) fn register(self: &Arc<Self>, name: &LockName, token: &Token) -> Await {
+        let mut registry = lock(&self.registry);
+        registry.registered += 1;
         let waiter = Arc::new(Waiter {
+            number: registry.registered,
             key: Arc::clone(&name.key),
             token: token.clone(),
             told: Mutex::default(),
@@ -113,9 +120,9 @@ impl Grants {
             asked: AtomicBool::new(false),
             woken: Notify::new(),
         });
-        let mut registry = lock(&self.registry);
         registry.by_token.insert(token.clone(), Arc::clone(&waiter));
         registry.waiting.entry(Arc::clone(&name.key)).or_default().push(Arc::clone(&waiter));
+        drop(registry);
         Await { waiter, grants: Arc::clone(self) }
     }
 
@@ -161,8 +168,10 @@ impl Grants {
     }
 
     fn tell_each(&self, whom: impl Fn(&Waiter) -> bool, enter: impl Fn(&mut Told)) {
-        let all: Vec<_> =
+        let mut all: Vec<_> =
             lock(&self.registry).by_token.values().filter(|waiter| whom(waiter)).cloned().collect();
+        // A map has an order of its own each time; the same run must be the same again.
+        all.sort_unstable_by_key(|waiter| waiter.number);
         for waiter in all {
             waiter.tell(&enter);
         }
