@@ -297,6 +297,10 @@ impl StampedeGuard {
         let Self { node, policy } = self;
         let mut tags = policy.tag_keys(&node.namespace);
         tags.extend(own);
+        // Nothing is asked: that the store can not be reached is the change's own to say.
+        if tags.is_empty() {
+            return Ok(TagList::new(&[]));
+        }
         let life = policy.tag_life();
         let ids = |within| self.counted(node.tagged(tags.clone(), life, within));
         let tagged = self.tried(key, until, |within| Box::pin(ids(within))).await;
