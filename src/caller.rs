@@ -323,14 +323,15 @@ impl<'a> Caller<'a> {
 
     /// Whether `entry` may be served at once, stale or not, and whether it should then be loaded anew.
     fn serving(&self, serves: Serves, entry: &Entry, now: u64) -> (Option<bool>, bool) {
+        let Ask { node, policy, .. } = self.ask;
         let (stale, due) = match serves {
-            Serves::Fresh => (false, self.ask.policy.is_due_early(entry.stored_at, &entry.times, now)),
+            Serves::Fresh => (false, policy.is_due_early(entry.stored_at, &entry.times, now)),
             Serves::Stale => (true, true),
             Serves::Resting => (true, false),
             Serves::OnError | Serves::No => return (None, false),
         };
-        let longest = self.ask.policy.longest_load();
-        (Some(stale), due && !self.ask.node.flights.has_younger(&self.flight(Lane::Refresh), longest))
+        let is_refreshed = || node.flights.has_younger(&self.flight(Lane::Refresh), policy.longest_load());
+        (Some(stale), due && !is_refreshed())
     }
 
     /// The older value that may stand in for one that can not be had.

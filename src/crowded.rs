@@ -42,9 +42,8 @@ impl Caller<'_> {
                 )
             }
             (NoSeat::TooManyFlights(loader), _) => {
-                let is_news = node.crowded.is_due();
                 warn_if!(
-                    is_news,
+                    node.crowded.is_due(),
                     ?key,
                     "max_flights keys are being loaded: callers of others load for themselves"
                 );

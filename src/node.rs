@@ -223,6 +223,12 @@ impl Node {
         self.counters.add(count);
     }
 
+    /// Counts a value that can not be shared; whether it is time to warn of one.
+    pub(crate) fn unshareable(&self) -> bool {
+        self.count(Count::unshareable);
+        self.warned.is_due()
+    }
+
     /// Counts and reports an entry that is of no use. Seldom as a warning: what has damaged one has mostly damaged many.
     pub(crate) fn unreadable(&self, key: &Key, reason: &dyn fmt::Debug) {
         self.count(Count::unreadable);

@@ -172,8 +172,7 @@ enum Unshareable<'a> {
 
 /// Tells the operator: for this key there is no protection at all.
 fn unshareable(node: &Node, key: &Key, why: Unshareable<'_>) {
-    node.count(Count::unshareable);
-    let is_news = node.warned.is_due();
+    let is_news = node.unshareable();
     match why {
         Unshareable::TooLong { size, max_body } => {
             warn_if!(

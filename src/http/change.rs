@@ -63,7 +63,7 @@ where
         if let Some(invalidation) = invalidation {
             forget(&guard, keys(&guard, &invalidation, response.status(), response.headers())).await;
         }
-        let status = CacheStatus::Forwarded { fwd: Fwd::Method, status: None, stored: None, detail: None };
+        let status = CacheStatus::unstored(Fwd::Method, None);
         write_status(response.headers_mut(), status);
         Ok(response)
     }

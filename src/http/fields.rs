@@ -1,6 +1,7 @@
 //! Header fields as such: which are stored, and what length they promise.
 
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use http_body::SizeHint;
 
 /// A `Content-Length` that is no number, or several that differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +25,11 @@ pub(crate) fn content_length(headers: &HeaderMap) -> Result<Option<u64>, Unsound
         }
     }
     Ok(length)
+}
+
+/// How long a body is at least, by its header and by what else is known of it.
+pub(crate) fn least_length(told: Option<u64>, body: &SizeHint) -> u64 {
+    body.lower().max(told.unwrap_or(0))
 }
 
 /// A length that is said several times, said once (RFC 9110, 8.6). hyper sends no head with two lines of it.

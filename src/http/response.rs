@@ -8,7 +8,7 @@ use http_body::SizeHint;
 
 use super::cache_control::{CacheControl, Fields};
 use super::cdn::{CDN_CACHE_CONTROL, targeted};
-use super::fields::{Unsound, contains_token, content_length};
+use super::fields::{Unsound, contains_token, content_length, least_length};
 use super::freshness::{
     Lifetime, corrected_initial_age, is_failure, lifetime, may_be_guessed, may_have_default,
 };
@@ -211,7 +211,7 @@ fn forbidden(exchange: &Exchange<'_>, directives: &Directives, rules: &ResponseR
     }
     match content_length(headers) {
         Err(Unsound) => return Some(Rule::ContentLength),
-        Ok(told) if body.lower().max(told.unwrap_or(0)) > rules.max_body as u64 => return Some(Rule::TooBig),
+        Ok(told) if least_length(told, body) > rules.max_body as u64 => return Some(Rule::TooBig),
         // Its waiters would be held for as long as a load may take, one wave after the other.
         Ok(None) if body.exact().is_none() && headers.get(header::CONTENT_TYPE).is_some_and(is_stream) => {
             let lifetime = lifetime(headers, all, directives.targeted, http.scope, exchange.now);

@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use super::apart::Apart;
 use super::body::{BoxError, GuardedBody};
 use super::draft::{Draft, Previous, head_of};
-use super::fields::content_length;
+use super::fields::{content_length, least_length};
 use super::freshness::{corrected_initial_age, is_failure};
 use super::kept::Chosen;
 use super::load::{Head, Wanted, no_content};
@@ -32,7 +32,7 @@ use crate::ending::{Arriving, Ending};
 use crate::error::Failure;
 use crate::loader::{LoadResult, Loaded, Mark, Mode};
 use crate::node::{Announcer, Node};
-use crate::observe::{self, Count, warn_if};
+use crate::observe::{self, warn_if};
 use crate::policy::Policy;
 
 pub(crate) type Client<B, E> = oneshot::Sender<Head<B, E>>;
@@ -145,10 +145,9 @@ impl<B, E> Sharing<B, E> {
 
 /// Tells the operator: this resource has no protection at all.
 fn too_big(node: &Node, wanted: &Wanted, policy: &Policy, length: u64) {
-    node.count(Count::unshareable);
     let (key, max_body) = (&wanted.resource, policy.max_body);
     warn_if!(
-        node.warned.is_due(),
+        node.unshareable(),
         ?key,
         length,
         max_body,
@@ -177,17 +176,14 @@ where
         until: Instant,
     ) -> Loaded {
         let (mut head, body) = response.into_parts();
+        // What is unsound is not shared.
+        let expected = content_length(&head.headers).ok().flatten();
         let mut draft = match self.draft(&head, body.size_hint(), previous) {
             Ok(draft) => draft,
             Err(rule) => {
                 if rule == Rule::TooBig {
-                    let told = content_length(&head.headers).ok().flatten();
-                    too_big(
-                        &self.node,
-                        &self.wanted,
-                        &self.policy,
-                        body.size_hint().lower().max(told.unwrap_or(0)),
-                    );
+                    let length = least_length(expected, &body.size_hint());
+                    too_big(&self.node, &self.wanted, &self.policy, length);
                 }
                 let result = self.unshared(rule, head.status, previous);
                 std::mem::take(&mut self.apart).leave().await;
@@ -197,8 +193,6 @@ where
                 return result.into();
             }
         };
-        // Judged sound above.
-        let expected = content_length(&head.headers).ok().flatten();
         let ends_with_head = ends_with_head(head.status, expected, &body);
         if !is_replayable(head.status, ends_with_head) {
             draft.not_stored();
@@ -271,18 +265,12 @@ where
             Teed::TooBig { length } => {
                 too_big(&node, &wanted, &policy, length);
                 // If it has not gone yet, it says so.
-                let detail = Some(Rule::TooBig.token());
-                answer(CacheStatus::Forwarded { fwd, status: None, stored: None, detail });
+                answer(CacheStatus::unstored(fwd, Some(Rule::TooBig.token())));
                 apart.leave().await;
                 LoadResult::Uncacheable { mark: Mark::IfUnserved }.into()
             }
             Teed::TooSlow => {
-                answer(CacheStatus::Forwarded {
-                    fwd,
-                    status: None,
-                    stored: None,
-                    detail: Some("not-stored"),
-                });
+                answer(CacheStatus::unstored(fwd, Some("not-stored")));
                 apart.leave().await;
                 LoadResult::Uncacheable { mark: Mark::IfUnserved }.into()
             }
@@ -317,8 +305,7 @@ where
 
     /// Gives a response to its own client only.
     fn pass(self, mut response: Response<GuardedBody<B>>, detail: Option<&'static str>) {
-        let status = CacheStatus::Forwarded { fwd: self.fwd, status: None, stored: None, detail };
-        write_status(response.headers_mut(), status);
+        write_status(response.headers_mut(), CacheStatus::unstored(self.fwd, detail));
         let _ = self.client.send(Ok(response));
     }
 

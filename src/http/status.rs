@@ -64,7 +64,7 @@ impl Fwd {
 impl CacheStatus {
     /// Not looked up, for this reason.
     pub(crate) fn bypass(detail: &'static str) -> Self {
-        Self::Forwarded { fwd: Fwd::Bypass, status: None, stored: None, detail: Some(detail) }
+        Self::unstored(Fwd::Bypass, Some(detail))
     }
 
     /// Of what is fresh for so many seconds more.
@@ -85,7 +85,12 @@ impl CacheStatus {
 
     /// Asked for by itself.
     pub(crate) fn miss(detail: &'static str) -> Self {
-        Self::Forwarded { fwd: Fwd::Miss, status: None, stored: None, detail: Some(detail) }
+        Self::unstored(Fwd::Miss, Some(detail))
+    }
+
+    /// The inner service's own answer, for this request alone.
+    pub(crate) fn unstored(fwd: Fwd, detail: Option<&'static str>) -> Self {
+        Self::Forwarded { fwd, status: None, stored: None, detail }
     }
 
     fn to_value(self) -> HeaderValue {
