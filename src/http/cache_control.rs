@@ -181,9 +181,9 @@ impl Directive<'_> {
 
 fn for_each_directive(line: &[u8], mut each: impl FnMut(Directive<'_>)) {
     let mut rest = line;
-    let mut after_semicolon = false;
+    let (mut after_semicolon, mut has_strings) = (false, true);
     while !rest.is_empty() {
-        let end = directive_end(rest);
+        let end = directive_end(rest, &mut has_strings);
         // `private; max-age=60` is a common slip for a comma. The flag in it must be seen; a
         // number beside a semicolon is not what the grammar says, so it is no number.
         let before_semicolon = rest.get(end) == Some(&b';');
@@ -201,15 +201,19 @@ fn for_each_directive(line: &[u8], mut each: impl FnMut(Directive<'_>)) {
     }
 }
 
-/// Where the first directive ends: a separator outside quotes, or the end.
-fn directive_end(text: &[u8]) -> usize {
+/// Where the first directive ends: a separator outside quotes, or the end. `has_strings` is whether there may be strings, which
+/// has an end: where one quote is not closed, all behind it are escaped, and none of them is.
+fn directive_end(text: &[u8], has_strings: &mut bool) -> usize {
     let mut at = 0;
     while let Some(&byte) = text.get(at) {
         match byte {
             b',' | b';' => return at,
-            // An unclosed quote is an ordinary byte: taken as a string it would hide all that
-            // follows it, a `private` included.
-            b'"' => at = closing_quote(text, at + 1).unwrap_or(at),
+            b'"' if *has_strings => match closing_quote(text, at + 1) {
+                Some(closing) => at = closing,
+                // An unclosed quote is an ordinary byte: taken as a string it would hide all that
+                // follows it, a `private` included. Looking for each one's end would read the line again and again.
+                None => *has_strings = false,
+            },
             _ => {}
         }
         at += 1;

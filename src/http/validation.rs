@@ -215,15 +215,15 @@ fn entity_tags(list: &[u8]) -> impl Iterator<Item = &[u8]> {
     std::iter::from_fn(move || {
         let start = rest.iter().position(|byte| !b", \t".contains(byte))?;
         rest = &rest[start..];
-        let quote = rest.iter().position(|&byte| byte == b'"');
-        let comma = rest.iter().position(|&byte| byte == b',').unwrap_or(rest.len());
-        // What stands in quotes is up to the next one; what does not, up to the comma.
-        let end = match quote.filter(|&quote| quote < comma) {
-            Some(quote) => rest[quote + 1..]
-                .iter()
-                .position(|&byte| byte == b'"')
-                .map_or(rest.len(), |at| quote + at + 2),
-            None => comma,
+        // What stands in quotes is up to the next one; what does not, up to the comma. No further is looked, or a list of
+        // many members would be read as many times.
+        let first = rest.iter().position(|byte| b"\",".contains(byte)).unwrap_or(rest.len());
+        let end = match rest.get(first) {
+            Some(b'"') => {
+                let after = first + 1;
+                rest[after..].iter().position(|&byte| byte == b'"').map_or(rest.len(), |at| after + at + 1)
+            }
+            _ => first,
         };
         let tag = rest[..end].trim_ascii();
         rest = &rest[end..];

@@ -27,6 +27,7 @@ mod http2;
 mod keeping;
 mod kit;
 mod lifetimes;
+mod long_heads;
 mod nesting;
 mod panics;
 mod poisoning;
