@@ -166,6 +166,13 @@ macro_rules! from_bytes {
 }
 from_bytes!(&str, String, &String, &[u8], Vec<u8>, &Vec<u8>);
 
+/// A copy. (As a tuple's only part it would be escaped once more, which is another key.)
+impl From<&CacheKey> for CacheKey {
+    fn from(key: &CacheKey) -> Self {
+        key.clone()
+    }
+}
+
 impl<const N: usize> From<&[u8; N]> for CacheKey {
     fn from(source: &[u8; N]) -> Self {
         Self::from_parts([source])

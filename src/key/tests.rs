@@ -42,6 +42,13 @@ fn joining_is_unambiguous() {
     }
 }
 
+#[test]
+fn a_reference_to_a_key_is_that_key() {
+    let key = CacheKey::from(("user", 7));
+    assert_eq!(CacheKey::from(&key), key);
+    assert_ne!(CacheKey::from((&key,)), key, "a tuple's part is its text, escaped once more");
+}
+
 /// B10, B13
 #[test]
 fn any_byte_is_a_key_and_stays_out_of_the_hash_tag() {
