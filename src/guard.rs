@@ -91,7 +91,15 @@ impl StampedeGuard {
         Self { node, policy }
     }
 
+    /// The policy that it goes by.
+    pub fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
     /// The same guard with another policy: connections, running loads and counters are shared.
+    ///
+    /// Nothing of the old one stays, what keeps one user's answers from others included: for a change of some settings begin
+    /// with [`policy().to_builder()`](Policy::to_builder).
     ///
     /// Where two policies meet on one load, the leader's decides how it is led and stored. The connections keep to
     /// the policy that the guard was [built](Self::builder) with: after two commands without an answer within its
@@ -137,7 +145,8 @@ impl StampedeGuard {
         Locks::of(&self.node)
     }
 
-    /// Memoizes any tower service: `key` says what a request's response is cached under.
+    /// Memoizes any tower service: `key` says what a request's response is cached under. It is a closure that names the type
+    /// of its argument, as in the example, and returns a [`CacheKey`](crate::CacheKey).
     ///
     /// # Examples
     ///

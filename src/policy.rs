@@ -3,6 +3,8 @@
 //! Every default stands here once, with its reason.
 
 mod builder;
+#[cfg(feature = "http")]
+mod requests;
 
 use std::time::Duration;
 
@@ -106,6 +108,28 @@ impl Policy {
     /// Starts from the defaults.
     pub fn builder() -> PolicyBuilder {
         PolicyBuilder::default()
+    }
+
+    /// Starts from this policy, to change some of it. What followed other settings (`wait_timeout`, `command_timeout`) goes on
+    /// following them. Over HTTP, where [`http`](PolicyBuilder::http) replaces the rest, its
+    /// [`credential_header`](PolicyBuilder::credential_header)s and a `scheme` of `https` stay.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use stampede_guard::{Policy, StampedeGuard};
+    ///
+    /// let policy = Policy::builder().tags(["shop"]).build()?;
+    /// let guard = StampedeGuard::builder(stampede_guard::MemoryStore::new()).policy(policy).build()?;
+    /// // For one route, the same with another lifetime.
+    /// let brief = guard.policy().to_builder().fresh_for(Duration::from_secs(5)).build()?;
+    /// let brief = guard.with_policy(brief);
+    /// # let _ = brief;
+    /// # Ok::<(), stampede_guard::Error>(())
+    /// ```
+    pub fn to_builder(&self) -> PolicyBuilder {
+        PolicyBuilder::of(self.clone())
     }
 
     /// How long a load takes at the most, with what it waits for before.
@@ -286,6 +310,36 @@ mod tests {
     fn wait_timeout_follows_load_timeout_and_lease() {
         let policy = Policy::builder().load_timeout(ms(5000)).lease(ms(1000)).build().expect("valid");
         assert_eq!(policy.wait_timeout, ms(6000));
+    }
+
+    #[test]
+    fn a_policy_is_what_its_builder_makes_again() {
+        let builders = [
+            Policy::builder(),
+            Policy::builder().load_timeout(ms(5000)).max_concurrent_loads(4).coordination_budget(ms(300)),
+            Policy::builder().wait_timeout(ms(7), OnWaitTimeout::Fail).command_timeout(ms(20)).tags(["a"]),
+        ];
+        for builder in builders {
+            let policy = builder.build().expect("valid");
+            assert_eq!(policy.to_builder().build().expect("valid"), policy);
+        }
+        let longer = Policy::default().to_builder().load_timeout(ms(60_000)).coordination_budget(ms(300));
+        let longer = longer.build().expect("valid");
+        assert_eq!((longer.wait_timeout, longer.command_timeout), (ms(62_000), ms(150)));
+        let own = Policy::builder().wait_timeout(ms(7), OnWaitTimeout::Fail).build().expect("valid");
+        assert_eq!(own.to_builder().load_timeout(ms(1)).build().expect("valid").wait_timeout, ms(7));
+    }
+
+    #[cfg(feature = "http")]
+    #[test]
+    fn a_credential_that_was_added_stays_whatever_is_made_of_a_policy() {
+        let name = http::HeaderName::from_static("x-user");
+        let policy = Policy::builder().credential_header(name.clone()).scheme(http::uri::Scheme::HTTPS);
+        let policy = policy.build().expect("valid");
+        assert_eq!(policy.to_builder().build().expect("valid"), policy);
+        let other = policy.to_builder().http(crate::http::HttpPolicy::strict()).credential_headers([]);
+        let other = other.build().expect("valid").http.requests;
+        assert_eq!((other.credentials.names, other.scheme), (vec![name], http::uri::Scheme::HTTPS));
     }
 
     #[test]

@@ -127,7 +127,9 @@ impl Default for RequestRules {
 
 impl RequestRules {
     pub(crate) fn add_credential(&mut self, name: HeaderName) {
-        self.added.push(name.clone());
+        if !self.added.contains(&name) {
+            self.added.push(name.clone());
+        }
         self.credentials.add(name);
     }
 

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+#[cfg(feature = "http")]
+use super::requests::Requests;
 use super::{OnOverload, OnStoreDown, OnWaitTimeout, Policy};
 use crate::codec::Codec;
 use crate::error::{Error, ErrorKind};
@@ -21,26 +23,19 @@ pub struct PolicyBuilder {
     requests: Requests,
 }
 
-/// What the builder itself says about requests, kept apart from the policy's `http` until the end: as a replacement of
-/// that would forget it, the order of the calls would decide whether one user's answers are shared.
-#[cfg(feature = "http")]
-#[derive(Clone, Debug, Default)]
-struct Requests {
-    scheme: Option<http::uri::Scheme>,
-    credentials: Option<Vec<http::HeaderName>>,
-    added: Vec<http::HeaderName>,
-}
-
-#[cfg(feature = "http")]
-impl Requests {
-    fn apply(self, http: crate::http::HttpPolicy) -> crate::http::HttpPolicy {
-        let http = self.scheme.into_iter().fold(http, crate::http::HttpPolicy::scheme);
-        let http = self.credentials.into_iter().fold(http, crate::http::HttpPolicy::credential_headers);
-        self.added.into_iter().fold(http, crate::http::HttpPolicy::credential_header)
-    }
-}
-
 impl PolicyBuilder {
+    /// What a policy says; what followed other settings goes on following them.
+    pub(super) fn of(policy: Policy) -> Self {
+        let (wait, command) = (policy.wait_timeout, policy.command_timeout);
+        Self {
+            wait_timeout: (wait != policy.longest_load()).then_some(wait),
+            command_timeout: (command != policy.coordination_budget / 2).then_some(command),
+            #[cfg(feature = "http")]
+            requests: Requests::of(&policy.http),
+            policy,
+        }
+    }
+
     /// How long a value is served before it is loaded again. Over HTTP, for responses that do not
     /// say themselves. Defaults to 60 s.
     pub fn fresh_for(mut self, fresh_for: Duration) -> Self {
