@@ -3,6 +3,7 @@
 //! Unlike `Cache-Control` it is a structured field (RFC 8941): what does not parse, or has a value of
 //! another type than its directive has, is ignored as a whole.
 
+use std::collections::HashMap;
 use std::convert::Infallible;
 
 use http::header::HeaderMap;
@@ -30,26 +31,23 @@ pub(crate) fn targeted(headers: &HeaderMap) -> Option<CacheControl> {
 }
 
 /// A member's value, as far as a directive may have one.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 enum Value {
     Flag(bool),
     Integer(i64),
     Text(String),
+    #[default]
     Other,
 }
 
-/// The members in order. Parameters mean nothing (RFC 9213, 2.1).
+/// The members by name, of one name the last (RFC 8941, 4.2.2). Parameters mean nothing (RFC 9213, 2.1).
 #[derive(Debug, Default)]
-struct Members(Vec<(String, Value)>);
+struct Members(HashMap<String, Value>);
 
 impl Members {
     fn directives(&self) -> Option<CacheControl> {
         let mut all = CacheControl::default();
-        for (index, (name, value)) in self.0.iter().enumerate() {
-            // Of members of one name the last counts (RFC 8941, 4.2.2).
-            if self.0[index + 1..].iter().any(|(later, _)| later == name) {
-                continue;
-            }
+        for (name, value) in &self.0 {
             match name.as_str() {
                 "max-age" => all.max_age = Some(value.seconds()?),
                 "s-maxage" => {
@@ -108,8 +106,9 @@ impl<'de> DictionaryVisitor<'de> for &mut Members {
     type Error = Infallible;
 
     fn entry(&mut self, key: &'de KeyRef) -> Result<impl EntryVisitor<'de>, Infallible> {
-        self.0.push((key.as_str().to_owned(), Value::Other));
-        Ok(Member(self))
+        let value = self.0.entry(key.as_str().to_owned()).or_default();
+        *value = Value::Other;
+        Ok(Member(value))
     }
 
     fn finish(self) -> Result<(), Infallible> {
@@ -117,8 +116,8 @@ impl<'de> DictionaryVisitor<'de> for &mut Members {
     }
 }
 
-/// Fills in the value of the last member; an inner list stays `Other`.
-struct Member<'a>(&'a mut Members);
+/// Fills in the value of a member; an inner list stays `Other`.
+struct Member<'a>(&'a mut Value);
 
 impl<'de> EntryVisitor<'de> for Member<'_> {
     type Error = Infallible;
@@ -140,15 +139,13 @@ impl<'de> ItemVisitor<'de> for Member<'_> {
         self,
         item: BareItemFromInput<'de>,
     ) -> Result<impl ParameterVisitor<'de, Out = ()>, Infallible> {
-        if let Some((_, value)) = self.0.0.last_mut() {
-            *value = match item {
-                BareItemFromInput::Boolean(flag) => Value::Flag(flag),
-                BareItemFromInput::Integer(number) => Value::Integer(number.into()),
-                BareItemFromInput::String(text) => Value::Text(text.as_str().to_owned()),
-                BareItemFromInput::Token(token) => Value::Text(token.as_str().to_owned()),
-                _ => Value::Other,
-            };
-        }
+        *self.0 = match item {
+            BareItemFromInput::Boolean(flag) => Value::Flag(flag),
+            BareItemFromInput::Integer(number) => Value::Integer(number.into()),
+            BareItemFromInput::String(text) => Value::Text(text.as_str().to_owned()),
+            BareItemFromInput::Token(token) => Value::Text(token.as_str().to_owned()),
+            _ => Value::Other,
+        };
         Ok(Ignored)
     }
 }

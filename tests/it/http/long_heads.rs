@@ -19,6 +19,8 @@ const PATTERNS: [&str; 22] = [
     "a", " ", ",", "a,", ", a", "\"", "\"a\",", "\\", "\\\"", "\"\\\"", "\\\\\"", ";", "a;", "=", "a=",
     "a=\"", "a;q=0.5,", "W/", "W/\"", "0-0,", ":", "/.",
 ];
+/// What stands around the number of a member in lists whose members all differ.
+const NUMBERED: [(&str, &str); 5] = [("a", ""), ("a", "=1"), ("\"a", "\""), ("W/\"", "\""), ("a", ";q=0.5")];
 /// What it may begin with, so that a reader gets to it.
 fn beginnings(name: &str) -> &'static [&'static str] {
     match name {
@@ -69,14 +71,19 @@ const OF_RESPONSES: [&str; 17] = [
 
 /// Fields of these names, each with a long value, and what that is.
 fn fields(names: &[&'static str]) -> impl Iterator<Item = (HeaderName, HeaderValue, String)> {
-    let beginnings =
-        names.iter().flat_map(|&name| beginnings(name).iter().map(move |beginning| (name, beginning)));
-    beginnings.flat_map(|(name, beginning)| {
-        PATTERNS.into_iter().map(move |pattern| {
-            let value = format!("{beginning}{}", pattern.repeat(LENGTH / pattern.len()));
-            let what = format!("{beginning}, and {pattern} again and again");
-            (HeaderName::from_static(name), value.parse().unwrap(), what)
-        })
+    names.iter().flat_map(|&name| {
+        let repeated = PATTERNS.into_iter().flat_map(move |pattern| {
+            beginnings(name).iter().map(move |beginning| {
+                let value = format!("{beginning}{}", pattern.repeat(LENGTH / pattern.len()));
+                (value, format!("{beginning}, and {pattern} again and again"))
+            })
+        });
+        let numbered = NUMBERED.into_iter().map(|(before, after)| {
+            let members = (0..LENGTH / 8).map(|n| format!("{before}{n}{after}"));
+            (members.collect::<Vec<_>>().join(", "), format!("{before}1{after}, {before}2{after} and so on"))
+        });
+        let values = repeated.chain(numbered);
+        values.map(move |(value, what)| (HeaderName::from_static(name), value.parse().unwrap(), what))
     })
 }
 
