@@ -49,9 +49,12 @@ impl Ending {
     pub(crate) fn into_failure(self) -> Failure {
         match self {
             Self::Failed(failure) => failure,
+            Self::Stale(_) => {
+                let text = "the load failed; for others an older value stands in".into();
+                Failure::Loader { text, source: None }
+            }
             Self::Value(_)
             | Self::Arriving(_)
-            | Self::Stale(_)
             | Self::Invalidated
             | Self::Uncacheable
             | Self::WaitedOut

@@ -31,6 +31,11 @@ pub(crate) trait Open {
         entry.times.stands_in(now)
     }
 
+    /// Whether this caller loads for itself where others are content with what stands in for a value that could not be had.
+    fn goes_on_alone(&self) -> bool {
+        true
+    }
+
     /// Whether others find by it what is there for them.
     fn leads_others(&self, _entry: &Entry) -> bool {
         false

@@ -291,6 +291,7 @@ impl Missing<'_> {
                     }
                 }
                 // It stands in for others, and this caller will not have it.
+                Ending::Stale(_) if !open.goes_on_alone() => return Answer::Failed(ending.into_failure()),
                 Ending::Stale(_) | Ending::Uncacheable | Ending::Gone => return Answer::Alone(loader),
             }
         }

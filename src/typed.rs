@@ -21,6 +21,7 @@ use crate::observe::{Count, warn_if};
 use crate::open::{InPlace, Open};
 use crate::policy::Policy;
 use crate::sync::lock;
+use crate::times::Serves;
 
 /// An entry as a `T`.
 pub(crate) struct Decode<T> {
@@ -40,6 +41,31 @@ impl<T: DeserializeOwned + 'static> Open for Decode<T> {
 
     fn open(&self, entry: &mut Entry, _now: u64) -> Option<T> {
         self.codec.decode(entry.encoding, &mut entry.payload)
+    }
+}
+
+/// An entry as a `T`, for a caller that wants a load: nothing older will do.
+pub(crate) struct DecodeAnew<T>(pub(crate) Decode<T>);
+
+impl<T: DeserializeOwned + 'static> Open for DecodeAnew<T> {
+    type Value = T;
+    type Room = InPlace;
+
+    fn serves(&self, _entry: &Entry, _now: u64) -> Serves {
+        Serves::No
+    }
+
+    fn stands_in(&self, _entry: &Entry, _now: u64) -> bool {
+        false
+    }
+
+    /// As many as ask at once would.
+    fn goes_on_alone(&self) -> bool {
+        false
+    }
+
+    fn open(&self, entry: &mut Entry, now: u64) -> Option<T> {
+        self.0.open(entry, now)
     }
 }
 

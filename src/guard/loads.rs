@@ -19,7 +19,7 @@ use crate::loading::Loading;
 use crate::observe::{self, Count, Outcome};
 use crate::read_through::{Answer, Looked, look, look_past};
 use crate::sync::lock;
-use crate::typed::{Decode, Own, loader, loader_with};
+use crate::typed::{Decode, DecodeAnew, Own, loader, loader_with};
 
 impl StampedeGuard {
     /// Returns the stored value of `key`, or loads it: once in the whole fleet, however many callers ask at
@@ -28,6 +28,9 @@ impl StampedeGuard {
     /// One caller's `load` runs, in a task of its own; all others, in every process, are given its value,
     /// or its failure. They keep their own `load` for when it is needed: the first one's process dies, it
     /// panics, [`wait_timeout`](crate::PolicyBuilder::wait_timeout) passes.
+    ///
+    /// So `load` outlives its caller and owns what it uses: clone an `Arc`, or a pool, into it. Task-locals are not there. It must
+    /// not block its thread for as long as the [`lease`](crate::PolicyBuilder::lease), which could not be renewed: use `spawn_blocking`.
     ///
     /// The value is stored for the policy's [`fresh_for`](crate::PolicyBuilder::fresh_for). `None`, `()` and
     /// `false` are values like any other. (`Some(None)` and `Some(())` are encoded as `None` is, and come back as `None`.)
@@ -136,7 +139,8 @@ impl StampedeGuard {
     ///
     /// # Errors
     ///
-    /// As [`get_or_load`](Self::get_or_load); what is stored stays.
+    /// As [`get_or_load`](Self::get_or_load); what is stored stays. Nothing stands in for a load that fails, and no
+    /// [`soft_timeout`](crate::PolicyBuilder::soft_timeout) ends the wait for it.
     ///
     /// # Cancel safety
     ///
@@ -233,7 +237,8 @@ impl StampedeGuard {
         let (outcome, result) = match look_past(ask).await {
             Ok(missing) => {
                 let own = Own::default();
-                let answer = missing.load(&Decode::new(&self.policy), loader(&own)).await;
+                let open = DecodeAnew(Decode::new(&self.policy));
+                let answer = missing.load(&open, loader(&own)).await;
                 self.conclude(key, answer, &own).await
             }
             Err(failure) => (Outcome::Failed, Err(failure.into_load_error())),

@@ -207,11 +207,23 @@ async fn refresh_loads_once_for_all_who_ask_and_others_are_served_meanwhile() {
 
 #[tokio::test(start_paused = true)]
 async fn a_failed_refresh_is_told_and_leaves_what_is_stored() {
-    let guard = guard(policy());
-    guard.insert("key", &0_u8).await.expect("stored");
-    let refreshed = guard.refresh("key", || async { Err::<u8, _>("no route".to_owned()) }).await;
-    assert_eq!(refreshed.expect_err("fails").loader().map(String::as_str), Some("no route"));
-    assert_eq!(guard.get("key").await.expect("answered"), Some(0_u8));
+    for policy in [policy(), policy().stale_if_error(secs(60)).soft_timeout(LOAD / 4)] {
+        let guard = guard(policy.load_timeout(secs(5)));
+        guard.insert("key", &0_u8).await.expect("stored");
+        let fails = || async {
+            sleep(LOAD).await;
+            Err::<u8, _>("no route".to_owned())
+        };
+        let (one, other) = tokio::join!(guard.refresh("key", fails), guard.refresh("key", fails));
+        assert_eq!(one.expect_err("fails").loader().map(String::as_str), Some("no route"));
+        assert!(other.is_err(), "nothing stands in for those who asked for a load");
+        assert_eq!(guard.stats().loads, 1);
+        let panics = guard.refresh("key", || async { panic!("scripted panic") as Result<u8, String> });
+        assert!(panics.await.is_err());
+        let hangs = guard.refresh("key", std::future::pending::<Result<u8, String>>);
+        assert!(hangs.await.is_err());
+        assert_eq!(guard.get("key").await.expect("answered"), Some(0_u8));
+    }
 }
 
 #[tokio::test(start_paused = true)]
