@@ -37,6 +37,8 @@ pub(crate) struct Node {
     pub(crate) warned: Seldom,
     /// Of stored bytes that are no entry.
     damaged: Seldom,
+    /// Of leases that ran out because they were not renewed.
+    pub(crate) unrenewed: Seldom,
     /// Of callers for whom there was no flight.
     pub(crate) crowded: Seldom,
     /// Tasks of flights that run.
@@ -52,6 +54,9 @@ pub(crate) struct Node {
     /// Of invalidations that unsafe requests ask for.
     #[cfg(feature = "http")]
     pub(crate) untold: Outage,
+    /// Unsafe requests whose clients have hung up, and whose answers are waited for.
+    #[cfg(feature = "http")]
+    pub(crate) unheard: Arc<Gauge>,
     /// Those that are tried behind their responses, while the store is away.
     #[cfg(feature = "http")]
     pub(crate) retold: Arc<Gauge>,
@@ -156,6 +161,7 @@ impl Node {
             counters: Counters::default(),
             warned: Seldom::default(),
             damaged: Seldom::default(),
+            unrenewed: Seldom::default(),
             crowded: Seldom::default(),
             tasks: Arc::default(),
             leases: Arc::default(),
@@ -164,6 +170,8 @@ impl Node {
             uncapped: Outage::default(),
             #[cfg(feature = "http")]
             untold: Outage::default(),
+            #[cfg(feature = "http")]
+            unheard: Arc::default(),
             #[cfg(feature = "http")]
             retold: Arc::default(),
             waiters: Waiters::default(),

@@ -2,9 +2,14 @@
 //! (RFC 9111, 4.4), and a HEAD may bring it up to date (4.3.5).
 
 use std::fmt;
+use std::future::{Future, poll_fn};
+use std::panic::AssertUnwindSafe;
+use std::pin::Pin;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::task::Poll;
+use std::time::{Duration, SystemTime};
 
+use futures_util::FutureExt as _;
 use http::header::HeaderMap;
 use http::{Method, Request, Response, StatusCode, Uri};
 use http_body::{Body, SizeHint};
@@ -187,41 +192,86 @@ where
 }
 
 /// The response to an unsafe request. Where there is none, its target is forgotten: the change may have been made.
-async fn answered<S, R>(
+async fn answered<S, Q, B>(
     guard: &StampedeGuard,
     mut service: S,
-    request: R,
+    request: Request<Q>,
     invalidation: Option<&Invalidation>,
 ) -> Result<S::Response, S::Error>
 where
-    S: Service<R>,
+    S: Service<Request<Q>, Response = Response<B>>,
+    S::Future: Send + 'static,
 {
     ready(&mut service).await?;
-    let mut unheard = Unheard { guard, invalidation };
-    let response = service.call(request).await;
-    if let Some(invalidation) = unheard.invalidation.take()
-        && response.is_err()
-    {
+    let Some(invalidation) = invalidation else { return service.call(request).await };
+    let mut unheard = Unheard { guard, invalidation, asking: Some(Box::pin(service.call(request))) };
+    let response = unheard.answer().await;
+    if response.is_err() {
         forget(guard, target_keys(guard, invalidation)).await;
     }
     response
 }
 
-/// An unsafe request that was sent; dropped without a response (its client hung up, or the inner service panicked), its
-/// target is forgotten. What the origin changes only after that is not known here.
-struct Unheard<'a> {
+/// How long an inner service is given for what it would have answered to a client that has hung up. What refuses a client does
+/// so soon, and anyone can hang up: without this, anyone could have anything loaded anew.
+const LAST_WORD: Duration = Duration::from_secs(1);
+
+/// How many are given that at once. Beyond it, the change counts as made.
+const MOST_UNHEARD: usize = 1_000;
+
+/// An unsafe request that was sent; dropped without a response (its client hung up, or the inner service panicked), it is up to
+/// what the inner service still says, or its target is forgotten. What the origin changes only after that is not known here.
+struct Unheard<'a, F, B, E>
+where
+    F: Future<Output = Result<Response<B>, E>> + Send + 'static,
+{
     guard: &'a StampedeGuard,
-    invalidation: Option<&'a Invalidation>,
+    invalidation: &'a Invalidation,
+    /// Until it is answered.
+    asking: Option<Pin<Box<F>>>,
 }
 
-impl Drop for Unheard<'_> {
+impl<F, B, E> Unheard<'_, F, B, E>
+where
+    F: Future<Output = Result<Response<B>, E>> + Send + 'static,
+{
+    async fn answer(&mut self) -> F::Output {
+        let answer = poll_fn(|cx| match &mut self.asking {
+            Some(asking) => asking.as_mut().poll(cx),
+            None => Poll::Pending,
+        })
+        .await;
+        self.asking = None;
+        answer
+    }
+}
+
+impl<F, B, E> Drop for Unheard<'_, F, B, E>
+where
+    F: Future<Output = Result<Response<B>, E>> + Send + 'static,
+{
     fn drop(&mut self) {
-        if let Some(invalidation) = self.invalidation
-            // Outside a runtime there is nobody to tell the store.
-            && Handle::try_current().is_ok()
-        {
-            drop(begin_to_forget(self.guard, target_keys(self.guard, invalidation)));
-        }
+        // Outside a runtime there is nobody to tell the store.
+        let (Some(asking), true) = (self.asking.take(), Handle::try_current().is_ok()) else { return };
+        let (guard, invalidation) = (self.guard.clone(), self.invalidation.clone());
+        let node = guard.parts().0;
+        // What has panicked says nothing any more.
+        let place = (!std::thread::panicking()).then(|| node.unheard.try_enter(MOST_UNHEARD)).flatten();
+        let Some(place) = place else {
+            drop(begin_to_forget(&guard, target_keys(&guard, &invalidation)));
+            return;
+        };
+        let running = node.tasks.enter();
+        let hearing = async move {
+            let heard = timeout(LAST_WORD, AssertUnwindSafe(asking).catch_unwind()).await;
+            let changed = match heard {
+                Ok(Ok(Ok(response))) => keys(&guard, &invalidation, response.status(), response.headers()),
+                Ok(Ok(Err(_)) | Err(_)) | Err(_) => target_keys(&guard, &invalidation),
+            };
+            drop(begin_to_forget(&guard, changed));
+            drop((place, running));
+        };
+        tokio::spawn(hearing.in_current_span());
     }
 }
 

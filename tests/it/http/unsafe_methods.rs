@@ -5,8 +5,8 @@ use stampede_guard::http::HttpPolicy;
 use tower::ServiceExt as _;
 
 use super::kit::{
-    Boxed, Down, Inner, Shop, all, ask, crowd, get, policy, replicas, request, respond, send, settle, shop,
-    shop_with, whole,
+    Boxed, Down, Inner, Shop, all, ask, crowd, get, policy, replicas, request, respond, secs, send, settle,
+    shop, shop_with, whole,
 };
 
 /// Answers GETs with the number of the call, and all else with this.
@@ -277,6 +277,33 @@ async fn what_an_unsafe_method_may_have_changed_unheard_is_gone_in_all_replicas(
                 assert!(is_stored(shop, "/b").await, "{method} {how}: nothing else");
             }
         }
+    }
+}
+
+/// A7: anyone could have anything loaded anew, by a DELETE that hangs up before it is refused.
+#[tokio::test(start_paused = true)]
+async fn what_is_refused_to_a_client_that_has_hung_up_stays_stored() {
+    for (status, stays) in
+        [(Some(401), true), (Some(405), true), (Some(204), false), (Some(302), false), (None, false)]
+    {
+        let inner = Inner::with(move |_, request| match *request.method() {
+            Method::GET => Ok(respond(200, &[("cache-control", "max-age=60")], whole("text"))),
+            _ => Ok(respond(status.unwrap_or(500), &[], whole(""))),
+        });
+        let shops = replicas(2, &inner);
+        ask(&shops[0], get("/a")).await;
+        inner.gate.close();
+        let change = tokio::spawn(shops[1].clone().oneshot(request("DELETE", "/a", &[])));
+        settle().await;
+        change.abort();
+        settle().await;
+        assert!(is_stored(&shops[0], "/a").await, "it may be refused yet");
+        match status {
+            Some(_) => inner.gate.open(),
+            None => tokio::time::sleep(secs(1)).await,
+        }
+        settle().await;
+        assert_eq!(is_stored(&shops[0], "/a").await, stays, "{status:?}");
     }
 }
 
