@@ -15,7 +15,7 @@ use crate::ending::Ending;
 use crate::gauge::Present;
 use crate::key::Key;
 use crate::node::Node;
-use crate::observe::Count;
+use crate::observe::{Count, warn_if};
 use crate::store::{Fail, HandOver, HandedOver, Kept, LATEST, StoreError, Token, Watch};
 use crate::sync::lock;
 
@@ -106,7 +106,16 @@ impl Lease {
         let done = self.node.store.commit(&self.key, &self.token, entry, keep, self.ttl).await;
         if matches!(done, Ok(Kept::No | Kept::Aside)) {
             self.node.count(Count::commits_refused);
-            tracing::debug!(key = %self.key.digest(), ?done, "commit refused");
+            // Else somebody has invalidated it, or it was evicted.
+            let ran_out = lock(&self.confirmed).elapsed() > self.ttl;
+            warn_if!(
+                ran_out && self.node.unrenewed.is_due(),
+                key = ?self.key,
+                ?done,
+                ran_out,
+                "what was loaded is not stored: commit refused. If its lease ran out, its thread was blocked (use spawn_blocking), or \
+                 the process stood still"
+            );
         }
         self.ended(done)
     }

@@ -7,6 +7,7 @@ use stampede_guard::{LoadError, OnWaitTimeout, Policy, PolicyBuilder, StampedeGu
 use tokio::time::{Instant, sleep};
 
 use crate::asking::ask;
+use crate::support::warnings::Warnings;
 
 const fn secs(secs: u64) -> Duration {
     Duration::from_secs(secs)
@@ -83,4 +84,21 @@ async fn who_comes_when_the_first_has_left_joins_the_others() {
         assert!(asked.await.expect("joined").is_ok());
     }
     assert_eq!(origin.loads("k"), 1);
+}
+
+/// Its values were never stored, and nobody was told why: nothing renews a lease while the runtime's only thread is blocked.
+#[tokio::test]
+async fn who_blocks_its_thread_for_longer_than_the_lease_is_told_of_it() {
+    let warnings = Warnings::default();
+    let _listening = warnings.listen();
+    let guard = node(&ChaosStore::new(1), Policy::builder().lease(Duration::from_millis(200)));
+    for n in 1..=2_u8 {
+        let load = move || async move {
+            std::thread::sleep(Duration::from_millis(300));
+            Ok::<_, String>(n)
+        };
+        assert_eq!(guard.get_or_load("k", load).await.ok(), Some(n), "it is not stored");
+    }
+    assert_eq!(guard.stats().commits_refused, 2);
+    assert_eq!(warnings.about("spawn_blocking").len(), 1, "{warnings:?}");
 }
