@@ -10,9 +10,10 @@ use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 /// How far values are made alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Normal {
-    /// Members of equal weight keep their order: many origins take the first one.
+    /// What is acceptable is a list like any other, as many origins look for `application/json` in it and no further. By another
+    /// spelling that means the same, one client would choose for all who spell it as the origin does.
     Careful,
-    /// Their order says nothing (RFC 9110, 12.4.2).
+    /// Case, order and spelling of what is acceptable say nothing (RFC 9110, 12.4 and 12.5).
     ByTheLetter,
 }
 
@@ -21,7 +22,7 @@ pub(crate) fn selecting_value(name: &HeaderName, request: &HeaderMap, normal: No
     let lines = request.get_all(name);
     lines.iter().next()?;
     let mut value = Vec::new();
-    match kind(name) {
+    match kind(name, normal) {
         Kind::Exact => {
             for line in lines {
                 value.extend_from_slice(line.as_bytes().trim_ascii());
@@ -39,13 +40,9 @@ pub(crate) fn selecting_value(name: &HeaderName, request: &HeaderMap, normal: No
                 }
             }
         }
-        Kind::Weighted { sorted } => {
+        Kind::Weighted => {
             let mut all = weighted(lines.iter());
-            if sorted || normal == Normal::ByTheLetter {
-                all.sort_by(|a, b| b.weight.cmp(&a.weight).then_with(|| a.text.cmp(&b.text)));
-            } else {
-                all.sort_by_key(|member| std::cmp::Reverse(member.weight));
-            }
+            all.sort_by(|a, b| b.weight.cmp(&a.weight).then_with(|| a.text.cmp(&b.text)));
             for member in all {
                 value.extend_from_slice(&member.text);
                 value.extend_from_slice(&[b';', (member.weight >> 8) as u8, member.weight as u8, b',']);
@@ -70,17 +67,15 @@ enum Kind {
     Exact,
     /// Not known. Most fields are lists, and white space around a comma means nothing in them.
     List,
-    /// A list of what is acceptable, with weights (RFC 9110, 12.4.2), in any case.
-    Weighted {
-        /// Whether the order means nothing to anyone.
-        sorted: bool,
-    },
+    /// A list of what is acceptable, with weights (RFC 9110, 12.4.2), in any case and order.
+    Weighted,
 }
 
-fn kind(name: &HeaderName) -> Kind {
+fn kind(name: &HeaderName, normal: Normal) -> Kind {
     match name.as_str() {
-        "accept-encoding" => Kind::Weighted { sorted: true },
-        "accept" | "accept-charset" | "accept-language" => Kind::Weighted { sorted: false },
+        // Who does not see that a coding is taken answers without one, which everybody can read.
+        "accept-encoding" => Kind::Weighted,
+        "accept" | "accept-charset" | "accept-language" if normal == Normal::ByTheLetter => Kind::Weighted,
         "authorization"
         | "proxy-authorization"
         | "cookie"
