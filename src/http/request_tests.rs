@@ -51,9 +51,10 @@ fn the_key_is_the_target_uri() {
         ("/", "example.com:443", cached("http", "example.com:443", "/")),
         ("/", "[::1]:8080", cached("http", "[::1]:8080", "/")),
         ("/", "[2001:DB8::1]:80", cached("http", "[2001:db8::1]", "/")),
-        ("https://example.com", "", cached("https", "example.com", "/")),
+        ("https://example.com", "example.com", cached("https", "example.com", "/")),
         ("https://example.com:443/a", "example.com", cached("https", "example.com", "/a")),
-        ("https://example.com:80/a", "", cached("https", "example.com:80", "/a")),
+        ("https://example.com:80/a", "example.com:80", cached("https", "example.com:80", "/a")),
+        ("https://example.com/a", "", Admission::Bypass("host")),
         ("http://Example.com/a", "example.COM:80", cached("http", "example.com", "/a")),
     ];
     for (uri, host, key) in cases {

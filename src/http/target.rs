@@ -142,13 +142,9 @@ impl<'a> Target<'a> {
         let target = original.unwrap_or_else(|| request.uri());
         let (head, default_port) = scheme(target, rules).ok_or(Rule::Scheme)?;
         let named = target.authority().map(|authority| plain_authority(authority.as_str(), default_port));
-        let host = match keyed.host {
-            // An empty Host stands for "no authority" (RFC 9110, 7.2).
-            Some(host) if !host.is_empty() => {
-                Some(host.to_str().ok().and_then(|host| plain_authority(host, default_port)))
-            }
-            _ => None,
-        };
+        // An empty one stands for "no authority" (RFC 9110, 7.2), which contradicts one in the URI.
+        let host =
+            keyed.host.map(|host| host.to_str().ok().and_then(|host| plain_authority(host, default_port)));
         let authority = match (named, host) {
             // RFC 9112, 3.2.2 lets the URI win. A handler may still look at Host, so two names for
             // one request are not shared.

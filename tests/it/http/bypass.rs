@@ -102,6 +102,9 @@ async fn a_request_without_one_plain_host_bypasses() {
     passes("no host", "fwd=bypass; detail=host", absent).await;
     let two_names = || request("GET", "http://a.example/", &[("host", "b.example")]);
     passes("two names", "fwd=bypass; detail=host", two_names).await;
+    // A handler that builds links from Host would build them for everyone.
+    let no_name = || request("GET", "http://a.example/", &[("host", "")]);
+    passes("a name and none", "fwd=bypass; detail=host", no_name).await;
 }
 
 #[tokio::test(start_paused = true)]
