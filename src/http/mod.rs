@@ -1,7 +1,8 @@
 //! The guard as an HTTP cache: a layer for servers and clients.
 //!
-//! [`StampedeGuard`](crate::StampedeGuard) is a [`tower_layer::Layer`]. Around an axum `Router` or a hyper
-//! service it answers from the store; around an HTTP client it memoizes the servers behind it.
+//! [`StampedeGuard`](crate::StampedeGuard) is a [`tower_layer::Layer`]. Around an axum `Router`, or another service that hyper
+//! runs (by `hyper_util`'s `TowerToHyperService`), it answers from the store; around an HTTP client it memoizes the servers
+//! behind it.
 //!
 //! # What is shared
 //!
@@ -14,7 +15,9 @@
 //!   body goes straight to the inner service. A response with `Set-Cookie`, `private`, `no-store` or `Vary: *` goes
 //!   only to the client that asked for it, also while others wait. An answer that depends on anything else (a header
 //!   of your own, the peer's address) must say so: with `Vary`, `Cache-Control: private`, or [`DoNotStore`].
-//! - Variants (`Vary`) are stored side by side, and each coalesces by itself.
+//! - Variants (`Vary`) are stored side by side, and each coalesces by itself. Let all answers for one URI name the same headers
+//!   (RFC 9110, 12.5.5): one that names some of those which are known is stored with the others; one that names another
+//!   makes what is stored unfindable.
 //! - What is stale is validated (`If-None-Match`, `If-Modified-Since`), once for all who ask meanwhile. It is served
 //!   meanwhile within `stale-while-revalidate`, and instead of a 408, 500, 502, 503, 504 or no answer within
 //!   `stale-if-error` (RFC 5861), by what the response says, else by the policy, unless the response forbids it.
@@ -45,6 +48,9 @@
 //! the cookie store of reqwest, `AddAuthorizationLayer`, a connector that signs. Around such a client it takes all users for
 //! one, and **gives each what belongs to another**. Credentials must be on the request before it reaches the guard. Likewise, of
 //! redirects that are followed inside, it sees the end: what the redirect itself said, `no-store` or `Vary`, is lost.
+//!
+//! **Inside whatever makes each response its own**: request ids, `Server-Timing`, limits that are left. What a layer behind the guard
+//! writes into a response is stored with it and given to everyone.
 //!
 //! **Outside whatever wraps request bodies**: `RequestBodyTimeoutLayer`, `RequestDecompressionLayer`, a `map_request` that
 //! makes a stream of the body. Nobody can tell that such a body is empty, so every `GET` would bypass the cache

@@ -118,9 +118,16 @@ impl<B, E> Sharing<B, E> {
 
     /// Which variant it is, of those that its resource has.
     fn chosen(&self, vary: &Vary, head: &Parts, previous: Option<&Previous>) -> Option<Box<Chosen>> {
-        let Vary::Names(names) = vary else { return None };
+        let place = self.wanted.variant.get();
+        let names = match (vary, place) {
+            // Answers that are chosen by less than others of their resource are told apart by as much as those: that is never
+            // too little, and the others stay findable. (Those that are encoded often vary, and those that are not do not.)
+            (_, Some(place)) if vary.is_within(&place.names) => &place.names,
+            (Vary::Names(names), _) => names,
+            (Vary::Nothing | Vary::Any, _) => return None,
+        };
         let variant = Variant::of(names, &self.wanted.headers, &head.headers, self.policy.http.normal());
-        let known = self.wanted.variant.get().map(|place| (&place.names, place.generation));
+        let known = place.map(|place| (&place.names, place.generation));
         let previous = previous.and_then(|previous| previous.kept.chosen.as_ref());
         let known = known.or_else(|| previous.map(|chosen| (&chosen.names, chosen.generation)));
         let generation = known.filter(|(known, _)| *known == names).map(|(_, generation)| generation);
@@ -156,9 +163,9 @@ fn too_big(node: &Node, wanted: &Wanted, policy: &Policy, length: u64) {
 }
 
 /// What a server has against this request, or this client (RFC 9110, 15.5; RFC 6585): the next one may be answered. With a
-/// marker, one whom a limiter turns away would have everyone load alone.
+/// marker, one whom a limiter or a firewall turns away would have everyone load alone.
 fn is_about_the_client(status: StatusCode) -> bool {
-    matches!(status.as_u16(), 400 | 417 | 421 | 429 | 431)
+    matches!(status.as_u16(), 400 | 401 | 403 | 407 | 417 | 421 | 429 | 431)
 }
 
 impl<B, E> Sharing<B, E>

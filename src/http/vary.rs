@@ -50,6 +50,15 @@ impl Vary {
         }
     }
 
+    /// Whether it depends on none but these.
+    pub(crate) fn is_within(&self, known: &Names) -> bool {
+        match self {
+            Self::Nothing => true,
+            Self::Any => false,
+            Self::Names(names) => names.0.iter().all(|name| known.0.contains(name)),
+        }
+    }
+
     /// And on `Accept-Encoding`, if the response is encoded: not everyone can read it. Servers of files that were compressed
     /// beforehand choose by that header and do not say so.
     pub(crate) fn and_on_coding(self, response: &HeaderMap) -> Self {

@@ -151,3 +151,49 @@ async fn an_expiry_is_of_all_variants() {
         }
     }
 }
+
+/// Each answer in the other format threw away what was stored in all languages, and was not stored itself.
+#[tokio::test(start_paused = true)]
+async fn answers_that_are_chosen_by_less_leave_the_others_where_they_are() {
+    let inner = Inner::with(|n, request| {
+        let (format, coding) = (sent(request, "accept"), sent(request, "accept-encoding"));
+        let headers: &[_] = match (format, coding) {
+            ("html", _) => &[("vary", "accept, accept-language, accept-encoding")],
+            (_, "gzip") => &[("vary", "accept, accept-encoding"), ("content-encoding", "gzip")],
+            _ => &[],
+        };
+        Ok(respond(200, headers, whole(format!("{format} {coding} {n}"))))
+    });
+    let shops = replicas(2, &inner);
+    let of = |format, coding, language| {
+        let headers = [("accept", format), ("accept-encoding", coding), ("accept-language", language)];
+        request("GET", "/", &headers)
+    };
+    let all = [("html", "gzip", "de"), ("json", "gzip", "de"), ("html", "gzip", "en"), ("json", "br", "de")];
+    for round in 0..3 {
+        for (n, (format, coding, language)) in all.into_iter().enumerate() {
+            let seen = ask(&shops[round % 2], of(format, coding, language)).await;
+            assert_eq!(seen.text(), format!("{format} {coding} {}", n + 1), "round {round}");
+        }
+    }
+    assert_eq!(inner.calls(), all.len());
+}
+
+/// What is where the resource is decides what it depends on: an origin that has learnt to depend on less is believed in the end.
+#[tokio::test(start_paused = true)]
+async fn a_resource_that_depends_on_less_than_before_does_so_with_its_next_load() {
+    let inner = Inner::with(|n, _| {
+        let lasting = ("cache-control", "max-age=10");
+        let headers: &[_] = if n <= 2 { &[("vary", "x-tier"), lasting] } else { &[lasting] };
+        Ok(respond(200, headers, whole(n.to_string())))
+    });
+    let shops = replicas(2, &inner);
+    let of = |tier| request("GET", "/", &[("x-tier", tier)]);
+    for (tier, text) in [("1", "1"), ("2", "2"), ("3", "3"), ("1", "1"), ("2", "2"), ("3", "3")] {
+        assert_eq!(ask(&shops[0], of(tier)).await.text(), text, "stored, and fresh");
+    }
+    tokio::time::sleep(secs(11)).await;
+    for tier in ["1", "2", "3", "4"] {
+        assert_eq!(ask(&shops[1], of(tier)).await.text(), "4", "{tier}");
+    }
+}
