@@ -79,11 +79,11 @@ async fn statuses_without_a_lifetime_parts_and_validations_are_nobody_elses() {
     }
 }
 
-/// What the inner service has against one client, its limiter for one, says nothing about the resource: whoever comes next
-/// coalesces.
+/// What the inner service has against one client, its limiter or its firewall, says nothing about the resource: whoever comes
+/// next coalesces.
 #[tokio::test(start_paused = true)]
-async fn a_429_for_one_client_leaves_no_marker() {
-    for status in [400, 417, 421, 429, 431] {
+async fn what_one_client_is_refused_leaves_no_marker() {
+    for status in [400, 401, 403, 407, 417, 421, 429, 431] {
         let inner = Inner::with(move |n, _| match n {
             1 => Ok(respond(status, &[], whole("not you"))),
             _ => Ok(respond(200, &[], whole(n.to_string()))),
