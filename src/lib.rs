@@ -51,7 +51,7 @@
 //! | feature | default | adds |
 //! |---|---|---|
 //! | `redis` | yes | the fleet: `StampedeGuard::new(redis::Client)` |
-//! | `http` | yes | the [`http`] layer |
+//! | `http` | yes | the layer for HTTP services and clients |
 //! | `tls` | no | `rediss://`, through rustls |
 //! | `sentinel` | no | `StampedeGuard::new(redis::sentinel::SentinelClient)` |
 //! | `cluster` | no | `StampedeGuard::new(redis::cluster::ClusterClient)` |
