@@ -22,6 +22,20 @@ fn each_starting_point_treats_credentials_in_its_own_way() {
 }
 
 #[test]
+fn a_credential_that_was_added_stays_and_is_listed_once() {
+    let token = HeaderName::from_static("x-tenant-token");
+    let policy = HttpPolicy::private;
+    for policy in [
+        policy().credential_header(token.clone()).credential_headers([COOKIE]),
+        policy().credential_headers([COOKIE]).credential_header(token.clone()),
+    ] {
+        assert_eq!(policy.requests.credentials.names, [COOKIE, token.clone()], "A1: before it, or after");
+    }
+    let twice = policy().credential_header(COOKIE).requests.credentials;
+    assert_eq!(twice, policy().requests.credentials, "A1: a name more would make other keys");
+}
+
+#[test]
 fn names_to_vary_on_are_sorted_and_once() {
     let policy = HttpPolicy::default().vary_on(ACCEPT_ENCODING).vary_on(ACCEPT).vary_on(ACCEPT);
     assert_eq!(policy.vary_on, [ACCEPT, ACCEPT_ENCODING]);
@@ -45,4 +59,5 @@ fn a_policy_equals_itself_with_its_hook_only() {
     assert_eq!(policy, policy.clone());
     assert_ne!(policy, HttpPolicy::default());
     assert_ne!(policy, HttpPolicy::default().key(|_| None));
+    assert!(format!("{policy:?}").contains("KeyHook"), "all that can be told of a closure");
 }
