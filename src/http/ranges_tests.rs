@@ -52,6 +52,7 @@ fn a_range_behind_the_end_can_not_be_satisfied() {
     assert_eq!(asked("bytes=-1", 0), Answer::Whole);
     let headers = unsatisfiable(11);
     assert_eq!(headers[CONTENT_RANGE], "bytes */11", "RFC 9110, 15.5.17");
+    assert_eq!(headers[ACCEPT_RANGES], "bytes", "RFC 9110, 14.3: others would do");
     assert_eq!(headers[CONTENT_LENGTH], "0");
 }
 
@@ -158,6 +159,8 @@ fn a_part_that_is_not_as_long_as_it_says_is_stored_to_the_letter_only() {
         ("bytes 4-9/10", 5, None, Some(part(4, 8, 9))),
         ("bytes 4-9/10", 7, None, Some(part(4, 10, 11))),
         ("bytes 4-7/10", 5, None, Some(part(4, 8, 10))),
+        ("bytes 4-7/10", 6, None, Some(part(4, 9, 10))),
+        ("bytes 4-7/10", 7, None, Some(Part { first: 4, last: 10, complete: None })),
         ("bytes 4-7/10", 9, None, Some(Part { first: 4, last: 12, complete: None })),
         ("bytes 4-7/*", 5, None, Some(Part { first: 4, last: 8, complete: None })),
         ("bytes 4-8/10", 0, None, None),
@@ -209,6 +212,7 @@ fn parts_that_touch_are_joined_until_they_are_the_whole() {
             Some(Part { first: 0, last: 5, complete: None }),
         ),
         (Part { complete: None, ..part(0, 20, 30) }, part(5, 9, 10), None),
+        (Part { complete: None, ..part(0, 10, 30) }, part(5, 9, 10), None),
     ];
     for (one, other, expected) in cases {
         assert_eq!(one.joined(&other), expected, "RFC 9111, 3.4: {one:?} {other:?}");
@@ -217,7 +221,14 @@ fn parts_that_touch_are_joined_until_they_are_the_whole() {
     let (all, content) = join((part(0, 6, 10), b"0123456"), (part(4, 9, 10), b"EFGHIJ")).unwrap();
     assert!(all.is_whole() && !part(0, 8, 10).is_whole() && !part(1, 9, 10).is_whole());
     assert_eq!(content, b"0123EFGHIJ", "the new bytes count");
+    let (all, content) = join((part(0, 3, 10), b"0123"), (part(4, 9, 10), b"456789")).unwrap();
+    assert_eq!((all, &content[..]), (part(0, 9, 10), &b"0123456789"[..]), "they only touch");
     assert_eq!(join((part(0, 6, 10), b"012"), (part(4, 9, 10), b"EFGHIJ")), None, "of another length");
+    assert_eq!(
+        join((part(0, 3, 10), b"01234"), (part(4, 9, 10), b"56789")),
+        None,
+        "as long as both, together"
+    );
 }
 
 #[test]
