@@ -24,6 +24,7 @@ fn a_number_is_read_or_counts_as_stale() {
         ("max-age=6 0", Some(0)),
         ("max-age= 60", Some(0)),
         ("max-age =60", Some(0)),
+        ("max-age\t=60", Some(0)),
         ("max-age=\"60", Some(0)),
         ("max-age=\"\"", Some(0)),
         ("max-age=", Some(0)),
@@ -58,6 +59,8 @@ fn a_restrictive_directive_is_seen_wherever_it_stands() {
         "max-age=60; private",
         "x=\"unclosed, private",
         "x=\"a\\\"b\", private",
+        "x=\"\", private, y=\"\"",
+        "x=\"\\\\\", private, y=\"\"",
     ];
     for text in cases {
         assert!(parse(&[text]).private.is_present(), "{text}");
@@ -72,7 +75,9 @@ fn a_restrictive_directive_is_seen_wherever_it_stands() {
 
 #[test]
 fn what_stands_inside_a_string_is_no_directive() {
-    for text in ["ext=\"private, no-store, max-age=1\"", "ext=\"a\\\", private\"", "xprivate", "private2"] {
+    let strings =
+        ["ext=\"private, no-store, max-age=1\"", "ext=\"a\\\", private\"", "ext=\"a\\\", private, b\""];
+    for text in strings.into_iter().chain(["xprivate", "private2"]) {
         assert_eq!(parse(&[text]), CacheControl::default(), "{text}");
     }
     assert_eq!(parse(&["ext=\"max-age=1\", max-age=60"]).max_age, Some(60));
@@ -109,8 +114,11 @@ fn a_permission_counts_only_where_it_is_spelled_without_a_doubt() {
         ("public=1", false),
         ("public =1", false),
         ("s-maxage", false),
+        ("s-maxage=", false),
         ("s-maxage=x", false),
         ("s-maxage = 5", false),
+        ("s-maxage =5", false),
+        ("s-maxage=5; x", false),
         ("must-revalidate=1", false),
         ("x=\"public\"", false),
         ("proxy-revalidate", false),
@@ -120,6 +128,12 @@ fn a_permission_counts_only_where_it_is_spelled_without_a_doubt() {
     for (text, says_shared) in cases {
         assert_eq!(parse(&[text]).says_shared, says_shared, "RFC 9111, 3.5; A1: {text}");
     }
+    // What is said once without a doubt is not taken back by what is not.
+    for doubtful in ["public=1", "s-maxage=x", "must-revalidate=1"] {
+        assert!(parse(&["public", doubtful]).says_shared, "RFC 9111, 3.5: {doubtful}");
+    }
+    assert!(parse(&["public, public=1"]).public && parse(&["immutable", "immutable; x"]).immutable);
+    assert!(parse(&["must-understand, must-understand=1"]).must_understand);
     // What it restricts is seen all the same.
     assert!(parse(&["must-revalidate; x"]).must_revalidate);
     assert!(parse(&["proxy-revalidate=1"]).proxy_revalidate);
@@ -131,9 +145,11 @@ fn a_permission_counts_only_where_it_is_spelled_without_a_doubt() {
 #[test]
 fn fields_are_listed_where_there_is_no_doubt_which() {
     let listed = |names: &[&str]| Fields::Listed(names.iter().map(|name| name.parse().unwrap()).collect());
-    let cases: [(&[&str], Fields); 14] = [
+    let cases: [(&[&str], Fields); 15] = [
         (&["no-cache=\"a\""], listed(&["a"])),
         (&["no-cache=\"a, B ,c\""], listed(&["a", "b", "c"])),
+        // RFC 9110, 5.6.1.2: an empty member counts for nothing.
+        (&["no-cache=\"a,, b,\""], listed(&["a", "b"])),
         (&["no-cache=a"], listed(&["a"])),
         (&["NO-CACHE=\"a\", max-age=3600"], listed(&["a"])),
         (&["no-cache=\"a\"", "no-cache=\"b\""], listed(&["a", "b"])),
@@ -183,7 +199,7 @@ fn asked(lines: &[&str]) -> RequestDirectives {
 #[test]
 fn what_a_request_asks_is_read() {
     let none = RequestDirectives::default();
-    let cases: [(&[&str], RequestDirectives); 18] = [
+    let cases: [(&[&str], RequestDirectives); 21] = [
         (&[""], none),
         (&["public, x=\"no-cache\""], none),
         (&["no-cache"], RequestDirectives { no_cache: true, ..none }),
@@ -195,12 +211,15 @@ fn what_a_request_asks_is_read() {
         (&["max-age=x"], RequestDirectives { max_age: Some(0), ..none }),
         (&["max-age"], RequestDirectives { max_age: Some(0), ..none }),
         (&["min-fresh=5, min-fresh=7"], RequestDirectives { min_fresh: 7, ..none }),
+        (&["max-age=5; x"], RequestDirectives { max_age: Some(0), ..none }),
         (&["min-fresh=x"], none),
+        (&["min-fresh=5; x"], none),
         (&["max-stale"], RequestDirectives { max_stale: Some(LONGEST_SECONDS), ..none }),
         (&["max-stale=9"], RequestDirectives { max_stale: Some(9), ..none }),
         (&["max-stale, max-stale=9"], RequestDirectives { max_stale: Some(9), ..none }),
         (&["max-stale=0", "max-stale=9"], RequestDirectives { max_stale: Some(0), ..none }),
         (&["max-stale=x"], RequestDirectives { max_stale: Some(0), ..none }),
+        (&["max-stale=9; x"], RequestDirectives { max_stale: Some(0), ..none }),
         (&["max-stale;x"], RequestDirectives { max_stale: Some(0), ..none }),
     ];
     for (lines, expected) in cases {
