@@ -42,3 +42,23 @@ fn empty<Q: 'static>() -> Option<Q> {
 fn empty<Q: 'static>() -> Option<Q> {
     None
 }
+
+#[cfg(all(test, feature = "axum"))]
+#[allow(clippy::unwrap_used, reason = "in a test the panic is the report")]
+mod tests {
+    use axum::body::Body;
+    use http::Version;
+
+    use super::*;
+
+    #[test]
+    fn all_of_a_head_is_sent_again() {
+        let request = Request::head("/a?b").version(Version::HTTP_2).header("x-mine", "1").extension(7_u8);
+        let request = request.body(Body::empty()).unwrap();
+        let again = Again::<axum::Router, Body>::of(&axum::Router::new(), &request).unwrap().request;
+        let line =
+            |request: &Request<Body>| (request.method().clone(), request.uri().clone(), request.version());
+        assert_eq!(line(&again), line(&request), "RFC 9111, 4.3.4: the same request");
+        assert_eq!((again.headers(), again.extensions().get()), (request.headers(), Some(&7_u8)));
+    }
+}
