@@ -1,0 +1,153 @@
+use http_body_util::{BodyExt as _, Empty};
+
+use super::*;
+use crate::entry::{Encoding, Kind};
+use crate::tags::TagList;
+use crate::times::Times;
+
+type Answer = Response<GuardedBody<Empty<Bytes>>>;
+
+#[test]
+fn each_status_is_written_as_the_rfc_spells_it() {
+    let stored = |fwd, status| CacheStatus::Forwarded { fwd, status, stored: Some(60), detail: None };
+    let cases = [
+        (CacheStatus::Hit { ttl: 59 }, "stampede-guard; hit; ttl=59"),
+        (CacheStatus::Hit { ttl: 0 }, "stampede-guard; hit; ttl=0"),
+        (CacheStatus::Hit { ttl: u64::MAX }, "stampede-guard; hit; ttl=18446744073709551615"),
+        (stored(Fwd::UriMiss, None), "stampede-guard; fwd=uri-miss; stored; ttl=60"),
+        (
+            stored(Fwd::Stale, Some(StatusCode::NOT_MODIFIED)),
+            "stampede-guard; fwd=stale; fwd-status=304; stored; ttl=60",
+        ),
+        (CacheStatus::collapsed(1), "stampede-guard; fwd=miss; collapsed; ttl=1"),
+        (CacheStatus::collapsed(0), "stampede-guard; fwd=miss; collapsed"),
+        // RFC 9211, 2.5: a negative number where it was stale.
+        (CacheStatus::Stale { beyond: 1 }, "stampede-guard; hit; ttl=-1"),
+        (CacheStatus::Stale { beyond: 0 }, "stampede-guard; hit; ttl=0"),
+        (CacheStatus::miss("vary"), "stampede-guard; fwd=miss; detail=vary"),
+        (CacheStatus::bypass("range"), "stampede-guard; fwd=bypass; detail=range"),
+    ];
+    for (status, text) in cases {
+        assert_eq!(status.to_value(), text);
+    }
+    let reasons = [
+        (Fwd::Bypass, "bypass"),
+        (Fwd::Method, "method"),
+        (Fwd::UriMiss, "uri-miss"),
+        (Fwd::VaryMiss, "vary-miss"),
+        (Fwd::Miss, "miss"),
+        (Fwd::Stale, "stale"),
+        (Fwd::Request, "request"),
+        (Fwd::Partial, "partial"),
+    ];
+    for (fwd, text) in reasons {
+        let line = CacheStatus::Forwarded { fwd, status: None, stored: None, detail: None };
+        assert_eq!(line.to_value(), format!("stampede-guard; fwd={text}"), "RFC 9211, 2.2");
+    }
+}
+
+#[test]
+fn what_is_stale_is_so_since_it_was_fresh_or_since_it_was_stored() {
+    let beyond = |fresh_until, now| {
+        let entry = Entry {
+            kind: Kind::Value,
+            encoding: Encoding::HTTP,
+            stored_at: 10_000,
+            times: Times { fresh_until, ..Times::default() },
+            validator: Box::default(),
+            tags: TagList::default(),
+            payload: Bytes::new(),
+        };
+        CacheStatus::stale(&entry, now)
+    };
+    for (fresh_until, now, seconds) in [
+        (20_000, 3_019_999, 2999),
+        (20_000, 3_020_000, 3000),
+        (20_000, 15_000, 0),
+        // Ended before its time.
+        (0, 12_000, 2),
+    ] {
+        let expected = CacheStatus::Stale { beyond: seconds };
+        assert_eq!(beyond(fresh_until, now), expected, "RFC 9211, 2.5: {fresh_until} {now}");
+    }
+}
+
+#[test]
+fn what_stands_in_is_no_hit_and_says_what_came_instead() {
+    let cases = [
+        (
+            StandIn::Forwarded(Some(StatusCode::NOT_MODIFIED)),
+            "stampede-guard; fwd=stale; fwd-status=304; ttl=-3; detail=not-validated",
+        ),
+        (
+            StandIn::Forwarded(Some(StatusCode::BAD_GATEWAY)),
+            "stampede-guard; fwd=stale; fwd-status=502; ttl=-3",
+        ),
+        (StandIn::Forwarded(None), "stampede-guard; fwd=stale; ttl=-3; detail=no-answer"),
+        (StandIn::Collapsed, "stampede-guard; fwd=stale; collapsed; ttl=-3"),
+    ];
+    for (stand_in, text) in cases {
+        let mut headers = HeaderMap::new();
+        write_stand_in(&mut headers, stand_in);
+        assert!(headers.is_empty(), "nothing was said that could be taken back");
+        write_status(&mut headers, CacheStatus::Hit { ttl: 7 });
+        write_status(&mut headers, CacheStatus::Stale { beyond: 3 });
+        write_stand_in(&mut headers, stand_in);
+        let lines: Vec<_> = headers.get_all(CACHE_STATUS).iter().collect();
+        assert_eq!(lines, ["stampede-guard; hit; ttl=7", text], "RFC 9211, 2.1: {stand_in:?}");
+    }
+}
+
+#[test]
+fn a_key_is_told_behind_what_the_guard_has_said_itself() {
+    let mut headers = HeaderMap::new();
+    write_key(&mut headers, "nothing to add it to");
+    assert!(headers.is_empty());
+    headers.insert(CACHE_STATUS, HeaderValue::from_static("cdn; hit"));
+    write_status(&mut headers, CacheStatus::Hit { ttl: 1 });
+    write_key(&mut headers, r#"a?b="\c""#);
+    let lines: Vec<_> = headers.get_all(CACHE_STATUS).iter().collect();
+    assert_eq!(lines, ["cdn; hit", r#"stampede-guard; hit; ttl=1; key="a?b=\"\\c\"""#]);
+}
+
+#[test]
+fn an_age_is_its_decimal_number() {
+    for age in (0..2000).chain([1 << 31, u64::MAX]) {
+        assert_eq!(age_value(age), age.to_string(), "{age}");
+    }
+}
+
+#[test]
+fn a_number_is_written_at_each_length_and_left_out_where_it_does_not_fit() {
+    for digits in 0..20 {
+        for number in [10_u64.pow(digits), 10_u64.pow(digits) - 1] {
+            assert_eq!(Line::new().push_number(number).to_value(), number.to_string());
+        }
+    }
+    let mut line = Line::new();
+    line.push(&"x".repeat(120)).push_number(123_456_789);
+    assert_eq!(line.to_value(), "x".repeat(120));
+}
+
+#[test]
+fn the_guard_speaks_after_the_caches_before_it_and_sets_one_age() {
+    let mut headers = HeaderMap::new();
+    headers.insert(CACHE_STATUS, HeaderValue::from_static("cdn; hit"));
+    headers.append(AGE, HeaderValue::from_static("1"));
+    headers.append(AGE, HeaderValue::from_static("2"));
+    age_and_status(&mut headers, 17, CacheStatus::Hit { ttl: 43 });
+    let lines: Vec<_> = headers.get_all(CACHE_STATUS).iter().collect();
+    assert_eq!(lines, ["cdn; hit", "stampede-guard; hit; ttl=43"]);
+    assert_eq!(headers.get_all(AGE).iter().collect::<Vec<_>>(), ["17"]);
+}
+
+#[tokio::test]
+async fn an_own_answer_is_short_plain_and_kept_by_nobody() {
+    let answer: Answer = own_answer(StatusCode::BAD_GATEWAY, "load-failed", "try again");
+    assert_eq!(answer.status(), 502);
+    assert_eq!(answer.headers()[CONTENT_TYPE], "text/plain; charset=utf-8");
+    assert_eq!(answer.headers()[CACHE_CONTROL], "no-store");
+    assert_eq!(answer.headers()[RETRY_AFTER], "1");
+    assert_eq!(answer.headers()[CACHE_STATUS], "stampede-guard; fwd=miss; detail=load-failed");
+    assert_eq!(answer.into_body().collect().await.unwrap().to_bytes(), "try again");
+}
