@@ -50,6 +50,7 @@ fn the_key_is_the_target_uri() {
         ("/", "example.com:", cached("http", "example.com", "/")),
         ("/", "example.com:443", cached("http", "example.com:443", "/")),
         ("/", "[::1]:8080", cached("http", "[::1]:8080", "/")),
+        ("/", "[::1]", cached("http", "[::1]", "/")),
         ("/", "[2001:DB8::1]:80", cached("http", "[2001:db8::1]", "/")),
         ("https://example.com", "example.com", cached("https", "example.com", "/")),
         ("https://example.com:443/a", "example.com", cached("https", "example.com", "/a")),
@@ -337,6 +338,9 @@ fn a_private_cache_keeps_the_users_it_speaks_for_apart() {
     for other in others {
         assert_ne!(alice, key(other), "A1: {other:?}");
     }
+    // Lengths tell where one value ends and the next name begins.
+    let twice = key(&[("authorization", "al"), ("authorization", "ice")]);
+    assert_ne!(twice, key(&[("authorization", "alauthorizationice")]), "B1");
     assert!(!alice.to_string().contains("alice"), "C9: a key is no place for a secret");
     assert_eq!(key(&[]), CacheKey::from_parts(["http", "private", "http", "h", "/a"]));
 }
