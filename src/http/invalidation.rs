@@ -146,7 +146,7 @@ mod tests {
                 assert_eq!(of(method, status, &[]), expected, "RFC 9111, 4.4; A7: {method} {status}");
             }
         }
-        for method in ["GET", "HEAD", "OPTIONS", "TRACE", "QUERY", "PROPFIND", "SEARCH", "REPORT"] {
+        for method in ["GET", "HEAD", "OPTIONS", "TRACE", "PRI", "QUERY", "PROPFIND", "SEARCH", "REPORT"] {
             assert_eq!(of(method, 200, &[]), [], "RFC 9110, 9.2.1: {method}");
         }
         let connect = request("CONNECT", "shop.example:80", &[("host", "shop.example:80")]);
@@ -174,6 +174,23 @@ mod tests {
             assert_eq!(of("POST", 500, response), []);
             assert_eq!(of("GET", 200, response), []);
         }
+    }
+
+    #[test]
+    fn what_the_uri_and_the_host_name_is_invalid_each_once() {
+        let of = |uri: &str, host: &str| {
+            let request = request("POST", uri, &[("host", host)]);
+            let all = Invalidation::of(&request, &RequestRules::default()).unwrap();
+            assert_eq!(all.target_keys(), all.keys(StatusCode::OK, &HeaderMap::new()));
+            all.keys(StatusCode::OK, &headers(&[("location", "/x")]))
+        };
+        let one = keys(&[OWN, "http://shop.example/x"]);
+        assert_eq!(of("http://Shop.example:80/a/b?c", "shop.example"), one, "RFC 9111, 4.4; A7");
+        let two = ["http://a.example/", "http://b.example/", "http://a.example/x", "http://b.example/x"];
+        assert_eq!(of("http://a.example/", "b.example"), keys(&two), "RFC 9112, 3.2.2");
+        let secure = keys(&["https://a.example/", "https://a.example/x"]);
+        assert_eq!(of("https://a.example:443/", "a.example"), secure);
+        assert_eq!(of("a.example:80", "a.example"), keys(&["http://a.example/", "http://a.example/x"]));
     }
 
     #[test]
@@ -213,6 +230,10 @@ mod tests {
         assert_eq!(keys.len(), 2 * 4, "the fourth is what a policy without a hook has: {keys:?}");
         let others = [("host", "shop.example"), ("authorization", "y"), ("x-tenant", "t")];
         assert!(!keys.contains(&key("/x", &others)), "nobody knows what credentials there are");
+        let plain = HttpPolicy::private();
+        let all = Invalidation::of(&request("POST", "/x", &fields[..1]), &plain.requests).unwrap();
+        let own = plain.cache_key(&request("GET", "/x", &fields[..1])).unwrap();
+        assert_eq!(all.target_keys(), [own], "there are no credentials that it could be kept for");
         // The hook says no: of all tenants only the one without a name is known.
         let all = Invalidation::of(&request("POST", "/x", &fields[..2]), rules).unwrap();
         let bare = HttpPolicy::private().cache_key(&request("GET", "/x", &fields[..1])).unwrap();
