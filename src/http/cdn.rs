@@ -171,7 +171,7 @@ mod tests {
 
     #[test]
     fn a_valid_dictionary_is_read() {
-        let cases: [(&[&str], Option<CacheControl>); 15] = [
+        let cases: [(&[&str], Option<CacheControl>); 19] = [
             (&["max-age=3600"], aged(3600)),
             (&["max-age=2147483648"], aged(LONGEST_SECONDS)),
             (&["max-age=99999999999"], aged(LONGEST_SECONDS)),
@@ -187,15 +187,27 @@ mod tests {
             (&["no-store=?0"], Some(CacheControl::default())),
             (&["private"], Some(CacheControl { private: Fields::Whole, ..CacheControl::default() })),
             (&["no-cache=?0"], Some(CacheControl::default())),
+            // RFC 8941, 4.2.2: of one name the last counts, whatever the others were.
+            (&["max-age=\"1\", max-age=3600"], aged(3600)),
+            (&["public, public=?0"], Some(CacheControl::default())),
+            (&["proxy-revalidate"], Some(CacheControl { proxy_revalidate: true, ..CacheControl::default() })),
+            (&["must-understand"], Some(CacheControl { must_understand: true, ..CacheControl::default() })),
         ];
         for (lines, expected) in cases {
             assert_eq!(read(lines), expected, "RFC 9213, 2.1: {lines:?}");
         }
         let fields = Fields::Listed(vec!["a".parse().unwrap(), "b".parse().unwrap()]);
         assert_eq!(read(&["no-cache=\"a, b\""]).unwrap().no_cache, fields);
-        assert!(read(&["public"]).unwrap().says_shared);
-        assert!(read(&["s-maxage=1"]).unwrap().says_shared);
-        assert!(!read(&["public=?0"]).unwrap().says_shared);
+        assert_eq!(read(&["no-cache=a"]).unwrap().no_cache, Fields::Listed(vec!["a".parse().unwrap()]));
+        for text in ["public", "s-maxage=1", "must-revalidate", "s-maxage=1, must-revalidate=?0, public=?0"] {
+            assert!(read(&[text]).unwrap().says_shared, "RFC 9111, 3.5: {text}");
+        }
+        for text in ["public=?0", "must-revalidate=?0"] {
+            assert!(!read(&[text]).unwrap().says_shared, "{text}");
+        }
+        assert_eq!(read(&["s-maxage=1"]).unwrap().s_maxage, Some(1));
+        assert!(read(&["must-revalidate"]).unwrap().must_revalidate);
+        assert!(read(&["immutable"]).unwrap().immutable && !read(&["immutable=?0"]).unwrap().immutable);
         let stale = read(&["max-age=1, stale-while-revalidate=2, stale-if-error=3"]).unwrap();
         assert_eq!((stale.stale_while_revalidate, stale.stale_if_error), (Some(2), Some(3)));
     }
