@@ -39,19 +39,18 @@ pub(crate) fn resolve(base: &Uri, reference: &str) -> Option<Uri> {
         let end = rest.find(['/', '?']).unwrap_or(rest.len());
         parts.authority =
             Some(rest[..end].parse().ok().filter(|a: &uri::Authority| !a.as_str().contains('@'))?);
-        if rest[end..].starts_with('/') { rest[end..].to_owned() } else { format!("/{}", &rest[end..]) }
+        rest[end..].to_owned()
     } else {
         parts.authority = Some(base.authority()?.clone());
         if reference.is_empty() {
-            base.path_and_query().map_or("/", |path| path.as_str()).to_owned()
+            base.path_and_query()?.as_str().to_owned()
         } else if reference.starts_with('/') {
             reference.to_owned()
         } else if reference.starts_with('?') {
             format!("{}{reference}", base.path())
         } else {
             // RFC 3986, 5.2.3: it stands in place of what follows the last slash.
-            let folder = base.path().rfind('/').map_or("/", |at| &base.path()[..=at]);
-            format!("{folder}{reference}")
+            format!("{}{reference}", &base.path()[..=base.path().rfind('/')?])
         }
     };
     parts.path_and_query = Some(without_dots(&path).parse().ok()?);
@@ -65,7 +64,7 @@ fn has_scheme(reference: &str) -> bool {
         && scheme.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte))
 }
 
-/// RFC 3986, 5.2.4, on the path of what may have a query.
+/// RFC 3986, 5.2.4, on the path of what may have a query. An empty path is the root.
 fn without_dots(path_and_query: &str) -> String {
     let end = path_and_query.find('?').unwrap_or(path_and_query.len());
     let (path, query) = path_and_query.split_at(end);
@@ -128,13 +127,17 @@ mod tests {
             ("http://a/x", "http://a/x"),
             ("HTTPS://B:1/x?y#z", "https://B:1/x?y"),
             ("//g:1?y", "http://g:1/?y"),
+            ("//g/x", "http://g/x"),
+            // Only a letter begins a scheme, and no slash is in one.
+            ("1:2", "http://a/b/c/1:2"),
+            ("g/h:i", "http://a/b/c/g/h:i"),
         ];
         let base = Uri::from_static("http://a/b/c/d;p?q");
         for (reference, expected) in cases {
             assert_eq!(resolve(&base, reference).unwrap(), expected, "RFC 3986, 5.2: {reference}");
         }
         for reference in
-            ["http:", "http:g", "mailto:a@b", "http://u@a/", "//u@a/", "a b", "http://a b/", "//"]
+            ["http:", "http:g", "mailto:a@b", "a+b:c", "http://u@a/", "//u@a/", "a b", "http://a b/", "//"]
         {
             assert_eq!(resolve(&base, reference), None, "{reference}");
         }
@@ -151,6 +154,10 @@ mod tests {
             ("//b.example/x", None),
             ("http://a.example@b.example/x", None),
         ];
+        let secure = Uri::from_static("https://a.example/");
+        for (other, same) in [("https://a.example:443/x", true), ("https://a.example:80/x", false)] {
+            assert_eq!(is_same_origin(&secure, &Uri::from_static(other)), same, "RFC 9110, 4.3.1: {other}");
+        }
         let base = Uri::from_static("http://a.example/");
         let name = http::header::LOCATION;
         for (reference, expected) in cases {
