@@ -118,16 +118,18 @@ fn alike(name: &str, one: &[&str], other: &[&str], normal: Normal) -> bool {
 
 #[test]
 fn values_that_mean_the_same_are_alike() {
-    let cases: [(&str, &[&str], &[&str]); 10] = [
+    let cases: [(&str, &[&str], &[&str]); 12] = [
         ("foo", &["1"], &["1"]),
         ("foo", &[], &[]),
         ("foo", &["1,2"], &[" 1, 2 "]),
         ("foo", &["1, 2"], &["1", "2"]),
         ("foo", &["1\t,\t2"], &["1,2"]),
+        ("foo", &["\"\\\"\", 2"], &["\"\\\"\",2"]),
         ("accept-encoding", &["gzip, br"], &["BR", "gzip"]),
         ("accept-encoding", &["gzip;q=1.0, br;q=0.50"], &["br; Q=0.5 ,gzip"]),
         ("accept-language", &["en, de"], &[" en ,   de"]),
         ("user-agent", &["a (b, c)"], &["a (b, c)"]),
+        ("cookie", &[" a=1 "], &["a=1"]),
         ("cookie", &["a=1"], &["a=1"]),
     ];
     for (name, one, other) in cases {
@@ -139,7 +141,7 @@ fn values_that_mean_the_same_are_alike() {
 
 #[test]
 fn values_that_may_mean_something_else_are_not_alike() {
-    let cases: [(&str, &[&str], &[&str]); 19] = [
+    let cases: [(&str, &[&str], &[&str]); 22] = [
         ("foo", &["1"], &["2"]),
         ("foo", &[], &["1"]),
         ("foo", &[], &[""]),
@@ -147,16 +149,19 @@ fn values_that_may_mean_something_else_are_not_alike() {
         ("foo", &["a"], &["A"]),
         ("foo", &["1 2"], &["12"]),
         ("foo", &["1,2"], &["1,,2"]),
+        ("foo", &["1,2"], &["12"]),
         ("foo", &["\"1, 2\""], &["\"1,2\""]),
         ("foo", &["\"\\\", \""], &["\"\\\",\""]),
         ("accept-encoding", &["gzip"], &["gzip;q=0"]),
         ("accept-encoding", &["gzip;q=0.5"], &["gzip;q=0.501"]),
+        ("accept-encoding", &["gzip;q=0.256"], &["gzip;q=0"]),
         ("accept-encoding", &["gzip;q=x"], &["gzip"]),
         ("accept-encoding", &["gzip;q=1.5"], &["gzip"]),
         ("accept-language", &["en"], &["en-gb"]),
         ("accept-language", &["en, de;q=0.5"], &["en;q=0.5, de"]),
         ("cookie", &["a=1,2"], &["a=1, 2"]),
         ("cookie", &["a=1; b=2"], &["a=1", "b=2"]),
+        ("cookie", &["a=1", "2"], &["a=12"]),
         ("authorization", &["x A"], &["x a"]),
         ("user-agent", &["a (b, c)"], &["a (b,c)"]),
     ];
@@ -168,14 +173,43 @@ fn values_that_may_mean_something_else_are_not_alike() {
 }
 
 #[test]
+fn a_credential_and_free_text_are_compared_as_they_are() {
+    let credentials = super::super::request_rules::CREDENTIAL_HEADERS;
+    // Those are free text, one date or one origin (RFC 9110): a comma in them separates nothing.
+    let single = ["from", "host", "if-modified-since", "if-range", "if-unmodified-since", "origin", "range"];
+    for name in credentials.into_iter().chain(single).chain(["referer", "user-agent"]) {
+        assert!(!alike(name, &["a,b"], &["a, b"], LETTER), "B11; RFC 9111, 4.1: {name}");
+    }
+}
+
+#[test]
+fn a_weight_is_one_only_where_the_grammar_has_it() {
+    let cases = [
+        ("accept", "a/b;x=\"1\"", "a/b;x=\"2\""),
+        ("accept", "a/b;x=\"1;q=0;y\"", "a/b;x=\"1;y\";q=0"),
+        ("accept", "q=0.5", ";q=0.5"),
+        ("accept", "a/b;v=0.5", "a/b;q=0.5"),
+        ("accept", "a/b;c", "a/bc"),
+        ("accept", "a/b;c=d", "a/b;cd"),
+        ("accept", "a/b;c=d", "a/b;c=e"),
+        ("accept-encoding", "gzip;q=0.1234", "gzip;q=0.123"),
+        ("accept-encoding", "gzip;q=0.1x", "gzip;q=0.82"),
+    ];
+    for (name, one, other) in cases {
+        assert!(!alike(name, &[one], &[other], LETTER), "RFC 9110, 12.4.2; {name}: {one} {other}");
+    }
+}
+
+#[test]
 fn the_spelling_of_what_is_acceptable_says_nothing_to_the_letter_only() {
-    let cases: [(&str, &[&str], &[&str]); 6] = [
+    let cases: [(&str, &[&str], &[&str]); 7] = [
         ("accept-language", &["en, de"], &["de, en"]),
         ("accept", &["a/b, c/d"], &["c/d, a/b"]),
         ("accept-language", &["en, de"], &["eN, De"]),
         ("accept", &["application/json"], &["Application/JSON"]),
         ("accept-language", &["de;q=0.5, en"], &["en;q=1.000,", ",de ; q = 0.500"]),
         ("accept", &["text/html;level=1;q=0.3, */*"], &["*/*", "Text/HTML; level=1; q=0.3"]),
+        ("accept-charset", &["utf-8, x;q=0.5"], &["UTF-8,x; q=0.5"]),
     ];
     for (name, one, other) in cases {
         assert!(alike(name, one, other, LETTER), "RFC 9110, 12.4.2: {name}: {one:?} {other:?}");
@@ -214,12 +248,15 @@ fn a_variant_is_chosen_by_its_values_else_by_the_language_preferred_to_all() {
         Variant::of(&list, &headers(&[("accept-language", "en, de")]), &german, LETTER),
         Variant::of(&list, &headers(&[("accept-language", "fr"), ("foo", "1")]), &HeaderMap::new(), LETTER),
     ];
-    let cases: [(Lines<'_>, Option<usize>); 13] = [
+    let cases: [(Lines<'_>, Option<usize>); 15] = [
         (&[("accept-language", "de, en")], Some(0)),
         (&[("accept-language", "fr"), ("foo", "1")], Some(1)),
         (&[("accept-language", "fr;q=0.5, de;q=1.0")], Some(0)),
+        (&[("accept-language", "fr;q=0.5, de;q=0.999")], Some(0)),
+        // More than 1 is no weight (RFC 9110, 12.4.2).
+        (&[("accept-language", "fr, de;q=1.001")], None),
         (&[("accept-language", "DE-at")], Some(0)),
-        (&[("accept-language", "de;q=0.1")], Some(0)),
+        (&[("accept-language", "de;q=0.001")], Some(0)),
         (&[("accept-language", "de, fr")], None),
         (&[("accept-language", "fr, de;q=0.9")], None),
         (&[("accept-language", "d")], None),
@@ -247,7 +284,20 @@ fn a_language_helps_only_where_it_is_one_and_depended_on() {
     assert_eq!(language("foo", &[("content-language", "de")]), None);
     assert_eq!(language("accept-language", &[("content-language", "de, en")]), None);
     assert_eq!(language("accept-language", &[("content-language", "de"), ("content-language", "en")]), None);
+    assert_eq!(language("accept-language", &[("content-language", "")]), None);
     assert_eq!(language("accept-language", &[]), None);
+}
+
+#[test]
+fn a_fingerprint_is_the_same_for_every_node_that_shares_the_store() {
+    let print = names("foo, bar").fingerprint(&headers(&[("foo", "1, 2")]), CAREFUL);
+    let mut text = b"vary-1".to_vec();
+    for field in [&b"bar"[..], b"", b"foo", b"=", b"1,2"] {
+        text.extend_from_slice(&(field.len() as u64).to_le_bytes());
+        text.extend_from_slice(field);
+    }
+    assert_eq!(print.0, <[u8; 32]>::from(Sha256::digest(&text)), "B1: what is told apart is written apart");
+    assert_eq!(print.short(), print.0[..8], "A5: or all variants would count as one");
 }
 
 #[test]
@@ -256,6 +306,7 @@ fn a_fingerprint_shows_nothing_of_the_values() {
     let print = names.fingerprint(&headers(&[("authorization", "secret")]), LETTER);
     assert!(!format!("{print} {print:?}").contains("secret"), "C9");
     assert_eq!(print.to_string().len(), 64);
+    assert_eq!(format!("{print:?}"), format!("Fingerprint({print})"));
 }
 
 proptest! {
