@@ -108,6 +108,7 @@ mod tests {
                 ("keep-alive", "timeout=5"),
                 ("proxy-connection", "close"),
                 ("proxy-authenticate", "Basic"),
+                ("proxy-authorization", "Basic eA=="),
                 ("transfer-encoding", "chunked"),
                 ("te", "trailers"),
                 ("upgrade", "h2c"),
