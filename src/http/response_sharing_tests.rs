@@ -35,10 +35,9 @@ fn no_cache_is_stored_to_be_validated() {
         assert!(storing.keep_for >= secs(86_400), "kept beyond its freshness");
         assert!(stored(by_default(200, &fields)).terms.revalidate_always, "{value}");
     }
-    assert_eq!(
-        fresh(by_default(500, &[("cache-control", "no-cache"), ("etag", "\"a\"")])),
-        Err(Rule::NoCache)
-    );
+    let failed = [("cache-control", "max-age=5, no-cache"), ("etag", "\"a\"")];
+    assert_eq!(fresh(by_default(500, &failed)), Err(Rule::NoCache), "A12");
+    assert_eq!(fresh(strictly(500, &failed)), Ok((5, Rule::NoCache)), "RFC 9111, 5.2.2.4");
 }
 
 #[test]
@@ -134,12 +133,20 @@ fn pragma_in_a_response_says_nothing_strictly() {
     let fields = [("pragma", "no-cache"), ("last-modified", DAY_BEFORE)];
     assert_eq!(fresh(strictly(200, &fields)), Ok((8640, Rule::Heuristic)), "RFC 9111, 5.4");
     assert_eq!(fresh(by_default(200, &fields)), Err(Rule::Pragma), "A6");
+    assert_eq!(fresh(by_default(200, &[("pragma", "x")])), Ok((60, Rule::Default)));
+    let clear = [fields[0], ("cache-control", "max-age=5")];
+    assert_eq!(
+        fresh(by_default(200, &clear)),
+        Ok((5, Rule::MaxAge)),
+        "RFC 9111, 5.4: that is what was meant"
+    );
 }
 
 #[test]
 fn bodies_without_an_end_switched_protocols_and_unsound_lengths_are_nobody_elses() {
     let cases = [
         ("content-type", "text/event-stream", Rule::EventStream),
+        ("content-type", "text/event-stream ; charset=utf-8", Rule::EventStream),
         ("connection", "upgrade", Rule::SwitchedProtocol),
         ("content-length", "1, 2", Rule::ContentLength),
         ("content-length", "1001", Rule::TooBig),
@@ -149,6 +156,8 @@ fn bodies_without_an_end_switched_protocols_and_unsound_lengths_are_nobody_elses
             let fields = [("cache-control", "max-age=60"), (name, value)];
             assert_eq!(judged(http.clone(), PLAIN, 200, &fields), Verdict::Private(rule), "A13, B14: {name}");
         }
+        let longest = [("cache-control", "max-age=60"), ("content-length", "1000")];
+        assert_eq!(fresh(judged(http.clone(), PLAIN, 200, &longest)), Ok((60, Rule::MaxAge)), "B14");
     }
 }
 
@@ -175,6 +184,19 @@ fn a_stream_of_records_is_nobody_elses_unless_it_says_that_it_ends_or_for_how_lo
             assert!(!is_stream(&[("content-length", "5")]), "{kind}");
             assert!(!is_stream(&control("max-age=60")), "{kind}");
         }
+        // Of a handler's own body the length is known though no header says so.
+        let exchange = Exchange {
+            method: &Method::GET,
+            target: None,
+            asked: &PLAIN,
+            status: StatusCode::OK,
+            headers: &headers(&[("content-type", kinds[0])]),
+            body: SizeHint::with_exact(5),
+            do_not_store: false,
+            delay: Duration::ZERO,
+            now: UNIX_EPOCH,
+        };
+        assert_ne!(judge(&exchange, &rules(http.clone())), Verdict::Private(Rule::EventStream));
         for kind in ["application/json", "text/plain", "application/x-ndjson2", "json-seq"] {
             let verdict = judged(http.clone(), PLAIN, 200, &[("content-type", kind)]);
             assert_ne!(verdict, Verdict::Private(Rule::EventStream), "{kind}");

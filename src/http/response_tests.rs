@@ -102,6 +102,13 @@ fn what_says_nothing_is_not_stored_strictly_and_is_by_default() {
     let tagged = [("etag", "\"a\"")];
     assert_eq!(fresh(strictly(200, &tagged)), Ok((0, Rule::Unnamed)), "stored to be validated");
     assert_eq!(fresh(strictly(201, &tagged)), Err(Rule::Status), "RFC 9111, 3");
+    assert_eq!(fresh(strictly(405, &tagged)), Ok((0, Rule::Unnamed)), "RFC 9110, 15.1");
+    let public = [tagged[0], ("cache-control", "public")];
+    assert_eq!(fresh(strictly(201, &public)), Ok((0, Rule::Unnamed)), "RFC 9111, 5.2.2.9");
+    assert_eq!(fresh(by_default(201, &public)), Err(Rule::Status), "A8");
+    let uncached = [tagged[0], ("cache-control", "no-cache")];
+    assert_eq!(fresh(strictly(200, &uncached)), Ok((0, Rule::NoCache)));
+    assert_eq!(fresh(strictly(201, &uncached)), Err(Rule::NoCache), "RFC 9111, 3: nothing says that it may");
 }
 
 #[test]
@@ -138,6 +145,10 @@ fn any_final_status_with_a_lifetime_is_stored_strictly() {
         let expected = if failure { Err(Rule::ServerError) } else { Ok((10, Rule::MaxAge)) };
         assert_eq!(careful, expected, "A8, A12: {status}");
     }
+    for fields in [&[][..], &control("max-age=0")] {
+        let verdict = strictly(500, fields);
+        assert!(matches!(verdict, Verdict::ShareOnly { rule: Rule::ServerError, .. }), "A12: {fields:?}");
+    }
     for status in [100, 101, 103, 199, 206, 304] {
         assert_eq!(strictly(status, &control("max-age=10")), Verdict::Private(Rule::Status), "{status}");
     }
@@ -171,6 +182,12 @@ fn must_understand_is_about_the_status() {
     let alone = control("max-age=3600, must-understand");
     assert_eq!(fresh(strictly(599, &alone)), Err(Rule::MustUnderstand), "RFC 9111, 5.2.2.3");
     assert_eq!(fresh(by_default(299, &alone)), Err(Rule::MustUnderstand));
+    // Those of RFC 9110, 15; 306 and 418 are reserved there, without a meaning.
+    let known = |status| matches!(status, 200..=206 | 300..=305 | 307 | 308 | 400..=417 | 421 | 422 | 426 | 500..=505);
+    for status in 200..=599 {
+        let understood = strictly(status, &alone) != Verdict::Private(Rule::MustUnderstand);
+        assert_eq!(understood, known(status), "RFC 9111, 5.2.2.3: {status}");
+    }
 }
 
 #[test]
@@ -194,7 +211,10 @@ fn stale_windows_are_those_of_the_response_and_of_the_policy() {
     ];
     for (value, strict, careful) in cases {
         assert_eq!(stored(strictly(200, &control(value))).terms.stale, strict, "RFC 9111, 4.2.4: {value}");
-        assert_eq!(stored(by_default(200, &control(value))).terms.stale, careful, "{value}");
+        let storing = stored(by_default(200, &control(value)));
+        assert_eq!(storing.terms.stale, careful, "{value}");
+        let said = ["stale-while-revalidate", "stale-if-error"].map(|name| value.contains(name));
+        assert_eq!(storing.says_stale, said.into(), "RFC 5861: {value}");
     }
     let private =
         judged(HttpPolicy::private(), PLAIN, 200, &control("max-age=2, s-maxage=9, proxy-revalidate"));
@@ -225,7 +245,7 @@ fn a_part_is_stored_if_it_was_asked_for_and_says_which_it_is() {
             let verdict = judged(http.clone(), asked, 206, fields);
             assert_eq!(verdict, Verdict::Private(Rule::Status), "A8, A9: {fields:?}");
         }
-        assert_eq!(stored(judged(http.clone(), RANGED, 200, &control("max-age=5"))).part, None);
+        assert_eq!(stored(judged(http.clone(), RANGED, 200, &fields)).part, None, "RFC 9110, 14.4");
         let brief = [("cache-control", "max-age=0"), fields[1]];
         assert_eq!(judged(http.clone(), RANGED, 206, &brief), Verdict::Private(Rule::Status), "A4");
         let unsatisfied = judged(http, RANGED, 416, &control("max-age=5"));
@@ -271,6 +291,7 @@ fn by_default_what_either_field_forbids_is_forbidden() {
     let cases = [
         ("max-age=3600", "max-age=1", Ok((3600, Rule::Targeted))),
         ("max-age=1", "max-age=3600", Ok((1, Rule::Targeted))),
+        ("s-maxage=1", "max-age=3600", Ok((1, Rule::Targeted))),
         ("max-age=3600", "no-store", Err(Rule::NoStore)),
         ("max-age=3600", "private", Err(Rule::Private)),
         ("max-age=3600", "no-cache", Err(Rule::NoCache)),
@@ -288,8 +309,16 @@ fn by_default_what_either_field_forbids_is_forbidden() {
         let fields = [("cdn-cache-control", targeted), ("cache-control", general)];
         assert_eq!(fresh(by_default(200, &fields)), expected, "A6: {fields:?}");
     }
-    let fields = [("cdn-cache-control", "max-age=60"), ("cache-control", "max-age=60, must-revalidate")];
-    assert_eq!(stored(by_default(200, &fields)).terms.stale, Stale::default());
+    for directive in ["must-revalidate", "proxy-revalidate"] {
+        let more = format!("max-age=60, {directive}");
+        for (targeted, general) in [("max-age=60", &more[..]), (&more, "max-age=60")] {
+            let fields = [("cdn-cache-control", targeted), ("cache-control", general)];
+            assert_eq!(stored(by_default(200, &fields)).terms.stale, Stale::default(), "A6: {fields:?}");
+        }
+    }
+    // Only as one dictionary can these be read (RFC 8941, 4.2): by itself the second line hides it in a string.
+    let lines = [("cdn-cache-control", "x=\"a"), ("cdn-cache-control", "b\", no-store, y=\"c\"")];
+    assert_eq!(fresh(by_default(200, &lines)), Err(Rule::Targeted), "A6");
     let private = judged(
         HttpPolicy::private(),
         PLAIN,
@@ -313,7 +342,7 @@ fn the_answer_to_a_post_stands_for_a_get_if_it_says_so() {
             body: SizeHint::default(),
             do_not_store: false,
             delay: Duration::ZERO,
-            now: UNIX_EPOCH,
+            now: UNIX_EPOCH + Duration::from_secs(784_111_777),
         };
         fresh(judge(&exchange, &rules(http)))
     };
