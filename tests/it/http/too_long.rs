@@ -102,6 +102,9 @@ async fn bodies_that_are_too_long_are_counted_and_warned_of_once_a_minute() {
         if n == 3 {
             response.headers_mut().insert("content-length", "1001".parse().unwrap());
         }
+        if n == 5 {
+            response.headers_mut().insert("cache-control", "no-store".parse().unwrap());
+        }
         Ok(response)
     });
     let (guard, shop) = guarded(&inner);
@@ -119,7 +122,8 @@ async fn bodies_that_are_too_long_are_counted_and_warned_of_once_a_minute() {
     assert!(!told[0].contains("secret"), "{told:?}");
 
     ask(&shop, get("/short")).await;
-    assert_eq!(guard.stats().unshareable, 3);
+    ask(&shop, get("/not-shared-for-another-reason")).await;
+    assert_eq!((inner.calls(), guard.stats().unshareable), (5, 3));
 }
 
 /// Slow is not long: nobody can mend it by a higher bound.
