@@ -86,3 +86,79 @@ impl Atlas {
         !known.all.is_empty() && !known.all.iter().any(|node| node.to_string() == address)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(port: u16) -> Address {
+        Address { host: "h".into(), port }
+    }
+
+    fn atlas(ports: &[u16]) -> Atlas {
+        let urls = ports.iter().map(|port| format!("redis://u:pw@h:{port}/"));
+        Atlas::new(ClusterClient::new(urls).expect("nodes"))
+    }
+
+    /// The nodes that inboxes would go to, one after the other.
+    fn turns(atlas: &Atlas, count: usize) -> Vec<String> {
+        let mut turns: Vec<_> = (0..count).map(|_| atlas.next().expect("there are some").1).collect();
+        turns.sort();
+        turns
+    }
+
+    /// Each has several ranges, and one has no replica.
+    fn ranges() -> Vec<Range> {
+        let range = |first, master, replicas: &[u16]| {
+            let replicas = replicas.iter().map(|port| at(*port)).collect();
+            Range { first, last: first, master: at(master), replicas }
+        };
+        vec![range(0, 3, &[5]), range(1, 4, &[]), range(2, 3, &[5]), range(3, 4, &[])]
+    }
+
+    #[test]
+    fn inboxes_are_at_all_masters_and_before_those_are_known_at_what_was_given() {
+        let atlas = atlas(&[1, 2]);
+        assert_eq!(turns(&atlas, 2), ["h:1", "h:2"]);
+        atlas.learn(&ranges());
+        assert_eq!(turns(&atlas, 4), ["h:3", "h:3", "h:4", "h:4"]);
+    }
+
+    #[test]
+    fn inboxes_of_a_fleet_do_not_all_go_to_the_same_node() {
+        let atlases: Vec<_> = (0..64).map(|_| atlas(&[1, 2])).collect();
+        let mut first: Vec<_> = atlases.iter().map(|atlas| turns(atlas, 1).remove(0)).collect();
+        first.sort();
+        first.dedup();
+        assert_eq!(first, ["h:1", "h:2"]);
+    }
+
+    #[test]
+    fn an_inbox_stays_at_a_node_for_as_long_as_that_is_part_of_the_cluster() {
+        let atlas = atlas(&[1]);
+        assert!(!atlas.has_lost("h:1") && !atlas.has_lost("h:9"), "nothing is known");
+        atlas.learn(&ranges());
+        for (node, is_lost) in [("h:1", true), ("h:3", false), ("h:4", false), ("h:5", false)] {
+            assert_eq!(atlas.has_lost(node), is_lost, "{node}");
+        }
+    }
+
+    #[test]
+    fn everyone_is_who_was_given_and_who_is_known_replicas_too() {
+        let atlas = atlas(&[1]);
+        assert_eq!(atlas.everyone(), [at(1)]);
+        atlas.learn(&ranges());
+        assert_eq!(atlas.everyone(), [at(1), at(3), at(4), at(5)]);
+    }
+
+    #[test]
+    fn the_same_nodes_in_another_order_are_the_same_cluster() {
+        assert_eq!(atlas(&[2, 1]).described(), "h:1,h:2");
+        assert_eq!(atlas(&[1, 2]).described(), "h:1,h:2");
+        let example = atlas(&[2, 1]).example().expect("the first");
+        assert_eq!(
+            (example.addr().to_string().as_str(), example.redis_settings().username()),
+            ("h:2", Some("u"))
+        );
+    }
+}

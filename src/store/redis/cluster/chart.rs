@@ -187,6 +187,22 @@ mod tests {
         Ok(Supervisor::new(Dial::node(&client, Duration::from_millis(50))))
     }
 
+    #[tokio::test]
+    async fn a_master_with_several_ranges_is_one() {
+        let range = |first, last, name: &str, replicas: &[&str]| {
+            let replicas = replicas.iter().map(|name| address(name)).collect();
+            Range { first, last, master: address(name), replicas }
+        };
+        let ranges =
+            vec![range(0, 9, "a:1", &["c:1", "d:1"]), range(10, 19, "b:1", &[]), range(20, 29, "a:1", &[])];
+        let layout = Layout::of(ranges, server).expect("two masters");
+        let Coverage { masters, unserved } = layout.coverage();
+        let masters: Vec<_> = masters.iter().map(|master| (master.name(), master.replicas)).collect();
+        assert_eq!(masters, [("a:1".to_owned(), 2), ("b:1".to_owned(), 0)]);
+        assert_eq!(unserved, SLOTS - 30);
+        assert!(!layout.is_well(), "none of them is down, and nobody has the others");
+    }
+
     /// One with a single slot among them, and one that has none any more.
     #[tokio::test]
     async fn each_master_with_slots_has_a_name_whose_keys_are_there() {

@@ -208,7 +208,20 @@ mod tests {
         assert_eq!((&ranges[1].master, &ranges[1].replicas[..]), (&at("own", 3), &[at("h", 4)][..]));
         let nobody = Value::Array(vec![range(0, 1, vec![node(text("?"), 5)])]);
         assert_eq!(parse(nobody, &at("own", 9)), None);
-        assert_eq!(parse(Value::Array(vec![range(0, 16_384, vec![])]), &at("own", 9)), None);
+        let beyond = Value::Array(vec![range(0, 16_384, vec![node(text("h"), 1)])]);
+        assert_eq!(parse(beyond, &at("own", 9)), None);
+        // Two nodes that name replicas in another order say the same.
+        let replicas = [4, 3, 2].map(|port| node(text("h"), port)).to_vec();
+        let ranges = parse(Value::Array(vec![range(0, 1, replicas)]), &at("own", 9)).expect("readable");
+        assert_eq!(ranges[0].replicas, [at("h", 2), at("h", 3)]);
+    }
+
+    /// As redis-rs writes them, of a client's own nodes.
+    #[test]
+    fn addresses_are_read_with_brackets_and_without() {
+        for (text, host) in [("[::1]:7", "::1"), ("::1:7", "::1"), ("h:7", "h")] {
+            assert_eq!(Address::parse(text, None), Some(at(host, 7)), "{text}");
+        }
     }
 
     #[test]
@@ -217,10 +230,11 @@ mod tests {
         let read = |code, details| redirect(code, details, &asked);
         assert_eq!(read("MOVED", Some("5 h:2")), Some(Redirect::Moved(5, at("h", 2))));
         assert_eq!(read("MOVED", Some("5 :2")), Some(Redirect::Moved(5, at("own", 2))));
+        assert_eq!(read("MOVED", Some("16383 h:2 and more")), Some(Redirect::Moved(16_383, at("h", 2))));
         assert_eq!(read("ASK", Some("5 ::1:2")), Some(Redirect::Ask(at("::1", 2))));
         assert_eq!(read("TRYAGAIN", Some("Multiple keys request")), Some(Redirect::TryAgain));
         for (code, details) in
-            [("MOVED", "5 ?:2"), ("MOVED", "x h:2"), ("MOVED", "99999 h:2"), ("ASK", "5"), ("OOM", "5 h:2")]
+            [("MOVED", "5 ?:2"), ("MOVED", "x h:2"), ("MOVED", "16384 h:2"), ("ASK", "5"), ("OOM", "5 h:2")]
         {
             assert_eq!(read(code, Some(details)), None, "{code} {details}");
         }
@@ -236,6 +250,8 @@ mod tests {
             majority(views, Some(&known)).map(|view| view[0].master.port)
         };
         assert_eq!(of(&[1, 1, 2], 2), Some(1));
+        assert_eq!(of(&[1, 2, 1], 1), Some(1));
+        assert_eq!(of(&[1, 1, 2], 1), Some(1));
         assert_eq!(of(&[1, 2], 1), Some(2));
         assert_eq!(of(&[2, 1], 1), Some(2));
         assert_eq!(of(&[], 1), None);
