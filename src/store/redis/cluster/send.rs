@@ -94,7 +94,7 @@ impl Cluster {
         match layout.master(slot) {
             Some(master) => Ok((master.address.clone(), Arc::clone(&master.server))),
             None => {
-                self.looks.trouble();
+                // The surveyor knows: it looks on for as long as there is such a slot.
                 let nobody = redis::make_extension_error("CLUSTERDOWN".to_owned(), Some(UNSERVED.to_owned()));
                 Err(store_error(StoreErrorKind::Transient, nobody))
             }

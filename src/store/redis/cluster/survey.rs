@@ -57,7 +57,7 @@ impl Drop for Surveyor {
 pub(super) struct Looks {
     /// A node has said who has a slot now: the chart is behind.
     news: Notify,
-    /// A command has failed, or a slot has no master. Every command says so for as long as that lasts.
+    /// A command has failed. Every command says so for as long as that lasts.
     trouble: Notify,
 }
 
@@ -198,7 +198,6 @@ impl Surveyor {
     ) -> Option<(Outlook, bool)> {
         let cluster = self.cluster.upgrade()?;
         let known = cluster.state().chart.layout().ok().flatten();
-        let alone = views.len() == 1;
         let Some(ranges) = majority(views, known.as_ref().map(|layout| &*layout.ranges)) else {
             return self.failed(&cluster, failure);
         };
@@ -234,7 +233,7 @@ impl Surveyor {
         cluster.changed();
         let changed = known.is_none_or(|known| !Arc::ptr_eq(&known, &drawn));
         let outlook = match drawn.is_well() {
-            _ if first && alone => Outlook::Hasty,
+            _ if first => Outlook::Hasty,
             true => Outlook::Well,
             false => Outlook::Unwell,
         };
