@@ -14,6 +14,8 @@ mod locate;
 mod send;
 mod slots;
 mod survey;
+#[cfg(test)]
+mod tests;
 
 use std::collections::HashMap;
 use std::fmt;

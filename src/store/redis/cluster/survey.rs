@@ -261,3 +261,44 @@ impl Surveyor {
         Some((Outlook::Nothing, false))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use redis::cluster::ClusterClient;
+
+    use super::*;
+
+    /// A task may be in the middle of something when it is given up: another one is there, or the cluster is closed.
+    #[tokio::test]
+    async fn a_surveyor_that_was_given_up_changes_nothing() {
+        let client = ClusterClient::new(["redis://127.0.0.1:1/", "redis://127.0.0.1:2/"]).expect("nodes");
+        let cluster = Cluster::new(client, Duration::from_secs(1));
+        let surveyor = |number| Surveyor { cluster: Arc::downgrade(&cluster), number };
+        let range = |last, port| {
+            let master = Address { host: "127.0.0.1".into(), port };
+            Range { first: 0, last, master, replicas: Vec::new() }
+        };
+        let present = cluster.state().surveyors;
+        let (of_old, of_now) = (surveyor(present + 1), surveyor(present));
+        let touches = |surveyor: &Surveyor| {
+            let asks = surveyor.whom(false).is_some();
+            let fails = surveyor.settle(Vec::new(), None, true).is_some();
+            let draws = surveyor.settle(vec![vec![range(99, 1)]], None, true).is_some();
+            [asks, fails, draws]
+        };
+        assert_eq!(touches(&of_old), [false; 3]);
+        assert!(matches!(cluster.state().chart, Chart::Blank));
+        assert_eq!(touches(&of_now), [true; 3]);
+        assert!(matches!(cluster.state().chart, Chart::Drawn(_)));
+        assert_eq!(of_now.whom(true).expect("it is there").0.len(), 2, "each has one voice");
+        cluster.close();
+        assert_eq!(touches(&of_now), [false; 3]);
+        assert!(matches!(cluster.state().chart, Chart::Closed));
+        // The end of one is not the end of another.
+        cluster.running.store(true, Ordering::Release);
+        drop(of_old);
+        assert!(cluster.running.load(Ordering::Acquire));
+        drop(of_now);
+        assert!(!cluster.running.load(Ordering::Acquire));
+    }
+}

@@ -1,0 +1,298 @@
+//! A cluster of nodes that say what they are told to: what is asked of whom, how often, and what becomes of the answers.
+
+mod node;
+mod start;
+
+use redis::Value;
+use tokio::time::{sleep, timeout};
+
+use node::{NIL, Node, dead, sent_on};
+
+use super::*;
+
+const ANSWER: Duration = Duration::from_millis(500);
+/// Longer than a busy machine stands still.
+const SOON: Duration = Duration::from_secs(10);
+
+fn cluster(nodes: &[&Node]) -> Arc<Cluster> {
+    let urls = nodes.iter().map(|node| format!("redis://{}/", node.address));
+    Cluster::new(ClusterClient::new(urls).expect("nodes"), ANSWER)
+}
+
+/// Two masters with half of the slots each, which both say so.
+async fn halves() -> ([Node; 2], Arc<Cluster>) {
+    let nodes = [Node::start(1_000).await, Node::start(2_000).await];
+    for node in &nodes {
+        node.says(&[(8_191, Some(&nodes[0])), (16_383, Some(&nodes[1]))]);
+    }
+    let cluster = cluster(&[&nodes[0], &nodes[1]]);
+    cluster.until_up().await.expect("they answer");
+    // By the word of one, and then by that of both.
+    eventually("it is drawn", || *cluster.changes().borrow() >= 2).await;
+    (nodes, cluster)
+}
+
+async fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+    let waited = timeout(SOON, async {
+        while !is_so() {
+            sleep(Duration::from_millis(5)).await;
+        }
+    });
+    assert!(waited.await.is_ok(), "not in time: {what}");
+}
+
+/// Sends a GET about this key.
+async fn get(cluster: &Arc<Cluster>, key: &str, within: Duration) -> Result<Value, StoreError> {
+    cluster.send(key, redis::cmd("GET").arg("k"), within).await
+}
+
+/// A key of the first half of the slots, or of the second.
+fn key_in(half: u16) -> String {
+    (0..).map(|n: u32| n.to_string()).find(|key| slot_of(key) / 8_192 == half).expect("one in two")
+}
+
+fn master(cluster: &Cluster, slot: u16) -> Option<Address> {
+    let layout = cluster.state().chart.layout().ok()??;
+    layout.master(slot).map(|master| master.address.clone())
+}
+
+#[tokio::test]
+async fn what_a_node_says_about_a_slot_is_entered_at_once() {
+    let ([first, second], cluster) = halves().await;
+    let third = Node::start(0).await;
+    // The chart stays as it is: nobody tells about it any more.
+    first.says(&[]);
+    second.says(&[]);
+    let key = key_in(0);
+    first.will_answer([sent_on("MOVED", &key, &second), NIL.to_owned()]);
+    let asked = first.asked();
+    assert_eq!(get(&cluster, &key, SOON).await.ok(), Some(Value::Nil));
+    assert_eq!(master(&cluster, slot_of(&key)), Some(second.address.clone()));
+    assert_eq!(cluster.coverage().expect("drawn").masters.len(), 2, "it is known");
+    eventually("they are asked about it", || first.asked() > asked).await;
+    cluster.moved(8_192, &third.address).expect("an address");
+    assert_eq!(cluster.coverage().expect("drawn").masters.len(), 3, "it is new");
+    assert_eq!(master(&cluster, 8_192), Some(third.address.clone()));
+    assert_eq!(master(&cluster, 8_193), Some(second.address.clone()));
+    // What was corrected is not what anybody has said.
+    for node in [&first, &second, &third] {
+        node.says(&[(8_191, Some(&first)), (16_383, Some(&second))]);
+    }
+    cluster.suspect();
+    eventually("it is as they say", || master(&cluster, 8_192) == Some(second.address.clone())).await;
+    assert_eq!(cluster.coverage().expect("drawn").masters.len(), 2);
+}
+
+/// Six are sent at once; the seventh after a pause, to whom the chart names.
+#[tokio::test]
+async fn nodes_that_send_a_command_to_and_fro_are_given_time() {
+    let ([first, second], cluster) = halves().await;
+    let key = key_in(0);
+    // More time than a clock can hold.
+    assert!(get(&cluster, &key, Duration::MAX).await.is_ok());
+    let [to, fro] = [&second, &first].map(|node| sent_on("MOVED", &key, node));
+    first.will_answer([to]);
+    second.will_answer([fro.clone(), fro.clone(), fro.clone(), fro, NIL.to_owned()]);
+    assert_eq!(get(&cluster, &key, SOON).await.ok(), Some(Value::Nil));
+    assert_eq!((first.commands().len(), second.commands().len()), (1 + 4, 5));
+
+    let ([first, second], cluster) = halves().await;
+    let [to, fro] = [&second, &first].map(|node| sent_on("ASK", &key, node));
+    first.will_answer([to.clone(), to.clone(), to, NIL.to_owned()]);
+    second.will_answer([fro]);
+    assert_eq!(get(&cluster, &key, SOON).await.ok(), Some(Value::Nil));
+    assert_eq!(first.commands(), ["GET", "ASKING", "GET", "ASKING", "GET", "GET"]);
+    assert_eq!(second.commands(), ["ASKING", "GET"].repeat(3));
+    // Who has the slot is not asked as though it were on its way.
+    second.will_answer([sent_on("MOVED", &key, &first)]);
+    first.will_answer([sent_on("ASK", &key, &second), NIL.to_owned()]);
+    assert_eq!(get(&cluster, &key, SOON).await.ok(), Some(Value::Nil));
+    assert_eq!(first.commands()[6..], ["GET", "GET"]);
+}
+
+#[tokio::test]
+async fn a_command_whose_slot_is_on_its_way_is_tried_again_and_not_for_longer_than_there_is_time() {
+    let ([first, _second], cluster) = halves().await;
+    first.will_answer(["-TRYAGAIN Multiple keys request during rehashing of slot\r\n".to_owned()]);
+    // Who wakes up later than it should has no time left for another try.
+    let (mut told, mut tried) = (Vec::new(), 0);
+    while told.len() < 5 && !told.contains(&StoreErrorKind::Transient) {
+        let before = first.commands().len();
+        let error = get(&cluster, &key_in(0), Duration::from_millis(300)).await.expect_err("it never ends");
+        told.push(error.kind);
+        tried = first.commands().len() - before;
+    }
+    assert!(told.contains(&StoreErrorKind::Transient), "{told:?}");
+    assert!((2..=10).contains(&tried), "at first after 5 ms, then after 40: {tried}");
+}
+
+/// Two masters of three are gone, and nobody has some of the slots.
+#[tokio::test]
+async fn some_masters_that_are_down_are_not_all_of_them() {
+    let (node, gone) = (Node::start(0).await, [dead(), dead()]);
+    node.says(&[(4_000, Some(&gone[0])), (8_000, Some(&gone[1])), (8_191, None), (16_383, Some(&node))]);
+    let cluster = cluster(&[&node]);
+    timeout(SOON, cluster.until_up()).await.expect("in time").expect("one of them is up");
+    let (down, up) = (key_in(0), key_in(1));
+    get(&cluster, &down, SOON).await.expect_err("nobody listens");
+    assert!(cluster.is_down(&down) && !cluster.is_down(&up));
+    assert!(cluster.down().is_none(), "not all of them");
+    assert!(!cluster.state().chart.layout().expect("drawn").expect("drawn").is_well());
+    let (link, breaker, why) = cluster.link();
+    assert_eq!((link, breaker), (LinkState::Up, Breaker::Partly));
+    assert!(why.as_ref().is_some_and(|why| why.starts_with(&gone[0].address.to_string())), "{why:?}");
+    // Who waits for its key waits.
+    let reached = timeout(Duration::from_millis(100), cluster.reach(&down)).await;
+    assert!(reached.is_err(), "{reached:?}");
+    timeout(SOON, cluster.reach(&up)).await.expect("in time").expect("it is up");
+
+    let unserved = (0..).map(|n: u32| n.to_string()).find(|key| (8_001..8_192).contains(&slot_of(key)));
+    let unserved = unserved.expect("one in a hundred");
+    assert!(!cluster.is_down(&unserved), "who knows for how long");
+    let error = get(&cluster, &unserved, SOON).await.expect_err("nobody has it");
+    assert_eq!(error.kind, StoreErrorKind::Transient);
+    assert!(error.source.is_some_and(|why| why.to_string().contains("redis-cli --cluster check")));
+    assert_eq!(cluster.coverage().expect("drawn").unserved, 191);
+    cluster.moved(8_100, &node.address).expect("an address");
+    assert_eq!(master(&cluster, 8_100), Some(node.address.clone()), "until somebody says that it does");
+
+    // Somebody is found who has them, though nobody asks for anything.
+    let asked = node.asked();
+    eventually("it is looked at again and again", || node.asked() >= asked + 4).await;
+    node.says(&[(16_383, Some(&node))]);
+    eventually("all is well", || cluster.link().1 == Breaker::Closed).await;
+    assert_eq!(cluster.coverage().expect("drawn").unserved, 0);
+    assert!(cluster.state().chart.layout().expect("drawn").expect("drawn").is_well());
+}
+
+#[tokio::test]
+async fn all_masters_that_are_down_are_all_of_them() {
+    let (node, gone) = (Node::start(0).await, [dead(), dead()]);
+    node.says(&[(8_191, Some(&gone[0])), (16_383, Some(&gone[1]))]);
+    let cluster = cluster(&[&node]);
+    let up = timeout(Duration::from_millis(300), cluster.until_up()).await;
+    assert!(up.is_err(), "{up:?}");
+    eventually("it is known", || cluster.down().is_some()).await;
+    assert!(!cluster.state().chart.layout().expect("drawn").expect("drawn").is_well());
+    let (link, breaker, why) = cluster.link();
+    assert_eq!((link, breaker), (LinkState::Down, Breaker::Open));
+    assert!(why.as_ref().is_some_and(|why| why.starts_with(&gone[0].address.to_string())), "{why:?}");
+    // Who the client was made with may know more than those who are gone.
+    node.says(&[(16_383, Some(&node))]);
+    eventually("it is up", || cluster.down().is_none() && cluster.link().0 == LinkState::Up).await;
+}
+
+/// All processes judge by one clock.
+#[tokio::test]
+async fn the_clock_is_that_of_the_master_of_the_first_slot() {
+    let (_nodes, cluster) = halves().await;
+    let shown = cluster.clock_at(Instant::now()).expect("it was read");
+    assert!((1_000_000..1_900_000).contains(&shown), "{shown}");
+    let ahead = cluster.clock().expect("it was read").ahead_ms;
+    let host = i64::try_from(super::super::connection::host_ms()).expect("a time");
+    assert!((1_000_000..1_900_000).contains(&(host + ahead)), "{ahead}");
+}
+
+#[tokio::test]
+async fn suspicion_has_masters_and_slots_looked_at() {
+    let (nodes, cluster) = halves().await;
+    let layout = cluster.state().chart.layout().expect("drawn").expect("drawn");
+    let before = nodes.each_ref().map(|node| (node.asked(), node.looked_at()));
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(nodes[0].asked(), before[0].0, "there is no reason to look");
+    cluster.suspect();
+    for (node, (asked, looked_at)) in nodes.iter().zip(before) {
+        eventually("both", || node.asked() > asked && node.looked_at() > looked_at).await;
+    }
+    sleep(Duration::from_millis(50)).await;
+    let again = cluster.state().chart.layout().expect("drawn").expect("drawn");
+    assert!(Arc::ptr_eq(&layout, &again), "it is the same");
+    // However often there is news.
+    let asked = nodes[0].asked();
+    for _ in 0..50 {
+        cluster.looks.news();
+        sleep(Duration::from_millis(10)).await;
+    }
+    assert!(nodes[0].asked() - asked <= 10, "{}", nodes[0].asked() - asked);
+}
+
+#[tokio::test]
+async fn a_closed_cluster_does_nothing_more() {
+    let ([first, _second], cluster) = halves().await;
+    let kept = cluster.server(&first.address).expect("an address");
+    assert_eq!(format!("{cluster:?}"), "Cluster { masters: 2, .. }");
+    let surveyors = cluster.state().surveyors;
+    let waits = tokio::spawn({
+        let cluster = Arc::clone(&cluster);
+        async move {
+            let mut changes = cluster.changes();
+            changes.changed().await
+        }
+    });
+    tokio::task::yield_now().await;
+    cluster.close();
+    timeout(SOON, waits).await.expect("they are told").expect("no panic").expect("it is there");
+    eventually("nobody surveys", || Arc::strong_count(&cluster.looks) == 1).await;
+    assert_eq!(cluster.link(), (LinkState::Closed, Breaker::Open, None));
+    assert_eq!(kept.down().map(|why| why.kind), Some(StoreErrorKind::Closed));
+    let closed = |done: Result<(), StoreError>| done.expect_err("closed").kind == StoreErrorKind::Closed;
+    assert!(closed(get(&cluster, &key_in(0), SOON).await.map(drop)));
+    assert!(closed(cluster.until_up().await) && closed(cluster.reach(&key_in(0)).await));
+    assert_eq!(cluster.state().surveyors, surveyors, "there is no other");
+}
+
+#[tokio::test]
+async fn a_cluster_that_is_dropped_takes_its_surveyor_along() {
+    let (_nodes, cluster) = halves().await;
+    let looks = Arc::clone(&cluster.looks);
+    drop(cluster);
+    eventually("nobody surveys", || Arc::strong_count(&looks) == 1).await;
+}
+
+/// Slots are on their way to it or from it, and it has none. Later it is not spoken to any more.
+#[tokio::test]
+async fn a_node_without_slots_is_kept_for_a_while() {
+    let (nodes, cluster) = halves().await;
+    let kept = || {
+        let mut kept: Vec<_> = cluster.state().servers.keys().cloned().collect();
+        kept.sort();
+        kept
+    };
+    let (mut both, rest) = (nodes.each_ref().map(|node| node.address.clone()), [nodes[1].address.clone()]);
+    both.sort();
+    let looks = async || {
+        let asked = nodes[1].asked();
+        cluster.suspect();
+        eventually("it is asked", || nodes[1].asked() > asked).await;
+        sleep(Duration::from_millis(50)).await;
+    };
+    let pass = async || {
+        tokio::time::pause();
+        tokio::time::advance(Duration::from_secs(11)).await;
+        tokio::time::resume();
+    };
+    for node in &nodes {
+        node.says(&[(16_383, Some(&nodes[1]))]);
+    }
+    looks().await;
+    eventually("it has none", || master(&cluster, 0) == Some(nodes[1].address.clone())).await;
+    assert_eq!(kept(), both);
+    pass().await;
+    cluster.server(&nodes[0].address).expect("an address");
+    looks().await;
+    assert_eq!(kept(), both, "it was used");
+    pass().await;
+    looks().await;
+    eventually("it is let go", || kept() == rest).await;
+    assert!(get(&cluster, &key_in(0), SOON).await.is_ok());
+}
+
+#[tokio::test]
+async fn a_command_that_fails_has_the_slots_looked_at() {
+    let ([first, second], cluster) = halves().await;
+    sleep(Duration::from_millis(400)).await;
+    let asked = second.asked();
+    first.will_answer([String::new()]);
+    get(&cluster, &key_in(0), Duration::from_millis(50)).await.expect_err("it is not answered");
+    eventually("the other is asked", || second.asked() > asked).await;
+}

@@ -1,0 +1,151 @@
+//! A node that says what it is told to.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpListener;
+
+use crate::store::redis::cluster::slot_of;
+use crate::store::redis::cluster::slots::Address;
+use crate::sync::lock;
+
+pub(super) const NIL: &str = "$-1\r\n";
+
+/// A node that is well, as far as is not said.
+#[derive(Clone)]
+pub(super) struct Node {
+    pub(super) address: Address,
+    pub(super) said: Arc<Mutex<Said>>,
+    /// How often it was asked about the slots, and whether it is there.
+    asked: Arc<AtomicUsize>,
+    looked_at: Arc<AtomicUsize>,
+    commands: Arc<Mutex<Vec<String>>>,
+}
+
+#[derive(Default)]
+pub(super) struct Said {
+    /// Each with the slots up to its last, from where the one before ended.
+    pub(super) slots: Vec<(u16, Option<Address>)>,
+    /// Whether it does not let this user ask for them.
+    pub(super) refuses: bool,
+    /// What a GET is answered, in turn; the last stays.
+    answers: Vec<String>,
+    seconds: u64,
+}
+
+impl Node {
+    fn at(port: u16, seconds: u64) -> Self {
+        Self {
+            address: Address { host: "127.0.0.1".into(), port },
+            said: Arc::new(Mutex::new(Said { seconds, ..Said::default() })),
+            asked: Arc::default(),
+            looked_at: Arc::default(),
+            commands: Arc::default(),
+        }
+    }
+
+    /// One whose clock shows this.
+    pub(super) async fn start(seconds: u64) -> Self {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a free port");
+        let node = Self::at(listener.local_addr().expect("bound").port(), seconds);
+        let serves = node.clone();
+        tokio::spawn(async move {
+            while let Ok((mut socket, _)) = listener.accept().await {
+                let node = serves.clone();
+                tokio::spawn(async move {
+                    let mut buffer = [0; 4096];
+                    while let Ok(n @ 1..) = socket.read(&mut buffer).await {
+                        let text = String::from_utf8_lossy(&buffer[..n]).into_owned();
+                        let words =
+                            text.split("\r\n").filter(|word| !word.is_empty() && !word.starts_with('$'));
+                        let answers: String = words.filter_map(|word| node.answers(word)).collect();
+                        let _ = socket.write_all(answers.as_bytes()).await;
+                    }
+                });
+            }
+        });
+        node
+    }
+
+    /// By the first word of each command; the others are passed over.
+    fn answers(&self, word: &str) -> Option<String> {
+        let mut said = lock(&self.said);
+        Some(match word {
+            "PING" => "+PONG\r\n".to_owned(),
+            "TIME" => {
+                self.looked_at.fetch_add(1, Ordering::Relaxed);
+                let seconds = said.seconds.to_string();
+                format!("*2\r\n${}\r\n{seconds}\r\n$1\r\n0\r\n", seconds.len())
+            }
+            "SLOTS" => {
+                self.asked.fetch_add(1, Ordering::Relaxed);
+                if said.refuses {
+                    return Some("-NOPERM no permissions\r\n".to_owned());
+                }
+                let (mut first, mut ranges) = (0, Vec::new());
+                for (last, at) in &said.slots {
+                    if let Some(Address { host, port }) = at {
+                        let node = format!("*2\r\n${}\r\n{host}\r\n:{port}\r\n", host.len());
+                        ranges.push(format!("*3\r\n:{first}\r\n:{last}\r\n{node}"));
+                    }
+                    first = last + 1;
+                }
+                format!("*{}\r\n{}", ranges.len(), ranges.concat())
+            }
+            "ASKING" => {
+                lock(&self.commands).push(word.to_owned());
+                "+OK\r\n".to_owned()
+            }
+            "GET" => {
+                lock(&self.commands).push(word.to_owned());
+                let answers = &mut said.answers;
+                match answers.len() {
+                    0 => NIL.to_owned(),
+                    1 => answers[0].clone(),
+                    _ => answers.remove(0),
+                }
+            }
+            _ => return None,
+        })
+    }
+
+    pub(super) fn says(&self, slots: &[(u16, Option<&Self>)]) {
+        let slots = slots.iter().map(|(last, node)| (*last, node.map(|node| node.address.clone())));
+        lock(&self.said).slots = slots.collect();
+    }
+
+    pub(super) fn will_answer<const N: usize>(&self, answers: [String; N]) {
+        lock(&self.said).answers = answers.into();
+    }
+
+    pub(super) fn asked(&self) -> usize {
+        self.asked.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn looked_at(&self) -> usize {
+        self.looked_at.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn commands(&self) -> Vec<String> {
+        lock(&self.commands).clone()
+    }
+}
+
+/// Nobody listens there.
+pub(super) fn dead() -> Node {
+    let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
+    Node::at(listener.local_addr().expect("bound").port(), 0)
+}
+
+/// Connections to it are accepted for as long as the listener is kept, and nothing is ever said on them.
+pub(super) fn hanging() -> (std::net::TcpListener, Address) {
+    let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
+    let port = listener.local_addr().expect("bound").port();
+    (listener, Address { host: "127.0.0.1".into(), port })
+}
+
+/// What sends a command about this key to that node.
+pub(super) fn sent_on(how: &str, key: &str, node: &Node) -> String {
+    format!("-{how} {} {}\r\n", slot_of(key), node.address)
+}

@@ -1,0 +1,133 @@
+//! Before there is a chart, and when there is one by the word of one node.
+
+use super::node::hanging;
+use super::*;
+use crate::store::contract::support::warnings::Warnings;
+
+/// Nobody tells, for a reason that is told once; and then somebody does.
+#[tokio::test]
+async fn who_waits_for_a_chart_that_nobody_draws_waits_on_and_commands_do_not() {
+    let warnings = Warnings::default();
+    let _listens = warnings.listen();
+    let node = Node::start(0).await;
+    lock(&node.said).refuses = true;
+    let cluster = cluster(&[&node]);
+    assert_eq!(cluster.link(), (LinkState::Idle, Breaker::Closed, None));
+    let key = key_in(0);
+    let started = Instant::now();
+    let error = get(&cluster, &key, 2 * SOON).await.expect_err("nobody knows");
+    assert_eq!(error.kind, StoreErrorKind::Unavailable, "it was not the command that is refused");
+    assert!(started.elapsed() < SOON, "{:?}", started.elapsed());
+    assert!(cluster.is_down(&key) && cluster.down().is_some());
+    let (link, breaker, why) = cluster.link();
+    assert_eq!((link, breaker), (LinkState::Down, Breaker::Open));
+    assert!(why.as_ref().is_some_and(|why| why.contains("no permissions")), "{why:?}");
+    let waits = [true, false].map(|all| {
+        let (cluster, key) = (Arc::clone(&cluster), key.clone());
+        tokio::spawn(async move { if all { cluster.until_up().await } else { cluster.reach(&key).await } })
+    });
+    let asked = node.asked();
+    eventually("it is asked again", || node.asked() > asked + 2).await;
+    assert_eq!(warnings.about("which slot").len(), 1);
+    let asked = node.asked();
+    sleep(Duration::from_millis(200)).await;
+    assert!(node.asked() - asked < 50, "{} times at once", node.asked() - asked);
+    // The latest reason is told.
+    lock(&node.said).refuses = false;
+    let reason = || cluster.link().2.unwrap_or_default();
+    eventually("it is another", || reason().contains("knows of no slots")).await;
+    assert!(waits.iter().all(|wait| !wait.is_finished()));
+    node.says(&[(16_383, Some(&node))]);
+    for wait in waits {
+        timeout(SOON, wait).await.expect("in time").expect("no panic").expect("it is up");
+    }
+    // Who is alone is not asked for ever whether others see it otherwise.
+    let asked = node.asked();
+    sleep(Duration::from_millis(300)).await;
+    assert!(node.asked() <= asked + 2, "{} times", node.asked() - asked);
+}
+
+/// The first who answers is believed at once, and not for longer than the others need.
+#[tokio::test]
+async fn the_first_view_is_compared_with_those_of_the_others() {
+    let nodes = [Node::start(0).await, Node::start(0).await];
+    nodes[0].says(&[(8_191, Some(&nodes[0])), (16_383, Some(&nodes[1]))]);
+    nodes[1].says(&[(99, Some(&nodes[0])), (16_383, Some(&nodes[1]))]);
+    let cluster = cluster(&[&nodes[0]]);
+    assert!(get(&cluster, &key_in(1), SOON).await.is_ok());
+    eventually("who is ahead is believed", || master(&cluster, 100) == Some(nodes[1].address.clone())).await;
+    let mut everyone = cluster.atlas.everyone();
+    everyone.sort();
+    everyone.dedup();
+    assert_eq!(everyone.len(), 2, "it is known where to ask");
+}
+
+/// Of the nodes that it was made with one is gone, and one says nothing.
+#[tokio::test]
+async fn the_first_node_that_answers_is_enough() {
+    let (gone, hangs, node) = (dead(), hanging(), Node::start(0).await);
+    node.says(&[(16_383, Some(&node))]);
+    let cluster =
+        |nodes: &[String]| Cluster::new(ClusterClient::new(nodes.to_vec()).expect("nodes"), 2 * SOON);
+    let url = |address: &Address| format!("redis://{address}/");
+    let all = cluster(&[url(&gone.address), url(&hangs.1), url(&node.address)]);
+    assert!(get(&all, "k", SOON).await.is_ok());
+    // Else each has its time, and no more.
+    let alone = cluster(&[url(&hangs.1)]);
+    let late = timeout(SOON, get(&alone, "k", Duration::from_millis(200))).await;
+    let error = late.expect("in time").expect_err("it says nothing");
+    assert_eq!(error.kind, StoreErrorKind::Unavailable);
+}
+
+/// A cluster that is connected to for the first time is not taken for one that is down, nor for one that is up.
+#[tokio::test]
+async fn a_master_that_takes_time_to_connect_to_is_on_its_way() {
+    let (node, (_listener, slow)) = (Node::start(0).await, hanging());
+    lock(&node.said).slots = vec![(16_383, Some(slow.clone()))];
+    let client = ClusterClient::new([format!("redis://{}/", node.address)]).expect("a node");
+    let cluster = Cluster::new(client, 2 * SOON);
+    let late = get(&cluster, "k", Duration::from_millis(200)).await;
+    assert_eq!(late.expect_err("it says nothing").kind, StoreErrorKind::Unavailable, "it was not sent");
+    assert_eq!(cluster.link(), (LinkState::Connecting, Breaker::Closed, None));
+    lock(&node.said).slots = vec![(8_191, Some(node.address.clone())), (16_383, Some(slow))];
+    let cluster =
+        Cluster::new(ClusterClient::new([format!("redis://{}/", node.address)]).expect("a node"), 2 * SOON);
+    get(&cluster, &key_in(0), SOON).await.expect("it answers");
+    get(&cluster, &key_in(1), Duration::from_millis(200)).await.expect_err("it says nothing");
+    assert_eq!(cluster.link(), (LinkState::Up, Breaker::Closed, None));
+}
+
+/// Nobody would ever tell who waits.
+#[test]
+fn without_a_runtime_there_is_no_chart_to_wait_for() {
+    let client = ClusterClient::new(["redis://127.0.0.1:1/"]).expect("a node");
+    let drawn = futures_util::FutureExt::now_or_never(Cluster::new(client, ANSWER).drawn());
+    assert!(drawn.is_some_and(|drawn| drawn.is_err()));
+}
+
+/// A runtime that is shut down takes the surveyor along, and what it has found out about nobody.
+#[tokio::test]
+async fn another_runtime_starts_over() {
+    let (node, blank) = (Node::start(0).await, Node::start(0).await);
+    node.says(&[(16_383, Some(&node))]);
+    let (drawn, unknown) = (cluster(&[&node]), cluster(&[&blank]));
+    let elsewhere = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+    let elsewhere = elsewhere.expect("a runtime");
+    let clusters = [Arc::clone(&drawn), Arc::clone(&unknown)];
+    let used = elsewhere.spawn(async move {
+        clusters[0].until_up().await.expect("it answers");
+        get(&clusters[1], "k", SOON).await.expect_err("nobody knows");
+    });
+    used.await.expect("no panic");
+    elsewhere.shutdown_background();
+    for cluster in [&drawn, &unknown] {
+        let is_over = || !cluster.running.load(Ordering::Acquire) && cluster.state().surveyor.is_none();
+        eventually("nobody surveys", is_over).await;
+    }
+    assert!(matches!(unknown.state().chart, Chart::Blank), "nobody looks any more");
+    let asked = node.asked();
+    assert!(get(&drawn, "k", SOON).await.is_ok());
+    eventually("it is surveyed", || node.asked() > asked).await;
+    blank.says(&[(16_383, Some(&node))]);
+    assert!(get(&unknown, "k", SOON).await.is_ok(), "it waits for a chart as the first does");
+}
