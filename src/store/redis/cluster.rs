@@ -166,6 +166,11 @@ impl Cluster {
         // Outside the lock: it runs code of the client, and its maker's.
         let server = Supervisor::new(Dial::node(&self.atlas.client_of(address)?, self.answer));
         let mut state = self.state();
+        if matches!(state.chart, Chart::Closed) {
+            // Of a command that was under way then, and is sent on: it would open a connection that nobody closes.
+            server.close();
+            return Ok(server);
+        }
         let kept = state.servers.entry(address.clone()).or_insert(Kept { server, used: Instant::now() });
         Ok(Arc::clone(&kept.server))
     }

@@ -218,7 +218,7 @@ async fn suspicion_has_masters_and_slots_looked_at() {
 
 #[tokio::test]
 async fn a_closed_cluster_does_nothing_more() {
-    let ([first, _second], cluster) = halves().await;
+    let ([first, second], cluster) = halves().await;
     let kept = cluster.server(&first.address).expect("an address");
     assert_eq!(format!("{cluster:?}"), "Cluster { masters: 2, .. }");
     let surveyors = cluster.state().surveyors;
@@ -238,6 +238,10 @@ async fn a_closed_cluster_does_nothing_more() {
     let closed = |done: Result<(), StoreError>| done.expect_err("closed").kind == StoreErrorKind::Closed;
     assert!(closed(get(&cluster, &key_in(0), SOON).await.map(drop)));
     assert!(closed(cluster.until_up().await) && closed(cluster.reach(&key_in(0)).await));
+    // A command that was under way when it was closed, and is sent on.
+    let late = cluster.moved(0, &second.address).expect("an address");
+    assert!(closed(late.send(redis::cmd("GET").arg("k"), SOON).await.map(drop)));
+    assert_eq!(second.commands(), Vec::<String>::new());
     assert_eq!(cluster.state().surveyors, surveyors, "there is no other");
 }
 
