@@ -131,3 +131,25 @@ async fn another_runtime_starts_over() {
     blank.says(&[(16_383, Some(&node))]);
     assert!(get(&unknown, "k", SOON).await.is_ok(), "it waits for a chart as the first does");
 }
+
+/// Who waits elsewhere is told of the end of the surveyor, and has another.
+#[tokio::test]
+async fn who_waits_outlives_the_surveyor() {
+    let node = Node::start(0).await;
+    let cluster = cluster(&[&node]);
+    let elsewhere = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+    let elsewhere = elsewhere.expect("a runtime");
+    let used = elsewhere.spawn({
+        let cluster = Arc::clone(&cluster);
+        async move { get(&cluster, "k", SOON).await.map(drop) }
+    });
+    used.await.expect("no panic").expect_err("nobody knows");
+    let waits = tokio::spawn({
+        let cluster = Arc::clone(&cluster);
+        async move { cluster.until_up().await }
+    });
+    tokio::task::yield_now().await;
+    tokio::task::spawn_blocking(move || drop(elsewhere)).await.expect("no panic");
+    node.says(&[(16_383, Some(&node))]);
+    timeout(SOON, waits).await.expect("in time").expect("no panic").expect("it is up");
+}
