@@ -167,8 +167,8 @@ macro_rules! from_bytes {
 from_bytes!(&str, String, &String, &[u8], Vec<u8>, &Vec<u8>);
 
 /// A copy. (As a tuple's only part it would be escaped once more, which is another key.)
-impl From<&CacheKey> for CacheKey {
-    fn from(key: &CacheKey) -> Self {
+impl From<&Self> for CacheKey {
+    fn from(key: &Self) -> Self {
         key.clone()
     }
 }
