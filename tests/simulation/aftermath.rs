@@ -35,7 +35,10 @@ impl World {
         let (world, at) = (Arc::clone(self), Arc::clone(node));
         let script = Script { takes: Duration::from_millis(20), ends: Ends::Value };
         let loader = move |cx| async move { world.load(&at, key, Does::Load, script, cx).await };
-        node.guard.get_or_load_with(cache_key(key), loader).await.map_err(|error| error.to_string())
+        let asked = self.asked(node, key, Does::Load);
+        let answer = node.guard.get_or_load_with(cache_key(key), loader).await;
+        Self::answered(node, key, asked);
+        answer.map_err(|error| error.to_string())
     }
 
     /// I12, its second half, and I7: one load is enough for all, and then nothing is left.

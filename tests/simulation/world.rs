@@ -194,14 +194,28 @@ impl World {
         }
     }
 
+    /// Takes note that somebody asks: what has happened since then may excuse a load.
+    pub(super) fn asked(&self, node: &Node, key: u8, does: Does) -> u64 {
+        let seq = lock(&self.oracle.state).next();
+        self.oracle.note(format_args!("n{} k{key} {does:?} asked", node.id));
+        let (stats, struck) = (node.guard.stats(), self.struck());
+        let since = Since { seq, at: Instant::now(), stats, struck, answered: None };
+        lock(&node.since).entry(key).or_default().push(since);
+        seq
+    }
+
+    /// And that he has his answer.
+    pub(super) fn answered(node: &Node, key: u8, asked: u64) {
+        let mut since = lock(&node.since);
+        if let Some(since) = since.entry(key).or_default().iter_mut().find(|since| since.seq == asked) {
+            since.answered = Some(Instant::now());
+        }
+    }
+
     async fn work(self: &Arc<Self>, node: &Arc<Node>, call: Call) {
         let Call { key, does, load, .. } = call;
-        let asked = lock(&self.oracle.state).next();
         let (began, id) = (Instant::now(), node.id);
-        self.oracle.note(format_args!("n{id} k{key} {does:?} asked"));
-        let since =
-            Since { seq: asked, at: began, stats: node.guard.stats(), struck: self.struck(), answered: None };
-        lock(&node.since).entry(key).or_default().push(since);
+        let asked = self.asked(node, key, does);
         let loader = {
             let (world, node) = (Arc::clone(self), Arc::clone(node));
             move |cx| async move { world.load(&node, key, does, load, cx).await }
@@ -226,11 +240,7 @@ impl World {
         if matches!(does, Does::Invalidate | Does::Insert) && answer.is_ok() {
             self.oracle.confirmed(id, key, asked);
         }
-        if let Some(since) =
-            lock(&node.since).entry(key).or_default().iter_mut().find(|since| since.seq == asked)
-        {
-            since.answered = Some(Instant::now());
-        }
+        Self::answered(node, key, asked);
         let took = began.elapsed();
         self.oracle.note(format_args!("n{id} k{key} {does:?} answered {answer:?} after {took:?}"));
         if let Ok(Some(value)) = answer {
