@@ -17,7 +17,7 @@
 //!     .get_or_load(("report", 7), || async { Ok::<_, std::io::Error>("expensive".to_owned()) })
 //!     .await?;
 //!
-//! // Around an axum router, a hyper service or an HTTP client:
+//! // Around an axum router, another tower service or an HTTP client:
 //! # #[cfg(feature = "http")] {
 //! let app: axum::Router = axum::Router::new()
 //!     .route("/report/{id}", axum::routing::get(|| async { "expensive" }))

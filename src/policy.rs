@@ -111,8 +111,8 @@ impl Policy {
     }
 
     /// Starts from this policy, to change some of it. What followed other settings (`wait_timeout`, `command_timeout`) goes on
-    /// following them. Over HTTP, where [`http`](PolicyBuilder::http) replaces the rest, its
-    /// [`credential_header`](PolicyBuilder::credential_header)s and a `scheme` of `https` stay.
+    /// following them. Over HTTP, where `http` replaces the rest, what `credential_header` has named and a `scheme` of `https`
+    /// stay.
     ///
     /// # Examples
     ///
