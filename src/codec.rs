@@ -127,7 +127,7 @@ impl Codec {
 const ANOTHER: &str = "another codec's";
 
 fn refused(source: Box<dyn std::error::Error + Send + Sync>) -> Error {
-    Error::with_source(ErrorKind::Encode, "the loaded value could not be encoded", source.into())
+    Error::with_source(ErrorKind::Encode, "the value could not be encoded", source.into())
 }
 
 #[cfg(test)]

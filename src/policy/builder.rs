@@ -363,7 +363,8 @@ impl PolicyBuilder {
                 policy.lease,
                 "command_timeout",
                 policy.command_timeout,
-                "a lease must outlast a renewal that is late by one command; make it at least four times as long",
+                "a lease must outlast a renewal that is late by one command; make it at least four times as long \
+                 (where it is not set, command_timeout is half of coordination_budget)",
             );
         }
         if policy.load_timeout.saturating_add(policy.lease) < policy.error_for {
