@@ -244,6 +244,20 @@ async fn an_invalidation_that_waits_for_replicas_waits_no_longer_than_it_may() {
     assert!(error.contains("0 of 1 replicas"), "{error}");
 }
 
+/// The address leads to another server by now: what that says of its replicas is about what it has, not about this change.
+#[tokio::test]
+async fn replicas_of_another_server_confirm_nothing() {
+    let servers = [(); 2].map(|()| RedisServer::start());
+    let proxy = Proxy::start(servers[0].port()).await;
+    let policy = patient(SOON).invalidate_replicas(0, ms(1_000)).build().expect("valid");
+    let guard = unconnected(&proxy.url(), policy);
+    connects(&guard).await;
+    guard.invalidate("k").await.expect("that is the server which has it");
+    proxy.lead_to(servers[1].port());
+    let error = chain(&guard.invalidate("k").await.expect_err("that is another one"));
+    assert!(error.contains("not confirmed by replicas"), "{error}");
+}
+
 /// The loader of the README: a tag of its own, and what can not be had ends it.
 async fn priced(node: &StampedeGuard, price: u32, server: Option<&Arc<RedisServer>>) -> u32 {
     let server = server.cloned();

@@ -1,7 +1,7 @@
 //! A TCP proxy between the library and Redis that can turn into each kind of bad network.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -50,6 +50,8 @@ struct Setting {
 #[derive(Debug)]
 pub(crate) struct Proxy {
     addr: SocketAddr,
+    /// Where new flows lead to.
+    target: Arc<AtomicU16>,
     setting: watch::Sender<Setting>,
     accepted: Arc<AtomicUsize>,
     opening: Arc<Opening>,
@@ -94,8 +96,10 @@ impl Proxy {
         let (setting, watched) = watch::channel(Setting { mode: Mode::Pass, change: 0, reset: 0 });
         let accepted = Arc::new(AtomicUsize::new(0));
         let opening = Arc::<Opening>::default();
-        let server = tokio::spawn(accept(listener, port, watched, accepted.clone(), opening.clone()));
-        Self { addr, setting, accepted, opening, server }
+        let target = Arc::new(AtomicU16::new(port));
+        let server =
+            tokio::spawn(accept(listener, target.clone(), watched, accepted.clone(), opening.clone()));
+        Self { addr, target, setting, accepted, opening, server }
     }
 
     pub(crate) fn port(&self) -> u16 {
@@ -104,6 +108,11 @@ impl Proxy {
 
     pub(crate) fn url(&self) -> String {
         format!("redis://{}/", self.addr)
+    }
+
+    /// Leads new flows to another server on this machine; old ones stay where they are.
+    pub(crate) fn lead_to(&self, port: u16) {
+        self.target.store(port, Ordering::SeqCst);
     }
 
     /// Switches all flows; what was already handed to a socket is on its way.
@@ -134,7 +143,7 @@ impl Drop for Proxy {
 
 async fn accept(
     listener: TcpListener,
-    port: u16,
+    target: Arc<AtomicU16>,
     setting: watch::Receiver<Setting>,
     accepted: Arc<AtomicUsize>,
     opening: Arc<Opening>,
@@ -146,7 +155,7 @@ async fn accept(
             incoming = listener.accept() => {
                 let (client, _) = incoming.expect("accepting on a bound socket");
                 accepted.fetch_add(1, Ordering::SeqCst);
-                let born = setting.borrow().change;
+                let (born, port) = (setting.borrow().change, target.load(Ordering::SeqCst));
                 flows.spawn(flow(client, port, Valve::new(born, setting.clone(), Opens::new(&opening))));
             }
             Some(_) = flows.join_next() => {}
@@ -194,10 +203,8 @@ async fn flow(mut client: TcpStream, port: u16, valve: Valve) {
         _ = reset.wait_for(|setting| setting.mode == Mode::Reset || setting.reset > valve.born) => true,
     };
     if was_reset {
-        // Tokio deprecates lingering because it blocks in `drop`; a zero time is the exception, it sends RST.
-        // The successor `set_zero_linger` is newer than the Tokio we promise to work with.
-        #[allow(deprecated)]
-        let _ = client.set_linger(Some(Duration::ZERO));
+        // It sends RST.
+        let _ = client.set_zero_linger();
     }
 }
 
