@@ -37,7 +37,8 @@
 //! Scheme, authority, path and query, byte for byte. Servers see requests without a scheme: see
 //! [`scheme`](crate::PolicyBuilder::scheme). A layer *inside* a nested axum router sees paths without their
 //! prefix, so two routers nested at different places would share keys: put the guard around the outermost
-//! router, or turn on the feature `axum`, which keys by `OriginalUri`.
+//! router (`router.layer(guard)`; what is wrapped around that, to rewrite URIs, becomes a router again by
+//! `Router::new().fallback_service(..)`), or turn on the feature `axum`, which keys by `OriginalUri`.
 //!
 //! Policies that are [`strict`](HttpPolicy::strict) or [`private`](HttpPolicy::private) have keys of their own:
 //! [`StampedeGuard::http_key`](crate::StampedeGuard::http_key) knows them, [`cache_key`] the default's only.
