@@ -132,6 +132,11 @@ impl Policy {
         PolicyBuilder::of(self.clone())
     }
 
+    /// The deadline of one command where none is set: the budget has room for two.
+    fn usual_command_timeout(&self) -> Duration {
+        self.coordination_budget / 2
+    }
+
     /// How long a load takes at the most, with what it waits for before.
     pub(crate) fn longest_load(&self) -> Duration {
         let queued = self.max_concurrent_loads.map_or(Duration::ZERO, |_| self.permit_timeout);

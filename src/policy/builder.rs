@@ -29,7 +29,7 @@ impl PolicyBuilder {
         let (wait, command) = (policy.wait_timeout, policy.command_timeout);
         Self {
             wait_timeout: (wait != policy.longest_load()).then_some(wait),
-            command_timeout: (command != policy.coordination_budget / 2).then_some(command),
+            command_timeout: (command != policy.usual_command_timeout()).then_some(command),
             #[cfg(feature = "http")]
             requests: Requests::of(&policy.http),
             policy,
@@ -290,7 +290,7 @@ impl PolicyBuilder {
             #[cfg(feature = "http")]
             requests,
         } = self;
-        policy.command_timeout = command_timeout.unwrap_or(policy.coordination_budget / 2);
+        policy.command_timeout = command_timeout.unwrap_or_else(|| policy.usual_command_timeout());
         policy.wait_timeout = wait_timeout.unwrap_or_else(|| policy.longest_load());
 
         let day = Duration::from_secs(86_400);
