@@ -2,11 +2,10 @@
 //! (RFC 9111, 4.4), and a HEAD may bring it up to date (4.3.5).
 
 use std::fmt;
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::{Duration, SystemTime};
 
 use futures_util::FutureExt as _;
@@ -204,8 +203,9 @@ where
 {
     ready(&mut service).await?;
     let Some(invalidation) = invalidation else { return service.call(request).await };
-    let mut unheard = Unheard { guard, invalidation, asking: Some(Box::pin(service.call(request))) };
-    let response = unheard.answer().await;
+    let mut unheard = Unheard { guard, invalidation, asking: None };
+    let response = unheard.asking.insert(Box::pin(service.call(request))).await;
+    unheard.asking = None;
     if response.is_err() {
         forget(guard, target_keys(guard, invalidation)).await;
     }
@@ -231,33 +231,21 @@ where
     asking: Option<Pin<Box<F>>>,
 }
 
-impl<F, B, E> Unheard<'_, F, B, E>
-where
-    F: Future<Output = Result<Response<B>, E>> + Send + 'static,
-{
-    async fn answer(&mut self) -> F::Output {
-        let answer = poll_fn(|cx| match &mut self.asking {
-            Some(asking) => asking.as_mut().poll(cx),
-            None => Poll::Pending,
-        })
-        .await;
-        self.asking = None;
-        answer
-    }
-}
-
 impl<F, B, E> Drop for Unheard<'_, F, B, E>
 where
     F: Future<Output = Result<Response<B>, E>> + Send + 'static,
 {
     fn drop(&mut self) {
+        let (asking, panics) = (self.asking.take(), std::thread::panicking());
         // Outside a runtime there is nobody to tell the store.
-        let (Some(asking), true) = (self.asking.take(), Handle::try_current().is_ok()) else { return };
+        if (asking.is_none() && !panics) || Handle::try_current().is_err() {
+            return;
+        }
         let (guard, invalidation) = (self.guard.clone(), self.invalidation.clone());
         let node = guard.parts().0;
-        // What has panicked says nothing any more.
-        let place = (!std::thread::panicking()).then(|| node.unheard.try_enter(MOST_UNHEARD)).flatten();
-        let Some(place) = place else {
+        // What has panicked, while it was called or later, says nothing any more.
+        let asking = asking.filter(|_| !panics);
+        let Some((asking, place)) = asking.zip(node.unheard.try_enter(MOST_UNHEARD)) else {
             drop(begin_to_forget(&guard, target_keys(&guard, &invalidation)));
             return;
         };

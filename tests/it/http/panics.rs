@@ -8,7 +8,9 @@ use http_body::{Body, Frame};
 use http_body_util::BodyExt as _;
 use tower::ServiceExt as _;
 
-use super::kit::{Down, Inner, all, ask, crowd, get, replicas, respond, settle, shop, whole};
+use super::kit::{
+    Down, Inner, Req, all, ask, crowd, get, guard, replicas, request, respond, settle, shop, whole,
+};
 
 #[tokio::test(start_paused = true)]
 async fn a_panicking_handler_is_502_for_its_client_and_one_follower_takes_over() {
@@ -117,4 +119,20 @@ async fn a_body_that_panics_is_an_error_for_its_client_and_a_follower_loads_anew
         assert_eq!(ask(&shop, get("/")).await.text(), "2");
         assert_eq!(inner.calls(), 2);
     }
+}
+
+/// A7: a service may panic as soon as it is called, before there is anything to wait for.
+#[tokio::test(start_paused = true)]
+async fn an_unsafe_request_that_panics_when_it_is_called_makes_its_target_invalid() {
+    let service = tower::service_fn(|request: Req| {
+        assert!(request.method() == "GET", "scripted panic");
+        std::future::ready(Ok::<_, Down>(respond(200, &[("cache-control", "max-age=60")], whole("text"))))
+    });
+    let shop = tower::Layer::layer(&guard(), service);
+    ask(&shop, get("/")).await;
+    assert!(ask(&shop, get("/")).await.remark().starts_with("hit"));
+    let change = tokio::spawn(shop.clone().oneshot(request("PUT", "/", &[])));
+    assert!(change.await.is_err_and(|error| error.is_panic()));
+    settle().await;
+    assert!(!ask(&shop, get("/")).await.remark().starts_with("hit"));
 }
