@@ -47,6 +47,15 @@ impl fmt::Debug for BackendKind {
 }
 
 impl Backend {
+    /// The store, where it is one in memory.
+    #[cfg(feature = "testing")]
+    pub(crate) fn memory(&self) -> Option<&MemoryStore> {
+        match &self.kind {
+            BackendKind::Memory(store) => Some(store),
+            _ => None,
+        }
+    }
+
     pub(crate) fn into_store(self, command_timeout: Duration) -> NodeStore {
         match self.kind {
             BackendKind::Memory(store) => {
@@ -57,7 +66,7 @@ impl Backend {
             #[cfg(feature = "redis")]
             BackendKind::Redis(client) => NodeStore::redis(RedisStore::new(*client, command_timeout)),
             #[cfg(feature = "testing")]
-            BackendKind::Chaos(replica) => replica.into_store(),
+            BackendKind::Chaos(replica) => replica.into_store(command_timeout),
             #[cfg(feature = "sentinel")]
             BackendKind::Sentinel(client) => NodeStore::redis(RedisStore::watched(*client, command_timeout)),
             #[cfg(feature = "cluster")]
@@ -131,8 +140,8 @@ impl From<redis::cluster::ClusterClient> for Backend {
 
 #[cfg(feature = "testing")]
 #[cfg_attr(docsrs, doc(cfg(feature = "testing")))]
-impl From<ChaosStore> for Backend {
-    fn from(chaos: ChaosStore) -> Self {
+impl<S> From<ChaosStore<S>> for Backend {
+    fn from(chaos: ChaosStore<S>) -> Self {
         chaos.replica().into()
     }
 }

@@ -156,11 +156,6 @@ pub(crate) struct MemoryNode {
 }
 
 impl MemoryNode {
-    #[cfg(feature = "testing")]
-    pub(crate) fn is_closed(&self) -> bool {
-        self.closed.load(Ordering::Acquire)
-    }
-
     /// Wakes everyone who waits for the key, as the last part of a step.
     fn wake(&self, mut records: MutexGuard<'_, Records>, key: &Key, hint: &Hint) {
         if let Some(record) = records.by_name.get_mut(key.name()) {

@@ -4,6 +4,8 @@
 //! comes before the acquire's own answer is therefore kept, not lost. Hints are merged: however
 //! many arrive between two looks, a waiter sees one [`Hints`].
 
+#[cfg(feature = "testing")]
+use std::any::Any;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
@@ -50,13 +52,22 @@ pub(crate) struct Watch {
     name: Box<str>,
     waiter: Arc<Waiter>,
     watches: Arc<Watches>,
+    /// What ends with the registration.
+    #[cfg(feature = "testing")]
+    companion: Option<Box<dyn Any + Send + Sync>>,
 }
 
 impl Watches {
     pub(crate) fn register(self: &Arc<Self>, name: &str, token: &Token) -> Watch {
         let waiter = Arc::new(Waiter { token: token.clone(), hints: Mutex::default(), woken: Notify::new() });
         self.lock().entry(name.into()).or_default().push(Arc::clone(&waiter));
-        Watch { name: name.into(), waiter, watches: Arc::clone(self) }
+        Watch {
+            name: name.into(),
+            waiter,
+            watches: Arc::clone(self),
+            #[cfg(feature = "testing")]
+            companion: None,
+        }
     }
 
     /// Tells the waiters of `name`. False if nobody was there to hear it: for a grant, nobody with
@@ -151,6 +162,13 @@ impl Watch {
 }
 
 impl Watch {
+    /// Keeps `companion` for as long as the registration lasts.
+    #[cfg(feature = "testing")]
+    pub(crate) fn with(mut self, companion: impl Any + Send + Sync) -> Self {
+        self.companion = Some(Box::new(companion));
+        self
+    }
+
     /// Ends the registration and returns the hints that nobody has looked at. What is told later finds
     /// nobody.
     pub(crate) fn close(mut self) -> Hints {

@@ -9,21 +9,24 @@ use super::fault::Fault;
 use super::line::Line;
 use super::server::Server;
 use super::wire::Wire;
+use crate::backend::Backend;
 use crate::store::NodeStore;
 #[cfg(test)]
 use crate::store::Token;
 use crate::store::memory::MemoryStore;
 use crate::sync::lock;
 
-/// An in-memory store on which things go wrong: as often as you say, when you say, and by a seed the same way each
-/// time.
+/// A store on which things go wrong: as often as you say, when you say, and by a seed the same way each time.
 ///
-/// Guards made from its clones coordinate like replicas on one Redis. New, it is calm and answers at once. Time is
-/// Tokio's, so with a paused clock hours pass in milliseconds. The same seed gives the same faults to the same
-/// commands in the same order, which a current-thread runtime with a paused clock provides.
+/// Guards made from its clones coordinate like replicas on one Redis. New, it is calm and answers at once.
 ///
-/// It has no connections, and so no breaker: guards go on asking a store that does not answer, each time for as long as
-/// `command_timeout`, where a guard on Redis soon asks nobody.
+/// [`new`](ChaosStore::new) makes one in memory. Time is Tokio's, so with a paused clock hours pass in milliseconds. The same
+/// seed gives the same faults to the same commands in the same order, which a current-thread runtime with a paused clock
+/// provides. It has no connections, and so no breaker: guards go on asking a store that does not answer, each time for as
+/// long as `command_timeout`, where a guard on Redis soon asks nobody.
+///
+/// [`over`](ChaosStore::over) puts one in front of any store that a guard can be made from, such as a Redis server: the faults
+/// of the way ([`Fault::ON_ANY_STORE`]) strike there, too.
 ///
 /// # Examples
 ///
@@ -51,7 +54,8 @@ use crate::sync::lock;
 /// # }
 /// ```
 #[derive(Clone)]
-pub struct ChaosStore {
+pub struct ChaosStore<S = MemoryStore> {
+    store: S,
     server: Arc<Server>,
 }
 
@@ -61,8 +65,44 @@ impl ChaosStore {
     /// The seed is that of the faults, and of the dice that guards throw on the calling thread (`fastrand::seed`), for their
     /// jitter and patience: make it at the start of a run, in the thread of a current-thread runtime.
     pub fn new(seed: u64) -> Self {
+        Self::over(MemoryStore::new(), seed)
+    }
+}
+
+impl<S> ChaosStore<S> {
+    /// Things going wrong in front of `store`: a [`MemoryStore`], a `redis::Client`, a `redis::cluster::ClusterClient`.
+    ///
+    /// Each guard that is made from it makes its own connections to that store, as it would without. The seed is what it is
+    /// in [`new`](ChaosStore::new); but a real server answers when it does, so two runs by one seed differ.
+    ///
+    /// Of any other store than one in memory only the way there can be struck: [`Fault::ON_ANY_STORE`]. The other faults are
+    /// things that happen to a server behind its clients' backs. They never strike here: do them to the server itself. What
+    /// it says to those who wait for locks is always heard.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # #[cfg(feature = "redis")]
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use stampede_guard::StampedeGuard;
+    /// use stampede_guard::testing::{ChaosStore, Fault};
+    ///
+    /// let chaos = ChaosStore::over(redis::Client::open("redis://127.0.0.1/")?, 42);
+    /// for &fault in Fault::ON_ANY_STORE {
+    ///     chaos.inject(fault, 0.05);
+    /// }
+    /// let guard = StampedeGuard::new(chaos.clone());
+    /// # let _ = guard;
+    /// # Ok(()) }
+    /// # #[cfg(not(feature = "redis"))] fn main() {}
+    /// ```
+    pub fn over(store: S, seed: u64) -> Self
+    where
+        S: Into<Backend> + Clone + Send + Sync + 'static,
+    {
         fastrand::seed(seed);
-        Self { server: Server::new(MemoryStore::new(), seed) }
+        let another = store.clone();
+        Self { store, server: Server::new(move || another.clone().into(), seed) }
     }
 
     /// From now on `fault` strikes with this probability, from 0 to 1: each command, or each message.
@@ -157,8 +197,11 @@ impl ChaosStore {
     }
 
     /// The same data without faults: for a guard that is to be spared, and to see what is stored.
-    pub fn store(&self) -> MemoryStore {
-        self.server.store.clone()
+    pub fn store(&self) -> S
+    where
+        S: Clone,
+    {
+        self.store.clone()
     }
 
     /// A way to this store for one replica, which can be cut off, stopped and killed by itself.
@@ -176,7 +219,9 @@ impl ChaosStore {
     /// Whether the lease of this name is the replica's, and a flight there has it: one that is listening.
     #[cfg(test)]
     pub(crate) fn holds(&self, replica: &Replica, name: &str) -> bool {
-        let Some((holder, _)) = self.server.store.lease(name) else { return false };
+        let Some((holder, _)) = self.server.memory().and_then(|store| store.lease(name)) else {
+            return false;
+        };
         self.server.lines().iter().any(|line| line.is_of(&replica.condition) && line.watches.has(&holder))
     }
 
@@ -191,7 +236,7 @@ impl ChaosStore {
     }
 }
 
-impl fmt::Debug for ChaosStore {
+impl<S> fmt::Debug for ChaosStore<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ChaosStore").finish_non_exhaustive()
     }
@@ -234,7 +279,7 @@ pub struct Replica {
 impl Replica {
     /// Cuts it off: its commands get no answer and do not arrive, and it is told nothing. Its guards say so:
     /// [`connect`](crate::StampedeGuard::connect) fails, [`health`](crate::StampedeGuard::health) has both connections down, and
-    /// [`doctor`](crate::StampedeGuard::doctor) finds a problem. (The breaker stays closed: a [`ChaosStore`] has none.)
+    /// [`doctor`](crate::StampedeGuard::doctor) finds a problem. (The breaker stays as it is: a [`ChaosStore`] has none of its own.)
     pub fn cut(&self) {
         self.condition.cut();
     }
@@ -270,8 +315,8 @@ impl Replica {
         self.condition.runs().await;
     }
 
-    pub(crate) fn into_store(self) -> NodeStore {
-        let wire = Wire::new(&self.server, self.condition);
+    pub(crate) fn into_store(self, command_timeout: Duration) -> NodeStore {
+        let wire = Wire::new(&self.server, self.condition, command_timeout);
         NodeStore::of(Arc::new(Line(wire)))
     }
 }

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 /// What can go wrong on the way to a store, in it, and on the way back.
 ///
-/// Those of the first group strike a command, the next ones a wake-up, the rest the store itself, at the moment at
-/// which a command arrives there.
+/// Some strike a command, some a wake-up, and some the store itself at the moment at which a command arrives there. The
+/// last ones need a store in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Fault {
@@ -24,7 +24,8 @@ pub enum Fault {
     WakeLost,
     /// A waiter is told twice, the second time up to a second later.
     WakeTwice,
-    /// The waiters of a key are told something that did not happen.
+    /// The waiters of a key are told something that did not happen, or those of a lock to look again. (That a lock were
+    /// theirs they are not told: whoever can say that is trusted.)
     WakeForged,
     /// A replica's subscription is gone, for up to a second. Half of the times it does not notice.
     Deaf,
@@ -66,6 +67,22 @@ impl Fault {
         Self::OutOfMemory,
         Self::ReadOnly,
         Self::Corrupt,
+    ];
+
+    /// Those that strike whatever store there is: commands, and what waiters are told. The others happen to a store in memory
+    /// alone.
+    pub const ON_ANY_STORE: &'static [Self] = &[
+        Self::ErrorBefore,
+        Self::ErrorAfter,
+        Self::Ghost,
+        Self::BlackHole,
+        Self::Slow,
+        Self::WakeLost,
+        Self::WakeTwice,
+        Self::WakeForged,
+        Self::Deaf,
+        Self::OutOfMemory,
+        Self::ReadOnly,
     ];
 
     /// The name, for tables and logs.

@@ -10,7 +10,9 @@ use bytes::Bytes;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use super::server::{Answer, Command};
+#[cfg(test)]
+use super::command::now;
+use super::command::{Answer, Command};
 use super::wire::Wire;
 use crate::health::{Finding, Health};
 use crate::key::Key;
@@ -29,7 +31,9 @@ impl Line {
     fn send(&self, key: &Key, command: Command, within: Duration) -> Reply<'static, Answer> {
         let (wire, key) = (Arc::clone(&self.0), key.clone());
         // Nothing is sent before the reply is polled, as on a connection.
-        Box::pin(wire.exchange(within, move |wire| wire.server.arrive(&wire.node, &key, command)))
+        Box::pin(wire.exchange(within, move |wire| async move {
+            wire.server.arrive(&wire.node, &key, command, within).await
+        }))
     }
 }
 
@@ -55,7 +59,7 @@ impl Store for Line {
         let reply = self.send(key, Command::LookUp, within);
         #[cfg(test)]
         if mutated(Mutant::LooksTwice) {
-            let _ = self.0.server.arrive(&self.0.node, key, Command::LookUp);
+            let _ = now(Box::pin(self.0.server.arrive(&self.0.node, key, Command::LookUp, within)));
         }
         Box::pin(async move { if let Answer::Found(found) = reply.await? { Ok(found) } else { confused() } })
     }
@@ -119,7 +123,7 @@ impl Store for Line {
     }
 
     fn watch(&self, key: &Key, token: &Token) -> Watch {
-        self.0.watches.register(key.name(), token)
+        self.0.watch(key, token)
     }
 
     fn hints_arrive(&self) -> bool {
@@ -130,8 +134,26 @@ impl Store for Line {
         Box::pin(self.0.connect(within))
     }
 
+    fn probe<'a>(&'a self, key: &'a Key, within: Duration) -> Reply<'a, ()> {
+        Box::pin(async move {
+            self.0.reaches(within).await?;
+            self.0.node.probe(key, within).await
+        })
+    }
+
+    fn reach<'a>(&'a self, name: &'a str, within: Duration) -> Reply<'a, ()> {
+        Box::pin(async move {
+            self.0.reaches(within).await?;
+            self.0.node.reach(name, within).await
+        })
+    }
+
+    fn is_down(&self, name: &str) -> bool {
+        self.0.node.is_down(name)
+    }
+
     fn close(&self) {
-        self.0.node.close();
+        self.0.close();
     }
 
     fn health(&self) -> Health {

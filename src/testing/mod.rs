@@ -74,17 +74,22 @@
 //!
 //! # What it can do
 //!
+//! - [`ChaosStore::over`]: the same in front of a store of yours, such as a Redis server of an integration test, as far as a fault
+//!   is one of the way there ([`Fault::ON_ANY_STORE`]).
 //! - [`ChaosStore::inject`]: a [`Fault`] with a probability; [`ChaosStore::once`]: the next time, for a test with a script;
 //!   [`ChaosStore::calm`]: all is well again.
 //! - [`ChaosStore::replica`]: a guard of which one can say that its process was cut off, paused or killed ([`Replica`]).
 //! - [`Origin`]: counts loads, per key and in all, and how many ran at once; is told to fail, hang, panic, take long, or answer
 //!   what may not be stored; and its values have versions, so that a test sees which one it was given.
 //!
-//! What it is not: a Redis. It has no connections, so nothing is opened again and there is no breaker. Faults strike between the
-//! guard and a [`MemoryStore`](crate::MemoryStore), which keeps the same contract as the scripts on a server. Locks and tags know the faults of the way, and refusals (what is said about locks is lost,
-//! and never said twice or forged); evictions, flushes, failovers and the clock concern entries and leases (a flush, tags too).
+//! What [`ChaosStore::new`] is not: a Redis. It has no connections, so nothing is opened again and there is no breaker. Faults
+//! strike between the guard and a [`MemoryStore`](crate::MemoryStore), which keeps the same contract as the scripts on a server.
+//! Locks and tags know the faults of the way, and refusals. What is said about locks gets lost and is said twice, and those who
+//! wait are told to look again for nothing; they are never told that a lock is theirs when it is not. Evictions, flushes,
+//! failovers and the clock concern entries and leases (a flush, tags too).
 
 mod chaos;
+mod command;
 mod condition;
 mod fault;
 mod line;
@@ -95,7 +100,9 @@ mod tests;
 mod wire;
 
 pub use chaos::{ChaosStore, Replica};
+#[cfg(test)]
+pub(crate) use command::{Answer as ServerAnswer, Command};
 pub use fault::Fault;
 pub use origin::{Answer, Origin, OriginError};
 #[cfg(test)]
-pub(crate) use server::{Answer as ServerAnswer, Command, Witness};
+pub(crate) use server::Witness;

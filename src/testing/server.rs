@@ -1,23 +1,22 @@
-//! The far side: a memory store, what happens to it, and the step that each command is there.
+//! The far side: a store, what happens to it, and the step that each command is there.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
-use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use bytes::Bytes;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 
+use super::command::{Answer, Command, now};
 use super::condition::Condition;
 use super::fault::{Fault, Odds};
-use super::wire::Wire;
+use super::wire::{LONGEST_ECHO, Wire};
+use crate::backend::Backend;
 use crate::key::Key;
-use crate::store::memory::{MemoryNode, MemoryStore, Picture, Relay, Way};
+use crate::store::grants::Tell;
+use crate::store::memory::{MemoryStore, Picture, Relay, Way};
 use crate::store::watch::Hint;
-use crate::store::{
-    Acquire, Acquired, Fail, HandOver, HandedOver, Insert, Kept, Reply, Store as _, StoreError,
-    StoreErrorKind, Token,
-};
+use crate::store::{NodeStore, StoreError, StoreErrorKind, Token};
 use crate::sync::lock;
 
 /// How long what a failover can lose is remembered.
@@ -28,13 +27,21 @@ const LONGEST_STEP_MS: i64 = 3_600_000;
 /// What all lines of one chaos store share.
 #[derive(Debug)]
 pub(super) struct Server {
-    pub(super) store: MemoryStore,
+    far: Far,
     pub(super) odds: Mutex<Odds>,
     /// Half a round trip: at least, and how much more.
     latency: Mutex<(Duration, Duration)>,
     state: Mutex<State>,
     lines: Mutex<Vec<Weak<Wire>>>,
     witness: OnceLock<Arc<dyn Witness>>,
+}
+
+/// The store in which commands arrive.
+enum Far {
+    /// What can happen to a store behind its clients' backs happens to this one.
+    Memory(MemoryStore),
+    /// Any other one, as one more replica sees it: all that can be done to it is on the way there and back.
+    Other(Box<dyn Fn() -> Backend + Send + Sync>),
 }
 
 #[derive(Debug, Default)]
@@ -44,56 +51,6 @@ struct State {
     read_only_until: Option<Instant>,
     ahead_ms: i64,
     commands: u64,
-}
-
-/// One command of the fleet protocol, as it travels.
-#[derive(Clone, Debug)]
-pub(crate) enum Command {
-    LookUp,
-    Acquire {
-        token: Token,
-        lease: Duration,
-        seen: Option<Bytes>,
-        behind: Option<Token>,
-        queue: bool,
-    },
-    Renew {
-        token: Token,
-        lease: Duration,
-    },
-    Commit {
-        token: Token,
-        entry: Bytes,
-        keep: Duration,
-    },
-    Fail {
-        token: Token,
-        outcome: Bytes,
-        keep: Duration,
-        replay: Duration,
-        marker: Option<(Bytes, Duration)>,
-        seen: Option<Bytes>,
-    },
-    HandOver {
-        token: Token,
-        how: HandOver,
-    },
-    Release {
-        token: Token,
-    },
-    Invalidate {
-        insert: Option<Insert>,
-    },
-}
-
-/// What came of it.
-#[derive(Clone, Debug)]
-pub(crate) enum Answer {
-    Found(Option<Bytes>),
-    Acquired(Acquired),
-    Kept(Kept),
-    HandedOver(HandedOver),
-    Done,
 }
 
 /// Who sees all that happens on the far side.
@@ -111,70 +68,39 @@ pub(crate) trait Witness: std::fmt::Debug + Send + Sync {
     fn failed_over(&self, to: Instant);
 }
 
-impl Command {
-    fn writes(&self) -> bool {
-        !matches!(self, Self::LookUp)
-    }
-
-    /// Whether it asks for memory: a server that has none refuses it, and nothing else.
-    fn allocates(&self) -> bool {
-        match self {
-            Self::Acquire { .. } | Self::Commit { .. } | Self::Fail { .. } => true,
-            Self::Invalidate { insert } => insert.is_some(),
-            Self::LookUp | Self::Renew { .. } | Self::HandOver { .. } | Self::Release { .. } => false,
-        }
-    }
-
-    fn run(self, node: &MemoryNode, key: &Key) -> Result<Answer, StoreError> {
-        const WITHIN: Duration = Duration::ZERO;
-        Ok(match self {
-            Self::LookUp => Answer::Found(now(node.look_up(key, WITHIN))?),
-            Self::Acquire { token, lease, seen, behind, queue } => {
-                let (seen, behind) = (seen.as_ref(), behind.as_ref());
-                let ask = Acquire { token: &token, lease, seen, behind, queue };
-                Answer::Acquired(now(node.acquire(key, ask, WITHIN))?)
-            }
-            Self::Renew { token, lease } => Answer::Kept(now(node.renew(key, &token, lease, WITHIN))?),
-            Self::Commit { token, entry, keep } => {
-                Answer::Kept(now(node.commit(key, &token, entry, keep, WITHIN))?)
-            }
-            Self::Fail { token, outcome, keep, replay, marker, seen } => {
-                let fail = Fail { token: &token, outcome, keep, replay, marker, seen: seen.as_ref() };
-                Answer::Kept(now(node.fail(key, fail, WITHIN))?)
-            }
-            Self::HandOver { token, how } => {
-                Answer::HandedOver(now(node.hand_over(key, &token, how, WITHIN))?)
-            }
-            Self::Release { token } => Answer::Kept(now(node.release(key, &token, WITHIN))?),
-            Self::Invalidate { insert } => {
-                now(node.invalidate(key, insert, WITHIN))?;
-                Answer::Done
-            }
-        })
-    }
-}
-
-/// A memory store's answer, which is there at once.
-pub(super) fn now<T>(mut reply: Reply<'_, T>) -> Result<T, StoreError> {
-    match reply.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(answer) => answer,
-        Poll::Pending => Err(StoreError::new(StoreErrorKind::TimedOut)),
-    }
-}
-
 impl Server {
-    pub(super) fn new(store: MemoryStore, seed: u64) -> Arc<Self> {
+    /// A server of what `store` makes; each call makes the same store once more.
+    pub(super) fn new(store: impl Fn() -> Backend + Send + Sync + 'static, seed: u64) -> Arc<Self> {
+        let memory = store().memory().cloned();
         let server = Arc::new(Self {
-            store,
+            far: memory.map_or_else(|| Far::Other(Box::new(store)), Far::Memory),
             odds: Mutex::new(Odds::new(seed)),
             latency: Mutex::default(),
             state: Mutex::default(),
             lines: Mutex::default(),
             witness: OnceLock::new(),
         });
-        let weak: Weak<Self> = Arc::downgrade(&server);
-        server.store.relay_to(weak);
+        if let Some(store) = server.memory() {
+            let weak: Weak<Self> = Arc::downgrade(&server);
+            store.relay_to(weak);
+        }
         server
+    }
+
+    /// The store, if it is one to which things can happen.
+    pub(super) fn memory(&self) -> Option<&MemoryStore> {
+        match &self.far {
+            Far::Memory(store) => Some(store),
+            Far::Other(_) => None,
+        }
+    }
+
+    /// The store as one more replica sees it.
+    pub(super) fn node(&self, command_timeout: Duration) -> NodeStore {
+        match &self.far {
+            Far::Memory(store) => NodeStore::memory(store.clone()),
+            Far::Other(store) => store().into_store(command_timeout),
+        }
     }
 
     pub(super) fn join(&self, line: &Arc<Wire>) {
@@ -223,9 +149,9 @@ impl Server {
             state.read_only_until = None;
             std::mem::take(&mut state.ahead_ms)
         };
-        if ahead_ms != 0 {
-            self.store.step_clock(-ahead_ms);
-            self.store.flush();
+        if let Some(store) = self.memory().filter(|_| ahead_ms != 0) {
+            store.step_clock(-ahead_ms);
+            store.flush();
         }
         for line in self.lines() {
             line.hear_again();
@@ -233,63 +159,82 @@ impl Server {
     }
 
     /// A command arrives.
-    pub(super) fn arrive(
+    pub(super) async fn arrive(
         &self,
-        node: &MemoryNode,
+        node: &NodeStore,
         key: &Key,
         command: Command,
+        within: Duration,
     ) -> Result<Answer, StoreError> {
-        self.strike(key.name());
-        self.refuse(command.writes(), command.allocates())?;
-        if command.writes() {
-            self.note(key.name());
+        if let Some(store) = self.memory() {
+            self.strike(store, key.name());
         }
-        let run = |command: Command| command.run(node, key);
+        self.forge(key.name());
+        self.refuse(command.writes(), command.allocates())?;
+        let run = |command: Command| command.run(node, key, within);
+        let Some(store) = self.memory() else { return run(command).await };
+        if command.writes() {
+            self.note(store, key.name());
+        }
         match self.witness.get() {
-            None => run(command),
+            None => run(command).await,
             // What a memory store answers is never an error.
-            Some(witness) => {
-                Ok(witness.run(&self.store, key, command, &|command| run(command).unwrap_or(Answer::Done)))
-            }
+            Some(witness) => Ok(witness
+                .run(store, key, command, &|command| now(Box::pin(run(command))).unwrap_or(Answer::Done))),
         }
     }
 
     /// What happens to the store before a command runs.
-    fn strike(&self, name: &str) {
+    fn strike(&self, store: &MemoryStore, name: &str) {
         let struck = |fault| lock(&self.odds).strikes(fault);
         let missed = |fault| lock(&self.odds).missed(fault);
-        if struck(Fault::EvictLease) && !self.store.evict_lease(name) {
+        if struck(Fault::EvictLease) && !store.evict_lease(name) {
             missed(Fault::EvictLease);
         }
-        if struck(Fault::EvictEntry) && !self.store.evict_entry(name) {
+        if struck(Fault::EvictEntry) && !store.evict_entry(name) {
             missed(Fault::EvictEntry);
         }
         if struck(Fault::Flush) {
-            self.store.flush();
+            store.flush();
         }
         if struck(Fault::FailOver) {
-            self.fail_over();
+            self.fail_over(store);
         }
         if struck(Fault::ClockStep) {
             let by_ms = lock(&self.odds).random().i64(-LONGEST_STEP_MS..=LONGEST_STEP_MS);
             lock(&self.state).ahead_ms += by_ms;
-            self.store.step_clock(by_ms);
+            store.step_clock(by_ms);
         }
         if struck(Fault::Corrupt) {
             let at = lock(&self.odds).random().usize(..1 << 20);
-            if !self.store.spoil(name, at) {
+            if !store.spoil(name, at) {
                 missed(Fault::Corrupt);
             }
         }
-        if struck(Fault::WakeForged) {
-            let hint = match lock(&self.odds).random().u8(..3) {
-                0 => Hint::Invalidated,
-                1 => Hint::Finished(None),
-                _ => Hint::Finished(self.store.lease(name).map(|(holder, _)| holder)),
-            };
-            for line in self.lines() {
-                line.hear(name, &hint);
-            }
+    }
+
+    /// The waiters of a key are told what has not happened.
+    fn forge(&self, name: &str) {
+        if !lock(&self.odds).strikes(Fault::WakeForged) {
+            return;
+        }
+        let holder = || Some(self.memory()?.lease(name)?.0);
+        let hint = match lock(&self.odds).random().u8(..3) {
+            0 => Hint::Invalidated,
+            1 => Hint::Finished(None),
+            _ => Hint::Finished(holder()),
+        };
+        for line in self.lines() {
+            line.hear(name, &hint);
+        }
+    }
+
+    /// The waiters for a lock are told to look again. That it were theirs is not said: a grant is believed.
+    pub(super) fn forge_for_lock(&self, key: &str) {
+        if let Some(store) = self.memory()
+            && lock(&self.odds).strikes(Fault::WakeForged)
+        {
+            store.tell_lock_missed(key);
         }
     }
 
@@ -314,8 +259,8 @@ impl Server {
     }
 
     /// Remembers what a key is before it is written.
-    fn note(&self, name: &str) {
-        let (now, picture) = (Instant::now(), self.store.picture(name));
+    fn note(&self, store: &MemoryStore, name: &str) {
+        let (now, picture) = (Instant::now(), store.picture(name));
         let mut state = lock(&self.state);
         state.journal.push_back((now, name.into(), picture));
         while state.journal.front().is_some_and(|(at, ..)| *at + LONGEST_LAG < now) {
@@ -323,7 +268,7 @@ impl Server {
         }
     }
 
-    fn fail_over(&self) {
+    fn fail_over(&self, store: &MemoryStore) {
         let lag = lock(&self.odds).up_to(LONGEST_LAG);
         let now = Instant::now();
         let to = now.checked_sub(lag).unwrap_or(now);
@@ -336,7 +281,7 @@ impl Server {
                 lock(&self.state).journal.push_back((at, name, picture));
                 return;
             }
-            self.store.restore(&name, &picture);
+            store.restore(&name, &picture);
         }
     }
 }
@@ -353,5 +298,27 @@ impl Relay for Server {
     fn way(&self, token: &Token) -> Way {
         let line = self.lines().into_iter().find(|line| line.is_own(token));
         line.map_or(Way::Open, |line| line.way())
+    }
+
+    fn told(&self, token: &Token, tell: Tell) {
+        let Some(store) = self.memory() else { return };
+        let mut odds = lock(&self.odds);
+        if !odds.strikes(Fault::WakeTwice) {
+            return;
+        }
+        let (again, store, token) = (odds.up_to(LONGEST_ECHO), store.clone(), token.clone());
+        tokio::spawn(async move {
+            sleep(again).await;
+            store.tell_lock(&token, tell);
+        });
+    }
+}
+
+impl fmt::Debug for Far {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Memory(store) => store.fmt(f),
+            Self::Other(_) => f.write_str("Other"),
+        }
     }
 }

@@ -25,7 +25,7 @@ async fn acquire(node: &NodeStore, token: &Token) -> Result<Acquired, StoreError
 /// Whose the lease is after one ACQUIRE under `fault`, at once and later, and what its caller was told.
 async fn one_acquire(fault: Fault) -> (bool, bool, Result<Acquired, StoreErrorKind>) {
     let chaos = ChaosStore::new(3);
-    let node = chaos.replica().into_store();
+    let node = chaos.replica().into_store(WITHIN);
     let token = Token::mint(node.node());
     chaos.once(fault);
     let answer = acquire(&node, &token).await;
@@ -62,7 +62,7 @@ async fn faults_of_the_way_decide_whether_a_command_runs_and_what_its_caller_hea
 #[tokio::test(start_paused = true)]
 async fn the_store_and_its_leases_follow_the_paused_clock() {
     let chaos = ChaosStore::new(1);
-    let node = chaos.replica().into_store();
+    let node = chaos.replica().into_store(WITHIN);
     let (one, other) = (Token::mint(node.node()), Token::mint(node.node()));
     assert!(matches!(acquire(&node, &one).await, Ok(Acquired::Granted)));
     let before = node.now();
@@ -110,10 +110,23 @@ async fn what_happens_to_the_store_happens_to_everyone() {
     assert!((1..20).contains(&lost), "{lost}");
 }
 
+/// It is still a store to which anything can happen, whoever has made it.
+#[tokio::test(start_paused = true)]
+async fn a_memory_store_of_one_s_own_is_struck_as_any() {
+    let store = crate::MemoryStore::with_capacity(1 << 20);
+    let chaos = ChaosStore::over(store.clone(), 5);
+    let guard = StampedeGuard::new(chaos.clone());
+    guard.insert("k", &7_u32).await.expect("stored");
+    assert_eq!((store.len(), chaos.store().len()), (1, 1));
+    chaos.once(Fault::Flush);
+    assert_eq!(guard.get::<u32>("k").await.expect("answered"), None);
+    assert_eq!((store.len(), chaos.struck(Fault::Flush)), (0, 1));
+}
+
 #[tokio::test(start_paused = true)]
 async fn wake_ups_are_lost_doubled_and_forged() {
     let chaos = ChaosStore::new(2);
-    let (one, other) = (chaos.replica().into_store(), chaos.replica().into_store());
+    let (one, other) = (chaos.replica().into_store(WITHIN), chaos.replica().into_store(WITHIN));
     let (holder, waiter) = (Token::mint(one.node()), Token::mint(other.node()));
     let watch = other.watch(&key(), &waiter);
     let hints = async |most: Duration| tokio::time::timeout(most, watch.hints()).await.ok();
@@ -208,7 +221,7 @@ async fn a_replica_that_is_cut_off_says_so_until_it_is_back() {
 async fn a_grant_that_comes_when_its_waiter_has_left_is_passed_on() {
     let chaos = ChaosStore::new(1);
     chaos.latency(Duration::from_millis(2), Duration::from_millis(2));
-    let (one, other) = (chaos.replica().into_store(), chaos.replica().into_store());
+    let (one, other) = (chaos.replica().into_store(WITHIN), chaos.replica().into_store(WITHIN));
     let (holder, waiter) = (Token::mint(one.node()), Token::mint(other.node()));
     acquire(&one, &holder).await.expect("answered");
     let watch = other.watch(&key(), &waiter);

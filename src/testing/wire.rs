@@ -1,34 +1,41 @@
 //! The way to the far side and back: how long a command takes, whether it arrives, and what its caller is told.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
+use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
+use super::command::Command;
 use super::condition::Condition;
 use super::fault::{Fault, Odds};
-use super::server::{Command, Server};
+use super::server::Server;
 use crate::health::{Finding, Health, LinkState};
 use crate::key::Key;
 #[cfg(test)]
 use crate::simulation::{Mutant, mutated};
-use crate::store::memory::{MemoryNode, Way};
-use crate::store::watch::{Hint, Watches};
-use crate::store::{HandOver, Store as _, StoreError, StoreErrorKind, Token};
+use crate::store::memory::Way;
+use crate::store::watch::{Hint, Hints, Watches};
+use crate::store::{HandOver, NodeStore, StoreError, StoreErrorKind, Token, Watch};
 use crate::sync::lock;
 
 const CUT_OFF: &str = "the replica is cut off";
 
 const LONGEST_GHOST: Duration = Duration::from_secs(3);
-const LONGEST_ECHO: Duration = Duration::from_secs(1);
+pub(super) const LONGEST_ECHO: Duration = Duration::from_secs(1);
 const LONGEST_DEAFNESS: Duration = Duration::from_secs(1);
+/// How long a grant may take to be given back.
+const GIVING_BACK: Duration = Duration::from_secs(1);
 
 /// One guard's connection to a chaos store, with the guard's own waiters.
 #[derive(Debug)]
 pub(super) struct Wire {
     pub(super) server: Arc<Server>,
-    pub(super) node: MemoryNode,
+    /// The store at the other end, as this guard would have it without the wire.
+    pub(super) node: NodeStore,
+    closed: AtomicBool,
     pub(super) watches: Arc<Watches>,
     condition: Arc<Condition>,
     /// When the last command arrives: none overtakes another one, but for what is slow or a ghost.
@@ -55,10 +62,15 @@ enum Fate {
 }
 
 impl Wire {
-    pub(super) fn new(server: &Arc<Server>, condition: Arc<Condition>) -> Arc<Self> {
+    pub(super) fn new(
+        server: &Arc<Server>,
+        condition: Arc<Condition>,
+        command_timeout: Duration,
+    ) -> Arc<Self> {
         let wire = Arc::new(Self {
             server: Arc::clone(server),
-            node: server.store.clone().into_node(),
+            node: server.node(command_timeout),
+            closed: AtomicBool::new(false),
             watches: Arc::default(),
             condition,
             arrived: Mutex::default(),
@@ -69,13 +81,14 @@ impl Wire {
     }
 
     /// Sends a command, `act` on the far side, and waits for its answer for as long as `within`.
-    pub(super) async fn exchange<T, F>(self: Arc<Self>, within: Duration, act: F) -> Result<T, StoreError>
+    pub(super) async fn exchange<T, A, F>(self: Arc<Self>, within: Duration, act: A) -> Result<T, StoreError>
     where
         T: Send + 'static,
-        F: FnOnce(&Self) -> Result<T, StoreError> + Send + 'static,
+        A: FnOnce(Arc<Self>) -> F + Send + 'static,
+        F: Future<Output = Result<T, StoreError>> + Send + 'static,
     {
         self.condition.runs().await;
-        if self.node.is_closed() {
+        if self.is_closed() {
             return Err(StoreError::new(StoreErrorKind::Closed));
         }
         #[cfg(test)]
@@ -94,7 +107,7 @@ impl Wire {
                 tokio::spawn(async move {
                     sleep_until(arrives).await;
                     // Nobody listens any more.
-                    let _ = act(&line);
+                    let _ = act(line).await;
                 });
                 sleep(within).await;
                 self.condition.runs().await;
@@ -104,7 +117,7 @@ impl Wire {
             Fate::Broken(there, back) => (there, back, true),
         };
         if there.is_zero() && back.is_zero() {
-            let answer = act(&self);
+            let answer = act(self).await;
             return if broken { failed(StoreErrorKind::Broken) } else { answer };
         }
         let (tell, told) = oneshot::channel();
@@ -113,7 +126,7 @@ impl Wire {
         // A task of its own: who is not waited for any more arrives all the same.
         tokio::spawn(async move {
             sleep_until(arrives).await;
-            let answer = act(&line);
+            let answer = act(line).await;
             sleep(back).await;
             let _ = tell.send(answer);
         });
@@ -128,6 +141,12 @@ impl Wire {
 
     /// Draws nothing: whether a run connects first changes nothing that follows.
     pub(super) async fn connect(&self, within: Duration) -> Result<(), StoreError> {
+        self.reaches(within).await?;
+        self.node.connect(within).await
+    }
+
+    /// An error after so long, where nothing reaches the other end.
+    pub(super) async fn reaches(&self, within: Duration) -> Result<(), StoreError> {
         self.condition.runs().await;
         if !self.condition.is_cut() {
             return Ok(());
@@ -137,10 +156,19 @@ impl Wire {
         Err(StoreError::new(StoreErrorKind::TimedOut))
     }
 
+    pub(super) fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        self.node.close();
+    }
+
+    fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
     /// What its guard knows.
     pub(super) fn health(&self) -> Health {
         let health = self.node.health();
-        if self.node.is_closed() || !self.condition.is_cut() {
+        if self.is_closed() || !self.condition.is_cut() {
             return health;
         }
         let (commands, inbox, reason) = (LinkState::Down, LinkState::Down, Some(CUT_OFF.to_owned()));
@@ -257,12 +285,58 @@ impl Wire {
 
     /// The waiter has left: its lease must not stay with nobody. As a Redis node's inbox does it.
     async fn pass_on(self: Arc<Self>, name: &str, token: Token, hops: u8) {
-        let Some((holder, lease)) = self.server.store.lease(name) else { return };
-        if holder == token {
-            let how = HandOver { lease, hops, is_leaving: false };
-            let (key, command) = (Key::of_name(name), Command::HandOver { token, how });
-            let act = move |line: &Self| line.server.arrive(&line.node, &key, command);
-            let _ = self.exchange(lease, act).await;
+        let (command, within) = match self.server.memory() {
+            Some(store) => {
+                let Some((holder, lease)) = store.lease(name) else { return };
+                if holder != token {
+                    return;
+                }
+                let how = HandOver { lease, hops, is_leaving: false };
+                (Command::HandOver { token, how }, lease)
+            }
+            // For how long it was given is not known here: those who wait ask again.
+            None => (Command::Release { token }, GIVING_BACK),
+        };
+        let key = Key::of_name(name);
+        let act =
+            move |line: Arc<Self>| async move { line.server.arrive(&line.node, &key, command, within).await };
+        let _ = self.exchange(within, act).await;
+    }
+
+    /// Registers a waiter at this end.
+    pub(super) fn watch(self: &Arc<Self>, key: &Key, token: &Token) -> Watch {
+        let watch = self.watches.register(key.name(), token);
+        if self.server.memory().is_some() {
+            // It tells its lines.
+            return watch;
+        }
+        let (wire, key, token) = (Arc::clone(self), key.clone(), token.clone());
+        // Registered now: no wake-up falls between the command that follows and this.
+        let other_end = self.node.watch(&key, &token);
+        let mut relay = JoinSet::new();
+        relay.spawn(async move {
+            loop {
+                let hints = other_end.hints().await;
+                Arc::clone(&wire).relay(key.name(), &token, hints).await;
+            }
+        });
+        watch.with(relay)
+    }
+
+    /// What a waiter was told at the other end is said at this one.
+    async fn relay(self: Arc<Self>, name: &str, token: &Token, hints: Hints) {
+        let Hints { finished, granted, invalidated, missed } = hints;
+        if invalidated {
+            self.tell(name, &Hint::Invalidated);
+        }
+        if let Some(hops) = granted {
+            let token = token.clone();
+            if !self.tell(name, &Hint::Granted { token: token.clone(), hops }) {
+                Arc::clone(&self).pass_on(name, token, hops).await;
+            }
+        }
+        if missed || finished.is_some() || !invalidated && granted.is_none() {
+            self.tell(name, &Hint::Finished(finished));
         }
     }
 
@@ -289,7 +363,8 @@ impl Wire {
 
     /// Whether this line's guard believes that it is told.
     pub(super) fn hints_arrive(&self) -> bool {
-        !lock(&self.deaf).is_some_and(|deaf| deaf.noticed && Instant::now() < deaf.until)
+        let is_deaf = lock(&self.deaf).is_some_and(|deaf| deaf.noticed && Instant::now() < deaf.until);
+        !is_deaf && self.node.hints_arrive()
     }
 
     fn go_deaf(self: &Arc<Self>, deaf: Deaf) {
@@ -312,6 +387,8 @@ impl Wire {
     /// Reached again after a cut.
     pub(super) fn reconnected(&self) {
         self.watches.tell_all_missed();
-        self.node.tell_missed();
+        if let Some(store) = self.server.memory() {
+            store.tell_node_missed(self.node.node());
+        }
     }
 }

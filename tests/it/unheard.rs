@@ -1,4 +1,4 @@
-//! Waiters for locks who are not told: what is said to them gets lost, or their replica hears nothing for a while.
+//! Waiters for locks who are not told, told twice, or told to look for nothing.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -48,14 +48,17 @@ async fn a_grant_that_is_lost_costs_what_the_holder_had_left() {
     assert!(late > TTL / 2 && late < TTL, "{late:?}");
 }
 
-/// Told or not, each has its turn, and one at a time.
+/// Told, not told or told twice, each has its turn, and one at a time.
 #[tokio::test(start_paused = true)]
 async fn turns_are_taken_whatever_is_not_heard() {
-    let mut struck = [0; 2];
+    const FAULTS: [(Fault, f64); 4] =
+        [(Fault::WakeLost, 0.2), (Fault::Deaf, 0.02), (Fault::WakeTwice, 0.3), (Fault::WakeForged, 0.1)];
+    let mut struck = [0; FAULTS.len()];
     for seed in 0..20 {
         let chaos = chaos(seed);
-        chaos.inject(Fault::WakeLost, 0.2);
-        chaos.inject(Fault::Deaf, 0.02);
+        for (fault, chance) in FAULTS {
+            chaos.inject(fault, chance);
+        }
         let (holders, users) = (Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default());
         let turns = (0..4).flat_map(|_| {
             let locks = Locks::new(chaos.clone());
@@ -81,8 +84,9 @@ async fn turns_are_taken_whatever_is_not_heard() {
         for turn in tokio::time::timeout(TTL * 200, join_all(turns)).await.expect("nobody hangs") {
             turn.unwrap_or_else(|error| panic!("SEED={seed}: {error}"));
         }
-        struck[0] += chaos.struck(Fault::WakeLost);
-        struck[1] += chaos.struck(Fault::Deaf);
+        for (sum, (fault, _)) in struck.iter_mut().zip(FAULTS) {
+            *sum += chaos.struck(fault);
+        }
     }
     assert!(struck.iter().all(|struck| *struck > 100), "{struck:?}");
 }

@@ -8,11 +8,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::time::Instant;
+use uuid::Uuid;
 
+use super::MemoryStore;
 use super::records::{Record, Records};
 use super::shelf::Shelf;
-use super::{MemoryNode, MemoryStore};
 use crate::store::Token;
+use crate::store::grants::Tell;
 use crate::store::watch::Hint;
 
 /// The state that only tests give a store.
@@ -29,6 +31,9 @@ pub(crate) trait Relay: Send + Sync {
 
     /// What becomes of something that is said to this waiter for a lock, or to this holder.
     fn way(&self, token: &Token) -> Way;
+
+    /// This waiter for a lock, or this holder, was told.
+    fn told(&self, token: &Token, tell: Tell);
 }
 
 /// What becomes of something that is said.
@@ -57,6 +62,12 @@ impl Meddling {
 
     pub(super) fn way(&self, token: &Token) -> Way {
         self.relay.get().and_then(Weak::upgrade).map_or(Way::Open, |relay| relay.way(token))
+    }
+
+    pub(super) fn told(&self, token: &Token, tell: Tell) {
+        if let Some(relay) = self.relay.get().and_then(Weak::upgrade) {
+            relay.told(token, tell);
+        }
     }
 
     pub(super) fn ahead_ms(&self) -> i64 {
@@ -132,6 +143,21 @@ impl MemoryStore {
         self.records().step(by_ms);
     }
 
+    /// Tells a waiter for a lock, or a holder, whatever is true.
+    pub(crate) fn tell_lock(&self, token: &Token, tell: Tell) {
+        drop(self.shared.grants.tell(token, tell));
+    }
+
+    /// Tells those who wait for the lock with this key to look again.
+    pub(crate) fn tell_lock_missed(&self, key: &str) {
+        drop(self.shared.grants.tell_missed(key, None));
+    }
+
+    /// Tells a node's waiters for locks that something may have been lost.
+    pub(crate) fn tell_node_missed(&self, node: Uuid) {
+        self.shared.grants.tell_node_missed(node);
+    }
+
     pub(crate) fn picture(&self, name: &str) -> Picture {
         Picture(self.records().by_name.get(name).cloned())
     }
@@ -154,13 +180,6 @@ impl MemoryStore {
             records.put_left(name, left);
         }
         records.tidy(name);
-    }
-}
-
-impl MemoryNode {
-    /// Tells this node's waiters for locks that something may have been lost.
-    pub(crate) fn tell_missed(&self) {
-        self.store.shared.grants.tell_node_missed(self.node);
     }
 }
 

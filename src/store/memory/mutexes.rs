@@ -62,6 +62,10 @@ impl Step<'_> {
         let wake = self.grants.tell(token, tell);
         let heard = wake.is_some();
         self.wakes.extend(wake);
+        #[cfg(feature = "testing")]
+        if heard {
+            self.meddling.told(token, tell);
+        }
         heard
     }
 

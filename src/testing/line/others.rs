@@ -1,5 +1,6 @@
-//! Tags, lists and locks over a wire. What strikes commands strikes these too, and what is said to waiters for locks gets
-//! lost like other wake-ups; of what happens to the store itself, they know refusals.
+//! Tags, lists and locks over a wire. What strikes commands strikes these too. What a memory store says to waiters for locks gets
+//! lost and is said twice like other wake-ups, and they are told to look again for nothing. Of what happens to the store
+//! itself, they know refusals.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,59 +12,78 @@ use crate::store::locks::{
     Announced, Change, LockName, LockStore, MutexHolder, MutexTaken, PermitFreed, PermitTaken,
     SemaphoreState, Take, TakePermit,
 };
-use crate::store::memory::MemoryNode;
 use crate::store::tags::{Found, Member, TagStore};
-use crate::store::{Reply, StoreError, Token};
-use crate::testing::server::now;
+use crate::store::{NodeStore, Reply, StoreError, Token};
 
-/// On the far side there is nothing to wait for.
-const NOW: Duration = Duration::ZERO;
 /// The deadline of commands that have none of their own.
 const WITHIN: Duration = Duration::from_secs(1);
 
 impl Line {
-    fn ask<T, F>(&self, writes: bool, within: Duration, act: F) -> Reply<'static, T>
+    fn ask<T, A, F>(&self, writes: bool, within: Duration, act: A) -> Reply<'static, T>
     where
         T: Send + 'static,
-        F: FnOnce(&MemoryNode) -> Result<T, StoreError> + Send + 'static,
+        A: FnOnce(NodeStore) -> F + Send + 'static,
+        F: Future<Output = Result<T, StoreError>> + Send + 'static,
     {
         let wire = Arc::clone(&self.0);
-        Box::pin(wire.exchange(within, move |wire| {
+        Box::pin(wire.exchange(within, move |wire| async move {
             wire.server.refuse(writes, writes)?;
-            act(&wire.node)
+            act(wire.node.clone()).await
         }))
+    }
+
+    /// The same, about a lock.
+    fn ask_of<T, A, F>(&self, name: &LockName, writes: bool, within: Duration, act: A) -> Reply<'static, T>
+    where
+        T: Send + 'static,
+        A: FnOnce(NodeStore, LockName) -> F + Send + 'static,
+        F: Future<Output = Result<T, StoreError>> + Send + 'static,
+    {
+        let (wire, name) = (Arc::clone(&self.0), name.clone());
+        self.ask(writes, within, move |node| async move {
+            wire.server.forge_for_lock(&name.key);
+            act(node, name).await
+        })
     }
 }
 
 impl TagStore for Line {
     fn look_up_tagged<'a>(&'a self, key: &'a Key, tags: &'a [Key], within: Duration) -> Reply<'a, Found> {
         let (key, tags) = (key.clone(), tags.to_vec());
-        self.ask(false, within, move |node| now(node.look_up_tagged(&key, &tags, NOW)))
+        self.ask(
+            false,
+            within,
+            move |node| async move { node.tags().look_up_tagged(&key, &tags, within).await },
+        )
     }
 
     fn present_ids<'a>(&'a self, tags: &'a [Key], within: Duration) -> Reply<'a, Vec<Option<u64>>> {
         let tags = tags.to_vec();
-        self.ask(false, within, move |node| now(node.present_ids(&tags, NOW)))
+        self.ask(false, within, move |node| async move { node.tags().present_ids(&tags, within).await })
     }
 
     fn tag_ids<'a>(&'a self, tags: &'a [Key], life: Duration, within: Duration) -> Reply<'a, Vec<u64>> {
         let tags = tags.to_vec();
-        self.ask(true, within, move |node| now(node.tag_ids(&tags, life, NOW)))
+        self.ask(true, within, move |node| async move { node.tags().tag_ids(&tags, life, within).await })
     }
 
     fn forget_tag<'a>(&'a self, tag: &'a Key, within: Duration) -> Reply<'a, ()> {
         let tag = tag.clone();
-        self.ask(true, within, move |node| now(node.forget_tag(&tag, NOW)))
+        self.ask(true, within, move |node| async move { node.tags().forget_tag(&tag, within).await })
     }
 
     fn enlist<'a>(&'a self, list: &'a Key, member: Member, most: usize, life: Duration) -> Reply<'a, bool> {
         let list = list.clone();
-        self.ask(true, WITHIN, move |node| now(node.enlist(&list, member, most, life)))
+        self.ask(true, WITHIN, move |node| async move { node.tags().enlist(&list, member, most, life).await })
     }
 
     fn replicated<'a>(&'a self, key: &'a Key, replicas: u32, within: Duration) -> Reply<'a, u32> {
         let key = key.clone();
-        self.ask(false, within, move |node| now(node.replicated(&key, replicas, NOW)))
+        self.ask(
+            false,
+            within,
+            move |node| async move { node.tags().replicated(&key, replicas, within).await },
+        )
     }
 }
 
@@ -74,11 +94,11 @@ impl LockStore for Line {
         ask: Take<'a>,
         within: Duration,
     ) -> Reply<'a, MutexTaken> {
-        let (name, token, instead) = (name.clone(), ask.token.clone(), ask.instead.cloned());
+        let (token, instead) = (ask.token.clone(), ask.instead.cloned());
         let Take { ttl, queue, .. } = ask;
-        self.ask(true, within, move |node| {
+        self.ask_of(name, true, within, move |node, name| async move {
             let ask = Take { token: &token, ttl, queue, instead: instead.as_ref() };
-            now(node.take_mutex(&name, ask, NOW))
+            node.locks().take_mutex(&name, ask, within).await
         })
     }
 
@@ -89,8 +109,10 @@ impl LockStore for Line {
         ttl: Option<Duration>,
         within: Duration,
     ) -> Reply<'a, bool> {
-        let (name, token) = (name.clone(), token.clone());
-        self.ask(true, within, move |node| now(node.free_mutex(&name, &token, ttl, NOW)))
+        let token = token.clone();
+        self.ask_of(name, true, within, move |node, name| async move {
+            node.locks().free_mutex(&name, &token, ttl, within).await
+        })
     }
 
     fn extend_mutex<'a>(
@@ -100,18 +122,22 @@ impl LockStore for Line {
         ttl: Option<Duration>,
         within: Duration,
     ) -> Reply<'a, bool> {
-        let (name, token) = (name.clone(), token.clone());
-        self.ask(true, within, move |node| now(node.extend_mutex(&name, &token, ttl, NOW)))
+        let token = token.clone();
+        self.ask_of(name, true, within, move |node, name| async move {
+            node.locks().extend_mutex(&name, &token, ttl, within).await
+        })
     }
 
     fn look_at_mutex<'a>(&'a self, name: &'a LockName, within: Duration) -> Reply<'a, Option<MutexHolder>> {
-        let name = name.clone();
-        self.ask(false, within, move |node| now(node.look_at_mutex(&name, NOW)))
+        self.ask_of(name, false, within, move |node, name| async move {
+            node.locks().look_at_mutex(&name, within).await
+        })
     }
 
     fn break_mutex<'a>(&'a self, name: &'a LockName, within: Duration) -> Reply<'a, bool> {
-        let name = name.clone();
-        self.ask(true, within, move |node| now(node.break_mutex(&name, NOW)))
+        self.ask_of(name, true, within, move |node, name| async move {
+            node.locks().break_mutex(&name, within).await
+        })
     }
 
     fn take_permit<'a>(
@@ -120,10 +146,11 @@ impl LockStore for Line {
         ask: TakePermit<'a>,
         within: Duration,
     ) -> Reply<'a, PermitTaken> {
-        let (name, token) = (name.clone(), ask.token.clone());
+        let token = ask.token.clone();
         let TakePermit { lease, semaphore, queue, .. } = ask;
-        self.ask(true, within, move |node| {
-            now(node.take_permit(&name, TakePermit { token: &token, lease, semaphore, queue }, NOW))
+        self.ask_of(name, true, within, move |node, name| async move {
+            let ask = TakePermit { token: &token, lease, semaphore, queue };
+            node.locks().take_permit(&name, ask, within).await
         })
     }
 
@@ -134,8 +161,10 @@ impl LockStore for Line {
         lease: Duration,
         within: Duration,
     ) -> Reply<'a, PermitFreed> {
-        let (name, token) = (name.clone(), token.clone());
-        self.ask(true, within, move |node| now(node.free_permit(&name, &token, lease, NOW)))
+        let token = token.clone();
+        self.ask_of(name, true, within, move |node, name| async move {
+            node.locks().free_permit(&name, &token, lease, within).await
+        })
     }
 
     fn refresh_permit<'a>(
@@ -145,8 +174,10 @@ impl LockStore for Line {
         lease: Duration,
         within: Duration,
     ) -> Reply<'a, bool> {
-        let (name, token) = (name.clone(), token.clone());
-        self.ask(true, within, move |node| now(node.refresh_permit(&name, &token, lease, NOW)))
+        let token = token.clone();
+        self.ask_of(name, true, within, move |node, name| async move {
+            node.locks().refresh_permit(&name, &token, lease, within).await
+        })
     }
 
     fn look_at_semaphore<'a>(
@@ -154,8 +185,9 @@ impl LockStore for Line {
         name: &'a LockName,
         within: Duration,
     ) -> Reply<'a, Option<SemaphoreState>> {
-        let name = name.clone();
-        self.ask(false, within, move |node| now(node.look_at_semaphore(&name, NOW)))
+        self.ask_of(name, false, within, move |node, name| async move {
+            node.locks().look_at_semaphore(&name, within).await
+        })
     }
 
     fn change_semaphore<'a>(
@@ -164,20 +196,26 @@ impl LockStore for Line {
         change: Change,
         within: Duration,
     ) -> Reply<'a, Option<SemaphoreState>> {
-        let name = name.clone();
-        self.ask(true, within, move |node| now(node.change_semaphore(&name, change, NOW)))
+        self.ask_of(name, true, within, move |node, name| async move {
+            node.locks().change_semaphore(&name, change, within).await
+        })
     }
 
     fn await_grant(&self, name: &LockName, token: &Token) -> Await {
-        self.0.node.await_grant(name, token)
+        self.0.node.locks().await_grant(name, token)
     }
 
     fn grants_arrive(&self) -> bool {
-        self.0.hints_arrive()
+        self.0.hints_arrive() && self.0.node.locks().grants_arrive()
+    }
+
+    fn grants_are_claims(&self) -> bool {
+        self.0.node.locks().grants_are_claims()
     }
 
     fn announce<'a>(&'a self, name: &'a LockName, within: Duration) -> Reply<'a, Announced> {
-        let name = name.clone();
-        self.ask(false, within, move |node| now(node.announce(&name, NOW)))
+        self.ask_of(name, false, within, move |node, name| async move {
+            node.locks().announce(&name, within).await
+        })
     }
 }

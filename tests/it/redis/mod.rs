@@ -23,6 +23,8 @@ mod leftovers;
 mod markers;
 mod networks;
 mod nodes;
+#[cfg(feature = "testing")]
+mod on_the_way;
 mod outages;
 mod partitions;
 mod refusals;

@@ -1,0 +1,119 @@
+//! What travels over a wire: the commands of the fleet protocol and their answers, owned, because they may arrive when their
+//! callers have gone.
+
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use crate::key::Key;
+use crate::store::{
+    Acquire, Acquired, Fail, HandOver, HandedOver, Insert, Kept, NodeStore, Reply, StoreError,
+    StoreErrorKind, Token,
+};
+
+/// One command of the fleet protocol, as it travels.
+#[derive(Clone, Debug)]
+pub(crate) enum Command {
+    LookUp,
+    Acquire {
+        token: Token,
+        lease: Duration,
+        seen: Option<Bytes>,
+        behind: Option<Token>,
+        queue: bool,
+    },
+    Renew {
+        token: Token,
+        lease: Duration,
+    },
+    Commit {
+        token: Token,
+        entry: Bytes,
+        keep: Duration,
+    },
+    Fail {
+        token: Token,
+        outcome: Bytes,
+        keep: Duration,
+        replay: Duration,
+        marker: Option<(Bytes, Duration)>,
+        seen: Option<Bytes>,
+    },
+    HandOver {
+        token: Token,
+        how: HandOver,
+    },
+    Release {
+        token: Token,
+    },
+    Invalidate {
+        insert: Option<Insert>,
+    },
+}
+
+/// What came of it.
+#[derive(Clone, Debug)]
+pub(crate) enum Answer {
+    Found(Option<Bytes>),
+    Acquired(Acquired),
+    Kept(Kept),
+    HandedOver(HandedOver),
+    Done,
+}
+
+impl Command {
+    pub(super) fn writes(&self) -> bool {
+        !matches!(self, Self::LookUp)
+    }
+
+    /// Whether it asks for memory: a server that has none refuses it, and nothing else.
+    pub(super) fn allocates(&self) -> bool {
+        match self {
+            Self::Acquire { .. } | Self::Commit { .. } | Self::Fail { .. } => true,
+            Self::Invalidate { insert } => insert.is_some(),
+            Self::LookUp | Self::Renew { .. } | Self::HandOver { .. } | Self::Release { .. } => false,
+        }
+    }
+
+    /// Runs it on the far side.
+    pub(super) async fn run(
+        self,
+        node: &NodeStore,
+        key: &Key,
+        within: Duration,
+    ) -> Result<Answer, StoreError> {
+        Ok(match self {
+            Self::LookUp => Answer::Found(node.look_up(key, within).await?),
+            Self::Acquire { token, lease, seen, behind, queue } => {
+                let (seen, behind) = (seen.as_ref(), behind.as_ref());
+                let ask = Acquire { token: &token, lease, seen, behind, queue };
+                Answer::Acquired(node.acquire(key, ask, within).await?)
+            }
+            Self::Renew { token, lease } => Answer::Kept(node.renew(key, &token, lease, within).await?),
+            Self::Commit { token, entry, keep } => {
+                Answer::Kept(node.commit(key, &token, entry, keep, within).await?)
+            }
+            Self::Fail { token, outcome, keep, replay, marker, seen } => {
+                let fail = Fail { token: &token, outcome, keep, replay, marker, seen: seen.as_ref() };
+                Answer::Kept(node.fail(key, fail, within).await?)
+            }
+            Self::HandOver { token, how } => {
+                Answer::HandedOver(node.hand_over(key, &token, how, within).await?)
+            }
+            Self::Release { token } => Answer::Kept(node.release(key, &token, within).await?),
+            Self::Invalidate { insert } => {
+                node.invalidate(key, insert, within).await?;
+                Answer::Done
+            }
+        })
+    }
+}
+
+/// A memory store's answer, which is there at once.
+pub(super) fn now<T>(mut reply: Reply<'_, T>) -> Result<T, StoreError> {
+    match reply.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(answer) => answer,
+        Poll::Pending => Err(StoreError::new(StoreErrorKind::TimedOut)),
+    }
+}
