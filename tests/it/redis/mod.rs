@@ -30,6 +30,7 @@ mod partitions;
 mod refusals;
 mod replicas;
 mod rights;
+mod runtimes;
 #[cfg(feature = "sentinel")]
 mod sentinel;
 mod spinlock;

@@ -1,0 +1,51 @@
+//! The runtime of the first use drives the connections, and runtimes end: a test's, or one of several in a process.
+
+use tokio::runtime::Runtime;
+
+use super::*;
+
+/// Who is not told would sleep for this, or look twice a second.
+const LEASE: Duration = Duration::from_secs(120);
+
+fn runtime() -> Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime")
+}
+
+/// Both guards are connected, and told of each other's loads.
+async fn are_connected(guards: &[StampedeGuard; 2]) {
+    for guard in guards {
+        connects(guard).await;
+    }
+    eventually("both hear", SOON, async || {
+        guards.iter().all(|guard| {
+            let health = guard.health();
+            (health.commands, health.inbox) == (LinkState::Up, LinkState::Up)
+        })
+    })
+    .await;
+}
+
+#[test]
+fn when_their_runtime_ends_the_next_caller_s_drives_the_connections() {
+    let server = RedisServer::start();
+    let (first, next) = (runtime(), runtime());
+    let guards = first.block_on(async {
+        let guards = [local(&server, lease_of(LEASE)).await, local(&server, lease_of(LEASE)).await];
+        share_a_load(&server, &guards).await;
+        are_connected(&guards).await;
+        guards
+    });
+    first.shutdown_timeout(SOON);
+    next.block_on(async {
+        for guard in &guards {
+            connects(guard).await;
+        }
+        // Opened by who waits, as before; and who waits is told.
+        share_a_load_of(&server, &guards, "next", [3, 4]).await;
+        are_connected(&guards).await;
+        eventually_eq("the old subscriptions went with their runtime", SOON, 2, async || {
+            server.pubsub_clients()
+        })
+        .await;
+    });
+}
