@@ -189,6 +189,26 @@ async fn a_marker_keeps_everyone_from_queueing_for_ten_seconds() {
     assert_eq!(inner.calls(), 1 + 3 * 20 + 20);
 }
 
+/// What was stored of it stands in the way of no marker, once nobody may be served that.
+#[tokio::test(start_paused = true)]
+async fn a_resource_that_has_become_private_is_marked_in_place_of_what_was_stored() {
+    let inner = Inner::with(|n, _| {
+        let public = [("etag", "\"a\""), ("cache-control", "max-age=1")];
+        let headers = if n == 1 { &public[..] } else { &[("cache-control", "private")] };
+        Ok(respond(200, headers, whole(n.to_string())))
+    });
+    let shop: Shop = shop(&inner);
+    ask(&shop, get("/")).await;
+    tokio::time::sleep(super::kit::secs(2)).await;
+    assert_eq!(ask(&shop, get("/")).await.text(), "2");
+    inner.gate.close();
+    let crowd = crowd(&shop, 20, "/");
+    settle().await;
+    assert_eq!(inner.loads.running(), 20, "nobody waits");
+    inner.gate.open();
+    all(crowd).await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_marked_resource_that_becomes_cacheable_is_cached_by_the_next_load() {
     let inner = private_until(3);
