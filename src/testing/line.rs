@@ -131,7 +131,10 @@ impl Store for Line {
     }
 
     fn connect(&self, within: Duration) -> Reply<'_, ()> {
-        Box::pin(self.0.connect(within))
+        Box::pin(async move {
+            self.0.reaches(within).await?;
+            self.0.node.connect(within).await
+        })
     }
 
     fn probe<'a>(&'a self, key: &'a Key, within: Duration) -> Reply<'a, ()> {

@@ -139,13 +139,8 @@ impl Wire {
         }
     }
 
-    /// Draws nothing: whether a run connects first changes nothing that follows.
-    pub(super) async fn connect(&self, within: Duration) -> Result<(), StoreError> {
-        self.reaches(within).await?;
-        self.node.connect(within).await
-    }
-
-    /// An error after so long, where nothing reaches the other end.
+    /// An error after so long, where nothing reaches the other end. Draws nothing: whether a run connects first changes nothing
+    /// that follows.
     pub(super) async fn reaches(&self, within: Duration) -> Result<(), StoreError> {
         self.condition.runs().await;
         if !self.condition.is_cut() {
