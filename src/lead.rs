@@ -68,8 +68,11 @@ impl Lead {
             });
             return;
         }
+        let run = self.run();
+        #[cfg(all(test, feature = "testing"))]
+        let run = tests::dropped_where_told(run);
         tokio::spawn(async move {
-            let stands_for = self.run().await;
+            let stands_for = run.await;
             // It does nothing from here on, so a shutdown need not wait for it.
             drop(running);
             if let Some((leader, pause)) = stands_for {
@@ -336,3 +339,7 @@ impl Lead {
 pub(crate) fn let_go_since(leader: &Leader, confirmed: Instant) {
     leader.leave_if(&Ending::Invalidated, |loader| loader.came > confirmed);
 }
+
+#[cfg(all(test, feature = "testing"))]
+#[path = "lead_tests.rs"]
+mod tests;

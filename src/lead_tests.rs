@@ -1,0 +1,310 @@
+//! A flight's task, dropped at each of its polls, as it is when its runtime ends under it: whoever is seated is told at
+//! once, and the lease that it may have had runs out. Callers that leave are `drops` of the integration tests.
+
+use std::cell::Cell;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use tokio::task::JoinHandle;
+use tokio::time::{advance, timeout};
+
+use super::*;
+use crate::error::ErrorKind;
+use crate::testing::{ChaosStore, Fault};
+use crate::{LoadContext, LoadError, StampedeGuard};
+
+const LEASE: Duration = Duration::from_secs(2);
+const LOAD: Duration = Duration::from_millis(300);
+/// Each way, so that each command is a place to be dropped at.
+const LATENCY: Duration = Duration::from_millis(1);
+
+thread_local! {
+    /// Where the next flight of this thread is dropped.
+    static DROP: Cell<Option<Drop>> = const { Cell::new(None) };
+    static IS_DROPPED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Where a flight is dropped: while it sleeps, with what it has asked for on its way; or woken, before it looks at what
+/// has come.
+#[derive(Clone, Copy, Debug)]
+enum Drop {
+    AfterPoll(usize),
+    AtWake(usize),
+}
+
+/// What `Lead::start` runs: the flight, and no more than a part of it where a test has said so.
+pub(super) fn dropped_where_told<F: Future<Output: Default>>(run: F) -> impl Future<Output = F::Output> {
+    Dropped { drop: DROP.take(), polls: 0, run: Box::pin(run) }
+}
+
+struct Dropped<F> {
+    drop: Option<Drop>,
+    polls: usize,
+    run: Pin<Box<F>>,
+}
+
+impl<F: Future<Output: Default>> Future for Dropped<F> {
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        let gone = || {
+            IS_DROPPED.set(true);
+            // Its task is over with this, and drops it.
+            Poll::Ready(F::Output::default())
+        };
+        if matches!(self.drop, Some(Drop::AtWake(n)) if n == self.polls) {
+            return gone();
+        }
+        let done = self.run.as_mut().poll(cx);
+        if done.is_pending() && matches!(self.drop, Some(Drop::AfterPoll(n)) if n == self.polls) {
+            return gone();
+        }
+        self.polls += 1;
+        done
+    }
+}
+
+/// What the flight meets, or is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Meets {
+    Nothing,
+    LoadElsewhere,
+    LoadElsewhereThatFails,
+    LoadElsewhereThatPanics,
+    DeadLeader,
+    Stale,
+    OwnFailure,
+    OwnPanic,
+    OwnUncacheable,
+    OwnTimeout,
+    LongLoad,
+    Invalidation,
+    LostLease,
+    Cap,
+    Tags,
+    StoreAway,
+    Shutdown,
+}
+
+impl Meets {
+    const ALL: [Self; 17] = [
+        Self::Nothing,
+        Self::LoadElsewhere,
+        Self::LoadElsewhereThatFails,
+        Self::LoadElsewhereThatPanics,
+        Self::DeadLeader,
+        Self::Stale,
+        Self::OwnFailure,
+        Self::OwnPanic,
+        Self::OwnUncacheable,
+        Self::OwnTimeout,
+        Self::LongLoad,
+        Self::Invalidation,
+        Self::LostLease,
+        Self::Cap,
+        Self::Tags,
+        Self::StoreAway,
+        Self::Shutdown,
+    ];
+
+    fn policy(self) -> Policy {
+        let policy = Policy::builder().ttl_jitter(0.0).lease(LEASE).load_timeout(LEASE * 5);
+        let policy = match self {
+            Self::Stale => policy.stale_while_revalidate(Duration::from_secs(1_000)),
+            Self::OwnTimeout => policy.load_timeout(LOAD / 2),
+            Self::Cap => policy.max_concurrent_loads(1),
+            Self::Tags => policy.tags(["tag"]),
+            _ => policy,
+        };
+        policy.build().expect("valid")
+    }
+
+    /// What a load of its own comes to.
+    fn own(self) -> Script {
+        match self {
+            Self::OwnFailure => Script::Failure,
+            Self::OwnPanic => Script::Panic,
+            Self::OwnUncacheable => Script::Uncacheable,
+            Self::LongLoad => Script::Long,
+            _ => Script::Value,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Script {
+    Value,
+    Failure,
+    Panic,
+    Uncacheable,
+    Long,
+}
+
+async fn ask(guard: &StampedeGuard, key: &str, script: Script) -> Result<u8, LoadError<String>> {
+    let load = async move |mut cx: LoadContext<u8>| {
+        tokio::time::sleep(if script == Script::Long { LEASE * 2 } else { LOAD }).await;
+        match script {
+            Script::Failure => return Err("scripted".to_owned()),
+            // Without the hook, which would print it.
+            Script::Panic => std::panic::resume_unwind(Box::new("scripted")),
+            Script::Uncacheable => cx.do_not_store(),
+            Script::Value | Script::Long => {}
+        }
+        Ok(1)
+    };
+    guard.get_or_load_with(key, load).await
+}
+
+type Answer = Result<u8, LoadError<String>>;
+
+fn begin(guard: &StampedeGuard, key: &'static str, script: Script) -> JoinHandle<Answer> {
+    let guard = guard.clone();
+    tokio::spawn(async move { ask(&guard, key, script).await })
+}
+
+/// Two nodes that want the key, a third for newcomers, and what goes on there beside them.
+struct World {
+    chaos: ChaosStore,
+    guards: [StampedeGuard; 3],
+    beside: Vec<JoinHandle<()>>,
+}
+
+impl World {
+    async fn new(meets: Meets) -> Self {
+        let chaos = ChaosStore::new(1);
+        chaos.latency(Duration::ZERO, LATENCY);
+        let guard = |replica| StampedeGuard::builder(replica).policy(meets.policy()).build().expect("valid");
+        let guards = [(); 3].map(|()| guard(chaos.replica()));
+        let mut world = Self { chaos, guards, beside: Vec::new() };
+        world.prepare(meets).await;
+        // What was begun is under way.
+        sleep(LATENCY * 10).await;
+        world
+    }
+
+    async fn prepare(&mut self, meets: Meets) {
+        let other = &self.guards[1];
+        match meets {
+            Meets::LoadElsewhere => drop(begin(other, "k", Script::Value)),
+            Meets::LoadElsewhereThatFails => drop(begin(other, "k", Script::Failure)),
+            Meets::LoadElsewhereThatPanics => drop(begin(other, "k", Script::Panic)),
+            Meets::Cap => drop(begin(other, "other", Script::Value)),
+            Meets::DeadLeader => {
+                let replica = self.chaos.replica();
+                let guard = StampedeGuard::builder(replica.clone()).policy(meets.policy()).build();
+                drop(begin(&guard.expect("valid"), "k", Script::Value));
+                self.later(async move { replica.kill() });
+            }
+            Meets::Stale => {
+                other.insert("k", &9_u8).await.expect("stored");
+                advance(Duration::from_secs(61)).await;
+            }
+            Meets::Invalidation => {
+                let guard = other.clone();
+                self.later(async move { guard.invalidate("k").await.expect("invalidated") });
+            }
+            Meets::LostLease => {
+                let chaos = self.chaos.clone();
+                self.later(async move { chaos.once(Fault::EvictLease) });
+            }
+            Meets::StoreAway => self.chaos.inject(Fault::ErrorBefore, 1.0),
+            Meets::Shutdown => {
+                let guard = self.guards[0].clone();
+                self.later(async move {
+                    guard.shutdown(LOAD).await;
+                });
+            }
+            Meets::Nothing
+            | Meets::OwnFailure
+            | Meets::OwnPanic
+            | Meets::OwnUncacheable
+            | Meets::OwnTimeout
+            | Meets::LongLoad
+            | Meets::Tags => {}
+        }
+    }
+
+    /// In the middle of a load that was begun now.
+    fn later(&mut self, what: impl Future<Output = ()> + Send + 'static) {
+        self.beside.push(tokio::spawn(async move {
+            sleep(LOAD / 2).await;
+            what.await;
+        }));
+    }
+}
+
+/// Whether this is what such a flight comes to, dropped or not.
+fn is_expected(meets: Meets, answer: &Answer) -> bool {
+    match (meets, answer) {
+        (
+            Meets::OwnFailure | Meets::LoadElsewhereThatFails,
+            Err(LoadError::Loader(_) | LoadError::Remote(_)),
+        ) => true,
+        (Meets::OwnPanic | Meets::LoadElsewhereThatPanics, Err(LoadError::Panicked(_))) => true,
+        (Meets::OwnTimeout, Err(LoadError::Guard(error))) => error.kind() == ErrorKind::Timeout,
+        (Meets::Stale, Ok(9)) => true,
+        (Meets::OwnFailure | Meets::OwnPanic | Meets::OwnTimeout, _) => false,
+        (_, answer) => matches!(answer, Ok(1)),
+    }
+}
+
+/// Whether the flight had ended before it could be dropped.
+async fn ends_before(meets: Meets, drop: Drop) -> bool {
+    let what = format!("{meets:?}, dropped {drop:?}");
+    let mut world = World::new(meets).await;
+    IS_DROPPED.set(false);
+    DROP.set(Some(drop));
+    let mut callers: Vec<_> = (0..3).map(|_| begin(&world.guards[0], "k", meets.own())).collect();
+    callers.push(begin(&world.guards[1], "k", meets.own()));
+
+    // A lease that is left, and each caller's load after the other, where they panic.
+    let bound = LEASE + LOAD + if meets == Meets::LongLoad { LEASE * 4 } else { LOAD * 4 } + LATENCY * 100;
+    let mut vanished = 0;
+    for caller in callers {
+        let answer = timeout(bound, caller).await.unwrap_or_else(|_| panic!("{what}: somebody hangs"));
+        let answer = answer.expect("joined");
+        // The one whose loader was under way: it can not be run again.
+        let is_vanished =
+            matches!(&answer, Err(LoadError::Guard(error)) if error.kind() == ErrorKind::Vanished);
+        vanished += usize::from(is_vanished);
+        assert!(is_vanished || is_expected(meets, &answer), "{what}: {answer:?}");
+    }
+    let is_dropped = IS_DROPPED.get();
+    assert!(vanished <= usize::from(is_dropped), "{what}: {vanished} were told that their loader is gone");
+
+    world.chaos.calm();
+    let newcomer = &world.guards[2];
+    let fresh = timeout(LEASE + LOAD * 2, newcomer.refresh("k", || async { Ok::<_, String>(2_u8) })).await;
+    // Its own, or that of a refresh that is under way.
+    let fresh = fresh.unwrap_or_else(|_| panic!("{what}: a newcomer hangs")).expect("a value");
+    assert!([1, 2].contains(&fresh), "{what}: {fresh}");
+    for task in world.beside.drain(..) {
+        task.await.expect("joined");
+    }
+    sleep(LEASE * 2).await;
+    for guard in &world.guards {
+        let stats = guard.stats();
+        assert_eq!((stats.flights, stats.tasks), (0, 0), "{what}: {stats:?}");
+    }
+    let key = newcomer.key(crate::CacheKey::from("k")).expect("a key");
+    assert!(world.chaos.store().lease(key.name()).is_none(), "{what}: a lease is left");
+    !is_dropped
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_flight_that_is_dropped_anywhere_leaves_nobody_waiting() {
+    let mut drops = 0;
+    for meets in Meets::ALL {
+        for drop in [Drop::AfterPoll, Drop::AtWake] {
+            let mut polls = 0;
+            while !ends_before(meets, drop(polls)).await {
+                polls += 1;
+                assert!(polls < 200, "{meets:?}: it is polled again and again");
+            }
+            // It asks for the lease.
+            assert!(polls >= 1, "{meets:?}");
+            drops += polls;
+        }
+    }
+    assert!(drops >= 100, "{drops} drops are no matrix");
+}
