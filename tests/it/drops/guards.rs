@@ -3,9 +3,8 @@
 use std::sync::Arc;
 
 use futures_util::future::{BoxFuture, join_all};
-use stampede_guard::{
-    LoadContext, MemoryStore, OnOverload, OnWaitTimeout, Policy, PolicyBuilder, StampedeGuard,
-};
+use stampede_guard::testing::ChaosStore;
+use stampede_guard::{LoadContext, OnOverload, OnWaitTimeout, Policy, PolicyBuilder, StampedeGuard};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, advance, sleep};
 
@@ -59,9 +58,13 @@ fn policy(meets: Meets) -> PolicyBuilder {
     }
 }
 
+/// What a command takes: one that is answered at once is no place to be dropped at.
+const TRIP: Duration = Duration::from_millis(1);
+
 impl World {
     async fn new(meets: Meets) -> Self {
-        let (store, policy) = (MemoryStore::new(), policy(meets).build().expect("valid"));
+        let (store, policy) = (ChaosStore::new(1), policy(meets).build().expect("valid"));
+        store.latency(TRIP, TRIP);
         let guard = || StampedeGuard::builder(store.clone()).policy(policy.clone()).build().expect("valid");
         let (guards, loads) = ([guard(), guard()], Counter::default());
         let own = match meets {
@@ -72,7 +75,7 @@ impl World {
         let mut world = Self { guards, loads, own, beside: Vec::new() };
         world.prepare(meets).await;
         // What was begun is under way.
-        sleep(ms(1)).await;
+        sleep(TRIP * 5).await;
         world
     }
 
@@ -90,7 +93,7 @@ impl World {
             }
             Meets::LoadAndCrowd => {
                 self.begin(1, "key", Load::Value);
-                sleep(ms(1)).await;
+                sleep(TRIP * 5).await;
                 (0..6).for_each(|caller| self.begin(caller % 2, "key", Load::Value));
             }
             Meets::LoadThatFails => self.begin(1, "key", Load::Failure),
@@ -167,8 +170,7 @@ impl World {
         sleep(LOAD * 4).await;
         self.loads.idle().await;
         for guard in &self.guards {
-            let stats = guard.stats();
-            assert_eq!((stats.flights, stats.tasks), (0, 0), "{what}: {stats:?}");
+            assert_eq!(guard.stats().tasks, 0, "{what}: {:?}", guard.stats());
         }
         // A newcomer that wants a load whatever there is, and one for which there must be a permit: neither finds a
         // lease, or a place in a queue, of what is gone.
@@ -187,7 +189,12 @@ impl World {
                 2
             );
         }
-        assert!(started.elapsed() <= LOAD * 2 + ms(5), "{what}: {:?}", started.elapsed());
+        assert!(started.elapsed() <= LOAD * 2 + TRIP * 20, "{what}: {:?}", started.elapsed());
+        // Where another process refreshes, a flight without a task stands for this one as long as that has the lease.
+        sleep(LEASE).await;
+        for guard in &self.guards {
+            assert_eq!(guard.stats().flights, 0, "{what}: {:?}", guard.stats());
+        }
     }
 }
 
@@ -259,7 +266,7 @@ async fn call(world: &World, call: Call) {
     }
 }
 
-async fn in_every_situation(calls: &[Call]) {
+async fn in_every_situation(calls: &[Call], least: usize) {
     let mut drops = 0;
     for &what in calls {
         for &meets in ALL {
@@ -274,33 +281,34 @@ async fn in_every_situation(calls: &[Call]) {
         }
     }
     println!("{drops} drops of {} calls in {} situations", calls.len(), ALL.len());
+    assert!(drops >= least, "{drops} drops are no matrix");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_caller_that_is_dropped_anywhere_leaves_nothing() {
-    in_every_situation(&[Call::GetOrLoad, Call::GetOrLoadWith, Call::Memoize]).await;
+    in_every_situation(&[Call::GetOrLoad, Call::GetOrLoadWith, Call::Memoize], 200).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_refresh_that_is_dropped_anywhere_leaves_nothing() {
-    in_every_situation(&[Call::Refresh, Call::RefreshWith]).await;
+    in_every_situation(&[Call::Refresh, Call::RefreshWith], 150).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_look_that_is_dropped_anywhere_leaves_nothing() {
-    in_every_situation(&[Call::Get, Call::Contains, Call::RemainingFreshness]).await;
+    in_every_situation(&[Call::Get, Call::Contains, Call::RemainingFreshness], 100).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_change_that_is_dropped_anywhere_leaves_nothing() {
     let inserts = [Call::Insert, Call::InsertWithTags];
     let ends = [Call::Invalidate, Call::Expire, Call::InvalidateTag, Call::InvalidateAll];
-    in_every_situation(&[&inserts[..], &ends].concat()).await;
+    in_every_situation(&[&inserts[..], &ends].concat(), 300).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn what_is_about_the_guard_itself_and_dropped_anywhere_leaves_nothing() {
-    in_every_situation(&[Call::Connect, Call::Doctor, Call::Shutdown]).await;
+    in_every_situation(&[Call::Connect, Call::Doctor, Call::Shutdown], 20).await;
 }
 
 /// Several of them at once, each dropped somewhere else.

@@ -3,7 +3,7 @@
 #[cfg(feature = "testing")]
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use stampede_guard::lock::{Locks, Mutex, Semaphore, Wait};
+use stampede_guard::lock::{Locks, Mutex, Semaphore, Wait, Waiting};
 #[cfg(feature = "testing")]
 use stampede_guard::testing::{ChaosStore, Fault};
 use stampede_guard::{Backend, MemoryStore};
@@ -42,12 +42,25 @@ struct World {
     late: Duration,
 }
 
+/// Outside the queue, if often.
+const POLL: Waiting = Waiting::Poll { interval: Duration::from_millis(25), jitter: 0.0 };
+
 fn mutex(locks: &Locks) -> Mutex {
-    locks.mutex("m").ttl(TTL).acquire_timeout(Duration::from_secs(30)).build().expect("valid")
+    mutex_by(locks, Waiting::Notify)
+}
+
+fn mutex_by(locks: &Locks, waiting: Waiting) -> Mutex {
+    let mutex = locks.mutex("m").ttl(TTL).acquire_timeout(Duration::from_secs(30));
+    mutex.wait(waiting).build().expect("valid")
 }
 
 fn semaphore(locks: &Locks) -> Semaphore {
-    locks.semaphore("s", PERMITS).lease(TTL).auto_renew(false).build().expect("valid")
+    semaphore_by(locks, Waiting::Notify)
+}
+
+fn semaphore_by(locks: &Locks, waiting: Waiting) -> Semaphore {
+    let semaphore = locks.semaphore("s", PERMITS).lease(TTL).auto_renew(false);
+    semaphore.waiting(waiting).build().expect("valid")
 }
 
 /// Holds the mutex and all permits for a while.
@@ -162,13 +175,14 @@ impl World {
     }
 
     /// Nobody has anything, and nobody waits: a newcomer has the mutex and every permit at once.
-    async fn ends_as_before(self, what: &str, capacity: u32) {
+    async fn ends_as_before(self, what: &str, capacity: u32, closed: bool) {
         for begun in self.beside {
             begun.await.expect("joined");
         }
         // What nobody is left to give back has ended by itself, and no later.
         sleep(self.late + TTL + ms(50)).await;
-        for locks in &self.nodes {
+        // Half closed, a node serves nobody.
+        for locks in &self.nodes[usize::from(closed)..] {
             let started = Instant::now();
             let mut guard = mutex(locks).lock().await.unwrap_or_else(|error| panic!("{what}: {error}"));
             assert!(guard.unlock().await.expect("asks"), "{what}");
@@ -194,9 +208,9 @@ impl World {
 listed! {
     /// What is dropped.
     enum Call, CALLS:
-        TryLock Lock Synchronize Unlock Bump Extend IsOwned Ensure Lost Expired IsLocked Remaining ForceUnlock
-        AcquireNow AcquireFor AcquireForever WithPermit Release RefreshPermit IsHeld Signal
-        PermitLost Holders Holds Waiting Exists Available ReleaseStale EnsureCreated Delete Connect
+        TryLock Lock LockByPolling LockByKeyspace Synchronize Unlock Bump Extend IsOwned Ensure Lost Expired IsLocked Remaining ForceUnlock
+        CheckKeyspace AcquireNow AcquireFor AcquireForever AcquireByPolling WithPermit Release
+        RefreshPermit IsHeld Signal PermitLost PermitExpired Holders Holds Waiting Exists Available ReleaseStale EnsureCreated Delete Connect Close
 }
 
 /// Each that needs the mutex or a permit acquires it first, and may be dropped there, too.
@@ -210,6 +224,8 @@ async fn call(world: &World, call: Call) {
     match call {
         Call::TryLock => drop(mutex.try_lock().await),
         Call::Lock => drop(mutex.lock().await),
+        Call::LockByPolling => drop(mutex_by(locks, POLL).lock().await),
+        Call::LockByKeyspace => drop(mutex_by(locks, Waiting::Keyspace).lock().await),
         Call::Synchronize => drop(mutex.synchronize(|_| sleep(ms(20))).await),
         Call::Unlock
         | Call::Bump
@@ -232,17 +248,25 @@ async fn call(world: &World, call: Call) {
         Call::IsLocked => drop(mutex.is_locked().await),
         Call::Remaining => drop(mutex.remaining().await),
         Call::ForceUnlock => drop(mutex.force_unlock().await),
+        Call::CheckKeyspace => drop(mutex.check_keyspace().await),
         Call::AcquireNow => drop(semaphore.acquire(Wait::Now).await),
         Call::AcquireFor => drop(semaphore.acquire(Wait::For(HELD / 2)).await),
         Call::AcquireForever => drop(semaphore.acquire(Wait::Forever).await),
+        Call::AcquireByPolling => drop(semaphore_by(locks, POLL).acquire(Wait::Forever).await),
         Call::WithPermit => drop(semaphore.with_permit(Wait::Forever, |_| sleep(ms(20))).await),
-        Call::Release | Call::RefreshPermit | Call::IsHeld | Call::Signal | Call::PermitLost => {
+        Call::Release
+        | Call::RefreshPermit
+        | Call::IsHeld
+        | Call::Signal
+        | Call::PermitLost
+        | Call::PermitExpired => {
             let Some(mut permit) = permit().await else { return };
             match call {
                 Call::Release => drop(permit.release().await),
                 Call::RefreshPermit => drop(permit.refresh().await),
                 Call::IsHeld => drop(permit.is_held().await),
                 Call::PermitLost => a_while(Box::pin(permit.lost())).await,
+                Call::PermitExpired => a_while(Box::pin(permit.expired())).await,
                 _ => drop(semaphore.signal(permit.token()).await),
             }
         }
@@ -255,6 +279,7 @@ async fn call(world: &World, call: Call) {
         Call::EnsureCreated => drop(semaphore.ensure_created().await),
         Call::Delete => drop(semaphore.delete().await),
         Call::Connect => drop(locks.connect().await),
+        Call::Close => locks.close().await,
     }
 }
 
@@ -267,7 +292,7 @@ async fn what_is_dropped_anywhere_keeps_no_lock_and_no_place_in_a_queue() {
             drops += at_every_poll(&name, async |drop| {
                 let world = World::new(meets).await;
                 let done = dropped(drop, call(&world, what)).await.is_some();
-                world.ends_as_before(&format!("{name}, {drop:?}"), PERMITS).await;
+                world.ends_as_before(&format!("{name}, {drop:?}"), PERMITS, what == Call::Close).await;
                 done
             })
             .await;
@@ -289,7 +314,7 @@ async fn what_is_dropped_anywhere_while_the_store_is_struck_keeps_no_lock_and_no
                 let chaos = ChaosStore::new(1);
                 let world = World::struck(&chaos, fault).await;
                 let done = dropped(drop, call(&world, what)).await.is_some();
-                world.ends_as_before(&format!("{name}, {drop:?}"), PERMITS).await;
+                world.ends_as_before(&format!("{name}, {drop:?}"), PERMITS, what == Call::Close).await;
                 strikes.fetch_add(chaos.struck(fault), Ordering::Relaxed);
                 done
             })
@@ -312,7 +337,7 @@ async fn a_change_of_capacity_that_is_dropped_anywhere_is_made_or_not() {
             // Deleted meanwhile, it is made anew as it was.
             let capacity = semaphore.capacity().await.expect("asks");
             assert!([PERMITS, PERMITS + 1].contains(&capacity), "{name}: {capacity}");
-            world.ends_as_before(&format!("{name}, {drop:?}"), capacity).await;
+            world.ends_as_before(&format!("{name}, {drop:?}"), capacity, false).await;
             done
         })
         .await;

@@ -1,8 +1,8 @@
 //! Every public future, dropped at each of its polls, in each situation that it may meet (C1 to C9). Whatever was dropped:
 //! a newcomer is served at once, and no flight, task, lease, permit or place in a queue is left.
 //!
-//! On the memory store under a paused clock, and on a real server (`on_redis`), where futures wait for more. `AtPoll` drops a future inside a poll, as a caller does that leaves while it
-//! waits; `AtWake` drops it when it has been woken and before it looks, so what it was given is lost with it.
+//! On a store in memory under a paused clock, and on a real server (`on_redis`), where futures wait for more. (A flight's own
+//! task is `src/lead_tests.rs`.) `AtPoll` drops a future inside a poll, as a caller does that leaves while it waits; `AtWake` drops it when it has been woken and before it looks, so what it was given is lost with it.
 
 /// An enum and the list of all that it can be.
 macro_rules! listed {
@@ -15,12 +15,15 @@ macro_rules! listed {
     };
 }
 
+#[cfg(feature = "testing")]
 mod guards;
 #[cfg(feature = "http")]
 mod http;
 mod locks;
 #[cfg(feature = "redis")]
 mod on_redis;
+#[cfg(feature = "testing")]
+mod origins;
 
 use std::future::Future;
 use std::pin::Pin;
@@ -77,14 +80,14 @@ fn dropped<F: Future>(drop: Drop, future: F) -> Dropped<F> {
 }
 
 /// Runs `scenario` with a drop at each poll, until its future is done before it is dropped; how many drops there were.
-/// No scenario takes longer than a minute on its own clock.
+/// No scenario takes longer than two minutes on its own clock.
 async fn at_every_poll(name: &str, scenario: impl AsyncFn(Drop) -> bool) -> usize {
     let mut drops = 0;
     for drop in [Drop::AtPoll, Drop::AtWake] {
         for n in 1.. {
             assert!(n < 200, "{name}: it is polled again and again");
             let drop = drop(n);
-            let done = timeout(Duration::from_secs(60), scenario(drop)).await;
+            let done = timeout(Duration::from_secs(120), scenario(drop)).await;
             if done.unwrap_or_else(|_| panic!("{name}, {drop:?}: somebody hangs")) {
                 break;
             }

@@ -2,7 +2,7 @@
 //! answer comes to nobody.
 
 use futures_util::future::BoxFuture;
-use stampede_guard::lock::{Locks, Mutex, Semaphore, Wait};
+use stampede_guard::lock::{Locks, Mutex, Semaphore, Wait, Waiting};
 use stampede_guard::{LoadContext, Policy, StampedeGuard};
 use tokio::time::{Instant, sleep};
 
@@ -147,9 +147,12 @@ async fn a_call_that_is_dropped_anywhere_leaves_nothing() {
 
 fn drop_it<T>(_: T) {}
 
-const LOCK_CALLS: [&str; 20] = [
+const LOCK_CALLS: [&str; 23] = [
     "try_lock",
     "lock",
+    "lock by polling",
+    "lock by keyspace",
+    "check_keyspace",
     "synchronize",
     "unlock",
     "bump",
@@ -175,7 +178,8 @@ async fn lock_call(mutex: &Mutex, semaphore: &Semaphore, what: &str) {
     let permit = async || semaphore.acquire(Wait::Forever).await.expect("asks").expect("it waits for ever");
     match what {
         "try_lock" => drop(mutex.try_lock().await),
-        "lock" => drop(held().await),
+        "lock" | "lock by polling" | "lock by keyspace" => drop(held().await),
+        "check_keyspace" => drop(mutex.check_keyspace().await),
         "synchronize" => drop(mutex.synchronize(|_| sleep(ms(2))).await),
         "unlock" => drop(held().await.unlock().await),
         "bump" => drop(held().await.bump().await),
@@ -209,8 +213,14 @@ async fn a_lock_that_is_dropped_anywhere_is_free_at_once() {
         for contended in [false, true] {
             drops += at_every_poll(what, async |drop| {
                 let name = format!("l{:x}", fastrand::u64(..));
+                let waiting = match what {
+                    "lock by polling" => Waiting::Poll { interval: ms(2), jitter: 0.0 },
+                    "lock by keyspace" => Waiting::Keyspace,
+                    _ => Waiting::Notify,
+                };
                 let mutex = |locks: &Locks| {
-                    locks.mutex(&*name).ttl(TTL).acquire_timeout(SOON).build().expect("valid")
+                    let mutex = locks.mutex(&*name).ttl(TTL).acquire_timeout(SOON);
+                    mutex.wait(waiting).build().expect("valid")
                 };
                 let semaphore = |locks: &Locks| locks.semaphore(&*name, 1).lease(TTL).build().expect("valid");
                 let [here, there] = nodes.each_ref().map(|locks| (mutex(locks), semaphore(locks)));
@@ -255,4 +265,65 @@ async fn a_lock_that_is_dropped_anywhere_is_free_at_once() {
     }
     println!("{drops} drops of {} calls in 2 situations", LOCK_CALLS.len());
     assert!(drops > LOCK_CALLS.len() * 2, "{drops} drops are no matrix");
+}
+
+/// Half shut down, a process has given its leases back, or gives them back: nobody waits for their end.
+#[tokio::test]
+async fn a_shutdown_that_is_dropped_anywhere_leaves_no_lease() {
+    let server = RedisServer::start();
+    let drops = at_every_poll("shutdown", async |drop| {
+        let (key, loads) = (format!("k{:x}", fastrand::u64(..)), Counter::default());
+        let [leaves, stays] = guards(&server).await;
+        let leading = tokio::spawn({
+            let (guard, key, load) = (leaves.clone(), key.clone(), load(&loads));
+            async move { guard.get_or_load(key, load).await.map_err(|error| error.to_string()) }
+        });
+        loads.reach(1).await;
+        let done = dropped(drop, leaves.shutdown(SOON)).await.is_some();
+        let fresh = stays.refresh(&*key, || async { Ok::<_, String>(2_u8) });
+        let fresh = timeout(SOON, fresh).await.unwrap_or_else(|_| panic!("{drop:?}: a lease was left"));
+        // Its own, or what was loaded meanwhile.
+        assert!([1, 2].contains(&fresh.expect("a value")), "{drop:?}");
+        assert_eq!(leading.await.expect("joined"), Ok(1), "{drop:?}");
+        eventually("it ends", SOON, async || (leaves.stats().flights, leaves.stats().tasks) == (0, 0)).await;
+        done
+    })
+    .await;
+    assert!(drops > 0, "{drops}");
+    assert_nothing_left(&server, SOON).await;
+}
+
+/// What is released in the background is released; what waits is told, or goes on waiting for what it will get.
+#[tokio::test]
+async fn a_close_of_the_locks_that_is_dropped_anywhere_keeps_no_lock() {
+    let server = RedisServer::start();
+    let locks = || {
+        let client = redis::Client::open(server.minimal_user()).expect("an address");
+        Locks::builder(client).command_timeout(ms(1_000)).build().expect("valid")
+    };
+    let drops = at_every_poll("close", async |drop| {
+        let name = format!("l{:x}", fastrand::u64(..));
+        let mutex =
+            |locks: &Locks| locks.mutex(&*name).ttl(TTL).acquire_timeout(SOON).build().expect("valid");
+        let [here, there] = [locks(), locks()];
+        let waiter = tokio::spawn({
+            let (held, waits) = (mutex(&here).lock().await.expect("free"), mutex(&here));
+            async move {
+                let waiting = waits.lock();
+                tokio::pin!(waiting);
+                let early = futures_util::future::poll_immediate(waiting.as_mut()).await;
+                assert!(early.is_none(), "it is held");
+                drop_it(held);
+                drop_it(waiting.await);
+            }
+        });
+        tokio::task::yield_now().await;
+        let done = dropped(drop, here.close()).await.is_some();
+        waiter.await.expect("joined");
+        let free = timeout(SOON, mutex(&there).lock()).await;
+        drop_it(free.unwrap_or_else(|_| panic!("{drop:?}: it is not free")).expect("it is free"));
+        done
+    })
+    .await;
+    assert!(drops > 0, "{drops}");
 }
