@@ -25,3 +25,46 @@ async fn the_doctor_of_one_service_is_run_as_its_user() {
     doctor.printed("ok       rights: ");
     assert!(status.success(), "{status}");
 }
+
+/// Runs one to its end on a server of its own.
+async fn on_redis(name: &str) -> Example {
+    let server = RedisServer::start();
+    let mut example = Example::start(name, &[("REDIS_URL", &server.url())]);
+    let status = example.ended().await;
+    assert!(status.success(), "{name}: {status}: {}", example.told());
+    example
+}
+
+/// The README's table: one load for all replicas, and few commands, counted by the server.
+#[tokio::test]
+async fn the_quickstart_prints_one_load_and_few_commands_on_redis() {
+    let quickstart = on_redis("quickstart").await;
+    quickstart.printed("1000 requests at once for one cold key; 3 replicas that meet on Redis.");
+    // Loads and commands.
+    let row = |name: &str| -> (usize, Option<usize>) {
+        let row = quickstart.printed(name);
+        let columns: Vec<_> = row.split_whitespace().collect();
+        (columns[0].parse().expect("loads"), columns.last().expect("commands").parse().ok())
+    };
+    assert_eq!(row("without the guard "), (1_000, None));
+    for (name, loads) in [("guarded, cold ", 1), ("guarded, again ", 0)] {
+        let (led, commands) = row(name);
+        assert_eq!(led, loads, "{name}");
+        // A thousand requests: far fewer than one each, and not none.
+        assert!((1..=100).contains(&commands.expect("a number")), "{name}: {commands:?}");
+    }
+}
+
+#[tokio::test]
+async fn the_other_examples_do_on_redis_what_they_say() {
+    let loader = on_redis("loader").await;
+    loader.printed("3 loads, 2 calls spared one");
+    let client = on_redis("rest_client").await;
+    assert_eq!(client.lines_with("fwd=miss; collapsed"), 1);
+    assert_eq!(client.lines_with("; hit"), 1);
+    let lock = on_redis("lock").await;
+    lock.printed("4 processes increment");
+    lock.printed("  under a mutex: 400 of 400, 0 increments lost");
+    let bulkhead = on_redis("bulkhead").await;
+    bulkhead.printed(" max_concurrent_loads(4):  4 queries at once at most");
+}

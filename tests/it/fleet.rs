@@ -25,9 +25,14 @@ struct Config {
 #[derive(Serialize, Deserialize)]
 struct Report {
     answers: Vec<Result<String, String>>,
+    /// When the last of them came.
+    took: Duration,
     flights: u64,
     tasks: u64,
 }
+
+/// In bytes: a value that is longer is not shared.
+const MAX_BODY: usize = 1_024;
 
 /// A machine that runs 24 processes on two cores stalls for longer than the defaults allow a command; these
 /// tests are about counts, so nothing here may time out, and no lease may end.
@@ -36,6 +41,7 @@ fn patient() -> Policy {
         .coordination_budget(Duration::from_secs(8))
         .command_timeout(Duration::from_secs(2))
         .lease(Duration::from_secs(8))
+        .max_body(MAX_BODY)
         .build()
         .expect("valid")
 }
@@ -59,14 +65,16 @@ fn load_keys(mut child: Child) -> BoxFuture<'static, ()> {
                 guard.get_or_load(key, load).await.map_err(|error| error.to_string())
             }
         });
+        let asked = tokio::time::Instant::now();
         let answers = join_all(calls).await;
+        let took = asked.elapsed();
         // The wave is over for its callers a moment before its tasks have ended.
         let deadline = tokio::time::Instant::now() + Duration::from_secs(60);
         while guard.stats().tasks > 0 && tokio::time::Instant::now() < deadline {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         let stats = guard.stats();
-        child.result(&Report { answers, flights: stats.flights, tasks: stats.tasks });
+        child.result(&Report { answers, took, flights: stats.flights, tasks: stats.tasks });
     })
 }
 
@@ -136,5 +144,19 @@ async fn a_failing_load_runs_once_for_the_whole_fleet() {
     for answer in reports.iter().flat_map(|report| &report.answers) {
         let error = answer.as_ref().expect_err("the load failed");
         assert!(error.ends_with("no route"), "{error}");
+    }
+}
+
+/// S2.13, for what can not be shared: whoever has waited for it loads at once, beside all others and not behind them.
+#[tokio::test]
+async fn a_value_over_max_body_is_loaded_by_all_who_waited_at_once() {
+    const LOAD: Duration = Duration::from_millis(500);
+    let long = "v".repeat(MAX_BODY);
+    let (origin, reports) = wave(4, 10, 1, Answer::value(&*long).after(LOAD)).await;
+    assert_eq!(origin.loads("k0"), 40, "each its own");
+    for report in &reports {
+        assert!(report.answers.iter().all(|answer| answer.as_ref() == Ok(&long)));
+        // The first one's and their own. Behind each other they would take twenty seconds.
+        assert!(report.took < LOAD * 2 + Duration::from_secs(5), "{:?}", report.took);
     }
 }

@@ -83,5 +83,5 @@ fn no_wake_up_is_lost_between_registering_and_waiting() {
 
 #[test]
 fn a_grant_is_heard_or_handed_on() {
-    check(|| registry::a_grant_is_heard_or_handed_on(1));
+    check(|| registry::a_grant_is_heard_or_handed_on(2));
 }

@@ -44,6 +44,11 @@ impl Example {
         }
     }
 
+    /// How many lines it has printed so far that contain this.
+    pub(crate) fn lines_with(&self, text: &str) -> usize {
+        lock(&self.lines).iter().filter(|line| line.contains(text)).count()
+    }
+
     /// All that it has written to stderr so far.
     pub(crate) fn told(&self) -> String {
         lock(&self.errors).join("\n")
