@@ -1,5 +1,5 @@
 # run    the main job, with no set-up at all
-# test   everything; installs redis-server first if it is missing, and tries what has failed by itself, up to three times
+# test   everything; installs redis-server first if it is missing
 # check  what must be clean before a commit
 # bench  the numbers of the README's table
 # conformance, conformance-current, conformance-both
@@ -15,6 +15,8 @@
 # soak   four processes under load while things break: ten minutes, or DURATION seconds; prints a verdict
 # soak-leak
 #        a million keys (or KEYS), each asked for once, and then nothing: memory, maps and keys
+# scripts-whole
+#        the connection broken at every byte, where the other tests take every 61st of long requests: three minutes
 # deny   licences, sources and versions of what we depend on (deny.toml); needs cargo-deny
 # simulate
 #        60,000 simulated fleets: 20,000 seeds, three amounts of trouble each, none among them (SEEDS=n for another number)
@@ -24,7 +26,7 @@
 # mutants
 #        breaks the protocol, what calls the scripts, the encodings and the rules of HTTP line by line, to see that a test
 #        notices: days; hours for one of them (MUTANTS='$(GLUE)', or files); needs cargo-mutants
-.PHONY: run test check bench conformance conformance-current conformance-both redis-6.2 sentinel cluster secured simulate soak-sim soak soak-leak deny mutants fuzz redis wrk firewall python node
+.PHONY: run test check bench conformance conformance-current conformance-both redis-6.2 sentinel cluster secured simulate soak-sim scripts-whole soak soak-leak deny mutants fuzz redis wrk firewall python node
 
 # Most tests wait for servers and timers more than they compute: on two cores eight at once take two thirds of the time of four.
 export RUST_TEST_THREADS ?= $(shell expr 2 '*' $$(getconf _NPROCESSORS_ONLN) + 4)
@@ -85,6 +87,9 @@ cluster: redis
 
 secured: redis
 	scripts/secured.sh
+
+scripts-whole:
+	SG_STEP=1 cargo test --all-features --test it -- scripts::
 
 soak: redis
 	cargo test --all-features --test it -- --ignored --exact --nocapture soak::the_promises_hold_for_long
