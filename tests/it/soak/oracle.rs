@@ -319,6 +319,7 @@ fn loads(evidence: &Evidence<'_>, logs: &Logs) -> Row {
         evidence.counts.iter().map(|counts| counts.fail_open + counts.lost + counts.refused).sum();
     let mut row = Row { promise: "loads are explained".into(), checked, ..Row::default() };
     row.worst = format!("{unexplained} by no expiry, change or loss; {more} were counted as such");
+    // A load that was not stored is one too many, and so is the one that comes after it.
     if unexplained > 2 * more as usize {
         row.broken.push(row.worst.clone());
     }

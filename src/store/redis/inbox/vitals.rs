@@ -151,4 +151,14 @@ mod tests {
         store.inbox.close();
         assert_eq!(store.inbox.link(), LinkState::Closed);
     }
+
+    /// It is on its way again, and says that it was there: commands may well be answered meanwhile.
+    #[tokio::test]
+    async fn an_inbox_that_was_up_is_down_until_it_is_back() {
+        let client = redis::Client::open("redis://127.0.0.1:1/").expect("an address");
+        let store = RedisStore::new(client, Duration::from_secs(1));
+        store.inbox.vitals.heard();
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        assert_eq!(store.inbox.link(), LinkState::Down);
+    }
 }
