@@ -15,6 +15,8 @@ mod cancellation;
 mod chaos;
 mod coalescing;
 mod context;
+#[cfg(all(feature = "cluster", feature = "sentinel", feature = "tls", feature = "http"))]
+mod deployments_to_try;
 mod drops;
 mod errors;
 #[cfg(all(feature = "redis", feature = "http"))]

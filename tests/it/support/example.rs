@@ -23,7 +23,17 @@ type Lines = Arc<Mutex<Vec<String>>>;
 
 impl Example {
     pub(crate) fn start(name: &str, env: &[(&str, &str)]) -> Self {
-        let mut command = Command::new(built(name));
+        Self::run(Command::new(built(name)), env)
+    }
+
+    /// One of `scripts/`, which starts servers and prints how to try them.
+    pub(crate) fn script(name: &str, env: &[(&str, &str)]) -> Self {
+        let mut command = Command::new("bash");
+        command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/scripts").to_owned() + "/" + name);
+        Self::run(command, env)
+    }
+
+    fn run(mut command: Command, env: &[(&str, &str)]) -> Self {
         command.envs(env.iter().copied()).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut process = Guarded::spawn(&mut command).expect("starting an example");
         let (lines, printing) = collect(process.child().stdout.take().expect("stdout is piped"));
@@ -56,6 +66,17 @@ impl Example {
 
     pub(crate) fn terminate(&mut self) {
         self.process.terminate();
+    }
+
+    /// Asks it to end, and waits a while for that.
+    pub(crate) fn stop(&mut self) {
+        let deadline = Instant::now() + PATIENCE;
+        if self.process.try_wait().is_none() {
+            self.process.terminate();
+        }
+        while self.process.try_wait().is_none() && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(5));
+        }
     }
 
     /// Waits for its end, and until all that it has printed is here.

@@ -1,0 +1,69 @@
+//! `make cluster`, `make sentinel` and `make secured`: what they print is what somebody types who tries a deployment.
+
+use std::net::{Ipv4Addr, TcpListener};
+
+use crate::support::example::Example;
+
+/// The script; ended in order also where a test fails, because nobody else knows its servers.
+struct Deployment(Example);
+
+impl Drop for Deployment {
+    fn drop(&mut self) {
+        self.0.stop();
+    }
+}
+
+/// The first of so many ports in a row that nobody has, and nobody is given by the system.
+fn free_ports(many: u16) -> u16 {
+    let is_free = |port: u16| TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok();
+    // What a node of a cluster speaks with others is 10,000 above.
+    (0..100)
+        .map(|_| fastrand::u16(1_200..2_000) * 10)
+        .find(|first| (*first..first + many).all(|port| is_free(port) && is_free(port + 10_000)))
+        .expect("free ports")
+}
+
+/// Starts it, and runs an example with what it says; what that printed.
+async fn tried(script: &str, example: &str, setting: &str) -> Example {
+    let port = free_ports(20).to_string();
+    let deployment = Deployment(Example::script(script, &[("PORT", &port)]));
+    deployment.0.printed("Ctrl-C stops everything.");
+    let mut env = vec![("RUN_ONCE", "1".to_owned()), ("PORT", "0".to_owned())];
+    if script == "secured.sh" {
+        env.push(("SSL_CERT_FILE", deployment.0.printed("  export SSL_CERT_FILE=")));
+    }
+    // "  CLUSTER=127.0.0.1:7500,.. cargo run --example axum_server --features cluster"
+    let line = deployment.0.printed(&format!("  {setting}="));
+    let (value, command) = line.split_once(" cargo run --example ").expect("a command");
+    assert!(command.starts_with("axum_server"), "{line}");
+    env.push((setting, value.to_owned()));
+    let env: Vec<_> = env.iter().map(|(name, value)| (*name, &**value)).collect();
+    let mut example = Example::start(example, &env);
+    let status = example.ended().await;
+    assert!(status.success(), "{script}: {status}: {}", example.told());
+    example
+}
+
+#[track_caller]
+fn has_served(server: &Example) {
+    assert_eq!(server.lines_with("collapsed"), 1, "{}", server.told());
+    assert!(server.lines_with("; hit;") >= 1, "{}", server.told());
+    assert!(server.lines_with("store_errors: 0,") == 1 && server.lines_with("fail_open_loads: 0,") == 1);
+}
+
+#[tokio::test]
+async fn a_cluster() {
+    has_served(&tried("cluster.sh", "axum_server", "CLUSTER").await);
+}
+
+#[tokio::test]
+async fn sentinels() {
+    has_served(&tried("sentinel.sh", "axum_server", "SENTINELS").await);
+}
+
+#[tokio::test]
+async fn a_secured_server() {
+    has_served(&tried("secured.sh", "axum_server", "REDIS_URL").await);
+    let doctor = tried("secured.sh", "doctor", "REDIS_URL").await;
+    doctor.printed("ok       rights: ");
+}
