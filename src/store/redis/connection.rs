@@ -78,8 +78,9 @@ struct Slot {
 enum State {
     /// Nothing was tried, or the runtime of whoever tried is gone.
     Idle,
-    /// Nothing has failed yet, so callers wait.
-    Connecting,
+    /// Nothing has failed yet, so callers wait. Not those who come when nothing has been heard for too long since this moment:
+    /// an attempt whose packets are lost lasts for several budgets, and each request would pay its own.
+    Connecting(Instant),
     Up(Up),
     /// Callers fail at once, for this reason.
     Down(Option<StoreError>),
@@ -215,7 +216,8 @@ impl Supervisor {
     fn current(&self) -> Result<Option<Up>, StoreError> {
         match &self.slot().state {
             State::Up(up) => Ok(Some(up.clone())),
-            State::Idle | State::Connecting => Ok(None),
+            State::Connecting(since) if self.silence.is_too_long(since.elapsed()) => Err(silent()),
+            State::Idle | State::Connecting(_) => Ok(None),
             State::Down(why) => {
                 Err(why.clone().unwrap_or_else(|| StoreError::new(StoreErrorKind::Unavailable)))
             }
@@ -251,7 +253,7 @@ impl Supervisor {
             if !matches!(slot.state, State::Idle) {
                 return false;
             }
-            slot.state = State::Connecting;
+            slot.state = State::Connecting(Instant::now());
             slot.keepers += 1;
             slot.keepers
         };
@@ -319,8 +321,7 @@ impl Supervisor {
             self.log_late(waited);
             self.suspect();
         } else {
-            let silent = RedisError::from(std::io::Error::from(std::io::ErrorKind::TimedOut));
-            self.lose(generation, &store_error(StoreErrorKind::Unavailable, silent));
+            self.lose(generation, &silent());
         }
     }
 
@@ -371,6 +372,12 @@ impl Supervisor {
         // Nothing under this lock can fail half-way.
         self.slot.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Why a server that says nothing is gone without.
+fn silent() -> StoreError {
+    let silent = RedisError::from(std::io::Error::from(std::io::ErrorKind::TimedOut));
+    store_error(StoreErrorKind::Unavailable, silent)
 }
 
 impl Drop for Supervisor {

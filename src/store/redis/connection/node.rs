@@ -6,7 +6,7 @@ use std::time::Duration;
 use redis::{Cmd, Value};
 use tokio::time::timeout;
 
-use super::{Supervisor, Up};
+use super::{State, Supervisor, Up};
 use crate::store::StoreError;
 use crate::store::redis::client::unexpected;
 
@@ -32,8 +32,12 @@ impl Supervisor {
         self.replied(cmd, generation, left, sent, replies.map(|replies| replies.and_then(last)))
     }
 
-    /// Waits for what the present attempt to connect comes to.
+    /// Waits for what the present attempt to connect comes to, however long that takes.
     pub(in crate::store::redis) async fn settled(self: &Arc<Self>) -> Result<(), StoreError> {
+        let mut changes = self.changes.subscribe();
+        while matches!(self.slot().state, State::Connecting(_)) {
+            let _ = changes.changed().await;
+        }
         self.opened().await.map(drop)
     }
 }

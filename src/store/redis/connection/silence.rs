@@ -68,7 +68,11 @@ impl Silence {
                 sent
             }
         };
-        Duration::from_millis(now.saturating_sub(since)) >= self.limit
+        self.is_too_long(Duration::from_millis(now.saturating_sub(since)))
+    }
+
+    pub(super) fn is_too_long(&self, silence: Duration) -> bool {
+        silence >= self.limit
     }
 
     /// Whether anything was answered since this was last asked.

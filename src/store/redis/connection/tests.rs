@@ -1,10 +1,12 @@
 //! A connection that breaks or falls silent while nobody uses it.
 
+use futures_util::FutureExt as _;
 use redis::Client;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 
 use super::*;
+use crate::health::LinkState;
 use crate::store::contract::support::redis_server::RedisServer;
 use crate::store::redis::refusal::reason;
 
@@ -114,6 +116,25 @@ async fn a_command_that_is_lost_has_its_connection_looked_at() {
     supervisor.timed_out(generation, Duration::from_millis(50));
     let replaced = timeout(Duration::from_secs(10), generations.wait_for(|generation| *generation >= 2));
     assert!(replaced.await.is_ok(), "it waits for the next lone command");
+}
+
+/// The first attempt hangs for half a second. Each request that came meanwhile waited for it for its own budget: five of them,
+/// one after another.
+#[tokio::test]
+async fn who_comes_after_two_deadlines_does_not_wait_for_a_first_connection() {
+    // The kernel accepts, and nobody answers.
+    let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a free port");
+    let url = format!("redis://user:pw@{}/", listener.local_addr().expect("bound"));
+    let answer = Duration::from_millis(50);
+    let supervisor = Supervisor::new(Dial::new(&Client::open(url).expect("an address"), answer));
+    let get = redis::cmd("GET").arg("k").to_owned();
+    for _ in 0..2 {
+        let why = supervisor.send(&get, answer).await.expect_err("it says nothing");
+        assert_eq!(why.kind, StoreErrorKind::Unavailable, "it was not sent");
+    }
+    let third = supervisor.send(&get, Duration::from_secs(60)).now_or_never().expect("it does not wait");
+    assert_eq!(third.expect_err("it says nothing").kind, StoreErrorKind::Unavailable);
+    assert_eq!(supervisor.link().0, LinkState::Down);
 }
 
 /// A demoted server answers reads for ever, and who has all values asks for nothing else.

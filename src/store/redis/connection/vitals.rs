@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use tokio::time::Instant;
 
-use super::{State, Supervisor, UNKNOWN};
+use super::{State, Supervisor, UNKNOWN, silent};
 use crate::health::{ClockReading, LinkState};
 use crate::store::StoreError;
 
@@ -14,7 +14,10 @@ impl Supervisor {
     pub(in crate::store::redis) fn link(&self) -> (LinkState, Option<StoreError>) {
         match &self.slot().state {
             State::Idle => (LinkState::Idle, None),
-            State::Connecting => (LinkState::Connecting, None),
+            State::Connecting(since) if self.silence.is_too_long(since.elapsed()) => {
+                (LinkState::Down, Some(silent()))
+            }
+            State::Connecting(_) => (LinkState::Connecting, None),
             State::Up(_) => (LinkState::Up, None),
             State::Down(why) => (LinkState::Down, why.clone()),
             State::Closed => (LinkState::Closed, None),
