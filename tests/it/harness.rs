@@ -14,6 +14,7 @@ use crate::support::probe::{DropAt, assert_nothing_left, count_polls, eventually
 use crate::support::processes::{Child, Fleet, Role};
 use crate::support::proxy::{Mode, Proxy};
 use crate::support::redis_server::{RedisServer, plain_connection};
+use crate::support::rounds::{Rounds, Timing};
 
 const BOUND: Duration = Duration::from_secs(10);
 
@@ -346,4 +347,38 @@ async fn gate_holds_and_counter_counts() {
     gate.open();
     counter.idle().await;
     assert_eq!((counter.started(), counter.ended(), counter.most_at_once()), (5, 5, 5));
+}
+
+#[test]
+fn four_late_rounds_are_forgiven() {
+    let (promised, mut rounds) = (Duration::from_secs(1), Rounds::of("rounds"));
+    let mut number = 0;
+    while let Some(round) = rounds.next() {
+        assert_eq!(round, number);
+        number += 1;
+        let took = if round % 2 == 0 { promised } else { promised * 2 };
+        rounds.note([Timing::once("a time", took, promised), Timing::once("another", promised, promised)]);
+    }
+    assert_eq!(number, 9);
+}
+
+#[test]
+#[should_panic(expected = "late in too many rounds: rounds:\n  [a time 2.0s (of 1.4s, LATE)]\n  []\n")]
+fn five_late_rounds_are_too_many() {
+    let (promised, mut rounds) = (Duration::from_secs(1), Rounds::of("rounds"));
+    while rounds.next().is_some() {
+        rounds.note([Timing::once("a time", promised * 2, promised)]);
+        rounds.spoil();
+    }
+}
+
+/// Few slow ones among many do not matter, and twice the promise does.
+#[test]
+fn a_median_has_no_slack_but_its_own() {
+    let ms = Duration::from_millis;
+    let of = |times: &[u64]| {
+        format!("{:?}", Timing::median("m", &Vec::from_iter(times.iter().map(|&n| ms(n))), ms(1)))
+    };
+    assert_eq!(of(&[900, 2, 1, 2, 900]), "m 2.0ms (of 2ms)");
+    assert_eq!(of(&[1, 3, 3]), "m 3.0ms (of 2ms, LATE)");
 }

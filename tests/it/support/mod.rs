@@ -24,6 +24,7 @@ pub(crate) mod processes;
 pub(crate) mod proxy;
 #[cfg(feature = "redis")]
 pub(crate) mod redis_server;
+pub(crate) mod rounds;
 pub(crate) mod rows;
 #[cfg(feature = "redis")]
 pub(crate) mod scratch;

@@ -1,0 +1,89 @@
+//! Promised times, asked of rounds. A machine that runs several tests at once stands still now and then, so that one late
+//! round says nothing; but what is late for a reason is late in most of them. Five of at most nine have to be good.
+
+use std::fmt::{self, Debug, Display};
+use std::time::Duration;
+
+/// For a machine that runs other tests beside this one: so much, and no more than is promised.
+pub(crate) const SLACK: Duration = Duration::from_millis(400);
+
+const GOOD: usize = 5;
+const MOST: usize = 9;
+
+/// What a round took for one promised time.
+#[derive(Clone, Copy)]
+pub(crate) struct Timing {
+    what: &'static str,
+    took: Duration,
+    most: Duration,
+}
+
+impl Timing {
+    /// Of what happens once in a round.
+    pub(crate) fn once(what: &'static str, took: Duration, promised: Duration) -> Self {
+        Self { what, took, most: promised + SLACK.min(promised) }
+    }
+
+    /// The median of many, which no pause of the machine's changes much. Twice the promise, for a build that is not optimised.
+    pub(crate) fn median(what: &'static str, times: &[Duration], promised: Duration) -> Self {
+        let mut times = times.to_vec();
+        times.sort();
+        Self { what, took: times[times.len() / 2], most: promised * 2 }
+    }
+
+    fn is_kept(&self) -> bool {
+        self.took <= self.most
+    }
+}
+
+impl Debug for Timing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { what, took, most } = self;
+        let late = if self.is_kept() { "" } else { ", LATE" };
+        write!(f, "{what} {took:.1?} (of {most:?}{late})")
+    }
+}
+
+/// The rounds so far.
+pub(crate) struct Rounds {
+    what: String,
+    good: usize,
+    taken: Vec<Vec<Timing>>,
+}
+
+impl Rounds {
+    pub(crate) fn of(what: impl Display) -> Self {
+        Self { what: what.to_string(), good: 0, taken: Vec::new() }
+    }
+
+    /// The number of the next round; none once enough were good.
+    pub(crate) fn next(&self) -> Option<usize> {
+        if self.good == GOOD {
+            println!("{self}");
+            return None;
+        }
+        Some(self.taken.len())
+    }
+
+    /// What the round took. Fails when too few are left that could be good.
+    #[track_caller]
+    pub(crate) fn note(&mut self, timings: impl IntoIterator<Item = Timing>) {
+        let timings = Vec::from_iter(timings);
+        self.good += usize::from(!timings.is_empty() && timings.iter().all(Timing::is_kept));
+        self.taken.push(timings);
+        assert!(self.taken.len() - self.good <= MOST - GOOD, "late in too many rounds: {self}");
+    }
+
+    /// The machine stood still while the round was prepared, and nothing could be measured.
+    #[track_caller]
+    pub(crate) fn spoil(&mut self) {
+        self.note([]);
+    }
+}
+
+impl Display for Rounds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:", self.what)?;
+        self.taken.iter().try_for_each(|timings| write!(f, "\n  {timings:?}"))
+    }
+}
