@@ -1,6 +1,7 @@
 //! X1: a replica that is asked to end (SIGTERM) while it loads. `examples/axum_server.rs`, as a real process: what users
 //! copy is what is tested.
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
@@ -12,6 +13,7 @@ use tokio::task::JoinHandle;
 use crate::support::example::Example;
 use crate::support::probe::{assert_nothing_left, eventually_eq};
 use crate::support::redis_server::RedisServer;
+use crate::support::rounds::{Rounds, Timing};
 
 const LOADS: usize = 50;
 const SOON: Duration = Duration::from_secs(10);
@@ -27,9 +29,9 @@ fn replica(server: &RedisServer, load_ms: &str, deadline_ms: &str) -> (Example, 
     (replica, url)
 }
 
-/// One request for each of so many reports; the status and the body, or that the connection was cut. They have one
+/// One request for each of these reports; the status and the body, or that the connection was cut. They have one
 /// host, as behind a load balancer, so that replicas share them.
-fn ask_for(url: &str, reports: usize) -> Vec<JoinHandle<Result<(u16, String), ()>>> {
+fn ask_for(url: &str, reports: Range<usize>) -> Vec<JoinHandle<Result<(u16, String), ()>>> {
     let client = Client::builder(TokioExecutor::new()).build_http::<axum::body::Body>();
     let ask = |report: usize| {
         let (client, uri) = (client.clone(), format!("{url}/report/{report}"));
@@ -42,7 +44,7 @@ fn ask_for(url: &str, reports: usize) -> Vec<JoinHandle<Result<(u16, String), ()
             Ok((status, String::from_utf8_lossy(&body).into_owned()))
         })
     };
-    (0..reports).map(ask).collect()
+    reports.map(ask).collect()
 }
 
 async fn keys(server: &RedisServer, kind: &str, n: usize) {
@@ -55,7 +57,7 @@ async fn keys(server: &RedisServer, kind: &str, n: usize) {
 async fn what_a_terminated_replica_loads_is_answered() {
     let server = RedisServer::start();
     let (mut replica, url) = replica(&server, "1500", "20000");
-    let asked = ask_for(&url, LOADS);
+    let asked = ask_for(&url, 0..LOADS);
     keys(&server, "l", LOADS).await;
     replica.terminate();
     for (report, answer) in join_all(asked).await.into_iter().enumerate() {
@@ -74,9 +76,9 @@ async fn what_a_terminated_replica_can_not_end_in_time_goes_to_another() {
     let server = RedisServer::start();
     let (mut leaves, url) = replica(&server, "600000", "500");
     let (mut stays, other) = replica(&server, "20", "20000");
-    let cut = ask_for(&url, LOADS);
+    let cut = ask_for(&url, 0..LOADS);
     keys(&server, "l", LOADS).await;
-    let waits = ask_for(&other, LOADS / 2);
+    let waits = ask_for(&other, 0..LOADS / 2);
     keys(&server, "q", LOADS / 2).await;
     let asked = Instant::now();
     leaves.terminate();
@@ -102,4 +104,62 @@ async fn what_a_terminated_replica_can_not_end_in_time_goes_to_another() {
     stays.terminate();
     assert!(stays.ended().await.success());
     assert_nothing_left(&server, SOON).await;
+}
+
+/// What its loads have left to take, and then it is gone.
+#[tokio::test]
+async fn a_terminated_replica_ends_with_its_loads() {
+    let load = Duration::from_millis(600);
+    let server = RedisServer::start();
+    let mut rounds = Rounds::of("its loads end in time");
+    while rounds.next().is_some() {
+        let (mut leaves, url) = replica(&server, "600", "10000");
+        let asked = ask_for(&url, 0..LOADS);
+        keys(&server, "l", LOADS).await;
+        let terminated = Instant::now();
+        leaves.terminate();
+        for answer in join_all(asked).await {
+            assert_eq!(answer.expect("joined").expect("answered").0, 200);
+        }
+        let answered = terminated.elapsed();
+        assert!(leaves.ended().await.success());
+        rounds.note([
+            Timing::once("answered", answered, load),
+            Timing::once("ended", terminated.elapsed(), load),
+        ]);
+        server.flush_all();
+    }
+}
+
+/// Handing over takes a second at most.
+#[tokio::test]
+async fn a_terminated_replica_has_handed_over_a_second_after_its_deadline() {
+    let deadline = Duration::from_millis(500);
+    let server = RedisServer::start();
+    let (_stays, other) = replica(&server, "20", "20000");
+    let mut rounds = Rounds::of("its loads do not end in time");
+    while let Some(round) = rounds.next() {
+        let reports = round * LOADS..(round + 1) * LOADS;
+        let (mut leaves, url) = replica(&server, "600000", "500");
+        let cut = ask_for(&url, reports.clone());
+        keys(&server, "l", LOADS).await;
+        let waits = ask_for(&other, reports.start..reports.start + LOADS / 2);
+        keys(&server, "q", LOADS / 2).await;
+        let terminated = Instant::now();
+        leaves.terminate();
+        for answer in join_all(waits).await {
+            assert_eq!(answer.expect("joined").expect("answered").0, 200);
+        }
+        let answered = terminated.elapsed();
+        keys(&server, "l", 0).await;
+        let freed = terminated.elapsed();
+        assert!(leaves.ended().await.success());
+        let most = deadline + Duration::from_secs(1);
+        rounds.note([
+            Timing::once("answered elsewhere", answered, most),
+            Timing::once("no lease left", freed, most),
+            Timing::once("ended", terminated.elapsed(), most),
+        ]);
+        join_all(cut).await;
+    }
 }

@@ -1,16 +1,37 @@
 //! The figures that docs/operations.md promises for each fault, where no other file asserts them: a network that flaps, a
-//! herd at a failover, and messages that do not come.
+//! herd at a failover, and messages that do not come. What is promised as a time is asked of rounds, by the fault.
+
+mod ailments;
+mod leaders;
+mod messages;
+mod outages;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use stampede_guard::{ErrorKind, LoadError, health::LinkState};
-use store_down::{Line, crowd, still_coalesces, stores_again};
+use store_down::{BUDGET, Line, RECOVERY, crowd, still_coalesces, stores_again};
 
 use super::*;
 use crate::support::probe::assert_nothing_left;
 use crate::support::proxy::{Mode, Proxy};
+use crate::support::rounds::Timing;
 use crate::support::warnings::Warnings;
+
+/// What a request loses to a server that is known to be away.
+const KNOWN: Duration = Duration::from_millis(1);
+
+/// What an outage may add to requests, one after another, and after which time the server is used again. Who comes first pays
+/// the budget, and so may who comes next; all others pay nothing.
+pub(super) fn of_an_outage(added: &[Duration], usable: Duration) -> [Timing; 5] {
+    [
+        Timing::once("the first", added[0], BUDGET),
+        Timing::once("the second", added[1], BUDGET),
+        Timing::once("all of them", added.iter().sum(), BUDGET * 2),
+        Timing::median("later ones", &added[2..], KNOWN),
+        Timing::once("usable", usable, RECOVERY),
+    ]
+}
 
 /// N10. The back-off starts over only after a connection that has lived for a while, so this is no storm of connects.
 #[tokio::test]

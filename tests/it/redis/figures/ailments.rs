@@ -1,0 +1,160 @@
+//! What a server that runs and can not do what it is asked adds to requests, and how soon it is used again when it can.
+//! (`ailments` and `refusals` have one of each, with time to spare, and what else is asked of it.)
+
+use std::future::ready;
+
+use store_down::stores_again_as;
+
+use super::*;
+use crate::support::rounds::Rounds;
+use crate::support::scratch::Scratch;
+
+/// `fall` makes it ill, and `heal` waits until it is well.
+async fn is_used_a_second_after(
+    server: &RedisServer,
+    mut fall: impl AsyncFnMut(),
+    mut heal: impl AsyncFnMut(),
+) {
+    let guard = local(server, Policy::default()).await;
+    let mut rounds = Rounds::of(std::thread::current().name().unwrap_or_default());
+    while let Some(round) = rounds.next() {
+        fall().await;
+        let added = requests(&guard, &format!("ill-{round}"), 40).await;
+        heal().await;
+        let usable = stores_again_as(&guard, &format!("well-{round}")).await;
+        rounds.note(of_an_outage(&added, usable));
+    }
+}
+
+/// The same where commands do both.
+async fn is_used_a_second_after_commands(fall: &[&[&str]], heal: &[&str]) {
+    let server = RedisServer::start();
+    // From before: there may be no room for another.
+    let (mut admin, mut other) = (server.conn(), server.conn());
+    let run = |admin: &mut redis::Connection, command: &[&str]| {
+        let done = redis::cmd(command[0]).arg(&command[1..]).exec(admin);
+        done.unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    };
+    let fall = async || fall.iter().for_each(|command| run(&mut admin, command));
+    is_used_a_second_after(&server, fall, async || run(&mut other, heal)).await;
+}
+
+#[tokio::test]
+async fn a_server_without_memory_is_used_a_second_after_it_has_some() {
+    is_used_a_second_after_commands(
+        &[&["CONFIG", "SET", "maxmemory", "1"]],
+        &["CONFIG", "SET", "maxmemory", "0"],
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn a_replica_is_used_a_second_after_it_is_a_primary() {
+    is_used_a_second_after_commands(&[&["REPLICAOF", "127.0.0.1", "1"]], &["REPLICAOF", "NO", "ONE"]).await;
+}
+
+#[tokio::test]
+async fn a_replica_that_has_lost_its_primary_is_used_a_second_after_it_is_one() {
+    let no_stale: &[_] = &["CONFIG", "SET", "replica-serve-stale-data", "no"];
+    is_used_a_second_after_commands(
+        &[no_stale, &["REPLICAOF", "127.0.0.1", "1"]],
+        &["REPLICAOF", "NO", "ONE"],
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn a_server_that_has_lost_its_replicas_is_used_a_second_after_it_has_them() {
+    is_used_a_second_after_commands(
+        &[&["CONFIG", "SET", "min-replicas-to-write", "1"]],
+        &["CONFIG", "SET", "min-replicas-to-write", "0"],
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn a_server_without_room_for_connections_is_used_a_second_after_it_has_some() {
+    let cut: [&[_]; 2] =
+        [&["CLIENT", "KILL", "TYPE", "pubsub"], &["CLIENT", "KILL", "TYPE", "normal", "USER", "minimal"]];
+    is_used_a_second_after_commands(
+        &[&["CONFIG", "SET", "maxclients", "1"], cut[0], cut[1]],
+        &["CONFIG", "SET", "maxclients", "10000"],
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn rights_are_used_a_second_after_they_are_given_back() {
+    is_used_a_second_after_commands(
+        &[&["ACL", "SETUSER", "minimal", "-evalsha", "-eval"]],
+        &["ACL", "SETUSER", "minimal", "+evalsha", "+eval"],
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn a_changed_password_is_used_a_second_after_it_is_right_again() {
+    let cut: &[_] = &["CLIENT", "KILL", "USER", "minimal"];
+    is_used_a_second_after_commands(
+        &[&["ACL", "SETUSER", "minimal", "resetpass", ">another"], cut],
+        &["ACL", "SETUSER", "minimal", "resetpass", ">pw"],
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn a_server_that_could_not_save_is_used_a_second_after_it_can() {
+    let files = Scratch::new();
+    let gone = files.text("gone");
+    std::fs::create_dir(&gone).expect("a folder");
+    let server = RedisServer::with_args(["--dir", &gone]);
+    std::fs::remove_dir(&gone).expect("it is empty");
+    let (ill, well) = (["CONFIG", "SET", "save", "3600 1000000"], ["CONFIG", "SET", "save", ""]);
+    server.run::<()>(&ill);
+    server.run::<()>(&["BGSAVE"]);
+    let mut admin = server.conn();
+    eventually("writes are refused", SOON, || {
+        let set = redis::cmd("SET").arg("probe").arg(1).arg("PX").arg(1).exec(&mut admin);
+        ready(set.is_err_and(|error| error.code() == Some("MISCONF")))
+    })
+    .await;
+    server.run::<()>(&well);
+    is_used_a_second_after(&server, async || server.run(&ill), async || server.run(&well)).await;
+}
+
+#[tokio::test]
+async fn a_server_that_was_busy_is_used_a_second_after_its_script_has_ended() {
+    // The name of the setting that 6.2 has, too.
+    let server = RedisServer::with_args(["--lua-time-limit", "100"]);
+    let (mut admin, mut other) = (server.conn(), server.conn());
+    let fall = async || {
+        let mut busy = server.conn();
+        std::thread::spawn(move || redis::cmd("EVAL").arg("while true do end").arg(0).exec(&mut busy));
+        eventually("it is busy", SOON, || {
+            let pong = redis::cmd("PING").exec(&mut admin);
+            ready(pong.is_err_and(|error| error.code() == Some("BUSY")))
+        })
+        .await;
+    };
+    let heal = async || redis::cmd("SCRIPT").arg("KILL").exec(&mut other).expect("it has written nothing");
+    is_used_a_second_after(&server, fall, heal).await;
+}
+
+#[tokio::test]
+async fn a_server_that_loads_its_dump_is_used_a_second_after_it_has() {
+    let files = Scratch::new();
+    let folder = files.text("");
+    let args =
+        ["--dir", &folder, "--dbfilename", "dump.rdb", "--loading-process-events-interval-bytes", "1024"];
+    let server = RedisServer::with_args(args.into_iter().chain(["--key-load-delay", "300"]));
+    let mut keys = redis::pipe();
+    for key in 0..3_000 {
+        keys.cmd("SET").arg(key).arg("x".repeat(64)).arg("EX").arg(600).ignore();
+    }
+    keys.exec(&mut server.conn()).expect("keys");
+    server.run::<()>(&["SAVE"]);
+    let loading = || server.run::<String>(&["INFO", "persistence"]).contains("loading:1");
+    let fall = async || server.restart();
+    let heal = async || eventually("it has loaded", PATIENCE, async || !loading()).await;
+    is_used_a_second_after(&server, fall, heal).await;
+}
