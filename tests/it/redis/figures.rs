@@ -21,6 +21,9 @@ use crate::support::warnings::Warnings;
 /// What a request loses to a server that is known to be away.
 const KNOWN: Duration = Duration::from_millis(1);
 
+/// After this long the pauses between attempts to connect are as long as they get.
+const GROWN: Duration = Duration::from_secs(1);
+
 /// What an outage may add to requests, one after another, and after which time the server is used again. Who comes first pays
 /// the budget, and so may who comes next; all others pay nothing.
 pub(super) fn of_an_outage(added: &[Duration], usable: Duration) -> [Timing; 5] {

@@ -3,26 +3,38 @@
 
 use std::future::ready;
 
-use store_down::stores_again_as;
+use store_down::{BUDGET, RECOVERY, stores_again_as};
 
 use super::*;
-use crate::support::rounds::Rounds;
+use crate::support::rounds::{Rounds, Timing};
 use crate::support::scratch::Scratch;
 
-/// `fall` makes it ill, and `heal` waits until it is well.
+/// `fall` makes it ill, and `heal` waits until it is well. The first time it is ill for so long that the pauses between attempts
+/// to connect have grown.
 async fn is_used_a_second_after(
     server: &RedisServer,
     mut fall: impl AsyncFnMut(),
     mut heal: impl AsyncFnMut(),
 ) {
     let guard = local(server, Policy::default()).await;
+    fall().await;
+    requests(&guard, "before", 3).await;
+    tokio::time::sleep(GROWN).await;
+    heal().await;
+    stores_again_as(&guard, "before").await;
     let mut rounds = Rounds::of(std::thread::current().name().unwrap_or_default());
     while let Some(round) = rounds.next() {
         fall().await;
         let added = requests(&guard, &format!("ill-{round}"), 40).await;
         heal().await;
         let usable = stores_again_as(&guard, &format!("well-{round}")).await;
-        rounds.note(of_an_outage(&added, usable));
+        rounds.note([
+            Timing::once("the first", added[0], BUDGET),
+            Timing::once("the second", added[1], BUDGET),
+            // What answers, though it refuses, costs its round trips.
+            Timing::median("later ones", &added[2..], NOTHING / 2),
+            Timing::once("usable", usable, RECOVERY),
+        ]);
     }
 }
 

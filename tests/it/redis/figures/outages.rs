@@ -6,7 +6,7 @@ use store_down::{Outage, stores_again_as};
 use super::*;
 use crate::support::rounds::{Rounds, Timing};
 
-/// For how long an outage goes on after the requests. The pauses between attempts to connect grow meanwhile.
+/// For how long an outage goes on after the requests.
 const AWAY: Duration = Duration::from_millis(300);
 
 async fn one(line: &Line, outage: Outage, round: usize) -> [Timing; 5] {
@@ -18,10 +18,16 @@ async fn one(line: &Line, outage: Outage, round: usize) -> [Timing; 5] {
     of_an_outage(&added, usable)
 }
 
-/// One guard lives through all of them, and as its connections live for a moment in between, its pauses do not start over.
+/// One guard lives through all of them. Its pauses between attempts to connect have grown before the first, and as its
+/// connections live for a moment in between, they do not start over.
 async fn keeps_to_the_figures(outage: Outage) {
     let line = Line::with(outage, Policy::default()).await;
     connects(&line.guard).await;
+    line.begin(outage);
+    requests(&line.guard, "before", 3).await;
+    tokio::time::sleep(GROWN).await;
+    line.end(outage);
+    stores_again_as(&line.guard, "before").await;
     let mut rounds = Rounds::of(format!("{outage:?}"));
     while let Some(round) = rounds.next() {
         rounds.note(one(&line, outage, round).await);
@@ -102,11 +108,12 @@ async fn dead_connections_cost_one_budget_and_are_replaced_within_a_second() {
     while let Some(round) = rounds.next() {
         let died = Instant::now();
         line.proxy.set(Mode::BlackHoleOld);
-        let added = requests(&line.guard, &format!("dead-{round}"), 2).await;
+        let added = requests(&line.guard, &format!("dead-{round}"), 10).await;
         stores_again_as(&line.guard, &format!("again-{round}")).await;
         rounds.note([
             Timing::once("the first", added[0], BUDGET),
             Timing::once("the second", added[1], BUDGET),
+            Timing::once("all of them", added.iter().sum(), BUDGET * 2),
             Timing::once("usable", died.elapsed(), RECOVERY),
         ]);
     }
