@@ -30,7 +30,8 @@ pub enum Topology {
 pub enum LinkState {
     /// Nothing has needed it yet.
     Idle,
-    /// It is being opened for the first time; who needs it waits for it, within its deadline.
+    /// It is being opened for the first time; who needs it waits for it, within its deadline. That
+    /// ends after two command timeouts, even if the attempt does not: then it is `Down`.
     Connecting,
     /// It is there.
     Up,

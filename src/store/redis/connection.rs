@@ -2,7 +2,8 @@
 //!
 //! A command has its deadline and nothing else to wait for: while there is no connection it fails
 //! in microseconds, and one background task, the keeper, connects again. Only before anything was
-//! ever tried do callers wait for the keeper, within their deadlines.
+//! ever tried do callers wait for the keeper, within their deadlines and for no longer than a
+//! connection may be silent.
 //!
 //! The keeper lives in the runtime of whoever came first. When that runtime is shut down, the next
 //! caller starts another in its own.

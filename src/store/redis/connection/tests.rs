@@ -135,6 +135,12 @@ async fn who_comes_after_two_deadlines_does_not_wait_for_a_first_connection() {
     let third = supervisor.send(&get, Duration::from_secs(60)).now_or_never().expect("it does not wait");
     assert_eq!(third.expect_err("it says nothing").kind, StoreErrorKind::Unavailable);
     assert_eq!(supervisor.link().0, LinkState::Down);
+    // Who connects, and asks for nothing yet, waits for what it comes to.
+    #[cfg(feature = "cluster")]
+    {
+        supervisor.settled().await.expect_err("it says nothing");
+        assert!(matches!(supervisor.slot().state, State::Down(_)));
+    }
 }
 
 /// A demoted server answers reads for ever, and who has all values asks for nothing else.
