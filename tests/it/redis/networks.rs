@@ -67,6 +67,8 @@ async fn what_was_waited_for_is_read_however_slow_it_comes() {
     loads.reach(1).await;
     let waits = held_call(&line.guard, 2, &gate, &loads);
     queued(&line.server, "k", 1).await;
+    // Answers come in order: it has heard by now that it waits.
+    eventually("it is answered", SOON, async || line.guard.get::<u32>("other").await.is_ok()).await;
     line.proxy.set(Mode::Delay(ms(400)));
     gate.open();
     assert_eq!((led.await.expect("joined"), waits.await.expect("joined")), (1, 1));
