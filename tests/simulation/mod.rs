@@ -35,7 +35,7 @@ mod world;
 use std::cell::RefCell;
 use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 pub(crate) use mutants::{Mutant, mutated};
 use plan::{Plan, Profile};
@@ -142,6 +142,12 @@ fn runs(seeds: std::ops::Range<u64>) {
     let runs = (seeds.end - seeds.start) * Profile::ALL.len() as u64;
     let (loads, struck, took) = (loads.into_inner(), struck.into_inner(), began.elapsed());
     println!("{runs} runs, {loads} loads, {struck} faults, no invariant broken, in {took:.1?}");
+    let most = env("SIM_MOST_SECONDS").map(Duration::from_secs);
+    assert!(
+        most.is_none_or(|most| took <= most),
+        "no invariant broken, but {runs} runs took {took:.1?}, more than SIM_MOST_SECONDS ({most:?}): this machine is slow or \
+         busy (`make simulate SIM_MOST_SECONDS=` does not look at the time), or a run has become slower"
+    );
 }
 
 fn env(name: &str) -> Option<u64> {
