@@ -228,6 +228,12 @@ impl Node {
     }
 
     pub(crate) fn count(&self, count: Count) {
+        #[cfg(all(test, feature = "testing"))]
+        if matches!(count, Count::store_errors)
+            && crate::simulation::mutated(crate::simulation::Mutant::WarnsEachTime)
+        {
+            tracing::warn!("a command has failed");
+        }
         self.counters.add(count);
     }
 

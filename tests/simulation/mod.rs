@@ -18,7 +18,7 @@
 //! 8. A node has one load of a key on its way, and those that were detached. Whoever leaves, one that has the lease goes on.
 //! 9. Without faults, each acquire has its reason, and nobody looks up more often than it is asked.
 //! 10. A value is the key's own, and a load has returned it.
-//! 11. Nothing panics.
+//! 11. Nothing panics, and nothing floods the logs.
 //! 12. When all is well again, whoever asks is answered, and one load is enough for all.
 //! 13. Who is shut down ends within the deadline and a second, and says what leases are left of it; without faults, none.
 //!
@@ -26,6 +26,7 @@
 
 mod aftermath;
 mod events;
+mod floods;
 mod mutants;
 mod oracle;
 mod plan;
@@ -81,17 +82,19 @@ fn run(seed: u64, profile: Profile, mutant: Option<Mutant>, is_shown: bool) -> R
     PANICS.set(Some(Vec::new()));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
     let runtime = runtime.expect("a runtime");
-    let mut report = mutants::with(mutant, || {
+    let simulated = || {
         runtime.block_on(async {
             let world = World::new(Plan::draw(seed, profile), seed, is_shown);
             std::sync::Arc::clone(&world).live().await;
             let mut state = crate::sync::lock(&world.oracle.state);
             let struck = crate::testing::Fault::ALL.iter().map(|fault| world.chaos.struck(*fault)).sum();
-            let violations = std::mem::take(&mut state.violations);
+            let mut violations = std::mem::take(&mut state.violations);
+            violations.extend(floods::excess(world.born(), world.oracle.began.elapsed()));
             let log = state.log.take().unwrap_or_default();
             Report { violations, hash: state.hash(), log, loads: state.loads.len(), struck }
         })
-    });
+    };
+    let mut report = mutants::with(mutant, || floods::counting(simulated));
     drop(runtime);
     let panics = PANICS.take().unwrap_or_default();
     report.violations.extend(panics.into_iter().map(|panic| format!("I11: {panic}")));

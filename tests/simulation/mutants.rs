@@ -1,4 +1,4 @@
-//! Twelve ways to break the protocol, which the checkers must notice; the test names the one that is harmless.
+//! Thirteen ways to break the protocol, which the checkers must notice; the test names the one that is harmless.
 //!
 //! Those of the store's side are made here, between the wire and the store; those of a client's side by a question that
 //! its code asks in tests of this crate only ([`mutated`]).
@@ -38,10 +38,12 @@ pub(crate) enum Mutant {
     LeavesItsLeases,
     /// Each look-up is made twice.
     LooksTwice,
+    /// Each command that fails is warned of.
+    WarnsEachTime,
 }
 
 impl Mutant {
-    pub(super) const ALL: [Self; 12] = [
+    pub(super) const ALL: [Self; 13] = [
         Self::CommitWithoutToken,
         Self::InvalidateKeepsLease,
         Self::ReleaseWithoutToken,
@@ -54,6 +56,7 @@ impl Mutant {
         Self::FlightsStay,
         Self::LeavesItsLeases,
         Self::LooksTwice,
+        Self::WarnsEachTime,
     ];
 }
 

@@ -89,6 +89,11 @@ impl World {
         Arc::new(Node { id, guard, replica, leaves, calls: Mutex::default(), since: Mutex::default() })
     }
 
+    /// How many nodes there have been.
+    pub(super) fn born(&self) -> usize {
+        *lock(&self.born)
+    }
+
     pub(super) fn living(&self) -> Vec<Arc<Node>> {
         lock(&self.nodes).iter().filter(|node| !node.replica.is_dead()).cloned().collect()
     }
