@@ -319,6 +319,11 @@ impl Caller<'_> {
     /// Step 3: a seat, and whether this caller leads.
     fn join(&self, lane: Lane, mut loader: Loader) -> Result<(Follower, bool), NoSeat> {
         let Ask { node, policy, .. } = self.ask;
+        #[cfg(all(test, feature = "testing"))]
+        let lane = match crate::simulation::mutated(crate::simulation::Mutant::LoadsTwice) {
+            true if node.flights.has_kept(&self.flight(lane)) => Lane::Beside,
+            _ => lane,
+        };
         loader.since = Some(Instant::now());
         let flight = self.flight(lane);
         // Who is given an older value after a while does not wait for the load, which then needs a turn of its own.

@@ -216,7 +216,13 @@ impl<'a> Contention<'a> {
                     self.heed(hints);
                     return Ok(());
                 }
-                () = sleep_until(wakes) => return Ok(()),
+                () = sleep_until(wakes) => {
+                    #[cfg(all(test, feature = "testing"))]
+                    if crate::simulation::mutated(crate::simulation::Mutant::LoadsWhileOneStops) {
+                        return Err(Contended::StoreDown(StoreError::new(StoreErrorKind::TimedOut)));
+                    }
+                    return Ok(());
+                }
                 () = sleep_until(self.contender.deadline) => match (self.contender.goes_on)() {
                     Some(later) => self.contender.deadline = later,
                     None => return Err(Contended::WaitedOut),
@@ -269,10 +275,8 @@ impl<'a> Contention<'a> {
     fn heed(&mut self, hints: Hints) {
         outdate(self.contender.node, self.contender.key, &hints);
         self.hops = hints.granted.unwrap_or(self.hops);
-        if hints.finished.is_some() {
-            // A wake may name a later holder, whose ending is then the one to ask for.
-            self.behind = hints.finished;
-        }
+        // A wake may name a later holder, whose ending is then the one to ask for.
+        self.behind = hints.finished.or_else(|| self.behind.take());
         if hints.invalidated {
             // It may stand in for nothing any more.
             *self.contender.seen = None;

@@ -125,6 +125,13 @@ impl MemoryStore {
 }
 
 impl Shared {
+    fn clock_at(&self, moment: Instant) -> u64 {
+        let now = self.started_ms + moment.saturating_duration_since(self.started).as_millis() as u64;
+        #[cfg(feature = "testing")]
+        let now = now.saturating_add_signed(self.meddling.ahead_ms());
+        now
+    }
+
     /// Tells the waiters of a key; as [`Watches::tell`].
     fn tell(&self, name: &str, hint: &Hint) -> bool {
         let heard = self.watches.tell(name, hint);
@@ -186,11 +193,7 @@ impl Store for MemoryNode {
     }
 
     fn clock_at(&self, moment: Instant) -> u64 {
-        let Shared { started, started_ms, .. } = &*self.store.shared;
-        let now = started_ms + moment.saturating_duration_since(*started).as_millis() as u64;
-        #[cfg(feature = "testing")]
-        let now = now.saturating_add_signed(self.store.shared.meddling.ahead_ms());
-        now
+        self.store.shared.clock_at(moment)
     }
 
     fn look_up<'a>(&'a self, key: &'a Key, _within: Duration) -> Reply<'a, Option<Bytes>> {

@@ -216,13 +216,12 @@ impl<S> ChaosStore<S> {
         line.is_alive().then(|| !line.is_stopped())
     }
 
-    /// Whether the lease of this name is the replica's, and a flight there has it: one that is listening.
+    /// The lease of this name, if it is the replica's, and a flight there has it: one that is listening.
     #[cfg(test)]
-    pub(crate) fn holds(&self, replica: &Replica, name: &str) -> bool {
-        let Some((holder, _)) = self.server.memory().and_then(|store| store.lease(name)) else {
-            return false;
-        };
-        self.server.lines().iter().any(|line| line.is_of(&replica.condition) && line.watches.has(&holder))
+    pub(crate) fn holds(&self, replica: &Replica, name: &str) -> Option<Token> {
+        let (holder, _) = self.server.memory()?.lease(name)?;
+        let is_held = |line: &Arc<Wire>| line.is_of(&replica.condition) && line.watches.has(&holder);
+        self.server.lines().iter().any(is_held).then_some(holder)
     }
 
     #[cfg(test)]

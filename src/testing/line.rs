@@ -30,10 +30,48 @@ pub(super) struct Line(pub(super) Arc<Wire>);
 impl Line {
     fn send(&self, key: &Key, command: Command, within: Duration) -> Reply<'static, Answer> {
         let (wire, key) = (Arc::clone(&self.0), key.clone());
+        #[cfg(test)]
+        let witnessed = Witnessed::of(&wire, &key);
         // Nothing is sent before the reply is polled, as on a connection.
-        Box::pin(wire.exchange(within, move |wire| async move {
+        let reply = wire.exchange(within, move |wire| async move {
             wire.server.arrive(&wire.node, &key, command, within).await
-        }))
+        });
+        #[cfg(test)]
+        let reply = witnessed.watch(reply);
+        Box::pin(reply)
+    }
+}
+
+/// A command on its way, as it is told to who sees everything.
+#[cfg(test)]
+struct Witnessed {
+    wire: Arc<Wire>,
+    key: Key,
+    /// When it was sent.
+    sent: Option<Instant>,
+    is_ok: bool,
+}
+
+#[cfg(test)]
+impl Witnessed {
+    fn of(wire: &Arc<Wire>, key: &Key) -> Self {
+        Self { wire: Arc::clone(wire), key: key.clone(), sent: None, is_ok: false }
+    }
+
+    async fn watch<T>(mut self, reply: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
+        self.sent = Some(Instant::now());
+        let answer = reply.await;
+        self.is_ok = answer.is_ok();
+        answer
+    }
+}
+
+#[cfg(test)]
+impl Drop for Witnessed {
+    fn drop(&mut self) {
+        if let (Some(sent), Some(witness)) = (self.sent, self.wire.server.witness()) {
+            witness.answered(self.wire.node.node(), &self.key, sent.elapsed(), self.is_ok);
+        }
     }
 }
 

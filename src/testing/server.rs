@@ -6,6 +6,8 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
+#[cfg(test)]
+use uuid::Uuid;
 
 use super::command::{Answer, Command, now};
 use super::condition::Condition;
@@ -66,6 +68,16 @@ pub(crate) trait Witness: std::fmt::Debug + Send + Sync {
 
     /// All writes after `to` are undone.
     fn failed_over(&self, to: Instant);
+
+    /// A node's command about this key has ended, or was given up, after so long.
+    #[cfg(test)]
+    fn answered(&self, node: Uuid, key: &Key, took: Duration, is_ok: bool);
+
+    /// The waiters of this key are told what has not happened.
+    fn forged(&self, name: &str);
+
+    /// The store's clock has jumped.
+    fn stepped(&self);
 }
 
 impl Server {
@@ -120,6 +132,11 @@ impl Server {
                 line.reconnected();
             }
         }
+    }
+
+    #[cfg(test)]
+    pub(super) fn witness(&self) -> Option<&Arc<dyn Witness>> {
+        self.witness.get()
     }
 
     #[cfg(test)]
@@ -204,6 +221,9 @@ impl Server {
             let by_ms = lock(&self.odds).random().i64(-LONGEST_STEP_MS..=LONGEST_STEP_MS);
             lock(&self.state).ahead_ms += by_ms;
             store.step_clock(by_ms);
+            if let Some(witness) = self.witness.get() {
+                witness.stepped();
+            }
         }
         if struck(Fault::Corrupt) {
             let at = lock(&self.odds).random().usize(..1 << 20);
@@ -224,6 +244,9 @@ impl Server {
             1 => Hint::Finished(None),
             _ => Hint::Finished(holder()),
         };
+        if let Some(witness) = self.witness.get() {
+            witness.forged(name);
+        }
         for line in self.lines() {
             line.hear(name, &hint);
         }

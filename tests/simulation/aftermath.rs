@@ -3,11 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
+use super::nodes::Node;
 use super::oracle::Value;
 use super::plan::{Does, Ends, Script};
-use super::world::{Node, World, cache_key};
+use super::world::{World, cache_key};
 
 /// The longest that something may be on its way: a ghost, and a little more.
 const STRAGGLERS: Duration = Duration::from_millis(4_200);
@@ -18,7 +19,7 @@ impl World {
         self.oracle.note("calm");
         self.chaos.calm();
         for node in self.living() {
-            node.replica.resume();
+            node.resume();
         }
         let nodes = self.living();
         for key in 0..self.plan.keys {
@@ -34,10 +35,11 @@ impl World {
     async fn ask(self: &Arc<Self>, node: &Arc<Node>, key: u8) -> Result<Value, String> {
         let (world, at) = (Arc::clone(self), Arc::clone(node));
         let script = Script { takes: Duration::from_millis(20), ends: Ends::Value };
-        let loader = move |cx| async move { world.load(&at, key, Does::Load, script, cx).await };
-        let asked = self.asked(node, key, Does::Load);
+        let came = Instant::now();
+        let loader = move |cx| async move { world.load(&at, key, Does::Load, came, script, cx).await };
+        let asking = self.asks(node, key, Does::Load);
         let answer = node.guard.get_or_load_with(cache_key(key), loader).await;
-        Self::answered(node, key, asked);
+        asking.answered();
         answer.map_err(|error| error.to_string())
     }
 

@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
+use super::nodes::Node;
 use super::plan::{Profile, What};
-use super::world::{Node, World};
+use super::world::World;
 use crate::store::Token;
 use crate::sync::lock;
 
@@ -22,21 +23,21 @@ impl World {
                 self.replace(slot, &node, back).await;
             }
             What::Stop(lasts) => {
-                node.replica.stop();
+                node.stop();
                 sleep(lasts).await;
-                node.replica.resume();
+                node.resume();
             }
             What::Cut(lasts) => {
-                node.replica.cut();
+                node.cut();
                 sleep(lasts).await;
-                node.replica.resume();
+                node.resume();
             }
         }
     }
 
     /// The process ends here, with all that is in it.
     async fn replace(&self, slot: usize, node: &Arc<Node>, back: Duration) {
-        node.replica.kill();
+        node.kill();
         for call in lock(&node.calls).drain(..) {
             call.abort();
         }
@@ -64,7 +65,7 @@ impl World {
             format_args!("I13: n{} took {took:?} to leave within {deadline:?}", node.id),
         );
         // Its process ends here; what it has sent arrives.
-        node.replica.kill();
+        node.kill();
         sleep(self.plan.latency * 2).await;
         let (inside, _) = node.guard.parts();
         let id = inside.store.node().simple().to_string();

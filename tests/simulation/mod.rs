@@ -11,11 +11,12 @@
 //! 1. A value is written under the lease of its own token, and once per token.
 //! 2. Nobody renews, frees or ends another's lease.
 //! 3. No value is stored whose load began before the last invalidation; a node that has invalidated is given none.
-//! 4. Every call returns within its bound; without faults, within its load.
-//! 5. A load has the lease, or a reason to go without.
+//! 4. Every call returns within its own bound; without faults, within its load.
+//! 5. A load has a lease of its own, or a reason to go without; and there are no more of the first than reasons for them.
 //! 6. A waiter does not sleep past what it was told; without faults, not past the end of what it waits for.
 //! 7. In the end nothing is left: no lease, flight, task, waiter or read.
-//! 8. A node has one load of a key on its way, and those that were detached. Whoever leaves, one that has the lease goes on.
+//! 8. Without the lease, a node has one load of a key that later callers join, which another one replaces once. Whoever leaves, one
+//!    that has the lease goes on.
 //! 9. Without faults, each acquire has its reason, and nobody looks up more often than it is asked.
 //! 10. A value is the key's own, and a load has returned it.
 //! 11. Nothing panics, and nothing floods the logs.
@@ -25,9 +26,13 @@
 //! `SEED=7 PROFILE=mixed cargo test --features testing --lib simulation::one -- --nocapture --ignored` shows a run.
 
 mod aftermath;
+mod bounds;
 mod events;
+mod excuses;
 mod floods;
+mod loads;
 mod mutants;
+mod nodes;
 mod oracle;
 mod plan;
 mod witness;
@@ -91,7 +96,7 @@ fn run(seed: u64, profile: Profile, mutant: Option<Mutant>, is_shown: bool) -> R
             let mut violations = std::mem::take(&mut state.violations);
             violations.extend(floods::excess(world.born(), world.oracle.began.elapsed()));
             let log = state.log.take().unwrap_or_default();
-            Report { violations, hash: state.hash(), log, loads: state.loads.len(), struck }
+            Report { violations, hash: state.hash(), log, loads: state.loads.all.len(), struck }
         })
     };
     let mut report = mutants::with(mutant, || floods::counting(simulated));

@@ -1,4 +1,4 @@
-//! Thirteen ways to break the protocol, which the checkers must notice; the test names the one that is harmless.
+//! Sixteen ways to break the protocol, which the checkers must notice; the test names the one that is harmless.
 //!
 //! Those of the store's side are made here, between the wire and the store; those of a client's side by a question that
 //! its code asks in tests of this crate only ([`mutated`]).
@@ -40,10 +40,16 @@ pub(crate) enum Mutant {
     LooksTwice,
     /// Each command that fails is warned of.
     WarnsEachTime,
+    /// Who waits for others' loads waits for three times as long as it may.
+    WaitsThrice,
+    /// While any node is stopped, who has waited for a lease to run out loads without one.
+    LoadsWhileOneStops,
+    /// Who comes while its node has a load of the key on its way begins another one beside it.
+    LoadsTwice,
 }
 
 impl Mutant {
-    pub(super) const ALL: [Self; 13] = [
+    pub(super) const ALL: [Self; 16] = [
         Self::CommitWithoutToken,
         Self::InvalidateKeepsLease,
         Self::ReleaseWithoutToken,
@@ -57,22 +63,33 @@ impl Mutant {
         Self::LeavesItsLeases,
         Self::LooksTwice,
         Self::WarnsEachTime,
+        Self::WaitsThrice,
+        Self::LoadsWhileOneStops,
+        Self::LoadsTwice,
     ];
 }
 
 thread_local! {
     // A simulation keeps to its thread, and other tests run beside it.
     static MUTANT: Cell<Option<Mutant>> = const { Cell::new(None) };
+    /// How many nodes are stopped.
+    static STOPPED: Cell<isize> = const { Cell::new(0) };
 }
 
 /// Whether this thread simulates this mutant.
 pub(crate) fn mutated(mutant: Mutant) -> bool {
-    MUTANT.get() == Some(mutant)
+    MUTANT.get() == Some(mutant) && (mutant != Mutant::LoadsWhileOneStops || STOPPED.get() > 0)
+}
+
+/// So many more nodes are stopped.
+pub(super) fn stopped(more: isize) {
+    STOPPED.set(STOPPED.get() + more);
 }
 
 /// Runs `work` with the mutant in place.
 pub(super) fn with<T>(mutant: Option<Mutant>, work: impl FnOnce() -> T) -> T {
     MUTANT.set(mutant);
+    STOPPED.set(0);
     let done = work();
     MUTANT.set(None);
     done

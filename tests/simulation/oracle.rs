@@ -12,7 +12,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::Instant;
 
-use super::plan::{Does, Profile};
+use super::loads::Loads;
+use super::plan::Profile;
 use crate::entry::Entry;
 use crate::key::Key;
 use crate::store::Token;
@@ -42,7 +43,7 @@ pub(super) struct State {
     hash: DefaultHasher,
     /// Orders everything.
     seq: u64,
-    pub(super) loads: Vec<Load>,
+    pub(super) loads: Loads,
     pub(super) by_key: HashMap<u8, OfKey>,
     /// Tokens in the order in which they came: their text is random.
     pub(super) tokens: HashMap<Token, Holder>,
@@ -62,19 +63,12 @@ pub(super) struct Holder {
     pub(super) first: Instant,
     pub(super) committed: bool,
     pub(super) granted: bool,
+    /// How often it has found a value.
+    pub(super) found: u8,
     /// By when one that was told to wait must have asked again.
     pub(super) due: Option<Instant>,
     /// It was late when somebody last looked.
     pub(super) is_late: bool,
-}
-
-#[derive(Clone, Debug)]
-pub(super) struct Load {
-    pub(super) node: usize,
-    pub(super) key: u8,
-    pub(super) began: u64,
-    pub(super) ended: bool,
-    pub(super) returned: bool,
 }
 
 #[derive(Debug, Default)]
@@ -140,8 +134,9 @@ impl Oracle {
         let number = state.tokens.len();
         let events_before = state.by_key.entry(key).or_default().events;
         let (acquires, committed, due, first) = (0, false, None, Instant::now());
-        let (granted, is_late) = (false, false);
-        let holder = Holder { number, key, acquires, events_before, first, committed, granted, due, is_late };
+        let (granted, is_late, found) = (false, false, 0);
+        let holder =
+            Holder { number, key, acquires, events_before, first, committed, granted, found, due, is_late };
         state.tokens.entry(token.clone()).or_insert(holder).number
     }
 
@@ -196,7 +191,7 @@ impl Oracle {
     /// I9, of what is not a flight's, where no command is lost: the calls need so many look-ups at most.
     pub(super) fn check_frugality(&self, most: usize) {
         let state = lock(&self.state);
-        let (look_ups, commits, loads) = (state.look_ups, state.commits, state.loads.len());
+        let (look_ups, commits, loads) = (state.look_ups, state.commits, state.loads.all.len());
         drop(state);
         self.check(look_ups <= most as u64, format_args!("I9: {look_ups} look-ups for at most {most}"));
         self.check(commits <= loads as u64, format_args!("I9: {commits} commits of {loads} loads"));
@@ -205,7 +200,7 @@ impl Oracle {
     /// I3, in the store.
     pub(super) fn check_age(&self, key: u8, value: Value) {
         let state = lock(&self.state);
-        let began = state.loads.get(value.1 as usize).map_or(0, |load| load.began);
+        let began = state.loads.all.get(value.1 as usize).map_or(0, |load| load.began);
         let newest = state.by_key.get(&key).and_then(|of| of.invalidated.last()).map_or(0, |(_, seq)| *seq);
         drop(state);
         self.check(
@@ -219,7 +214,7 @@ impl Oracle {
         let (whose, load) = value;
         self.check(whose == key, format_args!("I10: key {key} was given a value of key {whose}"));
         let state = lock(&self.state);
-        let known = state.loads.get(load as usize).cloned();
+        let known = state.loads.all.get(load as usize).cloned();
         let older = known.as_ref().and_then(|known| {
             let confirmed = state.by_key.get(&key)?.confirmed.iter();
             confirmed
@@ -251,63 +246,6 @@ impl Oracle {
         }
         let confirmed = Confirmed { node, began, ended, at: Instant::now() };
         state.by_key.entry(key).or_default().confirmed.push(confirmed);
-    }
-
-    /// I8 and I5, when a load begins. `excused` says why it may begin without the lease.
-    pub(super) fn load_began(
-        &self,
-        node: usize,
-        key: u8,
-        does: Does,
-        excused: bool,
-        holds: bool,
-        crowd: usize,
-    ) -> u32 {
-        let (id, running) = {
-            let mut state = lock(&self.state);
-            let began = state.next();
-            let running =
-                state.loads.iter().filter(|load| load.node == node && load.key == key && !load.ended);
-            let running = running.count();
-            state.loads.push(Load { node, key, began, ended: false, returned: false });
-            ((state.loads.len() - 1) as u32, running)
-        };
-        self.note(format_args!("n{node} k{key} load {id} begins for {does:?} holds={holds}"));
-        self.check(
-            excused || holds,
-            format_args!("I5: node {node} loads key {key} without a lease or a reason"),
-        );
-        self.check(
-            running < crowd,
-            format_args!("I8: node {node} has {running} loads of key {key} on their way, and begins another"),
-        );
-        id
-    }
-
-    /// A value that is there without a loader.
-    pub(super) fn made(&self, node: usize, key: u8) -> Value {
-        let mut state = lock(&self.state);
-        let began = state.next();
-        state.loads.push(Load { node, key, began, ended: true, returned: true });
-        (key, (state.loads.len() - 1) as u32)
-    }
-
-    /// How often something has ended a lease of this key.
-    pub(super) fn detached_within(&self, key: u8) -> usize {
-        lock(&self.state).by_key.get(&key).map_or(0, |of| of.invalidated.len() + of.confirmed.len())
-    }
-
-    pub(super) fn load_ended(&self, id: u32, returned: bool) {
-        {
-            let mut state = lock(&self.state);
-            let load = &mut state.loads[id as usize];
-            (load.ended, load.returned) = (true, returned);
-        }
-        self.note(format_args!("load {id} ends, value={returned}"));
-    }
-
-    pub(super) fn loads_of(&self, key: u8) -> usize {
-        lock(&self.state).loads.iter().filter(|load| load.key == key).count()
     }
 
     pub(super) fn invalidations(&self, key: u8, since: u64) -> usize {

@@ -32,8 +32,6 @@ pub(super) struct Plan {
     pub(super) events: Vec<Event>,
     /// When the last call begins, or the last event.
     pub(super) lasts: Duration,
-    /// The longest load of those that end by themselves.
-    pub(super) longest_load: Duration,
     pub(super) profile: Profile,
 }
 
@@ -45,6 +43,13 @@ pub(super) struct Call {
     pub(super) does: Does,
     pub(super) leaves: Option<Leaves>,
     pub(super) load: Script,
+}
+
+impl Call {
+    /// Whether it brings a loader.
+    pub(super) fn loads(&self) -> bool {
+        matches!(self.does, Does::Load | Does::Refresh)
+    }
 }
 
 /// When a caller goes away, its future dropped.
@@ -184,9 +189,8 @@ impl Plan {
             };
             events.push(Event { at, node: random.usize(..nodes), what });
         }
-        let longest_load = calls.iter().map(|call| call.load.takes).max().unwrap_or_default();
         let latency = ms(&mut random, 0, 5);
-        Self { policy, nodes, keys, latency, faults, calls, events, lasts, longest_load, profile }
+        Self { policy, nodes, keys, latency, faults, calls, events, lasts, profile }
     }
 }
 

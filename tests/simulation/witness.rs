@@ -1,15 +1,23 @@
 //! What the oracle sees of each step in the store.
 
+use std::time::Duration;
+
 use tokio::time::Instant;
+use uuid::Uuid;
 
 use super::mutants;
 use super::oracle::Oracle;
 use super::plan::Profile;
+use crate::entry::Entry;
 use crate::key::Key;
 use crate::store::memory::MemoryStore;
 use crate::store::{Acquired, HandedOver, Kept, Token};
 use crate::sync::lock;
 use crate::testing::{Command, ServerAnswer as Answer, Witness};
+use crate::times::Serves;
+
+/// How often an acquire may find what its flight has no use for, before the load goes on without the store.
+const UNUSABLE_LIMIT: u8 = 3;
 
 impl Witness for Oracle {
     fn run(
@@ -52,6 +60,11 @@ impl Witness for Oracle {
         };
         self.note(format_args!("k{of} {told}: {came}; lease {before} -> {after}"));
 
+        // What a caller without wishes of its own would be given.
+        let is_served = || {
+            let entry = entry_after.clone().and_then(|entry| Entry::decode(entry, key).ok());
+            entry.is_some_and(|entry| matches!(entry.serves(store.now()), Serves::Fresh | Serves::Resting))
+        };
         let ours = |token: &Token, done: bool, step: &str| {
             self.check(
                 !done || held_by(token),
@@ -67,6 +80,14 @@ impl Witness for Oracle {
             if done {
                 self.lease_ended(of, lease_after.as_ref().map(|(holder, _)| holder));
             }
+            let mut state = lock(&self.state);
+            state.loads.given_up(of, token);
+            if done {
+                state.loads.ended(of, token, step == "commit");
+                if let Some((heir, _)) = lease_after.as_ref().filter(|_| !same_holder) {
+                    state.loads.granted(of, heir, is_served());
+                }
+            }
         };
         match (&command, &answer) {
             (Command::LookUp, _) => lock(&self.state).look_ups += 1,
@@ -79,19 +100,26 @@ impl Witness for Oracle {
                 };
                 let acquires = {
                     let mut state = lock(&self.state);
+                    let state = &mut *state;
                     let events = state.by_key.entry(of).or_default().events;
                     state.tokens.get_mut(token).map(|holder| {
                         holder.acquires += 1;
                         holder.granted |= matches!(acquired, Acquired::Granted);
+                        holder.found += u8::from(matches!(acquired, Acquired::Found(_)));
                         // What comes after the grant is a ghost: nobody waits for it.
                         holder.due = due.filter(|_| !holder.granted);
                         holder.is_late = false;
                         // A live holder has renewed it when two thirds of it are left.
                         let naps = holder.first.elapsed().as_millis() * 2 / self.lease.as_millis().max(1);
+                        // So often it finds what is of no use, and then it goes on without the store.
+                        if holder.found > UNUSABLE_LIMIT {
+                            state.loads.troubled(token.node(), of);
+                        }
                         (holder.acquires, 3 + events - holder.events_before + naps as u64)
                     })
                 };
                 if matches!(acquired, Acquired::Granted) {
+                    lock(&self.state).loads.granted(of, token, is_served());
                     self.check(
                         lease.is_none() || held_by(token),
                         format_args!("I1: t{} was granted over {before}", who(token)),
@@ -146,7 +174,7 @@ impl Witness for Oracle {
                     state.by_key.entry(of).or_default().invalidated.push((Instant::now(), seq));
                     // What is inserted is as old as that.
                     let now = state.next();
-                    if let Some(load) = inserted.and_then(|(_, id)| state.loads.get_mut(id as usize)) {
+                    if let Some(load) = inserted.and_then(|(_, id)| state.loads.all.get_mut(id as usize)) {
                         load.began = now;
                     }
                 }
@@ -155,6 +183,7 @@ impl Witness for Oracle {
                     lease_after.is_none() && entry_after.as_ref() == wanted,
                     format_args!("I3: an invalidation of key {of} left {after}"),
                 );
+                lock(&self.state).loads.invalidated(of, wanted.is_some());
                 self.lease_ended(of, None);
             }
             (command, answer) => self.violated(format_args!("{command:?} was answered {answer:?}")),
@@ -172,5 +201,34 @@ impl Witness for Oracle {
             of.confirmed.retain(|confirmed| confirmed.at < to);
             of.events += 1;
         }
+        // Leases and values that have been are there again, and others are not.
+        state.loads.may_load_again(None);
+    }
+
+    fn answered(&self, node: Uuid, key: &Key, took: Duration, is_ok: bool) {
+        // A millisecond each way is what timers are late by.
+        if is_ok && took <= self.trip + Duration::from_millis(2) {
+            return;
+        }
+        let Some(&of) = self.keys.get(key.name()) else { return };
+        let (mut state, node) = (lock(&self.state), node.simple().to_string());
+        state.loads.troubled(&node, of);
+        // Who was told late for how long to wait sleeps from then.
+        for (_, holder) in
+            state.tokens.iter_mut().filter(|(token, of_it)| is_ok && of_it.key == of && token.node() == node)
+        {
+            holder.due = holder.due.map(|due| due + took);
+        }
+    }
+
+    fn forged(&self, name: &str) {
+        if let Some(&of) = self.keys.get(name) {
+            lock(&self.state).loads.detached(None, of);
+        }
+    }
+
+    fn stepped(&self) {
+        // What was not fresh may be so now, to those who have read it already.
+        lock(&self.state).loads.may_load_again(None);
     }
 }

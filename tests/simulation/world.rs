@@ -1,46 +1,21 @@
 //! One run: the nodes, what happens to them, those who call, and the time after, in which everything has to be well.
 
-use std::collections::HashMap;
 use std::future::Future;
 use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use tokio::task::{AbortHandle, JoinSet};
+use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 
+use super::nodes::{Asking, Node};
 use super::oracle::{Oracle, Value};
-use super::plan::{Call, Does, Ends, Leaves, Plan, Profile, Script, What};
+use super::plan::{Call, Does, Ends, Leaves, Plan, Profile, Script};
 use crate::key::{CacheKey, Key};
 use crate::sync::lock;
-use crate::testing::{ChaosStore, Fault, Replica};
-use crate::{LoadContext, StampedeGuard, Stats};
-
-/// One process, until it dies.
-#[derive(Debug)]
-pub(super) struct Node {
-    pub(super) id: usize,
-    pub(super) guard: StampedeGuard,
-    pub(super) replica: Replica,
-    /// It is being shut down.
-    pub(super) leaves: AtomicBool,
-    /// Its callers.
-    pub(super) calls: Mutex<Vec<AbortHandle>>,
-    /// What it had counted when calls began that a load may be for, by key.
-    since: Mutex<HashMap<u8, Vec<Since>>>,
-}
-
-/// What there was when a call began.
-#[derive(Clone, Copy, Debug)]
-struct Since {
-    seq: u64,
-    at: Instant,
-    stats: Stats,
-    struck: u64,
-    answered: Option<Instant>,
-}
+use crate::testing::{ChaosStore, Fault};
+use crate::{LoadContext, StampedeGuard};
 
 #[derive(Debug)]
 pub(super) struct World {
@@ -85,8 +60,9 @@ impl World {
         let guard = guard.expect("a guard");
         let id = std::mem::replace(&mut *lock(&self.born), 0) + 1;
         *lock(&self.born) = id;
-        let leaves = AtomicBool::new(false);
-        Arc::new(Node { id, guard, replica, leaves, calls: Mutex::default(), since: Mutex::default() })
+        let name = guard.parts().0.store.node().simple().to_string();
+        lock(&self.oracle.state).loads.is_node(&name, id);
+        Arc::new(Node::new(id, guard, replica))
     }
 
     /// How many nodes there have been.
@@ -96,16 +72,6 @@ impl World {
 
     pub(super) fn living(&self) -> Vec<Arc<Node>> {
         lock(&self.nodes).iter().filter(|node| !node.replica.is_dead()).cloned().collect()
-    }
-
-    /// No call takes longer, however much goes wrong: B1.
-    pub(super) fn bound(&self) -> Duration {
-        let policy = &self.plan.policy;
-        let stops = self.plan.events.iter().map(|event| match event.what {
-            What::Stop(lasts) => lasts,
-            What::Crash(_) | What::Cut(_) | What::Leave(..) => Duration::ZERO,
-        });
-        policy.wait_timeout + policy.load_timeout * 5 + stops.sum::<Duration>() + Duration::from_secs(1)
     }
 
     pub(super) async fn live(self: Arc<Self>) {
@@ -199,31 +165,30 @@ impl World {
         }
     }
 
-    /// Takes note that somebody asks: what has happened since then may excuse a load.
-    pub(super) fn asked(&self, node: &Node, key: u8, does: Does) -> u64 {
-        let seq = lock(&self.oracle.state).next();
+    /// Takes note that somebody asks.
+    pub(super) fn asks<'a>(&self, node: &'a Node, key: u8, does: Does) -> Asking<'a> {
+        let seq = {
+            let mut state = lock(&self.oracle.state);
+            match does {
+                // It has a load of its own, whatever is stored.
+                Does::Refresh => state.loads.may_load_again(Some(key)),
+                Does::Invalidate | Does::Insert => state.loads.detached(Some(node.id), key),
+                Does::Load | Does::Get => {}
+            }
+            state.next()
+        };
         self.oracle.note(format_args!("n{} k{key} {does:?} asked", node.id));
-        let (stats, struck) = (node.guard.stats(), self.struck());
-        let since = Since { seq, at: Instant::now(), stats, struck, answered: None };
-        lock(&node.since).entry(key).or_default().push(since);
-        seq
-    }
-
-    /// And that he has his answer.
-    pub(super) fn answered(node: &Node, key: u8, asked: u64) {
-        let mut since = lock(&node.since);
-        if let Some(since) = since.entry(key).or_default().iter_mut().find(|since| since.seq == asked) {
-            since.answered = Some(Instant::now());
-        }
+        node.asks(key, seq)
     }
 
     async fn work(self: &Arc<Self>, node: &Arc<Node>, call: Call) {
         let Call { key, does, load, .. } = call;
         let (began, id) = (Instant::now(), node.id);
-        let asked = self.asked(node, key, does);
+        let asking = self.asks(node, key, does);
+        let asked = asking.seq;
         let loader = {
             let (world, node) = (Arc::clone(self), Arc::clone(node));
-            move |cx| async move { world.load(&node, key, does, load, cx).await }
+            move |cx| async move { world.load(&node, key, does, began, load, cx).await }
         };
         let guard = &node.guard;
         let answer: Result<Option<Value>, String> = match does {
@@ -244,26 +209,20 @@ impl World {
         };
         if matches!(does, Does::Invalidate | Does::Insert) && answer.is_ok() {
             self.oracle.confirmed(id, key, asked);
+            lock(&self.oracle.state).loads.detached(Some(id), key);
         }
-        Self::answered(node, key, asked);
+        asking.answered();
         let took = began.elapsed();
         self.oracle.note(format_args!("n{id} k{key} {does:?} answered {answer:?} after {took:?}"));
         if let Ok(Some(value)) = answer {
             self.oracle.check_value(id, key, asked, value);
         }
-        if self.plan.profile == Profile::None {
-            if let Err(error) = &answer {
-                self.oracle.violated(format_args!("a call failed without a fault: {error}"));
-            }
-            // I4, where nothing goes wrong: what is loaded, and loaded again after each invalidation.
-            let left = self.plan.events.iter().filter(|event| matches!(event.what, What::Leave(..))).count();
-            let loads = 2 + (left + self.oracle.invalidations(key, asked)) as u32;
-            let most = (self.plan.longest_load + self.plan.latency * 8 + Duration::from_millis(50)) * loads;
-            if took > most {
-                self.oracle
-                    .violated(format_args!("I4: {does:?} of key {key} took {took:?}, more than {most:?}"));
-            }
+        if self.plan.profile == Profile::None
+            && let Err(error) = &answer
+        {
+            self.oracle.violated(format_args!("a call failed without a fault: {error}"));
         }
+        self.check_time(node, &call, asked, began);
     }
 
     pub(super) async fn load(
@@ -271,24 +230,23 @@ impl World {
         node: &Arc<Node>,
         key: u8,
         does: Does,
+        came: Instant,
         script: Script,
         mut cx: LoadContext<Value>,
     ) -> Result<Value, String> {
         let began = Instant::now();
         node.replica.runs().await;
-        // Who comes after that loads alone, whoever has the lease.
-        let alone = node.leaves.load(Ordering::Relaxed);
-        let mine = !alone && self.chaos.holds(&node.replica, self.keys[key as usize].name());
-        let (excused, crowd) = self.excuse(node, key);
-        let id = self.oracle.load_began(node.id, key, does, excused, mine, crowd);
+        let begins = self.begins(node, key, does, came);
+        let mine = begins.lease.is_some();
+        let id = self.oracle.load_began(begins);
         let mut running =
-            Running { world: &self, node, id, began, leased: mine, over: false, returned: false };
+            Running { world: &self, node, id, began, leased: mine, over: None, returned: false };
         sleep(script.takes).await;
         if script.ends == Ends::Never {
             std::future::pending::<()>().await;
         }
         node.replica.runs().await;
-        running.over = true;
+        running.over = Some(script.ends);
         match script.ends {
             Ends::Error => return Err("scripted".to_owned()),
             // Without the hook, which would print it.
@@ -298,40 +256,6 @@ impl World {
         }
         running.returned = true;
         Ok((key, id))
-    }
-
-    /// Whether a load may begin without the lease (I5), and how many of the node's may run then (I8).
-    fn excuse(&self, node: &Node, key: u8) -> (bool, usize) {
-        let (plan, stats) = (&self.plan, node.guard.stats());
-        // A background load begins a little after its call was answered.
-        let recent =
-            |since: &Since| since.answered.is_none_or(|at| at.elapsed() < Duration::from_millis(400));
-        // It answers those who are still there, without the fleet.
-        if node.leaves.load(Ordering::Relaxed) {
-            return (true, usize::MAX);
-        }
-        let since =
-            lock(&node.since).get(&key).and_then(|since| since.iter().find(|since| recent(since)).copied());
-        let invalidated = since.map_or(0, |since| self.oracle.invalidations(key, since.seq));
-        let lanes = 2 + usize::from(plan.calls.iter().any(|call| call.does == Does::Refresh));
-        // Whatever has taken the flight out of its map, its load goes on.
-        let detached = self.oracle.detached_within(key) + stats.leases_lost as usize;
-        if plan.profile == Profile::None {
-            let waited_out = since.is_none_or(|since| since.at.elapsed() >= plan.policy.wait_timeout);
-            return (invalidated > 0 || waited_out, lanes + detached);
-        }
-        let excused = since.is_none_or(|since| {
-            let errors = |stats: &Stats| {
-                stats.store_errors + stats.budget_exceeded + stats.leases_lost + stats.takeovers
-            };
-            errors(&stats) > errors(&since.stats)
-                || since.at.elapsed() >= plan.policy.wait_timeout
-                || self.struck() > since.struck
-                || plan.events.iter().any(|event| matches!(event.what, What::Stop(_)))
-        });
-        let panics = plan.calls.iter().any(|call| call.load.ends == Ends::Panic);
-        let crowd = if panics || self.struck() > 0 { usize::MAX } else { lanes + 1 + detached };
-        (excused || invalidated > 0, crowd)
     }
 }
 
@@ -346,16 +270,16 @@ struct Running<'a> {
     id: u32,
     began: Instant,
     leased: bool,
-    over: bool,
+    over: Option<Ends>,
     returned: bool,
 }
 
 impl Drop for Running<'_> {
     fn drop(&mut self) {
         let oracle = &self.world.oracle;
-        oracle.load_ended(self.id, self.returned);
+        oracle.load_ended(self.id, self.returned, self.over);
         // I8: whoever has left, others may want it.
-        let may_end = self.over
+        let may_end = self.over.is_some()
             || !self.leased
             || self.node.guard.parts().0.is_leaving()
             || self.node.replica.is_dead()

@@ -137,6 +137,12 @@ impl MemoryStore {
         true
     }
 
+    /// What the store's clock shows.
+    #[cfg(test)]
+    pub(crate) fn now(&self) -> u64 {
+        self.shared.clock_at(Instant::now())
+    }
+
     /// Moves the clock, by which freshness is judged and everything expires, but for tags and locks.
     pub(crate) fn step_clock(&self, by_ms: i64) {
         self.shared.meddling.ahead_ms.fetch_add(by_ms, Ordering::Relaxed);

@@ -1,0 +1,150 @@
+//! One simulated process: its guard, its callers, and what has happened to it.
+
+use std::collections::HashMap;
+use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use tokio::task::AbortHandle;
+use tokio::time::Instant;
+
+use super::mutants;
+use crate::StampedeGuard;
+use crate::sync::lock;
+use crate::testing::Replica;
+
+/// One process, until it dies.
+#[derive(Debug)]
+pub(super) struct Node {
+    pub(super) id: usize,
+    pub(super) guard: StampedeGuard,
+    pub(super) replica: Replica,
+    /// It is being shut down.
+    pub(super) leaves: AtomicBool,
+    /// Its callers.
+    pub(super) calls: Mutex<Vec<AbortHandle>>,
+    /// Its calls that a load may be for, by key.
+    asked: Mutex<HashMap<u8, Vec<Asked>>>,
+    /// From when to when it was stopped; the last time it may be yet.
+    stops: Mutex<Vec<(Instant, Option<Instant>)>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Asked {
+    seq: u64,
+    at: Instant,
+    over: Option<Over>,
+}
+
+/// How a call has ended.
+#[derive(Clone, Copy, Debug)]
+enum Over {
+    Answered(Instant),
+    /// Its caller went away.
+    Left,
+}
+
+/// The calls that a load may be for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Window {
+    /// When the first of them began.
+    pub(super) from: Instant,
+    /// The longest that any of them whose caller is still there has waited.
+    pub(super) waited: Duration,
+}
+
+/// A call on its way.
+#[derive(Debug)]
+pub(super) struct Asking<'a> {
+    node: &'a Node,
+    key: u8,
+    pub(super) seq: u64,
+    over: Over,
+}
+
+impl Asking<'_> {
+    /// It has its answer.
+    pub(super) fn answered(mut self) {
+        self.over = Over::Answered(Instant::now());
+    }
+}
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        let mut asked = lock(&self.node.asked);
+        let asked = asked.entry(self.key).or_default().iter_mut().find(|asked| asked.seq == self.seq);
+        if let Some(asked) = asked {
+            asked.over = Some(self.over);
+        }
+    }
+}
+
+impl Node {
+    pub(super) fn new(id: usize, guard: StampedeGuard, replica: Replica) -> Self {
+        let (leaves, calls, asked, stops) =
+            (AtomicBool::new(false), Mutex::default(), Mutex::default(), Mutex::default());
+        Self { id, guard, replica, leaves, calls, asked, stops }
+    }
+
+    /// Takes note of a call that begins.
+    pub(super) fn asks(&self, key: u8, seq: u64) -> Asking<'_> {
+        let asked = Asked { seq, at: Instant::now(), over: None };
+        lock(&self.asked).entry(key).or_default().push(asked);
+        Asking { node: self, key, seq, over: Over::Left }
+    }
+
+    /// Which calls a load of this key that begins now may be for: those that wait; those that were answered just now and have
+    /// left a load to the background, which begins `soon`; and those whose callers have left, as long as a flight `lasts`.
+    pub(super) fn window(&self, key: u8, soon: Duration, lasts: Duration) -> Option<Window> {
+        let asked = lock(&self.asked);
+        let of_key = asked.get(&key)?;
+        let is_there = |asked: &&Asked| match asked.over {
+            None => true,
+            Some(Over::Answered(at)) => at.elapsed() <= soon,
+            Some(Over::Left) => asked.at.elapsed() <= lasts,
+        };
+        // Where none is left, a load in the background was held up.
+        let from = of_key.iter().find(is_there).or_else(|| of_key.last())?.at;
+        let waits = of_key.iter().filter(|asked| !matches!(asked.over, Some(Over::Left))).filter(is_there);
+        Some(Window { from, waited: waits.map(|asked| asked.at.elapsed()).max().unwrap_or_default() })
+    }
+
+    pub(super) fn stop(&self) {
+        self.replica.stop();
+        let mut stops = lock(&self.stops);
+        if stops.last().is_none_or(|(_, ended)| ended.is_some()) {
+            stops.push((Instant::now(), None));
+            mutants::stopped(1);
+        }
+    }
+
+    pub(super) fn cut(&self) {
+        self.replica.cut();
+        self.goes_on();
+    }
+
+    pub(super) fn resume(&self) {
+        self.replica.resume();
+        self.goes_on();
+    }
+
+    pub(super) fn kill(&self) {
+        self.replica.kill();
+        self.goes_on();
+    }
+
+    fn goes_on(&self) {
+        if let Some((_, ended @ None)) = lock(&self.stops).last_mut() {
+            *ended = Some(Instant::now());
+            mutants::stopped(-1);
+        }
+    }
+
+    /// From when to when it was stopped since then.
+    pub(super) fn stops_since(&self, since: Instant) -> Vec<(Instant, Instant)> {
+        let now = Instant::now();
+        let stops = lock(&self.stops);
+        let since = stops.iter().map(|(from, to)| ((*from).max(since), to.unwrap_or(now)));
+        since.filter(|(from, to)| from <= to).collect()
+    }
+}
