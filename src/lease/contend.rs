@@ -79,7 +79,7 @@ struct Contention<'a> {
     /// The holder that it has waited for, and how many loads of this wave have vanished.
     behind: Option<Token>,
     hops: u8,
-    /// When it was told that the load it waits behind has ended.
+    /// When it was told that the load it waits behind has ended, if it had not waited for long enough by then.
     released: Option<Instant>,
     /// How many entries it has met that can not be used.
     unusable: u8,
@@ -212,7 +212,8 @@ impl<'a> Contention<'a> {
                 biased;
                 hints = self.watch.hints() => {
                     self.ghost |= hints.granted.is_some();
-                    self.released = hints.finished.is_some().then(Instant::now);
+                    let now = Some(Instant::now());
+                    self.released = now.filter(|now| hints.finished.is_some() && *now < self.contender.deadline);
                     self.heed(hints);
                     return Ok(());
                 }

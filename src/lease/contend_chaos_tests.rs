@@ -76,3 +76,27 @@ async fn who_has_not_waited_goes_without_at_once() {
     assert!(matches!(found, Contended::StoreDown(_)), "{}", name(&found));
     assert_eq!(chaos.commands() - before, 0, "none came through");
 }
+
+/// Told of an end just then, it would wait for its answer as long as a lease, and again with each such word.
+#[tokio::test(start_paused = true)]
+async fn who_has_waited_for_long_enough_has_no_lease_s_patience_left() {
+    let (trip, most) = (Duration::from_millis(2), Policy::default().coordination_budget * 2);
+    // In most of them what is forged is an end.
+    for seed in 0..8 {
+        let chaos = ChaosStore::new(seed);
+        chaos.latency(trip, trip);
+        let [mut one, mut other] = [(); 2].map(|()| Side::at(StampedeGuard::new(chaos.replica())));
+        let _lease = one.leads().await;
+        chaos.once(Fault::WakeForged);
+        let (began, mut budget) = (Instant::now(), Policy::default().budget());
+        let contender = Contender { deadline: began, ..other.contender(&mut budget) };
+        let lose_the_next = async { chaos.inject(Fault::BlackHole, 1.0) };
+        let (found, ()) = tokio::join!(biased; contend(contender), lose_the_next);
+        assert!(
+            matches!(found, Contended::StoreDown(_) | Contended::WaitedOut),
+            "SEED={seed}: {}",
+            name(&found)
+        );
+        assert!(began.elapsed() < most, "SEED={seed}: {:?}", began.elapsed());
+    }
+}
