@@ -160,8 +160,12 @@ impl Loads {
         }
     }
 
-    /// The lease's own flight has ended it, or has tried to: it loads nothing any more.
-    pub(super) fn given_up(&mut self, key: u8, token: &Token) {
+    /// The lease's own flight has ended it, or has tried to: it loads nothing any more. One that `has_loaded` and of which no
+    /// load is known was lost to another flight of its node, whose lease that load was taken for: that one's own comes yet.
+    pub(super) fn given_up(&mut self, key: u8, token: &Token, has_loaded: bool) {
+        if has_loaded && self.of_lease.get(token).is_none_or(|of| of.loads == 0) {
+            return;
+        }
         if let Some(node) = self.node_of(token) {
             self.at_node(node, key).granted.retain(|(known, _)| known != token);
         }

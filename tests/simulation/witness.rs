@@ -81,7 +81,7 @@ impl Witness for Oracle {
                 self.lease_ended(of, lease_after.as_ref().map(|(holder, _)| holder));
             }
             let mut state = lock(&self.state);
-            state.loads.given_up(of, token);
+            state.loads.given_up(of, token, ["commit", "fail"].contains(&step));
             if done {
                 state.loads.ended(of, token, step == "commit");
                 if let Some((heir, _)) = lease_after.as_ref().filter(|_| !same_holder) {
