@@ -141,6 +141,13 @@ impl Loads {
         }
     }
 
+    /// The flight with this lease is told that it is lost, and leaves later callers to themselves.
+    pub(super) fn lost(&mut self, key: u8, token: &Token) {
+        if let Some(node) = self.node_of(token) {
+            self.detached(Some(node), key);
+        }
+    }
+
     /// The lease is this one's from now on. `is_served`: what is stored is to be served, and not to be loaded anew.
     pub(super) fn granted(&mut self, key: u8, token: &Token, is_served: bool) {
         if let Some(node) = self.node_of(token) {

@@ -138,6 +138,9 @@ impl Witness for Oracle {
                     format_args!("I2: renewed t{}, lease {before}", who(token)),
                 );
                 self.check(same_holder, format_args!("I2: a renewal changed {before} to {after}"));
+                if *kept == Kept::No {
+                    lock(&self.state).loads.lost(of, token);
+                }
             }
             (Command::Commit { token, entry, .. }, Answer::Kept(kept)) => {
                 let done = *kept == Kept::Yes;
