@@ -4,13 +4,14 @@
 # Only what is TIMED has a second try: tests that stop, kill and cut off servers and processes and look at what that costs in
 # time, which a machine that stands still for some seconds fails now and then. What fails by itself three times has failed. What
 # does not is named at the end, and what it said at first stands above: one that is named again and again is broken, too.
-# All others, counts and lost wake-ups and models among them, fail at once: no machine is too slow for them.
+# So has what runs the examples: they have the default budget of 100 ms and assert one load. All others, counts and lost wake-ups
+# and models among them, fail at once: no machine is too slow for them.
 set -uo pipefail
 
 TRIES=3
 # More at once are no accident.
 MOST=10
-TIMED='^(redis::(ailments|cluster|connections|figures|firewall|leaders|markers|networks|outages|partitions|refusals|sentinel|store_down)|http::termination)::'
+TIMED='^(redis::(ailments|cluster|connections|figures|firewall|leaders|markers|networks|outages|partitions|refusals|sentinel|store_down)|http::termination|examples|deployments_to_try)::'
 
 # Two hundred replicas have four hundred connections, and several tests run at once.
 ulimit -n "$(ulimit -Hn)" 2>/dev/null || ulimit -n 4096 2>/dev/null || true
