@@ -61,7 +61,12 @@ async fn main() -> Result<(), Box<dyn Error>> {
     wave("without the guard", &unguarded, &origin, None, "-").await?;
     let watch = redis.as_ref().map(|client| (client, &*namespace));
     let loads = wave("guarded, cold", &guarded, &origin, watch, "n/a in memory").await?;
-    assert_eq!(loads, 1, "one load for all replicas together");
+    if loads != 1 {
+        // What the warnings above are about: a store that is slower than the budget is gone without.
+        let late =
+            "Redis took longer than coordination_budget (100 ms) for some requests, which went on without it";
+        return Err(format!("{loads} loads instead of one: {late}. Is this machine, or Redis, busy?").into());
+    }
     let loads = wave("guarded, again", &guarded, &origin, watch, "n/a in memory").await?;
     assert_eq!(loads, 0, "all from the store");
     Ok(())
