@@ -227,10 +227,19 @@ impl Loads {
         (at.elapsed() <= AT_ONCE).then_some(id)
     }
 
+    fn detached_at(&self, node: usize, key: u8) -> Option<Instant> {
+        self.at_node.get(&(node, key)).and_then(|at| at.detached)
+    }
+
+    /// Whether later callers join the flight of one who came then.
+    fn is_joinable(&self, node: usize, key: u8, came: Instant) -> bool {
+        self.detached_at(node, key).is_none_or(|at| at < came)
+    }
+
     /// Makes room for one more load without a lease, where there are as many `lanes` for them: who finds that a load goes on
     /// without the store may begin another one in its place, once. Whether it takes a place; `None` where there is none.
     fn place(&mut self, node: usize, key: u8, lanes: usize) -> Option<bool> {
-        let detached = self.at_node.get(&(node, key)).and_then(|at| at.detached);
+        let detached = self.detached_at(node, key);
         let is_one = |load: &&mut Load| {
             load.node == node
                 && load.key == key
@@ -276,6 +285,8 @@ impl Oracle {
                 None if alone => (Some(false), false),
                 // It, too, may be in another one's place.
                 None if lease.is_some() => (loads.place(node, key, 0).or(Some(false)), false),
+                // Its own flight may be one that is not joined any more.
+                None if !loads.is_joinable(node, key, came) => (Some(false), false),
                 None => (loads.place(node, key, lanes), false),
             };
             let mut bound = None;
