@@ -227,6 +227,14 @@ impl Loads {
         (at.elapsed() <= AT_ONCE).then_some(id)
     }
 
+    /// A flight that waits for another node's load may have taken the place of one that goes on without the store, and may come
+    /// to its end without a load.
+    pub(super) fn waits(&mut self, key: u8, token: &Token) {
+        if let Some(node) = self.node_of(token) {
+            self.place(node, key, 0);
+        }
+    }
+
     fn detached_at(&self, node: usize, key: u8) -> Option<Instant> {
         self.at_node.get(&(node, key)).and_then(|at| at.detached)
     }

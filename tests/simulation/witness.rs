@@ -118,6 +118,9 @@ impl Witness for Oracle {
                         (holder.acquires, 3 + events - holder.events_before + naps as u64)
                     })
                 };
+                if !matches!(acquired, Acquired::Granted) {
+                    lock(&self.state).loads.waits(of, token);
+                }
                 if matches!(acquired, Acquired::Granted) {
                     lock(&self.state).loads.granted(of, token, is_served());
                     self.check(
