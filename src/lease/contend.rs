@@ -301,8 +301,8 @@ impl<'a> Contention<'a> {
     }
 
     /// Ends it without a lease. A grant that came too late to be looked at would leave the lease to nobody; so would one that
-    /// is on its way to a node that ends. (It stays in the queue: a grant that comes later still is passed on while the node
-    /// hears of it.)
+    /// is on its way to a node that ends, whose release gives up its place in the queue as well. (Any other stays in the queue: a
+    /// grant that comes later still is passed on while the node hears of it.)
     fn leave(self, node_ends: bool) {
         let Contender { node, key, policy, .. } = self.contender;
         let hints = self.watch.close();

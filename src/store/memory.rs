@@ -329,6 +329,7 @@ impl Store for MemoryNode {
         if ours {
             self.wake(records, key, &Hint::Finished(None));
         } else {
+            records.record(key.name()).queue.retain(|queued| queued != token);
             records.tidy(key.name());
         }
         reply(Self::kept(ours))

@@ -115,8 +115,8 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
         within: Duration,
     ) -> Reply<'a, HandedOver>;
 
-    /// RELEASE: if the lease is this token's, frees it and wakes everyone in the queue. Also after a
-    /// commit whose answer was lost.
+    /// RELEASE: if the lease is this token's, frees it and wakes everyone in the queue; else gives up the token's place there,
+    /// so that it is handed nothing later. Also after a commit whose answer was lost.
     fn release<'a>(&'a self, key: &'a Key, token: &'a Token, within: Duration) -> Reply<'a, Kept>;
 
     /// INVALIDATE: removes entry, lease and outcome; tells the lease's holder and everyone in the

@@ -8,6 +8,7 @@ contract! {
     a_hand_over_tells_the_waiter_how_many_loads_have_vanished,
     a_hand_over_skips_nodes_that_are_gone,
     a_hand_over_passes_over_waiters_that_have_left,
+    a_waiter_that_releases_gives_up_its_place,
     a_hand_over_of_a_node_that_leaves_passes_over_its_own_waiters,
     a_grant_holds_though_its_message_is_never_read,
     a_hand_over_to_nobody_frees_the_lease,
@@ -78,6 +79,20 @@ async fn a_hand_over_passes_over_waiters_that_have_left(world: &World) {
 }
 
 /// A node that ended gave the lease to a waiter of its own, which had just left.
+/// Two processes that end at once: what the second hands over must not go to the first, which is still there to hear of it.
+async fn a_waiter_that_releases_gives_up_its_place(world: &World) {
+    let holder = Flight::holding(world, &key("k")).await;
+    let (leaves, stays) = (Flight::waiting(world, &key("k")).await, Flight::waiting(world, &key("k")).await);
+    assert_eq!(leaves.release().await, Kept::No);
+    assert_eq!(holder.hand_over(0).await, HandedOver::ToWaiter);
+    assert_eq!(stays.granted(world).await, 0);
+    assert!(leaves.heard_nothing().await);
+    // Also where it was alone.
+    let last = Flight::waiting(world, &key("k")).await;
+    assert_eq!(last.release().await, Kept::No);
+    assert_eq!(stays.hand_over(0).await, HandedOver::Freed);
+}
+
 async fn a_hand_over_of_a_node_that_leaves_passes_over_its_own_waiters(world: &World) {
     let holder = Flight::holding(world, &key("k")).await;
     let own = Flight::on(&holder.store, &key("k"));

@@ -1,12 +1,15 @@
--- RELEASE: frees the lease if it is still the token's, wakes the queue.
+-- RELEASE: frees the lease if it is still the token's, wakes the queue; else gives up its place there.
 --
 -- KEYS: lease, queue
 -- ARGV: token
 -- Returns 1 freed | 0 the lease is another's
 --
--- Atomic, because a DEL after a separate check could free the lease of somebody else.
--- calls: get del lrange publish
+-- Atomic, because a DEL after a separate check could free the lease of somebody else; and because between a look that
+-- finds the lease another's and the end of the place in the queue it could be handed to it.
+-- calls: get del lrange publish lrem
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
+  -- A queue that is not ours is left alone.
+  redis.pcall('LREM', KEYS[2], 0, ARGV[1])
   return 0
 end
 redis.call('DEL', KEYS[1])
