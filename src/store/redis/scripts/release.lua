@@ -8,7 +8,7 @@
 -- finds the lease another's and the end of the place in the queue it could be handed to it.
 -- calls: get del lrange publish lrem
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
-  -- A queue that is not ours is left alone.
+  -- Where that is refused, or the queue is not ours, it is left alone.
   redis.pcall('LREM', KEYS[2], 0, ARGV[1])
   return 0
 end
