@@ -2,8 +2,9 @@
 //! dump, it has no room for connections, it has lost its primary or its replicas, it can not save, it evicts.
 
 use std::future::ready;
+use std::thread::JoinHandle;
 
-use redis::Connection;
+use redis::{Connection, RedisResult};
 use store_down::{still_coalesces, stores_again};
 
 use super::*;
@@ -19,9 +20,70 @@ enum Hits {
     Loaded,
 }
 
-fn run(admin: &mut Connection, command: &[&str]) {
+pub(super) fn run(admin: &mut Connection, command: &[&str]) {
     let done = redis::cmd(command[0]).arg(&command[1..]).exec(admin);
     done.unwrap_or_else(|error| panic!("{command:?}: {error}"));
+}
+
+/// Waits until the server answers this command with such an error.
+pub(super) async fn is_refused(admin: &mut Connection, command: &[&str], code: &str) {
+    eventually(format!("{command:?} is answered by {code}"), SOON, || {
+        let done = redis::cmd(command[0]).arg(&command[1..]).exec(admin);
+        ready(done.is_err_and(|error| error.code() == Some(code)))
+    })
+    .await;
+}
+
+/// Has the server run a script that does not end by itself.
+pub(super) async fn is_kept_busy(
+    server: &RedisServer,
+    admin: &mut Connection,
+) -> JoinHandle<RedisResult<()>> {
+    let mut other = server.conn();
+    let script =
+        std::thread::spawn(move || redis::cmd("EVAL").arg("while true do end").arg(0).exec(&mut other));
+    is_refused(admin, &["PING"], "BUSY").await;
+    script
+}
+
+/// A server with so many keys that loads its dump as slowly as that, once there is one.
+pub(super) fn with_a_slow_dump(keys: usize) -> (Scratch, RedisServer) {
+    let files = Scratch::new();
+    let folder = files.text("");
+    let args =
+        ["--dir", &folder, "--dbfilename", "dump.rdb", "--loading-process-events-interval-bytes", "1024"];
+    let server = RedisServer::with_args(args.into_iter().chain(["--key-load-delay", "300"]));
+    let mut all = redis::pipe();
+    for key in 0..keys {
+        all.cmd("SET").arg(key).arg("x".repeat(64)).arg("EX").arg(600).ignore();
+    }
+    all.exec(&mut server.conn()).expect("keys");
+    (files, server)
+}
+
+pub(super) fn is_loading(server: &RedisServer) -> bool {
+    server.run::<String>(&["INFO", "persistence"]).contains("loading:1")
+}
+
+/// A server that has nowhere to save to.
+pub(super) fn without_a_folder() -> (Scratch, RedisServer) {
+    let files = Scratch::new();
+    let gone = files.text("gone");
+    std::fs::create_dir(&gone).expect("a folder");
+    let server = RedisServer::with_args(["--dir", &gone]);
+    std::fs::remove_dir(&gone).expect("it is empty");
+    (files, server)
+}
+
+/// As it is while what it has to save can not be saved.
+pub(super) const CAN_NOT_SAVE: [&str; 4] = ["CONFIG", "SET", "save", "3600 1000000"];
+pub(super) const NEED_NOT_SAVE: [&str; 4] = ["CONFIG", "SET", "save", ""];
+
+/// Waits until the server has noticed that it can not save.
+pub(super) async fn has_failed_to_save(admin: &mut Connection) {
+    run(admin, &CAN_NOT_SAVE);
+    run(admin, &["BGSAVE"]);
+    is_refused(admin, &["SET", "probe", "1", "PX", "1"], "MISCONF").await;
 }
 
 /// A guard with the default policy, and a connection of the harness from before it all.
@@ -79,14 +141,7 @@ impl Patient {
 async fn a_server_that_is_busy_with_a_script_is_gone_without() {
     // The name of the setting that 6.2 has, too.
     let mut patient = Patient::new(RedisServer::with_args(["--lua-time-limit", "300"])).await;
-    let mut other = patient.server.conn();
-    let script =
-        std::thread::spawn(move || redis::cmd("EVAL").arg("while true do end").arg(0).exec(&mut other));
-    eventually("it is busy", SOON, || {
-        let pong = redis::cmd("PING").exec(&mut patient.admin);
-        ready(pong.is_err_and(|error| error.code() == Some("BUSY")))
-    })
-    .await;
+    let script = is_kept_busy(&patient.server, &mut patient.admin).await;
     patient.is_lived_with(Hits::Loaded).await;
     run(&mut patient.admin, &["SCRIPT", "KILL"]);
     assert!(script.join().expect("joined").is_err());
@@ -96,24 +151,14 @@ async fn a_server_that_is_busy_with_a_script_is_gone_without() {
 /// R9: restarted with a dump, whose loading takes its time.
 #[tokio::test]
 async fn a_server_that_loads_its_dump_is_gone_without() {
-    let files = Scratch::new();
-    let folder = files.text("");
-    let args =
-        ["--dir", &folder, "--dbfilename", "dump.rdb", "--loading-process-events-interval-bytes", "1024"];
-    let server = RedisServer::with_args(args.into_iter().chain(["--key-load-delay", "300"]));
-    let mut keys = redis::pipe();
-    for key in 0..20_000 {
-        keys.cmd("SET").arg(key).arg("x".repeat(64)).arg("EX").arg(600).ignore();
-    }
-    keys.exec(&mut server.conn()).expect("keys");
+    let (_files, server) = with_a_slow_dump(20_000);
     let patient = Patient::new(server).await;
     patient.server.run::<()>(&["SAVE"]);
     patient.server.kill();
     patient.server.start_again();
-    let loading = || patient.server.run::<String>(&["INFO", "persistence"]).contains("loading:1");
-    assert!(loading(), "it has loaded too quickly for this test");
+    assert!(is_loading(&patient.server), "it has loaded too quickly for this test");
     patient.is_lived_with(Hits::Loaded).await;
-    eventually("it has loaded", PATIENCE, async || !loading()).await;
+    eventually("it has loaded", PATIENCE, async || !is_loading(&patient.server)).await;
     patient.is_cured().await;
 }
 
@@ -156,20 +201,11 @@ async fn a_server_that_has_lost_its_replicas_serves_what_it_has() {
 /// R12: MISCONF, as with a disk that is full.
 #[tokio::test]
 async fn a_server_that_can_not_save_serves_what_it_has() {
-    let files = Scratch::new();
-    let gone = files.text("gone");
-    std::fs::create_dir(&gone).expect("a folder");
-    let mut patient = Patient::new(RedisServer::with_args(["--dir", &gone])).await;
-    std::fs::remove_dir(&gone).expect("it is empty");
-    run(&mut patient.admin, &["CONFIG", "SET", "save", "3600 1000000"]);
-    run(&mut patient.admin, &["BGSAVE"]);
-    eventually("writes are refused", SOON, || {
-        let set = redis::cmd("SET").arg("probe").arg(1).arg("PX").arg(1).exec(&mut patient.admin);
-        ready(set.is_err_and(|error| error.code() == Some("MISCONF")))
-    })
-    .await;
+    let (_files, server) = without_a_folder();
+    let mut patient = Patient::new(server).await;
+    has_failed_to_save(&mut patient.admin).await;
     patient.is_lived_with(Hits::Served).await;
-    run(&mut patient.admin, &["CONFIG", "SET", "save", ""]);
+    run(&mut patient.admin, &NEED_NOT_SAVE);
     patient.is_cured().await;
 }
 

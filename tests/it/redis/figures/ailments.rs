@@ -1,13 +1,14 @@
 //! What a server that runs and can not do what it is asked adds to requests, and how soon it is used again when it can.
 //! (`ailments` and `refusals` have one of each, with time to spare, and what else is asked of it.)
 
-use std::future::ready;
-
 use store_down::{BUDGET, RECOVERY, stores_again_as};
 
 use super::*;
+use crate::redis::ailments::{
+    CAN_NOT_SAVE, NEED_NOT_SAVE, has_failed_to_save, is_kept_busy, is_loading, run, with_a_slow_dump,
+    without_a_folder,
+};
 use crate::support::rounds::{Rounds, Timing};
-use crate::support::scratch::Scratch;
 
 /// `fall` makes it ill, and `heal` waits until it is well. The first time it is ill for so long that the pauses between attempts
 /// to connect have grown.
@@ -43,10 +44,6 @@ async fn is_used_a_second_after_commands(fall: &[&[&str]], heal: &[&str]) {
     let server = RedisServer::start();
     // From before: there may be no room for another.
     let (mut admin, mut other) = (server.conn(), server.conn());
-    let run = |admin: &mut redis::Connection, command: &[&str]| {
-        let done = redis::cmd(command[0]).arg(&command[1..]).exec(admin);
-        done.unwrap_or_else(|error| panic!("{command:?}: {error}"));
-    };
     let fall = async || fall.iter().for_each(|command| run(&mut admin, command));
     is_used_a_second_after(&server, fall, async || run(&mut other, heal)).await;
 }
@@ -116,22 +113,11 @@ async fn a_changed_password_is_used_a_second_after_it_is_right_again() {
 
 #[tokio::test]
 async fn a_server_that_could_not_save_is_used_a_second_after_it_can() {
-    let files = Scratch::new();
-    let gone = files.text("gone");
-    std::fs::create_dir(&gone).expect("a folder");
-    let server = RedisServer::with_args(["--dir", &gone]);
-    std::fs::remove_dir(&gone).expect("it is empty");
-    let (ill, well) = (["CONFIG", "SET", "save", "3600 1000000"], ["CONFIG", "SET", "save", ""]);
-    server.run::<()>(&ill);
-    server.run::<()>(&["BGSAVE"]);
-    let mut admin = server.conn();
-    eventually("writes are refused", SOON, || {
-        let set = redis::cmd("SET").arg("probe").arg(1).arg("PX").arg(1).exec(&mut admin);
-        ready(set.is_err_and(|error| error.code() == Some("MISCONF")))
-    })
-    .await;
-    server.run::<()>(&well);
-    is_used_a_second_after(&server, async || server.run(&ill), async || server.run(&well)).await;
+    let (_files, server) = without_a_folder();
+    has_failed_to_save(&mut server.conn()).await;
+    server.run::<()>(&NEED_NOT_SAVE);
+    let (fall, heal) = (async || server.run(&CAN_NOT_SAVE), async || server.run(&NEED_NOT_SAVE));
+    is_used_a_second_after(&server, fall, heal).await;
 }
 
 #[tokio::test]
@@ -139,34 +125,15 @@ async fn a_server_that_was_busy_is_used_a_second_after_its_script_has_ended() {
     // The name of the setting that 6.2 has, too.
     let server = RedisServer::with_args(["--lua-time-limit", "100"]);
     let (mut admin, mut other) = (server.conn(), server.conn());
-    let fall = async || {
-        let mut busy = server.conn();
-        std::thread::spawn(move || redis::cmd("EVAL").arg("while true do end").arg(0).exec(&mut busy));
-        eventually("it is busy", SOON, || {
-            let pong = redis::cmd("PING").exec(&mut admin);
-            ready(pong.is_err_and(|error| error.code() == Some("BUSY")))
-        })
-        .await;
-    };
-    let heal = async || redis::cmd("SCRIPT").arg("KILL").exec(&mut other).expect("it has written nothing");
-    is_used_a_second_after(&server, fall, heal).await;
+    let fall = async || drop(is_kept_busy(&server, &mut admin).await);
+    // It has written nothing.
+    is_used_a_second_after(&server, fall, async || run(&mut other, &["SCRIPT", "KILL"])).await;
 }
 
 #[tokio::test]
 async fn a_server_that_loads_its_dump_is_used_a_second_after_it_has() {
-    let files = Scratch::new();
-    let folder = files.text("");
-    let args =
-        ["--dir", &folder, "--dbfilename", "dump.rdb", "--loading-process-events-interval-bytes", "1024"];
-    let server = RedisServer::with_args(args.into_iter().chain(["--key-load-delay", "300"]));
-    let mut keys = redis::pipe();
-    for key in 0..3_000 {
-        keys.cmd("SET").arg(key).arg("x".repeat(64)).arg("EX").arg(600).ignore();
-    }
-    keys.exec(&mut server.conn()).expect("keys");
+    let (_files, server) = with_a_slow_dump(3_000);
     server.run::<()>(&["SAVE"]);
-    let loading = || server.run::<String>(&["INFO", "persistence"]).contains("loading:1");
-    let fall = async || server.restart();
-    let heal = async || eventually("it has loaded", PATIENCE, async || !loading()).await;
-    is_used_a_second_after(&server, fall, heal).await;
+    let heal = async || eventually("it has loaded", PATIENCE, async || !is_loading(&server)).await;
+    is_used_a_second_after(&server, async || server.restart(), heal).await;
 }
