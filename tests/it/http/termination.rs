@@ -47,6 +47,14 @@ fn ask_for(url: &str, reports: Range<usize>) -> Vec<JoinHandle<Result<(u16, Stri
     reports.map(ask).collect()
 }
 
+/// Each is given its own report, of which this is the first.
+async fn are_served(asked: Vec<JoinHandle<Result<(u16, String), ()>>>, first: usize) {
+    for (report, answer) in (first..).zip(join_all(asked).await) {
+        let (status, body) = answer.expect("joined").expect("answered");
+        assert_eq!((status, &*body), (200, &*format!("report {report}: all is well\n")));
+    }
+}
+
 async fn keys(server: &RedisServer, kind: &str, n: usize) {
     let head = format!("sg1:{kind}:");
     let count = async || server.keys().iter().filter(|key| key.starts_with(&head)).count();
@@ -60,10 +68,7 @@ async fn what_a_terminated_replica_loads_is_answered() {
     let asked = ask_for(&url, 0..LOADS);
     keys(&server, "l", LOADS).await;
     replica.terminate();
-    for (report, answer) in join_all(asked).await.into_iter().enumerate() {
-        let (status, body) = answer.expect("joined").expect("answered");
-        assert_eq!((status, &*body), (200, &*format!("report {report}: all is well\n")));
-    }
+    are_served(asked, 0).await;
     assert!(replica.ended().await.success());
     assert_eq!(replica.printed("Shutdown "), "{ finished: true, handed_over: 0, abandoned: 0 }");
     keys(&server, "l", 0).await;
@@ -82,10 +87,7 @@ async fn what_a_terminated_replica_can_not_end_in_time_goes_to_another() {
     keys(&server, "q", LOADS / 2).await;
     let asked = Instant::now();
     leaves.terminate();
-    for (report, answer) in join_all(waits).await.into_iter().enumerate() {
-        let (status, body) = answer.expect("joined").expect("answered");
-        assert_eq!((status, &*body), (200, &*format!("report {report}: all is well\n")));
-    }
+    are_served(waits, 0).await;
     assert!(leaves.ended().await.success());
     let took = asked.elapsed();
     assert!(took < Duration::from_millis(500) + SOON, "{took:?}");
@@ -118,9 +120,7 @@ async fn a_terminated_replica_ends_with_its_loads() {
         keys(&server, "l", LOADS).await;
         let terminated = Instant::now();
         leaves.terminate();
-        for answer in join_all(asked).await {
-            assert_eq!(answer.expect("joined").expect("answered").0, 200);
-        }
+        are_served(asked, 0).await;
         let answered = terminated.elapsed();
         assert!(leaves.ended().await.success());
         rounds.note([
@@ -147,9 +147,7 @@ async fn a_terminated_replica_has_handed_over_a_second_after_its_deadline() {
         keys(&server, "q", LOADS / 2).await;
         let terminated = Instant::now();
         leaves.terminate();
-        for answer in join_all(waits).await {
-            assert_eq!(answer.expect("joined").expect("answered").0, 200);
-        }
+        are_served(waits, reports.start).await;
         let answered = terminated.elapsed();
         keys(&server, "l", 0).await;
         let freed = terminated.elapsed();
