@@ -2,14 +2,13 @@
 //! once, and the lease that it may have had runs out. Callers that leave are `drops` of the integration tests.
 
 use std::cell::Cell;
-use std::pin::Pin;
-use std::task::{Context, Poll};
 
 use tokio::task::JoinHandle;
 use tokio::time::{advance, timeout};
 
 use super::*;
 use crate::error::ErrorKind;
+use crate::simulation::dropped::{Drop, dropped};
 use crate::testing::{ChaosStore, Fault};
 use crate::{LoadContext, LoadError, StampedeGuard};
 
@@ -24,43 +23,14 @@ thread_local! {
     static IS_DROPPED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Where a flight is dropped: while it sleeps, with what it has asked for on its way; or woken, before it looks at what
-/// has come.
-#[derive(Clone, Copy, Debug)]
-enum Drop {
-    AfterPoll(usize),
-    AtWake(usize),
-}
-
 /// What `Lead::start` runs: the flight, and no more than a part of it where a test has said so.
 pub(super) fn dropped_where_told<F: Future<Output: Default>>(run: F) -> impl Future<Output = F::Output> {
-    Dropped { drop: DROP.take(), polls: 0, run: Box::pin(run) }
-}
-
-struct Dropped<F> {
-    drop: Option<Drop>,
-    polls: usize,
-    run: Pin<Box<F>>,
-}
-
-impl<F: Future<Output: Default>> Future for Dropped<F> {
-    type Output = F::Output;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
-        let gone = || {
-            IS_DROPPED.set(true);
-            // Its task is over with this, and drops it.
-            Poll::Ready(F::Output::default())
-        };
-        if matches!(self.drop, Some(Drop::AtWake(n)) if n == self.polls) {
-            return gone();
-        }
-        let done = self.run.as_mut().poll(cx);
-        if done.is_pending() && matches!(self.drop, Some(Drop::AfterPoll(n)) if n == self.polls) {
-            return gone();
-        }
-        self.polls += 1;
-        done
+    let told = DROP.take();
+    async move {
+        let Some(drop) = told else { return run.await };
+        let done = dropped(drop, run).await;
+        IS_DROPPED.set(done.is_none());
+        done.unwrap_or_default()
     }
 }
 
@@ -295,15 +265,15 @@ async fn ends_before(meets: Meets, drop: Drop) -> bool {
 async fn a_flight_that_is_dropped_anywhere_leaves_nobody_waiting() {
     let mut drops = 0;
     for meets in Meets::ALL {
-        for drop in [Drop::AfterPoll, Drop::AtWake] {
-            let mut polls = 0;
-            while !ends_before(meets, drop(polls)).await {
-                polls += 1;
-                assert!(polls < 200, "{meets:?}: it is polled again and again");
+        for (drop, first) in [(Drop::AtPoll as fn(usize) -> Drop, 1), (Drop::AtWake, 0)] {
+            let mut at = first;
+            while !ends_before(meets, drop(at)).await {
+                at += 1;
+                assert!(at < 200, "{meets:?}: it is polled again and again");
             }
             // It asks for the lease.
-            assert!(polls >= 1, "{meets:?}");
-            drops += polls;
+            assert!(at > first, "{meets:?}");
+            drops += at - first;
         }
     }
     assert!(drops >= 100, "{drops} drops are no matrix");

@@ -27,6 +27,8 @@
 
 mod aftermath;
 mod bounds;
+#[path = "../it/drops/dropped.rs"]
+pub(crate) mod dropped;
 mod events;
 mod excuses;
 mod floods;

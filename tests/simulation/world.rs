@@ -1,14 +1,12 @@
 //! One run: the nodes, what happens to them, those who call, and the time after, in which everything has to be well.
 
-use std::future::Future;
-use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 
+use super::dropped::{self, dropped};
 use super::nodes::{Asking, Node};
 use super::oracle::{Oracle, Value};
 use super::plan::{Call, Does, Ends, Leaves, Plan, Profile, Script};
@@ -147,7 +145,7 @@ impl World {
                 node.replica.runs().await;
                 match call.leaves {
                     Some(Leaves::AtPoll(poll)) => {
-                        DropAt { left: poll, future: Some(Box::pin(world.work(&node, call))) }.await
+                        let _ = dropped(dropped::Drop::AtWake(poll), world.work(&node, call)).await;
                     }
                     Some(Leaves::After(time)) => drop(timeout(time, world.work(&node, call)).await),
                     None => world.work(&node, call).await,
@@ -290,27 +288,6 @@ impl Drop for Running<'_> {
                 self.id,
                 self.began.elapsed()
             ));
-        }
-    }
-}
-
-/// A caller that goes away at a poll.
-struct DropAt<F> {
-    left: usize,
-    future: Option<Pin<Box<F>>>,
-}
-
-impl<F: Future<Output = ()>> Future for DropAt<F> {
-    type Output = ();
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        if self.left == 0 {
-            self.future = None;
-        }
-        self.left = self.left.saturating_sub(1);
-        match &mut self.future {
-            Some(future) => pin!(future).poll(cx),
-            None => Poll::Ready(()),
         }
     }
 }

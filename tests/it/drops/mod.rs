@@ -2,7 +2,7 @@
 //! a newcomer is served at once, and no flight, task, lease, permit or place in a queue is left.
 //!
 //! On a store in memory under a paused clock, and on a real server (`on_redis`), where futures wait for more. (A flight's own
-//! task is `src/lead_tests.rs`.) `AtPoll` drops a future inside a poll, as a caller does that leaves while it waits; `AtWake` drops it when it has been woken and before it looks, so what it was given is lost with it.
+//! task is `src/lead_tests.rs`.)
 
 /// An enum and the list of all that it can be.
 macro_rules! listed {
@@ -15,6 +15,7 @@ macro_rules! listed {
     };
 }
 
+mod dropped;
 #[cfg(feature = "testing")]
 mod guards;
 #[cfg(feature = "http")]
@@ -27,56 +28,13 @@ mod origins;
 
 use std::future::Future;
 use std::pin::Pin;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
+use dropped::{Drop, dropped};
 use tokio::time::timeout;
 
 fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
-}
-
-/// Where a future is dropped.
-#[derive(Clone, Copy, Debug)]
-enum Drop {
-    AtPoll(usize),
-    AtWake(usize),
-}
-
-/// Polls a future until it is dropped; what it came to, if it was done before.
-struct Dropped<F> {
-    inner: Option<Pin<Box<F>>>,
-    polls: usize,
-    drop: Drop,
-}
-
-impl<F: Future> Future for Dropped<F> {
-    type Output = Option<F::Output>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        if let Drop::AtWake(n) = self.drop
-            && self.polls == n
-        {
-            self.inner = None;
-            return Poll::Ready(None);
-        }
-        let Some(inner) = &mut self.inner else { return Poll::Ready(None) };
-        if let Poll::Ready(output) = inner.as_mut().poll(cx) {
-            return Poll::Ready(Some(output));
-        }
-        self.polls += 1;
-        if let Drop::AtPoll(n) = self.drop
-            && self.polls == n
-        {
-            self.inner = None;
-            return Poll::Ready(None);
-        }
-        Poll::Pending
-    }
-}
-
-fn dropped<F: Future>(drop: Drop, future: F) -> Dropped<F> {
-    Dropped { inner: Some(Box::pin(future)), polls: 0, drop }
 }
 
 /// Runs `scenario` with a drop at each poll, until its future is done before it is dropped; how many drops there were.

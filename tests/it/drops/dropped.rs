@@ -1,0 +1,51 @@
+//! A future that is dropped at one of its polls. The simulation and the tests of flights, which are parts of the crate, drop
+//! theirs with it, too.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+/// Where a future is dropped.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Drop {
+    /// Inside its nth poll, as a caller does that leaves while it waits; what it has asked for is on its way.
+    AtPoll(usize),
+    /// After so many polls, when it has been woken and before it looks: what it was given is lost with it.
+    AtWake(usize),
+}
+
+/// Polls a future until it is dropped; what it came to, if it was done before.
+pub(crate) struct Dropped<F> {
+    inner: Option<Pin<Box<F>>>,
+    polls: usize,
+    drop: Drop,
+}
+
+impl<F: Future> Future for Dropped<F> {
+    type Output = Option<F::Output>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        if let Drop::AtWake(n) = self.drop
+            && self.polls == n
+        {
+            self.inner = None;
+            return Poll::Ready(None);
+        }
+        let Some(inner) = &mut self.inner else { return Poll::Ready(None) };
+        if let Poll::Ready(output) = inner.as_mut().poll(cx) {
+            return Poll::Ready(Some(output));
+        }
+        self.polls += 1;
+        if let Drop::AtPoll(n) = self.drop
+            && self.polls == n
+        {
+            self.inner = None;
+            return Poll::Ready(None);
+        }
+        Poll::Pending
+    }
+}
+
+pub(crate) fn dropped<F: Future>(drop: Drop, future: F) -> Dropped<F> {
+    Dropped { inner: Some(Box::pin(future)), polls: 0, drop }
+}
