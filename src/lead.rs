@@ -151,10 +151,8 @@ impl Lead {
     async fn contend(&mut self) -> Contended {
         let (leader, wait_timeout) = (&self.leader, self.policy.wait_timeout);
         #[cfg(all(test, feature = "testing"))]
-        let wait_timeout = match crate::simulation::mutated(crate::simulation::Mutant::WaitsThrice) {
-            true => wait_timeout * 3,
-            false => wait_timeout,
-        };
+        let wait_timeout = wait_timeout
+            * if crate::simulation::mutated(crate::simulation::Mutant::WaitsThrice) { 3 } else { 1 };
         // The first caller has waited for as long as it should. The others came later and leave by their own clocks; whoever
         // is seated once the flight can not be joined any more is one of them.
         let goes_on = || {

@@ -212,8 +212,9 @@ impl<'a> Contention<'a> {
                 biased;
                 hints = self.watch.hints() => {
                     self.ghost |= hints.granted.is_some();
-                    let now = Some(Instant::now());
-                    self.released = now.filter(|now| hints.finished.is_some() && *now < self.contender.deadline);
+                    let now = Instant::now();
+                    let in_time = hints.finished.is_some() && now < self.contender.deadline;
+                    self.released = in_time.then_some(now);
                     self.heed(hints);
                     return Ok(());
                 }
