@@ -83,6 +83,7 @@ mod flight;
 #[doc(hidden)]
 pub mod fuzzed;
 mod gauge;
+mod give_way;
 mod guard;
 pub mod health;
 #[cfg(feature = "http")]

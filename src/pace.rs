@@ -5,12 +5,11 @@
 //! again waits for the other half's read first. Which of the two is faster depends on how far away the server is, on
 //! how many they are and on what they do; so it is measured, now and then anew.
 
-use std::future::{Future, poll_fn};
-use std::task::Poll;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::give_way::behind_all_others;
 use crate::look_up::Answered;
 
 /// Fewer than so many are always told together: half of them is not worth a read.
@@ -85,19 +84,6 @@ impl Pace {
         }
         self.begin(Some(now));
     }
-}
-
-/// Lets those run who can already. Tokio's `yield_now` lets more of them, and meanwhile no other thread finds this task, though one
-/// of those may keep this thread: that is for when nobody waits for it.
-fn behind_all_others() -> impl Future<Output = ()> + Send {
-    let mut is_behind = false;
-    poll_fn(move |cx| {
-        if std::mem::replace(&mut is_behind, true) {
-            return Poll::Ready(());
-        }
-        cx.waker().wake_by_ref();
-        Poll::Pending
-    })
 }
 
 #[cfg(test)]

@@ -39,11 +39,6 @@ const CLOCK_PERIOD: Duration = Duration::from_secs(60);
 /// connections; one that was demoted by hand answers reads for ever.
 const ROLE_PERIOD: Duration = Duration::from_secs(1);
 
-/// How many commands wait to be written at once; more wait for a place. A burst of look-ups is then sent in
-/// parts, and this process makes the second while the server answers the first. In one piece (redis-rs's own 50
-/// are one for most bursts) both take turns at being idle, which cost a third of the throughput of 64 callers.
-const BURST: usize = 32;
-
 /// Opens connections for one node. Nothing in `redis` that may wait is called without a bound.
 #[derive(Clone)]
 pub(super) struct Dial {
@@ -145,10 +140,7 @@ impl Dial {
         writes: bool,
     ) -> RedisResult<(MultiplexedConnection, Option<Reading>)> {
         // Every command is timed by its caller, who knows how much is left of its budget.
-        let config = AsyncConnectionConfig::new()
-            .set_response_timeout(None)
-            .set_connection_timeout(None)
-            .set_pipeline_buffer_size(BURST);
+        let config = AsyncConnectionConfig::new().set_response_timeout(None).set_connection_timeout(None);
         let opening = server.commands.get_multiplexed_async_connection_with_config(&config);
         let mut connection = self.open(self.opening(), opening).await?;
         // A server which is slower than the deadline of a command is as good as down: its answers

@@ -16,6 +16,7 @@ mod silence;
 #[cfg(test)]
 mod tests;
 mod told;
+mod turns;
 mod vitals;
 
 use std::fmt;
@@ -35,6 +36,7 @@ use keeper::{Keeper, keep};
 use refusals::Refusals;
 use silence::Silence;
 pub(super) use told::Told;
+use turns::Turns;
 pub(super) use vitals::host_ms;
 
 use super::backoff::STABLE;
@@ -65,6 +67,7 @@ pub(super) struct Supervisor {
     refusals: Refusals,
     /// Of commands that were not answered in time.
     late: Seldom,
+    turns: Turns,
 }
 
 struct Slot {
@@ -109,6 +112,7 @@ impl Supervisor {
             largest_jump: AtomicU64::new(0),
             refusals: Refusals::default(),
             late: Seldom::default(),
+            turns: Turns::default(),
         })
     }
 
@@ -124,8 +128,11 @@ impl Supervisor {
         };
         let Up { generation, mut connection, .. } = up;
         let sent = self.silence.sends(left);
+        let waiting = self.turns.wait();
         let reply = timeout(left, connection.send_packed_command(cmd)).await;
-        self.replied(cmd, generation, left, sent, reply)
+        let received = self.replied(cmd, generation, left, sent, reply);
+        waiting.go_on().await;
+        received
     }
 
     fn replied(
