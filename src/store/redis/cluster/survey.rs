@@ -84,6 +84,11 @@ impl Rest {
         self.0 = (self.0 * 2).min(Self::LAST);
         rest
     }
+
+    /// Trouble after so long without any is new.
+    fn after(self, quiet: Duration) -> Self {
+        if quiet >= Self::LAST { Self(Self::FIRST) } else { self }
+    }
 }
 
 /// Whom to ask.
@@ -130,9 +135,7 @@ pub(super) async fn survey(surveyor: Surveyor, looks: Arc<Looks>, answer: Durati
                 () = looks.trouble.notified() => {}
                 () = sleep(PERIOD) => {}
             }
-            if quiet.elapsed() >= Rest::LAST {
-                rest = Rest(Rest::FIRST);
-            }
+            rest = rest.after(quiet.elapsed());
         }
         sleep(GAP).await;
     }
@@ -300,5 +303,32 @@ mod tests {
         assert!(cluster.running.load(Ordering::Acquire));
         drop(of_now);
         assert!(!cluster.running.load(Ordering::Acquire));
+    }
+
+    #[test]
+    fn rests_are_anywhere_below_a_bound_that_doubles_up_to_a_second() {
+        for (before, most) in [(0, 250), (1, 500), (2, 1000), (3, 1000), (9, 1000)] {
+            let most = Duration::from_millis(most);
+            let rests: Vec<_> = (0..100)
+                .map(|_| {
+                    let mut rest = Rest(Rest::FIRST);
+                    for _ in 0..before {
+                        rest.next();
+                    }
+                    rest.next()
+                })
+                .collect();
+            assert!(rests.iter().all(|rest| *rest < most), "{rests:?}");
+            // One in 2^100 times they are not.
+            assert!(rests.iter().any(|rest| *rest < most / 2), "{rests:?}");
+            assert!(rests.iter().any(|rest| *rest > most / 2), "{rests:?}");
+        }
+    }
+
+    #[test]
+    fn trouble_after_a_quiet_second_is_new() {
+        let quiet = |quiet| Rest(Rest::LAST).after(quiet).0;
+        assert_eq!(quiet(Rest::LAST - Duration::from_nanos(1)), Rest::LAST);
+        assert_eq!(quiet(Rest::LAST), Rest::FIRST);
     }
 }
