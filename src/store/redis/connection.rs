@@ -34,7 +34,7 @@ use tokio::time::{Instant, timeout};
 
 use keeper::{Keeper, keep};
 use refusals::Refusals;
-use silence::Silence;
+use silence::{Silence, silent};
 pub(super) use told::Told;
 use turns::Turns;
 pub(super) use vitals::host_ms;
@@ -380,12 +380,6 @@ impl Supervisor {
         // Nothing under this lock can fail half-way.
         self.slot.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Why a server that says nothing is gone without.
-fn silent() -> StoreError {
-    let silent = RedisError::from(std::io::Error::from(std::io::ErrorKind::TimedOut));
-    store_error(StoreErrorKind::Unavailable, silent)
 }
 
 impl Drop for Supervisor {

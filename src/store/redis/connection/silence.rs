@@ -6,7 +6,11 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use redis::RedisError;
 use tokio::time::Instant;
+
+use crate::store::redis::refusal::store_error;
+use crate::store::{StoreError, StoreErrorKind};
 
 pub(super) struct Silence {
     born: Instant,
@@ -79,6 +83,12 @@ impl Silence {
     pub(super) fn take_heard(&self) -> bool {
         self.heard.swap(false, Ordering::Relaxed)
     }
+}
+
+/// Why a server that says nothing is gone without.
+pub(super) fn silent() -> StoreError {
+    let silent = RedisError::from(std::io::Error::from(std::io::ErrorKind::TimedOut));
+    store_error(StoreErrorKind::Unavailable, silent)
 }
 
 fn millis(duration: Duration) -> u64 {
