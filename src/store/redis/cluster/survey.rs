@@ -71,24 +71,10 @@ impl Looks {
     }
 }
 
-/// How long trouble alone is not worth another look: it has just been looked into, by every process. Full jitter.
-struct Rest(Duration);
-
-impl Rest {
-    const FIRST: Duration = Duration::from_millis(250);
-    /// Who has taken over is found this late at the most. Who hangs does not say.
-    const LAST: Duration = Duration::from_secs(1);
-
-    fn next(&mut self) -> Duration {
-        let rest = self.0.mul_f64(fastrand::f64());
-        self.0 = (self.0 * 2).min(Self::LAST);
-        rest
-    }
-
-    /// Trouble after so long without any is new.
-    fn after(self, quiet: Duration) -> Self {
-        if quiet >= Self::LAST { Self(Self::FIRST) } else { self }
-    }
+/// How long trouble alone is not worth another look: it has just been looked into, by every process. Who has taken over is
+/// found a second late at the most: who hangs does not say.
+fn rests() -> Backoff {
+    Backoff::between(Duration::from_millis(250), Duration::from_secs(1))
 }
 
 /// Whom to ask.
@@ -106,7 +92,7 @@ enum Outlook {
 /// Keeps the chart for as long as there is a cluster. No strong reference lives across an await, or the connections of
 /// a dropped store would outlive it.
 pub(super) async fn survey(surveyor: Surveyor, looks: Arc<Looks>, answer: Duration) {
-    let (mut backoff, mut rest) = (Backoff::new(), Rest(Rest::FIRST));
+    let (mut backoff, mut rest) = (Backoff::new(), rests());
     // Whether those of the chart have failed to answer.
     let mut lost = false;
     loop {
@@ -125,7 +111,7 @@ pub(super) async fn survey(surveyor: Surveyor, looks: Arc<Looks>, answer: Durati
             Outlook::Unwell | Outlook::Well => backoff = Backoff::new(),
         }
         if changed {
-            rest = Rest(Rest::FIRST);
+            rest = rests();
         }
         let told = timeout(rest.next(), looks.news.notified()).await.is_ok();
         if !told && matches!(outlook, Outlook::Well) {
@@ -135,7 +121,8 @@ pub(super) async fn survey(surveyor: Surveyor, looks: Arc<Looks>, answer: Durati
                 () = looks.trouble.notified() => {}
                 () = sleep(PERIOD) => {}
             }
-            rest = rest.after(quiet.elapsed());
+            // Trouble after that is new.
+            rest.lived(quiet.elapsed());
         }
         sleep(GAP).await;
     }
@@ -270,6 +257,7 @@ mod tests {
     use redis::cluster::ClusterClient;
 
     use super::*;
+    use crate::store::redis::backoff::tests::{are_anywhere_below, begins_anew_after_a_second};
 
     /// A task may be in the middle of something when it is given up: another one is there, or the cluster is closed.
     #[tokio::test]
@@ -307,28 +295,11 @@ mod tests {
 
     #[test]
     fn rests_are_anywhere_below_a_bound_that_doubles_up_to_a_second() {
-        for (before, most) in [(0, 250), (1, 500), (2, 1000), (3, 1000), (9, 1000)] {
-            let most = Duration::from_millis(most);
-            let rests: Vec<_> = (0..100)
-                .map(|_| {
-                    let mut rest = Rest(Rest::FIRST);
-                    for _ in 0..before {
-                        rest.next();
-                    }
-                    rest.next()
-                })
-                .collect();
-            assert!(rests.iter().all(|rest| *rest < most), "{rests:?}");
-            // One in 2^100 times they are not.
-            assert!(rests.iter().any(|rest| *rest < most / 2), "{rests:?}");
-            assert!(rests.iter().any(|rest| *rest > most / 2), "{rests:?}");
-        }
+        are_anywhere_below(rests, &[250, 500, 1000, 1000, 1000]);
     }
 
     #[test]
     fn trouble_after_a_quiet_second_is_new() {
-        let quiet = |quiet| Rest(Rest::LAST).after(quiet).0;
-        assert_eq!(quiet(Rest::LAST - Duration::from_nanos(1)), Rest::LAST);
-        assert_eq!(quiet(Rest::LAST), Rest::FIRST);
+        begins_anew_after_a_second(rests(), 250, 1000);
     }
 }
