@@ -58,11 +58,6 @@ where
         Self { shards, hasher: S::default(), joinable: AtomicUsize::new(0), limit }
     }
 
-    fn shard(&self, key: &K) -> &Shard<K, L, O, S> {
-        // The map takes its index from the low bits.
-        &self.shards[(self.hasher.hash_one(key) >> 48) as usize % self.shards.len()]
-    }
-
     /// Takes a seat on the key's flight, or starts one. A leader that is dropped before it ends the flight gives out
     /// `abandoned`. A flight has so many `seats`.
     pub(crate) fn join(
@@ -158,14 +153,20 @@ where
 }
 
 impl<K: Hash + Eq, L, O, S: BuildHasher> Flights<K, L, O, S> {
-    /// Invariant 3.
+    fn shard(&self, key: &K) -> &Shard<K, L, O, S> {
+        // The map takes its index from the low bits.
+        &self.shards[(self.hasher.hash_one(key) >> 48) as usize % self.shards.len()]
+    }
+
     fn remove(&self, key: &K, flight: &Arc<Flight<L, O>>) {
-        let shard = &self.shards[(self.hasher.hash_one(key) >> 48) as usize % self.shards.len()];
-        let mut map = lock(shard);
+        self.remove_from(&mut lock(self.shard(key)), key, flight);
+    }
+
+    /// Invariant 3. The caller has the flight, so removing it drops none of its seats under the map's lock.
+    fn remove_from(&self, map: &mut HashMap<K, Arc<Flight<L, O>>, S>, key: &K, flight: &Arc<Flight<L, O>>) {
         if map.get(key).is_some_and(|current| Arc::ptr_eq(current, flight)) {
-            let removed = map.remove(key);
+            map.remove(key);
             self.joinable.fetch_sub(1, Ordering::Relaxed);
-            drop((map, removed));
         }
     }
 }
@@ -189,9 +190,18 @@ pub(crate) struct Leader<K: Hash + Eq, L, O: Clone, S: BuildHasher> {
 }
 
 impl<K: Hash + Eq, L, O: Clone, S: BuildHasher> Leader<K, L, O, S> {
-    /// Takes the loader of the first caller who still waits, with its seat; else the one that somebody has left behind.
+    /// Takes the loader of the first caller that still waits, with its seat; else the one that a caller has left behind. Where
+    /// there is none, the flight is out of the map afterwards: a caller that joins is either found here or starts a flight.
     pub(crate) fn next_loader(&self) -> Option<(L, Arc<Seat<L, O>>)> {
-        self.flight.next_loader()
+        self.flight.next_loader().or_else(|| {
+            // Under the map's lock, because a caller may have joined since.
+            let mut map = lock(self.flights.shard(&self.key));
+            let next = self.flight.next_loader();
+            if next.is_none() {
+                self.flights.remove_from(&mut map, &self.key, &self.flight);
+            }
+            next
+        })
     }
 
     #[cfg(all(test, feature = "testing"))]
@@ -228,6 +238,12 @@ impl<K: Hash + Eq, L, O: Clone, S: BuildHasher> Leader<K, L, O, S> {
     /// From now on the flight does not follow what happens to its key.
     pub(crate) fn go_adrift(&self, may_another_do_better: bool) {
         self.flight.go_adrift(may_another_do_better);
+    }
+
+    /// Whether later callers join it.
+    pub(crate) fn is_joinable(&self) -> bool {
+        let map = lock(self.flights.shard(&self.key));
+        map.get(&self.key).is_some_and(|current| Arc::ptr_eq(current, &self.flight))
     }
 
     /// Takes the flight out of the map, if it is still there.

@@ -131,6 +131,32 @@ fn a_leader_that_vanishes_frees_its_followers() {
     });
 }
 
+/// A caller that joins while the leader finds that no loader is left: it was seated on a flight that was over, and loaded alone
+/// beside the load of the next flight.
+#[test]
+fn a_caller_that_joins_as_the_last_loader_goes_is_led() {
+    check(|| {
+        let flights: Arc<Map> = Arc::new(Flights::new(10));
+        let Joined::Leader(leader, own) = flights.join(&1, 0, "gone", 10) else {
+            unreachable!("it is the first")
+        };
+        assert!(leader.next_loader().is_some());
+        let joins = thread::spawn({
+            let flights = Arc::clone(&flights);
+            move || match flights.join(&1, 1, "gone", 10) {
+                Joined::Follower(follower) => assert_eq!(block_on(follower), "done"),
+                Joined::Leader(leader, _own) => leader.finish("done"),
+                Joined::Full(_) | Joined::Crowded(_) => unreachable!("there is room"),
+            }
+        });
+        let outcome = if leader.next_loader().is_some() { "done" } else { "gone" };
+        leader.finish(outcome);
+        drop(own);
+        joins.join().expect("no panic");
+        assert_eq!(flights.len(), 0);
+    });
+}
+
 /// Invariant 3: the race that needs four threads: an old flight that ends must not remove a newer one.
 #[test]
 fn a_detached_flight_does_not_remove_its_successor() {
@@ -207,8 +233,10 @@ fn one_loader_stays_for_a_flight_that_nobody_waits_for() {
         for caller in leaving {
             caller.join().expect("no panic");
         }
-        assert!(leader.next_loader().is_none(), "a load has begun");
         let again = follow(3);
+        let next = leader.next_loader().map(|(loader, _)| loader);
+        assert_eq!(next, Some(3), "a load has begun: the loaders that were left behind are gone");
+        assert!(leader.next_loader().is_none());
         leader.finish("done");
         assert_eq!(block_on(again), "done", "there is room for others");
     });
