@@ -14,6 +14,7 @@ use crate::look_up::{Answered, Duty, Entered, First, Queued};
 use crate::node::{Budget, FlightKey, Lane, LookedUp, Node, Seen, SharedRead, Stored};
 use crate::observe::Count;
 use crate::open::{Boxed, Open, Opened, Room};
+use crate::order::Arrival;
 use crate::pace::Pace;
 use crate::policy::{OnStoreDown, Policy};
 use crate::store::{StoreError, StoreErrorKind};
@@ -31,6 +32,7 @@ pub(crate) struct Ask<'a> {
 pub(crate) struct Caller<'a> {
     pub(crate) ask: Ask<'a>,
     pub(crate) started: Instant,
+    pub(crate) came: Arrival,
     pub(crate) budget: Budget,
     /// What this caller has read and will not serve as it is.
     /// Boxed, because a caller is moved from hand to hand on each hit.
@@ -171,7 +173,8 @@ pub(crate) enum Unread {
 
 impl<'a> Caller<'a> {
     pub(crate) fn new(ask: Ask<'a>) -> Self {
-        Self { ask, started: Instant::now(), budget: ask.policy.budget(), seen: None, looked: false }
+        let (started, came, budget) = (Instant::now(), Arrival::now(), ask.policy.budget());
+        Self { ask, started, came, budget, seen: None, looked: false }
     }
 
     /// The store's clock when this caller came: one look at a clock per hit is enough.

@@ -22,7 +22,8 @@ pub(crate) enum Ending {
     Stale(Entry),
     /// No value: the load failed.
     Failed(Failure),
-    /// A tag of the value was invalidated while it was loaded: all but the caller that led ask again.
+    /// There is nothing here for this caller, and another flight may have it: it came after a change that the load has not seen,
+    /// the value is the leader's own, or the process ends. It asks again.
     Invalidated,
     /// The value is one caller's own, so each loads for itself, without queueing.
     Uncacheable,
@@ -61,6 +62,11 @@ impl Ending {
             | Self::Gone
             | Self::Abandoned => Failure::vanished(),
         }
+    }
+
+    /// Whether it gives callers a value, which a change may have made outdated.
+    pub(crate) fn has_value(&self) -> bool {
+        matches!(self, Self::Value(_) | Self::Stale(_))
     }
 
     /// Whether nobody's load was waited for: there was no permit, no room, no store, or it was not here.

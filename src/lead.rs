@@ -19,8 +19,10 @@ use crate::loading::{Loading, Turn};
 use crate::lock::Permit;
 use crate::node::{Budget, FlightKey, Follower, Lane, Leader, Node, Seen};
 use crate::observe::{self, Count};
+use crate::order::Question;
 use crate::policy::{OnStoreDown, Policy};
 use crate::store::{StoreError, StoreErrorKind};
+use crate::tell::LoadStart;
 
 /// How often a vanished load is taken over in one wave before the wave is told.
 const MOST_HOPS: u8 = 3;
@@ -53,7 +55,8 @@ enum Run {
 impl Lead {
     /// Sets the flight going. Its end frees everyone seated on it, also if its runtime drops it.
     pub(crate) fn start(self) {
-        let running = self.node.tasks.enter();
+        // What begins in a process that ends is waited for by its callers, not by the shutdown.
+        let running = (!self.node.is_closed()).then(|| self.node.tasks.enter());
         #[cfg(all(test, feature = "testing"))]
         if crate::simulation::mutated(crate::simulation::Mutant::FlightOfItsCaller) {
             let first = self.leader.own_seat();
@@ -87,14 +90,30 @@ impl Lead {
     async fn run(mut self) -> Option<(Leader, Duration)> {
         let lease = match self.flight.lane {
             Lane::Beside => None,
+            Lane::Lease | Lane::Heal | Lane::Anew if self.node.is_closed() => {
+                self.load_for_a_process_that_ends().await;
+                return None;
+            }
             Lane::Lease | Lane::Heal | Lane::Refresh | Lane::Anew => match self.contend().await {
                 Contended::Leased(lease) => Some(lease),
-                Contended::Ended(ending) => return self.finish(ending),
+                Contended::Ended { ending, asked } => {
+                    if ending.has_value() {
+                        // A caller that came later may have seen a change which came after what was found.
+                        self.leader.detach();
+                        let_go_since(&self.leader, asked);
+                    }
+                    return self.finish(ending);
+                }
                 Contended::WaitedOut => return self.finish(Ending::WaitedOut),
                 Contended::Busy(remaining) if self.flight.lane == Lane::Refresh => {
                     return Some((self.leader, remaining.min(self.policy.lease)));
                 }
-                Contended::Busy(_) | Contended::Leaving => return self.finish(Ending::Gone),
+                Contended::Busy(_) => return self.finish(Ending::Gone),
+                Contended::Leaving if self.flight.lane != Lane::Refresh => {
+                    self.load_for_a_process_that_ends().await;
+                    return None;
+                }
+                Contended::Leaving => return self.finish(Ending::Gone),
                 // Every process would refresh for itself, what nobody waits for.
                 Contended::StoreDown(_) if self.flight.lane == Lane::Refresh => {
                     return self.finish(Ending::Gone);
@@ -128,13 +147,23 @@ impl Lead {
         if place.is_none() && !is_within {
             self.node.count(Count::overloaded);
             let failure = LoadResult::Failed(Failure::Guard(Error::crowded_out(&self.flight.key, most)));
-            return self.end(failure.into(), Duration::ZERO, Some(Vec::new()), None).await;
+            return self.end(failure.into(), Duration::ZERO, LoadStart::none(), None).await;
         }
         self.node.count(Count::fail_open_loads);
         if self.policy.max_concurrent_loads.is_some() {
             bulkhead::tell_uncapped(&self.node, &self.flight.key, &error);
         }
         self.load_and_end(None, None, place.is_some().then_some(turn)).await;
+    }
+
+    /// Once for all callers that wait in this process: it takes no lease and no permit any more, which it might not give back.
+    async fn load_for_a_process_that_ends(self) {
+        if !self.leader.is_joinable() {
+            // An invalidation has made it one of several that wait: their callers meet on the one that is left, or on a new one.
+            return self.leader.finish(Ending::Invalidated);
+        }
+        self.leader.go_adrift(false);
+        self.load_and_end(None, None, None).await;
     }
 
     /// Whether the first caller has such a turn already, as it loads something else for which it waits for this.
@@ -184,7 +213,7 @@ impl Lead {
             Ok((permit, turn)) => self.load_and_end(lease, permit, turn).await,
             Err(failure) => {
                 let shed = Loaded::from(LoadResult::Failed(failure));
-                self.end(shed, Duration::ZERO, Some(Vec::new()), lease).await;
+                self.end(shed, Duration::ZERO, LoadStart::none(), lease).await;
             }
         }
     }
@@ -199,7 +228,6 @@ impl Lead {
             let Some((loader, seat)) = self.leader.next_loader() else {
                 // Everyone here has left, or has seen a loader vanish: others may go on, also those who load something else and
                 // need not wait for the store to hear of this.
-                self.leader.detach();
                 drop(permit);
                 if let Some(lease) = lease
                     && lease.hand_over(hops).await
@@ -217,25 +245,25 @@ impl Lead {
             {
                 observe::waited(until - since);
             }
-            let tagged = self.tag_ids().await;
+            let start = self.load_start().await;
             match self.load(loader, turn.clone(), &mut lease).await {
                 Run::Loaded(loaded, took) => {
                     drop(permit);
-                    return self.end(*loaded, took, tagged, lease).await;
+                    return self.end(*loaded, took, start, lease).await;
                 }
                 Run::TimedOut => {
                     drop(permit);
                     let took = self.policy.load_timeout;
                     let error = Error::load_timeout(&self.flight.key, took);
                     let failure = LoadResult::Failed(Failure::Guard(error));
-                    return self.end(failure.into(), took, tagged, lease).await;
+                    return self.end(failure.into(), took, start, lease).await;
                 }
                 Run::Vanished(failure) => {
                     hops += 1;
                     if hops > MOST_HOPS {
                         drop(permit);
                         let failed = Loaded::from(LoadResult::Failed(failure));
-                        return self.end(failed, Duration::ZERO, tagged, lease).await;
+                        return self.end(failed, Duration::ZERO, start, lease).await;
                     }
                     vanished = true;
                     waited_until = Some(Instant::now());
@@ -337,10 +365,10 @@ impl Lead {
     }
 }
 
-/// The lease was lost some time after `confirmed`, maybe by an invalidation: who came since then may have come after that,
-/// and asks again. Once: the lease of the next load is younger than all who do.
-pub(crate) fn let_go_since(leader: &Leader, confirmed: Instant) {
-    leader.leave_if(&Ending::Invalidated, |loader| loader.came > confirmed);
+/// What the flight comes to was current when the store was asked this, and may have been changed since. A caller that came later may have seen
+/// the change, and asks again. It does so once: the next load begins later than all callers that ask again have come.
+pub(crate) fn let_go_since(leader: &Leader, current: Question) {
+    leader.leave_if(&Ending::Invalidated, |loader| loader.came.is_after(current));
 }
 
 #[cfg(all(test, feature = "testing"))]

@@ -1,6 +1,7 @@
 //! Leadership of one key across the fleet: contend for it, keep it, end it. Steps 4, 5 and 7.
 
 mod contend;
+mod tag_check;
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -10,12 +11,14 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 #[cfg(feature = "http")]
 pub(crate) use self::contend::lease_if_free;
-pub(crate) use self::contend::{Contended, Contender, contend, current};
+pub(crate) use self::contend::{Contended, Contender, contend};
+pub(crate) use self::tag_check::current;
 use crate::ending::Ending;
 use crate::gauge::Present;
 use crate::key::Key;
 use crate::node::Node;
 use crate::observe::{Count, warn_if};
+use crate::order::Question;
 use crate::store::{Fail, HandOver, HandedOver, Kept, LATEST, StoreError, Token, Watch};
 use crate::sync::lock;
 
@@ -32,7 +35,7 @@ pub(crate) struct Lease {
     /// When it was granted, if somebody else held it before and was waited for.
     waited_until: Option<Instant>,
     /// When it was last asked for and had: what comes after that may be later than the invalidation that ends it.
-    confirmed: Mutex<Instant>,
+    confirmed: Mutex<Question>,
     _held: Present,
 }
 
@@ -56,7 +59,7 @@ impl Lease {
     }
 
     /// Until when it was held for sure.
-    pub(crate) fn confirmed(&self) -> Instant {
+    pub(crate) fn confirmed(&self) -> Question {
         *lock(&self.confirmed)
     }
 
@@ -89,7 +92,7 @@ impl Lease {
             now = false;
             due = Instant::now() + period;
             let ttl = self.ttl.min(end.saturating_duration_since(Instant::now()) + period);
-            let asked = Instant::now();
+            let asked = Question::now();
             match self.node.store.renew(&self.key, &self.token, ttl, period).await {
                 Ok(Kept::Yes | Kept::Aside) => *lock(&self.confirmed) = asked,
                 Ok(Kept::No) => return Event::Lost,
@@ -107,7 +110,7 @@ impl Lease {
         if matches!(done, Ok(Kept::No | Kept::Aside)) {
             self.node.count(Count::commits_refused);
             // Else somebody has invalidated it, or it was evicted.
-            let ran_out = lock(&self.confirmed).elapsed() > self.ttl;
+            let ran_out = lock(&self.confirmed).at.elapsed() > self.ttl;
             warn_if!(
                 ran_out && self.node.unrenewed.is_due(),
                 key = ?self.key,

@@ -100,6 +100,7 @@ mod memoize;
 mod node;
 mod observe;
 mod open;
+mod order;
 mod outage;
 mod pace;
 mod policy;

@@ -14,6 +14,7 @@ use crate::entry::{Encoding, Entry};
 use crate::error::{Failure, panic_text};
 use crate::loading::{Loading, Turn};
 use crate::node::{Announcer, Node};
+use crate::order::Arrival;
 use crate::tags::Tagged;
 use crate::times::Lifetimes;
 
@@ -27,7 +28,7 @@ pub(crate) struct Loader {
     /// The loads inside which the caller runs.
     pub(crate) within: Option<Arc<Loading>>,
     /// When the caller came, however often it asks again.
-    pub(crate) came: Instant,
+    pub(crate) came: Arrival,
     /// Since when the caller waits on a flight.
     pub(crate) since: Option<Instant>,
 }
@@ -143,7 +144,7 @@ impl Loader {
             run: Box::new(move |given| Box::pin(run(given))),
             span: tracing::Span::current(),
             within: Loading::current(),
-            came: Instant::now(),
+            came: Arrival::now(),
             since: None,
         }
     }

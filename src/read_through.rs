@@ -35,9 +35,10 @@ use crate::policy::{OnStoreDown, OnWaitTimeout};
 use crate::refresh::Refresh;
 use crate::store::StoreError;
 
-/// How many flights a caller joins before it loads for itself: it may have no use for what one comes to (not of its type), and
-/// one may end with its runtime.
-const ROUNDS: usize = 4;
+/// How many flights a caller joins before it loads for itself. A value that another caller has loaded is of no use to it where
+/// it has another type, and a flight ends with its runtime. By the other reasons to join again it joins five at most: after a
+/// look-up that failed, after a change that it may have seen, and after `wait_timeout` a load outside the lease, once each.
+const ROUNDS: usize = 6;
 
 /// What step 2 came to.
 pub(crate) enum Looked<'a, V> {
@@ -79,16 +80,12 @@ pub(crate) enum Answer<V> {
 /// Safe.
 pub(crate) async fn look<'a, O: Open>(ask: Ask<'a>, open: &O) -> Looked<'a, O::Value> {
     let Ask { node, key, .. } = ask;
-    let mut missing =
-        Missing { caller: Caller::new(ask), first: None, lane: Some(Lane::Lease), unread: Unread::No };
-    if node.is_closed() {
-        missing.lane = None;
-        return Looked::Missing(missing);
-    }
+    let mut missing = Missing::new(Caller::new(ask));
     if Loading::current().is_some_and(|loading| loading.includes(node, key)) {
         return Looked::Failed(Failure::Guard(Error::reentrant(key)));
     }
-    if node.flights.any() && node.flights.has_kept(&missing.caller.flight(Lane::Lease)) {
+    // Shut down, the guard asks the store nothing more.
+    if node.is_closed() || node.flights.any() && node.flights.has_kept(&missing.caller.flight(Lane::Lease)) {
         return Looked::Missing(missing);
     }
     let (read, first) = missing.caller.look_up::<O::Room>().await;
@@ -101,9 +98,9 @@ pub(crate) async fn look<'a, O: Open>(ask: Ask<'a>, open: &O) -> Looked<'a, O::V
         Judged::Hit { value, stale: true, .. } => return Looked::Stale(value),
         Judged::Hit { value, .. } => return Looked::Hit(value),
         Judged::Down(error) => return Looked::Failed(Failure::Guard(error)),
-        Judged::Marked => missing.lane = Some(Lane::Heal),
+        Judged::Marked => missing.lane = Lane::Heal,
         Judged::Unread => missing.unread = Unread::Unjudged,
-        Judged::Miss => missing.lane = Some(missing.caller.lane(|entry| open.leads_others(entry))),
+        Judged::Miss => missing.lane = missing.caller.lane(|entry| open.leads_others(entry)),
     }
     Looked::Missing(missing)
 }
@@ -116,11 +113,11 @@ pub(crate) async fn look<'a, O: Open>(ask: Ask<'a>, open: &O) -> Looked<'a, O::V
 pub(crate) async fn look_past(ask: Ask<'_>) -> Result<Missing<'_>, Failure> {
     let Ask { node, policy, key } = ask;
     let mut caller = Caller::new(ask);
-    if node.is_closed() {
-        return Ok(Missing { caller, first: None, lane: None, unread: Unread::No });
-    }
     if Loading::current().is_some_and(|loading| loading.includes(node, key)) {
         return Err(Failure::Guard(Error::reentrant(key)));
+    }
+    if node.is_closed() {
+        return Ok(Missing::new(caller));
     }
     let (read, first) = caller.look_up::<Boxed>().await;
     let unread = match read.error() {
@@ -133,7 +130,7 @@ pub(crate) async fn look_past(ask: Ask<'_>) -> Result<Missing<'_>, Failure> {
     caller.looked = read.is_answered();
     caller.seen = read.into_seen(key).map(Box::new);
     caller.budget.spend(caller.started);
-    let lane = Some(caller.lane(|_| false));
+    let lane = caller.lane(|_| false);
     Ok(Missing { caller, first, lane, unread })
 }
 
@@ -173,16 +170,20 @@ pub(crate) struct Missing<'a> {
     caller: Caller<'a>,
     /// Held until this caller has a seat, so that those queued behind its read find the flight.
     first: Option<FirstRead<'a>>,
-    /// Where to join; `None` to load alone.
-    lane: Option<Lane>,
+    /// Where to join.
+    lane: Lane,
     unread: Unread,
 }
 
-impl Missing<'_> {
+impl<'a> Missing<'a> {
+    fn new(caller: Caller<'a>) -> Self {
+        Self { caller, first: None, lane: Lane::Lease, unread: Unread::No }
+    }
+
     /// Makes this caller one that neither waits for others nor is followed.
     #[cfg(feature = "http")]
     pub(crate) fn unattended(mut self) -> Self {
-        self.lane = self.lane.map(|_| Lane::Heal);
+        self.lane = Lane::Heal;
         self
     }
 
@@ -192,31 +193,45 @@ impl Missing<'_> {
         self.caller.looked
     }
 
+    /// Step 2 once more: what is stored is no older than this. Answers the caller, or leaves it to join again.
+    async fn look_again<O: Open>(&mut self, open: &O) -> Option<Result<(O::Value, bool), Failure>> {
+        let asked = Instant::now();
+        let looked = Box::pin(look(self.caller.ask, open)).await;
+        self.caller.budget.spend(asked);
+        match looked {
+            Looked::Hit(value) => Some(Ok((value, false))),
+            Looked::Stale(value) => Some(Ok((value, true))),
+            Looked::Aging { value, stale, .. } => Some(Ok((value, stale))),
+            Looked::Failed(failure) => Some(Err(failure)),
+            Looked::Missing(missing) => {
+                (self.first, self.lane, self.unread) = (missing.first, missing.lane, missing.unread);
+                (self.caller.seen, self.caller.looked) = (missing.caller.seen, missing.caller.looked);
+                None
+            }
+        }
+    }
+
     /// Steps 3 to 8: joins or starts a flight and awaits its end.
     ///
     /// # Cancel safety
     ///
     /// Dropping it takes this caller away; whatever it began goes on without it.
-    pub(crate) async fn load<O: Open>(self, open: &O, mut loader: Loader) -> Answer<O::Value> {
-        let Self { mut caller, mut first, lane, mut unread } = self;
-        let Some(mut lane) = lane else {
-            return Answer::Alone(loader);
-        };
+    pub(crate) async fn load<O: Open>(mut self, open: &O, mut loader: Loader) -> Answer<O::Value> {
         for _ in 0..ROUNDS {
             let seated = Instant::now();
             // 3 join
-            let (mut follower, leads) = match caller.join(lane, loader) {
+            let (mut follower, leads) = match self.caller.join(self.lane, loader) {
                 Ok(joined) => joined,
                 Err(no_seat) => {
-                    return match caller.crowded_out(open, no_seat).await {
+                    return match self.caller.crowded_out(open, no_seat).await {
                         Crowded::Stale(value, own) => Answer::Stale(value, Some(own)),
                         Crowded::Alone(own) => Answer::Alone(own),
                         Crowded::Shed(failure) => Answer::Failed(failure),
                     };
                 }
             };
-            drop(first.take());
-            if lane == Lane::Heal
+            drop(self.first.take());
+            if self.lane == Lane::Heal
                 && !leads
                 && let Some(own) = follower.take_loader()
             {
@@ -226,14 +241,14 @@ impl Missing<'_> {
             }
             let (ending, mut own) = tokio::select! {
                 biased;
-                ended = caller.await_ending(&mut follower, leads || lane == Lane::Beside) => ended,
-                stand_in = caller.soft_timeout(open) => {
+                ended = self.caller.await_ending(&mut follower, leads || self.lane == Lane::Beside) => ended,
+                stand_in = self.caller.soft_timeout(open) => {
                     // Its loader may run yet; it waits no longer.
                     if follower.amend_loader(|loader| loader.since = None) {
                         observe::waited(seated.elapsed());
                     }
                     follower.stop_waiting();
-                    caller.ask.node.count(Count::soft_timeouts);
+                    self.caller.ask.node.count(Count::soft_timeouts);
                     return Answer::Stale(stand_in, None);
                 }
             };
@@ -243,17 +258,17 @@ impl Missing<'_> {
                 waited(seated, leads, &ending);
             }
             if let Ending::Value(entry) | Ending::Stale(entry) = &ending
-                && caller.would_have_passed(open, entry, unread)
+                && self.caller.would_have_passed(open, entry, self.unread)
                 && let Some(own) = own.take()
             {
-                (unread, loader) = (Unread::No, own);
-                caller.seen = Some(Box::new(Seen::entry(entry.clone(), caller.ask.key)));
-                lane = caller.lane(|entry| open.leads_others(entry));
+                (self.unread, loader) = (Unread::No, own);
+                self.caller.seen = Some(Box::new(Seen::entry(entry.clone(), self.caller.ask.key)));
+                self.lane = self.caller.lane(|entry| open.leads_others(entry));
                 continue;
             }
             if let Ending::Stale(entry) = &ending
-                && caller.takes(open, entry)
-                && let Some(value) = open.open(&mut entry.clone(), caller.now())
+                && self.caller.takes(open, entry)
+                && let Some(value) = open.open(&mut entry.clone(), self.caller.now())
             {
                 return Answer::Stale(value, own);
             }
@@ -264,10 +279,10 @@ impl Missing<'_> {
             // 8 response
             match ending {
                 Ending::Value(mut entry) => {
-                    match open.open(&mut entry, caller.now()) {
+                    match open.open(&mut entry, self.caller.now()) {
                         Some(value) => return Answer::Coalesced(value, loader),
                         // Not what this caller wants: a load that gives that is worth a try.
-                        None => caller.seen = Some(Box::new(Seen::entry(entry, caller.ask.key))),
+                        None => self.caller.seen = Some(Box::new(Seen::entry(entry, self.caller.ask.key))),
                     }
                 }
                 Ending::Arriving(value) => {
@@ -276,17 +291,23 @@ impl Missing<'_> {
                         None => Answer::Alone(loader),
                     };
                 }
-                Ending::Failed(failure) => return failed(failure, caller.stand_in(open), loader),
-                // What is stored by now is older than the invalidation, too.
+                Ending::Failed(failure) => return failed(failure, self.caller.stand_in(open), loader),
+                // What the flight came to may be older than a change that this caller has seen. What is stored is not.
+                Ending::Invalidated if self.lane == Lane::Lease => match self.look_again(open).await {
+                    Some(Ok((value, true))) => return Answer::Stale(value, Some(loader)),
+                    Some(Ok((value, false))) => return Answer::Coalesced(value, loader),
+                    Some(Err(failure)) => return Answer::Failed(failure),
+                    None => {}
+                },
                 Ending::Invalidated | Ending::Abandoned => {}
                 // Long enough. What may stand in has not been read by who took a seat without a look-up.
                 Ending::WaitedOut => {
-                    Box::pin(caller.see()).await;
-                    match caller.ask.policy.on_wait_timeout {
+                    Box::pin(self.caller.see()).await;
+                    match self.caller.ask.policy.on_wait_timeout {
                         // Once per process, outside the lease.
-                        OnWaitTimeout::Load => lane = Lane::Beside,
+                        OnWaitTimeout::Load => self.lane = Lane::Beside,
                         OnWaitTimeout::Fail => {
-                            return failed(caller.waited_out(), caller.stand_in(open), loader);
+                            return failed(self.caller.waited_out(), self.caller.stand_in(open), loader);
                         }
                     }
                 }
@@ -324,7 +345,7 @@ impl Caller<'_> {
             && node.flights.has_kept(&self.flight(lane));
         #[cfg(all(test, feature = "testing"))]
         let lane = if is_second { Lane::Beside } else { lane };
-        loader.since = Some(Instant::now());
+        (loader.came, loader.since) = (self.came, Some(Instant::now()));
         let flight = self.flight(lane);
         // Who is given an older value after a while does not wait for the load, which then needs a turn of its own.
         let leaves =

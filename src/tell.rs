@@ -9,32 +9,42 @@ use crate::lead::{Lead, let_go_since};
 use crate::lease::Lease;
 use crate::loader::{LoadResult, Loaded};
 use crate::observe::Count;
+use crate::order::Question;
 use crate::share::Share;
 use crate::store::{Kept, StoreError};
 use crate::tags::Tagged;
 
+/// When a load began, and under which tags.
+pub(crate) struct LoadStart {
+    asked: Question,
+    /// The policy's tags with their ids at that moment; `None` if these can not be read, and then nothing may be stored, because
+    /// no process could tell whether it was invalidated.
+    tagged: Option<Vec<Tagged>>,
+}
+
+impl LoadStart {
+    /// Of a load that does not begin.
+    pub(crate) fn none() -> Self {
+        Self { asked: Question::now(), tagged: Some(Vec::new()) }
+    }
+}
+
 impl Lead {
-    /// The policy's tags with their ids as the load begins; `None` if these can not be read, and then nothing
-    /// may be stored: nobody could tell whether it was invalidated.
-    pub(crate) async fn tag_ids(&self) -> Option<Vec<Tagged>> {
+    /// Reads the ids of the policy's tags, as a load begins.
+    pub(crate) async fn load_start(&self) -> LoadStart {
         let Self { node, policy, .. } = self;
-        let tags = policy.tag_keys(&node.namespace);
-        match node.tagged(tags, policy.tag_life(), policy.command_timeout).await {
-            Ok(tagged) => Some(tagged),
-            Err(_) => {
-                node.count(Count::store_errors);
-                None
-            }
+        let (asked, tags) = (Question::now(), policy.tag_keys(&node.namespace));
+        let tagged = node.tagged(tags, policy.tag_life(), policy.command_timeout).await;
+        if tagged.is_err() {
+            node.count(Count::store_errors);
         }
+        LoadStart { asked, tagged: tagged.ok() }
     }
 
-    /// Whether any of these tags may have been invalidated since. Where the store does not say, it may: callers are seated
-    /// here who came after the load had begun, without a look of their own. With a `life`, the ids have that from this
-    /// look on.
+    /// Whether any of these tags may have been invalidated since. Where the store does not say, it may: callers joined that came
+    /// after the load had begun, and have not looked for themselves. With a `life`, the ids have that from this look on.
     async fn was_invalidated(&self, tagged: &[Tagged], life: Option<Duration>) -> bool {
         let Some(first) = tagged.first() else { return false };
-        // Who comes after this look at the ids must not be given what it finds current.
-        self.leader.detach();
         let tags: Vec<_> = tagged.iter().map(|tagged| tagged.tag.clone()).collect();
         let (store, within) = (&self.node.store, self.policy.command_timeout);
         let ask = async || match life {
@@ -59,30 +69,29 @@ impl Lead {
         mut self,
         mut loaded: Loaded,
         took: Duration,
-        tagged: Option<Vec<Tagged>>,
+        start: LoadStart,
         lease: Option<Lease>,
     ) {
-        let known = tagged.is_some();
-        let mut tagged = tagged.unwrap_or_default();
-        let again = match &mut loaded.result {
+        // A caller that comes from here on looks for itself: it may come after a change that another process has made as soon as
+        // the store has this load's end, and before that is known here. Its look-up comes after the end, on the same connection.
+        self.leader.detach();
+        let (known, mut tagged) = (start.tagged.is_some(), start.tagged.unwrap_or_default());
+        let outdated = match &mut loaded.result {
             LoadResult::Value { tags, lifetimes, .. } => {
                 tagged.append(tags);
                 let life = lease.as_ref().and_then(|_| self.policy.longer_tag_life(*lifetimes));
-                // Its own caller came before the invalidation. The others ask again, wherever they are.
-                self.was_invalidated(&tagged, life).await.then_some(Ending::Invalidated)
+                !known || self.was_invalidated(&tagged, life).await
             }
-            LoadResult::Aside => Some(Ending::Invalidated),
-            LoadResult::Uncacheable { .. } | LoadResult::Failed(_) => None,
+            LoadResult::Aside => {
+                loaded.settle();
+                self.leader.finish(Ending::Invalidated);
+                if let Some(lease) = lease {
+                    lease.hand_over(0).await;
+                }
+                return;
+            }
+            LoadResult::Uncacheable { .. } | LoadResult::Failed(_) => false,
         };
-        if let Some(ending) = again {
-            self.leader.detach();
-            loaded.settle();
-            self.leader.finish(ending);
-            if let Some(lease) = lease {
-                lease.hand_over(0).await;
-            }
-            return;
-        }
         let unsure = match &loaded.result {
             LoadResult::Failed(failure) if lease.is_some() => {
                 let known = self.see_again().await;
@@ -95,32 +104,40 @@ impl Lead {
         };
         let Loaded { result, settled } = loaded;
         let Share { ending, elsewhere, keep, marker, replay } = self.share(result, took, &tagged);
-        let keep = keep.filter(|_| known && unsure.is_none());
+        let keep = keep.filter(|_| unsure.is_none());
         let elsewhere = elsewhere.or(unsure);
         let Self { node, flight, leader, seen, budget, .. } = self;
         let seen = seen.as_ref().map(|seen| &seen.raw);
 
-        // Until when the lease was held for sure, if it is not any more.
+        // Until when no other process has changed what was loaded.
+        let confirmed = lease.as_ref().map(Lease::confirmed);
         let tell_fleet = async {
             let lease = lease?;
-            let confirmed = lease.confirmed();
-            let done = match (&ending, keep) {
+            match (&ending, keep) {
+                _ if outdated => {
+                    lease.hand_over(0).await;
+                    None
+                }
                 (Ending::Value(entry) | Ending::Stale(entry), Some(keep)) => {
                     lease.commit(entry.encode(&flight.key), keep).await
                 }
                 (ending, _) => lease.fail(elsewhere.as_ref().unwrap_or(ending), replay, marker, seen).await,
-            };
-            (done == Some(Kept::No)).then_some(confirmed)
+            }
         };
         tokio::pin!(tell_fleet);
         // The store first, so that the next request hits; but only within what the caller gives the
         // store. The rest of the way is then gone without the callers.
         let told = timeout(budget.left(), &mut tell_fleet).await;
-        // Who has the end of a response may ask again at once, and must find what it made, not
-        // this flight.
-        leader.detach();
-        if let Ok(Some(confirmed)) = told {
-            let_go_since(&leader, confirmed);
+        let current = match told {
+            _ if outdated => Some(start.asked),
+            // The lease was this load's until now.
+            Ok(Some(Kept::Yes | Kept::Aside)) => None,
+            Ok(Some(Kept::No)) => confirmed,
+            // The store did not say. A failure may be older than a change.
+            Ok(None) | Err(_) => confirmed.filter(|_| ending.has_value()),
+        };
+        if let Some(current) = current {
+            let_go_since(&leader, current);
         }
         match settled {
             // Its own caller is given the older value too.

@@ -6,13 +6,15 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::{Instant, sleep, sleep_until};
 
+use super::tag_check::{current, unless_invalidated};
 use super::{Lease, release_later};
 use crate::ending::Ending;
-use crate::entry::{Entry, Kind};
+use crate::entry::Kind;
 use crate::gauge::Present;
 use crate::key::Key;
 use crate::node::{Budget, FlightKey, Lane, Node, Seen, Stored};
 use crate::observe::Count;
+use crate::order::Question;
 use crate::policy::Policy;
 use crate::store::watch::Hints;
 use crate::store::{Acquire, Acquired, StoreError, StoreErrorKind, Token, Watch};
@@ -29,8 +31,8 @@ const UNUSABLE_LIMIT: u8 = 3;
 pub(crate) enum Contended {
     /// This flight leads.
     Leased(Lease),
-    /// Somebody else's load has ended.
-    Ended(Ending),
+    /// Another flight's load has ended, as an acquire has found that was sent at this moment.
+    Ended { ending: Ending, asked: Question },
     /// Somebody leads, with so much left of the lease, and this flight does not queue.
     Busy(Duration),
     /// Somebody led for longer than this flight waits.
@@ -63,7 +65,7 @@ pub(crate) struct Contender<'a> {
 pub(crate) async fn contend(contender: Contender<'_>) -> Contended {
     let mut contention = Contention::of(contender);
     match contention.run().await {
-        Ok(asked) => Contended::Leased(contention.lead(asked)),
+        Ok(()) => Contended::Leased(contention.lead()),
         Err(contended) => {
             contention.leave(matches!(contended, Contended::Leaving));
             contended
@@ -76,6 +78,8 @@ struct Contention<'a> {
     contender: Contender<'a>,
     token: Token,
     watch: Watch,
+    /// When it last sent an acquire.
+    asked: Question,
     /// The holder that it has waited for, and how many loads of this wave have vanished.
     behind: Option<Token>,
     hops: u8,
@@ -100,6 +104,7 @@ impl<'a> Contention<'a> {
             doubtful: node.doubtful.enter(),
             contender,
             token,
+            asked: Question::now(),
             behind: None,
             hops: 0,
             released: None,
@@ -108,8 +113,8 @@ impl<'a> Contention<'a> {
         }
     }
 
-    /// Until the lease is granted, which was asked for at the moment returned, or it has come to something else.
-    async fn run(&mut self) -> Result<Instant, Contended> {
+    /// Until the lease is granted, or it has come to something else.
+    async fn run(&mut self) -> Result<(), Contended> {
         loop {
             let node = self.contender.node;
             if node.is_leaving() {
@@ -119,9 +124,8 @@ impl<'a> Contention<'a> {
                 node.count(Count::budget_exceeded);
                 return Err(Contended::StoreDown(StoreError::new(StoreErrorKind::TimedOut)));
             };
-            let asked = Instant::now();
-            match self.acquire(asked, within).await {
-                Ok(Acquired::Granted) => return Ok(asked),
+            match self.acquire(within).await {
+                Ok(Acquired::Granted) => return Ok(()),
                 Ok(Acquired::Found(raw)) => self.found(raw, within).await?,
                 Ok(Acquired::Ended(ending)) => self.ended(&ending, within).await?,
                 Ok(Acquired::Held { remaining, .. }) if !self.contender.queue => {
@@ -141,7 +145,8 @@ impl<'a> Contention<'a> {
         Some(within.max(self.contender.policy.lease.saturating_sub(released.elapsed())))
     }
 
-    async fn acquire(&mut self, asked: Instant, within: Duration) -> Result<Acquired, StoreError> {
+    async fn acquire(&mut self, within: Duration) -> Result<Acquired, StoreError> {
+        self.asked = Question::now();
         let Contender { node, key, policy, queue, seen, budget, .. } = &mut self.contender;
         let ask = Acquire {
             token: &self.token,
@@ -153,7 +158,7 @@ impl<'a> Contention<'a> {
         let acquired = node.store.acquire(key, ask, within).await;
         // A round trip that ends in waiting ran beside a live leader's own work: it added nothing.
         if !matches!(acquired, Ok(Acquired::Held { .. })) {
-            budget.spend(asked);
+            budget.spend(self.asked.at);
         }
         acquired
     }
@@ -164,15 +169,15 @@ impl<'a> Contention<'a> {
         let stored = current(node, raw, key, tags, within).await.map_err(Contended::StoreDown)?;
         let seen = match stored {
             Stored::Entry(entry) if entry.kind == Kind::Marker => {
-                return Err(Contended::Ended(Ending::Uncacheable));
+                return Err(self.ended_with(Ending::Uncacheable));
             }
             Stored::Entry(entry) => match entry.serves(node.store.now()) {
-                Serves::Fresh => return Err(Contended::Ended(Ending::Value(entry))),
+                Serves::Fresh => return Err(self.ended_with(Ending::Value(entry))),
                 // The load that this flight has waited for, or would have repeated, has failed.
-                Serves::Resting => return Err(Contended::Ended(Ending::Stale(entry))),
+                Serves::Resting => return Err(self.ended_with(Ending::Stale(entry))),
                 // Stored while this flight waited: made for it, whatever its lifetime. (Not what was expired meanwhile.)
                 _ if !entry.times.is_expired() && (self.behind.is_some() || entry.stored_at >= since) => {
-                    return Err(Contended::Ended(Ending::Value(entry)));
+                    return Err(self.ended_with(Ending::Value(entry)));
                 }
                 _ => Seen::entry(entry, key),
             },
@@ -186,16 +191,20 @@ impl<'a> Contention<'a> {
         Ok(())
     }
 
+    fn ended_with(&self, ending: Ending) -> Contended {
+        Contended::Ended { ending, asked: self.asked }
+    }
+
     /// The load that it has waited for has ended, or one whose outcome is replayed to newcomers.
     async fn ended(&mut self, ending: &Bytes, within: Duration) -> Result<(), Contended> {
         let Contender { node, key, tags, .. } = self.contender;
         let entry = match Ending::decode(ending, key) {
             Ending::Value(entry) => entry,
-            ending => return Err(Contended::Ended(ending)),
+            ending => return Err(self.ended_with(ending)),
         };
         let checked = unless_invalidated(node, entry, key, tags, within).await;
         if let Stored::Entry(entry) = checked.map_err(Contended::StoreDown)? {
-            return Err(Contended::Ended(Ending::Value(entry)));
+            return Err(self.ended_with(Ending::Value(entry)));
         }
         // What is only shared is not looked up; by now it is nobody's.
         self.behind = None;
@@ -285,9 +294,9 @@ impl<'a> Contention<'a> {
         }
     }
 
-    /// The lease that was granted, asked for at this moment.
-    fn lead(self, asked: Instant) -> Lease {
-        let Self { contender: Contender { node, key, policy, .. }, token, watch, hops, .. } = self;
+    /// The lease that was granted.
+    fn lead(self) -> Lease {
+        let Self { contender: Contender { node, key, policy, .. }, token, watch, asked, hops, .. } = self;
         Lease {
             _held: node.leases.enter(),
             node: Arc::clone(node),
@@ -347,39 +356,6 @@ pub(crate) async fn lease_if_free(
         Contended::Leased(lease) => Some(lease),
         _ => None,
     }
-}
-
-/// An entry that an acquire or a plain GET has found. Its tags' ids were not read with it, so they are now.
-pub(crate) async fn current(
-    node: &Node,
-    raw: Bytes,
-    key: &Key,
-    tags: &[Key],
-    within: Duration,
-) -> Result<Stored, StoreError> {
-    match Stored::decode(node, raw, key) {
-        Stored::Entry(entry) => unless_invalidated(node, entry, key, tags, within).await,
-        unreadable => Ok(unreadable),
-    }
-}
-
-async fn unless_invalidated(
-    node: &Node,
-    entry: Entry,
-    key: &Key,
-    tags: &[Key],
-    within: Duration,
-) -> Result<Stored, StoreError> {
-    if entry.kind != Kind::Value || (tags.is_empty() && entry.tags.is_empty()) {
-        return Ok(Stored::Entry(entry));
-    }
-    // Who comes after this look at the ids must not be given what it finds current.
-    node.detach(key);
-    let ids = match tags {
-        [] => Vec::new(),
-        tags => node.store.tags().present_ids(tags, within).await?,
-    };
-    node.unless_invalidated(key, entry, tags, &ids, within).await
 }
 
 /// How long to sleep on a lease that has `remaining` left, in case no hint comes.

@@ -1,7 +1,7 @@
 //! What a flight makes of what it finds when it contends: one case for each way out of the loop, on a store in memory.
 
 use super::*;
-use crate::entry::Encoding;
+use crate::entry::{Encoding, Entry};
 use crate::guard::StampedeGuard;
 use crate::key::CacheKey;
 use crate::node::Seen;
@@ -72,7 +72,7 @@ impl Side {
 fn name(contended: &Contended) -> String {
     match contended {
         Contended::Leased(_) => "leased".to_owned(),
-        Contended::Ended(ending) => format!("ended: {ending:?}"),
+        Contended::Ended { ending, .. } => format!("ended: {ending:?}"),
         Contended::Busy(left) => format!("busy for {left:?}"),
         Contended::WaitedOut => "waited out".to_owned(),
         Contended::StoreDown(error) => format!("down: {error:?}"),
@@ -94,7 +94,7 @@ fn value(stored_at: u64, fresh_until: u64) -> Entry {
 }
 
 fn is_value(contended: &Contended) -> bool {
-    matches!(contended, Contended::Ended(Ending::Value(entry)) if entry.payload == "v")
+    matches!(contended, Contended::Ended { ending: Ending::Value(entry), .. } if entry.payload == "v")
 }
 
 #[tokio::test(start_paused = true)]

@@ -29,6 +29,7 @@ mod harness;
 mod http;
 mod invalidation;
 #[cfg(feature = "testing")]
+mod late_replies;
 mod leases;
 #[cfg(feature = "redis")]
 mod lock;
@@ -49,6 +50,7 @@ mod shutdown;
 mod soak;
 mod stale;
 mod support;
+mod tag_storms;
 mod tags;
 #[cfg(feature = "testing")]
 mod unheard;

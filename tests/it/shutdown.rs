@@ -195,3 +195,62 @@ async fn callers_are_answered_while_a_node_that_ends_hands_its_lease_over() {
     assert!(loaded.elapsed() < Duration::from_millis(500), "{:?}", loaded.elapsed());
     assert_eq!(ends.await.unwrap().abandoned, 1);
 }
+
+/// All of them loaded at once when the deadline had passed: 500 loads for 500 callers, at each deployment.
+#[tokio::test(start_paused = true)]
+async fn callers_that_wait_in_a_node_that_ends_share_one_load() {
+    let (chaos, origin, elsewhere) = (ChaosStore::new(1), Origin::new(), Origin::new());
+    let (leading, ending) = (node(&chaos), node(&chaos));
+    elsewhere.hold();
+    let leads = ask(&leading, &elsewhere);
+    elsewhere.wait_for_loads("k", 1).await;
+    origin.hold();
+    let mut waiting: Vec<_> = (0..500).map(|_| ask(&ending, &origin)).collect();
+    a_moment().await;
+    let shutdown = ending.shutdown(Duration::from_millis(100)).await;
+    assert_eq!((shutdown.finished, shutdown.abandoned), (false, 0));
+    // Callers that come now find the store closed.
+    waiting.extend((0..100).map(|_| ask(&ending, &origin)));
+    a_moment().await;
+    assert_eq!(origin.loads("k"), 1);
+    origin.release();
+    for waiting in waiting {
+        assert_eq!(waiting.await.unwrap().unwrap(), 0);
+    }
+    assert_eq!(origin.loads("k"), 1);
+    elsewhere.release();
+    assert!(leads.await.unwrap().is_ok());
+}
+
+/// A service that has begun to shut down still has requests, and its shutdown does not wait for what they begin.
+#[tokio::test(start_paused = true)]
+async fn a_guard_that_is_shut_down_loads_once_for_all_who_ask_at_once() {
+    let (chaos, origin) = (ChaosStore::new(1), Origin::new());
+    let ended = node(&chaos);
+    origin.hold();
+    let leads = ask(&ended, &origin);
+    origin.wait_for_loads("k", 1).await;
+    let ends = tokio::spawn({
+        let ended = ended.clone();
+        async move { ended.shutdown(Duration::from_secs(30)).await }
+    });
+    a_moment().await;
+    let others: Vec<_> = (0..50).map(|_| ask(&ended, &origin)).collect();
+    a_moment().await;
+    assert_eq!(origin.loads("k"), 1, "they join the load that is on its way");
+    origin.release();
+    assert!(leads.await.unwrap().is_ok());
+    assert!(ends.await.unwrap().finished);
+    for other in others {
+        assert!(other.await.unwrap().is_ok());
+    }
+    origin.hold();
+    let later: Vec<_> = (0..50).map(|_| ask(&ended, &origin)).collect();
+    a_moment().await;
+    origin.release();
+    for later in later {
+        assert!(later.await.unwrap().is_ok());
+    }
+    assert_eq!(origin.loads("k"), 2);
+    assert!(ended.shutdown(Duration::ZERO).await.finished);
+}

@@ -23,6 +23,7 @@ mod fleet;
 mod forwarding;
 mod fuzzed;
 mod heads;
+mod herds;
 mod http2;
 mod keeping;
 mod kit;

@@ -1,0 +1,49 @@
+//! The order in which callers come and the store is asked, in this process. Clocks do not tell it: two moments may be equal.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tokio::time::Instant;
+
+/// How many questions this process has asked whose answer may be older than a caller wants it.
+static QUESTIONS: AtomicU64 = AtomicU64::new(0);
+
+/// When a caller came. Costs one read of a number that only misses change.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Arrival(u64);
+
+/// When the store was asked.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Question {
+    order: u64,
+    pub(crate) at: Instant,
+}
+
+impl Arrival {
+    pub(crate) fn now() -> Self {
+        Self(QUESTIONS.load(Ordering::SeqCst))
+    }
+
+    /// Whether the caller came after the question was asked, so that it may know of a change that the answer does not.
+    pub(crate) fn is_after(self, question: Question) -> bool {
+        self.0 >= question.order
+    }
+}
+
+impl Question {
+    pub(crate) fn now() -> Self {
+        Self { order: QUESTIONS.fetch_add(1, Ordering::SeqCst) + 1, at: Instant::now() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn what_comes_at_the_same_moment_has_an_order() {
+        let (before, question, after) = (Arrival::now(), Question::now(), Arrival::now());
+        assert!(!before.is_after(question) && after.is_after(question));
+        let next = Question::now();
+        assert!(!after.is_after(next));
+    }
+}

@@ -1,0 +1,85 @@
+//! Promise 5 where the store's replies reach one process later than another: no caller is given what is older than an
+//! invalidation that was acknowledged before it asked, whichever process has made that.
+//!
+//! A caller joined the flight whose commit, or whose last acquire, had run already, and was given what another process had
+//! invalidated since: 20 of 20 callers where replies were 20 ms late.
+
+use std::time::Duration;
+
+use stampede_guard::testing::ChaosStore;
+use stampede_guard::{MemoryStore, StampedeGuard};
+use tokio::task::JoinHandle;
+use tokio::time::sleep;
+
+use crate::support::gate::Gate;
+
+const WAY: Duration = Duration::from_millis(10);
+
+/// A process whose commands take 10 ms each way, and one that is beside the store.
+fn slow_and_near() -> (StampedeGuard, StampedeGuard) {
+    let store = MemoryStore::new();
+    let chaos = ChaosStore::over(store.clone(), 1);
+    chaos.latency(WAY * 2, WAY * 2);
+    (StampedeGuard::new(chaos.replica()), StampedeGuard::new(store))
+}
+
+fn call(guard: &StampedeGuard, value: u32, gate: &Gate) -> JoinHandle<u32> {
+    let (guard, gate) = (guard.clone(), gate.clone());
+    tokio::spawn(async move {
+        let load = move || async move {
+            gate.pass().await;
+            Ok::<_, String>(value)
+        };
+        guard.get_or_load("k", load).await.expect("answered")
+    })
+}
+
+fn open() -> Gate {
+    let gate = Gate::closed();
+    gate.open();
+    gate
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_caller_that_comes_between_a_commit_and_its_reply_is_given_nothing_older() {
+    let (slow, near) = slow_and_near();
+    // A look-up, an acquire, and a commit that arrives after 50 ms.
+    let first = call(&slow, 1, &open());
+    sleep(WAY * 11 / 2).await;
+    assert_eq!(near.get::<u32>("k").await.expect("read"), Some(1), "the commit has run");
+    near.invalidate("k").await.expect("confirmed");
+    let later = call(&slow, 2, &open());
+    assert_eq!(first.await.expect("joined"), 1, "it came first");
+    assert_eq!(later.await.expect("joined"), 2, "invalidated before it asked");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_caller_that_comes_between_an_acquire_that_finds_a_value_and_its_reply_is_given_nothing_older() {
+    let (slow, near) = slow_and_near();
+    // A look-up, and an acquire that arrives after 30 ms.
+    let first = call(&slow, 9, &open());
+    sleep(WAY * 5 / 2).await;
+    assert_eq!(call(&near, 1, &open()).await.expect("joined"), 1);
+    sleep(WAY).await;
+    near.invalidate("k").await.expect("confirmed");
+    let later = call(&slow, 2, &open());
+    assert_eq!(first.await.expect("joined"), 1, "it came first");
+    assert_eq!(later.await.expect("joined"), 2, "invalidated before it asked");
+}
+
+/// The common case costs nothing: a commit takes one round trip, and callers that come meanwhile share one look-up.
+#[tokio::test(start_paused = true)]
+async fn callers_that_come_between_a_commit_and_its_reply_share_a_look_up() {
+    let chaos = ChaosStore::new(1);
+    chaos.latency(WAY * 2, WAY * 2);
+    let slow = StampedeGuard::new(chaos.replica());
+    let first = call(&slow, 1, &open());
+    sleep(WAY * 11 / 2).await;
+    let later: Vec<_> = (0..50).map(|_| call(&slow, 2, &open())).collect();
+    assert_eq!(first.await.expect("joined"), 1);
+    for later in later {
+        assert_eq!(later.await.expect("joined"), 1);
+    }
+    // Two look-ups, an acquire and a commit; and one of those who queued behind the second look-up.
+    assert_eq!((chaos.commands(), slow.stats().loads), (5, 1));
+}
