@@ -298,6 +298,11 @@ impl Replica {
         }
     }
 
+    /// Moves it away from the store: each of its round trips takes so much longer than those of other replicas.
+    pub fn move_away(&self, by: Duration) {
+        self.condition.move_away(by);
+    }
+
     /// Kills it: what it has sent arrives, and nothing else ever. Calls on its guards that need the store do not return.
     pub fn kill(&self) {
         self.condition.kill();

@@ -1,14 +1,20 @@
 //! How a replica is: running, cut off, stopped or dead.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Duration;
 
 use tokio::sync::Notify;
+
+use crate::sync::lock;
 
 /// What a replica is in. Shared by its handle and its lines.
 #[derive(Debug, Default)]
 pub(super) struct Condition {
     is: AtomicU8,
     changed: Notify,
+    /// How much longer half a round trip takes than that of others.
+    detour: Mutex<Duration>,
 }
 
 const RUNS: u8 = 0;
@@ -43,6 +49,14 @@ impl Condition {
 
     pub(super) fn kill(&self) {
         self.become_(DEAD);
+    }
+
+    pub(super) fn move_away(&self, by: Duration) {
+        *lock(&self.detour) = by / 2;
+    }
+
+    pub(super) fn detour(&self) -> Duration {
+        *lock(&self.detour)
     }
 
     fn become_(&self, condition: u8) {

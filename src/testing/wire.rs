@@ -195,7 +195,9 @@ impl Wire {
 
     fn fate(self: &Arc<Self>, within: Duration) -> Fate {
         let mut odds = lock(&self.server.odds);
-        let (mut there, mut back) = (self.server.trip(&mut odds), self.server.trip(&mut odds));
+        let detour = self.condition.detour();
+        let (mut there, mut back) =
+            (self.server.trip(&mut odds) + detour, self.server.trip(&mut odds) + detour);
         if odds.strikes(Fault::Deaf) {
             let noticed = odds.random().bool();
             let lasts = odds.up_to(LONGEST_DEAFNESS);
@@ -247,7 +249,7 @@ impl Wire {
         if self.loses(&mut odds) {
             return true;
         }
-        let takes = self.server.trip(&mut odds);
+        let takes = self.server.trip(&mut odds) + self.condition.detour();
         let again = odds.strikes(Fault::WakeTwice).then(|| odds.up_to(LONGEST_ECHO));
         drop(odds);
         if let Some(again) = again {

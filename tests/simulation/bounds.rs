@@ -62,7 +62,7 @@ impl World {
         let look_up = policy.coordination_budget;
         match does {
             Does::Get => look_up + SLACK,
-            Does::Invalidate | Does::Insert => CHANGE + PAUSE + SLACK,
+            Does::Invalidate | Does::InvalidateTag | Does::Insert => CHANGE + PAUSE + SLACK,
             Does::Load | Does::Refresh => self.most_idle() + self.longest_loads(slot, key),
         }
     }
@@ -78,7 +78,7 @@ impl World {
     /// The loads of this key at this node that one call can wait for one after the other when it waits for nobody else: one,
     /// and those before it that panic.
     fn longest_loads(&self, slot: usize, key: u8) -> Duration {
-        let here = self.plan.calls.iter().filter(|call| call.node == slot && call.key == key && call.loads());
+        let here = self.plan.all_calls().filter(|call| call.node == slot && call.key == key && call.loads());
         let hops = here.filter(|call| call.load.ends == Ends::Panic).count().min(MOST_HOPS);
         self.longest_load(key) * (1 + hops) as u32
     }
@@ -86,7 +86,7 @@ impl World {
     /// Of this key's, wherever: those who are told of a load elsewhere may have waited for all of it.
     fn longest_load(&self, key: u8) -> Duration {
         let load_timeout = self.plan.policy.load_timeout;
-        let of_key = self.plan.calls.iter().filter(|call| call.key == key && call.loads());
+        let of_key = self.plan.all_calls().filter(|call| call.key == key && call.loads());
         let takes = of_key.map(|call| match call.load.ends {
             Ends::Never => load_timeout,
             _ => call.load.takes.min(load_timeout),
@@ -96,7 +96,7 @@ impl World {
 
     /// Where nothing goes wrong: what is loaded, and loaded again after each invalidation and by each who had to leave.
     fn most_when_well(&self, call: &Call, asked: u64) -> Duration {
-        let latency = self.plan.latency;
+        let latency = self.plan.trip();
         if !call.loads() {
             // Behind one that is on its way, and the way itself; a look-up may be left out, and made after all.
             return latency * 3 + SLACK;

@@ -45,7 +45,7 @@ impl World {
         let mut nodes = lock(&self.nodes);
         // It may have ended in two ways at once.
         if Arc::ptr_eq(&nodes[slot], node) {
-            nodes[slot] = self.node();
+            nodes[slot] = self.node(slot);
         }
     }
 
@@ -66,7 +66,7 @@ impl World {
         );
         // Its process ends here; what it has sent arrives.
         node.kill();
-        sleep(self.plan.latency * 2).await;
+        sleep(self.plan.trip() * 2).await;
         let (inside, _) = node.guard.parts();
         let id = inside.store.node().simple().to_string();
         let is_sound = self.plan.profile == Profile::None;

@@ -20,21 +20,17 @@ impl World {
     /// A load that begins now, and what it has to show for itself.
     pub(super) fn begins(&self, node: &Node, key: u8, does: Does, came: Instant) -> Begins {
         let policy = &self.plan.policy;
-        // Who comes after that loads alone, whoever has the lease.
-        let alone = node.leaves.load(Ordering::Relaxed);
-        let lease = match alone {
-            true => None,
-            false => self.chaos.holds(&node.replica, self.keys[usize::from(key)].name()),
-        };
+        let leaves = node.leaves.load(Ordering::Relaxed);
+        let lease = self.chaos.holds(&node.replica, self.keys[usize::from(key)].name());
         let window = node.window(key, policy.coordination_budget + SOON, self.bound());
         let after = lock(&self.oracle.state).loads.taken_over(node.id, key);
-        let excuse = match (alone, window) {
+        let excuse = match (leaves, window) {
             (true, _) => Some("being shut down"),
             (false, None) => None,
             (false, Some(_)) if after.is_some() => Some("that of one that panicked"),
             (false, Some(window)) => self.excuse(node, key, window, lease.as_ref()),
         };
-        Begins { node: node.id, key, does, came, lease, excuse, after, alone, lanes: self.lanes(key, window) }
+        Begins { node: node.id, key, does, came, lease, excuse, after, lanes: self.lanes(key, window) }
     }
 
     /// Why the node may load the key without the lease, for one of these calls. `held` is a lease that it has, for another load.
@@ -57,7 +53,7 @@ impl World {
     /// I8: how many loads of one key a node may have on their way without a lease at once, not counting those that later
     /// callers do not join: one; one for those who want a load whatever there is; and one for those who have waited for too long.
     fn lanes(&self, key: u8, window: Option<Window>) -> usize {
-        let refreshes = self.plan.calls.iter().any(|call| call.key == key && call.does == Does::Refresh);
+        let refreshes = self.plan.all_calls().any(|call| call.key == key && call.does == Does::Refresh);
         let has_waited = window.is_some_and(|window| window.waited >= self.plan.policy.wait_timeout);
         1 + usize::from(refreshes) + usize::from(has_waited)
     }

@@ -33,12 +33,19 @@ pub(super) struct Load {
     pub(super) ended: Option<Instant>,
     /// The lease that it has, if any.
     lease: Option<Token>,
-    /// It is not expected to be the only one: its node is being shut down.
-    alone: bool,
+    /// It is a value that was inserted.
+    made: bool,
     /// It has taken the place of another one, which could not ask the store either.
     instead: bool,
     /// Another one has taken its place.
     replaced: bool,
+}
+
+impl Load {
+    /// Whether the store knows of all changes since it began.
+    pub(super) fn is_fenced(&self) -> bool {
+        self.lease.is_some() || self.made
+    }
 }
 
 /// What has happened to a key at a node.
@@ -104,7 +111,6 @@ pub(super) struct Begins {
     pub(super) excuse: Option<&'static str>,
     /// The load that has panicked, and in whose flight it is the next one.
     pub(super) after: Option<u32>,
-    pub(super) alone: bool,
     /// How many loads of the key the node may have on their way without the lease, each of which may be replaced by another one.
     pub(super) lanes: usize,
 }
@@ -253,7 +259,6 @@ impl Loads {
                 && load.key == key
                 && load.ended.is_none()
                 && load.lease.is_none()
-                && !load.alone
                 && !load.replaced
                 && detached.is_none_or(|at| at < load.came)
         };
@@ -278,7 +283,7 @@ impl Loads {
 impl Oracle {
     /// I5 and I8, when a load begins.
     pub(super) fn load_began(&self, begins: Begins) -> u32 {
-        let Begins { node, key, does, came, lease, excuse, after, alone, lanes } = begins;
+        let Begins { node, key, does, came, lease, excuse, after, lanes } = begins;
         let (id, leased, place, bound) = {
             let mut state = lock(&self.state);
             let began = state.next();
@@ -290,7 +295,6 @@ impl Oracle {
             let before = after.and_then(|id| loads.all.get(id as usize));
             let (place, replaced) = match before.map(as_before) {
                 Some(as_before) => as_before,
-                None if alone => (Some(false), false),
                 // It, too, may be in another one's place.
                 None if lease.is_some() => (loads.place(node, key, 0).or(Some(false)), false),
                 // Its own flight may be one that is not joined any more.
@@ -314,7 +318,7 @@ impl Oracle {
                 came,
                 ended: None,
                 lease,
-                alone,
+                made: false,
                 instead,
                 replaced,
             });
@@ -364,8 +368,8 @@ impl Oracle {
         let mut state = lock(&self.state);
         let (began, at) = (state.next(), Instant::now());
         let (ended, lease) = (Some(at), None);
-        let [alone, returned, instead, replaced] = [true, true, false, false];
-        let load = Load { node, key, began, returned, at, came: at, ended, lease, alone, instead, replaced };
+        let [made, returned, instead, replaced] = [true, true, false, false];
+        let load = Load { node, key, began, returned, at, came: at, ended, lease, made, instead, replaced };
         state.loads.all.push(load);
         (key, (state.loads.all.len() - 1) as u32)
     }

@@ -26,6 +26,8 @@ pub(super) type Value = (u8, u32);
 pub(super) struct Oracle {
     pub(super) began: Instant,
     pub(super) profile: Profile,
+    /// All values have one tag.
+    pub(super) tagged: bool,
     pub(super) lease: Duration,
     /// What a command and its answer may take in all, when nothing goes wrong.
     pub(super) trip: Duration,
@@ -51,6 +53,8 @@ pub(super) struct State {
     pub(super) commits: u64,
     /// When the store last went back to an older state.
     pub(super) failed_over: u64,
+    /// When the tag was invalidated, by what its callers know.
+    pub(super) tag_changes: Vec<u64>,
 }
 
 #[derive(Debug)]
@@ -219,7 +223,9 @@ impl Oracle {
             let confirmed = state.by_key.get(&key)?.confirmed.iter();
             confirmed
                 .filter(|confirmed| {
-                    confirmed.node == node && confirmed.ended < asked && known.began < confirmed.began
+                    // Another node's change does not reach a load without a lease.
+                    let is_known = confirmed.node == node || known.is_fenced();
+                    is_known && confirmed.ended < asked && known.began < confirmed.began
                 })
                 .count()
                 .checked_sub(1)
@@ -232,7 +238,7 @@ impl Oracle {
         self.check(
             older.is_none(),
             format_args!(
-                "I3: node {node} was given load {load} of key {key}, older than its own invalidation"
+                "I3: node {node} was given load {load} of key {key}, older than a change that was acknowledged before it asked"
             ),
         );
     }
@@ -250,7 +256,9 @@ impl Oracle {
 
     pub(super) fn invalidations(&self, key: u8, since: u64) -> usize {
         let state = lock(&self.state);
-        state.by_key.get(&key).map_or(0, |of| of.invalidated.iter().filter(|(_, seq)| *seq > since).count())
+        let tags = state.tag_changes.iter().filter(|seq| **seq > since).count();
+        let of_key = state.by_key.get(&key);
+        tags + of_key.map_or(0, |of| of.invalidated.iter().filter(|(_, seq)| *seq > since).count())
     }
 
     pub(super) fn value(&self, raw: &Bytes, key: &Key) -> Option<Value> {

@@ -5,6 +5,9 @@ use std::time::Duration;
 use crate::testing::Fault;
 use crate::{OnWaitTimeout, Policy};
 
+/// The tag of all values, where they have one.
+pub(super) const TAG: &str = "tag";
+
 /// How much goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Profile {
@@ -25,8 +28,11 @@ pub(super) struct Plan {
     pub(super) policy: Policy,
     pub(super) nodes: usize,
     pub(super) keys: u8,
-    /// A round trip, at the most.
+    /// All values have one tag.
+    pub(super) tagged: bool,
+    /// A round trip, at the most, of all nodes but those of the first slot, which are further away.
     pub(super) latency: Duration,
+    pub(super) detour: Duration,
     pub(super) faults: Vec<(Fault, f64)>,
     pub(super) calls: Vec<Call>,
     pub(super) events: Vec<Event>,
@@ -43,9 +49,20 @@ pub(super) struct Call {
     pub(super) does: Does,
     pub(super) leaves: Option<Leaves>,
     pub(super) load: Script,
+    /// What another caller does as soon as this one is answered, and where.
+    pub(super) then: Option<(Does, usize)>,
 }
 
 impl Call {
+    /// The call that follows it.
+    pub(super) fn next(self) -> Option<Self> {
+        let (does, node) = self.then?;
+        let is_change = matches!(does, Does::Invalidate | Does::InvalidateTag);
+        // A node that is far away asks for what was changed.
+        let then = is_change.then_some((Does::Load, 0));
+        Some(Self { at: Duration::ZERO, node, does, leaves: None, then, ..self })
+    }
+
     /// Whether it brings a loader.
     pub(super) fn loads(&self) -> bool {
         matches!(self.does, Does::Load | Does::Refresh)
@@ -67,6 +84,8 @@ pub(super) enum Does {
     Refresh,
     Get,
     Invalidate,
+    /// Of the tag that all keys have.
+    InvalidateTag,
     Insert,
 }
 
@@ -105,6 +124,16 @@ pub(super) enum What {
 }
 
 impl Plan {
+    /// The calls, and those that follow them.
+    pub(super) fn all_calls(&self) -> impl Iterator<Item = Call> {
+        self.calls.iter().flat_map(|call| std::iter::successors(Some(*call), |call| call.next()))
+    }
+
+    /// The longest round trip.
+    pub(super) fn trip(&self) -> Duration {
+        self.latency + self.detour
+    }
+
     pub(super) fn draw(seed: u64, profile: Profile) -> Self {
         let mut random = fastrand::Rng::with_seed(seed.wrapping_mul(3).wrapping_add(profile as u64));
         let ms = |random: &mut fastrand::Rng, least: u64, most: u64| {
@@ -130,14 +159,15 @@ impl Plan {
                 faults.push((fault, chance));
             }
         }
-        let policy = policy(&mut random);
+        let tagged = random.u8(..3) == 0;
+        let policy = policy(&mut random, tagged);
         let (nodes, keys) = (random.usize(3..=5), random.u8(2..=4));
         let lasts = ms(&mut random, 6_000, 20_000);
         let troubles = [(); 4].map(|()| happens(&mut random));
         let crowd: Vec<_> =
             (0..random.usize(2..=8)).map(|_| ms(&mut random, 0, lasts.as_millis() as u64)).collect();
         let (leaves, invalidates) = (random.bool(), random.bool());
-        let calls: Vec<_> = (0..random.usize(20..=60))
+        let mut calls: Vec<_> = (0..random.usize(20..=60))
             .map(|_| {
                 // Most come in crowds, to one key or another.
                 let crowd = crowd[random.usize(..crowd.len())];
@@ -147,12 +177,14 @@ impl Plan {
                     ms(&mut random, 0, lasts.as_millis() as u64)
                 };
                 let does = match random.u8(..40) {
+                    0 | 1 if invalidates && tagged => Does::InvalidateTag,
                     0..=3 if invalidates => Does::Invalidate,
                     4 if invalidates => Does::Insert,
                     5 | 6 => Does::Refresh,
                     7 | 8 => Does::Get,
                     _ => Does::Load,
                 };
+                let then = if tagged { Does::InvalidateTag } else { Does::Invalidate };
                 Call {
                     at,
                     node: random.usize(..nodes),
@@ -160,9 +192,24 @@ impl Plan {
                     does,
                     leaves: (leaves && random.u8(..3) == 0).then(|| leaving(&mut random)),
                     load: script(&mut random, troubles),
+                    then: (invalidates && random.u8(..8) == 0).then(|| (then, random.usize(..nodes))),
                 }
             })
             .collect();
+        // For a while faster than loads.
+        if tagged && random.u8(..4) == 0 {
+            let (every, node) = (ms(&mut random, 20, 200), random.usize(..nodes));
+            let begins = crowd[random.usize(..crowd.len())];
+            calls.extend((0..random.u32(5..=30)).map(|n| Call {
+                at: begins + every * n,
+                node,
+                key: 0,
+                does: Does::InvalidateTag,
+                leaves: None,
+                load: Script { takes: Duration::ZERO, ends: Ends::Value },
+                then: None,
+            }));
+        }
         let mut events = Vec::new();
         let lease = policy.lease.as_millis() as u64;
         for kind in 0..3 {
@@ -190,7 +237,10 @@ impl Plan {
             events.push(Event { at, node: random.usize(..nodes), what });
         }
         let latency = ms(&mut random, 0, 5);
-        Self { policy, nodes, keys, latency, faults, calls, events, lasts, profile }
+        // A command is given twice the time that it takes.
+        let most = (policy.command_timeout / 2).saturating_sub(latency).as_millis() as u64;
+        let detour = if random.bool() { ms(&mut random, 0, most) } else { Duration::ZERO };
+        Self { policy, nodes, keys, tagged, latency, detour, faults, calls, events, lasts, profile }
     }
 }
 
@@ -218,7 +268,7 @@ fn script(random: &mut fastrand::Rng, [fails, panics, hangs, is_private]: [bool;
     Script { takes, ends }
 }
 
-fn policy(random: &mut fastrand::Rng) -> Policy {
+fn policy(random: &mut fastrand::Rng, tagged: bool) -> Policy {
     let mut ms = |least: u64, most: u64| Duration::from_millis(random.u64(least..=most));
     let command = ms(10, 40);
     let lease = ms(200, 2_000);
@@ -243,6 +293,9 @@ fn policy(random: &mut fastrand::Rng) -> Policy {
     }
     if random.u8(..4) == 0 {
         policy = policy.wait_timeout(wait, OnWaitTimeout::Load);
+    }
+    if tagged {
+        policy = policy.tags([TAG]);
     }
     policy.build().expect("a valid policy")
 }

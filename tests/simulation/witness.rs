@@ -115,7 +115,9 @@ impl Witness for Oracle {
                         if holder.found > UNUSABLE_LIMIT {
                             state.loads.troubled(token.node(), of);
                         }
-                        (holder.acquires, 3 + events - holder.events_before + naps as u64)
+                        // A value whose tag was invalidated is found, and is of no use.
+                        let outdated = if self.tagged { u64::from(holder.found) } else { 0 };
+                        (holder.acquires, 3 + events - holder.events_before + naps as u64 + outdated)
                     })
                 };
                 if !matches!(acquired, Acquired::Granted) {
@@ -216,8 +218,12 @@ impl Witness for Oracle {
         if is_ok && took <= self.trip + Duration::from_millis(2) {
             return;
         }
-        let Some(&of) = self.keys.get(key.name()) else { return };
         let (mut state, node) = (lock(&self.state), node.simple().to_string());
+        let Some(&of) = self.keys.get(key.name()) else {
+            // A tag, of all of them.
+            self.keys.values().for_each(|&of| state.loads.troubled(&node, of));
+            return;
+        };
         state.loads.troubled(&node, of);
         // Who was told late for how long to wait sleeps from then.
         for (_, holder) in

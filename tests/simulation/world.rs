@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 use super::dropped::{self, dropped};
 use super::nodes::{Asking, Node};
 use super::oracle::{Oracle, Value};
-use super::plan::{Call, Does, Ends, Leaves, Plan, Profile, Script};
+use super::plan::{Call, Does, Ends, Leaves, Plan, Profile, Script, TAG};
 use crate::key::{CacheKey, Key};
 use crate::sync::lock;
 use crate::testing::{ChaosStore, Fault};
@@ -34,12 +34,13 @@ impl World {
         let oracle = Arc::new(Oracle {
             began: Instant::now(),
             profile: plan.profile,
+            tagged: plan.tagged,
             lease: policy.lease,
-            trip: plan.latency,
+            trip: plan.trip(),
             // The end of a load that was waited for is read with the patience of a lease.
             patience: policy.lease
                 + policy.coordination_budget * 2
-                + plan.latency * 2
+                + plan.trip() * 2
                 + Duration::from_millis(100),
             keys: keys.iter().enumerate().map(|(n, key)| (key.name().into(), n as u8)).collect(),
             state: Mutex::default(),
@@ -47,13 +48,16 @@ impl World {
         lock(&oracle.state).log = is_shown.then(Vec::new);
         chaos.set_witness(Arc::clone(&oracle) as _);
         let world = Self { plan, chaos, oracle, keys, nodes: Mutex::default(), born: Mutex::default() };
-        let nodes = (0..world.plan.nodes).map(|_| world.node()).collect();
+        let nodes = (0..world.plan.nodes).map(|slot| world.node(slot)).collect();
         *lock(&world.nodes) = nodes;
         Arc::new(world)
     }
 
-    pub(super) fn node(&self) -> Arc<Node> {
+    pub(super) fn node(&self, slot: usize) -> Arc<Node> {
         let replica = self.chaos.replica();
+        if slot == 0 {
+            replica.move_away(self.plan.detour);
+        }
         let guard = StampedeGuard::builder(replica.clone()).policy(self.plan.policy.clone()).build();
         let guard = guard.expect("a guard");
         let id = std::mem::replace(&mut *lock(&self.born), 0) + 1;
@@ -82,7 +86,11 @@ impl World {
             let world = Arc::clone(&self);
             calls.spawn(async move {
                 sleep_until(began + call.at).await;
-                world.call(call).await;
+                let mut next = Some(call);
+                while let Some(call) = next {
+                    Arc::clone(&world).call(call).await;
+                    next = call.next();
+                }
             });
         }
         for event in self.plan.events.clone() {
@@ -110,7 +118,7 @@ impl World {
         if self.plan.profile == Profile::None {
             // Who only looks, and was read for with those who then load, reads once more. And each key was asked for in the end.
             let reads = |call: &Call| 1 + usize::from(call.does == Does::Get);
-            let reads = self.plan.calls.iter().map(reads).sum::<usize>();
+            let reads = self.plan.all_calls().map(|call| reads(&call)).sum::<usize>();
             self.oracle.check_frugality(reads + usize::from(self.plan.keys));
         }
         self.settle().await;
@@ -171,6 +179,11 @@ impl World {
                 // It has a load of its own, whatever is stored.
                 Does::Refresh => state.loads.may_load_again(Some(key)),
                 Does::Invalidate | Does::Insert => state.loads.detached(Some(node.id), key),
+                Does::InvalidateTag => {
+                    state.loads.may_load_again(None);
+                    let seq = state.next();
+                    state.tag_changes.push(seq);
+                }
                 Does::Load | Does::Get => {}
             }
             state.next()
@@ -200,6 +213,7 @@ impl World {
             Does::Invalidate => {
                 guard.invalidate(cache_key(key)).await.map(|()| None).map_err(|e| e.to_string())
             }
+            Does::InvalidateTag => guard.invalidate_tag(TAG).await.map(|()| None).map_err(|e| e.to_string()),
             Does::Insert => {
                 let value = self.oracle.made(id, key);
                 guard.insert(cache_key(key), &value).await.map(|()| None).map_err(|e| e.to_string())
@@ -208,6 +222,9 @@ impl World {
         if matches!(does, Does::Invalidate | Does::Insert) && answer.is_ok() {
             self.oracle.confirmed(id, key, asked);
             lock(&self.oracle.state).loads.detached(Some(id), key);
+        }
+        if does == Does::InvalidateTag && answer.is_ok() {
+            (0..self.plan.keys).for_each(|key| self.oracle.confirmed(id, key, asked));
         }
         asking.answered();
         let took = began.elapsed();

@@ -32,6 +32,28 @@ impl Line {
         }))
     }
 
+    /// The same, about a key or a tag, which a witness is told of.
+    fn ask_about<T, A, F>(
+        &self,
+        #[cfg_attr(not(test), expect(unused_variables, reason = "for witnesses, which only tests have"))]
+        about: Option<&Key>,
+        writes: bool,
+        within: Duration,
+        act: A,
+    ) -> Reply<'static, T>
+    where
+        T: Send + 'static,
+        A: FnOnce(NodeStore) -> F + Send + 'static,
+        F: Future<Output = Result<T, StoreError>> + Send + 'static,
+    {
+        let reply = self.ask(writes, within, act);
+        #[cfg(test)]
+        if let Some(about) = about {
+            return Box::pin(super::Witnessed::of(&self.0, about).watch(reply));
+        }
+        reply
+    }
+
     /// The same, about a lock.
     fn ask_of<T, A, F>(&self, name: &LockName, writes: bool, within: Duration, act: A) -> Reply<'static, T>
     where
@@ -49,22 +71,22 @@ impl Line {
 
 impl TagStore for Line {
     fn look_up_tagged<'a>(&'a self, key: &'a Key, tags: &'a [Key], within: Duration) -> Reply<'a, Found> {
-        let (key, tags) = (key.clone(), tags.to_vec());
-        self.ask(
-            false,
-            within,
-            move |node| async move { node.tags().look_up_tagged(&key, &tags, within).await },
-        )
+        let (asked, tags) = (key.clone(), tags.to_vec());
+        let act =
+            move |node: NodeStore| async move { node.tags().look_up_tagged(&asked, &tags, within).await };
+        self.ask_about(Some(key), false, within, act)
     }
 
     fn present_ids<'a>(&'a self, tags: &'a [Key], within: Duration) -> Reply<'a, Vec<Option<u64>>> {
-        let tags = tags.to_vec();
-        self.ask(false, within, move |node| async move { node.tags().present_ids(&tags, within).await })
+        let asked = tags.to_vec();
+        let act = move |node: NodeStore| async move { node.tags().present_ids(&asked, within).await };
+        self.ask_about(tags.first(), false, within, act)
     }
 
     fn tag_ids<'a>(&'a self, tags: &'a [Key], life: Duration, within: Duration) -> Reply<'a, Vec<u64>> {
-        let tags = tags.to_vec();
-        self.ask(true, within, move |node| async move { node.tags().tag_ids(&tags, life, within).await })
+        let asked = tags.to_vec();
+        let act = move |node: NodeStore| async move { node.tags().tag_ids(&asked, life, within).await };
+        self.ask_about(tags.first(), true, within, act)
     }
 
     fn forget_tag<'a>(&'a self, tag: &'a Key, within: Duration) -> Reply<'a, ()> {
