@@ -160,7 +160,7 @@ impl Draft {
     pub(crate) fn finish(
         mut self,
         body: Bytes,
-        trailers: Option<HeaderMap>,
+        mut trailers: Option<HeaderMap>,
         previous: Option<&Previous>,
         policy: &Policy,
     ) -> LoadResult {
@@ -168,7 +168,11 @@ impl Draft {
             None => (None, body),
             Some(part) => match part.with_content(body.len() as u64, policy.http.letter) {
                 Some(part) => match self.joined(part, &body, previous, policy.max_body) {
-                    Some(joined) => joined,
+                    Some(joined) => {
+                        // They are of one message, and what is joined is the content of none.
+                        trailers = None;
+                        joined
+                    }
                     // A part takes the whole from nobody: anyone may ask for one byte of it.
                     None if previous.is_some_and(|stored| self.leaves(stored)) => {
                         return LoadResult::Aside;

@@ -166,10 +166,12 @@ fn only_a_200_or_a_part_can_be_not_modified() {
 fn a_304_carries_what_a_200_would_but_for_what_describes_its_content() {
     let stored = [
         ("cache-control", "max-age=60"),
+        ("content-digest", "d"),
         ("content-encoding", "gzip"),
         ("content-language", "de"),
         ("content-length", "5"),
         ("content-location", "/x"),
+        ("content-md5", "d"),
         ("content-type", "text/plain"),
         ("date", AT),
         ("etag", "\"a\""),
@@ -241,8 +243,10 @@ fn a_304_replaces_what_it_carries_and_keeps_the_rest() {
         ("cache-control", "max-age=3600"),
         ("connection", "x-hop, close"),
         ("content-encoding", "br"),
+        ("content-digest", "of the 304"),
         ("content-foo", "new"),
         ("content-length", "0"),
+        ("content-md5", "of the 304"),
         ("content-range", "bytes 0-1/2"),
         ("content-type", "text/plain;charset=utf-8"),
         ("date", AT),

@@ -32,6 +32,7 @@ mod nesting;
 mod panics;
 mod poisoning;
 mod policies;
+mod range_fields;
 mod ranges;
 mod readiness;
 mod remarks;
