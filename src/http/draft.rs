@@ -14,7 +14,7 @@ use super::freshness::is_failure;
 use super::kept::{Chosen, Kept};
 use super::ranges::{Part, join};
 use super::response::Storing;
-use super::reuse::Stale;
+use super::reuse::{Stale, Terms};
 use super::validation::{freshened, has_validator, is_about, is_same_representation};
 use super::vary::{Fingerprint, Names};
 use super::wire::StoredResponse;
@@ -60,8 +60,10 @@ pub(crate) struct Draft {
     storing: Option<Storing>,
     says_shared: bool,
     chosen: Option<Box<Chosen>>,
-    /// How old it was when its head came (RFC 9111, 4.2.3).
-    age: Duration,
+    /// Whether it was older than the lifetime that it names when its head came.
+    pub(crate) is_too_old: bool,
+    /// How old it was then (RFC 9111, 4.2.3).
+    pub(crate) age: Duration,
     /// When its head came.
     came: Instant,
     now: SystemTime,
@@ -87,9 +89,9 @@ impl Draft {
                 *own = policys;
             }
         }
-        let (says_shared, age) = (storing.terms.says_shared, storing.initial_age);
-        let head = clone_head(head, &storing);
-        Self { head, storing: Some(storing), says_shared, chosen, age, came: Instant::now(), now }
+        let Storing { initial_age: age, terms: Terms { says_shared, .. }, .. } = storing;
+        let (is_too_old, head) = (storing.is_too_old(), clone_head(head, &storing));
+        Self { head, storing: Some(storing), says_shared, chosen, is_too_old, age, came: Instant::now(), now }
     }
 
     /// Of a response for those who wait, which came at this age.
@@ -101,7 +103,8 @@ impl Draft {
         now: SystemTime,
     ) -> Self {
         let head = head_of(head.status, head.version, head.headers.clone());
-        Self { head, storing: None, says_shared, chosen, age, came: Instant::now(), now }
+        let is_too_old = false;
+        Self { head, storing: None, says_shared, chosen, is_too_old, age, came: Instant::now(), now }
     }
 
     /// For how long it is fresh, where it is stored.

@@ -36,6 +36,7 @@ mod range_fields;
 mod ranges;
 mod readiness;
 mod remarks;
+mod response_extensions;
 mod rows;
 mod safety;
 mod sockets;
