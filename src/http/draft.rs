@@ -10,6 +10,7 @@ use http::{Response, StatusCode, Version};
 use tokio::time::Instant;
 
 use super::arrival::Arrival;
+use super::fields::remove_content_digests;
 use super::freshness::is_failure;
 use super::kept::{Chosen, Kept};
 use super::ranges::{Part, join};
@@ -229,6 +230,7 @@ impl Draft {
         }
         // Of a part an origin may tell no more than what has changed.
         self.head.headers = freshened(&previous.response.headers, &self.head.headers);
+        remove_content_digests(&mut self.head.headers);
         for name in self.storing.iter().flat_map(|storing| &storing.left_out) {
             self.head.headers.remove(name);
         }

@@ -44,7 +44,8 @@ pub(crate) fn say_length_once(headers: &mut HeaderMap) {
 }
 
 /// Digests of the content of one message (RFC 9530, 2; RFC 1864), not of the representation, as `Repr-Digest` is.
-const CONTENT_DIGESTS: [&str; 2] = ["content-digest", "content-md5"];
+const CONTENT_DIGESTS: [&str; 2] = [CONTENT_DIGEST, "content-md5"];
+pub(crate) const CONTENT_DIGEST: &str = "content-digest";
 
 pub(crate) fn is_content_digest(name: &HeaderName) -> bool {
     CONTENT_DIGESTS.contains(&name.as_str())
