@@ -51,6 +51,9 @@ pub(crate) struct Node {
     pub(crate) fail_open: Arc<Gauge>,
     /// Of permits: loads that run beyond `max_concurrent_loads` because nobody can be asked for one.
     pub(crate) uncapped: Outage,
+    /// Of responses that are older than their lifetimes when they come; it never ends, so it is told once.
+    #[cfg(feature = "http")]
+    pub(crate) too_old: Outage,
     /// Of invalidations that unsafe requests ask for.
     #[cfg(feature = "http")]
     pub(crate) untold: Outage,
@@ -168,6 +171,8 @@ impl Node {
             doubtful: Arc::default(),
             fail_open: Arc::default(),
             uncapped: Outage::default(),
+            #[cfg(feature = "http")]
+            too_old: Outage::default(),
             #[cfg(feature = "http")]
             untold: Outage::default(),
             #[cfg(feature = "http")]

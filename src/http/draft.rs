@@ -10,11 +10,12 @@ use http::{Response, StatusCode, Version};
 use tokio::time::Instant;
 
 use super::arrival::Arrival;
+use super::fields::remove_content_digests;
 use super::freshness::is_failure;
 use super::kept::{Chosen, Kept};
 use super::ranges::{Part, join};
 use super::response::Storing;
-use super::reuse::Stale;
+use super::reuse::{Stale, Terms};
 use super::validation::{freshened, has_validator, is_about, is_same_representation};
 use super::vary::{Fingerprint, Names};
 use super::wire::StoredResponse;
@@ -60,8 +61,10 @@ pub(crate) struct Draft {
     storing: Option<Storing>,
     says_shared: bool,
     chosen: Option<Box<Chosen>>,
-    /// How old it was when its head came (RFC 9111, 4.2.3).
-    age: Duration,
+    /// Whether it was older than the lifetime that it names when its head came.
+    pub(crate) is_too_old: bool,
+    /// How old it was then (RFC 9111, 4.2.3).
+    pub(crate) age: Duration,
     /// When its head came.
     came: Instant,
     now: SystemTime,
@@ -87,9 +90,9 @@ impl Draft {
                 *own = policys;
             }
         }
-        let (says_shared, age) = (storing.terms.says_shared, storing.initial_age);
-        let head = clone_head(head, &storing);
-        Self { head, storing: Some(storing), says_shared, chosen, age, came: Instant::now(), now }
+        let Storing { initial_age: age, terms: Terms { says_shared, .. }, .. } = storing;
+        let (is_too_old, head) = (storing.is_too_old(), clone_head(head, &storing));
+        Self { head, storing: Some(storing), says_shared, chosen, is_too_old, age, came: Instant::now(), now }
     }
 
     /// Of a response for those who wait, which came at this age.
@@ -101,7 +104,8 @@ impl Draft {
         now: SystemTime,
     ) -> Self {
         let head = head_of(head.status, head.version, head.headers.clone());
-        Self { head, storing: None, says_shared, chosen, age, came: Instant::now(), now }
+        let is_too_old = false;
+        Self { head, storing: None, says_shared, chosen, is_too_old, age, came: Instant::now(), now }
     }
 
     /// For how long it is fresh, where it is stored.
@@ -160,7 +164,7 @@ impl Draft {
     pub(crate) fn finish(
         mut self,
         body: Bytes,
-        trailers: Option<HeaderMap>,
+        mut trailers: Option<HeaderMap>,
         previous: Option<&Previous>,
         policy: &Policy,
     ) -> LoadResult {
@@ -168,7 +172,11 @@ impl Draft {
             None => (None, body),
             Some(part) => match part.with_content(body.len() as u64, policy.http.letter) {
                 Some(part) => match self.joined(part, &body, previous, policy.max_body) {
-                    Some(joined) => joined,
+                    Some(joined) => {
+                        // They are of one message, and what is joined is the content of none.
+                        trailers = None;
+                        joined
+                    }
                     // A part takes the whole from nobody: anyone may ask for one byte of it.
                     None if previous.is_some_and(|stored| self.leaves(stored)) => {
                         return LoadResult::Aside;
@@ -222,6 +230,7 @@ impl Draft {
         }
         // Of a part an origin may tell no more than what has changed.
         self.head.headers = freshened(&previous.response.headers, &self.head.headers);
+        remove_content_digests(&mut self.head.headers);
         for name in self.storing.iter().flat_map(|storing| &storing.left_out) {
             self.head.headers.remove(name);
         }

@@ -43,6 +43,21 @@ pub(crate) fn say_length_once(headers: &mut HeaderMap) {
     }
 }
 
+/// Digests of the content of one message (RFC 9530, 2; RFC 1864), not of the representation, as `Repr-Digest` is.
+const CONTENT_DIGESTS: [&str; 2] = [CONTENT_DIGEST, "content-md5"];
+pub(crate) const CONTENT_DIGEST: &str = "content-digest";
+
+pub(crate) fn is_content_digest(name: &HeaderName) -> bool {
+    CONTENT_DIGESTS.contains(&name.as_str())
+}
+
+/// For a head that gets other content than it came with.
+pub(crate) fn remove_content_digests(headers: &mut HeaderMap) {
+    for name in CONTENT_DIGESTS {
+        headers.remove(name);
+    }
+}
+
 /// Of one connection or one hop, so never stored (RFC 9111, 3.1; RFC 9110, 7.6.1).
 ///
 /// `Trailer` stays: it announces what also is stored, and an HTTP/1 server sends no trailers

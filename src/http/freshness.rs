@@ -63,6 +63,20 @@ pub(crate) fn may_be_guessed(status: StatusCode) -> bool {
     may_have_default(status) || matches!(status.as_u16(), 206 | 405 | 414 | 501)
 }
 
+/// Statuses that no cache may store, whatever their lifetime (RFC 6585, 3 to 6), and 425, which is about the way of one request
+/// (RFC 8470, 5.2). A blanket `Cache-Control` of an outer layer would share one client's limit with all others.
+pub(crate) fn is_unstorable(status: StatusCode) -> bool {
+    matches!(status.as_u16(), 425 | 428 | 429 | 431 | 511)
+}
+
+/// Statuses whose rules for caches are known here (RFC 9110, 15; RFC 9111, 5.2.2.3).
+pub(crate) fn is_understood(status: StatusCode) -> bool {
+    matches!(
+        status.as_u16(),
+        200..=206 | 300..=305 | 307 | 308 | 400..=417 | 421 | 422 | 426 | 500..=505
+    )
+}
+
 /// Whether an answer to a request without a body says that the server has failed. A 408 to one that was complete when it came
 /// (RFC 9110, 15.5.9) is a time-out of the server's own, and so tower-http's `TimeoutLayer` answers by default.
 pub(crate) fn is_failure(status: StatusCode) -> bool {
@@ -81,7 +95,13 @@ fn until_expiry(headers: &HeaderMap, now: SystemTime) -> u64 {
 /// How long ago the origin made a response: the larger of what `Age` says and what `Date` shows, the
 /// `corrected_initial_age` (RFC 9111, 4.2.3) of one that arrived at `now`, `delay` after it was
 /// asked for.
+///
+/// A response with neither field was made in this process, since an origin server with a clock sends `Date` (RFC 9110, 6.6.1) and
+/// hyper adds it outside of the layer. Its age begins with its head: the time that a handler takes is no age of what it makes.
 pub(crate) fn corrected_initial_age(headers: &HeaderMap, delay: Duration, now: SystemTime) -> Duration {
+    if !headers.contains_key(DATE) && !headers.contains_key(AGE) {
+        return Duration::ZERO;
+    }
     // Of a list the first member is the last cache's; what is no number is ignored (RFC 9111, 5.1).
     let told = headers
         .get(AGE)
@@ -327,7 +347,9 @@ mod tests {
     fn the_time_on_the_way_counts_from_the_request() {
         let delay = Duration::from_millis(2500);
         let age = |headers: &[(&str, &str)]| corrected_initial_age(&head(headers), delay, now());
-        assert_eq!(age(&[]), delay, "RFC 9111, 4.2.3: corrected_age_value");
+        assert_eq!(age(&[]), Duration::ZERO, "made in this process: neither Date nor Age");
+        assert_eq!(age(&[("date", &at(0))]), delay, "RFC 9111, 4.2.3: corrected_age_value");
+        assert_eq!(age(&[("age", "soon")]), delay, "whatever has sent it is another process");
         assert_eq!(age(&[("age", "10")]), delay + Duration::from_secs(10));
         assert_eq!(age(&[("date", &at(-2))]), delay, "the larger of both");
         assert_eq!(age(&[("date", &at(-60))]), Duration::from_secs(59));

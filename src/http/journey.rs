@@ -192,7 +192,8 @@ pub(super) fn failed<B>(guard: &StampedeGuard, key: &Key, failure: Failure) -> R
     let (node, _) = guard.parts();
     node.answered(key, Outcome::Failed);
     const FAILED: &str = "the load of this resource failed\n";
-    const TOO_LONG: &str = "the load of this resource took too long\n";
+    const TOO_LONG: &str = "the load of this resource took longer than the guard's load_timeout, or the wait for it longer than \
+                            wait_timeout; a request that bypasses the guard, such as one with a cookie, has no such bound\n";
     const OVERLOADED: &str = "too many other resources are being loaded\n";
     const DOWN: &str = "the cache in front of this resource is unavailable\n";
     match failure {

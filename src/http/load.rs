@@ -22,6 +22,7 @@ use super::kept::Kept;
 use super::replay::{VariantPlace, answer};
 use super::request::Asked;
 use super::reuse::{Failed, instead_of};
+use super::rule::Rule;
 use super::share::{Client, Sharing};
 use super::status::{
     CacheStatus, Fwd, NOT_VALIDATED, StandIn, age_and_status, own_answer, write_stand_in, write_status,
@@ -308,6 +309,7 @@ where
         let (body, trailers) = (previous.response.body.clone(), previous.response.trailers.clone());
         let whole = SizeHint::with_exact(body.len() as u64);
         let draft = self.draft(&head, whole, Some(previous));
+        let is_too_old = draft.as_ref().is_ok_and(|draft| draft.is_too_old);
         let (ttl, result) = match draft {
             Ok(mut draft) => {
                 self.forget_old_names(&mut draft).await;
@@ -327,7 +329,7 @@ where
             fwd: self.fwd,
             status: Some(StatusCode::NOT_MODIFIED),
             stored: ttl,
-            detail: None,
+            detail: is_too_old.then_some(Rule::TooOld.token()),
         };
         let stored = StoredResponse::new(&head, self.now, body, trailers.map(|trailers| *trailers));
         let age = corrected_initial_age(&head.headers, self.delay, self.now);

@@ -82,15 +82,23 @@
 //! # Failures
 //!
 //! `S::Error` is untouched: the request that led a failing load gets the inner service's own error. Whoever
-//! waited for it gets 502; a load or a wait that took too long is 504; with
+//! waited for it gets 502; a load that took longer than [`load_timeout`](crate::PolicyBuilder::load_timeout), or a wait longer
+//! than [`wait_timeout`](crate::PolicyBuilder::wait_timeout), is 504; with
 //! [`OnStoreDown::FailClosed`](crate::OnStoreDown) a store that is down is 503, as is too much at once. All carry `Retry-After`.
 //!
-//! A response is told to all who wait if it is a failure of the server (any 5xx, and a 408: a request without a body was
+//! A response is told to all who wait if it is a failure of the server (any 5xx but 511, and a 408: a request without a body was
 //! complete, so that is the server's own time-out), if it names its lifetime, or if it is stored without (200, 203, 204, 300,
-//! 301, 308, 404, 410). **With any other status each who waits asks for itself**, at once: a 302, 401 or 403 may be about the one
-//! that was asked for, and for ten seconds nobody queues. 400, 417, 421, 429 and 431 leave no such mark, so who comes later waits for
-//! one again. A 429 is most often a limiter's per client: told to others, it would shut out all for one. A limiter that is about
-//! the server as a whole had better say 503, or name a lifetime.
+//! 301, 308, 404, 410). **With any other status each waiter asks for itself**, at once: a 302 or a 201 may be about the one
+//! that was asked for, and for ten seconds nobody queues. Statuses about one request or one client (400 to 403, 406, 407, 411 to
+//! 413, 415 to 417, 421, 425, 426, 428, 429, 431, 511) leave no such mark, so the requests that come later wait for one again.
+//!
+//! 425, 428, 429, 431 and 511 **are never stored or shared**, whatever their `Cache-Control` (RFC 6585, 3 to 6; RFC 8470, 5.2). A
+//! limiter per client answers 429. A limiter that speaks for the server as a whole answers 503: all waiters are
+//! told it, and the origin has its rest.
+//!
+//! **A 504 depends on the bound, not on the service.** A `GET` that takes longer than `load_timeout` is 504 to its own client too,
+//! while the same request with a cookie, which bypasses the guard, takes as long as it takes and succeeds. Raise `load_timeout`
+//! for routes that are slow by nature, or mark them with [`HttpPolicy::key`] as not to be looked up.
 //!
 //! A 304 about something else than what was asked about (RFC 9111, 4.3.4) is followed by the same request without the guard's
 //! conditions, where that can be sent again: one of axum's, with the feature `axum`. Elsewhere it is a 502 of the guard
@@ -103,6 +111,27 @@
 //! guard, or is loaded for itself alone, runs the handler in its own task, and a panic unwinds through the layer as it would
 //! without one.) And the task-locals of outer middlewares are not there in the handlers of requests that are looked up;
 //! extensions of the request are.
+//!
+//! # Extensions of responses
+//!
+//! They are values in this process's memory and are not stored: the client that led the load is given them, a hit and a waiter are
+//! not. A layer *outside* the guard that reads them, such as one that writes errors in JSON by an extension of the handler's, does
+//! so for one client and leaves the next one a bare status. **Put such a layer inside the guard**, so that the response it writes
+//! is stored, or let the handler say the same in a header.
+//!
+//! # Validation before each use
+//!
+//! `no-cache` and, once the response is stale, `must-revalidate` and `proxy-revalidate` let it answer no other request before a
+//! validation (RFC 9111, 5.2.2.2, 5.2.2.4 and 5.2.2.8). With `ETag` or `Last-Modified` there is one, which all requests that
+//! come meanwhile share. **Without a validator** `no-cache` and `max-age=0, must-revalidate` are alike: each waiter asks for
+//! itself. Give such a response an `ETag`, or leave `must-revalidate` away: a plain `max-age=0` goes to all waiters. To the letter
+//! ([`strict`](HttpPolicy::strict)) `s-maxage=0` forbids it too (5.2.2.10); by default it goes to all waiters.
+//!
+//! # Age
+//!
+//! A response with neither `Date` nor `Age` was made in this process, and its lifetime begins when its head comes, however long
+//! its handler took. Of any other the way counts (RFC 9111, 4.2.3). One that is older than its lifetime when it comes says
+//! `detail=too-old`, and the first one is warned of.
 //!
 //! # Examples
 //!

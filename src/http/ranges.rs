@@ -5,12 +5,14 @@
 use std::time::SystemTime;
 
 use http::header::{
-    ACCEPT_RANGES, CONTENT_LENGTH, CONTENT_RANGE, DATE, ETAG, HeaderMap, HeaderValue, IF_RANGE,
-    LAST_MODIFIED, RANGE,
+    ACCEPT_RANGES, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_RANGE, DATE, ETAG, EXPIRES, HeaderMap, HeaderValue,
+    IF_RANGE, LAST_MODIFIED, RANGE,
 };
 
+use super::cdn::CDN_CACHE_CONTROL;
 use super::dates::{self, date};
-use super::validation::is_strong;
+use super::fields::remove_content_digests;
+use super::validation::{is_strong, not_modified};
 
 /// The one range that a request asks for. Several are answered with the whole: a server may ignore any
 /// `Range` (RFC 9110, 14.2).
@@ -211,6 +213,9 @@ impl Part {
     /// Makes the head of a stored response the head of this part of it, with status 206 (RFC 9110,
     /// 15.3.7).
     pub(crate) fn write(&self, headers: &mut HeaderMap) {
+        if Self::of_response(headers) != Some(*self) {
+            remove_content_digests(headers);
+        }
         let complete = self.complete.map_or_else(|| "*".to_owned(), |complete| complete.to_string());
         let range = format!("bytes {}-{}/{complete}", self.first, self.last);
         if let Ok(range) = HeaderValue::try_from(range) {
@@ -234,9 +239,13 @@ pub(crate) fn join(stored: (Part, &[u8]), new: (Part, &[u8])) -> Option<(Part, V
     Some((all, content))
 }
 
-/// The headers of a 416 about a whole of this length (RFC 9110, 15.5.17).
-pub(crate) fn unsatisfiable(length: u64) -> HeaderMap {
-    let mut headers = HeaderMap::new();
+/// The headers of a 416 about a stored whole of this length (RFC 9110, 15.5.17): its own but for those of its content, so that a
+/// browser gives it to the script whose request it answers. No lifetime: a cache on the way could store it as the resource.
+pub(crate) fn unsatisfiable(stored: &HeaderMap, length: u64) -> HeaderMap {
+    let mut headers = not_modified(stored);
+    for name in [CACHE_CONTROL.as_str(), CDN_CACHE_CONTROL, EXPIRES.as_str()] {
+        headers.remove(name);
+    }
     if let Ok(range) = HeaderValue::try_from(format!("bytes */{length}")) {
         headers.insert(CONTENT_RANGE, range);
     }

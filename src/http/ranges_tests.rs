@@ -50,7 +50,7 @@ fn a_range_behind_the_end_can_not_be_satisfied() {
     }
     assert_eq!(asked("bytes=0-", 0), Answer::Unsatisfiable);
     assert_eq!(asked("bytes=-1", 0), Answer::Whole);
-    let headers = unsatisfiable(11);
+    let headers = unsatisfiable(&HeaderMap::new(), 11);
     assert_eq!(headers[CONTENT_RANGE], "bytes */11", "RFC 9110, 15.5.17");
     assert_eq!(headers[ACCEPT_RANGES], "bytes", "RFC 9110, 14.3: others would do");
     assert_eq!(headers[CONTENT_LENGTH], "0");

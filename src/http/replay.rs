@@ -304,7 +304,7 @@ pub(crate) fn answer(
                 ranges::Answer::Part(part) => (part, 0),
                 ranges::Answer::Whole => return build(status, headers, body, trailers),
                 ranges::Answer::Unsatisfiable => {
-                    let headers = ranges::unsatisfiable(body.len() as u64);
+                    let headers = ranges::unsatisfiable(&headers, body.len() as u64);
                     return build(StatusCode::RANGE_NOT_SATISFIABLE, headers, Bytes::new(), None);
                 }
             }

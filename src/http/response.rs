@@ -10,13 +10,14 @@ use super::cache_control::{CacheControl, Fields};
 use super::cdn::{CDN_CACHE_CONTROL, targeted};
 use super::fields::{Unsound, contains_token, content_length, least_length};
 use super::freshness::{
-    Lifetime, corrected_initial_age, is_failure, lifetime, may_be_guessed, may_have_default,
+    Lifetime, corrected_initial_age, is_failure, is_understood, is_unstorable, lifetime, may_be_guessed,
+    may_have_default,
 };
 use super::location::of_same_origin;
 use super::policy::{HttpPolicy, ResponseRules, Scope, Sharing};
 use super::ranges::Part;
 use super::request::Asked;
-use super::reuse::{Stale, Terms};
+use super::reuse::{Stale, Terms, must_revalidate};
 use super::rule::Rule;
 use super::validation::has_validator;
 use super::vary::Vary;
@@ -94,6 +95,12 @@ impl Storing {
     /// For how long it is fresh from now on.
     pub(crate) fn fresh_for(&self) -> Duration {
         self.terms.lifetime.saturating_sub(self.initial_age)
+    }
+
+    /// Whether it was older than the lifetime that it names when it came.
+    pub(crate) fn is_too_old(&self) -> bool {
+        let Terms { lifetime, revalidate_always, .. } = self.terms;
+        !revalidate_always && !lifetime.is_zero() && self.fresh_for().is_zero()
     }
 }
 
@@ -225,6 +232,7 @@ fn forbidden(exchange: &Exchange<'_>, directives: &Directives, rules: &ResponseR
         // Interim responses, another protocol, and an answer to somebody's validator (RFC 9110, 15.2;
         // RFC 9111, 4.3.4).
         (_, 100..200 | 304) => Some(Rule::Status),
+        _ if is_unstorable(status) => Some(Rule::Unstorable),
         // A part of nothing that was asked for (RFC 9111, 3.3).
         (&Method::GET, 206) if asked.ranged && Part::of_response(headers).is_some() => None,
         (_, 206) => Some(Rule::Status),
@@ -260,16 +268,12 @@ fn storing(exchange: &Exchange<'_>, directives: &Directives, rules: &ResponseRul
     };
     let revalidate_always = all.no_cache == Fields::Whole || (all.no_cache.is_present() && !http.letter);
     let has_validator = has_validator(headers, now);
-    let is_failure = is_failure(status);
-    if revalidate_always && (!has_validator || (is_failure && !http.letter)) {
+    let (is_failure, may_keep_failures) = (is_failure(status), http.letter);
+    let can_be_validated = has_validator && (!is_failure || may_keep_failures);
+    if revalidate_always && !can_be_validated {
         // It may be stored and validated; without that it may not be reused at all, not even by the
         // waiting wave.
         return Verdict::Private(Rule::NoCache);
-    }
-    if is_failure && !http.letter {
-        // Sharing the failure ends the wave at once, instead of a convoy of retries; keeping it
-        // would prolong the outage.
-        return share_only(Rule::ServerError, vary);
     }
     let initial_age = corrected_initial_age(headers, exchange.delay, now);
     let guess_allowed = may_be_guessed(status) || all.public;
@@ -277,6 +281,7 @@ fn storing(exchange: &Exchange<'_>, directives: &Directives, rules: &ResponseRul
     let (lifetime, rule) = match lifetime(headers, all, directives.targeted, http.scope, now) {
         Lifetime::Named(seconds, rule) => (Duration::from_secs(seconds), rule),
         _ if exchange.method != Method::GET => return Verdict::Private(Rule::Post),
+        _ if is_failure && !may_keep_failures => return share_only(Rule::ServerError, vary),
         // RFC 9111, 3: what names no lifetime may be stored for its status, or because it is `public`.
         _ if revalidate_always && storable_unnamed => (Duration::ZERO, Rule::NoCache),
         _ if revalidate_always => return Verdict::Private(Rule::NoCache),
@@ -294,7 +299,7 @@ fn storing(exchange: &Exchange<'_>, directives: &Directives, rules: &ResponseRul
     let rule = if revalidate_always { Rule::NoCache } else { rule };
     let terms = Terms {
         lifetime,
-        stale: stale(all, revalidate_always, http),
+        stale: Stale::of(all, revalidate_always, http),
         revalidate_always,
         immutable: all.immutable,
         says_shared,
@@ -304,8 +309,21 @@ fn storing(exchange: &Exchange<'_>, directives: &Directives, rules: &ResponseRul
     if exchange.method != Method::GET && fresh_for.is_zero() {
         return Verdict::Private(Rule::Post);
     }
+    if fresh_for.is_zero() && !can_be_validated && must_revalidate(all, http) {
+        // As with `no-cache`: the wave's are other requests, too.
+        return Verdict::Private(Rule::MustRevalidate);
+    }
+    if is_failure && !may_keep_failures {
+        // Sharing the failure ends the wave at once, instead of a convoy of retries; keeping it
+        // would prolong the outage.
+        return share_only(Rule::ServerError, vary);
+    }
     if fresh_for.is_zero() && asked_for.is_zero() && !has_validator {
-        let rule = if is_failure { Rule::ServerError } else { Rule::Stale };
+        let rule = match (is_failure, lifetime.is_zero()) {
+            (true, _) => Rule::ServerError,
+            (false, true) => Rule::Stale,
+            (false, false) => Rule::TooOld,
+        };
         return share_only(rule, vary);
     }
     let beyond = if has_validator { http.validate_within } else { Duration::ZERO };
@@ -325,26 +343,6 @@ fn storing(exchange: &Exchange<'_>, directives: &Directives, rules: &ResponseRul
     })
 }
 
-/// For how long after its freshness a response may be given, by what it and the policy say.
-fn stale(all: &CacheControl, revalidate_always: bool, http: &HttpPolicy) -> Stale {
-    let shared = http.scope == Scope::Shared;
-    if revalidate_always || all.must_revalidate || (shared && all.proxy_revalidate) {
-        return Stale::default();
-    }
-    // `s-maxage` includes `proxy-revalidate` (RFC 9111, 5.2.2.10). Beside it the windows of RFC 5861 are
-    // in wide use, and ask for what it forbids: to the letter it forbids them too.
-    let s_maxage = shared && all.s_maxage.is_some();
-    let window = |seconds: Option<u64>| {
-        Duration::from_secs(seconds.filter(|_| !(s_maxage && http.letter)).unwrap_or(0))
-    };
-    Stale {
-        while_revalidate: window(all.stale_while_revalidate),
-        if_error: window(all.stale_if_error),
-        on_disconnect: if s_maxage { Duration::ZERO } else { http.stale_on_disconnect },
-        on_request: !s_maxage,
-    }
-}
-
 /// Whether the answer to a POST is what a GET of the same URI would bring.
 fn is_about_target(exchange: &Exchange<'_>) -> bool {
     exchange.status.is_success()
@@ -352,14 +350,6 @@ fn is_about_target(exchange: &Exchange<'_>) -> bool {
             of_same_origin(target, exchange.headers, &header::CONTENT_LOCATION)
                 .is_some_and(|location| location.path_and_query() == target.path_and_query())
         })
-}
-
-/// Statuses whose rules for caches are known here (RFC 9110, 15; RFC 9111, 5.2.2.3).
-fn is_understood(status: StatusCode) -> bool {
-    matches!(
-        status.as_u16(),
-        200..=206 | 300..=305 | 307 | 308 | 400..=417 | 421 | 422 | 426 | 500..=505
-    )
 }
 
 /// A media type without its parameters.

@@ -26,6 +26,56 @@ fn what_forbids_storing_does_so_in_every_mode() {
 }
 
 #[test]
+fn statuses_that_no_cache_may_store_are_stored_by_none() {
+    let lines = ["max-age=10", "public, s-maxage=10", "max-age=10, must-understand", "no-cache"];
+    for status in UNSTORABLE {
+        for value in lines {
+            for http in [HttpPolicy::strict(), HttpPolicy::default(), HttpPolicy::private()] {
+                let fields = [("cache-control", value), ("etag", "\"a\"")];
+                let verdict = judged(http, PLAIN, status, &fields);
+                assert!(matches!(verdict, Verdict::Private(_)), "RFC 6585: {status} {value}: {verdict:?}");
+            }
+        }
+        assert_eq!(strictly(status, &control(lines[0])), Verdict::Private(Rule::Unstorable), "{status}");
+        assert_eq!(by_default(status, &[]), Verdict::Private(Rule::Unstorable), "{status}");
+    }
+}
+
+/// RFC 9111, 5.2.2.2, 5.2.2.4, 5.2.2.8 and 5.2.2.10: not for another request without a validation, which takes a validator.
+#[test]
+fn what_must_be_validated_at_once_and_cannot_be_is_nobody_elses() {
+    let private = |rule| Verdict::Private(rule);
+    let rule = Rule::MustRevalidate;
+    for value in ["max-age=0, must-revalidate", "max-age=0, proxy-revalidate", "s-maxage=0, must-revalidate"]
+    {
+        for status in [200, 302, 500] {
+            assert_eq!(strictly(status, &control(value)), private(rule), "{status} {value}");
+            assert_eq!(by_default(status, &control(value)), private(rule), "{status} {value}");
+        }
+        let aged = [("cache-control", &*value.replace("=0", "=10")), ("age", "10")];
+        assert_eq!(by_default(200, &aged), private(rule), "stale when it comes: {aged:?}");
+        let tagged = [("cache-control", value), ("etag", "\"a\"")];
+        assert_eq!(fresh(by_default(200, &tagged)).map(|(seconds, _)| seconds), Ok(0), "{value}");
+        assert_eq!(fresh(strictly(200, &tagged)).map(|(seconds, _)| seconds), Ok(0), "{value}");
+        let fresh_one = value.replace("=0", "=10");
+        assert_eq!(fresh(by_default(200, &control(&fresh_one))).map(|(seconds, _)| seconds), Ok(10));
+        let failure = by_default(500, &control(&fresh_one));
+        assert!(matches!(failure, Verdict::ShareOnly { rule: Rule::ServerError, .. }), "{failure:?}");
+    }
+    let own = judged(HttpPolicy::private(), PLAIN, 200, &control("max-age=0, proxy-revalidate"));
+    assert!(matches!(own, Verdict::ShareOnly { rule: Rule::Stale, .. }), "for shared caches only: {own:?}");
+    assert_eq!(strictly(200, &control("s-maxage=0")), private(rule), "RFC 9111, 5.2.2.10");
+    assert_eq!(
+        strictly(200, &control("must-revalidate")),
+        private(rule),
+        "without a lifetime it is stale too"
+    );
+    for shared in [by_default(200, &control("s-maxage=0")), by_default(200, &control("max-age=0"))] {
+        assert!(matches!(shared, Verdict::ShareOnly { rule: Rule::Stale, .. }), "{shared:?}");
+    }
+}
+
+#[test]
 fn no_cache_is_stored_to_be_validated() {
     for (value, lifetime) in [("no-cache", 0), ("max-age=10000, no-cache", 10_000)] {
         let fields = [("cache-control", value), ("etag", "\"abcd\"")];

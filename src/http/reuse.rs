@@ -4,8 +4,8 @@
 
 use std::time::Duration;
 
-use super::cache_control::RequestDirectives;
-use super::policy::HttpPolicy;
+use super::cache_control::{CacheControl, RequestDirectives};
+use super::policy::{HttpPolicy, Scope};
 use super::request::Asked;
 
 /// What was decided about a response when it was stored, as far as reuse depends on it.
@@ -33,6 +33,32 @@ pub(crate) struct Stale {
     pub(crate) on_disconnect: Duration,
     /// As long as a request will have it, by `max-stale` (RFC 9111, 5.2.1.2).
     pub(crate) on_request: bool,
+}
+
+impl Stale {
+    /// By what a response and the policy say.
+    pub(crate) fn of(all: &CacheControl, revalidate_always: bool, http: &HttpPolicy) -> Self {
+        if revalidate_always || must_revalidate(all, http) {
+            return Self::default();
+        }
+        let s_maxage = http.scope == Scope::Shared && all.s_maxage.is_some();
+        let window = |seconds: Option<u64>| Duration::from_secs(seconds.unwrap_or(0));
+        Self {
+            while_revalidate: window(all.stale_while_revalidate),
+            if_error: window(all.stale_if_error),
+            on_disconnect: if s_maxage { Duration::ZERO } else { http.stale_on_disconnect },
+            on_request: !s_maxage,
+        }
+    }
+}
+
+/// Whether a stale response answers no other request before it is validated (RFC 9111, 5.2.2.2 and 5.2.2.8).
+///
+/// To the letter `s-maxage` says so too (5.2.2.10). By default it does not: the windows of RFC 5861 are in wide use beside it, and
+/// ask for what it forbids.
+pub(crate) fn must_revalidate(all: &CacheControl, http: &HttpPolicy) -> bool {
+    let shared = http.scope == Scope::Shared;
+    all.must_revalidate || (shared && (all.proxy_revalidate || (http.letter && all.s_maxage.is_some())))
 }
 
 /// What becomes of a request for which there is a stored response.

@@ -72,6 +72,10 @@ rules! {
     TooBig: "too-big", "PolicyBuilder::max_body";
     /// One that is no final answer to the request, or that says nothing about how long it holds.
     Status: "status", "RFC 9111, 3";
+    /// A status that no cache may store: it is about one request, or about one client.
+    Unstorable: "status", "RFC 6585, 3 to 6; RFC 8470, 5.2";
+    /// Stale when it comes, to be validated before it is used again, and without a validator.
+    MustRevalidate: "must-revalidate", "RFC 9111, 5.2.2.2";
     /// The answer to a POST that is not what a GET would bring.
     Post: "method", "RFC 9110, 9.3.3";
 
@@ -85,8 +89,10 @@ rules! {
     Unnamed: "no-lifetime", "RFC 9111, 4.2";
     /// A failure is told to those who wait, and not kept.
     ServerError: "server-error", "the guard's rule for failures";
-    /// Stale on arrival, and nothing to validate it with.
+    /// It names no lifetime above zero, and nothing to validate it with.
     Stale: "stale", "RFC 9111, 4.2";
+    /// It was older than the lifetime that it names when it came.
+    TooOld: "too-old", "RFC 9111, 4.2";
 }
 
 /// `no-store (RFC 9111, 5.2.2.5)`

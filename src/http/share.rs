@@ -17,7 +17,7 @@ use super::apart::Apart;
 use super::body::{BoxError, GuardedBody};
 use super::draft::{Draft, Previous, head_of};
 use super::fields::{content_length, least_length};
-use super::freshness::{corrected_initial_age, is_failure};
+use super::freshness::{corrected_initial_age, is_failure, is_unstorable};
 use super::kept::Chosen;
 use super::load::{Head, Wanted, no_content};
 use super::policy::ResponseRules;
@@ -87,7 +87,9 @@ impl<B, E> Sharing<B, E> {
                 observe::judged("not stored", &rule);
                 let chosen = self.chosen(&vary, head, previous);
                 let age = corrected_initial_age(&head.headers, self.delay, self.now);
-                Draft::shared_only(head, says_shared, chosen, age, self.now)
+                let mut draft = Draft::shared_only(head, says_shared, chosen, age, self.now);
+                draft.is_too_old = rule == Rule::TooOld;
+                draft
             }
             Verdict::Store(storing) => {
                 observe::judged("stored", &storing.rule);
@@ -97,6 +99,9 @@ impl<B, E> Sharing<B, E> {
         };
         if self.mode == Mode::Unleased || !is_storable(&head.headers) {
             draft.not_stored();
+        }
+        if draft.is_too_old {
+            too_old(&self.node, &self.wanted, draft.age);
         }
         Ok(draft)
     }
@@ -111,7 +116,7 @@ impl<B, E> Sharing<B, E> {
         }
         // An error says little about the resource, and what is stored is worth a validation, or tells where the others are.
         let is_error = status.is_client_error() || status.is_server_error();
-        let says_nothing = is_about_the_client(status) || is_error && previous.is_some();
+        let says_nothing = is_about_the_request(status) || is_error && previous.is_some();
         let mark = if says_nothing { Mark::No } else { Mark::IfUnserved };
         LoadResult::Uncacheable { mark }
     }
@@ -162,10 +167,23 @@ fn too_big(node: &Node, wanted: &Wanted, policy: &Policy, length: u64) {
     );
 }
 
-/// What a server has against this request, or this client (RFC 9110, 15.5; RFC 6585): the next one may be answered. With a
-/// marker, one whom a limiter or a firewall turns away would have everyone load alone.
-fn is_about_the_client(status: StatusCode) -> bool {
-    matches!(status.as_u16(), 400 | 401 | 403 | 407 | 417 | 421 | 429 | 431)
+/// Tells the operator: what this resource says about its lifetime makes nothing of it fresh.
+fn too_old(node: &Node, wanted: &Wanted, age: Duration) {
+    let key = &wanted.resource;
+    warn_if!(
+        node.too_old.goes_on(),
+        ?key,
+        ?age,
+        "a response was older than its lifetime when it came, so each wave of requests asks for it anew: the lifetime counts from \
+         its Date or Age; let it name a longer one, or have the inner service send Date when the response is ready"
+    );
+}
+
+/// What a server has against this request, or this client (RFC 9110, 15.5; RFC 6585; RFC 8470): the next request may be answered.
+/// With a marker, one client that a limiter or a firewall refuses would make all others load alone.
+fn is_about_the_request(status: StatusCode) -> bool {
+    is_unstorable(status)
+        || matches!(status.as_u16(), 400..=403 | 406 | 407 | 411..=413 | 415..=417 | 421 | 426)
 }
 
 impl<B, E> Sharing<B, E>
@@ -319,6 +337,7 @@ where
     fn status(&self, draft: &Draft) -> CacheStatus {
         let detail = match (self.mode, draft.ttl()) {
             (Mode::Unleased, _) => Some("uncoordinated"),
+            (Mode::Leased | Mode::Alone, _) if draft.is_too_old => Some(Rule::TooOld.token()),
             (Mode::Leased | Mode::Alone, None) => Some("not-stored"),
             (Mode::Leased | Mode::Alone, Some(_)) => None,
         };

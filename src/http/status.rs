@@ -236,7 +236,7 @@ pub(crate) fn age_and_status(headers: &mut HeaderMap, age: u64, status: CacheSta
 /// - 502: the load that this request waited for failed, and its error can not be given twice;
 /// - 503: too much at once (`overloaded`), or the store is down and the guard may not load without it
 ///   (`OnStoreDown::FailClosed`);
-/// - 504: the load, or the wait for it, took too long.
+/// - 504: the load took longer than `load_timeout`, or the wait for it longer than `wait_timeout`.
 ///
 /// None of them is about this request alone, so all say when to come again (RFC 9110, 10.2.3).
 pub(crate) fn own_answer<B>(

@@ -9,7 +9,7 @@ use http::header::{
 };
 
 use super::dates::date;
-use super::fields::{content_length, is_of_this_hop};
+use super::fields::{CONTENT_DIGEST, content_length, is_content_digest, is_of_this_hop};
 use super::ranges::last_modified_if_strong;
 
 /// Whether there is something to validate a response with.
@@ -89,7 +89,10 @@ pub(crate) fn not_modified(stored: &HeaderMap) -> HeaderMap {
         header::CONTENT_LANGUAGE,
         header::TRAILER,
     ];
-    let is_kept = |name: &HeaderName| !(described.contains(name) || (has_etag && *name == LAST_MODIFIED));
+    let is_kept = |name: &HeaderName| {
+        let is_described = described.contains(name) || is_content_digest(name);
+        !(is_described || (has_etag && *name == LAST_MODIFIED))
+    };
     stored
         .iter()
         .filter(|(name, _)| is_kept(name))
@@ -145,7 +148,9 @@ fn strengthens(update: &HeaderMap, stored: &HeaderMap) -> bool {
 }
 
 fn is_updated(update: &HeaderMap, name: &HeaderName) -> bool {
-    let describes_content = [CONTENT_LENGTH, CONTENT_ENCODING, CONTENT_RANGE].contains(name);
+    let of_content = [CONTENT_LENGTH, CONTENT_ENCODING, CONTENT_RANGE].contains(name);
+    // Of the update's own content (RFC 9530, 2). `Content-MD5` is older than that rule: RFC 9111, 3.2 makes no exception for it.
+    let describes_content = of_content || name.as_str() == CONTENT_DIGEST;
     !describes_content && !is_of_this_hop(update, name)
 }
 

@@ -114,6 +114,9 @@ impl PolicyBuilder {
     }
 
     /// Ends a load that takes longer; all who wait are told [`ErrorKind::Timeout`]. Defaults to 30 s.
+    ///
+    /// Over HTTP the answer is 504, also where the same request with a cookie, which bypasses the guard, would succeed: raise it
+    /// for routes that are slow by nature.
     pub fn load_timeout(mut self, load_timeout: Duration) -> Self {
         self.policy.load_timeout = load_timeout;
         self

@@ -47,6 +47,8 @@ async fn a_load_that_takes_longer_than_load_timeout_is_504_for_all() {
     for seen in seen {
         assert_eq!((seen.status, seen.remark().as_str()), (504, "fwd=miss; detail=timeout"));
         assert_eq!(seen.header("cache-control"), Some("no-store"));
+        // A request with a cookie, which bypasses the guard, succeeds: only this text tells the operator the difference.
+        assert!(seen.text().contains("load_timeout"), "{}", seen.text());
     }
     settle().await;
     assert_eq!((inner.calls(), inner.loads.running()), (1, 0), "the load was ended");
@@ -75,6 +77,7 @@ async fn who_has_waited_long_enough_loads_once_per_process_or_is_told_504() {
     }
     for seen in all(failers).await {
         assert_eq!((seen.status, seen.remark().as_str()), (504, "fwd=miss; detail=timeout"));
+        assert!(seen.text().contains("wait_timeout"), "{}", seen.text());
     }
     assert_eq!(inner.calls(), 2);
     inner.open_first();

@@ -1,10 +1,11 @@
 //! How long each kind of response is served, and what it says about its age.
 
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use super::kit::{
     Boxed, Inner, Seen, all, ask, crowd, get, policy, replicas, respond, secs, settle, shop, shop_with, whole,
 };
+use crate::support::warnings::Warnings;
 
 /// Asks for a resource with these headers now and at `seconds - 1` and `seconds` later: hits until then.
 async fn lasts(status: u16, headers: Vec<(&'static str, String)>, seconds: u64) {
@@ -66,7 +67,7 @@ async fn statuses_of_a_default_lifetime_last_for_fresh_for() {
 /// A8
 #[tokio::test(start_paused = true)]
 async fn an_explicit_lifetime_is_kept_for_any_status_but_failures_and_parts() {
-    for status in [200, 201, 204, 302, 307, 400, 401, 403, 404, 405, 410, 429] {
+    for status in [200, 201, 204, 302, 307, 400, 401, 403, 404, 405, 410, 451] {
         lasts(status, control("max-age=10"), 10).await;
     }
 }
@@ -97,6 +98,15 @@ async fn expires_counts_from_date_and_age_shortens() {
 }
 
 async fn shared_with_the_wave_only(case: &str, status: u16, headers: Vec<(&'static str, String)>) {
+    shared_with_the_wave_and_says(case, status, headers, "not-stored").await;
+}
+
+async fn shared_with_the_wave_and_says(
+    case: &str,
+    status: u16,
+    headers: Vec<(&'static str, String)>,
+    detail: &str,
+) {
     let inner = Inner::with(move |n, _| {
         let headers: Vec<_> = headers.iter().map(|(name, value)| (*name, value.as_str())).collect();
         Ok(respond(status, &headers, whole(n.to_string())))
@@ -114,7 +124,7 @@ async fn shared_with_the_wave_only(case: &str, status: u16, headers: Vec<(&'stat
         let mut remarks: Vec<_> = seen.iter().map(Seen::remark).collect();
         remarks.sort();
         assert_eq!(remarks[..19], vec!["fwd=miss; collapsed"; 19], "{case}");
-        assert_eq!(remarks[19], "fwd=uri-miss; detail=not-stored", "{case}");
+        assert_eq!(remarks[19], format!("fwd=uri-miss; detail={detail}"), "{case}");
     }
     assert_eq!(ask(&shops[1], get("/")).await.text(), "3", "{case}: nobody later");
 }
@@ -160,7 +170,7 @@ async fn a_lifetime_of_zero_or_in_the_past_is_shared_with_the_wave_only() {
     shared_with_the_wave_only("expired", 302, vec![("expires", date(-10))]).await;
     let mut aged = control("max-age=10");
     aged.push(("age", "10".to_owned()));
-    shared_with_the_wave_only("as old as it may be", 200, aged).await;
+    shared_with_the_wave_and_says("as old as it may be", 200, aged, "too-old").await;
 }
 
 /// RFC 9111, 4.2.3: who waited is told the age that the leader was, and the time that the answer took.
@@ -199,6 +209,78 @@ async fn what_is_shared_without_a_store_is_as_old_as_it_came() {
     ages.sort();
     assert_eq!(ages[0], 3600, "straight from the origin");
     assert!(ages[1..].iter().all(|age| (3602..=3605).contains(age)), "{ages:?}");
+}
+
+/// A response with neither `Date` nor `Age` was made in this process: the time that its handler took is no age of it. The
+/// handler's 2.2 s counted against `max-age=2`, and each wave loaded anew.
+#[tokio::test(start_paused = true)]
+async fn the_time_of_a_handler_is_no_age_of_its_response() {
+    let inner = Inner::with_headers(&[("cache-control", "max-age=2")]).held();
+    let shop = shop(&inner);
+    let waiting = crowd(&shop, 5, "/");
+    tokio::time::sleep(Duration::from_millis(2200)).await;
+    inner.gate.open();
+    let mut remarks: Vec<_> = all(waiting).await.iter().map(Seen::remark).collect();
+    remarks.sort();
+    assert_eq!(remarks[..4], vec!["fwd=miss; collapsed; ttl=2"; 4]);
+    assert_eq!(remarks[4], "fwd=uri-miss; stored; ttl=2");
+    for (after, remark, age) in [(0, "hit; ttl=2", "0"), (1900, "hit; ttl=0", "1")] {
+        tokio::time::sleep(Duration::from_millis(after)).await;
+        let seen = ask(&shop, get("/")).await;
+        assert_eq!((seen.remark().as_str(), seen.header("age")), (remark, Some(age)), "after {after} ms");
+    }
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert_eq!(ask(&shop, get("/")).await.text(), "2", "its lifetime is over");
+}
+
+/// RFC 9111, 4.2.3: of a response that says when it was made, or how old it is, the way counts.
+#[tokio::test(start_paused = true)]
+async fn the_way_of_a_response_with_a_date_or_an_age_is_its_age() {
+    for (name, value) in [("date", date(3600)), ("age", "0".to_owned()), ("age", "soon".to_owned())] {
+        let (header, case) = ([("cache-control", "max-age=5".to_owned()), (name, value)], name);
+        let inner = Inner::with(move |n, _| {
+            let headers: Vec<_> = header.iter().map(|(name, value)| (*name, value.as_str())).collect();
+            Ok(respond(200, &headers, whole(n.to_string())))
+        });
+        let inner = inner.held();
+        let shop = shop(&inner);
+        let waiting = crowd(&shop, 1, "/");
+        tokio::time::sleep(secs(3)).await;
+        inner.gate.open();
+        all(waiting).await;
+        assert_eq!(ask(&shop, get("/")).await.header("age"), Some("3"), "{case}");
+    }
+}
+
+/// The operator saw `detail=not-stored`, as of `max-age=0`.
+#[tokio::test(start_paused = true)]
+async fn a_response_that_comes_older_than_its_lifetime_says_so_and_is_warned_of_once() {
+    let warnings = Warnings::default();
+    let _listening = warnings.listen();
+    let tagged = |age: &'static str| [("etag", "\"a\""), ("cache-control", "max-age=10"), ("age", age)];
+    for (headers, remark, warned) in [
+        (vec![("cache-control", "max-age=10"), ("age", "9")], "stored; ttl=1", 0),
+        (vec![("cache-control", "max-age=0"), ("age", "9")], "detail=not-stored", 0),
+        (vec![("expires", "0"), ("age", "9")], "detail=not-stored", 0),
+        (
+            vec![("cache-control", "max-age=10, no-cache"), ("etag", "\"a\""), ("age", "10")],
+            "stored; ttl=0",
+            0,
+        ),
+        (vec![("cache-control", "max-age=10"), ("age", "10")], "detail=too-old", 1),
+        (tagged("10").to_vec(), "stored; ttl=0; detail=too-old", 1),
+    ] {
+        let case = format!("{headers:?}");
+        let shop = shop(&Inner::with_headers(&headers));
+        let before = warnings.about("older than its lifetime").len();
+        for path in ["/secret/1", "/secret/2"] {
+            assert_eq!(ask(&shop, get(path)).await.remark(), format!("fwd=uri-miss; {remark}"), "{case}");
+            tokio::time::sleep(secs(100)).await;
+        }
+        let told = warnings.about("older than its lifetime");
+        assert_eq!(told.len() - before, warned, "{case}: {told:?}");
+        assert!(!told.iter().any(|line| line.contains("secret")), "{told:?}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

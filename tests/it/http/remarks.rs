@@ -76,7 +76,7 @@ async fn who_has_waited_is_told_no_freshness_that_there_is_not() {
     let cases = [
         ("no-cache", "0", "fwd=uri-miss; stored; ttl=0", "fwd=miss; collapsed"),
         ("max-age=0", "0", "fwd=uri-miss; stored; ttl=0", "fwd=miss; collapsed"),
-        ("max-age=10", "30", "fwd=uri-miss; stored; ttl=0", "fwd=miss; collapsed"),
+        ("max-age=10", "30", "fwd=uri-miss; stored; ttl=0; detail=too-old", "fwd=miss; collapsed"),
         ("max-age=10", "0", "fwd=uri-miss; stored; ttl=10", "fwd=miss; collapsed; ttl=10"),
     ];
     for (control, age, leader, others) in cases {

@@ -1,17 +1,22 @@
 //! Promise 8: what marks a response as one user's keeps it from everyone else, also while they wait for it.
 
 use http::Response;
-use stampede_guard::http::DoNotStore;
+use stampede_guard::http::{DoNotStore, HttpPolicy};
 
 use super::kit::{
-    Boxed, Inner, Seen, Shop, all, ask, crowd, get, policy, replicas, respond, settle, shop, shop_with, whole,
+    Boxed, Inner, Seen, Shop, all, ask, crowd, get, policy, replicas, replicas_with, respond, settle, shop,
+    shop_with, whole,
 };
 
 /// Has one request lead while 20 others wait, in this process and in another one: each gets an answer of its
 /// own, and once the first has come, nobody waits for anybody.
 async fn is_nobody_elses(rule: &str, inner: Inner) {
+    is_nobody_elses_by(HttpPolicy::default(), rule, inner).await;
+}
+
+async fn is_nobody_elses_by(http: HttpPolicy, rule: &str, inner: Inner) {
     let inner = inner.held_apart();
-    let replicas = replicas(2, &inner);
+    let replicas = replicas_with(2, &inner, policy().http(http));
     let mut crowds = crowd(&replicas[0], 11, "/");
     settle().await;
     crowds.extend(crowd(&replicas[1], 10, "/"));
@@ -51,6 +56,43 @@ async fn a_private_answer_reaches_nobody_who_waited() {
     }
 }
 
+/// RFC 9111, 5.2.2.2 and 5.2.2.4: both want a validation before the response answers any other request, and without a validator
+/// there is none. The first was given to those who waited, the second was not.
+#[tokio::test(start_paused = true)]
+async fn a_response_that_must_be_validated_at_once_and_cannot_be_is_its_own_clients_only() {
+    for (control, rule) in [
+        ("no-cache", "no-cache"),
+        ("max-age=0, must-revalidate", "must-revalidate"),
+        ("public, max-age=0, must-revalidate", "must-revalidate"),
+        ("max-age=0, proxy-revalidate", "must-revalidate"),
+    ] {
+        for http in [HttpPolicy::default(), HttpPolicy::strict()] {
+            let inner = Inner::numbered(move |response| {
+                response.headers_mut().insert("cache-control", control.parse().unwrap());
+            });
+            is_nobody_elses_by(http, rule, inner).await;
+        }
+    }
+    // To the letter `s-maxage` says so too (RFC 9111, 5.2.2.10).
+    let inner = Inner::with_headers(&[("cache-control", "s-maxage=0")]);
+    is_nobody_elses_by(HttpPolicy::strict(), "must-revalidate", inner).await;
+}
+
+/// RFC 6585, 3 to 6, and RFC 8470, 5.2: a limiter's 429 for one client was a hit for the next one at another replica, where a
+/// layer gave every response a `Cache-Control`.
+#[tokio::test(start_paused = true)]
+async fn statuses_that_no_cache_may_store_are_nobody_elses_whatever_their_lifetime() {
+    for status in [425, 428, 429, 431, 511] {
+        for control in ["max-age=60", "public, s-maxage=60, stale-if-error=60"] {
+            for http in [HttpPolicy::default(), HttpPolicy::strict(), HttpPolicy::private()] {
+                let lasting = [("cache-control", control)];
+                let inner = Inner::with(move |n, _| Ok(respond(status, &lasting, whole(n.to_string()))));
+                is_nobody_elses_by(http, "status", inner).await;
+            }
+        }
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn what_the_handler_marks_reaches_nobody_who_waited() {
     let marked = |response: &mut Response<Boxed>| {
@@ -79,11 +121,12 @@ async fn statuses_without_a_lifetime_parts_and_validations_are_nobody_elses() {
     }
 }
 
-/// What the inner service has against one client, its limiter or its firewall, says nothing about the resource: whoever comes
-/// next coalesces.
+/// What the inner service has against one request, or against one client (its limiter, its firewall), says nothing about the
+/// resource: the requests that come next coalesce.
 #[tokio::test(start_paused = true)]
 async fn what_one_client_is_refused_leaves_no_marker() {
-    for status in [400, 401, 403, 407, 417, 421, 429, 431] {
+    let about_the_request = [402, 406, 411, 412, 413, 415, 416, 417, 425, 426, 428];
+    for status in [400, 401, 403, 407, 421, 429, 431, 511].into_iter().chain(about_the_request) {
         let inner = Inner::with(move |n, _| match n {
             1 => Ok(respond(status, &[], whole("not you"))),
             _ => Ok(respond(200, &[], whole(n.to_string()))),
