@@ -1,8 +1,10 @@
 //! One body for two: the client that waits for it, and the buffer that will be stored.
 //!
 //! Run by the load task, which goes on when the client leaves. The client is sent everything as
-//! it comes, but for the last byte: whoever has a whole response asks again, and that request must
-//! find what this one made. So the end is withheld until the caller has committed and lets go.
+//! it comes, but for the end: a client that has a whole response may ask again at once, and that
+//! request must find what this one made. So the end is withheld until the caller has committed and lets
+//! go: the byte that completes a known length, and otherwise the end of the body, which is all that
+//! tells a client that no more comes.
 
 use std::fmt;
 use std::future::{Future as _, poll_fn};
@@ -98,7 +100,9 @@ where
     let mut deadline = pin!(sleep_until(until));
     // Boxed here, because it may have to be handed over half read.
     let mut body = Box::pin(body);
-    let mut kept = Kept { chunks: Vec::new(), withheld: Bytes::new(), length: 0, expected };
+    // A server frames a body of exact size by that size, where the head says nothing.
+    let ends_at = expected.or_else(|| body.size_hint().upper());
+    let mut kept = Kept { chunks: Vec::new(), withheld: Bytes::new(), length: 0, expected, ends_at };
     let mut trailers = None;
     loop {
         let frame = match next(body.as_mut(), deadline.as_mut(), &mut kept, &client).await {
@@ -115,10 +119,10 @@ where
             return broken(client, kept, Box::new(Malformed::AfterTrailers));
         }
         match frame.into_data().map_err(Frame::into_trailers) {
-            Ok(data) if data.is_empty() => {}
-            Ok(data) => {
+            Ok(mut data) => {
+                let is_too_long = kept.cut(&mut data);
                 kept.push(data, &client);
-                if kept.is_too_long() {
+                if is_too_long {
                     return broken(client, kept, Box::new(Malformed::Length));
                 }
                 let is_too_much = kept.length > max_body as u64 || kept.chunks.len() > MOST_CHUNKS;
@@ -158,29 +162,41 @@ pub(crate) fn has_no_content(status: StatusCode) -> bool {
 
 struct Kept {
     chunks: Vec<Bytes>,
-    /// The end of what came: the whole last chunk, or its last byte. Not sent yet.
+    /// The end of what came, not sent yet: the whole last chunk, so that a body that is all there goes out in its own
+    /// chunks, or after a [`flush`](Self::flush) the byte that makes the response complete.
     withheld: Bytes,
     length: u64,
+    /// The length that the head promises.
     expected: Option<u64>,
+    /// With this byte the client may know that it has the whole response. Without a known length only the end of the body
+    /// tells: the last chunk, the end of the stream, or that the connection closes (RFC 9112, 6.3).
+    ends_at: Option<u64>,
 }
 
 impl Kept {
     fn push(&mut self, data: Bytes, client: &StreamSender<impl Body>) {
+        if data.is_empty() {
+            return;
+        }
         self.length += data.len() as u64;
         // What was withheld is not the end after all.
         client.data(std::mem::replace(&mut self.withheld, data.clone()));
         self.chunks.push(data);
     }
 
-    /// Sends what need not wait: all while the head promises more, else all but the last byte.
-    fn flush(&mut self, client: &StreamSender<impl Body>) {
-        let more_to_come = self.expected.is_some_and(|expected| self.length < expected);
-        let keep = if more_to_come { 0 } else { self.withheld.len().min(1) };
+    /// Sends what need not wait: all but the byte that makes the response complete.
+    fn flush<B>(&mut self, client: &StreamSender<B>) {
+        let is_complete = self.ends_at.is_some_and(|end| self.length >= end);
+        let keep = if is_complete { self.withheld.len().min(1) } else { 0 };
         client.data(self.withheld.split_to(self.withheld.len() - keep));
     }
 
-    fn is_too_long(&self) -> bool {
-        self.expected.is_some_and(|expected| self.length > expected)
+    /// Cuts off what is beyond the promised length, which is no part of the response (RFC 9112, 6.3). Whether there was any.
+    fn cut(&self, data: &mut Bytes) -> bool {
+        let room = self.expected.map_or(u64::MAX, |expected| expected.saturating_sub(self.length));
+        let is_too_long = data.len() as u64 > room;
+        data.truncate(usize::try_from(room).unwrap_or(usize::MAX));
+        is_too_long
     }
 
     fn is_too_short(&self) -> bool {
@@ -195,8 +211,8 @@ enum Next<D, E> {
     TooLate,
 }
 
-/// The next frame. Only if it is not there at once, what is withheld is cut down to a byte: so a
-/// slow body reaches the client as it comes, and a fast one in its own chunks.
+/// The next frame. Only if it is not there at once, what was withheld is flushed: so a slow body reaches the client as
+/// it comes, and a fast one in its own chunks.
 async fn next<B: Body>(
     mut body: Pin<&mut B>,
     mut deadline: Pin<&mut Sleep>,
@@ -263,7 +279,7 @@ async fn go_on<B>(
             client.data(pieces.rest());
             return client.rest(body);
         };
-        let data = match frame.map(|frame| frame.map(to_bytes)) {
+        let mut data = match frame.map(|frame| frame.map(to_bytes)) {
             Some(Ok(frame)) => match frame.into_data().map_err(Frame::into_trailers) {
                 Ok(data) => data,
                 Err(fields) => {
@@ -275,12 +291,13 @@ async fn go_on<B>(
             None if kept.is_too_short() => break Box::new(Malformed::Length),
             None => return client.last(pieces.rest(), trailers),
         };
+        let is_too_long = kept.cut(&mut data);
         kept.length += data.len() as u64;
-        if kept.is_too_long() {
-            break Box::new(Malformed::Length);
-        }
         if let Some(piece) = pieces.next(data) {
             client.data(piece);
+        }
+        if is_too_long {
+            break Box::new(Malformed::Length);
         }
     };
     client.data(pieces.rest());
@@ -310,7 +327,11 @@ impl Pieces {
 
 /// What came goes on as it came, and then the error: the client sees what it would have seen
 /// without the guard.
-fn broken<B>(client: StreamSender<B>, kept: Kept, error: BoxError) -> Teed<B> {
+///
+/// The bytes go at once and the error on release: a server that meets an error closes the connection, and what it was
+/// given just before is lost.
+fn broken<B>(client: StreamSender<B>, mut kept: Kept, error: BoxError) -> Teed<B> {
+    kept.flush(&client);
     let text = error.to_string();
     let finish = Finish { end: Some((client, kept.withheld, End::Failed(error))) };
     Teed::Broken { text, finish }

@@ -91,21 +91,47 @@ async fn a_single_chunk_is_stored_without_a_copy() {
 }
 
 #[tokio::test]
-async fn a_slow_body_reaches_the_client_as_it_comes_but_for_its_last_byte() {
+async fn a_slow_body_of_unknown_length_reaches_the_client_as_it_comes_but_for_its_end() {
     let (frames, body) = scripted();
     let (sender, mut client) = streaming();
     let mut teed = Box::pin(tee(body, 100, None, later(), PATIENCE, sender));
-    for (chunk, seen) in [("abc", "ab"), ("d", "c"), ("ef", "de")] {
+    for chunk in ["abc", "d", "ef"] {
+        frames.send(data(chunk)).unwrap();
+        assert!((&mut teed).now_or_never().is_none());
+        assert_eq!(readable(&mut client), chunk, "only the end says that this is all of it");
+    }
+    frames.send(Ok(Frame::trailers(fields()))).unwrap();
+    drop(frames);
+    let Teed::Whole { body, finish, .. } = teed.await else { panic!() };
+    assert_eq!(body, "abcdef");
+    assert!(
+        client.frame().now_or_never().is_none(),
+        "the end waits for the release, and the trailers with it"
+    );
+    finish.release();
+    let rest = client.collect().await.unwrap();
+    assert_eq!(rest.trailers(), Some(&fields()));
+    assert_eq!(rest.to_bytes(), "");
+}
+
+/// A server frames a body of exact size by that size, so its client knows the end without the head's word.
+#[tokio::test]
+async fn the_byte_that_fills_the_size_of_a_body_waits() {
+    let (frames, body) = scripted();
+    let (sender, mut client) = streaming();
+    let body = http_body_util::Limited::new(body, 5);
+    assert_eq!(body.size_hint().upper(), Some(5));
+    let mut teed = Box::pin(tee(body, 100, None, later(), PATIENCE, sender));
+    for (chunk, seen) in [("abc", "abc"), ("de", "d")] {
         frames.send(data(chunk)).unwrap();
         assert!((&mut teed).now_or_never().is_none());
         assert_eq!(readable(&mut client), seen);
     }
     drop(frames);
-    let Teed::Whole { body, finish, .. } = teed.await else { panic!() };
-    assert_eq!(body, "abcdef");
-    assert_eq!(readable(&mut client), "", "the last byte waits for the release");
+    let Teed::Whole { finish, .. } = teed.await else { panic!() };
+    assert_eq!(readable(&mut client), "");
     finish.release();
-    assert_eq!(client.collect().await.unwrap().to_bytes(), "f");
+    assert_eq!(client.collect().await.unwrap().to_bytes(), "e");
 }
 
 #[tokio::test]
@@ -171,18 +197,36 @@ async fn a_body_of_countless_tiny_chunks_is_too_big() {
 }
 
 #[tokio::test]
-async fn a_body_that_breaks_is_reported_and_the_client_gets_the_error_itself() {
-    let (sender, mut client) = streaming();
-    let frames = vec![data("ab"), data("cd"), Err(std::io::Error::other("wire cut"))];
-    let teed = tee(all_at_once(frames), 100, None, later(), PATIENCE, sender).await;
-    let Teed::Broken { text, finish } = teed else { panic!() };
-    assert_eq!(text, "wire cut");
-    assert_eq!(client.frame().await.unwrap().unwrap().into_data().unwrap(), "ab");
-    // The error waits until others were told, or a retry would meet the load that has just failed.
-    assert!(client.frame().now_or_never().is_none());
-    finish.release();
-    assert_eq!(client.frame().await.unwrap().unwrap().into_data().unwrap(), "cd");
-    assert!(client.frame().await.unwrap().unwrap_err().is::<std::io::Error>());
+async fn all_bytes_of_a_body_that_breaks_come_well_before_its_error() {
+    for (expected, seen, rest) in [(None, "abcd", ""), (Some(9), "abcd", ""), (Some(4), "abc", "d")] {
+        let (sender, mut client) = streaming();
+        let frames = vec![data("ab"), data("cd"), Err(std::io::Error::other("wire cut"))];
+        let teed = tee(all_at_once(frames), 100, expected, later(), PATIENCE, sender).await;
+        let Teed::Broken { text, finish } = teed else { panic!() };
+        assert_eq!(text, "wire cut");
+        // A server that meets the error sends nothing of what it was given just before.
+        assert_eq!(readable(&mut client), seen, "{expected:?}");
+        // The error waits until others were told, or a retry would meet the load that has just failed: as the byte does
+        // that completes what the head promises.
+        assert!(client.frame().now_or_never().is_none());
+        finish.release();
+        assert_eq!(readable(&mut client), rest, "{expected:?}");
+        assert!(client.frame().await.is_none(), "after the error itself");
+    }
+}
+
+/// With one byte of them a client has all that the head promises, and may ask again while the load still fails.
+#[tokio::test]
+async fn bytes_beyond_the_promised_length_wait_with_the_byte_that_completes_it() {
+    for frames in [vec!["abcd"], vec!["ab", "cd"], vec!["abc", "d"], vec!["a", "bcdef"]] {
+        let (sender, mut client) = streaming();
+        let body = all_at_once(frames.iter().map(|frame| data(frame)).collect());
+        let teed = tee(body, 100, Some(3), later(), PATIENCE, sender).await;
+        let Teed::Broken { finish, .. } = teed else { panic!() };
+        assert_eq!(readable(&mut client), "ab", "{frames:?}");
+        finish.release();
+        assert!(readable(&mut client).starts_with('c'), "{frames:?}");
+    }
 }
 
 #[tokio::test]
@@ -222,7 +266,7 @@ async fn a_tee_that_is_cancelled_leaves_the_client_an_error() {
     frames.send(data("ab")).unwrap();
     assert!((&mut teed).now_or_never().is_none());
     drop(teed);
-    assert_eq!(client.frame().await.unwrap().unwrap().into_data().unwrap(), "a");
+    assert_eq!(client.frame().await.unwrap().unwrap().into_data().unwrap(), "ab");
     assert!(client.frame().await.unwrap().unwrap_err().is::<CutOff>());
 }
 

@@ -117,6 +117,39 @@ async fn a_client_that_closes_or_half_closes_in_the_middle_stops_no_load() {
     }
 }
 
+/// A server that is given an error closes the connection, with all that it has not sent yet.
+#[tokio::test]
+async fn a_client_of_a_body_that_breaks_has_every_byte_that_had_come() {
+    let (frames, receiver) = tokio::sync::mpsc::unbounded_channel::<Result<Frame<Bytes>, std::io::Error>>();
+    let receiver = Arc::new(std::sync::Mutex::new(Some(receiver)));
+    let handler = move || async move {
+        let mut receiver = receiver.lock().unwrap().take().expect("one request");
+        let frames = futures_util::stream::poll_fn(move |cx| receiver.poll_recv(cx));
+        Response::new(Body::new(StreamBody::new(frames)))
+    };
+    let addr = serve(Router::new().route("/", get(handler)).layer(guard())).await;
+    let mut stream = TcpStream::connect(addr).await.unwrap();
+    stream.write_all(b"GET / HTTP/1.1\r\nHost: shop.example\r\nConnection: close\r\n\r\n").await.unwrap();
+    let mut all = Vec::new();
+    for (line, come) in [("one\n", "one"), ("two\n", "two")] {
+        frames.send(Ok(Frame::data(Bytes::from_static(line.as_bytes())))).unwrap();
+        let has_come = |all: &[u8]| all.windows(3).any(|bytes| bytes == come.as_bytes());
+        while !has_come(&all) {
+            let read =
+                tokio::time::timeout(secs(10), stream.read_buf(&mut all)).await.expect("the line comes");
+            assert_ne!(read.unwrap(), 0, "{:?}", String::from_utf8_lossy(&all));
+        }
+    }
+    frames.send(Err(std::io::Error::other("wire cut"))).unwrap();
+    tokio::time::timeout(secs(10), stream.read_to_end(&mut all)).await.expect("an end").unwrap();
+    let all = String::from_utf8(all).unwrap();
+    let (_, body) = all.split_once("\r\n\r\n").unwrap();
+    // The chunks' own lines are their lengths; without an empty one at the end a client knows that more was to come.
+    let content: Vec<_> = body.split_inclusive("\r\n").filter(|line| line.len() > 3).collect();
+    assert_eq!(content.concat().replace("\r\n", ""), "one\ntwo\n", "{body:?}");
+    assert!(!body.contains("0\r\n\r\n"), "{body:?}");
+}
+
 #[tokio::test]
 async fn trailers_are_on_the_wire_of_a_miss_and_of_a_hit() {
     let handler = || async {

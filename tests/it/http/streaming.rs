@@ -1,4 +1,5 @@
-//! The leader's client has each byte as it comes, but for the last one, which waits until it is stored.
+//! The leader's client has each byte as it comes, but for the end of the response, which waits until it is stored: the byte
+//! that completes a known length, and otherwise the end itself.
 
 use bytes::Bytes;
 use http::{HeaderMap, Response, Version};
@@ -35,17 +36,37 @@ async fn the_first_byte_reaches_the_leaders_client_long_before_the_last_and_foll
     let followers = crowd(&shop, 20, "/");
     assert_eq!(come(response.body_mut()).await, "");
     feed.data("one,");
-    assert_eq!(come(response.body_mut()).await, "one", "all but the last byte, which may be the end");
+    assert_eq!(come(response.body_mut()).await, "one,", "all of it: only the end says that no more comes");
     feed.data("two,");
-    assert_eq!(come(response.body_mut()).await, ",two");
+    assert_eq!(come(response.body_mut()).await, "two,");
     assert!(followers.iter().all(|follower| !follower.is_finished()));
     drop(feed);
-    assert_eq!(read(response).await.text(), ",");
+    assert_eq!(read(response).await.text(), "");
     for seen in all(followers).await {
         assert_eq!((seen.text(), seen.remark().as_str()), ("one,two,", "fwd=miss; collapsed; ttl=59"));
     }
     assert_eq!(ask(&shop, get("/")).await.text(), "one,two,");
     assert_eq!(inner.calls(), 1);
+}
+
+/// Lines of a log, or of JSON: a reader is as late as the guard.
+#[tokio::test(start_paused = true)]
+async fn each_line_of_a_stream_without_a_length_comes_when_it_is_sent() {
+    for media_type in ["application/json", "text/plain"] {
+        let (feed, body) = Feed::new();
+        let shop = shop(&Inner::in_turn([respond(200, &[("content-type", media_type)], body)]));
+        let mut response = start(&shop).await;
+        for line in ["{\"n\":1}\n", "{\"n\":2}\n", "\n"] {
+            feed.data(line);
+            assert_eq!(come(response.body_mut()).await, line, "{media_type}");
+        }
+        drop(feed);
+        assert_eq!(read(response).await.text(), "");
+        assert!(
+            ask(&shop, get("/")).await.remark().starts_with("hit"),
+            "{media_type}: stored before its end"
+        );
+    }
 }
 
 #[tokio::test(start_paused = true)]
