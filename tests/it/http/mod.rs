@@ -5,6 +5,7 @@
 
 mod api;
 mod arriving;
+mod authorities;
 mod bodies;
 mod bypass;
 mod chaos;
@@ -39,6 +40,7 @@ mod rows;
 mod safety;
 mod sockets;
 mod spans;
+mod stacks;
 mod stale;
 #[cfg(feature = "redis")]
 mod stampede;
