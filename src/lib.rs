@@ -17,7 +17,8 @@
 //!     .get_or_load(("report", 7), || async { Ok::<_, std::io::Error>("expensive".to_owned()) })
 //!     .await?;
 //!
-//! // Around an axum router, another tower service or an HTTP client:
+//! // Around an axum router, another tower service or an HTTP client. `Host` is part of the key:
+//! // `HttpPolicy::authority` names one for all requests.
 //! # #[cfg(feature = "http")] {
 //! let app: axum::Router = axum::Router::new()
 //!     .route("/report/{id}", axum::routing::get(|| async { "expensive" }))
@@ -26,6 +27,9 @@
 //! # assert_eq!(report, "expensive");
 //! # Ok(()) }
 //! ```
+//!
+//! Around a service **the guard wraps every layer that takes credentials off or sets cookies, `Cache-Control`, `Vary` or nonces, and
+//! sits inside the layers that stamp each response, trace or compress**: [`http`](crate::http#where-the-layer-belongs) shows the stack.
 //!
 //! A guard can be made anywhere; its calls need a Tokio runtime, with time and, for Redis, I/O.
 //!

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::pin::Pin;
 
-use http::header::{CONTENT_LENGTH, HeaderValue};
+use http::header::{CONTENT_LENGTH, COOKIE, HeaderValue};
 use http::{Method, Request, Response, StatusCode};
 use http_body::Body;
 use tower_service::Service;
@@ -11,6 +11,7 @@ use tower_service::Service;
 use super::body::{BoxError, GuardedBody};
 use super::journey::{Journey, Step, failed};
 use super::load::{Head, Wanted, call, loader};
+use super::personal;
 use super::replay::{At, Found, Replay, Wants};
 use super::request::{Asked, Considered, consider};
 use super::rule::Rule;
@@ -44,10 +45,14 @@ where
     B::Error: Into<BoxError>,
 {
     /// Step 1. Each way is boxed by itself, so that a hit moves and allocates only what a hit needs.
-    pub(super) fn run(self, guard: StampedeGuard) -> Boxed<Head<B, S::Error>> {
+    pub(super) fn run(mut self, guard: StampedeGuard) -> Boxed<Head<B, S::Error>> {
         let (node, policy) = guard.parts();
         let join = |head: &str, parts: &[&str]| Key::from_texts(&node.namespace, head, parts);
         let considered = consider(&self.request, &policy.http.requests, join);
+        if considered.as_ref().is_ok_and(|considered| considered.asked.other_cookies) {
+            // What the answer does not see it can not depend on, whichever request it was loaded for.
+            self.request.headers_mut().remove(COOKIE);
+        }
         if policy.http.tell_key
             && let Ok(Considered { key, .. }) = &considered
         {
@@ -76,8 +81,10 @@ where
             Err(Rule::Method) => Box::pin(self.unsafely(guard)),
             Err(rule) => {
                 observe::judged("not looked up", &rule);
-                if rule == Rule::Body {
-                    wrapped::tell(&self.request);
+                match rule {
+                    Rule::Body => wrapped::tell(&self.request),
+                    Rule::Extension => personal::tell(&self.request, &guard.parts().1.http.requests),
+                    _ => {}
                 }
                 Box::pin(self.pass(guard, Some(CacheStatus::bypass(rule.token()))))
             }

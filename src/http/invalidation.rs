@@ -15,6 +15,8 @@ pub(crate) struct Invalidation {
     targets: Vec<Uri>,
     keys: Vec<CacheKey>,
     heads: Heads,
+    /// Of all keys, if the policy names one.
+    authority: Option<String>,
     /// What the policy adds to the keys that are invalid.
     added: Vec<Vec<String>>,
 }
@@ -30,8 +32,14 @@ impl Invalidation {
         let added = all_additions(request, &keyed, rules);
         let keys: Vec<_> =
             all.iter().flat_map(|target| added.iter().map(|added| target.key(added))).collect();
-        let targets = all.iter().filter_map(Target::uri).collect();
-        (!keys.is_empty()).then_some(Self { targets, keys, heads: rules.heads, added })
+        let mut targets: Vec<_> = all.iter().filter_map(Target::uri).collect();
+        if rules.authority.is_some() {
+            // A response refers to itself by what the client calls it.
+            let named = RequestRules { authority: None, ..rules.clone() };
+            targets.extend(Target::changed_by(request, &keyed, &named).iter().filter_map(Target::uri));
+        }
+        let (heads, authority) = (rules.heads, rules.authority.clone());
+        (!keys.is_empty()).then_some(Self { targets, keys, heads, authority, added })
     }
 
     /// The keys that are invalid after this response, each once: the target's, and those of what `Location` and
@@ -63,7 +71,8 @@ impl Invalidation {
     fn keys_of(&self, uri: &Uri) -> Vec<CacheKey> {
         let mut request = Request::new(());
         *request.uri_mut() = uri.clone();
-        let rules = RequestRules { heads: self.heads, ..RequestRules::default() };
+        let authority = self.authority.clone();
+        let rules = RequestRules { heads: self.heads, authority, ..RequestRules::default() };
         let target = Target::of(&request, &Keyed::default(), &rules);
         target
             .map_or_else(|_| Vec::new(), |target| self.added.iter().map(|added| target.key(added)).collect())

@@ -34,7 +34,9 @@
 //!
 //! # Keys
 //!
-//! Scheme, authority, path and query, byte for byte. Servers see requests without a scheme: see
+//! Scheme, authority, path and query, byte for byte. **The authority is the client's `Host`**: a service that is called by three names or
+//! ports loads three times, and a page is invalidated with the visitors' `Host`, unless the policy names
+//! [one authority](HttpPolicy::authority) for all keys. A `Host` with the scheme's default port or an empty one bypasses. Servers see requests without a scheme: see
 //! [`scheme`](crate::PolicyBuilder::scheme). A layer *inside* a nested axum router sees paths without their
 //! prefix, so two routers nested at different places would share keys: put the guard around the outermost
 //! router (`router.layer(guard)`; what is wrapped around that, to rewrite URIs, becomes a router again by
@@ -43,15 +45,93 @@
 //! Policies that are [`strict`](HttpPolicy::strict) or [`private`](HttpPolicy::private) have keys of their own:
 //! [`StampedeGuard::http_key`](crate::StampedeGuard::http_key) knows them, [`cache_key`] the default's only.
 //!
+//! # Credentials
+//!
+//! A request with one of these headers bypasses the cache by default; [`credential_header`](HttpPolicy::credential_header) adds
+//! to the list, [`credential_headers`](HttpPolicy::credential_headers) replaces it:
+//!
+//! - `Authorization`, `Proxy-Authorization`, `Cookie`, `X-Api-Key`, `X-Auth-Token`, `X-Amz-Security-Token`
+//! - `Signature`, `Signature-Input` (RFC 9421); `Client-Cert`, `Client-Cert-Chain` (RFC 9440)
+//! - oauth2-proxy: `X-Forwarded-User`, `-Email`, `-Preferred-Username`, `-Groups`, `-Access-Token`, and the same with
+//!   `X-Auth-Request-`
+//! - Cloudflare Access: `Cf-Access-Jwt-Assertion`, `Cf-Access-Authenticated-User-Email`
+//! - Google IAP: `X-Goog-Iap-Jwt-Assertion`, `X-Goog-Authenticated-User-Email`, `-Id`
+//! - AWS ALB: `X-Amzn-Oidc-Data`, `-Identity`, `-Accesstoken`; `X-Amzn-Mtls-Clientcert`, `-Subject`
+//! - Azure: `X-Ms-Client-Principal`, `-Id`, `-Idp`, `-Name`; `X-Ms-Token-` with `Aad-Access-Token`, `Aad-Id-Token`,
+//!   `Google-Access-Token`, `Google-Id-Token`, `Facebook-Access-Token`, `Twitter-Access-Token`
+//! - Envoy: `X-Forwarded-Client-Cert`. A mesh that adds it to all requests keeps all of them from the cache: replace the list there.
+//!
+//! **Any cookie makes a request bypass**, those of analytics included: [`HttpPolicy::cookies`] lists the ones that matter.
+//!
 //! # Where the layer belongs
 //!
-//! **Inside whatever adds credentials.** The guard does not see what is added to a request behind it: default headers and
-//! the cookie store of reqwest, `AddAuthorizationLayer`, a connector that signs. Around such a client it takes all users for
-//! one, and **gives each what belongs to another**. Credentials must be on the request before it reaches the guard. Likewise, of
-//! redirects that are followed inside, it sees the end: what the redirect itself said, `no-store` or `Vary`, is lost.
+//! **The guard wraps** (is *outside* of) **every layer that takes credentials off a request, or that sets cookies, `Cache-Control`,
+//! `Vary` or nonces. It sits *inside* the layers that stamp each response** (request ids, timings, rate-limit fields)**, trace, or
+//! compress.** The guard sees the request as it reaches it, and stores the response as it leaves the layers behind it. A layer
+//! outside is asked for hits, too; a layer inside is asked for loads only.
 //!
-//! **Inside whatever makes each response its own**: request ids, `Server-Timing`, limits that are left. What a layer behind the guard
-//! writes into a response is stored with it and given to everyone.
+//! ```text
+//!  request ─►  request id, timing, rate-limit fields, tracing, compression    each response its own
+//!                 │
+//!              StampedeGuard   sees `Authorization` and `Cookie` ─► bypass
+//!                 │            sees `Set-Cookie`, `private`, `Vary` ─► kept from others, or told apart
+//!                 │
+//!              sessions, cookies, authentication, `Cache-Control`, CSP nonces
+//!                 │
+//!              handlers
+//! ```
+//!
+//! As an axum stack, where the layer that is added later is outside:
+//!
+//! ```
+//! use axum::extract::Request;
+//! use axum::middleware::{Next, from_fn};
+//! use axum::response::Response;
+//! use axum::{Router, routing::get};
+//! use stampede_guard::{Policy, StampedeGuard, http::HttpPolicy};
+//! use tower_sessions::{MemoryStore, Session, SessionManagerLayer};
+//!
+//! async fn authenticate(mut request: Request, next: Next) -> Response {
+//!     // Takes the credentials off: the guard has to be asked before.
+//!     let _user = request.headers_mut().remove("authorization");
+//!     next.run(request).await
+//! }
+//! async fn stamp(request: Request, next: Next) -> Response {
+//!     let mut response = next.run(request).await;
+//!     response.headers_mut().insert("x-request-id", "7f3a".parse().expect("a header's value"));
+//!     response
+//! }
+//!
+//! // Says which layers are on the wrong side, if they are.
+//! let http = HttpPolicy::default().personal_extension::<Session>();
+//! let guard = StampedeGuard::in_memory().with_policy(Policy::builder().http(http).build()?);
+//! let app: Router = Router::new()
+//!     .route("/form", get(|| async { "a form" }))
+//!     .layer(SessionManagerLayer::new(MemoryStore::default())) // reads and sets cookies: inside
+//!     .layer(from_fn(authenticate))                            // takes credentials off: inside
+//!     .layer(guard)                                            // wraps all of these
+//!     .layer(from_fn(stamp));                                  // stamps each response: outside
+//! # Ok::<(), stampede_guard::Error>(())
+//! ```
+//!
+//! On the wrong side these layers mix clients up. With sessions or cookies outside, one visitor's form or cart is stored, without the
+//! `Set-Cookie` that would forbid it; with authentication outside, one user's page, without the `private` that would; with
+//! nonces outside, the page of a hit does not match its header. (A nonce from inside is stored with its page, and is as old as
+//! that: where each response needs a fresh one, the page is `private`.)
+//!
+//! **The guard notices a layer on the wrong side only by a request extension of a declared type**:
+//! [`HttpPolicy::personal_extension`] names it, such a request bypasses (`detail=extension`), and a warning says what to do. It
+//! can not see that a layer outside has taken `Authorization` off a request, nor what a layer outside writes into a response.
+//!
+//! Two limits of the rule:
+//!
+//! - A layer that admits or refuses a client by anything but a listed [credential](#credentials), such as its peer address, a
+//!   certificate, or a header of the application, is not asked for hits if it is inside. It stays *outside* the guard, or its routes are
+//!   `Cache-Control: private`, or its header is declared with [`credential_header`](HttpPolicy::credential_header).
+//! - **Around a client the guard stays inside whatever adds credentials**: default headers and the cookie store of reqwest,
+//!   `AddAuthorizationLayer`, a connector that signs. What they add behind the guard it does not see: it takes all users for
+//!   one, and **gives each what belongs to another**. Credentials must be on the request before it reaches the guard. Likewise, of
+//!   redirects that are followed inside, it sees the end: what the redirect itself said, `no-store` or `Vary`, is lost.
 //!
 //! **Outside whatever wraps request bodies**: `RequestBodyTimeoutLayer`, `RequestDecompressionLayer`, a `map_request` that
 //! makes a stream of the body. Nobody can tell that such a body is empty, so every `GET` would bypass the cache
@@ -151,6 +231,8 @@ mod body;
 mod cache_control;
 mod cdn;
 mod change;
+mod cookies;
+mod credentials;
 mod dates;
 mod draft;
 mod exchange;
@@ -165,10 +247,12 @@ mod kept;
 mod load;
 mod location;
 mod nesting;
+mod personal;
 mod policy;
 mod ranges;
 mod replay;
 mod request;
+mod request_policy;
 mod request_rules;
 mod response;
 mod reuse;

@@ -141,9 +141,10 @@ impl HttpPolicy {
     /// The scheme of keys for requests whose URI has none, as servers receive them. Two services that
     /// share a namespace and are reached by different schemes set it. Defaults to `http`.
     ///
-    /// **A service behind a proxy that terminates TLS must set `https`.** A `Host` with the scheme's default port is the same as
-    /// one without: under `http`, `shop.example:80` shares the entry of `shop.example`, and if a handler builds URLs from `Host`,
-    /// one client's `http` URLs with that port are everyone's.
+    /// **A service behind a proxy that terminates TLS must set `https`.** A request whose `Host` names the scheme's default port
+    /// (`shop.example:80`), or an empty one, bypasses the cache (`detail=host`): a handler that builds URLs from `Host` would give
+    /// that spelling to everyone. It is still the same resource (RFC 9110, 4.2.3): an unsafe method with it invalidates what
+    /// is stored for `shop.example`.
     ///
     /// **So must a server that terminates TLS itself**: HTTP/2 requests come with `:scheme`, and those of HTTP/1 without, so one
     /// resource would be two, and a PUT through one would leave the other as it was.
@@ -162,9 +163,8 @@ impl HttpPolicy {
     }
 
     /// The request headers that mark an answer as one user's: a request with any of them bypasses the cache;
-    /// in [`private`](Self::private) they are part of the key instead. Defaults to `Authorization`,
-    /// `Proxy-Authorization`, `Cookie`, `X-Api-Key`, `X-Auth-Token` and `X-Amz-Security-Token`; in
-    /// [`strict`](Self::strict) without `Authorization` and `Cookie`. **Replaces** that list; what
+    /// in [`private`](Self::private) they are part of the key instead. Defaults to [a list](crate::http#credentials) of standard
+    /// ones and those of common proxies; in [`strict`](Self::strict) without `Authorization` and `Cookie`. **Replaces** that list; what
     /// [`credential_header`](Self::credential_header) adds to it, before or after, stays.
     #[must_use]
     pub fn credential_headers(mut self, names: impl IntoIterator<Item = HeaderName>) -> Self {
@@ -315,6 +315,9 @@ impl HttpPolicy {
         let ten_years = DAY * 3650;
         if self.max_variants == 0 {
             return Some("max_variants is 0: choose at least 1".to_owned());
+        }
+        if let Some(refusal) = self.requests.refusal() {
+            return Some(refusal);
         }
         if self.vary_on.len() > MOST_NAMES {
             return Some(format!(

@@ -37,6 +37,8 @@ pub(crate) struct Asked {
     pub(crate) ranged: bool,
     /// Comes with `If-Range`. Means something beside a range only (RFC 9110, 13.1.5).
     pub(crate) if_range: bool,
+    /// Comes with cookies, none of which matter.
+    pub(crate) other_cookies: bool,
 }
 
 impl Asked {
@@ -52,7 +54,8 @@ impl Asked {
 /// plain authority; another scheme than `http` and `https`; a target without a path; a body, or a header that announces
 /// one; `Upgrade` and `Expect`; a `Connection` that names other headers; a `Range` in other units than bytes;
 /// preconditions other than `If-None-Match`, `If-Modified-Since` and `If-Range`; credentials, as the policy has it;
-/// headers that change what is asked without being in the key; `no-store`; and what the policy's hook sends away.
+/// headers that change what is asked without being in the key; extensions that the policy names; `no-store`; and what the
+/// policy's hook sends away.
 ///
 /// One pass over the headers, and no allocation but the key's: every hit pays for this.
 pub(crate) fn consider<B: http_body::Body, K>(
@@ -63,6 +66,9 @@ pub(crate) fn consider<B: http_body::Body, K>(
     let is_get = method(request)?;
     let (keyed, asked) = survey(request.headers(), rules, Content::Bypasses)?;
     bodiless(request)?;
+    if rules.personal.iter().any(|personal| personal.is_in(request.extensions())) {
+        return Err(Rule::Extension);
+    }
     Ok(Considered { key: key_by(request, &keyed, rules, join)?, is_get, asked })
 }
 
@@ -114,6 +120,8 @@ pub(crate) fn survey<'a>(
     let mut keyed = Keyed::default();
     let mut asked = Asked::default();
     let (mut has_directives, mut pragma) = (false, false);
+    // A POST goes to the inner service as it came, with all of its cookies.
+    let cookies = rules.cookies.as_ref().filter(|_| content == Content::Bypasses);
     for (name, value) in headers {
         let rule = match name.as_str() {
             // More than one Host is an attack or an accident (RFC 9112, 3.2: answered with 400).
@@ -156,6 +164,10 @@ pub(crate) fn survey<'a>(
             }
             // Preconditions that are the origin's (RFC 9111, 4.3.2), and those not invented yet.
             text if text.starts_with("if-") => Rule::Conditional,
+            "cookie" if cookies.is_some_and(|cookies| !cookies.any_in(value)) => {
+                asked.other_cookies = true;
+                continue;
+            }
             _ if rules.keyed_by_credentials && rules.credentials.contains(name) => {
                 keyed.credentials = true;
                 continue;
@@ -180,6 +192,8 @@ pub(crate) fn survey<'a>(
     }
     // RFC 9111, 5.4: it stands in for Cache-Control where there is none.
     asked.directives.no_cache |= pragma && !has_directives;
+    // Where a cookie on another line matters, all of them go on.
+    asked.other_cookies &= !rules.has_own_cookies(headers);
     Ok((keyed, asked))
 }
 
@@ -205,3 +219,8 @@ pub(super) fn is_zero(value: &HeaderValue) -> bool {
 #[allow(clippy::unwrap_used, reason = "in a test the panic is the report")]
 #[path = "request_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "in a test the panic is the report")]
+#[path = "request_policy_tests.rs"]
+mod policy_tests;

@@ -3,18 +3,14 @@
 use std::fmt;
 use std::sync::Arc;
 
-use http::header::{HeaderMap, HeaderName};
+use http::header::{COOKIE, HeaderMap, HeaderName};
 use http::uri::Scheme;
 use http::{Extensions, Uri};
 
+use super::cookies::CookieNames;
+use super::credentials::CREDENTIAL_HEADERS;
+use super::personal::PersonalExtension;
 use super::policy::Sharing;
-
-/// Headers that make a request one user's: what is answered to it is not for others.
-///
-/// A shared cache may store such answers only when they say so (RFC 9111, 3.5, for
-/// `Authorization`); for the others no standard exists, so the request is not cached at all.
-pub(crate) const CREDENTIAL_HEADERS: [&str; 6] =
-    ["authorization", "proxy-authorization", "cookie", "x-api-key", "x-auth-token", "x-amz-security-token"];
 
 /// Headers that change what is asked without being part of the key ("unkeyed input"): cached, one
 /// request with such a header would replace the answer for all others (cache poisoning).
@@ -107,6 +103,12 @@ pub(crate) struct RequestRules {
     /// Credentials do not bypass, they are part of the key.
     pub(crate) keyed_by_credentials: bool,
     pub(crate) key: Option<KeyHook>,
+    /// Of all keys, instead of what requests name. In lower case.
+    pub(crate) authority: Option<String>,
+    /// The cookies that matter; all where there is no list.
+    pub(crate) cookies: Option<CookieNames>,
+    /// Extensions of requests that bypass.
+    pub(crate) personal: Vec<PersonalExtension>,
 }
 
 impl Default for RequestRules {
@@ -121,6 +123,9 @@ impl Default for RequestRules {
             cookie: Sharing::Never,
             keyed_by_credentials: false,
             key: None,
+            authority: None,
+            cookies: None,
+            personal: Vec::new(),
         }
     }
 }
@@ -131,6 +136,17 @@ impl RequestRules {
             self.added.push(name.clone());
         }
         self.credentials.add(name);
+    }
+
+    /// Whether there is a cookie that matters.
+    pub(crate) fn has_own_cookies(&self, headers: &HeaderMap) -> bool {
+        let mut lines = headers.get_all(COOKIE).iter();
+        lines.any(|line| self.cookies.as_ref().is_none_or(|cookies| cookies.any_in(line)))
+    }
+
+    /// Whether a request comes with this credential.
+    pub(crate) fn has(&self, name: &HeaderName, headers: &HeaderMap) -> bool {
+        if *name == COOKIE { self.has_own_cookies(headers) } else { headers.contains_key(name) }
     }
 
     pub(crate) fn replace_credentials(&mut self, names: impl IntoIterator<Item = HeaderName>) {
@@ -145,20 +161,20 @@ impl RequestRules {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct NameSet {
     pub(crate) names: Vec<HeaderName>,
-    /// Bit `n`: a name of length `n` (modulo 64) is among them. Most headers stop here.
-    lengths: u64,
+    /// The bits of the names that are among them. Most headers stop here.
+    bits: u128,
 }
 
 impl NameSet {
     pub(crate) fn contains(&self, name: &HeaderName) -> bool {
-        self.lengths & length_bit(name) != 0 && self.names.contains(name)
+        self.bits & bit(name) != 0 && self.names.contains(name)
     }
 }
 
 impl NameSet {
     pub(crate) fn add(&mut self, name: HeaderName) {
         if !self.contains(&name) {
-            self.lengths |= length_bit(&name);
+            self.bits |= bit(&name);
             self.names.push(name);
         }
     }
@@ -167,13 +183,16 @@ impl NameSet {
 impl FromIterator<HeaderName> for NameSet {
     fn from_iter<I: IntoIterator<Item = HeaderName>>(names: I) -> Self {
         let names: Vec<_> = names.into_iter().collect();
-        let lengths = names.iter().fold(0, |bits, name| bits | length_bit(name));
-        Self { names, lengths }
+        let bits = names.iter().fold(0, |bits, name| bits | bit(name));
+        Self { names, bits }
     }
 }
 
-fn length_bit(name: &HeaderName) -> u64 {
-    1 << (name.as_str().len() % 64)
+/// One of 128, by the length and the outer letters of a name: so many names are listed that each length is among them.
+fn bit(name: &HeaderName) -> u128 {
+    let bytes = name.as_str().as_bytes();
+    let letter = |at: Option<&u8>| at.copied().map_or(0, usize::from);
+    1 << ((bytes.len() + 31 * letter(bytes.first()) + 7 * letter(bytes.last())) % 128)
 }
 
 #[cfg(test)]

@@ -45,6 +45,8 @@ rules! {
     /// A precondition that is the origin's to evaluate.
     Conditional: "conditional", "RFC 9111, 4.3.2";
     Credentials: "credentials", "HttpPolicy::credential_headers";
+    /// An extension that the policy names.
+    Extension: "extension", "HttpPolicy::personal_extension";
     /// A header that is in the key, perhaps, and not for the inner service.
     Connection: "connection", "RFC 9110, 7.6.1";
     UnkeyedHeader: "unkeyed-header", "the guard's list of headers that change what is asked";

@@ -7,6 +7,8 @@
 
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 
+use super::credentials::CREDENTIAL_HEADERS;
+
 /// How far values are made alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Normal {
@@ -76,10 +78,7 @@ fn kind(name: &HeaderName, normal: Normal) -> Kind {
         // Who does not see that a coding is taken answers without one, which everybody can read.
         "accept-encoding" => Kind::Weighted,
         "accept" | "accept-charset" | "accept-language" if normal == Normal::ByTheLetter => Kind::Weighted,
-        "authorization"
-        | "proxy-authorization"
-        | "cookie"
-        | "from"
+        "from"
         | "host"
         | "if-modified-since"
         | "if-range"
@@ -87,10 +86,8 @@ fn kind(name: &HeaderName, normal: Normal) -> Kind {
         | "origin"
         | "range"
         | "referer"
-        | "user-agent"
-        | "x-api-key"
-        | "x-auth-token"
-        | "x-amz-security-token" => Kind::Exact,
+        | "user-agent" => Kind::Exact,
+        name if CREDENTIAL_HEADERS.contains(&name) => Kind::Exact,
         _ => Kind::List,
     }
 }

@@ -4,13 +4,15 @@ use std::borrow::Cow;
 
 use http::header::{self, HeaderMap, HeaderValue};
 use http::uri::Scheme;
-use http::{Request, Uri};
+use http::{Method, Request, Uri, Version};
 use sha2::{Digest as _, Sha256};
 
+use super::invalidation::Invalidation;
 use super::nesting::{original, strips};
 use super::request_rules::{KeyParts, RequestRules};
 use super::rule::Rule;
 use super::vary::Fingerprint;
+use crate::error::{Error, ErrorKind};
 use crate::guard::StampedeGuard;
 use crate::key::CacheKey;
 
@@ -45,7 +47,8 @@ pub fn cache_key(uri: &Uri) -> Option<CacheKey> {
 impl StampedeGuard {
     /// The key under which this guard, as an HTTP layer with its policy, stores the response to a GET that comes with this
     /// request's URI and headers, for [`invalidate`](Self::invalidate). `None` for a request that would bypass the cache, as
-    /// with credentials: make one as clients send it.
+    /// with credentials: make one as clients send it. `Host` is part of the key, unless the policy names
+    /// [one authority](super::HttpPolicy::authority) for all keys: then [`invalidate_path`](Self::invalidate_path) needs no request.
     ///
     /// # Examples
     ///
@@ -64,6 +67,69 @@ impl StampedeGuard {
     }
 }
 
+impl StampedeGuard {
+    /// Removes what is stored for this path and query under the policy's [`authority`](super::HttpPolicy::authority) and
+    /// [`scheme`](crate::PolicyBuilder::scheme), as an unsafe method does: in every process, all variants, also against loads
+    /// that are running. Of a policy with a [`key`](super::HttpPolicy::key) of its own it removes what an unsafe request
+    /// without headers would.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidPolicy`](ErrorKind::InvalidPolicy) where the policy names no authority; [`InvalidKey`](ErrorKind::InvalidKey)
+    /// for a text that is no path; else as [`invalidate`](Self::invalidate).
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`invalidate`](Self::invalidate).
+    ///
+    /// # Consistency
+    ///
+    /// As [`invalidate`](Self::invalidate).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use stampede_guard::{Policy, StampedeGuard, http::HttpPolicy};
+    ///
+    /// let policy = Policy::builder().http(HttpPolicy::default().authority("shop.example")).build()?;
+    /// let guard = StampedeGuard::in_memory().with_policy(policy);
+    /// guard.invalidate_path("/product/7").await?;
+    /// # Ok(()) }
+    /// ```
+    #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
+    pub async fn invalidate_path(&self, path: &str) -> Result<(), Error> {
+        let keys = path_keys(path, &self.parts().1.http.requests)?;
+        let mut result = Ok(());
+        for key in keys {
+            // The others are tried all the same: each of them may be what is served.
+            result = result.and(self.invalidate(key).await);
+        }
+        result
+    }
+}
+
+/// What [`StampedeGuard::invalidate_path`] removes.
+fn path_keys(path: &str, rules: &RequestRules) -> Result<Vec<CacheKey>, Error> {
+    if rules.authority.is_none() {
+        let text = "invalidate_path needs one authority for all keys, and the policy names none: set \
+                    HttpPolicy::authority(\"shop.example\"), or invalidate the http_key of a request with the clients' Host";
+        return Err(Error::new(ErrorKind::InvalidPolicy, text));
+    }
+    let refused = || {
+        let text = format!(
+            "{path:?} is no path of a URI: give it as in \"/product/7\", encoded, with its query if it has one"
+        );
+        Error::new(ErrorKind::InvalidKey, text)
+    };
+    // `http` takes a URI's fragment off.
+    let uri = Uri::try_from(path).ok().filter(|_| path.starts_with('/') && !path.contains('#'));
+    let mut change = Request::new(());
+    *change.method_mut() = Method::DELETE;
+    *change.uri_mut() = uri.ok_or_else(refused)?;
+    Ok(Invalidation::of(&change, rules).ok_or_else(refused)?.target_keys().to_vec())
+}
+
 /// What of a request's headers its key may need.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Keyed<'a> {
@@ -77,8 +143,8 @@ impl<'a> Keyed<'a> {
     pub(crate) fn of(headers: &'a HeaderMap, rules: &RequestRules) -> Option<Self> {
         let mut hosts = headers.get_all(header::HOST).iter();
         let (host, None) = (hosts.next(), hosts.next()) else { return None };
-        let credentials = rules.keyed_by_credentials
-            && rules.credentials.names.iter().any(|name| headers.contains_key(name));
+        let credentials =
+            rules.keyed_by_credentials && rules.credentials.names.iter().any(|name| rules.has(name, headers));
         Some(Self { host, credentials })
     }
 }
@@ -127,7 +193,7 @@ impl<'a> Target<'a> {
     pub(crate) fn of<B>(
         request: &'a Request<B>,
         keyed: &Keyed<'a>,
-        rules: &RequestRules,
+        rules: &'a RequestRules,
     ) -> Result<Self, Rule> {
         Self::behind(original(request), request, keyed, rules)
     }
@@ -137,14 +203,22 @@ impl<'a> Target<'a> {
         original: Option<&'a Uri>,
         request: &'a Request<B>,
         keyed: &Keyed<'a>,
-        rules: &RequestRules,
+        rules: &'a RequestRules,
     ) -> Result<Self, Rule> {
         let target = original.unwrap_or_else(|| request.uri());
         let (head, default_port) = scheme(target, rules).ok_or(Rule::Scheme)?;
-        let named = target.authority().map(|authority| plain_authority(authority.as_str(), default_port));
+        if let Some(authority) = &rules.authority {
+            return Ok(Self::at(head, authority, target, request));
+        }
+        // A handler that builds URLs by the authority would write this spelling into everyone's. A client's own request names
+        // no `Host`, and is asked for nothing by others.
+        let is_received = keyed.host.is_some() || request.version() > Version::HTTP_11;
+        let plain = |text: &'a str| {
+            plain_authority(text, default_port).filter(|plain| !is_received || plain.len() == text.len())
+        };
+        let named = target.authority().map(|authority| plain(authority.as_str()));
         // An empty one stands for "no authority" (RFC 9110, 7.2), which contradicts one in the URI.
-        let host =
-            keyed.host.map(|host| host.to_str().ok().and_then(|host| plain_authority(host, default_port)));
+        let host = keyed.host.map(|host| host.to_str().ok().and_then(plain));
         let authority = match (named, host) {
             // RFC 9112, 3.2.2 lets the URI win. A handler may still look at Host, so two names for
             // one request are not shared.
@@ -164,10 +238,13 @@ impl<'a> Target<'a> {
     pub(crate) fn changed_by<B>(
         request: &'a Request<B>,
         keyed: &Keyed<'a>,
-        rules: &RequestRules,
+        rules: &'a RequestRules,
     ) -> Vec<Self> {
         let target = original(request).unwrap_or_else(|| request.uri());
         let Some((head, default_port)) = scheme(target, rules) else { return Vec::new() };
+        if let Some(authority) = &rules.authority {
+            return vec![Self::at(head, authority, target, request)];
+        }
         let named = target.authority().map(http::uri::Authority::as_str);
         let named = named.map(|named| named.rsplit_once('@').map_or(named, |(_, named)| named));
         let host = keyed.host.and_then(|host| host.to_str().ok());
@@ -209,10 +286,15 @@ impl<'a> Target<'a> {
 /// The head of the key with the URI's scheme, or the policy's, and that scheme's port.
 fn scheme(target: &Uri, rules: &RequestRules) -> Option<(&'static str, u16)> {
     match target.scheme().unwrap_or(&rules.scheme) {
-        scheme if *scheme == Scheme::HTTP => Some((rules.heads.http, 80)),
-        scheme if *scheme == Scheme::HTTPS => Some((rules.heads.https, 443)),
+        scheme if *scheme == Scheme::HTTP => Some((rules.heads.http, default_port(scheme))),
+        scheme if *scheme == Scheme::HTTPS => Some((rules.heads.https, default_port(scheme))),
         _ => None,
     }
+}
+
+/// The port that an authority of this scheme names by naming none (RFC 9110, 4.2.1 and 4.2.2).
+pub(super) fn default_port(scheme: &Scheme) -> u16 {
+    if *scheme == Scheme::HTTPS { 443 } else { 80 }
 }
 
 /// Host names are case-insensitive (RFC 9110, 4.2.3); almost always they come in lower case.
@@ -235,7 +317,7 @@ pub(crate) fn additions<B>(
     if keyed.credentials {
         // A digest: keys are stored, and this is a secret.
         let mut digest = Sha256::new();
-        for name in &rules.credentials.names {
+        for name in rules.credentials.names.iter().filter(|name| rules.has(name, request.headers())) {
             for value in request.headers().get_all(name) {
                 for bytes in [name.as_str().as_bytes(), value.as_bytes()] {
                     digest.update((bytes.len() as u64).to_le_bytes());
@@ -268,7 +350,7 @@ fn path_and_query(uri: &Uri) -> &str {
 /// authority that can be a key.
 ///
 /// User information is refused: it is a credential, and deprecated (RFC 9110, 4.2.4).
-fn plain_authority(text: &str, default_port: u16) -> Option<&str> {
+pub(super) fn plain_authority(text: &str, default_port: u16) -> Option<&str> {
     let (host, port) = if text.starts_with('[') {
         // An IP literal holds colons of its own (RFC 3986, 3.2.2).
         let (host, port) = text.split_at(text.find(']')? + 1);

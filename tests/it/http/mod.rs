@@ -5,6 +5,7 @@
 
 mod api;
 mod arriving;
+mod authorities;
 mod bodies;
 mod bypass;
 mod chaos;
@@ -42,6 +43,7 @@ mod rows;
 mod safety;
 mod sockets;
 mod spans;
+mod stacks;
 mod stale;
 #[cfg(feature = "redis")]
 mod stampede;
