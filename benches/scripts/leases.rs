@@ -18,7 +18,8 @@ pub(crate) fn hand_over(table: &mut Table) {
         .into_iter()
         .chain([("HAND OVER past 10000 places of ten dead processes".to_owned(), 10_000, 10)])
     {
-        let step = |round| ended(&stage, &guard, &format!("h{places}x{nodes}r{round}"), (places, nodes), true);
+        let step =
+            |round| ended(&stage, &guard, &format!("h{places}x{nodes}r{round}"), (places, nodes), true);
         stage.measure(table, what, LONGEST, step);
     }
     drop(std::panic::take_hook());

@@ -22,7 +22,6 @@ pub(crate) struct Stage {
     pub(crate) server: RedisServer,
     pub(crate) runtime: Runtime,
     connection: RefCell<Connection>,
-    ping: f64,
 }
 
 /// Times of the scripts of one step, in milliseconds.
@@ -32,16 +31,19 @@ impl Stage {
     pub(crate) fn start() -> Self {
         let server =
             RedisServer::with_args(["--slowlog-log-slower-than", "0", "--slowlog-max-len", "100000"]);
-        let mut connection = server.conn();
-        let mut ping = || {
+        let connection = server.conn();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        Self { server, runtime, connection: RefCell::new(connection) }
+    }
+
+    /// The median round trip of a PING.
+    fn ping(&self) -> f64 {
+        let ping = || {
             let sent = Instant::now();
-            redis::cmd("PING").query::<()>(&mut connection).expect("PING");
+            self.run::<()>(&redis::cmd("PING"));
             millis(sent.elapsed())
         };
-        let pings: Vec<_> = (0..PINGS).map(|_| ping()).collect();
-        let ping = Spread::of(&pings).median;
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-        Self { server, runtime, connection: RefCell::new(connection), ping }
+        Spread::of(&(0..PINGS).map(|_| ping()).collect::<Vec<_>>()).median
     }
 
     /// A connected guard whose commands have as long as they take.
@@ -112,6 +114,7 @@ impl Stage {
         mut step: impl FnMut(usize) -> Step,
     ) {
         step(0);
+        let ping = self.ping();
         let steps: Vec<_> = (1..=ROUNDS).map(step).collect();
         let of = |number: fn(&Step) -> f64| Spread::of(&steps.iter().map(number).collect::<Vec<_>>());
         let longest = of(|step| step.0.iter().copied().fold(0.0, f64::max));
@@ -124,8 +127,8 @@ impl Stage {
             measured: longest.median,
             detail: format!(
                 "{longest} (in all {sum:.2} ms in {calls:.0}; {:.0} PINGs of {:.3} ms)",
-                longest.median / self.ping,
-                self.ping
+                longest.median / ping,
+                ping
             ),
         });
     }
