@@ -18,6 +18,7 @@ on_servers! {
     a_lease_with_more_time_than_its_holder_gave_it_is_given_that,
     a_holder_with_a_longer_lease_than_the_caller_keeps_it,
     an_entry_of_a_megabyte_is_found_or_passed_over_as_a_small_one,
+    an_entry_of_a_megabyte_that_goes_before_it_is_read_is_none,
     what_a_lost_lease_would_have_stored_is_refused,
     a_server_without_memory_still_releases,
     foreign_data_is_left_alone,
@@ -146,6 +147,61 @@ async fn an_entry_of_a_megabyte_is_found_or_passed_over_as_a_small_one(world: &W
     let acquired = flight.acquire(Acquire { seen: Some(&seen), ..flight.ask() }).await;
     assert!(matches!(acquired, Acquired::Granted), "{acquired:?}");
     assert_eq!(read() - before, 2, "of the outcome and of the lease; the entry is not copied");
+}
+
+/// It was told of by the script, and is invalidated before it is read: the lease is asked for again, and granted.
+async fn an_entry_of_a_megabyte_that_goes_before_it_is_read_is_none(world: &World) {
+    let server = world.home(key("k").name());
+    if world.gives_claims() {
+        // A cluster's client does not go through the relay.
+        return;
+    }
+    let holder = Flight::holding(world, &key("k")).await;
+    let entry = Bytes::from(vec![b'v'; 1 << 20]);
+    let stored = holder.store.commit(&holder.key, &holder.token, entry, LEASE, WITHIN).await;
+    assert_eq!(stored.expect("commit"), Kept::Yes);
+    let relay = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.expect("a free port");
+    let url = format!("redis://minimal:pw@{}/", relay.local_addr().expect("bound"));
+    let passes_on = async {
+        let entry = at("e", "k");
+        let mut flows = Vec::new();
+        while let Ok((client, _)) = relay.accept().await {
+            flows.push(remove_before_get(client, server, &entry));
+            if flows.len() == 2 {
+                join_all(flows.drain(..)).await;
+            }
+        }
+    };
+    let client = ::redis::Client::open(url).expect("an address");
+    let node: Arc<dyn Store> = Arc::new(crate::store::redis::RedisStore::new(client, ms(5_000)));
+    let asks = async {
+        let flight = Flight::on(&node, &key("k"));
+        flight.must_hold().await;
+    };
+    tokio::select! { () = passes_on => {}, () = asks => {} }
+}
+
+/// Passes everything on, and removes the entry before a GET comes to the server.
+async fn remove_before_get(mut client: tokio::net::TcpStream, server: &RedisServer, entry: &str) {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    let mut server_side =
+        tokio::net::TcpStream::connect(("127.0.0.1", server.port())).await.expect("the server");
+    let (mut asked, mut answered) = (vec![0; 64 * 1024], vec![0; 64 * 1024]);
+    loop {
+        tokio::select! {
+            Ok(n) = client.read(&mut asked) => {
+                if n == 0 { return }
+                if asked[..n].windows(9).any(|part| part == b"$3\r\nGET\r\n") {
+                    server.run::<()>(&["DEL", entry]);
+                }
+                let _ = server_side.write_all(&asked[..n]).await;
+            }
+            Ok(n) = server_side.read(&mut answered) => {
+                if n == 0 { return }
+                let _ = client.write_all(&answered[..n]).await;
+            }
+        }
+    }
 }
 
 /// A restarted server knows neither script, nor lease, nor queue: the old holder is refused.
