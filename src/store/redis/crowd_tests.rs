@@ -172,7 +172,8 @@ fn a_hand_over_tries_a_dead_process_once_in_a_call() {
         calls += 1;
     }
     assert!((2..10).contains(&calls), "{calls}");
-    assert_eq!(steps.calls("publish"), 10 * calls);
+    let told = steps.calls("publish");
+    assert!((10..=10 * calls).contains(&told), "{told} in {calls}");
     assert_eq!(steps.acquire(&token()), 3, "it is free");
 }
 
