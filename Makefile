@@ -58,6 +58,7 @@ bench: redis wrk
 	cargo bench --bench refresh
 	cargo bench --bench micro
 	cargo bench --bench lock
+	cargo bench --bench scripts
 
 # Optimised, because they run as many seeds as they can; with the assertions that a release has not, and with the
 # dependencies of all other tests (Cargo.toml has those that count optimised).

@@ -67,7 +67,7 @@ pub(crate) async fn contend(contender: Contender<'_>) -> Contended {
     match contention.run().await {
         Ok(()) => Contended::Leased(contention.lead()),
         Err(contended) => {
-            contention.leave(matches!(contended, Contended::Leaving));
+            contention.leave(matches!(contended, Contended::Leaving | Contended::WaitedOut));
             contended
         }
     }
@@ -97,7 +97,7 @@ struct Contention<'a> {
 impl<'a> Contention<'a> {
     fn of(contender: Contender<'a>) -> Self {
         let node = contender.node;
-        let token = Token::mint(node.store.node());
+        let token = Token::mint_for(node.store.node(), contender.policy.lease);
         Self {
             // Registered before the first acquire: invariant 3 of the store.
             watch: node.store.watch(contender.key, &token),
@@ -275,7 +275,7 @@ impl<'a> Contention<'a> {
     /// ended, and the older load would be stored.
     fn ask_anew(&mut self) {
         let Contender { node, key, policy, .. } = self.contender;
-        let token = Token::mint(node.store.node());
+        let token = Token::mint_for(node.store.node(), policy.lease);
         let before = std::mem::replace(&mut self.watch, node.store.watch(key, &token)).close();
         self.heed(before);
         let old = std::mem::replace(&mut self.token, token);
@@ -311,13 +311,13 @@ impl<'a> Contention<'a> {
     }
 
     /// Ends it without a lease. A grant that came too late to be looked at would leave the lease to nobody; so would one that
-    /// is on its way to a node that ends, whose release gives up its place in the queue as well. (Any other stays in the queue: a
-    /// grant that comes later still is passed on while the node hears of it.)
-    fn leave(self, node_ends: bool) {
+    /// is on its way to a node that ends. `gives_up`: it ends while it has a place in the queue, which the release gives up as
+    /// well: without that, each flight that waited for long enough behind one slow load would leave a place there.
+    fn leave(self, gives_up: bool) {
         let Contender { node, key, policy, .. } = self.contender;
         let hints = self.watch.close();
         outdate(node, key, &hints);
-        if self.ghost || hints.granted.is_some() || node_ends {
+        if self.ghost || hints.granted.is_some() || gives_up {
             release_later(Arc::clone(node), key.clone(), self.token, policy.lease, self.doubtful);
         }
     }

@@ -186,6 +186,9 @@ impl PolicyBuilder {
     /// How much time the store's round trips may add to one request, connecting included. Waiting for a live leader is
     /// not part of it, nor is reading what that one has stored, which may take as long as a lease. When it is used up the
     /// request goes on without the store. Defaults to 100 ms.
+    ///
+    /// Reading the value is part of it. Where many processes read a large value at one moment, the budget must be longer than *processes
+    /// × bytes ÷ bandwidth*: a process that has not read the value by then loads it by itself.
     pub fn coordination_budget(mut self, budget: Duration) -> Self {
         self.policy.coordination_budget = budget;
         self

@@ -63,6 +63,8 @@ macro_rules! on_servers {
 }
 
 #[cfg(feature = "redis")]
+mod crowds;
+#[cfg(feature = "redis")]
 mod equal_answers;
 mod leases;
 mod lists;
@@ -224,6 +226,14 @@ struct Flight {
 impl Flight {
     fn on(store: &Arc<dyn Store>, key: &Key) -> Self {
         let token = Token::mint(store.node());
+        let watch = store.watch(key, &token);
+        Self { store: Arc::clone(store), key: key.clone(), token, watch }
+    }
+
+    /// A flight whose leases are of this length, as its token says.
+    #[cfg(feature = "redis")]
+    fn of_lease(store: &Arc<dyn Store>, key: &Key, lease: Duration) -> Self {
+        let token = Token::mint_for(store.node(), lease);
         let watch = store.watch(key, &token);
         Self { store: Arc::clone(store), key: key.clone(), token, watch }
     }

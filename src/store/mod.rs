@@ -1,8 +1,8 @@
 //! What the guard asks of a store: the contract of the fleet protocol, one method per transition.
 //!
-//! Every method is one atomic step as seen by all nodes, and every mutation is conditional on the caller's [`Token`], or, for
-//! ACQUIRE and INSERT, on a last moment: one that runs late (its caller timed out, left, or was paused) changes only what is
-//! its own.
+//! Every method is one atomic step as seen by all nodes (telling a long queue may take further steps after it), and every
+//! mutation is conditional on the caller's [`Token`], or, for ACQUIRE and INSERT, on a last moment: one that runs late (its
+//! caller timed out, left, or was paused) changes only what is its own.
 //!
 //! Numbered once, cited elsewhere:
 //!
@@ -225,7 +225,7 @@ impl Deref for NodeStore {
     }
 }
 
-/// Who holds or wants a lease: `<node>:<flight>`, both random.
+/// The holder of a lease, or a waiter for one: `<node>:<flight>`, both random.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Token(Arc<str>);
 
@@ -236,6 +236,17 @@ impl Token {
     /// A token nobody had before, of this node.
     pub(crate) fn mint(node: Uuid) -> Self {
         Self(format!("{}:{}", node.simple(), Uuid::new_v4().simple()).into())
+    }
+
+    /// The same for leases of at most this length, which another process can read from it: that is how an ACQUIRE of another
+    /// policy knows that a lease has more time left than it was ever given. 90 bits of it are random.
+    pub(crate) fn mint_for(node: Uuid, lease: Duration) -> Self {
+        let longest = u32::try_from(lease.as_millis()).unwrap_or(u32::MAX);
+        let mut flight = *Uuid::new_v4().as_bytes();
+        flight[..4].copy_from_slice(&longest.to_be_bytes());
+        // A UUID of version 8, whose bits are the application's own (RFC 9562, 5.8).
+        flight[6] = flight[6] & 0x0f | 0x80;
+        Self(format!("{}:{}", node.simple(), Uuid::from_bytes(flight).simple()).into())
     }
 
     /// Reads what a store returned; `None` for anything that is not a token.

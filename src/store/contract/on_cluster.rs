@@ -57,7 +57,13 @@ async fn the_contract_holds_on_a_cluster() {
     let mut failed = failures(&world, "case", cases, AT_ONCE).await;
     // What is done to a whole server is done to one case at a time.
     failed.extend(
-        failures(&world, "server-case", [on_redis::cases(), locks::server_cases()].concat(), 1).await,
+        failures(
+            &world,
+            "server-case",
+            [on_redis::cases(), crowds::cases(), locks::server_cases()].concat(),
+            1,
+        )
+        .await,
     );
     assert!(failed.is_empty(), "on a cluster these do not hold: {failed:#?}");
     world.check();

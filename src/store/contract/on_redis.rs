@@ -15,6 +15,10 @@ pub(super) fn world_of(server: &World) -> &RedisServer {
 on_servers! {
     every_key_has_a_ttl_and_every_step_survives_the_loss_of_the_scripts,
     a_lease_without_an_end_is_given_one,
+    a_lease_with_more_time_than_its_holder_gave_it_is_given_that,
+    a_holder_with_a_longer_lease_than_the_caller_keeps_it,
+    an_entry_of_a_megabyte_is_found_or_passed_over_as_a_small_one,
+    an_entry_of_a_megabyte_that_goes_before_it_is_read_is_none,
     what_a_lost_lease_would_have_stored_is_refused,
     a_server_without_memory_still_releases,
     foreign_data_is_left_alone,
@@ -84,6 +88,119 @@ async fn a_lease_without_an_end_is_given_one(world: &World) {
     while let Acquired::Held { .. } = waiter.acquire(ask).await {
         assert!(started.elapsed() < WITHIN);
         tokio::time::sleep(ms(5)).await;
+    }
+}
+
+/// The server's clock was set back by a minute while a holder died: its lease of a second had 60.7 s left, and all who asked
+/// waited for that. A caller with another policy repairs it too.
+async fn a_lease_with_more_time_than_its_holder_gave_it_is_given_that(world: &World) {
+    let server = world.home(key("k").name());
+    let holder = Flight::of_lease(&world.node().await, &key("k"), ms(400));
+    holder.acquire(Acquire { lease: ms(400), ..holder.ask() }).await;
+    let waiter = Flight::of_lease(&world.node().await, &key("k"), LEASE);
+    server.run::<()>(&["PEXPIRE", &at("l", "k"), "60700"]);
+    let acquired = waiter.acquire(waiter.ask()).await;
+    assert!(matches!(acquired, Acquired::Held { remaining, .. } if remaining <= ms(400)), "{acquired:?}");
+    let kept: i64 = server.run(&["PTTL", &at("q", "k")]);
+    assert!(kept <= 2 * 60_000 + 1_000, "nor is the queue kept for longer: {kept} ms");
+    let started = Instant::now();
+    while let Acquired::Held { .. } = waiter.acquire(waiter.ask()).await {
+        assert!(started.elapsed() < WITHIN);
+        tokio::time::sleep(ms(5)).await;
+    }
+}
+
+/// Two policies on one key: the remainder is judged by the holder's lease, which it renews in thirds of its own.
+async fn a_holder_with_a_longer_lease_than_the_caller_keeps_it(world: &World) {
+    let holder = Flight::of_lease(&world.node().await, &key("k"), LEASE);
+    holder.must_hold().await;
+    let waiter = Flight::of_lease(&world.node().await, &key("k"), ms(200));
+    for _ in 0..2 {
+        let acquired = waiter.acquire(Acquire { lease: ms(200), ..waiter.ask() }).await;
+        let Acquired::Held { remaining, .. } = acquired else { panic!("{acquired:?}") };
+        assert!(remaining > LEASE / 2, "{remaining:?}");
+    }
+}
+
+async fn an_entry_of_a_megabyte_is_found_or_passed_over_as_a_small_one(world: &World) {
+    // What tells entries apart is in the first bytes of each.
+    let large = |first: u8| Bytes::from([vec![first; 68], vec![b'v'; 1 << 20]].concat());
+    let holder = Flight::holding(world, &key("k")).await;
+    let stored = holder.store.commit(&holder.key, &holder.token, large(1), LEASE, WITHIN).await;
+    assert_eq!(stored.expect("commit"), Kept::Yes);
+    let server = world.home(key("k").name());
+    let read = || -> u64 {
+        let stats: String = server.run(&["INFO", "commandstats"]);
+        let get = stats.lines().find_map(|line| line.strip_prefix("cmdstat_get:calls=")).unwrap_or("0,");
+        get.split(',').next().expect("a number").parse().expect("a number")
+    };
+    let flight = Flight::apart(world, &key("k")).await;
+    let before = read();
+    let found = flight.acquire(flight.ask()).await;
+    assert!(matches!(&found, Acquired::Found(entry) if *entry == large(1)));
+    assert_eq!(read() - before, 1, "by a command of its own, not in the script");
+    let other = large(2);
+    let found = flight.acquire(Acquire { seen: Some(&other), ..flight.ask() }).await;
+    assert!(matches!(&found, Acquired::Found(entry) if *entry == large(1)));
+    let seen = large(1);
+    let before = read();
+    let acquired = flight.acquire(Acquire { seen: Some(&seen), ..flight.ask() }).await;
+    assert!(matches!(acquired, Acquired::Granted), "{acquired:?}");
+    assert_eq!(read() - before, 2, "of the outcome and of the lease; the entry is not copied");
+}
+
+/// It was told of by the script, and is invalidated before it is read: the lease is asked for again, and granted.
+async fn an_entry_of_a_megabyte_that_goes_before_it_is_read_is_none(world: &World) {
+    let server = world.home(key("k").name());
+    if world.gives_claims() {
+        // A cluster's client does not go through the relay.
+        return;
+    }
+    let holder = Flight::holding(world, &key("k")).await;
+    let entry = Bytes::from(vec![b'v'; 1 << 20]);
+    let stored = holder.store.commit(&holder.key, &holder.token, entry, LEASE, WITHIN).await;
+    assert_eq!(stored.expect("commit"), Kept::Yes);
+    let relay = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.expect("a free port");
+    let url = format!("redis://minimal:pw@{}/", relay.local_addr().expect("bound"));
+    let passes_on = async {
+        let entry = at("e", "k");
+        let mut flows = Vec::new();
+        while let Ok((client, _)) = relay.accept().await {
+            flows.push(remove_before_get(client, server, &entry));
+            if flows.len() == 2 {
+                join_all(flows.drain(..)).await;
+            }
+        }
+    };
+    let client = ::redis::Client::open(url).expect("an address");
+    let node: Arc<dyn Store> = Arc::new(crate::store::redis::RedisStore::new(client, ms(5_000)));
+    let asks = async {
+        let flight = Flight::on(&node, &key("k"));
+        flight.must_hold().await;
+    };
+    tokio::select! { () = passes_on => {}, () = asks => {} }
+}
+
+/// Passes everything on, and removes the entry before a GET comes to the server.
+async fn remove_before_get(mut client: tokio::net::TcpStream, server: &RedisServer, entry: &str) {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    let mut server_side =
+        tokio::net::TcpStream::connect(("127.0.0.1", server.port())).await.expect("the server");
+    let (mut asked, mut answered) = (vec![0; 64 * 1024], vec![0; 64 * 1024]);
+    loop {
+        tokio::select! {
+            Ok(n) = client.read(&mut asked) => {
+                if n == 0 { return }
+                if asked[..n].windows(9).any(|part| part == b"$3\r\nGET\r\n") {
+                    server.run::<()>(&["DEL", entry]);
+                }
+                let _ = server_side.write_all(&asked[..n]).await;
+            }
+            Ok(n) = server_side.read(&mut answered) => {
+                if n == 0 { return }
+                let _ = client.write_all(&answered[..n]).await;
+            }
+        }
     }
 }
 
@@ -192,5 +309,11 @@ async fn an_outcome_whose_end_has_moved_away_is_not_replayed(world: &World) {
     assert_eq!(holder.fail(replayed).await, Kept::Yes);
     assert!(matches!(newcomer.acquire(newcomer.ask()).await, Acquired::Ended(text) if text == "no route"));
     server.run::<()>(&["PEXPIRE", &at("o", "k"), "3600000"]);
+    newcomer.must_hold().await;
+    let kept: i64 = server.run(&["PTTL", &at("o", "k")]);
+    assert!(kept <= LEASE.as_millis() as i64, "nor does it stay for so long: {kept} ms");
+    assert_eq!(newcomer.release().await, Kept::Yes);
+    let behind = Acquire { behind: Some(&holder.token), ..newcomer.ask() };
+    assert!(matches!(newcomer.acquire(behind).await, Acquired::Ended(text) if text == "no route"));
     newcomer.must_hold().await;
 }

@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use redis::{Cmd, Value};
+use tokio::time::Instant;
 
 use super::call::{refused, run};
 use super::client::unexpected;
 use super::in_time::{Ran, in_time};
-use super::scripts::{self, millis, push_moment, push_seen};
+use super::scripts::{self, get_entry, millis, push_moment, push_seen};
 use super::topology::Commands;
 use crate::key::Key;
 use crate::store::{Acquire, Acquired, StoreError, Token};
@@ -19,7 +20,30 @@ pub(super) async fn acquire(
     ask: Acquire<'_>,
     within: Duration,
 ) -> Result<Acquired, StoreError> {
-    in_time(commands, within, |last, left| attempt(commands, key, ask, last, left)).await
+    let until = Instant::now() + within;
+    let left = || until.saturating_duration_since(Instant::now());
+    loop {
+        let acquire = in_time(commands, left(), |last, left| attempt(commands, key, ask, last, left));
+        match acquire.await? {
+            Answer::Acquired(acquired) => return Ok(acquired),
+            Answer::EntryIsThere => {}
+        }
+        match commands.send(key.name(), &get_entry(key.name()), left()).await? {
+            Value::BulkString(entry) => return Ok(Acquired::Found(Bytes::from(entry))),
+            // It is gone, or foreign data has taken its place: neither is an entry, so the lease is asked for again.
+            Value::Nil => {}
+            Value::ServerError(error) if error.code() == "WRONGTYPE" => {}
+            Value::ServerError(error) => return Err(refused(error.into())),
+            _ => return Err(refused(unexpected())),
+        }
+    }
+}
+
+/// What `acquire.lua` returns.
+pub(super) enum Answer {
+    Acquired(Acquired),
+    /// There is an entry that was not seen, and a script that returned it would hold up the server.
+    EntryIsThere,
 }
 
 async fn attempt(
@@ -28,7 +52,7 @@ async fn attempt(
     ask: Acquire<'_>,
     last: Option<u64>,
     within: Duration,
-) -> Result<Ran<Acquired>, StoreError> {
+) -> Result<Ran<Answer>, StoreError> {
     let args = |cmd: &mut Cmd| {
         cmd.arg(ask.token.as_str()).arg(millis(ask.lease));
         push_seen(cmd, ask.seen);
@@ -40,7 +64,7 @@ async fn attempt(
 }
 
 /// Reads what `acquire.lua` returns.
-pub(super) fn read(answer: Value) -> Option<Ran<Acquired>> {
+pub(super) fn read(answer: Value) -> Option<Ran<Answer>> {
     let Value::Array(parts) = answer else { return None };
     let mut parts = parts.into_iter();
     let acquired = match (parts.next()?, parts.next(), parts.next()) {
@@ -54,7 +78,8 @@ pub(super) fn read(answer: Value) -> Option<Ran<Acquired>> {
         (Value::Int(5), Some(Value::Int(shown)), None) => {
             return Some(Ran::TooLate(u64::try_from(shown).unwrap_or(0)));
         }
+        (Value::Int(6), None, None) => return Some(Ran::InTime(Answer::EntryIsThere)),
         _ => return None,
     };
-    Some(Ran::InTime(acquired))
+    Some(Ran::InTime(Answer::Acquired(acquired)))
 }

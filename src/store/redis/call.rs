@@ -11,7 +11,35 @@ use super::scripts::{self, By, Script, millis};
 use super::topology::Commands;
 use crate::store::{HandedOver, StoreError, Token};
 
-/// HAND OVER, also of a token whose waiter has left; then the lease keeps what time it has: `None`.
+/// What the script of an ended lease adds to its answer where it has told some of the waiters, and [`wake_rest`] is to go on.
+pub(super) const REST: i64 = 10;
+
+/// Goes on with telling the waiters of a lease that has ended, a bounded number in each call. `ended` is in the fence behind
+/// the last of them; the message begins with `says`. What is not told in that time, or fails, is left: a waiter asks again by
+/// itself when the lease would have ended.
+pub(super) async fn wake_rest(
+    commands: &Commands,
+    name: &str,
+    ended: &Token,
+    says: impl Fn(&mut Cmd) + Sync,
+    within: Duration,
+) {
+    let until = Instant::now() + within;
+    let args = |cmd: &mut Cmd| {
+        cmd.arg(ended.as_str());
+        says(cmd);
+    };
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        match run(commands, &scripts::WAKE_REST, name, 160, args, left).await {
+            Ok(Value::Int(told)) if told > REST => {}
+            _ => return,
+        }
+    }
+}
+
+/// HAND OVER, also of a token whose waiter has left; then the lease keeps what time it has: `None`. Each call passes a
+/// bounded number of places.
 pub(super) async fn hand_over(
     commands: &Commands,
     name: &str,
@@ -28,11 +56,16 @@ pub(super) async fn hand_over(
         };
         cmd.arg(hops).arg(u8::from(is_leaving));
     };
-    match run(commands, &scripts::HAND_OVER, name, 96, args, within).await? {
-        Value::Int(2) => Ok(HandedOver::ToWaiter),
-        Value::Int(1) => Ok(HandedOver::Freed),
-        Value::Int(0) => Ok(HandedOver::NotMine),
-        _ => Err(refused(unexpected())),
+    let until = Instant::now() + within;
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        match run(commands, &scripts::HAND_OVER, name, 96, args, left).await? {
+            Value::Int(3) => {}
+            Value::Int(2) => return Ok(HandedOver::ToWaiter),
+            Value::Int(1) => return Ok(HandedOver::Freed),
+            Value::Int(0) => return Ok(HandedOver::NotMine),
+            _ => return Err(refused(unexpected())),
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use redis::{RedisError, Value};
 
+use super::acquire::Answer;
 #[cfg(feature = "cluster")]
 use super::cluster::{read_redirect, read_slots};
 use super::in_time::Ran;
@@ -24,7 +25,7 @@ pub(crate) fn token(text: &[u8]) {
 /// A reply, read as the answer to each command that there is.
 pub(crate) fn reply(bytes: &[u8]) {
     let Ok(reply) = redis::parse_redis_value(bytes) else { return };
-    if let Some(Ran::InTime(Acquired::Held { holder, .. })) = acquire::read(reply.clone()) {
+    if let Some(Ran::InTime(Answer::Acquired(Acquired::Held { holder, .. }))) = acquire::read(reply.clone()) {
         assert_eq!(holder.as_str().len(), Token::LEN);
     }
     let _ = locks::yes(reply.clone());

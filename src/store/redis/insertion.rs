@@ -5,14 +5,16 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use redis::{Cmd, Value};
+use tokio::time::Instant;
+use uuid::Uuid;
 
-use super::call::{refused, run};
+use super::call::{REST, refused, run, wake_rest};
 use super::client::unexpected;
 use super::in_time::{Ran, in_time};
 use super::scripts::{self, millis, push_moment};
 use super::topology::Commands;
 use crate::key::Key;
-use crate::store::{Insert, StoreError};
+use crate::store::{Insert, StoreError, Token};
 
 pub(super) async fn invalidate(
     commands: &Commands,
@@ -35,7 +37,11 @@ async fn attempt(
     last: Option<u64>,
     within: Duration,
 ) -> Result<Ran<()>, StoreError> {
+    let sent = Instant::now();
+    // For the fence behind the waiters, which has no node.
+    let ended = Token::mint(Uuid::nil());
     let args = |cmd: &mut Cmd| {
+        cmd.arg(ended.as_str());
         let Some(Insert { entry, keep, over }) = insert else {
             cmd.arg(0);
             return;
@@ -47,12 +53,22 @@ async fn attempt(
         }
     };
     let length = |insert: &Insert| insert.entry.len() + insert.over.as_ref().map_or(0, Bytes::len);
-    let size = insert.map_or(0, length) + 48;
+    let size = insert.map_or(0, length) + 112;
     match run(commands, &scripts::INVALIDATE, key.name(), size, args, within).await? {
         Value::Array(shown) => match shown[..] {
             [Value::Int(shown)] => Ok(Ran::TooLate(u64::try_from(shown).unwrap_or(0))),
             _ => Err(refused(unexpected())),
         },
-        _ => Ok(Ran::InTime(())),
+        Value::Int(done) => {
+            if done > REST {
+                let says = |cmd: &mut Cmd| {
+                    cmd.arg("x");
+                };
+                let left = within.saturating_sub(sent.elapsed());
+                wake_rest(commands, key.name(), &ended, says, left).await;
+            }
+            Ok(Ran::InTime(()))
+        }
+        _ => Err(refused(unexpected())),
     }
 }

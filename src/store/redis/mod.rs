@@ -7,7 +7,7 @@
 //! |---|---|
 //! | `sg1:e:{name}` | the entry |
 //! | `sg1:l:{name}` | the lease: its holder's token |
-//! | `sg1:q:{name}` | the queue: tokens of those who wait, first come first |
+//! | `sg1:q:{name}` | the queue: tokens of the waiters, first come first, and fences between waves (`wake.lua`) |
 //! | `sg1:t:{name}` | the id of a tag |
 //! | `sg1:w:{name}:..` | nothing: what is waited for where replicas are to have a change |
 //! | `sg1:o:{name}` | the last outcome: its holder's token, until when newcomers get it, what it was |
@@ -23,6 +23,8 @@ mod client;
 #[cfg(feature = "cluster")]
 mod cluster;
 mod connection;
+#[cfg(test)]
+mod crowd_tests;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzed;
 mod in_time;
@@ -58,7 +60,7 @@ use tokio::time::{Instant, timeout};
 use uuid::Uuid;
 
 use acquire::acquire;
-use call::{hand_over, refused, run};
+use call::{REST, hand_over, refused, run, wake_rest};
 use client::{Dial, unexpected};
 #[cfg(feature = "cluster")]
 use cluster::Cluster;
@@ -163,19 +165,35 @@ impl RedisStore {
         }
     }
 
-    /// Runs a script whose answer says whether the lease was the token's.
+    /// Runs a script whose answer says whether the lease was the token's, and tells the waiters that it left untold.
     async fn kept(
         &self,
         script: &Script,
         key: &Key,
-        size: usize,
-        args: impl Fn(&mut Cmd) + Sync,
+        token: &Token,
+        (size, args): (usize, impl Fn(&mut Cmd) + Sync),
         within: Duration,
     ) -> Result<Kept, StoreError> {
-        match run(&self.commands, script, key.name(), size, args, within).await? {
-            Value::Int(1) => Ok(Kept::Yes),
-            Value::Int(0) => Ok(Kept::No),
-            Value::Int(2) => Ok(Kept::Aside),
+        let sent = Instant::now();
+        let args = |cmd: &mut Cmd| {
+            cmd.arg(token.as_str());
+            args(cmd);
+        };
+        let done = match run(&self.commands, script, key.name(), size + 80, args, within).await? {
+            Value::Int(done) => done,
+            _ => return Err(refused(unexpected())),
+        };
+        if done > REST {
+            let says = |cmd: &mut Cmd| {
+                cmd.arg(format!("w{}", token.as_str()));
+            };
+            let left = within.saturating_sub(sent.elapsed());
+            wake_rest(&self.commands, key.name(), token, says, left).await;
+        }
+        match done % REST {
+            1 => Ok(Kept::Yes),
+            0 => Ok(Kept::No),
+            2 => Ok(Kept::Aside),
             _ => Err(refused(unexpected())),
         }
     }
@@ -214,9 +232,9 @@ impl Store for RedisStore {
     ) -> Reply<'a, Kept> {
         Box::pin(async move {
             let args = |cmd: &mut Cmd| {
-                cmd.arg(token.as_str()).arg(millis(lease));
+                cmd.arg(millis(lease));
             };
-            self.kept(&scripts::RENEW, key, 80, args, within).await
+            self.kept(&scripts::RENEW, key, token, (16, args), within).await
         })
     }
 
@@ -230,9 +248,9 @@ impl Store for RedisStore {
     ) -> Reply<'a, Kept> {
         Box::pin(async move {
             let args = |cmd: &mut Cmd| {
-                cmd.arg(token.as_str()).arg(&entry[..]).arg(millis(keep));
+                cmd.arg(&entry[..]).arg(millis(keep));
             };
-            self.kept(&scripts::COMMIT, key, entry.len() + 96, args, within).await
+            self.kept(&scripts::COMMIT, key, token, (entry.len() + 16, args), within).await
         })
     }
 
@@ -243,14 +261,12 @@ impl Store for RedisStore {
                 None => (&[][..], 0),
             };
             let args = |cmd: &mut Cmd| {
-                let token = fail.token.as_str();
-                cmd.arg(token);
-                push_outcome(cmd, token, &fail.outcome, fail.keep, fail.replay);
+                push_outcome(cmd, fail.token.as_str(), &fail.outcome, fail.keep, fail.replay);
                 cmd.arg(marker).arg(marker_life);
                 push_seen(cmd, fail.seen);
             };
-            let size = fail.outcome.len() + marker.len() + 256;
-            self.kept(&scripts::FAIL, key, size, args, within).await
+            let size = fail.outcome.len() + marker.len() + 176;
+            self.kept(&scripts::FAIL, key, fail.token, (size, args), within).await
         })
     }
 
@@ -266,12 +282,7 @@ impl Store for RedisStore {
     }
 
     fn release<'a>(&'a self, key: &'a Key, token: &'a Token, within: Duration) -> Reply<'a, Kept> {
-        Box::pin(async move {
-            let args = |cmd: &mut Cmd| {
-                cmd.arg(token.as_str());
-            };
-            self.kept(&scripts::RELEASE, key, 80, args, within).await
-        })
+        Box::pin(async move { self.kept(&scripts::RELEASE, key, token, (0, |_: &mut Cmd| {}), within).await })
     }
 
     fn invalidate<'a>(&'a self, key: &'a Key, insert: Option<Insert>, within: Duration) -> Reply<'a, ()> {

@@ -66,6 +66,7 @@ script!(FAIL, b"elqo", "scripts/wake.lua", "scripts/ours.lua", "scripts/fail.lua
 giving!(HAND_OVER, b"lq", "scripts/hand_over.lua");
 script!(RENEW, b"l", "scripts/renew.lua");
 script!(RELEASE, b"lq", "scripts/wake.lua", "scripts/release.lua");
+script!(WAKE_REST, b"q", "scripts/wake.lua", "scripts/wake_rest.lua");
 script!(INVALIDATE, b"elqo", "scripts/wake.lua", "scripts/ours.lua", "scripts/invalidate.lua");
 script!(TAG, b"t", "scripts/tag.lua");
 script!(ENLIST, b"v", "scripts/enlist.lua");
@@ -209,10 +210,7 @@ pub(super) fn push_outcome(cmd: &mut Cmd, token: &str, payload: &[u8], keep: Dur
     {
         let mut arg = cmd.writer_for_next_arg();
         // Writes into a Vec, which does not fail.
-        let _ = write!(arg, "{token}{replayed_until:010}");
-        if !replay.is_zero() {
-            let _ = write!(arg, "{:010}", millis(keep).min(NEVER));
-        }
+        let _ = write!(arg, "{token}{replayed_until:010}{:010}", millis(keep).min(NEVER));
         let _ = arg.write_all(payload);
     }
     cmd.arg(millis(keep));
@@ -258,7 +256,7 @@ mod tests {
             push_outcome(&mut cmd, "t", b"p", keep, replay);
             words(&cmd)
         };
-        assert_eq!(value(secs(4), secs(0)), ["t9999999999p", "4000"]);
+        assert_eq!(value(secs(4), secs(0)), ["t99999999990000004000p", "4000"]);
         assert_eq!(value(secs(4), secs(1)), ["t00000030000000004000p", "4000"]);
         assert_eq!(value(secs(4), secs(9)), ["t00000000010000009000p", "9000"]);
     }

@@ -57,6 +57,23 @@ async fn a_leader_whose_process_aborts_costs_one_lease_and_one_load() {
     .await;
 }
 
+/// The server's clock is set back by a minute while the leader dies, so its lease ends a minute later than it should. The waiters
+/// sleep for one lease, as without that; then one of them gives the lease its length again, which is the second.
+#[tokio::test]
+async fn a_leader_that_dies_while_the_servers_clock_is_set_back_costs_two_leases() {
+    let nodes = nodes(3, LEASE).await;
+    nodes.one_leads("k", "load k 3", 5).await;
+    let died = Instant::now();
+    nodes.node(0).kill();
+    let left = Duration::from_millis(60_700).as_millis().to_string();
+    nodes.server.run::<()>(&["PEXPIRE", "sg1:l:{default:k}", &left]);
+    nodes.all_get([1, 2], "k", "second").await;
+    assert!(died.elapsed() < LEASE * 2 + Duration::from_secs(4), "{:?}", died.elapsed());
+    assert_eq!(nodes.origin.loads("k"), 2);
+    nodes.nothing_left(1..3).await;
+    nodes.work(1..3).await;
+}
+
 #[tokio::test]
 async fn a_panicking_leader_hands_over_at_once() {
     let nodes = nodes(3, LONG_LEASE).await;

@@ -92,6 +92,34 @@ async fn a_value_leaves_nothing_but_its_entry() {
     pair.leaves_nothing(before).await;
 }
 
+/// Flights that wait for 20 ms behind a load of 20 s left 44 places a second in the queue, which each end had to pass.
+#[tokio::test]
+async fn flights_that_waited_for_long_enough_leave_no_places_in_the_queue() {
+    let server = RedisServer::start();
+    let leads = local(&server, lease_of(SOON * 2)).await;
+    let hurried = patient(SOON * 2).wait_timeout(Duration::from_millis(20), OnWaitTimeout::Load);
+    let hurried = hurried.build().expect("valid");
+    let waits = local(&server, hurried).await;
+    let (gate, loads) = (Gate::closed(), Counter::default());
+    let leading = tokio::spawn({
+        let (gate, loads) = (gate.clone(), loads.clone());
+        let load = move || async move {
+            let _running = loads.start();
+            gate.pass().await;
+            Ok::<_, String>(1)
+        };
+        async move { leads.get_or_load("k", load).await }
+    });
+    loads.reach(1).await;
+    for number in 2..8 {
+        assert_eq!(answer(&waits, "k", number).await, number, "it loads for itself");
+    }
+    eventually_eq("no place is left", SOON, 0, async || server.run::<usize>(&["LLEN", "sg1:q:{default:k}"]))
+        .await;
+    gate.open();
+    assert_eq!(leading.await.expect("joined").expect("a value"), 1);
+}
+
 #[tokio::test]
 async fn a_failure_leaves_nothing() {
     let (before, pair) = (tasks(), Pair::start().await);

@@ -63,7 +63,8 @@ fn each_script_says_which_commands_it_calls() {
     };
     // What a script that calls into a prelude starts it with.
     let preludes = [
-        ("wake(KEYS", "/wake.lua"),
+        ("wake(", "/wake.lua"),
+        ("tell_first(", "/wake.lua"),
         ("may_be_ours(KEYS", "/ours.lua"),
         ("pass_on(", "/mutex.lua"),
         ("= open()", "/semaphore.lua"),

@@ -1,7 +1,10 @@
 //! Values that outlive their freshness, across processes: one background load in the fleet, and a failing origin
 //! is left alone by all of it.
 
+use futures_util::future::join_all;
+
 use super::*;
+use crate::support::gate::Counter;
 use crate::support::origin::Answer;
 
 const LEASE: Duration = Duration::from_secs(30);
@@ -109,4 +112,40 @@ async fn processes_that_refresh_at_once_load_once() {
     nodes.all_get(0..4, "k", "second").await;
     assert_eq!(nodes.origin.loads("k"), 2);
     nodes.nothing_left(0..4).await;
+}
+
+/// 50 processes made 24 loads where one was due: with the default budget not all of them had read the megabyte in time, and each
+/// of the others went on without the store. The budget has to be longer than what the reads take together.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_value_of_a_megabyte_is_refreshed_once_where_the_budget_lets_all_read_it() {
+    const FRESH_FOR: Duration = Duration::from_secs(2);
+    let server = RedisServer::start();
+    let policy = patient(SOON).fresh_for(FRESH_FOR).ttl_jitter(0.0).stale_while_revalidate(SOON * 6);
+    let policy = policy.build().expect("valid");
+    let guards = join_all((0..50).map(|_| local(&server, policy.clone()))).await;
+    let loads = Counter::default();
+    let get = |guard: &StampedeGuard| {
+        let (guard, loads) = (guard.clone(), loads.clone());
+        let load = move || async move {
+            let _running = loads.start();
+            Ok::<_, String>("v".repeat((1 << 20) - 64))
+        };
+        tokio::spawn(async move { guard.get_or_load("k", load).await.expect("a value").len() })
+    };
+    get(&guards[0]).await.expect("joined");
+    tokio::time::sleep(FRESH_FOR + ms(100)).await;
+    let began = Instant::now();
+    for read in join_all(guards.iter().map(get)).await {
+        assert_eq!(read.expect("joined"), (1 << 20) - 64);
+    }
+    settled(&guards).await;
+    let asked: u64 = guards.iter().map(|guard| guard.stats().stale).sum();
+    assert!(
+        asked > 0 && guards.iter().all(|guard| guard.stats().fail_open_loads == 0),
+        "{asked} found it stale"
+    );
+    // One more for each time that the value was stale again, on a machine that stands still.
+    let periods = began.elapsed().as_millis() / FRESH_FOR.as_millis();
+    let refreshes = loads.started() - 1;
+    assert!((1..=1 + periods as usize).contains(&refreshes), "{refreshes} in {periods} periods");
 }

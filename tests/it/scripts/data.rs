@@ -149,6 +149,11 @@ impl Data {
                 };
                 Ok(Answer::List(words[1..].iter().map(get).collect()))
             }
+            "GETRANGE" => {
+                let (from, to) = (number(arg(2)?)?, number(arg(3)?)?);
+                let text = self.text(arg(1)?)?.map(|text| text[range(text.len(), from, to)].to_vec());
+                Ok(Answer::Bulk(text.unwrap_or_default()))
+            }
             "STRLEN" => Ok(Answer::Int(self.text(arg(1)?)?.map_or(0, |text| text.len() as i64))),
             "SET" => self.set(words),
             "INCR" => {
@@ -179,6 +184,13 @@ impl Data {
                 list.extend(words[2..].iter().cloned());
                 Answer::Int(list.len() as i64)
             }),
+            "LPOP" if words.len() > 2 => {
+                let most: usize = number(arg(2)?)?;
+                self.list(arg(1)?, |list| match list.len().min(most) {
+                    0 => Answer::Nil,
+                    count => Answer::List(list.drain(..count).map(Answer::Bulk).collect()),
+                })
+            }
             "LPOP" => self.list(arg(1)?, |list| list.pop_front().map_or(Answer::Nil, Answer::Bulk)),
             "LLEN" => self.list(arg(1)?, |list| Answer::Int(list.len() as i64)),
             "LPOS" => {

@@ -176,6 +176,27 @@ async fn an_invalidation_whose_connection_breaks_anywhere_holds() {
     .await;
 }
 
+/// More processes wait than one call tells, so the invalidation is told in two.
+#[tokio::test]
+async fn an_invalidation_that_tells_a_crowd_and_breaks_anywhere_holds() {
+    broken_at_every_byte(&["-- INVALIDATE", "-- WAKE REST"], async |server, number, at| {
+        let stage = Stage::new(server, number, at, policy()).await;
+        let queue = format!("sg1:q:{{default:{}}}", stage.name);
+        let places = (0..501).map(|place| format!("{place:032x}:{place:032x}"));
+        let words = |words: &[&str]| words.iter().map(|word| word.as_bytes().to_vec()).collect::<Vec<_>>();
+        server.with_data(|data| {
+            let lay = words(&["RPUSH", &queue]).into_iter().chain(places.map(String::into_bytes));
+            data.run(&lay.collect::<Vec<_>>());
+            data.run(&words(&["PEXPIRE", &queue, "60000"]));
+        });
+        stage.arm();
+        stage.breaks.invalidate(&*stage.name).await.expect("it is asked again");
+        assert_eq!(stage.sound.get::<u8>(&*stage.name).await.expect("store"), None, "{at:?}");
+        stage.serves(&[2]).await;
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn an_insertion_whose_connection_breaks_anywhere_holds() {
     broken_at_every_byte(&["-- INVALIDATE"], async |server, number, at| {

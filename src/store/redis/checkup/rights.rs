@@ -22,13 +22,14 @@ pub(super) const LOCKS_ONLY: [&str; 10] =
 
 /// The same with arguments, and what the guard's scripts call, as far as it is not tried outside of them; the key follows
 /// the command's name.
-const DRY: [(&str, &[&str]); 17] = [
+const DRY: [(&str, &[&str]); 18] = [
     ("SET", &["x"]),
     ("PTTL", &[]),
     ("PEXPIRE", &["1"]),
     ("LPOS", &["x"]),
     ("RPUSH", &["x"]),
     ("STRLEN", &[]),
+    ("GETRANGE", &["0", "0"]),
     ("LRANGE", &["0", "0"]),
     ("LPOP", &[]),
     ("EXISTS", &[]),

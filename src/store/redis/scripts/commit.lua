@@ -3,11 +3,11 @@
 -- KEYS: entry, lease, queue, outcome
 -- ARGV: token; entry; lifetime of the entry in ms
 -- Returns 1 stored | 0 not stored: the lease is another's | 2 not stored: the entry's key holds
---         foreign data
+--         foreign data | 10 more: WAKE REST is to go on
 --
 -- Atomic, because a lease that expires between the check and the SET would let an older value
 -- replace a newer one.
--- calls: get strlen set del lrange publish
+-- calls: get strlen set del lpop lrange rpush publish
 if redis.call('GET', KEYS[2]) ~= ARGV[1] then
   return 0
 end
@@ -29,8 +29,7 @@ if may_be_ours(KEYS[4]) then
   if done == 1 then
     redis.call('DEL', KEYS[4])
   else
-    redis.call('SET', KEYS[4], ARGV[1] .. '9999999999v' .. ARGV[2], 'PX', 10000)
+    redis.call('SET', KEYS[4], ARGV[1] .. '99999999990000010000v' .. ARGV[2], 'PX', 10000)
   end
 end
-wake(KEYS[3], 'w' .. ARGV[1] .. name_of(KEYS[1]), ARGV[1])
-return done
+return wake(done, KEYS[3], 'w' .. ARGV[1] .. name_of(KEYS[1]), ARGV[1], ARGV[1])

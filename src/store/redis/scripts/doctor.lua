@@ -4,7 +4,7 @@
 -- WRONGTYPE. Without the right to SET there is no such string, and nothing is tried that would make a key.
 -- KEYS: any. ARGV: a channel.
 -- Returns how many heard on the channel, then a text per failure: the command, and what the server said.
--- calls: time set get exists pttl strlen pexpire incr lpos rpush lpop lrange lrem llen zadd zcard zrange zrem zremrangebyscore publish del
+-- calls: time set get exists pttl strlen getrange pexpire incr lpos rpush lpop lrange lrem llen zadd zcard zrange zrem zremrangebyscore publish del
 local key = KEYS[1]
 local failed = {}
 local function try(command, answer)
@@ -25,6 +25,7 @@ try('GET', redis.pcall('GET', key))
 try('EXISTS', redis.pcall('EXISTS', key))
 try('PTTL', redis.pcall('PTTL', key))
 try('STRLEN', redis.pcall('STRLEN', key))
+try('GETRANGE', redis.pcall('GETRANGE', key, 0, 0))
 try('PEXPIRE', redis.pcall('PEXPIRE', key, 5000))
 if not set.err then
   try('INCR', redis.pcall('INCR', key))

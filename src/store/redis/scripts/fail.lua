@@ -3,11 +3,11 @@
 -- KEYS: entry, lease, queue, outcome
 -- ARGV: token; outcome as ACQUIRE reads it; its lifetime in ms; marker entry; the marker's lifetime
 --       in ms, or '0' for no marker; what was seen as ACQUIRE takes it
--- Returns 1 done | 0 the lease is another's
+-- Returns 1 done | 11 done, and WAKE REST is to go on | 0 the lease is another's
 --
 -- Atomic, because a waiter that finds the lease free before the outcome is there loads again: the
 -- convoy of retries that the outcome prevents.
--- calls: get del strlen set lrange publish
+-- calls: get del strlen set getrange lpop lrange rpush publish
 if redis.call('GET', KEYS[2]) ~= ARGV[1] then
   return 0
 end
@@ -18,11 +18,10 @@ if may_be_ours(KEYS[4]) then
   redis.call('SET', KEYS[4], ARGV[2], 'PX', ARGV[3])
 end
 if ARGV[5] ~= '0' then
-  local entry = redis.pcall('GET', KEYS[1])
-  local seen = type(entry) == 'string' and '=' .. string.sub(entry, 1, 68) == ARGV[6]
-  if not entry or seen then
+  -- The head, because a copy of a large entry into the script holds up the server.
+  local head = redis.pcall('GETRANGE', KEYS[1], 0, 67)
+  if head == '' or type(head) == 'string' and '=' .. head == ARGV[6] then
     redis.call('SET', KEYS[1], ARGV[4], 'PX', ARGV[5])
   end
 end
-wake(KEYS[3], 'w' .. ARGV[1] .. name_of(KEYS[1]), ARGV[1])
-return 1
+return wake(1, KEYS[3], 'w' .. ARGV[1] .. name_of(KEYS[1]), ARGV[1], ARGV[1])

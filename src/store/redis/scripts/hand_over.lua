@@ -2,48 +2,78 @@
 --
 -- KEYS: lease, queue
 -- ARGV: token; lease in ms, or '' for what is left of it; how many loads of this wave have vanished; 1 where the token's
---   node ends: who waits there leaves, too, and is passed over
+--   node ends: its waiters leave, too, and are passed over
 -- Returns 2 a waiter has it | 1 it is free | 0 it is another's
+--         | 3 places were passed, it is still the token's, and HAND OVER is to go on
 --
 -- Atomic, because a lease that is free for a moment goes to any newcomer, and a lease given to a
 -- waiter that died is nobody's: the receivers of the grant are counted before anyone else looks.
--- calls: get pttl lpop set publish del lrange
+-- A call passes a bounded number of places and processes, because the server does nothing else meanwhile. If the client
+-- ends before it goes on, the lease ends by its time.
+-- calls: get pttl lrange lpop set publish del
+local PIECE, PLACES, PROCESSES = 100, 2000, 250
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
   return 0
 end
-local lease = ARGV[2]
-if lease == '' then
-  lease = math.max(redis.call('PTTL', KEYS[1]), 1)
+local whole = ARGV[2]
+if whole == '' then
+  whole = math.max(redis.call('PTTL', KEYS[1]), 1)
 end
-if spread then
-  -- The new leader's first renewal makes it a whole one.
-  lease = math.max(250, math.floor(tonumber(lease) / 4))
+-- Where it is a claim, the new leader's first renewal makes it a whole one.
+local lease = spread and math.max(250, math.floor(tonumber(whole) / 4)) or whole
+local name = string.sub(KEYS[1], 8, -2)
+local tail = string.format('%02d', math.min(tonumber(ARGV[3]), 99)) .. name
+-- Nodes without anyone to lead. The first stands in fences.
+local gone, tried = {[string.rep('0', 32)] = true}, 0
+if ARGV[4] == '1' then
+  gone[string.sub(ARGV[1], 1, 32)] = true
 end
-local tail = string.format('%02d', math.min(tonumber(ARGV[3]), 99)) .. string.sub(KEYS[1], 8, -2)
-local node = string.sub(ARGV[1], 1, 32)
-local token = redis.call('LPOP', KEYS[2])
-while token do
-  if token ~= ARGV[1] and (ARGV[4] ~= '1' or string.sub(token, 1, 32) ~= node) then
-    -- The lease first: if the grant is lost, the waiter still finds itself the holder at its next
-    -- ACQUIRE.
-    redis.call('SET', KEYS[1], token, 'PX', lease)
-    local receivers = redis.pcall('PUBLISH', 'sg1:i:' .. string.sub(token, 1, 32), 'g' .. token .. tail)
-    if spread then
-      for _, other in ipairs(redis.call('LRANGE', KEYS[2], 0, -1)) do
-        if string.sub(other, 1, 32) ~= string.sub(token, 1, 32) then
-          -- That the holder it sleeps behind has ended; it asks again, and learns of the claim's end.
-          local ended = 'w' .. ARGV[1] .. string.sub(KEYS[1], 8, -2)
-          redis.pcall('PUBLISH', 'sg1:i:' .. string.sub(other, 1, 32), ended)
-          break
-        end
+
+-- Whether this waiter has the lease now.
+local function give(token)
+  local node = string.sub(token, 1, 32)
+  if token == ARGV[1] or gone[node] then
+    return false
+  end
+  tried = tried + 1
+  -- The lease first: if the grant is lost, the waiter still finds itself the holder at its next
+  -- ACQUIRE.
+  redis.call('SET', KEYS[1], token, 'PX', lease)
+  local receivers = redis.pcall('PUBLISH', 'sg1:i:' .. node, 'g' .. token .. tail)
+  gone[node] = not spread and not (type(receivers) == 'number' and receivers > 0)
+  return not gone[node]
+end
+
+-- Tells the next process in the queue that the holder behind which it sleeps has ended; it asks again, and learns when the
+-- claim of this waiter ends.
+local function tell_next(waiter)
+  for _, other in ipairs(redis.call('LRANGE', KEYS[2], 0, PIECE - 1)) do
+    local node = string.sub(other, 1, 32)
+    if node ~= string.sub(waiter, 1, 32) and not gone[node] then
+      redis.pcall('PUBLISH', 'sg1:i:' .. node, 'w' .. ARGV[1] .. name)
+      return
+    end
+  end
+end
+
+local passed = 0
+while passed < PLACES and tried < PROCESSES do
+  local piece = redis.call('LRANGE', KEYS[2], 0, PIECE - 1)
+  if not piece[1] then
+    redis.call('DEL', KEYS[1])
+    return 1
+  end
+  for place, token in ipairs(piece) do
+    if give(token) then
+      redis.call('LPOP', KEYS[2], place)
+      if spread then
+        tell_next(token)
       end
       return 2
     end
-    if type(receivers) == 'number' and receivers > 0 then
-      return 2
-    end
   end
-  token = redis.call('LPOP', KEYS[2])
+  redis.call('LPOP', KEYS[2], #piece)
+  passed = passed + #piece
 end
-redis.call('DEL', KEYS[1])
-return 1
+redis.call('SET', KEYS[1], ARGV[1], 'PX', whole)
+return 3

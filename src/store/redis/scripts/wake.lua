@@ -1,10 +1,24 @@
--- Prelude of the scripts that end a lease: tells everyone in the queue, once per node.
+-- Prelude of the scripts that end a lease: tells the processes in the queue, each of them once.
+--
+-- One call takes a bounded number of places out of the queue, because the server does nothing else meanwhile. If
+-- places are left, a fence is put behind the last of them, and WAKE REST goes on up to there: a waiter that queues
+-- after this end waits for another one. The fence has the shape of a token whose node does not exist, so that a
+-- script that does not know it passes over it. If the client ends before WAKE REST, the waiters that were not told
+-- ask again when the lease would have ended, as they would after a lost message.
 --
 -- A refused or failed command in here must not fail the script, whose SET and DEL were done before
 -- and stay done: hence pcall everywhere. A queue that cannot be read is not ours and is left alone.
--- calls: lrange publish del
-local function wake(queue, payload, own, holder)
-  local told = {}
+-- calls: lpop lrange rpush publish
+local PLACES = 500
+local NOBODY = string.rep('0', 32)
+
+local function fence(token)
+  return NOBODY .. string.sub(token, 33)
+end
+
+-- Takes out the first so many places, tells the holder and each process among them; how many there were.
+local function tell_first(queue, places, payload, own, holder)
+  local told = {[NOBODY] = true}
   local function tell(token)
     local node = string.sub(token, 1, 32)
     if token ~= own and not told[node] then
@@ -15,16 +29,26 @@ local function wake(queue, payload, own, holder)
   if holder then
     tell(holder)
   end
-  local waiters = redis.pcall('LRANGE', queue, 0, -1)
-  if waiters.err then
-    return
+  local waiters = redis.pcall('LPOP', queue, places)
+  if not waiters or waiters.err then
+    return 0
   end
   for _, token in ipairs(waiters) do
     tell(token)
   end
-  if #waiters > 0 then
-    redis.pcall('DEL', queue)
+  return #waiters
+end
+
+-- Returns what the script has done; 10 more if WAKE REST is to go on. `ended` is the token in the fence.
+local function wake(done, queue, payload, ended, own, holder)
+  if tell_first(queue, PLACES, payload, own, holder) < PLACES then
+    return done
   end
+  local rest = redis.pcall('LRANGE', queue, 0, 0)
+  if rest.err or not rest[1] or type(redis.pcall('RPUSH', queue, fence(ended))) ~= 'number' then
+    return done
+  end
+  return 10 + done
 end
 
 -- What stands between the braces of `sg1:?:{name}`.

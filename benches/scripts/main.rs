@@ -1,0 +1,43 @@
+//! Measures for how long one script call holds the server where many wait, most of them dead.
+//!
+//! ```text
+//! cargo bench --bench scripts                 everything, half a minute; needs redis-server
+//! cargo bench --bench scripts -- commit locks some groups: hand_over commit acquire locks
+//! STRICT=1 cargo bench --bench scripts        also fails where a time misses its `must`
+//! ```
+//!
+//! The queues are laid by the bench: real ones of 10,000 processes do not fit on one machine.
+
+#[path = "../fleet/groups.rs"]
+mod groups;
+#[path = "../../tests/it/support/mod.rs"]
+mod support;
+#[path = "../fleet/table.rs"]
+#[allow(dead_code, reason = "shared with the `fleet` bench, which uses all of it")]
+mod table;
+
+mod entries;
+mod leases;
+mod locks;
+mod stage;
+
+use groups::Group;
+
+const GROUPS: &[Group] = &[
+    ("hand_over", leases::hand_over),
+    ("commit", leases::commit),
+    ("acquire", entries::acquire),
+    ("locks", locks::rows),
+];
+
+fn main() {
+    groups::measure("scripts", METHOD, GROUPS);
+}
+
+const METHOD: &str = "\
+Method. One redis-server on this machine, without persistence, and one guard. The bench lays a queue of n places, each of \
+another process that is not there, has the guard take the step, and reads the server's own times of the scripts that it \
+ran (SLOWLOG, all commands). Five rounds, each with a key of its own; the number is the median of the longest single call. In \
+brackets: all calls of a step together, how many they were, and the longest call in round trips of a PING in the same run.
+
+";

@@ -1,0 +1,135 @@
+//! A server that times its scripts, queues of processes that are not there, and what a step cost.
+
+use std::cell::RefCell;
+use std::time::{Duration, Instant};
+
+use redis::{Cmd, Connection, FromRedisValue, Value};
+use stampede_guard::{Policy, StampedeGuard};
+use tokio::runtime::Runtime;
+
+use crate::support::redis_server::RedisServer;
+use crate::table::{Limit, Row, Spread, Table, Unit, millis};
+
+pub(crate) const SIZES: [usize; 3] = [100, 1_000, 10_000];
+const ROUNDS: usize = 5;
+const PINGS: usize = 301;
+/// How long a queue that was laid stays, and a lease: longer than a round.
+const LIFE: Duration = Duration::from_secs(60);
+/// What must happen, but not at any particular speed.
+const SOON: Duration = Duration::from_secs(20);
+
+pub(crate) struct Stage {
+    pub(crate) server: RedisServer,
+    pub(crate) runtime: Runtime,
+    connection: RefCell<Connection>,
+}
+
+/// Times of the scripts of one step, in milliseconds.
+pub(crate) struct Step(Vec<f64>);
+
+impl Stage {
+    pub(crate) fn start() -> Self {
+        let server =
+            RedisServer::with_args(["--slowlog-log-slower-than", "0", "--slowlog-max-len", "100000"]);
+        let connection = server.conn();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        Self { server, runtime, connection: RefCell::new(connection) }
+    }
+
+    /// The median round trip of a PING.
+    fn ping(&self) -> f64 {
+        let ping = || {
+            let sent = Instant::now();
+            self.run::<()>(&redis::cmd("PING"));
+            millis(sent.elapsed())
+        };
+        Spread::of(&(0..PINGS).map(|_| ping()).collect::<Vec<_>>()).median
+    }
+
+    /// A connected guard whose commands have as long as they take.
+    pub(crate) fn guard(&self) -> StampedeGuard {
+        let policy = Policy::builder().command_timeout(SOON / 2).coordination_budget(SOON * 2).lease(LIFE);
+        let guard = StampedeGuard::builder(self.server.client()).policy(policy.build().expect("valid"));
+        let guard = guard.build().expect("valid");
+        self.runtime.block_on(guard.connect()).expect("connects");
+        guard
+    }
+
+    pub(crate) fn run<T: FromRedisValue>(&self, command: &Cmd) -> T {
+        command.query(&mut *self.connection.borrow_mut()).expect("an answer")
+    }
+
+    /// The only key that begins so.
+    pub(crate) fn key(&self, head: &str) -> String {
+        let mut keys: Vec<String> = self.run(redis::cmd("KEYS").arg(format!("{head}*")));
+        assert_eq!(keys.len(), 1, "{keys:?}");
+        keys.remove(0)
+    }
+
+    /// Lays a queue of so many places, of so many nodes in turn, and forgets what scripts have taken until now. `rest` is
+    /// what follows the token in each.
+    pub(crate) fn lay(&self, queue: &str, places: usize, nodes: usize, rest: &str) {
+        let places: Vec<_> = (0..places)
+            .map(|place| format!("{:032x}:{:032x}{rest}", place % nodes + 0xdead_0000, place))
+            .collect();
+        for piece in places.chunks(1_000) {
+            self.run::<()>(redis::cmd("RPUSH").arg(queue).arg(piece));
+        }
+        self.run::<()>(redis::cmd("PEXPIRE").arg(queue).arg(LIFE.as_millis() as u64));
+        self.forget();
+    }
+
+    pub(crate) fn forget(&self) {
+        self.run::<()>(redis::cmd("SLOWLOG").arg("RESET"));
+    }
+
+    /// Waits until this key is gone; the queue that was laid, when all in it were passed.
+    pub(crate) fn until_gone(&self, key: &str) {
+        let since = Instant::now();
+        while self.run::<bool>(redis::cmd("EXISTS").arg(key)) {
+            assert!(since.elapsed() < SOON, "{key} is still there");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// The scripts that have run since the server was told to forget.
+    pub(crate) fn scripts(&self) -> Step {
+        let log: Vec<Value> = self.run(redis::cmd("SLOWLOG").arg("GET").arg(-1));
+        let entry = |entry: Value| -> Option<f64> {
+            let Value::Array(parts) = entry else { panic!("{entry:?}") };
+            let micros: u64 = redis::from_redis_value(parts[2].clone()).expect("a time");
+            let words: Vec<Vec<u8>> = redis::from_redis_value(parts[3].clone()).expect("words");
+            words[0].starts_with(b"EVAL").then_some(micros as f64 / 1e3)
+        };
+        Step(log.into_iter().filter_map(entry).collect())
+    }
+
+    /// Takes a step in several rounds, the number of which it is given, and adds what it cost. The first, in which scripts are
+    /// sent, does not count.
+    pub(crate) fn measure(
+        &self,
+        table: &mut Table,
+        what: String,
+        must: f64,
+        mut step: impl FnMut(usize) -> Step,
+    ) {
+        step(0);
+        let ping = self.ping();
+        let steps: Vec<_> = (1..=ROUNDS).map(step).collect();
+        let of = |number: fn(&Step) -> f64| Spread::of(&steps.iter().map(number).collect::<Vec<_>>());
+        let longest = of(|step| step.0.iter().copied().fold(0.0, f64::max));
+        let (sum, calls) = (of(|step| step.0.iter().sum()).median, of(|step| step.0.len() as f64).median);
+        table.add(Row {
+            what,
+            unit: Unit::Millis,
+            must: Limit::AtMost(must),
+            aim: Limit::None,
+            measured: longest.median,
+            detail: format!(
+                "{longest} (in all {sum:.2} ms in {calls:.0}; {:.0} PINGs of {:.3} ms)",
+                longest.median / ping,
+                ping
+            ),
+        });
+    }
+}

@@ -1,0 +1,71 @@
+//! Thousands of places in a queue, which no call passes in one go, and a waiter behind them.
+
+use super::on_redis::at;
+use super::*;
+
+on_servers! {
+    a_waiter_behind_a_crowd_hears_of_every_end,
+    a_hand_over_reaches_a_waiter_behind_a_crowd_of_the_dead,
+    a_hand_over_to_a_crowd_of_the_dead_frees_the_lease,
+}
+
+/// Takes several calls of each script.
+const CROWD: usize = 1_700;
+
+/// Lays places of processes that are not there, `each` of them of one process in a row.
+fn lay(world: &World, name: &str, each: usize) {
+    let server = world.home(key(name).name());
+    let place = |_| Token::mint(uuid::Uuid::new_v4()).as_str().to_owned();
+    let places: Vec<String> = (0..CROWD / each).map(place).collect();
+    let places: Vec<&str> = places.iter().flat_map(|place| std::iter::repeat_n(&**place, each)).collect();
+    let queue = at("q", name);
+    server.run::<()>(&[&["RPUSH", &queue], &places[..]].concat());
+    server.run::<()>(&["PEXPIRE", &queue, "600000"]);
+}
+
+async fn a_waiter_behind_a_crowd_hears_of_every_end(world: &World) {
+    for end in ["commit", "fail", "release", "invalidate", "insert"] {
+        let holder = Flight::holding(world, &key(end)).await;
+        lay(world, end, 1);
+        let waiter = Flight::waiting(world, &key(end)).await;
+        match end {
+            "commit" => assert_eq!(holder.commit("v").await, Kept::Yes),
+            "fail" => assert_eq!(holder.fail(holder.failure()).await, Kept::Yes),
+            "release" => assert_eq!(holder.release().await, Kept::Yes),
+            "invalidate" => holder.invalidate().await,
+            _ => holder.insert("v", None).await,
+        }
+        let hints = waiter.hints().await;
+        let ends = matches!(end, "commit" | "fail" | "release").then(|| holder.token.clone());
+        assert_eq!((hints.finished, hints.invalidated), (ends.clone(), ends.is_none()), "{end}");
+        let left: usize = world.home(holder.key.name()).run(&["EXISTS", &at("q", end)]);
+        assert_eq!(left, 0, "{end}");
+    }
+}
+
+async fn a_hand_over_reaches_a_waiter_behind_a_crowd_of_the_dead(world: &World) {
+    if world.gives_claims() {
+        // There the first of the queue is given a claim, dead or not.
+        return;
+    }
+    for each in [1, 100] {
+        let name = format!("{each} places each");
+        let holder = Flight::holding(world, &key(&name)).await;
+        lay(world, &name, each);
+        let waiter = Flight::waiting(world, &key(&name)).await;
+        assert_eq!(holder.hand_over(1).await, HandedOver::ToWaiter);
+        assert_eq!(waiter.granted(world).await, 1);
+        waiter.must_hold().await;
+        assert_eq!(waiter.release().await, Kept::Yes);
+    }
+}
+
+async fn a_hand_over_to_a_crowd_of_the_dead_frees_the_lease(world: &World) {
+    if world.gives_claims() {
+        return;
+    }
+    let holder = Flight::holding(world, &key("k")).await;
+    lay(world, "k", 1);
+    assert_eq!(holder.hand_over(1).await, HandedOver::Freed);
+    Flight::holding(world, &key("k")).await;
+}

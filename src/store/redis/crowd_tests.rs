@@ -1,0 +1,195 @@
+//! Steps with queues of thousands: no script call passes more than some hundred places, and what runs between two calls
+//! is told neither too much nor too little.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use redis::{Cmd, Connection, FromRedisValue};
+
+use super::scripts::{self, By, Script};
+use crate::store::Token;
+use crate::store::contract::support::redis_server::RedisServer;
+
+const NAME: &str = "ns:k";
+const LEASE: Duration = Duration::from_secs(60);
+/// More than one call takes, and not a multiple of that.
+const CROWD: usize = 1_234;
+
+/// A server, and steps that are made call by call.
+struct Steps {
+    server: RedisServer,
+    conn: Connection,
+}
+
+impl Steps {
+    fn new() -> Self {
+        let server = RedisServer::start();
+        let conn = server.conn();
+        Self { server, conn }
+    }
+
+    fn run<T: FromRedisValue>(&mut self, script: &Script, args: &[&str]) -> T {
+        let mut cmd = script.call(By { sha1: false, spread: false }, NAME, 0);
+        cmd.arg(args).query(&mut self.conn).expect("an answer")
+    }
+
+    /// What an acquire is answered with: the number of its case.
+    fn acquire(&mut self, token: &Token) -> i64 {
+        self.acquire_behind(token, "")
+    }
+
+    fn acquire_behind(&mut self, token: &Token, behind: &str) -> i64 {
+        let lease = LEASE.as_millis().to_string();
+        let answer: Vec<redis::Value> =
+            self.run(&scripts::ACQUIRE, &[token.as_str(), &lease, "", behind, "1", ""]);
+        redis::from_redis_value(answer[0].clone()).expect("a number")
+    }
+
+    fn release(&mut self, token: &Token) -> i64 {
+        self.run(&scripts::RELEASE, &[token.as_str()])
+    }
+
+    /// Goes on once with what this token's end has left.
+    fn goes_on(&mut self, token: &Token) -> i64 {
+        self.run(&scripts::WAKE_REST, &[token.as_str(), &format!("w{}", token.as_str())])
+    }
+
+    fn waits(&mut self, number: usize) -> Token {
+        let waiter = token();
+        assert_eq!(self.acquire(&waiter), 4, "waiter {number}");
+        waiter
+    }
+
+    fn queue(&mut self) -> Vec<String> {
+        Cmd::lrange(format!("sg1:q:{{{NAME}}}"), 0, -1).query(&mut self.conn).expect("a list")
+    }
+
+    /// How often the server was told this since its statistics began.
+    fn calls(&self, command: &str) -> usize {
+        let stats: String = self.server.run(&["INFO", "commandstats"]);
+        let line = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));
+        line.and_then(|line| line.split(',').next()?.parse().ok()).unwrap_or(0)
+    }
+}
+
+/// A token of a node that nobody has.
+fn token() -> Token {
+    Token::mint(uuid::Uuid::new_v4())
+}
+
+#[test]
+fn an_end_tells_a_crowd_in_pieces_and_each_process_once() {
+    let mut steps = Steps::new();
+    let holder = token();
+    assert_eq!(steps.acquire(&holder), 3);
+    for number in 0..CROWD {
+        steps.waits(number);
+    }
+    let (mut calls, mut told) = (1, Vec::new());
+    assert_eq!(steps.release(&holder), 11, "it has not told all of them");
+    told.push(steps.calls("publish"));
+    while steps.goes_on(&holder) == 11 {
+        told.push(steps.calls("publish") - told.iter().sum::<usize>());
+        calls += 1;
+        assert!(calls < 100);
+    }
+    assert!(told.iter().all(|told| *told <= 500), "{told:?}");
+    assert_eq!(steps.calls("publish"), CROWD);
+    assert_eq!(steps.queue(), Vec::<String>::new(), "the fence has gone with them");
+}
+
+#[test]
+fn a_waiter_of_the_next_lease_is_not_told_of_the_end_before() {
+    let mut steps = Steps::new();
+    let (holder, next) = (token(), token());
+    assert_eq!(steps.acquire(&holder), 3);
+    for number in 0..CROWD {
+        steps.waits(number);
+    }
+    assert_eq!(steps.release(&holder), 11);
+    assert_eq!(steps.acquire(&next), 3);
+    let later: BTreeSet<String> = (0..CROWD).map(|number| steps.waits(number).as_str().to_owned()).collect();
+    while steps.goes_on(&holder) == 11 {}
+    assert_eq!(steps.queue().into_iter().collect::<BTreeSet<_>>(), later);
+    assert_eq!(steps.calls("publish"), CROWD);
+    // And the other way round: the later end tells those that the client of the earlier one has left untold.
+    assert_eq!(steps.release(&next), 11);
+    while steps.goes_on(&next) == 11 {}
+    assert_eq!(steps.calls("publish"), 2 * CROWD);
+    assert_eq!(steps.queue(), Vec::<String>::new());
+}
+
+/// The client was killed after its first call. A waiter that was not told asks when the lease would have ended, and the next
+/// holder's end tells all others.
+#[test]
+fn waiters_that_a_dead_client_left_untold_are_told_by_the_next_end() {
+    let mut steps = Steps::new();
+    let (holder, next) = (token(), token());
+    assert_eq!(steps.acquire(&holder), 3);
+    let waiters: Vec<_> = (0..CROWD).map(|number| steps.waits(number)).collect();
+    assert_eq!(steps.release(&holder), 11);
+    let untold = &waiters[CROWD - 1];
+    assert_eq!(steps.acquire(untold), 3, "the lease was free all the time");
+    assert_eq!(steps.release(untold), 11);
+    while steps.goes_on(untold) == 11 {}
+    // The one that asked is not told of its own end.
+    assert_eq!(steps.calls("publish"), CROWD - 1);
+    assert_eq!(steps.queue(), Vec::<String>::new());
+    assert_eq!(steps.goes_on(&holder), 1, "its fence has gone");
+    assert_eq!(steps.acquire(&next), 3);
+}
+
+#[test]
+fn an_invalidation_tells_a_crowd_in_pieces() {
+    let mut steps = Steps::new();
+    let (holder, fence) = (token(), Token::mint(uuid::Uuid::nil()));
+    assert_eq!(steps.acquire(&holder), 3);
+    for number in 0..CROWD {
+        steps.waits(number);
+    }
+    assert_eq!(steps.run::<i64>(&scripts::INVALIDATE, &[fence.as_str(), "0"]), 11);
+    assert_eq!(steps.acquire(&token()), 3, "the lease has gone with the first call");
+    while steps.run::<i64>(&scripts::WAKE_REST, &[fence.as_str(), "x"]) == 11 {}
+    assert_eq!(steps.calls("publish"), CROWD + 1, "the holder, too");
+    assert_eq!(steps.queue(), Vec::<String>::new());
+}
+
+/// 10,000 places of ten dead processes: each is tried once in a call, and a call does not pass all of them.
+#[test]
+fn a_hand_over_tries_a_dead_process_once_in_a_call() {
+    let mut steps = Steps::new();
+    let (holder, nodes) = (token(), [(); 10].map(|()| uuid::Uuid::new_v4()));
+    assert_eq!(steps.acquire(&holder), 3);
+    let places: Vec<_> =
+        (0..10_000).map(|place| Token::mint(nodes[place % 10]).as_str().to_owned()).collect();
+    Cmd::rpush(format!("sg1:q:{{{NAME}}}"), places).exec(&mut steps.conn).expect("laid");
+    let lease = LEASE.as_millis().to_string();
+    let hand_over = [holder.as_str(), &lease, "0", "0"];
+    let mut calls = 1;
+    while steps.run::<i64>(&scripts::HAND_OVER, &hand_over) == 3 {
+        // Whatever happens to the client now, the lease has an end and is the token's.
+        assert_eq!(steps.acquire(&holder), 3);
+        calls += 1;
+    }
+    assert!((2..10).contains(&calls), "{calls}");
+    let told = steps.calls("publish");
+    assert!((10..=10 * calls).contains(&told), "{told} in {calls}");
+    assert_eq!(steps.acquire(&token()), 3, "it is free");
+}
+
+#[test]
+fn a_hand_over_past_a_crowd_of_dead_processes_goes_on_where_it_was() {
+    let mut steps = Steps::new();
+    let (holder, lease) = (token(), LEASE.as_millis().to_string());
+    assert_eq!(steps.acquire(&holder), 3);
+    for number in 0..CROWD {
+        steps.waits(number);
+    }
+    let mut calls = 1;
+    while steps.run::<i64>(&scripts::HAND_OVER, &[holder.as_str(), &lease, "0", "0"]) == 3 {
+        assert!(steps.calls("publish") <= 500 * calls);
+        calls += 1;
+    }
+    assert!(calls > 2, "{calls}");
+    assert_eq!(steps.calls("publish"), CROWD, "each of them once");
+}

@@ -1,0 +1,15 @@
+-- WAKE REST: goes on with telling the processes that waited when a lease ended, up to the fence behind them.
+--
+-- KEYS: queue
+-- ARGV: token in the fence, which is not told; the head of the message, to which the name is added
+-- Returns 1 all are told | 11 places are left
+--
+-- Atomic, because a place that is looked at and not taken out in the same step may be another's by then.
+-- calls: lpos lpop lrange rpush publish
+local last = redis.pcall('LPOS', KEYS[1], fence(ARGV[1]))
+if type(last) ~= 'number' then
+  -- A later end of a lease has told them, or the queue has expired.
+  return 1
+end
+tell_first(KEYS[1], math.min(last + 1, PLACES), ARGV[2] .. name_of(KEYS[1]), ARGV[1])
+return last < PLACES and 1 or 11
