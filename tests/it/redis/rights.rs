@@ -68,6 +68,7 @@ fn each_script_says_which_commands_it_calls() {
         ("pass_on(", "/mutex.lua"),
         ("= open()", "/semaphore.lua"),
         ("tell_sooner(", "/tell_sooner.lua"),
+        ("next_place(", "/passing.lua"),
     ];
     for (name, script) in &scripts {
         let mut calls = called(script);

@@ -179,6 +179,12 @@ impl Data {
                 list.extend(words[2..].iter().cloned());
                 Answer::Int(list.len() as i64)
             }),
+            "LPOP" if words.len() > 2 => {
+                let count: usize = number(arg(2)?)?;
+                self.list(arg(1)?, |list| {
+                    Answer::List(list.drain(..count.min(list.len())).map(Answer::Bulk).collect())
+                })
+            }
             "LPOP" => self.list(arg(1)?, |list| list.pop_front().map_or(Answer::Nil, Answer::Bulk)),
             "LLEN" => self.list(arg(1)?, |list| Answer::Int(list.len() as i64)),
             "LPOS" => {
@@ -196,10 +202,15 @@ impl Data {
                 })
             }
             "LREM" => {
-                let wanted = arg(3)?;
+                // Of the first so many; 0 for all.
+                let (most, wanted) = (number::<usize>(arg(2)?)?, arg(3)?);
                 self.list(arg(1)?, |list| {
-                    let before = list.len();
-                    list.retain(|member| member != wanted);
+                    let (before, mut gone) = (list.len(), 0);
+                    list.retain(|member| {
+                        let goes = member == wanted && (most == 0 || gone < most);
+                        gone += usize::from(goes);
+                        !goes
+                    });
                     Answer::Int((before - list.len()) as i64)
                 })
             }
