@@ -10,6 +10,7 @@ mod foreign;
 #[cfg(feature = "redis")]
 mod keyspace;
 mod mutexes;
+mod offers;
 #[cfg(feature = "redis")]
 mod on_redis;
 mod queues;
@@ -28,7 +29,7 @@ const SOON: Duration = Duration::from_secs(5);
 /// What is run on a cluster.
 #[cfg(feature = "cluster")]
 pub(super) fn cases() -> Vec<on_cluster::Case> {
-    [mutexes::cases(), queues::cases(), bumps::cases(), semaphores::cases()].concat()
+    [mutexes::cases(), offers::cases(), queues::cases(), bumps::cases(), semaphores::cases()].concat()
 }
 
 /// What is done to a whole server.
@@ -80,7 +81,7 @@ impl Asker {
     }
 
     fn ask(&self) -> Take<'_> {
-        Take { token: &self.token, ttl: Some(LEASE), queue: true, instead: None }
+        Take { token: &self.token, ttl: Some(LEASE), queue: true, instead: None, barges: false }
     }
 
     async fn take(&self, ask: Take<'_>) -> Taken {

@@ -3,8 +3,9 @@
 //! | key | holds |
 //! |---|---|
 //! | `sg1:m:{tag}`, or a key with a prefix of the user's | the mutex: its holder's token |
-//! | `sg1:mq:{tag}`, or `sg1:pq:{key}` | its queue: of each who waits the token and the time to live, first come first |
+//! | `sg1:mq:{tag}`, or `sg1:pq:{key}` | its queue: of each who waits the token and the time to live, first come first; before a place of one that barges, `t` and the microseconds of the server's clock when it came |
 //! | `sg1:mf:{tag}`, or `sg1:pf:{key}` | the latest fence |
+//! | `sg1:mt:{tag}`, or `sg1:pt:{key}` | the head of the queue that was told that the mutex is free, until it has looked |
 //! | `sg1:sh:{tag}` | the holders of a semaphore's permits, by the moment their leases end |
 //! | `sg1:sq:{tag}` | its queue: of each who waits the token and the lease |
 //! | `sg1:sm:{tag}` | layout, what it was created with, what was added, its idle time in ms |
@@ -20,7 +21,7 @@ use std::time::Duration;
 use redis::{Cmd, Value};
 use tokio::time::sleep;
 
-use answers::{mutex_holder, semaphore_state, yes};
+use answers::{mutex_holder, semaphore_state, taken, yes};
 
 use super::RedisStore;
 use super::call::{refused, run_call};
@@ -29,7 +30,7 @@ use super::scripts::{self, By, Script, millis};
 use super::topology::Commands;
 use crate::store::grants::Await;
 use crate::store::locks::{
-    Announced, Change, Create, LockName, LockStore, MutexHolder, MutexTaken, PermitFreed, PermitTaken,
+    Announced, Change, Create, LockName, LockStore, MutexHolder, MutexTaken, Offer, PermitFreed, PermitTaken,
     SemaphoreState, Take, TakePermit,
 };
 use crate::store::{Reply, StoreError, StoreErrorKind, Token};
@@ -47,6 +48,13 @@ impl<'a> Step<'a> {
     fn giving(script: &'a Script, name: &'a LockName) -> Self {
         let prefixed = name.key == name.tag;
         let parts = if prefixed { &["sg1:pq", "sg1:pf"] } else { &["sg1:mq", "sg1:mf"] };
+        Self { script, name, parts }
+    }
+
+    /// A step of a mutex that is left to whichever take comes first; with the mark of a head that was told.
+    fn offering(script: &'a Script, name: &'a LockName) -> Self {
+        let prefixed = name.key == name.tag;
+        let parts = if prefixed { &["sg1:pq", "sg1:pf", "sg1:pt"] } else { &["sg1:mq", "sg1:mf", "sg1:mt"] };
         Self { script, name, parts }
     }
 
@@ -92,8 +100,21 @@ impl LockStore for RedisStore {
         Box::pin(async move {
             self.inbox.open();
             let again = self.grants.asks_again(ask.token);
+            if ask.barges && ask.instead.is_none() {
+                return barge(&self.commands, name, (ask, again), within).await;
+            }
             passing::take_mutex(&self.commands, name, (ask, again), within).await
         })
+    }
+
+    fn offer_mutex<'a>(
+        &'a self,
+        name: &'a LockName,
+        token: &'a Token,
+        offer: Offer,
+        within: Duration,
+    ) -> Reply<'a, bool> {
+        Box::pin(passing::offer_mutex(&self.commands, name, token, offer, within))
     }
 
     fn free_mutex<'a>(
@@ -195,6 +216,19 @@ impl LockStore for RedisStore {
     fn announce<'a>(&'a self, name: &'a LockName, within: Duration) -> Reply<'a, Announced> {
         Box::pin(self.keyspace.announce(&name.key, within))
     }
+}
+
+async fn barge(
+    commands: &Commands,
+    name: &LockName,
+    (ask, again): (Take<'_>, bool),
+    within: Duration,
+) -> Result<MutexTaken, StoreError> {
+    let args = |cmd: &mut Cmd| {
+        cmd.arg(ask.token.as_str()).arg(end(ask.ttl)).arg(u8::from(ask.queue)).arg(u8::from(again));
+    };
+    let step = if again { Step::offering } else { Step::giving };
+    step(&scripts::MUTEX_BARGE, name).run(commands, args, within, taken).await
 }
 
 /// Gives back what was granted to a waiter that has left. It would be missing until it expires, which some

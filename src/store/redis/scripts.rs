@@ -77,7 +77,9 @@ giving!(
     b"",
     "scripts/tell_sooner.lua",
     "scripts/passing.lua",
+    "scripts/mutex_fence.lua",
     "scripts/mutex.lua",
+    "scripts/mutex_queue.lua",
     "scripts/mutex_take.lua"
 );
 giving!(
@@ -85,14 +87,26 @@ giving!(
     b"",
     "scripts/tell_sooner.lua",
     "scripts/passing.lua",
+    "scripts/mutex_fence.lua",
     "scripts/mutex.lua",
     "scripts/mutex_free.lua"
+);
+script!(MUTEX_BARGE, b"", "scripts/mutex_fence.lua", "scripts/mutex_queue.lua", "scripts/mutex_barge.lua");
+giving!(
+    MUTEX_OFFER,
+    b"",
+    "scripts/tell_sooner.lua",
+    "scripts/passing.lua",
+    "scripts/mutex_fence.lua",
+    "scripts/mutex.lua",
+    "scripts/mutex_offer.lua"
 );
 giving!(
     MUTEX_BREAK,
     b"",
     "scripts/tell_sooner.lua",
     "scripts/passing.lua",
+    "scripts/mutex_fence.lua",
     "scripts/mutex.lua",
     "scripts/mutex_break.lua"
 );

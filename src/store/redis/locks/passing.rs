@@ -13,11 +13,11 @@ use uuid::Uuid;
 use super::answers::{ints, permit_freed, permit_taken, semaphore_state, taken, to_go_on, yes};
 use super::{Step, end, place, push_create};
 use crate::store::locks::{
-    Change, LockName, MutexTaken, PermitFreed, PermitTaken, SemaphoreState, Take, TakePermit,
+    Change, LockName, MutexTaken, Offer, PermitFreed, PermitTaken, SemaphoreState, Take, TakePermit,
 };
 use crate::store::redis::call::refused;
 use crate::store::redis::client::unexpected;
-use crate::store::redis::scripts::{self, Script, millis};
+use crate::store::redis::scripts::{self, millis};
 use crate::store::redis::topology::Commands;
 use crate::store::{StoreError, Token};
 
@@ -98,7 +98,21 @@ pub(super) async fn free_mutex(
     let args = |cmd: &mut Cmd| {
         cmd.arg(token.as_str()).arg(place(token, end(ttl)));
     };
-    give_mutex(commands, name, &scripts::MUTEX_FREE, args, within).await
+    give_mutex(commands, Step::giving(&scripts::MUTEX_FREE, name), args, within).await
+}
+
+pub(super) async fn offer_mutex(
+    commands: &Commands,
+    name: &LockName,
+    token: &Token,
+    Offer { ttl, bound }: Offer,
+    within: Duration,
+) -> Result<bool, StoreError> {
+    let bound = u64::try_from(bound.as_micros()).unwrap_or(u64::MAX).min(1 << 50);
+    let args = |cmd: &mut Cmd| {
+        cmd.arg(token.as_str()).arg(place(token, end(ttl))).arg(bound);
+    };
+    give_mutex(commands, Step::offering(&scripts::MUTEX_OFFER, name), args, within).await
 }
 
 pub(super) async fn break_mutex(
@@ -106,18 +120,18 @@ pub(super) async fn break_mutex(
     name: &LockName,
     within: Duration,
 ) -> Result<bool, StoreError> {
-    give_mutex(commands, name, &scripts::MUTEX_BREAK, |_| {}, within).await
+    give_mutex(commands, Step::giving(&scripts::MUTEX_BREAK, name), |_| {}, within).await
 }
 
-/// Takes a mutex from its holder by this script, and passes it on. Whether there was a holder.
+/// Takes a mutex from its holder by this step, and passes it on. Whether there was a holder.
 async fn give_mutex(
     commands: &Commands,
-    name: &LockName,
-    script: &Script,
+    step: Step<'_>,
     args: impl Fn(&mut Cmd) + Sync,
     within: Duration,
 ) -> Result<bool, StoreError> {
-    let (was_held, mut more) = call(commands, Step::giving(script, name), args, within, yes).await?;
+    let name = step.name;
+    let (was_held, mut more) = call(commands, step, args, within, yes).await?;
     let (mut deaf, none) = (Deaf::default(), Token::mint(Uuid::new_v4()));
     while let Some(nodes) = more {
         deaf.learn(&nodes);

@@ -8,7 +8,7 @@
 -- Atomic, because a DEL after a separate check could free the mutex of somebody else, and a mutex
 -- given to a waiter that died is nobody's: the receivers of the grant are counted before anyone
 -- else looks.
--- calls: get del lrem set incr time lpop publish pttl lrange
+-- calls: get del lrem set incr time lpop publish pttl pexpire lrange
 local holder = redis.call('GET', KEYS[1])
 if holder == ARGV[1] then
   if not pass_on(nil, ARGV[1]) then

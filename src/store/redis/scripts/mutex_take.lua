@@ -15,13 +15,7 @@
 local old, was_held = ARGV[5] ~= '' and ARGV[5], 0
 local holder = redis.call('GET', KEYS[1])
 if holder == ARGV[1] then
-  if ARGV[2] == '0' then
-    give(ARGV[1], '0')
-  else
-    redis.call('PEXPIRE', KEYS[1], ARGV[2])
-  end
-  local fence = tonumber(redis.pcall('GET', KEYS[3]))
-  fence = fence and fence > 1 and fence or next_fence()
+  local fence = give_again(ARGV[1], ARGV[2])
   return old and {fence, 0} or fence
 end
 if holder and holder == old then
@@ -56,20 +50,6 @@ else
 end
 
 if ARGV[3] == '1' then
-  local place = ARGV[1] .. ARGV[2]
-  local length
-  -- Looking for its place takes the longer the more there are that wait.
-  if ARGV[4] == '0' or not redis.call('LPOS', KEYS[2], place) then
-    length = redis.call('RPUSH', KEYS[2], place)
-  end
-  -- Whoever waits keeps the queue for at least twice the longest time that may pass before it asks
-  -- again; so those who hand the mutex on need not.
-  local ttl, keep = tonumber(ARGV[2]), 86400000
-  if ttl > 0 and remaining >= 0 then
-    keep = 2 * math.max(ttl, remaining) + 1000
-  end
-  if length == 1 or redis.call('PTTL', KEYS[2]) < keep then
-    redis.call('PEXPIRE', KEYS[2], keep)
-  end
+  wait_in_queue(ARGV[1], ARGV[2], ARGV[4] == '1', remaining)
 end
 return old and {-2 - remaining, was_held} or -2 - remaining

@@ -17,7 +17,8 @@ local function tell_sooner(all)
     local left = spread and not all and 1 or 50
     for i = from, to, step do
       local node = string.sub(waiters[i], 1, 32)
-      if not told[node] and not (spread and given[node]) then
+      -- What is shorter is no place.
+      if #waiters[i] > 65 and not told[node] and not (spread and given[node]) then
         told[node] = true
         redis.pcall('PUBLISH', 'sg1:i:' .. node, 'r' .. KEYS[1])
         left = left - 1
