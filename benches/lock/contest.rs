@@ -6,10 +6,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
+use stampede_guard::lock::Fairness;
 use tokio::time::{sleep, sleep_until};
 
 use crate::book::{Lua, SetNx, Thread};
 use crate::ours::{Bumped, Ours};
+
+/// For how long the head of the queue may be overtaken, where fairness is eventual.
+const BOUND: Duration = Duration::from_millis(1);
 
 /// A client's way to a lock.
 pub(crate) trait Lock {
@@ -31,6 +35,8 @@ pub(crate) enum Kind {
     Ours,
     /// Ours too, released and asked for again by one command.
     Bumped,
+    /// Ours too, with eventual fairness.
+    Eventual,
 }
 
 /// A client of one of them.
@@ -39,6 +45,7 @@ pub(crate) enum Client {
     Lua(Lua),
     Ours(Ours),
     Bumped(Bumped),
+    Eventual(Ours),
 }
 
 /// When to begin and to end, and how long to hold the lock each time.
@@ -65,7 +72,7 @@ pub(crate) struct Tally {
 pub(crate) struct Inside(Arc<AtomicBool>);
 
 impl Kind {
-    pub(crate) const ALL: [Self; 4] = [Self::SetNx, Self::Lua, Self::Ours, Self::Bumped];
+    pub(crate) const ALL: [Self; 5] = [Self::SetNx, Self::Lua, Self::Ours, Self::Bumped, Self::Eventual];
 }
 
 impl fmt::Display for Kind {
@@ -75,6 +82,7 @@ impl fmt::Display for Kind {
             Self::Lua => "Lua control",
             Self::Ours => "`Mutex`",
             Self::Bumped => "`Mutex`, bumped",
+            Self::Eventual => "`Mutex`, eventual",
         })
     }
 }
@@ -85,8 +93,9 @@ impl Client {
         let mut client = match kind {
             Kind::SetNx => Self::SetNx(SetNx::connect(redis, name, thread).await),
             Kind::Lua => Self::Lua(Lua::connect(redis, name, thread).await),
-            Kind::Ours => Self::Ours(Ours::connect(redis, name).await),
+            Kind::Ours => Self::Ours(Ours::connect(redis, name, Fairness::Fifo).await),
             Kind::Bumped => Self::Bumped(Bumped::connect(redis, name).await),
+            Kind::Eventual => Self::Eventual(Ours::connect(redis, name, Fairness::Eventual(BOUND)).await),
         };
         client.acquire().await;
         assert!(client.release().await, "it was held");
@@ -129,6 +138,7 @@ impl Lock for Client {
             Self::Lua(client) => client.acquire().await,
             Self::Ours(client) => client.acquire().await,
             Self::Bumped(client) => client.acquire().await,
+            Self::Eventual(client) => client.acquire().await,
         }
     }
 
@@ -138,6 +148,7 @@ impl Lock for Client {
             Self::Lua(client) => client.release().await,
             Self::Ours(client) => client.release().await,
             Self::Bumped(client) => client.release().await,
+            Self::Eventual(client) => client.release().await,
         }
     }
 

@@ -1,6 +1,6 @@
 //! The crate's mutex, with its defaults, as clients of the contest: one that unlocks and locks, one that bumps.
 
-use stampede_guard::lock::{Locks, Mutex, MutexGuard};
+use stampede_guard::lock::{Fairness, Locks, Mutex, MutexGuard};
 
 use crate::contest::Lock;
 
@@ -11,10 +11,11 @@ pub(crate) struct Ours {
 }
 
 impl Ours {
-    pub(crate) async fn connect(redis: &str, name: &str) -> Self {
+    pub(crate) async fn connect(redis: &str, name: &str, fairness: Fairness) -> Self {
         let locks = Locks::new(redis::Client::open(redis).expect("an address"));
         locks.connect().await.expect("connects");
-        Self { mutex: Mutex::new(&locks, name).expect("a name"), guard: None }
+        let mutex = locks.mutex(name).fairness(fairness).build().expect("settings");
+        Self { mutex, guard: None }
     }
 }
 
@@ -35,7 +36,7 @@ pub(crate) struct Bumped(Ours);
 
 impl Bumped {
     pub(crate) async fn connect(redis: &str, name: &str) -> Self {
-        Self(Ours::connect(redis, name).await)
+        Self(Ours::connect(redis, name, Fairness::Fifo).await)
     }
 }
 

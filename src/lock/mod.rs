@@ -56,6 +56,7 @@
 
 mod background;
 mod error;
+mod fairness;
 mod grip;
 mod held;
 mod hold;
@@ -72,6 +73,7 @@ mod tests;
 mod wait;
 
 pub use error::LockError;
+pub use fairness::Fairness;
 pub use held::{Held, MutexGuard};
 pub(crate) use locks::LAST_RELEASES;
 pub use locks::{Locks, LocksBuilder};

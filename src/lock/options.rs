@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::grip::drift;
 use super::locks::Home;
 use super::target::{MutexTarget, SemaphoreTarget};
-use super::{LockError, Mutex, Scope, Semaphore};
+use super::{Fairness, LockError, Mutex, Scope, Semaphore};
 use crate::store::locks::Create;
 
 /// How a busy lock is waited for.
@@ -39,6 +39,8 @@ pub struct MutexOptions {
     pub ttl: Option<Duration>,
     /// How it is waited for.
     pub waiting: Waiting,
+    /// Which of those that wait has it next.
+    pub fairness: Fairness,
     /// How long it is waited for; `None` for ever.
     pub acquire_timeout: Option<Duration>,
     /// How often it is tried again after the first attempt; `None` as often as there is time for.
@@ -95,6 +97,8 @@ impl Default for MutexOptions {
             // forgotten has to end by itself; work that is longer extends it.
             ttl: Some(Duration::from_secs(60)),
             waiting: Waiting::Notify,
+            // No caller is overtaken, whatever others do: what a queue promises.
+            fairness: Fairness::Fifo,
             // As Redis in Action has it. Without a bound a deadlock of two locks never shows.
             acquire_timeout: Some(Duration::from_secs(10)),
             // The time bounds it. redis_exp_lock's default is 0: it has no other bound.
@@ -137,6 +141,12 @@ impl MutexBuilder {
     /// How it is waited for. Defaults to [`Waiting::Notify`].
     pub fn wait(mut self, waiting: Waiting) -> Self {
         self.waiting = Some(waiting);
+        self
+    }
+
+    /// Which of those that wait has it next. Defaults to [`Fairness::Fifo`].
+    pub fn fairness(mut self, fairness: Fairness) -> Self {
+        self.options.fairness = fairness;
         self
     }
 
@@ -210,6 +220,7 @@ impl MutexBuilder {
         check_pace("retry_interval", polled)?;
         options.waiting = waiting.unwrap_or(if paced { polled } else { Waiting::Notify });
         check_pace("wait", options.waiting)?;
+        options.fairness.check()?;
         match options.ttl {
             Some(ttl) if options.min_remaining > ttl.saturating_sub(drift(ttl)) => {
                 let why = format!("it is {:?}, and a grant never has that of {ttl:?}", options.min_remaining);

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use super::locks::Home;
 use super::wait::Terms;
-use super::{LockError, MutexOptions};
-use crate::store::locks::{Create, LockName, MutexTaken, PermitFreed, Take, TakePermit, Taken};
+use super::{Fairness, LockError, MutexOptions};
+use crate::store::locks::{Create, LockName, MutexTaken, Offer, PermitFreed, Take, TakePermit, Taken};
 use crate::store::{StoreError, Token};
 
 /// What a token can be the holder of.
@@ -96,7 +96,8 @@ impl Target for MutexTarget {
         queue: bool,
         within: Duration,
     ) -> Result<MutexTaken, StoreError> {
-        let ask = Take { token, ttl: self.options.ttl, queue, instead };
+        let barges = matches!(self.options.fairness, Fairness::Eventual(_));
+        let ask = Take { token, ttl: self.options.ttl, queue, instead, barges };
         self.home.locks()?.take_mutex(&self.name, ask, within).await
     }
 
@@ -110,7 +111,13 @@ impl Target for MutexTarget {
     }
 
     async fn free(&self, token: &Token, within: Duration) -> Result<bool, StoreError> {
-        self.home.last_locks().free_mutex(&self.name, token, self.options.ttl, within).await
+        let (locks, ttl) = (self.home.last_locks(), self.options.ttl);
+        match self.options.fairness {
+            Fairness::Fifo => locks.free_mutex(&self.name, token, ttl, within).await,
+            Fairness::Eventual(bound) => {
+                locks.offer_mutex(&self.name, token, Offer { ttl, bound }, within).await
+            }
+        }
     }
 
     async fn is_holder(&self, token: &Token, within: Duration) -> Result<bool, StoreError> {

@@ -7,7 +7,8 @@
 //! Numbered once, cited elsewhere:
 //!
 //! 1. At most one token holds a mutex at any moment, at most `capacity` hold permits of a semaphore.
-//! 2. While somebody waits, nobody barges in: what is free goes to the head of the queue.
+//! 2. While a token waits, none barges in: what is free goes to the head of the queue. A mutex that is [offered](LockStore::offer_mutex)
+//!    goes to the first that barges, until the head of the queue has waited for the bound.
 //! 3. A take is idempotent for its token: sent again, it answers as if it had been sent once, with the time
 //!    to live started anew.
 //! 4. A waiter is registered ([`LockStore::await_grant`]) before its first take.
@@ -31,6 +32,17 @@ pub(crate) trait LockStore: fmt::Debug + Send + Sync {
     /// asked, a place in its queue. With `instead`, FREE of that token before it, in the same step.
     fn take_mutex<'a>(&'a self, name: &'a LockName, ask: Take<'a>, within: Duration)
     -> Reply<'a, MutexTaken>;
+
+    /// OFFER: as FREE, but leaves a mutex whose head of the queue has waited for less than the bound to the take that comes
+    /// first and [barges](Take::barges), and tells the head. Who waits since when is known of those that barge; others are
+    /// handed the mutex at once.
+    fn offer_mutex<'a>(
+        &'a self,
+        name: &'a LockName,
+        token: &'a Token,
+        offer: Offer,
+        within: Duration,
+    ) -> Reply<'a, bool>;
 
     /// FREE: takes the token out of the queue if it waits there; if it holds the mutex, or nobody does, hands
     /// it to the head of the queue. Answers whether it held it. A queued token is known by its time to live
@@ -180,6 +192,17 @@ pub(crate) struct Take<'a> {
     /// A token that gives the mutex up for this one, with the same time to live. Once this one holds the
     /// mutex, that was done.
     pub(crate) instead: Option<&'a Token>,
+    /// Whether to take a mutex that is free also where others wait. A take with `instead` does not.
+    pub(crate) barges: bool,
+}
+
+/// What an OFFER is made with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Offer {
+    /// The token's, as it was queued with.
+    pub(crate) ttl: Option<Duration>,
+    /// For how long the head of the queue may have waited.
+    pub(crate) bound: Duration,
 }
 
 /// What a TAKE of a mutex answers.

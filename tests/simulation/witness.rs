@@ -120,6 +120,10 @@ impl Witness for Oracle {
                         (holder.acquires, 3 + events - holder.events_before + naps as u64 + outdated)
                     })
                 };
+                // Its tags are asked for, and from then on callers look for themselves.
+                if self.tagged && matches!(acquired, Acquired::Found(_)) {
+                    lock(&self.state).loads.lost(of, token);
+                }
                 if !matches!(acquired, Acquired::Granted) {
                     lock(&self.state).loads.waits(of, token);
                 }

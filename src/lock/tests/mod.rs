@@ -4,6 +4,7 @@ mod api;
 mod bump;
 mod closing;
 mod doubts;
+mod fairness;
 mod faults;
 mod faulty;
 mod held;

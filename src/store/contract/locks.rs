@@ -2,12 +2,15 @@
 
 mod bumps;
 #[cfg(feature = "redis")]
+mod crowds;
+#[cfg(feature = "redis")]
 mod equal_answers;
 #[cfg(feature = "redis")]
 mod foreign;
 #[cfg(feature = "redis")]
 mod keyspace;
 mod mutexes;
+mod offers;
 #[cfg(feature = "redis")]
 mod on_redis;
 mod queues;
@@ -26,13 +29,13 @@ const SOON: Duration = Duration::from_secs(5);
 /// What is run on a cluster.
 #[cfg(feature = "cluster")]
 pub(super) fn cases() -> Vec<on_cluster::Case> {
-    [mutexes::cases(), queues::cases(), bumps::cases(), semaphores::cases()].concat()
+    [mutexes::cases(), offers::cases(), queues::cases(), bumps::cases(), semaphores::cases()].concat()
 }
 
 /// What is done to a whole server.
 #[cfg(feature = "cluster")]
 pub(super) fn server_cases() -> Vec<on_cluster::Case> {
-    on_redis::cases()
+    [on_redis::cases(), crowds::cases()].concat()
 }
 
 fn mutex(name: &str) -> LockName {
@@ -78,7 +81,7 @@ impl Asker {
     }
 
     fn ask(&self) -> Take<'_> {
-        Take { token: &self.token, ttl: Some(LEASE), queue: true, instead: None }
+        Take { token: &self.token, ttl: Some(LEASE), queue: true, instead: None, barges: false }
     }
 
     async fn take(&self, ask: Take<'_>) -> Taken {

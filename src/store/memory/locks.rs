@@ -12,7 +12,7 @@ use super::semaphores::Semaphores;
 use super::{MemoryNode, reply};
 use crate::store::grants::Await;
 use crate::store::locks::{
-    Announced, Change, LockName, LockStore, MutexHolder, MutexTaken, PermitFreed, PermitTaken,
+    Announced, Change, LockName, LockStore, MutexHolder, MutexTaken, Offer, PermitFreed, PermitTaken,
     SemaphoreState, Take, TakePermit,
 };
 use crate::store::{Reply, Store as _, StoreError, StoreErrorKind, Token};
@@ -54,6 +54,16 @@ impl LockStore for MemoryNode {
         _within: Duration,
     ) -> Reply<'a, MutexTaken> {
         self.step(|locks, step| locks.mutexes.take(step, &name.key, &ask))
+    }
+
+    fn offer_mutex<'a>(
+        &'a self,
+        name: &'a LockName,
+        token: &'a Token,
+        offer: Offer,
+        _within: Duration,
+    ) -> Reply<'a, bool> {
+        self.step(|locks, step| locks.mutexes.offer(step, &name.key, token, offer))
     }
 
     fn free_mutex<'a>(

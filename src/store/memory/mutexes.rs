@@ -11,7 +11,7 @@ use super::meddle::{Meddling, Way};
 use super::sweep::Sweep;
 use crate::store::Token;
 use crate::store::grants::{Grants, Tell, Wake};
-use crate::store::locks::{MutexTaken, Take, Taken};
+use crate::store::locks::{MutexTaken, Offer, Take, Taken};
 
 /// How long a queue of waiters that ask for a mutex without an end is kept.
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -27,8 +27,15 @@ pub(super) struct Mutexes {
 #[derive(Default)]
 struct Record {
     holder: Option<Holder>,
-    queue: VecDeque<(Token, Option<Duration>)>,
+    queue: VecDeque<Place>,
     queue_until: Option<Instant>,
+}
+
+struct Place {
+    token: Token,
+    ttl: Option<Duration>,
+    /// Since when it waits for a mutex that others may take before it; `None` for one that is to be handed to it at once.
+    since: Option<Instant>,
 }
 
 struct Holder {
@@ -83,7 +90,8 @@ impl Mutexes {
         let has_it = record.holder.as_ref().is_some_and(|holder| holder.token == *ask.token);
         let before = ask.instead.filter(|_| !has_it).and_then(|old| record.leave(old, ask.ttl));
         let was_held = before.is_some();
-        if record.holder.is_none() {
+        let barges = ask.barges && ask.instead.is_none();
+        if record.holder.is_none() && !barges {
             record.pass_on(step, fence, key, before, Some(ask.token));
         }
         let is_free = record.holder.is_none();
@@ -93,17 +101,20 @@ impl Mutexes {
         });
         if holder.token == *ask.token {
             holder.until = end(now, ask.ttl);
-            if is_free && holder.until.is_some() && !record.queue.is_empty() {
+            let granted = holder.fence;
+            if barges {
+                record.queue.retain(|place| place.token != *ask.token);
+            } else if is_free && holder.until.is_some() && !record.queue.is_empty() {
                 // It was the head of the queue. Those behind it may have slept on the time of one that has vanished.
                 step.tell_sooner(key, Some(ask.token));
             }
-            return MutexTaken { taken: Taken::Granted { fence: holder.fence }, was_held };
+            return MutexTaken { taken: Taken::Granted { fence: granted }, was_held };
         }
         let remaining = holder.until.map(|until| until - now);
         if ask.queue {
-            let place = (ask.token.clone(), ask.ttl);
-            if !record.queue.contains(&place) {
-                record.queue.push_back(place);
+            if !record.queue.iter().any(|place| place.is(ask.token, ask.ttl)) {
+                let since = barges.then_some(now);
+                record.queue.push_back(Place { token: ask.token.clone(), ttl: ask.ttl, since });
             }
             record.keep_queue(now, ask.ttl, remaining);
         }
@@ -123,6 +134,24 @@ impl Mutexes {
         let held = before.is_some();
         if record.holder.is_none() {
             record.pass_on(step, fence, key, before, None);
+        }
+        self.tidy(key);
+        held
+    }
+
+    /// The same, but leaves it to the take that comes first while the head has waited for less than the bound.
+    pub(super) fn offer(&mut self, step: &mut Step<'_>, key: &Arc<str>, token: &Token, offer: Offer) -> bool {
+        let (record, fence) = self.record(key, step.now);
+        let before = record.leave(token, offer.ttl);
+        let held = before.is_some();
+        if record.holder.is_none() {
+            let since = record.queue.front().and_then(|head| head.since);
+            if since.is_some_and(|since| step.now - since < offer.bound) {
+                // The first of those that are registered: it is not one that has died.
+                step.tell_sooner(key, None);
+            } else {
+                record.pass_on(step, fence, key, before, None);
+            }
         }
         self.tidy(key);
         held
@@ -192,12 +221,18 @@ impl Mutexes {
     }
 }
 
+impl Place {
+    fn is(&self, token: &Token, ttl: Option<Duration>) -> bool {
+        self.token == *token && self.ttl == ttl
+    }
+}
+
 impl Record {
     /// Takes the mutex from this token, which held it then; else a place in the queue, if it has one.
     fn leave(&mut self, token: &Token, ttl: Option<Duration>) -> Option<Holder> {
         let held = self.holder.take_if(|holder| holder.token == *token);
         if held.is_none() {
-            self.queue.retain(|(queued, theirs)| queued != token || *theirs != ttl);
+            self.queue.retain(|place| !place.is(token, ttl));
         }
         held
     }
@@ -212,7 +247,7 @@ impl Record {
         before: Option<Holder>,
         own: Option<&Token>,
     ) {
-        while let Some((token, ttl)) = self.queue.pop_front() {
+        while let Some(Place { token, ttl, since: _ }) = self.queue.pop_front() {
             if Some(&token) == own {
                 return;
             }

@@ -6,8 +6,9 @@ use super::acquire::Answer;
 #[cfg(feature = "cluster")]
 use super::cluster::{read_redirect, read_slots};
 use super::in_time::Ran;
+use super::locks::answers;
 use super::refusal::{judge, reason, store_error};
-use super::{acquire, checkup, keyspace, locks, message, server, tags};
+use super::{acquire, checkup, keyspace, message, server, tags};
 use crate::store::locks::Taken;
 use crate::store::{Acquired, Token};
 
@@ -28,14 +29,15 @@ pub(crate) fn reply(bytes: &[u8]) {
     if let Some(Ran::InTime(Answer::Acquired(Acquired::Held { holder, .. }))) = acquire::read(reply.clone()) {
         assert_eq!(holder.as_str().len(), Token::LEN);
     }
-    let _ = locks::yes(reply.clone());
-    if let Some(Taken::Granted { fence }) = locks::taken(reply.clone()).map(|answer| answer.taken) {
+    let _ = answers::to_go_on(reply.clone());
+    let _ = answers::yes(reply.clone());
+    if let Some(Taken::Granted { fence }) = answers::taken(reply.clone()).map(|answer| answer.taken) {
         assert!(fence > 0, "0 is no fence");
     }
-    let _ = locks::mutex_holder(reply.clone());
-    let _ = locks::permit_taken(reply.clone());
-    let _ = locks::permit_freed(reply.clone());
-    if let Some(Some(state)) = locks::semaphore_state(reply.clone()) {
+    let _ = answers::mutex_holder(reply.clone());
+    let _ = answers::permit_taken(reply.clone());
+    let _ = answers::permit_freed(reply.clone());
+    if let Some(Some(state)) = answers::semaphore_state(reply.clone()) {
         assert!(state.available <= state.capacity);
     }
     let _ = tags::id(reply.clone());

@@ -3,8 +3,9 @@
 //! | key | holds |
 //! |---|---|
 //! | `sg1:m:{tag}`, or a key with a prefix of the user's | the mutex: its holder's token |
-//! | `sg1:mq:{tag}`, or `sg1:pq:{key}` | its queue: of each who waits the token and the time to live, first come first |
+//! | `sg1:mq:{tag}`, or `sg1:pq:{key}` | its queue: of each who waits the token and the time to live, first come first; before a place of one that barges, `t` and the microseconds of the server's clock when it came |
 //! | `sg1:mf:{tag}`, or `sg1:pf:{key}` | the latest fence |
+//! | `sg1:mt:{tag}`, or `sg1:pt:{key}` | the head of the queue that was told that the mutex is free, until it has looked |
 //! | `sg1:sh:{tag}` | the holders of a semaphore's permits, by the moment their leases end |
 //! | `sg1:sq:{tag}` | its queue: of each who waits the token and the lease |
 //! | `sg1:sm:{tag}` | layout, what it was created with, what was added, its idle time in ms |
@@ -12,11 +13,15 @@
 //! A mutex under a user's prefix has companions of other names, because its key may read like the tag of
 //! another mutex.
 
+pub(super) mod answers;
+mod passing;
+
 use std::time::Duration;
 
-use bytes::Bytes;
 use redis::{Cmd, Value};
 use tokio::time::sleep;
+
+use answers::{mutex_holder, semaphore_state, taken, yes};
 
 use super::RedisStore;
 use super::call::{refused, run_call};
@@ -25,8 +30,8 @@ use super::scripts::{self, By, Script, millis};
 use super::topology::Commands;
 use crate::store::grants::Await;
 use crate::store::locks::{
-    Announced, Change, Create, LockName, LockStore, MutexHolder, MutexTaken, PermitFreed, PermitTaken,
-    SemaphoreState, Take, TakePermit, Taken,
+    Announced, Change, Create, LockName, LockStore, MutexHolder, MutexTaken, Offer, PermitFreed, PermitTaken,
+    SemaphoreState, Take, TakePermit,
 };
 use crate::store::{Reply, StoreError, StoreErrorKind, Token};
 
@@ -43,6 +48,13 @@ impl<'a> Step<'a> {
     fn giving(script: &'a Script, name: &'a LockName) -> Self {
         let prefixed = name.key == name.tag;
         let parts = if prefixed { &["sg1:pq", "sg1:pf"] } else { &["sg1:mq", "sg1:mf"] };
+        Self { script, name, parts }
+    }
+
+    /// A step of a mutex that is left to whichever take comes first; with the mark of a head that was told.
+    fn offering(script: &'a Script, name: &'a LockName) -> Self {
+        let prefixed = name.key == name.tag;
+        let parts = if prefixed { &["sg1:pq", "sg1:pf", "sg1:pt"] } else { &["sg1:mq", "sg1:mf", "sg1:mt"] };
         Self { script, name, parts }
     }
 
@@ -88,14 +100,21 @@ impl LockStore for RedisStore {
         Box::pin(async move {
             self.inbox.open();
             let again = self.grants.asks_again(ask.token);
-            let args = |cmd: &mut Cmd| {
-                cmd.arg(ask.token.as_str()).arg(end(ask.ttl)).arg(u8::from(ask.queue)).arg(u8::from(again));
-                if let Some(old) = ask.instead {
-                    cmd.arg(old.as_str());
-                }
-            };
-            Step::giving(&scripts::MUTEX_TAKE, name).run(&self.commands, args, within, taken).await
+            if ask.barges && ask.instead.is_none() {
+                return barge(&self.commands, name, (ask, again), within).await;
+            }
+            passing::take_mutex(&self.commands, name, (ask, again), within).await
         })
+    }
+
+    fn offer_mutex<'a>(
+        &'a self,
+        name: &'a LockName,
+        token: &'a Token,
+        offer: Offer,
+        within: Duration,
+    ) -> Reply<'a, bool> {
+        Box::pin(passing::offer_mutex(&self.commands, name, token, offer, within))
     }
 
     fn free_mutex<'a>(
@@ -105,7 +124,7 @@ impl LockStore for RedisStore {
         ttl: Option<Duration>,
         within: Duration,
     ) -> Reply<'a, bool> {
-        Box::pin(free_mutex(&self.commands, name, token, ttl, within))
+        Box::pin(passing::free_mutex(&self.commands, name, token, ttl, within))
     }
 
     fn extend_mutex<'a>(
@@ -128,7 +147,7 @@ impl LockStore for RedisStore {
     }
 
     fn break_mutex<'a>(&'a self, name: &'a LockName, within: Duration) -> Reply<'a, bool> {
-        Box::pin(Step::giving(&scripts::MUTEX_BREAK, name).run(&self.commands, |_| {}, within, yes))
+        Box::pin(passing::break_mutex(&self.commands, name, within))
     }
 
     fn take_permit<'a>(
@@ -140,14 +159,7 @@ impl LockStore for RedisStore {
         Box::pin(async move {
             self.inbox.open();
             let again = self.grants.asks_again(ask.token);
-            let args = |cmd: &mut Cmd| {
-                cmd.arg(ask.token.as_str()).arg(millis(ask.lease));
-                cmd.arg(u8::from(ask.queue)).arg(u8::from(again));
-                push_create(cmd, ask.semaphore);
-            };
-            Step::semaphore(&scripts::SEMAPHORE_TAKE, name)
-                .run(&self.commands, args, within, permit_taken)
-                .await
+            passing::take_permit(&self.commands, name, (ask, again), within).await
         })
     }
 
@@ -158,7 +170,7 @@ impl LockStore for RedisStore {
         lease: Duration,
         within: Duration,
     ) -> Reply<'a, PermitFreed> {
-        Box::pin(free_permit(&self.commands, name, token, lease, within))
+        Box::pin(passing::free_permit(&self.commands, name, token, lease, within))
     }
 
     fn refresh_permit<'a>(
@@ -168,12 +180,7 @@ impl LockStore for RedisStore {
         lease: Duration,
         within: Duration,
     ) -> Reply<'a, bool> {
-        Box::pin(async move {
-            let args = |cmd: &mut Cmd| {
-                cmd.arg(token.as_str()).arg(millis(lease));
-            };
-            Step::semaphore(&scripts::SEMAPHORE_REFRESH, name).run(&self.commands, args, within, yes).await
-        })
+        Box::pin(passing::refresh_permit(&self.commands, name, token, lease, within))
     }
 
     fn look_at_semaphore<'a>(
@@ -191,24 +198,7 @@ impl LockStore for RedisStore {
         change: Change,
         within: Duration,
     ) -> Reply<'a, Option<SemaphoreState>> {
-        Box::pin(async move {
-            let args = |cmd: &mut Cmd| match change {
-                Change::Ensure(semaphore) => push_create(cmd.arg("ensure"), semaphore),
-                Change::Add { permits, semaphore } => {
-                    push_create(cmd.arg("add"), semaphore);
-                    cmd.arg(permits);
-                }
-                Change::Sweep => {
-                    cmd.arg("sweep");
-                }
-                Change::Delete => {
-                    cmd.arg("delete");
-                }
-            };
-            Step::semaphore(&scripts::SEMAPHORE_CHANGE, name)
-                .run(&self.commands, args, within, semaphore_state)
-                .await
-        })
+        Box::pin(passing::change_semaphore(&self.commands, name, change, within))
     }
 
     fn await_grant(&self, name: &LockName, token: &Token) -> Await {
@@ -228,30 +218,17 @@ impl LockStore for RedisStore {
     }
 }
 
-async fn free_mutex(
+async fn barge(
     commands: &Commands,
     name: &LockName,
-    token: &Token,
-    ttl: Option<Duration>,
+    (ask, again): (Take<'_>, bool),
     within: Duration,
-) -> Result<bool, StoreError> {
+) -> Result<MutexTaken, StoreError> {
     let args = |cmd: &mut Cmd| {
-        cmd.arg(token.as_str()).arg(place(token, end(ttl)));
+        cmd.arg(ask.token.as_str()).arg(end(ask.ttl)).arg(u8::from(ask.queue)).arg(u8::from(again));
     };
-    Step::giving(&scripts::MUTEX_FREE, name).run(commands, args, within, yes).await
-}
-
-async fn free_permit(
-    commands: &Commands,
-    name: &LockName,
-    token: &Token,
-    lease: Duration,
-    within: Duration,
-) -> Result<PermitFreed, StoreError> {
-    let args = |cmd: &mut Cmd| {
-        cmd.arg(token.as_str()).arg(place(token, millis(lease)));
-    };
-    Step::semaphore(&scripts::SEMAPHORE_FREE, name).run(commands, args, within, permit_freed).await
+    let step = if again { Step::offering } else { Step::giving };
+    step(&scripts::MUTEX_BARGE, name).run(commands, args, within, taken).await
 }
 
 /// Gives back what was granted to a waiter that has left. It would be missing until it expires, which some
@@ -261,9 +238,9 @@ pub(super) async fn give_back(commands: Commands, name: LockName, token: Token, 
     for pause in PAUSES {
         // Who was granted it is in no queue any more, so the time to live, by which a place is found, is none.
         let freed = if name.is_semaphore() {
-            free_permit(&commands, &name, &token, Duration::ZERO, within).await.map(|_| ())
+            passing::free_permit(&commands, &name, &token, Duration::ZERO, within).await.map(|_| ())
         } else {
-            free_mutex(&commands, &name, &token, None, within).await.map(|_| ())
+            passing::free_mutex(&commands, &name, &token, None, within).await.map(|_| ())
         };
         match freed.map_err(|error| error.kind) {
             Ok(()) | Err(StoreErrorKind::Closed | StoreErrorKind::Refused) => return,
@@ -284,110 +261,4 @@ fn place(token: &Token, ms: u64) -> String {
 
 fn push_create(cmd: &mut Cmd, semaphore: Create) {
     cmd.arg(semaphore.capacity).arg(millis(semaphore.idle_ttl));
-}
-
-pub(super) fn yes(answer: Value) -> Option<bool> {
-    match answer {
-        Value::Int(1) => Some(true),
-        Value::Int(0) => Some(false),
-        _ => None,
-    }
-}
-
-/// Milliseconds as a script answers them; `None` for -1.
-fn duration(ms: i64) -> Option<Duration> {
-    u64::try_from(ms).ok().map(Duration::from_millis)
-}
-
-pub(super) fn taken(answer: Value) -> Option<MutexTaken> {
-    let (number, was_held) = match answer {
-        Value::Int(number) => (number, false),
-        Value::Array(parts) => match parts[..] {
-            [Value::Int(number), Value::Int(was_held)] => (number, was_held == 1),
-            _ => return None,
-        },
-        _ => return None,
-    };
-    let taken = match number {
-        1.. => Taken::Granted { fence: number.unsigned_abs() },
-        0 => return None,
-        _ => Taken::Busy { remaining: duration(-2 - number) },
-    };
-    Some(MutexTaken { taken, was_held })
-}
-
-pub(super) fn mutex_holder(answer: Value) -> Option<Option<MutexHolder>> {
-    let parts = match answer {
-        Value::Nil => return Some(None),
-        Value::Array(parts) => parts,
-        _ => return None,
-    };
-    match <[Value; 2]>::try_from(parts) {
-        Ok([Value::BulkString(token), Value::Int(remaining)]) => {
-            Some(Some(MutexHolder { token: Bytes::from(token), remaining: duration(remaining) }))
-        }
-        _ => None,
-    }
-}
-
-pub(super) fn permit_taken(answer: Value) -> Option<PermitTaken> {
-    let [granted, available, created_with, next_expiry] = ints(answer)?;
-    Some(PermitTaken {
-        granted: granted == 1,
-        available: u32::try_from(available).ok()?,
-        created_with: u32::try_from(created_with).ok()?,
-        next_expiry: duration(next_expiry),
-    })
-}
-
-pub(super) fn permit_freed(answer: Value) -> Option<PermitFreed> {
-    let [was_held, available] = ints(answer)?;
-    Some(PermitFreed { was_held: was_held == 1, available: u32::try_from(available).ok()? })
-}
-
-pub(super) fn semaphore_state(answer: Value) -> Option<Option<SemaphoreState>> {
-    let mut parts = match answer {
-        Value::Nil => return Some(None),
-        Value::Array(parts) => parts.into_iter(),
-        _ => return None,
-    };
-    let [created_with, capacity, waiting, created, recovered] =
-        ints(Value::Array(parts.by_ref().take(5).collect()))?;
-    let held = u32::try_from(parts.len() / 2).unwrap_or(u32::MAX);
-    let mut holders = Vec::with_capacity(parts.len() / 2);
-    while let Some(token) = parts.next() {
-        let (Value::BulkString(token), Some(Value::Int(left))) = (token, parts.next()) else { return None };
-        // What others have put there holds a permit too, but has no token to name it by.
-        holders.extend(Token::parse(&token).zip(duration(left)));
-    }
-    let capacity = u32::try_from(capacity).ok()?;
-    Some(Some(SemaphoreState {
-        created_with: u32::try_from(created_with).ok()?,
-        capacity,
-        available: capacity.saturating_sub(held),
-        waiting: u32::try_from(waiting).unwrap_or(u32::MAX),
-        holders,
-        created: created == 1,
-        recovered: u32::try_from(recovered).unwrap_or(u32::MAX),
-    }))
-}
-
-/// So many integers.
-fn ints<const N: usize>(answer: Value) -> Option<[i64; N]> {
-    let Value::Array(parts) = answer else { return None };
-    let ints: Option<Vec<i64>> =
-        parts.into_iter().map(|part| if let Value::Int(int) = part { Some(int) } else { None }).collect();
-    ints?.try_into().ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_no_script_answers_is_no_mutex_that_is_busy() {
-        for answer in [Value::Int(0), Value::Array(vec![Value::Int(0), Value::Int(1)]), Value::Nil] {
-            assert!(taken(answer).is_none());
-        }
-    }
 }

@@ -73,15 +73,51 @@ script!(ENLIST, b"v", "scripts/enlist.lua");
 script!(DOCTOR, b"e", "scripts/doctor.lua");
 // The same text, with the keys that a load has: a user needs the right to each that is named.
 script!(PROBE, b"elqo", "scripts/doctor.lua");
-giving!(MUTEX_TAKE, b"", "scripts/tell_sooner.lua", "scripts/mutex.lua", "scripts/mutex_take.lua");
-giving!(MUTEX_FREE, b"", "scripts/tell_sooner.lua", "scripts/mutex.lua", "scripts/mutex_free.lua");
-giving!(MUTEX_BREAK, b"", "scripts/tell_sooner.lua", "scripts/mutex.lua", "scripts/mutex_break.lua");
+giving!(
+    MUTEX_TAKE,
+    b"",
+    "scripts/tell_sooner.lua",
+    "scripts/passing.lua",
+    "scripts/mutex_fence.lua",
+    "scripts/mutex.lua",
+    "scripts/mutex_queue.lua",
+    "scripts/mutex_take.lua"
+);
+giving!(
+    MUTEX_FREE,
+    b"",
+    "scripts/tell_sooner.lua",
+    "scripts/passing.lua",
+    "scripts/mutex_fence.lua",
+    "scripts/mutex.lua",
+    "scripts/mutex_free.lua"
+);
+script!(MUTEX_BARGE, b"", "scripts/mutex_fence.lua", "scripts/mutex_queue.lua", "scripts/mutex_barge.lua");
+giving!(
+    MUTEX_OFFER,
+    b"",
+    "scripts/tell_sooner.lua",
+    "scripts/passing.lua",
+    "scripts/mutex_fence.lua",
+    "scripts/mutex.lua",
+    "scripts/mutex_offer.lua"
+);
+giving!(
+    MUTEX_BREAK,
+    b"",
+    "scripts/tell_sooner.lua",
+    "scripts/passing.lua",
+    "scripts/mutex_fence.lua",
+    "scripts/mutex.lua",
+    "scripts/mutex_break.lua"
+);
 giving!(MUTEX_EXTEND, b"", "scripts/tell_sooner.lua", "scripts/mutex_extend.lua");
 script!(MUTEX_LOOK, b"", "scripts/mutex_look.lua");
 giving!(
     SEMAPHORE_TAKE,
     b"",
     "scripts/tell_sooner.lua",
+    "scripts/passing.lua",
     "scripts/semaphore.lua",
     "scripts/semaphore_take.lua"
 );
@@ -89,6 +125,7 @@ giving!(
     SEMAPHORE_FREE,
     b"",
     "scripts/tell_sooner.lua",
+    "scripts/passing.lua",
     "scripts/semaphore.lua",
     "scripts/semaphore_free.lua"
 );
@@ -96,6 +133,7 @@ giving!(
     SEMAPHORE_REFRESH,
     b"",
     "scripts/tell_sooner.lua",
+    "scripts/passing.lua",
     "scripts/semaphore.lua",
     "scripts/semaphore_refresh.lua"
 );
@@ -103,6 +141,7 @@ giving!(
     SEMAPHORE_CHANGE,
     b"",
     "scripts/tell_sooner.lua",
+    "scripts/passing.lua",
     "scripts/semaphore.lua",
     "scripts/semaphore_change.lua"
 );

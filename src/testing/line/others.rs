@@ -9,7 +9,7 @@ use super::Line;
 use crate::key::Key;
 use crate::store::grants::Await;
 use crate::store::locks::{
-    Announced, Change, LockName, LockStore, MutexHolder, MutexTaken, PermitFreed, PermitTaken,
+    Announced, Change, LockName, LockStore, MutexHolder, MutexTaken, Offer, PermitFreed, PermitTaken,
     SemaphoreState, Take, TakePermit,
 };
 use crate::store::tags::{Found, Member, TagStore};
@@ -117,10 +117,23 @@ impl LockStore for Line {
         within: Duration,
     ) -> Reply<'a, MutexTaken> {
         let (token, instead) = (ask.token.clone(), ask.instead.cloned());
-        let Take { ttl, queue, .. } = ask;
+        let Take { ttl, queue, barges, .. } = ask;
         self.ask_of(name, true, within, move |node, name| async move {
-            let ask = Take { token: &token, ttl, queue, instead: instead.as_ref() };
+            let ask = Take { token: &token, ttl, queue, instead: instead.as_ref(), barges };
             node.locks().take_mutex(&name, ask, within).await
+        })
+    }
+
+    fn offer_mutex<'a>(
+        &'a self,
+        name: &'a LockName,
+        token: &'a Token,
+        offer: Offer,
+        within: Duration,
+    ) -> Reply<'a, bool> {
+        let token = token.clone();
+        self.ask_of(name, true, within, move |node, name| async move {
+            node.locks().offer_mutex(&name, &token, offer, within).await
         })
     }
 

@@ -69,6 +69,10 @@ fn each_script_says_which_commands_it_calls() {
         ("pass_on(", "/mutex.lua"),
         ("= open()", "/semaphore.lua"),
         ("tell_sooner(", "/tell_sooner.lua"),
+        ("next_place(", "/passing.lua"),
+        ("next_fence(", "/mutex_fence.lua"),
+        ("give_again(", "/mutex_fence.lua"),
+        ("wait_in_queue(", "/mutex_queue.lua"),
     ];
     for (name, script) in &scripts {
         let mut calls = called(script);

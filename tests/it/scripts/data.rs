@@ -208,10 +208,15 @@ impl Data {
                 })
             }
             "LREM" => {
-                let wanted = arg(3)?;
+                // Of the first so many; 0 for all.
+                let (most, wanted) = (number::<usize>(arg(2)?)?, arg(3)?);
                 self.list(arg(1)?, |list| {
-                    let before = list.len();
-                    list.retain(|member| member != wanted);
+                    let (before, mut gone) = (list.len(), 0);
+                    list.retain(|member| {
+                        let goes = member == wanted && (most == 0 || gone < most);
+                        gone += usize::from(goes);
+                        !goes
+                    });
                     Answer::Int((before - list.len()) as i64)
                 })
             }

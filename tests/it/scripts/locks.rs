@@ -1,6 +1,6 @@
 //! The scripts of mutexes and semaphores.
 
-use stampede_guard::lock::{Mutex, Semaphore, Wait};
+use stampede_guard::lock::{Fairness, Mutex, Semaphore, Wait};
 
 use super::*;
 use crate::support::probe::eventually;
@@ -10,8 +10,14 @@ const TTL: Duration = Duration::from_secs(2);
 
 impl Stage<'_> {
     fn mutexes(&self) -> [Mutex; 2] {
-        let mutex =
-            |locks: &Locks| locks.mutex(&*self.name).ttl(TTL).acquire_timeout(SOON).build().expect("valid");
+        self.mutexes_with(Fairness::Fifo)
+    }
+
+    fn mutexes_with(&self, fairness: Fairness) -> [Mutex; 2] {
+        let mutex = |locks: &Locks| {
+            let builder = locks.mutex(&*self.name).ttl(TTL).acquire_timeout(SOON);
+            builder.fairness(fairness).build().expect("valid")
+        };
         self.locks().each_ref().map(mutex)
     }
 
@@ -98,6 +104,34 @@ async fn a_mutex_that_is_handed_on_through_a_connection_that_breaks_anywhere_arr
         stage.arm();
         let _ = guard.unlock().await;
         drop(guard);
+        let locked = timeout(TTL + SOON, waits).await.unwrap_or_else(|_| panic!("{at:?}: it stays locked"));
+        locked.expect("joined").expect("its turn");
+        stage.frees(&breaks).await;
+    })
+    .await;
+}
+
+/// The same, left to the caller that comes first while the other node is told.
+#[tokio::test]
+async fn a_mutex_that_is_offered_through_a_connection_that_breaks_anywhere_arrives() {
+    broken_at_every_byte(&["-- BARGE", "-- OFFER"], async |server, number, at| {
+        let stage = Stage::new(server, number, at, policy()).await;
+        let [breaks, sound] = stage.mutexes_with(Fairness::Eventual(SOON));
+        let holder = sound.lock().await.expect("free");
+        let waits = tokio::spawn({
+            let sound = sound.clone();
+            async move { sound.lock().await.map(drop) }
+        });
+        stage.queued("mq").await;
+        stage.arm();
+        let asks = breaks.clone();
+        let queued = tokio::spawn(async move { asks.lock().await });
+        let mut holder = holder;
+        assert!(holder.unlock().await.expect("its connection is sound"));
+        // It may have come first, or its connection may be gone.
+        if let Ok(Ok(mut guard)) = timeout(TTL + SOON, queued).await.expect("an answer") {
+            let _ = guard.unlock().await;
+        }
         let locked = timeout(TTL + SOON, waits).await.unwrap_or_else(|_| panic!("{at:?}: it stays locked"));
         locked.expect("joined").expect("its turn");
         stage.frees(&breaks).await;

@@ -1,49 +1,25 @@
 -- Prelude of the scripts that give a mutex away.
 --
--- Each function is made anew at every call, and each command in a script costs a third of a call; so
--- there are few of both on the way of those who contend.
---
 -- KEYS: mutex, queue, fence
--- calls: set incr time lpop publish pttl lrange
-
--- A number that is greater than all given for this mutex before: counted on for as long as that is within
--- 10 ms of the clock, in microseconds, or ahead of it, and the clock otherwise. Counted alone, numbers would be
--- given again by a server that has lost its latest writes, as one that is promoted may have; the clock alone may be
--- set back. What is counted is kept for a day by the clock, which is past it then.
-local function next_fence()
-  local fence = redis.pcall('INCR', KEYS[3])
-  local time = redis.call('TIME')
-  local now = time[1] * 1000000 + time[2]
-  -- Foreign data where the count should be is left alone; the clock has to do.
-  if type(fence) ~= 'number' then
-    return now
-  end
-  if fence + 10000 > now then
-    return fence
-  end
-  redis.call('SET', KEYS[3], string.format('%.0f', now), 'PX', 86400000)
-  return now
-end
-
-local function give(token, ttl)
-  if ttl == '0' then
-    redis.call('SET', KEYS[1], token)
-  else
-    redis.call('SET', KEYS[1], token, 'PX', ttl)
-  end
-end
+-- calls: set get incr time pexpire lpop publish pttl lrange
 
 -- Hands the mutex to the first in the queue that can be reached; its time to live, or nil if there was
 -- none. Stops at `asking`, whose place is used up then, and says so: it is there to take the mutex itself. Passes
 -- over `leaving`, which may have a place from a take that came late. A waiter is its token and its
--- time to live, 0 for none.
+-- time to live, 0 for none. Where the call has come to its bounds, the mutex is free behind it, as it is after a
+-- holder's death: whichever caller asks next goes on, also where the one that is told to go on dies.
 local function pass_on(asking, leaving)
-  local waiter = redis.pcall('LPOP', KEYS[2])
   local before
-  while type(waiter) == 'string' do
-    local token, ttl = string.sub(waiter, 1, 65), string.sub(waiter, 66)
-    if token == asking then
+  local place = next_place()
+  while place do
+    local node = string.sub(place, 1, 32)
+    if asking and string.sub(place, 1, 65) == asking then
+      settle()
       return nil, true
+    end
+    local token, ttl
+    if not dead[node] then
+      token, ttl = string.sub(place, 1, 65), string.sub(place, 66)
     end
     if tonumber(ttl) and token ~= leaving then
       -- Of its own: who is passed over may yet hear of it, where it listens to another server.
@@ -54,14 +30,14 @@ local function pass_on(asking, leaving)
       if spread then
         -- Not tostring: of what is longer than 12,000 years it makes 1e+14, which is no time to a server.
         ttl = ttl == '0' and '1000' or string.format('%.0f', math.max(250, math.floor(tonumber(ttl) / 4)))
-        given[string.sub(token, 1, 32)] = true
+        given[node] = true
       end
       give(token, ttl)
       -- In two parts, each of which is a whole number for any server, and half as long in the making.
       local low = fence % 100000000
       local grant = 'm' .. token .. string.format('%08d%08d', (fence - low) / 100000000, low) .. KEYS[1]
-      local receivers = redis.pcall('PUBLISH', 'sg1:i:' .. string.sub(token, 1, 32), grant)
-      if spread or (type(receivers) == 'number' and receivers > 0) then
+      if tell(node, grant) then
+        settle()
         -- Who waits has slept on the time of the holder before, or on that of a foreign one.
         if ttl ~= '0' and (before < 0 or tonumber(ttl) < before) then
           tell_sooner()
@@ -69,7 +45,8 @@ local function pass_on(asking, leaving)
         return ttl
       end
     end
-    waiter = redis.pcall('LPOP', KEYS[2])
+    place = next_place()
   end
+  settle()
   return nil
 end

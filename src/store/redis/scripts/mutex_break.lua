@@ -1,10 +1,10 @@
 -- BREAK: takes the mutex from whoever holds it, tells that holder, hands it to the head of the queue.
 --
 -- KEYS: mutex, queue, fence
--- Returns 1 somebody held it | 0 nobody did
+-- Returns 1 somebody held it | 0 nobody did | {1, the nodes that do not hear} FREE is to go on with the queue
 --
 -- Atomic, because the holder that is told must be the one it was taken from.
--- calls: get del set incr time lpop publish pttl lrange
+-- calls: get del set incr time lpop publish pttl pexpire lrange
 local holder = redis.call('GET', KEYS[1])
 if not holder then
   return 0
@@ -16,4 +16,4 @@ end
 if not pass_on() then
   redis.call('DEL', KEYS[1])
 end
-return 1
+return go_on and {1, table.concat(found)} or 1

@@ -3,29 +3,25 @@
 --
 -- KEYS: mutex, queue, fence
 -- ARGV: token; time to live in ms, or '0' for none; '1' to queue; '1' if it has asked before;
---       optionally the token to be freed, whose time to live in the queue is the same
+--       optionally the token to be freed, whose time to live in the queue is the same, or ''; then the nodes that do not
+--       hear
 -- Returns its fence | -2 - remaining ms of who holds it, -1 for no end; with a token to be freed
---         {that, 1 it held the mutex | 0 it did not}
+--         {that, 1 it held the mutex | 0 it did not}; {0, the same, the nodes that do not hear} go on, with nothing to be
+--         freed
 --
 -- Atomic, because a mutex that is freed between failing to take it and queueing would be heard of by
 -- nobody, and one that is free for a moment would go to whoever comes by.
--- calls: exists get set incr time lpop publish pttl pexpire lrange lpos rpush lrem
-local old, was_held = ARGV[5], 0
+-- calls: exists get set del incr time lpop publish pttl pexpire lrange lpos rpush lrem
+local old, was_held = ARGV[5] ~= '' and ARGV[5], 0
 local holder = redis.call('GET', KEYS[1])
 if holder == ARGV[1] then
-  if ARGV[2] == '0' then
-    give(ARGV[1], '0')
-  else
-    redis.call('PEXPIRE', KEYS[1], ARGV[2])
-  end
-  local fence = tonumber(redis.pcall('GET', KEYS[3]))
-  fence = fence and fence > 1 and fence or next_fence()
+  local fence = give_again(ARGV[1], ARGV[2])
   return old and {fence, 0} or fence
 end
 if holder and holder == old then
   holder, was_held = false, 1
 elseif old then
-  redis.pcall('LREM', KEYS[2], 0, old .. ARGV[2])
+  redis.pcall('LREM', KEYS[2], 1, old .. ARGV[2])
 end
 local remaining
 if holder then
@@ -34,7 +30,12 @@ else
   -- EXISTS, because a server short of memory lets through what follows an LPOP, of nothing too.
   local heir, is_head
   if was_held == 1 or redis.call('EXISTS', KEYS[2]) == 1 then
+    know(ARGV[6])
     heir, is_head = pass_on(ARGV[1], was_held == 1 and old)
+    if go_on then
+      redis.call('DEL', KEYS[1])
+      return {0, was_held, table.concat(found)}
+    end
   end
   if not heir then
     local fence = next_fence()
@@ -49,20 +50,6 @@ else
 end
 
 if ARGV[3] == '1' then
-  local place = ARGV[1] .. ARGV[2]
-  local length
-  -- Looking for its place takes the longer the more there are that wait.
-  if ARGV[4] == '0' or not redis.call('LPOS', KEYS[2], place) then
-    length = redis.call('RPUSH', KEYS[2], place)
-  end
-  -- Whoever waits keeps the queue for at least twice the longest time that may pass before it asks
-  -- again; so those who hand the mutex on need not.
-  local ttl, keep = tonumber(ARGV[2]), 86400000
-  if ttl > 0 and remaining >= 0 then
-    keep = 2 * math.max(ttl, remaining) + 1000
-  end
-  if length == 1 or redis.call('PTTL', KEYS[2]) < keep then
-    redis.call('PEXPIRE', KEYS[2], keep)
-  end
+  wait_in_queue(ARGV[1], ARGV[2], ARGV[4] == '1', remaining)
 end
 return old and {-2 - remaining, was_held} or -2 - remaining

@@ -60,16 +60,20 @@ end
 
 -- Gives what is available to those in the queue that can be reached, in its order. `own` is not
 -- told: it is asking. Whether it was among them. A waiter is its token and its lease. Passes over who
--- has a permit, with a place from a take that came late.
+-- has a permit, with a place from a take that came late. Where the call has come to its bounds, what is available stays
+-- so: whichever step comes next goes on.
 local function serve(own)
   local reached = false
-  local waiter = waiting and capacity > holding and redis.call('LPOP', KEYS[2])
-  while waiter do
-    local token, lease = string.sub(waiter, 1, 65), tonumber(string.sub(waiter, 66))
-    if token == own and lease then
+  local place = waiting and capacity > holding and next_place()
+  while place do
+    local node, token, lease = string.sub(place, 1, 32)
+    if own or not dead[node] then
+      token, lease = string.sub(place, 1, 65), tonumber(string.sub(place, 66))
+    end
+    if lease and token == own then
       grant(token, lease)
       reached = true
-    elseif lease then
+    elseif lease and not dead[node] then
       if spread then
         lease = math.max(250, math.floor(lease / 4))
       end
@@ -77,18 +81,17 @@ local function serve(own)
       -- TAKE.
       if redis.call('ZADD', KEYS[1], 'NX', now + lease, token) == 1 then
         holding = holding + 1
-        local node = string.sub(token, 1, 32)
-        local receivers = redis.pcall('PUBLISH', 'sg1:i:' .. node, 'p' .. token .. string.sub(KEYS[1], 9, -2))
-        if spread then
+        if tell(node, 'p' .. token .. string.sub(KEYS[1], 9, -2)) then
           given[node] = true
-        elseif type(receivers) ~= 'number' or receivers == 0 then
+        else
           redis.call('ZREM', KEYS[1], token)
           holding = holding - 1
         end
       end
     end
-    waiter = capacity > holding and redis.call('LPOP', KEYS[2])
+    place = capacity > holding and next_place()
   end
+  settle()
   return reached
 end
 

@@ -6,7 +6,8 @@
 --       add, how many permits
 -- Returns nil if there is none | {what it was made with, capacity, waiting, 1 if it was made now, how many leases had
 --         ended, and of each holder its token and the ms that are left of its lease}; what was removed is
---         described as it was
+--         described as it was | {how many waiters were told, 1 if it was made now, how many leases had ended, the nodes
+--         that do not hear} go on: to remove it with this, else with FREE
 --
 -- Atomic, because what is added while others take and wait must reach exactly one of them.
 -- calls: get set del time llen lrange zremrangebyscore zcard lpop zadd zrem publish zrange pexpire
@@ -28,9 +29,24 @@ if made == 1 or change == 'add' then
   local meta = string.format('1 %.0f %.0f %.0f', created_with, capacity - created_with, idle)
   redis.call('SET', KEYS[3], meta, 'PX', idle)
 end
-if change ~= 'delete' then
+local function to_go_on(told)
+  return {told, made, recovered, table.concat(found)}
+end
+if change == 'delete' then
+  local waiters = redis.call('LRANGE', KEYS[2], 0, 499)
+  for _, waiter in ipairs(waiters) do
+    redis.pcall('PUBLISH', 'sg1:i:' .. string.sub(waiter, 1, 32), 'c' .. string.sub(waiter, 1, 65))
+  end
+  if #waiters == 500 then
+    redis.call('LPOP', KEYS[2], 500)
+    return to_go_on(500)
+  end
+else
   serve()
   finish()
+  if go_on then
+    return to_go_on(0)
+  end
 end
 
 local state = {created_with, capacity, redis.call('LLEN', KEYS[2]), made, recovered}
@@ -38,9 +54,6 @@ for i, part in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1, 'WITHSCORES')) do
   state[#state + 1] = i % 2 == 1 and part or part - now
 end
 if change == 'delete' then
-  for _, waiter in ipairs(redis.call('LRANGE', KEYS[2], 0, -1)) do
-    redis.pcall('PUBLISH', 'sg1:i:' .. string.sub(waiter, 1, 32), 'c' .. string.sub(waiter, 1, 65))
-  end
   redis.call('DEL', KEYS[1], KEYS[2], KEYS[3])
 end
 return state

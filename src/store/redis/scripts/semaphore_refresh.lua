@@ -2,7 +2,7 @@
 --
 -- KEYS: holders, queue, meta
 -- ARGV: token; lease in ms
--- Returns 1 done | 0 it has ended
+-- Returns 1 done | 0 it has ended | {that, the nodes that do not hear} FREE is to go on with the queue
 --
 -- Atomic, because a permit that another has meanwhile must not come back to life.
 -- calls: get time llen zremrangebyscore zcard lpop zadd zrem publish zrange pexpire lrange
@@ -16,4 +16,5 @@ end
 local held = renew(ARGV[1], ARGV[2])
 serve()
 finish()
-return held and 1 or 0
+local done = held and 1 or 0
+return go_on and {done, table.concat(found)} or done

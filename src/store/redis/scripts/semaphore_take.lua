@@ -3,8 +3,9 @@
 --
 -- KEYS: holders, queue, meta
 -- ARGV: token; lease in ms; '1' to queue; '1' if it has asked before; capacity and idle time in ms, of
---       a semaphore to be made
--- Returns {1 granted | 0, available, what it was made with, ms until the next lease ends or -1}
+--       a semaphore to be made; the nodes that do not hear
+-- Returns {1 granted | 0, available, what it was made with, ms until the next lease ends or -1}, and last the nodes that
+--         do not hear where it is to go on
 --
 -- Atomic, because a semaphore that is half made blocks everyone, and a permit that is taken and not
 -- yet written down dies with who took it.
@@ -18,9 +19,10 @@ if not capacity then
   capacity, created_with, idle = tonumber(ARGV[5]), tonumber(ARGV[5]), tonumber(ARGV[6])
 end
 local asked = ARGV[4] == '1'
+know(ARGV[7])
 local granted = asked and renew(ARGV[1], ARGV[2])
 granted = serve(ARGV[1]) or granted
-if not granted and capacity > holding then
+if not granted and not go_on and capacity > holding then
   grant(ARGV[1], ARGV[2])
   granted = true
 end
@@ -28,7 +30,7 @@ if not granted and not asked then
   -- Read late, after the same one that was sent again.
   granted = renew(ARGV[1], ARGV[2])
 end
-local queued = not granted and ARGV[3] == '1'
+local queued = not granted and not go_on and ARGV[3] == '1'
 if queued then
   local place = ARGV[1] .. ARGV[2]
   -- Looking for its place takes the longer the more there are that wait.
@@ -37,4 +39,4 @@ if queued then
   end
 end
 local first = finish(queued)
-return {granted and 1 or 0, available(), created_with, first and first - now or -1}
+return {granted and 1 or 0, available(), created_with, first and first - now or -1, go_on and table.concat(found) or nil}

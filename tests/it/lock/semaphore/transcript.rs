@@ -3,7 +3,7 @@
 //!
 //! Clients can only say when they *heard* of a permit; the order and the number that count are the server's.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use crate::support::monitor::Monitor;
 
@@ -23,6 +23,12 @@ pub(super) struct Transcript {
     holders: HashMap<String, u64>,
     /// Who was taken out of the queue last, and not granted a permit yet.
     head: Option<String>,
+    /// How many places a script has used up of those that it has read and will take out of the queue together.
+    read: Option<usize>,
+    /// The nodes that did not hear a grant of the present script.
+    dead: HashSet<String>,
+    /// The token that was granted a permit by the call before.
+    granted: Option<String>,
     /// Who was taken out of the holders by the call before: a renewal puts it back at once.
     renewed: Option<String>,
 }
@@ -51,7 +57,7 @@ fn replay(calls: &[Vec<String>], tag: &str, permits: usize) -> Transcript {
 
 impl Transcript {
     fn permits(&mut self, words: &[&str]) {
-        let renewed = self.renewed.take();
+        let (renewed, granted) = (self.renewed.take(), self.granted.take());
         match *words {
             ["zadd", _, "NX", _, token] if self.holders.contains_key(token) => {}
             ["zadd", _, end, token] | ["zadd", _, "NX", end, token] => {
@@ -60,15 +66,23 @@ impl Transcript {
                     return;
                 }
                 self.grants += 1;
-                match self.head.take() {
-                    Some(head) => {
+                self.granted = Some(token.to_owned());
+                match (self.head.take(), self.read) {
+                    (Some(head), _) => {
                         assert_eq!(head, token, "it was the head's");
                         self.waited += 1;
                     }
-                    None => assert!(self.queue.is_empty(), "{token} went before {:?}", self.queue),
+                    (None, Some(read)) => {
+                        self.read = Some(self.place_of(token, read) + 1);
+                        self.waited += 1;
+                    }
+                    (None, None) => assert!(self.queue.is_empty(), "{token} went before {:?}", self.queue),
                 }
             }
             ["zrem", _, token] => {
+                if granted.as_deref() == Some(token) {
+                    self.dead.insert(token[..32].to_owned());
+                }
                 self.renewed = self.holders.remove(token).map(|_| token.to_owned());
             }
             ["zremrangebyscore", _, "-inf", now] => {
@@ -85,12 +99,37 @@ impl Transcript {
         }
     }
 
+    /// Where the token stands among the places that were read: before it are dead ones, and such as hold a permit.
+    fn place_of(&self, token: &str, read: usize) -> usize {
+        let places = self.queue.iter().enumerate().skip(read);
+        for (at, place) in places {
+            if place == token {
+                return at;
+            }
+            let is_passed = self.dead.contains(&place[..32]) || self.holders.contains_key(place);
+            assert!(is_passed, "it was the head's: {place}, and went to {token}");
+        }
+        panic!("{token} was not in the queue");
+    }
+
     fn queue(&mut self, words: &[&str]) {
         // A place in the queue is a token of 65 characters and a lease.
         match *words {
             ["rpush", _, place] => self.queue.push_back(place[..65].to_owned()),
-            ["lpop", _] => self.head = self.queue.pop_front(),
-            ["lrem", _, "0", place] => self.queue.retain(|token| *token != place[..65]),
+            ["lpop", _] => {
+                self.dead.clear();
+                self.head = self.queue.pop_front();
+            }
+            ["lrange", _, "0", "499"] => self.read = (!self.queue.is_empty()).then_some(0),
+            ["lpop", _, count] => {
+                let (count, read) = (count.parse().expect("a number"), self.read.take());
+                assert!(read.is_some_and(|read| read <= count), "{count} places of {read:?}");
+                self.queue.drain(..count);
+            }
+            ["lrem", _, "1", place] => {
+                let at = self.queue.iter().position(|token| *token == place[..65]);
+                let _ = at.and_then(|at| self.queue.remove(at));
+            }
             ["llen" | "lpos" | "lrange" | "pexpire", ..] => {}
             _ => panic!("a call that is not understood here: {words:?}"),
         }
@@ -106,7 +145,9 @@ fn calls(calls: &str) -> Vec<Vec<String>> {
         let words: &[&str] = match what {
             "queue" => &["rpush", queue, &place],
             "next" => &["lpop", queue],
-            "leave" => &["lrem", queue, "0", &place],
+            "read" => &["lrange", queue, "0", "499"],
+            "drop" => &["lpop", queue, who],
+            "leave" => &["lrem", queue, "1", &place],
             "grant" => &["zadd", holders, "100", &token],
             "free" => &["zrem", holders, &token],
             "now" => &["zremrangebyscore", holders, "-inf", who],
@@ -125,6 +166,24 @@ fn a_transcript_in_order_is_counted() {
     let Transcript { grants, waited, most, stale, .. } = transcript;
     assert_eq!((grants, waited, most, stale), (4, 2, 2, 2));
     assert_eq!(replay(&calls(seen), "another", 2).grants, 0);
+}
+
+#[test]
+fn the_dead_are_passed_over_together() {
+    let seen = "grant a, queue b, queue c, queue b, queue d, free a, next, grant b, free b, read, grant c, free c, \
+                grant d, drop 3";
+    let Transcript { grants, waited, queue, .. } = replay(&calls(seen), "t", 1);
+    assert_eq!((grants, waited, queue.len()), (4, 3, 0));
+}
+
+#[test]
+#[should_panic(expected = "it was the head's")]
+fn the_living_are_not_passed_over_with_the_dead() {
+    replay(
+        &calls("grant a, queue b, queue c, queue d, free a, next, grant b, free b, read, grant d"),
+        "t",
+        1,
+    );
 }
 
 #[test]

@@ -1,0 +1,90 @@
+-- OFFER: frees the mutex for whichever BARGE comes first, if it is the token's, and tells the head of the queue; hands it to
+-- the head if that has waited for the bound. Else gives up a place in the queue, and sees to a mutex that has no holder.
+--
+-- KEYS: mutex, queue, fence, mark of a head that was told
+-- ARGV: token; the same with its time to live, as it stands in the queue; the bound in microseconds
+-- Returns 1 it held the mutex | 0 it did not | {that, the nodes that do not hear} FREE is to go on with the queue
+--
+-- Atomic, because a DEL after a separate check could free the mutex of another token, and a head that queues between a
+-- look at the queue and the DEL would not be told.
+-- calls: get del lrem lrange lpop time set incr publish pttl pexpire
+local holder = redis.call('GET', KEYS[1])
+local held = holder == ARGV[1] and 1 or 0
+if held == 0 then
+  redis.pcall('LREM', KEYS[2], 1, ARGV[2])
+  -- It may be the one that was told.
+  redis.call('DEL', KEYS[4])
+  if holder then
+    return 0
+  end
+end
+
+-- The place of the head and the moment before it, if it has one. Moments whose places were given up are taken out.
+local function head()
+  local moment
+  while places > 0 do
+    local entries = redis.pcall('LRANGE', KEYS[2], 0, places == 2000 and 1 or 31)
+    places = places - 16
+    for at = 1, #entries do
+      local number = string.match(entries[at], '^t(%d+)$')
+      if not number then
+        if at > 2 then
+          redis.call('LPOP', KEYS[2], at - 2)
+        end
+        return entries[at], moment
+      end
+      moment = tonumber(number)
+    end
+    if #entries < 2 then
+      return nil
+    end
+    redis.call('LPOP', KEYS[2], #entries - 1)
+  end
+  go_on = true
+end
+
+-- Tells the head, and takes those out that do not hear. In a cluster, where that can not be known, another node is told too.
+local function tell_head(place)
+  local message = 'r' .. KEYS[1]
+  repeat
+    local node = string.sub(place, 1, 32)
+    if not dead[node] and tell(node, message) then
+      local others = spread and redis.call('LRANGE', KEYS[2], 0, 31) or {}
+      for _, other in ipairs(others) do
+        if #other > 65 and string.sub(other, 1, 32) ~= node then
+          tell(string.sub(other, 1, 32), message)
+          break
+        end
+      end
+      return
+    end
+    redis.call('LPOP', KEYS[2], 2)
+    local moment
+    place, moment = head()
+    -- One without a moment wants it handed over.
+    go_on = go_on or tries == 0 or place and not moment
+  until go_on or not place
+end
+
+local place, moment = head()
+if place and moment then
+  local time = redis.call('TIME')
+  local waited = time[1] * 1000000 + time[2] - moment
+  local bound = tonumber(ARGV[3])
+  -- Of a clock that was set back, no head waits for longer than that.
+  if waited < bound and -waited < bound then
+    redis.call('DEL', KEYS[1])
+    -- Told once until it has looked; again where it has not for so long.
+    local token = string.sub(place, 1, 65)
+    if redis.call('GET', KEYS[4]) ~= token then
+      redis.call('SET', KEYS[4], token, 'PX', 50)
+      tell_head(place)
+    end
+    return go_on and {held, table.concat(found)} or held
+  end
+end
+redis.call('DEL', KEYS[4])
+if not (place and pass_on(nil, held == 1 and ARGV[1])) then
+  redis.call('DEL', KEYS[1])
+end
+return go_on and {held, table.concat(found)} or held
