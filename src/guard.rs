@@ -67,6 +67,9 @@ pub struct Shutdown {
 impl StampedeGuard {
     /// A guard with the default [`Policy`] and the namespace `default`.
     ///
+    /// A process that is forked before the first call is a node like any other. After that, make a new guard in the child: two
+    /// processes with one identity take each other's leases, and connections and tasks stay with the parent.
+    ///
     /// Takes what converts into a [`Backend`]: a `redis::Client`, a [`MemoryStore`], with their features a
     /// `SentinelClient` or a `ClusterClient`. Does no I/O, cannot fail, and may be
     /// called outside a runtime: the connection is made by the first call that needs it, or by

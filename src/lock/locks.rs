@@ -83,6 +83,9 @@ impl Locks {
     /// Does no I/O, cannot fail, and may be called outside a runtime: the connection is made by the
     /// first call that needs it, or by [`connect`](Self::connect). Two services on one Redis that are not to exclude
     /// each other need different [namespaces](LocksBuilder::namespace).
+    ///
+    /// A process that is forked before the first call excludes its parent like any other process. After that, make new locks in
+    /// the child: two processes with one identity take each other's turns, and connections and tasks stay with the parent.
     pub fn new(backend: impl Into<Backend>) -> Self {
         Self::builder(backend).assemble()
     }

@@ -8,7 +8,7 @@ mod vitals;
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
@@ -44,7 +44,8 @@ const REFUSED: Duration = Duration::from_secs(30);
 
 pub(super) struct Inbox {
     dial: Dial,
-    node: Uuid,
+    /// Minted by the first use: a process that was forked before that is a node of its own.
+    node: OnceLock<Uuid>,
     commands: Commands,
     watches: Arc<Watches>,
     grants: Arc<Grants>,
@@ -76,14 +77,13 @@ enum Status {
 impl Inbox {
     pub(super) fn new(
         dial: Dial,
-        node: Uuid,
         commands: Commands,
         watches: Arc<Watches>,
         grants: Arc<Grants>,
     ) -> Arc<Self> {
         Arc::new(Self {
             dial,
-            node,
+            node: OnceLock::new(),
             commands,
             watches,
             grants,
@@ -92,6 +92,11 @@ impl Inbox {
             status: watch::Sender::new(Status::Shut),
             vitals: Vitals::new(),
         })
+    }
+
+    /// Which node's it is.
+    pub(super) fn node(&self) -> Uuid {
+        *self.node.get_or_init(Uuid::new_v4)
     }
 
     /// Opens the inbox in the background, if nobody has.
@@ -110,7 +115,7 @@ impl Inbox {
         };
         let reader = Reader { inbox: Arc::downgrade(self), number };
         let generations = self.commands.generations();
-        let channel = message::channel(self.node);
+        let channel = message::channel(self.node());
         // Outside the lock: a runtime that is being shut down drops the task in here, and the
         // reader's drop takes the lock.
         let spawned = runtime.spawn(serve(reader, self.dial.clone(), generations, channel));
@@ -202,7 +207,7 @@ impl Inbox {
 
     /// Whether the token was minted by this node. Its channel can be written to by others than ours.
     fn is_own(&self, token: &Token) -> bool {
-        token.node() == self.node.simple().to_string()
+        token.node() == self.node().simple().to_string()
     }
 
     fn task(&self) -> MutexGuard<'_, Task> {

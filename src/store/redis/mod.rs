@@ -85,7 +85,6 @@ use crate::key::Key;
 
 /// One node's connections to a Redis server.
 pub(crate) struct RedisStore {
-    node: Uuid,
     /// Digest of the server's address and the database.
     place: u64,
     topology: Topology,
@@ -131,26 +130,14 @@ impl RedisStore {
 
     /// `dial` leads to messages; and to commands, where those have no ways of their own.
     fn of(dial: Dial, commands: Option<Commands>, topology: Topology, place: u64) -> Self {
-        let node = Uuid::new_v4();
         let command_timeout = dial.answer;
         let watches = Arc::new(Watches::default());
         let commands = commands.unwrap_or_else(|| Supervisor::new(dial.clone()).into());
         let grants = Arc::new(Grants::default());
         let keyspace = Keyspace::new(dial.clone(), commands.clone(), Arc::clone(&grants));
-        let inbox = Inbox::new(dial, node, commands.clone(), Arc::clone(&watches), Arc::clone(&grants));
+        let inbox = Inbox::new(dial, commands.clone(), Arc::clone(&watches), Arc::clone(&grants));
         let replicating = Semaphore::new(tags::MOST_REPLICATING);
-        Self {
-            node,
-            place,
-            topology,
-            command_timeout,
-            commands,
-            inbox,
-            watches,
-            grants,
-            keyspace,
-            replicating,
-        }
+        Self { place, topology, command_timeout, commands, inbox, watches, grants, keyspace, replicating }
     }
 
     /// LOOK UP, without a box around it.
@@ -201,7 +188,7 @@ impl RedisStore {
 
 impl Store for RedisStore {
     fn node(&self) -> Uuid {
-        self.node
+        self.inbox.node()
     }
 
     fn place(&self) -> u64 {
@@ -365,7 +352,6 @@ impl fmt::Debug for RedisStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Without the node: it is half of every token, and who knows a token can end its lease.
         let Self {
-            node: _,
             place: _,
             topology: _,
             command_timeout: _,
