@@ -54,13 +54,12 @@ impl ByteRange {
     }
 
     fn parse(text: &[u8]) -> Option<Self> {
-        let at = text.iter().position(|&byte| byte == b'=')?;
-        if !text[..at].trim_ascii().eq_ignore_ascii_case(b"bytes") {
-            return None;
-        }
-        let specs = text[at + 1..].split(|&byte| byte == b',').map(<[u8]>::trim_ascii);
-        let mut specs = specs.filter(|spec| !spec.is_empty());
+        let mut specs = specs(text)?;
         let (spec, None) = (specs.next()?, specs.next()) else { return None };
+        Self::of_spec(spec)
+    }
+
+    fn of_spec(spec: &[u8]) -> Option<Self> {
         let dash = spec.iter().position(|&byte| byte == b'-')?;
         match (&spec[..dash], &spec[dash + 1..]) {
             ([], last) => Some(Self::Last(number(last)?)),
@@ -105,6 +104,21 @@ impl ByteRange {
         };
         (stored.first <= wanted.first && wanted.last <= stored.last).then_some(wanted)
     }
+}
+
+/// Whether a `Range` in bytes is valid, so that an origin may answer it with a part (RFC 9110, 14.1.1 and 14.2).
+pub(crate) fn is_valid(range: &HeaderValue) -> bool {
+    let Some(specs) = specs(range.as_bytes()) else { return false };
+    let mut specs = specs.peekable();
+    specs.peek().is_some() && specs.all(|spec| ByteRange::of_spec(spec).is_some())
+}
+
+/// The members of a set of ranges of bytes.
+fn specs(text: &[u8]) -> Option<impl Iterator<Item = &[u8]>> {
+    let at = text.iter().position(|&byte| byte == b'=')?;
+    let is_bytes = text[..at].trim_ascii().eq_ignore_ascii_case(b"bytes");
+    let specs = text[at + 1..].split(|&byte| byte == b',').map(<[u8]>::trim_ascii);
+    is_bytes.then(|| specs.filter(|spec| !spec.is_empty()))
 }
 
 /// What a stored 200 of this length answers to a GET; `None` of `ByteRange::of` is the whole, too.

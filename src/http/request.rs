@@ -9,6 +9,7 @@ use http::{Method, Request, Uri};
 use super::cache_control::RequestDirectives;
 use super::fields::contains_token;
 use super::policy::Sharing;
+use super::ranges;
 use super::request_rules::RequestRules;
 use super::rule::Rule;
 use super::target::{Keyed, Target, key, key_by};
@@ -119,7 +120,7 @@ pub(crate) fn survey<'a>(
 ) -> Result<(Keyed<'a>, Asked), Rule> {
     let mut keyed = Keyed::default();
     let mut asked = Asked::default();
-    let (mut has_directives, mut pragma) = (false, false);
+    let [mut has_directives, mut pragma, mut has_range] = [false; 3];
     // A POST goes to the inner service as it came, with all of its cookies.
     let cookies = rules.cookies.as_ref().filter(|_| content == Content::Bypasses);
     for (name, value) in headers {
@@ -139,8 +140,10 @@ pub(crate) fn survey<'a>(
                 pragma |= contains_token(value.as_bytes(), b"no-cache");
                 continue;
             }
-            "range" if !asked.ranged && is_bytes(value) => {
-                asked.ranged = true;
+            "range" if !has_range && is_bytes(value) => {
+                has_range = true;
+                // An invalid one asks for nothing but the whole (RFC 9110, 14.2).
+                asked.ranged = ranges::is_valid(value);
                 continue;
             }
             "range" => Rule::Range,

@@ -235,12 +235,14 @@ pub(super) fn ask(headers: &[(&str, &str)], policy: &HttpPolicy) -> Result<Asked
 #[test]
 fn what_a_cache_can_answer_itself_is_let_in() {
     let plain = Asked::default();
-    let cases: [(Lines<'_>, Asked); 10] = [
+    let cases: [(Lines<'_>, Asked); 12] = [
         (&[], plain),
         (&[("if-none-match", "\"a\"")], Asked { conditional: true, ..plain }),
         (&[("if-modified-since", "x")], Asked { conditional: true, ..plain }),
         (&[("range", "bytes=0-1")], Asked { ranged: true, ..plain }),
         (&[("range", "Bytes = 0-1,5-")], Asked { ranged: true, ..plain }),
+        (&[("range", "bytes=1-0")], plain),
+        (&[("range", "bytes=0-1,x")], plain),
         (&[("range", "bytes=0-1"), ("if-range", "\"a\"")], Asked { ranged: true, if_range: true, ..plain }),
         (&[("if-range", "\"a\"")], Asked { if_range: true, ..plain }),
         (&[("pragma", "x")], plain),
@@ -261,9 +263,10 @@ fn what_a_cache_can_answer_itself_is_let_in() {
 
 #[test]
 fn the_list_of_what_passes_by_is_complete() {
-    let cases: [(Lines<'_>, Rule); 19] = [
+    let cases: [(Lines<'_>, Rule); 20] = [
         (&[("range", "items=0-1")], Rule::Range),
         (&[("range", "bytes=0-1"), ("range", "bytes=0-1")], Rule::Range),
+        (&[("range", "bytes=1-0"), ("range", "bytes=0-1")], Rule::Range),
         (&[("if-match", "*")], Rule::Conditional),
         (&[("if-unmodified-since", "x")], Rule::Conditional),
         (&[("if-anything", "x")], Rule::Conditional),

@@ -64,6 +64,29 @@ async fn a_stored_response_answers_for_each_of_its_parts() {
     assert_eq!(inner.calls(), 1);
 }
 
+/// A server may ignore an invalid range (RFC 9110, 14.2), so it asks for nothing but the whole (issue 26, C9).
+#[tokio::test(start_paused = true)]
+async fn requests_with_an_invalid_range_coalesce_as_those_without_one() {
+    let ranges = ["bytes=3-1", "bytes=a-b", "bytes=", "bytes", "bytes=0-1,x", "bytes=-", "bytes=0-1,5-4"];
+    let inner = Inner::with(|n, request| {
+        assert_eq!(sent(request, "range"), "", "the origin is asked for the whole");
+        Ok(respond(200, &[], whole(n.to_string())))
+    })
+    .held();
+    let shop = shop(&inner);
+    let mut asking: Vec<_> = ranges.iter().map(|range| send(&shop, part(range))).collect();
+    asking.push(send(&shop, get("/")));
+    settle().await;
+    inner.gate.open();
+    for seen in all(asking).await {
+        assert_eq!((seen.status, seen.text()), (200, "1"));
+    }
+    assert_eq!(inner.calls(), 1);
+    for range in ranges {
+        assert_eq!(ask(&shop, part(range)).await.remark(), "hit; ttl=60", "{range}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn if_range_gives_the_part_to_those_who_have_the_rest_of_it() {
     let inner = digits("\"a\"");
