@@ -351,7 +351,9 @@ impl Caller<'_> {
         let leaves =
             policy.soft_timeout.is_some() && self.seen.as_ref().is_some_and(|seen| seen.value.is_some());
         let within = loader.within.clone().filter(|_| !leaves);
-        let (if_dropped, most) = (Ending::Abandoned, policy.max_waiters);
+        // A caller that is not followed does not wait either.
+        let most = if lane == Lane::Heal { usize::MAX } else { policy.max_waiters };
+        let if_dropped = Ending::Abandoned;
         match node.flights.join_having_looked(&flight, loader, if_dropped, most, self.looked) {
             Joined::Leader(leader, follower) => {
                 let (node, policy) = (Arc::clone(node), Arc::clone(policy));

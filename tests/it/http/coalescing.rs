@@ -3,10 +3,12 @@
 use http::HeaderName;
 use http::uri::Scheme;
 use stampede_guard::http::{HttpPolicy, KeyParts};
-use stampede_guard::{MemoryStore, StampedeGuard};
+use stampede_guard::{MemoryStore, OnOverload, StampedeGuard};
 use tower::Layer as _;
 
-use super::kit::{Inner, all, ask, crowd, get, policy, replicas, request, respond, settle, shop, whole};
+use super::kit::{
+    Inner, all, ask, crowd, get, policy, replicas, request, respond, settle, shop, shop_with, whole,
+};
 
 #[tokio::test(start_paused = true)]
 async fn fifty_concurrent_gets_are_one_call() {
@@ -23,6 +25,20 @@ async fn fifty_concurrent_gets_are_one_call() {
     remarks.sort();
     assert_eq!(remarks[..49], vec!["fwd=miss; collapsed; ttl=60"; 49]);
     assert_eq!(remarks[49], "fwd=uri-miss; stored; ttl=60");
+}
+
+/// Seven of eight were answered 503, though none of them waits for another.
+#[tokio::test(start_paused = true)]
+async fn max_waiters_turns_away_no_request_for_an_uncacheable_page() {
+    let inner = Inner::with_headers(&[("cache-control", "no-store")]);
+    let shop = shop_with(&inner, policy().max_waiters(1, OnOverload::Shed));
+    assert_eq!(ask(&shop, get("/cart")).await.status, 200);
+    inner.gate.close();
+    let crowd = crowd(&shop, 8, "/cart");
+    settle().await;
+    inner.gate.open();
+    assert!(all(crowd).await.iter().all(|seen| seen.status == 200));
+    assert_eq!(inner.calls(), 1 + 8);
 }
 
 #[tokio::test(start_paused = true)]
