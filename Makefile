@@ -23,11 +23,13 @@
 #        fails where they take more than a minute on two cores (SIM_MOST_SECONDS=n for another bound, or none)
 # soak-sim
 #        millions of them, from a random seed on (SOAK_SEEDS=n)
+# planted
+#        five faults that the simulation once could not see, planted back one by one (tests/simulation/planted): it must notice each
 # fuzz   whole exchanges, then each reader of foreign bytes, ten minutes each or FUZZ_SECONDS; needs a nightly Rust and cargo-fuzz
 # mutants
 #        breaks the protocol, what calls the scripts, the encodings and the rules of HTTP line by line, to see that a test
 #        notices: days; hours for one of them (MUTANTS='$(GLUE)', or files); needs cargo-mutants
-.PHONY: run test check bench conformance conformance-current conformance-both redis-6.2 sentinel cluster secured simulate soak-sim scripts-whole soak soak-leak deny mutants fuzz redis wrk firewall python node
+.PHONY: run test check bench conformance conformance-current conformance-both redis-6.2 sentinel cluster secured simulate planted soak-sim scripts-whole soak soak-leak deny mutants fuzz redis wrk firewall python node
 
 # Most tests wait for servers and timers more than they compute: on two cores eight at once take two thirds of the time of four.
 export RUST_TEST_THREADS ?= $(shell expr 2 '*' $$(getconf _NPROCESSORS_ONLN) + 4)
@@ -71,6 +73,9 @@ SIM_MOST_SECONDS ?= $(if $(SEEDS),,$(shell test $$(getconf _NPROCESSORS_ONLN) -l
 simulate:
 	SEEDS=$${SEEDS:-20000} SIM_MOST_SECONDS=$(SIM_MOST_SECONDS) $(SIMULATION) simulation::no_seed --nocapture
 	SEEDS=3000 $(SIMULATION) simulation::the_same_seed
+
+planted:
+	tests/scripts/planted.sh
 
 soak-sim:
 	SOAK_SEEDS=$${SOAK_SEEDS:-5000000} $(SIMULATION) simulation::soak --nocapture --ignored

@@ -44,6 +44,34 @@ impl World {
         }
     }
 
+    /// I9: a caller asks again once at most, however often the tag changes: a load that begins after it came is for it. (One more may be
+    /// another flight's, which went on alone.)
+    pub(super) fn check_rounds(&self, node: &Node, call: &Call, asked: u64) {
+        let other_flights = |other: &Call| {
+            other.key == call.key && (other.does == Does::Refresh || other.load.ends == Ends::DoNotStore)
+        };
+        if self.plan.profile != Profile::None
+            || call.does != Does::Load
+            || self.plan.all_calls().any(|call| other_flights(&call))
+        {
+            return;
+        }
+        let state = lock(&self.oracle.state);
+        // A node's own changes, and those of a key, part its callers into several flights.
+        let of_key = state.by_key.get(&call.key).and_then(|of| of.invalidated.last());
+        let has_changed =
+            state.changes.iter().any(|(at, _)| *at == node.id) || of_key.is_some_and(|(_, seq)| *seq > asked);
+        let loads = state.loads.since(node.id, call.key, asked);
+        drop(state);
+        self.oracle.check(
+            has_changed || loads <= 2,
+            format_args!(
+                "I9: {loads} loads of key {} at n{} before a caller was answered",
+                call.key, node.id
+            ),
+        );
+    }
+
     /// No call returns later, whatever it is and wherever: for those that have not returned at all.
     pub(super) fn bound(&self) -> Duration {
         let stops = self.plan.events.iter().map(|event| match event.what {
@@ -75,12 +103,13 @@ impl World {
         policy.coordination_budget * 3 + policy.wait_timeout + policy.lease + SLACK
     }
 
-    /// The loads of this key at this node that one call can wait for one after the other when it waits for nobody else: one,
-    /// and those before it that panic.
+    /// The loads of this key at this node that one call can wait for one after the other when it waits for nobody else: one, those
+    /// before it that panic, and one each, with the lease and without it, whose tag has changed since it began.
     fn longest_loads(&self, slot: usize, key: u8) -> Duration {
         let here = self.plan.all_calls().filter(|call| call.node == slot && call.key == key && call.loads());
         let hops = here.filter(|call| call.load.ends == Ends::Panic).count().min(MOST_HOPS);
-        self.longest_load(key) * (1 + hops) as u32
+        let outdated = if self.plan.tagged { 2 } else { 0 };
+        self.longest_load(key) * (1 + hops + outdated) as u32
     }
 
     /// Of this key's, wherever: those who are told of a load elsewhere may have waited for all of it.

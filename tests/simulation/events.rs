@@ -70,9 +70,10 @@ impl World {
         let (inside, _) = node.guard.parts();
         let id = inside.store.node().simple().to_string();
         let is_sound = self.plan.profile == Profile::None;
-        // Of a grant that was not heard, by one who has given up, nobody knows.
-        let granted =
-            |token: &Token| lock(&self.oracle.state).tokens.get(token).is_some_and(|holder| holder.granted);
+        // A grant to a flight that has given up, or has ended its lease before, is not known here where it was not heard.
+        let granted = |token: &Token| {
+            lock(&self.oracle.state).tokens.get(token).is_some_and(|holder| holder.granted && !holder.over)
+        };
         let held = self.keys.iter().filter_map(|key| self.chaos.store().lease(key.name()));
         let held = held.filter(|(token, _)| token.node() == id && (is_sound || granted(token))).count();
         let is_right = if is_sound { (held, done.abandoned) == (0, 0) } else { held <= done.abandoned };

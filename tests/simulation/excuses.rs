@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::loads::Begins;
 use super::nodes::{Node, Window};
-use super::plan::Does;
+use super::plan::{Does, Ends, Profile};
 use super::world::World;
 use crate::store::Token;
 use crate::sync::lock;
@@ -23,7 +23,8 @@ impl World {
         let leaves = node.leaves.load(Ordering::Relaxed);
         let lease = self.chaos.holds(&node.replica, self.keys[usize::from(key)].name());
         let window = node.window(key, policy.coordination_budget + SOON, self.bound());
-        let after = lock(&self.oracle.state).loads.taken_over(node.id, key);
+        let asks = if self.plan.tagged { policy.command_timeout } else { Duration::ZERO };
+        let after = lock(&self.oracle.state).loads.taken_over(node.id, key, asks);
         let excuse = match (leaves, window) {
             (true, _) => Some("being shut down"),
             (false, None) => None,
@@ -51,10 +52,14 @@ impl World {
     }
 
     /// I8: how many loads of one key a node may have on their way without a lease at once, not counting those that later
-    /// callers do not join: one; one for those who want a load whatever there is; and one for those who have waited for too long.
+    /// callers do not join: one; one for callers that want a load whatever there is; one for callers that have waited for too long;
+    /// one for a caller that finds out whether the resource is still uncacheable; and one where tags are asked for while commands fail,
+    /// which takes flights away from later callers and is not seen here.
     fn lanes(&self, key: u8, window: Option<Window>) -> usize {
         let refreshes = self.plan.all_calls().any(|call| call.key == key && call.does == Does::Refresh);
         let has_waited = window.is_some_and(|window| window.waited >= self.plan.policy.wait_timeout);
-        1 + usize::from(refreshes) + usize::from(has_waited)
+        let heals = self.plan.all_calls().any(|call| call.key == key && call.load.ends == Ends::DoNotStore);
+        let parts = self.plan.tagged && self.plan.profile != Profile::None;
+        [refreshes, has_waited, heals, parts].into_iter().filter(|is_so| *is_so).count() + 1
     }
 }

@@ -33,8 +33,8 @@ pub(super) struct Load {
     pub(super) ended: Option<Instant>,
     /// The lease that it has, if any.
     lease: Option<Token>,
-    /// It is a value that was inserted.
-    made: bool,
+    /// The store was asked whether its value may be stored, or it was inserted.
+    asked: bool,
     /// It has taken the place of another one, which could not ask the store either.
     instead: bool,
     /// Another one has taken its place.
@@ -42,9 +42,9 @@ pub(super) struct Load {
 }
 
 impl Load {
-    /// Whether the store knows of all changes since it began.
+    /// Whether the store has said if there was a change since it began.
     pub(super) fn is_fenced(&self) -> bool {
-        self.lease.is_some() || self.made
+        self.asked
     }
 }
 
@@ -228,9 +228,11 @@ impl Loads {
     }
 
     /// The load that has panicked just now and whose flight goes on with another loader, as it is. Once.
-    pub(super) fn taken_over(&mut self, node: usize, key: u8) -> Option<u32> {
+    ///
+    /// The next one begins at once, but for what it may ask about its tags.
+    pub(super) fn taken_over(&mut self, node: usize, key: u8, asks: Duration) -> Option<u32> {
         let (at, id) = self.at_node(node, key).vanished.take()?;
-        (at.elapsed() <= AT_ONCE).then_some(id)
+        (at.elapsed() <= AT_ONCE + asks).then_some(id)
     }
 
     /// A flight that waits for another node's load may have taken the place of one that goes on without the store, and may come
@@ -269,6 +271,20 @@ impl Loads {
         let first = joinable.iter_mut().find(|load| !load.instead)?;
         first.replaced = true;
         Some(true)
+    }
+
+    /// The store is asked to store what the load has come to.
+    pub(super) fn is_committed(&mut self, id: u32) {
+        if let Some(load) = self.all.get_mut(id as usize) {
+            load.asked = true;
+        }
+    }
+
+    /// How many loads of the key with the lease have begun at the node since then and come to a value.
+    pub(super) fn since(&self, node: usize, key: u8, seq: u64) -> usize {
+        let is_one =
+            |load: &&Load| load.node == node && load.key == key && load.began > seq && load.lease.is_some();
+        self.all.iter().filter(is_one).filter(|load| load.returned && load.ended.is_some()).count()
     }
 
     /// When the node had loads of the key on their way since then.
@@ -318,7 +334,7 @@ impl Oracle {
                 came,
                 ended: None,
                 lease,
-                made: false,
+                asked: false,
                 instead,
                 replaced,
             });
@@ -368,8 +384,8 @@ impl Oracle {
         let mut state = lock(&self.state);
         let (began, at) = (state.next(), Instant::now());
         let (ended, lease) = (Some(at), None);
-        let [made, returned, instead, replaced] = [true, true, false, false];
-        let load = Load { node, key, began, returned, at, came: at, ended, lease, made, instead, replaced };
+        let [asked, returned, instead, replaced] = [true, true, false, false];
+        let load = Load { node, key, began, returned, at, came: at, ended, lease, asked, instead, replaced };
         state.loads.all.push(load);
         (key, (state.loads.all.len() - 1) as u32)
     }

@@ -28,6 +28,8 @@ pub(super) struct Oracle {
     pub(super) profile: Profile,
     /// All values have one tag.
     pub(super) tagged: bool,
+    /// An older value may stand in for a load that has failed, which other nodes may have changed.
+    pub(super) has_stand_ins: bool,
     pub(super) lease: Duration,
     /// What a command and its answer may take in all, when nothing goes wrong.
     pub(super) trip: Duration,
@@ -55,6 +57,8 @@ pub(super) struct State {
     pub(super) failed_over: u64,
     /// When the tag was invalidated, by what its callers know.
     pub(super) tag_changes: Vec<u64>,
+    /// Which node has changed something, when it had asked for that.
+    pub(super) changes: Vec<(usize, u64)>,
 }
 
 #[derive(Debug)]
@@ -67,6 +71,8 @@ pub(super) struct Holder {
     pub(super) first: Instant,
     pub(super) committed: bool,
     pub(super) granted: bool,
+    /// Its own flight has ended it.
+    pub(super) over: bool,
     /// How often it has found a value.
     pub(super) found: u8,
     /// By when one that was told to wait must have asked again.
@@ -138,9 +144,20 @@ impl Oracle {
         let number = state.tokens.len();
         let events_before = state.by_key.entry(key).or_default().events;
         let (acquires, committed, due, first) = (0, false, None, Instant::now());
-        let (granted, is_late, found) = (false, false, 0);
-        let holder =
-            Holder { number, key, acquires, events_before, first, committed, granted, found, due, is_late };
+        let (granted, over, is_late, found) = (false, false, false, 0);
+        let holder = Holder {
+            number,
+            key,
+            acquires,
+            events_before,
+            first,
+            committed,
+            granted,
+            over,
+            found,
+            due,
+            is_late,
+        };
         state.tokens.entry(token.clone()).or_insert(holder).number
     }
 
@@ -224,7 +241,7 @@ impl Oracle {
             confirmed
                 .filter(|confirmed| {
                     // Another node's change does not reach a load without a lease.
-                    let is_known = confirmed.node == node || known.is_fenced();
+                    let is_known = confirmed.node == node || known.is_fenced() && !self.has_stand_ins;
                     is_known && confirmed.ended < asked && known.began < confirmed.began
                 })
                 .count()

@@ -197,10 +197,10 @@ impl Plan {
             })
             .collect();
         // For a while faster than loads.
-        if tagged && random.u8(..4) == 0 {
-            let (every, node) = (ms(&mut random, 20, 200), random.usize(..nodes));
+        if tagged && random.bool() {
+            let (every, node) = (ms(&mut random, 10, 100), random.usize(..nodes));
             let begins = crowd[random.usize(..crowd.len())];
-            calls.extend((0..random.u32(5..=30)).map(|n| Call {
+            calls.extend((0..random.u32(10..=60)).map(|n| Call {
                 at: begins + every * n,
                 node,
                 key: 0,

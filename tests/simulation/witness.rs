@@ -82,6 +82,9 @@ impl Witness for Oracle {
             }
             let mut state = lock(&self.state);
             state.loads.given_up(of, token, ["commit", "fail"].contains(&step));
+            if let Some(holder) = state.tokens.get_mut(token) {
+                holder.over = true;
+            }
             if done {
                 state.loads.ended(of, token, step == "commit");
                 if let Some((heir, _)) = lease_after.as_ref().filter(|_| !same_holder) {
@@ -153,6 +156,9 @@ impl Witness for Oracle {
             }
             (Command::Commit { token, entry, .. }, Answer::Kept(kept)) => {
                 let done = *kept == Kept::Yes;
+                if let Some((_, id)) = self.value(entry, key) {
+                    lock(&self.state).loads.is_committed(id);
+                }
                 ours(token, done, "commit");
                 if done {
                     let again = {

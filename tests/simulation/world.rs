@@ -8,12 +8,15 @@ use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 
 use super::dropped::{self, dropped};
 use super::nodes::{Asking, Node};
-use super::oracle::{Oracle, Value};
+use super::oracle::{Oracle, State, Value};
 use super::plan::{Call, Does, Ends, Leaves, Plan, Profile, Script, TAG};
 use crate::key::{CacheKey, Key};
 use crate::sync::lock;
 use crate::testing::{ChaosStore, Fault};
 use crate::{LoadContext, StampedeGuard};
+
+/// How many calls follow one another: one, a change, and one that asks for what was changed.
+const MOST_CALLS: u32 = 3;
 
 #[derive(Debug)]
 pub(super) struct World {
@@ -35,6 +38,7 @@ impl World {
             began: Instant::now(),
             profile: plan.profile,
             tagged: plan.tagged,
+            has_stand_ins: plan.profile != Profile::None && !plan.policy.stale_if_error.is_zero(),
             lease: policy.lease,
             trip: plan.trip(),
             // The end of a load that was waited for is read with the patience of a lease.
@@ -108,7 +112,7 @@ impl World {
             }
         });
         sleep_until(began + self.plan.lasts).await;
-        let ends = Instant::now() + self.bound();
+        let ends = Instant::now() + self.bound() * MOST_CALLS;
         self.heal().await;
         // I4
         while let Ok(Some(_)) = timeout_at(ends, calls.join_next()).await {}
@@ -180,7 +184,7 @@ impl World {
                 Does::Refresh => state.loads.may_load_again(Some(key)),
                 Does::Invalidate | Does::Insert => state.loads.detached(Some(node.id), key),
                 Does::InvalidateTag => {
-                    state.loads.may_load_again(None);
+                    self.tag_changes(&mut state, node.id, 1);
                     let seq = state.next();
                     state.tag_changes.push(seq);
                 }
@@ -190,6 +194,14 @@ impl World {
         };
         self.oracle.note(format_args!("n{} k{key} {does:?} asked", node.id));
         node.asks(key, seq)
+    }
+
+    /// A node changes the tag of all keys so many times.
+    fn tag_changes(&self, state: &mut State, node: usize, times: usize) {
+        for key in 0..self.plan.keys {
+            (0..times).for_each(|_| state.loads.may_load_again(Some(key)));
+            state.loads.detached(Some(node), key);
+        }
     }
 
     async fn work(self: &Arc<Self>, node: &Arc<Node>, call: Call) {
@@ -219,6 +231,16 @@ impl World {
                 guard.insert(cache_key(key), &value).await.map(|()| None).map_err(|e| e.to_string())
             }
         };
+        if matches!(does, Does::Invalidate | Does::InvalidateTag | Does::Insert) {
+            let mut state = lock(&self.oracle.state);
+            let answered = state.next();
+            state.changes.push((id, answered));
+            if does == Does::InvalidateTag {
+                // Each try may have changed it.
+                let tries = began.elapsed().as_millis() / 50;
+                self.tag_changes(&mut state, id, tries as usize);
+            }
+        }
         if matches!(does, Does::Invalidate | Does::Insert) && answer.is_ok() {
             self.oracle.confirmed(id, key, asked);
             lock(&self.oracle.state).loads.detached(Some(id), key);
@@ -238,6 +260,7 @@ impl World {
             self.oracle.violated(format_args!("a call failed without a fault: {error}"));
         }
         self.check_time(node, &call, asked, began);
+        self.check_rounds(node, &call, asked);
     }
 
     pub(super) async fn load(
