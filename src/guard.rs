@@ -174,8 +174,8 @@ impl StampedeGuard {
         self.node.counters.snapshot(self.node.flights.len(), self.node.tasks.count())
     }
 
-    /// Ends the guard: later calls load for themselves and count as bypassed; loads that are running are waited
-    /// for until `deadline` from now, then their leases are handed to other processes, or freed, which takes a round trip
+    /// Ends the guard: later calls ask the store nothing and share one load of their key in this process; loads that are running are
+    /// waited for until `deadline` from now, then their leases are handed to other processes, or freed, which takes a round trip
     /// each, and at most one second more than `deadline`. Where all end before that, it waits for leases that were acquired without
     /// an answer to be given back, for two seconds at most and within the deadline. Then whoever waits for one of its
     /// [`locks`](Self::locks) is sent away, and it waits for what they release in the background: within the

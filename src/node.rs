@@ -67,7 +67,7 @@ pub(crate) struct Node {
     pub(crate) waiters: Waiters,
     /// Releases of its locks and permits that nobody waits for.
     pub(crate) background: Arc<Gauge>,
-    /// Set by `shutdown`: calls load for themselves from now on.
+    /// Set by `shutdown`: calls ask the store nothing from now on.
     closed: AtomicBool,
     /// Set when a shutdown's deadline has passed: leases are handed over.
     leaving: AtomicBool,

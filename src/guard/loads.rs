@@ -66,8 +66,7 @@ impl StampedeGuard {
     ///
     /// Dropping this takes only this caller away. A load that has begun goes on and is stored; one that
     /// has not begun is led by another caller, if there is one. But a load that this caller runs for itself, outside the
-    /// protocol (after a [`shutdown`](Self::shutdown), beyond
-    /// [`max_flights`](crate::StampedeGuardBuilder::max_flights)), ends where it is.
+    /// protocol (beyond [`max_flights`](crate::StampedeGuardBuilder::max_flights)), ends where it is.
     ///
     /// # Consistency
     ///
