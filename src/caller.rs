@@ -1,22 +1,18 @@
 //! One caller on its way: its look-up, and what that means to it. Step 2. Knows no Redis and no HTTP.
 
-use std::future::poll_fn;
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep_until};
 
 use crate::entry::{Entry, Kind};
 use crate::error::Error;
-use crate::key::{Hashed, Key};
-use crate::look_up::{Answered, Duty, Entered, First, Queued};
+use crate::key::Key;
 use crate::node::{Budget, FlightKey, Lane, LookedUp, Node, Seen, SharedRead, Stored};
-use crate::observe::Count;
-use crate::open::{Boxed, Open, Opened, Room};
+use crate::open::{Boxed, Open, Room};
 use crate::order::Arrival;
-use crate::pace::Pace;
 use crate::policy::{OnStoreDown, Policy};
+use crate::queued_read::{FirstRead, SharedLookUp, read};
 use crate::store::{StoreError, StoreErrorKind};
 use crate::times::Serves;
 
@@ -40,8 +36,6 @@ pub(crate) struct Caller<'a> {
     /// Whether the store has answered its look-up.
     pub(crate) looked: bool,
 }
-
-pub(crate) type FirstRead<'a> = First<'a, Key, LookedUp, Hashed>;
 
 /// What a read found: for this caller alone, or for all who were in its queue.
 pub(crate) enum Read {
@@ -72,77 +66,6 @@ impl Read {
             Self::Shared(Ok(Some(shared))) => Some(Seen::of(shared.stored.clone(), key)),
             Self::Own(Ok(None) | Err(_)) | Self::Shared(Ok(None) | Err(_)) | Self::LeftOut => None,
         }
-    }
-}
-
-/// Reads the entry, and in the same trip the ids of the tags that it must have.
-///
-/// What has to do with tags is boxed, because every hit's future would have room for it.
-async fn read(node: &Node, key: &Key, tags: &[Key], within: Duration) -> Result<Option<Stored>, StoreError> {
-    let found = match tags {
-        [] => node.store.look_up(key, within).await.map(|raw| raw.map(|raw| Stored::decode(node, raw, key))),
-        tags => Box::pin(read_tagged(node, key, tags, within)).await,
-    };
-    let found = match found {
-        Ok(Some(Stored::Entry(entry))) if tags.is_empty() && !entry.tags.is_empty() => {
-            Box::pin(node.unless_invalidated(key, entry, &[], &[], within)).await.map(Some)
-        }
-        found => found,
-    };
-    if found.is_err() {
-        node.count(Count::store_errors);
-    }
-    found
-}
-
-async fn read_tagged(
-    node: &Node,
-    key: &Key,
-    tags: &[Key],
-    within: Duration,
-) -> Result<Option<Stored>, StoreError> {
-    let (raw, ids) = node.store.tags().look_up_tagged(key, tags, within).await?;
-    Ok(match raw.map(|raw| Stored::decode(node, raw, key)) {
-        Some(Stored::Entry(entry)) => Some(node.unless_invalidated(key, entry, tags, &ids, within).await?),
-        other => other,
-    })
-}
-
-/// Reads for those who queue for a key, until nobody does, each time for as long as the most patient of them waits. A task
-/// of its own: a caller that is alive and not polled must not hold up the others.
-async fn read_for_queue(
-    node: Arc<Node>,
-    mut duty: Duty<Key, LookedUp, Hashed>,
-    tags: Vec<Key>,
-    within: Duration,
-    past_flights: bool,
-) {
-    let key = duty.key().clone();
-    let flight = FlightKey { key: key.clone(), lane: Lane::Lease };
-    // The lone read in front of the queue may have found nothing and begin a flight, whose acquire
-    // reads again; then there is no need to.
-    let _ = timeout(within, duty.first_ended()).await;
-    let (mut answered, mut pace) = (Answered::default(), Pace::default());
-    // Whoever is among the answered when they are dropped, here or with this task, is told by that.
-    while let Some(batch) = duty.next() {
-        let mut waited = false;
-        let looked_up = if !past_flights && node.flights.has_kept(&flight) {
-            LookedUp::LeftOut
-        } else {
-            let mut reading = pin!(read(&node, &key, &tags, batch.patience));
-            let read = poll_fn(|cx| {
-                let read = reading.as_mut().poll(cx);
-                // The next read is on its way.
-                answered.tell(usize::MAX);
-                waited |= read.is_pending();
-                read
-            });
-            let tagged = || tags.clone().into_boxed_slice();
-            let shared = |stored| Arc::new(SharedRead { stored, tags: tagged(), opened: Opened::new() });
-            LookedUp::Read(read.await.map(|stored| stored.map(shared)))
-        };
-        answered = batch.answer(looked_up);
-        pace.tell(&mut answered, duty.awaiting(), waited).await;
     }
 }
 
@@ -213,18 +136,19 @@ impl<'a> Caller<'a> {
             return (Read::Own(Err(StoreError::new(StoreErrorKind::TimedOut))), None);
         };
         let tags = policy.tag_keys(&node.namespace);
-        match self.enter(&tags, within, past_flights) {
+        let shared = SharedLookUp { node, key, tags: &tags, past_flights };
+        match shared.queue_up(within) {
             Ok(first) => (Read::Own(R::keep(read(node, key, &tags, within)).await), Some(first)),
-            Err(queued) => {
+            Err((queued, is_elsewhere)) => {
                 let nothing = || LookedUp::Read(Err(StoreError::new(StoreErrorKind::Unavailable)));
-                // Others, with another policy, have longer than this caller; or there is no time for the lone read before
-                // and then its own. (Only then: a timer costs something.)
+                // Others, with another policy, have longer than this caller; there is no time for the lone read before and then
+                // its own; or the reader's runtime may stand still. (Only then: a timer costs something.)
                 let twice = policy.command_timeout.saturating_mul(2);
                 let read = if policy.command_timeout < node.longest_command()
                     || twice > policy.coordination_budget
+                    || is_elsewhere
                 {
-                    let late = |_| Some(LookedUp::Read(Err(StoreError::new(StoreErrorKind::TimedOut))));
-                    Box::pin(timeout(self.budget.left(), queued)).await.unwrap_or_else(late)
+                    Box::pin(shared.wait_for_reader(queued, is_elsewhere, self.budget.left())).await
                 } else {
                     queued.await
                 };
@@ -236,27 +160,6 @@ impl<'a> Caller<'a> {
                     true => (Box::pin(self.read_with_tags(read, &tags, within)).await, None),
                     false => (read, None),
                 }
-            }
-        }
-    }
-
-    /// Its turn to read by itself, or its place among those for whom somebody reads.
-    ///
-    /// A function of its own, because the future of every hit would have room for what it comes to.
-    fn enter(
-        &self,
-        tags: &[Key],
-        within: Duration,
-        past_flights: bool,
-    ) -> Result<FirstRead<'a>, Queued<LookedUp>> {
-        let Ask { node, key, .. } = self.ask;
-        match node.look_ups.enter(key, within) {
-            Entered::First(first) => Ok(first),
-            Entered::Queued(queued, duty) => {
-                if let Some(duty) = duty {
-                    tokio::spawn(read_for_queue(Arc::clone(node), duty, tags.to_vec(), within, past_flights));
-                }
-                Err(queued)
             }
         }
     }

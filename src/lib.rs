@@ -108,6 +108,7 @@ mod order;
 mod outage;
 mod pace;
 mod policy;
+mod queued_read;
 mod read_through;
 mod refresh;
 mod seat;

@@ -6,14 +6,17 @@
 //! costs a handful of reads.
 //!
 //! A lone caller reads by itself, in its own task, and takes the map's lock twice for that. The first one to
-//! queue behind it is given the [`Duty`] to read for the queue, in a task of its own: nobody depends on another
-//! caller being polled.
+//! queue behind it is given the [`Duty`] to read for the queue, in a task of its own: no caller depends on another
+//! caller being polled. That task depends on its runtime, which may stand still: a caller of another runtime gives it a while, and
+//! then takes the duty over.
 //!
 //! Invariants:
 //!
 //! 1. A read that answers a caller begins after that caller arrived: a queue is closed before it is read for.
 //! 2. Somebody in a queue means that somebody has the duty. Dropping the duty answers the queue with nothing.
-//! 3. Whoever was answered and does not know it is in an [`Answered`], which tells them at the latest when it is dropped.
+//! 3. A duty has a number. One that was taken over changes nothing any more: a reader that goes on late answers the queue that it has
+//!    closed, and no later one.
+//! 4. Whoever was answered and does not know it is in an [`Answered`], which tells them at the latest when it is dropped.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -23,13 +26,17 @@ use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use tokio::runtime::Id;
+
 use crate::slot::Slot;
-use crate::sync::{Arc, Mutex, lock};
+use crate::sync::{Arc, AtomicUsize, Mutex, Ordering, lock};
 
 /// The reads of one node that are on their way, by key.
 pub(crate) struct LookUps<K, R, S> {
     shards: Box<[Shard<K, R, S>]>,
     hasher: S,
+    /// Numbers lone reads and duties.
+    numbers: AtomicUsize,
 }
 
 type Shard<K, R, S> = Mutex<HashMap<K, Reads<R>, S>>;
@@ -42,7 +49,9 @@ struct Reads<R> {
     queue: Option<Arc<Mutex<Queue<R>>>>,
     /// For how long a read for the queue is worth waiting: to the most patient of it.
     patience: Duration,
-    duty: bool,
+    duty: Option<usize>,
+    /// In which runtime the duty's task is, once that is known.
+    runtime: Option<Id>,
     /// Where the duty is told that the lone read has ended.
     ended: Option<Arc<Slot<()>>>,
 }
@@ -52,35 +61,59 @@ pub(crate) enum Entered<'a, K: Hash + Eq, R, S: BuildHasher> {
     /// No read of the key is on its way: read now.
     First(First<'a, K, R, S>),
     /// Wait for the queue's answer. With the duty, have the queue served first.
-    Queued(Queued<R>, Option<Duty<K, R, S>>),
+    /// And in which runtime the task is that reads for the queue, as far as is known.
+    Queued(Queued<R>, Option<Id>, Option<Duty<K, R, S>>),
 }
 
 impl<K: Hash + Eq + Clone, R, S: BuildHasher + Default> LookUps<K, R, S> {
     pub(crate) fn new() -> Self {
         const SHARDS: usize = 16;
         let shards = (0..SHARDS).map(|_| Mutex::new(HashMap::with_hasher(S::default()))).collect();
-        Self { shards, hasher: S::default() }
+        Self { shards, hasher: S::default(), numbers: AtomicUsize::new(0) }
     }
 
     /// A read that takes longer than `patience` is of no use to this caller.
     pub(crate) fn enter<'a>(self: &'a Arc<Self>, key: &'a K, patience: Duration) -> Entered<'a, K, R, S> {
         let mut map = lock(self.shard(key));
         let Some(reads) = map.get_mut(key) else {
-            let (queue, patience) = (None, Duration::ZERO);
-            map.insert(key.clone(), Reads { first: true, queue, patience, duty: false, ended: None });
+            let (queue, patience, duty, runtime, ended) = (None, Duration::ZERO, None, None, None);
+            map.insert(key.clone(), Reads { first: true, queue, patience, duty, runtime, ended });
             drop(map);
             return Entered::First(First { look_ups: self, key });
         };
         let queue = Arc::clone(reads.queue.get_or_insert_with(|| Arc::new(Mutex::new(Queue::new()))));
         reads.patience = reads.patience.max(patience);
-        let duty = (!reads.duty).then(|| {
-            reads.duty = true;
-            reads.ended = reads.first.then(|| Arc::new(Slot::new()));
+        let new_duty = reads.duty.is_none();
+        let number = *reads.duty.get_or_insert_with(|| self.next_number());
+        let duty = new_duty.then(|| {
+            (reads.runtime, reads.ended) = (None, reads.first.then(|| Arc::new(Slot::new())));
             let (look_ups, key) = (Arc::clone(self), key.clone());
-            Duty { look_ups, key, ended: reads.ended.clone(), over: false }
+            Duty { look_ups, key, number, ended: reads.ended.clone(), over: false }
         });
-        // While the map is locked: nobody enters a queue that is closed.
-        Entered::Queued(Queued::enter(queue), duty)
+        // While the map is locked: no caller enters a queue that is closed.
+        Entered::Queued(Queued::enter(queue, number), reads.runtime, duty)
+    }
+
+    /// The duty that a caller has waited for in vain, if no other caller has it by now. The lone read in front is given up as well.
+    pub(crate) fn take_over(self: &Arc<Self>, key: &K, queued: &Queued<R>) -> Option<Duty<K, R, S>> {
+        let mut map = lock(self.shard(key));
+        let reads = map.get_mut(key).filter(|reads| reads.duty == Some(lock(&queued.queue).duty))?;
+        let number = self.next_number();
+        (reads.duty, reads.first, reads.runtime) = (Some(number), false, None);
+        if let Some(queue) = &reads.queue {
+            lock(queue).duty = number;
+        }
+        let ended = reads.ended.take();
+        drop(map);
+        if let Some(ended) = ended {
+            // The reader that had the duty need not wait for it either, should it go on.
+            let _ = ended.offer(());
+        }
+        Some(Duty { look_ups: Arc::clone(self), key: key.clone(), number, ended: None, over: false })
+    }
+
+    fn next_number(&self) -> usize {
+        self.numbers.fetch_add(1, Ordering::Relaxed)
     }
 
     /// How many keys have a read on its way.
@@ -113,9 +146,11 @@ pub(crate) struct First<'a, K: Hash + Eq, R, S: BuildHasher> {
 impl<K: Hash + Eq, R, S: BuildHasher> Drop for First<'_, K, R, S> {
     fn drop(&mut self) {
         let mut map = lock(self.look_ups.shard(self.key));
-        let Some(reads) = map.get_mut(self.key) else { return };
+        // It may have been given up; and if another lone read has begun since, that one is taken for over a moment early, which costs a
+        // read.
+        let Some(reads) = map.get_mut(self.key).filter(|reads| reads.first) else { return };
         reads.first = false;
-        if !reads.duty {
+        if reads.duty.is_none() {
             map.remove(self.key);
             return;
         }
@@ -132,6 +167,7 @@ impl<K: Hash + Eq, R, S: BuildHasher> Drop for First<'_, K, R, S> {
 pub(crate) struct Duty<K: Hash + Eq, R, S: BuildHasher> {
     look_ups: Arc<LookUps<K, R, S>>,
     key: K,
+    number: usize,
     ended: Option<Arc<Slot<()>>>,
     over: bool,
 }
@@ -139,6 +175,24 @@ pub(crate) struct Duty<K: Hash + Eq, R, S: BuildHasher> {
 impl<K: Hash + Eq, R, S: BuildHasher> Duty<K, R, S> {
     pub(crate) fn key(&self) -> &K {
         &self.key
+    }
+
+    /// Says in which runtime its task is. Callers that have queued before take it for another one than theirs.
+    pub(crate) fn runs_in(&self, runtime: Option<Id>) {
+        if let Some(reads) = lock(self.look_ups.shard(&self.key)).get_mut(&self.key)
+            && reads.duty == Some(self.number)
+        {
+            reads.runtime = runtime;
+        }
+    }
+
+    /// Gives up the lone read in front of the queue: its caller may not be polled any more.
+    pub(crate) fn give_up_first(&self) {
+        if let Some(reads) = lock(self.look_ups.shard(&self.key)).get_mut(&self.key)
+            && reads.duty == Some(self.number)
+        {
+            reads.first = false;
+        }
     }
 
     /// Waits for the end of the lone read that this queue formed behind. It may never come: bound it.
@@ -157,14 +211,16 @@ impl<K: Hash + Eq, R, S: BuildHasher> Duty<K, R, S> {
     /// Closes the queue, to be read for. `None`, and the duty is over, if nobody is in it.
     pub(crate) fn next(&mut self) -> Option<Batch<R>> {
         let mut map = lock(self.look_ups.shard(&self.key));
-        let reads = map.get_mut(&self.key)?;
+        let Some(reads) = map.get_mut(&self.key).filter(|reads| reads.duty == Some(self.number)) else {
+            self.over = true;
+            return None;
+        };
         let (queue, patience) = (reads.queue.take(), std::mem::take(&mut reads.patience));
         if let Some(queue) = queue.filter(|queue| lock(queue).awaiting > 0) {
             return Some(Batch { queue, patience });
         }
         self.over = true;
-        reads.duty = false;
-        reads.ended = None;
+        (reads.duty, reads.ended) = (None, None);
         if !reads.first {
             map.remove(&self.key);
         }
@@ -244,11 +300,13 @@ struct Queue<R> {
     wakers: Vec<Option<Waker>>,
     /// How many have not left.
     awaiting: usize,
+    /// The duty to read for it.
+    duty: usize,
 }
 
 impl<R> Queue<R> {
     fn new() -> Self {
-        Self { answer: None, wakers: Vec::new(), awaiting: 0 }
+        Self { answer: None, wakers: Vec::new(), awaiting: 0, duty: 0 }
     }
 }
 
@@ -263,9 +321,10 @@ pub(crate) struct Queued<R> {
 }
 
 impl<R> Queued<R> {
-    fn enter(queue: Arc<Mutex<Queue<R>>>) -> Self {
+    fn enter(queue: Arc<Mutex<Queue<R>>>, duty: usize) -> Self {
         let place = {
             let mut queue = lock(&queue);
+            queue.duty = duty;
             queue.awaiting += 1;
             queue.wakers.push(None);
             queue.wakers.len() - 1

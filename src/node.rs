@@ -154,6 +154,12 @@ pub(crate) struct SharedRead {
     pub(crate) opened: Opened,
 }
 
+impl SharedRead {
+    pub(crate) fn new(stored: Stored, tags: &[Key]) -> Arc<Self> {
+        Arc::new(Self { stored, tags: tags.into(), opened: Opened::new() })
+    }
+}
+
 impl Node {
     pub(crate) fn new(store: NodeStore, namespace: Box<str>, max_flights: usize) -> Self {
         Self {

@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 use tokio::time::{Instant, sleep_until};
 
-use crate::caller::{Ask, Caller, FirstRead, Judged, Unread};
+use crate::caller::{Ask, Caller, Judged, Unread};
 use crate::crowded::{Crowded, NoSeat};
 use crate::ending::Ending;
 use crate::entry::Entry;
@@ -32,6 +32,7 @@ use crate::node::{Follower, Joined, Lane, Seen};
 use crate::observe::{self, Count};
 use crate::open::{Boxed, Open};
 use crate::policy::{OnStoreDown, OnWaitTimeout};
+use crate::queued_read::FirstRead;
 use crate::refresh::Refresh;
 use crate::store::StoreError;
 

@@ -42,9 +42,10 @@ mod panics;
 #[cfg(feature = "redis")]
 mod redis;
 mod resting;
+#[cfg(feature = "testing")]
+mod runtimes;
 #[cfg(feature = "redis")]
 mod scripts;
-#[cfg(feature = "testing")]
 mod shutdown;
 #[cfg(feature = "redis")]
 mod soak;

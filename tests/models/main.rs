@@ -33,6 +33,7 @@ mod registry;
 mod seat;
 #[path = "../../src/slot.rs"]
 mod slot;
+mod take_over;
 #[allow(dead_code, reason = "each module is more than its model uses")]
 #[path = "../../src/store/watch.rs"]
 mod watch;
@@ -362,7 +363,7 @@ fn a_shared_read_begins_after_its_last_caller_arrived() {
                     let read = || stored.load(Ordering::SeqCst);
                     let read = match look_ups.enter(&1, Duration::ZERO) {
                         Entered::First(_first) => read(),
-                        Entered::Queued(queued, duty) => {
+                        Entered::Queued(queued, _, duty) => {
                             if let Some(duty) = duty {
                                 serve(duty, read);
                             }
@@ -390,11 +391,11 @@ fn callers_and_duties_that_vanish_leave_nobody_waiting() {
                 let look_ups = Arc::clone(&look_ups);
                 thread::spawn(move || match look_ups.enter(&1, Duration::ZERO) {
                     Entered::First(first) => drop(first),
-                    Entered::Queued(queued, Some(duty)) if caller % 2 == 0 => {
+                    Entered::Queued(queued, _, Some(duty)) if caller % 2 == 0 => {
                         drop(duty);
                         assert_eq!(block_on(queued), None);
                     }
-                    Entered::Queued(queued, duty) => {
+                    Entered::Queued(queued, _, duty) => {
                         if let Some(duty) = duty {
                             serve(duty, || 7);
                         }

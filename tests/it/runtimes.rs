@@ -1,0 +1,162 @@
+//! Callers of one guard in several runtimes, of which one is not driven: its thread is busy, or has gone on to other work.
+//! On the store in memory behind a wire of a millisecond; `redis::runtimes` has the same on a server.
+//!
+//! Both runtimes go by the machine's clock, because the wire's order of commands is that of one clock.
+
+use std::pin::Pin;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use futures_util::poll;
+use stampede_guard::testing::ChaosStore;
+use stampede_guard::{Error, StampedeGuard};
+use tokio::runtime::{Builder, Runtime};
+use tokio::task::yield_now;
+use tokio::time::{Instant, timeout};
+
+const SOON: Duration = Duration::from_secs(10);
+/// The default `coordination_budget` is a tenth of it: what is more is a wait for the other runtime.
+const BUDGET: Duration = Duration::from_secs(1);
+/// So many callers, one after the other, take a tenth of this where none of them waits for the other runtime.
+const LATER: (usize, Duration) = (50, Duration::from_secs(2));
+const CROWD: usize = 20;
+
+/// A caller that was not polled may find its time over.
+type Call = Pin<Box<dyn Future<Output = Result<Option<u64>, Error>> + Send>>;
+
+fn undriven() -> Runtime {
+    Builder::new_current_thread().enable_all().build().expect("a runtime")
+}
+
+fn driven() -> Runtime {
+    Builder::new_current_thread().enable_all().build().expect("a runtime")
+}
+
+fn get(guard: &StampedeGuard) -> Call {
+    let guard = guard.clone();
+    Box::pin(async move { guard.get::<u64>("k").await })
+}
+
+async fn stored(value: u64) -> (ChaosStore, StampedeGuard) {
+    let chaos = ChaosStore::new(1);
+    chaos.latency(Duration::from_millis(1), Duration::from_millis(1));
+    let guard = StampedeGuard::new(chaos.clone());
+    guard.insert("k", &value).await.expect("stored");
+    (chaos, guard)
+}
+
+/// Polls so many callers once each.
+async fn begun(guard: &StampedeGuard, callers: usize) -> Vec<Call> {
+    let mut calls: Vec<_> = (0..callers).map(|_| get(guard)).collect();
+    for call in &mut calls {
+        assert!(poll!(call).is_pending());
+    }
+    calls
+}
+
+/// What a caller of this runtime gets, and how long it takes.
+async fn timed(guard: &StampedeGuard) -> (Option<u64>, Duration) {
+    let began = Instant::now();
+    let found = timeout(SOON, get(guard)).await.expect("answered without the other runtime").expect("read");
+    (found, began.elapsed())
+}
+
+/// Callers of this runtime get `value`: the first one, and a crowd beside it, within the budget; later ones at once.
+async fn are_answered(guard: &StampedeGuard, value: u64) {
+    for (found, took) in join_all((0..CROWD).map(|_| timed(guard))).await {
+        assert_eq!(found, Some(value));
+        assert!(took <= BUDGET, "{took:?}");
+    }
+    let began = Instant::now();
+    for _ in 0..LATER.0 {
+        assert_eq!(timed(guard).await.0, Some(value));
+    }
+    assert!(began.elapsed() < LATER.1, "{:?}", began.elapsed());
+    let loads = || async { Err::<u64, _>("it is a hit") };
+    assert_eq!(guard.get_or_load("k", loads).await.expect("a hit"), value);
+    let stats = guard.stats();
+    assert_eq!((stats.store_errors, stats.loads), (0, 0));
+}
+
+/// Callers that were not polled return, with a value of that age at least, or with the end of their time.
+fn all_return(found: Vec<Result<Option<u64>, Error>>, least: u64) {
+    assert!(
+        found.iter().all(|found| found.as_ref().is_ok_and(|found| *found >= Some(least)) || found.is_err()),
+        "{found:?}"
+    );
+}
+
+/// The first caller's read does not go on. Callers of the other runtime waited for it, a command's time each.
+#[test]
+fn a_read_in_an_undriven_runtime_holds_up_the_callers_of_another_once() {
+    let undriven = undriven();
+    let (guard, calls) = undriven.block_on(async {
+        let (_, guard) = stored(7).await;
+        let calls = begun(&guard, 1).await;
+        (guard, calls)
+    });
+    driven().block_on(are_answered(&guard, 7));
+    all_return(undriven.block_on(join_all(calls)), 7);
+}
+
+/// The queue's reader was spawned on that runtime and has never run. Callers of the other runtime waited for ever.
+#[test]
+fn a_reader_in_an_undriven_runtime_that_never_ran_is_replaced() {
+    let undriven = undriven();
+    let (guard, calls) = undriven.block_on(async {
+        let (_, guard) = stored(7).await;
+        let calls = begun(&guard, 3).await;
+        (guard, calls)
+    });
+    driven().block_on(are_answered(&guard, 7));
+    all_return(undriven.block_on(join_all(calls)), 7);
+    assert_eq!(undriven.block_on(get(&guard)).expect("read"), Some(7));
+}
+
+/// The reader has closed its queue and begun its read, and goes no further. Later callers must not be given that read, which
+/// may be older than what they know.
+#[test]
+fn a_reader_in_an_undriven_runtime_that_has_begun_a_read_is_replaced() {
+    let undriven = undriven();
+    let (guard, calls) = undriven.block_on(async {
+        let (chaos, guard) = stored(7).await;
+        let before = chaos.commands();
+        let first = tokio::spawn(get(&guard));
+        while chaos.commands() < before + 1 {
+            yield_now().await;
+        }
+        let calls = begun(&guard, 3).await;
+        while chaos.commands() < before + 2 {
+            yield_now().await;
+        }
+        assert_eq!(first.await.expect("joined").expect("read"), Some(7));
+        (guard, calls)
+    });
+    driven().block_on(async {
+        guard.insert("k", &8_u64).await.expect("stored");
+        are_answered(&guard, 8).await;
+    });
+    all_return(undriven.block_on(join_all(calls)), 7);
+    assert_eq!(undriven.block_on(get(&guard)).expect("read"), Some(8));
+}
+
+/// A thread that computes for three seconds made the hits of another runtime take as long.
+#[test]
+fn a_busy_thread_delays_the_hits_of_its_own_runtime_only() {
+    let (sends, hears) = std::sync::mpsc::channel();
+    let (done, is_done) = std::sync::mpsc::channel::<()>();
+    let busy = std::thread::spawn(move || {
+        undriven().block_on(async move {
+            let (_, guard) = stored(7).await;
+            let calls = begun(&guard, 2).await;
+            sends.send(guard).expect("heard");
+            // Computes, as far as its runtime can tell, until the others have been answered.
+            let _ = is_done.recv_timeout(SOON);
+            join_all(calls).await
+        })
+    });
+    let guard = hears.recv().expect("a guard");
+    driven().block_on(are_answered(&guard, 7));
+    done.send(()).expect("it is busy until then");
+    all_return(busy.join().expect("no panic"), 7);
+}

@@ -1,0 +1,54 @@
+//! `look_up`, invariants 1 and 3: a duty that is taken over while its reader goes on.
+
+use std::time::Duration;
+
+use shuttle::future::block_on;
+use shuttle::sync::Arc;
+use shuttle::sync::atomic::{AtomicUsize, Ordering};
+use shuttle::thread;
+
+use super::look_up::{Entered, LookUps};
+use super::wave::Hashing;
+use super::{check, serve};
+
+/// Each caller that is to wait for another one's reader takes its duty over at once, and queues again. Both readers go on.
+#[test]
+fn a_duty_that_is_taken_over_answers_no_caller_with_an_older_read() {
+    check(|| {
+        let look_ups: Arc<LookUps<u8, usize, Hashing>> = Arc::new(LookUps::new());
+        let stored = Arc::new(AtomicUsize::new(0));
+        let callers: Vec<_> = (0..4)
+            .map(|_| {
+                let (look_ups, stored) = (Arc::clone(&look_ups), Arc::clone(&stored));
+                thread::spawn(move || {
+                    let acknowledged = stored.fetch_add(1, Ordering::SeqCst) + 1;
+                    let read = || stored.load(Ordering::SeqCst);
+                    let mut takes_over = true;
+                    let read = loop {
+                        match look_ups.enter(&1, Duration::ZERO) {
+                            Entered::First(_first) => break read(),
+                            Entered::Queued(queued, _, Some(duty)) => {
+                                serve(duty, read);
+                                break block_on(queued).expect("there is a reader");
+                            }
+                            Entered::Queued(queued, _, None) if takes_over => {
+                                takes_over = false;
+                                if let Some(duty) = look_ups.take_over(&1, &queued) {
+                                    serve(duty, read);
+                                }
+                            }
+                            Entered::Queued(queued, _, None) => {
+                                break block_on(queued).expect("there is a reader");
+                            }
+                        }
+                    };
+                    assert!(read >= acknowledged, "read {read} after {acknowledged} was acknowledged");
+                })
+            })
+            .collect();
+        for caller in callers {
+            caller.join().expect("no panic");
+        }
+        assert_eq!(look_ups.len(), 0);
+    });
+}
