@@ -79,11 +79,11 @@ impl MemoryStore {
     }
 
     /// A store of up to `bytes` bytes of entries, of what failed loads leave for their waiters, and of tags, of which each has
-    /// a random id here; names included. What is larger than all of it is not kept.
+    /// a random id here; with their names and what the maps take around them, about half a KiB each. What is larger than all of it is
+    /// not kept.
     ///
-    /// Tags have a quarter of it at most, and so have the lists of HTTP variants. Those that nobody has asked for the longest
-    /// go first; a value whose tag has gone is a miss. Not counted are what the maps take around all that, and what is in use:
-    /// leases, queues and locks.
+    /// Tags have a quarter of it at most, and so have the lists of HTTP variants. The ones that were asked for the longest ago
+    /// go first; a value whose tag has gone is a miss. Not counted is what is in use: leases, queues and locks.
     pub fn with_capacity(bytes: usize) -> Self {
         let started_ms =
             SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);

@@ -30,11 +30,14 @@ mod http;
 mod invalidation;
 #[cfg(feature = "testing")]
 mod late_replies;
+#[cfg(feature = "testing")]
 mod leases;
 #[cfg(feature = "redis")]
 mod lock;
 #[cfg(feature = "testing")]
 mod look_ups;
+#[cfg(all(feature = "redis", feature = "http"))]
+mod memory;
 #[cfg(feature = "metrics")]
 mod metrics;
 mod model;
@@ -46,6 +49,7 @@ mod resting;
 mod runtimes;
 #[cfg(feature = "redis")]
 mod scripts;
+#[cfg(feature = "testing")]
 mod shutdown;
 #[cfg(feature = "redis")]
 mod soak;
@@ -72,6 +76,8 @@ fn roles() -> Vec<Role> {
         fleet::ROLES,
         #[cfg(feature = "redis")]
         harness::ROLES,
+        #[cfg(all(feature = "redis", feature = "http"))]
+        memory::ROLES,
         #[cfg(feature = "redis")]
         lock::mutex::ROLES,
         #[cfg(feature = "redis")]

@@ -183,7 +183,7 @@ impl MemoryStore {
         }
         if let Some(mut left) = left {
             left.at = records.next(left.at.0);
-            records.put_left(name, left);
+            records.put_left(name, *left);
         }
         records.tidy(name);
     }

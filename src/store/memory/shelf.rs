@@ -6,6 +6,9 @@ use tokio::time::Instant;
 
 use super::sweep::Sweep;
 
+/// What the maps take around a thing beside its bytes and its two names, as in `records`.
+pub(super) const AROUND: usize = 320;
+
 pub(super) struct Shelf<V> {
     by_name: HashMap<Box<str>, Thing<V>>,
     /// Whose turn it is to go where there is no room.

@@ -6,6 +6,7 @@ use tokio::time::Instant;
 
 use super::mutexes::later;
 use super::records::Records;
+use super::shelf::AROUND;
 use super::{MemoryNode, reply};
 use crate::key::Key;
 use crate::store::Reply;
@@ -25,7 +26,7 @@ impl Records {
         if let Some(id) = self.tags.get_until(tag.name(), until) {
             return *id;
         }
-        let (id, bytes) = (fastrand::u64(..), tag.name().len() + size_of::<u64>());
+        let (id, bytes) = (fastrand::u64(..), 2 * tag.name().len() + size_of::<u64>() + AROUND);
         if self.tags.make_room(bytes, capacity / PART) && self.make_room(bytes, capacity) {
             self.tags.put(tag.name(), id, bytes, until);
         }
@@ -39,7 +40,7 @@ impl Records {
         if members.is_some_and(|members| members.contains(&member)) {
             return true;
         }
-        let bytes = size_of::<Member>() + if is_new { name.len() } else { 0 };
+        let bytes = size_of::<Member>() + if is_new { 2 * name.len() + AROUND } else { 0 };
         let has_room =
             length < most && self.lists.make_room(bytes, capacity / PART) && self.make_room(bytes, capacity);
         if !has_room {
@@ -52,7 +53,7 @@ impl Records {
                 self.lists.grown(name, bytes);
             }
             None => {
-                let bytes = size_of::<Member>() + name.len();
+                let bytes = size_of::<Member>() + 2 * name.len() + AROUND;
                 self.lists.put(name, vec![member], bytes, later(Instant::now(), life));
             }
         }
