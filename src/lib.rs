@@ -29,7 +29,8 @@
 //! ```
 //!
 //! Around a service **the guard wraps every layer that takes credentials off or sets cookies, `Cache-Control`, `Vary` or nonces, and
-//! sits inside the layers that stamp each response, trace or compress**: [`http`](crate::http#where-the-layer-belongs) shows the stack.
+//! sits inside the layers that stamp each response, trace or compress**: the module `http` shows the stack,
+//! in "Where the layer belongs".
 //!
 //! A guard can be made anywhere; its calls need a Tokio runtime, with time and, for Redis, I/O.
 //!
