@@ -9,6 +9,22 @@ use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 
 use super::credentials::CREDENTIAL_HEADERS;
 
+/// The codings that a response may have, of which a request may name any; `x-gzip` and `x-compress` are old names (RFC 9110, 8.4.1;
+/// RFC 7932, 8878 and 9842). Others change no answer: they are left out, so that invented ones make no variants.
+const CODINGS: [&[u8]; 11] = [
+    b"gzip",
+    b"x-gzip",
+    b"deflate",
+    b"compress",
+    b"x-compress",
+    b"br",
+    b"zstd",
+    b"dcb",
+    b"dcz",
+    b"identity",
+    b"*",
+];
+
 /// How far values are made alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Normal {
@@ -44,6 +60,9 @@ pub(crate) fn selecting_value(name: &HeaderName, request: &HeaderMap, normal: No
         }
         Kind::Weighted => {
             let mut all = weighted(lines.iter());
+            if *name == header::ACCEPT_ENCODING {
+                all.retain(Weighted::is_known_coding);
+            }
             all.sort_by(|a, b| b.weight.cmp(&a.weight).then_with(|| a.text.cmp(&b.text)));
             for member in all {
                 value.extend_from_slice(&member.text);
@@ -52,6 +71,23 @@ pub(crate) fn selecting_value(name: &HeaderName, request: &HeaderMap, normal: No
         }
     }
     Some(value)
+}
+
+/// Whether the response is encoded in a way that the request names by no coding that is known, and names others. An origin that looks for
+/// `gzip` in the header finds it in `xgzip`, too; requests that name other unknown codings are alike, and could not read it.
+pub(crate) fn is_encoded_by_chance(request: &HeaderMap, response: &HeaderMap) -> bool {
+    let asked = weighted(request.get_all(header::ACCEPT_ENCODING).iter());
+    if asked.iter().all(Weighted::is_known_coding) {
+        return false;
+    }
+    let takes = |coding: &[u8]| {
+        let named = |text: &[u8]| text.eq_ignore_ascii_case(coding) || text == b"*";
+        asked.iter().any(|member| member.is_known_coding() && member.weight > 0 && named(&member.text))
+    };
+    let codings = response.get_all(header::CONTENT_ENCODING).iter().flat_map(|line| members(line.as_bytes()));
+    codings
+        .filter(|coding| !coding.is_empty() && !coding.eq_ignore_ascii_case(b"identity"))
+        .any(|coding| !takes(coding))
 }
 
 /// The one language that a request prefers to all others, in lower case.
@@ -118,6 +154,12 @@ struct Weighted {
     text: Vec<u8>,
     /// Thousandths.
     weight: u16,
+}
+
+impl Weighted {
+    fn is_known_coding(&self) -> bool {
+        CODINGS.contains(&&*self.text)
+    }
 }
 
 fn weighted<'a>(lines: impl Iterator<Item = &'a HeaderValue>) -> Vec<Weighted> {

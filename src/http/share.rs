@@ -23,6 +23,7 @@ use super::load::{Head, Wanted, no_content};
 use super::policy::ResponseRules;
 use super::response::{DoNotStore, Exchange, Verdict, judge};
 use super::rule::Rule;
+use super::selecting::is_encoded_by_chance;
 use super::status::{CacheStatus, Fwd, write_status};
 use super::tee::{Teed, ends_with_head, has_no_content, tee};
 use super::validation::{is_not_modified, not_modified};
@@ -78,6 +79,10 @@ impl<B, E> Sharing<B, E> {
             delay: self.delay,
             now: self.now,
         };
+        if is_encoded_by_chance(&self.wanted.headers, &head.headers) {
+            observe::judged("not shared", &Rule::Coding);
+            return Err(Rule::Coding);
+        }
         let mut draft = match judge(&exchange, &ResponseRules::of(&self.policy)) {
             Verdict::Private(rule) => {
                 observe::judged("not shared", &rule);
@@ -109,8 +114,9 @@ impl<B, E> Sharing<B, E> {
     /// What a rule that keeps a response with this status from others means for them.
     pub(crate) fn unshared(&self, rule: Rule, status: StatusCode, previous: Option<&Previous>) -> LoadResult {
         // What is not for everyone may be so because of the credentials.
-        let about_this_request =
-            self.wanted.asked.has_credentials() || (self.wanted.is_part() && rule == Rule::Status);
+        let about_this_request = self.wanted.asked.has_credentials()
+            || (self.wanted.is_part() && rule == Rule::Status)
+            || rule == Rule::Coding;
         if about_this_request && self.wanted.stored_at.get().is_none() {
             return LoadResult::Aside;
         }

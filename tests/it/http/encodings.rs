@@ -61,3 +61,30 @@ async fn to_the_letter_an_encoded_response_is_everyones_unless_it_says_otherwise
     assert_eq!(ask(&shop, takes("gzip")).await.text(), "1");
     assert_eq!(ask(&shop, get("/")).await.text(), "1");
 }
+
+/// Sixty-four invented codings were as many variants, and a browser's was not among them any more.
+#[tokio::test(start_paused = true)]
+async fn invented_codings_make_no_variants() {
+    let inner = Inner::with_headers(&[("vary", "accept-encoding")]);
+    let shop = shop(&inner);
+    assert_eq!(ask(&shop, takes("invented-0")).await.text(), "1");
+    for number in 1..100 {
+        let seen = ask(&shop, takes(&format!("invented-{number};q=0.5, x{number}"))).await;
+        assert_eq!((seen.text(), seen.remark().as_str()), ("1", "hit; ttl=60"), "{number}");
+    }
+    assert_eq!(ask(&shop, takes("gzip, br, invented-1")).await.text(), "2");
+    assert_eq!(ask(&shop, takes("br, gzip")).await.text(), "2", "a browser's");
+}
+
+/// An origin that looks for the letters encodes for requests that do not say what it takes them to say.
+#[tokio::test(start_paused = true)]
+async fn a_response_that_is_encoded_by_chance_is_its_own_clients_only() {
+    let shop = shop(&precompressed());
+    for number in 1..=2 {
+        let seen = ask(&shop, takes("xgzip")).await;
+        assert_eq!(seen.text(), format!("gzip {number}"));
+        assert!(seen.remark().contains("detail=content-encoding"), "{}", seen.remark());
+    }
+    assert_eq!(ask(&shop, takes("invented")).await.text(), "plain 3");
+    assert_eq!(ask(&shop, takes("other")).await.text(), "plain 3", "no marker is left for the resource");
+}
