@@ -133,7 +133,10 @@ where
         let seen = stored.clone().map(|entry| Seen::entry(entry, &key));
         let previous = stored.and_then(|stored| Previous::of(stored, node.store.now()));
         // Of one of several variants, and of a part, it says too little.
-        let previous = previous.filter(|Previous { kept, .. }| kept.chosen.is_none() && kept.part.is_none());
+        let previous = previous.filter(|Previous { kept, .. }| {
+            let is_one_of_some = kept.chosen.variant.is_some() || kept.part.is_some();
+            !is_one_of_some && kept.is_for(self.request.headers(), policy.http.normal())
+        });
         node.counters.request(Outcome::Bypassed);
         let asked_at = Instant::now();
         let response = call(self.inner, self.request).await;
@@ -179,7 +182,8 @@ where
                 if let Verdict::Store(storing) = judged(head.status, &head.headers)
                     && storing.vary == Vary::Nothing
                 {
-                    let draft = Draft::stored(&head, storing, None, &policy.lifetimes(), now);
+                    let draft =
+                        Draft::stored(&head, storing, previous.kept.chosen.clone(), &policy.lifetimes(), now);
                     let (body, trailers) = (previous.response.body.clone(), previous.response.trailers);
                     let trailers = trailers.map(|trailers| *trailers);
                     freshen(&guard, key, seen, draft.finish(body, trailers, None, policy)).await;

@@ -6,6 +6,7 @@ use std::time::Duration;
 use bytes::{BufMut as _, Bytes, BytesMut};
 use http::header::HeaderMap;
 
+use super::forwarding::forwarding;
 use super::ranges::Part;
 use super::response::Storing;
 use super::reuse::{Stale, Terms};
@@ -21,13 +22,14 @@ use crate::times::ms;
 /// 4  age      8   ms, when it was stored
 /// 12 lifetime 8   ms
 /// 20 stale    8 8 8   ms: while revalidated, on error, on disconnect
-/// 44 part     8 8 8   first, last, length of the whole or MAX; only with PART
-///    variant  8 32 2  generation, fingerprint, length of the names; names. Only with VARIES
+/// 44 generation 8     of the resource's variants
+/// 52 part     8 8 8   first, last, length of the whole or MAX; only with PART
+///    variant  32 2    fingerprint, length of the names; names. Only with VARIES
 ///    language 32 1    fingerprint of the rest, length; language. Only with LANGUAGE
 /// ```
 /// All integers are little-endian. Another layout is another number in the first byte.
-pub(crate) const FIXED: usize = 44;
-const LAYOUT: u8 = 2;
+pub(crate) const FIXED: usize = 52;
+const LAYOUT: u8 = 3;
 const REVALIDATE_ALWAYS: u8 = 1;
 const IMMUTABLE: u8 = 2;
 const SAYS_SHARED: u8 = 4;
@@ -44,8 +46,7 @@ pub(crate) struct Kept {
     pub(crate) age: Duration,
     /// Where its content stands in the whole, if it is not the whole.
     pub(crate) part: Option<Part>,
-    /// Boxed, because most resources have none.
-    pub(crate) chosen: Option<Box<Chosen>>,
+    pub(crate) chosen: Chosen,
 }
 
 /// Which one of a resource's variants it is.
@@ -53,18 +54,25 @@ pub(crate) struct Kept {
 pub(crate) struct Chosen {
     /// Of the resource's variants. The others are stored under it, so they are gone when it is.
     pub(crate) generation: u64,
+    /// Boxed, because most resources have none.
+    pub(crate) variant: Option<Box<NamedVariant>>,
+}
+
+/// A variant, and the names of what tells it from the others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct NamedVariant {
     pub(crate) names: Names,
     pub(crate) variant: Variant,
 }
 
 impl Kept {
     /// Of a response that is stored at this age.
-    pub(crate) fn new(storing: &Storing, age: Duration, chosen: Option<Box<Chosen>>) -> Self {
+    pub(crate) fn new(storing: &Storing, age: Duration, chosen: Chosen) -> Self {
         Self { terms: storing.terms, age, part: None, chosen }
     }
 
     /// Of a response that is shared at this age with those who wait, and not stored.
-    pub(crate) fn shared_only(says_shared: bool, age: Duration, chosen: Option<Box<Chosen>>) -> Self {
+    pub(crate) fn shared_only(says_shared: bool, age: Duration, chosen: Chosen) -> Self {
         let terms = Terms {
             lifetime: Duration::ZERO,
             stale: Stale::default(),
@@ -77,10 +85,21 @@ impl Kept {
 
     /// Whether it is the variant for a request with these headers.
     pub(crate) fn is_for(&self, request: &HeaderMap, normal: Normal) -> bool {
-        self.chosen.as_ref().is_none_or(|chosen| {
-            let one = slice::from_ref(&chosen.variant);
-            Variant::select(&chosen.names, request, one, normal).is_some()
-        })
+        match self.chosen.variant.as_deref() {
+            None => forwarding(request).is_none(),
+            Some(NamedVariant { names, variant }) => {
+                names.are_all_of(request)
+                    && Variant::select(names, request, slice::from_ref(variant), normal).is_some()
+            }
+        }
+    }
+
+    /// What tells a request's variant from this one, which it is not.
+    pub(crate) fn names_for(&self, request: &HeaderMap) -> Names {
+        match &self.chosen.variant {
+            None => Names::FORWARDING,
+            Some(named) => named.names.and_on_forwarding(request),
+        }
     }
 
     /// Its age now (`current_age` of RFC 9111, 4.2.3), and its terms with the lifetime that its entry was given:
@@ -98,14 +117,15 @@ impl Kept {
     pub(crate) fn encode(&self, out: &mut BytesMut) -> Option<()> {
         let start = out.len();
         let Terms { lifetime, stale, revalidate_always, immutable, says_shared } = self.terms;
-        let language = self.chosen.as_ref().and_then(|chosen| chosen.variant.language.as_ref());
+        let Chosen { generation, variant: named } = &self.chosen;
+        let language = named.as_ref().and_then(|named| named.variant.language.as_ref());
         let flags = [
             (REVALIDATE_ALWAYS, revalidate_always),
             (IMMUTABLE, immutable),
             (SAYS_SHARED, says_shared),
             (ON_REQUEST, stale.on_request),
             (PART, self.part.is_some()),
-            (VARIES, self.chosen.is_some()),
+            (VARIES, named.is_some()),
             (LANGUAGE, language.is_some()),
         ];
         out.put_u8(LAYOUT);
@@ -116,15 +136,15 @@ impl Kept {
         for time in [self.age, lifetime].into_iter().chain(windows) {
             out.put_u64_le(ms(time));
         }
+        out.put_u64_le(*generation);
         if let Some(Part { first, last, complete }) = self.part {
             out.put_u64_le(first);
             out.put_u64_le(last);
             out.put_u64_le(complete.unwrap_or(u64::MAX));
         }
-        if let Some(chosen) = &self.chosen {
-            out.put_u64_le(chosen.generation);
-            out.put_slice(&chosen.variant.fingerprint.0);
-            let names = chosen.names.to_text();
+        if let Some(named) = named {
+            out.put_slice(&named.variant.fingerprint.0);
+            let names = named.names.to_text();
             out.put_u16_le(u16::try_from(names.len()).ok()?);
             out.put_slice(names.as_bytes());
         }
@@ -159,8 +179,10 @@ impl Kept {
         let [while_revalidate, if_error, on_disconnect] =
             [fields.millis()?, fields.millis()?, fields.millis()?];
         let stale = Stale { while_revalidate, if_error, on_disconnect, on_request: flags & ON_REQUEST != 0 };
+        let generation = fields.u64()?;
         let part = if flags & PART == 0 { None } else { Some(fields.part()?) };
-        let chosen = if flags & VARIES == 0 { None } else { Some(fields.chosen(flags & LANGUAGE != 0)?) };
+        let variant = if flags & VARIES == 0 { None } else { Some(fields.variant(flags & LANGUAGE != 0)?) };
+        let chosen = Chosen { generation, variant };
         let terms = Terms {
             lifetime,
             stale,
@@ -204,8 +226,7 @@ impl<'a> Fields<'a> {
         sound.then_some(Part { first, last, complete })
     }
 
-    fn chosen(&mut self, has_language: bool) -> Option<Box<Chosen>> {
-        let generation = self.u64()?;
+    fn variant(&mut self, has_language: bool) -> Option<Box<NamedVariant>> {
         let fingerprint = Fingerprint(self.array()?);
         let length = usize::from(self.array().map(u16::from_le_bytes)?);
         let names = Names::from_text(self.text(length)?)?;
@@ -217,7 +238,7 @@ impl<'a> Fields<'a> {
             }
             false => None,
         };
-        Some(Box::new(Chosen { generation, names, variant: Variant { fingerprint, language } }))
+        Some(Box::new(NamedVariant { names, variant: Variant { fingerprint, language } }))
     }
 }
 
@@ -248,10 +269,12 @@ mod tests {
             immutable: true,
             says_shared: false,
         };
-        Kept { terms, age: Duration::from_millis(7_250), part: None, chosen: None }
+        Kept { terms, age: Duration::from_millis(7_250), part: None, chosen: PLAIN }
     }
 
-    fn chosen() -> Box<Chosen> {
+    const PLAIN: Chosen = Chosen { generation: 77, variant: None };
+
+    fn chosen() -> Chosen {
         let mut headers = HeaderMap::new();
         headers.insert(VARY, HeaderValue::from_static("accept-language, x-b"));
         headers.insert(CONTENT_LANGUAGE, HeaderValue::from_static("de-AT"));
@@ -260,7 +283,7 @@ mod tests {
         let Vary::Names(names) = Vary::of(&headers, &[]) else { unreachable!("it names two") };
         let variant = Variant::of(&names, &request, &headers, Normal::Careful);
         assert!(variant.language.is_some());
-        Box::new(Chosen { generation: 77, names, variant })
+        Chosen { variant: Some(Box::new(NamedVariant { names, variant })), ..PLAIN }
     }
 
     #[test]
@@ -268,11 +291,11 @@ mod tests {
         let part = Some(Part { first: 4, last: 9, complete: None });
         let without_language = {
             let mut chosen = chosen();
-            chosen.variant.language = None;
+            chosen.variant.as_mut().unwrap().variant.language = None;
             chosen
         };
         for part in [None, part, Some(Part { first: 0, last: 0, complete: Some(1) })] {
-            for chosen in [None, Some(chosen()), Some(without_language.clone())] {
+            for chosen in [PLAIN, chosen(), without_language.clone()] {
                 let kept = Kept { part, chosen, ..kept() };
                 let mut out = BytesMut::from("before");
                 kept.encode(&mut out).unwrap();
@@ -340,13 +363,13 @@ mod tests {
     #[test]
     fn what_is_only_shared_is_for_those_who_asked_alike_and_nobody_later() {
         let chosen = chosen();
-        let kept = Kept::shared_only(true, secs(3), Some(chosen.clone()));
+        let kept = Kept::shared_only(true, secs(3), chosen);
         let Terms { lifetime, stale, revalidate_always, immutable, says_shared } = kept.terms;
         assert_eq!((kept.age, lifetime, stale), (secs(3), Duration::ZERO, Stale::default()));
         assert!(revalidate_always && !immutable && says_shared, "A4");
         let mut request = HeaderMap::new();
         assert!(!kept.is_for(&request, Normal::Careful), "RFC 9111, 4.1; A4");
-        assert!(Kept { chosen: None, ..kept.clone() }.is_for(&request, Normal::Careful));
+        assert!(Kept { chosen: PLAIN, ..kept.clone() }.is_for(&request, Normal::Careful));
         request.insert(ACCEPT_LANGUAGE, HeaderValue::from_static("de"));
         assert!(kept.is_for(&request, Normal::Careful));
     }

@@ -200,7 +200,8 @@ where
     let delay = asked_at.elapsed();
     if mode == Mode::Leased
         && wanted.variant.get().is_none()
-        && let Some(chosen) = previous.as_mut().and_then(|previous| previous.kept.chosen.as_mut())
+        && let Some(chosen) = previous.as_mut().map(|previous| &mut previous.kept.chosen)
+        && chosen.variant.is_some()
     {
         let ask = Ask { node: &node, policy: &policy, key: &wanted.resource };
         match generation_again(ask, chosen.generation).await {
@@ -258,8 +259,8 @@ fn condition(request: &mut HeaderMap, is_part: bool, stored: Option<&Previous>) 
 /// this load had the lease, so it may have been invalidated since; whoever does that from now on takes the lease away.
 async fn generation_again(ask: Ask<'_>, read: u64) -> Result<u64, StoreError> {
     let stored = read_entry(ask).await?.filter(|entry| !entry.times.is_expired());
-    let chosen = stored.and_then(|entry| Kept::of(&entry)?.0.chosen);
-    let stored = chosen.map(|chosen| chosen.generation).filter(|stored| *stored == read);
+    let stored = stored.and_then(|entry| Some(Kept::of(&entry)?.0.chosen.generation));
+    let stored = stored.filter(|stored| *stored == read);
     Ok(stored.unwrap_or_else(|| fastrand::u64(..)))
 }
 

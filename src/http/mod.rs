@@ -37,7 +37,15 @@
 //! Scheme, authority, path and query, byte for byte. **The authority is the client's `Host`**: a service that is called by three names or
 //! ports loads three times, and a page is invalidated with the visitors' `Host`, unless the policy names
 //! [one authority](HttpPolicy::authority) for all keys. A `Host` with the scheme's default port or an empty one bypasses. Servers see requests without a scheme: see
-//! [`scheme`](crate::PolicyBuilder::scheme). A layer *inside* a nested axum router sees paths without their
+//! [`scheme`](crate::PolicyBuilder::scheme).
+//!
+//! Requests of which a proxy says another host, port, scheme or prefix (`Forwarded`, `X-Forwarded-Host`, `-Port`, `-Prefix`, `-Proto`,
+//! `-Scheme`, `-Ssl`) are variants of one resource, because handlers build links and redirects from these: a client that invents
+//! one gets an answer of its own and takes no room of the others, and an invalidation reaches all of them. `X-Forwarded-For` and the
+//! `for` and `by` of `Forwarded` tell no requests apart: an answer that depends on the client's address must say so.
+//! Where a proxy names a hundred hosts that are all real, let [`HttpPolicy::key`] put the host into the key: each is a resource of its own then.
+//!
+//! A layer *inside* a nested axum router sees paths without their
 //! prefix, so two routers nested at different places would share keys: put the guard around the outermost
 //! router (`router.layer(guard)`; what is wrapped around that, to rewrite URIs, becomes a router again by
 //! `Router::new().fallback_service(..)`), or turn on the feature `axum`, which keys by `OriginalUri`.
@@ -238,6 +246,7 @@ mod draft;
 mod exchange;
 mod explain;
 mod fields;
+mod forwarding;
 mod freshness;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzed;

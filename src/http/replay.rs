@@ -10,7 +10,7 @@ use http::{Response, StatusCode};
 
 use super::arrival::Arrival;
 use super::body::GuardedBody;
-use super::kept::{Chosen, Kept};
+use super::kept::Kept;
 use super::policy::HttpPolicy;
 use super::ranges::{self, ByteRange, Part, if_range_holds};
 use super::request::Asked;
@@ -52,12 +52,11 @@ pub(crate) struct VariantPlace {
 }
 
 impl VariantPlace {
-    fn new(resource: &Key, chosen: &Chosen, fingerprint: Fingerprint) -> Self {
+    fn new(resource: &Key, generation: u64, names: Names, fingerprint: Fingerprint) -> Self {
         // Half of the digest is enough for a place: what is there is compared by all of it.
-        let mut suffix = format!("~v{:016x}{fingerprint}", chosen.generation);
+        let mut suffix = format!("~v{generation:016x}{fingerprint}");
         suffix.truncate(2 + 16 + 32);
-        let Chosen { generation, names, .. } = chosen;
-        Self { key: resource.derived(&suffix), generation: *generation, names: names.clone() }
+        Self { key: resource.derived(&suffix), generation, names }
     }
 }
 
@@ -135,7 +134,8 @@ impl Open for Wants<'_> {
     }
 
     fn leads_others(&self, entry: &Entry) -> bool {
-        matches!(self.at, At::Resource(_)) && Kept::of(entry).is_some_and(|(kept, _)| kept.chosen.is_some())
+        matches!(self.at, At::Resource(_))
+            && Kept::of(entry).is_some_and(|(kept, _)| kept.chosen.variant.is_some())
     }
 
     fn open(&self, entry: &mut Entry, now: u64) -> Option<Found> {
@@ -149,7 +149,7 @@ impl Open for Wants<'_> {
         let Some(Shared { kept: Some((kept, at)), plain }) = Shared::of(entry, opened) else {
             return self.open(&mut entry.clone(), now);
         };
-        if kept.chosen.is_some() || !self.is_plain() {
+        if kept.chosen.variant.is_some() || !self.is_plain() {
             return self.open_kept(kept, *at, entry, now);
         }
         let first = || self.replay(entry, kept, StoredResponse::decode(&entry.payload, *at)?, now);
@@ -212,12 +212,13 @@ impl Wants<'_> {
 
     /// Whether a whole response answers it, whoever asks.
     fn is_plain(&self) -> bool {
-        let Asked { conditional, ranged, authorized, has_cookie, .. } = *self.asked;
-        !(conditional || ranged || authorized || has_cookie)
+        let Asked { conditional, ranged, authorized, has_cookie, forwarded, .. } = *self.asked;
+        !(conditional || ranged || authorized || has_cookie || forwarded)
     }
 
     fn is_this_variant(&self, kept: &Kept) -> bool {
-        kept.is_for(self.headers, self.http.normal())
+        let is_the_only_one = kept.chosen.variant.is_none() && !self.asked.forwarded;
+        is_the_only_one || kept.is_for(self.headers, self.http.normal())
     }
 
     fn is_elsewhere(&self, kept: &Kept) -> bool {
@@ -227,13 +228,11 @@ impl Wants<'_> {
     /// Whether it is for this request. Digests the request's values, so it is asked once.
     fn fits(&self, kept: &Kept) -> Fit {
         let is_variant = self.is_this_variant(kept);
-        if let (At::Resource(resource), Some(chosen), false) = (self.at, &kept.chosen, is_variant) {
-            let fingerprint = chosen.names.fingerprint(self.headers, self.http.normal());
-            return Fit::Instead(Found::Elsewhere(Box::new(VariantPlace::new(
-                resource,
-                chosen,
-                fingerprint,
-            ))));
+        if let (At::Resource(resource), false) = (self.at, is_variant) {
+            let names = kept.names_for(self.headers);
+            let fingerprint = names.fingerprint(self.headers, self.http.normal());
+            let place = VariantPlace::new(resource, kept.chosen.generation, names, fingerprint);
+            return Fit::Instead(Found::Elsewhere(Box::new(place)));
         }
         if !is_for(self.asked, &kept.terms, self.http) {
             return Fit::Instead(Found::NotForThis);

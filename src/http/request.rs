@@ -8,6 +8,7 @@ use http::{Method, Request, Uri};
 
 use super::cache_control::RequestDirectives;
 use super::fields::contains_token;
+use super::forwarding::is_forwarding;
 use super::policy::Sharing;
 use super::ranges;
 use super::request_rules::RequestRules;
@@ -38,6 +39,8 @@ pub(crate) struct Asked {
     pub(crate) ranged: bool,
     /// Comes with `If-Range`. Means something beside a range only (RFC 9110, 13.1.5).
     pub(crate) if_range: bool,
+    /// Comes with what proxies say about how it came.
+    pub(crate) forwarded: bool,
     /// Comes with cookies, none of which matter.
     pub(crate) other_cookies: bool,
 }
@@ -185,7 +188,10 @@ pub(crate) fn survey<'a>(
             }
             _ if rules.credentials.contains(name) => Rule::Credentials,
             _ if rules.unkeyed.contains(name) => Rule::UnkeyedHeader,
-            _ => continue,
+            text => {
+                asked.forwarded |= is_forwarding(text);
+                continue;
+            }
         };
         return Err(rule);
     }

@@ -19,8 +19,9 @@ use super::policy::Sharing;
 /// - The method overrides turn a GET into another method in many frameworks.
 /// - `X-Original-URL` and `X-Rewrite-URL` replace the path in some (Symfony, IIS, Zend).
 ///
-/// `X-Forwarded-*` and `Forwarded` are missing on purpose: a proxy in front writes them on every
-/// request. A handler whose answer depends on them says so with `Vary` (RFC 9110, 12.5.5).
+/// `Forwarded` and `X-Forwarded-Host`, `-Proto` and the like are missing, because a proxy in front writes them on every request: they
+/// tell variants apart (`forwarding.rs`). So is `X-Forwarded-For`, which is another for each client: a handler whose answer depends
+/// on it says so with `Vary` (RFC 9110, 12.5.5), or the policy names it as a credential.
 pub(crate) const UNKEYED_HEADERS: [&str; 6] = [
     "a-im",
     "x-http-method",

@@ -235,7 +235,7 @@ pub(super) fn ask(headers: &[(&str, &str)], policy: &HttpPolicy) -> Result<Asked
 #[test]
 fn what_a_cache_can_answer_itself_is_let_in() {
     let plain = Asked::default();
-    let cases: [(Lines<'_>, Asked); 12] = [
+    let cases: [(Lines<'_>, Asked); 14] = [
         (&[], plain),
         (&[("if-none-match", "\"a\"")], Asked { conditional: true, ..plain }),
         (&[("if-modified-since", "x")], Asked { conditional: true, ..plain }),
@@ -247,7 +247,9 @@ fn what_a_cache_can_answer_itself_is_let_in() {
         (&[("if-range", "\"a\"")], Asked { if_range: true, ..plain }),
         (&[("pragma", "x")], plain),
         (&[("pragma", "no-cache"), ("cache-control", "x")], plain),
-        (&[("te", "trailers"), ("x-forwarded-host", "other")], plain),
+        (&[("te", "trailers"), ("x-forwarded-for", "other")], plain),
+        (&[("x-forwarded-host", "other")], Asked { forwarded: true, ..plain }),
+        (&[("forwarded", "for=1")], Asked { forwarded: true, ..plain }),
     ];
     for (headers, asked) in cases {
         assert_eq!(ask(headers, &HttpPolicy::default()), Ok(asked), "RFC 9111, 4.3.2; A9: {headers:?}");

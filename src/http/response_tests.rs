@@ -25,6 +25,7 @@ const PLAIN: Asked = Asked {
     conditional: false,
     ranged: false,
     if_range: false,
+    forwarded: false,
     other_cookies: false,
 };
 const AUTHORIZED: Asked = Asked { authorized: true, ..PLAIN };

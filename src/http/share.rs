@@ -17,8 +17,9 @@ use super::apart::Apart;
 use super::body::{BoxError, GuardedBody};
 use super::draft::{Draft, Previous, head_of};
 use super::fields::{content_length, least_length};
+use super::forwarding::forwarding;
 use super::freshness::{corrected_initial_age, is_failure, is_unstorable};
-use super::kept::Chosen;
+use super::kept::{Chosen, NamedVariant};
 use super::load::{Head, Wanted, no_content};
 use super::policy::ResponseRules;
 use super::response::{DoNotStore, Exchange, Verdict, judge};
@@ -27,7 +28,7 @@ use super::selecting::is_encoded_by_chance;
 use super::status::{CacheStatus, Fwd, write_status};
 use super::tee::{Teed, ends_with_head, has_no_content, tee};
 use super::validation::{is_not_modified, not_modified};
-use super::vary::{Variant, Vary};
+use super::vary::{Fingerprint, Variant, Vary};
 use super::wire::{is_replayable, is_storable};
 use crate::ending::{Arriving, Ending};
 use crate::error::Failure;
@@ -90,7 +91,7 @@ impl<B, E> Sharing<B, E> {
             }
             Verdict::ShareOnly { rule, vary, says_shared } => {
                 observe::judged("not stored", &rule);
-                let chosen = self.chosen(&vary, head, previous);
+                let chosen = self.chosen(vary, head, previous);
                 let age = corrected_initial_age(&head.headers, self.delay, self.now);
                 let mut draft = Draft::shared_only(head, says_shared, chosen, age, self.now);
                 draft.is_too_old = rule == Rule::TooOld;
@@ -98,7 +99,7 @@ impl<B, E> Sharing<B, E> {
             }
             Verdict::Store(storing) => {
                 observe::judged("stored", &storing.rule);
-                let chosen = self.chosen(&storing.vary, head, previous);
+                let chosen = self.chosen(storing.vary.clone(), head, previous);
                 Draft::stored(head, storing, chosen, &self.policy.lifetimes(), self.now)
             }
         };
@@ -128,22 +129,24 @@ impl<B, E> Sharing<B, E> {
     }
 
     /// Which variant it is, of those that its resource has.
-    fn chosen(&self, vary: &Vary, head: &Parts, previous: Option<&Previous>) -> Option<Box<Chosen>> {
-        let place = self.wanted.variant.get();
+    fn chosen(&self, vary: Vary, head: &Parts, previous: Option<&Previous>) -> Chosen {
+        let Wanted { headers, variant: place, .. } = &*self.wanted;
+        let place = place.get();
+        let vary = vary.and_on_forwarding(headers);
         let names = match (vary, place) {
             // Answers that are chosen by less than others of their resource are told apart by as much as those: that is never
             // too little, and the others stay findable. (Those that are encoded often vary, and those that are not do not.)
-            (_, Some(place)) if vary.is_within(&place.names) => &place.names,
+            (vary, Some(place)) if vary.is_within(&place.names) => place.names.clone(),
             (Vary::Names(names), _) => names,
-            (Vary::Nothing | Vary::Any, _) => return None,
+            (Vary::Nothing | Vary::Any, _) => return Chosen { generation: fastrand::u64(..), variant: None },
         };
-        let variant = Variant::of(names, &self.wanted.headers, &head.headers, self.policy.http.normal());
+        let variant = Variant::of(&names, headers, &head.headers, self.policy.http.normal());
         let known = place.map(|place| (&place.names, place.generation));
-        let previous = previous.and_then(|previous| previous.kept.chosen.as_ref());
-        let known = known.or_else(|| previous.map(|chosen| (&chosen.names, chosen.generation)));
-        let generation = known.filter(|(known, _)| *known == names).map(|(_, generation)| generation);
-        let generation = generation.unwrap_or_else(|| fastrand::u64(..));
-        Some(Box::new(Chosen { generation, names: names.clone(), variant }))
+        let previous = previous.map(|previous| &previous.kept.chosen);
+        let previous = previous.and_then(|chosen| Some((&chosen.variant.as_ref()?.names, chosen.generation)));
+        let generation = known.or(previous).filter(|(known, _)| **known == names);
+        let generation = generation.map_or_else(|| fastrand::u64(..), |(_, generation)| generation);
+        Chosen { generation, variant: Some(Box::new(NamedVariant { names, variant })) }
     }
 
     /// Where the resource depends on other headers than when it was found to have variants, what is found under the old
@@ -320,16 +323,16 @@ where
 
     /// Whether one variant more may be stored (A5).
     async fn has_room(&self, draft: &Draft) -> bool {
-        let (Some(chosen), true) = (draft.chosen(), self.wanted.variant.get().is_some()) else { return true };
-        let list = self.wanted.resource.derived(&format!("~v{:016x}", chosen.generation));
+        let (Some(variant), Some(_)) = (draft.variant(), self.wanted.variant.get()) else { return true };
+        // Each that proxies tell apart has a list of its own: what a client invents takes no room of the others.
+        let said = forwarding(&self.wanted.headers).map(|said| Fingerprint::of(&said).to_string());
+        let generation = draft.generation();
+        let list = format!("~v{generation:016x}{}", said.unwrap_or_default());
+        let list = self.wanted.resource.derived(&list);
         // One is where the resource is, and on no list.
         let most = self.policy.http.max_variants.saturating_sub(1);
-        let room = self
-            .node
-            .store
-            .tags()
-            .enlist(&list, chosen.variant.fingerprint.short(), most, draft.life())
-            .await;
+        let room =
+            self.node.store.tags().enlist(&list, variant.fingerprint.short(), most, draft.life()).await;
         // A store that does not answer will not be stored to either.
         room.unwrap_or(false)
     }

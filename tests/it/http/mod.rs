@@ -34,6 +34,7 @@ mod nesting;
 mod panics;
 mod poisoning;
 mod policies;
+mod proxies;
 mod range_fields;
 mod ranges;
 mod readiness;

@@ -12,7 +12,8 @@ use super::sockets::{raw, serve};
 /// A handler that reflects what it is sent: in its text the marker that a request planted, wherever it was.
 fn reflecting(vary: Option<&'static str>) -> Inner {
     Inner::with(move |_, request| {
-        let planted = request.headers().values().any(|value| value.as_bytes().starts_with(b"evil"));
+        let planted =
+            request.headers().values().any(|value| value.as_bytes().windows(4).any(|part| part == b"evil"));
         let planted = planted || request.uri().to_string().contains("evil");
         let headers: Vec<_> = vary.map(|names| ("vary", names)).into_iter().collect();
         Ok(respond(200, &headers, whole(if planted { "evil" } else { "clean" })))
@@ -43,7 +44,24 @@ async fn what_an_unkeyed_header_brings_home_is_nobody_elses() {
     }
 }
 
-/// B4: those that proxies write on every request are the handler's to name, or the policy's.
+/// B4: those by which a proxy says how a request came tell requests apart by themselves.
+#[tokio::test(start_paused = true)]
+async fn what_a_proxy_says_of_one_request_brings_nothing_to_others() {
+    let names =
+        ["host", "port", "prefix", "proto", "scheme", "ssl"].map(|name| format!("x-forwarded-{name}"));
+    let values = names.iter().map(|name| (name.as_str(), "evil.example"));
+    for (name, value) in values.chain([("forwarded", "host=evil.example")]) {
+        for http in [HttpPolicy::default(), HttpPolicy::strict(), HttpPolicy::private()] {
+            let shop = shop_with(&reflecting(None), policy().http(http));
+            for _ in 0..2 {
+                assert_eq!(ask(&shop, request("GET", "/", &[(name, value)])).await.text(), "evil", "{name}");
+                assert_eq!(ask(&shop, get("/")).await.text(), "clean", "B4: {name}");
+            }
+        }
+    }
+}
+
+/// B4: others that proxies write are the handler's to name, or the policy's.
 #[tokio::test(start_paused = true)]
 async fn what_a_forwarding_header_brings_home_is_for_its_like_only() {
     let headers = [

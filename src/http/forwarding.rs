@@ -1,0 +1,102 @@
+//! What proxies say about how a request came (RFC 7239, 4): handlers build links and redirects from it, and seldom say so in `Vary`.
+//!
+//! Requests of which they say something else get no answer of each other. They are variants of one resource, so that an unsafe
+//! method reaches all of them. Behind a proxy the values are always the same, or a few.
+
+use http::header::{FORWARDED, HeaderMap};
+
+/// Beside `Forwarded`. Not among them: what differs from client to client (`X-Forwarded-For`).
+const X_FORWARDED: [&str; 6] = [
+    "x-forwarded-host",
+    "x-forwarded-port",
+    "x-forwarded-prefix",
+    "x-forwarded-proto",
+    "x-forwarded-scheme",
+    "x-forwarded-ssl",
+];
+
+/// Whether a header of this name may say by which host, scheme or path a request came.
+pub(crate) fn is_forwarding(name: &str) -> bool {
+    name == FORWARDED.as_str() || (name.starts_with("x-forwarded-") && X_FORWARDED.contains(&name))
+}
+
+/// What is said of a request, in one spelling; nothing where nothing is said.
+pub(crate) fn forwarding(request: &HeaderMap) -> Option<Vec<u8>> {
+    let mut said = Vec::new();
+    let mut add = |name: &str, value: &[u8]| {
+        for part in [name.as_bytes(), b"=", value, b"\n"] {
+            said.extend_from_slice(part);
+        }
+    };
+    for line in request.get_all(FORWARDED) {
+        line.as_bytes()
+            .split(|byte| b",;".contains(byte))
+            .map(<[u8]>::trim_ascii)
+            .filter(|pair| !is_of_nodes(pair))
+            .for_each(|pair| add(FORWARDED.as_str(), pair));
+    }
+    for name in X_FORWARDED {
+        request.get_all(name).iter().for_each(|line| add(name, line.as_bytes()));
+    }
+    (!said.is_empty()).then_some(said)
+}
+
+/// Whether a pair of `Forwarded` names the client or a proxy, or is empty. Quotes are not heeded: a handler may look for `host=`
+/// anywhere, so whatever is not plainly a pair of these two counts.
+fn is_of_nodes(pair: &[u8]) -> bool {
+    let Some(at) = pair.iter().position(|&byte| byte == b'=') else { return pair.is_empty() };
+    let (name, value) = (&pair[..at], &pair[at + 1..]);
+    [b"for".as_slice(), b"by"].iter().any(|known| name.eq_ignore_ascii_case(known)) && !value.contains(&b'=')
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "in a test the panic is the report")]
+mod tests {
+    use http::{HeaderName, HeaderValue};
+
+    use super::*;
+
+    fn of(lines: &[(&str, &str)]) -> Option<String> {
+        let mut headers = HeaderMap::new();
+        for (name, value) in lines {
+            headers.append(HeaderName::try_from(*name).unwrap(), HeaderValue::from_str(value).unwrap());
+        }
+        assert_eq!(headers.keys().any(|name| is_forwarding(name.as_str())), !lines.is_empty());
+        forwarding(&headers).map(|said| String::from_utf8(said).unwrap())
+    }
+
+    #[test]
+    fn the_client_and_the_proxies_tell_no_requests_apart() {
+        assert_eq!(of(&[]), None);
+        for line in ["for=192.0.2.60", "For=\"[2001:db8::1]:4711\" ; by=_proxy, for=unknown", "", " ,; "] {
+            assert_eq!(of(&[("forwarded", line)]), None, "RFC 7239, 4: {line}");
+        }
+        let said = "forwarded=proto=https\nforwarded=host=a.example\n";
+        for line in ["for=1;proto=https;host=a.example", "proto=https ; for=2, for=3; host=a.example"] {
+            assert_eq!(of(&[("forwarded", line)]).as_deref(), Some(said), "{line}");
+        }
+    }
+
+    #[test]
+    fn what_a_handler_might_read_otherwise_counts() {
+        for line in ["for=\"x;host=evil\"", "for=x=host=evil", "for = x", "secret=1", "host", "for=\"a,b\""] {
+            assert!(of(&[("forwarded", line)]).is_some(), "{line}");
+        }
+    }
+
+    #[test]
+    fn values_of_different_headers_and_lines_are_not_mixed_up() {
+        let all = [
+            of(&[("x-forwarded-host", "a")]),
+            of(&[("x-forwarded-proto", "a")]),
+            of(&[("x-forwarded-host", "")]),
+            of(&[("x-forwarded-host", "a"), ("x-forwarded-host", "b")]),
+            of(&[("x-forwarded-host", "a, b")]),
+            of(&[("x-forwarded-host", "a"), ("x-forwarded-proto", "b")]),
+            of(&[("forwarded", "host=a")]),
+        ];
+        for (at, one) in all.iter().enumerate() {
+            assert!(one.is_some() && !all[at + 1..].contains(one), "{one:?}");
+        }
+    }
+}
