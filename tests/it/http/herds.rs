@@ -1,33 +1,54 @@
 //! What once sent every waiting request to the handler at once.
 
+use std::convert::Infallible;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use stampede_guard::{MemoryStore, StampedeGuard};
+use tokio::time::sleep;
 use tower::Layer as _;
 
-use super::kit::{Inner, all, crowd, policy, settle};
+use super::kit::{Inner, Req, all, ask, crowd, get, policy, respond, settle, whole};
+use crate::support::gate::Counter;
 
-/// 400 handlers ran for 400 requests.
+const fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+/// 400 handlers ran for 400 requests: in two processes, with a storm that comes faster than the handler answers.
 #[tokio::test(start_paused = true)]
 async fn a_tag_that_changes_faster_than_the_handler_answers_is_no_herd() {
-    let inner = Inner::numbered(|_| ()).held();
-    let guard = StampedeGuard::in_memory().with_policy(policy().tags(["catalog"]).build().unwrap());
-    let shop = guard.layer(inner.clone());
-    let requests = crowd(&shop, 400, "/");
-    settle().await;
-    for calls in 1..=3 {
-        if requests.iter().all(tokio::task::JoinHandle::is_finished) {
-            break;
+    let (store, calls) = (MemoryStore::new(), Counter::default());
+    let tagged = policy().tags(["catalog"]).build().unwrap();
+    let guards = [(); 3].map(|()| StampedeGuard::new(store.clone()).with_policy(tagged.clone()));
+    let counted = calls.clone();
+    let handler = tower::service_fn(move |_: Req| {
+        let counted = counted.clone();
+        async move {
+            let _running = counted.start();
+            sleep(ms(300)).await;
+            Ok::<_, Infallible>(respond(200, &[], whole("slow")))
         }
-        guard.invalidate_tag("catalog").await.expect("confirmed");
-        assert_eq!(inner.calls(), calls);
-        inner.gate.open();
-        settle().await;
-        inner.gate.close();
-    }
-    inner.gate.open();
-    assert!(all(requests).await.iter().all(|seen| seen.status == 200));
-    assert!(inner.calls() <= 2, "{} calls", inner.calls());
+    });
+    let shops = [0, 1].map(|at| guards[at].layer(handler.clone()));
+    let requests = join_all((0..400).map(|n| {
+        let shop = &shops[n % 2];
+        async move {
+            // Half of them come while the first handler runs.
+            sleep(ms(150) * (n as u32 / 2 % 2)).await;
+            ask(shop, get("/")).await
+        }
+    }));
+    let storm = async {
+        loop {
+            sleep(ms(100)).await;
+            guards[2].invalidate_tag("catalog").await.expect("confirmed");
+        }
+    };
+    let seen = tokio::select! { seen = requests => seen, () = storm => unreachable!() };
+    assert!(seen.iter().all(|seen| seen.status == 200));
+    assert!(calls.started() <= 4, "{} calls", calls.started());
+    assert!(calls.most_at_once() <= 2, "one in each process");
 }
 
 /// The deadline of a shutdown sent all requests that waited for another process's load to the handler: 400 of 400.
