@@ -1,11 +1,12 @@
-//! What proxies say about how a request came (RFC 7239, 4): handlers build links and redirects from it, and seldom say so in `Vary`.
+//! The host, port, scheme and path prefix that proxies report (RFC 7239, 4). Handlers build links and redirects from them, and
+//! seldom name them in `Vary`.
 //!
-//! Requests of which they say something else get no answer of each other. They are variants of one resource, so that an unsafe
-//! method reaches all of them. Behind a proxy the values are always the same, or a few.
+//! Requests with different reports are variants of one resource: they share no response, and an unsafe method invalidates all of
+//! them. Behind a real proxy a service sees one report, or a few.
 
 use http::header::{FORWARDED, HeaderMap};
 
-/// Beside `Forwarded`. Not among them: what differs from client to client (`X-Forwarded-For`).
+/// Beside `Forwarded`. `X-Forwarded-For` is missing: it differs from client to client.
 const X_FORWARDED: [&str; 6] = [
     "x-forwarded-host",
     "x-forwarded-port",
@@ -15,17 +16,17 @@ const X_FORWARDED: [&str; 6] = [
     "x-forwarded-ssl",
 ];
 
-/// Whether a header of this name may say by which host, scheme or path a request came.
+/// Whether a header of this name reports a host, port, scheme or prefix.
 pub(crate) fn is_forwarding(name: &str) -> bool {
     name == FORWARDED.as_str() || (name.starts_with("x-forwarded-") && X_FORWARDED.contains(&name))
 }
 
-/// What is said of a request, in one spelling; nothing where nothing is said.
+/// The report on a request, in one spelling; `None` without one.
 pub(crate) fn forwarding(request: &HeaderMap) -> Option<Vec<u8>> {
-    let mut said = Vec::new();
+    let mut report = Vec::new();
     let mut add = |name: &str, value: &[u8]| {
         for part in [name.as_bytes(), b"=", value, b"\n"] {
-            said.extend_from_slice(part);
+            report.extend_from_slice(part);
         }
     };
     for line in request.get_all(FORWARDED) {
@@ -38,11 +39,11 @@ pub(crate) fn forwarding(request: &HeaderMap) -> Option<Vec<u8>> {
     for name in X_FORWARDED {
         request.get_all(name).iter().for_each(|line| add(name, line.as_bytes()));
     }
-    (!said.is_empty()).then_some(said)
+    (!report.is_empty()).then_some(report)
 }
 
-/// Whether a pair of `Forwarded` names the client or a proxy, or is empty. Quotes are not heeded: a handler may look for `host=`
-/// anywhere, so whatever is not plainly a pair of these two counts.
+/// Whether a pair of `Forwarded` is `for` or `by`, or empty. The function ignores quotes: a handler may look for `host=` anywhere, so
+/// every pair that is not plainly one of these two belongs to the report.
 fn is_of_nodes(pair: &[u8]) -> bool {
     let Some(at) = pair.iter().position(|&byte| byte == b'=') else { return pair.is_empty() };
     let (name, value) = (&pair[..at], &pair[at + 1..]);
@@ -62,30 +63,30 @@ mod tests {
             headers.append(HeaderName::try_from(*name).unwrap(), HeaderValue::from_str(value).unwrap());
         }
         assert_eq!(headers.keys().any(|name| is_forwarding(name.as_str())), !lines.is_empty());
-        forwarding(&headers).map(|said| String::from_utf8(said).unwrap())
+        forwarding(&headers).map(|report| String::from_utf8(report).unwrap())
     }
 
     #[test]
-    fn the_client_and_the_proxies_tell_no_requests_apart() {
+    fn for_and_by_select_no_variant() {
         assert_eq!(of(&[]), None);
         for line in ["for=192.0.2.60", "For=\"[2001:db8::1]:4711\" ; by=_proxy, for=unknown", "", " ,; "] {
             assert_eq!(of(&[("forwarded", line)]), None, "RFC 7239, 4: {line}");
         }
-        let said = "forwarded=proto=https\nforwarded=host=a.example\n";
+        let report = "forwarded=proto=https\nforwarded=host=a.example\n";
         for line in ["for=1;proto=https;host=a.example", "proto=https ; for=2, for=3; host=a.example"] {
-            assert_eq!(of(&[("forwarded", line)]).as_deref(), Some(said), "{line}");
+            assert_eq!(of(&[("forwarded", line)]).as_deref(), Some(report), "{line}");
         }
     }
 
     #[test]
-    fn what_a_handler_might_read_otherwise_counts() {
+    fn an_ambiguous_pair_selects_a_variant() {
         for line in ["for=\"x;host=evil\"", "for=x=host=evil", "for = x", "secret=1", "host", "for=\"a,b\""] {
             assert!(of(&[("forwarded", line)]).is_some(), "{line}");
         }
     }
 
     #[test]
-    fn values_of_different_headers_and_lines_are_not_mixed_up() {
+    fn each_header_and_line_counts_by_itself() {
         let all = [
             of(&[("x-forwarded-host", "a")]),
             of(&[("x-forwarded-proto", "a")]),

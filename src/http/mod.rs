@@ -36,14 +36,15 @@
 //!
 //! Scheme, authority, path and query, byte for byte. **The authority is the client's `Host`**: a service that is called by three names or
 //! ports loads three times, and a page is invalidated with the visitors' `Host`, unless the policy names
-//! [one authority](HttpPolicy::authority) for all keys. A `Host` with the scheme's default port or an empty one bypasses. Servers see requests without a scheme: see
+//! [one authority](HttpPolicy::authority) for all keys. A `Host` with the scheme's default port or an empty one bypasses. Servers see requests without a
+//! scheme: see
 //! [`scheme`](crate::PolicyBuilder::scheme).
 //!
-//! Requests of which a proxy says another host, port, scheme or prefix (`Forwarded`, `X-Forwarded-Host`, `-Port`, `-Prefix`, `-Proto`,
-//! `-Scheme`, `-Ssl`) are variants of one resource, because handlers build links and redirects from these: a client that invents
-//! one gets an answer of its own and takes no room of the others, and an invalidation reaches all of them. `X-Forwarded-For` and the
-//! `for` and `by` of `Forwarded` tell no requests apart: an answer that depends on the client's address must say so.
-//! Where a proxy names a hundred hosts that are all real, let [`HttpPolicy::key`] put the host into the key: each is a resource of its own then.
+//! A proxy in front reports the host, port, scheme and prefix by which a request came (`Forwarded`, `X-Forwarded-Host`, `-Port`, `-Prefix`,
+//! `-Proto`, `-Scheme`, `-Ssl`), and handlers build links and redirects from its report. Requests with different reports are variants of one
+//! resource: a client that invents a report gets a response of its own and takes no room from other variants, and an invalidation reaches all
+//! of them. `X-Forwarded-For` and the pairs `for` and `by` of `Forwarded` select no variant: a response that depends on the client's
+//! address must say so. If a proxy reports hundreds of real hosts, put the host into the key by [`HttpPolicy::key`].
 //!
 //! A layer *inside* a nested axum router sees paths without their
 //! prefix, so two routers nested at different places would share keys: put the guard around the outermost

@@ -248,8 +248,8 @@ impl HttpPolicy {
     ///
     /// Spellings of one value are one variant; values that a client invents are not. So one client can fill the list and
     /// keep others' variants from being stored. Where that matters, let something in front reduce what the responses vary by
-    /// to what the application tells apart: `Accept-Encoding` to `gzip` or nothing, say. Requests of which a proxy says another
-    /// [host or scheme](crate::http#keys) have a list of their own.
+    /// to what the application tells apart: `Accept-Encoding` to `gzip` or nothing, say. Each
+    /// [report of the proxies](crate::http#keys) has a list of its own.
     #[must_use]
     pub fn max_variants(mut self, most: usize) -> Self {
         self.max_variants = most;

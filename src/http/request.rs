@@ -39,7 +39,7 @@ pub(crate) struct Asked {
     pub(crate) ranged: bool,
     /// Comes with `If-Range`. Means something beside a range only (RFC 9110, 13.1.5).
     pub(crate) if_range: bool,
-    /// Comes with what proxies say about how it came.
+    /// Comes with a header by which proxies report a host, port, scheme or prefix.
     pub(crate) forwarded: bool,
     /// Comes with cookies, none of which matter.
     pub(crate) other_cookies: bool,

@@ -19,9 +19,9 @@ use super::policy::Sharing;
 /// - The method overrides turn a GET into another method in many frameworks.
 /// - `X-Original-URL` and `X-Rewrite-URL` replace the path in some (Symfony, IIS, Zend).
 ///
-/// `Forwarded` and `X-Forwarded-Host`, `-Proto` and the like are missing, because a proxy in front writes them on every request: they
-/// tell variants apart (`forwarding.rs`). So is `X-Forwarded-For`, which is another for each client: a handler whose answer depends
-/// on it says so with `Vary` (RFC 9110, 12.5.5), or the policy names it as a credential.
+/// `Forwarded`, `X-Forwarded-Host` and `-Proto` are missing, because a proxy in front writes them on every request: they select
+/// variants (`forwarding.rs`). `X-Forwarded-For` is missing, because it differs from client to client: a handler that depends on it
+/// names it in `Vary` (RFC 9110, 12.5.5), or the policy names it as a credential.
 pub(crate) const UNKEYED_HEADERS: [&str; 6] = [
     "a-im",
     "x-http-method",

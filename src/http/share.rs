@@ -324,10 +324,10 @@ where
     /// Whether one variant more may be stored (A5).
     async fn has_room(&self, draft: &Draft) -> bool {
         let (Some(variant), Some(_)) = (draft.variant(), self.wanted.variant.get()) else { return true };
-        // Each that proxies tell apart has a list of its own: what a client invents takes no room of the others.
-        let said = forwarding(&self.wanted.headers).map(|said| Fingerprint::of(&said).to_string());
+        // One list per report of the proxies: a client that invents reports fills no list but their own.
+        let report = forwarding(&self.wanted.headers).map(|report| Fingerprint::of(&report).to_string());
         let generation = draft.generation();
-        let list = format!("~v{generation:016x}{}", said.unwrap_or_default());
+        let list = format!("~v{generation:016x}{}", report.unwrap_or_default());
         let list = self.wanted.resource.derived(&list);
         // One is where the resource is, and on no list.
         let most = self.policy.http.max_variants.saturating_sub(1);

@@ -63,7 +63,7 @@ impl Vary {
         }
     }
 
-    /// And on what proxies say where they say something of its request.
+    /// Adds the proxies' report if this request has one.
     pub(crate) fn and_on_forwarding(self, request: &HeaderMap) -> Self {
         match self {
             Self::Names(names) => Self::Names(names.and_on_forwarding(request)),
@@ -91,19 +91,19 @@ impl Vary {
     }
 }
 
-/// Names that a response depends on: sorted, each once. At least one, or what proxies say.
+/// The request headers that a response depends on: sorted, each once. Never empty, unless `forwarding` is set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Names {
     headers: Vec<HeaderName>,
-    /// And on what proxies say about how its request came.
+    /// Whether it depends on the proxies' report, too (`forwarding.rs`).
     forwarding: bool,
 }
 
-/// What stands for that in a text of names; no header has such a name.
+/// The report in a text of names. No header has such a name.
 const FORWARDING: &str = "@forwarding";
 
 impl Names {
-    /// On nothing but what proxies say.
+    /// The proxies' report alone.
     pub(crate) const FORWARDING: Self = Self { headers: Vec::new(), forwarding: true };
 
     fn new(mut headers: Vec<HeaderName>) -> Option<Self> {
@@ -116,17 +116,17 @@ impl Names {
         &self.headers
     }
 
-    /// The same, and what proxies say where they say something of this request.
+    /// The same names, with the proxies' report if this request has one.
     pub(crate) fn and_on_forwarding(&self, request: &HeaderMap) -> Self {
         Self { forwarding: self.forwarding || forwarding(request).is_some(), ..self.clone() }
     }
 
-    /// Whether they tell this request from others by all that it is to be told by.
-    pub(crate) fn are_all_of(&self, request: &HeaderMap) -> bool {
+    /// Whether the names include the proxies' report if this request has one.
+    pub(crate) fn cover(&self, request: &HeaderMap) -> bool {
         self.forwarding || forwarding(request).is_none()
     }
 
-    /// Whether they tell requests apart by more than what proxies say.
+    /// Whether there are headers beside the proxies' report.
     pub(crate) fn has_headers(&self) -> bool {
         !self.headers.is_empty()
     }

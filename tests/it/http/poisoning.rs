@@ -44,9 +44,9 @@ async fn what_an_unkeyed_header_brings_home_is_nobody_elses() {
     }
 }
 
-/// B4: those by which a proxy says how a request came tell requests apart by themselves.
+/// B4: the headers by which proxies report a host, port, scheme or prefix select variants by themselves.
 #[tokio::test(start_paused = true)]
-async fn what_a_proxy_says_of_one_request_brings_nothing_to_others() {
+async fn an_invented_report_of_a_proxy_poisons_no_other_request() {
     let names =
         ["host", "port", "prefix", "proto", "scheme", "ssl"].map(|name| format!("x-forwarded-{name}"));
     let values = names.iter().map(|name| (name.as_str(), "evil.example"));

@@ -1,4 +1,4 @@
-//! What proxies say about how a request came tells requests apart, and is no way to another visitor's answer (C8).
+//! Requests with different reports of proxies (`Forwarded`, `X-Forwarded-Host` ..) share no response (C8).
 
 use http::HeaderMap;
 use stampede_guard::http::HttpPolicy;
@@ -11,7 +11,7 @@ use super::kit::{
 
 const SAID: [&str; 4] = ["forwarded", "x-forwarded-host", "x-forwarded-proto", "x-forwarded-prefix"];
 
-/// A handler that builds a link from whatever a proxy says, and numbers its answers.
+/// A handler that builds a link from the proxies' report, and numbers its responses.
 fn linking() -> Inner {
     linking_with(&[])
 }
@@ -32,7 +32,7 @@ fn by(headers: &[(&str, &str)]) -> Req {
 }
 
 #[tokio::test(start_paused = true)]
-async fn each_way_that_a_request_came_has_its_own_answer() {
+async fn each_report_has_its_own_response() {
     let ways: [&[(&str, &str)]; 7] = [
         &[],
         &[("x-forwarded-proto", "https")],
@@ -62,7 +62,7 @@ async fn each_way_that_a_request_came_has_its_own_answer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn clients_behind_one_proxy_share_whatever_their_addresses_are() {
+async fn clients_behind_one_proxy_share_one_response() {
     let inner = Inner::numbered(|_| ());
     let shop = shop(&inner);
     for client in 0..10 {
@@ -72,14 +72,14 @@ async fn clients_behind_one_proxy_share_whatever_their_addresses_are() {
             by(&[("forwarded", &forwarded), ("x-forwarded-for", &address), ("x-forwarded-proto", "https")]);
         assert_eq!(ask(&shop, one).await.text(), "1");
         let bare = by(&[("forwarded", &format!("for={address}"))]);
-        assert_eq!(ask(&shop, bare).await.text(), "2", "of its way nothing is said");
+        assert_eq!(ask(&shop, bare).await.text(), "2", "no report");
     }
     assert_eq!(ask(&shop, get("/")).await.text(), "2");
 }
 
 /// More than the policy has room for variants.
 #[tokio::test(start_paused = true)]
-async fn invented_hosts_take_no_room_of_the_ordinary_ones() {
+async fn invented_hosts_take_no_room_from_the_ordinary_one() {
     let ordinary = [("x-forwarded-proto", "https"), ("x-forwarded-host", "shop.example")];
     for behind_a_proxy in [false, true] {
         // Beside variants that the response names.
@@ -107,7 +107,7 @@ async fn invented_hosts_take_no_room_of_the_ordinary_ones() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_invalidation_reaches_all_whichever_way_it_came() {
+async fn an_invalidation_reaches_the_variants_of_all_reports() {
     let ways: [&[(&str, &str)]; 3] =
         [&[], &[("x-forwarded-proto", "https")], &[("x-forwarded-host", "evil.example")]];
     for first in 0..3 {
@@ -123,7 +123,7 @@ async fn an_invalidation_reaches_all_whichever_way_it_came() {
                 None => guard.invalidate(guard.http_key(&get("/")).unwrap()).await.unwrap(),
             }
             let before = inner.calls();
-            // In the same millisecond: what was stored is not to be found again.
+            // Within the same millisecond, so an entry's time would not tell it from its successor.
             for way in ways {
                 assert!(ask(&shop, by(way)).await.remark().starts_with("fwd="), "{first} {changing} {way:?}");
             }
@@ -132,9 +132,8 @@ async fn an_invalidation_reaches_all_whichever_way_it_came() {
     }
 }
 
-/// Also where one is on its way when the other comes.
 #[tokio::test(start_paused = true)]
-async fn requests_that_wait_for_one_of_another_way_are_not_given_its_answer() {
+async fn a_waiter_gets_no_response_of_another_report() {
     let not_stored = [("cache-control", "max-age=0, public")];
     for headers in [&[][..], &not_stored] {
         let inner = Inner::with({
@@ -158,7 +157,7 @@ async fn requests_that_wait_for_one_of_another_way_are_not_given_its_answer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_stale_is_refreshed_and_validated_by_its_own_like_only() {
+async fn a_stale_variant_is_refreshed_and_validated_by_its_own_report_only() {
     let inner = Inner::with(|n, request| {
         let asked = if request.headers().contains_key("if-none-match") { "yes" } else { "no" };
         let fields = [
@@ -179,12 +178,12 @@ async fn what_is_stale_is_refreshed_and_validated_by_its_own_like_only() {
     assert_eq!(ask(&shop, get("/")).await.text(), "||| 1");
     settle().await;
     assert_eq!(ask(&shop, get("/")).await.text(), "||| 4");
-    // Where it was found has gone with what was refreshed; what is found now is of another way, so it is not asked about.
+    // The refresh drew a new generation. The entry under the resource's key has another report, so no validator of it is sent.
     assert_eq!(ask(&shop, proxied()).await.header("x-asked"), Some("no"));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_head_says_nothing_of_what_came_another_way() {
+async fn a_head_request_updates_no_response_of_another_report() {
     let inner = linking_with(&[("etag", "\"a\"")]);
     let shop = shop(&inner);
     ask(&shop, get("/")).await;

@@ -1,0 +1,160 @@
+use http::HeaderMap;
+use http::header::{ACCEPT_LANGUAGE, CONTENT_LANGUAGE, HeaderValue, VARY};
+use proptest::prelude::*;
+
+use super::*;
+use crate::http::selecting::Normal;
+use crate::http::vary::Vary;
+use crate::tags::TagList;
+use crate::times::Times;
+
+const fn secs(secs: u64) -> Duration {
+    Duration::from_secs(secs)
+}
+
+fn kept() -> Kept {
+    let stale =
+        Stale { while_revalidate: secs(1), if_error: secs(2), on_disconnect: secs(3), on_request: true };
+    let terms = Terms {
+        lifetime: Duration::from_millis(60_500),
+        stale,
+        revalidate_always: false,
+        immutable: true,
+        says_shared: false,
+    };
+    Kept { terms, age: Duration::from_millis(7_250), part: None, chosen: PLAIN }
+}
+
+const PLAIN: Chosen = Chosen { generation: 77, variant: None };
+
+fn chosen() -> Chosen {
+    let mut headers = HeaderMap::new();
+    headers.insert(VARY, HeaderValue::from_static("accept-language, x-b"));
+    headers.insert(CONTENT_LANGUAGE, HeaderValue::from_static("de-AT"));
+    let mut request = HeaderMap::new();
+    request.insert(ACCEPT_LANGUAGE, HeaderValue::from_static("de"));
+    let Vary::Names(names) = Vary::of(&headers, &[]) else { unreachable!("it names two") };
+    let variant = Variant::of(&names, &request, &headers, Normal::Careful);
+    assert!(variant.language.is_some());
+    Chosen { variant: Some(Box::new(NamedVariant { names, variant })), ..PLAIN }
+}
+
+#[test]
+fn what_is_kept_comes_back_and_says_where_the_response_begins() {
+    let part = Some(Part { first: 4, last: 9, complete: None });
+    let without_language = {
+        let mut chosen = chosen();
+        chosen.variant.as_mut().unwrap().variant.language = None;
+        chosen
+    };
+    for part in [None, part, Some(Part { first: 0, last: 0, complete: Some(1) })] {
+        for chosen in [PLAIN, chosen(), without_language.clone()] {
+            let kept = Kept { part, chosen, ..kept() };
+            let mut out = BytesMut::from("before");
+            kept.encode(&mut out).unwrap();
+            let _ = out.split_to("before".len());
+            let length = out.len();
+            out.put_slice(b"the response");
+            let raw = out.freeze();
+            assert_eq!(Kept::decode(&raw), Some((kept, length)));
+            for cut in 0..length {
+                assert_eq!(Kept::decode(&raw.slice(..cut)), None, "{cut}");
+            }
+        }
+    }
+}
+
+fn written(kept: &Kept) -> Bytes {
+    let mut out = BytesMut::new();
+    kept.encode(&mut out).unwrap();
+    out.freeze()
+}
+
+#[test]
+fn each_flag_comes_back_whether_it_is_set_or_not() {
+    let mut kept = kept();
+    for _ in 0..2 {
+        assert_eq!(Kept::decode(&written(&kept)).unwrap().0, kept);
+        let terms = &mut kept.terms;
+        for flag in [&mut terms.revalidate_always, &mut terms.immutable, &mut terms.says_shared] {
+            *flag = !*flag;
+        }
+        terms.stale.on_request = !terms.stale.on_request;
+    }
+}
+
+#[test]
+fn what_is_not_of_this_layout_or_contradicts_itself_is_nothing() {
+    let whole = written(&kept());
+    let other = [&[LAYOUT + 1], &whole[1..]].concat();
+    assert_eq!(Kept::decode(&other.into()), None, "another layout");
+    for (first, last, complete) in [(5, 4, None), (5, 4, Some(9)), (0, 5, Some(5))] {
+        let kept = Kept { part: Some(Part { first, last, complete }), ..kept() };
+        assert_eq!(Kept::decode(&written(&kept)), None, "RFC 9110, 14.4: {first}-{last}/{complete:?}");
+    }
+}
+
+fn entry(fresh_until: u64) -> Entry {
+    Entry {
+        kind: Kind::Value,
+        encoding: Encoding::HTTP,
+        stored_at: 10_000,
+        times: Times { fresh_until, ..Times::default() },
+        validator: Box::default(),
+        tags: TagList::default(),
+        payload: written(&kept()),
+    }
+}
+
+#[test]
+fn only_a_value_in_the_encoding_of_responses_is_one() {
+    assert_eq!(Kept::of(&entry(0)), Some((kept(), FIXED)));
+    assert_eq!(Kept::of(&Entry { encoding: Encoding::RAW, ..entry(0) }), None);
+    assert_eq!(Kept::of(&Entry { kind: Kind::Marker, ..entry(0) }), None);
+}
+
+#[test]
+fn what_is_only_shared_is_for_those_who_asked_alike_and_nobody_later() {
+    let chosen = chosen();
+    let kept = Kept::shared_only(true, secs(3), chosen);
+    let Terms { lifetime, stale, revalidate_always, immutable, says_shared } = kept.terms;
+    assert_eq!((kept.age, lifetime, stale), (secs(3), Duration::ZERO, Stale::default()));
+    assert!(revalidate_always && !immutable && says_shared, "A4");
+    let mut request = HeaderMap::new();
+    assert!(!kept.is_for(&request, Normal::Careful), "RFC 9111, 4.1; A4");
+    assert!(Kept { chosen: PLAIN, ..kept.clone() }.is_for(&request, Normal::Careful));
+    request.insert(ACCEPT_LANGUAGE, HeaderValue::from_static("de"));
+    assert!(kept.is_for(&request, Normal::Careful));
+}
+
+#[test]
+fn its_lifetime_ends_with_its_entrys() {
+    let kept = kept();
+    let (age, terms) = kept.at(&entry(10_000 + 53_250), 20_000);
+    assert_eq!((age, terms.lifetime), (Duration::from_millis(17_250), kept.terms.lifetime));
+    let jittered = kept.at(&entry(10_000 + 50_000), 20_000).1;
+    assert_eq!(jittered.lifetime, Duration::from_millis(57_250));
+    let ended = kept.at(&entry(10_000), 20_000).1;
+    assert_eq!(ended.lifetime, kept.age);
+    // Its windows begin when it is found to be expired.
+    let mut expired = entry(0);
+    expired.times.error_until = 30_000;
+    assert_eq!(kept.at(&expired, 20_000).1.lifetime, Duration::from_millis(17_250));
+    // Stale on arrival: its lifetime was shorter than its age.
+    let terms = Terms { lifetime: secs(5), ..kept.terms };
+    assert_eq!(Kept { terms, ..kept }.at(&entry(10_000), 10_000).1.lifetime, secs(5));
+}
+
+proptest! {
+    #[test]
+    fn no_bytes_make_it_panic(raw in proptest::collection::vec(0u8.., 0..200), flags in 0u8.., length in 0u16..200) {
+        let mut raw = raw;
+        if raw.len() > 4 {
+            raw[..4].copy_from_slice(&[LAYOUT, flags, length as u8, 0]);
+        }
+        if let Some((kept, length)) = Kept::decode(&raw.into()) {
+            prop_assert!(length >= FIXED);
+            prop_assert!(kept.part.is_none_or(|part| part.first <= part.last));
+        }
+    }
+}
