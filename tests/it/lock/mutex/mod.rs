@@ -11,6 +11,7 @@ mod expiry;
 mod fairness;
 mod faults;
 mod foreign;
+mod forks;
 mod keyspace;
 mod kills;
 mod late_answers;
@@ -47,6 +48,7 @@ pub(crate) const ROLES: &[Role] = &[
     ("mutex.increments", processes::increments),
     ("mutex.acquisitions", processes::acquisitions),
     ("mutex.crowd", kills::crowd),
+    ("mutex.forks", forks::forks),
 ];
 
 /// A time to live that nobody waits for: what it would end was lost.

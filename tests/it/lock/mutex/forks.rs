@@ -1,0 +1,69 @@
+//! A process that forks after `Locks::new` and before the first call: parent and child are two nodes.
+//!
+//! Both had the identity of the parent, so a release told both that the mutex was theirs: 97 to 121 of 300 sections overlapped.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use fork::{Fork, fork, waitpid};
+
+use super::*;
+use crate::support::processes::Fleet;
+
+const SECTIONS: usize = 150;
+
+#[tokio::test]
+async fn a_forked_process_excludes_its_parent() {
+    let server = RedisServer::start();
+    let config = Config { redis: server.url() };
+    let fleet = Fleet::spawn(1, "mutex.forks", &config);
+    let overlaps: Vec<[usize; 2]> = fleet.results().await;
+    assert_eq!(overlaps, [[0, 0]], "sections in which parent or child was not alone");
+    assert_eq!(server.run::<usize>(&["GET", "sections"]), 2 * SECTIONS);
+}
+
+/// Forks on a thread that no runtime has touched: the child has that thread alone.
+pub(super) fn forks(child: Child) -> BoxFuture<'static, ()> {
+    Box::pin(async move {
+        let Config { redis } = child.config();
+        let counted = std::thread::spawn(move || {
+            let client = ::redis::Client::open(redis).expect("a URL");
+            let locks = Locks::new(client.clone());
+            match fork().expect("a second process") {
+                Fork::Child => {
+                    let overlaps = catch_unwind(AssertUnwindSafe(|| overlaps(&locks, &client)));
+                    // A panic counts as an overlap in each section.
+                    std::process::exit(overlaps.unwrap_or(SECTIONS) as i32);
+                }
+                Fork::Parent(pid) => {
+                    let own = overlaps(&locks, &client);
+                    let status = waitpid(pid).expect("its end");
+                    [own, (status >> 8) as usize]
+                }
+            }
+        });
+        child.result(&counted.join().expect("no panic"));
+    })
+}
+
+/// In how many sections another process was inside, too.
+fn overlaps(locks: &Locks, client: &::redis::Client) -> usize {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let mutex = mutex(locks);
+        let mut counter = plain_connection(client).await;
+        let mut overlaps = 0;
+        for _ in 0..SECTIONS {
+            let mut guard = locked(&mutex).await;
+            let inside: usize =
+                ::redis::cmd("INCR").arg("inside").query_async(&mut counter).await.expect("counted");
+            tokio::task::yield_now().await;
+            let _: usize =
+                ::redis::cmd("INCR").arg("sections").query_async(&mut counter).await.expect("counted");
+            let _: isize =
+                ::redis::cmd("DECR").arg("inside").query_async(&mut counter).await.expect("counted");
+            overlaps += usize::from(inside > 1);
+            guard.unlock().await.expect("asks");
+        }
+        overlaps
+    })
+}
