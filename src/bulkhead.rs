@@ -13,7 +13,7 @@ use crate::error::{Error, ErrorKind, Failure};
 use crate::key::{CacheKey, Key};
 use crate::lock::{LockError, Locks, Permit, Wait};
 use crate::node::Node;
-use crate::observe::{Count, warn_if};
+use crate::observe::{Count, log, warn_if};
 use crate::policy::{OnOverload, OnStoreDown, Policy};
 
 /// How long the semaphore outlives the last load.
@@ -69,7 +69,7 @@ pub(crate) async fn admit(
 
 /// Said once while nobody can be asked for a permit.
 pub(crate) fn tell_uncapped(node: &Node, key: &Key, error: &dyn fmt::Display) {
-    warn_if!(node.uncapped.goes_on(), ?key, %error, "max_concurrent_loads is not kept: no permit can be asked for");
+    warn_if!(log::GUARD, node.uncapped.goes_on(), ?key, %error, "max_concurrent_loads is not kept: no permit can be asked for");
 }
 
 fn overloaded(key: &Key, limit: u32, waited: Duration) -> Error {

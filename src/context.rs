@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::key::CacheKey;
 use crate::loader::Mode;
 use crate::node::Node;
-use crate::observe::{Count, warn_if};
+use crate::observe::{Count, log, warn_if};
 use crate::policy::Policy;
 use crate::sync::lock;
 use crate::tags::{self, Tagged};
@@ -214,7 +214,7 @@ impl<T> LoadContext<T> {
             }
             Err(error) => {
                 self.node.count(Count::store_errors);
-                warn_if!(self.node.warned.is_due(), %error, "the ids of a value's tags can not be read: it is not stored");
+                warn_if!(log::GUARD, self.node.warned.is_due(), %error, "the ids of a value's tags can not be read: it is not stored");
             }
         }
         Ok(())

@@ -4,7 +4,7 @@ use crate::caller::{Ask, Caller};
 use crate::error::{Error, ErrorKind, Failure};
 use crate::loader::Loader;
 use crate::loading::Turn;
-use crate::observe::{Count, warn_if};
+use crate::observe::{Count, log, warn_if};
 use crate::open::Open;
 use crate::policy::OnOverload;
 
@@ -43,6 +43,7 @@ impl Caller<'_> {
             }
             (NoSeat::TooManyFlights(loader), _) => {
                 warn_if!(
+                    log::GUARD,
                     node.crowded.is_due(),
                     ?key,
                     "max_flights keys are being loaded: callers of others load for themselves"

@@ -17,7 +17,7 @@ use crate::ending::Ending;
 use crate::gauge::Present;
 use crate::key::Key;
 use crate::node::Node;
-use crate::observe::{Count, warn_if};
+use crate::observe::{Count, log, warn_if};
 use crate::order::Question;
 use crate::store::{Fail, HandOver, HandedOver, Kept, LATEST, StoreError, Token, Watch};
 use crate::sync::lock;
@@ -112,6 +112,7 @@ impl Lease {
             // Else somebody has invalidated it, or it was evicted.
             let ran_out = lock(&self.confirmed).at.elapsed() > self.ttl;
             warn_if!(
+                log::GUARD,
                 ran_out && self.node.unrenewed.is_due(),
                 key = ?self.key,
                 ?done,
@@ -157,7 +158,7 @@ impl Lease {
             Err(error) => error,
         };
         self.node.count(Count::store_errors);
-        tracing::debug!(key = %self.key.digest(), %error, "the end of a lease was not confirmed");
+        tracing::debug!(target: log::GUARD, key = %self.key.digest(), %error, "the end of a lease was not confirmed");
         release_later(self.node, self.key, self.token, self.ttl, self._held);
         None
     }

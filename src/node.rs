@@ -17,7 +17,7 @@ use crate::gauge::{Gauge, Waiters};
 use crate::key::{Hashed, Key};
 use crate::loader::Loader;
 use crate::look_up::LookUps;
-use crate::observe::{Count, Counters, Outcome, Seldom, warn_if};
+use crate::observe::{Count, Counters, Outcome, Seldom, log, warn_if};
 use crate::open::Opened;
 use crate::outage::Outage;
 use crate::seat;
@@ -243,7 +243,7 @@ impl Node {
         if matches!(count, Count::store_errors)
             && crate::simulation::mutated(crate::simulation::Mutant::WarnsEachTime)
         {
-            tracing::warn!("a command has failed");
+            tracing::warn!(target: log::GUARD, "a command has failed");
         }
         self.counters.add(count);
     }
@@ -257,14 +257,20 @@ impl Node {
     /// Counts and reports an entry that is of no use. Seldom as a warning: what has damaged one has mostly damaged many.
     pub(crate) fn unreadable(&self, key: &Key, reason: &dyn fmt::Debug) {
         self.count(Count::unreadable);
-        warn_if!(self.damaged.is_due(), ?key, ?reason, "a stored entry is unreadable; it is loaded anew");
+        warn_if!(
+            log::GUARD,
+            self.damaged.is_due(),
+            ?key,
+            ?reason,
+            "a stored entry is unreadable; it is loaded anew"
+        );
     }
 
     /// Counts and reports how a request was answered.
     pub(crate) fn answered(&self, key: &Key, outcome: Outcome) {
         self.counters.request(outcome);
         // The digest is only computed where somebody listens.
-        tracing::trace!(?key, outcome = outcome.as_str(), "stampede_guard.answered");
+        tracing::trace!(target: log::GUARD, ?key, outcome = outcome.as_str(), "stampede_guard.answered");
     }
 
     /// Tags with their present ids, made where there are none.

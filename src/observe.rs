@@ -174,13 +174,23 @@ fn publish(metric: &'static str) {
 #[cfg(not(feature = "metrics"))]
 fn publish(_: &'static str) {}
 
+/// The targets of spans and events. They name a part of the crate, not a module, so that moving code changes no user's filter.
+pub(crate) mod log {
+    pub(crate) const GUARD: &str = "stampede_guard";
+    #[cfg(feature = "http")]
+    pub(crate) const HTTP: &str = "stampede_guard::http";
+    pub(crate) const LOCK: &str = "stampede_guard::lock";
+    #[cfg(feature = "redis")]
+    pub(crate) const REDIS: &str = "stampede_guard::redis";
+}
+
 /// A warning where it is news, else for who looks into it: a warning for each request would bury all others.
 macro_rules! warn_if {
-    ($is_news:expr, $($event:tt)+) => {
+    ($log:expr, $is_news:expr, $($event:tt)+) => {
         if $is_news {
-            tracing::warn!($($event)+)
+            tracing::warn!(target: $log, $($event)+)
         } else {
-            tracing::debug!($($event)+)
+            tracing::debug!(target: $log, $($event)+)
         }
     };
 }
@@ -205,7 +215,7 @@ impl Seldom {
 
 /// The span of a load, inside the span of the request that began it; that one itself where nobody listens to the first.
 pub(crate) fn load_span(parent: &tracing::Span, key: &Key) -> tracing::Span {
-    let span = tracing::debug_span!(parent: parent, "stampede_guard.load", ?key);
+    let span = tracing::debug_span!(target: log::GUARD, parent: parent, "stampede_guard.load", ?key);
     if span.is_disabled() { parent.clone() } else { span }
 }
 
@@ -220,7 +230,7 @@ pub(crate) fn waited(wait: Duration) {
 /// What the rules have decided about a response, and which of them.
 #[cfg(feature = "http")]
 pub(crate) fn judged(decision: &'static str, rule: &dyn std::fmt::Display) {
-    tracing::debug!(decision, %rule, "stampede_guard.judged");
+    tracing::debug!(target: log::HTTP, decision, %rule, "stampede_guard.judged");
 }
 
 /// Runs a load and reports how long it took.

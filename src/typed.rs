@@ -17,7 +17,7 @@ use crate::error::{Error, Failure, LoadError, failure_text};
 use crate::key::Key;
 use crate::loader::{Given, LoadResult, Loader, Mark, Mode};
 use crate::node::Node;
-use crate::observe::{Count, warn_if};
+use crate::observe::{Count, log, warn_if};
 use crate::open::{InPlace, Open};
 use crate::policy::Policy;
 use crate::sync::lock;
@@ -202,6 +202,7 @@ fn unshareable(node: &Node, key: &Key, why: Unshareable<'_>) {
     match why {
         Unshareable::TooLong { size, max_body } => {
             warn_if!(
+                log::GUARD,
                 is_news,
                 ?key,
                 size,
@@ -211,7 +212,7 @@ fn unshareable(node: &Node, key: &Key, why: Unshareable<'_>) {
         }
         // Without its source: a serializer's error may have the value in it.
         Unshareable::NotCoded { error, value } => {
-            warn_if!(is_news, ?key, %error, value, "a loaded value is not shared: `Codec::check` has the reason");
+            warn_if!(log::GUARD, is_news, ?key, %error, value, "a loaded value is not shared: `Codec::check` has the reason");
         }
     }
 }

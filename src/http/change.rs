@@ -38,7 +38,7 @@ use crate::guard::StampedeGuard;
 use crate::key::Key;
 use crate::loader::{LoadResult, Mode};
 use crate::node::{Node, Seen};
-use crate::observe::{Count, Outcome, warn_if};
+use crate::observe::{Count, Outcome, log, warn_if};
 use crate::read_through::read_entry;
 
 impl<S, Q, B> Exchange<S, Q>
@@ -331,7 +331,7 @@ fn forgetting(guard: &StampedeGuard, keys: Vec<Key>, place: Option<Present>) -> 
 
 /// Said once while it goes on: each unsafe request meets it.
 fn still_stored(node: &Node, error: impl fmt::Display) {
-    warn_if!(node.untold.goes_on(), %error, "what an unsafe request has changed is still stored");
+    warn_if!(log::HTTP, node.untold.goes_on(), %error, "what an unsafe request has changed is still stored");
 }
 
 /// Puts a response in the place of what was `seen`, if that is still what is stored. The resource's lease is held

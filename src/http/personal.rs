@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 use http::{Extensions, Request};
 
 use super::request_rules::RequestRules;
-use crate::observe::Seldom;
+use crate::observe::{Seldom, log};
 
 /// A type of request extensions that makes a request one client's.
 #[derive(Clone, Copy)]
@@ -50,6 +50,7 @@ pub(super) fn tell<B>(request: &Request<B>, rules: &RequestRules) {
         && WARNED.is_due()
     {
         tracing::warn!(
+            target: log::HTTP,
             extension = found.name,
             "a layer outside of the guard has put this extension into a request: requests bypass the cache, because what such \
              a layer adds to a response would be missing from hits, and a response made with it is one client's; put the guard \
@@ -90,7 +91,7 @@ mod tests {
                 }
             }
             let meta = event.metadata();
-            if *meta.level() == Level::WARN && meta.target().ends_with("::personal") {
+            if *meta.level() == Level::WARN && meta.target() == "stampede_guard::http" {
                 let mut text = Text(String::new());
                 event.record(&mut text);
                 self.0.lock().unwrap().push(text.0);

@@ -34,7 +34,7 @@ use crate::ending::{Arriving, Ending};
 use crate::error::Failure;
 use crate::loader::{LoadResult, Loaded, Mark, Mode};
 use crate::node::{Announcer, Node};
-use crate::observe::{self, warn_if};
+use crate::observe::{self, log, warn_if};
 use crate::policy::Policy;
 
 pub(crate) type Client<B, E> = oneshot::Sender<Head<B, E>>;
@@ -168,6 +168,7 @@ impl<B, E> Sharing<B, E> {
 fn too_big(node: &Node, wanted: &Wanted, policy: &Policy, length: u64) {
     let (key, max_body) = (&wanted.resource, policy.max_body);
     warn_if!(
+        log::HTTP,
         node.unshareable(),
         ?key,
         length,
@@ -180,6 +181,7 @@ fn too_big(node: &Node, wanted: &Wanted, policy: &Policy, length: u64) {
 fn too_old(node: &Node, wanted: &Wanted, age: Duration) {
     let key = &wanted.resource;
     warn_if!(
+        log::HTTP,
         node.too_old.goes_on(),
         ?key,
         ?age,

@@ -6,7 +6,7 @@ use http::Request;
 use http::header::{CONTENT_LENGTH, TRANSFER_ENCODING};
 
 use super::request::is_zero;
-use crate::observe::Seldom;
+use crate::observe::{Seldom, log};
 
 /// For all guards of the process, which most often stand behind the same layers; and not the node's, because it would be
 /// due with every request, and nothing else would be told.
@@ -20,6 +20,7 @@ pub(super) fn tell<B>(request: &Request<B>) {
         headers.contains_key(TRANSFER_ENCODING) || headers.get(CONTENT_LENGTH).is_some_and(|n| !is_zero(n));
     if !announces && WARNED.is_due() {
         tracing::warn!(
+            target: log::HTTP,
             version = ?request.version(),
             "a request that announces no body has one that may go on: it passes the cache by; if a layer outside of the \
              guard wraps requests' bodies (a timeout, decompression), all requests do: put the guard outside of it"
@@ -52,7 +53,7 @@ mod tests {
     impl<S: Subscriber> tracing_subscriber::Layer<S> for Warnings {
         fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
             let meta = event.metadata();
-            if *meta.level() == Level::WARN && meta.target().ends_with("::wrapped") {
+            if *meta.level() == Level::WARN && meta.target() == "stampede_guard::http" {
                 self.0.fetch_add(1, Ordering::Relaxed);
             }
         }

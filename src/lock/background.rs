@@ -9,6 +9,7 @@ use tokio::time::{Instant, sleep};
 
 use super::hold::stop;
 use super::target::Target;
+use crate::observe::log;
 use crate::store::{StoreErrorKind, Token};
 
 /// When an unanswered TAKE is taken to have run, if it ever does: on a connection that broke, commands sent
@@ -63,7 +64,7 @@ impl<T: Target> Release<T> {
             match self.target.free(&self.token, self.target.home().command_timeout).await {
                 Ok(_) => return,
                 Err(error) if error.kind == StoreErrorKind::Closed || Instant::now() >= expired => {
-                    tracing::debug!(%error, "a lock was not released: it expires by itself");
+                    tracing::debug!(target: log::LOCK, %error, "a lock was not released: it expires by itself");
                     return;
                 }
                 Err(_) => sleep(Duration::from_millis(fastrand::u64(20..100))).await,

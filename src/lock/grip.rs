@@ -12,6 +12,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::LockError;
 use super::target::Target;
+use crate::observe::log;
 use crate::store::grants::{Await, Told};
 use crate::store::{StoreError, Token};
 use crate::sync::lock;
@@ -158,7 +159,7 @@ impl<T: Target> Grip<T> {
             held
         });
         if lost {
-            tracing::debug!(why, "a lock was lost");
+            tracing::debug!(target: log::LOCK, why, "a lock was lost");
         }
     }
 

@@ -10,6 +10,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::background::Release;
 use super::grip::{Grip, State, from_now, later};
 use super::target::Target;
+use crate::observe::log;
 use crate::store::StoreError;
 
 /// The duty to give an acquisition back; dropped, that is done in the background.
@@ -133,7 +134,7 @@ async fn renew<T: Target>(grip: Arc<Grip<T>>) {
         match grip.extend(Some(ttl)).await {
             Ok(_) => failed = None,
             Err(error) => {
-                tracing::debug!(%error, "a lock was not renewed");
+                tracing::debug!(target: log::LOCK, %error, "a lock was not renewed");
                 failed = Some(Instant::now());
             }
         }

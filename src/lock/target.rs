@@ -9,6 +9,7 @@ use std::time::Duration;
 use super::locks::Home;
 use super::wait::Terms;
 use super::{Fairness, LockError, MutexOptions};
+use crate::observe::log;
 use crate::store::locks::{Create, LockName, MutexTaken, Offer, PermitFreed, Take, TakePermit, Taken};
 use crate::store::{StoreError, Token};
 
@@ -165,7 +166,7 @@ impl Target for SemaphoreTarget {
         let taken = self.home.locks()?.take_permit(&self.name, ask, within).await?;
         let (expected, actual) = (self.create.capacity, taken.created_with);
         if expected != actual && !self.warned.swap(true, Ordering::Relaxed) {
-            tracing::warn!(expected, actual, "the semaphore was created with another number of permits");
+            tracing::warn!(target: log::LOCK, expected, actual, "the semaphore was created with another number of permits");
         }
         let taken = match taken.granted {
             true => Taken::Granted { fence: 0 },

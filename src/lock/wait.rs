@@ -15,6 +15,7 @@ use super::locks::Home;
 use super::place::Place;
 use super::target::Target;
 use super::{LockError, Waiting};
+use crate::observe::log;
 use crate::store::StoreErrorKind;
 use crate::store::grants::{Told, Watch};
 use crate::store::locks::{Announced, MutexTaken, Taken};
@@ -264,7 +265,7 @@ impl<T: Target> Contest<'_, T> {
             Ok(Announced::Yes) => Waiting::Notify,
             Ok(Announced::No { why }) => {
                 if !self.home().warned.swap(true, Ordering::Relaxed) {
-                    tracing::warn!(why, "the server announces no key events: locks are polled for");
+                    tracing::warn!(target: log::LOCK, why, "the server announces no key events: locks are polled for");
                 }
                 let (interval, jitter) = self.terms.fallback;
                 // From now on it is one of those who poll: another watches the clock for the queue.
@@ -272,7 +273,7 @@ impl<T: Target> Contest<'_, T> {
                 Waiting::Poll { interval, jitter }
             }
             Err(error) => {
-                tracing::debug!(%error, "key events were not asked for: waiting for this crate's own");
+                tracing::debug!(target: log::LOCK, %error, "key events were not asked for: waiting for this crate's own");
                 Waiting::Notify
             }
         };

@@ -43,7 +43,7 @@ use super::backoff::STABLE;
 use super::client::Dial;
 use super::refusal::{Fate, code, judge, store_error};
 use super::server::Reading;
-use crate::observe::{Seldom, warn_if};
+use crate::observe::{Seldom, log, warn_if};
 use crate::store::{StoreError, StoreErrorKind};
 
 /// The offset of a clock that was never read.
@@ -351,7 +351,7 @@ impl Supervisor {
             (std::mem::replace(&mut slot.state, State::Down(Some(why))), is_news)
         };
         drop(lost);
-        warn_if!(is_news, reason = %self.dial.told(why), "lost the connection to redis");
+        warn_if!(log::REDIS, is_news, reason = %self.dial.told(why), "lost the connection to redis");
         self.suspect();
         self.changed();
     }

@@ -30,7 +30,7 @@ use super::locks::give_back;
 use super::message::{self, Message};
 use super::refusal::{judge, reason, store_error};
 use super::topology::Commands;
-use crate::observe::warn_if;
+use crate::observe::{log, warn_if};
 use crate::store::grants::{Grants, Tell};
 use crate::store::watch::{Hint, Watches};
 use crate::store::{StoreErrorKind, Token};
@@ -307,7 +307,7 @@ async fn serve(reader: Reader, dial: Dial, mut generations: watch::Receiver<u64>
         };
         if let Some(why) = why {
             let is_news = told.is_news(&why);
-            warn_if!(is_news, reason = %reason(&why), "no notifications; waits end by their timers");
+            warn_if!(log::REDIS, is_news, reason = %reason(&why), "no notifications; waits end by their timers");
             reader.suspect_commands();
         }
         if !reader.enter(status) {
@@ -350,7 +350,7 @@ async fn subscribed(
     }
     *confirmed_at = Some(Instant::now());
     reader.note(Vitals::heard);
-    tracing::debug!("notifications arrive");
+    tracing::debug!(target: log::REDIS, "notifications arrive");
     let mut pings = std::pin::pin!(ping(sink, reader));
     loop {
         tokio::select! {

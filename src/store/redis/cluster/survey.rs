@@ -12,6 +12,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::chart::{Chart, Layout};
 use super::slots::{Address, Range, majority, parse};
 use super::{Cluster, Supervisor};
+use crate::observe::log;
 use crate::store::redis::backoff::Backoff;
 use crate::store::redis::refusal::{reason, store_error};
 use crate::store::{StoreError, StoreErrorKind};
@@ -242,7 +243,7 @@ impl Surveyor {
             }
             if matches!(state.chart, Chart::Blank | Chart::Unknown(_)) {
                 if state.told.is_news(&why) {
-                    tracing::warn!(reason = %reason(&why), "no node of the cluster tells who has which slot");
+                    tracing::warn!(target: log::REDIS, reason = %reason(&why), "no node of the cluster tells who has which slot");
                 }
                 state.chart = Chart::Unknown(why);
             }

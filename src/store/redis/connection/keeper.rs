@@ -8,7 +8,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 
 use super::{State, Supervisor, Up};
-use crate::observe::warn_if;
+use crate::observe::{log, warn_if};
 use crate::store::StoreErrorKind;
 use crate::store::redis::backoff::Backoff;
 use crate::store::redis::client::{Dial, bounded};
@@ -92,7 +92,7 @@ impl Keeper {
                 slot.state = State::Up(Up { generation, connection, opened_at: Instant::now() });
                 drop(slot);
                 supervisor.changes.send_modify(|latest| *latest = generation);
-                tracing::debug!(generation, "connected to redis");
+                tracing::debug!(target: log::REDIS, generation, "connected to redis");
                 Some(generation)
             }
             Err(error) => {
@@ -101,7 +101,7 @@ impl Keeper {
                 slot.state = State::Down(Some(why.clone()));
                 drop(slot);
                 supervisor.changed();
-                warn_if!(is_news, reason = %supervisor.dial.told(&why), "can not connect to redis");
+                warn_if!(log::REDIS, is_news, reason = %supervisor.dial.told(&why), "can not connect to redis");
                 None
             }
         };

@@ -9,7 +9,7 @@ use redis::{Arg, Cmd};
 use tokio::time::Instant;
 
 use super::Supervisor;
-use crate::observe::warn_if;
+use crate::observe::{log, warn_if};
 use crate::store::redis::scripts::sha1_hex;
 use crate::store::{StoreError, StoreErrorKind};
 use crate::sync::lock;
@@ -73,13 +73,13 @@ impl Refusals {
 impl Supervisor {
     /// What is refused now is refused for every request.
     pub(super) fn log_refusal(&self, refusal: &StoreError, is_news: bool) {
-        warn_if!(is_news, reason = %self.dial.told(refusal), "redis refuses a command");
+        warn_if!(log::REDIS, is_news, reason = %self.dial.told(refusal), "redis refuses a command");
     }
 
     /// A command has waited in vain, and the connection is not given up for that.
     pub(super) fn log_late(&self, waited: Duration) {
         let reason = self.dial.told(&StoreError::new(StoreErrorKind::TimedOut));
-        warn_if!(self.late.is_due(), %reason, ?waited, "redis does not answer a command in time");
+        warn_if!(log::REDIS, self.late.is_due(), %reason, ?waited, "redis does not answer a command in time");
     }
 }
 

@@ -10,6 +10,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 
 use super::{Keyspace, REFUSED, Standing, State, configure, frees};
+use crate::observe::log;
 use crate::store::redis::backoff::Backoff;
 use crate::store::redis::client::{Dial, bounded};
 use crate::store::redis::refusal::{judge, reason, store_error};
@@ -154,9 +155,11 @@ pub(super) async fn serve(
         match end {
             End::Done => return,
             End::Moved => {}
-            End::Failed(why) => tracing::debug!(reason = %reason(&why), "no announcements of keys"),
+            End::Failed(why) => {
+                tracing::debug!(target: log::REDIS, reason = %reason(&why), "no announcements of keys")
+            }
             End::Refused(what, why) => {
-                tracing::debug!(what, reason = %reason(&why), "no announcements of keys");
+                tracing::debug!(target: log::REDIS, what, reason = %reason(&why), "no announcements of keys");
                 if reader.refuse(what).is_none() {
                     return;
                 }
