@@ -111,9 +111,9 @@ deny:
 	cargo deny --all-features check bans licenses sources
 
 # The protocol, what calls the scripts, the encodings, the rules of HTTP.
-PROTOCOL = src/read_through.rs src/look_up.rs src/pace.rs src/caller.rs src/crowded.rs src/flight.rs src/seat.rs src/lead.rs src/share.rs src/lease.rs src/lease/contend.rs
+PROTOCOL = src/read_through/mod.rs src/flight/shared_read.rs src/flight/pacing.rs src/read_through/look_up.rs src/read_through/crowded.rs src/flight/mod.rs src/flight/waiter.rs src/read_through/leader.rs src/read_through/share.rs src/read_through/lease.rs src/read_through/acquire.rs
 GLUE = $(addprefix src/store/redis/,call.rs scripts.rs message.rs mod.rs insertion.rs locks.rs tags.rs refusal.rs probe.rs)
-ENCODINGS = src/entry.rs src/ending.rs src/codec.rs src/key.rs src/times.rs
+ENCODINGS = src/value/entry.rs src/value/outcome.rs src/value/codec.rs src/key/mod.rs src/value/freshness.rs
 RULES = $(filter-out %_tests.rs %/fuzzed.rs,$(wildcard src/http/*.rs))
 MUTANTS ?= $(PROTOCOL) $(GLUE) $(ENCODINGS) $(RULES)
 mutants: redis

@@ -5,10 +5,10 @@
 
 use bytes::Bytes;
 
-use crate::codec::Codec;
-use crate::ending::Ending;
-use crate::entry::{Encoding, Entry, sealed};
 use crate::key::{CacheKey, Key};
+use crate::value::codec::Codec;
+use crate::value::entry::{Encoding, Entry, sealed};
+use crate::value::outcome::Ending;
 
 /// Reads any bytes, and panics where what must hold does not.
 pub type Reader = fn(&[u8]);

@@ -74,65 +74,39 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod backend;
-mod builder;
-mod bulkhead;
-mod caller;
-mod codec;
-mod context;
-mod crowded;
-mod ending;
-mod entry;
 mod error;
 mod flight;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod fuzzed;
-mod gauge;
-mod give_way;
 mod guard;
+mod guard_state;
 pub mod health;
 #[cfg(feature = "http")]
 #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
 pub mod http;
 mod key;
-mod lead;
-mod lease;
 mod loader;
-mod loading;
 pub mod lock;
-mod look_up;
-mod memoize;
-mod node;
 mod observe;
-mod open;
-mod order;
-mod outage;
-mod pace;
 mod policy;
-mod queued_read;
 mod read_through;
-mod refresh;
-mod seat;
-mod share;
-mod slot;
 mod store;
 mod sync;
-mod tags;
-mod tell;
 #[cfg(feature = "testing")]
 #[cfg_attr(docsrs, doc(cfg(feature = "testing")))]
 pub mod testing;
-mod times;
-mod typed;
+mod tracker;
+mod value;
 
+pub use crate::guard::builder::StampedeGuardBuilder;
+pub use crate::guard::load_context::LoadContext;
+pub use crate::guard::memoize::{Memoize, MemoizeFuture, MemoizeLayer};
+pub use crate::value::codec::Codec;
 pub use backend::Backend;
-pub use builder::StampedeGuardBuilder;
-pub use codec::Codec;
-pub use context::LoadContext;
 pub use error::{Error, ErrorKind, LoadError};
 pub use guard::{Shutdown, StampedeGuard};
 pub use key::CacheKey;
-pub use memoize::{Memoize, MemoizeFuture, MemoizeLayer};
 pub use observe::Stats;
 pub use policy::{OnOverload, OnStoreDown, OnWaitTimeout, Policy, PolicyBuilder};
 pub use store::memory::MemoryStore;

@@ -3,7 +3,7 @@
 //! Labels and fields never carry a key's text or a value: keys appear as a digest.
 
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -195,6 +195,22 @@ macro_rules! warn_if {
     };
 }
 pub(crate) use warn_if;
+
+/// Whether something is failing.
+#[derive(Debug, Default)]
+pub(crate) struct Outage(AtomicBool);
+
+impl Outage {
+    /// It has failed. Whether that is news: the first time since it has last succeeded.
+    pub(crate) fn goes_on(&self) -> bool {
+        !self.0.swap(true, Ordering::Relaxed)
+    }
+
+    /// It has succeeded.
+    pub(crate) fn is_over(&self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
+}
 
 /// When something was last warned of that happens again with each load.
 #[derive(Debug, Default)]

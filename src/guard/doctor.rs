@@ -3,7 +3,7 @@
 use uuid::Uuid;
 
 use super::StampedeGuard;
-use crate::builder::StampedeGuardBuilder;
+use super::builder::StampedeGuardBuilder;
 use crate::health::{Finding, Health, Report};
 use crate::key::{CacheKey, Key};
 use crate::store::Examine;

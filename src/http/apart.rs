@@ -9,16 +9,17 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use crate::entry::{Encoding, Entry, Kind};
+use crate::guard_state::{Node, Seen};
 use crate::key::Key;
-use crate::lease::{Event, Lease, lease_if_free};
 use crate::loader::{LoadResult, Mark};
-use crate::node::{Node, Seen};
 use crate::observe::Count;
 use crate::policy::Policy;
+use crate::read_through::acquire::lease_if_free;
+use crate::read_through::lease::{Event, Lease};
 use crate::store::Kept;
-use crate::tags::{TagList, Tagged};
-use crate::times::Lifetimes;
+use crate::value::entry::{Encoding, Entry, Kind};
+use crate::value::freshness::Lifetimes;
+use crate::value::tags::{TagList, Tagged};
 
 /// Whether and how something is stored where it was not loaded.
 #[derive(Default)]

@@ -32,14 +32,14 @@ use super::share::Sharing;
 use super::status::{CacheStatus, Fwd, own_answer, write_status};
 use super::validation::{HeadUpdate, freshened, head_update};
 use super::vary::Vary;
-use crate::caller::Ask;
-use crate::gauge::Present;
 use crate::guard::StampedeGuard;
+use crate::guard_state::{Node, Seen};
 use crate::key::Key;
 use crate::loader::{LoadResult, Mode};
-use crate::node::{Node, Seen};
 use crate::observe::{Count, Outcome, log, warn_if};
+use crate::read_through::look_up::Ask;
 use crate::read_through::read_entry;
+use crate::tracker::Present;
 
 impl<S, Q, B> Exchange<S, Q>
 where

@@ -19,10 +19,10 @@ use super::reuse::{Stale, Terms};
 use super::validation::{freshened, has_validator, is_about, is_same_representation};
 use super::vary::{Fingerprint, Names, Variant};
 use super::wire::StoredResponse;
-use crate::entry::{Encoding, Entry};
 use crate::loader::{LoadResult, Mark};
 use crate::policy::Policy;
-use crate::times::Lifetimes;
+use crate::value::entry::{Encoding, Entry};
+use crate::value::freshness::Lifetimes;
 
 /// Beyond this a failure's body is not worth its way: it is told without.
 const LONGEST_FAILURE: usize = 64 * 1024;

@@ -19,12 +19,12 @@ use super::service::Boxed;
 use super::status::{CacheStatus, own_answer, write_key, write_status};
 use super::tee::has_no_content;
 use super::wrapped;
-use crate::caller::Ask;
 use crate::error::{Error, ErrorKind, Failure};
 use crate::guard::StampedeGuard;
 use crate::key::Key;
 use crate::observe::{self, Outcome};
 use crate::policy::OnStoreDown;
+use crate::read_through::look_up::Ask;
 use crate::read_through::{Looked, look, peek};
 use crate::store::StoreError;
 

@@ -18,9 +18,9 @@ use super::ranges::{Answer, ByteRange, Part, answer, join};
 use super::selecting::Normal;
 use super::vary::{Names, Vary};
 use super::wire::StoredResponse;
-use crate::entry::{Encoding, Entry, Kind};
-use crate::tags::TagList;
-use crate::times::Times;
+use crate::value::entry::{Encoding, Entry, Kind};
+use crate::value::freshness::Times;
+use crate::value::tags::TagList;
 
 /// 2026-11-21.
 const NOW: Duration = Duration::from_secs(1_795_219_200);

@@ -10,13 +10,13 @@ use super::body::GuardedBody;
 use super::load::{Head, Wanted};
 use super::replay::{At, Found, VariantPlace, Wants};
 use super::status::{CacheStatus, StandIn, own_answer, write_stand_in, write_status};
-use crate::caller::Ask;
 use crate::error::{Error, ErrorKind, Failure};
 use crate::guard::StampedeGuard;
 use crate::key::Key;
+use crate::loader::nesting::Loading;
 use crate::loader::{Given, Loader};
-use crate::loading::Loading;
 use crate::observe::{self, Count, Outcome};
+use crate::read_through::look_up::Ask;
 use crate::read_through::{Answer, Looked, Missing, look};
 
 /// A request whose loader is made.

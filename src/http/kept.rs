@@ -12,8 +12,8 @@ use super::response::Storing;
 use super::reuse::{Stale, Terms};
 use super::selecting::Normal;
 use super::vary::{Fingerprint, Names, Variant};
-use crate::entry::{Encoding, Entry, Kind};
-use crate::times::ms;
+use crate::value::entry::{Encoding, Entry, Kind};
+use crate::value::freshness::ms;
 
 /// ```text
 /// 0  layout   1

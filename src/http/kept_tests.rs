@@ -5,8 +5,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::http::selecting::Normal;
 use crate::http::vary::Vary;
-use crate::tags::TagList;
-use crate::times::Times;
+use crate::value::freshness::Times;
+use crate::value::tags::TagList;
 
 const fn secs(secs: u64) -> Duration {
     Duration::from_secs(secs)

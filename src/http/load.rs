@@ -29,12 +29,12 @@ use super::status::{
 };
 use super::validation::{add_conditions, freshened, is_about, remove_conditions};
 use super::wire::StoredResponse;
-use crate::caller::Ask;
 use crate::error::{Failure, failure_text};
 use crate::key::Key;
+use crate::loader::nesting::Loading;
 use crate::loader::{Given, LoadResult, Loaded, Loader, Mark, Mode};
-use crate::loading::Loading;
 use crate::policy::Policy;
+use crate::read_through::look_up::Ask;
 use crate::read_through::read_entry;
 use crate::store::StoreError;
 

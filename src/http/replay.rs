@@ -19,10 +19,10 @@ use super::status::{CacheStatus, age_and_status};
 use super::validation::{is_not_modified, not_modified};
 use super::vary::{Fingerprint, Names};
 use super::wire::StoredResponse;
-use crate::entry::Entry;
 use crate::key::Key;
-use crate::open::{Boxed, Open, Opened};
-use crate::times::Serves;
+use crate::value::entry::Entry;
+use crate::value::freshness::Serves;
+use crate::value::reader::{Boxed, Open, Opened};
 
 /// What a request wants of what is stored.
 pub(crate) struct Wants<'a> {

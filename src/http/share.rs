@@ -30,12 +30,12 @@ use super::tee::{Teed, ends_with_head, has_no_content, tee};
 use super::validation::{is_not_modified, not_modified};
 use super::vary::{Fingerprint, Variant, Vary};
 use super::wire::{is_replayable, is_storable};
-use crate::ending::{Arriving, Ending};
 use crate::error::Failure;
+use crate::guard_state::{Announcer, Node};
 use crate::loader::{LoadResult, Loaded, Mark, Mode};
-use crate::node::{Announcer, Node};
 use crate::observe::{self, log, warn_if};
 use crate::policy::Policy;
+use crate::value::outcome::{Arriving, Ending};
 
 pub(crate) type Client<B, E> = oneshot::Sender<Head<B, E>>;
 

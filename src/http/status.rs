@@ -7,7 +7,7 @@ use http::header::{AGE, CACHE_CONTROL, CONTENT_TYPE, HeaderMap, HeaderName, Head
 use http::{Response, StatusCode};
 
 use super::body::GuardedBody;
-use crate::entry::Entry;
+use crate::value::entry::Entry;
 
 const CACHE_STATUS: HeaderName = http::header::CACHE_STATUS;
 

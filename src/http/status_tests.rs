@@ -1,9 +1,9 @@
 use http_body_util::{BodyExt as _, Empty};
 
 use super::*;
-use crate::entry::{Encoding, Kind};
-use crate::tags::TagList;
-use crate::times::Times;
+use crate::value::entry::{Encoding, Kind};
+use crate::value::freshness::Times;
+use crate::value::tags::TagList;
 
 type Answer = Response<GuardedBody<Empty<Bytes>>>;
 

@@ -11,12 +11,12 @@ use tokio::time::Instant;
 use super::{LockError, MutexBuilder, Scope, SemaphoreBuilder};
 use crate::backend::Backend;
 use crate::error::{Error, ErrorKind};
-use crate::gauge::{Gauge, Present, Waiters};
+use crate::guard_state::Node;
 use crate::key::escape_namespace;
-use crate::node::Node;
 use crate::store::locks::{LockName, LockStore};
 use crate::store::memory::MemoryStore;
 use crate::store::{NodeStore, StoreError, StoreErrorKind, Token};
+use crate::tracker::{Gauge, Present, Waiters};
 
 /// The locks of a store: cheap to clone, all clones share connections.
 ///

@@ -5,10 +5,10 @@ use std::time::Duration;
 #[cfg(feature = "http")]
 use super::requests::Requests;
 use super::{OnOverload, OnStoreDown, OnWaitTimeout, Policy};
-use crate::codec::Codec;
 use crate::error::{Error, ErrorKind};
 use crate::key::CacheKey;
-use crate::tags::MOST_TAGS;
+use crate::value::codec::Codec;
+use crate::value::tags::MOST_TAGS;
 
 /// Builds a [`Policy`]; [`build`](Self::build) refuses settings that contradict each other.
 #[derive(Clone, Debug, Default)]

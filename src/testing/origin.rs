@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::sleep;
 
-use crate::context::LoadContext;
+use crate::guard::load_context::LoadContext;
 use crate::sync::lock;
 
 /// An origin that counts its loads and answers as it is told. Its values are versions: numbers that grow with each

@@ -10,20 +10,18 @@ mod sync {
 
     pub(crate) use super::notify::Notify;
 
+    /// No model polls a caller that gives way.
+    pub(crate) async fn behind_all_others() {}
+
     pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
         mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
 #[allow(dead_code, reason = "each module is more than its model uses")]
-#[path = "../../src/flight.rs"]
+#[path = "../../src/flight/mod.rs"]
 mod flight;
 mod notify;
 mod registry;
-#[allow(dead_code, reason = "each module is more than its model uses")]
-#[path = "../../src/seat.rs"]
-mod seat;
-#[path = "../../src/slot.rs"]
-mod slot;
 #[allow(dead_code, reason = "the module is more than its model uses")]
 #[path = "../../src/store/watch.rs"]
 mod watch;

@@ -1,5 +1,5 @@
-//! Models of the in-process coalescing, and of the registry of those who wait for the fleet: the crate's own `slot`, `flight`,
-//! `look_up` and `store/watch`, compiled against shuttle's locks, run through many thousands of schedules.
+//! Models of the in-process coalescing, and of the registry of those who wait for the fleet: the crate's own `flight/` and
+//! `store/watch`, compiled against shuttle's locks, run through many thousands of schedules.
 //!
 //! A failing schedule is printed as a string; `shuttle::replay` runs it again.
 
@@ -9,6 +9,9 @@ mod sync {
     pub(crate) use shuttle::sync::{Arc, Mutex, MutexGuard};
 
     pub(crate) use super::notify::Notify;
+
+    /// No model polls a caller that gives way.
+    pub(crate) async fn behind_all_others() {}
 
     std::thread_local! {
         /// How many locks were taken in this test.
@@ -21,18 +24,10 @@ mod sync {
     }
 }
 #[allow(dead_code, reason = "each module is more than its model uses")]
-#[path = "../../src/flight.rs"]
+#[path = "../../src/flight/mod.rs"]
 mod flight;
-#[allow(dead_code, reason = "each module is more than its model uses")]
-#[path = "../../src/look_up.rs"]
-mod look_up;
 mod notify;
 mod registry;
-#[allow(dead_code, reason = "each module is more than its model uses")]
-#[path = "../../src/seat.rs"]
-mod seat;
-#[path = "../../src/slot.rs"]
-mod slot;
 mod take_over;
 #[allow(dead_code, reason = "each module is more than its model uses")]
 #[path = "../../src/store/watch.rs"]
@@ -43,9 +38,9 @@ use std::pin::pin;
 use std::task::Context;
 use std::time::Duration;
 
+use flight::shared_read::{Answered, Duty, Entered, LookUps};
 use flight::{Flights, Joined};
 use futures_util::task::noop_waker_ref;
-use look_up::{Answered, Duty, Entered, LookUps};
 use registry::Token;
 use shuttle::future::block_on;
 use shuttle::sync::Arc;
@@ -348,7 +343,7 @@ fn serve(mut duty: Duty<u8, usize, Hashing>, read: impl Fn() -> usize) {
     }
 }
 
-/// `look_up`, invariant 1: a read that answers a caller began after the caller arrived.
+/// `shared_read`, invariant 1: a read that answers a caller began after the caller arrived.
 #[test]
 fn a_shared_read_begins_after_its_last_caller_arrived() {
     check(|| {
@@ -381,7 +376,7 @@ fn a_shared_read_begins_after_its_last_caller_arrived() {
     });
 }
 
-/// `look_up`, invariant 2: whoever leaves, reading or not, leaves nobody waiting and nothing behind.
+/// `shared_read`, invariant 2: whoever leaves, reading or not, leaves nobody waiting and nothing behind.
 #[test]
 fn callers_and_duties_that_vanish_leave_nobody_waiting() {
     check(|| {

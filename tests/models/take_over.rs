@@ -1,4 +1,4 @@
-//! `look_up`, invariants 1 and 3: a duty that is taken over while its reader goes on.
+//! `shared_read`, invariants 1 and 3: a duty that is taken over while its reader goes on.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use shuttle::sync::Arc;
 use shuttle::sync::atomic::{AtomicUsize, Ordering};
 use shuttle::thread;
 
-use super::look_up::{Entered, LookUps};
+use super::flight::shared_read::{Entered, LookUps};
 use super::wave::Hashing;
 use super::{check, serve};
 

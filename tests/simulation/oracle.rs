@@ -14,10 +14,10 @@ use tokio::time::Instant;
 
 use super::loads::Loads;
 use super::plan::Profile;
-use crate::entry::Entry;
 use crate::key::Key;
 use crate::store::Token;
 use crate::sync::lock;
+use crate::value::entry::Entry;
 
 /// What a loader returns: whose, and which load made it.
 pub(super) type Value = (u8, u32);

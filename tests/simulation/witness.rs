@@ -8,13 +8,13 @@ use uuid::Uuid;
 use super::mutants;
 use super::oracle::Oracle;
 use super::plan::Profile;
-use crate::entry::Entry;
 use crate::key::Key;
 use crate::store::memory::MemoryStore;
 use crate::store::{Acquired, HandedOver, Kept, Token};
 use crate::sync::lock;
 use crate::testing::{Command, ServerAnswer as Answer, Witness};
-use crate::times::Serves;
+use crate::value::entry::Entry;
+use crate::value::freshness::Serves;
 
 /// How often an acquire may find what its flight has no use for, before the load goes on without the store.
 const UNUSABLE_LIMIT: u8 = 3;

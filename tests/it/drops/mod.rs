@@ -2,7 +2,7 @@
 //! a newcomer is served at once, and no flight, task, lease, permit or place in a queue is left.
 //!
 //! On a store in memory under a paused clock, and on a real server (`on_redis`), where futures wait for more. (A flight's own
-//! task is `src/lead_tests.rs`.)
+//! task is `src/read_through/leader_tests.rs`.)
 
 /// An enum and the list of all that it can be.
 macro_rules! listed {

@@ -6,7 +6,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::give_way::behind_all_others;
+use crate::sync::behind_all_others;
 
 /// Half of fewer than so many is not worth a write of its own.
 const FEW: usize = 16;

@@ -1,0 +1,292 @@
+//! In-process coalescing: the first to join a key leads, the others follow. No I/O, and no time but that of a flight's beginning.
+//!
+//! A flight lives in the map while it can be joined and ends by one outcome, which everyone seated on it is given. Invariants:
+//!
+//! 1. At most one joinable flight per key. Who finds none in the map starts one, under the map's lock.
+//! 2. Nobody is seated on a flight that has ended: a flight leaves the map before its outcome is given out, and seats are
+//!    taken under the map's lock.
+//! 3. A flight is removed by identity: a detached flight that ends late does not remove its successor.
+//! 4. Every flight ends. Dropping the [`Leader`] gives out the outcome it was made with. Only those who still wait may be told
+//!    ahead of it, by an [`Announcer`]: whoever is seated then, or later.
+//! 5. Each seat keeps its own loader, which its caller or the leader can take exactly once: to load alone, or to go on.
+//! 6. Who stops waiting leaves its loader behind only before the first load, and if nobody else has left one: then it is used if
+//!    nobody waits. It has no seat any more.
+//!
+//! Locks nest in the order map, flight, seat. No waker and no user code (a loader's drop) runs under any of them. Under the
+//! map's lock nobody goes through the seats, but now and then to clear them. What is about one flight is in `seat`.
+
+pub(crate) mod oneshot;
+pub(crate) mod order;
+pub(crate) mod pacing;
+pub(crate) mod shared_read;
+pub(crate) mod waiter;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::hash::{BuildHasher, Hash};
+use std::time::Duration;
+
+use crate::sync::{Arc, AtomicUsize, Mutex, Ordering, lock};
+use waiter::{Course, Flight, Follower, Seat};
+
+/// All joinable flights of one node.
+pub(crate) struct Flights<K, L, O, S> {
+    shards: Box<[Shard<K, L, O, S>]>,
+    hasher: S,
+    /// Flights in the maps.
+    joinable: AtomicUsize,
+    limit: usize,
+}
+
+type Shard<K, L, O, S> = Mutex<HashMap<K, Arc<Flight<L, O>>, S>>;
+
+/// What joining a key came to.
+pub(crate) enum Joined<K: Hash + Eq, L, O: Clone, S: BuildHasher> {
+    /// There was no flight: this caller leads a new one, and is the first one seated on it.
+    Leader(Leader<K, L, O, S>, Follower<L, O>),
+    /// There was a flight.
+    Follower(Follower<L, O>),
+    /// There are too many flights.
+    Full(L),
+    /// There is a flight, and as many wait for it as may.
+    Crowded(L),
+}
+
+impl<K, L, O, S> Flights<K, L, O, S>
+where
+    K: Hash + Eq + Clone,
+    O: Clone,
+    S: BuildHasher + Default,
+{
+    pub(crate) fn new(limit: usize) -> Self {
+        const SHARDS: usize = 16;
+        let shards = (0..SHARDS).map(|_| Mutex::new(HashMap::with_hasher(S::default()))).collect();
+        Self { shards, hasher: S::default(), joinable: AtomicUsize::new(0), limit }
+    }
+
+    /// Takes a seat on the key's flight, or starts one. A leader that is dropped before it ends the flight gives out
+    /// `abandoned`. A flight has so many `seats`.
+    pub(crate) fn join(
+        self: &Arc<Self>,
+        key: &K,
+        loader: L,
+        abandoned: O,
+        seats: usize,
+    ) -> Joined<K, L, O, S> {
+        self.join_having_looked(key, loader, abandoned, seats, false)
+    }
+
+    /// The same; a caller that has `looked` and found nothing leaves a flight alone that is adrift, and starts another in
+    /// its place, once.
+    pub(crate) fn join_having_looked(
+        self: &Arc<Self>,
+        key: &K,
+        loader: L,
+        abandoned: O,
+        seats: usize,
+        looked: bool,
+    ) -> Joined<K, L, O, S> {
+        let mut map = lock(self.shard(key));
+        let is_left = |flight: &&Arc<Flight<L, O>>| looked && flight.course() == Course::Adrift;
+        let left = map.get(key).filter(is_left).cloned();
+        if let Some(flight) = map.get(key).filter(|_| left.is_none()) {
+            if flight.taken() >= seats {
+                return Joined::Crowded(loader);
+            }
+            return Joined::Follower(flight.take_seat(loader));
+        }
+        // Only a bound on memory: a few more do no harm.
+        if left.is_none() && self.joinable.load(Ordering::Relaxed) >= self.limit {
+            return Joined::Full(loader);
+        }
+        let course = if left.is_some() { Course::KeptInstead } else { Course::Kept };
+        let flight = Arc::new(Flight::new(course));
+        let follower = flight.take_seat(loader);
+        if map.insert(key.clone(), Arc::clone(&flight)).is_none() {
+            self.joinable.fetch_add(1, Ordering::Relaxed);
+        }
+        drop((map, left));
+        let own = follower.seat();
+        let leader = Leader { flights: Arc::clone(self), key: key.clone(), flight, outcome: abandoned, own };
+        Joined::Leader(leader, follower)
+    }
+
+    /// Whether any key has a flight that can be joined.
+    pub(crate) fn any(&self) -> bool {
+        self.joinable.load(Ordering::Acquire) > 0
+    }
+
+    /// Whether the key has a flight that can be joined and is not as old as `age`.
+    pub(crate) fn has_younger(&self, key: &K, age: Duration) -> bool {
+        lock(self.shard(key)).get(key).is_some_and(|flight| flight.age() < age)
+    }
+
+    /// Takes the key's flight out of the map if it is as old as `age`.
+    pub(crate) fn detach_older(&self, key: &K, age: Duration) {
+        let flight = lock(self.shard(key)).get(key).filter(|flight| flight.age() >= age).cloned();
+        if let Some(flight) = flight {
+            self.remove(key, &flight);
+        }
+    }
+
+    /// Whether the key has a flight that can be joined without a look of one's own.
+    pub(crate) fn has_kept(&self, key: &K) -> bool {
+        let course = lock(self.shard(key)).get(key).map(|flight| flight.course());
+        matches!(course, Some(Course::Kept | Course::KeptInstead))
+    }
+
+    /// Takes the key's flight out of the map: it goes on for those seated, later callers start another.
+    pub(crate) fn detach(&self, key: &K) -> bool {
+        let removed = lock(self.shard(key)).remove(key);
+        if removed.is_some() {
+            self.joinable.fetch_sub(1, Ordering::Relaxed);
+        }
+        removed.is_some()
+    }
+
+    /// The same for all keys.
+    pub(crate) fn detach_all(&self) {
+        for shard in &*self.shards {
+            let removed = std::mem::take(&mut *lock(shard));
+            self.joinable.fetch_sub(removed.len(), Ordering::Relaxed);
+        }
+    }
+
+    /// How many flights can be joined.
+    pub(crate) fn len(&self) -> usize {
+        self.joinable.load(Ordering::Relaxed)
+    }
+}
+
+impl<K: Hash + Eq, L, O, S: BuildHasher> Flights<K, L, O, S> {
+    fn shard(&self, key: &K) -> &Shard<K, L, O, S> {
+        // The map takes its index from the low bits.
+        &self.shards[(self.hasher.hash_one(key) >> 48) as usize % self.shards.len()]
+    }
+
+    fn remove(&self, key: &K, flight: &Arc<Flight<L, O>>) {
+        self.remove_from(&mut lock(self.shard(key)), key, flight);
+    }
+
+    /// Invariant 3. The caller has the flight, so removing it drops none of its seats under the map's lock.
+    fn remove_from(&self, map: &mut HashMap<K, Arc<Flight<L, O>>, S>, key: &K, flight: &Arc<Flight<L, O>>) {
+        if map.get(key).is_some_and(|current| Arc::ptr_eq(current, flight)) {
+            map.remove(key);
+            self.joinable.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl<K, L, O, S> fmt::Debug for Flights<K, L, O, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { joinable, limit, shards: _, hasher: _ } = self;
+        f.debug_struct("Flights").field("joinable", joinable).field("limit", limit).finish_non_exhaustive()
+    }
+}
+
+/// The duty to end a flight. (The bounds are those that `Drop` needs.)
+pub(crate) struct Leader<K: Hash + Eq, L, O: Clone, S: BuildHasher> {
+    flights: Arc<Flights<K, L, O, S>>,
+    key: K,
+    flight: Arc<Flight<L, O>>,
+    /// What the flight ends with if nothing better comes.
+    outcome: O,
+    /// Of the caller that began it.
+    own: Arc<Seat<L, O>>,
+}
+
+impl<K: Hash + Eq, L, O: Clone, S: BuildHasher> Leader<K, L, O, S> {
+    /// Takes the loader of the first caller that still waits, with its seat; else the one that a caller has left behind. Where
+    /// there is none, the flight is out of the map afterwards: a caller that joins is either found here or starts a flight.
+    pub(crate) fn next_loader(&self) -> Option<(L, Arc<Seat<L, O>>)> {
+        self.flight.next_loader().or_else(|| {
+            // Under the map's lock, because a caller may have joined since.
+            let mut map = lock(self.flights.shard(&self.key));
+            let next = self.flight.next_loader();
+            if next.is_none() {
+                self.flights.remove_from(&mut map, &self.key, &self.flight);
+            }
+            next
+        })
+    }
+
+    #[cfg(all(test, feature = "testing"))]
+    #[allow(dead_code, reason = "the models compile this file too")]
+    pub(crate) fn own_seat(&self) -> Arc<Seat<L, O>> {
+        Arc::clone(&self.own)
+    }
+
+    /// Tells those who wait ahead of the end.
+    pub(crate) fn announcer(&self) -> Announcer<L, O> {
+        Announcer { flight: Arc::clone(&self.flight) }
+    }
+
+    /// Gives the caller that began the flight its loader back, and an outcome of its own.
+    pub(crate) fn leave_first(&self, outcome: O) {
+        self.flight.leave(&self.own, outcome);
+    }
+
+    /// Gives those whose loader is such a one an outcome of their own; they have their loaders.
+    pub(crate) fn leave_if(&self, outcome: &O, is_such: impl Fn(&L) -> bool) {
+        self.flight.leave_if(outcome, is_such);
+    }
+
+    /// Whether anybody waits for the flight. Who has taken its loader back does not.
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.flight.is_awaited()
+    }
+
+    /// Whether the caller that began the flight still waits for it.
+    pub(crate) fn is_awaited_by_first(&self) -> bool {
+        self.flight.is_awaited_by(&self.own)
+    }
+
+    /// From now on the flight does not follow what happens to its key.
+    pub(crate) fn go_adrift(&self, may_another_do_better: bool) {
+        self.flight.go_adrift(may_another_do_better);
+    }
+
+    /// Whether later callers join it.
+    pub(crate) fn is_joinable(&self) -> bool {
+        let map = lock(self.flights.shard(&self.key));
+        map.get(&self.key).is_some_and(|current| Arc::ptr_eq(current, &self.flight))
+    }
+
+    /// Takes the flight out of the map, if it is still there.
+    pub(crate) fn detach(&self) {
+        self.flights.remove(&self.key, &self.flight);
+    }
+
+    /// Ends the flight: everyone seated is given the outcome.
+    pub(crate) fn finish(mut self, outcome: O) {
+        self.outcome = outcome;
+    }
+}
+
+/// Tells those seated on a flight something ahead of its end, but for the one whose loader runs.
+pub(crate) struct Announcer<L, O> {
+    #[cfg_attr(not(feature = "http"), allow(dead_code, reason = "of HTTP responses"))]
+    flight: Arc<Flight<L, O>>,
+}
+
+impl<L, O> fmt::Debug for Announcer<L, O> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Announcer").finish_non_exhaustive()
+    }
+}
+
+impl<L, O: Clone> Announcer<L, O> {
+    /// Whoever is seated now or later is given the outcome instead of the flight's. Once.
+    #[cfg_attr(not(feature = "http"), allow(dead_code, reason = "of HTTP responses"))]
+    pub(crate) fn announce(&self, outcome: O) {
+        self.flight.announce(outcome);
+    }
+}
+
+/// Invariants 2 and 4. Also runs when the leader's task panics or is dropped by its runtime.
+impl<K: Hash + Eq, L, O: Clone, S: BuildHasher> Drop for Leader<K, L, O, S> {
+    fn drop(&mut self) {
+        self.detach();
+        self.flight.end(&self.outcome);
+    }
+}

@@ -1,0 +1,362 @@
+//! Look-ups of one key that happen at once share one read, which begins after the last of them arrived.
+//!
+//! Sharing a read that is already on its way would be cheaper and wrong: a caller that arrives after
+//! an invalidation was acknowledged could be given what was read before it. So whoever arrives while a read is
+//! on its way queues, and one further read answers the whole queue. However many callers a hot key has, it
+//! costs a handful of reads.
+//!
+//! A lone caller reads by itself, in its own task, and takes the map's lock twice for that. The first one to
+//! queue behind it is given the [`Duty`] to read for the queue, in a task of its own: no caller depends on another
+//! caller being polled. That task depends on its runtime, which may stand still: a caller of another runtime gives it a while, and
+//! then takes the duty over.
+//!
+//! Invariants:
+//!
+//! 1. A read that answers a caller begins after that caller arrived: a queue is closed before it is read for.
+//! 2. Somebody in a queue means that somebody has the duty. Dropping the duty answers the queue with nothing.
+//! 3. A duty has a number. One that was taken over changes nothing any more: a reader that goes on late answers the queue that it has
+//!    closed, and no later one.
+//! 4. Whoever was answered and does not know it is in an [`Answered`], which tells them at the latest when it is dropped.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::future::Future;
+use std::hash::{BuildHasher, Hash};
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use tokio::runtime::Id;
+
+use super::oneshot::Slot;
+use crate::sync::{Arc, AtomicUsize, Mutex, Ordering, lock};
+
+/// The reads of one node that are on their way, by key.
+pub(crate) struct LookUps<K, R, S> {
+    shards: Box<[Shard<K, R, S>]>,
+    hasher: S,
+    /// Numbers lone reads and duties.
+    numbers: AtomicUsize,
+}
+
+type Shard<K, R, S> = Mutex<HashMap<K, Reads<R>, S>>;
+
+/// The reads of one key.
+struct Reads<R> {
+    /// Whether a lone caller's read is on its way.
+    first: bool,
+    /// Who came since.
+    queue: Option<Arc<Mutex<Queue<R>>>>,
+    /// For how long a read for the queue is worth waiting: to the most patient of it.
+    patience: Duration,
+    duty: Option<usize>,
+    /// In which runtime the duty's task is, once that is known.
+    runtime: Option<Id>,
+    /// Where the duty is told that the lone read has ended.
+    ended: Option<Arc<Slot<()>>>,
+}
+
+/// How a caller begins.
+pub(crate) enum Entered<'a, K: Hash + Eq, R, S: BuildHasher> {
+    /// No read of the key is on its way: read now.
+    First(First<'a, K, R, S>),
+    /// Wait for the queue's answer. With the duty, have the queue served first.
+    /// And in which runtime the task is that reads for the queue, as far as is known.
+    Queued(Queued<R>, Option<Id>, Option<Duty<K, R, S>>),
+}
+
+impl<K: Hash + Eq + Clone, R, S: BuildHasher + Default> LookUps<K, R, S> {
+    pub(crate) fn new() -> Self {
+        const SHARDS: usize = 16;
+        let shards = (0..SHARDS).map(|_| Mutex::new(HashMap::with_hasher(S::default()))).collect();
+        Self { shards, hasher: S::default(), numbers: AtomicUsize::new(0) }
+    }
+
+    /// A read that takes longer than `patience` is of no use to this caller.
+    pub(crate) fn enter<'a>(self: &'a Arc<Self>, key: &'a K, patience: Duration) -> Entered<'a, K, R, S> {
+        let mut map = lock(self.shard(key));
+        let Some(reads) = map.get_mut(key) else {
+            let (queue, patience, duty, runtime, ended) = (None, Duration::ZERO, None, None, None);
+            map.insert(key.clone(), Reads { first: true, queue, patience, duty, runtime, ended });
+            drop(map);
+            return Entered::First(First { look_ups: self, key });
+        };
+        let queue = Arc::clone(reads.queue.get_or_insert_with(|| Arc::new(Mutex::new(Queue::new()))));
+        reads.patience = reads.patience.max(patience);
+        let new_duty = reads.duty.is_none();
+        let number = *reads.duty.get_or_insert_with(|| self.next_number());
+        let duty = new_duty.then(|| {
+            (reads.runtime, reads.ended) = (None, reads.first.then(|| Arc::new(Slot::new())));
+            let (look_ups, key) = (Arc::clone(self), key.clone());
+            Duty { look_ups, key, number, ended: reads.ended.clone(), over: false }
+        });
+        // While the map is locked: no caller enters a queue that is closed.
+        Entered::Queued(Queued::enter(queue, number), reads.runtime, duty)
+    }
+
+    /// The duty that a caller has waited for in vain, if no other caller has it by now. The lone read in front is given up as well.
+    pub(crate) fn take_over(self: &Arc<Self>, key: &K, queued: &Queued<R>) -> Option<Duty<K, R, S>> {
+        let mut map = lock(self.shard(key));
+        let reads = map.get_mut(key).filter(|reads| reads.duty == Some(lock(&queued.queue).duty))?;
+        let number = self.next_number();
+        (reads.duty, reads.first, reads.runtime) = (Some(number), false, None);
+        if let Some(queue) = &reads.queue {
+            lock(queue).duty = number;
+        }
+        let ended = reads.ended.take();
+        drop(map);
+        if let Some(ended) = ended {
+            // The reader that had the duty need not wait for it either, should it go on.
+            let _ = ended.offer(());
+        }
+        Some(Duty { look_ups: Arc::clone(self), key: key.clone(), number, ended: None, over: false })
+    }
+
+    fn next_number(&self) -> usize {
+        self.numbers.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// How many keys have a read on its way.
+    #[cfg(test)]
+    #[allow(dead_code, reason = "asked by the models, which compile this file too")]
+    pub(crate) fn len(&self) -> usize {
+        self.shards.iter().map(|shard| lock(shard).len()).sum()
+    }
+}
+
+impl<K: Hash + Eq, R, S: BuildHasher> LookUps<K, R, S> {
+    fn shard(&self, key: &K) -> &Shard<K, R, S> {
+        // The map takes its index from the low bits.
+        &self.shards[(self.hasher.hash_one(key) >> 48) as usize % self.shards.len()]
+    }
+}
+
+impl<K, R, S> fmt::Debug for LookUps<K, R, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LookUps").finish_non_exhaustive()
+    }
+}
+
+/// A lone caller's read, until it is dropped.
+pub(crate) struct First<'a, K: Hash + Eq, R, S: BuildHasher> {
+    look_ups: &'a LookUps<K, R, S>,
+    key: &'a K,
+}
+
+impl<K: Hash + Eq, R, S: BuildHasher> Drop for First<'_, K, R, S> {
+    fn drop(&mut self) {
+        let mut map = lock(self.look_ups.shard(self.key));
+        // It may have been given up; and if another lone read has begun since, that one is taken for over a moment early, which costs a
+        // read.
+        let Some(reads) = map.get_mut(self.key).filter(|reads| reads.first) else { return };
+        reads.first = false;
+        if reads.duty.is_none() {
+            map.remove(self.key);
+            return;
+        }
+        let ended = reads.ended.take();
+        drop(map);
+        if let Some(ended) = ended {
+            // The duty may have stopped waiting for this.
+            let _ = ended.offer(());
+        }
+    }
+}
+
+/// The duty to read for a key's queue until it is empty.
+pub(crate) struct Duty<K: Hash + Eq, R, S: BuildHasher> {
+    look_ups: Arc<LookUps<K, R, S>>,
+    key: K,
+    number: usize,
+    ended: Option<Arc<Slot<()>>>,
+    over: bool,
+}
+
+impl<K: Hash + Eq, R, S: BuildHasher> Duty<K, R, S> {
+    pub(crate) fn key(&self) -> &K {
+        &self.key
+    }
+
+    /// Says in which runtime its task is. Callers that have queued before take it for another one than theirs.
+    pub(crate) fn runs_in(&self, runtime: Option<Id>) {
+        if let Some(reads) = lock(self.look_ups.shard(&self.key)).get_mut(&self.key)
+            && reads.duty == Some(self.number)
+        {
+            reads.runtime = runtime;
+        }
+    }
+
+    /// Gives up the lone read in front of the queue: its caller may not be polled any more.
+    pub(crate) fn give_up_first(&self) {
+        if let Some(reads) = lock(self.look_ups.shard(&self.key)).get_mut(&self.key)
+            && reads.duty == Some(self.number)
+        {
+            reads.first = false;
+        }
+    }
+
+    /// Waits for the end of the lone read that this queue formed behind. It may never come: bound it.
+    pub(crate) fn first_ended(&self) -> impl Future<Output = ()> + Send + use<K, R, S> {
+        let ended = self.ended.clone();
+        std::future::poll_fn(move |cx| ended.as_ref().map_or(Poll::Ready(()), |ended| ended.poll_take(cx)))
+    }
+
+    /// How many are in the queue now.
+    pub(crate) fn awaiting(&self) -> usize {
+        let map = lock(self.look_ups.shard(&self.key));
+        let queue = map.get(&self.key).and_then(|reads| reads.queue.as_ref());
+        queue.map_or(0, |queue| lock(queue).awaiting)
+    }
+
+    /// Closes the queue, to be read for. `None`, and the duty is over, if nobody is in it.
+    pub(crate) fn next(&mut self) -> Option<Batch<R>> {
+        let mut map = lock(self.look_ups.shard(&self.key));
+        let Some(reads) = map.get_mut(&self.key).filter(|reads| reads.duty == Some(self.number)) else {
+            self.over = true;
+            return None;
+        };
+        let (queue, patience) = (reads.queue.take(), std::mem::take(&mut reads.patience));
+        if let Some(queue) = queue.filter(|queue| lock(queue).awaiting > 0) {
+            return Some(Batch { queue, patience });
+        }
+        self.over = true;
+        (reads.duty, reads.ended) = (None, None);
+        if !reads.first {
+            map.remove(&self.key);
+        }
+        None
+    }
+}
+
+/// Invariant 2. Runs when the task that had the duty is dropped by its runtime.
+impl<K: Hash + Eq, R, S: BuildHasher> Drop for Duty<K, R, S> {
+    fn drop(&mut self) {
+        while !self.over {
+            // Dropped, a batch answers with nothing.
+            if self.next().is_none() {
+                return;
+            }
+        }
+    }
+}
+
+/// A closed queue. Dropped without an answer, it answers with nothing.
+pub(crate) struct Batch<R> {
+    queue: Arc<Mutex<Queue<R>>>,
+    /// How long the read may take.
+    pub(crate) patience: Duration,
+}
+
+impl<R> Batch<R> {
+    /// Those who are to be told that there is an answer.
+    pub(crate) fn answer(self, answer: R) -> Answered {
+        self.end(Some(answer))
+    }
+
+    /// The first answer is the one that counts.
+    fn end(&self, answer: Option<R>) -> Answered {
+        let mut queue = lock(&self.queue);
+        if queue.answer.is_some() {
+            return Answered::default();
+        }
+        queue.answer = Some(answer);
+        Answered(std::mem::take(&mut queue.wakers))
+    }
+}
+
+/// Those who have an answer and do not know it yet. Told outside of all locks: a waker is somebody else's code.
+#[derive(Default)]
+pub(crate) struct Answered(Vec<Option<Waker>>);
+
+impl Answered {
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Tells so many of them, who came first.
+    pub(crate) fn tell(&mut self, first: usize) {
+        self.0.drain(..first.min(self.0.len())).flatten().for_each(Waker::wake);
+    }
+}
+
+/// Whoever was not told yet is told now.
+impl Drop for Answered {
+    fn drop(&mut self) {
+        self.tell(usize::MAX);
+    }
+}
+
+impl<R> Drop for Batch<R> {
+    fn drop(&mut self) {
+        drop(self.end(None));
+    }
+}
+
+/// Those who are given one read's answer. One allocation and one lock for all of them: there are as many queues as reads,
+/// and as many callers as requests.
+struct Queue<R> {
+    answer: Option<Option<R>>,
+    /// By their places, until there is an answer.
+    wakers: Vec<Option<Waker>>,
+    /// How many have not left.
+    awaiting: usize,
+    /// The duty to read for it.
+    duty: usize,
+}
+
+impl<R> Queue<R> {
+    fn new() -> Self {
+        Self { answer: None, wakers: Vec::new(), awaiting: 0, duty: 0 }
+    }
+}
+
+/// A queued caller: a future of the answer, or of nothing where nobody could read.
+///
+/// # Cancel safety
+///
+/// Dropping it leaves the queue.
+pub(crate) struct Queued<R> {
+    queue: Arc<Mutex<Queue<R>>>,
+    place: usize,
+}
+
+impl<R> Queued<R> {
+    fn enter(queue: Arc<Mutex<Queue<R>>>, duty: usize) -> Self {
+        let place = {
+            let mut queue = lock(&queue);
+            queue.duty = duty;
+            queue.awaiting += 1;
+            queue.wakers.push(None);
+            queue.wakers.len() - 1
+        };
+        Self { queue, place }
+    }
+}
+
+impl<R: Clone> Future for Queued<R> {
+    type Output = Option<R>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut queue = lock(&self.queue);
+        if let Some(answer) = &queue.answer {
+            return Poll::Ready(answer.clone());
+        }
+        let stale = match &mut queue.wakers[self.place] {
+            Some(waker) if waker.will_wake(cx.waker()) => None,
+            waker => waker.replace(cx.waker().clone()),
+        };
+        drop(queue);
+        drop(stale);
+        Poll::Pending
+    }
+}
+
+impl<R> Drop for Queued<R> {
+    fn drop(&mut self) {
+        let mut queue = lock(&self.queue);
+        queue.awaiting -= 1;
+        let waker = queue.wakers.get_mut(self.place).and_then(Option::take);
+        drop(queue);
+        drop(waker);
+    }
+}

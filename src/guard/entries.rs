@@ -1,0 +1,398 @@
+//! Calls that bring no loader: what is stored, read and replaced directly.
+
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::time::Instant;
+
+use super::StampedeGuard;
+use super::typed::Decode;
+use crate::error::{Error, ErrorKind};
+use crate::guard_state::Node;
+use crate::key::{CacheKey, Key};
+use crate::observe::Count;
+use crate::read_through::look_up::Ask;
+use crate::read_through::{peek, read_entry};
+use crate::store::{Insert, Reply, StoreError, StoreErrorKind};
+use crate::value::entry::{Entry, Kind};
+use crate::value::tags;
+use crate::value::tags::TagList;
+
+const INVALIDATION: &str = "the invalidation";
+
+/// How long a change is tried.
+const LONGEST: Duration = Duration::from_secs(2);
+
+impl StampedeGuard {
+    /// Returns the stored value of `key`; never loads. `None` if there is none that may be served and is
+    /// a `T`. A stale one is returned within
+    /// [`stale_while_revalidate`](crate::PolicyBuilder::stale_while_revalidate).
+    ///
+    /// # Errors
+    ///
+    /// An empty key; a store that did not answer within the coordination budget; a guard that was shut down.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe.
+    pub async fn get<T>(&self, key: impl Into<CacheKey>) -> Result<Option<T>, Error>
+    where
+        T: DeserializeOwned + 'static,
+    {
+        let key = self.key(key)?;
+        let ask = Ask { node: &self.node, policy: &self.policy, key: &key };
+        peek(ask, &Decode::new(&self.policy))
+            .await
+            .map_err(|error| Error::store("looking up the entry", &key, error))
+    }
+
+    /// Whether there is a value of `key` that may be served.
+    ///
+    /// # Errors
+    ///
+    /// As [`get`](Self::get).
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe.
+    pub async fn contains(&self, key: impl Into<CacheKey>) -> Result<bool, Error> {
+        let entry = self.entry(&self.key(key)?).await?;
+        let now = self.node.store.now();
+        Ok(entry.is_some_and(|entry| entry.serves(now).is_at_once()))
+    }
+
+    /// How long the value of `key` will be fresh; `None` if there is none, zero if it is stale.
+    ///
+    /// # Errors
+    ///
+    /// As [`get`](Self::get).
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe.
+    pub async fn remaining_freshness(&self, key: impl Into<CacheKey>) -> Result<Option<Duration>, Error> {
+        let entry = self.entry(&self.key(key)?).await?;
+        let now = self.node.store.now();
+        Ok(entry.map(|entry| Duration::from_millis(entry.times.fresh_until.saturating_sub(now))))
+    }
+
+    async fn entry(&self, key: &Key) -> Result<Option<Entry>, Error> {
+        let ask = Ask { node: &self.node, policy: &self.policy, key };
+        read_entry(ask).await.map_err(|error| Error::store("looking up the entry", key, error))
+    }
+
+    /// Stores `value` under `key` now, for as long as the policy says; nothing (`None`, `()`) for its
+    /// [`negative_for`](crate::PolicyBuilder::negative_for). Like [`invalidate`](Self::invalidate), it wins over loads that are
+    /// running: what they load is not stored.
+    ///
+    /// # Errors
+    ///
+    /// An empty key; a value that can not be encoded, or is longer than `max_body`; a store that did not
+    /// confirm it within two seconds, in which case it may or may not have happened.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped, it may or may not have happened.
+    pub async fn insert<T>(&self, key: impl Into<CacheKey>, value: &T) -> Result<(), Error>
+    where
+        T: Serialize + Sync + 'static,
+    {
+        self.insert_with_tags(key, value, None::<CacheKey>).await
+    }
+
+    /// As [`insert`](Self::insert), with tags of the value's own beside the policy's.
+    ///
+    /// # Errors
+    ///
+    /// As [`insert`](Self::insert); an empty tag, or more than 16 beside the policy's.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`insert`](Self::insert).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use stampede_guard::StampedeGuard;
+    ///
+    /// let guard = StampedeGuard::in_memory();
+    /// guard.insert_with_tags(("price", 7), &499_u32, ["catalog", "sale"]).await?;
+    /// guard.invalidate_tag("sale").await?;
+    /// assert_eq!(guard.get::<u32>(("price", 7)).await?, None);
+    /// # Ok(()) }
+    /// ```
+    pub async fn insert_with_tags<T, K>(
+        &self,
+        key: impl Into<CacheKey>,
+        value: &T,
+        tags: impl IntoIterator<Item = K>,
+    ) -> Result<(), Error>
+    where
+        T: Serialize + Sync + 'static,
+        K: Into<CacheKey>,
+    {
+        let key = self.key(key)?;
+        let tags = tags::keys(&self.node.namespace, tags, 0)?;
+        let (encoding, payload) = self.policy.codec.encode(value)?;
+        if payload.len() > self.policy.max_body {
+            return Err(Error::new(
+                ErrorKind::Encode,
+                format!(
+                    "the value has {} bytes, more than max_body ({})",
+                    payload.len(),
+                    self.policy.max_body
+                ),
+            ));
+        }
+        let until = Instant::now() + LONGEST;
+        let tags = self.tag_list(&key, until, tags).await?;
+        let now = self.node.store.now();
+        let mut lifetimes = self.policy.lifetimes();
+        if self.policy.is_negative(encoding, &payload) {
+            lifetimes.fresh_for = self.policy.negative_for();
+        }
+        let (times, keep) = self.policy.jittered(lifetimes).from(now, Duration::ZERO);
+        let (kind, validator) = (Kind::Value, Box::default());
+        let entry = Entry { kind, encoding, stored_at: now, times, validator, tags, payload };
+        let insert = Insert { entry: entry.encode(&key), keep, over: None };
+        self.replace("the insertion", &key, until, Some(insert)).await
+    }
+
+    /// Removes `key`, also against loads that are running: what they load is not stored.
+    ///
+    /// # Errors
+    ///
+    /// An empty key, or a store that did not confirm it within two seconds, in which case it may or may not
+    /// have happened.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped, it may or may not have happened in the store; in this process running loads are detached
+    /// at once.
+    ///
+    /// # Consistency
+    ///
+    /// Once it has returned, no later caller in this process is given what was loaded before. Nor is one in another process:
+    /// whoever joined a load there after its lease was last known to be held asks again when the store refuses what that brings.
+    /// Exceptions are a store that can not be asked then, and, until that process has been told (about a round trip later, or,
+    /// if that message is lost, at the next renewal of the lease), whoever reads a response over HTTP while it arrives.
+    pub async fn invalidate(&self, key: impl Into<CacheKey>) -> Result<(), Error> {
+        let key = self.key(key)?;
+        self.replace(INVALIDATION, &key, Instant::now() + LONGEST, None).await
+    }
+
+    /// Marks the value of `key` stale, also against loads that are running: the next caller loads. The value is
+    /// kept to stand in should that load fail, for as long as it had within
+    /// [`stale_if_error`](crate::PolicyBuilder::stale_if_error); without such a window this is
+    /// [`invalidate`](Self::invalidate).
+    ///
+    /// # Errors
+    ///
+    /// As [`invalidate`](Self::invalidate).
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`invalidate`](Self::invalidate).
+    ///
+    /// # Consistency
+    ///
+    /// As [`invalidate`](Self::invalidate). A value that is stored between this call's reading and its writing
+    /// is invalidated, and one that is invalidated there stays so.
+    pub async fn expire(&self, key: impl Into<CacheKey>) -> Result<(), Error> {
+        let key = self.key(key)?;
+        let until = Instant::now() + LONGEST;
+        let ask = Ask { node: &self.node, policy: &self.policy, key: &key };
+        // A read counts its own errors.
+        let read = self.tried(&key, until, |_| Box::pin(read_entry(ask))).await;
+        let read = read.map_err(|error| Error::store("looking up the entry", &key, error))?;
+        let now = self.node.store.now();
+        let kept = match read {
+            Some(entry) if entry.times.stands_in(now) => {
+                let (times, over) = (entry.times.expired(), Some(entry.encode(&key)));
+                let keep = Duration::from_millis(times.error_until - now);
+                Some(Insert { entry: Entry { times, ..entry }.encode(&key), keep, over })
+            }
+            _ => None,
+        };
+        self.replace("the expiry", &key, until, kept).await
+    }
+
+    /// Removes every value with this tag, also against loads that are running: one command, however many values
+    /// there are. Values have the tags of their policy ([`PolicyBuilder::tags`](crate::PolicyBuilder::tags)) and
+    /// those that their loader gave them ([`LoadContext::tag`](crate::LoadContext::tag)).
+    ///
+    /// # Errors
+    ///
+    /// As [`invalidate`](Self::invalidate).
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`invalidate`](Self::invalidate).
+    ///
+    /// # Consistency
+    ///
+    /// Once it has returned, no later caller in any process is given a value that was loaded before. It stays invalidated:
+    /// no late load or eviction brings it back. A failover to a replica that has not heard of it, or a restart from an
+    /// older data set, can; [`PolicyBuilder::invalidate_replicas`](crate::PolicyBuilder::invalidate_replicas) waits for
+    /// replicas.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use stampede_guard::{MemoryStore, Policy, StampedeGuard};
+    ///
+    /// let policy = Policy::builder().tags(["catalog"]).build()?;
+    /// let guard = StampedeGuard::builder(MemoryStore::new()).policy(policy).build()?;
+    /// guard.insert(("price", 7), &499_u32).await?;
+    /// guard.invalidate_tag("catalog").await?;
+    /// assert_eq!(guard.get::<u32>(("price", 7)).await?, None);
+    /// # Ok(()) }
+    /// ```
+    pub async fn invalidate_tag(&self, tag: impl Into<CacheKey>) -> Result<(), Error> {
+        self.forget_tag(&self.key(tag)?).await
+    }
+
+    /// Removes every value of this namespace that is stored under a policy with
+    /// [`PolicyBuilder::invalidate_all`](crate::PolicyBuilder::invalidate_all), this guard's among them: as
+    /// [`invalidate_tag`](Self::invalidate_tag), with a tag that all of them have.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidPolicy`] where this guard's policy is without that: its own values would stay. Otherwise as
+    /// [`invalidate`](Self::invalidate).
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`invalidate`](Self::invalidate).
+    pub async fn invalidate_all(&self) -> Result<(), Error> {
+        if !self.policy.invalidate_all {
+            let text = "invalidate_all does not reach this guard's own values: build its policy with \
+                        Policy::builder().invalidate_all(true); what was stored without that is then a miss";
+            return Err(Error::new(ErrorKind::InvalidPolicy, text));
+        }
+        self.forget_tag(&tags::everything(&self.node.namespace)).await
+    }
+
+    /// [`invalidate`](Self::invalidate), of a key that is made already.
+    #[cfg(feature = "http")]
+    pub(crate) async fn forget(&self, key: &Key) -> Result<(), Error> {
+        self.replace(INVALIDATION, key, Instant::now() + LONGEST, None).await
+    }
+
+    async fn forget_tag(&self, tag: &Key) -> Result<(), Error> {
+        let Node { flights, store, .. } = &*self.node;
+        // Which flights have the tag nobody knows before they end; a later caller begins another one.
+        flights.detach_all();
+        let until = Instant::now() + LONGEST;
+        let forget = |within| store.tags().forget_tag(tag, within);
+        self.confirmed("the invalidation by the tag", tag, until, forget).await?;
+        flights.detach_all();
+        Ok(())
+    }
+
+    /// The policy's tags and a value's own, for one that is stored directly.
+    async fn tag_list(&self, key: &Key, until: Instant, own: Vec<Key>) -> Result<TagList, Error> {
+        let Self { node, policy } = self;
+        let mut tags = policy.tag_keys(&node.namespace);
+        tags.extend(own);
+        // Nothing is asked: that the store can not be reached is the change's own to say.
+        if tags.is_empty() {
+            return Ok(TagList::new(&[]));
+        }
+        let life = policy.tag_life();
+        let ids = |within| self.counted(node.tagged(tags.clone(), life, within));
+        let tagged = self.tried(key, until, |within| Box::pin(ids(within))).await;
+        let tagged = tagged.map_err(|error| Error::store("reading the ids of the tags", key, error))?;
+        Ok(TagList::new(&tagged))
+    }
+
+    /// INVALIDATE and INSERT.
+    async fn replace(
+        &self,
+        what: &str,
+        key: &Key,
+        until: Instant,
+        insert: Option<Insert>,
+    ) -> Result<(), Error> {
+        let replace = |within| self.node.store.invalidate(key, insert.clone(), within);
+        #[cfg(all(test, feature = "testing"))]
+        if crate::simulation::mutated(crate::simulation::Mutant::FlightsStay) {
+            return self.confirmed(what, key, until, replace).await;
+        }
+        self.node.detach(key);
+        self.confirmed(what, key, until, replace).await?;
+        // A flight that began before the store was told may hold what was read before.
+        self.node.detach(key);
+        Ok(())
+    }
+
+    /// A change, by the server and, where the policy asks for that, its replicas.
+    async fn confirmed<'a>(
+        &'a self,
+        what: &str,
+        key: &Key,
+        until: Instant,
+        command: impl Fn(Duration) -> Reply<'a, ()>,
+    ) -> Result<(), Error> {
+        match self.tried(key, until, |within| Box::pin(self.counted(command(within)))).await {
+            Ok(()) => {
+                self.node.count(Count::invalidations);
+                self.replicated(what, key).await
+            }
+            Err(error) if error.is_final() => Err(Error::store(what, key, error)),
+            Err(error) => Err(Error::store(&format!("not confirmed: {what}"), key, error)),
+        }
+    }
+
+    async fn counted<T>(&self, reply: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
+        reply.await.inspect_err(|_| self.node.count(Count::store_errors))
+    }
+
+    /// Tried again past the coordination budget, because the caller asked for this and for nothing else.
+    async fn tried<'a, T>(
+        &'a self,
+        key: &Key,
+        until: Instant,
+        command: impl Fn(Duration) -> Reply<'a, T>,
+    ) -> Result<T, StoreError> {
+        let mut tried = StoreError::new(StoreErrorKind::Unavailable);
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(tried);
+            }
+            // A connection that is being made again is worth the wait here.
+            let done = match self.counted(self.node.store.reach(key.name(), left)).await {
+                Ok(()) => command(left.min(LONGEST / 4)).await,
+                Err(error) => Err(error),
+            };
+            match done {
+                Ok(done) => return Ok(done),
+                Err(error) => {
+                    if error.is_final() {
+                        return Err(error);
+                    }
+                    tried = error;
+                    tokio::time::sleep(Duration::from_millis(fastrand::u64(5..50)).min(left)).await;
+                }
+            }
+        }
+    }
+
+    /// Waits for the server's replicas, where the policy asks for that.
+    async fn replicated(&self, what: &str, key: &Key) -> Result<(), Error> {
+        let Some((replicas, timeout)) = self.policy.replicas else { return Ok(()) };
+        let have = self.node.store.tags().replicated(key, replicas, timeout).await;
+        let have =
+            have.map_err(|error| Error::store(&format!("not confirmed by replicas: {what}"), key, error))?;
+        if have >= replicas {
+            return Ok(());
+        }
+        let digest = key.digest();
+        let text = format!("{what} of key #{digest}: {have} of {replicas} replicas have it");
+        Err(Error::new(ErrorKind::Store, text))
+    }
+}

@@ -1,0 +1,302 @@
+//! Calls that bring a loader.
+
+use std::fmt;
+use std::future::Future;
+use std::panic::AssertUnwindSafe;
+
+use futures_util::FutureExt as _;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::time::timeout;
+
+use super::StampedeGuard;
+use super::load_context::LoadContext;
+use super::typed::{Decode, DecodeAnew, Own, loader, loader_with};
+use crate::error::{Error, Failure, LoadError, panic_text};
+use crate::key::{CacheKey, Key};
+use crate::loader::nesting::Loading;
+use crate::loader::{Given, Loader};
+use crate::observe::{self, Count, Outcome};
+use crate::read_through::look_up::Ask;
+use crate::read_through::{Answer, Looked, look, look_past};
+use crate::sync::lock;
+
+impl StampedeGuard {
+    /// Returns the stored value of `key`, or loads it: once in the whole fleet, however many callers ask at
+    /// once.
+    ///
+    /// One caller's `load` runs, in a task of its own; all others, in every process, are given its value,
+    /// or its failure. They keep their own `load` for when it is needed: the first one's process dies, it
+    /// panics, [`wait_timeout`](crate::PolicyBuilder::wait_timeout) passes.
+    ///
+    /// So `load` outlives its caller and owns what it uses: clone an `Arc`, or a pool, into it. Task-locals are not there. It must
+    /// not block its thread for as long as the [`lease`](crate::PolicyBuilder::lease), which could not be renewed: use `spawn_blocking`.
+    ///
+    /// The value is stored for the policy's [`fresh_for`](crate::PolicyBuilder::fresh_for). `None`, `()` and
+    /// `false` are values like any other. (`Some(None)` and `Some(())` are encoded as `None` is, and come back as `None`.)
+    ///
+    /// A value whose encoding is longer than [`max_body`](crate::PolicyBuilder::max_body), or that can not be encoded, or not be
+    /// read back (a field that is skipped one way only, a NaN in JSON), goes to the caller that loaded it and to nobody
+    /// else: **all others load for themselves, at once.** It is counted in [`Stats::unshareable`](crate::Stats::unshareable),
+    /// and a warning says so, at most once a minute.
+    ///
+    /// # Errors
+    ///
+    /// [`LoadError::Loader`] and [`LoadError::Remote`] if the load failed, this caller's or another's;
+    /// [`LoadError::Panicked`]; [`LoadError::Guard`] with the [`ErrorKind`](crate::ErrorKind)
+    ///
+    /// - `InvalidKey` for an empty key,
+    /// - `Timeout` for a load longer than [`load_timeout`](crate::PolicyBuilder::load_timeout), or a wait longer than
+    ///   [`wait_timeout`](crate::PolicyBuilder::wait_timeout) with [`OnWaitTimeout::Fail`](crate::OnWaitTimeout),
+    /// - `Overloaded` where [`max_waiters`](crate::PolicyBuilder::max_waiters) wait for the key already (10,000 by default), and under
+    ///   [`max_concurrent_loads`](crate::PolicyBuilder::max_concurrent_loads) and
+    ///   [`max_fail_open_loads`](crate::PolicyBuilder::max_fail_open_loads),
+    /// - `Reentrant` for a load that asks for its own key,
+    /// - `Vanished` for a load whose runtime was shut down,
+    /// - `Store` for a store that is down, with [`OnStoreDown::FailClosed`](crate::OnStoreDown) only.
+    ///
+    /// What others are told is stored: **the text of a loader's error, or of its panic, goes to the store and to whoever waits in
+    /// other processes**, up to 1 KiB of it. Keep secrets out of it.
+    ///
+    /// # Panics
+    ///
+    /// Outside a Tokio runtime with time: the load is a task of its own, and all waits have timers.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping this takes only this caller away. A load that has begun goes on and is stored; one that
+    /// has not begun is led by another caller, if there is one. But a load that this caller runs for itself, outside the
+    /// protocol (beyond [`max_flights`](crate::StampedeGuardBuilder::max_flights)), ends where it is.
+    ///
+    /// # Consistency
+    ///
+    /// The lease is for efficiency: when it is lost (its holder paused for longer, the server failed
+    /// over) two loads may run, and only the one that still holds it is stored.
+    pub async fn get_or_load<T, E, F, Fut>(
+        &self,
+        key: impl Into<CacheKey>,
+        load: F,
+    ) -> Result<T, LoadError<E>>
+    where
+        T: Serialize + DeserializeOwned + Send + 'static,
+        E: fmt::Display + fmt::Debug + Send + Sync + 'static,
+        F: FnOnce() -> Fut + Send + 'static,
+        Fut: Future<Output = Result<T, E>> + Send + 'static,
+    {
+        let key = self.key(key)?;
+        self.load_if_missing(&key, |own| loader(load, &self.policy, &key, own)).await
+    }
+
+    /// As [`get_or_load`](Self::get_or_load), for a loader that asks for its [`LoadContext`]: the previous value
+    /// and its validator, the bounds of the load, and how long what it loads is to be kept.
+    ///
+    /// # Errors
+    ///
+    /// As [`get_or_load`](Self::get_or_load).
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`get_or_load`](Self::get_or_load).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use std::time::Duration;
+    /// use stampede_guard::{LoadContext, StampedeGuard};
+    ///
+    /// let guard = StampedeGuard::in_memory();
+    /// let price = guard
+    ///     .get_or_load_with(("price", 7), |mut cx: LoadContext<u64>| async move {
+    ///         cx.fresh_for(Duration::from_secs(5));
+    ///         Ok::<_, std::io::Error>(499)
+    ///     })
+    ///     .await?;
+    /// assert_eq!(price, 499);
+    /// # Ok(()) }
+    /// ```
+    pub async fn get_or_load_with<T, E, F, Fut>(
+        &self,
+        key: impl Into<CacheKey>,
+        load: F,
+    ) -> Result<T, LoadError<E>>
+    where
+        T: Serialize + DeserializeOwned + Send + 'static,
+        E: fmt::Display + fmt::Debug + Send + Sync + 'static,
+        F: FnOnce(LoadContext<T>) -> Fut + Send + 'static,
+        Fut: Future<Output = Result<T, E>> + Send + 'static,
+    {
+        let key = self.key(key)?;
+        self.load_if_missing(&key, |own| loader_with(load, &self.policy, &key, own)).await
+    }
+
+    /// Loads `key` now, however fresh what is stored is: once in the whole fleet for all who ask at once.
+    ///
+    /// A load of the key that is running already counts as this one, and so does one that failed less than
+    /// [`error_for`](crate::PolicyBuilder::error_for) ago; after a change at the origin, use
+    /// [`invalidate`](Self::invalidate) instead. Meanwhile other callers are served what there is.
+    ///
+    /// # Errors
+    ///
+    /// As [`get_or_load`](Self::get_or_load); what is stored stays. Nothing stands in for a load that fails, and no
+    /// [`soft_timeout`](crate::PolicyBuilder::soft_timeout) ends the wait for it.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`get_or_load`](Self::get_or_load).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use stampede_guard::StampedeGuard;
+    ///
+    /// let guard = StampedeGuard::in_memory();
+    /// guard.insert("rate", &107_u32).await?;
+    /// guard.refresh("rate", || async { Ok::<_, std::io::Error>(108_u32) }).await?;
+    /// assert_eq!(guard.get("rate").await?, Some(108_u32));
+    /// # Ok(()) }
+    /// ```
+    pub async fn refresh<T, E, F, Fut>(&self, key: impl Into<CacheKey>, load: F) -> Result<T, LoadError<E>>
+    where
+        T: Serialize + DeserializeOwned + Send + 'static,
+        E: fmt::Display + fmt::Debug + Send + Sync + 'static,
+        F: FnOnce() -> Fut + Send + 'static,
+        Fut: Future<Output = Result<T, E>> + Send + 'static,
+    {
+        let key = self.key(key)?;
+        self.load_anyway(&key, |own| loader(load, &self.policy, &key, own)).await
+    }
+
+    /// As [`refresh`](Self::refresh), for a loader that asks for its [`LoadContext`].
+    ///
+    /// # Errors
+    ///
+    /// As [`refresh`](Self::refresh).
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`refresh`](Self::refresh).
+    pub async fn refresh_with<T, E, F, Fut>(
+        &self,
+        key: impl Into<CacheKey>,
+        load: F,
+    ) -> Result<T, LoadError<E>>
+    where
+        T: Serialize + DeserializeOwned + Send + 'static,
+        E: fmt::Display + fmt::Debug + Send + Sync + 'static,
+        F: FnOnce(LoadContext<T>) -> Fut + Send + 'static,
+        Fut: Future<Output = Result<T, E>> + Send + 'static,
+    {
+        let key = self.key(key)?;
+        self.load_anyway(&key, |own| loader_with(load, &self.policy, &key, own)).await
+    }
+
+    /// Steps 2 to 8. The loader is boxed only where it is needed.
+    async fn load_if_missing<T, E>(
+        &self,
+        key: &Key,
+        loader: impl FnOnce(&Own<T, E>) -> Loader,
+    ) -> Result<T, LoadError<E>>
+    where
+        T: DeserializeOwned + 'static,
+        E: Send + Sync + 'static,
+    {
+        let open = Decode::new(&self.policy);
+        let ask = Ask { node: &self.node, policy: &self.policy, key };
+        let (outcome, result) = match look(ask, &open).await {
+            Looked::Hit(value) => (Outcome::Hit, Ok(value)),
+            Looked::Stale(value) => (Outcome::Stale, Ok(value)),
+            Looked::Aging { value, stale, refresh } => {
+                // Nobody waits for what becomes of it.
+                refresh.start(loader(&Own::default()), !stale);
+                (if stale { Outcome::Stale } else { Outcome::Hit }, Ok(value))
+            }
+            Looked::Failed(failure) => (Outcome::Failed, Err(failure.into_load_error())),
+            Looked::Missing(missing) => {
+                let own = Own::default();
+                let answer = missing.load(&open, loader(&own)).await;
+                self.conclude(key, answer, &own).await
+            }
+        };
+        self.answered(key, outcome, result)
+    }
+
+    /// Steps 3 to 8, after a step 2 that serves nothing.
+    async fn load_anyway<T, E>(
+        &self,
+        key: &Key,
+        loader: impl FnOnce(&Own<T, E>) -> Loader,
+    ) -> Result<T, LoadError<E>>
+    where
+        T: DeserializeOwned + 'static,
+        E: Send + Sync + 'static,
+    {
+        let ask = Ask { node: &self.node, policy: &self.policy, key };
+        let (outcome, result) = match look_past(ask).await {
+            Ok(missing) => {
+                let own = Own::default();
+                let open = DecodeAnew(Decode::new(&self.policy));
+                let answer = missing.load(&open, loader(&own)).await;
+                self.conclude(key, answer, &own).await
+            }
+            Err(failure) => (Outcome::Failed, Err(failure.into_load_error())),
+        };
+        self.answered(key, outcome, result)
+    }
+
+    fn answered<T, E>(
+        &self,
+        key: &Key,
+        outcome: Outcome,
+        result: Result<T, LoadError<E>>,
+    ) -> Result<T, LoadError<E>> {
+        self.node.answered(key, if result.is_ok() { outcome } else { Outcome::Failed });
+        result
+    }
+
+    /// Step 8 for a caller that brought its loader.
+    async fn conclude<T, E>(
+        &self,
+        key: &Key,
+        answer: Answer<T>,
+        own: &Own<T, E>,
+    ) -> (Outcome, Result<T, LoadError<E>>)
+    where
+        E: Send + Sync + 'static,
+    {
+        let own = || lock(own).take();
+        match answer {
+            Answer::Coalesced(value, _) => (Outcome::Coalesced, Ok(value)),
+            Answer::Stale(value, _) => (Outcome::Stale, Ok(value)),
+            Answer::Failed(failure) => (Outcome::Failed, Err(failure.into_load_error())),
+            Answer::Led(ending) => {
+                (Outcome::Led, own().unwrap_or_else(|| Err(ending.into_failure().into_load_error())))
+            }
+            Answer::Alone(loader) => {
+                let ran = self.run_alone(key, loader).await;
+                let result = own()
+                    .unwrap_or_else(|| Err(ran.err().unwrap_or_else(Failure::vanished).into_load_error()));
+                (Outcome::Bypassed, result)
+            }
+        }
+    }
+
+    /// Runs a caller's own load outside the protocol, with the same bound and the same care for panics.
+    async fn run_alone(&self, key: &Key, loader: Loader) -> Result<(), Failure> {
+        self.node.count(Count::loads);
+        let Loader { run, within, .. } = loader;
+        let load_timeout = self.policy.load_timeout;
+        let given = Given::alone(&self.node, load_timeout);
+        let load = Loading::scope(&self.node, key, within, async move { run(given).await });
+        let (ran, _) = observe::timed(timeout(load_timeout, AssertUnwindSafe(load).catch_unwind())).await;
+        match ran {
+            Ok(Ok(loaded)) => {
+                loaded.settle();
+                Ok(())
+            }
+            Ok(Err(panic)) => Err(Failure::Panicked(panic_text(&*panic))),
+            Err(_) => Err(Failure::Guard(Error::load_timeout(key, load_timeout))),
+        }
+    }
+}

@@ -1,0 +1,247 @@
+//! What a loader may know and decide: [`LoadContext`].
+
+use std::fmt;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::error::Error;
+use crate::guard_state::Node;
+use crate::key::CacheKey;
+use crate::loader::Mode;
+use crate::observe::{Count, log, warn_if};
+use crate::policy::Policy;
+use crate::sync::lock;
+use crate::value::freshness::Lifetimes;
+use crate::value::tags;
+use crate::value::tags::Tagged;
+
+/// The longest validator, in bytes, that is kept with a value.
+const LONGEST_VALIDATOR: usize = 1024;
+
+/// One load, as its loader sees it: the value that is to be loaded anew, the bounds of the load, and how what
+/// comes of it is to be kept.
+///
+/// Given to the loader of [`get_or_load_with`](crate::StampedeGuard::get_or_load_with). Settings replace the
+/// policy's for this value; where two are in doubt, the last call counts, and [`do_not_store`](Self::do_not_store) more than any.
+///
+/// # Examples
+///
+/// A conditional request: where the origin says "not modified", the previous value is kept and is fresh again.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use std::time::Duration;
+/// use stampede_guard::{LoadContext, StampedeGuard};
+///
+/// /// `None`: not modified since `version`.
+/// async fn fetch(version: Option<&str>) -> Result<Option<(String, String)>, std::io::Error> {
+///     Ok((version != Some("v1")).then(|| ("v1".to_owned(), "the report".to_owned())))
+/// }
+///
+/// let guard = StampedeGuard::in_memory();
+/// let load = |mut cx: LoadContext<String>| async move {
+///     match (fetch(cx.validator()).await?, cx.take_previous()) {
+///         (None, Some(previous)) => Ok(previous),
+///         (Some((version, report)), _) => {
+///             cx.set_validator(version);
+///             cx.fresh_for(Duration::from_secs(300));
+///             Ok(report)
+///         }
+///         (None, None) => Err(std::io::Error::other("nothing to be unmodified")),
+///     }
+/// };
+/// assert_eq!(guard.get_or_load_with("report", load).await?, "the report");
+/// assert_eq!(guard.refresh_with("report", load).await?, "the report");
+/// # Ok(()) }
+/// ```
+pub struct LoadContext<T> {
+    previous: Option<T>,
+    validator: Option<String>,
+    deadline: Instant,
+    lost: watch::Receiver<bool>,
+    settings: Arc<Mutex<Settings>>,
+    node: Arc<Node>,
+    mode: Mode,
+    policy: Arc<Policy>,
+}
+
+/// What a loader has decided about its value.
+#[derive(Debug)]
+pub(crate) struct Settings {
+    lifetimes: Lifetimes,
+    pub(crate) validator: Bytes,
+    pub(crate) tags: Vec<Tagged>,
+    negative_for: Duration,
+    /// Whether it must not be stored, whatever else is said of it: its loader wants that, or a tag that it should have could not
+    /// be had, and it would outlive the tag's invalidation.
+    unstored: bool,
+    /// Whether the loader has said how long its value lives.
+    pub(crate) decided: bool,
+    /// Whether the value says that there is nothing.
+    pub(crate) negative: bool,
+}
+
+impl Settings {
+    pub(crate) fn new(policy: &Policy, validator: Bytes) -> Self {
+        let (lifetimes, negative_for) = (policy.lifetimes(), policy.negative_for());
+        let [unstored, decided, negative] = [false; 3];
+        Self { lifetimes, validator, tags: Vec::new(), negative_for, unstored, decided, negative }
+    }
+
+    /// How long the value is kept, once the loader has said all that it has to say.
+    pub(crate) fn lifetimes(&self) -> Lifetimes {
+        if self.unstored { Lifetimes::default() } else { self.lifetimes }
+    }
+
+    /// The lifetimes of a value that says "there is nothing".
+    pub(crate) fn make_negative(&mut self) {
+        self.lifetimes.fresh_for = self.negative_for;
+        self.negative = true;
+    }
+}
+
+impl<T> LoadContext<T> {
+    pub(crate) fn new(
+        previous: Option<T>,
+        deadline: Instant,
+        lost: watch::Receiver<bool>,
+        settings: Arc<Mutex<Settings>>,
+        node: Arc<Node>,
+        mode: Mode,
+        policy: Arc<Policy>,
+    ) -> Self {
+        let validator = lock(&settings).validator.clone();
+        let validator = String::from_utf8(validator.to_vec()).ok().filter(|text| !text.is_empty());
+        Self { previous, validator, deadline, lost, settings, node, mode, policy }
+    }
+
+    /// The value that is loaded anew, where the store still has it.
+    pub fn previous(&self) -> Option<&T> {
+        self.previous.as_ref()
+    }
+
+    /// Takes that value, to return it again: it is then stored as if it had been loaded now.
+    pub fn take_previous(&mut self) -> Option<T> {
+        self.previous.take()
+    }
+
+    /// What [`set_validator`](Self::set_validator) was told when the previous value was loaded: an entity tag, a
+    /// version, a time. `None` without a previous value.
+    pub fn validator(&self) -> Option<&str> {
+        self.validator.as_deref()
+    }
+
+    /// Keeps a validator of at most 1 KiB with the value; a longer one is not kept. A load that sets none keeps
+    /// the previous one.
+    pub fn set_validator(&mut self, validator: impl Into<String>) {
+        let validator = validator.into();
+        let kept = if validator.len() <= LONGEST_VALIDATOR { Bytes::from(validator) } else { Bytes::new() };
+        lock(&self.settings).validator = kept;
+    }
+
+    /// When the load is ended, by the policy's [`load_timeout`](crate::PolicyBuilder::load_timeout).
+    pub fn deadline(&self) -> Instant {
+        self.deadline
+    }
+
+    /// Resolves when the lease was lost: what is loaded will reach those who wait for it here and will not be
+    /// stored. A load with side effects may want to stop then. Never resolves for a load without a lease.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe.
+    pub fn lost(&self) -> impl Future<Output = ()> + Send + 'static {
+        let mut lost = self.lost.clone();
+        async move {
+            if lost.wait_for(|lost| *lost).await.is_err() {
+                // The load is over.
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
+    /// How long this value is served before it is loaded again, also where it is nothing. Still shortened by the policy's
+    /// jitter.
+    pub fn fresh_for(&mut self, fresh_for: Duration) {
+        let mut settings = lock(&self.settings);
+        settings.decided = true;
+        settings.lifetimes.fresh_for = fresh_for;
+    }
+
+    /// As [`PolicyBuilder::stale_while_revalidate`](crate::PolicyBuilder::stale_while_revalidate), for this value.
+    pub fn stale_while_revalidate(&mut self, window: Duration) {
+        lock(&self.settings).lifetimes.stale_while_revalidate = window;
+    }
+
+    /// As [`PolicyBuilder::stale_if_error`](crate::PolicyBuilder::stale_if_error), for this value.
+    pub fn stale_if_error(&mut self, window: Duration) {
+        lock(&self.settings).lifetimes.stale_if_error = window;
+    }
+
+    /// Gives this value tags beside the policy's: [`invalidate_tag`](crate::StampedeGuard::invalidate_tag) with any of
+    /// them invalidates it. At most 16, whatever the policy has. Call it *before* you ask the origin, so that an invalidation in
+    /// between is not missed. Each call costs a round trip, and reading such a value a second one, which tags of the policy
+    /// do not.
+    ///
+    /// A store that can not be asked is no reason for a load to fail: the value goes to those who wait for it and is not
+    /// stored, because an invalidation would not find it.
+    ///
+    /// # Errors
+    ///
+    /// An empty tag or too many: the value then has none of these.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped, the value is not stored.
+    pub async fn tag<K: Into<CacheKey>>(&mut self, tags: impl IntoIterator<Item = K>) -> Result<(), Error> {
+        let before = lock(&self.settings).tags.len();
+        let tags = tags::keys(&self.node.namespace, tags, before)?;
+        let stored_without = std::mem::replace(&mut lock(&self.settings).unstored, true);
+        if self.mode != Mode::Leased {
+            // Nothing of this load is stored.
+            return Ok(());
+        }
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        let within = left.min(self.policy.coordination_budget);
+        match self.node.tagged(tags, self.policy.tag_life(), within).await {
+            Ok(tagged) => {
+                let mut settings = lock(&self.settings);
+                settings.tags.extend(tagged);
+                settings.unstored = stored_without;
+            }
+            Err(error) => {
+                self.node.count(Count::store_errors);
+                warn_if!(log::GUARD, self.node.warned.is_due(), %error, "the ids of a value's tags can not be read: it is not stored");
+            }
+        }
+        Ok(())
+    }
+
+    /// This value says that there is nothing: it is kept for the policy's
+    /// [`negative_for`](crate::PolicyBuilder::negative_for).
+    pub fn negative(&mut self) {
+        lock(&self.settings).make_negative();
+    }
+
+    /// Gives the value to those who wait for this load, and stores nothing, whatever else is said of it before or after.
+    pub fn do_not_store(&mut self) {
+        let mut settings = lock(&self.settings);
+        settings.decided = true;
+        settings.unstored = true;
+    }
+}
+
+impl<T> fmt::Debug for LoadContext<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { previous, validator: _, deadline, lost: _, settings: _, node: _, mode: _, policy: _ } =
+            self;
+        f.debug_struct("LoadContext")
+            .field("has_previous", &previous.is_some())
+            .field("deadline", deadline)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,362 @@
+//! What a value is stored under: unambiguous joining of parts, any bytes, one cluster slot per resource.
+//!
+//! A key is kept as printable text. Inside a part every byte that has a meaning of its own (the
+//! separator `:`, the braces of a Redis hash tag, `%`, `~`) or that is not printable ASCII is
+//! written as `%XX`; the joining is therefore injective and what an operator reads in `redis-cli`
+//! is still what the program wrote: `("user", 42)` is `user:42`.
+
+use std::fmt::{self, Write as _};
+use std::hash::{BuildHasher, Hash, Hasher, RandomState};
+use std::sync::{Arc, LazyLock};
+
+use sha2::{Digest, Sha256};
+
+/// Names the resource a value belongs to.
+///
+/// Built from text, bytes or a tuple of displayable parts. Parts are joined unambiguously, so
+/// `("a.b", "c")`, `("a", "b.c")` and `"a:b.c"` are three keys. Any bytes are accepted, spaces, `:`,
+/// `{}` and NUL included. The text and the bytes of one content are the same key, and so are
+/// `("user", 42)` and `("user", "42")`: a part is what it displays as.
+///
+/// An empty key is refused by the call that uses it, with
+/// [`ErrorKind::InvalidKey`](crate::ErrorKind::InvalidKey).
+///
+/// # Examples
+///
+/// ```
+/// use stampede_guard::CacheKey;
+///
+/// assert_eq!(CacheKey::from(("user", 42)), CacheKey::from(("user", "42")));
+/// assert_ne!(CacheKey::from(("a.b", "c")), CacheKey::from(("a", "b.c")));
+/// assert_ne!(CacheKey::from(("a", "b")), CacheKey::from("a:b"));
+/// assert_eq!(CacheKey::from("two words").to_string(), "two%20words");
+/// ```
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct CacheKey {
+    text: String,
+}
+
+impl CacheKey {
+    /// Joins parts of any bytes, in order; `from_parts(["a"])` is the key of `"a"`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use stampede_guard::CacheKey;
+    ///
+    /// assert_eq!(CacheKey::from_parts(["user", "42"]), CacheKey::from(("user", 42)));
+    /// ```
+    pub fn from_parts<P: AsRef<[u8]>>(parts: impl IntoIterator<Item = P>) -> Self {
+        let mut text = String::with_capacity(64);
+        for (index, part) in parts.into_iter().enumerate() {
+            if index > 0 {
+                text.push(':');
+            }
+            escape_into(&mut text, part.as_ref());
+        }
+        Self { text }
+    }
+
+    /// Joins texts behind a `head` that is escaped and joined already.
+    pub(crate) fn from_texts(head: &str, parts: &[&str]) -> Self {
+        // Exact where nothing is to be escaped, which is nearly always.
+        let mut text = String::with_capacity(parts.iter().fold(head.len(), |sum, part| sum + 1 + part.len()));
+        text.push_str(head);
+        for part in parts {
+            text.push(':');
+            escape_text_into(&mut text, part);
+        }
+        Self { text }
+    }
+
+    /// A name of the crate's own: `~` begins no key that is made of parts.
+    pub(crate) fn reserved(name: &str) -> Self {
+        Self { text: format!("~{name}") }
+    }
+
+    /// Whether there is nothing in it; the guard refuses such a key.
+    pub fn is_empty(&self) -> bool {
+        self.text.is_empty()
+    }
+}
+
+impl fmt::Display for CacheKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl fmt::Debug for CacheKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CacheKey({})", self.text)
+    }
+}
+
+/// Writes `part` so that it holds no separator, no brace and no unprintable byte.
+fn escape_into(text: &mut String, part: &[u8]) {
+    let hex = |digit: u8| char::from(b"0123456789ABCDEF"[usize::from(digit & 15)]);
+    let mut rest = part;
+    while let Some(stop) = rest.iter().position(|&byte| !PLAIN[usize::from(byte)]) {
+        // The run before `stop` is ASCII, so it is text already.
+        text.push_str(std::str::from_utf8(&rest[..stop]).unwrap_or_default());
+        text.extend(['%', hex(rest[stop] >> 4), hex(rest[stop])]);
+        rest = &rest[stop + 1..];
+    }
+    text.push_str(std::str::from_utf8(rest).unwrap_or_default());
+}
+
+/// The same for what is text, most often without anything to escape.
+fn escape_text_into(text: &mut String, part: &str) {
+    if stands_for_itself(part) {
+        text.push_str(part);
+    } else {
+        escape_into(text, part.as_bytes());
+    }
+}
+
+/// Whether there is nothing to escape.
+fn stands_for_itself(part: &str) -> bool {
+    let bytes = part.as_bytes();
+    // Without an early return, so that the bytes of a chunk are compared all at once.
+    let plain = |chunk: &[u8; 16]| u128::from_ne_bytes(chunk.map(|byte| u8::from(!is_plain(byte)))) == 0;
+    match bytes.last_chunk() {
+        // The last chunk overlaps the one before it, so that no byte is left over.
+        Some(last) => bytes.as_chunks().0.iter().all(plain) && plain(last),
+        None => bytes.iter().all(|&byte| PLAIN[usize::from(byte)]),
+    }
+}
+
+/// Printable ASCII but `:`, `%`, `{`, `}` and `~`; the last three are the end of it, beside `|`.
+const fn is_plain(byte: u8) -> bool {
+    ((byte > b' ') & (byte < b'{') | (byte == b'|')) & (byte != b':') & (byte != b'%')
+}
+
+/// Which bytes stand for themselves. A table, because every byte of every key is asked.
+static PLAIN: [bool; 256] = {
+    let mut plain = [false; 256];
+    let mut byte = 0;
+    while byte < plain.len() {
+        plain[byte] = is_plain(byte as u8);
+        byte += 1;
+    }
+    plain
+};
+
+/// Escapes what a part displays as while it is being written.
+struct Escaping<'a>(&'a mut String);
+
+impl fmt::Write for Escaping<'_> {
+    fn write_str(&mut self, part: &str) -> fmt::Result {
+        escape_text_into(self.0, part);
+        Ok(())
+    }
+}
+
+macro_rules! from_bytes {
+    ($($source:ty),*) => {$(
+        impl From<$source> for CacheKey {
+            fn from(source: $source) -> Self {
+                Self::from_parts([source])
+            }
+        }
+    )*};
+}
+from_bytes!(&str, String, &String, &[u8], Vec<u8>, &Vec<u8>);
+
+/// A copy. (As a tuple's only part it would be escaped once more, which is another key.)
+impl From<&Self> for CacheKey {
+    fn from(key: &Self) -> Self {
+        key.clone()
+    }
+}
+
+impl<const N: usize> From<&[u8; N]> for CacheKey {
+    fn from(source: &[u8; N]) -> Self {
+        Self::from_parts([source])
+    }
+}
+
+macro_rules! from_tuple {
+    ($($part:ident)+) => {
+        impl<$($part: fmt::Display),+> From<($($part,)+)> for CacheKey {
+            fn from(parts: ($($part,)+)) -> Self {
+                #[allow(non_snake_case, reason = "the type parameters double as variable names")]
+                let ($($part,)+) = parts;
+                let mut text = String::with_capacity(64);
+                let mut separator = "";
+                $(
+                    text.push_str(separator);
+                    // Only a part whose own `Display` fails makes this fail; what it wrote until
+                    // then is its name, exactly as `to_string` on it would have panicked.
+                    let _ = write!(Escaping(&mut text), "{}", $part);
+                    separator = ":";
+                )+
+                let _ = separator;
+                Self { text }
+            }
+        }
+    };
+}
+from_tuple!(A);
+from_tuple!(A B);
+from_tuple!(A B C);
+from_tuple!(A B C D);
+from_tuple!(A B C D E);
+from_tuple!(A B C D E F);
+
+/// The longest name used as it is; a longer one keeps a readable head and ends in its digest.
+const LONGEST_NAME: usize = 200;
+const HEAD_OF_LONG_NAME: usize = 96;
+
+/// A key inside its namespace: what the flight map, the store and the envelope use.
+///
+/// The hash is computed once, with the process's random state, because one request asks several
+/// maps about one key.
+#[derive(Clone)]
+pub(crate) struct Key {
+    /// `namespace:key`, what stands between the braces of the Redis key. Bounded in length.
+    name: Arc<str>,
+    /// The whole text where `name` holds a digest instead of it.
+    full: Option<Arc<str>>,
+    hash: u64,
+}
+
+static HASH_STATE: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+
+impl Key {
+    /// Places `key` in `namespace` (already escaped by [`escape_namespace`]).
+    pub(crate) fn new(namespace: &str, key: &CacheKey) -> Self {
+        let joined = Self::joined([namespace, &key.text].into_iter());
+        joined.unwrap_or_else(|| Self::digested(&format!("{namespace}:{}", key.text)))
+    }
+
+    /// The same of a key that is made [of texts](CacheKey::from_texts), most often without making that.
+    #[cfg(feature = "http")]
+    pub(crate) fn from_texts(namespace: &str, head: &str, parts: &[&str]) -> Self {
+        let joined = || Self::joined([namespace, head].into_iter().chain(parts.iter().copied()));
+        let plain = parts.iter().all(|part| stands_for_itself(part));
+        let joined = plain.then(joined).flatten();
+        joined.unwrap_or_else(|| Self::new(namespace, &CacheKey::from_texts(head, parts)))
+    }
+
+    /// Of escaped parts; `None` where that is too long. On the stack: every request passes here, and so there is one
+    /// allocation.
+    fn joined<'a>(parts: impl Iterator<Item = &'a str>) -> Option<Self> {
+        // Each part has a separator behind it.
+        let (mut text, mut length) = ([0; LONGEST_NAME + 1], 0);
+        for part in parts {
+            let end = length + part.len();
+            text.get_mut(length..end)?.copy_from_slice(part.as_bytes());
+            *text.get_mut(end)? = b':';
+            length = end + 1;
+        }
+        std::str::from_utf8(text.get(..length.checked_sub(1)?)?).ok().map(Self::of_name)
+    }
+
+    /// The key whose [`name`](Self::name) this is, where that is no digest.
+    pub(crate) fn of_name(name: &str) -> Self {
+        Self { hash: HASH_STATE.hash_one(name), name: name.into(), full: None }
+    }
+
+    /// The key of something that belongs to this one's resource; `suffix` begins with `~` and is ASCII.
+    #[cfg(feature = "http")]
+    pub(crate) fn derived(&self, suffix: &str) -> Self {
+        let full = format!("{}{suffix}", self.full());
+        if full.len() > LONGEST_NAME { Self::digested(&full) } else { Self::of_name(&full) }
+    }
+
+    fn digested(full: &str) -> Self {
+        // Escaped text is ASCII, so any index is a character boundary. `~` never occurs in it,
+        // so a digested name can not equal one that is used as it is.
+        let mut name = full.get(..HEAD_OF_LONG_NAME).unwrap_or(full).to_owned();
+        name.push('~');
+        push_hex(&mut name, &Sha256::digest(full.as_bytes()));
+        Self { hash: HASH_STATE.hash_one(full), name: name.into(), full: Some(full.into()) }
+    }
+
+    /// What stands between the braces of the Redis key.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Everything that identifies the resource; kept in the envelope and compared on read.
+    pub(crate) fn full(&self) -> &str {
+        self.full.as_ref().unwrap_or(&self.name)
+    }
+
+    /// What its [`CacheKey`] displays as.
+    #[cfg(feature = "http")]
+    pub(crate) fn within(&self, namespace: &str) -> &str {
+        self.full().get(namespace.len() + 1..).unwrap_or_default()
+    }
+
+    /// A short fingerprint for errors and events, which never carry the key's text.
+    pub(crate) fn digest(&self) -> String {
+        let mut text = String::with_capacity(16);
+        push_hex(&mut text, &Sha256::digest(self.full().as_bytes())[..8]);
+        text
+    }
+}
+
+impl PartialEq for Key {
+    fn eq(&self, other: &Self) -> bool {
+        self.hash == other.hash && self.full() == other.full()
+    }
+}
+
+impl Eq for Key {}
+
+impl Hash for Key {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(self.hash);
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Key(#{})", self.digest())
+    }
+}
+
+/// A namespace as it stands in key names.
+pub(crate) fn escape_namespace(namespace: &str) -> String {
+    CacheKey::from(namespace).text
+}
+
+fn push_hex(text: &mut String, bytes: &[u8]) {
+    for byte in bytes {
+        let _ = write!(text, "{byte:02x}");
+    }
+}
+
+/// Hasher of maps keyed by [`Key`], whose hash is computed already.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Hashed(u64);
+
+impl Hasher for Hashed {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        // Parts beside the key (an enum's discriminant) arrive here.
+        for &byte in bytes {
+            self.0 = self.0.rotate_left(8) ^ u64::from(byte);
+        }
+    }
+
+    fn write_u64(&mut self, hash: u64) {
+        self.0 ^= hash;
+    }
+}
+
+impl BuildHasher for Hashed {
+    type Hasher = Self;
+
+    fn build_hasher(&self) -> Self {
+        Self(0)
+    }
+}
+
+#[cfg(test)]
+mod tests;

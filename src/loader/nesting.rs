@@ -1,0 +1,86 @@
+//! Which loads a task is a part of: one that asks for its own key would wait for itself.
+
+use std::future::Future;
+use std::sync::Arc;
+
+use uuid::Uuid;
+
+use crate::guard_state::Node;
+use crate::key::Key;
+
+/// The loads inside which a task runs, innermost first.
+#[derive(Debug)]
+pub(crate) struct Loading {
+    /// Where the key's lease is: another guard on the same store would wait for it too.
+    place: u64,
+    key: Key,
+    turn: Option<Turn>,
+    outer: Option<Arc<Self>>,
+}
+
+/// What a load holds of what only so many may have at once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// One of so many permits of this namespace, wherever its guards are.
+    Permit { place: u64, namespace: Box<str>, limit: u32 },
+    /// One of a node's places for loads without the store.
+    Place(Uuid),
+}
+
+impl Turn {
+    pub(crate) fn permit(node: &Node, limit: u32) -> Self {
+        Self::Permit { place: node.store.place(), namespace: node.namespace.clone(), limit }
+    }
+
+    pub(crate) fn place(node: &Node) -> Self {
+        Self::Place(node.store.node())
+    }
+}
+
+tokio::task_local! {
+    static LOADING: Arc<Loading>;
+}
+
+impl Loading {
+    /// The loads inside which the current task runs.
+    pub(crate) fn current() -> Option<Arc<Self>> {
+        LOADING.try_with(Arc::clone).ok()
+    }
+
+    /// Runs `load` as a load of `key` that holds no turn.
+    pub(crate) fn scope<F: Future>(
+        node: &Arc<Node>,
+        key: &Key,
+        outer: Option<Arc<Self>>,
+        load: F,
+    ) -> impl Future<Output = F::Output> + use<F> {
+        Self::scope_with(node, key, None, outer, load)
+    }
+
+    /// The same for a load that may hold one.
+    pub(crate) fn scope_with<F: Future>(
+        node: &Arc<Node>,
+        key: &Key,
+        turn: Option<Turn>,
+        outer: Option<Arc<Self>>,
+        load: F,
+    ) -> impl Future<Output = F::Output> + use<F> {
+        let loading = Self { place: node.store.place(), key: key.clone(), turn, outer };
+        LOADING.scope(Arc::new(loading), load)
+    }
+
+    /// Whether one of these loads is the load of `key`: waiting for it would be waiting for oneself.
+    pub(crate) fn includes(&self, node: &Arc<Node>, key: &Key) -> bool {
+        self.any(|loading| loading.place == node.store.place() && loading.key == *key)
+    }
+
+    /// Whether one of these loads holds such a turn: none of them ends before what it waits for, so a load inside them
+    /// that waited for another turn might wait for theirs.
+    pub(crate) fn holds(&self, turn: &Turn) -> bool {
+        self.any(|loading| loading.turn.as_ref() == Some(turn))
+    }
+
+    fn any(&self, is: impl Fn(&Self) -> bool) -> bool {
+        std::iter::successors(Some(self), |loading| loading.outer.as_deref()).any(is)
+    }
+}

@@ -1,0 +1,373 @@
+//! How long values live and how far the guard goes for them: valid by construction.
+//!
+//! Every default stands here once, with its reason.
+
+mod builder;
+#[cfg(feature = "http")]
+mod requests;
+
+use std::time::Duration;
+
+pub use builder::PolicyBuilder;
+
+use crate::guard_state::Budget;
+use crate::key::{CacheKey, Key};
+use crate::value::codec::Codec;
+use crate::value::entry::Encoding;
+use crate::value::freshness::{Lifetimes, Times};
+use crate::value::tags;
+
+/// What happens to a caller that has waited [`wait_timeout`](PolicyBuilder::wait_timeout) for
+/// somebody else's load.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum OnWaitTimeout {
+    /// Load outside the lease, once per process for all who waited there.
+    #[default]
+    Load,
+    /// Fail with [`ErrorKind::Timeout`](crate::ErrorKind::Timeout), over HTTP 504, where no value within
+    /// [`stale_if_error`](PolicyBuilder::stale_if_error) can stand in.
+    Fail,
+}
+
+/// What happens to a load that has waited [`permit_timeout`](PolicyBuilder::permit_timeout) for others to end, and
+/// to a caller beyond [`max_waiters`](PolicyBuilder::max_waiters).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum OnOverload {
+    /// Fail it, and all who wait for it, with [`ErrorKind::Overloaded`](crate::ErrorKind::Overloaded); over HTTP,
+    /// 503 with `Retry-After`. A stale value stands in where there may be one.
+    #[default]
+    Shed,
+    /// Load all the same.
+    LoadAnyway,
+}
+
+/// What happens while the store can not be asked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum OnStoreDown {
+    /// Load without the fleet, still once per process and key.
+    #[default]
+    FailOpen,
+    /// Fail with [`ErrorKind::Store`](crate::ErrorKind::Store); over HTTP, 503 with `Retry-After`. For origins that would
+    /// rather be asked by nobody than by every replica.
+    FailClosed,
+}
+
+/// Lifetimes, bounds and what to do when they pass; made by [`Policy::builder`].
+///
+/// # Examples
+///
+/// ```
+/// use std::time::Duration;
+/// use stampede_guard::Policy;
+///
+/// let policy = Policy::builder()
+///     .fresh_for(Duration::from_secs(300))
+///     .load_timeout(Duration::from_secs(10))
+///     .build()?;
+/// assert_eq!(policy, policy.clone());
+/// # Ok::<(), stampede_guard::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct Policy {
+    pub(crate) fresh_for: Duration,
+    pub(crate) ttl_jitter: f64,
+    pub(crate) stale_while_revalidate: Duration,
+    pub(crate) stale_if_error: Duration,
+    pub(crate) back_off: Duration,
+    pub(crate) negative_for: Option<Duration>,
+    pub(crate) soft_timeout: Option<Duration>,
+    pub(crate) early_refresh: f64,
+    pub(crate) refresh_ahead: f64,
+    pub(crate) lease: Duration,
+    pub(crate) load_timeout: Duration,
+    pub(crate) tags: Vec<CacheKey>,
+    pub(crate) invalidate_all: bool,
+    pub(crate) replicas: Option<(u32, Duration)>,
+    pub(crate) max_concurrent_loads: Option<u32>,
+    pub(crate) permit_timeout: Duration,
+    pub(crate) on_overload: OnOverload,
+    pub(crate) max_waiters: usize,
+    pub(crate) on_crowd: OnOverload,
+    pub(crate) wait_timeout: Duration,
+    pub(crate) on_wait_timeout: OnWaitTimeout,
+    pub(crate) coordination_budget: Duration,
+    pub(crate) command_timeout: Duration,
+    pub(crate) on_store_down: OnStoreDown,
+    pub(crate) max_fail_open_loads: usize,
+    pub(crate) error_for: Duration,
+    pub(crate) codec: Codec,
+    pub(crate) max_body: usize,
+    #[cfg(feature = "http")]
+    pub(crate) http: crate::http::HttpPolicy,
+}
+
+impl Policy {
+    /// Starts from the defaults.
+    pub fn builder() -> PolicyBuilder {
+        PolicyBuilder::default()
+    }
+
+    /// Starts from this policy, to change some of it. What followed other settings (`wait_timeout`, `command_timeout`) goes on
+    /// following them. Over HTTP, where `http` replaces the rest, what `credential_header` has named and a `scheme` of `https`
+    /// stay.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use stampede_guard::{Policy, StampedeGuard};
+    ///
+    /// let policy = Policy::builder().tags(["shop"]).build()?;
+    /// let guard = StampedeGuard::builder(stampede_guard::MemoryStore::new()).policy(policy).build()?;
+    /// // For one route, the same with another lifetime.
+    /// let brief = guard.policy().to_builder().fresh_for(Duration::from_secs(5)).build()?;
+    /// let brief = guard.with_policy(brief);
+    /// # let _ = brief;
+    /// # Ok::<(), stampede_guard::Error>(())
+    /// ```
+    pub fn to_builder(&self) -> PolicyBuilder {
+        PolicyBuilder::of(self.clone())
+    }
+
+    /// The deadline of one command where none is set: the budget has room for two.
+    fn usual_command_timeout(&self) -> Duration {
+        self.coordination_budget / 2
+    }
+
+    /// How long a load takes at the most, with what it waits for before.
+    pub(crate) fn longest_load(&self) -> Duration {
+        let queued = self.max_concurrent_loads.map_or(Duration::ZERO, |_| self.permit_timeout);
+        self.load_timeout.saturating_add(self.lease).saturating_add(queued)
+    }
+
+    /// How long a value that is fresh for `lifetime` is stored: shortened by the jitter.
+    pub(crate) fn stored_for(&self, lifetime: Duration) -> Duration {
+        // A fraction of what was given, because a whole that is rounded up may be longer than what can be told.
+        lifetime - lifetime.mul_f64(self.ttl_jitter * fastrand::f64()).min(lifetime)
+    }
+
+    /// The same for a value with windows.
+    pub(crate) fn jittered(&self, lifetimes: Lifetimes) -> Lifetimes {
+        Lifetimes { fresh_for: self.stored_for(lifetimes.fresh_for), ..lifetimes }
+    }
+
+    /// How long a loader's value may be served, and how.
+    pub(crate) fn lifetimes(&self) -> Lifetimes {
+        Lifetimes {
+            fresh_for: self.fresh_for,
+            stale_while_revalidate: self.stale_while_revalidate,
+            stale_if_error: self.stale_if_error,
+            keep_for: Duration::ZERO,
+        }
+    }
+
+    pub(crate) fn is_tagged(&self) -> bool {
+        self.invalidate_all || !self.tags.is_empty()
+    }
+
+    /// The tags of every value, in `namespace`.
+    #[inline]
+    pub(crate) fn tag_keys(&self, namespace: &str) -> Vec<Key> {
+        if !self.is_tagged() {
+            return Vec::new();
+        }
+        let named = self.tags.iter().map(|tag| Key::new(namespace, tag));
+        named.chain(self.invalidate_all.then(|| tags::everything(namespace))).collect()
+    }
+
+    /// How long the ids of tags live that are read before a load: longer than a value with the policy's lifetimes. One
+    /// that is to live longer gives them a [longer life](Self::longer_tag_life) before it is stored.
+    pub(crate) fn tag_life(&self) -> Duration {
+        self.tag_life_of(self.lifetimes())
+    }
+
+    /// How long the ids have to live for a value with these lifetimes, where that is longer than they do already.
+    pub(crate) fn longer_tag_life(&self, lifetimes: Lifetimes) -> Option<Duration> {
+        let life = self.tag_life_of(lifetimes);
+        (life > self.tag_life()).then_some(life)
+    }
+
+    /// Twice as long as the load and the value may take together, so what is left of it when the load ends is longer than
+    /// the value has; and long enough that seldom used ids are not made anew all the time.
+    fn tag_life_of(&self, lifetimes: Lifetimes) -> Duration {
+        let day = Duration::from_secs(86_400);
+        let kept = lifetimes.from(0, Duration::ZERO).1;
+        kept.saturating_add(self.load_timeout).saturating_mul(2).max(day)
+    }
+
+    /// How long a value that says "there is nothing" is fresh.
+    pub(crate) fn negative_for(&self) -> Duration {
+        self.negative_for.unwrap_or(self.fresh_for)
+    }
+
+    /// Whether a value that is encoded so is one of those.
+    pub(crate) fn is_negative(&self, encoding: Encoding, payload: &[u8]) -> bool {
+        self.negative_for.is_some() && Codec::is_nothing(encoding, payload)
+    }
+
+    /// Whether a caller who is served this fresh value should have it loaded anew.
+    pub(crate) fn is_due_early(&self, stored_at: u64, times: &Times, now: u64) -> bool {
+        if now < times.retry_at {
+            return false;
+        }
+        if self.refresh_ahead > 0.0 {
+            let lifetime = times.fresh_until.saturating_sub(stored_at) as f64;
+            let age = now.saturating_sub(stored_at) as f64;
+            if age >= lifetime * self.refresh_ahead {
+                return true;
+            }
+        }
+        self.early_refresh > 0.0 && times.is_due_early(now, self.early_refresh, fastrand::f64())
+    }
+
+    /// What the store may add to one request.
+    pub(crate) fn budget(&self) -> Budget {
+        Budget::new(self.coordination_budget, self.command_timeout)
+    }
+}
+
+impl Default for Policy {
+    /// The defaults that [`PolicyBuilder`]'s methods name.
+    fn default() -> Self {
+        const DEFAULT_LEASE: Duration = Duration::from_secs(2);
+        const DEFAULT_LOAD_TIMEOUT: Duration = Duration::from_secs(30);
+        Self {
+            // Long enough to take the load off an origin, short enough that a forgotten
+            // invalidation is a minute's problem.
+            fresh_for: Duration::from_secs(60),
+            // Keys stored together would expire together, and load together, for ever after.
+            ttl_jitter: 0.1,
+            // Who serves stale values should say so.
+            stale_while_revalidate: Duration::ZERO,
+            stale_if_error: Duration::ZERO,
+            // Long enough to leave a struggling origin alone, short enough to notice its recovery.
+            back_off: Duration::from_secs(5),
+            negative_for: None,
+            soft_timeout: None,
+            early_refresh: 0.0,
+            refresh_ahead: 0.0,
+            // What a dead leader costs its waiters. Renewed each third while the load runs, so it
+            // does not bound the load; two renewals may be lost before the lease is.
+            lease: DEFAULT_LEASE,
+            // A load without an end would be renewed for ever. Beyond the usual HTTP timeouts.
+            load_timeout: DEFAULT_LOAD_TIMEOUT,
+            tags: Vec::new(),
+            invalidate_all: false,
+            replicas: None,
+            max_concurrent_loads: None,
+            // Beyond what a client cares to wait in a queue, before the origin has even begun.
+            permit_timeout: Duration::from_secs(5),
+            on_overload: OnOverload::Shed,
+            // Each holds a request open. Beyond that the process is the next thing to fall over.
+            max_waiters: 10_000,
+            on_crowd: OnOverload::Shed,
+            // The longest that a live leader can take, and the lease of one that just died.
+            wait_timeout: DEFAULT_LOAD_TIMEOUT.saturating_add(DEFAULT_LEASE),
+            on_wait_timeout: OnWaitTimeout::Load,
+            // What a request may lose to a Redis that is hung: unpleasant, not an outage.
+            coordination_budget: Duration::from_millis(100),
+            // Two commands are lost before the connection is given up; together, the budget.
+            command_timeout: Duration::from_millis(50),
+            // The guard protects the origin; it is not there to take the service down.
+            on_store_down: OnStoreDown::FailOpen,
+            // What an origin can take only its owner knows.
+            max_fail_open_loads: usize::MAX,
+            // A failure is told to those who waited for it; the next caller deserves a try.
+            error_for: Duration::ZERO,
+            codec: Codec::MessagePack,
+            // Larger bodies block the shared connection: 16 MiB delay every other command by 34 ms.
+            max_body: 1024 * 1024,
+            #[cfg(feature = "http")]
+            http: crate::http::HttpPolicy::default(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+
+    const fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    fn refusal(builder: PolicyBuilder) -> String {
+        let error = builder.build().expect_err("contradiction");
+        assert_eq!(error.kind(), ErrorKind::InvalidPolicy);
+        error.to_string()
+    }
+
+    #[test]
+    fn the_defaults_are_a_valid_policy() {
+        assert_eq!(Policy::builder().build().expect("valid"), Policy::default());
+    }
+
+    #[test]
+    fn a_lease_of_one_second_is_accepted() {
+        Policy::builder().lease(ms(1000)).build().expect("valid");
+    }
+
+    #[test]
+    fn wait_timeout_follows_load_timeout_and_lease() {
+        let policy = Policy::builder().load_timeout(ms(5000)).lease(ms(1000)).build().expect("valid");
+        assert_eq!(policy.wait_timeout, ms(6000));
+    }
+
+    #[test]
+    fn a_policy_is_what_its_builder_makes_again() {
+        let builders = [
+            Policy::builder(),
+            Policy::builder().load_timeout(ms(5000)).max_concurrent_loads(4).coordination_budget(ms(300)),
+            Policy::builder().wait_timeout(ms(7), OnWaitTimeout::Fail).command_timeout(ms(20)).tags(["a"]),
+        ];
+        for builder in builders {
+            let policy = builder.build().expect("valid");
+            assert_eq!(policy.to_builder().build().expect("valid"), policy);
+        }
+        let longer = Policy::default().to_builder().load_timeout(ms(60_000)).coordination_budget(ms(300));
+        let longer = longer.build().expect("valid");
+        assert_eq!((longer.wait_timeout, longer.command_timeout), (ms(62_000), ms(150)));
+        let own = Policy::builder().wait_timeout(ms(7), OnWaitTimeout::Fail).build().expect("valid");
+        assert_eq!(own.to_builder().load_timeout(ms(1)).build().expect("valid").wait_timeout, ms(7));
+    }
+
+    #[cfg(feature = "http")]
+    #[test]
+    fn a_credential_that_was_added_stays_whatever_is_made_of_a_policy() {
+        let name = http::HeaderName::from_static("x-user");
+        let policy = Policy::builder().credential_header(name.clone()).scheme(http::uri::Scheme::HTTPS);
+        let policy = policy.build().expect("valid");
+        assert_eq!(policy.to_builder().build().expect("valid"), policy);
+        let other = policy.to_builder().http(crate::http::HttpPolicy::strict()).credential_headers([]);
+        let other = other.build().expect("valid").http.requests;
+        assert_eq!((other.credentials.names, other.scheme), (vec![name], http::uri::Scheme::HTTPS));
+    }
+
+    #[test]
+    fn contradictions_name_both_settings() {
+        let text = refusal(Policy::builder().lease(ms(150)));
+        assert!(text.contains("lease (150ms)") && text.contains("command_timeout (50ms)"), "{text}");
+        let text = refusal(Policy::builder().command_timeout(ms(500)));
+        assert!(
+            text.contains("command_timeout (500ms)") && text.contains("coordination_budget (100ms)"),
+            "{text}"
+        );
+        let text = refusal(Policy::builder().error_for(ms(60_000)));
+        assert!(text.contains("error_for (60s)") && text.contains("load_timeout (30s)"), "{text}");
+    }
+
+    #[test]
+    fn zero_and_nonsense_are_refused() {
+        assert!(refusal(Policy::builder().fresh_for(Duration::ZERO)).contains("fresh_for"));
+        assert!(refusal(Policy::builder().lease(Duration::ZERO)).contains("lease"));
+        assert!(refusal(Policy::builder().load_timeout(Duration::ZERO)).contains("load_timeout"));
+        assert!(refusal(Policy::builder().ttl_jitter(f64::NAN)).contains("ttl_jitter"));
+        assert!(refusal(Policy::builder().ttl_jitter(-0.1)).contains("ttl_jitter"));
+        assert!(refusal(Policy::builder().max_body(0)).contains("max_body"));
+        assert!(refusal(Policy::builder().fresh_for(Duration::MAX)).contains("fresh_for"));
+    }
+}

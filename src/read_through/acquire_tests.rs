@@ -1,0 +1,352 @@
+//! What a flight makes of what it finds when it contends: one case for each way out of the loop, on a store in memory.
+
+use super::*;
+use crate::guard::StampedeGuard;
+use crate::guard_state::Seen;
+use crate::key::CacheKey;
+use crate::policy::Policy;
+use crate::store::Kept;
+use crate::store::memory::MemoryStore;
+use crate::value::entry::{Encoding, Entry};
+use crate::value::freshness::Times;
+
+/// A process, and what its flight has seen.
+struct Side {
+    guard: StampedeGuard,
+    key: Key,
+    seen: Option<Box<Seen>>,
+    queue: bool,
+    /// How long before now the flight began.
+    began: Duration,
+}
+
+impl Side {
+    fn on(store: &MemoryStore) -> Self {
+        Self::at(StampedeGuard::new(store.clone()))
+    }
+
+    fn at(guard: StampedeGuard) -> Self {
+        let key = guard.key(CacheKey::from("k")).expect("a key");
+        Self { guard, key, seen: None, queue: true, began: Duration::ZERO }
+    }
+
+    fn now(&self) -> u64 {
+        self.guard.parts().0.store.now()
+    }
+
+    fn contender<'a>(&'a mut self, budget: &'a mut Budget) -> Contender<'a> {
+        let (node, policy) = self.guard.parts();
+        Contender {
+            node,
+            key: &self.key,
+            policy,
+            queue: self.queue,
+            seen: &mut self.seen,
+            budget,
+            tags: &[],
+            since: node.store.clock_at(Instant::now() - self.began),
+            deadline: Instant::now() + policy.lease * 4,
+            goes_on: &|| None,
+        }
+    }
+
+    async fn contend(&mut self) -> Contended {
+        let mut budget = self.guard.parts().1.budget();
+        contend(self.contender(&mut budget)).await
+    }
+
+    async fn leads(&mut self) -> Lease {
+        match self.contend().await {
+            Contended::Leased(lease) => lease,
+            other => panic!("{}", name(&other)),
+        }
+    }
+
+    /// Stores a value under a lease of its own.
+    async fn stores(&mut self, entry: &Entry) {
+        let bytes = entry.encode(&self.key);
+        assert_eq!(self.leads().await.commit(bytes, Duration::from_secs(60)).await, Some(Kept::Yes));
+    }
+}
+
+fn name(contended: &Contended) -> String {
+    match contended {
+        Contended::Leased(_) => "leased".to_owned(),
+        Contended::Ended { ending, .. } => format!("ended: {ending:?}"),
+        Contended::Busy(left) => format!("busy for {left:?}"),
+        Contended::WaitedOut => "waited out".to_owned(),
+        Contended::StoreDown(error) => format!("down: {error:?}"),
+        Contended::Leaving => "leaving".to_owned(),
+    }
+}
+
+/// Stored at a moment, fresh until another.
+fn value(stored_at: u64, fresh_until: u64) -> Entry {
+    Entry {
+        kind: Kind::Value,
+        encoding: Encoding::RAW,
+        stored_at,
+        times: Times { fresh_until, ..Times::default() },
+        validator: Box::default(),
+        tags: crate::value::tags::TagList::default(),
+        payload: Bytes::from_static(b"v"),
+    }
+}
+
+fn is_value(contended: &Contended) -> bool {
+    matches!(contended, Contended::Ended { ending: Ending::Value(entry), .. } if entry.payload == "v")
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_fresh_value_ends_it_however_old() {
+    let store = MemoryStore::new();
+    let (mut one, mut other) = (Side::on(&store), Side::on(&store));
+    let now = one.now();
+    one.stores(&value(now - 5_000, now + 5_000)).await;
+    let found = other.contend().await;
+    assert!(is_value(&found), "{}", name(&found));
+}
+
+/// What was stored while this flight was on its way was made for it, also where it is for nobody later.
+#[tokio::test(start_paused = true)]
+async fn a_value_without_a_lifetime_is_for_those_who_had_begun() {
+    let store = MemoryStore::new();
+    let (mut one, mut other) = (Side::on(&store), Side::on(&store));
+    // The clock of a store in memory begins with it.
+    sleep(Duration::from_secs(2)).await;
+    let now = one.now();
+    one.stores(&value(now - 1_000, now - 1_000)).await;
+    other.began = Duration::from_millis(1_000);
+    let found = other.contend().await;
+    assert!(is_value(&found), "{}", name(&found));
+    // It ended before this one began, which therefore leads. It has seen what is there, and finds it no second time.
+    other.began = Duration::from_millis(999);
+    let lease = other.leads().await;
+    assert_eq!(
+        other.seen.as_ref().and_then(|seen| seen.value.as_ref()),
+        Some(&value(now - 1_000, now - 1_000))
+    );
+    lease.hand_over(0).await;
+}
+
+/// The store's clock may be read a little earlier in the process that stores than in the one that waits.
+#[tokio::test(start_paused = true)]
+async fn a_value_that_was_waited_for_is_taken_whenever_it_was_stored() {
+    let store = MemoryStore::new();
+    let (mut one, mut other) = (Side::on(&store), Side::on(&store));
+    let old = value(one.now() - 10, one.now() - 10);
+    let lease = one.leads().await;
+    let bytes = old.encode(&one.key);
+    let (found, stored) = tokio::join!(biased; other.contend(), lease.commit(bytes, Duration::from_secs(60)));
+    assert!(stored == Some(Kept::Yes) && is_value(&found), "{}", name(&found));
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_does_not_queue_is_told_how_long_it_would_take() {
+    let store = MemoryStore::new();
+    let (mut one, mut other) = (Side::on(&store), Side::on(&store));
+    let lease = one.leads().await;
+    other.queue = false;
+    let found = other.contend().await;
+    assert!(matches!(found, Contended::Busy(left) if left == lease.ttl), "{}", name(&found));
+    lease.hand_over(0).await;
+    // Nobody was in the queue, so it is free.
+    other.leads().await.hand_over(0).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_can_not_be_read_is_seen_and_then_loaded_over() {
+    let store = MemoryStore::new();
+    let (mut one, mut other) = (Side::on(&store), Side::on(&store));
+    one.stores(&value(one.now(), one.now() + 5_000)).await;
+    store.spoil(one.key.name(), 4);
+    other.leads().await.hand_over(0).await;
+    assert!(other.seen.as_ref().is_some_and(|seen| seen.value.is_none()), "seen, and not a value");
+}
+
+/// Its tags are not read with it, so they are looked at when it is found.
+#[tokio::test(start_paused = true)]
+async fn a_value_whose_tag_was_invalidated_is_loaded_over() {
+    let store = MemoryStore::new();
+    let (one, mut other) = (Side::on(&store), Side::on(&store));
+    let tagged = one.guard.with_policy(Policy::builder().tags(["t"]).build().expect("valid"));
+    let load = || async { Ok::<_, String>(Bytes::from_static(b"v")) };
+    tagged.get_or_load("k", load).await.expect("loaded");
+    let found = other.contend().await;
+    assert!(is_value(&found), "{}", name(&found));
+    tagged.invalidate_tag("t").await.expect("invalidated");
+    other.leads().await.hand_over(0).await;
+}
+
+#[path = "acquire_chaos_tests.rs"]
+mod on_chaos;
+
+#[cfg(feature = "http")]
+#[tokio::test(start_paused = true)]
+async fn who_does_something_beside_loads_has_the_lease_or_not() {
+    let store = MemoryStore::new();
+    let side = Side::on(&store);
+    let (node, policy) = side.guard.parts();
+    let lease = lease_if_free(node, &side.key, policy, None).await.expect("free");
+    assert!(lease_if_free(node, &side.key, policy, None).await.is_none(), "it is the other's");
+    lease.hand_over(0).await;
+    lease_if_free(node, &side.key, policy, None).await.expect("free again").hand_over(0).await;
+}
+
+/// How a lease is kept while its load runs. It is one of three seconds, so a third is one.
+mod keep {
+    use super::*;
+    use crate::read_through::lease::Event;
+    use crate::store::watch::{Hint, Watches};
+    use crate::testing::{ChaosStore, Fault};
+    use tokio::time::timeout;
+
+    struct Kept {
+        guard: StampedeGuard,
+        chaos: ChaosStore,
+        lease: Lease,
+        /// On which its holder can be told anything.
+        hints: Arc<Watches>,
+        began: Instant,
+        before: u64,
+    }
+
+    impl Kept {
+        async fn new() -> Self {
+            let chaos = ChaosStore::new(1);
+            let policy = Policy::builder().lease(Duration::from_secs(3)).build().expect("valid");
+            let guard = StampedeGuard::builder(chaos.replica()).policy(policy).build().expect("valid");
+            let mut side = Side::at(guard.clone());
+            let (mut lease, hints) = (side.leads().await, Arc::<Watches>::default());
+            lease.watch = hints.register(lease.key.name(), &lease.token);
+            let before = chaos.commands();
+            Self { guard, chaos, lease, hints, began: Instant::now(), before }
+        }
+
+        /// Kept so long, for a load that may take until `end`: what happened to it, if anything did, and when.
+        async fn during(&self, ms: u64, end: u64, now: bool) -> Option<(Event, u64)> {
+            let end = self.began + Duration::from_millis(end);
+            let event = timeout(Duration::from_millis(ms), self.lease.keep(end, now)).await.ok()?;
+            Some((event, self.began.elapsed().as_millis() as u64))
+        }
+
+        fn renewals(&self) -> u64 {
+            self.chaos.commands() - self.before
+        }
+
+        fn remaining(&self) -> u128 {
+            let held = self.chaos.store().lease(self.lease.key.name());
+            held.filter(|(holder, _)| *holder == self.lease.token).expect("it is ours").1.as_millis()
+        }
+
+        fn tell(&self, hint: &Hint) {
+            assert!(self.hints.tell(self.lease.key.name(), hint), "it listens");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn it_is_renewed_at_each_third_of_its_time() {
+        let kept = Kept::new().await;
+        assert_eq!(kept.during(2_500, 60_000, false).await, None);
+        assert_eq!((kept.renewals(), kept.remaining()), (2, 2_500));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn in_doubt_it_is_renewed_at_once() {
+        let kept = Kept::new().await;
+        assert_eq!(kept.during(500, 60_000, true).await, None);
+        assert_eq!((kept.renewals(), kept.remaining()), (1, 2_500));
+        // The next is a third later.
+        assert_eq!(kept.during(999, 60_000, false).await, None);
+        assert_eq!(kept.renewals(), 1);
+    }
+
+    /// Who is paused while it renews keeps nobody waiting for longer than its load could have taken.
+    #[tokio::test(start_paused = true)]
+    async fn it_is_not_renewed_beyond_the_load_and_the_time_to_tell() {
+        let kept = Kept::new().await;
+        assert_eq!(kept.during(1_200, 1_500, false).await, None);
+        assert_eq!(kept.remaining(), 1_500 - 200);
+        assert_eq!(kept.during(1_300, 1_500, false).await, None);
+        assert_eq!((kept.renewals(), kept.remaining()), (2, 1_000 - 300));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_invalidation_ends_it_and_what_was_missed_may_have_been_one() {
+        let kept = Kept::new().await;
+        kept.hints.tell_all_missed();
+        assert_eq!(kept.during(500, 60_000, false).await, None);
+        assert_eq!((kept.renewals(), kept.remaining()), (1, 2_500));
+        kept.tell(&Hint::Invalidated);
+        assert_eq!(kept.during(500, 60_000, false).await, Some((Event::Invalidated, 500)));
+        assert_eq!(kept.renewals(), 1, "whose lease that ended, the next one asks");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_no_concern_of_its_puts_off_no_renewal() {
+        let kept = Kept::new().await;
+        let (during, ()) = tokio::join!(kept.during(1_050, 60_000, false), async {
+            for _ in 0..10 {
+                sleep(Duration::from_millis(99)).await;
+                kept.tell(&Hint::Finished(None));
+            }
+        });
+        assert_eq!((during, kept.renewals()), (None, 1));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn that_it_is_anothers_is_noticed_by_the_next_renewal() {
+        let kept = Kept::new().await;
+        assert!(kept.chaos.store().evict_lease(kept.lease.key.name()));
+        assert_eq!(kept.during(5_000, 60_000, false).await, Some((Event::Lost, 1_000)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_renewal_that_fails_is_counted_and_the_next_one_tells() {
+        let kept = Kept::new().await;
+        kept.chaos.once(Fault::ErrorBefore);
+        assert_eq!(kept.during(2_500, 60_000, false).await, None);
+        assert_eq!((kept.chaos.struck(Fault::ErrorBefore), kept.remaining()), (1, 2_500));
+        assert_eq!(kept.guard.stats().store_errors, 1);
+    }
+}
+
+#[test]
+fn a_waiter_looks_again_a_little_after_the_lease_would_end() {
+    let (lease, ms) = (Duration::from_secs(2), Duration::from_millis);
+    let cases = [
+        (ms(700), true, ms(700)),
+        // A lease that was renewed by somebody with another policy: sooner, it may be given up.
+        (lease * 9, true, lease),
+        // Hardly a look per millisecond.
+        (Duration::ZERO, true, SHORTEST_WAIT),
+        (ms(100), false, ms(100)),
+        (ms(700), false, UNSURE_WAIT),
+    ];
+    for (remaining, hints_arrive, least) in cases {
+        let waits = patience(remaining, lease, hints_arrive);
+        assert!((least + ms(1)..least + ms(10)).contains(&waits), "{remaining:?}: {waits:?}");
+    }
+    // Waits of a lease that is shorter than the shortest wait.
+    assert!(patience(ms(50), ms(2), true) <= ms(2) + ms(10));
+}
+
+#[tokio::test]
+async fn what_a_waiter_is_told_decides_whom_it_waits_for_and_what_it_may_use() {
+    let (first, second) = (Token::mint(uuid::Uuid::from_u128(1)), Token::mint(uuid::Uuid::from_u128(2)));
+    let store = MemoryStore::new();
+    let told = |hints| {
+        let mut side = Side::on(&store);
+        side.seen = Some(Box::new(Seen { raw: Bytes::from_static(b"old"), value: None }));
+        let mut budget = side.guard.parts().1.budget();
+        let mut contention = Contention::of(side.contender(&mut budget));
+        (contention.behind, contention.hops) = (Some(first.clone()), 1);
+        contention.heed(hints);
+        (contention.behind, contention.hops, contention.contender.seen.is_some())
+    };
+    assert_eq!(told(Hints::default()), (Some(first.clone()), 1, true));
+    assert_eq!(told(Hints { granted: Some(2), ..Hints::default() }), (Some(first.clone()), 2, true));
+    let ended = Hints { finished: Some(second.clone()), ..Hints::default() };
+    assert_eq!(told(ended), (Some(second), 1, true), "its ending is the one to ask for");
+    assert_eq!(told(Hints { invalidated: true, ..Hints::default() }), (Some(first.clone()), 1, false));
+}

@@ -1,0 +1,81 @@
+//! A cap on the loads of different keys that run at once in the whole fleet: a fair queue in front of the origin.
+//!
+//! The lease makes one load of one key; a thousand cold keys are still a thousand loads. With
+//! [`max_concurrent_loads`](crate::PolicyBuilder::max_concurrent_loads) each takes a permit of the namespace's
+//! semaphore first. The lease comes before the permit, and is renewed while that is waited for: those who wait for the
+//! key wait behind one who waits for the origin.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::error::{Error, ErrorKind, Failure};
+use crate::guard_state::Node;
+use crate::key::{CacheKey, Key};
+use crate::lock::{LockError, Locks, Permit, Wait};
+use crate::observe::{Count, log, warn_if};
+use crate::policy::{OnOverload, OnStoreDown, Policy};
+
+/// How long the semaphore outlives the last load.
+const IDLE: Duration = Duration::from_secs(60);
+
+/// Waits for one of `limit` permits to load. Without one all the same if the policy says so, or if the store can not
+/// be asked and the policy fails open: the guard is not there to take the service down.
+pub(crate) async fn admit(
+    node: &Arc<Node>,
+    policy: &Policy,
+    limit: u32,
+    key: &Key,
+) -> Result<Option<Permit>, Failure> {
+    // A handle for each load: one that the node kept would keep the node. Another limit is another semaphore.
+    let semaphore = Locks::with_timeout(node, policy.command_timeout)
+        .semaphore(CacheKey::reserved(&format!("loads:{limit}")), limit)
+        .lease(policy.lease)
+        .idle_ttl(IDLE)
+        .auto_renew(true)
+        .build();
+    let admitted = match semaphore {
+        Ok(semaphore) => semaphore.acquire_unless_down(Wait::For(policy.permit_timeout)).await,
+        Err(error) => Err(error),
+    };
+    match admitted {
+        Ok(Some(permit)) => {
+            node.uncapped.is_over();
+            Ok(Some(permit))
+        }
+        // Shut down: what goes on, goes on outside the protocol.
+        Err(LockError::Closed) => Ok(None),
+        Ok(None) => {
+            node.count(Count::overloaded);
+            match policy.on_overload {
+                OnOverload::LoadAnyway => Ok(None),
+                OnOverload::Shed => Err(Failure::Guard(overloaded(key, limit, policy.permit_timeout))),
+            }
+        }
+        Err(error) => {
+            node.count(Count::store_errors);
+            tell_uncapped(node, key, &error);
+            match policy.on_store_down {
+                OnStoreDown::FailOpen => Ok(None),
+                OnStoreDown::FailClosed => {
+                    let text = format!("asking for a permit to load key #{} failed", key.digest());
+                    let error = Error::with_source(ErrorKind::Store, text, Arc::new(error));
+                    Err(Failure::Guard(error))
+                }
+            }
+        }
+    }
+}
+
+/// Said once while nobody can be asked for a permit.
+pub(crate) fn tell_uncapped(node: &Node, key: &Key, error: &dyn fmt::Display) {
+    warn_if!(log::GUARD, node.uncapped.goes_on(), ?key, %error, "max_concurrent_loads is not kept: no permit can be asked for");
+}
+
+fn overloaded(key: &Key, limit: u32, waited: Duration) -> Error {
+    let digest = key.digest();
+    let text = format!(
+        "max_concurrent_loads ({limit}) other loads ran while key #{digest} waited permit_timeout ({waited:?})"
+    );
+    Error::new(ErrorKind::Overloaded, text)
+}

@@ -1,0 +1,303 @@
+//! One caller on its way: its look-up, and what that means to it. Step 2. Knows no Redis and no HTTP.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep_until};
+
+use super::queued_read::{FirstRead, SharedLookUp, read};
+use crate::error::Error;
+use crate::flight::order::Arrival;
+use crate::guard_state::{Budget, FlightKey, Lane, LookedUp, Node, Seen, SharedRead, Stored};
+use crate::key::Key;
+use crate::policy::{OnStoreDown, Policy};
+use crate::store::{StoreError, StoreErrorKind};
+use crate::value::entry::{Entry, Kind};
+use crate::value::freshness::Serves;
+use crate::value::reader::{Boxed, Open, Room};
+
+/// One caller's question.
+#[derive(Clone, Copy)]
+pub(crate) struct Ask<'a> {
+    pub(crate) node: &'a Arc<Node>,
+    pub(crate) policy: &'a Arc<Policy>,
+    pub(crate) key: &'a Key,
+}
+
+/// One caller on its way.
+pub(crate) struct Caller<'a> {
+    pub(crate) ask: Ask<'a>,
+    pub(crate) started: Instant,
+    pub(crate) came: Arrival,
+    pub(crate) budget: Budget,
+    /// What this caller has read and will not serve as it is.
+    /// Boxed, because a caller is moved from hand to hand on each hit.
+    pub(crate) seen: Option<Box<Seen>>,
+    /// Whether the store has answered its look-up.
+    pub(crate) looked: bool,
+}
+
+/// What a read found: for this caller alone, or for all who were in its queue.
+pub(crate) enum Read {
+    Own(Result<Option<Stored>, StoreError>),
+    Shared(Result<Option<Arc<SharedRead>>, StoreError>),
+    LeftOut,
+}
+
+impl Read {
+    /// Why nothing is known, if the store did not say.
+    pub(crate) fn error(&self) -> Option<&StoreError> {
+        match self {
+            Self::Own(read) => read.as_ref().err(),
+            Self::Shared(read) => read.as_ref().err(),
+            Self::LeftOut => None,
+        }
+    }
+
+    /// Whether the store has said what there is.
+    pub(crate) fn is_answered(&self) -> bool {
+        !matches!(self, Self::LeftOut) && self.error().is_none()
+    }
+
+    /// What was found, as what is not to be served as it is.
+    pub(crate) fn into_seen(self, key: &Key) -> Option<Seen> {
+        match self {
+            Self::Own(Ok(Some(stored))) => Some(Seen::of(stored, key)),
+            Self::Shared(Ok(Some(shared))) => Some(Seen::of(shared.stored.clone(), key)),
+            Self::Own(Ok(None) | Err(_)) | Self::Shared(Ok(None) | Err(_)) | Self::LeftOut => None,
+        }
+    }
+}
+
+/// What a look-up means to this caller.
+pub(crate) enum Judged<V> {
+    Hit {
+        value: V,
+        stale: bool,
+        refresh: bool,
+    },
+    Miss,
+    /// The store did not say what there is.
+    Unread,
+    Marked,
+    Down(Error),
+}
+
+/// What a caller makes of what was there before it came and is found only later, because its look-up failed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Unread {
+    /// Its look-up has not failed.
+    No,
+    /// It judges it then.
+    Unjudged,
+    /// It wants a load whatever there is.
+    Unwanted,
+}
+
+impl<'a> Caller<'a> {
+    pub(crate) fn new(ask: Ask<'a>) -> Self {
+        let (started, came, budget) = (Instant::now(), Arrival::now(), ask.policy.budget());
+        Self { ask, started, came, budget, seen: None, looked: false }
+    }
+
+    /// The store's clock when this caller came: one look at a clock per hit is enough.
+    pub(crate) fn now(&self) -> u64 {
+        self.ask.node.store.clock_at(self.started)
+    }
+
+    pub(crate) fn flight(&self, lane: Lane) -> FlightKey {
+        FlightKey { key: self.ask.key.clone(), lane }
+    }
+
+    /// Step 2 for a caller that will join a flight where there is one, and then need not read.
+    pub(crate) fn look_up<R: Room>(&self) -> impl Future<Output = (Read, Option<FirstRead<'a>>)> {
+        self.look_up_past::<R>(false)
+    }
+
+    /// Step 2 for a caller that wants to know what is stored, also while somebody loads.
+    pub(crate) async fn look_up_anyway<R: Room>(&self) -> Read {
+        let (read_for_all, _first) = self.look_up_past::<R>(true).await;
+        let Ask { node, policy, key } = self.ask;
+        match (read_for_all, self.budget.next()) {
+            // For those who would join.
+            (Read::LeftOut, Some(within)) => {
+                let tags = policy.tag_keys(&node.namespace);
+                Read::Own(Box::pin(read(node, key, &tags, within)).await)
+            }
+            (read, _) => read,
+        }
+    }
+
+    /// Those who ask at the same moment share a read. A lone caller is also given what holds back those who queue
+    /// behind it.
+    async fn look_up_past<R: Room>(&self, past_flights: bool) -> (Read, Option<FirstRead<'a>>) {
+        let Ask { node, policy, key } = self.ask;
+        let Some(within) = self.budget.next() else {
+            return (Read::Own(Err(StoreError::new(StoreErrorKind::TimedOut))), None);
+        };
+        let tags = policy.tag_keys(&node.namespace);
+        let shared = SharedLookUp { node, key, tags: &tags, past_flights };
+        match shared.queue_up(within) {
+            Ok(first) => (Read::Own(R::keep(read(node, key, &tags, within)).await), Some(first)),
+            Err((queued, is_elsewhere)) => {
+                let nothing = || LookedUp::Read(Err(StoreError::new(StoreErrorKind::Unavailable)));
+                // Others, with another policy, have longer than this caller; there is no time for the lone read before and then
+                // its own; or the reader's runtime may stand still. (Only then: a timer costs something.)
+                let twice = policy.command_timeout.saturating_mul(2);
+                let read = if policy.command_timeout < node.longest_command()
+                    || twice > policy.coordination_budget
+                    || is_elsewhere
+                {
+                    Box::pin(shared.wait_for_reader(queued, is_elsewhere, self.budget.left())).await
+                } else {
+                    queued.await
+                };
+                let read = match read.unwrap_or_else(nothing) {
+                    LookedUp::Read(read) => Read::Shared(read),
+                    LookedUp::LeftOut => Read::LeftOut,
+                };
+                match policy.is_tagged() {
+                    true => (Box::pin(self.read_with_tags(read, &tags, within)).await, None),
+                    false => (read, None),
+                }
+            }
+        }
+    }
+
+    /// What a read for others is to this caller, whose policy may have other tags than theirs.
+    async fn read_with_tags(&self, shared: Read, tags: &[Key], within: Duration) -> Read {
+        let Ask { node, key, .. } = self.ask;
+        let fits = |shared: &SharedRead| tags.iter().all(|tag| shared.tags.contains(tag));
+        match &shared {
+            Read::Shared(Ok(Some(found))) if !fits(found) => Read::Own(read(node, key, tags, within).await),
+            _ => shared,
+        }
+    }
+
+    pub(crate) fn judge<O: Open>(&mut self, read: Read, open: &O) -> Judged<O::Value> {
+        let Ask { node, policy, key } = self.ask;
+        let now = self.now();
+        self.looked = read.is_answered();
+        let (entry, opened) = match read {
+            Read::Own(Ok(Some(Stored::Entry(mut entry)))) => {
+                let (stale, refresh) = self.serving(open.serves(&entry, now), &entry, now);
+                if refresh {
+                    self.seen = Some(Box::new(Seen::entry(entry.clone(), key)));
+                }
+                match stale.and_then(|stale| Some((open.open(&mut entry, now)?, stale))) {
+                    Some((value, stale)) => return Judged::Hit { value, stale, refresh },
+                    None => (entry, stale.is_some()),
+                }
+            }
+            Read::Shared(Ok(Some(shared))) => match &shared.stored {
+                Stored::Entry(entry) => {
+                    let serves = open.serves_shared(entry, now, &shared.opened);
+                    let (stale, refresh) = self.serving(serves, entry, now);
+                    if refresh {
+                        self.seen = Some(Box::new(Seen::entry(entry.clone(), key)));
+                    }
+                    let value =
+                        stale.and_then(|stale| Some((open.open_shared(entry, now, &shared.opened)?, stale)));
+                    match value {
+                        Some((value, stale)) => return Judged::Hit { value, stale, refresh },
+                        None => (entry.clone(), stale.is_some()),
+                    }
+                }
+                unusable => return self.missed(Some(Seen::of(unusable.clone(), key))),
+            },
+            Read::Own(Ok(Some(unusable))) => return self.missed(Some(Seen::of(unusable, key))),
+            Read::Own(Ok(None)) | Read::Shared(Ok(None)) | Read::LeftOut => return self.missed(None),
+            Read::Own(Err(error)) | Read::Shared(Err(error)) => {
+                if policy.on_store_down == OnStoreDown::FailClosed {
+                    return Judged::Down(Error::store("looking up the entry", key, error));
+                }
+                self.budget.spend(self.started);
+                return Judged::Unread;
+            }
+        };
+        let marked = entry.kind == Kind::Marker && entry.is_fresh(now);
+        self.seen = Some(Box::new(Seen::entry(entry, key)));
+        if marked {
+            return Judged::Marked;
+        }
+        if opened {
+            node.unreadable(key, &"sound, and not what is asked for");
+        }
+        self.budget.spend(self.started);
+        Judged::Miss
+    }
+
+    /// Whether `entry` may be served at once, stale or not, and whether it should then be loaded anew.
+    fn serving(&self, serves: Serves, entry: &Entry, now: u64) -> (Option<bool>, bool) {
+        let Ask { node, policy, .. } = self.ask;
+        let (stale, due) = match serves {
+            Serves::Fresh => (false, policy.is_due_early(entry.stored_at, &entry.times, now)),
+            Serves::Stale => (true, true),
+            Serves::Resting => (true, false),
+            Serves::OnError | Serves::No => return (None, false),
+        };
+        let is_refreshed = || node.flights.has_younger(&self.flight(Lane::Refresh), policy.longest_load());
+        (Some(stale), due && !is_refreshed())
+    }
+
+    /// The older value that may stand in for one that can not be had.
+    pub(crate) fn stand_in<O: Open>(&self, open: &O) -> Option<O::Value> {
+        let now = self.ask.node.store.now();
+        let value = self.seen.as_ref()?.value.as_ref().filter(|value| open.stands_in(value, now))?;
+        open.open(&mut value.clone(), now)
+    }
+
+    /// The same; who took a seat on a flight without a look-up makes one: all of them, one read.
+    pub(crate) async fn find_stand_in<O: Open>(&self, open: &O) -> Option<O::Value> {
+        if self.seen.is_some() {
+            return self.stand_in(open);
+        }
+        let mut caller = Self { seen: None, ..*self };
+        caller.see().await;
+        caller.stand_in(open)
+    }
+
+    /// Reads what is stored, if this caller has not: what may stand in, and what a load may ask about.
+    pub(crate) async fn see(&mut self) {
+        if self.seen.is_none() && !self.looked {
+            let read = self.look_up_anyway::<Boxed>().await;
+            self.seen = read.into_seen(self.ask.key).map(Box::new);
+        }
+    }
+
+    /// The same, once this caller has waited as long as it should where there is one; never, otherwise.
+    pub(crate) async fn soft_timeout<O: Open>(&self, open: &O) -> O::Value {
+        if let Some(soft_timeout) = self.ask.policy.soft_timeout {
+            sleep_until(self.started + soft_timeout).await;
+            if let Some(value) = self.find_stand_in(open).await {
+                return value;
+            }
+        }
+        std::future::pending().await
+    }
+
+    /// Where to join: those who may be served, by this value or by others that it leads to, must not be made to wait.
+    pub(crate) fn lane(&self, leads_others: impl FnOnce(&Entry) -> bool) -> Lane {
+        let Some(value) = self.seen.as_ref().and_then(|seen| seen.value.as_ref()) else { return Lane::Lease };
+        let is_served = value.serves(self.now()).is_at_once();
+        if is_served || leads_others(value) { Lane::Anew } else { Lane::Lease }
+    }
+
+    /// Whether this is what its look-up would have found and not taken, had it not failed.
+    pub(crate) fn would_have_passed<O: Open>(&self, open: &O, entry: &Entry, unread: Unread) -> bool {
+        let now = self.now();
+        let wants_it = || unread == Unread::Unjudged && open.serves(entry, now) != Serves::No;
+        unread != Unread::No && entry.stored_at < now && !wants_it()
+    }
+
+    /// Whether this caller is content with what stands in for a value that could not be had.
+    pub(crate) fn takes<O: Open>(&self, open: &O, entry: &Entry) -> bool {
+        open.stands_in(entry, self.now()) || open.serves(entry, self.now()) != Serves::No
+    }
+
+    fn missed<V>(&mut self, seen: Option<Seen>) -> Judged<V> {
+        self.seen = seen.map(Box::new);
+        self.budget.spend(self.started);
+        Judged::Miss
+    }
+}

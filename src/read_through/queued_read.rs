@@ -1,0 +1,171 @@
+//! How a caller's read is shared: its place in the queue of its key, the task that reads for the queue, and what a caller does where
+//! that task's runtime stands still. Step 2; `look_up` has the queues.
+
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::runtime::{Handle, Id};
+use tokio::time::timeout;
+
+use crate::flight::pacing::Pace;
+use crate::flight::shared_read::{Answered, Duty, Entered, First, Queued};
+use crate::guard_state::{FlightKey, Lane, LookedUp, Node, SharedRead, Stored};
+use crate::key::{Hashed, Key};
+use crate::observe::Count;
+use crate::store::{StoreError, StoreErrorKind};
+
+/// The runtime that the caller is polled in.
+fn runtime() -> Option<Id> {
+    Handle::try_current().ok().map(|handle| handle.id())
+}
+
+pub(crate) type FirstRead<'a> = First<'a, Key, LookedUp, Hashed>;
+
+/// How one caller shares its read.
+#[derive(Clone, Copy)]
+pub(crate) struct SharedLookUp<'a, 't> {
+    pub(crate) node: &'a Arc<Node>,
+    pub(crate) key: &'a Key,
+    /// The tags that the entry must have.
+    pub(crate) tags: &'t [Key],
+    /// Whether it reads also where there is a flight to join.
+    pub(crate) past_flights: bool,
+}
+
+impl<'a> SharedLookUp<'a, '_> {
+    /// The caller's turn to read by itself, or its place among the callers that one task reads for, and whether that task may be in
+    /// another runtime.
+    ///
+    /// A function of its own, because the future of every hit would have room for what it comes to.
+    pub(crate) fn queue_up(self, within: Duration) -> Result<FirstRead<'a>, (Queued<LookedUp>, bool)> {
+        match self.node.look_ups.enter(self.key, within) {
+            Entered::First(first) => Ok(first),
+            Entered::Queued(queued, reader, duty) => {
+                let is_elsewhere = duty.is_none() && reader != runtime();
+                if let Some(duty) = duty {
+                    self.read_for_others(duty, within);
+                }
+                Err((queued, is_elsewhere))
+            }
+        }
+    }
+
+    fn read_for_others(self, duty: Duty<Key, LookedUp, Hashed>, within: Duration) {
+        let Self { node, tags, past_flights, .. } = self;
+        duty.runs_in(runtime());
+        tokio::spawn(read_for_queue(Arc::clone(node), duty, tags.to_vec(), within, past_flights));
+    }
+
+    /// Waits for the reader for so long. Where the reader is in another runtime and its answer takes most of that, the other runtime
+    /// may stand still: this caller has a task of its own runtime read for all that still wait, and reads again.
+    pub(crate) async fn wait_for_reader(
+        self,
+        mut queued: Queued<LookedUp>,
+        is_elsewhere: bool,
+        most: Duration,
+    ) -> Option<LookedUp> {
+        let Self { node, key, tags, .. } = self;
+        let late = |_| Some(LookedUp::Read(Err(StoreError::new(StoreErrorKind::TimedOut))));
+        if !is_elsewhere {
+            return timeout(most, queued).await.unwrap_or_else(late);
+        }
+        if let Ok(read) = timeout(most * 3 / 4, &mut queued).await {
+            return read;
+        }
+        let left = most / 4;
+        if let Some(duty) = node.look_ups.take_over(key, &queued) {
+            self.read_for_others(duty, left);
+        }
+        drop(queued);
+        let again = async {
+            match self.queue_up(left) {
+                Ok(_first) => {
+                    let read = read(node, key, tags, left).await;
+                    Some(LookedUp::Read(
+                        read.map(|stored| stored.map(|stored| SharedRead::new(stored, tags))),
+                    ))
+                }
+                Err((queued, _)) => queued.await,
+            }
+        };
+        timeout(left, again).await.unwrap_or_else(late)
+    }
+}
+
+/// Reads the entry, and in the same trip the ids of the tags that it must have.
+///
+/// What has to do with tags is boxed, because every hit's future would have room for it.
+pub(crate) async fn read(
+    node: &Node,
+    key: &Key,
+    tags: &[Key],
+    within: Duration,
+) -> Result<Option<Stored>, StoreError> {
+    let found = match tags {
+        [] => node.store.look_up(key, within).await.map(|raw| raw.map(|raw| Stored::decode(node, raw, key))),
+        tags => Box::pin(read_tagged(node, key, tags, within)).await,
+    };
+    let found = match found {
+        Ok(Some(Stored::Entry(entry))) if tags.is_empty() && !entry.tags.is_empty() => {
+            Box::pin(node.unless_invalidated(key, entry, &[], &[], within)).await.map(Some)
+        }
+        found => found,
+    };
+    if found.is_err() {
+        node.count(Count::store_errors);
+    }
+    found
+}
+
+async fn read_tagged(
+    node: &Node,
+    key: &Key,
+    tags: &[Key],
+    within: Duration,
+) -> Result<Option<Stored>, StoreError> {
+    let (raw, ids) = node.store.tags().look_up_tagged(key, tags, within).await?;
+    Ok(match raw.map(|raw| Stored::decode(node, raw, key)) {
+        Some(Stored::Entry(entry)) => Some(node.unless_invalidated(key, entry, tags, &ids, within).await?),
+        other => other,
+    })
+}
+
+/// Reads for those who queue for a key, until nobody does, each time for as long as the most patient of them waits. A task
+/// of its own: a caller that is alive and not polled must not hold up the others.
+async fn read_for_queue(
+    node: Arc<Node>,
+    mut duty: Duty<Key, LookedUp, Hashed>,
+    tags: Vec<Key>,
+    within: Duration,
+    past_flights: bool,
+) {
+    let key = duty.key().clone();
+    let flight = FlightKey { key: key.clone(), lane: Lane::Lease };
+    // The lone read in front of the queue may have found nothing and begin a flight, whose acquire
+    // reads again; then there is no need to.
+    if timeout(within, duty.first_ended()).await.is_err() {
+        duty.give_up_first();
+    }
+    let (mut answered, mut pace) = (Answered::default(), Pace::default());
+    // Whoever is among the answered when they are dropped, here or with this task, is told by that.
+    while let Some(batch) = duty.next() {
+        let mut waited = false;
+        let looked_up = if !past_flights && node.flights.has_kept(&flight) {
+            LookedUp::LeftOut
+        } else {
+            let mut reading = pin!(read(&node, &key, &tags, batch.patience));
+            let read = poll_fn(|cx| {
+                let read = reading.as_mut().poll(cx);
+                // The next read is on its way.
+                answered.tell(usize::MAX);
+                waited |= read.is_pending();
+                read
+            });
+            LookedUp::Read(read.await.map(|stored| stored.map(|stored| SharedRead::new(stored, &tags))))
+        };
+        answered = batch.answer(looked_up);
+        pace.tell(&mut answered, duty.awaiting(), waited).await;
+    }
+}

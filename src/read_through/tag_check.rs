@@ -1,0 +1,44 @@
+//! Whether the tags of an entry that an acquire has found are still what they were.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use crate::guard_state::{Node, Stored};
+use crate::key::Key;
+use crate::store::StoreError;
+use crate::value::entry::{Entry, Kind};
+
+/// An entry that an acquire or a plain GET has found. Its tags' ids were not read with it, so they are now.
+pub(crate) async fn current(
+    node: &Node,
+    raw: Bytes,
+    key: &Key,
+    tags: &[Key],
+    within: Duration,
+) -> Result<Stored, StoreError> {
+    match Stored::decode(node, raw, key) {
+        Stored::Entry(entry) => unless_invalidated(node, entry, key, tags, within).await,
+        unreadable => Ok(unreadable),
+    }
+}
+
+/// The entry, unless one of its tags was invalidated.
+pub(crate) async fn unless_invalidated(
+    node: &Node,
+    entry: Entry,
+    key: &Key,
+    tags: &[Key],
+    within: Duration,
+) -> Result<Stored, StoreError> {
+    if entry.kind != Kind::Value || (tags.is_empty() && entry.tags.is_empty()) {
+        return Ok(Stored::Entry(entry));
+    }
+    // Who comes after this look at the ids must not be given what it finds current.
+    node.detach(key);
+    let ids = match tags {
+        [] => Vec::new(),
+        tags => node.store.tags().present_ids(tags, within).await?,
+    };
+    node.unless_invalidated(key, entry, tags, &ids, within).await
+}

@@ -1,0 +1,357 @@
+//! The envelope a value is stored in: when it was made, until when it is fresh, whose it is, and a checksum.
+//!
+//! Pure functions of bytes. The payload is sliced out of what the store returned, never copied.
+//! Whatever does not check out (another version, cut short, a flipped bit, another key) is a miss:
+//! the caller loads again and the next commit heals the entry.
+
+use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
+use crc_fast::crc32_iscsi;
+
+use super::freshness::{Serves, Times};
+use super::tags::TagList;
+use crate::key::Key;
+
+/// `sg`, then the layout version. Raising the version makes every older entry a miss.
+const MAGIC: [u8; 2] = *b"sg";
+const VERSION: u8 = 2;
+
+/// ```text
+/// 0  magic    2
+/// 2  version  1
+/// 3  zero     1
+/// 4  CRC32C of all that follows  4
+/// 8  codec    1   how the payload is encoded
+/// 9  kind     1   0 value, 1 marker of an uncacheable resource
+/// 10 length of the validator  2
+/// 12 length of the key        4
+/// 16 length of the payload    4
+/// 20 stored at, server ms     8
+/// 28 fresh until, server ms   8
+/// 36 stale until, server ms   8
+/// 44 error until, server ms   8
+/// 52 retry at, server ms      8
+/// 60 time the load took, ms   4
+/// 64 length of the tags       2
+/// 66 zero                     2
+/// 68 key, validator, tags, payload
+/// ```
+/// All integers are little-endian. The checksum comes first, so that one pass covers the rest.
+const HEADER: usize = 68;
+const CRC_AT: usize = 4;
+const CHECKED_FROM: usize = 8;
+
+/// What kind of thing an entry holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A value that may be served.
+    Value,
+    /// No value: the resource was found uncacheable a moment ago, so do not queue for it.
+    Marker,
+}
+
+/// How a payload is encoded. A reader that expects another encoding has a miss.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Encoding(pub(crate) u8);
+
+impl Encoding {
+    pub(crate) const RAW: Self = Self(0);
+    pub(crate) const MESSAGE_PACK: Self = Self(1);
+    pub(crate) const JSON: Self = Self(2);
+    #[cfg(feature = "http")]
+    pub(crate) const HTTP: Self = Self(3);
+}
+
+/// A value with what is known about it, decoded. Moved from hand to hand on each hit, so what few have (a validator,
+/// tags) is kept small.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Entry {
+    pub(crate) kind: Kind,
+    pub(crate) encoding: Encoding,
+    /// Milliseconds on the store's clock.
+    pub(crate) stored_at: u64,
+    /// Until when, and how, it may be served.
+    pub(crate) times: Times,
+    /// What the loader compares with its origin to see whether the value has changed; empty for nothing.
+    pub(crate) validator: Box<[u8]>,
+    /// What it is invalidated under, besides its key.
+    pub(crate) tags: TagList,
+    pub(crate) payload: Bytes,
+}
+
+/// Why bytes in the store are not an entry of ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unreadable {
+    /// Too short, or no magic: somebody else's data.
+    Foreign,
+    /// Another layout version, older or newer.
+    Version(u8),
+    /// Lengths or checksum do not fit.
+    Corrupt,
+    /// A sound entry of another key: two long keys met in one name.
+    OtherKey,
+}
+
+impl Entry {
+    pub(crate) fn is_fresh(&self, now: u64) -> bool {
+        now < self.times.fresh_until
+    }
+
+    /// How it may be served at `now`; a marker never is.
+    pub(crate) fn serves(&self, now: u64) -> Serves {
+        match self.kind {
+            Kind::Value => self.times.serves(now),
+            Kind::Marker => Serves::No,
+        }
+    }
+
+    /// The bytes to store under `key`.
+    pub(crate) fn encode(&self, key: &Key) -> Bytes {
+        let full = key.full().as_bytes();
+        let mut out = BytesMut::with_capacity(
+            HEADER + full.len() + self.validator.len() + self.tags.as_bytes().len() + self.payload.len(),
+        );
+        out.put_slice(&MAGIC);
+        out.put_u8(VERSION);
+        out.put_u8(0);
+        out.put_u32_le(0);
+        out.put_u8(self.encoding.0);
+        out.put_u8(match self.kind {
+            Kind::Value => 0,
+            Kind::Marker => 1,
+        });
+        // Bounded where it is set.
+        out.put_u16_le(self.validator.len() as u16);
+        // Keys and payloads of 4 GiB are refused long before: `max_body`, and Redis's own 512 MiB.
+        out.put_u32_le(full.len() as u32);
+        out.put_u32_le(self.payload.len() as u32);
+        out.put_u64_le(self.stored_at);
+        let Times { fresh_until, stale_until, error_until, retry_at, load_ms } = self.times;
+        for time in [fresh_until, stale_until, error_until, retry_at] {
+            out.put_u64_le(time);
+        }
+        out.put_u32_le(load_ms);
+        out.put_u16_le(self.tags.as_bytes().len() as u16);
+        out.put_u16_le(0);
+        out.put_slice(full);
+        out.put_slice(&self.validator);
+        out.put_slice(self.tags.as_bytes());
+        out.put_slice(&self.payload);
+        let crc = crc32_iscsi(&out[CHECKED_FROM..]);
+        out[CRC_AT..CHECKED_FROM].copy_from_slice(&crc.to_le_bytes());
+        out.freeze()
+    }
+
+    /// Reads what is stored under `key`. The payload is what is left of `raw`; `raw` comes back where
+    /// it is no entry.
+    pub(crate) fn decode(mut raw: Bytes, key: &Key) -> Result<Self, (Unreadable, Bytes)> {
+        match Self::decode_header(&raw, key) {
+            Ok((header, [validator_at, tags_at, payload_at])) => {
+                let validator = raw[validator_at..tags_at].into();
+                let tags = TagList::from_bytes(&raw[tags_at..payload_at]);
+                raw.advance(payload_at);
+                Ok(Self { validator, tags, payload: raw, ..header })
+            }
+            Err(reason) => Err((reason, raw)),
+        }
+    }
+
+    /// Everything but the validator, the tags and the payload, and where these begin.
+    fn decode_header(raw: &[u8], key: &Key) -> Result<(Self, [usize; 3]), Unreadable> {
+        let Some((header, rest)) = raw.split_first_chunk::<HEADER>() else {
+            return Err(Unreadable::Foreign);
+        };
+        if header[..2] != MAGIC {
+            return Err(Unreadable::Foreign);
+        }
+        if header[2] != VERSION {
+            return Err(Unreadable::Version(header[2]));
+        }
+        let u32_at =
+            |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
+        let (key_len, payload_len) = (u32_at(12) as usize, u32_at(16) as usize);
+        let u16_at = |at: usize| usize::from(u16::from_le_bytes([header[at], header[at + 1]]));
+        let (validator_len, tags_len) = (u16_at(10), u16_at(64));
+        let length =
+            key_len.checked_add(payload_len).and_then(|all| all.checked_add(validator_len + tags_len));
+        if header[3] != 0 || u16_at(66) != 0 || length != Some(rest.len()) {
+            return Err(Unreadable::Corrupt);
+        }
+        if crc32_iscsi(&raw[CHECKED_FROM..]) != u32_at(CRC_AT) {
+            return Err(Unreadable::Corrupt);
+        }
+        if &rest[..key_len] != key.full().as_bytes() {
+            return Err(Unreadable::OtherKey);
+        }
+        let kind = match header[9] {
+            0 => Kind::Value,
+            1 => Kind::Marker,
+            _ => return Err(Unreadable::Corrupt),
+        };
+        let entry = Self {
+            kind,
+            encoding: Encoding(header[8]),
+            stored_at: u64_from(&header[20..]),
+            times: Times {
+                fresh_until: u64_from(&header[28..]),
+                stale_until: u64_from(&header[36..]),
+                error_until: u64_from(&header[44..]),
+                retry_at: u64_from(&header[52..]),
+                load_ms: u32_at(60),
+            },
+            validator: Box::default(),
+            tags: TagList::default(),
+            payload: Bytes::new(),
+        };
+        let validator_at = HEADER + key_len;
+        let tags_at = validator_at + validator_len;
+        Ok((entry, [validator_at, tags_at, tags_at + tags_len]))
+    }
+}
+
+/// Bytes with the checksum that an entry of theirs would have.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn sealed(mut raw: Vec<u8>) -> Bytes {
+    if raw.len() >= HEADER {
+        let crc = crc32_iscsi(&raw[CHECKED_FROM..]);
+        raw[CRC_AT..CHECKED_FROM].copy_from_slice(&crc.to_le_bytes());
+    }
+    raw.into()
+}
+
+fn u64_from(bytes: &[u8]) -> u64 {
+    bytes.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::key::CacheKey;
+    use crate::value::tags::Tagged;
+
+    fn key(text: &str) -> Key {
+        Key::new("ns", &CacheKey::from(text))
+    }
+
+    fn entry() -> Entry {
+        Entry {
+            kind: Kind::Value,
+            encoding: Encoding::RAW,
+            stored_at: 1_000,
+            times: Times {
+                fresh_until: 61_000,
+                stale_until: 62_000,
+                error_until: 63_000,
+                retry_at: 64_000,
+                load_ms: 7,
+            },
+            validator: b"v1"[..].into(),
+            tags: TagList::new(&[Tagged { tag: key("tag"), id: 7 }]),
+            payload: Bytes::from_static(b"the value"),
+        }
+    }
+
+    fn refusal(raw: Bytes, as_key: &str) -> Unreadable {
+        Entry::decode(raw, &key(as_key)).expect_err("refused").0
+    }
+
+    #[test]
+    fn round_trip_shares_the_memory_of_the_reply() {
+        let raw = entry().encode(&key("k"));
+        let memory = raw.as_ptr_range();
+        let back = Entry::decode(raw, &key("k")).expect("sound");
+        assert_eq!(back, entry());
+        assert!(memory.contains(&back.payload.as_ptr()));
+    }
+
+    /// What other versions of the crate have stored stays readable: the vectors of RFC 3720, B.4.
+    #[test]
+    fn the_checksum_is_crc32c() {
+        assert_eq!(crc32_iscsi(&[0; 32]), 0x8a91_36aa);
+        assert_eq!(crc32_iscsi(&[0xff; 32]), 0x62a8_ab43);
+        let long: Vec<u8> = (0..32).collect();
+        assert_eq!(crc32_iscsi(&long), 0x46dd_794e);
+    }
+
+    #[test]
+    fn fresh_until_is_exclusive() {
+        assert!(entry().is_fresh(60_999));
+        assert!(!entry().is_fresh(61_000));
+    }
+
+    /// D1 of the failure model: no flipped bit and no cut is ever taken for a value.
+    #[test]
+    fn every_flipped_bit_and_every_cut_is_a_miss() {
+        let raw = entry().encode(&key("k"));
+        for bit in 0..raw.len() * 8 {
+            let mut bad = raw.to_vec();
+            bad[bit / 8] ^= 1 << (bit % 8);
+            assert!(Entry::decode(bad.into(), &key("k")).is_err(), "bit {bit}");
+        }
+        for len in 0..raw.len() {
+            assert!(Entry::decode(raw.slice(..len), &key("k")).is_err(), "cut to {len}");
+        }
+        let mut long = raw.to_vec();
+        long.push(0);
+        assert_eq!(refusal(long.into(), "k"), Unreadable::Corrupt);
+    }
+
+    /// Lengths of more than a byte, and of nothing.
+    #[test]
+    fn whatever_is_encoded_is_decoded() {
+        let tags: Vec<_> = (0..40).map(|id| Tagged { tag: key(&format!("tag{id}")), id }).collect();
+        let (long, name) = (vec![b'v'; 300], "k".repeat(300));
+        let nothing =
+            Entry { validator: Box::default(), tags: TagList::default(), payload: Bytes::new(), ..entry() };
+        let cases = [
+            Entry {
+                validator: long.clone().into(),
+                tags: TagList::new(&tags),
+                payload: long.into(),
+                ..entry()
+            },
+            Entry { kind: Kind::Marker, encoding: Encoding::JSON, ..nothing.clone() },
+            nothing,
+        ];
+        for entry in cases {
+            for name in ["k", &name] {
+                assert_eq!(Entry::decode(entry.encode(&key(name)), &key(name)).as_ref(), Ok(&entry));
+            }
+        }
+    }
+
+    /// A checksum says that the bytes are those that were written, not who wrote them.
+    #[test]
+    fn lengths_and_kinds_that_are_never_written_are_refused_though_the_checksum_is_right() {
+        let sound = entry().encode(&key("k")).to_vec();
+        let with = |at: usize, byte: u8| {
+            let mut raw = sound.clone();
+            raw[at] = byte;
+            sealed(raw)
+        };
+        assert_eq!(Entry::decode(with(0, MAGIC[0]), &key("k")), Ok(entry()), "nothing is changed");
+        // Reserved, the kind, and each length, in its first byte and in its last.
+        for at in [3, 9, 10, 11, 12, 15, 16, 19, 64, 65, 66, 67] {
+            assert_eq!(refusal(with(at, 0xff), "k"), Unreadable::Corrupt, "byte {at}");
+        }
+        for length in [sound.len() - 1, HEADER] {
+            assert_eq!(refusal(sealed(sound[..length].to_vec()), "k"), Unreadable::Corrupt);
+        }
+        assert_eq!(refusal(sealed([&sound[..], b"!"].concat()), "k"), Unreadable::Corrupt);
+    }
+
+    #[test]
+    fn another_version_and_another_key_are_told_apart_from_damage() {
+        let mut newer = entry().encode(&key("k")).to_vec();
+        newer[2] = 9;
+        assert_eq!(refusal(newer.into(), "k"), Unreadable::Version(9));
+        assert_eq!(refusal(entry().encode(&key("k")), "l"), Unreadable::OtherKey);
+        assert_eq!(refusal(Bytes::from_static(b"hello"), "k"), Unreadable::Foreign);
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_bytes_make_it_panic(raw in proptest::collection::vec(0u8.., 0..200)) {
+            let _ = Entry::decode(raw.into(), &key("k"));
+        }
+    }
+}
