@@ -85,6 +85,8 @@ pub mod health;
 #[cfg(feature = "http")]
 #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
 pub mod http;
+#[cfg(feature = "http")]
+mod http_rules;
 mod key;
 mod loader;
 pub mod lock;

@@ -14,7 +14,8 @@ use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use super::arrival::{self, Passage};
+use super::shared_body;
+use super::shared_body::Passage;
 
 /// The error of a [`GuardedBody`]: the inner body's own, or that its load was cut off.
 ///
@@ -210,15 +211,15 @@ where
                 }
                 State::Arriving { passage, next, seat, left } => {
                     match ready!(passage.poll_piece(*next, seat, cx)) {
-                        arrival::Piece::Data(data) => {
+                        shared_body::Piece::Data(data) => {
                             *next += 1;
                             *left = left.saturating_sub(data.len() as u64);
                             return Poll::Ready(Some(Ok(Frame::data(data))));
                         }
-                        arrival::Piece::Whole(trailers) => {
+                        shared_body::Piece::Whole(trailers) => {
                             self.state = State::Stored { body: Bytes::new(), trailers };
                         }
-                        arrival::Piece::Broken(text) => {
+                        shared_body::Piece::Broken(text) => {
                             self.state = Self::ended();
                             return Poll::Ready(Some(Err((*text).into())));
                         }

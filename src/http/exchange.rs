@@ -9,18 +9,18 @@ use http_body::Body;
 use tower_service::Service;
 
 use super::body::{BoxError, GuardedBody};
-use super::journey::{Journey, Step, failed};
+use super::body_warning;
+use super::cache_status::{CacheStatus, own_answer, write_key, write_status};
 use super::load::{Head, Wanted, call, loader};
-use super::personal;
-use super::replay::{At, Found, Replay, Wants};
-use super::request::{Asked, Considered, consider};
-use super::rule::Rule;
+use super::miss::{Journey, Step, failed};
+use super::respond::{At, Found, Replay, Wants};
 use super::service::Boxed;
-use super::status::{CacheStatus, own_answer, write_key, write_status};
 use super::tee::has_no_content;
-use super::wrapped;
 use crate::error::{Error, ErrorKind, Failure};
 use crate::guard::StampedeGuard;
+use crate::http_rules::personal;
+use crate::http_rules::reason::Rule;
+use crate::http_rules::request::{Asked, Considered, consider};
 use crate::key::Key;
 use crate::observe::{self, Outcome};
 use crate::policy::OnStoreDown;
@@ -82,7 +82,7 @@ where
             Err(rule) => {
                 observe::judged("not looked up", &rule);
                 match rule {
-                    Rule::Body => wrapped::tell(&self.request),
+                    Rule::Body => body_warning::tell(&self.request),
                     Rule::Extension => personal::tell(&self.request, &guard.parts().1.http.requests),
                     _ => {}
                 }

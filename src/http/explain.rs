@@ -7,13 +7,13 @@ use http::header::{DATE, HeaderName};
 use http::{Method, Request, Response, Uri};
 use http_body::SizeHint;
 
-use super::dates::date;
-use super::policy::{HttpPolicy, ResponseRules};
-use super::request::{Considered, Content, consider_post, survey};
-use super::response::{DoNotStore, Exchange, Storing, Verdict, judge};
-use super::rule::Rule;
-use super::target::key;
-use super::vary::Vary;
+use crate::http_rules::dates::date;
+use crate::http_rules::policy::{HttpPolicy, ResponseRules};
+use crate::http_rules::reason::Rule;
+use crate::http_rules::request::{Considered, Content, consider_post, survey};
+use crate::http_rules::response::{DoNotStore, Exchange, Storing, Verdict, judge};
+use crate::http_rules::target::key;
+use crate::http_rules::vary::Vary;
 use crate::key::CacheKey;
 
 /// Tells what a policy makes of a response to a request: whether it is stored, for how long, and why.

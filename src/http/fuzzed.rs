@@ -9,15 +9,15 @@ use http::header::{
 };
 use http::{Uri, uri};
 
-use super::cache_control::{CacheControl, RequestDirectives};
-use super::cdn::{CDN_CACHE_CONTROL, targeted};
-use super::dates;
-use super::kept::Kept;
-use super::location::resolve;
-use super::ranges::{Answer, ByteRange, Part, answer, join};
-use super::selecting::Normal;
-use super::vary::{Names, Vary};
-use super::wire::StoredResponse;
+use super::encoding::StoredResponse;
+use super::metadata::Kept;
+use crate::http_rules::cache_control::{CacheControl, RequestDirectives};
+use crate::http_rules::cdn::{CDN_CACHE_CONTROL, targeted};
+use crate::http_rules::dates;
+use crate::http_rules::location::resolve;
+use crate::http_rules::normalize::Normal;
+use crate::http_rules::ranges::{Answer, ByteRange, Part, answer, join};
+use crate::http_rules::vary::{Names, Vary};
 use crate::value::entry::{Encoding, Entry, Kind};
 use crate::value::freshness::Times;
 use crate::value::tags::TagList;

@@ -13,23 +13,23 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tower_service::Service;
 
-use super::again::Again;
-use super::apart::Apart;
 use super::body::{BoxError, GuardedBody};
-use super::draft::{Previous, head_of};
-use super::freshness::corrected_initial_age;
-use super::kept::Kept;
-use super::replay::{VariantPlace, answer};
-use super::request::Asked;
-use super::reuse::{Failed, instead_of};
-use super::rule::Rule;
-use super::share::{Client, Sharing};
-use super::status::{
+use super::cache_status::{
     CacheStatus, Fwd, NOT_VALIDATED, StandIn, age_and_status, own_answer, write_stand_in, write_status,
 };
-use super::validation::{add_conditions, freshened, is_about, remove_conditions};
-use super::wire::StoredResponse;
+use super::candidate::{Previous, head_of};
+use super::commit::{Client, Sharing};
+use super::encoding::StoredResponse;
+use super::metadata::Kept;
+use super::respond::{VariantPlace, answer};
+use super::retry::Again;
+use super::side_commit::Apart;
 use crate::error::{Failure, failure_text};
+use crate::http_rules::freshness::corrected_initial_age;
+use crate::http_rules::reason::Rule;
+use crate::http_rules::request::Asked;
+use crate::http_rules::reuse::{Failed, instead_of};
+use crate::http_rules::validation::{add_conditions, freshened, is_about, remove_conditions};
 use crate::key::Key;
 use crate::loader::nesting::Loading;
 use crate::loader::{Given, LoadResult, Loaded, Loader, Mark, Mode};

@@ -233,59 +233,35 @@
 //!     .layer(StampedeGuard::in_memory());
 //! ```
 
-mod again;
-mod apart;
-mod arrival;
 mod body;
-mod cache_control;
-mod cdn;
-mod change;
-mod cookies;
-mod credentials;
-mod dates;
-mod draft;
+mod body_warning;
+mod cache_status;
+mod candidate;
+mod commit;
+mod encoding;
 mod exchange;
 mod explain;
-mod fields;
-mod forwarding;
-mod freshness;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzed;
-mod invalidation;
-mod journey;
-mod kept;
 mod load;
-mod location;
-mod nesting;
-mod personal;
-mod policy;
-mod ranges;
-mod replay;
-mod request;
-mod request_policy;
-mod request_rules;
-mod response;
-mod reuse;
-mod rule;
-mod selecting;
+mod metadata;
+mod miss;
+mod respond;
+mod retry;
 mod service;
-mod share;
-mod status;
-mod target;
+mod shared_body;
+mod side_commit;
 mod tee;
-mod validation;
-mod vary;
+mod unsafe_methods;
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "in a test the panic is the report")]
 #[path = "walkthrough_tests.rs"]
 mod walkthrough;
-mod wire;
-mod wrapped;
 
+pub use crate::http_rules::policy::HttpPolicy;
+pub use crate::http_rules::request_rules::KeyParts;
+pub use crate::http_rules::response::DoNotStore;
+pub use crate::http_rules::target::cache_key;
 pub use body::GuardedBody;
 pub use explain::{Decision, explain};
-pub use policy::HttpPolicy;
-pub use request_rules::KeyParts;
-pub use response::DoNotStore;
 pub use service::{Guarded, GuardedFuture};
-pub use target::cache_key;

@@ -10,16 +10,16 @@ use http::{Method, Request, StatusCode};
 use http_body::SizeHint;
 use http_body_util::Full;
 
-use super::fields::storable;
-use super::invalidation::Invalidation;
-use super::policy::{HttpPolicy, ResponseRules};
-use super::ranges::{Answer, ByteRange, Part, answer, if_range_holds};
-use super::request::{Asked, Considered, consider, consider_post};
-use super::response::{Exchange, Storing, Verdict, judge};
-use super::reuse::{Failed, Reuse, instead_of, reuse};
-use super::selecting::Normal;
-use super::validation::{add_conditions, freshened, is_about, is_not_modified, not_modified};
-use super::vary::{Names, Variant, Vary};
+use crate::http_rules::fields::storable;
+use crate::http_rules::invalidation::Invalidation;
+use crate::http_rules::normalize::Normal;
+use crate::http_rules::policy::{HttpPolicy, ResponseRules};
+use crate::http_rules::ranges::{Answer, ByteRange, Part, answer, if_range_holds};
+use crate::http_rules::request::{Asked, Considered, consider, consider_post};
+use crate::http_rules::response::{Exchange, Storing, Verdict, judge};
+use crate::http_rules::reuse::{Failed, Reuse, instead_of, reuse};
+use crate::http_rules::validation::{add_conditions, freshened, is_about, is_not_modified, not_modified};
+use crate::http_rules::vary::{Names, Variant, Vary};
 use crate::key::CacheKey;
 
 #[path = "walkthrough_scripts.rs"]

@@ -16,9 +16,9 @@ use super::freshness::{
 use super::location::of_same_origin;
 use super::policy::{HttpPolicy, ResponseRules, Scope, Sharing};
 use super::ranges::Part;
+use super::reason::Rule;
 use super::request::Asked;
 use super::reuse::{Stale, Terms, must_revalidate};
-use super::rule::Rule;
 use super::validation::has_validator;
 use super::vary::Vary;
 

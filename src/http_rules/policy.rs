@@ -6,9 +6,9 @@ use http::Request;
 use http::header::{self, HeaderName};
 use http::uri::Scheme;
 
+use super::normalize::Normal;
 use super::request::{Content, survey};
 use super::request_rules::{Heads, KeyHook, KeyParts, RequestRules};
-use super::selecting::Normal;
 use super::target::key;
 use super::vary::MOST_NAMES;
 use crate::key::CacheKey;

@@ -2,7 +2,7 @@ use http::Response;
 use proptest::prelude::*;
 
 use super::*;
-use crate::http::kept::Chosen;
+use crate::http::metadata::Chosen;
 
 fn stored(headers: &[(&str, &str)], body: &'static str) -> StoredResponse {
     let mut map = HeaderMap::new();
@@ -26,7 +26,7 @@ impl StoredResponse {
             std::time::Duration::ZERO,
             Chosen { generation: 0, variant: None },
         ))
-        .map(|raw| raw.slice(kept::FIXED..))
+        .map(|raw| raw.slice(metadata::FIXED..))
     }
 }
 

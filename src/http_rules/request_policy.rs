@@ -1,10 +1,10 @@
 //! What of the rules for requests can be set beside the lists of headers: authority, cookies, and extensions.
 
-use super::HttpPolicy;
 use super::cookies::CookieNames;
 use super::personal::PersonalExtension;
 use super::request_rules::RequestRules;
 use super::target::{default_port, plain_authority};
+use crate::http::HttpPolicy;
 
 impl HttpPolicy {
     /// One authority for all keys, as `shop.example` or `shop.example:8080`, instead of the `Host` of each request: for a service
@@ -101,7 +101,7 @@ impl HttpPolicy {
 
 impl RequestRules {
     /// What can not be, for [`PolicyBuilder::build`](crate::PolicyBuilder::build).
-    pub(super) fn refusal(&self) -> Option<String> {
+    pub(crate) fn refusal(&self) -> Option<String> {
         let authority = self.authority.as_deref();
         let port = default_port(&self.scheme);
         if let Some(text) = authority.filter(|text| plain_authority(text, port) != Some(text)) {

@@ -6,12 +6,12 @@ use std::time::Duration;
 use bytes::{BufMut as _, Bytes, BytesMut};
 use http::header::HeaderMap;
 
-use super::forwarding::forwarding;
-use super::ranges::Part;
-use super::response::Storing;
-use super::reuse::{Stale, Terms};
-use super::selecting::Normal;
-use super::vary::{Fingerprint, Names, Variant};
+use crate::http_rules::forwarding::forwarding;
+use crate::http_rules::normalize::Normal;
+use crate::http_rules::ranges::Part;
+use crate::http_rules::response::Storing;
+use crate::http_rules::reuse::{Stale, Terms};
+use crate::http_rules::vary::{Fingerprint, Names, Variant};
 use crate::value::entry::{Encoding, Entry, Kind};
 use crate::value::freshness::ms;
 
@@ -244,5 +244,5 @@ impl<'a> Fields<'a> {
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "in a test the panic is the report")]
-#[path = "kept_tests.rs"]
+#[path = "metadata_tests.rs"]
 mod tests;

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use http::Request;
 use http::header::{CONTENT_LENGTH, TRANSFER_ENCODING};
 
-use super::request::is_zero;
+use crate::http_rules::request::is_zero;
 use crate::observe::{Seldom, log};
 
 /// For all guards of the process, which most often stand behind the same layers; and not the node's, because it would be

@@ -7,18 +7,18 @@ use http::{Request, Uri};
 /// A handler that forwards its request to somewhere else leaves it there: of another origin it says nothing about where
 /// the request goes now.
 #[cfg(feature = "axum")]
-pub(super) fn original<B>(request: &Request<B>) -> Option<&Uri> {
+pub(crate) fn original<B>(request: &Request<B>) -> Option<&Uri> {
     let (uri, original) = (request.uri(), &request.extensions().get::<axum::extract::OriginalUri>()?.0);
     (original.scheme() == uri.scheme() && original.authority() == uri.authority()).then_some(original)
 }
 
 #[cfg(not(feature = "axum"))]
-pub(super) fn original<B>(_: &Request<B>) -> Option<&Uri> {
+pub(crate) fn original<B>(_: &Request<B>) -> Option<&Uri> {
     None
 }
 
 /// Whether what the inner service sees is this target, or what nesting has left of it.
-pub(super) fn strips<B>(target: &Uri, request: &Request<B>) -> bool {
+pub(crate) fn strips<B>(target: &Uri, request: &Request<B>) -> bool {
     let uri = request.uri();
     std::ptr::eq(target, uri)
         || target.query() == uri.query() && (target.path() == uri.path() || is_nested(target.path(), request))

@@ -11,8 +11,9 @@ use http::header::{CONTENT_LENGTH, DATE, HeaderMap, HeaderName, HeaderValue, SET
 use http::response::Parts;
 use http::{StatusCode, Version};
 
-use super::fields::{is_hop_by_hop, say_length_once, storable};
-use super::kept::{self, Kept};
+use super::metadata;
+use super::metadata::Kept;
+use crate::http_rules::fields::{is_hop_by_hop, say_length_once, storable};
 
 /// ```text
 /// 0  layout   1
@@ -176,7 +177,7 @@ impl StoredResponse {
         let section = section(all()).filter(|_| self.is_sound())?;
         // A little more than is needed: numbered names are not written.
         let room = section + 4 * (self.headers.len() + trailers.len());
-        let mut out = BytesMut::with_capacity(kept::FIXED + FIXED + room + self.body.len());
+        let mut out = BytesMut::with_capacity(metadata::FIXED + FIXED + room + self.body.len());
         kept.encode(&mut out)?;
         let start = out.len();
         out.put_u8(LAYOUT);
@@ -390,5 +391,5 @@ fn clamp(now: SystemTime) -> SystemTime {
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "in a test the panic is the report")]
-#[path = "wire_tests.rs"]
+#[path = "encoding_tests.rs"]
 mod tests;

@@ -162,7 +162,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::http::cache_control::LONGEST_SECONDS;
+    use crate::http_rules::cache_control::LONGEST_SECONDS;
 
     const fn secs(secs: u64) -> Duration {
         Duration::from_secs(secs)

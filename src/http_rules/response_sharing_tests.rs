@@ -1,7 +1,7 @@
 //! The rules for responses: with whom they are shared.
 
 use super::*;
-use crate::http::vary::Names;
+use crate::http_rules::vary::Names;
 
 #[test]
 fn what_forbids_storing_does_so_in_every_mode() {

@@ -10,9 +10,9 @@ use http::{HeaderMap, Response};
 use tokio::time::Instant;
 
 use super::body::GuardedBody;
-use super::kept::Kept;
-use super::status::{CacheStatus, age_and_status};
-use super::wire::are_sound_trailers;
+use super::cache_status::{CacheStatus, age_and_status};
+use super::encoding::are_sound_trailers;
+use super::metadata::Kept;
 use crate::sync::lock;
 
 /// A head, and the body as far as it has come.

@@ -11,8 +11,8 @@ use super::fields::contains_token;
 use super::forwarding::is_forwarding;
 use super::policy::Sharing;
 use super::ranges;
+use super::reason::Rule;
 use super::request_rules::RequestRules;
-use super::rule::Rule;
 use super::target::{Keyed, Target, key, key_by};
 use crate::key::CacheKey;
 
@@ -220,7 +220,7 @@ fn is_bytes(value: &HeaderValue) -> bool {
     unit.trim_ascii().eq_ignore_ascii_case(b"bytes")
 }
 
-pub(super) fn is_zero(value: &HeaderValue) -> bool {
+pub(crate) fn is_zero(value: &HeaderValue) -> bool {
     !value.is_empty() && value.as_bytes().iter().all(|&byte| byte == b'0')
 }
 

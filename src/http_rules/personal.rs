@@ -44,7 +44,7 @@ impl fmt::Debug for PersonalExtension {
 static WARNED: LazyLock<Seldom> = LazyLock::new(Seldom::default);
 
 /// Warns about the layer that has set an extension of this request.
-pub(super) fn tell<B>(request: &Request<B>, rules: &RequestRules) {
+pub(crate) fn tell<B>(request: &Request<B>, rules: &RequestRules) {
     let found = rules.personal.iter().find(|personal| personal.is_in(request.extensions()));
     if let Some(found) = found
         && WARNED.is_due()

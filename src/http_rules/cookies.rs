@@ -1,4 +1,4 @@
-//! Which cookies matter: [`HttpPolicy::cookies`](super::HttpPolicy::cookies).
+//! Which cookies matter: [`HttpPolicy::cookies`](crate::http::HttpPolicy::cookies).
 
 use http::HeaderValue;
 

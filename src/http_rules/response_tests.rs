@@ -3,7 +3,7 @@
 use std::time::UNIX_EPOCH;
 
 use super::*;
-use crate::http::cache_control::RequestDirectives;
+use crate::http_rules::cache_control::RequestDirectives;
 
 #[path = "response_sharing_tests.rs"]
 mod sharing;

@@ -7,9 +7,9 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use super::body::GuardedBody;
+use super::cache_status::{CacheStatus, StandIn, own_answer, write_stand_in, write_status};
 use super::load::{Head, Wanted};
-use super::replay::{At, Found, VariantPlace, Wants};
-use super::status::{CacheStatus, StandIn, own_answer, write_stand_in, write_status};
+use super::respond::{At, Found, VariantPlace, Wants};
 use crate::error::{Error, ErrorKind, Failure};
 use crate::guard::StampedeGuard;
 use crate::key::Key;

@@ -307,5 +307,5 @@ impl Line {
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "in a test the panic is the report")]
-#[path = "status_tests.rs"]
+#[path = "cache_status_tests.rs"]
 mod tests;

@@ -7,24 +7,24 @@ use http::uri::Scheme;
 use http::{Method, Request, Uri, Version};
 use sha2::{Digest as _, Sha256};
 
+use super::axum_nesting::{original, strips};
 use super::invalidation::Invalidation;
-use super::nesting::{original, strips};
+use super::reason::Rule;
 use super::request_rules::{KeyParts, RequestRules};
-use super::rule::Rule;
 use super::vary::Fingerprint;
 use crate::error::{Error, ErrorKind};
 use crate::guard::StampedeGuard;
 use crate::key::CacheKey;
 
-/// The key under which a guard with the default [`HttpPolicy`](super::HttpPolicy) stores the response to a GET of `uri`,
+/// The key under which a guard with the default [`HttpPolicy`](crate::http::HttpPolicy) stores the response to a GET of `uri`,
 /// for [`invalidate`](crate::StampedeGuard::invalidate). `None` unless the URI is absolute, with a plain `http` or `https`
 /// authority.
 ///
 /// A server's requests carry no scheme: there it is the policy's
 /// [`scheme`](crate::PolicyBuilder::scheme), `http` by default, and the authority is the client's `Host`.
 ///
-/// This knows no policy. Where one is [`private`](super::HttpPolicy::private), is [`strict`](super::HttpPolicy::strict),
-/// or has a [`key`](super::HttpPolicy::key) of its own, entries have other keys, and to invalidate this one removes
+/// This knows no policy. Where one is [`private`](crate::http::HttpPolicy::private), is [`strict`](crate::http::HttpPolicy::strict),
+/// or has a [`key`](crate::http::HttpPolicy::key) of its own, entries have other keys, and to invalidate this one removes
 /// nothing: there use [`StampedeGuard::http_key`].
 ///
 /// # Examples
@@ -48,7 +48,7 @@ impl StampedeGuard {
     /// The key under which this guard, as an HTTP layer with its policy, stores the response to a GET that comes with this
     /// request's URI and headers, for [`invalidate`](Self::invalidate). `None` for a request that would bypass the cache, as
     /// with credentials: make one as clients send it. `Host` is part of the key, unless the policy names
-    /// [one authority](super::HttpPolicy::authority) for all keys: then [`invalidate_path`](Self::invalidate_path) needs no request.
+    /// [one authority](crate::http::HttpPolicy::authority) for all keys: then [`invalidate_path`](Self::invalidate_path) needs no request.
     ///
     /// # Examples
     ///
@@ -68,9 +68,9 @@ impl StampedeGuard {
 }
 
 impl StampedeGuard {
-    /// Removes what is stored for this path and query under the policy's [`authority`](super::HttpPolicy::authority) and
+    /// Removes what is stored for this path and query under the policy's [`authority`](crate::http::HttpPolicy::authority) and
     /// [`scheme`](crate::PolicyBuilder::scheme), as an unsafe method does: in every process, all variants, also against loads
-    /// that are running. Of a policy with a [`key`](super::HttpPolicy::key) of its own it removes what an unsafe request
+    /// that are running. Of a policy with a [`key`](crate::http::HttpPolicy::key) of its own it removes what an unsafe request
     /// without headers would.
     ///
     /// # Errors
@@ -293,7 +293,7 @@ fn scheme(target: &Uri, rules: &RequestRules) -> Option<(&'static str, u16)> {
 }
 
 /// The port that an authority of this scheme names by naming none (RFC 9110, 4.2.1 and 4.2.2).
-pub(super) fn default_port(scheme: &Scheme) -> u16 {
+pub(crate) fn default_port(scheme: &Scheme) -> u16 {
     if *scheme == Scheme::HTTPS { 443 } else { 80 }
 }
 
@@ -350,7 +350,7 @@ fn path_and_query(uri: &Uri) -> &str {
 /// authority that can be a key.
 ///
 /// User information is refused: it is a credential, and deprecated (RFC 9110, 4.2.4).
-pub(super) fn plain_authority(text: &str, default_port: u16) -> Option<&str> {
+pub(crate) fn plain_authority(text: &str, default_port: u16) -> Option<&str> {
     let (host, port) = if text.starts_with('[') {
         // An IP literal holds colons of its own (RFC 3986, 3.2.2).
         let (host, port) = text.split_at(text.find(']')? + 1);

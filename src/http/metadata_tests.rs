@@ -3,8 +3,8 @@ use http::header::{ACCEPT_LANGUAGE, CONTENT_LANGUAGE, HeaderValue, VARY};
 use proptest::prelude::*;
 
 use super::*;
-use crate::http::selecting::Normal;
-use crate::http::vary::Vary;
+use crate::http_rules::normalize::Normal;
+use crate::http_rules::vary::Vary;
 use crate::value::freshness::Times;
 use crate::value::tags::TagList;
 

@@ -9,7 +9,7 @@ use http::header::{self, HeaderMap, HeaderName};
 use sha2::{Digest as _, Sha256};
 
 use super::forwarding::forwarding;
-use super::selecting::{Normal, preferred_language, selecting_value};
+use super::normalize::{Normal, preferred_language, selecting_value};
 
 /// A response that depends on more headers is not stored: each name multiplies the variants.
 pub(crate) const MOST_NAMES: usize = 8;

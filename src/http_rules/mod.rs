@@ -1,0 +1,28 @@
+//! The rules of HTTP caching as functions of requests and responses: RFC 9110, 9111, 9211, 9213 and 5861.
+//!
+//! They know no guard, no store and no clock but the time that they are given.
+
+pub(crate) mod axum_nesting;
+pub(crate) mod cache_control;
+pub(crate) mod cdn;
+pub(crate) mod cookies;
+pub(crate) mod credentials;
+pub(crate) mod dates;
+pub(crate) mod fields;
+pub(crate) mod forwarding;
+pub(crate) mod freshness;
+pub(crate) mod invalidation;
+pub(crate) mod location;
+pub(crate) mod normalize;
+pub(crate) mod personal;
+pub(crate) mod policy;
+pub(crate) mod ranges;
+pub(crate) mod reason;
+pub(crate) mod request;
+pub(crate) mod request_policy;
+pub(crate) mod request_rules;
+pub(crate) mod response;
+pub(crate) mod reuse;
+pub(crate) mod target;
+pub(crate) mod validation;
+pub(crate) mod vary;
