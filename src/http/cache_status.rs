@@ -3,10 +3,9 @@
 use std::sync::OnceLock;
 
 use bytes::Bytes;
-use http::header::{AGE, CACHE_CONTROL, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
-use http::{Response, StatusCode};
+use http::StatusCode;
+use http::header::{AGE, HeaderMap, HeaderName, HeaderValue};
 
-use super::body::GuardedBody;
 use crate::value::entry::Entry;
 
 const CACHE_STATUS: HeaderName = http::header::CACHE_STATUS;
@@ -229,30 +228,6 @@ static THREE_DIGITS: [[u8; 3]; 1000] = {
 pub(crate) fn age_and_status(headers: &mut HeaderMap, age: u64, status: CacheStatus) {
     write_age(headers, age);
     write_status(headers, status);
-}
-
-/// The guard's own answer, where there is no other:
-///
-/// - 502: the load that this request waited for failed, and its error can not be given twice;
-/// - 503: too much at once (`overloaded`), or the store is down and the guard may not load without it
-///   (`OnStoreDown::FailClosed`);
-/// - 504: the load took longer than `load_timeout`, or the wait for it longer than `wait_timeout`.
-///
-/// None of them is about this request alone, so all say when to come again (RFC 9110, 10.2.3).
-pub(crate) fn own_answer<B>(
-    status: StatusCode,
-    detail: &'static str,
-    text: &'static str,
-) -> Response<GuardedBody<B>> {
-    let mut response = Response::new(GuardedBody::from(Bytes::from_static(text.as_bytes())));
-    *response.status_mut() = status;
-    let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
-    headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
-    // Made here and now for this request: no cache on the way may keep it (RFC 9111, 5.2.2.5).
-    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    write_status(headers, CacheStatus::miss(detail));
-    response
 }
 
 /// A line of `Cache-Status` under construction: it is written on every hit, so on the stack and

@@ -1,9 +1,13 @@
 use http_body_util::{BodyExt as _, Empty};
 
 use super::*;
+use crate::http::GuardedBody;
+use crate::http::respond::own_answer;
 use crate::value::entry::{Encoding, Kind};
 use crate::value::freshness::Times;
 use crate::value::tags::TagList;
+use http::Response;
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
 
 type Answer = Response<GuardedBody<Empty<Bytes>>>;
 

@@ -17,10 +17,10 @@ use super::body::{BoxError, GuardedBody};
 use super::cache_status::{CacheStatus, Fwd, write_status};
 use super::candidate::{Draft, Previous, head_of};
 use super::encoding::{is_replayable, is_storable};
-use super::load::{Head, Wanted, no_content};
 use super::metadata::{Chosen, NamedVariant};
 use super::side_commit::Apart;
 use super::tee::{Teed, ends_with_head, has_no_content, tee};
+use super::wanted::{Head, Wanted, no_content};
 use crate::error::Failure;
 use crate::guard_state::{Announcer, Node};
 use crate::http_rules::fields::{content_length, least_length};
@@ -365,5 +365,11 @@ where
         }
         let headers: HeaderMap = not_modified(&head.headers);
         Some(head_of(StatusCode::NOT_MODIFIED, head.version, headers))
+    }
+}
+
+impl ResponseRules {
+    pub(crate) fn of(policy: &Policy) -> Self {
+        Self { http: policy.http.clone(), fresh_for: policy.fresh_for, max_body: policy.max_body }
     }
 }

@@ -10,12 +10,13 @@ use tower_service::Service;
 
 use super::body::{BoxError, GuardedBody};
 use super::body_warning;
-use super::cache_status::{CacheStatus, own_answer, write_key, write_status};
-use super::load::{Head, Wanted, call, loader};
+use super::cache_status::{CacheStatus, write_key, write_status};
+use super::load::loader;
 use super::miss::{Journey, Step, failed};
+use super::respond::own_answer;
 use super::respond::{At, Found, Replay, Wants};
-use super::service::Boxed;
 use super::tee::has_no_content;
+use super::wanted::{Head, Wanted, call};
 use crate::error::{Error, ErrorKind, Failure};
 use crate::guard::StampedeGuard;
 use crate::http_rules::personal;
@@ -27,6 +28,9 @@ use crate::policy::OnStoreDown;
 use crate::read_through::look_up::Ask;
 use crate::read_through::{Looked, look, peek};
 use crate::store::StoreError;
+
+/// Boxed, because an `async` block has no name; the type around it is opaque so that this can change.
+pub(super) type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// One request and what is needed to answer it.
 pub(super) struct Exchange<S, Q> {
@@ -83,7 +87,7 @@ where
                 observe::judged("not looked up", &rule);
                 match rule {
                     Rule::Body => body_warning::tell(&self.request),
-                    Rule::Extension => personal::tell(&self.request, &guard.parts().1.http.requests),
+                    Rule::Extension => personal::tell(&self.request, &guard.parts().1.http.requests.personal),
                     _ => {}
                 }
                 Box::pin(self.pass(guard, Some(CacheStatus::bypass(rule.token()))))

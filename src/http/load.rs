@@ -1,11 +1,10 @@
 //! Step 6 over HTTP: asks the inner service, and gives its answer to the client whose request it was.
 
+use super::wanted::{Head, Wanted, call};
 use std::fmt;
-use std::future::poll_fn;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::SystemTime;
 
-use bytes::Bytes;
 use http::header::{HeaderMap, IF_RANGE, RANGE};
 use http::{Method, Request, Response, StatusCode};
 use http_body::{Body, SizeHint};
@@ -15,64 +14,27 @@ use tower_service::Service;
 
 use super::body::{BoxError, GuardedBody};
 use super::cache_status::{
-    CacheStatus, Fwd, NOT_VALIDATED, StandIn, age_and_status, own_answer, write_stand_in, write_status,
+    CacheStatus, Fwd, NOT_VALIDATED, StandIn, age_and_status, write_stand_in, write_status,
 };
 use super::candidate::{Previous, head_of};
 use super::commit::{Client, Sharing};
 use super::encoding::StoredResponse;
 use super::metadata::Kept;
-use super::respond::{VariantPlace, answer};
+use super::respond::answer;
+use super::respond::own_answer;
 use super::retry::Again;
 use super::side_commit::Apart;
 use crate::error::{Failure, failure_text};
 use crate::http_rules::freshness::corrected_initial_age;
 use crate::http_rules::reason::Rule;
-use crate::http_rules::request::Asked;
 use crate::http_rules::reuse::{Failed, instead_of};
 use crate::http_rules::validation::{add_conditions, freshened, is_about, remove_conditions};
-use crate::key::Key;
 use crate::loader::nesting::Loading;
 use crate::loader::{Given, LoadResult, Loaded, Loader, Mark, Mode};
 use crate::policy::Policy;
 use crate::read_through::look_up::Ask;
 use crate::read_through::read_entry;
 use crate::store::StoreError;
-
-/// What the client that led a load is given, as soon as its head is there.
-pub(crate) type Head<B, E> = Result<Response<GuardedBody<B>>, E>;
-
-/// A request that something is loaded for.
-pub(crate) struct Wanted {
-    pub(crate) asked: Asked,
-    /// As they came.
-    pub(crate) headers: HeaderMap,
-    pub(crate) resource: Key,
-    /// Where its variant belongs, if that was found to be elsewhere.
-    pub(crate) variant: OnceLock<VariantPlace>,
-    /// Where it is stored, if it is loaded apart from others.
-    pub(crate) stored_at: OnceLock<Key>,
-    /// It has its answer, and what is stored is brought up to date for all.
-    pub(crate) answered: OnceLock<()>,
-    /// A look-up for it was not answered, or not made.
-    pub(crate) unread: OnceLock<()>,
-    /// The inner service was asked for it.
-    pub(crate) forwarded: OnceLock<()>,
-    /// What that answered, where something else is given instead.
-    pub(crate) refused: OnceLock<StatusCode>,
-}
-
-impl Wanted {
-    pub(crate) fn new(asked: Asked, headers: HeaderMap, resource: Key) -> Arc<Self> {
-        let (variant, stored_at, answered) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
-        let (unread, forwarded, refused) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
-        Arc::new(Self { asked, headers, resource, variant, stored_at, answered, unread, forwarded, refused })
-    }
-
-    /// Whether a part is loaded.
-    pub(crate) fn is_part(&self) -> bool {
-        self.asked.ranged && self.answered.get().is_none()
-    }
-}
 
 /// Boxes a request to `inner` as a load. The client's answer comes through the receiver, ahead of the
 /// load's end.
@@ -278,16 +240,6 @@ fn fwd(wanted: &Wanted, mode: Mode, previous: Option<(&Previous, bool)>, now: u6
     }
 }
 
-/// Makes the service ready where it is called, which `poll_ready` of the guard does not.
-pub(crate) async fn call<S: Service<R>, R>(mut service: S, request: R) -> Result<S::Response, S::Error> {
-    ready(&mut service).await?;
-    service.call(request).await
-}
-
-pub(crate) async fn ready<S: Service<R>, R>(service: &mut S) -> Result<(), S::Error> {
-    poll_fn(|cx| service.poll_ready(cx)).await
-}
-
 /// The inner service failed: its client has the error itself, after the others were told. A client that tries
 /// again at once must not meet this very load.
 fn failed<B, E>(client: Client<B, E>, error: E) -> Loaded
@@ -373,9 +325,4 @@ where
         // Its client may ask again as soon as it has that.
         Loaded { result, settled: Some(Box::new(move || drop(client.send(Ok(own))))) }
     }
-}
-
-/// Nothing to send.
-pub(crate) fn no_content<B>() -> GuardedBody<B> {
-    GuardedBody::from(Bytes::new())
 }

@@ -7,9 +7,10 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use super::body::GuardedBody;
-use super::cache_status::{CacheStatus, StandIn, own_answer, write_stand_in, write_status};
-use super::load::{Head, Wanted};
+use super::cache_status::{CacheStatus, StandIn, write_stand_in, write_status};
+use super::respond::own_answer;
 use super::respond::{At, Found, VariantPlace, Wants};
+use super::wanted::{Head, Wanted};
 use crate::error::{Error, ErrorKind, Failure};
 use crate::guard::StampedeGuard;
 use crate::key::Key;

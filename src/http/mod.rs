@@ -243,6 +243,7 @@ mod exchange;
 mod explain;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzed;
+mod keys;
 mod load;
 mod metadata;
 mod miss;
@@ -257,6 +258,7 @@ mod unsafe_methods;
 #[allow(clippy::unwrap_used, reason = "in a test the panic is the report")]
 #[path = "walkthrough_tests.rs"]
 mod walkthrough;
+mod wanted;
 
 pub use crate::http_rules::policy::HttpPolicy;
 pub use crate::http_rules::request_rules::KeyParts;

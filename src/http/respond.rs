@@ -1,5 +1,7 @@
 //! A stored response as the answer to a request (RFC 9111, 4). Step 8 over HTTP.
 
+use super::cache_status::write_status;
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use std::any::Any;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
@@ -315,4 +317,41 @@ pub(crate) fn answer(
     let mut headers = headers;
     wanted.write(&mut headers);
     build(StatusCode::PARTIAL_CONTENT, headers, body.slice(within), None)
+}
+
+impl Arrival {
+    /// The response for one of those who wait.
+    pub(crate) fn respond<B>(&self) -> Response<GuardedBody<B>> {
+        let mut response = Response::new(GuardedBody::arriving(Arc::clone(&self.body), self.length));
+        *response.status_mut() = self.head.status;
+        *response.headers_mut() = self.head.headers.clone();
+        let age = self.kept.age + self.came.elapsed().min(Duration::from_secs(u32::MAX.into()));
+        let status = CacheStatus::Collapsed { ttl: self.ttl };
+        age_and_status(response.headers_mut(), age.as_secs(), status);
+        response
+    }
+}
+
+/// The guard's own answer, where there is no other:
+///
+/// - 502: the load that this request waited for failed, and its error can not be given twice;
+/// - 503: too much at once (`overloaded`), or the store is down and the guard may not load without it
+///   (`OnStoreDown::FailClosed`);
+/// - 504: the load took longer than `load_timeout`, or the wait for it longer than `wait_timeout`.
+///
+/// None of them is about this request alone, so all say when to come again (RFC 9110, 10.2.3).
+pub(crate) fn own_answer<B>(
+    status: StatusCode,
+    detail: &'static str,
+    text: &'static str,
+) -> Response<GuardedBody<B>> {
+    let mut response = Response::new(GuardedBody::from(Bytes::from_static(text.as_bytes())));
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+    headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
+    // Made here and now for this request: no cache on the way may keep it (RFC 9111, 5.2.2.5).
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    write_status(headers, CacheStatus::miss(detail));
+    response
 }

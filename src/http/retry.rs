@@ -3,7 +3,7 @@
 use http::Request;
 use tower_service::Service;
 
-use super::load::call;
+use super::wanted::call;
 
 /// A request without a body, before it is sent for the first time. Only its head can be copied, so its body has to be one of
 /// which an empty one can be made: the body of axum's requests, with the feature `axum`.

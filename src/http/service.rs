@@ -11,7 +11,7 @@ use tower_layer::Layer;
 use tower_service::Service;
 
 use super::body::{BoxError, GuardedBody};
-use super::exchange::Exchange;
+use super::exchange::{Boxed, Exchange};
 use crate::guard::StampedeGuard;
 
 impl<S> Layer<S> for StampedeGuard {
@@ -58,9 +58,6 @@ where
 pub struct GuardedFuture<B, E> {
     inner: Boxed<Result<Response<GuardedBody<B>>, E>>,
 }
-
-/// Boxed, because an `async` block has no name; the type around it is opaque so that this can change.
-pub(super) type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 impl<B, E> fmt::Debug for GuardedFuture<B, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -2,15 +2,12 @@
 
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
-use std::time::Duration;
 
 use bytes::Bytes;
+use http::HeaderMap;
 use http::response::Parts;
-use http::{HeaderMap, Response};
 use tokio::time::Instant;
 
-use super::body::GuardedBody;
-use super::cache_status::{CacheStatus, age_and_status};
 use super::encoding::are_sound_trailers;
 use super::metadata::Kept;
 use crate::sync::lock;
@@ -28,19 +25,6 @@ pub(crate) struct Arrival {
     /// How long the body will be.
     pub(crate) length: u64,
     pub(crate) body: Arc<Passage>,
-}
-
-impl Arrival {
-    /// The response for one of those who wait.
-    pub(crate) fn respond<B>(&self) -> Response<GuardedBody<B>> {
-        let mut response = Response::new(GuardedBody::arriving(Arc::clone(&self.body), self.length));
-        *response.status_mut() = self.head.status;
-        *response.headers_mut() = self.head.headers.clone();
-        let age = self.kept.age + self.came.elapsed().min(Duration::from_secs(u32::MAX.into()));
-        let status = CacheStatus::Collapsed { ttl: self.ttl };
-        age_and_status(response.headers_mut(), age.as_secs(), status);
-        response
-    }
 }
 
 /// A body for many readers, each at its own pace: what has come stays until the last of them has gone. That is no
@@ -137,6 +121,7 @@ mod tests {
     use http_body_util::{BodyExt as _, Full};
 
     use super::*;
+    use crate::http::GuardedBody;
 
     type Tested = GuardedBody<Full<Bytes>>;
 

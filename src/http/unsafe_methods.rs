@@ -20,12 +20,13 @@ use tower_service::Service;
 use tracing::Instrument as _;
 
 use super::body::{BoxError, GuardedBody};
-use super::cache_status::{CacheStatus, Fwd, own_answer, write_status};
+use super::cache_status::{CacheStatus, Fwd, write_status};
 use super::candidate::{Draft, Previous, head_of};
 use super::commit::Sharing;
 use super::exchange::Exchange;
-use super::load::{Head, Wanted, call, ready};
+use super::respond::own_answer;
 use super::side_commit::Apart;
+use super::wanted::{Head, Wanted, call, ready};
 use crate::guard::StampedeGuard;
 use crate::guard_state::{Node, Seen};
 use crate::http_rules::invalidation::Invalidation;

@@ -7,8 +7,8 @@ use http::header::{AGE, DATE, EXPIRES, HeaderMap, LAST_MODIFIED};
 
 use super::cache_control::{CacheControl, LONGEST_SECONDS, delta_seconds};
 use super::dates::date;
-use super::policy::Scope;
 use super::reason::Rule;
+use super::request_rules::Scope;
 
 /// A guess is worth a day (RFC 9111, 4.2.2 leaves it to the cache).
 const LONGEST_GUESS: u64 = 86_400;

@@ -6,7 +6,6 @@ use std::sync::LazyLock;
 
 use http::{Extensions, Request};
 
-use super::request_rules::RequestRules;
 use crate::observe::{Seldom, log};
 
 /// A type of request extensions that makes a request one client's.
@@ -44,8 +43,8 @@ impl fmt::Debug for PersonalExtension {
 static WARNED: LazyLock<Seldom> = LazyLock::new(Seldom::default);
 
 /// Warns about the layer that has set an extension of this request.
-pub(crate) fn tell<B>(request: &Request<B>, rules: &RequestRules) {
-    let found = rules.personal.iter().find(|personal| personal.is_in(request.extensions()));
+pub(crate) fn tell<B>(request: &Request<B>, personal: &[PersonalExtension]) {
+    let found = personal.iter().find(|personal| personal.is_in(request.extensions()));
     if let Some(found) = found
         && WARNED.is_due()
     {

@@ -1,5 +1,6 @@
 //! What of the HTTP rules can be set: [`HttpPolicy`].
 
+use super::request_rules::{Scope, Sharing};
 use std::time::Duration;
 
 use http::Request;
@@ -12,7 +13,6 @@ use super::request_rules::{Heads, KeyHook, KeyParts, RequestRules};
 use super::target::key;
 use super::vary::MOST_NAMES;
 use crate::key::CacheKey;
-use crate::policy::Policy;
 
 /// What the HTTP layer shares, with whom, and for how long; set by
 /// [`PolicyBuilder::http`](crate::PolicyBuilder::http).
@@ -335,33 +335,6 @@ impl HttpPolicy {
 
 const DAY: Duration = Duration::from_secs(86_400);
 
-/// Whose cache it is (RFC 9111, 2).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Scope {
-    Shared,
-    Private,
-}
-
-/// Whether what carries credentials takes part.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Sharing {
-    #[default]
-    Never,
-    /// If the response says in so many words that it is for everyone.
-    IfSaid,
-    Freely,
-}
-
-impl Sharing {
-    fn wished(share: bool, now: Self) -> Self {
-        match (share, now) {
-            (false, _) => Self::Never,
-            (true, Self::Never) => Self::IfSaid,
-            (true, already) => already,
-        }
-    }
-}
-
 /// Which responses are shared, and for how long.
 #[derive(Clone, Debug)]
 pub(crate) struct ResponseRules {
@@ -370,12 +343,6 @@ pub(crate) struct ResponseRules {
     pub(crate) fresh_for: Duration,
     /// The longest body that is kept, in bytes.
     pub(crate) max_body: usize,
-}
-
-impl ResponseRules {
-    pub(crate) fn of(policy: &Policy) -> Self {
-        Self { http: policy.http.clone(), fresh_for: policy.fresh_for, max_body: policy.max_body }
-    }
 }
 
 #[cfg(test)]

@@ -5,14 +5,14 @@
 use std::time::SystemTime;
 
 use http::header::{
-    ACCEPT_RANGES, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_RANGE, DATE, ETAG, EXPIRES, HeaderMap, HeaderValue,
-    IF_RANGE, LAST_MODIFIED, RANGE,
+    ACCEPT_RANGES, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_RANGE, ETAG, EXPIRES, HeaderMap, HeaderValue,
+    IF_RANGE, RANGE,
 };
 
 use super::cdn::CDN_CACHE_CONTROL;
-use super::dates::{self, date};
+use super::dates::{self};
 use super::fields::remove_content_digests;
-use super::validation::{is_strong, not_modified};
+use super::validation::{is_strong, last_modified_if_strong, not_modified};
 
 /// The one range that a request asks for. Several are answered with the whole: a server may ignore any
 /// `Range` (RFC 9110, 14.2).
@@ -144,14 +144,6 @@ pub(crate) fn if_range_holds(request: &HeaderMap, stored: &HeaderMap, now: Syste
     }
     let Some(asked) = dates::parse(condition, now) else { return false };
     last_modified_if_strong(stored, now) == Some(asked)
-}
-
-/// A time of change that is a strong validator: so long before `Date` that nothing can have changed
-/// twice in between (RFC 9110, 8.8.2.2).
-pub(crate) fn last_modified_if_strong(stored: &HeaderMap, now: SystemTime) -> Option<SystemTime> {
-    let modified = date(stored, &LAST_MODIFIED, now)?;
-    let made = date(stored, &DATE, now)?;
-    made.duration_since(modified).is_ok_and(|age| age.as_secs() >= 1).then_some(modified)
 }
 
 impl Part {

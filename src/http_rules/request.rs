@@ -9,10 +9,10 @@ use http::{Method, Request, Uri};
 use super::cache_control::RequestDirectives;
 use super::fields::contains_token;
 use super::forwarding::is_forwarding;
-use super::policy::Sharing;
 use super::ranges;
 use super::reason::Rule;
 use super::request_rules::RequestRules;
+use super::request_rules::Sharing;
 use super::target::{Keyed, Target, key, key_by};
 use crate::key::CacheKey;
 

@@ -10,7 +10,6 @@ use http::{Extensions, Uri};
 use super::cookies::CookieNames;
 use super::credentials::CREDENTIAL_HEADERS;
 use super::personal::PersonalExtension;
-use super::policy::Sharing;
 
 /// Headers that change what is asked without being part of the key ("unkeyed input"): cached, one
 /// request with such a header would replace the answer for all others (cache poisoning).
@@ -30,6 +29,33 @@ pub(crate) const UNKEYED_HEADERS: [&str; 6] = [
     "x-original-url",
     "x-rewrite-url",
 ];
+
+/// Whose cache it is (RFC 9111, 2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scope {
+    Shared,
+    Private,
+}
+
+/// Whether what carries credentials takes part.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Sharing {
+    #[default]
+    Never,
+    /// If the response says in so many words that it is for everyone.
+    IfSaid,
+    Freely,
+}
+
+impl Sharing {
+    pub(crate) fn wished(share: bool, now: Self) -> Self {
+        match (share, now) {
+            (false, _) => Self::Never,
+            (true, Self::Never) => Self::IfSaid,
+            (true, already) => already,
+        }
+    }
+}
 
 /// What a key is made from, for [`HttpPolicy::key`](crate::http::HttpPolicy::key).
 #[derive(Clone, Copy, Debug)]

@@ -14,10 +14,11 @@ use super::freshness::{
     may_have_default,
 };
 use super::location::of_same_origin;
-use super::policy::{HttpPolicy, ResponseRules, Scope, Sharing};
+use super::policy::{HttpPolicy, ResponseRules};
 use super::ranges::Part;
 use super::reason::Rule;
 use super::request::Asked;
+use super::request_rules::{Scope, Sharing};
 use super::reuse::{Stale, Terms, must_revalidate};
 use super::validation::has_validator;
 use super::vary::Vary;

@@ -5,8 +5,9 @@
 use std::time::Duration;
 
 use super::cache_control::{CacheControl, RequestDirectives};
-use super::policy::{HttpPolicy, Scope};
+use super::policy::HttpPolicy;
 use super::request::Asked;
+use super::request_rules::Scope;
 
 /// What was decided about a response when it was stored, as far as reuse depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

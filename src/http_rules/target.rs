@@ -4,16 +4,13 @@ use std::borrow::Cow;
 
 use http::header::{self, HeaderMap, HeaderValue};
 use http::uri::Scheme;
-use http::{Method, Request, Uri, Version};
+use http::{Request, Uri, Version};
 use sha2::{Digest as _, Sha256};
 
 use super::axum_nesting::{original, strips};
-use super::invalidation::Invalidation;
 use super::reason::Rule;
 use super::request_rules::{KeyParts, RequestRules};
 use super::vary::Fingerprint;
-use crate::error::{Error, ErrorKind};
-use crate::guard::StampedeGuard;
 use crate::key::CacheKey;
 
 /// The key under which a guard with the default [`HttpPolicy`](crate::http::HttpPolicy) stores the response to a GET of `uri`,
@@ -42,92 +39,6 @@ pub fn cache_key(uri: &Uri) -> Option<CacheKey> {
     let mut request = Request::new(());
     *request.uri_mut() = uri.clone();
     key(&request, &Keyed::default(), &RequestRules::default()).ok()
-}
-
-impl StampedeGuard {
-    /// The key under which this guard, as an HTTP layer with its policy, stores the response to a GET that comes with this
-    /// request's URI and headers, for [`invalidate`](Self::invalidate). `None` for a request that would bypass the cache, as
-    /// with credentials: make one as clients send it. `Host` is part of the key, unless the policy names
-    /// [one authority](crate::http::HttpPolicy::authority) for all keys: then [`invalidate_path`](Self::invalidate_path) needs no request.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let guard = stampede_guard::StampedeGuard::in_memory();
-    /// let request = http::Request::get("/report/7").header("host", "shop.example").body(())?;
-    /// if let Some(key) = guard.http_key(&request) {
-    ///     guard.invalidate(key).await?;
-    /// }
-    /// # Ok(()) }
-    /// ```
-    #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
-    pub fn http_key<B>(&self, request: &Request<B>) -> Option<CacheKey> {
-        self.parts().1.http.cache_key(request)
-    }
-}
-
-impl StampedeGuard {
-    /// Removes what is stored for this path and query under the policy's [`authority`](crate::http::HttpPolicy::authority) and
-    /// [`scheme`](crate::PolicyBuilder::scheme), as an unsafe method does: in every process, all variants, also against loads
-    /// that are running. Of a policy with a [`key`](crate::http::HttpPolicy::key) of its own it removes what an unsafe request
-    /// without headers would.
-    ///
-    /// # Errors
-    ///
-    /// [`InvalidPolicy`](ErrorKind::InvalidPolicy) where the policy names no authority; [`InvalidKey`](ErrorKind::InvalidKey)
-    /// for a text that is no path; else as [`invalidate`](Self::invalidate).
-    ///
-    /// # Cancel safety
-    ///
-    /// As [`invalidate`](Self::invalidate).
-    ///
-    /// # Consistency
-    ///
-    /// As [`invalidate`](Self::invalidate).
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use stampede_guard::{Policy, StampedeGuard, http::HttpPolicy};
-    ///
-    /// let policy = Policy::builder().http(HttpPolicy::default().authority("shop.example")).build()?;
-    /// let guard = StampedeGuard::in_memory().with_policy(policy);
-    /// guard.invalidate_path("/product/7").await?;
-    /// # Ok(()) }
-    /// ```
-    #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
-    pub async fn invalidate_path(&self, path: &str) -> Result<(), Error> {
-        let keys = path_keys(path, &self.parts().1.http.requests)?;
-        let mut result = Ok(());
-        for key in keys {
-            // The others are tried all the same: each of them may be what is served.
-            result = result.and(self.invalidate(key).await);
-        }
-        result
-    }
-}
-
-/// What [`StampedeGuard::invalidate_path`] removes.
-fn path_keys(path: &str, rules: &RequestRules) -> Result<Vec<CacheKey>, Error> {
-    if rules.authority.is_none() {
-        let text = "invalidate_path needs one authority for all keys, and the policy names none: set \
-                    HttpPolicy::authority(\"shop.example\"), or invalidate the http_key of a request with the clients' Host";
-        return Err(Error::new(ErrorKind::InvalidPolicy, text));
-    }
-    let refused = || {
-        let text = format!(
-            "{path:?} is no path of a URI: give it as in \"/product/7\", encoded, with its query if it has one"
-        );
-        Error::new(ErrorKind::InvalidKey, text)
-    };
-    // `http` takes a URI's fragment off.
-    let uri = Uri::try_from(path).ok().filter(|_| path.starts_with('/') && !path.contains('#'));
-    let mut change = Request::new(());
-    *change.method_mut() = Method::DELETE;
-    *change.uri_mut() = uri.ok_or_else(refused)?;
-    Ok(Invalidation::of(&change, rules).ok_or_else(refused)?.target_keys().to_vec())
 }
 
 /// What of a request's headers its key may need.

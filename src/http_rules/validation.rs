@@ -10,7 +10,6 @@ use http::header::{
 
 use super::dates::date;
 use super::fields::{CONTENT_DIGEST, content_length, is_content_digest, is_of_this_hop};
-use super::ranges::last_modified_if_strong;
 
 /// Whether there is something to validate a response with.
 pub(crate) fn has_validator(response: &HeaderMap, now: SystemTime) -> bool {
@@ -234,6 +233,14 @@ fn entity_tags(list: &[u8]) -> impl Iterator<Item = &[u8]> {
         rest = &rest[end..];
         Some(tag)
     })
+}
+
+/// A time of change that is a strong validator: so long before `Date` that nothing can have changed
+/// twice in between (RFC 9110, 8.8.2.2).
+pub(crate) fn last_modified_if_strong(stored: &HeaderMap, now: SystemTime) -> Option<SystemTime> {
+    let modified = date(stored, &LAST_MODIFIED, now)?;
+    let made = date(stored, &DATE, now)?;
+    made.duration_since(modified).is_ok_and(|age| age.as_secs() >= 1).then_some(modified)
 }
 
 #[cfg(test)]
