@@ -1,5 +1,6 @@
 //! What all clones of one guard share: the store, the flights, the counters. Knows no Redis, no HTTP.
 
+use crate::key::flight::{FlightKey, Lane};
 use std::fmt;
 use std::pin::pin;
 use std::sync::Arc;
@@ -8,13 +9,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::Notify;
-use tokio::time::Instant;
 
 use crate::flight::shared_read::LookUps;
 use crate::flight::waiter;
 use crate::flight::{self, Flights};
 use crate::key::{Hashed, Key};
 use crate::loader::Loader;
+use crate::loader::nesting::Turn;
 use crate::observe::Outage;
 use crate::observe::{Count, Counters, Outcome, Seldom, log, warn_if};
 use crate::store::{NodeStore, StoreError};
@@ -76,32 +77,8 @@ pub(crate) struct Node {
     longest_command_us: AtomicU64,
 }
 
-/// What a flight is about: a key may have one of each lane at a time.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct FlightKey {
-    pub(crate) key: Key,
-    pub(crate) lane: Lane,
-}
-
-/// How a flight goes about its load.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Lane {
-    /// Under the fleet's lease. The normal one.
-    Lease,
-    /// Outside it, for those who have waited too long.
-    Beside,
-    /// Under the lease only if it is free, with nobody following: to find out whether a resource
-    /// that was uncacheable still is.
-    Heal,
-    /// Under the lease only if it is free, with nobody following: everyone is served what there is.
-    Refresh,
-    /// Under the fleet's lease, for those who will not have what there is, while others are served it.
-    Anew,
-}
-
 pub(crate) type Leader = flight::Leader<FlightKey, Loader, Ending, Hashed>;
 pub(crate) type Joined = flight::Joined<FlightKey, Loader, Ending, Hashed>;
-pub(crate) type Announcer = flight::Announcer<Loader, Ending>;
 pub(crate) type Follower = waiter::Follower<Loader, Ending>;
 
 /// What those who queue for a read of a key are told.
@@ -161,6 +138,16 @@ impl SharedRead {
 }
 
 impl Node {
+    /// The turn of a load that holds one of `limit` permits of this namespace.
+    pub(crate) fn permit_turn(&self, limit: u32) -> Turn {
+        Turn::Permit { place: self.store.place(), namespace: self.namespace.clone(), limit }
+    }
+
+    /// The turn of a load that holds one of this node's places for loads without the store.
+    pub(crate) fn place_turn(&self) -> Turn {
+        Turn::Place(self.store.node())
+    }
+
     pub(crate) fn new(store: NodeStore, namespace: Box<str>, max_flights: usize) -> Self {
         Self {
             store,
@@ -328,33 +315,6 @@ impl Node {
 impl Drop for Node {
     fn drop(&mut self) {
         self.store.close();
-    }
-}
-
-/// The time that the store's round trips may still add to one request.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Budget {
-    left: Duration,
-    command: Duration,
-}
-
-impl Budget {
-    pub(crate) fn new(total: Duration, command: Duration) -> Self {
-        Self { left: total, command }
-    }
-
-    /// What is left in all.
-    pub(crate) fn left(&self) -> Duration {
-        self.left
-    }
-
-    /// The deadline of the next command; `None` when nothing is left.
-    pub(crate) fn next(&self) -> Option<Duration> {
-        (!self.left.is_zero()).then(|| self.left.min(self.command))
-    }
-
-    pub(crate) fn spend(&mut self, since: Instant) {
-        self.left = self.left.saturating_sub(since.elapsed());
     }
 }
 

@@ -1,5 +1,6 @@
 //! What is set once for a guard and all its policies.
 
+use crate::store::memory::MemoryStore;
 use std::sync::Arc;
 
 use crate::backend::Backend;
@@ -17,6 +18,32 @@ pub struct StampedeGuardBuilder {
     namespace: String,
     policy: Policy,
     max_flights: usize,
+}
+
+impl StampedeGuard {
+    /// A guard with the default [`Policy`] and the namespace `default`.
+    ///
+    /// A process that is forked before the first call is a node like any other. After that, make a new guard in the child: two
+    /// processes with one identity take each other's leases, and connections and tasks stay with the parent.
+    ///
+    /// Takes what converts into a [`Backend`]: a `redis::Client`, a [`MemoryStore`], with their features a
+    /// `SentinelClient` or a `ClusterClient`. Does no I/O, cannot fail, and may be
+    /// called outside a runtime: the connection is made by the first call that needs it, or by
+    /// [`connect`](Self::connect). Two services on one Redis must each set their own
+    /// [`namespace`](StampedeGuardBuilder::namespace).
+    pub fn new(backend: impl Into<Backend>) -> Self {
+        StampedeGuardBuilder::new(backend.into()).assemble()
+    }
+
+    /// A guard for one process, without a server.
+    pub fn in_memory() -> Self {
+        Self::new(MemoryStore::new())
+    }
+
+    /// Starts a guard with settings of its own.
+    pub fn builder(backend: impl Into<Backend>) -> StampedeGuardBuilder {
+        StampedeGuardBuilder::new(backend.into())
+    }
 }
 
 impl StampedeGuardBuilder {

@@ -84,7 +84,7 @@ impl StampedeGuard {
         Fut: Future<Output = Result<T, E>> + Send + 'static,
     {
         let key = self.key(key)?;
-        self.load_if_missing(&key, |own| loader(load, &self.policy, &key, own)).await
+        self.load_if_missing(&key, |own| loader(load, &self.node, &self.policy, &key, own)).await
     }
 
     /// As [`get_or_load`](Self::get_or_load), for a loader that asks for its [`LoadContext`]: the previous value
@@ -127,7 +127,7 @@ impl StampedeGuard {
         Fut: Future<Output = Result<T, E>> + Send + 'static,
     {
         let key = self.key(key)?;
-        self.load_if_missing(&key, |own| loader_with(load, &self.policy, &key, own)).await
+        self.load_if_missing(&key, |own| loader_with(load, &self.node, &self.policy, &key, own)).await
     }
 
     /// Loads `key` now, however fresh what is stored is: once in the whole fleet for all who ask at once.
@@ -165,7 +165,7 @@ impl StampedeGuard {
         Fut: Future<Output = Result<T, E>> + Send + 'static,
     {
         let key = self.key(key)?;
-        self.load_anyway(&key, |own| loader(load, &self.policy, &key, own)).await
+        self.load_anyway(&key, |own| loader(load, &self.node, &self.policy, &key, own)).await
     }
 
     /// As [`refresh`](Self::refresh), for a loader that asks for its [`LoadContext`].
@@ -189,7 +189,7 @@ impl StampedeGuard {
         Fut: Future<Output = Result<T, E>> + Send + 'static,
     {
         let key = self.key(key)?;
-        self.load_anyway(&key, |own| loader_with(load, &self.policy, &key, own)).await
+        self.load_anyway(&key, |own| loader_with(load, &self.node, &self.policy, &key, own)).await
     }
 
     /// Steps 2 to 8. The loader is boxed only where it is needed.
@@ -287,8 +287,8 @@ impl StampedeGuard {
         self.node.count(Count::loads);
         let Loader { run, within, .. } = loader;
         let load_timeout = self.policy.load_timeout;
-        let given = Given::alone(&self.node, load_timeout);
-        let load = Loading::scope(&self.node, key, within, async move { run(given).await });
+        let given = Given::alone(load_timeout);
+        let load = Loading::scope(self.node.store.place(), key, within, async move { run(given).await });
         let (ran, _) = observe::timed(timeout(load_timeout, AssertUnwindSafe(load).catch_unwind())).await;
         match ran {
             Ok(Ok(loaded)) => {

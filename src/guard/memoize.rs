@@ -18,6 +18,22 @@ use crate::error::LoadError;
 use crate::guard::StampedeGuard;
 use crate::key::CacheKey;
 
+impl StampedeGuard {
+    /// use stampede_guard::{CacheKey, StampedeGuard};
+    /// use tower::{ServiceBuilder, ServiceExt as _};
+    ///
+    /// let square = tower::service_fn(|n: u64| async move { Ok::<u64, std::io::Error>(n * n) });
+    /// let service = ServiceBuilder::new()
+    ///     .layer(StampedeGuard::in_memory().memoize(|n: &u64| CacheKey::from(("square", n))))
+    ///     .service(square);
+    /// assert_eq!(service.oneshot(12).await?, 144);
+    /// # Ok(()) }
+    /// ```
+    pub fn memoize<K>(&self, key: K) -> MemoizeLayer<K> {
+        MemoizeLayer::new(self.clone(), key)
+    }
+}
+
 /// Makes [`Memoize`] services; see [`StampedeGuard::memoize`].
 #[derive(Clone)]
 pub struct MemoizeLayer<K> {

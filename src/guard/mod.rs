@@ -15,7 +15,6 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::backend::Backend;
 use crate::error::Error;
 use crate::guard_state::Node;
 use crate::key::{CacheKey, Key};
@@ -23,9 +22,6 @@ use crate::lock::{LAST_RELEASES, Locks};
 use crate::observe::Stats;
 use crate::policy::Policy;
 use crate::store::StoreError;
-use crate::store::memory::MemoryStore;
-use builder::StampedeGuardBuilder;
-use memoize::MemoizeLayer;
 
 /// Cache-stampede protection for a whole fleet: one load per cold key across all processes that share a
 /// store.
@@ -70,30 +66,6 @@ pub struct Shutdown {
 }
 
 impl StampedeGuard {
-    /// A guard with the default [`Policy`] and the namespace `default`.
-    ///
-    /// A process that is forked before the first call is a node like any other. After that, make a new guard in the child: two
-    /// processes with one identity take each other's leases, and connections and tasks stay with the parent.
-    ///
-    /// Takes what converts into a [`Backend`]: a `redis::Client`, a [`MemoryStore`], with their features a
-    /// `SentinelClient` or a `ClusterClient`. Does no I/O, cannot fail, and may be
-    /// called outside a runtime: the connection is made by the first call that needs it, or by
-    /// [`connect`](Self::connect). Two services on one Redis must each set their own
-    /// [`namespace`](StampedeGuardBuilder::namespace).
-    pub fn new(backend: impl Into<Backend>) -> Self {
-        StampedeGuardBuilder::new(backend.into()).assemble()
-    }
-
-    /// A guard for one process, without a server.
-    pub fn in_memory() -> Self {
-        Self::new(MemoryStore::new())
-    }
-
-    /// Starts a guard with settings of its own.
-    pub fn builder(backend: impl Into<Backend>) -> StampedeGuardBuilder {
-        StampedeGuardBuilder::new(backend.into())
-    }
-
     pub(crate) fn from_parts(node: Arc<Node>, policy: Arc<Policy>) -> Self {
         node.note_command_timeout(policy.command_timeout);
         Self { node, policy }
@@ -160,19 +132,6 @@ impl StampedeGuard {
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use stampede_guard::{CacheKey, StampedeGuard};
-    /// use tower::{ServiceBuilder, ServiceExt as _};
-    ///
-    /// let square = tower::service_fn(|n: u64| async move { Ok::<u64, std::io::Error>(n * n) });
-    /// let service = ServiceBuilder::new()
-    ///     .layer(StampedeGuard::in_memory().memoize(|n: &u64| CacheKey::from(("square", n))))
-    ///     .service(square);
-    /// assert_eq!(service.oneshot(12).await?, 144);
-    /// # Ok(()) }
-    /// ```
-    pub fn memoize<K>(&self, key: K) -> MemoizeLayer<K> {
-        MemoizeLayer::new(self.clone(), key)
-    }
 
     /// What this guard and its clones have counted so far.
     pub fn stats(&self) -> Stats {

@@ -73,33 +73,45 @@ impl<T: DeserializeOwned + 'static> Open for DecodeAnew<T> {
 pub(crate) type Own<T, E> = Arc<Mutex<Option<Result<T, LoadError<E>>>>>;
 
 /// Boxes a caller's `load`.
-pub(crate) fn loader<T, E, F, Fut>(load: F, policy: &Arc<Policy>, key: &Key, own: &Own<T, E>) -> Loader
+pub(crate) fn loader<T, E, F, Fut>(
+    load: F,
+    node: &Arc<Node>,
+    policy: &Arc<Policy>,
+    key: &Key,
+    own: &Own<T, E>,
+) -> Loader
 where
     T: Serialize + DeserializeOwned + Send + 'static,
     E: fmt::Display + fmt::Debug + Send + Sync + 'static,
     F: FnOnce() -> Fut + Send + 'static,
     Fut: Future<Output = Result<T, E>> + Send + 'static,
 {
-    let (own, policy, key) = (Arc::clone(own), Arc::clone(policy), key.clone());
+    let (own, node, policy, key) = (Arc::clone(own), Arc::clone(node), Arc::clone(policy), key.clone());
     Loader::new(move |given| async move {
         let settings = Mutex::new(Settings::new(&policy, Bytes::new()));
-        let (result, kept) = concluded(&key, load().await, given.mode, &given.node, &policy, &settings);
+        let (result, kept) = concluded(&key, load().await, given.mode, &node, &policy, &settings);
         *lock(&own) = Some(kept);
         result.into()
     })
 }
 
 /// Boxes a caller's `load` that asks for its context.
-pub(crate) fn loader_with<T, E, F, Fut>(load: F, policy: &Arc<Policy>, key: &Key, own: &Own<T, E>) -> Loader
+pub(crate) fn loader_with<T, E, F, Fut>(
+    load: F,
+    node: &Arc<Node>,
+    policy: &Arc<Policy>,
+    key: &Key,
+    own: &Own<T, E>,
+) -> Loader
 where
     T: Serialize + DeserializeOwned + Send + 'static,
     E: fmt::Display + fmt::Debug + Send + Sync + 'static,
     F: FnOnce(LoadContext<T>) -> Fut + Send + 'static,
     Fut: Future<Output = Result<T, E>> + Send + 'static,
 {
-    let (own, policy, key) = (Arc::clone(own), Arc::clone(policy), key.clone());
+    let (own, node, policy, key) = (Arc::clone(own), Arc::clone(node), Arc::clone(policy), key.clone());
     Loader::new(move |given| async move {
-        let Given { mode, previous, deadline, lost, announcer: _, node } = given;
+        let Given { mode, previous, deadline, lost, announcer: _ } = given;
         let (previous, validator) = match previous {
             Some(mut entry) => {
                 (policy.codec.decode(entry.encoding, &mut entry.payload), Bytes::from(entry.validator))

@@ -146,7 +146,7 @@ where
     ) -> Head<B, S::Error> {
         let (node, policy) = guard.parts();
         let wanted = Wanted::new(asked, self.request.headers().clone(), key.clone());
-        let (loader, head) = loader(self.inner, self.request, policy, &wanted);
+        let (loader, head) = loader(self.inner, self.request, node, policy, &wanted);
         let mut journey = Journey { guard, wanted: &wanted, head };
         let (place, loader) = match journey.answer(At::Resource(key), key, looked, loader).await {
             Step::Answered(answered) => return answered,

@@ -25,6 +25,7 @@ use super::respond::own_answer;
 use super::retry::Again;
 use super::side_commit::Apart;
 use crate::error::{Failure, failure_text};
+use crate::guard_state::Node;
 use crate::http_rules::freshness::corrected_initial_age;
 use crate::http_rules::reason::Rule;
 use crate::http_rules::reuse::{Failed, instead_of};
@@ -41,6 +42,7 @@ use crate::store::StoreError;
 pub(crate) fn loader<S, Q, B>(
     inner: S,
     request: Request<Q>,
+    node: &Arc<Node>,
     policy: &Arc<Policy>,
     wanted: &Arc<Wanted>,
 ) -> (Loader, oneshot::Receiver<Head<B, S::Error>>)
@@ -54,7 +56,7 @@ where
     B::Error: Into<BoxError>,
 {
     let (client, answer) = oneshot::channel();
-    let (policy, wanted) = (Arc::clone(policy), Arc::clone(wanted));
+    let (node, policy, wanted) = (Arc::clone(node), Arc::clone(policy), Arc::clone(wanted));
     let loader = Loader::new(move |given| async move {
         if given.mode == Mode::Alone {
             // Nobody else's, so it is asked as it came.
@@ -67,7 +69,7 @@ where
                 Err(error) => failed(client, error),
             };
         }
-        load(inner, request, policy, wanted, given, client).await
+        load(inner, request, node, policy, wanted, given, client).await
     });
     (loader, answer)
 }
@@ -75,6 +77,7 @@ where
 async fn load<S, Q, B>(
     inner: S,
     mut request: Request<Q>,
+    node: Arc<Node>,
     policy: Arc<Policy>,
     wanted: Arc<Wanted>,
     given: Given,
@@ -89,7 +92,7 @@ where
     B::Data: Send,
     B::Error: Into<BoxError>,
 {
-    let Given { mut mode, previous, node, announcer, .. } = given;
+    let Given { mut mode, previous, announcer, .. } = given;
     let mut previous = previous.and_then(|previous| Previous::of(previous, node.store.now()));
     let is_part = wanted.is_part();
     // What is found under other names than the response goes by may be another variant.
@@ -116,7 +119,7 @@ where
     let _ = wanted.forwarded.set(());
     let mut response = match wanted.stored_at.get() {
         // Who asks for the resource inside this load would wait for its lease.
-        Some(key) => Loading::scope(&node, key, Loading::current(), asking).await,
+        Some(key) => Loading::scope(node.store.place(), key, Loading::current(), asking).await,
         None => asking.await,
     };
     let stored = previous.as_ref().filter(is_whole).map(|stored| &stored.response.headers);

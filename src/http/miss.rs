@@ -161,8 +161,8 @@ impl<B, E> Journey<'_, B, E> {
     pub(super) async fn alone(&mut self, key: &Key, loader: Loader, status: CacheStatus) -> Head<B, E> {
         let (node, policy) = self.guard.parts();
         node.count(Count::loads);
-        let given = Given::alone(node, policy.load_timeout);
-        let load = Loading::scope(node, key, loader.within, (loader.run)(given));
+        let given = Given::alone(policy.load_timeout);
+        let load = Loading::scope(node.store.place(), key, loader.within, (loader.run)(given));
         // Bounded as any load, and so is only the head: the body is the client's own. A panic in it is
         // this task's own too.
         let (loaded, _) = observe::timed(timeout(policy.load_timeout, load)).await;

@@ -5,6 +5,8 @@
 //! written as `%XX`; the joining is therefore injective and what an operator reads in `redis-cli`
 //! is still what the program wrote: `("user", 42)` is `user:42`.
 
+pub(crate) mod flight;
+
 use std::fmt::{self, Write as _};
 use std::hash::{BuildHasher, Hash, Hasher, RandomState};
 use std::sync::{Arc, LazyLock};

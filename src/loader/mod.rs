@@ -13,14 +13,18 @@ use tokio::task::{JoinError, JoinHandle};
 use tokio::time::Instant;
 
 use crate::error::{Failure, panic_text};
+use crate::flight;
 use crate::flight::order::Arrival;
-use crate::guard_state::{Announcer, Node};
 use crate::value::entry::{Encoding, Entry};
 use crate::value::freshness::Lifetimes;
+use crate::value::outcome::Ending;
 use crate::value::tags::Tagged;
 use nesting::{Loading, Turn};
 
 type Run = Box<dyn FnOnce(Given) -> Pin<Box<dyn Future<Output = Loaded> + Send>> + Send>;
+
+/// Tells those who wait for a load that its value is on its way.
+pub(crate) type Announcer = flight::Announcer<Loader, Ending>;
 
 /// A caller's work, boxed at the door so that everything behind it is compiled once.
 pub(crate) struct Loader {
@@ -59,17 +63,15 @@ pub(crate) struct Given {
     /// Tells those who wait for the load that its value is on its way.
     #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "of HTTP responses"))]
     pub(crate) announcer: Option<Announcer>,
-    pub(crate) node: Arc<Node>,
 }
 
 impl Given {
     /// For a load of one caller's own.
-    pub(crate) fn alone(node: &Arc<Node>, load_timeout: Duration) -> Self {
+    pub(crate) fn alone(load_timeout: Duration) -> Self {
         // There is no lease to lose.
         let lost = watch::channel(false).1;
         let deadline = Instant::now() + load_timeout;
-        let node = Arc::clone(node);
-        Self { mode: Mode::Alone, previous: None, deadline, lost, announcer: None, node }
+        Self { mode: Mode::Alone, previous: None, deadline, lost, announcer: None }
     }
 }
 

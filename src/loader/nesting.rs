@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
-use crate::guard_state::Node;
 use crate::key::Key;
 
 /// The loads inside which a task runs, innermost first.
@@ -27,16 +26,6 @@ pub(crate) enum Turn {
     Place(Uuid),
 }
 
-impl Turn {
-    pub(crate) fn permit(node: &Node, limit: u32) -> Self {
-        Self::Permit { place: node.store.place(), namespace: node.namespace.clone(), limit }
-    }
-
-    pub(crate) fn place(node: &Node) -> Self {
-        Self::Place(node.store.node())
-    }
-}
-
 tokio::task_local! {
     static LOADING: Arc<Loading>;
 }
@@ -49,29 +38,29 @@ impl Loading {
 
     /// Runs `load` as a load of `key` that holds no turn.
     pub(crate) fn scope<F: Future>(
-        node: &Arc<Node>,
+        place: u64,
         key: &Key,
         outer: Option<Arc<Self>>,
         load: F,
     ) -> impl Future<Output = F::Output> + use<F> {
-        Self::scope_with(node, key, None, outer, load)
+        Self::scope_with(place, key, None, outer, load)
     }
 
     /// The same for a load that may hold one.
     pub(crate) fn scope_with<F: Future>(
-        node: &Arc<Node>,
+        place: u64,
         key: &Key,
         turn: Option<Turn>,
         outer: Option<Arc<Self>>,
         load: F,
     ) -> impl Future<Output = F::Output> + use<F> {
-        let loading = Self { place: node.store.place(), key: key.clone(), turn, outer };
+        let loading = Self { place, key: key.clone(), turn, outer };
         LOADING.scope(Arc::new(loading), load)
     }
 
     /// Whether one of these loads is the load of `key`: waiting for it would be waiting for oneself.
-    pub(crate) fn includes(&self, node: &Arc<Node>, key: &Key) -> bool {
-        self.any(|loading| loading.place == node.store.place() && loading.key == *key)
+    pub(crate) fn includes(&self, place: u64, key: &Key) -> bool {
+        self.any(|loading| loading.place == place && loading.key == *key)
     }
 
     /// Whether one of these loads holds such a turn: none of them ends before what it waits for, so a load inside them

@@ -23,6 +23,35 @@ pub struct PolicyBuilder {
     requests: Requests,
 }
 
+impl Policy {
+    /// Starts from the defaults.
+    pub fn builder() -> PolicyBuilder {
+        PolicyBuilder::default()
+    }
+
+    /// Starts from this policy, to change some of it. What followed other settings (`wait_timeout`, `command_timeout`) goes on
+    /// following them. Over HTTP, where `http` replaces the rest, what `credential_header` has named and a `scheme` of `https`
+    /// stay.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use stampede_guard::{Policy, StampedeGuard};
+    ///
+    /// let policy = Policy::builder().tags(["shop"]).build()?;
+    /// let guard = StampedeGuard::builder(stampede_guard::MemoryStore::new()).policy(policy).build()?;
+    /// // For one route, the same with another lifetime.
+    /// let brief = guard.policy().to_builder().fresh_for(Duration::from_secs(5)).build()?;
+    /// let brief = guard.with_policy(brief);
+    /// # let _ = brief;
+    /// # Ok::<(), stampede_guard::Error>(())
+    /// ```
+    pub fn to_builder(&self) -> PolicyBuilder {
+        PolicyBuilder::of(self.clone())
+    }
+}
+
 impl PolicyBuilder {
     /// What a policy says; what followed other settings goes on following them.
     pub(super) fn of(policy: Policy) -> Self {

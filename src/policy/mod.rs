@@ -2,6 +2,7 @@
 //!
 //! Every default stands here once, with its reason.
 
+pub(crate) mod budget;
 mod builder;
 #[cfg(feature = "http")]
 mod requests;
@@ -10,12 +11,12 @@ use std::time::Duration;
 
 pub use builder::PolicyBuilder;
 
-use crate::guard_state::Budget;
 use crate::key::{CacheKey, Key};
 use crate::value::codec::Codec;
 use crate::value::entry::Encoding;
 use crate::value::freshness::{Lifetimes, Times};
 use crate::value::tags;
+use budget::Budget;
 
 /// What happens to a caller that has waited [`wait_timeout`](PolicyBuilder::wait_timeout) for
 /// somebody else's load.
@@ -105,33 +106,6 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// Starts from the defaults.
-    pub fn builder() -> PolicyBuilder {
-        PolicyBuilder::default()
-    }
-
-    /// Starts from this policy, to change some of it. What followed other settings (`wait_timeout`, `command_timeout`) goes on
-    /// following them. Over HTTP, where `http` replaces the rest, what `credential_header` has named and a `scheme` of `https`
-    /// stay.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// use stampede_guard::{Policy, StampedeGuard};
-    ///
-    /// let policy = Policy::builder().tags(["shop"]).build()?;
-    /// let guard = StampedeGuard::builder(stampede_guard::MemoryStore::new()).policy(policy).build()?;
-    /// // For one route, the same with another lifetime.
-    /// let brief = guard.policy().to_builder().fresh_for(Duration::from_secs(5)).build()?;
-    /// let brief = guard.with_policy(brief);
-    /// # let _ = brief;
-    /// # Ok::<(), stampede_guard::Error>(())
-    /// ```
-    pub fn to_builder(&self) -> PolicyBuilder {
-        PolicyBuilder::of(self.clone())
-    }
-
     /// The deadline of one command where none is set: the budget has room for two.
     fn usual_command_timeout(&self) -> Duration {
         self.coordination_budget / 2

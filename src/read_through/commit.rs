@@ -1,5 +1,6 @@
 //! The end of a load: the fleet is told, then those seated on its flight. Step 7.
 
+use super::leader::LoadStart;
 use std::time::Duration;
 
 use tokio::time::timeout;
@@ -13,21 +14,6 @@ use crate::observe::Count;
 use crate::store::{Kept, StoreError};
 use crate::value::outcome::Ending;
 use crate::value::tags::Tagged;
-
-/// When a load began, and under which tags.
-pub(crate) struct LoadStart {
-    asked: Question,
-    /// The policy's tags with their ids at that moment; `None` if these can not be read, and then nothing may be stored, because
-    /// no process could tell whether it was invalidated.
-    tagged: Option<Vec<Tagged>>,
-}
-
-impl LoadStart {
-    /// Of a load that does not begin.
-    pub(crate) fn none() -> Self {
-        Self { asked: Question::now(), tagged: Some(Vec::new()) }
-    }
-}
 
 impl Lead {
     /// Reads the ids of the policy's tags, as a load begins.

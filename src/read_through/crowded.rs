@@ -3,7 +3,6 @@
 use super::look_up::{Ask, Caller};
 use crate::error::{Error, ErrorKind, Failure};
 use crate::loader::Loader;
-use crate::loader::nesting::Turn;
 use crate::observe::{Count, log, warn_if};
 use crate::policy::OnOverload;
 use crate::value::reader::Open;
@@ -33,7 +32,7 @@ impl Caller<'_> {
             }
             // Alone it would go past the whole fleet's cap, but inside a load that has a permit.
             (NoSeat::TooManyFlights(loader), Some(cap))
-                if policy.on_overload == OnOverload::Shed && !loader.is_within(&Turn::permit(node, cap)) =>
+                if policy.on_overload == OnOverload::Shed && !loader.is_within(&node.permit_turn(cap)) =>
             {
                 (
                     loader,

@@ -12,18 +12,20 @@ use tracing::Instrument as _;
 
 use super::acquire::{Contended, Contender, contend};
 use super::bulkhead;
-use super::commit::LoadStart;
 use super::lease::{Event, Lease};
 use crate::error::{Error, Failure};
 use crate::flight::order::Question;
-use crate::guard_state::{Budget, FlightKey, Follower, Lane, Leader, Node, Seen};
+use crate::guard_state::{Follower, Leader, Node, Seen};
+use crate::key::flight::{FlightKey, Lane};
 use crate::loader::nesting::{Loading, Turn};
 use crate::loader::{AbortOnDrop, Given, LoadResult, Loaded, Loader, Mode, describe};
 use crate::lock::Permit;
 use crate::observe::{self, Count};
+use crate::policy::budget::Budget;
 use crate::policy::{OnStoreDown, Policy};
 use crate::store::{StoreError, StoreErrorKind};
 use crate::value::outcome::Ending;
+use crate::value::tags::Tagged;
 
 /// How often a vanished load is taken over in one wave before the wave is told.
 const MOST_HOPS: u8 = 3;
@@ -51,6 +53,21 @@ enum Run {
     TimedOut,
     /// It panicked, or its runtime dropped it.
     Vanished(Failure),
+}
+
+/// When a load began, and under which tags.
+pub(crate) struct LoadStart {
+    pub(super) asked: Question,
+    /// The policy's tags with their ids at that moment; `None` if these can not be read, and then nothing may be stored, because
+    /// no process could tell whether it was invalidated.
+    pub(super) tagged: Option<Vec<Tagged>>,
+}
+
+impl LoadStart {
+    /// Of a load that does not begin.
+    pub(crate) fn none() -> Self {
+        Self { asked: Question::now(), tagged: Some(Vec::new()) }
+    }
 }
 
 impl Lead {
@@ -142,7 +159,7 @@ impl Lead {
 
     /// For this process alone, if it has room for one more such load. Without a permit: nobody can be asked for one.
     async fn load_without_the_store(self, error: StoreError) {
-        let (most, turn) = (self.policy.max_fail_open_loads, Turn::place(&self.node));
+        let (most, turn) = (self.policy.max_fail_open_loads, self.node.place_turn());
         let is_within = self.holds(&turn);
         let place = if is_within { None } else { self.node.fail_open.try_enter(most) };
         if place.is_none() && !is_within {
@@ -288,10 +305,11 @@ impl Lead {
         let mode = if lease.is_some() { Mode::Leased } else { Mode::Unleased };
         let previous = self.seen.as_ref().and_then(|seen| seen.value.clone());
         let (losing, lost) = watch::channel(false);
-        let (announcer, node) = (Some(self.leader.announcer()), Arc::clone(&self.node));
-        let given = Given { mode, previous, deadline: end, lost, announcer, node };
+        let announcer = Some(self.leader.announcer());
+        let given = Given { mode, previous, deadline: end, lost, announcer };
+        let place = self.node.store.place();
         let load =
-            Loading::scope_with(&self.node, &self.flight.key, turn, within, async move { run(given).await });
+            Loading::scope_with(place, &self.flight.key, turn, within, async move { run(given).await });
         let mut load =
             AbortOnDrop(tokio::spawn(load.instrument(observe::load_span(&span, &self.flight.key))));
         let (loaded, took) = observe::timed(self.keeping(lease, end, &losing, &mut load.0)).await;
@@ -306,7 +324,7 @@ impl Lead {
     async fn admit(&self, lease: &mut Option<Lease>) -> Result<Option<(Permit, Turn)>, Failure> {
         let Self { node, policy, flight, .. } = self;
         let Some(limit) = policy.max_concurrent_loads else { return Ok(None) };
-        let turn = Turn::permit(node, limit);
+        let turn = node.permit_turn(limit);
         if self.holds(&turn) {
             return Ok(None);
         }

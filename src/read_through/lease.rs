@@ -7,8 +7,9 @@ use bytes::Bytes;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::flight::order::Question;
-use crate::guard_state::{FlightKey, Lane, Node};
+use crate::guard_state::Node;
 use crate::key::Key;
+use crate::key::flight::{FlightKey, Lane};
 use crate::observe::{Count, log, warn_if};
 use crate::store::watch::Hints;
 use crate::store::{Fail, HandOver, HandedOver, Kept, LATEST, StoreError, Token, Watch};

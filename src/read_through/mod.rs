@@ -33,7 +33,8 @@ use std::sync::Arc;
 use tokio::time::{Instant, sleep_until};
 
 use crate::error::{Error, ErrorKind, Failure};
-use crate::guard_state::{Follower, Joined, Lane, Seen};
+use crate::guard_state::{Follower, Joined, Seen};
+use crate::key::flight::Lane;
 use crate::loader::Loader;
 use crate::loader::nesting::Loading;
 use crate::observe::{self, Count};
@@ -94,7 +95,7 @@ pub(crate) enum Answer<V> {
 pub(crate) async fn look<'a, O: Open>(ask: Ask<'a>, open: &O) -> Looked<'a, O::Value> {
     let Ask { node, key, .. } = ask;
     let mut missing = Missing::new(Caller::new(ask));
-    if Loading::current().is_some_and(|loading| loading.includes(node, key)) {
+    if Loading::current().is_some_and(|loading| loading.includes(node.store.place(), key)) {
         return Looked::Failed(Failure::Guard(Error::reentrant(key)));
     }
     // Shut down, the guard asks the store nothing more.
@@ -126,7 +127,7 @@ pub(crate) async fn look<'a, O: Open>(ask: Ask<'a>, open: &O) -> Looked<'a, O::V
 pub(crate) async fn look_past(ask: Ask<'_>) -> Result<Missing<'_>, Failure> {
     let Ask { node, policy, key } = ask;
     let mut caller = Caller::new(ask);
-    if Loading::current().is_some_and(|loading| loading.includes(node, key)) {
+    if Loading::current().is_some_and(|loading| loading.includes(node.store.place(), key)) {
         return Err(Failure::Guard(Error::reentrant(key)));
     }
     if node.is_closed() {

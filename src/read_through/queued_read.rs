@@ -11,7 +11,8 @@ use tokio::time::timeout;
 
 use crate::flight::pacing::Pace;
 use crate::flight::shared_read::{Answered, Duty, Entered, First, Queued};
-use crate::guard_state::{FlightKey, Lane, LookedUp, Node, SharedRead, Stored};
+use crate::guard_state::{LookedUp, Node, SharedRead, Stored};
+use crate::key::flight::{FlightKey, Lane};
 use crate::key::{Hashed, Key};
 use crate::observe::Count;
 use crate::store::{StoreError, StoreErrorKind};

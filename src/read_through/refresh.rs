@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use super::leader::Lead;
 use super::look_up::{Ask, Caller};
-use crate::guard_state::{Joined, Lane};
+use crate::guard_state::Joined;
+use crate::key::flight::Lane;
 use crate::loader::Loader;
 use crate::observe::Count;
 use crate::value::outcome::Ending;

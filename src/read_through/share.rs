@@ -7,8 +7,9 @@ use tokio::time::{Instant, timeout};
 
 use super::leader::Lead;
 use super::tag_check::current;
-use crate::guard_state::{Lane, Seen};
+use crate::guard_state::Seen;
 use crate::key::Key;
+use crate::key::flight::Lane;
 use crate::loader::{LoadResult, Mark};
 use crate::observe::Count;
 use crate::store::{StoreError, StoreErrorKind};
