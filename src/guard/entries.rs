@@ -323,6 +323,13 @@ impl StampedeGuard {
             return self.confirmed(what, key, until, replace).await;
         }
         self.node.detach(key);
+        // First, so that replicas which have the rest have this, too.
+        #[cfg(feature = "http")]
+        if let Some(reports) = key.of_reports(&self.node.namespace) {
+            let forget = |within| self.counted(self.node.store.tags().forget_tag(&reports, within));
+            let forgotten = self.tried(&reports, until, |within| Box::pin(forget(within))).await;
+            forgotten.map_err(|error| Error::store(what, key, error))?;
+        }
         self.confirmed(what, key, until, replace).await?;
         // A flight that began before the store was told may hold what was read before.
         self.node.detach(key);

@@ -18,7 +18,7 @@ use crate::http_rules::ranges::{Part, join};
 use crate::http_rules::response::Storing;
 use crate::http_rules::reuse::{Stale, Terms};
 use crate::http_rules::validation::{freshened, has_validator, is_about, is_same_representation};
-use crate::http_rules::vary::{Fingerprint, Names, Variant};
+use crate::http_rules::vary::{Fingerprint, Names};
 use crate::loader::{LoadResult, Mark};
 use crate::policy::Policy;
 use crate::value::entry::{Encoding, Entry};
@@ -60,7 +60,7 @@ pub(crate) struct Draft {
     /// On which terms it is stored; nothing for one that is only shared with those who wait.
     storing: Option<Storing>,
     says_shared: bool,
-    chosen: Chosen,
+    chosen: Option<Box<Chosen>>,
     /// Whether it was older than the lifetime that it names when its head came.
     pub(crate) is_too_old: bool,
     /// How old it was then (RFC 9111, 4.2.3).
@@ -76,7 +76,7 @@ impl Draft {
     pub(crate) fn stored(
         head: &Parts,
         mut storing: Storing,
-        chosen: Chosen,
+        chosen: Option<Box<Chosen>>,
         windows: &Lifetimes,
         now: SystemTime,
     ) -> Self {
@@ -99,7 +99,7 @@ impl Draft {
     pub(crate) fn shared_only(
         head: &Parts,
         says_shared: bool,
-        chosen: Chosen,
+        chosen: Option<Box<Chosen>>,
         age: Duration,
         now: SystemTime,
     ) -> Self {
@@ -114,14 +114,9 @@ impl Draft {
         Some(if storing.terms.revalidate_always { 0 } else { storing.fresh_for().as_secs() })
     }
 
-    /// Of its resource's variants.
-    pub(crate) fn generation(&self) -> u64 {
-        self.chosen.generation
-    }
-
     /// Which variant it is, if it is stored as one.
-    pub(crate) fn variant(&self) -> Option<&Variant> {
-        self.storing.as_ref().and(self.chosen.variant.as_ref()).map(|named| &named.variant)
+    pub(crate) fn chosen(&self) -> Option<&Chosen> {
+        self.storing.as_ref().and(self.chosen.as_deref())
     }
 
     /// Whether others find it later.
@@ -131,7 +126,7 @@ impl Draft {
 
     /// The request headers that it depends on, if any.
     pub(crate) fn names(&self) -> Option<&Names> {
-        self.chosen.variant.as_ref().map(|named| &named.names)
+        self.chosen.as_ref().map(|chosen| &chosen.names)
     }
 
     /// For how long it is stored at the most.
@@ -144,16 +139,15 @@ impl Draft {
         if self.storing.as_ref().is_some_and(|storing| storing.part.is_some()) {
             return None;
         }
-        let Self { head, came, now, .. } = self;
+        let Self { head, chosen, came, now, .. } = self;
         let stored = StoredResponse::new(head, *now, Bytes::new(), None);
         let head = head_of(stored.status, stored.version, stored.headers);
-        let kept = self.kept();
+        let kept = self.kept(chosen.clone());
         let (ttl, came, body) = (self.ttl(), *came, Arc::default());
         Some(Arrival { head, kept, ttl, came, length, body })
     }
 
-    fn kept(&self) -> Kept {
-        let chosen = self.chosen.clone();
+    fn kept(&self, chosen: Option<Box<Chosen>>) -> Kept {
         let age = self.age.saturating_add(self.came.elapsed());
         match &self.storing {
             Some(storing) => Kept::new(storing, age, chosen),
@@ -200,7 +194,8 @@ impl Draft {
             storing.terms.stale.if_error = Duration::ZERO;
             storing.terms.stale.on_disconnect = Duration::ZERO;
         }
-        let kept = Kept { part, ..self.kept() };
+        let chosen = self.chosen.take();
+        let kept = Kept { part, ..self.kept(chosen) };
         let stored = StoredResponse::new(&self.head, self.now, body, trailers);
         let Some(payload) = stored.encode(&kept) else {
             return LoadResult::Uncacheable { mark: Mark::IfUnserved };
@@ -226,7 +221,7 @@ impl Draft {
         most: usize,
     ) -> Option<(Option<Part>, Bytes)> {
         let previous = previous.filter(|previous| {
-            name(&previous.kept.chosen) == name(&self.chosen)
+            variant(&previous.kept.chosen) == variant(&self.chosen)
                 && is_same_representation(&previous.response.headers, &self.head.headers, self.now)
         })?;
         let (all, content) = join((previous.part()?, &previous.response.body), (part, body))?;
@@ -264,8 +259,8 @@ impl Draft {
 }
 
 /// What tells a variant from the others, whatever else is known of them.
-fn name(chosen: &Chosen) -> Option<(&Names, Fingerprint)> {
-    chosen.variant.as_ref().map(|named| (&named.names, named.variant.fingerprint))
+fn variant(chosen: &Option<Box<Chosen>>) -> Option<(&Names, Fingerprint)> {
+    chosen.as_ref().map(|chosen| (&chosen.names, chosen.variant.fingerprint))
 }
 
 /// How long a response may be served, and kept. What it is too old for on arrival is taken off its windows.
@@ -277,14 +272,13 @@ fn lifetimes(storing: &Storing, kept: &Kept) -> Lifetimes {
     }
     let fresh_for = terms.lifetime.saturating_sub(kept.age);
     let too_old = kept.age.saturating_sub(terms.lifetime);
-    let varies = kept.chosen.variant.as_ref().is_some_and(|named| named.names.has_headers());
     let error = terms.stale.if_error.max(terms.stale.on_disconnect);
     Lifetimes {
         fresh_for,
         stale_while_revalidate: terms.stale.while_revalidate.saturating_sub(too_old),
         stale_if_error: error.saturating_sub(too_old),
         // Where one variant is, others are found: they may have come just before it ends.
-        keep_for: if varies { kept_on.max(fresh_for) } else { kept_on },
+        keep_for: if kept.chosen.is_some() { kept_on.max(fresh_for) } else { kept_on },
     }
 }
 

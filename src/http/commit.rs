@@ -17,21 +17,20 @@ use super::body::{BoxError, GuardedBody};
 use super::cache_status::{CacheStatus, Fwd, write_status};
 use super::candidate::{Draft, Previous, head_of};
 use super::encoding::{is_replayable, is_storable};
-use super::metadata::{Chosen, NamedVariant};
+use super::metadata::Chosen;
 use super::side_commit::Apart;
 use super::tee::{Teed, ends_with_head, has_no_content, tee};
 use super::wanted::{Head, Wanted, no_content};
 use crate::error::Failure;
 use crate::guard_state::Node;
 use crate::http_rules::fields::{content_length, least_length};
-use crate::http_rules::forwarding::forwarding;
 use crate::http_rules::freshness::{corrected_initial_age, is_failure, is_unstorable};
 use crate::http_rules::normalize::is_encoded_by_chance;
 use crate::http_rules::policy::ResponseRules;
 use crate::http_rules::reason::Rule;
 use crate::http_rules::response::{DoNotStore, Exchange, Verdict, judge};
 use crate::http_rules::validation::{is_not_modified, not_modified};
-use crate::http_rules::vary::{Fingerprint, Variant, Vary};
+use crate::http_rules::vary::{Variant, Vary};
 use crate::loader::Announcer;
 use crate::loader::{LoadResult, Loaded, Mark, Mode};
 use crate::observe::{self, log, warn_if};
@@ -92,7 +91,7 @@ impl<B, E> Sharing<B, E> {
             }
             Verdict::ShareOnly { rule, vary, says_shared } => {
                 observe::judged("not stored", &rule);
-                let chosen = self.chosen(vary, head, previous);
+                let chosen = self.chosen(&vary, head, previous);
                 let age = corrected_initial_age(&head.headers, self.delay, self.now);
                 let mut draft = Draft::shared_only(head, says_shared, chosen, age, self.now);
                 draft.is_too_old = rule == Rule::TooOld;
@@ -100,7 +99,7 @@ impl<B, E> Sharing<B, E> {
             }
             Verdict::Store(storing) => {
                 observe::judged("stored", &storing.rule);
-                let chosen = self.chosen(storing.vary.clone(), head, previous);
+                let chosen = self.chosen(&storing.vary, head, previous);
                 Draft::stored(head, storing, chosen, &self.policy.lifetimes(), self.now)
             }
         };
@@ -119,7 +118,7 @@ impl<B, E> Sharing<B, E> {
         let about_this_request = self.wanted.asked.has_credentials()
             || (self.wanted.is_part() && rule == Rule::Status)
             || rule == Rule::Coding;
-        if about_this_request && self.wanted.stored_at.get().is_none() {
+        if about_this_request && self.wanted.stored_at().is_none() {
             return LoadResult::Aside;
         }
         // An error says little about the resource, and what is stored is worth a validation, or tells where the others are.
@@ -130,24 +129,22 @@ impl<B, E> Sharing<B, E> {
     }
 
     /// Which variant it is, of those that its resource has.
-    fn chosen(&self, vary: Vary, head: &Parts, previous: Option<&Previous>) -> Chosen {
-        let Wanted { headers, variant: place, .. } = &*self.wanted;
-        let place = place.get();
-        let vary = vary.and_on_forwarding(headers);
+    fn chosen(&self, vary: &Vary, head: &Parts, previous: Option<&Previous>) -> Option<Box<Chosen>> {
+        let place = self.wanted.variant.get();
         let names = match (vary, place) {
             // Answers that are chosen by less than others of their resource are told apart by as much as those: that is never
             // too little, and the others stay findable. (Those that are encoded often vary, and those that are not do not.)
-            (vary, Some(place)) if vary.is_within(&place.names) => place.names.clone(),
+            (_, Some(place)) if vary.is_within(&place.names) => &place.names,
             (Vary::Names(names), _) => names,
-            (Vary::Nothing | Vary::Any, _) => return Chosen { generation: fastrand::u64(..), variant: None },
+            (Vary::Nothing | Vary::Any, _) => return None,
         };
-        let variant = Variant::of(&names, headers, &head.headers, self.policy.http.normal());
+        let variant = Variant::of(names, &self.wanted.headers, &head.headers, self.policy.http.normal());
         let known = place.map(|place| (&place.names, place.generation));
-        let previous = previous.map(|previous| &previous.kept.chosen);
-        let previous = previous.and_then(|chosen| Some((&chosen.variant.as_ref()?.names, chosen.generation)));
-        let generation = known.or(previous).filter(|(known, _)| **known == names);
-        let generation = generation.map_or_else(|| fastrand::u64(..), |(_, generation)| generation);
-        Chosen { generation, variant: Some(Box::new(NamedVariant { names, variant })) }
+        let previous = previous.and_then(|previous| previous.kept.chosen.as_ref());
+        let known = known.or_else(|| previous.map(|chosen| (&chosen.names, chosen.generation)));
+        let generation = known.filter(|(known, _)| *known == names).map(|(_, generation)| generation);
+        let generation = generation.unwrap_or_else(|| fastrand::u64(..));
+        Some(Box::new(Chosen { generation, names: names.clone(), variant }))
     }
 
     /// Where the resource depends on other headers than when it was found to have variants, what is found under the old
@@ -326,16 +323,16 @@ where
 
     /// Whether one variant more may be stored (A5).
     async fn has_room(&self, draft: &Draft) -> bool {
-        let (Some(variant), Some(_)) = (draft.variant(), self.wanted.variant.get()) else { return true };
-        // One list per report of the proxies: a client that invents reports fills no list but their own.
-        let report = forwarding(&self.wanted.headers).map(|report| Fingerprint::of(&report).to_string());
-        let generation = draft.generation();
-        let list = format!("~v{generation:016x}{}", report.unwrap_or_default());
-        let list = self.wanted.resource.derived(&list);
+        let (Some(chosen), true) = (draft.chosen(), self.wanted.variant.get().is_some()) else { return true };
+        let list = self.wanted.resource.derived(&format!("~v{:016x}", chosen.generation));
         // One is where the resource is, and on no list.
         let most = self.policy.http.max_variants.saturating_sub(1);
-        let room =
-            self.node.store.tags().enlist(&list, variant.fingerprint.short(), most, draft.life()).await;
+        let room = self
+            .node
+            .store
+            .tags()
+            .enlist(&list, chosen.variant.fingerprint.short(), most, draft.life())
+            .await;
         // A store that does not answer will not be stored to either.
         room.unwrap_or(false)
     }
@@ -371,6 +368,6 @@ where
 
 impl ResponseRules {
     pub(crate) fn of(policy: &Policy) -> Self {
-        Self { http: policy.http.clone(), fresh_for: policy.fresh_for, max_body: policy.max_body }
+        Self { http: Arc::clone(&policy.http), fresh_for: policy.fresh_for, max_body: policy.max_body }
     }
 }

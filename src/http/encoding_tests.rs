@@ -2,7 +2,6 @@ use http::Response;
 use proptest::prelude::*;
 
 use super::*;
-use crate::http::metadata::Chosen;
 
 fn stored(headers: &[(&str, &str)], body: &'static str) -> StoredResponse {
     let mut map = HeaderMap::new();
@@ -21,12 +20,8 @@ fn stored(headers: &[(&str, &str)], body: &'static str) -> StoredResponse {
 impl StoredResponse {
     /// Without what is kept with it.
     fn bytes(&self) -> Option<Bytes> {
-        self.encode(&Kept::shared_only(
-            false,
-            std::time::Duration::ZERO,
-            Chosen { generation: 0, variant: None },
-        ))
-        .map(|raw| raw.slice(metadata::FIXED..))
+        self.encode(&Kept::shared_only(false, std::time::Duration::ZERO, None))
+            .map(|raw| raw.slice(metadata::FIXED..))
     }
 }
 

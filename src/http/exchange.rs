@@ -1,5 +1,9 @@
 //! One request through the layer: what is looked for where, and what becomes of it when it is not there.
 
+use crate::http_rules::forwarding::forwarding;
+use crate::http_rules::vary::Fingerprint;
+use crate::policy::Policy;
+use http::header::HeaderMap;
 use std::fmt;
 use std::pin::Pin;
 
@@ -57,6 +61,14 @@ where
             // What the answer does not see it can not depend on, whichever request it was loaded for.
             self.request.headers_mut().remove(COOKIE);
         }
+        let (guard, considered) = match considered {
+            Ok(considered) => {
+                let (guard, considered) = of_report(guard, considered, self.request.headers());
+                (guard, Ok(considered))
+            }
+            refused => (guard, refused),
+        };
+        let (node, policy) = guard.parts();
         if policy.http.tell_key
             && let Ok(Considered { key, .. }) = &considered
         {
@@ -198,6 +210,31 @@ where
             Ok(_) | Err(_) => self.head(guard.clone(), key, &asked).await,
         }
     }
+}
+
+/// The guard and the key for a request by its report: one that is not the policy's has a key of its own, and the resource as a tag.
+pub(super) fn of_report(
+    guard: StampedeGuard,
+    considered: Considered<Key>,
+    headers: &HeaderMap,
+) -> (StampedeGuard, Considered<Key>) {
+    let (_, policy) = guard.parts();
+    let expected = &policy.http.requests.report;
+    if !considered.asked.forwarded && expected.is_none() {
+        return (guard, considered);
+    }
+    let report = forwarding(headers);
+    if report == *expected {
+        return (guard, considered);
+    }
+    let digest = Fingerprint::of(&report.unwrap_or_default());
+    // Half of the digest: to find another report with a known one's half is as hard as to guess a key of 128 bits.
+    let mut suffix = format!("~f{digest}");
+    suffix.truncate(2 + 32);
+    let key = considered.key.derived(&suffix);
+    let resource = considered.key.of_reports(&guard.parts().0.namespace);
+    let policy = Policy { resource, ..Policy::clone(policy) };
+    (guard.with_policy(policy), Considered { key, ..considered })
 }
 
 /// What is stored and may be served, if anything.

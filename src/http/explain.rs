@@ -1,6 +1,7 @@
 //! What the rules make of one request and its response, for users' own tests.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use http::header::{DATE, HeaderName};
@@ -59,8 +60,11 @@ pub fn explain<Q, B>(request: &Request<Q>, response: &Response<B>, policy: &Http
         now: date(headers, &DATE, now).unwrap_or(now),
     };
     // Of the policy's own lifetime only the rule is told, and a body's length is not known.
-    let rules =
-        ResponseRules { http: policy.clone(), fresh_for: Duration::from_secs(1), max_body: usize::MAX };
+    let rules = ResponseRules {
+        http: Arc::new(policy.clone()),
+        fresh_for: Duration::from_secs(1),
+        max_body: usize::MAX,
+    };
     let decision = |rule| Decision::of(rule, Some(considered.key.clone()));
     match judge(&exchange, &rules) {
         Verdict::Private(rule) => decision(rule),

@@ -105,7 +105,8 @@ where
     }
     condition(request.headers_mut(), is_part, previous.as_ref().filter(is_whole));
     let fwd = fwd(&wanted, mode, previous.as_ref().map(|previous| (previous, is_own)), node.store.now());
-    let apart = match wanted.stored_at.get() {
+    let stored_at = wanted.stored_at();
+    let apart = match &stored_at {
         Some(key) => Apart::begin(&node, &policy, key, None).await,
         None => Apart::default(),
     };
@@ -117,7 +118,7 @@ where
     let until = asked_at + load_timeout - load_timeout / 20;
     let asking = call(inner, request);
     let _ = wanted.forwarded.set(());
-    let mut response = match wanted.stored_at.get() {
+    let mut response = match &stored_at {
         // Who asks for the resource inside this load would wait for its lease.
         Some(key) => Loading::scope(node.store.place(), key, Loading::current(), asking).await,
         None => asking.await,
@@ -129,7 +130,7 @@ where
     };
     let is_contradicted = response.as_ref().is_ok_and(contradicts);
     if is_contradicted
-        && wanted.stored_at.get().is_none()
+        && stored_at.is_none()
         && let Some(again) = again
     {
         asked_at = Instant::now();
@@ -165,8 +166,7 @@ where
     let delay = asked_at.elapsed();
     if mode == Mode::Leased
         && wanted.variant.get().is_none()
-        && let Some(chosen) = previous.as_mut().map(|previous| &mut previous.kept.chosen)
-        && chosen.variant.is_some()
+        && let Some(chosen) = previous.as_mut().and_then(|previous| previous.kept.chosen.as_mut())
     {
         let ask = Ask { node: &node, policy: &policy, key: &wanted.resource };
         match generation_again(ask, chosen.generation).await {
@@ -224,8 +224,8 @@ fn condition(request: &mut HeaderMap, is_part: bool, stored: Option<&Previous>) 
 /// this load had the lease, so it may have been invalidated since; whoever does that from now on takes the lease away.
 async fn generation_again(ask: Ask<'_>, read: u64) -> Result<u64, StoreError> {
     let stored = read_entry(ask).await?.filter(|entry| !entry.times.is_expired());
-    let stored = stored.and_then(|entry| Some(Kept::of(&entry)?.0.chosen.generation));
-    let stored = stored.filter(|stored| *stored == read);
+    let chosen = stored.and_then(|entry| Kept::of(&entry)?.0.chosen);
+    let stored = chosen.map(|chosen| chosen.generation).filter(|stored| *stored == read);
     Ok(stored.unwrap_or_else(|| fastrand::u64(..)))
 }
 

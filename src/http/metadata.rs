@@ -6,7 +6,6 @@ use std::time::Duration;
 use bytes::{BufMut as _, Bytes, BytesMut};
 use http::header::HeaderMap;
 
-use crate::http_rules::forwarding::forwarding;
 use crate::http_rules::normalize::Normal;
 use crate::http_rules::ranges::Part;
 use crate::http_rules::response::Storing;
@@ -22,14 +21,13 @@ use crate::value::freshness::ms;
 /// 4  age      8   ms, when it was stored
 /// 12 lifetime 8   ms
 /// 20 stale    8 8 8   ms: while revalidated, on error, on disconnect
-/// 44 generation 8     of the resource's variants
-/// 52 part     8 8 8   first, last, length of the whole or MAX; only with PART
-///    variant  32 2    fingerprint, length of the names; names. Only with VARIES
+/// 44 part     8 8 8   first, last, length of the whole or MAX; only with PART
+///    variant  8 32 2  generation, fingerprint, length of the names; names. Only with VARIES
 ///    language 32 1    fingerprint of the rest, length; language. Only with LANGUAGE
 /// ```
 /// All integers are little-endian. Another layout is another number in the first byte.
-pub(crate) const FIXED: usize = 52;
-const LAYOUT: u8 = 3;
+pub(crate) const FIXED: usize = 44;
+const LAYOUT: u8 = 2;
 const REVALIDATE_ALWAYS: u8 = 1;
 const IMMUTABLE: u8 = 2;
 const SAYS_SHARED: u8 = 4;
@@ -46,7 +44,8 @@ pub(crate) struct Kept {
     pub(crate) age: Duration,
     /// Where its content stands in the whole, if it is not the whole.
     pub(crate) part: Option<Part>,
-    pub(crate) chosen: Chosen,
+    /// Boxed, because most resources have none.
+    pub(crate) chosen: Option<Box<Chosen>>,
 }
 
 /// Which one of a resource's variants it is.
@@ -54,25 +53,18 @@ pub(crate) struct Kept {
 pub(crate) struct Chosen {
     /// Of the resource's variants. The others are stored under it, so they are gone when it is.
     pub(crate) generation: u64,
-    /// Boxed, because most resources have none.
-    pub(crate) variant: Option<Box<NamedVariant>>,
-}
-
-/// A variant, and the names of what tells it from the others.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct NamedVariant {
     pub(crate) names: Names,
     pub(crate) variant: Variant,
 }
 
 impl Kept {
     /// Of a response that is stored at this age.
-    pub(crate) fn new(storing: &Storing, age: Duration, chosen: Chosen) -> Self {
+    pub(crate) fn new(storing: &Storing, age: Duration, chosen: Option<Box<Chosen>>) -> Self {
         Self { terms: storing.terms, age, part: None, chosen }
     }
 
     /// Of a response that is shared at this age with those who wait, and not stored.
-    pub(crate) fn shared_only(says_shared: bool, age: Duration, chosen: Chosen) -> Self {
+    pub(crate) fn shared_only(says_shared: bool, age: Duration, chosen: Option<Box<Chosen>>) -> Self {
         let terms = Terms {
             lifetime: Duration::ZERO,
             stale: Stale::default(),
@@ -85,21 +77,10 @@ impl Kept {
 
     /// Whether it is the variant for a request with these headers.
     pub(crate) fn is_for(&self, request: &HeaderMap, normal: Normal) -> bool {
-        match self.chosen.variant.as_deref() {
-            None => forwarding(request).is_none(),
-            Some(NamedVariant { names, variant }) => {
-                names.cover(request)
-                    && Variant::select(names, request, slice::from_ref(variant), normal).is_some()
-            }
-        }
-    }
-
-    /// The names that select the variant of a request that this response is not for.
-    pub(crate) fn names_for(&self, request: &HeaderMap) -> Names {
-        match &self.chosen.variant {
-            None => Names::FORWARDING,
-            Some(named) => named.names.and_on_forwarding(request),
-        }
+        self.chosen.as_ref().is_none_or(|chosen| {
+            let one = slice::from_ref(&chosen.variant);
+            Variant::select(&chosen.names, request, one, normal).is_some()
+        })
     }
 
     /// Its age now (`current_age` of RFC 9111, 4.2.3), and its terms with the lifetime that its entry was given:
@@ -117,15 +98,14 @@ impl Kept {
     pub(crate) fn encode(&self, out: &mut BytesMut) -> Option<()> {
         let start = out.len();
         let Terms { lifetime, stale, revalidate_always, immutable, says_shared } = self.terms;
-        let Chosen { generation, variant: named } = &self.chosen;
-        let language = named.as_ref().and_then(|named| named.variant.language.as_ref());
+        let language = self.chosen.as_ref().and_then(|chosen| chosen.variant.language.as_ref());
         let flags = [
             (REVALIDATE_ALWAYS, revalidate_always),
             (IMMUTABLE, immutable),
             (SAYS_SHARED, says_shared),
             (ON_REQUEST, stale.on_request),
             (PART, self.part.is_some()),
-            (VARIES, named.is_some()),
+            (VARIES, self.chosen.is_some()),
             (LANGUAGE, language.is_some()),
         ];
         out.put_u8(LAYOUT);
@@ -136,15 +116,15 @@ impl Kept {
         for time in [self.age, lifetime].into_iter().chain(windows) {
             out.put_u64_le(ms(time));
         }
-        out.put_u64_le(*generation);
         if let Some(Part { first, last, complete }) = self.part {
             out.put_u64_le(first);
             out.put_u64_le(last);
             out.put_u64_le(complete.unwrap_or(u64::MAX));
         }
-        if let Some(named) = named {
-            out.put_slice(&named.variant.fingerprint.0);
-            let names = named.names.to_text();
+        if let Some(chosen) = &self.chosen {
+            out.put_u64_le(chosen.generation);
+            out.put_slice(&chosen.variant.fingerprint.0);
+            let names = chosen.names.to_text();
             out.put_u16_le(u16::try_from(names.len()).ok()?);
             out.put_slice(names.as_bytes());
         }
@@ -179,10 +159,8 @@ impl Kept {
         let [while_revalidate, if_error, on_disconnect] =
             [fields.millis()?, fields.millis()?, fields.millis()?];
         let stale = Stale { while_revalidate, if_error, on_disconnect, on_request: flags & ON_REQUEST != 0 };
-        let generation = fields.u64()?;
         let part = if flags & PART == 0 { None } else { Some(fields.part()?) };
-        let variant = if flags & VARIES == 0 { None } else { Some(fields.variant(flags & LANGUAGE != 0)?) };
-        let chosen = Chosen { generation, variant };
+        let chosen = if flags & VARIES == 0 { None } else { Some(fields.chosen(flags & LANGUAGE != 0)?) };
         let terms = Terms {
             lifetime,
             stale,
@@ -226,7 +204,8 @@ impl<'a> Fields<'a> {
         sound.then_some(Part { first, last, complete })
     }
 
-    fn variant(&mut self, has_language: bool) -> Option<Box<NamedVariant>> {
+    fn chosen(&mut self, has_language: bool) -> Option<Box<Chosen>> {
+        let generation = self.u64()?;
         let fingerprint = Fingerprint(self.array()?);
         let length = usize::from(self.array().map(u16::from_le_bytes)?);
         let names = Names::from_text(self.text(length)?)?;
@@ -238,7 +217,7 @@ impl<'a> Fields<'a> {
             }
             false => None,
         };
-        Some(Box::new(NamedVariant { names, variant: Variant { fingerprint, language } }))
+        Some(Box::new(Chosen { generation, names, variant: Variant { fingerprint, language } }))
     }
 }
 

@@ -99,8 +99,8 @@ impl<B, E> Journey<'_, B, E> {
         } else if asked.has_credentials() {
             // It takes no seat here, so nobody who came behind it is held back until it has one.
             drop(missing);
-            // With its like: what they get may not be for the others. Set here and nowhere else.
-            let _ = self.wanted.stored_at.set(key.clone());
+            // With its like: what they get may not be for the others.
+            self.wanted.store_at(key);
             apart = key.derived("~a");
             let ask = Ask { node, policy, key: &apart };
             match look(ask, &self.wants(at, CacheStatus::collapsed)).await {

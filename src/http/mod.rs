@@ -37,14 +37,14 @@
 //! Scheme, authority, path and query, byte for byte. **The authority is the client's `Host`**: a service that is called by three names or
 //! ports loads three times, and a page is invalidated with the visitors' `Host`, unless the policy names
 //! [one authority](HttpPolicy::authority) for all keys. A `Host` with the scheme's default port or an empty one bypasses. Servers see requests without a
-//! scheme: see
-//! [`scheme`](crate::PolicyBuilder::scheme).
+//! scheme: see [`scheme`](crate::PolicyBuilder::scheme).
 //!
 //! A proxy in front reports the host, port, scheme and prefix by which a request came (`Forwarded`, `X-Forwarded-Host`, `-Port`, `-Prefix`,
-//! `-Proto`, `-Scheme`, `-Ssl`), and handlers build links and redirects from its report. Requests with different reports are variants of one
-//! resource: a client that invents a report gets a response of its own and takes no room from other variants, and an invalidation reaches all
-//! of them. `X-Forwarded-For` and the pairs `for` and `by` of `Forwarded` select no variant: a response that depends on the client's
-//! address must say so. If a proxy reports hundreds of real hosts, put the host into the key by [`HttpPolicy::key`].
+//! `-Proto`, `-Scheme`, `-Ssl`), and handlers build links and redirects from its report. So requests with different reports share
+//! nothing: [`HttpPolicy::behind_proxy`] names the report of ordinary requests; each other one has a key of its own, and an invented
+//! one neither displaces nor delays what others ask for. The resource is a tag of all of them: a hit is one `MGET`, waiters do not read
+//! along, and an invalidation, or an unsafe method, reaches all reports. `X-Forwarded-For` and the pairs `for` and `by` of `Forwarded` are in
+//! no report: a response that depends on the client's address must say so.
 //!
 //! A layer *inside* a nested axum router sees paths without their
 //! prefix, so two routers nested at different places would share keys: put the guard around the outermost

@@ -13,7 +13,7 @@ use http::{Response, StatusCode};
 use super::body::GuardedBody;
 use super::cache_status::{CacheStatus, age_and_status};
 use super::encoding::StoredResponse;
-use super::metadata::Kept;
+use super::metadata::{Chosen, Kept};
 use super::shared_body::Arrival;
 use crate::http_rules::policy::HttpPolicy;
 use crate::http_rules::ranges;
@@ -55,11 +55,12 @@ pub(crate) struct VariantPlace {
 }
 
 impl VariantPlace {
-    fn new(resource: &Key, generation: u64, names: Names, fingerprint: Fingerprint) -> Self {
+    fn new(resource: &Key, chosen: &Chosen, fingerprint: Fingerprint) -> Self {
         // Half of the digest is enough for a place: what is there is compared by all of it.
-        let mut suffix = format!("~v{generation:016x}{fingerprint}");
+        let mut suffix = format!("~v{:016x}{fingerprint}", chosen.generation);
         suffix.truncate(2 + 16 + 32);
-        Self { key: resource.derived(&suffix), generation, names }
+        let Chosen { generation, names, .. } = chosen;
+        Self { key: resource.derived(&suffix), generation: *generation, names: names.clone() }
     }
 }
 
@@ -133,12 +134,14 @@ impl Open for Wants<'_> {
     fn stands_in(&self, entry: &Entry, now: u64) -> bool {
         let Some((kept, _)) = Kept::of(entry) else { return false };
         let (age, terms) = kept.at(entry, now);
-        entry.times.stands_in(now) && instead_of(Failed::Disconnected, self.asked, &terms, age, self.http)
+        let is_its_own = self.is_this_variant(&kept);
+        is_its_own
+            && entry.times.stands_in(now)
+            && instead_of(Failed::Disconnected, self.asked, &terms, age, self.http)
     }
 
     fn leads_others(&self, entry: &Entry) -> bool {
-        matches!(self.at, At::Resource(_))
-            && Kept::of(entry).is_some_and(|(kept, _)| kept.chosen.variant.is_some())
+        matches!(self.at, At::Resource(_)) && Kept::of(entry).is_some_and(|(kept, _)| kept.chosen.is_some())
     }
 
     fn open(&self, entry: &mut Entry, now: u64) -> Option<Found> {
@@ -152,7 +155,7 @@ impl Open for Wants<'_> {
         let Some(Shared { kept: Some((kept, at)), plain }) = Shared::of(entry, opened) else {
             return self.open(&mut entry.clone(), now);
         };
-        if kept.chosen.variant.is_some() || !self.is_plain() {
+        if kept.chosen.is_some() || !self.is_plain() {
             return self.open_kept(kept, *at, entry, now);
         }
         let first = || self.replay(entry, kept, StoredResponse::decode(&entry.payload, *at)?, now);
@@ -184,6 +187,10 @@ impl Wants<'_> {
 
     fn serves_kept(&self, kept: &Kept, entry: &Entry, now: u64) -> Serves {
         let (age, terms) = kept.at(entry, now);
+        // With the entry of a resource all variants of it were expired.
+        if entry.times.is_expired() && self.is_elsewhere(kept) {
+            return Serves::No;
+        }
         if kept.part.is_some_and(|part| !self.wants_of(part)) {
             return Serves::No;
         }
@@ -215,13 +222,12 @@ impl Wants<'_> {
 
     /// Whether a whole response answers it, whoever asks.
     fn is_plain(&self) -> bool {
-        let Asked { conditional, ranged, authorized, has_cookie, forwarded, .. } = *self.asked;
-        !(conditional || ranged || authorized || has_cookie || forwarded)
+        let Asked { conditional, ranged, authorized, has_cookie, .. } = *self.asked;
+        !(conditional || ranged || authorized || has_cookie)
     }
 
     fn is_this_variant(&self, kept: &Kept) -> bool {
-        let is_the_only_one = kept.chosen.variant.is_none() && !self.asked.forwarded;
-        is_the_only_one || kept.is_for(self.headers, self.http.normal())
+        kept.is_for(self.headers, self.http.normal())
     }
 
     fn is_elsewhere(&self, kept: &Kept) -> bool {
@@ -231,11 +237,13 @@ impl Wants<'_> {
     /// Whether it is for this request. Digests the request's values, so it is asked once.
     fn fits(&self, kept: &Kept) -> Fit {
         let is_variant = self.is_this_variant(kept);
-        if let (At::Resource(resource), false) = (self.at, is_variant) {
-            let names = kept.names_for(self.headers);
-            let fingerprint = names.fingerprint(self.headers, self.http.normal());
-            let place = VariantPlace::new(resource, kept.chosen.generation, names, fingerprint);
-            return Fit::Instead(Found::Elsewhere(Box::new(place)));
+        if let (At::Resource(resource), Some(chosen), false) = (self.at, &kept.chosen, is_variant) {
+            let fingerprint = chosen.names.fingerprint(self.headers, self.http.normal());
+            return Fit::Instead(Found::Elsewhere(Box::new(VariantPlace::new(
+                resource,
+                chosen,
+                fingerprint,
+            ))));
         }
         if !is_for(self.asked, &kept.terms, self.http) {
             return Fit::Instead(Found::NotForThis);

@@ -231,7 +231,7 @@ async fn next<B: Body>(
     .await
 }
 
-/// The rest is its client's own, unless others have begun to read it along.
+/// The rest is its client's own, unless others have begun to read it along, or its trailers came before its end.
 fn handed_over<B>(
     client: StreamSender<B>,
     kept: Kept,
@@ -243,7 +243,7 @@ fn handed_over<B>(
     B::Data: Send,
     B::Error: Into<BoxError>,
 {
-    if client.is_read_along() {
+    if client.is_read_along() || trailers.is_some() {
         // The body is the inner service's, and what it says belongs to the request.
         tokio::spawn(go_on(client, kept, rest, trailers, patience).in_current_span());
     } else {

@@ -1,6 +1,7 @@
 //! Requests that tell something about what is stored beside their own answer: unsafe ones make it invalid
 //! (RFC 9111, 4.4), and a HEAD may bring it up to date (4.3.5).
 
+use super::exchange::of_report;
 use std::fmt;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
@@ -81,10 +82,14 @@ where
         (Considered { key, asked, .. }, target): (Considered, Uri),
         invalidation: &Invalidation,
     ) -> Head<B, S::Error> {
-        let (node, policy) = guard.parts();
         let Ok(key) = guard.key(key) else {
             return call(self.inner, self.request).await.map(|r| r.map(GuardedBody::passed));
         };
+        let considered = Considered { key, is_get: false, asked };
+        let (guard, Considered { key, asked, .. }) =
+            of_report(guard.clone(), considered, self.request.headers());
+        let guard = &guard;
+        let (node, policy) = guard.parts();
         let wanted = Wanted::new(asked, self.request.headers().clone(), key.clone());
         node.counters.request(Outcome::Bypassed);
         let asked_at = Instant::now();
@@ -135,10 +140,7 @@ where
         let seen = stored.clone().map(|entry| Seen::entry(entry, &key));
         let previous = stored.and_then(|stored| Previous::of(stored, node.store.now()));
         // Of one of several variants, and of a part, it says too little.
-        let previous = previous.filter(|Previous { kept, .. }| {
-            let is_one_of_some = kept.chosen.variant.is_some() || kept.part.is_some();
-            !is_one_of_some && kept.is_for(self.request.headers(), policy.http.normal())
-        });
+        let previous = previous.filter(|Previous { kept, .. }| kept.chosen.is_none() && kept.part.is_none());
         node.counters.request(Outcome::Bypassed);
         let asked_at = Instant::now();
         let response = call(self.inner, self.request).await;
@@ -184,8 +186,7 @@ where
                 if let Verdict::Store(storing) = judged(head.status, &head.headers)
                     && storing.vary == Vary::Nothing
                 {
-                    let draft =
-                        Draft::stored(&head, storing, previous.kept.chosen.clone(), &policy.lifetimes(), now);
+                    let draft = Draft::stored(&head, storing, None, &policy.lifetimes(), now);
                     let (body, trailers) = (previous.response.body.clone(), previous.response.trailers);
                     let trailers = trailers.map(|trailers| *trailers);
                     freshen(&guard, key, seen, draft.finish(body, trailers, None, policy)).await;

@@ -2,6 +2,7 @@
 //! what the public conformance suite asks of shared caches. The order of the steps is that of RFC 9111, 4.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
@@ -56,7 +57,8 @@ type Origin<'a> = &'a mut dyn FnMut(&Method, &HeaderMap) -> Option<Response>;
 
 impl Cache {
     fn new(policy: HttpPolicy) -> Self {
-        let rules = ResponseRules { http: policy, fresh_for: Duration::from_secs(60), max_body: 1 << 20 };
+        let rules =
+            ResponseRules { http: Arc::new(policy), fresh_for: Duration::from_secs(60), max_body: 1 << 20 };
         Self { rules, now: UNIX_EPOCH + Duration::from_secs(1_795_262_400), resources: HashMap::new() }
     }
 

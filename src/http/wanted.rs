@@ -1,7 +1,7 @@
 //! The request that a response is loaded for, and the call of the inner service.
 
 use std::future::poll_fn;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use bytes::Bytes;
 use http::header::HeaderMap;
@@ -12,6 +12,7 @@ use super::body::GuardedBody;
 use super::respond::VariantPlace;
 use crate::http_rules::request::Asked;
 use crate::key::Key;
+use crate::sync::lock;
 
 /// What the client that led a load is given, as soon as its head is there.
 pub(crate) type Head<B, E> = Result<Response<GuardedBody<B>>, E>;
@@ -24,8 +25,7 @@ pub(crate) struct Wanted {
     pub(crate) resource: Key,
     /// Where its variant belongs, if that was found to be elsewhere.
     pub(crate) variant: OnceLock<VariantPlace>,
-    /// Where it is stored, if it is loaded apart from others.
-    pub(crate) stored_at: OnceLock<Key>,
+    stored_at: Mutex<Option<Key>>,
     /// It has its answer, and what is stored is brought up to date for all.
     pub(crate) answered: OnceLock<()>,
     /// A look-up for it was not answered, or not made.
@@ -38,9 +38,18 @@ pub(crate) struct Wanted {
 
 impl Wanted {
     pub(crate) fn new(asked: Asked, headers: HeaderMap, resource: Key) -> Arc<Self> {
-        let (variant, stored_at, answered) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
+        let (variant, stored_at, answered) = (OnceLock::new(), Mutex::default(), OnceLock::new());
         let (unread, forwarded, refused) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
         Arc::new(Self { asked, headers, resource, variant, stored_at, answered, unread, forwarded, refused })
+    }
+
+    pub(crate) fn store_at(&self, key: &Key) {
+        *lock(&self.stored_at) = Some(key.clone());
+    }
+
+    /// Where it is stored, if it is loaded apart from others. A request that is sent on to its variant is stored there.
+    pub(crate) fn stored_at(&self) -> Option<Key> {
+        lock(&self.stored_at).clone()
     }
 
     /// Whether a part is loaded.

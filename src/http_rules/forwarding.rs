@@ -1,8 +1,8 @@
 //! The host, port, scheme and path prefix that proxies report (RFC 7239, 4). Handlers build links and redirects from them, and
 //! seldom name them in `Vary`.
 //!
-//! Requests with different reports are variants of one resource: they share no response, and an unsafe method invalidates all of
-//! them. Behind a real proxy a service sees one report, or a few.
+//! Requests with different reports share nothing: each report has keys of its own, so an invented one can not displace, delay or fill
+//! up what is stored for others. A tag ties the keys to their resource, so an unsafe method reaches all of them.
 
 use http::header::{FORWARDED, HeaderMap};
 
@@ -29,17 +29,25 @@ pub(crate) fn forwarding(request: &HeaderMap) -> Option<Vec<u8>> {
             report.extend_from_slice(part);
         }
     };
-    for line in request.get_all(FORWARDED) {
-        line.as_bytes()
-            .split(|byte| b",;".contains(byte))
-            .map(<[u8]>::trim_ascii)
-            .filter(|pair| !is_of_nodes(pair))
-            .for_each(|pair| add(FORWARDED.as_str(), pair));
+    let lines: Vec<_> =
+        request.get_all(FORWARDED).iter().map(|line| without_nodes(line.as_bytes())).collect();
+    // A handler may read the first line or element alone, so their order counts, and empty ones too.
+    if lines.iter().flatten().any(|byte| *byte != b',') {
+        lines.iter().for_each(|line| add(FORWARDED.as_str(), line));
     }
     for name in X_FORWARDED {
         request.get_all(name).iter().for_each(|line| add(name, line.as_bytes()));
     }
     (!report.is_empty()).then_some(report)
+}
+
+/// A line of `Forwarded` without the pairs that name the client and the proxies.
+fn without_nodes(line: &[u8]) -> Vec<u8> {
+    let elements = line.split(|byte| *byte == b',').map(|element| {
+        let pairs = element.split(|byte| *byte == b';').map(<[u8]>::trim_ascii);
+        pairs.filter(|pair| !is_of_nodes(pair)).collect::<Vec<_>>().join(&b';')
+    });
+    elements.collect::<Vec<_>>().join(&b',')
 }
 
 /// Whether a pair of `Forwarded` is `for` or `by`, or empty. The function ignores quotes: a handler may look for `host=` anywhere, so
@@ -72,8 +80,8 @@ mod tests {
         for line in ["for=192.0.2.60", "For=\"[2001:db8::1]:4711\" ; by=_proxy, for=unknown", "", " ,; "] {
             assert_eq!(of(&[("forwarded", line)]), None, "RFC 7239, 4: {line}");
         }
-        let report = "forwarded=proto=https\nforwarded=host=a.example\n";
-        for line in ["for=1;proto=https;host=a.example", "proto=https ; for=2, for=3; host=a.example"] {
+        let report = "forwarded=proto=https;host=a.example\n";
+        for line in ["for=1;proto=https;host=a.example", "proto=https ; for=2;  host=a.example;by=b"] {
             assert_eq!(of(&[("forwarded", line)]).as_deref(), Some(report), "{line}");
         }
     }
@@ -95,6 +103,11 @@ mod tests {
             of(&[("x-forwarded-host", "a, b")]),
             of(&[("x-forwarded-host", "a"), ("x-forwarded-proto", "b")]),
             of(&[("forwarded", "host=a")]),
+            of(&[("forwarded", "for=x, host=a")]),
+            of(&[("forwarded", "host=a, for=x")]),
+            of(&[("forwarded", "for=x"), ("forwarded", "host=a")]),
+            of(&[("forwarded", "host=a, proto=b")]),
+            of(&[("forwarded", "host=a;proto=b")]),
         ];
         for (at, one) in all.iter().enumerate() {
             assert!(one.is_some() && !all[at + 1..].contains(one), "{one:?}");

@@ -73,8 +73,21 @@ pub(crate) fn selecting_value(name: &HeaderName, request: &HeaderMap, normal: No
     Some(value)
 }
 
-/// Whether the response is encoded in a way that the request names by no coding that is known, and names others. An origin that looks for
-/// `gzip` in the header finds it in `xgzip`, too; requests that name other unknown codings are alike, and could not read it.
+/// Whether a line of `Accept-Encoding` names a coding that is not known and has a known one's letters in it (`xgzip`): an origin that
+/// looks for the letters alone would encode for it, and for no other request with unknown codings.
+pub(crate) fn may_be_misread(line: &HeaderValue) -> bool {
+    weighted(std::iter::once(line)).iter().any(|member| {
+        !member.is_known_coding()
+            && CODINGS.iter().any(|coding| coding.len() > 1 && contains(&member.text, coding))
+    })
+}
+
+fn contains(text: &[u8], part: &[u8]) -> bool {
+    text.windows(part.len()).any(|window| window == part)
+}
+
+/// Whether the response is encoded in a way that the request names by no coding that is known, and names others. Requests that name
+/// other unknown codings are alike, and could not read it.
 pub(crate) fn is_encoded_by_chance(request: &HeaderMap, response: &HeaderMap) -> bool {
     let asked = weighted(request.get_all(header::ACCEPT_ENCODING).iter());
     if asked.iter().all(Weighted::is_known_coding) {

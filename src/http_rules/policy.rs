@@ -1,10 +1,12 @@
 //! What of the HTTP rules can be set: [`HttpPolicy`].
 
+use super::forwarding::forwarding;
 use super::request_rules::{Scope, Sharing};
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::Request;
-use http::header::{self, HeaderName};
+use http::header::{self, HeaderMap, HeaderName};
 use http::uri::Scheme;
 
 use super::normalize::Normal;
@@ -154,6 +156,29 @@ impl HttpPolicy {
         self
     }
 
+    /// The report that the proxy in front puts on every request: its `Forwarded` (`host` and `proto`), `X-Forwarded-Host`, `-Port`, `-Prefix`,
+    /// `-Proto`, `-Scheme` and `-Ssl`. A request with exactly this report has the plain key of its URI, and a hit costs one `GET`. Any other
+    /// report, and none, has a [key of its own](crate::http#keys): a hit is an `MGET`. Defaults to no report.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use http::{HeaderMap, HeaderValue};
+    /// use stampede_guard::{Policy, http::HttpPolicy};
+    ///
+    /// let mut report = HeaderMap::new();
+    /// report.insert("x-forwarded-proto", HeaderValue::from_static("https"));
+    /// report.insert("x-forwarded-host", HeaderValue::from_static("shop.example"));
+    /// let policy = Policy::builder().http(HttpPolicy::default().behind_proxy(report)).build()?;
+    /// # Ok::<(), stampede_guard::Error>(())
+    /// ```
+    #[must_use]
+    pub fn behind_proxy(mut self, report: HeaderMap) -> Self {
+        // An empty one is refused by `build`.
+        self.requests.report = Some(forwarding(&report).unwrap_or_default());
+        self
+    }
+
     /// One more request header that marks an answer as one user's, beside those of
     /// [`credential_headers`](Self::credential_headers): one that a proxy adds, say.
     #[must_use]
@@ -248,8 +273,7 @@ impl HttpPolicy {
     ///
     /// Spellings of one value are one variant; values that a client invents are not. So one client can fill the list and
     /// keep others' variants from being stored. Where that matters, let something in front reduce what the responses vary by
-    /// to what the application tells apart: `Accept-Encoding` to `gzip` or nothing, say. Each
-    /// [report of the proxies](crate::http#keys) has a list of its own.
+    /// to what the application tells apart: `Accept-Encoding` to `gzip` or nothing, say.
     #[must_use]
     pub fn max_variants(mut self, most: usize) -> Self {
         self.max_variants = most;
@@ -326,6 +350,13 @@ impl HttpPolicy {
                 self.vary_on.len()
             ));
         }
+        if self.requests.report.as_ref().is_some_and(Vec::is_empty) {
+            return Some(
+                "behind_proxy names no host, port, prefix or scheme: give it the headers that the proxy sends, as in \
+                 X-Forwarded-Proto: https"
+                    .to_owned(),
+            );
+        }
         let windows =
             [("stale_on_disconnect", self.stale_on_disconnect), ("validate_within", self.validate_within)];
         let too_long = windows.iter().find(|(_, window)| *window > ten_years)?;
@@ -338,7 +369,7 @@ const DAY: Duration = Duration::from_secs(86_400);
 /// Which responses are shared, and for how long.
 #[derive(Clone, Debug)]
 pub(crate) struct ResponseRules {
-    pub(crate) http: HttpPolicy,
+    pub(crate) http: Arc<HttpPolicy>,
     /// The lifetime of a response that names none.
     pub(crate) fresh_for: Duration,
     /// The longest body that is kept, in bytes.

@@ -66,8 +66,8 @@ rules! {
     Cookie: "cookie", "HttpPolicy::share_cookies";
     SetCookie: "set-cookie", "HttpPolicy::share_cookies";
     Vary: "vary", "RFC 9111, 4.1";
-    /// It is encoded as its request names by no coding that is known, but perhaps by one that is not.
-    Coding: "content-encoding", "RFC 9110, 12.5.3";
+    /// The request names codings that are not known, and its response may be encoded for one of them.
+    Coding: "accept-encoding", "RFC 9110, 12.5.3";
     Pragma: "pragma", "RFC 9111, 5.4";
     /// Its body has no end.
     EventStream: "event-stream", "the guard's rule for bodies without an end";

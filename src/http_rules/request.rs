@@ -9,6 +9,7 @@ use http::{Method, Request, Uri};
 use super::cache_control::RequestDirectives;
 use super::fields::contains_token;
 use super::forwarding::is_forwarding;
+use super::normalize::may_be_misread;
 use super::ranges;
 use super::reason::Rule;
 use super::request_rules::RequestRules;
@@ -139,6 +140,7 @@ pub(crate) fn survey<'a>(
                 asked.directives.add(value);
                 continue;
             }
+            "accept-encoding" if may_be_misread(value) => Rule::Coding,
             "pragma" => {
                 pragma |= contains_token(value.as_bytes(), b"no-cache");
                 continue;

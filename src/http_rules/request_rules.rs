@@ -18,8 +18,8 @@ use super::personal::PersonalExtension;
 /// - The method overrides turn a GET into another method in many frameworks.
 /// - `X-Original-URL` and `X-Rewrite-URL` replace the path in some (Symfony, IIS, Zend).
 ///
-/// `Forwarded`, `X-Forwarded-Host` and `-Proto` are missing, because a proxy in front writes them on every request: they select
-/// variants (`forwarding.rs`). `X-Forwarded-For` is missing, because it differs from client to client: a handler that depends on it
+/// `Forwarded`, `X-Forwarded-Host` and `-Proto` are missing, because a proxy in front writes them on every request: they
+/// select a key (`forwarding.rs`). `X-Forwarded-For` is missing, because it differs from client to client: a handler that depends on it
 /// names it in `Vary` (RFC 9110, 12.5.5), or the policy names it as a credential.
 pub(crate) const UNKEYED_HEADERS: [&str; 6] = [
     "a-im",
@@ -134,6 +134,8 @@ pub(crate) struct RequestRules {
     pub(crate) authority: Option<String>,
     /// The cookies that matter; all where there is no list.
     pub(crate) cookies: Option<CookieNames>,
+    /// The proxies' report on ordinary requests.
+    pub(crate) report: Option<Vec<u8>>,
     /// Extensions of requests that bypass.
     pub(crate) personal: Vec<PersonalExtension>,
 }
@@ -152,6 +154,7 @@ impl Default for RequestRules {
             key: None,
             authority: None,
             cookies: None,
+            report: None,
             personal: Vec::new(),
         }
     }

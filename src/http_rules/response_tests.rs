@@ -44,7 +44,7 @@ fn headers(fields: &[(&str, &str)]) -> HeaderMap {
 }
 
 fn rules(http: HttpPolicy) -> ResponseRules {
-    ResponseRules { http, fresh_for: Duration::from_secs(60), max_body: 1000 }
+    ResponseRules { http: http.into(), fresh_for: Duration::from_secs(60), max_body: 1000 }
 }
 
 fn judged(http: HttpPolicy, asked: Asked, status: u16, fields: &[(&str, &str)]) -> Verdict {

@@ -53,7 +53,10 @@ impl<'a> Keyed<'a> {
     /// Of a request that is not looked up, whatever else its headers say.
     pub(crate) fn of(headers: &'a HeaderMap, rules: &RequestRules) -> Option<Self> {
         let mut hosts = headers.get_all(header::HOST).iter();
-        let (host, None) = (hosts.next(), hosts.next()) else { return None };
+        let host = hosts.next();
+        if hosts.next().is_some() && rules.authority.is_none() {
+            return None;
+        }
         let credentials =
             rules.keyed_by_credentials && rules.credentials.names.iter().any(|name| rules.has(name, headers));
         Some(Self { host, credentials })

@@ -8,7 +8,6 @@ use std::fmt;
 use http::header::{self, HeaderMap, HeaderName};
 use sha2::{Digest as _, Sha256};
 
-use super::forwarding::forwarding;
 use super::normalize::{Normal, preferred_language, selecting_value};
 
 /// A response that depends on more headers is not stored: each name multiplies the variants.
@@ -42,9 +41,9 @@ impl Vary {
             }
         }
         match Names::new(names) {
-            Some(own) if own.headers.len() > MOST_NAMES => Self::Any,
+            Some(own) if own.0.len() > MOST_NAMES => Self::Any,
             own => {
-                let own = own.map_or_else(Vec::new, |own| own.headers);
+                let own = own.map_or_else(Vec::new, |own| own.0);
                 Names::new(own.into_iter().chain(vary_on.iter().cloned()).collect())
                     .map_or(Self::Nothing, Self::Names)
             }
@@ -56,19 +55,7 @@ impl Vary {
         match self {
             Self::Nothing => true,
             Self::Any => false,
-            Self::Names(names) => {
-                names.forwarding <= known.forwarding
-                    && names.headers.iter().all(|name| known.headers.contains(name))
-            }
-        }
-    }
-
-    /// Adds the proxies' report if this request has one.
-    pub(crate) fn and_on_forwarding(self, request: &HeaderMap) -> Self {
-        match self {
-            Self::Names(names) => Self::Names(names.and_on_forwarding(request)),
-            Self::Nothing if forwarding(request).is_some() => Self::Names(Names::FORWARDING),
-            Self::Nothing | Self::Any => self,
+            Self::Names(names) => names.0.iter().all(|name| known.0.contains(name)),
         }
     }
 
@@ -84,75 +71,41 @@ impl Vary {
             Self::Any => return self,
             _ if !is_encoded => return self,
             Self::Nothing => Vec::new(),
-            Self::Names(names) => names.headers,
+            Self::Names(names) => names.0,
         };
         names.push(header::ACCEPT_ENCODING);
         Names::new(names).map_or(Self::Nothing, Self::Names)
     }
 }
 
-/// The request headers that a response depends on: sorted, each once. Never empty, unless `forwarding` is set.
+/// Names that a response depends on: sorted, each once, at least one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Names {
-    headers: Vec<HeaderName>,
-    /// Whether it depends on the proxies' report, too (`forwarding.rs`).
-    forwarding: bool,
-}
-
-/// The report in a text of names. No header has such a name.
-const FORWARDING: &str = "@forwarding";
+pub(crate) struct Names(Vec<HeaderName>);
 
 impl Names {
-    /// The proxies' report alone.
-    pub(crate) const FORWARDING: Self = Self { headers: Vec::new(), forwarding: true };
-
-    fn new(mut headers: Vec<HeaderName>) -> Option<Self> {
-        headers.sort_unstable_by(|a, b| a.as_str().cmp(b.as_str()));
-        headers.dedup();
-        (!headers.is_empty()).then_some(Self { headers, forwarding: false })
+    fn new(mut names: Vec<HeaderName>) -> Option<Self> {
+        names.sort_unstable_by(|a, b| a.as_str().cmp(b.as_str()));
+        names.dedup();
+        (!names.is_empty()).then_some(Self(names))
     }
 
     pub(crate) fn as_slice(&self) -> &[HeaderName] {
-        &self.headers
-    }
-
-    /// The same names, with the proxies' report if this request has one.
-    pub(crate) fn and_on_forwarding(&self, request: &HeaderMap) -> Self {
-        Self { forwarding: self.forwarding || forwarding(request).is_some(), ..self.clone() }
-    }
-
-    /// Whether the names include the proxies' report if this request has one.
-    pub(crate) fn cover(&self, request: &HeaderMap) -> bool {
-        self.forwarding || forwarding(request).is_none()
-    }
-
-    /// Whether there are headers beside the proxies' report.
-    pub(crate) fn has_headers(&self) -> bool {
-        !self.headers.is_empty()
+        &self.0
     }
 
     /// As it is stored: the names with commas between them.
     pub(crate) fn to_text(&self) -> String {
-        let forwarding = self.forwarding.then_some(FORWARDING);
-        let names = forwarding.into_iter().chain(self.headers.iter().map(HeaderName::as_str));
-        names.collect::<Vec<_>>().join(",")
+        self.0.iter().map(HeaderName::as_str).collect::<Vec<_>>().join(",")
     }
 
     /// Reads what `to_text` wrote. Names out of order are no list of ours.
     pub(crate) fn from_text(text: &str) -> Option<Self> {
-        let (forwarding, rest) = match text.strip_prefix(FORWARDING) {
-            Some("") => return Some(Self::FORWARDING),
-            Some(rest) => (true, rest.strip_prefix(',')?),
-            None => (false, text),
-        };
-        let headers = rest.split(',').map(|name| name.parse().ok()).collect::<Option<Vec<_>>>()?;
+        let names = text.split(',').map(|name| name.parse().ok()).collect::<Option<Vec<_>>>()?;
         // The response's own, those of the policy, and that of its coding.
-        if headers.len() > 2 * MOST_NAMES + 1 || headers.iter().any(|name: &HeaderName| name.as_str() == "*")
-        {
+        if names.len() > 2 * MOST_NAMES + 1 || names.iter().any(|name: &HeaderName| name.as_str() == "*") {
             return None;
         }
-        let names = Self { forwarding, ..Self::new(headers)? };
-        Some(names).filter(|names| names.to_text() == text)
+        Self::new(names).filter(|names| names.to_text() == text)
     }
 
     /// What this request's variant is known by.
@@ -173,11 +126,7 @@ impl Names {
             digest.update((bytes.len() as u64).to_le_bytes());
             digest.update(bytes);
         };
-        if self.forwarding {
-            field(FORWARDING.as_bytes());
-            field(&forwarding(request).unwrap_or_default());
-        }
-        for name in self.headers.iter().filter(|name| Some(*name) != left_out) {
+        for name in self.0.iter().filter(|name| Some(*name) != left_out) {
             field(name.as_str().as_bytes());
             // "If a header field is absent from a request, it can only match another request if it is
             // also absent there."
@@ -236,7 +185,7 @@ impl Variant {
     /// The variant that the answer to this request is.
     pub(crate) fn of(names: &Names, request: &HeaderMap, response: &HeaderMap, normal: Normal) -> Self {
         let others = || names.fingerprint_without(Some(&header::ACCEPT_LANGUAGE), request, normal);
-        let depends = names.headers.contains(&header::ACCEPT_LANGUAGE);
+        let depends = names.0.contains(&header::ACCEPT_LANGUAGE);
         let language = depends.then(|| content_language(response)).flatten();
         Self {
             fingerprint: names.fingerprint(request, normal),

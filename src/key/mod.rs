@@ -267,6 +267,12 @@ impl Key {
         if full.len() > LONGEST_NAME { Self::digested(&full) } else { Self::of_name(&full) }
     }
 
+    /// The tag of what proxies' reports have of an HTTP resource; `None` if this is the key of no such resource.
+    #[cfg(feature = "http")]
+    pub(crate) fn of_reports(&self, namespace: &str) -> Option<Self> {
+        self.within(namespace).starts_with("http:").then(|| self.derived("~f"))
+    }
+
     fn digested(full: &str) -> Self {
         // Escaped text is ASCII, so any index is a character boundary. `~` never occurs in it,
         // so a digested name can not equal one that is used as it is.

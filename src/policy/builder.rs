@@ -1,5 +1,7 @@
 //! Setting a policy up, and refusing settings that contradict each other.
 
+#[cfg(feature = "http")]
+use std::sync::Arc;
 use std::time::Duration;
 
 #[cfg(feature = "http")]
@@ -279,7 +281,7 @@ impl PolicyBuilder {
     #[cfg(feature = "http")]
     #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
     pub fn http(mut self, http: crate::http::HttpPolicy) -> Self {
-        self.policy.http = http;
+        self.policy.http = Arc::new(http);
         self
     }
 
@@ -375,7 +377,7 @@ impl PolicyBuilder {
         }
         #[cfg(feature = "http")]
         {
-            policy.http = requests.apply(policy.http);
+            policy.http = Arc::new(requests.apply(Arc::unwrap_or_clone(policy.http)));
             if let Some(text) = policy.http.refusal() {
                 return Err(refused(text));
             }

@@ -7,6 +7,8 @@ mod builder;
 #[cfg(feature = "http")]
 mod requests;
 
+#[cfg(feature = "http")]
+use std::sync::Arc;
 use std::time::Duration;
 
 pub use builder::PolicyBuilder;
@@ -85,6 +87,8 @@ pub struct Policy {
     pub(crate) lease: Duration,
     pub(crate) load_timeout: Duration,
     pub(crate) tags: Vec<CacheKey>,
+    /// The tag of the values' resource: its invalidation removes them, too.
+    pub(crate) resource: Option<Key>,
     pub(crate) invalidate_all: bool,
     pub(crate) replicas: Option<(u32, Duration)>,
     pub(crate) max_concurrent_loads: Option<u32>,
@@ -102,7 +106,7 @@ pub struct Policy {
     pub(crate) codec: Codec,
     pub(crate) max_body: usize,
     #[cfg(feature = "http")]
-    pub(crate) http: crate::http::HttpPolicy,
+    pub(crate) http: Arc<crate::http::HttpPolicy>,
 }
 
 impl Policy {
@@ -139,7 +143,7 @@ impl Policy {
     }
 
     pub(crate) fn is_tagged(&self) -> bool {
-        self.invalidate_all || !self.tags.is_empty()
+        self.invalidate_all || !self.tags.is_empty() || self.resource.is_some()
     }
 
     /// The tags of every value, in `namespace`.
@@ -149,7 +153,8 @@ impl Policy {
             return Vec::new();
         }
         let named = self.tags.iter().map(|tag| Key::new(namespace, tag));
-        named.chain(self.invalidate_all.then(|| tags::everything(namespace))).collect()
+        let named = named.chain(self.invalidate_all.then(|| tags::everything(namespace)));
+        named.chain(self.resource.clone()).collect()
     }
 
     /// How long the ids of tags live that are read before a load: longer than a value with the policy's lifetimes. One
@@ -229,6 +234,7 @@ impl Default for Policy {
             // A load without an end would be renewed for ever. Beyond the usual HTTP timeouts.
             load_timeout: DEFAULT_LOAD_TIMEOUT,
             tags: Vec::new(),
+            resource: None,
             invalidate_all: false,
             replicas: None,
             max_concurrent_loads: None,
@@ -255,7 +261,7 @@ impl Default for Policy {
             // Larger bodies block the shared connection: 16 MiB delay every other command by 34 ms.
             max_body: 1024 * 1024,
             #[cfg(feature = "http")]
-            http: crate::http::HttpPolicy::default(),
+            http: Arc::default(),
         }
     }
 }
@@ -317,7 +323,7 @@ mod tests {
         let policy = policy.build().expect("valid");
         assert_eq!(policy.to_builder().build().expect("valid"), policy);
         let other = policy.to_builder().http(crate::http::HttpPolicy::strict()).credential_headers([]);
-        let other = other.build().expect("valid").http.requests;
+        let other = other.build().expect("valid").http.requests.clone();
         assert_eq!((other.credentials.names, other.scheme), (vec![name], http::uri::Scheme::HTTPS));
     }
 

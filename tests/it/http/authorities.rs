@@ -4,7 +4,7 @@ use stampede_guard::http::HttpPolicy;
 use stampede_guard::{ErrorKind, StampedeGuard};
 use tower::Layer as _;
 
-use super::kit::{Inner, ask, get, policy, request, respond, sent, shop, whole};
+use super::kit::{Inner, ask, get, policy, request, respond, sent, shop, shop_with, whole};
 
 /// Says by which `Host` it was asked, as an absolute link does.
 fn linking() -> Inner {
@@ -139,4 +139,15 @@ async fn what_common_proxies_say_of_a_user_is_a_credential() {
         }
         assert_eq!(ask(&shop, get("/")).await.text(), "for ", "A1: {name}");
     }
+}
+
+/// It invalidated nothing.
+#[tokio::test(start_paused = true)]
+async fn with_one_authority_an_unsafe_request_with_two_hosts_invalidates() {
+    let inner = Inner::numbered(|_| ());
+    let shop = shop_with(&inner, policy().http(HttpPolicy::default().authority("shop.example")));
+    ask(&shop, get("/")).await;
+    let change = request("POST", "/", &[("host", "a"), ("host", "b")]);
+    assert_eq!(ask(&shop, change).await.status, 200);
+    assert_eq!(ask(&shop, get("/")).await.text(), "3");
 }

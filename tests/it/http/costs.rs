@@ -31,6 +31,7 @@ async fn shops(server: &RedisServer, inner: &Inner, n: usize) -> Vec<(StampedeGu
             ask(&shop, request("GET", "/varied?warm", &[("accept-language", language)])).await;
         }
         ask(&shop, request("GET", "/warm", &[("authorization", "a")])).await;
+        ask(&shop, request("GET", "/warm", &[("x-forwarded-proto", "https")])).await;
         shops.push((guard, shop));
     }
     settled(&shops).await;
@@ -64,7 +65,8 @@ async fn a_request_costs_the_store_a_constant_number_of_commands() {
     let shop = &shops[0].1;
     let in_language = |language| request("GET", "/varied", &[("accept-language", language)]);
     let authorized = |uri| request("GET", uri, &[("authorization", "a")]);
-    let steps: [(&str, Req, usize); 14] = [
+    let reported = |method| request(method, "/reported", &[("x-forwarded-proto", "https")]);
+    let steps: [(&str, Req, usize); 18] = [
         ("a miss: look up, acquire, commit", get("/a"), 3),
         ("a hit", get("/a"), 1),
         ("a HEAD's hit", request("HEAD", "/a", &[]), 1),
@@ -83,6 +85,10 @@ async fn a_request_costs_the_store_a_constant_number_of_commands() {
         ("a validation", get("/tagged"), 3),
         ("one with credentials, in both places", authorized("/public"), 6),
         ("its hit", authorized("/public"), 1),
+        ("a report: the tag's id before the load, and again before the commit", reported("GET"), 5),
+        ("its hit", reported("GET"), 1),
+        ("an unsafe method: the tag and the resource", request("POST", "/reported", &[]), 2),
+        ("the report's next load", reported("GET"), 5),
     ];
     for (what, request, expected) in steps {
         let monitor = Monitor::start(&server);

@@ -83,8 +83,40 @@ async fn a_response_that_is_encoded_by_chance_is_its_own_clients_only() {
     for number in 1..=2 {
         let seen = ask(&shop, takes("xgzip")).await;
         assert_eq!(seen.text(), format!("gzip {number}"));
-        assert!(seen.remark().contains("detail=content-encoding"), "{}", seen.remark());
+        assert_eq!(seen.remark(), "fwd=bypass; detail=accept-encoding");
     }
     assert_eq!(ask(&shop, takes("invented")).await.text(), "plain 3");
     assert_eq!(ask(&shop, takes("other")).await.text(), "plain 3", "no marker is left for the resource");
+}
+
+/// Six of them in front of a crowd sent all of it to the handler.
+#[tokio::test(start_paused = true)]
+async fn requests_with_misleading_codings_delay_no_crowd() {
+    let inner = precompressed().held();
+    let shop = shop(&inner);
+    let mut requests: Vec<_> = (0..8).map(|n| send(&shop, takes(&format!("xgzip{n}")))).collect();
+    settle().await;
+    requests.extend((0..20).map(|_| send(&shop, takes("gzip"))));
+    settle().await;
+    inner.gate.open();
+    all(requests).await;
+    assert_eq!(inner.calls(), 8 + 1);
+}
+
+/// An origin that encodes for a coding of its own, which no registry has.
+#[tokio::test(start_paused = true)]
+async fn a_response_in_an_invented_coding_is_its_own_clients_only() {
+    let inner = Inner::with(|n, request| {
+        let takes = sent(request, "accept-encoding").contains("house");
+        let headers: &[_] = if takes { &[("content-encoding", "house")] } else { &[] };
+        Ok(respond(200, headers, whole(format!("{takes} {n}"))))
+    });
+    let shop = shop(&inner);
+    for number in 1..=2 {
+        let seen = ask(&shop, takes("house")).await;
+        assert_eq!(seen.text(), format!("true {number}"));
+        assert!(seen.remark().contains("detail=accept-encoding"), "{}", seen.remark());
+    }
+    assert_eq!(ask(&shop, takes("other")).await.text(), "false 3");
+    assert_eq!(ask(&shop, takes("else")).await.text(), "false 3");
 }

@@ -3,10 +3,11 @@
 use http::HeaderMap;
 use stampede_guard::http::HttpPolicy;
 use stampede_guard::{MemoryStore, StampedeGuard};
-use tower::Layer as _;
+use tower::{Layer as _, ServiceExt as _};
 
 use super::kit::{
-    Inner, Req, all, ask, get, policy, replicas, request, respond, secs, send, settle, shop, shop_with, whole,
+    Down, Inner, Req, all, ask, get, policy, replicas, request, respond, secs, send, sent, settle, shop,
+    shop_with, whole,
 };
 
 const SAID: [&str; 4] = ["forwarded", "x-forwarded-host", "x-forwarded-proto", "x-forwarded-prefix"];
@@ -178,8 +179,7 @@ async fn a_stale_variant_is_refreshed_and_validated_by_its_own_report_only() {
     assert_eq!(ask(&shop, get("/")).await.text(), "||| 1");
     settle().await;
     assert_eq!(ask(&shop, get("/")).await.text(), "||| 4");
-    // The refresh drew a new generation. The entry under the resource's key has another report, so no validator of it is sent.
-    assert_eq!(ask(&shop, proxied()).await.header("x-asked"), Some("no"));
+    assert_eq!(ask(&shop, proxied()).await.header("x-asked"), Some("yes"));
 }
 
 #[tokio::test(start_paused = true)]
@@ -192,4 +192,231 @@ async fn a_head_request_updates_no_response_of_another_report() {
     let seen = ask(&shop, get("/")).await;
     assert_eq!((seen.text(), seen.remark().as_str()), ("||| 1", "hit; ttl=60"), "and changes nothing of it");
     assert_eq!(ask(&shop, request("HEAD", "/", &[])).await.remark(), "hit; ttl=60");
+}
+
+/// The proxy's own report has the plain key, and others, as well as none, have their own.
+#[tokio::test(start_paused = true)]
+async fn the_report_of_the_policy_has_the_plain_key() {
+    let report = HeaderMap::from_iter([("x-forwarded-proto".parse().unwrap(), "https".parse().unwrap())]);
+    let http = || HttpPolicy::default().behind_proxy(report.clone()).tell_key(true);
+    let shop = shop_with(&linking(), policy().http(http()));
+    let key = |seen: &super::kit::Seen| seen.remark().split("key=").nth(1).unwrap_or_default().to_owned();
+    let proxied = ask(&shop, by(&[("x-forwarded-proto", "https")])).await;
+    let direct = ask(&shop, get("/")).await;
+    assert_eq!((proxied.text(), direct.text()), ("||https| 1", "||| 2"));
+    assert!(!key(&proxied).contains("~f") && key(&direct).contains("~f"), "{proxied:?} {direct:?}");
+    ask(&shop, request("POST", "/", &[])).await;
+    assert_eq!(ask(&shop, get("/")).await.text(), "||| 4");
+    assert_eq!(ask(&shop, by(&[("x-forwarded-proto", "https")])).await.text(), "||https| 5");
+    let refused = policy().http(HttpPolicy::default().behind_proxy(HeaderMap::new())).build().unwrap_err();
+    assert!(refused.to_string().contains("X-Forwarded-Proto: https"), "{refused}");
+}
+
+/// Also with those that stand in for a failure until they have been loaded anew.
+#[tokio::test(start_paused = true)]
+async fn an_expiry_reaches_the_responses_of_all_reports() {
+    let inner = linking_with(&[("cache-control", "max-age=60, stale-if-error=60")]);
+    let guard = StampedeGuard::in_memory().with_policy(policy().build().unwrap());
+    let shop = guard.layer(inner.clone());
+    let proxied = || by(&[("x-forwarded-proto", "https")]);
+    for has_plain in [true, false] {
+        if has_plain {
+            ask(&shop, get("/")).await;
+        }
+        ask(&shop, proxied()).await;
+        guard.expire(guard.http_key(&get("/")).unwrap()).await.unwrap();
+        assert!(ask(&shop, proxied()).await.remark().starts_with("fwd="));
+    }
+}
+
+const EVIL: (&str, &str) = ("x-forwarded-host", "evil.example");
+
+fn is_evil(request: &Req) -> bool {
+    sent(request, "x-forwarded-host") == "evil.example"
+}
+
+/// A handler may read the first element alone, as an extractor of axum's does.
+#[tokio::test(start_paused = true)]
+async fn a_report_counts_by_its_elements() {
+    let inner = Inner::with(|n, request| {
+        let line = sent(request, "forwarded");
+        let first = line.split(',').next().unwrap_or_default();
+        let host = first.split(';').find_map(|pair| pair.trim().strip_prefix("host="));
+        let host = host.unwrap_or(sent(request, "host"));
+        Ok(respond(200, &[], whole(format!("https://{host}/ {n}"))))
+    });
+    let shop = shop(&inner);
+    // The client's own element, to which the proxy adds its own.
+    let evil =
+        by(&[("host", "10.0.0.7:8080"), ("forwarded", "for=x, for=192.0.2.1;host=shop.example;proto=https")]);
+    let usual =
+        by(&[("host", "10.0.0.7:8080"), ("forwarded", "for=192.0.2.1;host=shop.example;proto=https")]);
+    assert_eq!(ask(&shop, evil).await.text(), "https://10.0.0.7:8080/ 1");
+    assert_eq!(ask(&shop, usual).await.text(), "https://shop.example/ 2");
+}
+
+/// A handler may read the first line alone.
+#[tokio::test(start_paused = true)]
+async fn a_report_counts_by_its_lines() {
+    let inner = Inner::with(|n, request| {
+        // `HeaderMap::get`: the first line.
+        let line = sent(request, "forwarded");
+        let text = if line.contains("proto=https") { "page" } else { "redirect to https" };
+        Ok(respond(200, &[], whole(format!("{text} {n}"))))
+    });
+    let shop = shop(&inner);
+    let evil = by(&[("forwarded", "for=x"), ("forwarded", "for=1;proto=https")]);
+    let usual = by(&[("forwarded", "for=1;proto=https")]);
+    assert_eq!(ask(&shop, evil).await.text(), "redirect to https 1");
+    assert_eq!(ask(&shop, usual).await.text(), "page 2");
+}
+
+/// Each such request removed the ordinary response.
+#[tokio::test(start_paused = true)]
+async fn an_invented_report_with_a_longer_vary_displaces_nothing() {
+    let inner = Inner::with(|n, request| {
+        let gzip = [("content-encoding", "gzip")];
+        let takes = sent(request, "accept-encoding").contains("gzip");
+        Ok(respond(200, if takes { &gzip[..] } else { &[] }, whole(format!("{n}"))))
+    });
+    let shop = shop(&inner);
+    ask(&shop, get("/")).await;
+    for _ in 0..5 {
+        ask(&shop, by(&[EVIL, ("accept-encoding", "gzip")])).await;
+        assert_eq!(ask(&shop, get("/")).await.remark(), "hit; ttl=60");
+    }
+}
+
+/// The ordinary response was never stored.
+#[tokio::test(start_paused = true)]
+async fn an_invented_report_with_a_shorter_vary_keeps_nothing_from_being_stored() {
+    let inner = Inner::with(|n, request| {
+        if sent(request, "x-forwarded-proto") == "http" {
+            return Ok(respond(301, &[("location", "https://shop.example/")], whole("")));
+        }
+        Ok(respond(200, &[("vary", "accept-encoding")], whole(format!("{n}"))))
+    });
+    let shop = shop(&inner);
+    let usual = || by(&[("x-forwarded-proto", "https"), ("accept-encoding", "gzip")]);
+    let mut remarks = Vec::new();
+    for _ in 0..6 {
+        ask(&shop, by(&[("x-forwarded-proto", "http")])).await;
+        remarks.push(ask(&shop, usual()).await.remark());
+    }
+    assert!(remarks[1..].iter().all(|remark| remark.starts_with("hit")), "{remarks:#?}");
+}
+
+/// The invented report had the only place.
+#[tokio::test(start_paused = true)]
+async fn an_invented_report_takes_the_place_of_no_variant() {
+    let inner = Inner::numbered(|_| ());
+    let shop = shop_with(&inner, policy().http(HttpPolicy::default().max_variants(1)));
+    ask(&shop, by(&[EVIL])).await;
+    let first = ask(&shop, get("/")).await.remark();
+    let second = ask(&shop, get("/")).await.remark();
+    assert!(second.starts_with("hit"), "{first} {second}");
+}
+
+/// All 20 requests that waited for it loaded alone.
+#[tokio::test(start_paused = true)]
+async fn an_invented_report_that_is_refused_sends_no_crowd_to_the_handler() {
+    let inner = Inner::with(move |n, request| {
+        Ok(if is_evil(request) {
+            respond(400, &[], whole("no such host"))
+        } else {
+            respond(200, &[], whole(format!("{n}")))
+        })
+    });
+    let inner = inner.held_apart();
+    let shop = shop(&inner);
+    let evil = send(&shop, by(&[EVIL]));
+    settle().await;
+    let crowd: Vec<_> = (0..20).map(|_| send(&shop, get("/"))).collect();
+    settle().await;
+    inner.open_first();
+    settle().await;
+    inner.gate.open();
+    evil.await.unwrap();
+    all(crowd).await;
+    assert_eq!(inner.calls(), 2, "the invented one, and one for the crowd");
+}
+
+/// The requests that waited for it failed with it.
+#[tokio::test(start_paused = true)]
+async fn an_invented_report_that_fails_fails_alone() {
+    let inner = Inner::with(move |n, request| {
+        if is_evil(request) {
+            Err(Down("evil.example does not resolve".into()))
+        } else {
+            Ok(respond(200, &[], whole(format!("{n}"))))
+        }
+    });
+    let inner = inner.held();
+    let shop = shop_with(&inner, policy().error_for(secs(5)));
+    let evil = {
+        let shop = shop.clone();
+        tokio::spawn(async move { shop.oneshot(by(&[EVIL])).await.map(|_| ()) })
+    };
+    settle().await;
+    let crowd: Vec<_> = (0..5).map(|_| send(&shop, get("/"))).collect();
+    settle().await;
+    inner.gate.open();
+    assert!(evil.await.unwrap().is_err());
+    let mut seen: Vec<_> =
+        all(crowd).await.iter().map(|seen| (seen.status, seen.text().to_owned())).collect();
+    let later = ask(&shop, get("/")).await;
+    seen.push((later.status, later.text().to_owned()));
+    assert!(seen.iter().all(|(status, _)| *status == 200), "{seen:#?}");
+}
+
+/// The ordinary request waited for it, and ended in 504.
+#[tokio::test(start_paused = true)]
+async fn an_invented_report_that_hangs_hangs_alone() {
+    let inner = Inner::numbered(|_| ()).held_apart();
+    inner.gate.open();
+    let shop = shop(&inner);
+    let evil = send(&shop, by(&[EVIL]));
+    settle().await;
+    let began = tokio::time::Instant::now();
+    let seen = ask(&shop, get("/")).await;
+    println!("{} after {:?}", seen.status, began.elapsed());
+    drop(evil);
+    assert_eq!(seen.status, 200, "{}", seen.remark());
+}
+
+/// 60 loads in a tenth of a lifetime.
+#[tokio::test(start_paused = true)]
+async fn an_invented_report_ends_no_ordinary_lifetime() {
+    let inner = Inner::with(|n, request| {
+        let (status, control) = if is_evil(request) { (404, "s-maxage=1") } else { (200, "s-maxage=600") };
+        Ok(respond(status, &[("cache-control", control)], whole(format!("{n}"))))
+    });
+    let shop = shop(&inner);
+    let mut loads = 0;
+    for _ in 0..60 {
+        ask(&shop, by(&[EVIL])).await;
+        loads += usize::from(ask(&shop, get("/")).await.remark().starts_with("fwd"));
+        tokio::time::sleep(secs(1)).await;
+    }
+    assert!(loads <= 2, "{loads} loads of the ordinary one in a tenth of its lifetime");
+}
+
+/// 137 loads where one was due.
+#[tokio::test(start_paused = true)]
+async fn an_invented_report_splits_no_ordinary_response() {
+    let inner = Inner::with(|n, request| {
+        let vary = [("vary", "user-agent")];
+        Ok(respond(200, if is_evil(request) { &vary[..] } else { &[] }, whole(format!("{n}"))))
+    });
+    let shop = shop(&inner);
+    ask(&shop, by(&[EVIL])).await;
+    let mut loads = 0;
+    for round in 0..2 {
+        for agent in 0..100 {
+            let seen = ask(&shop, by(&[("user-agent", &*format!("agent {agent}"))])).await;
+            loads += usize::from(seen.remark().starts_with("fwd"));
+        }
+        println!("after round {round}: {loads} loads");
+    }
+    assert!(loads <= 1, "{loads} loads of one response that varies on nothing");
 }

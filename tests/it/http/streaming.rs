@@ -8,7 +8,10 @@ use http_body_util::{BodyExt as _, Empty, Full};
 use stampede_guard::http::GuardedBody;
 use tower::ServiceExt as _;
 
-use super::kit::{Boxed, Feed, Inner, Shop, all, ask, crowd, get, read, respond, settle, shop, whole};
+use super::kit::{
+    Boxed, Feed, Inner, Shop, all, ask, crowd, get, policy, read, respond, secs, settle, shop, shop_with,
+    whole,
+};
 
 type Streamed = GuardedBody<Boxed>;
 
@@ -257,4 +260,22 @@ async fn a_hit_shares_the_stored_bytes_and_knows_its_size() {
     let hit = start(&shop).await;
     assert_eq!(hit.body().size_hint().exact(), Some(1));
     assert!(!hit.body().is_end_stream());
+}
+
+/// They were lost.
+#[tokio::test(start_paused = true)]
+async fn trailers_before_a_slow_end_reach_the_client() {
+    let (feed, body) = Feed::new();
+    let shop = shop_with(&Inner::in_turn([respond(200, &[], body)]), policy().load_timeout(secs(2)));
+    let response = {
+        let shop = shop.clone();
+        tokio::spawn(async move { shop.oneshot(get("/")).await.unwrap() })
+    };
+    settle().await;
+    feed.data("abc");
+    feed.trailers("x-checksum", "7");
+    tokio::time::sleep(secs(3)).await;
+    drop(feed);
+    let body = response.await.unwrap().into_body().collect().await.unwrap();
+    assert_eq!(body.trailers().map(|trailers| trailers["x-checksum"].clone()), Some("7".parse().unwrap()));
 }

@@ -1,10 +1,18 @@
 //! What throws the variants of a resource away, and what does not.
 
-use stampede_guard::http::cache_key;
-use tower::Layer as _;
+use stampede_guard::StampedeGuard;
+use stampede_guard::http::{HttpPolicy, cache_key};
+use tower::{Layer as _, ServiceExt as _};
 
-use super::kit::{Inner, ask, guard, replicas, request, respond, secs, send, sent, settle, whole};
+use super::kit::{
+    Down, Inner, Req, all, ask, get, guard, policy, replicas, request, respond, secs, send, sent, settle,
+    shop_with, whole,
+};
 use super::variants::{LANGUAGES, in_language};
+
+fn by(headers: &[(&str, &str)]) -> Req {
+    request("GET", "/", headers)
+}
 
 /// An error page seldom says what it varies by; that made one error throw away what stands in for it.
 #[tokio::test(start_paused = true)]
@@ -196,4 +204,66 @@ async fn a_resource_that_depends_on_less_than_before_does_so_with_its_next_load(
     for tier in ["1", "2", "3", "4"] {
         assert_eq!(ask(&shops[1], of(tier)).await.text(), "4", "{tier}");
     }
+}
+
+/// Each of them loaded: what they came to was stored in the place of the first.
+#[tokio::test(start_paused = true)]
+async fn requests_with_credentials_behind_another_variant_share_a_load() {
+    let inner = Inner::with(|n, request| {
+        let language = sent(request, "accept-language");
+        let headers = [("cache-control", "public, max-age=60"), ("vary", "accept-language")];
+        Ok(respond(200, &headers, whole(format!("{language} {n}"))))
+    });
+    let inner = inner.held();
+    let shop = shop_with(&inner, policy().http(HttpPolicy::default().share_cookies(true)));
+    let evil = send(&shop, by(&[("accept-language", "de"), ("cookie", "a=1")]));
+    settle().await;
+    let crowd: Vec<_> = (0..10).map(|_| send(&shop, by(&[("cookie", "a=1")]))).collect();
+    settle().await;
+    inner.gate.open();
+    evil.await.unwrap();
+    all(crowd).await;
+    assert_eq!(inner.calls(), 2);
+}
+
+/// They were hits again.
+#[tokio::test(start_paused = true)]
+async fn an_expiry_holds_for_other_variants_once_the_load_has_failed() {
+    let inner = Inner::with(|n, request| {
+        if n == 3 {
+            return Err(Down("away".into()));
+        }
+        let control = if sent(request, "accept-language") == "en" {
+            "max-age=60, must-revalidate"
+        } else {
+            "max-age=60, stale-if-error=60"
+        };
+        Ok(respond(200, &[("cache-control", control), ("vary", "accept-language")], whole(format!("{n}"))))
+    });
+    let guard = StampedeGuard::in_memory().with_policy(policy().build().unwrap());
+    let shop = guard.layer(inner.clone());
+    let english = || by(&[("accept-language", "en")]);
+    ask(&shop, get("/")).await;
+    ask(&shop, english()).await;
+    guard.expire(guard.http_key(&get("/")).unwrap()).await.unwrap();
+    let _ = shop.clone().oneshot(get("/")).await;
+    let seen = ask(&shop, english()).await;
+    assert!(seen.remark().starts_with("fwd="), "{} {}", seen.text(), seen.remark());
+}
+
+/// It was a 502.
+#[tokio::test(start_paused = true)]
+async fn a_value_that_stands_in_is_never_another_variant() {
+    let inner = Inner::with_headers(&[("cache-control", "max-age=10"), ("vary", "accept-language")]);
+    let guard = StampedeGuard::in_memory()
+        .with_policy(policy().soft_timeout(std::time::Duration::from_millis(100)).build().unwrap());
+    let shop = guard.layer(inner.clone());
+    ask(&shop, by(&[("accept-language", "de")])).await;
+    guard.expire(guard.http_key(&get("/")).unwrap()).await.unwrap();
+    inner.gate.close();
+    let english = send(&shop, by(&[("accept-language", "en")]));
+    tokio::time::sleep(secs(1)).await;
+    inner.gate.open();
+    let seen = english.await.unwrap();
+    assert_eq!(seen.status, 200, "{}", seen.remark());
 }
