@@ -2,6 +2,8 @@
 
 mod bumps;
 #[cfg(feature = "redis")]
+mod clock;
+#[cfg(feature = "redis")]
 mod crowds;
 #[cfg(feature = "redis")]
 mod equal_answers;
@@ -35,7 +37,7 @@ pub(super) fn cases() -> Vec<on_cluster::Case> {
 /// What is done to a whole server.
 #[cfg(feature = "cluster")]
 pub(super) fn server_cases() -> Vec<on_cluster::Case> {
-    [on_redis::cases(), crowds::cases()].concat()
+    [on_redis::cases(), crowds::cases(), clock::cases()].concat()
 }
 
 fn mutex(name: &str) -> LockName {

@@ -6,6 +6,7 @@
 //! | `sg1:mq:{tag}`, or `sg1:pq:{key}` | its queue: of each who waits the token and the time to live, first come first; before a place of one that barges, `t` and the microseconds of the server's clock when it came |
 //! | `sg1:mf:{tag}`, or `sg1:pf:{key}` | the latest fence |
 //! | `sg1:mt:{tag}`, or `sg1:pt:{key}` | the head of the queue that was told that the mutex is free, until it has looked |
+//! | `sg1:mx:{tag}`, or `sg1:px:{key}` | the holder's token and for how long it was extended last, if that is longer than the token says |
 //! | `sg1:sh:{tag}` | the holders of a semaphore's permits, by the moment their leases end |
 //! | `sg1:sq:{tag}` | its queue: of each who waits the token and the lease |
 //! | `sg1:sm:{tag}` | layout, what it was created with, what was added, its idle time in ms |
@@ -21,7 +22,7 @@ use std::time::Duration;
 use redis::{Cmd, Value};
 use tokio::time::sleep;
 
-use answers::{mutex_holder, semaphore_state, taken, yes};
+use answers::{mutex_holder, remaining, semaphore_state, taken, yes};
 
 use super::RedisStore;
 use super::call::{refused, run_call};
@@ -31,7 +32,7 @@ use super::topology::Commands;
 use crate::store::grants::Await;
 use crate::store::locks::{
     Announced, Change, Create, LockName, LockStore, MutexHolder, MutexTaken, Offer, PermitFreed, PermitTaken,
-    SemaphoreState, Take, TakePermit,
+    SemaphoreState, Take, TakePermit, Taken,
 };
 use crate::store::{Reply, StoreError, StoreErrorKind, Token};
 
@@ -58,10 +59,17 @@ impl<'a> Step<'a> {
         Self { script, name, parts }
     }
 
-    /// A step that may tell those who wait.
-    fn telling(script: &'a Script, name: &'a LockName) -> Self {
-        let Self { parts, .. } = Self::giving(script, name);
-        Self { script, name, parts: &parts[..1] }
+    /// A step that starts the holder's time anew, which those who wait may have to be told, and takes down a longer one than the
+    /// token says.
+    fn extending(name: &'a LockName) -> Self {
+        let prefixed = name.key == name.tag;
+        let parts = if prefixed { &["sg1:pq", "sg1:px"] } else { &["sg1:mq", "sg1:mx"] };
+        Self { script: &scripts::MUTEX_EXTEND, name, parts }
+    }
+
+    fn repairing(name: &'a LockName) -> Self {
+        let Self { parts, .. } = Self::extending(name);
+        Self { script: &scripts::MUTEX_REPAIR, name, parts: &parts[1..] }
     }
 
     /// A step that stays with the mutex's own key.
@@ -138,7 +146,7 @@ impl LockStore for RedisStore {
             let args = |cmd: &mut Cmd| {
                 cmd.arg(token.as_str()).arg(end(ttl));
             };
-            Step::telling(&scripts::MUTEX_EXTEND, name).run(&self.commands, args, within, yes).await
+            Step::extending(name).run(&self.commands, args, within, yes).await
         })
     }
 
@@ -228,7 +236,27 @@ async fn barge(
         cmd.arg(ask.token.as_str()).arg(end(ask.ttl)).arg(u8::from(ask.queue)).arg(u8::from(again));
     };
     let step = if again { Step::offering } else { Step::giving };
-    step(&scripts::MUTEX_BARGE, name).run(commands, args, within, taken).await
+    let answer = step(&scripts::MUTEX_BARGE, name).run(commands, args, within, Some).await?;
+    repaired(commands, name, taken(answer), within).await
+}
+
+/// The answer to a take, once the mutex has no more time left than its holder has asked for. That is looked at by a step of
+/// its own, because a holder may have asked for more than its token says, and hardly any take has to know.
+async fn repaired(
+    commands: &Commands,
+    name: &LockName,
+    answer: Option<(MutexTaken, bool)>,
+    within: Duration,
+) -> Result<MutexTaken, StoreError> {
+    let (taken, is_doubtful) = answer.ok_or_else(|| refused(unexpected()))?;
+    if !is_doubtful {
+        return Ok(taken);
+    }
+    // Without an answer the waiter sleeps on the longer time; whichever asks next finds it too.
+    Ok(match Step::repairing(name).run(commands, |_| {}, within, remaining).await {
+        Ok(remaining) => MutexTaken { taken: Taken::Busy { remaining }, ..taken },
+        Err(_) => taken,
+    })
 }
 
 /// Gives back what was granted to a waiter that has left. It would be missing until it expires, which some

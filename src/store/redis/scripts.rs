@@ -76,6 +76,7 @@ script!(PROBE, b"elqo", "scripts/doctor.lua");
 giving!(
     MUTEX_TAKE,
     b"",
+    "scripts/length.lua",
     "scripts/tell_sooner.lua",
     "scripts/passing.lua",
     "scripts/mutex_fence.lua",
@@ -92,7 +93,14 @@ giving!(
     "scripts/mutex.lua",
     "scripts/mutex_free.lua"
 );
-script!(MUTEX_BARGE, b"", "scripts/mutex_fence.lua", "scripts/mutex_queue.lua", "scripts/mutex_barge.lua");
+script!(
+    MUTEX_BARGE,
+    b"",
+    "scripts/length.lua",
+    "scripts/mutex_fence.lua",
+    "scripts/mutex_queue.lua",
+    "scripts/mutex_barge.lua"
+);
 giving!(
     MUTEX_OFFER,
     b"",
@@ -111,11 +119,13 @@ giving!(
     "scripts/mutex.lua",
     "scripts/mutex_break.lua"
 );
-giving!(MUTEX_EXTEND, b"", "scripts/tell_sooner.lua", "scripts/mutex_extend.lua");
+giving!(MUTEX_EXTEND, b"", "scripts/length.lua", "scripts/tell_sooner.lua", "scripts/mutex_extend.lua");
 script!(MUTEX_LOOK, b"", "scripts/mutex_look.lua");
+script!(MUTEX_REPAIR, b"", "scripts/length.lua", "scripts/mutex_repair.lua");
 giving!(
     SEMAPHORE_TAKE,
     b"",
+    "scripts/length.lua",
     "scripts/tell_sooner.lua",
     "scripts/passing.lua",
     "scripts/semaphore.lua",
@@ -124,6 +134,7 @@ giving!(
 giving!(
     SEMAPHORE_FREE,
     b"",
+    "scripts/length.lua",
     "scripts/tell_sooner.lua",
     "scripts/passing.lua",
     "scripts/semaphore.lua",
@@ -132,6 +143,7 @@ giving!(
 giving!(
     SEMAPHORE_REFRESH,
     b"",
+    "scripts/length.lua",
     "scripts/tell_sooner.lua",
     "scripts/passing.lua",
     "scripts/semaphore.lua",
@@ -140,6 +152,7 @@ giving!(
 giving!(
     SEMAPHORE_CHANGE,
     b"",
+    "scripts/length.lua",
     "scripts/tell_sooner.lua",
     "scripts/passing.lua",
     "scripts/semaphore.lua",

@@ -21,11 +21,13 @@ fn duration(ms: i64) -> Option<Duration> {
     u64::try_from(ms).ok().map(Duration::from_millis)
 }
 
-pub(in crate::store::redis) fn taken(answer: Value) -> Option<MutexTaken> {
-    let (number, was_held) = match answer {
-        Value::Int(number) => (number, false),
+/// What a take answers; the second is whether the holder has more time than its token says.
+pub(in crate::store::redis) fn taken(answer: Value) -> Option<(MutexTaken, bool)> {
+    let (number, was_held, is_doubtful) = match answer {
+        Value::Int(number) => (number, false, false),
         Value::Array(parts) => match parts[..] {
-            [Value::Int(number), Value::Int(was_held)] => (number, was_held == 1),
+            [Value::Int(number), Value::Int(was_held)] => (number, was_held == 1, false),
+            [Value::Int(number), Value::Int(was_held), Value::Int(1)] => (number, was_held == 1, true),
             _ => return None,
         },
         _ => return None,
@@ -35,7 +37,17 @@ pub(in crate::store::redis) fn taken(answer: Value) -> Option<MutexTaken> {
         0 => return None,
         _ => Taken::Busy { remaining: duration(-2 - number) },
     };
-    Some(MutexTaken { taken, was_held })
+    Some((MutexTaken { taken, was_held }, is_doubtful))
+}
+
+/// What REPAIR answers: for how long the mutex is another's.
+pub(super) fn remaining(answer: Value) -> Option<Option<Duration>> {
+    match answer {
+        // There is no holder any more.
+        Value::Int(-2) => Some(Some(Duration::ZERO)),
+        Value::Int(ms) => Some(duration(ms)),
+        _ => None,
+    }
 }
 
 pub(in crate::store::redis) fn mutex_holder(answer: Value) -> Option<Option<MutexHolder>> {

@@ -11,7 +11,7 @@ use redis::{Cmd, Value};
 use uuid::Uuid;
 
 use super::answers::{ints, permit_freed, permit_taken, semaphore_state, taken, to_go_on, yes};
-use super::{Step, end, place, push_create};
+use super::{Step, end, place, push_create, repaired};
 use crate::store::locks::{
     Change, LockName, MutexTaken, Offer, PermitFreed, PermitTaken, SemaphoreState, Take, TakePermit,
 };
@@ -77,7 +77,7 @@ pub(super) async fn take_mutex(
         let (answer, nodes) =
             call(commands, Step::giving(&scripts::MUTEX_TAKE, name), args, within, Some).await?;
         let Some(nodes) = nodes else {
-            let taken = taken(answer).ok_or_else(|| refused(unexpected()))?;
+            let taken = repaired(commands, name, taken(answer), within).await?;
             return Ok(MutexTaken { was_held: was_held || taken.was_held, ..taken });
         };
         if old.take().is_some() {
