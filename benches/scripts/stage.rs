@@ -37,7 +37,7 @@ impl Stage {
     }
 
     /// The median round trip of a PING.
-    fn ping(&self) -> f64 {
+    pub(crate) fn ping(&self) -> f64 {
         let ping = || {
             let sent = Instant::now();
             self.run::<()>(&redis::cmd("PING"));

@@ -82,7 +82,8 @@ impl<T: Target> Drop for Duty<T> {
             let (target, token) = (Arc::clone(&self.target), self.token.clone());
             // What it was granted unheard, it was granted until now.
             let until = from_now(target.ttl());
-            Release { target, token, until, straggler, watchdog: None }.later(self.runtime.as_ref());
+            Release { target, token, until, waits: true, straggler, watchdog: None }
+                .later(self.runtime.as_ref());
         }
     }
 }

@@ -15,6 +15,8 @@
 //! another mutex.
 
 pub(super) mod answers;
+pub(super) mod census;
+pub(super) mod leaving;
 mod passing;
 
 use std::time::Duration;
@@ -31,8 +33,8 @@ use super::scripts::{self, By, Script, millis};
 use super::topology::Commands;
 use crate::store::grants::Await;
 use crate::store::locks::{
-    Announced, Change, Create, LockName, LockStore, MutexHolder, MutexTaken, Offer, PermitFreed, PermitTaken,
-    SemaphoreState, Take, TakePermit, Taken,
+    Announced, Change, Create, Leave, LockName, LockStore, MutexHolder, MutexTaken, Offer, PermitFreed,
+    PermitTaken, SemaphoreState, Take, TakePermit, Taken, leave_alone,
 };
 use crate::store::{Reply, StoreError, StoreErrorKind, Token};
 
@@ -72,6 +74,13 @@ impl<'a> Step<'a> {
         Self { script: &scripts::MUTEX_REPAIR, name, parts: &parts[1..] }
     }
 
+    /// A step about the places in a queue, of any kind of lock.
+    fn queueing(script: &'a Script, name: &'a LockName) -> Self {
+        let Self { parts, .. } =
+            if name.is_semaphore() { Self::semaphore(script, name) } else { Self::giving(script, name) };
+        Self { script, name, parts: &parts[..1] }
+    }
+
     /// A step that stays with the mutex's own key.
     fn alone(script: &'a Script, name: &'a LockName) -> Self {
         Self { script, name, parts: &[] }
@@ -98,6 +107,24 @@ impl<'a> Step<'a> {
     }
 }
 
+impl RedisStore {
+    /// Makes a step that frees a lock. While this process hears nothing it is passed over in the queue, and its first waiter asks
+    /// twice a second; what it frees itself, that one is told at once.
+    fn freeing<'a, T: 'a>(
+        &'a self,
+        name: &'a LockName,
+        step: impl Future<Output = Result<T, StoreError>> + Send + 'a,
+    ) -> Reply<'a, T> {
+        Box::pin(async move {
+            let freed = step.await;
+            if !self.inbox.hears() {
+                drop(self.grants.tell_missed(&name.key, None));
+            }
+            freed
+        })
+    }
+}
+
 impl LockStore for RedisStore {
     fn take_mutex<'a>(
         &'a self,
@@ -108,10 +135,13 @@ impl LockStore for RedisStore {
         Box::pin(async move {
             self.inbox.open();
             let again = self.grants.asks_again(ask.token);
-            if ask.barges && ask.instead.is_none() {
-                return barge(&self.commands, name, (ask, again), within).await;
-            }
-            passing::take_mutex(&self.commands, name, (ask, again), within).await
+            let taken = if ask.barges && ask.instead.is_none() {
+                barge(&self.commands, name, (ask, again), within).await?
+            } else {
+                passing::take_mutex(&self.commands, name, (ask, again), within).await?
+            };
+            self.grants.is_answered(ask.token);
+            Ok(taken)
         })
     }
 
@@ -122,7 +152,7 @@ impl LockStore for RedisStore {
         offer: Offer,
         within: Duration,
     ) -> Reply<'a, bool> {
-        Box::pin(passing::offer_mutex(&self.commands, name, token, offer, within))
+        self.freeing(name, passing::offer_mutex(&self.commands, name, token, offer, within))
     }
 
     fn free_mutex<'a>(
@@ -132,7 +162,25 @@ impl LockStore for RedisStore {
         ttl: Option<Duration>,
         within: Duration,
     ) -> Reply<'a, bool> {
-        Box::pin(passing::free_mutex(&self.commands, name, token, ttl, within))
+        self.freeing(name, passing::free_mutex(&self.commands, name, token, ttl, within))
+    }
+
+    fn leave<'a>(&'a self, name: &'a LockName, leave: Leave<'a>, within: Duration) -> Reply<'a, ()> {
+        Box::pin(async move {
+            let ms = if name.is_semaphore() { millis(leave.ttl.unwrap_or_default()) } else { end(leave.ttl) };
+            let duty = self.leaving.join(name, place(leave.token, ms), within).await;
+            if matches!(duty, Err(true)) {
+                return Ok(());
+            }
+            leave_alone(self, name, leave, within).await?;
+            if let Ok(mut duty) = duty {
+                while duty.see_to_others(&self.commands, name, within).await? {
+                    // One of them may have been the one that should have seen to a lock without a holder.
+                    leave_alone(self, name, leave, within).await?;
+                }
+            }
+            Ok(())
+        })
     }
 
     fn extend_mutex<'a>(
@@ -167,7 +215,9 @@ impl LockStore for RedisStore {
         Box::pin(async move {
             self.inbox.open();
             let again = self.grants.asks_again(ask.token);
-            passing::take_permit(&self.commands, name, (ask, again), within).await
+            let taken = passing::take_permit(&self.commands, name, (ask, again), within).await?;
+            self.grants.is_answered(ask.token);
+            Ok(taken)
         })
     }
 
@@ -178,7 +228,7 @@ impl LockStore for RedisStore {
         lease: Duration,
         within: Duration,
     ) -> Reply<'a, PermitFreed> {
-        Box::pin(passing::free_permit(&self.commands, name, token, lease, within))
+        self.freeing(name, passing::free_permit(&self.commands, name, token, lease, within))
     }
 
     fn refresh_permit<'a>(

@@ -121,6 +121,8 @@ giving!(
 );
 giving!(MUTEX_EXTEND, b"", "scripts/length.lua", "scripts/tell_sooner.lua", "scripts/mutex_extend.lua");
 script!(MUTEX_LOOK, b"", "scripts/mutex_look.lua");
+script!(WAITING, b"", "scripts/waiting.lua");
+script!(LEAVE, b"", "scripts/leave.lua");
 script!(MUTEX_REPAIR, b"", "scripts/length.lua", "scripts/mutex_repair.lua");
 giving!(
     SEMAPHORE_TAKE,
