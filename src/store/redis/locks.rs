@@ -7,6 +7,7 @@
 //! | `sg1:mf:{tag}`, or `sg1:pf:{key}` | the latest fence |
 //! | `sg1:mt:{tag}`, or `sg1:pt:{key}` | the head of the queue that was told that the mutex is free, until it has looked |
 //! | `sg1:mx:{tag}`, or `sg1:px:{key}` | the holder's token and for how long it was extended last, if that is longer than the token says |
+//! | `sg1:mr:{tag}`, or `sg1:pr:{key}`; `sg1:sr:{tag}` | in a cluster, the nodes in the queue that were told to look after a death, and whether they have asked since |
 //! | `sg1:sh:{tag}` | the holders of a semaphore's permits, by the moment their leases end |
 //! | `sg1:sq:{tag}` | its queue: of each who waits the token and the lease |
 //! | `sg1:sm:{tag}` | layout, what it was created with, what was added, its idle time in ms |
@@ -44,21 +45,35 @@ struct Step<'a> {
     name: &'a LockName,
     /// What the names of its keys begin with, after its own.
     parts: &'a [&'a str],
+    /// The same of the key that follows in a cluster only.
+    spread_part: Option<&'a str>,
 }
 
 impl<'a> Step<'a> {
+    /// A take of a mutex; in a cluster with the roll of its waiters' nodes.
+    fn taking(name: &'a LockName) -> Self {
+        let prefixed = name.key == name.tag;
+        let spread_part = Some(if prefixed { "sg1:pr" } else { "sg1:mr" });
+        Self { spread_part, ..Self::giving(&scripts::MUTEX_TAKE, name) }
+    }
+
+    /// The same of a permit.
+    fn taking_permit(name: &'a LockName) -> Self {
+        Self { spread_part: Some("sg1:sr"), ..Self::semaphore(&scripts::SEMAPHORE_TAKE, name) }
+    }
+
     /// A step that gives the mutex away, and needs all its keys for that.
     fn giving(script: &'a Script, name: &'a LockName) -> Self {
         let prefixed = name.key == name.tag;
         let parts = if prefixed { &["sg1:pq", "sg1:pf"] } else { &["sg1:mq", "sg1:mf"] };
-        Self { script, name, parts }
+        Self { script, name, parts, spread_part: None }
     }
 
     /// A step of a mutex that is left to whichever take comes first; with the mark of a head that was told.
     fn offering(script: &'a Script, name: &'a LockName) -> Self {
         let prefixed = name.key == name.tag;
         let parts = if prefixed { &["sg1:pq", "sg1:pf", "sg1:pt"] } else { &["sg1:mq", "sg1:mf", "sg1:mt"] };
-        Self { script, name, parts }
+        Self { script, name, parts, spread_part: None }
     }
 
     /// A step that starts the holder's time anew, which those who wait may have to be told, and takes down a longer one than the
@@ -66,28 +81,28 @@ impl<'a> Step<'a> {
     fn extending(name: &'a LockName) -> Self {
         let prefixed = name.key == name.tag;
         let parts = if prefixed { &["sg1:pq", "sg1:px"] } else { &["sg1:mq", "sg1:mx"] };
-        Self { script: &scripts::MUTEX_EXTEND, name, parts }
+        Self { script: &scripts::MUTEX_EXTEND, name, parts, spread_part: None }
     }
 
     fn repairing(name: &'a LockName) -> Self {
         let Self { parts, .. } = Self::extending(name);
-        Self { script: &scripts::MUTEX_REPAIR, name, parts: &parts[1..] }
+        Self { script: &scripts::MUTEX_REPAIR, name, parts: &parts[1..], spread_part: None }
     }
 
     /// A step about the places in a queue, of any kind of lock.
     fn queueing(script: &'a Script, name: &'a LockName) -> Self {
         let Self { parts, .. } =
             if name.is_semaphore() { Self::semaphore(script, name) } else { Self::giving(script, name) };
-        Self { script, name, parts: &parts[..1] }
+        Self { script, name, parts: &parts[..1], spread_part: None }
     }
 
     /// A step that stays with the mutex's own key.
     fn alone(script: &'a Script, name: &'a LockName) -> Self {
-        Self { script, name, parts: &[] }
+        Self { script, name, parts: &[], spread_part: None }
     }
 
     fn semaphore(script: &'a Script, name: &'a LockName) -> Self {
-        Self { script, name, parts: &["sg1:sq", "sg1:sm"] }
+        Self { script, name, parts: &["sg1:sq", "sg1:sm"], spread_part: None }
     }
 
     async fn run<T>(
@@ -98,7 +113,7 @@ impl<'a> Step<'a> {
         read: impl FnOnce(Value) -> Option<T>,
     ) -> Result<T, StoreError> {
         let call = |by: By| {
-            let mut cmd = self.script.call_on(by, self.name, self.parts, 256);
+            let mut cmd = self.script.call_on(by, self.name, self.parts, self.spread_part, 256);
             args(&mut cmd);
             cmd
         };

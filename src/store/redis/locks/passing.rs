@@ -74,8 +74,7 @@ pub(super) async fn take_mutex(
                 deaf.arg(cmd);
             }
         };
-        let (answer, nodes) =
-            call(commands, Step::giving(&scripts::MUTEX_TAKE, name), args, within, Some).await?;
+        let (answer, nodes) = call(commands, Step::taking(name), args, within, Some).await?;
         let Some(nodes) = nodes else {
             let taken = repaired(commands, name, taken(answer), within).await?;
             return Ok(MutexTaken { was_held: was_held || taken.was_held, ..taken });
@@ -158,7 +157,7 @@ pub(super) async fn take_permit(
             push_create(cmd, ask.semaphore);
             deaf.arg(cmd);
         };
-        let step = Step::semaphore(&scripts::SEMAPHORE_TAKE, name);
+        let step = Step::taking_permit(name);
         match call(commands, step, args, within, permit_taken).await? {
             (taken, None) => return Ok(taken),
             (_, Some(nodes)) => deaf.learn(&nodes),

@@ -1,7 +1,7 @@
 -- TAKE: the mutex, if it is free and nobody is before the token; else, if asked, a place in its queue.
 -- Before that, if asked, FREE of another token.
 --
--- KEYS: mutex, queue, fence
+-- KEYS: mutex, queue, fence; in a cluster the roll
 -- ARGV: token; time to live in ms, or '0' for none; '1' to queue; '1' if it has asked before;
 --       optionally the token to be freed, whose time to live in the queue is the same, or ''; then the nodes that do not
 --       hear
@@ -14,6 +14,9 @@
 -- calls: exists get set del incr time lpop publish pttl pexpire lrange lpos rpush lrem
 local old, was_held = ARGV[5] ~= '' and ARGV[5], 0
 local holder = redis.call('GET', KEYS[1])
+if spread then
+  answer_roll(string.sub(ARGV[1], 1, 32))
+end
 if holder == ARGV[1] then
   local fence = give_again(ARGV[1], ARGV[2])
   return old and {fence, 0} or fence
@@ -31,6 +34,10 @@ else
   local heir, is_head
   if was_held == 1 or redis.call('EXISTS', KEYS[2]) == 1 then
     know(ARGV[6])
+    if spread and was_held == 0 then
+      longest_claim = 500
+      close_roll()
+    end
     heir, is_head = pass_on(ARGV[1], was_held == 1 and old)
     if go_on then
       redis.call('DEL', KEYS[1])
@@ -47,6 +54,9 @@ else
     return old and {fence, was_held} or fence
   end
   remaining = heir == '0' and -1 or tonumber(heir)
+  if spread and was_held == 0 then
+    call_roll(remaining)
+  end
 end
 
 if ARGV[3] == '1' then

@@ -91,7 +91,7 @@ local function serve(own)
       reached = true
     elseif lease and not dead[node] then
       if spread then
-        lease = math.max(250, math.floor(lease / 4))
+        lease = claim_of(lease)
       end
       -- The permit first: if the grant is lost, the waiter still finds itself a holder at its next
       -- TAKE.
