@@ -135,6 +135,7 @@ impl Crowd {
     fn begin(stage: &Stage) -> Self {
         let ping = stage.ping();
         stage.run::<()>(redis::cmd("CONFIG").arg("RESETSTAT"));
+        stage.forget();
         let (ends, mut connection) = (Arc::new(AtomicBool::new(false)), stage.server.conn());
         let until = Arc::clone(&ends);
         let worst = thread::spawn(move || {
@@ -163,7 +164,8 @@ impl Crowd {
             measured,
             detail,
         };
-        let detail = format!("{calls} calls; {}", in_pings(sum));
+        let longest = stage.scripts().0.into_iter().fold(0.0, f64::max);
+        let detail = format!("{calls} calls, the longest {longest:.2} ms; {}", in_pings(sum));
         table.add(row(format!("{what}: all scripts"), LONGEST, sum, detail));
         table.add(row(format!("{what}: worst PING"), WORST, worst, in_pings(worst)));
     }
