@@ -84,10 +84,11 @@ script!(PROBE, b"elqo", "scripts/doctor.lua");
 giving!(
     MUTEX_TAKE,
     b"",
+    "scripts/mutex_fence.lua",
+    "scripts/mutex_take_first.lua",
     "scripts/length.lua",
     "scripts/tell_sooner.lua",
     "scripts/passing.lua",
-    "scripts/mutex_fence.lua",
     "scripts/mutex.lua",
     "scripts/mutex_queue.lua";
     "scripts/roll.lua",
@@ -96,6 +97,7 @@ giving!(
 giving!(
     MUTEX_FREE,
     b"",
+    "scripts/mutex_free_first.lua",
     "scripts/tell_sooner.lua",
     "scripts/passing.lua",
     "scripts/mutex_fence.lua",

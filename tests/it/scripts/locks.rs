@@ -132,7 +132,7 @@ async fn a_crowd_behind_a_connection_that_breaks_anywhere_leaves_nothing() {
             stage.queued("mq").await;
         }
         tokio::time::sleep(ms(30)).await;
-        crowd.each_ref().map(tokio::task::JoinHandle::abort);
+        crowd.iter().for_each(tokio::task::JoinHandle::abort);
         assert!(guard.unlock().await.expect("its connection is sound"));
         stage.frees(&sound).await;
         stage.frees(&breaks).await;

@@ -11,9 +11,8 @@
 --
 -- Atomic, because a mutex that is freed between failing to take it and queueing would be heard of by
 -- nobody, and one that is free for a moment would go to whoever comes by.
--- calls: exists get set del incr time lpop publish pttl pexpire lrange lpos rpush lrem
+-- calls: get set del incr time lpop publish pttl pexpire lrange lpos rpush lrem
 local old, was_held = ARGV[5] ~= '' and ARGV[5], 0
-local holder = redis.call('GET', KEYS[1])
 if spread then
   answer_roll(string.sub(ARGV[1], 1, 32))
 end
@@ -30,9 +29,9 @@ local remaining, longest
 if holder then
   remaining, longest = redis.call('PTTL', KEYS[1]), length(holder)
 else
-  -- EXISTS, because a server short of memory lets through what follows an LPOP, of nothing too.
+  -- Looked for before, because a server short of memory lets through what follows an LPOP, of nothing too.
   local heir, is_head
-  if was_held == 1 or redis.call('EXISTS', KEYS[2]) == 1 then
+  if was_held == 1 or has_queue then
     know(ARGV[6])
     if spread and was_held == 0 then
       longest_claim = 500
