@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::{Grants, Told, Waiter};
+use super::{Grants, Line, Told, Waiter};
 use crate::store::Token;
 use crate::store::locks::LockName;
 use crate::sync::lock;
@@ -29,21 +29,26 @@ pub(crate) struct Absent {
 impl Grants {
     /// The waiters of all locks, of which the store is to be asked.
     pub(crate) fn censuses(&self) -> Vec<Census> {
+        lock(&self.registry).waiting.iter().map(|(key, line)| Census::of(key, line)).collect()
+    }
+
+    /// Those of the lock with this key; `None` if there is no other than the first.
+    pub(crate) fn census(&self, key: &str) -> Option<Census> {
         let registry = lock(&self.registry);
+        Some(Census::of(key, registry.waiting.get(key)?)).filter(|census| !census.is_empty())
+    }
+}
+
+impl Census {
+    fn of(key: &str, line: &Line) -> Self {
         let absent = |waiter: &Arc<Waiter>| {
             let asked = waiter.asked.load(Ordering::Relaxed);
             // One that has not asked yet has no place to lose.
             (asked > 0).then(|| (waiter.token.clone(), Absent { waiter: Arc::clone(waiter), asked }))
         };
-        let census = |(key, line): (&Arc<str>, &super::Line)| Census {
-            name: LockName::of_key(key),
-            waiters: line.all().skip(1).filter_map(absent).collect(),
-        };
-        registry.waiting.iter().map(census).collect()
+        Self { name: LockName::of_key(key), waiters: line.all().skip(1).filter_map(absent).collect() }
     }
-}
 
-impl Census {
     pub(crate) fn is_empty(&self) -> bool {
         self.waiters.is_empty()
     }

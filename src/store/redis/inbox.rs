@@ -262,7 +262,7 @@ impl Reader {
         match status {
             Status::Shut => drop(tokio::spawn(find_granted(commands, grants, within))),
             Status::Confirmed | Status::Refused => {
-                drop(tokio::spawn(find_lost(commands, grants, inbox.node(), within)));
+                drop(tokio::spawn(find_lost(commands, grants.censuses(), inbox.node(), within)));
             }
         }
         true

@@ -25,7 +25,9 @@ use std::time::Duration;
 use redis::{Cmd, Value};
 use tokio::time::sleep;
 
-use answers::{mutex_holder, remaining, semaphore_state, taken, yes};
+use answers::{Remarks, mutex_holder, remaining, semaphore_state, taken, yes};
+
+use census::find_lost;
 
 use super::RedisStore;
 use super::call::{refused, run_call};
@@ -123,6 +125,20 @@ impl<'a> Step<'a> {
 }
 
 impl RedisStore {
+    /// A take was answered. Where it had lost its place, the other waiters of this process may have lost theirs, too: the process
+    /// was paused for so long that it was taken for dead, or the data is gone.
+    fn answered(&self, name: &LockName, token: &Token, remarks: Remarks) {
+        self.grants.is_answered(token);
+        // A process that hears nothing has lost its places for as long as that lasts.
+        if remarks.lost_place
+            && self.inbox.hears()
+            && let Some(census) = self.grants.census(&name.key)
+        {
+            let (commands, node) = (self.commands.clone(), self.inbox.node());
+            tokio::spawn(find_lost(commands, vec![census], node, self.command_timeout));
+        }
+    }
+
     /// Makes a step that frees a lock. While this process hears nothing it is passed over in the queue, and its first waiter asks
     /// twice a second; what it frees itself, that one is told at once.
     fn freeing<'a, T: 'a>(
@@ -150,12 +166,12 @@ impl LockStore for RedisStore {
         Box::pin(async move {
             self.inbox.open();
             let again = self.grants.asks_again(ask.token);
-            let taken = if ask.barges && ask.instead.is_none() {
+            let (taken, remarks) = if ask.barges && ask.instead.is_none() {
                 barge(&self.commands, name, (ask, again), within).await?
             } else {
                 passing::take_mutex(&self.commands, name, (ask, again), within).await?
             };
-            self.grants.is_answered(ask.token);
+            self.answered(name, ask.token, remarks);
             Ok(taken)
         })
     }
@@ -230,8 +246,8 @@ impl LockStore for RedisStore {
         Box::pin(async move {
             self.inbox.open();
             let again = self.grants.asks_again(ask.token);
-            let taken = passing::take_permit(&self.commands, name, (ask, again), within).await?;
-            self.grants.is_answered(ask.token);
+            let (taken, remarks) = passing::take_permit(&self.commands, name, (ask, again), within).await?;
+            self.answered(name, ask.token, remarks);
             Ok(taken)
         })
     }
@@ -296,7 +312,7 @@ async fn barge(
     name: &LockName,
     (ask, again): (Take<'_>, bool),
     within: Duration,
-) -> Result<MutexTaken, StoreError> {
+) -> Result<(MutexTaken, Remarks), StoreError> {
     let args = |cmd: &mut Cmd| {
         cmd.arg(ask.token.as_str()).arg(end(ask.ttl)).arg(u8::from(ask.queue)).arg(u8::from(again));
     };
@@ -310,18 +326,17 @@ async fn barge(
 async fn repaired(
     commands: &Commands,
     name: &LockName,
-    answer: Option<(MutexTaken, bool)>,
+    answer: Option<(MutexTaken, Remarks)>,
     within: Duration,
-) -> Result<MutexTaken, StoreError> {
-    let (taken, is_doubtful) = answer.ok_or_else(|| refused(unexpected()))?;
-    if !is_doubtful {
-        return Ok(taken);
+) -> Result<(MutexTaken, Remarks), StoreError> {
+    let (mut taken, remarks) = answer.ok_or_else(|| refused(unexpected()))?;
+    if remarks.is_doubtful
+        // Without an answer the waiter sleeps on the longer time; whichever asks next finds it too.
+        && let Ok(remaining) = Step::repairing(name).run(commands, |_| {}, within, remaining).await
+    {
+        taken.taken = Taken::Busy { remaining };
     }
-    // Without an answer the waiter sleeps on the longer time; whichever asks next finds it too.
-    Ok(match Step::repairing(name).run(commands, |_| {}, within, remaining).await {
-        Ok(remaining) => MutexTaken { taken: Taken::Busy { remaining }, ..taken },
-        Err(_) => taken,
-    })
+    Ok((taken, remarks))
 }
 
 /// Gives back what was granted to a waiter that has left. It would be missing until it expires, which some

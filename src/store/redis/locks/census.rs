@@ -27,14 +27,14 @@ const PAUSE: Duration = Duration::from_millis(10);
 const TRIES: u32 = 3;
 const RETRY: Duration = Duration::from_millis(100);
 
-/// Has those waiters ask that have no place any more. The subscription is confirmed, or refused for good.
+/// Has those waiters ask that have no place any more. The subscription was confirmed before, or is refused for good.
 pub(in crate::store::redis) async fn find_lost(
     commands: Commands,
-    grants: Arc<Grants>,
+    censuses: Vec<Census>,
     node: Uuid,
     within: Duration,
 ) {
-    for mut census in grants.censuses() {
+    for mut census in censuses {
         for _ in 0..TRIES {
             if census.is_empty() || find(&commands, &mut census, node, within).await.is_ok() {
                 break;

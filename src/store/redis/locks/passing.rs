@@ -10,7 +10,7 @@ use std::time::Duration;
 use redis::{Cmd, Value};
 use uuid::Uuid;
 
-use super::answers::{ints, permit_freed, permit_taken, semaphore_state, taken, to_go_on, yes};
+use super::answers::{Remarks, ints, permit_freed, permit_taken, semaphore_state, taken, to_go_on, yes};
 use super::{Step, end, place, push_create, repaired};
 use crate::store::locks::{
     Change, LockName, MutexTaken, Offer, PermitFreed, PermitTaken, SemaphoreState, Take, TakePermit,
@@ -64,7 +64,7 @@ pub(super) async fn take_mutex(
     name: &LockName,
     (ask, again): (Take<'_>, bool),
     within: Duration,
-) -> Result<MutexTaken, StoreError> {
+) -> Result<(MutexTaken, Remarks), StoreError> {
     let (mut deaf, mut old, mut was_held) = (Deaf::default(), ask.instead, false);
     loop {
         let args = |cmd: &mut Cmd| {
@@ -76,8 +76,8 @@ pub(super) async fn take_mutex(
         };
         let (answer, nodes) = call(commands, Step::taking(name), args, within, Some).await?;
         let Some(nodes) = nodes else {
-            let taken = repaired(commands, name, taken(answer), within).await?;
-            return Ok(MutexTaken { was_held: was_held || taken.was_held, ..taken });
+            let (taken, remarks) = repaired(commands, name, taken(answer), within).await?;
+            return Ok((MutexTaken { was_held: was_held || taken.was_held, ..taken }, remarks));
         };
         if old.take().is_some() {
             let [_, held] = ints(answer).ok_or_else(|| refused(unexpected()))?;
@@ -148,7 +148,7 @@ pub(super) async fn take_permit(
     name: &LockName,
     (ask, again): (TakePermit<'_>, bool),
     within: Duration,
-) -> Result<PermitTaken, StoreError> {
+) -> Result<(PermitTaken, Remarks), StoreError> {
     let mut deaf = Deaf::default();
     loop {
         let args = |cmd: &mut Cmd| {

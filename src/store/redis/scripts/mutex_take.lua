@@ -6,7 +6,8 @@
 --       optionally the token to be freed, whose time to live in the queue is the same, or ''; then the nodes that do not
 --       hear
 -- Returns its fence | -2 - remaining ms of who holds it, -1 for no end; with a token to be freed
---         {that, 1 it held the mutex | 0 it did not}; {-2 - remaining ms, the same, 1} where REPAIR is to look at that time;
+--         {that, 1 it held the mutex | 0 it did not}; {-2 - remaining ms, the same, 1 where REPAIR is to look at that time,
+--         2 where the token had lost its place, 3 for both};
 --         {0, the same, the nodes that do not hear} go on, with nothing to be freed
 --
 -- Atomic, because a mutex that is freed between failing to take it and queueing would be heard of by
@@ -25,9 +26,9 @@ if holder and holder == old then
 elseif old then
   redis.pcall('LREM', KEYS[2], 1, old .. ARGV[2])
 end
-local remaining, longest
+local remaining
 if holder then
-  remaining, longest = redis.call('PTTL', KEYS[1]), length(holder)
+  remaining = redis.call('PTTL', KEYS[1])
 else
   -- Looked for before, because a server short of memory lets through what follows an LPOP, of nothing too.
   local heir, is_head
@@ -58,10 +59,9 @@ else
   end
 end
 
-if ARGV[3] == '1' then
-  wait_in_queue(ARGV[1], ARGV[2], ARGV[4] == '1', remaining)
-end
-if longest and (remaining < 0 or remaining > longest) then
-  return {-2 - remaining, was_held, 1}
+local lost = ARGV[3] == '1' and wait_in_queue(ARGV[1], ARGV[2], ARGV[4] == '1', remaining)
+local remarked = remarks(holder, remaining, lost)
+if remarked then
+  return {-2 - remaining, was_held, remarked}
 end
 return old and {-2 - remaining, was_held} or -2 - remaining

@@ -52,6 +52,23 @@ async fn waiters_that_were_passed_over_queue_again() {
     free(&server, SOON).await;
 }
 
+/// The queue is gone. The first waiter finds it out when it asks, and the process asks about the others then: all have a place
+/// again, while the mutex is held.
+#[tokio::test]
+async fn waiters_whose_queue_is_lost_queue_again_together() {
+    let server = RedisServer::start();
+    let (one, other) = (node(&server).await, node(&server).await);
+    let mut holder = locked(&with(&one, |builder| builder.ttl(ms(600)).auto_renew(true))).await;
+    let waits = || visitor(with(&other, |builder| builder.ttl(LONG).acquire_timeout(Duration::MAX)));
+    let visitors: Vec<_> = (0..20).map(|_| waits()).collect();
+    queued(&server, 20).await;
+    server.run::<()>(&["DEL", "sg1:mq:{default:m}"]);
+    queued(&server, 20).await;
+    assert!(holder.unlock().await.expect("asks"));
+    visited(visitors).await;
+    free(&server, SOON).await;
+}
+
 /// A node that may not subscribe any more hears nothing, ever. One waiter asks for all, twice a second; each has its turn.
 #[tokio::test]
 async fn of_those_that_hear_nothing_one_asks_for_all() {
