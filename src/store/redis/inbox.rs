@@ -26,7 +26,7 @@ use super::backoff::{Backoff, STABLE};
 use super::call::hand_over;
 use super::client::{Dial, Inbound, bounded};
 use super::connection::Told;
-use super::locks::census::{find_granted, find_lost};
+use super::locks::census::look_for_losses;
 use super::locks::give_back;
 use super::message::{self, Message};
 use super::refusal::{judge, reason, store_error};
@@ -250,21 +250,12 @@ impl Drop for Reader {
 }
 
 impl Reader {
-    /// As [`Inbox::enter`]. False when there is nothing left to serve. What the locks' other waiters have missed is asked of the
-    /// server in the background.
+    /// As [`Inbox::enter`]. What the other waiters of locks have missed is asked of the server in the background.
     fn enter(&self, status: Status) -> bool {
-        let Some(inbox) = self.inbox.upgrade() else { return false };
-        if !inbox.enter(self.number, status) {
-            return false;
-        }
-        let (commands, grants, within) =
-            (inbox.commands.clone(), Arc::clone(&inbox.grants), inbox.dial.answer);
-        match status {
-            Status::Shut => drop(tokio::spawn(find_granted(commands, grants, within))),
-            Status::Confirmed | Status::Refused => {
-                drop(tokio::spawn(find_lost(commands, grants.censuses(), inbox.node(), within)));
-            }
-        }
+        let entered = self.inbox.upgrade().filter(|inbox| inbox.enter(self.number, status));
+        let Some(inbox) = entered else { return false };
+        let asked = (inbox.commands.clone(), inbox.node(), inbox.dial.answer);
+        tokio::spawn(look_for_losses(asked, Arc::clone(&inbox.grants), status != Status::Shut));
         true
     }
 

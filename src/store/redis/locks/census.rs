@@ -27,13 +27,21 @@ const PAUSE: Duration = Duration::from_millis(10);
 const TRIES: u32 = 3;
 const RETRY: Duration = Duration::from_millis(100);
 
-/// Has those waiters ask that have no place any more. The subscription was confirmed before, or is refused for good.
-pub(in crate::store::redis) async fn find_lost(
-    commands: Commands,
-    censuses: Vec<Census>,
-    node: Uuid,
-    within: Duration,
+/// What is asked when there is no subscription any more, or when that is settled again: confirmed, or refused for good.
+pub(in crate::store::redis) async fn look_for_losses(
+    (commands, node, within): (Commands, Uuid, Duration),
+    grants: Arc<Grants>,
+    is_settled: bool,
 ) {
+    if is_settled {
+        find_lost(commands, grants.censuses(), node, within).await;
+    } else {
+        find_granted(commands, grants, within).await;
+    }
+}
+
+/// Has those waiters ask that have no place any more. The subscription was confirmed before, or is refused for good.
+pub(super) async fn find_lost(commands: Commands, censuses: Vec<Census>, node: Uuid, within: Duration) {
     for mut census in censuses {
         for _ in 0..TRIES {
             if census.is_empty() || find(&commands, &mut census, node, within).await.is_ok() {
@@ -85,7 +93,7 @@ fn waiting(answer: Value) -> Option<(bool, Vec<Token>)> {
 
 /// While there is no subscription, only the first of a lock's waiters asks. A mutex may have been granted to another one just
 /// before, unheard, and may have no end; so its holder is looked at.
-pub(in crate::store::redis) async fn find_granted(commands: Commands, grants: Arc<Grants>, within: Duration) {
+async fn find_granted(commands: Commands, grants: Arc<Grants>, within: Duration) {
     for census in grants.censuses() {
         if census.is_empty() || census.name.is_semaphore() {
             continue;
