@@ -1,8 +1,8 @@
 //! Measures for how long one script call holds the server where many wait, most of them dead.
 //!
 //! ```text
-//! cargo bench --bench scripts                 everything, half a minute; needs redis-server
-//! cargo bench --bench scripts -- commit locks some groups: hand_over commit acquire locks
+//! cargo bench --bench scripts                 everything, two minutes; needs redis-server
+//! cargo bench --bench scripts -- commit locks some groups: hand_over commit acquire locks crowds
 //! STRICT=1 cargo bench --bench scripts        also fails where a time misses its `must`
 //! ```
 //!
@@ -16,6 +16,7 @@ mod support;
 #[allow(dead_code, reason = "shared with the `fleet` bench, which uses all of it")]
 mod table;
 
+mod crowds;
 mod entries;
 mod leases;
 mod locks;
@@ -28,6 +29,7 @@ const GROUPS: &[Group] = &[
     ("commit", leases::commit),
     ("acquire", entries::acquire),
     ("locks", locks::rows),
+    ("crowds", crowds::rows),
 ];
 
 fn main() {
@@ -39,5 +41,7 @@ Method. One redis-server on this machine, without persistence, and one guard. Th
 another process that is not there, has the guard take the step, and reads the server's own times of the scripts that it \
 ran (SLOWLOG, all commands). Five rounds, each with a key of its own; the number is the median of the longest single call. In \
 brackets: all calls of a step together, how many they were, and the longest call in round trips of a PING in the same run.
+Of crowds, the waiters are the guard's own: what is counted is the time of all scripts (INFO commandstats) and the worst PING of \
+another client, sent each millisecond meanwhile; once.
 
 ";

@@ -25,7 +25,7 @@ pub(crate) struct Stage {
 }
 
 /// Times of the scripts of one step, in milliseconds.
-pub(crate) struct Step(Vec<f64>);
+pub(crate) struct Step(pub(crate) Vec<f64>);
 
 impl Stage {
     pub(crate) fn start() -> Self {
@@ -37,7 +37,7 @@ impl Stage {
     }
 
     /// The median round trip of a PING.
-    fn ping(&self) -> f64 {
+    pub(crate) fn ping(&self) -> f64 {
         let ping = || {
             let sent = Instant::now();
             self.run::<()>(&redis::cmd("PING"));

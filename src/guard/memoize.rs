@@ -19,6 +19,13 @@ use crate::guard::StampedeGuard;
 use crate::key::CacheKey;
 
 impl StampedeGuard {
+    /// Memoizes any tower service: `key` says what a request's response is cached under. It is a closure that names the type
+    /// of its argument, as in the example, and returns a [`CacheKey`](crate::CacheKey).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// use stampede_guard::{CacheKey, StampedeGuard};
     /// use tower::{ServiceBuilder, ServiceExt as _};
     ///

@@ -125,14 +125,6 @@ impl StampedeGuard {
         Locks::of(&self.node)
     }
 
-    /// Memoizes any tower service: `key` says what a request's response is cached under. It is a closure that names the type
-    /// of its argument, as in the example, and returns a [`CacheKey`](crate::CacheKey).
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-
     /// What this guard and its clones have counted so far.
     pub fn stats(&self) -> Stats {
         self.node.counters.snapshot(self.node.flights.len(), self.node.tasks.count())

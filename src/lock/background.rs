@@ -25,6 +25,8 @@ pub(super) struct Release<T> {
     pub(super) token: Token,
     /// Until when the token may have it: the release is tried until then. `None` for ever.
     pub(super) until: Option<Instant>,
+    /// Whether it was never known to be held: it may wait in the queue.
+    pub(super) waits: bool,
     /// Whether a TAKE may still run.
     pub(super) straggler: bool,
     /// What renews it until then.
@@ -61,8 +63,14 @@ impl<T: Target> Release<T> {
     /// Tries until the store has answered, or it has expired by itself.
     async fn until_answered(&self, expired: Instant) {
         loop {
-            match self.target.free(&self.token, self.target.home().command_timeout).await {
-                Ok(_) => return,
+            let within = self.target.home().command_timeout;
+            let released = if self.waits {
+                self.target.leave(&self.token, within).await
+            } else {
+                self.target.free(&self.token, within).await.map(drop)
+            };
+            match released {
+                Ok(()) => return,
                 Err(error) if error.kind == StoreErrorKind::Closed || Instant::now() >= expired => {
                     tracing::debug!(target: log::LOCK, %error, "a lock was not released: it expires by itself");
                     return;

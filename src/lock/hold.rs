@@ -87,6 +87,7 @@ impl<T: Target> Hold<T> {
             target: Arc::clone(&self.grip.target),
             token: self.grip.token.clone(),
             until,
+            waits: false,
             straggler: self.straggler,
             watchdog: self.watchdog.take(),
         };

@@ -282,8 +282,10 @@ impl Home {
         send(left()).await
     }
 
-    pub(super) fn mint(&self) -> Token {
-        Token::mint(self.store.node())
+    /// A token of one that wants a lock for so long; `None` for ever.
+    pub(super) fn mint(&self, ttl: Option<Duration>) -> Token {
+        let node = self.store.node();
+        ttl.map_or_else(|| Token::mint(node), |ttl| Token::mint_for(node, ttl))
     }
 
     fn close(&self) {

@@ -38,7 +38,7 @@ pub(super) struct Duty<T: Target> {
 impl<T: Target> Place<T> {
     /// Registered before the first TAKE: invariant 4 of the store.
     pub(super) fn new(target: Arc<T>, waiting: Waiting) -> Self {
-        let token = target.home().mint();
+        let token = target.home().mint(target.ttl());
         let heard = target.home().store.locks().await_grant(target.name(), &token);
         if matches!(waiting, Waiting::Poll { .. }) {
             // It asks at its own times, whatever it hears: as the first it would watch the clock for nobody else.
@@ -82,7 +82,8 @@ impl<T: Target> Drop for Duty<T> {
             let (target, token) = (Arc::clone(&self.target), self.token.clone());
             // What it was granted unheard, it was granted until now.
             let until = from_now(target.ttl());
-            Release { target, token, until, straggler, watchdog: None }.later(self.runtime.as_ref());
+            Release { target, token, until, waits: true, straggler, watchdog: None }
+                .later(self.runtime.as_ref());
         }
     }
 }

@@ -10,7 +10,7 @@ use super::locks::Home;
 use super::wait::Terms;
 use super::{Fairness, LockError, MutexOptions};
 use crate::observe::log;
-use crate::store::locks::{Create, LockName, MutexTaken, Offer, PermitFreed, Take, TakePermit, Taken};
+use crate::store::locks::{Create, Leave, LockName, MutexTaken, Offer, PermitFreed, Take, TakePermit, Taken};
 use crate::store::{StoreError, Token};
 
 /// What a token can be the holder of.
@@ -40,6 +40,9 @@ pub(super) trait Target: fmt::Debug + Send + Sync + 'static {
     fn extend(&self, token: &Token, ttl: Option<Duration>, within: Duration) -> impl Answer<bool>;
 
     fn free(&self, token: &Token, within: Duration) -> impl Answer<Self::Freed>;
+
+    /// Gives up a place in the queue, and what was granted unheard.
+    fn leave(&self, token: &Token, within: Duration) -> impl Answer<()>;
 
     /// Whether the token holds it, as the store sees it.
     fn is_holder(&self, token: &Token, within: Duration) -> impl Answer<bool>;
@@ -121,6 +124,15 @@ impl Target for MutexTarget {
         }
     }
 
+    async fn leave(&self, token: &Token, within: Duration) -> Result<(), StoreError> {
+        let bound = match self.options.fairness {
+            Fairness::Fifo => None,
+            Fairness::Eventual(bound) => Some(bound),
+        };
+        let leave = Leave { token, ttl: self.options.ttl, bound };
+        self.home.last_locks().leave(&self.name, leave, within).await
+    }
+
     async fn is_holder(&self, token: &Token, within: Duration) -> Result<bool, StoreError> {
         let holder = self.home.locks()?.look_at_mutex(&self.name, within).await?;
         Ok(holder.is_some_and(|holder| holder.token == token.as_str().as_bytes()))
@@ -186,6 +198,11 @@ impl Target for SemaphoreTarget {
 
     async fn free(&self, token: &Token, within: Duration) -> Result<PermitFreed, StoreError> {
         self.home.last_locks().free_permit(&self.name, token, self.lease, within).await
+    }
+
+    async fn leave(&self, token: &Token, within: Duration) -> Result<(), StoreError> {
+        let leave = Leave { token, ttl: Some(self.lease), bound: None };
+        self.home.last_locks().leave(&self.name, leave, within).await
     }
 
     async fn is_holder(&self, token: &Token, within: Duration) -> Result<bool, StoreError> {

@@ -20,7 +20,7 @@ use crate::store::StoreErrorKind;
 use crate::store::grants::{Told, Watch};
 use crate::store::locks::{Announced, MutexTaken, Taken};
 
-/// While grants may not arrive, nobody waits longer than this between two looks.
+/// While grants may not arrive, the first of a process does not wait longer than this between two looks.
 const UNSURE_WAIT: Duration = Duration::from_millis(500);
 /// How often something is looked at whose holder has no end: a foreign one says nothing when it leaves.
 const ENDLESS_WAIT: Duration = Duration::from_secs(1);
@@ -244,15 +244,16 @@ impl<T: Target> Contest<'_, T> {
         let jitter = Duration::from_micros(fastrand::u64(500..5_000));
         // By its own time as well, though others may know of a later one: a queue that was lost has nobody's place any more,
         // and only who asks has one again.
-        let own = own.unwrap_or(now + ENDLESS_WAIT);
+        let mut own = own.unwrap_or(now + ENDLESS_WAIT);
+        let arrive = self.home().store.locks().grants_arrive();
+        if !arrive {
+            own = own.min(now + UNSURE_WAIT);
+        }
         let (look, stand) = match self.place.heard.watch(own, self.place.duty.target.ttl()) {
             Watch::Look(at) => (Some(at + jitter), None),
             Watch::Stand(at) => (None, at.map(|at| at + jitter)),
         };
-        if self.home().store.locks().grants_arrive() {
-            return (look, stand);
-        }
-        (earlier(look, Some(now + UNSURE_WAIT + jitter)), stand)
+        (look, stand)
     }
 
     /// Has the server announce what happens to the key. False if it does not; then it is asked for again and again.

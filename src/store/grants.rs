@@ -7,13 +7,17 @@
 //! first, and send nothing: its future may be one that nobody polls, and whoever finds it silent is the first instead.
 //! Those who poll have clocks of their own and are no candidates: they are registered by token only, as holders are.
 
+#[cfg(feature = "redis")]
+mod census;
 mod line;
 #[cfg(test)]
 mod tests;
 
 use std::collections::HashMap;
+#[cfg(feature = "redis")]
+use std::collections::HashSet;
 use std::collections::hash_map::Entry;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -23,6 +27,8 @@ use uuid::Uuid;
 
 use line::Line;
 
+#[cfg(feature = "redis")]
+pub(crate) use census::Census;
 pub(crate) use line::Watch;
 
 use super::Token;
@@ -86,9 +92,10 @@ struct Waiter {
     told: Mutex<Told>,
     /// Whether it was told that the lock is its own, and has other things to do than to ask for it.
     granted: AtomicBool,
-    /// Whether a command was sent for it that may have queued it.
+    /// Twice the number of takes that were sent for it, each of which may have queued it, and one more once the last was
+    /// answered.
     #[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "a memory store looks into its queue"))]
-    asked: AtomicBool,
+    asked: AtomicU32,
     woken: Notify,
 }
 
@@ -117,7 +124,7 @@ impl Grants {
             token: token.clone(),
             told: Mutex::default(),
             granted: AtomicBool::new(false),
-            asked: AtomicBool::new(false),
+            asked: AtomicU32::new(0),
             woken: Notify::new(),
         });
         registry.by_token.insert(token.clone(), Arc::clone(&waiter));
@@ -150,10 +157,22 @@ impl Grants {
         lock(&self.registry).waiting.get_mut(key)?.miss(aside)
     }
 
-    /// Tells everyone, holders too, that things said to them may have been lost.
+    /// Tells holders, and the first of those who wait for each lock, that things said to them may have been lost. What the first
+    /// asks is enough to go on; the store is asked about the others by [`Census`].
     #[cfg(feature = "redis")]
-    pub(crate) fn tell_all_missed(&self) {
-        self.tell_each(|_| true, Told::hear_nothing);
+    pub(crate) fn tell_firsts_missed(&self) {
+        let (firsts, holders): (Vec<_>, Vec<_>) = {
+            let mut registry = lock(&self.registry);
+            let firsts = registry.waiting.values_mut().filter_map(Line::hear_nothing).collect();
+            let waiting: HashSet<_> =
+                registry.waiting.values().flat_map(Line::all).map(|waiter| waiter.number).collect();
+            let holders = registry.by_token.values().filter(|waiter| !waiting.contains(&waiter.number));
+            (firsts, holders.cloned().collect())
+        };
+        for holder in holders {
+            holder.tell(Told::hear_nothing);
+        }
+        drop(firsts);
     }
 
     /// The same of one node, where several share a registry.
@@ -187,7 +206,18 @@ impl Grants {
     #[cfg(feature = "redis")]
     pub(crate) fn asks_again(&self, token: &Token) -> bool {
         let registry = lock(&self.registry);
-        registry.by_token.get(token).is_none_or(|waiter| waiter.asked.swap(true, Ordering::Relaxed))
+        registry.by_token.get(token).is_none_or(|waiter| {
+            let asks = |asked: u32| Some((asked + 2) & !1);
+            waiter.asked.fetch_update(Ordering::Relaxed, Ordering::Relaxed, asks).is_ok_and(|asked| asked > 0)
+        })
+    }
+
+    /// What was asked last with this token was answered.
+    #[cfg(feature = "redis")]
+    pub(crate) fn is_answered(&self, token: &Token) {
+        if let Some(waiter) = lock(&self.registry).by_token.get(token) {
+            waiter.asked.fetch_or(1, Ordering::Relaxed);
+        }
     }
 
     /// Whether anybody waits for the lock with this key.

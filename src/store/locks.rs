@@ -22,7 +22,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::grants::Await;
-use super::{Reply, Token};
+use super::{Reply, StoreError, Token};
 
 /// The locks of a store, as one node sees them.
 ///
@@ -54,6 +54,13 @@ pub(crate) trait LockStore: fmt::Debug + Send + Sync {
         ttl: Option<Duration>,
         within: Duration,
     ) -> Reply<'a, bool>;
+
+    /// LEAVE: gives up the place of a waiter, and what it may have been granted unheard. As [`free_permit`](Self::free_permit),
+    /// [`offer_mutex`](Self::offer_mutex) or [`free_mutex`](Self::free_mutex), but waiters that leave at one moment may go
+    /// together.
+    fn leave<'a>(&'a self, name: &'a LockName, place: Leave<'a>, within: Duration) -> Reply<'a, ()> {
+        Box::pin(leave_alone(self, name, place, within))
+    }
 
     /// EXTEND: starts the time to live anew, if the mutex is still this token's, and tells those who wait if it ends sooner
     /// so. Answers whether it was.
@@ -168,7 +175,15 @@ impl LockName {
         Self { key: format!("sg1:sh:{{{tag}}}").into(), tag: tag.into() }
     }
 
+    /// The lock that has this key.
     #[cfg(feature = "redis")]
+    pub(crate) fn of_key(key: &str) -> Self {
+        match key.strip_prefix("sg1:sh:{").and_then(|tag| tag.strip_suffix('}')) {
+            Some(tag) => Self::semaphore(tag),
+            None => Self::of_mutex_key(key),
+        }
+    }
+
     pub(crate) fn is_semaphore(&self) -> bool {
         self.key.starts_with("sg1:sh:{")
     }
@@ -194,6 +209,33 @@ pub(crate) struct Take<'a> {
     pub(crate) instead: Option<&'a Token>,
     /// Whether to take a mutex that is free also where others wait. A take with `instead` does not.
     pub(crate) barges: bool,
+}
+
+/// LEAVE of one that goes alone.
+pub(crate) async fn leave_alone<S: LockStore + ?Sized>(
+    store: &S,
+    name: &LockName,
+    Leave { token, ttl, bound }: Leave<'_>,
+    within: Duration,
+) -> Result<(), StoreError> {
+    if name.is_semaphore() {
+        store.free_permit(name, token, ttl.unwrap_or_default(), within).await?;
+    } else if let Some(bound) = bound {
+        store.offer_mutex(name, token, Offer { ttl, bound }, within).await?;
+    } else {
+        store.free_mutex(name, token, ttl, within).await?;
+    }
+    Ok(())
+}
+
+/// What is given up by a LEAVE.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Leave<'a> {
+    pub(crate) token: &'a Token,
+    /// What it was queued with: a mutex's time to live, or a permit's lease.
+    pub(crate) ttl: Option<Duration>,
+    /// For how long the head of the queue may have waited, if it is a mutex that is [offered](LockStore::offer_mutex).
+    pub(crate) bound: Option<Duration>,
 }
 
 /// What an OFFER is made with.

@@ -238,10 +238,11 @@ impl Token {
         Self(format!("{}:{}", node.simple(), Uuid::new_v4().simple()).into())
     }
 
-    /// The same for leases of at most this length, which another process can read from it: that is how an ACQUIRE of another
-    /// policy knows that a lease has more time left than it was ever given. 90 bits of it are random.
+    /// The same for leases and locks of at most this length, which another process can read from it: that is how an ACQUIRE of
+    /// another policy, or a TAKE, knows that more time is left than was ever asked for. 90 bits of it are random. One of more
+    /// than 49 days says nothing.
     pub(crate) fn mint_for(node: Uuid, lease: Duration) -> Self {
-        let longest = u32::try_from(lease.as_millis()).unwrap_or(u32::MAX);
+        let Ok(longest) = u32::try_from(lease.as_millis()) else { return Self::mint(node) };
         let mut flight = *Uuid::new_v4().as_bytes();
         flight[..4].copy_from_slice(&longest.to_be_bytes());
         // A UUID of version 8, whose bits are the application's own (RFC 9562, 5.8).

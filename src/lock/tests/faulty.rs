@@ -155,6 +155,11 @@ impl Target for Faulty {
         self.run("free", within, self.mutex.free(token, within), never).await
     }
 
+    async fn leave(&self, token: &Token, within: Duration) -> Result<(), StoreError> {
+        let never = || unreachable!("only takes straggle");
+        self.run("free", within, self.mutex.leave(token, within), never).await
+    }
+
     async fn is_holder(&self, token: &Token, within: Duration) -> Result<bool, StoreError> {
         let never = || unreachable!("only takes straggle");
         self.run("look", within, self.mutex.is_holder(token, within), never).await

@@ -2,6 +2,8 @@
 
 mod bumps;
 #[cfg(feature = "redis")]
+mod clock;
+#[cfg(feature = "redis")]
 mod crowds;
 #[cfg(feature = "redis")]
 mod equal_answers;
@@ -9,6 +11,8 @@ mod equal_answers;
 mod foreign;
 #[cfg(feature = "redis")]
 mod keyspace;
+#[cfg(feature = "redis")]
+mod leaving;
 mod mutexes;
 mod offers;
 #[cfg(feature = "redis")]
@@ -35,7 +39,7 @@ pub(super) fn cases() -> Vec<on_cluster::Case> {
 /// What is done to a whole server.
 #[cfg(feature = "cluster")]
 pub(super) fn server_cases() -> Vec<on_cluster::Case> {
-    [on_redis::cases(), crowds::cases()].concat()
+    [on_redis::cases(), crowds::cases(), clock::cases(), leaving::cases()].concat()
 }
 
 fn mutex(name: &str) -> LockName {

@@ -82,6 +82,12 @@ impl Line {
         self.waiters.is_empty() && self.silent.is_empty()
     }
 
+    /// Those who wait; the first of them watches the clock, but where all were silent.
+    #[cfg(feature = "redis")]
+    pub(super) fn all(&self) -> impl Iterator<Item = &Arc<Waiter>> {
+        self.waiters.iter().chain(&self.silent)
+    }
+
     pub(super) fn is_first(&self, waiter: &Arc<Waiter>) -> bool {
         self.waiters.front().is_some_and(|first| Arc::ptr_eq(first, waiter))
     }
@@ -192,6 +198,16 @@ impl Line {
         // Until somebody has an answer this is what the others know: who is told may leave without having asked.
         self.known = Some(Known { at: now, ends: Some(now), is_open: true });
         Some(Wake::and(first, self.expect(now)))
+    }
+
+    /// The same for all locks at once, since nothing was heard for a time.
+    #[cfg(feature = "redis")]
+    pub(super) fn hear_nothing(&mut self) -> Option<Wake> {
+        let wake = self.miss(None)?;
+        if let Some(first) = wake.0.last() {
+            lock(&first.told).unheard = true;
+        }
+        Some(wake)
     }
 
     /// Takes one out. Who has to know: whoever is the first then, if that has changed or there is something that nobody

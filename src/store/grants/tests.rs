@@ -67,7 +67,7 @@ async fn holders_are_told_what_concerns_them() {
 
 #[cfg(feature = "redis")]
 #[tokio::test(start_paused = true)]
-async fn one_of_those_who_wait_hears_that_a_key_is_free_and_all_of_a_loss() {
+async fn the_first_waiter_hears_that_a_key_is_free_and_of_a_loss_with_the_holder() {
     let (grants, [holder, one, two]) = three(&LockName::mutex("a"));
     holder.hold();
     let _ = told(&one).await;
@@ -78,12 +78,50 @@ async fn one_of_those_who_wait_hears_that_a_key_is_free_and_all_of_a_loss() {
     drop(one);
     let passed_on = Some(Told { first: true, missed: true, ..Told::default() });
     assert_eq!(told(&two).await, passed_on, "the first has left without looking");
-    grants.tell_all_missed();
+    grants.tell_firsts_missed();
     assert!(told(&holder).await.is_some_and(|told| told.missed));
-    assert!(told(&two).await.is_some_and(|told| told.missed));
+    assert!(told(&two).await.is_some_and(|told| told.missed && told.unheard));
     assert!(grants.anyone_waits("sg1:m:{a}"));
     drop(two);
     assert!(!grants.anyone_waits("sg1:m:{a}"), "a holder does not wait");
+}
+
+/// After a loss the store is asked about all but the first: those that have no place ask, unless they have asked meanwhile.
+#[cfg(feature = "redis")]
+#[tokio::test(start_paused = true)]
+async fn waiters_without_a_place_are_told_to_ask() {
+    let (grants, [one, two, three]) = three(&LockName::mutex("a"));
+    let four = grants.register(&LockName::mutex("a"), &Token::mint(Uuid::nil()));
+    let take = |waiter: &Await| {
+        let again = grants.asks_again(&waiter.waiter.token);
+        grants.is_answered(&waiter.waiter.token);
+        again
+    };
+    for waiter in [&one, &two, &three] {
+        assert!(!take(waiter), "it asks for the first time");
+    }
+    grants.tell_firsts_missed();
+    assert!(told(&one).await.is_some_and(|told| told.missed));
+    assert_eq!(told(&two).await, None);
+    let Ok([mut census]) = <[Census; 1]>::try_from(grants.censuses()) else { panic!("one lock") };
+    assert!(census.name == LockName::mutex("a") && !census.is_empty());
+    census.found(&three.waiter.token);
+    assert!(take(&one));
+    census.absent().iter().for_each(census::Absent::tell);
+    assert!(told(&two).await.is_some_and(|told| told.missed && told.unheard));
+    assert!(!take(&two), "it has no place to be looked for");
+    assert_eq!(
+        (told(&three).await, told(&four).await),
+        (None, None),
+        "one has a place, one has not asked yet"
+    );
+
+    let Ok([census]) = <[Census; 1]>::try_from(grants.censuses()) else { panic!("one lock") };
+    assert!(take(&two));
+    assert!(grants.asks_again(&three.waiter.token));
+    census.absent().iter().for_each(census::Absent::tell);
+    assert_eq!(told(&two).await, None, "it was answered since");
+    assert_eq!(told(&three).await, None, "it will be");
 }
 
 /// The first has been granted it, so another was told, and leaves without having asked.

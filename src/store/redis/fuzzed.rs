@@ -31,7 +31,7 @@ pub(crate) fn reply(bytes: &[u8]) {
     }
     let _ = answers::to_go_on(reply.clone());
     let _ = answers::yes(reply.clone());
-    if let Some(Taken::Granted { fence }) = answers::taken(reply.clone()).map(|answer| answer.taken) {
+    if let Some(Taken::Granted { fence }) = answers::taken(reply.clone()).map(|(answer, _)| answer.taken) {
         assert!(fence > 0, "0 is no fence");
     }
     let _ = answers::mutex_holder(reply.clone());

@@ -26,6 +26,7 @@ use super::backoff::{Backoff, STABLE};
 use super::call::hand_over;
 use super::client::{Dial, Inbound, bounded};
 use super::connection::Told;
+use super::locks::census::look_for_losses;
 use super::locks::give_back;
 use super::message::{self, Message};
 use super::refusal::{judge, reason, store_error};
@@ -149,16 +150,16 @@ impl Inbox {
             handle.abort();
         }
         self.vitals.lost();
-        self.tell_all_missed();
+        self.tell_missed();
     }
 
-    fn tell_all_missed(&self) {
+    fn tell_missed(&self) {
         self.watches.tell_all_missed();
-        self.grants.tell_all_missed();
+        self.grants.tell_firsts_missed();
     }
 
-    /// Changes the status, for the task `number`, and wakes every waiter: hints were lost while it
-    /// was shut, or will be from now on. False when that task has nothing left to serve.
+    /// Changes the status, for the task `number`, and wakes every waiter for a lease, and the first for each lock: hints were
+    /// lost while it was shut, or will be from now on. False when that task has nothing left to serve.
     fn enter(&self, number: u64, status: Status) -> bool {
         let changed = {
             let task = self.task();
@@ -170,7 +171,7 @@ impl Inbox {
         // The status first: a waiter that is woken asks whether hints arrive.
         if changed {
             self.vitals.lost();
-            self.tell_all_missed();
+            self.tell_missed();
         }
         true
     }
@@ -249,9 +250,13 @@ impl Drop for Reader {
 }
 
 impl Reader {
-    /// As [`Inbox::enter`]. False when there is nothing left to serve.
+    /// As [`Inbox::enter`]. What the other waiters of locks have missed is asked of the server in the background.
     fn enter(&self, status: Status) -> bool {
-        self.inbox.upgrade().is_some_and(|inbox| inbox.enter(self.number, status))
+        let entered = self.inbox.upgrade().filter(|inbox| inbox.enter(self.number, status));
+        let Some(inbox) = entered else { return false };
+        let asked = (inbox.commands.clone(), inbox.node(), inbox.dial.answer);
+        tokio::spawn(look_for_losses(asked, Arc::clone(&inbox.grants), status != Status::Shut));
+        true
     }
 
     /// Notes what the connection does.

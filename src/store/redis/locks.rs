@@ -6,6 +6,8 @@
 //! | `sg1:mq:{tag}`, or `sg1:pq:{key}` | its queue: of each who waits the token and the time to live, first come first; before a place of one that barges, `t` and the microseconds of the server's clock when it came |
 //! | `sg1:mf:{tag}`, or `sg1:pf:{key}` | the latest fence |
 //! | `sg1:mt:{tag}`, or `sg1:pt:{key}` | the head of the queue that was told that the mutex is free, until it has looked |
+//! | `sg1:mx:{tag}`, or `sg1:px:{key}` | the holder's token and for how long it was extended last, if that is longer than the token says |
+//! | `sg1:mr:{tag}`, or `sg1:pr:{key}`; `sg1:sr:{tag}` | in a cluster, the nodes in the queue that were told to look after a death, and whether they have asked since |
 //! | `sg1:sh:{tag}` | the holders of a semaphore's permits, by the moment their leases end |
 //! | `sg1:sq:{tag}` | its queue: of each who waits the token and the lease |
 //! | `sg1:sm:{tag}` | layout, what it was created with, what was added, its idle time in ms |
@@ -14,6 +16,8 @@
 //! another mutex.
 
 pub(super) mod answers;
+pub(super) mod census;
+pub(super) mod leaving;
 mod passing;
 
 use std::time::Duration;
@@ -21,7 +25,9 @@ use std::time::Duration;
 use redis::{Cmd, Value};
 use tokio::time::sleep;
 
-use answers::{mutex_holder, semaphore_state, taken, yes};
+use answers::{Remarks, mutex_holder, remaining, semaphore_state, taken, yes};
+
+use census::find_lost;
 
 use super::RedisStore;
 use super::call::{refused, run_call};
@@ -30,8 +36,8 @@ use super::scripts::{self, By, Script, millis};
 use super::topology::Commands;
 use crate::store::grants::Await;
 use crate::store::locks::{
-    Announced, Change, Create, LockName, LockStore, MutexHolder, MutexTaken, Offer, PermitFreed, PermitTaken,
-    SemaphoreState, Take, TakePermit,
+    Announced, Change, Create, Leave, LockName, LockStore, MutexHolder, MutexTaken, Offer, PermitFreed,
+    PermitTaken, SemaphoreState, Take, TakePermit, Taken, leave_alone,
 };
 use crate::store::{Reply, StoreError, StoreErrorKind, Token};
 
@@ -41,36 +47,64 @@ struct Step<'a> {
     name: &'a LockName,
     /// What the names of its keys begin with, after its own.
     parts: &'a [&'a str],
+    /// The same of the key that follows in a cluster only.
+    spread_part: Option<&'a str>,
 }
 
 impl<'a> Step<'a> {
+    /// A take of a mutex; in a cluster with the roll of its waiters' nodes.
+    fn taking(name: &'a LockName) -> Self {
+        let prefixed = name.key == name.tag;
+        let spread_part = Some(if prefixed { "sg1:pr" } else { "sg1:mr" });
+        Self { spread_part, ..Self::giving(&scripts::MUTEX_TAKE, name) }
+    }
+
+    /// The same of a permit.
+    fn taking_permit(name: &'a LockName) -> Self {
+        Self { spread_part: Some("sg1:sr"), ..Self::semaphore(&scripts::SEMAPHORE_TAKE, name) }
+    }
+
     /// A step that gives the mutex away, and needs all its keys for that.
     fn giving(script: &'a Script, name: &'a LockName) -> Self {
         let prefixed = name.key == name.tag;
         let parts = if prefixed { &["sg1:pq", "sg1:pf"] } else { &["sg1:mq", "sg1:mf"] };
-        Self { script, name, parts }
+        Self { script, name, parts, spread_part: None }
     }
 
     /// A step of a mutex that is left to whichever take comes first; with the mark of a head that was told.
     fn offering(script: &'a Script, name: &'a LockName) -> Self {
         let prefixed = name.key == name.tag;
         let parts = if prefixed { &["sg1:pq", "sg1:pf", "sg1:pt"] } else { &["sg1:mq", "sg1:mf", "sg1:mt"] };
-        Self { script, name, parts }
+        Self { script, name, parts, spread_part: None }
     }
 
-    /// A step that may tell those who wait.
-    fn telling(script: &'a Script, name: &'a LockName) -> Self {
-        let Self { parts, .. } = Self::giving(script, name);
-        Self { script, name, parts: &parts[..1] }
+    /// A step that starts the holder's time anew, which those who wait may have to be told, and takes down a longer one than the
+    /// token says.
+    fn extending(name: &'a LockName) -> Self {
+        let prefixed = name.key == name.tag;
+        let parts = if prefixed { &["sg1:pq", "sg1:px"] } else { &["sg1:mq", "sg1:mx"] };
+        Self { script: &scripts::MUTEX_EXTEND, name, parts, spread_part: None }
+    }
+
+    fn repairing(name: &'a LockName) -> Self {
+        let Self { parts, .. } = Self::extending(name);
+        Self { script: &scripts::MUTEX_REPAIR, name, parts: &parts[1..], spread_part: None }
+    }
+
+    /// A step about the places in a queue, of any kind of lock.
+    fn queueing(script: &'a Script, name: &'a LockName) -> Self {
+        let Self { parts, .. } =
+            if name.is_semaphore() { Self::semaphore(script, name) } else { Self::giving(script, name) };
+        Self { script, name, parts: &parts[..1], spread_part: None }
     }
 
     /// A step that stays with the mutex's own key.
     fn alone(script: &'a Script, name: &'a LockName) -> Self {
-        Self { script, name, parts: &[] }
+        Self { script, name, parts: &[], spread_part: None }
     }
 
     fn semaphore(script: &'a Script, name: &'a LockName) -> Self {
-        Self { script, name, parts: &["sg1:sq", "sg1:sm"] }
+        Self { script, name, parts: &["sg1:sq", "sg1:sm"], spread_part: None }
     }
 
     async fn run<T>(
@@ -81,12 +115,44 @@ impl<'a> Step<'a> {
         read: impl FnOnce(Value) -> Option<T>,
     ) -> Result<T, StoreError> {
         let call = |by: By| {
-            let mut cmd = self.script.call_on(by, self.name, self.parts, 256);
+            let mut cmd = self.script.call_on(by, self.name, self.parts, self.spread_part, 256);
             args(&mut cmd);
             cmd
         };
         let answer = run_call(commands, &self.name.key, call, within).await?;
         read(answer).ok_or_else(|| refused(unexpected()))
+    }
+}
+
+impl RedisStore {
+    /// A take was answered. Where it had lost its place, the other waiters of this process may have lost theirs, too: the process
+    /// was paused for so long that it was taken for dead, or the data is gone.
+    fn answered(&self, name: &LockName, token: &Token, remarks: Remarks) {
+        self.grants.is_answered(token);
+        // A process that hears nothing has lost its places for as long as that lasts.
+        if remarks.lost_place
+            && self.inbox.hears()
+            && let Some(census) = self.grants.census(&name.key)
+        {
+            let (commands, node) = (self.commands.clone(), self.inbox.node());
+            tokio::spawn(find_lost(commands, vec![census], node, self.command_timeout));
+        }
+    }
+
+    /// Makes a step that frees a lock. While this process hears nothing it is passed over in the queue, and its first waiter asks
+    /// twice a second; what it frees itself, that one is told at once.
+    fn freeing<'a, T: 'a>(
+        &'a self,
+        name: &'a LockName,
+        step: impl Future<Output = Result<T, StoreError>> + Send + 'a,
+    ) -> Reply<'a, T> {
+        Box::pin(async move {
+            let freed = step.await;
+            if !self.inbox.hears() {
+                drop(self.grants.tell_missed(&name.key, None));
+            }
+            freed
+        })
     }
 }
 
@@ -100,10 +166,13 @@ impl LockStore for RedisStore {
         Box::pin(async move {
             self.inbox.open();
             let again = self.grants.asks_again(ask.token);
-            if ask.barges && ask.instead.is_none() {
-                return barge(&self.commands, name, (ask, again), within).await;
-            }
-            passing::take_mutex(&self.commands, name, (ask, again), within).await
+            let (taken, remarks) = if ask.barges && ask.instead.is_none() {
+                barge(&self.commands, name, (ask, again), within).await?
+            } else {
+                passing::take_mutex(&self.commands, name, (ask, again), within).await?
+            };
+            self.answered(name, ask.token, remarks);
+            Ok(taken)
         })
     }
 
@@ -114,7 +183,7 @@ impl LockStore for RedisStore {
         offer: Offer,
         within: Duration,
     ) -> Reply<'a, bool> {
-        Box::pin(passing::offer_mutex(&self.commands, name, token, offer, within))
+        self.freeing(name, passing::offer_mutex(&self.commands, name, token, offer, within))
     }
 
     fn free_mutex<'a>(
@@ -124,7 +193,25 @@ impl LockStore for RedisStore {
         ttl: Option<Duration>,
         within: Duration,
     ) -> Reply<'a, bool> {
-        Box::pin(passing::free_mutex(&self.commands, name, token, ttl, within))
+        self.freeing(name, passing::free_mutex(&self.commands, name, token, ttl, within))
+    }
+
+    fn leave<'a>(&'a self, name: &'a LockName, leave: Leave<'a>, within: Duration) -> Reply<'a, ()> {
+        Box::pin(async move {
+            let ms = if name.is_semaphore() { millis(leave.ttl.unwrap_or_default()) } else { end(leave.ttl) };
+            let duty = self.leaving.join(name, place(leave.token, ms), within).await;
+            if matches!(duty, Err(true)) {
+                return Ok(());
+            }
+            leave_alone(self, name, leave, within).await?;
+            if let Ok(mut duty) = duty {
+                while duty.see_to_others(&self.commands, name, within).await? {
+                    // One of them may have been the one that should have seen to a lock without a holder.
+                    leave_alone(self, name, leave, within).await?;
+                }
+            }
+            Ok(())
+        })
     }
 
     fn extend_mutex<'a>(
@@ -138,7 +225,7 @@ impl LockStore for RedisStore {
             let args = |cmd: &mut Cmd| {
                 cmd.arg(token.as_str()).arg(end(ttl));
             };
-            Step::telling(&scripts::MUTEX_EXTEND, name).run(&self.commands, args, within, yes).await
+            Step::extending(name).run(&self.commands, args, within, yes).await
         })
     }
 
@@ -159,7 +246,9 @@ impl LockStore for RedisStore {
         Box::pin(async move {
             self.inbox.open();
             let again = self.grants.asks_again(ask.token);
-            passing::take_permit(&self.commands, name, (ask, again), within).await
+            let (taken, remarks) = passing::take_permit(&self.commands, name, (ask, again), within).await?;
+            self.answered(name, ask.token, remarks);
+            Ok(taken)
         })
     }
 
@@ -170,7 +259,7 @@ impl LockStore for RedisStore {
         lease: Duration,
         within: Duration,
     ) -> Reply<'a, PermitFreed> {
-        Box::pin(passing::free_permit(&self.commands, name, token, lease, within))
+        self.freeing(name, passing::free_permit(&self.commands, name, token, lease, within))
     }
 
     fn refresh_permit<'a>(
@@ -223,12 +312,31 @@ async fn barge(
     name: &LockName,
     (ask, again): (Take<'_>, bool),
     within: Duration,
-) -> Result<MutexTaken, StoreError> {
+) -> Result<(MutexTaken, Remarks), StoreError> {
     let args = |cmd: &mut Cmd| {
         cmd.arg(ask.token.as_str()).arg(end(ask.ttl)).arg(u8::from(ask.queue)).arg(u8::from(again));
     };
     let step = if again { Step::offering } else { Step::giving };
-    step(&scripts::MUTEX_BARGE, name).run(commands, args, within, taken).await
+    let answer = step(&scripts::MUTEX_BARGE, name).run(commands, args, within, Some).await?;
+    repaired(commands, name, taken(answer), within).await
+}
+
+/// The answer to a take, once the mutex has no more time left than its holder has asked for. That is looked at by a step of
+/// its own, because a holder may have asked for more than its token says, and hardly any take has to know.
+async fn repaired(
+    commands: &Commands,
+    name: &LockName,
+    answer: Option<(MutexTaken, Remarks)>,
+    within: Duration,
+) -> Result<(MutexTaken, Remarks), StoreError> {
+    let (mut taken, remarks) = answer.ok_or_else(|| refused(unexpected()))?;
+    if remarks.is_doubtful
+        // Without an answer the waiter sleeps on the longer time; whichever asks next finds it too.
+        && let Ok(remaining) = Step::repairing(name).run(commands, |_| {}, within, remaining).await
+    {
+        taken.taken = Taken::Busy { remaining };
+    }
+    Ok((taken, remarks))
 }
 
 /// Gives back what was granted to a waiter that has left. It would be missing until it expires, which some

@@ -69,6 +69,7 @@ pub(in crate::store) use cluster::slot_of;
 use connection::Supervisor;
 use inbox::Inbox;
 use keyspace::Keyspace;
+use locks::leaving::Leaving;
 use scripts::{Script, get_entry, millis, push_outcome, push_seen};
 #[cfg(feature = "sentinel")]
 use sentinel::Sentinels;
@@ -94,6 +95,7 @@ pub(crate) struct RedisStore {
     inbox: Arc<Inbox>,
     watches: Arc<Watches>,
     grants: Arc<Grants>,
+    leaving: Leaving,
     keyspace: Arc<Keyspace>,
     /// Places for those who wait for replicas, each with a connection.
     replicating: Semaphore,
@@ -137,7 +139,18 @@ impl RedisStore {
         let keyspace = Keyspace::new(dial.clone(), commands.clone(), Arc::clone(&grants));
         let inbox = Inbox::new(dial, commands.clone(), Arc::clone(&watches), Arc::clone(&grants));
         let replicating = Semaphore::new(tags::MOST_REPLICATING);
-        Self { place, topology, command_timeout, commands, inbox, watches, grants, keyspace, replicating }
+        Self {
+            place,
+            topology,
+            command_timeout,
+            commands,
+            inbox,
+            watches,
+            grants,
+            leaving: Leaving::default(),
+            keyspace,
+            replicating,
+        }
     }
 
     /// LOOK UP, without a box around it.
@@ -359,6 +372,7 @@ impl fmt::Debug for RedisStore {
             inbox,
             watches: _,
             grants: _,
+            leaving: _,
             keyspace: _,
             replicating: _,
         } = self;

@@ -50,12 +50,20 @@ macro_rules! script {
     };
 }
 
-/// A script that gives something to a waiter. Its first prelude says where it runs.
+/// A script that gives something to a waiter. Its first prelude says where it runs; a prelude may be for clusters only.
 macro_rules! giving {
-    ($name:ident, $keys:literal, $($file:literal),+) => {
+    ($name:ident, $keys:literal, $($file:literal),+ $(; $spread:literal, $last:literal)?) => {
         pub(super) static $name: Script = Script {
-            text: Text::new(concat!(include_str!("scripts/here.lua"), $(include_str!($file)),+)),
-            spread: Some(Text::new(concat!(include_str!("scripts/spread.lua"), $(include_str!($file)),+))),
+            text: Text::new(concat!(
+                include_str!("scripts/here.lua"),
+                $(include_str!($file),)+
+                $(include_str!($last))?
+            )),
+            spread: Some(Text::new(concat!(
+                include_str!("scripts/spread.lua"),
+                $(include_str!($file),)+
+                $(include_str!($spread), include_str!($last))?
+            ))),
             keys: $keys,
         };
     };
@@ -76,23 +84,34 @@ script!(PROBE, b"elqo", "scripts/doctor.lua");
 giving!(
     MUTEX_TAKE,
     b"",
+    "scripts/mutex_fence.lua",
+    "scripts/mutex_take_first.lua",
+    "scripts/length.lua",
     "scripts/tell_sooner.lua",
     "scripts/passing.lua",
-    "scripts/mutex_fence.lua",
     "scripts/mutex.lua",
-    "scripts/mutex_queue.lua",
+    "scripts/mutex_queue.lua";
+    "scripts/roll.lua",
     "scripts/mutex_take.lua"
 );
 giving!(
     MUTEX_FREE,
     b"",
+    "scripts/mutex_free_first.lua",
     "scripts/tell_sooner.lua",
     "scripts/passing.lua",
     "scripts/mutex_fence.lua",
     "scripts/mutex.lua",
     "scripts/mutex_free.lua"
 );
-script!(MUTEX_BARGE, b"", "scripts/mutex_fence.lua", "scripts/mutex_queue.lua", "scripts/mutex_barge.lua");
+script!(
+    MUTEX_BARGE,
+    b"",
+    "scripts/length.lua",
+    "scripts/mutex_fence.lua",
+    "scripts/mutex_queue.lua",
+    "scripts/mutex_barge.lua"
+);
 giving!(
     MUTEX_OFFER,
     b"",
@@ -111,19 +130,25 @@ giving!(
     "scripts/mutex.lua",
     "scripts/mutex_break.lua"
 );
-giving!(MUTEX_EXTEND, b"", "scripts/tell_sooner.lua", "scripts/mutex_extend.lua");
+giving!(MUTEX_EXTEND, b"", "scripts/length.lua", "scripts/tell_sooner.lua", "scripts/mutex_extend.lua");
 script!(MUTEX_LOOK, b"", "scripts/mutex_look.lua");
+script!(WAITING, b"", "scripts/waiting.lua");
+script!(LEAVE, b"", "scripts/leave.lua");
+script!(MUTEX_REPAIR, b"", "scripts/length.lua", "scripts/mutex_repair.lua");
 giving!(
     SEMAPHORE_TAKE,
     b"",
+    "scripts/length.lua",
     "scripts/tell_sooner.lua",
     "scripts/passing.lua",
-    "scripts/semaphore.lua",
+    "scripts/semaphore.lua";
+    "scripts/roll.lua",
     "scripts/semaphore_take.lua"
 );
 giving!(
     SEMAPHORE_FREE,
     b"",
+    "scripts/length.lua",
     "scripts/tell_sooner.lua",
     "scripts/passing.lua",
     "scripts/semaphore.lua",
@@ -132,6 +157,7 @@ giving!(
 giving!(
     SEMAPHORE_REFRESH,
     b"",
+    "scripts/length.lua",
     "scripts/tell_sooner.lua",
     "scripts/passing.lua",
     "scripts/semaphore.lua",
@@ -140,6 +166,7 @@ giving!(
 giving!(
     SEMAPHORE_CHANGE,
     b"",
+    "scripts/length.lua",
     "scripts/tell_sooner.lua",
     "scripts/passing.lua",
     "scripts/semaphore.lua",
@@ -166,11 +193,20 @@ impl Script {
     }
 
     /// The call for the lock `name`, still without ARGV, which will be about `size` bytes. `parts` are the
-    /// heads of the names of the keys that follow the lock's own.
-    pub(super) fn call_on(&self, by: By, name: &LockName, parts: &[&str], size: usize) -> Cmd {
-        let mut cmd = self.head(by, parts.len() + 1, (parts.len() + 1) * (name.key.len() + 9) + size);
+    /// heads of the names of the keys that follow the lock's own; where keys are on several servers, the last is too.
+    pub(super) fn call_on(
+        &self,
+        by: By,
+        name: &LockName,
+        parts: &[&str],
+        spread_part: Option<&str>,
+        size: usize,
+    ) -> Cmd {
+        let spread_part = spread_part.filter(|_| by.spread);
+        let keys = parts.len() + 1 + usize::from(spread_part.is_some());
+        let mut cmd = self.head(by, keys, keys * (name.key.len() + 9) + size);
         cmd.arg(&*name.key);
-        for part in parts {
+        for part in parts.iter().copied().chain(spread_part) {
             let mut arg = cmd.writer_for_next_arg();
             // Writes into a Vec, which does not fail.
             let _ = write!(arg, "{part}:{{{}}}", name.tag);
@@ -276,7 +312,7 @@ mod tests {
         let call = words(&RELEASE.call(BY_SHA1, "ns:k", 0));
         assert_eq!(call[0], "EVALSHA");
         assert_eq!(call[2..], ["2", "sg1:l:{ns:k}", "sg1:q:{ns:k}"]);
-        let call = words(&MUTEX_TAKE.call_on(BY_SHA1, &LockName::prefixed("lock:k"), &["sg1:pq"], 0));
+        let call = words(&MUTEX_TAKE.call_on(BY_SHA1, &LockName::prefixed("lock:k"), &["sg1:pq"], None, 0));
         assert_eq!(call[2..], ["2", "lock:k", "sg1:pq:{lock:k}"]);
     }
 

@@ -1,5 +1,6 @@
 //! On a Redis Cluster every promise holds as on one server, and each master's trouble is its own.
 
+mod dead_waiters;
 mod failures;
 mod moves;
 mod rights;

@@ -111,6 +111,35 @@ async fn a_mutex_that_is_handed_on_through_a_connection_that_breaks_anywhere_arr
     .await;
 }
 
+/// Waiters of one process, which are asked about once it hears, and all leave at one moment; the holder has more time than its
+/// token says.
+#[tokio::test]
+async fn a_crowd_behind_a_connection_that_breaks_anywhere_leaves_nothing() {
+    broken_at_every_byte(&["-- REPAIR", "-- WAITING", "-- LEAVE"], async |server, number, at| {
+        let stage = Stage::new(server, number, at, policy()).await;
+        let [_, sound] = stage.mutexes();
+        // It does not hear yet, so it asks about its waiters once it does.
+        let deaf = Locks::builder(server.breaking()).command_timeout(ms(400)).build().expect("valid");
+        let breaks = deaf.mutex(&*stage.name).ttl(TTL).acquire_timeout(SOON).build().expect("valid");
+        let mut guard = sound.lock().await.expect("free");
+        assert!(guard.extend(TTL * 2).await.expect("its connection is sound"));
+        stage.arm();
+        let crowd = [(); 5].map(|()| {
+            let breaks = breaks.clone();
+            tokio::spawn(async move { breaks.lock().await.map(drop) })
+        });
+        if at.is_none() {
+            stage.queued("mq").await;
+        }
+        tokio::time::sleep(ms(30)).await;
+        crowd.iter().for_each(tokio::task::JoinHandle::abort);
+        assert!(guard.unlock().await.expect("its connection is sound"));
+        stage.frees(&sound).await;
+        stage.frees(&breaks).await;
+    })
+    .await;
+}
+
 /// The same, left to the caller that comes first while the other node is told.
 #[tokio::test]
 async fn a_mutex_that_is_offered_through_a_connection_that_breaks_anywhere_arrives() {

@@ -24,7 +24,7 @@ fn called(ours: impl Fn(&str) -> bool) -> BTreeSet<String> {
 fn is_of_locks(script: &str) -> bool {
     script.starts_with("mutex")
         || script.starts_with("semaphore")
-        || ["tell_sooner", "passing"].contains(&script)
+        || ["tell_sooner", "passing", "length", "waiting", "leave", "roll"].contains(&script)
 }
 
 #[test]

@@ -21,11 +21,23 @@ fn duration(ms: i64) -> Option<Duration> {
     u64::try_from(ms).ok().map(Duration::from_millis)
 }
 
-pub(in crate::store::redis) fn taken(answer: Value) -> Option<MutexTaken> {
-    let (number, was_held) = match answer {
-        Value::Int(number) => (number, false),
+/// What a take says beside its answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in crate::store::redis) struct Remarks {
+    /// The holder has more time than its token says.
+    pub(super) is_doubtful: bool,
+    /// The token had asked before, and had no place any more.
+    pub(super) lost_place: bool,
+}
+
+pub(in crate::store::redis) fn taken(answer: Value) -> Option<(MutexTaken, Remarks)> {
+    let (number, was_held, remarks) = match answer {
+        Value::Int(number) => (number, false, 0),
         Value::Array(parts) => match parts[..] {
-            [Value::Int(number), Value::Int(was_held)] => (number, was_held == 1),
+            [Value::Int(number), Value::Int(was_held)] => (number, was_held == 1, 0),
+            [Value::Int(number), Value::Int(was_held), Value::Int(remarks @ 1..=3)] => {
+                (number, was_held == 1, remarks)
+            }
             _ => return None,
         },
         _ => return None,
@@ -35,7 +47,18 @@ pub(in crate::store::redis) fn taken(answer: Value) -> Option<MutexTaken> {
         0 => return None,
         _ => Taken::Busy { remaining: duration(-2 - number) },
     };
-    Some(MutexTaken { taken, was_held })
+    let remarks = Remarks { is_doubtful: remarks & 1 != 0, lost_place: remarks & 2 != 0 };
+    Some((MutexTaken { taken, was_held }, remarks))
+}
+
+/// What REPAIR answers: for how long the mutex is another's.
+pub(super) fn remaining(answer: Value) -> Option<Option<Duration>> {
+    match answer {
+        // There is no holder any more.
+        Value::Int(-2) => Some(Some(Duration::ZERO)),
+        Value::Int(ms) => Some(duration(ms)),
+        _ => None,
+    }
 }
 
 pub(in crate::store::redis) fn mutex_holder(answer: Value) -> Option<Option<MutexHolder>> {
@@ -52,14 +75,15 @@ pub(in crate::store::redis) fn mutex_holder(answer: Value) -> Option<Option<Mute
     }
 }
 
-pub(in crate::store::redis) fn permit_taken(answer: Value) -> Option<PermitTaken> {
+pub(in crate::store::redis) fn permit_taken(answer: Value) -> Option<(PermitTaken, Remarks)> {
     let [granted, available, created_with, next_expiry] = ints(answer)?;
-    Some(PermitTaken {
+    let taken = PermitTaken {
         granted: granted == 1,
         available: u32::try_from(available).ok()?,
         created_with: u32::try_from(created_with).ok()?,
         next_expiry: duration(next_expiry),
-    })
+    };
+    Some((taken, Remarks { lost_place: granted == 2, ..Remarks::default() }))
 }
 
 pub(in crate::store::redis) fn permit_freed(answer: Value) -> Option<PermitFreed> {

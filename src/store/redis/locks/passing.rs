@@ -10,8 +10,8 @@ use std::time::Duration;
 use redis::{Cmd, Value};
 use uuid::Uuid;
 
-use super::answers::{ints, permit_freed, permit_taken, semaphore_state, taken, to_go_on, yes};
-use super::{Step, end, place, push_create};
+use super::answers::{Remarks, ints, permit_freed, permit_taken, semaphore_state, taken, to_go_on, yes};
+use super::{Step, end, place, push_create, repaired};
 use crate::store::locks::{
     Change, LockName, MutexTaken, Offer, PermitFreed, PermitTaken, SemaphoreState, Take, TakePermit,
 };
@@ -64,7 +64,7 @@ pub(super) async fn take_mutex(
     name: &LockName,
     (ask, again): (Take<'_>, bool),
     within: Duration,
-) -> Result<MutexTaken, StoreError> {
+) -> Result<(MutexTaken, Remarks), StoreError> {
     let (mut deaf, mut old, mut was_held) = (Deaf::default(), ask.instead, false);
     loop {
         let args = |cmd: &mut Cmd| {
@@ -74,11 +74,10 @@ pub(super) async fn take_mutex(
                 deaf.arg(cmd);
             }
         };
-        let (answer, nodes) =
-            call(commands, Step::giving(&scripts::MUTEX_TAKE, name), args, within, Some).await?;
+        let (answer, nodes) = call(commands, Step::taking(name), args, within, Some).await?;
         let Some(nodes) = nodes else {
-            let taken = taken(answer).ok_or_else(|| refused(unexpected()))?;
-            return Ok(MutexTaken { was_held: was_held || taken.was_held, ..taken });
+            let (taken, remarks) = repaired(commands, name, taken(answer), within).await?;
+            return Ok((MutexTaken { was_held: was_held || taken.was_held, ..taken }, remarks));
         };
         if old.take().is_some() {
             let [_, held] = ints(answer).ok_or_else(|| refused(unexpected()))?;
@@ -149,7 +148,7 @@ pub(super) async fn take_permit(
     name: &LockName,
     (ask, again): (TakePermit<'_>, bool),
     within: Duration,
-) -> Result<PermitTaken, StoreError> {
+) -> Result<(PermitTaken, Remarks), StoreError> {
     let mut deaf = Deaf::default();
     loop {
         let args = |cmd: &mut Cmd| {
@@ -158,7 +157,7 @@ pub(super) async fn take_permit(
             push_create(cmd, ask.semaphore);
             deaf.arg(cmd);
         };
-        let step = Step::semaphore(&scripts::SEMAPHORE_TAKE, name);
+        let step = Step::taking_permit(name);
         match call(commands, step, args, within, permit_taken).await? {
             (taken, None) => return Ok(taken),
             (_, Some(nodes)) => deaf.learn(&nodes),

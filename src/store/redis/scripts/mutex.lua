@@ -29,7 +29,7 @@ local function pass_on(asking, leaving)
       -- TAKE.
       if spread then
         -- Not tostring: of what is longer than 12,000 years it makes 1e+14, which is no time to a server.
-        ttl = ttl == '0' and '1000' or string.format('%.0f', math.max(250, math.floor(tonumber(ttl) / 4)))
+        ttl = ttl == '0' and '1000' or string.format('%.0f', claim_of(tonumber(ttl)))
         given[node] = true
       end
       give(token, ttl)

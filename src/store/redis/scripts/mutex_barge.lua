@@ -3,7 +3,7 @@
 --
 -- KEYS: mutex, queue, fence; if it has asked before, the mark of a head that was told
 -- ARGV: token; time to live in ms, or '0' for none; '1' to queue; '1' if it has asked before
--- Returns its fence | -2 - remaining ms of the holder, -1 for no end
+-- Returns its fence | -2 - remaining ms of the holder, -1 for no end | {that, 0, remarks as TAKE's}
 --
 -- Atomic, because a mutex that is freed between failing to take it and queueing would be heard of by no waiter.
 -- calls: get set incr time del lrem pttl pexpire lpos rpush
@@ -25,9 +25,11 @@ if not holder then
   return fence
 end
 local remaining = redis.call('PTTL', KEYS[1])
+local lost
 if ARGV[3] == '1' then
   local time = redis.call('TIME')
   local moment = string.format('t%.0f', time[1] * 1000000 + time[2])
-  wait_in_queue(ARGV[1], ARGV[2], has_asked, remaining, moment)
+  lost = wait_in_queue(ARGV[1], ARGV[2], has_asked, remaining, moment)
 end
-return -2 - remaining
+local remarked = remarks(holder, remaining, lost)
+return remarked and {-2 - remaining, 0, remarked} or -2 - remaining

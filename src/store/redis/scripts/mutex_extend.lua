@@ -1,6 +1,6 @@
 -- EXTEND: starts the time to live anew, if the mutex is still the token's.
 --
--- KEYS: mutex, queue
+-- KEYS: mutex, queue, the latest extension beyond what the token says
 -- ARGV: token; time to live in ms, or '0' for none
 -- Returns 1 done | 0 it is another's
 --
@@ -9,9 +9,17 @@
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
   return 0
 end
+local longest = length(ARGV[1])
 if ARGV[2] == '0' then
   redis.call('SET', KEYS[1], ARGV[1])
+  if longest then
+    redis.call('SET', KEYS[3], ARGV[1] .. ARGV[2])
+  end
   return 1
+end
+if longest and tonumber(ARGV[2]) > longest then
+  -- The token says less, and REPAIR would go by that.
+  redis.call('SET', KEYS[3], ARGV[1] .. ARGV[2], 'PX', ARGV[2])
 end
 local before = redis.call('PTTL', KEYS[1])
 redis.call('PEXPIRE', KEYS[1], ARGV[2])

@@ -9,7 +9,6 @@
 -- given to a waiter that died is nobody's: the receivers of the grant are counted before anyone
 -- else looks.
 -- calls: get del lrem set incr time lpop publish pttl pexpire lrange
-local holder = redis.call('GET', KEYS[1])
 if holder == ARGV[1] then
   if not pass_on(nil, ARGV[1]) then
     redis.call('DEL', KEYS[1])

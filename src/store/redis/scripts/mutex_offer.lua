@@ -74,9 +74,10 @@ if place and moment then
   -- Of a clock that was set back, no head waits for longer than that.
   if waited < bound and -waited < bound then
     redis.call('DEL', KEYS[1])
-    -- Told once until it has looked; again where it has not for so long.
+    -- Told once until it has looked; again where it has not for so long. A mark with more time is of a clock that was set
+    -- back.
     local token = string.sub(place, 1, 65)
-    if redis.call('GET', KEYS[4]) ~= token then
+    if redis.call('GET', KEYS[4]) ~= token or redis.call('PTTL', KEYS[4]) > 50 then
       redis.call('SET', KEYS[4], token, 'PX', 50)
       tell_head(place)
     end

@@ -1,19 +1,22 @@
 -- TAKE: the mutex, if it is free and nobody is before the token; else, if asked, a place in its queue.
 -- Before that, if asked, FREE of another token.
 --
--- KEYS: mutex, queue, fence
+-- KEYS: mutex, queue, fence; in a cluster the roll
 -- ARGV: token; time to live in ms, or '0' for none; '1' to queue; '1' if it has asked before;
 --       optionally the token to be freed, whose time to live in the queue is the same, or ''; then the nodes that do not
 --       hear
 -- Returns its fence | -2 - remaining ms of who holds it, -1 for no end; with a token to be freed
---         {that, 1 it held the mutex | 0 it did not}; {0, the same, the nodes that do not hear} go on, with nothing to be
---         freed
+--         {that, 1 it held the mutex | 0 it did not}; {-2 - remaining ms, the same, 1 where REPAIR is to look at that time,
+--         2 where the token had lost its place, 3 for both};
+--         {0, the same, the nodes that do not hear} go on, with nothing to be freed
 --
 -- Atomic, because a mutex that is freed between failing to take it and queueing would be heard of by
 -- nobody, and one that is free for a moment would go to whoever comes by.
--- calls: exists get set del incr time lpop publish pttl pexpire lrange lpos rpush lrem
+-- calls: get set del incr time lpop publish pttl pexpire lrange lpos rpush lrem
 local old, was_held = ARGV[5] ~= '' and ARGV[5], 0
-local holder = redis.call('GET', KEYS[1])
+if spread then
+  answer_roll(string.sub(ARGV[1], 1, 32))
+end
 if holder == ARGV[1] then
   local fence = give_again(ARGV[1], ARGV[2])
   return old and {fence, 0} or fence
@@ -27,10 +30,14 @@ local remaining
 if holder then
   remaining = redis.call('PTTL', KEYS[1])
 else
-  -- EXISTS, because a server short of memory lets through what follows an LPOP, of nothing too.
+  -- Looked for before, because a server short of memory lets through what follows an LPOP, of nothing too.
   local heir, is_head
-  if was_held == 1 or redis.call('EXISTS', KEYS[2]) == 1 then
+  if was_held == 1 or has_queue then
     know(ARGV[6])
+    if spread and was_held == 0 then
+      longest_claim = 500
+      close_roll()
+    end
     heir, is_head = pass_on(ARGV[1], was_held == 1 and old)
     if go_on then
       redis.call('DEL', KEYS[1])
@@ -47,9 +54,14 @@ else
     return old and {fence, was_held} or fence
   end
   remaining = heir == '0' and -1 or tonumber(heir)
+  if spread and was_held == 0 then
+    call_roll(remaining)
+  end
 end
 
-if ARGV[3] == '1' then
-  wait_in_queue(ARGV[1], ARGV[2], ARGV[4] == '1', remaining)
+local lost = ARGV[3] == '1' and wait_in_queue(ARGV[1], ARGV[2], ARGV[4] == '1', remaining)
+local remarked = remarks(holder, remaining, lost)
+if remarked then
+  return {-2 - remaining, was_held, remarked}
 end
 return old and {-2 - remaining, was_held} or -2 - remaining

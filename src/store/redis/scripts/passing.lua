@@ -53,6 +53,11 @@ local function next_place()
   return ahead[used]
 end
 
+-- In a cluster, for how long a waiter is given what it wants for so many ms, until it asks for it.
+local function claim_of(ms)
+  return math.min(longest_claim, math.max(250, math.floor(ms / 4)))
+end
+
 -- Tells the waiter; whether its node hears. In a cluster that can not be known, and counts as yes.
 local function tell(node, message)
   tries = tries - 1

@@ -7,9 +7,22 @@ local now, capacity, created_with, idle, holding, recovered
 -- Whether anybody waits, and for the end of which lease.
 local waiting, waited_for
 
--- When the first or the last lease ends.
+-- When the first or the last lease ends, and whose it is.
 local function lease_end(at)
-  return tonumber(redis.call('ZRANGE', KEYS[1], at, at, 'WITHSCORES')[2])
+  local holder = redis.call('ZRANGE', KEYS[1], at, at, 'WITHSCORES')
+  return tonumber(holder[2]), holder[1]
+end
+
+-- Gives the first permits no more time than their holders have asked for. They have more where the server's clock was set
+-- back. Where this call stops, the first one that follows is met by a later call.
+local function cut_down()
+  local holders = redis.call('ZRANGE', KEYS[1], 0, 499, 'WITHSCORES')
+  for at = 1, #holders, 2 do
+    local longest = length(holders[at])
+    if longest and holders[at + 1] - now > longest then
+      redis.call('ZADD', KEYS[1], now + longest, holders[at])
+    end
+  end
 end
 
 -- Looks at all keys, so that foreign data at one of them ends the script before its first write.
@@ -28,10 +41,13 @@ local function open()
     capacity = math.min(created_with + tonumber(added), 4294967295)
   end
   waiting = redis.call('LLEN', KEYS[2]) > 0
-  waited_for = lease_end(0)
+  local first
+  waited_for, first = lease_end(0)
   holding, recovered = 0, 0
   if waited_for then
-    if waited_for <= now then
+    if waited_for - now > (length(first) or math.huge) then
+      cut_down()
+    elseif waited_for <= now then
       recovered = redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
     end
     holding = redis.call('ZCARD', KEYS[1])
@@ -75,7 +91,7 @@ local function serve(own)
       reached = true
     elseif lease and not dead[node] then
       if spread then
-        lease = math.max(250, math.floor(lease / 4))
+        lease = claim_of(lease)
       end
       -- The permit first: if the grant is lost, the waiter still finds itself a holder at its next
       -- TAKE.

@@ -5,3 +5,5 @@
 --
 -- calls:
 local spread = true
+-- No claim is longer, in ms, where one that was given the lock has died.
+local longest_claim = math.huge

@@ -6,6 +6,7 @@
 
 mod arguments;
 mod bumps;
+mod crowds;
 mod drops;
 mod expiry;
 mod fairness;

@@ -1,0 +1,172 @@
+//! Thousands of waiters of one process to whom the same happens at one moment: their inbox is lost, or their time is up.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use stampede_guard::lock::{LockError, Mutex, MutexGuard};
+use tokio::task::JoinHandle;
+use tokio::time::sleep;
+
+use crate::stage::Stage;
+use crate::table::{Limit, Row, Table, Unit, millis};
+
+const WAITERS: usize = 8_000;
+/// What all that happens at one moment may cost the server in scripts, and one PING meanwhile.
+const LONGEST: f64 = 250.0;
+const WORST: f64 = 25.0;
+const TTL: Duration = Duration::from_secs(120);
+/// Nothing more comes when there was no script for so long.
+const QUIET: Duration = Duration::from_secs(2);
+const SOON: Duration = Duration::from_secs(60);
+
+type Waiter = JoinHandle<Result<MutexGuard, LockError>>;
+
+pub(crate) fn rows(table: &mut Table) {
+    killed(table, false);
+    killed(table, true);
+    timed_out(table);
+}
+
+/// The subscription of a process ends while it waits; with `freed`, the mutex is freed before it has another one.
+fn killed(table: &mut Table, freed: bool) {
+    let stage = Stage::start();
+    let mutex = mutex(&stage, Duration::MAX);
+    let mut guard = stage.runtime.block_on(mutex.lock()).expect("it is free");
+    let waiters = wait(&stage, &mutex);
+    let what = if freed { ", the mutex freed meanwhile" } else { "" };
+    let crowd = Crowd::begin(&stage);
+    stage.run::<()>(redis::cmd("CLIENT").arg("KILL").arg("TYPE").arg("pubsub"));
+    if freed {
+        stage.runtime.block_on(guard.unlock()).expect("an answer");
+    }
+    stage.runtime.block_on(quiet(&stage));
+    crowd.end(&stage, table, &format!("CLIENT KILL TYPE pubsub, {WAITERS} waiters{what}"));
+    assert_eq!(length(&stage) + usize::from(freed), WAITERS, "each has a place, and one the mutex");
+    for waiter in waiters {
+        waiter.abort();
+    }
+}
+
+/// The time of all waiters is up at about the same moment.
+fn timed_out(table: &mut Table) {
+    let stage = Stage::start();
+    let mutex = mutex(&stage, Duration::from_secs(20));
+    let guard = stage.runtime.block_on(mutex.lock()).expect("it is free");
+    let waiters = wait(&stage, &mutex);
+    let crowd = Crowd::begin(&stage);
+    stage.runtime.block_on(async {
+        for waiter in waiters {
+            assert!(waiter.await.expect("joined").is_err(), "it is held");
+        }
+        let since = Instant::now();
+        while length(&stage) > 0 {
+            assert!(since.elapsed() < SOON, "places are left");
+            sleep(Duration::from_millis(20)).await;
+        }
+    });
+    crowd.end(&stage, table, &format!("{WAITERS} time-outs at once"));
+    stage.runtime.block_on(async { drop(guard) });
+}
+
+/// A mutex that is waited for so long.
+fn mutex(stage: &Stage, patience: Duration) -> Mutex {
+    let builder = stage.guard().locks().mutex("crowded").ttl(TTL);
+    builder.acquire_timeout(patience).build().expect("a name")
+}
+
+/// Has all wait in the queue.
+fn wait(stage: &Stage, mutex: &Mutex) -> Vec<Waiter> {
+    stage.runtime.block_on(async {
+        let waiter = || {
+            let mutex = mutex.clone();
+            tokio::spawn(async move { mutex.lock().await })
+        };
+        let waiters = (0..WAITERS).map(|_| waiter()).collect();
+        let since = Instant::now();
+        while length(stage) < WAITERS {
+            assert!(since.elapsed() < SOON, "not all are in the queue");
+            sleep(Duration::from_millis(5)).await;
+        }
+        waiters
+    })
+}
+
+fn length(stage: &Stage) -> usize {
+    stage.run(redis::cmd("LLEN").arg("sg1:mq:{default:crowded}"))
+}
+
+/// Waits until no script has run for a while.
+async fn quiet(stage: &Stage) {
+    let (mut calls, mut since) = (0, Instant::now());
+    while since.elapsed() < QUIET {
+        sleep(Duration::from_millis(50)).await;
+        let (now, _) = scripts(stage);
+        if now != calls {
+            (calls, since) = (now, Instant::now());
+        }
+    }
+}
+
+/// How many scripts were called since the statistics began, and their time in milliseconds.
+fn scripts(stage: &Stage) -> (u64, f64) {
+    let stats: String = stage.run(redis::cmd("INFO").arg("commandstats"));
+    let (mut calls, mut micros) = (0, 0);
+    for line in stats.lines().filter(|line| line.starts_with("cmdstat_eval")) {
+        let number = |name: &str| {
+            let text = line.split([':', ',']).find_map(|part| part.strip_prefix(name)).expect("a number");
+            text.parse::<u64>().expect("a number")
+        };
+        calls += number("calls=");
+        micros += number("usec=");
+    }
+    (calls, micros as f64 / 1e3)
+}
+
+/// PINGs from a thread of their own, and what scripts cost meanwhile.
+struct Crowd {
+    ends: Arc<AtomicBool>,
+    worst: thread::JoinHandle<f64>,
+    ping: f64,
+}
+
+impl Crowd {
+    fn begin(stage: &Stage) -> Self {
+        let ping = stage.ping();
+        stage.run::<()>(redis::cmd("CONFIG").arg("RESETSTAT"));
+        stage.forget();
+        let (ends, mut connection) = (Arc::new(AtomicBool::new(false)), stage.server.conn());
+        let until = Arc::clone(&ends);
+        let worst = thread::spawn(move || {
+            let mut worst: f64 = 0.0;
+            while !until.load(Ordering::Relaxed) {
+                let sent = Instant::now();
+                redis::cmd("PING").query::<()>(&mut connection).expect("an answer");
+                worst = worst.max(millis(sent.elapsed()));
+                thread::sleep(Duration::from_millis(1));
+            }
+            worst
+        });
+        Self { ends, worst, ping }
+    }
+
+    fn end(self, stage: &Stage, table: &mut Table, what: &str) {
+        let (calls, sum) = scripts(stage);
+        self.ends.store(true, Ordering::Relaxed);
+        let worst = self.worst.join().expect("an answer to each");
+        let in_pings = |time: f64| format!("{:.0} PINGs of {:.3} ms", time / self.ping, self.ping);
+        let row = |what: String, must, measured, detail| Row {
+            what,
+            unit: Unit::Millis,
+            must: Limit::AtMost(must),
+            aim: Limit::None,
+            measured,
+            detail,
+        };
+        let longest = stage.scripts().0.into_iter().fold(0.0, f64::max);
+        let detail = format!("{calls} calls, the longest {longest:.2} ms; {}", in_pings(sum));
+        table.add(row(format!("{what}: all scripts"), LONGEST, sum, detail));
+        table.add(row(format!("{what}: worst PING"), WORST, worst, in_pings(worst)));
+    }
+}

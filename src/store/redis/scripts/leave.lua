@@ -1,0 +1,53 @@
+-- LEAVE: takes places of waiters that leave at one moment out of a queue.
+--
+-- KEYS: the lock's own, its queue
+-- ARGV: places
+-- Returns {how many of them were seen to, and of those that stood in the queue the numbers}
+--
+-- To find one place takes the longer the more there are. So a queue that is not too long is written anew without those that
+-- leave, in the time that finding ten takes; of a longer one, a few are found in one call.
+--
+-- Atomic, because a place that is handed something while it is moved would be handed it again.
+-- calls: llen lpop rpush lrem pttl pexpire
+local MOST, AT_ONCE = 5000, 1000
+local length = redis.pcall('LLEN', KEYS[2])
+local answer = {#ARGV}
+-- Foreign data is no queue.
+if type(length) ~= 'number' or length == 0 then
+  return answer
+end
+
+if length > MOST then
+  answer[1] = math.min(#ARGV, math.max(1, math.floor(50000 / length)))
+  for number = 1, answer[1] do
+    if redis.call('LREM', KEYS[2], 1, ARGV[number]) == 1 then
+      answer[#answer + 1] = number
+    end
+  end
+  return answer
+end
+
+local numbers, kept = {}, {}
+for number, place in ipairs(ARGV) do
+  numbers[place] = number
+end
+local keep = redis.call('PTTL', KEYS[2])
+for _ = 1, length, AT_ONCE do
+  for _, place in ipairs(redis.call('LPOP', KEYS[2], AT_ONCE)) do
+    local number = numbers[place]
+    if number then
+      -- The first is enough: there are two only where a take was sent twice, and then so is this.
+      numbers[place] = nil
+      answer[#answer + 1] = number
+    else
+      kept[#kept + 1] = place
+    end
+  end
+end
+for from = 1, #kept, AT_ONCE do
+  redis.call('RPUSH', KEYS[2], unpack(kept, from, math.min(from + AT_ONCE - 1, #kept)))
+end
+if #kept > 0 and keep > 0 then
+  redis.call('PEXPIRE', KEYS[2], keep)
+end
+return answer

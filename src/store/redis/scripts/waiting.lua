@@ -1,0 +1,21 @@
+-- WAITING: which waiters of a node have a place in a queue, among the next thousand places.
+--
+-- KEYS: the lock's own, its queue
+-- ARGV: node; how many places were looked at before
+-- Returns {1 there may be more | 0 that was the last, tokens}
+--
+-- A script, because the places of other nodes would go over the wire for nothing. What is taken out between two calls moves
+-- the places behind it forward, so one may be missed: its waiter asks for it by itself.
+-- calls: lrange
+local places = redis.pcall('LRANGE', KEYS[2], ARGV[2], ARGV[2] + 999)
+-- Foreign data is no queue.
+if places.err then
+  return {0}
+end
+local waiting = {#places == 1000 and 1 or 0}
+for _, place in ipairs(places) do
+  if string.sub(place, 1, 32) == ARGV[1] then
+    waiting[#waiting + 1] = string.sub(place, 1, 65)
+  end
+end
+return waiting

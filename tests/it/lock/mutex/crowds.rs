@@ -1,0 +1,124 @@
+//! Hundreds of waiters of one process to whom the same happens at one moment: the server is asked about all of them at once.
+
+use super::*;
+
+const MANY: usize = 400;
+
+async fn crowd(server: &RedisServer, locks: &Locks) -> Vec<JoinHandle<u32>> {
+    let visitors = (0..MANY)
+        .map(|_| visitor(with(locks, |builder| builder.ttl(LONG).acquire_timeout(Duration::MAX))))
+        .collect();
+    queued(server, MANY).await;
+    visitors
+}
+
+/// Waits until the subscription of one node is another one.
+async fn heard_again(server: &RedisServer) {
+    assert!(server.kill_pubsub() >= 1);
+    eventually("it hears again", SOON, async || server.pubsub_clients() >= 2).await;
+}
+
+/// One question for all, and none is lost: each has its turn, in minutes of the mutex's time.
+#[tokio::test]
+async fn a_lost_subscription_costs_one_question_for_all_waiters_of_a_process() {
+    let server = RedisServer::start();
+    let (one, other) = (node(&server).await, node(&server).await);
+    warm(&one).await;
+    let mut holder = locked(&with(&one, |builder| builder.ttl(LONG))).await;
+    let visitors = crowd(&server, &other).await;
+    let before = scripts_run(&server);
+    heard_again(&server).await;
+    tokio::time::sleep(ms(300)).await;
+    let asked = scripts_run(&server) - before;
+    assert!(asked <= 12, "{asked} scripts: the first asks, twice, and a look at all places");
+    assert!(holder.unlock().await.expect("asks"));
+    let attempts = visited(visitors).await;
+    assert!(attempts as usize <= MANY + 12, "the others were granted it by message: {attempts}");
+    free(&server, SOON).await;
+}
+
+/// The mutex is freed while no waiter hears: all are passed over, and none is lost.
+#[tokio::test]
+async fn waiters_that_were_passed_over_queue_again() {
+    let server = RedisServer::start();
+    let (one, other) = (node(&server).await, node(&server).await);
+    let mut holder = locked(&with(&one, |builder| builder.ttl(LONG))).await;
+    let visitors = crowd(&server, &other).await;
+    assert!(server.kill_pubsub() >= 1);
+    assert!(holder.unlock().await.expect("asks"));
+    let started = Instant::now();
+    visited(visitors).await;
+    assert!(started.elapsed() < LONG / 3, "{:?}", started.elapsed());
+    free(&server, SOON).await;
+}
+
+/// The queue is gone. The first waiter finds it out when it asks, and the process asks about the others then: all have a place
+/// again, while the mutex is held.
+#[tokio::test]
+async fn waiters_whose_queue_is_lost_queue_again_together() {
+    let server = RedisServer::start();
+    let (one, other) = (node(&server).await, node(&server).await);
+    let mut holder = locked(&with(&one, |builder| builder.ttl(ms(600)).auto_renew(true))).await;
+    let waits = || visitor(with(&other, |builder| builder.ttl(LONG).acquire_timeout(Duration::MAX)));
+    let visitors: Vec<_> = (0..20).map(|_| waits()).collect();
+    queued(&server, 20).await;
+    server.run::<()>(&["DEL", "sg1:mq:{default:m}"]);
+    queued(&server, 20).await;
+    assert!(holder.unlock().await.expect("asks"));
+    visited(visitors).await;
+    free(&server, SOON).await;
+}
+
+/// A node that may not subscribe any more hears nothing, ever. One waiter asks for all, twice a second; each has its turn.
+#[tokio::test]
+async fn of_those_that_hear_nothing_one_asks_for_all() {
+    let server = RedisServer::start();
+    let (one, url) = (node(&server).await, server.minimal_user());
+    server.run::<()>(&["ACL", "SETUSER", "minimal", "-subscribe"]);
+    let other = unconnected(&url);
+    let mut holder = locked(&with(&one, |builder| builder.ttl(LONG))).await;
+    let visitors = crowd(&server, &other).await;
+    let before = scripts_run(&server);
+    tokio::time::sleep(ms(1_600)).await;
+    let asked = scripts_run(&server) - before;
+    assert!((1..=12).contains(&asked), "{asked}");
+    assert!(holder.unlock().await.expect("asks"));
+    visited(visitors).await;
+    free(&server, SOON).await;
+}
+
+/// Their time is up at one moment; a waiter of another process keeps its place among them.
+#[tokio::test]
+async fn time_outs_at_one_moment_leave_the_queue_together() {
+    let server = RedisServer::start();
+    let (one, other) = (node(&server).await, node(&server).await);
+    warm(&other).await;
+    let mut holder = locked(&with(&one, |builder| builder.ttl(LONG))).await;
+    let half = |locks: &Locks| {
+        let mutex = with(locks, |builder| builder.ttl(LONG).acquire_timeout(ms(1_500)));
+        let waits = |mutex: Mutex| async move { mutex.lock().await.map(drop) };
+        (0..MANY / 2).map(|_| tokio::spawn(waits(mutex.clone()))).collect::<Vec<_>>()
+    };
+    let mut leaving = half(&other);
+    queued(&server, MANY / 2).await;
+    let next = {
+        let mutex = with(&one, |builder| builder.ttl(LONG).acquire_timeout(Duration::MAX));
+        tokio::spawn(async move { mutex.lock().await })
+    };
+    queued(&server, MANY / 2 + 1).await;
+    leaving.extend(half(&other));
+    queued(&server, MANY + 1).await;
+    let before = scripts_run(&server);
+    for waiter in leaving {
+        assert!(waiter.await.expect("joined").is_err(), "it is held");
+    }
+    queued(&server, 1).await;
+    let asked = scripts_run(&server) - before;
+    assert!(asked < MANY / 2, "they go together: {asked} scripts for {MANY}");
+    assert!(pttl(&server, "sg1:mq:{default:m}") > 0, "the queue has an end");
+    assert!(holder.unlock().await.expect("asks"));
+    let (mut next, took) = granted(next).await;
+    assert!(took < AT_ONCE, "{took:?}");
+    assert!(next.unlock().await.expect("asks"));
+    free(&server, SOON).await;
+}
