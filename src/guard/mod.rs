@@ -5,6 +5,7 @@ pub(crate) mod load_context;
 pub(crate) mod memoize;
 pub(crate) mod typed;
 
+mod confirmed;
 mod doctor;
 mod entries;
 mod load;

@@ -22,7 +22,7 @@ use crate::key::CacheKey;
 ///
 /// This knows no policy. Where one is [`private`](crate::http::HttpPolicy::private), is [`strict`](crate::http::HttpPolicy::strict),
 /// or has a [`key`](crate::http::HttpPolicy::key) of its own, entries have other keys, and to invalidate this one removes
-/// nothing: there use [`StampedeGuard::http_key`].
+/// nothing: there use [`StampedeGuard::http_key`](crate::StampedeGuard::http_key).
 ///
 /// # Examples
 ///

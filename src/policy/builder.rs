@@ -7,22 +7,20 @@ use std::time::Duration;
 #[cfg(feature = "http")]
 use super::requests::Requests;
 use super::{OnOverload, OnStoreDown, OnWaitTimeout, Policy};
-use crate::error::{Error, ErrorKind};
 use crate::key::CacheKey;
 use crate::value::codec::Codec;
-use crate::value::tags::MOST_TAGS;
 
 /// Builds a [`Policy`]; [`build`](Self::build) refuses settings that contradict each other.
 #[derive(Clone, Debug, Default)]
 #[must_use = "a builder does nothing until `build` is called"]
 pub struct PolicyBuilder {
-    policy: Policy,
+    pub(super) policy: Policy,
     /// `None` follows `load_timeout` and `lease`.
-    wait_timeout: Option<Duration>,
+    pub(super) wait_timeout: Option<Duration>,
     /// `None` follows `coordination_budget`.
-    command_timeout: Option<Duration>,
+    pub(super) command_timeout: Option<Duration>,
     #[cfg(feature = "http")]
-    requests: Requests,
+    pub(super) requests: Requests,
 }
 
 impl Policy {
@@ -144,7 +142,7 @@ impl PolicyBuilder {
         self
     }
 
-    /// Ends a load that takes longer; all who wait are told [`ErrorKind::Timeout`]. Defaults to 30 s.
+    /// Ends a load that takes longer; all who wait are told [`ErrorKind::Timeout`](crate::ErrorKind::Timeout). Defaults to 30 s.
     ///
     /// Over HTTP the answer is 504, also where the same request with a cookie, which bypasses the guard, would succeed: raise it
     /// for routes that are slow by nature.
@@ -243,7 +241,7 @@ impl PolicyBuilder {
 
     /// How many loads may run at once in one process while the store can not be asked. Without the store nobody counts
     /// for the whole fleet: after a failover with `p` processes the origin has up to `p` times as many. Beyond it callers
-    /// are given a stale value where one may stand in, else [`ErrorKind::Overloaded`]; over HTTP, 503 with
+    /// are given a stale value where one may stand in, else [`ErrorKind::Overloaded`](crate::ErrorKind::Overloaded); over HTTP, 503 with
     /// `Retry-After`. A load that another such load asks for needs no place of its own. Loads outside the
     /// protocol do not count: of what can not be shared, after a shutdown, beyond
     /// [`max_flights`](crate::StampedeGuardBuilder::max_flights), after [`wait_timeout`](Self::wait_timeout), and beyond
@@ -313,119 +311,4 @@ impl PolicyBuilder {
         self.requests.credentials = Some(names.into_iter().collect());
         self
     }
-
-    /// Checks the settings against each other.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::InvalidPolicy`], naming the settings that do not fit and what would.
-    pub fn build(self) -> Result<Policy, Error> {
-        let Self {
-            mut policy,
-            wait_timeout,
-            command_timeout,
-            #[cfg(feature = "http")]
-            requests,
-        } = self;
-        policy.command_timeout = command_timeout.unwrap_or_else(|| policy.usual_command_timeout());
-        policy.wait_timeout = wait_timeout.unwrap_or_else(|| policy.longest_load());
-
-        let day = Duration::from_secs(86_400);
-        in_range("fresh_for", policy.fresh_for, MILLISECOND, day * 3650)?;
-        in_range("stale_while_revalidate", policy.stale_while_revalidate, Duration::ZERO, day * 3650)?;
-        in_range("stale_if_error", policy.stale_if_error, Duration::ZERO, day * 3650)?;
-        in_range("back_off", policy.back_off, MILLISECOND, day)?;
-        in_range("negative_for", policy.negative_for(), MILLISECOND, day * 3650)?;
-        in_range("soft_timeout", policy.soft_timeout.unwrap_or(MILLISECOND), MILLISECOND, day)?;
-        if !(0.0..=100.0).contains(&policy.early_refresh) {
-            return Err(refused(format!("early_refresh is {}: choose from 0 to 100", policy.early_refresh)));
-        }
-        if !(0.0..1.0).contains(&policy.refresh_ahead) {
-            let text = format!("refresh_ahead is {}: choose from 0 to less than 1", policy.refresh_ahead);
-            return Err(refused(text));
-        }
-        in_range("lease", policy.lease, MILLISECOND * 100, day)?;
-        in_range("load_timeout", policy.load_timeout, MILLISECOND, day)?;
-        in_range("permit_timeout", policy.permit_timeout, Duration::ZERO, day)?;
-        // By default it is made of those before.
-        in_range("wait_timeout", policy.wait_timeout, MILLISECOND, day * 2)?;
-        let replicas_within = policy.replicas.map_or(MILLISECOND, |(_, timeout)| timeout);
-        in_range("invalidate_replicas' timeout", replicas_within, MILLISECOND, Duration::from_secs(60))?;
-        if policy.tags.len() >= MOST_TAGS || policy.tags.iter().any(CacheKey::is_empty) {
-            let text =
-                format!("tags are {}: choose at most {}, none empty", policy.tags.len(), MOST_TAGS - 1);
-            return Err(refused(text));
-        }
-        if policy.max_waiters == 0 {
-            return Err(refused("max_waiters is 0: choose at least 1".into()));
-        }
-        if policy.max_concurrent_loads == Some(0) {
-            return Err(refused("max_concurrent_loads is 0: choose at least 1".into()));
-        }
-        if policy.max_fail_open_loads == 0 {
-            let text = "max_fail_open_loads is 0: choose at least 1, or OnStoreDown::FailClosed";
-            return Err(refused(text.into()));
-        }
-        in_range("coordination_budget", policy.coordination_budget, MILLISECOND * 2, day)?;
-        in_range("command_timeout", policy.command_timeout, MILLISECOND, day)?;
-        in_range("error_for", policy.error_for, Duration::ZERO, day)?;
-        if !(0.0..=0.9).contains(&policy.ttl_jitter) {
-            return Err(refused(format!("ttl_jitter is {}: choose from 0 to 0.9", policy.ttl_jitter)));
-        }
-        if policy.max_body == 0 || policy.max_body > 256 * 1024 * 1024 {
-            return Err(refused(format!("max_body is {}: choose from 1 to 256 MiB", policy.max_body)));
-        }
-        #[cfg(feature = "http")]
-        {
-            policy.http = Arc::new(requests.apply(Arc::unwrap_or_clone(policy.http)));
-            if let Some(text) = policy.http.refusal() {
-                return Err(refused(text));
-            }
-        }
-        let contradiction = |left: &str, a: Duration, right: &str, b: Duration, advice: &str| {
-            Err(refused(format!("{left} ({a:?}) and {right} ({b:?}) contradict each other: {advice}")))
-        };
-        if policy.command_timeout > policy.coordination_budget {
-            return contradiction(
-                "command_timeout",
-                policy.command_timeout,
-                "coordination_budget",
-                policy.coordination_budget,
-                "one command may not take longer than all of them",
-            );
-        }
-        if policy.lease < policy.command_timeout * 4 {
-            return contradiction(
-                "lease",
-                policy.lease,
-                "command_timeout",
-                policy.command_timeout,
-                "a lease must outlast a renewal that is late by one command; make it at least four times as long \
-                 (where it is not set, command_timeout is half of coordination_budget)",
-            );
-        }
-        if policy.load_timeout.saturating_add(policy.lease) < policy.error_for {
-            return contradiction(
-                "error_for",
-                policy.error_for,
-                "load_timeout",
-                policy.load_timeout,
-                "a failure may not be replayed for longer than one try takes (load_timeout plus lease)",
-            );
-        }
-        Ok(policy)
-    }
-}
-
-const MILLISECOND: Duration = Duration::from_millis(1);
-
-fn in_range(name: &str, value: Duration, least: Duration, most: Duration) -> Result<(), Error> {
-    if (least..=most).contains(&value) {
-        return Ok(());
-    }
-    Err(refused(format!("{name} is {value:?}: choose from {least:?} to {most:?}")))
-}
-
-fn refused(text: String) -> Error {
-    Error::new(ErrorKind::InvalidPolicy, text)
 }

@@ -3,6 +3,7 @@
 //! Every default stands here once, with its reason.
 
 pub(crate) mod budget;
+mod build;
 mod builder;
 #[cfg(feature = "http")]
 mod requests;

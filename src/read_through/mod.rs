@@ -20,6 +20,7 @@ pub(crate) mod acquire;
 pub(crate) mod bulkhead;
 pub(crate) mod commit;
 pub(crate) mod crowded;
+mod join;
 pub(crate) mod leader;
 pub(crate) mod lease;
 pub(crate) mod look_up;
@@ -28,12 +29,10 @@ pub(crate) mod refresh;
 pub(crate) mod share;
 pub(crate) mod tag_check;
 
-use std::sync::Arc;
+use tokio::time::Instant;
 
-use tokio::time::{Instant, sleep_until};
-
-use crate::error::{Error, ErrorKind, Failure};
-use crate::guard_state::{Follower, Joined, Seen};
+use crate::error::{Error, Failure};
+use crate::guard_state::Seen;
 use crate::key::flight::Lane;
 use crate::loader::Loader;
 use crate::loader::nesting::Loading;
@@ -43,8 +42,7 @@ use crate::store::StoreError;
 use crate::value::entry::Entry;
 use crate::value::outcome::Ending;
 use crate::value::reader::{Boxed, Open};
-use crowded::{Crowded, NoSeat};
-use leader::Lead;
+use crowded::Crowded;
 use look_up::{Ask, Caller, Judged, Unread};
 use queued_read::FirstRead;
 use refresh::Refresh;
@@ -347,63 +345,5 @@ fn failed<V>(failure: Failure, stand_in: Option<V>, loader: Loader) -> Answer<V>
     match stand_in {
         Some(value) => Answer::Stale(value, Some(loader)),
         None => Answer::Failed(failure),
-    }
-}
-
-impl Caller<'_> {
-    /// Step 3: a seat, and whether this caller leads.
-    fn join(&self, lane: Lane, mut loader: Loader) -> Result<(Follower, bool), NoSeat> {
-        let Ask { node, policy, .. } = self.ask;
-        #[cfg(all(test, feature = "testing"))]
-        let is_second = crate::simulation::mutated(crate::simulation::Mutant::LoadsTwice)
-            && node.flights.has_kept(&self.flight(lane));
-        #[cfg(all(test, feature = "testing"))]
-        let lane = if is_second { Lane::Beside } else { lane };
-        (loader.came, loader.since) = (self.came, Some(Instant::now()));
-        let flight = self.flight(lane);
-        // Who is given an older value after a while does not wait for the load, which then needs a turn of its own.
-        let leaves =
-            policy.soft_timeout.is_some() && self.seen.as_ref().is_some_and(|seen| seen.value.is_some());
-        let within = loader.within.clone().filter(|_| !leaves);
-        // A caller that is not followed does not wait either.
-        let most = if lane == Lane::Heal { usize::MAX } else { policy.max_waiters };
-        let if_dropped = Ending::Abandoned;
-        match node.flights.join_having_looked(&flight, loader, if_dropped, most, self.looked) {
-            Joined::Leader(leader, follower) => {
-                let (node, policy) = (Arc::clone(node), Arc::clone(policy));
-                let (seen, budget) = (self.seen.clone(), self.budget);
-                Lead { node, policy, flight, leader, seen, budget, within, _unattended: None }.start();
-                Ok((follower, true))
-            }
-            Joined::Follower(follower) => Ok((follower, false)),
-            Joined::Full(loader) => Err(NoSeat::TooManyFlights(loader)),
-            Joined::Crowded(loader) => Err(NoSeat::TooManyWaiters(loader)),
-        }
-    }
-
-    /// Waits for the flight's end, or until this caller has waited long enough for somebody else's load; and its own loader, if
-    /// nobody has used that.
-    async fn await_ending(&self, follower: &mut Follower, to_the_end: bool) -> (Ending, Option<Loader>) {
-        tokio::select! {
-            biased;
-            ending = &mut *follower => return (ending, follower.take_loader()),
-            // The flight's own bounds end that of who leads, of waiting for the lease and of the load; and that outside the lease.
-            () = sleep_until(self.started + self.ask.policy.wait_timeout), if !to_the_end => {}
-        }
-        // Who has its own loader used is not waiting for somebody else. (Taken in one step: it may be used now.)
-        match follower.take_loader() {
-            Some(own) => (Ending::WaitedOut, Some(own)),
-            None => (follower.await, None),
-        }
-    }
-
-    fn waited_out(&self) -> Failure {
-        let Ask { policy, key, .. } = self.ask;
-        let text = format!(
-            "somebody else's load of key #{} took longer than wait_timeout ({:?})",
-            key.digest(),
-            policy.wait_timeout
-        );
-        Failure::Guard(Error::new(ErrorKind::Timeout, text))
     }
 }

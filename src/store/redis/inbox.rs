@@ -117,8 +117,7 @@ impl Inbox {
         let reader = Reader { inbox: Arc::downgrade(self), number };
         let generations = self.commands.generations();
         let channel = message::channel(self.node());
-        // Outside the lock: a runtime that is being shut down drops the task in here, and the
-        // reader's drop takes the lock.
+        // Outside the lock: a runtime that is being shut down drops the task here, and the reader's drop takes the lock.
         let spawned = runtime.spawn(serve(reader, self.dial.clone(), generations, channel));
         let mut task = self.task();
         if task.number == number && !task.closed {
@@ -158,8 +157,8 @@ impl Inbox {
         self.grants.tell_firsts_missed();
     }
 
-    /// Changes the status, for the task `number`, and wakes every waiter for a lease, and the first for each lock: hints were
-    /// lost while it was shut, or will be from now on. False when that task has nothing left to serve.
+    /// Changes the status, for the task `number`, and wakes each waiter for a lease and the first for each lock: hints were lost, or
+    /// will be. False when that task has nothing left to serve.
     fn enter(&self, number: u64, status: Status) -> bool {
         let changed = {
             let task = self.task();

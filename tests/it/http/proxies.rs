@@ -242,7 +242,7 @@ async fn a_report_counts_by_its_elements() {
         let line = sent(request, "forwarded");
         let first = line.split(',').next().unwrap_or_default();
         let host = first.split(';').find_map(|pair| pair.trim().strip_prefix("host="));
-        let host = host.unwrap_or(sent(request, "host"));
+        let host = host.unwrap_or_else(|| sent(request, "host"));
         Ok(respond(200, &[], whole(format!("https://{host}/ {n}"))))
     });
     let shop = shop(&inner);

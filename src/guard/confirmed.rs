@@ -1,0 +1,111 @@
+//! Changes of what is stored, which the store has to confirm.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::StampedeGuard;
+use super::entries::LONGEST;
+use crate::error::{Error, ErrorKind};
+use crate::key::Key;
+use crate::observe::Count;
+use crate::store::{Insert, Reply, StoreError, StoreErrorKind};
+
+impl StampedeGuard {
+    /// INVALIDATE and INSERT.
+    pub(super) async fn replace(
+        &self,
+        what: &str,
+        key: &Key,
+        until: Instant,
+        insert: Option<Insert>,
+    ) -> Result<(), Error> {
+        let replace = |within| self.node.store.invalidate(key, insert.clone(), within);
+        #[cfg(all(test, feature = "testing"))]
+        if crate::simulation::mutated(crate::simulation::Mutant::FlightsStay) {
+            return self.confirmed(what, key, until, replace).await;
+        }
+        self.node.detach(key);
+        // First, so that replicas which have the rest have this, too.
+        #[cfg(feature = "http")]
+        if let Some(reports) = key.of_reports(&self.node.namespace) {
+            let forget = |within| self.counted(self.node.store.tags().forget_tag(&reports, within));
+            let forgotten = self.tried(&reports, until, |within| Box::pin(forget(within))).await;
+            forgotten.map_err(|error| Error::store(what, key, error))?;
+        }
+        self.confirmed(what, key, until, replace).await?;
+        // A flight that began before the store was told may hold what was read before.
+        self.node.detach(key);
+        Ok(())
+    }
+
+    /// A change, by the server and, where the policy asks for that, its replicas.
+    pub(super) async fn confirmed<'a>(
+        &'a self,
+        what: &str,
+        key: &Key,
+        until: Instant,
+        command: impl Fn(Duration) -> Reply<'a, ()>,
+    ) -> Result<(), Error> {
+        match self.tried(key, until, |within| Box::pin(self.counted(command(within)))).await {
+            Ok(()) => {
+                self.node.count(Count::invalidations);
+                self.replicated(what, key).await
+            }
+            Err(error) if error.is_final() => Err(Error::store(what, key, error)),
+            Err(error) => Err(Error::store(&format!("not confirmed: {what}"), key, error)),
+        }
+    }
+
+    pub(super) async fn counted<T>(
+        &self,
+        reply: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
+        reply.await.inspect_err(|_| self.node.count(Count::store_errors))
+    }
+
+    /// Tried again past the coordination budget, because the caller asked for this and for nothing else.
+    pub(super) async fn tried<'a, T>(
+        &'a self,
+        key: &Key,
+        until: Instant,
+        command: impl Fn(Duration) -> Reply<'a, T>,
+    ) -> Result<T, StoreError> {
+        let mut tried = StoreError::new(StoreErrorKind::Unavailable);
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(tried);
+            }
+            // A connection that is being made again is worth the wait here.
+            let done = match self.counted(self.node.store.reach(key.name(), left)).await {
+                Ok(()) => command(left.min(LONGEST / 4)).await,
+                Err(error) => Err(error),
+            };
+            match done {
+                Ok(done) => return Ok(done),
+                Err(error) => {
+                    if error.is_final() {
+                        return Err(error);
+                    }
+                    tried = error;
+                    tokio::time::sleep(Duration::from_millis(fastrand::u64(5..50)).min(left)).await;
+                }
+            }
+        }
+    }
+
+    /// Waits for the server's replicas, where the policy asks for that.
+    pub(super) async fn replicated(&self, what: &str, key: &Key) -> Result<(), Error> {
+        let Some((replicas, timeout)) = self.policy.replicas else { return Ok(()) };
+        let have = self.node.store.tags().replicated(key, replicas, timeout).await;
+        let have =
+            have.map_err(|error| Error::store(&format!("not confirmed by replicas: {what}"), key, error))?;
+        if have >= replicas {
+            return Ok(());
+        }
+        let digest = key.digest();
+        let text = format!("{what} of key #{digest}: {have} of {replicas} replicas have it");
+        Err(Error::new(ErrorKind::Store, text))
+    }
+}
