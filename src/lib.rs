@@ -73,7 +73,6 @@
 //! `stampede_guard.load` inside the span of the request that led it. Keys appear as a digest, values never.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-mod backend;
 mod error;
 mod flight;
 #[cfg(any(test, fuzzing))]
@@ -104,8 +103,8 @@ mod value;
 pub use crate::guard::builder::StampedeGuardBuilder;
 pub use crate::guard::load_context::LoadContext;
 pub use crate::guard::memoize::{Memoize, MemoizeFuture, MemoizeLayer};
+pub use crate::store::backend::Backend;
 pub use crate::value::codec::Codec;
-pub use backend::Backend;
 pub use error::{Error, ErrorKind, LoadError};
 pub use guard::{Shutdown, StampedeGuard};
 pub use key::CacheKey;

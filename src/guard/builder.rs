@@ -3,12 +3,12 @@
 use crate::store::memory::MemoryStore;
 use std::sync::Arc;
 
-use crate::backend::Backend;
 use crate::error::{Error, ErrorKind};
 use crate::guard::StampedeGuard;
 use crate::guard_state::Node;
 use crate::key::escape_namespace;
 use crate::policy::Policy;
+use crate::store::backend::Backend;
 
 /// Settings of a [`StampedeGuard`]; [`build`](Self::build) checks them.
 #[derive(Debug)]

@@ -9,10 +9,10 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{LockError, MutexBuilder, Scope, SemaphoreBuilder};
-use crate::backend::Backend;
 use crate::error::{Error, ErrorKind};
 use crate::guard_state::Node;
 use crate::key::escape_namespace;
+use crate::store::backend::Backend;
 use crate::store::locks::{LockName, LockStore};
 use crate::store::memory::MemoryStore;
 use crate::store::{NodeStore, StoreError, StoreErrorKind, Token};

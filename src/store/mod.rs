@@ -13,6 +13,8 @@
 //! 4. A wake is a hint. What holds is what the next `acquire` returns.
 //! 5. Everything a node writes expires by itself.
 
+pub(crate) mod backend;
+
 #[cfg(test)]
 mod contract;
 mod error;

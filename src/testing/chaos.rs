@@ -9,10 +9,10 @@ use super::fault::Fault;
 use super::line::Line;
 use super::server::Server;
 use super::wire::Wire;
-use crate::backend::Backend;
 use crate::store::NodeStore;
 #[cfg(test)]
 use crate::store::Token;
+use crate::store::backend::{Backend, IntoStore};
 use crate::store::memory::MemoryStore;
 use crate::sync::lock;
 
@@ -318,10 +318,26 @@ impl Replica {
     pub(crate) async fn runs(&self) {
         self.condition.runs().await;
     }
+}
 
-    pub(crate) fn into_store(self, command_timeout: Duration) -> NodeStore {
+impl IntoStore for Replica {
+    fn into_store(self: Box<Self>, command_timeout: Duration) -> NodeStore {
         let wire = Wire::new(&self.server, self.condition, command_timeout);
         NodeStore::of(Arc::new(Line(wire)))
+    }
+}
+
+#[cfg_attr(docsrs, doc(cfg(feature = "testing")))]
+impl<S> From<ChaosStore<S>> for Backend {
+    fn from(chaos: ChaosStore<S>) -> Self {
+        chaos.replica().into()
+    }
+}
+
+#[cfg_attr(docsrs, doc(cfg(feature = "testing")))]
+impl From<Replica> for Backend {
+    fn from(replica: Replica) -> Self {
+        Self::other(replica)
     }
 }
 

@@ -8,7 +8,7 @@ use super::{Answer, ChaosStore, Fault, Origin};
 use crate::health::LinkState;
 use crate::store::watch::Hints;
 use crate::store::{Acquire, Acquired, HandOver, HandedOver, Kept, NodeStore, StoreErrorKind, Token};
-use crate::{CacheKey, ErrorKind, Policy, StampedeGuard};
+use crate::{Backend, CacheKey, ErrorKind, Policy, StampedeGuard};
 
 const WITHIN: Duration = Duration::from_millis(50);
 const LEASE: Duration = Duration::from_secs(2);
@@ -25,7 +25,7 @@ async fn acquire(node: &NodeStore, token: &Token) -> Result<Acquired, StoreError
 /// Whose the lease is after one ACQUIRE under `fault`, at once and later, and what its caller was told.
 async fn one_acquire(fault: Fault) -> (bool, bool, Result<Acquired, StoreErrorKind>) {
     let chaos = ChaosStore::new(3);
-    let node = chaos.replica().into_store(WITHIN);
+    let node = Backend::from(chaos.replica()).into_store(WITHIN);
     let token = Token::mint(node.node());
     chaos.once(fault);
     let answer = acquire(&node, &token).await;
@@ -62,7 +62,7 @@ async fn faults_of_the_way_decide_whether_a_command_runs_and_what_its_caller_hea
 #[tokio::test(start_paused = true)]
 async fn the_store_and_its_leases_follow_the_paused_clock() {
     let chaos = ChaosStore::new(1);
-    let node = chaos.replica().into_store(WITHIN);
+    let node = Backend::from(chaos.replica()).into_store(WITHIN);
     let (one, other) = (Token::mint(node.node()), Token::mint(node.node()));
     assert!(matches!(acquire(&node, &one).await, Ok(Acquired::Granted)));
     let before = node.now();
@@ -126,7 +126,10 @@ async fn a_memory_store_of_one_s_own_is_struck_as_any() {
 #[tokio::test(start_paused = true)]
 async fn wake_ups_are_lost_doubled_and_forged() {
     let chaos = ChaosStore::new(2);
-    let (one, other) = (chaos.replica().into_store(WITHIN), chaos.replica().into_store(WITHIN));
+    let (one, other) = (
+        Backend::from(chaos.replica()).into_store(WITHIN),
+        Backend::from(chaos.replica()).into_store(WITHIN),
+    );
     let (holder, waiter) = (Token::mint(one.node()), Token::mint(other.node()));
     let watch = other.watch(&key(), &waiter);
     let hints = async |most: Duration| tokio::time::timeout(most, watch.hints()).await.ok();
@@ -221,7 +224,10 @@ async fn a_replica_that_is_cut_off_says_so_until_it_is_back() {
 async fn a_grant_that_comes_when_its_waiter_has_left_is_passed_on() {
     let chaos = ChaosStore::new(1);
     chaos.latency(Duration::from_millis(2), Duration::from_millis(2));
-    let (one, other) = (chaos.replica().into_store(WITHIN), chaos.replica().into_store(WITHIN));
+    let (one, other) = (
+        Backend::from(chaos.replica()).into_store(WITHIN),
+        Backend::from(chaos.replica()).into_store(WITHIN),
+    );
     let (holder, waiter) = (Token::mint(one.node()), Token::mint(other.node()));
     acquire(&one, &holder).await.expect("answered");
     let watch = other.watch(&key(), &waiter);

@@ -7,8 +7,6 @@ use crate::store::NodeStore;
 use crate::store::memory::MemoryStore;
 #[cfg(feature = "redis")]
 use crate::store::redis::RedisStore;
-#[cfg(feature = "testing")]
-use crate::testing::{ChaosStore, Replica};
 
 /// Where the fleet meets: made from a `redis::Client` or a [`MemoryStore`] by `into()`, and with the features of that name
 /// from a `redis::sentinel::SentinelClient` or a `redis::cluster::ClusterClient`.
@@ -27,7 +25,13 @@ enum BackendKind {
     #[cfg(feature = "cluster")]
     Cluster(Box<redis::cluster::ClusterClient>),
     #[cfg(feature = "testing")]
-    Chaos(Replica),
+    Other(Box<dyn IntoStore>),
+}
+
+/// A store that is made above this room: the one of users' tests.
+#[cfg(feature = "testing")]
+pub(crate) trait IntoStore: fmt::Debug + Send + Sync {
+    fn into_store(self: Box<Self>, command_timeout: Duration) -> NodeStore;
 }
 
 impl fmt::Debug for BackendKind {
@@ -41,12 +45,17 @@ impl fmt::Debug for BackendKind {
             #[cfg(feature = "cluster")]
             Self::Cluster(client) => f.debug_tuple("Cluster").field(client).finish(),
             #[cfg(feature = "testing")]
-            Self::Chaos(replica) => f.debug_tuple("Chaos").field(replica).finish(),
+            Self::Other(store) => f.debug_tuple("Other").field(store).finish(),
         }
     }
 }
 
 impl Backend {
+    #[cfg(feature = "testing")]
+    pub(crate) fn other(store: impl IntoStore + 'static) -> Self {
+        Self { kind: BackendKind::Other(Box::new(store)) }
+    }
+
     /// The store, where it is one in memory.
     #[cfg(feature = "testing")]
     pub(crate) fn memory(&self) -> Option<&MemoryStore> {
@@ -66,7 +75,7 @@ impl Backend {
             #[cfg(feature = "redis")]
             BackendKind::Redis(client) => NodeStore::redis(RedisStore::new(*client, command_timeout)),
             #[cfg(feature = "testing")]
-            BackendKind::Chaos(replica) => replica.into_store(command_timeout),
+            BackendKind::Other(store) => store.into_store(command_timeout),
             #[cfg(feature = "sentinel")]
             BackendKind::Sentinel(client) => NodeStore::redis(RedisStore::watched(*client, command_timeout)),
             #[cfg(feature = "cluster")]
@@ -135,21 +144,5 @@ impl From<redis::sentinel::SentinelClient> for Backend {
 impl From<redis::cluster::ClusterClient> for Backend {
     fn from(client: redis::cluster::ClusterClient) -> Self {
         Self { kind: BackendKind::Cluster(Box::new(client)) }
-    }
-}
-
-#[cfg(feature = "testing")]
-#[cfg_attr(docsrs, doc(cfg(feature = "testing")))]
-impl<S> From<ChaosStore<S>> for Backend {
-    fn from(chaos: ChaosStore<S>) -> Self {
-        chaos.replica().into()
-    }
-}
-
-#[cfg(feature = "testing")]
-#[cfg_attr(docsrs, doc(cfg(feature = "testing")))]
-impl From<Replica> for Backend {
-    fn from(replica: Replica) -> Self {
-        Self { kind: BackendKind::Chaos(replica) }
     }
 }
