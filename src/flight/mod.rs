@@ -13,7 +13,7 @@
 //!    nobody waits. It has no seat any more.
 //!
 //! Locks nest in the order map, flight, seat. No waker and no user code (a loader's drop) runs under any of them. Under the
-//! map's lock nobody goes through the seats, but now and then to clear them. What is about one flight is in `seat`.
+//! map's lock nobody goes through the seats, but now and then to clear them. One flight is in `waiter`.
 
 pub(crate) mod oneshot;
 pub(crate) mod order;

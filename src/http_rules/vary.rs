@@ -1,7 +1,7 @@
 //! Which request headers a response depends on, and which requests are alike by them (RFC 9111, 4.1).
 //!
 //! A resource has one list of names and under it a variant for each combination of values, known by its
-//! [`Fingerprint`]. Values that mean the same are made the same: `selecting.rs` knows how.
+//! [`Fingerprint`]. Values that mean the same are made the same: `normalize.rs` knows how.
 
 use std::fmt;
 

@@ -1,5 +1,5 @@
 //! How a caller's read is shared: its place in the queue of its key, the task that reads for the queue, and what a caller does where
-//! that task's runtime stands still. Step 2; `look_up` has the queues.
+//! that task's runtime stands still. Step 2; `flight/shared_read.rs` has the queues.
 
 use std::future::poll_fn;
 use std::pin::pin;

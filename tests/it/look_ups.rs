@@ -47,7 +47,7 @@ async fn a_crowd_shares_one_read_behind_the_first_ones_own() {
     assert_eq!(origin.loads("k"), 0);
 }
 
-/// Told together or in halves, as `pace` tries in turn: none waits for ever, and none is given what is older than what it
+/// Told together or in halves, as `pacing` tries in turn: none waits for ever, and none is given what is older than what it
 /// knew when it asked.
 #[tokio::test(start_paused = true)]
 async fn those_who_ask_again_and_again_are_given_nothing_older_than_what_they_know() {

@@ -2,7 +2,7 @@
 //! wrong, by seed.
 //!
 //! A part of the crate's own tests, because the store's side of the protocol is no public matter. Nothing here stands for
-//! anything: `read_through`, `caller`, `lead`, `lease`, `flight` and `look_up` run as they are, on the wire that
+//! anything: `read_through` and `flight` run as they are, on the wire that
 //! [`testing`](crate::testing) ships. What the simulation does not reach is the Lua scripts and redis-rs; that the memory store
 //! and the scripts answer alike is what `store::contract` shows.
 //!
