@@ -6,8 +6,6 @@ use bytes::Bytes;
 use redis::aio::MultiplexedConnection;
 use tokio::sync::oneshot;
 
-use crate::sides::get;
-
 /// Reads of one key.
 #[derive(Clone)]
 pub(crate) struct Joined {
@@ -59,4 +57,8 @@ impl Joined {
     fn with<T>(&self, work: impl FnOnce(&mut Queue) -> T) -> T {
         work(&mut self.queue.lock().unwrap_or_else(PoisonError::into_inner))
     }
+}
+
+pub(crate) async fn get(connection: &mut MultiplexedConnection, key: &str) -> Bytes {
+    redis::cmd("GET").arg(key).query_async(connection).await.expect("GET")
 }

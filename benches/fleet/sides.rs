@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use stampede_guard::{Policy, StampedeGuard};
 use tower::{Layer as _, Service, service_fn};
 
-use crate::joined::Joined;
+use crate::joined::{Joined, get};
 use crate::support::processes::{Child, Role};
 
 pub(crate) const ROLE: Role = ("side", side);
@@ -293,10 +293,6 @@ async fn filled(client: &redis::Client, kind: Kind) -> MultiplexedConnection {
         redis::cmd("SET").arg(key).arg(&body[..]).exec_async(&mut connection).await.expect("SET");
     }
     connection
-}
-
-pub(crate) async fn get(connection: &mut MultiplexedConnection, key: &str) -> Bytes {
-    redis::cmd("GET").arg(key).query_async(connection).await.expect("GET")
 }
 
 /// The control's connection: as redis-rs opens it, but for TCP_NODELAY.

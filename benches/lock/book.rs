@@ -9,7 +9,7 @@ use redis::Cmd;
 use redis::aio::MultiplexedConnection;
 use uuid::Uuid;
 
-use crate::contest::Lock;
+use crate::way::Lock;
 
 const TTL_SECONDS: u64 = 10;
 

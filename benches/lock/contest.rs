@@ -11,21 +11,10 @@ use tokio::time::{sleep, sleep_until};
 
 use crate::book::{Lua, SetNx, Thread};
 use crate::ours::{Bumped, Ours};
+use crate::way::Lock;
 
 /// For how long the head of the queue may be overtaken, where fairness is eventual.
 const BOUND: Duration = Duration::from_millis(1);
-
-/// A client's way to a lock.
-pub(crate) trait Lock {
-    /// Waits for the lock; how often the server was asked for it.
-    async fn acquire(&mut self) -> u32;
-
-    /// Whether it was still held.
-    async fn release(&mut self) -> bool;
-
-    /// Asks no more: a client that gives the lock back with its next question does it now.
-    async fn leave(&mut self) {}
-}
 
 /// The locks that are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -5,11 +5,12 @@ use std::time::{Duration, Instant};
 use stampede_guard::lock::{Locks, Mutex};
 
 use crate::book::Thread;
-use crate::contest::{Client, Kind, Lock as _};
+use crate::contest::{Client, Kind};
 use crate::support::PATIENCE;
 use crate::support::monitor::{Commands, Monitor};
 use crate::support::redis_server::RedisServer;
 use crate::table::{Limit, Row, Spread, Table, Unit, millis};
+use crate::way::Lock as _;
 
 const COUNTED: usize = 10;
 const WAITERS: usize = 500;

@@ -27,6 +27,7 @@ mod cost;
 mod hold;
 mod ours;
 mod rates;
+mod way;
 
 use groups::Group;
 

@@ -2,7 +2,7 @@
 
 use stampede_guard::lock::{Fairness, Locks, Mutex, MutexGuard};
 
-use crate::contest::Lock;
+use crate::way::Lock;
 
 /// Has connections of its own: one for commands, one for messages.
 pub(crate) struct Ours {

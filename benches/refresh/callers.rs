@@ -11,7 +11,10 @@ use crate::support::origin::{self, Answer, Origin};
 use crate::support::os::wall_ns;
 use crate::support::processes::{Child, Fleet, Role};
 use crate::support::redis_server::RedisServer;
-use crate::{BACK_OFF, FRESH_FOR, LOAD};
+
+pub(crate) const FRESH_FOR: Duration = Duration::from_millis(200);
+pub(crate) const LOAD: Duration = Duration::from_millis(30);
+pub(crate) const BACK_OFF: Duration = Duration::from_millis(500);
 
 pub(crate) const ROLES: &[Role] = &[("callers", callers)];
 

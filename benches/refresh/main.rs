@@ -25,13 +25,10 @@ mod tags;
 
 use std::time::Duration;
 
-use callers::{Call, Mode, Ran, run};
+use callers::{BACK_OFF, Call, FRESH_FOR, LOAD, Mode, Ran, run};
 use groups::Group;
 use table::{Limit, Row, Spread, Table, Unit};
 
-const FRESH_FOR: Duration = Duration::from_millis(200);
-const LOAD: Duration = Duration::from_millis(30);
-const BACK_OFF: Duration = Duration::from_millis(500);
 const PERIODS: u32 = 20;
 /// A key expires by the server's clock and loads are timed by this machine's, with a millisecond's resolution.
 const CLOCKS: u64 = 3_000_000;

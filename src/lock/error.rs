@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::options::SHORTEST_HELD;
 use crate::error::{Error, ErrorKind};
 use crate::key::{CacheKey, Key};
-use crate::store::locks::LockName;
+use crate::store::names::LockName;
 use crate::store::{StoreError, StoreErrorKind};
 
 /// Why a mutex or a permit could not be had, kept or asked about.

@@ -13,8 +13,9 @@ use crate::error::{Error, ErrorKind};
 use crate::guard_state::Node;
 use crate::key::escape_namespace;
 use crate::store::backend::Backend;
-use crate::store::locks::{LockName, LockStore};
+use crate::store::locks::LockStore;
 use crate::store::memory::MemoryStore;
+use crate::store::names::LockName;
 use crate::store::{NodeStore, StoreError, StoreErrorKind, Token};
 use crate::tracker::{Gauge, Present, Waiters};
 

@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::LockError;
 use crate::key::{CacheKey, Key};
-use crate::store::locks::LockName;
+use crate::store::names::LockName;
 
 /// The name of a lock: a global scope and, inside it, a local one.
 ///

@@ -10,7 +10,8 @@ use super::locks::Home;
 use super::wait::Terms;
 use super::{Fairness, LockError, MutexOptions};
 use crate::observe::log;
-use crate::store::locks::{Create, Leave, LockName, MutexTaken, Offer, PermitFreed, Take, TakePermit, Taken};
+use crate::store::locks::{Create, Leave, MutexTaken, Offer, PermitFreed, Take, TakePermit, Taken};
+use crate::store::names::LockName;
 use crate::store::{StoreError, Token};
 
 /// What a token can be the holder of.

@@ -31,8 +31,7 @@ use line::Line;
 pub(crate) use census::Census;
 pub(crate) use line::Watch;
 
-use super::Token;
-use super::locks::LockName;
+use super::names::{LockName, Token};
 use crate::sync::lock;
 
 /// What a waiter was told since it last looked.

@@ -16,13 +16,14 @@
 //! 6. Everything expires by itself, unless its owner asked for a mutex that does not.
 
 use std::fmt;
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 
 use super::grants::Await;
-use super::{Reply, StoreError, Token};
+use super::names::LockName;
+use super::names::Token;
+use super::{Reply, StoreError};
 
 /// The locks of a store, as one node sees them.
 ///
@@ -139,61 +140,6 @@ pub(crate) trait LockStore: fmt::Debug + Send + Sync {
     /// wait may rely on it for what happens after a take that was sent after the answer. Needs rights that a
     /// guard does not need otherwise; where it can not be had, the answer says so.
     fn announce<'a>(&'a self, name: &'a LockName, within: Duration) -> Reply<'a, Announced>;
-}
-
-/// Where a lock's keys are. The key alone tells locks apart.
-#[derive(Clone, PartialEq, Eq, Hash)]
-pub(crate) struct LockName {
-    /// The mutex's own key, as foreign clients see it; of a semaphore, that of its holders.
-    pub(crate) key: Arc<str>,
-    /// What stands between the braces of all other keys of this lock, so that they share its slot.
-    pub(crate) tag: Arc<str>,
-}
-
-impl LockName {
-    /// A mutex among this crate's own keys.
-    pub(crate) fn mutex(tag: &str) -> Self {
-        Self { key: format!("sg1:m:{{{tag}}}").into(), tag: tag.into() }
-    }
-
-    /// A mutex under a key that foreign clients know. A key without braces hashes whole, so the key is the tag.
-    pub(crate) fn prefixed(key: &str) -> Self {
-        Self { key: key.into(), tag: key.into() }
-    }
-
-    /// The mutex that has this key.
-    #[cfg(feature = "redis")]
-    pub(crate) fn of_mutex_key(key: &str) -> Self {
-        match key.strip_prefix("sg1:m:{").and_then(|tag| tag.strip_suffix('}')) {
-            Some(tag) => Self::mutex(tag),
-            None => Self::prefixed(key),
-        }
-    }
-
-    /// A semaphore. It may have a mutex's tag: all their keys differ.
-    pub(crate) fn semaphore(tag: &str) -> Self {
-        Self { key: format!("sg1:sh:{{{tag}}}").into(), tag: tag.into() }
-    }
-
-    /// The lock that has this key.
-    #[cfg(feature = "redis")]
-    pub(crate) fn of_key(key: &str) -> Self {
-        match key.strip_prefix("sg1:sh:{").and_then(|tag| tag.strip_suffix('}')) {
-            Some(tag) => Self::semaphore(tag),
-            None => Self::of_mutex_key(key),
-        }
-    }
-
-    pub(crate) fn is_semaphore(&self) -> bool {
-        self.key.starts_with("sg1:sh:{")
-    }
-}
-
-impl fmt::Debug for LockName {
-    /// Never the name itself: it may say what nobody should read in a log.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("LockName(..)")
-    }
 }
 
 /// What a TAKE asks.

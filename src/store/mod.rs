@@ -19,8 +19,10 @@ pub(crate) mod backend;
 mod contract;
 mod error;
 pub(crate) mod grants;
+pub(crate) mod handle;
 pub(crate) mod locks;
 pub(crate) mod memory;
+pub(crate) mod names;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
 pub(crate) mod tags;
@@ -28,22 +30,18 @@ pub(crate) mod watch;
 
 use std::fmt;
 use std::future::Future;
-use std::ops::Deref;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-#[cfg(feature = "redis")]
-use self::redis::RedisStore;
 use crate::health::{Finding, Health};
 use crate::key::Key;
 pub(crate) use error::{StoreError, StoreErrorKind};
-use locks::LockStore;
-use tags::TagStore;
+pub(crate) use handle::NodeStore;
+pub(crate) use names::Token;
 pub(crate) use watch::Watch;
 
 /// How long after its deadline an acquire or an insertion may run. The server's clock may be ahead of what is thought of it:
@@ -160,124 +158,6 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
 
     /// Looks at the store itself, in bounded time, with what rights there are. What fails is a finding.
     fn examine(&self, ask: Examine) -> Pin<Box<dyn Future<Output = Vec<Finding>> + Send + '_>>;
-}
-
-/// A node's store.
-///
-/// Everything goes through the trait but a look-up on Redis, which is all that a hit does: boxing its
-/// future, of some 1.6 KB, would cost a tenth of a hit.
-#[derive(Clone, Debug)]
-pub(crate) struct NodeStore {
-    store: Arc<dyn Store>,
-    locks: Arc<dyn LockStore>,
-    tags: Arc<dyn TagStore>,
-    #[cfg(feature = "redis")]
-    redis: Option<Arc<RedisStore>>,
-}
-
-impl NodeStore {
-    pub(crate) fn memory(store: memory::MemoryStore) -> Self {
-        Self::of(Arc::new(store.into_node()))
-    }
-
-    /// Of any store, through the traits alone.
-    pub(crate) fn of<S: Store + LockStore + TagStore + 'static>(store: Arc<S>) -> Self {
-        Self {
-            store: Arc::clone(&store) as _,
-            locks: Arc::clone(&store) as _,
-            tags: store,
-            #[cfg(feature = "redis")]
-            redis: None,
-        }
-    }
-
-    #[cfg(feature = "redis")]
-    pub(crate) fn redis(store: RedisStore) -> Self {
-        let store = Arc::new(store);
-        let (plain, locks, tags) =
-            (Arc::clone(&store) as _, Arc::clone(&store) as _, Arc::clone(&store) as _);
-        Self { store: plain, locks, tags, redis: Some(store) }
-    }
-
-    /// The same store, as the lock toolkit sees it.
-    pub(crate) fn locks(&self) -> &Arc<dyn LockStore> {
-        &self.locks
-    }
-
-    /// The same store, as tags are kept in it.
-    pub(crate) fn tags(&self) -> &Arc<dyn TagStore> {
-        &self.tags
-    }
-
-    /// As [`Store::look_up`].
-    pub(crate) async fn look_up(&self, key: &Key, within: Duration) -> Result<Option<Bytes>, StoreError> {
-        #[cfg(feature = "redis")]
-        if let Some(redis) = &self.redis {
-            return redis.get(key, within).await;
-        }
-        self.store.look_up(key, within).await
-    }
-}
-
-impl Deref for NodeStore {
-    type Target = dyn Store;
-
-    fn deref(&self) -> &Self::Target {
-        &*self.store
-    }
-}
-
-/// The holder of a lease, or a waiter for one: `<node>:<flight>`, both random.
-#[derive(Clone, PartialEq, Eq, Hash)]
-pub(crate) struct Token(Arc<str>);
-
-impl Token {
-    /// 32 hex digits, a colon, 32 hex digits.
-    pub(crate) const LEN: usize = 65;
-
-    /// A token nobody had before, of this node.
-    pub(crate) fn mint(node: Uuid) -> Self {
-        Self(format!("{}:{}", node.simple(), Uuid::new_v4().simple()).into())
-    }
-
-    /// The same for leases and locks of at most this length, which another process can read from it: that is how an ACQUIRE of
-    /// another policy, or a TAKE, knows that more time is left than was ever asked for. 90 bits of it are random. One of more
-    /// than 49 days says nothing.
-    pub(crate) fn mint_for(node: Uuid, lease: Duration) -> Self {
-        let Ok(longest) = u32::try_from(lease.as_millis()) else { return Self::mint(node) };
-        let mut flight = *Uuid::new_v4().as_bytes();
-        flight[..4].copy_from_slice(&longest.to_be_bytes());
-        // A UUID of version 8, whose bits are the application's own (RFC 9562, 5.8).
-        flight[6] = flight[6] & 0x0f | 0x80;
-        Self(format!("{}:{}", node.simple(), Uuid::from_bytes(flight).simple()).into())
-    }
-
-    /// Reads what a store returned; `None` for anything that is not a token.
-    pub(crate) fn parse(text: &[u8]) -> Option<Self> {
-        let text = std::str::from_utf8(text).ok()?;
-        let shaped = text.len() == Self::LEN
-            && text
-                .bytes()
-                .enumerate()
-                .all(|(at, byte)| if at == 32 { byte == b':' } else { byte.is_ascii_hexdigit() });
-        shaped.then(|| Self(text.into()))
-    }
-
-    pub(crate) fn as_str(&self) -> &str {
-        &self.0
-    }
-
-    /// The node's half.
-    pub(crate) fn node(&self) -> &str {
-        &self.0[..32]
-    }
-}
-
-impl fmt::Debug for Token {
-    /// Never the token itself: who knows it can end its lease.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Token(..)")
-    }
 }
 
 /// What a store is examined for.

@@ -9,7 +9,7 @@ use std::any::Any;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
-use super::Token;
+use super::names::Token;
 use crate::sync::{Arc, Mutex, MutexGuard, Notify, lock};
 
 /// What a waiter was told since it last looked.

@@ -20,6 +20,10 @@ mod sync {
 #[allow(dead_code, reason = "each module is more than its model uses")]
 #[path = "../../src/flight/mod.rs"]
 mod flight;
+/// What the registry knows as `super::names`.
+mod names {
+    pub(crate) use super::registry::Token;
+}
 mod notify;
 mod registry;
 #[allow(dead_code, reason = "the module is more than its model uses")]
@@ -30,7 +34,6 @@ mod wave;
 use flight::{Flights, Joined};
 use loom::future::block_on;
 use loom::thread;
-use registry::Token;
 use sync::{Arc, AtomicUsize};
 use wave::{Map, call, everyone_is_answered};
 

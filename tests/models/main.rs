@@ -26,6 +26,10 @@ mod sync {
 #[allow(dead_code, reason = "each module is more than its model uses")]
 #[path = "../../src/flight/mod.rs"]
 mod flight;
+/// What the registry knows as `super::names`.
+mod names {
+    pub(crate) use super::registry::Token;
+}
 mod notify;
 mod registry;
 mod take_over;
@@ -41,7 +45,6 @@ use std::time::Duration;
 use flight::shared_read::{Answered, Duty, Entered, LookUps};
 use flight::{Flights, Joined};
 use futures_util::task::noop_waker_ref;
-use registry::Token;
 use shuttle::future::block_on;
 use shuttle::sync::Arc;
 use shuttle::sync::atomic::{AtomicUsize, Ordering};

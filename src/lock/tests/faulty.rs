@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex as Plain};
 use super::*;
 use crate::lock::locks::Home;
 use crate::lock::target::{MutexTarget, Target};
-use crate::store::locks::{LockName, MutexTaken};
+use crate::store::locks::MutexTaken;
+use crate::store::names::LockName;
 use crate::store::{StoreError, StoreErrorKind, Token};
 
 /// What becomes of one command.

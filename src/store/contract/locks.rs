@@ -23,9 +23,10 @@ mod semaphores;
 use super::*;
 use crate::store::grants::{Await, Told};
 use crate::store::locks::{
-    Change, Create, LockName, MutexHolder, MutexTaken, PermitFreed, PermitTaken, SemaphoreState, Take,
-    TakePermit, Taken,
+    Change, Create, MutexHolder, MutexTaken, PermitFreed, PermitTaken, SemaphoreState, Take, TakePermit,
+    Taken,
 };
+use crate::store::names::LockName;
 
 /// How long a store may take until a grant that nobody heard has gone on.
 const SOON: Duration = Duration::from_secs(5);

@@ -9,8 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::{Grants, Line, Told, Waiter};
-use crate::store::Token;
-use crate::store::locks::LockName;
+use crate::store::names::{LockName, Token};
 use crate::sync::lock;
 
 /// The waiters of one lock, without the first; those that were found are taken out.

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Token, Waiter, Wake};
+use super::{Waiter, Wake};
+use crate::store::names::Token;
 use crate::sync::lock;
 
 /// How late the first may be at the most.

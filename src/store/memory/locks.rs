@@ -12,9 +12,10 @@ use super::semaphores::Semaphores;
 use super::{MemoryNode, reply};
 use crate::store::grants::Await;
 use crate::store::locks::{
-    Announced, Change, LockName, LockStore, MutexHolder, MutexTaken, Offer, PermitFreed, PermitTaken,
-    SemaphoreState, Take, TakePermit,
+    Announced, Change, LockStore, MutexHolder, MutexTaken, Offer, PermitFreed, PermitTaken, SemaphoreState,
+    Take, TakePermit,
 };
+use crate::store::names::LockName;
 use crate::store::{Reply, Store as _, StoreError, StoreErrorKind, Token};
 use crate::sync::lock;
 

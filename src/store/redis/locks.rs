@@ -36,9 +36,10 @@ use super::scripts::{self, By, Script, millis};
 use super::topology::Commands;
 use crate::store::grants::Await;
 use crate::store::locks::{
-    Announced, Change, Create, Leave, LockName, LockStore, MutexHolder, MutexTaken, Offer, PermitFreed,
-    PermitTaken, SemaphoreState, Take, TakePermit, Taken, leave_alone,
+    Announced, Change, Create, Leave, LockStore, MutexHolder, MutexTaken, Offer, PermitFreed, PermitTaken,
+    SemaphoreState, Take, TakePermit, Taken, leave_alone,
 };
+use crate::store::names::LockName;
 use crate::store::{Reply, StoreError, StoreErrorKind, Token};
 
 /// A script for one lock.

@@ -17,7 +17,7 @@ use uuid::Uuid;
 
 use crate::store::Token;
 use crate::store::grants::Tell;
-use crate::store::locks::LockName;
+use crate::store::names::LockName;
 use crate::store::watch::Hint;
 
 /// No message of ours is longer. The longest names a lock, whose key has at most 264 bytes: 64 of a prefix, and a

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use redis::{Cmd, RedisWrite as _};
 use sha1_smol::Sha1;
 
-use crate::store::locks::LockName;
+use crate::store::names::LockName;
 
 /// One script and the keys it is called with.
 pub(super) struct Script {

@@ -9,9 +9,10 @@ use super::Line;
 use crate::key::Key;
 use crate::store::grants::Await;
 use crate::store::locks::{
-    Announced, Change, LockName, LockStore, MutexHolder, MutexTaken, Offer, PermitFreed, PermitTaken,
-    SemaphoreState, Take, TakePermit,
+    Announced, Change, LockStore, MutexHolder, MutexTaken, Offer, PermitFreed, PermitTaken, SemaphoreState,
+    Take, TakePermit,
 };
+use crate::store::names::LockName;
 use crate::store::tags::{Found, Member, TagStore};
 use crate::store::{NodeStore, Reply, StoreError, Token};
 

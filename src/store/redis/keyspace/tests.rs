@@ -1,7 +1,7 @@
 use super::*;
 use crate::store::contract::support::proxy::{Mode, Proxy};
 use crate::store::contract::support::redis_server::RedisServer;
-use crate::store::locks::LockName;
+use crate::store::names::LockName;
 use crate::store::redis::RedisStore;
 use crate::store::{Store as _, Token};
 

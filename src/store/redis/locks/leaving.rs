@@ -14,7 +14,7 @@ use tokio::time::timeout;
 
 use super::Step;
 use crate::store::StoreError;
-use crate::store::locks::LockName;
+use crate::store::names::LockName;
 use crate::store::redis::scripts;
 use crate::store::redis::topology::Commands;
 use crate::sync::lock;

@@ -13,8 +13,9 @@ use uuid::Uuid;
 use super::answers::{Remarks, ints, permit_freed, permit_taken, semaphore_state, taken, to_go_on, yes};
 use super::{Step, end, place, push_create, repaired};
 use crate::store::locks::{
-    Change, LockName, MutexTaken, Offer, PermitFreed, PermitTaken, SemaphoreState, Take, TakePermit,
+    Change, MutexTaken, Offer, PermitFreed, PermitTaken, SemaphoreState, Take, TakePermit,
 };
+use crate::store::names::LockName;
 use crate::store::redis::call::refused;
 use crate::store::redis::client::unexpected;
 use crate::store::redis::scripts::{self, millis};

@@ -266,6 +266,8 @@ async fn a_grant_into_a_dead_connection_is_found() {
     let mut held = [free(&direct).await, free(&direct).await];
     let waiters = [passer(&behind), passer(&behind), passer(&behind)];
     queued(&direct, 3).await;
+    // Replies come in order: with this one, the waiters have theirs.
+    assert_eq!(available(&behind).await, 0);
     let inboxes = server.pubsub_clients();
     proxy.set(Mode::BlackHoleOld);
     held[0].release().await.expect("asks");

@@ -1,0 +1,80 @@
+//! One guard's handle on its store, whichever kind that is.
+
+use std::ops::Deref;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::locks::LockStore;
+use super::memory::MemoryStore;
+#[cfg(feature = "redis")]
+use super::redis::RedisStore;
+use super::tags::TagStore;
+use super::{Store, StoreError};
+use crate::key::Key;
+
+/// A node's store.
+///
+/// Everything goes through the trait but a look-up on Redis, which is all that a hit does: boxing its
+/// future, of some 1.6 KB, would cost a tenth of a hit.
+#[derive(Clone, Debug)]
+pub(crate) struct NodeStore {
+    pub(super) store: Arc<dyn Store>,
+    locks: Arc<dyn LockStore>,
+    tags: Arc<dyn TagStore>,
+    #[cfg(feature = "redis")]
+    redis: Option<Arc<RedisStore>>,
+}
+
+impl NodeStore {
+    pub(crate) fn memory(store: MemoryStore) -> Self {
+        Self::of(Arc::new(store.into_node()))
+    }
+
+    /// Of any store, through the traits alone.
+    pub(crate) fn of<S: Store + LockStore + TagStore + 'static>(store: Arc<S>) -> Self {
+        Self {
+            store: Arc::clone(&store) as _,
+            locks: Arc::clone(&store) as _,
+            tags: store,
+            #[cfg(feature = "redis")]
+            redis: None,
+        }
+    }
+
+    #[cfg(feature = "redis")]
+    pub(crate) fn redis(store: RedisStore) -> Self {
+        let store = Arc::new(store);
+        let (plain, locks, tags) =
+            (Arc::clone(&store) as _, Arc::clone(&store) as _, Arc::clone(&store) as _);
+        Self { store: plain, locks, tags, redis: Some(store) }
+    }
+
+    /// The same store, as the lock toolkit sees it.
+    pub(crate) fn locks(&self) -> &Arc<dyn LockStore> {
+        &self.locks
+    }
+
+    /// The same store, as tags are kept in it.
+    pub(crate) fn tags(&self) -> &Arc<dyn TagStore> {
+        &self.tags
+    }
+
+    /// As [`Store::look_up`].
+    pub(crate) async fn look_up(&self, key: &Key, within: Duration) -> Result<Option<Bytes>, StoreError> {
+        #[cfg(feature = "redis")]
+        if let Some(redis) = &self.redis {
+            return redis.get(key, within).await;
+        }
+        self.store.look_up(key, within).await
+    }
+}
+
+impl Deref for NodeStore {
+    type Target = dyn Store;
+
+    fn deref(&self) -> &Self::Target {
+        &*self.store
+    }
+}
