@@ -76,14 +76,13 @@ pub(crate) fn selecting_value(name: &HeaderName, request: &HeaderMap, normal: No
 /// Whether a line of `Accept-Encoding` names a coding that is not known and has a known one's letters in it (`xgzip`): an origin that
 /// looks for the letters alone would encode for it, and for no other request with unknown codings.
 pub(crate) fn may_be_misread(line: &HeaderValue) -> bool {
-    weighted(std::iter::once(line)).iter().any(|member| {
-        !member.is_known_coding()
-            && CODINGS.iter().any(|coding| coding.len() > 1 && contains(&member.text, coding))
+    // Each hit passes here, so nothing is allocated.
+    members(line.as_bytes()).any(|member| {
+        let name = member.split(|&byte| byte == b';').next().unwrap_or_default().trim_ascii();
+        let is = |text: &[u8], coding: &[u8]| text.eq_ignore_ascii_case(coding);
+        let has = |coding: &[u8]| coding.len() > 1 && name.windows(coding.len()).any(|part| is(part, coding));
+        !CODINGS.iter().any(|coding| is(name, coding)) && CODINGS.iter().any(|coding| has(coding))
     })
-}
-
-fn contains(text: &[u8], part: &[u8]) -> bool {
-    text.windows(part.len()).any(|window| window == part)
 }
 
 /// Whether the response is encoded in a way that the request names by no coding that is known, and names others. Requests that name
