@@ -310,6 +310,15 @@ impl Node {
             self.flights.detach(&FlightKey { key: key.clone(), lane });
         }
     }
+
+    /// The same for all keys of a resource that was changed.
+    pub(crate) fn detach_resource(&self, key: &Key) {
+        self.detach(key);
+        #[cfg(feature = "http")]
+        if let Some(reports) = key.of_reports(&self.namespace) {
+            self.flights.detach_if(|flight| flight.key.is_below(&reports));
+        }
+    }
 }
 
 impl Drop for Node {

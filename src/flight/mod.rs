@@ -146,8 +146,14 @@ where
 
     /// The same for all keys.
     pub(crate) fn detach_all(&self) {
+        self.detach_if(|_| true);
+    }
+
+    /// The same for all such keys.
+    pub(crate) fn detach_if(&self, is_such: impl Fn(&K) -> bool) {
         for shard in &*self.shards {
-            let removed = std::mem::take(&mut *lock(shard));
+            // Dropped when the lock is free again: a flight that has no leader any more drops its seats.
+            let removed: Vec<_> = lock(shard).extract_if(|key, _| is_such(key)).collect();
             self.joinable.fetch_sub(removed.len(), Ordering::Relaxed);
         }
     }

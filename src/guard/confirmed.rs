@@ -25,17 +25,17 @@ impl StampedeGuard {
         if crate::simulation::mutated(crate::simulation::Mutant::FlightsStay) {
             return self.confirmed(what, key, until, replace).await;
         }
-        self.node.detach(key);
+        self.node.detach_resource(key);
         // First, so that replicas which have the rest have this, too.
         #[cfg(feature = "http")]
         if let Some(reports) = key.of_reports(&self.node.namespace) {
             let forget = |within| self.counted(self.node.store.tags().forget_tag(&reports, within));
             let forgotten = self.tried(&reports, until, |within| Box::pin(forget(within))).await;
-            forgotten.map_err(|error| Error::store(what, key, error))?;
+            forgotten.map_err(|error| unconfirmed(what, key, error))?;
         }
         self.confirmed(what, key, until, replace).await?;
         // A flight that began before the store was told may hold what was read before.
-        self.node.detach(key);
+        self.node.detach_resource(key);
         Ok(())
     }
 
@@ -52,8 +52,7 @@ impl StampedeGuard {
                 self.node.count(Count::invalidations);
                 self.replicated(what, key).await
             }
-            Err(error) if error.is_final() => Err(Error::store(what, key, error)),
-            Err(error) => Err(Error::store(&format!("not confirmed: {what}"), key, error)),
+            Err(error) => Err(unconfirmed(what, key, error)),
         }
     }
 
@@ -108,4 +107,12 @@ impl StampedeGuard {
         let text = format!("{what} of key #{digest}: {have} of {replicas} replicas have it");
         Err(Error::new(ErrorKind::Store, text))
     }
+}
+
+/// A change that the store has refused, or that it has not said it made.
+fn unconfirmed(what: &str, key: &Key, error: StoreError) -> Error {
+    if error.is_final() {
+        return Error::store(what, key, error);
+    }
+    Error::store(&format!("not confirmed: {what}"), key, error)
 }

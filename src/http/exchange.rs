@@ -56,17 +56,14 @@ where
     pub(super) fn run(mut self, guard: StampedeGuard) -> Boxed<Head<B, S::Error>> {
         let (node, policy) = guard.parts();
         let join = |head: &str, parts: &[&str]| Key::from_texts(&node.namespace, head, parts);
-        let considered = consider(&self.request, &policy.http.requests, join);
+        let mut considered = consider(&self.request, &policy.http.requests, join);
         if considered.as_ref().is_ok_and(|considered| considered.asked.other_cookies) {
             // What the answer does not see it can not depend on, whichever request it was loaded for.
             self.request.headers_mut().remove(COOKIE);
         }
-        let (guard, considered) = match considered {
-            Ok(considered) => {
-                let (guard, considered) = of_report(guard, considered, self.request.headers());
-                (guard, Ok(considered))
-            }
-            refused => (guard, refused),
+        let guard = match &mut considered {
+            Ok(Considered { key, asked, .. }) => of_report(guard, key, asked, self.request.headers()),
+            Err(_) => guard,
         };
         let (node, policy) = guard.parts();
         if policy.http.tell_key
@@ -212,29 +209,22 @@ where
     }
 }
 
-/// The guard and the key for a request by its report: one that is not the policy's has a key of its own, and the resource as a tag.
+/// The guard for a request by its report. A report that is not the policy's has a key of its own, and the resource as a tag.
 pub(super) fn of_report(
     guard: StampedeGuard,
-    considered: Considered<Key>,
+    key: &mut Key,
+    asked: &Asked,
     headers: &HeaderMap,
-) -> (StampedeGuard, Considered<Key>) {
-    let (_, policy) = guard.parts();
-    let expected = &policy.http.requests.report;
-    if !considered.asked.forwarded && expected.is_none() {
-        return (guard, considered);
+) -> StampedeGuard {
+    let (node, policy) = guard.parts();
+    let report = if asked.forwarded { forwarding(headers) } else { None };
+    if report == policy.http.requests.report {
+        return guard;
     }
-    let report = forwarding(headers);
-    if report == *expected {
-        return (guard, considered);
-    }
-    let digest = Fingerprint::of(&report.unwrap_or_default());
-    // Half of the digest: to find another report with a known one's half is as hard as to guess a key of 128 bits.
-    let mut suffix = format!("~f{digest}");
-    suffix.truncate(2 + 32);
-    let key = considered.key.derived(&suffix);
-    let resource = considered.key.of_reports(&guard.parts().0.namespace);
+    let resource = key.of_reports(&node.namespace);
     let policy = Policy { resource, ..Policy::clone(policy) };
-    (guard.with_policy(policy), Considered { key, ..considered })
+    *key = key.of_report(&Fingerprint::of(&report.unwrap_or_default()).half());
+    guard.with_policy(policy)
 }
 
 /// What is stored and may be served, if anything.

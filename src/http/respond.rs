@@ -56,10 +56,9 @@ pub(crate) struct VariantPlace {
 
 impl VariantPlace {
     fn new(resource: &Key, chosen: &Chosen, fingerprint: Fingerprint) -> Self {
-        // Half of the digest is enough for a place: what is there is compared by all of it.
-        let mut suffix = format!("~v{:016x}{fingerprint}", chosen.generation);
-        suffix.truncate(2 + 16 + 32);
         let Chosen { generation, names, .. } = chosen;
+        // What is there is compared by all of the digest.
+        let suffix = format!("~v{generation:016x}{}", fingerprint.half());
         Self { key: resource.derived(&suffix), generation: *generation, names: names.clone() }
     }
 }

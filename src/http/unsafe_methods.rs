@@ -82,13 +82,10 @@ where
         (Considered { key, asked, .. }, target): (Considered, Uri),
         invalidation: &Invalidation,
     ) -> Head<B, S::Error> {
-        let Ok(key) = guard.key(key) else {
+        let Ok(mut key) = guard.key(key) else {
             return call(self.inner, self.request).await.map(|r| r.map(GuardedBody::passed));
         };
-        let considered = Considered { key, is_get: false, asked };
-        let (guard, Considered { key, asked, .. }) =
-            of_report(guard.clone(), considered, self.request.headers());
-        let guard = &guard;
+        let guard = &of_report(guard.clone(), &mut key, &asked, self.request.headers());
         let (node, policy) = guard.parts();
         let wanted = Wanted::new(asked, self.request.headers().clone(), key.clone());
         node.counters.request(Outcome::Bypassed);
@@ -301,7 +298,7 @@ fn begin_to_forget(guard: &StampedeGuard, keys: Vec<Key>) -> Option<JoinHandle<(
     let node = guard.parts().0;
     for key in &keys {
         // Whatever the store does: nobody who comes after the response joins a load from before the change.
-        node.detach(key);
+        node.detach_resource(key);
     }
     // In a cluster each key has a server of its own.
     let (away, told): (Vec<_>, Vec<_>) = keys.into_iter().partition(|key| node.store.is_down(key.name()));

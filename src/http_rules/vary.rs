@@ -153,6 +153,13 @@ impl Fingerprint {
         Self(Sha256::digest(bytes).into())
     }
 
+    /// Enough to name a place by: 128 bits, in hex.
+    pub(crate) fn half(&self) -> String {
+        let mut text = self.to_string();
+        text.truncate(32);
+        text
+    }
+
     /// Enough to count variants by.
     pub(crate) fn short(&self) -> [u8; 8] {
         self.0.first_chunk().copied().unwrap_or_default()

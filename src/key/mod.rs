@@ -270,7 +270,19 @@ impl Key {
     /// The tag of what proxies' reports have of an HTTP resource; `None` if this is the key of no such resource.
     #[cfg(feature = "http")]
     pub(crate) fn of_reports(&self, namespace: &str) -> Option<Self> {
-        self.within(namespace).starts_with("http:").then(|| self.derived("~f"))
+        self.within(namespace).starts_with("http:").then(|| self.of_report(""))
+    }
+
+    /// The key of what this report has of a resource.
+    #[cfg(feature = "http")]
+    pub(crate) fn of_report(&self, digest: &str) -> Self {
+        self.derived(&format!("~f{digest}"))
+    }
+
+    /// Whether this was derived from that key, or is it.
+    #[cfg(feature = "http")]
+    pub(crate) fn is_below(&self, above: &Self) -> bool {
+        self.full().starts_with(above.full())
     }
 
     fn digested(full: &str) -> Self {

@@ -420,3 +420,22 @@ async fn an_invented_report_splits_no_ordinary_response() {
     }
     assert!(loads <= 1, "{loads} loads of one response that varies on nothing");
 }
+
+/// A request after the change waited for the older load.
+#[cfg(feature = "testing")]
+#[tokio::test(start_paused = true)]
+async fn a_request_after_an_unsafe_method_joins_no_older_load_while_the_store_is_away() {
+    let inner = linking().held_apart();
+    let replica = stampede_guard::testing::ChaosStore::new(1).replica();
+    let shop =
+        StampedeGuard::new(replica.clone()).with_policy(policy().build().unwrap()).layer(inner.clone());
+    let proxied = || by(&[("x-forwarded-proto", "https")]);
+    let early = send(&shop, proxied());
+    settle().await;
+    inner.gate.open();
+    replica.cut();
+    ask(&shop, request("POST", "/", &[])).await;
+    assert_eq!(ask(&shop, proxied()).await.text(), "||https| 3");
+    inner.open_first();
+    assert_eq!(early.await.unwrap().text(), "||https| 1");
+}
