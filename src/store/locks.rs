@@ -21,8 +21,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::grants::Await;
-use super::names::LockName;
-use super::names::Token;
+use super::names::{LockName, Token};
 use super::{Reply, StoreError};
 
 /// The locks of a store, as one node sees them.

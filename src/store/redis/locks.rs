@@ -28,6 +28,7 @@ use tokio::time::sleep;
 use answers::{Remarks, mutex_holder, remaining, semaphore_state, taken, yes};
 
 use census::find_lost;
+use leaving::Joined;
 
 use super::RedisStore;
 use super::call::{refused, run_call};
@@ -200,12 +201,12 @@ impl LockStore for RedisStore {
     fn leave<'a>(&'a self, name: &'a LockName, leave: Leave<'a>, within: Duration) -> Reply<'a, ()> {
         Box::pin(async move {
             let ms = if name.is_semaphore() { millis(leave.ttl.unwrap_or_default()) } else { end(leave.ttl) };
-            let duty = self.leaving.join(name, place(leave.token, ms), within).await;
-            if matches!(duty, Err(true)) {
+            let joined = self.leaving.join(name, place(leave.token, ms), within).await;
+            if matches!(joined, Joined::Gone) {
                 return Ok(());
             }
             leave_alone(self, name, leave, within).await?;
-            if let Ok(mut duty) = duty {
+            if let Joined::First(mut duty) = joined {
                 while duty.see_to_others(&self.commands, name, within).await? {
                     // One of them may have been the one that should have seen to a lock without a holder.
                     leave_alone(self, name, leave, within).await?;

@@ -33,6 +33,16 @@ struct Leaver {
     gone: oneshot::Sender<()>,
 }
 
+/// What leaving with others came to.
+pub(super) enum Joined<'a> {
+    /// This waiter is the first: it leaves by itself, and sees to the others.
+    First(Duty<'a>),
+    /// Its place was taken out of the queue.
+    Gone,
+    /// It was not: the waiter may hold the lock, or has to leave by itself.
+    Alone,
+}
+
 /// The duty to see to those that leave meanwhile. Dropped, they leave by themselves.
 pub(super) struct Duty<'a> {
     leaving: &'a Leaving,
@@ -41,20 +51,15 @@ pub(super) struct Duty<'a> {
 }
 
 impl Leaving {
-    /// The duty to see to the others, or, where that is another's already, whether this place was taken out of the queue. Where
-    /// it was not, its waiter may hold the lock, or has to leave by itself.
-    pub(super) async fn join(
-        &self,
-        name: &LockName,
-        place: String,
-        within: Duration,
-    ) -> Result<Duty<'_>, bool> {
+    /// Leaves this place to the waiter of the same lock that is leaving already, if there is one.
+    pub(super) async fn join(&self, name: &LockName, place: String, within: Duration) -> Joined<'_> {
         let gone = {
             let mut all = lock(&self.0);
             match all.get_mut(&name.key) {
                 None => {
                     all.insert(Arc::clone(&name.key), Vec::new());
-                    return Ok(Duty { leaving: self, key: Arc::clone(&name.key), has_ended: false });
+                    let key = Arc::clone(&name.key);
+                    return Joined::First(Duty { leaving: self, key, has_ended: false });
                 }
                 Some(others) => {
                     let (gone, is_gone) = oneshot::channel();
@@ -63,7 +68,7 @@ impl Leaving {
                 }
             }
         };
-        Err(matches!(timeout(within, gone).await, Ok(Ok(()))))
+        if matches!(timeout(within, gone).await, Ok(Ok(()))) { Joined::Gone } else { Joined::Alone }
     }
 }
 
