@@ -112,7 +112,8 @@ deny:
 
 # The protocol, what calls the scripts, the encodings, the rules of HTTP.
 PROTOCOL = $(filter-out %_tests.rs,$(wildcard src/flight/*.rs src/read_through/*.rs))
-GLUE = $(addprefix src/store/redis/,call.rs scripts.rs message.rs mod.rs insertion.rs locks.rs tags.rs refusal.rs probe.rs)
+GLUE = $(wildcard src/store/redis/commands/*.rs) \
+  $(addprefix src/store/redis/,scripts.rs messages/message.rs mod.rs locks.rs tags.rs errors/classify.rs doctor/probe.rs)
 ENCODINGS = src/value/entry.rs src/value/outcome.rs src/value/codec.rs src/key/mod.rs src/value/freshness.rs
 RULES = $(filter-out %_tests.rs %/fuzzed.rs,$(wildcard src/http/*.rs src/http_rules/*.rs))
 MUTANTS ?= $(PROTOCOL) $(GLUE) $(ENCODINGS) $(RULES)

@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep_until};
 use super::LockError;
 use super::target::Target;
 use crate::observe::log;
-use crate::store::grants::{Await, Told};
+use crate::store::wake::lock_waiters::{Await, Told};
 use crate::store::{StoreError, Token};
 use crate::sync::lock;
 

@@ -13,7 +13,7 @@ use crate::error::{Error, ErrorKind};
 use crate::guard_state::Node;
 use crate::key::escape_namespace;
 use crate::store::backend::Backend;
-use crate::store::locks::LockStore;
+use crate::store::lock_store::LockStore;
 use crate::store::memory::MemoryStore;
 use crate::store::names::LockName;
 use crate::store::{NodeStore, StoreError, StoreErrorKind, Token};

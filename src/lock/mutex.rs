@@ -10,7 +10,7 @@ use super::target::{MutexTarget, Target as _};
 use super::wait::{Terms, acquire};
 use super::{Held, LockError, Locks, MutexBuilder, MutexGuard, MutexOptions, Scope};
 use crate::store::StoreError;
-use crate::store::locks::{Announced, MutexHolder};
+use crate::store::lock_store::{Announced, MutexHolder};
 
 /// A lock that one holder among all processes has at a time.
 ///

@@ -8,7 +8,7 @@ use super::grip::drift;
 use super::locks::Home;
 use super::target::{MutexTarget, SemaphoreTarget};
 use super::{Fairness, LockError, Mutex, Scope, Semaphore};
-use crate::store::locks::Create;
+use crate::store::lock_store::Create;
 
 /// How a busy lock is waited for.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

@@ -10,7 +10,7 @@ use super::LockError;
 use super::grip::Grip;
 use super::hold::Hold;
 use super::target::{SemaphoreTarget, Target as _};
-use crate::store::locks::PermitFreed;
+use crate::store::lock_store::PermitFreed;
 
 /// One of a semaphore's permits; dropped, it is released in the background.
 ///

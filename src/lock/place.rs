@@ -11,8 +11,8 @@ use super::background::Release;
 use super::grip::{Granted, Grip, from_now};
 use super::hold::Hold;
 use super::target::Target;
-use crate::store::grants::Await;
-use crate::store::locks::{MutexTaken, Taken};
+use crate::store::lock_store::{MutexTaken, Taken};
+use crate::store::wake::lock_waiters::Await;
 use crate::store::{StoreError, Token};
 
 /// A token that waits, or may hold without knowing it.

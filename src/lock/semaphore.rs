@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::target::{SemaphoreTarget, Target as _};
 use super::wait::{Terms, acquire};
 use super::{LockError, Locks, Permit, PermitView, Released, Scope, SemaphoreBuilder, Waiting};
-use crate::store::locks::{Change, SemaphoreState};
+use crate::store::lock_store::{Change, SemaphoreState};
 use crate::store::{StoreError, StoreErrorKind, Token};
 
 /// A number of permits for all processes together, handed out in the order in which they were asked for.

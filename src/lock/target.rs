@@ -10,7 +10,7 @@ use super::locks::Home;
 use super::wait::Terms;
 use super::{Fairness, LockError, MutexOptions};
 use crate::observe::log;
-use crate::store::locks::{Create, Leave, MutexTaken, Offer, PermitFreed, Take, TakePermit, Taken};
+use crate::store::lock_store::{Create, Leave, MutexTaken, Offer, PermitFreed, Take, TakePermit, Taken};
 use crate::store::names::LockName;
 use crate::store::{StoreError, Token};
 

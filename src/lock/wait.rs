@@ -17,8 +17,8 @@ use super::target::Target;
 use super::{LockError, Waiting};
 use crate::observe::log;
 use crate::store::StoreErrorKind;
-use crate::store::grants::{Told, Watch};
-use crate::store::locks::{Announced, MutexTaken, Taken};
+use crate::store::lock_store::{Announced, MutexTaken, Taken};
+use crate::store::wake::lock_waiters::{Told, Watch};
 
 /// While grants may not arrive, the first of a process does not wait longer than this between two looks.
 const UNSURE_WAIT: Duration = Duration::from_millis(500);

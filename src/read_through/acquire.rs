@@ -14,7 +14,7 @@ use crate::key::Key;
 use crate::observe::Count;
 use crate::policy::Policy;
 use crate::policy::budget::Budget;
-use crate::store::watch::Hints;
+use crate::store::wake::lease_waiters::Hints;
 use crate::store::{Acquire, Acquired, StoreError, StoreErrorKind, Token, Watch};
 use crate::tracker::Present;
 use crate::value::entry::Kind;

@@ -197,7 +197,7 @@ async fn who_does_something_beside_loads_has_the_lease_or_not() {
 mod keep {
     use super::*;
     use crate::read_through::lease::Event;
-    use crate::store::watch::{Hint, Watches};
+    use crate::store::wake::lease_waiters::{Hint, Watches};
     use crate::testing::{ChaosStore, Fault};
     use tokio::time::timeout;
 

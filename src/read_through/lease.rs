@@ -11,7 +11,7 @@ use crate::guard_state::Node;
 use crate::key::Key;
 use crate::key::flight::{FlightKey, Lane};
 use crate::observe::{Count, log, warn_if};
-use crate::store::watch::Hints;
+use crate::store::wake::lease_waiters::Hints;
 use crate::store::{Fail, HandOver, HandedOver, Kept, LATEST, StoreError, Token, Watch};
 use crate::sync::lock;
 use crate::tracker::Present;

@@ -13,7 +13,7 @@ use futures_util::future::join_all;
 use tokio::time::{Instant, timeout};
 
 use super::memory::MemoryStore;
-use super::watch::Hints;
+use super::wake::lease_waiters::Hints;
 use super::{Acquire, Acquired, Fail, HandOver, HandedOver, Insert, Kept, NodeStore, Store, Token, Watch};
 use crate::key::{CacheKey, Key};
 

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::locks::LockStore;
+use super::lock_store::LockStore;
 use super::memory::MemoryStore;
 #[cfg(feature = "redis")]
 use super::redis::RedisStore;
-use super::tags::TagStore;
+use super::tag_store::TagStore;
 use super::{Store, StoreError};
 use crate::key::Key;
 

@@ -1,13 +1,13 @@
 //! A store in this process: the whole protocol without a server, for one process, for tests, and for
 //! several guards that stand for replicas.
 
-mod locks;
+mod expiring_map;
 #[cfg(feature = "testing")]
-mod meddle;
+mod fault_injection;
+mod locks;
 mod mutexes;
 mod records;
 mod semaphores;
-mod shelf;
 mod sweep;
 mod tags;
 #[cfg(test)]
@@ -23,13 +23,13 @@ use bytes::Bytes;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use locks::Locks;
 #[cfg(feature = "testing")]
-pub(crate) use meddle::{Meddling, Picture, Relay, Way};
+pub(crate) use fault_injection::{Meddling, Picture, Relay, Way};
+use locks::Locks;
 use records::Records;
 
-use super::grants::Grants;
-use super::watch::{Hint, Watches};
+use super::wake::lease_waiters::{Hint, Watches};
+use super::wake::lock_waiters::Grants;
 use super::{
     Acquire, Acquired, Examine, Fail, HandOver, HandedOver, Insert, Kept, Reply, Store, Token, Watch,
 };

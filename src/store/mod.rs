@@ -18,15 +18,14 @@ pub(crate) mod backend;
 #[cfg(test)]
 mod contract;
 mod error;
-pub(crate) mod grants;
 pub(crate) mod handle;
-pub(crate) mod locks;
+pub(crate) mod lock_store;
 pub(crate) mod memory;
 pub(crate) mod names;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
-pub(crate) mod tags;
-pub(crate) mod watch;
+pub(crate) mod tag_store;
+pub(crate) mod wake;
 
 use std::fmt;
 use std::future::Future;
@@ -42,7 +41,7 @@ use crate::key::Key;
 pub(crate) use error::{StoreError, StoreErrorKind};
 pub(crate) use handle::NodeStore;
 pub(crate) use names::Token;
-pub(crate) use watch::Watch;
+pub(crate) use wake::lease_waiters::Watch;
 
 /// How long after its deadline an acquire or an insertion may run. The server's clock may be ahead of what is thought of it:
 /// it is read once a minute, and of a cluster's masters that of one.

@@ -15,9 +15,9 @@ use super::fault::{Fault, Odds};
 use super::wire::{LONGEST_ECHO, Wire};
 use crate::key::Key;
 use crate::store::backend::Backend;
-use crate::store::grants::Tell;
 use crate::store::memory::{MemoryStore, Picture, Relay, Way};
-use crate::store::watch::Hint;
+use crate::store::wake::lease_waiters::Hint;
+use crate::store::wake::lock_waiters::Tell;
 use crate::store::{NodeStore, StoreError, StoreErrorKind, Token};
 use crate::sync::lock;
 

@@ -6,7 +6,7 @@ use tokio::time::{Instant, sleep};
 
 use super::{Answer, ChaosStore, Fault, Origin};
 use crate::health::LinkState;
-use crate::store::watch::Hints;
+use crate::store::wake::lease_waiters::Hints;
 use crate::store::{Acquire, Acquired, HandOver, HandedOver, Kept, NodeStore, StoreErrorKind, Token};
 use crate::{Backend, CacheKey, ErrorKind, Policy, StampedeGuard};
 

@@ -17,7 +17,7 @@ use crate::key::Key;
 #[cfg(test)]
 use crate::simulation::{Mutant, mutated};
 use crate::store::memory::Way;
-use crate::store::watch::{Hint, Hints, Watches};
+use crate::store::wake::lease_waiters::{Hint, Hints, Watches};
 use crate::store::{HandOver, NodeStore, StoreError, StoreErrorKind, Token, Watch};
 use crate::sync::lock;
 

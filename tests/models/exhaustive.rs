@@ -20,14 +20,16 @@ mod sync {
 #[allow(dead_code, reason = "each module is more than its model uses")]
 #[path = "../../src/flight/mod.rs"]
 mod flight;
-/// What the registry knows as `super::names`.
-mod names {
-    pub(crate) use super::registry::Token;
+/// What the registry knows as `crate::store::names`.
+mod store {
+    pub(crate) mod names {
+        pub(crate) use crate::registry::Token;
+    }
 }
 mod notify;
 mod registry;
 #[allow(dead_code, reason = "the module is more than its model uses")]
-#[path = "../../src/store/watch.rs"]
+#[path = "../../src/store/wake/lease_waiters.rs"]
 mod watch;
 mod wave;
 

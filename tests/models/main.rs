@@ -26,15 +26,17 @@ mod sync {
 #[allow(dead_code, reason = "each module is more than its model uses")]
 #[path = "../../src/flight/mod.rs"]
 mod flight;
-/// What the registry knows as `super::names`.
-mod names {
-    pub(crate) use super::registry::Token;
+/// What the registry knows as `crate::store::names`.
+mod store {
+    pub(crate) mod names {
+        pub(crate) use crate::registry::Token;
+    }
 }
 mod notify;
 mod registry;
 mod take_over;
 #[allow(dead_code, reason = "each module is more than its model uses")]
-#[path = "../../src/store/watch.rs"]
+#[path = "../../src/store/wake/lease_waiters.rs"]
 mod watch;
 mod wave;
 

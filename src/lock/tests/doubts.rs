@@ -7,7 +7,7 @@ use super::faulty::{Fate, Faulty, Script};
 use super::*;
 use crate::lock::target::Target as _;
 use crate::store::StoreErrorKind;
-use crate::store::grants::Told;
+use crate::store::wake::lock_waiters::Told;
 
 /// A holder who may have missed that it was taken away asks, and a store that hangs does not put the end of
 /// its time off.

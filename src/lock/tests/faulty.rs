@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex as Plain};
 use super::*;
 use crate::lock::locks::Home;
 use crate::lock::target::{MutexTarget, Target};
-use crate::store::locks::MutexTaken;
+use crate::store::lock_store::MutexTaken;
 use crate::store::names::LockName;
 use crate::store::{StoreError, StoreErrorKind, Token};
 

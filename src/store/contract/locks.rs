@@ -1,4 +1,4 @@
-//! The contract of [`LockStore`](crate::store::locks::LockStore), in the same way.
+//! The contract of [`LockStore`](crate::store::lock_store::LockStore), in the same way.
 
 mod bumps;
 #[cfg(feature = "redis")]
@@ -21,12 +21,12 @@ mod queues;
 mod semaphores;
 
 use super::*;
-use crate::store::grants::{Await, Told};
-use crate::store::locks::{
+use crate::store::lock_store::{
     Change, Create, MutexHolder, MutexTaken, PermitFreed, PermitTaken, SemaphoreState, Take, TakePermit,
     Taken,
 };
 use crate::store::names::LockName;
+use crate::store::wake::lock_waiters::{Await, Told};
 
 /// How long a store may take until a grant that nobody heard has gone on.
 const SOON: Duration = Duration::from_secs(5);

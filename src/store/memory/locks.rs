@@ -10,12 +10,12 @@ use tokio::time::Instant;
 use super::mutexes::{Mutexes, Step};
 use super::semaphores::Semaphores;
 use super::{MemoryNode, reply};
-use crate::store::grants::Await;
-use crate::store::locks::{
+use crate::store::lock_store::{
     Announced, Change, LockStore, MutexHolder, MutexTaken, Offer, PermitFreed, PermitTaken, SemaphoreState,
     Take, TakePermit,
 };
 use crate::store::names::LockName;
+use crate::store::wake::lock_waiters::Await;
 use crate::store::{Reply, Store as _, StoreError, StoreErrorKind, Token};
 use crate::sync::lock;
 

@@ -7,11 +7,11 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 #[cfg(feature = "testing")]
-use super::meddle::{Meddling, Way};
+use super::fault_injection::{Meddling, Way};
 use super::sweep::Sweep;
 use crate::store::Token;
-use crate::store::grants::{Grants, Tell, Wake};
-use crate::store::locks::{MutexTaken, Offer, Take, Taken};
+use crate::store::lock_store::{MutexTaken, Offer, Take, Taken};
+use crate::store::wake::lock_waiters::{Grants, Tell, Wake};
 
 /// How long a queue of waiters that ask for a mutex without an end is kept.
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);

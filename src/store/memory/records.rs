@@ -6,10 +6,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::Instant;
 
+use super::expiring_map::Shelf;
 use super::mutexes::later;
-use super::shelf::Shelf;
 use super::sweep::Sweep;
-use crate::store::tags::Member;
+use crate::store::tag_store::Member;
 use crate::store::{Fail, Token};
 
 /// What the maps take around an entry or an outcome beside its bytes and its two names: a slot of the map at its emptiest, and one of

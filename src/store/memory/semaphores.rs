@@ -9,8 +9,8 @@ use tokio::time::Instant;
 use super::mutexes::{Step, later};
 use super::sweep::Sweep;
 use crate::store::Token;
-use crate::store::grants::Tell;
-use crate::store::locks::{Change, Create, PermitFreed, PermitTaken, SemaphoreState, TakePermit};
+use crate::store::lock_store::{Change, Create, PermitFreed, PermitTaken, SemaphoreState, TakePermit};
+use crate::store::wake::lock_waiters::Tell;
 
 #[derive(Default)]
 pub(super) struct Semaphores {

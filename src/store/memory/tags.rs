@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::expiring_map::AROUND;
 use super::mutexes::later;
 use super::records::Records;
-use super::shelf::AROUND;
 use super::{MemoryNode, reply};
 use crate::key::Key;
 use crate::store::Reply;
-use crate::store::tags::{Found, Member, TagStore};
+use crate::store::tag_store::{Found, Member, TagStore};
 
 /// The part of the store that ids may take, and lists. What is beyond goes, however long it was to live: without its id a
 /// value is a miss, and without its list a resource may have more variants than its policy says.

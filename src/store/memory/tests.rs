@@ -6,9 +6,9 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::MemoryStore;
-use super::shelf::AROUND;
+use super::expiring_map::AROUND;
 use crate::key::{CacheKey, Key};
-use crate::store::tags::TagStore as _;
+use crate::store::tag_store::TagStore as _;
 use crate::store::{Acquire, Fail, Store as _, Token};
 use crate::{Policy, StampedeGuard};
 

@@ -8,12 +8,9 @@
 //! The chart is drawn in the background ([`survey`]). Where it is behind, the node that is asked says so (MOVED, ASK), and
 //! the command goes on from there, within its deadline.
 
-mod atlas;
-mod chart;
-mod locate;
+mod discovery;
 mod send;
-mod slots;
-mod survey;
+mod slot_map;
 #[cfg(test)]
 mod tests;
 
@@ -30,16 +27,16 @@ use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
-pub(super) use atlas::Atlas;
-use chart::{Chart, Layout};
-pub(super) use chart::{Coverage, Master};
-use slots::Address;
-pub(in crate::store) use slots::slot_of;
+pub(super) use super::topology::cluster_nodes::Atlas;
+use super::topology::slots::Address;
+pub(crate) use super::topology::slots::slot_of;
 #[cfg(any(test, fuzzing))]
-pub(super) use slots::{read_redirect, read_slots};
-use survey::{Looks, Surveyor, survey};
+pub(super) use super::topology::slots::{read_redirect, read_slots};
+use discovery::{Looks, Surveyor, survey};
+use slot_map::{Chart, Layout};
+pub(super) use slot_map::{Coverage, Master};
 
-use super::client::Dial;
+use super::connection::connector::Dial;
 use super::connection::{Supervisor, Told};
 use crate::health::{Breaker, ClockReading, LinkState};
 use crate::store::{StoreError, StoreErrorKind};

@@ -8,16 +8,18 @@
 //! The keeper lives in the runtime of whoever came first. When that runtime is shut down, the next
 //! caller starts another in its own.
 
-mod keeper;
+pub(crate) mod backoff;
+pub(crate) mod connector;
+
+mod clock;
 #[cfg(feature = "cluster")]
 mod node;
-mod refusals;
+mod reconnect;
+mod refusal_log;
 mod silence;
 #[cfg(test)]
 mod tests;
-mod told;
 mod turns;
-mod vitals;
 
 use std::fmt;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -32,19 +34,19 @@ use tokio::task::AbortHandle;
 use tokio::time::error::Elapsed;
 use tokio::time::{Instant, timeout};
 
-use keeper::{Keeper, keep};
-use refusals::Refusals;
+pub(super) use super::errors::outage_log::Told;
+pub(super) use clock::host_ms;
+use reconnect::{Keeper, keep};
+use refusal_log::Refusals;
 use silence::{Silence, silent};
-pub(super) use told::Told;
 use turns::Turns;
-pub(super) use vitals::host_ms;
 
-use super::backoff::STABLE;
-use super::client::Dial;
-use super::refusal::{Fate, code, judge, store_error};
-use super::server::Reading;
+use super::errors::classify::{Fate, code, judge, store_error};
+use super::topology::server::Reading;
 use crate::observe::{Seldom, log, warn_if};
 use crate::store::{StoreError, StoreErrorKind};
+use backoff::STABLE;
+use connector::Dial;
 
 /// The offset of a clock that was never read.
 const UNKNOWN: i64 = i64::MIN;

@@ -2,14 +2,17 @@
 
 use redis::{RedisError, Value};
 
-use super::acquire::Answer;
 #[cfg(feature = "cluster")]
 use super::cluster::{read_redirect, read_slots};
-use super::in_time::Ran;
-use super::locks::answers;
-use super::refusal::{judge, reason, store_error};
-use super::{acquire, checkup, keyspace, message, server, tags};
-use crate::store::locks::Taken;
+use super::commands::acquire;
+use super::commands::acquire::Answer;
+use super::commands::deadline::Ran;
+use super::commands::lock_replies;
+use super::errors::classify::{judge, reason, store_error};
+use super::messages::{keyspace, message};
+use super::topology::server;
+use super::{doctor, tags};
+use crate::store::lock_store::Taken;
 use crate::store::{Acquired, Token};
 
 pub(crate) fn message(payload: &[u8]) {
@@ -29,15 +32,16 @@ pub(crate) fn reply(bytes: &[u8]) {
     if let Some(Ran::InTime(Answer::Acquired(Acquired::Held { holder, .. }))) = acquire::read(reply.clone()) {
         assert_eq!(holder.as_str().len(), Token::LEN);
     }
-    let _ = answers::to_go_on(reply.clone());
-    let _ = answers::yes(reply.clone());
-    if let Some(Taken::Granted { fence }) = answers::taken(reply.clone()).map(|(answer, _)| answer.taken) {
+    let _ = lock_replies::to_go_on(reply.clone());
+    let _ = lock_replies::yes(reply.clone());
+    if let Some(Taken::Granted { fence }) = lock_replies::taken(reply.clone()).map(|(answer, _)| answer.taken)
+    {
         assert!(fence > 0, "0 is no fence");
     }
-    let _ = answers::mutex_holder(reply.clone());
-    let _ = answers::permit_taken(reply.clone());
-    let _ = answers::permit_freed(reply.clone());
-    if let Some(Some(state)) = answers::semaphore_state(reply.clone()) {
+    let _ = lock_replies::mutex_holder(reply.clone());
+    let _ = lock_replies::permit_taken(reply.clone());
+    let _ = lock_replies::permit_freed(reply.clone());
+    if let Some(Some(state)) = lock_replies::semaphore_state(reply.clone()) {
         assert!(state.available <= state.capacity);
     }
     let _ = tags::id(reply.clone());
@@ -45,7 +49,7 @@ pub(crate) fn reply(bytes: &[u8]) {
     if let Value::Array(answers) = &reply {
         let _ = server::reading(answers.clone(), tokio::time::Instant::now());
     }
-    for finding in checkup::read_any(&reply) {
+    for finding in doctor::read_any(&reply) {
         assert!(!finding.to_string().is_empty());
     }
     #[cfg(feature = "cluster")]

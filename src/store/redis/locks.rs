@@ -15,38 +15,34 @@
 //! A mutex under a user's prefix has companions of other names, because its key may read like the tag of
 //! another mutex.
 
-pub(super) mod answers;
-pub(super) mod census;
-pub(super) mod leaving;
-mod passing;
-
 use std::time::Duration;
 
 use redis::{Cmd, Value};
 use tokio::time::sleep;
 
-use answers::{Remarks, mutex_holder, remaining, semaphore_state, taken, yes};
+use super::commands::lock_replies::{Remarks, mutex_holder, remaining, semaphore_state, taken, yes};
 
-use census::find_lost;
-use leaving::Joined;
+use super::commands::lock_leaving::Joined;
+use super::commands::lock_losses::find_lost;
+use super::commands::lock_scripts;
 
 use super::RedisStore;
-use super::call::{refused, run_call};
-use super::client::unexpected;
+use super::commands::Commands;
+use super::commands::call::{refused, run_call};
+use super::connection::connector::unexpected;
 use super::scripts::{self, By, Script, millis};
-use super::topology::Commands;
-use crate::store::grants::Await;
-use crate::store::locks::{
+use crate::store::lock_store::{
     Announced, Change, Create, Leave, LockStore, MutexHolder, MutexTaken, Offer, PermitFreed, PermitTaken,
     SemaphoreState, Take, TakePermit, Taken, leave_alone,
 };
 use crate::store::names::LockName;
+use crate::store::wake::lock_waiters::Await;
 use crate::store::{Reply, StoreError, StoreErrorKind, Token};
 
 /// A script for one lock.
-struct Step<'a> {
-    script: &'a Script,
-    name: &'a LockName,
+pub(super) struct Step<'a> {
+    pub(super) script: &'a Script,
+    pub(super) name: &'a LockName,
     /// What the names of its keys begin with, after its own.
     parts: &'a [&'a str],
     /// The same of the key that follows in a cluster only.
@@ -55,26 +51,26 @@ struct Step<'a> {
 
 impl<'a> Step<'a> {
     /// A take of a mutex; in a cluster with the roll of its waiters' nodes.
-    fn taking(name: &'a LockName) -> Self {
+    pub(super) fn taking(name: &'a LockName) -> Self {
         let prefixed = name.key == name.tag;
         let spread_part = Some(if prefixed { "sg1:pr" } else { "sg1:mr" });
         Self { spread_part, ..Self::giving(&scripts::MUTEX_TAKE, name) }
     }
 
     /// The same of a permit.
-    fn taking_permit(name: &'a LockName) -> Self {
+    pub(super) fn taking_permit(name: &'a LockName) -> Self {
         Self { spread_part: Some("sg1:sr"), ..Self::semaphore(&scripts::SEMAPHORE_TAKE, name) }
     }
 
     /// A step that gives the mutex away, and needs all its keys for that.
-    fn giving(script: &'a Script, name: &'a LockName) -> Self {
+    pub(super) fn giving(script: &'a Script, name: &'a LockName) -> Self {
         let prefixed = name.key == name.tag;
         let parts = if prefixed { &["sg1:pq", "sg1:pf"] } else { &["sg1:mq", "sg1:mf"] };
         Self { script, name, parts, spread_part: None }
     }
 
     /// A step of a mutex that is left to whichever take comes first; with the mark of a head that was told.
-    fn offering(script: &'a Script, name: &'a LockName) -> Self {
+    pub(super) fn offering(script: &'a Script, name: &'a LockName) -> Self {
         let prefixed = name.key == name.tag;
         let parts = if prefixed { &["sg1:pq", "sg1:pf", "sg1:pt"] } else { &["sg1:mq", "sg1:mf", "sg1:mt"] };
         Self { script, name, parts, spread_part: None }
@@ -82,34 +78,34 @@ impl<'a> Step<'a> {
 
     /// A step that starts the holder's time anew, which those who wait may have to be told, and takes down a longer one than the
     /// token says.
-    fn extending(name: &'a LockName) -> Self {
+    pub(super) fn extending(name: &'a LockName) -> Self {
         let prefixed = name.key == name.tag;
         let parts = if prefixed { &["sg1:pq", "sg1:px"] } else { &["sg1:mq", "sg1:mx"] };
         Self { script: &scripts::MUTEX_EXTEND, name, parts, spread_part: None }
     }
 
-    fn repairing(name: &'a LockName) -> Self {
+    pub(super) fn repairing(name: &'a LockName) -> Self {
         let Self { parts, .. } = Self::extending(name);
         Self { script: &scripts::MUTEX_REPAIR, name, parts: &parts[1..], spread_part: None }
     }
 
     /// A step about the places in a queue, of any kind of lock.
-    fn queueing(script: &'a Script, name: &'a LockName) -> Self {
+    pub(super) fn queueing(script: &'a Script, name: &'a LockName) -> Self {
         let Self { parts, .. } =
             if name.is_semaphore() { Self::semaphore(script, name) } else { Self::giving(script, name) };
         Self { script, name, parts: &parts[..1], spread_part: None }
     }
 
     /// A step that stays with the mutex's own key.
-    fn alone(script: &'a Script, name: &'a LockName) -> Self {
+    pub(super) fn alone(script: &'a Script, name: &'a LockName) -> Self {
         Self { script, name, parts: &[], spread_part: None }
     }
 
-    fn semaphore(script: &'a Script, name: &'a LockName) -> Self {
+    pub(super) fn semaphore(script: &'a Script, name: &'a LockName) -> Self {
         Self { script, name, parts: &["sg1:sq", "sg1:sm"], spread_part: None }
     }
 
-    async fn run<T>(
+    pub(super) async fn run<T>(
         self,
         commands: &Commands,
         args: impl Fn(&mut Cmd) + Sync,
@@ -171,7 +167,7 @@ impl LockStore for RedisStore {
             let (taken, remarks) = if ask.barges && ask.instead.is_none() {
                 barge(&self.commands, name, (ask, again), within).await?
             } else {
-                passing::take_mutex(&self.commands, name, (ask, again), within).await?
+                lock_scripts::take_mutex(&self.commands, name, (ask, again), within).await?
             };
             self.answered(name, ask.token, remarks);
             Ok(taken)
@@ -185,7 +181,7 @@ impl LockStore for RedisStore {
         offer: Offer,
         within: Duration,
     ) -> Reply<'a, bool> {
-        self.freeing(name, passing::offer_mutex(&self.commands, name, token, offer, within))
+        self.freeing(name, lock_scripts::offer_mutex(&self.commands, name, token, offer, within))
     }
 
     fn free_mutex<'a>(
@@ -195,7 +191,7 @@ impl LockStore for RedisStore {
         ttl: Option<Duration>,
         within: Duration,
     ) -> Reply<'a, bool> {
-        self.freeing(name, passing::free_mutex(&self.commands, name, token, ttl, within))
+        self.freeing(name, lock_scripts::free_mutex(&self.commands, name, token, ttl, within))
     }
 
     fn leave<'a>(&'a self, name: &'a LockName, leave: Leave<'a>, within: Duration) -> Reply<'a, ()> {
@@ -236,7 +232,7 @@ impl LockStore for RedisStore {
     }
 
     fn break_mutex<'a>(&'a self, name: &'a LockName, within: Duration) -> Reply<'a, bool> {
-        Box::pin(passing::break_mutex(&self.commands, name, within))
+        Box::pin(lock_scripts::break_mutex(&self.commands, name, within))
     }
 
     fn take_permit<'a>(
@@ -248,7 +244,8 @@ impl LockStore for RedisStore {
         Box::pin(async move {
             self.inbox.open();
             let again = self.grants.asks_again(ask.token);
-            let (taken, remarks) = passing::take_permit(&self.commands, name, (ask, again), within).await?;
+            let (taken, remarks) =
+                lock_scripts::take_permit(&self.commands, name, (ask, again), within).await?;
             self.answered(name, ask.token, remarks);
             Ok(taken)
         })
@@ -261,7 +258,7 @@ impl LockStore for RedisStore {
         lease: Duration,
         within: Duration,
     ) -> Reply<'a, PermitFreed> {
-        self.freeing(name, passing::free_permit(&self.commands, name, token, lease, within))
+        self.freeing(name, lock_scripts::free_permit(&self.commands, name, token, lease, within))
     }
 
     fn refresh_permit<'a>(
@@ -271,7 +268,7 @@ impl LockStore for RedisStore {
         lease: Duration,
         within: Duration,
     ) -> Reply<'a, bool> {
-        Box::pin(passing::refresh_permit(&self.commands, name, token, lease, within))
+        Box::pin(lock_scripts::refresh_permit(&self.commands, name, token, lease, within))
     }
 
     fn look_at_semaphore<'a>(
@@ -289,7 +286,7 @@ impl LockStore for RedisStore {
         change: Change,
         within: Duration,
     ) -> Reply<'a, Option<SemaphoreState>> {
-        Box::pin(passing::change_semaphore(&self.commands, name, change, within))
+        Box::pin(lock_scripts::change_semaphore(&self.commands, name, change, within))
     }
 
     fn await_grant(&self, name: &LockName, token: &Token) -> Await {
@@ -325,7 +322,7 @@ async fn barge(
 
 /// The answer to a take, once the mutex has no more time left than its holder has asked for. That is looked at by a step of
 /// its own, because a holder may have asked for more than its token says, and hardly any take has to know.
-async fn repaired(
+pub(super) async fn repaired(
     commands: &Commands,
     name: &LockName,
     answer: Option<(MutexTaken, Remarks)>,
@@ -348,9 +345,9 @@ pub(super) async fn give_back(commands: Commands, name: LockName, token: Token, 
     for pause in PAUSES {
         // Who was granted it is in no queue any more, so the time to live, by which a place is found, is none.
         let freed = if name.is_semaphore() {
-            passing::free_permit(&commands, &name, &token, Duration::ZERO, within).await.map(|_| ())
+            lock_scripts::free_permit(&commands, &name, &token, Duration::ZERO, within).await.map(|_| ())
         } else {
-            passing::free_mutex(&commands, &name, &token, None, within).await.map(|_| ())
+            lock_scripts::free_mutex(&commands, &name, &token, None, within).await.map(|_| ())
         };
         match freed.map_err(|error| error.kind) {
             Ok(()) | Err(StoreErrorKind::Closed | StoreErrorKind::Refused) => return,
@@ -360,15 +357,15 @@ pub(super) async fn give_back(commands: Commands, name: LockName, token: Token, 
 }
 
 /// A mutex's time to live in milliseconds, 0 for none.
-fn end(ttl: Option<Duration>) -> u64 {
+pub(super) fn end(ttl: Option<Duration>) -> u64 {
     ttl.map_or(0, millis)
 }
 
 /// A waiter as it stands in a queue.
-fn place(token: &Token, ms: u64) -> String {
+pub(super) fn place(token: &Token, ms: u64) -> String {
     format!("{}{ms}", token.as_str())
 }
 
-fn push_create(cmd: &mut Cmd, semaphore: Create) {
+pub(super) fn push_create(cmd: &mut Cmd, semaphore: Create) {
     cmd.arg(semaphore.capacity).arg(millis(semaphore.idle_ttl));
 }

@@ -14,31 +14,19 @@
 //!
 //! Locks have keys of their own, named in [`locks`]. Messages go to `sg1:i:<node>`: [`message`].
 
-mod acquire;
-mod advice;
-mod backoff;
-mod call;
-mod checkup;
-mod client;
 #[cfg(feature = "cluster")]
 mod cluster;
+mod commands;
 mod connection;
 #[cfg(test)]
 mod crowd_tests;
+mod doctor;
+mod errors;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzed;
-mod in_time;
-mod inbox;
-mod insertion;
-mod keyspace;
 mod locks;
-mod message;
-mod probe;
-mod refusal;
+mod messages;
 mod scripts;
-#[cfg(feature = "sentinel")]
-mod sentinel;
-mod server;
 mod tags;
 mod topology;
 
@@ -59,24 +47,24 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 use uuid::Uuid;
 
-use acquire::acquire;
-use call::{REST, hand_over, refused, run, wake_rest};
-use client::{Dial, unexpected};
 #[cfg(feature = "cluster")]
 use cluster::Cluster;
 #[cfg(all(test, feature = "cluster"))]
-pub(in crate::store) use cluster::slot_of;
+pub(crate) use cluster::slot_of;
+use commands::Commands;
+use commands::acquire::acquire;
+use commands::call::{REST, hand_over, refused, run, wake_rest};
+use commands::lock_leaving::Leaving;
 use connection::Supervisor;
-use inbox::Inbox;
-use keyspace::Keyspace;
-use locks::leaving::Leaving;
+use connection::connector::{Dial, unexpected};
+use messages::inbox::Inbox;
+use messages::keyspace::Keyspace;
 use scripts::{Script, get_entry, millis, push_outcome, push_seen};
 #[cfg(feature = "sentinel")]
-use sentinel::Sentinels;
-use topology::Commands;
+use topology::sentinel::Sentinels;
 
-use super::grants::Grants;
-use super::watch::Watches;
+use super::wake::lease_waiters::Watches;
+use super::wake::lock_waiters::Grants;
 use super::{
     Acquire, Acquired, Examine, Fail, HandOver, HandedOver, Insert, Kept, Reply, Store, StoreError,
     StoreErrorKind, Token, Watch,
@@ -286,7 +274,7 @@ impl Store for RedisStore {
     }
 
     fn invalidate<'a>(&'a self, key: &'a Key, insert: Option<Insert>, within: Duration) -> Reply<'a, ()> {
-        Box::pin(insertion::invalidate(&self.commands, key, insert, within))
+        Box::pin(commands::invalidate::invalidate(&self.commands, key, insert, within))
     }
 
     fn watch(&self, key: &Key, token: &Token) -> Watch {
@@ -317,7 +305,7 @@ impl Store for RedisStore {
             // A command without an answer for longer than two deadlines would cost the connection.
             match within.min(self.command_timeout) {
                 Duration::ZERO => Ok(()),
-                within => probe::probe(&self.commands, key.name(), within).await,
+                within => doctor::probe::probe(&self.commands, key.name(), within).await,
             }
         })
     }
@@ -357,7 +345,7 @@ impl Store for RedisStore {
     }
 
     fn examine(&self, ask: Examine) -> Pin<Box<dyn Future<Output = Vec<Finding>> + Send + '_>> {
-        Box::pin(checkup::examine(self, ask))
+        Box::pin(doctor::examine(self, ask))
     }
 }
 

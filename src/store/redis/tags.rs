@@ -8,11 +8,11 @@ use redis::{Cmd, Value};
 use tokio::time::{Instant, timeout};
 
 use super::RedisStore;
-use super::call::{refused, run};
-use super::client::{bounded, unexpected};
+use super::commands::call::{refused, run};
+use super::connection::connector::{bounded, unexpected};
 use super::scripts::{self, millis, push_key};
 use crate::key::Key;
-use crate::store::tags::{Found, Member, TagStore};
+use crate::store::tag_store::{Found, Member, TagStore};
 use crate::store::{Reply, StoreError, StoreErrorKind};
 
 /// How long a mark stays that nobody removes; what comes before its removal takes a part of that each, at most.

@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use super::Line;
 use crate::key::Key;
-use crate::store::grants::Await;
-use crate::store::locks::{
+use crate::store::lock_store::{
     Announced, Change, LockStore, MutexHolder, MutexTaken, Offer, PermitFreed, PermitTaken, SemaphoreState,
     Take, TakePermit,
 };
 use crate::store::names::LockName;
-use crate::store::tags::{Found, Member, TagStore};
+use crate::store::tag_store::{Found, Member, TagStore};
+use crate::store::wake::lock_waiters::Await;
 use crate::store::{NodeStore, Reply, StoreError, Token};
 
 /// The deadline of commands that have none of their own.

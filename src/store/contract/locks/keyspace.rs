@@ -3,7 +3,7 @@
 use super::super::on_redis::world_of;
 use super::super::support::redis_server::RedisServer;
 use super::*;
-use crate::store::locks::Announced;
+use crate::store::lock_store::Announced;
 use crate::store::redis::RedisStore;
 
 const SETTING: &str = "notify-keyspace-events";

@@ -4,7 +4,7 @@ use futures_util::future::join_all;
 
 use super::super::on_redis::at;
 use super::*;
-use crate::store::locks::Leave;
+use crate::store::lock_store::Leave;
 
 on_servers! {
     waiters_that_leave_together_leave_the_others_in_their_order,

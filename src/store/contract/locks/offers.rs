@@ -1,7 +1,7 @@
 //! A mutex that is offered: the take that comes first may have it, until the head of the queue has waited for the bound.
 
 use super::*;
-use crate::store::locks::Offer;
+use crate::store::lock_store::Offer;
 
 contract! {
     an_offered_mutex_goes_to_the_take_that_comes_first,

@@ -6,9 +6,9 @@ use std::time::Duration;
 use redis::{Cmd, RedisError, Value};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::slots::{Address, Redirect, redirect, slot_of};
 use super::{Cluster, Supervisor};
-use crate::store::redis::refusal::store_error;
+use crate::store::redis::errors::classify::store_error;
+use crate::store::redis::topology::slots::{Address, Redirect, redirect, slot_of};
 use crate::store::{StoreError, StoreErrorKind};
 
 /// How often a command is sent on at once. A chart that is one change behind is right after the first time.
@@ -22,7 +22,7 @@ const ENDLESS: Duration = Duration::from_secs(86_400);
 
 impl Cluster {
     /// Sends a command to whoever has the slot of `key`, and waits for its reply, at most `within` in all.
-    pub(in crate::store::redis) async fn send(
+    pub(crate) async fn send(
         self: &Arc<Self>,
         key: &str,
         cmd: &Cmd,

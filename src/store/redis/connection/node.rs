@@ -6,14 +6,14 @@ use std::time::Duration;
 use redis::{Cmd, Value};
 use tokio::time::timeout;
 
+use super::connector::unexpected;
 use super::{State, Supervisor, Up};
 use crate::store::StoreError;
-use crate::store::redis::client::unexpected;
 
 impl Supervisor {
     /// Sends a command behind ASKING, which lets a node answer for a slot that is on its way to it. Both in one piece: no other
     /// command may come between them.
-    pub(in crate::store::redis) async fn send_asking(
+    pub(crate) async fn send_asking(
         self: &Arc<Self>,
         cmd: &Cmd,
         within: Duration,
@@ -33,7 +33,7 @@ impl Supervisor {
     }
 
     /// Waits for what the present attempt to connect comes to, however long that takes.
-    pub(in crate::store::redis) async fn settled(self: &Arc<Self>) -> Result<(), StoreError> {
+    pub(crate) async fn settled(self: &Arc<Self>) -> Result<(), StoreError> {
         let mut changes = self.changes.subscribe();
         while matches!(self.slot().state, State::Connecting(_)) {
             let _ = changes.changed().await;

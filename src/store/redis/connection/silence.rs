@@ -9,7 +9,7 @@ use std::time::Duration;
 use redis::RedisError;
 use tokio::time::Instant;
 
-use crate::store::redis::refusal::store_error;
+use crate::store::redis::errors::classify::store_error;
 use crate::store::{StoreError, StoreErrorKind};
 
 pub(super) struct Silence {

@@ -8,7 +8,7 @@ use tokio::net::TcpListener;
 use super::*;
 use crate::health::LinkState;
 use crate::store::contract::support::redis_server::RedisServer;
-use crate::store::redis::refusal::reason;
+use crate::store::redis::errors::classify::reason;
 
 /// What a server does once it has answered the first look on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

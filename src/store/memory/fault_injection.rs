@@ -1,0 +1,219 @@
+//! What happens to a store behind its clients' backs: evictions, a flush, a failover to an older state, a clock that
+//! jumps. For [`testing`](crate::testing).
+
+use std::fmt;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{OnceLock, Weak};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use super::MemoryStore;
+use super::expiring_map::Shelf;
+use super::records::{Record, Records};
+use crate::store::Token;
+use crate::store::wake::lease_waiters::Hint;
+use crate::store::wake::lock_waiters::Tell;
+
+/// The state that only tests give a store.
+#[derive(Default)]
+pub(crate) struct Meddling {
+    relay: OnceLock<Weak<dyn Relay>>,
+    ahead_ms: AtomicI64,
+}
+
+/// Another way on which waiters are told. Weak, because what is at its end has the store.
+pub(crate) trait Relay: Send + Sync {
+    /// As [`Watches::tell`](crate::store::wake::lease_waiters::Watches::tell).
+    fn tell(&self, name: &str, hint: &Hint) -> bool;
+
+    /// What becomes of something that is said to this waiter for a lock, or to this holder.
+    fn way(&self, token: &Token) -> Way;
+
+    /// This waiter for a lock, or this holder, was told.
+    fn told(&self, token: &Token, tell: Tell);
+}
+
+/// What becomes of something that is said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    Open,
+    /// It does not arrive, and whoever says it does not know.
+    Lost,
+    /// There is nobody at its end, and whoever says it knows.
+    Gone,
+}
+
+/// All that a store holds of one key.
+pub(crate) struct Picture(Option<Record>);
+
+impl fmt::Debug for Picture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Picture")
+    }
+}
+
+impl Meddling {
+    pub(super) fn relay(&self, name: &str, hint: &Hint) -> bool {
+        self.relay.get().and_then(Weak::upgrade).is_some_and(|relay| relay.tell(name, hint))
+    }
+
+    pub(super) fn way(&self, token: &Token) -> Way {
+        self.relay.get().and_then(Weak::upgrade).map_or(Way::Open, |relay| relay.way(token))
+    }
+
+    pub(super) fn told(&self, token: &Token, tell: Tell) {
+        if let Some(relay) = self.relay.get().and_then(Weak::upgrade) {
+            relay.told(token, tell);
+        }
+    }
+
+    pub(super) fn ahead_ms(&self) -> i64 {
+        self.ahead_ms.load(Ordering::Relaxed)
+    }
+}
+
+impl MemoryStore {
+    /// Tells waiters on this way too. The first one stays.
+    pub(crate) fn relay_to(&self, relay: Weak<dyn Relay>) {
+        let _ = self.shared.meddling.relay.set(relay);
+    }
+
+    /// Whose the lease is, and for how long.
+    pub(crate) fn lease(&self, name: &str) -> Option<(Token, Duration)> {
+        let now = Instant::now();
+        let records = self.records();
+        let (holder, until) = records.by_name.get(name)?.lease.as_ref()?;
+        (*until > now).then(|| (holder.clone(), *until - now))
+    }
+
+    /// The stored bytes.
+    #[cfg(test)]
+    pub(crate) fn entry(&self, name: &str) -> Option<Bytes> {
+        let now = Instant::now();
+        let records = self.records();
+        let (entry, at) = records.by_name.get(name)?.entry.as_ref()?;
+        (at.0 > now).then(|| entry.clone())
+    }
+
+    /// Whether there was a lease to evict.
+    pub(crate) fn evict_lease(&self, name: &str) -> bool {
+        let mut records = self.records();
+        let evicted = records.by_name.get_mut(name).and_then(|record| record.lease.take()).is_some();
+        records.tidy(name);
+        evicted
+    }
+
+    /// Whether there was an entry to evict.
+    pub(crate) fn evict_entry(&self, name: &str) -> bool {
+        let mut records = self.records();
+        let there = records.by_name.get(name).is_some_and(|record| record.entry.is_some());
+        records.forget_entry(name);
+        there
+    }
+
+    /// Forgets everything but locks.
+    pub(crate) fn flush(&self) {
+        let mut records = self.records();
+        records.by_name.clear();
+        records.by_expiry.clear();
+        records.left_by_expiry.clear();
+        records.bytes = 0;
+        records.tags = Shelf::default();
+        records.lists = Shelf::default();
+    }
+
+    /// Changes one byte of the entry. Whether there is one.
+    pub(crate) fn spoil(&self, name: &str, at: usize) -> bool {
+        let mut records = self.records();
+        let entry = records.by_name.get_mut(name).and_then(|record| record.entry.as_mut());
+        let Some((entry, _)) = entry.filter(|(entry, _)| !entry.is_empty()) else { return false };
+        let mut spoilt = entry.to_vec();
+        let at = at % spoilt.len();
+        spoilt[at] ^= 0x55;
+        *entry = Bytes::from(spoilt);
+        true
+    }
+
+    /// What the store's clock shows.
+    #[cfg(test)]
+    pub(crate) fn now(&self) -> u64 {
+        self.shared.clock_at(Instant::now())
+    }
+
+    /// Moves the clock, by which freshness is judged and everything expires, but for tags and locks.
+    pub(crate) fn step_clock(&self, by_ms: i64) {
+        self.shared.meddling.ahead_ms.fetch_add(by_ms, Ordering::Relaxed);
+        self.records().step(by_ms);
+    }
+
+    /// Tells a waiter for a lock, or a holder, whatever is true.
+    pub(crate) fn tell_lock(&self, token: &Token, tell: Tell) {
+        drop(self.shared.grants.tell(token, tell));
+    }
+
+    /// Tells those who wait for the lock with this key to look again.
+    pub(crate) fn tell_lock_missed(&self, key: &str) {
+        drop(self.shared.grants.tell_missed(key, None));
+    }
+
+    /// Tells a node's waiters for locks that something may have been lost.
+    pub(crate) fn tell_node_missed(&self, node: Uuid) {
+        self.shared.grants.tell_node_missed(node);
+    }
+
+    pub(crate) fn picture(&self, name: &str) -> Picture {
+        Picture(self.records().by_name.get(name).cloned())
+    }
+
+    /// Makes of the key what it was. What has expired meanwhile goes as always.
+    pub(crate) fn restore(&self, name: &str, picture: &Picture) {
+        let mut records = self.records();
+        records.forget_entry(name);
+        records.forget_left(name);
+        records.by_name.remove(name);
+        let Some(mut record) = picture.0.clone() else { return };
+        let (entry, left) = (record.entry.take(), record.ending.take());
+        records.by_name.insert(name.into(), record);
+        if let Some((entry, (until, _))) = entry {
+            let at = records.next(until);
+            records.put_entry(name, entry, at);
+        }
+        if let Some(mut left) = left {
+            left.at = records.next(left.at.0);
+            records.put_left(name, *left);
+        }
+        records.tidy(name);
+    }
+}
+
+impl Records {
+    fn step(&mut self, by_ms: i64) {
+        let now = Instant::now();
+        let by = Duration::from_millis(by_ms.unsigned_abs());
+        // The later the clock, the sooner it is over.
+        let moved = |at: Instant| {
+            if by_ms < 0 { at + by } else { at.checked_sub(by).unwrap_or(now).max(now) }
+        };
+        let Self { by_name, by_expiry, left_by_expiry, .. } = self;
+        by_expiry.clear();
+        left_by_expiry.clear();
+        for (name, record) in by_name {
+            if let Some((_, until)) = &mut record.lease {
+                *until = moved(*until);
+            }
+            record.queue_until = record.queue_until.map(moved);
+            if let Some(left) = &mut record.ending {
+                left.at.0 = moved(left.at.0);
+                left.replay_until = moved(left.replay_until);
+                left_by_expiry.insert(left.at, name.clone());
+            }
+            if let Some((_, at)) = &mut record.entry {
+                at.0 = moved(at.0);
+                by_expiry.insert(*at, name.clone());
+            }
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! The chart: which master has which slot, and how it stands with each.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use crate::health::{Breaker, LinkState};
+use crate::store::redis::connection::Supervisor;
+use crate::store::redis::errors::classify::reason;
+use crate::store::redis::topology::slots::{Address, Range, SLOTS, slot_of};
+use crate::store::{StoreError, StoreErrorKind};
+
+/// A slot that nobody has.
+const NOBODY: u16 = u16::MAX;
+
+/// How many names are tried for one in each master's slots. A master with a single slot of 16,384 is missed once in
+/// e^12 times.
+const MOST_TRIES: u32 = 200_000;
+
+pub(super) enum Chart {
+    /// Never drawn: callers wait.
+    Blank,
+    /// Once drawn it stays, until a better one is: its masters know by themselves that they can not be reached.
+    Drawn(Arc<Layout>),
+    /// No node has ever told.
+    Unknown(StoreError),
+    Closed,
+}
+
+pub(super) struct Layout {
+    /// As the nodes have told it; empty once it was corrected.
+    pub(super) ranges: Vec<Range>,
+    /// Of each slot the place of its master in `masters`.
+    slots: Box<[u16]>,
+    /// In order of their first slots.
+    pub(super) masters: Vec<Master>,
+}
+
+#[derive(Clone)]
+pub(crate) struct Master {
+    pub(super) address: Address,
+    pub(crate) server: Arc<Supervisor>,
+    pub(crate) replicas: usize,
+}
+
+/// How far the masters cover the slots.
+pub(crate) struct Coverage {
+    pub(crate) masters: Vec<Master>,
+    pub(crate) unserved: usize,
+}
+
+impl Master {
+    pub(crate) fn name(&self) -> String {
+        self.address.to_string()
+    }
+}
+
+impl Layout {
+    /// `server` makes a supervisor, or finds the one that there is.
+    pub(super) fn of<E>(
+        ranges: Vec<Range>,
+        mut server: impl FnMut(&Address) -> Result<Arc<Supervisor>, E>,
+    ) -> Result<Self, E> {
+        let mut slots = vec![NOBODY; SLOTS].into_boxed_slice();
+        let mut masters: Vec<Master> = Vec::new();
+        for Range { first, last, master: address, replicas } in &ranges {
+            let at = match masters.iter().position(|master| master.address == *address) {
+                Some(at) => at,
+                None => {
+                    let (server, replicas) = (server(address)?, replicas.len());
+                    masters.push(Master { address: address.clone(), server, replicas });
+                    masters.len() - 1
+                }
+            };
+            let at = u16::try_from(at).unwrap_or(NOBODY);
+            if let Some(range) = slots.get_mut(usize::from(*first)..=usize::from(*last)) {
+                range.fill(at);
+            }
+        }
+        Ok(Self { ranges, slots, masters })
+    }
+
+    /// The same but for one slot, which is that node's.
+    pub(super) fn with(&self, slot: u16, address: &Address, server: &Arc<Supervisor>) -> Self {
+        let (mut slots, mut masters) = (self.slots.clone(), self.masters.clone());
+        let at = masters.iter().position(|master| master.address == *address).unwrap_or_else(|| {
+            masters.push(Master { address: address.clone(), server: Arc::clone(server), replicas: 0 });
+            masters.len() - 1
+        });
+        if let Some(entry) = slots.get_mut(usize::from(slot)) {
+            *entry = u16::try_from(at).unwrap_or(NOBODY);
+        }
+        Self { ranges: Vec::new(), slots, masters }
+    }
+
+    pub(super) fn master(&self, slot: u16) -> Option<&Master> {
+        self.masters.get(usize::from(*self.slots.get(usize::from(slot))?))
+    }
+
+    /// For each master that has slots a name like this one, whose keys are there. That of the first it comes to is the
+    /// name itself.
+    pub(super) fn samples(&self, name: &str) -> Vec<(Master, String)> {
+        let mut missing: HashSet<u16> = self.slots.iter().copied().filter(|at| *at != NOBODY).collect();
+        let mut samples = Vec::with_capacity(missing.len());
+        let like = (1..MOST_TRIES).map(|n| format!("{name}-{n}"));
+        for name in std::iter::once(name.to_owned()).chain(like) {
+            if missing.is_empty() {
+                break;
+            }
+            let at = self.slots[usize::from(slot_of(&name))];
+            if let (true, Some(master)) = (missing.remove(&at), self.masters.get(usize::from(at))) {
+                samples.push((master.clone(), name));
+            }
+        }
+        samples
+    }
+
+    /// Whether there is nothing to hope for from a look at who has what.
+    pub(super) fn is_well(&self) -> bool {
+        self.slots.iter().all(|at| *at != NOBODY)
+            && self.masters.iter().all(|master| master.server.down().is_none())
+    }
+
+    pub(super) fn coverage(&self) -> Coverage {
+        let unserved = self.slots.iter().filter(|at| **at == NOBODY).count();
+        Coverage { masters: self.masters.clone(), unserved }
+    }
+}
+
+impl Chart {
+    /// The layout, or `None` where one may be waited for.
+    pub(super) fn layout(&self) -> Result<Option<Arc<Layout>>, StoreError> {
+        match self {
+            Self::Drawn(layout) => Ok(Some(Arc::clone(layout))),
+            Self::Blank => Ok(None),
+            Self::Unknown(why) => Err(why.clone()),
+            Self::Closed => Err(StoreError::new(StoreErrorKind::Closed)),
+        }
+    }
+
+    /// How all connections stand as one, and what is wrong with the first that has something wrong.
+    pub(super) fn link(&self) -> (LinkState, Breaker, Option<String>) {
+        let layout = match self {
+            Self::Blank => return (LinkState::Idle, Breaker::Closed, None),
+            Self::Unknown(why) => return (LinkState::Down, Breaker::Open, Some(reason(why))),
+            Self::Closed => return (LinkState::Closed, Breaker::Open, None),
+            Self::Drawn(layout) => layout,
+        };
+        let mut why = None;
+        let mut down = 0;
+        let mut best = LinkState::Idle;
+        for master in &layout.masters {
+            let (link, failure) = master.server.link();
+            match link {
+                LinkState::Up => best = LinkState::Up,
+                LinkState::Connecting if best == LinkState::Idle => best = LinkState::Connecting,
+                LinkState::Down => {
+                    down += 1;
+                    let said = failure.map_or_else(String::new, |failure| reason(&failure));
+                    why.get_or_insert_with(|| format!("{}: {said}", master.address));
+                }
+                _ => {}
+            }
+        }
+        match down {
+            0 => (best, Breaker::Closed, None),
+            _ if down == layout.masters.len() => (LinkState::Down, Breaker::Open, why),
+            _ => (best, Breaker::Partly, why),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use redis::Client;
+
+    use super::*;
+    use crate::store::redis::connection::connector::Dial;
+
+    fn address(name: &str) -> Address {
+        Address::parse(name, None).expect("an address")
+    }
+
+    fn server(address: &Address) -> Result<Arc<Supervisor>, redis::RedisError> {
+        let client = Client::open(format!("redis://{address}"))?;
+        Ok(Supervisor::new(Dial::node(&client, Duration::from_millis(50))))
+    }
+
+    #[tokio::test]
+    async fn a_master_with_several_ranges_is_one() {
+        let range = |first, last, name: &str, replicas: &[&str]| {
+            let replicas = replicas.iter().map(|name| address(name)).collect();
+            Range { first, last, master: address(name), replicas }
+        };
+        let ranges =
+            vec![range(0, 9, "a:1", &["c:1", "d:1"]), range(10, 19, "b:1", &[]), range(20, 29, "a:1", &[])];
+        let layout = Layout::of(ranges, server).expect("two masters");
+        let Coverage { masters, unserved } = layout.coverage();
+        let masters: Vec<_> = masters.iter().map(|master| (master.name(), master.replicas)).collect();
+        assert_eq!(masters, [("a:1".to_owned(), 2), ("b:1".to_owned(), 0)]);
+        assert_eq!(unserved, SLOTS - 30);
+        assert!(!layout.is_well(), "none of them is down, and nobody has the others");
+    }
+
+    /// One with a single slot among them, and one that has none any more.
+    #[tokio::test]
+    async fn each_master_with_slots_has_a_name_whose_keys_are_there() {
+        let range =
+            |first, last, name: &str| Range { first, last, master: address(name), replicas: Vec::new() };
+        let ranges = vec![range(0, 9_000, "a:1"), range(9_002, 16_383, "b:1"), range(9_001, 9_001, "c:1")];
+        let layout = Layout::of(ranges, server).expect("three masters");
+        let (gone, new) = (address("c:1"), address("d:1"));
+        let layout = layout.with(9_001, &new, &server(&new).expect("an address"));
+        let samples = layout.samples("ns:~x");
+        assert_eq!(samples[0].1, "ns:~x", "the first is as it is");
+        let mut masters: Vec<_> = samples.iter().map(|(master, _)| master.name()).collect();
+        masters.sort();
+        assert_eq!(masters, ["a:1", "b:1", "d:1"], "{gone} has nothing");
+        for (master, name) in samples {
+            let home = layout.master(slot_of(&name)).expect("somebody has it");
+            assert_eq!(home.name(), master.name(), "{name}");
+        }
+    }
+}

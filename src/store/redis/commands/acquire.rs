@@ -1,0 +1,86 @@
+//! ACQUIRE: an entry, an ending, the lease, or a place in the queue. It must not run late.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use redis::{Cmd, Value};
+use tokio::time::Instant;
+
+use super::Commands;
+use super::call::{refused, run};
+use super::deadline::{Ran, in_time};
+use crate::key::Key;
+use crate::store::redis::connection::connector::unexpected;
+use crate::store::redis::scripts;
+use crate::store::redis::scripts::{get_entry, millis, push_moment, push_seen};
+use crate::store::{Acquire, Acquired, StoreError, Token};
+
+pub(crate) async fn acquire(
+    commands: &Commands,
+    key: &Key,
+    ask: Acquire<'_>,
+    within: Duration,
+) -> Result<Acquired, StoreError> {
+    let until = Instant::now() + within;
+    let left = || until.saturating_duration_since(Instant::now());
+    loop {
+        let acquire = in_time(commands, left(), |last, left| attempt(commands, key, ask, last, left));
+        match acquire.await? {
+            Answer::Acquired(acquired) => return Ok(acquired),
+            Answer::EntryIsThere => {}
+        }
+        match commands.send(key.name(), &get_entry(key.name()), left()).await? {
+            Value::BulkString(entry) => return Ok(Acquired::Found(Bytes::from(entry))),
+            // It is gone, or foreign data has taken its place: neither is an entry, so the lease is asked for again.
+            Value::Nil => {}
+            Value::ServerError(error) if error.code() == "WRONGTYPE" => {}
+            Value::ServerError(error) => return Err(refused(error.into())),
+            _ => return Err(refused(unexpected())),
+        }
+    }
+}
+
+/// What `acquire.lua` returns.
+pub(crate) enum Answer {
+    Acquired(Acquired),
+    /// There is an entry that was not seen, and a script that returned it would hold up the server.
+    EntryIsThere,
+}
+
+async fn attempt(
+    commands: &Commands,
+    key: &Key,
+    ask: Acquire<'_>,
+    last: Option<u64>,
+    within: Duration,
+) -> Result<Ran<Answer>, StoreError> {
+    let args = |cmd: &mut Cmd| {
+        cmd.arg(ask.token.as_str()).arg(millis(ask.lease));
+        push_seen(cmd, ask.seen);
+        cmd.arg(ask.behind.map_or("", Token::as_str)).arg(u8::from(ask.queue));
+        push_moment(cmd, last);
+    };
+    let answer = run(commands, &scripts::ACQUIRE, key.name(), 288, args, within).await?;
+    read(answer).ok_or_else(|| refused(unexpected()))
+}
+
+/// Reads what `acquire.lua` returns.
+pub(crate) fn read(answer: Value) -> Option<Ran<Answer>> {
+    let Value::Array(parts) = answer else { return None };
+    let mut parts = parts.into_iter();
+    let acquired = match (parts.next()?, parts.next(), parts.next()) {
+        (Value::Int(1), Some(Value::BulkString(entry)), None) => Acquired::Found(Bytes::from(entry)),
+        (Value::Int(2), Some(Value::BulkString(outcome)), None) => Acquired::Ended(Bytes::from(outcome)),
+        (Value::Int(3), None, None) => Acquired::Granted,
+        (Value::Int(4), Some(Value::Int(remaining)), Some(Value::BulkString(holder))) => {
+            let remaining = Duration::from_millis(u64::try_from(remaining).unwrap_or(0));
+            Acquired::Held { remaining, holder: Token::parse(&holder)? }
+        }
+        (Value::Int(5), Some(Value::Int(shown)), None) => {
+            return Some(Ran::TooLate(u64::try_from(shown).unwrap_or(0)));
+        }
+        (Value::Int(6), None, None) => return Some(Ran::InTime(Answer::EntryIsThere)),
+        _ => return None,
+    };
+    Some(Ran::InTime(Answer::Acquired(acquired)))
+}

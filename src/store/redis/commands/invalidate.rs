@@ -1,0 +1,75 @@
+//! INVALIDATE, and INSERT, which is the one command that stores without a lease: nothing of the caller's own has to be
+//! there for it, but it must not run late.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use redis::{Cmd, Value};
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use super::Commands;
+use super::call::{REST, refused, run, wake_rest};
+use super::deadline::{Ran, in_time};
+use crate::key::Key;
+use crate::store::redis::connection::connector::unexpected;
+use crate::store::redis::scripts;
+use crate::store::redis::scripts::{millis, push_moment};
+use crate::store::{Insert, StoreError, Token};
+
+pub(crate) async fn invalidate(
+    commands: &Commands,
+    key: &Key,
+    insert: Option<Insert>,
+    within: Duration,
+) -> Result<(), StoreError> {
+    match &insert {
+        None => attempt(commands, key, None, None, within).await.map(drop),
+        insert => {
+            in_time(commands, within, |last, left| attempt(commands, key, insert.as_ref(), last, left)).await
+        }
+    }
+}
+
+async fn attempt(
+    commands: &Commands,
+    key: &Key,
+    insert: Option<&Insert>,
+    last: Option<u64>,
+    within: Duration,
+) -> Result<Ran<()>, StoreError> {
+    let sent = Instant::now();
+    // For the fence behind the waiters, which has no node.
+    let ended = Token::mint(Uuid::nil());
+    let args = |cmd: &mut Cmd| {
+        cmd.arg(ended.as_str());
+        let Some(Insert { entry, keep, over }) = insert else {
+            cmd.arg(0);
+            return;
+        };
+        cmd.arg(1).arg(&entry[..]).arg(millis(*keep));
+        push_moment(cmd, last);
+        if let Some(over) = over {
+            cmd.arg(&over[..]);
+        }
+    };
+    let length = |insert: &Insert| insert.entry.len() + insert.over.as_ref().map_or(0, Bytes::len);
+    let size = insert.map_or(0, length) + 112;
+    match run(commands, &scripts::INVALIDATE, key.name(), size, args, within).await? {
+        Value::Array(shown) => match shown[..] {
+            [Value::Int(shown)] => Ok(Ran::TooLate(u64::try_from(shown).unwrap_or(0))),
+            _ => Err(refused(unexpected())),
+        },
+        Value::Int(done) => {
+            if done > REST {
+                let says = |cmd: &mut Cmd| {
+                    cmd.arg("x");
+                };
+                let left = within.saturating_sub(sent.elapsed());
+                wake_rest(commands, key.name(), &ended, says, left).await;
+            }
+            Ok(Ran::InTime(()))
+        }
+        _ => Err(refused(unexpected())),
+    }
+}

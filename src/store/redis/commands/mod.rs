@@ -1,0 +1,191 @@
+//! What a store sends its commands to: one server, or a cluster of them.
+
+pub(crate) mod acquire;
+pub(crate) mod call;
+pub(crate) mod deadline;
+pub(crate) mod invalidate;
+pub(super) mod lock_leaving;
+pub(super) mod lock_losses;
+pub(super) mod lock_replies;
+pub(crate) mod lock_scripts;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::{Cmd, Value};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+#[cfg(feature = "cluster")]
+use super::cluster::Cluster;
+use super::connection::connector::Dial;
+use super::connection::{Supervisor, host_ms};
+use super::errors::classify::reason;
+use crate::health::{Breaker, ClockReading, LinkState};
+use crate::store::StoreError;
+
+#[derive(Clone, Debug)]
+pub(super) enum Commands {
+    One(Arc<Supervisor>),
+    #[cfg(feature = "cluster")]
+    Cluster(Arc<Cluster>),
+}
+
+impl Commands {
+    /// Sends a command about `key` and waits for its reply, at most `within` in all. All keys that it names must have
+    /// the slot of this one.
+    pub(super) async fn send(&self, key: &str, cmd: &Cmd, within: Duration) -> Result<Value, StoreError> {
+        match self {
+            Self::One(server) => {
+                let _ = key;
+                server.send(cmd, within).await
+            }
+            #[cfg(feature = "cluster")]
+            // Boxed, because every command's future would have room for it.
+            Self::Cluster(cluster) => Box::pin(cluster.send(key, cmd, within)).await,
+        }
+    }
+
+    /// Whether keys are on several servers. PUBLISH is heard on all of them, and counts on one.
+    pub(super) fn is_spread(&self) -> bool {
+        match self {
+            Self::One(_) => false,
+            #[cfg(feature = "cluster")]
+            Self::Cluster(_) => true,
+        }
+    }
+
+    /// Waits until commands can be sent, through failures too.
+    pub(super) async fn until_up(&self) -> Result<(), StoreError> {
+        match self {
+            Self::One(server) => server.until_up().await,
+            #[cfg(feature = "cluster")]
+            Self::Cluster(cluster) => cluster.until_up().await,
+        }
+    }
+
+    /// Waits until commands about `key` can be sent, through failures too.
+    pub(super) async fn reach(&self, key: &str) -> Result<(), StoreError> {
+        match self {
+            Self::One(server) => {
+                let _ = key;
+                server.until_up().await
+            }
+            #[cfg(feature = "cluster")]
+            Self::Cluster(cluster) => cluster.reach(key).await,
+        }
+    }
+
+    /// Why all commands fail at present, if they do.
+    pub(super) fn down(&self) -> Option<StoreError> {
+        match self {
+            Self::One(server) => server.down(),
+            #[cfg(feature = "cluster")]
+            Self::Cluster(cluster) => cluster.down(),
+        }
+    }
+
+    /// Whether commands about `key` fail at once at present.
+    pub(super) fn is_down(&self, key: &str) -> bool {
+        match self {
+            Self::One(server) => {
+                let _ = key;
+                server.down().is_some()
+            }
+            #[cfg(feature = "cluster")]
+            Self::Cluster(cluster) => cluster.is_down(key),
+        }
+    }
+
+    /// Has the connections checked: there is reason to think that one is gone.
+    pub(super) fn suspect(&self) {
+        match self {
+            Self::One(server) => server.suspect(),
+            #[cfg(feature = "cluster")]
+            Self::Cluster(cluster) => cluster.suspect(),
+        }
+    }
+
+    /// Changes with each new connection; of a cluster, with each look at it.
+    pub(super) fn generations(&self) -> watch::Receiver<u64> {
+        match self {
+            Self::One(server) => server.generations(),
+            #[cfg(feature = "cluster")]
+            Self::Cluster(cluster) => cluster.changes(),
+        }
+    }
+
+    /// What the server's clock showed, in milliseconds; what this machine's shows, before it was ever read.
+    pub(super) fn clock_at(&self, moment: Instant) -> u64 {
+        self.known_clock_at(moment).unwrap_or_else(host_ms)
+    }
+
+    /// The same; `None` before it was ever read.
+    pub(super) fn known_clock_at(&self, moment: Instant) -> Option<u64> {
+        match self {
+            Self::One(server) => server.known_clock_at(moment),
+            #[cfg(feature = "cluster")]
+            Self::Cluster(cluster) => cluster.clock_at(moment),
+        }
+    }
+
+    /// What is known of that clock; `None` before it was first read.
+    pub(super) fn clock(&self) -> Option<ClockReading> {
+        match self {
+            Self::One(server) => server.clock(),
+            #[cfg(feature = "cluster")]
+            Self::Cluster(cluster) => cluster.clock(),
+        }
+    }
+
+    /// How to connect to the server that has `key`; `None` while that is not known.
+    pub(super) fn dial(&self, key: &str) -> Option<Dial> {
+        match self {
+            Self::One(server) => {
+                let _ = key;
+                Some(server.dial.clone())
+            }
+            #[cfg(feature = "cluster")]
+            Self::Cluster(cluster) => cluster.dial(key),
+        }
+    }
+
+    /// Who this node is to the servers; `None` for the user without a name, and where that is not known yet.
+    pub(super) fn user(&self) -> Option<String> {
+        match self {
+            Self::One(server) => server.dial.user(),
+            #[cfg(feature = "cluster")]
+            Self::Cluster(cluster) => {
+                Some(cluster.atlas().example()?.redis_settings().username()?.to_owned())
+            }
+        }
+    }
+
+    /// How the connections stand as one, whether commands are tried, and why some are not.
+    pub(super) fn link(&self) -> (LinkState, Breaker, Option<String>) {
+        match self {
+            Self::One(server) => {
+                let (link, why) = server.link();
+                let refuses = matches!(link, LinkState::Down | LinkState::Closed);
+                let breaker = if refuses { Breaker::Open } else { Breaker::Closed };
+                (link, breaker, why.as_ref().map(reason))
+            }
+            #[cfg(feature = "cluster")]
+            Self::Cluster(cluster) => cluster.link(),
+        }
+    }
+
+    pub(super) fn close(&self) {
+        match self {
+            Self::One(server) => server.close(),
+            #[cfg(feature = "cluster")]
+            Self::Cluster(cluster) => cluster.close(),
+        }
+    }
+}
+
+impl From<Arc<Supervisor>> for Commands {
+    fn from(server: Arc<Supervisor>) -> Self {
+        Self::One(server)
+    }
+}

@@ -1,0 +1,46 @@
+//! What the supervisor knows about its connection and the server's clock.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, SystemTime};
+
+use tokio::time::Instant;
+
+use super::{State, Supervisor, UNKNOWN, silent};
+use crate::health::{ClockReading, LinkState};
+use crate::store::StoreError;
+
+impl Supervisor {
+    /// How the connection stands, and why, where commands are not tried.
+    pub(crate) fn link(&self) -> (LinkState, Option<StoreError>) {
+        match &self.slot().state {
+            State::Idle => (LinkState::Idle, None),
+            State::Connecting(since) if self.silence.is_too_long(since.elapsed()) => {
+                (LinkState::Down, Some(silent()))
+            }
+            State::Connecting(_) => (LinkState::Connecting, None),
+            State::Up(_) => (LinkState::Up, None),
+            State::Down(why) => (LinkState::Down, why.clone()),
+            State::Closed => (LinkState::Closed, None),
+        }
+    }
+
+    /// What is known of the server's clock; `None` before it was first read.
+    pub(crate) fn clock(&self) -> Option<ClockReading> {
+        if self.offset.load(Ordering::Relaxed) == UNKNOWN {
+            return None;
+        }
+        let now = Instant::now();
+        let (server, host) = (self.clock_at(now), host_ms());
+        let age = self.since_born(now).saturating_sub(self.read_at.load(Ordering::Relaxed));
+        Some(ClockReading {
+            ahead_ms: i64::try_from(server).unwrap_or(i64::MAX).saturating_sub_unsigned(host),
+            age: Duration::from_millis(age),
+            largest_jump: Duration::from_millis(self.largest_jump.load(Ordering::Relaxed)),
+        })
+    }
+}
+
+/// What this host's clock shows, in milliseconds.
+pub(crate) fn host_ms() -> u64 {
+    SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_millis() as u64)
+}

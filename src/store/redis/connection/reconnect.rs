@@ -1,0 +1,159 @@
+//! The task that keeps the connection up: connects, reads the clock, connects again.
+
+use std::sync::{Arc, Weak};
+
+use redis::aio::MultiplexedConnection;
+use redis::{RedisError, RedisResult};
+use tokio::sync::Notify;
+use tokio::time::{Instant, timeout};
+
+use super::backoff::Backoff;
+use super::connector::{Dial, bounded};
+use super::{State, Supervisor, Up};
+use crate::observe::{log, warn_if};
+use crate::store::StoreErrorKind;
+use crate::store::redis::errors::classify::store_error;
+use crate::store::redis::topology::server::Reading;
+
+/// The keeper's hold on the supervisor. Weak: a store that is dropped takes its keeper along.
+pub(super) struct Keeper {
+    pub(super) supervisor: Weak<Supervisor>,
+    pub(super) number: u64,
+}
+
+impl Drop for Keeper {
+    /// The task ended, with its runtime or by a panic, and with it the connection's driver: the
+    /// next caller starts over.
+    fn drop(&mut self) {
+        let Some(supervisor) = self.supervisor.upgrade() else { return };
+        let before = {
+            let mut slot = supervisor.slot();
+            if slot.keepers != self.number || matches!(slot.state, State::Closed) {
+                return;
+            }
+            slot.keeper = None;
+            std::mem::replace(&mut slot.state, State::Idle)
+        };
+        drop(before);
+        supervisor.changed();
+    }
+}
+
+/// Keeps a connection up for as long as there is a supervisor. No strong reference lives across an
+/// await, or the connections of a dropped store would outlive it.
+pub(super) async fn keep(keeper: Keeper, dial: Dial, look: Arc<Notify>) {
+    let mut backoff = Backoff::new();
+    loop {
+        let opened = dial.anew().await;
+        let Some(generation) = keeper.settle(opened) else { return };
+        if let Some(generation) = generation {
+            let opened_at = Instant::now();
+            let (mut again, mut looked_at) = (false, opened_at);
+            loop {
+                let told = again || timeout(dial.look_period(), look.notified()).await.is_ok();
+                let Some(mut connection) = keeper.connection(generation) else { break };
+                if !told && looked_at.elapsed() < dial.clock && !keeper.has_to_look() {
+                    continue;
+                }
+                looked_at = Instant::now();
+                let reading = bounded(dial.answer, dial.look(&mut connection)).await;
+                // One that is not answered may be slow. The connection is silent if the next one is not either, at once.
+                again = keeper.note(generation, reading) && !again;
+                tokio::select! {
+                    replaced = dial.has_been_replaced() => if replaced {
+                        keeper.leave(generation);
+                    },
+                    // Those who are asked may be slow, and the connection may be gone meanwhile.
+                    () = look.notified() => look.notify_one(),
+                }
+            }
+            backoff.lived(opened_at.elapsed());
+        }
+        backoff.pause().await;
+    }
+}
+
+impl Keeper {
+    /// Enters what an attempt to connect has come to: the new generation, if it succeeded. `None`
+    /// when there is nothing left to keep.
+    fn settle(&self, opened: RedisResult<(MultiplexedConnection, Option<Reading>)>) -> Option<Option<u64>> {
+        let supervisor = self.supervisor.upgrade()?;
+        let mut slot = supervisor.slot();
+        if slot.keepers != self.number || matches!(slot.state, State::Closed) {
+            return None;
+        }
+        let generation = match opened {
+            Ok((connection, reading)) => {
+                let generation = *supervisor.changes.borrow() + 1;
+                if let Some(reading) = reading {
+                    supervisor.read(&reading);
+                }
+                supervisor.silence.is_over();
+                slot.state = State::Up(Up { generation, connection, opened_at: Instant::now() });
+                drop(slot);
+                supervisor.changes.send_modify(|latest| *latest = generation);
+                tracing::debug!(target: log::REDIS, generation, "connected to redis");
+                Some(generation)
+            }
+            Err(error) => {
+                let why = supervisor.dial.failure(error);
+                let is_news = slot.told.is_news(&why);
+                slot.state = State::Down(Some(why.clone()));
+                drop(slot);
+                supervisor.changed();
+                warn_if!(log::REDIS, is_news, reason = %supervisor.dial.told(&why), "can not connect to redis");
+                None
+            }
+        };
+        Some(generation)
+    }
+}
+
+impl Keeper {
+    /// The connection of `generation`, while it is the current one.
+    fn connection(&self, generation: u64) -> Option<MultiplexedConnection> {
+        let supervisor = self.supervisor.upgrade()?;
+        match &supervisor.slot().state {
+            State::Up(up) if up.generation == generation => Some(up.connection.clone()),
+            _ => None,
+        }
+    }
+
+    /// Whether the connection is to be looked at, where nobody thinks that it is gone: it has brought no answer since
+    /// the last time, or its server may have changed.
+    fn has_to_look(&self) -> bool {
+        let Some(supervisor) = self.supervisor.upgrade() else { return false };
+        let heard = supervisor.silence.take_heard();
+        !heard || supervisor.dial.may_be_demoted()
+    }
+
+    /// Drops the connection, which works, but leads to who is not the primary any more.
+    fn leave(&self, generation: u64) {
+        let Some(supervisor) = self.supervisor.upgrade() else { return };
+        let why = (redis::ErrorKind::Client, "the sentinels name another primary");
+        supervisor.lose(generation, &store_error(StoreErrorKind::Unavailable, RedisError::from(why)));
+    }
+
+    /// Takes a reading of the clock; a failed one is a failed command like any other. Whether it was not answered.
+    fn note(&self, generation: u64, reading: RedisResult<Option<Reading>>) -> bool {
+        let Some(supervisor) = self.supervisor.upgrade() else { return false };
+        match reading {
+            Ok(reading) => {
+                supervisor.silence.answered(None);
+                // The keeper's own question is no use of the connection.
+                supervisor.silence.take_heard();
+                if let Some(reading) = reading {
+                    supervisor.read(&reading);
+                }
+            }
+            Err(error) if error.is_timeout() => {
+                supervisor.timed_out(generation, supervisor.dial.answer);
+                return true;
+            }
+            Err(error) => {
+                let _ = supervisor.received(None, generation, None, Err(error));
+            }
+        }
+        false
+    }
+}

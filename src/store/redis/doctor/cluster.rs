@@ -1,0 +1,164 @@
+//! A look at a cluster: who serves the slots, what stands by, whether each master can be reached, and its clock.
+
+use std::sync::Arc;
+
+use redis::aio::MultiplexedConnection;
+use redis::{RedisResult, Value};
+use tokio::time::{Instant, timeout};
+use uuid::Uuid;
+
+use super::{ALONE, ANSWER, one, rights, settings};
+use crate::health::{Finding, Severity};
+use crate::store::redis::cluster::{Cluster, Coverage, Master};
+use crate::store::redis::connection::connector::{Dial, bounded};
+use crate::store::redis::errors::classify::{reason, unquoted};
+use crate::store::redis::messages::message;
+use crate::store::redis::topology::server::Reading;
+
+/// Clocks that differ by more than this are told of.
+const APART: u64 = 1_000;
+
+/// Where to look further.
+pub(super) struct Home {
+    pub(super) dial: Dial,
+    /// One whose keys are there.
+    pub(super) name: String,
+    /// The masters that can be reached.
+    pub(super) reached: Vec<String>,
+}
+
+/// What can be seen of all masters, and where to look further: at one that can be reached, if there is one, with a name like
+/// `name` whose keys are there. `None` with the findings where there is nothing more to look at.
+pub(super) async fn examine(
+    cluster: &Arc<Cluster>,
+    name: &str,
+    user: &str,
+    findings: &mut Vec<Finding>,
+) -> Option<Home> {
+    let up = timeout(ANSWER * 2, cluster.until_up()).await;
+    let Some(Coverage { masters, unserved }) = cluster.coverage() else {
+        let why = cluster.down().map_or_else(|| format!("{up:?}"), |why| reason(&why));
+        let found = Finding::problem("cluster", format!("no node tells who has which slot: {why}"));
+        let advice = format!(
+            "the addresses given to the ClusterClient; ACL SETUSER {user} +cluster|slots; are they nodes of a cluster?"
+        );
+        findings.push(found.cost(ALONE).advice(advice));
+        return None;
+    };
+    let alone: Vec<_> =
+        masters.iter().filter(|master| master.replicas == 0).map(|master| master.name()).collect();
+    let found = format!("{} masters", masters.len());
+    findings.push(if unserved > 0 {
+        Finding::problem("cluster", format!("{found}; {unserved} of 16384 slots are served by nobody"))
+            .cost(format!("for their keys {ALONE}; by default the whole cluster takes no commands then"))
+            .advice("redis-cli --cluster check, and fix")
+    } else if alone.is_empty() {
+        Finding::ok("cluster", format!("{found} serve all slots, each with a replica or more"))
+    } else {
+        Finding::warning(
+            "cluster",
+            format!("{found} serve all slots; without a replica: {}", alone.join(", ")),
+        )
+        .cost(format!("when one of these is down, for its keys {ALONE}; by default for all keys"))
+        .advice("a replica for each master")
+    });
+    let (mut clocks, mut reached) = (Vec::new(), Vec::new());
+    for master in &masters {
+        let started = Instant::now();
+        match open(master).await {
+            Ok((_, reading)) => clocks.extend(reading.map(|reading| (master.name(), reading))),
+            Err(error) => {
+                let known = master.server.dial.advice(&error);
+                let found = format!("{} can not be reached: {}", master.name(), unquoted(error));
+                let cost = format!("for its keys {ALONE}; by default for all keys, once the others miss it");
+                let advice = known.unwrap_or("is it up, and where the cluster says?");
+                findings.push(Finding::problem("master", found).cost(cost).advice(advice));
+                continue;
+            }
+        }
+        reached.push(master.name());
+        let found =
+            format!("{} opened in {:.1?}, {} replicas", master.name(), started.elapsed(), master.replicas);
+        findings.push(Finding::ok("master", found));
+    }
+    findings.extend(apart(&clocks));
+    let samples = cluster.samples(name);
+    let home =
+        samples.iter().find(|(master, _)| reached.contains(&master.name())).or_else(|| samples.first());
+    if home.is_none() {
+        let found = Finding::problem("connection", "no node serves any slot");
+        findings.push(found.cost(ALONE).advice("see what is said of the cluster"));
+    }
+    let (dial, name) = home.map(|(master, name)| (master.server.dial.clone(), name.clone()))?;
+    Some(Home { dial, name, reached })
+}
+
+/// Masters whose clocks are not that of the first, by which entries are judged.
+fn apart(clocks: &[(String, Reading)]) -> Option<Finding> {
+    let now = Instant::now();
+    let at = |reading: &Reading| reading.server_ms + now.duration_since(reading.at).as_millis() as u64;
+    let (first, by) = clocks.first()?;
+    let (name, off) =
+        clocks.iter().map(|(name, other)| (name, at(other).abs_diff(at(by)))).max_by_key(|(_, off)| *off)?;
+    (off > APART).then(|| {
+        Finding::warning("clocks", format!("that of {name} is {off} ms from that of {first}"))
+            .cost("nothing for entries, which go by the first; fences and times to live of locks go by their own master's")
+            .advice("NTP on all nodes")
+    })
+}
+
+/// What is wrong at the masters beside the one that has the keys of `name`: nodes keep users, rights and settings for
+/// themselves. That one can not be reached was told before.
+pub(super) async fn others(cluster: &Cluster, name: &str, user: &str, reached: &[String]) -> Vec<Finding> {
+    let (mut findings, mut sound) = (Vec::new(), 0);
+    for (master, name) in cluster.samples(name).into_iter().skip(1) {
+        if !reached.contains(&master.name()) {
+            continue;
+        }
+        let Ok(mut found) = look(&master, &name, user).await else { continue };
+        found.retain(|finding| finding.severity >= Severity::Warning);
+        sound += usize::from(found.iter().all(|finding| finding.check != "rights"));
+        place(&master.name(), &mut found);
+        findings.extend(found);
+    }
+    if sound > 0 {
+        findings.push(Finding::ok("rights", format!("`{user}` may do everything at {sound} other masters")));
+    }
+    findings
+}
+
+async fn look(master: &Master, name: &str, user: &str) -> RedisResult<Vec<Finding>> {
+    let (mut commands, _) = open(master).await?;
+    let nobodys = message::channel(Uuid::new_v4());
+    let mut findings = rights::examine(&mut commands, name, &nobodys, user).await?.findings;
+    findings.extend(may_ask(&mut commands, user).await?);
+    findings.extend(settings(&mut commands).await?);
+    Ok(findings)
+}
+
+/// A connection of the doctor's own. One master that hangs leaves time for the others.
+async fn open(master: &Master) -> RedisResult<(MultiplexedConnection, Option<Reading>)> {
+    let mut dial = master.server.dial.clone();
+    dial.answer = ANSWER;
+    bounded(ANSWER * 2, dial.commands()).await
+}
+
+/// Says at which master something is wrong.
+pub(super) fn place(address: &str, findings: &mut [Finding]) {
+    for finding in findings.iter_mut().filter(|finding| finding.severity >= Severity::Warning) {
+        finding.found = format!("at {address}: {}", finding.found);
+    }
+}
+
+/// Whether this user may follow a slot that is on its way.
+pub(super) async fn may_ask(
+    commands: &mut MultiplexedConnection,
+    user: &str,
+) -> RedisResult<Option<Finding>> {
+    let answer = bounded(ANSWER, one(commands, redis::cmd("ASKING"))).await?;
+    Ok(matches!(&answer, Value::ServerError(error) if error.code() == "NOPERM").then(|| {
+        Finding::warning("rights", format!("`{user}` may not ASKING"))
+            .cost("while a slot moves to another node, requests for its keys load without the fleet")
+            .advice(format!("ACL SETUSER {user} +asking"))
+    }))
+}

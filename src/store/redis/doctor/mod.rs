@@ -1,0 +1,370 @@
+//! A look at the server, for people: what it allows, how fast it is, what will become of what is stored.
+//!
+//! On connections of its own: what is slow, refused or broken here must not count against the guard's, and the
+//! guard's deadline of one command must not hide how slow the server is.
+
+pub(crate) mod probe;
+
+#[cfg(feature = "cluster")]
+mod cluster;
+mod info;
+mod notifications;
+mod replicas;
+mod rights;
+#[cfg(feature = "sentinel")]
+mod sentinels;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::{Cmd, Pipeline, RedisError, RedisResult, Value};
+use tokio::time::{Instant, timeout};
+use uuid::Uuid;
+
+pub(super) use rights::lacked_by_loads;
+
+use super::commands::Commands;
+#[cfg(feature = "cluster")]
+use super::connection::connector::Dial;
+use super::connection::connector::bounded;
+use super::connection::host_ms;
+use super::errors::classify::{reason, store_error, unquoted};
+use super::messages::message;
+use super::topology::server::{Reading, read_clock};
+use super::{RedisStore, StoreErrorKind};
+use crate::health::{Breaker, ClockReading, Finding, LinkState};
+use crate::store::{Examine, Store as _};
+
+/// How long one answer may take here.
+const ANSWER: Duration = Duration::from_secs(1);
+/// How long all of it may take.
+const TOTAL: Duration = Duration::from_secs(10);
+/// How often the server is asked for a sign of life and its clock.
+const TRIES: usize = 20;
+/// What clocks may differ by beyond the round trip: timers tick, and this machine does other things.
+const TICK: Duration = Duration::from_millis(20);
+
+/// What it costs that nobody is told.
+const UNTOLD: &str =
+    "nobody is told that a load has ended: waits in other processes end by their timers, later";
+
+/// What it costs to be without the server.
+const ALONE: &str =
+    "each process loads for itself, once per key (with OnStoreDown::FailClosed it answers with an error)";
+
+/// Everything that can be seen from here, in at most [`TOTAL`].
+pub(super) async fn examine(store: &RedisStore, ask: Examine) -> Vec<Finding> {
+    let mut checkup = Checkup { store, ask, findings: Vec::new() };
+    match timeout(TOTAL, checkup.run()).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => checkup.broke_off(error),
+        Err(_) => checkup.broke_off(std::io::Error::from(std::io::ErrorKind::TimedOut).into()),
+    }
+    checkup.findings
+}
+
+struct Checkup<'a> {
+    store: &'a RedisStore,
+    ask: Examine,
+    findings: Vec<Finding>,
+}
+
+impl Checkup<'_> {
+    async fn run(&mut self) -> RedisResult<()> {
+        self.guard();
+        #[cfg(feature = "cluster")]
+        let mut reached = Vec::new();
+        let name = self.ask.key.name();
+        let (mut dial, name) = match &self.store.commands {
+            Commands::One(server) => (server.dial.clone(), name.to_owned()),
+            #[cfg(feature = "cluster")]
+            Commands::Cluster(cluster) => {
+                let user = self.user();
+                let home = cluster::examine(cluster, name, &user, &mut self.findings).await;
+                let Some(home) = home else { return Ok(()) };
+                reached = home.reached;
+                (home.dial, home.name)
+            }
+        };
+        // Its users give it little time; here it may show how much it needs.
+        dial.answer = ANSWER;
+        let started = Instant::now();
+        let (mut commands, reading) = match dial.commands().await {
+            Ok(opened) => opened,
+            Err(error) => {
+                let known = dial.advice(&error);
+                let found = Finding::problem("connection", format!("can not be opened: {}", unquoted(error)));
+                let advice = known.unwrap_or("address, TLS, user and password; is the server up?");
+                self.findings.push(found.cost(ALONE).advice(advice));
+                return Ok(());
+            }
+        };
+        self.findings.push(Finding::ok("connection", format!("opened in {:.1?}", started.elapsed())));
+        let greeting = one(&mut commands, redis::cmd("HELLO")).await?;
+        self.findings.extend(info::server(greeting, self.store.topology, dial.address().as_deref()));
+        #[cfg(feature = "sentinel")]
+        if let (Some(sentinels), Some(primary)) = (dial.sentinels(), dial.address()) {
+            self.findings.push(sentinels::examine(sentinels, &primary).await);
+        }
+        self.findings.extend(replicas::examine(&mut commands, self.ask.replicas, &self.user()).await?);
+        self.pulse(&mut commands, reading.is_some()).await?;
+        let channel = message::channel(Uuid::new_v4());
+        // Of a cluster at any node: what is published at one must come to all.
+        #[cfg(feature = "cluster")]
+        let at = match &self.store.commands {
+            Commands::Cluster(cluster) => {
+                std::mem::replace(&mut dial, Dial::any(cluster.atlas(), ANSWER)).address()
+            }
+            Commands::One(_) => None,
+        };
+        let inbox = self.subscribe(&dial, &channel).await;
+        let user = self.user();
+        let tried = rights::examine(&mut commands, &name, &channel, &user).await?;
+        #[cfg(feature = "cluster")]
+        let before = self.findings.len();
+        self.findings.extend(tried.findings);
+        #[cfg(feature = "cluster")]
+        if let (Commands::Cluster(cluster), Some(at)) = (&self.store.commands, at) {
+            self.findings.extend(cluster::may_ask(&mut commands, &user).await?);
+            cluster::place(&at, &mut self.findings[before..]);
+            self.findings.extend(cluster::others(cluster, &name, &user, &reached).await);
+        }
+        // Kept until here: a message comes while its connection is open.
+        if let Some((sink, mut messages)) = inbox {
+            self.listen(&mut messages, tried.published_at, tried.heard).await;
+            drop(sink);
+        }
+        self.slots();
+        self.findings.extend(settings(&mut commands).await?);
+        Ok(())
+    }
+
+    /// What the guard itself knows, before anybody is asked.
+    fn guard(&mut self) {
+        let health = self.store.health();
+        match (health.commands, health.breaker) {
+            // Of a guard that was shut down, that is what is said.
+            (LinkState::Closed, _) => {}
+            (_, Breaker::Closed) => self.findings.push(Finding::ok("guard", health.to_string())),
+            (_, Breaker::Partly) => {
+                let cost = format!("of its keys, those of the masters that can not be reached: {ALONE}");
+                let advice = "it connects again by itself; see what is said of the masters";
+                let found = Finding::problem("guard", health.to_string());
+                self.findings.push(found.cost(cost).advice(advice));
+            }
+            (_, Breaker::Open) => {
+                let advice = "it connects again by itself; if the connection below can be opened, the outage has \
+                              just ended, or the server is slower than command_timeout";
+                let found = Finding::problem("guard", health.to_string());
+                self.findings.push(found.cost(ALONE).advice(advice));
+            }
+        }
+    }
+
+    fn broke_off(&mut self, error: RedisError) {
+        let found = Finding::problem("connection", format!("broke off during the checks: {}", words(error)));
+        self.findings.push(found.cost(ALONE).advice("what follows was not checked; try again"));
+    }
+
+    fn user(&self) -> String {
+        self.store.commands.user().unwrap_or_else(|| "default".to_owned())
+    }
+
+    /// Latency and clock, by the round trip that the guard makes itself to see whether a server is there.
+    async fn pulse(&mut self, commands: &mut MultiplexedConnection, has_clock: bool) -> RedisResult<()> {
+        let (mut trips, mut readings) = (Vec::with_capacity(TRIES), Vec::with_capacity(TRIES));
+        for _ in 0..TRIES {
+            let sent = Instant::now();
+            let reading = bounded(ANSWER, read_clock(commands, false)).await?;
+            trips.push(sent.elapsed());
+            readings.extend(reading.map(|reading| (reading, sent.elapsed())));
+        }
+        trips.sort();
+        let (median, worst) = (trips[TRIES / 2], trips[TRIES - 1]);
+        let Examine { coordination_budget: budget, lease, .. } = self.ask;
+        let bounds = Bounds { command: self.store.command_timeout, budget, lease };
+        self.findings.extend(bounds.latency(median, worst));
+        if has_clock {
+            // A cluster's is that of one master, and this may be another.
+            let believed = self.store.commands.clock().filter(|_| !self.store.commands.is_spread());
+            self.findings.extend(clock(&readings, believed));
+        } else {
+            let found = Finding::warning("clock", "TIME is not permitted");
+            self.findings.push(
+                found
+                    .cost("freshness is judged on each host's own clock: hosts that disagree serve values too long or too briefly")
+                    .advice(format!("ACL SETUSER {} +time", self.user())),
+            );
+        }
+        Ok(())
+    }
+
+    /// All keys of one resource must be in one slot.
+    fn slots(&mut self) {
+        let name = self.ask.key.name();
+        let whole = !name.is_empty() && !name.contains(['{', '}']);
+        self.findings.push(if whole {
+            Finding::ok("slots", "all keys of one resource have one hash tag, and so one slot")
+        } else {
+            Finding::problem("slots", "the hash tag of a key is not its whole name")
+                .cost("scripts would span slots")
+        });
+    }
+}
+
+/// The times within which a server has to answer this guard.
+#[derive(Clone, Copy)]
+struct Bounds {
+    command: Duration,
+    budget: Duration,
+    lease: Duration,
+}
+
+impl Bounds {
+    /// What the round trips mean for this guard's settings.
+    fn latency(self, median: Duration, worst: Duration) -> Vec<Finding> {
+        let Self { command, budget, lease } = self;
+        let measured = format!("{median:.1?} in the median of {TRIES} round trips, {worst:.1?} at worst");
+        let raise = |least: Duration| {
+            // Such as `build()` takes: rounded up, and the lease with them where it would be too short for them.
+            let ms = least.as_millis() + 1;
+            let (also, lease) = match lease < least.saturating_add(Duration::from_millis(1)) * 4 {
+                true => (", coordination_budget and lease", format!(", {} and {}", ms * 2, ms * 4)),
+                false => (" and coordination_budget", format!(" and {}", ms * 2)),
+            };
+            format!("a server nearer by, or command_timeout{also} of at least {ms}{lease} ms")
+        };
+        let mut findings = vec![if median >= command {
+            let found = format!("{measured}; command_timeout is {command:.0?}");
+            Finding::problem("latency", found)
+                .cost(format!("most commands time out: {ALONE}"))
+                .advice(raise(median * 4))
+        } else if worst >= command {
+            let found = format!("{measured}; command_timeout is {command:.0?}");
+            Finding::warning("latency", found)
+                .cost("a command that takes that long is given up, and its request loads without the fleet")
+                .advice(raise(worst * 2))
+        } else {
+            Finding::ok("latency", measured)
+        }];
+        // A cold key looks up, acquires, and after a wait acquires again.
+        findings.push(if median >= command || median * 2 >= budget {
+            // Without the second of them nothing is stored, whatever else is well.
+            let found = format!(
+                "coordination_budget ({budget:.0?}) and command_timeout ({command:.0?}) have no room for the two round \
+                 trips of a load"
+            );
+            Finding::problem("settings", found)
+                .cost(format!("next to nothing is stored: {ALONE}"))
+                .advice(raise(median * 4))
+        } else if median * 3 > budget {
+            let found = format!("coordination_budget ({budget:.0?}) has no room for three round trips");
+            Finding::warning("settings", found)
+                .cost("requests for cold keys load without the fleet")
+                .advice(raise(median * 4))
+        } else if worst * 3 > lease {
+            let found = format!("a third of the lease ({lease:.0?}) is less than the worst round trip");
+            Finding::warning("settings", found)
+                .cost("a renewal that comes too late loses the lease: a second load")
+                .advice("a longer lease")
+        } else {
+            let found = format!(
+                "budget {budget:.0?}, command {command:.0?} and lease {lease:.0?} have room for this latency"
+            );
+            Finding::ok("settings", found)
+        });
+        findings
+    }
+}
+
+/// What the readings say, and how far they are from what the guard goes by.
+fn clock(readings: &[(Reading, Duration)], believed: Option<ClockReading>) -> Vec<Finding> {
+    // The fastest answer is the most exact one.
+    let Some((best, trip)) = readings.iter().min_by_key(|(_, trip)| *trip) else {
+        return vec![Finding::note("clock", "could not be read")];
+    };
+    // One moment for all of them: a pause of this process between two would look like a jump of the server's clock.
+    let looked = Instant::now();
+    let server = |reading: &Reading| {
+        let since = looked.saturating_duration_since(reading.at);
+        reading.server_ms.saturating_add(since.as_millis() as u64)
+    };
+    let (now, host) = (server(best), host_ms());
+    let ahead = i64::try_from(now).unwrap_or(i64::MAX).saturating_sub_unsigned(host);
+    let offset = format!("the server's is {ahead:+} ms from this host's (within {:.1?})", *trip / 2);
+    let mut findings = vec![if ahead.unsigned_abs() > 1_000 {
+        Finding::note("clock", offset)
+            .cost("nothing here, freshness goes by the server's clock; but times in logs do not match")
+            .advice("NTP on both")
+    } else {
+        Finding::ok("clock", offset)
+    }];
+    let jump = readings.iter().map(|(reading, took)| {
+        let off = Duration::from_millis(server(reading).abs_diff(now));
+        off.saturating_sub(*took / 2 + *trip / 2)
+    });
+    let jump = jump.max().unwrap_or_default();
+    let drift = believed.map_or(0, |believed| ahead.abs_diff(believed.ahead_ms));
+    let drift = Duration::from_millis(drift).saturating_sub(*trip);
+    let moved = "values become stale, or stay fresh, by as much too early or too late, for up to a minute";
+    if jump > TICK {
+        let found =
+            Finding::warning("clock", format!("the server's jumped by {jump:.0?} while it was looked at"));
+        findings.push(found.cost(moved).advice("a clock that is slewed, not stepped (chrony, ntpd)"));
+    }
+    if drift > Duration::from_millis(250) {
+        let found = format!("the server's is {drift:.0?} from what this guard has last read of it");
+        findings.push(
+            Finding::warning("clock", found).cost(moved).advice("is it stepped, or is this another server?"),
+        );
+    }
+    findings
+}
+
+/// What the server says of its memory, as far as this user may know it.
+async fn settings(commands: &mut MultiplexedConnection) -> RedisResult<Vec<Finding>> {
+    let info = one(commands, redis::cmd("INFO")).await?;
+    let settings = match &info {
+        Value::ServerError(_) => one(commands, redis::cmd("CONFIG").arg("GET").arg("maxmemory*")).await?,
+        _ => Value::Nil,
+    };
+    Ok(info::examine(&info, settings))
+}
+
+/// Sends one command; a refusal is an answer.
+async fn one(commands: &mut MultiplexedConnection, cmd: impl std::borrow::Borrow<Cmd>) -> RedisResult<Value> {
+    let mut alone = redis::pipe();
+    alone.add_command(cmd.borrow().clone());
+    Ok(all(commands, &alone).await?.into_iter().next().unwrap_or(Value::Nil))
+}
+
+/// The same for several: in a pipeline each refusal stands in its place.
+async fn all(commands: &mut MultiplexedConnection, pipeline: &Pipeline) -> RedisResult<Vec<Value>> {
+    let count = pipeline.len();
+    bounded(ANSWER, commands.send_packed_commands(pipeline, 0, count)).await
+}
+
+/// Reads an answer as that to HELLO, INFO and CONFIG GET. For the fuzzer.
+#[cfg(any(test, fuzzing))]
+pub(super) fn read_any(answer: &Value) -> Vec<Finding> {
+    let mut findings = info::server(answer.clone(), crate::health::Topology::Single, None);
+    findings.extend(info::examine(answer, answer.clone()));
+    findings
+}
+
+/// Reads pairs, from a map or a list.
+fn pairs(answer: Value) -> Option<HashMap<String, Value>> {
+    redis::from_redis_value(answer).ok()
+}
+
+fn text(value: &Value) -> Option<String> {
+    redis::from_redis_value_ref(value).ok()
+}
+
+/// An error in its own words, without what it quotes of a command.
+fn words(error: RedisError) -> String {
+    reason(&store_error(StoreErrorKind::Unavailable, error))
+}

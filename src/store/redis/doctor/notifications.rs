@@ -1,0 +1,92 @@
+//! Whether this node could be told what happens: a subscription, and a message that comes.
+
+use futures_util::StreamExt as _;
+use redis::RedisResult;
+use redis::aio::{PubSubSink, PubSubStream};
+use tokio::time::{Instant, timeout};
+
+use super::{ANSWER, Checkup, UNTOLD};
+use crate::health::Finding;
+use crate::store::StoreErrorKind;
+use crate::store::redis::commands::Commands;
+use crate::store::redis::connection::connector::{Dial, bounded};
+use crate::store::redis::errors::classify::{judge, unquoted};
+
+/// At how many nodes it is tried: those that hang take their time.
+const MOST_PLACES: usize = 3;
+
+impl Checkup<'_> {
+    /// Subscribes as the guard does, to a channel that nobody else knows.
+    pub(super) async fn subscribe(
+        &mut self,
+        dial: &Dial,
+        channel: &str,
+    ) -> Option<(PubSubSink, PubSubStream)> {
+        let mut subscribed = subscribe_at(dial, channel).await;
+        for _ in 1..self.places().min(MOST_PLACES) {
+            match &subscribed {
+                Err(error) if judge(error).0 != StoreErrorKind::Refused => {
+                    // As the guard does: another node is as good.
+                    subscribed = subscribe_at(dial, channel).await;
+                }
+                _ => break,
+            }
+        }
+        match subscribed {
+            Ok(inbox) => Some(inbox),
+            Err(error) => {
+                let advice = match judge(&error).0 {
+                    StoreErrorKind::Refused => {
+                        format!("ACL SETUSER {} +subscribe +unsubscribe +ping &sg1:*", self.user())
+                    }
+                    _ => dial.advice(&error).unwrap_or("a second connection must be possible").to_owned(),
+                };
+                let found =
+                    Finding::warning("notifications", format!("can not subscribe: {}", unquoted(error)));
+                self.findings.push(found.cost(UNTOLD).advice(advice));
+                None
+            }
+        }
+    }
+
+    /// At how many servers one may subscribe.
+    fn places(&self) -> usize {
+        match &self.store.commands {
+            Commands::One(_) => 1,
+            #[cfg(feature = "cluster")]
+            Commands::Cluster(cluster) => cluster.coverage().map_or(1, |coverage| coverage.masters.len()),
+        }
+    }
+
+    /// Whether what a script has published is heard.
+    pub(super) async fn listen(
+        &mut self,
+        messages: &mut PubSubStream,
+        published_at: Option<Instant>,
+        receivers: i64,
+    ) {
+        let Some(published_at) = published_at else { return };
+        let came = timeout(ANSWER, messages.next()).await;
+        // Only this check knows the channel. In a cluster nobody goes by that number.
+        if receivers > 1 && !self.store.commands.is_spread() {
+            let found = format!("a message for one went to {receivers}: somebody subscribes to all channels");
+            self.findings.push(
+                Finding::warning("notifications", found)
+                    .cost("what is handed over to a process that has died looks heard: the next in line waits for its time to be over")
+                    .advice("no PSUBSCRIBE whose pattern matches sg1:i:*; CLIENT LIST TYPE pubsub tells who has a psub above 0"),
+            );
+        }
+        self.findings.push(match came {
+            Ok(Some(_)) => Finding::ok("notifications", format!("published and heard in {:.1?}", published_at.elapsed())),
+            _ => Finding::warning("notifications", format!("published to {receivers}, not heard within {ANSWER:?}"))
+                .cost(UNTOLD)
+                .advice("+publish and &sg1:* for this user; a proxy between here and the server must pass messages on"),
+        });
+    }
+}
+
+async fn subscribe_at(dial: &Dial, channel: &str) -> RedisResult<(PubSubSink, PubSubStream)> {
+    let (mut sink, messages) = bounded(ANSWER * 2, dial.inbox()).await?.messages.split();
+    bounded(ANSWER, sink.subscribe(channel)).await?;
+    Ok((sink, messages))
+}

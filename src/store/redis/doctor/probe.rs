@@ -1,0 +1,108 @@
+//! Whether the server does what loads need, before the first of them.
+
+use std::time::Duration;
+
+use redis::{Cmd, ErrorKind, RedisError};
+use uuid::Uuid;
+
+use super::lacked_by_loads;
+use crate::store::redis::commands::Commands;
+use crate::store::redis::commands::call::{refused, run};
+use crate::store::redis::connection::connector::unexpected;
+use crate::store::redis::errors::advice::advised;
+#[cfg(feature = "cluster")]
+use crate::store::redis::errors::classify::code_of;
+use crate::store::redis::messages::message;
+use crate::store::redis::scripts;
+use crate::store::{StoreError, StoreErrorKind};
+
+/// What to do about what is missing.
+const LACKING: &str = "the server lacks commands that the guard's scripts call, or the right of this user to them: use Redis \
+                       6.2 or later, or Valkey, rename no commands, and give the user the rights that the README lists; \
+                       doctor() says which";
+
+/// An error if the server, or one of the masters that can be reached, runs no scripts, or not what those of loads call.
+/// That one takes no commands at present is none: it passes. But a cluster of which no master does is as one server that is
+/// loading, which is not connected to either: no load is shared.
+pub(crate) async fn probe(commands: &Commands, name: &str, within: Duration) -> Result<(), StoreError> {
+    match commands {
+        Commands::One(_) => probe_at(commands, name, within).await.map(drop),
+        #[cfg(feature = "cluster")]
+        Commands::Cluster(cluster) => {
+            let each = cluster.samples(name).into_iter().map(|(master, name)| async move {
+                match probe_at(commands, &name, within).await {
+                    Ok(passing) => Ok(passing.map(|error| (master.name(), error))),
+                    Err(error) => Err(at(master.name(), error)),
+                }
+            });
+            takes_commands(futures_util::future::try_join_all(each).await?)
+        }
+    }
+}
+
+/// By what was in the way of trying each master: an error if those that answer say that the cluster is down, all of them.
+#[cfg(feature = "cluster")]
+fn takes_commands(passing: Vec<Option<(String, StoreError)>>) -> Result<(), StoreError> {
+    let answers = |error: &StoreError| matches!(error.kind, StoreErrorKind::Transient);
+    let mut down = None;
+    for passing in passing {
+        match passing {
+            Some((address, error)) if code_of(&error) == Some("CLUSTERDOWN") => {
+                down.get_or_insert_with(|| at(address, error));
+            }
+            Some((_, error)) if !answers(&error) => {}
+            _ => return Ok(()),
+        }
+    }
+    down.map_or(Ok(()), Err)
+}
+
+/// The same of the server that has the keys of this name; what passes, if that was in the way.
+async fn probe_at(
+    commands: &Commands,
+    name: &str,
+    within: Duration,
+) -> Result<Option<StoreError>, StoreError> {
+    let nobodys = message::channel(Uuid::new_v4());
+    let args = |cmd: &mut Cmd| {
+        cmd.arg(&nobodys);
+    };
+    let answer = match run(commands, &scripts::PROBE, name, 64, args, within).await {
+        Err(error) if error.kind != StoreErrorKind::Refused => return Ok(Some(error)),
+        answer => answer?,
+    };
+    let lacked = lacked_by_loads(&answer).ok_or_else(|| refused(unexpected()))?;
+    if lacked.is_empty() {
+        return Ok(None);
+    }
+    let named = RedisError::from((ErrorKind::Client, "a script may not call", lacked.join(", ")));
+    Err(StoreError { kind: StoreErrorKind::Refused, source: Some(advised(Some(LACKING), named)) })
+}
+
+/// Rights are each node's own: says whose.
+#[cfg(feature = "cluster")]
+fn at(address: String, error: StoreError) -> StoreError {
+    let StoreError { kind, source } = error;
+    StoreError { kind, source: Some(std::sync::Arc::new(At { address, source })) }
+}
+
+#[cfg(feature = "cluster")]
+#[derive(Debug)]
+struct At {
+    address: String,
+    source: Option<crate::store::redis::errors::advice::Cause>,
+}
+
+#[cfg(feature = "cluster")]
+impl std::fmt::Display for At {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "the master at {}", self.address)
+    }
+}
+
+#[cfg(feature = "cluster")]
+impl std::error::Error for At {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.source.as_deref().map(|source| source as _)
+    }
+}

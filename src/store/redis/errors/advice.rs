@@ -1,0 +1,352 @@
+//! What to do about a server that can not be reached, or does not let this user in.
+//!
+//! Most such failures are of the set-up, and what the other side says of them (a closed socket, silence, two
+//! words of TLS) does not tell somebody who reads it in a log what to change.
+
+use std::error::Error;
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+
+use redis::{ConnectionAddr, ErrorKind, RedisError};
+
+#[cfg(feature = "sentinel")]
+use crate::store::redis::topology::sentinel::{AT_PRIMARY, AT_SENTINELS};
+use crate::store::redis::topology::server::is_replica;
+
+/// A failure and what to do about it; what happened is its source.
+#[derive(Debug)]
+pub(crate) struct Advised {
+    advice: &'static str,
+    cause: Cause,
+}
+
+pub(crate) type Cause = Arc<dyn Error + Send + Sync>;
+
+impl Advised {
+    pub(crate) fn advice(&self) -> &'static str {
+        self.advice
+    }
+}
+
+impl fmt::Display for Advised {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.advice)
+    }
+}
+
+impl Error for Advised {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        Some(&*self.cause)
+    }
+}
+
+/// What to do about an error in an attempt to connect to `addr`, if anything is known to help.
+pub(crate) fn on_connecting(addr: &ConnectionAddr, error: &RedisError) -> Option<&'static str> {
+    if is_replica(error) {
+        return Some("this server is not a primary: have the name or the address lead to the one that is");
+    }
+    on_refusal(error).or_else(|| match addr {
+        ConnectionAddr::TcpTls { .. } => on_tls(error),
+        ConnectionAddr::Unix(_) => on_unix(error),
+        _ => on_tcp(error),
+    })
+}
+
+/// The same where sentinels are asked for the address.
+#[cfg(feature = "sentinel")]
+pub(crate) fn on_sentinel(error: &RedisError) -> Option<&'static str> {
+    if error.kind() == ErrorKind::MasterNameNotFoundBySentinel {
+        return Some(
+            "no sentinel knows a primary of this name that is up: in a failover that passes; else see the name that was given to \
+             the SentinelClient, and what SENTINEL MASTERS says",
+        );
+    }
+    if is_replica(error) {
+        return Some(
+            "this server is not a primary: in a failover that passes; else the SentinelClient must be one for \
+             SentinelServerType::Master",
+        );
+    }
+    if error.to_string().starts_with(AT_SENTINELS) {
+        return Some(if is_login(error) { THEIR_PASSWORD } else { NO_SENTINEL });
+    }
+    if error.to_string().starts_with(AT_PRIMARY) {
+        return Some(if is_login(error) { PRIMARYS_PASSWORD } else { NO_PRIMARY });
+    }
+    if let Some(refusal) = on_refusal(error) {
+        return Some(refusal);
+    }
+    #[cfg(feature = "tls")]
+    if let Some(advice) = rustls_error(error).and_then(on_rustls) {
+        return Some(advice);
+    }
+    if closed(error) || error.kind() == ErrorKind::Parse {
+        return Some(
+            "a sentinel, or the primary that they name, does not answer as Redis does: if they want TLS, name the \
+             sentinels as ConnectionAddr::TcpTls and set the SentinelClient's TLS mode for Redis (feature `tls`)",
+        );
+    }
+    if error.is_timeout() {
+        return Some(
+            "no sentinel, or not the primary that they name, has answered in time: see their addresses, and, for a client \
+             that speaks TLS, that these are the ports for TLS",
+        );
+    }
+    error.is_io_error().then_some(
+        "a sentinel, or the primary that they name, can not be reached: see their addresses, and \
+         SENTINEL GET-MASTER-ADDR-BY-NAME",
+    )
+}
+
+/// Whether it says neither what to do nor where: a sentinel's, or the primary's.
+#[cfg(feature = "sentinel")]
+pub(crate) fn may_be_anybodys(error: &RedisError) -> bool {
+    #[cfg(feature = "tls")]
+    if rustls_error(error).is_some() {
+        return false;
+    }
+    is_login(error) || (error.is_io_error() && !error.is_timeout() && !closed(error))
+}
+
+/// Whether who is asked does not know this user, or another password.
+#[cfg(feature = "sentinel")]
+pub(crate) fn is_login(error: &RedisError) -> bool {
+    error.kind() == ErrorKind::AuthenticationFailed || matches!(error.code(), Some("WRONGPASS" | "NOAUTH"))
+}
+
+/// What to do about a sentinel that refuses this client.
+#[cfg(feature = "sentinel")]
+pub(crate) const THEIR_PASSWORD: &str = "the sentinels refuse this client: they have users and passwords of their own, which the \
+     SentinelClientBuilder is given by set_client_to_sentinel_username and set_client_to_sentinel_password";
+
+#[cfg(feature = "sentinel")]
+const PRIMARYS_PASSWORD: &str = "the primary that the sentinels name refuses this user name and password: the SentinelClientBuilder is \
+     given the present ones by set_client_to_redis_username and set_client_to_redis_password";
+
+#[cfg(feature = "sentinel")]
+const NO_SENTINEL: &str = "no sentinel can be reached: see that they run, and their addresses";
+
+#[cfg(feature = "sentinel")]
+const NO_PRIMARY: &str = "the primary that the sentinels name can not be reached: in a failover that passes; else see \
+     SENTINEL GET-MASTER-ADDR-BY-NAME";
+
+/// What to do about the server's refusal of a user or a command.
+pub(crate) fn on_refusal(error: &RedisError) -> Option<&'static str> {
+    // redis-rs does not pass on what AUTH was answered.
+    if error.kind() == ErrorKind::AuthenticationFailed || error.code() == Some("WRONGPASS") {
+        return Some("the server refuses this user name and password: put the present ones into the URL");
+    }
+    match error.code()? {
+        "MOVED" | "ASK" | "CROSSSLOT" => Some(
+            "this is a node of a Redis Cluster: give the guard a redis::cluster::ClusterClient (feature `cluster`)",
+        ),
+        "CLUSTERDOWN" => Some(
+            "slots of this cluster are served by nobody, and by default it takes no commands then: see redis-cli --cluster check",
+        ),
+        "NOAUTH" => {
+            Some("the server wants a password: put it into the URL, as in redis://user:password@host")
+        }
+        "NOPERM" => Some(
+            "this user may not do what the guard does: give it the rights that the README lists for Redis; doctor() names \
+             those that are missing",
+        ),
+        _ => on_words(&error.to_string().to_lowercase()),
+    }
+}
+
+/// The same where no code tells one refusal from another.
+fn on_words(text: &str) -> Option<&'static str> {
+    if text.contains("cluster support disabled") {
+        return Some("this server is not part of a cluster: give the guard a redis::Client");
+    }
+    if text.contains("refused to switch database") {
+        return Some(
+            "this database can not be had: the server needs that many, and the user the right +select",
+        );
+    }
+    // Before 7.0, commands are quoted by backticks.
+    const QUOTES: [char; 2] = ['\'', '`'];
+    let quoted = text.split_once("unknown command ").and_then(|(_, rest)| rest.strip_prefix(QUOTES));
+    match quoted.and_then(|rest| rest.split(QUOTES).next()) {
+        // The first command that a sentinel does not know.
+        Some("time") => Some(
+            "this server does not know TIME: if it is a Sentinel, give the guard a redis::sentinel::SentinelClient (feature \
+             `sentinel`)",
+        ),
+        Some("eval" | "evalsha") => Some(
+            "this server runs no scripts (EVALSHA, EVAL), which leases are made of: use one that does, as Redis 6.2 and later \
+             and Valkey do",
+        ),
+        // Only where somebody wants more than loads and locks.
+        Some("config" | "wait") => None,
+        // What a script calls is not named.
+        None if !text.contains("unknown redis command called") => None,
+        Some(_) | None => Some(
+            "this server lacks a command that the guard needs, which doctor() names: use Redis 6.2 or later, or Valkey, and \
+             rename no commands",
+        ),
+    }
+}
+
+fn on_tcp(error: &RedisError) -> Option<&'static str> {
+    // A port that wants TLS takes the first command for a broken handshake: it closes, or sends an alert first,
+    // which is no Redis protocol.
+    if closed(error) || error.kind() == ErrorKind::Parse {
+        return Some(
+            "this port does not answer as Redis does: if it wants TLS, use rediss:// (feature `tls`)",
+        );
+    }
+    if error.is_connection_refusal() {
+        return Some(NOBODY);
+    }
+    if is_unresolved(error) {
+        return Some(UNRESOLVED);
+    }
+    error
+        .is_timeout()
+        .then_some("no answer in time: see that host and port are right, and that nothing blocks the way")
+}
+
+/// The resolver's errors have no kind of their own; these are the standard library's words before them.
+fn is_unresolved(error: &RedisError) -> bool {
+    io_error(error).is_some_and(|error| error.to_string().contains("failed to lookup address"))
+}
+
+const UNRESOLVED: &str = "this host name can not be resolved: see its spelling, and this machine's resolver";
+
+/// What is said of a port that is closed.
+const NOBODY: &str = "nobody listens there: see that host and port are right, and that the server runs";
+
+fn on_unix(error: &RedisError) -> Option<&'static str> {
+    match io_error(error)?.kind() {
+        io::ErrorKind::NotFound => Some("there is no such socket: see the server's setting `unixsocket`"),
+        io::ErrorKind::PermissionDenied => {
+            Some("this process may not open the socket: see the server's setting `unixsocketperm`")
+        }
+        _ => None,
+    }
+}
+
+fn on_tls(error: &RedisError) -> Option<&'static str> {
+    #[cfg(feature = "tls")]
+    if let Some(error) = rustls_error(error) {
+        return on_rustls(error);
+    }
+    #[cfg(not(feature = "tls"))]
+    if error.kind() == ErrorKind::Client {
+        return Some(
+            "TLS wants a provider of cryptography: turn on stampede-guard's feature `tls`, or install one",
+        );
+    }
+    if error.is_connection_refusal() {
+        return Some(NOBODY);
+    }
+    if is_unresolved(error) {
+        return Some(UNRESOLVED);
+    }
+    if closed(error) {
+        return Some(
+            "the server ended the TLS handshake: see its log, whether this is the port for TLS, and whether it wants certificates \
+             of its clients (`client_tls` in the redis::TlsCertificates of the client)",
+        );
+    }
+    // A plain server waits for the end of a line that no handshake has.
+    error.is_timeout().then_some(
+        "no answer to the TLS handshake in time: see that this is the port for TLS, not the plain one",
+    )
+}
+
+/// What rustls has found, where it was that.
+#[cfg(feature = "tls")]
+fn rustls_error(error: &RedisError) -> Option<&rustls::Error> {
+    io_error(error)?.get_ref()?.downcast_ref()
+}
+
+#[cfg(feature = "tls")]
+fn on_rustls(error: &rustls::Error) -> Option<&'static str> {
+    use rustls::CertificateError as Refused;
+    use rustls::Error::{AlertReceived, InvalidCertificate, InvalidMessage};
+    match error {
+        InvalidCertificate(Refused::NotValidForName | Refused::NotValidForNameContext { .. }) => Some(
+            "the server's certificate is for other hosts: connect by a name in it, or have it name this host",
+        ),
+        InvalidCertificate(Refused::Expired | Refused::ExpiredContext { .. }) => {
+            Some("the server's certificate has expired: renew it, or set this machine's clock")
+        }
+        InvalidCertificate(Refused::NotValidYet | Refused::NotValidYetContext { .. }) => {
+            Some("the server's certificate is not valid yet: set this machine's clock")
+        }
+        // A bad signature is one by somebody else of a trusted name, as after an authority was made anew.
+        InvalidCertificate(Refused::UnknownIssuer | Refused::BadSignature) => Some(
+            "the server's certificate is signed by nobody whom this machine trusts: install that authority, or name \
+             it as `root_cert` in the redis::TlsCertificates of the client",
+        ),
+        InvalidMessage(_) => {
+            Some("the server does not speak TLS on this port: use its port for TLS, or redis://")
+        }
+        AlertReceived(_) => Some(
+            "the server refuses this client: if it wants certificates, give one as `client_tls` in the \
+             redis::TlsCertificates of the client",
+        ),
+        _ => None,
+    }
+}
+
+/// Whether the other side has closed the connection.
+fn closed(error: &RedisError) -> bool {
+    let closing = [
+        io::ErrorKind::UnexpectedEof,
+        io::ErrorKind::BrokenPipe,
+        io::ErrorKind::ConnectionReset,
+        io::ErrorKind::ConnectionAborted,
+    ];
+    // redis-rs counts a port that refuses as closed as well.
+    io_error(error).map_or_else(|| error.is_connection_dropped(), |error| closing.contains(&error.kind()))
+}
+
+/// The error of the transport; redis-rs keeps it in an `Arc`, and shows that as its source.
+fn io_error(error: &RedisError) -> Option<&io::Error> {
+    let source = error.source()?;
+    source.downcast_ref().or_else(|| source.downcast_ref::<Cause>()?.downcast_ref())
+}
+
+/// `cause` with what to do about it.
+pub(crate) fn advised(advice: Option<&'static str>, cause: RedisError) -> Cause {
+    match advice {
+        Some(advice) => Arc::new(Advised { advice, cause: Arc::new(cause) }),
+        None => Arc::new(cause),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Who is told of TLS looks for the fault in the wrong place.
+    #[test]
+    fn a_port_that_nobody_listens_on_is_told_from_one_that_wants_tls() {
+        let told = |kind: io::ErrorKind, tls: bool| {
+            let (host, port) = ("h".to_owned(), 1);
+            let addr = match tls {
+                true => ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None },
+                false => ConnectionAddr::Tcp(host, port),
+            };
+            on_connecting(&addr, &RedisError::from(io::Error::from(kind))).expect("advice")
+        };
+        for tls in [false, true] {
+            assert_eq!(told(io::ErrorKind::ConnectionRefused, tls), NOBODY);
+            assert!(told(io::ErrorKind::UnexpectedEof, tls).contains("TLS"));
+        }
+        // One that wants a certificate of its clients closes too, mostly before its alert is read.
+        assert!(told(io::ErrorKind::BrokenPipe, true).contains("client_tls"));
+    }
+
+    #[test]
+    fn a_name_that_nobody_knows_is_told_of_as_that() {
+        let words = "failed to lookup address information: Name or service not known";
+        let error = RedisError::from(io::Error::other(words));
+        assert_eq!(on_tcp(&error), Some(UNRESOLVED));
+        assert_eq!(on_tls(&error), Some(UNRESOLVED));
+    }
+}

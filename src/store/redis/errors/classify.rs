@@ -1,0 +1,136 @@
+//! What the server's errors mean to the guard.
+
+use std::error::Error;
+
+use redis::{ErrorKind, RedisError};
+
+use super::advice::{Advised, advised, on_refusal};
+use crate::store::{StoreError, StoreErrorKind};
+
+/// What becomes of the connection that answered with an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fate {
+    Keep,
+    /// It is broken, it has lost its rights, or it leads to a server that is not the primary.
+    Drop,
+}
+
+/// Sorts an error: transport, not the primary, no rights any more, not now, never.
+pub(crate) fn judge(error: &RedisError) -> (StoreErrorKind, Fate) {
+    match code(error) {
+        // A demoted primary keeps answering reads for ever: only another connection, to whoever
+        // the name stands for now, helps. The same for a password that was changed.
+        Some("READONLY" | "MASTERDOWN" | "NOAUTH" | "WRONGPASS") => (StoreErrorKind::Unavailable, Fate::Drop),
+        Some(
+            "BUSY" | "LOADING" | "OOM" | "TRYAGAIN" | "CLUSTERDOWN" | "MISCONF" | "NOREPLICAS" | "UNKILLABLE",
+        ) => (StoreErrorKind::Transient, Fate::Keep),
+        Some(_) => (StoreErrorKind::Refused, Fate::Keep),
+        None if error.kind() == ErrorKind::UnexpectedReturnType => (StoreErrorKind::Refused, Fate::Keep),
+        None => (StoreErrorKind::Unavailable, Fate::Drop),
+    }
+}
+
+/// An error for the guard. It carries the server's words, as far as those do not quote the command.
+pub(crate) fn store_error(kind: StoreErrorKind, error: RedisError) -> StoreError {
+    let advice = on_refusal(&error);
+    StoreError { kind, source: Some(advised(advice, unquoted(error))) }
+}
+
+/// The error without the server's words, if those quote a command: no key and no password reaches a log or an error.
+pub(crate) fn unquoted(error: RedisError) -> RedisError {
+    let text = error.to_string();
+    if !text.contains("sg1:") && !text.contains("args beginning with") {
+        return error;
+    }
+    // Whatever stands first is read as the code.
+    let code = code(&error).filter(|code| code.bytes().all(|byte| byte.is_ascii_uppercase()));
+    redis::make_extension_error(code.unwrap_or("ERR").to_owned(), None)
+}
+
+/// What an event says about an error: what to do about it, if anything is known, and what happened.
+pub(crate) fn reason(error: &StoreError) -> String {
+    let Some(first) = &error.source else { return error.to_string() };
+    match first.downcast_ref::<Advised>().and_then(Error::source) {
+        Some(cause) => format!("{first}: {cause}"),
+        None => first.to_string(),
+    }
+}
+
+/// The code of the server's error behind this one.
+#[cfg(feature = "cluster")]
+pub(crate) fn code_of(error: &StoreError) -> Option<&str> {
+    let source = error.source.as_ref()?;
+    let cause: &(dyn Error + 'static) = match source.downcast_ref::<Advised>() {
+        Some(advised) => advised.source()?,
+        None => &**source,
+    };
+    code(cause.downcast_ref()?)
+}
+
+/// The code of a server's error; none for an error of the transport or of the client.
+pub(crate) fn code(error: &RedisError) -> Option<&str> {
+    let code = error.code()?;
+    if code != "ERR" {
+        return Some(code);
+    }
+    // Before 7.0, what a command inside a script answered is wrapped:
+    // `ERR Error running script (call to f_..): @user_script:3: -OOM command not allowed ..`.
+    let inner = error.detail().filter(|detail| detail.starts_with("Error running script"));
+    let inner =
+        inner.and_then(|detail| detail.rsplit_once(": -")).and_then(|(_, rest)| rest.split(' ').next());
+    Some(inner.unwrap_or(code))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn server(line: &str) -> RedisError {
+        let reply = redis::parse_redis_value(format!("-{line}\r\n").as_bytes()).expect("one error line");
+        reply.extract_error().expect_err("it is an error")
+    }
+
+    #[test]
+    fn each_class_of_error_has_its_consequence() {
+        use StoreErrorKind::{Refused, Transient, Unavailable};
+        for (line, verdict) in [
+            ("READONLY You can't write against a read only replica.", (Unavailable, Fate::Drop)),
+            ("MASTERDOWN Link with MASTER is down", (Unavailable, Fate::Drop)),
+            ("NOAUTH Authentication required.", (Unavailable, Fate::Drop)),
+            ("OOM command not allowed when used memory > 'maxmemory'.", (Transient, Fate::Keep)),
+            ("LOADING Redis is loading the dataset in memory", (Transient, Fate::Keep)),
+            ("BUSY Redis is busy running a script.", (Transient, Fate::Keep)),
+            ("NOPERM this user has no permissions", (Refused, Fate::Keep)),
+            ("CROSSSLOT Keys in request don't hash to the same slot", (Refused, Fate::Keep)),
+            ("ERR unknown command 'EVALSHA'", (Refused, Fate::Keep)),
+            (
+                "ERR Error running script (call to f_1): @user_script:3: @user_script: 3: -OOM command not",
+                (Transient, Fate::Keep),
+            ),
+        ] {
+            assert_eq!(judge(&server(line)), verdict, "{line}");
+        }
+        let broken = RedisError::from(std::io::Error::from(std::io::ErrorKind::BrokenPipe));
+        assert_eq!(judge(&broken), (Unavailable, Fate::Drop));
+        // Whoever answers is there.
+        assert_eq!(judge(&crate::store::redis::connection::connector::unexpected()), (Refused, Fate::Keep));
+    }
+
+    #[test]
+    fn an_error_does_not_quote_keys_nor_passwords() {
+        for (line, told) in [
+            ("unknown command 'EVALSHA', with args beginning with: 'sg1:e:{ns:secret}'", "runs no scripts"),
+            ("unknown command `EVAL`, with args beginning with: `1`, `lock:secret`, ", "runs no scripts"),
+            ("unknown command 'HELLO', with args beginning with: '3' 'AUTH' 'u' 'secret'", "doctor() names"),
+            ("unknown command `TIME`, with args beginning with: ", "SentinelClient"),
+        ] {
+            let error = store_error(StoreErrorKind::Refused, server(&format!("ERR {line}")));
+            let source = error.source.clone().expect("there is a cause");
+            assert!(source.to_string().contains(told), "{source}");
+            assert!(!format!("{source:?} {}", reason(&error)).contains("secret"), "{source:?}");
+        }
+        let optional =
+            store_error(StoreErrorKind::Refused, server("ERR unknown command 'CONFIG', with args"));
+        assert!(!reason(&optional).contains("doctor"), "{optional:?}");
+    }
+}

@@ -1,0 +1,97 @@
+//! Which reasons of one outage an operator was told of: each once. The first is seldom the one that counts: of a changed
+//! password nothing is heard but that the connection was closed, and only the next attempt is told why.
+
+use std::borrow::Cow;
+
+use redis::RedisError;
+
+use super::advice::Advised;
+use super::classify::code;
+use crate::store::StoreError;
+
+/// An outage has few reasons; a server that makes up codes is not to be heard for ever.
+const MOST: usize = 8;
+
+#[derive(Debug, Default)]
+pub(crate) struct Told(Vec<Cow<'static, str>>);
+
+impl Told {
+    /// Whether nothing of this kind was told in this outage. It is now.
+    pub(crate) fn is_news(&mut self, why: &StoreError) -> bool {
+        let kind = kind(why);
+        let is_news = self.0.len() < MOST && !self.0.contains(&kind);
+        if is_news {
+            self.0.push(kind);
+        }
+        is_news
+    }
+
+    /// The outage is over, and the next one is another.
+    pub(crate) fn forget(&mut self) {
+        self.0.clear();
+    }
+}
+
+/// What tells one reason from another, whatever its words are: what to do about it, else of which kind it is.
+fn kind(why: &StoreError) -> Cow<'static, str> {
+    let Some(source) = &why.source else { return Cow::Borrowed("unknown") };
+    if let Some(advised) = source.downcast_ref::<Advised>() {
+        return Cow::Borrowed(advised.advice());
+    }
+    let Some(error) = source.downcast_ref::<RedisError>() else { return Cow::Borrowed("unknown") };
+    match code(error) {
+        Some(code) => Cow::Owned(code.to_owned()),
+        None if error.is_timeout() => Cow::Borrowed("timed out"),
+        // Closed, reset, cut off: which of them is chance, and they are of one kind.
+        None => Cow::Owned(format!("{:?}", error.kind())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use redis::make_extension_error;
+
+    use super::*;
+    use crate::store::StoreErrorKind;
+    use crate::store::redis::connection::connector::unexpected;
+    use crate::store::redis::errors::classify::store_error;
+
+    fn failed(error: RedisError) -> StoreError {
+        store_error(StoreErrorKind::Unavailable, error)
+    }
+
+    fn refused(code: &str, text: &str) -> StoreError {
+        failed(make_extension_error(code.to_owned(), Some(text.to_owned())))
+    }
+
+    fn transport(kind: io::ErrorKind) -> StoreError {
+        failed(RedisError::from(io::Error::from(kind)))
+    }
+
+    #[test]
+    fn each_reason_is_news_once_in_an_outage_however_they_take_turns() {
+        let mut told = Told::default();
+        assert!(told.is_news(&transport(io::ErrorKind::BrokenPipe)));
+        assert!(!told.is_news(&transport(io::ErrorKind::ConnectionReset)), "the same by another name");
+        assert!(told.is_news(&transport(io::ErrorKind::TimedOut)));
+        assert!(told.is_news(&failed(unexpected())), "it is not lost");
+        assert!(told.is_news(&refused("WRONGPASS", "invalid username-password pair")));
+        assert!(told.is_news(&refused("NOPERM", "no permissions to run 'time'")));
+        for _ in 0..3 {
+            assert!(!told.is_news(&transport(io::ErrorKind::BrokenPipe)));
+            assert!(!told.is_news(&refused("WRONGPASS", "or the user is disabled")));
+            assert!(!told.is_news(&refused("NOPERM", "no permissions to run 'ping'")));
+        }
+        told.forget();
+        assert!(told.is_news(&refused("WRONGPASS", "invalid username-password pair")));
+    }
+
+    #[test]
+    fn codes_that_are_made_up_are_not_told_for_ever() {
+        let mut told = Told::default();
+        let news = (0..100).filter(|n| told.is_news(&refused(&format!("CODE{n}"), ""))).count();
+        assert_eq!(news, MOST);
+    }
+}

@@ -1,0 +1,283 @@
+//! The task that keeps the connection for announcements, from the first who waits to the last.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use redis::{RedisError, Value};
+use tokio::sync::{Notify, watch};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
+
+use super::{Keyspace, REFUSED, Standing, State, configure, frees};
+use crate::observe::log;
+use crate::store::redis::connection::backoff::Backoff;
+use crate::store::redis::connection::connector::{Dial, bounded};
+use crate::store::redis::errors::classify::{judge, reason, store_error};
+use crate::store::{StoreError, StoreErrorKind};
+
+/// How often it is looked whether the server still answers, and whether anybody still waits.
+const TICK: Duration = Duration::from_secs(1);
+
+/// For so many looks in a row nobody waits until the connection is closed: who waits at all waits often.
+const IDLE_TICKS: u32 = 3;
+
+/// So many channels are subscribed to by one command.
+const AT_ONCE: usize = 128;
+
+/// The task's hold on its owner. Weak: a store that is dropped takes its task along.
+pub(crate) struct Reader {
+    keyspace: Weak<Keyspace>,
+    number: u64,
+}
+
+impl Drop for Reader {
+    /// The task ended, with its work, with its runtime or by a panic: the next who asks starts over.
+    fn drop(&mut self) {
+        self.with(|keyspace, state| {
+            lose(keyspace, state);
+            state.running = false;
+            state.task = None;
+        });
+    }
+}
+
+impl Reader {
+    pub(crate) fn new(keyspace: &Arc<Keyspace>, number: u64) -> Self {
+        Self { keyspace: Arc::downgrade(keyspace), number }
+    }
+
+    /// Looks at the state, if this is still the task that serves it.
+    fn with<T>(&self, act: impl FnOnce(&Keyspace, &mut State) -> T) -> Option<T> {
+        let keyspace = self.keyspace.upgrade()?;
+        let mut state = keyspace.state();
+        (state.number == self.number && state.running && !state.closed).then(|| act(&keyspace, &mut state))
+    }
+
+    /// Forgets what nobody waits for. True if that was the last of it, and this task is not wanted any more:
+    /// whoever comes later starts another.
+    fn is_done(&self) -> bool {
+        let done = self.with(|keyspace, state| {
+            keyspace.prune(state);
+            state.running = !state.keys.is_empty();
+            !state.running
+        });
+        let done = done.unwrap_or(true);
+        if done && let Some(keyspace) = self.keyspace.upgrade() {
+            // Who asks without waiting for a lock asks another task.
+            keyspace.changes.send_replace(());
+        }
+        done
+    }
+
+    /// Notes that the server will announce these, and has those look who may have missed something.
+    fn confirm(&self, keys: &[Arc<str>]) -> Option<()> {
+        let again = self.with(|keyspace, state| {
+            let mut again = Vec::new();
+            for key in keys {
+                if let Some(standing) = state.keys.get_mut(key) {
+                    standing.confirmed = true;
+                    again.extend(standing.promised.then_some(key));
+                }
+            }
+            keyspace.judge_hearing(state);
+            again
+        })?;
+        let keyspace = self.keyspace.upgrade()?;
+        keyspace.changes.send_replace(());
+        for key in again {
+            drop(keyspace.grants.tell_missed(key, None));
+        }
+        Some(())
+    }
+
+    /// Notes that announcements can not be had, and has everyone look who was promised some.
+    fn refuse(&self, why: &'static str) -> Option<()> {
+        let keys = self.with(|_, state| {
+            state.refused = Some((why, Instant::now()));
+            state.keys.retain(|_, standing| standing.promised);
+            state.keys.keys().cloned().collect::<Vec<_>>()
+        })?;
+        let keyspace = self.keyspace.upgrade()?;
+        keyspace.changes.send_replace(());
+        for key in keys {
+            drop(keyspace.grants.tell_missed(&key, None));
+        }
+        Some(())
+    }
+
+    fn deliver(&self, message: &redis::Msg, prefix: &str) -> Option<()> {
+        let keyspace = self.keyspace.upgrade()?;
+        if let Some(key) = message.get_channel_name().strip_prefix(prefix)
+            && frees(message.get_payload_bytes())
+        {
+            drop(keyspace.grants.tell_missed(key, None));
+        }
+        Some(())
+    }
+}
+
+/// The connection is gone: everything is to be subscribed to again.
+fn lose(keyspace: &Keyspace, state: &mut State) {
+    for Standing { confirmed, .. } in state.keys.values_mut() {
+        *confirmed = false;
+    }
+    state.fresh = state.keys.keys().cloned().collect();
+    keyspace.judge_hearing(state);
+}
+
+/// Why a session came to nothing, or to its end.
+enum End {
+    Failed(StoreError),
+    Refused(&'static str, StoreError),
+    /// The commands go to another connection, perhaps to another server.
+    Moved,
+    /// Nobody is left to serve.
+    Done,
+}
+
+/// Keeps sessions for as long as anybody waits. No strong reference lives across an await but in
+/// [`configure`], which has its bound.
+pub(crate) async fn serve(
+    reader: Reader,
+    dial: Dial,
+    mut generations: watch::Receiver<u64>,
+    asked: Arc<Notify>,
+) {
+    let mut backoff = Backoff::new();
+    loop {
+        let started = Instant::now();
+        let end = session(&reader, &dial, &mut generations, &asked).await;
+        backoff.lived(started.elapsed());
+        if reader.with(lose).is_none() {
+            return;
+        }
+        match end {
+            End::Done => return,
+            End::Moved => {}
+            End::Failed(why) => {
+                tracing::debug!(target: log::REDIS, reason = %reason(&why), "no announcements of keys")
+            }
+            End::Refused(what, why) => {
+                tracing::debug!(target: log::REDIS, what, reason = %reason(&why), "no announcements of keys");
+                if reader.refuse(what).is_none() {
+                    return;
+                }
+                let until = Instant::now() + REFUSED;
+                while Instant::now() < until {
+                    sleep(TICK).await;
+                    if reader.is_done() {
+                        return;
+                    }
+                }
+                if reader.with(|_, state| state.refused = None).is_none() {
+                    return;
+                }
+            }
+        }
+        backoff.pause().await;
+        if reader.is_done() {
+            return;
+        }
+        // Opened before there are commands again, it would have to follow them at once.
+        while reader.keyspace.upgrade().is_some_and(|keyspace| keyspace.commands.down().is_some()) {
+            tokio::select! {
+                changed = generations.changed() => if changed.is_err() { return },
+                () = sleep(TICK) => {}
+            }
+            if reader.is_done() {
+                return;
+            }
+        }
+    }
+}
+
+/// One connection, from opening it to its end.
+async fn session(
+    reader: &Reader,
+    dial: &Dial,
+    generations: &mut watch::Receiver<u64>,
+    asked: &Notify,
+) -> End {
+    let mut generation = *generations.borrow_and_update();
+    let Some(commands) = reader.keyspace.upgrade().map(|keyspace| keyspace.commands.clone()) else {
+        return End::Done;
+    };
+    match configure(&commands, dial.answer).await {
+        Ok(()) => drop(commands),
+        Err(why) if why.kind == StoreErrorKind::Refused => return End::Refused("CONFIG is refused", why),
+        Err(why) => return End::Failed(why),
+    }
+    let (mut sink, mut messages) = match dial.inbox().await {
+        Ok(inbound) => inbound.messages.split(),
+        Err(error) => return failed(error),
+    };
+    // What the names of the channels begin with: they differ by database.
+    let prefix = format!("__keyspace@{}__:", dial.db());
+    let channels = |keys: &[Arc<str>]| keys.iter().map(|key| format!("{prefix}{key}")).collect::<Vec<_>>();
+    let mut subscribed = HashSet::new();
+    let mut ticks = interval(TICK);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut idle = 0;
+    loop {
+        let Some(fresh) = reader.with(|_, state| std::mem::take(&mut state.fresh)) else { return End::Done };
+        for keys in fresh.chunks(AT_ONCE) {
+            if let Err(error) = bounded(TICK, sink.subscribe(channels(keys))).await {
+                return failed(error);
+            }
+            subscribed.extend(keys.iter().cloned());
+            if reader.confirm(keys).is_none() {
+                return End::Done;
+            }
+        }
+        tokio::select! {
+            message = messages.next() => match message {
+                Some(message) => if reader.deliver(&message, &prefix).is_none() { return End::Done },
+                None => return failed(RedisError::from(std::io::Error::from(std::io::ErrorKind::BrokenPipe))),
+            },
+            () = asked.notified() => {}
+            _ = ticks.tick() => {
+                if let Err(error) = bounded(TICK, sink.ping::<Value>()).await {
+                    return failed(error);
+                }
+                let gone = reader.with(|keyspace, state| {
+                    keyspace.prune(state);
+                    subscribed.iter().filter(|key| !state.keys.contains_key(*key)).cloned().collect::<Vec<_>>()
+                });
+                let Some(gone) = gone else { return End::Done };
+                for keys in gone.chunks(AT_ONCE) {
+                    if let Err(error) = bounded(TICK, sink.unsubscribe(channels(keys))).await {
+                        return failed(error);
+                    }
+                    for key in keys {
+                        subscribed.remove(key);
+                    }
+                }
+                idle = if subscribed.is_empty() { idle + 1 } else { 0 };
+                if idle > IDLE_TICKS && reader.is_done() {
+                    return End::Done;
+                }
+            }
+            changed = generations.changed() => {
+                let latest = *generations.borrow_and_update();
+                if changed.is_err() {
+                    return End::Done;
+                }
+                // As the inbox does: a later connection for commands may lead to another server.
+                if generation != 0 && latest != generation {
+                    return End::Moved;
+                }
+                generation = latest;
+            }
+        }
+    }
+}
+
+fn failed(error: RedisError) -> End {
+    let kind = judge(&error).0;
+    let why = store_error(kind, error);
+    if kind == StoreErrorKind::Refused {
+        return End::Refused("SUBSCRIBE to keyspace channels is refused", why);
+    }
+    End::Failed(why)
+}

@@ -1,0 +1,156 @@
+//! What is said on a node's channel.
+//!
+//! | message | says |
+//! |---|---|
+//! | `w` token name | this holder of the lease has ended |
+//! | `g` token hops name | the lease is this waiter's |
+//! | `x` name | the key was invalidated |
+//! | `m` token fence key | the mutex with this key is this waiter's |
+//! | `p` token tag | a permit of the semaphore with this tag is this waiter's |
+//! | `b` token | this holder's mutex was taken away |
+//! | `c` token | the semaphore that this waiter waits for is gone |
+//! | `r` key | the time to wait for the lock with this key has become shorter |
+//!
+//! Tokens, hops (2 digits) and fences (16 digits) have their fixed lengths; what is last takes the rest.
+
+use uuid::Uuid;
+
+use crate::store::Token;
+use crate::store::names::LockName;
+use crate::store::wake::lease_waiters::Hint;
+use crate::store::wake::lock_waiters::Tell;
+
+/// No message of ours is longer. The longest names a lock, whose key has at most 264 bytes: 64 of a prefix, and a
+/// name that ends in its digest where it is longer than 200.
+const LONGEST: usize = 1024;
+
+/// The channel of a node, or of nobody, to try whether one is heard.
+pub(crate) fn channel(node: Uuid) -> String {
+    format!("sg1:i:{}", node.simple())
+}
+
+#[derive(Debug)]
+pub(crate) enum Message<'a> {
+    /// For those who wait for the key of this name.
+    Hint(&'a str, Hint),
+    /// For the waiter with this token, that the lock is its own.
+    Granted { token: Token, fence: u64, lock: LockName },
+    /// For the waiter or holder with this token.
+    Told(Token, Tell),
+    /// For those who wait for the lock with this key.
+    Sooner(&'a str),
+}
+
+/// Reads a message; `None` for anything else.
+pub(crate) fn parse(payload: &[u8]) -> Option<Message<'_>> {
+    if payload.len() > LONGEST {
+        return None;
+    }
+    let (kind, rest) = payload.split_first()?;
+    if *kind == b'x' {
+        return Some(Message::Hint(name(rest)?, Hint::Invalidated));
+    }
+    if *kind == b'r' {
+        return Some(Message::Sooner(name(rest)?));
+    }
+    let (token, rest) = rest.split_at_checked(Token::LEN)?;
+    let token = Token::parse(token)?;
+    Some(match kind {
+        b'w' => Message::Hint(name(rest)?, Hint::Finished(Some(token))),
+        b'g' => {
+            let (hops, rest) = number(rest, 2)?;
+            Message::Hint(name(rest)?, Hint::Granted { token, hops: u8::try_from(hops).ok()? })
+        }
+        b'm' => {
+            let (fence, rest) = number(rest, 16)?;
+            Message::Granted { token, fence, lock: LockName::of_mutex_key(name(rest)?) }
+        }
+        b'p' => Message::Granted { token, fence: 0, lock: LockName::semaphore(name(rest)?) },
+        b'b' if rest.is_empty() => Message::Told(token, Tell::Broken),
+        b'c' if rest.is_empty() => Message::Told(token, Tell::Closed),
+        _ => return None,
+    })
+}
+
+fn name(text: &[u8]) -> Option<&str> {
+    std::str::from_utf8(text).ok().filter(|name| !name.is_empty())
+}
+
+/// The number of so many digits, and what follows it.
+fn number(text: &[u8], digits: usize) -> Option<(u64, &[u8])> {
+    let (number, rest) = text.split_at_checked(digits)?;
+    Some((std::str::from_utf8(number).ok()?.parse().ok()?, rest))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_a_message_is_ignored() {
+        let token = Token::mint(Uuid::new_v4());
+        let token = token.as_str();
+        for payload in [
+            "",
+            "w",
+            "wns:k",
+            "q",
+            "x",
+            "m",
+            "r",
+            &format!("w{token}"),
+            &format!("g{token}ns:k"),
+            &format!("m{token}sg1:m:{{ns:k}}"),
+            &format!("m{token}0000000000000042"),
+            &format!("p{token}"),
+            &format!("b{token}k"),
+            &format!("c{token}k"),
+            &format!("q{token}k"),
+            &"x".repeat(1_025),
+        ] {
+            assert!(parse(payload.as_bytes()).is_none(), "{payload}");
+        }
+        assert!(parse(b"x\xff").is_none());
+        assert!(parse("x".repeat(1_024).as_bytes()).is_some(), "one as long as they get");
+    }
+
+    #[test]
+    fn messages_name_the_key_and_what_became_of_it() {
+        let token = Token::mint(Uuid::new_v4());
+        let finished = format!("w{}ns:k", token.as_str());
+        assert!(
+            matches!(parse(finished.as_bytes()), Some(Message::Hint("ns:k", Hint::Finished(Some(t)))) if t == token)
+        );
+        let granted = format!("g{}02ns:k", token.as_str());
+        assert!(
+            matches!(parse(granted.as_bytes()), Some(Message::Hint("ns:k", Hint::Granted { token: t, hops: 2 })) if t == token)
+        );
+        assert!(matches!(parse(b"xns:k"), Some(Message::Hint("ns:k", Hint::Invalidated))));
+    }
+
+    #[test]
+    fn messages_about_locks_name_the_token_and_the_lock() {
+        let token = Token::mint(Uuid::new_v4());
+        let text = token.as_str();
+        for lock in [LockName::mutex("ns:k"), LockName::prefixed("lock:k")] {
+            let granted = format!("m{text}0001763000000042{}", lock.key);
+            let Some(Message::Granted { token: whose, fence, lock: named }) = parse(granted.as_bytes())
+            else {
+                panic!("a grant");
+            };
+            assert_eq!((whose, fence), (token.clone(), 1_763_000_000_042));
+            assert!(named == lock, "{}", named.key);
+        }
+        let permit = format!("p{text}ns:k");
+        let parsed = parse(permit.as_bytes());
+        assert!(
+            matches!(&parsed, Some(Message::Granted { fence: 0, lock, .. }) if *lock == LockName::semaphore("ns:k"))
+        );
+        for (kind, told) in [("b", Tell::Broken), ("c", Tell::Closed)] {
+            let message = format!("{kind}{text}");
+            assert!(
+                matches!(parse(message.as_bytes()), Some(Message::Told(t, tell)) if t == token && tell == told)
+            );
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! Where nodes are, for who needs any of them and not a certain one: the surveyor at the start, and the inbox.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use redis::cluster::ClusterClient;
+use redis::{Client, ConnectionInfo, RedisResult};
+
+use super::cluster_info;
+use super::slots::{Address, Range};
+use crate::sync::lock;
+
+pub(crate) struct Atlas {
+    client: ClusterClient,
+    /// What the client was made with.
+    seeds: Vec<Address>,
+    /// Masters and replicas of the latest chart.
+    known: Mutex<Known>,
+    /// Whose turn it is to be tried.
+    turn: AtomicUsize,
+}
+
+#[derive(Default)]
+struct Known {
+    masters: Vec<Address>,
+    all: Vec<Address>,
+}
+
+impl Atlas {
+    pub(crate) fn new(client: ClusterClient) -> Self {
+        let seeds = cluster_info::seeds(&client);
+        let seeds = seeds.iter().filter_map(|info| Address::parse(&info.addr().to_string(), None)).collect();
+        // Not from the start of the list: the inboxes of a fleet belong on all nodes.
+        Self { client, seeds, known: Mutex::default(), turn: AtomicUsize::new(fastrand::usize(..1 << 16)) }
+    }
+
+    /// Everyone who may know: what the client was made with, and of the latest chart the replicas too. They may be all that
+    /// is left, and have taken over.
+    pub(crate) fn everyone(&self) -> Vec<Address> {
+        self.seeds.iter().chain(&lock(&self.known).all).cloned().collect()
+    }
+
+    /// How to connect to this node.
+    pub(crate) fn client_of(&self, address: &Address) -> RedisResult<Client> {
+        Client::open(cluster_info::node(&self.client, address)?)
+    }
+
+    /// How the client is set up, by the example of the first node that it was given.
+    pub(crate) fn example(&self) -> Option<ConnectionInfo> {
+        cluster_info::node(&self.client, self.seeds.first()?).ok()
+    }
+
+    /// What the client was made with, as one text.
+    pub(crate) fn described(&self) -> String {
+        let mut seeds: Vec<_> = self.seeds.iter().map(ToString::to_string).collect();
+        seeds.sort();
+        seeds.join(",")
+    }
+
+    pub(crate) fn learn(&self, ranges: &[Range]) {
+        let mut masters: Vec<_> = ranges.iter().map(|range| range.master.clone()).collect();
+        let mut all: Vec<_> = ranges.iter().flat_map(|range| range.replicas.clone()).collect();
+        all.extend(masters.iter().cloned());
+        for list in [&mut masters, &mut all] {
+            list.sort();
+            list.dedup();
+        }
+        *lock(&self.known) = Known { masters, all };
+    }
+
+    /// A node to subscribe at: what is published anywhere is heard on all of them. The next one at each call.
+    pub(crate) fn next(&self) -> RedisResult<(Client, String)> {
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+        let address = {
+            let known = lock(&self.known);
+            let from = if known.masters.is_empty() { &self.seeds } else { &known.masters };
+            from.get(turn % from.len().max(1)).cloned()
+        };
+        let address = address.ok_or_else(cluster_info::nowhere)?;
+        Ok((self.client_of(&address)?, address.to_string()))
+    }
+
+    /// Whether this node is not, or no more, part of the cluster. Messages would not come to it.
+    pub(crate) fn has_lost(&self, address: &str) -> bool {
+        let known = lock(&self.known);
+        !known.all.is_empty() && !known.all.iter().any(|node| node.to_string() == address)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(port: u16) -> Address {
+        Address { host: "h".into(), port }
+    }
+
+    fn atlas(ports: &[u16]) -> Atlas {
+        let urls = ports.iter().map(|port| format!("redis://u:pw@h:{port}/"));
+        Atlas::new(ClusterClient::new(urls).expect("nodes"))
+    }
+
+    /// The nodes that inboxes would go to, one after the other.
+    fn turns(atlas: &Atlas, count: usize) -> Vec<String> {
+        let mut turns: Vec<_> = (0..count).map(|_| atlas.next().expect("there are some").1).collect();
+        turns.sort();
+        turns
+    }
+
+    /// Each has several ranges, and one has no replica.
+    fn ranges() -> Vec<Range> {
+        let range = |first, master, replicas: &[u16]| {
+            let replicas = replicas.iter().map(|port| at(*port)).collect();
+            Range { first, last: first, master: at(master), replicas }
+        };
+        vec![range(0, 3, &[5]), range(1, 4, &[]), range(2, 3, &[5]), range(3, 4, &[])]
+    }
+
+    #[test]
+    fn inboxes_are_at_all_masters_and_before_those_are_known_at_what_was_given() {
+        let atlas = atlas(&[1, 2]);
+        assert_eq!(turns(&atlas, 2), ["h:1", "h:2"]);
+        atlas.learn(&ranges());
+        assert_eq!(turns(&atlas, 4), ["h:3", "h:3", "h:4", "h:4"]);
+    }
+
+    #[test]
+    fn inboxes_of_a_fleet_do_not_all_go_to_the_same_node() {
+        let atlases: Vec<_> = (0..64).map(|_| atlas(&[1, 2])).collect();
+        let mut first: Vec<_> = atlases.iter().map(|atlas| turns(atlas, 1).remove(0)).collect();
+        first.sort();
+        first.dedup();
+        assert_eq!(first, ["h:1", "h:2"]);
+    }
+
+    #[test]
+    fn an_inbox_stays_at_a_node_for_as_long_as_that_is_part_of_the_cluster() {
+        let atlas = atlas(&[1]);
+        assert!(!atlas.has_lost("h:1") && !atlas.has_lost("h:9"), "nothing is known");
+        atlas.learn(&ranges());
+        for (node, is_lost) in [("h:1", true), ("h:3", false), ("h:4", false), ("h:5", false)] {
+            assert_eq!(atlas.has_lost(node), is_lost, "{node}");
+        }
+    }
+
+    #[test]
+    fn everyone_is_who_was_given_and_who_is_known_replicas_too() {
+        let atlas = atlas(&[1]);
+        assert_eq!(atlas.everyone(), [at(1)]);
+        atlas.learn(&ranges());
+        assert_eq!(atlas.everyone(), [at(1), at(3), at(4), at(5)]);
+    }
+
+    #[test]
+    fn the_same_nodes_in_another_order_are_the_same_cluster() {
+        assert_eq!(atlas(&[2, 1]).described(), "h:1,h:2");
+        assert_eq!(atlas(&[1, 2]).described(), "h:1,h:2");
+        let example = atlas(&[2, 1]).example().expect("the first");
+        assert_eq!(
+            (example.addr().to_string().as_str(), example.redis_settings().username()),
+            ("h:2", Some("u"))
+        );
+    }
+}

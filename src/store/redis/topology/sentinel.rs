@@ -1,0 +1,186 @@
+//! Where the primary is: the sentinels that watch over it are asked at each connect.
+//!
+//! redis-rs asks up to three of them at once, takes the answers in the order in which they were given to its
+//! client, and sees to it that who they name says of itself that it is a primary.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use redis::sentinel::SentinelClient;
+use redis::{Client, ErrorKind, RedisError, RedisResult};
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use super::server::Server;
+use crate::store::redis::connection::connector::bounded;
+use crate::store::redis::errors::advice::{is_login, may_be_anybodys};
+use crate::store::redis::errors::classify::unquoted;
+use crate::sync::lock;
+
+/// How long the sentinels may take together. redis-rs gives one that has stopped answering half a second, and a new
+/// connection to it one more, before it takes the answer of the next: with less, a sentinel that went down with the
+/// primary's host would keep everyone from hearing of the new one.
+pub(crate) const RESOLVING: Duration = Duration::from_secs(4);
+
+/// How often they are asked, more or less, while who they have named says that it is the primary. One that is cut off from
+/// them and from its replicas says so for ever, to whoever can reach it. To each answer redis-rs connects and looks, so a
+/// fleet asks seldom, and not at one moment.
+const ASKED_EVERY: Duration = Duration::from_secs(60);
+/// The same while it has no replicas left that it could write to.
+const ASKED_IN_DOUBT: Duration = Duration::from_secs(5);
+
+pub(crate) struct Sentinels {
+    /// Under a lock, because it keeps its connections to the sentinels. Whoever waits for it waits within a bound.
+    client: tokio::sync::Mutex<SentinelClient>,
+    /// Somebody has to know who the primary is.
+    wanted: Notify,
+    /// The primary that the latest connection for commands leads to.
+    latest: Mutex<Option<Arc<Server>>>,
+    /// The one that was found by somebody else before the guard had connected.
+    glimpsed: Mutex<Option<Arc<Server>>>,
+    /// When they have last named it.
+    named: Mutex<Instant>,
+    asked_every: Duration,
+    /// There is reason to ask them sooner.
+    doubted: AtomicBool,
+}
+
+impl Sentinels {
+    pub(crate) fn new(client: SentinelClient) -> Self {
+        Self {
+            client: tokio::sync::Mutex::new(client),
+            wanted: Notify::new(),
+            latest: Mutex::default(),
+            glimpsed: Mutex::default(),
+            named: Mutex::new(Instant::now()),
+            asked_every: ASKED_EVERY.mul_f64(0.75 + fastrand::f64() / 2.0),
+            doubted: AtomicBool::new(false),
+        }
+    }
+
+    /// A client of the primary.
+    pub(crate) async fn resolve(&self) -> RedisResult<Client> {
+        self.wanted.notify_waiters();
+        let mut client = self.client.lock().await;
+        match client.async_get_client().await {
+            Err(error) if may_be_anybodys(&error) => Err(whose(&mut client, error).await),
+            resolved => resolved,
+        }
+    }
+
+    /// A client of the first sentinel that answers; for who only looks around. It gives way to whoever has to know the
+    /// primary: in a failover one sentinel that hangs would keep them waiting for each other.
+    pub(crate) async fn any(&self) -> RedisResult<Client> {
+        let wanted = self.wanted.notified();
+        tokio::pin!(wanted);
+        wanted.as_mut().enable();
+        let Ok(mut client) = self.client.try_lock() else { return Err(busy()) };
+        tokio::select! {
+            biased;
+            () = wanted => Err(busy()),
+            client = client.async_get_sentinel_client() => client,
+        }
+    }
+
+    /// Whether they name another primary than the latest, if it is time to ask. Who does not answer says nothing.
+    pub(crate) async fn name_another(&self) -> bool {
+        let every = if self.doubted.load(Ordering::Relaxed) { ASKED_IN_DOUBT } else { self.asked_every };
+        if lock(&self.named).elapsed() < every {
+            return false;
+        }
+        self.doubted.store(false, Ordering::Relaxed);
+        *lock(&self.named) = Instant::now();
+        let Ok(mut client) = self.client.try_lock() else { return false };
+        let named = bounded(RESOLVING, client.async_get_client()).await;
+        let (Ok(named), Some(latest)) = (named, self.latest()) else { return false };
+        named.get_connection_info().addr() != latest.info().addr()
+    }
+
+    pub(crate) fn doubt(&self) {
+        self.doubted.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn found(&self, server: Arc<Server>) {
+        *lock(&self.latest) = Some(server);
+        *lock(&self.named) = Instant::now();
+    }
+
+    /// The same of a connection of somebody else's: nothing follows there.
+    pub(crate) fn glimpsed(&self, server: &Arc<Server>) {
+        *lock(&self.glimpsed) = Some(Arc::clone(server));
+    }
+
+    /// Where the guard is, or would have been when somebody looked.
+    pub(crate) fn known(&self) -> Option<Arc<Server>> {
+        self.latest().or_else(|| lock(&self.glimpsed).clone())
+    }
+
+    pub(crate) fn latest(&self) -> Option<Arc<Server>> {
+        lock(&self.latest).clone()
+    }
+}
+
+/// Whether a sentinel is in the way, or the primary that they name: redis-rs does not say whose error it was.
+async fn whose(client: &mut SentinelClient, error: RedisError) -> RedisError {
+    let who = match bounded(WHOSE, client.async_get_sentinel_client()).await {
+        Ok(_) => AT_PRIMARY,
+        Err(own) if own.is_timeout() => return error,
+        Err(_) => AT_SENTINELS,
+    };
+    // That of a server's own words would not outlast being made anew.
+    let kind = if is_login(&error) { ErrorKind::AuthenticationFailed } else { error.kind() };
+    RedisError::from((kind, who, unquoted(error).to_string()))
+}
+
+/// How long it may take to find that out. It delays the next attempt, on which more depends.
+const WHOSE: Duration = Duration::from_millis(500);
+
+/// What such an error begins with.
+pub(crate) const AT_SENTINELS: &str = "at the sentinels";
+pub(crate) const AT_PRIMARY: &str = "at the primary that they name";
+
+fn busy() -> RedisError {
+    RedisError::from((ErrorKind::Client, "the guard is asking them who the primary is; look again"))
+}
+
+impl fmt::Debug for Sentinels {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sentinels").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use redis::sentinel::{SentinelNodeConnectionInfo, SentinelServerType};
+    use tokio::net::TcpListener;
+    use tokio::time::timeout;
+
+    use super::*;
+
+    /// The one that there is accepts and says nothing.
+    #[tokio::test]
+    async fn who_looks_around_gives_way_to_who_has_to_know() {
+        let hangs = TcpListener::bind(("127.0.0.1", 0)).await.expect("a free port");
+        let at = format!("redis://{}/", hangs.local_addr().expect("bound"));
+        let node = SentinelNodeConnectionInfo::default();
+        let client = SentinelClient::build(vec![at], "main", Some(node), SentinelServerType::Master);
+        let sentinels = Arc::new(Sentinels::new(client.expect("valid")));
+        let looks = tokio::spawn({
+            let sentinels = Arc::clone(&sentinels);
+            async move { sentinels.any().await.map(drop) }
+        });
+        let (_heard, _) = hangs.accept().await.expect("it is asked");
+        let knows = tokio::spawn({
+            let sentinels = Arc::clone(&sentinels);
+            async move { sentinels.resolve().await.map(drop) }
+        });
+        // Long before the one that hangs is given up.
+        let gave_way = timeout(RESOLVING / 2, looks).await.expect("at once").expect("joined");
+        assert!(gave_way.expect_err("nobody answered").to_string().contains("look again"));
+        let busy = sentinels.any().await.map(drop).expect_err("it is asked by another");
+        assert!(busy.to_string().contains("look again"), "{busy}");
+        knows.abort();
+    }
+}

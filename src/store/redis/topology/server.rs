@@ -1,0 +1,150 @@
+//! One server: how it is connected to, what its clock shows, whether it is a primary.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::io::tcp::socket2::TcpKeepalive;
+use redis::{Client, ConnectionInfo, ProtocolVersion, RedisError, RedisResult, Value};
+use tokio::time::Instant;
+
+use crate::store::redis::connection::connector::unexpected;
+
+/// A server, as either kind of connection goes to it.
+pub(crate) struct Server {
+    pub(crate) commands: Client,
+    /// Always RESP2, where messages and answers can not be confused.
+    pub(crate) inbox: Client,
+    /// Whether it has refused to say what it is.
+    hides_role: AtomicBool,
+}
+
+/// The server's clock, read at `at`.
+pub(crate) struct Reading {
+    pub(crate) server_ms: u64,
+    pub(crate) at: Instant,
+}
+
+impl Server {
+    pub(crate) fn new(client: &Client) -> Self {
+        Self {
+            commands: rebuilt(client, None),
+            inbox: rebuilt(client, Some(ProtocolVersion::RESP2)),
+            hides_role: AtomicBool::new(false),
+        }
+    }
+
+    /// Reads its clock. An error where it says of itself that it is a replica: one answers reads for ever. Who may not
+    /// ask that hears of it by the first write.
+    pub(crate) async fn look(&self, connection: &mut MultiplexedConnection) -> RedisResult<Option<Reading>> {
+        let (answers, role, at) = ask(connection, !self.hides_role.load(Ordering::Relaxed)).await?;
+        match role.map_or(Ok(()), is_primary) {
+            Err(error) if is_replica(&error) => return Err(error),
+            // Asked again it would be refused again, and fill the server's ACL log. Or it is none that knows the question.
+            Err(error) if matches!(error.code(), Some("NOPERM" | "ERR")) => {
+                self.hides_role.store(true, Ordering::Relaxed);
+            }
+            _ => {}
+        }
+        reading(answers, at)
+    }
+
+    pub(crate) fn info(&self) -> &ConnectionInfo {
+        self.commands.get_connection_info()
+    }
+}
+
+/// `client` with a socket that notices a dead peer, and without CLIENT SETINFO.
+fn rebuilt(client: &Client, protocol: Option<ProtocolVersion>) -> Client {
+    let info = client.get_connection_info().clone();
+    let mut tcp = info.tcp_settings().clone().set_nodelay(true);
+    // What the user has chosen for the socket stays.
+    if tcp.keepalive().is_none() {
+        let keepalive = TcpKeepalive::new().with_time(Duration::from_secs(2));
+        #[cfg(any(target_os = "linux", target_os = "macos", target_os = "windows"))]
+        let keepalive = keepalive.with_interval(Duration::from_secs(1)).with_retries(3);
+        tcp = tcp.set_keepalive(keepalive);
+    }
+    // Keepalive does not speak while data is in flight; without this bound the kernel retransmits
+    // to a dead peer for a quarter of an hour.
+    #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
+    if tcp.user_timeout().is_none() {
+        tcp = tcp.set_user_timeout(Duration::from_secs(2));
+    }
+    let mut settings = info.redis_settings().clone();
+    if settings.lib_name().is_none() {
+        // Not among the rights we document; refused, it would fill the server's ACL log.
+        settings = settings.set_skip_set_lib_name();
+    }
+    if let Some(protocol) = protocol {
+        settings = settings.set_protocol(protocol);
+    }
+    let info = info.set_tcp_settings(tcp).set_redis_settings(settings);
+    Client::open(info).unwrap_or_else(|_| client.clone())
+}
+
+/// Reads the server's clock, by way of a PING that shows whether it serves data at all: TIME alone
+/// is answered while a dump is loading, and by a replica that has lost its primary.
+///
+/// `None` if TIME is refused: that costs the common clock, not the connection. `role`: an error unless it is a primary.
+pub(crate) async fn read_clock(
+    connection: &mut MultiplexedConnection,
+    role: bool,
+) -> RedisResult<Option<Reading>> {
+    let (answers, role, at) = ask(connection, role).await?;
+    role.map_or(Ok(()), is_primary)?;
+    reading(answers, at)
+}
+
+/// What PING, TIME and, if it is to be asked, ROLE were answered, and when.
+async fn ask(
+    connection: &mut MultiplexedConnection,
+    role: bool,
+) -> RedisResult<(Vec<Value>, Option<Value>, Instant)> {
+    let mut probe = redis::pipe();
+    probe.cmd("PING").cmd("TIME");
+    if role {
+        probe.cmd("ROLE");
+    }
+    let sent = Instant::now();
+    let mut answers = connection.send_packed_commands(&probe, 0, probe.len()).await?;
+    // Half of the round trip lies behind the server's answer.
+    let at = sent + sent.elapsed() / 2;
+    let role = if role { answers.pop() } else { None };
+    Ok((answers, role, at))
+}
+
+pub(crate) fn reading(answers: Vec<Value>, at: Instant) -> RedisResult<Option<Reading>> {
+    let [ping, time] = <[Value; 2]>::try_from(answers).map_err(|_| unexpected())?;
+    match ping.extract_error() {
+        Err(error) if error.code() != Some("NOPERM") => return Err(error),
+        _ => {}
+    }
+    let server_ms = match time.extract_error() {
+        Ok(time) => {
+            let (secs, micros): (u64, u64) = redis::from_redis_value(time)?;
+            secs.saturating_mul(1000).saturating_add(micros / 1000)
+        }
+        Err(error) if error.code() == Some("NOPERM") => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    Ok(Some(Reading { server_ms, at }))
+}
+
+/// What ROLE was answered: an error for everything but a primary.
+pub(crate) fn is_primary(role: Value) -> RedisResult<()> {
+    let parts: Vec<Value> = redis::from_redis_value(role.extract_error()?)?;
+    let role = parts.first().and_then(|role| redis::from_redis_value_ref::<String>(role).ok());
+    match role.as_deref() {
+        Some("master") => Ok(()),
+        Some("slave") => Err(RedisError::from((redis::ErrorKind::Client, REPLICA))),
+        _ => Err(unexpected()),
+    }
+}
+
+pub(crate) fn is_replica(error: &RedisError) -> bool {
+    error.to_string().starts_with(REPLICA)
+}
+
+/// What is said of a server that is no primary, or has ceased to be one.
+const REPLICA: &str = "this server is a replica";

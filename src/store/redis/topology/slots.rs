@@ -1,0 +1,269 @@
+//! Slots: which one a key is in, and which node has it, by what nodes say.
+
+use std::fmt;
+use std::sync::Arc;
+
+use redis::Value;
+
+/// How many there are.
+pub(crate) const SLOTS: usize = 16_384;
+
+/// Where a node is.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct Address {
+    pub(crate) host: Arc<str>,
+    pub(crate) port: u16,
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.host, self.port)
+    }
+}
+
+impl Address {
+    /// `host:port`, as a server or redis-rs writes it; without a host it is that of `asked`.
+    pub(crate) fn parse(text: &str, asked: Option<&Self>) -> Option<Self> {
+        let (host, port) = text.rsplit_once(':')?;
+        Self::of(host.trim_start_matches('[').trim_end_matches(']'), port.parse().ok()?, asked)
+    }
+
+    /// What a node calls a node: `?` where it does not know, nothing where that is the node that was asked.
+    fn of(host: &str, port: u16, asked: Option<&Self>) -> Option<Self> {
+        let host = match host {
+            "?" => return None,
+            "" => Arc::clone(&asked?.host),
+            host => host.into(),
+        };
+        Some(Self { host, port })
+    }
+}
+
+/// Neighbouring slots, and the nodes that have them.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Range {
+    pub(crate) first: u16,
+    pub(crate) last: u16,
+    pub(crate) master: Address,
+    pub(crate) replicas: Vec<Address>,
+}
+
+/// Reads what CLUSTER SLOTS was answered by the node at `asked`, in order of the slots. `None` for what is no answer, and
+/// where there are none: a node that was reset, or has met nobody yet, does not know how it stands.
+pub(crate) fn parse(answer: Value, asked: &Address) -> Option<Vec<Range>> {
+    let Value::Array(ranges) = answer else { return None };
+    let mut ranges = ranges.into_iter().map(|range| parse_range(range, asked)).collect::<Option<Vec<_>>>()?;
+    ranges.sort();
+    Some(ranges).filter(|ranges| !ranges.is_empty())
+}
+
+fn parse_range(range: Value, asked: &Address) -> Option<Range> {
+    let Value::Array(parts) = range else { return None };
+    let mut parts = parts.into_iter();
+    let mut slot = || match parts.next()? {
+        Value::Int(slot) => u16::try_from(slot).ok().filter(|slot| usize::from(*slot) < SLOTS),
+        _ => None,
+    };
+    let (first, last) = (slot()?, slot()?);
+    let mut nodes = parts.map(|node| parse_node(node, asked));
+    let master = nodes.next()??;
+    let mut replicas: Vec<_> = nodes.flatten().collect();
+    replicas.sort();
+    Some(Range { first, last, master, replicas })
+}
+
+fn parse_node(node: Value, asked: &Address) -> Option<Address> {
+    let Value::Array(parts) = node else { return None };
+    let port = match parts.get(1)? {
+        Value::Int(port) => u16::try_from(*port).ok()?,
+        _ => return None,
+    };
+    let host = match parts.first()? {
+        Value::BulkString(host) => std::str::from_utf8(host).ok()?,
+        Value::Nil => "",
+        _ => return None,
+    };
+    Address::of(host, port, Some(asked))
+}
+
+/// What most of them say; among as many, what is not known yet: who has heard of a change is ahead of who has not.
+pub(crate) fn majority(views: Vec<Vec<Range>>, known: Option<&[Range]>) -> Option<Vec<Range>> {
+    let count = |view: &Vec<Range>| views.iter().filter(|other| *other == view).count();
+    views.iter().max_by_key(|view| (count(view), known != Some(view.as_slice()))).cloned()
+}
+
+/// The slot of a key, by its hash tag if it has one.
+pub(crate) fn slot_of(key: &str) -> u16 {
+    let bytes = key.as_bytes();
+    let tag = bytes.iter().position(|byte| *byte == b'{').and_then(|open| {
+        let rest = &bytes[open + 1..];
+        rest.iter().position(|byte| *byte == b'}').filter(|close| *close > 0).map(|close| &rest[..close])
+    });
+    crc16(tag.unwrap_or(bytes)) % (SLOTS as u16)
+}
+
+/// CRC16 as Redis has it (XMODEM).
+fn crc16(bytes: &[u8]) -> u16 {
+    bytes.iter().fold(0, |crc, byte| (crc << 8) ^ TABLE[usize::from((crc >> 8) as u8 ^ byte)])
+}
+
+const TABLE: [u16; 256] = {
+    let mut table = [0; 256];
+    let mut byte = 0;
+    while byte < 256 {
+        let mut crc = (byte as u16) << 8;
+        let mut bit = 0;
+        while bit < 8 {
+            crc = if crc & 0x8000 == 0 { crc << 1 } else { (crc << 1) ^ 0x1021 };
+            bit += 1;
+        }
+        table[byte] = crc;
+        byte += 1;
+    }
+    table
+};
+
+/// Where a node sends who has asked the wrong one.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Redirect {
+    /// The slot is that node's now.
+    Moved(u16, Address),
+    /// It is on its way there, and so is this key.
+    Ask(Address),
+    /// Of the keys of this command some are here and some are there.
+    TryAgain,
+}
+
+/// Reads a server's error as a redirection by the node at `asked`.
+pub(crate) fn redirect(code: &str, details: Option<&str>, asked: &Address) -> Option<Redirect> {
+    if code == "TRYAGAIN" {
+        return Some(Redirect::TryAgain);
+    }
+    let (slot, node) = details?.split_once(' ')?;
+    let node = Address::parse(node.split(' ').next()?, Some(asked))?;
+    match code {
+        "MOVED" => {
+            let slot = slot.parse().ok().filter(|slot| usize::from(*slot) < SLOTS)?;
+            Some(Redirect::Moved(slot, node))
+        }
+        "ASK" => Some(Redirect::Ask(node)),
+        _ => None,
+    }
+}
+
+/// Reads a reply as that to CLUSTER SLOTS. For the fuzzer.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn read_slots(reply: Value) {
+    let Some(ranges) = parse(reply, &anyone()) else { return };
+    assert!(ranges.is_sorted() && ranges.iter().all(|range| usize::from(range.last) < SLOTS));
+    assert_eq!(majority(vec![ranges.clone()], None), Some(ranges));
+}
+
+/// Reads an error as a redirection. For the fuzzer.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn read_redirect(code: &str, details: Option<&str>) {
+    if let Some(Redirect::Moved(_, to) | Redirect::Ask(to)) = redirect(code, details, &anyone()) {
+        assert_eq!(Address::parse(&to.to_string(), None), Some(to));
+    }
+}
+
+#[cfg(any(test, fuzzing))]
+fn anyone() -> Address {
+    Address { host: "10.0.0.1".into(), port: 6379 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(host: &str, port: u16) -> Address {
+        Address { host: host.into(), port }
+    }
+
+    #[test]
+    fn slots_are_those_of_the_server() {
+        // As CLUSTER KEYSLOT answers.
+        for (key, slot) in
+            [("foo", 12_182), ("bar", 5_061), ("123456789", 12_739), ("sg1:e:{foo}", 12_182), ("", 0)]
+        {
+            assert_eq!(slot_of(key), slot, "{key}");
+        }
+        assert_eq!(slot_of("a{foo}b{bar}"), 12_182);
+        assert_eq!(slot_of("{}bar"), crc16(b"{}bar") % 16_384, "an empty tag is none");
+    }
+
+    #[test]
+    fn what_a_node_says_is_read_with_its_own_host_where_it_names_none() {
+        let node = |host: Value, port| Value::Array(vec![host, Value::Int(port)]);
+        let text = |text: &str| Value::BulkString(text.as_bytes().to_vec());
+        let range = |first, last, nodes: Vec<Value>| {
+            Value::Array([vec![Value::Int(first), Value::Int(last)], nodes].concat())
+        };
+        let answer = Value::Array(vec![
+            range(100, 16_383, vec![node(Value::Nil, 3), node(text("h"), 4), node(text("?"), 5)]),
+            range(0, 99, vec![node(text("10.0.0.1"), 1)]),
+        ]);
+        let ranges = parse(answer, &at("own", 9)).expect("readable");
+        assert_eq!(ranges[0], Range { first: 0, last: 99, master: at("10.0.0.1", 1), replicas: vec![] });
+        assert_eq!((&ranges[1].master, &ranges[1].replicas[..]), (&at("own", 3), &[at("h", 4)][..]));
+        let nobody = Value::Array(vec![range(0, 1, vec![node(text("?"), 5)])]);
+        assert_eq!(parse(nobody, &at("own", 9)), None);
+        let beyond = Value::Array(vec![range(0, 16_384, vec![node(text("h"), 1)])]);
+        assert_eq!(parse(beyond, &at("own", 9)), None);
+        // Two nodes that name replicas in another order say the same.
+        let replicas = [4, 3, 2].map(|port| node(text("h"), port)).to_vec();
+        let ranges = parse(Value::Array(vec![range(0, 1, replicas)]), &at("own", 9)).expect("readable");
+        assert_eq!(ranges[0].replicas, [at("h", 2), at("h", 3)]);
+    }
+
+    /// As redis-rs writes them, of a client's own nodes.
+    #[test]
+    fn addresses_are_read_with_brackets_and_without() {
+        for (text, host) in [("[::1]:7", "::1"), ("::1:7", "::1"), ("h:7", "h")] {
+            assert_eq!(Address::parse(text, None), Some(at(host, 7)), "{text}");
+        }
+    }
+
+    #[test]
+    fn redirections_name_a_node() {
+        let asked = at("own", 1);
+        let read = |code, details| redirect(code, details, &asked);
+        assert_eq!(read("MOVED", Some("5 h:2")), Some(Redirect::Moved(5, at("h", 2))));
+        assert_eq!(read("MOVED", Some("5 :2")), Some(Redirect::Moved(5, at("own", 2))));
+        assert_eq!(read("MOVED", Some("16383 h:2 and more")), Some(Redirect::Moved(16_383, at("h", 2))));
+        assert_eq!(read("ASK", Some("5 ::1:2")), Some(Redirect::Ask(at("::1", 2))));
+        assert_eq!(read("TRYAGAIN", Some("Multiple keys request")), Some(Redirect::TryAgain));
+        for (code, details) in
+            [("MOVED", "5 ?:2"), ("MOVED", "x h:2"), ("MOVED", "16384 h:2"), ("ASK", "5"), ("OOM", "5 h:2")]
+        {
+            assert_eq!(read(code, Some(details)), None, "{code} {details}");
+        }
+        assert_eq!(read("MOVED", None), None);
+    }
+
+    #[test]
+    fn most_are_believed_and_else_who_has_news() {
+        let view = |port| vec![Range { first: 0, last: 9, master: at("h", port), replicas: vec![] }];
+        let of = |ports: &[u16], known| {
+            let views = ports.iter().map(|port| view(*port)).collect();
+            let known = view(known);
+            majority(views, Some(&known)).map(|view| view[0].master.port)
+        };
+        assert_eq!(of(&[1, 1, 2], 2), Some(1));
+        assert_eq!(of(&[1, 2, 1], 1), Some(1));
+        assert_eq!(of(&[1, 1, 2], 1), Some(1));
+        assert_eq!(of(&[1, 2], 1), Some(2));
+        assert_eq!(of(&[2, 1], 1), Some(2));
+        assert_eq!(of(&[], 1), None);
+        assert_eq!(majority(vec![view(3)], None).map(|view| view[0].master.port), Some(3));
+    }
+
+    #[test]
+    fn who_knows_of_no_slots_is_not_counted() {
+        let node = Value::Array(vec![Value::BulkString(b"h".to_vec()), Value::Int(1)]);
+        let full = Value::Array(vec![Value::Array(vec![Value::Int(0), Value::Int(9), node])]);
+        let blank = || Value::Array(vec![]);
+        let views = [full, blank(), blank()].into_iter().filter_map(|answer| parse(answer, &at("own", 9)));
+        assert_eq!(majority(views.collect(), None).map(|view| view[0].master.port), Some(1));
+    }
+}

@@ -1,0 +1,193 @@
+//! Waiters of one node (or of several that share a memory store) and the hints that wake them.
+//!
+//! A waiter registers before it tries to acquire (invariant 3 of [`store`](super)); a hint that
+//! comes before the acquire's own answer is therefore kept, not lost. Hints are merged: however
+//! many arrive between two looks, a waiter sees one [`Hints`].
+
+#[cfg(feature = "testing")]
+use std::any::Any;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+
+use crate::store::names::Token;
+use crate::sync::{Arc, Mutex, MutexGuard, Notify, lock};
+
+/// What a waiter was told since it last looked.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Hints {
+    /// A holder of the lease has ended; wait behind this one for its outcome.
+    pub(crate) finished: Option<Token>,
+    /// The lease was handed to this waiter, after so many loads of the wave have vanished.
+    pub(crate) granted: Option<u8>,
+    /// The key was invalidated.
+    pub(crate) invalidated: bool,
+    /// Hints may have been missed.
+    pub(crate) missed: bool,
+}
+
+/// One thing a store tells the waiters of a key.
+#[derive(Clone, Debug)]
+pub(crate) enum Hint {
+    Finished(Option<Token>),
+    Granted { token: Token, hops: u8 },
+    Invalidated,
+}
+
+/// All registered waiters, by the key's name.
+#[derive(Debug, Default)]
+pub(crate) struct Watches {
+    by_name: Mutex<HashMap<Box<str>, Vec<Arc<Waiter>>>>,
+}
+
+#[derive(Debug)]
+struct Waiter {
+    token: Token,
+    hints: Mutex<Hints>,
+    woken: Notify,
+}
+
+/// A registered waiter; dropping it ends the registration.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    name: Box<str>,
+    waiter: Arc<Waiter>,
+    watches: Arc<Watches>,
+    /// What ends with the registration.
+    #[cfg(feature = "testing")]
+    companion: Option<Box<dyn Any + Send + Sync>>,
+}
+
+impl Watches {
+    pub(crate) fn register(self: &Arc<Self>, name: &str, token: &Token) -> Watch {
+        let waiter = Arc::new(Waiter { token: token.clone(), hints: Mutex::default(), woken: Notify::new() });
+        self.lock().entry(name.into()).or_default().push(Arc::clone(&waiter));
+        Watch {
+            name: name.into(),
+            waiter,
+            watches: Arc::clone(self),
+            #[cfg(feature = "testing")]
+            companion: None,
+        }
+    }
+
+    /// Tells the waiters of `name`. False if nobody was there to hear it: for a grant, nobody with
+    /// the granted token.
+    pub(crate) fn tell(&self, name: &str, hint: &Hint) -> bool {
+        self.tell_where(name, hint, |_| true)
+    }
+
+    /// Tells those of `name`'s waiters whose token `wanted` accepts.
+    pub(crate) fn tell_where(&self, name: &str, hint: &Hint, wanted: impl Fn(&Token) -> bool) -> bool {
+        let told: Vec<_> = match self.lock().get(name) {
+            Some(waiters) => waiters
+                .iter()
+                .filter(|waiter| wanted(&waiter.token))
+                .filter(|waiter| !matches!(hint, Hint::Granted { token, .. } if *token != waiter.token))
+                // Under the lock: who leaves takes what it was told along, and a grant that was noted after that
+                // would be heard by nobody, while its teller believes that it was.
+                .inspect(|waiter| waiter.note(hint))
+                .cloned()
+                .collect(),
+            None => Vec::new(),
+        };
+        // Woken outside the lock: a waker is somebody else's code.
+        for waiter in &told {
+            waiter.woken.notify_one();
+        }
+        !told.is_empty()
+    }
+
+    /// Tells every waiter that hints may have been lost (a connection was, or has just come up).
+    #[cfg(any(feature = "redis", feature = "testing"))]
+    pub(crate) fn tell_all_missed(&self) {
+        let mut all: Vec<_> =
+            self.lock().iter().map(|(name, waiters)| (name.clone(), waiters.clone())).collect();
+        // A map's order is random, and who is told first asks first: a simulation could not be repeated.
+        all.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
+        for waiter in all.into_iter().flat_map(|(_, waiters)| waiters) {
+            waiter.hints().missed = true;
+            waiter.woken.notify_one();
+        }
+    }
+
+    /// Whether anybody waits for `name`.
+    #[cfg(feature = "testing")]
+    pub(crate) fn any(&self, name: &str) -> bool {
+        self.lock().contains_key(name)
+    }
+
+    /// Whether somebody waits with this token.
+    #[cfg(all(test, feature = "testing"))]
+    pub(crate) fn has(&self, token: &Token) -> bool {
+        self.lock().values().flatten().any(|waiter| waiter.token == *token)
+    }
+
+    /// Whether nobody waits.
+    #[cfg(all(test, feature = "testing"))]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.lock().is_empty()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<Box<str>, Vec<Arc<Waiter>>>> {
+        // No user code runs under this lock, and no update can be left half done.
+        lock(&self.by_name)
+    }
+}
+
+impl Waiter {
+    fn hints(&self) -> MutexGuard<'_, Hints> {
+        lock(&self.hints)
+    }
+
+    fn note(&self, hint: &Hint) {
+        let mut hints = self.hints();
+        match hint {
+            Hint::Finished(token) => hints.finished = token.clone(),
+            Hint::Granted { hops, .. } => hints.granted = Some(*hops),
+            Hint::Invalidated => hints.invalidated = true,
+        }
+    }
+}
+
+impl Watch {
+    /// Waits for the next hints and takes them.
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe: hints are taken at the moment this returns.
+    pub(crate) async fn hints(&self) -> Hints {
+        self.waiter.woken.notified().await;
+        std::mem::take(&mut *self.waiter.hints())
+    }
+}
+
+impl Watch {
+    /// Keeps `companion` for as long as the registration lasts.
+    #[cfg(feature = "testing")]
+    pub(crate) fn with(mut self, companion: impl Any + Send + Sync) -> Self {
+        self.companion = Some(Box::new(companion));
+        self
+    }
+
+    /// Ends the registration and returns the hints that nobody has looked at. What is told later finds
+    /// nobody.
+    pub(crate) fn close(mut self) -> Hints {
+        self.unregister();
+        std::mem::take(&mut *self.waiter.hints())
+    }
+
+    fn unregister(&mut self) {
+        if let Entry::Occupied(mut waiters) = self.watches.lock().entry(std::mem::take(&mut self.name)) {
+            waiters.get_mut().retain(|waiter| !Arc::ptr_eq(waiter, &self.waiter));
+            if waiters.get().is_empty() {
+                waiters.remove();
+            }
+        }
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.unregister();
+    }
+}
