@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use tokio::time::Instant;
 
 use super::sweep::Sweep;
+use std::time::Duration;
 
 /// What the maps take around a thing beside its bytes and its two names, as in `records`.
 pub(super) const AROUND: usize = 320;
@@ -128,6 +129,12 @@ impl<V> Shelf<V> {
         }
         false
     }
+}
+
+/// A moment so far from now, or what stands for never.
+pub(super) fn later(now: Instant, duration: Duration) -> Instant {
+    const NEVER: Duration = Duration::from_secs(1 << 40);
+    now + duration.min(NEVER)
 }
 
 #[cfg(test)]

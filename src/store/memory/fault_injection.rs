@@ -2,8 +2,8 @@
 //! jumps. For [`testing`](crate::testing).
 
 use std::fmt;
-use std::sync::atomic::{AtomicI64, Ordering};
-use std::sync::{OnceLock, Weak};
+use std::sync::Weak;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -13,38 +13,9 @@ use uuid::Uuid;
 use super::MemoryStore;
 use super::expiring_map::Shelf;
 use super::records::{Record, Records};
+use super::relay::Relay;
 use crate::store::Token;
-use crate::store::wake::lease_waiters::Hint;
 use crate::store::wake::lock_waiters::Tell;
-
-/// The state that only tests give a store.
-#[derive(Default)]
-pub(crate) struct Meddling {
-    relay: OnceLock<Weak<dyn Relay>>,
-    ahead_ms: AtomicI64,
-}
-
-/// Another way on which waiters are told. Weak, because what is at its end has the store.
-pub(crate) trait Relay: Send + Sync {
-    /// As [`Watches::tell`](crate::store::wake::lease_waiters::Watches::tell).
-    fn tell(&self, name: &str, hint: &Hint) -> bool;
-
-    /// What becomes of something that is said to this waiter for a lock, or to this holder.
-    fn way(&self, token: &Token) -> Way;
-
-    /// This waiter for a lock, or this holder, was told.
-    fn told(&self, token: &Token, tell: Tell);
-}
-
-/// What becomes of something that is said.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
-    Open,
-    /// It does not arrive, and whoever says it does not know.
-    Lost,
-    /// There is nobody at its end, and whoever says it knows.
-    Gone,
-}
 
 /// All that a store holds of one key.
 pub(crate) struct Picture(Option<Record>);
@@ -52,26 +23,6 @@ pub(crate) struct Picture(Option<Record>);
 impl fmt::Debug for Picture {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Picture")
-    }
-}
-
-impl Meddling {
-    pub(super) fn relay(&self, name: &str, hint: &Hint) -> bool {
-        self.relay.get().and_then(Weak::upgrade).is_some_and(|relay| relay.tell(name, hint))
-    }
-
-    pub(super) fn way(&self, token: &Token) -> Way {
-        self.relay.get().and_then(Weak::upgrade).map_or(Way::Open, |relay| relay.way(token))
-    }
-
-    pub(super) fn told(&self, token: &Token, tell: Tell) {
-        if let Some(relay) = self.relay.get().and_then(Weak::upgrade) {
-            relay.told(token, tell);
-        }
-    }
-
-    pub(super) fn ahead_ms(&self) -> i64 {
-        self.ahead_ms.load(Ordering::Relaxed)
     }
 }
 

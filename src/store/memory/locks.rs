@@ -7,8 +7,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::Instant;
 
-use super::mutexes::{Mutexes, Step};
-use super::semaphores::Semaphores;
+use super::lock_table::Locks;
+use super::mutexes::Step;
 use super::{MemoryNode, reply};
 use crate::store::lock_store::{
     Announced, Change, LockStore, MutexHolder, MutexTaken, Offer, PermitFreed, PermitTaken, SemaphoreState,
@@ -18,13 +18,6 @@ use crate::store::names::LockName;
 use crate::store::wake::lock_waiters::Await;
 use crate::store::{Reply, Store as _, StoreError, StoreErrorKind, Token};
 use crate::sync::lock;
-
-/// The locks that a memory store holds.
-#[derive(Default)]
-pub(super) struct Locks {
-    mutexes: Mutexes,
-    semaphores: Semaphores,
-}
 
 impl MemoryNode {
     /// The answer to a step, which is made at once.

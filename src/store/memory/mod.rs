@@ -4,9 +4,12 @@
 mod expiring_map;
 #[cfg(feature = "testing")]
 mod fault_injection;
+mod lock_table;
 mod locks;
 mod mutexes;
 mod records;
+#[cfg(feature = "testing")]
+mod relay;
 mod semaphores;
 mod sweep;
 mod tags;
@@ -24,9 +27,13 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 #[cfg(feature = "testing")]
-pub(crate) use fault_injection::{Meddling, Picture, Relay, Way};
-use locks::Locks;
+pub(crate) use fault_injection::Picture;
+use lock_table::Locks;
 use records::Records;
+#[cfg(feature = "testing")]
+use relay::Meddling;
+#[cfg(feature = "testing")]
+pub(crate) use relay::{Relay, Way};
 
 use super::wake::lease_waiters::{Hint, Watches};
 use super::wake::lock_waiters::Grants;

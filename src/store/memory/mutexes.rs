@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::expiring_map::later;
 #[cfg(feature = "testing")]
-use super::fault_injection::{Meddling, Way};
+use super::relay::{Meddling, Way};
 use super::sweep::Sweep;
 use crate::store::Token;
 use crate::store::lock_store::{MutexTaken, Offer, Take, Taken};
@@ -303,10 +304,4 @@ fn is_sooner(until: Option<Instant>, than: Option<Instant>) -> bool {
 /// When a time to live ends; never, where it is beyond all clocks.
 fn end(now: Instant, ttl: Option<Duration>) -> Option<Instant> {
     now.checked_add(ttl?)
-}
-
-/// A moment so far from now, or what stands for never.
-pub(super) fn later(now: Instant, duration: Duration) -> Instant {
-    const NEVER: Duration = Duration::from_secs(1 << 40);
-    now + duration.min(NEVER)
 }

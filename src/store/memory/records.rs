@@ -7,7 +7,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::expiring_map::Shelf;
-use super::mutexes::later;
+use super::expiring_map::later;
 use super::sweep::Sweep;
 use crate::store::tag_store::Member;
 use crate::store::{Fail, Token};

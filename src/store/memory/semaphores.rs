@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::mutexes::{Step, later};
+use super::expiring_map::later;
+use super::mutexes::Step;
 use super::sweep::Sweep;
 use crate::store::Token;
 use crate::store::lock_store::{Change, Create, PermitFreed, PermitTaken, SemaphoreState, TakePermit};

@@ -17,110 +17,25 @@
 
 use std::time::Duration;
 
-use redis::{Cmd, Value};
-use tokio::time::sleep;
+use redis::Cmd;
 
-use super::commands::lock_replies::{Remarks, mutex_holder, remaining, semaphore_state, taken, yes};
+use super::commands::lock_replies::{Remarks, mutex_holder, semaphore_state, yes};
 
 use super::commands::lock_leaving::Joined;
 use super::commands::lock_losses::find_lost;
 use super::commands::lock_scripts;
 
 use super::RedisStore;
-use super::commands::Commands;
-use super::commands::call::{refused, run_call};
-use super::connection::connector::unexpected;
-use super::scripts::{self, By, Script, millis};
+use super::commands::lock_scripts::barge;
+use super::commands::lock_step::{Step, end, place};
+use super::scripts::{self, millis};
 use crate::store::lock_store::{
-    Announced, Change, Create, Leave, LockStore, MutexHolder, MutexTaken, Offer, PermitFreed, PermitTaken,
-    SemaphoreState, Take, TakePermit, Taken, leave_alone,
+    Announced, Change, Leave, LockStore, MutexHolder, MutexTaken, Offer, PermitFreed, PermitTaken,
+    SemaphoreState, Take, TakePermit, leave_alone,
 };
 use crate::store::names::LockName;
 use crate::store::wake::lock_waiters::Await;
-use crate::store::{Reply, StoreError, StoreErrorKind, Token};
-
-/// A script for one lock.
-pub(super) struct Step<'a> {
-    pub(super) script: &'a Script,
-    pub(super) name: &'a LockName,
-    /// What the names of its keys begin with, after its own.
-    parts: &'a [&'a str],
-    /// The same of the key that follows in a cluster only.
-    spread_part: Option<&'a str>,
-}
-
-impl<'a> Step<'a> {
-    /// A take of a mutex; in a cluster with the roll of its waiters' nodes.
-    pub(super) fn taking(name: &'a LockName) -> Self {
-        let prefixed = name.key == name.tag;
-        let spread_part = Some(if prefixed { "sg1:pr" } else { "sg1:mr" });
-        Self { spread_part, ..Self::giving(&scripts::MUTEX_TAKE, name) }
-    }
-
-    /// The same of a permit.
-    pub(super) fn taking_permit(name: &'a LockName) -> Self {
-        Self { spread_part: Some("sg1:sr"), ..Self::semaphore(&scripts::SEMAPHORE_TAKE, name) }
-    }
-
-    /// A step that gives the mutex away, and needs all its keys for that.
-    pub(super) fn giving(script: &'a Script, name: &'a LockName) -> Self {
-        let prefixed = name.key == name.tag;
-        let parts = if prefixed { &["sg1:pq", "sg1:pf"] } else { &["sg1:mq", "sg1:mf"] };
-        Self { script, name, parts, spread_part: None }
-    }
-
-    /// A step of a mutex that is left to whichever take comes first; with the mark of a head that was told.
-    pub(super) fn offering(script: &'a Script, name: &'a LockName) -> Self {
-        let prefixed = name.key == name.tag;
-        let parts = if prefixed { &["sg1:pq", "sg1:pf", "sg1:pt"] } else { &["sg1:mq", "sg1:mf", "sg1:mt"] };
-        Self { script, name, parts, spread_part: None }
-    }
-
-    /// A step that starts the holder's time anew, which those who wait may have to be told, and takes down a longer one than the
-    /// token says.
-    pub(super) fn extending(name: &'a LockName) -> Self {
-        let prefixed = name.key == name.tag;
-        let parts = if prefixed { &["sg1:pq", "sg1:px"] } else { &["sg1:mq", "sg1:mx"] };
-        Self { script: &scripts::MUTEX_EXTEND, name, parts, spread_part: None }
-    }
-
-    pub(super) fn repairing(name: &'a LockName) -> Self {
-        let Self { parts, .. } = Self::extending(name);
-        Self { script: &scripts::MUTEX_REPAIR, name, parts: &parts[1..], spread_part: None }
-    }
-
-    /// A step about the places in a queue, of any kind of lock.
-    pub(super) fn queueing(script: &'a Script, name: &'a LockName) -> Self {
-        let Self { parts, .. } =
-            if name.is_semaphore() { Self::semaphore(script, name) } else { Self::giving(script, name) };
-        Self { script, name, parts: &parts[..1], spread_part: None }
-    }
-
-    /// A step that stays with the mutex's own key.
-    pub(super) fn alone(script: &'a Script, name: &'a LockName) -> Self {
-        Self { script, name, parts: &[], spread_part: None }
-    }
-
-    pub(super) fn semaphore(script: &'a Script, name: &'a LockName) -> Self {
-        Self { script, name, parts: &["sg1:sq", "sg1:sm"], spread_part: None }
-    }
-
-    pub(super) async fn run<T>(
-        self,
-        commands: &Commands,
-        args: impl Fn(&mut Cmd) + Sync,
-        within: Duration,
-        read: impl FnOnce(Value) -> Option<T>,
-    ) -> Result<T, StoreError> {
-        let call = |by: By| {
-            let mut cmd = self.script.call_on(by, self.name, self.parts, self.spread_part, 256);
-            args(&mut cmd);
-            cmd
-        };
-        let answer = run_call(commands, &self.name.key, call, within).await?;
-        read(answer).ok_or_else(|| refused(unexpected()))
-    }
-}
+use crate::store::{Reply, StoreError, Token};
 
 impl RedisStore {
     /// A take was answered. Where it had lost its place, the other waiters of this process may have lost theirs, too: the process
@@ -304,68 +219,4 @@ impl LockStore for RedisStore {
     fn announce<'a>(&'a self, name: &'a LockName, within: Duration) -> Reply<'a, Announced> {
         Box::pin(self.keyspace.announce(&name.key, within))
     }
-}
-
-async fn barge(
-    commands: &Commands,
-    name: &LockName,
-    (ask, again): (Take<'_>, bool),
-    within: Duration,
-) -> Result<(MutexTaken, Remarks), StoreError> {
-    let args = |cmd: &mut Cmd| {
-        cmd.arg(ask.token.as_str()).arg(end(ask.ttl)).arg(u8::from(ask.queue)).arg(u8::from(again));
-    };
-    let step = if again { Step::offering } else { Step::giving };
-    let answer = step(&scripts::MUTEX_BARGE, name).run(commands, args, within, Some).await?;
-    repaired(commands, name, taken(answer), within).await
-}
-
-/// The answer to a take, once the mutex has no more time left than its holder has asked for. That is looked at by a step of
-/// its own, because a holder may have asked for more than its token says, and hardly any take has to know.
-pub(super) async fn repaired(
-    commands: &Commands,
-    name: &LockName,
-    answer: Option<(MutexTaken, Remarks)>,
-    within: Duration,
-) -> Result<(MutexTaken, Remarks), StoreError> {
-    let (mut taken, remarks) = answer.ok_or_else(|| refused(unexpected()))?;
-    if remarks.is_doubtful
-        // Without an answer the waiter sleeps on the longer time; whichever asks next finds it too.
-        && let Ok(remaining) = Step::repairing(name).run(commands, |_| {}, within, remaining).await
-    {
-        taken.taken = Taken::Busy { remaining };
-    }
-    Ok((taken, remarks))
-}
-
-/// Gives back what was granted to a waiter that has left. It would be missing until it expires, which some
-/// mutexes never do; so this is tried for a while.
-pub(super) async fn give_back(commands: Commands, name: LockName, token: Token, within: Duration) {
-    const PAUSES: [u64; 6] = [50, 200, 1_000, 3_000, 10_000, 0];
-    for pause in PAUSES {
-        // Who was granted it is in no queue any more, so the time to live, by which a place is found, is none.
-        let freed = if name.is_semaphore() {
-            lock_scripts::free_permit(&commands, &name, &token, Duration::ZERO, within).await.map(|_| ())
-        } else {
-            lock_scripts::free_mutex(&commands, &name, &token, None, within).await.map(|_| ())
-        };
-        match freed.map_err(|error| error.kind) {
-            Ok(()) | Err(StoreErrorKind::Closed | StoreErrorKind::Refused) => return,
-            Err(_) => sleep(Duration::from_millis(pause)).await,
-        }
-    }
-}
-
-/// A mutex's time to live in milliseconds, 0 for none.
-pub(super) fn end(ttl: Option<Duration>) -> u64 {
-    ttl.map_or(0, millis)
-}
-
-/// A waiter as it stands in a queue.
-pub(super) fn place(token: &Token, ms: u64) -> String {
-    format!("{}{ms}", token.as_str())
-}
-
-pub(super) fn push_create(cmd: &mut Cmd, semaphore: Create) {
-    cmd.arg(semaphore.capacity).arg(millis(semaphore.idle_ttl));
 }

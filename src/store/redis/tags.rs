@@ -9,18 +9,14 @@ use tokio::time::{Instant, timeout};
 
 use super::RedisStore;
 use super::commands::call::{refused, run};
-use super::connection::connector::{bounded, unexpected};
 use super::scripts::{self, millis, push_key};
 use crate::key::Key;
+use crate::store::redis::errors::reply::{bounded, unexpected};
 use crate::store::tag_store::{Found, Member, TagStore};
 use crate::store::{Reply, StoreError, StoreErrorKind};
 
 /// How long a mark stays that nobody removes; what comes before its removal takes a part of that each, at most.
 const MARK: Duration = Duration::from_secs(4);
-
-/// How many invalidations wait for replicas at once. While a replica is away each holds its connection for as long as its
-/// caller allows; without a bound they would be more than the server has room for.
-pub(super) const MOST_REPLICATING: usize = 4;
 
 impl TagStore for RedisStore {
     fn look_up_tagged<'a>(&'a self, key: &'a Key, tags: &'a [Key], within: Duration) -> Reply<'a, Found> {

@@ -6,11 +6,10 @@ use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
-use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::slot_map::{Chart, Layout};
-use super::{Cluster, Supervisor};
+use super::{Cluster, Looks, Supervisor};
 use crate::observe::log;
 use crate::store::redis::connection::backoff::Backoff;
 use crate::store::redis::errors::classify::{reason, store_error};
@@ -50,25 +49,6 @@ impl Drop for Surveyor {
         }
         cluster.running.store(false, Ordering::Release);
         cluster.changed();
-    }
-}
-
-/// What has the surveyor look before its time.
-#[derive(Default)]
-pub(super) struct Looks {
-    /// A node has said who has a slot now: the chart is behind.
-    news: Notify,
-    /// A command has failed. Every command says so for as long as that lasts.
-    trouble: Notify,
-}
-
-impl Looks {
-    pub(super) fn news(&self) {
-        self.news.notify_one();
-    }
-
-    pub(super) fn trouble(&self) {
-        self.trouble.notify_one();
     }
 }
 

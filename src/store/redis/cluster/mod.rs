@@ -9,6 +9,7 @@
 //! the command goes on from there, within its deadline.
 
 mod discovery;
+mod layout;
 mod send;
 mod slot_map;
 #[cfg(test)]
@@ -16,13 +17,12 @@ mod tests;
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use redis::RedisResult;
 use redis::cluster::ClusterClient;
-use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
@@ -32,15 +32,15 @@ use super::topology::slots::Address;
 pub(crate) use super::topology::slots::slot_of;
 #[cfg(any(test, fuzzing))]
 pub(super) use super::topology::slots::{read_redirect, read_slots};
-use discovery::{Looks, Surveyor, survey};
-use slot_map::{Chart, Layout};
+use slot_map::Chart;
 pub(super) use slot_map::{Coverage, Master};
 
 use super::connection::connector::Dial;
 use super::connection::{Supervisor, Told};
 use crate::health::{Breaker, ClockReading, LinkState};
-use crate::store::{StoreError, StoreErrorKind};
+use crate::store::StoreError;
 use crate::sync::lock;
+use tokio::sync::Notify;
 
 pub(super) struct Cluster {
     atlas: Arc<Atlas>,
@@ -71,6 +71,25 @@ struct Kept {
     used: Instant,
 }
 
+/// What has the surveyor look before its time.
+#[derive(Default)]
+struct Looks {
+    /// A node has said who has a slot now: the chart is behind.
+    news: Notify,
+    /// A command has failed. Every command says so for as long as that lasts.
+    trouble: Notify,
+}
+
+impl Looks {
+    fn news(&self) {
+        self.news.notify_one();
+    }
+
+    fn trouble(&self) {
+        self.trouble.notify_one();
+    }
+}
+
 impl Cluster {
     pub(super) fn new(client: ClusterClient, answer: Duration) -> Arc<Self> {
         Arc::new(Self {
@@ -91,53 +110,6 @@ impl Cluster {
 
     pub(super) fn atlas(&self) -> &Arc<Atlas> {
         &self.atlas
-    }
-
-    /// The chart, or `None` where one may be waited for.
-    fn layout(self: &Arc<Self>) -> Result<Option<Arc<Layout>>, StoreError> {
-        if !self.running.load(Ordering::Acquire) {
-            self.start();
-        }
-        self.state().chart.layout()
-    }
-
-    /// The first chart.
-    async fn drawn(self: &Arc<Self>) -> Result<Arc<Layout>, StoreError> {
-        let mut changes = self.changes.subscribe();
-        loop {
-            changes.mark_unchanged();
-            if let Some(layout) = self.layout()? {
-                return Ok(layout);
-            }
-            if !self.running.load(Ordering::Acquire) {
-                // This caller's runtime has dropped the surveyor, or there is none: it is being shut down.
-                return Err(StoreError::new(StoreErrorKind::Unavailable));
-            }
-            let _ = changes.changed().await;
-        }
-    }
-
-    /// Starts a surveyor where there is none.
-    fn start(self: &Arc<Self>) {
-        let Ok(runtime) = Handle::try_current() else { return };
-        let number = {
-            let mut state = self.state();
-            if matches!(state.chart, Chart::Closed) || self.running.swap(true, Ordering::AcqRel) {
-                return;
-            }
-            state.surveyors += 1;
-            state.surveyors
-        };
-        let surveyor = Surveyor { cluster: Arc::downgrade(self), number };
-        // Outside the lock: a runtime that is being shut down drops the task in here, and the surveyor's drop
-        // takes the lock.
-        let task = runtime.spawn(survey(surveyor, Arc::clone(&self.looks), self.answer));
-        let mut state = self.state();
-        if state.surveyors == number && !matches!(state.chart, Chart::Closed) {
-            state.surveyor = Some(task.abort_handle());
-        } else {
-            task.abort();
-        }
     }
 
     /// Enters that `address` has the slot, until the next survey says it better.
@@ -170,47 +142,6 @@ impl Cluster {
         }
         let kept = state.servers.entry(address.clone()).or_insert(Kept { server, used: Instant::now() });
         Ok(Arc::clone(&kept.server))
-    }
-
-    /// Waits until the chart is drawn, and one master at least takes commands.
-    pub(super) async fn until_up(self: &Arc<Self>) -> Result<(), StoreError> {
-        let mut changes = self.changes.subscribe();
-        loop {
-            changes.mark_unchanged();
-            match self.drawn().await {
-                Ok(layout) => {
-                    let opened = layout.masters.iter().map(|master| master.server.settled());
-                    let opened = futures_util::future::join_all(opened).await;
-                    if opened.iter().any(Result::is_ok) {
-                        return Ok(());
-                    }
-                }
-                Err(error) if error.kind == StoreErrorKind::Closed => return Err(error),
-                Err(_) => {}
-            }
-            let _ = changes.changed().await;
-        }
-    }
-
-    /// Waits until whoever has the slot of `key` takes commands.
-    pub(super) async fn reach(self: &Arc<Self>, key: &str) -> Result<(), StoreError> {
-        let (slot, mut changes) = (slot_of(key), self.changes.subscribe());
-        loop {
-            changes.mark_unchanged();
-            match self
-                .drawn()
-                .await
-                .map(|layout| layout.master(slot).map(|master| Arc::clone(&master.server)))
-            {
-                // Somebody else may have the slot before this one is back.
-                Ok(Some(server)) => tokio::select! {
-                    up = server.until_up() => return up,
-                    _ = changes.changed() => {}
-                },
-                Err(error) if error.kind == StoreErrorKind::Closed => return Err(error),
-                Ok(None) | Err(_) => drop(changes.changed().await),
-            }
-        }
     }
 
     /// Why all commands fail at present, if they do.

@@ -9,6 +9,7 @@ use tokio::time::{sleep, timeout};
 use node::{NIL, Node, dead, sent_on};
 
 use super::*;
+use crate::store::StoreErrorKind;
 
 const ANSWER: Duration = Duration::from_millis(500);
 /// Longer than a busy machine stands still.
@@ -189,7 +190,7 @@ async fn the_clock_is_that_of_the_master_of_the_first_slot() {
     let shown = cluster.clock_at(Instant::now()).expect("it was read");
     assert!((1_000_000..1_900_000).contains(&shown), "{shown}");
     let ahead = cluster.clock().expect("it was read").ahead_ms;
-    let host = i64::try_from(super::super::connection::host_ms()).expect("a time");
+    let host = i64::try_from(super::super::topology::server::host_ms()).expect("a time");
     assert!((1_000_000..1_900_000).contains(&(host + ahead)), "{ahead}");
 }
 

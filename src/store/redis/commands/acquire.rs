@@ -10,7 +10,7 @@ use super::Commands;
 use super::call::{refused, run};
 use super::deadline::{Ran, in_time};
 use crate::key::Key;
-use crate::store::redis::connection::connector::unexpected;
+use crate::store::redis::errors::reply::unexpected;
 use crate::store::redis::scripts;
 use crate::store::redis::scripts::{get_entry, millis, push_moment, push_seen};
 use crate::store::{Acquire, Acquired, StoreError, Token};

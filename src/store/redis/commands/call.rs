@@ -6,8 +6,8 @@ use redis::{Cmd, RedisError, Value};
 use tokio::time::Instant;
 
 use super::Commands;
-use crate::store::redis::connection::connector::unexpected;
 use crate::store::redis::errors::classify::{judge, store_error};
+use crate::store::redis::errors::reply::unexpected;
 use crate::store::redis::scripts;
 use crate::store::redis::scripts::{By, Script, millis};
 use crate::store::{HandedOver, StoreError, Token};

@@ -13,9 +13,9 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use super::Commands;
+use super::lock_step::Step;
 use crate::store::StoreError;
 use crate::store::names::LockName;
-use crate::store::redis::locks::Step;
 use crate::store::redis::scripts;
 use crate::sync::lock;
 

@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use super::Commands;
 use super::lock_replies::mutex_holder;
-use crate::store::redis::locks::Step;
+use super::lock_step::Step;
 use crate::store::redis::scripts;
 use crate::store::wake::lock_waiters::{Census, Grants};
 use crate::store::{StoreError, Token};

@@ -12,15 +12,19 @@ use uuid::Uuid;
 
 use super::Commands;
 use super::call::refused;
+use super::lock_replies::remaining;
 use super::lock_replies::{Remarks, ints, permit_freed, permit_taken, semaphore_state, taken, to_go_on, yes};
+use super::lock_step::{Step, end, place, push_create};
+use crate::store::StoreErrorKind;
+use crate::store::lock_store::Taken;
 use crate::store::lock_store::{
     Change, MutexTaken, Offer, PermitFreed, PermitTaken, SemaphoreState, Take, TakePermit,
 };
 use crate::store::names::LockName;
-use crate::store::redis::connection::connector::unexpected;
-use crate::store::redis::locks::{Step, end, place, push_create, repaired};
+use crate::store::redis::errors::reply::unexpected;
 use crate::store::redis::scripts::{self, millis};
 use crate::store::{StoreError, Token};
+use tokio::time::sleep;
 
 /// The nodes that were found not to hear, so that none of them is tried by each call.
 #[derive(Debug, Default)]
@@ -262,4 +266,54 @@ pub(crate) async fn change_semaphore(
         recovered: state.recovered.saturating_add(recovered),
         ..state
     }))
+}
+
+pub(crate) async fn barge(
+    commands: &Commands,
+    name: &LockName,
+    (ask, again): (Take<'_>, bool),
+    within: Duration,
+) -> Result<(MutexTaken, Remarks), StoreError> {
+    let args = |cmd: &mut Cmd| {
+        cmd.arg(ask.token.as_str()).arg(end(ask.ttl)).arg(u8::from(ask.queue)).arg(u8::from(again));
+    };
+    let step = if again { Step::offering } else { Step::giving };
+    let answer = step(&scripts::MUTEX_BARGE, name).run(commands, args, within, Some).await?;
+    repaired(commands, name, taken(answer), within).await
+}
+
+/// The answer to a take, once the mutex has no more time left than its holder has asked for. That is looked at by a step of
+/// its own, because a holder may have asked for more than its token says, and hardly any take has to know.
+pub(crate) async fn repaired(
+    commands: &Commands,
+    name: &LockName,
+    answer: Option<(MutexTaken, Remarks)>,
+    within: Duration,
+) -> Result<(MutexTaken, Remarks), StoreError> {
+    let (mut taken, remarks) = answer.ok_or_else(|| refused(unexpected()))?;
+    if remarks.is_doubtful
+        // Without an answer the waiter sleeps on the longer time; whichever asks next finds it too.
+        && let Ok(remaining) = Step::repairing(name).run(commands, |_| {}, within, remaining).await
+    {
+        taken.taken = Taken::Busy { remaining };
+    }
+    Ok((taken, remarks))
+}
+
+/// Gives back what was granted to a waiter that has left. It would be missing until it expires, which some
+/// mutexes never do; so this is tried for a while.
+pub(crate) async fn give_back(commands: Commands, name: LockName, token: Token, within: Duration) {
+    const PAUSES: [u64; 6] = [50, 200, 1_000, 3_000, 10_000, 0];
+    for pause in PAUSES {
+        // Who was granted it is in no queue any more, so the time to live, by which a place is found, is none.
+        let freed = if name.is_semaphore() {
+            free_permit(&commands, &name, &token, Duration::ZERO, within).await.map(|_| ())
+        } else {
+            free_mutex(&commands, &name, &token, None, within).await.map(|_| ())
+        };
+        match freed.map_err(|error| error.kind) {
+            Ok(()) | Err(StoreErrorKind::Closed | StoreErrorKind::Refused) => return,
+            Err(_) => sleep(Duration::from_millis(pause)).await,
+        }
+    }
 }

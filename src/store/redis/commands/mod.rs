@@ -8,6 +8,7 @@ pub(super) mod lock_leaving;
 pub(super) mod lock_losses;
 pub(super) mod lock_replies;
 pub(crate) mod lock_scripts;
+pub(crate) mod lock_step;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,9 +19,10 @@ use tokio::time::Instant;
 
 #[cfg(feature = "cluster")]
 use super::cluster::Cluster;
+use super::connection::Supervisor;
 use super::connection::connector::Dial;
-use super::connection::{Supervisor, host_ms};
 use super::errors::classify::reason;
+use super::topology::server::host_ms;
 use crate::health::{Breaker, ClockReading, LinkState};
 use crate::store::StoreError;
 

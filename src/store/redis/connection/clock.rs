@@ -1,13 +1,14 @@
 //! What the supervisor knows about its connection and the server's clock.
 
 use std::sync::atomic::Ordering;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use tokio::time::Instant;
 
 use super::{State, Supervisor, UNKNOWN, silent};
 use crate::health::{ClockReading, LinkState};
 use crate::store::StoreError;
+use crate::store::redis::topology::server::host_ms;
 
 impl Supervisor {
     /// How the connection stands, and why, where commands are not tried.
@@ -38,9 +39,4 @@ impl Supervisor {
             largest_jump: Duration::from_millis(self.largest_jump.load(Ordering::Relaxed)),
         })
     }
-}
-
-/// What this host's clock shows, in milliseconds.
-pub(crate) fn host_ms() -> u64 {
-    SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_millis() as u64)
 }

@@ -12,7 +12,6 @@ use redis::aio::{MultiplexedConnection, PubSub};
 use redis::{AsyncConnectionConfig, Client, RedisError, RedisResult};
 #[cfg(feature = "tls")]
 use rustls::crypto::CryptoProvider;
-use tokio::time::timeout;
 
 use crate::error::panic_text;
 #[cfg(feature = "cluster")]
@@ -23,6 +22,7 @@ use crate::store::redis::errors::advice::on_refusal;
 use crate::store::redis::errors::advice::on_sentinel;
 use crate::store::redis::errors::advice::{advised, on_connecting};
 use crate::store::redis::errors::classify::{reason, unquoted};
+use crate::store::redis::errors::reply::bounded;
 #[cfg(feature = "sentinel")]
 use crate::store::redis::topology::sentinel;
 #[cfg(feature = "sentinel")]
@@ -347,22 +347,6 @@ fn provide_cryptography() {
         // Refused if somebody was faster: theirs is as good.
         let _ = rustls::crypto::ring::default_provider().install_default();
     }
-}
-
-/// `work`, or the I/O error of a time-out.
-pub(crate) async fn bounded<T>(
-    limit: Duration,
-    work: impl Future<Output = RedisResult<T>>,
-) -> RedisResult<T> {
-    match timeout(limit, work).await {
-        Ok(done) => done,
-        Err(_) => Err(RedisError::from(std::io::Error::from(std::io::ErrorKind::TimedOut))),
-    }
-}
-
-/// For an answer that no Redis gives.
-pub(crate) fn unexpected() -> RedisError {
-    RedisError::from((redis::ErrorKind::UnexpectedReturnType, "unexpected answer"))
 }
 
 #[cfg(test)]

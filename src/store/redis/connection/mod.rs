@@ -16,6 +16,7 @@ mod clock;
 mod node;
 mod reconnect;
 mod refusal_log;
+mod send;
 mod silence;
 #[cfg(test)]
 mod tests;
@@ -28,15 +29,12 @@ use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, RedisError, RedisResult, Value};
-use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
+use tokio::time::Instant;
 use tokio::time::error::Elapsed;
-use tokio::time::{Instant, timeout};
 
 pub(super) use super::errors::outage_log::Told;
-pub(super) use clock::host_ms;
-use reconnect::{Keeper, keep};
 use refusal_log::Refusals;
 use silence::{Silence, silent};
 use turns::Turns;
@@ -44,6 +42,7 @@ use turns::Turns;
 use super::errors::classify::{Fate, code, judge, store_error};
 use super::topology::server::Reading;
 use crate::observe::{Seldom, log, warn_if};
+use crate::store::redis::topology::server::host_ms;
 use crate::store::{StoreError, StoreErrorKind};
 use backoff::STABLE;
 use connector::Dial;
@@ -118,25 +117,6 @@ impl Supervisor {
         })
     }
 
-    /// Sends a command and waits for its reply, at most `within` in all.
-    ///
-    /// Some of the server's errors are replies, because they belong to the protocol: NOSCRIPT, WRONGTYPE, and from a
-    /// node of a cluster where to ask instead.
-    pub(super) async fn send(self: &Arc<Self>, cmd: &Cmd, within: Duration) -> Result<Value, StoreError> {
-        let (up, left) = match self.current()? {
-            Some(up) => (up, within),
-            // Boxed, because every command's future would have room for it.
-            None => Box::pin(self.first(within)).await?,
-        };
-        let Up { generation, mut connection, .. } = up;
-        let sent = self.silence.sends(left);
-        let waiting = self.turns.wait();
-        let reply = timeout(left, connection.send_packed_command(cmd)).await;
-        let received = self.replied(cmd, generation, left, sent, reply);
-        waiting.go_on().await;
-        received
-    }
-
     fn replied(
         &self,
         cmd: &Cmd,
@@ -156,29 +136,6 @@ impl Supervisor {
             Err(_) => {
                 self.timed_out(generation, waited);
                 Err(StoreError::new(StoreErrorKind::TimedOut))
-            }
-        }
-    }
-
-    /// Waits for the first connection; what is left of `within` then.
-    async fn first(self: &Arc<Self>, within: Duration) -> Result<(Up, Duration), StoreError> {
-        let started = Instant::now();
-        let opened = timeout(within, self.opened()).await;
-        // Not "timed out": the command was never sent.
-        let up = opened.map_err(|_| StoreError::new(StoreErrorKind::Unavailable))??;
-        Ok((up, within.saturating_sub(started.elapsed())))
-    }
-
-    /// Waits until commands can be sent, through failures too.
-    pub(super) async fn until_up(self: &Arc<Self>) -> Result<(), StoreError> {
-        let mut changes = self.changes.subscribe();
-        loop {
-            match self.opened().await {
-                Ok(_) => return Ok(()),
-                Err(error) if error.kind == StoreErrorKind::Closed => return Err(error),
-                Err(_) => {
-                    let _ = changes.changed().await;
-                }
             }
         }
     }
@@ -233,51 +190,6 @@ impl Supervisor {
             }
             State::Closed => Err(StoreError::new(StoreErrorKind::Closed)),
         }
-    }
-
-    /// The first connection, started if nobody has.
-    async fn opened(self: &Arc<Self>) -> Result<Up, StoreError> {
-        let mut changes = self.changes.subscribe();
-        let mut started = false;
-        loop {
-            changes.mark_unchanged();
-            if let Some(up) = self.current()? {
-                return Ok(up);
-            }
-            if self.start() {
-                if started {
-                    // This caller's runtime has dropped the keeper: it is being shut down.
-                    return Err(StoreError::new(StoreErrorKind::Unavailable));
-                }
-                started = true;
-            }
-            let _ = changes.changed().await;
-        }
-    }
-
-    /// Starts a keeper where there is none. True if this call did.
-    fn start(self: &Arc<Self>) -> bool {
-        let Ok(runtime) = Handle::try_current() else { return false };
-        let number = {
-            let mut slot = self.slot();
-            if !matches!(slot.state, State::Idle) {
-                return false;
-            }
-            slot.state = State::Connecting(Instant::now());
-            slot.keepers += 1;
-            slot.keepers
-        };
-        let keeper = Keeper { supervisor: Arc::downgrade(self), number };
-        // Outside the lock: a runtime that is being shut down drops the task in here, and the
-        // keeper's drop takes the lock.
-        let task = runtime.spawn(keep(keeper, self.dial.clone(), Arc::clone(&self.look)));
-        let mut slot = self.slot();
-        if slot.keepers == number && !matches!(slot.state, State::Closed) {
-            slot.keeper = Some(task.abort_handle());
-        } else {
-            task.abort();
-        }
-        true
     }
 
     fn received(
@@ -356,6 +268,17 @@ impl Supervisor {
         warn_if!(log::REDIS, is_news, reason = %self.dial.told(why), "lost the connection to redis");
         self.suspect();
         self.changed();
+    }
+
+    /// What is refused now is refused for every request.
+    fn log_refusal(&self, refusal: &StoreError, is_news: bool) {
+        warn_if!(log::REDIS, is_news, reason = %self.dial.told(refusal), "redis refuses a command");
+    }
+
+    /// A command has waited in vain, and the connection is not given up for that.
+    fn log_late(&self, waited: Duration) {
+        let reason = self.dial.told(&StoreError::new(StoreErrorKind::TimedOut));
+        warn_if!(log::REDIS, self.late.is_due(), %reason, ?waited, "redis does not answer a command in time");
     }
 
     fn read(&self, reading: &Reading) {

@@ -6,9 +6,9 @@ use std::time::Duration;
 use redis::{Cmd, Value};
 use tokio::time::timeout;
 
-use super::connector::unexpected;
 use super::{State, Supervisor, Up};
 use crate::store::StoreError;
+use crate::store::redis::errors::reply::unexpected;
 
 impl Supervisor {
     /// Sends a command behind ASKING, which lets a node answer for a slot that is on its way to it. Both in one piece: no other

@@ -8,11 +8,12 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 
 use super::backoff::Backoff;
-use super::connector::{Dial, bounded};
+use super::connector::Dial;
 use super::{State, Supervisor, Up};
 use crate::observe::{log, warn_if};
 use crate::store::StoreErrorKind;
 use crate::store::redis::errors::classify::store_error;
+use crate::store::redis::errors::reply::bounded;
 use crate::store::redis::topology::server::Reading;
 
 /// The keeper's hold on the supervisor. Weak: a store that is dropped takes its keeper along.

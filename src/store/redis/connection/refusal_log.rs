@@ -8,10 +8,7 @@ use std::time::Duration;
 use redis::{Arg, Cmd};
 use tokio::time::Instant;
 
-use super::Supervisor;
-use crate::observe::{log, warn_if};
 use crate::store::redis::scripts::sha1_hex;
-use crate::store::{StoreError, StoreErrorKind};
 use crate::sync::lock;
 
 const AGAIN: Duration = Duration::from_secs(60);
@@ -67,19 +64,6 @@ impl Refusals {
             told.goes_on = false;
         }
         self.some.store(told.iter().any(|told| told.goes_on), Ordering::Relaxed);
-    }
-}
-
-impl Supervisor {
-    /// What is refused now is refused for every request.
-    pub(super) fn log_refusal(&self, refusal: &StoreError, is_news: bool) {
-        warn_if!(log::REDIS, is_news, reason = %self.dial.told(refusal), "redis refuses a command");
-    }
-
-    /// A command has waited in vain, and the connection is not given up for that.
-    pub(super) fn log_late(&self, waited: Duration) {
-        let reason = self.dial.told(&StoreError::new(StoreErrorKind::TimedOut));
-        warn_if!(log::REDIS, self.late.is_due(), %reason, ?waited, "redis does not answer a command in time");
     }
 }
 

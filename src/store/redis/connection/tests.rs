@@ -9,6 +9,7 @@ use super::*;
 use crate::health::LinkState;
 use crate::store::contract::support::redis_server::RedisServer;
 use crate::store::redis::errors::classify::reason;
+use tokio::time::timeout;
 
 /// What a server does once it has answered the first look on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

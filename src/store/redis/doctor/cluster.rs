@@ -7,11 +7,14 @@ use redis::{RedisResult, Value};
 use tokio::time::{Instant, timeout};
 use uuid::Uuid;
 
-use super::{ALONE, ANSWER, one, rights, settings};
+use super::asking::{ALONE, ANSWER, one};
+use super::info::settings;
+use super::rights;
 use crate::health::{Finding, Severity};
 use crate::store::redis::cluster::{Cluster, Coverage, Master};
-use crate::store::redis::connection::connector::{Dial, bounded};
+use crate::store::redis::connection::connector::Dial;
 use crate::store::redis::errors::classify::{reason, unquoted};
+use crate::store::redis::errors::reply::bounded;
 use crate::store::redis::messages::message;
 use crate::store::redis::topology::server::Reading;
 

@@ -4,8 +4,10 @@ use std::collections::HashMap;
 
 use redis::Value;
 
-use super::{ALONE, pairs, text};
+use super::asking::{ALONE, one, pairs, text};
 use crate::health::{Finding, Topology};
+use redis::RedisResult;
+use redis::aio::MultiplexedConnection;
 
 /// The oldest version that all scripts run on.
 const OLDEST: (u32, u32) = (6, 2);
@@ -153,4 +155,14 @@ fn persistence<'t>(field: &impl Fn(&str) -> &'t str) -> Vec<Finding> {
 fn numbers(version: &str) -> Option<(u32, u32)> {
     let mut parts = version.split('.').map(|part| part.parse().ok());
     Some((parts.next()??, parts.next()??))
+}
+
+/// What the server says of its memory, as far as this user may know it.
+pub(super) async fn settings(commands: &mut MultiplexedConnection) -> RedisResult<Vec<Finding>> {
+    let info = one(commands, redis::cmd("INFO")).await?;
+    let settings = match &info {
+        Value::ServerError(_) => one(commands, redis::cmd("CONFIG").arg("GET").arg("maxmemory*")).await?,
+        _ => Value::Nil,
+    };
+    Ok(examine(&info, settings))
 }

@@ -3,12 +3,13 @@
 //! On connections of its own: what is slow, refused or broken here must not count against the guard's, and the
 //! guard's deadline of one command must not hide how slow the server is.
 
-pub(crate) mod probe;
-
+mod asking;
+mod checkup;
 #[cfg(feature = "cluster")]
 mod cluster;
 mod info;
 mod notifications;
+pub(crate) mod probe;
 mod replicas;
 mod rights;
 #[cfg(feature = "sentinel")]
@@ -16,44 +17,34 @@ mod sentinels;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{Cmd, Pipeline, RedisError, RedisResult, Value};
+use redis::{RedisError, RedisResult};
 use tokio::time::{Instant, timeout};
 use uuid::Uuid;
 
-pub(super) use rights::lacked_by_loads;
+use asking::{ALONE, ANSWER, one, words};
+use checkup::Checkup;
 
+use super::RedisStore;
 use super::commands::Commands;
 #[cfg(feature = "cluster")]
 use super::connection::connector::Dial;
-use super::connection::connector::bounded;
-use super::connection::host_ms;
-use super::errors::classify::{reason, store_error, unquoted};
+use super::errors::classify::unquoted;
+use super::errors::reply::bounded;
 use super::messages::message;
+use super::topology::server::host_ms;
 use super::topology::server::{Reading, read_clock};
-use super::{RedisStore, StoreErrorKind};
 use crate::health::{Breaker, ClockReading, Finding, LinkState};
 use crate::store::{Examine, Store as _};
 
-/// How long one answer may take here.
-const ANSWER: Duration = Duration::from_secs(1);
 /// How long all of it may take.
 const TOTAL: Duration = Duration::from_secs(10);
 /// How often the server is asked for a sign of life and its clock.
 const TRIES: usize = 20;
 /// What clocks may differ by beyond the round trip: timers tick, and this machine does other things.
 const TICK: Duration = Duration::from_millis(20);
-
-/// What it costs that nobody is told.
-const UNTOLD: &str =
-    "nobody is told that a load has ended: waits in other processes end by their timers, later";
-
-/// What it costs to be without the server.
-const ALONE: &str =
-    "each process loads for itself, once per key (with OnStoreDown::FailClosed it answers with an error)";
 
 /// Everything that can be seen from here, in at most [`TOTAL`].
 pub(super) async fn examine(store: &RedisStore, ask: Examine) -> Vec<Finding> {
@@ -64,12 +55,6 @@ pub(super) async fn examine(store: &RedisStore, ask: Examine) -> Vec<Finding> {
         Err(_) => checkup.broke_off(std::io::Error::from(std::io::ErrorKind::TimedOut).into()),
     }
     checkup.findings
-}
-
-struct Checkup<'a> {
-    store: &'a RedisStore,
-    ask: Examine,
-    findings: Vec<Finding>,
 }
 
 impl Checkup<'_> {
@@ -138,7 +123,7 @@ impl Checkup<'_> {
             drop(sink);
         }
         self.slots();
-        self.findings.extend(settings(&mut commands).await?);
+        self.findings.extend(info::settings(&mut commands).await?);
         Ok(())
     }
 
@@ -167,10 +152,6 @@ impl Checkup<'_> {
     fn broke_off(&mut self, error: RedisError) {
         let found = Finding::problem("connection", format!("broke off during the checks: {}", words(error)));
         self.findings.push(found.cost(ALONE).advice("what follows was not checked; try again"));
-    }
-
-    fn user(&self) -> String {
-        self.store.commands.user().unwrap_or_else(|| "default".to_owned())
     }
 
     /// Latency and clock, by the round trip that the guard makes itself to see whether a server is there.
@@ -324,47 +305,10 @@ fn clock(readings: &[(Reading, Duration)], believed: Option<ClockReading>) -> Ve
     findings
 }
 
-/// What the server says of its memory, as far as this user may know it.
-async fn settings(commands: &mut MultiplexedConnection) -> RedisResult<Vec<Finding>> {
-    let info = one(commands, redis::cmd("INFO")).await?;
-    let settings = match &info {
-        Value::ServerError(_) => one(commands, redis::cmd("CONFIG").arg("GET").arg("maxmemory*")).await?,
-        _ => Value::Nil,
-    };
-    Ok(info::examine(&info, settings))
-}
-
-/// Sends one command; a refusal is an answer.
-async fn one(commands: &mut MultiplexedConnection, cmd: impl std::borrow::Borrow<Cmd>) -> RedisResult<Value> {
-    let mut alone = redis::pipe();
-    alone.add_command(cmd.borrow().clone());
-    Ok(all(commands, &alone).await?.into_iter().next().unwrap_or(Value::Nil))
-}
-
-/// The same for several: in a pipeline each refusal stands in its place.
-async fn all(commands: &mut MultiplexedConnection, pipeline: &Pipeline) -> RedisResult<Vec<Value>> {
-    let count = pipeline.len();
-    bounded(ANSWER, commands.send_packed_commands(pipeline, 0, count)).await
-}
-
 /// Reads an answer as that to HELLO, INFO and CONFIG GET. For the fuzzer.
 #[cfg(any(test, fuzzing))]
-pub(super) fn read_any(answer: &Value) -> Vec<Finding> {
+pub(super) fn read_any(answer: &redis::Value) -> Vec<Finding> {
     let mut findings = info::server(answer.clone(), crate::health::Topology::Single, None);
     findings.extend(info::examine(answer, answer.clone()));
     findings
-}
-
-/// Reads pairs, from a map or a list.
-fn pairs(answer: Value) -> Option<HashMap<String, Value>> {
-    redis::from_redis_value(answer).ok()
-}
-
-fn text(value: &Value) -> Option<String> {
-    redis::from_redis_value_ref(value).ok()
-}
-
-/// An error in its own words, without what it quotes of a command.
-fn words(error: RedisError) -> String {
-    reason(&store_error(StoreErrorKind::Unavailable, error))
 }

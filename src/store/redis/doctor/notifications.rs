@@ -5,12 +5,14 @@ use redis::RedisResult;
 use redis::aio::{PubSubSink, PubSubStream};
 use tokio::time::{Instant, timeout};
 
-use super::{ANSWER, Checkup, UNTOLD};
+use super::asking::{ANSWER, UNTOLD};
+use super::checkup::Checkup;
 use crate::health::Finding;
 use crate::store::StoreErrorKind;
 use crate::store::redis::commands::Commands;
-use crate::store::redis::connection::connector::{Dial, bounded};
+use crate::store::redis::connection::connector::Dial;
 use crate::store::redis::errors::classify::{judge, unquoted};
+use crate::store::redis::errors::reply::bounded;
 
 /// At how many nodes it is tried: those that hang take their time.
 const MOST_PLACES: usize = 3;

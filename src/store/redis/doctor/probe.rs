@@ -5,13 +5,13 @@ use std::time::Duration;
 use redis::{Cmd, ErrorKind, RedisError};
 use uuid::Uuid;
 
-use super::lacked_by_loads;
+use super::rights::lacked_by_loads;
 use crate::store::redis::commands::Commands;
 use crate::store::redis::commands::call::{refused, run};
-use crate::store::redis::connection::connector::unexpected;
 use crate::store::redis::errors::advice::advised;
 #[cfg(feature = "cluster")]
 use crate::store::redis::errors::classify::code_of;
+use crate::store::redis::errors::reply::unexpected;
 use crate::store::redis::messages::message;
 use crate::store::redis::scripts;
 use crate::store::{StoreError, StoreErrorKind};

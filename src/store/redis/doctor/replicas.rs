@@ -3,7 +3,7 @@
 use redis::aio::MultiplexedConnection;
 use redis::{RedisResult, Value};
 
-use super::{one, words};
+use super::asking::{one, words};
 use crate::health::Finding;
 
 /// How long they have to answer. (Where there are enough of them it takes a round trip.)

@@ -8,7 +8,7 @@ use redis::aio::MultiplexedConnection;
 use redis::{RedisResult, Value};
 use tokio::time::Instant;
 
-use super::{ALONE, UNTOLD, all, one};
+use super::asking::{ALONE, UNTOLD, all, one};
 use crate::health::Finding;
 use crate::store::redis::scripts::{self, By};
 

@@ -5,11 +5,11 @@ use std::collections::HashMap;
 use redis::aio::MultiplexedConnection;
 use redis::{Client, ConnectionAddr, RedisResult, Value};
 
-use super::{ALONE, ANSWER, all, one};
+use super::asking::{ALONE, ANSWER, all, one};
 use crate::health::Finding;
-use crate::store::redis::connection::connector::bounded;
 use crate::store::redis::errors::advice::{THEIR_PASSWORD, is_login};
 use crate::store::redis::errors::classify::unquoted;
+use crate::store::redis::errors::reply::bounded;
 use crate::store::redis::topology::sentinel::{RESOLVING, Sentinels};
 
 /// Asks the first sentinel that answers about the primary at `address`.

@@ -3,6 +3,7 @@ use std::collections::BTreeSet;
 use super::rights::LOCKS_ONLY;
 use super::*;
 use crate::health::{Severity, Topology};
+use redis::Value;
 
 /// The commands that the scripts of these files call, by what their heads say.
 fn called(ours: impl Fn(&str) -> bool) -> BTreeSet<String> {

@@ -10,9 +10,9 @@ use std::sync::Arc;
 
 use redis::{ConnectionAddr, ErrorKind, RedisError};
 
+use super::reply::is_replica;
 #[cfg(feature = "sentinel")]
-use crate::store::redis::topology::sentinel::{AT_PRIMARY, AT_SENTINELS};
-use crate::store::redis::topology::server::is_replica;
+use super::reply::{AT_PRIMARY, AT_SENTINELS};
 
 /// A failure and what to do about it; what happened is its source.
 #[derive(Debug)]

@@ -113,7 +113,7 @@ mod tests {
         let broken = RedisError::from(std::io::Error::from(std::io::ErrorKind::BrokenPipe));
         assert_eq!(judge(&broken), (Unavailable, Fate::Drop));
         // Whoever answers is there.
-        assert_eq!(judge(&crate::store::redis::connection::connector::unexpected()), (Refused, Fate::Keep));
+        assert_eq!(judge(&crate::store::redis::errors::reply::unexpected()), (Refused, Fate::Keep));
     }
 
     #[test]

@@ -3,3 +3,4 @@
 pub(crate) mod advice;
 pub(crate) mod classify;
 pub(crate) mod outage_log;
+pub(crate) mod reply;

@@ -55,8 +55,8 @@ mod tests {
 
     use super::*;
     use crate::store::StoreErrorKind;
-    use crate::store::redis::connection::connector::unexpected;
     use crate::store::redis::errors::classify::store_error;
+    use crate::store::redis::errors::reply::unexpected;
 
     fn failed(error: RedisError) -> StoreError {
         store_error(StoreErrorKind::Unavailable, error)

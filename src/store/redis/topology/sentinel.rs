@@ -14,9 +14,10 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::server::Server;
-use crate::store::redis::connection::connector::bounded;
 use crate::store::redis::errors::advice::{is_login, may_be_anybodys};
 use crate::store::redis::errors::classify::unquoted;
+use crate::store::redis::errors::reply::bounded;
+use crate::store::redis::errors::reply::{AT_PRIMARY, AT_SENTINELS};
 use crate::sync::lock;
 
 /// How long the sentinels may take together. redis-rs gives one that has stopped answering half a second, and a new
@@ -137,10 +138,6 @@ async fn whose(client: &mut SentinelClient, error: RedisError) -> RedisError {
 /// How long it may take to find that out. It delays the next attempt, on which more depends.
 const WHOSE: Duration = Duration::from_millis(500);
 
-/// What such an error begins with.
-pub(crate) const AT_SENTINELS: &str = "at the sentinels";
-pub(crate) const AT_PRIMARY: &str = "at the primary that they name";
-
 fn busy() -> RedisError {
     RedisError::from((ErrorKind::Client, "the guard is asking them who the primary is; look again"))
 }
@@ -165,7 +162,8 @@ mod tests {
         let hangs = TcpListener::bind(("127.0.0.1", 0)).await.expect("a free port");
         let at = format!("redis://{}/", hangs.local_addr().expect("bound"));
         let node = SentinelNodeConnectionInfo::default();
-        let client = SentinelClient::build(vec![at], "main", Some(node), SentinelServerType::Master);
+        let client =
+            SentinelClient::build(vec![at], "main".to_owned(), Some(node), SentinelServerType::Master);
         let sentinels = Arc::new(Sentinels::new(client.expect("valid")));
         let looks = tokio::spawn({
             let sentinels = Arc::clone(&sentinels);

@@ -5,10 +5,12 @@ use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::io::tcp::socket2::TcpKeepalive;
-use redis::{Client, ConnectionInfo, ProtocolVersion, RedisError, RedisResult, Value};
+use redis::{Client, ConnectionInfo, ProtocolVersion, RedisResult, Value};
 use tokio::time::Instant;
 
-use crate::store::redis::connection::connector::unexpected;
+use crate::store::redis::errors::reply::unexpected;
+use crate::store::redis::errors::reply::{is_replica, replica};
+use std::time::SystemTime;
 
 /// A server, as either kind of connection goes to it.
 pub(crate) struct Server {
@@ -137,14 +139,12 @@ pub(crate) fn is_primary(role: Value) -> RedisResult<()> {
     let role = parts.first().and_then(|role| redis::from_redis_value_ref::<String>(role).ok());
     match role.as_deref() {
         Some("master") => Ok(()),
-        Some("slave") => Err(RedisError::from((redis::ErrorKind::Client, REPLICA))),
+        Some("slave") => Err(replica()),
         _ => Err(unexpected()),
     }
 }
 
-pub(crate) fn is_replica(error: &RedisError) -> bool {
-    error.to_string().starts_with(REPLICA)
+/// What this host's clock shows, in milliseconds.
+pub(crate) fn host_ms() -> u64 {
+    SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_millis() as u64)
 }
-
-/// What is said of a server that is no primary, or has ceased to be one.
-const REPLICA: &str = "this server is a replica";

@@ -8,8 +8,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use super::Grants;
 use super::line::Line;
-use super::{Grants, Told, Waiter};
+use super::waiter::{Told, Waiter};
 use crate::store::names::{LockName, Token};
 use crate::sync::lock;
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Waiter, Wake};
+use super::waiter::{Waiter, Wake};
 use crate::store::names::Token;
 use crate::sync::lock;
 

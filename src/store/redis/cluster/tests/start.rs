@@ -2,7 +2,9 @@
 
 use super::node::hanging;
 use super::*;
+use crate::store::StoreErrorKind;
 use crate::store::contract::support::warnings::Warnings;
+use std::sync::atomic::Ordering;
 
 /// Nobody tells, for a reason that is told once; and then somebody does.
 #[tokio::test]

@@ -4,44 +4,31 @@
 //! said on it is a hint. Where it can not be had (the server refuses SUBSCRIBE, or is gone) all
 //! waits end by their timers.
 
+mod subscription;
+#[cfg(test)]
+mod tests;
 mod vitals;
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use futures_util::StreamExt as _;
-use redis::aio::{PubSubSink, PubSubStream};
-use redis::{RedisError, Value};
-use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
-use tokio::time::{Instant, sleep};
 use uuid::Uuid;
 
 use vitals::Vitals;
 
 use super::message::{self, Message};
-use crate::observe::{log, warn_if};
+use crate::health::LinkState;
+use crate::store::Token;
 use crate::store::redis::commands::Commands;
 use crate::store::redis::commands::call::hand_over;
-use crate::store::redis::commands::lock_losses::look_for_losses;
-use crate::store::redis::connection::Told;
-use crate::store::redis::connection::backoff::{Backoff, STABLE};
-use crate::store::redis::connection::connector::{Dial, Inbound, bounded};
-use crate::store::redis::errors::classify::{judge, reason, store_error};
-use crate::store::redis::locks::give_back;
+use crate::store::redis::commands::lock_scripts::give_back;
+use crate::store::redis::connection::connector::Dial;
 use crate::store::wake::lease_waiters::{Hint, Watches};
 use crate::store::wake::lock_waiters::{Grants, Tell};
-use crate::store::{StoreErrorKind, Token};
-
-/// How often the server is asked whether it is still there, and how long it may take to answer. A
-/// connection that brings only messages dies without a sign.
-const PING: Duration = Duration::from_secs(1);
-
-/// How often a refused subscription is tried again: rights do change, but seldom.
-const REFUSED: Duration = Duration::from_secs(30);
 
 pub(crate) struct Inbox {
     dial: Dial,
@@ -98,33 +85,6 @@ impl Inbox {
     /// Which node's it is.
     pub(crate) fn node(&self) -> Uuid {
         *self.node.get_or_init(Uuid::new_v4)
-    }
-
-    /// Opens the inbox in the background, if nobody has.
-    pub(crate) fn open(self: &Arc<Self>) {
-        if self.running.load(Ordering::Acquire) {
-            return;
-        }
-        let Ok(runtime) = Handle::try_current() else { return };
-        let number = {
-            let mut task = self.task();
-            if task.closed || self.running.swap(true, Ordering::AcqRel) {
-                return;
-            }
-            task.number += 1;
-            task.number
-        };
-        let reader = Reader { inbox: Arc::downgrade(self), number };
-        let generations = self.commands.generations();
-        let channel = message::channel(self.node());
-        // Outside the lock: a runtime that is being shut down drops the task here, and the reader's drop takes the lock.
-        let spawned = runtime.spawn(serve(reader, self.dial.clone(), generations, channel));
-        let mut task = self.task();
-        if task.number == number && !task.closed {
-            task.handle = Some(spawned.abort_handle());
-        } else {
-            spawned.abort();
-        }
     }
 
     /// Whether what other nodes say is heard at present.
@@ -205,6 +165,31 @@ impl Inbox {
         }
     }
 
+    /// How the subscription stands.
+    pub(crate) fn link(&self) -> LinkState {
+        if self.task().closed {
+            return LinkState::Closed;
+        }
+        match *self.status.borrow() {
+            Status::Confirmed => LinkState::Up,
+            Status::Refused => LinkState::Refused,
+            Status::Shut if self.last_heard().is_some() => LinkState::Down,
+            Status::Shut if !self.running.load(Ordering::Acquire) => LinkState::Idle,
+            Status::Shut if self.commands.down().is_some() => LinkState::Down,
+            Status::Shut => LinkState::Connecting,
+        }
+    }
+
+    /// How long ago anything was heard: a message, or the answer to a ping.
+    pub(crate) fn last_heard(&self) -> Option<Duration> {
+        self.vitals.last_heard()
+    }
+
+    /// How long the latest ping's answer took, or the next one's has by now, if that is longer.
+    pub(crate) fn lag(&self) -> Option<Duration> {
+        self.vitals.lag()
+    }
+
     /// Whether the token was minted by this node. Its channel can be written to by others than ours.
     fn is_own(&self, token: &Token) -> bool {
         token.node() == self.node().simple().to_string()
@@ -227,174 +212,5 @@ impl Drop for Inbox {
 impl fmt::Debug for Inbox {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Inbox").field("status", &*self.status.borrow()).finish_non_exhaustive()
-    }
-}
-
-/// The task's hold on the inbox. Weak: a store that is dropped takes its task along.
-struct Reader {
-    inbox: Weak<Inbox>,
-    number: u64,
-}
-
-impl Drop for Reader {
-    /// The task ended, with its runtime or by a panic: the next ACQUIRE starts over.
-    fn drop(&mut self) {
-        let Some(inbox) = self.inbox.upgrade() else { return };
-        if inbox.enter(self.number, Status::Shut) {
-            inbox.task().handle = None;
-            // Last: from here on there may be another task.
-            inbox.running.store(false, Ordering::Release);
-        }
-    }
-}
-
-impl Reader {
-    /// As [`Inbox::enter`]. What the other waiters of locks have missed is asked of the server in the background.
-    fn enter(&self, status: Status) -> bool {
-        let entered = self.inbox.upgrade().filter(|inbox| inbox.enter(self.number, status));
-        let Some(inbox) = entered else { return false };
-        let asked = (inbox.commands.clone(), inbox.node(), inbox.dial.answer);
-        tokio::spawn(look_for_losses(asked, Arc::clone(&inbox.grants), status != Status::Shut));
-        true
-    }
-
-    /// Notes what the connection does.
-    fn note(&self, what: impl FnOnce(&Vitals)) {
-        if let Some(inbox) = self.inbox.upgrade() {
-            what(&inbox.vitals);
-        }
-    }
-
-    fn commands_are_down(&self) -> bool {
-        self.inbox.upgrade().is_some_and(|inbox| inbox.commands.down().is_some())
-    }
-
-    /// The server of this connection may be gone, and with it the other connection to it.
-    fn suspect_commands(&self) {
-        if let Some(inbox) = self.inbox.upgrade() {
-            inbox.commands.suspect();
-        }
-    }
-}
-
-/// Why a subscription came to nothing, or to its end.
-enum End {
-    NotOpened(RedisError),
-    Failed(RedisError),
-    /// SUBSCRIBE is not among this user's rights.
-    Refused(RedisError),
-    /// The commands go to another connection, perhaps to another server.
-    Moved,
-    Dropped,
-}
-
-/// Keeps the subscription for as long as there is an inbox. No strong reference lives across an
-/// await, or the connection of a dropped store would outlive it.
-async fn serve(reader: Reader, dial: Dial, mut generations: watch::Receiver<u64>, channel: String) {
-    let mut backoff = Backoff::new();
-    // Of the present outage.
-    let mut told = Told::default();
-    loop {
-        let mut confirmed_at = None;
-        let end = subscribed(&reader, &dial, &mut generations, &channel, &mut confirmed_at).await;
-        let lived = confirmed_at.map_or(Duration::ZERO, |at: Instant| at.elapsed());
-        backoff.lived(lived);
-        if lived >= STABLE {
-            told.forget();
-        }
-        let (status, why) = match end {
-            End::Dropped => return,
-            End::Moved => (Status::Shut, None),
-            End::NotOpened(error) => (Status::Shut, Some(dial.failure(error))),
-            End::Failed(error) => (Status::Shut, Some(store_error(StoreErrorKind::Unavailable, error))),
-            End::Refused(error) => (Status::Refused, Some(store_error(StoreErrorKind::Refused, error))),
-        };
-        if let Some(why) = why {
-            let is_news = told.is_news(&why);
-            warn_if!(log::REDIS, is_news, reason = %reason(&why), "no notifications; waits end by their timers");
-            reader.suspect_commands();
-        }
-        if !reader.enter(status) {
-            return;
-        }
-        if status == Status::Refused {
-            sleep(REFUSED).await;
-            continue;
-        }
-        backoff.pause().await;
-        // Opened before there are commands again, it would have to follow them at once.
-        while reader.commands_are_down() {
-            if generations.changed().await.is_err() {
-                return;
-            }
-        }
-    }
-}
-
-/// One subscription, from opening the connection to its end.
-async fn subscribed(
-    reader: &Reader,
-    dial: &Dial,
-    generations: &mut watch::Receiver<u64>,
-    channel: &str,
-    confirmed_at: &mut Option<Instant>,
-) -> End {
-    let mut generation = *generations.borrow_and_update();
-    let Inbound { messages, at } = match dial.inbox().await {
-        Ok(inbound) => inbound,
-        Err(error) => return End::NotOpened(error),
-    };
-    let (mut sink, mut messages) = messages.split();
-    if let Err(error) = bounded(PING, sink.subscribe(channel)).await {
-        let refused = judge(&error).0 == StoreErrorKind::Refused;
-        return if refused { End::Refused(error) } else { End::Failed(error) };
-    }
-    if !reader.enter(Status::Confirmed) {
-        return End::Dropped;
-    }
-    *confirmed_at = Some(Instant::now());
-    reader.note(Vitals::heard);
-    tracing::debug!(target: log::REDIS, "notifications arrive");
-    let mut pings = std::pin::pin!(ping(sink, reader));
-    loop {
-        tokio::select! {
-            message = next(&mut messages) => match message {
-                Some(message) => match reader.inbox.upgrade() {
-                    Some(inbox) => {
-                        inbox.vitals.heard();
-                        inbox.deliver(message.get_payload_bytes());
-                    }
-                    None => return End::Dropped,
-                },
-                None => return End::Failed(RedisError::from(std::io::Error::from(std::io::ErrorKind::BrokenPipe))),
-            },
-            error = &mut pings => return End::Failed(error),
-            changed = generations.changed() => {
-                let latest = *generations.borrow_and_update();
-                if changed.is_err() {
-                    return End::Dropped;
-                }
-                if dial.has_left(at.as_deref(), generation, latest) {
-                    return End::Moved;
-                }
-                generation = latest;
-            }
-        }
-    }
-}
-
-async fn next(messages: &mut PubSubStream) -> Option<redis::Msg> {
-    messages.next().await
-}
-
-/// Asks for a sign of life again and again, until there is none.
-async fn ping(mut sink: PubSubSink, reader: &Reader) -> RedisError {
-    loop {
-        sleep(PING).await;
-        reader.note(Vitals::asked);
-        if let Err(error) = bounded(PING, sink.ping::<Value>()).await {
-            return error;
-        }
-        reader.note(Vitals::answered);
     }
 }

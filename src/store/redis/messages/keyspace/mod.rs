@@ -4,6 +4,7 @@
 //! is ever repeated. This is for those who ask for it, beside their timers. It has a connection of its own,
 //! open only while somebody waits in this way.
 
+mod announce;
 mod session;
 #[cfg(test)]
 mod tests;
@@ -15,19 +16,16 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use redis::Value;
-use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 
-use session::{Reader, serve};
-
-use crate::store::lock_store::Announced;
+use crate::store::StoreError;
 use crate::store::redis::commands::Commands;
 use crate::store::redis::commands::call::refused;
-use crate::store::redis::connection::connector::{Dial, unexpected};
+use crate::store::redis::connection::connector::Dial;
+use crate::store::redis::errors::reply::unexpected;
 use crate::store::wake::lock_waiters::Grants;
-use crate::store::{StoreError, StoreErrorKind};
 use crate::sync::lock;
 
 /// How long a refusal stands: rights do change, but seldom.
@@ -85,33 +83,6 @@ impl Keyspace {
         })
     }
 
-    /// Has `key` announced for as long as anybody waits for it.
-    pub(crate) async fn announce(
-        self: &Arc<Self>,
-        key: &Arc<str>,
-        within: Duration,
-    ) -> Result<Announced, StoreError> {
-        if self.commands.is_spread() {
-            // A node announces its own keys, to those who listen there; and keys move.
-            return Ok(Announced::No { why: "a cluster announces keys on their own nodes only" });
-        }
-        let mut changes = self.changes.subscribe();
-        let answered = async {
-            loop {
-                changes.mark_unchanged();
-                if let Some(answer) = self.ask(key)? {
-                    return Ok(answer);
-                }
-                // The sender lives as long as this.
-                let _ = changes.changed().await;
-            }
-        };
-        timeout(within, answered).await.unwrap_or_else(|_| {
-            let why = self.commands.down();
-            Err(why.unwrap_or_else(|| StoreError::new(StoreErrorKind::TimedOut)))
-        })
-    }
-
     /// Whether what was promised is heard.
     pub(crate) fn hears(&self) -> bool {
         !self.deaf.load(Ordering::Acquire)
@@ -127,60 +98,6 @@ impl Keyspace {
             task.abort();
         }
         self.changes.send_replace(());
-    }
-
-    /// The answer, if there is one; else sees to it that there will be.
-    fn ask(self: &Arc<Self>, key: &Arc<str>) -> Result<Option<Announced>, StoreError> {
-        {
-            let mut state = self.state();
-            if state.closed {
-                return Err(StoreError::new(StoreErrorKind::Closed));
-            }
-            if let Some((why, since)) = state.refused
-                && (state.running || since.elapsed() < REFUSED)
-            {
-                return Ok(Some(Announced::No { why }));
-            }
-            match state.keys.get_mut(key) {
-                Some(standing) if standing.confirmed => {
-                    standing.promised = true;
-                    return Ok(Some(Announced::Yes));
-                }
-                Some(_) => {}
-                None => {
-                    state.keys.insert(Arc::clone(key), Standing::default());
-                    state.fresh.push(Arc::clone(key));
-                    self.asked.notify_one();
-                }
-            }
-        }
-        self.open();
-        Ok(None)
-    }
-
-    /// Starts a session in the background, if there is none.
-    fn open(self: &Arc<Self>) {
-        let Ok(runtime) = Handle::try_current() else { return };
-        let number = {
-            let mut state = self.state();
-            if state.closed || std::mem::replace(&mut state.running, true) {
-                return;
-            }
-            state.refused = None;
-            state.number += 1;
-            state.number
-        };
-        let reader = Reader::new(self, number);
-        let generations = self.commands.generations();
-        // Outside the lock: a runtime that is being shut down drops the task in here, and the reader's drop
-        // takes the lock.
-        let task = runtime.spawn(serve(reader, self.dial.clone(), generations, Arc::clone(&self.asked)));
-        let mut state = self.state();
-        if state.number == number && !state.closed {
-            state.task = Some(task.abort_handle());
-        } else {
-            task.abort();
-        }
     }
 
     /// Forgets keys that nobody waits for.

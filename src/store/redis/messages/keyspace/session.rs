@@ -12,8 +12,9 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 use super::{Keyspace, REFUSED, Standing, State, configure, frees};
 use crate::observe::log;
 use crate::store::redis::connection::backoff::Backoff;
-use crate::store::redis::connection::connector::{Dial, bounded};
+use crate::store::redis::connection::connector::Dial;
 use crate::store::redis::errors::classify::{judge, reason, store_error};
+use crate::store::redis::errors::reply::bounded;
 use crate::store::{StoreError, StoreErrorKind};
 
 /// How often it is looked whether the server still answers, and whether anybody still waits.

@@ -1,0 +1,11 @@
+//! All locks of a memory store.
+
+use super::mutexes::Mutexes;
+use super::semaphores::Semaphores;
+
+/// The locks that a memory store holds.
+#[derive(Default)]
+pub(super) struct Locks {
+    pub(super) mutexes: Mutexes,
+    pub(super) semaphores: Semaphores,
+}

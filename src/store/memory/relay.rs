@@ -1,0 +1,58 @@
+//! Another way on which a memory store's waiters are told, and what becomes of what is said there. For
+//! [`testing`](crate::testing).
+
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{OnceLock, Weak};
+
+use crate::store::Token;
+use crate::store::wake::lease_waiters::Hint;
+use crate::store::wake::lock_waiters::Tell;
+
+/// The state that only tests give a store.
+#[derive(Default)]
+pub(crate) struct Meddling {
+    pub(super) relay: OnceLock<Weak<dyn Relay>>,
+    pub(super) ahead_ms: AtomicI64,
+}
+
+/// Another way on which waiters are told. Weak, because what is at its end has the store.
+pub(crate) trait Relay: Send + Sync {
+    /// As [`Watches::tell`](crate::store::wake::lease_waiters::Watches::tell).
+    fn tell(&self, name: &str, hint: &Hint) -> bool;
+
+    /// What becomes of something that is said to this waiter for a lock, or to this holder.
+    fn way(&self, token: &Token) -> Way;
+
+    /// This waiter for a lock, or this holder, was told.
+    fn told(&self, token: &Token, tell: Tell);
+}
+
+/// What becomes of something that is said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    Open,
+    /// It does not arrive, and whoever says it does not know.
+    Lost,
+    /// There is nobody at its end, and whoever says it knows.
+    Gone,
+}
+
+impl Meddling {
+    pub(super) fn relay(&self, name: &str, hint: &Hint) -> bool {
+        self.relay.get().and_then(Weak::upgrade).is_some_and(|relay| relay.tell(name, hint))
+    }
+
+    pub(super) fn way(&self, token: &Token) -> Way {
+        self.relay.get().and_then(Weak::upgrade).map_or(Way::Open, |relay| relay.way(token))
+    }
+
+    pub(super) fn told(&self, token: &Token, tell: Tell) {
+        if let Some(relay) = self.relay.get().and_then(Weak::upgrade) {
+            relay.told(token, tell);
+        }
+    }
+
+    pub(super) fn ahead_ms(&self) -> i64 {
+        self.ahead_ms.load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,102 @@
+//! Waiting for the map of the slots, and for the masters in it.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use tokio::runtime::Handle;
+
+use super::Cluster;
+use super::discovery::{Surveyor, survey};
+use super::slot_map::{Chart, Layout};
+use crate::store::redis::topology::slots::slot_of;
+use crate::store::{StoreError, StoreErrorKind};
+
+impl Cluster {
+    /// Waits until the chart is drawn, and one master at least takes commands.
+    pub(crate) async fn until_up(self: &Arc<Self>) -> Result<(), StoreError> {
+        let mut changes = self.changes.subscribe();
+        loop {
+            changes.mark_unchanged();
+            match self.drawn().await {
+                Ok(layout) => {
+                    let opened = layout.masters.iter().map(|master| master.server.settled());
+                    let opened = futures_util::future::join_all(opened).await;
+                    if opened.iter().any(Result::is_ok) {
+                        return Ok(());
+                    }
+                }
+                Err(error) if error.kind == StoreErrorKind::Closed => return Err(error),
+                Err(_) => {}
+            }
+            let _ = changes.changed().await;
+        }
+    }
+
+    /// Waits until whoever has the slot of `key` takes commands.
+    pub(crate) async fn reach(self: &Arc<Self>, key: &str) -> Result<(), StoreError> {
+        let (slot, mut changes) = (slot_of(key), self.changes.subscribe());
+        loop {
+            changes.mark_unchanged();
+            match self
+                .drawn()
+                .await
+                .map(|layout| layout.master(slot).map(|master| Arc::clone(&master.server)))
+            {
+                // Somebody else may have the slot before this one is back.
+                Ok(Some(server)) => tokio::select! {
+                    up = server.until_up() => return up,
+                    _ = changes.changed() => {}
+                },
+                Err(error) if error.kind == StoreErrorKind::Closed => return Err(error),
+                Ok(None) | Err(_) => drop(changes.changed().await),
+            }
+        }
+    }
+
+    /// The chart, or `None` where one may be waited for.
+    pub(super) fn layout(self: &Arc<Self>) -> Result<Option<Arc<Layout>>, StoreError> {
+        if !self.running.load(Ordering::Acquire) {
+            self.start();
+        }
+        self.state().chart.layout()
+    }
+
+    /// The first chart.
+    pub(super) async fn drawn(self: &Arc<Self>) -> Result<Arc<Layout>, StoreError> {
+        let mut changes = self.changes.subscribe();
+        loop {
+            changes.mark_unchanged();
+            if let Some(layout) = self.layout()? {
+                return Ok(layout);
+            }
+            if !self.running.load(Ordering::Acquire) {
+                // This caller's runtime has dropped the surveyor, or there is none: it is being shut down.
+                return Err(StoreError::new(StoreErrorKind::Unavailable));
+            }
+            let _ = changes.changed().await;
+        }
+    }
+
+    /// Starts a surveyor where there is none.
+    fn start(self: &Arc<Self>) {
+        let Ok(runtime) = Handle::try_current() else { return };
+        let number = {
+            let mut state = self.state();
+            if matches!(state.chart, Chart::Closed) || self.running.swap(true, Ordering::AcqRel) {
+                return;
+            }
+            state.surveyors += 1;
+            state.surveyors
+        };
+        let surveyor = Surveyor { cluster: Arc::downgrade(self), number };
+        // Outside the lock: a runtime that is being shut down drops the task in here, and the surveyor's drop
+        // takes the lock.
+        let task = runtime.spawn(survey(surveyor, Arc::clone(&self.looks), self.answer));
+        let mut state = self.state();
+        if state.surveyors == number && !matches!(state.chart, Chart::Closed) {
+            state.surveyor = Some(task.abort_handle());
+        } else {
+            task.abort();
+        }
+    }
+}

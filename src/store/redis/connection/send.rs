@@ -1,0 +1,101 @@
+//! How a command gets to the connection: waiting for the first one, and starting its keeper.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::{Cmd, Value};
+use tokio::runtime::Handle;
+use tokio::time::{Instant, timeout};
+
+use super::reconnect::{Keeper, keep};
+use super::{State, Supervisor, Up};
+use crate::store::{StoreError, StoreErrorKind};
+
+impl Supervisor {
+    /// Sends a command and waits for its reply, at most `within` in all.
+    ///
+    /// Some of the server's errors are replies, because they belong to the protocol: NOSCRIPT, WRONGTYPE, and from a
+    /// node of a cluster where to ask instead.
+    pub(crate) async fn send(self: &Arc<Self>, cmd: &Cmd, within: Duration) -> Result<Value, StoreError> {
+        let (up, left) = match self.current()? {
+            Some(up) => (up, within),
+            // Boxed, because every command's future would have room for it.
+            None => Box::pin(self.first(within)).await?,
+        };
+        let Up { generation, mut connection, .. } = up;
+        let sent = self.silence.sends(left);
+        let waiting = self.turns.wait();
+        let reply = timeout(left, connection.send_packed_command(cmd)).await;
+        let received = self.replied(cmd, generation, left, sent, reply);
+        waiting.go_on().await;
+        received
+    }
+
+    /// Waits for the first connection; what is left of `within` then.
+    pub(super) async fn first(self: &Arc<Self>, within: Duration) -> Result<(Up, Duration), StoreError> {
+        let started = Instant::now();
+        let opened = timeout(within, self.opened()).await;
+        // Not "timed out": the command was never sent.
+        let up = opened.map_err(|_| StoreError::new(StoreErrorKind::Unavailable))??;
+        Ok((up, within.saturating_sub(started.elapsed())))
+    }
+
+    /// Waits until commands can be sent, through failures too.
+    pub(crate) async fn until_up(self: &Arc<Self>) -> Result<(), StoreError> {
+        let mut changes = self.changes.subscribe();
+        loop {
+            match self.opened().await {
+                Ok(_) => return Ok(()),
+                Err(error) if error.kind == StoreErrorKind::Closed => return Err(error),
+                Err(_) => {
+                    let _ = changes.changed().await;
+                }
+            }
+        }
+    }
+
+    /// The first connection, started if nobody has.
+    pub(super) async fn opened(self: &Arc<Self>) -> Result<Up, StoreError> {
+        let mut changes = self.changes.subscribe();
+        let mut started = false;
+        loop {
+            changes.mark_unchanged();
+            if let Some(up) = self.current()? {
+                return Ok(up);
+            }
+            if self.start() {
+                if started {
+                    // This caller's runtime has dropped the keeper: it is being shut down.
+                    return Err(StoreError::new(StoreErrorKind::Unavailable));
+                }
+                started = true;
+            }
+            let _ = changes.changed().await;
+        }
+    }
+
+    /// Starts a keeper where there is none. True if this call did.
+    fn start(self: &Arc<Self>) -> bool {
+        let Ok(runtime) = Handle::try_current() else { return false };
+        let number = {
+            let mut slot = self.slot();
+            if !matches!(slot.state, State::Idle) {
+                return false;
+            }
+            slot.state = State::Connecting(Instant::now());
+            slot.keepers += 1;
+            slot.keepers
+        };
+        let keeper = Keeper { supervisor: Arc::downgrade(self), number };
+        // Outside the lock: a runtime that is being shut down drops the task in here, and the
+        // keeper's drop takes the lock.
+        let task = runtime.spawn(keep(keeper, self.dial.clone(), Arc::clone(&self.look)));
+        let mut slot = self.slot();
+        if slot.keepers == number && !matches!(slot.state, State::Closed) {
+            slot.keeper = Some(task.abort_handle());
+        } else {
+            task.abort();
+        }
+        true
+    }
+}

@@ -1,0 +1,235 @@
+//! The contract of the fleet protocol on a Redis server.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::time::Duration;
+
+use bytes::Bytes;
+use redis::{Cmd, Value};
+use tokio::time::{Instant, timeout};
+use uuid::Uuid;
+
+use super::commands::acquire::acquire;
+use super::commands::call::{REST, hand_over, refused, run, wake_rest};
+use super::commands::{self};
+use super::doctor;
+use super::scripts::{self, Script, get_entry, millis, push_outcome, push_seen};
+use crate::store::redis::errors::reply::unexpected;
+
+use crate::health::{Finding, Health};
+use crate::key::Key;
+use crate::store::{
+    Acquire, Acquired, Examine, Fail, HandOver, HandedOver, Insert, Kept, Reply, Store, StoreError,
+    StoreErrorKind, Token, Watch,
+};
+
+use super::redis_store::RedisStore;
+
+impl RedisStore {
+    /// LOOK UP, without a box around it.
+    pub(crate) async fn get(&self, key: &Key, within: Duration) -> Result<Option<Bytes>, StoreError> {
+        match self.commands.send(key.name(), &get_entry(key.name()), within).await? {
+            Value::BulkString(entry) => Ok(Some(Bytes::from(entry))),
+            Value::Nil => Ok(None),
+            // Other people's data under our name: no entry, and counted as one that can not be read. (MGET, which reads an
+            // entry with its tags, does not tell it from nothing.)
+            Value::ServerError(error) if error.code() == "WRONGTYPE" => Ok(Some(Bytes::new())),
+            _ => Err(refused(unexpected())),
+        }
+    }
+
+    /// Runs a script whose answer says whether the lease was the token's, and tells the waiters that it left untold.
+    async fn kept(
+        &self,
+        script: &Script,
+        key: &Key,
+        token: &Token,
+        (size, args): (usize, impl Fn(&mut Cmd) + Sync),
+        within: Duration,
+    ) -> Result<Kept, StoreError> {
+        let sent = Instant::now();
+        let args = |cmd: &mut Cmd| {
+            cmd.arg(token.as_str());
+            args(cmd);
+        };
+        let done = match run(&self.commands, script, key.name(), size + 80, args, within).await? {
+            Value::Int(done) => done,
+            _ => return Err(refused(unexpected())),
+        };
+        if done > REST {
+            let says = |cmd: &mut Cmd| {
+                cmd.arg(format!("w{}", token.as_str()));
+            };
+            let left = within.saturating_sub(sent.elapsed());
+            wake_rest(&self.commands, key.name(), token, says, left).await;
+        }
+        match done % REST {
+            1 => Ok(Kept::Yes),
+            0 => Ok(Kept::No),
+            2 => Ok(Kept::Aside),
+            _ => Err(refused(unexpected())),
+        }
+    }
+}
+
+impl Store for RedisStore {
+    fn node(&self) -> Uuid {
+        self.inbox.node()
+    }
+
+    fn place(&self) -> u64 {
+        self.place
+    }
+
+    fn clock_at(&self, moment: Instant) -> u64 {
+        self.commands.clock_at(moment)
+    }
+
+    fn look_up<'a>(&'a self, key: &'a Key, within: Duration) -> Reply<'a, Option<Bytes>> {
+        Box::pin(self.get(key, within))
+    }
+
+    fn acquire<'a>(&'a self, key: &'a Key, ask: Acquire<'a>, within: Duration) -> Reply<'a, Acquired> {
+        Box::pin(async move {
+            self.inbox.open();
+            acquire(&self.commands, key, ask, within).await
+        })
+    }
+
+    fn renew<'a>(
+        &'a self,
+        key: &'a Key,
+        token: &'a Token,
+        lease: Duration,
+        within: Duration,
+    ) -> Reply<'a, Kept> {
+        Box::pin(async move {
+            let args = |cmd: &mut Cmd| {
+                cmd.arg(millis(lease));
+            };
+            self.kept(&scripts::RENEW, key, token, (16, args), within).await
+        })
+    }
+
+    fn commit<'a>(
+        &'a self,
+        key: &'a Key,
+        token: &'a Token,
+        entry: Bytes,
+        keep: Duration,
+        within: Duration,
+    ) -> Reply<'a, Kept> {
+        Box::pin(async move {
+            let args = |cmd: &mut Cmd| {
+                cmd.arg(&entry[..]).arg(millis(keep));
+            };
+            self.kept(&scripts::COMMIT, key, token, (entry.len() + 16, args), within).await
+        })
+    }
+
+    fn fail<'a>(&'a self, key: &'a Key, fail: Fail<'a>, within: Duration) -> Reply<'a, Kept> {
+        Box::pin(async move {
+            let (marker, marker_life) = match &fail.marker {
+                Some((marker, life)) => (&marker[..], millis(*life)),
+                None => (&[][..], 0),
+            };
+            let args = |cmd: &mut Cmd| {
+                push_outcome(cmd, fail.token.as_str(), &fail.outcome, fail.keep, fail.replay);
+                cmd.arg(marker).arg(marker_life);
+                push_seen(cmd, fail.seen);
+            };
+            let size = fail.outcome.len() + marker.len() + 176;
+            self.kept(&scripts::FAIL, key, fail.token, (size, args), within).await
+        })
+    }
+
+    fn hand_over<'a>(
+        &'a self,
+        key: &'a Key,
+        token: &'a Token,
+        how: HandOver,
+        within: Duration,
+    ) -> Reply<'a, HandedOver> {
+        let HandOver { lease, hops, is_leaving } = how;
+        Box::pin(hand_over(&self.commands, key.name(), token, Some(lease), (hops, is_leaving), within))
+    }
+
+    fn release<'a>(&'a self, key: &'a Key, token: &'a Token, within: Duration) -> Reply<'a, Kept> {
+        Box::pin(async move { self.kept(&scripts::RELEASE, key, token, (0, |_: &mut Cmd| {}), within).await })
+    }
+
+    fn invalidate<'a>(&'a self, key: &'a Key, insert: Option<Insert>, within: Duration) -> Reply<'a, ()> {
+        Box::pin(commands::invalidate::invalidate(&self.commands, key, insert, within))
+    }
+
+    fn watch(&self, key: &Key, token: &Token) -> Watch {
+        self.watches.register(key.name(), token)
+    }
+
+    fn hints_arrive(&self) -> bool {
+        self.inbox.hears()
+    }
+
+    fn connect(&self, within: Duration) -> Reply<'_, ()> {
+        Box::pin(async move {
+            self.inbox.open();
+            let both = async {
+                self.commands.until_up().await?;
+                self.inbox.settled().await;
+                Ok(())
+            };
+            timeout(within, both).await.unwrap_or_else(|_| {
+                let why = self.commands.down();
+                Err(why.unwrap_or_else(|| StoreError::new(StoreErrorKind::TimedOut)))
+            })
+        })
+    }
+
+    fn probe<'a>(&'a self, key: &'a Key, within: Duration) -> Reply<'a, ()> {
+        Box::pin(async move {
+            // A command without an answer for longer than two deadlines would cost the connection.
+            match within.min(self.command_timeout) {
+                Duration::ZERO => Ok(()),
+                within => doctor::probe::probe(&self.commands, key.name(), within).await,
+            }
+        })
+    }
+
+    fn reach<'a>(&'a self, name: &'a str, within: Duration) -> Reply<'a, ()> {
+        // Not for messages: who has something to send need not be heard.
+        Box::pin(async move {
+            timeout(within, self.commands.reach(name)).await.unwrap_or_else(|_| {
+                let why = self.commands.down();
+                Err(why.unwrap_or_else(|| StoreError::new(StoreErrorKind::Unavailable)))
+            })
+        })
+    }
+
+    fn is_down(&self, name: &str) -> bool {
+        self.commands.is_down(name)
+    }
+
+    fn close(&self) {
+        self.commands.close();
+        self.inbox.close();
+        self.keyspace.close();
+    }
+
+    fn health(&self) -> Health {
+        let (commands, breaker, reason) = self.commands.link();
+        Health {
+            topology: self.topology,
+            commands,
+            inbox: self.inbox.link(),
+            breaker,
+            reason,
+            clock: self.commands.clock(),
+            last_heard: self.inbox.last_heard(),
+            inbox_lag: self.inbox.lag(),
+        }
+    }
+
+    fn examine(&self, ask: Examine) -> Pin<Box<dyn Future<Output = Vec<Finding>> + Send + '_>> {
+        Box::pin(doctor::examine(self, ask))
+    }
+}

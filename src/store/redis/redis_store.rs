@@ -1,0 +1,121 @@
+//! One node of the fleet: what it has open to the servers, and how it is made.
+
+use std::fmt;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::Client;
+#[cfg(feature = "cluster")]
+use redis::cluster::ClusterClient;
+#[cfg(feature = "sentinel")]
+use redis::sentinel::SentinelClient;
+use tokio::sync::Semaphore;
+
+#[cfg(feature = "cluster")]
+use super::cluster::Cluster;
+use super::commands::Commands;
+use super::commands::lock_leaving::Leaving;
+use super::connection::Supervisor;
+use super::connection::connector::Dial;
+use super::messages::inbox::Inbox;
+use super::messages::keyspace::Keyspace;
+#[cfg(feature = "sentinel")]
+use super::topology::sentinel::Sentinels;
+
+use crate::health::Topology;
+use crate::store::wake::lease_waiters::Watches;
+use crate::store::wake::lock_waiters::Grants;
+
+/// How many invalidations wait for replicas at once. While a replica is away each holds its connection for as long as its
+/// caller allows; without a bound they would be more than the server has room for.
+const MOST_REPLICATING: usize = 4;
+
+/// One node's connections to a Redis server.
+pub(crate) struct RedisStore {
+    /// Digest of the server's address and the database.
+    pub(super) place: u64,
+    pub(super) topology: Topology,
+    /// The deadline of one command.
+    pub(super) command_timeout: Duration,
+    pub(super) commands: Commands,
+    pub(super) inbox: Arc<Inbox>,
+    pub(super) watches: Arc<Watches>,
+    pub(super) grants: Arc<Grants>,
+    pub(super) leaving: Leaving,
+    pub(super) keyspace: Arc<Keyspace>,
+    /// Places for those who wait for replicas, each with a connection.
+    pub(super) replicating: Semaphore,
+}
+
+impl RedisStore {
+    /// A node of its own on one server, not connected yet. `command_timeout` is the deadline of one command: a
+    /// server slower than this counts as down.
+    pub(crate) fn new(client: Client, command_timeout: Duration) -> Self {
+        let info = client.get_connection_info();
+        let mut place = DefaultHasher::new();
+        info.addr().to_string().hash(&mut place);
+        info.redis_settings().db().hash(&mut place);
+        Self::of(Dial::new(&client, command_timeout), None, Topology::Single, place.finish())
+    }
+
+    /// The same on whichever server these sentinels call the primary.
+    #[cfg(feature = "sentinel")]
+    pub(crate) fn watched(client: SentinelClient, command_timeout: Duration) -> Self {
+        // The client does not show what it leads to, so each guard is taken for one of its own.
+        let place = fastrand::u64(..);
+        Self::of(Dial::through(Sentinels::new(client), command_timeout), None, Topology::Sentinel, place)
+    }
+
+    /// The same on the nodes of a cluster.
+    #[cfg(feature = "cluster")]
+    pub(crate) fn spread(client: ClusterClient, command_timeout: Duration) -> Self {
+        let cluster = Cluster::new(client, command_timeout);
+        let mut place = DefaultHasher::new();
+        cluster.atlas().described().hash(&mut place);
+        let inbox = Dial::any(cluster.atlas(), command_timeout);
+        Self::of(inbox, Some(Commands::Cluster(cluster)), Topology::Cluster, place.finish())
+    }
+
+    /// `dial` leads to messages; and to commands, where those have no ways of their own.
+    fn of(dial: Dial, commands: Option<Commands>, topology: Topology, place: u64) -> Self {
+        let command_timeout = dial.answer;
+        let watches = Arc::new(Watches::default());
+        let commands = commands.unwrap_or_else(|| Supervisor::new(dial.clone()).into());
+        let grants = Arc::new(Grants::default());
+        let keyspace = Keyspace::new(dial.clone(), commands.clone(), Arc::clone(&grants));
+        let inbox = Inbox::new(dial, commands.clone(), Arc::clone(&watches), Arc::clone(&grants));
+        let replicating = Semaphore::new(MOST_REPLICATING);
+        Self {
+            place,
+            topology,
+            command_timeout,
+            commands,
+            inbox,
+            watches,
+            grants,
+            leaving: Leaving::default(),
+            keyspace,
+            replicating,
+        }
+    }
+}
+
+impl fmt::Debug for RedisStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Without the node: it is half of every token, and who knows a token can end its lease.
+        let Self {
+            place: _,
+            topology: _,
+            command_timeout: _,
+            commands,
+            inbox,
+            watches: _,
+            grants: _,
+            leaving: _,
+            keyspace: _,
+            replicating: _,
+        } = self;
+        f.debug_struct("RedisStore").field("commands", commands).field("inbox", inbox).finish_non_exhaustive()
+    }
+}
