@@ -4,11 +4,13 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::options::SHORTEST_HELD;
 use crate::error::{Error, ErrorKind};
 use crate::key::{CacheKey, Key};
 use crate::store::names::LockName;
 use crate::store::{StoreError, StoreErrorKind};
+
+/// The shortest time of which anything is left when [`drift`] is kept back.
+pub(super) const SHORTEST_HELD: Duration = Duration::from_millis(3);
 
 /// Why a mutex or a permit could not be had, kept or asked about.
 ///

@@ -4,15 +4,15 @@ use std::fmt;
 use std::future::Future;
 use std::ops::Deref;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 use super::LockError;
-use super::grip::Grip;
-use super::hold::Hold;
-use super::mutex::Claim;
+use super::engine::acquisition::Grip;
+use super::engine::hold::Hold;
+use super::engine::target::{MutexTarget, Target as _};
+use super::engine::wait::acquire_instead;
 use super::options::{check_auto_renew, held_ttl};
-use super::target::{MutexTarget, Target as _};
-use super::wait::acquire_instead;
 
 /// A mutex that this process holds; dropped, it is unlocked in the background.
 ///
@@ -280,5 +280,33 @@ impl fmt::Debug for Held {
             .field("attempts", &self.grip.attempts)
             .field("waited", &self.grip.waited)
             .finish_non_exhaustive()
+    }
+}
+
+pub(super) const FREE: u8 = 0;
+pub(super) const TRYING: u8 = 1;
+pub(super) const HELD: u8 = 2;
+
+/// A handle's one acquisition; dropped, it may try again.
+pub(super) struct Claim {
+    state: Arc<AtomicU8>,
+}
+
+impl Claim {
+    pub(super) fn stake(state: &Arc<AtomicU8>) -> Result<Self, LockError> {
+        match state.compare_exchange(FREE, TRYING, Ordering::AcqRel, Ordering::Relaxed) {
+            Ok(_) => Ok(Self { state: Arc::clone(state) }),
+            Err(_) => Err(LockError::AlreadyAcquired),
+        }
+    }
+
+    pub(super) fn held(&self) {
+        self.state.store(HELD, Ordering::Release);
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.state.store(FREE, Ordering::Release);
     }
 }

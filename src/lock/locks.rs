@@ -1,23 +1,19 @@
 //! [`Locks`], the handle on a store that mutexes and semaphores are made from.
 
 use std::fmt;
-use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{LockError, MutexBuilder, Scope, SemaphoreBuilder};
+use super::LockError;
+use super::engine::home::Home;
 use crate::error::{Error, ErrorKind};
 use crate::guard_state::Node;
 use crate::key::escape_namespace;
+use crate::store::StoreErrorKind;
 use crate::store::backend::Backend;
-use crate::store::lock_store::LockStore;
 use crate::store::memory::MemoryStore;
-use crate::store::names::LockName;
-use crate::store::{NodeStore, StoreError, StoreErrorKind, Token};
-use crate::tracker::{Gauge, Present, Waiters};
 
 /// The locks of a store: cheap to clone, all clones share connections.
 ///
@@ -40,7 +36,7 @@ use crate::tracker::{Gauge, Present, Waiters};
 /// ```
 #[derive(Clone)]
 pub struct Locks {
-    home: Arc<Home>,
+    pub(super) home: Arc<Home>,
 }
 
 /// Settings of [`Locks`]; [`build`](Self::build) checks them.
@@ -50,22 +46,6 @@ pub struct LocksBuilder {
     backend: Backend,
     namespace: String,
     command_timeout: Duration,
-}
-
-/// What all locks made from one [`Locks`] share.
-pub(super) struct Home {
-    pub(super) store: NodeStore,
-    /// Escaped, as it stands in key names.
-    pub(super) namespace: Box<str>,
-    pub(super) command_timeout: Duration,
-    /// Releases that nobody waits for. Of a guard it is the guard's own: there is a `Home` for each `guard.locks()` and
-    /// each permit to load, and the guard's end has to wait for what all of them left behind.
-    pub(super) background: Arc<Gauge>,
-    waiters: Waiters,
-    /// Whether it was said that the server announces no key events.
-    pub(super) warned: AtomicBool,
-    /// The guard whose connections these are. It closes them; without one, this does.
-    guard: Option<Arc<Node>>,
 }
 
 /// A lock has nothing to fall back on: who is refused because the server paused for a moment does not do its
@@ -114,16 +94,6 @@ impl Locks {
     pub(crate) fn with_timeout(guard: &Arc<Node>, command_timeout: Duration) -> Self {
         let (store, namespace) = (guard.store.clone(), guard.namespace.clone());
         Self { home: Arc::new(Home::new(store, namespace, command_timeout, Some(Arc::clone(guard)))) }
-    }
-
-    /// Starts a mutex named `name`.
-    pub fn mutex(&self, name: impl Into<Scope>) -> MutexBuilder {
-        MutexBuilder::new(Arc::clone(&self.home), name.into())
-    }
-
-    /// Starts a semaphore named `name`, with this many permits.
-    pub fn semaphore(&self, name: impl Into<Scope>, permits: u32) -> SemaphoreBuilder {
-        SemaphoreBuilder::new(Arc::clone(&self.home), name.into(), permits)
     }
 
     /// Opens the connections, so that the first lock does not pay for that.
@@ -211,110 +181,8 @@ impl LocksBuilder {
     }
 }
 
-impl Home {
-    fn new(
-        store: NodeStore,
-        namespace: Box<str>,
-        command_timeout: Duration,
-        guard: Option<Arc<Node>>,
-    ) -> Self {
-        let background = guard.as_ref().map(|guard| Arc::clone(&guard.background)).unwrap_or_default();
-        Self {
-            store,
-            namespace,
-            command_timeout,
-            background,
-            waiters: Waiters::default(),
-            warned: AtomicBool::new(false),
-            guard,
-        }
-    }
-
-    /// The store's half of the toolkit, until this is closed.
-    pub(super) fn locks(&self) -> Result<&dyn LockStore, StoreError> {
-        match self.is_closed() {
-            true => Err(StoreError::new(StoreErrorKind::Closed)),
-            false => Ok(self.last_locks()),
-        }
-    }
-
-    /// The same for what gives back, which is welcome as long as there are connections: a guard's outlive this.
-    pub(super) fn last_locks(&self) -> &dyn LockStore {
-        &**self.store.locks()
-    }
-
-    /// A guard's connections outlive its locks, and a memory store has none; so this is not known by them.
-    pub(super) fn is_closed(&self) -> bool {
-        self.waiters.are_sent_away() || self.guard.as_ref().is_some_and(|guard| guard.waiters.are_sent_away())
-    }
-
-    /// Resolves when this is closed, or the guard shuts down.
-    pub(super) async fn closed(&self) {
-        let Some(guard) = &self.guard else { return self.waiters.sent_away().await };
-        tokio::select! {
-            biased;
-            () = self.waiters.sent_away() => {}
-            () = guard.waiters.sent_away() => {}
-        }
-    }
-
-    /// Somebody waits for a lock, until the answer is dropped.
-    pub(super) fn wait(&self) -> (Present, Option<Present>) {
-        (self.waiters.enter(), self.guard.as_ref().map(|guard| guard.waiters.enter()))
-    }
-
-    /// Sends a command about this lock, waiting within its timeout for a connection that is being made again: a lock has nothing to
-    /// fall back on. Not for what was sent and not answered; that may have been done.
-    pub(super) async fn ask<T, F>(
-        &self,
-        name: &LockName,
-        send: impl Fn(Duration) -> F,
-    ) -> Result<T, StoreError>
-    where
-        F: Future<Output = Result<T, StoreError>>,
-    {
-        let started = Instant::now();
-        let answer = send(self.command_timeout).await;
-        let Err(StoreError { kind: StoreErrorKind::Unavailable, .. }) = answer else { return answer };
-        let left = || self.command_timeout.saturating_sub(started.elapsed());
-        if left().is_zero() || self.store.reach(&name.key, left()).await.is_err() {
-            return answer;
-        }
-        send(left()).await
-    }
-
-    /// A token of one that wants a lock for so long; `None` for ever.
-    pub(super) fn mint(&self, ttl: Option<Duration>) -> Token {
-        let node = self.store.node();
-        ttl.map_or_else(|| Token::mint(node), |ttl| Token::mint_for(node, ttl))
-    }
-
-    fn close(&self) {
-        if self.guard.is_none() {
-            self.store.close();
-        }
-    }
-}
-
-impl Drop for Home {
-    fn drop(&mut self) {
-        self.close();
-    }
-}
-
 impl fmt::Debug for Locks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Locks").field(&self.home).finish()
-    }
-}
-
-impl fmt::Debug for Home {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { store: _, namespace, command_timeout, background: _, waiters: _, warned: _, guard } = self;
-        f.debug_struct("Home")
-            .field("namespace", namespace)
-            .field("command_timeout", command_timeout)
-            .field("of_guard", &guard.is_some())
-            .finish_non_exhaustive()
     }
 }

@@ -54,23 +54,20 @@
 //! was still yours; [`Locks::close`] waits for what is under way, and so does the
 //! [`shutdown`](crate::StampedeGuard::shutdown) of the guard whose locks they are.
 
-mod background;
+mod engine;
 mod error;
 mod fairness;
-mod grip;
 mod held;
-mod hold;
 mod locks;
 mod mutex;
+mod mutex_builder;
 mod options;
 mod permit;
-mod place;
 mod scope;
 mod semaphore;
-mod target;
+mod semaphore_builder;
 #[cfg(test)]
 mod tests;
-mod wait;
 
 pub use error::LockError;
 pub use fairness::Fairness;
@@ -78,7 +75,9 @@ pub use held::{Held, MutexGuard};
 pub(crate) use locks::LAST_RELEASES;
 pub use locks::{Locks, LocksBuilder};
 pub use mutex::{Mutex, Synchronized};
-pub use options::{MutexBuilder, MutexOptions, SemaphoreBuilder, Waiting};
+pub use mutex_builder::MutexBuilder;
+pub use options::{MutexOptions, Waiting};
 pub use permit::{Permit, PermitView, Released};
 pub use scope::Scope;
 pub use semaphore::{Holder, Semaphore, Wait};
+pub use semaphore_builder::SemaphoreBuilder;

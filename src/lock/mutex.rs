@@ -6,9 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
-use super::target::{MutexTarget, Target as _};
-use super::wait::{Terms, acquire};
-use super::{Held, LockError, Locks, MutexBuilder, MutexGuard, MutexOptions, Scope};
+use super::engine::target::{MutexTarget, Target as _};
+use super::engine::terms::Terms;
+use super::engine::wait::acquire;
+use super::held::{Claim, HELD};
+use super::{Held, LockError, MutexGuard, MutexOptions};
 use crate::store::StoreError;
 use crate::store::lock_store::{Announced, MutexHolder};
 
@@ -51,20 +53,6 @@ pub struct Synchronized<T> {
 }
 
 impl Mutex {
-    /// A mutex with the defaults that [`MutexBuilder`] names.
-    ///
-    /// # Errors
-    ///
-    /// [`LockError::InvalidKey`] for an empty name.
-    pub fn new(locks: &Locks, name: impl Into<Scope>) -> Result<Self, LockError> {
-        locks.mutex(name).build()
-    }
-
-    /// Starts a mutex with settings of its own; the same as [`Locks::mutex`].
-    pub fn builder(locks: &Locks, name: impl Into<Scope>) -> MutexBuilder {
-        locks.mutex(name)
-    }
-
     pub(super) fn from_target(target: MutexTarget) -> Self {
         Self { target: Arc::new(target), state: Arc::default() }
     }
@@ -257,33 +245,5 @@ impl fmt::Debug for Mutex {
             .field("held", &self.is_held())
             .field("options", &self.target.options)
             .finish_non_exhaustive()
-    }
-}
-
-const FREE: u8 = 0;
-const TRYING: u8 = 1;
-const HELD: u8 = 2;
-
-/// A handle's one acquisition; dropped, it may try again.
-pub(super) struct Claim {
-    state: Arc<AtomicU8>,
-}
-
-impl Claim {
-    fn stake(state: &Arc<AtomicU8>) -> Result<Self, LockError> {
-        match state.compare_exchange(FREE, TRYING, Ordering::AcqRel, Ordering::Relaxed) {
-            Ok(_) => Ok(Self { state: Arc::clone(state) }),
-            Err(_) => Err(LockError::AlreadyAcquired),
-        }
-    }
-
-    fn held(&self) {
-        self.state.store(HELD, Ordering::Release);
-    }
-}
-
-impl Drop for Claim {
-    fn drop(&mut self) {
-        self.state.store(FREE, Ordering::Release);
     }
 }

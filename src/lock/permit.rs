@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::LockError;
-use super::grip::Grip;
-use super::hold::Hold;
-use super::target::{SemaphoreTarget, Target as _};
+use super::engine::acquisition::Grip;
+use super::engine::hold::Hold;
+use super::engine::target::{SemaphoreTarget, Target as _};
 use crate::store::lock_store::PermitFreed;
 
 /// One of a semaphore's permits; dropped, it is released in the background.

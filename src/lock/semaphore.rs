@@ -5,9 +5,10 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::target::{SemaphoreTarget, Target as _};
-use super::wait::{Terms, acquire};
-use super::{LockError, Locks, Permit, PermitView, Released, Scope, SemaphoreBuilder, Waiting};
+use super::engine::target::{SemaphoreTarget, Target as _};
+use super::engine::terms::Terms;
+use super::engine::wait::acquire;
+use super::{LockError, Permit, PermitView, Released, Waiting};
 use crate::store::lock_store::{Change, SemaphoreState};
 use crate::store::{StoreError, StoreErrorKind, Token};
 
@@ -69,20 +70,6 @@ pub struct Holder {
 impl Semaphore {
     pub(super) fn from_target(target: SemaphoreTarget, auto_renew: bool, waiting: Waiting) -> Self {
         Self { target: Arc::new(target), auto_renew, waiting }
-    }
-
-    /// A semaphore with the defaults that [`SemaphoreBuilder`] names.
-    ///
-    /// # Errors
-    ///
-    /// [`LockError::InvalidKey`] for an empty name, [`LockError::InvalidOption`] for no permits.
-    pub fn new(locks: &Locks, name: impl Into<Scope>, permits: u32) -> Result<Self, LockError> {
-        locks.semaphore(name, permits).build()
-    }
-
-    /// Starts a semaphore with settings of its own; the same as [`Locks::semaphore`].
-    pub fn builder(locks: &Locks, name: impl Into<Scope>, permits: u32) -> SemaphoreBuilder {
-        locks.semaphore(name, permits)
     }
 
     /// Acquires a permit, after those who asked before; `None` if there was none in time. Bind it to a name: it is given back

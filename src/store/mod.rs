@@ -36,12 +36,13 @@ use bytes::Bytes;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use crate::health::{Finding, Health};
-use crate::key::Key;
 pub(crate) use error::{StoreError, StoreErrorKind};
 pub(crate) use handle::NodeStore;
 pub(crate) use names::Token;
 pub(crate) use wake::lease_waiters::Watch;
+
+use crate::health::{Finding, Health};
+use crate::key::Key;
 
 /// How long after its deadline an acquire or an insertion may run. The server's clock may be ahead of what is thought of it:
 /// it is read once a minute, and of a cluster's masters that of one.

@@ -7,6 +7,8 @@ use std::time::Duration;
 use super::condition::Condition;
 use super::fault::Fault;
 use super::line::Line;
+#[cfg(test)]
+use super::server::LineEnd;
 use super::server::Server;
 use super::wire::Wire;
 use crate::store::NodeStore;
@@ -212,7 +214,7 @@ impl<S> ChaosStore<S> {
     /// Whether somebody waits with this token, and if so, whether nothing keeps that replica from it.
     #[cfg(test)]
     pub(crate) fn waits(&self, token: &Token) -> Option<bool> {
-        let line = self.server.lines().into_iter().find(|line| line.watches.has(token))?;
+        let line = self.server.lines().into_iter().find(|line| line.watches().has(token))?;
         line.is_alive().then(|| !line.is_stopped())
     }
 
@@ -220,13 +222,13 @@ impl<S> ChaosStore<S> {
     #[cfg(test)]
     pub(crate) fn holds(&self, replica: &Replica, name: &str) -> Option<Token> {
         let (holder, _) = self.server.memory()?.lease(name)?;
-        let is_held = |line: &Arc<Wire>| line.is_of(&replica.condition) && line.watches.has(&holder);
+        let is_held = |line: &Arc<dyn LineEnd>| line.is_of(&replica.condition) && line.watches().has(&holder);
         self.server.lines().iter().any(is_held).then_some(holder)
     }
 
     #[cfg(test)]
     pub(crate) fn has_waiters(&self, replica: &Replica) -> bool {
-        self.server.lines().iter().any(|line| line.is_of(&replica.condition) && !line.watches.is_empty())
+        self.server.lines().iter().any(|line| line.is_of(&replica.condition) && !line.watches().is_empty())
     }
 
     #[cfg(test)]

@@ -12,11 +12,12 @@ use uuid::Uuid;
 use super::command::{Answer, Command, now};
 use super::condition::Condition;
 use super::fault::{Fault, Odds};
-use super::wire::{LONGEST_ECHO, Wire};
 use crate::key::Key;
 use crate::store::backend::Backend;
 use crate::store::memory::{MemoryStore, Picture, Relay, Way};
 use crate::store::wake::lease_waiters::Hint;
+#[cfg(test)]
+use crate::store::wake::lease_waiters::Watches;
 use crate::store::wake::lock_waiters::Tell;
 use crate::store::{NodeStore, StoreError, StoreErrorKind, Token};
 use crate::sync::lock;
@@ -24,6 +25,8 @@ use crate::sync::lock;
 /// How long what a failover can lose is remembered.
 const LONGEST_LAG: Duration = Duration::from_millis(500);
 const LONGEST_READ_ONLY: Duration = Duration::from_millis(500);
+/// How much later something is said once more.
+pub(super) const LONGEST_ECHO: Duration = Duration::from_secs(1);
 const LONGEST_STEP_MS: i64 = 3_600_000;
 
 /// What all lines of one chaos store share.
@@ -34,7 +37,7 @@ pub(super) struct Server {
     /// Half a round trip: at least, and how much more.
     latency: Mutex<(Duration, Duration)>,
     state: Mutex<State>,
-    lines: Mutex<Vec<Weak<Wire>>>,
+    lines: Mutex<Vec<Weak<dyn LineEnd>>>,
     witness: OnceLock<Arc<dyn Witness>>,
 }
 
@@ -53,6 +56,42 @@ struct State {
     read_only_until: Option<Instant>,
     ahead_ms: i64,
     commands: u64,
+}
+
+/// The end of a line, as the far side sees it.
+pub(super) trait LineEnd: fmt::Debug + Send + Sync {
+    /// Whether it is of the replica in this condition.
+    fn is_of(&self, condition: &Arc<Condition>) -> bool;
+
+    /// Whether the token was minted at this end.
+    fn is_own(&self, token: &Token) -> bool;
+
+    /// Whether its replica was not killed.
+    #[cfg(test)]
+    fn is_alive(&self) -> bool;
+
+    /// Whether its replica is paused.
+    #[cfg(test)]
+    fn is_stopped(&self) -> bool;
+
+    /// The waiters at this end.
+    #[cfg(test)]
+    fn watches(&self) -> &Watches;
+
+    /// The far side tells this line's waiters of a key. For a grant, whether the line is the one it is for.
+    fn tell(self: Arc<Self>, name: &str, hint: &Hint) -> bool;
+
+    /// It is heard at this end at once. Whether there was a waiter that heard it.
+    fn hear(&self, name: &str, hint: &Hint) -> bool;
+
+    /// What becomes of something that is said to a waiter for a lock.
+    fn way(&self) -> Way;
+
+    /// Subscribed again: each waiter has to look, because it may have missed something.
+    fn hear_again(&self);
+
+    /// Reached again after a cut.
+    fn reconnected(&self);
 }
 
 /// Who sees all that happens on the far side.
@@ -115,13 +154,13 @@ impl Server {
         }
     }
 
-    pub(super) fn join(&self, line: &Arc<Wire>) {
+    pub(super) fn join(&self, line: Weak<dyn LineEnd>) {
         let mut lines = lock(&self.lines);
         lines.retain(|line| line.strong_count() > 0);
-        lines.push(Arc::downgrade(line));
+        lines.push(line);
     }
 
-    pub(super) fn lines(&self) -> Vec<Arc<Wire>> {
+    pub(super) fn lines(&self) -> Vec<Arc<dyn LineEnd>> {
         lock(&self.lines).iter().filter_map(Weak::upgrade).collect()
     }
 

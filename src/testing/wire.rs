@@ -1,7 +1,7 @@
 //! The way to the far side and back: how long a command takes, whether it arrives, and what its caller is told.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use super::command::Command;
 use super::condition::Condition;
 use super::fault::{Fault, Odds};
-use super::server::Server;
+use super::server::{LONGEST_ECHO, LineEnd, Server};
 use crate::health::{Finding, Health, LinkState};
 use crate::key::Key;
 #[cfg(test)]
@@ -24,7 +24,6 @@ use crate::sync::lock;
 const CUT_OFF: &str = "the replica is cut off";
 
 const LONGEST_GHOST: Duration = Duration::from_secs(3);
-pub(super) const LONGEST_ECHO: Duration = Duration::from_secs(1);
 const LONGEST_DEAFNESS: Duration = Duration::from_secs(1);
 /// How long a grant may take to be given back.
 const GIVING_BACK: Duration = Duration::from_secs(1);
@@ -76,7 +75,8 @@ impl Wire {
             arrived: Mutex::default(),
             deaf: Mutex::default(),
         });
-        server.join(&wire);
+        let end: Weak<dyn LineEnd> = Arc::<Self>::downgrade(&wire);
+        server.join(end);
         wire
     }
 
@@ -179,20 +179,6 @@ impl Wire {
         })
     }
 
-    #[cfg(test)]
-    pub(super) fn is_alive(&self) -> bool {
-        !self.condition.is_dead()
-    }
-
-    #[cfg(test)]
-    pub(super) fn is_stopped(&self) -> bool {
-        self.condition.is_stopped()
-    }
-
-    pub(super) fn is_of(&self, condition: &Arc<Condition>) -> bool {
-        Arc::ptr_eq(&self.condition, condition)
-    }
-
     fn fate(self: &Arc<Self>, within: Duration) -> Fate {
         let mut odds = lock(&self.server.odds);
         let detour = self.condition.detour();
@@ -227,44 +213,6 @@ impl Wire {
         there = there.max(arrived.map_or(Duration::ZERO, |last| last.saturating_duration_since(now)));
         *arrived = Some(now + there);
         if broken { Fate::Broken(there, back) } else { Fate::Answered(there, back) }
-    }
-
-    /// The far side tells this line's waiters of a key. For a grant, whether the line is the one it is for.
-    pub(super) fn tell(self: &Arc<Self>, name: &str, hint: &Hint) -> bool {
-        if self.condition.is_dead() {
-            return false;
-        }
-        let is_for_us = match hint {
-            Hint::Granted { token, .. } => self.is_own(token),
-            Hint::Finished(_) | Hint::Invalidated => self.watches.any(name),
-        };
-        if !is_for_us {
-            return false;
-        }
-        #[cfg(test)]
-        if mutated(Mutant::NobodyIsTold) {
-            return true;
-        }
-        let mut odds = lock(&self.server.odds);
-        if self.loses(&mut odds) {
-            return true;
-        }
-        let takes = self.server.trip(&mut odds) + self.condition.detour();
-        let again = odds.strikes(Fault::WakeTwice).then(|| odds.up_to(LONGEST_ECHO));
-        drop(odds);
-        if let Some(again) = again {
-            self.hear_after(takes + again, name, hint);
-        }
-        if takes.is_zero() && !self.condition.is_stopped() {
-            return self.hear(name, hint);
-        }
-        self.hear_after(takes, name, hint);
-        true
-    }
-
-    /// Whether anybody heard it.
-    pub(super) fn hear(&self, name: &str, hint: &Hint) -> bool {
-        self.watches.tell(name, hint)
     }
 
     fn hear_after(self: &Arc<Self>, takes: Duration, name: &str, hint: &Hint) {
@@ -324,34 +272,22 @@ impl Wire {
     async fn relay(self: Arc<Self>, name: &str, token: &Token, hints: Hints) {
         let Hints { finished, granted, invalidated, missed } = hints;
         if invalidated {
-            self.tell(name, &Hint::Invalidated);
+            Arc::clone(&self).tell(name, &Hint::Invalidated);
         }
         if let Some(hops) = granted {
             let token = token.clone();
-            if !self.tell(name, &Hint::Granted { token: token.clone(), hops }) {
+            if !Arc::clone(&self).tell(name, &Hint::Granted { token: token.clone(), hops }) {
                 Arc::clone(&self).pass_on(name, token, hops).await;
             }
         }
         if missed || finished.is_some() || !invalidated && granted.is_none() {
-            self.tell(name, &Hint::Finished(finished));
+            Arc::clone(&self).tell(name, &Hint::Finished(finished));
         }
-    }
-
-    /// What becomes of something that is said to a waiter for a lock.
-    pub(super) fn way(&self) -> Way {
-        if self.condition.is_dead() {
-            return Way::Gone;
-        }
-        if self.loses(&mut lock(&self.server.odds)) { Way::Lost } else { Way::Open }
     }
 
     /// Whether what is said to this line does not arrive.
     fn loses(&self, odds: &mut Odds) -> bool {
         self.condition.is_cut() || self.is_deaf() || odds.strikes(Fault::WakeLost)
-    }
-
-    pub(super) fn is_own(&self, token: &Token) -> bool {
-        token.node() == self.node.node().simple().to_string()
     }
 
     fn is_deaf(&self) -> bool {
@@ -373,19 +309,85 @@ impl Wire {
             line.hear_again();
         });
     }
+}
 
-    /// Subscribed again: whatever was missed, everyone has to look.
-    pub(super) fn hear_again(&self) {
+impl LineEnd for Wire {
+    fn is_of(&self, condition: &Arc<Condition>) -> bool {
+        Arc::ptr_eq(&self.condition, condition)
+    }
+
+    fn tell(self: Arc<Self>, name: &str, hint: &Hint) -> bool {
+        if self.condition.is_dead() {
+            return false;
+        }
+        let is_for_us = match hint {
+            Hint::Granted { token, .. } => self.is_own(token),
+            Hint::Finished(_) | Hint::Invalidated => self.watches.any(name),
+        };
+        if !is_for_us {
+            return false;
+        }
+        #[cfg(test)]
+        if mutated(Mutant::NobodyIsTold) {
+            return true;
+        }
+        let mut odds = lock(&self.server.odds);
+        if self.loses(&mut odds) {
+            return true;
+        }
+        let takes = self.server.trip(&mut odds) + self.condition.detour();
+        let again = odds.strikes(Fault::WakeTwice).then(|| odds.up_to(LONGEST_ECHO));
+        drop(odds);
+        if let Some(again) = again {
+            self.hear_after(takes + again, name, hint);
+        }
+        if takes.is_zero() && !self.condition.is_stopped() {
+            return self.hear(name, hint);
+        }
+        self.hear_after(takes, name, hint);
+        true
+    }
+
+    fn hear(&self, name: &str, hint: &Hint) -> bool {
+        self.watches.tell(name, hint)
+    }
+
+    fn way(&self) -> Way {
+        if self.condition.is_dead() {
+            return Way::Gone;
+        }
+        if self.loses(&mut lock(&self.server.odds)) { Way::Lost } else { Way::Open }
+    }
+
+    fn is_own(&self, token: &Token) -> bool {
+        token.node() == self.node.node().simple().to_string()
+    }
+
+    fn hear_again(&self) {
         if lock(&self.deaf).take().is_some() {
             self.reconnected();
         }
     }
 
-    /// Reached again after a cut.
-    pub(super) fn reconnected(&self) {
+    fn reconnected(&self) {
         self.watches.tell_all_missed();
         if let Some(store) = self.server.memory() {
             store.tell_node_missed(self.node.node());
         }
+    }
+
+    #[cfg(test)]
+    fn is_alive(&self) -> bool {
+        !self.condition.is_dead()
+    }
+
+    #[cfg(test)]
+    fn is_stopped(&self) -> bool {
+        self.condition.is_stopped()
+    }
+
+    #[cfg(test)]
+    fn watches(&self) -> &Watches {
+        &self.watches
     }
 }

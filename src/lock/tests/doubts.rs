@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::faults::held;
 use super::faulty::{Fate, Faulty, Script};
 use super::*;
-use crate::lock::target::Target as _;
+use crate::lock::engine::target::Target as _;
 use crate::store::StoreErrorKind;
 use crate::store::wake::lock_waiters::Told;
 

@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use super::faulty::{Fate, Faulty, Script};
 use super::*;
-use crate::lock::hold::Hold;
-use crate::lock::target::Target as _;
-use crate::lock::wait::{Terms, acquire, acquire_instead};
+use crate::lock::engine::hold::Hold;
+use crate::lock::engine::target::Target as _;
+use crate::lock::engine::terms::Terms;
+use crate::lock::engine::wait::{acquire, acquire_instead};
 use crate::lock::{LockError, Waiting};
 use crate::store::StoreErrorKind;
 

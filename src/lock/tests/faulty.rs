@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex as Plain};
 
 use super::*;
-use crate::lock::locks::Home;
-use crate::lock::target::{MutexTarget, Target};
+use crate::lock::engine::home::Home;
+use crate::lock::engine::target::{MutexTarget, Target};
 use crate::store::lock_store::MutexTaken;
 use crate::store::names::LockName;
 use crate::store::{StoreError, StoreErrorKind, Token};

@@ -9,7 +9,8 @@ use futures_util::poll;
 use super::faults::TERMS;
 use super::faulty::{Fate, Faulty};
 use super::*;
-use crate::lock::wait::{Terms, acquire};
+use crate::lock::engine::terms::Terms;
+use crate::lock::engine::wait::acquire;
 use crate::lock::{LockError, Wait};
 
 const TTL: Duration = Duration::from_millis(1000);

@@ -1,11 +1,11 @@
 //! Small things by name, each with a life and all with a bound: what nobody asks for goes first.
 
 use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
 
 use tokio::time::Instant;
 
 use super::sweep::Sweep;
-use std::time::Duration;
 
 /// What the maps take around a thing beside its bytes and its two names, as in `records`.
 pub(super) const AROUND: usize = 320;

@@ -6,8 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::Instant;
 
-use super::expiring_map::Shelf;
-use super::expiring_map::later;
+use super::expiring_map::{Shelf, later};
 use super::sweep::Sweep;
 use crate::store::tag_store::Member;
 use crate::store::{Fail, Token};

@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::expiring_map::AROUND;
-use super::expiring_map::later;
+use super::expiring_map::{AROUND, later};
 use super::records::Records;
 use super::{MemoryNode, reply};
 use crate::key::Key;

@@ -4,8 +4,7 @@ use redis::{RedisError, Value};
 
 #[cfg(feature = "cluster")]
 use super::cluster::{read_redirect, read_slots};
-use super::commands::acquire;
-use super::commands::acquire::Answer;
+use super::commands::acquire::{self, Answer};
 use super::commands::deadline::Ran;
 use super::commands::lock_replies;
 use super::errors::classify::{judge, reason, store_error};

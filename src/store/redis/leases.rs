@@ -9,21 +9,19 @@ use redis::{Cmd, Value};
 use tokio::time::{Instant, timeout};
 use uuid::Uuid;
 
+use super::commands;
 use super::commands::acquire::acquire;
 use super::commands::call::{REST, hand_over, refused, run, wake_rest};
-use super::commands::{self};
 use super::doctor;
+use super::redis_store::RedisStore;
 use super::scripts::{self, Script, get_entry, millis, push_outcome, push_seen};
-use crate::store::redis::errors::reply::unexpected;
-
 use crate::health::{Finding, Health};
 use crate::key::Key;
+use crate::store::redis::errors::reply::unexpected;
 use crate::store::{
     Acquire, Acquired, Examine, Fail, HandOver, HandedOver, Insert, Kept, Reply, Store, StoreError,
     StoreErrorKind, Token, Watch,
 };
-
-use super::redis_store::RedisStore;
 
 impl RedisStore {
     /// LOOK UP, without a box around it.

@@ -19,14 +19,11 @@ use std::time::Duration;
 
 use redis::Cmd;
 
-use super::commands::lock_replies::{Remarks, mutex_holder, semaphore_state, yes};
-
+use super::RedisStore;
 use super::commands::lock_leaving::Joined;
 use super::commands::lock_losses::find_lost;
-use super::commands::lock_scripts;
-
-use super::RedisStore;
-use super::commands::lock_scripts::barge;
+use super::commands::lock_replies::{Remarks, mutex_holder, semaphore_state, yes};
+use super::commands::lock_scripts::{self, barge};
 use super::commands::lock_step::{Step, end, place};
 use super::scripts::{self, millis};
 use crate::store::lock_store::{

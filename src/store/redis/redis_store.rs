@@ -22,7 +22,6 @@ use super::messages::inbox::Inbox;
 use super::messages::keyspace::Keyspace;
 #[cfg(feature = "sentinel")]
 use super::topology::sentinel::Sentinels;
-
 use crate::health::Topology;
 use crate::store::wake::lease_waiters::Watches;
 use crate::store::wake::lock_waiters::Grants;

@@ -23,24 +23,23 @@ use std::time::Duration;
 
 use redis::RedisResult;
 use redis::cluster::ClusterClient;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
-pub(super) use super::topology::cluster_nodes::Atlas;
-use super::topology::slots::Address;
-pub(crate) use super::topology::slots::slot_of;
-#[cfg(any(test, fuzzing))]
-pub(super) use super::topology::slots::{read_redirect, read_slots};
 use slot_map::Chart;
 pub(super) use slot_map::{Coverage, Master};
 
 use super::connection::connector::Dial;
 use super::connection::{Supervisor, Told};
+pub(super) use super::topology::cluster_nodes::Atlas;
+use super::topology::slots::Address;
+pub(crate) use super::topology::slots::slot_of;
+#[cfg(any(test, fuzzing))]
+pub(super) use super::topology::slots::{read_redirect, read_slots};
 use crate::health::{Breaker, ClockReading, LinkState};
 use crate::store::StoreError;
 use crate::sync::lock;
-use tokio::sync::Notify;
 
 pub(super) struct Cluster {
     atlas: Arc<Atlas>,

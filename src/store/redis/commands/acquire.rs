@@ -11,8 +11,7 @@ use super::call::{refused, run};
 use super::deadline::{Ran, in_time};
 use crate::key::Key;
 use crate::store::redis::errors::reply::unexpected;
-use crate::store::redis::scripts;
-use crate::store::redis::scripts::{get_entry, millis, push_moment, push_seen};
+use crate::store::redis::scripts::{self, get_entry, millis, push_moment, push_seen};
 use crate::store::{Acquire, Acquired, StoreError, Token};
 
 pub(crate) async fn acquire(

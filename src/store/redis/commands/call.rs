@@ -8,8 +8,7 @@ use tokio::time::Instant;
 use super::Commands;
 use crate::store::redis::errors::classify::{judge, store_error};
 use crate::store::redis::errors::reply::unexpected;
-use crate::store::redis::scripts;
-use crate::store::redis::scripts::{By, Script, millis};
+use crate::store::redis::scripts::{self, By, Script, millis};
 use crate::store::{HandedOver, StoreError, Token};
 
 /// What the script of an ended lease adds to its answer where it has told some of the waiters, and [`wake_rest`] is to go on.

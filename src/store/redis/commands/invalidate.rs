@@ -13,8 +13,7 @@ use super::call::{REST, refused, run, wake_rest};
 use super::deadline::{Ran, in_time};
 use crate::key::Key;
 use crate::store::redis::errors::reply::unexpected;
-use crate::store::redis::scripts;
-use crate::store::redis::scripts::{millis, push_moment};
+use crate::store::redis::scripts::{self, millis, push_moment};
 use crate::store::{Insert, StoreError, Token};
 
 pub(crate) async fn invalidate(

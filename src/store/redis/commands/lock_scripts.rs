@@ -8,23 +8,22 @@
 use std::time::Duration;
 
 use redis::{Cmd, Value};
+use tokio::time::sleep;
 use uuid::Uuid;
 
 use super::Commands;
 use super::call::refused;
-use super::lock_replies::remaining;
-use super::lock_replies::{Remarks, ints, permit_freed, permit_taken, semaphore_state, taken, to_go_on, yes};
+use super::lock_replies::{
+    Remarks, ints, permit_freed, permit_taken, remaining, semaphore_state, taken, to_go_on, yes,
+};
 use super::lock_step::{Step, end, place, push_create};
-use crate::store::StoreErrorKind;
-use crate::store::lock_store::Taken;
 use crate::store::lock_store::{
-    Change, MutexTaken, Offer, PermitFreed, PermitTaken, SemaphoreState, Take, TakePermit,
+    Change, MutexTaken, Offer, PermitFreed, PermitTaken, SemaphoreState, Take, TakePermit, Taken,
 };
 use crate::store::names::LockName;
 use crate::store::redis::errors::reply::unexpected;
 use crate::store::redis::scripts::{self, millis};
-use crate::store::{StoreError, Token};
-use tokio::time::sleep;
+use crate::store::{StoreError, StoreErrorKind, Token};
 
 /// The nodes that were found not to hear, so that none of them is tried by each call.
 #[derive(Debug, Default)]

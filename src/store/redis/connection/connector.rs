@@ -24,9 +24,7 @@ use crate::store::redis::errors::advice::{advised, on_connecting};
 use crate::store::redis::errors::classify::{reason, unquoted};
 use crate::store::redis::errors::reply::bounded;
 #[cfg(feature = "sentinel")]
-use crate::store::redis::topology::sentinel;
-#[cfg(feature = "sentinel")]
-use crate::store::redis::topology::sentinel::Sentinels;
+use crate::store::redis::topology::sentinel::{self, Sentinels};
 use crate::store::redis::topology::server::{Reading, Server, read_clock};
 use crate::store::{StoreError, StoreErrorKind};
 

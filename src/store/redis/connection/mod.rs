@@ -34,18 +34,18 @@ use tokio::task::AbortHandle;
 use tokio::time::Instant;
 use tokio::time::error::Elapsed;
 
-pub(super) use super::errors::outage_log::Told;
+use backoff::STABLE;
+use connector::Dial;
 use refusal_log::Refusals;
 use silence::{Silence, silent};
 use turns::Turns;
 
 use super::errors::classify::{Fate, code, judge, store_error};
+pub(super) use super::errors::outage_log::Told;
 use super::topology::server::Reading;
 use crate::observe::{Seldom, log, warn_if};
 use crate::store::redis::topology::server::host_ms;
 use crate::store::{StoreError, StoreErrorKind};
-use backoff::STABLE;
-use connector::Dial;
 
 /// The offset of a clock that was never read.
 const UNKNOWN: i64 = i64::MIN;

@@ -2,12 +2,11 @@
 
 use std::collections::HashMap;
 
-use redis::Value;
+use redis::aio::MultiplexedConnection;
+use redis::{RedisResult, Value};
 
 use super::asking::{ALONE, one, pairs, text};
 use crate::health::{Finding, Topology};
-use redis::RedisResult;
-use redis::aio::MultiplexedConnection;
 
 /// The oldest version that all scripts run on.
 const OLDEST: (u32, u32) = (6, 2);

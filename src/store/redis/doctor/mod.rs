@@ -34,8 +34,7 @@ use super::connection::connector::Dial;
 use super::errors::classify::unquoted;
 use super::errors::reply::bounded;
 use super::messages::message;
-use super::topology::server::host_ms;
-use super::topology::server::{Reading, read_clock};
+use super::topology::server::{Reading, host_ms, read_clock};
 use crate::health::{Breaker, ClockReading, Finding, LinkState};
 use crate::store::{Examine, Store as _};
 

@@ -4,9 +4,8 @@
 //! words of TLS) does not tell somebody who reads it in a log what to change.
 
 use std::error::Error;
-use std::fmt;
-use std::io;
 use std::sync::Arc;
+use std::{fmt, io};
 
 use redis::{ConnectionAddr, ErrorKind, RedisError};
 

@@ -16,8 +16,7 @@ use tokio::time::Instant;
 use super::server::Server;
 use crate::store::redis::errors::advice::{is_login, may_be_anybodys};
 use crate::store::redis::errors::classify::unquoted;
-use crate::store::redis::errors::reply::bounded;
-use crate::store::redis::errors::reply::{AT_PRIMARY, AT_SENTINELS};
+use crate::store::redis::errors::reply::{AT_PRIMARY, AT_SENTINELS, bounded};
 use crate::sync::lock;
 
 /// How long the sentinels may take together. redis-rs gives one that has stopped answering half a second, and a new
@@ -162,8 +161,7 @@ mod tests {
         let hangs = TcpListener::bind(("127.0.0.1", 0)).await.expect("a free port");
         let at = format!("redis://{}/", hangs.local_addr().expect("bound"));
         let node = SentinelNodeConnectionInfo::default();
-        let client =
-            SentinelClient::build(vec![at], "main".to_owned(), Some(node), SentinelServerType::Master);
+        let client = SentinelClient::build(vec![at], "main", Some(node), SentinelServerType::Master);
         let sentinels = Arc::new(Sentinels::new(client.expect("valid")));
         let looks = tokio::spawn({
             let sentinels = Arc::clone(&sentinels);

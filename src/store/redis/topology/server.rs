@@ -1,16 +1,14 @@
 //! One server: how it is connected to, what its clock shows, whether it is a primary.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use redis::aio::MultiplexedConnection;
 use redis::io::tcp::socket2::TcpKeepalive;
 use redis::{Client, ConnectionInfo, ProtocolVersion, RedisResult, Value};
 use tokio::time::Instant;
 
-use crate::store::redis::errors::reply::unexpected;
-use crate::store::redis::errors::reply::{is_replica, replica};
-use std::time::SystemTime;
+use crate::store::redis::errors::reply::{is_replica, replica, unexpected};
 
 /// A server, as either kind of connection goes to it.
 pub(crate) struct Server {

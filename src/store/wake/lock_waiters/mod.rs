@@ -26,10 +26,9 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use line::Line;
-
 #[cfg(feature = "redis")]
 pub(crate) use census::Census;
+use line::Line;
 pub(crate) use line::Watch;
 use waiter::Waiter;
 pub(crate) use waiter::{Tell, Told, Wake};

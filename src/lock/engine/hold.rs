@@ -5,17 +5,18 @@ use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep_until};
 
-use super::background::Release;
-use super::grip::{Grip, State, from_now, later};
+use super::acquisition::{Grip, State};
+use super::release::{Release, stop};
 use super::target::Target;
+use super::terms::{from_now, later};
 use crate::observe::log;
 use crate::store::StoreError;
 
 /// The duty to give an acquisition back; dropped, that is done in the background.
-pub(super) struct Hold<T: Target> {
-    pub(super) grip: Arc<Grip<T>>,
+pub(crate) struct Hold<T: Target> {
+    pub(crate) grip: Arc<Grip<T>>,
     watchdog: Option<JoinHandle<()>>,
     runtime: Option<Handle>,
     /// Whether a TAKE of this token may still run, also after it was given back.
@@ -26,12 +27,12 @@ pub(super) struct Hold<T: Target> {
 }
 
 impl<T: Target> Hold<T> {
-    pub(super) fn new(grip: Arc<Grip<T>>, runtime: Option<Handle>, straggler: bool) -> Self {
+    pub(crate) fn new(grip: Arc<Grip<T>>, runtime: Option<Handle>, straggler: bool) -> Self {
         Self { grip, watchdog: None, runtime, straggler, freed: false, was_held: false }
     }
 
     /// Renews it from now on, at each third of its time.
-    pub(super) fn renew(mut self) -> Self {
+    pub(crate) fn renew(mut self) -> Self {
         if let Some(runtime) = &self.runtime {
             self.watchdog = Some(runtime.spawn(renew(Arc::clone(&self.grip))));
         }
@@ -40,7 +41,7 @@ impl<T: Target> Hold<T> {
 
     /// Gives it back; `None` if that was done before. After an error it can be called again, but nothing renews it
     /// any more.
-    pub(super) async fn free(&mut self) -> Result<Option<T::Freed>, StoreError> {
+    pub(crate) async fn free(&mut self) -> Result<Option<T::Freed>, StoreError> {
         if self.freed {
             return Ok(None);
         }
@@ -51,21 +52,21 @@ impl<T: Target> Hold<T> {
         Ok(Some(freed))
     }
 
-    pub(super) async fn stop_renewing(&mut self) {
+    pub(crate) async fn stop_renewing(&mut self) {
         stop(&mut self.watchdog, self.grip.target.home().command_timeout).await;
     }
 
     /// It was given back by another command than [`free`](Self::free)'s, which said whether it was held until then.
-    pub(super) fn given_back(&mut self, was_held: bool) {
+    pub(crate) fn given_back(&mut self, was_held: bool) {
         self.was_held = was_held;
         self.end();
     }
 
-    pub(super) fn is_freed(&self) -> bool {
+    pub(crate) fn is_freed(&self) -> bool {
         self.freed
     }
 
-    pub(super) fn was_held(&self) -> bool {
+    pub(crate) fn was_held(&self) -> bool {
         self.was_held
     }
 
@@ -102,16 +103,6 @@ impl<T: Target> Drop for Hold<T> {
             self.release();
         }
     }
-}
-
-/// Ends a watchdog, and returns when it has ended: a renewal must not be sent after the release. Bounded, because
-/// the runtime it lives in may stand still; then the token keeps its renewal from doing harm.
-pub(super) async fn stop(watchdog: &mut Option<JoinHandle<()>>, within: Duration) {
-    if let Some(task) = watchdog {
-        task.abort();
-        let _ = timeout(within, task).await;
-    }
-    *watchdog = None;
 }
 
 /// Renews an acquisition until it is given back or lost.

@@ -6,28 +6,29 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
-use super::Waiting;
-use super::background::Release;
-use super::grip::{Granted, Grip, from_now};
+use super::acquisition::{Granted, Grip};
 use super::hold::Hold;
+use super::release::Release;
 use super::target::Target;
+use super::terms::from_now;
+use crate::lock::Waiting;
 use crate::store::lock_store::{MutexTaken, Taken};
 use crate::store::wake::lock_waiters::Await;
 use crate::store::{StoreError, Token};
 
 /// A token that waits, or may hold without knowing it.
-pub(super) struct Place<T: Target> {
+pub(crate) struct Place<T: Target> {
     /// Dropped first: a grant that comes later is then given back by whoever hears it.
-    pub(super) heard: Await,
-    pub(super) duty: Duty<T>,
+    pub(crate) heard: Await,
+    pub(crate) duty: Duty<T>,
 }
 
 /// What has to be taken back if nobody comes to hold it; dropped, that is done in the background.
-pub(super) struct Duty<T: Target> {
-    pub(super) target: Arc<T>,
+pub(crate) struct Duty<T: Target> {
+    pub(crate) target: Arc<T>,
     token: Token,
     /// Whether the token may have a place in the queue, or the lock.
-    pub(super) queued: bool,
+    pub(crate) queued: bool,
     /// Whether a TAKE is under way.
     asking: bool,
     /// Whether there was one that nobody knows the end of.
@@ -37,7 +38,7 @@ pub(super) struct Duty<T: Target> {
 
 impl<T: Target> Place<T> {
     /// Registered before the first TAKE: invariant 4 of the store.
-    pub(super) fn new(target: Arc<T>, waiting: Waiting) -> Self {
+    pub(crate) fn new(target: Arc<T>, waiting: Waiting) -> Self {
         let token = target.home().mint(target.ttl());
         let heard = target.home().store.locks().await_grant(target.name(), &token);
         if matches!(waiting, Waiting::Poll { .. }) {
@@ -48,7 +49,7 @@ impl<T: Target> Place<T> {
         Self { heard, duty: Duty { target, token, queued: false, asking: false, straggler: false, runtime } }
     }
 
-    pub(super) async fn take(
+    pub(crate) async fn take(
         &mut self,
         instead: Option<&Token>,
         queue: bool,
@@ -66,7 +67,7 @@ impl<T: Target> Place<T> {
     }
 
     /// The place becomes a hold.
-    pub(super) fn hold(self, granted: Granted, since: Instant) -> Hold<T> {
+    pub(crate) fn hold(self, granted: Granted, since: Instant) -> Hold<T> {
         let Self { heard, mut duty } = self;
         let (target, token, runtime) = (Arc::clone(&duty.target), duty.token.clone(), duty.runtime.take());
         let straggler = std::mem::take(&mut duty.straggler);

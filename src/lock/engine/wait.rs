@@ -9,12 +9,13 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::grip::{Granted, Lease, State, reached};
+use super::acquisition::{Granted, Lease, State};
+use super::claim::Place;
 use super::hold::Hold;
-use super::locks::Home;
-use super::place::Place;
+use super::home::Home;
 use super::target::Target;
-use super::{LockError, Waiting};
+use super::terms::{Terms, reached};
+use crate::lock::{LockError, Waiting};
 use crate::observe::log;
 use crate::store::StoreErrorKind;
 use crate::store::lock_store::{Announced, MutexTaken, Taken};
@@ -31,28 +32,15 @@ const FIRST_COMMAND: Duration = Duration::from_millis(250);
 /// What a later one is given at the least.
 const LATER_COMMAND: Duration = Duration::from_millis(50);
 
-/// How somebody wants to wait.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Terms {
-    pub(super) waiting: Waiting,
-    /// What `Keyspace` falls back to.
-    pub(super) fallback: (Duration, f64),
-    /// How often it is asked for again; 0 for exactly one attempt.
-    pub(super) retries: Option<u32>,
-    /// `None` waits for ever.
-    pub(super) timeout: Option<Duration>,
-    pub(super) min_remaining: Duration,
-}
-
 /// Acquires it, on these terms. Somebody else's lock is [`LockError::TooManyAttempts`] or
 /// [`LockError::AcquireTimeout`], and nothing else is.
-pub(super) async fn acquire<T: Target>(target: &Arc<T>, terms: &Terms) -> Result<Hold<T>, LockError> {
+pub(crate) async fn acquire<T: Target>(target: &Arc<T>, terms: &Terms) -> Result<Hold<T>, LockError> {
     contend(Arc::clone(target), terms, None).await
 }
 
 /// Gives back what `old` has and acquires it anew, behind those who wait, both in the first command. After an error
 /// `old` tells whether that was done.
-pub(super) async fn acquire_instead<T: Target>(
+pub(crate) async fn acquire_instead<T: Target>(
     old: &mut Hold<T>,
     terms: &Terms,
 ) -> Result<Hold<T>, LockError> {

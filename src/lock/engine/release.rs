@@ -5,9 +5,8 @@ use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
-use super::hold::stop;
 use super::target::Target;
 use crate::observe::log;
 use crate::store::{StoreErrorKind, Token};
@@ -20,23 +19,23 @@ const STRAGGLER: Duration = Duration::from_millis(300);
 const LONGEST: Duration = Duration::from_secs(3600);
 
 /// What is to be released.
-pub(super) struct Release<T> {
-    pub(super) target: Arc<T>,
-    pub(super) token: Token,
+pub(crate) struct Release<T> {
+    pub(crate) target: Arc<T>,
+    pub(crate) token: Token,
     /// Until when the token may have it: the release is tried until then. `None` for ever.
-    pub(super) until: Option<Instant>,
+    pub(crate) until: Option<Instant>,
     /// Whether it was never known to be held: it may wait in the queue.
-    pub(super) waits: bool,
+    pub(crate) waits: bool,
     /// Whether a TAKE may still run.
-    pub(super) straggler: bool,
+    pub(crate) straggler: bool,
     /// What renews it until then.
-    pub(super) watchdog: Option<JoinHandle<()>>,
+    pub(crate) watchdog: Option<JoinHandle<()>>,
 }
 
 impl<T: Target> Release<T> {
     /// Releases it in the background of the runtime that this is called in, or else of `runtime`. Where there is
     /// none, or one that is shut down, it expires by itself.
-    pub(super) fn later(self, runtime: Option<&Handle>) {
+    pub(crate) fn later(self, runtime: Option<&Handle>) {
         let present = self.target.home().background.enter();
         let task = async move {
             self.run().await;
@@ -79,4 +78,14 @@ impl<T: Target> Release<T> {
             }
         }
     }
+}
+
+/// Ends a watchdog, and returns when it has ended: a renewal must not be sent after the release. Bounded, because
+/// the runtime it lives in may stand still; then the token keeps its renewal from doing harm.
+pub(super) async fn stop(watchdog: &mut Option<JoinHandle<()>>, within: Duration) {
+    if let Some(task) = watchdog {
+        task.abort();
+        let _ = timeout(within, task).await;
+    }
+    *watchdog = None;
 }

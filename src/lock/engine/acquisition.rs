@@ -8,22 +8,24 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 
-use super::LockError;
 use super::target::Target;
+use super::terms::{from_now, later, reached};
+use crate::lock::LockError;
+use crate::lock::options::drift;
 use crate::observe::log;
 use crate::store::wake::lock_waiters::{Await, Told};
 use crate::store::{StoreError, Token};
 use crate::sync::lock;
 
 /// One acquisition. Shared by its guard, the views of it, and what renews it.
-pub(super) struct Grip<T> {
-    pub(super) target: Arc<T>,
-    pub(super) token: Token,
-    pub(super) fence: u64,
-    pub(super) attempts: u32,
-    pub(super) waited: Duration,
+pub(crate) struct Grip<T> {
+    pub(crate) target: Arc<T>,
+    pub(crate) token: Token,
+    pub(crate) fence: u64,
+    pub(crate) attempts: u32,
+    pub(crate) waited: Duration,
     heard: Await,
     /// Whether it may have been taken away unheard. Watched by all who listen: whoever heard of it may be dropped.
     doubt: watch::Sender<Doubt>,
@@ -33,11 +35,11 @@ pub(super) struct Grip<T> {
 
 /// The time an acquisition has.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Lease {
+pub(crate) struct Lease {
     /// When the command that started its time was sent.
-    pub(super) since: Instant,
-    pub(super) ttl: Option<Duration>,
-    pub(super) state: State,
+    pub(crate) since: Instant,
+    pub(crate) ttl: Option<Duration>,
+    pub(crate) state: State,
 }
 
 /// How often it may have been taken away unheard, and up to which of those times the store was asked since.
@@ -58,7 +60,7 @@ struct Kept {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
+pub(crate) enum State {
     Held,
     /// Given back.
     Ended,
@@ -66,39 +68,16 @@ pub(super) enum State {
     Lost,
 }
 
-/// What of a time to live is not counted on: clocks drift, and answers travel.
-pub(super) fn drift(ttl: Duration) -> Duration {
-    ttl / 100 + Duration::from_millis(2)
-}
-
 impl Lease {
     /// When it is over by this process's own clock; `None` for never.
-    pub(super) fn until(&self) -> Option<Instant> {
+    pub(crate) fn until(&self) -> Option<Instant> {
         let ttl = self.ttl?;
         self.since.checked_add(ttl.saturating_sub(drift(ttl)))
     }
 }
 
-/// When a time that begins now ends; `None` for never, as of a time that is beyond all clocks.
-pub(super) fn from_now(ttl: Option<Duration>) -> Option<Instant> {
-    Instant::now().checked_add(ttl?)
-}
-
-/// The later of two moments, where `None` is never.
-pub(super) fn later(one: Option<Instant>, other: Option<Instant>) -> Option<Instant> {
-    one.zip(other).map(|(one, other)| one.max(other))
-}
-
-/// Resolves at that moment; never, without one.
-pub(super) async fn reached(moment: Option<Instant>) {
-    match moment {
-        Some(moment) => sleep_until(moment).await,
-        None => std::future::pending().await,
-    }
-}
-
 impl<T: Target> Grip<T> {
-    pub(super) fn new(
+    pub(crate) fn new(
         target: Arc<T>,
         token: Token,
         heard: Await,
@@ -125,7 +104,7 @@ impl<T: Target> Grip<T> {
     }
 
     /// What is left of it; `None` where it does not expire. Zero once it is over in any way.
-    pub(super) fn remaining(&self) -> Option<Duration> {
+    pub(crate) fn remaining(&self) -> Option<Duration> {
         if let Some(told) = self.heard.told().now_or_never() {
             self.note(&told);
         }
@@ -136,21 +115,21 @@ impl<T: Target> Grip<T> {
         lease.until().map(|until| until.saturating_duration_since(Instant::now()))
     }
 
-    pub(super) fn lease(&self) -> watch::Receiver<Lease> {
+    pub(crate) fn lease(&self) -> watch::Receiver<Lease> {
         self.lease.subscribe()
     }
 
-    pub(super) fn is_ended(&self) -> bool {
+    pub(crate) fn is_ended(&self) -> bool {
         self.lease.borrow().state == State::Ended
     }
 
     /// It was given back.
-    pub(super) fn end(&self) {
+    pub(crate) fn end(&self) {
         self.lease.send_modify(|lease| lease.state = State::Ended);
     }
 
     /// It is lost, unless it was given back.
-    pub(super) fn lose(&self, why: &'static str) {
+    pub(crate) fn lose(&self, why: &'static str) {
         let lost = self.lease.send_if_modified(|lease| {
             let held = lease.state == State::Held;
             if held {
@@ -164,7 +143,7 @@ impl<T: Target> Grip<T> {
     }
 
     /// Resolves when it is over by this process's own clock, given back or lost.
-    pub(super) async fn expired(&self) {
+    pub(crate) async fn expired(&self) {
         let mut lease = self.lease();
         loop {
             let now = *lease.borrow_and_update();
@@ -182,7 +161,7 @@ impl<T: Target> Grip<T> {
     }
 
     /// Resolves when it is lost, or over without having been given back. Never, once it was given back.
-    pub(super) async fn lost(&self) {
+    pub(crate) async fn lost(&self) {
         let mut lease = self.lease();
         loop {
             let now = *lease.borrow_and_update();
@@ -202,7 +181,7 @@ impl<T: Target> Grip<T> {
     }
 
     /// What a holder is told: that it holds no more, or that it may have missed that.
-    pub(super) fn note(&self, told: &Told) {
+    pub(crate) fn note(&self, told: &Told) {
         if told.broken {
             self.lose("it was taken away by force");
         }
@@ -230,19 +209,19 @@ impl<T: Target> Grip<T> {
     }
 
     /// Whether the store says that this token holds it.
-    pub(super) async fn ask(&self) -> Result<bool, StoreError> {
+    pub(crate) async fn ask(&self) -> Result<bool, StoreError> {
         if self.is_ended() {
             return Ok(false);
         }
         self.target.home().ask(self.target.name(), |within| self.target.is_holder(&self.token, within)).await
     }
 
-    pub(super) async fn is_owned(&self) -> Result<bool, LockError> {
+    pub(crate) async fn is_owned(&self) -> Result<bool, LockError> {
         self.ask().await.map_err(|error| self.target.error("looking at", error))
     }
 
     /// Starts its time anew, with this time to live; false if it is lost or was given back.
-    pub(super) async fn extend(&self, ttl: Option<Duration>) -> Result<bool, StoreError> {
+    pub(crate) async fn extend(&self, ttl: Option<Duration>) -> Result<bool, StoreError> {
         if self.lease.borrow().state != State::Held {
             return Ok(false);
         }
@@ -266,7 +245,7 @@ impl<T: Target> Grip<T> {
     }
 
     /// Until when the store may have it for this token at the most; `None` for ever.
-    pub(super) fn may_be_kept_until(&self) -> Option<Instant> {
+    pub(crate) fn may_be_kept_until(&self) -> Option<Instant> {
         lock(&self.kept).until
     }
 
@@ -300,8 +279,8 @@ impl<T: Target> Grip<T> {
 
 /// What a grant came with.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Granted {
-    pub(super) fence: u64,
-    pub(super) attempts: u32,
-    pub(super) waited: Duration,
+pub(crate) struct Granted {
+    pub(crate) fence: u64,
+    pub(crate) attempts: u32,
+    pub(crate) waited: Duration,
 }

@@ -6,16 +6,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use super::locks::Home;
-use super::wait::Terms;
-use super::{Fairness, LockError, MutexOptions};
+use super::home::Home;
+use super::terms::Terms;
+use crate::lock::{Fairness, LockError, MutexOptions};
 use crate::observe::log;
 use crate::store::lock_store::{Create, Leave, MutexTaken, Offer, PermitFreed, Take, TakePermit, Taken};
 use crate::store::names::LockName;
 use crate::store::{StoreError, Token};
 
 /// What a token can be the holder of.
-pub(super) trait Target: fmt::Debug + Send + Sync + 'static {
+pub(crate) trait Target: fmt::Debug + Send + Sync + 'static {
     /// What a FREE answers.
     type Freed: Send;
 
@@ -55,21 +55,21 @@ pub(super) trait Target: fmt::Debug + Send + Sync + 'static {
 }
 
 /// A command's eventual result.
-pub(super) trait Answer<T>: Future<Output = Result<T, StoreError>> + Send {}
+pub(crate) trait Answer<T>: Future<Output = Result<T, StoreError>> + Send {}
 
 impl<T, F: Future<Output = Result<T, StoreError>> + Send> Answer<T> for F {}
 
 /// A mutex, as all clones of a handle see it.
 #[derive(Debug)]
-pub(super) struct MutexTarget {
-    pub(super) home: Arc<Home>,
-    pub(super) name: LockName,
-    pub(super) options: MutexOptions,
+pub(crate) struct MutexTarget {
+    pub(crate) home: Arc<Home>,
+    pub(crate) name: LockName,
+    pub(crate) options: MutexOptions,
 }
 
 impl MutexTarget {
     /// How it is waited for where the options are all that is said of it.
-    pub(super) fn terms(&self) -> Terms {
+    pub(crate) fn terms(&self) -> Terms {
         let MutexOptions { waiting, acquire_timeout, retries, retry_interval, jitter, min_remaining, .. } =
             self.options;
         let fallback = (retry_interval, jitter);
@@ -142,13 +142,13 @@ impl Target for MutexTarget {
 
 /// A semaphore, as all clones of a handle see it.
 #[derive(Debug)]
-pub(super) struct SemaphoreTarget {
-    pub(super) home: Arc<Home>,
-    pub(super) name: LockName,
-    pub(super) create: Create,
-    pub(super) lease: Duration,
+pub(crate) struct SemaphoreTarget {
+    pub(crate) home: Arc<Home>,
+    pub(crate) name: LockName,
+    pub(crate) create: Create,
+    pub(crate) lease: Duration,
     /// Whether it was said that the semaphore was created with another number of permits.
-    pub(super) warned: AtomicBool,
+    pub(crate) warned: AtomicBool,
 }
 
 impl Target for SemaphoreTarget {
