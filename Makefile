@@ -17,6 +17,8 @@
 #        a million keys (or KEYS), each asked for once, and then nothing: memory, maps and keys
 # scripts-whole
 #        the connection broken at every byte, where the other tests take every 61st of long requests: three minutes
+# imports
+#        circles, imports against the floors of DESIGN.md, crates outside their rooms; and that each of these is found
 # deny   licences, sources and versions of what we depend on (deny.toml); needs cargo-deny
 # simulate
 #        60,000 simulated fleets: 20,000 seeds, three amounts of trouble each, none among them (SEEDS=n for another number);
@@ -29,7 +31,7 @@
 # mutants
 #        breaks the protocol, what calls the scripts, the encodings and the rules of HTTP line by line, to see that a test
 #        notices: days; hours for one of them (MUTANTS='$(GLUE)', or files); needs cargo-mutants
-.PHONY: run test check bench conformance conformance-current conformance-both redis-6.2 sentinel cluster secured simulate planted soak-sim scripts-whole soak soak-leak deny mutants fuzz redis wrk firewall python node
+.PHONY: run test check bench conformance conformance-current conformance-both redis-6.2 sentinel cluster secured simulate planted soak-sim scripts-whole soak soak-leak imports deny mutants fuzz redis wrk firewall python node
 
 # Most tests wait for servers and timers more than they compute: on two cores eight at once take two thirds of the time of four.
 export RUST_TEST_THREADS ?= $(shell expr 2 '*' $$(getconf _NPROCESSORS_ONLN) + 4)
@@ -106,6 +108,10 @@ soak: redis
 
 soak-leak: redis
 	cargo test --all-features --test it -- --ignored --exact --nocapture soak::a_million_keys_leave_nothing
+
+imports:
+	scripts/imports
+	scripts/imports --test
 
 deny:
 	cargo deny --all-features check bans licenses sources

@@ -74,6 +74,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod error;
+mod failure_text;
 mod flight;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]

@@ -11,7 +11,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::load_context::{LoadContext, Settings};
-use crate::error::{Error, Failure, LoadError, failure_text};
+use crate::error::{Error, Failure, LoadError};
+use crate::failure_text::failure_text;
 use crate::guard_state::Node;
 use crate::key::Key;
 use crate::loader::{Given, LoadResult, Loader, Mark, Mode};

@@ -12,7 +12,8 @@ use tokio::sync::watch;
 use tokio::task::{JoinError, JoinHandle};
 use tokio::time::Instant;
 
-use crate::error::{Failure, panic_text};
+use crate::error::Failure;
+use crate::failure_text::panic_text;
 use crate::flight;
 use crate::flight::order::Arrival;
 use crate::value::entry::{Encoding, Entry};

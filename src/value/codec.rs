@@ -8,7 +8,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::entry::Encoding;
-use crate::error::{Error, ErrorKind, panic_text};
+use crate::error::{Error, ErrorKind};
+use crate::failure_text::panic_text;
 
 /// How values of loaders are encoded in the store.
 ///

@@ -13,7 +13,7 @@ use redis::{AsyncConnectionConfig, Client, RedisError, RedisResult};
 #[cfg(feature = "tls")]
 use rustls::crypto::CryptoProvider;
 
-use crate::error::panic_text;
+use crate::failure_text::panic_text;
 #[cfg(feature = "cluster")]
 use crate::store::redis::cluster::Atlas;
 #[cfg(feature = "cluster")]
