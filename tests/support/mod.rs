@@ -8,8 +8,6 @@
 //! `gate` and `probe` alone are also right under a paused clock.
 #![allow(dead_code)] // Each combination of features compiles its own part of the tests, and so uses its own part of this.
 
-#[cfg(feature = "tls")]
-pub(crate) mod certificates;
 #[cfg(feature = "cluster")]
 pub(crate) mod cluster;
 #[cfg(all(feature = "redis", feature = "http"))]
