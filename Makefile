@@ -111,10 +111,10 @@ deny:
 	cargo deny --all-features check bans licenses sources
 
 # The protocol, what calls the scripts, the encodings, the rules of HTTP.
-PROTOCOL = $(filter-out %_tests.rs,$(wildcard src/flight/*.rs src/read_through/*.rs))
+PROTOCOL = $(wildcard src/flight/*.rs src/read_through/*.rs)
 GLUE = $(addprefix src/store/redis/,call.rs scripts.rs message.rs mod.rs insertion.rs locks.rs tags.rs refusal.rs probe.rs)
 ENCODINGS = src/value/entry.rs src/value/outcome.rs src/value/codec.rs src/key/mod.rs src/value/freshness.rs
-RULES = $(filter-out %_tests.rs %/fuzzed.rs,$(wildcard src/http/*.rs src/http_rules/*.rs))
+RULES = $(filter-out %/fuzzed.rs,$(wildcard src/http/*.rs src/http_rules/*.rs))
 MUTANTS ?= $(PROTOCOL) $(GLUE) $(ENCODINGS) $(RULES)
 mutants: redis
 	SEEDS=60 cargo mutants --all-features $(addprefix -f ,$(MUTANTS)) -- --lib --test it --test models

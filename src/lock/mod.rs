@@ -69,6 +69,7 @@ mod scope;
 mod semaphore;
 mod target;
 #[cfg(test)]
+#[path = "../../tests/unit/lock/tests/mod.rs"]
 mod tests;
 mod wait;
 

@@ -15,6 +15,7 @@ mod send;
 mod slots;
 mod survey;
 #[cfg(test)]
+#[path = "../../../tests/unit/store/redis/cluster/tests/mod.rs"]
 mod tests;
 
 use std::collections::HashMap;
