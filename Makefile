@@ -117,7 +117,7 @@ ENCODINGS = src/value/entry.rs src/value/outcome.rs src/value/codec.rs src/key/m
 RULES = $(filter-out %/fuzzed.rs,$(wildcard src/http/*.rs src/http_rules/*.rs))
 MUTANTS ?= $(PROTOCOL) $(GLUE) $(ENCODINGS) $(RULES)
 mutants: redis
-	SEEDS=60 cargo mutants --all-features $(addprefix -f ,$(MUTANTS)) -- --lib --test it --test models
+	SEEDS=60 cargo mutants --all-features --test-workspace=true $(addprefix -f ,$(MUTANTS)) -- --lib --test it --test models
 
 # New finds go to fuzz/corpus, which git ignores; what is worth keeping is moved to tests/corpus.
 fuzz:

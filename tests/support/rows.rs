@@ -4,9 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).to_owned()
-}
+use super::root;
 
 /// Checks that a table has exactly these rows, each once, and that each is answered by tests that exist and cite
 /// it, or `by design`, and then DESIGN.md cites it.

@@ -51,7 +51,7 @@ fn no_wall_clock_is_read() {
         }
         1
     }
-    let sources = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let sources = crate::support::root().join("src");
     let of_locks = ["lock", "store/locks.rs", "store/grants.rs", "store/redis/locks.rs"];
     let files: usize = of_locks.iter().map(|path| no_clock_in(&sources.join(path))).sum();
     assert!(files > 10);
