@@ -117,14 +117,14 @@ deny:
 	cargo deny --all-features check bans licenses sources
 
 # The protocol, what calls the scripts, the encodings, the rules of HTTP.
-PROTOCOL = $(filter-out %_tests.rs,$(wildcard src/flight/*.rs src/read_through/*.rs))
+PROTOCOL = $(wildcard src/flight/*.rs src/read_through/*.rs)
 GLUE = $(wildcard src/store/redis/commands/*.rs) \
   $(addprefix src/store/redis/,scripts.rs messages/message.rs mod.rs locks.rs tags.rs errors/classify.rs doctor/probe.rs)
 ENCODINGS = src/value/entry.rs src/value/outcome.rs src/value/codec.rs src/key/mod.rs src/value/freshness.rs
-RULES = $(filter-out %_tests.rs %/fuzzed.rs,$(wildcard src/http/*.rs src/http_rules/*.rs))
+RULES = $(filter-out %/fuzzed.rs,$(wildcard src/http/*.rs src/http_rules/*.rs))
 MUTANTS ?= $(PROTOCOL) $(GLUE) $(ENCODINGS) $(RULES)
 mutants: redis
-	SEEDS=60 cargo mutants --all-features $(addprefix -f ,$(MUTANTS)) -- --lib --test it --test models
+	SEEDS=60 cargo mutants --all-features --test-workspace=true $(addprefix -f ,$(MUTANTS)) -- --lib --test it --test models
 
 # New finds go to fuzz/corpus, which git ignores; what is worth keeping is moved to tests/corpus.
 fuzz:

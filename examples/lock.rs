@@ -7,7 +7,7 @@ use std::error::Error;
 use std::fs::OpenOptions;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use stampede_guard::lock::{Locks, Mutex};
@@ -89,9 +89,20 @@ async fn count(url: Option<&str>, safely: bool) -> Outcome<usize> {
 }
 
 #[tokio::main]
-async fn main() -> Outcome<()> {
+async fn main() -> ExitCode {
     // What keeps the guard from its server, and what to do about it, is a warning.
     tracing_subscriber::fmt().with_writer(std::io::stderr).init();
+    match run().await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// What a worker does that was started by this program, or all of it.
+async fn run() -> Outcome<()> {
     let url = std::env::var("REDIS_URL").ok();
     let mut args = std::env::args_os().skip(1);
     if let (Some(how), Some(counter)) = (args.next(), args.next()) {
@@ -105,7 +116,7 @@ async fn main() -> Outcome<()> {
     match &url {
         Some(url) => {
             // An answer now is better than four workers without one.
-            locks(url)?.connect().await?;
+            locks(url)?.connect().await.map_err(|error| unusable(&error))?;
             println!("{WORKERS} processes increment a counter {ROUNDS} times each");
         }
         None => {
@@ -120,4 +131,19 @@ async fn main() -> Outcome<()> {
         println!("  {how}: {counted} of {expected}, {lost} increments lost, in {took:.1?}");
     }
     Ok(())
+}
+
+/// What is wrong with the server of `REDIS_URL`, down to the last cause, and what to do.
+fn unusable(error: &dyn Error) -> String {
+    let causes = std::iter::successors(error.source(), |&cause| cause.source());
+    let mut told = error.to_string();
+    for cause in causes.map(ToString::to_string) {
+        // Some errors say what their cause says.
+        if !told.ends_with(&cause) {
+            told = format!("{told}: {cause}");
+        }
+    }
+    format!(
+        "The server of REDIS_URL can not be used ({told}): mend that, or unset REDIS_URL for tasks and a store in memory."
+    )
 }

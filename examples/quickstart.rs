@@ -11,6 +11,7 @@
 //! once, more requests, more replicas: the constants below.
 
 use std::error::Error;
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -32,9 +33,20 @@ const CAPACITY: usize = 100;
 const REQUESTS: usize = 1_000;
 
 #[tokio::main]
-async fn main() -> Result<(), Box<dyn Error>> {
+async fn main() -> ExitCode {
     // What keeps the guard from its server, and what to do about it, is a warning.
     tracing_subscriber::fmt().with_writer(std::io::stderr).init();
+    match compare().await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Sends the same requests without and with the guard.
+async fn compare() -> Result<(), Box<dyn Error>> {
     // A namespace of its own makes every run start cold; a real service has one fixed name.
     let namespace = format!("quickstart-{:08x}", fastrand::u32(..));
     let redis = std::env::var("REDIS_URL").map(redis::Client::open).ok().transpose()?;
@@ -49,7 +61,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
             None => shared.clone().into(),
         };
         let guard = StampedeGuard::builder(backend).namespace(&*namespace).build()?;
-        guard.connect().await?;
+        guard.connect().await.map_err(|error| unusable(&error))?;
         // The one line that the service changes:
         guarded.push(service(&origin).layer(guard));
     }
@@ -69,7 +81,26 @@ async fn main() -> Result<(), Box<dyn Error>> {
     }
     let loads = wave("guarded, again", &guarded, &origin, watch, "n/a in memory").await?;
     assert_eq!(loads, 0, "all from the store");
+    let build = if cfg!(debug_assertions) { "a build without optimisation" } else { "an optimised build" };
+    println!(
+        "\nThe last row is {REQUESTS} hits at once, in {build}: what they take is mostly their wait for the processor."
+    );
     Ok(())
+}
+
+/// What is wrong with the server of `REDIS_URL`, down to the last cause, and what to do.
+fn unusable(error: &dyn Error) -> String {
+    let causes = std::iter::successors(error.source(), |&cause| cause.source());
+    let mut told = error.to_string();
+    for cause in causes.map(ToString::to_string) {
+        // Some errors say what their cause says.
+        if !told.ends_with(&cause) {
+            told = format!("{told}: {cause}");
+        }
+    }
+    format!(
+        "The server of REDIS_URL can not be used ({told}): mend that, or unset REDIS_URL for a store in memory."
+    )
 }
 
 /// What is slow and breaks under a stampede.

@@ -11,7 +11,7 @@
 //! interleaved rounds against a control of the same run; each module says how. A busy machine shows in them, so the
 //! load is printed before and after.
 
-#[path = "../../tests/it/support/mod.rs"]
+#[path = "../../tests/support/mod.rs"]
 mod support;
 
 mod calls;

@@ -15,7 +15,7 @@
 
 #[path = "../fleet/groups.rs"]
 mod groups;
-#[path = "../../tests/it/support/mod.rs"]
+#[path = "../../tests/support/mod.rs"]
 mod support;
 #[path = "../fleet/table.rs"]
 mod table;

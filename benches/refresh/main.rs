@@ -10,7 +10,7 @@
 //! asks again, for twenty periods. The origin counts the loads and when they began and ended, by the wall clock that
 //! all processes share.
 
-#[path = "../../tests/it/support/mod.rs"]
+#[path = "../../tests/support/mod.rs"]
 mod support;
 
 #[path = "../fleet/groups.rs"]

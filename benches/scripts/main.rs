@@ -10,7 +10,7 @@
 
 #[path = "../fleet/groups.rs"]
 mod groups;
-#[path = "../../tests/it/support/mod.rs"]
+#[path = "../../tests/support/mod.rs"]
 mod support;
 #[path = "../fleet/table.rs"]
 #[allow(dead_code, reason = "shared with the `fleet` bench, which uses all of it")]

@@ -303,5 +303,5 @@ impl std::error::Error for CutOff {}
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "in a test the panic is the report")]
-#[path = "body_tests.rs"]
+#[path = "../../tests/unit/http/body_tests.rs"]
 mod tests;

@@ -282,5 +282,5 @@ impl Line {
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "in a test the panic is the report")]
-#[path = "cache_status_tests.rs"]
+#[path = "../../tests/unit/http/cache_status_tests.rs"]
 mod tests;

@@ -391,5 +391,5 @@ fn clamp(now: SystemTime) -> SystemTime {
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "in a test the panic is the report")]
-#[path = "encoding_tests.rs"]
+#[path = "../../tests/unit/http/encoding_tests.rs"]
 mod tests;

@@ -223,5 +223,5 @@ impl<'a> Fields<'a> {
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "in a test the panic is the report")]
-#[path = "metadata_tests.rs"]
+#[path = "../../tests/unit/http/metadata_tests.rs"]
 mod tests;

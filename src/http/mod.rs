@@ -256,7 +256,7 @@ mod tee;
 mod unsafe_methods;
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "in a test the panic is the report")]
-#[path = "walkthrough_tests.rs"]
+#[path = "../../tests/unit/http/walkthrough_tests.rs"]
 mod walkthrough;
 mod wanted;
 

@@ -371,5 +371,5 @@ impl std::error::Error for Malformed {}
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "in a test the panic is the report")]
-#[path = "tee_tests.rs"]
+#[path = "../../tests/unit/http/tee_tests.rs"]
 mod tests;

@@ -261,5 +261,5 @@ fn smallest(slot: &mut Option<u64>, seconds: u64) {
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "in a test the panic is the report")]
-#[path = "cache_control_tests.rs"]
+#[path = "../../tests/unit/http_rules/cache_control_tests.rs"]
 mod tests;

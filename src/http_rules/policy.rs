@@ -378,5 +378,5 @@ pub(crate) struct ResponseRules {
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "in a test the panic is the report")]
-#[path = "policy_tests.rs"]
+#[path = "../../tests/unit/http_rules/policy_tests.rs"]
 mod tests;

@@ -271,5 +271,5 @@ fn number(digits: &[u8]) -> Option<u64> {
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "in a test the panic is the report")]
-#[path = "ranges_tests.rs"]
+#[path = "../../tests/unit/http_rules/ranges_tests.rs"]
 mod tests;

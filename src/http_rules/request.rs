@@ -228,10 +228,10 @@ pub(crate) fn is_zero(value: &HeaderValue) -> bool {
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "in a test the panic is the report")]
-#[path = "request_tests.rs"]
+#[path = "../../tests/unit/http_rules/request_tests.rs"]
 mod tests;
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "in a test the panic is the report")]
-#[path = "request_policy_tests.rs"]
+#[path = "../../tests/unit/http_rules/request_policy_tests.rs"]
 mod policy_tests;

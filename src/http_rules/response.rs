@@ -385,5 +385,5 @@ const SEQUENCE: &[u8] = b"+json-seq";
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "in a test the panic is the report")]
-#[path = "response_tests.rs"]
+#[path = "../../tests/unit/http_rules/response_tests.rs"]
 mod tests;

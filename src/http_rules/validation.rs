@@ -245,5 +245,5 @@ pub(crate) fn last_modified_if_strong(stored: &HeaderMap, now: SystemTime) -> Op
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "in a test the panic is the report")]
-#[path = "validation_tests.rs"]
+#[path = "../../tests/unit/http_rules/validation_tests.rs"]
 mod tests;

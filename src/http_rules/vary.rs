@@ -245,5 +245,5 @@ fn is_in_range(language: &str, range: &str) -> bool {
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "in a test the panic is the report")]
-#[path = "vary_tests.rs"]
+#[path = "../../tests/unit/http_rules/vary_tests.rs"]
 mod tests;

@@ -379,4 +379,5 @@ impl BuildHasher for Hashed {
 }
 
 #[cfg(test)]
+#[path = "../../tests/unit/key/tests.rs"]
 mod tests;

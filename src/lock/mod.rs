@@ -67,6 +67,7 @@ mod scope;
 mod semaphore;
 mod semaphore_builder;
 #[cfg(test)]
+#[path = "../../tests/unit/lock/tests/mod.rs"]
 mod tests;
 
 pub use error::LockError;

@@ -366,5 +366,5 @@ fn patience(remaining: Duration, lease: Duration, hints_arrive: bool) -> Duratio
 }
 
 #[cfg(all(test, feature = "testing"))]
-#[path = "acquire_tests.rs"]
+#[path = "../../tests/unit/read_through/acquire_tests.rs"]
 mod tests;

@@ -391,5 +391,5 @@ pub(crate) fn let_go_since(leader: &Leader, current: Question) {
 }
 
 #[cfg(all(test, feature = "testing"))]
-#[path = "leader_tests.rs"]
+#[path = "../../tests/unit/read_through/leader_tests.rs"]
 mod tests;

@@ -16,6 +16,7 @@
 pub(crate) mod backend;
 
 #[cfg(test)]
+#[path = "../../tests/contract/mod.rs"]
 mod contract;
 mod error;
 pub(crate) mod handle;

@@ -13,6 +13,24 @@ async fn a_server_that_is_not_there_is_told_of_with_what_to_do() {
     assert!(server.told().contains("nobody listens there"), "{}", server.told());
 }
 
+/// Those that are about what they do on the server say so in one line, and end.
+#[tokio::test]
+async fn an_example_that_needs_the_server_says_in_a_sentence_what_is_wrong_with_it() {
+    let url = format!("redis://127.0.0.1:{}/", free_port());
+    for name in ["quickstart", "lock"] {
+        let mut example = Example::start(name, &[("REDIS_URL", &url)]);
+        let status = example.ended().await;
+        assert_eq!(status.code(), Some(1), "{name}: {}", example.told());
+        let told = example.told();
+        let last = told.lines().last().expect("a sentence");
+        assert!(last.starts_with("The server of REDIS_URL can not be used ("), "{name}: {told}");
+        for part in ["nobody listens there: see that host and port are right", "or unset REDIS_URL"] {
+            assert!(last.contains(part), "{name}: {last}");
+        }
+        assert!(!told.contains(" { "), "{name} prints a value of Rust: {told}");
+    }
+}
+
 /// As in a pipeline: `sg1:*` is not for the user of one service, so it can not be for its doctor.
 #[tokio::test]
 async fn the_doctor_of_one_service_is_run_as_its_user() {

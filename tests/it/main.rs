@@ -1,7 +1,8 @@
 //! All integration tests, as one binary.
 //!
-//! One link instead of thirty, and shared support as a plain module, without `#[path]`. It is also the program of
-//! the fleet: tests with real processes run this very binary again, see `support::processes`.
+//! One link instead of thirty, and one copy of `tests/support`, which the contract of the store and the benches compile
+//! as well. It is also the program of the fleet: tests with real processes run this very binary again, see
+//! `support::processes`.
 //!
 //! Works alike under `cargo test` (one process, tests as threads) and `cargo nextest run` (one process per test):
 //! every test has its own Redis, and nothing is shared through globals.
@@ -11,6 +12,8 @@
 mod asking;
 mod bulkhead;
 mod cancellation;
+#[cfg(feature = "tls")]
+mod certificates;
 #[cfg(feature = "testing")]
 mod chaos;
 mod coalescing;
@@ -54,6 +57,7 @@ mod shutdown;
 #[cfg(feature = "redis")]
 mod soak;
 mod stale;
+#[path = "../support/mod.rs"]
 mod support;
 mod tag_storms;
 mod tags;

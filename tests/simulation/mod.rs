@@ -27,7 +27,6 @@
 
 mod aftermath;
 mod bounds;
-#[path = "../it/drops/dropped.rs"]
 pub(crate) mod dropped;
 mod events;
 mod excuses;

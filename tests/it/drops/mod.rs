@@ -15,6 +15,7 @@ macro_rules! listed {
     };
 }
 
+#[path = "../../simulation/dropped.rs"]
 mod dropped;
 #[cfg(feature = "testing")]
 mod guards;

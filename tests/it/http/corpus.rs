@@ -1,7 +1,6 @@
 //! Exchanges that nobody thought of: what a fuzzer found worth keeping, and what chance puts together.
 
 use std::fs;
-use std::path::Path;
 
 use proptest::prelude::*;
 
@@ -9,7 +8,7 @@ use super::fuzzed;
 
 #[test]
 fn everything_in_the_corpus_holds() {
-    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus/exchange");
+    let corpus = crate::support::root().join("tests/corpus/exchange");
     let mut files: Vec<_> = fs::read_dir(corpus).unwrap().map(|file| file.unwrap().path()).collect();
     files.sort();
     assert!(files.len() >= 20, "the corpus is there");

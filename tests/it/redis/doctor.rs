@@ -380,8 +380,8 @@ fn the_runbook_cites_tests_that_exist() {
             continue;
         }
         let file = |parts: &[&str]| {
-            let path = format!("{}/tests/it/{}.rs", env!("CARGO_MANIFEST_DIR"), parts.join("/"));
-            std::fs::read_to_string(path)
+            let path = format!("tests/it/{}.rs", parts.join("/"));
+            std::fs::read_to_string(crate::support::root().join(path))
         };
         let (name, folder) = parts.split_last().expect("two at least");
         let function = file(folder).is_ok_and(|text| text.contains(&format!("fn {name}()")));

@@ -4,8 +4,7 @@
 use std::collections::BTreeSet;
 
 use crate::support::redis_server::MINIMAL_ACL;
-
-const SCRIPTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/store/redis/scripts");
+use crate::support::root;
 
 /// What the library sends by itself, beside its scripts. (`set` and more only where `invalidate_replicas`, a topology or
 /// `Waiting::Keyspace` takes it.)
@@ -14,7 +13,7 @@ const PLAIN: [&str; 11] =
 
 /// The scripts with their names.
 fn scripts() -> Vec<(String, String)> {
-    let files = std::fs::read_dir(SCRIPTS).expect("the folder of the scripts");
+    let files = std::fs::read_dir(root().join("src/store/redis/scripts")).expect("the folder of the scripts");
     let scripts: Vec<_> = files
         .map(|file| {
             let path = file.expect("an entry").path();

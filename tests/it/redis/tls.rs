@@ -3,7 +3,7 @@
 
 use super::nodes::{Reply, call};
 use super::*;
-use crate::support::certificates::{self, Authority, HERE, TlsServer};
+use crate::certificates::{self, Authority, HERE, TlsServer};
 use crate::support::proxy::{Mode, Proxy};
 use crate::support::redis_server::field;
 

@@ -122,7 +122,7 @@ async fn broken_at_every_byte(scripts: &[&str], scenario: impl AsyncFn(&Server, 
 /// Every script of ours is among those that these tests run.
 #[test]
 fn no_script_is_left_out() {
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src/store/redis/scripts");
+    let folder = crate::support::root().join("src/store/redis/scripts");
     let tests = [include_str!("guards.rs"), include_str!("locks.rs")].concat();
     let mut scripts = 0;
     for file in std::fs::read_dir(folder).expect("the scripts") {

@@ -13,6 +13,7 @@ mod layout;
 mod send;
 mod slot_map;
 #[cfg(test)]
+#[path = "../../../../tests/unit/store/redis/cluster/tests/mod.rs"]
 mod tests;
 
 use std::collections::HashMap;

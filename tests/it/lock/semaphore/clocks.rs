@@ -48,7 +48,7 @@ fn files(folder: &Path) -> Vec<PathBuf> {
 /// this machine's; but what is never read can not be wrong.
 #[test]
 fn no_lock_reads_a_wall_clock() {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let source = crate::support::root().join("src");
     let mut seen = 0;
     for file in files(&source.join("lock")).into_iter().chain(files(&source.join("store"))) {
         // Without the folder that this is checked out in, whose name may hold anything.

@@ -2,7 +2,7 @@
 //! certificates. What is wrong with a certificate is said as it is for one server.
 
 use super::*;
-use crate::support::certificates::{Authority, HERE, Identity};
+use crate::certificates::{Authority, HERE, Identity};
 use crate::support::redis_server::field;
 
 fn client(seeds: &[String], authority: &Authority, identity: Option<&Identity>) -> ClusterClient {

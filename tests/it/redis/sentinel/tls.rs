@@ -4,7 +4,7 @@
 use redis::TlsMode;
 
 use super::*;
-use crate::support::certificates::{Authority, HERE};
+use crate::certificates::{Authority, HERE};
 use crate::support::redis_server::field;
 
 /// Whom a client trusts: without anybody it speaks no TLS.

@@ -6,8 +6,8 @@ use rcgen::{
 };
 use redis::{Client, ClientTlsConfig, TlsCertificates};
 
-use super::redis_server::RedisServer;
-use super::tls_files::TlsFiles;
+use crate::support::redis_server::RedisServer;
+use crate::support::tls_files::TlsFiles;
 
 /// This machine, as servers of tests are reached.
 pub(crate) const HERE: [&str; 2] = ["127.0.0.1", "localhost"];

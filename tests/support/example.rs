@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use super::PATIENCE;
 use super::os::Guarded;
+use super::{PATIENCE, root};
 
 /// A running example; dropping it kills it.
 #[derive(Debug)]
@@ -29,7 +29,7 @@ impl Example {
     /// One of `scripts/`, which starts servers and prints how to try them.
     pub(crate) fn script(name: &str, env: &[(&str, &str)]) -> Self {
         let mut command = Command::new("bash");
-        command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/scripts").to_owned() + "/" + name);
+        command.arg(root().join("scripts").join(name));
         Self::run(command, env)
     }
 
@@ -126,7 +126,7 @@ fn built(name: &str) -> PathBuf {
     if cfg!(all(feature = "tls", feature = "axum", feature = "metrics")) {
         cargo.arg("--all-features");
     }
-    let status = cargo.current_dir(env!("CARGO_MANIFEST_DIR")).status().expect("running cargo");
+    let status = cargo.current_dir(root()).status().expect("running cargo");
     assert!(status.success(), "building the example {name}: {status}");
     profile.join("examples").join(name)
 }

@@ -1,5 +1,5 @@
-//! A future that is dropped at one of its polls. The simulation and the tests of flights, which are parts of the crate, drop
-//! theirs with it, too.
+//! A future that is dropped at one of its polls. The tests of flights and of the guard (`tests/it/drops`) drop theirs with it,
+//! too.
 
 use std::future::Future;
 use std::pin::Pin;

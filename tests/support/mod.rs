@@ -8,8 +8,8 @@
 //! `gate` and `probe` alone are also right under a paused clock.
 #![allow(dead_code)] // Each combination of features compiles its own part of the tests, and so uses its own part of this.
 
-#[cfg(feature = "tls")]
-pub(crate) mod certificates;
+use std::path::Path;
+
 #[cfg(feature = "cluster")]
 pub(crate) mod cluster;
 #[cfg(all(feature = "redis", feature = "http"))]
@@ -33,6 +33,12 @@ pub(crate) mod sentinels;
 #[cfg(feature = "redis")]
 pub(crate) mod tls_files;
 pub(crate) mod warnings;
+
+/// The root of the repository. Three packages compile this file, and the lock file stands where they belong together.
+pub(crate) fn root() -> &'static Path {
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    package.ancestors().find(|folder| folder.join("Cargo.lock").exists()).unwrap_or(package)
+}
 
 /// How long a test waits for something that must happen before it fails.
 ///

@@ -4,9 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).to_owned()
-}
+use super::root;
 
 /// Checks that a table has exactly these rows, each once, and that each is answered by tests that exist and cite
 /// it, or `by design`, and then DESIGN.md cites it.
@@ -53,11 +51,11 @@ fn read(table: &str) -> BTreeMap<String, String> {
     rows
 }
 
-/// The file and the name of a test, from `lock::wait::the_head_is_granted` or `src/lock/wait.rs::..`.
+/// The file and the name of a test, from `lock::wait::the_head_is_granted` or a path such as `src/lock/wait.rs::..`.
 fn find(test: &str) -> (PathBuf, String) {
     let (module, name) = test.rsplit_once("::").unwrap_or_else(|| panic!("{test}: name a module and a test"));
-    if let Some(file) = module.strip_prefix("src/") {
-        return (root().join("src").join(file), name.to_owned());
+    if module.ends_with(".rs") {
+        return (root().join(module), name.to_owned());
     }
     let path = module.replace("::", "/");
     let file = root().join("tests/it").join(format!("{path}.rs"));

@@ -80,7 +80,7 @@ mod wake_ups;
 
 // The server harness of the integration tests; this suite is in the crate because `Store` is.
 #[cfg(feature = "redis")]
-#[path = "../../tests/it/support/mod.rs"]
+#[path = "../support/mod.rs"]
 pub(super) mod support;
 
 /// Deadline of a command that must succeed.

@@ -1,0 +1,61 @@
+//! Hits of `get_or_load` on the in-memory store, whose values live for a minute by default: a row takes a second.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::sync::{Mutex, PoisonError};
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use stampede_guard::StampedeGuard;
+
+use crate::table::Table;
+use crate::turns::{SIZES, awaited, calls, compare, runtime};
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct User {
+    id: u64,
+    name: String,
+    mail: String,
+}
+
+/// What a program without the guard would have.
+#[derive(Debug, Default)]
+struct Map(Mutex<HashMap<String, Bytes>>);
+
+impl Map {
+    fn with(key: String, value: Bytes) -> Self {
+        Self(Mutex::new(HashMap::from([(key, value)])))
+    }
+
+    fn get(&self, key: &str) -> Option<Bytes> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(key).cloned()
+    }
+}
+
+pub(crate) fn rows(table: &mut Table) {
+    let (runtime, guard) = (runtime(), StampedeGuard::in_memory());
+    for size in SIZES {
+        let value = Bytes::from(vec![b'v'; size]);
+        let map = Map::with(format!("bytes:{size}"), value.clone());
+        let guarded = awaited(&runtime, async || {
+            let value = value.clone();
+            let load = || async { Ok::<_, Infallible>(value) };
+            guard.get_or_load(("bytes", size), load).await.expect("infallible")
+        });
+        let control = calls(|| map.get(&format!("bytes:{size}")).expect("it is there"));
+        table.add(compare(format!("hit of `get_or_load`, {size} bytes / a map"), guarded, control));
+    }
+    let user = User { id: 42, name: "Ada Lovelace".into(), mail: "ada@shop.example".into() };
+    let encoded = rmp_serde::to_vec_named(&user).expect("plain values");
+    let map = Map::with("user:42".into(), encoded.into());
+    let guarded = awaited(&runtime, async || {
+        let user = user.clone();
+        let load = || async { Ok::<_, Infallible>(user) };
+        guard.get_or_load(("user", 42), load).await.expect("infallible")
+    });
+    let control = calls(|| {
+        let encoded = map.get(&format!("user:{}", 42)).expect("it is there");
+        rmp_serde::from_slice::<User>(&encoded).expect("what was encoded")
+    });
+    table.add(compare("hit of `get_or_load`, a struct / a map, and decoded".into(), guarded, control));
+}

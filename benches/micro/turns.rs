@@ -1,0 +1,82 @@
+//! The time of one call, of the guard's and of a control's in turn.
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use tokio::runtime::{Builder, Runtime};
+
+use crate::table::{Limit, Row, Spread, Unit};
+
+const ROUNDS: usize = 7;
+/// How long a side runs in one round: many switches of the scheduler, so that one of them is not the number.
+const STRETCH: Duration = Duration::from_millis(50);
+
+/// The values of hits, in bytes.
+pub(crate) const SIZES: [usize; 3] = [64, 1024, 64 * 1024];
+
+/// How long so many calls take.
+pub(crate) type Side<'a> = Box<dyn FnMut(u32) -> Duration + 'a>;
+
+/// A side whose calls are done when they return.
+pub(crate) fn calls<'a, T>(mut call: impl FnMut() -> T + 'a) -> Side<'a> {
+    Box::new(move |times| {
+        let started = Instant::now();
+        for _ in 0..times {
+            black_box(call());
+        }
+        started.elapsed()
+    })
+}
+
+/// A side whose calls are awaited, one at a time.
+pub(crate) fn awaited<'a, T>(runtime: &'a Runtime, mut call: impl AsyncFnMut() -> T + 'a) -> Side<'a> {
+    Box::new(move |times| {
+        runtime.block_on(async {
+            let started = Instant::now();
+            for _ in 0..times {
+                black_box(call().await);
+            }
+            started.elapsed()
+        })
+    })
+}
+
+pub(crate) fn runtime() -> Runtime {
+    Builder::new_current_thread().enable_all().build().expect("a runtime")
+}
+
+/// Runs both in turn, and makes a row of the guard's time over the control's.
+pub(crate) fn compare(what: String, guard: Side<'_>, control: Side<'_>) -> Row {
+    let mut sides = [guard, control].map(|mut side| (fill(&mut side), side));
+    let mut nanos: [Vec<f64>; 2] = Default::default();
+    for round in 0..ROUNDS {
+        for at in [round % 2, (round + 1) % 2] {
+            let (times, side) = &mut sides[at];
+            nanos[at].push(side(*times).as_secs_f64() * 1e9 / f64::from(*times));
+        }
+    }
+    let [guard, control] = &nanos;
+    let ratios: Vec<_> = guard.iter().zip(control).map(|(guard, control)| guard / control).collect();
+    let (ratio, guard, control) = (Spread::of(&ratios), Spread::of(guard), Spread::of(control));
+    Row {
+        what,
+        unit: Unit::Ratio,
+        must: Limit::None,
+        aim: Limit::None,
+        measured: ratio.median,
+        detail: format!("{ratio}; {:.0} ns, control {:.0} ns", guard.median, control.median),
+    }
+}
+
+/// How many calls fill a stretch; what is measured afterwards is warm.
+fn fill(side: &mut Side<'_>) -> u32 {
+    let mut times = 1;
+    while times < u32::MAX / 2 {
+        let took = side(times);
+        if took >= STRETCH / 2 {
+            return (f64::from(times) * STRETCH.as_secs_f64() / took.as_secs_f64()).ceil() as u32;
+        }
+        times *= 2;
+    }
+    times
+}
