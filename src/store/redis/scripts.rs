@@ -86,6 +86,7 @@ giving!(
     b"",
     "scripts/mutex_fence.lua",
     "scripts/mutex_take_first.lua",
+    "scripts/mutex_again.lua",
     "scripts/length.lua",
     "scripts/tell_sooner.lua",
     "scripts/passing.lua",
@@ -109,12 +110,14 @@ script!(
     b"",
     "scripts/length.lua",
     "scripts/mutex_fence.lua",
+    "scripts/mutex_again.lua",
     "scripts/mutex_queue.lua",
     "scripts/mutex_barge.lua"
 );
 giving!(
     MUTEX_OFFER,
     b"",
+    "scripts/mutex_free_first.lua",
     "scripts/tell_sooner.lua",
     "scripts/passing.lua",
     "scripts/mutex_fence.lua",

@@ -70,7 +70,7 @@ fn each_script_says_which_commands_it_calls() {
         ("tell_sooner(", "/tell_sooner.lua"),
         ("next_place(", "/passing.lua"),
         ("next_fence(", "/mutex_fence.lua"),
-        ("give_again(", "/mutex_fence.lua"),
+        ("give_again(", "/mutex_again.lua"),
         ("wait_in_queue(", "/mutex_queue.lua"),
     ];
     for (name, script) in &scripts {

@@ -72,8 +72,13 @@ pub(crate) async fn take_mutex(
     let (mut deaf, mut old, mut was_held) = (Deaf::default(), ask.instead, false);
     loop {
         let args = |cmd: &mut Cmd| {
-            cmd.arg(ask.token.as_str()).arg(end(ask.ttl)).arg(u8::from(ask.queue)).arg(u8::from(again));
-            if old.is_some() || !deaf.0.is_empty() {
+            cmd.arg(ask.token.as_str()).arg(end(ask.ttl));
+            let goes_on = old.is_some() || !deaf.0.is_empty();
+            // The server reads each argument, so what most takes ask is left unsaid.
+            if !ask.queue || again || goes_on {
+                cmd.arg(u8::from(ask.queue)).arg(u8::from(again));
+            }
+            if goes_on {
                 cmd.arg(old.map_or("", Token::as_str));
                 deaf.arg(cmd);
             }
@@ -99,7 +104,7 @@ pub(crate) async fn free_mutex(
     within: Duration,
 ) -> Result<bool, StoreError> {
     let args = |cmd: &mut Cmd| {
-        cmd.arg(token.as_str()).arg(place(token, end(ttl)));
+        cmd.arg(token.as_str()).arg(end(ttl));
     };
     give_mutex(commands, Step::giving(&scripts::MUTEX_FREE, name), args, within).await
 }
@@ -113,7 +118,7 @@ pub(crate) async fn offer_mutex(
 ) -> Result<bool, StoreError> {
     let bound = u64::try_from(bound.as_micros()).unwrap_or(u64::MAX).min(1 << 50);
     let args = |cmd: &mut Cmd| {
-        cmd.arg(token.as_str()).arg(place(token, end(ttl))).arg(bound);
+        cmd.arg(token.as_str()).arg(end(ttl)).arg(bound);
     };
     give_mutex(commands, Step::offering(&scripts::MUTEX_OFFER, name), args, within).await
 }

@@ -1,7 +1,7 @@
 -- Prelude of the scripts that give a mutex away.
 --
 -- KEYS: mutex, queue, fence
--- calls: set get incr time pexpire lpop publish pttl lrange
+-- calls: set incr time lpop publish pttl lrange
 
 -- Hands the mutex to the first in the queue that can be reached; its time to live, or nil if there was
 -- none. Stops at `asking`, whose place is used up then, and says so: it is there to take the mutex itself. Passes

@@ -4,7 +4,7 @@
 -- Returns 1 somebody held it | 0 nobody did | {1, the nodes that do not hear} FREE is to go on with the queue
 --
 -- Atomic, because the holder that is told must be the one it was taken from.
--- calls: get del set incr time lpop publish pttl pexpire lrange
+-- calls: get del set incr time lpop publish pttl lrange
 local holder = redis.call('GET', KEYS[1])
 if not holder then
   return 0

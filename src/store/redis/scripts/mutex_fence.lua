@@ -4,7 +4,7 @@
 -- there are few of both on the way of those who contend.
 --
 -- KEYS: mutex, queue, fence
--- calls: set get incr time pexpire
+-- calls: set incr time
 
 -- A number that is greater than all given for this mutex before: counted on for as long as that is within
 -- 10 ms of the clock, in microseconds, or ahead of it, and the clock otherwise. Counted alone, numbers would be
@@ -31,16 +31,5 @@ local function give(token, ttl)
   else
     redis.call('SET', KEYS[1], token, 'PX', ttl)
   end
-end
-
--- Starts the time of the token that holds the mutex already anew; its fence.
-local function give_again(token, ttl)
-  if ttl == '0' then
-    give(token, ttl)
-  else
-    redis.call('PEXPIRE', KEYS[1], ttl)
-  end
-  local fence = tonumber(redis.pcall('GET', KEYS[3]))
-  return fence and fence > 1 and fence or next_fence()
 end
 

@@ -2,16 +2,15 @@
 -- the head if that has waited for the bound. Else gives up a place in the queue, and sees to a mutex that has no holder.
 --
 -- KEYS: mutex, queue, fence, mark of a head that was told
--- ARGV: token; the same with its time to live, as it stands in the queue; the bound in microseconds
+-- ARGV: token; its time to live, as it stands in the queue; the bound in microseconds
 -- Returns 1 it held the mutex | 0 it did not | {that, the nodes that do not hear} FREE is to go on with the queue
 --
 -- Atomic, because a DEL after a separate check could free the mutex of another token, and a head that queues between a
 -- look at the queue and the DEL would not be told.
--- calls: get del lrem lrange lpop time set incr publish pttl pexpire
-local holder = redis.call('GET', KEYS[1])
+-- calls: get del lrem lrange lpop time set incr publish pttl
 local held = holder == ARGV[1] and 1 or 0
 if held == 0 then
-  redis.pcall('LREM', KEYS[2], 1, ARGV[2])
+  redis.pcall('LREM', KEYS[2], 1, ARGV[1] .. ARGV[2])
   -- It may be the one that was told.
   redis.call('DEL', KEYS[4])
   if holder then

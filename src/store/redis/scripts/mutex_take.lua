@@ -2,7 +2,7 @@
 -- Before that, if asked, FREE of another token.
 --
 -- KEYS: mutex, queue, fence; in a cluster the roll
--- ARGV: token; time to live in ms, or '0' for none; '1' to queue; '1' if it has asked before;
+-- ARGV: token; time to live in ms, or '0' for none; '0' not to queue; '1' if it has asked before;
 --       optionally the token to be freed, whose time to live in the queue is the same, or ''; then the nodes that do not
 --       hear
 -- Returns its fence | -2 - remaining ms of who holds it, -1 for no end; with a token to be freed
@@ -59,7 +59,7 @@ else
   end
 end
 
-local lost = ARGV[3] == '1' and wait_in_queue(ARGV[1], ARGV[2], ARGV[4] == '1', remaining)
+local lost = ARGV[3] ~= '0' and wait_in_queue(ARGV[1], ARGV[2], ARGV[4] == '1', remaining)
 local remarked = remarks(holder, remaining, lost)
 if remarked then
   return {-2 - remaining, was_held, remarked}

@@ -3,12 +3,13 @@
 --
 -- KEYS: mutex, queue, fence
 -- ARGV: as in TAKE
--- calls: get exists set incr time pexpire
-local holder = redis.call('GET', KEYS[1])
-local has_queue = not holder and redis.call('EXISTS', KEYS[2]) == 1
-if not holder and not has_queue and (ARGV[5] or '') == '' then
+-- calls: exists get set incr time
+local present = redis.call('EXISTS', KEYS[1], KEYS[2])
+if present == 0 and not ARGV[5] then
   local fence = next_fence()
   give(ARGV[1], ARGV[2])
   return fence
 end
+local holder = present > 0 and redis.call('GET', KEYS[1])
+local has_queue = present > 0 and not holder
 
