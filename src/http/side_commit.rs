@@ -14,7 +14,7 @@ use crate::key::Key;
 use crate::loader::{LoadResult, Mark};
 use crate::observe::Count;
 use crate::policy::Policy;
-use crate::read_through::acquire::lease_if_free;
+use crate::read_through::contend::lease_if_free;
 use crate::read_through::lease::{Event, Lease};
 use crate::store::Kept;
 use crate::value::entry::{Encoding, Entry, Kind};

@@ -1,32 +1,26 @@
-//! Contending for a lease: who is first leads, the others wait behind the holder. Steps 4 and 5.
+//! Acquiring the lease of a key: the first contender leads, or finds what another has stored meanwhile. Step 4.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::Instant;
 
 use super::lease::{Lease, outdate, release_later};
 use super::tag_check::{current, unless_invalidated};
 use crate::flight::order::Question;
 use crate::guard_state::{Node, Seen, Stored};
 use crate::key::Key;
-use crate::observe::Count;
 use crate::policy::Policy;
 use crate::policy::budget::Budget;
-use crate::store::wake::lease_waiters::Hints;
 use crate::store::{Acquire, Acquired, StoreError, StoreErrorKind, Token, Watch};
 use crate::tracker::Present;
 use crate::value::entry::Kind;
 use crate::value::freshness::Serves;
 use crate::value::outcome::Ending;
 
-/// While hints may be lost, nobody sleeps longer than this between two looks.
-const UNSURE_WAIT: Duration = Duration::from_millis(500);
-/// The shortest sleep on a lease that is about to expire: a look each so often is no busy loop.
-const SHORTEST_WAIT: Duration = Duration::from_millis(5);
 /// How often an entry that can not be used may be met before the load goes on without the store.
-const UNUSABLE_LIMIT: u8 = 3;
+pub(super) const UNUSABLE_LIMIT: u8 = 3;
 
 /// What contending for a key came to.
 pub(crate) enum Contended {
@@ -62,41 +56,29 @@ pub(crate) struct Contender<'a> {
     pub(crate) goes_on: &'a (dyn Fn() -> Option<Instant> + Sync),
 }
 
-/// Step 4 and 5: acquires the lease, or waits behind its holder and tries again.
-pub(crate) async fn contend(contender: Contender<'_>) -> Contended {
-    let mut contention = Contention::of(contender);
-    match contention.run().await {
-        Ok(()) => Contended::Leased(contention.lead()),
-        Err(contended) => {
-            contention.leave(matches!(contended, Contended::Leaving | Contended::WaitedOut));
-            contended
-        }
-    }
-}
-
 /// A contender under way.
-struct Contention<'a> {
-    contender: Contender<'a>,
-    token: Token,
-    watch: Watch,
+pub(super) struct Contention<'a> {
+    pub(super) contender: Contender<'a>,
+    pub(super) token: Token,
+    pub(super) watch: Watch,
     /// When it last sent an acquire.
-    asked: Question,
+    pub(super) asked: Question,
     /// The holder that it has waited for, and how many loads of this wave have vanished.
-    behind: Option<Token>,
-    hops: u8,
+    pub(super) behind: Option<Token>,
+    pub(super) hops: u8,
     /// When it was told that the load it waits behind has ended, if it had not waited for long enough by then.
-    released: Option<Instant>,
+    pub(super) released: Option<Instant>,
     /// How many entries it has met that can not be used.
-    unusable: u8,
+    pub(super) unusable: u8,
     /// An acquire without an answer may have been granted, or may be granted later. So may one that comes after a grant
     /// that was heard, if it gets no further.
-    ghost: bool,
+    pub(super) ghost: bool,
     /// From when it has asked it may be given the lease at any time.
-    doubtful: Present,
+    pub(super) doubtful: Present,
 }
 
 impl<'a> Contention<'a> {
-    fn of(contender: Contender<'a>) -> Self {
+    pub(super) fn of(contender: Contender<'a>) -> Self {
         let node = contender.node;
         let token = Token::mint_for(node.store.node(), contender.policy.lease);
         Self {
@@ -114,39 +96,15 @@ impl<'a> Contention<'a> {
         }
     }
 
-    /// Until the lease is granted, or it has come to something else.
-    async fn run(&mut self) -> Result<(), Contended> {
-        loop {
-            let node = self.contender.node;
-            if node.is_leaving() {
-                return Err(Contended::Leaving);
-            }
-            let Some(within) = self.within() else {
-                node.count(Count::budget_exceeded);
-                return Err(Contended::StoreDown(StoreError::new(StoreErrorKind::TimedOut)));
-            };
-            match self.acquire(within).await {
-                Ok(Acquired::Granted) => return Ok(()),
-                Ok(Acquired::Found(raw)) => self.found(raw, within).await?,
-                Ok(Acquired::Ended(ending)) => self.ended(&ending, within).await?,
-                Ok(Acquired::Held { remaining, .. }) if !self.contender.queue => {
-                    return Err(Contended::Busy(remaining));
-                }
-                Ok(Acquired::Held { remaining, holder }) => self.wait(remaining, holder).await?,
-                Err(error) => self.ride_out(error).await?,
-            }
-        }
-    }
-
     /// How long the next acquire may take, if there is time for one.
-    fn within(&mut self) -> Option<Duration> {
+    pub(super) fn within(&mut self) -> Option<Duration> {
         let within = self.contender.budget.next()?;
         let Some(released) = self.released else { return Some(within) };
         // All who wait in the fleet read what was stored at one moment, and the server was there just now.
         Some(within.max(self.contender.policy.lease.saturating_sub(released.elapsed())))
     }
 
-    async fn acquire(&mut self, within: Duration) -> Result<Acquired, StoreError> {
+    pub(super) async fn acquire(&mut self, within: Duration) -> Result<Acquired, StoreError> {
         self.asked = Question::now();
         let Contender { node, key, policy, queue, seen, budget, .. } = &mut self.contender;
         let ask = Acquire {
@@ -165,7 +123,7 @@ impl<'a> Contention<'a> {
     }
 
     /// There is an entry that it has not seen.
-    async fn found(&mut self, raw: Bytes, within: Duration) -> Result<(), Contended> {
+    pub(super) async fn found(&mut self, raw: Bytes, within: Duration) -> Result<(), Contended> {
         let Contender { node, key, tags, since, .. } = self.contender;
         let stored = current(node, raw, key, tags, within).await.map_err(Contended::StoreDown)?;
         let seen = match stored {
@@ -197,7 +155,7 @@ impl<'a> Contention<'a> {
     }
 
     /// The load that it has waited for has ended, or one whose outcome is replayed to newcomers.
-    async fn ended(&mut self, ending: &Bytes, within: Duration) -> Result<(), Contended> {
+    pub(super) async fn ended(&mut self, ending: &Bytes, within: Duration) -> Result<(), Contended> {
         let Contender { node, key, tags, .. } = self.contender;
         let entry = match Ending::decode(ending, key) {
             Ending::Value(entry) => entry,
@@ -212,91 +170,8 @@ impl<'a> Contention<'a> {
         Ok(())
     }
 
-    /// Sleeps until this holder's load has ended, as far as can be told, or its lease has.
-    async fn wait(&mut self, remaining: Duration, holder: Token) -> Result<(), Contended> {
-        let Contender { node, policy, .. } = self.contender;
-        (self.behind, self.released) = (Some(holder), None);
-        let wakes = Instant::now() + patience(remaining, policy.lease, node.store.hints_arrive());
-        loop {
-            tokio::select! {
-                biased;
-                hints = self.watch.hints() => {
-                    self.ghost |= hints.granted.is_some();
-                    let now = Instant::now();
-                    let in_time = hints.finished.is_some() && now < self.contender.deadline;
-                    self.released = in_time.then_some(now);
-                    self.heed(hints);
-                    return Ok(());
-                }
-                () = sleep_until(wakes) => {
-                    #[cfg(all(test, feature = "testing"))]
-                    if crate::simulation::mutated(crate::simulation::Mutant::LoadsWhileOneStops) {
-                        return Err(Contended::StoreDown(StoreError::new(StoreErrorKind::TimedOut)));
-                    }
-                    return Ok(());
-                }
-                () = sleep_until(self.contender.deadline) => match (self.contender.goes_on)() {
-                    Some(later) => self.contender.deadline = later,
-                    None => return Err(Contended::WaitedOut),
-                },
-                () = node.leaving() => return Err(Contended::Leaving),
-            }
-        }
-    }
-
-    /// A flight that has waited for a live leader rides out a short break of the connection on what is left of its budget,
-    /// rather than load what is being loaded.
-    async fn ride_out(&mut self, error: StoreError) -> Result<(), Contended> {
-        let Contender { node, key, budget, .. } = &mut self.contender;
-        node.count(Count::store_errors);
-        // It was given what was left, which is less than a command has.
-        if error.kind == StoreErrorKind::TimedOut && budget.left().is_zero() {
-            node.count(Count::budget_exceeded);
-        }
-        let rides_out = self.behind.is_some() && error.kind != StoreErrorKind::Refused;
-        let mut is_back = false;
-        if rides_out && !budget.left().is_zero() {
-            let since = Instant::now();
-            // A server that has refused is connected all the same, and would be asked as fast as it answers.
-            sleep(SHORTEST_WAIT.min(budget.left())).await;
-            is_back = node.store.reach(key.name(), budget.left()).await.is_ok();
-            budget.spend(since);
-        }
-        if !is_back {
-            self.ghost |= error.kind.is_ambiguous();
-            return Err(Contended::StoreDown(error));
-        }
-        if error.kind.is_ambiguous() {
-            self.ask_anew();
-        }
-        Ok(())
-    }
-
-    /// What was sent may yet run, at any time. Under the same token it would bring back a lease that an invalidation has
-    /// ended, and the older load would be stored.
-    fn ask_anew(&mut self) {
-        let Contender { node, key, policy, .. } = self.contender;
-        let token = Token::mint_for(node.store.node(), policy.lease);
-        let before = std::mem::replace(&mut self.watch, node.store.watch(key, &token)).close();
-        self.heed(before);
-        let old = std::mem::replace(&mut self.token, token);
-        release_later(Arc::clone(node), key.clone(), old, policy.lease, node.doubtful.enter());
-    }
-
-    /// What a waiter makes of what it was told.
-    fn heed(&mut self, hints: Hints) {
-        outdate(self.contender.node, self.contender.key, &hints);
-        self.hops = hints.granted.unwrap_or(self.hops);
-        // A wake may name a later holder, whose ending is then the one to ask for.
-        self.behind = hints.finished.or_else(|| self.behind.take());
-        if hints.invalidated {
-            // It may stand in for nothing any more.
-            *self.contender.seen = None;
-        }
-    }
-
     /// The lease that was granted.
-    fn lead(self) -> Lease {
+    pub(super) fn lead(self) -> Lease {
         let Self { contender: Contender { node, key, policy, .. }, token, watch, asked, hops, .. } = self;
         Lease {
             _held: node.leases.enter(),
@@ -314,7 +189,7 @@ impl<'a> Contention<'a> {
     /// Ends it without a lease. A grant that came too late to be looked at would leave the lease to nobody; so would one that
     /// is on its way to a node that ends. `gives_up`: it ends while it has a place in the queue, which the release gives up as
     /// well: without that, each flight that waited for long enough behind one slow load would leave a place there.
-    fn leave(self, gives_up: bool) {
+    pub(super) fn leave(self, gives_up: bool) {
         let Contender { node, key, policy, .. } = self.contender;
         let hints = self.watch.close();
         outdate(node, key, &hints);
@@ -323,48 +198,3 @@ impl<'a> Contention<'a> {
         }
     }
 }
-
-/// The lease of a key if it is free, for one who does something there beside its loads: what it commits is refused
-/// once somebody has invalidated the key.
-#[cfg(feature = "http")]
-pub(crate) async fn lease_if_free(
-    node: &Arc<Node>,
-    key: &Key,
-    policy: &Policy,
-    seen: Option<Seen>,
-) -> Option<Lease> {
-    let contender = Contender {
-        node,
-        key,
-        policy,
-        queue: false,
-        seen: &mut seen.map(Box::new),
-        budget: &mut policy.budget(),
-        tags: &[],
-        since: u64::MAX,
-        // Who does not queue does not wait.
-        deadline: Instant::now(),
-        goes_on: &|| None,
-    };
-    match contend(contender).await {
-        Contended::Leased(lease) => Some(lease),
-        _ => None,
-    }
-}
-
-/// How long to sleep on a lease that has `remaining` left, in case no hint comes.
-fn patience(remaining: Duration, lease: Duration, hints_arrive: bool) -> Duration {
-    #[cfg(all(test, feature = "testing"))]
-    if crate::simulation::mutated(crate::simulation::Mutant::NoTimer) {
-        return Duration::from_secs(3600);
-    }
-    let longest = if hints_arrive { lease } else { lease.min(UNSURE_WAIT) };
-    let remaining = remaining.clamp(SHORTEST_WAIT.min(longest), longest);
-    // The waiters of a dead leader should not all ask in one millisecond; one of them must ask
-    // just after it.
-    remaining + Duration::from_micros(fastrand::u64(1_000..10_000))
-}
-
-#[cfg(all(test, feature = "testing"))]
-#[path = "../../tests/unit/read_through/acquire_tests.rs"]
-mod tests;

@@ -12,22 +12,23 @@
 //! 8 response  the value
 //! ```
 //!
-//! Steps 4 to 7 are `leader`, `acquire`, `lease` and `commit`: they run in the flight's own task. A caller whose process has a
+//! Each step is the file of its name; step 4 is `acquire`, and step 8 is here. Steps 4 to 7 run in the flight's own task, `leader`. A caller whose process has a
 //! flight for the key takes a seat on it without a look-up (3 before 2): the flight began with one that
 //! found nothing, and one read per request is what the flight is there to prevent.
 
 pub(crate) mod acquire;
 pub(crate) mod bulkhead;
 pub(crate) mod commit;
-pub(crate) mod crowded;
+pub(crate) mod contend;
 mod join;
 pub(crate) mod leader;
 pub(crate) mod lease;
+mod load;
 pub(crate) mod look_up;
 mod queued_read;
 pub(crate) mod refresh;
-pub(crate) mod share;
 pub(crate) mod tag_check;
+mod wait;
 
 use tokio::time::Instant;
 
@@ -42,7 +43,7 @@ use crate::store::StoreError;
 use crate::value::entry::Entry;
 use crate::value::outcome::Ending;
 use crate::value::reader::{Boxed, Open};
-use crowded::Crowded;
+use join::Crowded;
 use look_up::{Ask, Caller, Judged, Unread};
 use queued_read::FirstRead;
 use refresh::Refresh;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::leader::Lead;
+use super::load::Lead;
 use super::look_up::{Ask, Caller};
 use crate::guard_state::Joined;
 use crate::key::flight::Lane;

@@ -8,6 +8,7 @@ use tokio::time::{advance, timeout};
 
 use super::*;
 use crate::error::ErrorKind;
+use crate::policy::Policy;
 use crate::simulation::dropped::{Drop, dropped};
 use crate::testing::{ChaosStore, Fault};
 use crate::{LoadContext, LoadError, StampedeGuard};

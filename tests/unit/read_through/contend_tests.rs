@@ -1,14 +1,24 @@
 //! What a flight makes of what it finds when it contends: one case for each way out of the loop, on a store in memory.
 
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::time::sleep;
+
 use super::*;
 use crate::guard::StampedeGuard;
 use crate::guard_state::Seen;
 use crate::key::CacheKey;
 use crate::policy::Policy;
+use crate::policy::budget::Budget;
+use crate::read_through::wait::{SHORTEST_WAIT, UNSURE_WAIT, patience};
 use crate::store::Kept;
+use crate::store::Token;
 use crate::store::memory::MemoryStore;
-use crate::value::entry::{Encoding, Entry};
+use crate::store::wake::lease_waiters::Hints;
+use crate::value::entry::{Encoding, Entry, Kind};
 use crate::value::freshness::Times;
+use crate::value::outcome::Ending;
 
 /// A process, and what its flight has seen.
 struct Side {
@@ -178,7 +188,7 @@ async fn a_value_whose_tag_was_invalidated_is_loaded_over() {
     other.leads().await.hand_over(0).await;
 }
 
-#[path = "acquire_chaos_tests.rs"]
+#[path = "contend_chaos_tests.rs"]
 mod on_chaos;
 
 #[cfg(feature = "http")]

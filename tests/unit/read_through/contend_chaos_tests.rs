@@ -1,6 +1,7 @@
 //! The same on a store that strikes: what a flight makes of commands that fail.
 
 use super::*;
+use crate::read_through::acquire::UNUSABLE_LIMIT;
 use crate::testing::{ChaosStore, Fault};
 
 /// Whoever writes there what is no entry may write for as long as it likes.

@@ -1,0 +1,115 @@
+//! Waiting behind the holder of a lease: until its load has ended, or its lease has. Step 5.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, sleep_until};
+
+use super::acquire::{Contended, Contender, Contention};
+use super::lease::{outdate, release_later};
+use crate::observe::Count;
+use crate::store::wake::lease_waiters::Hints;
+use crate::store::{StoreError, StoreErrorKind, Token};
+
+/// While hints may be lost, nobody sleeps longer than this between two looks.
+pub(super) const UNSURE_WAIT: Duration = Duration::from_millis(500);
+/// The shortest sleep on a lease that is about to expire: a look each so often is no busy loop.
+pub(super) const SHORTEST_WAIT: Duration = Duration::from_millis(5);
+
+impl Contention<'_> {
+    /// Sleeps until this holder's load has ended, as far as can be told, or its lease has.
+    pub(super) async fn wait(&mut self, remaining: Duration, holder: Token) -> Result<(), Contended> {
+        let Contender { node, policy, .. } = self.contender;
+        (self.behind, self.released) = (Some(holder), None);
+        let wakes = Instant::now() + patience(remaining, policy.lease, node.store.hints_arrive());
+        loop {
+            tokio::select! {
+                biased;
+                hints = self.watch.hints() => {
+                    self.ghost |= hints.granted.is_some();
+                    let now = Instant::now();
+                    let in_time = hints.finished.is_some() && now < self.contender.deadline;
+                    self.released = in_time.then_some(now);
+                    self.heed(hints);
+                    return Ok(());
+                }
+                () = sleep_until(wakes) => {
+                    #[cfg(all(test, feature = "testing"))]
+                    if crate::simulation::mutated(crate::simulation::Mutant::LoadsWhileOneStops) {
+                        return Err(Contended::StoreDown(StoreError::new(StoreErrorKind::TimedOut)));
+                    }
+                    return Ok(());
+                }
+                () = sleep_until(self.contender.deadline) => match (self.contender.goes_on)() {
+                    Some(later) => self.contender.deadline = later,
+                    None => return Err(Contended::WaitedOut),
+                },
+                () = node.leaving() => return Err(Contended::Leaving),
+            }
+        }
+    }
+
+    /// A flight that has waited for a live leader rides out a short break of the connection on what is left of its budget,
+    /// rather than load what is being loaded.
+    pub(super) async fn ride_out(&mut self, error: StoreError) -> Result<(), Contended> {
+        let Contender { node, key, budget, .. } = &mut self.contender;
+        node.count(Count::store_errors);
+        // It was given what was left, which is less than a command has.
+        if error.kind == StoreErrorKind::TimedOut && budget.left().is_zero() {
+            node.count(Count::budget_exceeded);
+        }
+        let rides_out = self.behind.is_some() && error.kind != StoreErrorKind::Refused;
+        let mut is_back = false;
+        if rides_out && !budget.left().is_zero() {
+            let since = Instant::now();
+            // A server that has refused is connected all the same, and would be asked as fast as it answers.
+            sleep(SHORTEST_WAIT.min(budget.left())).await;
+            is_back = node.store.reach(key.name(), budget.left()).await.is_ok();
+            budget.spend(since);
+        }
+        if !is_back {
+            self.ghost |= error.kind.is_ambiguous();
+            return Err(Contended::StoreDown(error));
+        }
+        if error.kind.is_ambiguous() {
+            self.ask_anew();
+        }
+        Ok(())
+    }
+
+    /// What was sent may yet run, at any time. Under the same token it would bring back a lease that an invalidation has
+    /// ended, and the older load would be stored.
+    fn ask_anew(&mut self) {
+        let Contender { node, key, policy, .. } = self.contender;
+        let token = Token::mint_for(node.store.node(), policy.lease);
+        let before = std::mem::replace(&mut self.watch, node.store.watch(key, &token)).close();
+        self.heed(before);
+        let old = std::mem::replace(&mut self.token, token);
+        release_later(Arc::clone(node), key.clone(), old, policy.lease, node.doubtful.enter());
+    }
+
+    /// What a waiter makes of what it was told.
+    pub(super) fn heed(&mut self, hints: Hints) {
+        outdate(self.contender.node, self.contender.key, &hints);
+        self.hops = hints.granted.unwrap_or(self.hops);
+        // A wake may name a later holder, whose ending is then the one to ask for.
+        self.behind = hints.finished.or_else(|| self.behind.take());
+        if hints.invalidated {
+            // It may stand in for nothing any more.
+            *self.contender.seen = None;
+        }
+    }
+}
+
+/// How long to sleep on a lease that has `remaining` left, in case no hint comes.
+pub(super) fn patience(remaining: Duration, lease: Duration, hints_arrive: bool) -> Duration {
+    #[cfg(all(test, feature = "testing"))]
+    if crate::simulation::mutated(crate::simulation::Mutant::NoTimer) {
+        return Duration::from_secs(3600);
+    }
+    let longest = if hints_arrive { lease } else { lease.min(UNSURE_WAIT) };
+    let remaining = remaining.clamp(SHORTEST_WAIT.min(longest), longest);
+    // The waiters of a dead leader should not all ask in one millisecond; one of them must ask
+    // just after it.
+    remaining + Duration::from_micros(fastrand::u64(1_000..10_000))
+}
