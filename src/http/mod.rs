@@ -99,6 +99,22 @@
 //! use axum::{Router, routing::get};
 //! use stampede_guard::{Policy, StampedeGuard, http::HttpPolicy};
 //! use tower_sessions::{MemoryStore, Session, SessionManagerLayer};
+//! # // Stand-ins: the stack with the real crates is `http::stacks` of the integration tests.
+//! # mod tower_sessions {
+//! #     #[derive(Clone)]
+//! #     pub struct Session;
+//! #     #[derive(Default)]
+//! #     pub struct MemoryStore;
+//! #     #[derive(Clone)]
+//! #     pub struct SessionManagerLayer;
+//! #     impl SessionManagerLayer {
+//! #         pub fn new(_: MemoryStore) -> Self { Self }
+//! #     }
+//! #     impl<S> tower::Layer<S> for SessionManagerLayer {
+//! #         type Service = S;
+//! #         fn layer(&self, inner: S) -> S { inner }
+//! #     }
+//! # }
 //!
 //! async fn authenticate(mut request: Request, next: Next) -> Response {
 //!     // Takes the credentials off: the guard has to be asked before.

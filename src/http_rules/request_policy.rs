@@ -85,6 +85,9 @@ impl HttpPolicy {
     /// ```
     /// use stampede_guard::http::HttpPolicy;
     ///
+    /// # // Stand-ins for the types of these crates.
+    /// # mod tower_sessions { #[derive(Clone)] pub struct Session; }
+    /// # mod tower_cookies { #[derive(Clone)] pub struct Cookies; }
     /// let policy = HttpPolicy::default()
     ///     .personal_extension::<tower_sessions::Session>()
     ///     .personal_extension::<tower_cookies::Cookies>();
