@@ -1,6 +1,6 @@
 //! The locks that the in-process coalescing is built on, in one place.
 //!
-//! `tests/models` compiles `flight/` and `store/watch` against schedulers' own locks under this module's name, so they name no other.
+//! `tests/models` compiles `flight/` and `store/wake/lease_waiters` against schedulers' own locks under this module's name, so they name no other.
 
 use std::future::{Future, poll_fn};
 pub(crate) use std::sync::atomic::{AtomicUsize, Ordering};

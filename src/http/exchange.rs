@@ -1,13 +1,15 @@
-//! One request through the layer: what is looked for where, and what becomes of it when it is not there.
+//! One request through the layer.
+//!
+//! - A hit: `consider` (`http_rules/request.rs`) gives the key, [`look`] reads the entry, `respond.rs` makes the response of it.
+//! - A miss: `miss.rs` joins the flight or leads it; a leader's request is loaded by `load.rs`, and `commit.rs` decides at the head who may
+//!   have the response, and reads its body (`tee.rs`, `shared_body.rs`).
+//! - A stale response: as a hit, and `miss.rs` begins the load in the background.
+//! - Unsafe methods and HEAD: `unsafe_methods.rs`.
 
-use crate::http_rules::forwarding::forwarding;
-use crate::http_rules::vary::Fingerprint;
-use crate::policy::Policy;
-use http::header::HeaderMap;
 use std::fmt;
 use std::pin::Pin;
 
-use http::header::{CONTENT_LENGTH, COOKIE, HeaderValue};
+use http::header::{CONTENT_LENGTH, COOKIE, HeaderMap, HeaderValue};
 use http::{Method, Request, Response, StatusCode};
 use http_body::Body;
 use tower_service::Service;
@@ -17,18 +19,19 @@ use super::body_warning;
 use super::cache_status::{CacheStatus, write_key, write_status};
 use super::load::loader;
 use super::miss::{Journey, Step, failed};
-use super::respond::own_answer;
-use super::respond::{At, Found, Replay, Wants};
+use super::respond::{At, Found, Replay, Wants, own_answer};
 use super::tee::has_no_content;
 use super::wanted::{Head, Wanted, call};
 use crate::error::{Error, ErrorKind, Failure};
 use crate::guard::StampedeGuard;
+use crate::http_rules::forwarding::forwarding;
 use crate::http_rules::personal;
 use crate::http_rules::reason::Rule;
 use crate::http_rules::request::{Asked, Considered, consider};
+use crate::http_rules::vary::Fingerprint;
 use crate::key::Key;
 use crate::observe::{self, Outcome};
-use crate::policy::OnStoreDown;
+use crate::policy::{OnStoreDown, Policy};
 use crate::read_through::look_up::Ask;
 use crate::read_through::{Looked, look, peek};
 use crate::store::StoreError;

@@ -1,4 +1,4 @@
-//! Leadership of one key across the fleet: contend for it, keep it, end it. Steps 4, 5 and 7.
+//! A held lease: how it is kept during a load, and how it ends.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

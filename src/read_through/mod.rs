@@ -12,7 +12,9 @@
 //! 8 response  the value
 //! ```
 //!
-//! Each step is the file of its name; step 4 is `acquire`, and step 8 is here. Steps 4 to 7 run in the flight's own task, `leader`. A caller whose process has a
+//! Each step is the file of its name; step 4 is `acquire`, and step 8 is here. Steps 4 to 7 run in the flight's own task, `leader`;
+//! `contend` is the loop of steps 4 and 5, `lease` what a granted acquire leaves in hand. A look-up that finds a stale value begins the
+//! load in the background by `refresh`. A caller whose process has a
 //! flight for the key takes a seat on it without a look-up (3 before 2): the flight began with one that
 //! found nothing, and one read per request is what the flight is there to prevent.
 

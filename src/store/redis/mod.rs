@@ -21,10 +21,10 @@ mod connection;
 #[cfg(test)]
 mod crowd_tests;
 mod doctor;
+mod entries;
 mod errors;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzed;
-mod leases;
 mod locks;
 mod messages;
 mod redis_store;

@@ -9,7 +9,7 @@
 //! the command goes on from there, within its deadline.
 
 mod discovery;
-mod layout;
+mod readiness;
 mod send;
 mod slot_map;
 #[cfg(test)]

@@ -9,8 +9,9 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::Commands;
-use super::call::{REST, refused, run, wake_rest};
+use super::call::{refused, run};
 use super::deadline::{Ran, in_time};
+use super::lease_end::{REST, wake_rest};
 use crate::key::Key;
 use crate::store::redis::errors::reply::unexpected;
 use crate::store::redis::scripts::{self, millis, push_moment};

@@ -4,6 +4,7 @@ pub(crate) mod acquire;
 pub(crate) mod call;
 pub(crate) mod deadline;
 pub(crate) mod invalidate;
+pub(crate) mod lease_end;
 pub(super) mod lock_leaving;
 pub(super) mod lock_losses;
 pub(super) mod lock_replies;

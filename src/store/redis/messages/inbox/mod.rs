@@ -24,7 +24,7 @@ use super::message::{self, Message};
 use crate::health::LinkState;
 use crate::store::Token;
 use crate::store::redis::commands::Commands;
-use crate::store::redis::commands::call::hand_over;
+use crate::store::redis::commands::lease_end::hand_over;
 use crate::store::redis::commands::lock_scripts::give_back;
 use crate::store::redis::connection::connector::Dial;
 use crate::store::wake::lease_waiters::{Hint, Watches};

@@ -9,12 +9,12 @@ use redis::{Cmd, Value};
 use tokio::time::{Instant, timeout};
 use uuid::Uuid;
 
-use super::commands;
 use super::commands::acquire::acquire;
-use super::commands::call::{REST, hand_over, refused, run, wake_rest};
-use super::doctor;
+use super::commands::call::{refused, run};
+use super::commands::lease_end::{REST, hand_over, wake_rest};
 use super::redis_store::RedisStore;
 use super::scripts::{self, Script, get_entry, millis, push_outcome, push_seen};
+use super::{commands, doctor};
 use crate::health::{Finding, Health};
 use crate::key::Key;
 use crate::store::redis::errors::reply::unexpected;
