@@ -91,7 +91,7 @@ async fn what_frees_nothing_wakes_nobody() {
 
 /// S0.15: what others have asked the server for stays.
 #[tokio::test]
-async fn flags_of_others_are_kept() {
+async fn existing_flags_are_kept() {
     let server = RedisServer::with_args(["--notify-keyspace-events", "El"]);
     let asker = Asker::on(&connected(&server.url()).await, &mutex("k"));
     assert_eq!(asker.announced().await, Announced::Yes);
