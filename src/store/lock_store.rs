@@ -13,7 +13,7 @@
 //!    to live.
 //! 4. A waiter is registered ([`LockStore::await_grant`]) before its first take.
 //! 5. A grant that no waiter received is given back by the node it was sent to.
-//! 6. Everything expires by itself, except a mutex whose owner asked for one that does not.
+//! 6. Everything expires by itself, except a mutex that was taken without a time to live.
 
 use std::fmt;
 use std::time::Duration;
@@ -79,7 +79,7 @@ pub(crate) trait LockStore: fmt::Debug + Send + Sync {
     /// Answers whether it had a holder.
     fn break_mutex<'a>(&'a self, name: &'a LockName, within: Duration) -> Reply<'a, bool>;
 
-    /// TAKE of a permit: creates the semaphore if there is none; removes permits whose lease has ended; serves the queue;
+    /// TAKE of a permit: creates the semaphore if there is none; removes permits with an ended lease; serves the queue;
     /// then as [`take_mutex`](Self::take_mutex).
     fn take_permit<'a>(
         &'a self,
@@ -259,11 +259,11 @@ pub(crate) struct SemaphoreState {
     pub(crate) capacity: u32,
     pub(crate) available: u32,
     pub(crate) waiting: u32,
-    /// The holders whose leases have not ended, and their remaining times, the earliest first.
+    /// The holders with a running lease, and its remaining time, the earliest first.
     pub(crate) holders: Vec<(Token, Duration)>,
     /// Whether this step created it.
     pub(crate) created: bool,
-    /// How many permits this step took back from holders whose leases had ended.
+    /// How many permits this step took back because their leases had ended.
     pub(crate) recovered: u32,
 }
 
@@ -274,7 +274,7 @@ pub(crate) enum Change {
     Ensure(Create),
     /// Create it if there is none, and add so many permits.
     Add { permits: u32, semaphore: Create },
-    /// Take back the permits whose leases have ended.
+    /// Take back the permits with an ended lease.
     Sweep,
     /// Remove it; all waiters are told `closed`.
     Delete,

@@ -173,7 +173,7 @@ async fn an_outcome_is_replayed_to_newcomers_for_its_time_only(world: &World) {
     }
     assert!(started.elapsed() >= ms(299), "{:?}", started.elapsed());
     let behind = Acquire { behind: Some(&holder.token), ..newcomer.ask() };
-    assert!(matches!(newcomer.acquire(behind).await, Acquired::Ended(_)), "who waited has longer");
+    assert!(matches!(newcomer.acquire(behind).await, Acquired::Ended(_)), "a waiter has longer");
 }
 
 async fn an_outcome_expires(world: &World) {

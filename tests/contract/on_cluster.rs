@@ -38,7 +38,7 @@ const LEFT_OUT: [(&str, &str); 7] = [
     ("semaphores::dead_waiters_for_permits_are_passed_over", DEAD),
 ];
 
-const DEAD: &str = "PUBLISH does not tell who is gone; it costs a claim, see redis::cluster::failures";
+const DEAD: &str = "PUBLISH does not report dead nodes; it costs a claim, see redis::cluster::failures";
 
 /// A node that is not connected yet.
 pub(super) fn node(cluster: &Cluster) -> NodeStore {

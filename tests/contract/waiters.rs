@@ -74,7 +74,7 @@ async fn a_hand_over_passes_over_waiters_that_have_left(world: &World) {
     }
     let alive = Flight::waiting(world, &key("k")).await;
     assert_eq!(holder.hand_over(1).await, HandedOver::ToWaiter);
-    assert_eq!(alive.granted(world).await, 1, "the node of those who left hands over again");
+    assert_eq!(alive.granted(world).await, 1, "the node of the waiters that left hands over again");
     alive.must_hold().await;
 }
 

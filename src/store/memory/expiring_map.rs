@@ -202,7 +202,7 @@ mod tests {
         shelf.put("c", 3, 10, in_a_second() + SECOND);
         tokio::time::advance(SECOND).await;
         assert_eq!(shelf.get("a"), None);
-        assert_eq!(shelf.get("b"), Some(&mut 2), "it lives on for who asked for that");
+        assert_eq!(shelf.get("b"), Some(&mut 2), "its life was prolonged");
         // A use during its lifetime does not keep a value beyond it.
         assert!(shelf.drop_one());
         assert_eq!(shelf.get("c"), Some(&mut 3));

@@ -15,7 +15,7 @@ const LEASE: Duration = Duration::from_secs(60);
 /// More places than one call takes, and not a multiple of that.
 const CROWD: usize = 1_234;
 
-/// A server, and steps whose script calls are made one by one.
+/// A server, and steps that run one script call at a time.
 struct Steps {
     server: RedisServer,
     conn: Connection,

@@ -40,7 +40,7 @@ impl RedisStore {
     /// was lost.
     fn answered(&self, name: &LockName, token: &Token, remarks: Remarks) {
         self.grants.is_answered(token);
-        // A process whose inbox is down keeps losing its places, so there is nothing to find until the
+        // A process without an inbox keeps losing its places, so there is nothing to find until the
         // inbox is up.
         if remarks.lost_place
             && self.inbox.hears()

@@ -20,7 +20,7 @@ pub(super) struct Script {
     /// subscribers have heard it.
     spread: Option<Text>,
     /// The kinds of its keys, in the order of KEYS: `e`ntry, `l`ease, `q`ueue, `o`utcome, `t`ag, list of `v`ariants.
-    /// Empty for the scripts of locks, whose callers name the keys.
+    /// Empty for the scripts of locks: their callers name the keys.
     keys: &'static [u8],
 }
 

@@ -75,7 +75,7 @@ impl Watches {
         self.tell_where(name, hint, |_| true)
     }
 
-    /// Tells those waiters of `name` whose tokens `wanted` accepts.
+    /// Tells the waiters of `name` with a token that `wanted` accepts.
     pub(crate) fn tell_where(&self, name: &str, hint: &Hint, wanted: impl Fn(&Token) -> bool) -> bool {
         let told: Vec<_> = match self.lock().get(name) {
             Some(waiters) => waiters
@@ -110,19 +110,19 @@ impl Watches {
         }
     }
 
-    /// Whether anybody waits for `name`.
+    /// Whether there are waiters for `name`.
     #[cfg(feature = "testing")]
     pub(crate) fn any(&self, name: &str) -> bool {
         self.lock().contains_key(name)
     }
 
-    /// Whether somebody waits with this token.
+    /// Whether there is a waiter with this token.
     #[cfg(all(test, feature = "testing"))]
     pub(crate) fn has(&self, token: &Token) -> bool {
         self.lock().values().flatten().any(|waiter| waiter.token == *token)
     }
 
-    /// Whether nobody waits.
+    /// Whether there are no waiters.
     #[cfg(all(test, feature = "testing"))]
     pub(crate) fn is_empty(&self) -> bool {
         self.lock().is_empty()

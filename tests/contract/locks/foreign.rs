@@ -156,7 +156,7 @@ async fn foreign_members_are_passed_over() {
     let (holder, _) = Asker::holding(&world, &mutex("k")).await;
     assert!(holder.free().await);
     server.run::<()>(&["SET", "sg1:m:{ns:k}", &"y".repeat(65), "PX", "600000"]);
-    assert!(holder.force().await, "nobody listens to that name");
+    assert!(holder.force().await, "no node listens to that name");
     assert!(holder.look().await.is_none());
 
     server.run::<()>(&["RPUSH", "sg1:sq:{ns:k}", "", "x", &"y".repeat(65)]);

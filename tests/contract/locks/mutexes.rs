@@ -207,7 +207,7 @@ async fn fences_grow_over_free_expiry_hand_over_and_force(world: &World) {
 
 async fn force_tells_the_holder_and_frees(world: &World) {
     let other = Asker::apart(world, &mutex("k")).await;
-    assert!(!other.force().await, "nobody holds it");
+    assert!(!other.force().await, "it has no holder");
     let (holder, _) = Asker::holding(world, &mutex("k")).await;
     holder.wait.hold();
     let (one, two) = (Asker::waiting(world, &mutex("k")).await, Asker::waiting(world, &mutex("k")).await);

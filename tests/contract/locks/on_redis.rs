@@ -122,7 +122,7 @@ async fn every_key_of_a_semaphore_has_a_ttl_at_every_step(world: &World) {
     check("swept", &[holders, meta]);
     assert!(two.free_permit().await.was_held && three.free_permit().await.was_held);
     check("freed", &[meta]);
-    assert!(server.run::<i64>(&["PTTL", meta]) <= 10_000, "nobody needs it any more");
+    assert!(server.run::<i64>(&["PTTL", meta]) <= 10_000, "it is not needed any more");
     one.must_take_permit(1).await;
     two.must_take_permit(1).await;
     three.must_wait_for_permit(1).await;

@@ -144,7 +144,7 @@ async fn nodes_that_are_gone_are_passed_over(world: &World) {
     drop(wait);
     world.dead(node.store).await;
     assert!(alive.free().await);
-    assert!(alive.look().await.is_none(), "nobody is left");
+    assert!(alive.look().await.is_none(), "no waiter is left");
 }
 
 /// If PUBLISH cannot tell which nodes are dead, a live waiter must be told to look when the dead one's claim ends.

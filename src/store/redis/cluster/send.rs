@@ -13,11 +13,11 @@ use crate::store::{StoreError, StoreErrorKind};
 
 /// How often a command follows a redirection at once. A map that is one change behind is right after the first.
 const REDIRECTIONS: usize = 5;
-/// Pauses before a command is repeated whose keys are migrating, so that each may be on either node.
+/// Pauses before a command is repeated because its keys are migrating, and each may be on either node.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LAST_PAUSE: Duration = Duration::from_millis(40);
 
-/// The deadline of a command whose deadline is too long for an `Instant`.
+/// Replaces a deadline that is too far away for an `Instant`.
 const ENDLESS: Duration = Duration::from_secs(86_400);
 
 impl Cluster {

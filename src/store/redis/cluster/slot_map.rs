@@ -199,7 +199,7 @@ mod tests {
         let masters: Vec<_> = masters.iter().map(|master| (master.name(), master.replicas)).collect();
         assert_eq!(masters, [("a:1".to_owned(), 2), ("b:1".to_owned(), 0)]);
         assert_eq!(unserved, SLOTS - 30);
-        assert!(!layout.is_well(), "none of them is down, and nobody has the others");
+        assert!(!layout.is_well(), "none of them is down, and the other slots are unserved");
     }
 
     /// One master has a single slot, and one has lost its only slot.
@@ -217,7 +217,7 @@ mod tests {
         masters.sort();
         assert_eq!(masters, ["a:1", "b:1", "d:1"], "{gone} has nothing");
         for (master, name) in samples {
-            let home = layout.master(slot_of(&name)).expect("somebody has it");
+            let home = layout.master(slot_of(&name)).expect("it is served");
             assert_eq!(home.name(), master.name(), "{name}");
         }
     }

@@ -1,4 +1,4 @@
-//! Finds the waiters whose messages may have been lost, with one question per lock instead of one per waiter.
+//! Finds the waiters that may have lost a message, with one question per lock instead of one per waiter.
 //!
 //! Invariant: a waiter that is not the first of its lock in this process either has a place in the queue after the
 //! subscription was confirmed, or asks. A place that is found then is not passed over any more, because its node receives

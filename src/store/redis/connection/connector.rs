@@ -139,7 +139,7 @@ impl Dial {
         server: &Server,
         writes: bool,
     ) -> RedisResult<(MultiplexedConnection, Option<Reading>)> {
-        // No time-outs here: every caller bounds its command by what is left of its budget.
+        // No time-outs here: every caller bounds its command by the rest of its budget.
         let config = AsyncConnectionConfig::new().set_response_timeout(None).set_connection_timeout(None);
         let opening = server.commands.get_multiplexed_async_connection_with_config(&config);
         let mut connection = self.open(self.opening(), opening).await?;

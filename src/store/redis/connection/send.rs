@@ -31,7 +31,7 @@ impl Supervisor {
         received
     }
 
-    /// Waits for the first connection; returns it and what is left of `within`.
+    /// Waits for the first connection; returns it and the rest of `within`.
     pub(super) async fn first(self: &Arc<Self>, within: Duration) -> Result<(Up, Duration), StoreError> {
         let started = Instant::now();
         let opened = timeout(within, self.opened()).await;

@@ -1,4 +1,4 @@
-//! In which order the callers continue whose replies arrive together.
+//! The order in which callers continue if their replies arrive together.
 //!
 //! All replies that have arrived are read at once, and every caller that waits for one is woken. The callers run one after
 //! the other, and their next commands are sent when the last of them has run: until then the server is idle, and after that
@@ -71,7 +71,7 @@ mod tests {
                 reply.changed().await.expect("a reply");
                 waiting.go_on().await;
                 let _waits_again = turns.wait();
-                asks.send(()).expect("somebody sends");
+                asks.send(()).expect("the receiver lives");
                 reply.changed().await.expect_err("this one is not answered");
             });
         }

@@ -24,7 +24,7 @@ const APART: u64 = 1_000;
 /// The master that the further checks use.
 pub(super) struct Home {
     pub(super) dial: Dial,
-    /// A name whose keys are in this master's slots.
+    /// A name with keys in this master's slots.
     pub(super) name: String,
     /// The masters that can be reached.
     pub(super) reached: Vec<String>,
@@ -96,7 +96,7 @@ pub(super) async fn examine(
     Some(Home { dial, name, reached })
 }
 
-/// A finding about the master whose clock differs most from that of the first, by which entries are judged.
+/// A finding about the clock that differs most from that of the first master, by which entries are judged.
 fn apart(clocks: &[(String, Reading)]) -> Option<Finding> {
     let now = Instant::now();
     let at = |reading: &Reading| reading.server_ms + now.duration_since(reading.at).as_millis() as u64;

@@ -7,7 +7,7 @@
 --         | 3 some places were passed, the token still holds it, and the caller must call HAND OVER again
 --
 -- Atomic, because any newcomer could take a lease that is free for a moment, and a lease given to a dead waiter would be
--- lost: the script counts the receivers of the grant before anyone else looks.
+-- lost: the script counts the receivers of the grant before any other client can look.
 -- One call passes a bounded number of places and processes, because the server does nothing else meanwhile. If the client
 -- dies before it calls again, the lease expires.
 -- calls: get pttl lrange lpop set publish del

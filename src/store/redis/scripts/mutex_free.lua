@@ -9,7 +9,7 @@
 --         must call again
 --
 -- Atomic, because a DEL after a separate check could free another token's mutex, and a mutex given to a
--- dead waiter would be lost: the script counts the receivers of the grant before anyone else looks.
+-- dead waiter would be lost: the script counts the receivers of the grant before any other client can look.
 -- calls: del lrem set incr time lpop publish pttl lrange
 if holder == ARGV[1] then
   if not pass_on(nil, ARGV[1]) then

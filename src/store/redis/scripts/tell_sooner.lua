@@ -3,7 +3,7 @@
 -- KEYS: the lock's key, its queue
 -- calls: lrange publish
 
--- The nodes whose waiters this call has given the lock.
+-- The nodes with a waiter that this call has given the lock.
 local given = {}
 
 -- Tells the waiters that the lock's time ends sooner than they were told when they asked; each node once. In a long queue

@@ -174,7 +174,7 @@ mod tests {
         });
         // Long before the hanging sentinel is given up.
         let gave_way = timeout(RESOLVING / 2, looks).await.expect("at once").expect("joined");
-        assert!(gave_way.expect_err("nobody answered").to_string().contains("look again"));
+        assert!(gave_way.expect_err("no sentinel answered").to_string().contains("look again"));
         let busy = sentinels.any().await.map(drop).expect_err("it is asked by another");
         assert!(busy.to_string().contains("look again"), "{busy}");
         knows.abort();

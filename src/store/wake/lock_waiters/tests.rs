@@ -189,7 +189,7 @@ async fn one_waiter_replaces_a_silent_first_which_rejoins_at_the_end() {
     assert!(three.stands_in() && three.is_first());
     assert!(!two.stands_in(), "one is enough");
     three.hold();
-    assert!(two.is_first(), "who is silent is not waited for again");
+    assert!(two.is_first(), "a silent waiter is not waited for again");
     assert!(!one.is_first());
     drop(two);
     assert!(one.is_first(), "it has spoken");

@@ -30,7 +30,7 @@ async fn a_task_that_can_not_connect_ends_with_the_last_waiter() {
     drop(waits);
     let started = Instant::now();
     while store.keyspace.state().running {
-        assert!(started.elapsed() < Duration::from_secs(10), "it goes on for nobody");
+        assert!(started.elapsed() < Duration::from_secs(10), "it runs without waiters");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     assert!(store.keyspace.state().keys.is_empty());
