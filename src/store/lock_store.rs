@@ -272,7 +272,7 @@ pub(crate) struct SemaphoreState {
 pub(crate) enum Change {
     /// Create it, if there is none.
     Ensure(Create),
-    /// Create it if there is none, and add so many permits.
+    /// Create it if there is none, and add `permits` permits.
     Add { permits: u32, semaphore: Create },
     /// Take back the permits with an ended lease.
     Sweep,

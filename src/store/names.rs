@@ -69,7 +69,7 @@ pub(crate) struct LockName {
 }
 
 impl LockName {
-    /// A mutex among this crate's own keys.
+    /// A mutex with a key of this crate.
     pub(crate) fn mutex(tag: &str) -> Self {
         Self { key: format!("sg1:m:{{{tag}}}").into(), tag: tag.into() }
     }

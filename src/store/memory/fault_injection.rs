@@ -65,7 +65,7 @@ impl MemoryStore {
         there
     }
 
-    /// Forgets everything but locks.
+    /// Drops everything except locks.
     pub(crate) fn flush(&self) {
         let mut records = self.records();
         records.by_name.clear();

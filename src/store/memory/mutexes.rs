@@ -14,7 +14,7 @@ use crate::store::Token;
 use crate::store::lock_store::{MutexTaken, Offer, Take, Taken};
 use crate::store::wake::lock_waiters::{Grants, Tell, Wake};
 
-/// How long a queue of waiters that ask for a mutex without an end is kept.
+/// How long the queue is kept if a waiter wants a mutex without an expiry.
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 #[derive(Default)]

@@ -25,7 +25,7 @@ pub(crate) struct Hints {
     pub(crate) missed: bool,
 }
 
-/// One thing a store tells the waiters of a key.
+/// One message from a store to the waiters of a key.
 #[derive(Clone, Debug)]
 pub(crate) enum Hint {
     Finished(Option<Token>),
@@ -96,7 +96,7 @@ impl Watches {
         !told.is_empty()
     }
 
-    /// Tells every waiter that hints may have been lost (a connection was, or has just come up).
+    /// Tells every waiter that hints may have been lost, because a connection broke or was opened again.
     #[cfg(any(feature = "redis", feature = "testing"))]
     pub(crate) fn tell_all_missed(&self) {
         let mut all: Vec<_> =

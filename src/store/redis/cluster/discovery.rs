@@ -34,7 +34,7 @@ pub(super) struct Surveyor {
 }
 
 impl Drop for Surveyor {
-    /// The task ended, with its runtime or by a panic: the next command starts over.
+    /// The task ended, with its runtime or by a panic: the next command starts another.
     fn drop(&mut self) {
         let Some(cluster) = self.cluster.upgrade() else { return };
         {

@@ -78,7 +78,7 @@ impl Cluster {
         }
     }
 
-    /// Starts a surveyor where there is none.
+    /// Starts a surveyor if there is none.
     fn start(self: &Arc<Self>) {
         let Ok(runtime) = Handle::try_current() else { return };
         let number = {

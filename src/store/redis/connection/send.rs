@@ -40,7 +40,7 @@ impl Supervisor {
         Ok((up, within.saturating_sub(started.elapsed())))
     }
 
-    /// Waits until commands can be sent, through failures too.
+    /// Waits until commands can be sent, even if attempts to connect fail.
     pub(crate) async fn until_up(self: &Arc<Self>) -> Result<(), StoreError> {
         let mut changes = self.changes.subscribe();
         loop {
@@ -74,7 +74,7 @@ impl Supervisor {
         }
     }
 
-    /// Starts a keeper if there is none. True if this call did.
+    /// Starts a keeper if there is none; true if it did.
     fn start(self: &Arc<Self>) -> bool {
         let Ok(runtime) = Handle::try_current() else { return false };
         let number = {

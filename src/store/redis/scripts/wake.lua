@@ -1,7 +1,7 @@
 -- Prelude of the scripts that end a lease: tells the processes in the queue, each of them once.
 --
 -- One call takes a bounded number of places out of the queue, because the server does nothing else meanwhile. If
--- places are left, a fence is put behind the last of them, and WAKE REST goes on up to there: a waiter that queues
+-- places are left, a fence is put behind the last of them, and WAKE REST continues up to there: a waiter that queues
 -- after this end waits for another one. The fence has the shape of a token whose node does not exist, so that a
 -- script that does not know it passes over it. If the client ends before WAKE REST, the waiters that were not told
 -- ask again when the lease would have ended, as they would after a lost message.
