@@ -8,8 +8,8 @@ use crate::store::memory::MemoryStore;
 #[cfg(feature = "redis")]
 use crate::store::redis::RedisStore;
 
-/// Where the fleet meets: made from a `redis::Client` or a [`MemoryStore`] by `into()`, and with the features of that name
-/// from a `redis::sentinel::SentinelClient` or a `redis::cluster::ClusterClient`.
+/// The store that coordinates a fleet: made from a `redis::Client` or a [`MemoryStore`] by `into()`, and with the features
+/// of these names from a `redis::sentinel::SentinelClient` or a `redis::cluster::ClusterClient`.
 #[derive(Debug)]
 pub struct Backend {
     kind: BackendKind,
@@ -68,7 +68,7 @@ impl Backend {
     pub(crate) fn into_store(self, command_timeout: Duration) -> NodeStore {
         match self.kind {
             BackendKind::Memory(store) => {
-                // There is no wire to wait for.
+                // A memory store answers at once.
                 let _ = command_timeout;
                 NodeStore::memory(store)
             }
@@ -98,8 +98,8 @@ impl From<redis::Client> for Backend {
     }
 }
 
-/// The server that these sentinels call the primary, whichever that is: they are asked at each connect, and again when it
-/// turns out to be one no longer. Credentials, TLS and database are the client's own. Its replicas are never asked.
+/// The server that the sentinels name as the primary: they are asked at each connect, and again when the server is no
+/// longer the primary. Credentials, TLS and database are taken from the client. Replicas are never asked.
 ///
 /// ```no_run
 /// use redis::ConnectionAddr;
@@ -124,10 +124,10 @@ impl From<redis::sentinel::SentinelClient> for Backend {
     }
 }
 
-/// A Redis Cluster. Credentials, TLS, database, settings of the sockets and the map of addresses are the client's own. Its
-/// time-outs, retries, push sender, resolver of names and whether it reads from replicas are not used: the guard goes by its
-/// policy, and asks masters only. [`connect`](crate::StampedeGuard::connect) returns as soon as one master takes commands;
-/// [`health`](crate::StampedeGuard::health) says which one does not.
+/// A Redis Cluster. Credentials, TLS, database, socket settings and the address map are taken from the client. Its
+/// time-outs, retries, push sender, resolver and reading from replicas are not used: the guard follows its policy and asks
+/// masters only. [`connect`](crate::StampedeGuard::connect) returns as soon as one master takes commands;
+/// [`health`](crate::StampedeGuard::health) names a master that does not.
 ///
 /// ```no_run
 /// use redis::cluster::ClusterClient;

@@ -18,11 +18,11 @@ pub(crate) enum StoreErrorKind {
     /// The connection broke under the command, which may have run.
     #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "only connections break"))]
     Broken,
-    /// No answer within the command's deadline; the command may have run or may yet run.
+    /// No answer within the command's deadline; the command may have run or may still run.
     TimedOut,
     /// The server refuses now and may accept later (out of memory, loading, busy).
     Transient,
-    /// The server refuses for good until somebody changes its configuration or our rights.
+    /// The server refuses until its configuration or this user's rights change.
     Refused,
     /// The store was closed.
     #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "only connections are closed"))]
@@ -34,14 +34,14 @@ impl StoreError {
         Self { kind, source: None }
     }
 
-    /// Whether another try would come to the same.
+    /// Whether a retry would get the same error.
     pub(crate) fn is_final(&self) -> bool {
         matches!(self.kind, StoreErrorKind::Refused | StoreErrorKind::Closed)
     }
 }
 
 impl StoreErrorKind {
-    /// Whether the command may have run, or may run yet, all the same.
+    /// Whether the command may have run, or may still run.
     pub(crate) fn is_ambiguous(self) -> bool {
         matches!(self, Self::Broken | Self::TimedOut)
     }

@@ -1,4 +1,4 @@
-//! One guard's handle on its store, whichever kind that is.
+//! One guard's handle on its store, of any kind.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -16,8 +16,8 @@ use crate::key::Key;
 
 /// A node's store.
 ///
-/// Everything goes through the trait but a look-up on Redis, which is all that a hit does: boxing its
-/// future, of some 1.6 KB, would cost a tenth of a hit.
+/// All calls go through the trait, except a look-up on Redis, which is all that a hit does: boxing
+/// its future, of some 1.6 KB, would cost a tenth of a hit.
 #[derive(Clone, Debug)]
 pub(crate) struct NodeStore {
     pub(super) store: Arc<dyn Store>,
@@ -32,7 +32,7 @@ impl NodeStore {
         Self::of(Arc::new(store.into_node()))
     }
 
-    /// Of any store, through the traits alone.
+    /// A handle on any store, through the traits alone.
     pub(crate) fn of<S: Store + LockStore + TagStore + 'static>(store: Arc<S>) -> Self {
         Self {
             store: Arc::clone(&store) as _,
@@ -51,12 +51,12 @@ impl NodeStore {
         Self { store: plain, locks, tags, redis: Some(store) }
     }
 
-    /// The same store, as the lock toolkit sees it.
+    /// The same store, through the contract of the locks.
     pub(crate) fn locks(&self) -> &Arc<dyn LockStore> {
         &self.locks
     }
 
-    /// The same store, as tags are kept in it.
+    /// The same store, through the contract of the tags.
     pub(crate) fn tags(&self) -> &Arc<dyn TagStore> {
         &self.tags
     }

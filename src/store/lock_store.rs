@@ -1,19 +1,19 @@
-//! What the lock toolkit asks of a store: one method per transition of a mutex or a semaphore.
+//! The contract of the lock toolkit with a store: one method per transition of a mutex or a semaphore.
 //!
-//! As in [`Store`](super::Store), every method is one atomic step as seen by all nodes, and who holds
-//! what is decided by a token that was minted before the first command. Ownership is handed over *inside*
-//! the step that frees it, to the head of a queue; a waiter that can not be reached is passed over there.
+//! As in [`Store`](super::Store), every method is one atomic step as seen by all nodes, and ownership is decided by a token
+//! that was minted before the first command. A lock is handed over *inside* the step that frees it, to the head of a queue;
+//! a waiter that cannot be reached is passed over there.
 //!
 //! Numbered once, cited elsewhere:
 //!
 //! 1. At most one token holds a mutex at any moment, at most `capacity` hold permits of a semaphore.
-//! 2. While a token waits, none barges in: what is free goes to the head of the queue. A mutex that is [offered](LockStore::offer_mutex)
-//!    goes to the first that barges, until the head of the queue has waited for the bound.
-//! 3. A take is idempotent for its token: sent again, it answers as if it had been sent once, with the time
-//!    to live started anew.
+//! 2. While a token waits, no other token barges in: a free lock goes to the head of the queue. A mutex that is
+//!    [offered](LockStore::offer_mutex) goes to the first that barges, until the head of the queue has waited for the bound.
+//! 3. A take is idempotent for its token: a repeated take answers as if it had been sent once, and restarts the time
+//!    to live.
 //! 4. A waiter is registered ([`LockStore::await_grant`]) before its first take.
-//! 5. A grant that nobody heard is given back by the node it was sent to.
-//! 6. Everything expires by itself, unless its owner asked for a mutex that does not.
+//! 5. A grant that no waiter received is given back by the node it was sent to.
+//! 6. Everything expires by itself, except a mutex that was taken without a time to live.
 
 use std::fmt;
 use std::time::Duration;
@@ -28,14 +28,14 @@ use super::{Reply, StoreError};
 ///
 /// `within` and cancellation are as in [`Store`](super::Store).
 pub(crate) trait LockStore: fmt::Debug + Send + Sync {
-    /// TAKE: the mutex, if it is free and nobody is before this token, or is this token's already; else, if
-    /// asked, a place in its queue. With `instead`, FREE of that token before it, in the same step.
+    /// TAKE: the mutex, if it is free and no waiter is before this token, or if this token holds it already; else, if
+    /// asked, a place in its queue. With `instead`, does FREE of that token before, in the same step.
     fn take_mutex<'a>(&'a self, name: &'a LockName, ask: Take<'a>, within: Duration)
     -> Reply<'a, MutexTaken>;
 
-    /// OFFER: as FREE, but leaves a mutex whose head of the queue has waited for less than the bound to the take that comes
-    /// first and [barges](Take::barges), and tells the head. Who waits since when is known of those that barge; others are
-    /// handed the mutex at once.
+    /// OFFER: as FREE, but if the head of the queue has waited for less than the bound, the mutex is left to the first take
+    /// that [barges](Take::barges), and the head is told. Only a waiter that barges has its moment of arrival recorded; any
+    /// other head is handed the mutex at once.
     fn offer_mutex<'a>(
         &'a self,
         name: &'a LockName,
@@ -44,9 +44,9 @@ pub(crate) trait LockStore: fmt::Debug + Send + Sync {
         within: Duration,
     ) -> Reply<'a, bool>;
 
-    /// FREE: takes the token out of the queue if it waits there; if it holds the mutex, or nobody does, hands
-    /// it to the head of the queue. Answers whether it held it. A queued token is known by its time to live
-    /// too, which must be the one it was queued with.
+    /// FREE: gives up the token's place in the queue; if the token holds the mutex, or the mutex has no holder, hands it to
+    /// the head of the queue. Answers whether the token held it. A place is identified by token and time to live, which
+    /// must be the one it was queued with.
     fn free_mutex<'a>(
         &'a self,
         name: &'a LockName,
@@ -55,15 +55,15 @@ pub(crate) trait LockStore: fmt::Debug + Send + Sync {
         within: Duration,
     ) -> Reply<'a, bool>;
 
-    /// LEAVE: gives up the place of a waiter, and what it may have been granted unheard. As [`free_permit`](Self::free_permit),
-    /// [`offer_mutex`](Self::offer_mutex) or [`free_mutex`](Self::free_mutex), but waiters that leave at one moment may go
-    /// together.
+    /// LEAVE: gives up the place of a waiter, and a grant that it may not have received. As
+    /// [`free_permit`](Self::free_permit), [`offer_mutex`](Self::offer_mutex) or [`free_mutex`](Self::free_mutex), but
+    /// waiters that leave at one moment may go together.
     fn leave<'a>(&'a self, name: &'a LockName, place: Leave<'a>, within: Duration) -> Reply<'a, ()> {
         Box::pin(leave_alone(self, name, place, within))
     }
 
-    /// EXTEND: starts the time to live anew, if the mutex is still this token's, and tells those who wait if it ends sooner
-    /// so. Answers whether it was.
+    /// EXTEND: restarts the time to live, if this token still holds the mutex, and tells the waiters if the new end is
+    /// earlier. Answers whether the token held it.
     fn extend_mutex<'a>(
         &'a self,
         name: &'a LockName,
@@ -72,15 +72,15 @@ pub(crate) trait LockStore: fmt::Debug + Send + Sync {
         within: Duration,
     ) -> Reply<'a, bool>;
 
-    /// LOOK: who holds the mutex, foreign holders included.
+    /// LOOK: the holder of the mutex, foreign holders included.
     fn look_at_mutex<'a>(&'a self, name: &'a LockName, within: Duration) -> Reply<'a, Option<MutexHolder>>;
 
-    /// BREAK: takes the mutex from whoever holds it, tells that holder's node, and hands it to the head of
-    /// the queue. Answers whether anybody held it.
+    /// BREAK: takes the mutex from its holder, tells that holder's node, and hands the mutex to the head of the queue.
+    /// Answers whether it had a holder.
     fn break_mutex<'a>(&'a self, name: &'a LockName, within: Duration) -> Reply<'a, bool>;
 
-    /// TAKE of a permit: creates the semaphore if there is none; forgets permits whose lease has ended;
-    /// serves the queue; then as [`take_mutex`](Self::take_mutex).
+    /// TAKE of a permit: creates the semaphore if there is none; removes permits with an ended lease; serves the queue;
+    /// then as [`take_mutex`](Self::take_mutex).
     fn take_permit<'a>(
         &'a self,
         name: &'a LockName,
@@ -97,7 +97,7 @@ pub(crate) trait LockStore: fmt::Debug + Send + Sync {
         within: Duration,
     ) -> Reply<'a, PermitFreed>;
 
-    /// REFRESH: starts the permit's lease anew, if it has not ended. Answers whether it had not.
+    /// REFRESH: restarts the permit's lease, if it has not ended. Answers whether it was restarted.
     fn refresh_permit<'a>(
         &'a self,
         name: &'a LockName,
@@ -113,8 +113,8 @@ pub(crate) trait LockStore: fmt::Debug + Send + Sync {
         within: Duration,
     ) -> Reply<'a, Option<SemaphoreState>>;
 
-    /// CHANGE of a semaphore, in one step. Answers the state after it, for [`Change::Delete`] the state before
-    /// it; `None` where there is none to change.
+    /// CHANGE of a semaphore, in one step. Answers the state after it, for [`Change::Delete`] the state before it; `None`
+    /// if there is no semaphore to change.
     fn change_semaphore<'a>(
         &'a self,
         name: &'a LockName,
@@ -125,38 +125,37 @@ pub(crate) trait LockStore: fmt::Debug + Send + Sync {
     /// Registers a waiter, in the order of calls, until the [`Await`] is dropped.
     fn await_grant(&self, name: &LockName, token: &Token) -> Await;
 
-    /// Whether grants are heard at present. While they may not be, waits are cut short.
+    /// Whether grants arrive at present. While they may not, waits are cut short.
     fn grants_arrive(&self) -> bool;
 
-    /// Whether a grant that is heard of has to be asked for at once: where nobody can know whether it was heard, it ends
-    /// soon by itself.
+    /// Whether a waiter must confirm a grant by a take at once: a store that cannot know whether grants arrive lets them
+    /// end soon.
     fn grants_are_claims(&self) -> bool {
         false
     }
 
-    /// Has the server announce what happens to this mutex's key, whoever does it, for as long as anybody is
-    /// registered who waits for it; the first of those is then told `missed` at each deletion and expiry. A
-    /// wait may rely on it for what happens after a take that was sent after the answer. Needs rights that a
-    /// guard does not need otherwise; where it can not be had, the answer says so.
+    /// Has the server announce all changes of this mutex's key, by any client, for as long as a waiter for it is
+    /// registered; the first waiter is then told `missed` at each deletion and expiry. A wait may rely on it for events
+    /// after a take that was sent after the answer. Needs rights that a guard does not need otherwise; if it is not
+    /// available, the answer says so.
     fn announce<'a>(&'a self, name: &'a LockName, within: Duration) -> Reply<'a, Announced>;
 }
 
-/// What a TAKE asks.
+/// The arguments of a TAKE.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Take<'a> {
     pub(crate) token: &'a Token,
     /// `None` for a mutex that does not expire.
     pub(crate) ttl: Option<Duration>,
-    /// Whether to queue where it is held.
+    /// Whether to queue if the mutex is held.
     pub(crate) queue: bool,
-    /// A token that gives the mutex up for this one, with the same time to live. Once this one holds the
-    /// mutex, that was done.
+    /// A token that gives up the mutex for this one, with the same time to live. Done before this token gets the mutex.
     pub(crate) instead: Option<&'a Token>,
-    /// Whether to take a mutex that is free also where others wait. A take with `instead` does not.
+    /// Whether to take a free mutex even if other tokens wait. A take with `instead` does not.
     pub(crate) barges: bool,
 }
 
-/// LEAVE of one that goes alone.
+/// LEAVE of one waiter that leaves alone.
 pub(crate) async fn leave_alone<S: LockStore + ?Sized>(
     store: &S,
     name: &LockName,
@@ -173,51 +172,51 @@ pub(crate) async fn leave_alone<S: LockStore + ?Sized>(
     Ok(())
 }
 
-/// What is given up by a LEAVE.
+/// The place that a LEAVE gives up.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Leave<'a> {
     pub(crate) token: &'a Token,
-    /// What it was queued with: a mutex's time to live, or a permit's lease.
+    /// The time to live of a mutex, or the lease of a permit, that the token was queued with.
     pub(crate) ttl: Option<Duration>,
-    /// For how long the head of the queue may have waited, if it is a mutex that is [offered](LockStore::offer_mutex).
+    /// The bound of an OFFER, for a mutex that is [offered](LockStore::offer_mutex).
     pub(crate) bound: Option<Duration>,
 }
 
-/// What an OFFER is made with.
+/// The arguments of an OFFER.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Offer {
-    /// The token's, as it was queued with.
+    /// The token's time to live, as it was queued with.
     pub(crate) ttl: Option<Duration>,
-    /// For how long the head of the queue may have waited.
+    /// How long the head of the queue may wait before it is handed the mutex.
     pub(crate) bound: Duration,
 }
 
-/// What a TAKE of a mutex answers.
+/// The answer to a TAKE of a mutex.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MutexTaken {
     pub(crate) taken: Taken,
-    /// Whether the token that gave it up held it until then. Sent again, a take answers false.
+    /// Whether the token in `instead` held the mutex until then. A repeated take answers false.
     pub(crate) was_held: bool,
 }
 
-/// Whether it was had.
+/// Whether the mutex was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Taken {
-    /// The mutex is this token's.
+    /// This token holds the mutex.
     Granted { fence: u64 },
-    /// Another holds it, for `remaining` more; `None` where it never expires.
+    /// Another token holds it, for `remaining` more; `None` if it never expires.
     Busy { remaining: Option<Duration> },
 }
 
-/// Who holds a mutex.
+/// The holder of a mutex.
 #[derive(Clone, Debug)]
 pub(crate) struct MutexHolder {
-    /// What stands in the key: a token of ours, or what a foreign client has written.
+    /// The value of the key: a token of ours, or a foreign client's value.
     pub(crate) token: Bytes,
     pub(crate) remaining: Option<Duration>,
 }
 
-/// What a TAKE of a permit asks.
+/// The arguments of a TAKE of a permit.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TakePermit<'a> {
     pub(crate) token: &'a Token,
@@ -226,7 +225,7 @@ pub(crate) struct TakePermit<'a> {
     pub(crate) queue: bool,
 }
 
-/// What a semaphore is made with, by whoever comes first.
+/// The settings with which the first caller creates a semaphore.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Create {
     pub(crate) capacity: u32,
@@ -234,18 +233,18 @@ pub(crate) struct Create {
     pub(crate) idle_ttl: Duration,
 }
 
-/// What a TAKE of a permit answers.
+/// The answer to a TAKE of a permit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PermitTaken {
     pub(crate) granted: bool,
     pub(crate) available: u32,
-    /// What the semaphore was created with, which may not be what was asked.
+    /// The capacity the semaphore was created with, which may differ from the requested one.
     pub(crate) created_with: u32,
-    /// When the next lease ends, if nothing else happens.
+    /// When the next lease ends, if it is not renewed.
     pub(crate) next_expiry: Option<Duration>,
 }
 
-/// What a FREE of a permit answers.
+/// The answer to a FREE of a permit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PermitFreed {
     pub(crate) was_held: bool,
@@ -256,15 +255,15 @@ pub(crate) struct PermitFreed {
 #[derive(Clone, Debug)]
 pub(crate) struct SemaphoreState {
     pub(crate) created_with: u32,
-    /// With what was added since.
+    /// Including the permits that were added.
     pub(crate) capacity: u32,
     pub(crate) available: u32,
     pub(crate) waiting: u32,
-    /// Whose leases have not ended, and what is left of them; the one that ends first comes first.
+    /// The holders with a running lease, and its remaining time, the earliest first.
     pub(crate) holders: Vec<(Token, Duration)>,
-    /// Whether this very step created it.
+    /// Whether this step created it.
     pub(crate) created: bool,
-    /// How many permits this very step took from holders whose leases had ended.
+    /// How many permits this step took back because their leases had ended.
     pub(crate) recovered: u32,
 }
 
@@ -273,19 +272,19 @@ pub(crate) struct SemaphoreState {
 pub(crate) enum Change {
     /// Create it, if there is none.
     Ensure(Create),
-    /// Create it if there is none, and add so many permits.
+    /// Create it if there is none, and add `permits` permits.
     Add { permits: u32, semaphore: Create },
-    /// Take back the permits whose leases have ended.
+    /// Take back the permits with an ended lease.
     Sweep,
-    /// Remove it; everyone who waits is told `closed`.
+    /// Remove it; all waiters are told `closed`.
     Delete,
 }
 
-/// Whether the server announces what happens to keys.
+/// Whether the server announces changes of keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Announced {
     Yes,
-    /// It can not be had there; why, in one sentence for a log.
+    /// It does not; the reason, as one sentence for a log.
     #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "only servers refuse"))]
     No {
         why: &'static str,

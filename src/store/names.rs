@@ -1,4 +1,4 @@
-//! Names in a store that are no keys of values: of holders and waiters, and of locks.
+//! Names in a store other than the keys of values: tokens of holders and waiters, and names of locks.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,24 +14,24 @@ impl Token {
     /// 32 hex digits, a colon, 32 hex digits.
     pub(crate) const LEN: usize = 65;
 
-    /// A token nobody had before, of this node.
+    /// A new token of this node.
     pub(crate) fn mint(node: Uuid) -> Self {
         Self(format!("{}:{}", node.simple(), Uuid::new_v4().simple()).into())
     }
 
-    /// The same for leases and locks of at most this length, which another process can read from it: that is how an ACQUIRE of
-    /// another policy, or a TAKE, knows that more time is left than was ever asked for. 90 bits of it are random. One of more
-    /// than 49 days says nothing.
+    /// A new token that tells other processes the longest duration of its lease or lock. So an ACQUIRE under
+    /// another policy, or a TAKE, notices if the remaining time is longer than was ever asked for. 90 bits of
+    /// the second half are random. For more than 49 days the token says nothing.
     pub(crate) fn mint_for(node: Uuid, lease: Duration) -> Self {
         let Ok(longest) = u32::try_from(lease.as_millis()) else { return Self::mint(node) };
         let mut flight = *Uuid::new_v4().as_bytes();
         flight[..4].copy_from_slice(&longest.to_be_bytes());
-        // A UUID of version 8, whose bits are the application's own (RFC 9562, 5.8).
+        // A UUID of version 8, whose bits the application defines (RFC 9562, 5.8).
         flight[6] = flight[6] & 0x0f | 0x80;
         Self(format!("{}:{}", node.simple(), Uuid::from_bytes(flight).simple()).into())
     }
 
-    /// Reads what a store returned; `None` for anything that is not a token.
+    /// Parses a value of the store; `None` for anything that is not a token.
     pub(crate) fn parse(text: &[u8]) -> Option<Self> {
         let text = std::str::from_utf8(text).ok()?;
         let shaped = text.len() == Self::LEN
@@ -53,23 +53,23 @@ impl Token {
 }
 
 impl fmt::Debug for Token {
-    /// Never the token itself: who knows it can end its lease.
+    /// Never the token itself: any process that knows it can end its lease.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Token(..)")
     }
 }
 
-/// Where a lock's keys are. The key alone tells locks apart.
+/// The keys of a lock. The key alone identifies the lock.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct LockName {
-    /// The mutex's own key, as foreign clients see it; of a semaphore, that of its holders.
+    /// The mutex's own key, as foreign clients see it; for a semaphore, the key of its holders.
     pub(crate) key: Arc<str>,
-    /// What stands between the braces of all other keys of this lock, so that they share its slot.
+    /// The text between the braces of all other keys of this lock, so that they share its slot.
     pub(crate) tag: Arc<str>,
 }
 
 impl LockName {
-    /// A mutex among this crate's own keys.
+    /// A mutex with a key of this crate.
     pub(crate) fn mutex(tag: &str) -> Self {
         Self { key: format!("sg1:m:{{{tag}}}").into(), tag: tag.into() }
     }
@@ -108,7 +108,7 @@ impl LockName {
 }
 
 impl fmt::Debug for LockName {
-    /// Never the name itself: it may say what nobody should read in a log.
+    /// Never the name itself: it may contain data that must not appear in a log.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("LockName(..)")
     }

@@ -1,5 +1,5 @@
-//! What tags ask of a store: an id per tag, read in one step with the entry that depends on it. And what
-//! resources with variants do: a list of them that is no longer than it may be.
+//! The contract of tags with a store: an id per tag, read in one step with the entry that depends on it. Also the
+//! lists of HTTP variants, which are bounded.
 
 use std::fmt;
 use std::time::Duration;
@@ -11,29 +11,29 @@ use crate::key::Key;
 
 /// The ids of a store's tags, and its lists. `within` and cancellation are as in [`Store`](super::Store).
 pub(crate) trait TagStore: fmt::Debug + Send + Sync {
-    /// LOOK UP with the present ids of tags, all as they are at one moment; `None` for a tag without one.
+    /// LOOK UP with the present ids of tags, all at one moment; `None` for a tag without an id.
     fn look_up_tagged<'a>(&'a self, key: &'a Key, tags: &'a [Key], within: Duration) -> Reply<'a, Found>;
 
-    /// The present ids of tags; `None` for a tag without one.
+    /// The present ids of tags; `None` for a tag without an id.
     fn present_ids<'a>(&'a self, tags: &'a [Key], within: Duration) -> Reply<'a, Vec<Option<u64>>>;
 
-    /// The ids of tags, made where there are none. Each lives for `life` from now at the least.
+    /// The ids of tags, created where missing. Each lives at least for `life` from now.
     fn tag_ids<'a>(&'a self, tags: &'a [Key], life: Duration, within: Duration) -> Reply<'a, Vec<u64>>;
 
     /// Removes the id of a tag.
     fn forget_tag<'a>(&'a self, tag: &'a Key, within: Duration) -> Reply<'a, ()>;
 
-    /// Puts a member onto a list that has room for `most`; whether it is on it. The list lives for `life` from its
-    /// first member on.
+    /// Adds a member to a list with room for `most`; answers whether it is on the list. The list lives for `life`
+    /// from its first member on.
     #[cfg_attr(not(feature = "http"), allow(dead_code, reason = "of HTTP variants"))]
     fn enlist<'a>(&'a self, list: &'a Key, member: Member, most: usize, life: Duration) -> Reply<'a, bool>;
 
-    /// Waits until so many replicas have what this node has written of `key`; how many have it by `within`.
+    /// Waits until `replicas` replicas have this node's writes to `key`; answers how many have them by `within`.
     fn replicated<'a>(&'a self, key: &'a Key, replicas: u32, within: Duration) -> Reply<'a, u32>;
 }
 
-/// What tells the members of a list apart.
+/// Identifies a member of a list.
 pub(crate) type Member = [u8; 8];
 
-/// What a look-up with tags finds.
+/// The result of a look-up with tags.
 pub(crate) type Found = (Option<Bytes>, Vec<Option<u64>>);

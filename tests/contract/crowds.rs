@@ -1,18 +1,18 @@
-//! Thousands of places in a queue, which no call passes in one go, and a waiter behind them.
+//! Queues with thousands of places, which no single script call passes, and a waiter behind them.
 
 use super::on_redis::at;
 use super::*;
 
 on_servers! {
-    a_waiter_behind_a_crowd_hears_of_every_end,
-    a_hand_over_reaches_a_waiter_behind_a_crowd_of_the_dead,
-    a_hand_over_to_a_crowd_of_the_dead_frees_the_lease,
+    a_waiter_at_the_end_of_a_long_queue_is_told_of_every_end,
+    a_hand_over_reaches_a_waiter_behind_many_dead_ones,
+    a_hand_over_past_only_dead_waiters_frees_the_lease,
 }
 
-/// Takes several calls of each script.
+/// Requires several calls of each script.
 const CROWD: usize = 1_700;
 
-/// Lays places of processes that are not there, `each` of them of one process in a row.
+/// Adds places of dead processes, `each` consecutive places for one process.
 fn lay(world: &World, name: &str, each: usize) {
     let server = world.home(key(name).name());
     let place = |_| Token::mint(uuid::Uuid::new_v4()).as_str().to_owned();
@@ -23,7 +23,7 @@ fn lay(world: &World, name: &str, each: usize) {
     server.run::<()>(&["PEXPIRE", &queue, "600000"]);
 }
 
-async fn a_waiter_behind_a_crowd_hears_of_every_end(world: &World) {
+async fn a_waiter_at_the_end_of_a_long_queue_is_told_of_every_end(world: &World) {
     for end in ["commit", "fail", "release", "invalidate", "insert"] {
         let holder = Flight::holding(world, &key(end)).await;
         lay(world, end, 1);
@@ -43,9 +43,9 @@ async fn a_waiter_behind_a_crowd_hears_of_every_end(world: &World) {
     }
 }
 
-async fn a_hand_over_reaches_a_waiter_behind_a_crowd_of_the_dead(world: &World) {
+async fn a_hand_over_reaches_a_waiter_behind_many_dead_ones(world: &World) {
     if world.gives_claims() {
-        // There the first of the queue is given a claim, dead or not.
+        // A cluster gives the first of the queue a claim, even if it is dead.
         return;
     }
     for each in [1, 100] {
@@ -60,7 +60,7 @@ async fn a_hand_over_reaches_a_waiter_behind_a_crowd_of_the_dead(world: &World) 
     }
 }
 
-async fn a_hand_over_to_a_crowd_of_the_dead_frees_the_lease(world: &World) {
+async fn a_hand_over_past_only_dead_waiters_frees_the_lease(world: &World) {
     if world.gives_claims() {
         return;
     }

@@ -1,6 +1,6 @@
 //! Memory and Redis give the same answers to any sequence of steps.
 //!
-//! Times are long, so that nothing expires in between; what the clock does is in the cases. A failing run prints
+//! Times are long, so that nothing expires in between; expiries are tested by the cases. A failing run prints
 //! its seed; `SG_SEED` replays it.
 
 use super::support::redis_server::RedisServer;
@@ -12,13 +12,13 @@ const KEYS: [&str; 3] = ["a", "b", "c"];
 const FLIGHTS_PER_KEY: usize = 3;
 const TEXTS: [&str; 3] = ["one", "two", "three"];
 
-/// The same flight on either store.
+/// The same flight on both stores.
 struct Twins {
     memory: Flight,
     redis: Flight,
 }
 
-/// An answer without what may differ: the token of a holder becomes its number, the time is left out.
+/// An answer without the parts that may differ: the holder's token becomes its number, the time is left out.
 fn plain(flights: &[Twins], of: impl Fn(&Twins) -> &Flight, acquired: &Acquired) -> String {
     match acquired {
         Acquired::Held { holder, remaining } => {

@@ -1,23 +1,23 @@
-//! Who holds the lease, and what only its holder may do; what stays behind it.
+//! The lease and its holder's exclusive steps, and the outcomes that a lease leaves.
 
 use super::*;
 
 contract! {
     a_free_lease_is_granted_and_a_held_one_names_its_holder,
-    of_all_who_ask_at_once_one_is_granted,
-    acquiring_again_is_granted_and_starts_the_time_anew,
+    of_simultaneous_callers_one_is_granted,
+    acquiring_again_is_granted_and_restarts_the_time,
     a_lease_runs_out_by_itself,
-    a_renewal_starts_the_time_anew,
+    a_renewal_restarts_the_time,
     a_commit_stores_frees_and_is_found,
     an_entry_expires_after_its_time,
     late_steps_of_an_old_token_are_refused_and_change_nothing,
     steps_of_a_token_that_never_held_are_refused,
     an_entry_that_was_seen_is_passed_over_and_another_is_found,
-    an_outcome_is_for_those_behind_its_holder_only,
+    an_outcome_is_only_for_waiters_behind_its_holder,
     an_outcome_is_replayed_to_newcomers_for_its_time_only,
     an_outcome_expires,
     an_entry_comes_before_an_outcome_and_ends_it,
-    a_marker_is_stored_where_there_is_nothing_or_what_was_seen,
+    a_marker_replaces_nothing_but_the_entry_that_was_seen,
 }
 
 async fn a_free_lease_is_granted_and_a_held_one_names_its_holder(world: &World) {
@@ -31,14 +31,14 @@ async fn a_free_lease_is_granted_and_a_held_one_names_its_holder(world: &World) 
     assert!(remaining <= LEASE && remaining > LEASE / 2, "{remaining:?}");
 }
 
-async fn of_all_who_ask_at_once_one_is_granted(world: &World) {
+async fn of_simultaneous_callers_one_is_granted(world: &World) {
     let nodes = [world.node().await, world.node().await, world.node().await];
     let flights: Vec<_> = (0..60).map(|i| Flight::on(&nodes[i % 3], &key("k"))).collect();
     let acquired = join_all(flights.iter().map(|flight| flight.acquire(flight.ask()))).await;
     assert_eq!(acquired.iter().filter(|acquired| matches!(acquired, Acquired::Granted)).count(), 1);
 }
 
-async fn acquiring_again_is_granted_and_starts_the_time_anew(world: &World) {
+async fn acquiring_again_is_granted_and_restarts_the_time(world: &World) {
     let holder = Flight::apart(world, &key("k")).await;
     let short = Acquire { lease: ms(2_000), ..holder.ask() };
     assert!(matches!(holder.acquire(short).await, Acquired::Granted));
@@ -57,11 +57,11 @@ async fn a_lease_runs_out_by_itself(world: &World) {
         assert!(started.elapsed() < WITHIN);
         tokio::time::sleep(ms(5)).await;
     }
-    // The server's milliseconds are not this clock's.
+    // The server's milliseconds are not aligned with this clock's.
     assert!(started.elapsed() >= ms(149), "{:?}", started.elapsed());
 }
 
-async fn a_renewal_starts_the_time_anew(world: &World) {
+async fn a_renewal_restarts_the_time(world: &World) {
     let holder = Flight::apart(world, &key("k")).await;
     holder.acquire(Acquire { lease: ms(5_000), ..holder.ask() }).await;
     assert_eq!(holder.renew(LEASE).await, Kept::Yes);
@@ -93,7 +93,7 @@ async fn an_entry_expires_after_its_time(world: &World) {
     assert!(started.elapsed() >= ms(149), "{:?}", started.elapsed());
 }
 
-/// Invariants 1 and 2: what runs late changes nothing that is not its own.
+/// Invariants 1 and 2: a step that runs late changes only what belongs to its token.
 async fn late_steps_of_an_old_token_are_refused_and_change_nothing(world: &World) {
     let old = Flight::holding(world, &key("k")).await;
     old.invalidate().await;
@@ -142,7 +142,7 @@ async fn an_entry_that_was_seen_is_passed_over_and_another_is_found(world: &Worl
     assert!(matches!(acquired, Acquired::Found(entry) if entry == "fresh"));
 }
 
-async fn an_outcome_is_for_those_behind_its_holder_only(world: &World) {
+async fn an_outcome_is_only_for_waiters_behind_its_holder(world: &World) {
     let holder = Flight::holding(world, &key("k")).await;
     let (one, two) = (Flight::waiting(world, &key("k")).await, Flight::waiting(world, &key("k")).await);
     assert_eq!(holder.fail(holder.failure()).await, Kept::Yes);
@@ -173,7 +173,7 @@ async fn an_outcome_is_replayed_to_newcomers_for_its_time_only(world: &World) {
     }
     assert!(started.elapsed() >= ms(299), "{:?}", started.elapsed());
     let behind = Acquire { behind: Some(&holder.token), ..newcomer.ask() };
-    assert!(matches!(newcomer.acquire(behind).await, Acquired::Ended(_)), "who waited has longer");
+    assert!(matches!(newcomer.acquire(behind).await, Acquired::Ended(_)), "a waiter has longer");
 }
 
 async fn an_outcome_expires(world: &World) {
@@ -201,7 +201,7 @@ async fn an_entry_comes_before_an_outcome_and_ends_it(world: &World) {
     assert!(matches!(acquired, Acquired::Granted), "the outcome went with the commit: {acquired:?}");
 }
 
-async fn a_marker_is_stored_where_there_is_nothing_or_what_was_seen(world: &World) {
+async fn a_marker_replaces_nothing_but_the_entry_that_was_seen(world: &World) {
     let marked = |seen: Option<&'static str>| async move {
         let k = key(seen.unwrap_or("nothing"));
         let flight = Flight::holding(world, &k).await;

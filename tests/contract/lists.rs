@@ -1,11 +1,11 @@
-//! Lists that are no longer than they may be.
+//! Lists of bounded length.
 
 use super::*;
 
 contract! {
     a_list_takes_as_many_members_as_it_has_room_for,
-    of_those_who_ask_at_once_no_more_are_listed_than_there_is_room_for,
-    a_list_ends_with_its_life,
+    simultaneous_enlistments_stay_within_the_capacity,
+    a_list_expires,
 }
 
 async fn enlist(node: &NodeStore, member: u64, most: usize, life: Duration) -> bool {
@@ -26,17 +26,17 @@ async fn a_list_takes_as_many_members_as_it_has_room_for(world: &World) {
     assert!(!enlist(&nodes[1], 4, 0, LEASE).await);
 }
 
-async fn of_those_who_ask_at_once_no_more_are_listed_than_there_is_room_for(world: &World) {
+async fn simultaneous_enlistments_stay_within_the_capacity(world: &World) {
     let nodes = [world.node_with_locks().await, world.node_with_locks().await];
     let asked = (0..60).map(|member| enlist(&nodes[member as usize % 2], member, 8, LEASE));
     assert_eq!(join_all(asked).await.iter().filter(|listed| **listed).count(), 8, "A5");
 }
 
-async fn a_list_ends_with_its_life(world: &World) {
+async fn a_list_expires(world: &World) {
     let node = world.node_with_locks().await;
     assert!(!enlist(&node, 0, 0, LEASE).await);
     assert!(enlist(&node, 0, 2, ms(50)).await);
-    // A later member does not prolong it.
+    // A later member does not prolong the list.
     enlist(&node, 1, 2, LEASE).await;
     let started = Instant::now();
     while !enlist(&node, 2, 2, LEASE).await {

@@ -1,4 +1,4 @@
-//! The contract of [`LockStore`](crate::store::lock_store::LockStore), in the same way.
+//! The contract of [`LockStore`](crate::store::lock_store::LockStore), with the same kinds of stores.
 
 mod bumps;
 #[cfg(feature = "redis")]
@@ -28,16 +28,16 @@ use crate::store::lock_store::{
 use crate::store::names::LockName;
 use crate::store::wake::lock_waiters::{Await, Told};
 
-/// How long a store may take until a grant that nobody heard has gone on.
+/// How long a store may take to pass on a grant that was not received.
 const SOON: Duration = Duration::from_secs(5);
 
-/// What is run on a cluster.
+/// The cases that run on a cluster.
 #[cfg(feature = "cluster")]
 pub(super) fn cases() -> Vec<on_cluster::Case> {
     [mutexes::cases(), offers::cases(), queues::cases(), bumps::cases(), semaphores::cases()].concat()
 }
 
-/// What is done to a whole server.
+/// The cases that affect a whole server.
 #[cfg(feature = "cluster")]
 pub(super) fn server_cases() -> Vec<on_cluster::Case> {
     [on_redis::cases(), crowds::cases(), clock::cases(), leaving::cases()].concat()
@@ -51,7 +51,7 @@ fn semaphore(name: &str) -> LockName {
     LockName::semaphore(&format!("{}:{name}", namespace()))
 }
 
-/// One acquisition's token on one node, registered; commands in few words.
+/// One acquisition's token on one node, registered; with short methods for the commands.
 struct Asker {
     node: NodeStore,
     name: LockName,
@@ -66,19 +66,19 @@ impl Asker {
         Self { node: node.clone(), name: name.clone(), token, wait }
     }
 
-    /// An asker on a node of its own.
+    /// An asker on a separate node.
     async fn apart(world: &World, name: &LockName) -> Self {
         Self::on(&world.node_with_locks().await, name)
     }
 
-    /// An asker on a node of its own that holds the mutex, with its fence.
+    /// An asker on a separate node that holds the mutex, with its fence.
     async fn holding(world: &World, name: &LockName) -> (Self, u64) {
         let asker = Self::apart(world, name).await;
         let fence = asker.must_take().await;
         (asker, fence)
     }
 
-    /// An asker on a node of its own that waits in the mutex's queue.
+    /// An asker on a separate node that waits in the mutex's queue.
     async fn waiting(world: &World, name: &LockName) -> Self {
         let asker = Self::apart(world, name).await;
         asker.must_wait().await;
@@ -93,7 +93,7 @@ impl Asker {
         self.node.locks().take_mutex(&self.name, ask, WITHIN).await.expect("take").taken
     }
 
-    /// A take for `old`, which gives the mutex up; also whether it held it.
+    /// A take for `old`, which gives up the mutex; also whether `old` held it.
     async fn take_instead_of(&self, old: &Self) -> (Taken, bool) {
         let ask = Take { instead: Some(&old.token), ..self.ask() };
         let MutexTaken { taken, was_held } =
@@ -141,12 +141,12 @@ impl Asker {
         self.node.locks().break_mutex(&self.name, WITHIN).await.expect("break")
     }
 
-    /// Whether it is this asker's by the store's own word.
+    /// Whether the store names this asker as the holder.
     async fn owns(&self) -> bool {
         self.look().await.is_some_and(|holder| holder.token == self.token.as_str().as_bytes())
     }
 
-    /// What it is told next, which must come by itself: [`LEASE`] is far longer than this waits.
+    /// The next message, which must come by itself: [`LEASE`] is far longer than this waits.
     #[track_caller]
     fn told(&self) -> impl Future<Output = Told> + '_ {
         let caller = std::panic::Location::caller();
@@ -156,7 +156,7 @@ impl Asker {
         }
     }
 
-    /// Waits for the grant; its fence.
+    /// Waits for the grant; returns its fence.
     #[track_caller]
     fn granted(&self) -> impl Future<Output = u64> + '_ {
         let caller = std::panic::Location::caller();
@@ -171,7 +171,7 @@ impl Asker {
         }
     }
 
-    /// Asks for what was just granted, as whoever is given a claim does.
+    /// Confirms the latest grant by a take, as a waiter does that is given a claim.
     async fn claim(&self, world: &World, ttl: Option<Duration>) {
         if world.gives_claims() {
             let taken = self.take_for(ttl).await;
@@ -179,7 +179,7 @@ impl Asker {
         }
     }
 
-    /// Whether it was not granted the lock until now, nor told anything that need not be.
+    /// Whether the asker has received no grant so far, nor a message that is not needed.
     async fn is_passed_over(&self, world: &World) -> bool {
         self.heard().await.is_none_or(|told| world.gives_claims() && told.granted.is_none())
     }
@@ -188,8 +188,8 @@ impl Asker {
         self.heard().await.is_none()
     }
 
-    /// What was said to this asker until now. Nodes hear in order, so what is said to another asker of the same node
-    /// afterwards comes later.
+    /// The messages to this asker so far. A node receives messages in order, so a message to another asker of the same node
+    /// comes after them.
     async fn heard(&self) -> Option<Told> {
         let probe = mutex(&probe_beside(&self.name.tag, |text| mutex(text).tag.to_string()));
         let (own, other) = (Self::on(&self.node, &probe), Self::on(&self.node, &probe));
@@ -247,9 +247,9 @@ impl Asker {
     }
 }
 
-/// A mutex whose holder has died, and those who were in its queue by then, in this order: its time is over, and nobody
-/// has seen to it. The holder has little time, so all nodes are connected before it has; where it was too little on a busy
-/// machine, another mutex's holder has more.
+/// A mutex whose holder has died, and the waiters in its queue, in this order: the holder's time has passed, and no step
+/// has followed. The holder's time is short, so all nodes are connected before it starts; if it was too short on a busy
+/// machine, the next attempt uses another mutex and a longer time.
 async fn left_by_the_dead<const WAITERS: usize>(world: &World) -> (Asker, [Asker; WAITERS]) {
     let mut nodes = Vec::new();
     for _ in 0..=WAITERS {
@@ -271,8 +271,9 @@ async fn left_by_the_dead<const WAITERS: usize>(world: &World) -> (Asker, [Asker
     panic!("this machine needs seconds for {WAITERS} commands");
 }
 
-/// Askers of one semaphore, in the order in which they have asked. The first of them are `stale`: the time of their permits
-/// is over, and nobody has seen to it. It was little; where too little on a busy machine, those of another semaphore have more.
+/// Askers of one semaphore, in the order of their takes. The first `stale` of them have permits whose time has passed, and
+/// no step has followed. If that time was too short on a busy machine, the next attempt uses another semaphore and a longer
+/// time.
 async fn after_the_stale<const ASKERS: usize>(
     nodes: [&NodeStore; ASKERS],
     name: &str,
@@ -306,7 +307,7 @@ async fn after_the_stale<const ASKERS: usize>(
     panic!("this machine needs seconds for {ASKERS} commands");
 }
 
-/// Waits until `done`, which must be soon.
+/// Waits until `done`, which must be true soon.
 #[track_caller]
 fn until(done: impl AsyncFn() -> bool) -> impl Future<Output = ()> {
     until_within(SOON, done)

@@ -1,9 +1,9 @@
 //! The [`Store`] contract: the same cases on memory and on a real Redis.
 //!
-//! Each case is written once, against `dyn Store`, and run four times: on memory, on Redis in RESP2 and in RESP3, and on
-//! a cluster, which all cases share ([`on_cluster`]). Of the others the Redis of each is its own. All are used with the
-//! documented minimal rights, and may not hold a key without a TTL when the case is over. What the cases do not think of,
-//! [`equal_answers`] tries: random steps on both stores at once, whose answers must be the same.
+//! Each case is written once, against `dyn Store`, and runs four times: on memory, on Redis in RESP2 and in RESP3, and on a
+//! cluster. All cases share one cluster ([`on_cluster`]); each other case has a Redis of its own. The users have the
+//! documented minimal rights, and at the end of a case no key may be without a TTL. For sequences that the cases do not
+//! cover, [`equal_answers`] runs random steps on both stores and compares the answers.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use super::wake::lease_waiters::Hints;
 use super::{Acquire, Acquired, Fail, HandOver, HandedOver, Insert, Kept, NodeStore, Store, Token, Watch};
 use crate::key::{CacheKey, Key};
 
-/// One test per case, each in a world of its own.
+/// One test per case, each in a new world.
 macro_rules! tests_in {
     ($world:ident as $name:ident: $($case:ident,)*) => {
         mod $name {
@@ -31,7 +31,7 @@ macro_rules! tests_in {
     };
 }
 
-/// All of the cases, for a cluster that they share.
+/// Lists all cases for the cluster that they share.
 macro_rules! listed {
     ($($case:ident,)*) => {
         #[cfg(feature = "cluster")]
@@ -53,7 +53,7 @@ macro_rules! contract {
     };
 }
 
-/// One test per case on a server of its own; on a cluster they come one after the other, since each is about a whole server.
+/// One test per case on a new server; on a cluster they run one after the other, because each affects a whole server.
 #[cfg(feature = "redis")]
 macro_rules! on_servers {
     ($($case:ident,)*) => {
@@ -97,7 +97,7 @@ fn bytes(text: &'static str) -> Bytes {
 }
 
 tokio::task_local! {
-    /// What the keys of a case begin with, where cases share a store.
+    /// The prefix of a case's keys, where cases share a store.
     static NAMESPACE: String;
 }
 
@@ -109,8 +109,8 @@ fn key(text: &str) -> Key {
     Key::new(&namespace(), &CacheKey::from(text))
 }
 
-/// A text for a probe, whose `name` is at the master that has what is named `heard`: the messages of one master come in
-/// order, those of two do not.
+/// A text for a probe whose `name` is at the same master as `heard`: messages of one master arrive in order, those of two
+/// masters do not.
 fn probe_beside(heard: &str, name: impl Fn(&str) -> String) -> String {
     #[cfg(feature = "cluster")]
     let home = |name: &str| support::cluster::master_of(super::redis::slot_of(name));
@@ -120,7 +120,7 @@ fn probe_beside(heard: &str, name: impl Fn(&str) -> String) -> String {
     texts.into_iter().find(|text| home(&name(text)) == home(heard)).expect("one in three")
 }
 
-/// A store that nodes share.
+/// A store that the nodes of a case share.
 enum World {
     Memory(MemoryStore),
     #[cfg(feature = "redis")]
@@ -144,7 +144,7 @@ impl World {
         Self::Redis(support::redis_server::RedisServer::start().in_resp3())
     }
 
-    /// A node that is connected and hears.
+    /// A connected node that receives messages.
     async fn node(&self) -> Arc<dyn Store> {
         self.node_with_locks().await.store
     }
@@ -165,7 +165,7 @@ impl World {
         node
     }
 
-    /// A node that is gone: closed, and known to the server as such.
+    /// A dead node: closed, and the server has noticed that.
     async fn dead(&self, node: Arc<dyn Store>) {
         match self {
             Self::Memory(_) => node.close(),
@@ -181,7 +181,7 @@ impl World {
         }
     }
 
-    /// The server that has what is kept under this name.
+    /// The server with the keys of this name.
     #[cfg(feature = "redis")]
     fn home(&self, name: &str) -> &support::redis_server::RedisServer {
         let _ = name;
@@ -193,7 +193,7 @@ impl World {
         }
     }
 
-    /// Whether what is given to a waiter is a claim until it asks again, and who is next is told to look at its end.
+    /// Whether a waiter is given a claim until it asks again, and the next waiter is told to look when the claim ends.
     fn gives_claims(&self) -> bool {
         #[cfg(feature = "cluster")]
         return matches!(self, Self::Cluster(_));
@@ -215,7 +215,7 @@ impl World {
     }
 }
 
-/// One flight's token on one node, with its watch; commands in few words.
+/// One flight's token on one node, with its watch; with short methods for the commands.
 struct Flight {
     store: Arc<dyn Store>,
     key: Key,
@@ -230,7 +230,7 @@ impl Flight {
         Self { store: Arc::clone(store), key: key.clone(), token, watch }
     }
 
-    /// A flight whose leases are of this length, as its token says.
+    /// A flight with leases of this length, as its token says.
     #[cfg(feature = "redis")]
     fn of_lease(store: &Arc<dyn Store>, key: &Key, lease: Duration) -> Self {
         let token = Token::mint_for(store.node(), lease);
@@ -238,19 +238,19 @@ impl Flight {
         Self { store: Arc::clone(store), key: key.clone(), token, watch }
     }
 
-    /// A flight on a node of its own.
+    /// A flight on a separate node.
     async fn apart(world: &World, key: &Key) -> Self {
         Self::on(&world.node().await, key)
     }
 
-    /// A flight on a node of its own that holds the lease.
+    /// A flight on a separate node that holds the lease.
     async fn holding(world: &World, key: &Key) -> Self {
         let flight = Self::apart(world, key).await;
         flight.must_hold().await;
         flight
     }
 
-    /// A flight on a node of its own that waits in the queue.
+    /// A flight on a separate node that waits in the queue.
     async fn waiting(world: &World, key: &Key) -> Self {
         let flight = Self::apart(world, key).await;
         flight.must_wait().await;
@@ -342,7 +342,7 @@ impl Flight {
         }
     }
 
-    /// The grant that comes next; how many loads have vanished.
+    /// Waits for the grant; returns how many loads have vanished.
     #[track_caller]
     fn granted(&self, world: &World) -> impl Future<Output = u8> + '_ {
         let (caller, may_be_told_to_look) = (std::panic::Location::caller(), world.gives_claims());
@@ -357,7 +357,7 @@ impl Flight {
         }
     }
 
-    /// Whether it was not granted the lease until now, nor told anything that need not be.
+    /// Whether the flight has received no grant so far, nor a hint that is not needed.
     async fn is_passed_over(&self, world: &World) -> bool {
         self.heard().await.is_none_or(|hints| world.gives_claims() && hints.granted.is_none())
     }
@@ -366,8 +366,8 @@ impl Flight {
         self.heard().await.is_none()
     }
 
-    /// What was said to this flight until now. Nodes hear in order, so what is said to another flight of the same node
-    /// afterwards comes later.
+    /// The hints to this flight so far. A node receives messages in order, so a message to another flight of the same node
+    /// comes after them.
     async fn heard(&self) -> Option<Hints> {
         let probe = key(&probe_beside(self.key.name(), |text| key(text).name().to_owned()));
         let (own, other) = (Self::on(&self.store, &probe), Self::on(&self.store, &probe));

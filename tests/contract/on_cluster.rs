@@ -1,9 +1,9 @@
-//! The contract on a real cluster. All cases share one, since to start it takes longer than most of them, and are told
-//! apart by the names of their keys, which are on all its masters.
+//! The contract on a real cluster. All cases share one cluster, because starting it takes longer than most of them; each
+//! case uses key names of its own, which are spread over all masters.
 //!
-//! Not here, beside what [`LEFT_OUT`] names: `equal_answers` and `wake_ups`, since memory gives no claims and a race is not
-//! another one for being on three servers; of the locks `foreign` and `keyspace`, whose rights, flags and databases are set
-//! for one server; and the loss of all messages of a server, since inboxes are at any node (`redis::cluster::failures`).
+//! Left out, in addition to [`LEFT_OUT`]: `equal_answers`, because memory gives no claims; `wake_ups`, because its race is
+//! the same on three servers; `foreign` and `keyspace`, because their rights, flags and databases are set on one server;
+//! and the loss of all messages of a server, because an inbox may be at any node (`redis::cluster::failures`).
 
 use std::panic::AssertUnwindSafe;
 
@@ -15,30 +15,30 @@ use super::support::cluster::Cluster;
 use super::*;
 use crate::store::redis::RedisStore;
 
-/// A case by its name.
+/// A case and its name.
 pub(super) type Case = (&'static str, fn(&World) -> LocalBoxFuture<'_, ()>);
 
-/// How many run at once: most of them wait for the clock.
+/// How many cases run at once: most of them wait for the clock.
 const AT_ONCE: usize = 6;
 
-/// What is not so on a cluster, and why.
+/// The cases that do not hold on a cluster, and why.
 const LEFT_OUT: [(&str, &str); 7] = [
     ("waiters::a_hand_over_skips_nodes_that_are_gone", DEAD),
     ("queues::nodes_that_are_gone_are_passed_over", DEAD),
-    ("queues::after_an_expiry_the_dead_are_passed_over_for_the_one_who_asks", DEAD),
+    ("queues::after_an_expiry_dead_waiters_are_passed_over_for_the_caller", DEAD),
     (
-        "queues::a_holder_for_a_shorter_time_is_told_of",
+        "queues::waiters_are_told_of_a_holder_for_a_shorter_time",
         "one process is told of each hand-over, whatever the times are",
     ),
     ("bumps::giving_way_passes_over_the_dead", DEAD),
     (
-        "bumps::giving_way_to_a_holder_without_an_end_says_so",
+        "bumps::giving_way_to_a_holder_without_an_expiry_says_so",
         "a claim has an end, until its holder asks again",
     ),
     ("semaphores::dead_waiters_for_permits_are_passed_over", DEAD),
 ];
 
-const DEAD: &str = "PUBLISH does not tell who is gone; it costs a claim, see redis::cluster::failures";
+const DEAD: &str = "PUBLISH does not report dead nodes; it costs a claim, see redis::cluster::failures";
 
 /// A node that is not connected yet.
 pub(super) fn node(cluster: &Cluster) -> NodeStore {
@@ -55,7 +55,7 @@ async fn the_contract_holds_on_a_cluster() {
     let (left_out, cases): (Vec<Case>, Vec<Case>) = all.into_iter().partition(|(name, _)| is_left_out(name));
     assert_eq!(left_out.len(), LEFT_OUT.len(), "each is a case");
     let mut failed = failures(&world, "case", cases, AT_ONCE).await;
-    // What is done to a whole server is done to one case at a time.
+    // Cases that affect a whole server run one at a time.
     failed.extend(
         failures(
             &world,
@@ -69,7 +69,7 @@ async fn the_contract_holds_on_a_cluster() {
     world.check();
 }
 
-/// The cases that fail, each run under names of its own.
+/// The cases that fail. Each runs in a namespace of its own.
 async fn failures(world: &World, kind: &str, cases: Vec<Case>, at_once: usize) -> Vec<&'static str> {
     let runs = cases.into_iter().enumerate().map(|(number, (name, case))| {
         let run = AssertUnwindSafe(NAMESPACE.scope(format!("{kind}-{number}"), case(world))).catch_unwind();

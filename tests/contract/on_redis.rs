@@ -1,5 +1,5 @@
-//! What only a server can do to the contract: lose its scripts, run short of memory, hold other people's data. On a cluster
-//! it is the master that has the key.
+//! Conditions that only a server has: lost scripts, too little memory, foreign data. On a cluster the cases use the master
+//! of the key.
 
 use super::support::redis_server::RedisServer;
 use super::*;
@@ -14,19 +14,19 @@ pub(super) fn world_of(server: &World) -> &RedisServer {
 
 on_servers! {
     every_key_has_a_ttl_and_every_step_survives_the_loss_of_the_scripts,
-    a_lease_without_an_end_is_given_one,
-    a_lease_with_more_time_than_its_holder_gave_it_is_given_that,
+    a_lease_without_an_expiry_is_given_one,
+    a_lease_with_more_time_than_its_holder_asked_for_is_cut,
     a_holder_with_a_longer_lease_than_the_caller_keeps_it,
-    an_entry_of_a_megabyte_is_found_or_passed_over_as_a_small_one,
-    an_entry_of_a_megabyte_that_goes_before_it_is_read_is_none,
-    what_a_lost_lease_would_have_stored_is_refused,
+    an_entry_of_a_megabyte_is_found_or_passed_over_like_a_small_one,
+    an_entry_of_a_megabyte_that_is_removed_before_it_is_read_counts_as_none,
+    a_commit_after_the_loss_of_the_lease_is_refused,
     a_server_without_memory_still_releases,
     foreign_data_is_left_alone,
     the_clock_of_every_node_is_the_servers,
-    an_outcome_whose_end_has_moved_away_is_not_replayed,
+    an_outcome_with_a_postponed_expiry_is_not_replayed,
 }
 
-/// Where a resource keeps this.
+/// The key of this kind for a resource.
 pub(super) fn at(kind: &str, text: &str) -> String {
     format!("sg1:{kind}:{{{}}}", key(text).name())
 }
@@ -37,7 +37,7 @@ pub(super) fn own_keys(server: &RedisServer) -> Vec<String> {
     server.keys().into_iter().filter(|key| key.contains(&own)).collect()
 }
 
-/// Invariant 5, looked at after each step, with the server's scripts gone before each.
+/// Invariant 5, checked after each step, with the server's scripts flushed before each.
 async fn every_key_has_a_ttl_and_every_step_survives_the_loss_of_the_scripts(world: &World) {
     let server = world.home(key("k").name());
     let check = |step: &str| {
@@ -76,7 +76,7 @@ async fn every_key_has_a_ttl_and_every_step_survives_the_loss_of_the_scripts(wor
     assert_eq!(own_keys(server), [at("e", "k")]);
 }
 
-async fn a_lease_without_an_end_is_given_one(world: &World) {
+async fn a_lease_without_an_expiry_is_given_one(world: &World) {
     let server = world.home(key("k").name());
     Flight::holding(world, &key("k")).await;
     server.run::<()>(&["PERSIST", &at("l", "k")]);
@@ -91,9 +91,9 @@ async fn a_lease_without_an_end_is_given_one(world: &World) {
     }
 }
 
-/// The server's clock was set back by a minute while a holder died: its lease of a second had 60.7 s left, and all who asked
-/// waited for that. A caller with another policy repairs it too.
-async fn a_lease_with_more_time_than_its_holder_gave_it_is_given_that(world: &World) {
+/// The server's clock was set back by a minute while a holder died: its lease of a second had 60.7 s left, and all callers
+/// waited for that. A caller with another policy repairs it, too.
+async fn a_lease_with_more_time_than_its_holder_asked_for_is_cut(world: &World) {
     let server = world.home(key("k").name());
     let holder = Flight::of_lease(&world.node().await, &key("k"), ms(400));
     holder.acquire(Acquire { lease: ms(400), ..holder.ask() }).await;
@@ -110,7 +110,8 @@ async fn a_lease_with_more_time_than_its_holder_gave_it_is_given_that(world: &Wo
     }
 }
 
-/// Two policies on one key: the remainder is judged by the holder's lease, which it renews in thirds of its own.
+/// Two policies on one key: the remaining time is compared with the holder's lease, which the holder renews after each
+/// third.
 async fn a_holder_with_a_longer_lease_than_the_caller_keeps_it(world: &World) {
     let holder = Flight::of_lease(&world.node().await, &key("k"), LEASE);
     holder.must_hold().await;
@@ -122,8 +123,8 @@ async fn a_holder_with_a_longer_lease_than_the_caller_keeps_it(world: &World) {
     }
 }
 
-async fn an_entry_of_a_megabyte_is_found_or_passed_over_as_a_small_one(world: &World) {
-    // What tells entries apart is in the first bytes of each.
+async fn an_entry_of_a_megabyte_is_found_or_passed_over_like_a_small_one(world: &World) {
+    // The bytes that identify an entry are its first.
     let large = |first: u8| Bytes::from([vec![first; 68], vec![b'v'; 1 << 20]].concat());
     let holder = Flight::holding(world, &key("k")).await;
     let stored = holder.store.commit(&holder.key, &holder.token, large(1), LEASE, WITHIN).await;
@@ -149,11 +150,11 @@ async fn an_entry_of_a_megabyte_is_found_or_passed_over_as_a_small_one(world: &W
     assert_eq!(read() - before, 2, "of the outcome and of the lease; the entry is not copied");
 }
 
-/// It was told of by the script, and is invalidated before it is read: the lease is asked for again, and granted.
-async fn an_entry_of_a_megabyte_that_goes_before_it_is_read_is_none(world: &World) {
+/// The script reported the entry, and it is invalidated before it is read: the lease is requested again, and granted.
+async fn an_entry_of_a_megabyte_that_is_removed_before_it_is_read_counts_as_none(world: &World) {
     let server = world.home(key("k").name());
     if world.gives_claims() {
-        // A cluster's client does not go through the relay.
+        // A cluster's client does not connect through the relay.
         return;
     }
     let holder = Flight::holding(world, &key("k")).await;
@@ -181,7 +182,7 @@ async fn an_entry_of_a_megabyte_that_goes_before_it_is_read_is_none(world: &Worl
     tokio::select! { () = passes_on => {}, () = asks => {} }
 }
 
-/// Passes everything on, and removes the entry before a GET comes to the server.
+/// Relays a connection, and removes the entry before a GET reaches the server.
 async fn remove_before_get(mut client: tokio::net::TcpStream, server: &RedisServer, entry: &str) {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     let mut server_side =
@@ -204,8 +205,8 @@ async fn remove_before_get(mut client: tokio::net::TcpStream, server: &RedisServ
     }
 }
 
-/// A restarted server knows neither script, nor lease, nor queue: the old holder is refused.
-async fn what_a_lost_lease_would_have_stored_is_refused(world: &World) {
+/// A restarted server has lost scripts, lease and queue: the old holder is refused.
+async fn a_commit_after_the_loss_of_the_lease_is_refused(world: &World) {
     let server = world.home(key("k").name());
     let holder = Flight::holding(world, &key("k")).await;
     let waiter = Flight::waiting(world, &key("k")).await;
@@ -216,7 +217,7 @@ async fn what_a_lost_lease_would_have_stored_is_refused(world: &World) {
     assert_eq!(own_keys(server), [at("l", "k")]);
 }
 
-/// Under a full memory the steps that take memory are refused, those that give it back are not.
+/// When memory is full, steps that need memory are refused, and steps that release memory are not.
 async fn a_server_without_memory_still_releases(world: &World) {
     let server = world.home(key("k").name());
     let holder = Flight::holding(world, &key("k")).await;
@@ -241,7 +242,7 @@ async fn a_server_without_memory_still_releases(world: &World) {
     assert_eq!(own_keys(server), Vec::<String>::new());
 }
 
-/// Other people's data under our names is never overwritten, and nobody waits for it.
+/// Foreign data under our keys is never overwritten, and no caller waits for it.
 async fn foreign_data_is_left_alone(world: &World) {
     for kind in ["e", "q", "o"] {
         let (name, k) = (at(kind, kind), key(kind));
@@ -279,7 +280,7 @@ async fn foreign_data_is_left_alone(world: &World) {
     assert_eq!(server.run::<String>(&["HGET", &name, "f"]), "v", "{name}");
 }
 
-/// Freshness is judged by the server's clock, wherever this machine's stands.
+/// Freshness is judged by the server's clock, whatever this machine's clock shows.
 async fn the_clock_of_every_node_is_the_servers(world: &World) {
     let server = world.home(key("k").name());
     let server_ms = || {
@@ -295,13 +296,13 @@ async fn the_clock_of_every_node_is_the_servers(world: &World) {
         off.push(before.saturating_sub(now).max(now.saturating_sub(after)));
     }
     off.sort_unstable();
-    // By as much as the machine stood still while one of them read it.
+    // The difference is the time for which the machine stood still during one reading.
     assert!(off[4] <= 50 && off[8] <= 2_000, "milliseconds: {off:?}");
 }
 
-/// The server's clock was set back by an hour, so what should end soon does in an hour. A failure is not everybody's for
-/// as long.
-async fn an_outcome_whose_end_has_moved_away_is_not_replayed(world: &World) {
+/// The server's clock was set back by an hour, so an outcome that should expire soon expires in an hour. A failure must not
+/// be replayed for as long.
+async fn an_outcome_with_a_postponed_expiry_is_not_replayed(world: &World) {
     let server = world.home(key("k").name());
     let holder = Flight::holding(world, &key("k")).await;
     let newcomer = Flight::apart(world, &key("k")).await;

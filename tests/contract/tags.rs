@@ -3,8 +3,8 @@
 use super::*;
 
 contract! {
-    an_id_is_made_once_and_another_when_it_was_forgotten,
-    an_id_lives_for_the_longest_of_the_lives_that_it_was_given,
+    an_id_is_created_once_and_replaced_after_it_was_forgotten,
+    an_id_lives_for_the_longest_requested_lifetime,
 }
 
 async fn ids(node: &NodeStore, tags: &[Key], life: Duration) -> Vec<u64> {
@@ -15,7 +15,7 @@ async fn present(node: &NodeStore, tags: &[Key]) -> Vec<Option<u64>> {
     node.tags().present_ids(tags, WITHIN).await.expect("ids")
 }
 
-async fn an_id_is_made_once_and_another_when_it_was_forgotten(world: &World) {
+async fn an_id_is_created_once_and_replaced_after_it_was_forgotten(world: &World) {
     let nodes = [world.node_with_locks().await, world.node_with_locks().await];
     let tags: Vec<_> = ["a", "b", "c"].map(key).to_vec();
     assert_eq!(present(&nodes[0], &tags).await, [None; 3]);
@@ -29,7 +29,7 @@ async fn an_id_is_made_once_and_another_when_it_was_forgotten(world: &World) {
     assert_ne!(again[1], b);
 }
 
-async fn an_id_lives_for_the_longest_of_the_lives_that_it_was_given(world: &World) {
+async fn an_id_lives_for_the_longest_requested_lifetime(world: &World) {
     let node = world.node_with_locks().await;
     let [long, short] = [key("long"), key("short")].map(|tag| [tag]);
     let given = ids(&node, &long, ms(50)).await;

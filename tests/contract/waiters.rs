@@ -1,9 +1,9 @@
-//! Who waits is told, in order, whatever happens to the holder.
+//! Waiters are told, in order, whatever happens to the holder.
 
 use super::*;
 
 contract! {
-    who_does_not_queue_is_not_handed_the_lease,
+    a_caller_that_does_not_queue_is_not_handed_the_lease,
     a_waiter_is_queued_once_and_served_first_come_first,
     a_hand_over_tells_the_waiter_how_many_loads_have_vanished,
     a_hand_over_skips_nodes_that_are_gone,
@@ -11,17 +11,17 @@ contract! {
     a_waiter_that_releases_gives_up_its_place,
     a_hand_over_of_a_node_that_leaves_passes_over_its_own_waiters,
     a_grant_holds_though_its_message_is_never_read,
-    a_hand_over_to_nobody_frees_the_lease,
+    a_hand_over_without_waiters_frees_the_lease,
     every_end_of_a_lease_wakes_every_waiter,
     a_wake_that_comes_before_the_waiter_looks_is_kept,
     an_invalidation_ends_the_lease_and_tells_holder_and_waiters,
     an_insertion_beats_a_running_lease,
-    an_insertion_over_an_entry_is_one_over_no_other,
-    resources_do_not_touch_each_other,
-    a_name_of_any_bytes_is_told_apart_in_messages,
+    an_insertion_over_an_entry_replaces_no_other_entry,
+    resources_are_independent,
+    a_name_of_any_bytes_is_distinguished_in_messages,
 }
 
-async fn who_does_not_queue_is_not_handed_the_lease(world: &World) {
+async fn a_caller_that_does_not_queue_is_not_handed_the_lease(world: &World) {
     let holder = Flight::holding(world, &key("k")).await;
     let passer = Flight::apart(world, &key("k")).await;
     let ask = Acquire { queue: false, ..passer.ask() };
@@ -74,12 +74,12 @@ async fn a_hand_over_passes_over_waiters_that_have_left(world: &World) {
     }
     let alive = Flight::waiting(world, &key("k")).await;
     assert_eq!(holder.hand_over(1).await, HandedOver::ToWaiter);
-    assert_eq!(alive.granted(world).await, 1, "the node of those who left hands over again");
+    assert_eq!(alive.granted(world).await, 1, "the node of the waiters that left hands over again");
     alive.must_hold().await;
 }
 
-/// A node that ended gave the lease to a waiter of its own, which had just left.
-/// Two processes that end at once: what the second hands over must not go to the first, which is still there to hear of it.
+/// A node that shut down gave the lease to a waiter of its own, which had just left. When two processes shut down at once,
+/// the second must not hand its lease to the first, which can still receive messages.
 async fn a_waiter_that_releases_gives_up_its_place(world: &World) {
     let holder = Flight::holding(world, &key("k")).await;
     let (leaves, stays) = (Flight::waiting(world, &key("k")).await, Flight::waiting(world, &key("k")).await);
@@ -87,7 +87,7 @@ async fn a_waiter_that_releases_gives_up_its_place(world: &World) {
     assert_eq!(holder.hand_over(0).await, HandedOver::ToWaiter);
     assert_eq!(stays.granted(world).await, 0);
     assert!(leaves.heard_nothing().await);
-    // Also where it was alone.
+    // Also if it was the only waiter.
     let last = Flight::waiting(world, &key("k")).await;
     assert_eq!(last.release().await, Kept::No);
     assert_eq!(stays.hand_over(0).await, HandedOver::Freed);
@@ -114,7 +114,7 @@ async fn a_grant_holds_though_its_message_is_never_read(world: &World) {
     assert_eq!(granted.commit("v").await, Kept::Yes);
 }
 
-async fn a_hand_over_to_nobody_frees_the_lease(world: &World) {
+async fn a_hand_over_without_waiters_frees_the_lease(world: &World) {
     let holder = Flight::holding(world, &key("k")).await;
     assert_eq!(holder.hand_over(1).await, HandedOver::Freed);
     Flight::holding(world, &key("k")).await;
@@ -145,7 +145,7 @@ async fn every_end_of_a_lease_wakes_every_waiter(world: &World) {
             }
             assert_eq!(hints.granted, None, "{end}");
         }
-        // Everyone was told, so nobody is left in the queue.
+        // All waiters were told, so none is left in the queue.
         let late = Flight::apart(world, &key(end)).await;
         let seen = bytes("v");
         late.acquire(Acquire { seen: Some(&seen), ..late.ask() }).await;
@@ -158,7 +158,7 @@ async fn a_wake_that_comes_before_the_waiter_looks_is_kept(world: &World) {
     let holder = Flight::holding(world, &key("k")).await;
     let waiter = Flight::waiting(world, &key("k")).await;
     holder.commit("v").await;
-    // The message is here before anybody awaits it.
+    // The message arrives before any task awaits it.
     assert!(Flight::on(&waiter.store, &key("other")).heard_nothing().await);
     assert_eq!(waiter.hints().await.finished, Some(holder.token.clone()));
 }
@@ -182,8 +182,8 @@ async fn an_invalidation_ends_the_lease_and_tells_holder_and_waiters(world: &Wor
     assert_eq!(other.look_up().await, None);
 }
 
-/// And over none that is gone. Asked for twice, because the first answer was lost, it has happened once.
-async fn an_insertion_over_an_entry_is_one_over_no_other(world: &World) {
+/// If the entry is gone, nothing is stored. A step that is repeated because its first answer was lost takes effect once.
+async fn an_insertion_over_an_entry_replaces_no_other_entry(world: &World) {
     let one = Flight::apart(world, &key("k")).await;
     one.insert("a", None).await;
     one.insert("b", Some("a")).await;
@@ -205,7 +205,7 @@ async fn an_insertion_beats_a_running_lease(world: &World) {
     assert_eq!(holder.look_up().await, Some(bytes("inserted")));
 }
 
-async fn resources_do_not_touch_each_other(world: &World) {
+async fn resources_are_independent(world: &World) {
     let (one, two) = (Flight::holding(world, &key("a")).await, Flight::holding(world, &key("b")).await);
     let (on_a, on_b) = (Flight::waiting(world, &key("a")).await, Flight::waiting(world, &key("b")).await);
     one.commit("v").await;
@@ -216,7 +216,7 @@ async fn resources_do_not_touch_each_other(world: &World) {
     assert_eq!(two.renew(LEASE).await, Kept::Yes);
 }
 
-async fn a_name_of_any_bytes_is_told_apart_in_messages(world: &World) {
+async fn a_name_of_any_bytes_is_distinguished_in_messages(world: &World) {
     let names: [&[u8]; 5] = [b"a:b", b"{}", b"} w\r\n", &[0, 255, 37], &[b'k'; 5_000]];
     for name in names {
         let k = Key::new("name space", &CacheKey::from(name));

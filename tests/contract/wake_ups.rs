@@ -1,6 +1,6 @@
-//! Invariant 3 against the clock: 10,000 waiters that start around the moment of the release.
+//! Invariant 3 in a race: 10,000 waiters that start around the moment of the release.
 //!
-//! (acquire-then-register loses 13 % of such wake-ups, acquire-then-subscribe 43 %: measured.)
+//! (Measured: acquire-then-register loses 13 % of such wake-ups, acquire-then-subscribe 43 %.)
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -15,13 +15,13 @@ const LOST: Duration = Duration::from_secs(10);
 #[derive(Default)]
 struct Tally {
     rounds: AtomicUsize,
-    /// Rounds in which the waiter found the lease held, and slept on hints alone.
+    /// Rounds in which the waiter found the lease held, and slept until a hint.
     slept: AtomicUsize,
-    /// Those of them whose wake-up was there before the waiter looked for it.
+    /// Those of them in which the wake-up was there before the waiter looked for it.
     woken_before: AtomicUsize,
 }
 
-/// Lets others run up to `most` times: moves two commands against each other by about a round trip.
+/// Yields up to `most` times: shifts two commands against each other by about a round trip.
 async fn shift(most: u8) {
     for _ in 0..fastrand::u8(..=most) {
         tokio::task::yield_now().await;
@@ -42,7 +42,7 @@ async fn lane(holder: Arc<dyn Store>, waiter: Arc<dyn Store>, lane: usize, tally
                 _ => assert_eq!(first.commit("v").await, Kept::Yes),
             }
         };
-        // Registered before it asks, and asking before it sleeps: what `contend` does.
+        // Registers before it asks, and asks before it sleeps, as `contend` does.
         let second = Flight::on(&waiter, &k);
         let wait = async {
             shift(3).await;

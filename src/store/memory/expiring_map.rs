@@ -1,4 +1,4 @@
-//! Small things by name, each with a life and all with a bound: what nobody asks for goes first.
+//! A map of small values, each with a lifetime, bounded in bytes: the least recently used go first.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -7,15 +7,15 @@ use tokio::time::Instant;
 
 use super::sweep::Sweep;
 
-/// What the maps take around a thing beside its bytes and its two names, as in `records`.
+/// The maps' overhead per value, beside its bytes and its two copies of the name, as in `records`.
 pub(super) const AROUND: usize = 320;
 
 pub(super) struct Shelf<V> {
     by_name: HashMap<Box<str>, Thing<V>>,
-    /// Whose turn it is to go where there is no room.
+    /// In which order values are dropped when there is no room.
     by_turn: BTreeMap<u64, Box<str>>,
     turns: u64,
-    /// With their names.
+    /// Including the names.
     bytes: usize,
     looked_through: Sweep,
 }
@@ -25,8 +25,8 @@ struct Thing<V> {
     bytes: usize,
     until: Instant,
     turn: u64,
-    /// Since it has this turn. When that comes it has another instead: to move it each time would cost each reader a
-    /// change of the map.
+    /// Whether it was used since it got this turn. If so, it gets a new turn instead of being dropped; moving it at
+    /// each use would make every reader pay for a change of the map.
     asked_for: bool,
 }
 
@@ -53,7 +53,7 @@ impl<V> Shelf<V> {
         Some(&mut thing.value)
     }
 
-    /// The same, which then lives until this moment at the least.
+    /// As [`get`](Self::get), and the value then lives at least until this moment.
     pub(super) fn get_until(&mut self, name: &str, until: Instant) -> Option<&mut V> {
         let thing = self.live(name, Instant::now())?;
         (thing.asked_for, thing.until) = (true, thing.until.max(until));
@@ -64,7 +64,7 @@ impl<V> Shelf<V> {
         self.by_name.get_mut(name).filter(|thing| thing.until > now)
     }
 
-    /// Makes room for so many bytes more, of so many in all; false where there is none.
+    /// Makes room for `bytes` more within `most`; false if there is not enough.
     pub(super) fn make_room(&mut self, bytes: usize, most: usize) -> bool {
         if self.looked_through.is_due(self.by_name.len()) {
             self.forget_expired();
@@ -96,7 +96,7 @@ impl<V> Shelf<V> {
         self.by_name.insert(name.into(), Thing { value, bytes, until, turn, asked_for: false });
     }
 
-    /// So many bytes were added to what is there.
+    /// Counts bytes that were added to a value.
     pub(super) fn grown(&mut self, name: &str, bytes: usize) {
         if let Some(thing) = self.by_name.get_mut(name) {
             thing.bytes += bytes;
@@ -111,7 +111,7 @@ impl<V> Shelf<V> {
         }
     }
 
-    /// Drops what has not been asked for the longest; false where there is nothing.
+    /// Drops the least recently used value; false if there is none.
     pub(super) fn drop_one(&mut self) -> bool {
         let now = Instant::now();
         while let Some((_, name)) = self.by_turn.pop_first() {
@@ -131,7 +131,7 @@ impl<V> Shelf<V> {
     }
 }
 
-/// A moment so far from now, or what stands for never.
+/// The moment after `duration`, or one that stands for never.
 pub(super) fn later(now: Instant, duration: Duration) -> Instant {
     const NEVER: Duration = Duration::from_secs(1 << 40);
     now + duration.min(NEVER)
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_bytes_of_what_is_there_are_known_whatever_happens_to_it() {
+    async fn the_sum_of_bytes_follows_every_change() {
         let mut shelf = Shelf::default();
         shelf.put("a", 1, 10, in_a_second());
         shelf.put("b", 2, 20, in_a_second() + SECOND);
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_has_expired_is_looked_for_before_anything_is_dropped() {
+    async fn expired_values_are_removed_before_a_live_one_is_dropped() {
         let mut shelf = Shelf::default();
         shelf.put("stays", 0, 10, in_a_second() + SECOND);
         for number in 0..100 {
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn nothing_goes_for_what_fits() {
+    async fn nothing_is_dropped_for_a_value_that_fits() {
         let mut shelf = Shelf::default();
         shelf.put("a", 1, 10, in_a_second());
         assert!(shelf.make_room(10, 20));
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn at_the_moment_of_its_end_it_is_over() {
+    async fn a_value_is_gone_at_the_moment_it_expires() {
         let mut shelf = Shelf::default();
         shelf.put("a", 1, 10, in_a_second());
         shelf.put("b", 2, 10, in_a_second());
@@ -202,8 +202,8 @@ mod tests {
         shelf.put("c", 3, 10, in_a_second() + SECOND);
         tokio::time::advance(SECOND).await;
         assert_eq!(shelf.get("a"), None);
-        assert_eq!(shelf.get("b"), Some(&mut 2), "it lives on for who asked for that");
-        // That it was asked for in its life does not keep it beyond that.
+        assert_eq!(shelf.get("b"), Some(&mut 2), "its life was prolonged");
+        // A use during its lifetime does not keep a value beyond it.
         assert!(shelf.drop_one());
         assert_eq!(shelf.get("c"), Some(&mut 3));
         assert_eq!(shelf.len(), 2);

@@ -1,5 +1,5 @@
-//! What happens to a store behind its clients' backs: evictions, a flush, a failover to an older state, a clock that
-//! jumps. For [`testing`](crate::testing).
+//! Faults that a store's clients do not cause: evictions, a flush, a failover to an older state, a clock that jumps.
+//! For [`testing`](crate::testing).
 
 use std::fmt;
 use std::sync::Weak;
@@ -17,7 +17,7 @@ use super::relay::Relay;
 use crate::store::Token;
 use crate::store::wake::lock_waiters::Tell;
 
-/// All that a store holds of one key.
+/// Everything that a store holds of one key.
 pub(crate) struct Picture(Option<Record>);
 
 impl fmt::Debug for Picture {
@@ -27,12 +27,12 @@ impl fmt::Debug for Picture {
 }
 
 impl MemoryStore {
-    /// Tells waiters on this way too. The first one stays.
+    /// Also tells waiters through this relay. The first relay stays.
     pub(crate) fn relay_to(&self, relay: Weak<dyn Relay>) {
         let _ = self.shared.meddling.relay.set(relay);
     }
 
-    /// Whose the lease is, and for how long.
+    /// The lease's holder and its remaining time.
     pub(crate) fn lease(&self, name: &str) -> Option<(Token, Duration)> {
         let now = Instant::now();
         let records = self.records();
@@ -49,7 +49,7 @@ impl MemoryStore {
         (at.0 > now).then(|| entry.clone())
     }
 
-    /// Whether there was a lease to evict.
+    /// Evicts the lease; returns whether there was one.
     pub(crate) fn evict_lease(&self, name: &str) -> bool {
         let mut records = self.records();
         let evicted = records.by_name.get_mut(name).and_then(|record| record.lease.take()).is_some();
@@ -57,7 +57,7 @@ impl MemoryStore {
         evicted
     }
 
-    /// Whether there was an entry to evict.
+    /// Evicts the entry; returns whether there was one.
     pub(crate) fn evict_entry(&self, name: &str) -> bool {
         let mut records = self.records();
         let there = records.by_name.get(name).is_some_and(|record| record.entry.is_some());
@@ -65,7 +65,7 @@ impl MemoryStore {
         there
     }
 
-    /// Forgets everything but locks.
+    /// Drops everything except locks.
     pub(crate) fn flush(&self) {
         let mut records = self.records();
         records.by_name.clear();
@@ -76,7 +76,7 @@ impl MemoryStore {
         records.lists = Shelf::default();
     }
 
-    /// Changes one byte of the entry. Whether there is one.
+    /// Changes one byte of the entry; returns whether there is one.
     pub(crate) fn spoil(&self, name: &str, at: usize) -> bool {
         let mut records = self.records();
         let entry = records.by_name.get_mut(name).and_then(|record| record.entry.as_mut());
@@ -94,23 +94,23 @@ impl MemoryStore {
         self.shared.clock_at(Instant::now())
     }
 
-    /// Moves the clock, by which freshness is judged and everything expires, but for tags and locks.
+    /// Moves the store's clock, by which freshness is judged, and all expiries except those of tags and locks.
     pub(crate) fn step_clock(&self, by_ms: i64) {
         self.shared.meddling.ahead_ms.fetch_add(by_ms, Ordering::Relaxed);
         self.records().step(by_ms);
     }
 
-    /// Tells a waiter for a lock, or a holder, whatever is true.
+    /// Sends a message to a waiter for a lock, or to a holder, whether it is true or not.
     pub(crate) fn tell_lock(&self, token: &Token, tell: Tell) {
         drop(self.shared.grants.tell(token, tell));
     }
 
-    /// Tells those who wait for the lock with this key to look again.
+    /// Tells the first waiter for the lock with this key to take again.
     pub(crate) fn tell_lock_missed(&self, key: &str) {
         drop(self.shared.grants.tell_missed(key, None));
     }
 
-    /// Tells a node's waiters for locks that something may have been lost.
+    /// Tells a node's waiters for locks that messages may have been lost.
     pub(crate) fn tell_node_missed(&self, node: Uuid) {
         self.shared.grants.tell_node_missed(node);
     }
@@ -119,7 +119,7 @@ impl MemoryStore {
         Picture(self.records().by_name.get(name).cloned())
     }
 
-    /// Makes of the key what it was. What has expired meanwhile goes as always.
+    /// Restores the key to the picture. Data that has expired meanwhile is dropped as usual.
     pub(crate) fn restore(&self, name: &str, picture: &Picture) {
         let mut records = self.records();
         records.forget_entry(name);
@@ -144,7 +144,7 @@ impl Records {
     fn step(&mut self, by_ms: i64) {
         let now = Instant::now();
         let by = Duration::from_millis(by_ms.unsigned_abs());
-        // The later the clock, the sooner it is over.
+        // A later clock means less remaining time.
         let moved = |at: Instant| {
             if by_ms < 0 { at + by } else { at.checked_sub(by).unwrap_or(now).max(now) }
         };

@@ -1,5 +1,5 @@
-//! The lock toolkit in a memory store. Each step is made under one lock, as a script is on a server, and
-//! wakes those whom it has told when the lock is free again.
+//! Implements [`LockStore`] in memory. Each step runs under one lock, like a script on a server, and
+//! wakes the waiters it has told after the lock is released.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -20,7 +20,7 @@ use crate::store::{Reply, Store as _, StoreError, StoreErrorKind, Token};
 use crate::sync::lock;
 
 impl MemoryNode {
-    /// The answer to a step, which is made at once.
+    /// Runs a step at once and returns its answer.
     fn step<'a, T: Send + 'a>(&self, act: impl FnOnce(&mut Locks, &mut Step<'_>) -> T) -> Reply<'a, T> {
         if self.closed.load(Ordering::Acquire) {
             return Box::pin(std::future::ready(Err(StoreError::new(StoreErrorKind::Closed))));
@@ -146,7 +146,7 @@ impl LockStore for MemoryNode {
         true
     }
 
-    /// Nobody can change a mutex of this store but by this contract, which tells its waiters.
+    /// A mutex of this store changes only by this contract, which tells its waiters.
     fn announce<'a>(&'a self, _name: &'a LockName, _within: Duration) -> Reply<'a, Announced> {
         reply(Announced::Yes)
     }

@@ -1,5 +1,5 @@
-//! A store in this process: the whole protocol without a server, for one process, for tests, and for
-//! several guards that stand for replicas.
+//! A store in this process: the whole protocol without a server, for a single process, for tests, and for
+//! several guards that act as replicas.
 
 mod expiring_map;
 #[cfg(feature = "testing")]
@@ -85,12 +85,12 @@ impl MemoryStore {
         Self::with_capacity(Self::DEFAULT_CAPACITY)
     }
 
-    /// A store of up to `bytes` bytes of entries, of what failed loads leave for their waiters, and of tags, of which each has
-    /// a random id here; with their names and what the maps take around them, about half a KiB each. What is larger than all of it is
-    /// not kept.
+    /// A store of up to `bytes` bytes. Counted are entries, the outcomes that failed loads leave for their
+    /// waiters, and the ids of tags, each with its name and the maps' overhead of about half a KiB. A value
+    /// that is larger than the whole store is not kept.
     ///
-    /// Tags have a quarter of it at most, and so have the lists of HTTP variants. The ones that were asked for the longest ago
-    /// go first; a value whose tag has gone is a miss. Not counted is what is in use: leases, queues and locks.
+    /// Tags use at most a quarter of the store, and so do the lists of HTTP variants. The least recently used
+    /// go first; a value whose tag has gone is a miss. Leases, queues and locks in use are not counted.
     pub fn with_capacity(bytes: usize) -> Self {
         let started_ms =
             SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
@@ -109,14 +109,14 @@ impl MemoryStore {
         }
     }
 
-    /// How many entries there are that have not expired.
+    /// The number of entries that have not expired.
     pub fn len(&self) -> usize {
         let mut records = self.records();
         records.sweep(Instant::now());
         records.by_expiry.len()
     }
 
-    /// Whether there is no entry that has not expired.
+    /// Whether every entry has expired, or there is none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -165,12 +165,12 @@ impl fmt::Debug for MemoryStore {
 pub(crate) struct MemoryNode {
     store: MemoryStore,
     node: Uuid,
-    /// What the lock toolkit is answered from then on; a guard that is closed does not ask.
+    /// From then on the lock toolkit is answered with an error; a closed guard sends nothing else.
     closed: AtomicBool,
 }
 
 impl MemoryNode {
-    /// Wakes everyone who waits for the key, as the last part of a step.
+    /// Wakes all waiters of the key, as the last part of a step.
     fn wake(&self, mut records: MutexGuard<'_, Records>, key: &Key, hint: &Hint) {
         if let Some(record) = records.by_name.get_mut(key.name()) {
             record.queue.clear();
@@ -185,7 +185,7 @@ impl MemoryNode {
     }
 }
 
-/// An answer that is there at once.
+/// An answer that is ready at once.
 fn reply<'a, T: Send + 'a>(answer: T) -> Reply<'a, T> {
     Box::pin(std::future::ready(Ok(answer)))
 }
@@ -319,7 +319,7 @@ impl Store for MemoryNode {
             }
             record.lease = Some((next.clone(), Instant::now() + lease));
             drop(records);
-            // Told outside the lock. A waiter that has gone does not hear it, and the next one is due.
+            // Told outside the lock. If the waiter has left, the grant is not heard and the next one gets it.
             if self.store.shared.tell(key.name(), &Hint::Granted { token: next.clone(), hops }) {
                 return reply(HandedOver::ToWaiter);
             }

@@ -14,14 +14,14 @@ use crate::store::Token;
 use crate::store::lock_store::{MutexTaken, Offer, Take, Taken};
 use crate::store::wake::lock_waiters::{Grants, Tell, Wake};
 
-/// How long a queue of waiters that ask for a mutex without an end is kept.
+/// How long the queue is kept if a waiter wants a mutex without an expiry.
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 #[derive(Default)]
 pub(super) struct Mutexes {
     by_key: HashMap<Arc<str>, Record>,
     sweep: Sweep,
-    /// The latest fence given, of any mutex: what grows for all of them grows for each.
+    /// The latest fence of any mutex: a number that grows across all mutexes grows for each of them.
     fence: u64,
 }
 
@@ -35,7 +35,7 @@ struct Record {
 struct Place {
     token: Token,
     ttl: Option<Duration>,
-    /// Since when it waits for a mutex that others may take before it; `None` for one that is to be handed to it at once.
+    /// Since when it waits for a mutex that other tokens may take before it; `None` if the mutex must be handed to it.
     since: Option<Instant>,
 }
 
@@ -45,10 +45,10 @@ struct Holder {
     until: Option<Instant>,
 }
 
-/// One step, at one moment, with those whom it has told. They are woken when the step is dropped.
+/// One step at one moment, and the waiters it has told, which are woken when the step is dropped.
 pub(super) struct Step<'a> {
     pub(super) now: Instant,
-    /// The clock in microseconds, which fences begin with.
+    /// The clock in microseconds, where fences start.
     pub(super) now_us: u64,
     pub(super) grants: &'a Grants,
     pub(super) wakes: Vec<Wake>,
@@ -57,7 +57,7 @@ pub(super) struct Step<'a> {
 }
 
 impl Step<'_> {
-    /// Tells the waiter with this token; whether there is one.
+    /// Tells the waiter with this token; returns whether there is one.
     pub(super) fn tell(&mut self, token: &Token, tell: Tell) -> bool {
         #[cfg(feature = "testing")]
         if self.grants.is_registered(token) {
@@ -77,8 +77,7 @@ impl Step<'_> {
         heard
     }
 
-    /// Tells those who wait for a lock, `aside` from who has it now, that its time ends sooner than they were told when
-    /// they looked.
+    /// Tells the waiters for a lock, except `aside`, which holds it now, that its time ends sooner than they were told.
     pub(super) fn tell_sooner(&mut self, key: &str, aside: Option<&Token>) {
         self.wakes.extend(self.grants.tell_missed(key, aside));
     }
@@ -106,7 +105,8 @@ impl Mutexes {
             if barges {
                 record.queue.retain(|place| place.token != *ask.token);
             } else if is_free && holder.until.is_some() && !record.queue.is_empty() {
-                // It was the head of the queue. Those behind it may have slept on the time of one that has vanished.
+                // It was the head of the queue. The waiters behind it may have slept on the time of a holder that has
+                // vanished.
                 step.tell_sooner(key, Some(ask.token));
             }
             return MutexTaken { taken: Taken::Granted { fence: granted }, was_held };
@@ -122,7 +122,7 @@ impl Mutexes {
         MutexTaken { taken: Taken::Busy { remaining }, was_held }
     }
 
-    /// Whether the token held it; a place in the queue is given up too.
+    /// Frees the mutex or gives up the place; returns whether the token held the mutex.
     pub(super) fn free(
         &mut self,
         step: &mut Step<'_>,
@@ -140,7 +140,7 @@ impl Mutexes {
         held
     }
 
-    /// The same, but leaves it to the take that comes first while the head has waited for less than the bound.
+    /// As [`free`](Self::free), but leaves the mutex to the first take while the head has waited for less than the bound.
     pub(super) fn offer(&mut self, step: &mut Step<'_>, key: &Arc<str>, token: &Token, offer: Offer) -> bool {
         let (record, fence) = self.record(key, step.now);
         let before = record.leave(token, offer.ttl);
@@ -148,7 +148,7 @@ impl Mutexes {
         if record.holder.is_none() {
             let since = record.queue.front().and_then(|head| head.since);
             if since.is_some_and(|since| step.now - since < offer.bound) {
-                // The first of those that are registered: it is not one that has died.
+                // This tells the first registered waiter, which is alive; the head of the queue may have died.
                 step.tell_sooner(key, None);
             } else {
                 record.pass_on(step, fence, key, before, None);
@@ -177,7 +177,7 @@ impl Mutexes {
         held
     }
 
-    /// Who holds it, and until when.
+    /// The holder, and until when it holds the mutex.
     pub(super) fn look(&mut self, now: Instant, key: &Arc<str>) -> Option<(Token, Option<Instant>)> {
         let holder =
             self.record(key, now).0.holder.as_ref().map(|holder| (holder.token.clone(), holder.until));
@@ -185,7 +185,7 @@ impl Mutexes {
         holder
     }
 
-    /// Takes it from whoever holds it; whether anybody did.
+    /// Takes the mutex from its holder; returns whether there was one.
     pub(super) fn force(&mut self, step: &mut Step<'_>, key: &Arc<str>) -> bool {
         let (record, fence) = self.record(key, step.now);
         let holder = record.holder.take();
@@ -200,7 +200,7 @@ impl Mutexes {
         held
     }
 
-    /// The mutex's record, cleared of what has expired, and the latest fence.
+    /// The mutex's record without what has expired, and the latest fence.
     fn record(&mut self, key: &Arc<str>, now: Instant) -> (&mut Record, &mut u64) {
         if self.sweep.is_due(self.by_key.len()) {
             self.by_key.retain(|_, record| {
@@ -214,7 +214,7 @@ impl Mutexes {
         (record, &mut self.fence)
     }
 
-    /// Drops a record that holds nothing.
+    /// Drops an empty record.
     fn tidy(&mut self, key: &Arc<str>) {
         if self.by_key.get(key).is_some_and(Record::is_empty) {
             self.by_key.remove(key);
@@ -229,7 +229,7 @@ impl Place {
 }
 
 impl Record {
-    /// Takes the mutex from this token, which held it then; else a place in the queue, if it has one.
+    /// Takes the mutex from this token and returns the holder; else gives up the token's place.
     fn leave(&mut self, token: &Token, ttl: Option<Duration>) -> Option<Holder> {
         let held = self.holder.take_if(|holder| holder.token == *token);
         if held.is_none() {
@@ -238,8 +238,8 @@ impl Record {
         held
     }
 
-    /// Hands a free mutex to the first in the queue that can be reached. Stops at `own`, whose place is used
-    /// up then: it is there to take the mutex itself. `before` is who held it, if that is known.
+    /// Hands a free mutex to the first waiter in the queue that can be reached. Stops at `own` and removes its place:
+    /// that token takes the mutex itself. `before` is the previous holder, if known.
     fn pass_on(
         &mut self,
         step: &mut Step<'_>,
@@ -256,7 +256,7 @@ impl Record {
             if step.tell(&token, Tell::Granted { fence }) {
                 let until = end(step.now, ttl);
                 self.holder = Some(Holder { token, fence, until });
-                // Who waits has slept on the time of the holder before.
+                // The waiters have slept on the previous holder's time.
                 let slept_on = before.and_then(|before| before.until);
                 if !self.queue.is_empty() && is_sooner(until, slept_on) {
                     step.tell_sooner(key, None);
@@ -266,7 +266,7 @@ impl Record {
         }
     }
 
-    /// Keeps the queue for at least twice the longest time that may pass before who waits asks again.
+    /// Keeps the queue for at least twice the longest time until a waiter asks again.
     fn keep_queue(&mut self, now: Instant, ttl: Option<Duration>, remaining: Option<Duration>) {
         let longest = ttl.zip(remaining).map(|(ttl, remaining)| ttl.max(remaining));
         let keep =
@@ -290,18 +290,18 @@ impl Record {
     }
 }
 
-/// A fence that is greater than all before it.
+/// A fence that is greater than all earlier ones.
 fn next(fence: &mut u64, step: &Step<'_>) -> u64 {
     *fence = step.now_us.max(*fence + 1);
     *fence
 }
 
-/// Whether the one ends before the other, which may never end.
+/// Whether `until` is before `than`; `None` is never.
 fn is_sooner(until: Option<Instant>, than: Option<Instant>) -> bool {
     until.is_some_and(|until| than.is_none_or(|than| until < than))
 }
 
-/// When a time to live ends; never, where it is beyond all clocks.
+/// When a time to live ends; `None` if that is beyond what an `Instant` can represent.
 fn end(now: Instant, ttl: Option<Duration>) -> Option<Instant> {
     now.checked_add(ttl?)
 }

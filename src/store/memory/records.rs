@@ -1,4 +1,4 @@
-//! What a memory store holds, and when it forgets it. Plain data under one lock.
+//! The data of a memory store, and when it is dropped. Plain data under one lock.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::Duration;
@@ -11,29 +11,30 @@ use super::sweep::Sweep;
 use crate::store::tag_store::Member;
 use crate::store::{Fail, Token};
 
-/// What the maps take around an entry or an outcome beside its bytes and its two names: a slot of the map at its emptiest, and one of
-/// the order of expiry. Measured: `memory::a_store_full_of_small_values_takes_no_more_than_it_says`.
+/// The maps' overhead per entry or outcome, beside its bytes and its two copies of the name: a slot of the map at its
+/// emptiest, and one of the order of expiry. Measured:
+/// `memory::a_store_full_of_small_values_takes_no_more_than_it_says`.
 pub(super) const AROUND: usize = 480;
 
-/// What an entry or an outcome takes in all.
+/// The bytes of an entry or an outcome with its overhead.
 pub(super) fn cost(name: &str, bytes: &Bytes) -> usize {
     bytes.len() + 2 * name.len() + AROUND
 }
 
-/// When something expires. The number tells apart what expires at one instant.
+/// When a value expires. The number distinguishes values that expire at the same instant.
 pub(super) type At = (Instant, u64);
 
 #[derive(Default)]
 pub(super) struct Records {
     pub(super) by_name: HashMap<Box<str>, Record>,
-    /// Entries by expiry, for eviction and for clearing what has expired.
+    /// Entries by expiry, for eviction and for dropping expired ones.
     pub(super) by_expiry: BTreeMap<At, Box<str>>,
-    /// What failed loads left, likewise.
+    /// Outcomes of failed loads by expiry.
     pub(super) left_by_expiry: BTreeMap<At, Box<str>>,
-    /// Of entries and of what failed loads left, with what is around them.
+    /// The bytes of entries and outcomes, with their overhead.
     pub(super) bytes: usize,
     serial: u64,
-    /// For leases and queues, which go with their time as well, if nobody asks for the key again.
+    /// When the map is next swept for expired leases and queues of keys that are not used again.
     looked_through: Sweep,
     /// The ids of tags.
     pub(super) tags: Shelf<u64>,
@@ -51,7 +52,7 @@ pub(super) struct Record {
     pub(super) ending: Option<Box<Left>>,
 }
 
-/// What a failed load left for its waiters.
+/// The outcome that a failed load left for its waiters.
 #[cfg_attr(feature = "testing", derive(Clone))]
 pub(super) struct Left {
     pub(super) by: Token,
@@ -61,7 +62,7 @@ pub(super) struct Left {
 }
 
 impl Records {
-    /// Forgets the entries and outcomes that have expired.
+    /// Drops the entries and outcomes that have expired.
     pub(super) fn sweep(&mut self, now: Instant) {
         while let Some(name) = expired(&mut self.by_expiry, now) {
             self.forget_entry(&name);
@@ -89,7 +90,7 @@ impl Records {
         self.tidy(name);
     }
 
-    /// Drops a record that holds nothing.
+    /// Drops an empty record.
     pub(super) fn tidy(&mut self, name: &str) {
         if self.by_name.get(name).is_some_and(Record::is_empty) {
             self.by_name.remove(name);
@@ -110,7 +111,7 @@ impl Records {
         self.by_name.entry(name.into()).or_default().entry = Some((entry, at));
     }
 
-    /// Leaves the outcome of a failed load to those who wait.
+    /// Leaves the outcome of a failed load for its waiters.
     pub(super) fn set_left(&mut self, name: &str, fail: &Fail<'_>, capacity: usize) {
         self.forget_left(name);
         let (by, outcome) = (fail.token.clone(), fail.outcome.clone());
@@ -127,9 +128,9 @@ impl Records {
         self.by_name.entry(name.into()).or_default().ending = Some(Box::new(left));
     }
 
-    /// Makes room for so many bytes; false where there is none. Who waits for an outcome asks the origin itself where it
-    /// is gone, at once; so entries go first. Ids and lists have no more than their part, and go for what is larger
-    /// than all the rest.
+    /// Makes room for `size` bytes; false if they exceed the capacity. Entries go first: waiters whose outcome is gone
+    /// all ask the origin at once. Ids and lists have their own bound, and go only for a value that is larger than the
+    /// rest.
     pub(super) fn make_room(&mut self, size: usize, capacity: usize) -> bool {
         if size > capacity {
             return false;
@@ -155,7 +156,7 @@ impl Records {
         (moment, self.serial)
     }
 
-    /// The key's record, cleared of what has expired.
+    /// The key's record without what has expired.
     pub(super) fn record(&mut self, name: &str) -> &mut Record {
         let now = Instant::now();
         self.sweep(now);
@@ -171,20 +172,20 @@ impl Records {
         record
     }
 
-    /// Whether the lease is `token`'s; if so it is given up.
+    /// Ends the lease if it is `token`'s; returns whether it was.
     pub(super) fn end_lease(&mut self, name: &str, token: &Token) -> bool {
         self.record(name).lease.take_if(|(holder, _)| holder == token).is_some()
     }
 }
 
-/// Takes out the first that has expired.
+/// Removes and returns the first name that has expired.
 fn expired(by_expiry: &mut BTreeMap<At, Box<str>>, now: Instant) -> Option<Box<str>> {
     let first = by_expiry.first_entry()?;
     (first.key().0 <= now).then(|| first.remove())
 }
 
 impl Record {
-    /// Puts the token into the queue, once, and keeps it for as long as those in it may sleep, twice.
+    /// Adds the token to the queue once, and keeps the queue for twice the longest time that a waiter may sleep.
     pub(super) fn queue(&mut self, token: &Token, now: Instant, longest: Duration) {
         if !self.queue.contains(token) {
             self.queue.push_back(token.clone());
@@ -193,7 +194,7 @@ impl Record {
         self.queue_until = Some(later(now, keep));
     }
 
-    /// Forgets a lease and a queue whose time is over. Entry and outcome are the records' to forget.
+    /// Drops an expired lease or queue. Entry and outcome are dropped by [`Records::sweep`].
     fn expire(&mut self, now: Instant) {
         self.lease.take_if(|(_, until)| *until <= now);
         if self.queue_until.take_if(|until| *until <= now).is_some() {

@@ -1,4 +1,4 @@
-//! Another way on which a memory store's waiters are told, and what becomes of what is said there. For
+//! A second way to tell a memory store's waiters, on which messages can be lost. For
 //! [`testing`](crate::testing).
 
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -8,32 +8,32 @@ use crate::store::Token;
 use crate::store::wake::lease_waiters::Hint;
 use crate::store::wake::lock_waiters::Tell;
 
-/// The state that only tests give a store.
+/// The parts of a store that only tests change.
 #[derive(Default)]
 pub(crate) struct Meddling {
     pub(super) relay: OnceLock<Weak<dyn Relay>>,
     pub(super) ahead_ms: AtomicI64,
 }
 
-/// Another way on which waiters are told. Weak, because what is at its end has the store.
+/// A second way to tell waiters. Weak, because its owner holds the store.
 pub(crate) trait Relay: Send + Sync {
     /// As [`Watches::tell`](crate::store::wake::lease_waiters::Watches::tell).
     fn tell(&self, name: &str, hint: &Hint) -> bool;
 
-    /// What becomes of something that is said to this waiter for a lock, or to this holder.
+    /// What happens to a message to this waiter for a lock, or to this holder.
     fn way(&self, token: &Token) -> Way;
 
-    /// This waiter for a lock, or this holder, was told.
+    /// Called when this waiter for a lock, or this holder, was told.
     fn told(&self, token: &Token, tell: Tell);
 }
 
-/// What becomes of something that is said.
+/// What happens to a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
     Open,
-    /// It does not arrive, and whoever says it does not know.
+    /// It does not arrive, and its sender does not know.
     Lost,
-    /// There is nobody at its end, and whoever says it knows.
+    /// It has no receiver, and its sender knows.
     Gone,
 }
 

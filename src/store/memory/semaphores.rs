@@ -23,7 +23,7 @@ struct Record {
     created_with: u32,
     capacity: u32,
     idle_ttl: Duration,
-    /// Who holds permits until when, by that moment and the token.
+    /// The holders of permits, ordered by the end of their leases and by token.
     holders: Vec<(Instant, Token)>,
     queue: VecDeque<(Token, Duration)>,
     until: Instant,
@@ -124,7 +124,7 @@ impl Semaphores {
         Some(record.state(step.now, created, recovered))
     }
 
-    /// The semaphore, made if there is none, and whether it was.
+    /// The semaphore, created if there is none, and whether it was created.
     fn created(&mut self, now: Instant, key: &Arc<str>, semaphore: Create) -> (&mut Record, bool) {
         if self.sweep.is_due(self.by_key.len()) {
             self.by_key.retain(|_, record| record.until > now);
@@ -155,8 +155,8 @@ impl Record {
         self.capacity.saturating_sub(count(self.holders.len()))
     }
 
-    /// Takes back the permits whose leases have ended. How many there were, and until when those who wait have
-    /// been told to: `None` where nobody waits.
+    /// Removes the permits whose leases have ended. Returns how many there were, and until when the waiters
+    /// sleep; `None` if there are no waiters.
     fn sweep(&mut self, now: Instant) -> (u32, Option<Instant>) {
         let first = self.holders.first().map_or_else(|| later(now, Duration::MAX), |(end, _)| *end);
         let ended = self.holders.partition_point(|(end, _)| *end <= now);
@@ -164,7 +164,7 @@ impl Record {
         (count(ended), (!self.queue.is_empty()).then_some(first))
     }
 
-    /// Starts a permit's lease anew; whether the token has one.
+    /// Restarts a permit's lease; returns whether the token has one.
     fn renew(&mut self, now: Instant, token: &Token, lease: Duration) -> bool {
         let at = self.holders.iter().position(|(_, holder)| holder == token);
         if let Some(at) = at {
@@ -182,8 +182,8 @@ impl Record {
         self.holders.insert(at, holder);
     }
 
-    /// Gives what is available to those in the queue that can be reached, in its order. `own` is not told:
-    /// it is asking. Whether it was among them.
+    /// Gives the available permits to the waiters in the queue that can be reached, in its order. `own` is the
+    /// calling token: it gets no message. Returns whether it got a permit.
     fn serve(&mut self, step: &mut Step<'_>, own: Option<&Token>) -> bool {
         let mut reached = false;
         while self.available() > 0
@@ -198,8 +198,8 @@ impl Record {
         reached
     }
 
-    /// Ends a step: tells those who wait if a lease ends sooner than they have slept on; keeps the semaphore for
-    /// its idle time, and for as long as anybody needs it.
+    /// Ends a step: tells the waiters if a lease ends sooner than they sleep; keeps the semaphore for its idle
+    /// time, and for as long as its leases last.
     fn finish(&mut self, step: &mut Step<'_>, key: &str, slept_on: Option<Instant>) {
         let now = step.now;
         if let (Some(then), Some((first, _))) = (slept_on, self.holders.first())

@@ -1,5 +1,5 @@
-//! When a map is looked through for what has expired: each time it has doubled, so that a step pays for
-//! this no more than its share.
+//! When a map is swept for expired values: each time it has doubled, so that the sweeps cost a constant
+//! share of each step.
 
 pub(super) struct Sweep {
     at: usize,

@@ -11,8 +11,9 @@ use crate::key::Key;
 use crate::store::Reply;
 use crate::store::tag_store::{Found, Member, TagStore};
 
-/// The part of the store that ids may take, and lists. What is beyond goes, however long it was to live: without its id a
-/// value is a miss, and without its list a resource may have more variants than its policy says.
+/// The fraction of the store that ids may use, and lists. Beyond it the least recently used are dropped, whatever their
+/// lifetime: without its id a value is a miss, and without its list a resource may have more variants than its policy
+/// allows.
 const PART: usize = 4;
 
 impl Records {
@@ -45,7 +46,7 @@ impl Records {
         if !has_room {
             return false;
         }
-        // To make room it may have gone itself, and is a new one then.
+        // `make_room` may have dropped the list itself; then it starts anew.
         match self.lists.get(name) {
             Some(members) => {
                 members.push(member);
@@ -88,7 +89,7 @@ impl TagStore for MemoryNode {
         reply(self.store.records().enlist(list, member, most, life, self.store.shared.capacity))
     }
 
-    /// There is nobody else to have it.
+    /// There is no second copy to wait for.
     fn replicated<'a>(&'a self, _key: &'a Key, replicas: u32, _within: Duration) -> Reply<'a, u32> {
         reply(replicas)
     }

@@ -1,4 +1,4 @@
-//! Promise 9: what a memory store holds is bounded, and goes without anybody asking for it again.
+//! Promise 9: the data of a memory store is bounded, and dropped even if its keys are not used again.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::{Policy, StampedeGuard};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// What is left of loads of so many keys, once their time is over and others have been used.
+/// How many records the loads of many keys leave, once their time is over and other keys have been used.
 async fn left_behind(guard: &StampedeGuard, store: &MemoryStore) -> usize {
     tokio::time::advance(60 * MINUTE).await;
     for number in 0..100u32 {
@@ -57,9 +57,9 @@ async fn loads_that_stored_nothing_are_forgotten() {
     assert!(left <= 200, "{left}");
 }
 
-/// Those who waited and died, with the holder they waited for: the map is looked through when it has doubled.
+/// Waiters that died, with the holder they waited for: the map is swept when it has doubled.
 #[tokio::test(start_paused = true)]
-async fn leases_and_queues_of_the_dead_are_forgotten() {
+async fn leases_and_queues_of_dead_processes_are_forgotten() {
     const AT_ONCE: u32 = 10_000;
     let store = MemoryStore::new();
     let node = store.clone().into_node();
@@ -95,7 +95,7 @@ async fn fail(store: &MemoryStore, number: u32, outcome: usize) -> Token {
     token
 }
 
-/// What is left for waiters has its part of the room, at the cost of entries and not of other waiters.
+/// Outcomes for waiters have their share of the room, at the cost of entries and not of other waiters.
 #[tokio::test(start_paused = true)]
 async fn outcomes_count_for_the_capacity() {
     let store = MemoryStore::with_capacity(15_000);
@@ -118,7 +118,7 @@ fn tag(number: u32) -> Key {
     Key::new("ns", &CacheKey::from(("tag", number)))
 }
 
-/// A name has six bytes at least, its id and the members of a list as well, and there is what is around it.
+/// A name has at least six bytes, and so have an id and the members of a list, and there is the overhead.
 fn assert_bounded(store: &MemoryStore, capacity: usize) {
     let records = store.records();
     let most = capacity / 4 / AROUND;
@@ -126,7 +126,7 @@ fn assert_bounded(store: &MemoryStore, capacity: usize) {
     assert!(records.tags.len() <= most && records.lists.len() <= most, "at most {most} of either");
 }
 
-/// Each value with a tag of its own left its id for a day, beside all that the store may hold.
+/// Each value with a tag of its own left its id for a day, in addition to the store's capacity.
 #[tokio::test(start_paused = true)]
 async fn the_ids_of_tags_and_the_lists_of_variants_are_bounded() {
     const CAPACITY: usize = 16_384;
@@ -141,17 +141,17 @@ async fn the_ids_of_tags_and_the_lists_of_variants_are_bounded() {
         assert!(node.enlist(&tag(number), [2; 8], 2, MINUTE * 60).await.expect("listed"));
         assert_bounded(&store, CAPACITY);
     }
-    // An id that had to go is not what it was when it comes again.
+    // An id that was dropped has another value when it is created again.
     guard.insert_with_tags("new", &2u8, ["other"]).await.expect("stored");
     assert_eq!(guard.get::<u8>("old").await.expect("answered"), None);
     assert_eq!(guard.get::<u8>("new").await.expect("answered"), Some(2));
-    // What is larger than all that was left finds room for itself.
+    // A value that is larger than the free room makes room for itself.
     guard.insert("large", &vec![0u8; CAPACITY * 7 / 8]).await.expect("stored");
     assert!(guard.contains("large").await.expect("answered"));
     assert_bounded(&store, CAPACITY);
 }
 
-/// Whoever gave tags to nothing but a value of its own would have thrown out those that everybody reads.
+/// Values with tags that no other value has would otherwise push out the tags that are read all the time.
 #[tokio::test(start_paused = true)]
 async fn an_id_that_is_read_outlives_those_that_are_not() {
     let store = MemoryStore::with_capacity(1 << 20);
@@ -167,9 +167,9 @@ async fn an_id_that_is_read_outlives_those_that_are_not() {
     }
 }
 
-/// All ids, or all lists, were looked through for each that was made, under the lock of the store.
+/// All ids, or all lists, were scanned for each new one, under the store's lock.
 #[tokio::test]
-async fn of_many_tags_each_costs_as_much_as_the_first() {
+async fn each_of_many_tags_costs_as_much_as_the_first() {
     const MANY: u32 = 30_000;
     let node = MemoryStore::new().into_node();
     let started = std::time::Instant::now();
@@ -181,7 +181,7 @@ async fn of_many_tags_each_costs_as_much_as_the_first() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn ids_and_lists_that_nobody_uses_are_forgotten() {
+async fn unused_ids_and_lists_are_forgotten() {
     let store = MemoryStore::new();
     let node = store.clone().into_node();
     for number in 0..50_000 {

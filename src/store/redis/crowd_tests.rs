@@ -1,5 +1,5 @@
-//! Steps with queues of thousands: no script call passes more than some hundred places, and what runs between two calls
-//! is told neither too much nor too little.
+//! Steps with queues of thousands: each script call passes a bounded number of places, and steps between two calls tell
+//! each waiter neither too much nor too little.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -12,10 +12,10 @@ use crate::store::contract::support::redis_server::RedisServer;
 
 const NAME: &str = "ns:k";
 const LEASE: Duration = Duration::from_secs(60);
-/// More than one call takes, and not a multiple of that.
+/// More places than one call takes, and not a multiple of that.
 const CROWD: usize = 1_234;
 
-/// A server, and steps that are made call by call.
+/// A server, and steps that run one script call at a time.
 struct Steps {
     server: RedisServer,
     conn: Connection,
@@ -33,7 +33,7 @@ impl Steps {
         cmd.arg(args).query(&mut self.conn).expect("an answer")
     }
 
-    /// What an acquire is answered with: the number of its case.
+    /// The number of the case in the answer to an acquire.
     fn acquire(&mut self, token: &Token) -> i64 {
         self.acquire_behind(token, "")
     }
@@ -49,7 +49,7 @@ impl Steps {
         self.run(&scripts::RELEASE, &[token.as_str()])
     }
 
-    /// Goes on once with what this token's end has left.
+    /// Calls WAKE REST once for the end of this token's lease.
     fn goes_on(&mut self, token: &Token) -> i64 {
         self.run(&scripts::WAKE_REST, &[token.as_str(), &format!("w{}", token.as_str())])
     }
@@ -64,7 +64,7 @@ impl Steps {
         Cmd::lrange(format!("sg1:q:{{{NAME}}}"), 0, -1).query(&mut self.conn).expect("a list")
     }
 
-    /// How often the server was told this since its statistics began.
+    /// How many calls of this command the server has counted.
     fn calls(&self, command: &str) -> usize {
         let stats: String = self.server.run(&["INFO", "commandstats"]);
         let line = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));
@@ -72,13 +72,13 @@ impl Steps {
     }
 }
 
-/// A token of a node that nobody has.
+/// A token of a new node.
 fn token() -> Token {
     Token::mint(uuid::Uuid::new_v4())
 }
 
 #[test]
-fn an_end_tells_a_crowd_in_pieces_and_each_process_once() {
+fn a_release_tells_a_long_queue_in_pieces_and_each_process_once() {
     let mut steps = Steps::new();
     let holder = token();
     assert_eq!(steps.acquire(&holder), 3);
@@ -99,7 +99,7 @@ fn an_end_tells_a_crowd_in_pieces_and_each_process_once() {
 }
 
 #[test]
-fn a_waiter_of_the_next_lease_is_not_told_of_the_end_before() {
+fn a_waiter_of_the_next_lease_is_not_told_of_the_earlier_release() {
     let mut steps = Steps::new();
     let (holder, next) = (token(), token());
     assert_eq!(steps.acquire(&holder), 3);
@@ -112,17 +112,17 @@ fn a_waiter_of_the_next_lease_is_not_told_of_the_end_before() {
     while steps.goes_on(&holder) == 11 {}
     assert_eq!(steps.queue().into_iter().collect::<BTreeSet<_>>(), later);
     assert_eq!(steps.calls("publish"), CROWD);
-    // And the other way round: the later end tells those that the client of the earlier one has left untold.
+    // The other way round: the later end tells the waiters that the client of the earlier one has left untold.
     assert_eq!(steps.release(&next), 11);
     while steps.goes_on(&next) == 11 {}
     assert_eq!(steps.calls("publish"), 2 * CROWD);
     assert_eq!(steps.queue(), Vec::<String>::new());
 }
 
-/// The client was killed after its first call. A waiter that was not told asks when the lease would have ended, and the next
-/// holder's end tells all others.
+/// The client was killed after its first call. A waiter that was not told asks again when the lease would have ended, and
+/// the end of the next holder's lease tells all others.
 #[test]
-fn waiters_that_a_dead_client_left_untold_are_told_by_the_next_end() {
+fn waiters_that_a_dead_client_left_untold_are_told_by_the_next_release() {
     let mut steps = Steps::new();
     let (holder, next) = (token(), token());
     assert_eq!(steps.acquire(&holder), 3);
@@ -132,7 +132,7 @@ fn waiters_that_a_dead_client_left_untold_are_told_by_the_next_end() {
     assert_eq!(steps.acquire(untold), 3, "the lease was free all the time");
     assert_eq!(steps.release(untold), 11);
     while steps.goes_on(untold) == 11 {}
-    // The one that asked is not told of its own end.
+    // The waiter that asked is not told of its own end.
     assert_eq!(steps.calls("publish"), CROWD - 1);
     assert_eq!(steps.queue(), Vec::<String>::new());
     assert_eq!(steps.goes_on(&holder), 1, "its fence has gone");
@@ -140,7 +140,7 @@ fn waiters_that_a_dead_client_left_untold_are_told_by_the_next_end() {
 }
 
 #[test]
-fn an_invalidation_tells_a_crowd_in_pieces() {
+fn an_invalidation_tells_a_long_queue_in_pieces() {
     let mut steps = Steps::new();
     let (holder, fence) = (token(), Token::mint(uuid::Uuid::nil()));
     assert_eq!(steps.acquire(&holder), 3);
@@ -154,7 +154,7 @@ fn an_invalidation_tells_a_crowd_in_pieces() {
     assert_eq!(steps.queue(), Vec::<String>::new());
 }
 
-/// 10,000 places of ten dead processes: each is tried once in a call, and a call does not pass all of them.
+/// 10,000 places of ten dead processes: one call tries each process once, and does not pass all places.
 #[test]
 fn a_hand_over_tries_a_dead_process_once_in_a_call() {
     let mut steps = Steps::new();
@@ -167,7 +167,7 @@ fn a_hand_over_tries_a_dead_process_once_in_a_call() {
     let hand_over = [holder.as_str(), &lease, "0", "0"];
     let mut calls = 1;
     while steps.run::<i64>(&scripts::HAND_OVER, &hand_over) == 3 {
-        // Whatever happens to the client now, the lease has an end and is the token's.
+        // If the client died now, the lease would still be the token's and would expire.
         assert_eq!(steps.acquire(&holder), 3);
         calls += 1;
     }
@@ -178,7 +178,7 @@ fn a_hand_over_tries_a_dead_process_once_in_a_call() {
 }
 
 #[test]
-fn a_hand_over_past_a_crowd_of_dead_processes_goes_on_where_it_was() {
+fn a_hand_over_past_many_dead_processes_continues_where_it_stopped() {
     let mut steps = Steps::new();
     let (holder, lease) = (token(), LEASE.as_millis().to_string());
     assert_eq!(steps.acquire(&holder), 3);

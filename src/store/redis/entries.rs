@@ -1,4 +1,4 @@
-//! The contract of the fleet protocol on a Redis server.
+//! Implements the [`Store`] contract on Redis.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -24,19 +24,20 @@ use crate::store::{
 };
 
 impl RedisStore {
-    /// LOOK UP, without a box around it.
+    /// LOOK UP, as an unboxed future.
     pub(crate) async fn get(&self, key: &Key, within: Duration) -> Result<Option<Bytes>, StoreError> {
         match self.commands.send(key.name(), &get_entry(key.name()), within).await? {
             Value::BulkString(entry) => Ok(Some(Bytes::from(entry))),
             Value::Nil => Ok(None),
-            // Other people's data under our name: no entry, and counted as one that can not be read. (MGET, which reads an
-            // entry with its tags, does not tell it from nothing.)
+            // Foreign data under our key: not an entry, and counted as one that cannot be decoded. (MGET, which reads an
+            // entry with its tags, answers nil for it.)
             Value::ServerError(error) if error.code() == "WRONGTYPE" => Ok(Some(Bytes::new())),
             _ => Err(refused(unexpected())),
         }
     }
 
-    /// Runs a script whose answer says whether the lease was the token's, and tells the waiters that it left untold.
+    /// Runs a script whose answer says whether the lease was the token's, and then tells the waiters that the script left
+    /// untold.
     async fn kept(
         &self,
         script: &Script,
@@ -185,7 +186,7 @@ impl Store for RedisStore {
 
     fn probe<'a>(&'a self, key: &'a Key, within: Duration) -> Reply<'a, ()> {
         Box::pin(async move {
-            // A command without an answer for longer than two deadlines would cost the connection.
+            // A command that stays unanswered for longer than two deadlines would cost the connection.
             match within.min(self.command_timeout) {
                 Duration::ZERO => Ok(()),
                 within => doctor::probe::probe(&self.commands, key.name(), within).await,
@@ -194,7 +195,7 @@ impl Store for RedisStore {
     }
 
     fn reach<'a>(&'a self, name: &'a str, within: Duration) -> Reply<'a, ()> {
-        // Not for messages: who has something to send need not be heard.
+        // Does not wait for the inbox: a caller that only sends commands needs no messages.
         Box::pin(async move {
             timeout(within, self.commands.reach(name)).await.unwrap_or_else(|_| {
                 let why = self.commands.down();

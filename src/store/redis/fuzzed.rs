@@ -1,4 +1,4 @@
-//! What must hold of what servers say, whatever it is: for [`crate::fuzzed`].
+//! What must hold of any bytes that a server sends, for [`crate::fuzzed`].
 
 use redis::{RedisError, Value};
 
@@ -25,7 +25,7 @@ pub(crate) fn token(text: &[u8]) {
     }
 }
 
-/// A reply, read as the answer to each command that there is.
+/// Parses a reply as the answer to each command.
 pub(crate) fn reply(bytes: &[u8]) {
     let Ok(reply) = redis::parse_redis_value(bytes) else { return };
     if let Some(Ran::InTime(Answer::Acquired(Acquired::Held { holder, .. }))) = acquire::read(reply.clone()) {
@@ -55,7 +55,7 @@ pub(crate) fn reply(bytes: &[u8]) {
     read_slots(reply);
 }
 
-/// What stands behind the `-` of a refusal.
+/// Parses the text behind the `-` of an error reply.
 pub(crate) fn refusal(line: &[u8]) {
     let reply = [b"-", line, b"\r\n"].concat();
     let Ok(Value::ServerError(refused)) = redis::parse_redis_value(&reply) else { return };
@@ -67,7 +67,7 @@ pub(crate) fn refusal(line: &[u8]) {
     assert!(!told.contains("sg1:"), "a key is told: {told}");
 }
 
-/// The setting that says which events are announced.
+/// Merges the server's setting of keyspace events.
 pub(crate) fn flags(text: &[u8]) {
     let flags = String::from_utf8_lossy(text);
     if let Some(merged) = keyspace::merged(&flags) {

@@ -1,19 +1,19 @@
-//! The lock toolkit on a Redis server: one script per step.
+//! Implements the [`LockStore`] contract on Redis: one script per step.
 //!
 //! | key | holds |
 //! |---|---|
 //! | `sg1:m:{tag}`, or a key with a prefix of the user's | the mutex: its holder's token |
-//! | `sg1:mq:{tag}`, or `sg1:pq:{key}` | its queue: of each who waits the token and the time to live, first come first; before a place of one that barges, `t` and the microseconds of the server's clock when it came |
+//! | `sg1:mq:{tag}`, or `sg1:pq:{key}` | its queue: the token and the time to live of each waiter, first come first; before the place of a barging waiter, `t` and the microseconds of the server's clock at its arrival |
 //! | `sg1:mf:{tag}`, or `sg1:pf:{key}` | the latest fence |
-//! | `sg1:mt:{tag}`, or `sg1:pt:{key}` | the head of the queue that was told that the mutex is free, until it has looked |
-//! | `sg1:mx:{tag}`, or `sg1:px:{key}` | the holder's token and for how long it was extended last, if that is longer than the token says |
-//! | `sg1:mr:{tag}`, or `sg1:pr:{key}`; `sg1:sr:{tag}` | in a cluster, the nodes in the queue that were told to look after a death, and whether they have asked since |
+//! | `sg1:mt:{tag}`, or `sg1:pt:{key}` | the head of the queue that was told that the mutex is free, until that head has looked |
+//! | `sg1:mx:{tag}`, or `sg1:px:{key}` | the holder's token and its last extension, if that is longer than the time in the token |
+//! | `sg1:mr:{tag}`, or `sg1:pr:{key}`; `sg1:sr:{tag}` | in a cluster: the nodes in the queue that were told to look after a holder's death, and whether they have asked since |
 //! | `sg1:sh:{tag}` | the holders of a semaphore's permits, by the moment their leases end |
-//! | `sg1:sq:{tag}` | its queue: of each who waits the token and the lease |
-//! | `sg1:sm:{tag}` | layout, what it was created with, what was added, its idle time in ms |
+//! | `sg1:sq:{tag}` | its queue: the token and the lease of each waiter |
+//! | `sg1:sm:{tag}` | layout, capacity at creation, added permits, idle time in ms |
 //!
-//! A mutex under a user's prefix has companions of other names, because its key may read like the tag of
-//! another mutex.
+//! A mutex under a user's prefix uses other prefixes for its companion keys, because its key may equal
+//! another mutex's tag.
 
 use std::time::Duration;
 
@@ -35,11 +35,13 @@ use crate::store::wake::lock_waiters::Await;
 use crate::store::{Reply, StoreError, Token};
 
 impl RedisStore {
-    /// A take was answered. Where it had lost its place, the other waiters of this process may have lost theirs, too: the process
-    /// was paused for so long that it was taken for dead, or the data is gone.
+    /// Handles the answer to a take. If the token had lost its place, the other waiters of this process
+    /// may have lost theirs, too: the process was paused for so long that it counted as dead, or the data
+    /// was lost.
     fn answered(&self, name: &LockName, token: &Token, remarks: Remarks) {
         self.grants.is_answered(token);
-        // A process that hears nothing has lost its places for as long as that lasts.
+        // A process without an inbox keeps losing its places, so there is nothing to find until the
+        // inbox is up.
         if remarks.lost_place
             && self.inbox.hears()
             && let Some(census) = self.grants.census(&name.key)
@@ -49,8 +51,9 @@ impl RedisStore {
         }
     }
 
-    /// Makes a step that frees a lock. While this process hears nothing it is passed over in the queue, and its first waiter asks
-    /// twice a second; what it frees itself, that one is told at once.
+    /// Runs a step that frees a lock. While this process receives no messages, its places in the queue
+    /// are passed over, and its first waiter asks twice a second; so that waiter is told at once of a
+    /// lock that this process frees itself.
     fn freeing<'a, T: 'a>(
         &'a self,
         name: &'a LockName,
@@ -116,7 +119,8 @@ impl LockStore for RedisStore {
             leave_alone(self, name, leave, within).await?;
             if let Joined::First(mut duty) = joined {
                 while duty.see_to_others(&self.commands, name, within).await? {
-                    // One of them may have been the one that should have seen to a lock without a holder.
+                    // One of the leaving waiters may be the one that should have taken a lock without a
+                    // holder.
                     leave_alone(self, name, leave, within).await?;
                 }
             }

@@ -1,7 +1,7 @@
-//! The store on a Redis server: plain GETs, scripts, one channel per node.
+//! The store on a Redis server: plain GETs, scripts, one Pub/Sub channel per node.
 //!
-//! Two connections per node, both opened when they are first needed: [`connection`] carries
-//! commands, [`inbox`] brings messages. Keys of one resource share a slot:
+//! A node has two connections, each opened when it is first needed: [`connection`] carries
+//! commands, [`inbox`] receives messages. Keys of one resource share a slot:
 //!
 //! | key | holds |
 //! |---|---|
@@ -9,10 +9,10 @@
 //! | `sg1:l:{name}` | the lease: its holder's token |
 //! | `sg1:q:{name}` | the queue: tokens of the waiters, first come first, and fences between waves (`wake.lua`) |
 //! | `sg1:t:{name}` | the id of a tag |
-//! | `sg1:w:{name}:..` | nothing: what is waited for where replicas are to have a change |
-//! | `sg1:o:{name}` | the last outcome: its holder's token, until when newcomers get it, what it was |
+//! | `sg1:w:{name}:..` | nothing: a mark that is written and removed to wait for replicas |
+//! | `sg1:o:{name}` | the last outcome: its holder's token, how long newcomers may read it, the payload |
 //!
-//! Locks have keys of their own, named in [`locks`]. Messages go to `sg1:i:<node>`: [`message`].
+//! The keys of locks are listed in [`locks`]. Messages go to `sg1:i:<node>`: [`message`].
 
 #[cfg(feature = "cluster")]
 mod cluster;

@@ -1,4 +1,4 @@
-//! One node of the fleet: what it has open to the servers, and how it is made.
+//! The store of one node: its connections to the servers, and how it is built.
 
 use std::fmt;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -26,8 +26,8 @@ use crate::health::Topology;
 use crate::store::wake::lease_waiters::Watches;
 use crate::store::wake::lock_waiters::Grants;
 
-/// How many invalidations wait for replicas at once. While a replica is away each holds its connection for as long as its
-/// caller allows; without a bound they would be more than the server has room for.
+/// How many invalidations wait for replicas at once. While a replica is down, each holds a connection for as long as its
+/// caller allows; without a bound they could use up the server's connections.
 const MOST_REPLICATING: usize = 4;
 
 /// One node's connections to a Redis server.
@@ -43,13 +43,13 @@ pub(crate) struct RedisStore {
     pub(super) grants: Arc<Grants>,
     pub(super) leaving: Leaving,
     pub(super) keyspace: Arc<Keyspace>,
-    /// Places for those who wait for replicas, each with a connection.
+    /// Permits for callers that wait for replicas, each with a connection.
     pub(super) replicating: Semaphore,
 }
 
 impl RedisStore {
-    /// A node of its own on one server, not connected yet. `command_timeout` is the deadline of one command: a
-    /// server slower than this counts as down.
+    /// A new node on one server, not connected yet. `command_timeout` is the deadline of one command: a slower server
+    /// counts as down.
     pub(crate) fn new(client: Client, command_timeout: Duration) -> Self {
         let info = client.get_connection_info();
         let mut place = DefaultHasher::new();
@@ -58,15 +58,15 @@ impl RedisStore {
         Self::of(Dial::new(&client, command_timeout), None, Topology::Single, place.finish())
     }
 
-    /// The same on whichever server these sentinels call the primary.
+    /// A new node on the server that these sentinels name as the primary.
     #[cfg(feature = "sentinel")]
     pub(crate) fn watched(client: SentinelClient, command_timeout: Duration) -> Self {
-        // The client does not show what it leads to, so each guard is taken for one of its own.
+        // The client does not show which sentinels it has, so each guard counts as one with its own keys.
         let place = fastrand::u64(..);
         Self::of(Dial::through(Sentinels::new(client), command_timeout), None, Topology::Sentinel, place)
     }
 
-    /// The same on the nodes of a cluster.
+    /// A new node on a cluster.
     #[cfg(feature = "cluster")]
     pub(crate) fn spread(client: ClusterClient, command_timeout: Duration) -> Self {
         let cluster = Cluster::new(client, command_timeout);
@@ -76,7 +76,7 @@ impl RedisStore {
         Self::of(inbox, Some(Commands::Cluster(cluster)), Topology::Cluster, place.finish())
     }
 
-    /// `dial` leads to messages; and to commands, where those have no ways of their own.
+    /// `dial` opens connections for messages, and for commands if `commands` is `None`.
     fn of(dial: Dial, commands: Option<Commands>, topology: Topology, place: u64) -> Self {
         let command_timeout = dial.answer;
         let watches = Arc::new(Watches::default());
@@ -102,7 +102,7 @@ impl RedisStore {
 
 impl fmt::Debug for RedisStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Without the node: it is half of every token, and who knows a token can end its lease.
+        // The node's id is left out: it is half of every token, and a token is enough to end a lease.
         let Self {
             place: _,
             topology: _,

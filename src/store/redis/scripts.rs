@@ -1,8 +1,7 @@
-//! The steps that several commands make, as scripts: one round trip, atomic, never a herd.
+//! The Lua scripts of the steps that take several commands: one round trip each, atomic, without waking a herd.
 //!
-//! A script is called by its SHA-1; a server that does not know it (restarted, flushed, another
-//! primary) gets the text instead, in the same call. Data travels in KEYS and ARGV only, never in
-//! the text.
+//! A script is called by its SHA-1. A server that does not know it (restarted, flushed, another primary) gets the text
+//! in a second attempt of the same call. Data travels in KEYS and ARGV only, never in the text.
 
 use std::io::Write as _;
 use std::sync::OnceLock;
@@ -14,14 +13,14 @@ use sha1_smol::Sha1;
 
 use crate::store::names::LockName;
 
-/// One script and the keys it is called with.
+/// A script and the keys it is called with.
 pub(super) struct Script {
     text: Text,
-    /// Another where keys are on several servers, if it gives something to a waiter: there it can not know who hears
-    /// what it publishes.
+    /// The text for clusters, if the script gives something to a waiter: there a PUBLISH does not tell how many
+    /// subscribers have heard it.
     spread: Option<Text>,
-    /// Their kinds, in the order of KEYS: `e`ntry, `l`ease, `q`ueue, `o`utcome, `t`ag, list of `v`ariants; none for the scripts
-    /// of locks, whose callers name them.
+    /// The kinds of its keys, in the order of KEYS: `e`ntry, `l`ease, `q`ueue, `o`utcome, `t`ag, list of `v`ariants.
+    /// Empty for the scripts of locks: their callers name the keys.
     keys: &'static [u8],
 }
 
@@ -50,7 +49,8 @@ macro_rules! script {
     };
 }
 
-/// A script that gives something to a waiter. Its first prelude says where it runs; a prelude may be for clusters only.
+/// A script that gives something to a waiter. Its first prelude says whether it runs on one server or in a cluster;
+/// another prelude may be for clusters only.
 macro_rules! giving {
     ($name:ident, $keys:literal, $($file:literal),+ $(; $spread:literal, $last:literal)?) => {
         pub(super) static $name: Script = Script {
@@ -79,7 +79,7 @@ script!(INVALIDATE, b"elqo", "scripts/wake.lua", "scripts/ours.lua", "scripts/in
 script!(TAG, b"t", "scripts/tag.lua");
 script!(ENLIST, b"v", "scripts/enlist.lua");
 script!(DOCTOR, b"e", "scripts/doctor.lua");
-// The same text, with the keys that a load has: a user needs the right to each that is named.
+// The same text as DOCTOR, with the keys of a load: a user needs the right to each key that is named.
 script!(PROBE, b"elqo", "scripts/doctor.lua");
 giving!(
     MUTEX_TAKE,
@@ -177,7 +177,7 @@ giving!(
 );
 script!(SEMAPHORE_LOOK, b"", "scripts/semaphore_look.lua");
 
-/// How a call names its script, and which of its texts.
+/// Whether a call names its script by SHA-1, and which of the two texts it uses.
 #[derive(Clone, Copy)]
 pub(super) struct By {
     pub(super) sha1: bool,
@@ -185,7 +185,7 @@ pub(super) struct By {
 }
 
 impl Script {
-    /// The call for the resource `name`, still without ARGV, which will be about `size` bytes.
+    /// The call for the resource `name`, without ARGV. `size` is the approximate size of the ARGV to come.
     pub(super) fn call(&self, by: By, name: &str, size: usize) -> Cmd {
         let keys = self.keys.len();
         let mut cmd = self.head(by, keys, keys * (name.len() + 8) + size);
@@ -195,8 +195,8 @@ impl Script {
         cmd
     }
 
-    /// The call for the lock `name`, still without ARGV, which will be about `size` bytes. `parts` are the
-    /// heads of the names of the keys that follow the lock's own; where keys are on several servers, the last is too.
+    /// The call for the lock `name`, without ARGV. `size` is the approximate size of the ARGV to come. `parts` are the
+    /// prefixes of the keys that follow the lock's own key; in a cluster, `spread_part` is the last.
     pub(super) fn call_on(
         &self,
         by: By,
@@ -226,7 +226,7 @@ impl Script {
     }
 }
 
-/// `GET` of the entry: what a hit costs, so nothing is built on the way but the command.
+/// `GET` of the entry. Every hit pays for this, so it builds nothing but the command.
 pub(super) fn get_entry(name: &str) -> Cmd {
     get(b'e', name)
 }
@@ -248,8 +248,8 @@ pub(super) fn push_key(cmd: &mut Cmd, kind: u8, name: &str) {
     let _ = arg.write_all(b"}");
 }
 
-/// Adds what tells an entry that was seen from all others: its head, with its checksum and when it was stored. (A digest
-/// of the whole of it held up the server for longer than its copy did.)
+/// Adds the head of the entry that was seen. It identifies the entry, because it contains the checksum and the time of
+/// storing. (A digest of the whole entry blocked the server for longer than copying it.)
 pub(super) fn push_seen(cmd: &mut Cmd, seen: Option<&Bytes>) {
     const HEAD: usize = 68;
     let mut arg = cmd.writer_for_next_arg();
@@ -260,7 +260,7 @@ pub(super) fn push_seen(cmd: &mut Cmd, seen: Option<&Bytes>) {
     }
 }
 
-/// Adds the last moment of a command, in milliseconds of the server's clock.
+/// Adds the latest moment at which a command may run, in milliseconds of the server's clock.
 pub(super) fn push_moment(cmd: &mut Cmd, last: Option<u64>) {
     match last {
         Some(last) => cmd.arg(last),
@@ -268,19 +268,19 @@ pub(super) fn push_moment(cmd: &mut Cmd, last: Option<u64>) {
     };
 }
 
-/// As Redis names scripts.
+/// The name that Redis gives to a script.
 pub(super) fn sha1_hex(bytes: &[u8]) -> String {
     Sha1::from(bytes).digest().to_string()
 }
 
-/// A time as the server takes it: at least 1 ms (it refuses 0), at most some 35 000 years (it
-/// refuses what overflows once the present is added).
+/// A duration as the server accepts it: at least 1 ms (it refuses 0), at most some 35 000 years (it refuses a sum with
+/// the present that overflows).
 pub(super) fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX).clamp(1, 1 << 50)
 }
 
-/// Adds an outcome as `acquire.lua` reads it, and its lifetime. Newcomers get it while more is left
-/// of its life than those who waited have it beyond them, and not more than it ever had.
+/// Adds an outcome as `acquire.lua` reads it, and its lifetime. Newcomers may read it only during the first `replay` of
+/// that lifetime; the script also compares its remaining time with the whole lifetime, which is stored in it.
 pub(super) fn push_outcome(cmd: &mut Cmd, token: &str, payload: &[u8], keep: Duration, replay: Duration) {
     const NEVER: u64 = 9_999_999_999;
     let keep = keep.max(replay);
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn an_outcome_that_is_never_replayed_asks_for_more_life_than_it_has() {
+    fn an_outcome_that_is_never_replayed_requires_more_time_than_it_has() {
         let secs = Duration::from_secs;
         let value = |keep, replay| {
             let mut cmd = Cmd::new();
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn times_stay_within_what_the_server_accepts() {
+    fn durations_stay_within_the_range_that_the_server_accepts() {
         assert_eq!(millis(Duration::ZERO), 1);
         assert_eq!(millis(Duration::from_secs(2)), 2000);
         assert_eq!(millis(Duration::MAX), 1 << 50);

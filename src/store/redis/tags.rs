@@ -15,7 +15,7 @@ use crate::store::redis::errors::reply::{bounded, unexpected};
 use crate::store::tag_store::{Found, Member, TagStore};
 use crate::store::{Reply, StoreError, StoreErrorKind};
 
-/// How long a mark stays that nobody removes; what comes before its removal takes a part of that each, at most.
+/// Lifetime of a mark that is never removed. Each step before the removal may take at most a fraction of it.
 const MARK: Duration = Duration::from_secs(4);
 
 impl TagStore for RedisStore {
@@ -36,7 +36,7 @@ impl TagStore for RedisStore {
     }
 
     fn tag_ids<'a>(&'a self, tags: &'a [Key], life: Duration, within: Duration) -> Reply<'a, Vec<u64>> {
-        // One script each, because tags need not share a slot; all of them are sent at once.
+        // One script each, because tags need not share a slot; all are sent at once.
         Box::pin(try_join_all(tags.iter().map(move |tag| self.tag_id(tag, life, within))))
     }
 
@@ -70,9 +70,10 @@ impl TagStore for RedisStore {
             let left = || until.saturating_duration_since(Instant::now());
             let place = timeout(within, self.replicating.acquire()).await;
             let Ok(Ok(_place)) = place else { return Err(StoreError::new(StoreErrorKind::TimedOut)) };
-            // On a connection of its own: the server answers nothing else on one that waits, and the guard's would be
-            // taken for dead. That this one leads to the server that has the change, a mark proves which the guard's
-            // leaves there; and its removal is the write that WAIT is for, and so for whatever was written before.
+            // WAIT needs a connection for itself: the server answers nothing else on a connection that waits, and the
+            // guard's would be taken for dead. The mark is written on the guard's connection; finding it proves that this
+            // connection leads to the server with the change. Removing the mark is the write that WAIT waits for, and so
+            // for all writes before it.
             let mark = format!("sg1:w:{{{}}}:{:016x}", key.name(), fastrand::u64(..));
             let mut leave = Cmd::with_capacity(5, mark.len() + 24);
             leave.arg("SET").arg(&mark).arg("").arg("PX").arg(millis(MARK));
@@ -91,9 +92,9 @@ impl TagStore for RedisStore {
                 return Err(StoreError::new(StoreErrorKind::Unavailable));
             }
             let (left, mut wait) = (left(), Cmd::with_capacity(3, 32));
-            // At least a millisecond: 0 would be for ever.
+            // At least a millisecond: 0 means for ever.
             wait.arg("WAIT").arg(replicas).arg(millis(left));
-            // The server answers after that time at the latest, and its answer has to come here.
+            // The server answers at the latest when that time has passed, and the answer needs time to arrive.
             let longest = left + self.command_timeout;
             bounded(longest, wait.query_async::<u32>(&mut connection)).await.map_err(refused)
         })
@@ -101,9 +102,9 @@ impl TagStore for RedisStore {
 }
 
 impl RedisStore {
-    /// An entry and ids, all as they are at one moment; of a cluster, each as it is at some moment after the call. Whoever
-    /// calls after an invalidation was acknowledged finds the tag's new id or none in either case, and the entry is
-    /// no value with it. Foreign data is answered as if there were nothing.
+    /// Reads an entry and tag ids at one moment; in a cluster, each at some moment after the call. In either case a call
+    /// that follows an acknowledged invalidation reads the tag's new id or none, and the entry does not match it. Foreign
+    /// data counts as nil.
     async fn mget(
         &self,
         entry: Option<&Key>,
@@ -111,7 +112,7 @@ impl RedisStore {
         within: Duration,
     ) -> Result<Vec<Value>, StoreError> {
         if self.commands.is_spread() {
-            // Not by slot: of keys whose slot is on its way some may be here and some there, and MGET is refused.
+            // Key by key, not by slot: while a slot migrates, some of its keys may be on either node, and MGET is refused.
             let entry = entry.into_iter().map(|key| (b'e', key.name()));
             let all = entry.chain(tags.iter().map(|tag| (b't', tag.name())));
             return try_join_all(all.map(|(kind, name)| self.get_one(kind, name, within))).await;
@@ -149,7 +150,7 @@ impl RedisStore {
     }
 }
 
-/// An id as it stands in the store; foreign data is none.
+/// An id as it stands in the store; `None` for foreign data.
 pub(super) fn id(value: Value) -> Option<u64> {
     match value {
         Value::BulkString(text) => std::str::from_utf8(&text).ok()?.parse().ok(),

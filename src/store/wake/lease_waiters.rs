@@ -1,8 +1,8 @@
-//! Waiters of one node (or of several that share a memory store) and the hints that wake them.
+//! Waiters for leases in one node (or in several nodes that share a memory store), and the hints that wake them.
 //!
-//! A waiter registers before it tries to acquire (invariant 3 of [`store`](super)); a hint that
-//! comes before the acquire's own answer is therefore kept, not lost. Hints are merged: however
-//! many arrive between two looks, a waiter sees one [`Hints`].
+//! A waiter registers before it tries to acquire (invariant 3 of [`store`](super)), so a hint that comes before
+//! the acquire's answer is kept. Hints are merged: a waiter receives all hints since its last look as one
+//! [`Hints`].
 
 #[cfg(feature = "testing")]
 use std::any::Any;
@@ -15,9 +15,9 @@ use crate::sync::{Arc, Mutex, MutexGuard, Notify, lock};
 /// What a waiter was told since it last looked.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Hints {
-    /// A holder of the lease has ended; wait behind this one for its outcome.
+    /// A holder of the lease has ended; the waiter may wait behind it for its outcome.
     pub(crate) finished: Option<Token>,
-    /// The lease was handed to this waiter, after so many loads of the wave have vanished.
+    /// The lease was handed to this waiter; the number of loads of this wave that have vanished.
     pub(crate) granted: Option<u8>,
     /// The key was invalidated.
     pub(crate) invalidated: bool,
@@ -25,7 +25,7 @@ pub(crate) struct Hints {
     pub(crate) missed: bool,
 }
 
-/// One thing a store tells the waiters of a key.
+/// One message from a store to the waiters of a key.
 #[derive(Clone, Debug)]
 pub(crate) enum Hint {
     Finished(Option<Token>),
@@ -52,7 +52,7 @@ pub(crate) struct Watch {
     name: Box<str>,
     waiter: Arc<Waiter>,
     watches: Arc<Watches>,
-    /// What ends with the registration.
+    /// A value that is dropped with the registration.
     #[cfg(feature = "testing")]
     companion: Option<Box<dyn Any + Send + Sync>>,
 }
@@ -70,39 +70,39 @@ impl Watches {
         }
     }
 
-    /// Tells the waiters of `name`. False if nobody was there to hear it: for a grant, nobody with
-    /// the granted token.
+    /// Tells the waiters of `name`. False if none heard it; for a grant, if none has the granted token.
     pub(crate) fn tell(&self, name: &str, hint: &Hint) -> bool {
         self.tell_where(name, hint, |_| true)
     }
 
-    /// Tells those of `name`'s waiters whose token `wanted` accepts.
+    /// Tells the waiters of `name` with a token that `wanted` accepts.
     pub(crate) fn tell_where(&self, name: &str, hint: &Hint, wanted: impl Fn(&Token) -> bool) -> bool {
         let told: Vec<_> = match self.lock().get(name) {
             Some(waiters) => waiters
                 .iter()
                 .filter(|waiter| wanted(&waiter.token))
                 .filter(|waiter| !matches!(hint, Hint::Granted { token, .. } if *token != waiter.token))
-                // Under the lock: who leaves takes what it was told along, and a grant that was noted after that
-                // would be heard by nobody, while its teller believes that it was.
+                // Under the lock: a waiter takes its hints with it when it leaves. A grant noted after that
+                // would reach no waiter, while the caller would count it as heard.
                 .inspect(|waiter| waiter.note(hint))
                 .cloned()
                 .collect(),
             None => Vec::new(),
         };
-        // Woken outside the lock: a waker is somebody else's code.
+        // Woken outside the lock, because a waker is foreign code.
         for waiter in &told {
             waiter.woken.notify_one();
         }
         !told.is_empty()
     }
 
-    /// Tells every waiter that hints may have been lost (a connection was, or has just come up).
+    /// Tells every waiter that hints may have been lost, because a connection broke or was opened again.
     #[cfg(any(feature = "redis", feature = "testing"))]
     pub(crate) fn tell_all_missed(&self) {
         let mut all: Vec<_> =
             self.lock().iter().map(|(name, waiters)| (name.clone(), waiters.clone())).collect();
-        // A map's order is random, and who is told first asks first: a simulation could not be repeated.
+        // A map's order is random, and the first waiter that is told asks first: without a fixed order a
+        // simulation could not be repeated.
         all.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
         for waiter in all.into_iter().flat_map(|(_, waiters)| waiters) {
             waiter.hints().missed = true;
@@ -110,19 +110,19 @@ impl Watches {
         }
     }
 
-    /// Whether anybody waits for `name`.
+    /// Whether there are waiters for `name`.
     #[cfg(feature = "testing")]
     pub(crate) fn any(&self, name: &str) -> bool {
         self.lock().contains_key(name)
     }
 
-    /// Whether somebody waits with this token.
+    /// Whether there is a waiter with this token.
     #[cfg(all(test, feature = "testing"))]
     pub(crate) fn has(&self, token: &Token) -> bool {
         self.lock().values().flatten().any(|waiter| waiter.token == *token)
     }
 
-    /// Whether nobody waits.
+    /// Whether there are no waiters.
     #[cfg(all(test, feature = "testing"))]
     pub(crate) fn is_empty(&self) -> bool {
         self.lock().is_empty()
@@ -169,8 +169,7 @@ impl Watch {
         self
     }
 
-    /// Ends the registration and returns the hints that nobody has looked at. What is told later finds
-    /// nobody.
+    /// Ends the registration and returns the hints that were not taken. Later hints do not reach this waiter.
     pub(crate) fn close(mut self) -> Hints {
         self.unregister();
         std::mem::take(&mut *self.waiter.hints())

@@ -1,17 +1,17 @@
-//! A take instead of the token that holds: both in one step, and as if they were two.
+//! A take for the token that holds the mutex: both in one step, with the effect of two.
 
 use super::*;
 
 contract! {
-    who_gives_way_queues_behind_the_last,
-    with_nobody_waiting_it_is_taken_anew,
-    what_was_lost_is_queued_for,
+    a_token_that_gives_way_queues_behind_the_last,
+    without_waiters_the_mutex_is_taken_again,
+    a_lost_mutex_is_queued_for,
     a_take_instead_sent_again_changes_nothing,
-    who_does_not_queue_gives_way_all_the_same,
+    a_take_instead_that_does_not_queue_still_gives_way,
     a_place_in_the_queue_is_given_up_too,
-    nobodys_mutex_goes_to_the_head_of_the_queue,
+    a_mutex_without_a_holder_goes_to_the_head_of_the_queue,
     giving_way_passes_over_the_dead,
-    giving_way_to_a_holder_without_an_end_says_so,
+    giving_way_to_a_holder_without_an_expiry_says_so,
     fences_grow_over_bumps,
 }
 
@@ -22,7 +22,7 @@ fn busy(answer: (Taken, bool), was_held: bool) {
     assert_eq!(held, was_held);
 }
 
-async fn who_gives_way_queues_behind_the_last(world: &World) {
+async fn a_token_that_gives_way_queues_behind_the_last(world: &World) {
     let (holder, fence) = Asker::holding(world, &mutex("k")).await;
     let (one, two) = (Asker::waiting(world, &mutex("k")).await, Asker::waiting(world, &mutex("k")).await);
     let again = Asker::on(&holder.node, &mutex("k"));
@@ -39,7 +39,7 @@ async fn who_gives_way_queues_behind_the_last(world: &World) {
     assert!(again.owns().await && again.free().await && again.look().await.is_none());
 }
 
-async fn with_nobody_waiting_it_is_taken_anew(world: &World) {
+async fn without_waiters_the_mutex_is_taken_again(world: &World) {
     let holder = Asker::apart(world, &mutex("k")).await;
     let Taken::Granted { fence } = holder.take_for(Some(ms(5_000))).await else { panic!("it is free") };
     let again = Asker::on(&holder.node, &mutex("k"));
@@ -51,7 +51,7 @@ async fn with_nobody_waiting_it_is_taken_anew(world: &World) {
     assert!(holder.heard_nothing().await && again.heard_nothing().await);
 }
 
-async fn what_was_lost_is_queued_for(world: &World) {
+async fn a_lost_mutex_is_queued_for(world: &World) {
     let late = Asker::apart(world, &mutex("k")).await;
     late.take_for(Some(ms(20))).await;
     until(async || late.look().await.is_none()).await;
@@ -61,14 +61,14 @@ async fn what_was_lost_is_queued_for(world: &World) {
     assert!(next.owns().await && next.free().await);
     again.granted().await;
     assert!(again.free().await);
-    // What has expired meanwhile and is nobody's is taken.
+    // An expired mutex without a holder is taken.
     late.take_for(Some(ms(20))).await;
     until(async || late.look().await.is_none()).await;
     let (taken, was_held) = again.take_instead_of(&late).await;
     assert!(matches!(taken, Taken::Granted { .. }) && !was_held, "{taken:?}");
 }
 
-/// Invariant 3, for a token that has given way: the answer to the first was lost.
+/// Invariant 3, for a token that has given way: the first answer was lost.
 async fn a_take_instead_sent_again_changes_nothing(world: &World) {
     let (holder, _) = Asker::holding(world, &mutex("k")).await;
     let (one, two) = (Asker::waiting(world, &mutex("k")).await, Asker::waiting(world, &mutex("k")).await);
@@ -87,7 +87,7 @@ async fn a_take_instead_sent_again_changes_nothing(world: &World) {
     assert!(again.look().await.is_none(), "it was queued once");
 }
 
-async fn who_does_not_queue_gives_way_all_the_same(world: &World) {
+async fn a_take_instead_that_does_not_queue_still_gives_way(world: &World) {
     let (holder, _) = Asker::holding(world, &mutex("k")).await;
     let waiter = Asker::waiting(world, &mutex("k")).await;
     let again = Asker::on(&holder.node, &mutex("k"));
@@ -111,7 +111,7 @@ async fn a_place_in_the_queue_is_given_up_too(world: &World) {
 }
 
 /// Invariant 2.
-async fn nobodys_mutex_goes_to_the_head_of_the_queue(world: &World) {
+async fn a_mutex_without_a_holder_goes_to_the_head_of_the_queue(world: &World) {
     let (dead, [waiter]) = left_by_the_dead(world).await;
     let again = Asker::on(&dead.node, &dead.name);
     busy(again.take_instead_of(&dead).await, false);
@@ -133,7 +133,7 @@ async fn giving_way_passes_over_the_dead(world: &World) {
     assert!(again.owns().await && again.free().await && again.look().await.is_none());
 }
 
-async fn giving_way_to_a_holder_without_an_end_says_so(world: &World) {
+async fn giving_way_to_a_holder_without_an_expiry_says_so(world: &World) {
     let (holder, _) = Asker::holding(world, &mutex("k")).await;
     let endless = Asker::apart(world, &mutex("k")).await;
     endless.take_for(None).await;

@@ -1,29 +1,29 @@
-//! A server's clock that was set back while a holder died: more time is left than the holder asked for.
+//! A server's clock was set back while a holder died: the remaining time is longer than the holder asked for.
 
 use super::super::on_redis::at;
 use super::*;
 
 on_servers! {
-    a_mutex_with_more_time_than_its_holder_gave_it_is_given_that,
-    a_mutex_without_an_end_that_its_holder_gave_one_is_given_that,
+    a_mutex_with_more_time_than_its_holder_asked_for_is_cut,
+    a_mutex_whose_expiry_was_removed_gets_it_back,
     a_newcomer_that_barges_repairs_the_time_too,
     a_mutex_that_was_extended_for_longer_keeps_that_time,
     a_renewed_mutex_keeps_its_time,
-    permits_with_more_time_than_their_leases_are_given_those,
+    permits_with_more_time_than_their_leases_are_cut,
     a_permit_with_a_longer_lease_than_the_others_keeps_it,
 }
 
 const SHORT: Duration = Duration::from_millis(400);
 const MINUTE: &str = "60700";
 
-/// An asker whose token says for how long it wants the lock.
+/// An asker with a token that says for how long it wants the lock.
 fn wanting(node: &NodeStore, name: &LockName, ttl: Duration) -> Asker {
     let token = Token::mint_for(node.node(), ttl);
     let wait = node.locks().await_grant(name, &token);
     Asker { node: node.clone(), name: name.clone(), token, wait }
 }
 
-/// A holder of the mutex, and one more asker, each of a node of its own.
+/// A holder of the mutex, and another asker, each on a separate node.
 async fn holder_and_waiter(world: &World, ttl: Duration) -> (Asker, Asker) {
     let (one, two) = (world.node_with_locks().await, world.node_with_locks().await);
     let holder = wanting(&one, &mutex("k"), ttl);
@@ -31,13 +31,13 @@ async fn holder_and_waiter(world: &World, ttl: Duration) -> (Asker, Asker) {
     (holder, wanting(&two, &mutex("k"), LEASE))
 }
 
-/// By the answer, the mutex is another's for no longer than that.
+/// Asserts that by this answer another token holds the mutex for at most `longest`.
 #[track_caller]
 fn assert_busy_for(taken: Taken, longest: Duration) {
     assert!(matches!(taken, Taken::Busy { remaining: Some(left) } if left <= longest), "{taken:?}");
 }
 
-async fn a_mutex_with_more_time_than_its_holder_gave_it_is_given_that(world: &World) {
+async fn a_mutex_with_more_time_than_its_holder_asked_for_is_cut(world: &World) {
     let server = world.home(&mutex("k").tag);
     let (_holder, waiter) = holder_and_waiter(world, SHORT).await;
     server.run::<()>(&["PEXPIRE", &at("m", "k"), MINUTE]);
@@ -47,7 +47,7 @@ async fn a_mutex_with_more_time_than_its_holder_gave_it_is_given_that(world: &Wo
     assert!(started.elapsed() < 3 * SHORT, "{:?}", started.elapsed());
 }
 
-async fn a_mutex_without_an_end_that_its_holder_gave_one_is_given_that(world: &World) {
+async fn a_mutex_whose_expiry_was_removed_gets_it_back(world: &World) {
     let server = world.home(&mutex("k").tag);
     let (_holder, waiter) = holder_and_waiter(world, SHORT).await;
     server.run::<()>(&["PERSIST", &at("m", "k")]);
@@ -79,7 +79,7 @@ async fn a_mutex_that_was_extended_for_longer_keeps_that_time(world: &World) {
     }
     server.run::<()>(&["PEXPIRE", &at("m", "k"), MINUTE]);
     assert_busy_for(waiter.take(waiter.ask()).await, ms(20_000));
-    // The next holder has not asked for it.
+    // The next holder has not asked for that time.
     assert!(holder.free().await);
     waiter.granted().await;
     server.run::<()>(&["PEXPIRE", &at("m", "k"), MINUTE]);
@@ -87,7 +87,7 @@ async fn a_mutex_that_was_extended_for_longer_keeps_that_time(world: &World) {
     assert_busy_for(third.take(third.ask()).await, LEASE);
 }
 
-/// The watchdog of a holder that lives renews in thirds of its own time.
+/// The watchdog of a live holder renews after each third of its time.
 async fn a_renewed_mutex_keeps_its_time(world: &World) {
     let server = world.home(&mutex("k").tag);
     let (holder, waiter) = holder_and_waiter(world, SHORT).await;
@@ -100,8 +100,8 @@ async fn a_renewed_mutex_keeps_its_time(world: &World) {
     }
 }
 
-/// Scores are moments of the server's clock: when that is set back by a minute, they are a minute too far ahead.
-async fn permits_with_more_time_than_their_leases_are_given_those(world: &World) {
+/// Scores are moments of the server's clock: when the clock is set back by a minute, they are a minute too late.
+async fn permits_with_more_time_than_their_leases_are_cut(world: &World) {
     let server = world.home(&semaphore("k").tag);
     let (one, two) = (world.node_with_locks().await, world.node_with_locks().await);
     let dead: Vec<_> = (0..3).map(|_| wanting(&one, &semaphore("k"), SHORT)).collect();

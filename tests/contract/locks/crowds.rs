@@ -1,4 +1,4 @@
-//! Long queues, most of whose waiters have died: how much one call of a script may do for them.
+//! Long queues, most of whose waiters have died: how much one script call does.
 
 use super::super::on_redis::at;
 use super::*;
@@ -9,7 +9,7 @@ on_servers! {
     a_take_passes_the_dead_and_is_answered_once,
     an_exchange_passes_the_dead_and_says_that_it_was_held,
     a_break_passes_the_dead_and_spares_the_next_holder,
-    a_step_that_ends_halfway_is_gone_on_with_by_the_next_one,
+    a_step_that_ends_halfway_is_continued_by_the_next_one,
     permits_pass_ten_thousand_places_of_ten_dead_nodes,
     a_permit_is_taken_behind_the_dead,
     permits_are_added_for_the_dead_and_the_living,
@@ -17,7 +17,7 @@ on_servers! {
     of_a_thousand_nodes_a_hundred_are_told_of_a_shorter_time,
 }
 
-/// Puts so many places of so many nodes, none of which lives, into a queue.
+/// Adds `places` places of `nodes` dead nodes to a queue.
 fn fill(world: &World, kind: &str, places: usize, nodes: usize) {
     let nodes: Vec<_> = (0..nodes).map(|_| uuid::Uuid::new_v4()).collect();
     let mut conn = world.home(&mutex("k").tag).conn();
@@ -30,7 +30,7 @@ fn fill(world: &World, kind: &str, places: usize, nodes: usize) {
     pipeline.query::<()>(&mut conn).expect("filled");
 }
 
-/// How often the server has executed this command.
+/// How many calls of this command the server has counted.
 fn calls(world: &World, command: &str) -> u64 {
     let stats: String = world.home(&mutex("k").tag).run(&["INFO", "commandstats"]);
     let head = format!("cmdstat_{command}:calls=");
@@ -38,12 +38,12 @@ fn calls(world: &World, command: &str) -> u64 {
     line.map_or(0, |rest| rest.split(',').next().and_then(|calls| calls.parse().ok()).expect("a number"))
 }
 
-/// Scripts that were called since `before`.
+/// How many script calls the server has counted.
 fn scripts(world: &World) -> u64 {
     calls(world, "evalsha") + calls(world, "eval")
 }
 
-/// A holder, a waiter behind so many places of so many dead nodes.
+/// A holder, and a waiter behind that many places of dead nodes.
 async fn behind_the_dead(world: &World, places: usize, nodes: usize) -> (Asker, Asker) {
     let (holder, _) = Asker::holding(world, &mutex("k")).await;
     fill(world, "mq", places, nodes);
@@ -62,7 +62,7 @@ async fn ten_thousand_places_of_ten_dead_nodes_cost_ten_messages(world: &World) 
     assert!(waiter.owns().await);
     assert_eq!(calls(world, "publish") - messages, 11, "one for each node");
     let steps = scripts(world) - steps;
-    // With the LOOK above, and each script sent twice where the server does not know it yet.
+    // With the LOOK above, and each script sent twice if the server does not know it yet.
     assert!((6..=12).contains(&steps), "a call takes 2,000 places: {steps}");
 }
 
@@ -119,9 +119,9 @@ async fn a_break_passes_the_dead_and_spares_the_next_holder(world: &World) {
     assert!(timeout(Duration::ZERO, waiter.wait.told()).await.is_err(), "the next holder is left alone");
 }
 
-/// The process that frees the mutex dies between two calls: the mutex is free and has a queue, as behind a holder that
-/// has died, and the next take goes on.
-async fn a_step_that_ends_halfway_is_gone_on_with_by_the_next_one(world: &World) {
+/// The process that frees the mutex dies between two calls: the mutex is free and has a queue, as
+/// after a holder's death, and the next take continues.
+async fn a_step_that_ends_halfway_is_continued_by_the_next_one(world: &World) {
     if world.gives_claims() {
         return;
     }
@@ -175,7 +175,7 @@ async fn a_permit_is_taken_behind_the_dead(world: &World) {
     assert_eq!((state.waiting, state.available, state.holders.len()), (0, 1, 1));
 }
 
-/// Each grant costs as much as a try that is not heard.
+/// Each grant costs as much as an attempt that is not heard.
 async fn permits_are_added_for_the_dead_and_the_living(world: &World) {
     if world.gives_claims() {
         return;

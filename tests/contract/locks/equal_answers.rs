@@ -1,6 +1,6 @@
 //! Memory and Redis give the same answers to any sequence of steps, and tell the same waiters.
 //!
-//! Times are long, so that nothing expires in between; what the clock does is in the cases. A failing run prints
+//! Times are long, so that nothing expires in between; expiries are tested by the cases. A failing run prints
 //! its seed; `SG_SEED` replays it.
 
 use futures_util::FutureExt as _;
@@ -13,7 +13,7 @@ const STEPS: usize = 10_000;
 const LOCKS: usize = 4;
 const ASKERS_PER_LOCK: usize = 4;
 
-/// The same asker on either store.
+/// The same asker on both stores.
 struct Twins {
     memory: Asker,
     redis: Asker,
@@ -30,12 +30,12 @@ impl Side<'_> {
         (self.of)(&self.askers[number])
     }
 
-    /// An asker by its number, since its token is another on the other store.
+    /// An asker by its number, because its token differs between the stores.
     fn number(&self, token: &[u8]) -> Option<usize> {
         self.askers.iter().position(|twins| (self.of)(twins).token.as_str().as_bytes() == token)
     }
 
-    /// The answer to a step about a mutex, without what may differ: fences, and how much time has gone by.
+    /// The answer to a step on a mutex, without the parts that may differ: fences, and the time that has passed.
     /// `peer` is another asker for the same mutex.
     async fn on_mutex(
         &self,
@@ -88,7 +88,7 @@ impl Side<'_> {
                     created,
                     recovered,
                 } = state;
-                // Those that were granted in one millisecond are in the order of their tokens.
+                // Holders that got their permits in the same millisecond are in the order of their tokens.
                 let mut holders: Vec<_> =
                     holders.iter().map(|(token, _)| self.number(token.as_str().as_bytes())).collect();
                 holders.sort_unstable();
@@ -111,8 +111,8 @@ impl Side<'_> {
         }
     }
 
-    /// What each asker was told since the last time. Whoever is the first of a process depends on how many
-    /// processes there are.
+    /// What each asker was told since the last call. Leaves out `first` and `missed`, because the first waiter
+    /// depends on the number of processes.
     fn told(&self) -> Vec<(bool, bool, bool)> {
         let mut all = Vec::new();
         for number in 0..self.askers.len() {
@@ -154,7 +154,7 @@ async fn random_steps_are_answered_alike() {
         let queue = random.u8(..4) > 0;
         let context = format!("SG_SEED={seed} step {step}: {number} does {what}");
         let (one, two) = if number < askers.len() / 2 {
-            // One asker in eight never wants an end; the same at all its takes.
+            // One asker in eight never wants an expiry, at any of its takes.
             let ttl = (number % 8 != 3).then_some(LEASE);
             let others = number / ASKERS_PER_LOCK * ASKERS_PER_LOCK;
             let pair = (number, others + (number + random.usize(1..ASKERS_PER_LOCK)) % ASKERS_PER_LOCK);

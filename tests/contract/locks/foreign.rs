@@ -1,4 +1,4 @@
-//! Locks beside other people's programs and data.
+//! Locks beside foreign programs and data.
 
 use super::super::on_redis::world_of;
 use super::*;
@@ -15,7 +15,7 @@ fn refused<T: std::fmt::Debug>(answer: Result<T, StoreError>) {
 async fn a_foreign_lock_excludes_ours_and_is_excluded() {
     let world = World::redis();
     let server = world_of(&world);
-    // A prefix of the user's needs rights of its own, which the minimal user does not have.
+    // A user's prefix needs additional rights, which the minimal user does not have.
     server.run::<()>(&["ACL", "SETUSER", "minimal", "~lock:*"]);
     let set = |px: &str| server.run::<Option<String>>(&["SET", "lock:k", "foreign", "NX", "PX", px]);
     let name = LockName::prefixed("lock:k");
@@ -28,7 +28,7 @@ async fn a_foreign_lock_excludes_ours_and_is_excluded() {
     assert!(!ours.free().await && !ours.extend(Some(LEASE)).await, "nor is it touched");
     assert_eq!(server.run::<String>(&["GET", "lock:k"]), "foreign");
 
-    // Freed by foreign hands, nobody is told; whoever asks next is served in the queue's order.
+    // If a foreign client frees it, no waiter is told; the next take serves the queue in its order.
     ours.must_wait().await;
     server.run::<()>(&["DEL", "lock:k"]);
     let late = Asker::apart(&world, &name).await;
@@ -41,7 +41,7 @@ async fn a_foreign_lock_excludes_ours_and_is_excluded() {
     assert!(late.free().await);
     assert!(set("600000").is_some());
 
-    // By force, and without an end.
+    // By force, and without an expiry.
     server.run::<()>(&["PERSIST", "lock:k"]);
     assert_eq!(ours.take(ours.ask()).await, Taken::Busy { remaining: None });
     assert!(late.force().await);
@@ -50,7 +50,8 @@ async fn a_foreign_lock_excludes_ours_and_is_excluded() {
     world.check();
 }
 
-/// Data of another kind at any of the keys: an answer, nothing destroyed, and no key without a TTL.
+/// Data of another type at any of the keys: the step is answered, nothing is destroyed, and no key is
+/// without a TTL.
 #[tokio::test]
 async fn foreign_data_at_a_mutexs_keys_is_left_alone() {
     let world = World::redis();
@@ -80,7 +81,7 @@ async fn foreign_data_at_a_mutexs_keys_is_left_alone() {
                     refused(locks.look_at_mutex(&name, WITHIN).await);
                     refused(locks.break_mutex(&name, WITHIN).await);
                 }
-                // One after the other can still have it.
+                // Two askers can still hold it one after the other.
                 "mq" => {
                     assert!(matches!(taken, Ok(Taken::Granted { .. })), "{taken:?}");
                     refused(second);
@@ -88,7 +89,7 @@ async fn foreign_data_at_a_mutexs_keys_is_left_alone() {
                     two.must_take().await;
                     assert!(one.force().await);
                 }
-                // The clock counts instead.
+                // The fence comes from the clock instead.
                 _ => {
                     let Ok(Taken::Granted { fence }) = taken else { panic!("{taken:?}") };
                     assert!(matches!(second, Ok(Taken::Busy { .. })), "{second:?}");
@@ -145,9 +146,9 @@ async fn foreign_data_at_a_semaphores_keys_is_left_alone() {
     world.check();
 }
 
-/// A list and a sorted set of other people's, of the right kind but not with our words in them.
+/// A foreign list and sorted set, of the right type but with members that are not ours.
 #[tokio::test]
-async fn words_that_are_not_ours_are_passed_over() {
+async fn foreign_members_are_passed_over() {
     let world = World::redis();
     let server = world_of(&world);
     server.run::<()>(&["RPUSH", "sg1:mq:{ns:k}", "", "x", &"y".repeat(65), &"z".repeat(80)]);
@@ -155,7 +156,7 @@ async fn words_that_are_not_ours_are_passed_over() {
     let (holder, _) = Asker::holding(&world, &mutex("k")).await;
     assert!(holder.free().await);
     server.run::<()>(&["SET", "sg1:m:{ns:k}", &"y".repeat(65), "PX", "600000"]);
-    assert!(holder.force().await, "nobody listens to that name");
+    assert!(holder.force().await, "no node listens to that name");
     assert!(holder.look().await.is_none());
 
     server.run::<()>(&["RPUSH", "sg1:sq:{ns:k}", "", "x", &"y".repeat(65)]);

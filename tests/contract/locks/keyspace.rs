@@ -1,4 +1,4 @@
-//! What the server announces of keys, on a real one, as a user that may ask for it.
+//! Keyspace notifications of a real server, for a user with the right to configure them.
 
 use super::super::on_redis::world_of;
 use super::super::support::redis_server::RedisServer;
@@ -8,7 +8,7 @@ use crate::store::redis::RedisStore;
 
 const SETTING: &str = "notify-keyspace-events";
 
-/// A node that is connected and hears, so that nothing is said to its askers on that account.
+/// A connected node that receives messages, so that its askers are told nothing about the connection.
 async fn connected(url: &str) -> NodeStore {
     let node = NodeStore::redis(RedisStore::new(redis::Client::open(url).expect("an address"), ms(1_000)));
     node.connect(WITHIN).await.expect("connects");
@@ -20,7 +20,7 @@ fn flags(server: &RedisServer) -> String {
     flags
 }
 
-/// How many channels of keys are listened to.
+/// How many keyspace channels have subscribers.
 fn channels(server: &RedisServer) -> usize {
     server.run::<Vec<String>>(&["PUBSUB", "CHANNELS", "__keyspace@*"]).len()
 }
@@ -30,7 +30,7 @@ impl Asker {
         self.node.locks().announce(&self.name, WITHIN).await.expect("an answer")
     }
 
-    /// An asker that waits behind a foreign holder, and was promised to hear of its end.
+    /// An asker that waits behind a foreign holder, and was promised announcements.
     async fn behind_a_foreign_holder(server: &RedisServer, node: &NodeStore, name: &LockName) -> Self {
         server.run::<()>(&["SET", &name.key, "foreign", "PX", "600000"]);
         let asker = Self::on(node, name);
@@ -40,11 +40,11 @@ impl Asker {
     }
 }
 
-/// S0.11, S0.13, C.8: whatever a foreign client does to free it.
+/// S0.11, S0.13, C.8: by whichever command a foreign client frees it.
 #[tokio::test]
-async fn a_mutex_that_foreign_hands_free_is_heard_of() {
+async fn waiters_are_told_of_a_mutex_that_a_foreign_client_frees() {
     let server = RedisServer::start();
-    // The documented rights for this, beside the minimal ones.
+    // The documented rights for announcements, in addition to the minimal ones.
     let rights = ["~lock:*", "+config|get", "+config|set", "&__keyspace@*"];
     server.run::<()>(&[&["ACL", "SETUSER", "minimal"][..], &rights].concat());
     let node = connected(&server.minimal_user()).await;
@@ -65,9 +65,9 @@ async fn a_mutex_that_foreign_hands_free_is_heard_of() {
     }
 }
 
-/// S0.23: what a holder does with its own mutex concerns nobody; nor does what happens to other keys.
+/// S0.23: the steps of a holder on its own mutex wake no waiter, nor do changes of other keys.
 #[tokio::test]
-async fn what_frees_nothing_wakes_nobody() {
+async fn an_event_that_frees_nothing_wakes_no_waiter() {
     let server = RedisServer::with_args(["--notify-keyspace-events", "KEA"]);
     let node = connected(&server.url()).await;
     let asker = Asker::behind_a_foreign_holder(&server, &node, &LockName::prefixed("lock:k")).await;
@@ -81,7 +81,7 @@ async fn what_frees_nothing_wakes_nobody() {
     ] {
         server.run::<()>(command);
     }
-    // Heard on the same connection, so after all of these.
+    // Arrives on the same connection, so after all of these.
     let other = Asker::behind_a_foreign_holder(&server, &node, &LockName::prefixed("lock:other")).await;
     server.run::<()>(&["DEL", "lock:other"]);
     while !other.told().await.missed {}
@@ -89,9 +89,9 @@ async fn what_frees_nothing_wakes_nobody() {
     assert_eq!(flags(&server), "AKE", "nothing was missing");
 }
 
-/// S0.15: what others have asked the server for stays.
+/// S0.15: flags that other clients need stay set.
 #[tokio::test]
-async fn flags_of_others_are_kept() {
+async fn existing_flags_are_kept() {
     let server = RedisServer::with_args(["--notify-keyspace-events", "El"]);
     let asker = Asker::on(&connected(&server.url()).await, &mutex("k"));
     assert_eq!(asker.announced().await, Announced::Yes);
@@ -99,7 +99,8 @@ async fn flags_of_others_are_kept() {
     assert!("ElKgxe".chars().all(|flag| flags.contains(flag)), "{flags}");
 }
 
-/// S0.15: the documented minimal user does without, and is told why; so is one that may not listen.
+/// S0.15: the documented minimal user gets no announcements, and the reason; so does a user without
+/// the right to SUBSCRIBE.
 #[tokio::test]
 async fn where_announcements_are_refused_the_answer_says_so() {
     let world = World::redis();
@@ -122,9 +123,9 @@ async fn where_announcements_are_refused_the_answer_says_so() {
     assert!(why.contains("SUBSCRIBE"), "{why}");
 }
 
-/// S0.16: the channels of a database are its own.
+/// S0.16: each database has channels of its own.
 #[tokio::test]
-async fn databases_are_told_apart() {
+async fn databases_are_distinguished() {
     let server = RedisServer::start();
     let node = connected(&format!("{}5", server.url())).await;
     let name = LockName::prefixed("lock:k");
@@ -145,7 +146,7 @@ async fn databases_are_told_apart() {
     asker.must_take().await;
 }
 
-/// S0.17, S0.18: however many wait, one connection listens and one of them asks again.
+/// S0.17, S0.18: however many wait, one connection subscribes and one of the waiters asks again.
 #[tokio::test]
 async fn many_waiters_are_one_connection_and_one_command() {
     let server = RedisServer::start();
@@ -168,9 +169,9 @@ async fn many_waiters_are_one_connection_and_one_command() {
     }
 }
 
-/// Nothing listens where nobody waits, and no connection is left.
+/// Without waiters there is no subscription, and no connection is left.
 #[tokio::test]
-async fn nothing_is_left_when_nobody_waits() {
+async fn nothing_is_left_without_waiters() {
     let server = RedisServer::start();
     let node = connected(&server.url()).await;
     let before = server.client_count();
@@ -190,9 +191,9 @@ async fn nothing_is_left_when_nobody_waits() {
     assert_eq!(channels(&server), 1);
 }
 
-/// S0.14: what was said while nobody listened is made good by taking again.
+/// S0.14: a message that was lost while the connection was down is replaced by taking again.
 #[tokio::test]
-async fn a_lost_connection_is_made_good() {
+async fn messages_lost_with_a_connection_are_replaced_by_taking_again() {
     let server = RedisServer::start();
     let node = connected(&server.url()).await;
     let name = LockName::prefixed("lock:k");
@@ -207,7 +208,7 @@ async fn a_lost_connection_is_made_good() {
     assert!(asker.free().await);
     drop(asker);
 
-    // A restarted server has forgotten what it was to announce.
+    // A restarted server has lost its setting of announcements.
     let asker = Asker::on(&node, &name);
     assert_eq!(asker.announced().await, Announced::Yes);
     server.restart();
@@ -226,7 +227,7 @@ async fn a_lost_connection_is_made_good() {
     asker.must_take().await;
 }
 
-/// While what was promised may be missed, waits are cut short.
+/// While promised announcements may be missed, waits are cut short.
 #[tokio::test]
 async fn a_promise_that_can_not_be_kept_is_known() {
     let server = RedisServer::start();
@@ -236,7 +237,7 @@ async fn a_promise_that_can_not_be_kept_is_known() {
     assert!(node.locks().grants_arrive());
     server.run::<()>(&["ACL", "SETUSER", "default", "-config"]);
     server.kill_pubsub();
-    // The inbox is back at once; what was promised is not.
+    // The inbox is back at once; the announcements are not.
     while !asker.told().await.missed {}
     until(async || matches!(asker.announced().await, Announced::No { .. })).await;
     assert!(!node.locks().grants_arrive());

@@ -1,4 +1,4 @@
-//! Places that are given up at one moment.
+//! Waiters that give up their places at one moment.
 
 use futures_util::future::join_all;
 
@@ -9,7 +9,7 @@ use crate::store::lock_store::Leave;
 on_servers! {
     waiters_that_leave_together_leave_the_others_in_their_order,
     of_a_queue_of_thousands_a_few_leave_in_one_call,
-    one_that_leaves_gives_back_what_it_was_granted_unheard,
+    a_leaving_waiter_gives_back_a_grant_that_it_did_not_receive,
     permits_of_waiters_that_leave_go_to_the_next,
 }
 
@@ -22,7 +22,7 @@ fn queue(world: &World) -> Vec<String> {
     world.home(&mutex("k").tag).run(&["LRANGE", &at("mq", "k"), "0", "-1"])
 }
 
-/// Waiters of one node and of another in turn; those of the one leave.
+/// Waiters of two nodes in turn; those of the first leave.
 async fn in_turn(world: &World, each: usize) {
     let server = world.home(&mutex("k").tag);
     let (one, other) = (world.node_with_locks().await, world.node_with_locks().await);
@@ -71,7 +71,7 @@ async fn of_a_queue_of_thousands_a_few_leave_in_one_call(world: &World) {
     assert!(holder.free().await);
 }
 
-async fn one_that_leaves_gives_back_what_it_was_granted_unheard(world: &World) {
+async fn a_leaving_waiter_gives_back_a_grant_that_it_did_not_receive(world: &World) {
     let (holder, _) = Asker::holding(world, &mutex("k")).await;
     let node = world.node_with_locks().await;
     let askers: Vec<_> = (0..10).map(|_| Asker::on(&node, &mutex("k"))).collect();

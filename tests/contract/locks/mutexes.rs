@@ -1,25 +1,25 @@
-//! Who holds a mutex, for how long, and what only its holder may do.
+//! The holder of a mutex, its time, and its exclusive steps.
 
 use super::*;
 use crate::store::StoreErrorKind;
 
 contract! {
     a_free_mutex_is_granted_and_a_held_one_says_for_how_long,
-    of_all_who_ask_at_once_one_is_granted,
+    of_simultaneous_callers_one_is_granted,
     taking_again_is_granted_with_the_same_fence_and_the_full_time,
     a_mutex_runs_out_by_itself,
-    a_mutex_without_an_end_stays,
+    a_mutex_without_an_expiry_stays,
     a_late_free_does_not_free_the_next_holders_mutex,
-    a_free_of_what_was_never_held_changes_nothing,
+    a_free_by_a_token_that_never_held_changes_nothing,
     a_free_against_an_expiry_is_one_or_the_other,
-    an_extension_starts_the_time_anew_and_adds_nothing,
-    an_extension_of_what_was_lost_does_not_bring_it_back,
+    an_extension_restarts_the_time_and_adds_nothing,
+    an_extension_of_a_lost_mutex_does_not_restore_it,
     a_look_names_the_holder_and_leaves_nothing,
     fences_grow_over_free_expiry_hand_over_and_force,
     force_tells_the_holder_and_frees,
-    mutexes_do_not_touch_each_other,
-    any_time_to_live_is_taken,
-    names_of_any_shape_are_told_apart,
+    mutexes_are_independent,
+    any_time_to_live_is_accepted,
+    names_of_any_shape_are_distinguished,
     a_closed_node_says_so,
 }
 
@@ -37,7 +37,7 @@ async fn a_free_mutex_is_granted_and_a_held_one_says_for_how_long(world: &World)
     assert!(other.owns().await);
 }
 
-async fn of_all_who_ask_at_once_one_is_granted(world: &World) {
+async fn of_simultaneous_callers_one_is_granted(world: &World) {
     let nodes = [world.node_with_locks().await, world.node_with_locks().await, world.node_with_locks().await];
     let askers: Vec<_> = (0..60).map(|i| Asker::on(&nodes[i % 3], &mutex("k"))).collect();
     let taken = join_all(askers.iter().map(|asker| asker.take(asker.ask()))).await;
@@ -70,8 +70,8 @@ async fn a_mutex_runs_out_by_itself(world: &World) {
     assert!(started.elapsed() >= ms(149), "{:?}", started.elapsed());
 }
 
-/// S1.3; it is the one kind of key that has no end.
-async fn a_mutex_without_an_end_stays(world: &World) {
+/// S1.3; this is the only kind of key without an expiry.
+async fn a_mutex_without_an_expiry_stays(world: &World) {
     let (holder, waiter) = (Asker::apart(world, &mutex("k")).await, Asker::apart(world, &mutex("k")).await);
     assert!(matches!(holder.take_for(None).await, Taken::Granted { .. }));
     assert!(holder.look().await.is_some_and(|holder| holder.remaining.is_none()));
@@ -85,7 +85,7 @@ async fn a_mutex_without_an_end_stays(world: &World) {
     assert!(waiter.look().await.is_none());
 }
 
-/// S0.7: the late holder of an expired mutex frees nobody else's.
+/// S0.7: the late holder of an expired mutex does not free another token's.
 async fn a_late_free_does_not_free_the_next_holders_mutex(world: &World) {
     let late = Asker::apart(world, &mutex("k")).await;
     late.take_for(Some(ms(20))).await;
@@ -98,7 +98,7 @@ async fn a_late_free_does_not_free_the_next_holders_mutex(world: &World) {
     assert!(!next.free().await, "the second time it holds nothing");
 }
 
-async fn a_free_of_what_was_never_held_changes_nothing(world: &World) {
+async fn a_free_by_a_token_that_never_held_changes_nothing(world: &World) {
     let stranger = Asker::apart(world, &mutex("k")).await;
     assert!(!stranger.free().await, "of nothing");
     let (holder, _) = Asker::holding(world, &mutex("k")).await;
@@ -107,7 +107,7 @@ async fn a_free_of_what_was_never_held_changes_nothing(world: &World) {
     assert!(holder.owns().await);
 }
 
-/// S1.22: whoever takes it after the expiry keeps it, at whatever moment the free comes.
+/// S1.22: a token that takes it after the expiry keeps it, whenever the free comes.
 async fn a_free_against_an_expiry_is_one_or_the_other(world: &World) {
     let (node, other) = (world.node_with_locks().await, world.node_with_locks().await);
     for round in 0..60 {
@@ -121,14 +121,14 @@ async fn a_free_against_an_expiry_is_one_or_the_other(world: &World) {
             tokio::time::sleep(Duration::from_micros(fastrand::u64(2_000..4_500))).await;
             old.free().await
         };
-        // The waiter's timer, as well as the free.
+        // Started by the waiter's timer, at the same time as the free.
         let take = async {
             tokio::time::sleep(ms(3)).await;
             new.take(new.ask()).await
         };
         let (_, taken) = tokio::join!(free, take);
         if let Taken::Busy { remaining } = taken {
-            // Its clock was ahead of the store's by a little.
+            // This clock was ahead of the store's by a little.
             assert!(remaining.is_some_and(|left| left <= ms(3)), "{remaining:?}");
             until(async || matches!(new.take(new.ask()).await, Taken::Granted { .. })).await;
         }
@@ -138,7 +138,7 @@ async fn a_free_against_an_expiry_is_one_or_the_other(world: &World) {
 }
 
 /// S5.2.
-async fn an_extension_starts_the_time_anew_and_adds_nothing(world: &World) {
+async fn an_extension_restarts_the_time_and_adds_nothing(world: &World) {
     let holder = Asker::apart(world, &mutex("k")).await;
     holder.take_for(Some(ms(5_000))).await;
     assert!(holder.extend(Some(ms(7_000))).await);
@@ -150,7 +150,7 @@ async fn an_extension_starts_the_time_anew_and_adds_nothing(world: &World) {
     assert!(holder.look().await.is_some_and(|holder| holder.remaining.is_some()));
 }
 
-async fn an_extension_of_what_was_lost_does_not_bring_it_back(world: &World) {
+async fn an_extension_of_a_lost_mutex_does_not_restore_it(world: &World) {
     let holder = Asker::apart(world, &mutex("k")).await;
     holder.take_for(Some(ms(20))).await;
     until(async || holder.look().await.is_none()).await;
@@ -207,7 +207,7 @@ async fn fences_grow_over_free_expiry_hand_over_and_force(world: &World) {
 
 async fn force_tells_the_holder_and_frees(world: &World) {
     let other = Asker::apart(world, &mutex("k")).await;
-    assert!(!other.force().await, "nobody holds it");
+    assert!(!other.force().await, "it has no holder");
     let (holder, _) = Asker::holding(world, &mutex("k")).await;
     holder.wait.hold();
     let (one, two) = (Asker::waiting(world, &mutex("k")).await, Asker::waiting(world, &mutex("k")).await);
@@ -221,7 +221,7 @@ async fn force_tells_the_holder_and_frees(world: &World) {
     assert!(other.look().await.is_none());
 }
 
-async fn mutexes_do_not_touch_each_other(world: &World) {
+async fn mutexes_are_independent(world: &World) {
     let (on_a, _) = Asker::holding(world, &mutex("a")).await;
     let (on_b, _) = Asker::holding(world, &mutex("b")).await;
     let (waits_a, waits_b) =
@@ -232,13 +232,13 @@ async fn mutexes_do_not_touch_each_other(world: &World) {
     assert!(on_b.owns().await);
 }
 
-/// S0.4: whatever is asked, there is an answer, and no key that stays for ever.
-async fn any_time_to_live_is_taken(world: &World) {
+/// S0.4: for any time to live there is an answer, and no key that stays for ever.
+async fn any_time_to_live_is_accepted(world: &World) {
     let node = world.node_with_locks().await;
     for ttl in [Duration::ZERO, Duration::from_nanos(1), ms(1), Duration::from_secs(1 << 40), Duration::MAX] {
         let (holder, waiter) = (Asker::on(&node, &mutex("k")), Asker::on(&node, &mutex("k")));
         assert!(matches!(holder.take_for(Some(ttl)).await, Taken::Granted { .. }), "{ttl:?}");
-        // What is shorter than a millisecond may have expired by now.
+        // A time to live below a millisecond may have passed by now.
         let _ = waiter.take_for(Some(ttl)).await;
         holder.extend(Some(ttl)).await;
         for asker in [holder, waiter] {
@@ -249,10 +249,10 @@ async fn any_time_to_live_is_taken(world: &World) {
     }
 }
 
-async fn names_of_any_shape_are_told_apart(world: &World) {
+async fn names_of_any_shape_are_distinguished(world: &World) {
     let plain = Key::new("name space", &CacheKey::from(&[0, 255, b'{', b'}', b':', b' '][..]));
     let long = Key::new("ns", &CacheKey::from(&[b'k'; 5_000][..]));
-    // The last two are one text, as the tag of a mutex of ours and as the key of a foreign one's.
+    // The last two have one text, as the tag of our mutex and as the key of a foreign mutex.
     let names = [LockName::mutex(plain.name()), LockName::mutex(long.name()), LockName::mutex("sg1:k")]
         .into_iter()
         .chain([LockName::prefixed("sg1:k")]);

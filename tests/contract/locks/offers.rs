@@ -1,4 +1,4 @@
-//! A mutex that is offered: the take that comes first may have it, until the head of the queue has waited for the bound.
+//! An offered mutex: the first take may have it, until the head of the queue has waited for the bound.
 
 use super::*;
 use crate::store::lock_store::Offer;
@@ -8,14 +8,14 @@ contract! {
     a_head_that_has_waited_for_the_bound_is_handed_the_mutex,
     a_waiter_that_does_not_barge_is_handed_the_mutex_at_once,
     a_head_that_is_dead_does_not_keep_the_next_one_asleep,
-    a_head_that_leaves_has_the_next_one_told,
+    when_the_head_leaves_the_next_waiter_is_told,
     an_offer_of_another_token_changes_nothing,
     a_barging_take_is_idempotent,
 }
 
 /// A bound that no case outlives.
 const LONG: Duration = LEASE;
-/// One that is over when the next command runs.
+/// A bound that has passed when the next command runs.
 const OVER: Duration = Duration::from_micros(1);
 
 impl Asker {
@@ -48,7 +48,7 @@ impl Asker {
         self.node.locks().offer_mutex(&self.name, &self.token, offer, WITHIN).await.expect("offer")
     }
 
-    /// Waits until it is told to look; it must not be handed the mutex.
+    /// Waits until the asker is told to look; it must not be handed the mutex.
     #[track_caller]
     fn told_to_look(&self) -> impl Future<Output = ()> + '_ {
         let caller = std::panic::Location::caller();
@@ -64,7 +64,7 @@ impl Asker {
     }
 }
 
-/// A holder, and one that waits; both barge.
+/// A holder and a waiter; both barge.
 async fn two(world: &World) -> (Asker, u64, Asker) {
     let holder = Asker::apart(world, &mutex("k")).await;
     let fence = holder.must_barge().await;
@@ -110,7 +110,7 @@ async fn a_head_that_has_waited_for_the_bound_is_handed_the_mutex(world: &World)
     assert!(next.granted().await > second);
 }
 
-/// Of one that joined by a take in the order of coming, nothing says since when it waits.
+/// A waiter that joined by an ordinary take has no recorded moment of arrival.
 async fn a_waiter_that_does_not_barge_is_handed_the_mutex_at_once(world: &World) {
     let holder = Asker::apart(world, &mutex("k")).await;
     holder.must_barge().await;
@@ -129,7 +129,7 @@ async fn a_head_that_is_dead_does_not_keep_the_next_one_asleep(world: &World) {
     let waiter = Asker::apart(world, &mutex("k")).await;
     waiter.must_queue().await;
     drop(dead);
-    // The server notices the end of the process's connection when it reads it.
+    // The server notices the closed connection only when it reads from it.
     until(async || {
         assert!(holder.offer(LONG).await);
         let is_told = timeout(ms(100), waiter.told_to_look()).await.is_ok();
@@ -142,7 +142,7 @@ async fn a_head_that_is_dead_does_not_keep_the_next_one_asleep(world: &World) {
     waiter.must_barge().await;
 }
 
-async fn a_head_that_leaves_has_the_next_one_told(world: &World) {
+async fn when_the_head_leaves_the_next_waiter_is_told(world: &World) {
     let (holder, _, head) = two(world).await;
     let next = Asker::apart(world, &mutex("k")).await;
     next.must_queue().await;

@@ -1,4 +1,4 @@
-//! What only a server can do to the locks: lose its scripts and its data, run short of memory, be far away.
+//! Conditions that only a server has: lost scripts and data, too little memory, lost connections.
 
 use super::super::on_redis::{at, own_keys, world_of};
 use super::*;
@@ -9,17 +9,17 @@ on_servers! {
     the_queue_is_kept_for_twice_the_longest_time,
     every_key_of_a_semaphore_has_a_ttl_at_every_step,
     fences_grow_though_keys_are_deleted,
-    fences_grow_over_what_a_failover_forgot,
+    fences_grow_over_a_failover_that_lost_the_latest,
     a_fence_is_counted_on_wherever_the_clock_stands,
     a_holder_whose_data_is_gone_holds_nothing,
     a_server_without_memory_still_frees_and_hands_over,
     a_grant_is_given_back_though_the_server_was_away,
     a_second_place_of_the_same_token_is_passed_over,
     a_place_of_a_holder_is_passed_over,
-    each_waiter_is_offered_a_fence_of_its_own,
+    each_waiter_is_offered_a_separate_fence,
 }
 
-/// Invariant 6, looked at after each step, with the server's scripts gone before each (S0.4, S3.12, S4.21).
+/// Invariant 6, checked after each step, with the server's scripts flushed before each (S0.4, S3.12, S4.21).
 async fn every_key_of_a_mutex_has_a_ttl_at_every_step(world: &World) {
     let server = world.home(&mutex("k").tag);
     let check = |step: &str, keys: &[&str]| {
@@ -62,7 +62,7 @@ async fn every_key_of_a_mutex_has_a_ttl_at_every_step(world: &World) {
     check("passed on", if world.gives_claims() { &passed_on } else { &passed_on[..3] });
 }
 
-/// The queue outlives whoever holds the mutex meanwhile: those in it are looked after once per time to live.
+/// The queue outlives every holder of the mutex: its waiters ask once per time to live.
 async fn the_queue_is_kept_for_twice_the_longest_time(world: &World) {
     let server = world.home(&mutex("k").tag);
     let pttl = || server.run::<i64>(&["PTTL", &at("mq", "k")]);
@@ -122,7 +122,7 @@ async fn every_key_of_a_semaphore_has_a_ttl_at_every_step(world: &World) {
     check("swept", &[holders, meta]);
     assert!(two.free_permit().await.was_held && three.free_permit().await.was_held);
     check("freed", &[meta]);
-    assert!(server.run::<i64>(&["PTTL", meta]) <= 10_000, "nobody needs it any more");
+    assert!(server.run::<i64>(&["PTTL", meta]) <= 10_000, "it is not needed any more");
     one.must_take_permit(1).await;
     two.must_take_permit(1).await;
     three.must_wait_for_permit(1).await;
@@ -130,7 +130,7 @@ async fn every_key_of_a_semaphore_has_a_ttl_at_every_step(world: &World) {
     check("deleted", &[]);
 }
 
-/// S3.16, with what a fence is kept in gone too, and through hands that are not ours.
+/// S3.16, with the stored fence deleted, too, and with foreign changes of the mutex.
 async fn fences_grow_though_keys_are_deleted(world: &World) {
     let server = world.home(&mutex("k").tag);
     let (asker, _) = Asker::holding(world, &mutex("k")).await;
@@ -151,9 +151,9 @@ async fn fences_grow_though_keys_are_deleted(world: &World) {
     }
 }
 
-/// A replica that is promoted, or a server that restarts from an older data set, has lost the latest holders and what it
-/// counted for them, and has the rest.
-async fn fences_grow_over_what_a_failover_forgot(world: &World) {
+/// A promoted replica, or a server that restarts from an older data set, has lost the latest holders and their fences,
+/// and has the rest.
+async fn fences_grow_over_a_failover_that_lost_the_latest(world: &World) {
     let server = world.home(&mutex("k").tag);
     let (lock, fences) = (&*at("m", "k"), &*at("mf", "k"));
     let (asker, _) = Asker::holding(world, &mutex("k")).await;
@@ -163,7 +163,7 @@ async fn fences_grow_over_what_a_failover_forgot(world: &World) {
         assert!(asker.free().await);
         last = asker.must_take().await;
     }
-    // No server is promoted sooner, or starts.
+    // A promotion or a restart takes at least this long.
     tokio::time::sleep(Duration::from_millis(20)).await;
     server.run::<()>(&["DEL", lock]);
     server.run::<()>(&["SET", fences, &replicated, "PX", "86400000"]);
@@ -180,7 +180,7 @@ fn count_ahead(world: &World) -> u64 {
     ahead
 }
 
-/// A clock that is set back is the one case in which it matters what was counted.
+/// Only when the clock was set back does the stored count matter.
 async fn a_fence_is_counted_on_wherever_the_clock_stands(world: &World) {
     let ahead = count_ahead(world);
     let (holder, fence) = Asker::holding(world, &mutex("k")).await;
@@ -190,7 +190,7 @@ async fn a_fence_is_counted_on_wherever_the_clock_stands(world: &World) {
     assert_eq!(waiter.granted().await, ahead + 2);
 }
 
-/// S3.14: what was taken away is lost to its holder, whoever has it now.
+/// S3.14: a holder loses a mutex that is taken away, whichever token has it now.
 async fn a_holder_whose_data_is_gone_holds_nothing(world: &World) {
     let server = world.home(&mutex("k").tag);
     let (holder, _) = Asker::holding(world, &mutex("k")).await;
@@ -208,9 +208,9 @@ async fn a_holder_whose_data_is_gone_holds_nothing(world: &World) {
     assert_eq!(own_keys(server), Vec::<String>::new());
 }
 
-/// A restarted server knows no waiter; those are told that they may have missed something, and so are holders.
+/// A restarted server has lost all waiters; they are told that messages may have been lost, and so are holders.
 #[tokio::test]
-async fn everyone_is_told_when_messages_may_have_been_lost() {
+async fn holders_and_waiters_are_told_when_messages_may_have_been_lost() {
     let world = World::redis();
     let server = world_of(&world);
     let (holder, _) = Asker::holding(&world, &mutex("k")).await;
@@ -221,7 +221,7 @@ async fn everyone_is_told_when_messages_may_have_been_lost() {
     for asker in [&holder, &waiter, &on_permit] {
         assert!(asker.told().await.missed);
     }
-    // Once for the loss, and once for being there again.
+    // Once for the loss, and once for the new subscription.
     until(async || waiter.node.locks().grants_arrive() && holder.node.locks().grants_arrive()).await;
     assert!(waiter.told().await.missed);
     waiter.must_wait().await;
@@ -229,7 +229,7 @@ async fn everyone_is_told_when_messages_may_have_been_lost() {
     waiter.granted().await;
 }
 
-/// Under a full memory the steps that take memory are refused, those that give it back are not.
+/// When memory is full, steps that need memory are refused, and steps that release memory are not.
 async fn a_server_without_memory_still_frees_and_hands_over(world: &World) {
     let server = world.home(&mutex("k").tag);
     let (holder, _) = Asker::holding(world, &mutex("k")).await;
@@ -263,7 +263,7 @@ async fn a_server_without_memory_still_frees_and_hands_over(world: &World) {
     assert_eq!(own_keys(server), [at("mf", "k")]);
 }
 
-/// A command counts once whatever becomes of its answer, and a late one changes nothing that is not its own.
+/// A command counts once even if its answer is lost, and a late one changes only what belongs to its token.
 async fn a_grant_is_given_back_though_the_server_was_away(world: &World) {
     let server = world.home(&mutex("k").tag);
     let (holder, _) = Asker::holding(world, &mutex("k")).await;
@@ -272,7 +272,7 @@ async fn a_grant_is_given_back_though_the_server_was_away(world: &World) {
     let Asker { node, wait, .. } = left;
     drop(wait);
     assert!(holder.free().await);
-    // Whether before or after the grant was heard of.
+    // Before or after the grant was received.
     server.kill_clients();
     until(async || {
         holder.node.locks().look_at_mutex(&mutex("k"), WITHIN).await.is_ok_and(|held| held.is_none())
@@ -292,7 +292,7 @@ async fn a_second_place_of_the_same_token_is_passed_over(world: &World) {
     assert!(holder.free().await);
     waiter.granted().await;
     assert!(holder.is_passed_over(world).await);
-    // Those behind find nobody, once the holder has gone.
+    // The later places find no waiter, once the holder has gone.
     let Asker { node, wait, .. } = holder;
     drop(wait);
     assert!(waiter.free().await);
@@ -300,7 +300,7 @@ async fn a_second_place_of_the_same_token_is_passed_over(world: &World) {
     drop(node);
 }
 
-/// The same of a permit: whoever holds one neither loses it when its place comes up, nor counts twice.
+/// The same for a permit: a holder neither loses it when its place comes up, nor counts twice.
 async fn a_place_of_a_holder_is_passed_over(world: &World) {
     let server = world.home(&mutex("k").tag);
     let name = semaphore("k");
@@ -312,7 +312,7 @@ async fn a_place_of_a_holder_is_passed_over(world: &World) {
         server.run::<()>(&["RPUSH", &at("sq", "k"), &format!("{}60000", one.token.as_str())]);
         waiter.must_wait_for_permit(2).await;
         if gone {
-            // As its process would be, to the server.
+            // As if its process had died.
             drop(one.node.locks().await_grant(&name, &one.token));
         }
         let freed = two.free_permit().await;
@@ -326,8 +326,8 @@ async fn a_place_of_a_holder_is_passed_over(world: &World) {
     }
 }
 
-/// A process that was passed over, because it hears another server than the one that counts, may hear of it yet.
-async fn each_waiter_is_offered_a_fence_of_its_own(world: &World) {
+/// A process that was passed over, because it listens at another server, may still receive its grant.
+async fn each_waiter_is_offered_a_separate_fence(world: &World) {
     if world.gives_claims() {
         return;
     }

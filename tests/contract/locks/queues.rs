@@ -1,30 +1,30 @@
-//! Who waits for a mutex gets it in the order of coming, whatever happens to those before.
+//! Waiters for a mutex get it in the order of their arrival, whatever happens to those before.
 
 use super::*;
 
 contract! {
     waiters_are_served_first_come_first,
     a_waiter_is_queued_once,
-    who_does_not_queue_is_not_handed_the_mutex,
+    a_caller_that_does_not_queue_is_not_handed_the_mutex,
     a_grant_lasts_as_long_as_the_waiter_has_asked,
-    nobody_barges_in_after_an_expiry,
+    no_token_barges_in_after_an_expiry,
     a_place_is_kept_by_a_take_that_serves_another,
     the_head_itself_takes_what_has_expired,
     a_place_that_is_given_up_is_not_served,
     nodes_that_are_gone_are_passed_over,
-    behind_several_dead_somebody_is_told,
+    behind_several_dead_waiters_a_live_one_is_told,
     waiters_that_have_left_are_passed_over,
-    after_an_expiry_the_dead_are_passed_over_for_the_one_who_asks,
-    a_grant_that_nobody_heard_is_given_back,
+    after_an_expiry_dead_waiters_are_passed_over_for_the_caller,
+    a_grant_that_no_waiter_received_is_given_back,
     a_grant_that_comes_before_the_waiter_looks_is_kept,
     of_many_waiters_in_a_process_one_is_the_first,
-    a_holder_for_a_shorter_time_is_told_of,
-    an_extension_for_a_shorter_time_is_told_of,
-    a_head_that_takes_it_itself_is_told_of,
-    who_leaves_hands_on_what_is_nobodys,
+    waiters_are_told_of_a_holder_for_a_shorter_time,
+    waiters_are_told_of_an_extension_for_a_shorter_time,
+    waiters_are_told_when_the_head_takes_the_mutex_itself,
+    a_leaving_waiter_hands_on_a_mutex_without_a_holder,
 }
 
-/// S4.2 for the mutex: strictly first in, first out, over nodes.
+/// S4.2 for the mutex: strictly first in, first out, across nodes.
 async fn waiters_are_served_first_come_first(world: &World) {
     let mut nodes = Vec::new();
     for _ in 0..4 {
@@ -64,7 +64,7 @@ async fn a_waiter_is_queued_once(world: &World) {
     assert!(one.is_passed_over(world).await);
 }
 
-async fn who_does_not_queue_is_not_handed_the_mutex(world: &World) {
+async fn a_caller_that_does_not_queue_is_not_handed_the_mutex(world: &World) {
     let (holder, _) = Asker::holding(world, &mutex("k")).await;
     let passer = Asker::apart(world, &mutex("k")).await;
     let ask = Take { queue: false, ..passer.ask() };
@@ -84,8 +84,8 @@ async fn a_grant_lasts_as_long_as_the_waiter_has_asked(world: &World) {
     assert!(left <= ms(5_000) && left > ms(1_000), "{left:?}");
 }
 
-/// Invariant 2, where it is easily forgotten: the take that finds the mutex free is somebody else's.
-async fn nobody_barges_in_after_an_expiry(world: &World) {
+/// Invariant 2 in a case that is easily forgotten: the take that finds the mutex free is by another waiter.
+async fn no_token_barges_in_after_an_expiry(world: &World) {
     let (_dead, [one, two]) = left_by_the_dead(world).await;
     let late = Asker::apart(world, &one.name).await;
     late.must_wait().await;
@@ -97,7 +97,7 @@ async fn nobody_barges_in_after_an_expiry(world: &World) {
     late.granted().await;
 }
 
-/// The same take of one that is in the queue already keeps its place, and does not make it two.
+/// The same take by a token that is in the queue already keeps its place, and does not add another.
 async fn a_place_is_kept_by_a_take_that_serves_another(world: &World) {
     let (_dead, [one, two]) = left_by_the_dead(world).await;
     two.must_wait().await;
@@ -144,17 +144,17 @@ async fn nodes_that_are_gone_are_passed_over(world: &World) {
     drop(wait);
     world.dead(node.store).await;
     assert!(alive.free().await);
-    assert!(alive.look().await.is_none(), "nobody is left");
+    assert!(alive.look().await.is_none(), "no waiter is left");
 }
 
-/// Where PUBLISH can not tell who is gone, somebody has to look when the claim of the dead is over.
-async fn behind_several_dead_somebody_is_told(world: &World) {
+/// If PUBLISH cannot tell which nodes are dead, a live waiter must be told to look when the dead one's claim ends.
+async fn behind_several_dead_waiters_a_live_one_is_told(world: &World) {
     let (holder, _) = Asker::holding(world, &mutex("k")).await;
     for _ in 0..3 {
         let Asker { node, wait, .. } = Asker::waiting(world, &mutex("k")).await;
         drop(wait);
         if world.gives_claims() {
-            // Nobody there has to have noticed.
+            // There the server need not have noticed.
             node.store.close();
         } else {
             world.dead(node.store).await;
@@ -183,7 +183,7 @@ async fn waiters_that_have_left_are_passed_over(world: &World) {
     assert!(alive.owns().await);
 }
 
-async fn after_an_expiry_the_dead_are_passed_over_for_the_one_who_asks(world: &World) {
+async fn after_an_expiry_dead_waiters_are_passed_over_for_the_caller(world: &World) {
     let (_dead, [waiter]) = left_by_the_dead(world).await;
     let Asker { node, name, wait, .. } = waiter;
     drop(wait);
@@ -193,9 +193,10 @@ async fn after_an_expiry_the_dead_are_passed_over_for_the_one_who_asks(world: &W
     assert!(late.owns().await);
 }
 
-/// Invariant 5, also for a mutex that would stay with nobody for ever.
-async fn a_grant_that_nobody_heard_is_given_back(world: &World) {
-    // Longer than is waited here; a claim's quarter, where what gives it back was too late on a busy machine, is not.
+/// Invariant 5, also for a mutex that would otherwise be lost for ever.
+async fn a_grant_that_no_waiter_received_is_given_back(world: &World) {
+    // Longer than this test waits. A claim lasts a quarter of that, which is not, in case giving back was too late on
+    // a busy machine.
     for ttl in [Some(2 * WITHIN), None] {
         let (holder, _) = Asker::holding(world, &mutex("k")).await;
         let left = Asker::apart(world, &mutex("k")).await;
@@ -212,13 +213,13 @@ async fn a_grant_that_comes_before_the_waiter_looks_is_kept(world: &World) {
     let (holder, _) = Asker::holding(world, &mutex("k")).await;
     let waiter = Asker::waiting(world, &mutex("k")).await;
     assert!(holder.free().await);
-    // The message is here before anybody awaits it.
+    // The message arrives before any task awaits it.
     let other = mutex(&probe_beside(&waiter.name.tag, |text| mutex(text).tag.to_string()));
     assert!(Asker::on(&waiter.node, &other).heard_nothing().await);
     assert!(timeout(Duration::ZERO, waiter.granted()).await.is_ok());
 }
 
-/// S0.18: one of them watches the clock.
+/// S0.18: only one of them watches the clock.
 async fn of_many_waiters_in_a_process_one_is_the_first(world: &World) {
     let (holder, _) = Asker::holding(world, &mutex("k")).await;
     holder.wait.hold();
@@ -235,8 +236,8 @@ async fn of_many_waiters_in_a_process_one_is_the_first(world: &World) {
     assert!(waiters[1].told().await.first && waiters[1].wait.is_first());
 }
 
-/// S0.11: who waits has slept on the time of the holder that it met, and the next may die sooner.
-async fn a_holder_for_a_shorter_time_is_told_of(world: &World) {
+/// S0.11: a waiter has slept on the time of the holder it met, and the next holder may die sooner.
+async fn waiters_are_told_of_a_holder_for_a_shorter_time(world: &World) {
     let (holder, _) = Asker::holding(world, &mutex("k")).await;
     holder.wait.hold();
     let one = Asker::apart(world, &mutex("k")).await;
@@ -257,7 +258,7 @@ async fn a_holder_for_a_shorter_time_is_told_of(world: &World) {
     assert!(three.heard_nothing().await, "the time of this one is the longer");
 }
 
-async fn an_extension_for_a_shorter_time_is_told_of(world: &World) {
+async fn waiters_are_told_of_an_extension_for_a_shorter_time(world: &World) {
     let holder = Asker::apart(world, &mutex("k")).await;
     assert!(matches!(holder.take_for(None).await, Taken::Granted { .. }));
     holder.wait.hold();
@@ -272,8 +273,8 @@ async fn an_extension_for_a_shorter_time_is_told_of(world: &World) {
     }
 }
 
-/// The holder's time may have been a long one, and have come to its end before: by foreign hands, or an eviction.
-async fn a_head_that_takes_it_itself_is_told_of(world: &World) {
+/// The holder's time may have been long and have ended early: by a foreign client, or an eviction.
+async fn waiters_are_told_when_the_head_takes_the_mutex_itself(world: &World) {
     let holder = Asker::apart(world, &mutex("k")).await;
     assert!(matches!(holder.take_for(None).await, Taken::Granted { .. }));
     holder.wait.hold();
@@ -287,8 +288,8 @@ async fn a_head_that_takes_it_itself_is_told_of(world: &World) {
     assert!(two.told().await.missed);
 }
 
-/// A foreign client has freed it, or it has expired, and who should have seen to it goes away.
-async fn who_leaves_hands_on_what_is_nobodys(world: &World) {
+/// A foreign client has freed it, or it has expired, and the waiter that should have taken it leaves.
+async fn a_leaving_waiter_hands_on_a_mutex_without_a_holder(world: &World) {
     let (dead, [one, two, three]) = left_by_the_dead(world).await;
     assert!(!one.free().await, "it held nothing");
     two.granted().await;

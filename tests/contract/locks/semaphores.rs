@@ -1,35 +1,36 @@
-//! How many hold permits, in which order they come to them, and what becomes of permits nobody gives back.
+//! How many tokens hold permits, in which order they get them, and what happens to permits that are not given
+//! back.
 
 use super::*;
 
 contract! {
-    so_many_and_no_more_hold_permits,
+    at_most_capacity_tokens_hold_permits,
     the_first_creation_wins_and_says_so,
     taking_a_permit_again_takes_no_second,
     a_late_take_of_a_holder_takes_nothing,
     permits_are_served_first_come_first,
-    a_freed_permit_goes_to_who_waits_and_to_nobody_else,
+    a_freed_permit_goes_to_the_waiter_and_to_no_other_token,
     a_place_for_a_permit_can_be_given_up,
-    who_does_not_queue_is_not_handed_a_permit,
+    a_caller_that_does_not_queue_is_not_handed_a_permit,
     dead_waiters_for_permits_are_passed_over,
     a_lease_that_ended_is_recovered_once,
-    recovered_permits_go_to_those_who_wait,
+    recovered_permits_go_to_the_waiters,
     a_refresh_keeps_a_permit_and_does_not_revive_one,
-    added_permits_serve_those_who_wait,
+    added_permits_go_to_the_waiters,
     a_deleted_semaphore_closes_its_waiters,
-    a_permit_for_a_shorter_time_is_told_of,
+    waiters_are_told_of_a_permit_for_a_shorter_time,
     a_look_creates_nothing,
-    an_idle_semaphore_goes_and_a_used_one_stays,
+    an_idle_semaphore_expires_and_a_used_one_stays,
     a_semaphore_and_a_mutex_of_one_name_are_two_locks,
-    any_lease_and_capacity_is_taken,
+    any_lease_and_capacity_is_accepted,
 }
 
 fn create(capacity: u32) -> Create {
     Create { capacity, idle_ttl: LEASE }
 }
 
-/// S4.3, S4.34: fifty at once make it once.
-async fn so_many_and_no_more_hold_permits(world: &World) {
+/// S4.3, S4.34: fifty simultaneous takes create it once.
+async fn at_most_capacity_tokens_hold_permits(world: &World) {
     let nodes = [world.node_with_locks().await, world.node_with_locks().await];
     let askers: Vec<_> = (0..50).map(|i| Asker::on(&nodes[i % 2], &semaphore("k"))).collect();
     let taken = join_all(askers.iter().map(|asker| asker.permit(asker.ask_permit(5)))).await;
@@ -72,12 +73,12 @@ async fn taking_a_permit_again_takes_no_second(world: &World) {
     assert_eq!(asker.free_permit().await, PermitFreed { was_held: false, available: 2 });
 }
 
-/// Invariants 1 and 3: a take on a broken connection may be read after the one that was sent again and granted.
+/// Invariants 1 and 3: a take on a broken connection may run after the one that was sent again and granted.
 async fn a_late_take_of_a_holder_takes_nothing(world: &World) {
     let (holder, other) =
         (Asker::apart(world, &semaphore("k")).await, Asker::apart(world, &semaphore("k")).await);
     let late = async || {
-        // Of a token that is registered anew, nothing is known to have been sent.
+        // For a token that is registered anew, no earlier take is known.
         let Asker { node, name, token, .. } = &holder;
         let late = Asker { wait: node.locks().await_grant(name, token), ..Asker::on(node, name) };
         late.permit(TakePermit { token, ..late.ask_permit(2) }).await
@@ -118,7 +119,7 @@ async fn permits_are_served_first_come_first(world: &World) {
 }
 
 /// Invariant 2.
-async fn a_freed_permit_goes_to_who_waits_and_to_nobody_else(world: &World) {
+async fn a_freed_permit_goes_to_the_waiter_and_to_no_other_token(world: &World) {
     let one = Asker::apart(world, &semaphore("k")).await;
     one.must_take_permit(1).await;
     let two = Asker::apart(world, &semaphore("k")).await;
@@ -148,7 +149,7 @@ async fn a_place_for_a_permit_can_be_given_up(world: &World) {
     assert!(one.heard_nothing().await);
 }
 
-async fn who_does_not_queue_is_not_handed_a_permit(world: &World) {
+async fn a_caller_that_does_not_queue_is_not_handed_a_permit(world: &World) {
     let holder = Asker::apart(world, &semaphore("k")).await;
     holder.must_take_permit(1).await;
     let passer = Asker::apart(world, &semaphore("k")).await;
@@ -160,7 +161,7 @@ async fn who_does_not_queue_is_not_handed_a_permit(world: &World) {
     assert!(passer.permit(ask).await.granted);
 }
 
-/// S4.14: what is granted to who can not be reached is not lost.
+/// S4.14: a permit that is granted to an unreachable waiter is not lost.
 async fn dead_waiters_for_permits_are_passed_over(world: &World) {
     let holder = Asker::apart(world, &semaphore("k")).await;
     holder.must_take_permit(1).await;
@@ -183,7 +184,7 @@ async fn dead_waiters_for_permits_are_passed_over(world: &World) {
     assert_eq!(alive.state().await.expect("there").available, 1);
 }
 
-/// S4.18, S4.19: a stale release and the late free of the same permit make one permit, not two.
+/// S4.18, S4.19: recovering a stale permit and its late free make one permit, not two.
 async fn a_lease_that_ended_is_recovered_once(world: &World) {
     let nodes = [world.node_with_locks().await, world.node_with_locks().await];
     let [stale, steady] = after_the_stale([&nodes[0], &nodes[1]], "k", 1, 3).await;
@@ -197,15 +198,15 @@ async fn a_lease_that_ended_is_recovered_once(world: &World) {
     assert_eq!(steady.free_permit().await, PermitFreed { was_held: true, available: 3 });
 }
 
-/// S4.16, S4.17: by a take of anybody's, or by a sweep, but always in the queue's order.
-async fn recovered_permits_go_to_those_who_wait(world: &World) {
+/// S4.16, S4.17: by any token's take, or by a sweep, but always in the queue's order.
+async fn recovered_permits_go_to_the_waiters(world: &World) {
     let node = world.node_with_locks().await;
     for by in ["take", "sweep", "free", "refresh"] {
         let [one, two, three, four, five] = after_the_stale([&node; 5], by, 2, 2).await;
         let (stale, waiters) = ([one, two], [three, four, five]);
         match by {
             "take" => {
-                // The second in the queue: the one before it is served first, it is served itself.
+                // The second in the queue: the waiter before it is served first, then the caller itself.
                 let taken = waiters[1].must_take_permit(2).await;
                 assert_eq!(taken.available, 0);
             }
@@ -247,7 +248,7 @@ async fn a_refresh_keeps_a_permit_and_does_not_revive_one(world: &World) {
 }
 
 /// S4.23.
-async fn added_permits_serve_those_who_wait(world: &World) {
+async fn added_permits_go_to_the_waiters(world: &World) {
     let holder = Asker::apart(world, &semaphore("k")).await;
     holder.must_take_permit(1).await;
     let (one, two) = (Asker::apart(world, &semaphore("k")).await, Asker::apart(world, &semaphore("k")).await);
@@ -285,7 +286,7 @@ async fn a_deleted_semaphore_closes_its_waiters(world: &World) {
 }
 
 /// S4.14: as for the mutex.
-async fn a_permit_for_a_shorter_time_is_told_of(world: &World) {
+async fn waiters_are_told_of_a_permit_for_a_shorter_time(world: &World) {
     let holder = Asker::apart(world, &semaphore("k")).await;
     holder.must_take_permit(1).await;
     holder.wait.hold();
@@ -316,8 +317,8 @@ async fn a_look_creates_nothing(world: &World) {
     assert_eq!((state.created, state.recovered, state.created_with, state.waiting), (false, 0, 2, 0));
 }
 
-/// S4.20, S4.22: it goes when nobody uses it, and not under those who do.
-async fn an_idle_semaphore_goes_and_a_used_one_stays(world: &World) {
+/// S4.20, S4.22: an unused semaphore expires, and one with holders does not.
+async fn an_idle_semaphore_expires_and_a_used_one_stays(world: &World) {
     let idle = Create { capacity: 2, idle_ttl: ms(40) };
     let brief = Asker::apart(world, &semaphore("idle")).await;
     assert!(brief.permit(TakePermit { semaphore: idle, ..brief.ask_permit(2) }).await.granted);
@@ -348,7 +349,7 @@ async fn a_semaphore_and_a_mutex_of_one_name_are_two_locks(world: &World) {
     assert_eq!(for_semaphore.granted().await, 0);
 }
 
-async fn any_lease_and_capacity_is_taken(world: &World) {
+async fn any_lease_and_capacity_is_accepted(world: &World) {
     let node = world.node_with_locks().await;
     for (number, time) in
         [Duration::ZERO, Duration::from_nanos(1), ms(1), Duration::MAX].into_iter().enumerate()

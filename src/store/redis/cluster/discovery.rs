@@ -1,4 +1,4 @@
-//! The task that draws the chart: asks all masters who has which slot, and believes most of them.
+//! The task that keeps the slot map: asks all masters which node serves which slot, and uses the majority's answer.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -16,25 +16,25 @@ use crate::store::redis::errors::classify::{reason, store_error};
 use crate::store::redis::topology::slots::{Address, Range, majority, parse};
 use crate::store::{StoreError, StoreErrorKind};
 
-/// How often it is looked whether anything has changed that nobody has met.
+/// How often the map is refreshed without a sign that it has changed.
 const PERIOD: Duration = Duration::from_secs(30);
-/// Between two looks in any case: while slots move, each command that is behind asks for one.
+/// The least time between two refreshes: while slots move, each redirected command asks for one.
 const GAP: Duration = Duration::from_millis(100);
 
-/// How long a connection is kept to a node that has no slots.
+/// How long the connection to a node without slots is kept.
 const KEPT: Duration = Duration::from_secs(10);
 
-/// What is said of a node that was reset, or that nobody has met yet.
+/// The error for a node that was reset, or has not joined a cluster yet.
 const BLANK: &str = "this node knows of no slots";
 
-/// The task's hold on the cluster. Weak: a store that is dropped takes its surveyor along.
+/// The task's reference to the cluster. Weak: dropping the store ends its surveyor.
 pub(super) struct Surveyor {
     pub(super) cluster: Weak<Cluster>,
     pub(super) number: u64,
 }
 
 impl Drop for Surveyor {
-    /// The task ended, with its runtime or by a panic: the next command starts over.
+    /// The task ended, with its runtime or by a panic: the next command starts another.
     fn drop(&mut self) {
         let Some(cluster) = self.cluster.upgrade() else { return };
         {
@@ -52,33 +52,33 @@ impl Drop for Surveyor {
     }
 }
 
-/// How long trouble alone is not worth another look: it has just been looked into, by every process. Who has taken over is
-/// found a second late at the most: who hangs does not say.
+/// Pauses between refreshes that are caused by failed commands only: every process has just refreshed because of them. A
+/// new master is found a second late at the most, because a node that hangs sends no redirection.
 fn rests() -> Backoff {
     Backoff::between(Duration::from_millis(250), Duration::from_secs(1))
 }
 
-/// Whom to ask.
+/// The nodes to ask.
 type Nodes = Vec<(Address, Arc<Supervisor>)>;
 
-/// How it stands after a look.
+/// The state after a refresh.
 enum Outlook {
     Well,
     Unwell,
-    /// Drawn by one node's word, for those who wait; the others are to be asked.
+    /// Built from one node's answer, for the waiting callers; the other nodes are still to be asked.
     Hasty,
     Nothing,
 }
 
-/// Keeps the chart for as long as there is a cluster. No strong reference lives across an await, or the connections of
-/// a dropped store would outlive it.
+/// Keeps the map while the cluster exists. No strong reference lives across an await, or the connections of a dropped
+/// store would outlive it.
 pub(super) async fn survey(surveyor: Surveyor, looks: Arc<Looks>, answer: Duration) {
     let (mut backoff, mut rest) = (Backoff::new(), rests());
-    // Whether those of the chart have failed to answer.
+    // Whether all nodes of the map have failed to answer.
     let mut lost = false;
     loop {
         let Some((nodes, first)) = surveyor.whom(lost) else { return };
-        // The first connection needs more time than an answer does.
+        // The first connection takes longer than an answer.
         let limit = answer.saturating_mul(4).max(Duration::from_millis(500));
         let (views, failure) = ask(nodes, first, limit).await;
         lost = views.is_empty();
@@ -102,14 +102,14 @@ pub(super) async fn survey(surveyor: Surveyor, looks: Arc<Looks>, answer: Durati
                 () = looks.trouble.notified() => {}
                 () = sleep(PERIOD) => {}
             }
-            // Trouble after that is new.
+            // Trouble after a quiet period is new.
             rest.lived(quiet.elapsed());
         }
         sleep(GAP).await;
     }
 }
 
-/// What the nodes say, and why others did not. `first`: until one has answered.
+/// The nodes' answers, and a failure if there was one. With `first`, returns after the first answer.
 async fn ask(nodes: Nodes, first: bool, limit: Duration) -> (Vec<Vec<Range>>, Option<StoreError>) {
     let mut cmd = redis::cmd("CLUSTER");
     cmd.arg("SLOTS");
@@ -138,7 +138,8 @@ async fn ask(nodes: Nodes, first: bool, limit: Duration) -> (Vec<Vec<Range>>, Op
 }
 
 impl Surveyor {
-    /// Whom to ask, and whether anybody waits for the first answer. `None` when there is nothing left to keep.
+    /// The nodes to ask, and whether callers wait for the first answer. `None` if the cluster is gone or closed, or has
+    /// another surveyor.
     fn whom(&self, lost: bool) -> Option<(Nodes, bool)> {
         let cluster = self.cluster.upgrade()?;
         let drawn = {
@@ -155,12 +156,12 @@ impl Surveyor {
             nodes.sort();
             nodes.dedup();
         }
-        // One that the client can not connect to is one that does not answer.
+        // A node that the client cannot connect to is left out, like one that does not answer.
         let nodes = nodes.into_iter().filter_map(|node| Some((node.clone(), cluster.server(&node).ok()?)));
         Some((nodes.collect(), drawn.is_none()))
     }
 
-    /// Draws the chart by what was said. How it stands then, and whether it is another one than before.
+    /// Updates the map from the answers. Returns the state after that, and whether the map has changed.
     fn settle(
         &self,
         views: Vec<Vec<Range>>,
@@ -188,10 +189,10 @@ impl Surveyor {
             }
             cluster.atlas.learn(&drawn.ranges);
             state.chart = Chart::Drawn(Arc::clone(&drawn));
-            // Commands that are on their way to one of these have it in hand.
+            // Commands under way to one of these hold their own reference.
             let mut gone = Vec::new();
             state.servers.retain(|address, kept| {
-                // One that is being filled has no slot yet, and is sent to all the time.
+                // A node that is being filled has no slot yet, and receives commands all the time.
                 let stays = kept.used.elapsed() < KEPT
                     || drawn.masters.iter().any(|master| master.address == *address);
                 gone.extend((!stays).then(|| Arc::clone(&kept.server)));
@@ -199,7 +200,7 @@ impl Surveyor {
             });
             gone
         };
-        // Outside the lock: the last of them closes its connection.
+        // Outside the lock: dropping the last reference closes a connection.
         drop(gone);
         cluster.changed();
         let changed = known.is_none_or(|known| !Arc::ptr_eq(&known, &drawn));
@@ -211,10 +212,10 @@ impl Surveyor {
         Some((outlook, changed))
     }
 
-    /// Nobody has told anything. Who waits for the first chart waits no longer.
+    /// Handles a refresh without an answer: callers that wait for the first map fail.
     fn failed(&self, cluster: &Cluster, failure: Option<StoreError>) -> Option<(Outlook, bool)> {
         let why = failure.unwrap_or_else(|| StoreError::new(StoreErrorKind::Unavailable));
-        // What they were asked was not a command of a caller's.
+        // The failed command was the surveyor's and not a caller's.
         let why = StoreError { kind: StoreErrorKind::Unavailable, ..why };
         {
             let mut state = cluster.state();
@@ -240,9 +241,9 @@ mod tests {
     use super::*;
     use crate::store::redis::connection::backoff::tests::{are_anywhere_below, begins_anew_after_a_second};
 
-    /// A task may be in the middle of something when it is given up: another one is there, or the cluster is closed.
+    /// A task may be in the middle of a refresh when it is replaced or the cluster is closed.
     #[tokio::test]
-    async fn a_surveyor_that_was_given_up_changes_nothing() {
+    async fn a_replaced_surveyor_changes_nothing() {
         let client = ClusterClient::new(["redis://127.0.0.1:1/", "redis://127.0.0.1:2/"]).expect("nodes");
         let cluster = Cluster::new(client, Duration::from_secs(1));
         let surveyor = |number| Surveyor { cluster: Arc::downgrade(&cluster), number };
@@ -266,7 +267,7 @@ mod tests {
         cluster.close();
         assert_eq!(touches(&of_now), [false; 3]);
         assert!(matches!(cluster.state().chart, Chart::Closed));
-        // The end of one is not the end of another.
+        // The end of one surveyor is not the end of another.
         cluster.running.store(true, Ordering::Release);
         drop(of_old);
         assert!(cluster.running.load(Ordering::Acquire));

@@ -1,12 +1,12 @@
-//! Many servers, each with some of the slots: a supervisor for each master, and a chart of who has which slot.
+//! A Redis Cluster: a supervisor for each master, and a map of the slots.
 //!
-//! A key's command goes to its slot's master and nowhere else, so a master that hangs costs its own keys what a single
-//! server that hangs costs, by its own breaker, and the others nothing. redis-rs's own cluster connection is not used: it
-//! has one task for all nodes, which waits for the slowest of them whenever the slots have changed. It only tells how to
-//! connect ([`locate`]).
+//! A command goes to the master of its key's slot and nowhere else. So a master that hangs opens its own breaker and costs
+//! the callers of its keys what a hanging single server costs; other keys are not affected. redis-rs's cluster connection
+//! is not used: it has one task for all nodes, which waits for the slowest of them whenever slots have moved. The client
+//! only tells how to connect ([`locate`]).
 //!
-//! The chart is drawn in the background ([`survey`]). Where it is behind, the node that is asked says so (MOVED, ASK), and
-//! the command goes on from there, within its deadline.
+//! The map is kept in the background ([`survey`]). Where it is out of date, the node that receives a command redirects it
+//! (MOVED, ASK), and the command follows within its deadline.
 
 mod discovery;
 mod readiness;
@@ -47,21 +47,21 @@ pub(super) struct Cluster {
     /// The deadline of one command.
     answer: Duration,
     state: Mutex<State>,
-    /// Whether the surveyor is there; in front of the lock, because every command asks.
+    /// Whether there is a surveyor; outside the lock, because every command checks it.
     running: AtomicBool,
-    /// Sent whenever the answer to those who wait may have changed.
+    /// Sent at every change that may concern a waiting caller.
     changes: watch::Sender<u64>,
-    /// Has the surveyor look: there is reason to think that the chart is behind.
+    /// Wakes the surveyor: the map may be out of date.
     looks: Arc<Looks>,
 }
 
 struct State {
     chart: Chart,
-    /// Why there is none.
+    /// Which reasons for having no map were logged.
     told: Told,
-    /// One per node that is in the chart, or was sent to a moment ago.
+    /// One for each node that is in the map, or was recently sent a command.
     servers: HashMap<Address, Kept>,
-    /// Counts surveyors: one that was given up must not touch the state any more.
+    /// Counts surveyors: one that was replaced must not change the state any more.
     surveyors: u64,
     surveyor: Option<AbortHandle>,
 }
@@ -71,12 +71,12 @@ struct Kept {
     used: Instant,
 }
 
-/// What has the surveyor look before its time.
+/// Wakes the surveyor before its time.
 #[derive(Default)]
 struct Looks {
-    /// A node has said who has a slot now: the chart is behind.
+    /// A node has redirected a command: the map is out of date.
     news: Notify,
-    /// A command has failed. Every command says so for as long as that lasts.
+    /// A command has failed. Every command reports that while the failure lasts.
     trouble: Notify,
 }
 
@@ -112,7 +112,7 @@ impl Cluster {
         &self.atlas
     }
 
-    /// Enters that `address` has the slot, until the next survey says it better.
+    /// Records that `address` serves the slot, until the next refresh.
     fn moved(&self, slot: u16, address: &Address) -> RedisResult<Arc<Supervisor>> {
         let server = self.server(address)?;
         let mut state = self.state();
@@ -126,17 +126,17 @@ impl Cluster {
         Ok(server)
     }
 
-    /// The supervisor for a node, not connected yet if it is a new one.
+    /// The supervisor of a node; a new one is not connected yet.
     fn server(&self, address: &Address) -> RedisResult<Arc<Supervisor>> {
         if let Some(kept) = self.state().servers.get_mut(address) {
             kept.used = Instant::now();
             return Ok(Arc::clone(&kept.server));
         }
-        // Outside the lock: it runs code of the client, and its maker's.
+        // Outside the lock: it runs code of redis-rs and of the user's callbacks.
         let server = Supervisor::new(Dial::node(&self.atlas.client_of(address)?, self.answer));
         let mut state = self.state();
         if matches!(state.chart, Chart::Closed) {
-            // Of a command that was under way then, and is sent on: it would open a connection that nobody closes.
+            // For a command that was under way at the close and is redirected: its connection would never be closed.
             server.close();
             return Ok(server);
         }
@@ -166,7 +166,7 @@ impl Cluster {
         })
     }
 
-    /// Has everything looked at.
+    /// Has all connections and the map checked.
     pub(super) fn suspect(&self) {
         if let Ok(Some(layout)) = self.state().chart.layout() {
             for master in &layout.masters {
@@ -180,35 +180,36 @@ impl Cluster {
         self.changes.subscribe()
     }
 
-    /// What the clock showed by which entries are judged: that of slot 0's master, so that all processes go by one.
+    /// What the clock showed by which entries are judged: that of slot 0's master, so that all processes use the same
+    /// clock.
     pub(super) fn clock_at(&self, moment: Instant) -> Option<u64> {
         let layout = self.state().chart.layout().ok()??;
         layout.masters.iter().find_map(|master| master.server.known_clock_at(moment))
     }
 
-    /// What is known of that clock.
+    /// The latest reading of that clock.
     pub(super) fn clock(&self) -> Option<ClockReading> {
         let layout = self.state().chart.layout().ok()??;
         layout.masters.iter().find_map(|master| master.server.clock())
     }
 
-    /// How the connections stand as one, and what is wrong with some of them.
+    /// The state of all connections together, and the first failure if some are down.
     pub(super) fn link(&self) -> (LinkState, Breaker, Option<String>) {
         self.state().chart.link()
     }
 
-    /// How to connect to the master that has the slot of `key`, once there is a chart.
+    /// How to connect to the master of `key`'s slot; `None` before the first map.
     pub(super) fn dial(&self, key: &str) -> Option<Dial> {
         let layout = self.state().chart.layout().ok()??;
         Some(layout.master(slot_of(key))?.server.dial.clone())
     }
 
-    /// The masters of the chart, and how far they cover the slots.
+    /// The masters of the map, and how many slots they leave unserved.
     pub(super) fn coverage(&self) -> Option<Coverage> {
         Some(self.state().chart.layout().ok()??.coverage())
     }
 
-    /// For each master of the chart a name like this one, whose keys are there.
+    /// For each master of the map, a name similar to this one in a slot of that master.
     pub(super) fn samples(&self, name: &str) -> Vec<(Master, String)> {
         let layout = self.state().chart.layout();
         layout.ok().flatten().map_or_else(Vec::new, |layout| layout.samples(name))

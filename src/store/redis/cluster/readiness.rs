@@ -1,4 +1,4 @@
-//! Waiting for the map of the slots, and for the masters in it.
+//! Waiting for the slot map and for its masters.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -12,7 +12,7 @@ use crate::store::redis::topology::slots::slot_of;
 use crate::store::{StoreError, StoreErrorKind};
 
 impl Cluster {
-    /// Waits until the chart is drawn, and one master at least takes commands.
+    /// Waits until there is a map, and at least one of its masters takes commands.
     pub(crate) async fn until_up(self: &Arc<Self>) -> Result<(), StoreError> {
         let mut changes = self.changes.subscribe();
         loop {
@@ -32,7 +32,7 @@ impl Cluster {
         }
     }
 
-    /// Waits until whoever has the slot of `key` takes commands.
+    /// Waits until the master of `key`'s slot takes commands.
     pub(crate) async fn reach(self: &Arc<Self>, key: &str) -> Result<(), StoreError> {
         let (slot, mut changes) = (slot_of(key), self.changes.subscribe());
         loop {
@@ -42,7 +42,7 @@ impl Cluster {
                 .await
                 .map(|layout| layout.master(slot).map(|master| Arc::clone(&master.server)))
             {
-                // Somebody else may have the slot before this one is back.
+                // Another node may serve the slot before this master is back.
                 Ok(Some(server)) => tokio::select! {
                     up = server.until_up() => return up,
                     _ = changes.changed() => {}
@@ -53,7 +53,7 @@ impl Cluster {
         }
     }
 
-    /// The chart, or `None` where one may be waited for.
+    /// The map; `None` if the caller may wait for the first.
     pub(super) fn layout(self: &Arc<Self>) -> Result<Option<Arc<Layout>>, StoreError> {
         if !self.running.load(Ordering::Acquire) {
             self.start();
@@ -61,7 +61,7 @@ impl Cluster {
         self.state().chart.layout()
     }
 
-    /// The first chart.
+    /// The first map.
     pub(super) async fn drawn(self: &Arc<Self>) -> Result<Arc<Layout>, StoreError> {
         let mut changes = self.changes.subscribe();
         loop {
@@ -70,14 +70,15 @@ impl Cluster {
                 return Ok(layout);
             }
             if !self.running.load(Ordering::Acquire) {
-                // This caller's runtime has dropped the surveyor, or there is none: it is being shut down.
+                // This caller's runtime is being shut down: it has dropped the surveyor, or none could be
+                // started.
                 return Err(StoreError::new(StoreErrorKind::Unavailable));
             }
             let _ = changes.changed().await;
         }
     }
 
-    /// Starts a surveyor where there is none.
+    /// Starts a surveyor if there is none.
     fn start(self: &Arc<Self>) {
         let Ok(runtime) = Handle::try_current() else { return };
         let number = {
@@ -89,8 +90,8 @@ impl Cluster {
             state.surveyors
         };
         let surveyor = Surveyor { cluster: Arc::downgrade(self), number };
-        // Outside the lock: a runtime that is being shut down drops the task in here, and the surveyor's drop
-        // takes the lock.
+        // Outside the lock: a runtime that is being shut down drops the task inside `spawn`, and dropping the
+        // surveyor takes the lock.
         let task = runtime.spawn(survey(surveyor, Arc::clone(&self.looks), self.answer));
         let mut state = self.state();
         if state.surveyors == number && !matches!(state.chart, Chart::Closed) {

@@ -1,4 +1,4 @@
-//! One command's way through a cluster: to the slot's master, on from there, and no longer than its caller has time.
+//! Sends a command through a cluster: to the slot's master, along redirections, within the caller's deadline.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,24 +11,24 @@ use crate::store::redis::errors::classify::store_error;
 use crate::store::redis::topology::slots::{Address, Redirect, redirect, slot_of};
 use crate::store::{StoreError, StoreErrorKind};
 
-/// How often a command is sent on at once. A chart that is one change behind is right after the first time.
+/// How often a command follows a redirection at once. A map that is one change behind is right after the first.
 const REDIRECTIONS: usize = 5;
-/// Pauses before a command is sent again whose keys are on their way to another node, some here and some there.
+/// Pauses before a command is repeated because its keys are migrating, and each may be on either node.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LAST_PAUSE: Duration = Duration::from_millis(40);
 
-/// No command is waited for as long as this.
+/// Replaces a deadline that is too far away for an `Instant`.
 const ENDLESS: Duration = Duration::from_secs(86_400);
 
 impl Cluster {
-    /// Sends a command to whoever has the slot of `key`, and waits for its reply, at most `within` in all.
+    /// Sends a command to the master of `key`'s slot, and waits for its reply, at most `within` in all.
     pub(crate) async fn send(
         self: &Arc<Self>,
         key: &str,
         cmd: &Cmd,
         within: Duration,
     ) -> Result<Value, StoreError> {
-        // A caller's time may be more than a clock can hold.
+        // The caller's deadline may be beyond what an `Instant` can represent.
         let until = Instant::now().checked_add(within).unwrap_or_else(|| Instant::now() + ENDLESS);
         let slot = slot_of(key);
         let (mut at, mut server) = self.master_of(slot, within).await?;
@@ -43,7 +43,7 @@ impl Cluster {
                 Ok(value) => return Ok(value),
                 Err(error) => {
                     if !error.is_final() {
-                        // Perhaps somebody else has the slot by now; who hangs does not say so.
+                        // Another node may serve the slot by now; a node that hangs does not redirect.
                         self.looks.trouble();
                     }
                     return Err(error);
@@ -62,8 +62,8 @@ impl Cluster {
                     server = self.server(&address).map_err(unreachable_node)?;
                     (at, asking) = (address, true);
                 }
-                // Of the keys some are here and some there, or nodes that have not heard of each other's news send the
-                // command to and fro. Both pass; from the chart again, for as long as the caller has time.
+                // Some of the keys are on this node and some on the other, or nodes with different views redirect the
+                // command to and fro. Both pass, so the command starts again from the map while the caller has time.
                 _ => {
                     if Instant::now() + pause >= until {
                         let why = Some(Arc::new(RedisError::from(error)) as _);
@@ -78,7 +78,7 @@ impl Cluster {
         }
     }
 
-    /// Who has the slot. Waits for the chart if it was never drawn.
+    /// The master of the slot. Waits for the first map if there is none.
     async fn master_of(
         self: &Arc<Self>,
         slot: u16,
@@ -94,7 +94,7 @@ impl Cluster {
         match layout.master(slot) {
             Some(master) => Ok((master.address.clone(), Arc::clone(&master.server))),
             None => {
-                // The surveyor knows: it looks on for as long as there is such a slot.
+                // The surveyor knows: it keeps refreshing while a slot is unserved.
                 let nobody = redis::make_extension_error("CLUSTERDOWN".to_owned(), Some(UNSERVED.to_owned()));
                 Err(store_error(StoreErrorKind::Transient, nobody))
             }
@@ -102,10 +102,10 @@ impl Cluster {
     }
 }
 
-/// What is said of a slot that no node has.
+/// The error for a slot without a master.
 const UNSERVED: &str = "no node serves the slot of this key";
 
-/// A node that the client does not know how to connect to.
+/// The error for a node that the client cannot connect to.
 fn unreachable_node(error: RedisError) -> StoreError {
     store_error(StoreErrorKind::Unavailable, error)
 }

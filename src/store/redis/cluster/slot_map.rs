@@ -1,4 +1,4 @@
-//! The chart: which master has which slot, and how it stands with each.
+//! The slot map: which master serves which slot, and the state of its connection.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -9,27 +9,27 @@ use crate::store::redis::errors::classify::reason;
 use crate::store::redis::topology::slots::{Address, Range, SLOTS, slot_of};
 use crate::store::{StoreError, StoreErrorKind};
 
-/// A slot that nobody has.
+/// Marks a slot without a master.
 const NOBODY: u16 = u16::MAX;
 
-/// How many names are tried for one in each master's slots. A master with a single slot of 16,384 is missed once in
+/// How many names are tried to find one in each master's slots. A master with one of 16,384 slots is missed once in
 /// e^12 times.
 const MOST_TRIES: u32 = 200_000;
 
 pub(super) enum Chart {
-    /// Never drawn: callers wait.
+    /// There was no map yet: callers wait.
     Blank,
-    /// Once drawn it stays, until a better one is: its masters know by themselves that they can not be reached.
+    /// Kept until a newer map arrives: the masters' supervisors report by themselves that they cannot be reached.
     Drawn(Arc<Layout>),
-    /// No node has ever told.
+    /// No node has ever answered.
     Unknown(StoreError),
     Closed,
 }
 
 pub(super) struct Layout {
-    /// As the nodes have told it; empty once it was corrected.
+    /// The ranges as the nodes reported them; empty after a correction by a redirection.
     pub(super) ranges: Vec<Range>,
-    /// Of each slot the place of its master in `masters`.
+    /// For each slot the index of its master in `masters`.
     slots: Box<[u16]>,
     /// In order of their first slots.
     pub(super) masters: Vec<Master>,
@@ -42,7 +42,7 @@ pub(crate) struct Master {
     pub(crate) replicas: usize,
 }
 
-/// How far the masters cover the slots.
+/// The masters, and how many slots they leave unserved.
 pub(crate) struct Coverage {
     pub(crate) masters: Vec<Master>,
     pub(crate) unserved: usize,
@@ -55,7 +55,7 @@ impl Master {
 }
 
 impl Layout {
-    /// `server` makes a supervisor, or finds the one that there is.
+    /// `server` creates a supervisor or returns the existing one.
     pub(super) fn of<E>(
         ranges: Vec<Range>,
         mut server: impl FnMut(&Address) -> Result<Arc<Supervisor>, E>,
@@ -79,7 +79,7 @@ impl Layout {
         Ok(Self { ranges, slots, masters })
     }
 
-    /// The same but for one slot, which is that node's.
+    /// A copy in which `address` serves `slot`.
     pub(super) fn with(&self, slot: u16, address: &Address, server: &Arc<Supervisor>) -> Self {
         let (mut slots, mut masters) = (self.slots.clone(), self.masters.clone());
         let at = masters.iter().position(|master| master.address == *address).unwrap_or_else(|| {
@@ -96,8 +96,7 @@ impl Layout {
         self.masters.get(usize::from(*self.slots.get(usize::from(slot))?))
     }
 
-    /// For each master that has slots a name like this one, whose keys are there. That of the first it comes to is the
-    /// name itself.
+    /// For each master with slots, a name similar to this one in a slot of that master. The first is the name itself.
     pub(super) fn samples(&self, name: &str) -> Vec<(Master, String)> {
         let mut missing: HashSet<u16> = self.slots.iter().copied().filter(|at| *at != NOBODY).collect();
         let mut samples = Vec::with_capacity(missing.len());
@@ -114,7 +113,7 @@ impl Layout {
         samples
     }
 
-    /// Whether there is nothing to hope for from a look at who has what.
+    /// Whether all slots are served and no master is down, so that a refresh can improve nothing.
     pub(super) fn is_well(&self) -> bool {
         self.slots.iter().all(|at| *at != NOBODY)
             && self.masters.iter().all(|master| master.server.down().is_none())
@@ -127,7 +126,7 @@ impl Layout {
 }
 
 impl Chart {
-    /// The layout, or `None` where one may be waited for.
+    /// The layout; `None` if the caller may wait for the first.
     pub(super) fn layout(&self) -> Result<Option<Arc<Layout>>, StoreError> {
         match self {
             Self::Drawn(layout) => Ok(Some(Arc::clone(layout))),
@@ -137,7 +136,7 @@ impl Chart {
         }
     }
 
-    /// How all connections stand as one, and what is wrong with the first that has something wrong.
+    /// The state of all connections together, and the first failure if some are down.
     pub(super) fn link(&self) -> (LinkState, Breaker, Option<String>) {
         let layout = match self {
             Self::Blank => return (LinkState::Idle, Breaker::Closed, None),
@@ -188,7 +187,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_master_with_several_ranges_is_one() {
+    async fn a_master_with_several_ranges_is_counted_once() {
         let range = |first, last, name: &str, replicas: &[&str]| {
             let replicas = replicas.iter().map(|name| address(name)).collect();
             Range { first, last, master: address(name), replicas }
@@ -200,12 +199,12 @@ mod tests {
         let masters: Vec<_> = masters.iter().map(|master| (master.name(), master.replicas)).collect();
         assert_eq!(masters, [("a:1".to_owned(), 2), ("b:1".to_owned(), 0)]);
         assert_eq!(unserved, SLOTS - 30);
-        assert!(!layout.is_well(), "none of them is down, and nobody has the others");
+        assert!(!layout.is_well(), "none of them is down, and the other slots are unserved");
     }
 
-    /// One with a single slot among them, and one that has none any more.
+    /// One master has a single slot, and one has lost its only slot.
     #[tokio::test]
-    async fn each_master_with_slots_has_a_name_whose_keys_are_there() {
+    async fn samples_has_a_name_for_each_master_with_slots() {
         let range =
             |first, last, name: &str| Range { first, last, master: address(name), replicas: Vec::new() };
         let ranges = vec![range(0, 9_000, "a:1"), range(9_002, 16_383, "b:1"), range(9_001, 9_001, "c:1")];
@@ -218,7 +217,7 @@ mod tests {
         masters.sort();
         assert_eq!(masters, ["a:1", "b:1", "d:1"], "{gone} has nothing");
         for (master, name) in samples {
-            let home = layout.master(slot_of(&name)).expect("somebody has it");
+            let home = layout.master(slot_of(&name)).expect("it is served");
             assert_eq!(home.name(), master.name(), "{name}");
         }
     }

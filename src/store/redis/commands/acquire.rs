@@ -1,4 +1,4 @@
-//! ACQUIRE: an entry, an ending, the lease, or a place in the queue. It must not run late.
+//! ACQUIRE: answers an entry, an outcome, the lease, or a place in the queue. It must not run late.
 
 use std::time::Duration;
 
@@ -30,7 +30,8 @@ pub(crate) async fn acquire(
         }
         match commands.send(key.name(), &get_entry(key.name()), left()).await? {
             Value::BulkString(entry) => return Ok(Acquired::Found(Bytes::from(entry))),
-            // It is gone, or foreign data has taken its place: neither is an entry, so the lease is asked for again.
+            // The entry was removed or replaced by foreign data; neither is an entry, so the lease is requested
+            // again.
             Value::Nil => {}
             Value::ServerError(error) if error.code() == "WRONGTYPE" => {}
             Value::ServerError(error) => return Err(refused(error.into())),
@@ -39,10 +40,10 @@ pub(crate) async fn acquire(
     }
 }
 
-/// What `acquire.lua` returns.
+/// The answer of `acquire.lua`.
 pub(crate) enum Answer {
     Acquired(Acquired),
-    /// There is an entry that was not seen, and a script that returned it would hold up the server.
+    /// There is an entry that was not seen, too large to be returned by a script without blocking the server.
     EntryIsThere,
 }
 
@@ -63,7 +64,7 @@ async fn attempt(
     read(answer).ok_or_else(|| refused(unexpected()))
 }
 
-/// Reads what `acquire.lua` returns.
+/// Parses the answer of `acquire.lua`.
 pub(crate) fn read(answer: Value) -> Option<Ran<Answer>> {
     let Value::Array(parts) = answer else { return None };
     let mut parts = parts.into_iter();

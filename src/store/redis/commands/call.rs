@@ -1,4 +1,4 @@
-//! How a script is called, whatever it does.
+//! Calls scripts.
 
 use std::time::Duration;
 
@@ -6,12 +6,11 @@ use redis::{Cmd, RedisError, Value};
 use tokio::time::Instant;
 
 use super::Commands;
+use crate::store::StoreError;
 use crate::store::redis::errors::classify::{judge, store_error};
-use crate::store::redis::errors::reply::unexpected;
-use crate::store::redis::scripts::{self, By, Script, millis};
-use crate::store::{HandedOver, StoreError, Token};
+use crate::store::redis::scripts::{By, Script};
 
-/// Runs a script by its digest, or by its text where the server does not know it, in one budget.
+/// Runs a script by its digest, or by its text if the server does not know it, within one deadline.
 pub(crate) async fn run(
     commands: &Commands,
     script: &Script,
@@ -28,7 +27,7 @@ pub(crate) async fn run(
     run_call(commands, name, call, within).await
 }
 
-/// The same for a call about `key` that is built by `call`.
+/// The same for a call about `key` that `call` builds.
 pub(crate) async fn run_call(
     commands: &Commands,
     key: &str,
@@ -49,7 +48,7 @@ pub(crate) async fn run_call(
     }
 }
 
-/// An answer that nothing can be done about.
+/// The error for a reply that the guard cannot use.
 pub(crate) fn refused(error: RedisError) -> StoreError {
     store_error(judge(&error).0, error)
 }

@@ -1,9 +1,9 @@
-//! Commands that must not run late: held back on the way (a server that hangs runs what it was sent once it goes on, for
-//! clients that have long left), an insertion would be stored over what others have stored since, and an acquire would
-//! give a lease to nobody.
+//! Commands that must not run late. A server that hangs runs the commands it was sent once it continues, for clients
+//! that have given up: an insertion would overwrite newer entries, and an acquire would give the lease to a client that
+//! does not want it any more.
 //!
-//! So they have a last moment, by the clock of the server that runs them. One that comes later changes nothing, and is
-//! answered with what that clock shows: it may only have been set.
+//! So these commands carry the latest moment to run, by the clock of the server that runs them. A later command changes
+//! nothing and is answered with the server's time, because the clock may only have been set.
 
 use std::future::Future;
 use std::time::Duration;
@@ -14,14 +14,14 @@ use super::Commands;
 use crate::store::redis::scripts::millis;
 use crate::store::{LATEST, StoreError, StoreErrorKind};
 
-/// What became of one attempt.
+/// The result of one attempt.
 pub(crate) enum Ran<T> {
     InTime(T),
-    /// Not at all; what the server's clock shows.
+    /// It was not executed; the server's clock showed this time.
     TooLate(u64),
 }
 
-/// Has `attempt` run, which is told its last moment and the time that it has.
+/// Runs `attempt` with its latest moment and its time-out, until it was in time.
 pub(crate) async fn in_time<T, F>(
     commands: &Commands,
     within: Duration,
@@ -31,7 +31,7 @@ where
     F: Future<Output = Result<Ran<T>, StoreError>>,
 {
     let sent = Instant::now();
-    // Where the clock can not be read here, the server may not read it either.
+    // If the guard may not read the clock, the script may not either.
     let mut now = commands.known_clock_at(sent);
     loop {
         let left = within.saturating_sub(sent.elapsed());
@@ -58,8 +58,8 @@ mod tests {
 
     const WITHIN: Duration = Duration::from_secs(2);
 
-    /// What each of these attempts took, and what the server's clock showed to those that came too late. Which moment and how
-    /// long each was given.
+    /// Runs attempts with these durations; `Some` is the time that the server's clock shows to an attempt that came too
+    /// late. Returns the latest moment and time-out of each attempt.
     async fn tried(
         attempts: &[(Duration, Option<u64>)],
     ) -> (Result<(), StoreError>, Vec<(Option<u64>, Duration)>) {
@@ -80,16 +80,16 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_came_too_late_has_the_rest_of_the_time_by_the_clock_that_was_shown() {
+    async fn a_late_command_is_repeated_with_the_remaining_time_by_the_servers_clock() {
         let half = WITHIN / 2;
         let (done, told) = tried(&[(half, Some(5_000)), (half, None)]).await;
         done.expect("in time");
         assert_eq!(told, [(None, WITHIN), (Some(5_000 + millis(half + LATEST)), half)]);
     }
 
-    /// It would be sent with no time to hear the answer, and run: a lease for nobody.
+    /// It would be sent with no time left for the answer, and run: no client would know of the lease.
     #[tokio::test(start_paused = true)]
-    async fn who_came_too_late_is_not_sent_again_once_the_time_is_up() {
+    async fn a_late_command_is_not_repeated_after_its_deadline() {
         let (done, told) = tried(&[(WITHIN, Some(5_000)), (Duration::ZERO, None)]).await;
         assert_eq!(done.expect_err("too late").kind, StoreErrorKind::TimedOut);
         assert_eq!(told.len(), 1);

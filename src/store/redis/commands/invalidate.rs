@@ -1,5 +1,5 @@
-//! INVALIDATE, and INSERT, which is the one command that stores without a lease: nothing of the caller's own has to be
-//! there for it, but it must not run late.
+//! INVALIDATE, and INSERT. INSERT stores without a lease, so nothing proves that it is still wanted: it must not run
+//! late.
 
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ async fn attempt(
     within: Duration,
 ) -> Result<Ran<()>, StoreError> {
     let sent = Instant::now();
-    // For the fence behind the waiters, which has no node.
+    // The token for the fence, of no node.
     let ended = Token::mint(Uuid::nil());
     let args = |cmd: &mut Cmd| {
         cmd.arg(ended.as_str());

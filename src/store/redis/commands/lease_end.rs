@@ -11,12 +11,13 @@ use crate::store::redis::errors::reply::unexpected;
 use crate::store::redis::scripts::{self, millis};
 use crate::store::{HandedOver, StoreError, Token};
 
-/// What the script of an ended lease adds to its answer where it has told some of the waiters, and [`wake_rest`] is to go on.
+/// What a script that ends a lease adds to its answer if it has told only some of the waiters, so that [`wake_rest`] must
+/// continue.
 pub(crate) const REST: i64 = 10;
 
-/// Goes on with telling the waiters of a lease that has ended, a bounded number in each call. `ended` is in the fence behind
-/// the last of them; the message begins with `says`. What is not told in that time, or fails, is left: a waiter asks again by
-/// itself when the lease would have ended.
+/// Tells the remaining waiters of an ended lease, a bounded number per call. `ended` is the token in the fence behind the
+/// last of them; the message begins with `says`. Gives up after `within` or at an error: a waiter that was not told asks
+/// again when the lease would have ended.
 pub(crate) async fn wake_rest(
     commands: &Commands,
     name: &str,
@@ -38,8 +39,8 @@ pub(crate) async fn wake_rest(
     }
 }
 
-/// HAND OVER, also of a token whose waiter has left; then the lease keeps what time it has: `None`. Each call passes a
-/// bounded number of places.
+/// HAND OVER, repeated while the script asks for it, because each call passes a bounded number of places. With `lease`
+/// `None`, for the grant of a waiter that has left, the lease keeps its remaining time.
 pub(crate) async fn hand_over(
     commands: &Commands,
     name: &str,

@@ -1,8 +1,8 @@
-//! Waiters that give up their places: alone, or together where many do at one moment.
+//! Waiters that give up their places, alone or together.
 //!
-//! To find a place in a queue takes the longer the more there are, so thousands of waiters whose time is up at one moment
-//! would hold the server up for seconds. The first leaves by itself. Those that leave before it has an answer go together in
-//! one script call, up to some thousands; then those that came meanwhile. No timer is needed for that.
+//! To find a place takes time in proportion to the queue's length, so thousands of waiters with the same deadline would
+//! block the server for seconds. The first waiter leaves alone. The waiters that leave before its answer arrives go
+//! together in one script call, up to some thousands; then those that came meanwhile. This needs no timer.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -22,28 +22,28 @@ use crate::sync::lock;
 /// How many leave in one call: their places are its arguments.
 const AT_ONCE: usize = 2_000;
 
-/// Places that are left to whichever waiter of the same lock is leaving already, by the lock's key.
+/// For each lock on which a waiter is leaving, the places of the waiters that leave with it.
 #[derive(Debug, Default)]
 pub(crate) struct Leaving(Mutex<HashMap<Arc<str>, Vec<Leaver>>>);
 
 #[derive(Debug)]
 struct Leaver {
     place: String,
-    /// Told once its place was taken out of the queue; dropped, it has to leave by itself.
+    /// Sent when the place was removed from the queue; if it is dropped, the waiter must leave alone.
     gone: oneshot::Sender<()>,
 }
 
-/// What leaving with others came to.
+/// The result of leaving together with others.
 pub(crate) enum Joined<'a> {
-    /// This waiter is the first: it leaves by itself, and sees to the others.
+    /// This waiter is the first: it leaves alone, and then removes the others.
     First(Duty<'a>),
-    /// Its place was taken out of the queue.
+    /// Its place was removed from the queue.
     Gone,
-    /// It was not: the waiter may hold the lock, or has to leave by itself.
+    /// It had no place in the queue: the waiter may hold the lock, or must leave alone.
     Alone,
 }
 
-/// The duty to see to those that leave meanwhile. Dropped, they leave by themselves.
+/// The duty to remove the waiters that leave meanwhile. If it is dropped, they leave alone.
 pub(crate) struct Duty<'a> {
     leaving: &'a Leaving,
     key: Arc<str>,
@@ -51,7 +51,7 @@ pub(crate) struct Duty<'a> {
 }
 
 impl Leaving {
-    /// Leaves this place to the waiter of the same lock that is leaving already, if there is one.
+    /// Adds this place to those of the waiter that is leaving the same lock already, if there is one.
     pub(crate) async fn join(&self, name: &LockName, place: String, within: Duration) -> Joined<'_> {
         let gone = {
             let mut all = lock(&self.0);
@@ -73,7 +73,7 @@ impl Leaving {
 }
 
 impl Duty<'_> {
-    /// Those that have come since; none, and the duty has ended.
+    /// The waiters that have come since the last call; if there are none, the duty has ended.
     fn next(&mut self) -> Vec<Leaver> {
         let mut all = lock(&self.leaving.0);
         let Some(others) = all.get_mut(&self.key) else { return Vec::new() };
@@ -86,7 +86,7 @@ impl Duty<'_> {
         next
     }
 
-    /// Takes those out of the queue that have come since; whether there were any.
+    /// Removes from the queue the waiters that have come since the last call; returns whether there were any.
     pub(crate) async fn see_to_others(
         &mut self,
         commands: &Commands,
@@ -125,7 +125,7 @@ impl Drop for Duty<'_> {
     }
 }
 
-/// How many were seen to, and the numbers of those that stood in the queue.
+/// How many places were handled, and the indices of those that stood in the queue.
 fn left(answer: Value) -> Option<(usize, Vec<usize>)> {
     let Value::Array(parts) = answer else { return None };
     let mut numbers = parts.into_iter().map(|part| match part {

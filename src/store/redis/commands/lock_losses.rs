@@ -1,8 +1,8 @@
-//! What a process asks for its waiters once messages may have been lost: one question for all of a lock, not one for each.
+//! Finds the waiters that may have lost a message, with one question per lock instead of one per waiter.
 //!
-//! Invariant: a waiter that is not the first of its lock in this process has a place in the queue since the subscription was
-//! confirmed, or asks. A place that is found then is not passed over any more, because its node is heard of; and a grant
-//! before that takes its waiter out of the queue, so it is not found.
+//! Invariant: a waiter that is not the first of its lock in this process either has a place in the queue after the
+//! subscription was confirmed, or asks. A place that is found then is not passed over any more, because its node receives
+//! messages; and a grant before that has removed the place, so it is not found.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,16 +18,16 @@ use crate::store::redis::scripts;
 use crate::store::wake::lock_waiters::{Census, Grants};
 use crate::store::{StoreError, Token};
 
-/// So many are told to ask at once, and so long is the pause behind them: ten thousand questions at one moment would hold
-/// the server up for all.
+/// How many waiters are told to ask at once, and the pause after them: ten thousand calls at one moment would block the
+/// server.
 const TOLD_AT_ONCE: usize = 50;
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// What a server is asked while it may be about to be away.
+/// How often a question is tried, because the server may be failing at that moment.
 const TRIES: u32 = 3;
 const RETRY: Duration = Duration::from_millis(100);
 
-/// What is asked when there is no subscription any more, or when that is settled again: confirmed, or refused for good.
+/// Called when the subscription is lost, and when it is settled again: confirmed, or refused for good.
 pub(crate) async fn look_for_losses(
     (commands, node, within): (Commands, Uuid, Duration),
     grants: Arc<Grants>,
@@ -40,7 +40,7 @@ pub(crate) async fn look_for_losses(
     }
 }
 
-/// Has those waiters ask that have no place any more. The subscription was confirmed before, or is refused for good.
+/// Tells the waiters without a place to ask. The subscription is confirmed, or refused for good.
 pub(crate) async fn find_lost(commands: Commands, censuses: Vec<Census>, node: Uuid, within: Duration) {
     for mut census in censuses {
         for _ in 0..TRIES {
@@ -60,7 +60,7 @@ pub(crate) async fn find_lost(commands: Commands, censuses: Vec<Census>, node: U
     }
 }
 
-/// Takes those out that have a place.
+/// Removes the waiters with a place from the census.
 async fn find(
     commands: &Commands,
     census: &mut Census,
@@ -82,7 +82,7 @@ async fn find(
     Ok(())
 }
 
-/// Whether there is more, and the waiters that were found.
+/// Whether there are more places, and the waiters that were found.
 fn waiting(answer: Value) -> Option<(bool, Vec<Token>)> {
     let Value::Array(parts) = answer else { return None };
     let mut parts = parts.into_iter();
@@ -91,8 +91,8 @@ fn waiting(answer: Value) -> Option<(bool, Vec<Token>)> {
     Some((more == 1, parts.filter_map(token).collect()))
 }
 
-/// While there is no subscription, only the first of a lock's waiters asks. A mutex may have been granted to another one just
-/// before, unheard, and may have no end; so its holder is looked at.
+/// While there is no subscription, only the first waiter of a lock asks. A mutex may have been granted to another waiter
+/// just before, whose message was lost, and may never expire; so this asks for its holder.
 async fn find_granted(commands: Commands, grants: Arc<Grants>, within: Duration) {
     for census in grants.censuses() {
         if census.is_empty() || census.name.is_semaphore() {

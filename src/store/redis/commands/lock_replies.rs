@@ -1,4 +1,4 @@
-//! What the scripts of locks answer.
+//! Parses the answers of the lock scripts.
 
 use std::time::Duration;
 
@@ -21,12 +21,12 @@ fn duration(ms: i64) -> Option<Duration> {
     u64::try_from(ms).ok().map(Duration::from_millis)
 }
 
-/// What a take says beside its answer.
+/// What a take reports beside its result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Remarks {
-    /// The holder has more time than its token says.
+    /// The remaining time is longer than the holder's token says.
     pub(crate) is_doubtful: bool,
-    /// The token had asked before, and had no place any more.
+    /// The token had asked before and has lost its place.
     pub(crate) lost_place: bool,
 }
 
@@ -51,7 +51,7 @@ pub(crate) fn taken(answer: Value) -> Option<(MutexTaken, Remarks)> {
     Some((MutexTaken { taken, was_held }, remarks))
 }
 
-/// What REPAIR answers: for how long the mutex is another's.
+/// Parses the answer of REPAIR: the holder's remaining time.
 pub(crate) fn remaining(answer: Value) -> Option<Option<Duration>> {
     match answer {
         // There is no holder any more.
@@ -103,7 +103,7 @@ pub(crate) fn semaphore_state(answer: Value) -> Option<Option<SemaphoreState>> {
     let mut holders = Vec::with_capacity(parts.len() / 2);
     while let Some(token) = parts.next() {
         let (Value::BulkString(token), Some(Value::Int(left))) = (token, parts.next()) else { return None };
-        // What others have put there holds a permit too, but has no token to name it by.
+        // A member that a foreign client has added counts as a permit, but has no token to be listed by.
         holders.extend(Token::parse(&token).zip(duration(left)));
     }
     let capacity = u32::try_from(capacity).ok()?;
@@ -118,7 +118,7 @@ pub(crate) fn semaphore_state(answer: Value) -> Option<Option<SemaphoreState>> {
     }))
 }
 
-/// So many integers.
+/// Parses exactly `N` integers.
 pub(crate) fn ints<const N: usize>(answer: Value) -> Option<[i64; N]> {
     let Value::Array(parts) = answer else { return None };
     let ints: Option<Vec<i64>> =
@@ -126,7 +126,8 @@ pub(crate) fn ints<const N: usize>(answer: Value) -> Option<[i64; N]> {
     ints?.try_into().ok()
 }
 
-/// An answer that ends in the nodes that do not hear asks its caller to go on. What it says beside them, and those nodes.
+/// Splits an answer that asks its caller to continue: the answer proper, and the nodes that do not hear, which are its
+/// last part.
 pub(crate) fn to_go_on(answer: Value) -> (Value, Option<Vec<u8>>) {
     let Value::Array(mut parts) = answer else { return (answer, None) };
     match parts.pop() {
@@ -146,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_no_script_answers_is_no_mutex_that_is_busy() {
+    fn an_answer_that_no_script_gives_is_not_a_busy_mutex() {
         for answer in [Value::Int(0), Value::Array(vec![Value::Int(0), Value::Int(1)]), Value::Nil] {
             assert!(taken(answer).is_none());
         }

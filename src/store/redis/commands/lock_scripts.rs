@@ -1,9 +1,9 @@
-//! The steps that give a lock to a waiter. A call passes a bounded number of waiters that do not hear, because it holds
-//! the server up for all; where there are more, it says so, and is followed by another.
+//! The steps that give a lock to a waiter. One call passes a bounded number of waiters that do not hear, because it blocks
+//! the server; if there are more, it says so, and another call follows.
 //!
-//! Between two calls a mutex is free and has a queue, and a permit is available, as after the death of a holder:
-//! whichever step comes next goes on, whoever sends it. So a process that dies there costs the waiters what one costs that
-//! dies before it has freed the lock.
+//! Between two calls a mutex with a queue is free, or a permit is available, as after the death of a holder: the next step
+//! by any process continues. So a process that dies there costs the waiters as much as one that dies before it frees the
+//! lock.
 
 use std::time::Duration;
 
@@ -25,14 +25,14 @@ use crate::store::redis::errors::reply::unexpected;
 use crate::store::redis::scripts::{self, millis};
 use crate::store::{StoreError, StoreErrorKind, Token};
 
-/// The nodes that were found not to hear, so that none of them is tried by each call.
+/// The nodes that did not hear, so that each call does not try them again.
 #[derive(Debug, Default)]
 pub(crate) struct Deaf(Vec<u8>);
 
 impl Deaf {
-    /// How many are remembered: more have hardly died together, and each call carries them.
+    /// How many are remembered: more will hardly have died together, and each call carries them.
     const MOST: usize = 100;
-    /// 32 digits each.
+    /// The length of a node's id in digits.
     const LEN: usize = 32;
 
     fn learn(&mut self, nodes: &[u8]) {
@@ -48,7 +48,7 @@ impl Deaf {
     }
 }
 
-/// One call: what it answers, and if it is to be followed by another, the nodes that it has found.
+/// One call: its answer, and the nodes it has discovered if another call must follow.
 async fn call<T>(
     commands: &Commands,
     step: Step<'_>,
@@ -74,7 +74,7 @@ pub(crate) async fn take_mutex(
         let args = |cmd: &mut Cmd| {
             cmd.arg(ask.token.as_str()).arg(end(ask.ttl));
             let goes_on = old.is_some() || !deaf.0.is_empty();
-            // The server reads each argument, so what most takes ask is left unsaid.
+            // The server parses each argument, so those that most takes do not need are left out.
             if !ask.queue || again || goes_on {
                 cmd.arg(u8::from(ask.queue)).arg(u8::from(again));
             }
@@ -131,7 +131,7 @@ pub(crate) async fn break_mutex(
     give_mutex(commands, Step::giving(&scripts::MUTEX_BREAK, name), |_| {}, within).await
 }
 
-/// Takes a mutex from its holder by this step, and passes it on. Whether there was a holder.
+/// Takes a mutex from its holder by this step, and passes it on. Returns whether there was a holder.
 async fn give_mutex(
     commands: &Commands,
     step: Step<'_>,
@@ -206,7 +206,7 @@ pub(crate) async fn refresh_permit(
     Ok(is_held)
 }
 
-/// Serves the rest of the queue, if there is `more` of it. How many permits are available then.
+/// Serves the rest of the queue, if there is `more`. Returns how many permits are available then.
 async fn serve(
     commands: &Commands,
     name: &LockName,
@@ -286,8 +286,8 @@ pub(crate) async fn barge(
     repaired(commands, name, taken(answer), within).await
 }
 
-/// The answer to a take, once the mutex has no more time left than its holder has asked for. That is looked at by a step of
-/// its own, because a holder may have asked for more than its token says, and hardly any take has to know.
+/// The answer to a take, after REPAIR has limited the mutex's remaining time to what its holder has asked for. This is a
+/// separate step, because a holder may have asked for more than its token says, and few takes need it.
 pub(crate) async fn repaired(
     commands: &Commands,
     name: &LockName,
@@ -296,7 +296,7 @@ pub(crate) async fn repaired(
 ) -> Result<(MutexTaken, Remarks), StoreError> {
     let (mut taken, remarks) = answer.ok_or_else(|| refused(unexpected()))?;
     if remarks.is_doubtful
-        // Without an answer the waiter sleeps on the longer time; whichever asks next finds it too.
+        // Without an answer the waiter sleeps for the longer time; the next take finds the same.
         && let Ok(remaining) = Step::repairing(name).run(commands, |_| {}, within, remaining).await
     {
         taken.taken = Taken::Busy { remaining };
@@ -304,12 +304,12 @@ pub(crate) async fn repaired(
     Ok((taken, remarks))
 }
 
-/// Gives back what was granted to a waiter that has left. It would be missing until it expires, which some
-/// mutexes never do; so this is tried for a while.
+/// Gives back a lock that was granted to a waiter that has left. Otherwise it is lost until it expires, which some mutexes
+/// never do; so this is tried several times.
 pub(crate) async fn give_back(commands: Commands, name: LockName, token: Token, within: Duration) {
     const PAUSES: [u64; 6] = [50, 200, 1_000, 3_000, 10_000, 0];
     for pause in PAUSES {
-        // Who was granted it is in no queue any more, so the time to live, by which a place is found, is none.
+        // A grant removes the waiter from the queue, so the time to live, which identifies a place, is not needed.
         let freed = if name.is_semaphore() {
             free_permit(&commands, &name, &token, Duration::ZERO, within).await.map(|_| ())
         } else {

@@ -1,4 +1,4 @@
-//! One script for one lock: which keys it is given.
+//! One script call for one lock, and the keys it gets.
 
 use std::time::Duration;
 
@@ -12,13 +12,13 @@ use crate::store::redis::errors::reply::unexpected;
 use crate::store::redis::scripts::{self, By, Script, millis};
 use crate::store::{StoreError, Token};
 
-/// A script for one lock.
+/// One script call for one lock.
 pub(crate) struct Step<'a> {
     pub(crate) script: &'a Script,
     pub(crate) name: &'a LockName,
-    /// What the names of its keys begin with, after its own.
+    /// The prefixes of its keys after the lock's own.
     parts: &'a [&'a str],
-    /// The same of the key that follows in a cluster only.
+    /// The prefix of a key that follows in a cluster only.
     spread_part: Option<&'a str>,
 }
 
@@ -30,27 +30,27 @@ impl<'a> Step<'a> {
         Self { spread_part, ..Self::giving(&scripts::MUTEX_TAKE, name) }
     }
 
-    /// The same of a permit.
+    /// A take of a permit; in a cluster with the roll of its waiters' nodes.
     pub(crate) fn taking_permit(name: &'a LockName) -> Self {
         Self { spread_part: Some("sg1:sr"), ..Self::semaphore(&scripts::SEMAPHORE_TAKE, name) }
     }
 
-    /// A step that gives the mutex away, and needs all its keys for that.
+    /// A step that gives the mutex to a waiter, with all its keys.
     pub(crate) fn giving(script: &'a Script, name: &'a LockName) -> Self {
         let prefixed = name.key == name.tag;
         let parts = if prefixed { &["sg1:pq", "sg1:pf"] } else { &["sg1:mq", "sg1:mf"] };
         Self { script, name, parts, spread_part: None }
     }
 
-    /// A step of a mutex that is left to whichever take comes first; with the mark of a head that was told.
+    /// A step of a mutex that the first take gets; with the mark of a head that was told.
     pub(crate) fn offering(script: &'a Script, name: &'a LockName) -> Self {
         let prefixed = name.key == name.tag;
         let parts = if prefixed { &["sg1:pq", "sg1:pf", "sg1:pt"] } else { &["sg1:mq", "sg1:mf", "sg1:mt"] };
         Self { script, name, parts, spread_part: None }
     }
 
-    /// A step that starts the holder's time anew, which those who wait may have to be told, and takes down a longer one than the
-    /// token says.
+    /// A step that restarts the holder's time: it may have to tell the waiters, and records a time that is
+    /// longer than the token says.
     pub(crate) fn extending(name: &'a LockName) -> Self {
         let prefixed = name.key == name.tag;
         let parts = if prefixed { &["sg1:pq", "sg1:px"] } else { &["sg1:mq", "sg1:mx"] };
@@ -62,14 +62,14 @@ impl<'a> Step<'a> {
         Self { script: &scripts::MUTEX_REPAIR, name, parts: &parts[1..], spread_part: None }
     }
 
-    /// A step about the places in a queue, of any kind of lock.
+    /// A step about the queue of any kind of lock.
     pub(crate) fn queueing(script: &'a Script, name: &'a LockName) -> Self {
         let Self { parts, .. } =
             if name.is_semaphore() { Self::semaphore(script, name) } else { Self::giving(script, name) };
         Self { script, name, parts: &parts[..1], spread_part: None }
     }
 
-    /// A step that stays with the mutex's own key.
+    /// A step with the mutex's own key alone.
     pub(crate) fn alone(script: &'a Script, name: &'a LockName) -> Self {
         Self { script, name, parts: &[], spread_part: None }
     }
@@ -100,7 +100,7 @@ pub(crate) fn end(ttl: Option<Duration>) -> u64 {
     ttl.map_or(0, millis)
 }
 
-/// A waiter as it stands in a queue.
+/// A waiter's place in a queue.
 pub(crate) fn place(token: &Token, ms: u64) -> String {
     format!("{}{ms}", token.as_str())
 }

@@ -1,4 +1,4 @@
-//! What a store sends its commands to: one server, or a cluster of them.
+//! Where a store sends its commands: one server, or a cluster.
 
 pub(crate) mod acquire;
 pub(crate) mod call;
@@ -35,8 +35,8 @@ pub(super) enum Commands {
 }
 
 impl Commands {
-    /// Sends a command about `key` and waits for its reply, at most `within` in all. All keys that it names must have
-    /// the slot of this one.
+    /// Sends a command about `key` and waits for its reply, at most `within` in all. All its keys must be in the slot
+    /// of `key`.
     pub(super) async fn send(&self, key: &str, cmd: &Cmd, within: Duration) -> Result<Value, StoreError> {
         match self {
             Self::One(server) => {
@@ -49,7 +49,7 @@ impl Commands {
         }
     }
 
-    /// Whether keys are on several servers. PUBLISH is heard on all of them, and counts on one.
+    /// Whether keys are on several servers. A PUBLISH reaches subscribers of all, but counts those of one.
     pub(super) fn is_spread(&self) -> bool {
         match self {
             Self::One(_) => false,
@@ -58,7 +58,7 @@ impl Commands {
         }
     }
 
-    /// Waits until commands can be sent, through failures too.
+    /// Waits until commands can be sent, even if attempts to connect fail.
     pub(super) async fn until_up(&self) -> Result<(), StoreError> {
         match self {
             Self::One(server) => server.until_up().await,
@@ -67,7 +67,7 @@ impl Commands {
         }
     }
 
-    /// Waits until commands about `key` can be sent, through failures too.
+    /// Waits until commands about `key` can be sent, even if attempts to connect fail.
     pub(super) async fn reach(&self, key: &str) -> Result<(), StoreError> {
         match self {
             Self::One(server) => {
@@ -100,7 +100,7 @@ impl Commands {
         }
     }
 
-    /// Has the connections checked: there is reason to think that one is gone.
+    /// Has the connections checked, because one may be gone.
     pub(super) fn suspect(&self) {
         match self {
             Self::One(server) => server.suspect(),
@@ -109,7 +109,7 @@ impl Commands {
         }
     }
 
-    /// Changes with each new connection; of a cluster, with each look at it.
+    /// Changes with each new connection; in a cluster at each change of its state.
     pub(super) fn generations(&self) -> watch::Receiver<u64> {
         match self {
             Self::One(server) => server.generations(),
@@ -118,12 +118,12 @@ impl Commands {
         }
     }
 
-    /// What the server's clock showed, in milliseconds; what this machine's shows, before it was ever read.
+    /// What the server's clock showed at `moment`, in milliseconds; this machine's clock before the first reading.
     pub(super) fn clock_at(&self, moment: Instant) -> u64 {
         self.known_clock_at(moment).unwrap_or_else(host_ms)
     }
 
-    /// The same; `None` before it was ever read.
+    /// The same; `None` before the first reading.
     pub(super) fn known_clock_at(&self, moment: Instant) -> Option<u64> {
         match self {
             Self::One(server) => server.known_clock_at(moment),
@@ -132,7 +132,7 @@ impl Commands {
         }
     }
 
-    /// What is known of that clock; `None` before it was first read.
+    /// The latest reading of that clock; `None` before the first.
     pub(super) fn clock(&self) -> Option<ClockReading> {
         match self {
             Self::One(server) => server.clock(),
@@ -153,7 +153,7 @@ impl Commands {
         }
     }
 
-    /// Who this node is to the servers; `None` for the user without a name, and where that is not known yet.
+    /// The user name of this node's connections; `None` for the default user, and while the server is not known.
     pub(super) fn user(&self) -> Option<String> {
         match self {
             Self::One(server) => server.dial.user(),
@@ -164,7 +164,7 @@ impl Commands {
         }
     }
 
-    /// How the connections stand as one, whether commands are tried, and why some are not.
+    /// The state of all connections together, whether commands are tried, and the reason if some are not.
     pub(super) fn link(&self) -> (LinkState, Breaker, Option<String>) {
         match self {
             Self::One(server) => {

@@ -1,16 +1,16 @@
-//! How long is waited before something that failed is tried again.
+//! The pauses between attempts at something that fails.
 
 use std::time::Duration;
 
 use tokio::time::sleep;
 
-/// A connection that broke sooner than this was never really there.
+/// A connection that broke sooner than this was never stable.
 pub(crate) const STABLE: Duration = Duration::from_secs(1);
 
 /// The pauses between attempts.
 ///
-/// Full jitter, from the process's own random state: a fleet that lost its server at one moment
-/// must not return to it at one moment.
+/// Full jitter, from the process's own random state: a fleet that lost its server at one moment must not
+/// reconnect at one moment.
 pub(crate) struct Backoff {
     first: Duration,
     last: Duration,
@@ -32,14 +32,15 @@ impl Backoff {
         sleep(self.next()).await;
     }
 
-    /// How long the next pause is, for who can be woken meanwhile.
+    /// The length of the next pause, for a caller that can be woken during it.
     pub(crate) fn next(&mut self) -> Duration {
         let pause = self.cap.mul_f64(fastrand::f64());
         self.cap = (self.cap * 2).min(self.last);
         pause
     }
 
-    /// Starts over, if it went well for a while: what breaks again and again is not tried again at full speed.
+    /// Starts over if the connection lived for long enough: a connection that breaks again and again is not
+    /// retried at full speed.
     pub(crate) fn lived(&mut self, lifetime: Duration) {
         if lifetime >= STABLE {
             self.cap = self.first;
@@ -51,7 +52,7 @@ impl Backoff {
 pub(crate) mod tests {
     use super::*;
 
-    /// Of each pause, in milliseconds; the last bound is that of all later ones.
+    /// Checks each pause against its bound in milliseconds; the last bound holds for all later pauses.
     pub(crate) fn are_anywhere_below(backoff: impl Fn() -> Backoff, bounds: &[u64]) {
         let last = bounds.last().expect("a bound");
         for (before, most) in bounds.iter().chain([last; 5]).enumerate() {
@@ -66,7 +67,7 @@ pub(crate) mod tests {
                 })
                 .collect();
             assert!(pauses.iter().all(|pause| *pause < most), "{pauses:?}");
-            // One in 2^100 times they are not.
+            // Fails once in 2^100 runs.
             assert!(pauses.iter().any(|pause| *pause < most / 2), "{pauses:?}");
             assert!(pauses.iter().any(|pause| *pause > most / 2), "{pauses:?}");
         }
@@ -88,7 +89,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_breaks_after_a_second_is_connected_anew_at_once() {
+    fn a_connection_that_lived_for_a_second_is_reopened_at_once() {
         begins_anew_after_a_second(Backoff::new(), 20, 500);
     }
 }

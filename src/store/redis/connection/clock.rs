@@ -1,4 +1,4 @@
-//! What the supervisor knows about its connection and the server's clock.
+//! What the supervisor reports about its connection and the server's clock.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::store::StoreError;
 use crate::store::redis::topology::server::host_ms;
 
 impl Supervisor {
-    /// How the connection stands, and why, where commands are not tried.
+    /// The state of the connection and, while commands fail without being sent, the reason.
     pub(crate) fn link(&self) -> (LinkState, Option<StoreError>) {
         match &self.slot().state {
             State::Idle => (LinkState::Idle, None),
@@ -25,7 +25,7 @@ impl Supervisor {
         }
     }
 
-    /// What is known of the server's clock; `None` before it was first read.
+    /// The latest reading of the server's clock; `None` before the first.
     pub(crate) fn clock(&self) -> Option<ClockReading> {
         if self.offset.load(Ordering::Relaxed) == UNKNOWN {
             return None;

@@ -1,4 +1,4 @@
-//! How connections to the server are opened, and how often.
+//! Opens connections to the server, and says how often they are checked.
 
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
@@ -28,35 +28,35 @@ use crate::store::redis::topology::sentinel::{self, Sentinels};
 use crate::store::redis::topology::server::{Reading, Server, read_clock};
 use crate::store::{StoreError, StoreErrorKind};
 
-/// How often it is seen whether the server still answers, on a connection that nobody uses. What closes those that are
-/// idle (the server's `timeout`, a balancer) mostly waits for longer; what has closed one is noticed before it is needed.
+/// How often an unused connection is checked. Idle connections are closed by the server's `timeout` or by a balancer,
+/// mostly after longer; a closed one is noticed before it is needed.
 const IDLE: Duration = Duration::from_secs(10);
 
-/// How often the server's clock is read again at the least, and how often it is asked then whether it is a primary still.
+/// The longest time between two readings of the server's clock. Each also asks whether the server is still a primary.
 const CLOCK_PERIOD: Duration = Duration::from_secs(60);
 
-/// How often a server that may be demoted is asked what it is. A primary that a sentinel demotes closes its
-/// connections; one that was demoted by hand answers reads for ever.
+/// How often a server that may be demoted is asked for its role. A primary that a sentinel demotes closes its connections;
+/// one that was demoted by hand answers reads for ever.
 const ROLE_PERIOD: Duration = Duration::from_secs(1);
 
-/// Opens connections for one node. Nothing in `redis` that may wait is called without a bound.
+/// Opens connections for one node. Every call into `redis` that may wait has a bound.
 #[derive(Clone)]
 pub(crate) struct Dial {
     door: Door,
     /// Whether it leads to a node of a cluster.
     pub(crate) is_node: bool,
-    /// The deadline of one command; the measure of all others.
+    /// The deadline of one command; the other limits derive from it.
     pub(crate) answer: Duration,
     /// How long a connection may go without an answer before it is looked at.
     pub(crate) idle: Duration,
-    /// For how long one may be used without that.
+    /// How long one may be used without being checked.
     pub(crate) clock: Duration,
 }
 
-/// Who knows where the server is.
+/// Knows where the server is.
 #[derive(Clone)]
 enum Door {
-    /// The client: one server, or one name that stands for it; or a certain node of a cluster.
+    /// The client's own address: one server, a name that stands for the primary, or one node of a cluster.
     Server(Arc<Server>),
     /// Those who watch over it, and are asked at each connect.
     #[cfg(feature = "sentinel")]
@@ -97,8 +97,8 @@ impl Dial {
         Self { is_node: true, ..Self::of(Door::Any(Arc::clone(atlas)), answer) }
     }
 
-    /// Connects for the guard's commands, and makes sure that the server answers some. For the keeper alone: where there
-    /// are sentinels it goes to whoever they name now, and the others follow.
+    /// Connects for the guard's commands, and checks that the server answers. Only the keeper calls this: with sentinels it
+    /// connects to the primary that they name now, and all other connections follow.
     pub(crate) async fn anew(&self) -> RedisResult<(MultiplexedConnection, Option<Reading>)> {
         match &self.door {
             Door::Server(server) => self.connect(server, !self.is_node).await,
@@ -114,7 +114,7 @@ impl Dial {
         }
     }
 
-    /// Connects for commands of somebody else's, to the server that has the guard's.
+    /// Connects for other commands than the guard's own, to the server that the guard's connection leads to.
     pub(crate) async fn commands(&self) -> RedisResult<(MultiplexedConnection, Option<Reading>)> {
         let server = match &self.door {
             Door::Server(server) => Arc::clone(server),
@@ -133,19 +133,19 @@ impl Dial {
         self.connect(&server, self.may_be_demoted()).await
     }
 
-    /// Connects to `server`; to one that must not be a replica, for `writes`.
+    /// Connects to `server`; with `writes`, to replicas not.
     async fn connect(
         &self,
         server: &Server,
         writes: bool,
     ) -> RedisResult<(MultiplexedConnection, Option<Reading>)> {
-        // Every command is timed by its caller, who knows how much is left of its budget.
+        // No time-outs here: every caller bounds its command by the rest of its budget.
         let config = AsyncConnectionConfig::new().set_response_timeout(None).set_connection_timeout(None);
         let opening = server.commands.get_multiplexed_async_connection_with_config(&config);
         let mut connection = self.open(self.opening(), opening).await?;
-        // A server which is slower than the deadline of a command is as good as down: its answers
-        // would all come too late, and every request would pay the deadline to learn it. The floor
-        // is for deadlines so short that a timer's tick and a busy worker thread decide them.
+        // A server slower than the deadline of a command is as good as down: all its answers would come too late, and every
+        // request would pay the deadline to learn it. The floor is for deadlines so short that a timer's tick or a busy
+        // worker thread could exceed them.
         let probe = self.answer.max(Duration::from_millis(20));
         let reading = if writes {
             bounded(probe, self.look(&mut connection)).await?
@@ -155,7 +155,7 @@ impl Dial {
         Ok((connection, reading))
     }
 
-    /// Connects for messages, to the server that has the latest connection for commands.
+    /// Connects for messages, to the server of the latest connection for commands.
     pub(crate) async fn inbox(&self) -> RedisResult<Inbound> {
         let (server, at) = match &self.door {
             Door::Server(server) => (Arc::clone(server), None),
@@ -174,20 +174,20 @@ impl Dial {
         Ok(Inbound { messages, at })
     }
 
-    /// Whether messages do not come any more to a connection that was opened beside the commands' `generation`.
+    /// Whether messages no longer reach a connection that was opened while the commands' connection was `generation`.
     pub(crate) fn has_left(&self, at: Option<&str>, generation: u64, latest: u64) -> bool {
         #[cfg(feature = "cluster")]
         if let (Door::Any(atlas), Some(at)) = (&self.door, at) {
             return atlas.has_lost(at);
         }
         let _ = at;
-        // The first connection for commands is opened beside this one, to the same server. A later one may lead to
-        // another: the name stands for a new primary, and the old one would answer pings for ever.
+        // The first connection for commands is opened beside this one, to the same server. A later one may lead to another:
+        // the name stands for a new primary, and the old one would answer pings for ever.
         generation != 0 && latest != generation
     }
 
-    /// Reads the server's clock, and sees to it that it is still a primary where that may change. A cluster's replica sends
-    /// those who ask it for a key to its master.
+    /// Reads the server's clock, and checks that a server that may be demoted is still a primary. A cluster's replica
+    /// redirects commands to its master, so it needs no check.
     pub(crate) async fn look(&self, connection: &mut MultiplexedConnection) -> RedisResult<Option<Reading>> {
         match &self.door {
             Door::Server(server) if !self.is_node => server.look(connection).await,
@@ -195,8 +195,8 @@ impl Dial {
         }
     }
 
-    /// Whether somebody else is the primary now, by the word of those who would know; asked now and then, and soon after
-    /// a [`doubt`](Self::doubt).
+    /// Whether the sentinels name another primary now. They are asked now and then, and soon after a
+    /// [`doubt`](Self::doubt).
     pub(crate) async fn has_been_replaced(&self) -> bool {
         #[cfg(feature = "sentinel")]
         if let Door::Sentinels(sentinels) = &self.door {
@@ -205,7 +205,7 @@ impl Dial {
         false
     }
 
-    /// The server has lost its replicas: it may be cut off from the sentinels too.
+    /// Records that the server has lost its replicas: it may be cut off from the sentinels, too.
     pub(crate) fn doubt(&self) {
         #[cfg(feature = "sentinel")]
         if let Door::Sentinels(sentinels) = &self.door {
@@ -213,7 +213,7 @@ impl Dial {
         }
     }
 
-    /// How often a connection that nothing is wrong with is looked at.
+    /// How often a healthy connection is checked.
     pub(crate) fn look_period(&self) -> Duration {
         if self.may_be_demoted() { ROLE_PERIOD } else { self.idle }
     }
@@ -228,7 +228,7 @@ impl Dial {
         }
     }
 
-    /// What an event says about an error: what to do about it and what happened, and where if there are several places.
+    /// The text of an event about an error: what to do about it and what happened, with the node's address in a cluster.
     pub(crate) fn told(&self, error: &StoreError) -> String {
         match self.address().filter(|_| self.is_node) {
             Some(address) => format!("{address}: {}", reason(error)),
@@ -249,7 +249,7 @@ impl Dial {
         StoreError { kind: StoreErrorKind::Unavailable, source: Some(advised(advice, unquoted(error))) }
     }
 
-    /// What to do about it, if anything is known to help.
+    /// What to do about the error, if that is known.
     pub(crate) fn advice(&self, error: &RedisError) -> Option<&'static str> {
         match &self.door {
             Door::Server(server) => on_connecting(server.info().addr(), error),
@@ -262,8 +262,8 @@ impl Dial {
         }
     }
 
-    /// Opens a connection, within its bound and whatever happens: a panic of the client's, as over TLS without a
-    /// provider of cryptography, would end the task that connects, and each request would start another.
+    /// Opens a connection within a bound, and turns a panic of the client into an error. redis-rs panics over TLS without a
+    /// provider of cryptography; that would end the keeper's task, and each request would start another.
     async fn open<T>(
         &self,
         limit: Duration,
@@ -294,17 +294,17 @@ impl Dial {
         }
     }
 
-    /// Who this node is to the server; `None` for the user without a name, and where the server is not known yet.
+    /// The user name of this node's connections; `None` for the default user, and while the server is not known.
     pub(crate) fn user(&self) -> Option<String> {
         Some(self.server()?.info().redis_settings().username()?.to_owned())
     }
 
-    /// The database; 0 where the server is not known yet.
+    /// The database; 0 while the server is not known.
     pub(crate) fn db(&self) -> i64 {
         self.server().map_or(0, |server| server.info().redis_settings().db())
     }
 
-    /// Where the server is, as far as that is known.
+    /// The server's address, if it is known.
     pub(crate) fn address(&self) -> Option<String> {
         Some(self.server()?.info().addr().to_string())
     }
@@ -328,10 +328,9 @@ impl Dial {
         }
     }
 
-    /// TCP, two rounds of TLS, AUTH: four rounds, each of which may take as long as a command; at
-    /// least time for a lost SYN to be noticed and a new socket to be tried instead. (Before each TLS
-    /// connection redis-rs reads the machine's authorities, also where the client has its own: 2 ms of
-    /// this thread, which nothing here can bound.)
+    /// TCP, two rounds of TLS, AUTH: four rounds, each of which may take as long as a command. At least time to notice a
+    /// lost SYN and try a new socket. (Before each TLS connection redis-rs reads the machine's certificate authorities,
+    /// even if the client has its own: 2 ms of this thread, which cannot be bounded here.)
     fn opening(&self) -> Duration {
         self.answer.saturating_mul(4).max(Duration::from_millis(500))
     }
@@ -342,7 +341,7 @@ impl Dial {
 #[cfg(feature = "tls")]
 fn provide_cryptography() {
     if CryptoProvider::get_default().is_none() {
-        // Refused if somebody was faster: theirs is as good.
+        // Refused if another thread has installed one: that one is as good.
         let _ = rustls::crypto::ring::default_provider().install_default();
     }
 }
@@ -352,7 +351,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_panic_while_connecting_is_a_failure_like_others() {
+    async fn a_panic_while_connecting_is_an_ordinary_failure() {
         let client = Client::open("redis://127.0.0.1:1/").expect("an address");
         let dial = Dial::new(&client, Duration::from_millis(50));
         let opened = dial.open(Duration::from_secs(1), async { panic!("no provider of cryptography") });

@@ -1,12 +1,11 @@
-//! The supervisor of the connection that carries commands. It is the circuit breaker too.
+//! The supervisor of the connection that carries commands; also the circuit breaker.
 //!
-//! A command has its deadline and nothing else to wait for: while there is no connection it fails
-//! in microseconds, and one background task, the keeper, connects again. Only before anything was
-//! ever tried do callers wait for the keeper, within their deadlines and for no longer than a
-//! connection may be silent.
+//! While there is no connection, a command fails in microseconds, and one background task, the keeper, reconnects. Callers
+//! wait for the keeper only before the first attempt has ended: within their deadlines, and for no longer than a connection
+//! may be silent.
 //!
-//! The keeper lives in the runtime of whoever came first. When that runtime is shut down, the next
-//! caller starts another in its own.
+//! The keeper runs in the runtime of the first caller. When that runtime is shut down, the next caller starts another
+//! keeper in its own runtime.
 
 pub(crate) mod backoff;
 pub(crate) mod connector;
@@ -53,38 +52,37 @@ const UNKNOWN: i64 = i64::MIN;
 pub(super) struct Supervisor {
     pub(super) dial: Dial,
     slot: Mutex<Slot>,
-    /// The generation of the latest connection. Sent at every change of the state, so that those
-    /// who wait for any change look again.
+    /// The generation of the latest connection. Sent at every change of the state, so that every waiting task checks again.
     changes: watch::Sender<u64>,
-    /// Tells the keeper to see whether the connection is still there.
+    /// Tells the keeper to check whether the connection is still there.
     look: Arc<Notify>,
     silence: Silence,
     born: Instant,
     /// What the server's clock showed at `born`, in milliseconds.
     offset: AtomicI64,
-    /// When it was last read, and the longest way it has jumped between two readings; in milliseconds.
+    /// When the clock was last read, and the largest jump between two readings; in milliseconds.
     read_at: AtomicU64,
     largest_jump: AtomicU64,
     refusals: Refusals,
-    /// Of commands that were not answered in time.
+    /// Rate limit of the warning about commands that were not answered in time.
     late: Seldom,
     turns: Turns,
 }
 
 struct Slot {
     state: State,
-    /// Counts keepers: one that was given up must not touch the state any more.
+    /// Counts keepers: one that was replaced must not change the state any more.
     keepers: u64,
     keeper: Option<AbortHandle>,
-    /// Of the present outage. A connection that breaks at once does not end one.
+    /// The reasons told of the present outage. A connection that breaks at once does not end an outage.
     told: Told,
 }
 
 enum State {
-    /// Nothing was tried, or the runtime of whoever tried is gone.
+    /// Nothing was tried, or the runtime of the keeper has ended.
     Idle,
-    /// Nothing has failed yet, so callers wait. Not those who come when nothing has been heard for too long since this moment:
-    /// an attempt whose packets are lost lasts for several budgets, and each request would pay its own.
+    /// The first attempt, started at this moment. Callers wait for it until the silence limit has passed: an attempt whose
+    /// packets are lost lasts for several budgets, and each request would pay its own.
     Connecting(Instant),
     Up(Up),
     /// Callers fail at once, for this reason.
@@ -145,8 +143,8 @@ impl Supervisor {
         self.current().err()
     }
 
-    /// Has the connection checked: there is reason to think that it is gone. Without this, one that
-    /// broke while nobody used it fails the next command.
+    /// Has the connection checked, because it may be gone. Without this check, a connection that broke while it was unused
+    /// fails the next command.
     pub(super) fn suspect(&self) {
         self.look.notify_one();
     }
@@ -156,12 +154,12 @@ impl Supervisor {
         self.changes.subscribe()
     }
 
-    /// What the server's clock showed, in milliseconds; what this machine's shows, before it was ever read.
+    /// What the server's clock showed at `moment`, in milliseconds; this machine's clock before the first reading.
     pub(super) fn clock_at(&self, moment: Instant) -> u64 {
         self.known_clock_at(moment).unwrap_or_else(host_ms)
     }
 
-    /// The same; `None` before it was ever read.
+    /// The same; `None` before the first reading.
     pub(super) fn known_clock_at(&self, moment: Instant) -> Option<u64> {
         let offset = Some(self.offset.load(Ordering::Relaxed)).filter(|offset| *offset != UNKNOWN)?;
         Some((self.since_born(moment) as i64).saturating_add(offset).max(0) as u64)
@@ -179,7 +177,7 @@ impl Supervisor {
         self.changed();
     }
 
-    /// The hit path: the connection, or `None` where one may be waited for.
+    /// The hit path: the connection; `None` if the caller has to wait for the first one.
     fn current(&self) -> Result<Option<Up>, StoreError> {
         match &self.slot().state {
             State::Up(up) => Ok(Some(up.clone())),
@@ -218,7 +216,7 @@ impl Supervisor {
         };
         let (mut kind, fate) = judge(&error);
         if kind == StoreErrorKind::Unavailable && !answered {
-            // It was sent, and the answer is lost: it may have run.
+            // It was sent and the answer is lost, so it may have run.
             kind = StoreErrorKind::Broken;
         }
         if code(&error) == Some("NOREPLICAS") {
@@ -233,8 +231,8 @@ impl Supervisor {
         Err(failure)
     }
 
-    /// Drops the connection if nothing was heard on it for two deadlines; else has it looked at: where little is asked, each
-    /// command that is lost seems to be a lone one.
+    /// Drops the connection if it has been silent for two deadlines; otherwise has it checked: with little traffic, each
+    /// lost command would count as a single slow one.
     fn timed_out(&self, generation: u64, waited: Duration) {
         if *self.changes.borrow() != generation {
             return;
@@ -259,7 +257,7 @@ impl Supervisor {
                 }
                 _ => return,
             }
-            // Those who come now send nothing, so nothing of theirs can have run.
+            // Callers that fail from now on send nothing, so their commands cannot have run.
             let why = StoreError { kind: StoreErrorKind::Unavailable, ..why.clone() };
             let is_news = slot.told.is_news(&why);
             (std::mem::replace(&mut slot.state, State::Down(Some(why))), is_news)
@@ -270,12 +268,12 @@ impl Supervisor {
         self.changed();
     }
 
-    /// What is refused now is refused for every request.
+    /// Warns, because the server will refuse the same command of every request.
     fn log_refusal(&self, refusal: &StoreError, is_news: bool) {
         warn_if!(log::REDIS, is_news, reason = %self.dial.told(refusal), "redis refuses a command");
     }
 
-    /// A command has waited in vain, and the connection is not given up for that.
+    /// Warns of a command that timed out without costing the connection.
     fn log_late(&self, waited: Duration) {
         let reason = self.dial.told(&StoreError::new(StoreErrorKind::TimedOut));
         warn_if!(log::REDIS, self.late.is_due(), %reason, ?waited, "redis does not answer a command in time");
@@ -293,7 +291,7 @@ impl Supervisor {
 
     fn since_born(&self, at: Instant) -> u64 {
         let since = at.saturating_duration_since(self.born);
-        // Asked on every hit, and `as_millis` divides 128 bits.
+        // Called on every hit, and `as_millis` divides 128 bits.
         since.as_secs() * 1000 + u64::from(since.subsec_millis())
     }
 
@@ -302,7 +300,7 @@ impl Supervisor {
     }
 
     fn slot(&self) -> MutexGuard<'_, Slot> {
-        // Nothing under this lock can fail half-way.
+        // No code under this lock can fail half-way.
         self.slot.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,4 +1,4 @@
-//! What the supervisor of a cluster's node does beyond that of a single server.
+//! The additional methods of a supervisor for one node of a cluster.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,8 +11,8 @@ use crate::store::StoreError;
 use crate::store::redis::errors::reply::unexpected;
 
 impl Supervisor {
-    /// Sends a command behind ASKING, which lets a node answer for a slot that is on its way to it. Both in one piece: no other
-    /// command may come between them.
+    /// Sends a command behind ASKING, which lets a node answer for a slot that is migrating to it.
+    /// Both in one write: no other command may come between them.
     pub(crate) async fn send_asking(
         self: &Arc<Self>,
         cmd: &Cmd,
@@ -27,12 +27,12 @@ impl Supervisor {
         pipeline.cmd("ASKING").add_command(cmd.clone());
         let sent = self.silence.sends(left);
         let replies = timeout(left, connection.send_packed_commands(&pipeline, 0, 2)).await;
-        // Without the right to ask, the second answer is what the node would have said anyway.
+        // Without the right to ASKING, the second answer is what the node would have said anyway.
         let last = |replies: Vec<Value>| replies.into_iter().nth(1).ok_or_else(unexpected);
         self.replied(cmd, generation, left, sent, replies.map(|replies| replies.and_then(last)))
     }
 
-    /// Waits for what the present attempt to connect comes to, however long that takes.
+    /// Waits until the present attempt to connect has ended, however long that takes.
     pub(crate) async fn settled(self: &Arc<Self>) -> Result<(), StoreError> {
         let mut changes = self.changes.subscribe();
         while matches!(self.slot().state, State::Connecting(_)) {

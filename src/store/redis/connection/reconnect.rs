@@ -16,15 +16,15 @@ use crate::store::redis::errors::classify::store_error;
 use crate::store::redis::errors::reply::bounded;
 use crate::store::redis::topology::server::Reading;
 
-/// The keeper's hold on the supervisor. Weak: a store that is dropped takes its keeper along.
+/// The keeper's reference to the supervisor. Weak: dropping the store ends its keeper.
 pub(super) struct Keeper {
     pub(super) supervisor: Weak<Supervisor>,
     pub(super) number: u64,
 }
 
 impl Drop for Keeper {
-    /// The task ended, with its runtime or by a panic, and with it the connection's driver: the
-    /// next caller starts over.
+    /// The task ended, with its runtime or by a panic, and with it the connection's driver: the next caller starts
+    /// another keeper.
     fn drop(&mut self) {
         let Some(supervisor) = self.supervisor.upgrade() else { return };
         let before = {
@@ -40,8 +40,8 @@ impl Drop for Keeper {
     }
 }
 
-/// Keeps a connection up for as long as there is a supervisor. No strong reference lives across an
-/// await, or the connections of a dropped store would outlive it.
+/// Keeps a connection up while there is a supervisor. No strong reference lives across an await, or the connections of a
+/// dropped store would outlive it.
 pub(super) async fn keep(keeper: Keeper, dial: Dial, look: Arc<Notify>) {
     let mut backoff = Backoff::new();
     loop {
@@ -58,13 +58,14 @@ pub(super) async fn keep(keeper: Keeper, dial: Dial, look: Arc<Notify>) {
                 }
                 looked_at = Instant::now();
                 let reading = bounded(dial.answer, dial.look(&mut connection)).await;
-                // One that is not answered may be slow. The connection is silent if the next one is not either, at once.
+                // A single missing answer may mean a slow server. If the next check, made at once, is not answered
+                // either, the connection is silent.
                 again = keeper.note(generation, reading) && !again;
                 tokio::select! {
                     replaced = dial.has_been_replaced() => if replaced {
                         keeper.leave(generation);
                     },
-                    // Those who are asked may be slow, and the connection may be gone meanwhile.
+                    // The sentinels may be slow, and the connection may break meanwhile.
                     () = look.notified() => look.notify_one(),
                 }
             }
@@ -75,8 +76,8 @@ pub(super) async fn keep(keeper: Keeper, dial: Dial, look: Arc<Notify>) {
 }
 
 impl Keeper {
-    /// Enters what an attempt to connect has come to: the new generation, if it succeeded. `None`
-    /// when there is nothing left to keep.
+    /// Records the result of an attempt to connect: the new generation, if it succeeded. `None` if the supervisor is
+    /// gone, closed, or has another keeper.
     fn settle(&self, opened: RedisResult<(MultiplexedConnection, Option<Reading>)>) -> Option<Option<u64>> {
         let supervisor = self.supervisor.upgrade()?;
         let mut slot = supervisor.slot();
@@ -120,28 +121,28 @@ impl Keeper {
         }
     }
 
-    /// Whether the connection is to be looked at, where nobody thinks that it is gone: it has brought no answer since
-    /// the last time, or its server may have changed.
+    /// Whether the connection needs a check although no task suspects it: it has brought no answer since the last check,
+    /// or its server may have been demoted.
     fn has_to_look(&self) -> bool {
         let Some(supervisor) = self.supervisor.upgrade() else { return false };
         let heard = supervisor.silence.take_heard();
         !heard || supervisor.dial.may_be_demoted()
     }
 
-    /// Drops the connection, which works, but leads to who is not the primary any more.
+    /// Drops a connection that works, but leads to a server that is not the primary any more.
     fn leave(&self, generation: u64) {
         let Some(supervisor) = self.supervisor.upgrade() else { return };
         let why = (redis::ErrorKind::Client, "the sentinels name another primary");
         supervisor.lose(generation, &store_error(StoreErrorKind::Unavailable, RedisError::from(why)));
     }
 
-    /// Takes a reading of the clock; a failed one is a failed command like any other. Whether it was not answered.
+    /// Records a reading of the clock; a failed reading counts as a failed command. Returns whether it was not answered.
     fn note(&self, generation: u64, reading: RedisResult<Option<Reading>>) -> bool {
         let Some(supervisor) = self.supervisor.upgrade() else { return false };
         match reading {
             Ok(reading) => {
                 supervisor.silence.answered(None);
-                // The keeper's own question is no use of the connection.
+                // The keeper's own question does not count as use of the connection.
                 supervisor.silence.take_heard();
                 if let Some(reading) = reading {
                     supervisor.read(&reading);

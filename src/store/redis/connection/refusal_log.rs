@@ -1,5 +1,5 @@
-//! Which refusals an operator is told of: each once for as long as it goes on, and not more than once a second where it
-//! comes and goes. After a minute it is told again, because it may be another one.
+//! Which refusals are logged: each once while it lasts, and at most once a second if it comes and goes. After a minute
+//! it is logged again, because its cause may be another.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,12 +14,12 @@ use crate::sync::lock;
 const AGAIN: Duration = Duration::from_secs(60);
 const AT_LEAST: Duration = Duration::from_secs(1);
 
-/// Errors have few codes; one that makes them up is not to be remembered for ever.
+/// Servers send few codes; a server that invents codes must not fill the memory.
 const MOST: usize = 16;
 
 #[derive(Debug, Default)]
 pub(super) struct Refusals {
-    /// Whether any goes on: while none does, those who are answered look at nothing else.
+    /// Whether any refusal is going on: while none is, successful commands check nothing else.
     some: AtomicBool,
     told: Mutex<Vec<Told>>,
 }
@@ -27,14 +27,15 @@ pub(super) struct Refusals {
 #[derive(Debug)]
 struct Told {
     code: String,
-    /// What was refused. It goes on until that is carried out: a server without memory answers reads all the time.
+    /// The refused command. The refusal lasts until this command succeeds: a server without memory answers reads all
+    /// the time.
     command: Option<String>,
     goes_on: bool,
     at: Instant,
 }
 
 impl Refusals {
-    /// This was refused. Whether that is news.
+    /// Records a refusal; returns whether it must be logged.
     pub(super) fn is_news(&self, code: &str, cmd: Option<&Cmd>) -> bool {
         let mut told = lock(&self.told);
         let before = told.iter().position(|told| told.code == code);
@@ -53,7 +54,7 @@ impl Refusals {
         true
     }
 
-    /// This was carried out.
+    /// Records that a command succeeded.
     pub(super) fn carried_out(&self, cmd: &Cmd) {
         if !self.some.load(Ordering::Relaxed) {
             return;
@@ -67,7 +68,7 @@ impl Refusals {
     }
 }
 
-/// The command, or the digest of the script.
+/// The command, or the digest of its script.
 fn name(cmd: &Cmd) -> Option<String> {
     let mut args = cmd.args_iter().map(|arg| match arg {
         Arg::Simple(bytes) => bytes,
@@ -87,7 +88,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_refusal_is_news_again_when_it_had_ended_or_a_minute_later() {
+    async fn a_refusal_is_logged_again_after_it_had_ended_or_a_minute_later() {
         let (refusals, set, get) = (Refusals::default(), redis::cmd("SET"), redis::cmd("GET"));
         assert!(refusals.is_news("OOM", Some(&set)));
         assert!(refusals.is_news("BUSY", Some(&get)), "another");
@@ -107,7 +108,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn codes_that_are_made_up_are_not_kept_for_ever() {
+    async fn the_number_of_remembered_codes_is_bounded() {
         let refusals = Refusals::default();
         for number in 0..1_000 {
             assert!(refusals.is_news(&number.to_string(), None));

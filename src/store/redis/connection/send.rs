@@ -1,4 +1,4 @@
-//! How a command gets to the connection: waiting for the first one, and starting its keeper.
+//! Sends commands: waits for the first connection, and starts the keeper.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,12 +14,12 @@ use crate::store::{StoreError, StoreErrorKind};
 impl Supervisor {
     /// Sends a command and waits for its reply, at most `within` in all.
     ///
-    /// Some of the server's errors are replies, because they belong to the protocol: NOSCRIPT, WRONGTYPE, and from a
-    /// node of a cluster where to ask instead.
+    /// Some of the server's errors are returned as replies, because they belong to the protocol: NOSCRIPT,
+    /// WRONGTYPE, and a cluster node's redirections.
     pub(crate) async fn send(self: &Arc<Self>, cmd: &Cmd, within: Duration) -> Result<Value, StoreError> {
         let (up, left) = match self.current()? {
             Some(up) => (up, within),
-            // Boxed, because every command's future would have room for it.
+            // Boxed, so that every command's future is smaller.
             None => Box::pin(self.first(within)).await?,
         };
         let Up { generation, mut connection, .. } = up;
@@ -31,16 +31,16 @@ impl Supervisor {
         received
     }
 
-    /// Waits for the first connection; what is left of `within` then.
+    /// Waits for the first connection; returns it and the rest of `within`.
     pub(super) async fn first(self: &Arc<Self>, within: Duration) -> Result<(Up, Duration), StoreError> {
         let started = Instant::now();
         let opened = timeout(within, self.opened()).await;
-        // Not "timed out": the command was never sent.
+        // Not `TimedOut`: the command was never sent.
         let up = opened.map_err(|_| StoreError::new(StoreErrorKind::Unavailable))??;
         Ok((up, within.saturating_sub(started.elapsed())))
     }
 
-    /// Waits until commands can be sent, through failures too.
+    /// Waits until commands can be sent, even if attempts to connect fail.
     pub(crate) async fn until_up(self: &Arc<Self>) -> Result<(), StoreError> {
         let mut changes = self.changes.subscribe();
         loop {
@@ -54,7 +54,7 @@ impl Supervisor {
         }
     }
 
-    /// The first connection, started if nobody has.
+    /// The first connection; starts a keeper if there is none.
     pub(super) async fn opened(self: &Arc<Self>) -> Result<Up, StoreError> {
         let mut changes = self.changes.subscribe();
         let mut started = false;
@@ -65,7 +65,7 @@ impl Supervisor {
             }
             if self.start() {
                 if started {
-                    // This caller's runtime has dropped the keeper: it is being shut down.
+                    // This caller's runtime has dropped the keeper, because it is being shut down.
                     return Err(StoreError::new(StoreErrorKind::Unavailable));
                 }
                 started = true;
@@ -74,7 +74,7 @@ impl Supervisor {
         }
     }
 
-    /// Starts a keeper where there is none. True if this call did.
+    /// Starts a keeper if there is none; true if it did.
     fn start(self: &Arc<Self>) -> bool {
         let Ok(runtime) = Handle::try_current() else { return false };
         let number = {
@@ -87,8 +87,8 @@ impl Supervisor {
             slot.keepers
         };
         let keeper = Keeper { supervisor: Arc::downgrade(self), number };
-        // Outside the lock: a runtime that is being shut down drops the task in here, and the
-        // keeper's drop takes the lock.
+        // Outside the lock: a runtime that is being shut down drops the task inside `spawn`, and dropping the keeper
+        // takes the lock.
         let task = runtime.spawn(keep(keeper, self.dial.clone(), Arc::clone(&self.look)));
         let mut slot = self.slot();
         if slot.keepers == number && !matches!(slot.state, State::Closed) {

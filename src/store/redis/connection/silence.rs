@@ -1,7 +1,8 @@
-//! For how long nothing was heard on a connection, and what that says about it.
+//! How long a connection has been silent, and when it is given up.
 //!
-//! One slow command is not the connection's fault, and a connection that has died in silence never says so. So time-outs
-//! are counted together: two deadlines without a sign of life, with commands outstanding, and it is given up.
+//! One slow command is not the connection's fault, and a connection that has died silently never reports it. So
+//! time-outs are counted together: after two deadlines without any answer, with commands outstanding, the connection is
+//! given up.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -16,11 +17,11 @@ pub(super) struct Silence {
     born: Instant,
     /// Two deadlines of a command.
     limit: Duration,
-    /// When the first of the commands that timed out was sent, in milliseconds since `born`; 0 after a sign of life.
+    /// When the first of the unanswered commands was sent, in milliseconds since `born`; 0 after an answer.
     since: AtomicU64,
-    /// When the latest of them was given up.
+    /// When the latest of them timed out.
     until: AtomicU64,
-    /// Whether anything was answered since the keeper has last asked.
+    /// Whether any command was answered since the keeper last called [`take_heard`](Self::take_heard).
     heard: AtomicBool,
 }
 
@@ -35,20 +36,21 @@ impl Silence {
         }
     }
 
-    /// For a new connection.
+    /// Resets the state for a new connection.
     pub(super) fn is_over(&self) {
         self.since.store(0, Ordering::Relaxed);
         self.until.store(0, Ordering::Relaxed);
     }
 
-    /// Notes when a command is sent, where that will matter: one with so little time is answered in time or not at all.
-    /// Most are, and reading the clock for each would cost the hits.
+    /// Notes the time of sending if it will matter: a command with a deadline below the limit is answered in time or not
+    /// at all. Most commands are like that, and reading the clock for each would slow the hits.
     pub(super) fn sends(&self, within: Duration) -> Option<Instant> {
         (within > self.limit).then(Instant::now)
     }
 
-    /// A reply came to what was `sent`. In time it ends the silence; a patient command's that comes later says only that
-    /// the server is too slow for all others. Written only when there was one: this is on the hit path.
+    /// Records a reply to a command sent at `sent`. A reply in time ends the silence; a later reply to a command with a
+    /// long deadline only says that the server is too slow for all others. Writes only if there was silence: this is on
+    /// the hit path.
     pub(super) fn answered(&self, sent: Option<Instant>) {
         if !self.heard.load(Ordering::Relaxed) {
             self.heard.store(true, Ordering::Relaxed);
@@ -58,8 +60,8 @@ impl Silence {
         }
     }
 
-    /// A command has `waited` in vain. Whether that is too much. What came before counts only if nothing has been asked
-    /// for long in between: two lone slow commands are not the time between them.
+    /// Records a command that timed out after `waited`; returns whether the silence is too long. Earlier time-outs count
+    /// only if commands were outstanding without a long gap: the time between two single slow commands is not silence.
     pub(super) fn timed_out(&self, waited: Duration) -> bool {
         let now = millis(self.born.elapsed()).max(1);
         let sent = now.saturating_sub(millis(waited)).max(1);
@@ -79,13 +81,13 @@ impl Silence {
         silence >= self.limit
     }
 
-    /// Whether anything was answered since this was last asked.
+    /// Whether any command was answered since the last call.
     pub(super) fn take_heard(&self) -> bool {
         self.heard.swap(false, Ordering::Relaxed)
     }
 }
 
-/// Why a server that says nothing is gone without.
+/// The error for commands to a server that stays silent.
 pub(super) fn silent() -> StoreError {
     let silent = RedisError::from(std::io::Error::from(std::io::ErrorKind::TimedOut));
     store_error(StoreErrorKind::Unavailable, silent)
@@ -103,13 +105,13 @@ mod tests {
 
     const ANSWER: Duration = Duration::from_millis(50);
 
-    /// A command that is given `within` and is not answered; whether the connection is given up.
+    /// Sends a command with the deadline `within` that is not answered; returns whether the connection is given up.
     async fn in_vain(silence: &Silence, within: Duration) -> bool {
         advance(within).await;
         silence.timed_out(within)
     }
 
-    /// One that is given a second, and answered after so long.
+    /// Sends a command with a deadline of a second that is answered after `took`.
     async fn answered_after(silence: &Silence, took: Duration) {
         let sent = silence.sends(Duration::from_secs(1));
         advance(took).await;
@@ -117,7 +119,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn two_deadlines_without_a_sign_of_life_are_the_end() {
+    async fn two_deadlines_of_silence_end_the_connection() {
         let silence = Silence::new(ANSWER);
         assert!(!in_vain(&silence, ANSWER).await);
         advance(ANSWER / 2).await;
@@ -133,10 +135,10 @@ mod tests {
         }
     }
 
-    /// Locks ask with a second of time. Their answers from a server that has become slower than the deadline of all
-    /// others kept the connection, and each request paid the deadline.
+    /// Locks use a deadline of a second. Late answers to them from a server that had become slower than the deadline of
+    /// all other commands kept the connection, and each request paid its deadline.
     #[tokio::test(start_paused = true)]
-    async fn a_patient_commands_late_answer_does_not_end_the_silence() {
+    async fn a_late_answer_to_a_command_with_a_long_deadline_does_not_end_the_silence() {
         let silence = Silence::new(ANSWER);
         let sent = silence.sends(Duration::from_secs(1));
         assert!(!in_vain(&silence, ANSWER).await);
@@ -146,9 +148,9 @@ mod tests {
         assert!(silence.take_heard(), "it is there, though slow");
     }
 
-    /// Nothing was asked for an hour, and an hour of silence was read.
+    /// The hour without any command was counted as an hour of silence.
     #[tokio::test(start_paused = true)]
-    async fn two_lone_slow_commands_are_not_the_time_between_them() {
+    async fn the_time_between_two_slow_commands_is_not_silence() {
         let silence = Silence::new(ANSWER);
         for _ in 0..3 {
             assert!(!in_vain(&silence, ANSWER).await);

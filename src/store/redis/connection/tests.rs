@@ -1,4 +1,4 @@
-//! A connection that breaks or falls silent while nobody uses it.
+//! A connection that breaks or falls silent while it is not used.
 
 use futures_util::FutureExt as _;
 use redis::Client;
@@ -11,7 +11,7 @@ use crate::store::contract::support::redis_server::RedisServer;
 use crate::store::redis::errors::classify::reason;
 use tokio::time::timeout;
 
-/// What a server does once it has answered the first look on a connection.
+/// What a server does after it has answered the first check on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Then {
     Answers,
@@ -19,10 +19,10 @@ enum Then {
     Hangs,
 }
 
-/// When an idle connection is looked at.
+/// When an idle connection is checked.
 const SOON: Duration = Duration::from_millis(20);
 
-/// A server that does so on its first connection and answers on all others. How many looks it was asked for is sent.
+/// A server that does this on its first connection and answers on all others. The receiver has the number of checks.
 async fn server(then: Then) -> (String, watch::Receiver<usize>) {
     let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a free port");
     let url = format!("redis://{}/", listener.local_addr().expect("bound"));
@@ -68,7 +68,7 @@ async fn supervisor(url: &str, idle: Duration) -> Arc<Supervisor> {
     supervisor
 }
 
-/// Nobody sends anything, and there is another connection.
+/// Without any command being sent, the connection is replaced.
 async fn is_replaced(then: Then) {
     let (url, _looked) = server(then).await;
     let supervisor = supervisor(&url, SOON).await;
@@ -89,10 +89,10 @@ async fn a_connection_that_dies_in_silence_while_idle_is_replaced_before_it_is_n
 }
 
 #[tokio::test]
-async fn a_connection_that_is_used_is_not_looked_at() {
+async fn a_used_connection_is_not_checked() {
     let (url, mut looked) = server(Then::Answers).await;
     let supervisor = supervisor(&url, SOON).await;
-    // Idle, it is; the first look is the one of connecting.
+    // It counts as idle; the first check is the one while connecting.
     looked.wait_for(|looks| *looks >= 3).await.expect("the server lives");
     let used = async {
         let before = *looked.borrow();
@@ -107,9 +107,9 @@ async fn a_connection_that_is_used_is_not_looked_at() {
     assert!(supervisor.down().is_none());
 }
 
-/// Where little is asked, each command that is lost seems to be a lone one.
+/// With little traffic, each lost command would count as a single slow one.
 #[tokio::test]
-async fn a_command_that_is_lost_has_its_connection_looked_at() {
+async fn a_lost_command_causes_a_check_of_the_connection() {
     let (url, _looked) = server(Then::Hangs).await;
     let supervisor = supervisor(&url, Duration::from_secs(3600)).await;
     let mut generations = supervisor.generations();
@@ -119,11 +119,11 @@ async fn a_command_that_is_lost_has_its_connection_looked_at() {
     assert!(replaced.await.is_ok(), "it waits for the next lone command");
 }
 
-/// The first attempt hangs for half a second. Each request that came meanwhile waited for it for its own budget: five of them,
-/// one after another.
+/// The first attempt hangs for half a second. Each request during that time waited for it until its own budget had
+/// passed: five requests, one after another.
 #[tokio::test]
-async fn who_comes_after_two_deadlines_does_not_wait_for_a_first_connection() {
-    // The kernel accepts, and nobody answers.
+async fn a_caller_that_comes_after_two_deadlines_does_not_wait_for_a_first_connection() {
+    // The kernel accepts the connection, and no server answers.
     let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a free port");
     let url = format!("redis://user:pw@{}/", listener.local_addr().expect("bound"));
     let answer = Duration::from_millis(50);
@@ -136,7 +136,7 @@ async fn who_comes_after_two_deadlines_does_not_wait_for_a_first_connection() {
     let third = supervisor.send(&get, Duration::from_secs(60)).now_or_never().expect("it does not wait");
     assert_eq!(third.expect_err("it says nothing").kind, StoreErrorKind::Unavailable);
     assert_eq!(supervisor.link().0, LinkState::Down);
-    // Who connects, and asks for nothing yet, waits for what it comes to.
+    // A caller that only connects waits for the result of the attempt.
     #[cfg(feature = "cluster")]
     {
         supervisor.settled().await.expect_err("it says nothing");
@@ -144,9 +144,9 @@ async fn who_comes_after_two_deadlines_does_not_wait_for_a_first_connection() {
     }
 }
 
-/// A demoted server answers reads for ever, and who has all values asks for nothing else.
+/// A demoted server answers reads for ever, and a process that only has hits sends nothing else.
 #[tokio::test]
-async fn a_server_that_became_a_replica_is_left_by_who_only_reads() {
+async fn a_guard_that_only_reads_leaves_a_server_that_became_a_replica() {
     let server = RedisServer::start();
     server.run::<()>(&["ACL", "SETUSER", "minimal", "+role"]);
     let client = Client::open(server.minimal_user()).expect("an address");
@@ -165,7 +165,7 @@ async fn a_server_that_became_a_replica_is_left_by_who_only_reads() {
     };
     let why = timeout(Duration::from_secs(10), left).await.expect("it is read from for ever");
     assert!(reason(&why).contains("replica"), "{why:?}");
-    // And is not taken for the primary again, until it is.
+    // It is not taken for the primary again until it is.
     let mut looks = supervisor.generations();
     for _ in 0..3 {
         looks.changed().await.expect("the supervisor lives");
@@ -175,9 +175,9 @@ async fn a_server_that_became_a_replica_is_left_by_who_only_reads() {
     supervisor.until_up().await.expect("it is the primary again");
 }
 
-/// Who may not ask what the server is goes on, and does not ask again.
+/// A user without the right to ROLE keeps the connection, and the guard does not ask again.
 #[tokio::test]
-async fn a_server_that_does_not_say_what_it_is_is_asked_once() {
+async fn a_server_that_refuses_role_is_asked_once() {
     let server = RedisServer::start();
     let client = Client::open(server.minimal_user()).expect("an address");
     let mut dial = Dial::new(&client, Duration::from_secs(1));
@@ -196,7 +196,7 @@ async fn a_server_that_does_not_say_what_it_is_is_asked_once() {
         }
     };
     timeout(Duration::from_secs(10), looked).await.expect("it is looked at");
-    // Nor on another connection.
+    // It does not ask on another connection either.
     let mut looks = supervisor.generations();
     server.kill_clients();
     looks.changed().await.expect("the supervisor lives");

@@ -1,26 +1,27 @@
-//! Who goes on first of those whose replies come at once.
+//! The order in which callers continue if their replies arrive together.
 //!
-//! All replies that have come are read at once, and whoever waits for one is woken. They run one after the other, and what
-//! they ask next is sent when the last of them has run: until then the server is idle, and from then on this process is. So
-//! half of them give way once. What the others ask is then on its way, and is answered while the second half runs.
+//! All replies that have arrived are read at once, and every caller that waits for one is woken. The callers run one after
+//! the other, and their next commands are sent when the last of them has run: until then the server is idle, and after that
+//! this process is. So half of the callers yield once. The next commands of the other half are then under way, and are
+//! answered while the second half runs.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::sync::behind_all_others;
 
-/// Half of fewer than so many is not worth a write of its own.
+/// Half of fewer than this is not worth a separate write.
 const FEW: usize = 16;
 
-/// Of one connection. It only orders who runs: a count that another thread has just changed does no harm.
+/// The state of one connection. It only orders callers: a count that another thread has just changed does no harm.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
-    /// Who waits for a reply, or has not gone on yet.
+    /// Callers that wait for a reply, or have not continued yet.
     waiting: AtomicUsize,
-    /// Who has gone on since somebody last gave way.
+    /// Callers that have continued since the last one yielded.
     gone_on: AtomicUsize,
 }
 
-/// One who waits for a reply.
+/// One caller that waits for a reply.
 pub(super) struct Waiting<'a>(&'a Turns);
 
 impl Turns {
@@ -31,7 +32,7 @@ impl Turns {
 }
 
 impl Waiting<'_> {
-    /// The reply is there: goes on, or lets those run first who can already.
+    /// The reply has arrived: returns, or first lets the other ready tasks run.
     pub(super) async fn go_on(self) {
         let Turns { waiting, gone_on } = self.0;
         let waiting = waiting.load(Ordering::Relaxed);
@@ -57,7 +58,8 @@ mod tests {
 
     use super::*;
 
-    /// Has `callers` wait for replies that come at once, and ask again. In parts of how many that is sent.
+    /// Lets `callers` wait for replies that arrive together, and send again. Returns the sizes of the batches in which
+    /// those are sent.
     async fn parts_of(callers: usize) -> Vec<usize> {
         let turns = Arc::new(Turns::default());
         let ((asks, mut asked), replies) = (mpsc::unbounded_channel(), watch::Sender::new(()));
@@ -69,7 +71,7 @@ mod tests {
                 reply.changed().await.expect("a reply");
                 waiting.go_on().await;
                 let _waits_again = turns.wait();
-                asks.send(()).expect("somebody sends");
+                asks.send(()).expect("the receiver lives");
                 reply.changed().await.expect_err("this one is not answered");
             });
         }
@@ -92,21 +94,21 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_the_first_half_asks_is_sent_before_the_second_half_runs() {
+    async fn the_commands_of_the_first_half_are_sent_before_the_second_half_runs() {
         for half in [8, 9, 32, 500] {
             assert_eq!(parts_of(2 * half).await, [half, half]);
         }
     }
 
     #[tokio::test]
-    async fn a_few_go_on_together() {
+    async fn a_few_callers_continue_together() {
         for few in [1, 2, FEW - 1] {
             assert_eq!(parts_of(few).await, [few]);
         }
     }
 
     #[test]
-    fn who_leaves_waits_no_longer() {
+    fn a_cancelled_caller_is_not_counted() {
         let turns = Turns::default();
         let waiting = turns.wait();
         assert_eq!(turns.waiting.load(Ordering::Relaxed), 1);

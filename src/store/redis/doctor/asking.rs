@@ -1,4 +1,4 @@
-//! How the checkup asks a server, and reads what it answers.
+//! How the doctor asks a server, and parses its answers.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -10,18 +10,18 @@ use crate::store::StoreErrorKind;
 use crate::store::redis::errors::classify::{reason, store_error};
 use crate::store::redis::errors::reply::bounded;
 
-/// How long one answer may take here.
+/// How long one answer may take.
 pub(super) const ANSWER: Duration = Duration::from_secs(1);
 
-/// What it costs that nobody is told.
+/// The cost of not being told.
 pub(super) const UNTOLD: &str =
     "nobody is told that a load has ended: waits in other processes end by their timers, later";
 
-/// What it costs to be without the server.
+/// The cost of being without the server.
 pub(super) const ALONE: &str =
     "each process loads for itself, once per key (with OnStoreDown::FailClosed it answers with an error)";
 
-/// Sends one command; a refusal is an answer.
+/// Sends one command; a refusal counts as an answer.
 pub(super) async fn one(
     commands: &mut MultiplexedConnection,
     cmd: impl std::borrow::Borrow<Cmd>,
@@ -31,7 +31,7 @@ pub(super) async fn one(
     Ok(all(commands, &alone).await?.into_iter().next().unwrap_or(Value::Nil))
 }
 
-/// The same for several: in a pipeline each refusal stands in its place.
+/// Sends several commands; a refusal stands in its command's place.
 pub(super) async fn all(
     commands: &mut MultiplexedConnection,
     pipeline: &Pipeline,
@@ -40,7 +40,7 @@ pub(super) async fn all(
     bounded(ANSWER, commands.send_packed_commands(pipeline, 0, count)).await
 }
 
-/// Reads pairs, from a map or a list.
+/// Parses pairs, from a map or a list.
 pub(super) fn pairs(answer: Value) -> Option<HashMap<String, Value>> {
     redis::from_redis_value(answer).ok()
 }
@@ -49,7 +49,7 @@ pub(super) fn text(value: &Value) -> Option<String> {
     redis::from_redis_value_ref(value).ok()
 }
 
-/// An error in its own words, without what it quotes of a command.
+/// The error's text, without the command that it may quote.
 pub(super) fn words(error: RedisError) -> String {
     reason(&store_error(StoreErrorKind::Unavailable, error))
 }

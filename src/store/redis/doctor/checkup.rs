@@ -1,4 +1,4 @@
-//! What one checkup goes by, and what it has found so far.
+//! The inputs of one examination, and its findings so far.
 
 use crate::health::Finding;
 use crate::store::Examine;
@@ -11,7 +11,7 @@ pub(super) struct Checkup<'a> {
 }
 
 impl Checkup<'_> {
-    /// The user as which the guard is known to the server.
+    /// The user name of the guard's connections.
     pub(super) fn user(&self) -> String {
         self.store.commands.user().unwrap_or_else(|| "default".to_owned())
     }

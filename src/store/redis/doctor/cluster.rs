@@ -1,4 +1,4 @@
-//! A look at a cluster: who serves the slots, what stands by, whether each master can be reached, and its clock.
+//! Examines a cluster: coverage of the slots, replicas, whether each master can be reached, and clocks.
 
 use std::sync::Arc;
 
@@ -18,20 +18,20 @@ use crate::store::redis::errors::reply::bounded;
 use crate::store::redis::messages::message;
 use crate::store::redis::topology::server::Reading;
 
-/// Clocks that differ by more than this are told of.
+/// Clocks that differ by more than this are reported.
 const APART: u64 = 1_000;
 
-/// Where to look further.
+/// The master that the further checks use.
 pub(super) struct Home {
     pub(super) dial: Dial,
-    /// One whose keys are there.
+    /// A name with keys in this master's slots.
     pub(super) name: String,
     /// The masters that can be reached.
     pub(super) reached: Vec<String>,
 }
 
-/// What can be seen of all masters, and where to look further: at one that can be reached, if there is one, with a name like
-/// `name` whose keys are there. `None` with the findings where there is nothing more to look at.
+/// Examines all masters. Returns the master for the further checks, one that can be reached if there is one, with a name
+/// like `name` in its slots. `None` if nothing more can be checked; the reason is among the findings.
 pub(super) async fn examine(
     cluster: &Arc<Cluster>,
     name: &str,
@@ -96,7 +96,7 @@ pub(super) async fn examine(
     Some(Home { dial, name, reached })
 }
 
-/// Masters whose clocks are not that of the first, by which entries are judged.
+/// A finding about the clock that differs most from that of the first master, by which entries are judged.
 fn apart(clocks: &[(String, Reading)]) -> Option<Finding> {
     let now = Instant::now();
     let at = |reading: &Reading| reading.server_ms + now.duration_since(reading.at).as_millis() as u64;
@@ -110,8 +110,8 @@ fn apart(clocks: &[(String, Reading)]) -> Option<Finding> {
     })
 }
 
-/// What is wrong at the masters beside the one that has the keys of `name`: nodes keep users, rights and settings for
-/// themselves. That one can not be reached was told before.
+/// Problems at the masters other than the one with the keys of `name`: nodes have separate users, rights and settings.
+/// Masters that cannot be reached were reported before.
 pub(super) async fn others(cluster: &Cluster, name: &str, user: &str, reached: &[String]) -> Vec<Finding> {
     let (mut findings, mut sound) = (Vec::new(), 0);
     for (master, name) in cluster.samples(name).into_iter().skip(1) {
@@ -139,21 +139,21 @@ async fn look(master: &Master, name: &str, user: &str) -> RedisResult<Vec<Findin
     Ok(findings)
 }
 
-/// A connection of the doctor's own. One master that hangs leaves time for the others.
+/// A connection for the doctor, with a bound, so that one hanging master leaves time for the others.
 async fn open(master: &Master) -> RedisResult<(MultiplexedConnection, Option<Reading>)> {
     let mut dial = master.server.dial.clone();
     dial.answer = ANSWER;
     bounded(ANSWER * 2, dial.commands()).await
 }
 
-/// Says at which master something is wrong.
+/// Adds the master's address to problems and warnings.
 pub(super) fn place(address: &str, findings: &mut [Finding]) {
     for finding in findings.iter_mut().filter(|finding| finding.severity >= Severity::Warning) {
         finding.found = format!("at {address}: {}", finding.found);
     }
 }
 
-/// Whether this user may follow a slot that is on its way.
+/// Whether this user may send ASKING, which commands for a migrating slot need.
 pub(super) async fn may_ask(
     commands: &mut MultiplexedConnection,
     user: &str,

@@ -1,4 +1,5 @@
-//! What the server says about itself: `HELLO` to everyone, `INFO` or `CONFIG GET` to those who may.
+//! The server's description of itself: `HELLO` for every user, `INFO` or `CONFIG GET` for users
+//! with that right.
 
 use std::collections::HashMap;
 
@@ -51,7 +52,7 @@ pub(super) fn server(greeting: Value, topology: Topology, address: Option<&str>)
     findings
 }
 
-/// Memory, eviction, replicas and persistence, as far as they may be seen.
+/// Memory, eviction, replicas and persistence, as far as this user may read them.
 pub(super) fn examine(info: &Value, settings: Value) -> Vec<Finding> {
     let told = match info {
         Value::ServerError(_) => None,
@@ -84,7 +85,7 @@ pub(super) fn examine(info: &Value, settings: Value) -> Vec<Finding> {
     findings
 }
 
-/// What becomes of leases, locks and entries when memory is short.
+/// What happens to leases, locks and entries when memory is short.
 fn memory(most: &str, policy: &str, evicted: Option<u64>) -> Vec<Finding> {
     let Ok(most) = most.parse::<u64>() else {
         return vec![Finding::note("memory", "the server does not say how much it may use")];
@@ -156,7 +157,7 @@ fn numbers(version: &str) -> Option<(u32, u32)> {
     Some((parts.next()??, parts.next()??))
 }
 
-/// What the server says of its memory, as far as this user may know it.
+/// Memory and persistence of the server, as far as this user may read them.
 pub(super) async fn settings(commands: &mut MultiplexedConnection) -> RedisResult<Vec<Finding>> {
     let info = one(commands, redis::cmd("INFO")).await?;
     let settings = match &info {

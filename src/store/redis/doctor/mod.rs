@@ -1,7 +1,7 @@
-//! A look at the server, for people: what it allows, how fast it is, what will become of what is stored.
+//! Examines the server, for operators: its rights, its latency, and how safe stored data is.
 //!
-//! On connections of its own: what is slow, refused or broken here must not count against the guard's, and the
-//! guard's deadline of one command must not hide how slow the server is.
+//! Uses separate connections: slow, refused or broken commands here must not count against the guard's connection,
+//! and the guard's deadline of one command must not hide how slow the server is.
 
 mod asking;
 mod checkup;
@@ -38,14 +38,14 @@ use super::topology::server::{Reading, host_ms, read_clock};
 use crate::health::{Breaker, ClockReading, Finding, LinkState};
 use crate::store::{Examine, Store as _};
 
-/// How long all of it may take.
+/// How long the whole examination may take.
 const TOTAL: Duration = Duration::from_secs(10);
-/// How often the server is asked for a sign of life and its clock.
+/// How many round trips measure latency and clock.
 const TRIES: usize = 20;
-/// What clocks may differ by beyond the round trip: timers tick, and this machine does other things.
+/// How much clocks may differ beyond the round trip: timers tick, and this machine runs other tasks.
 const TICK: Duration = Duration::from_millis(20);
 
-/// Everything that can be seen from here, in at most [`TOTAL`].
+/// All findings of one examination, in at most [`TOTAL`].
 pub(super) async fn examine(store: &RedisStore, ask: Examine) -> Vec<Finding> {
     let mut checkup = Checkup { store, ask, findings: Vec::new() };
     match timeout(TOTAL, checkup.run()).await {
@@ -73,7 +73,7 @@ impl Checkup<'_> {
                 (home.dial, home.name)
             }
         };
-        // Its users give it little time; here it may show how much it needs.
+        // The guard's commands get little time; here the server may show how much it needs.
         dial.answer = ANSWER;
         let started = Instant::now();
         let (mut commands, reading) = match dial.commands().await {
@@ -96,7 +96,7 @@ impl Checkup<'_> {
         self.findings.extend(replicas::examine(&mut commands, self.ask.replicas, &self.user()).await?);
         self.pulse(&mut commands, reading.is_some()).await?;
         let channel = message::channel(Uuid::new_v4());
-        // Of a cluster at any node: what is published at one must come to all.
+        // In a cluster at any node: a message published at one must reach all.
         #[cfg(feature = "cluster")]
         let at = match &self.store.commands {
             Commands::Cluster(cluster) => {
@@ -116,7 +116,7 @@ impl Checkup<'_> {
             cluster::place(&at, &mut self.findings[before..]);
             self.findings.extend(cluster::others(cluster, &name, &user, &reached).await);
         }
-        // Kept until here: a message comes while its connection is open.
+        // Kept until here, because messages arrive only while the connection is open.
         if let Some((sink, mut messages)) = inbox {
             self.listen(&mut messages, tried.published_at, tried.heard).await;
             drop(sink);
@@ -126,11 +126,11 @@ impl Checkup<'_> {
         Ok(())
     }
 
-    /// What the guard itself knows, before anybody is asked.
+    /// What the guard itself knows, without asking the server.
     fn guard(&mut self) {
         let health = self.store.health();
         match (health.commands, health.breaker) {
-            // Of a guard that was shut down, that is what is said.
+            // A guard that was shut down is reported elsewhere.
             (LinkState::Closed, _) => {}
             (_, Breaker::Closed) => self.findings.push(Finding::ok("guard", health.to_string())),
             (_, Breaker::Partly) => {
@@ -153,7 +153,7 @@ impl Checkup<'_> {
         self.findings.push(found.cost(ALONE).advice("what follows was not checked; try again"));
     }
 
-    /// Latency and clock, by the round trip that the guard makes itself to see whether a server is there.
+    /// Latency and clock, by the same round trip that the guard uses to check a connection.
     async fn pulse(&mut self, commands: &mut MultiplexedConnection, has_clock: bool) -> RedisResult<()> {
         let (mut trips, mut readings) = (Vec::with_capacity(TRIES), Vec::with_capacity(TRIES));
         for _ in 0..TRIES {
@@ -168,7 +168,7 @@ impl Checkup<'_> {
         let bounds = Bounds { command: self.store.command_timeout, budget, lease };
         self.findings.extend(bounds.latency(median, worst));
         if has_clock {
-            // A cluster's is that of one master, and this may be another.
+            // A cluster's common clock is that of one master, and this may be another master.
             let believed = self.store.commands.clock().filter(|_| !self.store.commands.is_spread());
             self.findings.extend(clock(&readings, believed));
         } else {
@@ -182,7 +182,7 @@ impl Checkup<'_> {
         Ok(())
     }
 
-    /// All keys of one resource must be in one slot.
+    /// Checks that all keys of one resource are in one slot.
     fn slots(&mut self) {
         let name = self.ask.key.name();
         let whole = !name.is_empty() && !name.contains(['{', '}']);
@@ -195,7 +195,7 @@ impl Checkup<'_> {
     }
 }
 
-/// The times within which a server has to answer this guard.
+/// The times within which a server must answer this guard.
 #[derive(Clone, Copy)]
 struct Bounds {
     command: Duration,
@@ -204,12 +204,12 @@ struct Bounds {
 }
 
 impl Bounds {
-    /// What the round trips mean for this guard's settings.
+    /// Whether the round trips fit into this guard's settings.
     fn latency(self, median: Duration, worst: Duration) -> Vec<Finding> {
         let Self { command, budget, lease } = self;
         let measured = format!("{median:.1?} in the median of {TRIES} round trips, {worst:.1?} at worst");
         let raise = |least: Duration| {
-            // Such as `build()` takes: rounded up, and the lease with them where it would be too short for them.
+            // Values that `build()` accepts: rounded up, and with a longer lease if it would be too short for them.
             let ms = least.as_millis() + 1;
             let (also, lease) = match lease < least.saturating_add(Duration::from_millis(1)) * 4 {
                 true => (", coordination_budget and lease", format!(", {} and {}", ms * 2, ms * 4)),
@@ -230,9 +230,9 @@ impl Bounds {
         } else {
             Finding::ok("latency", measured)
         }];
-        // A cold key looks up, acquires, and after a wait acquires again.
+        // A cold key needs a look-up, an acquire, and after a wait another acquire.
         findings.push(if median >= command || median * 2 >= budget {
-            // Without the second of them nothing is stored, whatever else is well.
+            // Without the second round trip nothing is ever stored.
             let found = format!(
                 "coordination_budget ({budget:.0?}) and command_timeout ({command:.0?}) have no room for the two round \
                  trips of a load"
@@ -260,9 +260,9 @@ impl Bounds {
     }
 }
 
-/// What the readings say, and how far they are from what the guard goes by.
+/// Compares the server's clock with this host's, and with the guard's latest reading.
 fn clock(readings: &[(Reading, Duration)], believed: Option<ClockReading>) -> Vec<Finding> {
-    // The fastest answer is the most exact one.
+    // The fastest answer is the most exact.
     let Some((best, trip)) = readings.iter().min_by_key(|(_, trip)| *trip) else {
         return vec![Finding::note("clock", "could not be read")];
     };
@@ -304,7 +304,7 @@ fn clock(readings: &[(Reading, Duration)], believed: Option<ClockReading>) -> Ve
     findings
 }
 
-/// Reads an answer as that to HELLO, INFO and CONFIG GET. For the fuzzer.
+/// Parses an answer as that to HELLO, INFO and CONFIG GET. For the fuzzer.
 #[cfg(any(test, fuzzing))]
 pub(super) fn read_any(answer: &redis::Value) -> Vec<Finding> {
     let mut findings = info::server(answer.clone(), crate::health::Topology::Single, None);

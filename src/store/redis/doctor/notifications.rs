@@ -1,4 +1,4 @@
-//! Whether this node could be told what happens: a subscription, and a message that comes.
+//! Checks notifications: a subscription, and a message that arrives.
 
 use futures_util::StreamExt as _;
 use redis::RedisResult;
@@ -14,11 +14,11 @@ use crate::store::redis::connection::connector::Dial;
 use crate::store::redis::errors::classify::{judge, unquoted};
 use crate::store::redis::errors::reply::bounded;
 
-/// At how many nodes it is tried: those that hang take their time.
+/// At how many nodes it is tried: each that hangs takes time.
 const MOST_PLACES: usize = 3;
 
 impl Checkup<'_> {
-    /// Subscribes as the guard does, to a channel that nobody else knows.
+    /// Subscribes as the guard does, to a channel that no other client uses.
     pub(super) async fn subscribe(
         &mut self,
         dial: &Dial,
@@ -28,7 +28,7 @@ impl Checkup<'_> {
         for _ in 1..self.places().min(MOST_PLACES) {
             match &subscribed {
                 Err(error) if judge(error).0 != StoreErrorKind::Refused => {
-                    // As the guard does: another node is as good.
+                    // As the guard does: another node serves as well.
                     subscribed = subscribe_at(dial, channel).await;
                 }
                 _ => break,
@@ -51,7 +51,7 @@ impl Checkup<'_> {
         }
     }
 
-    /// At how many servers one may subscribe.
+    /// At how many servers a client can subscribe.
     fn places(&self) -> usize {
         match &self.store.commands {
             Commands::One(_) => 1,
@@ -60,7 +60,7 @@ impl Checkup<'_> {
         }
     }
 
-    /// Whether what a script has published is heard.
+    /// Checks whether a message that a script has published arrives.
     pub(super) async fn listen(
         &mut self,
         messages: &mut PubSubStream,
@@ -69,7 +69,7 @@ impl Checkup<'_> {
     ) {
         let Some(published_at) = published_at else { return };
         let came = timeout(ANSWER, messages.next()).await;
-        // Only this check knows the channel. In a cluster nobody goes by that number.
+        // Only this check uses the channel. A cluster's scripts do not use the number of receivers.
         if receivers > 1 && !self.store.commands.is_spread() {
             let found = format!("a message for one went to {receivers}: somebody subscribes to all channels");
             self.findings.push(

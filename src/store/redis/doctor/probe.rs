@@ -1,4 +1,4 @@
-//! Whether the server does what loads need, before the first of them.
+//! Checks before the first load whether the server supports what loads need.
 
 use std::time::Duration;
 
@@ -16,14 +16,14 @@ use crate::store::redis::messages::message;
 use crate::store::redis::scripts;
 use crate::store::{StoreError, StoreErrorKind};
 
-/// What to do about what is missing.
+/// The advice about missing commands.
 const LACKING: &str = "the server lacks commands that the guard's scripts call, or the right of this user to them: use Redis \
                        6.2 or later, or Valkey, rename no commands, and give the user the rights that the README lists; \
                        doctor() says which";
 
-/// An error if the server, or one of the masters that can be reached, runs no scripts, or not what those of loads call.
-/// That one takes no commands at present is none: it passes. But a cluster of which no master does is as one server that is
-/// loading, which is not connected to either: no load is shared.
+/// Returns an error if the server, or one of the masters that can be reached, runs no scripts or refuses a command of the
+///         load scripts. A server that takes no commands at present is no error, because that passes. But if no master of a
+///         cluster takes commands, that is an error, as for a single server that is loading: no load is shared.
 pub(crate) async fn probe(commands: &Commands, name: &str, within: Duration) -> Result<(), StoreError> {
     match commands {
         Commands::One(_) => probe_at(commands, name, within).await.map(drop),
@@ -40,7 +40,8 @@ pub(crate) async fn probe(commands: &Commands, name: &str, within: Duration) -> 
     }
 }
 
-/// By what was in the way of trying each master: an error if those that answer say that the cluster is down, all of them.
+/// From the failure that kept each master from being probed, if any: returns an error if all masters that answer report
+/// that the cluster is down.
 #[cfg(feature = "cluster")]
 fn takes_commands(passing: Vec<Option<(String, StoreError)>>) -> Result<(), StoreError> {
     let answers = |error: &StoreError| matches!(error.kind, StoreErrorKind::Transient);
@@ -57,7 +58,7 @@ fn takes_commands(passing: Vec<Option<(String, StoreError)>>) -> Result<(), Stor
     down.map_or(Ok(()), Err)
 }
 
-/// The same of the server that has the keys of this name; what passes, if that was in the way.
+/// Probes the server that has the keys of `name`; returns a transient failure that prevented it.
 async fn probe_at(
     commands: &Commands,
     name: &str,
@@ -79,7 +80,7 @@ async fn probe_at(
     Err(StoreError { kind: StoreErrorKind::Refused, source: Some(advised(Some(LACKING), named)) })
 }
 
-/// Rights are each node's own: says whose.
+/// Adds the master's address, because each node has its own rights.
 #[cfg(feature = "cluster")]
 fn at(address: String, error: StoreError) -> StoreError {
     let StoreError { kind, source } = error;

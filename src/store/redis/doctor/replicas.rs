@@ -1,4 +1,4 @@
-//! Whether invalidations can wait for as many replicas as the policy asks for.
+//! Checks whether invalidations can wait for as many replicas as the policy requires.
 
 use redis::aio::MultiplexedConnection;
 use redis::{RedisResult, Value};
@@ -6,13 +6,14 @@ use redis::{RedisResult, Value};
 use super::asking::{one, words};
 use crate::health::Finding;
 
-/// How long they have to answer. (Where there are enough of them it takes a round trip.)
+/// How long the replicas have to answer. (If there are enough, it takes one round trip.)
 const WITHIN_MS: u64 = 500;
-/// What it costs where they can not.
+/// The cost if they cannot.
 const REFUSED: &str =
     "each invalidation, of keys, of tags and by storing, is done and returns an error all the same";
 
-/// Asks how many replicas follow, as an invalidation does; nothing where none is waited for.
+/// Asks how many replicas follow, with WAIT as an invalidation does; `None` if invalidations do not
+/// wait.
 pub(super) async fn examine(
     commands: &mut MultiplexedConnection,
     wanted: u32,

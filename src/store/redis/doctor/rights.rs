@@ -1,8 +1,8 @@
-//! Whether this user may do what the guard does, found out by doing it.
+//! Checks whether this user has the guard's rights, by using them.
 //!
-//! What scripts call is tried inside a script: that is where it has to work, in one step no key is left behind, and
-//! it takes no right that the guard does not need. `ACL DRYRUN` would take one, and is not on 6.2; it is asked only
-//! where no script may run.
+//! The commands of scripts are tried inside a script: they must work there, no key is left behind, and the check needs no
+//! right that the guard does not need. `ACL DRYRUN` would need another right, and 6.2 does not have it; so it is used only
+//! if no script may run.
 
 use redis::aio::MultiplexedConnection;
 use redis::{RedisResult, Value};
@@ -12,16 +12,16 @@ use super::asking::{ALONE, UNTOLD, all, one};
 use crate::health::Finding;
 use crate::store::redis::scripts::{self, By};
 
-/// The kinds of keys, as they stand in their names.
+/// The kinds of keys, as they appear in key names.
 const GUARDS_KEYS: [&str; 6] = ["e", "l", "q", "o", "t", "v"];
 const LOCKS_KEYS: [&str; 6] = ["m", "mq", "mf", "sh", "sq", "sm"];
 
-/// What only the scripts of locks call.
+/// The commands that only the scripts of locks call.
 pub(super) const LOCKS_ONLY: [&str; 10] =
     ["EXISTS", "INCR", "LLEN", "LREM", "TIME", "ZADD", "ZCARD", "ZRANGE", "ZREM", "ZREMRANGEBYSCORE"];
 
-/// The same with arguments, and what the guard's scripts call, as far as it is not tried outside of them; the key follows
-/// the command's name.
+/// These and the commands of the guard's scripts with arguments, except those that [`plain`] tries; the key follows the
+/// command's name.
 const DRY: [(&str, &[&str]); 18] = [
     ("SET", &["x"]),
     ("PTTL", &[]),
@@ -45,29 +45,29 @@ const DRY: [(&str, &[&str]); 18] = [
 
 pub(super) struct Tried {
     pub(super) findings: Vec<Finding>,
-    /// When the message was sent, if it was, and how many the server gave it to.
+    /// When the message was published, if it was, and its number of receivers.
     pub(super) published_at: Option<Instant>,
     pub(super) heard: i64,
 }
 
-/// What was refused, sorted by what that costs.
+/// The refusals, by their cost.
 #[derive(Default)]
 struct Refused {
     guard: Vec<String>,
     locks: Vec<String>,
     publish: bool,
-    /// Not a matter of rights: the server takes no writes at all.
+    /// Not a matter of rights: the server refuses all writes.
     writes: Option<String>,
-    /// No script may run, and the server may not be asked either.
+    /// Neither a script nor `ACL DRYRUN` may run.
     unseen: bool,
 }
 
 impl Refused {
     fn add(&mut self, what: &str, answer: &str) {
-        // By its code, in scripts by its words, and of a command that was renamed away: `unknown`, `Unknown`.
+        // The code of a refusal; its words inside a script; and of a renamed command: `unknown`, `Unknown`.
         let denied = ["NOPERM", "The user executing", "permission", "nknown"];
         if !denied.iter().any(|sign| answer.contains(sign)) {
-            // Its code, without what may quote a key.
+            // Only the code, because the text may quote a key.
             let code = answer.split([' ', ':']).find(|word| !word.is_empty()).unwrap_or("ERR");
             self.writes
                 .get_or_insert_with(|| format!("{what} is answered with {}", code.trim_start_matches('-')));
@@ -75,14 +75,14 @@ impl Refused {
             self.publish = true;
         } else {
             let of = if LOCKS_ONLY.contains(&what) { &mut self.locks } else { &mut self.guard };
-            // Some are tried in a script and outside of one.
+            // Some commands are tried in a script and outside of one.
             if !of.iter().any(|known| known == what) {
                 of.push(what.to_owned());
             }
         }
     }
 
-    /// What the script has found; how many have heard it.
+    /// Adds the refusals that the script reports; returns the number of receivers.
     fn add_all(&mut self, answer: &Value) -> Option<i64> {
         let (receivers, failed): (i64, Vec<String>) = redis::from_redis_value_ref(answer).ok()?;
         for failure in failed {
@@ -92,7 +92,7 @@ impl Refused {
         Some(receivers)
     }
 
-    /// What is advised is about the namespace of the key `name` alone: other services' keys are not for this user.
+    /// Advises rights on the namespace of the key `name` only: this user must not reach other services' keys.
     fn findings(self, user: &str, name: &str) -> Vec<Finding> {
         let Self { guard, locks, publish, writes, unseen } = self;
         let advice = |what: &[String]| {
@@ -150,8 +150,8 @@ impl Refused {
     }
 }
 
-/// What lets a user at these keys of ours, `sg1:KIND:*` or all, in the namespace of the key `name` and in no other. One is
-/// for all kinds of one letter, which the guard has, and one for those of two, which locks have.
+/// Key patterns for `sg1:KIND:*`, or for all kinds, in the namespace of the key `name` only. One pattern covers all kinds
+/// of one letter, which the guard uses, and one those of two letters, which locks use.
 fn patterns(keys: &str, name: &str) -> Vec<String> {
     let mut namespace = String::new();
     for letter in name.split(':').next().unwrap_or_default().chars() {
@@ -168,7 +168,7 @@ fn patterns(keys: &str, name: &str) -> Vec<String> {
     heads.iter().map(|head| format!("~sg1:{head}:{{{namespace}:*")).collect()
 }
 
-/// Tries everything on the key `name`; a script publishes to `channel`.
+/// Tries all rights on the key `name`; a script publishes to `channel`.
 pub(super) async fn examine(
     commands: &mut MultiplexedConnection,
     name: &str,
@@ -202,15 +202,15 @@ pub(super) async fn examine(
     Ok(Tried { findings: refused.findings(user, name), published_at, heard })
 }
 
-/// What loads are made of and the script, of which this is the answer, could not call. What only locks need is not among
-/// it, nor that somebody is told, nor that the server takes no writes at present.
+/// The commands of loads that the script could not call, from its answer. Leaves out the commands that only locks need,
+/// PUBLISH, and a server that refuses writes at present.
 pub(crate) fn lacked_by_loads(answer: &Value) -> Option<Vec<String>> {
     let mut refused = Refused::default();
     refused.add_all(answer)?;
     Some(refused.guard)
 }
 
-/// What is sent outside of scripts, and whether all kinds of keys may be read.
+/// Tries the commands that are sent outside of scripts, and reading each kind of key.
 async fn plain(commands: &mut MultiplexedConnection, name: &str, refused: &mut Refused) -> RedisResult<()> {
     let key = |kind: &str| format!("sg1:{kind}:{{{name}}}");
     let (mut pipeline, mut kinds) = (redis::pipe(), Vec::new());
@@ -219,13 +219,13 @@ async fn plain(commands: &mut MultiplexedConnection, name: &str, refused: &mut R
         kinds.push(*kind);
     }
     pipeline.cmd("MGET").arg(key("e")).arg(key("t")).cmd("DEL").arg(key("t"));
-    // What EVALSHA falls back on; the server may know the script of the others.
+    // The fallback of EVALSHA; not covered by the script below, which the server may know.
     pipeline.cmd("EVAL").arg("return 1").arg(0);
     let mut answers = all(commands, &pipeline).await?.into_iter();
     let denied = |answer: &Value| matches!(answer, Value::ServerError(error) if error.code() == "NOPERM");
     let closed: Vec<_> = kinds.into_iter().zip(&mut answers).filter(|(_, answer)| denied(answer)).collect();
     if closed.len() == GUARDS_KEYS.len() + LOCKS_KEYS.len() {
-        // Not this or that kind: the command, or all of our keys.
+        // Not a kind of key: the command, or all of our keys, are forbidden.
         refused.guard.push("GET on sg1:*".to_owned());
     } else {
         for (kind, _) in closed {
@@ -241,7 +241,7 @@ async fn plain(commands: &mut MultiplexedConnection, name: &str, refused: &mut R
     Ok(())
 }
 
-/// Asks the server what scripts could call.
+/// Asks the server whether a script could call each command.
 async fn dry_run(
     commands: &mut MultiplexedConnection,
     name: &str,

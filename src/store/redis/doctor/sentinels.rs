@@ -1,4 +1,4 @@
-//! What sentinels say: who is the primary, and whether they are enough to replace it.
+//! What sentinels report: the primary, and whether enough of them run to replace it.
 
 use std::collections::HashMap;
 
@@ -80,8 +80,9 @@ async fn ask(client: &Client, address: &str) -> RedisResult<Finding> {
     Ok(Finding::ok("sentinels", found))
 }
 
-/// Who of the others refuses this client: each has users and passwords of its own. One that can not be reached at the address by
-/// which they know each other may be at another for us.
+/// Which other sentinels refuse this client: each has its own users and passwords. A sentinel that
+/// cannot be reached here is not reported: it may have another address for this host than for the
+/// other sentinels.
 async fn refusals(
     client: &Client,
     connection: &mut MultiplexedConnection,
@@ -97,7 +98,7 @@ async fn refusals(
     Ok(futures_util::future::join_all(asked).await.into_iter().flatten().collect())
 }
 
-/// Asks the sentinel at this address what the guard's client asks first, as `client` would.
+/// Sends the guard's first command to the sentinel at this address, with the settings of `client`.
 async fn greet(client: &Client, host: &str, port: u16) -> RedisResult<()> {
     let info = client.get_connection_info().clone();
     let addr = match info.addr().clone() {

@@ -5,7 +5,7 @@ use super::*;
 use crate::health::{Severity, Topology};
 use redis::Value;
 
-/// The commands that the scripts of these files call, by what their heads say.
+/// The commands that the scripts of these files call, by their lines `-- calls:`.
 fn called(ours: impl Fn(&str) -> bool) -> BTreeSet<String> {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src/store/redis/scripts");
     let mut calls = BTreeSet::new();
@@ -34,9 +34,10 @@ fn the_doctor_tries_every_command_that_a_script_calls() {
 }
 
 #[test]
-fn what_only_locks_need_is_told_from_what_the_guard_needs() {
+fn the_commands_of_locks_are_told_from_those_of_the_guard() {
     let mut guard = called(|script| script != "doctor" && !is_of_locks(script));
-    // The guard goes on without where it may not: an insertion does not know the time, and who has left keeps its place.
+    // Optional for the guard: without TIME an insertion has no latest moment, and without LREM a leaving waiter keeps
+    // its place.
     for optional in ["TIME", "LREM"] {
         assert!(guard.remove(optional), "{optional}");
     }
@@ -45,7 +46,7 @@ fn what_only_locks_need_is_told_from_what_the_guard_needs() {
     assert_eq!(only, LOCKS_ONLY);
 }
 
-/// RTT 60 ms, a command of 100 ms, a budget of 100 ms: nothing was ever stored, and the report was a healthy one.
+/// RTT 60 ms, a command of 100 ms, a budget of 100 ms: nothing was ever stored, and the report found no problem.
 #[test]
 fn round_trips_that_do_not_fit_into_the_budget_are_a_problem() {
     let ms = Duration::from_millis;
@@ -93,9 +94,9 @@ fn a_server_that_is_too_old_or_takes_no_writes_is_a_problem() {
     assert_eq!(worst(info::server(Value::Nil, Topology::Single, None)), Some(Severity::Note));
 }
 
-/// The checks of INFO that no private server comes to in time.
+/// Values of INFO that a test's server cannot be brought to in time.
 #[test]
-fn a_server_that_can_not_save_and_one_with_replicas_are_told_of() {
+fn failing_persistence_and_replicas_are_reported() {
     let info = "maxmemory:0\r\nconnected_slaves:2\r\naof_enabled:1\r\nrdb_last_bgsave_status:err\r\n";
     let findings = info::examine(&Value::BulkString(info.into()), Value::Nil);
     let of = |check| findings.iter().find(|finding| finding.check == check).expect("it is looked at");
@@ -106,7 +107,7 @@ fn a_server_that_can_not_save_and_one_with_replicas_are_told_of() {
 }
 
 #[test]
-fn a_clock_that_jumps_and_one_that_is_not_the_guards_are_warned_of() {
+fn a_clock_that_jumps_or_differs_from_the_guards_reading_is_a_warning() {
     let host = host_ms();
     let at = |ahead: u64| (Reading { server_ms: host + ahead, at: Instant::now() }, Duration::from_millis(1));
     let warned = |readings: &[_], believed| {

@@ -1,7 +1,7 @@
-//! What to do about a server that can not be reached, or does not let this user in.
+//! Advice for the operator about a server that cannot be reached, or refuses this user.
 //!
-//! Most such failures are of the set-up, and what the other side says of them (a closed socket, silence, two
-//! words of TLS) does not tell somebody who reads it in a log what to change.
+//! Most such failures are mistakes of the set-up, and the symptoms (a closed socket, silence, a TLS alert) do
+//! not tell an operator what to change.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use super::reply::is_replica;
 #[cfg(feature = "sentinel")]
 use super::reply::{AT_PRIMARY, AT_SENTINELS};
 
-/// A failure and what to do about it; what happened is its source.
+/// A failure and the advice about it; the failure is its source.
 #[derive(Debug)]
 pub(crate) struct Advised {
     advice: &'static str,
@@ -40,7 +40,7 @@ impl Error for Advised {
     }
 }
 
-/// What to do about an error in an attempt to connect to `addr`, if anything is known to help.
+/// What to do about an error while connecting to `addr`, if that is known.
 pub(crate) fn on_connecting(addr: &ConnectionAddr, error: &RedisError) -> Option<&'static str> {
     if is_replica(error) {
         return Some("this server is not a primary: have the name or the address lead to the one that is");
@@ -52,7 +52,7 @@ pub(crate) fn on_connecting(addr: &ConnectionAddr, error: &RedisError) -> Option
     })
 }
 
-/// The same where sentinels are asked for the address.
+/// The same if the address comes from sentinels.
 #[cfg(feature = "sentinel")]
 pub(crate) fn on_sentinel(error: &RedisError) -> Option<&'static str> {
     if error.kind() == ErrorKind::MasterNameNotFoundBySentinel {
@@ -98,7 +98,7 @@ pub(crate) fn on_sentinel(error: &RedisError) -> Option<&'static str> {
     )
 }
 
-/// Whether it says neither what to do nor where: a sentinel's, or the primary's.
+/// Whether the error tells neither what to do nor whether a sentinel or the primary caused it.
 #[cfg(feature = "sentinel")]
 pub(crate) fn may_be_anybodys(error: &RedisError) -> bool {
     #[cfg(feature = "tls")]
@@ -108,7 +108,7 @@ pub(crate) fn may_be_anybodys(error: &RedisError) -> bool {
     is_login(error) || (error.is_io_error() && !error.is_timeout() && !closed(error))
 }
 
-/// Whether who is asked does not know this user, or another password.
+/// Whether the server refused the user name or the password.
 #[cfg(feature = "sentinel")]
 pub(crate) fn is_login(error: &RedisError) -> bool {
     error.kind() == ErrorKind::AuthenticationFailed || matches!(error.code(), Some("WRONGPASS" | "NOAUTH"))
@@ -130,9 +130,9 @@ const NO_SENTINEL: &str = "no sentinel can be reached: see that they run, and th
 const NO_PRIMARY: &str = "the primary that the sentinels name can not be reached: in a failover that passes; else see \
      SENTINEL GET-MASTER-ADDR-BY-NAME";
 
-/// What to do about the server's refusal of a user or a command.
+/// What to do if the server refuses a user or a command.
 pub(crate) fn on_refusal(error: &RedisError) -> Option<&'static str> {
-    // redis-rs does not pass on what AUTH was answered.
+    // redis-rs hides the server's answer to AUTH.
     if error.kind() == ErrorKind::AuthenticationFailed || error.code() == Some("WRONGPASS") {
         return Some("the server refuses this user name and password: put the present ones into the URL");
     }
@@ -154,7 +154,7 @@ pub(crate) fn on_refusal(error: &RedisError) -> Option<&'static str> {
     }
 }
 
-/// The same where no code tells one refusal from another.
+/// The same for refusals without a code of their own.
 fn on_words(text: &str) -> Option<&'static str> {
     if text.contains("cluster support disabled") {
         return Some("this server is not part of a cluster: give the guard a redis::Client");
@@ -164,11 +164,11 @@ fn on_words(text: &str) -> Option<&'static str> {
             "this database can not be had: the server needs that many, and the user the right +select",
         );
     }
-    // Before 7.0, commands are quoted by backticks.
+    // Before 7.0, the server quotes commands in backticks.
     const QUOTES: [char; 2] = ['\'', '`'];
     let quoted = text.split_once("unknown command ").and_then(|(_, rest)| rest.strip_prefix(QUOTES));
     match quoted.and_then(|rest| rest.split(QUOTES).next()) {
-        // The first command that a sentinel does not know.
+        // The first command of ours that a sentinel does not know.
         Some("time") => Some(
             "this server does not know TIME: if it is a Sentinel, give the guard a redis::sentinel::SentinelClient (feature \
              `sentinel`)",
@@ -177,9 +177,9 @@ fn on_words(text: &str) -> Option<&'static str> {
             "this server runs no scripts (EVALSHA, EVAL), which leases are made of: use one that does, as Redis 6.2 and later \
              and Valkey do",
         ),
-        // Only where somebody wants more than loads and locks.
+        // Used only by optional features, beyond loads and locks.
         Some("config" | "wait") => None,
-        // What a script calls is not named.
+        // The server does not name an unknown command that a script calls.
         None if !text.contains("unknown redis command called") => None,
         Some(_) | None => Some(
             "this server lacks a command that the guard needs, which doctor() names: use Redis 6.2 or later, or Valkey, and \
@@ -189,8 +189,8 @@ fn on_words(text: &str) -> Option<&'static str> {
 }
 
 fn on_tcp(error: &RedisError) -> Option<&'static str> {
-    // A port that wants TLS takes the first command for a broken handshake: it closes, or sends an alert first,
-    // which is no Redis protocol.
+    // A TLS port takes the first command for a broken handshake: it closes the connection, or first sends an
+    // alert, which is not valid RESP.
     if closed(error) || error.kind() == ErrorKind::Parse {
         return Some(
             "this port does not answer as Redis does: if it wants TLS, use rediss:// (feature `tls`)",
@@ -207,14 +207,14 @@ fn on_tcp(error: &RedisError) -> Option<&'static str> {
         .then_some("no answer in time: see that host and port are right, and that nothing blocks the way")
 }
 
-/// The resolver's errors have no kind of their own; these are the standard library's words before them.
+/// The resolver's errors have no kind; this is the prefix that the standard library gives them.
 fn is_unresolved(error: &RedisError) -> bool {
     io_error(error).is_some_and(|error| error.to_string().contains("failed to lookup address"))
 }
 
 const UNRESOLVED: &str = "this host name can not be resolved: see its spelling, and this machine's resolver";
 
-/// What is said of a port that is closed.
+/// The advice for a closed port.
 const NOBODY: &str = "nobody listens there: see that host and port are right, and that the server runs";
 
 fn on_unix(error: &RedisError) -> Option<&'static str> {
@@ -250,13 +250,13 @@ fn on_tls(error: &RedisError) -> Option<&'static str> {
              of its clients (`client_tls` in the redis::TlsCertificates of the client)",
         );
     }
-    // A plain server waits for the end of a line that no handshake has.
+    // A plain server waits for the end of a line, which a handshake does not contain.
     error.is_timeout().then_some(
         "no answer to the TLS handshake in time: see that this is the port for TLS, not the plain one",
     )
 }
 
-/// What rustls has found, where it was that.
+/// The error of rustls, if the error is one.
 #[cfg(feature = "tls")]
 fn rustls_error(error: &RedisError) -> Option<&rustls::Error> {
     io_error(error)?.get_ref()?.downcast_ref()
@@ -276,7 +276,7 @@ fn on_rustls(error: &rustls::Error) -> Option<&'static str> {
         InvalidCertificate(Refused::NotValidYet | Refused::NotValidYetContext { .. }) => {
             Some("the server's certificate is not valid yet: set this machine's clock")
         }
-        // A bad signature is one by somebody else of a trusted name, as after an authority was made anew.
+        // A bad signature is by another authority with a trusted name, such as one that was created anew.
         InvalidCertificate(Refused::UnknownIssuer | Refused::BadSignature) => Some(
             "the server's certificate is signed by nobody whom this machine trusts: install that authority, or name \
              it as `root_cert` in the redis::TlsCertificates of the client",
@@ -292,7 +292,7 @@ fn on_rustls(error: &rustls::Error) -> Option<&'static str> {
     }
 }
 
-/// Whether the other side has closed the connection.
+/// Whether the peer has closed the connection.
 fn closed(error: &RedisError) -> bool {
     let closing = [
         io::ErrorKind::UnexpectedEof,
@@ -300,17 +300,17 @@ fn closed(error: &RedisError) -> bool {
         io::ErrorKind::ConnectionReset,
         io::ErrorKind::ConnectionAborted,
     ];
-    // redis-rs counts a port that refuses as closed as well.
+    // redis-rs also counts a refused connection as dropped.
     io_error(error).map_or_else(|| error.is_connection_dropped(), |error| closing.contains(&error.kind()))
 }
 
-/// The error of the transport; redis-rs keeps it in an `Arc`, and shows that as its source.
+/// The I/O error; redis-rs keeps it in an `Arc`, which it returns as its source.
 fn io_error(error: &RedisError) -> Option<&io::Error> {
     let source = error.source()?;
     source.downcast_ref().or_else(|| source.downcast_ref::<Cause>()?.downcast_ref())
 }
 
-/// `cause` with what to do about it.
+/// `cause` with the advice about it.
 pub(crate) fn advised(advice: Option<&'static str>, cause: RedisError) -> Cause {
     match advice {
         Some(advice) => Arc::new(Advised { advice, cause: Arc::new(cause) }),
@@ -322,9 +322,9 @@ pub(crate) fn advised(advice: Option<&'static str>, cause: RedisError) -> Cause 
 mod tests {
     use super::*;
 
-    /// Who is told of TLS looks for the fault in the wrong place.
+    /// Advice about TLS would send an operator in the wrong direction.
     #[test]
-    fn a_port_that_nobody_listens_on_is_told_from_one_that_wants_tls() {
+    fn advice_tells_a_closed_port_from_a_tls_port() {
         let told = |kind: io::ErrorKind, tls: bool| {
             let (host, port) = ("h".to_owned(), 1);
             let addr = match tls {
@@ -337,12 +337,12 @@ mod tests {
             assert_eq!(told(io::ErrorKind::ConnectionRefused, tls), NOBODY);
             assert!(told(io::ErrorKind::UnexpectedEof, tls).contains("TLS"));
         }
-        // One that wants a certificate of its clients closes too, mostly before its alert is read.
+        // A server that requires client certificates closes, too, mostly before its alert is read.
         assert!(told(io::ErrorKind::BrokenPipe, true).contains("client_tls"));
     }
 
     #[test]
-    fn a_name_that_nobody_knows_is_told_of_as_that() {
+    fn advice_names_an_unresolvable_host() {
         let words = "failed to lookup address information: Name or service not known";
         let error = RedisError::from(io::Error::other(words));
         assert_eq!(on_tcp(&error), Some(UNRESOLVED));

@@ -1,4 +1,4 @@
-//! What the server's errors mean to the guard.
+//! Classifies the server's errors.
 
 use std::error::Error;
 
@@ -7,19 +7,19 @@ use redis::{ErrorKind, RedisError};
 use super::advice::{Advised, advised, on_refusal};
 use crate::store::{StoreError, StoreErrorKind};
 
-/// What becomes of the connection that answered with an error.
+/// What happens to the connection that returned an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
     Keep,
-    /// It is broken, it has lost its rights, or it leads to a server that is not the primary.
+    /// It is broken, its user has lost the rights, or it leads to a server that is not the primary.
     Drop,
 }
 
-/// Sorts an error: transport, not the primary, no rights any more, not now, never.
+/// Classifies an error: transport, not the primary, rights lost, transient, permanent.
 pub(crate) fn judge(error: &RedisError) -> (StoreErrorKind, Fate) {
     match code(error) {
-        // A demoted primary keeps answering reads for ever: only another connection, to whoever
-        // the name stands for now, helps. The same for a password that was changed.
+        // A demoted primary answers reads for ever: only a new connection, to the server that the name stands for
+        // now, helps. The same for a changed password.
         Some("READONLY" | "MASTERDOWN" | "NOAUTH" | "WRONGPASS") => (StoreErrorKind::Unavailable, Fate::Drop),
         Some(
             "BUSY" | "LOADING" | "OOM" | "TRYAGAIN" | "CLUSTERDOWN" | "MISCONF" | "NOREPLICAS" | "UNKILLABLE",
@@ -30,24 +30,25 @@ pub(crate) fn judge(error: &RedisError) -> (StoreErrorKind, Fate) {
     }
 }
 
-/// An error for the guard. It carries the server's words, as far as those do not quote the command.
+/// An error for the guard. It keeps the server's words unless they quote the command.
 pub(crate) fn store_error(kind: StoreErrorKind, error: RedisError) -> StoreError {
     let advice = on_refusal(&error);
     StoreError { kind, source: Some(advised(advice, unquoted(error))) }
 }
 
-/// The error without the server's words, if those quote a command: no key and no password reaches a log or an error.
+/// The error without the server's words if they quote a command: keys and passwords must not reach a log or an
+/// error.
 pub(crate) fn unquoted(error: RedisError) -> RedisError {
     let text = error.to_string();
     if !text.contains("sg1:") && !text.contains("args beginning with") {
         return error;
     }
-    // Whatever stands first is read as the code.
+    // redis-rs takes any first word for the code.
     let code = code(&error).filter(|code| code.bytes().all(|byte| byte.is_ascii_uppercase()));
     redis::make_extension_error(code.unwrap_or("ERR").to_owned(), None)
 }
 
-/// What an event says about an error: what to do about it, if anything is known, and what happened.
+/// The text of an event about an error: what to do, if that is known, and what happened.
 pub(crate) fn reason(error: &StoreError) -> String {
     let Some(first) = &error.source else { return error.to_string() };
     match first.downcast_ref::<Advised>().and_then(Error::source) {
@@ -56,7 +57,7 @@ pub(crate) fn reason(error: &StoreError) -> String {
     }
 }
 
-/// The code of the server's error behind this one.
+/// The code of the server's error inside this one.
 #[cfg(feature = "cluster")]
 pub(crate) fn code_of(error: &StoreError) -> Option<&str> {
     let source = error.source.as_ref()?;
@@ -67,13 +68,13 @@ pub(crate) fn code_of(error: &StoreError) -> Option<&str> {
     code(cause.downcast_ref()?)
 }
 
-/// The code of a server's error; none for an error of the transport or of the client.
+/// The code of a server's error; `None` for an error of the transport or of the client.
 pub(crate) fn code(error: &RedisError) -> Option<&str> {
     let code = error.code()?;
     if code != "ERR" {
         return Some(code);
     }
-    // Before 7.0, what a command inside a script answered is wrapped:
+    // Before 7.0, the error of a command inside a script is wrapped:
     // `ERR Error running script (call to f_..): @user_script:3: -OOM command not allowed ..`.
     let inner = error.detail().filter(|detail| detail.starts_with("Error running script"));
     let inner =
@@ -112,7 +113,7 @@ mod tests {
         }
         let broken = RedisError::from(std::io::Error::from(std::io::ErrorKind::BrokenPipe));
         assert_eq!(judge(&broken), (Unavailable, Fate::Drop));
-        // Whoever answers is there.
+        // A server that answers is up.
         assert_eq!(judge(&crate::store::redis::errors::reply::unexpected()), (Refused, Fate::Keep));
     }
 

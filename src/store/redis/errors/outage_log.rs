@@ -1,5 +1,5 @@
-//! Which reasons of one outage an operator was told of: each once. The first is seldom the one that counts: of a changed
-//! password nothing is heard but that the connection was closed, and only the next attempt is told why.
+//! Which reasons of one outage were logged: each once. The first is seldom the cause: after a password change, the first
+//! error is a closed connection, and only the next attempt to connect gets the reason.
 
 use std::borrow::Cow;
 
@@ -9,14 +9,14 @@ use super::advice::Advised;
 use super::classify::code;
 use crate::store::StoreError;
 
-/// An outage has few reasons; a server that makes up codes is not to be heard for ever.
+/// An outage has few reasons; a server that invents codes must not be logged for ever.
 const MOST: usize = 8;
 
 #[derive(Debug, Default)]
 pub(crate) struct Told(Vec<Cow<'static, str>>);
 
 impl Told {
-    /// Whether nothing of this kind was told in this outage. It is now.
+    /// Whether no reason of this kind was logged in this outage. Records it.
     pub(crate) fn is_news(&mut self, why: &StoreError) -> bool {
         let kind = kind(why);
         let is_news = self.0.len() < MOST && !self.0.contains(&kind);
@@ -26,13 +26,13 @@ impl Told {
         is_news
     }
 
-    /// The outage is over, and the next one is another.
+    /// The outage is over: the next one logs its reasons again.
     pub(crate) fn forget(&mut self) {
         self.0.clear();
     }
 }
 
-/// What tells one reason from another, whatever its words are: what to do about it, else of which kind it is.
+/// The key by which reasons are compared, independent of their words: the advice, else the error's kind.
 fn kind(why: &StoreError) -> Cow<'static, str> {
     let Some(source) = &why.source else { return Cow::Borrowed("unknown") };
     if let Some(advised) = source.downcast_ref::<Advised>() {
@@ -42,7 +42,7 @@ fn kind(why: &StoreError) -> Cow<'static, str> {
     match code(error) {
         Some(code) => Cow::Owned(code.to_owned()),
         None if error.is_timeout() => Cow::Borrowed("timed out"),
-        // Closed, reset, cut off: which of them is chance, and they are of one kind.
+        // Closed, reset, cut off: which of these occurs is chance, and they are of one kind.
         None => Cow::Owned(format!("{:?}", error.kind())),
     }
 }
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn each_reason_is_news_once_in_an_outage_however_they_take_turns() {
+    fn each_reason_is_logged_once_per_outage_in_any_order() {
         let mut told = Told::default();
         assert!(told.is_news(&transport(io::ErrorKind::BrokenPipe)));
         assert!(!told.is_news(&transport(io::ErrorKind::ConnectionReset)), "the same by another name");
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn codes_that_are_made_up_are_not_told_for_ever() {
+    fn the_number_of_logged_codes_is_bounded() {
         let mut told = Told::default();
         let news = (0..100).filter(|n| told.is_news(&refused(&format!("CODE{n}"), ""))).count();
         assert_eq!(news, MOST);

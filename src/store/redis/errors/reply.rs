@@ -1,4 +1,4 @@
-//! Errors that this crate makes itself of what a server has answered, or has not.
+//! Errors that this crate creates itself for a server's answer, or for none.
 
 use std::future::Future;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use redis::{RedisError, RedisResult};
 use tokio::time::timeout;
 
-/// `work`, or the I/O error of a time-out.
+/// `work`, or an I/O error of kind `TimedOut`.
 pub(crate) async fn bounded<T>(
     limit: Duration,
     work: impl Future<Output = RedisResult<T>>,
@@ -17,12 +17,12 @@ pub(crate) async fn bounded<T>(
     }
 }
 
-/// For an answer that no Redis gives.
+/// The error for an answer that Redis never gives.
 pub(crate) fn unexpected() -> RedisError {
     RedisError::from((redis::ErrorKind::UnexpectedReturnType, "unexpected answer"))
 }
 
-/// For the answer to ROLE of a server that is no primary.
+/// The error for an answer to ROLE by a server that is not a primary.
 pub(crate) fn replica() -> RedisError {
     RedisError::from((redis::ErrorKind::Client, REPLICA))
 }
@@ -31,11 +31,11 @@ pub(crate) fn is_replica(error: &RedisError) -> bool {
     error.to_string().starts_with(REPLICA)
 }
 
-/// What is said of a server that is no primary, or has ceased to be one.
+/// The error's text for a server that is not, or no longer, a primary.
 const REPLICA: &str = "this server is a replica";
 
 #[cfg(feature = "sentinel")]
-/// What such an error begins with.
+/// The first words of an error of a sentinel.
 pub(crate) const AT_SENTINELS: &str = "at the sentinels";
 #[cfg(feature = "sentinel")]
 pub(crate) const AT_PRIMARY: &str = "at the primary that they name";

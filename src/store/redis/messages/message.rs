@@ -1,17 +1,17 @@
-//! What is said on a node's channel.
+//! The messages on a node's channel.
 //!
-//! | message | says |
+//! | message | meaning |
 //! |---|---|
-//! | `w` token name | this holder of the lease has ended |
-//! | `g` token hops name | the lease is this waiter's |
+//! | `w` token name | the lease of this holder has ended |
+//! | `g` token hops name | this waiter holds the lease now |
 //! | `x` name | the key was invalidated |
-//! | `m` token fence key | the mutex with this key is this waiter's |
-//! | `p` token tag | a permit of the semaphore with this tag is this waiter's |
+//! | `m` token fence key | this waiter holds the mutex with this key now |
+//! | `p` token tag | this waiter holds a permit of the semaphore with this tag now |
 //! | `b` token | this holder's mutex was taken away |
-//! | `c` token | the semaphore that this waiter waits for is gone |
+//! | `c` token | the semaphore that this waiter waits for was deleted |
 //! | `r` key | the time to wait for the lock with this key has become shorter |
 //!
-//! Tokens, hops (2 digits) and fences (16 digits) have their fixed lengths; what is last takes the rest.
+//! Tokens, hops (2 digits) and fences (16 digits) have fixed lengths; the last part takes the rest.
 
 use uuid::Uuid;
 
@@ -20,28 +20,28 @@ use crate::store::names::LockName;
 use crate::store::wake::lease_waiters::Hint;
 use crate::store::wake::lock_waiters::Tell;
 
-/// No message of ours is longer. The longest names a lock, whose key has at most 264 bytes: 64 of a prefix, and a
-/// name that ends in its digest where it is longer than 200.
+/// No message of ours is longer. The longest names a lock, whose key has at most 264 bytes: a prefix of 64, and a
+/// name that is cut to 200, with its digest at the end.
 const LONGEST: usize = 1024;
 
-/// The channel of a node, or of nobody, to try whether one is heard.
+/// The channel of a node; of a new UUID to test whether a message arrives.
 pub(crate) fn channel(node: Uuid) -> String {
     format!("sg1:i:{}", node.simple())
 }
 
 #[derive(Debug)]
 pub(crate) enum Message<'a> {
-    /// For those who wait for the key of this name.
+    /// For the waiters of the key with this name.
     Hint(&'a str, Hint),
-    /// For the waiter with this token, that the lock is its own.
+    /// For the waiter with this token: it holds the lock now.
     Granted { token: Token, fence: u64, lock: LockName },
     /// For the waiter or holder with this token.
     Told(Token, Tell),
-    /// For those who wait for the lock with this key.
+    /// For the waiters of the lock with this key.
     Sooner(&'a str),
 }
 
-/// Reads a message; `None` for anything else.
+/// Parses a message; `None` for anything else.
 pub(crate) fn parse(payload: &[u8]) -> Option<Message<'_>> {
     if payload.len() > LONGEST {
         return None;
@@ -76,7 +76,7 @@ fn name(text: &[u8]) -> Option<&str> {
     std::str::from_utf8(text).ok().filter(|name| !name.is_empty())
 }
 
-/// The number of so many digits, and what follows it.
+/// A number of that many digits, and the rest of the text.
 fn number(text: &[u8], digits: usize) -> Option<(u64, &[u8])> {
     let (number, rest) = text.split_at_checked(digits)?;
     Some((std::str::from_utf8(number).ok()?.parse().ok()?, rest))
@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_a_message_is_ignored() {
+    fn an_invalid_message_is_ignored() {
         let token = Token::mint(Uuid::new_v4());
         let token = token.as_str();
         for payload in [
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_name_the_key_and_what_became_of_it() {
+    fn messages_name_the_key_and_the_event() {
         let token = Token::mint(Uuid::new_v4());
         let finished = format!("w{}ns:k", token.as_str());
         assert!(

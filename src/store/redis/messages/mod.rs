@@ -1,4 +1,4 @@
-//! What the server tells this node: messages of other nodes, and announcements of keys.
+//! Messages from the server to this node: those of other nodes, and announcements of keys.
 
 pub(crate) mod inbox;
 pub(crate) mod keyspace;

@@ -1,24 +1,26 @@
--- ACQUIRE: an entry, an outcome, the lease, or a place in the queue; the first that applies.
+-- ACQUIRE: answers the first that applies of an entry, an outcome, the lease, or a place in the queue.
 --
 -- KEYS: entry, lease, queue, outcome
--- ARGV: token; lease in ms; '=' and the first 68 bytes (the checksum is in there) of the entry that
---       was seen, or ''; token of the holder waited behind, or ''; '1' to queue; its last moment in
---       ms of this server's clock, or ''
+-- ARGV: token; lease in ms; '=' and the first 68 bytes (they include the checksum) of the entry that the caller has seen,
+--         or ''; token of the holder it has waited behind, or ''; '1' to queue; the latest moment to run, in ms of this
+--         server's clock, or ''
 -- Returns {1, entry} | {2, outcome} | {3} granted | {4, remaining ms, holder}
---         | {5, now in ms} it came later than that | {6} there is an entry too large for a script; GET it
+--         | {5, now in ms} it ran after its latest moment | {6} the entry is too large for a script; GET it
 --
--- Atomic, because a commit between looking at the entry and taking the lease would be loaded a
--- second time, and a release between failing to get the lease and queueing would never be heard of.
+-- Atomic, because a commit between the look at the entry and the take of the lease would cause a second load, and a waiter
+-- that queues only after the lease was released would never be woken.
 -- calls: time getrange strlen get set pttl pexpire lpos rpush
 if ARGV[6] ~= '' then
-  -- Held back on the way it would be granted to a client that has long left, and all others would wait for that.
+  -- A call that was delayed on its way would grant the lease to a client that has given up, and all others would wait for
+  -- that client.
   local time = redis.call('TIME')
   local now = time[1] * 1000 + math.floor(time[2] / 1000)
   if now > tonumber(ARGV[6]) then
     return {5, now}
   end
 end
--- The head, because a script copies what it reads, twice if it returns it: of 1 MiB for more than a millisecond.
+-- Only the head: a script copies what it reads, and copies it again to return it. For 1 MiB that takes more than a
+-- millisecond.
 local head = redis.pcall('GETRANGE', KEYS[1], 0, 67)
 if type(head) == 'table' then
   -- Foreign data counts as no entry; COMMIT will refuse to overwrite it.
@@ -32,9 +34,10 @@ elseif head ~= '' and '=' .. head ~= ARGV[3] then
   return {1, redis.call('GET', KEYS[1])}
 end
 
--- An outcome is its holder's token, 10 digits, 10 digits more with the life that it was given (older versions left them out
--- where it is never replayed; no payload begins with digits), the payload. A caller that was not behind that holder
--- reads it only while so many milliseconds of its life are left, as the first digits say.
+-- An outcome is its holder's token, 10 digits, 10 more digits with the lifetime that it was given, and the payload. (Older
+-- versions left out the lifetime where the outcome is never replayed; no payload begins with digits.) A caller that was not
+-- behind that holder reads the outcome only while at least as many milliseconds of its lifetime remain as the first digits
+-- say.
 local outcome = redis.pcall('GET', KEYS[4])
 if type(outcome) == 'string' and #outcome >= 75 then
   local whose = string.sub(outcome, 1, 65)
@@ -42,8 +45,8 @@ if type(outcome) == 'string' and #outcome >= 75 then
   local whole = tonumber(string.match(outcome, '^%d%d%d%d%d%d%d%d%d%d', 76))
   local left = redis.call('PTTL', KEYS[4])
   if replayed_until and whole and (left < 0 or left > whole) then
-    -- The server's clock was set back, or its expiry was taken away (PERSIST): a failure is not everybody's for an
-    -- hour. The waiters behind that holder still have it, for less than newcomers would have.
+    -- The server's clock was set back, or the expiry was removed (PERSIST). A failure must not be replayed to newcomers for
+    -- an hour. The waiters behind that holder may still read the outcome, until its own lifetime ends.
     left = math.min(whole, replayed_until - 1)
     redis.call('PEXPIRE', KEYS[4], left)
   end
@@ -62,13 +65,13 @@ if not holder then
   return {3}
 end
 
--- A token says how long its lease is at most: in milliseconds, in the first 8 digits of the flight's half, if that is a
--- UUID of version 8. (Older versions minted version 4.)
+-- A token names the longest duration of its lease, in milliseconds, in the first 8 digits of the flight's half, if that
+-- half is a UUID of version 8. (Older versions minted version 4.)
 local longest = string.sub(holder, 46, 46) == '8' and tonumber(string.sub(holder, 34, 41), 16)
 local remaining = redis.call('PTTL', KEYS[2])
 if remaining < 0 or longest and remaining > longest then
-  -- The expiry was taken away (PERSIST), or the server's clock was set back: no lease outlives its holder by more than
-  -- one lease. The holder's length and not the caller's, because a live holder renews in thirds of its own.
+  -- The expiry was removed (PERSIST), or the server's clock was set back: no lease may outlive its holder by more than one
+  -- lease. The holder's lease and not the caller's, because a live holder renews after each third of its lease.
   remaining = longest or tonumber(ARGV[2])
   redis.call('PEXPIRE', KEYS[2], remaining)
 end

@@ -2,8 +2,8 @@
 --
 -- KEYS: entry, lease, queue, outcome
 -- ARGV: token; entry; lifetime of the entry in ms
--- Returns 1 stored | 0 not stored: the lease is another's | 2 not stored: the entry's key holds
---         foreign data | 10 more: WAKE REST is to go on
+-- Returns 1 stored | 0 not stored: another token holds the lease | 2 not stored: the entry's key
+--         holds foreign data | 10 more: the caller must continue with WAKE REST
 --
 -- Atomic, because a lease that expires between the check and the SET would let an older value
 -- replace a newer one.
@@ -17,11 +17,11 @@ if type(length) == 'table' then
   if not string.find(length.err, 'WRONGTYPE', 1, true) then
     return length
   end
-  -- Foreign data is never overwritten. Those who wait get the value as an outcome (as ACQUIRE reads
-  -- it, never replayed).
+  -- Foreign data is never overwritten. The waiters get the value as an outcome (in the form that
+  -- ACQUIRE reads), which is never replayed.
   done = 2
 else
-  -- First of the writes: refused (out of memory, no replicas), it leaves everything as it was.
+  -- The first write: if it is refused (out of memory, no replicas), nothing has changed.
   redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
 end
 redis.call('DEL', KEYS[2])

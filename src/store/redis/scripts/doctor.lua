@@ -1,9 +1,11 @@
--- DOCTOR: tries each command that the other scripts call, on a key of its own, and names those that fail.
+-- DOCTOR: tries each command that the other scripts call, on a key of its caller's choice, and names those that
+-- fail.
 --
--- The key holds a string, so what is for lists and sorted sets makes nothing: where it is allowed, the answer is
--- WRONGTYPE. Without the right to SET there is no such string, and nothing is tried that would make a key.
+-- The key holds a string, so commands for lists and sorted sets create nothing: where they are allowed, the
+-- answer is WRONGTYPE. Without the right to SET there is no such string, and commands that would create a key
+-- are not tried.
 -- KEYS: any. ARGV: a channel.
--- Returns how many heard on the channel, then a text per failure: the command, and what the server said.
+-- Returns the number of receivers on the channel, then a text per failure: the command and the server's words.
 -- calls: time set get exists pttl strlen getrange pexpire incr lpos rpush lpop lrange lrem llen zadd zcard zrange zrem zremrangebyscore publish del
 local key = KEYS[1]
 local failed = {}
@@ -13,7 +15,7 @@ local function try(command, answer)
   end
   local expected = string.find(answer.err, 'WRONGTYPE') or string.find(answer.err, 'not an integer')
   if not expected then
-    -- Before 7.0 it begins with where in the script that was.
+    -- Before 7.0 the error begins with its position in the script.
     failed[#failed + 1] = command .. ' ' .. (string.gsub(answer.err, '^@user_script: *%d+: *%-?', ''))
   end
 end

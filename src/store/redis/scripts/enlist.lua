@@ -1,11 +1,13 @@
--- ENLIST: a member onto a list that has room for so many.
+-- ENLIST: adds a member to a list with limited capacity.
 --
 -- KEYS: list
--- ARGV: the member, of 8 bytes; for how many there is room; the list's life in ms, from its first member on
--- Returns 1 if it is on the list, else 0
+-- ARGV: the member, of 8 bytes; the list's capacity; the list's lifetime in ms, counted from its first
+--         member
+-- Returns 1 if the member is on the list, else 0
 --
--- Atomic, because processes that counted by themselves would exceed the bound together. Its life is not
--- prolonged: what is on it and not stored any more would keep others out for as long as anything is.
+-- Atomic, because processes that counted separately would together exceed the capacity. The lifetime is not
+-- prolonged: members that are not stored any more would otherwise keep others out for as long as anything
+-- is added.
 -- calls: get set
 local list = redis.call('GET', KEYS[1])
 if not list then

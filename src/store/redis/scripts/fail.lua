@@ -1,24 +1,26 @@
--- FAIL: leaves the outcome for those who wait, frees the lease, wakes the queue.
+-- FAIL: leaves the outcome for the waiters, frees the lease, wakes the queue.
 --
 -- KEYS: entry, lease, queue, outcome
--- ARGV: token; outcome as ACQUIRE reads it; its lifetime in ms; marker entry; the marker's lifetime
---       in ms, or '0' for no marker; what was seen as ACQUIRE takes it
--- Returns 1 done | 11 done, and WAKE REST is to go on | 0 the lease is another's
+-- ARGV: token; outcome in the form that ACQUIRE reads; its lifetime in ms; marker entry; the
+--         marker's lifetime in ms, or '0' for no marker; the head of the entry seen, in the form
+--         that ACQUIRE takes
+-- Returns 1 done | 11 done, and the caller must continue with WAKE REST | 0 another token holds the
+--         lease
 --
--- Atomic, because a waiter that finds the lease free before the outcome is there loads again: the
+-- Atomic, because a waiter that finds the lease free before the outcome is stored loads again: the
 -- convoy of retries that the outcome prevents.
 -- calls: get del strlen set getrange lpop lrange rpush publish
 if redis.call('GET', KEYS[2]) ~= ARGV[1] then
   return 0
 end
--- DEL comes first: after a write that is always allowed, a server short of memory lets the rest of
--- a script through, and it is under load that the outcome matters.
+-- DEL first: after a write that is always allowed, a server short of memory lets the rest of the
+-- script run, and the outcome matters most under load.
 redis.call('DEL', KEYS[2])
 if may_be_ours(KEYS[4]) then
   redis.call('SET', KEYS[4], ARGV[2], 'PX', ARGV[3])
 end
 if ARGV[5] ~= '0' then
-  -- The head, because a copy of a large entry into the script holds up the server.
+  -- Only the head, because copying a large entry into the script blocks the server.
   local head = redis.pcall('GETRANGE', KEYS[1], 0, 67)
   if head == '' or type(head) == 'string' and '=' .. head == ARGV[6] then
     redis.call('SET', KEYS[1], ARGV[4], 'PX', ARGV[5])

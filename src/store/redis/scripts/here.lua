@@ -1,4 +1,5 @@
--- Prelude of the scripts that give something to a waiter, where all who subscribe do so at this server.
+-- Prelude of the scripts that give a lock to a waiter, on a single server: all subscribers are
+-- connected to this server.
 --
 -- calls:
 local spread = false

@@ -1,16 +1,17 @@
--- INVALIDATE: removes entry, lease and outcome, tells the holder and the queue. INSERT: the same,
--- and an entry takes the old one's place.
+-- INVALIDATE: removes entry, lease and outcome, tells the holder and the queue. INSERT: the same, and a new entry takes
+-- the old one's place.
 --
 -- KEYS: entry, lease, queue, outcome
--- ARGV: a token of no node's, for the fence; '1' to insert; the entry; its lifetime in ms; its last moment in ms of this
---       server's clock, or ''; if it is to be only over another one, that one
--- Returns 1 | 11 the same, and WAKE REST is to go on | {now in ms} it came later than that | an error if foreign data stands where the entry should go
+-- ARGV: a token of no node's, for the fence; '1' to insert; the entry; its lifetime in ms; the latest moment to run, in
+--         ms of this server's clock, or ''; optionally the only entry that it may replace
+-- Returns 1 | 11 the same, and the caller must continue with WAKE REST | {now in ms} it ran after its latest moment
+--         | an error if the entry's key holds foreign data
 --
--- Atomic, because a load that commits between removing the entry and removing its lease would
--- bring back what was invalidated.
+-- Atomic, because a load that commits between the removal of the entry and that of its lease would restore what was
+-- invalidated.
 -- calls: time strlen set del get lpop lrange rpush publish
 if ARGV[2] == '1' and ARGV[5] ~= '' then
-  -- Held back on the way it would go over what others have stored since: there is no lease to ask for.
+  -- A call that was delayed on its way would overwrite newer entries: an insertion holds no lease that could be checked.
   local time = redis.call('TIME')
   local now = time[1] * 1000 + math.floor(time[2] / 1000)
   if now > tonumber(ARGV[5]) then
@@ -24,12 +25,13 @@ if foreign and (ARGV[2] == '1' or not string.find(length.err, 'WRONGTYPE', 1, tr
 end
 local insert = ARGV[2] == '1'
 if insert and ARGV[6] then
-  -- Something else was stored meanwhile, or it was invalidated. (Its own: asked again, the first answer was lost.)
+  -- Another entry was stored meanwhile, or the entry was invalidated. The new entry is there already if the first answer
+  -- was lost and the call is repeated.
   local there = redis.call('GET', KEYS[1])
   insert = there == ARGV[6] or there == ARGV[3]
 end
 if insert then
-  -- First of the writes: refused (out of memory, no replicas), it leaves everything as it was.
+  -- The first write: if it is refused (out of memory, no replicas), nothing has changed.
   redis.call('SET', KEYS[1], ARGV[3], 'PX', ARGV[4])
 elseif not foreign then
   redis.call('DEL', KEYS[1])

@@ -1,18 +1,18 @@
--- LEAVE: takes places of waiters that leave at one moment out of a queue.
+-- LEAVE: removes the places of waiters that leave at one moment from a queue.
 --
--- KEYS: the lock's own, its queue
+-- KEYS: the lock's key, its queue
 -- ARGV: places
--- Returns {how many of them were seen to, and of those that stood in the queue the numbers}
+-- Returns {how many of the places were handled, then the index of each that stood in the queue}
 --
--- To find one place takes the longer the more there are. So a queue that is not too long is written anew without those that
--- leave, in the time that finding ten takes; of a longer one, a few are found in one call.
+-- To find one place takes time in proportion to the queue's length. So a queue that is not too long is rewritten without
+-- the leaving waiters, which costs as much as to find ten; in a longer queue, one call finds only a few.
 --
--- Atomic, because a place that is handed something while it is moved would be handed it again.
+-- Atomic, because a place that receives a grant while it is moved would receive another one.
 -- calls: llen lpop rpush lrem pttl pexpire
 local MOST, AT_ONCE = 5000, 1000
 local length = redis.pcall('LLEN', KEYS[2])
 local answer = {#ARGV}
--- Foreign data is no queue.
+-- Foreign data counts as an empty queue.
 if type(length) ~= 'number' or length == 0 then
   return answer
 end
@@ -36,7 +36,7 @@ for _ = 1, length, AT_ONCE do
   for _, place in ipairs(redis.call('LPOP', KEYS[2], AT_ONCE)) do
     local number = numbers[place]
     if number then
-      -- The first is enough: there are two only where a take was sent twice, and then so is this.
+      -- The first is enough: two places exist only if a take was sent twice, and then its LEAVE is sent twice, too.
       numbers[place] = nil
       answer[#answer + 1] = number
     else

@@ -1,13 +1,13 @@
--- Prelude of the scripts that give a mutex away.
+-- Prelude of the scripts that hand a mutex to a waiter.
 --
 -- KEYS: mutex, queue, fence
 -- calls: set incr time lpop publish pttl lrange
 
--- Hands the mutex to the first in the queue that can be reached; its time to live, or nil if there was
--- none. Stops at `asking`, whose place is used up then, and says so: it is there to take the mutex itself. Passes
--- over `leaving`, which may have a place from a take that came late. A waiter is its token and its
--- time to live, 0 for none. Where the call has come to its bounds, the mutex is free behind it, as it is after a
--- holder's death: whichever caller asks next goes on, also where the one that is told to go on dies.
+-- Hands the mutex to the first waiter in the queue that can be reached. Returns its time to live, or nil if there
+-- was none. Stops at the token `asking`, removes its place and returns nil, true: that caller takes the mutex
+-- itself. Passes over `leaving`, which may have a place from a take that arrived late. A place is a token and its
+-- time to live, 0 for none. If the call reaches its bounds, the mutex is left free, as it is after a holder's
+-- death: the next caller that asks continues, even if the client that was told to call again dies.
 local function pass_on(asking, leaving)
   local before
   local place = next_place()
@@ -22,23 +22,23 @@ local function pass_on(asking, leaving)
       token, ttl = string.sub(place, 1, 65), string.sub(place, 66)
     end
     if tonumber(ttl) and token ~= leaving then
-      -- Of its own: who is passed over may yet hear of it, where it listens to another server.
+      -- A fence for each attempt: a waiter that was passed over may still hear of its grant, if it listens at
+      -- another server.
       local fence = next_fence()
       before = before or redis.call('PTTL', KEYS[1])
-      -- The mutex first: if the grant is lost, the waiter still finds itself the holder at its next
-      -- TAKE.
+      -- The mutex first: if the message is lost, the waiter still finds itself the holder at its next TAKE.
       if spread then
-        -- Not tostring: of what is longer than 12,000 years it makes 1e+14, which is no time to a server.
+        -- Not tostring: it writes a time of more than 12,000 years as 1e+14, which the server does not accept.
         ttl = ttl == '0' and '1000' or string.format('%.0f', claim_of(tonumber(ttl)))
         given[node] = true
       end
       give(token, ttl)
-      -- In two parts, each of which is a whole number for any server, and half as long in the making.
+      -- The fence in two parts: each is a whole number on any server, and they take half as long to format.
       local low = fence % 100000000
       local grant = 'm' .. token .. string.format('%08d%08d', (fence - low) / 100000000, low) .. KEYS[1]
       if tell(node, grant) then
         settle()
-        -- Who waits has slept on the time of the holder before, or on that of a foreign one.
+        -- The waiters have slept on the previous holder's remaining time, or on that of a foreign holder.
         if ttl ~= '0' and (before < 0 or tonumber(ttl) < before) then
           tell_sooner()
         end

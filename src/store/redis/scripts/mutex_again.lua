@@ -3,7 +3,7 @@
 -- KEYS: mutex, queue, fence
 -- calls: get set incr time pexpire
 
--- Starts the time of the token that holds the mutex already anew; its fence.
+-- Restarts the time of a token that already holds the mutex; returns its fence.
 local function give_again(token, ttl)
   if ttl == '0' then
     give(token, ttl)

@@ -1,15 +1,15 @@
--- BARGE: the mutex, if it is free, whichever tokens wait; else, if asked, a place in its queue, behind the moment of
--- its coming.
+-- BARGE: takes the mutex if it is free, whichever tokens wait; else, if asked, takes a place in the queue, behind
+-- the moment of its arrival.
 --
--- KEYS: mutex, queue, fence; if it has asked before, the mark of a head that was told
--- ARGV: token; time to live in ms, or '0' for none; '1' to queue; '1' if it has asked before
--- Returns its fence | -2 - remaining ms of the holder, -1 for no end | {that, 0, remarks as TAKE's}
+-- KEYS: mutex, queue, fence; the mark of a head that was told, if this token has asked before
+-- ARGV: token; time to live in ms, or '0' for none; '1' to queue; '1' if this token has asked before
+-- Returns the fence | -2 - remaining ms of the holder, -1 for no end | {the same, 0, remarks as of TAKE}
 --
--- Atomic, because a mutex that is freed between failing to take it and queueing would be heard of by no waiter.
+-- Atomic, because no waiter would hear of a mutex that is freed between the failed take and the queueing.
 -- calls: get set incr time del lrem pttl pexpire lpos rpush
 local has_asked = ARGV[4] == '1'
 if has_asked then
-  -- The head has looked: the next OFFER tells it again.
+  -- The head has looked, so the next OFFER tells it again.
   redis.call('DEL', KEYS[4])
 end
 local holder = redis.call('GET', KEYS[1])

@@ -1,10 +1,10 @@
--- EXTEND: starts the time to live anew, if the mutex is still the token's.
+-- EXTEND: restarts the time to live, if the mutex is still the token's.
 --
--- KEYS: mutex, queue, the latest extension beyond what the token says
+-- KEYS: mutex, queue, the latest extension that exceeds the time in the token
 -- ARGV: token; time to live in ms, or '0' for none
--- Returns 1 done | 0 it is another's
+-- Returns 1 done | 0 another token holds the mutex
 --
--- Atomic, because a PEXPIRE after a separate check could prolong the mutex of somebody else.
+-- Atomic, because a PEXPIRE after a separate check could prolong another token's mutex.
 -- calls: get set pexpire pttl lrange publish
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
   return 0
@@ -18,7 +18,7 @@ if ARGV[2] == '0' then
   return 1
 end
 if longest and tonumber(ARGV[2]) > longest then
-  -- The token says less, and REPAIR would go by that.
+  -- The time in the token is shorter, and REPAIR would use that.
   redis.call('SET', KEYS[3], ARGV[1] .. ARGV[2], 'PX', ARGV[2])
 end
 local before = redis.call('PTTL', KEYS[1])

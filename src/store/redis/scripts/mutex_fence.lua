@@ -1,20 +1,20 @@
 -- Prelude of the scripts that make a token the holder of a mutex.
 --
--- Each function is made anew at every call, and each command in a script costs a third of a call; so
--- there are few of both on the way of those who contend.
+-- Lua creates each function anew at every call, and each command in a script costs a third of a call; so the path
+-- of contending callers has few of both.
 --
 -- KEYS: mutex, queue, fence
 -- calls: set incr time
 
--- A number that is greater than all given for this mutex before: counted on for as long as that is within
--- 10 ms of the clock, in microseconds, or ahead of it, and the clock otherwise. Counted alone, numbers would be
--- given again by a server that has lost its latest writes, as one that is promoted may have; the clock alone may be
--- set back. What is counted is kept for a day by the clock, which is past it then.
+-- Returns a number that is greater than all earlier fences of this mutex. It increments the stored count while the
+--         count is at most 10 ms behind the clock (in microseconds) or ahead of it; otherwise it takes the clock. A
+--         count alone would repeat numbers on a server that has lost its latest writes, such as a promoted replica;
+--         the clock alone may be set back. The count is kept for a day by the clock, which has passed it by then.
 local function next_fence()
   local fence = redis.pcall('INCR', KEYS[3])
   local time = redis.call('TIME')
   local now = time[1] * 1000000 + time[2]
-  -- Foreign data where the count should be is left alone; the clock has to do.
+  -- Foreign data in place of the count is left alone; the clock is used.
   if type(fence) ~= 'number' then
     return now
   end

@@ -1,13 +1,15 @@
--- FREE: hands the mutex to the head of the queue if it is the token's; else gives up a place in it, and
--- hands it on all the same if it is nobody's: who leaves may be the one that should have seen to it.
+-- FREE: hands the mutex to the head of the queue if it is the token's; else gives up the token's place. If
+-- the mutex has no holder, it is handed on, too: the leaving waiter may be the one that should have taken
+-- it.
 --
 -- KEYS: mutex, queue, fence
--- ARGV: token; its time to live, as it stands in the queue, or '' for no place; the nodes that do not hear
--- Returns 1 it held the mutex | 0 it did not | {that, the nodes that do not hear} go on
+-- ARGV: token; its time to live, as in its place in the queue, or '' for no place; the nodes that do not
+--         hear
+-- Returns 1 the token held the mutex | 0 it did not | {the same, the nodes that do not hear} the caller
+--         must call again
 --
--- Atomic, because a DEL after a separate check could free the mutex of somebody else, and a mutex
--- given to a waiter that died is nobody's: the receivers of the grant are counted before anyone
--- else looks.
+-- Atomic, because a DEL after a separate check could free another token's mutex, and a mutex given to a
+-- dead waiter would be lost: the script counts the receivers of the grant before any other client can look.
 -- calls: del lrem set incr time lpop publish pttl lrange
 if holder == ARGV[1] then
   if not pass_on(nil, ARGV[1]) then
@@ -16,7 +18,8 @@ if holder == ARGV[1] then
   return go_on and {1, table.concat(found)} or 1
 end
 if ARGV[2] ~= '' then
-  -- The first is enough: there are two only where a take was sent twice, and then so is this.
+  -- The first is enough: two places exist only if a take was sent twice, and then this FREE is sent twice,
+  -- too.
   redis.pcall('LREM', KEYS[2], 1, ARGV[1] .. ARGV[2])
 end
 if not holder then

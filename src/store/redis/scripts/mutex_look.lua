@@ -1,9 +1,9 @@
--- LOOK: who holds the mutex, and for how long.
+-- LOOK: returns the holder of the mutex and its remaining time.
 --
 -- KEYS: mutex
 -- Returns nil | {holder, remaining ms, -1 for no end}
 --
--- Atomic, because the two answers would otherwise be about two holders.
+-- Atomic, because the two answers could otherwise be about two holders.
 -- calls: get pttl
 local holder = redis.call('GET', KEYS[1])
 return holder and {holder, redis.call('PTTL', KEYS[1])}

@@ -1,24 +1,26 @@
--- OFFER: frees the mutex for whichever BARGE comes first, if it is the token's, and tells the head of the queue; hands it to
--- the head if that has waited for the bound. Else gives up a place in the queue, and sees to a mutex that has no holder.
+-- OFFER: frees the mutex for the first BARGE, if it is the token's, and tells the head of the queue; hands the mutex to a
+-- head that has waited for the bound. Else gives up the token's place, and handles a mutex without a holder in the same
+-- way.
 --
 -- KEYS: mutex, queue, fence, mark of a head that was told
--- ARGV: token; its time to live, as it stands in the queue; the bound in microseconds
--- Returns 1 it held the mutex | 0 it did not | {that, the nodes that do not hear} FREE is to go on with the queue
+-- ARGV: token; its time to live, as in its place in the queue; the bound in microseconds
+-- Returns 1 the token held the mutex | 0 it did not | {the same, the nodes that do not hear} the caller must continue with
+--         FREE
 --
--- Atomic, because a DEL after a separate check could free the mutex of another token, and a head that queues between a
--- look at the queue and the DEL would not be told.
+-- Atomic, because a DEL after a separate check could free another token's mutex, and a head that queues between the look at
+-- the queue and the DEL would not be told.
 -- calls: get del lrem lrange lpop time set incr publish pttl
 local held = holder == ARGV[1] and 1 or 0
 if held == 0 then
   redis.pcall('LREM', KEYS[2], 1, ARGV[1] .. ARGV[2])
-  -- It may be the one that was told.
+  -- The leaving token may be the head that was told.
   redis.call('DEL', KEYS[4])
   if holder then
     return 0
   end
 end
 
--- The place of the head and the moment before it, if it has one. Moments whose places were given up are taken out.
+-- Returns the place of the head and its moment of arrival, if it has one. Removes moments whose places were given up.
 local function head()
   local moment
   while places > 0 do
@@ -42,7 +44,7 @@ local function head()
   go_on = true
 end
 
--- Tells the head, and takes those out that do not hear. In a cluster, where that can not be known, another node is told too.
+-- Tells the head, and removes heads that do not hear. A cluster cannot know that, so it tells another node, too.
 local function tell_head(place)
   local message = 'r' .. KEYS[1]
   repeat
@@ -60,7 +62,7 @@ local function tell_head(place)
     redis.call('LPOP', KEYS[2], 2)
     local moment
     place, moment = head()
-    -- One without a moment wants it handed over.
+    -- A head without a moment does not barge: the mutex must be handed to it.
     go_on = go_on or tries == 0 or place and not moment
   until go_on or not place
 end
@@ -70,11 +72,11 @@ if place and moment then
   local time = redis.call('TIME')
   local waited = time[1] * 1000000 + time[2] - moment
   local bound = tonumber(ARGV[3])
-  -- Of a clock that was set back, no head waits for longer than that.
+  -- If the clock was set back, no head waits for longer than the bound.
   if waited < bound and -waited < bound then
     redis.call('DEL', KEYS[1])
-    -- Told once until it has looked; again where it has not for so long. A mark with more time is of a clock that was set
-    -- back.
+    -- A head is told once until it has looked, and again if it has not looked within the mark's 50 ms. A mark with more
+    -- time left is from before the clock was set back.
     local token = string.sub(place, 1, 65)
     if redis.call('GET', KEYS[4]) ~= token or redis.call('PTTL', KEYS[4]) > 50 then
       redis.call('SET', KEYS[4], token, 'PX', 50)

@@ -3,12 +3,12 @@
 -- KEYS: mutex, queue
 -- calls: lpos rpush pttl pexpire
 
--- A place for the token, if it has none; `moment` stands before it, if there is one. What is left of the time of the
--- holder is `remaining`, -1 for no end. Answers whether a token that has asked before has lost its place.
+-- Adds a place for the token, if it has none; `moment`, if given, goes before the place. `remaining` is the holder's
+-- remaining time, -1 for no end. Returns whether a token that has asked before has lost its place.
 local function wait_in_queue(token, ttl, has_asked, remaining, moment)
   local place = token .. ttl
   local length, lost
-  -- Looking for its place takes the longer the more there are that wait.
+  -- To find a place takes time in proportion to the queue's length.
   if not has_asked or not redis.call('LPOS', KEYS[2], place) then
     lost = has_asked
     if moment then
@@ -17,8 +17,8 @@ local function wait_in_queue(token, ttl, has_asked, remaining, moment)
       length = redis.call('RPUSH', KEYS[2], place)
     end
   end
-  -- Whoever waits keeps the queue for at least twice the longest time that may pass before it asks
-  -- again; so those who hand the mutex on need not.
+  -- A waiter keeps the queue for at least twice the longest time until it asks again; so a script that hands the mutex on
+  -- does not have to prolong the queue.
   local keep = 86400000
   ttl = tonumber(ttl)
   if ttl > 0 and remaining >= 0 then
@@ -30,8 +30,8 @@ local function wait_in_queue(token, ttl, has_asked, remaining, moment)
   return lost
 end
 
--- What a take of a mutex that is another's answers beside the remaining time: 1 where REPAIR is to look at that, 2 where the
--- token had lost its place; nil for neither.
+-- The remarks that a refused take adds to the remaining time: 1 if REPAIR must check that time, plus 2 if the token had
+-- lost its place; nil for neither.
 local function remarks(holder, remaining, lost)
   local longest = holder and length(holder)
   local doubt = longest and (remaining < 0 or remaining > longest)

@@ -1,10 +1,10 @@
--- REPAIR: cuts the time that is left of a mutex down to what its holder has asked for, where that is less: the server's
--- clock was set back since, or the expiry was taken away (PERSIST).
+-- REPAIR: cuts the mutex's remaining time down to what its holder has asked for, if it is longer: the server's clock
+-- was set back since, or the expiry was removed (PERSIST).
 --
--- KEYS: mutex, the latest extension beyond what the token says
--- Returns the remaining ms of its holder, -1 for no end, -2 for no holder
+-- KEYS: mutex, the latest extension that exceeds the time in the token
+-- Returns the holder's remaining ms, -1 for no end, -2 for no holder
 --
--- Atomic, because the mutex may be another holder's by the time that its time is cut.
+-- Atomic, because another token may hold the mutex by the time that its time is cut.
 -- calls: get pttl pexpire
 local holder = redis.call('GET', KEYS[1])
 local remaining = redis.call('PTTL', KEYS[1])

@@ -1,5 +1,5 @@
--- Prelude of TAKE: a mutex that is free and for which no token waits. It comes before the preludes that only the other cases
--- need, because each function and table of those is made anew at every call, in a tenth of a call's time.
+-- Prelude of TAKE for a free mutex without waiters. It comes before the preludes that only the other cases need, because
+-- Lua creates their functions and tables anew at every call, which takes a tenth of the call's time.
 --
 -- KEYS: mutex, queue, fence
 -- ARGV: as in TAKE

@@ -2,7 +2,7 @@
 --
 -- calls: strlen
 
--- Whether what stands there may be ours, or nothing does: other people's data is left alone.
+-- Whether the key may be ours or is absent; foreign data is left alone.
 local function may_be_ours(key)
   return type(redis.pcall('STRLEN', key)) == 'number'
 end

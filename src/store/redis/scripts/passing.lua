@@ -1,27 +1,27 @@
--- Prelude of the scripts that give something to the waiters of a queue. It takes places out of the queue, a bounded
--- number in one call, because no call may hold the server for long, however many have died while they waited.
--- Where there are more, the script answers so, and its caller calls again.
+-- Prelude of the scripts that give a lock to the waiters of a queue. One call removes a bounded number of places,
+-- because no call may block the server for long, however many waiters have died in the queue. If more places are
+-- left, the script says so, and its caller calls again.
 --
--- KEYS: the lock's own, its queue
+-- KEYS: the lock's key, its queue
 -- calls: lpop lrange publish
 
--- A call tries this many waiters at the most, a PUBLISH each, and takes this many places.
+-- One call tries at most this many waiters, with a PUBLISH each, and removes at most this many places.
 local tries, places = 100, 2000
--- The nodes that do not hear, so that the other places of theirs cost no PUBLISH; and those that this call has found.
+-- The nodes that do not hear: their other places cost no PUBLISH. `found` has those that this call has discovered.
 local dead, found = {}, {}
--- Whether this call has come to its bounds.
+-- Whether this call has reached its bounds.
 local go_on = false
--- The places that were read, and how many of them are used up; nil before the first.
+-- The places that were read, and how many of them are used up; `ahead` is nil before the first place is taken.
 local ahead, used = nil, 0
 
--- The nodes that earlier calls have found, 32 digits each.
+-- Adds the nodes that earlier calls have discovered, 32 digits each.
 local function know(nodes)
   for at = 1, #(nodes or ''), 32 do
     dead[string.sub(nodes, at, at + 31)] = true
   end
 end
 
--- Takes the places that are used up out of the queue.
+-- Removes the used places from the queue.
 local function settle()
   if used > 0 then
     redis.call('LPOP', KEYS[2], used)
@@ -29,8 +29,8 @@ local function settle()
   end
 end
 
--- The next place, which is taken; nil if there is none, or this call has come to its bounds. The first one is
--- taken by itself: most are heard.
+-- Takes and returns the next place; nil if there is none, or if this call has reached its bounds. Only the first
+-- place is popped alone, because most waiters are reachable.
 local function next_place()
   if tries == 0 or places == 0 then
     go_on = true
@@ -53,12 +53,12 @@ local function next_place()
   return ahead[used]
 end
 
--- In a cluster, for how long a waiter is given what it wants for so many ms, until it asks for it.
+-- In a cluster: how long a waiter's claim lasts, if it wants the lock for `ms`. The claim ends when the waiter asks.
 local function claim_of(ms)
   return math.min(longest_claim, math.max(250, math.floor(ms / 4)))
 end
 
--- Tells the waiter; whether its node hears. In a cluster that can not be known, and counts as yes.
+-- Sends the waiter its message; returns whether its node hears. A cluster cannot know that, so it counts as heard.
 local function tell(node, message)
   tries = tries - 1
   local receivers = redis.pcall('PUBLISH', 'sg1:i:' .. node, message)

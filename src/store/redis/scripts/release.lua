@@ -1,15 +1,16 @@
--- RELEASE: frees the lease if it is still the token's, wakes the queue; else gives up its place there.
+-- RELEASE: frees the lease if it is still the token's, and wakes the queue; else gives up the token's place in the
+-- queue.
 --
 -- KEYS: lease, queue
 -- ARGV: token
--- Returns 1 freed | 11 freed, and WAKE REST is to go on | 0 the lease is another's
+-- Returns 1 freed | 11 freed, and the caller must continue with WAKE REST | 0 another token holds the lease
 --
--- Atomic, because a DEL after a separate check could free the lease of somebody else; and because between a look that
--- finds the lease another's and the end of the place in the queue it could be handed to it.
+-- Atomic, because a DEL after a separate check could free another token's lease, and the lease could be handed to
+-- this token between the check and the removal of its place.
 -- calls: get del lpop lrange rpush publish lrem
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
-  -- Where that is refused, or the queue is not ours, it is left alone.
-  -- Once: it has one place, which is among the first where it waited for long.
+  -- A queue that refuses LREM, or holds foreign data, is left alone.
+  -- Count 1: the token has one place, which is near the head if it has waited for long.
   redis.pcall('LREM', KEYS[2], 1, ARGV[1])
   return 0
 end

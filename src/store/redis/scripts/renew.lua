@@ -2,9 +2,9 @@
 --
 -- KEYS: lease
 -- ARGV: token; lease in ms
--- Returns 1 renewed | 0 the lease is another's
+-- Returns 1 renewed | 0 another token holds the lease
 --
--- Atomic, because a PEXPIRE after a separate check could prolong the lease of somebody else.
+-- Atomic, because a PEXPIRE after a separate check could prolong another token's lease.
 -- calls: get pexpire
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
   return 0

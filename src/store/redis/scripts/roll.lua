@@ -1,13 +1,15 @@
--- Prelude of the scripts that find a lock without a holder: one that was given it has died, and others may have.
+-- Prelude of the scripts that find a lock without a holder: a waiter that was given the lock has died, and others may have
+-- died, too.
 --
--- In a cluster, where it can not be known who hears, what is given to a dead waiter is lost for as long as a claim lasts.
--- So that this is not so for one after the other, the roll is called: with the next claim, all nodes in the queue are told to
--- look. Each that lives asks before the claim ends. If that is not taken either, the places of those that have not asked are
--- passed over. A node that was paused for so long has lost them and queues again.
+-- In a cluster the server cannot know which waiters hear, so a lock that is given to a dead waiter is lost for the duration
+-- of a claim. So that this does not happen for one dead waiter after another, the script calls the roll: with the next
+-- claim, it tells all nodes in the queue to look. Each live node asks before the claim ends. If that claim is not taken
+-- either, the next call passes over the places of the nodes that have not asked. A node that was paused for so long has
+-- lost its places and queues again.
 --
--- The roll is a text: of each node that was told, its 32 digits, and 1 if it has asked since, else 0.
+-- The roll is a text: for each node that was told its 32 digits, then 1 if the node has asked since, else 0.
 --
--- KEYS: the lock's own, its queue; in a cluster, fourth, the roll
+-- KEYS: the lock's key, its queue; in a cluster, fourth, the roll
 -- calls: get set lrange
 local roll = spread and redis.call('GET', KEYS[4]) or ''
 
@@ -15,7 +17,7 @@ local function answers(at)
   return string.sub(roll, at + 32, at + 32) == '1'
 end
 
--- Notes that this node lives, if it was told to look.
+-- Records that this node is alive, if it is on the roll.
 local function answer_roll(node)
   local at = string.find(roll, node, 1, true)
   if at and at % 33 == 1 and not answers(at) then
@@ -24,7 +26,7 @@ local function answer_roll(node)
   end
 end
 
--- Takes those for dead that were told and have not asked.
+-- Counts the nodes as dead that were told and have not asked.
 local function close_roll()
   for at = 1, #roll, 33 do
     if not answers(at) then
@@ -33,8 +35,8 @@ local function close_roll()
   end
 end
 
--- Tells the nodes in the queue that do not stand on the roll to look, before a claim of so many ms ends. Those that were
--- given something now are told by that.
+-- Tells the nodes in the queue that are not on the roll to look, before a claim of `claim` ms ends. The nodes in `given`
+-- need no other message.
 local function call_roll(claim)
   local nodes, told = {}, {}
   for at = 1, #roll, 33 do
@@ -56,7 +58,7 @@ local function call_roll(claim)
       tell(node, 'r' .. KEYS[1])
     end
   end
-  -- For longer than the claim: it is read when that has ended.
+  -- Kept for longer than the claim, because the roll is read after the claim has ended.
   redis.call('SET', KEYS[4], table.concat(nodes), 'PX', string.format('%.0f', claim + 1000))
 end
 

@@ -4,17 +4,17 @@
 -- calls: get time llen zremrangebyscore zcard lpop zadd zrem publish zrange pexpire lrange
 
 local now, capacity, created_with, idle, holding, recovered
--- Whether anybody waits, and for the end of which lease.
+-- Whether there are waiters, and when the first lease ends for which they wait.
 local waiting, waited_for
 
--- When the first or the last lease ends, and whose it is.
+-- When the first (0) or the last (-1) lease ends, and its holder's token.
 local function lease_end(at)
   local holder = redis.call('ZRANGE', KEYS[1], at, at, 'WITHSCORES')
   return tonumber(holder[2]), holder[1]
 end
 
--- Gives the first permits no more time than their holders have asked for. They have more where the server's clock was set
--- back. Where this call stops, the first one that follows is met by a later call.
+-- Cuts the time of the first permits down to what their holders have asked for; it is longer if the server's clock was
+-- set back. This call stops after 500 permits; a later call cuts the next ones.
 local function cut_down()
   local holders = redis.call('ZRANGE', KEYS[1], 0, 499, 'WITHSCORES')
   for at = 1, #holders, 2 do
@@ -25,9 +25,8 @@ local function cut_down()
   end
 end
 
--- Looks at all keys, so that foreign data at one of them ends the script before its first write.
--- Answers an error for what is there and is no semaphore of this layout. Forgets the permits whose
--- leases have ended.
+-- Reads all keys, so that foreign data at any of them ends the script before its first write. Returns an error for data
+-- that is not a semaphore of this layout. Removes the permits whose leases have ended.
 local function open()
   local time = redis.call('TIME')
   now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -58,13 +57,13 @@ local function available()
   return math.max(capacity - holding, 0)
 end
 
--- Whoever has one already has no second.
+-- A token that already has a permit gets no second one.
 local function grant(token, lease)
   holding = holding + redis.call('ZADD', KEYS[1], now + lease, token)
 end
 
--- Starts a permit's lease anew; whether the token has one. ZREM comes first: after a write that is
--- always allowed, a server short of memory lets the rest of a script through.
+-- Restarts a permit's lease; returns whether the token has one. ZREM first: after a write that is always allowed, a
+-- server short of memory lets the rest of the script run.
 local function renew(token, lease)
   if redis.call('ZREM', KEYS[1], token) == 0 then
     return false
@@ -74,10 +73,10 @@ local function renew(token, lease)
   return true
 end
 
--- Gives what is available to those in the queue that can be reached, in its order. `own` is not
--- told: it is asking. Whether it was among them. A waiter is its token and its lease. Passes over who
--- has a permit, with a place from a take that came late. Where the call has come to its bounds, what is available stays
--- so: whichever step comes next goes on.
+-- Gives the available permits to the waiters in the queue that can be reached, in its order. `own` is the calling token:
+-- it gets no message. Returns whether it got a permit. A place is a token and its lease. Passes over a token that already
+-- has a permit and has a place from a take that arrived late. If the call reaches its bounds, the remaining permits stay
+-- available: the next step on this semaphore continues.
 local function serve(own)
   local reached = false
   local place = waiting and capacity > holding and next_place()
@@ -93,8 +92,7 @@ local function serve(own)
       if spread then
         lease = claim_of(lease)
       end
-      -- The permit first: if the grant is lost, the waiter still finds itself a holder at its next
-      -- TAKE.
+      -- The permit first: if the message is lost, the waiter still finds itself a holder at its next TAKE.
       if redis.call('ZADD', KEYS[1], 'NX', now + lease, token) == 1 then
         holding = holding + 1
         if tell(node, 'p' .. token .. string.sub(KEYS[1], 9, -2)) then
@@ -111,8 +109,8 @@ local function serve(own)
   return reached
 end
 
--- Ends a step: keeps the semaphore for its idle time, and for as long as anybody needs it. Answers
--- when the first lease ends.
+-- Ends a step: keeps the semaphore for its idle time, and for as long as it has holders or waiters. Returns when the
+-- first lease ends.
 local function finish(queued)
   local first = holding > 0 and lease_end(0)
   local keep = idle

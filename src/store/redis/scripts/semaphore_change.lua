@@ -1,15 +1,16 @@
--- CHANGE of a semaphore: made if there is none, enlarged, looked through for leases that have ended, or
--- removed.
+-- CHANGE of a semaphore: creates it if there is none, adds permits, sweeps leases that have ended, or
+-- deletes it.
 --
 -- KEYS: holders, queue, meta
--- ARGV: 'ensure', 'add', 'sweep' or 'delete'; then, to make it, capacity and idle time in ms; then, to
---       add, how many permits
--- Returns nil if there is none | {what it was made with, capacity, waiting, 1 if it was made now, how many leases had
---         ended, and of each holder its token and the ms that are left of its lease}; what was removed is
---         described as it was | {how many waiters were told, 1 if it was made now, how many leases had ended, the nodes
---         that do not hear} go on: to remove it with this, else with FREE
+-- ARGV: 'ensure', 'add', 'sweep' or 'delete'; then, to create it, capacity and idle time in ms; then, to
+--         add, how many permits
+-- Returns nil if there is none | {capacity at creation, capacity, waiters, 1 if it was created now, how
+--         many leases had ended, and for each holder its token and the remaining ms of its lease}; for
+--         'delete' its state before
+--         | {how many waiters were told, 1 if it was created now, how many leases had ended, the nodes
+--         that do not hear} the caller must continue: with 'delete' again for 'delete', else with FREE
 --
--- Atomic, because what is added while others take and wait must reach exactly one of them.
+-- Atomic, because each added permit must reach exactly one caller, while others take and wait.
 -- calls: get set del time llen lrange zremrangebyscore zcard lpop zadd zrem publish zrange pexpire
 local failure = open()
 if failure then

@@ -1,11 +1,13 @@
--- FREE of a permit: gives it to the head of the queue if it is still the token's; else gives up a place
--- in the queue.
+-- FREE of a permit: gives the permit to the head of the queue if it is still the token's; else gives up the
+-- token's place in the queue.
 --
 -- KEYS: holders, queue, meta
--- ARGV: token; the same with its lease, as it stands in the queue, or '' for none; the nodes that do not hear
--- Returns {1 it held a permit | 0, available}, and last the nodes that do not hear where it is to go on
+-- ARGV: token; the token and its lease, as in its place in the queue, or '' for no place; the nodes that do
+--         not hear
+-- Returns {1 the token held a permit | 0, available}, and last the nodes that do not hear, if the caller must
+--         call again
 --
--- Atomic, because a permit is given back once, whoever finds first that its lease has ended.
+-- Atomic, because a permit must be given back once, even if several callers find that its lease has ended.
 -- calls: get time llen zremrangebyscore zcard lpop zadd zrem publish zrange pexpire lrange lrem
 local failure = open()
 if failure then
@@ -17,7 +19,8 @@ end
 local held = redis.call('ZREM', KEYS[1], ARGV[1])
 holding = holding - held
 if held == 0 and ARGV[2] ~= '' then
-  -- The first is enough: there are two only where a take was sent twice, and then so is this.
+  -- The first is enough: two places exist only if a take was sent twice, and then this FREE is sent twice,
+  -- too.
   redis.call('LREM', KEYS[2], 1, ARGV[2])
 end
 know(ARGV[3])

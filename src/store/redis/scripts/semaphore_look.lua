@@ -1,10 +1,11 @@
 -- LOOK at a semaphore. Changes nothing.
 --
 -- KEYS: holders, queue, meta
--- Returns nil | {what it was made with, capacity, waiting, 0, 0, and of each holder its token and the ms
---         that are left of its lease}
+-- Returns nil | {capacity at creation, capacity, waiters, 0, 0, and for each holder its token and
+--         the remaining ms of its lease}
 --
--- Atomic, because a permit that changes hands in between would be counted twice or not at all.
+-- Atomic, because a permit that changes hands between two reads would be counted twice or not at
+-- all.
 -- calls: get time llen zrange
 local meta = redis.call('GET', KEYS[3])
 if not meta then

@@ -1,10 +1,11 @@
--- REFRESH: starts a permit's lease anew, if it has not ended.
+-- REFRESH: restarts a permit's lease, if it has not ended.
 --
 -- KEYS: holders, queue, meta
 -- ARGV: token; lease in ms
--- Returns 1 done | 0 it has ended | {that, the nodes that do not hear} FREE is to go on with the queue
+-- Returns 1 done | 0 it has ended | {the same, the nodes that do not hear} the caller must continue
+--         with FREE
 --
--- Atomic, because a permit that another has meanwhile must not come back to life.
+-- Atomic, because a permit that another token has meanwhile must not be restored.
 -- calls: get time llen zremrangebyscore zcard lpop zadd zrem publish zrange pexpire lrange
 local failure = open()
 if failure then

@@ -1,14 +1,15 @@
--- TAKE of a permit: one that is free, once nobody is before the token; else, if asked, a place in the
--- queue. Makes the semaphore if there is none.
+-- TAKE of a permit: takes a free permit, once no waiter is before the token; else, if asked, takes a
+-- place in the queue. Creates the semaphore if there is none.
 --
 -- KEYS: holders, queue, meta; in a cluster the roll
--- ARGV: token; lease in ms; '1' to queue; '1' if it has asked before; capacity and idle time in ms, of
---       a semaphore to be made; the nodes that do not hear
--- Returns {1 granted | 0 | 2 not, and the token had lost its place, available, what it was made with, ms until the next lease ends or -1}, and last the nodes that
---         do not hear where it is to go on
+-- ARGV: token; lease in ms; '1' to queue; '1' if this token has asked before; capacity and idle time
+--         in ms, to create a semaphore with; the nodes that do not hear
+-- Returns {1 granted | 0 not granted | 2 not granted, and the token had lost its place, available,
+--         capacity at creation, ms until the next lease ends or -1}, and last the nodes that do not
+--         hear, if the caller must call again
 --
--- Atomic, because a semaphore that is half made blocks everyone, and a permit that is taken and not
--- yet written down dies with who took it.
+-- Atomic, because a half-created semaphore would block all callers, and a permit that is taken and not
+-- yet recorded would be lost if its taker died.
 -- calls: get set time llen zremrangebyscore zcard lpop zadd zrem publish zrange pexpire lrange lpos rpush
 local failure = open()
 if failure then
@@ -34,14 +35,14 @@ if not granted and not go_on and capacity > holding then
   granted = true
 end
 if not granted and not asked then
-  -- Read late, after the same one that was sent again.
+  -- This call arrived late, after a second copy of it that was sent again.
   granted = renew(ARGV[1], ARGV[2])
 end
 local lost
 local queued = not granted and not go_on and ARGV[3] == '1'
 if queued then
   local place = ARGV[1] .. ARGV[2]
-  -- Looking for its place takes the longer the more there are that wait.
+  -- To find a place takes time in proportion to the queue's length.
   if not asked or not redis.call('LPOS', KEYS[2], place) then
     lost = asked
     redis.call('RPUSH', KEYS[2], place)

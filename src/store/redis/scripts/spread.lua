@@ -1,9 +1,9 @@
--- Prelude of the scripts that give something to a waiter, where some subscribe at other nodes of a cluster: PUBLISH
--- reaches those too, and counts only who is here. So nobody is passed over for not being heard of. What is given
--- is a claim, with a short life of its own, until the waiter asks for it; and the next in the queue is told to
--- look at that claim's end.
+-- Prelude of the scripts that give a lock to a waiter, in a cluster. Some subscribers are connected to other nodes;
+-- a PUBLISH reaches them but counts only those connected here. So no waiter is passed over for not being counted.
+-- The waiter gets a short claim until it asks for the lock; and the next process in the queue is told to look when
+-- that claim ends.
 --
 -- calls:
 local spread = true
--- No claim is longer, in ms, where one that was given the lock has died.
+-- The longest claim in ms, where a waiter that was given the lock has died.
 local longest_claim = math.huge

@@ -1,10 +1,10 @@
--- TAG: the id of a tag, made if there is none.
+-- TAG: returns the id of a tag, and creates it if there is none.
 --
 -- KEYS: tag
--- ARGV: the id to make; its life in ms
+-- ARGV: the id to create; its lifetime in ms
 -- Returns the id
 --
--- Atomic, because two loads that each made an id would invalidate one another's values.
+-- Atomic, because two loads that each created an id would invalidate one another's values.
 -- calls: get set pttl pexpire
 local id = redis.call('GET', KEYS[1])
 if not id then

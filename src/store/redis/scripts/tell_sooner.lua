@@ -1,23 +1,24 @@
--- Prelude of the scripts that may make the time to wait for a lock shorter.
+-- Prelude of the scripts that may shorten the time to wait for a lock.
 --
--- KEYS: the lock's own, its queue
+-- KEYS: the lock's key, its queue
 -- calls: lrange publish
 
--- The nodes that were given something just now.
+-- The nodes with a waiter that this call has given the lock.
 local given = {}
 
--- Tells those who wait that its time ends sooner than they were told when they looked; once per node. Of many it tells
--- those of the first places and of the last ones, which came when the others may have been dead for long: one that looks
--- is enough for all. In a cluster, where that is so at each hand-over, two are enough to look after a claim: the first of
--- them that is another node's, and the last; `all` is for what is more than that.
--- Foreign data where the queue should be is nobody who waits.
+-- Tells the waiters that the lock's time ends sooner than they were told when they asked; each node once. In a long queue
+-- it tells the nodes of the first and of the last places only: one live waiter that asks is enough for all, and the last
+-- ones are the newest, so they are alive even if the first have been dead for long. In a cluster, which does this at each
+-- hand-over, two nodes are enough to watch a claim: the first that belongs to another node, and the last. `all` overrides
+-- that limit.
+-- Foreign data in place of the queue has no waiters.
 local function tell_sooner(all)
   local told = {}
   local function tell(waiters, from, to, step)
     local left = spread and not all and 1 or 50
     for i = from, to, step do
       local node = string.sub(waiters[i], 1, 32)
-      -- What is shorter is no place.
+      -- A shorter value is not a place.
       if #waiters[i] > 65 and not told[node] and not (spread and given[node]) then
         told[node] = true
         redis.pcall('PUBLISH', 'sg1:i:' .. node, 'r' .. KEYS[1])

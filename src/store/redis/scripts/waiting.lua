@@ -1,14 +1,14 @@
--- WAITING: which waiters of a node have a place in a queue, among the next thousand places.
+-- WAITING: lists which waiters of a node have a place in a queue, among the next thousand places.
 --
 -- KEYS: the lock's own, its queue
--- ARGV: node; how many places were looked at before
--- Returns {1 there may be more | 0 that was the last, tokens}
+-- ARGV: node; how many places earlier calls have looked at
+-- Returns {1 there may be more | 0 these were the last, tokens}
 --
--- A script, because the places of other nodes would go over the wire for nothing. What is taken out between two calls moves
--- the places behind it forward, so one may be missed: its waiter asks for it by itself.
+-- A script, because the places of other nodes would travel for nothing. A place that is removed between two calls moves the
+-- places behind it forward, so this may miss a place; its waiter then asks on its own.
 -- calls: lrange
 local places = redis.pcall('LRANGE', KEYS[2], ARGV[2], ARGV[2] + 999)
--- Foreign data is no queue.
+-- Foreign data counts as an empty queue.
 if places.err then
   return {0}
 end

@@ -1,7 +1,7 @@
 -- Prelude of the scripts that end a lease: tells the processes in the queue, each of them once.
 --
 -- One call takes a bounded number of places out of the queue, because the server does nothing else meanwhile. If
--- places are left, a fence is put behind the last of them, and WAKE REST goes on up to there: a waiter that queues
+-- places are left, a fence is put behind the last of them, and WAKE REST continues up to there: a waiter that queues
 -- after this end waits for another one. The fence has the shape of a token whose node does not exist, so that a
 -- script that does not know it passes over it. If the client ends before WAKE REST, the waiters that were not told
 -- ask again when the lease would have ended, as they would after a lost message.
@@ -16,7 +16,8 @@ local function fence(token)
   return NOBODY .. string.sub(token, 33)
 end
 
--- Takes out the first so many places, tells the holder and each process among them; how many there were.
+-- Removes the first `places` places; tells the holder and each process among them. Returns how many places there
+-- were.
 local function tell_first(queue, places, payload, own, holder)
   local told = {[NOBODY] = true}
   local function tell(token)
@@ -39,7 +40,8 @@ local function tell_first(queue, places, payload, own, holder)
   return #waiters
 end
 
--- Returns what the script has done; 10 more if WAKE REST is to go on. `ended` is the token in the fence.
+-- Returns the script's result, plus 10 if the caller must continue with WAKE REST. `ended` is the token in the
+--         fence.
 local function wake(done, queue, payload, ended, own, holder)
   if tell_first(queue, PLACES, payload, own, holder) < PLACES then
     return done
@@ -51,7 +53,7 @@ local function wake(done, queue, payload, ended, own, holder)
   return 10 + done
 end
 
--- What stands between the braces of `sg1:?:{name}`.
+-- The name between the braces of `sg1:?:{name}`.
 local function name_of(key)
   return string.sub(key, 8, -2)
 end

@@ -1,4 +1,4 @@
-//! Where nodes are, for who needs any of them and not a certain one: the surveyor at the start, and the inbox.
+//! Addresses of a cluster's nodes, for callers that need any node: the surveyor at its start, and the inbox.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,11 +12,11 @@ use crate::sync::lock;
 
 pub(crate) struct Atlas {
     client: ClusterClient,
-    /// What the client was made with.
+    /// The addresses the client was made with.
     seeds: Vec<Address>,
-    /// Masters and replicas of the latest chart.
+    /// Masters and replicas of the latest map.
     known: Mutex<Known>,
-    /// Whose turn it is to be tried.
+    /// The index of the next node to try.
     turn: AtomicUsize,
 }
 
@@ -30,12 +30,12 @@ impl Atlas {
     pub(crate) fn new(client: ClusterClient) -> Self {
         let seeds = connection_info::seeds(&client);
         let seeds = seeds.iter().filter_map(|info| Address::parse(&info.addr().to_string(), None)).collect();
-        // Not from the start of the list: the inboxes of a fleet belong on all nodes.
+        // Starts at a random place: the inboxes of a fleet should spread over all nodes.
         Self { client, seeds, known: Mutex::default(), turn: AtomicUsize::new(fastrand::usize(..1 << 16)) }
     }
 
-    /// Everyone who may know: what the client was made with, and of the latest chart the replicas too. They may be all that
-    /// is left, and have taken over.
+    /// All nodes that may know the slots: the client's own addresses, and masters and replicas of the latest map. The
+    /// replicas may be all that is left, and have taken over.
     pub(crate) fn everyone(&self) -> Vec<Address> {
         self.seeds.iter().chain(&lock(&self.known).all).cloned().collect()
     }
@@ -45,12 +45,12 @@ impl Atlas {
         Client::open(connection_info::node(&self.client, address)?)
     }
 
-    /// How the client is set up, by the example of the first node that it was given.
+    /// The client's settings, taken from its first node.
     pub(crate) fn example(&self) -> Option<ConnectionInfo> {
         connection_info::node(&self.client, self.seeds.first()?).ok()
     }
 
-    /// What the client was made with, as one text.
+    /// The client's addresses as one text.
     pub(crate) fn described(&self) -> String {
         let mut seeds: Vec<_> = self.seeds.iter().map(ToString::to_string).collect();
         seeds.sort();
@@ -68,7 +68,7 @@ impl Atlas {
         *lock(&self.known) = Known { masters, all };
     }
 
-    /// A node to subscribe at: what is published anywhere is heard on all of them. The next one at each call.
+    /// A node to subscribe at, another one at each call: a message published at any node reaches all of them.
     pub(crate) fn next(&self) -> RedisResult<(Client, String)> {
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         let address = {
@@ -80,7 +80,7 @@ impl Atlas {
         Ok((self.client_of(&address)?, address.to_string()))
     }
 
-    /// Whether this node is not, or no more, part of the cluster. Messages would not come to it.
+    /// Whether this node is no part of the cluster any more. Messages would not reach it.
     pub(crate) fn has_lost(&self, address: &str) -> bool {
         let known = lock(&self.known);
         !known.all.is_empty() && !known.all.iter().any(|node| node.to_string() == address)
@@ -107,7 +107,7 @@ mod tests {
         turns
     }
 
-    /// Each has several ranges, and one has no replica.
+    /// Each master has several ranges, and one has no replica.
     fn ranges() -> Vec<Range> {
         let range = |first, master, replicas: &[u16]| {
             let replicas = replicas.iter().map(|port| at(*port)).collect();
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn inboxes_are_at_all_masters_and_before_those_are_known_at_what_was_given() {
+    fn inboxes_use_all_masters_and_before_the_first_map_the_clients_own_nodes() {
         let atlas = atlas(&[1, 2]);
         assert_eq!(turns(&atlas, 2), ["h:1", "h:2"]);
         atlas.learn(&ranges());
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn an_inbox_stays_at_a_node_for_as_long_as_that_is_part_of_the_cluster() {
+    fn an_inbox_stays_at_a_node_while_it_is_part_of_the_cluster() {
         let atlas = atlas(&[1]);
         assert!(!atlas.has_lost("h:1") && !atlas.has_lost("h:9"), "nothing is known");
         atlas.learn(&ranges());
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn everyone_is_who_was_given_and_who_is_known_replicas_too() {
+    fn everyone_lists_the_clients_nodes_and_all_known_nodes_with_replicas() {
         let atlas = atlas(&[1]);
         assert_eq!(atlas.everyone(), [at(1)]);
         atlas.learn(&ranges());

@@ -1,7 +1,7 @@
-//! How a `ClusterClient` would connect to a node: address, credentials, TLS, database, settings of the socket.
+//! How a `ClusterClient` would connect to a node: address, credentials, TLS, database, socket settings.
 //!
-//! The client shows none of that. But it connects through a type of the caller's choice, and hands that all it needs:
-//! so it is given one that takes notes and opens nothing. No I/O, no waiting.
+//! The client does not show these. But it connects through a type of the caller's choice and passes everything to it.
+//! So it gets a type that records the arguments and opens nothing. No I/O, no waiting.
 
 use std::cell::RefCell;
 use std::time::Duration;
@@ -11,10 +11,10 @@ use redis::{Cmd, ConnectionInfo, ConnectionLike, IntoConnectionInfo, RedisError,
 
 use super::slots::{Address, SLOTS};
 
-/// What is noted, by the thread that asks.
+/// What the witness records, per thread.
 #[derive(Default)]
 struct Notes {
-    /// The node that the cluster is said to consist of; with none, nobody is let in.
+    /// The only node of the pretended cluster; without one, connecting fails.
     node: Option<Address>,
     seen: Vec<ConnectionInfo>,
 }
@@ -28,15 +28,15 @@ pub(crate) fn seeds(client: &ClusterClient) -> Vec<ConnectionInfo> {
     ask(client, None)
 }
 
-/// How to connect to the node at `address`, wherever that leads by the client's own map of addresses.
+/// How to connect to the node at `address`, after the client's own address map.
 pub(crate) fn node(client: &ClusterClient, address: &Address) -> RedisResult<ConnectionInfo> {
-    // The last is the one that the slots led to, or the seed that has the same address.
+    // The last recorded is the node that the slots led to, or the seed with the same address.
     ask(client, Some(address.clone())).pop().ok_or_else(nowhere)
 }
 
 fn ask(client: &ClusterClient, node: Option<Address>) -> Vec<ConnectionInfo> {
     NOTES.set(Notes { node, seen: Vec::new() });
-    // What it comes to does not matter.
+    // The result does not matter.
     let _ = client.get_generic_connection::<Witness>();
     NOTES.take().seen
 }
@@ -45,7 +45,7 @@ pub(crate) fn nowhere() -> RedisError {
     RedisError::from((redis::ErrorKind::Client, "the client connects to nothing"))
 }
 
-/// The type that takes notes.
+/// Records how the client would connect.
 struct Witness;
 
 impl Connect for Witness {
@@ -83,7 +83,7 @@ impl ConnectionLike for Witness {
         Ok(vec![Value::Okay; count])
     }
 
-    /// CLUSTER SLOTS is answered with the one node; everything else is fine.
+    /// Answers CLUSTER SLOTS with the one node, everything else with OK.
     fn req_command(&mut self, cmd: &Cmd) -> RedisResult<Value> {
         let asks_for_slots = cmd.args_iter().any(|arg| matches!(arg, redis::Arg::Simple(b"SLOTS")));
         let node = NOTES.with_borrow(|notes| notes.node.clone()).filter(|_| asks_for_slots);
@@ -121,7 +121,7 @@ mod tests {
         Address { host: host.into(), port }
     }
 
-    /// Should redis-rs ever connect in another way, this is where it shows.
+    /// Fails if a new redis-rs connects in another way.
     #[test]
     fn the_client_tells_how_it_would_connect() {
         let nodes = ["redis://u:pw@10.0.0.1:7001/", "redis://u:pw@10.0.0.2:7002/"];
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_chosen_for_all_nodes_is_kept() {
+    fn settings_for_all_nodes_are_kept() {
         let client = ClusterClient::builder(["redis://h:1/"])
             .username("u")
             .password("pw")

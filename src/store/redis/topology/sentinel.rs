@@ -1,7 +1,7 @@
-//! Where the primary is: the sentinels that watch over it are asked at each connect.
+//! Finds the primary: asks the sentinels at each connect.
 //!
-//! redis-rs asks up to three of them at once, takes the answers in the order in which they were given to its
-//! client, and sees to it that who they name says of itself that it is a primary.
+//! redis-rs asks up to three sentinels at once, uses their answers in the order in which they were given to the client,
+//! and checks that the named server calls itself a primary.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,31 +19,31 @@ use crate::store::redis::errors::classify::unquoted;
 use crate::store::redis::errors::reply::{AT_PRIMARY, AT_SENTINELS, bounded};
 use crate::sync::lock;
 
-/// How long the sentinels may take together. redis-rs gives one that has stopped answering half a second, and a new
-/// connection to it one more, before it takes the answer of the next: with less, a sentinel that went down with the
-/// primary's host would keep everyone from hearing of the new one.
+/// How long all sentinels together may take. redis-rs gives a sentinel that has stopped answering half a second, and half
+/// a second more for a new connection, before it takes the next one's answer. With a shorter limit, a sentinel that died
+/// with the primary's host would keep every process from finding the new primary.
 pub(crate) const RESOLVING: Duration = Duration::from_secs(4);
 
-/// How often they are asked, more or less, while who they have named says that it is the primary. One that is cut off from
-/// them and from its replicas says so for ever, to whoever can reach it. To each answer redis-rs connects and looks, so a
-/// fleet asks seldom, and not at one moment.
+/// How often, on average, the sentinels are asked while the primary they named still calls itself a primary. A primary
+/// that is cut off from the sentinels and its replicas does so for ever, towards any client that can reach it. redis-rs
+/// connects to each server that is named in an answer, so a fleet asks seldom and at random moments.
 const ASKED_EVERY: Duration = Duration::from_secs(60);
-/// The same while it has no replicas left that it could write to.
+/// The same while the primary has too few replicas to accept writes.
 const ASKED_IN_DOUBT: Duration = Duration::from_secs(5);
 
 pub(crate) struct Sentinels {
-    /// Under a lock, because it keeps its connections to the sentinels. Whoever waits for it waits within a bound.
+    /// Under a lock, because the client keeps its connections to the sentinels. Every caller bounds its wait for it.
     client: tokio::sync::Mutex<SentinelClient>,
-    /// Somebody has to know who the primary is.
+    /// Notified when a caller must know the primary.
     wanted: Notify,
     /// The primary that the latest connection for commands leads to.
     latest: Mutex<Option<Arc<Server>>>,
-    /// The one that was found by somebody else before the guard had connected.
+    /// The primary that another caller found before the guard had connected.
     glimpsed: Mutex<Option<Arc<Server>>>,
-    /// When they have last named it.
+    /// When the sentinels last named the primary.
     named: Mutex<Instant>,
     asked_every: Duration,
-    /// There is reason to ask them sooner.
+    /// Whether there is a reason to ask sooner.
     doubted: AtomicBool,
 }
 
@@ -70,8 +70,8 @@ impl Sentinels {
         }
     }
 
-    /// A client of the first sentinel that answers; for who only looks around. It gives way to whoever has to know the
-    /// primary: in a failover one sentinel that hangs would keep them waiting for each other.
+    /// A client of the first sentinel that answers, for diagnosis. Gives way to a caller that must know the primary: in a
+    /// failover, one hanging sentinel would otherwise make both wait.
     pub(crate) async fn any(&self) -> RedisResult<Client> {
         let wanted = self.wanted.notified();
         tokio::pin!(wanted);
@@ -84,7 +84,7 @@ impl Sentinels {
         }
     }
 
-    /// Whether they name another primary than the latest, if it is time to ask. Who does not answer says nothing.
+    /// Whether the sentinels name another primary than the latest, if it is time to ask. No answer counts as no.
     pub(crate) async fn name_another(&self) -> bool {
         let every = if self.doubted.load(Ordering::Relaxed) { ASKED_IN_DOUBT } else { self.asked_every };
         if lock(&self.named).elapsed() < every {
@@ -107,12 +107,12 @@ impl Sentinels {
         *lock(&self.named) = Instant::now();
     }
 
-    /// The same of a connection of somebody else's: nothing follows there.
+    /// Records the primary that another caller's connection led to; other connections do not follow it.
     pub(crate) fn glimpsed(&self, server: &Arc<Server>) {
         *lock(&self.glimpsed) = Some(Arc::clone(server));
     }
 
-    /// Where the guard is, or would have been when somebody looked.
+    /// The guard's primary, or the one that another caller found before the guard had connected.
     pub(crate) fn known(&self) -> Option<Arc<Server>> {
         self.latest().or_else(|| lock(&self.glimpsed).clone())
     }
@@ -122,19 +122,19 @@ impl Sentinels {
     }
 }
 
-/// Whether a sentinel is in the way, or the primary that they name: redis-rs does not say whose error it was.
+/// Whether the error came from a sentinel or from the primary: redis-rs does not say.
 async fn whose(client: &mut SentinelClient, error: RedisError) -> RedisError {
     let who = match bounded(WHOSE, client.async_get_sentinel_client()).await {
         Ok(_) => AT_PRIMARY,
         Err(own) if own.is_timeout() => return error,
         Err(_) => AT_SENTINELS,
     };
-    // That of a server's own words would not outlast being made anew.
+    // The kind of a server's own error would not survive the rebuilt error.
     let kind = if is_login(&error) { ErrorKind::AuthenticationFailed } else { error.kind() };
     RedisError::from((kind, who, unquoted(error).to_string()))
 }
 
-/// How long it may take to find that out. It delays the next attempt, on which more depends.
+/// How long it may take to find that out. It delays the next attempt to connect, which matters more.
 const WHOSE: Duration = Duration::from_millis(500);
 
 fn busy() -> RedisError {
@@ -155,9 +155,9 @@ mod tests {
 
     use super::*;
 
-    /// The one that there is accepts and says nothing.
+    /// The only sentinel accepts connections and never answers.
     #[tokio::test]
-    async fn who_looks_around_gives_way_to_who_has_to_know() {
+    async fn a_diagnostic_query_gives_way_to_a_caller_that_needs_the_primary() {
         let hangs = TcpListener::bind(("127.0.0.1", 0)).await.expect("a free port");
         let at = format!("redis://{}/", hangs.local_addr().expect("bound"));
         let node = SentinelNodeConnectionInfo::default();
@@ -172,9 +172,9 @@ mod tests {
             let sentinels = Arc::clone(&sentinels);
             async move { sentinels.resolve().await.map(drop) }
         });
-        // Long before the one that hangs is given up.
+        // Long before the hanging sentinel is given up.
         let gave_way = timeout(RESOLVING / 2, looks).await.expect("at once").expect("joined");
-        assert!(gave_way.expect_err("nobody answered").to_string().contains("look again"));
+        assert!(gave_way.expect_err("no sentinel answered").to_string().contains("look again"));
         let busy = sentinels.any().await.map(drop).expect_err("it is asked by another");
         assert!(busy.to_string().contains("look again"), "{busy}");
         knows.abort();

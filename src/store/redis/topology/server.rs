@@ -1,4 +1,4 @@
-//! One server: how it is connected to, what its clock shows, whether it is a primary.
+//! One server: its clients, its clock, and whether it is a primary.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
@@ -10,12 +10,12 @@ use tokio::time::Instant;
 
 use crate::store::redis::errors::reply::{is_replica, replica, unexpected};
 
-/// A server, as either kind of connection goes to it.
+/// A server, with a client for each kind of connection.
 pub(crate) struct Server {
     pub(crate) commands: Client,
-    /// Always RESP2, where messages and answers can not be confused.
+    /// Always RESP2, where messages and replies cannot be confused.
     pub(crate) inbox: Client,
-    /// Whether it has refused to say what it is.
+    /// Whether it has refused ROLE.
     hides_role: AtomicBool,
 }
 
@@ -34,13 +34,13 @@ impl Server {
         }
     }
 
-    /// Reads its clock. An error where it says of itself that it is a replica: one answers reads for ever. Who may not
-    /// ask that hears of it by the first write.
+    /// Reads its clock. Returns an error if ROLE says that it is a replica, because a replica answers reads for ever.
+    /// Without the right to ROLE, the first write fails instead.
     pub(crate) async fn look(&self, connection: &mut MultiplexedConnection) -> RedisResult<Option<Reading>> {
         let (answers, role, at) = ask(connection, !self.hides_role.load(Ordering::Relaxed)).await?;
         match role.map_or(Ok(()), is_primary) {
             Err(error) if is_replica(&error) => return Err(error),
-            // Asked again it would be refused again, and fill the server's ACL log. Or it is none that knows the question.
+            // A second ROLE would be refused again, and fill the server's ACL log. `ERR`: the server does not know ROLE.
             Err(error) if matches!(error.code(), Some("NOPERM" | "ERR")) => {
                 self.hides_role.store(true, Ordering::Relaxed);
             }
@@ -54,26 +54,26 @@ impl Server {
     }
 }
 
-/// `client` with a socket that notices a dead peer, and without CLIENT SETINFO.
+/// `client` with a socket that detects a dead peer, and without CLIENT SETINFO.
 fn rebuilt(client: &Client, protocol: Option<ProtocolVersion>) -> Client {
     let info = client.get_connection_info().clone();
     let mut tcp = info.tcp_settings().clone().set_nodelay(true);
-    // What the user has chosen for the socket stays.
+    // A keepalive that the user has set stays.
     if tcp.keepalive().is_none() {
         let keepalive = TcpKeepalive::new().with_time(Duration::from_secs(2));
         #[cfg(any(target_os = "linux", target_os = "macos", target_os = "windows"))]
         let keepalive = keepalive.with_interval(Duration::from_secs(1)).with_retries(3);
         tcp = tcp.set_keepalive(keepalive);
     }
-    // Keepalive does not speak while data is in flight; without this bound the kernel retransmits
-    // to a dead peer for a quarter of an hour.
+    // Keepalive is not sent while data is in flight; without this bound the kernel retransmits to a dead peer for a
+    // quarter of an hour.
     #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
     if tcp.user_timeout().is_none() {
         tcp = tcp.set_user_timeout(Duration::from_secs(2));
     }
     let mut settings = info.redis_settings().clone();
     if settings.lib_name().is_none() {
-        // Not among the rights we document; refused, it would fill the server's ACL log.
+        // Not among the rights we document; a refusal would fill the server's ACL log.
         settings = settings.set_skip_set_lib_name();
     }
     if let Some(protocol) = protocol {
@@ -83,10 +83,11 @@ fn rebuilt(client: &Client, protocol: Option<ProtocolVersion>) -> Client {
     Client::open(info).unwrap_or_else(|_| client.clone())
 }
 
-/// Reads the server's clock, by way of a PING that shows whether it serves data at all: TIME alone
-/// is answered while a dump is loading, and by a replica that has lost its primary.
+/// Reads the server's clock, together with a PING that shows whether it serves data: TIME alone is answered while a dump
+/// is loading, and by a replica that has lost its primary.
 ///
-/// `None` if TIME is refused: that costs the common clock, not the connection. `role`: an error unless it is a primary.
+/// `None` if TIME is refused: then there is no common clock, but the connection stays. With `role`, returns an error
+/// unless the server is a primary.
 pub(crate) async fn read_clock(
     connection: &mut MultiplexedConnection,
     role: bool,
@@ -96,7 +97,7 @@ pub(crate) async fn read_clock(
     reading(answers, at)
 }
 
-/// What PING, TIME and, if it is to be asked, ROLE were answered, and when.
+/// The answers to PING, TIME and, if `role`, ROLE, and the moment of the reading.
 async fn ask(
     connection: &mut MultiplexedConnection,
     role: bool,
@@ -108,7 +109,7 @@ async fn ask(
     }
     let sent = Instant::now();
     let mut answers = connection.send_packed_commands(&probe, 0, probe.len()).await?;
-    // Half of the round trip lies behind the server's answer.
+    // Half of the round trip has passed since the server answered.
     let at = sent + sent.elapsed() / 2;
     let role = if role { answers.pop() } else { None };
     Ok((answers, role, at))
@@ -131,7 +132,7 @@ pub(crate) fn reading(answers: Vec<Value>, at: Instant) -> RedisResult<Option<Re
     Ok(Some(Reading { server_ms, at }))
 }
 
-/// What ROLE was answered: an error for everything but a primary.
+/// Reads the answer to ROLE: an error unless it is a primary.
 pub(crate) fn is_primary(role: Value) -> RedisResult<()> {
     let parts: Vec<Value> = redis::from_redis_value(role.extract_error()?)?;
     let role = parts.first().and_then(|role| redis::from_redis_value_ref::<String>(role).ok());

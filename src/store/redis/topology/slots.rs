@@ -1,14 +1,14 @@
-//! Slots: which one a key is in, and which node has it, by what nodes say.
+//! Slots: the slot of a key, and the node of a slot as CLUSTER SLOTS and redirections report it.
 
 use std::fmt;
 use std::sync::Arc;
 
 use redis::Value;
 
-/// How many there are.
+/// The number of slots.
 pub(crate) const SLOTS: usize = 16_384;
 
-/// Where a node is.
+/// The address of a node.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Address {
     pub(crate) host: Arc<str>,
@@ -22,13 +22,14 @@ impl fmt::Display for Address {
 }
 
 impl Address {
-    /// `host:port`, as a server or redis-rs writes it; without a host it is that of `asked`.
+    /// `host:port`, as a server or redis-rs writes it; an empty host means that of `asked`.
     pub(crate) fn parse(text: &str, asked: Option<&Self>) -> Option<Self> {
         let (host, port) = text.rsplit_once(':')?;
         Self::of(host.trim_start_matches('[').trim_end_matches(']'), port.parse().ok()?, asked)
     }
 
-    /// What a node calls a node: `?` where it does not know, nothing where that is the node that was asked.
+    /// The address of a node as another node reports it: `?` for an unknown host, an empty host for the node that was
+    /// asked.
     fn of(host: &str, port: u16, asked: Option<&Self>) -> Option<Self> {
         let host = match host {
             "?" => return None,
@@ -39,7 +40,7 @@ impl Address {
     }
 }
 
-/// Neighbouring slots, and the nodes that have them.
+/// A range of slots and the nodes that serve it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Range {
     pub(crate) first: u16,
@@ -48,8 +49,8 @@ pub(crate) struct Range {
     pub(crate) replicas: Vec<Address>,
 }
 
-/// Reads what CLUSTER SLOTS was answered by the node at `asked`, in order of the slots. `None` for what is no answer, and
-/// where there are none: a node that was reset, or has met nobody yet, does not know how it stands.
+/// Reads the answer of the node at `asked` to CLUSTER SLOTS, in order of the slots. `None` for an invalid or an empty
+/// answer: a node that was reset, or has not joined yet, knows no slots.
 pub(crate) fn parse(answer: Value, asked: &Address) -> Option<Vec<Range>> {
     let Value::Array(ranges) = answer else { return None };
     let mut ranges = ranges.into_iter().map(|range| parse_range(range, asked)).collect::<Option<Vec<_>>>()?;
@@ -86,7 +87,8 @@ fn parse_node(node: Value, asked: &Address) -> Option<Address> {
     Address::of(host, port, Some(asked))
 }
 
-/// What most of them say; among as many, what is not known yet: who has heard of a change is ahead of who has not.
+/// The most frequent view; among equally frequent views one that differs from `known`, because a node that reports a
+/// change is ahead of the others.
 pub(crate) fn majority(views: Vec<Vec<Range>>, known: Option<&[Range]>) -> Option<Vec<Range>> {
     let count = |view: &Vec<Range>| views.iter().filter(|other| *other == view).count();
     views.iter().max_by_key(|view| (count(view), known != Some(view.as_slice()))).cloned()
@@ -102,7 +104,7 @@ pub(crate) fn slot_of(key: &str) -> u16 {
     crc16(tag.unwrap_or(bytes)) % (SLOTS as u16)
 }
 
-/// CRC16 as Redis has it (XMODEM).
+/// CRC16 as Redis computes it (XMODEM).
 fn crc16(bytes: &[u8]) -> u16 {
     bytes.iter().fold(0, |crc, byte| (crc << 8) ^ TABLE[usize::from((crc >> 8) as u8 ^ byte)])
 }
@@ -123,18 +125,18 @@ const TABLE: [u16; 256] = {
     table
 };
 
-/// Where a node sends who has asked the wrong one.
+/// A node's redirection of a command.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Redirect {
-    /// The slot is that node's now.
+    /// The slot belongs to that node now.
     Moved(u16, Address),
-    /// It is on its way there, and so is this key.
+    /// The slot is migrating to that node, and this key is there already.
     Ask(Address),
-    /// Of the keys of this command some are here and some are there.
+    /// The keys of this command are partly here and partly on the other node.
     TryAgain,
 }
 
-/// Reads a server's error as a redirection by the node at `asked`.
+/// Reads an error of the node at `asked` as a redirection.
 pub(crate) fn redirect(code: &str, details: Option<&str>, asked: &Address) -> Option<Redirect> {
     if code == "TRYAGAIN" {
         return Some(Redirect::TryAgain);
@@ -151,7 +153,7 @@ pub(crate) fn redirect(code: &str, details: Option<&str>, asked: &Address) -> Op
     }
 }
 
-/// Reads a reply as that to CLUSTER SLOTS. For the fuzzer.
+/// Reads a reply as the answer to CLUSTER SLOTS. For the fuzzer.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn read_slots(reply: Value) {
     let Some(ranges) = parse(reply, &anyone()) else { return };
@@ -182,7 +184,7 @@ mod tests {
 
     #[test]
     fn slots_are_those_of_the_server() {
-        // As CLUSTER KEYSLOT answers.
+        // The values of CLUSTER KEYSLOT.
         for (key, slot) in
             [("foo", 12_182), ("bar", 5_061), ("123456789", 12_739), ("sg1:e:{foo}", 12_182), ("", 0)]
         {
@@ -193,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_node_says_is_read_with_its_own_host_where_it_names_none() {
+    fn a_missing_host_is_that_of_the_answering_node() {
         let node = |host: Value, port| Value::Array(vec![host, Value::Int(port)]);
         let text = |text: &str| Value::BulkString(text.as_bytes().to_vec());
         let range = |first, last, nodes: Vec<Value>| {
@@ -210,13 +212,13 @@ mod tests {
         assert_eq!(parse(nobody, &at("own", 9)), None);
         let beyond = Value::Array(vec![range(0, 16_384, vec![node(text("h"), 1)])]);
         assert_eq!(parse(beyond, &at("own", 9)), None);
-        // Two nodes that name replicas in another order say the same.
+        // Two nodes that list replicas in different orders agree.
         let replicas = [4, 3, 2].map(|port| node(text("h"), port)).to_vec();
         let ranges = parse(Value::Array(vec![range(0, 1, replicas)]), &at("own", 9)).expect("readable");
         assert_eq!(ranges[0].replicas, [at("h", 2), at("h", 3)]);
     }
 
-    /// As redis-rs writes them, of a client's own nodes.
+    /// As redis-rs writes the addresses of a client.
     #[test]
     fn addresses_are_read_with_brackets_and_without() {
         for (text, host) in [("[::1]:7", "::1"), ("::1:7", "::1"), ("h:7", "h")] {
@@ -242,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn most_are_believed_and_else_who_has_news() {
+    fn the_majority_wins_and_a_tie_goes_to_a_changed_view() {
         let view = |port| vec![Range { first: 0, last: 9, master: at("h", port), replicas: vec![] }];
         let of = |ports: &[u16], known| {
             let views = ports.iter().map(|port| view(*port)).collect();
@@ -259,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn who_knows_of_no_slots_is_not_counted() {
+    fn a_node_without_slots_has_no_vote() {
         let node = Value::Array(vec![Value::BulkString(b"h".to_vec()), Value::Int(1)]);
         let full = Value::Array(vec![Value::Array(vec![Value::Int(0), Value::Int(9), node])]);
         let blank = || Value::Array(vec![]);

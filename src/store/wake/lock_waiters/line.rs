@@ -1,4 +1,4 @@
-//! Those of one process who wait for one lock: which of them watches the clock for all, and who does so if that one is
+//! The waiters of one process for one lock: which of them watches the clock for all, and which replaces it if it is
 //! silent.
 
 use std::collections::VecDeque;
@@ -12,51 +12,51 @@ use super::waiter::{Waiter, Wake};
 use crate::store::names::Token;
 use crate::sync::lock;
 
-/// How late the first may be at the most.
+/// The longest time by which the first waiter may be late.
 const PATIENCE: Duration = Duration::from_millis(400);
-/// How late it may be at the least: on a busy machine that is not silence yet.
+/// The shortest: on a busy machine a shorter delay does not mean silence.
 const LEAST_PATIENCE: Duration = Duration::from_millis(50);
-/// How long it is given for an answer.
+/// How long the first waiter may take to get an answer.
 const ANSWER: Duration = Duration::from_millis(500);
-/// Answers about one moment differ by what they took.
+/// Answers about the same moment differ by their round trips.
 const ABOUT_THE_SAME: Duration = Duration::from_millis(10);
 
-/// Those who wait for one lock.
+/// The waiters of one process for one lock.
 #[derive(Debug)]
 pub(crate) struct Line {
-    /// In the order in which they came; the first watches the clock.
+    /// In the order of their registration; the first watches the clock.
     waiters: VecDeque<Arc<Waiter>>,
-    /// Those whose moment passed while they were the first. Each is the last again as soon as it does anything: nobody
-    /// has to be patient with it twice.
+    /// Waiters that were replaced as the first because they were silent. Each goes to the end of the line as soon as it
+    /// does anything, so its patience is spent once.
     silent: Vec<Arc<Waiter>>,
     known: Option<Known>,
-    /// By when the first looks.
+    /// When the first asks at the latest.
     due: Option<Instant>,
-    /// Until when it waits for an answer.
+    /// Until when the first may wait for an answer.
     answer: Option<Instant>,
-    /// How late it may be: less where a time to live is short.
+    /// How late the first may be: less if a time to live is short.
     patience: Duration,
-    /// Until when others may sleep without a look at `due`.
+    /// Until when other waiters may sleep without checking `due`.
     asleep: Option<Instant>,
 }
 
-/// Until when a lock is another's, as far as this process knows.
+/// Until when another token holds the lock, as far as this process knows.
 #[derive(Clone, Copy, Debug)]
 struct Known {
-    /// When it was asked, or told.
+    /// When the question was sent, or the message arrived.
     at: Instant,
-    /// `None` for ever.
+    /// `None`: for ever.
     ends: Option<Instant>,
-    /// Whether it was only told that this is not so any more, and nobody has an answer yet.
+    /// The process was only told that this has changed, and no waiter has an answer yet.
     is_open: bool,
 }
 
-/// What a waiter has to do by the clock.
+/// What a waiter must do by the clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Watch {
-    /// It is the first: to look at this moment.
+    /// It is the first: ask at this moment.
     Look(Instant),
-    /// To see then whether the first was silent; never, where nobody knows until when that one may be.
+    /// Check at this moment whether the first was silent; `None` if the first has no moment to be measured by.
     Stand(Option<Instant>),
 }
 
@@ -83,7 +83,7 @@ impl Line {
         self.waiters.is_empty() && self.silent.is_empty()
     }
 
-    /// Those who wait; the first of them watches the clock, but where all were silent.
+    /// All waiters; the first of them watches the clock, unless all are silent.
     #[cfg(feature = "redis")]
     pub(crate) fn all(&self) -> impl Iterator<Item = &Arc<Waiter>> {
         self.waiters.iter().chain(&self.silent)
@@ -93,14 +93,14 @@ impl Line {
         self.waiters.front().is_some_and(|first| Arc::ptr_eq(first, waiter))
     }
 
-    /// It does something: it is not silent any more.
+    /// The waiter has done something: it is not silent any more.
     pub(crate) fn hear(&mut self, waiter: &Arc<Waiter>) {
         if let Some(at) = self.silent.iter().position(|other| Arc::ptr_eq(other, waiter)) {
             self.waiters.push_back(self.silent.remove(at));
         }
     }
 
-    /// What this one has to do by the clock, whose own time ends then.
+    /// What `waiter` must do by the clock; it would ask by itself at `own`.
     pub(crate) fn watch(&mut self, waiter: &Arc<Waiter>, own: Instant) -> (Watch, Option<Wake>) {
         let now = Instant::now();
         if self.is_first(waiter) {
@@ -114,13 +114,13 @@ impl Line {
         (Watch::Stand(until), None)
     }
 
-    /// Whoever wants it for so long waits here.
+    /// Shortens the patience for a waiter that wants the lock for `ttl`.
     pub(crate) fn hurry(&mut self, ttl: Option<Duration>) {
         let patience = ttl.map_or(PATIENCE, |ttl| (ttl / 2).clamp(LEAST_PATIENCE, PATIENCE));
         self.patience = self.patience.min(patience);
     }
 
-    /// This one asks. If it is the first, the others wait for what comes of that.
+    /// `waiter` asks now. If it is the first, the others wait for its answer.
     pub(crate) fn ask(&mut self, waiter: &Arc<Waiter>) -> Option<Wake> {
         if !self.is_first(waiter) {
             return None;
@@ -135,7 +135,7 @@ impl Line {
         Some(self.due.max(self.answer)? + self.patience)
     }
 
-    /// Whether this one has become the first because the first was silent; then it has to ask at once.
+    /// Makes `waiter` the first if the first was silent; true if it did, and then `waiter` must ask at once.
     pub(crate) fn stand_in(&mut self, waiter: &Arc<Waiter>) -> bool {
         let now = Instant::now();
         if self.is_first(waiter) || self.silent_from().is_none_or(|from| now < from) {
@@ -143,16 +143,16 @@ impl Line {
         }
         let Some(at) = self.waiters.iter().position(|other| Arc::ptr_eq(other, waiter)) else { return false };
         self.silent.extend(self.waiters.pop_front());
-        // The first has gone, so it is one place further in front.
+        // The index is one less, because the first was removed.
         let Some(next) = self.waiters.remove(at - 1) else { return false };
         self.waiters.push_front(next);
-        // Of all whose patience is over now, one is enough.
+        // One replacement is enough for all waiters whose patience has ended.
         (self.due, self.answer) = (Some(now), Some(now + ANSWER));
         true
     }
 
-    /// The first is to look by then. Who has to know: those who sleep for longer than they may if it does not. They look
-    /// at all that has changed by then, so they are woken once in a patience, however often that is.
+    /// Sets when the first asks at the latest. Returns the waiters to wake: those that sleep for longer than they may if
+    /// the first is silent. They then check everything that has changed, so they are woken at most once per patience.
     fn expect(&mut self, due: Instant) -> Option<Wake> {
         self.due = Some(due);
         let until = due + self.patience;
@@ -167,8 +167,8 @@ impl Line {
         Some(Wake(others))
     }
 
-    /// By the answer to what this one asked at that moment, the lock is not free before then. Who has to know: the first,
-    /// which sleeps on what was known before.
+    /// Records that by the answer to a question sent at `asked`, the lock is not free before `ends`. Returns the waiters
+    /// to wake: the first, which sleeps on what was known before.
     pub(crate) fn learn(
         &mut self,
         waiter: &Arc<Waiter>,
@@ -189,19 +189,20 @@ impl Line {
         Some(Wake::and(first, self.expect(ends.max(Instant::now()))))
     }
 
-    /// What was known may be so no more: see [`Grants::tell_missed`](super::Grants::tell_missed).
+    /// The lock may be free sooner than was known: see [`Grants::tell_missed`](super::Grants::tell_missed).
     pub(crate) fn miss(&mut self, aside: Option<&Token>) -> Option<Wake> {
         let mut others = self.waiters.iter().filter(|waiter| Some(&waiter.token) != aside);
         let without = others.clone().find(|waiter| !waiter.granted.load(Ordering::Relaxed));
         let first = Arc::clone(without.or_else(|| others.next())?);
         lock(&first.told).missed = true;
         let now = Instant::now();
-        // Until somebody has an answer this is what the others know: who is told may leave without having asked.
+        // The others go by this until a waiter has an answer, because the waiter that is told may leave without having
+        // asked.
         self.known = Some(Known { at: now, ends: Some(now), is_open: true });
         Some(Wake::and(first, self.expect(now)))
     }
 
-    /// The same for all locks at once, since nothing was heard for a time.
+    /// As [`miss`](Self::miss), because no messages arrived for a time.
     #[cfg(feature = "redis")]
     pub(crate) fn hear_nothing(&mut self) -> Option<Wake> {
         let wake = self.miss(None)?;
@@ -211,8 +212,8 @@ impl Line {
         Some(wake)
     }
 
-    /// Takes one out. Who has to know: whoever is the first then, if that has changed or there is something that nobody
-    /// has asked yet.
+    /// Removes a waiter. Returns the waiters to wake: the new first, if the first has changed or no waiter has asked
+    /// since the last message.
     pub(crate) fn remove(&mut self, waiter: &Arc<Waiter>) -> Option<Wake> {
         self.hear(waiter);
         let at = self.waiters.iter().position(|other| Arc::ptr_eq(other, waiter))?;
@@ -229,7 +230,7 @@ impl Line {
         }
         let now = Instant::now();
         self.answer = self.answer.filter(|_| at > 0);
-        // Until it says by itself when it looks.
+        // Until the new first sets its own moment.
         let due = self.known.and_then(|known| known.ends).map_or(now, |ends| ends.max(now));
         Some(Wake::and(first, self.expect(due)))
     }

@@ -1,11 +1,11 @@
-//! Waiters of locks and what they are told: grants, by token.
+//! Registry of this process's waiters for locks, and their messages: grants and others, by token.
 //!
-//! A waiter registers before its first take (invariant 4 of [`locks`](crate::store::lock_store)), so a grant that
-//! comes before the take's own answer is kept. Of all waiters of one lock in this process only the first
-//! watches the clock ([`Await::watch`]): one command per process and period, however many wait. Until when, is known
-//! to all of them together: what one has learnt, or was told, holds for whoever is the first later. The others watch the
-//! first, and send nothing: its future may be one that nobody polls, and whoever finds it silent is the first instead.
-//! Those who poll have clocks of their own and are no candidates: they are registered by token only, as holders are.
+//! A waiter registers before its first take (invariant 4 of [`locks`](crate::store::lock_store)), so a grant that arrives
+//! before the take's answer is kept. Of all waiters for one lock in this process only the first watches the clock
+//! ([`Await::watch`]): one command per process and period, however many wait. They share what is known of the lock's time:
+//! what one waiter learns is used by the next first. The others watch the first and send nothing. The first's future may
+//! not be polled, so a waiter that finds the first silent replaces it. Waiters that poll the lock have their own timers and
+//! cannot become the first: they are registered by token only, as holders are.
 
 #[cfg(feature = "redis")]
 mod census;
@@ -47,12 +47,12 @@ struct Registry {
     /// How many have registered.
     registered: u64,
     by_token: HashMap<Token, Arc<Waiter>>,
-    /// Those who wait to be told, by the lock's key.
+    /// The waiters in line, by the lock's key.
     waiting: HashMap<Arc<str>, Line>,
 }
 
-/// A registered waiter; dropping it ends the registration. What is told later finds nobody, but a grant that
-/// was told and not looked at goes with it: who leaves without knowing frees what it may have.
+/// A registered waiter; dropping it ends the registration. Later messages do not reach it, and a grant that was not taken
+/// is dropped with it: a waiter that leaves without knowing whether it has the lock must free it.
 #[derive(Debug)]
 pub(crate) struct Await {
     waiter: Arc<Waiter>,
@@ -79,7 +79,7 @@ impl Grants {
         Await { waiter, grants: Arc::clone(self) }
     }
 
-    /// Tells the waiter with this token; `None` if there is none.
+    /// Delivers a message to the waiter with this token; `None` if there is none.
     pub(crate) fn tell(&self, token: &Token, tell: Tell) -> Option<Wake> {
         let waiter = Arc::clone(lock(&self.registry).by_token.get(token)?);
         {
@@ -96,15 +96,15 @@ impl Grants {
         Some(Wake::and(waiter, None))
     }
 
-    /// Tells the first of those who wait for the lock with this key to take again, those aside who were just granted it: it
-    /// may be free, or be so sooner than was said. What that one takes goes to whoever's turn it is, so the others need not
-    /// ask, but where that one is silent. `aside` has it now, and knows.
+    /// Tells the first waiter in line for this lock, except those that were just granted it, to take again: the lock may be
+    /// free, now or sooner than was known. That take serves whichever waiter is next, so the others need not ask, unless
+    /// the first is silent. `aside` is not told: it holds the lock now, and knows.
     pub(crate) fn tell_missed(&self, key: &str, aside: Option<&Token>) -> Option<Wake> {
         lock(&self.registry).waiting.get_mut(key)?.miss(aside)
     }
 
-    /// Tells holders, and the first of those who wait for each lock, that things said to them may have been lost. What the first
-    /// asks is enough to go on; the store is asked about the others by [`Census`].
+    /// Tells all holders, and the first waiter of each lock, that messages may have been lost. The first one's take is
+    /// enough for the lock to go on; a [`Census`] checks the other waiters.
     #[cfg(feature = "redis")]
     pub(crate) fn tell_firsts_missed(&self) {
         let (firsts, holders): (Vec<_>, Vec<_>) = {
@@ -121,13 +121,13 @@ impl Grants {
         drop(firsts);
     }
 
-    /// The same of one node, where several share a registry.
+    /// Tells the same to the waiters and holders of one node, where several share a registry.
     #[cfg(feature = "testing")]
     pub(crate) fn tell_node_missed(&self, node: Uuid) {
         self.tell_each(Waiter::of(node), Told::hear_nothing);
     }
 
-    /// Tells everyone of this node that there is nothing to wait for any more.
+    /// Tells the waiters and holders of this node that the store is closed.
     pub(crate) fn close(&self, node: Uuid) {
         self.tell_each(Waiter::of(node), |told| told.closed = true);
     }
@@ -135,7 +135,7 @@ impl Grants {
     fn tell_each(&self, whom: impl Fn(&Waiter) -> bool, enter: impl Fn(&mut Told)) {
         let mut all: Vec<_> =
             lock(&self.registry).by_token.values().filter(|waiter| whom(waiter)).cloned().collect();
-        // A map has an order of its own each time; the same run must be the same again.
+        // A map's order is random; without a fixed order a simulation could not be repeated.
         all.sort_unstable_by_key(|waiter| waiter.number);
         for waiter in all {
             waiter.tell(&enter);
@@ -148,7 +148,7 @@ impl Grants {
         lock(&self.registry).by_token.contains_key(token)
     }
 
-    /// Whether something may have been asked with this token before; it is, from now on.
+    /// Whether a take may have been sent with this token before. Records that one is sent now.
     #[cfg(feature = "redis")]
     pub(crate) fn asks_again(&self, token: &Token) -> bool {
         let registry = lock(&self.registry);
@@ -158,7 +158,7 @@ impl Grants {
         })
     }
 
-    /// What was asked last with this token was answered.
+    /// The last take that was sent with this token was answered.
     #[cfg(feature = "redis")]
     pub(crate) fn is_answered(&self, token: &Token) {
         if let Some(waiter) = lock(&self.registry).by_token.get(token) {
@@ -166,7 +166,7 @@ impl Grants {
         }
     }
 
-    /// Whether anybody waits for the lock with this key.
+    /// Whether there are waiters in line for the lock with this key.
     #[cfg(feature = "redis")]
     pub(crate) fn anyone_waits(&self, key: &str) -> bool {
         lock(&self.registry).waiting.contains_key(key)
@@ -174,7 +174,7 @@ impl Grants {
 }
 
 impl Registry {
-    /// Takes a waiter out of those who wait; who has to know.
+    /// Removes a waiter from its line; returns the waiters to wake.
     fn stop_waiting(&mut self, waiter: &Arc<Waiter>) -> Option<Wake> {
         let Entry::Occupied(mut line) = self.waiting.entry(Arc::clone(&waiter.key)) else { return None };
         let wake = line.get_mut().remove(waiter);
@@ -186,28 +186,28 @@ impl Registry {
 }
 
 impl Await {
-    /// Waits for the next thing told and takes it. One task at a time.
+    /// Waits for messages and takes them, merged. One task at a time.
     ///
     /// # Cancel safety
     ///
-    /// Safe: what was told is taken at the moment this returns.
+    /// Safe: messages are taken at the moment this returns.
     pub(crate) async fn told(&self) -> Told {
         loop {
             self.waiter.woken.notified().await;
             let told = std::mem::take(&mut *lock(&self.waiter.told));
-            // Two things told may be taken by one look, and leave a second waking.
+            // Two messages may be taken by one look and leave a second wake-up.
             if told != Told::default() {
                 return told;
             }
         }
     }
 
-    /// Whether this is the first of those who wait for the lock in this process.
+    /// Whether this is the first waiter for its lock in this process.
     pub(crate) fn is_first(&self) -> bool {
         self.in_line(|line| line.is_first(&self.waiter)).unwrap_or_default()
     }
 
-    /// What this waiter, who wants it for `ttl`, has to do by the clock; `own` is when it would look by itself.
+    /// What this waiter, which wants the lock for `ttl`, must do by the clock; it would ask by itself at `own`.
     pub(crate) fn watch(&self, own: Instant, ttl: Option<Duration>) -> Watch {
         let watched = self.in_line(|line| {
             line.hurry(ttl);
@@ -216,29 +216,29 @@ impl Await {
         watched.map_or(Watch::Look(own), |(watch, _)| watch)
     }
 
-    /// It asks now. An answer may take as long as one who watches may be silent.
+    /// The waiter asks now. Until its answer is due it does not count as silent.
     pub(crate) fn asks(&self) {
         drop(self.in_line(|line| line.ask(&self.waiter)));
     }
 
-    /// Whether this waiter has become the first because that one was silent; then it has to ask at once.
+    /// Makes this waiter the first if the first was silent; true if it did, and then it must ask at once.
     pub(crate) fn stands_in(&self) -> bool {
         self.in_line(|line| line.stand_in(&self.waiter)).unwrap_or_default()
     }
 
-    /// A take that was sent at this moment was answered: the lock is another's until then. A grant before that has come to
-    /// nothing.
+    /// A take that was sent at `asked` was answered: another token holds the lock until `ends`. An earlier grant is void.
     pub(crate) fn is_busy(&self, asked: Instant, ends: Option<Instant>) {
         self.waiter.granted.store(false, Ordering::Relaxed);
         self.learn(asked, ends);
     }
 
-    /// By the answer to a take that was sent at this moment, the lock is not free before then.
+    /// By the answer to a take that was sent at `asked`, the lock is not free before `ends`.
     pub(crate) fn learn(&self, asked: Instant, ends: Option<Instant>) {
         drop(self.in_line(|line| line.learn(&self.waiter, asked, ends)));
     }
 
-    /// Whoever does anything is not silent any more. Who is woken by it is so when this is over.
+    /// Runs `act` on this waiter's line; the waiter is not silent any more. A `Wake` in the result must be dropped after
+    /// this returns.
     fn in_line<T>(&self, act: impl FnOnce(&mut Line) -> T) -> Option<T> {
         let mut registry = lock(&self.grants.registry);
         let line = registry.waiting.get_mut(&self.waiter.key)?;
@@ -246,8 +246,8 @@ impl Await {
         Some(act(line))
     }
 
-    /// Stops being one of those who wait, so that the next one is the first, but stays registered. For
-    /// holders, who want to be told `broken`, and for those who poll.
+    /// Leaves the line, so that the next waiter is the first, but stays registered: for holders, which want to be told
+    /// `broken`, and for waiters that poll.
     pub(crate) fn hold(&self) {
         let wake = lock(&self.grants.registry).stop_waiting(&self.waiter);
         drop(wake);

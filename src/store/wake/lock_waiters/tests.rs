@@ -13,7 +13,7 @@ fn far() -> Instant {
     Instant::now() + Duration::from_secs(86_400)
 }
 
-/// What it has to do by the clock, if it has time by itself.
+/// What the waiter must do by the clock, if its own time is far away.
 fn watch(waiter: &Await) -> Watch {
     waiter.watch(far(), None)
 }
@@ -32,7 +32,7 @@ async fn a_grant_is_kept_until_its_waiter_looks() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_told_to_nobody_is_known_to_be() {
+async fn a_message_without_a_receiver_is_reported() {
     let (grants, [one, two, three]) = three(&LockName::mutex("a"));
     let (token, late) = (one.waiter.token.clone(), two.waiter.token.clone());
     drop(one);
@@ -44,7 +44,7 @@ async fn what_is_told_to_nobody_is_known_to_be() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_next_becomes_the_first_when_the_first_leaves_or_holds() {
+async fn the_next_waiter_becomes_the_first_when_the_first_leaves_or_holds() {
     let (_grants, [one, two, three]) = three(&LockName::mutex("a"));
     assert!(one.is_first() && !two.is_first() && !three.is_first());
     drop(two);
@@ -57,7 +57,7 @@ async fn the_next_becomes_the_first_when_the_first_leaves_or_holds() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn holders_are_told_what_concerns_them() {
+async fn a_holder_is_told_that_its_mutex_was_broken() {
     let (grants, [holder, waiter, _three]) = three(&LockName::mutex("a"));
     holder.hold();
     let _ = told(&waiter).await;
@@ -67,7 +67,7 @@ async fn holders_are_told_what_concerns_them() {
 
 #[cfg(feature = "redis")]
 #[tokio::test(start_paused = true)]
-async fn the_first_waiter_hears_that_a_key_is_free_and_of_a_loss_with_the_holder() {
+async fn the_first_waiter_is_told_of_a_free_key_and_with_the_holder_of_a_loss() {
     let (grants, [holder, one, two]) = three(&LockName::mutex("a"));
     holder.hold();
     let _ = told(&one).await;
@@ -86,7 +86,8 @@ async fn the_first_waiter_hears_that_a_key_is_free_and_of_a_loss_with_the_holder
     assert!(!grants.anyone_waits("sg1:m:{a}"), "a holder does not wait");
 }
 
-/// After a loss the store is asked about all but the first: those that have no place ask, unless they have asked meanwhile.
+/// After a loss all waiters but the first are looked for in the queue: those without a place ask, unless they have asked
+/// meanwhile.
 #[cfg(feature = "redis")]
 #[tokio::test(start_paused = true)]
 async fn waiters_without_a_place_are_told_to_ask() {
@@ -124,9 +125,9 @@ async fn waiters_without_a_place_are_told_to_ask() {
     assert_eq!(told(&three).await, None, "it will be");
 }
 
-/// The first has been granted it, so another was told, and leaves without having asked.
+/// The first has been granted the lock, so the second was told, and leaves without having asked.
 #[tokio::test(start_paused = true)]
-async fn what_nobody_has_asked_yet_goes_to_who_is_left() {
+async fn a_message_that_the_first_did_not_act_on_passes_to_the_next_waiter() {
     let (grants, [one, two, _three]) = three(&LockName::mutex("a"));
     drop(grants.tell(&one.waiter.token, Tell::Granted { fence: 1 }));
     drop(grants.tell_missed("sg1:m:{a}", None));
@@ -137,7 +138,7 @@ async fn what_nobody_has_asked_yet_goes_to_who_is_left() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_grant_that_came_to_nothing_keeps_nobody_from_being_told() {
+async fn a_void_grant_does_not_keep_its_waiter_from_being_told() {
     let (grants, [one, two, _three]) = three(&LockName::mutex("a"));
     drop(grants.tell(&one.waiter.token, Tell::Granted { fence: 1 }));
     let _ = told(&one).await;
@@ -148,7 +149,7 @@ async fn a_grant_that_came_to_nothing_keeps_nobody_from_being_told() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_first_watches_what_was_learnt_last_by_whomever() {
+async fn the_first_watches_the_latest_answer_of_any_waiter() {
     let (_grants, [one, two, three]) = three(&LockName::mutex("a"));
     let now = Instant::now();
     let [brief, long] = [1, 60].map(|secs| now + Duration::from_secs(secs));
@@ -176,7 +177,7 @@ async fn a_mutex_and_a_semaphore_of_one_name_have_each_a_first() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_stands_in_for_a_silent_first_which_is_the_last_again_when_it_speaks() {
+async fn one_waiter_replaces_a_silent_first_which_rejoins_at_the_end() {
     let (_grants, [one, two, three]) = three(&LockName::mutex("a"));
     let ends = Instant::now() + Duration::from_secs(1);
     one.is_busy(Instant::now(), Some(ends));
@@ -188,15 +189,15 @@ async fn one_stands_in_for_a_silent_first_which_is_the_last_again_when_it_speaks
     assert!(three.stands_in() && three.is_first());
     assert!(!two.stands_in(), "one is enough");
     three.hold();
-    assert!(two.is_first(), "who is silent is not waited for again");
+    assert!(two.is_first(), "a silent waiter is not waited for again");
     assert!(!one.is_first());
     drop(two);
     assert!(one.is_first(), "it has spoken");
 }
 
-/// However often a time gets shorter: they look again by then.
+/// However often a time becomes shorter: the sleepers check again by then.
 #[tokio::test(start_paused = true)]
-async fn those_who_sleep_for_too_long_are_woken_once() {
+async fn waiters_that_sleep_for_too_long_are_woken_once() {
     let (grants, [one, two, three]) = three(&LockName::mutex("a"));
     let ends = Instant::now() + Duration::from_secs(60);
     one.is_busy(Instant::now(), Some(ends));

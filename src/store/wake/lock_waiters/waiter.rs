@@ -1,4 +1,4 @@
-//! One waiter for a lock: what it was told, and how it is woken.
+//! One waiter for a lock: its messages, and how it is woken.
 
 use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, Mutex};
@@ -9,21 +9,21 @@ use uuid::Uuid;
 use crate::store::names::Token;
 use crate::sync::lock;
 
-/// What a waiter was told since it last looked.
+/// What a waiter was told since its last look.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Told {
-    /// The lock is this waiter's, with this fence (0 for a permit).
+    /// This waiter holds the lock, with this fence (0 for a permit).
     pub(crate) granted: Option<u64>,
     /// The semaphore was deleted, or the store closed.
     pub(crate) closed: bool,
-    /// The mutex was taken away by force.
+    /// The mutex was broken: taken away from its holder.
     pub(crate) broken: bool,
-    /// Something may have been missed, or has changed: take again.
+    /// A message may have been missed, or the lock's time has changed: take again.
     pub(crate) missed: bool,
-    /// That is because nothing was heard for a time.
+    /// `missed`, because no messages arrived for a time.
     pub(crate) unheard: bool,
-    /// What this waiter has to do by the clock has changed: it has become the first of its lock in this process, or the
-    /// time to watch is over sooner.
+    /// What this waiter must do by the clock has changed: it has become the first of its lock in this process, or the
+    /// time to watch ends sooner.
     pub(crate) first: bool,
 }
 
@@ -34,7 +34,7 @@ impl Told {
     }
 }
 
-/// One thing a store tells one waiter.
+/// One message from a store to one waiter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tell {
     Granted { fence: u64 },
@@ -44,14 +44,14 @@ pub(crate) enum Tell {
 
 #[derive(Debug)]
 pub(super) struct Waiter {
-    /// Its place among all who have registered.
+    /// Its rank among all waiters that have registered.
     pub(super) number: u64,
     pub(super) key: Arc<str>,
     pub(super) token: Token,
     pub(super) told: Mutex<Told>,
-    /// Whether it was told that the lock is its own, and has other things to do than to ask for it.
+    /// Whether it was granted the lock, so that it need not be told to ask.
     pub(super) granted: AtomicBool,
-    /// Twice the number of takes that were sent for it, each of which may have queued it, and one more once the last was
+    /// Twice the number of takes that were sent for it, each of which may have queued it, plus one if the last was
     /// answered.
     #[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "a memory store looks into its queue"))]
     pub(super) asked: AtomicU32,
@@ -59,7 +59,7 @@ pub(super) struct Waiter {
 }
 
 impl Waiter {
-    /// Those of this node.
+    /// Selects the waiters of this node.
     pub(super) fn of(node: Uuid) -> impl Fn(&Self) -> bool {
         let node = node.simple().to_string();
         move |waiter| waiter.token.node() == node
@@ -71,8 +71,8 @@ impl Waiter {
     }
 }
 
-/// Wakes waiters when it is dropped. Entering what a waiter is told can thus be part of a step under a
-/// store's own lock, and waking it, which runs somebody else's code, come after.
+/// Wakes waiters when it is dropped. So a message can be recorded in a step under the store's lock, while waking, which
+/// runs foreign code, comes after the lock.
 #[derive(Debug)]
 #[must_use = "what was told is heard when this is dropped, which must not be under a lock"]
 pub(crate) struct Wake(pub(super) Vec<Arc<Waiter>>);

@@ -1,8 +1,8 @@
 //! The connection on which other nodes' scripts wake this one.
 //!
-//! It carries one subscription, to this node's own channel, for as long as the node lives; what is
-//! said on it is a hint. Where it can not be had (the server refuses SUBSCRIBE, or is gone) all
-//! waits end by their timers.
+//! It has one subscription, to this node's own channel, for as long as the node lives; every message
+//! is a hint. Without the connection (the server refuses SUBSCRIBE, or is gone), all waits end by
+//! their timers.
 
 mod subscription;
 #[cfg(test)]
@@ -32,13 +32,13 @@ use crate::store::wake::lock_waiters::{Grants, Tell};
 
 pub(crate) struct Inbox {
     dial: Dial,
-    /// Minted by the first use: a process that was forked before that is a node of its own.
+    /// Minted at the first use: a process that was forked before that becomes a separate node.
     node: OnceLock<Uuid>,
     commands: Commands,
     watches: Arc<Watches>,
     grants: Arc<Grants>,
     task: Mutex<Task>,
-    /// Whether there is a task; in front of the lock, because every ACQUIRE asks.
+    /// Whether there is a task; outside the lock, because every ACQUIRE checks it.
     running: AtomicBool,
     status: watch::Sender<Status>,
     vitals: Vitals,
@@ -46,7 +46,7 @@ pub(crate) struct Inbox {
 
 #[derive(Default)]
 struct Task {
-    /// Counts tasks: one that was given up must not touch the state any more.
+    /// Counts tasks: one that was replaced must not change the state any more.
     number: u64,
     handle: Option<AbortHandle>,
     closed: bool,
@@ -56,7 +56,7 @@ struct Task {
 enum Status {
     /// No subscription, or not yet.
     Shut,
-    /// The subscription was confirmed, and every ping answered in time since.
+    /// The subscription was confirmed, and every ping since then was answered in time.
     Confirmed,
     /// The server does not allow it.
     Refused,
@@ -82,12 +82,12 @@ impl Inbox {
         })
     }
 
-    /// Which node's it is.
+    /// The id of the node that this inbox belongs to.
     pub(crate) fn node(&self) -> Uuid {
         *self.node.get_or_init(Uuid::new_v4)
     }
 
-    /// Whether what other nodes say is heard at present.
+    /// Whether messages of other nodes arrive at present.
     pub(crate) fn hears(&self) -> bool {
         *self.status.borrow() == Status::Confirmed
     }
@@ -117,8 +117,9 @@ impl Inbox {
         self.grants.tell_firsts_missed();
     }
 
-    /// Changes the status, for the task `number`, and wakes each waiter for a lease and the first for each lock: hints were lost, or
-    /// will be. False when that task has nothing left to serve.
+    /// Changes the status on behalf of task `number`, and wakes each waiter for a lease and the
+    /// first waiter of each lock, because hints were lost or will be. False if that task was
+    /// replaced or the inbox is closed.
     fn enter(&self, number: u64, status: Status) -> bool {
         let changed = {
             let task = self.task();
@@ -127,7 +128,7 @@ impl Inbox {
             }
             self.status.send_if_modified(|before| std::mem::replace(before, status) != status)
         };
-        // The status first: a waiter that is woken asks whether hints arrive.
+        // The status first: a woken waiter checks whether hints arrive.
         if changed {
             self.vitals.lost();
             self.tell_missed();
@@ -135,13 +136,13 @@ impl Inbox {
         true
     }
 
-    /// Passes a message on to who waits for it. Anything that is not one is ignored.
+    /// Passes a message on to its waiter. Anything else is ignored.
     fn deliver(self: &Arc<Self>, payload: &[u8]) {
         match message::parse(payload) {
             Some(Message::Hint(name, hint)) => {
                 let heard = self.watches.tell(name, &hint);
                 match hint {
-                    // The waiter has left: its lease must not stay with nobody.
+                    // The waiter has left: pass its lease on, or it stays unused until it expires.
                     Hint::Granted { token, hops } if !heard && self.is_own(&token) => {
                         let (commands, name) = (self.commands.clone(), name.to_owned());
                         let within = self.dial.answer;
@@ -165,7 +166,7 @@ impl Inbox {
         }
     }
 
-    /// How the subscription stands.
+    /// The state of the subscription.
     pub(crate) fn link(&self) -> LinkState {
         if self.task().closed {
             return LinkState::Closed;
@@ -180,23 +181,24 @@ impl Inbox {
         }
     }
 
-    /// How long ago anything was heard: a message, or the answer to a ping.
+    /// How long ago a message or the answer to a ping arrived.
     pub(crate) fn last_heard(&self) -> Option<Duration> {
         self.vitals.last_heard()
     }
 
-    /// How long the latest ping's answer took, or the next one's has by now, if that is longer.
+    /// How long the answer to the latest ping took, or how long the present ping has been waiting,
+    /// if that is longer.
     pub(crate) fn lag(&self) -> Option<Duration> {
         self.vitals.lag()
     }
 
-    /// Whether the token was minted by this node. Its channel can be written to by others than ours.
+    /// Whether this node minted the token. Other clients may publish to this channel, too.
     fn is_own(&self, token: &Token) -> bool {
         token.node() == self.node().simple().to_string()
     }
 
     fn task(&self) -> MutexGuard<'_, Task> {
-        // Nothing under this lock can fail half-way.
+        // No code under this lock can fail half-way.
         self.task.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -23,15 +23,15 @@ use crate::store::redis::errors::outage_log::Told;
 use crate::store::redis::errors::reply::bounded;
 use crate::store::redis::messages::message;
 
-/// How often the server is asked whether it is still there, and how long it may take to answer. A
-/// connection that brings only messages dies without a sign.
+/// How often the server is pinged, and how long its answer may take. A connection that only receives gives no sign when
+/// it dies.
 const PING: Duration = Duration::from_secs(1);
 
-/// How often a refused subscription is tried again: rights do change, but seldom.
+/// How often a refused subscription is tried again: rights change seldom.
 const REFUSED: Duration = Duration::from_secs(30);
 
 impl Inbox {
-    /// Opens the inbox in the background, if nobody has.
+    /// Opens the inbox in the background, if it is not open.
     pub(crate) fn open(self: &Arc<Self>) {
         if self.running.load(Ordering::Acquire) {
             return;
@@ -48,7 +48,8 @@ impl Inbox {
         let reader = Reader { inbox: Arc::downgrade(self), number };
         let generations = self.commands.generations();
         let channel = message::channel(self.node());
-        // Outside the lock: a runtime that is being shut down drops the task here, and the reader's drop takes the lock.
+        // Outside the lock: a runtime that is being shut down drops the task inside `spawn`, and dropping the reader
+        // takes the lock.
         let spawned = runtime.spawn(serve(reader, self.dial.clone(), generations, channel));
         let mut task = self.task();
         if task.number == number && !task.closed {
@@ -59,26 +60,26 @@ impl Inbox {
     }
 }
 
-/// The task's hold on the inbox. Weak: a store that is dropped takes its task along.
+/// The task's reference to the inbox. Weak: dropping the store ends its task.
 struct Reader {
     inbox: Weak<Inbox>,
     number: u64,
 }
 
 impl Drop for Reader {
-    /// The task ended, with its runtime or by a panic: the next ACQUIRE starts over.
+    /// The task ended, with its runtime or by a panic: the next ACQUIRE starts another.
     fn drop(&mut self) {
         let Some(inbox) = self.inbox.upgrade() else { return };
         if inbox.enter(self.number, Status::Shut) {
             inbox.task().handle = None;
-            // Last: from here on there may be another task.
+            // Last, because from here on there may be another task.
             inbox.running.store(false, Ordering::Release);
         }
     }
 }
 
 impl Reader {
-    /// As [`Inbox::enter`]. What the other waiters of locks have missed is asked of the server in the background.
+    /// As [`Inbox::enter`]. A background task then asks the server which other waiters of locks have missed a message.
     fn enter(&self, status: Status) -> bool {
         let entered = self.inbox.upgrade().filter(|inbox| inbox.enter(self.number, status));
         let Some(inbox) = entered else { return false };
@@ -87,7 +88,7 @@ impl Reader {
         true
     }
 
-    /// Notes what the connection does.
+    /// Records an event of the connection.
     fn note(&self, what: impl FnOnce(&Vitals)) {
         if let Some(inbox) = self.inbox.upgrade() {
             what(&inbox.vitals);
@@ -98,7 +99,7 @@ impl Reader {
         self.inbox.upgrade().is_some_and(|inbox| inbox.commands.down().is_some())
     }
 
-    /// The server of this connection may be gone, and with it the other connection to it.
+    /// Has the commands' connection checked, because its server may be gone, too.
     fn suspect_commands(&self) {
         if let Some(inbox) = self.inbox.upgrade() {
             inbox.commands.suspect();
@@ -106,22 +107,22 @@ impl Reader {
     }
 }
 
-/// Why a subscription came to nothing, or to its end.
+/// Why a subscription failed or ended.
 enum End {
     NotOpened(RedisError),
     Failed(RedisError),
-    /// SUBSCRIBE is not among this user's rights.
+    /// This user has no right to SUBSCRIBE.
     Refused(RedisError),
-    /// The commands go to another connection, perhaps to another server.
+    /// The commands use a new connection, perhaps to another server.
     Moved,
     Dropped,
 }
 
-/// Keeps the subscription for as long as there is an inbox. No strong reference lives across an
-/// await, or the connection of a dropped store would outlive it.
+/// Keeps the subscription while the inbox exists. No strong reference lives across an await, or the connection of a
+/// dropped store would outlive it.
 async fn serve(reader: Reader, dial: Dial, mut generations: watch::Receiver<u64>, channel: String) {
     let mut backoff = Backoff::new();
-    // Of the present outage.
+    // The reasons logged of the present outage.
     let mut told = Told::default();
     loop {
         let mut confirmed_at = None;
@@ -151,7 +152,7 @@ async fn serve(reader: Reader, dial: Dial, mut generations: watch::Receiver<u64>
             continue;
         }
         backoff.pause().await;
-        // Opened before there are commands again, it would have to follow them at once.
+        // Before the commands are connected, a subscription might be opened at another server and have to move at once.
         while reader.commands_are_down() {
             if generations.changed().await.is_err() {
                 return;
@@ -216,7 +217,7 @@ async fn next(messages: &mut PubSubStream) -> Option<redis::Msg> {
     messages.next().await
 }
 
-/// Asks for a sign of life again and again, until there is none.
+/// Pings the server until a ping is not answered.
 async fn ping(mut sink: PubSubSink, reader: &Reader) -> RedisError {
     loop {
         sleep(PING).await;

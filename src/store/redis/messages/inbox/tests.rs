@@ -2,9 +2,9 @@ use super::*;
 use crate::key::{CacheKey, Key};
 use crate::store::redis::RedisStore;
 
-/// One that has heard nothing yet: nobody asked for it, it is on its way, or there is nowhere to go.
+/// An inbox that has received nothing: it was not opened, is connecting, or has no server.
 #[tokio::test]
-async fn an_inbox_that_was_never_up_stands_as_the_commands_do() {
+async fn an_inbox_that_was_never_up_reports_the_state_of_the_commands_connection() {
     let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
     let url = format!("redis://{}/", listener.local_addr().expect("bound"));
     let client = redis::Client::open(url).expect("an address");
@@ -14,13 +14,13 @@ async fn an_inbox_that_was_never_up_stands_as_the_commands_do() {
     assert_eq!(store.inbox.link(), LinkState::Connecting);
     drop(listener);
     let key = Key::new("ns", &CacheKey::from("k"));
-    store.get(&key, Duration::from_secs(10)).await.expect_err("nobody listens");
+    store.get(&key, Duration::from_secs(10)).await.expect_err("the port is closed");
     assert_eq!(store.inbox.link(), LinkState::Down);
     store.inbox.close();
     assert_eq!(store.inbox.link(), LinkState::Closed);
 }
 
-/// It is on its way again, and says that it was there: commands may well be answered meanwhile.
+/// It reconnects, and says that it was connected before: commands may be answered meanwhile.
 #[tokio::test]
 async fn an_inbox_that_was_up_is_down_until_it_is_back() {
     let client = redis::Client::open("redis://127.0.0.1:1/").expect("an address");

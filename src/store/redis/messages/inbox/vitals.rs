@@ -1,17 +1,17 @@
-//! What the inbox knows about itself.
+//! What the inbox records about its connection.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// When the inbox has asked and heard, in microseconds since it was made; 0 for never.
+/// When the inbox was asked and heard from, in microseconds since `born`; 0 for never.
 pub(crate) struct Vitals {
     born: Instant,
     heard_at: AtomicU64,
-    /// Of the ping that is not answered yet.
+    /// When the ping was sent that is not answered yet.
     asked_at: AtomicU64,
-    /// How long the latest answer took, in microseconds and one more; 0 before the first.
+    /// How long the latest answer took, in microseconds plus one; 0 before the first.
     lag: AtomicU64,
 }
 
@@ -25,20 +25,20 @@ impl Vitals {
         }
     }
 
-    /// The server has given a sign of life.
+    /// The server has sent a message or an answer.
     pub(crate) fn heard(&self) {
         self.heard_at.store(self.now(), Ordering::Relaxed);
     }
 
-    /// It is asked for one.
+    /// A ping was sent.
     pub(crate) fn asked(&self) {
         self.asked_at.store(self.now(), Ordering::Relaxed);
     }
 
-    /// It has answered.
+    /// The ping was answered.
     pub(crate) fn answered(&self) {
         let asked_at = self.asked_at.swap(0, Ordering::Relaxed);
-        // Else it was given up meanwhile.
+        // 0: the ping was given up meanwhile.
         if asked_at != 0 {
             let took = self.now().saturating_sub(asked_at);
             self.lag.store(took.saturating_add(1), Ordering::Relaxed);
@@ -46,7 +46,7 @@ impl Vitals {
         self.heard();
     }
 
-    /// The connection is another one, or gone: nothing is known of it.
+    /// The connection was lost or replaced: its values are reset.
     pub(crate) fn lost(&self) {
         self.asked_at.store(0, Ordering::Relaxed);
         self.lag.store(0, Ordering::Relaxed);
@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn the_lag_is_that_of_the_latest_answer_or_of_one_that_is_later() {
+    async fn the_lag_is_that_of_the_latest_answer_or_of_a_pending_ping_if_longer() {
         let (vitals, ms) = (Vitals::new(), Duration::from_millis);
         let pass = async |time| tokio::time::advance(time).await;
         pass(ms(1)).await;

@@ -1,4 +1,4 @@
-//! How a waiter has a key announced: the question, and the session that it needs.
+//! How a waiter requests announcements of a key, and starts the session for them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,14 +12,14 @@ use crate::store::lock_store::Announced;
 use crate::store::{StoreError, StoreErrorKind};
 
 impl Keyspace {
-    /// Has `key` announced for as long as anybody waits for it.
+    /// Has `key` announced for as long as any waiter waits for it.
     pub(crate) async fn announce(
         self: &Arc<Self>,
         key: &Arc<str>,
         within: Duration,
     ) -> Result<Announced, StoreError> {
         if self.commands.is_spread() {
-            // A node announces its own keys, to those who listen there; and keys move.
+            // A node announces its own keys to its own subscribers only, and keys move.
             return Ok(Announced::No { why: "a cluster announces keys on their own nodes only" });
         }
         let mut changes = self.changes.subscribe();
@@ -29,7 +29,7 @@ impl Keyspace {
                 if let Some(answer) = self.ask(key)? {
                     return Ok(answer);
                 }
-                // The sender lives as long as this.
+                // Cannot fail: the sender lives in `self`.
                 let _ = changes.changed().await;
             }
         };
@@ -39,7 +39,7 @@ impl Keyspace {
         })
     }
 
-    /// The answer, if there is one; else sees to it that there will be.
+    /// The answer, if it is known; else requests it.
     fn ask(self: &Arc<Self>, key: &Arc<str>) -> Result<Option<Announced>, StoreError> {
         {
             let mut state = self.state();
@@ -82,8 +82,8 @@ impl Keyspace {
         };
         let reader = Reader::new(self, number);
         let generations = self.commands.generations();
-        // Outside the lock: a runtime that is being shut down drops the task in here, and the reader's drop
-        // takes the lock.
+        // Outside the lock: a runtime that is being shut down drops the task inside `spawn`, and dropping
+        // the reader takes the lock.
         let task = runtime.spawn(serve(reader, self.dial.clone(), generations, Arc::clone(&self.asked)));
         let mut state = self.state();
         if state.number == number && !state.closed {

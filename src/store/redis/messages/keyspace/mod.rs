@@ -1,8 +1,8 @@
-//! What the server announces of keys: who waits for a mutex hears that foreign hands have freed it.
+//! Keyspace notifications: tell the waiters of a mutex when a foreign client has freed it.
 //!
-//! Announcements are off on most servers; to switch them on and to hear them takes rights of its own, and none
-//! is ever repeated. This is for those who ask for it, beside their timers. It has a connection of its own,
-//! open only while somebody waits in this way.
+//! They are off on most servers; turning them on and receiving them takes additional rights, and a lost one is
+//! not repeated. So they are optional, and supplement the timers. They have a separate connection, which is
+//! open only while a waiter has requested them.
 
 mod announce;
 mod session;
@@ -28,10 +28,10 @@ use crate::store::redis::errors::reply::unexpected;
 use crate::store::wake::lock_waiters::Grants;
 use crate::sync::lock;
 
-/// How long a refusal stands: rights do change, but seldom.
+/// How long a refusal is remembered: rights change seldom.
 const REFUSED: Duration = Duration::from_secs(30);
 
-/// Where the server says what it announces.
+/// The server's setting of which events it announces.
 const SETTING: &str = "notify-keyspace-events";
 
 pub(crate) struct Keyspace {
@@ -41,32 +41,32 @@ pub(crate) struct Keyspace {
     state: Mutex<State>,
     /// Tells the session that there are keys to subscribe to.
     asked: Arc<Notify>,
-    /// Sent whenever the answer to those who ask may have changed.
+    /// Sent at every change that may concern a waiting caller.
     changes: watch::Sender<()>,
-    /// Whether announcements that were promised may be missed at present.
+    /// Whether promised announcements may be missed at present.
     deaf: AtomicBool,
 }
 
 #[derive(Default)]
 struct State {
     keys: HashMap<Arc<str>, Standing>,
-    /// Those that the session has not subscribed to yet.
+    /// The keys that the session has not subscribed to yet.
     fresh: Vec<Arc<str>>,
-    /// Why announcements can not be had, as far as is known.
+    /// Why announcements are not available, if that is known.
     refused: Option<(&'static str, Instant)>,
-    /// Counts sessions' tasks: one that was given up must not touch the state any more.
+    /// Counts sessions' tasks: one that was replaced must not change the state any more.
     number: u64,
     running: bool,
     task: Option<AbortHandle>,
     closed: bool,
 }
 
-/// How it stands with the announcements of one key.
+/// The state of the announcements of one key.
 #[derive(Clone, Copy, Default)]
 struct Standing {
-    /// The server has confirmed them, on the present connection.
+    /// The server has confirmed the subscription on the present connection.
     confirmed: bool,
-    /// Somebody was told that they come.
+    /// A waiter was told that announcements arrive.
     promised: bool,
 }
 
@@ -83,7 +83,7 @@ impl Keyspace {
         })
     }
 
-    /// Whether what was promised is heard.
+    /// Whether all promised announcements arrive.
     pub(crate) fn hears(&self) -> bool {
         !self.deaf.load(Ordering::Acquire)
     }
@@ -100,7 +100,7 @@ impl Keyspace {
         self.changes.send_replace(());
     }
 
-    /// Forgets keys that nobody waits for.
+    /// Forgets keys without waiters.
     fn prune(&self, state: &mut State) {
         state.keys.retain(|key, _| self.grants.anyone_waits(key));
         self.judge_hearing(state);
@@ -130,8 +130,8 @@ impl fmt::Debug for Keyspace {
     }
 }
 
-/// Has the server announce what is listened for, beside whatever it announces to others. Again on each
-/// connection, because a server that was restarted has forgotten it.
+/// Turns on the events that are needed, in addition to those that are on already. Repeated on each connection,
+/// because a restarted server has lost the setting.
 async fn configure(commands: &Commands, within: Duration) -> Result<(), StoreError> {
     let answer = commands.send("", redis::cmd("CONFIG").arg("GET").arg(SETTING), within).await?;
     let settings: HashMap<String, String> =
@@ -146,16 +146,16 @@ async fn configure(commands: &Commands, within: Duration) -> Result<(), StoreErr
     Ok(())
 }
 
-/// The flags with those that are needed: channels by `K`ey, `g`eneric commands such as DEL, e`x`pired and
-/// `e`victed keys. `None` where they are there already; `A` stands for all kinds of events.
+/// The flags with those that are needed: `K`eyspace channels, `g`eneric commands such as DEL, e`x`pired and
+/// `e`victed keys. `None` if all are there already; `A` stands for all kinds of events.
 pub(crate) fn merged(flags: &str) -> Option<String> {
     let there = |flag: char| flags.contains(flag) || (flag != 'K' && flags.contains('A'));
     let missing: String = "Kgxe".chars().filter(|&flag| !there(flag)).collect();
     (!missing.is_empty()).then(|| format!("{flags}{missing}"))
 }
 
-/// Whether a key is gone, or another one, after this event. The others are about a holder's own doing:
-/// `expire`, which SET with a time to live sends too, and `persist`.
+/// Whether the key was removed or replaced by this event. Other events come from the holder itself: `expire`,
+/// which SET with a time to live sends too, and `persist`.
 fn frees(event: &[u8]) -> bool {
     matches!(event, b"del" | b"expired" | b"evicted" | b"rename_from" | b"move_from" | b"unlink")
 }

@@ -1,4 +1,4 @@
-//! The task that keeps the connection for announcements, from the first who waits to the last.
+//! The task that keeps the connection for announcements while there are waiters.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Weak};
@@ -17,23 +17,23 @@ use crate::store::redis::errors::classify::{judge, reason, store_error};
 use crate::store::redis::errors::reply::bounded;
 use crate::store::{StoreError, StoreErrorKind};
 
-/// How often it is looked whether the server still answers, and whether anybody still waits.
+/// How often the server is pinged and keys without waiters are forgotten.
 const TICK: Duration = Duration::from_secs(1);
 
-/// For so many looks in a row nobody waits until the connection is closed: who waits at all waits often.
+/// After how many ticks without a key the connection is closed. Not at once, because waits on locks recur.
 const IDLE_TICKS: u32 = 3;
 
-/// So many channels are subscribed to by one command.
+/// How many channels one command subscribes to.
 const AT_ONCE: usize = 128;
 
-/// The task's hold on its owner. Weak: a store that is dropped takes its task along.
+/// The task's reference to its owner. Weak: dropping the store ends its task.
 pub(crate) struct Reader {
     keyspace: Weak<Keyspace>,
     number: u64,
 }
 
 impl Drop for Reader {
-    /// The task ended, with its work, with its runtime or by a panic: the next who asks starts over.
+    /// The task ended, with its work, its runtime or by a panic: the next request starts another.
     fn drop(&mut self) {
         self.with(|keyspace, state| {
             lose(keyspace, state);
@@ -48,15 +48,15 @@ impl Reader {
         Self { keyspace: Arc::downgrade(keyspace), number }
     }
 
-    /// Looks at the state, if this is still the task that serves it.
+    /// Accesses the state, if this task still serves it.
     fn with<T>(&self, act: impl FnOnce(&Keyspace, &mut State) -> T) -> Option<T> {
         let keyspace = self.keyspace.upgrade()?;
         let mut state = keyspace.state();
         (state.number == self.number && state.running && !state.closed).then(|| act(&keyspace, &mut state))
     }
 
-    /// Forgets what nobody waits for. True if that was the last of it, and this task is not wanted any more:
-    /// whoever comes later starts another.
+    /// Forgets keys without waiters. True if none is left and this task must end: a later request starts
+    /// another.
     fn is_done(&self) -> bool {
         let done = self.with(|keyspace, state| {
             keyspace.prune(state);
@@ -65,13 +65,14 @@ impl Reader {
         });
         let done = done.unwrap_or(true);
         if done && let Some(keyspace) = self.keyspace.upgrade() {
-            // Who asks without waiting for a lock asks another task.
+            // A request without a waiter was waiting for this task: it must start another.
             keyspace.changes.send_replace(());
         }
         done
     }
 
-    /// Notes that the server will announce these, and has those look who may have missed something.
+    /// Records that the server announces these keys, and wakes the waiters that may have missed an
+    /// announcement.
     fn confirm(&self, keys: &[Arc<str>]) -> Option<()> {
         let again = self.with(|keyspace, state| {
             let mut again = Vec::new();
@@ -92,7 +93,7 @@ impl Reader {
         Some(())
     }
 
-    /// Notes that announcements can not be had, and has everyone look who was promised some.
+    /// Records that announcements are not available, and wakes the waiters that were promised them.
     fn refuse(&self, why: &'static str) -> Option<()> {
         let keys = self.with(|_, state| {
             state.refused = Some((why, Instant::now()));
@@ -118,7 +119,7 @@ impl Reader {
     }
 }
 
-/// The connection is gone: everything is to be subscribed to again.
+/// The connection was lost: all keys must be subscribed to again.
 fn lose(keyspace: &Keyspace, state: &mut State) {
     for Standing { confirmed, .. } in state.keys.values_mut() {
         *confirmed = false;
@@ -127,18 +128,18 @@ fn lose(keyspace: &Keyspace, state: &mut State) {
     keyspace.judge_hearing(state);
 }
 
-/// Why a session came to nothing, or to its end.
+/// Why a session failed or ended.
 enum End {
     Failed(StoreError),
     Refused(&'static str, StoreError),
-    /// The commands go to another connection, perhaps to another server.
+    /// The commands use a new connection, perhaps to another server.
     Moved,
-    /// Nobody is left to serve.
+    /// No key has a waiter any more.
     Done,
 }
 
-/// Keeps sessions for as long as anybody waits. No strong reference lives across an await but in
-/// [`configure`], which has its bound.
+/// Keeps sessions while there are waiters. No strong reference lives across an await, except in
+/// [`configure`], which has a bound.
 pub(crate) async fn serve(
     reader: Reader,
     dial: Dial,
@@ -180,7 +181,8 @@ pub(crate) async fn serve(
         if reader.is_done() {
             return;
         }
-        // Opened before there are commands again, it would have to follow them at once.
+        // Before the commands are connected, a session might be opened at another server and have to move at
+        // once.
         while reader.keyspace.upgrade().is_some_and(|keyspace| keyspace.commands.down().is_some()) {
             tokio::select! {
                 changed = generations.changed() => if changed.is_err() { return },
@@ -193,7 +195,7 @@ pub(crate) async fn serve(
     }
 }
 
-/// One connection, from opening it to its end.
+/// One session, from opening its connection to its end.
 async fn session(
     reader: &Reader,
     dial: &Dial,
@@ -213,7 +215,7 @@ async fn session(
         Ok(inbound) => inbound.messages.split(),
         Err(error) => return failed(error),
     };
-    // What the names of the channels begin with: they differ by database.
+    // The prefix of the channels' names, which differs by database.
     let prefix = format!("__keyspace@{}__:", dial.db());
     let channels = |keys: &[Arc<str>]| keys.iter().map(|key| format!("{prefix}{key}")).collect::<Vec<_>>();
     let mut subscribed = HashSet::new();
@@ -264,7 +266,7 @@ async fn session(
                 if changed.is_err() {
                     return End::Done;
                 }
-                // As the inbox does: a later connection for commands may lead to another server.
+                // As in the inbox: a later connection for commands may lead to another server.
                 if generation != 0 && latest != generation {
                     return End::Moved;
                 }

@@ -6,7 +6,7 @@ use crate::store::redis::RedisStore;
 use crate::store::{Store as _, Token};
 
 #[test]
-fn flags_of_others_are_kept() {
+fn existing_flags_are_kept() {
     assert_eq!(merged("").as_deref(), Some("Kgxe"));
     assert_eq!(merged("AKE"), None);
     assert_eq!(merged("AE").as_deref(), Some("AEK"));
@@ -14,9 +14,9 @@ fn flags_of_others_are_kept() {
     assert_eq!(merged("xgKe$"), None);
 }
 
-/// Nothing is left when nobody waits: also where no connection for announcements can be had.
+/// No task is left without waiters, even if the connection for announcements cannot be opened.
 #[tokio::test]
-async fn a_task_that_can_not_connect_ends_with_the_last_who_waits() {
+async fn a_task_that_can_not_connect_ends_with_the_last_waiter() {
     let server = RedisServer::start();
     let proxy = Proxy::start(server.port()).await;
     let client = redis::Client::open(proxy.url()).expect("an address");
@@ -30,7 +30,7 @@ async fn a_task_that_can_not_connect_ends_with_the_last_who_waits() {
     drop(waits);
     let started = Instant::now();
     while store.keyspace.state().running {
-        assert!(started.elapsed() < Duration::from_secs(10), "it goes on for nobody");
+        assert!(started.elapsed() < Duration::from_secs(10), "it runs without waiters");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     assert!(store.keyspace.state().keys.is_empty());
