@@ -307,7 +307,7 @@ async fn a_change_that_is_dropped_anywhere_leaves_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_about_the_guard_itself_and_dropped_anywhere_leaves_nothing() {
+async fn a_connect_doctor_or_shutdown_that_is_dropped_anywhere_leaves_nothing() {
     in_every_situation(&[Call::Connect, Call::Doctor, Call::Shutdown], 20).await;
 }
 

@@ -235,7 +235,7 @@ async fn a_request_that_is_dropped_anywhere_leaves_nothing() {
 
 /// The head was read, and nobody looks at the body, or it is dropped later.
 #[tokio::test(start_paused = true)]
-async fn a_body_that_nobody_reads_leaves_nothing() {
+async fn an_unread_body_leaves_nothing() {
     for situation in SITUATIONS {
         for kept in [ms(0), LOAD / 4, LOAD * 4] {
             let world = World::new(situation).await;

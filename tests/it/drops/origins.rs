@@ -29,7 +29,7 @@ async fn a_load_that_is_dropped_anywhere_does_not_run_on() {
 
 /// The guard's load goes on; whoever waits for the origin and leaves misses nothing that another waits for.
 #[tokio::test(start_paused = true)]
-async fn a_wait_for_loads_that_is_dropped_anywhere_keeps_nobody_from_hearing_of_them() {
+async fn a_wait_for_loads_that_is_dropped_anywhere_does_not_disturb_other_waits() {
     let drops = at_every_poll("wait_for_loads", async |drop| {
         let (guard, origin) = (StampedeGuard::in_memory(), Origin::new());
         origin.takes(ms(10));

@@ -138,7 +138,7 @@ impl Patient {
 
 /// R10: first there is silence, then there is -BUSY.
 #[tokio::test]
-async fn a_server_that_is_busy_with_a_script_is_gone_without() {
+async fn loads_go_on_while_the_server_is_busy_with_a_script() {
     // The name of the setting that 6.2 has, too.
     let mut patient = Patient::new(RedisServer::with_args(["--lua-time-limit", "300"])).await;
     let script = is_kept_busy(&patient.server, &mut patient.admin).await;
@@ -150,7 +150,7 @@ async fn a_server_that_is_busy_with_a_script_is_gone_without() {
 
 /// R9: restarted with a dump, whose loading takes its time.
 #[tokio::test]
-async fn a_server_that_loads_its_dump_is_gone_without() {
+async fn loads_go_on_while_the_server_loads_its_dump() {
     let (_files, server) = with_a_slow_dump(20_000);
     let patient = Patient::new(server).await;
     patient.server.run::<()>(&["SAVE"]);
@@ -164,7 +164,7 @@ async fn a_server_that_loads_its_dump_is_gone_without() {
 
 /// R20: what is connected goes on; what connects anew is refused, and gone without.
 #[tokio::test]
-async fn a_server_without_room_for_connections_is_gone_without() {
+async fn loads_go_on_while_the_server_has_no_room_for_connections() {
     let mut patient = Patient::started().await;
     run(&mut patient.admin, &["CONFIG", "SET", "maxclients", "1"]);
     assert_eq!(answer(&patient.in_peace(), "kept", 1).await, KEPT);
@@ -177,7 +177,7 @@ async fn a_server_without_room_for_connections_is_gone_without() {
 
 /// R11: a replica that has lost its primary and will not serve what it has.
 #[tokio::test]
-async fn a_replica_that_has_lost_its_primary_is_gone_without() {
+async fn loads_go_on_while_a_replica_has_lost_its_primary() {
     let mut patient = Patient::started().await;
     run(&mut patient.admin, &["CONFIG", "SET", "replica-serve-stale-data", "no"]);
     run(&mut patient.admin, &["REPLICAOF", "127.0.0.1", "1"]);

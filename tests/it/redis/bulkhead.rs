@@ -39,7 +39,7 @@ async fn the_cap_holds_for_several_guards_and_all_get_their_turn() {
 }
 
 #[tokio::test]
-async fn the_cap_costs_nothing_while_the_server_is_dead_and_is_said_not_to_be_kept() {
+async fn the_cap_costs_nothing_while_the_server_is_dead_and_one_warning_says_so() {
     let server = RedisServer::start();
     let warnings = Warnings::default();
     let _listening = warnings.listen();
@@ -55,7 +55,7 @@ async fn the_cap_costs_nothing_while_the_server_is_dead_and_is_said_not_to_be_ke
 
 /// The server does everything but count: the cap is not kept, and that is said once.
 #[tokio::test]
-async fn a_cap_that_can_not_be_kept_is_told_once_and_kept_again_later() {
+async fn a_cap_that_can_not_be_enforced_warns_once_and_is_enforced_again_later() {
     let warnings = Warnings::default();
     let _listening = warnings.listen();
     let server = RedisServer::start();

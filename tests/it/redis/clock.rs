@@ -81,7 +81,7 @@ async fn node(server: &RedisServer, seconds: i64) -> StampedeGuard {
 }
 
 #[tokio::test]
-async fn nodes_whose_clocks_are_not_the_servers_agree_on_freshness() {
+async fn nodes_with_clocks_other_than_the_servers_agree_on_freshness() {
     for skew in [-HOUR, HOUR] {
         let server = RedisServer::start();
         let (one, other) = (node(&server, skew).await, node(&server, skew).await);

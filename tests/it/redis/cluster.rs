@@ -139,7 +139,7 @@ async fn all_masters_keep_every_promise() {
 
 /// A set-up that can not work costs next to nothing, and says what to change.
 #[tokio::test]
-async fn what_is_wrong_is_said() {
+async fn a_wrong_set_up_is_reported_with_advice() {
     let cluster = Cluster::patient();
     // A client of one server, at a node.
     let warnings = crate::support::warnings::Warnings::default();
@@ -228,7 +228,7 @@ async fn an_evicted_or_foreign_id_of_a_tag_costs_misses() {
 
 /// The ids are on other masters than the value that lives so long.
 #[tokio::test]
-async fn the_ids_of_a_value_live_as_long_as_it_does() {
+async fn tag_ids_outlive_their_value() {
     let cluster = Cluster::patient();
     let tags: Vec<_> = (0..3).map(|master| cluster.key_on(master, "tag")).collect();
     let guard = unconnected(&cluster.url(), patient(LEASE).tags([&*tags[0]]).build().expect("valid"));

@@ -49,7 +49,7 @@ async fn guards_share_a_load_through_a_unix_socket() {
 }
 
 #[tokio::test]
-async fn a_unix_socket_that_is_not_there_is_told_as_such() {
+async fn a_missing_unix_socket_is_reported_as_such() {
     let files = Scratch::new();
     let url = format!("unix://{}", files.text("redis.sock"));
     is_gone_without(&unconnected(&url, Policy::default()), "see the server's setting `unixsocket`").await;
@@ -60,7 +60,7 @@ async fn a_unix_socket_that_is_not_there_is_told_as_such() {
 
 /// As every other call.
 #[tokio::test]
-async fn to_connect_after_a_shutdown_is_an_error_of_that_kind() {
+async fn connecting_after_a_shutdown_is_a_closed_error() {
     let guard = local(&RedisServer::start(), Policy::default()).await;
     guard.shutdown(Duration::ZERO).await;
     assert_eq!(
@@ -157,7 +157,7 @@ async fn mutexes_in_two_databases_do_not_meet() {
 }
 
 #[tokio::test]
-async fn a_database_that_can_not_be_had_is_told_as_such() {
+async fn an_inaccessible_database_is_reported_as_such() {
     let server = RedisServer::start();
     // Without the right to SELECT, and one that there is not.
     is_gone_without(&unconnected(&format!("{}3", server.minimal_user()), Policy::default()), "+select").await;
@@ -166,7 +166,7 @@ async fn a_database_that_can_not_be_had_is_told_as_such() {
 
 /// The scripts' answers in RESP3, and beside them an inbox that is RESP2 always.
 #[tokio::test]
-async fn guards_share_a_load_whatever_protocol_each_of_them_speaks() {
+async fn guards_with_different_protocols_share_a_load() {
     let server = RedisServer::start();
     let (two, three) = (server.minimal_user(), format!("{}?protocol=resp3", server.minimal_user()));
     for (one, other) in [(&two, &two), (&three, &three), (&two, &three), (&three, &two)] {
@@ -195,7 +195,7 @@ async fn a_password_is_rotated_while_guards_run() {
 }
 
 #[tokio::test]
-async fn a_user_that_is_not_there_and_a_missing_password_are_told_as_such() {
+async fn an_unknown_user_and_a_missing_password_are_reported_as_such() {
     let server = RedisServer::start();
     // From here on the harness itself has nothing to say to it.
     server.run::<()>(&["CONFIG", "SET", "requirepass", "secret"]);
@@ -233,7 +233,7 @@ async fn a_refused_subscription_is_logged_once() {
 /// The first thing that is heard of a changed password is a closed connection, and that alone was ever told: what to change is in the
 /// warning that follows, of which there is one, however often it is tried.
 #[tokio::test]
-async fn a_password_that_is_changed_meanwhile_is_named_in_one_warning_of_each_outage() {
+async fn each_outage_by_a_changed_password_is_one_warning() {
     let server = RedisServer::start();
     let guard = connected(&server.minimal_user()).await;
     let warnings = Warnings::default();
@@ -282,7 +282,7 @@ fn minimal_rights() -> Vec<&'static str> {
 
 /// Without the right to run scripts requests are answered, and whoever asks is told which right it is.
 #[tokio::test]
-async fn a_user_that_may_not_run_scripts_is_told_so_and_gone_without() {
+async fn a_missing_right_to_run_scripts_is_reported_and_loads_go_on() {
     let server = RedisServer::start();
     server.run::<()>(&["ACL", "SETUSER", "minimal", "-evalsha", "-eval"]);
     let warnings = Warnings::default();

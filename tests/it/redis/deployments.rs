@@ -68,7 +68,7 @@ async fn one_waits_for_the_other(server: &RedisServer) -> [Busy; 2] {
 }
 
 #[tokio::test]
-async fn all_its_loads_go_on_at_another_replica() {
+async fn loads_of_a_replica_that_shuts_down_continue_on_another() {
     let server = RedisServer::start();
     let [leads, waits] = one_waits_for_the_other(&server).await;
     leads.leaves(KEYS).await;
@@ -79,7 +79,7 @@ async fn all_its_loads_go_on_at_another_replica() {
 
 /// Those who wait leave first, and then there is nobody to hand over to.
 #[tokio::test]
-async fn a_replica_that_comes_later_waits_for_none_of_those_that_left() {
+async fn a_new_replica_waits_for_no_lease_of_replicas_that_shut_down() {
     let server = RedisServer::start();
     let [leads, waits] = one_waits_for_the_other(&server).await;
     waits.leaves(0).await;

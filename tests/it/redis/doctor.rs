@@ -142,7 +142,7 @@ async fn the_full_user_sees_everything() {
 }
 
 #[tokio::test]
-async fn the_minimal_user_sees_what_it_may_and_is_told_the_rest() {
+async fn the_minimal_user_sees_what_it_may_and_the_report_names_the_rest() {
     let server = RedisServer::start();
     let report = as_minimal_user(&server).await;
     assert!(report.is_healthy(), "{report}");
@@ -204,7 +204,7 @@ async fn a_server_that_refuses_writes_is_a_problem() {
 }
 
 #[tokio::test]
-async fn without_the_right_to_subscribe_it_says_what_that_costs() {
+async fn a_missing_right_to_subscribe_is_reported_with_its_cost() {
     let server = RedisServer::start();
     server.run::<()>(&["ACL", "SETUSER", "minimal", "-subscribe"]);
     let guard = local(&server, patient()).await;
@@ -230,7 +230,7 @@ async fn a_subscription_that_is_not_answered_is_told_from_one_that_is_refused() 
 
 /// PUBLISH counts it, and so a grant to the dead looks heard.
 #[tokio::test]
-async fn who_subscribes_to_everything_is_noticed() {
+async fn a_subscriber_to_all_channels_is_reported() {
     let server = RedisServer::start();
     let mut listens = server.conn();
     let mut listens = listens.as_pubsub();
@@ -248,7 +248,7 @@ async fn who_subscribes_to_everything_is_noticed() {
 }
 
 #[tokio::test]
-async fn without_the_right_to_time_it_says_whose_clock_is_used() {
+async fn without_the_right_to_time_the_report_names_the_local_clock() {
     let server = RedisServer::start();
     server.run::<()>(&["ACL", "SETUSER", "minimal", "-time"]);
     let guard = local(&server, patient()).await;
@@ -301,7 +301,7 @@ async fn a_wrong_password_is_a_finding() {
 
 /// As the guard's own warning would: it told the bare cause, and left the rest to be guessed.
 #[tokio::test]
-async fn a_guard_that_has_not_connected_is_told_what_to_do_about_the_connection() {
+async fn an_unconnected_guard_reports_advice_about_the_connection() {
     let free = crate::support::redis_server::free_port();
     let report = doctor(&unconnected(&format!("redis://127.0.0.1:{free}/"), patient())).await;
     assert!(of(&report, "connection").advice.contains("nobody listens there"), "{report}");
@@ -357,7 +357,7 @@ async fn settings_that_the_latency_does_not_fit_into_are_found() {
 }
 
 #[tokio::test]
-async fn a_doctor_that_is_dropped_leaves_nothing() {
+async fn a_dropped_examination_leaves_nothing() {
     let server = RedisServer::start();
     let guard = local(&server, patient()).await;
     let before = server.client_count();

@@ -167,7 +167,7 @@ async fn packets_that_are_all_dropped_from_the_start_cost_nothing_for_long() {
 }
 
 #[tokio::test]
-async fn connections_whose_packets_are_dropped_are_replaced() {
+async fn connections_with_dropped_packets_are_replaced() {
     is_lived_with(Dropped::OldConnections, true).await;
 }
 

@@ -93,7 +93,7 @@ async fn a_value_is_loaded_ahead_of_its_end_once_for_all_nodes() {
 }
 
 #[tokio::test]
-async fn a_loader_is_given_what_another_node_has_stored_and_its_validator() {
+async fn a_loader_receives_the_value_and_validator_of_another_node() {
     let fleet = Fleet::start(policy().stale_if_error(SOON)).await;
     let load = |expected: Option<&'static str>| {
         move |mut cx: LoadContext<String>| async move {
@@ -110,7 +110,7 @@ async fn a_loader_is_given_what_another_node_has_stored_and_its_validator() {
 }
 
 #[tokio::test]
-async fn nothing_and_failures_are_kept_for_their_own_time_on_all_nodes() {
+async fn negative_values_and_failures_keep_their_own_lifetimes_on_all_nodes() {
     // Long enough for eight calls on a machine that is busy.
     let kept = ms(1_500);
     let fleet = Fleet::start(policy().fresh_for(SOON).negative_for(kept).error_for(kept)).await;
@@ -134,7 +134,7 @@ async fn nothing_and_failures_are_kept_for_their_own_time_on_all_nodes() {
 
 /// As a loader's: what is stored directly was kept for `fresh_for`.
 #[tokio::test]
-async fn nothing_that_is_stored_directly_is_kept_for_its_own_time_on_all_nodes() {
+async fn a_negative_value_stored_directly_keeps_its_own_lifetime_on_all_nodes() {
     let kept = ms(300);
     let fleet = Fleet::start(policy().fresh_for(SOON).negative_for(kept)).await;
     fleet.nodes[0].insert("nothing", &None::<u32>).await.expect("stored");

@@ -56,7 +56,7 @@ async fn in_the_invalidating_node_the_very_next_caller_gets_the_newer_value() {
 
 /// Strictly so: not because its own message came back in time, but without any message.
 #[tokio::test]
-async fn in_the_invalidating_node_it_takes_no_message() {
+async fn in_the_invalidating_node_the_newer_value_needs_no_message() {
     for insert in [false, true] {
         let server = RedisServer::start();
         server.run::<()>(&["ACL", "SETUSER", "minimal", "-subscribe"]);
@@ -77,7 +77,7 @@ async fn in_the_invalidating_node_it_takes_no_message() {
 }
 
 #[tokio::test]
-async fn what_was_loaded_before_is_not_stored_though_nobody_loads_anew() {
+async fn an_older_load_is_not_stored_after_an_invalidation_even_without_a_newer_load() {
     for invalidating in 0..2 {
         let old = OldLoad::start(2, LEASE).await;
         old.guards[invalidating].invalidate("k").await.expect("confirmed");
@@ -134,7 +134,7 @@ async fn in_the_loading_node_a_lost_message_costs_a_third_of_the_lease() {
 }
 
 #[tokio::test]
-async fn those_who_wait_elsewhere_are_woken_and_load_the_newer_value() {
+async fn waiters_in_other_nodes_wake_and_load_the_newer_value() {
     let old = OldLoad::start(3, LEASE).await;
     let open = Gate::closed();
     open.open();

@@ -17,7 +17,7 @@ async fn nodes(n: usize, lease: Duration) -> Nodes {
 }
 
 #[tokio::test]
-async fn the_load_of_callers_who_all_left_is_given_to_the_fleet() {
+async fn a_load_without_callers_still_answers_the_fleet() {
     let nodes = nodes(3, LONG_LEASE).await;
     nodes.one_leads("k", "load k 3", 5).await;
     nodes.node(0).send("cancel");
@@ -49,7 +49,7 @@ async fn a_killed_leader_costs_one_lease_and_one_load() {
 }
 
 #[tokio::test]
-async fn a_leader_whose_process_aborts_costs_one_lease_and_one_load() {
+async fn an_aborted_leader_process_costs_one_lease_and_one_load() {
     a_dead_leader_costs_one_lease(async |leader| {
         leader.send("die");
         assert!(!leader.wait_exit().await.success());
@@ -135,7 +135,7 @@ async fn stopped_past_its_lease() -> Nodes {
 
 /// S2.9: nobody frees or overwrites what is another's by now.
 #[tokio::test]
-async fn what_a_stopped_leader_stores_too_late_is_refused() {
+async fn a_late_commit_of_a_stopped_leader_is_refused() {
     let nodes = stopped_past_its_lease().await;
     nodes.origin.release("k");
     nodes.origin.wait_for_ends("k", 2).await;
@@ -169,7 +169,7 @@ async fn callers_after_a_stopped_leader_do_not_join_its_old_load() {
 
 /// The count of vanished loads travels with the grant, from process to process.
 #[tokio::test]
-async fn a_wave_whose_leaders_all_panic_is_told_after_three_hand_overs() {
+async fn a_wave_of_panicking_leaders_fails_after_three_hand_overs() {
     let nodes = Nodes::start(6, LONG_LEASE).await;
     nodes.origin.script("k", [Answer::value("v").held()]);
     nodes.node(0).send("panic k");

@@ -57,7 +57,7 @@ async fn a_network_that_resets_everything_costs_next_to_nothing() {
 /// Two hundred replicas read what one has stored at one moment: 200 kB took each longer than a command may, and 164 of them
 /// loaded for themselves.
 #[tokio::test]
-async fn what_was_waited_for_is_read_however_slow_it_comes() {
+async fn a_waiter_reads_the_stored_value_however_slow_the_network_is() {
     let policy = Policy::builder().lease(Duration::from_secs(10)).build().expect("valid");
     let line = Line::new(policy.clone()).await;
     let leader = local(&line.server, policy).await;

@@ -44,7 +44,7 @@ async fn is_committed(fault: Fault) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_strikes_a_commit_decides_whether_it_is_made() {
+async fn each_fault_on_a_commit_decides_whether_the_value_is_stored() {
     for (fault, made) in [
         (Fault::ErrorBefore, false),
         (Fault::ErrorAfter, true),
@@ -79,7 +79,7 @@ async fn told_after(fault: Fault) -> Duration {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_s_wake_ups_are_lost_doubled_and_forged() {
+async fn waiters_survive_lost_doubled_and_forged_wake_ups() {
     let late = told_after(Fault::WakeLost).await;
     assert!(late > LEASE / 4, "nobody has told it: {late:?}");
     told_after(Fault::WakeTwice).await;
@@ -113,7 +113,7 @@ async fn replicas_of_a_server_are_cut_off_and_killed() {
 
 /// Whatever strikes, everyone is answered; and when all is well again, one load is enough, and nothing is left.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn all_are_answered_whatever_strikes_on_the_way_to_a_server() {
+async fn every_caller_is_answered_under_every_fault() {
     const ROUNDS: usize = 12;
     let server = RedisServer::start();
     let chaos = in_front_of(&server, 4);

@@ -92,7 +92,7 @@ async fn a_waiter_that_is_cut_off_loads_for_itself_after_its_wait() {
 
 /// The commit was executed, its answer was lost: the value is there, and everybody else has it.
 #[tokio::test]
-async fn a_commit_whose_answer_is_lost_counts() {
+async fn a_commit_with_a_lost_reply_counts() {
     let cut = Cut::new(LONG_LEASE).await;
     let (gate, loads) = (Gate::closed(), Counter::default());
     let leader = held_call(&cut.behind, 1, &gate, &loads);
@@ -146,13 +146,13 @@ async fn gives_back_a_lease_it_did_not_hear_of(cut_off: impl FnOnce(&Proxy)) {
 }
 
 #[tokio::test]
-async fn a_lease_whose_grant_was_not_heard_in_time_is_given_back() {
+async fn a_lease_grant_lost_to_a_timeout_is_given_back() {
     gives_back_a_lease_it_did_not_hear_of(|_| ()).await;
 }
 
 /// The connection breaks under the acquire, which has run.
 #[tokio::test]
-async fn a_lease_whose_grant_broke_off_with_the_connection_is_given_back() {
+async fn a_lease_grant_lost_with_the_connection_is_given_back() {
     gives_back_a_lease_it_did_not_hear_of(|proxy| proxy.set(Mode::Reset)).await;
 }
 

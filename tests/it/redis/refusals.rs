@@ -112,17 +112,17 @@ async fn costs_little(guard: &StampedeGuard, refusal: Refusal) {
 }
 
 #[tokio::test]
-async fn a_commit_refused_for_memory_leaves_no_lease_and_nobody_waiting() {
+async fn a_commit_refused_for_memory_leaves_no_lease_and_no_waiter() {
     in_the_middle_of_a_load(Refusal::OutOfMemory).await;
 }
 
 #[tokio::test]
-async fn a_commit_refused_by_a_replica_leaves_no_lease_and_nobody_waiting() {
+async fn a_commit_refused_by_a_replica_leaves_no_lease_and_no_waiter() {
     in_the_middle_of_a_load(Refusal::ReadOnly).await;
 }
 
 #[tokio::test]
-async fn a_server_without_memory_from_the_start_is_gone_without() {
+async fn loads_go_on_without_a_server_that_starts_out_of_memory() {
     let server = RedisServer::with_args(["--maxmemory", "1"]);
     let guard = local(&server, lease_of(LEASE)).await;
     costs_little(&guard, Refusal::OutOfMemory).await;
@@ -175,7 +175,7 @@ async fn each_outage_without_memory_is_one_warning() {
 
 /// Rights that are taken away look like a server that is down, and come back.
 #[tokio::test]
-async fn rights_that_are_taken_away_are_gone_without_and_come_back() {
+async fn loads_go_on_while_rights_are_missing_and_use_them_when_restored() {
     let server = RedisServer::start();
     let guard = local(&server, lease_of(LEASE)).await;
     answer(&guard, "before", 1).await;
@@ -189,7 +189,7 @@ async fn rights_that_are_taken_away_are_gone_without_and_come_back() {
 }
 
 #[tokio::test]
-async fn a_changed_password_is_gone_without_until_it_is_right_again() {
+async fn loads_go_on_with_a_wrong_password_until_it_is_right_again() {
     let server = RedisServer::start();
     let guard = local(&server, lease_of(LEASE)).await;
     answer(&guard, "before", 1).await;
@@ -227,7 +227,7 @@ async fn without_the_right_to_subscribe_waits_end_by_their_timers() {
 /// Where no message comes, who came after the acknowledgement of another process was given what had begun before it, for up to
 /// a third of a lease.
 #[tokio::test]
-async fn without_the_right_to_subscribe_nobody_is_given_what_was_invalidated_before_it_came() {
+async fn without_the_right_to_subscribe_a_later_caller_never_receives_an_invalidated_value() {
     let server = RedisServer::start();
     server.run::<()>(&["ACL", "SETUSER", "minimal", "-subscribe"]);
     let lease = Duration::from_secs(60);
@@ -245,7 +245,7 @@ async fn without_the_right_to_subscribe_nobody_is_given_what_was_invalidated_bef
 
 /// A user that may read entries and take no lease.
 #[tokio::test]
-async fn a_user_without_the_keys_of_a_load_is_told_so() {
+async fn connecting_without_the_key_rights_of_a_load_is_an_error() {
     let server = RedisServer::start();
     server.run::<()>(&["ACL", "SETUSER", "minimal", "resetkeys", "~sg1:[eqo]:*"]);
     let guard = unconnected(&server.minimal_user(), lease_of(LEASE));
@@ -272,7 +272,7 @@ async fn a_server_that_holds_writes_back_keeps_its_connection() {
 
 /// It may load, and nothing else is tried: who needs more hears of that from `doctor()`, or where it is missed.
 #[tokio::test]
-async fn what_loads_do_not_need_is_no_error_of_connecting() {
+async fn connecting_does_not_require_commands_that_loads_do_not_need() {
     let renamed = ["ZADD", "INCR", "PUBLISH"];
     let server = RedisServer::with_args(renamed.iter().flat_map(|command| ["--rename-command", command, ""]));
     connects(&unconnected(&server.url(), lease_of(LEASE))).await;
@@ -291,7 +291,7 @@ async fn what_loads_do_not_need_is_no_error_of_connecting() {
 /// What is missing is said by `connect()`, where it is missed, in an error's causes, and by `doctor()`; and all is gone
 /// without it.
 #[tokio::test]
-async fn a_server_that_lacks_commands_is_told_as_such() {
+async fn missing_commands_are_named() {
     for (lacks, told) in [
         (&["EVALSHA", "EVAL"][..], "runs no scripts"),
         (&["EVALSHA"], "runs no scripts"),

@@ -26,7 +26,7 @@ async fn are_connected(guards: &[StampedeGuard; 2]) {
 }
 
 #[test]
-fn when_their_runtime_ends_the_next_caller_s_drives_the_connections() {
+fn the_next_callers_runtime_drives_the_connections_when_the_first_runtime_ends() {
     let server = RedisServer::start();
     let (first, next) = (runtime(), runtime());
     let guards = first.block_on(async {

@@ -226,7 +226,7 @@ async fn a_sentinel_that_hangs_does_not_hide_the_new_primary() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_is_said() {
+async fn a_wrong_set_up_is_reported_with_advice() {
     let watch = Sentinels::start();
     let ports = watch.ports();
     let told = async |client, advice: &str| {
@@ -251,7 +251,7 @@ async fn what_is_wrong_is_said() {
 /// Sentinels that want another password than the primary, which was told as though the primary had refused; and a primary that is dead, of
 /// which it was said that nobody can be reached.
 #[tokio::test]
-async fn who_refuses_or_can_not_be_reached_is_named() {
+async fn the_error_names_the_servers_that_refuse_or_are_unreachable() {
     let watch = Sentinels::start();
     let guard = connected(&watch).await;
     watch.ask::<()>(2, &["ACL", "SETUSER", "default", "resetpass", ">another"]);

@@ -111,7 +111,7 @@ async fn hold(client: TcpStream, port: u16, gate: Gate, held: Counter) {
 /// S2.4: between its miss and its lease, another one loads, stores and releases. The lease is granted at the first
 /// try, and still nothing is loaded again.
 #[tokio::test]
-async fn what_was_stored_between_the_miss_and_the_lease_is_not_loaded_again() {
+async fn a_value_stored_between_miss_and_lease_is_not_loaded_again() {
     let server = RedisServer::start();
     let slow = Holding::start(&server).await;
     let (paused, quick) = (unconnected(&slow.url, patient()), local(&server, patient()).await);

@@ -51,7 +51,7 @@ async fn every_process_serves_the_stale_value_while_one_of_them_loads() {
 }
 
 #[tokio::test]
-async fn a_background_load_that_fails_is_not_repeated_by_anybody_for_a_while() {
+async fn no_process_repeats_a_failed_background_load_for_a_while() {
     let nodes = stale(REVALIDATING, Answer::failure("no route")).await;
     ask_all(&nodes, "first").await;
     nodes.origin.wait_for_ends("k", 2).await;

@@ -226,7 +226,7 @@ async fn a_hung_server_costs_concurrent_requests_one_budget_in_all() {
 
 /// What it was sent it runs once it goes on: leases were granted to those who had left, and all others waited for them.
 #[tokio::test]
-async fn a_hung_server_grants_no_lease_to_who_has_left() {
+async fn a_hung_server_grants_no_lease_to_a_caller_that_gave_up() {
     let policy = hurried_lease_of(ms(500));
     let line = Line::direct(policy.clone()).await;
     connects(&line.guard).await;

@@ -75,7 +75,7 @@ async fn damage_to_many_keys_is_one_warning() {
 }
 
 #[tokio::test]
-async fn all_who_meet_damaged_bytes_share_one_load() {
+async fn callers_that_read_damaged_bytes_share_one_load() {
     let server = RedisServer::start();
     let guards = pair(&server).await;
     put(&server, b"sg\x63 from another time");

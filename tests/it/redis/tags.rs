@@ -66,7 +66,7 @@ async fn an_evicted_or_foreign_id_costs_misses_and_brings_nothing_back() {
 /// Where a value lives for longer than the policy says, the look at the ids when its load ends gives them the life that the
 /// value has, and is still one round trip.
 #[tokio::test]
-async fn the_ids_of_a_value_live_as_long_as_it_does_for_no_round_trip_more() {
+async fn tag_ids_outlive_their_value_without_an_extra_round_trip() {
     const DAY: Duration = Duration::from_secs(86_400);
     let server = RedisServer::start();
     let node =
@@ -114,7 +114,7 @@ async fn ask(node: StampedeGuard, version: Arc<AtomicU32>) -> u32 {
 /// Invalidations at random moments while loads run in every node: whoever asks after the acknowledgement is given what
 /// was loaded after it, in whatever node.
 #[tokio::test]
-async fn nobody_who_asks_after_the_acknowledgement_is_given_an_older_value() {
+async fn a_caller_after_the_acknowledgement_never_receives_an_older_value() {
     const INVALIDATIONS: usize = 60;
     let server = RedisServer::start();
     let nodes = nodes(&server, 3).await;
@@ -222,7 +222,7 @@ async fn invalidations_that_wait_for_replicas_open_four_connections_at_the_most(
 
 /// The connection that it waits on, or the server behind that, hangs: the caller has its error when it asked for it.
 #[tokio::test]
-async fn an_invalidation_that_waits_for_replicas_waits_no_longer_than_it_may() {
+async fn an_invalidation_waits_for_replicas_no_longer_than_its_bound() {
     const WITHIN: Duration = Duration::from_millis(300);
     let server = RedisServer::start();
     let proxy = Proxy::start(server.port()).await;
@@ -277,7 +277,7 @@ async fn priced(node: &StampedeGuard, price: u32, server: Option<&Arc<RedisServe
 }
 
 #[tokio::test]
-async fn a_tag_that_can_not_be_had_is_no_reason_to_fail_and_nothing_is_stored_without_it() {
+async fn an_unreachable_tag_does_not_fail_the_load_and_prevents_storing() {
     let server = Arc::new(RedisServer::start());
     let node = local(&server, tagged().build().expect("valid")).await;
     // It hangs when the load comes to its tag, and is back when the load ends.

@@ -106,7 +106,7 @@ async fn a_server_is_connected_to_by_its_name() {
 }
 
 #[tokio::test]
-async fn a_certificate_for_other_hosts_is_told_as_such() {
+async fn a_certificate_for_other_hosts_is_reported_as_such() {
     let authority = Authority::new();
     let server = TlsServer::start(&authority, &authority.sign(&["redis.example"]), &[]);
     let guard = guard(authority.client(&server.url()), Policy::default());
@@ -114,7 +114,7 @@ async fn a_certificate_for_other_hosts_is_told_as_such() {
 }
 
 #[tokio::test]
-async fn a_certificate_of_an_unknown_authority_is_told_as_such() {
+async fn a_certificate_of_an_unknown_authority_is_reported_as_such() {
     let authority = Authority::new();
     let server = TlsServer::start(&authority, &authority.sign(&HERE), &[]);
     for trusted in [Authority::named("another"), Authority::new()] {
@@ -125,7 +125,7 @@ async fn a_certificate_of_an_unknown_authority_is_told_as_such() {
 
 /// Those who were there all the time find the server by themselves once its certificate is renewed.
 #[tokio::test]
-async fn an_expired_certificate_is_told_as_such_until_it_is_renewed() {
+async fn an_expired_certificate_is_reported_as_such_until_it_is_renewed() {
     let authority = Authority::new();
     let server = TlsServer::start(&authority, &authority.sign_expired(&HERE), &[]);
     let guard = guard(authority.client(&server.url()), Policy::default());
@@ -141,7 +141,7 @@ async fn an_expired_certificate_is_told_as_such_until_it_is_renewed() {
 }
 
 #[tokio::test]
-async fn a_plain_port_that_is_spoken_to_in_tls_is_told_as_such() {
+async fn tls_spoken_to_a_plain_port_is_reported_as_such() {
     let server = RedisServer::start();
     let url = server.minimal_user().replace("redis://", "rediss://");
     let guard = guard(Authority::new().client(&url), Policy::default());
@@ -149,7 +149,7 @@ async fn a_plain_port_that_is_spoken_to_in_tls_is_told_as_such() {
 }
 
 #[tokio::test]
-async fn a_tls_port_that_is_spoken_to_in_plain_is_told_as_such() {
+async fn plain_text_spoken_to_a_tls_port_is_reported_as_such() {
     let authority = Authority::new();
     let server = TlsServer::start(&authority, &authority.sign(&HERE), &[]);
     for user in ["minimal:pw@", ""] {
@@ -159,7 +159,7 @@ async fn a_tls_port_that_is_spoken_to_in_plain_is_told_as_such() {
 }
 
 #[tokio::test]
-async fn a_server_that_wants_certificates_is_given_one_or_told_as_such() {
+async fn a_server_that_requires_client_certificates_gets_one_or_the_lack_is_reported() {
     let authority = Authority::new();
     let server = TlsServer::start(&authority, &authority.sign(&HERE), &["--tls-auth-clients", "yes"]);
     let without = guard(authority.client(&server.url()), Policy::default());

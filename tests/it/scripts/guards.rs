@@ -33,7 +33,7 @@ impl Stage<'_> {
 }
 
 #[tokio::test]
-async fn a_load_whose_connection_breaks_anywhere_is_answered_and_leaves_no_lease() {
+async fn a_load_on_a_connection_that_breaks_anywhere_is_answered_and_leaves_no_lease() {
     broken_at_every_byte(&["-- ACQUIRE", "-- COMMIT"], async |server, number, at| {
         let stage = Stage::new(server, number, at, policy()).await;
         stage.arm();
@@ -45,7 +45,7 @@ async fn a_load_whose_connection_breaks_anywhere_is_answered_and_leaves_no_lease
 
 /// The server does not know the scripts, so the text is sent, too.
 #[tokio::test]
-async fn a_load_whose_scripts_are_sent_and_break_anywhere_is_answered_and_leaves_no_lease() {
+async fn a_load_that_sends_its_scripts_on_a_connection_that_breaks_anywhere_is_answered_and_leaves_no_lease() {
     broken_at_every_byte(&["-- ACQUIRE", "-- COMMIT"], async |server, number, at| {
         let stage = Stage::new(server, number, at, policy()).await;
         server.forget_scripts();
@@ -57,7 +57,7 @@ async fn a_load_whose_scripts_are_sent_and_break_anywhere_is_answered_and_leaves
 }
 
 #[tokio::test]
-async fn a_failure_whose_connection_breaks_anywhere_is_told_and_leaves_no_lease() {
+async fn a_failed_load_on_a_connection_that_breaks_anywhere_is_reported_and_leaves_no_lease() {
     broken_at_every_byte(&["-- ACQUIRE", "-- FAIL"], async |server, number, at| {
         let stage = Stage::new(server, number, at, policy()).await;
         stage.arm();
@@ -70,7 +70,7 @@ async fn a_failure_whose_connection_breaks_anywhere_is_told_and_leaves_no_lease(
 
 /// Another node waits for the lease: it gets it, by the grant or without.
 #[tokio::test]
-async fn a_hand_over_whose_connection_breaks_anywhere_reaches_who_waits() {
+async fn a_hand_over_on_a_connection_that_breaks_anywhere_reaches_the_waiter() {
     broken_at_every_byte(&["-- HAND OVER"], async |server, number, at| {
         let stage = Stage::new(server, number, at, policy()).await;
         let (gate, loads) = (Gate::closed(), Counter::default());
@@ -104,7 +104,7 @@ async fn a_hand_over_whose_connection_breaks_anywhere_reaches_who_waits() {
 
 /// Broken while the lease is renewed, and given back where the commit was not heard of: RENEW, COMMIT, RELEASE.
 #[tokio::test]
-async fn a_renewal_whose_connection_breaks_anywhere_costs_no_load() {
+async fn a_renewal_on_a_connection_that_breaks_anywhere_costs_no_load() {
     let short = || policy().command_timeout(ms(100)).coordination_budget(ms(400)).lease(ms(600));
     broken_at_every_byte(&["-- RENEW"], async |server, number, at| {
         // What the newcomer serves is to be stored, so it has time.
@@ -164,7 +164,7 @@ async fn a_lease_that_may_be_held_is_given_back() {
 }
 
 #[tokio::test]
-async fn an_invalidation_whose_connection_breaks_anywhere_holds() {
+async fn an_invalidation_on_a_connection_that_breaks_anywhere_holds() {
     broken_at_every_byte(&["-- INVALIDATE"], async |server, number, at| {
         let stage = Stage::new(server, number, at, policy()).await;
         assert_eq!(load(&stage.sound, &stage.name, 9).await.expect("a value"), 9);
@@ -198,7 +198,7 @@ async fn an_invalidation_that_tells_a_crowd_and_breaks_anywhere_holds() {
 }
 
 #[tokio::test]
-async fn an_insertion_whose_connection_breaks_anywhere_holds() {
+async fn an_insertion_on_a_connection_that_breaks_anywhere_holds() {
     broken_at_every_byte(&["-- INVALIDATE"], async |server, number, at| {
         let stage = Stage::new(server, number, at, policy()).await;
         stage.arm();
@@ -209,7 +209,7 @@ async fn an_insertion_whose_connection_breaks_anywhere_holds() {
 }
 
 #[tokio::test]
-async fn a_load_with_tags_whose_connection_breaks_anywhere_is_answered_and_leaves_no_lease() {
+async fn a_load_with_tags_on_a_connection_that_breaks_anywhere_is_answered_and_leaves_no_lease() {
     broken_at_every_byte(&["-- TAG"], async |server, number, at| {
         let tag = format!("t{number:05}");
         let stage = Stage::new(server, number, at, policy().tags([&*tag])).await;
@@ -227,7 +227,7 @@ async fn a_load_with_tags_whose_connection_breaks_anywhere_is_answered_and_leave
 }
 
 #[tokio::test]
-async fn an_examination_whose_connection_breaks_anywhere_leaves_nothing() {
+async fn an_examination_on_a_connection_that_breaks_anywhere_leaves_nothing() {
     broken_at_every_byte(&["-- DOCTOR"], async |server, number, at| {
         let stage = Stage::new(server, number, at, policy()).await;
         stage.arm();
@@ -240,7 +240,7 @@ async fn an_examination_whose_connection_breaks_anywhere_leaves_nothing() {
 
 #[cfg(feature = "http")]
 #[tokio::test]
-async fn variants_whose_connection_breaks_anywhere_are_answered() {
+async fn variants_on_a_connection_that_breaks_anywhere_are_answered() {
     use tower::ServiceExt as _;
 
     broken_at_every_byte(&["-- ENLIST"], async |server, number, at| {

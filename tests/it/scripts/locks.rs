@@ -69,7 +69,7 @@ impl Stage<'_> {
 }
 
 #[tokio::test]
-async fn a_mutex_whose_connection_breaks_anywhere_is_free_again() {
+async fn a_mutex_on_a_connection_that_breaks_anywhere_is_free_again() {
     let scripts = ["-- TAKE: the mutex", "-- FREE", "-- EXTEND", "-- LOOK"];
     broken_at_every_byte(&scripts, async |server, number, at| {
         let stage = Stage::new(server, number, at, policy()).await;
@@ -183,7 +183,7 @@ async fn a_mutex_that_is_broken_through_a_connection_that_breaks_anywhere_is_fre
 }
 
 #[tokio::test]
-async fn a_permit_whose_connection_breaks_anywhere_is_there_again() {
+async fn a_permit_on_a_connection_that_breaks_anywhere_is_available_again() {
     let scripts = ["-- TAKE of a permit", "-- FREE", "-- REFRESH", "-- LOOK"];
     broken_at_every_byte(&scripts, async |server, number, at| {
         let stage = Stage::new(server, number, at, policy()).await;
@@ -226,7 +226,7 @@ async fn a_permit_that_is_handed_on_through_a_connection_that_breaks_anywhere_ar
 }
 
 #[tokio::test]
-async fn a_change_of_capacity_whose_connection_breaks_anywhere_is_made_or_not() {
+async fn a_change_of_capacity_on_a_connection_that_breaks_anywhere_is_made_or_not() {
     broken_at_every_byte(&["-- CHANGE"], async |server, number, at| {
         let stage = Stage::new(server, number, at, policy()).await;
         let [breaks, sound] = stage.semaphores();

@@ -75,7 +75,7 @@ async fn each_redirection_is_followed() {
 
 /// Eight processes load keys of all masters while their slots move to and fro. Each value says whose it is.
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_is_given_another_keys_value() {
+async fn no_caller_receives_another_keys_value() {
     const KEYS: usize = 48;
     let (cluster, origin) = (Cluster::patient(), Origin::start().await);
     let config = Config { redis: cluster.url(), origin: origin.addr(), lease_ms: 10_000, windows: None };

@@ -96,7 +96,7 @@ async fn every_node_is_spoken_to_through_tls_wherever_slots_go() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_with_tls_is_said() {
+async fn a_wrong_tls_set_up_is_reported_with_advice() {
     let (authority, another) = (Authority::new(), Authority::named("another"));
     let cluster = Cluster::patient_with_tls(authority.files(&authority.sign(&HERE)));
     let seeds = |scheme: &str, port: fn(&RedisServer) -> u16| -> Vec<_> {

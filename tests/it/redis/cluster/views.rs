@@ -80,7 +80,7 @@ async fn a_master_that_hangs_is_not_asked_about_all_the_time() {
 
 /// The master that counts the loads hangs. The cap is not kept then, and nobody waits for it.
 #[tokio::test]
-async fn a_cap_whose_master_hangs_costs_the_others_nothing() {
+async fn a_cap_on_a_master_that_hangs_costs_the_other_masters_nothing() {
     let cluster = Cluster::patient();
     let guard =
         unconnected(&cluster.url(), Policy::builder().max_concurrent_loads(2).build().expect("valid"));

@@ -33,7 +33,7 @@ async fn a_right_that_is_missing_is_named() {
 }
 
 #[tokio::test]
-async fn where_no_script_may_run_the_server_is_asked_what_one_could_call() {
+async fn acl_dryrun_stands_in_where_no_script_may_run() {
     let server = RedisServer::start();
     server.run::<()>(&["ACL", "SETUSER", "minimal", "-eval", "-evalsha", "-lpos", "-zadd"]);
     let report = as_minimal_user(&server).await;
@@ -67,7 +67,7 @@ async fn as_shop(server: &RedisServer) -> Report {
 
 /// SECURITY.md has a user for each service, so that none reads another's entries, or has its locks.
 #[tokio::test]
-async fn a_user_of_one_service_alone_may_be_told_its_keys() {
+async fn advice_for_a_user_of_one_namespace_grants_its_keys_alone() {
     let server = RedisServer::start();
     server.run::<()>(&["ACL", "SETUSER", "minimal", "resetkeys", "~sg1:?:{shop:*"]);
     let report = as_shop(&server).await;
@@ -92,7 +92,7 @@ async fn a_user_of_one_service_alone_may_be_told_its_keys() {
 
 /// What `invalidate_replicas` takes beside the minimal rights. Without it each invalidation is an error.
 #[tokio::test]
-async fn replicas_that_are_asked_for_and_can_not_be_had_are_a_problem() {
+async fn required_replicas_that_are_missing_are_a_problem() {
     let (server, replica) = (RedisServer::start(), RedisServer::start());
     let asks = |replicas| {
         let policy = Policy::builder().coordination_budget(ms(2_000)).command_timeout(ms(1_000));

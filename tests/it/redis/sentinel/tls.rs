@@ -90,7 +90,7 @@ async fn guards_share_loads_through_tls_before_and_after_a_failover() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_with_tls_is_said() {
+async fn a_wrong_tls_set_up_is_reported_with_advice() {
     let (authority, another) = (Authority::new(), Authority::named("another"));
     let watch = Sentinels::with_tls(authority.files(&authority.sign(&HERE)));
     let right = Trust::everywhere(&authority);
