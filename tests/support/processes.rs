@@ -170,7 +170,7 @@ impl Member {
                     said.send_modify(|heard| heard.events.push(event));
                 }
             }
-            // The child's last words belong into the message of whoever waits, so they are awaited first.
+            // A failing wait prints the child's stderr, so read all of it first.
             let _ = errors.join();
             said.send_modify(|heard| heard.closed = true);
         });
@@ -194,7 +194,7 @@ impl Member {
             let mut heard = self.heard.clone();
             let event = heard.wait_for(|heard| heard.closed || heard.has(&name));
             let in_time = tokio::time::timeout(PATIENCE, event).await.is_ok();
-            // Taken from the freshest state: the event may be the last thing that came before the end.
+            // Look at the latest state: the event may have arrived just before the end.
             if let Some(data) = self.heard.borrow().take(&name) {
                 return data;
             }
@@ -233,7 +233,7 @@ impl Member {
         lock(&self.process).kill();
     }
 
-    /// SIGSTOP. When this returns, the child does not run any more.
+    /// SIGSTOP. When this returns, the child has stopped.
     pub(crate) fn pause(&self) {
         lock(&self.process).pause();
     }
@@ -251,7 +251,7 @@ impl Member {
             let mut heard = self.heard.clone();
             let closed = tokio::time::timeout(PATIENCE, heard.wait_for(|heard| heard.closed)).await.is_ok();
             assert!(closed, "{caller}: {} did not end{}", self.describe(), self.report());
-            // The streams close an instant before the process can be reaped; that instant is not worth a signal.
+            // The streams close an instant before the process can be reaped: poll for that instant.
             loop {
                 if let Some(status) = lock(&self.process).try_wait() {
                     return status;
@@ -315,7 +315,7 @@ impl Child {
         serde_json::from_str(&self.config).expect("the config of this role")
     }
 
-    /// What tells the parent, for moving into a loader or a task.
+    /// A handle that sends events to the parent, for moving into a loader or a task.
     pub(crate) fn report(&self) -> Report {
         self.report
     }
@@ -336,7 +336,7 @@ impl Child {
         assert_eq!(self.recv_line().await, GO);
     }
 
-    /// The parent's next line. Never ends without one: a parent that is gone takes this process along.
+    /// The parent's next line. Stays pending if the parent is gone, because this process exits then.
     pub(crate) async fn recv_line(&mut self) -> String {
         match self.lines.recv().await {
             Some(line) => line,
@@ -379,7 +379,7 @@ pub(crate) fn run_child(roles: &[Role]) {
             // A role that has stopped reading may still be told something.
             let _ = sender.send(line);
         }
-        // The parent is gone. Its guard would kill this process anyway; this is the quiet way.
+        // The parent is gone. Its guard would kill this process anyway; exiting is quieter.
         std::process::exit(3);
     });
     let index = std::env::var("SG_INDEX").ok().and_then(|index| index.parse().ok()).expect("SG_INDEX");
@@ -390,7 +390,7 @@ pub(crate) fn run_child(roles: &[Role]) {
         .build()
         .expect("a runtime");
     runtime.block_on(play(Child { index, config, lines, report: Report(()) }));
-    // What the role left running, a hung loader say, must not keep the process.
+    // A task that the role left running, such as a hung loader, must not keep the process alive.
     runtime.shutdown_background();
 }
 
