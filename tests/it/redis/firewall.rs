@@ -147,7 +147,7 @@ async fn is_lived_with(dropped: Dropped, connected: bool) {
         );
         // In CI the output of a passing run is not read, so fail.
         assert!(!cfg!(target_os = "linux") || std::env::var_os("CI").is_none(), "{text}");
-        // Not `eprintln!`, whose output is captured: it must show in the output of a passing run.
+        // Not `eprintln!`: its output is captured, and this text must show in the output of a passing run.
         let _ = std::io::stderr().write_all(format!("\n{text}\n").as_bytes());
         return;
     };
