@@ -1,7 +1,7 @@
 //! Every schedule of four threads with up to two preemptions, for the flight and the registry of lease waiters, compiled
 //! against loom's locks. (Three threads do not expose a removal that is not by identity.)
 
-/// What the modules under test know as `crate::sync`.
+/// Stands in for `crate::sync` in the modules under test.
 mod sync {
     pub(crate) use loom::sync::atomic::{AtomicUsize, Ordering};
     pub(crate) use loom::sync::{Mutex, MutexGuard};
@@ -20,7 +20,7 @@ mod sync {
 #[allow(dead_code, reason = "each module is more than its model uses")]
 #[path = "../../src/flight/mod.rs"]
 mod flight;
-/// What the registry knows as `crate::store::names`.
+/// Stands in for `crate::store::names` in the registry.
 mod store {
     pub(crate) mod names {
         pub(crate) use crate::registry::Token;

@@ -3,7 +3,7 @@
 //!
 //! A failing schedule is printed as a string; `shuttle::replay` runs it again.
 
-/// What the modules under test know as `crate::sync`.
+/// Stands in for `crate::sync` in the modules under test.
 mod sync {
     pub(crate) use shuttle::sync::atomic::{AtomicUsize, Ordering};
     pub(crate) use shuttle::sync::{Arc, Mutex, MutexGuard};
@@ -26,7 +26,7 @@ mod sync {
 #[allow(dead_code, reason = "each module is more than its model uses")]
 #[path = "../../src/flight/mod.rs"]
 mod flight;
-/// What the registry knows as `crate::store::names`.
+/// Stands in for `crate::store::names` in the registry.
 mod store {
     pub(crate) mod names {
         pub(crate) use crate::registry::Token;
@@ -68,7 +68,7 @@ fn alone(model: impl Fn() + Send + Sync + 'static) {
     shuttle::check_random(model, 1);
 }
 
-/// Invariants 1, 2 and 4 of `flight`: each caller is answered, by as many leaders as there were waves.
+/// Invariants 1, 2 and 4 of `flight`: each caller is answered, and there is one leader per wave.
 #[test]
 fn every_waiter_receives_the_outcome() {
     check(|| everyone_is_answered(4));
@@ -399,7 +399,7 @@ fn dropped_callers_and_readers_leave_no_caller_waiting() {
                             serve(duty, || 7);
                         }
                         if caller == 3 {
-                            // Polled once, then gone.
+                            // Polled once, then dropped.
                             let mut queued = pin!(queued);
                             let _ = queued.as_mut().poll(&mut Context::from_waker(noop_waker_ref()));
                         } else {

@@ -1,4 +1,4 @@
-//! As much of Tokio's `Notify` as the registry of waiters uses, on a model's locks.
+//! The part of Tokio's `Notify` that the registry of waiters uses, on a model's locks.
 
 use std::future::Future;
 use std::pin::Pin;

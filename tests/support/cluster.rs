@@ -11,7 +11,7 @@ use super::redis_server::{MINIMAL_ACL, RedisServer};
 use super::scratch::Scratch;
 use super::tls_files::TlsFiles;
 
-/// What the smallest user needs on a cluster beside [`MINIMAL_ACL`], as documented.
+/// The documented rights that the smallest user needs on a cluster in addition to [`MINIMAL_ACL`].
 pub(crate) const CLUSTER_RIGHTS: [&str; 2] = ["+cluster|slots", "+asking"];
 
 pub(crate) const SLOTS: u16 = 16_384;
@@ -26,7 +26,7 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// A master that says nothing for two seconds is replaced: longer than a busy machine stands still.
+    /// A master that is silent for two seconds is replaced; a busy machine stalls for less.
     pub(crate) fn start() -> Self {
         Self::with(2_000, 1, None)
     }
@@ -121,7 +121,7 @@ impl Cluster {
         &self.nodes
     }
 
-    /// What a test gives to `unconnected`: the masters, as the smallest user.
+    /// The URL for `unconnected`: the masters, as the smallest user.
     pub(crate) fn url(&self) -> String {
         let ports: Vec<_> = self.nodes[..3].iter().map(|node| node.port().to_string()).collect();
         format!("cluster://{}", ports.join(","))

@@ -1,7 +1,7 @@
 //! Child processes that cannot outlive the test process, and the signals they get.
 //!
-//! The package forbids `unsafe`, so neither `prctl(PR_SET_PDEATHSIG)` nor `libc::kill` is at hand: a shell does
-//! both. `kill` is a builtin of every `sh`, while the program of that name is missing in slim images.
+//! The package forbids `unsafe`, so it can call neither `prctl(PR_SET_PDEATHSIG)` nor `libc::kill`: a shell does both.
+//! `kill` is a builtin of every `sh`, while the program `kill` is missing in slim images.
 
 use std::io::{self, Write as _};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -12,8 +12,8 @@ use super::PATIENCE;
 
 /// A child process that dies with the test process, however the test process ends and even while the child is stopped.
 ///
-/// Beside it runs a shell that holds nothing but the reading end of a pipe. When the test process goes, by
-/// SIGKILL or otherwise, the kernel closes the other end, and the shell kills the child.
+/// A shell holds the reading end of a pipe. When the test process ends, by SIGKILL or otherwise, the kernel closes the
+/// other end, and the shell kills the child.
 ///
 /// Invariant 1: the child is reaped only after the shell has been told to let go. Until then the child's pid
 /// stays taken (by a zombie at worst), so the shell can never kill another process that reuses the pid.

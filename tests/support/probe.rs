@@ -1,4 +1,4 @@
-//! Waiting for conditions with a bound, and futures that are polled or dropped at chosen points.
+//! Bounded waits for conditions, and wrappers that poll or drop a future at chosen points.
 
 use std::fmt::{Debug, Display};
 use std::future::Future;
@@ -80,7 +80,7 @@ pub(crate) fn assert_nothing_left(
     })
 }
 
-/// Polls a future at most `n` times, then drops it: `None`. `Some` if it was done by then.
+/// Polls a future at most `n` times, and then drops it and returns `None`; returns `Some` if it completed before.
 ///
 /// Counting `n` up from 0 until the result is `Some` drops the future at each of its await points:
 ///

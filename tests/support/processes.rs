@@ -1,9 +1,9 @@
 //! A fleet of real processes: the test binary runs itself again, once per member.
 //!
 //! A child is this binary with `--exact child_entry`, the one libtest test that plays a *role* when `SG_ROLE` is
-//! set and does nothing otherwise; so libtest and nextest need no second binary. Parent and child talk in lines:
-//! the parent through stdin (`go`, or whatever the role reads), the child through stdout, where a prefix tells its
-//! lines from libtest's own. Every wait is bounded and fails with what the child printed.
+//! set and does nothing otherwise; so libtest and nextest need no second binary. Parent and child exchange lines: the
+//! parent writes to stdin (`go`, or the commands of the role), the child to stdout, where a prefix distinguishes its
+//! lines from libtest's. Every wait is bounded, and its failure prints the child's output.
 
 use std::fmt::Write as _;
 use std::future::Future;
@@ -28,7 +28,7 @@ const READY: &str = "ready";
 const RESULT: &str = "result";
 const GO: &str = "go";
 
-/// What a child does, by name.
+/// The name of a role, and the function that plays it in a child.
 pub(crate) type Role = (&'static str, fn(Child) -> BoxFuture<'static, ()>);
 
 /// Some children in the same role; dropping it kills them.
@@ -43,7 +43,7 @@ impl Fleet {
         Self::spawn_by(&[], n, role, config)
     }
 
-    /// The same, started by a program that is given the command line.
+    /// The same, started through `program`, which gets the command line as further arguments.
     pub(crate) fn spawn_by(program: &[&str], n: usize, role: &str, config: &impl Serialize) -> Self {
         let config = serde_json::to_string(config).expect("a config that is JSON");
         Self { members: (0..n).map(|index| Member::spawn(program, index, role, &config)).collect() }
@@ -112,10 +112,10 @@ pub(crate) struct Member {
     killed: AtomicBool,
 }
 
-/// What came from a child so far.
+/// The events and the stderr of a child so far.
 #[derive(Debug, Default)]
 struct Heard {
-    /// Name and data, in order. An event is taken out (replaced by `None`) when a wait returns it.
+    /// Name and data, in order. `taken` has the indices of the events that a wait has returned.
     events: Vec<(String, Value)>,
     taken: Mutex<Vec<usize>>,
     stderr: String,
@@ -163,7 +163,7 @@ impl Member {
         });
         thread::spawn(move || {
             for line in stdout.lines().map_while(Result::ok) {
-                // Not only at the start: libtest leaves "test child_entry ... " without an end of line.
+                // The prefix need not start the line: libtest prints "test child_entry ... " without an end of line.
                 if let Some(at) = line.find(PREFIX) {
                     let event = serde_json::from_str(&line[at + PREFIX.len()..]);
                     let event = event.unwrap_or_else(|error| (format!("garbled: {error}"), line.into()));
@@ -345,7 +345,7 @@ impl Child {
     }
 }
 
-/// Sends events to the parent; free to copy.
+/// Sends events to the parent.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Report(());
 
@@ -376,7 +376,7 @@ pub(crate) fn run_child(roles: &[Role]) {
     let (sender, lines) = mpsc::unbounded_channel();
     thread::spawn(move || {
         for line in io::stdin().lock().lines().map_while(Result::ok) {
-            // A role that has stopped reading may still be told something.
+            // Fails if the role has stopped reading.
             let _ = sender.send(line);
         }
         // The parent is gone. Its guard would kill this process anyway; exiting is quieter.

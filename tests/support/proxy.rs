@@ -12,7 +12,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
 
-/// What happens to flows (connections through the proxy).
+/// How the proxy treats flows, which are the connections through it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     Pass,
@@ -50,7 +50,7 @@ struct Setting {
 #[derive(Debug)]
 pub(crate) struct Proxy {
     addr: SocketAddr,
-    /// Where new flows lead to.
+    /// The server's port for new flows.
     target: Arc<AtomicU16>,
     setting: watch::Sender<Setting>,
     accepted: Arc<AtomicUsize>,
@@ -110,7 +110,7 @@ impl Proxy {
         format!("redis://{}/", self.addr)
     }
 
-    /// Leads new flows to another server on this machine; old ones stay where they are.
+    /// Connects new flows to another server on this machine; old flows stay.
     pub(crate) fn lead_to(&self, port: u16) {
         self.target.store(port, Ordering::SeqCst);
     }

@@ -53,7 +53,7 @@ struct Process {
 
 struct PortTaken;
 
-/// More than a run of all tests needs.
+/// The ports for test servers: more than a run of all tests needs.
 const PORTS: Range<u16> = 15_000..22_500;
 
 impl RedisServer {
@@ -82,7 +82,7 @@ impl RedisServer {
         self.port
     }
 
-    /// The port for TLS, where the arguments name one.
+    /// The port for TLS, if the arguments name one.
     pub(crate) fn tls_port(&self) -> Option<u16> {
         let at = self.args.iter().position(|arg| arg == "--tls-port")?;
         self.args.get(at + 1)?.parse().ok()
@@ -115,7 +115,7 @@ impl RedisServer {
         self.running(|process| process.guarded.pid())
     }
 
-    /// Whether it was started and not killed.
+    /// Whether the server was started and not killed. True for a paused server.
     pub(crate) fn is_running(&self) -> bool {
         self.process().is_some()
     }
@@ -158,7 +158,7 @@ impl RedisServer {
         connect(self.port).expect("connecting to the test's redis-server")
     }
 
-    /// Runs one command on a connection of its own: `server.run(&["SET", "k", "v"])`.
+    /// Runs one command on a new connection: `server.run(&["SET", "k", "v"])`.
     #[track_caller]
     pub(crate) fn run<T: FromRedisValue>(&self, command: &[&str]) -> T {
         let run = || redis::cmd(command[0]).arg(&command[1..]).query(&mut self.conn());
@@ -210,7 +210,7 @@ impl RedisServer {
     pub(crate) fn keys_without_ttl(&self) -> Vec<String> {
         let mut conn = self.conn();
         let mut keys = self.keys();
-        // -1 = no TTL; -2 = expired between the two commands, which is what should happen to it.
+        // -1 = no TTL; -2 = expired between the two commands, as it should.
         keys.retain(|key| redis::cmd("PTTL").arg(key).query::<i64>(&mut conn).expect("PTTL") == -1);
         keys
     }

@@ -16,10 +16,10 @@ use super::redis_server::{MINIMAL_ACL, RedisServer, free_port};
 use super::scratch::Scratch;
 use super::tls_files::TlsFiles;
 
-/// What the sentinels call the primary.
+/// The sentinels' name of the primary.
 pub(crate) const NAME: &str = "mymaster";
 
-/// The rights of the smallest user, as documented for Sentinel.
+/// The documented right that the smallest user needs with Sentinel in addition to [`MINIMAL_ACL`].
 pub(crate) const ROLE: &str = "+role";
 
 /// Longer than a primary is silent while a test runs.

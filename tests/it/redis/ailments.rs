@@ -34,7 +34,7 @@ pub(super) async fn is_refused(admin: &mut Connection, command: &[&str], code: &
     .await;
 }
 
-/// Has the server run a script that does not end by itself.
+/// Makes the server run an endless script.
 pub(super) async fn is_kept_busy(
     server: &RedisServer,
     admin: &mut Connection,
@@ -213,7 +213,7 @@ async fn a_server_that_can_not_save_serves_what_it_has() {
 #[tokio::test]
 async fn an_evicted_lease_costs_one_load_and_overwrites_nothing() {
     let server = RedisServer::with_args(["--maxmemory", "4mb", "--maxmemory-policy", "allkeys-random"]);
-    // A lease so long that it is not renewed meanwhile.
+    // The lease is so long that it is not renewed meanwhile.
     let policy = lease_of(Duration::from_secs(120));
     let guards = [local(&server, policy.clone()).await, local(&server, policy).await];
     let (old, new, loads) = (Gate::closed(), Gate::closed(), Counter::default());

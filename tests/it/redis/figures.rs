@@ -77,7 +77,7 @@ async fn a_network_that_flaps_costs_little_and_one_connect_at_a_time() {
     assert!(waves > 50 && loads <= waves + 2 * FLAPS, "{loads} loads in {waves} waves");
     keep_to_the_budget(&added, "flapping");
     assert!(added.len() > 100 && median(added.clone()) <= NOTHING, "{} requests", added.len());
-    // One for commands, one for messages.
+    // One connection for commands and one for messages.
     assert!(line.proxy.most_opening() <= 2, "{} connects at once", line.proxy.most_opening());
     let connects = line.proxy.connections() - before;
     assert!(connects <= 8 * FLAPS, "{connects} connects in {FLAPS} flaps");

@@ -123,7 +123,7 @@ async fn a_hand_over_to_a_stopped_waiter_costs_one_lease() {
     nodes.nothing_left(0..3).await;
 }
 
-/// A leader that is stopped for longer than its lease while others load something newer.
+/// Stops a leader for longer than its lease, while another node loads a newer value.
 async fn stopped_past_its_lease() -> Nodes {
     let nodes = nodes(3, LEASE).await;
     nodes.one_leads("k", "load k 3", 5).await;

@@ -184,7 +184,7 @@ impl Nodes {
         serde_json::from_value(self.node(index).wait_event("stats").await).expect("counts")
     }
 
-    /// The answers of one node's callers.
+    /// The replies to one node's callers.
     #[track_caller]
     pub(super) fn replies(&self, index: usize, key: &str) -> impl Future<Output = Vec<Reply>> + '_ {
         let event = self.node(index).wait_event(key);

@@ -65,7 +65,7 @@ async fn a_value_is_stored_before_its_lease_is_free() {
     }
 }
 
-/// Passes everything on, and holds scripts back until its gate is open.
+/// A proxy that holds scripts back until its gate is open.
 struct Holding {
     url: String,
     gate: Gate,

@@ -150,7 +150,7 @@ async fn a_caller_after_the_acknowledgement_never_receives_an_older_value() {
 #[tokio::test]
 async fn an_invalidation_waits_for_replicas_where_the_policy_asks_for_it() {
     let (server, replica) = (RedisServer::start(), RedisServer::start());
-    // WAIT is not among the minimal rights: only this setting needs it.
+    // The full user: WAIT is not among the minimal rights, because only `invalidate_replicas` needs it.
     let asks = |replicas| {
         let policy = Policy::builder().coordination_budget(ms(2_000)).command_timeout(ms(1_000));
         policy.lease(SOON).invalidate_replicas(replicas, ms(1_000)).build().expect("valid")

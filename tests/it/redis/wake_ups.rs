@@ -69,7 +69,7 @@ async fn callers_that_begin_to_wait_as_the_load_ends_are_told() {
     settled(&guards).await;
     let coalesced: u64 = guards.iter().map(|guard| guard.stats().coalesced).sum();
     assert!(coalesced > ROUNDS as u64 / 20, "{coalesced} waits of {ROUNDS}: these were no races");
-    // Outcomes of failed loads live for two leases; everything else is gone.
+    // Outcomes of failed loads live for two leases; besides entries nothing else may be left.
     let left: Vec<_> = server.keys().into_iter().filter(|key| !key.starts_with("sg1:o:")).collect();
     assert!(left.iter().all(|key| key.starts_with("sg1:e:")), "{left:?}");
     server.flush_all();

@@ -123,7 +123,7 @@ impl Data {
         Ok(done)
     }
 
-    /// Executes one command that is not about connections or scripts.
+    /// Executes one command, except for those of connections and scripts.
     pub(super) fn run(&mut self, words: &[Vec<u8>]) -> Answer {
         self.sweep();
         self.execute(words).unwrap_or_else(Answer::Error)

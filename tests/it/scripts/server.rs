@@ -199,7 +199,7 @@ fn contains(bytes: &[u8], word: &[u8]) -> bool {
     bytes.windows(word.len()).any(|window| window.eq_ignore_ascii_case(word))
 }
 
-/// One whole command, and its length in bytes.
+/// Parses one complete command; returns its words and its length in bytes.
 fn parse(bytes: &[u8]) -> Option<(Vec<Vec<u8>>, usize)> {
     fn line(bytes: &[u8], at: &mut usize) -> Option<usize> {
         let end = bytes.get(*at..)?.windows(2).position(|pair| pair == b"\r\n")? + *at;

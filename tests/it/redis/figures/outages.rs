@@ -58,7 +58,7 @@ async fn a_stopped_server_costs_one_budget_and_is_used_a_second_after_it_is_back
     keeps_to_the_figures(Outage::Stopped).await;
 }
 
-/// Its user has a password, so the first attempt to connect hangs for longer than a budget.
+/// The server's user has a password, so the first connection attempt waits for AUTH, longer than a budget.
 #[tokio::test]
 async fn a_server_that_is_stopped_from_the_start_costs_one_budget_and_is_used_a_second_after_it_is_back() {
     keeps_to_the_figures_from_the_start(Outage::Stopped).await;
