@@ -32,10 +32,10 @@ async fn an_id_is_created_once_and_replaced_after_it_was_forgotten(world: &World
 async fn an_id_lives_for_the_longest_requested_lifetime(world: &World) {
     let node = world.node_with_locks().await;
     let [long, short] = [key("long"), key("short")].map(|tag| [tag]);
-    let given = ids(&node, &long, ms(50)).await;
+    let given = ids(&node, &long, ms(1_000)).await;
     assert_eq!(ids(&node, &long, LEASE).await, given);
     assert_eq!(ids(&node, &long, ms(1)).await, given, "which takes nothing away");
-    ids(&node, &short, ms(50)).await;
+    ids(&node, &short, ms(1_000)).await;
     let started = Instant::now();
     while present(&node, &short).await != [None] {
         assert!(started.elapsed() < WITHIN);

@@ -1,16 +1,16 @@
-//! Every schedule of four threads, with up to two preemptions: the flight, and the registry of those who wait for the
-//! fleet, compiled against loom's locks. (With three threads a removal that is not by identity goes unnoticed.)
+//! Every schedule of four threads with up to two preemptions, for the flight and the registry of lease waiters, compiled
+//! against loom's locks. (Three threads do not expose a removal that is not by identity.)
 
-/// What the modules under test know as `crate::sync`.
+/// Stands in for `crate::sync` in the modules under test.
 mod sync {
     pub(crate) use loom::sync::atomic::{AtomicUsize, Ordering};
     pub(crate) use loom::sync::{Mutex, MutexGuard};
-    // Counted without loom: methods take `self: &Arc<Self>`, which only the standard one may be.
+    // Not loom's: methods take `self: &Arc<Self>`, and only the standard `Arc` is allowed there.
     pub(crate) use std::sync::Arc;
 
     pub(crate) use super::notify::Notify;
 
-    /// No model polls a caller that gives way.
+    /// Does not yield: no model polls a future that does.
     pub(crate) async fn behind_all_others() {}
 
     pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -20,7 +20,7 @@ mod sync {
 #[allow(dead_code, reason = "each module is more than its model uses")]
 #[path = "../../src/flight/mod.rs"]
 mod flight;
-/// What the registry knows as `crate::store::names`.
+/// Stands in for `crate::store::names` in the registry.
 mod store {
     pub(crate) mod names {
         pub(crate) use crate::registry::Token;
@@ -46,11 +46,11 @@ fn check(model: impl Fn() + Send + Sync + 'static) {
 }
 
 #[test]
-fn everyone_seated_is_given_the_outcome() {
+fn every_waiter_receives_the_outcome() {
     check(|| everyone_is_answered(3));
 }
 
-/// A flight that was detached ends while others begin a new one: it takes only itself out of the map.
+/// A detached flight ends while others begin a new one: it removes only itself from the map.
 #[test]
 fn an_older_flight_removes_no_newer_one() {
     check(|| {

@@ -1,16 +1,16 @@
-//! Models of the in-process coalescing, and of the registry of those who wait for the fleet: the crate's own `flight/` and
-//! `store/watch`, compiled against shuttle's locks, run through many thousands of schedules.
+//! Models of the in-process coalescing and of the registry of lease waiters: the crate's own `flight/` and
+//! `store/wake/lease_waiters.rs`, compiled against shuttle's locks and run through many thousands of schedules.
 //!
 //! A failing schedule is printed as a string; `shuttle::replay` runs it again.
 
-/// What the modules under test know as `crate::sync`.
+/// Stands in for `crate::sync` in the modules under test.
 mod sync {
     pub(crate) use shuttle::sync::atomic::{AtomicUsize, Ordering};
     pub(crate) use shuttle::sync::{Arc, Mutex, MutexGuard};
 
     pub(crate) use super::notify::Notify;
 
-    /// No model polls a caller that gives way.
+    /// Does not yield: no model polls a future that does.
     pub(crate) async fn behind_all_others() {}
 
     std::thread_local! {
@@ -26,7 +26,7 @@ mod sync {
 #[allow(dead_code, reason = "each module is more than its model uses")]
 #[path = "../../src/flight/mod.rs"]
 mod flight;
-/// What the registry knows as `crate::store::names`.
+/// Stands in for `crate::store::names` in the registry.
 mod store {
     pub(crate) mod names {
         pub(crate) use crate::registry::Token;
@@ -59,28 +59,28 @@ fn check(model: impl Fn() + Send + Sync + 'static) {
     let model = Arc::new(model);
     let random = Arc::clone(&model);
     shuttle::check_random(move || random(), SCHEDULES);
-    // Few preemptions at the worst places: finds what random schedules seldom do.
+    // Few preemptions at the worst places find races that random schedules seldom find.
     shuttle::check_pct(move || model(), SCHEDULES, 3);
 }
 
-/// Of one thread there is one schedule.
+/// Runs a model of one thread once: it has only one schedule.
 fn alone(model: impl Fn() + Send + Sync + 'static) {
     shuttle::check_random(model, 1);
 }
 
-/// Invariants 1, 2 and 4 of `flight`: each caller is answered, by as many leaders as there were waves.
+/// Invariants 1, 2 and 4 of `flight`: each caller is answered, and there is one leader per wave.
 #[test]
-fn everyone_seated_is_given_the_outcome() {
+fn every_waiter_receives_the_outcome() {
     check(|| everyone_is_answered(4));
 }
 
-/// An announcement reaches whoever is seated, before or after it, and never the one whose loader runs.
+/// An announcement reaches each waiter that joined before or after it, and never the waiter with the running loader.
 #[test]
-fn everyone_who_waits_is_told_what_is_announced() {
+fn every_waiter_receives_the_announcement() {
     check(|| {
         let flights: Arc<Map> = Arc::new(Flights::new(10));
         let Joined::Leader(leader, own) = flights.join(&1, 0, "gone", 10) else {
-            unreachable!("nobody else is there")
+            unreachable!("it is the first")
         };
         assert!(leader.next_loader().is_some());
         let callers: Vec<_> = (1..4)
@@ -88,7 +88,7 @@ fn everyone_who_waits_is_told_what_is_announced() {
                 let flights = Arc::clone(&flights);
                 thread::spawn(move || match flights.join(&1, caller, "gone", 10) {
                     Joined::Follower(follower) => assert_eq!(block_on(follower), "arriving"),
-                    // The flight has ended before it came, and others may come to this one.
+                    // The flight ended before this caller joined. The new flight may have waiters as well.
                     Joined::Leader(leader, _own) => {
                         leader.announcer().announce("arriving");
                         leader.finish("done");
@@ -132,10 +132,10 @@ fn a_leader_that_vanishes_frees_its_followers() {
     });
 }
 
-/// A caller that joins while the leader finds that no loader is left: it was seated on a flight that was over, and loaded alone
-/// beside the load of the next flight.
+/// A caller that joins while the leader finds no loader left must not join an ended flight: it would load alone, beside the load
+/// of the next flight.
 #[test]
-fn a_caller_that_joins_as_the_last_loader_goes_is_led() {
+fn a_caller_that_joins_as_the_last_loader_leaves_gets_an_outcome() {
     check(|| {
         let flights: Arc<Map> = Arc::new(Flights::new(10));
         let Joined::Leader(leader, own) = flights.join(&1, 0, "gone", 10) else {
@@ -158,7 +158,7 @@ fn a_caller_that_joins_as_the_last_loader_goes_is_led() {
     });
 }
 
-/// Invariant 3: the race that needs four threads: an old flight that ends must not remove a newer one.
+/// Invariant 3, in a race that needs four threads: an old flight that ends must not remove a newer one.
 #[test]
 fn a_detached_flight_does_not_remove_its_successor() {
     check(|| {
@@ -194,8 +194,8 @@ fn a_detached_flight_does_not_remove_its_successor() {
     });
 }
 
-/// Invariant 5: a loader is used by its caller or by the leader, never by both, and a caller whose loader the
-/// leader took is still seated.
+/// Invariant 5: a loader is used by its caller or by the leader, never by both, and a caller stays seated after the leader took
+/// its loader.
 #[test]
 fn a_loader_is_taken_exactly_once() {
     check(|| {
@@ -213,15 +213,15 @@ fn a_loader_is_taken_exactly_once() {
         let rest = std::iter::from_fn(|| leader.next_loader()).count();
         let mine = usize::from(own.is_some());
         assert!(used + rest + mine <= 2, "two loaders");
-        assert!(used + rest + mine >= 1, "the second one's is used by somebody");
+        assert!(used + rest + mine >= 1, "the second one's loader is used");
         leader.finish("done");
         assert_eq!(block_on(second), "done");
     });
 }
 
-/// Invariant 6: of those who stop waiting before the first load one leaves its loader behind, and never more.
+/// Invariant 6: of the callers that stop waiting before the first load, exactly one leaves its loader behind.
 #[test]
-fn one_loader_stays_for_a_flight_that_nobody_waits_for() {
+fn a_flight_without_waiters_keeps_one_loader() {
     check(|| {
         let flights: Arc<Map> = Arc::new(Flights::new(10));
         let Joined::Leader(leader, first) = flights.join(&1, 0, "gone", 3) else { unreachable!("first") };
@@ -243,9 +243,9 @@ fn one_loader_stays_for_a_flight_that_nobody_waits_for() {
     });
 }
 
-/// What goes on for as long as somebody waits ends when nobody does: who has left does not, nor who has its loader back.
+/// The leader stops when no caller awaits the flight. A caller that left, or took its loader back, does not await it.
 #[test]
-fn who_has_left_is_not_waited_for() {
+fn a_flight_is_not_awaited_once_its_waiters_have_left() {
     alone(|| {
         let flights: Arc<Map> = Arc::new(Flights::new(10));
         let Joined::Leader(leader, first) = flights.join(&1, 0, "gone", 3) else { unreachable!("first") };
@@ -261,9 +261,9 @@ fn who_has_left_is_not_waited_for() {
     });
 }
 
-/// One that is told for itself still has its seat's loader, and is no reason to go on.
+/// `leave_first` answers the first caller alone and gives its loader back, so this caller does not keep the flight going.
 #[test]
-fn the_first_that_is_told_for_itself_waits_no_longer() {
+fn a_first_caller_that_is_answered_alone_no_longer_awaits_the_flight() {
     alone(|| {
         let flights: Arc<Map> = Arc::new(Flights::new(10));
         let Joined::Leader(leader, first) = flights.join(&1, 0, "gone", 3) else { unreachable!("first") };
@@ -276,10 +276,10 @@ fn the_first_that_is_told_for_itself_waits_no_longer() {
     });
 }
 
-/// Who has looked and found nothing begins one flight instead of one that is adrift, if another may do better: not of
-/// each that is adrift another.
+/// A caller that looked and found nothing replaces a flight that lost the store, if a replacement may keep it, but does not replace
+/// a replacement.
 #[test]
-fn what_is_adrift_is_left_once() {
+fn a_flight_that_lost_the_store_is_replaced_once() {
     alone(|| {
         for may_another_do_better in [true, false] {
             let flights: Arc<Map> = Arc::new(Flights::new(10));
@@ -300,15 +300,14 @@ fn what_is_adrift_is_left_once() {
     });
 }
 
-/// Under the map's lock, which other keys share, nobody goes through all who wait: not for each caller that is turned away, nor for
-/// each that comes and goes.
+/// Other keys share the map's lock. Neither a rejected caller nor one that joins and leaves walks through all waiters under it.
 #[test]
-fn what_a_caller_costs_does_not_grow_with_those_who_wait() {
+fn the_locks_per_caller_do_not_grow_with_the_number_of_waiters() {
     const CALLERS: usize = 200;
     fn locks_per_call(waiters: usize) -> [usize; 2] {
         let flights: Arc<Map> = Arc::new(Flights::new(10));
         let Joined::Leader(_leader, _own) = flights.join(&1, 0, "gone", waiters) else {
-            unreachable!("nobody else is there")
+            unreachable!("it is the first")
         };
         let wait = |caller| match flights.join(&1, caller, "gone", waiters) {
             Joined::Follower(follower) => follower,
@@ -326,7 +325,7 @@ fn what_a_caller_costs_does_not_grow_with_those_who_wait() {
     }
     shuttle::check_random(
         || {
-            // One less than there is room for: if it does not grow, each who comes finds it full.
+            // One less than the room for waiters: if the list does not grow, each new caller finds it full.
             let (few, many) = (locks_per_call(7), locks_per_call(127));
             assert!(many[0] <= few[0], "turned away: {} locks, and {}", few[0], many[0]);
             assert!(many[1] <= 2 * few[1], "come and gone: {} locks, and {}", few[1], many[1]);
@@ -335,10 +334,10 @@ fn what_a_caller_costs_does_not_grow_with_those_who_wait() {
     );
 }
 
-/// Reads for a queue as the guard does, with `read` for the store.
+/// Reads for a queue as the guard does, with `read` in place of the store.
 fn serve(mut duty: Duty<u8, usize, Hashing>, read: impl Fn() -> usize) {
     block_on(duty.first_ended());
-    // Half of those who are answered are told when the next queue is closed.
+    // Half of the answered callers are woken before the next queue closes, the others after it.
     let mut answered = Answered::default();
     while let Some(batch) = duty.next() {
         let read = read();
@@ -353,7 +352,7 @@ fn serve(mut duty: Duty<u8, usize, Hashing>, read: impl Fn() -> usize) {
 fn a_shared_read_begins_after_its_last_caller_arrived() {
     check(|| {
         let look_ups: Arc<LookUps<u8, usize, Hashing>> = Arc::new(LookUps::new());
-        // What a caller can have seen acknowledged before it asks, and what a read returns.
+        // Counts the writes that were acknowledged before a caller asked. A read returns it.
         let stored = Arc::new(AtomicUsize::new(0));
         let callers: Vec<_> = (0..4)
             .map(|_| {
@@ -381,9 +380,9 @@ fn a_shared_read_begins_after_its_last_caller_arrived() {
     });
 }
 
-/// `shared_read`, invariant 2: whoever leaves, reading or not, leaves nobody waiting and nothing behind.
+/// `shared_read`, invariant 2: a dropped caller or reader leaves no caller waiting and no entry in the map.
 #[test]
-fn callers_and_duties_that_vanish_leave_nobody_waiting() {
+fn dropped_callers_and_readers_leave_no_caller_waiting() {
     check(|| {
         let look_ups: Arc<LookUps<u8, usize, Hashing>> = Arc::new(LookUps::new());
         let callers: Vec<_> = (0..4)
@@ -400,7 +399,7 @@ fn callers_and_duties_that_vanish_leave_nobody_waiting() {
                             serve(duty, || 7);
                         }
                         if caller == 3 {
-                            // Polled once, then gone.
+                            // Polled once, then dropped.
                             let mut queued = pin!(queued);
                             let _ = queued.as_mut().poll(&mut Context::from_waker(noop_waker_ref()));
                         } else {

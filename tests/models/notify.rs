@@ -1,4 +1,4 @@
-//! As much of Tokio's `Notify` as the registry of waiters uses, on a model's locks.
+//! The part of Tokio's `Notify` that the registry of waiters uses, on a model's locks.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -6,7 +6,7 @@ use std::task::{Context, Poll, Waker};
 
 use super::sync::{Mutex, lock};
 
-/// One permit that is kept, and one waiter.
+/// One stored permit, and one waiter.
 #[derive(Debug, Default)]
 pub(crate) struct Notify(Mutex<(bool, Option<Waker>)>);
 

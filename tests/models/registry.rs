@@ -1,14 +1,14 @@
-//! The registry of those who wait for the fleet, for whichever scheduler the model runs under.
+//! The registry of lease waiters, for whichever scheduler the model runs under.
 
 use super::sync::{Arc, AtomicUsize, Ordering};
 use super::watch::{Hint, Watches};
 use super::{block_on, thread};
 
-/// What the registry knows of the store.
+/// Stands in for the store's token: the registry needs nothing else of the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Token(u8);
 
-/// Invariant 3 of the store: who registers first and then finds the lease held is told of its end, whenever that comes.
+/// Invariant 3 of the store: a waiter that registers before it finds the lease held is told when the lease ends, whenever that is.
 pub(crate) fn everyone_who_waits_is_told(waiters: u8) {
     let watches = Arc::new(Watches::default());
     let held = Arc::new(AtomicUsize::new(1));
@@ -18,7 +18,7 @@ pub(crate) fn everyone_who_waits_is_told(waiters: u8) {
             thread::spawn(move || {
                 let watch = watches.register("k", &Token(token));
                 while held.load(Ordering::SeqCst) == 1 {
-                    // A hint may be about something else: look again.
+                    // A hint may be about another event: look again.
                     block_on(watch.hints());
                 }
                 watch.close();
@@ -39,7 +39,7 @@ pub(crate) fn everyone_who_waits_is_told(waiters: u8) {
     }
 }
 
-/// A grant is heard by its waiter, or its teller is told that nobody was there; never neither. Others come and go.
+/// Either the waiter hears a grant, or `tell` returns false; never neither. Other waiters come and go meanwhile.
 pub(crate) fn a_grant_is_heard_or_handed_on(others: u8) {
     let watches = Arc::new(Watches::default());
     let heard = Arc::new(AtomicUsize::new(0));
@@ -47,7 +47,7 @@ pub(crate) fn a_grant_is_heard_or_handed_on(others: u8) {
     let leaves = {
         let heard = Arc::clone(&heard);
         thread::spawn(move || {
-            // Whoever leaves takes what it was told with it, and hands it on.
+            // A waiter that leaves receives the grant that arrived before, and hands it on.
             if watch.close().granted.is_some() {
                 heard.fetch_add(1, Ordering::SeqCst);
             }
@@ -62,7 +62,7 @@ pub(crate) fn a_grant_is_heard_or_handed_on(others: u8) {
     let told = watches.tell("k", &Hint::Granted { token: Token(0), hops: 0 });
     leaves.join().expect("no panic");
     for other in others {
-        assert_eq!(other.join().expect("no panic").granted, None, "it is another's");
+        assert_eq!(other.join().expect("no panic").granted, None, "the grant is for another token");
     }
     assert!(heard.load(Ordering::SeqCst) == usize::from(told), "told {told}");
 }

@@ -1,4 +1,4 @@
-//! `shared_read`, invariants 1 and 3: a duty that is taken over while its reader goes on.
+//! A model of `shared_read`, invariants 1 and 3: a `Duty` that is taken over while its former reader goes on.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use super::flight::shared_read::{Entered, LookUps};
 use super::wave::Hashing;
 use super::{check, serve};
 
-/// Each caller that is to wait for another one's reader takes its duty over at once, and queues again. Both readers go on.
+/// Each caller that would wait for another caller's reader takes over its `Duty` at once, and queues again. Both readers go on.
 #[test]
 fn a_duty_that_is_taken_over_answers_no_caller_with_an_older_read() {
     check(|| {

@@ -10,7 +10,7 @@ use super::{block_on, thread};
 pub(crate) type Hashing = BuildHasherDefault<DefaultHasher>;
 pub(crate) type Map = Flights<u8, usize, &'static str, Hashing>;
 
-/// Leads to the end, or follows.
+/// Joins the flight and receives its outcome, as its leader or as a follower.
 pub(crate) fn call(flights: &Arc<Map>, caller: usize, led: &AtomicUsize) {
     match flights.join(&1, caller, "gone", 10) {
         Joined::Leader(leader, follower) => {
@@ -24,7 +24,7 @@ pub(crate) fn call(flights: &Arc<Map>, caller: usize, led: &AtomicUsize) {
     }
 }
 
-/// Each of so many callers is answered, by as many leaders as there were waves.
+/// Each of `callers` is answered. There is one leader per wave.
 pub(crate) fn everyone_is_answered(callers: usize) {
     let flights: Arc<Map> = Arc::new(Flights::new(10));
     let led = Arc::new(AtomicUsize::new(0));

@@ -1,4 +1,4 @@
-//! Three masters with a replica each, on free ports, whose failovers take two seconds or three.
+//! A Redis Cluster of three masters with a replica each, on free ports. A failover takes two to three seconds.
 
 use std::collections::HashMap;
 use std::thread;
@@ -11,7 +11,7 @@ use super::redis_server::{MINIMAL_ACL, RedisServer};
 use super::scratch::Scratch;
 use super::tls_files::TlsFiles;
 
-/// What the smallest user needs on a cluster beside [`MINIMAL_ACL`], as documented.
+/// The documented rights that the smallest user needs on a cluster in addition to [`MINIMAL_ACL`].
 pub(crate) const CLUSTER_RIGHTS: [&str; 2] = ["+cluster|slots", "+asking"];
 
 pub(crate) const SLOTS: u16 = 16_384;
@@ -26,23 +26,23 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// A master that says nothing for two seconds is replaced: longer than a busy machine stands still.
+    /// A master that is silent for two seconds is replaced; a busy machine stalls for less.
     pub(crate) fn start() -> Self {
         Self::with(2_000, 1, None)
     }
 
-    /// The same, where nobody is replaced unless it is told to be.
+    /// The same, but a master is replaced only by an explicit `CLUSTER FAILOVER`.
     pub(crate) fn calm() -> Self {
         Self::with(60_000, 1, None)
     }
 
-    /// The same through TLS: nodes speak it to each other, and send those to ports for TLS who come by TLS. Their plain
-    /// ports are the harness's way to look at them.
+    /// Like [`start`](Self::start), with TLS: nodes speak TLS to each other, and redirect TLS clients to TLS ports. The harness
+    /// itself uses the plain ports.
     pub(crate) fn with_tls(files: TlsFiles) -> Self {
         Self::with(2_000, 1, Some(files))
     }
 
-    /// Without replicas: nobody is replaced, whoever says nothing.
+    /// Without replicas: a silent master is never replaced.
     pub(crate) fn patient() -> Self {
         Self::with(60_000, 0, None)
     }
@@ -85,7 +85,7 @@ impl Cluster {
         cluster
     }
 
-    /// Waits until each node that runs says that all is well, and they all say the same of the slots.
+    /// Waits until each running node reports a healthy cluster, and all report the same slots.
     pub(crate) fn await_agreement(&self) {
         wait("they are well", || self.info().all(|info| info.contains("cluster_state:ok")));
         wait("they agree", || {
@@ -108,7 +108,7 @@ impl Cluster {
         self.nodes.iter().filter(|node| node.is_running())
     }
 
-    /// A node that has been reset, or that nobody has met yet: it knows of no slots.
+    /// A node outside of the cluster, as after a reset: it knows of no slots.
     pub(crate) fn blank(&self) -> RedisServer {
         node(&self._files, 60_000, None)
     }
@@ -121,7 +121,7 @@ impl Cluster {
         &self.nodes
     }
 
-    /// What a test gives to `unconnected`: the masters, as the smallest user.
+    /// The URL for `unconnected`: the masters, as the smallest user.
     pub(crate) fn url(&self) -> String {
         let ports: Vec<_> = self.nodes[..3].iter().map(|node| node.port().to_string()).collect();
         format!("cluster://{}", ports.join(","))
@@ -132,30 +132,30 @@ impl Cluster {
     }
 
     pub(crate) fn slot_of(&self, key: &str) -> u16 {
-        // The last: tests kill and pause masters from the first on.
+        // Asks the last node: tests kill and pause masters from the first on.
         let node = self.live().last().expect("a node runs");
         node.run(&["CLUSTER", "KEYSLOT", &format!("sg1:e:{{default:{key}}}")])
     }
 
-    /// Which of the first three has the slot of this key of the guard's, as long as none was moved.
+    /// Which of the three masters has the slot of the guard's entry for `key`, as long as no slot was moved.
     pub(crate) fn home_of(&self, key: &str) -> usize {
         master_of(self.slot_of(key))
     }
 
-    /// A key whose slot is that master's.
+    /// A key with a slot of `master`.
     pub(crate) fn key_on(&self, master: usize, name: &str) -> String {
         let keys = (0..).map(|n| format!("{name}-{n}"));
         keys.into_iter().find(|key| self.home_of(key) == master).expect("one in three")
     }
 
-    /// Marks a slot as on its way: who asks the one for a key that is not there is sent to the other.
+    /// Begins to migrate a slot: `from` redirects requests for absent keys to `to` by ASK.
     pub(crate) fn begin_move(&self, slot: u16, from: usize, to: usize) {
         let slot = slot.to_string();
         self.nodes[to].run::<()>(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &self.id(from)]);
         self.nodes[from].run::<()>(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &self.id(to)]);
     }
 
-    /// Moves what the slot holds.
+    /// Moves the keys of the slot.
     pub(crate) fn move_keys(&self, slot: u16, from: usize, to: usize) {
         let port = self.nodes[to].peer_port().to_string();
         loop {
@@ -171,16 +171,16 @@ impl Cluster {
         }
     }
 
-    /// The slot is the other's.
+    /// Ends the migration: the slot belongs to `to`.
     pub(crate) fn end_move(&self, slot: u16, from: usize, to: usize) {
         let (slot, id) = (slot.to_string(), self.id(to));
         self.nodes[to].run::<()>(&["CLUSTER", "SETSLOT", &slot, "NODE", &id]);
         self.nodes[from].run::<()>(&["CLUSTER", "SETSLOT", &slot, "NODE", &id]);
     }
 
-    /// All of it, as `redis-cli --cluster reshard` does, until all have heard of it. A master that is given a slot takes an
-    /// epoch of its own, later than those that it has heard of: given the next slot of another's that was given one before,
-    /// and of which it has not yet heard, the two settle whose epoch is later, and the slot may be nobody's for good.
+    /// Migrates a slot as `redis-cli --cluster reshard` does, and waits until all nodes agree. Without that wait: a master that
+    /// receives a slot takes a config epoch above those that it has heard of. If the former master of the slot has just received a
+    /// slot itself, and this master has not heard of that yet, the two epochs conflict, and the slot may stay without an owner.
     pub(crate) fn move_slot(&self, slot: u16, from: usize, to: usize) {
         self.begin_move(slot, from, to);
         self.move_keys(slot, from, to);
@@ -197,7 +197,7 @@ impl Cluster {
         });
     }
 
-    /// How many subscribe to channels of the guard's, by node.
+    /// The number of connections with subscriptions, by node.
     pub(crate) fn inboxes(&self) -> HashMap<usize, usize> {
         let nodes = self.nodes.iter().enumerate().filter(|(_, node)| node.is_running());
         let counts = nodes.map(|(index, node)| (index, node.pubsub_clients()));
@@ -212,12 +212,12 @@ impl Cluster {
     }
 }
 
-/// Which of the first three has this slot, as long as it was not moved.
+/// Which of the three masters has this slot, as long as it was not moved.
 pub(crate) fn master_of(slot: u16) -> usize {
     usize::from(slot / (SLOTS / 3)).min(2)
 }
 
-/// The slots of one of three.
+/// The first and the last slot of one of the three masters.
 fn share(master: usize) -> (u16, u16) {
     let third = SLOTS / 3;
     let first = third * master as u16;

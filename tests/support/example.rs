@@ -41,7 +41,7 @@ impl Example {
         Self { process, lines, errors, readers: vec![printing, telling] }
     }
 
-    /// What follows `start` in the first line that it printed with it.
+    /// The rest of the first printed line that begins with `start`.
     pub(crate) fn printed(&self, start: &str) -> String {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -54,12 +54,12 @@ impl Example {
         }
     }
 
-    /// How many lines it has printed so far that contain this.
+    /// How many of the lines printed so far contain `text`.
     pub(crate) fn lines_with(&self, text: &str) -> usize {
         lock(&self.lines).iter().filter(|line| line.contains(text)).count()
     }
 
-    /// All that it has written to stderr so far.
+    /// The content of stderr so far.
     pub(crate) fn told(&self) -> String {
         lock(&self.errors).join("\n")
     }
@@ -68,7 +68,7 @@ impl Example {
         self.process.terminate();
     }
 
-    /// Asks it to end, and waits a while for that.
+    /// Sends SIGTERM, and waits for the end up to [`PATIENCE`].
     pub(crate) fn stop(&mut self) {
         let deadline = Instant::now() + PATIENCE;
         if self.process.try_wait().is_none() {
@@ -79,7 +79,7 @@ impl Example {
         }
     }
 
-    /// Waits for its end, and until all that it has printed is here.
+    /// Waits until the process has ended and all its output is read.
     pub(crate) async fn ended(&mut self) -> ExitStatus {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -95,7 +95,7 @@ impl Example {
     }
 }
 
-/// What comes out of a pipe, line by line; read all the time, because a full one stops who writes.
+/// Collects the lines of a pipe in a thread that reads all the time, because a full pipe blocks the writer.
 fn collect(pipe: impl Read + Send + 'static) -> (Lines, JoinHandle<()>) {
     let lines = Lines::default();
     let reader = thread::spawn({
@@ -105,15 +105,15 @@ fn collect(pipe: impl Read + Send + 'static) -> (Lines, JoinHandle<()>) {
     (lines, reader)
 }
 
-/// The program. `cargo test --test it` alone does not build examples, and an old one would be a lie; where it is
-/// built already this takes a moment.
+/// Builds the example and returns its path. `cargo test --test it` alone does not build examples, and an outdated binary
+/// would test old code. If the binary is up to date, this is quick.
 fn built(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("the path of the test binary");
     let profile = test.ancestors().nth(2).expect("target/<profile>/deps/<test>");
     let target = profile.parent().expect("target/<profile>");
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["build", "--quiet", "--example", name]).arg("--target-dir").arg(target);
-    // What cargo tells a test about its package would tell build scripts that they are to run again.
+    // The variables that cargo sets for a test would make build scripts run again.
     let told = |name: &str| ["CARGO_PKG_", "CARGO_MANIFEST_"].iter().any(|head| name.starts_with(head));
     for (name, _) in std::env::vars_os() {
         if name.to_str().is_some_and(told) {

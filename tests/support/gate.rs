@@ -10,7 +10,7 @@ use super::PATIENCE;
 
 /// A barrier that a test opens: work that passes through it waits until then.
 ///
-/// Opening is a state, not an event: who comes later passes at once, so there is nothing to miss.
+/// Opening is a state, not an event: later work passes at once, so an opening can not be missed.
 #[derive(Clone, Debug)]
 pub(crate) struct Gate(Arc<watch::Sender<bool>>);
 
@@ -112,7 +112,7 @@ impl Counter {
     }
 }
 
-/// One start whose end is counted when this is dropped.
+/// One start; dropping this counts its end.
 #[derive(Debug)]
 pub(crate) struct Running(Counter);
 

@@ -1,12 +1,12 @@
-//! What every test stands on: a private Redis, a scripted origin, real processes, a hostile network, exact counts.
+//! Helpers of all tests: a private Redis, a scripted origin, real processes, a hostile network, exact counts.
 //!
 //! Everything here is independent of the library under test, so that a broken library cannot hide behind its
 //! own helpers; `harness.rs` tests this support itself.
 //!
-//! Two clocks must not meet: everything in here talks through real sockets and pipes, so no test that uses it
-//! may pause Tokio's clock (a paused clock jumps to the next timer while the answer is still on the wire).
-//! `gate` and `probe` alone are also right under a paused clock.
-#![allow(dead_code)] // Each combination of features compiles its own part of the tests, and so uses its own part of this.
+//! Everything in here talks through real sockets and pipes, so a test that uses it must not pause Tokio's clock: a
+//! paused clock jumps to the next timer while the answer is still on the wire. Only `gate` and `probe` also work under
+//! a paused clock.
+#![allow(dead_code)] // Each combination of features compiles other tests, which use other helpers.
 
 use std::path::Path;
 
@@ -34,7 +34,7 @@ pub(crate) mod sentinels;
 pub(crate) mod tls_files;
 pub(crate) mod warnings;
 
-/// The root of the repository. Three packages compile this file, and the lock file stands where they belong together.
+/// The root of the repository. Three packages compile this file, so it looks for the folder with their common lock file.
 pub(crate) fn root() -> &'static Path {
     let package = Path::new(env!("CARGO_MANIFEST_DIR"));
     package.ancestors().find(|folder| folder.join("Cargo.lock").exists()).unwrap_or(package)
@@ -42,5 +42,5 @@ pub(crate) fn root() -> &'static Path {
 
 /// How long a test waits for something that must happen before it fails.
 ///
-/// Generous, because it is only ever spent by a failing test: a loaded CI machine must not turn it into a lie.
+/// Generous, because only a failing test waits that long, and a loaded CI machine must not fail a correct one.
 pub(crate) const PATIENCE: std::time::Duration = std::time::Duration::from_secs(90);

@@ -8,8 +8,8 @@ use std::thread::{self, JoinHandle};
 use super::PATIENCE;
 use super::redis_server::{ADMIN, RedisServer, field};
 
-/// Commands by which a connection introduces itself. How many there are depends on the versions of client and
-/// server (redis-rs tries `CLIENT SETINFO`, which MONITOR shows from Redis 7.2 on), so they are counted apart.
+/// Commands by which a client sets up a connection. Their number depends on the versions of client and server
+/// (redis-rs tries `CLIENT SETINFO`, which MONITOR shows from Redis 7.2 on), so they are counted separately.
 const SET_UP: [&str; 3] = ["auth", "client", "hello"];
 
 /// Watches a server from [`start`](Self::start) to [`finish`](Self::finish).
@@ -22,13 +22,13 @@ pub(crate) struct Monitor<'s> {
     admins: BTreeSet<String>,
 }
 
-/// What clients sent: not what scripts called, not what the harness sent, not how connections introduced themselves.
+/// The commands that clients sent, without the calls of scripts, the harness's commands and the set-up of connections.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Commands {
     pub(crate) total: usize,
     /// By name in lower case; subcommands count under their command.
     pub(crate) by_name: BTreeMap<String, usize>,
-    /// How many introduced connections (AUTH, CLIENT, HELLO); not part of the total.
+    /// How many commands set up connections (AUTH, CLIENT, HELLO); not part of the total.
     pub(crate) set_up: usize,
     /// The counted commands as MONITOR printed them, for the message of a failing test.
     pub(crate) lines: Vec<String>,
@@ -49,7 +49,7 @@ impl<'s> Monitor<'s> {
             reader.read_line(&mut reply).expect("the reply to MONITOR");
             assert_eq!(reply, "+OK\r\n");
         }
-        // Quiet times are normal from here on; `finish` and `drop` end the reading.
+        // From here on the server may be silent for long; `finish` and `drop` end the reading.
         stream.set_read_timeout(None).expect("a valid timeout");
 
         let marker = format!("sg-marker-{}", uuid::Uuid::new_v4());
@@ -65,8 +65,8 @@ impl<'s> Monitor<'s> {
             }
             None
         });
-        // Connections of the harness from before the monitor; later ones are seen to introduce themselves. This
-        // order leaves no gap between the two.
+        // The harness's connections from before the monitor. MONITOR shows the set-up of later ones. Listing after MONITOR began
+        // leaves no gap between the two.
         let list: String = server.run(&["CLIENT", "LIST"]);
         let admins = list.lines().filter(|client| field(client, "name") == Some(ADMIN));
         let admins = admins.filter_map(|client| field(client, "addr").map(str::to_owned)).collect();
@@ -79,11 +79,11 @@ impl<'s> Monitor<'s> {
         self.count(&lines)
     }
 
-    /// What scripts called until now, in order: each call's words, its name in lower case.
+    /// The commands that scripts called until now, in order: each call's words, its name in lower case.
     pub(crate) fn script_calls(mut self) -> Vec<Vec<String>> {
         let calls = self.lines().into_iter().filter_map(|line| {
             let (_, call) = line.split_once(" lua] ")?;
-            // None of what our scripts say has a quote in it.
+            // No argument of the crate's scripts contains a quote.
             let mut words: Vec<_> = call.split('"').skip(1).step_by(2).map(str::to_owned).collect();
             words.first_mut()?.make_ascii_lowercase();
             Some(words)
@@ -91,7 +91,7 @@ impl<'s> Monitor<'s> {
         calls.collect()
     }
 
-    /// MONITOR prints in order of execution, so what precedes the marker is all there was.
+    /// MONITOR prints commands in order of execution, so the lines before the marker are complete.
     fn lines(&mut self) -> Vec<String> {
         self.server.run::<()>(&["ECHO", &self.marker]);
         let (send, receive) = std::sync::mpsc::channel();

@@ -1,4 +1,4 @@
-//! The expensive work, scripted by the test and counted exactly, also across processes.
+//! A scripted origin server that counts loads exactly, also across processes.
 //!
 //! [`Origin`] is a small TCP server in the test process; a loader in any process calls [`load`]. One line asks
 //! (`LOAD <key>`), one line answers (`["Ok","value"]` or `["Err","text"]`). A client that goes away ends its load
@@ -62,7 +62,7 @@ pub(crate) struct Load {
 pub(crate) enum End {
     Served,
     Failed,
-    /// The process that loaded was killed, or the loader dropped, before the answer.
+    /// The loading process was killed, or the loader was dropped, before the answer.
     Abandoned,
 }
 
@@ -101,19 +101,19 @@ impl Origin {
         self.addr.to_string()
     }
 
-    /// Scripts the loads of `key` from now on: the first answer for the next load, and so on; the last one repeats.
-    /// Held answers wait for a new release.
+    /// Scripts the loads of `key` from now on: the first answer for the next load, and so on; the last answer repeats.
+    /// Held answers wait for a new [`release`](Self::release).
     pub(crate) fn script<const N: usize>(&self, key: &str, answers: [Answer; N]) {
         assert!(N > 0, "a script needs an answer");
         let mut keys = self.state.keys();
         let entry = keys.entry(key.to_owned()).or_insert_with(|| Key::new(key));
         let past = entry.loads.len();
-        // Answers are found by the number of the load, so those before this script are filled up.
+        // The number of a load is the index of its answer, so the loads before this script need answers too.
         entry.answers = std::iter::repeat_n(answers[0].clone(), past).chain(answers).collect();
         entry.gate = Gate::closed();
     }
 
-    /// Lets all held loads of `key` go on, also those that start later.
+    /// Lets all held loads of `key` go on, including later ones.
     pub(crate) fn release(&self, key: &str) {
         let keys = self.state.keys();
         let key = keys.get(key).unwrap_or_else(|| panic!("`{key}` has neither a script nor a load"));
@@ -248,7 +248,7 @@ async fn serve(mut stream: TcpStream, state: Arc<State>) {
             (Ok(_), true) => End::Served,
             (Err(_), true) => End::Failed,
         };
-        // Counted before it is answered: who has the answer must find the end counted.
+        // Count the end before sending the answer: a test that has the answer must find the end counted.
         state.end(key, index, end);
         let reply = match &answer.result {
             Ok(value) => ("Ok", value),

@@ -1,7 +1,7 @@
 //! Child processes that cannot outlive the test process, and the signals they get.
 //!
-//! The package forbids `unsafe`, so neither `prctl(PR_SET_PDEATHSIG)` nor `libc::kill` is at hand: a shell does
-//! both. `kill` is a builtin of every `sh`, while the program of that name is missing in slim images.
+//! The package forbids `unsafe`, so it can call neither `prctl(PR_SET_PDEATHSIG)` nor `libc::kill`: a shell does both.
+//! `kill` is a builtin of every `sh`, while the program `kill` is missing in slim images.
 
 use std::io::{self, Write as _};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -10,13 +10,13 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::PATIENCE;
 
-/// A child process that dies with the test process, however that one ends and even while the child is stopped.
+/// A child process that dies with the test process, however the test process ends and even while the child is stopped.
 ///
-/// Beside it runs a shell that holds nothing but the reading end of a pipe. When the test process goes, by
-/// SIGKILL or otherwise, the kernel closes the other end, and the shell kills the child.
+/// A shell holds the reading end of a pipe. When the test process ends, by SIGKILL or otherwise, the kernel closes the
+/// other end, and the shell kills the child.
 ///
 /// Invariant 1: the child is reaped only after the shell has been told to let go. Until then the child's pid
-/// stays taken (by a zombie at worst), so the shell can never hit a stranger that inherited the number.
+/// stays taken (by a zombie at worst), so the shell can never kill another process that reuses the pid.
 #[derive(Debug)]
 pub(crate) struct Guarded {
     child: Child,
@@ -27,8 +27,8 @@ pub(crate) struct Guarded {
 impl Guarded {
     /// Starts `command` under guard; its standard streams stay with the caller, see [`child`](Self::child).
     pub(crate) fn spawn(command: &mut Command) -> io::Result<Self> {
-        // The shell comes first, so that what remains unguarded is one write, not a fork and an exec. It ignores
-        // the signals a terminal or a test runner sends to the whole group: it has to be the last to go.
+        // The shell starts first, so the child is unguarded only during one write, not during a fork and an exec. The shell
+        // ignores the signals that a terminal or a test runner sends to the whole group: it has to end last.
         let mut lifeline = Command::new("sh")
             .args(["-c", "trap '' INT TERM HUP; read -r pid || exit 0; read -r done || kill -9 \"$pid\""])
             .stdin(Stdio::piped())
@@ -74,14 +74,14 @@ impl Guarded {
         if self.try_wait().is_some() {
             return;
         }
-        // An error means that it ended by itself a moment ago.
+        // An error means that the child ended by itself a moment ago.
         let _ = self.child.kill();
         self.let_go();
         self.exited = Some(self.child.wait().expect("waiting for an own child"));
     }
 
-    /// SIGSTOP. When this returns, the child does not run any more: a signal that is merely sent leaves it
-    /// microseconds, in which it could still answer one command.
+    /// SIGSTOP. When this returns, the child has stopped: right after the signal it still runs for microseconds, in which
+    /// it could answer one command.
     pub(crate) fn pause(&mut self) {
         self.signal("STOP");
         let deadline = Instant::now() + PATIENCE;
@@ -130,22 +130,22 @@ impl Drop for Guarded {
     }
 }
 
-/// Whether a process runs or is stopped. A zombie does not: its files and sockets are closed.
+/// Whether a process exists, running or stopped. A zombie does not count: its files and sockets are closed.
 pub(crate) fn is_alive(pid: u32) -> bool {
     state(pid).is_some_and(|state| state != 'Z')
 }
 
-/// State letter of a process (`T` = stopped), from `/proc` where there is one, else from `ps` (macOS).
+/// State letter of a process (`T` = stopped), from `/proc` if it exists, else from `ps` (macOS).
 fn state(pid: u32) -> Option<char> {
     if let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) {
-        // The second field is the name in parentheses and may contain anything, so look behind the last one.
+        // The second field is the name in parentheses and may contain anything, so look behind the last parenthesis.
         return stat.rsplit_once(") ")?.1.chars().next();
     }
     let output = Command::new("ps").args(["-o", "state=", "-p", &pid.to_string()]).output().ok()?;
     String::from_utf8_lossy(&output.stdout).trim().chars().next()
 }
 
-/// How long a process has run on a processor so far; `None` where there is no `/proc`.
+/// The CPU time of a process so far; `None` without `/proc`.
 pub(crate) fn cpu_time(pid: u32) -> Option<Duration> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // Behind the name, the 12th and 13th field are the times in user and kernel mode, in hundredths of a second.
@@ -157,9 +157,9 @@ pub(crate) fn cpu_time(pid: u32) -> Option<Duration> {
 
 /// Nanoseconds of the wall clock, for comparing moments of different processes.
 ///
-/// All processes of a test read the same clock of the same machine. It is not `Instant`, because an `Instant`
-/// cannot be sent to another process; a clock step by NTP during the test would show, so use it for orders and
-/// spans of milliseconds, not for limits that decide a test.
+/// All processes of a test read the same clock of the same machine. An `Instant` could not be sent to another process.
+/// NTP may step the wall clock during a test, so use it for orders and spans of milliseconds, not for limits that
+/// decide a test.
 pub(crate) fn wall_ns() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).expect("the clock is past 1970");
     u64::try_from(since.as_nanos()).expect("the clock is before 2554")

@@ -1,4 +1,4 @@
-//! Waiting for conditions with a bound, and futures that are polled or dropped at chosen points.
+//! Bounded waits for conditions, and wrappers that poll or drop a future at chosen points.
 
 use std::fmt::{Debug, Display};
 use std::future::Future;
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Pause between two looks at a condition: short against every bound, long against a look.
+/// Pause between two checks of a condition: short compared to every bound, long compared to a check.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// Waits until `condition` holds; fails, at the caller's line, if that takes longer than `bound`.
@@ -33,7 +33,7 @@ where
     }
 }
 
-/// Waits until `look` returns `expected`; fails with what it returned last.
+/// Waits until `look` returns `expected`; fails with the last returned value.
 #[track_caller]
 pub(crate) fn eventually_eq<T, F, Fut>(
     what: impl Display,
@@ -63,9 +63,9 @@ where
     }
 }
 
-/// Waits until nothing but entries with a TTL is on the server: no lease, no queue, no outcome.
+/// Waits until no lease, no queue, no outcome and no key without a TTL is left on the server.
 ///
-/// Outcomes and the lease of a caller that gave up expire by themselves; `bound` has to cover that.
+/// Outcomes, and the lease of a caller that gave up, expire by themselves; `bound` has to cover that.
 #[cfg(feature = "redis")]
 #[track_caller]
 pub(crate) fn assert_nothing_left(
@@ -80,7 +80,7 @@ pub(crate) fn assert_nothing_left(
     })
 }
 
-/// Polls a future at most `n` times, then drops it: `None`. `Some` if it was done by then.
+/// Polls a future at most `n` times, and then drops it and returns `None`; returns `Some` if it completed before.
 ///
 /// Counting `n` up from 0 until the result is `Some` drops the future at each of its await points:
 ///
@@ -124,7 +124,7 @@ impl<F: Future> Future for DropAt<F> {
     }
 }
 
-/// Runs a future to its end and tells how often it was polled.
+/// Runs a future to its end and counts its polls.
 pub(crate) async fn count_polls<F: Future>(future: F) -> (F::Output, usize) {
     let mut polls = 0;
     let mut future = std::pin::pin!(future);

@@ -1,9 +1,9 @@
 //! A fleet of real processes: the test binary runs itself again, once per member.
 //!
 //! A child is this binary with `--exact child_entry`, the one libtest test that plays a *role* when `SG_ROLE` is
-//! set and does nothing otherwise; so libtest and nextest need no second binary. Parent and child talk in lines:
-//! the parent through stdin (`go`, or whatever the role reads), the child through stdout, where a prefix tells its
-//! lines from libtest's own. Every wait is bounded and fails with what the child printed.
+//! set and does nothing otherwise; so libtest and nextest need no second binary. Parent and child exchange lines: the
+//! parent writes to stdin (`go`, or the commands of the role), the child to stdout, where a prefix distinguishes its
+//! lines from libtest's. Every wait is bounded, and its failure prints the child's output.
 
 use std::fmt::Write as _;
 use std::future::Future;
@@ -28,7 +28,7 @@ const READY: &str = "ready";
 const RESULT: &str = "result";
 const GO: &str = "go";
 
-/// What a child does, by name.
+/// The name of a role, and the function that plays it in a child.
 pub(crate) type Role = (&'static str, fn(Child) -> BoxFuture<'static, ()>);
 
 /// Some children in the same role; dropping it kills them.
@@ -43,7 +43,7 @@ impl Fleet {
         Self::spawn_by(&[], n, role, config)
     }
 
-    /// The same, started by a program that is given the command line.
+    /// The same, started through `program`, which gets the command line as further arguments.
     pub(crate) fn spawn_by(program: &[&str], n: usize, role: &str, config: &impl Serialize) -> Self {
         let config = serde_json::to_string(config).expect("a config that is JSON");
         Self { members: (0..n).map(|index| Member::spawn(program, index, role, &config)).collect() }
@@ -112,10 +112,10 @@ pub(crate) struct Member {
     killed: AtomicBool,
 }
 
-/// What came from a child so far.
+/// The events and the stderr of a child so far.
 #[derive(Debug, Default)]
 struct Heard {
-    /// Name and data, in order. An event is taken out (replaced by `None`) when a wait returns it.
+    /// Name and data, in order. `taken` has the indices of the events that a wait has returned.
     events: Vec<(String, Value)>,
     taken: Mutex<Vec<usize>>,
     stderr: String,
@@ -163,14 +163,14 @@ impl Member {
         });
         thread::spawn(move || {
             for line in stdout.lines().map_while(Result::ok) {
-                // Not only at the start: libtest leaves "test child_entry ... " without an end of line.
+                // The prefix need not start the line: libtest prints "test child_entry ... " without an end of line.
                 if let Some(at) = line.find(PREFIX) {
                     let event = serde_json::from_str(&line[at + PREFIX.len()..]);
                     let event = event.unwrap_or_else(|error| (format!("garbled: {error}"), line.into()));
                     said.send_modify(|heard| heard.events.push(event));
                 }
             }
-            // The child's last words belong into the message of whoever waits, so they are awaited first.
+            // A failing wait prints the child's stderr, so read all of it first.
             let _ = errors.join();
             said.send_modify(|heard| heard.closed = true);
         });
@@ -194,7 +194,7 @@ impl Member {
             let mut heard = self.heard.clone();
             let event = heard.wait_for(|heard| heard.closed || heard.has(&name));
             let in_time = tokio::time::timeout(PATIENCE, event).await.is_ok();
-            // Taken from the freshest state: the event may be the last thing that came before the end.
+            // Look at the latest state: the event may have arrived just before the end.
             if let Some(data) = self.heard.borrow().take(&name) {
                 return data;
             }
@@ -233,7 +233,7 @@ impl Member {
         lock(&self.process).kill();
     }
 
-    /// SIGSTOP. When this returns, the child does not run any more.
+    /// SIGSTOP. When this returns, the child has stopped.
     pub(crate) fn pause(&self) {
         lock(&self.process).pause();
     }
@@ -251,7 +251,7 @@ impl Member {
             let mut heard = self.heard.clone();
             let closed = tokio::time::timeout(PATIENCE, heard.wait_for(|heard| heard.closed)).await.is_ok();
             assert!(closed, "{caller}: {} did not end{}", self.describe(), self.report());
-            // The streams close an instant before the process can be reaped; that instant is not worth a signal.
+            // The streams close an instant before the process can be reaped: poll for that instant.
             loop {
                 if let Some(status) = lock(&self.process).try_wait() {
                     return status;
@@ -315,7 +315,7 @@ impl Child {
         serde_json::from_str(&self.config).expect("the config of this role")
     }
 
-    /// What tells the parent, for moving into a loader or a task.
+    /// A handle that sends events to the parent, for moving into a loader or a task.
     pub(crate) fn report(&self) -> Report {
         self.report
     }
@@ -336,7 +336,7 @@ impl Child {
         assert_eq!(self.recv_line().await, GO);
     }
 
-    /// The parent's next line. Never ends without one: a parent that is gone takes this process along.
+    /// The parent's next line. Stays pending if the parent is gone, because this process exits then.
     pub(crate) async fn recv_line(&mut self) -> String {
         match self.lines.recv().await {
             Some(line) => line,
@@ -345,7 +345,7 @@ impl Child {
     }
 }
 
-/// Sends events to the parent; free to copy.
+/// Sends events to the parent.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Report(());
 
@@ -376,10 +376,10 @@ pub(crate) fn run_child(roles: &[Role]) {
     let (sender, lines) = mpsc::unbounded_channel();
     thread::spawn(move || {
         for line in io::stdin().lock().lines().map_while(Result::ok) {
-            // A role that has stopped reading may still be told something.
+            // Fails if the role has stopped reading.
             let _ = sender.send(line);
         }
-        // The parent is gone. Its guard would kill this process anyway; this is the quiet way.
+        // The parent is gone. Its guard would kill this process anyway; exiting is quieter.
         std::process::exit(3);
     });
     let index = std::env::var("SG_INDEX").ok().and_then(|index| index.parse().ok()).expect("SG_INDEX");
@@ -390,7 +390,7 @@ pub(crate) fn run_child(roles: &[Role]) {
         .build()
         .expect("a runtime");
     runtime.block_on(play(Child { index, config, lines, report: Report(()) }));
-    // What the role left running, a hung loader say, must not keep the process.
+    // A task that the role left running, such as a hung loader, must not keep the process alive.
     runtime.shutdown_background();
 }
 

@@ -1,4 +1,4 @@
-//! A TCP proxy between the library and Redis that can turn into each kind of bad network.
+//! A TCP proxy between the library and Redis that simulates each kind of bad network.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering};
@@ -12,22 +12,22 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
 
-/// What happens to flows (connections through the proxy).
+/// How the proxy treats flows, which are the connections through it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     Pass,
-    /// Nothing moves and nothing closes. What is held back arrives when the mode changes, as after retransmission.
-    /// The kernel still accepts and acknowledges, so this is a hung host rather than a lost route.
+    /// Nothing moves and nothing closes. Held bytes arrive when the mode changes, as after retransmission. The kernel still
+    /// accepts and acknowledges, so this is a hung host rather than a lost route.
     BlackHole,
     /// Like a firewall that forgot its state: flows from before the change are dead, new ones work.
     BlackHoleOld,
-    /// The same for flows that subscribe alone: commands work, and messages come to nothing.
+    /// The same, but only for flows that subscribe: commands work, and messages are lost.
     BlackHoleOldSubscriptions,
-    /// Flows from before the change work, new ones are dead: there is no room for more.
+    /// Flows from before the change work, new ones are dead, as at a server without room for connections.
     BlackHoleNew,
-    /// All flows that subscribe are dead, new ones too: a middlebox that lets no messages through.
+    /// All flows that subscribe are dead, old and new, as behind a middlebox that lets no messages through.
     BlackHoleSubscriptions,
-    /// Commands arrive and are executed, replies are held back: the ambiguous failure.
+    /// Commands arrive and are executed, replies are held back: the client can not know whether a command ran.
     NoReplies,
     /// Old flows are reset now, new ones at once.
     Reset,
@@ -42,7 +42,7 @@ struct Setting {
     mode: Mode,
     /// Counts changes; a flow is old if it began before the last one.
     change: u64,
-    /// The last change to [`Mode::Reset`]. Kept, so that a flow that was not scheduled in between still sees it.
+    /// The last change to [`Mode::Reset`], so that a flow that was not scheduled in between still sees it.
     reset: u64,
 }
 
@@ -50,7 +50,7 @@ struct Setting {
 #[derive(Debug)]
 pub(crate) struct Proxy {
     addr: SocketAddr,
-    /// Where new flows lead to.
+    /// The server's port for new flows.
     target: Arc<AtomicU16>,
     setting: watch::Sender<Setting>,
     accepted: Arc<AtomicUsize>,
@@ -58,14 +58,14 @@ pub(crate) struct Proxy {
     server: JoinHandle<()>,
 }
 
-/// Flows that have not heard anything yet.
+/// Counts the flows that have not received a reply yet.
 #[derive(Debug, Default)]
 struct Opening {
     now: AtomicUsize,
     most: AtomicUsize,
 }
 
-/// One of them, until it has heard something, or its client has gone.
+/// Counts one flow as opening, until its first reply or until its client has closed it.
 struct Opens(Option<Arc<Opening>>);
 
 impl Opens {
@@ -110,12 +110,12 @@ impl Proxy {
         format!("redis://{}/", self.addr)
     }
 
-    /// Leads new flows to another server on this machine; old ones stay where they are.
+    /// Connects new flows to another server on this machine; old flows stay.
     pub(crate) fn lead_to(&self, port: u16) {
         self.target.store(port, Ordering::SeqCst);
     }
 
-    /// Switches all flows; what was already handed to a socket is on its way.
+    /// Switches all flows, except for bytes that a socket already has.
     pub(crate) fn set(&self, mode: Mode) {
         self.setting.send_modify(|setting| {
             let change = setting.change + 1;
@@ -129,7 +129,7 @@ impl Proxy {
         self.accepted.load(Ordering::SeqCst)
     }
 
-    /// The most connections at once on which nothing had been heard yet.
+    /// The largest number of connections that waited for their first reply at the same time.
     pub(crate) fn most_opening(&self) -> usize {
         self.opening.most.load(Ordering::SeqCst)
     }
@@ -188,7 +188,7 @@ async fn flow(mut client: TcpStream, port: u16, valve: Valve) {
                 _ = answer => {}
             }
         };
-        // Its client is heard before there is a server: it may give up while nothing moves.
+        // Reads from the client already before the server is connected: the client may close while nothing moves.
         let hear = async {
             read(from_client, sender, Way::ToServer, &valve).await;
             std::future::pending().await
@@ -203,15 +203,15 @@ async fn flow(mut client: TcpStream, port: u16, valve: Valve) {
         _ = reset.wait_for(|setting| setting.mode == Mode::Reset || setting.reset > valve.born) => true,
     };
     if was_reset {
-        // It sends RST.
+        // Closing then sends RST.
         let _ = client.set_zero_linger();
     }
 }
 
-/// What was read, and when it is due.
+/// Bytes, and the time at which they may be sent on.
 type Chunk = (Instant, Vec<u8>);
 
-/// Reading and writing are apart, so that a delay moves every byte by the same time however many follow.
+/// Reading and writing are separate, so that a delay shifts every byte by the same time, however many follow.
 async fn read(mut from: ReadHalf<'_>, chunks: mpsc::Sender<Chunk>, way: Way, valve: &Valve) {
     let mut buffer = vec![0; 16 * 1024];
     while let Ok(n @ 1..) = from.read(&mut buffer).await {
@@ -221,7 +221,7 @@ async fn read(mut from: ReadHalf<'_>, chunks: mpsc::Sender<Chunk>, way: Way, val
             return;
         }
     }
-    // Its client has given up, whatever is still held back.
+    // The client has closed the flow, even if bytes are still held back.
     valve.is_open();
 }
 
@@ -271,7 +271,7 @@ impl Valve {
         self.opens.lock().unwrap_or_else(PoisonError::into_inner).is_open();
     }
 
-    /// Looks for a subscription. Its command is short, and the first of its packet.
+    /// Looks for SUBSCRIBE. The command is short and the first of its packet, so it is never split.
     fn note(&self, way: Way, bytes: &[u8]) {
         if way == Way::ToServer && bytes.windows(11).any(|window| window == b"SUBSCRIBE\r\n") {
             self.subscribes.store(true, Ordering::SeqCst);

@@ -1,7 +1,7 @@
 //! A private `redis-server` per test, on its own port, that can be killed, restarted and stopped.
 //!
-//! All methods block for the milliseconds a local server takes, so they read the same in plain and in async
-//! tests. None of the administration may be called while the server is paused: it would time out and panic.
+//! All methods block for the milliseconds that a local server takes, so they can be used in plain and in async tests.
+//! Methods that send commands time out and panic while the server is paused.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -38,7 +38,7 @@ const NOT_INSTALLED: &str = "redis-server is not installed: run 'make test' \
 pub(crate) struct RedisServer {
     port: u16,
     args: Vec<String>,
-    /// What the minimal user's URL ends with.
+    /// The query of the minimal user's URL.
     query: &'static str,
     process: Mutex<Option<Process>>,
 }
@@ -47,13 +47,13 @@ struct Process {
     guarded: Guarded,
     /// Returns the server's log once the server is gone. Reading it all the time keeps the pipe from filling up.
     log: JoinHandle<String>,
-    /// Where it works: a primary writes a dump for each new replica, and there are versions that leave it.
+    /// The working directory. A primary writes a dump for each new replica, and some versions do not remove it.
     _dir: Scratch,
 }
 
 struct PortTaken;
 
-/// More than a run of all tests needs.
+/// The ports for test servers: more than a run of all tests needs.
 const PORTS: Range<u16> = 15_000..22_500;
 
 impl RedisServer {
@@ -68,7 +68,7 @@ impl RedisServer {
         Self::with_args_of(|| args.clone())
     }
 
-    /// The same with arguments made anew for each try, for those that name a port which may be taken.
+    /// The same, with new arguments for each try: an argument may name a port that is taken.
     pub(crate) fn with_args_of(mut args: impl FnMut() -> Vec<String>) -> Self {
         loop {
             let (port, args) = (free_port(), args());
@@ -82,13 +82,13 @@ impl RedisServer {
         self.port
     }
 
-    /// The port for TLS, where the arguments name one.
+    /// The port for TLS, if the arguments name one.
     pub(crate) fn tls_port(&self) -> Option<u16> {
         let at = self.args.iter().position(|arg| arg == "--tls-port")?;
         self.args.get(at + 1)?.parse().ok()
     }
 
-    /// The port at which other servers reach this one. Those that have TLS speak nothing else among themselves.
+    /// The port at which other servers reach this one. Servers with TLS use only TLS between each other.
     pub(crate) fn peer_port(&self) -> u16 {
         self.tls_port().unwrap_or(self.port)
     }
@@ -101,12 +101,12 @@ impl RedisServer {
         Client::open(self.url()).expect("a valid URL")
     }
 
-    /// The URL of the user `minimal`, who has [`MINIMAL_ACL`] and nothing else, also after a restart.
+    /// The URL of the user `minimal`, which has exactly [`MINIMAL_ACL`], also after a restart.
     pub(crate) fn minimal_user(&self) -> String {
         format!("redis://minimal:pw@127.0.0.1:{}/{}", self.port, self.query)
     }
 
-    /// Has the minimal user's connections speak RESP3, where they do not choose for themselves.
+    /// Makes the minimal user's connections speak RESP3, unless they choose a protocol themselves.
     pub(crate) fn in_resp3(self) -> Self {
         Self { query: "?protocol=resp3", ..self }
     }
@@ -115,7 +115,7 @@ impl RedisServer {
         self.running(|process| process.guarded.pid())
     }
 
-    /// Whether it was started and not killed.
+    /// Whether the server was started and not killed. True for a paused server.
     pub(crate) fn is_running(&self) -> bool {
         self.process().is_some()
     }
@@ -158,7 +158,7 @@ impl RedisServer {
         connect(self.port).expect("connecting to the test's redis-server")
     }
 
-    /// Runs one command on a connection of its own: `server.run(&["SET", "k", "v"])`.
+    /// Runs one command on a new connection: `server.run(&["SET", "k", "v"])`.
     #[track_caller]
     pub(crate) fn run<T: FromRedisValue>(&self, command: &[&str]) -> T {
         let run = || redis::cmd(command[0]).arg(&command[1..]).query(&mut self.conn());
@@ -210,7 +210,7 @@ impl RedisServer {
     pub(crate) fn keys_without_ttl(&self) -> Vec<String> {
         let mut conn = self.conn();
         let mut keys = self.keys();
-        // -1 = no TTL; -2 = expired between the two commands, which is what should happen to it.
+        // -1 = no TTL; -2 = expired between the two commands, as it should.
         keys.retain(|key| redis::cmd("PTTL").arg(key).query::<i64>(&mut conn).expect("PTTL") == -1);
         keys
     }
@@ -240,7 +240,7 @@ impl Process {
             Command::new(std::env::var_os(PROGRAM).unwrap_or_else(|| "redis-server".into()))
                 .args(["--port", &port.to_string(), "--bind", "127.0.0.1"])
                 .args(["--save", "", "--appendonly", "no", "--daemonize", "no"])
-                // On the command line, so that the user is there from the first connection after a restart on.
+                // On the command line, so that the user exists from the first connection on, also after a restart.
                 .args(["--user", "minimal"])
                 .args(MINIMAL_ACL.split_whitespace())
                 .args(["--repl-diskless-load", "swapdb"])
@@ -279,7 +279,7 @@ impl Process {
         Ok(process)
     }
 
-    /// Whether the server answers, and is ours: another program may have got the port first.
+    /// Whether the server answers and is this process: another program may have got the port first.
     fn is_ready(&self, port: u16) -> bool {
         let info =
             connect(port).and_then(|mut conn| redis::cmd("INFO").arg("server").query::<String>(&mut conn));
@@ -299,7 +299,7 @@ fn connect(port: u16) -> redis::RedisResult<Connection> {
     conn.set_read_timeout(Some(PATIENCE))?;
     conn.set_write_timeout(Some(PATIENCE))?;
     redis::cmd("CLIENT").arg("SETNAME").arg(ADMIN).query::<()>(&mut conn)?;
-    // MONITOR shows no CLIENT before 7.0. A server that loads, or is a replica, refuses this and may: it is heard.
+    // MONITOR shows no CLIENT command before 7.0, but it shows ECHO, even if a loading server or a replica refuses it.
     let _ = redis::cmd("ECHO").arg(ADMIN).query::<String>(&mut conn);
     Ok(conn)
 }
@@ -310,7 +310,7 @@ fn clients(conn: &mut Connection) -> Vec<String> {
     list.lines().filter(|client| field(client, "name") != Some(ADMIN)).map(str::to_owned).collect()
 }
 
-/// A connection of the test's own, whose commands have as long as they take.
+/// A connection for the test itself, without timeouts.
 pub(crate) async fn plain_connection(client: &Client) -> MultiplexedConnection {
     let config = AsyncConnectionConfig::new().set_response_timeout(None).set_connection_timeout(None);
     client.get_multiplexed_async_connection_with_config(&config).await.expect("connects")
@@ -323,12 +323,12 @@ pub(crate) fn field<'l>(client: &'l str, name: &str) -> Option<&'l str> {
         .find_map(|pair| pair.split_once('=').filter(|(key, _)| *key == name).map(|(_, value)| value))
 }
 
-/// A port nobody listens on, and that is given to nobody else: a server that is killed finds it free when it starts again.
+/// A free port that is returned only once: a killed server finds its port free when it starts again.
 ///
 /// Below the range from which kernels give ports to outgoing connections (32768 and up on Linux, 49152 on macOS):
 /// inside it, a connection of any other program can take the port while the server is down for a restart, and a
-/// client that keeps trying a dead port can even connect to itself. And with 10,000 more, where the nodes of a cluster
-/// listen to each other, it is below that range and above all that is given here.
+/// client that keeps trying a dead port can even connect to itself. Nodes of a cluster listen to each other at their port
+/// plus 10,000, which is also below that range and above all ports returned here.
 pub(crate) fn free_port() -> u16 {
     static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
     let mut given = GIVEN.lock().unwrap_or_else(PoisonError::into_inner);

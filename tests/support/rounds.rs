@@ -1,16 +1,16 @@
-//! Promised times, asked of rounds. A machine that runs several tests at once stands still now and then, so that one late
-//! round says nothing; but what is late for a reason is late in most of them. Five of at most nine have to be good.
+//! Checks promised times over several rounds. A machine that runs several tests at once stalls now and then, so one late round
+//! proves nothing; a real defect is late in most rounds. Five of at most nine rounds have to be in time.
 
 use std::fmt::{self, Debug, Display};
 use std::time::Duration;
 
-/// For a machine that runs other tests beside this one: so much, and no more than is promised.
+/// Allowance for a machine that runs other tests at the same time. A [`Timing`] adds at most the promised time again.
 pub(crate) const SLACK: Duration = Duration::from_millis(400);
 
 const GOOD: usize = 5;
 const MOST: usize = 9;
 
-/// What a round took for one promised time.
+/// The measured time of one round, and its limit.
 #[derive(Clone, Copy)]
 pub(crate) struct Timing {
     what: &'static str,
@@ -19,12 +19,13 @@ pub(crate) struct Timing {
 }
 
 impl Timing {
-    /// Of what happens once in a round.
+    /// Of something that happens once in a round.
     pub(crate) fn once(what: &'static str, took: Duration, promised: Duration) -> Self {
         Self { what, took, most: promised + SLACK.min(promised) }
     }
 
-    /// The median of many, which no pause of the machine's changes much. Twice the promise, for a build that is not optimised.
+    /// The median of many times, which a stall of the machine hardly changes. Allows twice the promise, because the build is not
+    /// optimised.
     pub(crate) fn median(what: &'static str, times: &[Duration], promised: Duration) -> Self {
         let mut times = times.to_vec();
         times.sort();
@@ -56,7 +57,7 @@ impl Rounds {
         Self { what: what.to_string(), good: 0, taken: Vec::new() }
     }
 
-    /// The number of the next round; none once enough were good.
+    /// The number of the next round; `None` once enough rounds were good.
     pub(crate) fn next(&self) -> Option<usize> {
         if self.good == GOOD {
             println!("{self}");
@@ -65,7 +66,7 @@ impl Rounds {
         Some(self.taken.len())
     }
 
-    /// What the round took. Fails when too few are left that could be good.
+    /// Records a round. Fails when too few rounds are left to reach the required number of good ones.
     #[track_caller]
     pub(crate) fn note(&mut self, timings: impl IntoIterator<Item = Timing>) {
         let timings = Vec::from_iter(timings);
@@ -74,7 +75,7 @@ impl Rounds {
         assert!(self.taken.len() - self.good <= MOST - GOOD, "late in too many rounds: {self}");
     }
 
-    /// The machine stood still while the round was prepared, and nothing could be measured.
+    /// Records a round in which nothing could be measured, because the machine stalled during its preparation.
     #[track_caller]
     pub(crate) fn spoil(&mut self) {
         self.note([]);

@@ -1,4 +1,4 @@
-//! Tables of rows in Markdown: each row is one promise or one flaw, and names the tests that cite it.
+//! Checks Markdown tables: each row is one promise or one flaw, and names the tests that cite it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use super::root;
 
-/// Checks that a table has exactly these rows, each once, and that each is answered by tests that exist and cite
-/// it, or `by design`, and then DESIGN.md cites it.
+/// Checks that a table has exactly these rows, each once. The last cell of a row names tests that exist and cite the row, or
+/// says `by design`, and then DESIGN.md cites the row.
 pub(crate) fn check(table: &str, rows: impl IntoIterator<Item = String>) {
     let table = read(table);
     let expected: Vec<_> = rows.into_iter().collect();
@@ -35,7 +35,7 @@ pub(crate) fn check(table: &str, rows: impl IntoIterator<Item = String>) {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// `row -> where it is answered`: the lines of three cells whose first one ends in a number.
+/// Maps each row's name to its last cell. A row is a line of three cells, the first of which ends in a digit.
 fn read(table: &str) -> BTreeMap<String, String> {
     let text = fs::read_to_string(root().join(table)).expect("the table is there");
     let mut rows = BTreeMap::new();
@@ -67,7 +67,7 @@ fn find(test: &str) -> (PathBuf, String) {
 fn text_of(file: &Path, name: &str) -> Option<String> {
     let text = fs::read_to_string(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
     let lines: Vec<_> = text.lines().collect();
-    // Its definition; where a macro makes it, the line that names it.
+    // The definition of the test or, if a macro makes the test, the line that names it.
     let find = |is_it: &dyn Fn(&str) -> bool| lines.iter().position(|line| is_it(line.trim_start()));
     let at = find(&|line| line.contains(&format!("fn {name}(")));
     let at = at.or_else(|| find(&|line| line == format!("{name},")))?;

@@ -1,9 +1,9 @@
-//! A folder for what servers are given as files: certificates, sockets.
+//! A temporary folder for the files of test servers, such as certificates and sockets.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// An empty folder of its own; dropping it removes it and all that is in it.
+/// A new empty folder; dropping the value removes the folder and its content.
 #[derive(Debug)]
 pub(crate) struct Scratch(PathBuf);
 

@@ -1,5 +1,5 @@
-//! A primary, its replica and three sentinels, on free ports, with their clocks turned up: a failover takes
-//! two seconds or three.
+//! A primary, its replica and three sentinels, on free ports and with short periods: a failover takes two to three
+//! seconds.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -16,13 +16,13 @@ use super::redis_server::{MINIMAL_ACL, RedisServer, free_port};
 use super::scratch::Scratch;
 use super::tls_files::TlsFiles;
 
-/// What the sentinels call the primary.
+/// The sentinels' name of the primary.
 pub(crate) const NAME: &str = "mymaster";
 
-/// The rights of the smallest user, as documented for Sentinel.
+/// The documented right that the smallest user needs with Sentinel in addition to [`MINIMAL_ACL`].
 pub(crate) const ROLE: &str = "+role";
 
-/// No primary says nothing for so long while a test runs.
+/// Longer than a primary is silent while a test runs.
 const CALM_MS: u32 = 30_000;
 
 /// Three sentinels that watch over two servers; dropping it ends them all.
@@ -42,18 +42,18 @@ struct Sentinel {
 }
 
 impl Sentinels {
-    /// Returns when each sentinel knows the replica and its fellows, and the replica has what the primary has.
-    /// They call nobody dead while a test runs, and fail over when they are told to.
+    /// Returns when each sentinel knows the replica and the other sentinels, and the replica is in sync. The sentinels call no
+    /// server dead while a test runs, and fail over only on command.
     pub(crate) fn start() -> Self {
         Self::asleep().awake()
     }
 
-    /// The same, of those who replace a primary that says nothing for two seconds.
+    /// The same, but the sentinels replace a primary that is silent for two seconds.
     pub(crate) fn vigilant() -> Self {
         Self::of(None, 2_000).awake()
     }
 
-    /// The same through TLS: all of them speak it to each other. Their plain ports are the harness's way to look at them.
+    /// Like [`start`](Self::start), with TLS: servers and sentinels speak TLS to each other. The harness itself uses the plain ports.
     pub(crate) fn with_tls(files: TlsFiles) -> Self {
         Self::of(Some(files), CALM_MS).awake()
     }
@@ -81,9 +81,9 @@ impl Sentinels {
             self.wake(index);
         }
         self.await_agreement();
-        // They find each other by what they publish, so until now that was often. A sentinel that sees a replica promoted
-        // by another, and is not told why within four periods, makes it a replica again; the other looks once per second
-        // whether it is promoted, and tells then.
+        // Sentinels find each other by what they publish, so the period was short until now. It may not stay short: a sentinel
+        // that sees a promoted replica, and is not told of the failover within four periods, demotes it again. The sentinel that
+        // leads the failover checks once per second whether the replica is promoted, and only then publishes it.
         for index in 0..3 {
             self.ask::<()>(index, &["SENTINEL", "DEBUG", "PUBLISH-PERIOD", "500"]);
         }
@@ -109,7 +109,7 @@ impl Sentinels {
             .pause();
     }
 
-    /// Waits until each sentinel knows all there is to know.
+    /// Waits until each sentinel knows the two other sentinels and the replica, and calls the primary healthy.
     pub(crate) fn await_agreement(&self) {
         for sentinel in &self.sentinels {
             wait(|| {
@@ -128,18 +128,18 @@ impl Sentinels {
         self.sentinels.iter().map(|sentinel| sentinel.port).collect()
     }
 
-    /// Those for TLS.
+    /// The TLS ports of the sentinels.
     pub(crate) fn tls_ports(&self) -> Vec<u16> {
         self.sentinels.iter().filter_map(|sentinel| sentinel.tls_port).collect()
     }
 
-    /// What a test gives to `unconnected`; leads to the primary as the smallest user.
+    /// The URL for `unconnected`: the sentinels' primary, as the smallest user.
     pub(crate) fn url(&self) -> String {
         let ports: Vec<_> = self.ports().into_iter().map(|port| port.to_string()).collect();
         format!("sentinels://{}/{NAME}", ports.join(","))
     }
 
-    /// The server that was made first, and was the primary then.
+    /// The server that was the primary at the start.
     pub(crate) fn first(&self) -> &RedisServer {
         &self.servers[0]
     }
@@ -148,11 +148,11 @@ impl Sentinels {
         &self.servers[1]
     }
 
-    /// Has the sentinels make the second server the primary, and returns when they call it so.
+    /// Has the sentinels promote the second server, and returns when they name it as the primary.
     pub(crate) fn fail_over(&self) {
         let second = self.second().peer_port().to_string();
         wait(|| {
-            // Refused while one is under way, or where the replica was not heard of for a moment.
+            // Refused while a failover is under way, or while the replica is not heard.
             let _ = self.sentinels[1].run::<()>(&["SENTINEL", "FAILOVER", NAME]);
             let until = Instant::now() + Duration::from_secs(2);
             let switched = || {
@@ -173,7 +173,7 @@ impl Sentinels {
 }
 
 fn arguments(tls: Option<&TlsFiles>) -> Vec<String> {
-    // A replica is synchronised at once, not in five seconds.
+    // Synchronises a replica at once, and not after the default of five seconds.
     let mut args: Vec<String> = ["--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1"]
         .into_iter()
         .chain(["--user", "watched"])
@@ -213,7 +213,7 @@ impl Sentinel {
         );
         *self.process.lock().expect("nothing panics in here") =
             Some(guarded.expect("starting redis-server as a sentinel"));
-        // Its own settings are for machines that are far apart: fellows would be found in seconds, replicas in ten.
+        // With the default periods, sentinels find each other after seconds, and replicas after ten.
         let fast = ["SENTINEL", "DEBUG", "INFO-PERIOD", "500", "PUBLISH-PERIOD", "100", "PING-PERIOD", "250"];
         let faster = ["ASK-PERIOD", "100", "MIN-LINK-RECONNECT-PERIOD", "100", "ELECTION-TIMEOUT", "1000"];
         wait(|| self.run::<()>(&[&fast[..], &faster[..]].concat()).is_ok());

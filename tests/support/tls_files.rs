@@ -1,7 +1,7 @@
-//! What makes a server, a sentinel or a node of a cluster speak TLS: files, and the settings that name them.
+//! The TLS files and settings of a server, a sentinel or a cluster node.
 //!
-//! Who makes certificates is not known here, so that [`Sentinels`](super::sentinels) and [`Cluster`](super::cluster)
-//! are the same with and without the feature `tls`.
+//! This module does not create certificates, so that [`Sentinels`](super::sentinels) and [`Cluster`](super::cluster)
+//! compile with and without the feature `tls`.
 
 use super::redis_server::free_port;
 use super::scratch::Scratch;
@@ -9,7 +9,7 @@ use super::scratch::Scratch;
 const CERTIFICATE: &str = "server.pem";
 const KEY: &str = "server.key";
 
-/// A certificate, its key, and the authority that others' certificates must be of; dropping it removes the files.
+/// A certificate, its key, and the authority that must have signed the peers' certificates. Dropping it removes the files.
 #[derive(Debug)]
 pub(crate) struct TlsFiles {
     files: Scratch,
@@ -18,7 +18,7 @@ pub(crate) struct TlsFiles {
 }
 
 impl TlsFiles {
-    /// All as PEM.
+    /// All arguments are PEM.
     pub(crate) fn new(certificate: &str, key: &str, authority: &str) -> Self {
         let files = Scratch::new();
         let authority = files.write("authority.pem", authority);
@@ -27,18 +27,18 @@ impl TlsFiles {
         all
     }
 
-    /// Has clients show certificates too.
+    /// Requires certificates from clients, too.
     pub(crate) fn mutual(self) -> Self {
         Self { clients: "yes", ..self }
     }
 
-    /// For those who are started from now on.
+    /// Takes effect for servers that start from now on.
     pub(crate) fn replace(&self, certificate: &str, key: &str) {
         self.files.write(CERTIFICATE, certificate);
         self.files.write(KEY, key);
     }
 
-    /// The settings, with a port for TLS that was free just now. Servers speak TLS among themselves as well.
+    /// The settings, with a free port for TLS. Servers also use TLS between each other.
     pub(crate) fn settings(&self) -> Vec<(&'static str, String)> {
         vec![
             ("tls-port", free_port().to_string()),
@@ -50,7 +50,7 @@ impl TlsFiles {
         ]
     }
 
-    /// The same as arguments of a server.
+    /// The settings as command line arguments of a server.
     pub(crate) fn arguments(&self) -> Vec<String> {
         let settings = self.settings().into_iter();
         settings.flat_map(|(name, value)| [format!("--{name}"), value]).collect()

@@ -1,4 +1,4 @@
-//! What is logged for an operator, as seen by one test.
+//! Captures the warnings that the library logs during one test.
 
 use std::fmt::Debug;
 use std::sync::{Arc, LazyLock, Mutex};
@@ -7,7 +7,7 @@ use tracing::field::{Field, Visit};
 use tracing::{Dispatch, Event, Level, Subscriber};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt as _};
 
-/// The warnings that were logged on the thread of the test that listens.
+/// The warnings that were logged on the listening test's thread.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Warnings(Arc<Mutex<Vec<String>>>);
 
@@ -18,7 +18,7 @@ impl Visit for Text {
         self.0 += &format!("{value:?} ");
     }
 
-    /// With its causes, as whoever writes logs prints it.
+    /// With the error's causes, as log writers print it.
     fn record_error(&mut self, _: &Field, error: &(dyn std::error::Error + 'static)) {
         for cause in std::iter::successors(Some(error), |error| error.source()) {
             self.0 += &format!("{cause} ");
@@ -36,8 +36,8 @@ impl<S: Subscriber> Layer<S> for Warnings {
     }
 }
 
-/// With a single subscriber about, tracing asks the thread that meets an event first whether anybody listens, and
-/// believes it for good: another test's thread says no. With two it asks the subscribers.
+/// With a single subscriber, tracing caches for good whether the first thread that reaches an event has a subscriber, and
+/// another test's thread may have none. With two subscribers it asks each of them.
 static SECOND: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(tracing_subscriber::registry()));
 
 impl Warnings {
@@ -46,7 +46,7 @@ impl Warnings {
         tracing::subscriber::set_default(tracing_subscriber::registry().with(self.clone()))
     }
 
-    /// Those that contain these words.
+    /// The warnings that contain these words.
     pub(crate) fn about(&self, words: &str) -> Vec<String> {
         let mut warnings = self.0.lock().expect("nothing panics in here").clone();
         warnings.retain(|warning| warning.contains(words));

@@ -1,4 +1,4 @@
-//! The guard's own futures.
+//! Drops of the guard's own futures.
 
 use std::sync::Arc;
 
@@ -12,11 +12,11 @@ use super::*;
 use crate::support::gate::Counter;
 
 const LOAD: Duration = Duration::from_millis(300);
-/// A lease that was left would be noticed.
+/// Long enough that a forgotten lease fails a test.
 const LEASE: Duration = Duration::from_secs(50);
 
 listed! {
-    /// What the caller meets.
+    /// The state of the key, and the concurrent events, that the dropped call meets.
     enum Meets, ALL:
         Nothing Fresh Stale StaleIfError Expired AgedEnough LoadHere LoadElsewhere LoadAndCrowd
         LoadThatFails LoadThatPanics LoadThatPanicsHere LoaderThatLeaves ShutdownElsewhere
@@ -31,7 +31,7 @@ enum Load {
     Panic,
 }
 
-/// Two nodes on one store, and what goes on there beside the caller.
+/// Two nodes on one store, and the tasks that run beside the dropped call.
 struct World {
     guards: [StampedeGuard; 2],
     loads: Counter,
@@ -58,7 +58,7 @@ fn policy(meets: Meets) -> PolicyBuilder {
     }
 }
 
-/// What a command takes: one that is answered at once is no place to be dropped at.
+/// The latency of a command: with none, a command would be no point to drop a future at.
 const TRIP: Duration = Duration::from_millis(1);
 
 impl World {
@@ -74,7 +74,7 @@ impl World {
         };
         let mut world = Self { guards, loads, own, beside: Vec::new() };
         world.prepare(meets).await;
-        // What was begun is under way.
+        // Let the tasks reach their loads.
         sleep(TRIP * 5).await;
         world
     }
@@ -126,7 +126,7 @@ impl World {
         }
     }
 
-    /// A value of this age.
+    /// Stores a value of this age.
     async fn stored(&self, age: Duration) {
         self.guards[1].insert("key", &9_u8).await.expect("stored");
         advance(age).await;
@@ -137,7 +137,7 @@ impl World {
         self.beside.push(tokio::spawn(async move { drop(guard.get_or_load(key, load).await) }));
     }
 
-    /// In the middle of a load that was begun now.
+    /// Runs `what` in the middle of a load that begins now.
     fn later(&mut self, what: impl Future<Output = ()> + Send + 'static) {
         self.beside.push(tokio::spawn(async move {
             sleep(LOAD / 2).await;
@@ -160,20 +160,20 @@ impl World {
         }
     }
 
-    /// As it is when all that was begun has ended.
+    /// Waits until all tasks have ended, and checks that nothing is left.
     async fn ends_as_before(self, what: &str, shut_down: bool) {
         for begun in self.beside {
-            // One of them is aborted by its scenario.
+            // A scenario may have aborted its task.
             let _ = begun.await;
         }
-        // A background load may only just have been begun.
+        // A background load may have begun just now.
         sleep(LOAD * 4).await;
         self.loads.idle().await;
         for guard in &self.guards {
             assert_eq!(guard.stats().tasks, 0, "{what}: {:?}", guard.stats());
         }
-        // A newcomer that wants a load whatever there is, and one for which there must be a permit: neither finds a
-        // lease, or a place in a queue, of what is gone.
+        // A new caller forces a load, under a cap that sheds: neither the lease nor the permit may be held, or queued for, by a
+        // dropped call.
         let newcomer = self.guards[usize::from(shut_down)]
             .with_policy(policy(Meets::CapThatSheds).load_timeout(LOAD * 2).build().expect("valid"));
         let started = Instant::now();
@@ -190,7 +190,7 @@ impl World {
             );
         }
         assert!(started.elapsed() <= LOAD * 2 + TRIP * 20, "{what}: {:?}", started.elapsed());
-        // Where another process refreshes, a flight without a task stands for this one as long as that has the lease.
+        // If another process refreshes, this node keeps a flight without a task for as long as that process has the lease.
         sleep(LEASE).await;
         for guard in &self.guards {
             assert_eq!(guard.stats().flights, 0, "{what}: {:?}", guard.stats());
@@ -198,7 +198,7 @@ impl World {
     }
 }
 
-/// What is dropped.
+/// The dropped call.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Call {
     GetOrLoad,
@@ -230,7 +230,7 @@ async fn call(world: &World, call: Call) {
             load().await
         }
     };
-    // What each comes to depends on what it meets, and is not what is tested.
+    // The result depends on the situation and is not tested here.
     match call {
         Call::GetOrLoad => drop(guard.get_or_load("key", load).await),
         Call::GetOrLoadWith => drop(guard.get_or_load_with("key", with).await),
@@ -307,11 +307,11 @@ async fn a_change_that_is_dropped_anywhere_leaves_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_about_the_guard_itself_and_dropped_anywhere_leaves_nothing() {
+async fn a_connect_doctor_or_shutdown_that_is_dropped_anywhere_leaves_nothing() {
     in_every_situation(&[Call::Connect, Call::Doctor, Call::Shutdown], 20).await;
 }
 
-/// Several of them at once, each dropped somewhere else.
+/// Several calls at once, each dropped at another point.
 #[tokio::test(start_paused = true)]
 async fn a_crowd_that_is_dropped_anywhere_leaves_nothing() {
     for &meets in ALL {

@@ -1,4 +1,4 @@
-//! The HTTP service's call, and the body of its response.
+//! Drops of the HTTP service's call, and of the body of its response.
 
 use ::http::{Request, Response, StatusCode};
 use bytes::Bytes;
@@ -20,7 +20,7 @@ type Req = Request<Full<Bytes>>;
 type Body = http_body_util::combinators::UnsyncBoxBody<Bytes, std::io::Error>;
 type Inner = BoxCloneSyncService<Req, Response<Body>, std::io::Error>;
 
-/// What the origin answers, what is there already, and what is asked.
+/// The origin's response, the stored response and the request.
 #[derive(Clone, Copy, Debug)]
 struct Situation {
     name: &'static str,
@@ -28,10 +28,10 @@ struct Situation {
     headers: &'static [(&'static str, &'static str)],
     method: &'static str,
     asks: &'static [(&'static str, &'static str)],
-    /// The age of what is stored.
+    /// The age of the stored response, if there is one.
     stored: Option<u64>,
     beside: Beside,
-    /// How the origin's body comes.
+    /// How the origin sends its body.
     body: Pieces,
 }
 
@@ -96,7 +96,7 @@ const SITUATIONS: [Situation; 26] = [
     Situation { name: "a HEAD", method: "HEAD", ..PLAIN },
     Situation { name: "a POST", method: "POST", stored: Some(1), ..PLAIN },
     Situation { name: "a POST during a load", method: "POST", beside: Beside::Elsewhere, ..PLAIN },
-    Situation { name: "who insists", asks: &[("cache-control", "no-cache")], stored: Some(1), ..PLAIN },
+    Situation { name: "a forced reload", asks: &[("cache-control", "no-cache")], stored: Some(1), ..PLAIN },
     Situation { name: "a range", asks: &[("range", "bytes=0-1")], stored: Some(1), ..PLAIN },
     Situation {
         name: "credentials",
@@ -148,7 +148,7 @@ fn request(method: &str, headers: &[(&str, &str)]) -> Req {
     request.body(Full::default()).expect("a request")
 }
 
-/// A request, its response, and all of its body.
+/// Sends a request and reads the whole response.
 async fn ask(service: Guarded<Inner>, request: Req) -> Option<StatusCode> {
     let response = service.oneshot(request).await.ok()?;
     let status = response.status();
@@ -194,7 +194,7 @@ impl World {
         for begun in self.beside {
             begun.await.expect("joined");
         }
-        // A background load may still be on its way.
+        // A background load may still be running.
         sleep(LOAD * 3).await;
         self.loads.idle().await;
         sleep(ms(20)).await;
@@ -233,9 +233,9 @@ async fn a_request_that_is_dropped_anywhere_leaves_nothing() {
     assert!(drops > SITUATIONS.len() * 2, "{drops} drops are no matrix");
 }
 
-/// The head was read, and nobody looks at the body, or it is dropped later.
+/// The client reads the head of the response, and drops the body unread, at once or later.
 #[tokio::test(start_paused = true)]
-async fn a_body_that_nobody_reads_leaves_nothing() {
+async fn an_unread_body_leaves_nothing() {
     for situation in SITUATIONS {
         for kept in [ms(0), LOAD / 4, LOAD * 4] {
             let world = World::new(situation).await;

@@ -1,4 +1,4 @@
-//! The futures of mutexes and semaphores.
+//! Drops of the futures of mutexes and semaphores.
 
 #[cfg(feature = "testing")]
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,13 +17,13 @@ const TTL: Duration = Duration::from_secs(2);
 const PERMITS: u32 = 2;
 
 listed! {
-    /// What the caller meets.
+    /// The state of the locks that the dropped call meets.
     enum Meets, ALL:
         Nothing HolderHere HolderElsewhere Queue DeadHolder Break ImpatientWaiters WaitersThatLeave
         HolderThatBumps HolderThatExtends MutexHeld PermitsHeld LongQueue
 }
 
-/// The same, of what strikes half of the commands for as long as the holder holds.
+/// Further situations: each fault strikes half of the commands while the holder has the locks.
 #[cfg(feature = "testing")]
 const FAULTS: &[Fault] = &[
     Fault::ErrorBefore,
@@ -38,11 +38,11 @@ const FAULTS: &[Fault] = &[
 struct World {
     nodes: [Locks; 2],
     beside: Vec<JoinHandle<()>>,
-    /// What was sent and is not answered arrives until then.
+    /// How late a command without a reply may still arrive.
     late: Duration,
 }
 
-/// Outside the queue, if often.
+/// Polls often, and outside of the queue.
 const POLL: Waiting = Waiting::Poll { interval: Duration::from_millis(25), jitter: 0.0 };
 
 fn mutex(locks: &Locks) -> Mutex {
@@ -89,7 +89,7 @@ fn hold_permits(locks: &Locks, dies: bool) -> JoinHandle<()> {
     })
 }
 
-/// Waits for the mutex and for a permit, for so long at most, and lets go at once.
+/// Waits for the mutex and for a permit, for `patience` at most, and releases them at once.
 fn wait(locks: &Locks, patience: Duration) -> Vec<JoinHandle<()>> {
     let (mutex, semaphore) = (mutex(locks), semaphore(locks));
     vec![
@@ -103,7 +103,7 @@ impl World {
         Self::on(MemoryStore::new(), meets).await
     }
 
-    /// A queue behind a holder, whose store is struck from now on.
+    /// A queue behind a holder, on a store with this fault from now on.
     #[cfg(feature = "testing")]
     async fn struck(chaos: &ChaosStore, fault: Fault) -> Self {
         let mut world = Self::on(chaos.clone(), Meets::Queue).await;
@@ -138,7 +138,7 @@ impl World {
             Meets::WaitersThatLeave => {
                 beside.extend(hold(elsewhere, false));
                 sleep(ms(1)).await;
-                // At the moment at which it is given to them.
+                // They leave at the moment of the hand-over.
                 let waits: Vec<_> = (0..4).flat_map(|waiter| wait(&nodes[waiter % 2], HELD * 2)).collect();
                 beside.push(tokio::spawn(async move {
                     sleep(HELD - ms(1)).await;
@@ -174,14 +174,14 @@ impl World {
         Self { nodes, beside, late: Duration::ZERO }
     }
 
-    /// Nobody has anything, and nobody waits: a newcomer has the mutex and every permit at once.
+    /// No lock is held and no waiter is queued: a new caller gets the mutex and every permit at once.
     async fn ends_as_before(self, what: &str, capacity: u32, closed: bool) {
         for begun in self.beside {
             begun.await.expect("joined");
         }
-        // What nobody is left to give back has ended by itself, and no later.
+        // A lock without a live holder expires within its TTL.
         sleep(self.late + TTL + ms(50)).await;
-        // Half closed, a node serves nobody.
+        // A node with a dropped `close` serves no calls.
         for locks in &self.nodes[usize::from(closed)..] {
             let started = Instant::now();
             let mut guard = mutex(locks).lock().await.unwrap_or_else(|error| panic!("{what}: {error}"));
@@ -206,21 +206,21 @@ impl World {
 }
 
 listed! {
-    /// What is dropped.
+    /// The dropped call.
     enum Call, CALLS:
         TryLock Lock LockByPolling LockByKeyspace Synchronize Unlock Bump Extend IsOwned Ensure Lost Expired IsLocked Remaining ForceUnlock
         CheckKeyspace AcquireNow AcquireFor AcquireForever AcquireByPolling WithPermit Release
         RefreshPermit IsHeld Signal PermitLost PermitExpired Holders Holds Waiting Exists Available ReleaseStale EnsureCreated Delete Connect Close
 }
 
-/// Each that needs the mutex or a permit acquires it first, and may be dropped there, too.
+/// A call that needs the mutex or a permit acquires it first, and may be dropped during that, too.
 async fn call(world: &World, call: Call) {
     let locks = &world.nodes[0];
     let (mutex, semaphore) = (mutex(locks), semaphore(locks));
     let a_while = async |end: Pin<Box<dyn Future<Output = ()> + Send>>| drop(timeout(HELD / 4, end).await);
-    // Where the semaphore is deleted there is none.
+    // `None` if the semaphore was deleted.
     let permit = async || semaphore.acquire(Wait::Forever).await.ok().flatten();
-    // What each comes to depends on what it meets, and is not what is tested.
+    // The result depends on the situation and is not tested here.
     match call {
         Call::TryLock => drop(mutex.try_lock().await),
         Call::Lock => drop(mutex.lock().await),
@@ -284,7 +284,7 @@ async fn call(world: &World, call: Call) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_dropped_anywhere_keeps_no_lock_and_no_place_in_a_queue() {
+async fn a_lock_call_that_is_dropped_anywhere_keeps_no_lock_and_no_place_in_a_queue() {
     let mut drops = 0;
     for &what in CALLS {
         for &meets in ALL {
@@ -302,10 +302,10 @@ async fn what_is_dropped_anywhere_keeps_no_lock_and_no_place_in_a_queue() {
     assert!(drops > CALLS.len(), "{drops} drops are no matrix");
 }
 
-/// With [`ALL`] these are twenty situations.
+/// Together with [`ALL`], twenty situations.
 #[cfg(feature = "testing")]
 #[tokio::test(start_paused = true)]
-async fn what_is_dropped_anywhere_while_the_store_is_struck_keeps_no_lock_and_no_place_in_a_queue() {
+async fn a_lock_call_that_is_dropped_anywhere_under_store_faults_keeps_no_lock_and_no_place_in_a_queue() {
     for &fault in FAULTS {
         let strikes = AtomicU64::new(0);
         for &what in CALLS {
@@ -324,7 +324,7 @@ async fn what_is_dropped_anywhere_while_the_store_is_struck_keeps_no_lock_and_no
     }
 }
 
-/// A change of the capacity is made, or not.
+/// Either the whole change of the capacity happens, or none of it.
 #[tokio::test(start_paused = true)]
 async fn a_change_of_capacity_that_is_dropped_anywhere_is_made_or_not() {
     for &meets in ALL {
@@ -334,7 +334,7 @@ async fn a_change_of_capacity_that_is_dropped_anywhere_is_made_or_not() {
             let semaphore = semaphore(&world.nodes[0]);
             let done = dropped(drop, semaphore.add_permits(1)).await.is_some();
             sleep(HELD * 2).await;
-            // Deleted meanwhile, it is made anew as it was.
+            // A semaphore that was deleted meanwhile is created again with its first capacity.
             let capacity = semaphore.capacity().await.expect("asks");
             assert!([PERMITS, PERMITS + 1].contains(&capacity), "{name}: {capacity}");
             world.ends_as_before(&format!("{name}, {drop:?}"), capacity, false).await;

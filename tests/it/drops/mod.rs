@@ -1,10 +1,10 @@
-//! Every public future, dropped at each of its polls, in each situation that it may meet (C1 to C9). Whatever was dropped:
-//! a newcomer is served at once, and no flight, task, lease, permit or place in a queue is left.
+//! Every public future, dropped at each of its polls, in each situation that it may meet (C1 to C9). After every drop a new
+//! caller is served at once, and no flight, task, lease, permit or place in a queue is left.
 //!
-//! On a store in memory under a paused clock, and on a real server (`on_redis`), where futures wait for more. (A flight's own
-//! task is `src/read_through/leader_tests.rs`.)
+//! Most tests run on the in-memory store under a paused clock. `on_redis` runs on a real server, where futures have more await
+//! points. (`src/read_through/leader_tests.rs` tests the task of a flight.)
 
-/// An enum and the list of all that it can be.
+/// Declares an enum and the list of all its variants.
 macro_rules! listed {
     ($(#[$doc:meta])* enum $name:ident, $all:ident: $($item:ident)+) => {
         $(#[$doc])*
@@ -38,8 +38,8 @@ fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// Runs `scenario` with a drop at each poll, until its future is done before it is dropped; how many drops there were.
-/// No scenario takes longer than two minutes on its own clock.
+/// Runs `scenario` with a drop at each poll, until its future completes before the drop; returns the number of drops.
+/// No scenario takes longer than two minutes on its clock.
 async fn at_every_poll(name: &str, scenario: impl AsyncFn(Drop) -> bool) -> usize {
     let mut drops = 0;
     for drop in [Drop::AtPoll, Drop::AtWake] {
@@ -47,7 +47,7 @@ async fn at_every_poll(name: &str, scenario: impl AsyncFn(Drop) -> bool) -> usiz
             assert!(n < 200, "{name}: it is polled again and again");
             let drop = drop(n);
             let done = timeout(Duration::from_secs(120), scenario(drop)).await;
-            if done.unwrap_or_else(|_| panic!("{name}, {drop:?}: somebody hangs")) {
+            if done.unwrap_or_else(|_| panic!("{name}, {drop:?}: a task hangs")) {
                 break;
             }
             drops += 1;

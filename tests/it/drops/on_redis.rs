@@ -1,5 +1,5 @@
-//! The same on a real server, where every command is a place to wait, and to leave: what was sent may still run, and its
-//! answer comes to nobody.
+//! Drops of the same futures on a real server, where every command is an await point: a sent command may still run after the
+//! drop, and no caller receives its reply.
 
 use futures_util::future::BoxFuture;
 use stampede_guard::lock::{Locks, Mutex, Semaphore, Wait, Waiting};
@@ -12,7 +12,7 @@ use crate::support::probe::{assert_nothing_left, eventually};
 use crate::support::redis_server::RedisServer;
 
 const SOON: Duration = Duration::from_secs(10);
-/// A lease that was left would be noticed.
+/// Long enough that a forgotten lease fails a test.
 const LEASE: Duration = Duration::from_secs(60);
 const TTL: Duration = Duration::from_secs(60);
 
@@ -41,7 +41,7 @@ fn load(loads: &Counter) -> impl FnOnce() -> BoxFuture<'static, Result<u8, Strin
     }
 }
 
-/// What is there already.
+/// The state of the key that the dropped call meets.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Meets {
     Nothing,
@@ -125,7 +125,7 @@ async fn a_call_that_is_dropped_anywhere_leaves_nothing() {
                 if let Some(beside) = beside {
                     beside.await.expect("joined");
                 }
-                // A newcomer on the other node that wants a load whatever there is: it waits for nobody's lease.
+                // A new caller on the other node forces a load: it must not wait for a forgotten lease.
                 let fresh = guards[1].refresh(&*key, || async { Ok::<_, String>(2_u8) });
                 let fresh = timeout(SOON, fresh).await.unwrap_or_else(|_| panic!("{name}: a lease was left"));
                 assert_eq!(fresh.expect("a value"), 2, "{name}");
@@ -141,7 +141,7 @@ async fn a_call_that_is_dropped_anywhere_leaves_nothing() {
         eventually("flights end", SOON, async || (guard.stats().flights, guard.stats().tasks) == (0, 0))
             .await;
     }
-    // Tags live for a day; a queue that was left would outlive its waiters.
+    // A forgotten queue would outlive its waiters. (Tag ids live for a day and have a TTL.)
     assert_nothing_left(&server, SOON).await;
 }
 
@@ -234,7 +234,7 @@ async fn a_lock_that_is_dropped_anywhere_is_free_at_once() {
                 };
                 let call = async {
                     if contended {
-                        // It comes when the other one has both.
+                        // Begin when the other node holds both locks.
                         let held = async {
                             while !there.0.is_locked().await.is_ok_and(|locked| locked) {
                                 tokio::task::yield_now().await;
@@ -249,7 +249,7 @@ async fn a_lock_that_is_dropped_anywhere_is_free_at_once() {
                 let started = Instant::now();
                 let free = async {
                     drop_it(there.0.lock().await.expect("free"));
-                    // Where it was enlarged there is one more.
+                    // A dropped `add_permits` may have added a permit.
                     let capacity = there.1.capacity().await.expect("asks").max(1);
                     let mut permits = Vec::new();
                     for _ in 0..capacity {
@@ -267,7 +267,7 @@ async fn a_lock_that_is_dropped_anywhere_is_free_at_once() {
     assert!(drops > LOCK_CALLS.len() * 2, "{drops} drops are no matrix");
 }
 
-/// Half shut down, a process has given its leases back, or gives them back: nobody waits for their end.
+/// A dropped shutdown has given the leases back, or still gives them back: another process does not wait for their end.
 #[tokio::test]
 async fn a_shutdown_that_is_dropped_anywhere_leaves_no_lease() {
     let server = RedisServer::start();
@@ -282,7 +282,7 @@ async fn a_shutdown_that_is_dropped_anywhere_leaves_no_lease() {
         let done = dropped(drop, leaves.shutdown(SOON)).await.is_some();
         let fresh = stays.refresh(&*key, || async { Ok::<_, String>(2_u8) });
         let fresh = timeout(SOON, fresh).await.unwrap_or_else(|_| panic!("{drop:?}: a lease was left"));
-        // Its own, or what was loaded meanwhile.
+        // Its own value, or the one of the other node's load.
         assert!([1, 2].contains(&fresh.expect("a value")), "{drop:?}");
         assert_eq!(leading.await.expect("joined"), Ok(1), "{drop:?}");
         eventually("it ends", SOON, async || (leaves.stats().flights, leaves.stats().tasks) == (0, 0)).await;
@@ -293,7 +293,7 @@ async fn a_shutdown_that_is_dropped_anywhere_leaves_no_lease() {
     assert_nothing_left(&server, SOON).await;
 }
 
-/// What is released in the background is released; what waits is told, or goes on waiting for what it will get.
+/// A release in the background completes. A waiter gets an error, or goes on waiting and gets the lock.
 #[tokio::test]
 async fn a_close_of_the_locks_that_is_dropped_anywhere_keeps_no_lock() {
     let server = RedisServer::start();

@@ -1,11 +1,11 @@
-//! The futures of the origin that users test their services with.
+//! Drops of the futures of `testing::Origin`, with which users test their services.
 
 use stampede_guard::testing::Origin;
 use stampede_guard::{LoadContext, StampedeGuard};
 
 use super::*;
 
-/// Dropped, it has been a load all the same, and none that runs.
+/// A dropped load counts as a load, but not as a running one.
 #[tokio::test(start_paused = true)]
 async fn a_load_that_is_dropped_anywhere_does_not_run_on() {
     let drops = at_every_poll("load", async |drop| {
@@ -17,7 +17,7 @@ async fn a_load_that_is_dropped_anywhere_does_not_run_on() {
         assert!(early.is_none(), "{drop:?}: there was none yet");
         let done = dropped(drop, origin.load("k")).await.is_some();
         assert_eq!((origin.loads("k"), origin.total_most_at_once()), (1, 1), "{drop:?}");
-        // The next one is alone.
+        // The next load runs alone.
         assert_eq!(origin.load("k").await.ok(), Some(0), "{drop:?}");
         assert_eq!((origin.loads("k"), origin.total_most_at_once()), (2, 1), "{drop:?}");
         waits.await;
@@ -27,9 +27,9 @@ async fn a_load_that_is_dropped_anywhere_does_not_run_on() {
     assert!(drops >= 2, "{drops}");
 }
 
-/// The guard's load goes on; whoever waits for the origin and leaves misses nothing that another waits for.
+/// The guard's load goes on, and a dropped wait takes no notification from another wait.
 #[tokio::test(start_paused = true)]
-async fn a_wait_for_loads_that_is_dropped_anywhere_keeps_nobody_from_hearing_of_them() {
+async fn a_wait_for_loads_that_is_dropped_anywhere_does_not_disturb_other_waits() {
     let drops = at_every_poll("wait_for_loads", async |drop| {
         let (guard, origin) = (StampedeGuard::in_memory(), Origin::new());
         origin.takes(ms(10));

@@ -1,5 +1,5 @@
-//! R4, R9 to R12, R20: a server that runs and can not do what it is asked: it is busy with somebody's script, it loads its
-//! dump, it has no room for connections, it has lost its primary or its replicas, it can not save, it evicts.
+//! R4, R9 to R12, R20: a server that runs but can not execute commands: it is busy with a script, loads its dump, has no
+//! room for connections, has lost its primary or its replicas, can not save, or evicts.
 
 use std::future::ready;
 use std::thread::JoinHandle;
@@ -13,7 +13,7 @@ use crate::support::scratch::Scratch;
 
 const KEPT: u32 = 77;
 
-/// What is stored is still served.
+/// Whether the sick server still serves stored values.
 #[derive(PartialEq)]
 enum Hits {
     Served,
@@ -25,7 +25,7 @@ pub(super) fn run(admin: &mut Connection, command: &[&str]) {
     done.unwrap_or_else(|error| panic!("{command:?}: {error}"));
 }
 
-/// Waits until the server answers this command with such an error.
+/// Waits until the server answers this command with this error code.
 pub(super) async fn is_refused(admin: &mut Connection, command: &[&str], code: &str) {
     eventually(format!("{command:?} is answered by {code}"), SOON, || {
         let done = redis::cmd(command[0]).arg(&command[1..]).exec(admin);
@@ -34,7 +34,7 @@ pub(super) async fn is_refused(admin: &mut Connection, command: &[&str], code: &
     .await;
 }
 
-/// Has the server run a script that does not end by itself.
+/// Makes the server run an endless script.
 pub(super) async fn is_kept_busy(
     server: &RedisServer,
     admin: &mut Connection,
@@ -46,7 +46,7 @@ pub(super) async fn is_kept_busy(
     script
 }
 
-/// A server with so many keys that loads its dump as slowly as that, once there is one.
+/// A server with `keys` keys that loads its dump slowly, once it has one.
 pub(super) fn with_a_slow_dump(keys: usize) -> (Scratch, RedisServer) {
     let files = Scratch::new();
     let folder = files.text("");
@@ -65,7 +65,7 @@ pub(super) fn is_loading(server: &RedisServer) -> bool {
     server.run::<String>(&["INFO", "persistence"]).contains("loading:1")
 }
 
-/// A server that has nowhere to save to.
+/// A server without its working directory, so that it can not save.
 pub(super) fn without_a_folder() -> (Scratch, RedisServer) {
     let files = Scratch::new();
     let gone = files.text("gone");
@@ -75,7 +75,7 @@ pub(super) fn without_a_folder() -> (Scratch, RedisServer) {
     (files, server)
 }
 
-/// As it is while what it has to save can not be saved.
+/// Enables saving, so that a failed save makes the server refuse writes.
 pub(super) const CAN_NOT_SAVE: [&str; 4] = ["CONFIG", "SET", "save", "3600 1000000"];
 pub(super) const NEED_NOT_SAVE: [&str; 4] = ["CONFIG", "SET", "save", ""];
 
@@ -86,7 +86,7 @@ pub(super) async fn has_failed_to_save(admin: &mut Connection) {
     is_refused(admin, &["SET", "probe", "1", "PX", "1"], "MISCONF").await;
 }
 
-/// A guard with the default policy, and a connection of the harness from before it all.
+/// A guard with the default policy, and an admin connection that was opened before the trouble.
 struct Patient {
     server: RedisServer,
     admin: Connection,
@@ -103,7 +103,7 @@ impl Patient {
         patient
     }
 
-    /// The guard with time for what the server can do: store and find.
+    /// The guard with long bounds, for tests of storing and reading.
     fn in_peace(&self) -> StampedeGuard {
         self.guard.with_policy(lease_of(Duration::from_secs(60)))
     }
@@ -112,7 +112,7 @@ impl Patient {
         Self::new(RedisServer::start()).await
     }
 
-    /// Every request is answered, at next to no cost, and callers of one key share a load.
+    /// Checks that every call is answered, at almost no cost, and that callers of one key share a load.
     async fn is_lived_with(&self, hits: Hits) {
         let guard = &self.guard;
         let first = requests(guard, "first", 5).await;
@@ -136,10 +136,10 @@ impl Patient {
     }
 }
 
-/// R10: first there is silence, then there is -BUSY.
+/// R10: first the server is silent, then it replies -BUSY.
 #[tokio::test]
-async fn a_server_that_is_busy_with_a_script_is_gone_without() {
-    // The name of the setting that 6.2 has, too.
+async fn loads_go_on_while_the_server_is_busy_with_a_script() {
+    // The old name of `busy-reply-threshold`, which Redis 6.2 has, too.
     let mut patient = Patient::new(RedisServer::with_args(["--lua-time-limit", "300"])).await;
     let script = is_kept_busy(&patient.server, &mut patient.admin).await;
     patient.is_lived_with(Hits::Loaded).await;
@@ -148,9 +148,9 @@ async fn a_server_that_is_busy_with_a_script_is_gone_without() {
     patient.is_cured().await;
 }
 
-/// R9: restarted with a dump, whose loading takes its time.
+/// R9: the server restarts with a dump and loads it slowly.
 #[tokio::test]
-async fn a_server_that_loads_its_dump_is_gone_without() {
+async fn loads_go_on_while_the_server_loads_its_dump() {
     let (_files, server) = with_a_slow_dump(20_000);
     let patient = Patient::new(server).await;
     patient.server.run::<()>(&["SAVE"]);
@@ -162,9 +162,9 @@ async fn a_server_that_loads_its_dump_is_gone_without() {
     patient.is_cured().await;
 }
 
-/// R20: what is connected goes on; what connects anew is refused, and gone without.
+/// R20: open connections work; new ones are refused, and loads go on without them.
 #[tokio::test]
-async fn a_server_without_room_for_connections_is_gone_without() {
+async fn loads_go_on_while_the_server_has_no_room_for_connections() {
     let mut patient = Patient::started().await;
     run(&mut patient.admin, &["CONFIG", "SET", "maxclients", "1"]);
     assert_eq!(answer(&patient.in_peace(), "kept", 1).await, KEPT);
@@ -175,9 +175,9 @@ async fn a_server_without_room_for_connections_is_gone_without() {
     patient.is_cured().await;
 }
 
-/// R11: a replica that has lost its primary and will not serve what it has.
+/// R11: a replica that has lost its primary and refuses to serve stale data.
 #[tokio::test]
-async fn a_replica_that_has_lost_its_primary_is_gone_without() {
+async fn loads_go_on_while_a_replica_has_lost_its_primary() {
     let mut patient = Patient::started().await;
     run(&mut patient.admin, &["CONFIG", "SET", "replica-serve-stale-data", "no"]);
     run(&mut patient.admin, &["REPLICAOF", "127.0.0.1", "1"]);
@@ -188,7 +188,7 @@ async fn a_replica_that_has_lost_its_primary_is_gone_without() {
     patient.is_cured().await;
 }
 
-/// R12: NOREPLICAS. It reads and does not write: hits are served.
+/// R12: NOREPLICAS. The server reads but does not write, so hits are served.
 #[tokio::test]
 async fn a_server_that_has_lost_its_replicas_serves_what_it_has() {
     let mut patient = Patient::started().await;
@@ -198,7 +198,7 @@ async fn a_server_that_has_lost_its_replicas_serves_what_it_has() {
     patient.is_cured().await;
 }
 
-/// R12: MISCONF, as with a disk that is full.
+/// R12: MISCONF, as with a full disk.
 #[tokio::test]
 async fn a_server_that_can_not_save_serves_what_it_has() {
     let (_files, server) = without_a_folder();
@@ -209,11 +209,11 @@ async fn a_server_that_can_not_save_serves_what_it_has() {
     patient.is_cured().await;
 }
 
-/// R4, R5: a server with so little memory that a lease goes while its load runs. What is stored then is the other's.
+/// R4, R5: a server with so little memory that it evicts a lease during the load. The load that took over is the one that is stored.
 #[tokio::test]
 async fn an_evicted_lease_costs_one_load_and_overwrites_nothing() {
     let server = RedisServer::with_args(["--maxmemory", "4mb", "--maxmemory-policy", "allkeys-random"]);
-    // A lease so long that it is not renewed meanwhile.
+    // The lease is so long that it is not renewed meanwhile.
     let policy = lease_of(Duration::from_secs(120));
     let guards = [local(&server, policy.clone()).await, local(&server, policy).await];
     let (old, new, loads) = (Gate::closed(), Gate::closed(), Counter::default());
@@ -240,14 +240,14 @@ async fn an_evicted_lease_costs_one_load_and_overwrites_nothing() {
     evict("sg1:l:{default:k}");
     assert_eq!(held_call(&guards[1], 2, &new, &loads).await.expect("joined"), 2);
     old.open();
-    assert_eq!(leader.await.expect("joined"), 1, "its own caller has what it loaded");
+    assert_eq!(leader.await.expect("joined"), 1, "its own caller receives its load");
     settled(&guards).await;
     let stats = guards[0].stats();
     assert_eq!((loads.started(), stats.commits_refused + stats.leases_lost), (2, 1), "{stats:?}");
     if let Some(stored) = guards[0].get::<u32>("k").await.expect("store") {
-        assert_eq!(stored, 2, "what came too late is not stored");
+        assert_eq!(stored, 2, "the late commit is not stored");
     }
-    // An entry that goes right after its commit is a miss, and no loop.
+    // An entry that is evicted right after its commit is a miss and leads to one load.
     for round in 3..8 {
         evict("sg1:e:{default:k}");
         assert_eq!(answer(&guards[round as usize % 2], "k", round).await, round);

@@ -1,5 +1,5 @@
-//! `max_concurrent_loads` over Redis: kept by all processes together while it can be asked; while it can not, it costs
-//! nothing, is not kept, and that is said.
+//! `max_concurrent_loads` over Redis: all processes keep it together while the server answers; otherwise the cap costs
+//! nothing, is not enforced, and a warning says so.
 
 use stampede_guard::{ErrorKind, LoadError, OnStoreDown};
 
@@ -20,7 +20,7 @@ async fn the_cap_holds_for_several_guards_and_all_get_their_turn() {
     for _ in 0..4 {
         guards.push(local(&server, capped().build().expect("valid")).await);
     }
-    // Two callers of each of eighteen keys, in different guards.
+    // Two callers per key, in different guards, for eighteen keys.
     let calls = (0..36).map(|call| {
         let (guard, loads, key) = (&guards[call % 4], loads.clone(), call / 2);
         let load = move || async move {
@@ -39,7 +39,7 @@ async fn the_cap_holds_for_several_guards_and_all_get_their_turn() {
 }
 
 #[tokio::test]
-async fn the_cap_costs_nothing_while_the_server_is_dead_and_is_said_not_to_be_kept() {
+async fn the_cap_costs_nothing_while_the_server_is_dead_and_one_warning_says_so() {
     let server = RedisServer::start();
     let warnings = Warnings::default();
     let _listening = warnings.listen();
@@ -53,9 +53,9 @@ async fn the_cap_costs_nothing_while_the_server_is_dead_and_is_said_not_to_be_ke
     assert_eq!(warnings.about("max_concurrent_loads is not kept").len(), 1, "{warnings:?}");
 }
 
-/// The server does everything but count: the cap is not kept, and that is said once.
+/// The server refuses only the command that counts: the cap is not enforced, and one warning says so.
 #[tokio::test]
-async fn a_cap_that_can_not_be_kept_is_told_once_and_kept_again_later() {
+async fn a_cap_that_can_not_be_enforced_warns_once_and_is_enforced_again_later() {
     let warnings = Warnings::default();
     let _listening = warnings.listen();
     let server = RedisServer::start();
@@ -81,7 +81,7 @@ async fn a_cap_that_can_not_be_kept_is_told_once_and_kept_again_later() {
         let (values, ()) = tokio::join!(join_all(calls), together);
         assert!(values.iter().all(Result::is_ok), "{values:?}");
         assert_eq!(told(), outage);
-        // Who would rather be asked by nobody is.
+        // With `FailClosed` the call fails, and the origin is spared.
         let spared = Counter::default();
         let load = {
             let spared = spared.clone();

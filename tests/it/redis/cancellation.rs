@@ -1,14 +1,14 @@
-//! The drop matrix on a real server: a caller dropped at each of its await points, alone and with others behind it,
-//! loses nothing for anybody, and leaves no lease behind that the next one would have to wait for.
+//! The drop matrix on a real server: a caller dropped at each of its await points, alone or with others behind it, does not
+//! disturb other callers and leaves no lease that the next caller would have to wait for.
 
 use super::*;
 use crate::support::gate::Counter;
 use crate::support::probe::{DropAt, assert_nothing_left};
 
-/// A lease that was left would keep the next caller for this long.
+/// A forgotten lease would make the next caller wait this long.
 const LEASE: Duration = Duration::from_secs(60);
 
-/// A load with an await point of its own.
+/// A load with an await point.
 fn load(loads: &Counter) -> impl FnOnce() -> BoxFuture<'static, Result<u32, String>> + Send + use<> {
     let loads = loads.clone();
     move || {
@@ -20,8 +20,8 @@ fn load(loads: &Counter) -> impl FnOnce() -> BoxFuture<'static, Result<u32, Stri
     }
 }
 
-/// Drops a caller at each of its polls, for ever new keys, until it is done before it is dropped; returns at how
-/// many points it was dropped.
+/// Drops a caller at each of its polls, with a new key each time, until it completes before the drop; returns the number of
+/// drops.
 async fn matrix(
     followers: usize,
     server: &RedisServer,
@@ -34,7 +34,7 @@ async fn matrix(
         let others =
             (0..followers).map(|follower| guards[(follower + 1) % 2].get_or_load(&*key, load(&loads)));
         let both = futures_util::future::join(dropped, join_all(others));
-        let (done, others) = tokio::time::timeout(SOON, both).await.expect("nobody hangs");
+        let (done, others) = tokio::time::timeout(SOON, both).await.expect("no caller hangs");
         assert!(others.iter().all(|value| matches!(value, Ok(1))), "dropped at poll {n}: {others:?}");
         if followers > 0 {
             assert_eq!(loads.started(), 1, "dropped at poll {n}");
@@ -50,7 +50,7 @@ async fn matrix(
             return n;
         }
     }
-    unreachable!("it is done at some time");
+    unreachable!("it completes at last");
 }
 
 #[tokio::test]
@@ -63,7 +63,7 @@ async fn a_caller_dropped_at_any_await_point_loses_nothing() {
     }
 }
 
-/// The first call of a guard connects on its way, and may be dropped there, too.
+/// The first call of a guard connects, and may be dropped during that, too.
 #[tokio::test]
 async fn a_caller_dropped_while_it_connects_loses_nothing() {
     let server = RedisServer::start();
@@ -74,7 +74,7 @@ async fn a_caller_dropped_while_it_connects_loses_nothing() {
     }
 }
 
-/// The guard itself goes while its load runs: the load's task keeps what it needs, and then lets go of it.
+/// The guard is dropped while its load runs: the load's task keeps the connections until it ends.
 #[tokio::test]
 async fn a_guard_dropped_during_its_load_leaves_nothing() {
     let server = RedisServer::start();
@@ -103,11 +103,11 @@ async fn callers_that_leave_at_random_leave_the_others_alone() {
             let polls = if caller < 2 { usize::MAX } else { fastrand::usize(..5) };
             DropAt::new(polls, guard.get_or_load(key, load))
         });
-        let values = tokio::time::timeout(SOON, join_all(callers)).await.expect("nobody hangs");
+        let values = tokio::time::timeout(SOON, join_all(callers)).await.expect("no caller hangs");
         for value in values.into_iter().flatten() {
             assert_eq!(value.expect("a value"), 1);
         }
-        assert_eq!(loads.started(), round + 1, "one load per round, whoever led it");
+        assert_eq!(loads.started(), round + 1, "one load per round, with any leader");
     }
     settled(&guards).await;
     assert_nothing_left(&server, SOON).await;

@@ -1,4 +1,4 @@
-//! Unsafe requests over HTTP while the server is away: what they have changed can not be told to it.
+//! Unsafe HTTP requests while the Redis server is down: their invalidations can not be sent.
 #![cfg(feature = "http")]
 
 use axum::body::Body;
@@ -9,7 +9,7 @@ use tower::ServiceExt as _;
 use super::*;
 use crate::support::warnings::Warnings;
 
-/// What is tried behind responses; and what was on its way when the server died.
+/// The limit of invalidations that are retried after their response, plus the one under way when the server dies.
 const MOST: u64 = 1_000 + 1;
 
 async fn ask(app: &axum::Router, method: &str) -> Duration {
@@ -43,7 +43,7 @@ async fn unsafe_requests_cost_nothing_while_the_server_is_dead() {
     }
     keep_to_the_budget(&added, "changes");
     assert!(median(added.clone()) <= NOTHING, "{added:?}");
-    // However many there are, not all of them are tried behind their responses.
+    // Only a limited number of invalidations are retried after their responses.
     join_all((0..2 * MOST).map(|_| ask(&app, "POST"))).await;
     let tasks = guard.stats().tasks;
     assert!((1..=MOST).contains(&tasks), "{tasks} tasks");
@@ -54,11 +54,11 @@ async fn unsafe_requests_cost_nothing_while_the_server_is_dead() {
     connects(&guard).await;
     is_stored().await;
     ask(&app, "POST").await;
-    // What takes longer than a request has time is done behind its response.
+    // An invalidation that takes longer than the request's time ends after the response.
     eventually_eq("it is forgotten", SOON, Vec::<String>::new(), async || server.keys()).await;
 }
 
-/// Nobody who comes after a change is given what was loaded before it, in this process, also if the store is away.
+/// In the changing process, a caller that comes after the change receives no older load, even if the store is down.
 #[tokio::test]
 async fn a_later_caller_does_not_join_a_load_from_before_the_change() {
     let server = RedisServer::start();

@@ -1,8 +1,8 @@
-//! All promises at once, at random: three nodes, few keys, callers that come, leave, panic and fail, values that are
-//! invalidated all the time, and a server that loses connections, scripts, data and seconds.
+//! All promises under random faults: three nodes, few keys, callers that leave, panic and fail, frequent invalidations,
+//! and a server that loses connections, scripts and data, or stops for a while.
 //!
-//! What must hold whatever happens: everyone is answered; nobody is given what was loaded before an invalidation
-//! that this node had confirmed before the question; and at the end nothing is left and all is as on the first day.
+//! Invariants: every caller is answered; no caller receives a value older than an invalidation that its node confirmed
+//! before the call; at the end nothing is left, and everything works as at the start.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -13,7 +13,7 @@ use super::*;
 use crate::support::probe::{DropAt, assert_nothing_left};
 
 const LEASE: Duration = Duration::from_millis(800);
-/// At least; longer where servers start slowly, until enough has been answered.
+/// The minimal duration. A test runs longer if servers start slowly, until enough calls are answered.
 const FOR: Duration = Duration::from_secs(4);
 const KEYS: usize = 3;
 
@@ -42,13 +42,13 @@ impl Truth {
     }
 }
 
-/// One caller after another, until it is over.
+/// Sends one call after another until the test ends.
 async fn callers(guard: StampedeGuard, truth: Arc<Truth>, seed: u64, confirmed: Arc<[AtomicU64; KEYS]>) {
     let mut random = fastrand::Rng::with_seed(seed);
     while !truth.over.load(Ordering::SeqCst) {
         let key = random.usize(..KEYS);
         let (takes, how, polls) = (random.u64(..40), random.u8(..20), random.usize(..5));
-        // Whatever this node has confirmed before the question is the oldest right answer.
+        // The oldest correct answer: the version that this node has confirmed before the call.
         let oldest = confirmed[key].load(Ordering::SeqCst);
         let load = {
             let truth = Arc::clone(&truth);
@@ -64,7 +64,7 @@ async fn callers(guard: StampedeGuard, truth: Arc<Truth>, seed: u64, confirmed: 
         };
         let polls = if how < 5 { polls } else { usize::MAX };
         let asked = DropAt::new(polls, guard.get_or_load(("key", key), load));
-        let answered = tokio::time::timeout(SOON, asked).await.expect("nobody hangs");
+        let answered = tokio::time::timeout(SOON, asked).await.expect("no call hangs");
         match answered {
             Some(Ok(version)) => assert!(version >= oldest, "key {key}: got {version}, confirmed {oldest}"),
             Some(Err(LoadError::Loader(_) | LoadError::Remote(_) | LoadError::Panicked(_))) | None => {}
@@ -74,13 +74,13 @@ async fn callers(guard: StampedeGuard, truth: Arc<Truth>, seed: u64, confirmed: 
     }
 }
 
-/// Changes the truth and invalidates, again and again.
+/// Changes the origin's version of a key and invalidates the key, again and again.
 async fn changes(guard: StampedeGuard, truth: Arc<Truth>, seed: u64, confirmed: Arc<[AtomicU64; KEYS]>) {
     let mut random = fastrand::Rng::with_seed(seed);
     while !truth.over.load(Ordering::SeqCst) {
         let key = random.usize(..KEYS);
         let version = truth.versions[key].fetch_add(1, Ordering::SeqCst) + 1;
-        // Not confirmed is allowed, when the server was away; then nothing is promised.
+        // An invalidation may stay unconfirmed if the server is down; it promises nothing then.
         if guard.invalidate(("key", key)).await.is_ok() {
             confirmed[key].fetch_max(version, Ordering::SeqCst);
             truth.invalidated.fetch_add(1, Ordering::SeqCst);
@@ -115,7 +115,7 @@ async fn run(disturb: impl AsyncFn(&RedisServer, &mut fastrand::Rng)) {
     while started.elapsed() < FOR || truth.is_tame() {
         let (answered, invalidated) = truth.counted();
         assert!(started.elapsed() < FOR * 15, "{answered} answers, {invalidated} invalidations: too tame");
-        // More and more time between two where a server that starts takes longer than that.
+        // The pauses grow, for servers that start more slowly than the first pauses.
         let late = started.elapsed().saturating_sub(FOR) / 4;
         tokio::time::sleep(ms(random.u64(50..300)) + late).await;
         disturb(&server, &mut random).await;
@@ -129,7 +129,7 @@ async fn run(disturb: impl AsyncFn(&RedisServer, &mut fastrand::Rng)) {
 
     settled(&guards).await;
     assert_nothing_left(&server, SOON).await;
-    // As on the first day: one load of a cold key for all.
+    // As at the start: one load of a cold key for all nodes.
     let loads = crate::support::gate::Counter::default();
     let policy = lease_of(Duration::from_secs(60));
     let guards: Vec<_> = guards.into_iter().map(|guard| guard.with_policy(policy.clone())).collect();

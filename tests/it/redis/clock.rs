@@ -1,6 +1,6 @@
-//! Freshness is judged on the server's clock, so processes whose own clocks disagree agree on it.
+//! Freshness goes by the server's clock, so processes with different clocks agree on it.
 //!
-//! The machine has one clock, so it is the server's answer to TIME that is changed, on its way, by a relay.
+//! The machine has only one clock, so a relay between node and server changes the replies to TIME.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -12,10 +12,10 @@ use super::*;
 
 const HOUR: i64 = 3_600;
 
-/// Nobody waits for it.
+/// No test waits for its end.
 const LEASE: Duration = Duration::from_secs(60);
 
-/// Passes everything on, and moves the seconds in answers to TIME.
+/// Passes everything on, and shifts the seconds in replies to TIME.
 pub(crate) struct Relay {
     pub(crate) url: String,
     seconds: Arc<AtomicI64>,
@@ -35,7 +35,7 @@ impl Relay {
         Self { url, seconds }
     }
 
-    /// Moves the clock from now on.
+    /// Changes the shift from now on.
     pub(crate) fn set(&self, seconds: i64) {
         self.seconds.store(seconds, Ordering::SeqCst);
     }
@@ -58,7 +58,7 @@ async fn relay(client: TcpStream, port: u16, seconds: Arc<AtomicI64>) {
     tokio::select! { _ = there => {}, () = back => {} }
 }
 
-/// An answer to TIME is two bulk strings, the first of ten digits. It is short, so it comes in one piece.
+/// A reply to TIME is two bulk strings, the first of ten digits. It is short, so one read contains all of it.
 fn move_time(answer: &mut [u8], seconds: i64) {
     const HEAD: &[u8] = b"*2\r\n$10\r\n";
     for at in 0..answer.len().saturating_sub(HEAD.len() + 10) {
@@ -72,7 +72,7 @@ fn move_time(answer: &mut [u8], seconds: i64) {
     }
 }
 
-/// A connected node that sees the server's clock this much later than it is.
+/// A connected node that sees the server's clock shifted by `seconds`.
 async fn node(server: &RedisServer, seconds: i64) -> StampedeGuard {
     let relay = Relay::start(server, seconds).await;
     let node = unconnected(&relay.url, lease_of(LEASE));
@@ -81,7 +81,7 @@ async fn node(server: &RedisServer, seconds: i64) -> StampedeGuard {
 }
 
 #[tokio::test]
-async fn nodes_whose_clocks_are_not_the_servers_agree_on_freshness() {
+async fn nodes_with_clocks_other_than_the_servers_agree_on_freshness() {
     for skew in [-HOUR, HOUR] {
         let server = RedisServer::start();
         let (one, other) = (node(&server, skew).await, node(&server, skew).await);
@@ -89,7 +89,7 @@ async fn nodes_whose_clocks_are_not_the_servers_agree_on_freshness() {
         assert_eq!(answer(&other, "k", 2).await, 1, "fresh for the other one, too");
         other.insert("k", &3u32).await.expect("stored");
         assert_eq!(answer(&one, "k", 4).await, 3);
-        // By a clock that is an hour ahead of theirs it is not.
+        // A clock that is one hour ahead makes the value stale.
         let later = node(&server, skew + HOUR).await;
         assert_eq!(later.get::<u32>("k").await.expect("store"), None);
     }

@@ -1,4 +1,4 @@
-//! On a Redis Cluster every promise holds as on one server, and each master's trouble is its own.
+//! On a Redis Cluster every promise holds as on one server, and a fault of one master does not affect the others.
 
 mod dead_waiters;
 mod failures;
@@ -17,14 +17,14 @@ use super::nodes::{Reply, all_load};
 use super::*;
 use crate::support::cluster::Cluster;
 
-/// What the URLs begin with that stand for clusters in these tests: `cluster://<port>,<port>`.
+/// The scheme of the URLs that stand for clusters in these tests: `cluster://<port>,<port>`.
 pub(super) const SCHEME: &str = "cluster://";
 
-/// A waiter that is not told would be missed.
+/// Long enough that a waiter without its notification fails a test.
 const LEASE: Duration = Duration::from_secs(60);
 
-/// From the death of a master until the guard works on its replica: a second until the others call it dead, an election,
-/// a connection; and a busy machine.
+/// The bound from the death of a master until the guard works on its replica: the time until the others call it dead, an
+/// election, a connection; and slack for a busy machine.
 const FAILOVER: Duration = Duration::from_secs(20);
 
 pub(super) fn client(url: &str) -> ClusterClient {
@@ -38,12 +38,12 @@ async fn connected(cluster: &Cluster, lease: Duration) -> StampedeGuard {
     guard
 }
 
-/// One load of `key` that one node leads, and the other, who waits, is told of.
+/// Checks that one node leads a load of `key`, and that the other waits and is notified.
 async fn share(cluster: &Cluster, guards: &[StampedeGuard; 2], key: &str) {
     share_at(cluster.node(cluster.home_of(key)), guards, key).await;
 }
 
-/// The same where `home` has the slot of that key.
+/// The same if `home` has the slot of the key.
 async fn share_at(home: &RedisServer, guards: &[StampedeGuard; 2], key: &str) {
     share_a_load_of(home, guards, key, [0, 1]).await;
 }
@@ -57,7 +57,7 @@ async fn all_masters_keep_every_promise() {
     assert_eq!(stands, (Topology::Cluster, LinkState::Up, LinkState::Up, Breaker::Closed), "{health}");
     assert!(health.clock.is_some_and(|clock| clock.ahead_ms.abs() < 1_000), "{health}");
 
-    // One load for both, wherever the key is, and an invalidation that both see.
+    // One load for both nodes, on whichever master the key is, and an invalidation that both see.
     for master in 0..3 {
         let key = cluster.key_on(master, "shared");
         share(&cluster, &guards, &key).await;
@@ -67,7 +67,7 @@ async fn all_masters_keep_every_promise() {
         assert_eq!(guards[0].get::<usize>(&*key).await.expect("a store"), None);
     }
 
-    // Tags whose ids are on all masters, for a value that is on one.
+    // A value on one master, with tag ids on all masters.
     let tags: Vec<_> = (0..3).map(|master| cluster.key_on(master, "tag")).collect();
     for tag in &tags {
         guards[0].insert_with_tags("tagged", &7, tags.iter().map(String::as_str)).await.expect("stored");
@@ -78,7 +78,7 @@ async fn all_masters_keep_every_promise() {
         assert_eq!(reader.get::<u32>("tagged").await.expect("a store"), None, "{tag}");
     }
 
-    // Locks are handed over to a node whose inbox is elsewhere, in the queue's order.
+    // A lock is handed over in the queue's order, also if the next node's inbox is at another cluster node.
     for name in ["m-1", "m-2", "m-3"] {
         let mutexes = guards.each_ref().map(|guard| Mutex::new(&guard.locks(), name).expect("valid"));
         let mut held = mutexes[0].lock().await.expect("free");
@@ -117,7 +117,7 @@ async fn all_masters_keep_every_promise() {
     assert_eq!(report.findings.iter().filter(|finding| finding.check == "master").count(), 3, "{report}");
     assert!(of("notifications").found.contains("heard"), "{report}");
 
-    // WAIT goes where the write went.
+    // WAIT is sent to the same master as the write.
     let ports = cluster.nodes()[..3].iter().map(|node| node.url());
     let replicated = Policy::builder().invalidate_replicas(1, SOON).build().expect("valid");
     let guard = StampedeGuard::builder(ClusterClient::new(ports).expect("nodes"));
@@ -137,11 +137,11 @@ async fn all_masters_keep_every_promise() {
     .await;
 }
 
-/// A set-up that can not work costs next to nothing, and says what to change.
+/// A wrong set-up costs almost nothing, and its errors say what to change.
 #[tokio::test]
-async fn what_is_wrong_is_said() {
+async fn a_wrong_set_up_is_reported_with_advice() {
     let cluster = Cluster::patient();
-    // A client of one server, at a node.
+    // A client for a single server that connects to a cluster node.
     let warnings = crate::support::warnings::Warnings::default();
     let _listens = warnings.listen();
     let one = unconnected(&cluster.node(0).url(), lease_of(LEASE));
@@ -152,12 +152,12 @@ async fn what_is_wrong_is_said() {
     assert_eq!(warnings.about("ClusterClient").len(), 1);
     let report = examined(&one).await;
     assert!(report.to_string().contains("a node of a Redis Cluster"), "{report}");
-    // A client of a cluster, at one server.
+    // A cluster client that connects to a single server.
     let server = RedisServer::start();
     let several = StampedeGuard::builder(ClusterClient::new([server.url()]).expect("a node"));
     let several = several.build().expect("valid");
     is_gone_without(&several, "not part of a cluster").await;
-    // A user who may not ask for the slots.
+    // A user without the right to CLUSTER SLOTS.
     for node in cluster.nodes() {
         node.run::<()>(&["ACL", "SETUSER", "spread", "-cluster"]);
     }
@@ -167,12 +167,12 @@ async fn what_is_wrong_is_said() {
     for node in cluster.nodes() {
         node.run::<()>(&["ACL", "SETUSER", "spread", "+cluster|slots"]);
     }
-    // Slots that nobody has.
+    // Slots without a master.
     for node in cluster.nodes() {
         node.run::<()>(&["CLUSTER", "DELSLOTS", "0", "1", "2"]);
     }
     let guard = unconnected(&cluster.url(), lease_of(LEASE));
-    eventually("somebody notices", SOON, async || {
+    eventually("the doctor notices", SOON, async || {
         let report = guard.doctor().await;
         report
             .findings
@@ -183,7 +183,7 @@ async fn what_is_wrong_is_said() {
     assert_eq!(answer(&guard, "anything", 1).await, 1);
 }
 
-/// Who starts before the cluster does works without it, and with it as soon as one of its nodes answers.
+/// A guard that starts before the cluster works without it, and uses it as soon as one node answers.
 #[tokio::test]
 async fn a_cluster_may_come_later() {
     let cluster = Cluster::patient();
@@ -203,7 +203,7 @@ async fn a_cluster_may_come_later() {
     assert_eq!(in_peace.get::<u32>("k").await.expect("a store"), Some(1));
 }
 
-/// There it is read by itself, and what MGET takes for nothing is an error.
+/// On a cluster the ids are read with GET, which fails on a foreign type, while MGET returns nil.
 #[tokio::test]
 async fn an_evicted_or_foreign_id_of_a_tag_costs_misses() {
     let cluster = Cluster::patient();
@@ -215,20 +215,20 @@ async fn an_evicted_or_foreign_id_of_a_tag_costs_misses() {
     assert_eq!(tagged.get::<u32>(&*key).await.expect("answered"), Some(1));
     home.run::<()>(&["DEL", &id]);
     assert_eq!(tagged.get::<u32>(&*key).await.expect("answered"), None, "evicted");
-    home.run::<()>(&["RPUSH", &id, "somebody else's"]);
+    home.run::<()>(&["RPUSH", &id, "foreign data"]);
     assert_eq!(tagged.get::<u32>(&*key).await.expect("answered"), None, "foreign");
     assert_eq!(tagged.stats().store_errors, 0);
     home.run::<()>(&["DEL", &id]);
     assert_eq!(answer(&tagged, &key, 2).await, 2);
     assert_eq!(tagged.get::<u32>(&*key).await.expect("answered"), Some(2));
-    // That a master does not let this user read is not the same as nothing.
+    // A missing right to read is an error, not a missing id.
     home.run::<()>(&["ACL", "SETUSER", "spread", "-get"]);
     tagged.get::<u32>(&*key).await.expect_err("not permitted");
 }
 
-/// The ids are on other masters than the value that lives so long.
+/// The value lives long, and its ids are on other masters, too.
 #[tokio::test]
-async fn the_ids_of_a_value_live_as_long_as_it_does() {
+async fn tag_ids_outlive_their_value() {
     let cluster = Cluster::patient();
     let tags: Vec<_> = (0..3).map(|master| cluster.key_on(master, "tag")).collect();
     let guard = unconnected(&cluster.url(), patient(LEASE).tags([&*tags[0]]).build().expect("valid"));

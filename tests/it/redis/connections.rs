@@ -1,4 +1,4 @@
-//! The ways to one server: a socket of the machine's, a database, both protocols, users and their passwords.
+//! The ways to connect to one server: Unix sockets, databases, both protocols, users and their passwords.
 
 use stampede_guard::lock::{Locks, Mutex};
 use stampede_guard::{LoadError, OnStoreDown};
@@ -9,7 +9,7 @@ use crate::support::redis_server::{MINIMAL_ACL, field};
 use crate::support::scratch::Scratch;
 use crate::support::warnings::Warnings;
 
-/// A waiter that is not told would be missed.
+/// Long enough that a waiter without its notification fails a test.
 const LEASE: Duration = Duration::from_secs(60);
 
 async fn connected(url: &str) -> StampedeGuard {
@@ -22,7 +22,7 @@ async fn pair(url: &str) -> [StampedeGuard; 2] {
     [connected(url).await, connected(url).await]
 }
 
-/// All other tests try again, because a machine that stands still for a second is no answer; these have long enough.
+/// All other tests retry, because a stall of a second fails a try. Here the bounds are long enough for a single try.
 #[tokio::test]
 async fn one_try_connects() {
     let server = RedisServer::start();
@@ -49,18 +49,18 @@ async fn guards_share_a_load_through_a_unix_socket() {
 }
 
 #[tokio::test]
-async fn a_unix_socket_that_is_not_there_is_told_as_such() {
+async fn a_missing_unix_socket_is_reported_as_such() {
     let files = Scratch::new();
     let url = format!("unix://{}", files.text("redis.sock"));
     is_gone_without(&unconnected(&url, Policy::default()), "see the server's setting `unixsocket`").await;
-    // One that nobody listens at any more is not what its message says, and needs none.
+    // A socket file without a listener has another cause, and the advice does not apply.
     drop(std::os::unix::net::UnixListener::bind(files.path("redis.sock")).unwrap());
     is_gone_without(&unconnected(&url, Policy::default()), "refused").await;
 }
 
-/// As every other call.
+/// `connect` returns the same kind of error as every other call.
 #[tokio::test]
-async fn to_connect_after_a_shutdown_is_an_error_of_that_kind() {
+async fn connecting_after_a_shutdown_is_a_closed_error() {
     let guard = local(&RedisServer::start(), Policy::default()).await;
     guard.shutdown(Duration::ZERO).await;
     assert_eq!(
@@ -69,7 +69,7 @@ async fn to_connect_after_a_shutdown_is_an_error_of_that_kind() {
     );
 }
 
-/// Keys are of one database. Channels are not, but each node has its own, and is queued in its own database only.
+/// Keys belong to one database. Channels do not, but each node has its own channel, and is queued only in its own database.
 #[tokio::test]
 async fn guards_in_two_databases_do_not_meet() {
     let server = RedisServer::start();
@@ -95,12 +95,12 @@ async fn guards_in_two_databases_do_not_meet() {
     let waits_three = held_call(&three[1], 31, &gate_of_three, &loads_of_three);
     queued_in("0").await;
     queued_in("3").await;
-    // The end of the one wakes nobody in the other, whose waiters have seen nothing yet.
+    // The end of the load in database 0 wakes no waiter in database 3.
     gate.open();
     assert_eq!((leads_zero.await.unwrap(), waits_zero.await.unwrap()), (10, 10));
     queued_in("3").await;
     assert!(!leads_three.is_finished() && !waits_three.is_finished());
-    // Nor does an invalidation.
+    // Nor does an invalidation in database 0.
     zero[0].invalidate("k").await.expect("confirmed");
     assert_eq!(zero[1].get::<u32>("k").await.expect("store"), None);
     gate_of_three.open();
@@ -113,7 +113,7 @@ async fn guards_in_two_databases_do_not_meet() {
     assert_eq!(server.keys(), Vec::<String>::new(), "database 0 has nothing of database 3's");
 }
 
-/// Only one that is its own would be waited for for ever: a cache may be filled from another one.
+/// A cache may be filled from another one: only a nested load of the same key on the same server would deadlock, and is refused.
 #[tokio::test]
 async fn a_load_may_ask_for_its_key_in_another_database_and_on_another_server() {
     let (server, another) = (RedisServer::start(), RedisServer::start());
@@ -157,16 +157,16 @@ async fn mutexes_in_two_databases_do_not_meet() {
 }
 
 #[tokio::test]
-async fn a_database_that_can_not_be_had_is_told_as_such() {
+async fn an_inaccessible_database_is_reported_as_such() {
     let server = RedisServer::start();
-    // Without the right to SELECT, and one that there is not.
+    // Without the right to SELECT; then a database that does not exist.
     is_gone_without(&unconnected(&format!("{}3", server.minimal_user()), Policy::default()), "+select").await;
     is_gone_without(&unconnected(&format!("{}99", server.url()), Policy::default()), "needs that many").await;
 }
 
-/// The scripts' answers in RESP3, and beside them an inbox that is RESP2 always.
+/// Scripts reply in RESP3, while the inbox always speaks RESP2.
 #[tokio::test]
-async fn guards_share_a_load_whatever_protocol_each_of_them_speaks() {
+async fn guards_with_different_protocols_share_a_load() {
     let server = RedisServer::start();
     let (two, three) = (server.minimal_user(), format!("{}?protocol=resp3", server.minimal_user()));
     for (one, other) in [(&two, &two), (&three, &three), (&two, &three), (&three, &two)] {
@@ -175,7 +175,7 @@ async fn guards_share_a_load_whatever_protocol_each_of_them_speaks() {
     }
 }
 
-/// What is connected stays; what connects anew is refused, and told why; with the new password it goes on.
+/// Open connections stay; new ones with the old password are refused with advice; new guards with the new password work.
 #[tokio::test]
 async fn a_password_is_rotated_while_guards_run() {
     let server = RedisServer::start();
@@ -195,9 +195,9 @@ async fn a_password_is_rotated_while_guards_run() {
 }
 
 #[tokio::test]
-async fn a_user_that_is_not_there_and_a_missing_password_are_told_as_such() {
+async fn an_unknown_user_and_a_missing_password_are_reported_as_such() {
     let server = RedisServer::start();
-    // From here on the harness itself has nothing to say to it.
+    // From here on the harness itself can not run commands on the server.
     server.run::<()>(&["CONFIG", "SET", "requirepass", "secret"]);
     let to = |user: &str, query: &str| {
         unconnected(&format!("redis://{user}127.0.0.1:{}/{query}", server.port()), Policy::default())
@@ -208,7 +208,7 @@ async fn a_user_that_is_not_there_and_a_missing_password_are_told_as_such() {
     }
 }
 
-/// Without SUBSCRIBE, or without the channels, there is one warning, however often it is tried.
+/// Without the right to SUBSCRIBE, or to the channels, there is one warning, however often the guard retries.
 #[tokio::test]
 async fn a_refused_subscription_is_logged_once() {
     let server = RedisServer::start();
@@ -230,10 +230,10 @@ async fn a_refused_subscription_is_logged_once() {
     }
 }
 
-/// The first thing that is heard of a changed password is a closed connection, and that alone was ever told: what to change is in the
-/// warning that follows, of which there is one, however often it is tried.
+/// A changed password first shows as a closed connection. The first warning can not name the password; one later warning of the
+/// outage does, however often the guard retries.
 #[tokio::test]
-async fn a_password_that_is_changed_meanwhile_is_named_in_one_warning_of_each_outage() {
+async fn each_outage_by_a_changed_password_is_one_warning() {
     let server = RedisServer::start();
     let guard = connected(&server.minimal_user()).await;
     let warnings = Warnings::default();
@@ -243,22 +243,22 @@ async fn a_password_that_is_changed_meanwhile_is_named_in_one_warning_of_each_ou
         server.kill_clients();
         let told = || {
             let mut told = warnings.about("put the present ones into the URL");
-            // The other connection has one of its own.
+            // The inbox has a warning of its own.
             told.retain(|warning| !warning.contains("no notifications"));
             told.len()
         };
         eventually_eq("it is told", SOON, outage, async || told()).await;
-        // However often it is tried.
+        // Retries add no warning.
         tokio::time::sleep(ms(1_500)).await;
         assert_eq!(told(), outage, "{:?}", warnings.about(""));
         server.run::<()>(&["ACL", "SETUSER", "minimal", "resetpass", ">pw"]);
         connects(&guard).await;
-        // One that breaks sooner belongs to the same outage.
+        // A connection that breaks sooner belongs to the same outage.
         tokio::time::sleep(ms(1_500)).await;
     }
 }
 
-/// The same of a right to the channels: the server closes the connection, and only the next one hears why.
+/// The same for the right to the channels: the server closes the connection, and only the next one gets the reason.
 #[tokio::test]
 async fn a_right_to_subscribe_that_is_taken_away_is_named_in_one_warning() {
     let server = RedisServer::start();
@@ -280,9 +280,9 @@ fn minimal_rights() -> Vec<&'static str> {
     MINIMAL_ACL.split_whitespace().collect()
 }
 
-/// Without the right to run scripts requests are answered, and whoever asks is told which right it is.
+/// Without the right to run scripts, calls are answered, and the errors of all other calls name the missing right.
 #[tokio::test]
-async fn a_user_that_may_not_run_scripts_is_told_so_and_gone_without() {
+async fn a_missing_right_to_run_scripts_is_reported_and_loads_go_on() {
     let server = RedisServer::start();
     server.run::<()>(&["ACL", "SETUSER", "minimal", "-evalsha", "-eval"]);
     let warnings = Warnings::default();

@@ -1,15 +1,15 @@
-//! A replica of many is shut down while it has hundreds of keys in hand: deployments come when there is load.
+//! One of several replicas shuts down while it loads hundreds of keys, as in a deployment under load.
 
 use tokio::task::JoinHandle;
 
 use super::*;
 
-/// Few enough for the second that a shutdown has, many times over.
+/// Few enough that a shutdown releases all leases well within its second.
 const KEYS: usize = 500;
-/// A lease that stays with somebody who has left, for a part of this, would be missed.
+/// Long enough that a lease that stays with a replica after its shutdown fails a test.
 const LEASE: Duration = Duration::from_secs(60);
 
-/// A node, and how often it has loaded.
+/// A node with one call per key, and the counter of its loads.
 struct Busy {
     guard: StampedeGuard,
     gate: Gate,
@@ -18,7 +18,7 @@ struct Busy {
 }
 
 impl Busy {
-    /// Asks for every key, and is held up where it loads.
+    /// Requests every key; the loads wait at the gate.
     async fn on(server: &RedisServer) -> Self {
         let (guard, gate, loads) = (local(server, lease_of(LEASE)).await, Gate::closed(), Counter::default());
         let ask = |key: usize| {
@@ -42,7 +42,7 @@ impl Busy {
         assert!(began.elapsed() < LEASE / 4, "{:?}", began.elapsed());
     }
 
-    /// With so many leases, none of which stays.
+    /// Shuts the node down, and checks that it hands over this number of leases and abandons none.
     async fn leaves(&self, leases: usize) {
         let shutdown = self.guard.shutdown(ms(100)).await;
         let told = (shutdown.finished, shutdown.handed_over, shutdown.abandoned);
@@ -57,7 +57,7 @@ impl Busy {
     }
 }
 
-/// The first has all leases.
+/// Two nodes: the first one holds all leases, and the second waits for all of them.
 async fn one_waits_for_the_other(server: &RedisServer) -> [Busy; 2] {
     let leads = Busy::on(server).await;
     leads.loads_all().await;
@@ -68,7 +68,7 @@ async fn one_waits_for_the_other(server: &RedisServer) -> [Busy; 2] {
 }
 
 #[tokio::test]
-async fn all_its_loads_go_on_at_another_replica() {
+async fn loads_of_a_replica_that_shuts_down_continue_on_another() {
     let server = RedisServer::start();
     let [leads, waits] = one_waits_for_the_other(&server).await;
     leads.leaves(KEYS).await;
@@ -77,9 +77,9 @@ async fn all_its_loads_go_on_at_another_replica() {
     leads.gives_answers().await;
 }
 
-/// Those who wait leave first, and then there is nobody to hand over to.
+/// The waiting replica leaves first, so the leader has no waiter to hand over to.
 #[tokio::test]
-async fn a_replica_that_comes_later_waits_for_none_of_those_that_left() {
+async fn a_new_replica_waits_for_no_lease_of_replicas_that_shut_down() {
     let server = RedisServer::start();
     let [leads, waits] = one_waits_for_the_other(&server).await;
     waits.leaves(0).await;

@@ -1,4 +1,4 @@
-//! What a guard says about its deployment is so, with whatever rights it has, and comes in bounded time.
+//! `doctor()` and `health()` report the truth about the deployment, with any rights and in bounded time.
 
 use stampede_guard::health::{Breaker, Finding, LinkState, Report, Severity, Topology};
 
@@ -8,15 +8,15 @@ use crate::support::probe::assert_nothing_left;
 
 mod rights;
 
-/// The doctor's own bound, and a busy machine.
+/// The doctor's own bound, plus slack for a busy machine.
 const BOUND: Duration = Duration::from_secs(12);
 
-/// A policy that this machine's latency does not trouble.
+/// A policy with bounds beyond the latency of a busy machine.
 fn patient() -> Policy {
     lease_of(Duration::from_secs(60))
 }
 
-/// A whole report: on a busy machine an answer may take longer than the doctor waits for it.
+/// A complete report, after up to two retries: on a busy machine a reply may take longer than the doctor waits.
 pub(super) async fn examined(guard: &StampedeGuard) -> Report {
     let examine = async || tokio::time::timeout(BOUND, guard.doctor()).await.expect("it is bounded");
     let mut report = examine().await;
@@ -37,7 +37,7 @@ async fn doctor(guard: &StampedeGuard) -> Report {
     report
 }
 
-/// As the default user, who may do everything.
+/// Examines as the default user, which has all rights.
 async fn as_full_user(server: &RedisServer) -> Report {
     let guard = unconnected(&server.url(), patient());
     connects(&guard).await;
@@ -106,7 +106,7 @@ async fn health_follows_the_connections() {
 async fn an_inbox_that_is_up_hears_something_each_second() {
     let server = RedisServer::start();
     let guard = local(&server, patient()).await;
-    // Whatever is heard within a second then, is not what was heard when it was opened.
+    // Wait until the confirmation of the subscription is older than a second.
     tokio::time::sleep(ms(2_500)).await;
     eventually("pings are answered", SOON, async || {
         let health = guard.health();
@@ -142,7 +142,7 @@ async fn the_full_user_sees_everything() {
 }
 
 #[tokio::test]
-async fn the_minimal_user_sees_what_it_may_and_is_told_the_rest() {
+async fn the_minimal_user_sees_what_it_may_and_the_report_names_the_rest() {
     let server = RedisServer::start();
     let report = as_minimal_user(&server).await;
     assert!(report.is_healthy(), "{report}");
@@ -204,7 +204,7 @@ async fn a_server_that_refuses_writes_is_a_problem() {
 }
 
 #[tokio::test]
-async fn without_the_right_to_subscribe_it_says_what_that_costs() {
+async fn a_missing_right_to_subscribe_is_reported_with_its_cost() {
     let server = RedisServer::start();
     server.run::<()>(&["ACL", "SETUSER", "minimal", "-subscribe"]);
     let guard = local(&server, patient()).await;
@@ -216,7 +216,7 @@ async fn without_the_right_to_subscribe_it_says_what_that_costs() {
     assert!(report.is_healthy(), "{report}");
 }
 
-/// A middlebox is no right that is missing: the advice was one all the same.
+/// Guards against a former defect: the advice about a silent middlebox was to grant a right.
 #[tokio::test]
 async fn a_subscription_that_is_not_answered_is_told_from_one_that_is_refused() {
     let server = RedisServer::start();
@@ -228,9 +228,9 @@ async fn a_subscription_that_is_not_answered_is_told_from_one_that_is_refused() 
     assert!(notifications.found.contains("timed out") && !notifications.advice.contains("ACL"), "{report}");
 }
 
-/// PUBLISH counts it, and so a grant to the dead looks heard.
+/// PUBLISH counts such a subscriber, so that a grant to a dead waiter looks received.
 #[tokio::test]
-async fn who_subscribes_to_everything_is_noticed() {
+async fn a_subscriber_to_all_channels_is_reported() {
     let server = RedisServer::start();
     let mut listens = server.conn();
     let mut listens = listens.as_pubsub();
@@ -248,7 +248,7 @@ async fn who_subscribes_to_everything_is_noticed() {
 }
 
 #[tokio::test]
-async fn without_the_right_to_time_it_says_whose_clock_is_used() {
+async fn without_the_right_to_time_the_report_names_the_local_clock() {
     let server = RedisServer::start();
     server.run::<()>(&["ACL", "SETUSER", "minimal", "-time"]);
     let guard = local(&server, patient()).await;
@@ -270,7 +270,7 @@ async fn a_server_under_another_clock_is_noted() {
     assert!(report.is_healthy(), "freshness goes by the server's clock: {report}");
 }
 
-/// The guard goes by what it read when it connected, an hour ago by the server's clock of now.
+/// The guard uses the clock that it read when it connected, and the server's clock has jumped by an hour since.
 #[tokio::test]
 async fn a_clock_that_has_jumped_since_it_was_read_is_warned_of() {
     let server = RedisServer::start();
@@ -299,9 +299,9 @@ async fn a_wrong_password_is_a_finding() {
     assert!(connection.advice.contains("put the present ones into the URL"), "{report}");
 }
 
-/// As the guard's own warning would: it told the bare cause, and left the rest to be guessed.
+/// Guards against a former defect: the finding gave only the bare cause, without the advice of the guard's own warning.
 #[tokio::test]
-async fn a_guard_that_has_not_connected_is_told_what_to_do_about_the_connection() {
+async fn an_unconnected_guard_reports_advice_about_the_connection() {
     let free = crate::support::redis_server::free_port();
     let report = doctor(&unconnected(&format!("redis://127.0.0.1:{free}/"), patient())).await;
     assert!(of(&report, "connection").advice.contains("nobody listens there"), "{report}");
@@ -329,7 +329,7 @@ async fn a_server_that_is_stopped_is_a_finding_in_bounded_time() {
     assert_eq!(of(&report, "connection").severity, Severity::Problem, "{report}");
     assert!(!report.is_healthy() && started.elapsed() < Duration::from_secs(8), "{:?}", started.elapsed());
     server.resume();
-    // What was sent and not waited for leaves nothing either.
+    // Commands that were sent before the timeout leave nothing either.
     assert_nothing_left(&server, SOON).await;
 }
 
@@ -344,7 +344,7 @@ async fn settings_that_the_latency_does_not_fit_into_are_found() {
     assert_eq!(of(&report, "settings").severity, Severity::Problem, "{report}");
     let advice = &of(&report, "latency").advice;
     assert!(advice.contains("command_timeout"), "{report}");
-    // As it stands there; where the lease is not named the default one will do.
+    // Build the policy exactly as advised. If the advice names no lease, the default one must fit.
     let numbers: Vec<_> =
         advice.split_whitespace().filter_map(|word| word.trim_end_matches(',').parse().ok()).collect();
     let (command, budget) = (ms(numbers[0]), ms(numbers[1]));
@@ -357,7 +357,7 @@ async fn settings_that_the_latency_does_not_fit_into_are_found() {
 }
 
 #[tokio::test]
-async fn a_doctor_that_is_dropped_leaves_nothing() {
+async fn a_dropped_examination_leaves_nothing() {
     let server = RedisServer::start();
     let guard = local(&server, patient()).await;
     let before = server.client_count();
@@ -368,7 +368,7 @@ async fn a_doctor_that_is_dropped_leaves_nothing() {
     assert_nothing_left(&server, SOON).await;
 }
 
-/// Each test that the runbook and SECURITY.md cite is there.
+/// Each test that the runbook and SECURITY.md cite exists.
 #[test]
 fn the_runbook_cites_tests_that_exist() {
     let texts = [include_str!("../../../docs/operations.md"), include_str!("../../../SECURITY.md")];

@@ -1,5 +1,5 @@
-//! The figures that docs/operations.md promises for each fault, where no other file asserts them: a network that flaps, a
-//! herd at a failover, and messages that do not come. What is promised as a time is asked of rounds, by the fault.
+//! The figures that docs/operations.md promises for each fault, unless another file asserts them: a network that flaps, a
+//! herd at a failover, and lost messages. The modules below test the promised times over several rounds.
 
 mod ailments;
 mod leaders;
@@ -18,14 +18,14 @@ use crate::support::proxy::{Mode, Proxy};
 use crate::support::rounds::Timing;
 use crate::support::warnings::Warnings;
 
-/// What a request loses to a server that is known to be away.
+/// The cost of a request while the server is known to be down.
 const KNOWN: Duration = Duration::from_millis(1);
 
-/// After this long the pauses between attempts to connect are as long as they get.
+/// After this time the pauses between connection attempts have their full length.
 const GROWN: Duration = Duration::from_secs(1);
 
-/// What an outage may add to requests, one after another, and after which time the server is used again. Who comes first pays
-/// the budget, and so may who comes next; all others pay nothing.
+/// The limits of the cost of an outage to successive requests, and of the time until the server is used again. The first request pays
+/// the budget, the second may, and all others pay nothing.
 pub(super) fn of_an_outage(added: &[Duration], usable: Duration) -> [Timing; 5] {
     [
         Timing::once("the first", added[0], BUDGET),
@@ -36,7 +36,7 @@ pub(super) fn of_an_outage(added: &[Duration], usable: Duration) -> [Timing; 5] 
     ]
 }
 
-/// N10. The back-off starts over only after a connection that has lived for a while, so this is no storm of connects.
+/// N10. The back-off starts over only after a connection that has lived for a while, so flapping causes no storm of connects.
 #[tokio::test]
 async fn a_network_that_flaps_costs_little_and_one_connect_at_a_time() {
     const FLAPS: usize = 16;
@@ -59,7 +59,7 @@ async fn a_network_that_flaps_costs_little_and_one_connect_at_a_time() {
             tokio::time::sleep(ms(5)).await;
         }
     };
-    // Each wave of a key of its own: who has lost the server loads together.
+    // Each wave has its own key: callers without the server still share a load.
     let (loads, waves) = (Counter::default(), AtomicUsize::new(0));
     let crowding = async {
         loop {
@@ -73,11 +73,11 @@ async fn a_network_that_flaps_costs_little_and_one_connect_at_a_time() {
         () = crowding => {}
     }
     let (loads, waves) = (loads.started(), waves.into_inner());
-    // One that the network leaves in the middle may be two.
+    // A wave during a change of the network may need two loads.
     assert!(waves > 50 && loads <= waves + 2 * FLAPS, "{loads} loads in {waves} waves");
     keep_to_the_budget(&added, "flapping");
     assert!(added.len() > 100 && median(added.clone()) <= NOTHING, "{} requests", added.len());
-    // One for commands, one for messages.
+    // One connection for commands and one for messages.
     assert!(line.proxy.most_opening() <= 2, "{} connects at once", line.proxy.most_opening());
     let connects = line.proxy.connections() - before;
     assert!(connects <= 8 * FLAPS, "{connects} connects in {FLAPS} flaps");
@@ -95,7 +95,7 @@ struct HerdConfig {
     most: Option<usize>,
 }
 
-/// What one process of the herd has seen.
+/// The counts of one process of the herd.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Seen {
     loads: usize,
@@ -106,10 +106,10 @@ struct Seen {
     slowest_ms: u64,
 }
 
-/// How long callers may be asking a server that is dead before they load without it: a few times what that takes.
+/// Several times as long as a caller takes to load without the dead server.
 const ASKING: Duration = Duration::from_secs(4);
 
-/// Asks for all keys at once when told to go.
+/// Requests all keys at once, when the test says `go`.
 pub(super) fn herd(mut child: Child) -> BoxFuture<'static, ()> {
     Box::pin(async move {
         let config: HerdConfig = child.config();
@@ -138,10 +138,10 @@ pub(super) fn herd(mut child: Child) -> BoxFuture<'static, ()> {
             })
         });
         let calls: Vec<_> = calls.collect();
-        // No load ends before everyone is there: who comes after it would rightly begin another.
+        // No load ends before all callers have come: a later caller would rightly begin another load.
         asked.reach(all).await;
         loads.reach(config.keys.min(config.most.unwrap_or(usize::MAX))).await;
-        // And who is still asking the dead server joins one of them.
+        // Wait until the callers that still try the dead server have joined a load.
         tokio::time::sleep(ASKING).await;
         gate.open();
         let mut seen = Seen::default();
@@ -161,7 +161,7 @@ pub(super) fn herd(mut child: Child) -> BoxFuture<'static, ()> {
     })
 }
 
-/// The server dies, and eight processes want five hundred keys each.
+/// The server dies, and then eight processes request five hundred keys each.
 async fn herd_without_a_server(most: Option<usize>) -> Vec<Seen> {
     let server = RedisServer::start();
     let config = HerdConfig { redis: server.minimal_user(), keys: 500, callers: 3, most };
@@ -194,7 +194,7 @@ async fn a_herd_at_a_failover_keeps_to_max_fail_open_loads_and_is_shed() {
     }
 }
 
-/// One load holds the only place that there is without the store.
+/// One load without the store takes the only place of `max_fail_open_loads`.
 async fn the_only_place_is_taken(guard: &StampedeGuard) -> (Gate, tokio::task::JoinHandle<u32>) {
     let (gate, loads) = (Gate::closed(), Counter::default());
     let holds = held_call(guard, 1, &gate, &loads);
@@ -206,7 +206,7 @@ fn one_place() -> PolicyBuilder {
     patient(Duration::from_secs(60)).max_fail_open_loads(1)
 }
 
-/// The server reads and does not write: what is stale can be found, and nothing can be led.
+/// The server reads but does not write: a stale value can be read, and no lease can be acquired.
 #[tokio::test]
 async fn beyond_max_fail_open_loads_a_stale_value_stands_in() {
     let server = RedisServer::start();
@@ -245,8 +245,8 @@ async fn beyond_max_fail_open_loads_a_request_is_answered_503_with_retry_after()
     assert_eq!(app.oneshot(request()).await.unwrap().status(), 200);
 }
 
-/// A middlebox that lets no messages through, from the start or from some moment on: nobody hears of the commit, and
-/// all that costs is half a second.
+/// A middlebox lets no messages through, from the start or from some moment on: the waiter is not notified of the commit, which
+/// costs it only half a second.
 #[tokio::test]
 async fn silent_notifications_cost_half_a_second_and_one_warning() {
     for from_the_start in [true, false] {
@@ -257,7 +257,7 @@ async fn silent_notifications_cost_half_a_second_and_one_warning() {
         if from_the_start {
             proxy.set(Mode::BlackHoleSubscriptions);
         }
-        // The lease is so long that nobody can have waited for its end.
+        // The lease is so long that the waiter can not have waited for its end.
         let leads = local(&server, lease_of(Duration::from_secs(120))).await;
         let waits = unconnected(&proxy.url(), lease_of(Duration::from_secs(120)));
         answer(&waits, "warm", 1).await;
@@ -274,7 +274,7 @@ async fn silent_notifications_cost_half_a_second_and_one_warning() {
         assert_eq!(waiter.await.expect("joined"), 1);
         assert!(told.elapsed() <= ms(500) + ms(2_000), "{:?}", told.elapsed());
         assert_eq!(loads.started(), 1);
-        // However often it is tried again.
+        // Retries add no warning.
         tokio::time::sleep(ms(1_500)).await;
         let warned = warnings.about("no notifications");
         assert_eq!(warned.len(), 1, "{warned:?}");
@@ -285,7 +285,7 @@ async fn silent_notifications_cost_half_a_second_and_one_warning() {
     }
 }
 
-/// The same middlebox: who invalidates, and who holds a lock while the server is restarted, needs commands and nothing else.
+/// The same middlebox: an invalidation, and a query of a lock during a restart, need only commands.
 #[tokio::test]
 async fn silent_notifications_hold_up_no_invalidation_and_no_lock() {
     let line = Line::new(Policy::default()).await;
@@ -317,8 +317,8 @@ async fn silent_notifications_hold_up_no_invalidation_and_no_lock() {
     looked.await.expect("it is free");
 }
 
-/// D3: somebody's value under our name, far longer than any entry of ours. It costs no more than a server that is slow;
-/// where there is time to read it, it is a miss like other bytes that are no entry.
+/// D3: a foreign value under the name of an entry, and far longer than any entry. It costs no more than a slow server. If there is
+/// time to read it, it is a miss, like other invalid bytes.
 #[tokio::test]
 async fn an_oversized_value_under_our_name_is_a_miss() {
     let server = RedisServer::start();

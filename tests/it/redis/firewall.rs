@@ -1,6 +1,6 @@
-//! N1, N3, N4, N8 with the kernel's own firewall: packets are dropped, and no socket is told. (A proxy accepts and
-//! acknowledges, so it can not show what retransmission does.) In a network namespace of its own, which root may make, and who
-//! may be root of a user namespace. Elsewhere these tests say that they have not run; with `CI` set they fail.
+//! N1, N3, N4, N8 with the kernel's firewall: packets are dropped without a sign to any socket. (A proxy accepts and
+//! acknowledges, so it can not show the effect of retransmission.) The tests need a network namespace of their own, and therefore
+//! root or user namespaces. Elsewhere they print that they have not run; on Linux with `CI` set they fail.
 
 use std::io::Write as _;
 use std::process::Command;
@@ -17,11 +17,11 @@ use crate::support::rounds::Rounds;
 enum Dropped {
     /// All packets to and from the server.
     All,
-    /// Those of connections from before; new ones work.
+    /// The packets of connections from before; new connections work.
     OldConnections,
-    /// Answers. Commands arrive and are executed.
+    /// Replies. Commands arrive and are executed.
     Answers,
-    /// Nothing is dropped: what comes is answered by a reset.
+    /// Nothing is dropped: packets to the server are answered by a reset.
     Rejected,
 }
 
@@ -31,7 +31,7 @@ fn sh(command: &str) {
     assert!(done.status.success(), "{command}: {said} (apt-get install -y nftables iproute2)");
 }
 
-/// Runs in a network of its own, where the rules hurt nobody.
+/// Runs in its own network namespace, so that the rules do not affect other programs.
 pub(super) fn behind(child: Child) -> BoxFuture<'static, ()> {
     Box::pin(async move {
         let (dropped, connected): (Dropped, bool) = child.config();
@@ -48,7 +48,7 @@ pub(super) fn behind(child: Child) -> BoxFuture<'static, ()> {
         assert!(median(added.clone()) <= NOTHING, "{dropped:?}: {added:?}");
         still_coalesces(&guard).await;
         if matches!(dropped, Dropped::OldConnections) {
-            // It finds out by itself, with the rules still there.
+            // The guard replaces its connections while the rules are still in place.
             stores_again(&guard).await;
         }
         pass_packets();
@@ -59,7 +59,7 @@ pub(super) fn behind(child: Child) -> BoxFuture<'static, ()> {
     })
 }
 
-/// As `figures::outages` of a network that is a proxy.
+/// Measures the same as `figures::outages`, with a firewall in place of the proxy.
 async fn keeps_to_the_figures(
     dropped: Dropped,
     connected: bool,
@@ -122,17 +122,17 @@ fn rules(dropped: Dropped, server: &RedisServer) -> Vec<String> {
     }
 }
 
-/// Where the firewall's tools are, which only root's shell is sure to look.
+/// The folders of the firewall's tools; only root's `PATH` is sure to contain them.
 const PATH: &str = "PATH=$PATH:/usr/sbin:/sbin;";
 
-/// What runs a command in a network of its own, if anything does.
+/// The command prefix that runs a program in its own network namespace, if there is one.
 fn namespace() -> Option<&'static [&'static str]> {
     let runs = |way: &[&str], command: &str| {
         let run = Command::new(way[0]).args(&way[1..]).args(["sh", "-c", command]).output();
         run.is_ok_and(|run| run.status.success())
     };
     let (root, mapped): (&[_], &[_]) = (&["unshare", "--net"], &["unshare", "--map-root-user", "--net"]);
-    // Root is told what to install; nobody else is asked to.
+    // A missing `nft` fails the test only for root, which can install it.
     if runs(root, "true") {
         return Some(root);
     }
@@ -145,9 +145,9 @@ async fn is_lived_with(dropped: Dropped, connected: bool) {
             "NOT RUN: {dropped:?} behind a firewall, which takes nft and a network namespace: root, or user namespaces \
              (on Ubuntu: sysctl -w kernel.apparmor_restrict_unprivileged_userns=0)"
         );
-        // Nobody reads the output of a green run there.
+        // In CI the output of a passing run is not read, so fail.
         assert!(!cfg!(target_os = "linux") || std::env::var_os("CI").is_none(), "{text}");
-        // Past the capture of `eprintln!`: who reads the output of a green run sees it.
+        // Not `eprintln!`: its output is captured, and this text must show in the output of a passing run.
         let _ = std::io::stderr().write_all(format!("\n{text}\n").as_bytes());
         return;
     };
@@ -167,7 +167,7 @@ async fn packets_that_are_all_dropped_from_the_start_cost_nothing_for_long() {
 }
 
 #[tokio::test]
-async fn connections_whose_packets_are_dropped_are_replaced() {
+async fn connections_with_dropped_packets_are_replaced() {
     is_lived_with(Dropped::OldConnections, true).await;
 }
 

@@ -1,5 +1,5 @@
-//! What a policy and a loader decide about freshness holds for all who share a server: four nodes, each with
-//! connections of its own.
+//! The freshness that a policy and a loader decide holds for all nodes on a server: four nodes, each with its own
+//! connections.
 
 use stampede_guard::LoadContext;
 
@@ -12,7 +12,7 @@ fn policy() -> PolicyBuilder {
     patient(Duration::from_secs(60)).fresh_for(FRESH).ttl_jitter(0.0)
 }
 
-/// Four nodes, a gate at the origin, and how often that was asked. The value is the number of the load.
+/// Four nodes, the origin's gate, and the counter of its loads. The value is the number of the load.
 struct Fleet {
     _server: RedisServer,
     nodes: Vec<StampedeGuard>,
@@ -52,7 +52,8 @@ impl Fleet {
     }
 }
 
-/// The server's clock is not ours to move, and each node has its own idea of it, a few milliseconds from the others'.
+/// Really sleeps: the test can not move the server's clock. The slack is for the nodes' readings of it, which differ by
+/// milliseconds.
 async fn stale_by_now() {
     tokio::time::sleep(FRESH + ms(100)).await;
 }
@@ -81,7 +82,7 @@ async fn a_value_is_loaded_ahead_of_its_end_once_for_all_nodes() {
     assert_eq!(fleet.ask(0).await, 1);
     stale_by_now().await;
     fleet.gate = Gate::closed();
-    assert_eq!(fleet.ask_all().await, [1; 40], "nobody waits");
+    assert_eq!(fleet.ask_all().await, [1; 40], "no caller waits");
     eventually("the refresh begins", SOON, async || fleet.loads.started() == 2).await;
     assert_eq!(fleet.ask_all().await, [1; 40]);
     assert_eq!(
@@ -93,7 +94,7 @@ async fn a_value_is_loaded_ahead_of_its_end_once_for_all_nodes() {
 }
 
 #[tokio::test]
-async fn a_loader_is_given_what_another_node_has_stored_and_its_validator() {
+async fn a_loader_receives_the_value_and_validator_of_another_node() {
     let fleet = Fleet::start(policy().stale_if_error(SOON)).await;
     let load = |expected: Option<&'static str>| {
         move |mut cx: LoadContext<String>| async move {
@@ -110,8 +111,8 @@ async fn a_loader_is_given_what_another_node_has_stored_and_its_validator() {
 }
 
 #[tokio::test]
-async fn nothing_and_failures_are_kept_for_their_own_time_on_all_nodes() {
-    // Long enough for eight calls on a machine that is busy.
+async fn negative_values_and_failures_keep_their_own_lifetimes_on_all_nodes() {
+    // Long enough for eight calls on a busy machine.
     let kept = ms(1_500);
     let fleet = Fleet::start(policy().fresh_for(SOON).negative_for(kept).error_for(kept)).await;
     let loads = Counter::default();
@@ -132,9 +133,9 @@ async fn nothing_and_failures_are_kept_for_their_own_time_on_all_nodes() {
     assert_eq!(loads.started(), 4, "and no longer than that");
 }
 
-/// As a loader's: what is stored directly was kept for `fresh_for`.
+/// Guards against a former defect: a directly stored negative value lived for `fresh_for`, and not for `negative_for` as a loaded one.
 #[tokio::test]
-async fn nothing_that_is_stored_directly_is_kept_for_its_own_time_on_all_nodes() {
+async fn a_negative_value_stored_directly_keeps_its_own_lifetime_on_all_nodes() {
     let kept = ms(300);
     let fleet = Fleet::start(policy().fresh_for(SOON).negative_for(kept)).await;
     fleet.nodes[0].insert("nothing", &None::<u32>).await.expect("stored");

@@ -1,5 +1,5 @@
-//! Promise 5 between nodes: what was loaded before an invalidation is never stored. In the node that invalidated no
-//! later caller gets it; in others none does once the message has arrived, or, if it was lost, at the next renewal.
+//! Promise 5 between nodes: a load from before an invalidation is never stored. In the invalidating node no later caller
+//! receives it. In other nodes no later caller does once the message has arrived or, if it was lost, after the next renewal.
 
 use super::*;
 use crate::support::gate::{Counter, Gate};
@@ -7,7 +7,7 @@ use crate::support::origin::Answer;
 use crate::support::probe::assert_nothing_left;
 use crate::support::rounds::{Rounds, Timing};
 
-/// So long that nothing in these tests is owed to a renewal.
+/// So long that no renewal happens during these tests.
 const LEASE: Duration = Duration::from_secs(120);
 
 type Caller = tokio::task::JoinHandle<u32>;
@@ -34,7 +34,7 @@ impl OldLoad {
         Self { server, guards, gate, loads, caller }
     }
 
-    /// Ends the old load: it has its own caller, and nobody else; the store holds what is newer.
+    /// Ends the old load: only its own caller receives it, and the store holds `newer`.
     async fn ends_unseen(self, newer: Option<u32>) {
         self.gate.open();
         assert_eq!(self.caller.await.expect("joined"), 1, "its own load");
@@ -54,9 +54,9 @@ async fn in_the_invalidating_node_the_very_next_caller_gets_the_newer_value() {
     old.ends_unseen(Some(2)).await;
 }
 
-/// Strictly so: not because its own message came back in time, but without any message.
+/// The node may not subscribe, so its own message can not be the cause.
 #[tokio::test]
-async fn in_the_invalidating_node_it_takes_no_message() {
+async fn in_the_invalidating_node_the_newer_value_needs_no_message() {
     for insert in [false, true] {
         let server = RedisServer::start();
         server.run::<()>(&["ACL", "SETUSER", "minimal", "-subscribe"]);
@@ -77,7 +77,7 @@ async fn in_the_invalidating_node_it_takes_no_message() {
 }
 
 #[tokio::test]
-async fn what_was_loaded_before_is_not_stored_though_nobody_loads_anew() {
+async fn an_older_load_is_not_stored_after_an_invalidation_even_without_a_newer_load() {
     for invalidating in 0..2 {
         let old = OldLoad::start(2, LEASE).await;
         old.guards[invalidating].invalidate("k").await.expect("confirmed");
@@ -85,7 +85,7 @@ async fn what_was_loaded_before_is_not_stored_though_nobody_loads_anew() {
     }
 }
 
-/// Callers come all the time; the one that starts a load of its own is the first that does not get the old value.
+/// Sends callers until one of them starts a new load; this is the first caller that does not get the old value.
 async fn until_a_caller_starts_anew(old: &OldLoad, within: Duration) -> Vec<Caller> {
     let (started, open) = (Instant::now(), Gate::closed());
     open.open();
@@ -112,8 +112,8 @@ async fn in_the_loading_node_later_callers_get_the_newer_value_once_the_message_
     old.ends_unseen(Some(2)).await;
 }
 
-/// The message is lost: what a deletion behind the guard's back looks like to the loading node. The whole lease would be
-/// three times what is promised.
+/// A direct DEL looks to the loading node like an invalidation with a lost message. Waiting for the whole lease would take three
+/// times the promised time.
 #[tokio::test]
 async fn in_the_loading_node_a_lost_message_costs_a_third_of_the_lease() {
     let lease = Duration::from_secs(3);
@@ -134,7 +134,7 @@ async fn in_the_loading_node_a_lost_message_costs_a_third_of_the_lease() {
 }
 
 #[tokio::test]
-async fn those_who_wait_elsewhere_are_woken_and_load_the_newer_value() {
+async fn waiters_in_other_nodes_wake_and_load_the_newer_value() {
     let old = OldLoad::start(3, LEASE).await;
     let open = Gate::closed();
     open.open();
@@ -181,7 +181,7 @@ async fn an_invalidation_from_another_process_wins_over_a_running_load() {
     nodes.one_leads("k", "load k 3", 3).await;
     nodes.node(2).send("invalidate k");
     assert_eq!(nodes.node(2).wait_event("invalidate").await, true);
-    // Strict there: its own waiting callers are the older ones, this one is new.
+    // Node 2 invalidated, so this new caller must not receive the old value.
     nodes.node(2).send("load k 1");
     nodes.all_get([1, 2, 2], "k", "new").await;
     assert_eq!(nodes.origin.loads("k"), 2);

@@ -1,15 +1,15 @@
-//! Promises 4 and 5: a leader that dies, panics, leaves or is stopped costs one lease at most, and never a herd;
-//! what it would store too late is refused.
+//! Promises 4 and 5: a leader that dies, panics, leaves or is stopped costs at most one lease, and never a herd of loads;
+//! its late commit is refused.
 
 use super::*;
 use crate::support::origin::{Answer, End};
 
-/// Long enough to be kept, also on a machine that stands still for a moment.
+/// Long enough that the leader keeps its lease even if the machine stalls for a moment.
 const LEASE: Duration = Duration::from_secs(3);
-/// Whoever waited for this one to expire would fail the test by its patience.
+/// Longer than a test waits: a waiter that sleeps until this lease ends fails the test.
 const LONG_LEASE: Duration = Duration::from_secs(120);
 
-/// The first load is held, the next one answers at once.
+/// Nodes on an origin that holds the first load, and answers the second at once.
 async fn nodes(n: usize, lease: Duration) -> Nodes {
     let nodes = Nodes::start(n, lease).await;
     nodes.origin.script("k", [Answer::value("first").held(), Answer::value("second")]);
@@ -17,7 +17,7 @@ async fn nodes(n: usize, lease: Duration) -> Nodes {
 }
 
 #[tokio::test]
-async fn the_load_of_callers_who_all_left_is_given_to_the_fleet() {
+async fn a_load_without_callers_still_answers_the_fleet() {
     let nodes = nodes(3, LONG_LEASE).await;
     nodes.one_leads("k", "load k 3", 5).await;
     nodes.node(0).send("cancel");
@@ -29,7 +29,7 @@ async fn the_load_of_callers_who_all_left_is_given_to_the_fleet() {
     nodes.nothing_left(0..3).await;
 }
 
-/// Those who waited are answered within the dead leader's lease, their own load, and slack for a busy machine.
+/// The waiters are answered within the dead leader's lease, plus their own load and slack for a busy machine.
 async fn a_dead_leader_costs_one_lease(kill: impl AsyncFnOnce(&Member)) {
     let nodes = nodes(3, LEASE).await;
     nodes.one_leads("k", "load k 3", 5).await;
@@ -49,7 +49,7 @@ async fn a_killed_leader_costs_one_lease_and_one_load() {
 }
 
 #[tokio::test]
-async fn a_leader_whose_process_aborts_costs_one_lease_and_one_load() {
+async fn an_aborted_leader_process_costs_one_lease_and_one_load() {
     a_dead_leader_costs_one_lease(async |leader| {
         leader.send("die");
         assert!(!leader.wait_exit().await.success());
@@ -57,8 +57,8 @@ async fn a_leader_whose_process_aborts_costs_one_lease_and_one_load() {
     .await;
 }
 
-/// The server's clock is set back by a minute while the leader dies, so its lease ends a minute later than it should. The waiters
-/// sleep for one lease, as without that; then one of them gives the lease its length again, which is the second.
+/// The server's clock is set back by a minute while the leader dies, so the lease would end a minute too late. The waiters sleep for
+/// one lease, as usual; then one of them cuts the lease down to its proper length, which is the second lease of waiting.
 #[tokio::test]
 async fn a_leader_that_dies_while_the_servers_clock_is_set_back_costs_two_leases() {
     let nodes = nodes(3, LEASE).await;
@@ -109,7 +109,7 @@ async fn a_hand_over_skips_a_killed_waiter() {
     nodes.nothing_left([0, 2]).await;
 }
 
-/// The grant reaches a connection whose process does not run: that costs a lease, like any dead leader.
+/// The grant reaches the connection of a stopped process, which costs one lease, like a dead leader.
 #[tokio::test]
 async fn a_hand_over_to_a_stopped_waiter_costs_one_lease() {
     let nodes = nodes(3, LEASE).await;
@@ -123,7 +123,7 @@ async fn a_hand_over_to_a_stopped_waiter_costs_one_lease() {
     nodes.nothing_left(0..3).await;
 }
 
-/// A leader that is stopped for longer than its lease while others load something newer.
+/// Stops a leader for longer than its lease, while another node loads a newer value.
 async fn stopped_past_its_lease() -> Nodes {
     let nodes = nodes(3, LEASE).await;
     nodes.one_leads("k", "load k 3", 5).await;
@@ -133,14 +133,14 @@ async fn stopped_past_its_lease() -> Nodes {
     nodes
 }
 
-/// S2.9: nobody frees or overwrites what is another's by now.
+/// S2.9: a former leader neither frees nor overwrites another process's lease or entry.
 #[tokio::test]
-async fn what_a_stopped_leader_stores_too_late_is_refused() {
+async fn a_late_commit_of_a_stopped_leader_is_refused() {
     let nodes = stopped_past_its_lease().await;
     nodes.origin.release("k");
     nodes.origin.wait_for_ends("k", 2).await;
     nodes.node(0).resume();
-    // Who led there has the load's own value, and those who waited have that or the newer one, as everyone later.
+    // The leading caller receives the load's own value, its waiters that value or the newer one, and later callers the newer one.
     nodes.overtaken(0, "k", "first", "second").await;
     nodes.nothing_left(0..3).await;
     let stats = nodes.stats(0).await;
@@ -167,9 +167,9 @@ async fn callers_after_a_stopped_leader_do_not_join_its_old_load() {
     nodes.nothing_left(0..3).await;
 }
 
-/// The count of vanished loads travels with the grant, from process to process.
+/// The grant carries the count of vanished loads from process to process.
 #[tokio::test]
-async fn a_wave_whose_leaders_all_panic_is_told_after_three_hand_overs() {
+async fn a_wave_of_panicking_leaders_fails_after_three_hand_overs() {
     let nodes = Nodes::start(6, LONG_LEASE).await;
     nodes.origin.script("k", [Answer::value("v").held()]);
     nodes.node(0).send("panic k");

@@ -1,5 +1,5 @@
-//! Promise 9: however a load ends, nothing stays behind: no key without a TTL, no lease, no queue, no outcome that
-//! outlives its time, no flight, no task, no connection, no subscription.
+//! Promise 9: however a load ends, it leaves no key without a TTL, no lease, no queue, no outcome beyond its time, no
+//! flight, no task, no connection and no subscription.
 
 use stampede_guard::{LoadError, OnWaitTimeout};
 
@@ -7,7 +7,7 @@ use super::*;
 use crate::support::gate::{Counter, Gate};
 use crate::support::probe::assert_nothing_left;
 
-/// What a load leaves for those who come late, stays for two of these.
+/// The outcome of a load stays for two leases, for late readers.
 const LEASE: Duration = Duration::from_millis(1_600);
 const FRESH_FOR: Duration = Duration::from_secs(30);
 
@@ -20,7 +20,7 @@ fn tasks() -> usize {
     tokio::runtime::Handle::current().metrics().num_alive_tasks()
 }
 
-/// Two nodes on one server: whoever leads, leads on the first.
+/// Two nodes on one server; the first one leads.
 struct Pair {
     server: RedisServer,
     guards: [StampedeGuard; 2],
@@ -34,7 +34,7 @@ impl Pair {
         Self { server, guards }
     }
 
-    /// A caller of each node, during the load that ends like this; both answers.
+    /// One caller per node, and a load that ends with `end`; returns both answers.
     async fn wave<F, Fut>(&self, key: &'static str, end: F) -> [Result<String, LoadError<String>>; 2]
     where
         F: FnOnce() -> Fut + Clone + Send + 'static,
@@ -60,7 +60,7 @@ impl Pair {
         [first.await.expect("joined"), second.await.expect("joined")]
     }
 
-    /// Nothing is left while the guards live, and nothing at all when they are gone.
+    /// Checks that nothing but entries and connections is left while the guards live, and no connection or task after their drop.
     async fn leaves_nothing(self, tasks_before: usize) {
         let Self { server, guards } = self;
         settled(&guards).await;
@@ -92,7 +92,8 @@ async fn a_value_leaves_nothing_but_its_entry() {
     pair.leaves_nothing(before).await;
 }
 
-/// Flights that wait for 20 ms behind a load of 20 s left 44 places a second in the queue, which each end had to pass.
+/// Guards against a former defect: flights that each waited 20 ms behind a load of 20 s left 44 places a second in the queue, and
+/// each end of a load had to pass them.
 #[tokio::test]
 async fn flights_that_waited_for_long_enough_leave_no_places_in_the_queue() {
     let server = RedisServer::start();
@@ -156,7 +157,7 @@ async fn an_uncacheable_value_leaves_nothing_but_its_marker() {
         let values = pair.wave(key, || async { Ok("v".repeat(1_000)) }).await;
         assert!(values.iter().all(Result::is_ok), "{values:?}");
     }
-    // By way of the marker, and with the search for one who may heal it.
+    // This call reads the marker and runs the probe that may remove it.
     for guard in &pair.guards {
         guard.get_or_load("k", || async { Ok::<_, String>("v".repeat(1_000)) }).await.expect("a value");
     }

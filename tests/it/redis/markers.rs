@@ -1,16 +1,16 @@
-//! P1 to P9, Z1 to Z4: a process that is killed, or stopped, at each point of a load's way. The points are reached, not
-//! slept for: what the origin, the server and the network have seen says where the process is.
+//! P1 to P9, Z1 to Z4: a process that is killed, or stopped, at each step of a load. The tests do not sleep until a step is
+//! reached, but observe the origin, the server and the network.
 
 use super::*;
 use crate::support::origin::Answer;
 use crate::support::proxy::{Mode, Proxy};
 
-/// Long enough to be kept, also on a machine that stands still for a moment.
+/// Long enough that a process keeps its lease even if the machine stalls for a moment.
 const LEASE: Duration = Duration::from_secs(4);
-/// For a machine that runs other tests beside this one, or stands still.
+/// Slack for a machine that runs other tests at the same time, or stalls.
 const SLOW: Duration = Duration::from_secs(8);
 
-/// One node behind a proxy that something will happen to, and two that go on.
+/// The victim, a node behind a proxy, and two other nodes that go on.
 struct Marked {
     victim: Fleet,
     proxy: Proxy,
@@ -25,7 +25,7 @@ impl Marked {
         let config = Config { redis, origin, lease_ms: LEASE.as_millis() as u64, windows: None };
         let victim = Fleet::spawn(1, "node", &config);
         victim.wait_ready().await;
-        // Scripts are known, so that what the network holds back is one command and not the second half of two.
+        // The server learns the scripts first, so that the network holds back one EVALSHA and not the EVAL after it.
         for member in others.fleet.members().iter().chain(victim.members()) {
             member.send("load warm 1");
             member.wait_event("warm").await;
@@ -47,7 +47,7 @@ impl Marked {
         eventually_eq(format!("a key of kind {kind}"), SOON, n, async || self.keys(kind)).await;
     }
 
-    /// The victim leads a load that is held at the origin.
+    /// The victim leads a load that the origin holds.
     async fn leads(&self, tell: &str) {
         self.victim().send(tell);
         self.others.origin.wait_for_loads("k", 1).await;
@@ -64,14 +64,14 @@ impl Marked {
         self.others.fleet.members().iter().for_each(|member| member.send("load k 5"));
     }
 
-    /// All callers of the others are given `value` within a lease; there were so many loads; and afterwards they work
-    /// as on the first day.
+    /// Checks that all callers of the other nodes receive `value` within a lease, that there were `loads` loads, and that these
+    /// nodes work afterwards as at the start.
     async fn others_get(&self, value: &str, loads: usize) {
         let since = Instant::now();
         self.others.all_get(0..2, "k", value).await;
         assert!(since.elapsed() < LEASE + SLOW, "{:?}", since.elapsed());
         assert_eq!(self.others.origin.loads("k"), loads);
-        // What the network has held back arrives now, and is too late.
+        // The held back commands arrive now, too late.
         self.proxy.set(Mode::Pass);
         self.others.nothing_left(0..2).await;
         self.others.node(0).send("get k");
@@ -90,7 +90,7 @@ async fn a_process_killed_when_it_has_subscribed_costs_nothing() {
     eventually_eq("its subscription is gone", SOON, 2, async || marked.others.server.pubsub_clients()).await;
 }
 
-/// P2: the lease is the dead process's, who did not even know.
+/// P2: the dead process holds the lease without having received the grant.
 #[tokio::test]
 async fn a_process_killed_when_it_has_acquired_costs_one_lease() {
     let marked = Marked::new().await;
@@ -99,7 +99,7 @@ async fn a_process_killed_when_it_has_acquired_costs_one_lease() {
     marked.key("l", 1).await;
     marked.victim().kill();
     let already = marked.others.origin.loads("k");
-    assert_eq!(already, 0, "it can not know that it may load");
+    assert_eq!(already, 0, "it has not received the grant");
     marked.others.origin.release("k");
     marked.others_ask();
     marked.others_get("first", 1).await;
@@ -130,7 +130,7 @@ async fn a_process_killed_between_two_renewals_costs_one_lease_and_one_load() {
     marked.others_get("second", 2).await;
 }
 
-/// P4: it has the value, and the commit is on its way when it dies; it arrives when somebody else's is stored.
+/// P4: the process dies with its commit under way; the commit arrives after another process's value is stored.
 #[tokio::test]
 async fn a_process_killed_when_it_has_loaded_costs_one_lease_and_one_load() {
     let marked = Marked::new().await;
@@ -143,7 +143,7 @@ async fn a_process_killed_when_it_has_loaded_costs_one_lease_and_one_load() {
     marked.others_get("second", 2).await;
 }
 
-/// P5: the commit has run, and nobody was told there.
+/// P5: the commit has run, and the victim's callers are not answered.
 #[tokio::test]
 async fn a_process_killed_while_it_commits_costs_nothing() {
     let marked = Marked::new().await;
@@ -181,7 +181,7 @@ async fn a_process_killed_while_it_waits_costs_nothing() {
     marked.others_get("first", 1).await;
 }
 
-/// The grant has left, its sender does not hear of it.
+/// The hand-over has run, but the victim does not receive the reply.
 #[tokio::test]
 async fn a_process_killed_while_it_hands_over_costs_nothing_more() {
     let marked = Marked::new().await;
@@ -194,7 +194,7 @@ async fn a_process_killed_while_it_hands_over_costs_nothing_more() {
     marked.others_get("second", 2).await;
 }
 
-/// Z1, Z2: stopped with its commit on the way, for longer than its lease.
+/// Z1, Z2: a process is stopped for longer than its lease, with its commit under way.
 #[tokio::test]
 async fn a_commit_that_arrives_after_a_stop_past_the_lease_is_refused() {
     let marked = Marked::new().await;
@@ -207,13 +207,13 @@ async fn a_commit_that_arrives_after_a_stop_past_the_lease_is_refused() {
     marked.others_get("second", 2).await;
     marked.victim().resume();
     let own = marked.victim().wait_event("k").await;
-    assert_eq!(own[0]["result"]["Ok"], "first", "its own callers have what it loaded");
+    assert_eq!(own[0]["result"]["Ok"], "first", "its own callers receive its load");
     marked.others.node(1).send("get k");
     assert_eq!(marked.others.node(1).wait_event("get").await, "second");
 }
 
-/// Z4: who waited is answered as soon as it runs again: with what is stored, or, where it was stopped in the middle of a
-/// command, whose time is then over, by a load without the server.
+/// Z4: a stopped waiter is answered as soon as it runs again: with the stored value or, if it was stopped during a command, which
+/// has then timed out, by a load without the server.
 #[tokio::test]
 async fn a_waiter_stopped_past_its_lease_is_answered_when_it_goes_on() {
     let marked = Marked::new().await;
@@ -224,7 +224,7 @@ async fn a_waiter_stopped_past_its_lease_is_answered_when_it_goes_on() {
     marked.others.node(1).send("load k 5");
     queued(&marked.others.server, "k", 2).await;
     marked.victim().pause();
-    // Past every timer of its own.
+    // Longer than all timers of the victim.
     tokio::time::sleep(LEASE + LEASE / 2).await;
     marked.others.origin.release("k");
     marked.others_get("first", 1).await;
@@ -241,7 +241,7 @@ async fn a_waiter_stopped_past_its_lease_is_answered_when_it_goes_on() {
     assert_eq!(marked.others.node(1).wait_event("get").await, "first");
 }
 
-/// A host of all of them that stands still: nobody renews, and the first to go on leads.
+/// The common host of all processes stalls: no process renews the lease, and the first one to run again leads.
 #[tokio::test]
 async fn a_fleet_that_is_stopped_past_its_lease_loads_once_more() {
     let marked = Marked::new().await;

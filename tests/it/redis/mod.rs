@@ -1,7 +1,7 @@
-//! The guard on real Redis servers, where it matters in real processes: each file is one promise of the README.
+//! The guard on real Redis servers, and in real processes if a test needs them: each file tests one promise of the README.
 //!
-//! A *node* is a guard of its own. Nodes in this process stand for replicas where only the store lies between
-//! them; nodes that are killed or stopped are child processes in the role `node`, which the test tells what to do.
+//! A *node* is one guard. Several nodes in the test's process stand for replicas that share only the store. Nodes that are
+//! killed or stopped are child processes in the role `node`, which execute the test's commands.
 
 mod ailments;
 mod bulkhead;
@@ -68,15 +68,15 @@ pub(crate) const ROLES: &[Role] = &[
     ("tls_node", tls::node),
 ];
 
-/// What must happen, but not at any particular speed.
+/// The bound of waits without a promised time.
 const SOON: Duration = Duration::from_secs(10);
 
 fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// A policy whose commands may be as slow as the lease allows: the machine of the tests is busy, and a command that comes too
-/// late makes a node load for itself.
+/// A policy with a `command_timeout` as long as the lease allows: on a busy machine a late command would make a node load for
+/// itself.
 fn lease_of(lease: Duration) -> Policy {
     patient(lease).build().expect("valid")
 }
@@ -86,7 +86,7 @@ fn patient(lease: Duration) -> PolicyBuilder {
     Policy::builder().lease(lease).command_timeout(command).coordination_budget(command * 4)
 }
 
-/// The same for who measures what a server that is away costs: this budget, and then it is gone without.
+/// The same with a short budget, for tests that measure the cost of an unreachable server.
 fn hurried_lease_of(lease: Duration) -> Policy {
     let command = (lease / 4).min(ms(400));
     let builder = Policy::builder().lease(lease).command_timeout(command).coordination_budget(ms(800));
@@ -100,13 +100,13 @@ async fn local(server: &RedisServer, policy: Policy) -> StampedeGuard {
     guard
 }
 
-/// One try of the guard's has a second or so, in which a busy machine may stand still.
+/// Connects with several tries: one try has about a second, and a busy machine may stall for that long.
 #[track_caller]
 pub(crate) fn connects(guard: &StampedeGuard) -> impl Future<Output = ()> + '_ {
     eventually("connects", PATIENCE, move || async move { guard.connect().await.is_ok() })
 }
 
-/// The same where the server does not do what loads need, or not for this user.
+/// The same for a server, or a user, that can not run the commands of a load: `connect` fails, but the connection opens.
 #[track_caller]
 fn opens(guard: &StampedeGuard) -> impl Future<Output = ()> + '_ {
     eventually("opens", PATIENCE, move || async move {
@@ -115,7 +115,7 @@ fn opens(guard: &StampedeGuard) -> impl Future<Output = ()> + '_ {
     })
 }
 
-/// Who asks why there is no connection is told this. That nobody has answered in time may be told before it.
+/// Waits until the error of `connect` contains `advice`. A timeout may be reported first.
 #[track_caller]
 fn is_told(guard: &StampedeGuard, advice: &str) -> impl Future<Output = ()> {
     eventually(format!("is told `{advice}`"), SOON, move || async move {
@@ -125,7 +125,7 @@ fn is_told(guard: &StampedeGuard, advice: &str) -> impl Future<Output = ()> {
     })
 }
 
-/// A node on one server; on what is named by a URL that only tests know, for several.
+/// A node on one server, or on sentinels or a cluster if the URL has their test-only scheme.
 fn unconnected(url: &str, policy: Policy) -> StampedeGuard {
     #[cfg(feature = "sentinel")]
     if url.starts_with(sentinel::SCHEME) {
@@ -139,7 +139,7 @@ fn unconnected(url: &str, policy: Policy) -> StampedeGuard {
     StampedeGuard::builder(client).policy(policy).build().expect("valid")
 }
 
-/// A load at once, and its answer.
+/// Calls `get_or_load` with a loader that returns `value` at once.
 async fn answer(guard: &StampedeGuard, key: &str, value: u32) -> u32 {
     guard.get_or_load(key, move || async move { Ok::<_, String>(value) }).await.expect("a value")
 }
@@ -150,9 +150,9 @@ fn chain(error: &dyn std::error::Error) -> String {
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
-/// These two share a load though only the first of them leads it, and are told: the lease outlives the test.
+/// Checks that two nodes share a load. The lease outlives the test, so the follower has to be notified.
 async fn share_a_load(server: &RedisServer, guards: &[StampedeGuard; 2]) {
-    // A first try to connect may have come to nothing.
+    // A first try to connect may have failed.
     let failed =
         || guards.each_ref().map(|guard| (guard.stats().fail_open_loads, guard.stats().store_errors));
     let before = failed();
@@ -160,7 +160,7 @@ async fn share_a_load(server: &RedisServer, guards: &[StampedeGuard; 2]) {
     assert_eq!(failed(), before);
 }
 
-/// The same, of what each of them would load.
+/// The same for any key, with the value that each node would load.
 async fn share_a_load_of(server: &RedisServer, guards: &[StampedeGuard; 2], key: &str, values: [u32; 2]) {
     let (gate, loads) = (Gate::closed(), Counter::default());
     let leader = held_call_of(&guards[0], key, values[0], &gate, &loads);
@@ -172,12 +172,12 @@ async fn share_a_load_of(server: &RedisServer, guards: &[StampedeGuard; 2], key:
     assert_eq!(((given.0.unwrap(), given.1.unwrap()), loads.started()), ((values[0], values[0]), 1), "{key}");
 }
 
-/// Waits for those who are told, and do not sleep for as long as the lease has left.
+/// Waits for callers that are notified, and fails if they sleep until the lease ends.
 async fn told<T>(waiting: impl Future<Output = T>) -> T {
-    tokio::time::timeout(SOON, waiting).await.expect("told when the load has ended")
+    tokio::time::timeout(SOON, waiting).await.expect("notified when the load has ended")
 }
 
-/// Such a server costs next to nothing, and who asks why it is gone without is told what to do.
+/// Checks that loads go on without the server at almost no cost, and that `connect` reports `advice`.
 async fn is_gone_without(guard: &StampedeGuard, advice: &str) {
     let first = requests(guard, "first", 3).await;
     keep_to_the_budget(&first, advice);
@@ -200,7 +200,7 @@ async fn settled(guards: &[StampedeGuard]) {
     }
 }
 
-/// Waits until so many nodes wait in the queue for `key`.
+/// Waits until `nodes` nodes are in the queue for `key`.
 async fn queued(server: &RedisServer, key: &str, nodes: usize) {
     let queue = format!("sg1:q:{{default:{key}}}");
     eventually_eq("nodes wait", SOON, nodes, async || server.run::<usize>(&["LLEN", &queue])).await;

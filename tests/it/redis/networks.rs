@@ -1,5 +1,5 @@
-//! N2, N5, N6: a network that is slow, that trickles, or that resets: every request is answered within its bound, and when
-//! the network is well again, so is everything.
+//! N2, N5, N6: a network that is slow, trickles or resets connections. Every call is answered within its bound, and all works
+//! again when the network does.
 
 use store_down::{Line, still_coalesces, stores_again};
 
@@ -43,7 +43,7 @@ async fn a_network_slower_than_all_commands_may_be_costs_the_budget() {
     is_lived_with(Mode::Delay(ms(1_000))).await;
 }
 
-/// A frame that is never whole in time.
+/// A reply never arrives completely within its time.
 #[tokio::test]
 async fn a_network_that_trickles_costs_the_budget() {
     is_lived_with(Mode::Trickle(1)).await;
@@ -54,10 +54,10 @@ async fn a_network_that_resets_everything_costs_next_to_nothing() {
     is_lived_with(Mode::Reset).await;
 }
 
-/// Two hundred replicas read what one has stored at one moment: 200 kB took each longer than a command may, and 164 of them
-/// loaded for themselves.
+/// Guards against a former defect: two hundred replicas read a stored value at the same moment, and at 200 kB each read took longer
+/// than `command_timeout`, so 164 replicas loaded for themselves.
 #[tokio::test]
-async fn what_was_waited_for_is_read_however_slow_it_comes() {
+async fn a_waiter_reads_the_stored_value_however_slow_the_network_is() {
     let policy = Policy::builder().lease(Duration::from_secs(10)).build().expect("valid");
     let line = Line::new(policy.clone()).await;
     let leader = local(&line.server, policy).await;
@@ -67,7 +67,7 @@ async fn what_was_waited_for_is_read_however_slow_it_comes() {
     loads.reach(1).await;
     let waits = held_call(&line.guard, 2, &gate, &loads);
     queued(&line.server, "k", 1).await;
-    // Answers come in order: it has heard by now that it waits.
+    // Replies come in order, so by now the waiter has received the reply to its acquire.
     eventually("it is answered", SOON, async || line.guard.get::<u32>("other").await.is_ok()).await;
     line.proxy.set(Mode::Delay(ms(400)));
     gate.open();
@@ -75,8 +75,8 @@ async fn what_was_waited_for_is_read_however_slow_it_comes() {
     assert_eq!(loads.started(), 1);
 }
 
-/// N2: what was sent before a reset may have run. Two nodes, one of which is reset all the time while both load the same
-/// keys: what it did not hear of costs a load, never a value.
+/// N2: a command that was sent before a reset may have run. Two nodes load the same keys while the connections of one are reset
+/// again and again: a lost reply may cost a load, but no value.
 #[tokio::test]
 async fn resets_in_the_middle_of_everything_lose_nothing() {
     let line = Line::new(lease_of(Duration::from_secs(1))).await;
@@ -100,7 +100,7 @@ async fn resets_in_the_middle_of_everything_lose_nothing() {
                     Ok::<_, String>(round)
                 })
             });
-            for value in tokio::time::timeout(SOON, join_all(callers)).await.expect("nobody hangs") {
+            for value in tokio::time::timeout(SOON, join_all(callers)).await.expect("no call hangs") {
                 assert_eq!(value.expect("a value"), round);
             }
         }
@@ -109,7 +109,7 @@ async fn resets_in_the_middle_of_everything_lose_nothing() {
         () = resets => {}
         () = rounds => {}
     }
-    // One each, and one more for each node that went on without the server.
+    // One load per round, plus one for each load without a lease or with a lost one.
     let stats: Vec<_> = guards.iter().map(StampedeGuard::stats).collect();
     let explained = |stats: &Stats| stats.fail_open_loads + stats.leases_lost + stats.commits_refused;
     let allowed = 60 + stats.iter().map(explained).sum::<u64>();

@@ -1,4 +1,4 @@
-//! Nodes that can be killed and stopped: child processes on one server and one origin, that do as the test tells them.
+//! Nodes that can be killed and stopped: child processes on one server and one origin, which execute the test's commands.
 
 use std::collections::HashMap;
 
@@ -14,7 +14,7 @@ pub(super) struct Config {
     pub(super) windows: Option<Windows>,
 }
 
-/// How long values are fresh, and may be served after that; without, the defaults.
+/// How long values are fresh, and how long they may be served stale.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct Windows {
     pub(super) fresh_ms: u64,
@@ -34,14 +34,14 @@ impl Windows {
     }
 }
 
-/// How one call was answered, and when after it began.
+/// The answer of one call, and the time that it took.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Reply {
     pub(super) result: Result<String, String>,
     pub(super) took_ms: u64,
 }
 
-/// What the tests read of [`Stats`].
+/// The part of [`Stats`] that the tests read.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Counts {
     pub(super) loads: u64,
@@ -53,7 +53,7 @@ pub(super) struct Counts {
     pub(super) tasks: u64,
 }
 
-/// All members load the key, with so many callers each, who must be given `value`.
+/// Every member loads `key` with this number of callers, and each caller must receive `value`.
 #[cfg(any(feature = "sentinel", feature = "cluster"))]
 pub(super) async fn all_load(fleet: &Fleet, key: &str, callers: usize, value: &str) {
     for member in fleet.members() {
@@ -73,12 +73,12 @@ impl From<Stats> for Counts {
     }
 }
 
-/// A child that does as it is told, line by line:
+/// A child that executes commands, one per line:
 ///
-/// - `load <key> <n>`: n callers at once load it at the origin; answered by an event `<key>`
-/// - `panic <key>`: one caller, whose load panics when the origin has answered
+/// - `load <key> <n>`: n callers at once load the key at the origin; answered by an event `<key>`
+/// - `panic <key>`: one caller with a load that panics after the origin's answer
 /// - `cancel`: aborts all callers
-/// - `refresh <key> <n>`: as `load`, whatever there is
+/// - `refresh <key> <n>`: like `load`, but with `refresh`
 /// - `get <key>`, `invalidate <key>`, `connect`, `shutdown`, `stats`: answered by an event of that name
 /// - `die`: the process aborts
 pub(super) fn node(mut child: Child) -> BoxFuture<'static, ()> {
@@ -168,8 +168,8 @@ impl Nodes {
         self.fleet.member(index)
     }
 
-    /// Node 0 leads a load of `key` that is held at the origin, told by `tell`; each other one has callers who
-    /// wait for it.
+    /// Node 0 executes `tell` and leads a load of `key` that the origin holds; callers of every other node wait for
+    /// it.
     pub(super) async fn one_leads(&self, key: &str, tell: &str, callers: usize) {
         self.node(0).send(tell);
         self.origin.wait_for_loads(key, 1).await;
@@ -184,14 +184,14 @@ impl Nodes {
         serde_json::from_value(self.node(index).wait_event("stats").await).expect("counts")
     }
 
-    /// The answers of one node's callers.
+    /// The replies to one node's callers.
     #[track_caller]
     pub(super) fn replies(&self, index: usize, key: &str) -> impl Future<Output = Vec<Reply>> + '_ {
         let event = self.node(index).wait_event(key);
         async move { serde_json::from_value(event.await).expect("replies") }
     }
 
-    /// Waits for the callers of these nodes; every one of them must have been given `value`.
+    /// Waits for the callers of these nodes; each must have received `value`.
     #[track_caller]
     pub(super) fn all_get(
         &self,
@@ -211,15 +211,15 @@ impl Nodes {
         }
     }
 
-    /// Waits for the callers of a node that led and was overtaken: the one whose load it was has what that brought, and the
-    /// others that or, having asked again, what came after it.
+    /// Waits for the callers of a leader that lost its lease to a newer load: the loading caller receives `old`, and each other caller
+    /// `old` or, if it asked again, `new`.
     pub(super) async fn overtaken(&self, index: usize, key: &str, old: &str, new: &str) {
         let replies = self.replies(index, key).await;
         let given = |value| replies.iter().filter(|reply| reply.result.as_deref() == Ok(value)).count();
         assert!(given(old) >= 1 && given(old) + given(new) == replies.len(), "{replies:?}");
     }
 
-    /// Waits until the flights of these nodes have ended, and nothing is left of them on the server.
+    /// Waits until the flights of these nodes have ended and have left nothing on the server.
     pub(super) async fn nothing_left(&self, nodes: impl IntoIterator<Item = usize>) {
         for index in nodes {
             eventually("flights end", SOON, async || {
@@ -231,7 +231,7 @@ impl Nodes {
         crate::support::probe::assert_nothing_left(&self.server, SOON).await;
     }
 
-    /// These nodes work as on the first day: a cold key is loaded once.
+    /// Checks that these nodes work as at the start: a cold key is loaded once.
     pub(super) async fn work(&self, nodes: impl IntoIterator<Item = usize>) {
         let nodes: Vec<_> = nodes.into_iter().collect();
         for &index in &nodes {
@@ -256,7 +256,7 @@ impl Nodes {
             if loads == 1 {
                 break;
             }
-            // A machine that stood still makes a node load without the server: now and then, and not for good.
+            // After a stall of the machine a node may load without the server, but not every time.
             assert!(
                 loads <= 1 + explained && rounds < 3,
                 "round {rounds}: {loads} loads, {explained} of them without the server"

@@ -1,4 +1,4 @@
-//! [`ChaosStore`] in front of a real server: what goes wrong on the way to it and back, by the hand of a test.
+//! [`ChaosStore`] in front of a real server: faults that a test injects between guard and server.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -21,7 +21,7 @@ async fn replica(chaos: &ChaosStore<redis::Client>) -> (StampedeGuard, Replica) 
     (guard, replica)
 }
 
-/// One load whose commit meets `fault`; whether the value is on the server then.
+/// Runs one load with `fault` at its commit; returns whether the value is stored afterwards.
 async fn is_committed(fault: Fault) -> bool {
     let server = RedisServer::start();
     let chaos = in_front_of(&server, 1);
@@ -29,13 +29,13 @@ async fn is_committed(fault: Fault) -> bool {
     let load = {
         let chaos = chaos.clone();
         move || async move {
-            // Next is the commit.
+            // The next command is the commit.
             chaos.once(fault);
             Ok::<_, String>(7)
         }
     };
-    assert_eq!(guard.get_or_load("k", load).await.ok(), Some(7), "{fault}: whoever loads has the value");
-    // A ghost may come three seconds after its deadline.
+    assert_eq!(guard.get_or_load("k", load).await.ok(), Some(7), "{fault}: the caller gets its load");
+    // A ghost command may arrive three seconds after its deadline.
     settled(std::slice::from_ref(&guard)).await;
     assert_nothing_left(&server, SOON).await;
     assert_eq!(chaos.struck(fault), 1, "{fault}");
@@ -44,7 +44,7 @@ async fn is_committed(fault: Fault) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_strikes_a_commit_decides_whether_it_is_made() {
+async fn each_fault_on_a_commit_decides_whether_the_value_is_stored() {
     for (fault, made) in [
         (Fault::ErrorBefore, false),
         (Fault::ErrorAfter, true),
@@ -57,7 +57,7 @@ async fn what_strikes_a_commit_decides_whether_it_is_made() {
     }
 }
 
-/// Two replicas and one load, while something is wrong with what the second one is told. How long it was told late.
+/// Two replicas share one load, with `fault` in the messages to the waiting one. Returns how late the waiter was answered.
 async fn told_after(fault: Fault) -> Duration {
     let server = RedisServer::start();
     let chaos = in_front_of(&server, 1);
@@ -79,14 +79,14 @@ async fn told_after(fault: Fault) -> Duration {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_s_wake_ups_are_lost_doubled_and_forged() {
+async fn waiters_survive_lost_doubled_and_forged_wake_ups() {
     let late = told_after(Fault::WakeLost).await;
-    assert!(late > LEASE / 4, "nobody has told it: {late:?}");
+    assert!(late > LEASE / 4, "without its message: {late:?}");
     told_after(Fault::WakeTwice).await;
     told_after(Fault::WakeForged).await;
 }
 
-/// One that is killed has the lease, and one that is cut off has nothing.
+/// The killed replica holds the lease, and the replica that is cut off holds nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn replicas_of_a_server_are_cut_off_and_killed() {
     let server = RedisServer::start();
@@ -96,7 +96,7 @@ async fn replicas_of_a_server_are_cut_off_and_killed() {
 
     way.cut();
     assert_eq!(cut.health().commands, LinkState::Down);
-    assert_eq!(answer(&cut, "k", 3).await, 3, "for itself");
+    assert_eq!(answer(&cut, "k", 3).await, 3, "it loads for itself");
     assert_eq!(living.get::<u32>("k").await.expect("answered"), None);
 
     let (gate, loads) = (Gate::closed(), Counter::default());
@@ -111,9 +111,9 @@ async fn replicas_of_a_server_are_cut_off_and_killed() {
     assert_eq!(answer(&cut, "k", 3).await, 2, "it is back");
 }
 
-/// Whatever strikes, everyone is answered; and when all is well again, one load is enough, and nothing is left.
+/// Under every fault all callers are answered. Afterwards one load is enough again, and nothing is left.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn all_are_answered_whatever_strikes_on_the_way_to_a_server() {
+async fn every_caller_is_answered_under_every_fault() {
     const ROUNDS: usize = 12;
     let server = RedisServer::start();
     let chaos = in_front_of(&server, 4);
@@ -136,7 +136,7 @@ async fn all_are_answered_whatever_strikes_on_the_way_to_a_server() {
                 };
                 let key = ("key", round, caller % 2);
                 let answer = tokio::time::timeout(SOON, guard.get_or_load(key, load)).await;
-                assert_eq!(answer.expect("nobody hangs").ok(), Some(1));
+                assert_eq!(answer.expect("no call hangs").ok(), Some(1));
                 answered.fetch_add(1, Ordering::Relaxed);
             }
         })
@@ -152,7 +152,7 @@ async fn all_are_answered_whatever_strikes_on_the_way_to_a_server() {
 
     chaos.calm();
     settled(&guards).await;
-    // What lasts (a subscription, writes that are refused) does so for a second at the most, ghosts for three.
+    // Lasting faults (lost subscriptions, refused writes) end within a second, ghost commands within three.
     assert_nothing_left(&server, SOON).await;
     let loads = Counter::default();
     for guard in &guards {

@@ -1,13 +1,13 @@
 //! Promises 3 and 6 in the middle of a wait: a leader loads, other processes wait for it, and then the server is
-//! killed, restarted, stopped, emptied or cuts connections. Everyone is answered, with a right value; there are
-//! no more loads than docs/operations.md allows ("Figures"); and afterwards all is as before.
+//! killed, restarted, stopped, emptied or cuts connections. Every caller receives a correct value, there are no more
+//! loads than docs/operations.md allows ("Figures"), and afterwards all processes work as before.
 
 use super::*;
 use crate::support::origin::Answer;
 
-/// Long enough to be kept, also on a machine that stands still for a moment.
+/// Long enough that the leader keeps its lease even if the machine stalls for a moment.
 const LEASE: Duration = Duration::from_secs(3);
-/// Whoever waited for this one to expire would fail the test by its patience.
+/// Longer than a test waits: a waiter that sleeps until this lease ends fails the test.
 const LONG_LEASE: Duration = Duration::from_secs(120);
 
 /// Node 0 holds a load of `k`; nodes 1 and 2 wait for it, with five callers each.
@@ -18,7 +18,7 @@ async fn in_the_middle(lease: Duration) -> Nodes {
     nodes
 }
 
-/// Releases the load: all are answered, nothing is left, and the nodes work.
+/// Releases the load; checks that all callers are answered, nothing is left, and the nodes work.
 async fn and_then(nodes: &Nodes) {
     nodes.origin.release("k");
     nodes.all_get(0..3, "k", "v").await;
@@ -26,7 +26,7 @@ async fn and_then(nodes: &Nodes) {
     nodes.work(0..3).await;
 }
 
-/// Loads <= 1 + lost leases + fail-open loads; and no process loads more than once for one wave.
+/// Loads <= 1 + lost leases + refused commits + fail-open loads; and no process loads more than once for one wave.
 async fn loads_are_bounded(nodes: &Nodes) {
     let mut allowed = 1;
     for index in 0..3 {
@@ -58,7 +58,7 @@ async fn cut_subscriptions_cost_no_load() {
     let nodes = in_the_middle(LONG_LEASE).await;
     assert_eq!(nodes.server.kill_pubsub(), 3);
     nodes.origin.release("k");
-    // The lease is long: who had missed the wake-up for good would be missed here.
+    // The lease is long: a waiter that lost its wake-up for good would not answer in time.
     nodes.all_get(0..3, "k", "v").await;
     and_then_as_before(&nodes).await;
     assert_eq!(nodes.origin.loads("k"), 1);
@@ -84,7 +84,7 @@ async fn cut_connections_cost_no_load() {
     assert_eq!(nodes.origin.loads("k"), 1);
 }
 
-/// The lease goes with the rest. FLUSHALL tells nobody, so it is found out by the timers.
+/// FLUSHALL also removes the lease and notifies no process, so the waiters find out by their timers.
 #[tokio::test]
 async fn an_emptied_server_costs_one_lease_and_one_load() {
     let nodes = in_the_middle(LEASE).await;
@@ -104,7 +104,7 @@ async fn a_restarted_server_costs_at_most_one_load_per_process() {
     loads_are_bounded(&nodes).await;
 }
 
-/// Without a server each process loads for itself, once, and is answered without it.
+/// Without a server each process loads once for itself.
 #[tokio::test]
 async fn a_killed_server_costs_one_load_per_process() {
     let nodes = in_the_middle(LEASE).await;
@@ -125,14 +125,14 @@ async fn a_stopped_server_costs_one_load_per_process() {
     nodes.origin.wait_for_loads("k", 3).await;
     nodes.origin.release("k");
     nodes.all_get(0..3, "k", "v").await;
-    // What timed out runs now, too late: every write of it is refused or expires.
+    // The timed-out commands run now; each of their writes is refused or expires.
     nodes.server.resume();
     and_then_as_before(&nodes).await;
     assert_eq!(nodes.origin.loads("k"), 3);
     loads_are_bounded(&nodes).await;
 }
 
-/// A short stop that nobody needs to notice: the load goes on, the waiters wait on.
+/// During a short stop the load goes on, and the waiters wait on.
 #[tokio::test]
 async fn a_server_that_hangs_for_a_moment_costs_no_load() {
     let nodes = in_the_middle(LONG_LEASE).await;
@@ -143,7 +143,7 @@ async fn a_server_that_hangs_for_a_moment_costs_no_load() {
     assert_eq!(nodes.origin.loads("k"), 1);
 }
 
-/// The whole fleet waits for a leader in a process that dies together with the server.
+/// The leader's process dies together with the server while the fleet waits for it.
 #[tokio::test]
 async fn leader_and_server_that_die_together_cost_one_load_per_process() {
     let nodes = in_the_middle(LEASE).await;

@@ -1,15 +1,15 @@
-//! Promises 4 to 6 where only one node is cut off: the others go on, and what it did or did not get done behind the
-//! cut harms nobody.
+//! Promises 4 to 6 when one node is cut off from the server: the other nodes go on, and neither its late commands nor its lost
+//! ones do harm.
 
 use super::*;
 use crate::support::gate::{Counter, Gate};
 use crate::support::probe::assert_nothing_left;
 use crate::support::proxy::{Mode, Proxy};
 
-/// A lease that was left would keep everybody for this long.
+/// Long enough that a forgotten lease fails a test.
 const LONG_LEASE: Duration = Duration::from_secs(60);
 
-/// Two nodes on one server, the first one by way of a proxy.
+/// Two nodes on one server, one of them behind a proxy.
 struct Cut {
     server: RedisServer,
     proxy: Proxy,
@@ -24,12 +24,12 @@ impl Cut {
         let behind = unconnected(&proxy.url(), lease_of(lease));
         connects(&behind).await;
         let direct = local(&server, lease_of(lease)).await;
-        // Scripts are known, so that what is cut off is one command and not the second half of two.
+        // The server learns the scripts first, so that the cut affects one EVALSHA and not the EVAL after it.
         answer(&behind, "warm", 1).await;
         Self { server, proxy, behind, direct }
     }
 
-    /// The cut off one with less time for what it tells the store behind its callers' backs.
+    /// The same with a short budget for the node behind the proxy.
     async fn hurried(lease: Duration) -> Self {
         let cut = Self::new(lease).await;
         Self { behind: cut.behind.with_policy(hurried_lease_of(lease)), ..cut }
@@ -55,12 +55,12 @@ async fn a_leader_that_is_cut_off_costs_one_lease_and_can_not_overwrite() {
     assert_eq!(waiter.await.expect("joined"), 2);
     assert!(since.elapsed() < ms(2_000 + 100) + STANDSTILL, "one lease: {:?}", since.elapsed());
     assert_eq!(loads.started(), 2);
-    // It ends its load behind the cut: its own caller is not kept waiting for the store.
+    // The load ends behind the cut: its own caller does not wait for the store.
     let ended = Instant::now();
     old.open();
     assert_eq!(leader.await.expect("joined"), 1);
     assert!(ended.elapsed() < ms(800) + Duration::from_secs(1) + STANDSTILL, "{:?}", ended.elapsed());
-    // What it sent then, and what was held back on the way, arrives now.
+    // The held back commands arrive now.
     cut.proxy.set(Mode::Pass);
     cut.nothing_left().await;
     assert_eq!(cut.direct.get::<u32>("k").await.expect("store"), Some(2));
@@ -86,13 +86,13 @@ async fn a_waiter_that_is_cut_off_loads_for_itself_after_its_wait() {
     assert_eq!(leader.await.expect("joined"), 1);
     cut.proxy.set(Mode::Pass);
     cut.nothing_left().await;
-    assert_eq!(cut.direct.get::<u32>("k").await.expect("store"), Some(1), "what had no lease is not stored");
+    assert_eq!(cut.direct.get::<u32>("k").await.expect("store"), Some(1), "stored only under a lease");
     assert_eq!(loads.started(), 2);
 }
 
-/// The commit was executed, its answer was lost: the value is there, and everybody else has it.
+/// The commit was executed and its reply was lost: the value is stored, and the other node reads it.
 #[tokio::test]
-async fn a_commit_whose_answer_is_lost_counts() {
+async fn a_commit_with_a_lost_reply_counts() {
     let cut = Cut::new(LONG_LEASE).await;
     let (gate, loads) = (Gate::closed(), Counter::default());
     let leader = held_call(&cut.behind, 1, &gate, &loads);
@@ -106,18 +106,19 @@ async fn a_commit_whose_answer_is_lost_counts() {
     assert_eq!(loads.started(), 1);
     cut.proxy.set(Mode::Pass);
     cut.nothing_left().await;
-    // It may have given up the connection on which nothing came.
+    // The node may have given up the silent connection.
     connects(&cut.behind).await;
     assert_eq!(answer(&cut.behind, "k", 3).await, 1);
 }
 
-/// The lease was granted, the answer was lost: the caller loads without it, and gives it back as soon as it can.
+/// The lease was granted and the reply was lost: the caller loads without a lease, and its guard releases the lease as soon as
+/// possible.
 async fn gives_back_a_lease_it_did_not_hear_of(cut_off: impl FnOnce(&Proxy)) {
     let cut = Cut::new(LONG_LEASE).await;
     let open = Gate::closed();
     open.open();
     let loads = Counter::default();
-    // A look-up that is answered, and an acquire that is not.
+    // The acquire is executed, but its reply is held back.
     let held = Gate::closed();
     let unheard = tokio::spawn({
         let (guard, held, loads) = (cut.behind.clone(), held.clone(), loads.clone());
@@ -139,42 +140,42 @@ async fn gives_back_a_lease_it_did_not_hear_of(cut_off: impl FnOnce(&Proxy)) {
     cut_off(&cut.proxy);
     assert_eq!(unheard.await.expect("joined"), 1);
     cut.proxy.set(Mode::Pass);
-    // Far sooner than the lease ends by itself.
+    // Much earlier than the lease expires.
     let next = tokio::time::timeout(SOON, held_call(&cut.direct, 2, &open, &loads)).await;
-    assert_eq!(next.expect("nobody waits for a ghost").expect("joined"), 2);
+    assert_eq!(next.expect("the lost lease was released").expect("joined"), 2);
     cut.nothing_left().await;
 }
 
 #[tokio::test]
-async fn a_lease_whose_grant_was_not_heard_in_time_is_given_back() {
+async fn a_lease_grant_lost_to_a_timeout_is_given_back() {
     gives_back_a_lease_it_did_not_hear_of(|_| ()).await;
 }
 
-/// The connection breaks under the acquire, which has run.
+/// The connection breaks after the acquire has run.
 #[tokio::test]
-async fn a_lease_whose_grant_broke_off_with_the_connection_is_given_back() {
+async fn a_lease_grant_lost_with_the_connection_is_given_back() {
     gives_back_a_lease_it_did_not_hear_of(|proxy| proxy.set(Mode::Reset)).await;
 }
 
-/// An insertion is not under a lease. One that was held back on the way, and given up, once overwrote what was inserted
-/// since, by whomever.
+/// Guards against a former defect: an insertion has no lease, and one that was held back and given up overwrote newer insertions of
+/// any node.
 #[tokio::test]
 async fn an_insertion_that_comes_late_does_not_overwrite_a_newer_one() {
     let cut = Cut::new(LONG_LEASE).await;
     cut.behind.insert("k", &0u32).await.expect("confirmed");
-    // What is under way now is held back; it is tried again by another connection.
+    // The command is held back, and the guard retries it on another connection.
     let held = tokio::spawn({
         let behind = cut.behind.clone();
         cut.proxy.set(Mode::BlackHole);
         async move { behind.insert("k", &1u32).await }
     });
-    let told = held.await.expect("joined").expect_err("nobody has confirmed it");
+    let told = held.await.expect("joined").expect_err("it was not confirmed");
     assert!(told.to_string().contains("not confirmed"), "{told}");
     cut.direct.insert("k", &2u32).await.expect("confirmed");
-    // A command's last moment is a second after its caller has given up, by the server's clock.
+    // By the server's clock, a command may run until one second after its caller gave up.
     tokio::time::sleep(ms(1_500)).await;
     cut.proxy.set(Mode::Pass);
-    // What was held back comes before what is sent now.
+    // The held back command arrives before the next ones.
     connects(&cut.behind).await;
     for _ in 0..20 {
         assert_eq!(cut.direct.get::<u32>("k").await.expect("store"), Some(2));
@@ -185,12 +186,12 @@ async fn an_insertion_that_comes_late_does_not_overwrite_a_newer_one() {
     cut.nothing_left().await;
 }
 
-/// A server that is far away is slow, not down.
+/// A distant server is slow, not down.
 #[tokio::test]
 async fn a_slow_network_costs_its_round_trips_and_no_load() {
     let server = RedisServer::start();
     let proxy = Proxy::start(server.port()).await;
-    // A follower makes three round trips, of a second at most each and four in all.
+    // A follower makes three round trips. Each may take one second, and all together four.
     let guards = [(); 3].map(|()| unconnected(&proxy.url(), lease_of(LONG_LEASE)));
     for guard in &guards {
         connects(guard).await;

@@ -1,5 +1,5 @@
-//! A server that answers, but refuses to write: out of memory, or demoted to a replica. Commits fail, leases do not
-//! stay, nobody is stuck, and it ends when the refusals end.
+//! A server that answers but refuses writes: out of memory, or demoted to a replica. Commits fail, no lease stays, no
+//! caller is stuck, and all works again when the refusals end.
 
 use std::pin::pin;
 
@@ -13,7 +13,7 @@ use crate::support::gate::{Counter, Gate};
 use crate::support::probe::assert_nothing_left;
 use crate::support::warnings::Warnings;
 
-/// A waiter that is not told would be missed.
+/// Long enough that a waiter without its notification fails a test.
 const LEASE: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Copy, Debug)]
@@ -23,8 +23,8 @@ enum Refusal {
 }
 
 impl Refusal {
-    /// Without memory the leases are given back. A replica can not give anything back, nor tell anybody: there
-    /// waiters wait for the lease, as behind any leader that is gone.
+    /// Out of memory, leases can still be released. On a replica they can not, nor can waiters be notified: they wait for the
+    /// end of the lease, as behind a dead leader.
     fn lease(self) -> Duration {
         match self {
             Self::OutOfMemory => LEASE,
@@ -47,7 +47,7 @@ impl Refusal {
     }
 }
 
-/// Three nodes, one load, held; it begins to refuse; then the load ends.
+/// The server begins to refuse writes while one node holds a load and two others wait; then the load ends.
 async fn in_the_middle_of_a_load(refusal: Refusal) {
     let server = RedisServer::start();
     let mut guards = Vec::new();
@@ -75,10 +75,10 @@ async fn in_the_middle_of_a_load(refusal: Refusal) {
     refusal.begin(&server);
     gate.open();
     for caller in callers {
-        let answered = tokio::time::timeout(SOON, caller).await.expect("nobody is stuck");
+        let answered = tokio::time::timeout(SOON, caller).await.expect("no caller is stuck");
         assert_eq!(answered.expect("joined").expect("a value"), 1);
     }
-    // Nobody could store it, so each node has loaded it once.
+    // The value could not be stored, so each node has loaded it once.
     assert_eq!(loads.started(), 3, "{refusal:?}");
     if matches!(refusal, Refusal::OutOfMemory) {
         assert_nothing_left(&server, SOON).await;
@@ -96,7 +96,7 @@ async fn in_the_middle_of_a_load(refusal: Refusal) {
     assert_nothing_left(&server, SOON).await;
 }
 
-/// Requests are answered meanwhile, and at no great cost.
+/// Checks that calls are answered meanwhile, at little cost.
 async fn costs_little(guard: &StampedeGuard, refusal: Refusal) {
     let guard = &guard.with_policy(hurried_lease_of(refusal.lease()));
     let mut added = Vec::new();
@@ -106,23 +106,23 @@ async fn costs_little(guard: &StampedeGuard, refusal: Refusal) {
         added.push(started.elapsed());
     }
     added.sort();
-    // Half of what each would take that waits for an answer in vain.
+    // Half of the time of a call that waits in vain for a reply.
     assert!(added[20] <= ms(100), "{refusal:?}: {added:?}");
     assert!(added[39] <= ms(1_200) + STANDSTILL, "{refusal:?}: {added:?}");
 }
 
 #[tokio::test]
-async fn a_commit_refused_for_memory_leaves_no_lease_and_nobody_waiting() {
+async fn a_commit_refused_for_memory_leaves_no_lease_and_no_waiter() {
     in_the_middle_of_a_load(Refusal::OutOfMemory).await;
 }
 
 #[tokio::test]
-async fn a_commit_refused_by_a_replica_leaves_no_lease_and_nobody_waiting() {
+async fn a_commit_refused_by_a_replica_leaves_no_lease_and_no_waiter() {
     in_the_middle_of_a_load(Refusal::ReadOnly).await;
 }
 
 #[tokio::test]
-async fn a_server_without_memory_from_the_start_is_gone_without() {
+async fn loads_go_on_without_a_server_that_starts_out_of_memory() {
     let server = RedisServer::with_args(["--maxmemory", "1"]);
     let guard = local(&server, lease_of(LEASE)).await;
     costs_little(&guard, Refusal::OutOfMemory).await;
@@ -130,7 +130,7 @@ async fn a_server_without_memory_from_the_start_is_gone_without() {
     assert!(guard.stats().fail_open_loads >= 40);
 }
 
-/// Nodes still share what they can: within one process nothing changes.
+/// Within one process, callers still share loads.
 #[tokio::test]
 async fn callers_of_one_node_share_a_load_though_the_server_refuses() {
     let server = RedisServer::with_args(["--maxmemory", "1"]);
@@ -148,7 +148,7 @@ async fn callers_of_one_node_share_a_load_though_the_server_refuses() {
     assert_eq!(loads.started(), 1);
 }
 
-/// The flaw of one warning per connection: what was refused on Monday hid Thursday's, which was another, or the same again.
+/// Guards against a former defect: with one warning per connection, a first refusal hid later outages.
 #[tokio::test]
 async fn each_outage_without_memory_is_one_warning() {
     let server = RedisServer::start();
@@ -173,9 +173,9 @@ async fn each_outage_without_memory_is_one_warning() {
     }
 }
 
-/// Rights that are taken away look like a server that is down, and come back.
+/// Missing rights are handled like a server that is down, until they are restored.
 #[tokio::test]
-async fn rights_that_are_taken_away_are_gone_without_and_come_back() {
+async fn loads_go_on_while_rights_are_missing_and_use_them_when_restored() {
     let server = RedisServer::start();
     let guard = local(&server, lease_of(LEASE)).await;
     answer(&guard, "before", 1).await;
@@ -189,7 +189,7 @@ async fn rights_that_are_taken_away_are_gone_without_and_come_back() {
 }
 
 #[tokio::test]
-async fn a_changed_password_is_gone_without_until_it_is_right_again() {
+async fn loads_go_on_with_a_wrong_password_until_it_is_right_again() {
     let server = RedisServer::start();
     let guard = local(&server, lease_of(LEASE)).await;
     answer(&guard, "before", 1).await;
@@ -203,7 +203,7 @@ async fn a_changed_password_is_gone_without_until_it_is_right_again() {
     assert_eq!(guard.get::<u32>("after").await.expect("store"), Some(1));
 }
 
-/// Without SUBSCRIBE nobody is told anything: waits end by their timers, and the counts stay right.
+/// Without SUBSCRIBE no waiter is notified: waits end by their timers, and there is still one load.
 #[tokio::test]
 async fn without_the_right_to_subscribe_waits_end_by_their_timers() {
     let server = RedisServer::start();
@@ -224,10 +224,10 @@ async fn without_the_right_to_subscribe_waits_end_by_their_timers() {
     assert!(started.elapsed() < Duration::from_secs(4) + STANDSTILL, "{:?}", started.elapsed());
 }
 
-/// Where no message comes, who came after the acknowledgement of another process was given what had begun before it, for up to
-/// a third of a lease.
+/// Guards against a former defect: without messages, for up to a third of a lease, a caller received a load that had begun before an
+/// invalidation by another process, although it came after the acknowledgement.
 #[tokio::test]
-async fn without_the_right_to_subscribe_nobody_is_given_what_was_invalidated_before_it_came() {
+async fn without_the_right_to_subscribe_a_later_caller_never_receives_an_invalidated_value() {
     let server = RedisServer::start();
     server.run::<()>(&["ACL", "SETUSER", "minimal", "-subscribe"]);
     let lease = Duration::from_secs(60);
@@ -237,15 +237,15 @@ async fn without_the_right_to_subscribe_nobody_is_given_what_was_invalidated_bef
     loads.reach(1).await;
     guards[1].invalidate("k").await.expect("confirmed");
     let mut after = pin!(answer(&guards[0], "k", 2));
-    assert!(poll!(&mut after).is_pending(), "it has a seat");
+    assert!(poll!(&mut after).is_pending(), "it has begun");
     gate.open();
     assert_eq!(led.await.expect("joined"), 1, "it came before");
     assert_eq!(after.await, 2);
 }
 
-/// A user that may read entries and take no lease.
+/// The user may read entries, but not acquire leases.
 #[tokio::test]
-async fn a_user_without_the_keys_of_a_load_is_told_so() {
+async fn connecting_without_the_key_rights_of_a_load_is_an_error() {
     let server = RedisServer::start();
     server.run::<()>(&["ACL", "SETUSER", "minimal", "resetkeys", "~sg1:[eqo]:*"]);
     let guard = unconnected(&server.minimal_user(), lease_of(LEASE));
@@ -254,7 +254,7 @@ async fn a_user_without_the_keys_of_a_load_is_told_so() {
     connects(&guard).await;
 }
 
-/// A server that takes no writes for a while does not answer scripts; what it is asked is given up in time for the connection.
+/// A server under `CLIENT PAUSE WRITE` does not reply to scripts. The guard gives up the probe before the silence closes the connection.
 #[tokio::test]
 async fn a_server_that_holds_writes_back_keeps_its_connection() {
     let server = RedisServer::start();
@@ -263,21 +263,21 @@ async fn a_server_that_holds_writes_back_keeps_its_connection() {
     let before = server.client_count();
     server.run::<()>(&["CLIENT", "PAUSE", "3000", "WRITE"]);
     let asked = Instant::now();
-    guard.connect().await.expect("what passes is no error");
+    guard.connect().await.expect("a pause is no error");
     assert!(asked.elapsed() < Duration::from_secs(1), "{:?}", asked.elapsed());
     let health = guard.health();
     assert_eq!((health.commands, health.breaker), (LinkState::Up, Breaker::Closed), "{health}");
     assert_eq!(server.client_count(), before);
 }
 
-/// It may load, and nothing else is tried: who needs more hears of that from `doctor()`, or where it is missed.
+/// `connect` tries only the commands of loads. Missing commands of other features are reported by `doctor()`, or on use.
 #[tokio::test]
-async fn what_loads_do_not_need_is_no_error_of_connecting() {
+async fn connecting_does_not_require_commands_that_loads_do_not_need() {
     let renamed = ["ZADD", "INCR", "PUBLISH"];
     let server = RedisServer::with_args(renamed.iter().flat_map(|command| ["--rename-command", command, ""]));
     connects(&unconnected(&server.url(), lease_of(LEASE))).await;
     assert_eq!(server.keys(), [""; 0]);
-    // Nor is what passes.
+    // Temporary refusals are no error of connecting either.
     let server = RedisServer::start();
     for refusal in [Refusal::OutOfMemory, Refusal::ReadOnly] {
         let guard = unconnected(&server.url(), lease_of(LEASE));
@@ -288,10 +288,10 @@ async fn what_loads_do_not_need_is_no_error_of_connecting() {
     }
 }
 
-/// What is missing is said by `connect()`, where it is missed, in an error's causes, and by `doctor()`; and all is gone
-/// without it.
+/// A missing command is named by `connect()`, by the causes of a failed call's error, and by `doctor()`; loads go on without the
+/// server.
 #[tokio::test]
-async fn a_server_that_lacks_commands_is_told_as_such() {
+async fn missing_commands_are_named() {
     for (lacks, told) in [
         (&["EVALSHA", "EVAL"][..], "runs no scripts"),
         (&["EVALSHA"], "runs no scripts"),
@@ -310,7 +310,7 @@ async fn a_server_that_lacks_commands_is_told_as_such() {
         let (gate, loads) = (Gate::closed(), Counter::default());
         let leads = held_call(&guards[0], 1, &gate, &loads);
         loads.reach(1).await;
-        // Only now there is somebody to queue behind, and something to wait for.
+        // The commands of waiters are needed only now, behind a leader.
         let fails =
             guards[1].with_policy(patient(LEASE).on_store_down(OnStoreDown::FailClosed).build().unwrap());
         let refused = fails.get_or_load("k", || async { Ok::<_, String>(2) }).await.expect_err("no lease");

@@ -1,6 +1,5 @@
-//! A fleet of two hundred replicas on one server: what is one step for a node is a crowd for Redis and for the origin.
-//! All nodes are in this process, with two connections each and nothing in common; one fleet at a time, for the sake of
-//! file descriptors.
+//! A fleet of two hundred replicas on one server: each step of a node comes two hundred times to Redis and the origin. All nodes
+//! are in this process, with two connections each and nothing in common. One fleet runs at a time, to limit file descriptors.
 
 use super::*;
 use crate::support::gate::{Counter, Gate};
@@ -10,14 +9,14 @@ use crate::support::proxy::{Mode, Proxy};
 use tokio::sync::Mutex;
 
 const REPLICAS: usize = 200;
-/// In the outages: those of one replica share a load.
+/// Callers per replica in the outages; those of one replica share a load.
 const CALLERS: usize = 5;
-/// Nothing may time out: two hundred nodes share two cores.
+/// Long, so that no command times out while two hundred nodes share two cores.
 const LEASE: Duration = Duration::from_secs(8);
 
 static ONE_FLEET: Mutex<()> = Mutex::const_new(());
 
-/// So many nodes, which have all waited for something once: their scripts are known and their inboxes open.
+/// All nodes, after each has waited for a load once: the server knows the scripts, and the inboxes are open.
 async fn replicas(server: &RedisServer) -> Vec<StampedeGuard> {
     let url = server.minimal_user();
     let guards: Vec<_> = (0..REPLICAS).map(|_| unconnected(&url, lease_of(LEASE))).collect();
@@ -26,7 +25,7 @@ async fn replicas(server: &RedisServer) -> Vec<StampedeGuard> {
     guards
 }
 
-/// All of them wait for one load; how long after its end the last was told.
+/// All nodes wait for one load; returns the time from its end to the last answer.
 async fn one_load(server: &RedisServer, guards: &[StampedeGuard], key: &str) -> Duration {
     let (gate, loads) = (Gate::closed(), Counter::default());
     let calls = wave(guards, key, &gate, &loads);
@@ -40,7 +39,7 @@ async fn one_load(server: &RedisServer, guards: &[StampedeGuard], key: &str) -> 
 
 type Calls = Vec<tokio::task::JoinHandle<u32>>;
 
-/// Each of them asks for `key`, whose load waits at `gate`.
+/// Every guard requests `key`; the load waits at `gate`.
 fn wave(guards: &[StampedeGuard], key: &str, gate: &Gate, loads: &Counter) -> Calls {
     guards.iter().map(|guard| held_call_of(guard, key, 1, gate, loads)).collect()
 }
@@ -61,8 +60,8 @@ async fn a_cold_key_is_one_load_and_a_few_commands_each() {
     let sent = monitor.finish();
     let of = |name: &str| sent.by_name.get(name).copied().unwrap_or(0);
     println!("the last of {REPLICAS} after {last:?}: {} GET, {} EVALSHA", of("get"), of("evalsha"));
-    // Each looks once and asks for the lease; one commits, and the others, who are told, ask for the value. On a machine that
-    // stands still for a second they are not sure to be told, and ask once more.
+    // Each node sends one GET and one acquire. The leader commits, and the others acquire again when they are notified. If the
+    // machine stalls for a second, they may miss the notification and acquire once more.
     assert_eq!(of("get"), REPLICAS);
     assert!(of("evalsha") <= 3 * REPLICAS, "{:?}", sent.by_name);
     assert_eq!(of("eval"), 0);
@@ -70,7 +69,7 @@ async fn a_cold_key_is_one_load_and_a_few_commands_each() {
     assert_nothing_left(&server, SOON).await;
 }
 
-/// Promise 4: of all who wait, one goes on.
+/// Promise 4: exactly one of the waiters takes over.
 #[tokio::test]
 async fn a_leader_that_panics_is_followed_by_one() {
     let _one = ONE_FLEET.lock().await;
@@ -99,7 +98,7 @@ async fn a_leader_that_panics_is_followed_by_one() {
     assert_nothing_left(&server, SOON).await;
 }
 
-/// All timers are due at once, and all ask for the lease: one has it, the others wait for that one.
+/// All waiters' timers end at once and all acquire the lease: one gets it, and the others wait for its load.
 #[tokio::test]
 async fn a_leader_that_is_cut_off_costs_a_lease_and_one_load() {
     const SHORT: Duration = Duration::from_secs(6);
@@ -128,11 +127,11 @@ async fn a_leader_that_is_cut_off_costs_a_lease_and_one_load() {
     proxy.set(Mode::Pass);
     settled(&guards).await;
     settled(&[behind]).await;
-    assert_eq!(guards[0].get::<u32>("k").await.expect("store"), Some(1), "not what the one cut off had");
+    assert_eq!(guards[0].get::<u32>("k").await.expect("store"), Some(1), "not the cut off leader's value");
     assert_nothing_left(&server, SOON).await;
 }
 
-/// An outage, which all meet at once, and a return, to which all come back at once.
+/// All nodes meet an outage at once, and all reconnect at once.
 async fn survive(begin: fn(&RedisServer), end: fn(&RedisServer)) {
     let _one = ONE_FLEET.lock().await;
     let server = RedisServer::start();
@@ -143,7 +142,7 @@ async fn survive(begin: fn(&RedisServer), end: fn(&RedisServer)) {
     let callers: Vec<_> = guards.iter().flat_map(|guard| vec![guard.clone(); CALLERS]).collect();
     all_have_it(wave(&callers, "away", &gate, &loads)).await;
     assert!(loads.started() <= REPLICAS, "{} loads of {}", loads.started(), REPLICAS * CALLERS);
-    // The pauses between attempts have grown.
+    // By now the pauses between reconnection attempts have grown.
     tokio::time::sleep(Duration::from_secs(2)).await;
     end(&server);
     let back = Instant::now();
@@ -157,7 +156,7 @@ async fn survive(begin: fn(&RedisServer), end: fn(&RedisServer)) {
     let received = stats.lines().find_map(|line| line.strip_prefix("total_connections_received:"));
     let received: usize = received.expect("INFO has it").trim().parse().expect("a number");
     println!("all are back after {took:?}, by {received} connections");
-    // Two each before and two after, and as many that were given up meanwhile.
+    // Each node: two connections before the outage, two after it, and up to four failed ones in between.
     assert!(received <= REPLICAS * 8, "{received} connections");
     one_load(&server, &guards, "k").await;
     settled(&guards).await;

@@ -1,17 +1,17 @@
-//! The documented user has exactly the rights that the library uses. (Everything else in this folder runs as that
-//! user, so the list is not too short either.)
+//! The documented user has exactly the rights that the library uses. (The other tests of this folder run as that user, so
+//! the list is not too short either.)
 
 use std::collections::BTreeSet;
 
 use crate::support::redis_server::MINIMAL_ACL;
 use crate::support::root;
 
-/// What the library sends by itself, beside its scripts. (`set` and more only where `invalidate_replicas`, a topology or
-/// `Waiting::Keyspace` takes it.)
+/// The commands that the library sends outside of scripts. (`invalidate_replicas`, other topologies and `Waiting::Keyspace` need
+/// more, such as `set`.)
 const PLAIN: [&str; 11] =
     ["get", "mget", "del", "evalsha", "eval", "subscribe", "unsubscribe", "ping", "hello", "auth", "time"];
 
-/// The scripts with their names.
+/// The scripts' paths and texts.
 fn scripts() -> Vec<(String, String)> {
     let files = std::fs::read_dir(root().join("src/store/redis/scripts")).expect("the folder of the scripts");
     let scripts: Vec<_> = files
@@ -24,14 +24,14 @@ fn scripts() -> Vec<(String, String)> {
     scripts
 }
 
-/// The commands that a script says it calls.
+/// The commands in the script's line `-- calls:`.
 fn documented(name: &str, script: &str) -> BTreeSet<String> {
     let line = script.lines().find_map(|line| line.strip_prefix("-- calls:"));
     let line = line.unwrap_or_else(|| panic!("{name} has no line `-- calls:`"));
     line.split_whitespace().map(str::to_owned).collect()
 }
 
-/// The commands that it does call.
+/// The commands that the script calls.
 fn called(script: &str) -> BTreeSet<String> {
     let calls = script.split("redis.").skip(1).filter_map(|call| {
         let quoted = call.strip_prefix("call('").or_else(|| call.strip_prefix("pcall('"))?;
@@ -60,7 +60,7 @@ fn each_script_says_which_commands_it_calls() {
         let (name, prelude) = scripts.iter().find(|(name, _)| name.ends_with(file)).expect("the prelude");
         documented(name, prelude)
     };
-    // What a script that calls into a prelude starts it with.
+    // The text by which a script calls into a prelude.
     let preludes = [
         ("wake(", "/wake.lua"),
         ("tell_first(", "/wake.lua"),
@@ -84,7 +84,7 @@ fn each_script_says_which_commands_it_calls() {
     }
 }
 
-/// What other topologies need beside it is what their tests run with.
+/// The documents name the additional rights with which the tests of the other topologies run.
 #[cfg(all(feature = "cluster", feature = "sentinel"))]
 #[test]
 fn the_documents_name_what_sentinel_and_cluster_need() {
@@ -97,7 +97,7 @@ fn the_documents_name_what_sentinel_and_cluster_need() {
     }
 }
 
-/// The user that is told to be created is the one that the tests run as.
+/// The documents create the same user that the tests run as.
 #[test]
 fn the_documents_name_the_minimal_user() {
     let rights = |text: &str| -> BTreeSet<String> {

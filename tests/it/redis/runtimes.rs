@@ -1,17 +1,18 @@
-//! The runtime of the first use drives the connections, and runtimes end: a test's, or one of several in a process.
+//! The runtime of the first use drives the connections. If it ends, such as a test's runtime or one of several in a process,
+//! the next caller's runtime takes over.
 
 use tokio::runtime::Runtime;
 
 use super::*;
 
-/// Who is not told would sleep for this, or look twice a second.
+/// A waiter without notifications would sleep this long, or look twice a second.
 const LEASE: Duration = Duration::from_secs(120);
 
 fn runtime() -> Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime")
 }
 
-/// Both guards are connected, and told of each other's loads.
+/// Waits until both guards are connected and have open inboxes.
 async fn are_connected(guards: &[StampedeGuard; 2]) {
     for guard in guards {
         connects(guard).await;
@@ -26,7 +27,7 @@ async fn are_connected(guards: &[StampedeGuard; 2]) {
 }
 
 #[test]
-fn when_their_runtime_ends_the_next_caller_s_drives_the_connections() {
+fn the_next_callers_runtime_drives_the_connections_when_the_first_runtime_ends() {
     let server = RedisServer::start();
     let (first, next) = (runtime(), runtime());
     let guards = first.block_on(async {
@@ -40,7 +41,7 @@ fn when_their_runtime_ends_the_next_caller_s_drives_the_connections() {
         for guard in &guards {
             connects(guard).await;
         }
-        // Opened by who waits, as before; and who waits is told.
+        // The waiter opens the inbox again, as before, and is notified.
         share_a_load_of(&server, &guards, "next", [3, 4]).await;
         are_connected(&guards).await;
         eventually_eq("the old subscriptions went with their runtime", SOON, 2, async || {

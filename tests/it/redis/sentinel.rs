@@ -1,4 +1,4 @@
-//! The primary is whom the sentinels call so: at the start, after a failover, and never a replica.
+//! The guard works on the primary that the sentinels name: at the start, after a failover, and never on a replica.
 
 #[cfg(feature = "tls")]
 mod tls;
@@ -13,14 +13,14 @@ use super::nodes::{Reply, all_load};
 use super::*;
 use crate::support::sentinels::{NAME, ROLE, Sentinels};
 
-/// What the URLs begin with that stand for sentinels in these tests: `sentinels://<port>,<port>/<name>`.
+/// The scheme of the URLs that stand for sentinels in these tests: `sentinels://<port>,<port>/<name>`.
 pub(super) const SCHEME: &str = "sentinels://";
 
-/// A waiter that is not told would be missed.
+/// Long enough that a waiter without its notification fails a test.
 const LEASE: Duration = Duration::from_secs(60);
 
-/// From the death of a primary until the guard works on the next: two seconds until the sentinels call it dead, an
-/// election, a connection; and a busy machine, on which an election that fails is held again six seconds later.
+/// The bound from the death of a primary until the guard works on the next: two seconds until the sentinels call it dead,
+/// an election, a connection; and slack for a busy machine, on which a failed election is repeated after six seconds.
 const FAILOVER: Duration = Duration::from_secs(60);
 
 pub(super) fn client(url: &str) -> SentinelClient {
@@ -49,7 +49,7 @@ async fn connected(watch: &Sentinels) -> StampedeGuard {
     guard
 }
 
-/// Waits until the guards reach the server with this port again, and are told what happens on it.
+/// Waits until the guards write to `server` and receive its messages.
 async fn work_on(server: &RedisServer, guards: &[StampedeGuard]) {
     let started = Instant::now();
     for (index, guard) in guards.iter().enumerate() {
@@ -64,7 +64,7 @@ async fn work_on(server: &RedisServer, guards: &[StampedeGuard]) {
     }
 }
 
-/// One more load of a key that was loaded before, which one of these nodes leads, and the other is told of.
+/// Invalidates the key, and checks that the two nodes share its next load.
 async fn share_again(server: &RedisServer, guards: &[StampedeGuard; 2]) {
     guards[0].invalidate("k").await.expect("confirmed");
     share_a_load_of(server, guards, "k", [3, 4]).await;
@@ -97,11 +97,11 @@ async fn one_load_per_fleet_and_the_locks_on_the_primary() {
     })
     .await;
     let replica = watch.second().run::<String>(&["CLIENT", "LIST"]);
-    assert!(!replica.contains("user=watched"), "nobody is on the replica: {replica}");
+    assert!(!replica.contains("user=watched"), "no guard is on the replica: {replica}");
 }
 
-/// The primary is killed while three processes wait for a fourth's load. What that may cost is a load per process: none
-/// can tell for how long there will be no primary.
+/// The primary is killed while three processes wait for a fourth's load. This may cost one load per process, because no process
+/// can know for how long there will be no primary.
 #[tokio::test]
 async fn a_primary_that_dies_during_a_load_is_replaced() {
     let (watch, origin) = (Sentinels::vigilant(), Origin::start().await);
@@ -123,7 +123,7 @@ async fn a_primary_that_dies_during_a_load_is_replaced() {
     }
     assert!((1..=4).contains(&origin.loads("k")), "{}", origin.loads("k"));
 
-    // On the new primary all is as it was on the old one.
+    // All works on the new primary as on the old one.
     for member in fleet.members() {
         let started = Instant::now();
         loop {
@@ -134,7 +134,7 @@ async fn a_primary_that_dies_during_a_load_is_replaced() {
             assert!(started.elapsed() < FAILOVER, "{:?}", started.elapsed());
         }
     }
-    // A machine that stands still makes a node load without the server: now and then, and not for good.
+    // After a stall of the machine a node may load without the server, but not every time.
     let mut loads = Vec::new();
     while loads.last() != Some(&1) {
         let key = format!("after-{}", loads.len());
@@ -145,7 +145,7 @@ async fn a_primary_that_dies_during_a_load_is_replaced() {
     }
 }
 
-/// A failover by hand, with a leader and a waiter: the value is stored on the new primary, and so is the next wake heard.
+/// A manual failover during a load with a waiter: afterwards the nodes share a load on the new primary, with its messages.
 #[tokio::test]
 async fn the_inbox_follows_to_the_new_primary() {
     let watch = Sentinels::start();
@@ -160,11 +160,12 @@ async fn the_inbox_follows_to_the_new_primary() {
     gate.open();
     assert_eq!(leader.await.unwrap(), 1);
     assert!([1, 2].contains(&follower.await.unwrap()));
-    assert!(loads.started() <= 2, "one more for who could not reach anybody: {}", loads.started());
+    assert!(loads.started() <= 2, "at most one more, while no primary was reachable: {}", loads.started());
     share_again(watch.second(), &guards).await;
 }
 
-/// Sentinels close a demoted primary's connections. Where nobody does, its reads would be answered for ever.
+/// Sentinels close the connections of a demoted primary. Without sentinels the guard must notice by itself, or it would read from the
+/// replica for ever.
 #[tokio::test]
 async fn a_primary_that_became_a_replica_is_not_read_from() {
     let watch = Sentinels::start();
@@ -179,12 +180,12 @@ async fn a_primary_that_became_a_replica_is_not_read_from() {
     eventually("it is dropped", SOON, async || guard.health().commands == LinkState::Down).await;
     assert!(guard.get::<u32>("k").await.is_err());
     assert_eq!(answer(&guard, "k", 2).await, 2, "loaded, not read from the replica");
-    // A write finds out sooner than the next look does.
+    // A refused write may notice the demotion before the next check of the role.
     let why = guard.health().reason.expect("why");
     assert!(["replica", "read only", "sentinel"].iter().any(|word| why.contains(word)), "{why}");
 }
 
-/// A primary that is cut off from its replicas and the sentinels says of itself that it is one, to whoever can reach it.
+/// A primary that is cut off from its replicas and the sentinels still reports the role of a primary.
 #[tokio::test]
 async fn a_primary_that_the_sentinels_have_given_up_is_left() {
     let watch = Sentinels::start();
@@ -201,21 +202,21 @@ async fn a_primary_that_the_sentinels_have_given_up_is_left() {
     }
     work_on(watch.second(), std::slice::from_ref(&guard)).await;
     let role: (String, i64, redis::Value) = watch.first().run(&["ROLE"]);
-    assert_eq!(role.0, "master", "nobody has told the first");
+    assert_eq!(role.0, "master", "the first still believes to be the primary");
 }
 
-/// Who starts before the sentinels do works without them, and on the primary as soon as one answers.
+/// A guard that starts before the sentinels works without them, and uses the primary as soon as one sentinel answers.
 #[tokio::test]
 async fn sentinels_may_come_later() {
     let watch = Sentinels::asleep();
     let guard = unconnected(&watch.url(), Policy::default());
     is_gone_without(&guard, "no sentinel can be reached").await;
-    // The last in the list, alone.
+    // Only the last sentinel of the list.
     watch.wake(2);
     work_on(watch.first(), std::slice::from_ref(&guard)).await;
 }
 
-/// A sentinel that hangs goes down with its primary, as it does where both are on one host. It is asked first.
+/// The first sentinel of the list hangs when the primary dies, as if both were on one host.
 #[tokio::test]
 async fn a_sentinel_that_hangs_does_not_hide_the_new_primary() {
     let watch = Sentinels::vigilant();
@@ -226,7 +227,7 @@ async fn a_sentinel_that_hangs_does_not_hide_the_new_primary() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_is_said() {
+async fn a_wrong_set_up_is_reported_with_advice() {
     let watch = Sentinels::start();
     let ports = watch.ports();
     let told = async |client, advice: &str| {
@@ -235,10 +236,10 @@ async fn what_is_wrong_is_said() {
     };
     told(of(&ports, "another", SentinelServerType::Master), "no sentinel knows a primary of this name").await;
     told(of(&ports, NAME, SentinelServerType::Replica), "SentinelServerType::Master").await;
-    // A client that wants a server, at a sentinel.
+    // A client for a single server that connects to a sentinel.
     let guard = unconnected(&format!("redis://127.0.0.1:{}", ports[0]), Policy::default());
     is_gone_without(&guard, "if it is a Sentinel").await;
-    // redis-rs asks each server that a sentinel names for its role, before the guard does.
+    // redis-rs sends ROLE to each server that a sentinel names, before the guard does.
     for server in [watch.first(), watch.second()] {
         server.run::<()>(&["ACL", "SETUSER", "watched", "-role"]);
     }
@@ -248,14 +249,14 @@ async fn what_is_wrong_is_said() {
     }
 }
 
-/// Sentinels that want another password than the primary, which was told as though the primary had refused; and a primary that is dead, of
-/// which it was said that nobody can be reached.
+/// Guards against two former defects: a password refused by the sentinels was reported as refused by the primary, and a dead primary
+/// was reported as unreachable sentinels.
 #[tokio::test]
-async fn who_refuses_or_can_not_be_reached_is_named() {
+async fn the_error_names_the_servers_that_refuse_or_are_unreachable() {
     let watch = Sentinels::start();
     let guard = connected(&watch).await;
     watch.ask::<()>(2, &["ACL", "SETUSER", "default", "resetpass", ">another"]);
-    // The others let us in, so nothing is wrong for now.
+    // The other sentinels accept the password, so this is only a warning.
     let report = examined(&guard).await;
     let sentinels = report
         .findings
@@ -291,7 +292,7 @@ async fn who_refuses_or_can_not_be_reached_is_named() {
 
 #[tokio::test]
 async fn the_doctor_asks_the_sentinels_too() {
-    // Those who do not call each other dead do not miss each other either.
+    // Vigilant: the report counts missing sentinels only if the others call them dead.
     let watch = Sentinels::vigilant();
     let fresh = unconnected(&watch.url(), Policy::default());
     assert!(examined(&fresh).await.to_string().contains("3 of 3"), "also before the guard has connected");

@@ -1,4 +1,5 @@
-//! The guard where a cache look-up behind a spinlock goes wrong: rows S2 of `lock/ROWS.md` that no other test shows.
+//! The guard in the situations in which a cache look-up behind a spinlock fails: the rows S2 of `lock/ROWS.md` that no other
+//! test covers.
 
 use std::collections::BTreeSet;
 
@@ -12,10 +13,10 @@ use crate::support::monitor::Monitor;
 use crate::support::origin::Answer;
 use crate::support::os::cpu_time;
 
-/// A lease that was left would keep everybody for this long.
+/// Long enough that a forgotten lease fails a test.
 const LONG_LEASE: Duration = Duration::from_secs(120);
 
-/// Nothing here may time out and be loaded twice for that: these tests are about order.
+/// Long bounds, so that no timeout causes a second load: these tests are about order.
 fn patient() -> Policy {
     let builder = Policy::builder().lease(LONG_LEASE);
     builder.coordination_budget(SOON).command_timeout(SOON / 2).build().expect("valid")
@@ -29,8 +30,8 @@ async fn nodes(server: &RedisServer, n: usize) -> Vec<StampedeGuard> {
     nodes
 }
 
-/// S2.2: 1,000 loads of 100 ms, each asked for by four nodes at moments before, during and just after it. A lease
-/// that is free before the value is there lets one of them load again.
+/// S2.2: 1,000 loads of 100 ms, each requested by four nodes before, during and just after it. A lease that is released before
+/// the value is stored would let a node load again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_value_is_stored_before_its_lease_is_free() {
     const LANES: usize = 100;
@@ -60,11 +61,11 @@ async fn a_value_is_stored_before_its_lease_is_free() {
         })
     });
     for lane in join_all(lanes).await {
-        lane.expect("nobody loads again");
+        lane.expect("no second load");
     }
 }
 
-/// Passes everything on, and holds scripts back until its gate is open.
+/// A proxy that holds scripts back until its gate is open.
 struct Holding {
     url: String,
     gate: Gate,
@@ -108,10 +109,10 @@ async fn hold(client: TcpStream, port: u16, gate: Gate, held: Counter) {
     tokio::select! { () = there => {}, _ = back => {} }
 }
 
-/// S2.4: between its miss and its lease, another one loads, stores and releases. The lease is granted at the first
-/// try, and still nothing is loaded again.
+/// S2.4: between a node's miss and its lease, another node loads, stores and releases. The first node gets the lease at its
+/// first try, and still does not load again.
 #[tokio::test]
-async fn what_was_stored_between_the_miss_and_the_lease_is_not_loaded_again() {
+async fn a_value_stored_between_miss_and_lease_is_not_loaded_again() {
     let server = RedisServer::start();
     let slow = Holding::start(&server).await;
     let (paused, quick) = (unconnected(&slow.url, patient()), local(&server, patient()).await);
@@ -128,8 +129,7 @@ async fn what_was_stored_between_the_miss_and_the_lease_is_not_loaded_again() {
     assert_eq!(loads.started(), 1);
 }
 
-/// S2.6: a process whose fifty callers wait for two seconds sends its signs of life and nothing else, and does not
-/// compute either.
+/// S2.6: a process with fifty callers that wait for two seconds sends only PING and TIME, and uses almost no CPU.
 #[tokio::test]
 async fn a_waiting_process_neither_asks_nor_spins() {
     let nodes = Nodes::start(2, LONG_LEASE).await;
@@ -168,8 +168,8 @@ async fn namespaces_do_not_exclude_each_other() {
     assert_eq!(server.keys(), ["sg1:e:{named_locks:k}", "sg1:e:{other_locks:k}"]);
 }
 
-/// S2.11: the flaw of taking the "busy" of a lock inside the load for that of the guard's own, and loading again. It is
-/// the load's error, as it is, once.
+/// S2.11: the flaw is to mistake a "busy" error of a lock inside the load for the guard's own lock, and to load again. The guard
+/// returns it unchanged as the load's error, after one load.
 #[tokio::test]
 async fn a_lock_that_is_busy_inside_the_load_is_the_loads_error() {
     let server = RedisServer::start();
@@ -177,7 +177,7 @@ async fn a_lock_that_is_busy_inside_the_load_is_the_loads_error() {
     let inner = nodes[0].locks().mutex("k").acquire_timeout(ms(20)).build().expect("valid");
     let held = inner.lock().await.expect("free");
     let loads = Counter::default();
-    // Of another handle, and of the one that holds it already.
+    // First by another handle, then by the handle that already holds the lock.
     for (n, inner) in (1..).zip([inner.clone(), inner]) {
         let load = {
             let loads = loads.clone();
@@ -195,7 +195,7 @@ async fn a_lock_that_is_busy_inside_the_load_is_the_loads_error() {
     drop(held);
 }
 
-/// S2.12: the lease is free when the failure is told, with the error and without a value.
+/// S2.12: when a failure is returned, the lease is released, and the error is stored but no value.
 #[tokio::test]
 async fn a_failed_load_frees_its_lease_and_stores_nothing() {
     let server = RedisServer::start();
@@ -214,8 +214,8 @@ async fn a_failed_load_frees_its_lease_and_stores_nothing() {
     assert!(since.elapsed() < LONG_LEASE / 10, "{:?}", since.elapsed());
 }
 
-/// S2.14: a hundred waiters of four nodes read the value; none of them takes the lock for that. One after the other at
-/// 100 ms each, as they were, they would be at it for ten seconds.
+/// S2.14: a hundred waiters of four nodes receive the value, and none of them takes the lock for that. One after the other at
+/// 100 ms each, they would take ten seconds.
 #[tokio::test]
 async fn waiters_are_answered_together_and_not_in_turn() {
     let server = RedisServer::start();
@@ -234,7 +234,7 @@ async fn waiters_are_answered_together_and_not_in_turn() {
     assert_eq!(loads.started(), 1);
 }
 
-/// The slot that Redis Cluster gives a key: CRC-16 of what is between its first braces.
+/// The key's slot in Redis Cluster: the CRC-16 of the text between its first braces.
 fn slot(key: &str) -> u16 {
     let tag = key.split_once('{').and_then(|(_, rest)| rest.split_once('}')).map_or(key, |(tag, _)| tag);
     let crc = tag.bytes().fold(0_u16, |crc, byte| {
@@ -244,7 +244,7 @@ fn slot(key: &str) -> u16 {
     crc % 16_384
 }
 
-/// S2.15: each resource's keys are in a slot of their own, and all of one resource in the same.
+/// S2.15: the keys of one resource are in one slot, and those of different resources in different slots.
 #[tokio::test]
 async fn the_leases_of_different_keys_are_in_different_slots() {
     assert_eq!(slot("foo"), 12_182, "as CLUSTER KEYSLOT says");

@@ -1,5 +1,5 @@
-//! Values that outlive their freshness, across processes: one background load in the fleet, and a failing origin
-//! is left alone by all of it.
+//! Stale values across processes: the fleet starts one background load, and no process asks a failing origin again for a
+//! while.
 
 use futures_util::future::join_all;
 
@@ -9,14 +9,14 @@ use crate::support::origin::Answer;
 
 const LEASE: Duration = Duration::from_secs(30);
 
-/// Four processes, and a value of `k` that one of them has loaded and that is stale by now.
+/// Four processes, and a stale value of `k` that one of them has loaded.
 async fn stale(windows: Windows, then: Answer) -> Nodes {
     let nodes = Nodes::start_with(4, LEASE, Some(windows)).await;
     nodes.origin.script("k", [Answer::value("first"), then]);
     nodes.node(0).send("load k 1");
     nodes.all_get([0], "k", "first").await;
     nodes.nothing_left(0..4).await;
-    // The server's clock is not ours to move, and each process has read it at a moment of its own.
+    // Really wait: the test can not move the server's clock. The slack is for the processes' different readings of it.
     tokio::time::sleep(ms(windows.fresh_ms + 100)).await;
     nodes
 }
@@ -34,7 +34,7 @@ async fn ask_all(nodes: &Nodes, value: &str) {
 #[tokio::test]
 async fn every_process_serves_the_stale_value_while_one_of_them_loads() {
     let nodes = stale(REVALIDATING, Answer::value("second").held()).await;
-    // The load is held: whoever waited for it would not be answered.
+    // The load is held, so a caller that waited for it would not be answered.
     for _ in 0..5 {
         ask_all(&nodes, "first").await;
     }
@@ -42,7 +42,7 @@ async fn every_process_serves_the_stale_value_while_one_of_them_loads() {
     assert_eq!(nodes.origin.loads("k"), 2, "one background load in the fleet");
     nodes.origin.release("k");
     nodes.origin.wait_for_ends("k", 2).await;
-    // Whoever finds it stale again serves it all the same.
+    // A process that finds the value stale again still serves it.
     eventually("the new value arrives", SOON, async || {
         nodes.node(3).send("get k");
         nodes.node(3).wait_event("get").await == "second"
@@ -51,7 +51,7 @@ async fn every_process_serves_the_stale_value_while_one_of_them_loads() {
 }
 
 #[tokio::test]
-async fn a_background_load_that_fails_is_not_repeated_by_anybody_for_a_while() {
+async fn no_process_repeats_a_failed_background_load_for_a_while() {
     let nodes = stale(REVALIDATING, Answer::failure("no route")).await;
     ask_all(&nodes, "first").await;
     nodes.origin.wait_for_ends("k", 2).await;
@@ -107,15 +107,15 @@ async fn processes_that_refresh_at_once_load_once() {
         }
     }
     nodes.node(1).send("get k");
-    assert_eq!(nodes.node(1).wait_event("get").await, "first", "meanwhile there is the older value");
+    assert_eq!(nodes.node(1).wait_event("get").await, "first", "the older value is served meanwhile");
     nodes.origin.release("k");
     nodes.all_get(0..4, "k", "second").await;
     assert_eq!(nodes.origin.loads("k"), 2);
     nodes.nothing_left(0..4).await;
 }
 
-/// 50 processes made 24 loads where one was due: with the default budget not all of them had read the megabyte in time, and each
-/// of the others went on without the store. The budget has to be longer than what the reads take together.
+/// With the default budget 50 nodes made 24 loads instead of one: not all of them read the megabyte in time, and each of the others
+/// loaded without the store. The budget has to be longer than all the reads together.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_value_of_a_megabyte_is_refreshed_once_where_the_budget_lets_all_read_it() {
     const FRESH_FOR: Duration = Duration::from_secs(2);
@@ -144,7 +144,7 @@ async fn a_value_of_a_megabyte_is_refreshed_once_where_the_budget_lets_all_read_
         asked > 0 && guards.iter().all(|guard| guard.stats().fail_open_loads == 0),
         "{asked} found it stale"
     );
-    // One more for each time that the value was stale again, on a machine that stands still.
+    // A stalled machine allows one more refresh for each time that the value became stale again.
     let periods = began.elapsed().as_millis() / FRESH_FOR.as_millis();
     let refreshes = loads.started() - 1;
     assert!((1..=1 + periods as usize).contains(&refreshes), "{refreshes} in {periods} periods");

@@ -9,13 +9,13 @@ use crate::support::probe::assert_nothing_left;
 use crate::support::proxy::{Mode, Proxy};
 pub(super) use crate::support::rounds::SLACK;
 
-/// For a machine that stands still meanwhile. Whoever waits for what never comes waits far longer.
+/// Slack for a stall of the machine. A wait for a reply that never comes takes far longer.
 pub(super) const STANDSTILL: Duration = Duration::from_secs(8);
-/// What a request may lose, in the median, to a server that is known to be down.
+/// The median cost that is allowed for a request while the server is known to be down.
 pub(super) const NOTHING: Duration = Duration::from_millis(20);
-/// What Redis may add to a request, by default.
+/// The default `coordination_budget`: the time that Redis may add to a request.
 pub(super) const BUDGET: Duration = Duration::from_millis(100);
-/// After this long with the server back, values are stored again.
+/// The time from the server's return until values are stored again.
 pub(super) const RECOVERY: Duration = Duration::from_secs(1);
 
 /// A server behind a proxy, and a guard with the default policy: a budget of 100 ms.
@@ -27,11 +27,11 @@ pub(super) struct Line {
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Outage {
-    /// The port refuses.
+    /// The port refuses connections.
     Dead,
-    /// The kernel accepts, nobody answers.
+    /// The kernel accepts connections, but the server does not reply.
     Stopped,
-    /// The server is well.
+    /// The server works, but the network does not.
     Network(Mode),
 }
 
@@ -43,7 +43,7 @@ impl Line {
         Self { server, proxy, guard }
     }
 
-    /// To the server itself where that is what fails: the proxy accepts for a server that is dead.
+    /// Connects directly, for outages of the server itself: a proxy would accept connections for a dead server.
     async fn direct(policy: Policy) -> Self {
         let line = Self::new(policy.clone()).await;
         let guard = unconnected(&line.server.minimal_user(), policy);
@@ -74,7 +74,7 @@ impl Line {
     }
 }
 
-/// Requests one after another, each for a key of its own; how long each took beyond its load, which takes none.
+/// Sends requests one after another, each for a new key, and returns the time of each. The loads take no time.
 pub(super) async fn requests(guard: &StampedeGuard, name: &str, n: usize) -> Vec<Duration> {
     let mut added = Vec::new();
     for request in 0..n {
@@ -85,8 +85,8 @@ pub(super) async fn requests(guard: &StampedeGuard, name: &str, n: usize) -> Vec
     added
 }
 
-/// What requests may lose to a server that is away: the default budget. Four in five keep to it on a machine that runs other
-/// tests beside this one; of very few, as of the others, it is asked that nobody waits for more than the machine.
+/// Checks that requests lose at most the default budget to an unreachable server. On a machine that runs other tests at the same time,
+/// one in five may be late, but none by more than a stall. For fewer than five requests only the stall limits them.
 #[track_caller]
 pub(super) fn keep_to_the_budget(added: &[Duration], what: impl std::fmt::Debug) {
     let late = added.iter().filter(|added| **added > BUDGET + SLACK).count();
@@ -99,7 +99,7 @@ pub(super) fn median(mut times: Vec<Duration>) -> Duration {
     times[times.len() / 2]
 }
 
-/// Twenty callers of one key, each with a load that takes so long.
+/// Twenty callers of one key, each with a loader that takes `load`.
 pub(super) async fn crowd(guard: &StampedeGuard, key: &str, load: Duration, loads: &Counter) {
     let callers = (0..20).map(|_| {
         let loads = loads.clone();
@@ -112,19 +112,19 @@ pub(super) async fn crowd(guard: &StampedeGuard, key: &str, load: Duration, load
     assert!(join_all(callers).await.into_iter().all(|value| value.is_ok_and(|value| value == 1)));
 }
 
-/// They share one load.
+/// Checks that callers of one key share one load.
 pub(super) async fn still_coalesces(guard: &StampedeGuard) {
     let loads = Counter::default();
     crowd(guard, "shared", ms(500), &loads).await;
     assert_eq!(loads.started(), 1);
 }
 
-/// A value that is loaded is found in the store; how long that took.
+/// Waits until a loaded value is stored; returns the time that this took.
 pub(super) async fn stores_again(guard: &StampedeGuard) -> Duration {
     stores_again_as(guard, "again").await
 }
 
-/// The same where it was asked before.
+/// The same with a name for the keys, for repeated use on one server.
 pub(super) async fn stores_again_as(guard: &StampedeGuard, name: &str) -> Duration {
     let back = Instant::now();
     for attempt in 0.. {
@@ -136,7 +136,7 @@ pub(super) async fn stores_again_as(guard: &StampedeGuard, name: &str) -> Durati
         assert!(back.elapsed() < RECOVERY + SLACK + STANDSTILL, "not within {:?}", back.elapsed());
         tokio::time::sleep(ms(10)).await;
     }
-    unreachable!("it ends in here");
+    unreachable!("the loop returns");
 }
 
 async fn survives(outage: Outage, connected: bool) {
@@ -198,7 +198,7 @@ async fn a_network_that_swallows_answers_costs_nothing_for_long() {
     survives(Outage::Network(Mode::NoReplies), true).await;
 }
 
-/// Sockets from before are dead without a sign, as behind a firewall that forgot them; new ones work.
+/// Old connections are dead without a sign, as behind a firewall that lost its state; new ones work.
 #[tokio::test]
 async fn connections_that_died_without_a_sign_are_replaced() {
     let line = Line::new(Policy::default()).await;
@@ -211,7 +211,7 @@ async fn connections_that_died_without_a_sign_are_replaced() {
     assert!(line.proxy.connections() >= 3, "{}", line.proxy.connections());
 }
 
-/// Many at once: the budget of each runs beside the others', not behind them.
+/// The budgets of concurrent requests run in parallel, not one after the other.
 #[tokio::test]
 async fn a_hung_server_costs_concurrent_requests_one_budget_in_all() {
     let line = Line::new(Policy::default()).await;
@@ -220,13 +220,14 @@ async fn a_hung_server_costs_concurrent_requests_one_budget_in_all() {
     let started = Instant::now();
     let keys: Vec<_> = (0..200).map(|key| format!("k{key}")).collect();
     join_all(keys.iter().map(|key| answer(&line.guard, key, 1))).await;
-    // Behind each other they would take ten seconds at the least.
+    // One after the other they would take at least ten seconds.
     assert!(started.elapsed() <= ms(100) + SLACK + STANDSTILL, "{:?}", started.elapsed());
 }
 
-/// What it was sent it runs once it goes on: leases were granted to those who had left, and all others waited for them.
+/// Guards against a former defect: when a hung server goes on, it executes old commands. It granted leases to callers that had given
+/// up, and all others waited for these leases.
 #[tokio::test]
-async fn a_hung_server_grants_no_lease_to_who_has_left() {
+async fn a_hung_server_grants_no_lease_to_a_caller_that_gave_up() {
     let policy = hurried_lease_of(ms(500));
     let line = Line::direct(policy.clone()).await;
     connects(&line.guard).await;
@@ -234,7 +235,7 @@ async fn a_hung_server_grants_no_lease_to_who_has_left() {
     assert_eq!(answer(&line.guard, "before", 1).await, 1);
     line.begin(Outage::Stopped);
     assert_eq!(answer(&line.guard, "k", 1).await, 1);
-    // Longer than a lease and what an acquire may be late: nobody looks any more for one that was granted unheard.
+    // Longer than a lease plus the lateness that an acquire may have: the guard no longer searches for an unheard grant.
     tokio::time::sleep(ms(2_000)).await;
     line.end(Outage::Stopped);
     let lease = line.server.run::<Option<String>>(&["GET", "sg1:l:{default:k}"]);
@@ -306,7 +307,7 @@ async fn a_refresh_while_the_server_is_dead_loads_or_fails_as_the_policy_says() 
     assert_eq!(loads.started(), 1, "the origin is spared by the other");
 }
 
-/// The caller asked for the invalidation and for nothing else, so it may take longer, and says when it failed.
+/// An invalidation is not bound by the budget: it may take longer, and returns an error if it is not confirmed.
 #[tokio::test]
 async fn an_invalidation_that_is_not_confirmed_says_so_within_its_bound() {
     let line = Line::new(Policy::default()).await;
@@ -318,7 +319,7 @@ async fn an_invalidation_that_is_not_confirmed_says_so_within_its_bound() {
     assert!(started.elapsed() <= Duration::from_secs(2) + STANDSTILL, "{:?}", started.elapsed());
 }
 
-/// A change that is asked for while there is no server, which is then started again.
+/// Begins a change while the server is dead, and starts the server again.
 async fn rides_out_a_restart(line: &Line, change: &'static str) -> Result<(), Error> {
     line.server.kill();
     // The breaker is open.
@@ -339,8 +340,8 @@ async fn rides_out_a_restart(line: &Line, change: &'static str) -> Result<(), Er
     changed.await.expect("joined")
 }
 
-/// With what each of them reads before it writes. A change has two seconds, and on a busy machine a server may take as long
-/// to start; but not three times running.
+/// Including the reads before each write. A change has two seconds. On a busy machine a server may take as long to start, but not
+/// three times in a row.
 #[tokio::test]
 async fn changes_ride_out_a_restart_of_the_server() {
     let line = Line::direct(lease_of(ms(2_000))).await;

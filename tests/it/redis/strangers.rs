@@ -1,5 +1,5 @@
-//! What is stored under our names and is not ours, or not whole: damaged bytes are a miss and are healed, other
-//! people's data is never overwritten, and neither makes anybody wait for ever.
+//! Foreign or damaged data under the guard's key names: damaged bytes are a miss and are replaced, other programs' data is
+//! never overwritten, and neither makes a caller wait for ever.
 
 use super::*;
 use crate::support::gate::{Counter, Gate};
@@ -13,7 +13,7 @@ async fn pair(server: &RedisServer) -> [StampedeGuard; 2] {
     [local(server, lease_of(LEASE)).await, local(server, lease_of(LEASE)).await]
 }
 
-/// Writes bytes where the entry is.
+/// Writes `bytes` in place of the entry.
 fn put(server: &RedisServer, bytes: &[u8]) {
     let mut set = redis::cmd("SET");
     set.arg(ENTRY).arg(bytes).arg("PX").arg(600_000).query::<()>(&mut server.conn()).expect("SET");
@@ -57,7 +57,8 @@ async fn damaged_bytes_are_a_miss_and_are_healed() {
     assert_nothing_left(&server, SOON).await;
 }
 
-/// Damage is of many keys: a disk, a deployment, a second service in the namespace. The counter says of how many.
+/// Damage usually affects many keys, because of a disk, a deployment or a second service in the namespace. There is one warning; the
+/// counter tells the number.
 #[tokio::test]
 async fn damage_to_many_keys_is_one_warning() {
     let server = RedisServer::start();
@@ -75,7 +76,7 @@ async fn damage_to_many_keys_is_one_warning() {
 }
 
 #[tokio::test]
-async fn all_who_meet_damaged_bytes_share_one_load() {
+async fn callers_that_read_damaged_bytes_share_one_load() {
     let server = RedisServer::start();
     let guards = pair(&server).await;
     put(&server, b"sg\x63 from another time");
@@ -92,7 +93,7 @@ async fn all_who_meet_damaged_bytes_share_one_load() {
     assert_eq!(loads.started(), 1);
 }
 
-/// Two long keys that met in one name would read each other's values without this.
+/// Without this check, two long keys with a hash collision would read each other's values.
 #[tokio::test]
 async fn an_entry_of_another_key_is_a_miss() {
     let server = RedisServer::start();
@@ -128,7 +129,7 @@ async fn other_peoples_data_is_never_overwritten() {
     assert_nothing_left(&server, SOON).await;
 }
 
-/// What can not be stored can still be shared with those who wait.
+/// A value that can not be stored is still shared with the waiters.
 #[tokio::test]
 async fn waiters_behind_other_peoples_data_are_served_by_one_load() {
     const NODES: usize = 4;
@@ -161,7 +162,8 @@ async fn waiters_behind_other_peoples_data_are_served_by_one_load() {
     assert_eq!(server.run::<Vec<String>>(&["LRANGE", ENTRY, "0", "-1"]), ["theirs"]);
 }
 
-/// A lease or a queue that is not ours: no coordination, but every caller is served, once per process and load.
+/// With foreign data in place of the lease, the queue or the outcome, nodes may not coordinate, but every caller is answered, by at
+/// most one load per process.
 #[tokio::test]
 async fn other_peoples_data_in_place_of_lease_or_queue_does_no_harm() {
     for kind in ["l", "q", "o"] {

@@ -1,4 +1,4 @@
-//! Tags on a real server, with the minimal rights: what they cost, that nothing comes back, and replicas.
+//! Tags on a real server with the minimal rights: their cost, their invalidation, and the confirmation by replicas.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -52,9 +52,9 @@ async fn an_evicted_or_foreign_id_costs_misses_and_brings_nothing_back() {
     server.run::<()>(&["DEL", id]);
     assert_eq!(answer(&nodes[1], "k", 2).await, 2, "evicted");
     server.run::<()>(&["DEL", id]);
-    server.run::<()>(&["RPUSH", id, "somebody else\'s"]);
+    server.run::<()>(&["RPUSH", id, "foreign data"]);
     assert_eq!(nodes[0].get::<u32>("k").await.expect("answered"), None, "foreign");
-    // A load goes on without it, and is not stored.
+    // A load goes on without the id, and its value is not stored.
     assert_eq!(answer(&nodes[1], "k", 3).await, 3);
     assert_eq!(nodes[0].get::<u32>("k").await.expect("answered"), None);
     server.run::<()>(&["DEL", id]);
@@ -63,10 +63,10 @@ async fn an_evicted_or_foreign_id_costs_misses_and_brings_nothing_back() {
     assert_eq!(server.keys_without_ttl(), Vec::<String>::new());
 }
 
-/// Where a value lives for longer than the policy says, the look at the ids when its load ends gives them the life that the
-/// value has, and is still one round trip.
+/// If a value lives longer than the policy says, the check of the ids at the end of the load extends their TTL to the value's, in
+/// the same round trip.
 #[tokio::test]
-async fn the_ids_of_a_value_live_as_long_as_it_does_for_no_round_trip_more() {
+async fn tag_ids_outlive_their_value_without_an_extra_round_trip() {
     const DAY: Duration = Duration::from_secs(86_400);
     let server = RedisServer::start();
     let node =
@@ -80,7 +80,7 @@ async fn the_ids_of_a_value_live_as_long_as_it_does_for_no_round_trip_more() {
             Ok::<_, String>(days)
         }
     };
-    // The script of a load, and of its ids, are known to the server from here on.
+    // The server learns the scripts of loads and ids.
     assert_eq!(node.get_or_load_with("first", load(0)).await.ok(), Some(0));
     let mut longest = 0;
     for (key, days, mget, evalsha) in [("a", 0, 2, 4), ("b", 30, 1, 6), ("c", 7, 1, 6), ("d", 0, 2, 4)] {
@@ -89,7 +89,7 @@ async fn the_ids_of_a_value_live_as_long_as_it_does_for_no_round_trip_more() {
         assert_eq!(node.get_or_load_with(key, load(days)).await.ok(), Some(days));
         settled(std::slice::from_ref(&node)).await;
         let commands = monitor.finish().without(["ping", "time", "role"]);
-        // A look with the policy's ids; then the lease, those ids, the value's own, a look at all of them, the commit.
+        // Reads the entry with the policy's ids; then the lease, these ids, the value's own id, a check of all ids, and the commit.
         assert_eq!(commands.by_name.get("mget"), Some(&mget), "{days}: {commands:?}");
         assert_eq!(commands.by_name.get("evalsha"), Some(&evalsha), "{days}: {commands:?}");
         assert_eq!(commands.total, mget + evalsha, "{days}: {commands:?}");
@@ -101,7 +101,7 @@ async fn the_ids_of_a_value_live_as_long_as_it_does_for_no_round_trip_more() {
     }
 }
 
-/// One call of `node`, whose load reads the version when it begins and then takes a while.
+/// One call of `node` with a load that reads the version at its beginning and then takes a while.
 async fn ask(node: StampedeGuard, version: Arc<AtomicU32>) -> u32 {
     let load = move || async move {
         let loaded = version.load(Ordering::SeqCst);
@@ -111,10 +111,10 @@ async fn ask(node: StampedeGuard, version: Arc<AtomicU32>) -> u32 {
     node.get_or_load("k", load).await.expect("loaded")
 }
 
-/// Invalidations at random moments while loads run in every node: whoever asks after the acknowledgement is given what
-/// was loaded after it, in whatever node.
+/// Invalidations at random moments while loads run in every node: in every node, a caller that comes after the acknowledgement
+/// receives a value that was loaded after the invalidation.
 #[tokio::test]
-async fn nobody_who_asks_after_the_acknowledgement_is_given_an_older_value() {
+async fn a_caller_after_the_acknowledgement_never_receives_an_older_value() {
     const INVALIDATIONS: usize = 60;
     let server = RedisServer::start();
     let nodes = nodes(&server, 3).await;
@@ -150,7 +150,7 @@ async fn nobody_who_asks_after_the_acknowledgement_is_given_an_older_value() {
 #[tokio::test]
 async fn an_invalidation_waits_for_replicas_where_the_policy_asks_for_it() {
     let (server, replica) = (RedisServer::start(), RedisServer::start());
-    // WAIT is not among the minimal rights: only this setting needs it.
+    // The full user: WAIT is not among the minimal rights, because only `invalidate_replicas` needs it.
     let asks = |replicas| {
         let policy = Policy::builder().coordination_budget(ms(2_000)).command_timeout(ms(1_000));
         policy.lease(SOON).invalidate_replicas(replicas, ms(1_000)).build().expect("valid")
@@ -164,12 +164,12 @@ async fn an_invalidation_waits_for_replicas_where_the_policy_asks_for_it() {
     let two = guard.with_policy(asks(2));
     let error = two.invalidate("k").await.expect_err("there is one replica");
     assert!(error.to_string().contains("1 of 2 replicas"), "{error}");
-    // One that hears nothing any more has nothing, also of what was not there to be removed.
+    // A stopped replica confirms nothing, not even the removal of a missing key.
     replica.pause();
     for _ in 0..2 {
         guard.invalidate_tag("t").await.expect_err("the replica is stopped");
     }
-    // Who asks for something else meanwhile waits for nobody, and finds the connection as it was.
+    // Other calls do not wait behind the invalidation meanwhile, and their connection stays open.
     let hurried =
         unconnected(&server.url(), tagless().invalidate_replicas(1, ms(1_000)).build().expect("valid"));
     connects(&hurried).await;
@@ -184,7 +184,7 @@ async fn an_invalidation_waits_for_replicas_where_the_policy_asks_for_it() {
     assert_eq!(hurried.stats().store_errors, errors);
 }
 
-/// Each of them would open a connection and hold it for as long as the replica is away.
+/// Without a limit, each invalidation would hold a new connection for as long as the replica is unreachable.
 #[tokio::test]
 async fn invalidations_that_wait_for_replicas_open_four_connections_at_the_most() {
     const WITHIN: Duration = Duration::from_secs(1);
@@ -220,9 +220,9 @@ async fn invalidations_that_wait_for_replicas_open_four_connections_at_the_most(
     eventually("it follows again", SOON, async || guard.invalidate("k").await.is_ok()).await;
 }
 
-/// The connection that it waits on, or the server behind that, hangs: the caller has its error when it asked for it.
+/// The connection of the WAIT, or its server, hangs: the caller gets the error after its bound.
 #[tokio::test]
-async fn an_invalidation_that_waits_for_replicas_waits_no_longer_than_it_may() {
+async fn an_invalidation_waits_for_replicas_no_longer_than_its_bound() {
     const WITHIN: Duration = Duration::from_millis(300);
     let server = RedisServer::start();
     let proxy = Proxy::start(server.port()).await;
@@ -231,10 +231,10 @@ async fn an_invalidation_that_waits_for_replicas_waits_no_longer_than_it_may() {
     connects(&guard).await;
     proxy.set(Mode::BlackHoleNew);
     let mut fastest = Duration::MAX;
-    // A busy machine may stand still, but not each time.
+    // A busy machine may stall, but not during every try.
     for _ in 0..5 {
         let started = Instant::now();
-        let error = chain(&guard.invalidate("k").await.expect_err("nobody says that a replica has it"));
+        let error = chain(&guard.invalidate("k").await.expect_err("no replica confirms it"));
         assert!(error.contains("not confirmed by replicas"), "{error}");
         fastest = fastest.min(started.elapsed());
     }
@@ -244,7 +244,7 @@ async fn an_invalidation_that_waits_for_replicas_waits_no_longer_than_it_may() {
     assert!(error.contains("0 of 1 replicas"), "{error}");
 }
 
-/// The address leads to another server by now: what that says of its replicas is about what it has, not about this change.
+/// The address now leads to another server. That server's WAIT says nothing about a change made on the first one.
 #[tokio::test]
 async fn replicas_of_another_server_confirm_nothing() {
     let servers = [(); 2].map(|()| RedisServer::start());
@@ -258,7 +258,7 @@ async fn replicas_of_another_server_confirm_nothing() {
     assert!(error.contains("not confirmed by replicas"), "{error}");
 }
 
-/// The loader of the README: a tag of its own, and what can not be had ends it.
+/// The loader of the README: it adds a tag, and an error of `tag` ends the load.
 async fn priced(node: &StampedeGuard, price: u32, server: Option<&Arc<RedisServer>>) -> u32 {
     let server = server.cloned();
     let load = move |mut cx: LoadContext<u32>| async move {
@@ -277,10 +277,10 @@ async fn priced(node: &StampedeGuard, price: u32, server: Option<&Arc<RedisServe
 }
 
 #[tokio::test]
-async fn a_tag_that_can_not_be_had_is_no_reason_to_fail_and_nothing_is_stored_without_it() {
+async fn an_unreachable_tag_does_not_fail_the_load_and_prevents_storing() {
     let server = Arc::new(RedisServer::start());
     let node = local(&server, tagged().build().expect("valid")).await;
-    // It hangs when the load comes to its tag, and is back when the load ends.
+    // The server hangs while the load adds its tag, and is back when the load ends.
     assert_eq!(priced(&node, 1, Some(&server)).await, 1);
     settled(std::slice::from_ref(&node)).await;
     eventually("it is back", SOON, async || node.get::<u32>("price").await.is_ok()).await;

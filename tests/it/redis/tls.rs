@@ -1,5 +1,5 @@
-//! A server behind TLS: both connections work through it, and a set-up that can not work costs requests no more than
-//! a server that is down, and is told with what to do about it.
+//! A server with TLS: commands and messages use it. A wrong set-up costs requests no more than a server that is down, and
+//! is reported with advice.
 
 use super::nodes::{Reply, call};
 use super::*;
@@ -7,7 +7,7 @@ use crate::certificates::{self, Authority, HERE, TlsServer};
 use crate::support::proxy::{Mode, Proxy};
 use crate::support::redis_server::field;
 
-/// A waiter that is not told would be missed.
+/// Long enough that a waiter without its notification fails a test.
 const LEASE: Duration = Duration::from_secs(60);
 
 fn guard(client: redis::Client, policy: Policy) -> StampedeGuard {
@@ -26,7 +26,7 @@ async fn works_with(args: &[&str]) {
     let guards =
         [connected(authority.client(&server.url())).await, connected(authority.client(&server.url())).await];
     share_a_load(&server.plain, &guards).await;
-    // Commands and notifications of both, and nothing beside TLS.
+    // The connections for commands and messages of both guards use TLS, and there are no others.
     let through = format!(":{}", server.tls_port);
     eventually_eq("through TLS, all of them", SOON, vec![true; 4], async || {
         let list: String = server.plain.run(&["CLIENT", "LIST"]);
@@ -55,7 +55,7 @@ async fn guards_share_a_load_in_resp3_through_tls() {
     share_a_load(&server.plain, &guards).await;
 }
 
-/// What a child needs to know.
+/// The configuration of a child.
 #[derive(Serialize, Deserialize)]
 struct Place {
     redis: String,
@@ -63,7 +63,7 @@ struct Place {
     origin: String,
 }
 
-/// A child with a guard of its own, that loads what it is told at the origin.
+/// A child with its own guard that loads each received key at the origin.
 pub(super) fn node(mut child: Child) -> BoxFuture<'static, ()> {
     Box::pin(async move {
         let Place { redis, authority, origin } = child.config();
@@ -96,7 +96,7 @@ async fn processes_share_a_load_through_tls() {
     assert_eq!(origin.loads("k"), 1);
 }
 
-/// A name is looked up, and is what the certificate has to bear.
+/// The client resolves the name, and the certificate has to contain it.
 #[tokio::test]
 async fn a_server_is_connected_to_by_its_name() {
     let authority = Authority::new();
@@ -106,7 +106,7 @@ async fn a_server_is_connected_to_by_its_name() {
 }
 
 #[tokio::test]
-async fn a_certificate_for_other_hosts_is_told_as_such() {
+async fn a_certificate_for_other_hosts_is_reported_as_such() {
     let authority = Authority::new();
     let server = TlsServer::start(&authority, &authority.sign(&["redis.example"]), &[]);
     let guard = guard(authority.client(&server.url()), Policy::default());
@@ -114,7 +114,7 @@ async fn a_certificate_for_other_hosts_is_told_as_such() {
 }
 
 #[tokio::test]
-async fn a_certificate_of_an_unknown_authority_is_told_as_such() {
+async fn a_certificate_of_an_unknown_authority_is_reported_as_such() {
     let authority = Authority::new();
     let server = TlsServer::start(&authority, &authority.sign(&HERE), &[]);
     for trusted in [Authority::named("another"), Authority::new()] {
@@ -123,9 +123,9 @@ async fn a_certificate_of_an_unknown_authority_is_told_as_such() {
     }
 }
 
-/// Those who were there all the time find the server by themselves once its certificate is renewed.
+/// A running guard connects by itself once the certificate is renewed.
 #[tokio::test]
-async fn an_expired_certificate_is_told_as_such_until_it_is_renewed() {
+async fn an_expired_certificate_is_reported_as_such_until_it_is_renewed() {
     let authority = Authority::new();
     let server = TlsServer::start(&authority, &authority.sign_expired(&HERE), &[]);
     let guard = guard(authority.client(&server.url()), Policy::default());
@@ -141,7 +141,7 @@ async fn an_expired_certificate_is_told_as_such_until_it_is_renewed() {
 }
 
 #[tokio::test]
-async fn a_plain_port_that_is_spoken_to_in_tls_is_told_as_such() {
+async fn tls_spoken_to_a_plain_port_is_reported_as_such() {
     let server = RedisServer::start();
     let url = server.minimal_user().replace("redis://", "rediss://");
     let guard = guard(Authority::new().client(&url), Policy::default());
@@ -149,7 +149,7 @@ async fn a_plain_port_that_is_spoken_to_in_tls_is_told_as_such() {
 }
 
 #[tokio::test]
-async fn a_tls_port_that_is_spoken_to_in_plain_is_told_as_such() {
+async fn plain_text_spoken_to_a_tls_port_is_reported_as_such() {
     let authority = Authority::new();
     let server = TlsServer::start(&authority, &authority.sign(&HERE), &[]);
     for user in ["minimal:pw@", ""] {
@@ -159,7 +159,7 @@ async fn a_tls_port_that_is_spoken_to_in_plain_is_told_as_such() {
 }
 
 #[tokio::test]
-async fn a_server_that_wants_certificates_is_given_one_or_told_as_such() {
+async fn a_server_that_requires_client_certificates_gets_one_or_the_lack_is_reported() {
     let authority = Authority::new();
     let server = TlsServer::start(&authority, &authority.sign(&HERE), &["--tls-auth-clients", "yes"]);
     let without = guard(authority.client(&server.url()), Policy::default());
@@ -172,7 +172,7 @@ async fn a_server_that_wants_certificates_is_given_one_or_told_as_such() {
     share_a_load(&server.plain, &guards).await;
 }
 
-/// The deadlines hold while a handshake is under way, too.
+/// The deadlines also hold during a TLS handshake.
 #[tokio::test]
 async fn a_handshake_without_an_answer_costs_nothing_for_long() {
     let authority = Authority::new();
@@ -185,7 +185,7 @@ async fn a_handshake_without_an_answer_costs_nothing_for_long() {
     proxy.set(Mode::Pass);
     eventually("connects", SOON, async || guard.connect().await.is_ok()).await;
 
-    // And where there was a connection before.
+    // Also after an established connection.
     proxy.set(Mode::BlackHole);
     let first = requests(&guard, "hung", 5).await;
     keep_to_the_budget(&first, "hung");

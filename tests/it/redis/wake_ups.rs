@@ -1,5 +1,5 @@
-//! Promise 3 for whole callers: however a load ends, and however close to its end a caller in another node begins
-//! to wait for it, that caller is told. (10,000 such races on the bare protocol are in `store/contract/wake_ups.rs`.)
+//! Promise 3 for whole calls: however a load ends, and however close to its end a caller in another node begins to wait,
+//! this caller is woken. (`store/contract/wake_ups.rs` runs 10,000 such races on the protocol alone.)
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,7 +9,7 @@ use crate::support::probe::assert_nothing_left;
 
 const ROUNDS: usize = 2_000;
 const LANES: usize = 16;
-/// A waiter that was not told would wait for this to expire, and fail by the bound on its wait.
+/// A waiter with a lost wake-up would sleep until this lease ends, which is longer than the bound of its wait.
 const LEASE: Duration = Duration::from_secs(120);
 
 async fn shift(most: u8) {
@@ -18,7 +18,7 @@ async fn shift(most: u8) {
     }
 }
 
-/// Two nodes ask for one cold key at about one moment; the first load ends in a way of its own.
+/// Two nodes request one cold key at about the same moment; `end` selects how the first load ends.
 async fn race(guards: [StampedeGuard; 2], key: String, end: usize, loads: Arc<AtomicUsize>) {
     let load = |fails: bool| {
         let loads = Arc::clone(&loads);
@@ -69,7 +69,7 @@ async fn callers_that_begin_to_wait_as_the_load_ends_are_told() {
     settled(&guards).await;
     let coalesced: u64 = guards.iter().map(|guard| guard.stats().coalesced).sum();
     assert!(coalesced > ROUNDS as u64 / 20, "{coalesced} waits of {ROUNDS}: these were no races");
-    // Outcomes of failed loads live for two leases; everything else is gone.
+    // Outcomes of failed loads live for two leases; besides entries nothing else may be left.
     let left: Vec<_> = server.keys().into_iter().filter(|key| !key.starts_with("sg1:o:")).collect();
     assert!(left.iter().all(|key| key.starts_with("sg1:e:")), "{left:?}");
     server.flush_all();

@@ -1,15 +1,15 @@
-//! Promises 2 and 7: what goes over the wire. A hit is one GET; a load is three commands, however many wait for
-//! it; a waiting process adds three, however many of its callers wait.
+//! Promises 2 and 7: the number of commands on the wire. A hit is one GET. A load is three commands, however many callers
+//! wait for it. A waiting process adds three commands, however many of its callers wait.
 
 use super::*;
 use crate::support::gate::{Counter, Gate};
 use crate::support::monitor::{Commands, Monitor};
 use crate::support::probe::assert_nothing_left;
 
-/// Without renewals and timers within any test.
+/// Long enough that no renewal and no timer occurs during a test.
 const LEASE: Duration = Duration::from_secs(120);
 
-/// Connected nodes on a server that knows their scripts: loads of any key from here on send nothing else.
+/// Connected nodes on a server that already knows their scripts, so that later loads send no script text.
 async fn nodes(n: usize) -> (RedisServer, Vec<StampedeGuard>) {
     let server = RedisServer::start();
     let mut guards = Vec::new();
@@ -31,7 +31,7 @@ async fn nodes(n: usize) -> (RedisServer, Vec<StampedeGuard>) {
     (server, guards)
 }
 
-/// One caller whose load waits at `gate`.
+/// One caller with a load that waits at `gate`.
 fn held(
     guard: &StampedeGuard,
     key: &'static str,
@@ -49,7 +49,7 @@ fn held(
     })
 }
 
-/// What the nodes sent, without the signs of life that depend on how long the test ran.
+/// The commands of the nodes, without PING and TIME, which depend on the duration of the test.
 fn sent(monitor: Monitor<'_>) -> Commands {
     monitor.finish().without(["ping", "time"])
 }
@@ -97,7 +97,7 @@ async fn callers_that_start_together_share_one_get() {
     let monitor = Monitor::start(&server);
     let callers: Vec<_> = (0..200).map(|_| held(&guards[0], "k", &gate, &loads)).collect();
     loads.reach(1).await;
-    // The load takes longer than it takes the last of them to find a seat.
+    // Hold the load until the last caller has joined the flight.
     tokio::time::sleep(ms(300)).await;
     gate.open();
     for caller in callers {
@@ -114,7 +114,7 @@ async fn newcomers_during_a_load_send_nothing() {
     let (gate, loads) = (Gate::closed(), Counter::default());
     let mut callers = vec![held(&guards[0], "k", &gate, &loads)];
     loads.reach(1).await;
-    // One of the other node waits, too.
+    // A caller of the other node waits, too.
     callers.push(held(&guards[1], "k", &gate, &loads));
     queued(&server, "k", 1).await;
 
@@ -132,7 +132,7 @@ async fn newcomers_during_a_load_send_nothing() {
     assert_eq!(loads.started(), 1);
 }
 
-/// 37 commands were the measure of the field for 200 waiters in 8 processes.
+/// 24 commands in all; waking all waiters to read the entry would take 37.
 #[tokio::test]
 async fn a_waiting_process_is_a_get_and_two_acquires() {
     let (server, guards) = nodes(8).await;
@@ -155,8 +155,8 @@ async fn a_waiting_process_is_a_get_and_two_acquires() {
     assert_nothing_left(&server, SOON).await;
 }
 
-/// A long load costs its own process three renewals per lease and each other process one look or two, whether
-/// one caller waits there or a hundred.
+/// A long load costs its own process three renewals per lease, and each other process one or two acquires, whether one
+/// caller waits there or a hundred.
 #[tokio::test]
 async fn a_long_load_costs_a_constant_number_of_commands_per_process_and_lease() {
     const PERIODS: u32 = 2;

@@ -1,10 +1,9 @@
-//! A map with expiry, and the commands on it that the scripts and the client use: what Redis does, in as few lines as
-//! that takes.
+//! A map with expiry, and Redis's commands on it, as far as the scripts and the client use them.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-/// An answer, as the protocol knows them.
+/// A reply of the protocol.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Answer {
     Nil,
@@ -31,9 +30,9 @@ struct Record {
 #[derive(Debug, Default)]
 pub(super) struct Data {
     records: HashMap<Vec<u8>, Record>,
-    /// What was published while a script ran: channel and message.
+    /// The channels and messages that a script has published.
     pub(super) published: Vec<(Vec<u8>, Vec<u8>)>,
-    /// Who listens where, counted.
+    /// The number of subscriptions to each channel.
     pub(super) listeners: HashMap<Vec<u8>, usize>,
 }
 
@@ -54,7 +53,7 @@ fn score(word: &[u8]) -> Result<f64, String> {
     }
 }
 
-/// The part of `0..length` that Redis means by these ends.
+/// The range of indices that Redis means by `from` and `to`; negative ones count from the end.
 fn range(length: usize, from: i64, to: i64) -> std::ops::Range<usize> {
     let at = |index: i64| if index < 0 { length as i64 + index } else { index };
     let (from, to) = (at(from).max(0), (at(to) + 1).clamp(0, length as i64));
@@ -62,7 +61,7 @@ fn range(length: usize, from: i64, to: i64) -> std::ops::Range<usize> {
 }
 
 impl Data {
-    /// Keys that are there, for assertions.
+    /// All keys, for assertions.
     pub(super) fn keys(&mut self) -> Vec<String> {
         self.sweep();
         let mut keys: Vec<_> =
@@ -71,7 +70,7 @@ impl Data {
         keys
     }
 
-    /// Keys that would stay for ever.
+    /// The keys without a TTL.
     pub(super) fn without_end(&mut self) -> Vec<String> {
         self.sweep();
         let endless = self.records.iter().filter(|(_, record)| record.ends.is_none());
@@ -95,7 +94,7 @@ impl Data {
         }
     }
 
-    /// Runs `act` on a list, which is made for it, and removed when it is empty.
+    /// Runs `act` on a list. Creates the list if it is missing, and removes it if it is empty afterwards.
     fn list<T>(&mut self, key: &[u8], act: impl FnOnce(&mut VecDeque<Vec<u8>>) -> T) -> Result<T, String> {
         let record = self.records.entry(key.to_vec());
         let record = record.or_insert_with(|| Record { value: Value::List(VecDeque::new()), ends: None });
@@ -107,7 +106,7 @@ impl Data {
         Ok(done)
     }
 
-    /// The same for a sorted set, which stays sorted.
+    /// The same for a sorted set, which is sorted again afterwards.
     fn sorted<T>(
         &mut self,
         key: &[u8],
@@ -124,7 +123,7 @@ impl Data {
         Ok(done)
     }
 
-    /// Executes one command that is not about connections or scripts.
+    /// Executes one command, except for those of connections and scripts.
     pub(super) fn run(&mut self, words: &[Vec<u8>]) -> Answer {
         self.sweep();
         self.execute(words).unwrap_or_else(Answer::Error)
@@ -208,7 +207,7 @@ impl Data {
                 })
             }
             "LREM" => {
-                // Of the first so many; 0 for all.
+                // Removes the first `most` matches, or all if `most` is 0.
                 let (most, wanted) = (number::<usize>(arg(2)?)?, arg(3)?);
                 self.list(arg(1)?, |list| {
                     let (before, mut gone) = (list.len(), 0);

@@ -1,4 +1,4 @@
-//! The guard's own scripts.
+//! Broken connections during the guard's own scripts.
 
 use stampede_guard::LoadError;
 
@@ -11,16 +11,16 @@ async fn load(guard: &StampedeGuard, key: &str, value: u8) -> Result<u8, LoadErr
 }
 
 impl Stage<'_> {
-    /// A newcomer on the other node is served, sooner than any lease ends, with one of these; and then it is the same
-    /// for everyone.
+    /// A new caller on the other node receives one of `values` before any lease ends, and afterwards every node reads the same
+    /// value.
     async fn serves(&self, values: &[u8]) {
         let (sound, breaks) = (&self.sound, &self.breaks);
         self.server.disarm();
         let served = timeout(SOON, load(sound, &self.name, 2)).await;
         let served = served.unwrap_or_else(|_| panic!("{:?}: a lease was left", self.at)).expect("a value");
         assert!(values.contains(&served), "{:?}: {served}", self.at);
-        // Its connection may have broken only now, and is made again.
-        eventually(format!("{:?}: {served} is there for everyone", self.at), SOON, async || {
+        // The connection may have broken just now, and is then restored.
+        eventually(format!("{:?}: every node reads {served}", self.at), SOON, async || {
             breaks.get::<u8>(&*self.name).await.is_ok_and(|found| found == Some(served))
         })
         .await;
@@ -33,7 +33,7 @@ impl Stage<'_> {
 }
 
 #[tokio::test]
-async fn a_load_whose_connection_breaks_anywhere_is_answered_and_leaves_no_lease() {
+async fn a_load_on_a_connection_that_breaks_anywhere_is_answered_and_leaves_no_lease() {
     broken_at_every_byte(&["-- ACQUIRE", "-- COMMIT"], async |server, number, at| {
         let stage = Stage::new(server, number, at, policy()).await;
         stage.arm();
@@ -43,9 +43,9 @@ async fn a_load_whose_connection_breaks_anywhere_is_answered_and_leaves_no_lease
     .await;
 }
 
-/// The server does not know the scripts, so the text is sent, too.
+/// The server does not know the scripts, so the client sends their text, too.
 #[tokio::test]
-async fn a_load_whose_scripts_are_sent_and_break_anywhere_is_answered_and_leaves_no_lease() {
+async fn a_load_that_sends_its_scripts_on_a_breaking_connection_is_answered_and_leaves_no_lease() {
     broken_at_every_byte(&["-- ACQUIRE", "-- COMMIT"], async |server, number, at| {
         let stage = Stage::new(server, number, at, policy()).await;
         server.forget_scripts();
@@ -57,7 +57,7 @@ async fn a_load_whose_scripts_are_sent_and_break_anywhere_is_answered_and_leaves
 }
 
 #[tokio::test]
-async fn a_failure_whose_connection_breaks_anywhere_is_told_and_leaves_no_lease() {
+async fn a_failed_load_on_a_connection_that_breaks_anywhere_is_reported_and_leaves_no_lease() {
     broken_at_every_byte(&["-- ACQUIRE", "-- FAIL"], async |server, number, at| {
         let stage = Stage::new(server, number, at, policy()).await;
         stage.arm();
@@ -68,9 +68,9 @@ async fn a_failure_whose_connection_breaks_anywhere_is_told_and_leaves_no_lease(
     .await;
 }
 
-/// Another node waits for the lease: it gets it, by the grant or without.
+/// Another node waits for the lease, and gets it with or without the grant's message.
 #[tokio::test]
-async fn a_hand_over_whose_connection_breaks_anywhere_reaches_who_waits() {
+async fn a_hand_over_on_a_connection_that_breaks_anywhere_reaches_the_waiter() {
     broken_at_every_byte(&["-- HAND OVER"], async |server, number, at| {
         let stage = Stage::new(server, number, at, policy()).await;
         let (gate, loads) = (Gate::closed(), Counter::default());
@@ -95,19 +95,19 @@ async fn a_hand_over_whose_connection_breaks_anywhere_reaches_who_waits() {
         stage.arm();
         gate.open();
         assert!(matches!(panics.await.expect("joined"), Err(LoadError::Panicked(_))), "{at:?}");
-        let served = timeout(SOON, waits).await.unwrap_or_else(|_| panic!("{at:?}: nobody was told"));
+        let served = timeout(SOON, waits).await.unwrap_or_else(|_| panic!("{at:?}: the waiter hangs"));
         assert_eq!(served.expect("joined").expect("a value"), 2, "{at:?}");
         stage.serves(&[2]).await;
     })
     .await;
 }
 
-/// Broken while the lease is renewed, and given back where the commit was not heard of: RENEW, COMMIT, RELEASE.
+/// The connection breaks while the lease is renewed, or later: during COMMIT, or during RELEASE if the commit's reply is lost.
 #[tokio::test]
-async fn a_renewal_whose_connection_breaks_anywhere_costs_no_load() {
+async fn a_renewal_on_a_connection_that_breaks_anywhere_costs_no_load() {
     let short = || policy().command_timeout(ms(100)).coordination_budget(ms(400)).lease(ms(600));
     broken_at_every_byte(&["-- RENEW"], async |server, number, at| {
-        // What the newcomer serves is to be stored, so it has time.
+        // The sound node has the long bounds, because its value must be stored.
         let stage = Stage::of(server, number, at, [short(), policy()]).await;
         let (loads, gate) = (Counter::default(), Gate::closed());
         let load = {
@@ -124,7 +124,7 @@ async fn a_renewal_whose_connection_breaks_anywhere_costs_no_load() {
             stage.arm();
             tokio::time::sleep(ms(250)).await;
             if at.is_none() {
-                // On a machine that has stood still it may be on its way; a sign of life is shorter.
+                // After a stall of the machine the renewal may still be under way. A ping has fewer bytes than that.
                 eventually("it is renewed", SOON, async || {
                     let (asked, answered) = server.moved();
                     asked > 60 && answered > 0
@@ -141,11 +141,11 @@ async fn a_renewal_whose_connection_breaks_anywhere_costs_no_load() {
     .await;
 }
 
-/// The commit has run and is not heard of, or was never sent: what may be held is given back.
+/// The commit's reply is lost, or the commit was never sent: the guard gives back the lease that it may hold.
 #[tokio::test]
 async fn a_lease_that_may_be_held_is_given_back() {
     let server = Server::start().await;
-    // Twice, because the first time the scripts are sent.
+    // Run twice: only the first run sends the scripts' text.
     for number in [0, 1] {
         let stage = Stage::new(&server, number, None, policy()).await;
         stage.arm();
@@ -164,7 +164,7 @@ async fn a_lease_that_may_be_held_is_given_back() {
 }
 
 #[tokio::test]
-async fn an_invalidation_whose_connection_breaks_anywhere_holds() {
+async fn an_invalidation_on_a_connection_that_breaks_anywhere_holds() {
     broken_at_every_byte(&["-- INVALIDATE"], async |server, number, at| {
         let stage = Stage::new(server, number, at, policy()).await;
         assert_eq!(load(&stage.sound, &stage.name, 9).await.expect("a value"), 9);
@@ -176,7 +176,7 @@ async fn an_invalidation_whose_connection_breaks_anywhere_holds() {
     .await;
 }
 
-/// More processes wait than one call tells, so the invalidation is told in two.
+/// More processes wait than one script call wakes, so the invalidation wakes them in two calls.
 #[tokio::test]
 async fn an_invalidation_that_tells_a_crowd_and_breaks_anywhere_holds() {
     broken_at_every_byte(&["-- INVALIDATE", "-- WAKE REST"], async |server, number, at| {
@@ -198,7 +198,7 @@ async fn an_invalidation_that_tells_a_crowd_and_breaks_anywhere_holds() {
 }
 
 #[tokio::test]
-async fn an_insertion_whose_connection_breaks_anywhere_holds() {
+async fn an_insertion_on_a_connection_that_breaks_anywhere_holds() {
     broken_at_every_byte(&["-- INVALIDATE"], async |server, number, at| {
         let stage = Stage::new(server, number, at, policy()).await;
         stage.arm();
@@ -209,16 +209,16 @@ async fn an_insertion_whose_connection_breaks_anywhere_holds() {
 }
 
 #[tokio::test]
-async fn a_load_with_tags_whose_connection_breaks_anywhere_is_answered_and_leaves_no_lease() {
+async fn a_load_with_tags_on_a_connection_that_breaks_anywhere_is_answered_and_leaves_no_lease() {
     broken_at_every_byte(&["-- TAG"], async |server, number, at| {
         let tag = format!("t{number:05}");
         let stage = Stage::new(server, number, at, policy().tags([&*tag])).await;
         stage.arm();
         assert_eq!(load(&stage.breaks, &stage.name, 1).await.expect("a value"), 1, "{at:?}");
-        // Not stored is allowed, where nobody could tell whether it was invalidated.
+        // The value need not be stored: without the tags' ids the guard can not tell whether it was invalidated.
         stage.serves(&[1, 2]).await;
         stage.sound.invalidate_tag(&*tag).await.expect("confirmed");
-        eventually("it is gone for everyone", SOON, async || {
+        eventually("no node reads it any more", SOON, async || {
             stage.breaks.get::<u8>(&*stage.name).await.is_ok_and(|found| found.is_none())
         })
         .await;
@@ -227,7 +227,7 @@ async fn a_load_with_tags_whose_connection_breaks_anywhere_is_answered_and_leave
 }
 
 #[tokio::test]
-async fn an_examination_whose_connection_breaks_anywhere_leaves_nothing() {
+async fn an_examination_on_a_connection_that_breaks_anywhere_leaves_nothing() {
     broken_at_every_byte(&["-- DOCTOR"], async |server, number, at| {
         let stage = Stage::new(server, number, at, policy()).await;
         stage.arm();
@@ -240,7 +240,7 @@ async fn an_examination_whose_connection_breaks_anywhere_leaves_nothing() {
 
 #[cfg(feature = "http")]
 #[tokio::test]
-async fn variants_whose_connection_breaks_anywhere_are_answered() {
+async fn variants_on_a_connection_that_breaks_anywhere_are_answered() {
     use tower::ServiceExt as _;
 
     broken_at_every_byte(&["-- ENLIST"], async |server, number, at| {
@@ -255,7 +255,7 @@ async fn variants_whose_connection_breaks_anywhere_are_answered() {
             let request =
                 request.header("accept-language", language).body(axum::body::Body::empty()).unwrap();
             let response =
-                timeout(SOON, app.oneshot(request)).await.expect("nobody waits for the lost").unwrap();
+                timeout(SOON, app.oneshot(request)).await.expect("no wait for the lost reply").unwrap();
             assert_eq!(response.status(), 200);
             axum::body::to_bytes(response.into_body(), 100).await.unwrap()
         };

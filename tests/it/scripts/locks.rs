@@ -1,11 +1,11 @@
-//! The scripts of mutexes and semaphores.
+//! Broken connections during the scripts of mutexes and semaphores.
 
 use stampede_guard::lock::{Fairness, Mutex, Semaphore, Wait};
 
 use super::*;
 use crate::support::probe::eventually;
 
-/// What a lost acquisition may cost.
+/// The time that a lost acquisition may cost.
 const TTL: Duration = Duration::from_secs(2);
 
 impl Stage<'_> {
@@ -25,12 +25,12 @@ impl Stage<'_> {
         let [breaks, sound] = self.locks();
         let semaphore =
             |locks: Locks, lease| locks.semaphore(&*self.name, 2).lease(lease).build().expect("valid");
-        // A newcomer's permits are to be held until they are released.
+        // The sound node's permits must last until they are released.
         [semaphore(breaks, TTL), semaphore(sound, SOON * 6)]
     }
 
-    /// A newcomer has the mutex, at the latest when the lost one's time is over. Its own connection may break only now,
-    /// and is made again.
+    /// A new caller gets the mutex, at the latest when the lost acquisition expires. Its own connection may break just now, and is
+    /// then restored.
     async fn frees(&self, mutex: &Mutex) {
         self.server.disarm();
         let free = async {
@@ -46,7 +46,7 @@ impl Stage<'_> {
         timeout(TTL + SOON, free).await.unwrap_or_else(|_| panic!("{:?}: it stays locked", self.at));
     }
 
-    /// A newcomer has all permits, at the latest when the lost one's time is over, and no more.
+    /// A new caller gets all permits, at the latest when a lost one expires, and not one more.
     async fn has_all(&self, semaphore: &Semaphore) {
         self.server.disarm();
         let mut permits = Vec::new();
@@ -69,13 +69,13 @@ impl Stage<'_> {
 }
 
 #[tokio::test]
-async fn a_mutex_whose_connection_breaks_anywhere_is_free_again() {
+async fn a_mutex_on_a_connection_that_breaks_anywhere_is_free_again() {
     let scripts = ["-- TAKE: the mutex", "-- FREE", "-- EXTEND", "-- LOOK"];
     broken_at_every_byte(&scripts, async |server, number, at| {
         let stage = Stage::new(server, number, at, policy()).await;
         let [breaks, sound] = stage.mutexes();
         stage.arm();
-        // With the connection gone each of them may say so.
+        // Each call may fail because of the broken connection.
         if let Ok(mut guard) = breaks.lock().await {
             let _ = guard.extend(TTL).await;
             let _ = breaks.is_locked().await;
@@ -89,7 +89,7 @@ async fn a_mutex_whose_connection_breaks_anywhere_is_free_again() {
     .await;
 }
 
-/// Another node waits: it has it as soon as the release arrives, or when the holder's time is over.
+/// Another node waits: it gets the mutex as soon as the release arrives, or when the lock expires.
 #[tokio::test]
 async fn a_mutex_that_is_handed_on_through_a_connection_that_breaks_anywhere_arrives() {
     broken_at_every_byte(&["-- FREE"], async |server, number, at| {
@@ -111,14 +111,14 @@ async fn a_mutex_that_is_handed_on_through_a_connection_that_breaks_anywhere_arr
     .await;
 }
 
-/// Waiters of one process, which are asked about once it hears, and all leave at one moment; the holder has more time than its
-/// token says.
+/// Several waiters of one process: once its inbox is open the process asks about them, and then all leave at the same moment. The
+/// holder has extended its lock beyond the time in its token.
 #[tokio::test]
 async fn a_crowd_behind_a_connection_that_breaks_anywhere_leaves_nothing() {
     broken_at_every_byte(&["-- REPAIR", "-- WAITING", "-- LEAVE"], async |server, number, at| {
         let stage = Stage::new(server, number, at, policy()).await;
         let [_, sound] = stage.mutexes();
-        // It does not hear yet, so it asks about its waiters once it does.
+        // Its inbox is not open yet, so it asks about its waiters once it is.
         let deaf = Locks::builder(server.breaking()).command_timeout(ms(400)).build().expect("valid");
         let breaks = deaf.mutex(&*stage.name).ttl(TTL).acquire_timeout(SOON).build().expect("valid");
         let mut guard = sound.lock().await.expect("free");
@@ -140,7 +140,7 @@ async fn a_crowd_behind_a_connection_that_breaks_anywhere_leaves_nothing() {
     .await;
 }
 
-/// The same, left to the caller that comes first while the other node is told.
+/// The same with `Fairness::Eventual`: the first caller to come may take the mutex while the other node is woken.
 #[tokio::test]
 async fn a_mutex_that_is_offered_through_a_connection_that_breaks_anywhere_arrives() {
     broken_at_every_byte(&["-- BARGE", "-- OFFER"], async |server, number, at| {
@@ -157,7 +157,7 @@ async fn a_mutex_that_is_offered_through_a_connection_that_breaks_anywhere_arriv
         let queued = tokio::spawn(async move { asks.lock().await });
         let mut holder = holder;
         assert!(holder.unlock().await.expect("its connection is sound"));
-        // It may have come first, or its connection may be gone.
+        // It may have taken the mutex first, or its connection may have broken.
         if let Ok(Ok(mut guard)) = timeout(TTL + SOON, queued).await.expect("an answer") {
             let _ = guard.unlock().await;
         }
@@ -183,7 +183,7 @@ async fn a_mutex_that_is_broken_through_a_connection_that_breaks_anywhere_is_fre
 }
 
 #[tokio::test]
-async fn a_permit_whose_connection_breaks_anywhere_is_there_again() {
+async fn a_permit_on_a_connection_that_breaks_anywhere_is_available_again() {
     let scripts = ["-- TAKE of a permit", "-- FREE", "-- REFRESH", "-- LOOK"];
     broken_at_every_byte(&scripts, async |server, number, at| {
         let stage = Stage::new(server, number, at, policy()).await;
@@ -226,7 +226,7 @@ async fn a_permit_that_is_handed_on_through_a_connection_that_breaks_anywhere_ar
 }
 
 #[tokio::test]
-async fn a_change_of_capacity_whose_connection_breaks_anywhere_is_made_or_not() {
+async fn a_change_of_capacity_on_a_connection_that_breaks_anywhere_is_made_or_not() {
     broken_at_every_byte(&["-- CHANGE"], async |server, number, at| {
         let stage = Stage::new(server, number, at, policy()).await;
         let [breaks, sound] = stage.semaphores();

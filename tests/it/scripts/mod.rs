@@ -1,6 +1,6 @@
-//! The Lua scripts, tested as the text that is sent (N2, P5, R3): the real client talks to a small server of the tests' own,
-//! which learns the scripts from EVAL, runs them in Lua 5.1, and breaks the connection at every byte of what is asked and
-//! answered. Whatever was lost on the way, the guard's answer is right, and nobody finds a lease or a permit of the lost.
+//! The Lua scripts, tested as the client sends them (N2, P5, R3). The real client talks to a small test server, which learns the
+//! scripts from EVAL, runs them in Lua 5.1, and breaks the connection at every byte of requests and replies. Whatever was lost,
+//! the guard's answer is right, and no lease and no permit of the broken connection is left.
 
 mod data;
 mod guards;
@@ -17,22 +17,22 @@ use tokio::time::timeout;
 
 use server::{Break, Server};
 
-/// What must happen, but not at any particular speed; far less than the leases.
+/// Bounds waits without a promised time; far shorter than the leases.
 const SOON: Duration = Duration::from_secs(10);
-/// Runs beside each other, most of which wait for a connection to be made again.
+/// The number of concurrent runs. Most of them wait for a reconnection.
 const LANES: usize = 8;
 
 fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// A lease that was left would be missed; entries are of one length.
+/// The lease is so long that a forgotten one fails a test. Without jitter all entries have the same length.
 fn policy() -> PolicyBuilder {
     let bounds = Policy::builder().coordination_budget(SOON * 2).command_timeout(SOON / 2).lease(SOON * 6);
     bounds.ttl_jitter(0.0)
 }
 
-/// One run: a node whose connection breaks, another one's that does not, and a name that nobody else uses.
+/// One run: a node with a connection that breaks, a node with a sound one, and a name that no other run uses.
 struct Stage<'a> {
     server: &'a Server,
     at: Option<Break>,
@@ -46,7 +46,7 @@ impl Stage<'_> {
         Self::of(server, number, at, [policy.clone(), policy]).await
     }
 
-    /// With a policy for the node whose connection breaks, and one for the other.
+    /// With a policy for the node with the breaking connection, and one for the other node.
     async fn of(
         server: &Server,
         number: usize,
@@ -65,7 +65,7 @@ impl Stage<'_> {
         Stage { server, at, name: format!("k{number:05}"), breaks, sound }
     }
 
-    /// From here on bytes are counted, and the connection breaks where it is to.
+    /// Begins to count bytes; the connection breaks at the chosen one.
     fn arm(&self) {
         self.server.arm(self.at);
     }
@@ -75,17 +75,16 @@ impl Stage<'_> {
     }
 }
 
-/// In bytes.
+/// Requests of more bytes than this are broken only at every 61st byte.
 const LONG: usize = 1_000;
 
-/// Runs `scenario` with the connection broken at every byte of what it is answered and of what it sends, after a run
-/// without, which shows how many there are and which scripts it runs. Of what is longer than `LONG` every 61st byte
-/// is enough: a command that is cut short anywhere does not run, so most of those are alike. (`SG_STEP=1` has them all, in
-/// three minutes.)
+/// Runs `scenario` with the connection broken at every byte of its requests and replies. Runs without a break come first: they
+/// count the bytes and show which scripts run. In requests longer than `LONG` every 61st byte is enough: a truncated command does
+/// not run, wherever it is cut. (`SG_STEP=1` breaks at every byte, in three minutes.)
 async fn broken_at_every_byte(scripts: &[&str], scenario: impl AsyncFn(&Server, usize, Option<Break>)) {
     let servers = join_all((0..LANES).map(|_| Server::start())).await;
     let first = &servers[0];
-    // Twice, because the first time the scripts are sent.
+    // Run twice: only the first run sends the scripts' text.
     scenario(first, 0, None).await;
     scenario(first, 1, None).await;
     first.disarm();
@@ -107,7 +106,7 @@ async fn broken_at_every_byte(scripts: &[&str], scenario: impl AsyncFn(&Server, 
         async move {
             for (number, at) in breaks.iter().enumerate().skip(lane).step_by(LANES) {
                 let run = timeout(SOON * 3, scenario(server, number + 2, Some(*at))).await;
-                run.unwrap_or_else(|_| panic!("{at:?} of {asked} and {answered}: somebody hangs"));
+                run.unwrap_or_else(|_| panic!("{at:?} of {asked} and {answered}: a task hangs"));
             }
             let left = server.with_data(|data| (data.without_end(), data.keys()));
             assert_eq!(left.0, Vec::<String>::new(), "keys without an end");
@@ -119,7 +118,7 @@ async fn broken_at_every_byte(scripts: &[&str], scenario: impl AsyncFn(&Server, 
     assert!(asked > 50 && answered > 3, "{asked} bytes asked, {answered} answered: nothing was counted");
 }
 
-/// Every script of ours is among those that these tests run.
+/// The tests of this folder name every script of the crate.
 #[test]
 fn no_script_is_left_out() {
     let folder = crate::support::root().join("src/store/redis/scripts");

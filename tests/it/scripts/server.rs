@@ -1,5 +1,5 @@
-//! A server of one's own for the real client: it speaks RESP2 on a socket, learns the scripts from what the client sends,
-//! and breaks connections at a chosen byte.
+//! A test server for the real client: it speaks RESP2 on a socket, learns the scripts from EVAL, and breaks connections at a
+//! chosen byte.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
@@ -14,16 +14,16 @@ use tokio::task::JoinHandle;
 use super::data::{Answer, Data};
 use super::lua;
 
-/// Where the next connection for commands that gets that far is broken, counted in bytes from now on.
+/// The byte at which the next connection for commands is broken, counted from [`Server::arm`] on.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Break {
-    /// After so many bytes of what the client has sent.
+    /// After so many bytes of requests.
     Request(usize),
-    /// After so many bytes of what it is answered.
+    /// After so many bytes of replies.
     Reply(usize),
 }
 
-/// One port's clients.
+/// The counters of one port, and its next break.
 #[derive(Debug, Default)]
 struct Port {
     break_at: Mutex<Option<Break>>,
@@ -34,17 +34,17 @@ struct Port {
 
 #[derive(Debug, Default)]
 struct Shared {
-    // The data is only touched under the lock, and scripts borrow it again and again while they run.
+    // `RefCell` inside of the lock, because a running script borrows the data once per command.
     data: Mutex<RefCell<Data>>,
     scripts: Mutex<HashMap<String, Vec<u8>>>,
     run: Mutex<HashSet<String>>,
     listeners: Mutex<Vec<Listener>>,
 }
 
-/// A channel, and where its messages go.
+/// A channel, and the sender of its messages to one connection.
 type Listener = (Vec<u8>, mpsc::UnboundedSender<Vec<u8>>);
 
-/// Two ports of one server: one whose connections break, and one whose do not.
+/// One server with two ports: connections to the first break, connections to the second do not.
 #[derive(Debug)]
 pub(super) struct Server {
     shared: Arc<Shared>,
@@ -80,7 +80,7 @@ impl Server {
         redis::Client::open(("127.0.0.1", self.ports[1].0)).expect("an address")
     }
 
-    /// Counts from here on, and breaks there, if anywhere.
+    /// Begins to count bytes, and breaks a connection at `at`, if given.
     pub(super) fn arm(&self, at: Option<Break>) {
         let port = &self.ports[0].1;
         port.received.store(0, Ordering::SeqCst);
@@ -89,14 +89,14 @@ impl Server {
         port.counts.store(true, Ordering::SeqCst);
     }
 
-    /// Counts no more, and breaks nothing more.
+    /// Stops counting bytes, and breaks no further connection.
     pub(super) fn disarm(&self) {
         let port = &self.ports[0].1;
         port.counts.store(false, Ordering::SeqCst);
         *lock(&port.break_at) = None;
     }
 
-    /// Bytes of commands and of answers while it was armed.
+    /// The bytes of requests and of replies while the server was armed.
     pub(super) fn moved(&self) -> (usize, usize) {
         let port = &self.ports[0].1;
         (port.received.load(Ordering::SeqCst), port.sent.load(Ordering::SeqCst))
@@ -110,7 +110,7 @@ impl Server {
         lock(&self.shared.scripts).clear();
     }
 
-    /// The heads of the scripts that were run, as `-- COMMIT: ..`, without their preludes.
+    /// The first lines, such as `-- COMMIT: ..`, of the scripts that ran, not of their preludes.
     pub(super) fn scripts_run(&self) -> Vec<String> {
         let scripts = lock(&self.shared.scripts);
         let run = lock(&self.shared.run);
@@ -153,7 +153,7 @@ async fn serve(mut stream: TcpStream, shared: Arc<Shared>, port: Arc<Port>) {
             }
         };
         let Ok(n @ 1..) = read else { break };
-        // A connection with a subscription is the inbox; what it moves is not counted.
+        // A connection with a subscription is the inbox; its bytes are not counted.
         let inbox = !subscribed.is_empty() || contains(&buffer[..n], b"SUBSCRIBE");
         let (mut taken, mut broken) = (n, false);
         if !inbox && port.counts.load(Ordering::SeqCst) {
@@ -199,7 +199,7 @@ fn contains(bytes: &[u8], word: &[u8]) -> bool {
     bytes.windows(word.len()).any(|window| window.eq_ignore_ascii_case(word))
 }
 
-/// One whole command, and its length in bytes.
+/// Parses one complete command; returns its words and its length in bytes.
 fn parse(bytes: &[u8]) -> Option<(Vec<Vec<u8>>, usize)> {
     fn line(bytes: &[u8], at: &mut usize) -> Option<usize> {
         let end = bytes.get(*at..)?.windows(2).position(|pair| pair == b"\r\n")? + *at;
@@ -243,7 +243,7 @@ fn answer(
             }
             return;
         }
-        // While subscribed it is answered as a message.
+        // RESP2 replies to PING with a message while the connection has subscriptions.
         "PING" if !subscribed.is_empty() => {
             let parts = [b"pong".to_vec(), words.get(1).cloned().unwrap_or_default()];
             Answer::List(parts.map(Answer::Bulk).to_vec())

@@ -1,4 +1,4 @@
-//! A million keys, each asked for once, and then nothing: no memory, no flight, no key is left. (K1)
+//! A million keys, each requested once, leave no memory, no flight and no key behind. (K1)
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::support::probe::eventually_eq;
 use crate::support::processes::{Child, Fleet};
 use crate::support::redis_server::RedisServer;
 
-/// Kilobytes that the process has in memory; `None` where there is no `/proc`.
+/// The resident memory of the process in KiB; `None` without `/proc`.
 fn resident() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find(|line| line.starts_with("VmRSS:"))?;
@@ -28,7 +28,7 @@ async fn ask(guard: &StampedeGuard, keys: std::ops::Range<u64>) {
     stream::iter(calls).buffer_unordered(256).for_each(|call| async { call.expect("no panic") }).await;
 }
 
-/// Asks for so many keys, rests, and tells what there was before and after.
+/// Requests all keys, rests, and reports the memory before and after.
 pub(super) fn fill(mut child: Child) -> BoxFuture<'static, ()> {
     Box::pin(async move {
         let (redis, keys): (String, u64) = child.config();
@@ -40,7 +40,7 @@ pub(super) fn fill(mut child: Child) -> BoxFuture<'static, ()> {
         crate::redis::connects(&guard).await;
         child.ready();
         child.wait_go().await;
-        // As warm as it will be: buffers, maps and the allocator have their size.
+        // Warm up first: afterwards buffers, maps and the allocator have their full size.
         ask(&guard, 0..keys / 20).await;
         let before = resident();
         ask(&guard, keys / 20..keys).await;
@@ -57,7 +57,7 @@ pub(super) async fn run() {
     fleet.wait_ready().await;
     let began = std::time::Instant::now();
     fleet.go();
-    // Longer than anybody else is waited for.
+    // This takes longer than the bound of `result`.
     let mut most = 0;
     while fleet.member(0).events("result") == 0 {
         assert!(began.elapsed() < Duration::from_secs(3_600), "it does not end");
@@ -73,7 +73,7 @@ pub(super) async fn run() {
     if let (Some(before), Some(after)) = (before, after) {
         assert!(after <= before + before / 10, "{before} KiB grew to {after} KiB");
     }
-    // Each has its time to live.
+    // The keys expire by their TTL.
     eventually_eq("the server is empty", Duration::from_secs(60), 0, async || {
         server.run::<usize>(&["DBSIZE"])
     })

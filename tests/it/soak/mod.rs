@@ -1,8 +1,8 @@
-//! All of it for a long time: four processes under load, something that breaks every few seconds, and an oracle that reads
-//! everybody's log afterwards. `make soak` (ten minutes, or `DURATION` seconds); a short run is among the ordinary tests.
+//! The soak test: four processes under load for a long time, a fault every few seconds, and an oracle that reads all logs
+//! afterwards. `make soak` (ten minutes, or `DURATION` seconds); a short run is among the ordinary tests.
 //!
-//! The processes write what they were answered to files, which a SIGKILL does not take back; the origin notes each load;
-//! and a MONITOR sees whether anybody writes an entry outside of a script.
+//! The processes write their answers to files, which survive a SIGKILL; the origin records each load; and a MONITOR shows
+//! whether an entry is written outside of a script.
 
 mod leak;
 mod nemesis;
@@ -32,13 +32,13 @@ const LOAD_TIMEOUT: Duration = Duration::from_secs(3);
 /// The slowest load.
 const LOAD: Duration = Duration::from_millis(500);
 
-/// How hard, and for how long.
+/// How often and how long faults strike, and for how long the test runs.
 #[derive(Clone, Copy, Debug)]
 struct Plan {
     lasts: Duration,
-    /// Seconds between two events.
+    /// Seconds between two faults, from and to.
     pause: (f64, f64),
-    /// Seconds that a process is stopped, or the network is ill.
+    /// Seconds for which a process is stopped or the network is bad, from and to.
     ill: (f64, f64),
 }
 

@@ -1,4 +1,4 @@
-//! What breaks, one thing at a time: processes, the server, its data, the network.
+//! Injects faults, one at a time: into processes, the server, its data and the network.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::TcpStream;
@@ -22,7 +22,7 @@ pub(super) struct Nemesis {
     proxies: Vec<Proxy>,
     truth: Truth,
     files: Scratch,
-    /// The present one of each place, and its number among all that there were.
+    /// The running process of each place, and its number among all processes so far.
     places: Vec<(Fleet, usize)>,
     incarnations: Vec<Incarnation>,
     events: Vec<Event>,
@@ -151,7 +151,7 @@ impl Nemesis {
         self.events.push(Event { what, whom, from, until: wall_ns(), loses_data });
     }
 
-    /// Everything is well again: what is there afterwards, and what the logs say.
+    /// Stops the load after the last fault, checks that everything works, and judges the logs.
     pub(super) async fn heal_and_judge(mut self) -> Verdict {
         sleep(Duration::from_secs(2)).await;
         let mut counts = Vec::new();
@@ -185,7 +185,7 @@ impl Nemesis {
     }
 }
 
-/// Watches who writes entries, through restarts of the server.
+/// Counts the writes of entries inside and outside of scripts, also across restarts of the server.
 struct Witness {
     over: Arc<AtomicBool>,
     inside: Arc<AtomicUsize>,

@@ -1,4 +1,4 @@
-//! Reads everybody's log and says which promise held, how often it was put to the test, and by how much.
+//! Reads the logs of all processes and judges each promise: how often it was tested, how often broken, and the worst case.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -14,7 +14,7 @@ pub(super) struct Incarnation {
     pub(super) killed: bool,
 }
 
-/// Something that was broken, and for how long; for everyone where it was no one process.
+/// A fault, and its time. `whom` is `None` if it affected all processes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Event {
     pub(super) what: &'static str,
@@ -142,7 +142,7 @@ impl Evidence<'_> {
         self.events.iter().filter(move |event| event.whom.is_none_or(|whom| whom == process))
     }
 
-    /// For how long of this time the process did not run.
+    /// For how long the process was stopped between `from` and `until`.
     fn stopped(&self, process: usize, from: u64, until: u64) -> u64 {
         let stops = self.about(process).filter(|event| event.what == "SIGSTOP of a process");
         stops.map(|stop| stop.until.min(until).saturating_sub(stop.from.max(from))).sum()
@@ -187,7 +187,7 @@ fn answered(evidence: &Evidence<'_>, logs: &Logs) -> Row {
     row
 }
 
-/// B1: the longest wait for somebody else, and a load of one's own; and time for a machine that does other things, too.
+/// B1: the longest wait for another caller's load, then a load for itself, and slack for a busy machine.
 fn in_time(evidence: &Evidence<'_>, logs: &Logs) -> Row {
     const BOUND: Duration = Duration::from_millis(5_000 + 500 + 200 + 5_000);
     let mut row = Row { promise: format!("within {BOUND:?}"), ..Row::default() };
@@ -210,7 +210,7 @@ fn in_time(evidence: &Evidence<'_>, logs: &Logs) -> Row {
     row
 }
 
-/// The origin does not fail; a load whose process was stopped past `load_timeout` does.
+/// The origin never fails. A load may fail only if its process was stopped past `load_timeout`.
 fn without_failure(evidence: &Evidence<'_>, logs: &Logs) -> Row {
     let mut row = Row { promise: "without a failure".into(), checked: logs.asked.len(), ..Row::default() };
     let mut excused = 0;
@@ -231,7 +231,7 @@ fn without_failure(evidence: &Evidence<'_>, logs: &Logs) -> Row {
     row
 }
 
-/// Whoever asks where the invalidation was confirmed is given nothing older.
+/// After a confirmed invalidation, callers of the same process receive nothing older.
 fn own_invalidations(logs: &Logs) -> Row {
     let mut row = Row { promise: "nothing older than one's own invalidation".into(), ..Row::default() };
     let mut changes: HashMap<(usize, usize), Vec<&Changed>> = HashMap::new();
@@ -252,8 +252,8 @@ fn own_invalidations(logs: &Logs) -> Row {
     row
 }
 
-/// In other processes: from when its message was due, or a renewal if that was lost, and the load that it ended is over.
-/// Not while they, or all, were cut off.
+/// Callers of other processes receive nothing older after a grace period: for the message or, if that was lost, the next renewal,
+/// and for the end of the older load. The period begins again after each fault that affected the process.
 fn invalidations(evidence: &Evidence<'_>, logs: &Logs) -> Row {
     const GRACE: Duration = Duration::from_millis(700 + 500 + 1_800);
     let mut row = Row { promise: format!("nothing older than anybody's, {GRACE:?} later"), ..Row::default() };
@@ -284,9 +284,9 @@ fn invalidations(evidence: &Evidence<'_>, logs: &Logs) -> Row {
     row
 }
 
-/// B2: since the load of this key before it the value has expired, was invalidated, or was lost with others; or the
-/// processes have counted it as one more; or they have so counted the one before it, which then stored nothing. (What a
-/// killed process has counted nobody knows, so its loads are left out.)
+/// B2: each load has a reason. Since the previous load of the key, the value expired, was invalidated or was lost with other data;
+/// or a process has counted this load, or the previous one, as unstored (fail-open, lost lease or refused commit). The loads of
+/// killed processes are left out, because their counts are unknown.
 fn loads(evidence: &Evidence<'_>, logs: &Logs) -> Row {
     let killed = |process: usize| evidence.incarnations[process].killed;
     let mut changes: HashMap<usize, Vec<&Changed>> = HashMap::new();
@@ -319,11 +319,11 @@ fn loads(evidence: &Evidence<'_>, logs: &Logs) -> Row {
         evidence.counts.iter().map(|counts| counts.fail_open + counts.lost + counts.refused).sum();
     let mut row = Row { promise: "loads are explained".into(), checked, ..Row::default() };
     row.worst = format!("{unexplained} by no expiry, change or loss; {more} were counted as such");
-    // A load that was not stored is one too many, and so is the one that comes after it.
+    // An unstored load needs no other reason, and nor does the load after it.
     if unexplained > 2 * more as usize {
         row.broken.push(row.worst.clone());
     }
-    // And at once: the joinable one of a process, and those that it has given up.
+    // Concurrent loads of one key in one process: the joinable flight, and the flights that it detached.
     let mut ends: HashMap<(usize, usize), Vec<(u64, i32)>> = HashMap::new();
     for load in evidence.loads {
         let of = ends.entry((load.process, load.key)).or_default();

@@ -1,4 +1,4 @@
-//! The origin of the soak: a version per key, which only grows, and a note of each load.
+//! The origin of the soak test: it keeps a version per key, which only grows, and records each load.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -63,8 +63,8 @@ fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// `load <key> <process>` takes its time and is answered the version that was there when it began; `change <key>` makes
-/// another, and is answered that.
+/// `load <key> <process>` takes some time and returns the version from its beginning; `change <key>` makes a new version and
+/// returns it.
 async fn serve(stream: TcpStream, state: Arc<Mutex<State>>) {
     let (read, mut write) = stream.into_split();
     let mut line = String::new();
@@ -77,7 +77,7 @@ async fn serve(stream: TcpStream, state: Arc<Mutex<State>>) {
         Some(&"load") => {
             let (key, process, started) = (number(1), number(2), wall_ns());
             let version = lock(&state).versions[key];
-            // Most are quick, some are not.
+            // One load in twenty is slow.
             let slowest = LOAD.as_millis() as u64;
             let takes =
                 if fastrand::u8(..20) == 0 { fastrand::u64(50..slowest) } else { fastrand::u64(2..30) };
@@ -95,7 +95,7 @@ async fn serve(stream: TcpStream, state: Arc<Mutex<State>>) {
     let _ = write.write_all(format!("{version}\n").as_bytes()).await;
 }
 
-/// One question to the origin.
+/// Sends one request to the origin.
 pub(super) async fn ask(addr: &str, question: String) -> Result<u64, String> {
     let ask = async {
         let mut stream = TcpStream::connect(addr).await?;

@@ -1,5 +1,5 @@
-//! One process of the soak: it asks at a steady rate, whatever happens, changes keys now and then, and writes down what it
-//! was answered.
+//! One process of the soak test: it sends requests at a steady rate, whatever happens, changes keys now and then, and logs its
+//! answers.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;
@@ -21,7 +21,7 @@ pub(super) struct Config {
     pub(super) process: usize,
 }
 
-/// What a process tells at the end.
+/// The counts that a process reports at the end.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Counts {
     pub(super) loads: u64,
@@ -32,7 +32,7 @@ pub(super) struct Counts {
     pub(super) tasks: u64,
 }
 
-/// Lines that are whole or not there: each is one write to the file, which needs no goodbye.
+/// A log without partial lines: each line is one unbuffered write, so a killed process loses nothing that it wrote.
 #[derive(Clone, Debug)]
 struct Log(Arc<Mutex<File>>);
 
@@ -43,7 +43,7 @@ impl Log {
     }
 }
 
-/// Ranks by Zipf's law, summed up: each key is asked for in proportion to one over its rank.
+/// Cumulative probabilities of the keys by Zipf's law: a key's probability is proportional to one over its rank.
 fn zipf() -> Vec<f64> {
     let mut sum = 0.0;
     let sums = (1..=KEYS).map(|rank| {
@@ -96,8 +96,8 @@ pub(super) fn work(mut child: Child) -> BoxFuture<'static, ()> {
                     let connected = guard.connect().await.is_ok();
                     let mut right = 0;
                     for key in 0..50 {
-                        // Again: a hit may be of a value that ends before the next command, and a machine may stand
-                        // still during the only one.
+                        // Try again: a value may expire between the hit and the next command, and the machine may stall
+                        // during a single try.
                         let until = Instant::now() + Duration::from_secs(15);
                         while Instant::now() < until {
                             request(guard.clone(), config.clone(), log.clone(), key).await;
@@ -118,7 +118,7 @@ pub(super) fn work(mut child: Child) -> BoxFuture<'static, ()> {
 async fn ask_steadily(guard: StampedeGuard, config: Config, log: Log) {
     let sums = zipf();
     let mut tick = interval(Duration::from_millis(1_000 / REQUESTS_PER_SECOND));
-    // Who was stopped does not make up for it.
+    // A process that was stopped does not catch up on missed requests.
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tick.tick().await;

@@ -1,8 +1,9 @@
-//! Locks behind many waiters that are dead: PUBLISH does not tell which of them hear.
+//! Locks with many dead waiters in the queue: in a cluster PUBLISH counts only one node's subscribers, so a dead waiter is not
+//! noticed.
 
 use super::*;
 
-/// A queue of a lock with this prefix on the master that has it, and so many places of as many dead nodes in it.
+/// Fills the queue of the held lock with this prefix with `places` places, each of another dead node.
 fn lay_dead(cluster: &Cluster, lock: &str, queue: &str, places: usize, ttl: Duration) {
     let home = cluster.nodes().iter().find_map(|node| {
         let keys: Vec<String> = node.run(&["KEYS", &format!("{lock}*")]);
@@ -17,7 +18,7 @@ fn lay_dead(cluster: &Cluster, lock: &str, queue: &str, places: usize, ttl: Dura
     home.run::<()>(&["PEXPIRE", &queue, "600000"]);
 }
 
-/// Twenty processes have died while they waited. Their claims are not waited for one after the other: 1 s each.
+/// Twenty processes have died while they waited. Their claims of 1 s each do not run one after the other.
 #[tokio::test]
 async fn twenty_dead_waiters_cost_two_claims() {
     let cluster = Cluster::patient();
@@ -45,7 +46,7 @@ async fn twenty_dead_waiters_cost_two_claims() {
     };
     let order = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
     let mut living = Vec::new();
-    // One after the other, each of another process than the one before; the first in the queue is the first that has it.
+    // The living waiters queue one after the other, alternating between two processes, and must get the mutex in this order.
     for number in 0..4 {
         let (mutex, order) = (mutexes[1 + number % 2].clone(), order.clone());
         living.push(tokio::spawn(async move {
@@ -69,7 +70,7 @@ async fn twenty_dead_waiters_cost_two_claims() {
     assert!(order.is_sorted_by_key(|&(_, fence)| fence), "{order:?}");
 }
 
-/// The same of a semaphore's permits.
+/// The same for a semaphore's permits.
 #[tokio::test]
 async fn twenty_dead_waiters_cost_a_semaphore_two_claims() {
     let cluster = Cluster::patient();

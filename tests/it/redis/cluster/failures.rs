@@ -1,8 +1,8 @@
-//! Masters that die and hang, inboxes whose node goes, waiters that are dead when it is their turn.
+//! Masters that die or hang, inboxes on nodes that die, and waiters that are dead when it is their turn.
 
 use super::*;
 
-/// Eight processes are loading when a master is killed. Its keys may cost a load per process, the others' one.
+/// Eight processes are loading when a master is killed. Its keys may cost one load per process.
 #[tokio::test]
 async fn a_master_that_dies_is_replaced() {
     let (cluster, origin) = (Cluster::start(), Origin::start().await);
@@ -14,7 +14,7 @@ async fn a_master_that_dies_is_replaced() {
         let slow = origin::Answer::value(key.as_str()).after(ms(1_000));
         origin.script(key, [(); 9].map(|()| slow.clone()));
     }
-    // The first of them leads.
+    // The first process leads.
     for (index, member) in fleet.members().iter().enumerate() {
         for key in &keys {
             member.send(&format!("load {key} 5"));
@@ -42,7 +42,7 @@ async fn a_master_that_dies_is_replaced() {
     }
     let loads: Vec<_> = keys.iter().map(|key| origin.loads(key)).collect();
     assert!(loads[0] <= 8, "one per process: {loads:?}");
-    // A cluster with a dead master takes no commands until it is replaced; so the others' keys may cost as much.
+    // A cluster with a dead master executes no commands until a replica takes over, so the other masters' keys may cost as much.
     assert!(loads.iter().all(|loads| *loads <= 8), "{loads:?}");
 
     cluster.await_promotion(0);
@@ -52,7 +52,7 @@ async fn a_master_that_dies_is_replaced() {
     while guard.insert(&*keys[0], &0).await.is_err() {
         assert!(started.elapsed() < FAILOVER, "{}", guard.health());
     }
-    // Each process works on the new one as on the old.
+    // Each process works on the new master as on the old one.
     let key = cluster.key_on(0, "after");
     for member in fleet.members() {
         loop {
@@ -68,8 +68,8 @@ async fn a_master_that_dies_is_replaced() {
     assert_eq!(origin.loads(&key), 1);
 }
 
-/// A master that hangs, and is not replaced, costs its own keys what a single server that hangs costs: the budget at
-/// first, then nothing. Those of the others are as before.
+/// A master that hangs and is not replaced costs calls of its own keys as much as a single server that hangs: the budget at
+/// first, then nothing. Calls of other keys cost nothing.
 #[tokio::test]
 async fn a_master_that_hangs_costs_the_others_nothing() {
     let cluster = Cluster::patient();
@@ -107,8 +107,8 @@ async fn a_master_that_hangs_costs_the_others_nothing() {
     let stats = guard.stats();
     let hits = timed(&in_peace, &others).await;
     assert!(median(hits.clone()) <= NOTHING, "{hits:?}");
-    assert_eq!(guard.stats().loads, stats.loads, "they are found where they were stored");
-    // Cold keys of theirs are loaded under the fleet's lease, and stored.
+    assert_eq!(guard.stats().loads, stats.loads, "all calls were hits");
+    // Cold keys of the other masters are loaded under a lease, and stored.
     let cold = cluster.key_on(1, "cold");
     answer(&in_peace, &cold, 1).await;
     assert_eq!(in_peace.get::<u32>(&*cold).await.expect("a store"), Some(1));
@@ -121,7 +121,7 @@ async fn a_master_that_hangs_costs_the_others_nothing() {
     eventually_eq("all is well", SOON, Breaker::Closed, async || guard.health().breaker).await;
 }
 
-/// The node that the inbox is at is killed: who waits looks again, and hears again at another node.
+/// The node with the inbox's subscription is killed: the inbox is opened again at another node.
 #[tokio::test]
 async fn the_inbox_goes_to_another_node() {
     let cluster = Cluster::start();
@@ -140,7 +140,8 @@ async fn the_inbox_goes_to_another_node() {
     share(&cluster, &guards, &key).await;
 }
 
-/// A leader vanishes and the first in the queue is dead: nobody can know that, so the lease is a claim that ends soon.
+/// A leader vanishes, and the first waiter in the queue is dead. No process can know that, so the waiter gets only a short claim, not a
+/// whole lease.
 #[tokio::test]
 async fn a_dead_waiter_costs_a_claim_and_not_a_lease() {
     let (cluster, origin) = (Cluster::patient(), Origin::start().await);
@@ -181,7 +182,7 @@ async fn a_dead_waiter_costs_a_claim_and_not_a_lease() {
     );
     assert_eq!(origin.loads(&key), 2);
 
-    // One that lives has it at once, and the whole of it: who comes when the claim would be over waits.
+    // A living waiter gets the lease at once, and the whole of it: a caller that comes after the time of a claim still waits.
     let key = cluster.key_on(1, "live");
     let (lost, slow) =
         (origin::Answer::value("lost").held(), origin::Answer::value("found").after(claim * 2));
@@ -205,7 +206,7 @@ async fn a_dead_waiter_costs_a_claim_and_not_a_lease() {
     assert_eq!(origin.loads(&key), 2);
 }
 
-/// The same of a mutex and of a permit, where the time to live may be a minute.
+/// The same for a mutex, which may have a TTL of a minute.
 #[tokio::test]
 async fn a_dead_waiter_costs_a_lock_a_claim() {
     let cluster = Cluster::patient();
@@ -239,7 +240,7 @@ async fn a_dead_waiter_costs_a_lock_a_claim() {
         async move { mutex.lock().await.map(|guard| guard.fence()) }
     });
     waiting(2).await;
-    // As though its process had died: nothing is given back, and nobody hears what it is told.
+    // As if its process had died: it gives nothing back and receives no messages.
     let runtime = guards[1].clone();
     runtime.shutdown(Duration::ZERO).await;
     dead.abort();
@@ -249,7 +250,8 @@ async fn a_dead_waiter_costs_a_lock_a_claim() {
     assert!(started.elapsed() < ttl / 4 + ms(1_500) + STANDSTILL, "{:?}", started.elapsed());
 }
 
-/// The doctor took a master that was dead for its own connection, in most of its runs, and looked at nothing else.
+/// Guards against a former defect: in most of its runs the doctor took a dead master for a dead connection of its own, and examined
+/// nothing else.
 async fn the_doctor_looks_on(hangs: bool, advice: &str) {
     let cluster = Cluster::patient();
     let guard = connected(&cluster, LEASE).await;
@@ -266,14 +268,14 @@ async fn the_doctor_looks_on(hangs: bool, advice: &str) {
         guard.health().breaker == Breaker::Partly
     })
     .await;
-    // Whose the key is that it tries is left to chance, and so is where it subscribes.
+    // Several runs: the doctor tries a random key and subscribes at a random node.
     for _ in 0..4 {
         let report = examined(&guard).await;
         let of = |check: &'static str| report.findings.iter().filter(move |finding| finding.check == check);
         let dead = of("master").find(|finding| finding.severity == Severity::Problem);
         let dead = dead.unwrap_or_else(|| panic!("nothing about the dead one:\n{report}"));
         assert!(dead.found.contains(&port) && dead.advice.contains(advice), "{report}");
-        assert!(!dead.cost.contains("as before"), "by default all keys are concerned soon: {report}");
+        assert!(!dead.cost.contains("as before"), "by default all keys are affected soon: {report}");
         for check in ["connection", "rights", "notifications", "latency"] {
             let sound = |finding: &Finding| finding.severity == Severity::Ok;
             assert!(of(check).count() > 0 && of(check).all(sound), "{check}:\n{report}");
@@ -293,7 +295,7 @@ async fn the_doctor_names_a_master_that_hangs_and_looks_at_the_others() {
     the_doctor_looks_on(true, "no answer in time").await;
 }
 
-/// `connect()` was content with masters of which none takes a command.
+/// Guards against a former defect: `connect()` succeeded although no master executed commands.
 #[tokio::test]
 async fn a_cluster_that_takes_no_commands_is_an_error_of_connecting_and_a_finding() {
     let cluster = Cluster::patient();
@@ -314,7 +316,7 @@ async fn a_cluster_that_takes_no_commands_is_an_error_of_connecting_and_a_findin
         down.severity == Severity::Problem && down.advice.contains("redis-cli --cluster check"),
         "{report}"
     );
-    // With `no` those whose slots are served are.
+    // With `no` the masters execute commands for the slots that are served.
     for node in cluster.nodes() {
         node.run::<()>(&["CONFIG", "SET", "cluster-require-full-coverage", "no"]);
     }

@@ -1,8 +1,8 @@
-//! Slots that move: nobody is given another key's value, and a load is shared all the same.
+//! Slots that move: no caller receives another key's value, and loads are still shared.
 
 use super::*;
 
-/// The steps of a move, one by one, under keys that are there and keys that are not.
+/// The steps of a migration, one by one, with present and absent keys.
 #[tokio::test]
 async fn each_redirection_is_followed() {
     let cluster = Cluster::patient();
@@ -12,12 +12,12 @@ async fn each_redirection_is_followed() {
     guard.insert(&*key, &1).await.expect("stored");
     let get = async || guard.get::<u32>(&*key).await.expect("an answer");
 
-    // ASK: the slot is on its way, and this key has gone ahead.
+    // ASK: the slot is migrating, and this key has moved already.
     cluster.begin_move(slot, 0, 1);
     assert_eq!(get().await, Some(1), "still there");
     cluster.move_keys(slot, 0, 1);
-    assert_eq!(get().await, Some(1), "gone ahead");
-    // The right that this takes is needed, and missed by the doctor.
+    assert_eq!(get().await, Some(1), "moved already");
+    // Following ASK needs the right `+asking`; the doctor reports that it is missing.
     let may_ask = |rule| {
         for node in cluster.nodes() {
             node.run::<()>(&["ACL", "SETUSER", "spread", rule]);
@@ -28,7 +28,7 @@ async fn each_redirection_is_followed() {
     assert!(examined(&guard).await.to_string().contains("+asking"));
     may_ask("+asking");
     assert_eq!(get().await, Some(1));
-    // TRYAGAIN: of a script's keys the entry has gone ahead and the others are nowhere. It ends with the move.
+    // TRYAGAIN: of the keys of a script, the entry has moved already and the others do not exist. It ends with the migration.
     let invalidated = tokio::spawn({
         let (guard, key) = (guard.clone(), key.clone());
         async move { guard.invalidate(key).await }
@@ -37,13 +37,13 @@ async fn each_redirection_is_followed() {
     assert!(!invalidated.is_finished(), "it waits for the slot");
     cluster.end_move(slot, 0, 1);
     invalidated.await.unwrap().expect("confirmed");
-    // MOVED: the guard's chart was drawn before.
+    // MOVED: the guard's slot map is from before the migration.
     guard.insert(&*key, &2).await.expect("stored");
     assert_eq!(get().await, Some(2));
     assert_eq!(cluster.node(1).keys(), [format!("sg1:e:{{default:{key}}}")]);
     assert_eq!(cluster.node(0).keys(), Vec::<String>::new());
 
-    // While a slot takes longer to move than a caller has time, the load goes without the fleet.
+    // If the migration of a slot takes longer than the caller's budget, the call loads without a lease.
     let other = cluster.key_on(2, "other");
     let slot = cluster.slot_of(&other);
     cluster.begin_move(slot, 2, 0);
@@ -57,7 +57,7 @@ async fn each_redirection_is_followed() {
     })
     .await;
 
-    // CLUSTERDOWN: answers, and again as before when it is over.
+    // CLUSTERDOWN: calls are answered, and values are stored again when it is over.
     cluster.node(0).run::<()>(&["CLUSTER", "DELSLOTS", "0", "1"]);
     let down = cluster.key_on(0, "down");
     eventually("it is down", SOON, async || guard.get::<u32>(&*down).await.is_err()).await;
@@ -67,15 +67,15 @@ async fn each_redirection_is_followed() {
         assert_eq!(answer(&guard, &down, 5).await, 5);
         added.push(started.elapsed());
     }
-    assert!(median(added.clone()) < NOTHING + SLACK, "an answer of the node's ends it: {added:?}");
+    assert!(median(added.clone()) < NOTHING + SLACK, "the node's reply ends the wait: {added:?}");
     cluster.node(0).run::<()>(&["CLUSTER", "ADDSLOTS", "0", "1"]);
     eventually("it is up", SOON, async || guard.insert(&*down, &6).await.is_ok()).await;
     assert_eq!(guard.get::<u32>(&*down).await.expect("an answer"), Some(6));
 }
 
-/// Eight processes load keys of all masters while their slots move to and fro. Each value says whose it is.
+/// Eight processes load keys of all masters while their slots migrate. Each value is the name of its key.
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_is_given_another_keys_value() {
+async fn no_caller_receives_another_keys_value() {
     const KEYS: usize = 48;
     let (cluster, origin) = (Cluster::patient(), Origin::start().await);
     let config = Config { redis: cluster.url(), origin: origin.addr(), lease_ms: 10_000, windows: None };
@@ -86,7 +86,7 @@ async fn nobody_is_given_another_keys_value() {
         let answer = origin::Answer::value(key.as_str()).after(ms(20));
         origin.script(key, [(); 40].map(|()| answer.clone()));
     }
-    // Reads of what is there, as many as can be, on connections whose slots come and go.
+    // As many reads of stored values as possible, on connections to masters that gain and lose slots.
     let readers: Vec<_> = futures_util::future::join_all((0..2).map(|_| connected(&cluster, LEASE))).await;
     let (stop, wrong, reads) = (Gate::closed(), Counter::default(), Counter::default());
     let reading: Vec<_> = readers
@@ -142,11 +142,11 @@ async fn nobody_is_given_another_keys_value() {
     assert_eq!(wrong.started(), 0, "values of other keys");
     assert!(reads.started() > 100, "{} reads", reads.started());
     for key in &keys {
-        // A slot on its way refuses scripts for as long as it takes; who has no time for that loads alone.
+        // A migrating slot refuses scripts until the end of the migration. A process without the time for that loads alone.
         assert!((1..=8).contains(&origin.loads(key)), "{key}: {} loads", origin.loads(key));
         assert_eq!(readers[0].get::<String>(&**key).await.expect("an answer").as_ref(), Some(key));
     }
-    // Where they have come to rest, all is as it was.
+    // After the migrations all works as before.
     let still: Vec<_> = (0..6).map(|n| cluster.key_on(n % 3, &format!("still{n}"))).collect();
     for key in &still {
         origin.script(key, [origin::Answer::value(key.as_str()).after(ms(300))]);

@@ -1,8 +1,8 @@
-//! Each node keeps users and their rights for itself: who may do everything at one master may lack it at another.
+//! Each node has its own users, rights and settings: a right that a user has at one master may be missing at another.
 
 use super::*;
 
-/// A node that joined later, or came back without its file of users.
+/// As with a node that joined later, or restarted without its ACL file.
 #[tokio::test]
 async fn each_master_is_asked_what_the_user_may_do_there() {
     let cluster = Cluster::patient();
@@ -31,10 +31,10 @@ async fn each_master_is_asked_what_the_user_may_do_there() {
     let report = examined(&guard).await;
     assert!(report.is_healthy(), "{report}");
     assert!(report.to_string().contains("may do everything at 2 other masters"), "{report}");
-    assert_eq!(cluster.keys(), [""; 0], "neither leaves anything behind");
+    assert_eq!(cluster.keys(), [""; 0], "connect and doctor leave nothing");
 }
 
-/// It is back one day; until then the others are of use, and the health says which one is not.
+/// `connect` succeeds with the other masters, and the health reports `Breaker::Partly`.
 #[tokio::test]
 async fn a_master_that_is_down_is_not_asked() {
     let cluster = Cluster::patient();
@@ -43,7 +43,7 @@ async fn a_master_that_is_down_is_not_asked() {
     assert_eq!(guard.health().breaker, Breaker::Partly, "{}", guard.health());
 }
 
-/// So are settings: one of them may throw away what the others keep.
+/// One master may have another eviction policy than the others.
 #[tokio::test]
 async fn the_doctor_looks_at_each_masters_memory() {
     let cluster = Cluster::patient();
@@ -51,7 +51,7 @@ async fn the_doctor_looks_at_each_masters_memory() {
         cluster.node(master).run::<()>(&["CONFIG", "SET", "maxmemory", "64mb"]);
         cluster.node(master).run::<()>(&["CONFIG", "SET", "maxmemory-policy", "volatile-lru"]);
     }
-    // As a user who may see it.
+    // As a user with the right to read these settings.
     let ports = cluster.nodes().iter().map(|node| node.url());
     let guard = StampedeGuard::new(ClusterClient::new(ports).expect("nodes"));
     connects(&guard).await;

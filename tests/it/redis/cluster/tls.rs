@@ -1,5 +1,5 @@
-//! A cluster behind TLS: whoever has a key's slot, and whoever tells of it, is spoken to through TLS, with the client's own
-//! certificates. What is wrong with a certificate is said as it is for one server.
+//! A cluster with TLS: the guard connects to every node through TLS, with the client's own certificates. An error with a
+//! certificate is reported as for a single server.
 
 use super::*;
 use crate::certificates::{Authority, HERE, Identity};
@@ -23,7 +23,7 @@ fn tls_port(node: &RedisServer) -> u16 {
     node.tls_port().expect("it has one")
 }
 
-/// How many connections of the guards' each running node has, all of which are through TLS.
+/// The number of the guards' connections to each running node; checks that all of them use TLS.
 fn through_tls(cluster: &Cluster) -> Vec<usize> {
     let count = |node: &RedisServer| {
         let list: String = node.run(&["CLIENT", "LIST"]);
@@ -37,7 +37,7 @@ fn through_tls(cluster: &Cluster) -> Vec<usize> {
     cluster.nodes().iter().filter(|node| node.is_running()).map(count).collect()
 }
 
-/// The client is told of one node, and everybody wants certificates from it.
+/// The client knows one node's address, and all nodes require client certificates.
 #[tokio::test]
 async fn every_node_is_spoken_to_through_tls_wherever_slots_go() {
     let authority = Authority::new();
@@ -52,7 +52,7 @@ async fn every_node_is_spoken_to_through_tls_wherever_slots_go() {
         guards.push(guard);
     }
     let guards = <[StampedeGuard; 2]>::try_from(guards).expect("two");
-    // One load for both on each master, of which one is told, and hits for both.
+    // On each master: one load for both nodes, with a notification, and hits for both.
     for master in 0..3 {
         let key = cluster.key_on(master, "shared");
         share(&cluster, &guards, &key).await;
@@ -62,20 +62,20 @@ async fn every_node_is_spoken_to_through_tls_wherever_slots_go() {
     }
     let connections = async || through_tls(&cluster).iter().sum::<usize>();
     eventually_eq("to each master, and for messages", SOON, 2 * (3 + 1), connections).await;
-    // A replica that has not said that it is one for a while is missed until it does.
+    // A replica that has not been heard for a while is reported as missing until it is.
     eventually("all is well", SOON, async || {
         let report = examined(&guards[0]).await;
         report.findings.iter().all(|finding| finding.severity <= Severity::Note)
     })
     .await;
 
-    // MOVED, to a master that is known.
+    // MOVED, to a known master.
     let key = cluster.key_on(1, "moved");
     guards[0].insert(&*key, &1).await.expect("stored");
     cluster.move_slot(cluster.slot_of(&key), 1, 2);
     assert_eq!(guards[1].get::<u32>(&*key).await.expect("a store"), Some(1));
 
-    // To one that neither the client nor the chart knew as a master.
+    // MOVED, to a node that neither the client nor the slot map knew as a master.
     cluster.node(0).kill();
     cluster.await_promotion(0);
     cluster.await_agreement();
@@ -96,7 +96,7 @@ async fn every_node_is_spoken_to_through_tls_wherever_slots_go() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_with_tls_is_said() {
+async fn a_wrong_tls_set_up_is_reported_with_advice() {
     let (authority, another) = (Authority::new(), Authority::named("another"));
     let cluster = Cluster::patient_with_tls(authority.files(&authority.sign(&HERE)));
     let seeds = |scheme: &str, port: fn(&RedisServer) -> u16| -> Vec<_> {
@@ -118,7 +118,7 @@ async fn what_is_wrong_with_tls_is_said() {
     eventually_eq("none is left", SOON, vec![0; 3], async || through_tls(&cluster)).await;
 }
 
-/// Nodes tell of each other by addresses, unless they are told to do so by names; a certificate may bear names alone.
+/// Nodes announce each other by address unless they are configured to announce host names, and a certificate may contain only names.
 #[tokio::test]
 async fn nodes_are_connected_to_by_the_names_that_they_announce() {
     let authority = Authority::new();

@@ -1,8 +1,8 @@
-//! Whom the guard asks about the slots, whom it believes, and how often it asks.
+//! Which nodes the guard asks about the slots, which replies it accepts, and how often it asks.
 
 use super::*;
 
-/// How often this node was asked about the slots.
+/// The number of CLUSTER commands that this node has received.
 fn asked(node: &RedisServer) -> usize {
     let stats: String = node.run(&["INFO", "commandstats"]);
     let calls = stats.lines().filter(|line| line.starts_with("cmdstat_cluster"));
@@ -11,7 +11,7 @@ fn asked(node: &RedisServer) -> usize {
     calls.sum()
 }
 
-/// The client was made with the masters, and there is none of them left.
+/// The client knows only the addresses of the masters, and all of them are dead.
 #[tokio::test]
 async fn replicas_that_took_over_from_all_masters_are_found() {
     let cluster = Cluster::calm();
@@ -31,7 +31,7 @@ async fn replicas_that_took_over_from_all_masters_are_found() {
     assert_eq!(guard.get::<u32>("k").await.expect("a store"), Some(2));
 }
 
-/// Among the addresses that the client was given are nodes that were reset, and they are more than the others.
+/// Most of the client's addresses lead to nodes that were reset.
 #[tokio::test]
 async fn nodes_that_know_of_no_slots_are_not_believed() {
     let cluster = Cluster::patient();
@@ -39,9 +39,9 @@ async fn nodes_that_know_of_no_slots_are_not_believed() {
     let ports = [blank[0].port(), blank[1].port(), cluster.node(1).port()].map(|port| port.to_string());
     let guard = unconnected(&format!("{SCHEME}{}", ports.join(",")), lease_of(LEASE));
     let keys: Vec<_> = (0..3).map(|master| cluster.key_on(master, "k")).collect();
-    // Those who know nothing are heard first.
+    // The nodes without slots reply first.
     cluster.node(1).pause();
-    guard.insert(&*keys[0], &0).await.expect_err("nobody knows where");
+    guard.insert(&*keys[0], &0).await.expect_err("no node knows the slot");
     cluster.node(1).resume();
     let resumed = Instant::now();
     while guard.insert(&*keys[0], &1).await.is_err() {
@@ -53,8 +53,8 @@ async fn nodes_that_know_of_no_slots_are_not_believed() {
     }
 }
 
-/// A master hangs and is not replaced, and its keys are asked for all the time. The others need not hear of it from every
-/// process ten times a second.
+/// A master hangs and is not replaced, while its keys are requested all the time. The other nodes must not be asked about the slots
+/// ten times a second by every process.
 #[tokio::test]
 async fn a_master_that_hangs_is_not_asked_about_all_the_time() {
     let cluster = Cluster::patient();
@@ -78,9 +78,9 @@ async fn a_master_that_hangs_is_not_asked_about_all_the_time() {
     }
 }
 
-/// The master that counts the loads hangs. The cap is not kept then, and nobody waits for it.
+/// The master that counts the loads hangs. Then the cap is not enforced, and no call waits for it.
 #[tokio::test]
-async fn a_cap_whose_master_hangs_costs_the_others_nothing() {
+async fn a_cap_on_a_master_that_hangs_costs_the_other_masters_nothing() {
     let cluster = Cluster::patient();
     let guard =
         unconnected(&cluster.url(), Policy::builder().max_concurrent_loads(2).build().expect("valid"));
@@ -106,6 +106,6 @@ async fn a_cap_whose_master_hangs_costs_the_others_nothing() {
     }
     assert!(
         stored >= 30,
-        "they are stored all the same, but for those that a busy machine was late with: {stored}"
+        "values are stored all the same, except for a few that were late on a busy machine: {stored}"
     );
 }

@@ -1,8 +1,8 @@
-//! What a user may not do is named, with the least that has to be given to it.
+//! The report names the missing rights of a user, and the smallest grant that is needed.
 
 use super::*;
 
-/// Each right of the minimal user that a script needs, taken away alone, is named.
+/// Each right of the minimal user that scripts need is reported if it alone is missing.
 #[tokio::test]
 async fn a_right_that_is_missing_is_named() {
     let server = RedisServer::start();
@@ -33,7 +33,7 @@ async fn a_right_that_is_missing_is_named() {
 }
 
 #[tokio::test]
-async fn where_no_script_may_run_the_server_is_asked_what_one_could_call() {
+async fn acl_dryrun_stands_in_where_no_script_may_run() {
     let server = RedisServer::start();
     server.run::<()>(&["ACL", "SETUSER", "minimal", "-eval", "-evalsha", "-lpos", "-zadd"]);
     let report = as_minimal_user(&server).await;
@@ -46,7 +46,7 @@ async fn where_no_script_may_run_the_server_is_asked_what_one_could_call() {
     assert_nothing_left(&server, SOON).await;
 }
 
-/// What the report says is done to the letter, as an operator in a hurry does.
+/// Executes the advice of the report literally, as an operator in a hurry does.
 fn follow(server: &RedisServer, report: &Report) {
     let advised = report.findings.iter().filter_map(|finding| {
         let rules = finding.advice.strip_prefix("ACL SETUSER minimal ")?;
@@ -65,9 +65,9 @@ async fn as_shop(server: &RedisServer) -> Report {
     doctor(&guard).await
 }
 
-/// SECURITY.md has a user for each service, so that none reads another's entries, or has its locks.
+/// SECURITY.md recommends one user per service, so that no service can read another's entries or take its locks.
 #[tokio::test]
-async fn a_user_of_one_service_alone_may_be_told_its_keys() {
+async fn advice_for_a_user_of_one_namespace_grants_its_keys_alone() {
     let server = RedisServer::start();
     server.run::<()>(&["ACL", "SETUSER", "minimal", "resetkeys", "~sg1:?:{shop:*"]);
     let report = as_shop(&server).await;
@@ -90,9 +90,9 @@ async fn a_user_of_one_service_alone_may_be_told_its_keys() {
     }
 }
 
-/// What `invalidate_replicas` takes beside the minimal rights. Without it each invalidation is an error.
+/// `invalidate_replicas` needs more than the minimal rights. Without them each invalidation is an error.
 #[tokio::test]
-async fn replicas_that_are_asked_for_and_can_not_be_had_are_a_problem() {
+async fn required_replicas_that_are_missing_are_a_problem() {
     let (server, replica) = (RedisServer::start(), RedisServer::start());
     let asks = |replicas| {
         let policy = Policy::builder().coordination_budget(ms(2_000)).command_timeout(ms(1_000));
@@ -116,7 +116,7 @@ async fn replicas_that_are_asked_for_and_can_not_be_had_are_a_problem() {
 
     replica.run::<()>(&["REPLICAOF", "127.0.0.1", &server.port().to_string()]);
     eventually("the replica follows", SOON, async || guard.invalidate("k").await.is_ok()).await;
-    // It is asked how far it is, and a busy one may take longer to say than the doctor waits.
+    // A busy replica may take longer to acknowledge than the doctor waits.
     eventually("it is in time", SOON, async || doctor(&guard).await.is_healthy()).await;
     let more = guard.with_policy(asks(2));
     let found = async || of(&doctor(&more).await, "replicas").found.clone();

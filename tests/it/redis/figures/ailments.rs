@@ -1,5 +1,5 @@
-//! What a server that runs and can not do what it is asked adds to requests, and how soon it is used again when it can.
-//! (`ailments` and `refusals` have one of each, with time to spare, and what else is asked of it.)
+//! The cost to requests of a server that runs but can not execute commands, and the time until it is used again. (`ailments` and
+//! `refusals` test each fault once, with generous bounds, and its other promises.)
 
 use store_down::{BUDGET, RECOVERY, stores_again_as};
 
@@ -10,8 +10,8 @@ use crate::redis::ailments::{
 };
 use crate::support::rounds::{Rounds, Timing};
 
-/// `fall` makes it ill, and `heal` waits until it is well. The first time it is ill for so long that the pauses between attempts
-/// to connect have grown.
+/// `fall` makes the server fail, and `heal` waits until it works again. The first failure lasts until the pauses between connection
+/// attempts have grown.
 async fn is_used_a_second_after(
     server: &RedisServer,
     mut fall: impl AsyncFnMut(),
@@ -32,17 +32,17 @@ async fn is_used_a_second_after(
         rounds.note([
             Timing::once("the first", added[0], BUDGET),
             Timing::once("the second", added[1], BUDGET),
-            // What answers, though it refuses, costs its round trips.
+            // A server that replies with refusals costs its round trips.
             Timing::median("later ones", &added[2..], NOTHING / 2),
             Timing::once("usable", usable, RECOVERY),
         ]);
     }
 }
 
-/// The same where commands do both.
+/// The same with commands for both.
 async fn is_used_a_second_after_commands(fall: &[&[&str]], heal: &[&str]) {
     let server = RedisServer::start();
-    // From before: there may be no room for another.
+    // Connect before the failure: there may be no room for another connection later.
     let (mut admin, mut other) = (server.conn(), server.conn());
     let fall = async || fall.iter().for_each(|command| run(&mut admin, command));
     is_used_a_second_after(&server, fall, async || run(&mut other, heal)).await;
@@ -122,11 +122,11 @@ async fn a_server_that_could_not_save_is_used_a_second_after_it_can() {
 
 #[tokio::test]
 async fn a_server_that_was_busy_is_used_a_second_after_its_script_has_ended() {
-    // The name of the setting that 6.2 has, too.
+    // The old name of `busy-reply-threshold`, which Redis 6.2 has, too.
     let server = RedisServer::with_args(["--lua-time-limit", "100"]);
     let (mut admin, mut other) = (server.conn(), server.conn());
     let fall = async || drop(is_kept_busy(&server, &mut admin).await);
-    // It has written nothing.
+    // SCRIPT KILL works because the script has written nothing.
     is_used_a_second_after(&server, fall, async || run(&mut other, &["SCRIPT", "KILL"])).await;
 }
 

@@ -1,5 +1,5 @@
-//! For how long others wait for a leader that is lost: the rest of its lease, a moment, and the load of whoever is next, which
-//! takes none here. (`leaders`, `markers` and `partitions` have what else is asked of it.)
+//! How long others wait for a lost leader: the rest of its lease, a moment, and the next leader's load, which takes no time here.
+//! (`leaders`, `markers` and `partitions` test the other promises about lost leaders.)
 
 use tokio::task::JoinHandle;
 
@@ -8,10 +8,10 @@ use crate::support::origin::Answer;
 use crate::support::rounds::{Rounds, Timing};
 
 const LEASE: Duration = Duration::from_secs(1);
-/// Between the end of the lease and the answers.
+/// The allowed time between the end of the lease and the answers.
 const MOMENT: Duration = Duration::from_millis(100);
 
-/// Two nodes that wait, with two callers each.
+/// Two waiting nodes, with two callers each.
 struct Waiting {
     server: RedisServer,
     guards: [StampedeGuard; 2],
@@ -24,8 +24,8 @@ impl Waiting {
         Self { server, guards }
     }
 
-    /// Their callers, once both nodes are in the queue behind whoever leads. `None` if they do not get there: a command came
-    /// too late, and somebody has gone on without the server.
+    /// The callers, once both nodes are in the queue behind the leader. `None` if a command came too late, so that a caller went on
+    /// without the server.
     async fn callers(&self, key: &str) -> Option<Vec<JoinHandle<u32>>> {
         let (open, loads) = (Gate::closed(), Counter::default());
         open.open();
@@ -40,7 +40,7 @@ impl Waiting {
     }
 }
 
-/// How long after `lost` all of them are answered.
+/// The time from `lost` until all callers are answered.
 async fn answered(callers: Vec<JoinHandle<u32>>, lost: Instant) -> Timing {
     for caller in join_all(callers).await {
         assert_eq!(caller.expect("joined"), 2);

@@ -1,15 +1,15 @@
-//! How late a wait ends where no message tells of its end. The lease is so long that nobody can have waited for that.
+//! How late a wait ends without notifications. The lease is so long that no waiter can have waited for its end.
 
 use super::*;
 use crate::support::rounds::{Rounds, Timing};
 
 const LEASE: Duration = Duration::from_secs(120);
-/// How often those look who know that they hear nothing.
+/// The interval in which a waiter without notifications checks the lease.
 const LOOK: Duration = Duration::from_millis(500);
-/// How long it takes to know: the next sign of life is asked for within a second, and has as long to come.
+/// The time until a node notices that messages cease: it pings the inbox within a second, and waits up to a second for the reply.
 const NOTICED: Duration = Duration::from_secs(2);
 
-/// How long a node that waits is given nothing though the load has ended; `silence` falls just before that.
+/// The time from the end of a load until the waiting node's answer; `silence` is called just before the load ends.
 async fn late(
     server: &RedisServer,
     [leads, waits]: &[StampedeGuard; 2],
@@ -41,12 +41,12 @@ async fn without_the_right_to_subscribe_waits_end_half_a_second_late() {
     }
 }
 
-/// A node that leads, and one that hears nothing while its proxy is told so.
+/// A leading node, and a waiting node behind a proxy that can block its messages.
 async fn deaf() -> (RedisServer, Proxy, [StampedeGuard; 2]) {
     let server = RedisServer::start();
     let proxy = Proxy::start(server.port()).await;
     let guards = [local(&server, lease_of(LEASE)).await, unconnected(&proxy.url(), lease_of(LEASE))];
-    // With it, its inbox is opened.
+    // The first load opens the inbox.
     answer(&guards[1], "warm", 1).await;
     (server, proxy, guards)
 }

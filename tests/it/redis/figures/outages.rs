@@ -1,12 +1,12 @@
-//! What an outage adds to requests, and how soon after it the server is used again. (`store_down` and `networks` have one of
-//! each, with time to spare, and what else is asked of it.)
+//! The cost of an outage to requests, and the time until the server is used again. (`store_down` and `networks` test each outage
+//! once, with generous bounds, and its other promises.)
 
 use store_down::{Outage, stores_again_as};
 
 use super::*;
 use crate::support::rounds::{Rounds, Timing};
 
-/// For how long an outage goes on after the requests.
+/// The duration of an outage after the requests.
 const AWAY: Duration = Duration::from_millis(300);
 
 async fn one(line: &Line, outage: Outage, round: usize) -> [Timing; 5] {
@@ -18,8 +18,8 @@ async fn one(line: &Line, outage: Outage, round: usize) -> [Timing; 5] {
     of_an_outage(&added, usable)
 }
 
-/// One guard lives through all of them. Its pauses between attempts to connect have grown before the first, and as its
-/// connections live for a moment in between, they do not start over.
+/// One guard goes through all rounds. The pauses between its connection attempts have grown before the first round, and do not start
+/// over, because its connections live only briefly between the rounds.
 async fn keeps_to_the_figures(outage: Outage) {
     let line = Line::with(outage, Policy::default()).await;
     connects(&line.guard).await;
@@ -34,7 +34,7 @@ async fn keeps_to_the_figures(outage: Outage) {
     }
 }
 
-/// Each meets a guard that has connected to nothing yet.
+/// Each round has a new guard that has not connected yet.
 async fn keeps_to_the_figures_from_the_start(outage: Outage) {
     let mut rounds = Rounds::of(format!("{outage:?}, from the start"));
     while let Some(round) = rounds.next() {
@@ -58,7 +58,7 @@ async fn a_stopped_server_costs_one_budget_and_is_used_a_second_after_it_is_back
     keeps_to_the_figures(Outage::Stopped).await;
 }
 
-/// Its user has a password, so the first attempt to connect hangs for longer than a budget.
+/// The server's user has a password, so the first connection attempt waits for AUTH, longer than a budget.
 #[tokio::test]
 async fn a_server_that_is_stopped_from_the_start_costs_one_budget_and_is_used_a_second_after_it_is_back() {
     keeps_to_the_figures_from_the_start(Outage::Stopped).await;
@@ -99,7 +99,7 @@ async fn a_network_that_trickles_costs_one_budget_and_is_used_a_second_after_it_
     keeps_to_the_figures(Outage::Network(Mode::Trickle(1))).await;
 }
 
-/// Nobody heals them; they are replaced a second after they died.
+/// The connections stay dead, and the guard replaces them within a second.
 #[tokio::test]
 async fn dead_connections_cost_one_budget_and_are_replaced_within_a_second() {
     let line = Line::new(Policy::default()).await;
@@ -119,7 +119,7 @@ async fn dead_connections_cost_one_budget_and_are_replaced_within_a_second() {
     }
 }
 
-/// Ill, well, and ill again, in each of four ways; nobody ever pays more than the budget.
+/// The network fails, works and fails again, in each of four ways; no request ever pays more than the budget.
 #[tokio::test]
 async fn a_network_that_flaps_costs_one_budget_and_is_used_a_second_after_it_is_well() {
     const FLAP: Duration = Duration::from_millis(300);

@@ -1,5 +1,5 @@
-//! Sentinels and servers behind TLS: each connection is through it, also to a primary that was promoted meanwhile, and
-//! what is wrong with a certificate is said as it is for one server.
+//! Sentinels and servers with TLS: every connection uses it, also to a promoted primary, and an error with a certificate
+//! is reported as for a single server.
 
 use redis::TlsMode;
 
@@ -7,7 +7,7 @@ use super::*;
 use crate::certificates::{Authority, HERE};
 use crate::support::redis_server::field;
 
-/// Whom a client trusts: without anybody it speaks no TLS.
+/// The authorities that a client trusts; `None` means no TLS.
 #[derive(Clone, Copy)]
 struct Trust<'a> {
     at_sentinels: Option<&'a Authority>,
@@ -45,7 +45,7 @@ impl<'a> Trust<'a> {
     }
 }
 
-/// How many connections of the guards' a server has, all of which are through TLS.
+/// The number of the guards' connections to a server; checks that all of them use TLS.
 fn through_tls(server: &RedisServer) -> usize {
     let list: String = server.run(&["CLIENT", "LIST"]);
     let port = format!(":{}", server.tls_port().expect("it has one"));
@@ -55,7 +55,7 @@ fn through_tls(server: &RedisServer) -> usize {
     ways.len()
 }
 
-/// Two connections of each guard that works on this server. One that is given up, or made again, shows for a moment.
+/// Waits for this number of connections. A closing connection, or a repeated try, counts for a moment.
 async fn connected_to(server: &RedisServer, connections: usize) {
     eventually_eq("connections through TLS", SOON, connections, async || through_tls(server)).await;
 }
@@ -90,7 +90,7 @@ async fn guards_share_loads_through_tls_before_and_after_a_failover() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_with_tls_is_said() {
+async fn a_wrong_tls_set_up_is_reported_with_advice() {
     let (authority, another) = (Authority::new(), Authority::named("another"));
     let watch = Sentinels::with_tls(authority.files(&authority.sign(&HERE)));
     let right = Trust::everywhere(&authority);
@@ -108,7 +108,7 @@ async fn what_is_wrong_with_tls_is_said() {
     ]
     .map(|(trust, ports, advice)| async move {
         let guard = guarded(trust.client(&ports), Policy::default());
-        // Asking silent sentinels takes longer than the first wait for them.
+        // Until silent sentinels time out, `connect` reports only that there is no answer.
         eventually(advice, SOON, async || {
             assert!(guard.connect().await.is_err());
             guard.health().reason.is_some_and(|why| why.contains(advice))
@@ -119,7 +119,7 @@ async fn what_is_wrong_with_tls_is_said() {
     for server in [watch.first(), watch.second()] {
         connected_to(server, 0).await;
     }
-    // The sentinels may be spoken to in the plain, on ports of their own, and to one that has TLS in TLS.
+    // A client may use plain ports for the sentinels and TLS for the servers.
     let guard = guarded(Trust { at_sentinels: None, ..right }.client(&watch.ports()), lease_of(LEASE));
     connects(&guard).await;
     connected_to(watch.first(), 2).await;
