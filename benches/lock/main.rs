@@ -1,5 +1,5 @@
-//! Measures the lock toolkit against the locks of *Redis in Action* (section 11.2), ported, in the same run, and prints
-//! the book's table 11.2 and what follows from it.
+//! Measures the lock toolkit against ports of the locks of *Redis in Action* (section 11.2) in the same run, and prints
+//! the book's table 11.2 and the ratios that follow from it.
 //!
 //! ```text
 //! cargo bench --bench lock                     everything, two minutes; needs redis-server
@@ -7,11 +7,11 @@
 //! STRICT=1 cargo bench --bench lock            also fails where a time or a ratio misses its `must`
 //! ```
 //!
-//! Clients are compared in two places, `Mutex` and controls alike. As *processes*, which is how the book did it: each
-//! client a process with one thread. Where processes outnumber processors, that is also a test of the scheduler. And
-//! as *tasks* of one thread, where all that is spent is this library's, the client library's and the server's.
+//! Clients of `Mutex` and of the controls run in two ways. As *processes*, as in the book: each client is a process with
+//! one thread. If processes outnumber processors, that is also a test of the scheduler. And as *tasks* of one thread,
+//! where all costs are those of this library, the client library and the server.
 //!
-//! The `must` of the ratios over the SETNX control is what the book's Lua lock reaches over it.
+//! The `must` of the ratios over the SETNX control is the ratio of the book's Lua lock.
 
 #[path = "../fleet/groups.rs"]
 mod groups;
@@ -58,7 +58,7 @@ the lock was still held at each release everywhere.
 are all on one thread (current_thread), `processes` have one each. The controls pause for 1 ms between two tries.
 - CPU: what the server's thread and the clients' ran in the whole stretch, per acquire; a busy machine slows the \
 rates, not these.
-- p99 wait: over all acquires of all clients, so that one who gets the lock ten times while others starve has ten short waits.
+- p99 wait: over all acquires of all clients, so that a client that gets the lock ten times while others starve has ten short waits.
 - hold: ten tasks that keep the lock for a sleep of 5 ms (Tokio's: 5 to 6.5 ms), 5 rounds of 1.5 s.
 - trips: what MONITOR shows of one client, without PING.
 - waiters: 500 tasks with one `Locks` behind a holder; connections are those with a subscription in CLIENT LIST.

@@ -1,4 +1,4 @@
-//! ACQUIRE where there is an entry of 1 MiB: the one that was seen, or another.
+//! ACQUIRE over an entry of 1 MiB: the one that the caller has read, or a new one.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use tokio::time::sleep;
 use crate::stage::{Stage, Step};
 use crate::table::Table;
 
-/// 1 MiB is what a policy lets through by default, encoded.
+/// The encoded value fits into the default `max_body` of 1 MiB.
 const SIZE: usize = (1 << 20) - 64;
 const LONGEST: f64 = 0.2;
 const FRESH_FOR: Duration = Duration::from_millis(100);
