@@ -30,7 +30,7 @@ use groups::Group;
 use table::{Limit, Row, Spread, Table, Unit};
 
 const PERIODS: u32 = 20;
-/// Tolerance, as a key expires by the server's clock with a resolution of a millisecond and loads are timed by another clock.
+/// Tolerance: keys expire by the server's clock, with a resolution of a millisecond, and loads are timed by this machine's.
 const CLOCKS: u64 = 3_000_000;
 
 fn main() {
@@ -53,8 +53,8 @@ const GROUPS: &[Group] = &[
 ];
 
 const METHOD: &str = "\
-Method. Eight processes with 25 callers each, on a redis-server of this machine; the origin counts the loads and when \
-they began and ended, by the wall clock that all processes share.
+Method. Eight processes with 25 callers each, on a redis-server of this machine; the origin counts the loads and records \
+when they began and ended, by the wall clock that all processes share.
 
 ";
 
