@@ -16,10 +16,13 @@ const FRESH_FOR: Duration = Duration::from_millis(100);
 pub(crate) fn acquire(table: &mut Table) {
     let stage = Stage::start();
     let guard = stage.guard();
-    stage.measure(table, "ACQUIRE, an entry of 1 MiB that was seen is there".to_owned(), LONGEST, |round| {
-        seen(&stage, &guard, format!("s{round}"))
-    });
-    stage.measure(table, "ACQUIRE, an entry of 1 MiB that is new is there".to_owned(), LONGEST, |round| {
+    stage.measure(
+        table,
+        "ACQUIRE, the entry of 1 MiB that the caller has read is stored".to_owned(),
+        LONGEST,
+        |round| seen(&stage, &guard, format!("s{round}")),
+    );
+    stage.measure(table, "ACQUIRE, a new entry of 1 MiB is stored".to_owned(), LONGEST, |round| {
         new(&stage, &guard, format!("n{round}"))
     });
 }
