@@ -1,36 +1,36 @@
-# run    the main job, with no set-up at all
+# run    the main example, with no set-up
 # test   everything; installs redis-server first if it is missing
-# check  what must be clean before a commit
+# check  format, lints and documentation, which must be clean before a commit
 # bench  the numbers of the README's table
 # conformance, conformance-current, conformance-both
-#        the public tests of HTTP caches: the last release, what they expect today, and both at once (tests/conformance)
+#        the public tests of HTTP caches: their last release, their current state, and both at once (tests/conformance)
 # redis-6.2
-#        the tests of everything that talks to a server, on the oldest one that we work with (tests/scripts/redis-6.2.sh)
+#        the tests that need a server, on the oldest supported version (tests/scripts/redis-6.2.sh)
 # sentinel
-#        a primary, a replica and three sentinels to try, until Ctrl-C
+#        starts a primary, a replica and three sentinels to try, until Ctrl-C
 # cluster
-#        three masters with a replica each, the same
+#        starts three masters with a replica each, until Ctrl-C
 # secured
-#        a server with TLS, a Unix socket and the smallest user alone, the same
-# soak   four processes under load while things break: ten minutes, or DURATION seconds; prints a verdict
+#        starts a server with TLS, a Unix socket and only the smallest user, until Ctrl-C
+# soak   four processes under load and faults: ten minutes, or DURATION seconds; prints a verdict
 # soak-leak
-#        a million keys (or KEYS), each asked for once, and then nothing: memory, maps and keys
+#        requests a million keys (or KEYS) once each and then none, and checks memory, maps and Redis keys
 # scripts-whole
-#        the connection broken at every byte, where the other tests take every 61st of long requests: three minutes
+#        breaks the connection at every byte, where the other tests take every 61st of long requests: three minutes
 # imports
-#        circles, imports against the floors of DESIGN.md, crates outside their rooms; and that each of these is found
-# deny   licences, sources and versions of what we depend on (deny.toml); needs cargo-deny
+#        looks for circles, imports against the floors of DESIGN.md and crates outside their rooms; tests that it finds each
+# deny   licences, sources and versions of our dependencies (deny.toml); needs cargo-deny
 # simulate
-#        60,000 simulated fleets: 20,000 seeds, three amounts of trouble each, none among them (SEEDS=n for another number);
-#        fails where they take more than a minute on two cores (SIM_MOST_SECONDS=n for another bound, or none)
+#        60,000 simulated fleets: 20,000 seeds with no, some and many faults each (SEEDS=n for another number);
+#        fails if they take more than a minute on two cores (SIM_MOST_SECONDS=n for another bound, or none)
 # soak-sim
-#        millions of them, from a random seed on (SOAK_SEEDS=n)
+#        millions of simulated fleets, from a random seed on (SOAK_SEEDS=n)
 # planted
-#        five faults that the simulation once could not see, planted back one by one (tests/simulation/planted): it must notice each
-# fuzz   whole exchanges, then each reader of foreign bytes, ten minutes each or FUZZ_SECONDS; needs a nightly Rust and cargo-fuzz
+#        plants five faults back one by one that the simulation once could not see (tests/simulation/planted): it must notice each
+# fuzz   whole exchanges, then each decoder of foreign bytes, ten minutes each or FUZZ_SECONDS; needs a nightly Rust and cargo-fuzz
 # mutants
-#        breaks the protocol, what calls the scripts, the encodings and the rules of HTTP line by line, to see that a test
-#        notices: days; hours for one of them (MUTANTS='$(GLUE)', or files); needs cargo-mutants
+#        breaks the protocol, the callers of the scripts, the encodings and the rules of HTTP line by line, to see that a
+#        test notices: days; hours for one of them (MUTANTS='$(GLUE)', or files); needs cargo-mutants
 .PHONY: run test check bench conformance conformance-current conformance-both redis-6.2 sentinel cluster secured simulate planted soak-sim scripts-whole soak soak-leak imports deny mutants fuzz redis wrk firewall python node
 
 # Most tests wait for servers and timers more than they compute: on two cores eight at once take two thirds of the time of four.
@@ -42,7 +42,7 @@ run:
 test: redis firewall
 	tests/scripts/test.sh --all-features
 
-# What of the integration tests runs there.
+# The integration tests that run on the oldest server.
 ON_OLDEST ?= redis:: lock::
 redis-6.2: python firewall
 	server=$$(tests/scripts/redis-6.2.sh) && \
@@ -64,12 +64,12 @@ bench: redis wrk
 	cargo bench --bench lock
 	cargo bench --bench scripts
 
-# Optimised, because they run as many seeds as they can; with the assertions that a release has not, and with the
-# dependencies of all other tests (Cargo.toml has those that count optimised).
+# Optimised, to run as many seeds as possible; with debug assertions, which a release lacks, and with the
+# dependencies of all other tests (Cargo.toml optimises those that matter).
 SIMULATION = CARGO_PROFILE_DEV_OPT_LEVEL=2 CARGO_PROFILE_DEV_DEBUG=false CARGO_INCREMENTAL=0 \
   cargo test --no-default-features --features testing --lib --
 
-# A minute at the most is promised for all 20,000 seeds on two cores.
+# README promises a minute at most for all 20,000 seeds on two cores.
 SIM_MOST_SECONDS ?= $(if $(SEEDS),,$(shell test $$(getconf _NPROCESSORS_ONLN) -lt 2 || echo 60))
 
 simulate:
@@ -116,7 +116,7 @@ imports:
 deny:
 	cargo deny --all-features check bans licenses sources
 
-# The protocol, what calls the scripts, the encodings, the rules of HTTP.
+# The protocol, the callers of the scripts, the encodings, the rules of HTTP.
 PROTOCOL = $(wildcard src/flight/*.rs src/read_through/*.rs)
 GLUE = $(wildcard src/store/redis/commands/*.rs) \
   $(addprefix src/store/redis/,scripts.rs messages/message.rs mod.rs locks.rs tags.rs errors/classify.rs doctor/probe.rs)
@@ -126,13 +126,13 @@ MUTANTS ?= $(PROTOCOL) $(GLUE) $(ENCODINGS) $(RULES)
 mutants: redis
 	SEEDS=60 cargo mutants --all-features --test-workspace=true $(addprefix -f ,$(MUTANTS)) -- --lib --test it --test models
 
-# New finds go to fuzz/corpus, which git ignores; what is worth keeping is moved to tests/corpus.
+# New findings go to fuzz/corpus, which git ignores; those worth keeping are moved to tests/corpus.
 fuzz:
 	mkdir -p fuzz/corpus/exchange fuzz/corpus/readers
 	cargo +nightly fuzz run exchange fuzz/corpus/exchange tests/corpus/exchange -- -max_total_time=$${FUZZ_SECONDS:-600}
 	cargo +nightly fuzz run readers fuzz/corpus/readers tests/corpus/readers -- -max_total_time=$${FUZZ_SECONDS:-600}
 
-# The tests start their own private servers; only the program has to be there.
+# The tests start private servers; only the program must be installed.
 redis:
 	@command -v redis-server >/dev/null && exit 0; \
 	echo "redis-server is missing: installing it"; \
@@ -141,7 +141,7 @@ redis:
 	elif command -v brew >/dev/null; then brew install redis; \
 	else echo "no apt-get and no brew here: install redis-server by hand" >&2; exit 1; fi
 
-# One group of the bench sends its requests with it.
+# One group of the fleet bench sends its requests with wrk.
 wrk:
 	@command -v wrk >/dev/null && exit 0; \
 	echo "wrk is missing: installing it"; \
@@ -150,8 +150,8 @@ wrk:
 	elif command -v brew >/dev/null; then brew install wrk; \
 	else echo "no apt-get and no brew here: install wrk by hand" >&2; exit 1; fi
 
-# Packets are dropped in a network namespace, by root or in a user namespace; who may make neither is told which tests have not
-# run. With CI set those fail.
+# Tests drop packets in a network namespace, as root or in a user namespace. Where neither is allowed, those tests print NOT RUN;
+# with CI set they fail.
 firewall:
 	@PATH=$$PATH:/usr/sbin:/sbin; command -v nft >/dev/null && command -v ip >/dev/null && exit 0; \
 	if [ "$$(id -u)" = 0 ]; then sudo=; elif [ -n "$$CI" ]; then sudo=sudo; else exit 0; fi; \

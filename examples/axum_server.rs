@@ -7,7 +7,7 @@
 //! CLUSTER=127.0.0.1:6379 cargo run --example axum_server --features cluster        on a Redis Cluster (`make cluster`)
 //! ```
 //!
-//! Then, from another terminal; the second and third line are the stampede:
+//! Then, from another terminal (the second and third line cause the stampede):
 //!
 //! ```text
 //! curl -i http://127.0.0.1:8080/report/7
@@ -16,10 +16,10 @@
 //! curl -X DELETE http://127.0.0.1:8080/report/7
 //! ```
 //!
-//! Watch the `Cache-Status` header and the lines that the server prints: one per load. `RUN_ONCE=1` sends itself
-//! a few requests and ends. Ctrl-C and SIGTERM end it as a deployment does: what runs is answered, what takes longer
-//! than `DEADLINE_MS` is handed to another replica. `LOAD_MS` is how long a report takes. `BUDGET_MS` and
-//! `LEASE_MS` are for a machine or a network that is slower than the defaults of 100 ms and 2 s are made for.
+//! Watch the `Cache-Status` header and the server's output, which has a line per load. With `RUN_ONCE=1` the server sends
+//! itself a few requests and ends. Ctrl-C and SIGTERM end it as in a deployment: running requests are answered, and loads
+//! that take longer than `DEADLINE_MS` are handed to another replica. `LOAD_MS` is how long a report takes. Raise
+//! `BUDGET_MS` and `LEASE_MS` (100 ms and 2 s) on a slow machine or network.
 
 use std::error::Error;
 use std::future::IntoFuture as _;
@@ -37,7 +37,7 @@ use tokio::net::TcpListener;
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    // What keeps the guard from its server, and what to do about it, is a warning.
+    // Prints the guard's warnings: why it can not use its server, and the remedy.
     tracing_subscriber::fmt().with_writer(std::io::stderr).init();
     let once = std::env::var_os("RUN_ONCE").is_some();
     let policy = Policy::builder()
@@ -45,7 +45,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         .lease(millis("LEASE_MS", 2_000))
         .build()?;
     let guard = StampedeGuard::builder(backend()?).policy(policy).build()?;
-    // Not required: connected here, the first request does not wait for it. A Redis that is down stops nothing.
+    // Optional: the first request then need not wait for the connection. The server also starts while Redis is down.
     if let Err(error) = guard.connect().await {
         println!("{error}; requests are answered all the same");
     }
@@ -53,7 +53,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let app = Router::new()
         .route("/report/{id}", routing::get(report))
         .layer(guard.clone())
-        // Outside the guard, because it is about the guard.
+        // Outside the guard, because the handler calls the guard.
         .route("/report/{id}", routing::delete(forget))
         .with_state(guard.clone());
 
@@ -84,8 +84,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let serving = axum::serve(listener, app).with_graceful_shutdown(stop).into_future();
     let ending = async {
         let _ = stopped.await;
-        // Beside the server, which waits for its requests, however long they take. Loads that nobody waits for any
-        // more still deserve to be stored; what takes longer goes to another replica, and its clients are cut.
+        // In parallel to the server, which waits for its requests without a limit. Abandoned loads are still worth
+        // storing; a load past the deadline is handed to another replica, and its clients are disconnected.
         guard.shutdown(millis("DEADLINE_MS", 5_000)).await
     };
     tokio::pin!(serving, ending);
@@ -96,7 +96,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         }
         shutdown = &mut ending => {
             if shutdown.finished {
-                // Its loads have ended, so its answers are on their way.
+                // All loads have ended, so all responses are on their way.
                 serving.await?;
             }
             shutdown
@@ -107,11 +107,11 @@ async fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Waits for Ctrl-C or, where there is such a thing, SIGTERM.
+/// Waits for Ctrl-C or, on Unix, SIGTERM.
 async fn asked_to_end() {
     let interrupted = async {
         if tokio::signal::ctrl_c().await.is_err() {
-            // Without the signal there is no graceful end; serving goes on.
+            // Without a signal handler there is no graceful shutdown; continue to serve.
             std::future::pending().await
         }
     };
@@ -132,7 +132,7 @@ fn millis(name: &str, otherwise: u64) -> Duration {
     Duration::from_millis(given.unwrap_or(otherwise))
 }
 
-/// Where the fleet meets, by the environment.
+/// The backend that the environment names.
 fn backend() -> Result<Backend, Box<dyn Error>> {
     #[cfg(feature = "sentinel")]
     if let Ok(sentinels) = std::env::var("SENTINELS") {
@@ -156,7 +156,7 @@ fn backend() -> Result<Backend, Box<dyn Error>> {
     })
 }
 
-/// Takes its time, as a report does. `max-age` is how long the guard keeps it.
+/// A slow handler. `max-age` is how long the guard serves the report.
 async fn report(Path(id): Path<u64>) -> ([(header::HeaderName, &'static str); 1], String) {
     static LOADS: AtomicU64 = AtomicU64::new(0);
     println!("load {} (report {id})", LOADS.fetch_add(1, Ordering::Relaxed) + 1);
@@ -164,13 +164,13 @@ async fn report(Path(id): Path<u64>) -> ([(header::HeaderName, &'static str); 1]
     ([(header::CACHE_CONTROL, "max-age=30")], format!("report {id}: all is well\n"))
 }
 
-/// Forgets a report in the whole fleet, also one that is being loaded.
+/// Invalidates a report in the whole fleet, also one that is being loaded.
 async fn forget(
     State(guard): State<StampedeGuard>,
     request: Request<Body>,
 ) -> Result<&'static str, StatusCode> {
-    // What a GET of the same report is stored under, by the guard's policy: without what only this request has, such as
-    // its sender's credentials.
+    // The key of a GET of the same report, by the guard's policy. The GET has none of this request's other headers, such
+    // as the sender's credentials.
     let mut get = Request::new(());
     *get.uri_mut() = request.uri().clone();
     get.headers_mut().extend(request.headers().get(header::HOST).map(|host| (header::HOST, host.clone())));
@@ -179,7 +179,7 @@ async fn forget(
     Ok("forgotten\n")
 }
 
-/// What the commands above do, for a run without a terminal beside it.
+/// Sends the requests of the commands above, for `RUN_ONCE`.
 async fn visit(url: &str) -> Result<(), Box<dyn Error + Send + Sync>> {
     let client = Client::builder(TokioExecutor::new()).build_http();
     let send = async |method: &str, path: &str| {

@@ -15,7 +15,7 @@ use stampede_guard::{Backend, MemoryStore, OnOverload, Policy, StampedeGuard};
 const KEYS: usize = 24;
 const CAP: u32 = 4;
 
-/// An origin that suffers from more than a few queries at once.
+/// An origin that can not take more than a few queries at once.
 #[derive(Default)]
 struct Database {
     running: AtomicUsize,
@@ -34,7 +34,7 @@ impl Database {
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    // What keeps the guard from its server, and what to do about it, is a warning.
+    // Prints the guard's warnings: why it can not use its server, and the remedy.
     tracing_subscriber::fmt().with_writer(std::io::stderr).init();
     let replicas = replicas()?;
     let plain = Policy::default();
@@ -60,10 +60,10 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Three guards that stand for three processes.
+/// Three guards, as if in three processes.
 fn replicas() -> Result<Vec<StampedeGuard>, Box<dyn std::error::Error>> {
     let memory = MemoryStore::new();
-    // Its keys are new at each run.
+    // A new namespace per run, so that all keys are cold.
     let namespace = format!("bulkhead-{}", uuid::Uuid::new_v4().simple());
     let backend = || -> Result<Backend, Box<dyn std::error::Error>> {
         match std::env::var("REDIS_URL") {

@@ -1,9 +1,9 @@
-//! What this deployment costs and lacks, and what to do about it.
+//! Examines a deployment: the faults, their costs and the remedies.
 //!
 //! `REDIS_URL=redis://user:password@host/ NAMESPACE=shop cargo run --example doctor`; without a URL, in memory. The user
-//! and the namespace are those of the service: it looks at what that user may do with that service's keys. Ends with 1
-//! if a promise does not hold there, so that a pipeline can ask before it deploys. The settings that it compares with
-//! are the defaults: a service with others calls `guard.doctor()` itself.
+//! and the namespace are those of the service, because the doctor tests the rights of that user on that service's keys.
+//! Ends with 1 if a promise does not hold there, so that a pipeline can check before it deploys. It examines the default
+//! settings: a service with other settings calls `guard.doctor()` itself.
 
 use std::error::Error;
 use std::process::ExitCode;
@@ -12,7 +12,7 @@ use stampede_guard::{Backend, MemoryStore, StampedeGuard};
 
 #[tokio::main]
 async fn main() -> Result<ExitCode, Box<dyn Error>> {
-    // What keeps the guard from its server, and what to do about it, is a warning.
+    // Prints the guard's warnings: why it can not use its server, and the remedy.
     tracing_subscriber::fmt().with_writer(std::io::stderr).init();
     let store: Backend = match std::env::var("REDIS_URL") {
         Ok(url) => redis::Client::open(url)?.into(),
@@ -22,7 +22,7 @@ async fn main() -> Result<ExitCode, Box<dyn Error>> {
         Ok(namespace) => StampedeGuard::builder(store).namespace(namespace).build()?,
         Err(_) => StampedeGuard::new(store),
     };
-    // As in a service: the first request should not have to connect. That it failed is in the report.
+    // As in a service. If it fails, the report says so.
     let _ = guard.connect().await;
     println!("{}\n", guard.health());
     let report = guard.doctor().await;

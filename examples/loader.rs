@@ -1,6 +1,6 @@
 //! One load per key in the whole fleet, around any async function.
 //!
-//! `cargo run --example loader`. Start it in two terminals at once with `REDIS_URL` set: one of them loads.
+//! `cargo run --example loader`. Start it in two terminals at once with `REDIS_URL` set: only one process loads.
 
 use serde::{Deserialize, Serialize};
 use stampede_guard::{LoadError, StampedeGuard};
@@ -11,7 +11,7 @@ struct User {
     name: String,
 }
 
-/// Stands for the expensive query.
+/// Simulates the expensive query.
 async fn fetch_user(id: u64) -> Result<User, String> {
     println!("  querying the database for user {id}");
     tokio::time::sleep(std::time::Duration::from_millis(300)).await;
@@ -24,7 +24,7 @@ async fn user(guard: &StampedeGuard, id: u64) -> Result<User, LoadError<String>>
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    // What keeps the guard from its server, and what to do about it, is a warning.
+    // Prints the guard's warnings: why it can not use its server, and the remedy.
     tracing_subscriber::fmt().with_writer(std::io::stderr).init();
     let guard = match std::env::var("REDIS_URL") {
         Ok(url) => StampedeGuard::new(redis::Client::open(url)?),
@@ -35,7 +35,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (one, two, three) = tokio::join!(user(&guard, 7), user(&guard, 7), user(&guard, 7));
     println!("  {:?}, {}, {}", one?, two?.name, three?.name);
 
-    println!("a failure is shared with those who waited, and not stored:");
+    println!("a failure is shared with all waiters, and not stored:");
     let (one, two) = tokio::join!(user(&guard, 0), user(&guard, 0));
     for failed in [one, two] {
         println!("  {}", failed.map_or_else(|error| error.to_string(), |user| user.name));

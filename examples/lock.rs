@@ -1,7 +1,7 @@
-//! A counter that several processes increment: first as they come, then under a mutex.
+//! A counter that several processes increment: first without a lock, then under a mutex.
 //!
-//! `REDIS_URL=redis://127.0.0.1/ cargo run --example lock` starts itself as four processes. Without `REDIS_URL` there are
-//! four tasks and an in-memory store instead.
+//! `REDIS_URL=redis://127.0.0.1/ cargo run --example lock` starts four processes. Without `REDIS_URL` it uses four tasks and
+//! an in-memory store.
 
 use std::error::Error;
 use std::fs::OpenOptions;
@@ -17,7 +17,7 @@ const ROUNDS: usize = 100;
 
 type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
-/// Reads, thinks, writes. Whoever writes while another thinks has written in vain.
+/// Reads, waits, writes. If another worker writes during the wait, its increment is overwritten.
 async fn increment(counter: &Path) -> std::io::Result<()> {
     let count = read(counter)?;
     tokio::time::sleep(Duration::from_millis(1)).await;
@@ -28,18 +28,18 @@ fn read(counter: &Path) -> std::io::Result<usize> {
     std::fs::read_to_string(counter)?.trim().parse().map_err(std::io::Error::other)
 }
 
-/// Always as many bytes, over those that are there: nobody ever reads a file that is half written.
+/// Overwrites the same number of bytes in place, so that a reader never finds a partly written file.
 fn write(counter: &Path, count: usize) -> std::io::Result<()> {
     let mut file = OpenOptions::new().create(true).truncate(false).write(true).open(counter)?;
     file.write_all(format!("{count:8}").as_bytes())
 }
 
-/// What each worker does.
+/// The work of one worker.
 async fn work(counter: PathBuf, mutex: Option<Mutex>) -> Outcome<()> {
     for _ in 0..ROUNDS {
         match &mutex {
             None => increment(&counter).await?,
-            // What the closure returns is in `value`; the mutex is unlocked whatever happened in there.
+            // `value` is the closure's result; the mutex is unlocked even if the closure fails.
             Some(mutex) => mutex.synchronize(async |_| increment(&counter).await).await?.value?,
         }
     }
@@ -54,7 +54,7 @@ fn locks(url: &str) -> Outcome<Locks> {
     Ok(Locks::new(redis::Client::open(url)?))
 }
 
-/// Runs all workers to their end; what the counter shows then.
+/// Runs all workers to their end and returns the counter.
 async fn count(url: Option<&str>, safely: bool) -> Outcome<usize> {
     let counter = std::env::temp_dir().join(format!("stampede-guard-{}.counter", std::process::id()));
     write(&counter, 0)?;
@@ -90,7 +90,7 @@ async fn count(url: Option<&str>, safely: bool) -> Outcome<usize> {
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    // What keeps the guard from its server, and what to do about it, is a warning.
+    // Prints the guard's warnings: why it can not use its server, and the remedy.
     tracing_subscriber::fmt().with_writer(std::io::stderr).init();
     match run().await {
         Ok(()) => ExitCode::SUCCESS,
@@ -101,7 +101,7 @@ async fn main() -> ExitCode {
     }
 }
 
-/// What a worker does that was started by this program, or all of it.
+/// Runs one worker if this process was started as one, else the whole example.
 async fn run() -> Outcome<()> {
     let url = std::env::var("REDIS_URL").ok();
     let mut args = std::env::args_os().skip(1);
@@ -115,7 +115,7 @@ async fn run() -> Outcome<()> {
 
     match &url {
         Some(url) => {
-            // An answer now is better than four workers without one.
+            // Fail here, before four workers fail.
             locks(url)?.connect().await.map_err(|error| unusable(&error))?;
             println!("{WORKERS} processes increment a counter {ROUNDS} times each");
         }
@@ -133,12 +133,12 @@ async fn run() -> Outcome<()> {
     Ok(())
 }
 
-/// What is wrong with the server of `REDIS_URL`, down to the last cause, and what to do.
+/// The message for an unusable server of `REDIS_URL`: the error with all its causes, and the remedy.
 fn unusable(error: &dyn Error) -> String {
     let causes = std::iter::successors(error.source(), |&cause| cause.source());
     let mut told = error.to_string();
     for cause in causes.map(ToString::to_string) {
-        // Some errors say what their cause says.
+        // Some errors repeat the text of their cause.
         if !told.ends_with(&cause) {
             told = format!("{told}: {cause}");
         }

@@ -1,4 +1,4 @@
-//! A thousand requests for one report that nobody has cached, on three replicas of a service: first without
+//! A thousand requests for one report that is not cached, on three replicas of a service: first without
 //! the guard, then with it, then once more.
 //!
 //! ```text
@@ -6,9 +6,9 @@
 //! REDIS_URL=redis://127.0.0.1/ cargo run --example quickstart
 //! ```
 //!
-//! Without `REDIS_URL` the replicas share a store in memory, so there is nothing to install. With it they meet on
-//! Redis, as a fleet does, and the last column shows what that costs. Try a slower origin, one that takes more at
-//! once, more requests, more replicas: the constants below.
+//! Without `REDIS_URL` the replicas share a store in memory, so there is nothing to install. With it they share
+//! Redis, as a fleet does, and the last column shows the number of commands. Change the constants below to try a
+//! slower origin, a larger capacity, more requests or more replicas.
 
 use std::error::Error;
 use std::process::ExitCode;
@@ -27,14 +27,14 @@ use tokio::task::JoinHandle;
 use tower::ServiceExt as _;
 
 const REPLICAS: usize = 3;
-/// The origin answers in this time, and works on so many queries at once; the others queue, as in a database.
+/// The origin answers in `LOAD_TIME`, and runs `CAPACITY` queries at once; the others queue, as in a database.
 const LOAD_TIME: Duration = Duration::from_millis(200);
 const CAPACITY: usize = 100;
 const REQUESTS: usize = 1_000;
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    // What keeps the guard from its server, and what to do about it, is a warning.
+    // Prints the guard's warnings: why it can not use its server, and the remedy.
     tracing_subscriber::fmt().with_writer(std::io::stderr).init();
     match compare().await {
         Ok(()) => ExitCode::SUCCESS,
@@ -47,7 +47,7 @@ async fn main() -> ExitCode {
 
 /// Sends the same requests without and with the guard.
 async fn compare() -> Result<(), Box<dyn Error>> {
-    // A namespace of its own makes every run start cold; a real service has one fixed name.
+    // A new namespace makes every run start cold; a real service has a fixed name.
     let namespace = format!("quickstart-{:08x}", fastrand::u32(..));
     let redis = std::env::var("REDIS_URL").map(redis::Client::open).ok().transpose()?;
     let shared = MemoryStore::new();
@@ -74,7 +74,7 @@ async fn compare() -> Result<(), Box<dyn Error>> {
     let watch = redis.as_ref().map(|client| (client, &*namespace));
     let loads = wave("guarded, cold", &guarded, &origin, watch, "n/a in memory").await?;
     if loads != 1 {
-        // What the warnings above are about: a store that is slower than the budget is gone without.
+        // The warnings above have the reason: a request does without a store that is slower than the budget.
         let late =
             "Redis took longer than coordination_budget (100 ms) for some requests, which went on without it";
         return Err(format!("{loads} loads instead of one: {late}. Is this machine, or Redis, busy?").into());
@@ -88,12 +88,12 @@ async fn compare() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// What is wrong with the server of `REDIS_URL`, down to the last cause, and what to do.
+/// The message for an unusable server of `REDIS_URL`: the error with all its causes, and the remedy.
 fn unusable(error: &dyn Error) -> String {
     let causes = std::iter::successors(error.source(), |&cause| cause.source());
     let mut told = error.to_string();
     for cause in causes.map(ToString::to_string) {
-        // Some errors say what their cause says.
+        // Some errors repeat the text of their cause.
         if !told.ends_with(&cause) {
             told = format!("{told}: {cause}");
         }
@@ -103,7 +103,7 @@ fn unusable(error: &dyn Error) -> String {
     )
 }
 
-/// What is slow and breaks under a stampede.
+/// A slow origin that breaks under a stampede.
 #[derive(Clone)]
 struct Origin {
     capacity: Arc<Semaphore>,
@@ -168,7 +168,7 @@ async fn wave(
     Ok(loads)
 }
 
-/// Counts what the replicas send to Redis (not what scripts call there), where the user may use MONITOR.
+/// Counts the commands of the replicas (without those that scripts call), if the user may use MONITOR.
 struct Commands {
     counted: Option<(Arc<AtomicUsize>, JoinHandle<()>)>,
 }

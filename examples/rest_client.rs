@@ -1,7 +1,7 @@
-//! Memoizing a REST client: the same layer, on the client's side. Then the same for a service that is not HTTP.
+//! Memoizing a REST client: the HTTP layer on the client's side. Then `memoize` for a service that is not HTTP.
 //!
 //! `cargo run --example rest_client`. With `REDIS_URL` several processes ask the API once, together; run it twice
-//! within ten seconds to see the second run answered from the store (by memory nothing outlives the process).
+//! within ten seconds to see the second run answered from the store (the in-memory store ends with the process).
 
 use std::error::Error;
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ use tower::{ServiceBuilder, ServiceExt as _, service_fn};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    // What keeps the guard from its server, and what to do about it, is a warning.
+    // Prints the guard's warnings: why it can not use its server, and the remedy.
     tracing_subscriber::fmt().with_writer(std::io::stderr).init();
     let guard = match std::env::var("REDIS_URL") {
         Ok(url) => StampedeGuard::new(redis::Client::open(url)?),
@@ -27,7 +27,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     };
     let api = start_api().await?;
 
-    // The client of hyper is a tower service, so the guard goes around it as around a server's router.
+    // hyper's client is a tower service, so the guard wraps it like a server's router.
     let client = Client::builder(TokioExecutor::new()).build_http::<Empty<Bytes>>();
     let client = ServiceBuilder::new().layer(guard.clone()).service(client);
     let ask = async |path: &str, authorization: Option<&str>| {
@@ -71,7 +71,7 @@ async fn start_api() -> Result<String, std::io::Error> {
         tokio::time::sleep(Duration::from_millis(200)).await;
         ([(header::CACHE_CONTROL, "max-age=10")], format!("{name}: {} coins", name.len() * 14))
     };
-    // One port, so that a second run asks the same URL; any other if it is taken.
+    // A fixed port, so that a second run requests the same URL; another port if it is taken.
     let listener = match TcpListener::bind(("127.0.0.1", 3987)).await {
         Ok(listener) => listener,
         Err(_) => TcpListener::bind(("127.0.0.1", 0)).await?,

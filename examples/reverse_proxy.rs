@@ -5,10 +5,10 @@
 //! REDIS_URL=redis://127.0.0.1/ .. cargo run --example reverse_proxy          a replica of a fleet
 //! ```
 //!
-//! `BUDGET_MS` is how long a request waits for Redis before it does without, and `LEASE_MS` how long a load is believed to
-//! run without a sign of life.
+//! `BUDGET_MS` is how long a request waits for Redis before it continues without it. `LEASE_MS` is how long a load keeps its
+//! lease without a renewal.
 //!
-//! Every method is forwarded but `CONNECT`, and nothing is tried twice. `make conformance` runs the public test suite
+//! The proxy forwards every method but `CONNECT`, and never retries a request. `make conformance` runs the public test suite
 //! for HTTP caches against this program.
 
 use std::error::Error;
@@ -33,7 +33,7 @@ use tower::{ServiceBuilder, service_fn};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    // What keeps the guard from its server, and what to do about it, is a warning.
+    // Prints the guard's warnings: why it can not use its server, and the remedy.
     tracing_subscriber::fmt().with_writer(std::io::stderr).init();
     let set = |name, or: &str| std::env::var(name).unwrap_or_else(|_| or.to_owned());
     let origin = Origin::new(&set("ORIGIN", "http://127.0.0.1:8100"))?;
@@ -41,13 +41,13 @@ async fn main() -> Result<(), Box<dyn Error>> {
         Ok(url) => StampedeGuard::builder(redis::Client::open(url)?).policy(policy()?).build()?,
         Err(_) => StampedeGuard::in_memory().with_policy(policy()?),
     };
-    // Not required: connected here, the first request does not wait for it. A Redis that is down stops nothing.
+    // Optional: the first request then need not wait for the connection. The server also starts while Redis is down.
     if let Err(error) = guard.connect().await {
         println!("{error}; requests are answered all the same");
     }
 
-    // An origin that can not be reached is an error to the guard, which may have a stale response for it; only
-    // what is an error outside the guard too becomes an answer.
+    // An unreachable origin is an error inside the guard, which may serve a stale response instead. Only an error that
+    // leaves the guard becomes a 502.
     let proxy = ServiceBuilder::new()
         .layer(HandleErrorLayer::new(bad_gateway))
         .layer(guard.clone())
@@ -55,7 +55,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
     let listener = TcpListener::bind(set("LISTEN", "127.0.0.1:8101")).await?;
     println!("listening on http://{}", listener.local_addr()?);
-    // A short answer waits for no acknowledgement of the one before it.
+    // Without this, a short response would wait for the acknowledgement of the one before it.
     let listener = listener.tap_io(|connection| {
         if let Err(error) = connection.set_nodelay(true) {
             println!("no TCP_NODELAY: {error}");
@@ -63,13 +63,13 @@ async fn main() -> Result<(), Box<dyn Error>> {
     });
     let stop = async {
         if tokio::signal::ctrl_c().await.is_err() {
-            // Without the signal there is no graceful end; serving goes on.
+            // Without a signal handler there is no graceful shutdown; continue to serve.
             std::future::pending().await
         }
     };
     axum::serve(listener, Shared::new(proxy)).with_graceful_shutdown(stop).await?;
 
-    // Loads that nobody waits for any more still deserve to be stored; what takes longer goes to another replica.
+    // Abandoned loads are still worth storing; a load past the deadline is handed to another replica.
     println!("{:?}", guard.shutdown(Duration::from_secs(5)).await);
     println!("{:?}", guard.stats());
     Ok(())
@@ -80,9 +80,9 @@ async fn bad_gateway(error: Unreachable) -> (StatusCode, &'static str) {
     (StatusCode::BAD_GATEWAY, "the origin can not be reached\n")
 }
 
-/// What is stored, and for how long.
+/// The policy of a reverse proxy.
 fn policy() -> Result<Policy, Box<dyn Error>> {
-    // By the letter of RFC 9111, as a proxy in front of somebody else's service has to be.
+    // A proxy in front of a third party's service must follow the letter of RFC 9111.
     let mut policy = Policy::builder().http(HttpPolicy::strict());
     if let Some(budget) = millis("BUDGET_MS")? {
         policy = policy.coordination_budget(budget);
@@ -117,8 +117,8 @@ impl Origin {
         connector.set_nodelay(true);
         connector.set_connect_timeout(Some(Duration::from_secs(5)));
         let client = Client::builder(TokioExecutor::new())
-            // Shorter than the origin's patience, else a request meets a connection that is being closed. Node's is
-            // 5 seconds, other servers' is longer.
+            // Shorter than the origin's keep-alive time-out, else a request meets a connection that is being closed. Node's
+            // time-out is 5 seconds, those of other servers are longer.
             .pool_idle_timeout(Duration::from_secs(4))
             .pool_timer(TokioTimer::new())
             .retry_canceled_requests(false)
@@ -126,9 +126,9 @@ impl Origin {
         Ok(Self { client, authority: authority.clone() })
     }
 
-    /// Sends a request on as a gateway must (RFC 9110, 7.6), and brings the response back.
+    /// Forwards a request as a gateway must (RFC 9110, 7.6), and returns the response.
     async fn forward(self, mut request: Request<Body>) -> Result<Response<Body>, Unreachable> {
-        // No tunnels lead through here (RFC 9110, 9.3.6).
+        // The proxy opens no tunnels (RFC 9110, 9.3.6).
         if request.method() == Method::CONNECT {
             return Ok(StatusCode::NOT_IMPLEMENTED.into_response());
         }
@@ -139,7 +139,7 @@ impl Origin {
         let version = std::mem::replace(request.version_mut(), Version::HTTP_11);
 
         let headers = request.headers_mut();
-        // The authority of HTTP/2, and of HTTP/1 in absolute form, is the host that is meant (RFC 9112, 3.2.2).
+        // The authority of HTTP/2, and of HTTP/1 in absolute form, overrides `Host` (RFC 9112, 3.2.2).
         if let Some(host) = asked.authority().and_then(|host| HeaderValue::from_str(host.as_str()).ok()) {
             headers.insert(header::HOST, host);
         }
@@ -158,7 +158,7 @@ impl Origin {
     }
 }
 
-/// What is about this connection and not about the message (RFC 9110, 7.6.1).
+/// Fields about this connection and not about the message (RFC 9110, 7.6.1).
 const HOP_BY_HOP: [HeaderName; 6] = [
     header::CONNECTION,
     HeaderName::from_static("keep-alive"),
@@ -168,7 +168,7 @@ const HOP_BY_HOP: [HeaderName; 6] = [
     header::UPGRADE,
 ];
 
-/// Removes what is for this hop only: the known fields, and those that `Connection` names.
+/// Removes the fields for this hop only: the known ones, and those that `Connection` names.
 fn remove_hop_by_hop(headers: &mut HeaderMap) {
     let listed = headers.get_all(header::CONNECTION).into_iter();
     let listed = listed.filter_map(|line| line.to_str().ok()).flat_map(|line| line.split(','));
@@ -178,7 +178,7 @@ fn remove_hop_by_hop(headers: &mut HeaderMap) {
     }
 }
 
-/// Who passed the request on, and in which version it was received (RFC 9110, 7.6.3).
+/// `Via`: the forwarding proxy, and the version in which it received the request (RFC 9110, 7.6.3).
 fn via(received: Version) -> HeaderValue {
     HeaderValue::from_static(match received {
         Version::HTTP_2 => "2 reverse-proxy",

@@ -1,4 +1,4 @@
-//! What each fault of the store costs a service: one minute of three replicas for each, in virtual time.
+//! The cost of each fault of the store for a service: three replicas for one minute of virtual time per fault.
 //!
 //! `cargo run --example testing --features testing [SEED]`
 
@@ -12,7 +12,7 @@ const REPLICAS: usize = 3;
 const CALLERS: usize = 5;
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// What one minute came to.
+/// The result of one minute.
 #[derive(Default)]
 struct Minute {
     struck: u64,
@@ -23,7 +23,7 @@ struct Minute {
     slowest: Duration,
 }
 
-/// Callers on each replica ask for one key, each 100 ms; it takes 50 ms to load and is fresh for 2 s.
+/// Callers on each replica ask for one key every 100 ms; it takes 50 ms to load and is fresh for 2 s.
 async fn minute(seed: u64, fault: Option<(Fault, f64)>) -> Result<Minute, stampede_guard::Error> {
     let (chaos, origin) = (ChaosStore::new(seed), Origin::new());
     chaos.latency(Duration::from_millis(1), Duration::from_millis(2));
@@ -73,7 +73,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     );
     println!("fault           struck  loads  at once  answers  errors  slowest");
     let faults = Fault::ALL.iter().map(|&fault| match fault {
-        // These last, or hit everyone: once in a while is enough.
+        // These faults last, or hit all replicas: a low probability is enough.
         Fault::Flush | Fault::FailOver | Fault::ClockStep | Fault::Deaf | Fault::ReadOnly => (fault, 0.01),
         _ => (fault, 0.1),
     });

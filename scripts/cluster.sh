@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A Redis Cluster on this machine, three masters with a replica each. Ctrl-C ends it.
+# Starts a Redis Cluster on this machine, three masters with a replica each. Ctrl-C ends it.
 . "$(dirname "$0")/servers.sh"
 first=${PORT:-7500}
 nodes=()

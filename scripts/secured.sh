@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A server with TLS by an authority of its own, a Unix socket, and README's smallest user as the only one. Ctrl-C ends it.
+# Starts a server with TLS by a private authority, a Unix socket, and README's smallest user as the only one. Ctrl-C ends it.
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/servers.sh"
 command -v openssl >/dev/null || { echo "openssl is missing: apt-get install -y openssl" >&2; exit 1; }
@@ -11,14 +11,14 @@ cd "$folder"
   openssl x509 -req -in server.csr -CA authority.pem -CAkey authority.key -CAcreateserial -days 2 \
     -extfile <(echo "subjectAltName=DNS:localhost,IP:127.0.0.1") -out server.pem
 } 2>openssl.log || { cat openssl.log >&2; exit 1; }
-# As README has it, in one line.
+# README's rule, joined to one line.
 acl=$(sed -n '/^ACL SETUSER guard/,/^```/p' "$here/../README.md" | grep -v '^```' | tr -s '\n ' ' ')
 printf 'user default off\nuser guard on >secret %s\n' "${acl#*>PASSWORD }" >users.acl
 start --port 0 --tls-port "$port" --tls-auth-clients no --tls-ca-cert-file authority.pem --tls-cert-file server.pem \
   --tls-key-file server.key --unixsocket "$folder/redis.sock" --aclfile "$folder/users.acl" --dir "$folder" --save ""
 all_run "$port"
 cat <<TEXT
-rediss://guard:secret@localhost:$port/, whose certificate is signed by $folder/authority.pem (pid ${pids[0]})
+rediss://guard:secret@localhost:$port/, with a certificate by the authority $folder/authority.pem (pid ${pids[0]})
 
   export SSL_CERT_FILE=$folder/authority.pem
   REDIS_URL=rediss://guard:secret@localhost:$port/ cargo run --example axum_server --features tls

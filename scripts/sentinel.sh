@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A primary, a replica and three sentinels on this machine. Ctrl-C ends them.
+# Starts a primary, a replica and three sentinels on this machine. Ctrl-C ends them.
 . "$(dirname "$0")/servers.sh"
 first=${PORT:-7400}
 start --port "$first" --dir "$folder" --dbfilename primary.rdb --save ""

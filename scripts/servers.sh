@@ -1,4 +1,4 @@
-# What the scripts beside this one have in common: servers on this machine, in a folder that is gone when they are.
+# Common part of the scripts in this folder: servers on this machine, in a temporary folder that is removed with them.
 set -euo pipefail
 folder=$(mktemp -d)
 pids=()
@@ -11,12 +11,12 @@ stop() {
 trap stop EXIT
 trap 'exit 0' INT TERM
 
-start() { # arguments of redis-server
+start() { # arguments: those of redis-server
   redis-server "$@" --bind 127.0.0.1 --daemonize no >>"$folder/log" 2>&1 &
   pids+=($!)
 }
 
-all_run() { # the ports that must be free
+all_run() { # argument: the ports that must be free
   sleep 1
   local pid
   for pid in "${pids[@]}"; do
@@ -25,6 +25,6 @@ all_run() { # the ports that must be free
 }
 
 until_stopped() {
-  # Not on all of them: one may be killed to see what happens.
+  # Watches only the last one: the user may kill others to see what happens.
   while kill -0 "${pids[@]: -1}" 2>/dev/null; do sleep 1 & wait $!; done
 }

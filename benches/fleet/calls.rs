@@ -1,4 +1,4 @@
-//! The processes of the fleet: each has one guard and does what the bench tells it, round by round.
+//! The processes of the fleet: each has one guard and calls it when the bench says so, round by round.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::support::redis_server::RedisServer;
 
 pub(crate) const ROLE: Role = ("calls", calls);
 
-/// Said by a process when its loader starts.
+/// Reported by a process when its loader starts.
 pub(crate) const LOADING: &str = "loading";
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -25,7 +25,7 @@ struct Config {
     lease_ms: u64,
 }
 
-/// What one process saw in one round. Times are `wall_ns`, which all processes of a machine share.
+/// The results of one process in one round. Times are `wall_ns`, which all processes of a machine share.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Seen {
     /// When each caller was answered, and whether with a value.
@@ -63,14 +63,14 @@ impl Guards {
         Self { origin, fleet, callers }
     }
 
-    /// Has every process call `key` at once, as often as it has callers.
+    /// Makes all callers of all processes request `key` at once.
     pub(crate) fn call(&self, key: &str) {
         for member in self.fleet.members() {
             member.send(key);
         }
     }
 
-    /// What the processes that are still there saw of the round.
+    /// The results of the round from the processes that are still alive.
     pub(crate) async fn seen(&self, key: &str) -> Round {
         let seen: Vec<Seen> = self.fleet.results().await;
         assert!(seen.iter().all(|seen| seen.answers.len() == self.callers), "every caller was answered");
@@ -89,12 +89,12 @@ impl Round {
     }
 
     pub(crate) fn last_answer(&self) -> u64 {
-        self.answers().map(|(at, _)| at).max().expect("somebody called")
+        self.answers().map(|(at, _)| at).max().expect("there were calls")
     }
 
-    /// Start and end of the load that the answers came from.
+    /// Start and end of the load that gave the answers.
     pub(crate) fn load(&self) -> (u64, u64) {
-        self.seen.iter().filter_map(|seen| seen.load).max().expect("somebody loaded")
+        self.seen.iter().filter_map(|seen| seen.load).max().expect("there was a load")
     }
 
     /// From the end of the load to the last caller's answer, in milliseconds.
@@ -111,8 +111,8 @@ pub(crate) fn ms_between(from: u64, to: u64) -> f64 {
 fn calls(mut child: Child) -> BoxFuture<'static, ()> {
     Box::pin(async move {
         let config: Config = child.config();
-        // The default but for the time that Redis is given: two dozen processes on a few cores stall for
-        // longer than that, and these rows are about the work when nothing times out.
+        // The default policy with longer time-outs: two dozen processes on a few cores stall for longer than the
+        // default, and these rows measure the work when no command times out.
         let policy = Policy::builder()
             .coordination_budget(Duration::from_secs(4))
             .command_timeout(Duration::from_millis(config.lease_ms / 4))
@@ -158,7 +158,7 @@ async fn round(
         }
     });
     let answers = join_all(calls).await;
-    // The wave is over for its callers a moment before its tasks have ended.
+    // Callers are answered a moment before the tasks of the wave end.
     while guard.stats().tasks > 0 {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }

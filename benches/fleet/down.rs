@@ -1,10 +1,9 @@
-//! Redis away: what requests lose, before and after the breaker opens, and how soon it is used when it is back.
+//! Redis outages: the delay of requests before and after the breaker opens, and the time until Redis is used again.
 //!
-//! One process with the default policy, whose loader answers at once, so all the time that a request takes is the
-//! guard's. Of each kind of outage there are five, one after the other: 64 requests for 64 keys arrive the moment
-//! after it began; 60 more come one by one for as long as it lasts. Then all is well again, and values are loaded
-//! until one is found in the store. (Where only old connections are dead all is well for new ones from the start, and
-//! that is how long it takes from there.)
+//! One process with the default policy. Its loader answers at once, so the guard spends all the time that a request
+//! takes. Each kind of outage happens five times: 64 requests for 64 keys arrive right after it begins, and 60 more
+//! one by one while it lasts. Then Redis is reachable again, and values are loaded until one is found in the store.
+//! (If only old connections are dead, new ones work from the start, and the time is measured from there.)
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,23 +20,23 @@ use crate::table::{Limit, Row, Spread, Table, Unit, millis};
 const ROUNDS: usize = 5;
 const AT_ONCE: usize = 64;
 const AFTERWARDS: usize = 60;
-/// The default policy's.
+/// The budget of the default policy.
 const BUDGET: Duration = Duration::from_millis(100);
 const ALLOWANCE: Duration = Duration::from_millis(50);
-/// The pauses between attempts to connect are as long as they get by then.
+/// Long enough for the pauses between attempts to connect to reach their maximum.
 const LASTS: Duration = Duration::from_secs(3);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outage {
     /// Connections are refused.
     Dead,
-    /// SIGSTOP: the kernel accepts, nobody answers.
+    /// SIGSTOP: the kernel accepts connections, the server does not answer.
     Hung,
-    /// Nothing moves, on old connections or new ones.
+    /// No byte passes, on old connections or new ones.
     BlackHole,
-    /// Connections from before are dead without a sign, new ones work.
+    /// Old connections are dead without a RST or FIN, new ones work.
     OldFlows,
-    /// All connections are reset, nothing moves, or all is well, and another each tenth of a second.
+    /// Each tenth of a second the network changes: connections are reset, no byte passes, or all passes.
     Flapping,
 }
 
@@ -52,7 +51,7 @@ impl Outage {
         }
     }
 
-    /// Whether there is a time at which it is known to be away.
+    /// Whether the outage lasts long enough for the guard to know that Redis is away.
     fn opens_the_breaker(self) -> bool {
         matches!(self, Self::Dead | Self::Hung | Self::BlackHole)
     }
@@ -88,13 +87,13 @@ impl Line {
         match outage {
             Outage::Dead => self.server.start_again(),
             Outage::Hung => self.server.resume(),
-            // What is dead stays dead.
+            // The old connections stay dead.
             Outage::OldFlows => {}
             Outage::BlackHole => self.proxy.set(Mode::Pass),
             Outage::Flapping => {
                 if let Some(flaps) = self.flaps.take() {
                     flaps.abort();
-                    // Until it has stopped it may set another one.
+                    // The task may set a mode until it has stopped.
                     let _ = flaps.await;
                 }
                 self.proxy.set(Mode::Pass);
@@ -113,7 +112,7 @@ pub(crate) fn rows(table: &mut Table) {
 async fn outages(table: &mut Table, outage: Outage) {
     let server = RedisServer::start();
     let proxy = Arc::new(Proxy::start(server.port()).await);
-    // The proxy accepts for a server that does not.
+    // Without the proxy, which would accept connections for a dead server.
     let url = if matches!(outage, Outage::Dead | Outage::Hung) { server.url() } else { proxy.url() };
     let guard = StampedeGuard::new(redis::Client::open(url).expect("an address"));
     guard.connect().await.expect("connects");
@@ -173,14 +172,14 @@ async fn outages(table: &mut Table, outage: Outage) {
     row(what, 1_000.0, usable.max, format!("median {:.0}", usable.median));
 }
 
-/// How long it took; `None` if it was not answered.
+/// The duration of a request; `None` if it failed.
 async fn request(guard: &StampedeGuard, key: String) -> Option<Duration> {
     let asked = Instant::now();
     let answer = guard.get_or_load(key, || async { Ok::<_, String>(7) }).await;
     answer.ok().map(|_| asked.elapsed())
 }
 
-/// How long it takes until a value that was loaded is found in the store.
+/// The time until a loaded value is found in the store.
 async fn stores(guard: &StampedeGuard, name: &str) -> Duration {
     let began = Instant::now();
     for attempt in 0.. {

@@ -1,11 +1,11 @@
-//! Runs the groups of rows that the command line names, and prints what they measured.
+//! Runs the groups of rows that the command line names, and prints their results.
 
 use crate::table::Table;
 
 /// A group of rows and the name that selects it.
 pub(crate) type Group = (&'static str, fn(&mut Table));
 
-/// All groups, or those whose names hold one of the command line's.
+/// Runs all groups, or those with a name that contains an argument of the command line.
 pub(crate) fn measure(bench: &str, method: &str, groups: &[Group]) {
     let (options, names): (Vec<_>, Vec<_>) = std::env::args().skip(1).partition(|arg| arg.starts_with('-'));
     if !options.iter().any(|option| option == "--bench") {
@@ -30,7 +30,7 @@ pub(crate) fn measure(bench: &str, method: &str, groups: &[Group]) {
     }
 }
 
-/// The load averages, where the system tells.
+/// The load averages, if the system reports them.
 fn load() -> String {
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     load.split(' ').take(3).collect::<Vec<_>>().join(" ")

@@ -1,9 +1,9 @@
-//! What a hit costs over the plain GET that it can not do without.
+//! The cost of a hit compared with a plain GET, which a hit needs at least.
 //!
 //! One thread, 64 callers at once, 1 KiB: the client's CPU is the limit, so a ratio of throughputs is a ratio of
-//! CPU times. Guard and control take turns on the same server, each in a process of its own ([`sides`](crate::sides)):
-//! in one, either would find the heap as the other has left it, which for 100 KiB decides whether the allocator asks
-//! the kernel for each body anew. Who goes first alternates. A row is the median of its pairs.
+//! CPU times. Guard and control take turns on the same server, in separate processes ([`sides`](crate::sides)): in one
+//! process, each would find the heap as the other has left it, which for 100 KiB decides whether the allocator fetches
+//! memory from the kernel for each body. The order alternates. A row is the median of its pairs.
 
 use crate::sides::{Config, Kind, Rate, Side};
 use crate::support::processes::Fleet;
@@ -12,13 +12,13 @@ use crate::table::{Limit, Row, Spread, Table, Unit};
 
 const PAIRS: usize = 9;
 
-/// What both sides are started by.
+/// The program that starts both sides.
 type Program = &'static [&'static str];
 
 const AS_IT_IS: Program = &[];
-/// By default glibc gives pages back as soon as some bodies are freed, and each later body asks for them again: most of
-/// a call is then that, on either side. So the row about large bodies is measured where the allocator keeps what was
-/// freed, as others do by themselves, and with glibc's defaults beside it.
+/// By default glibc returns pages to the kernel as soon as some bodies are freed, and each later body fetches them again:
+/// that dominates the cost of a call, on either side. So the row about large bodies is measured with an allocator that
+/// keeps freed pages, as other allocators do by default, and again with glibc's defaults.
 const KEEPS_MEMORY: Program = &["env", "MALLOC_TRIM_THRESHOLD_=100000000"];
 
 pub(crate) fn loads(table: &mut Table) {
@@ -50,7 +50,7 @@ fn row(table: &mut Table, kind: Kind, program: Program, what: &str, must: f64, a
     table.add(Row { what: what.into(), unit: Unit::Ratio, must, aim, measured, detail });
 }
 
-/// The median ratio of throughputs, and what to print beside it.
+/// The median ratio of throughputs, and the detail to print.
 async fn measure(kind: Kind, program: Program) -> (f64, String) {
     let server = RedisServer::start();
     let sides = Side::of(kind);

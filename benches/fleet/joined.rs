@@ -1,4 +1,4 @@
-//! The least that one read for all who wait can be: no deadline, no check of what was read, nobody ever leaves.
+//! The cheapest shared read: no deadline, no check of the value, no cancellation.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -6,7 +6,7 @@ use bytes::Bytes;
 use redis::aio::MultiplexedConnection;
 use tokio::sync::oneshot;
 
-/// Reads of one key.
+/// Shared reads of one key.
 #[derive(Clone)]
 pub(crate) struct Joined {
     connection: MultiplexedConnection,
@@ -45,7 +45,7 @@ impl Joined {
             if waiting.is_empty() {
                 return;
             }
-            // Begun after the last of them came, as it must be.
+            // Sent after the last of these waiters came: an earlier read could be older than an acknowledged write.
             let value = get(&mut self.connection, &key).await;
             for sender in waiting {
                 let _ = sender.send(value.clone());

@@ -49,20 +49,21 @@ fn main() {
 }
 
 const METHOD: &str = "\
-Method. Every group has a redis-server of its own on this machine, without persistence; processes are real ones, and \
+Method. Every group has a separate redis-server on this machine, without persistence; processes are real ones, and \
 their guards were connected before, as by a service that calls `connect()`.
-- hit: one client thread (current_thread), 64 callers, 1 KiB values, TCP_NODELAY on both sides; guard and control, each \
-in a process of its own, take turns, 9 pairs after one to warm up, the median ratio of throughputs and its spread. The guard has a connection for \
-commands and one for messages, the control is a redis-rs MultiplexedConnection with its default response timeout. \
-\"CPU per call\" is the client thread's own time over the control's.
+- hit: one client thread (current_thread), 64 callers, 1 KiB values, TCP_NODELAY on both sides; guard and control, in \
+separate processes, take turns, 9 pairs after a warm-up pair; the row has the median ratio of throughputs and its spread. The guard has a \
+connection for commands and one for messages, the control is a redis-rs MultiplexedConnection with its default response timeout. \
+\"CPU per call\" is the CPU time of the guard's client thread less that of the control's.
 - wave: commands are those that MONITOR shows from clients, not those inside scripts, nor HELLO, AUTH and CLIENT. The \
-number that counts is of the steady state (scripts loaded), the largest of 3 waves without PING and TIME, which go on \
-whether or not anybody calls; the numbers with them, and of the first wave with everything, stand beside it.
+measured number is that of the steady state (scripts loaded), the largest of 3 waves without the periodic PING and TIME; the \
+number with them, and that of the first wave with all commands, stand beside it.
 - wave, failing, killed: from the moment the loader returned (or was killed) to the last caller's return, by the wall \
 clock that all processes share.
-- down: the loader answers at once, so all the time is the guard's; the default policy; five outages of each kind, of three seconds each, those of the network by a proxy.
-- wake: from the loader's return in one process to the caller's in another, less the one EVALSHA by which the woken \
-process reads the entry (taken as long as one on a busy bare connection), over one EVALSHA of the commit script with an \
-empty queue on an idle one.
+- down: the default policy, and a loader that answers at once, so all the time is the guard's; five outages of each kind, of \
+three seconds each; a proxy simulates those of the network.
+- wake: the time from the loader's return in one process to the caller's in another, less the EVALSHA by which the woken \
+process reads the entry (estimated by one on a busy bare connection), over one EVALSHA of the commit script with an \
+empty queue on an idle connection.
 
 ";

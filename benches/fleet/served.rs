@@ -1,6 +1,6 @@
-//! What a hit costs a real server: an axum server in this process, asked by `wrk` over real sockets for what is
-//! stored in a real Redis, and for a constant body on the same server. They take turns; a row is the median of
-//! the pairs. Server, Redis and client share the processors, as they do in no deployment.
+//! The cost of a hit in a real server: `wrk` requests a response that is stored in a real Redis, and a constant body,
+//! from an axum server in this process over real sockets. The two take turns; a row is the median of the pairs.
+//! Server, Redis and client share the processors, unlike in a deployment.
 
 use std::process::Command;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::table::{Limit, Row, Spread, Table, Unit};
 const PAIRS: usize = 5;
 const BODY: &str = "a report that took two seconds to make\n";
 
-/// The row whose name begins with `wrk`.
+/// The `wrk` row.
 pub(crate) fn rows(table: &mut Table) {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
     let server = RedisServer::start();

@@ -1,4 +1,4 @@
-//! A guard, or what it is compared with, at work in a process of its own: a stretch of calls whenever it is told to.
+//! A process that runs the guard or a control, one stretch of calls for each line from the bench.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -25,7 +25,7 @@ const CALLERS: usize = 64;
 /// Calls of one caller in one stretch, for 1 KiB: about half a second.
 const CALLS: usize = 1_500;
 
-/// What is called.
+/// The kind of call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Kind {
     Loader,
@@ -43,7 +43,7 @@ impl Kind {
         if self == Self::Large { CALLS / 10 } else { CALLS }
     }
 
-    /// But for the hot one, no two callers ask for one key at once: that would be joined, and too good.
+    /// Except for the hot key, no two callers ask for one key at once: they would share a read, which flatters the guard.
     fn keys_per_caller(self) -> usize {
         match self {
             Self::Loader | Self::Layer => 16,
@@ -64,13 +64,13 @@ impl Kind {
     }
 }
 
-/// Who does it.
+/// The guard or a control.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
     Guard,
     /// A plain GET for each call.
     Control,
-    /// A plain GET for all who wait, and nothing else: as cheap as joined look-ups get.
+    /// One plain GET for all waiters, and nothing else: the cheapest shared read.
     Joined,
 }
 
@@ -91,14 +91,14 @@ pub(crate) struct Config {
     pub(crate) kind: Kind,
 }
 
-/// What a stretch came to.
+/// The result of a stretch.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Rate {
     /// Per second, of all callers together.
     pub(crate) calls: f64,
-    /// Nanoseconds of the clients' thread per call, which a busy neighbour does not change; zero where it is not known.
+    /// CPU time of the clients' thread per call in nanoseconds, which a busy neighbour does not change; zero if unknown.
     pub(crate) cpu: f64,
-    /// Pages that the kernel gave per call: an allocator that has given them back asks for them again.
+    /// Page faults per call: an allocator that has returned pages to the kernel fetches them again.
     pub(crate) faults: f64,
 }
 
@@ -139,7 +139,7 @@ async fn play(mut child: Child) {
     }
 }
 
-/// `get_or_load` of what is stored.
+/// `get_or_load` of stored values.
 async fn loader(child: &mut Child, guard: StampedeGuard, kind: Kind) {
     let (keys, body) = (kind.keys(), kind.body());
     for key in &*keys {
@@ -162,7 +162,7 @@ async fn loader(child: &mut Child, guard: StampedeGuard, kind: Kind) {
     .await;
 }
 
-/// The same by a GET.
+/// The same values by a GET.
 async fn plain(child: &mut Child, connection: MultiplexedConnection, kind: Kind) {
     let (keys, length) = (kind.keys(), kind.body().len());
     stretches(child, kind, |caller| {
@@ -177,7 +177,7 @@ async fn plain(child: &mut Child, connection: MultiplexedConnection, kind: Kind)
     .await;
 }
 
-/// Requests through the layer for what is stored.
+/// Requests through the layer for stored responses.
 async fn layer(child: &mut Child, guard: StampedeGuard, kind: Kind) {
     let body = kind.body();
     let mut service = guard.layer(service_fn(move |_: Request<Full<Bytes>>| {
@@ -188,11 +188,11 @@ async fn layer(child: &mut Child, guard: StampedeGuard, kind: Kind) {
         let response = service.call(request(key)).await.expect("infallible");
         response.into_body().collect().await.expect("the first load");
     }
-    // An entry is stored when its body has been read to the end, which is a moment before.
+    // The end of the body comes a moment before the entry is stored.
     while guard.stats().tasks > 0 {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    // Eight, Cache-Status, and the Age that only a hit has.
+    // The eight headers, `Cache-Status`, and the `Age` that only a hit has.
     requests(child, service, kind, 10).await;
 }
 
@@ -218,7 +218,7 @@ where
     .await;
 }
 
-/// One stretch of calls of all callers for each line that comes.
+/// Runs one stretch of calls of all callers for each line that arrives.
 async fn stretches<F>(child: &mut Child, kind: Kind, caller: impl Fn(usize) -> F)
 where
     F: Future<Output = ()> + Send + 'static,
@@ -240,7 +240,7 @@ where
     }
 }
 
-/// Nanoseconds that this thread has run.
+/// CPU time of this thread in nanoseconds.
 fn thread_cpu() -> f64 {
     let stat = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     stat.split(' ').next().and_then(|ns| ns.parse().ok()).unwrap_or(0.0)
@@ -260,9 +260,9 @@ fn request(url: &str) -> Request<Full<Bytes>> {
     request
 }
 
-/// As cheap as a response with eight headers gets: nothing is parsed, no value is copied.
+/// The cheapest response with eight headers: nothing is parsed, no value is copied.
 fn response(body: Bytes) -> Response<Full<Bytes>> {
-    // The origin's clock: a response that claims to be old is not stored.
+    // The current time: a response that claims to be old is not stored.
     static DATE: LazyLock<HeaderValue> = LazyLock::new(|| {
         HeaderValue::try_from(httpdate::fmt_http_date(SystemTime::now())).expect("a date is printable")
     });
@@ -285,7 +285,7 @@ fn response(body: Bytes) -> Response<Full<Bytes>> {
     response
 }
 
-/// A connection to a server that has the row's keys.
+/// Stores the row's keys, and returns the connection.
 async fn filled(client: &redis::Client, kind: Kind) -> MultiplexedConnection {
     let mut connection = raw(client).await;
     for key in &*kind.keys() {
@@ -295,7 +295,7 @@ async fn filled(client: &redis::Client, kind: Kind) -> MultiplexedConnection {
     connection
 }
 
-/// The control's connection: as redis-rs opens it, but for TCP_NODELAY.
+/// The control's connection: the default of redis-rs with TCP_NODELAY.
 pub(crate) async fn raw(client: &redis::Client) -> MultiplexedConnection {
     let info = client.get_connection_info().clone();
     let tcp = info.tcp_settings().clone().set_nodelay(true);
@@ -304,8 +304,8 @@ pub(crate) async fn raw(client: &redis::Client) -> MultiplexedConnection {
 }
 
 async fn guard(client: redis::Client) -> StampedeGuard {
-    // Nothing may expire while it is measured, and a machine that stalls for a moment must not turn a hit into
-    // a load. All else is the default.
+    // No value may expire during the measurement, and a machine that stalls for a moment must not turn a hit into
+    // a load. All other settings are the defaults.
     let policy = Policy::builder()
         .fresh_for(Duration::from_secs(3600))
         .coordination_budget(Duration::from_secs(4))

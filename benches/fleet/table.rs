@@ -1,4 +1,4 @@
-//! The table: what was promised, what was measured, and the verdict.
+//! The table: promised and measured numbers, and the verdict.
 
 use std::fmt;
 use std::time::Duration;
@@ -9,11 +9,11 @@ pub(crate) enum Limit {
     Exactly(f64),
     AtMost(f64),
     AtLeast(f64),
-    /// There is nothing to reach beyond the `must`.
+    /// No limit: there is no `must`, or no aim beyond it.
     None,
 }
 
-/// What a row's number is, which decides how they are printed and how much a failure weighs.
+/// The unit of a row's number, which decides how it is printed and whether a missed `must` fails the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unit {
     /// Exact on any machine: a missed `must` fails the run.
@@ -32,11 +32,11 @@ pub(crate) struct Row {
     pub(crate) must: Limit,
     pub(crate) aim: Limit,
     pub(crate) measured: f64,
-    /// Spread, control, what else a reader needs to judge the number.
+    /// Spread, control, and other numbers that a reader needs to judge the result.
     pub(crate) detail: String,
 }
 
-/// The rows so far. A row is printed when it is measured, too, because a whole run takes minutes.
+/// The rows so far. Each row is also printed when it is measured, because a whole run takes minutes.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
     rows: Vec<Row>,
@@ -104,7 +104,7 @@ impl Table {
         self.rows.push(row);
     }
 
-    /// Prints the whole table; whether a `must` was missed that may not be.
+    /// Prints the whole table, and returns whether a missed `must` fails the run.
     pub(crate) fn finish(&self, strict: bool) -> bool {
         println!("\n| what | must | aim | measured | verdict |\n|---|---|---|---|---|");
         for row in &self.rows {

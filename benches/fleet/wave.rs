@@ -1,8 +1,8 @@
-//! One cold key, many callers in many processes: loads, commands, and how long the last one waits.
+//! One cold key, many callers in many processes: loads, commands, and how long the last caller waits.
 //!
-//! Each shape runs on a server of its own. The first wave is counted with everything: connecting, scripts that the
-//! server does not know yet. The following ones are the steady state of a service that called `connect()`; three of
-//! them are counted, five timed (nothing watches the server then). The load takes 300 ms.
+//! Each shape has a separate server. The first wave's count includes connecting and the scripts that the server does not
+//! know yet. The following waves are the steady state of a service that called `connect()`; three of
+//! them are counted, five timed (without a MONITOR on the server). The load takes 300 ms.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ const TIMED: usize = 5;
 struct Shape {
     processes: usize,
     callers: usize,
-    /// Commands per cold key: must, aim and the best known of others.
+    /// Commands per cold key: must, aim and the best known result of others.
     commands: Option<(f64, f64, &'static str)>,
     timed: bool,
 }
@@ -114,7 +114,7 @@ fn commands(name: &str, must: f64, aim: f64, known: &str, first: &Commands, coun
     }
 }
 
-/// Without what goes on whether or not anybody calls.
+/// Without the periodic commands.
 fn work(commands: &Commands) -> Commands {
     commands.clone().without(["ping", "time"])
 }

@@ -1,7 +1,7 @@
 //! The controls: the two locks of *Redis in Action*, sections 6.2.5 and 11.2.2, on redis-rs.
 //!
-//! Both pause for 1 ms between two tries and give their locks whole seconds to live. Each client has a connection of
-//! its own, opened as ours are (multiplexed, TCP_NODELAY), and mints a UUID per acquisition as the book does.
+//! Both pause for 1 ms between two tries and give their locks whole seconds to live. Each client has its own
+//! connection, opened as ours are (multiplexed, TCP_NODELAY), and mints a UUID per acquisition as the book does.
 
 use std::time::Duration;
 
@@ -13,17 +13,17 @@ use crate::way::Lock;
 
 const TTL_SECONDS: u64 = 10;
 
-/// Where a client runs, which decides how it pauses for 1 ms.
+/// The thread of a client, which decides how it pauses for 1 ms.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Thread {
-    /// Among others: Tokio's timer ends in the first whole millisecond of its own after the time asked for, which
-    /// is half a millisecond later on average.
+    /// Shared with other clients. Tokio's timer ends at its first whole millisecond after the requested time, which is
+    /// half a millisecond later on average.
     Shared,
-    /// Alone in its process, where the thread may sleep, as the book's does.
+    /// The only client of its process, so the thread may sleep, as in the book.
     Own,
 }
 
-/// SETNX and EXPIRE; waiters repair a lock whose holder died between the two. Released under WATCH.
+/// SETNX and EXPIRE; if a holder dies between the two, a waiter repairs the lock. Released under WATCH.
 pub(crate) struct SetNx {
     connection: MultiplexedConnection,
     key: String,
@@ -31,7 +31,7 @@ pub(crate) struct SetNx {
     thread: Thread,
 }
 
-/// One script to try, one to release.
+/// One script to try, another to release.
 pub(crate) struct Lua {
     connection: MultiplexedConnection,
     key: String,
@@ -71,7 +71,7 @@ impl Lock for SetNx {
         ttl.arg(&self.key);
         let mut tries = 1;
         while !setnx.query_async::<bool>(&mut self.connection).await.expect("SETNX") {
-            // -1 and -2 are no time to live. The book's first edition takes 0 for that, and never repairs.
+            // -1 and -2 mean no time to live. The book's first edition compares with 0, and never repairs.
             if ttl.query_async::<i64>(&mut self.connection).await.expect("TTL") < 0 {
                 self.expire().await;
             }
@@ -83,7 +83,7 @@ impl Lock for SetNx {
     }
 
     /// Three round trips: WATCH, GET, and MULTI, DEL, EXEC in one. A waiter that repairs a lock touches the key,
-    /// and EXEC is then refused: without another go the lock would stay until it expires.
+    /// and EXEC is then refused: without a retry the lock would stay until it expires.
     async fn release(&mut self) -> bool {
         let (mut watch, mut get) = (redis::cmd("WATCH"), redis::cmd("GET"));
         watch.arg(&self.key);
@@ -153,7 +153,7 @@ impl Lock for Lua {
     }
 }
 
-/// As redis-rs opens it, but for TCP_NODELAY, which the crate sets too.
+/// The default connection of redis-rs with TCP_NODELAY, which the crate sets too.
 async fn connect(redis: &str) -> MultiplexedConnection {
     let info = redis::Client::open(redis).expect("an address").get_connection_info().clone();
     let tcp = info.tcp_settings().clone().set_nodelay(true);

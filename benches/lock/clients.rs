@@ -1,4 +1,4 @@
-//! Clients that contend for one lock, all in this process or each in a process of its own.
+//! Clients that contend for one lock, all in this process or each in a separate process.
 
 use std::time::{Duration, Instant};
 
@@ -13,10 +13,10 @@ use crate::support::redis_server::RedisServer;
 
 pub(crate) const ROLES: &[Role] = &[("client", process)];
 
-/// No row has more.
+/// The largest number of clients in a row of the table.
 pub(crate) const MOST: usize = 10;
 
-/// One lock name for each kind: keys of several kinds would not even exclude each other.
+/// Each kind has its own lock name: the kinds use different keys and would not exclude each other.
 fn name(kind: Kind) -> String {
     format!("{kind:?}").to_lowercase()
 }
@@ -28,13 +28,13 @@ pub(crate) struct Clients {
 }
 
 enum Place {
-    /// Tasks on the thread that asks.
+    /// Tasks on the thread of the bench.
     Tasks([Vec<Client>; Kind::ALL.len()]),
     /// Processes with one thread and a client of each kind.
     Processes(Fleet),
 }
 
-/// What some clients did in one stretch of time.
+/// The results of some clients in one stretch of time.
 #[derive(Clone, Debug)]
 pub(crate) struct Cell {
     pub(crate) time: Duration,
@@ -42,11 +42,11 @@ pub(crate) struct Cell {
     pub(crate) acquires: u64,
     /// Fewest and most acquires of a client.
     pub(crate) shares: (u64, u64),
-    /// In milliseconds; as all waits, of all clients together.
+    /// In milliseconds, over the waits of all clients together.
     pub(crate) p99_wait: f64,
     pub(crate) longest_wait: f64,
-    /// Microseconds that the server's thread, and those of all clients together, ran for each acquire; zero where
-    /// the system does not tell. What a busy neighbour takes is not in it.
+    /// CPU time per acquire in microseconds, of the server's thread and of all clients' threads together; zero where
+    /// the system does not report it. A busy neighbour does not change it.
     pub(crate) server_cpu: f64,
     pub(crate) client_cpu: f64,
 }
@@ -68,7 +68,7 @@ impl Clients {
         Self { place: Place::Processes(fleet), server: server.pid() }
     }
 
-    /// Has `number` clients of one kind contend for `time`.
+    /// Lets `number` clients of one kind contend for `time`.
     pub(crate) async fn contend(
         &mut self,
         kind: Kind,
@@ -115,16 +115,16 @@ async fn tasks(clients: &mut Vec<Client>, number: usize, time: Duration, hold: D
         clients.push(client);
         tallies.push(tally);
     }
-    // They are one thread.
+    // All tasks share one thread.
     tallies[0].cpu_ns = cpu("thread-self") - before;
     tallies
 }
 
-/// What a process is told.
+/// The command to a client process.
 #[derive(Debug, Serialize, Deserialize)]
 struct Order {
     kind: Kind,
-    /// By the clock that all processes share.
+    /// By `wall_ns`, the clock that all processes share.
     from_ns: u64,
     time: Duration,
     hold: Duration,
@@ -152,7 +152,7 @@ fn process(mut child: Child) -> BoxFuture<'static, ()> {
             }
         })
     };
-    // One thread, as the tasks have: a second would save some clients a switch of threads and cost others one.
+    // One thread, as for the tasks: with a second one some clients would need fewer thread switches, others more.
     Box::pin(async { tokio::task::spawn_blocking(serve).await.expect("the client's thread") })
 }
 
@@ -162,7 +162,7 @@ impl Cell {
         let mut waits: Vec<_> = tallies.iter().flat_map(|tally| tally.waits.iter().copied()).collect();
         waits.sort_unstable();
         let wait = |part: usize| waits.get(waits.len() * part / 100).or_else(|| waits.last());
-        let wait = |part| f64::from(*wait(part).expect("somebody had the lock")) / 1e3;
+        let wait = |part| f64::from(*wait(part).expect("there was an acquire")) / 1e3;
         let acquires: u64 = shares().sum();
         let cpu = |ns: u64| ns as f64 / 1e3 / acquires as f64;
         Self {
@@ -186,13 +186,13 @@ impl Cell {
         self.tries as f64 / self.acquires as f64
     }
 
-    /// 1 where all clients have had the lock equally often.
+    /// 1 if all clients had the lock equally often.
     pub(crate) fn fairness(&self) -> f64 {
         self.shares.0 as f64 / self.shares.1 as f64
     }
 }
 
-/// Nanoseconds that a thread, or the first thread of a process, has run.
+/// CPU time in nanoseconds of a thread, or of the first thread of a process.
 fn cpu(of: &str) -> u64 {
     let stat = std::fs::read_to_string(format!("/proc/{of}/schedstat")).unwrap_or_default();
     stat.split(' ').next().and_then(|ns| ns.parse().ok()).unwrap_or(0)

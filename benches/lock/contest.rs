@@ -1,4 +1,4 @@
-//! One client of a lock: acquires and releases it, over and over, for a given time.
+//! One client of a lock: acquires and releases it repeatedly for a given time.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::book::{Lua, SetNx, Thread};
 use crate::ours::{Bumped, Ours};
 use crate::way::Lock;
 
-/// For how long the head of the queue may be overtaken, where fairness is eventual.
+/// The bound of eventual fairness: how long the head of the queue may be overtaken.
 const BOUND: Duration = Duration::from_millis(1);
 
 /// The locks that are compared.
@@ -22,13 +22,13 @@ pub(crate) enum Kind {
     SetNx,
     Lua,
     Ours,
-    /// Ours too, released and asked for again by one command.
+    /// The crate's mutex, released and acquired by one command.
     Bumped,
-    /// Ours too, with eventual fairness.
+    /// The crate's mutex with eventual fairness.
     Eventual,
 }
 
-/// A client of one of them.
+/// A client of one of these locks.
 pub(crate) enum Client {
     SetNx(SetNx),
     Lua(Lua),
@@ -45,18 +45,18 @@ pub(crate) struct Turn {
     pub(crate) hold: Duration,
 }
 
-/// What one client did.
+/// The results of one client.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Tally {
     pub(crate) tries: u64,
     pub(crate) acquires: u64,
-    /// Microseconds from asking for the lock to having it, also where it was had after the end.
+    /// Microseconds from asking for the lock to having it, also for an acquire after the end.
     pub(crate) waits: Vec<u32>,
-    /// How long its thread has run.
+    /// CPU time of its thread.
     pub(crate) cpu_ns: u64,
 }
 
-/// Whether somebody in this process is inside, to see that nobody else is.
+/// Whether a client of this process is in the critical section, to detect a second one.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Inside(Arc<AtomicBool>);
 
@@ -77,7 +77,7 @@ impl fmt::Display for Kind {
 }
 
 impl Client {
-    /// Connects a client of the lock `name`, and has it hold the lock once, so that scripts are loaded.
+    /// Connects a client of the lock `name`, and acquires the lock once, so that scripts are loaded.
     pub(crate) async fn connect(kind: Kind, redis: &str, name: &str, thread: Thread) -> Self {
         let mut client = match kind {
             Kind::SetNx => Self::SetNx(SetNx::connect(redis, name, thread).await),
@@ -104,8 +104,8 @@ impl Client {
             }
             let tries = self.acquire().await;
             let acquired = Instant::now();
-            assert!(!inside.0.swap(true, Ordering::AcqRel), "somebody else holds it");
-            // What is had after the end does not count, but was waited for: here is where the starved ones show.
+            assert!(!inside.0.swap(true, Ordering::AcqRel), "another client holds it");
+            // An acquire after the end does not count, but its wait does: this is how starved clients show.
             if acquired <= until {
                 tally.tries += u64::from(tries);
                 tally.acquires += 1;

@@ -1,4 +1,4 @@
-//! What is counted, not timed: commands without contention, connections of many waiters.
+//! Counts instead of times: commands without contention, connections of many waiters.
 
 use std::time::{Duration, Instant};
 
@@ -15,8 +15,8 @@ use crate::way::Lock as _;
 const COUNTED: usize = 10;
 const WAITERS: usize = 500;
 
-/// All commands of one client, each sent when the one before was answered, so that commands are round trips.
-/// The SETNX control alone sends three of its own in one.
+/// All commands of one client. Each is sent after the reply to the one before, so commands are round trips. Only the SETNX
+/// control sends three commands in one write.
 pub(crate) fn trips(table: &mut Table) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let (bumps, [setnx, lua, ours]) = runtime.block_on(async {
@@ -55,27 +55,27 @@ pub(crate) fn trips(table: &mut Table) {
     }
 }
 
-/// All commands of a client that bumps, each time.
+/// The commands of each bump of one client.
 async fn bumps(server: &RedisServer) -> Vec<Commands> {
     let mut client = Client::connect(Kind::Bumped, &server.url(), "bumped", Thread::Shared).await;
     client.acquire().await;
     let mut counted = Vec::new();
     for _ in 0..COUNTED {
         let monitor = Monitor::start(server);
-        assert_eq!(client.acquire().await, 1, "nobody else is there");
+        assert_eq!(client.acquire().await, 1, "no other client contends");
         counted.push(monitor.finish().without(["ping", "time"]));
     }
     client.leave().await;
     counted
 }
 
-/// Of acquiring and releasing, without what goes on whether or not anybody does.
+/// The commands of acquiring and releasing, without periodic ones.
 async fn count(server: &RedisServer, kind: Kind) -> Vec<[Commands; 2]> {
     let mut client = Client::connect(kind, &server.url(), "free", Thread::Shared).await;
     let mut counted = Vec::new();
     for _ in 0..COUNTED {
         let monitor = Monitor::start(server);
-        assert_eq!(client.acquire().await, 1, "nobody else is there");
+        assert_eq!(client.acquire().await, 1, "no other client contends");
         let acquire = monitor.finish().without(["ping", "time"]);
         let monitor = Monitor::start(server);
         assert!(client.release().await, "it was held");
@@ -84,7 +84,7 @@ async fn count(server: &RedisServer, kind: Kind) -> Vec<[Commands; 2]> {
     counted
 }
 
-/// Many tasks of one process behind one holder.
+/// Many tasks of one process wait for one holder.
 pub(crate) fn waiters(table: &mut Table) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {

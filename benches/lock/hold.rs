@@ -1,4 +1,4 @@
-//! Ten clients that hold the lock for 5 ms each: who is served, and how long the others wait.
+//! Ten clients that hold the lock for 5 ms each: how evenly they are served, and how long they wait.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Measures the lock toolkit against the locks of *Redis in Action* (section 11.2), ported, in the same run, and prints
-//! the book's table 11.2 and what follows from it.
+//! Measures the lock toolkit against ports of the locks of *Redis in Action* (section 11.2) in the same run, and prints
+//! the book's table 11.2 and the ratios that follow from it.
 //!
 //! ```text
 //! cargo bench --bench lock                     everything, two minutes; needs redis-server
@@ -7,11 +7,11 @@
 //! STRICT=1 cargo bench --bench lock            also fails where a time or a ratio misses its `must`
 //! ```
 //!
-//! Clients are compared in two places, `Mutex` and controls alike. As *processes*, which is how the book did it: each
-//! client a process with one thread. Where processes outnumber processors, that is also a test of the scheduler. And
-//! as *tasks* of one thread, where all that is spent is this library's, the client library's and the server's.
+//! Clients of `Mutex` and of the controls run in two ways. As *processes*, as in the book: each client is a process with
+//! one thread. If processes outnumber processors, that is also a test of the scheduler. And as *tasks* of one thread,
+//! where all costs are those of this library, the client library and the server.
 //!
-//! The `must` of the ratios over the SETNX control is what the book's Lua lock reaches over it.
+//! The `must` of the ratios over the SETNX control is the ratio of the book's Lua lock.
 
 #[path = "../fleet/groups.rs"]
 mod groups;
@@ -47,20 +47,20 @@ fn main() {
 }
 
 const METHOD: &str = "\
-Method. Every group has a redis-server of its own on this machine, without persistence, and clients that have held the \
-lock before: connections are open, scripts loaded. A client acquires and releases one lock over and over, with \
-nothing in between; one that bumps does both in one command, `MutexGuard::bump`. It begins no more when the time is over, and what is acquired later does not count, but its wait \
-does. Every client has connections of its own: a control one (MultiplexedConnection, TCP_NODELAY), a `Mutex` with its \
-defaults two, one for commands, one for messages. Mutual exclusion is checked at each acquire among tasks, and that \
-the lock was still held at each release everywhere.
+Method. Every group has a separate redis-server on this machine, without persistence, and clients that have held the \
+lock before: connections are open, scripts loaded. A client acquires and releases one lock repeatedly, with an \
+empty critical section; a bumping client does both in one command, `MutexGuard::bump`. It begins no acquire after the end; an \
+acquire that completes later does not count, but its wait does. Clients share no connections: a control has one \
+(MultiplexedConnection, TCP_NODELAY), a `Mutex` with its defaults two, for commands and for messages. Tasks check mutual \
+exclusion at each acquire, and all clients check at each release that the lock was still held.
 - tasks, processes: 1, 2, 5 and 10 clients for 0.3 s (ten: 0.8 s), the locks one after another in changing order, \
-7 rounds; ratios are of neighbours in one round, the number is the median, then the smallest and the largest. `tasks` \
+7 rounds; ratios are of one round, the number is the median, then the smallest and the largest. `tasks` \
 are all on one thread (current_thread), `processes` have one each. The controls pause for 1 ms between two tries.
-- CPU: what the server's thread and the clients' ran in the whole stretch, per acquire; a busy machine slows the \
-rates, not these.
-- p99 wait: over all acquires of all clients, so that one who gets the lock ten times while others starve has ten short waits.
+- CPU: the CPU time of the server's thread and of the clients' threads in the whole stretch, per acquire; a busy machine \
+changes the rates, but not these times.
+- p99 wait: over all acquires of all clients, so that a client that gets the lock ten times while others starve has ten short waits.
 - hold: ten tasks that keep the lock for a sleep of 5 ms (Tokio's: 5 to 6.5 ms), 5 rounds of 1.5 s.
-- trips: what MONITOR shows of one client, without PING.
-- waiters: 500 tasks with one `Locks` behind a holder; connections are those with a subscription in CLIENT LIST.
+- trips: the commands of one client in MONITOR, without PING and TIME.
+- waiters: 500 tasks with one `Locks` wait for a holder; connections are those with a subscription in CLIENT LIST.
 
 ";

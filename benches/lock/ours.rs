@@ -1,10 +1,10 @@
-//! The crate's mutex, with its defaults, as clients of the contest: one that unlocks and locks, one that bumps.
+//! The crate's mutex, with its defaults, as two kinds of clients: one that unlocks and locks, one that bumps.
 
 use stampede_guard::lock::{Fairness, Locks, Mutex, MutexGuard};
 
 use crate::way::Lock;
 
-/// Has connections of its own: one for commands, one for messages.
+/// Has two connections, which no other client shares: for commands and for messages.
 pub(crate) struct Ours {
     mutex: Mutex,
     guard: Option<MutexGuard>,
@@ -31,7 +31,7 @@ impl Lock for Ours {
     }
 }
 
-/// The same, but what it does between two acquires is one command.
+/// A client that releases and acquires by one command.
 pub(crate) struct Bumped(Ours);
 
 impl Bumped {
@@ -47,7 +47,7 @@ impl Lock for Bumped {
         guard.attempts()
     }
 
-    /// Comes with the next acquire, which sees whether it was held.
+    /// Sends nothing: the next acquire releases, and checks whether the lock was held.
     async fn release(&mut self) -> bool {
         true
     }

@@ -1,4 +1,4 @@
-//! The book's table 11.2, and what follows from it: an empty critical section, 1, 2, 5 and 10 clients.
+//! The book's table 11.2 and the ratios that follow from it: an empty critical section, 1, 2, 5 and 10 clients.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::table::{Limit, Row, Spread, Table, Unit};
 
 const ROUNDS: usize = 7;
 const NUMBERS: [usize; 4] = [1, 2, 5, 10];
-/// Of the rate over the SETNX control's: the book's Lua lock, and what to aim at.
+/// Ratios of acquires over the SETNX control's: that of the book's Lua lock, and the aim.
 const OVER_SETNX: [(f64, f64); 4] = [(1.42, 2.0), (1.87, 2.5), (2.07, 3.0), (2.37, 3.5)];
 
 /// Cells of all rounds, by kind and number of clients.
@@ -40,7 +40,7 @@ async fn measure(mut clients: Clients) -> Cells {
     }
     for round in 0..ROUNDS {
         for (column, number) in NUMBERS.into_iter().enumerate() {
-            // Waits of ten are judged by their hundredth part, so there have to be many.
+            // For ten clients the p99 of the waits is compared, so there must be many.
             let time = Duration::from_millis(if number == 10 { 800 } else { 300 });
             let mut turns = Kind::ALL;
             turns.rotate_left(round % Kind::ALL.len());
@@ -81,7 +81,7 @@ fn rows(table: &mut Table, place: &str, cells: &Cells) {
         add(&what, Limit::AtLeast(1.0), Limit::AtLeast(1.4), &ratios(ten, lua, Cell::rate), "");
         let what = format!("acquires of 10 clients{bumping} over those of 1");
         add(&what, Limit::AtLeast(0.764), Limit::AtLeast(0.9), &ratios(ten, one, Cell::rate), "");
-        // An eventual waiter is overtaken, and asks again for that.
+        // With eventual fairness a waiter is overtaken and asks again, so its tries are not bounded.
         let is_fifo = bumping != ", eventual";
         if is_fifo {
             let tries: Vec<_> = ten.iter().map(Cell::tries_per_acquire).collect();
@@ -99,13 +99,13 @@ fn rows(table: &mut Table, place: &str, cells: &Cells) {
     }
 }
 
-/// Of cells that were neighbours.
+/// The ratios of cells of the same round.
 fn ratios(ours: &[Cell], control: &[Cell], of: impl Fn(&Cell) -> f64) -> Vec<f64> {
     ours.iter().zip(control).map(|(ours, control)| of(ours) / of(control)).collect()
 }
 
-/// Tries and acquires are those of all rounds together, shares those of one of them, the longest wait is the longest of
-/// all; the rest are medians of the rounds.
+/// Tries and acquires are those of all rounds together, shares those of one round, the longest wait is the maximum of all
+/// rounds; the other columns are medians of the rounds.
 fn print_book(place: &str, cells: &Cells) {
     println!(
         "\n{place}, {ROUNDS} rounds\n\

@@ -1,13 +1,13 @@
-//! What a client does with a lock, whichever it is.
+//! The operations of a client on any of the compared locks.
 
-/// A client's way to a lock.
+/// A client of a lock.
 pub(crate) trait Lock {
-    /// Waits for the lock; how often the server was asked for it.
+    /// Waits for the lock and returns the number of tries.
     async fn acquire(&mut self) -> u32;
 
-    /// Whether it was still held.
+    /// Releases the lock and returns whether it was still held.
     async fn release(&mut self) -> bool;
 
-    /// Asks no more: a client that gives the lock back with its next question does it now.
+    /// Ends the contest: a client that would release the lock with its next acquire releases it now.
     async fn leave(&mut self) {}
 }

@@ -1,4 +1,4 @@
-//! Keys: each call makes one.
+//! The cost of making keys: each call makes one.
 
 use std::hint::black_box;
 

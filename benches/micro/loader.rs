@@ -1,4 +1,4 @@
-//! Hits of `get_or_load` on the in-memory store, whose values live for a minute by default: a row takes a second.
+//! Hits of `get_or_load` on the in-memory store. A row takes a second, and values live for a minute by default.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -18,7 +18,7 @@ struct User {
     mail: String,
 }
 
-/// What a program without the guard would have.
+/// The cache of a program without the guard.
 #[derive(Debug, Default)]
 struct Map(Mutex<HashMap<String, Bytes>>);
 

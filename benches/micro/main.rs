@@ -30,9 +30,9 @@ fn main() {
 const METHOD: &str = "\
 Method. The guard's call and a control, one after the other on one thread, in seven rounds of 50 ms each, in changing order. The \
 number is the time of the guard's call over that of the control in the same round: the median, then the smallest and the largest. \
-Nothing is promised of it; the nanoseconds depend on the machine, and the ratio says how much of them is the guard's own.
+There is no promise about it; the nanoseconds depend on the machine, and the ratio shows the guard's share of them.
 - keys: against a copy of the text, or the same parts by `format!`.
-- loader: against a map behind a lock that holds the same bytes by a text, and decodes a struct as the guard does.
-- layer: against the same service without the guard, which makes its response anew.
+- loader: against a map behind a lock with the same bytes under a text key, and the guard's decoding of a struct.
+- layer: against the same service without the guard, which makes each response anew.
 
 ";

@@ -1,4 +1,4 @@
-//! The time of one call, of the guard's and of a control's in turn.
+//! The time of one call, measured for the guard and a control in turn.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -8,16 +8,16 @@ use tokio::runtime::{Builder, Runtime};
 use crate::table::{Limit, Row, Spread, Unit};
 
 const ROUNDS: usize = 7;
-/// How long a side runs in one round: many switches of the scheduler, so that one of them is not the number.
+/// How long a side runs in one round: many scheduler switches long, so that a single switch does not decide the result.
 const STRETCH: Duration = Duration::from_millis(50);
 
 /// The values of hits, in bytes.
 pub(crate) const SIZES: [usize; 3] = [64, 1024, 64 * 1024];
 
-/// How long so many calls take.
+/// Runs a number of calls and returns their duration.
 pub(crate) type Side<'a> = Box<dyn FnMut(u32) -> Duration + 'a>;
 
-/// A side whose calls are done when they return.
+/// A side with synchronous calls.
 pub(crate) fn calls<'a, T>(mut call: impl FnMut() -> T + 'a) -> Side<'a> {
     Box::new(move |times| {
         let started = Instant::now();
@@ -28,7 +28,7 @@ pub(crate) fn calls<'a, T>(mut call: impl FnMut() -> T + 'a) -> Side<'a> {
     })
 }
 
-/// A side whose calls are awaited, one at a time.
+/// A side with asynchronous calls, awaited one at a time.
 pub(crate) fn awaited<'a, T>(runtime: &'a Runtime, mut call: impl AsyncFnMut() -> T + 'a) -> Side<'a> {
     Box::new(move |times| {
         runtime.block_on(async {
@@ -68,7 +68,7 @@ pub(crate) fn compare(what: String, guard: Side<'_>, control: Side<'_>) -> Row {
     }
 }
 
-/// How many calls fill a stretch; what is measured afterwards is warm.
+/// The number of calls that fill a stretch. Also warms up caches.
 fn fill(side: &mut Side<'_>) -> u32 {
     let mut times = 1;
     while times < u32::MAX / 2 {

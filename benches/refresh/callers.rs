@@ -1,4 +1,4 @@
-//! The processes that ask for one key again and again.
+//! The processes that request one key repeatedly.
 
 use std::time::Duration;
 
@@ -23,14 +23,14 @@ const CALLERS: usize = 25;
 pub(crate) const KEY: &str = "hot";
 pub(crate) const TAG: &str = "catalog";
 
-/// What keeps the callers from waiting.
+/// The setting that keeps the callers from waiting.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) enum Mode {
     Revalidate,
     Early,
-    /// The origin fails after its first answer.
+    /// `stale_if_error`, and the origin fails after its first answer.
     Down,
-    /// Nothing does; the values have a tag, and are versions.
+    /// None: callers wait. The values have a tag, and are versions.
     Tagged,
 }
 
@@ -52,7 +52,7 @@ pub(crate) struct Call {
     pub(crate) version: Option<u32>,
 }
 
-/// What all of them did.
+/// The loads and calls of all processes.
 pub(crate) struct Ran {
     /// Begin and end of each load, in order.
     pub(crate) loads: Vec<(u64, u64)>,
@@ -63,7 +63,7 @@ pub(crate) async fn run(mode: Mode, time: Duration) -> Ran {
     run_with(mode, time, async |_, _| ()).await
 }
 
-/// The same, while something is done with the server and the origin.
+/// The same, while `meanwhile` acts on the server and the origin.
 pub(crate) async fn run_with(
     mode: Mode,
     time: Duration,
@@ -88,14 +88,14 @@ pub(crate) async fn run_with(
     Ran { loads, calls: calls.into_iter().flatten().collect() }
 }
 
-/// Loads from now on are of this version.
+/// An answer with this version, for the loads from now on.
 pub(crate) fn version(number: u32) -> Answer {
     Answer::value(number.to_string()).after(Duration::from_millis(5))
 }
 
 pub(crate) fn policy(mode: Mode) -> Policy {
     let long = Duration::from_secs(600);
-    // As in the fleet's bench: eight processes on a few cores stall for longer than the default budget.
+    // As in the fleet bench: eight processes on a few cores stall for longer than the default budget.
     let policy = Policy::builder()
         .fresh_for(FRESH_FOR)
         .ttl_jitter(0.0)

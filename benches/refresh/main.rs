@@ -1,4 +1,4 @@
-//! Measures a hot key that keeps expiring: loads per period in the whole fleet, and what callers notice of them.
+//! Measures a hot key that keeps expiring: loads per period in the whole fleet, and their effect on callers.
 //!
 //! ```text
 //! cargo bench --bench refresh             a minute; needs redis-server
@@ -30,7 +30,7 @@ use groups::Group;
 use table::{Limit, Row, Spread, Table, Unit};
 
 const PERIODS: u32 = 20;
-/// A key expires by the server's clock and loads are timed by this machine's, with a millisecond's resolution.
+/// Tolerance: keys expire by the server's clock, with a resolution of a millisecond, and loads are timed by this machine's.
 const CLOCKS: u64 = 3_000_000;
 
 fn main() {
@@ -53,8 +53,8 @@ const GROUPS: &[Group] = &[
 ];
 
 const METHOD: &str = "\
-Method. Eight processes with 25 callers each, on a redis-server of this machine; the origin counts the loads and when \
-they began and ended, by the wall clock that all processes share.
+Method. Eight processes with 25 callers each, on a redis-server of this machine; the origin counts the loads and records \
+when they began and ended, by the wall clock that all processes share.
 
 ";
 
@@ -62,8 +62,8 @@ fn on_runtime(rows: impl Future<Output = ()>) {
     tokio::runtime::Runtime::new().expect("a runtime").block_on(rows);
 }
 
-/// How many loads began before the one before them had ended and its value had been fresh for `rest`, at most in a
-/// row; 1 where none did.
+/// The largest number of successive loads, each of which began before the load before it had ended and its value had been
+/// fresh for `rest`; 1 if there are none.
 fn loads_per_period(ran: &Ran, rest: Duration) -> f64 {
     let rest = rest.as_nanos() as u64;
     let (mut most, mut row) = (1, 1);
@@ -89,7 +89,7 @@ async fn revalidating(table: &mut Table) {
         measured: loads_per_period(&ran, FRESH_FOR),
         detail: periods(&ran),
     });
-    // The first load is waited for; it fills the cold key.
+    // Callers wait for the first load, which fills the cold key.
     let begun = ran.loads[0].1;
     let during = |call: &Call| ran.loads[1..].iter().any(|load| call.begun < load.1 && load.0 < call.ended);
     let (refreshing, plain): (Vec<_>, Vec<_>) =

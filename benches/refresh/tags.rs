@@ -1,4 +1,4 @@
-//! Invalidation of many values at once: what it costs, and that nobody is given an older value after it.
+//! Invalidation of many values at once: its cost, and that no caller is given an older value after it.
 
 use std::time::Duration;
 
@@ -40,7 +40,7 @@ pub(crate) async fn many(table: &mut Table) {
 }
 
 pub(crate) async fn racing(table: &mut Table) {
-    // Version and moment of each acknowledgement.
+    // Moment and version of each acknowledgement.
     let mut acknowledged = Vec::new();
     let ran = run_with(Mode::Tagged, Duration::from_secs(8), async |server, origin| {
         let guard = connected(server).await;

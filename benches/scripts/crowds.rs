@@ -1,4 +1,4 @@
-//! Thousands of waiters of one process to whom the same happens at one moment: their inbox is lost, or their time is up.
+//! Thousands of waiters of one process that lose their inbox, or reach their time-out, at one moment.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,11 +13,11 @@ use crate::stage::Stage;
 use crate::table::{Limit, Row, Table, Unit, millis};
 
 const WAITERS: usize = 8_000;
-/// What all that happens at one moment may cost the server in scripts, and one PING meanwhile.
+/// Bounds in milliseconds: all scripts of such a moment together, and one PING meanwhile.
 const LONGEST: f64 = 250.0;
 const WORST: f64 = 25.0;
 const TTL: Duration = Duration::from_secs(120);
-/// Nothing more comes when there was no script for so long.
+/// The scripts are over when none has run for this long.
 const QUIET: Duration = Duration::from_secs(2);
 const SOON: Duration = Duration::from_secs(60);
 
@@ -29,7 +29,7 @@ pub(crate) fn rows(table: &mut Table) {
     timed_out(table);
 }
 
-/// The subscription of a process ends while it waits; with `freed`, the mutex is freed before it has another one.
+/// The subscription of a process ends while it waits; with `freed`, the mutex is freed before the process has subscribed again.
 fn killed(table: &mut Table, freed: bool) {
     let stage = Stage::start();
     let mutex = mutex(&stage, Duration::MAX);
@@ -49,7 +49,7 @@ fn killed(table: &mut Table, freed: bool) {
     }
 }
 
-/// The time of all waiters is up at about the same moment.
+/// All waiters reach their time-out at about the same moment.
 fn timed_out(table: &mut Table) {
     let stage = Stage::start();
     let mutex = mutex(&stage, Duration::from_secs(20));
@@ -70,13 +70,13 @@ fn timed_out(table: &mut Table) {
     stage.runtime.block_on(async { drop(guard) });
 }
 
-/// A mutex that is waited for so long.
+/// A mutex with `patience` as its `acquire_timeout`.
 fn mutex(stage: &Stage, patience: Duration) -> Mutex {
     let builder = stage.guard().locks().mutex("crowded").ttl(TTL);
     builder.acquire_timeout(patience).build().expect("a name")
 }
 
-/// Has all wait in the queue.
+/// Starts all waiters and returns when all are in the queue.
 fn wait(stage: &Stage, mutex: &Mutex) -> Vec<Waiter> {
     stage.runtime.block_on(async {
         let waiter = || {
@@ -124,7 +124,7 @@ fn scripts(stage: &Stage) -> (u64, f64) {
     (calls, micros as f64 / 1e3)
 }
 
-/// PINGs from a thread of their own, and what scripts cost meanwhile.
+/// PINGs from a separate thread, and the cost of scripts meanwhile.
 struct Crowd {
     ends: Arc<AtomicBool>,
     worst: thread::JoinHandle<f64>,

@@ -1,4 +1,4 @@
-//! ACQUIRE where there is an entry of 1 MiB: the one that was seen, or another.
+//! ACQUIRE over an entry of 1 MiB: the one that the caller has read, or a new one.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use tokio::time::sleep;
 use crate::stage::{Stage, Step};
 use crate::table::Table;
 
-/// 1 MiB is what a policy lets through by default, encoded.
+/// The encoded value fits into the default `max_body` of 1 MiB.
 const SIZE: usize = (1 << 20) - 64;
 const LONGEST: f64 = 0.2;
 const FRESH_FOR: Duration = Duration::from_millis(100);
@@ -16,10 +16,13 @@ const FRESH_FOR: Duration = Duration::from_millis(100);
 pub(crate) fn acquire(table: &mut Table) {
     let stage = Stage::start();
     let guard = stage.guard();
-    stage.measure(table, "ACQUIRE, an entry of 1 MiB that was seen is there".to_owned(), LONGEST, |round| {
-        seen(&stage, &guard, format!("s{round}"))
-    });
-    stage.measure(table, "ACQUIRE, an entry of 1 MiB that is new is there".to_owned(), LONGEST, |round| {
+    stage.measure(
+        table,
+        "ACQUIRE, the entry of 1 MiB that the caller has read is stored".to_owned(),
+        LONGEST,
+        |round| seen(&stage, &guard, format!("s{round}")),
+    );
+    stage.measure(table, "ACQUIRE, a new entry of 1 MiB is stored".to_owned(), LONGEST, |round| {
         new(&stage, &guard, format!("n{round}"))
     });
 }

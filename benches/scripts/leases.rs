@@ -1,17 +1,17 @@
-//! The ends of a lease behind which many wait: HAND OVER past the dead, COMMIT to processes that are not there.
+//! The end of a lease that many wait for: HAND OVER past dead processes, COMMIT to processes that do not exist.
 
 use stampede_guard::{LoadError, StampedeGuard};
 
 use crate::stage::{SIZES, Stage, Step};
 use crate::table::Table;
 
-/// No call holds the server for longer.
+/// The bound of one call, in milliseconds.
 const LONGEST: f64 = 5.0;
 
 pub(crate) fn hand_over(table: &mut Table) {
     let stage = Stage::start();
     let guard = stage.guard();
-    // The loads vanish by a panic, which is no news here.
+    // The loads panic on purpose: do not print it.
     std::panic::set_hook(Box::new(|_| {}));
     for (what, places, nodes) in SIZES
         .map(|size| (format!("HAND OVER past {size} dead processes"), size, size))
@@ -34,7 +34,8 @@ pub(crate) fn commit(table: &mut Table) {
     }
 }
 
-/// The end of a load behind which so many places of so many nodes wait: by a panic, whose lease is handed over, or a value.
+/// Ends a load that `places` places of `nodes` nodes wait for, by a value or (`vanishes`) by a panic, after which the lease
+/// is handed over.
 fn ended(
     stage: &Stage,
     guard: &StampedeGuard,
@@ -62,7 +63,7 @@ fn ended(
     };
     stage.runtime.block_on(async {
         tokio::join!(loads, laid);
-        // What follows the value is the task's own.
+        // The flight's task continues after the value is returned.
         tokio::time::sleep(std::time::Duration::from_millis(300)).await;
     });
     stage.until_gone(&queue);

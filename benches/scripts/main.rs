@@ -1,4 +1,4 @@
-//! Measures for how long one script call holds the server where many wait, most of them dead.
+//! Measures for how long one script call blocks the server when many wait, most of them dead.
 //!
 //! ```text
 //! cargo bench --bench scripts                 everything, two minutes; needs redis-server
@@ -6,7 +6,7 @@
 //! STRICT=1 cargo bench --bench scripts        also fails where a time misses its `must`
 //! ```
 //!
-//! The queues are laid by the bench: real ones of 10,000 processes do not fit on one machine.
+//! The bench writes the queues itself: 10,000 real processes do not fit on one machine.
 
 #[path = "../fleet/groups.rs"]
 mod groups;
@@ -37,11 +37,11 @@ fn main() {
 }
 
 const METHOD: &str = "\
-Method. One redis-server on this machine, without persistence, and one guard. The bench lays a queue of n places, each of \
-another process that is not there, has the guard take the step, and reads the server's own times of the scripts that it \
-ran (SLOWLOG, all commands). Five rounds, each with a key of its own; the number is the median of the longest single call. In \
-brackets: all calls of a step together, how many they were, and the longest call in round trips of a PING in the same run.
-Of crowds, the waiters are the guard's own: what is counted is the time of all scripts (INFO commandstats) and the worst PING of \
-another client, sent each millisecond meanwhile; once.
+Method. One redis-server on this machine, without persistence, and one guard. The bench writes a queue of n places, each of \
+a different process that does not exist, lets the guard take the step, and reads the server's times of the scripts \
+(SLOWLOG, all commands). Five rounds, each with a new key; the number is the median of the longest single call. In \
+brackets: the time of all calls of a step together, their number, and the longest call in round trips of a PING in the same run.
+In `crowds` the waiters are real ones of the guard: one round measures the time of all scripts (INFO commandstats) and the worst \
+PING of another client, sent each millisecond meanwhile.
 
 ";

@@ -1,4 +1,4 @@
-//! A server that times its scripts, queues of processes that are not there, and what a step cost.
+//! A server that times its scripts, queues of processes that do not exist, and the cost of a step.
 
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
@@ -13,9 +13,9 @@ use crate::table::{Limit, Row, Spread, Table, Unit, millis};
 pub(crate) const SIZES: [usize; 3] = [100, 1_000, 10_000];
 const ROUNDS: usize = 5;
 const PINGS: usize = 301;
-/// How long a queue that was laid stays, and a lease: longer than a round.
+/// The time to live of an artificial queue, and the lease: longer than a round.
 const LIFE: Duration = Duration::from_secs(60);
-/// What must happen, but not at any particular speed.
+/// Deadline for events that must happen, at whatever speed.
 const SOON: Duration = Duration::from_secs(20);
 
 pub(crate) struct Stage {
@@ -46,7 +46,7 @@ impl Stage {
         Spread::of(&(0..PINGS).map(|_| ping()).collect::<Vec<_>>()).median
     }
 
-    /// A connected guard whose commands have as long as they take.
+    /// A connected guard with a `command_timeout` that no command reaches.
     pub(crate) fn guard(&self) -> StampedeGuard {
         let policy = Policy::builder().command_timeout(SOON / 2).coordination_budget(SOON * 2).lease(LIFE);
         let guard = StampedeGuard::builder(self.server.client()).policy(policy.build().expect("valid"));
@@ -59,15 +59,15 @@ impl Stage {
         command.query(&mut *self.connection.borrow_mut()).expect("an answer")
     }
 
-    /// The only key that begins so.
+    /// The only key with this prefix.
     pub(crate) fn key(&self, head: &str) -> String {
         let mut keys: Vec<String> = self.run(redis::cmd("KEYS").arg(format!("{head}*")));
         assert_eq!(keys.len(), 1, "{keys:?}");
         keys.remove(0)
     }
 
-    /// Lays a queue of so many places, of so many nodes in turn, and forgets what scripts have taken until now. `rest` is
-    /// what follows the token in each.
+    /// Creates a queue of `places` places, of `nodes` nodes in turn, and clears the times of scripts. `rest` follows the token
+    /// in each place.
     pub(crate) fn lay(&self, queue: &str, places: usize, nodes: usize, rest: &str) {
         let places: Vec<_> = (0..places)
             .map(|place| format!("{:032x}:{:032x}{rest}", place % nodes + 0xdead_0000, place))
@@ -83,7 +83,7 @@ impl Stage {
         self.run::<()>(redis::cmd("SLOWLOG").arg("RESET"));
     }
 
-    /// Waits until this key is gone; the queue that was laid, when all in it were passed.
+    /// Waits until this key is gone; an artificial queue is gone when all its places were passed.
     pub(crate) fn until_gone(&self, key: &str) {
         let since = Instant::now();
         while self.run::<bool>(redis::cmd("EXISTS").arg(key)) {
@@ -92,7 +92,7 @@ impl Stage {
         }
     }
 
-    /// The scripts that have run since the server was told to forget.
+    /// The scripts that have run since [`forget`](Self::forget).
     pub(crate) fn scripts(&self) -> Step {
         let log: Vec<Value> = self.run(redis::cmd("SLOWLOG").arg("GET").arg(-1));
         let entry = |entry: Value| -> Option<f64> {
@@ -104,8 +104,8 @@ impl Stage {
         Step(log.into_iter().filter_map(entry).collect())
     }
 
-    /// Takes a step in several rounds, the number of which it is given, and adds what it cost. The first, in which scripts are
-    /// sent, does not count.
+    /// Runs a step in several rounds, passing the number of the round, and adds its cost to the table. The first round, in
+    /// which scripts are loaded, does not count.
     pub(crate) fn measure(
         &self,
         table: &mut Table,

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Plants what the simulation once could not see, one patch after another, and checks that it does: planted.sh [--check]
+# Plants faults that the simulation once could not see, one patch after another, and checks that it sees them: planted.sh [--check]
 #
-# Each patch of tests/simulation/planted brings an old fault back. With --check each must apply, and no more.
+# Each patch of tests/simulation/planted brings an old fault back. --check only tests that each patch applies.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 patches=(tests/simulation/planted/*.patch)
@@ -16,7 +16,7 @@ fi
 
 tree=$(mktemp -d)
 trap 'rm -rf "$tree"' EXIT
-# What it compiles does not take the place of what the tests here run.
+# A separate target folder, so that the patched builds do not replace those of the tests.
 export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-$PWD/target}/planted" CARGO_PROFILE_DEV_DEBUG=false SEEDS="${SEEDS:-1000}"
 missed=()
 for patch in "${patches[@]}"; do

