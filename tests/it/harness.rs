@@ -1,4 +1,4 @@
-//! Tests of the tests' own support: what the other modules conclude from it must be true.
+//! Tests of the tests' own support, on which the other modules rely.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,8 @@ use crate::support::rounds::{Rounds, Timing};
 
 const BOUND: Duration = Duration::from_secs(10);
 
-/// Before the claim that something did not happen. On a slow machine it proves less, but it never fails wrongly.
+/// A pause before the claim that something did not happen. On a slow machine it proves less, but it never fails
+/// wrongly.
 async fn a_while() {
     tokio::time::sleep(Duration::from_millis(50)).await;
 }
@@ -48,7 +49,7 @@ fn panic_at_once(_: Child) -> BoxFuture<'static, ()> {
     Box::pin(async { panic!("the last words of a child") })
 }
 
-/// Has a stopped server and a stopped child of its own, and waits to be killed.
+/// Owns a stopped server and a stopped child, and waits to be killed.
 fn be_a_parent(mut child: Child) -> BoxFuture<'static, ()> {
     Box::pin(async move {
         let server = RedisServer::start();
@@ -228,7 +229,7 @@ async fn killed_process_leaves_an_abandoned_load() {
 }
 
 #[tokio::test]
-async fn failing_child_is_told_with_its_last_words() {
+async fn a_failing_child_is_reported_with_its_last_output() {
     let fleet = Fleet::spawn(1, "harness.panic", &());
     let waiting = tokio::spawn(async move { fleet.wait_ready().await });
     let panic = waiting.await.unwrap_err().into_panic();
@@ -293,7 +294,7 @@ async fn proxy_holds_delays_and_resets() {
 }
 
 #[tokio::test]
-async fn what_is_left_behind_is_named() {
+async fn left_over_keys_are_named() {
     let server = RedisServer::start();
     assert_nothing_left(&server, Duration::ZERO).await;
     server.run::<()>(&["SET", "sg1:e:{k}", "v", "PX", "60000"]);
@@ -372,7 +373,7 @@ fn five_late_rounds_are_too_many() {
     }
 }
 
-/// Few slow ones among many do not matter, and twice the promise does.
+/// A few slow times among many do not matter; a median of more than twice the promise does.
 #[test]
 fn a_median_has_no_slack_but_its_own() {
     let ms = Duration::from_millis;

@@ -12,7 +12,7 @@ use crate::store::tag_store::Member;
 use crate::store::{Fail, Token};
 
 /// What the maps take around an entry or an outcome beside its bytes and its two names: a slot of the map at its emptiest, and one of
-/// the order of expiry. Measured: `memory::a_store_full_of_small_values_takes_no_more_than_it_says`.
+/// the order of expiry. Measured: `memory::a_store_full_of_small_values_takes_no_more_than_its_capacity`.
 pub(super) const AROUND: usize = 480;
 
 /// What an entry or an outcome takes in all.
