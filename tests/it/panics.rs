@@ -59,7 +59,7 @@ async fn an_older_value_stands_in_for_a_panicked_load() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_panic_without_local_followers_hands_over_to_another_process() {
+async fn a_panic_without_local_waiters_hands_over_to_another_process() {
     let store = MemoryStore::new();
     let guards = [StampedeGuard::new(store.clone()), StampedeGuard::new(store)];
     let loads = Counter::default();
