@@ -140,7 +140,7 @@ async fn every_way_a_load_can_end_frees_its_permit() {
     assert_eq!(load(&guards[3], 7, &loads).await.ok(), Some(7));
 }
 
-/// Four pages load at once; the load of each page loads a key of its own with the guards `inner`.
+/// Four pages load at once; the load of each page loads another key with the guards `inner`.
 async fn nested(
     outer: &[StampedeGuard],
     inner: &[StampedeGuard],
@@ -328,7 +328,7 @@ fn an_endless_permit_timeout_is_refused_by_name() {
 async fn a_vanished_load_frees_its_permit_before_the_store_answers() {
     use stampede_guard::testing::{ChaosStore, Fault};
 
-    // One caller, after which the lease is handed over, and more callers than takeovers are tried.
+    // With one caller the lease is handed over; six callers are more than the takeovers that are tried.
     for callers in [1, 6] {
         let (chaos, gate) = (ChaosStore::new(1), Gate::closed());
         let policy = capped(1, secs(50), OnOverload::Shed).lease(secs(60)).build().expect("valid");

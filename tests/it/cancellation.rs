@@ -66,7 +66,7 @@ async fn a_cancelled_leader_costs_its_waiters_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_load_whose_callers_have_all_left_is_finished_and_stored() {
+async fn a_load_without_callers_is_finished_and_stored() {
     let (guard, loads) = (StampedeGuard::in_memory(), Counter::default());
     timeout(ms(50), guard.get_or_load("key", sleeper(&loads))).await.expect_err("cancelled");
     loads.idle().await;
@@ -142,7 +142,7 @@ async fn waiting_longer_than_wait_timeout_loads_once_per_process() {
 
 /// S2.10
 #[tokio::test(start_paused = true)]
-async fn waiting_longer_than_wait_timeout_fails_where_the_policy_says_so() {
+async fn waiting_longer_than_wait_timeout_fails_if_the_policy_says_so() {
     let store = MemoryStore::new();
     let policy = Policy::builder().wait_timeout(ms(500), OnWaitTimeout::Fail).build().expect("valid");
     let (slow, fast) = (StampedeGuard::new(store.clone()), StampedeGuard::new(store).with_policy(policy));

@@ -334,7 +334,7 @@ async fn callers_that_can_ask_the_store_join_no_load_without_the_lease() {
 
 /// Regression: callers after their `wait_timeout` joined a load of their process that began before the invalidation.
 #[tokio::test(start_paused = true)]
-async fn later_callers_join_no_load_beside_the_lease_that_was_invalidated() {
+async fn after_an_invalidation_callers_join_no_older_load_beside_the_lease() {
     let (chaos, origin) = (ChaosStore::new(1), Origin::new());
     let replica = chaos.replica();
     let [leading, next, other] = [(); 3].map(|()| StampedeGuard::new(chaos.clone()));

@@ -128,7 +128,7 @@ async fn a_conditional_load_keeps_the_previous_value_and_restarts_its_freshness(
 
 /// A validator without its value would turn "not modified" into a value.
 #[tokio::test(start_paused = true)]
-async fn a_previous_value_of_another_type_takes_its_validator_along() {
+async fn a_previous_value_of_another_type_is_dropped_with_its_validator() {
     let guard = guard(policy().stale_if_error(secs(60)));
     let load = |mut cx: LoadContext<String>| async move {
         cx.set_validator("v1");

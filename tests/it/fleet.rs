@@ -149,7 +149,7 @@ async fn a_failing_load_runs_once_for_the_whole_fleet() {
 
 /// S2.13 for a value that can not be shared: every waiter loads at once, in parallel with the others.
 #[tokio::test]
-async fn a_value_over_max_body_is_loaded_by_all_who_waited_at_once() {
+async fn a_value_over_max_body_is_loaded_by_all_waiters_at_once() {
     const LOAD: Duration = Duration::from_millis(500);
     let long = "v".repeat(MAX_BODY);
     let (origin, reports) = wave(4, 10, 1, Answer::value(&*long).after(LOAD)).await;

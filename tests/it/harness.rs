@@ -122,7 +122,7 @@ fn dropped_server_is_gone_even_if_stopped() {
 }
 
 #[test]
-fn minimal_user_may_do_what_is_documented_and_no_more() {
+fn the_minimal_user_has_the_documented_rights_and_no_more() {
     let server = RedisServer::start();
     for _ in 0..2 {
         let mut conn = redis::Client::open(server.minimal_user()).unwrap().get_connection().unwrap();
@@ -152,7 +152,7 @@ async fn clients_and_subscriptions_are_counted_and_cut() {
 }
 
 #[tokio::test]
-async fn monitor_counts_what_clients_send_exactly() {
+async fn the_monitor_counts_clients_commands_exactly() {
     let server = RedisServer::start();
     let mut admin = server.conn();
     let mut before = plain_connection(&server.client()).await;

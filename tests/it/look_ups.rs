@@ -47,7 +47,7 @@ async fn a_crowd_shares_one_read_behind_the_first_ones_own() {
     assert_eq!(origin.loads("k"), 0);
 }
 
-/// `pacing` tries waking all callers together and in two halves: no caller waits for ever, and none is given a value
+/// `pacing` tries to wake all callers together and in two halves: no caller waits for ever, and none is given a value
 /// older than it knew of when it asked.
 #[tokio::test(start_paused = true)]
 async fn repeated_callers_are_given_no_value_older_than_they_know() {

@@ -148,7 +148,7 @@ async fn run(seed: u64) {
 }
 
 #[test]
-fn any_order_of_calls_failures_and_invalidations_ends_well() {
+fn any_order_of_calls_failures_and_invalidations_keeps_the_promises() {
     let chosen = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok());
     let seeds = chosen.map_or(0..RUNS, |seed: u64| seed..seed + 1);
     // Thousands of scripted panics would bury the relevant one.

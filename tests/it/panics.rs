@@ -31,7 +31,7 @@ fn fragile(
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_panicking_leader_is_told_and_one_follower_takes_over() {
+async fn a_panicking_leader_gets_the_panic_and_one_waiter_takes_over() {
     let (guard, loads) = (StampedeGuard::in_memory(), Counter::default());
     let values = join_all((0..50).map(|_| guard.get_or_load("key", fragile(&loads, 1)))).await;
     let panicked: Vec<_> = values.iter().filter_map(|value| value.as_ref().err()).collect();
@@ -124,7 +124,7 @@ async fn a_load_that_asks_for_its_own_key_is_an_error_that_says_so() {
 }
 
 #[tokio::test]
-async fn a_load_may_ask_for_other_keys_but_not_for_those_it_is_inside_of() {
+async fn a_load_may_ask_for_other_keys_but_not_for_the_keys_of_its_outer_loads() {
     let guard = StampedeGuard::in_memory();
     let (middle, innermost) = (guard.clone(), guard.clone());
     let outer = move || async move {

@@ -23,7 +23,7 @@ fn secs(secs: u64) -> Duration {
 /// Regression: while that runtime rested, no other caller of the process could refresh the key: the value went stale,
 /// and then expired.
 #[test]
-fn a_refresh_in_a_runtime_that_rests_holds_up_the_others_for_a_bounded_time() {
+fn a_refresh_in_an_undriven_runtime_delays_the_others_for_a_bounded_time() {
     let policy = Policy::builder().fresh_for(secs(10)).ttl_jitter(0.0).stale_while_revalidate(secs(3600));
     let policy = policy.load_timeout(LOAD_TIMEOUT).lease(LEASE).build().expect("valid");
     let (resting, serving) = (runtime(), runtime());

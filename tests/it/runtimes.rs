@@ -89,7 +89,7 @@ fn all_return(found: Vec<Result<Option<u64>, Error>>, least: u64) {
 /// The first caller's read does not proceed. Regression: each caller of the other runtime waited one command's time
 /// for it.
 #[test]
-fn a_read_in_an_undriven_runtime_holds_up_the_callers_of_another_once() {
+fn a_read_in_an_undriven_runtime_delays_the_callers_of_another_once() {
     let undriven = undriven();
     let (guard, calls) = undriven.block_on(async {
         let (_, guard) = stored(7).await;

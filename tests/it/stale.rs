@@ -83,7 +83,7 @@ impl World {
 }
 
 #[tokio::test(start_paused = true)]
-async fn stale_while_revalidate_answers_everyone_at_once_and_loads_once_in_the_fleet() {
+async fn stale_while_revalidate_answers_all_callers_at_once_and_loads_once_in_the_fleet() {
     let world = World::new(policy().stale_while_revalidate(secs(5)));
     assert_eq!(world.ask(0).await.ok(), Some(1));
     for period in 1..=5 {

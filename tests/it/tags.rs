@@ -52,7 +52,7 @@ async fn a_tag_invalidates_every_value_that_has_it_and_no_other() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn invalidate_all_reaches_every_value_whose_policy_lets_it() {
+async fn invalidate_all_reaches_every_value_of_a_policy_that_allows_it() {
     let reached = replicas(Policy::builder().invalidate_all(true));
     let beyond = reached[0].with_policy(Policy::default());
     load(&reached[0], "a", 1).await;

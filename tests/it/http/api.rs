@@ -239,7 +239,7 @@ fn every_public_type_can_be_sent_shared_moved_and_printed() {
     // Polled by one task at a time, so `Sync` would be an empty promise.
     future::<GuardedFuture<Inner, String>>();
     future::<MemoizeFuture<u8, String>>();
-    // A generic error type that is neither `Send` nor `Debug` does not affect this type.
+    // An error type that is itself neither `Send` nor `Debug` does not spread to the guarded types.
     fn response<T: IntoResponse>() {}
     response::<Response<GuardedBody<Body>>>();
 }

@@ -101,7 +101,7 @@ async fn a_response_to_a_cookie_is_for_others_if_the_policy_and_the_response_say
             let shared = match name {
                 "default" => false,
                 "opened" => SHARING.contains(&control),
-                // RFC 9111, 7.3: a cookie is no matter of `Authorization`'s rule.
+                // RFC 9111, 7.3: cookies do not inhibit caching.
                 _ => true,
             };
             let case = format!("A2: {name}, {control}");

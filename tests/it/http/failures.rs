@@ -177,7 +177,7 @@ async fn the_leaders_request_reaches_the_inner_service_as_it_was() {
 
 /// S2.5
 #[tokio::test(start_paused = true)]
-async fn every_request_is_counted_once_as_what_it_was() {
+async fn every_request_is_counted_once_by_its_outcome() {
     let inner = Inner::numbered(|_| ()).held();
     let guard = guard();
     let shop = guard.layer(inner.clone());

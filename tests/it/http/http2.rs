@@ -67,7 +67,7 @@ async fn fifty_streams_of_one_connection_are_one_load_for_each_variant() {
 }
 
 #[tokio::test]
-async fn a_stream_that_is_reset_stops_no_load_and_no_other_stream() {
+async fn a_reset_stream_stops_no_load_and_no_other_stream() {
     let (gate, loads, guard) = (Gate::closed(), Counter::default(), guard());
     let addr = serve(app(&gate, &loads, &guard)).await;
     let client = client();

@@ -66,7 +66,7 @@ async fn a_stale_response_outlives_a_refresh_with_an_unshareable_answer() {
 
 /// All variants are found through the entry of one of them, so an error for that variant may not replace the entry.
 #[tokio::test(start_paused = true)]
-async fn the_other_variants_outlive_an_error_of_the_one_stored_at_the_resource() {
+async fn the_other_variants_outlive_an_error_of_the_variant_stored_at_the_resource() {
     for status in [404, 500] {
         let inner = Inner::with(move |n, request| {
             let language = sent(request, "accept-language").to_owned();

@@ -284,7 +284,7 @@ async fn a_response_older_than_its_lifetime_is_marked_and_warned_of_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn age_grows_from_what_the_response_came_with() {
+async fn age_grows_from_the_age_of_the_response() {
     let inner = Inner::with_headers(&[("age", "5"), ("cache-control", "max-age=60")]);
     let shop = shop(&inner);
     assert_eq!(ask(&shop, get("/")).await.header("age"), Some("5"));

@@ -76,7 +76,7 @@ async fn a_rewritten_path_is_part_of_the_key_with_the_feature_axum() {
     assert_eq!((guard.stats().loads, guard.stats().hits), (2, 2));
 }
 
-/// A value from a header is not in the target, and the layer's rewritten path is for the inner service to interpret.
+/// The header's path is not in the target, so the guard must not take the difference for a stripped prefix.
 #[cfg(feature = "axum")]
 #[tokio::test]
 async fn a_path_shortened_by_a_header_is_not_taken_for_nesting_with_the_feature_axum() {

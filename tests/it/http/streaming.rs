@@ -262,7 +262,7 @@ async fn a_hit_shares_the_stored_bytes_and_knows_its_size() {
     assert!(!hit.body().is_end_stream());
 }
 
-/// Regression: they were lost.
+/// Regression: the trailers were lost.
 #[tokio::test(start_paused = true)]
 async fn trailers_before_a_slow_end_reach_the_client() {
     let (feed, body) = Feed::new();

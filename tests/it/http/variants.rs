@@ -280,7 +280,7 @@ async fn a_head_is_answered_with_its_own_variant() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stale_variant_answers_at_once_and_is_loaded_anew_in_its_own_language() {
+async fn a_stale_variant_answers_at_once_and_is_loaded_again_in_its_own_language() {
     let inner = speaking(200, "max-age=10, stale-while-revalidate=30");
     let shops = replicas(2, &inner);
     each_in_its_own(crowd_of_languages(&shops[..1], 1)).await;

@@ -152,8 +152,8 @@ async fn an_expiry_reaches_all_variants() {
             ask(&shop, in_language(language)).await;
         }
         guard.expire(cache_key(&"http://shop.example/".parse().unwrap()).unwrap()).await.unwrap();
-        // The first variant asked for is not the one stored with the resource: reloading that one restores the others
-        // or does not.
+        // Starts with another variant than the one stored with the resource: a load of that one decides about the
+        // others.
         for (n, language) in ["en", "fr", "de"].iter().enumerate() {
             let seen = ask(&shop, in_language(language)).await;
             assert_eq!(seen.text(), format!("{language} {}", n + 4), "{control}");

@@ -194,7 +194,7 @@ async fn a_forged_grant_frees_no_other_nodes_mutex() {
     channels.retain(|channel| *channel != own);
     let said = format!("m{token}{:016}sg1:m:{{default:m}}", held.fence());
     assert_eq!(server.run::<usize>(&["PUBLISH", &channels[0], &said]), 1);
-    // Messages arrive in order, and so do commands: the grant of `n` follows the forged message, and `is_owned`
+    // Messages arrive in order, and so do commands: the grant of `n` follows the forged message, and the unlock of `n`
     // follows every command that the message caused.
     let [first, second] = [&one, &other].map(|locks| locks.mutex("n").build().expect("valid"));
     let mut before = locked(&first).await;

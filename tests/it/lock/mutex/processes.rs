@@ -33,7 +33,7 @@ pub(super) fn increments(mut child: Child) -> BoxFuture<'static, ()> {
 
 /// S0.1: four processes with 500 non-atomic increments each: 2,000.
 #[tokio::test]
-async fn unsafe_increments_of_four_processes_are_all_there() {
+async fn unsafe_increments_of_four_processes_all_count() {
     let server = RedisServer::start();
     let work = Work { redis: server.minimal_user(), counter: server.url(), times: 500 };
     let fleet = Fleet::spawn(4, "mutex.increments", &work);

@@ -33,7 +33,7 @@ impl Stage {
     }
 }
 
-/// Long enough for a busy machine to look at what is held, short enough to wait for.
+/// Long enough for a busy machine to check the held lock, short enough to wait for.
 const BRIEF: Duration = Duration::from_secs(2);
 
 /// Waits until the key is gone.

@@ -144,7 +144,7 @@ async fn another_number_of_permits_is_reported_and_changes_nothing() {
 
 /// S4.33 between processes.
 #[tokio::test]
-async fn processes_that_disagree_on_the_number_are_told() {
+async fn processes_that_disagree_on_the_number_get_an_error() {
     let server = RedisServer::start();
     let semaphore = semaphore(&node(&server).await, 5);
     let fleet = processes(&server, 2).await;

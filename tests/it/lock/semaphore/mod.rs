@@ -241,7 +241,7 @@ async fn processes(server: &RedisServer, n: usize) -> Fleet {
     fleet
 }
 
-/// What came of an acquisition that a child was told to make.
+/// The outcome of an acquisition that a child was told to make.
 async fn taken(member: &Member, name: &str) -> Taken {
     serde_json::from_value(member.wait_event(name).await).expect("what the role sends")
 }
