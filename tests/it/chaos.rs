@@ -1,4 +1,4 @@
-//! Minimal reproductions of what the simulation has found.
+//! Minimal reproductions of failures that the simulation has found.
 
 use std::time::Duration;
 

@@ -150,7 +150,7 @@ fn loads_when_a_runtime_ends(guard: StampedeGuard, waited: Duration) -> usize {
     loads.load(Ordering::SeqCst)
 }
 
-/// Regression: all of them were reported as "replacing the entry".
+/// Regression: every operation was reported as "replacing the entry".
 #[cfg(feature = "testing")]
 #[tokio::test(start_paused = true)]
 async fn an_unconfirmed_change_names_its_operation() {

@@ -134,7 +134,7 @@ async fn a_hundred_keys_at_once_load_once_each() {
     }
 }
 
-/// S0 of the field: 40 loads and 8.1 s if each waiter tries in turn.
+/// Usual elsewhere: 40 loads and 8.1 s, because each waiter tries in turn.
 /// S2.13
 #[tokio::test]
 async fn a_failing_load_runs_once_for_the_whole_fleet() {

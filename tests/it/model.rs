@@ -26,14 +26,14 @@ impl Random {
     }
 }
 
-/// What the origin holds: a version per key, which only grows.
+/// The origin's data: a version per key, which only grows.
 #[derive(Default)]
 struct Origin {
     versions: [AtomicU64; KEYS as usize],
     loads: AtomicU64,
 }
 
-/// How a scripted load goes.
+/// The outcome of a scripted load.
 #[derive(Clone, Copy, Debug)]
 enum Script {
     Returns,

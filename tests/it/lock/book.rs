@@ -87,7 +87,7 @@ struct Config {
     redis: String,
 }
 
-/// The role `book.holder`: holds the lock for three seconds, and would not release it.
+/// The role `book.holder`: acquires the lock for three seconds, and never releases it.
 fn holder(child: Child) -> BoxFuture<'static, ()> {
     Box::pin(async move {
         let Config { redis } = child.config();
@@ -97,7 +97,7 @@ fn holder(child: Child) -> BoxFuture<'static, ()> {
     })
 }
 
-/// The role `book.crowd`: takes and releases 25 locks as fast as it can, with times to live of all kinds.
+/// The role `book.crowd`: acquires and releases 25 locks as fast as it can, with random TTLs.
 fn crowd(mut child: Child) -> BoxFuture<'static, ()> {
     Box::pin(async move {
         let Config { redis } = child.config();

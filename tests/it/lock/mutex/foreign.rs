@@ -51,8 +51,8 @@ async fn another_programs_lock_is_busy() {
     }
 }
 
-/// Our lock excludes other programs: their SET NX fails, their release deletes nothing, and both succeed after our
-/// unlock.
+/// Our lock excludes other programs: their SET NX fails, their release deletes nothing, and their SET NX succeeds
+/// after our unlock.
 #[tokio::test]
 async fn our_lock_is_busy_to_other_programs() {
     let server = server();
