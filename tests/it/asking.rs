@@ -1,4 +1,4 @@
-//! How nodes on a store with faults ask the scripted origin for one key.
+//! Helpers for nodes on a store with faults: load one key from the scripted origin.
 
 use std::pin::Pin;
 use std::time::Duration;
@@ -8,20 +8,20 @@ use stampede_guard::{LoadError, StampedeGuard};
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
-/// Asks in a task of its own.
+/// Calls `get_or_load` in a new task.
 pub(crate) fn ask(guard: &StampedeGuard, origin: &Origin) -> JoinHandle<Result<u64, LoadError<OriginError>>> {
     let (guard, load) = (guard.clone(), load(origin));
     tokio::spawn(async move { guard.get_or_load("k", load).await })
 }
 
-/// So many commands have arrived: first a look-up, then an acquire.
+/// Waits until this many commands have arrived: the first is a look-up, the second an acquire.
 pub(crate) async fn arrived(chaos: &ChaosStore, commands: u64) {
     while chaos.commands() < commands {
         sleep(Duration::from_micros(100)).await;
     }
 }
 
-/// A load of the one key.
+/// A loader of the key `k`.
 pub(crate) fn load(origin: &Origin) -> impl FnOnce() -> Load + Send + use<> {
     let origin = origin.clone();
     move || Box::pin(async move { origin.load("k").await })

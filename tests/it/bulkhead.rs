@@ -1,6 +1,6 @@
-//! A cap on the loads of different keys: a fair queue in front of the origin, for the whole fleet.
+//! The cap on concurrent loads of different keys: a fair queue in front of the origin, for the whole fleet.
 //!
-//! On the in-memory store with a paused clock: four guards on it stand for replicas.
+//! On the in-memory store with a paused clock; its four guards stand for replicas.
 
 use std::time::Duration;
 
@@ -43,7 +43,7 @@ async fn load(guard: &StampedeGuard, key: usize, loads: &Counter) -> Result<usiz
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_more_loads_than_that_run_at_once_in_the_fleet_and_all_get_their_turn() {
+async fn the_fleet_runs_no_more_loads_than_the_cap_and_all_get_their_turn() {
     let (guards, loads) = (replicas(capped(3, secs(60), OnOverload::Shed)), Counter::default());
     // Three callers of each of thirty keys: one load of each key, three at a time.
     let calls = (0..90).map(|call| load(&guards[call % 4], call % 30, &loads));
@@ -56,7 +56,7 @@ async fn no_more_loads_than_that_run_at_once_in_the_fleet_and_all_get_their_turn
     assert!((LOAD * 10..LOAD * 11).contains(&took), "the cap is used to the full: {took:?}");
 }
 
-/// The lease is renewed while its load waits for its turn: nobody else loads the key meanwhile.
+/// The lease is renewed while the load waits for a permit, so no other caller loads the key meanwhile.
 #[tokio::test(start_paused = true)]
 async fn a_key_that_waits_for_longer_than_its_lease_is_still_loaded_once() {
     let (guards, loads) = (replicas(capped(1, secs(60), OnOverload::Shed)), Counter::default());
@@ -67,7 +67,7 @@ async fn a_key_that_waits_for_longer_than_its_lease_is_still_loaded_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_load_that_is_not_its_turn_in_time_is_shed_with_all_who_wait_for_it() {
+async fn a_load_without_a_permit_in_time_is_shed_with_all_its_waiters() {
     let (guards, loads) = (replicas(capped(1, secs(5), OnOverload::Shed)), Counter::default());
     let gate = Gate::closed();
     let slow = tokio::spawn({
@@ -113,7 +113,7 @@ async fn a_stale_value_stands_in_for_a_load_that_is_shed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_load_that_is_not_its_turn_in_time_goes_on_if_the_policy_says_so() {
+async fn a_load_without_a_permit_in_time_goes_on_if_the_policy_says_so() {
     let (guards, loads) = (replicas(capped(1, Duration::ZERO, OnOverload::LoadAnyway)), Counter::default());
     let calls = (0..8).map(|call| load(&guards[call % 4], call, &loads));
     assert!(join_all(calls).await.iter().all(Result::is_ok));
@@ -121,9 +121,9 @@ async fn a_load_that_is_not_its_turn_in_time_goes_on_if_the_policy_says_so() {
     assert_eq!(total(&guards, |stats| stats.overloaded), 7);
 }
 
-/// Loads that fail, panic or time out give their permit back.
+/// A load that fails, panics or times out gives its permit back.
 #[tokio::test(start_paused = true)]
-async fn however_a_load_ends_the_next_one_has_its_turn() {
+async fn every_way_a_load_can_end_frees_its_permit() {
     let guards = replicas(capped(1, secs(60), OnOverload::Shed).load_timeout(secs(3)));
     for (round, guard) in guards.iter().enumerate() {
         let fails = guard.get_or_load(("fails", round), || async { Err::<u8, _>("no route".to_owned()) });
@@ -140,7 +140,7 @@ async fn however_a_load_ends_the_next_one_has_its_turn() {
     assert_eq!(load(&guards[3], 7, &loads).await.ok(), Some(7));
 }
 
-/// One load of each page, which asks for something of its own under `inner`.
+/// Four pages load at once; the load of each page loads another key with the guards `inner`.
 async fn nested(
     outer: &[StampedeGuard],
     inner: &[StampedeGuard],
@@ -155,9 +155,10 @@ async fn nested(
     join_all(pages).await
 }
 
-/// It queued for the permit that its outer load held, until both were shed, and so did whoever came after them.
+/// Regression: the inner load queued for the permit that its outer load held until both were shed, and so were all
+/// later loads.
 #[tokio::test(start_paused = true)]
-async fn a_load_inside_a_load_needs_no_turn_of_its_own() {
+async fn a_load_inside_a_load_needs_no_second_permit() {
     let (guards, loads) = (replicas(capped(1, secs(5), OnOverload::Shed)), Counter::default());
     let started = Instant::now();
     assert_eq!(nested(&guards, &guards, &loads).await, [Ok(0), Ok(1), Ok(2), Ok(3)]);
@@ -165,9 +166,9 @@ async fn a_load_inside_a_load_needs_no_turn_of_its_own() {
     assert!(started.elapsed() < secs(5), "{:?}", started.elapsed());
 }
 
-/// Its outer load holds none: the cap is on what runs inside.
+/// The outer load holds no permit of the inner load's cap.
 #[tokio::test(start_paused = true)]
-async fn a_load_inside_one_that_needs_no_turn_waits_for_its_own() {
+async fn a_load_inside_an_uncapped_load_waits_for_its_own_permit() {
     for outer in [Policy::builder(), capped(4, secs(5), OnOverload::Shed)] {
         let (inner, loads) = (replicas(capped(1, secs(5), OnOverload::Shed)), Counter::default());
         let policy = outer.build().expect("valid");
@@ -177,8 +178,8 @@ async fn a_load_inside_one_that_needs_no_turn_waits_for_its_own() {
     }
 }
 
-/// Four pages at once, each of which loads its part anew inside its own load, and has an older one: which loads of parts ran,
-/// and how long all of it took.
+/// Loads four pages at once. Each page's load reloads a part that has an older value. Returns the counter of the
+/// parts' loads, and how long the pages took.
 async fn pages_of_stale_parts(policy: PolicyBuilder) -> (Counter, Duration) {
     let policy = policy.fresh_for(secs(1)).ttl_jitter(0.0).stale_if_error(secs(600));
     let guard = StampedeGuard::in_memory().with_policy(policy.build().expect("valid"));
@@ -212,26 +213,26 @@ async fn pages_of_stale_parts(policy: PolicyBuilder) -> (Counter, Duration) {
     (loads, took)
 }
 
-/// Who is given an older value ends before the load that it has begun, and its turn is another's then.
+/// A page that is given the older part ends before the part's load does, and its permit then goes to another load.
 #[tokio::test(start_paused = true)]
-async fn a_load_that_outlives_the_one_that_asked_for_it_has_a_turn_of_its_own() {
+async fn a_load_that_outlives_its_outer_load_takes_its_own_permit() {
     let policy = capped(1, secs(20), OnOverload::Shed).soft_timeout(LOAD / 10);
     let (loads, _) = pages_of_stale_parts(policy).await;
     assert_eq!((loads.started(), loads.most_at_once()), (4, 1));
 }
 
-/// And who waits for it, though there is an older value, does so in its own turn.
+/// A page that waits for the reload of its part waits inside its own permit.
 #[tokio::test(start_paused = true)]
-async fn a_load_that_replaces_a_value_inside_a_load_needs_no_turn_of_its_own() {
+async fn a_reload_inside_a_load_needs_no_second_permit() {
     let (loads, took) = pages_of_stale_parts(capped(1, secs(20), OnOverload::Shed)).await;
     assert_eq!((loads.started(), loads.most_at_once()), (4, 1));
     assert!(took < LOAD * 5, "{took:?}");
 }
 
-/// It was refused the place that its outer load held, at once.
+/// Regression: the inner load was refused at once, because its outer load held the only `max_fail_open_loads` place.
 #[cfg(feature = "testing")]
 #[tokio::test(start_paused = true)]
-async fn a_load_inside_a_load_needs_no_place_of_its_own_while_the_store_is_away() {
+async fn a_load_inside_a_fail_open_load_needs_no_second_place() {
     let (chaos, loads) = (stampede_guard::testing::ChaosStore::new(1), Counter::default());
     let replica = chaos.replica();
     let policy = Policy::builder().max_fail_open_loads(1).build().expect("valid");
@@ -242,7 +243,7 @@ async fn a_load_inside_a_load_needs_no_place_of_its_own_while_the_store_is_away(
     assert_eq!((loads.started(), loads.most_at_once()), (1, 1));
 }
 
-/// They loaded by themselves, without a permit.
+/// Regression: loads beyond `max_flights` ran without a permit.
 #[tokio::test(start_paused = true)]
 async fn keys_beyond_max_flights_do_not_go_past_the_cap() {
     for (then, most) in [(OnOverload::Shed, 1), (OnOverload::LoadAnyway, 8)] {
@@ -258,7 +259,7 @@ async fn keys_beyond_max_flights_do_not_go_past_the_cap() {
     }
 }
 
-/// A crowd on one key, of which only so many may wait: how many loaded, and what became of the others.
+/// A crowd of callers of one key. Returns how many of them loaded, and their results.
 async fn crowd_of(callers: usize, guard: &StampedeGuard) -> (usize, Vec<Result<usize, LoadError<String>>>) {
     let (loads, gate) = (Counter::default(), Gate::closed());
     let calls = (0..callers).map(|_| {
@@ -299,35 +300,35 @@ async fn beyond_max_waiters_callers_are_shed_or_load_by_themselves() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn beyond_max_waiters_a_stale_value_is_given_where_there_is_one() {
+async fn beyond_max_waiters_callers_are_given_a_stale_value() {
     let guard = crowded(OnOverload::Shed);
     guard.insert("k", &77_usize).await.expect("stored");
     advance(secs(60)).await;
     let (loads, answers) = crowd_of(30, &guard).await;
-    let values: Vec<_> = answers.into_iter().map(|answer| answer.expect("nobody is shed")).collect();
+    let values: Vec<_> = answers.into_iter().map(|answer| answer.expect("not shed")).collect();
     assert_eq!((loads, values.iter().filter(|value| **value == 77).count()), (1, 20));
 }
 
 #[test]
-fn a_crowd_of_nobody_is_refused_by_name() {
-    let refused = Policy::builder().max_waiters(0, OnOverload::Shed).build().expect_err("nobody could load");
+fn max_waiters_of_zero_is_refused_by_name() {
+    let refused = Policy::builder().max_waiters(0, OnOverload::Shed).build().expect_err("none could wait");
     assert!(refused.to_string().contains("max_waiters"), "{refused}");
 }
 
-/// `wait_timeout`, which nobody had touched and which is made of it, was said to be too long.
+/// Regression: the error named `wait_timeout`, which was derived from `permit_timeout` and never set by the caller.
 #[test]
-fn a_wait_for_ever_is_refused_by_its_own_name() {
+fn an_endless_permit_timeout_is_refused_by_name() {
     let refused = capped(1, Duration::MAX, OnOverload::Shed).build().expect_err("too long");
     assert!(refused.to_string().contains("permit_timeout"), "{refused}");
 }
 
-/// Nothing loads any more where the loaders have vanished, but the permit came back only when the store had heard of it.
+/// Regression: after a load's task vanished, its permit came back only when the store had answered.
 #[cfg(feature = "testing")]
 #[tokio::test(start_paused = true)]
-async fn a_permit_comes_back_before_the_store_is_told_of_a_load_that_vanished() {
+async fn a_vanished_load_frees_its_permit_before_the_store_answers() {
     use stampede_guard::testing::{ChaosStore, Fault};
 
-    // One caller's loader, whose lease is handed over; and more of them than are tried.
+    // With one caller the lease is handed over; six callers are more than the takeovers that are tried.
     for callers in [1, 6] {
         let (chaos, gate) = (ChaosStore::new(1), Gate::closed());
         let policy = capped(1, secs(50), OnOverload::Shed).lease(secs(60)).build().expect("valid");

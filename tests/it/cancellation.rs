@@ -1,4 +1,4 @@
-//! Promise 4: whoever leaves, at whatever point, nothing is lost and nothing leaks.
+//! Promise 4: a caller that leaves, at any point, loses nothing for the others and leaks nothing.
 
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ async fn settle(guard: &StampedeGuard) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cancelled_leader_costs_its_followers_nothing() {
+async fn a_cancelled_leader_costs_its_waiters_nothing() {
     let (guard, loads) = (StampedeGuard::in_memory(), Counter::default());
     let started = Instant::now();
     let leader = tokio::spawn({
@@ -66,7 +66,7 @@ async fn a_cancelled_leader_costs_its_followers_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_load_whose_callers_have_all_left_is_finished_and_stored() {
+async fn a_load_without_callers_is_finished_and_stored() {
     let (guard, loads) = (StampedeGuard::in_memory(), Counter::default());
     timeout(ms(50), guard.get_or_load("key", sleeper(&loads))).await.expect_err("cancelled");
     loads.idle().await;
@@ -75,7 +75,7 @@ async fn a_load_whose_callers_have_all_left_is_finished_and_stored() {
     assert_eq!((loads.started(), loads.ended()), (1, 1));
 }
 
-/// The drop matrix: one caller dropped at each of its polls, alone and with others behind it.
+/// The drop matrix: one caller is dropped at each of its polls, alone and with other callers behind it.
 #[tokio::test(start_paused = true)]
 async fn a_caller_dropped_at_any_await_point_loses_nothing() {
     for followers in [0, 3] {
@@ -89,13 +89,13 @@ async fn a_caller_dropped_at_any_await_point_loses_nothing() {
                 guard.get_or_load("key", load)
             }));
             let (done, others) =
-                timeout(LOAD * 3, futures_util::future::join(dropped, others)).await.expect("nobody hangs");
+                timeout(LOAD * 3, futures_util::future::join(dropped, others)).await.expect("none hangs");
             assert!(others.iter().all(|value| matches!(value, Ok(1))), "dropped at poll {n}: {others:?}");
             loads.idle().await;
             for guard in &guards {
                 settle(guard).await;
             }
-            // The next call works, and no lease was left that it would have to wait for.
+            // The next call works, and does not have to wait for a left-over lease.
             let started = Instant::now();
             assert_eq!(guards[1].get_or_load("key", sleeper(&loads)).await.expect("loaded"), 1);
             assert!(started.elapsed() <= LOAD + ms(1), "dropped at poll {n}: waited {:?}", started.elapsed());
@@ -142,7 +142,7 @@ async fn waiting_longer_than_wait_timeout_loads_once_per_process() {
 
 /// S2.10
 #[tokio::test(start_paused = true)]
-async fn waiting_longer_than_wait_timeout_fails_where_the_policy_says_so() {
+async fn waiting_longer_than_wait_timeout_fails_if_the_policy_says_so() {
     let store = MemoryStore::new();
     let policy = Policy::builder().wait_timeout(ms(500), OnWaitTimeout::Fail).build().expect("valid");
     let (slow, fast) = (StampedeGuard::new(store.clone()), StampedeGuard::new(store).with_policy(policy));
@@ -165,9 +165,9 @@ async fn waiting_longer_than_wait_timeout_fails_where_the_policy_says_so() {
     assert_eq!(leader.await.expect("joined").expect("loaded"), 1);
 }
 
-/// Whoever had joined the first caller's flight was told with it that it had waited for too long.
+/// Regression: a caller that joined the first caller's flight was timed out together with the first caller.
 #[tokio::test(start_paused = true)]
-async fn who_came_late_waits_its_own_time() {
+async fn a_late_waiter_has_its_own_wait_timeout() {
     for (takes, first, second) in [(5_000, (None, 500), (None, 900)), (700, (None, 500), (Some(1), 700))] {
         let store = MemoryStore::new();
         let policy = Policy::builder().wait_timeout(ms(500), OnWaitTimeout::Fail).build().expect("valid");
@@ -200,10 +200,10 @@ async fn who_came_late_waits_its_own_time() {
     }
 }
 
-/// The flight that they have left has nobody to ask for the lease for.
+/// A flight without waiters does not ask for the lease.
 #[cfg(feature = "testing")]
 #[tokio::test(start_paused = true)]
-async fn who_has_gone_beside_the_lease_does_not_keep_a_flight_asking() {
+async fn a_flight_without_waiters_stops_asking_for_the_lease() {
     let chaos = stampede_guard::testing::ChaosStore::new(1);
     let policy = Policy::builder().wait_timeout(ms(5), OnWaitTimeout::Load).build().expect("valid");
     let slow = StampedeGuard::new(chaos.clone());
@@ -230,7 +230,7 @@ async fn who_has_gone_beside_the_lease_does_not_keep_a_flight_asking() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_load_without_an_end_is_ended_by_load_timeout_for_all() {
+async fn load_timeout_ends_a_hanging_load_for_all() {
     let store = MemoryStore::new();
     let policy = Policy::builder().load_timeout(ms(3_000)).build().expect("valid");
     let guards: Vec<_> =

@@ -1,4 +1,4 @@
-//! A certificate authority, what it signs, and servers that show it.
+//! A certificate authority for tests, its certificates, and servers that present them.
 
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
@@ -9,10 +9,10 @@ use redis::{Client, ClientTlsConfig, TlsCertificates};
 use crate::support::redis_server::RedisServer;
 use crate::support::tls_files::TlsFiles;
 
-/// This machine, as servers of tests are reached.
+/// The names and addresses by which tests reach a server on this machine.
 pub(crate) const HERE: [&str; 2] = ["127.0.0.1", "localhost"];
 
-/// Signs certificates, and is trusted by nobody who was not given its own.
+/// Signs certificates. Only clients and servers that are given this authority's certificate trust it.
 #[derive(Debug)]
 pub(crate) struct Authority(CertifiedIssuer<'static, KeyPair>);
 
@@ -41,7 +41,7 @@ impl Authority {
         self.0.pem()
     }
 
-    /// For these names and addresses, and valid.
+    /// A valid certificate for these names and addresses.
     pub(crate) fn sign(&self, hosts: &[&str]) -> Identity {
         self.sign_with(hosts, |_| {})
     }
@@ -64,28 +64,28 @@ impl Authority {
         Identity { certificate: certificate.pem(), key: key.serialize_pem() }
     }
 
-    /// What a server is given that shows `identity`, and trusts this authority.
+    /// The TLS files of a server that presents `identity` and trusts this authority.
     pub(crate) fn files(&self, identity: &Identity) -> TlsFiles {
         TlsFiles::new(&identity.certificate, &identity.key, &self.pem())
     }
 
-    /// What a client is given that trusts this authority alone.
+    /// The TLS settings of a client that trusts only this authority.
     pub(crate) fn certificates(&self, identity: Option<&Identity>) -> TlsCertificates {
         certificates(&self.pem(), identity)
     }
 
-    /// A client that trusts this authority alone.
+    /// A client that trusts only this authority.
     pub(crate) fn client(&self, url: &str) -> Client {
         client(url, &self.pem(), None)
     }
 
-    /// One that can show who it is.
+    /// The same client with a client certificate.
     pub(crate) fn client_as(&self, url: &str, identity: &Identity) -> Client {
         client(url, &self.pem(), Some(identity))
     }
 }
 
-/// A client that trusts this authority alone.
+/// A client that trusts only this authority.
 pub(crate) fn client(url: &str, authority: &str, identity: Option<&Identity>) -> Client {
     Client::build_with_tls(url, certificates(authority, identity)).expect("an address and certificates")
 }
@@ -98,7 +98,7 @@ fn certificates(authority: &str, identity: Option<&Identity>) -> TlsCertificates
     TlsCertificates { client_tls, root_cert: Some(authority.as_bytes().to_vec()) }
 }
 
-/// A server with a second port, for TLS; the plain one is the harness's way to look at it.
+/// A server with a second port for TLS; the harness uses the plain port to inspect it.
 #[derive(Debug)]
 pub(crate) struct TlsServer {
     pub(crate) plain: RedisServer,
@@ -107,11 +107,11 @@ pub(crate) struct TlsServer {
 }
 
 impl TlsServer {
-    /// With a certificate, and the authority for its clients'.
+    /// Presents a certificate, and verifies clients' certificates with the authority.
     pub(crate) fn start(authority: &Authority, identity: &Identity, args: &[&str]) -> Self {
         let files = authority.files(identity);
         let given: Vec<_> = args.iter().map(|&arg| arg.to_owned()).collect();
-        // The last one counts, so what is given may say otherwise.
+        // The last argument of a name counts, so `args` can override.
         let plain = RedisServer::with_args_of(|| [files.arguments(), given.clone()].concat());
         let tls_port = plain.tls_port().expect("it was given one");
         Self { plain, tls_port, files }

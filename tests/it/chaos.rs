@@ -1,4 +1,4 @@
-//! What the simulation has found, in as few steps as it takes.
+//! Minimal reproductions of failures that the simulation has found.
 
 use std::time::Duration;
 
@@ -8,10 +8,11 @@ use tokio::time::{Instant, sleep};
 
 use crate::asking::{arrived, ask, load};
 
-/// A waiter has read a stale value and waits for a load; meanwhile the value is invalidated, of which the waiter is not
-/// told; then its own load fails. What it has read was stored again, and served to everyone from then on.
+/// A waiter has read a stale value and waits for a load. The value is invalidated without notice to the waiter, and
+/// its own load fails. Regression: the waiter stored the stale value again, and it was served to all callers from then
+/// on.
 #[tokio::test(start_paused = true)]
-async fn what_was_invalidated_is_not_stored_again_for_a_load_that_fails() {
+async fn an_invalidated_value_is_not_stored_again_for_a_failed_load() {
     for is_told in [true, false] {
         let (chaos, origin) = (ChaosStore::new(1), Origin::new());
         let policy = Policy::builder()
@@ -41,9 +42,9 @@ async fn what_was_invalidated_is_not_stored_again_for_a_load_that_fails() {
     }
 }
 
-/// And what was not invalidated still is.
+/// A value that was not invalidated still stands in.
 #[tokio::test(start_paused = true)]
-async fn what_is_still_there_stands_in_for_a_load_that_fails() {
+async fn a_value_that_was_not_invalidated_stands_in_for_a_failed_load() {
     let (chaos, origin) = (ChaosStore::new(1), Origin::new());
     let window = Duration::from_secs(600);
     let policy = Policy::builder().fresh_for(Duration::from_secs(1)).stale_if_error(window).build().unwrap();
@@ -57,9 +58,9 @@ async fn what_is_still_there_stands_in_for_a_load_that_fails() {
     assert_eq!(origin.loads("k"), 2, "the failure was told to the fleet, for the back-off");
 }
 
-/// Nobody waits for it, and every process would load for itself.
+/// No caller waits for the background refresh, and without the store every process would load.
 #[tokio::test(start_paused = true)]
-async fn what_can_not_be_refreshed_with_the_store_is_not_refreshed_without() {
+async fn a_background_refresh_does_not_go_on_without_the_store() {
     let (chaos, origin) = (ChaosStore::new(1), Origin::new());
     let window = Duration::from_secs(600);
     let policy = Policy::builder().fresh_for(Duration::from_secs(1)).stale_while_revalidate(window);
@@ -80,9 +81,9 @@ async fn what_can_not_be_refreshed_with_the_store_is_not_refreshed_without() {
     origin.wait_for_loads("k", 2).await;
 }
 
-/// What was there was not seen, so the acquire found it, fresh, and it was served instead of a load.
+/// Regression: as the look-up had failed, the refresh took the fresh value that its acquire found in place of a load.
 #[tokio::test(start_paused = true)]
-async fn a_refresh_whose_look_up_fails_loads_or_fails_all_the_same() {
+async fn a_refresh_with_a_failed_look_up_is_not_served_a_fresh_value() {
     for (policy, loads) in [(OnStoreDown::FailOpen, 2), (OnStoreDown::FailClosed, 1)] {
         let (chaos, origin) = (ChaosStore::new(1), Origin::new());
         let policy = Policy::builder().on_store_down(policy).build().unwrap();
@@ -97,10 +98,10 @@ async fn a_refresh_whose_look_up_fails_loads_or_fails_all_the_same() {
     }
 }
 
-/// Who refreshes more keys at once than there may be flights loads the others alone; not where the store is down and
-/// nothing may be loaded without it.
+/// More refreshes than `max_flights`: the others load alone, but not if the store is down and the policy is
+/// `FailClosed`.
 #[tokio::test(start_paused = true)]
-async fn refreshes_that_may_not_go_on_without_the_store_spare_the_origin_however_many_they_are() {
+async fn fail_closed_refreshes_beyond_max_flights_spare_the_origin() {
     let (chaos, origin) = (ChaosStore::new(1), Origin::new());
     let policy = Policy::builder().on_store_down(OnStoreDown::FailClosed).build().unwrap();
     let guard = StampedeGuard::builder(chaos.clone()).policy(policy).max_flights(2).build().unwrap();
@@ -113,9 +114,9 @@ async fn refreshes_that_may_not_go_on_without_the_store_spare_the_origin_however
     assert_eq!(origin.loads("k"), 0);
 }
 
-/// It was counted as an error of the store alone, and what was counted here were those whose budget had sufficed.
+/// Regression: this was counted only as a store error, and callers with enough budget were counted instead.
 #[tokio::test(start_paused = true)]
-async fn who_goes_on_without_the_store_because_its_budget_is_used_up_is_counted() {
+async fn a_caller_that_goes_on_after_its_budget_is_counted() {
     let (chaos, origin) = (ChaosStore::new(1), Origin::new());
     let ms = Duration::from_millis;
     chaos.latency(ms(60), ms(60));
@@ -126,10 +127,10 @@ async fn who_goes_on_without_the_store_because_its_budget_is_used_up_is_counted(
     assert_eq!((stats.budget_exceeded, stats.fail_open_loads, stats.store_errors), (1, 1, 1));
 }
 
-/// One process, two policies: who has little time does not wait for the answer to who has much, and who has much is
-/// not told that it was too late for another.
+/// Two policies in one process: a caller with a short budget does not wait for the look-up of a caller with a long
+/// one, and the latter does not get the former's timeout.
 #[tokio::test(start_paused = true)]
-async fn a_shared_look_up_has_each_callers_own_time() {
+async fn a_shared_look_up_keeps_each_callers_budget() {
     let (chaos, origin) = (ChaosStore::new(1), Origin::new());
     let with = |budget| Policy::builder().coordination_budget(Duration::from_millis(budget)).build().unwrap();
     let patient = StampedeGuard::new(chaos.clone()).with_policy(with(1_000));
@@ -141,7 +142,8 @@ async fn a_shared_look_up_has_each_callers_own_time() {
     };
     assert_eq!(ask(&patient).await.unwrap().0, 0);
 
-    // Slower than the one has time for, and as fast as the other needs. Who queues waits for the read before, too.
+    // Slower than the short budget allows, and fast enough for the long one. A queued caller waits for the read before
+    // its own, too.
     for guards in [[&hurried, &hurried, &patient, &patient], [&patient, &patient, &hurried, &hurried]] {
         chaos.latency(Duration::from_millis(200), Duration::from_millis(200));
         let calls = guards.map(|guard| (std::ptr::eq(guard, &patient), ask(guard)));
@@ -154,13 +156,13 @@ async fn a_shared_look_up_has_each_callers_own_time() {
         sleep(Duration::from_secs(5)).await;
         assert_eq!(ask(&patient).await.unwrap().0, 0);
     }
-    assert_eq!(origin.loads("k"), 3, "the hurried load for themselves, all of them once, and nobody else");
+    assert_eq!(origin.loads("k"), 3, "the hurried load once each, and no other caller");
 }
 
-/// A server that refuses (out of memory, loading) is connected. A waiter that rides out a break asked it again as fast as it
-/// answered, until its budget was used up.
+/// A server that refuses commands (out of memory, loading) is still connected. Regression: a waiter that was retrying
+/// after a disconnect repeated its question as fast as the server answered, until its budget was used up.
 #[tokio::test(start_paused = true)]
-async fn a_server_that_refuses_is_not_asked_as_fast_as_it_answers() {
+async fn a_refusing_server_is_asked_with_pauses() {
     let (chaos, origin) = (ChaosStore::new(1), Origin::new());
     chaos.latency(Duration::from_millis(1), Duration::from_millis(1));
     let guards = [(); 2].map(|()| StampedeGuard::new(chaos.clone()));
@@ -171,14 +173,15 @@ async fn a_server_that_refuses_is_not_asked_as_fast_as_it_answers() {
     }
     let before = chaos.commands();
     chaos.inject(Fault::OutOfMemory, 1.0);
-    // The waiter asks when the lease that it was told of would have ended, and then loads for itself.
+    // The waiter asks when the lease that it knows of would have ended, and then loads by itself.
     origin.wait_for_loads("k", 2).await;
     assert!(chaos.commands() - before < 25, "{} commands", chaos.commands() - before);
 }
 
-/// A leader that is told something, whatever it be, began its third of a lease anew; told often enough, it never renewed.
+/// Regression: each message to a leader restarted its renewal timer of a third of the lease, so with enough messages
+/// it never renewed.
 #[tokio::test(start_paused = true)]
-async fn a_leader_renews_in_time_whatever_it_is_told() {
+async fn a_leader_renews_in_time_whatever_messages_it_gets() {
     let (chaos, origin) = (ChaosStore::new(1), Origin::new());
     let policy = Policy::builder().load_timeout(Duration::from_secs(600)).build().unwrap();
     let guard = StampedeGuard::new(chaos.clone()).with_policy(policy);
@@ -188,8 +191,8 @@ async fn a_leader_renews_in_time_whatever_it_is_told() {
     origin.wait_for_loads("k", 1).await;
     chaos.inject(Fault::WakeForged, 1.0);
     for _ in 0..300 {
-        // Its command is what the forged messages come with: just before a third of the lease is over. (Those that say
-        // "invalidated" do renew it, so it takes a few others in a row.)
+        // Each of its commands triggers forged messages, just before a third of the lease has passed. (A forged
+        // "invalidated" causes a renewal, so several others in a row are needed.)
         let _ = other.get::<u64>("k").await;
         sleep(Duration::from_millis(600)).await;
     }
@@ -199,11 +202,11 @@ async fn a_leader_renews_in_time_whatever_it_is_told() {
     assert_eq!((guard.stats().leases_lost, other.get::<u64>("k").await.unwrap()), (0, Some(0)));
 }
 
-/// A waiter asks for the lease, is not answered, asks again and leads; the key is invalidated; then the first of the two
-/// commands runs. Under the same token it brought the lease back, and the older value was stored.
+/// A waiter asks for the lease, gets no answer, asks again and leads; the key is invalidated; then the first command
+/// runs. Regression: with the same token it restored the lease, and the older value was stored.
 #[tokio::test(start_paused = true)]
-async fn an_acquire_that_runs_late_does_not_bring_back_what_an_invalidation_has_ended() {
-    // The seed says when the late one runs: within three seconds.
+async fn a_late_acquire_does_not_restore_a_lease_after_an_invalidation() {
+    // The seed determines when the late command runs: within three seconds.
     for seed in 0..40 {
         let (chaos, origin) = (ChaosStore::new(seed), Origin::new());
         let leader = chaos.replica();
@@ -218,10 +221,10 @@ async fn an_acquire_that_runs_late_does_not_bring_back_what_an_invalidation_has_
         sleep(Duration::from_millis(1_900)).await;
         chaos.once(Fault::Ghost);
         origin.wait_for_loads("k", 2).await;
-        assert_eq!(chaos.struck(Fault::Ghost), 1, "the waiter's second question");
+        assert_eq!(chaos.struck(Fault::Ghost), 1, "the waiter's acquire");
         chaos.inject(Fault::WakeLost, 1.0);
         other.invalidate("k").await.unwrap();
-        // Until just before the renewal that tells the waiter.
+        // Until just before the renewal that tells the waiter of the invalidation.
         sleep(Duration::from_millis(600)).await;
         origin.release();
         sleep(Duration::from_millis(50)).await;
@@ -229,9 +232,10 @@ async fn an_acquire_that_runs_late_does_not_bring_back_what_an_invalidation_has_
     }
 }
 
-/// It read the value, which was then invalidated, and put it back, marked stale: to stand in for a load that fails.
+/// Regression: `expire` read the value, the value was invalidated, and `expire` stored it again as stale, to stand in
+/// for a failed load.
 #[tokio::test(start_paused = true)]
-async fn an_expiry_does_not_bring_back_what_is_invalidated_meanwhile() {
+async fn an_expiry_does_not_restore_a_value_invalidated_meanwhile() {
     let (chaos, origin) = (ChaosStore::new(1), Origin::new());
     chaos.latency(Duration::from_millis(1), Duration::from_millis(1));
     let policy = Policy::builder().stale_if_error(Duration::from_secs(600)).build().unwrap();
@@ -243,7 +247,7 @@ async fn an_expiry_does_not_bring_back_what_is_invalidated_meanwhile() {
         guard.insert("k", &7_u64).await.unwrap();
         let before = chaos.commands();
         let (expired, ()) = tokio::join!(guard.expire("k"), async {
-            // It has read, and not yet written.
+            // `expire` has read the value, and not written it yet.
             while chaos.commands() == before {
                 sleep(Duration::from_micros(100)).await;
             }
@@ -262,9 +266,9 @@ async fn an_expiry_does_not_bring_back_what_is_invalidated_meanwhile() {
     assert_eq!(chaos.struck(Fault::ErrorAfter), 1);
 }
 
-/// A command that failed and was tried again is one error; of an expiry the read was two.
+/// A failed command that was retried is one error. Regression: the failed read of an `expire` counted twice.
 #[tokio::test(start_paused = true)]
-async fn each_command_that_failed_is_counted_once() {
+async fn each_failed_command_is_counted_once() {
     let chaos = ChaosStore::new(1);
     let policy = Policy::builder().stale_if_error(Duration::from_secs(600)).build().unwrap();
     let guard = StampedeGuard::new(chaos.clone()).with_policy(policy);
@@ -286,10 +290,10 @@ async fn each_command_that_failed_is_counted_once() {
     }
 }
 
-/// It went on without the lease, and whoever came later joined it without a look: as long as it ran, nobody in its process was
-/// given what others had stored meanwhile, or was kept from what they had invalidated.
+/// A load without the lease was joined by later callers without a look-up. Regression: while it ran, no caller of its
+/// process got a value that another process stored, and callers got values that another process had invalidated.
 #[tokio::test(start_paused = true)]
-async fn a_load_without_the_lease_is_joined_by_nobody_who_can_ask_the_store() {
+async fn callers_that_can_ask_the_store_join_no_load_without_the_lease() {
     for what in ["stored", "invalidated", "refused"] {
         let (chaos, origin) = (ChaosStore::new(1), Origin::new());
         let replica = chaos.replica();
@@ -300,7 +304,7 @@ async fn a_load_without_the_lease_is_joined_by_nobody_who_can_ask_the_store() {
         origin.wait_for_loads("k", 1).await;
         let cut = ask(&guard, &origin);
         sleep(Duration::from_secs(1)).await;
-        assert_eq!((guard.stats().flights, origin.loads("k")), (1, 1), "who can not ask joins it");
+        assert_eq!((guard.stats().flights, origin.loads("k")), (1, 1), "without the store it joins");
         replica.resume();
         let version = origin.change("k");
         if what == "stored" {
@@ -309,7 +313,7 @@ async fn a_load_without_the_lease_is_joined_by_nobody_who_can_ask_the_store() {
             assert_eq!(ask(&guard, &origin).await.unwrap().unwrap(), version);
             assert!(began.elapsed() < Duration::from_millis(50), "{:?}", began.elapsed());
         } else {
-            // A store that answers and takes nothing: its callers share one more load, and not each has its own.
+            // A store that answers and refuses: its callers share one more load, in place of one load each.
             chaos.inject(Fault::OutOfMemory, if what == "refused" { 1.0 } else { 0.0 });
             other.invalidate("k").await.unwrap();
             let later: Vec<_> = (0..10).map(|_| ask(&guard, &origin)).collect();
@@ -328,9 +332,9 @@ async fn a_load_without_the_lease_is_joined_by_nobody_who_can_ask_the_store() {
     }
 }
 
-/// Those who had waited for too long joined a load of their process that had begun before the key was invalidated.
+/// Regression: callers after their `wait_timeout` joined a load of their process that began before the invalidation.
 #[tokio::test(start_paused = true)]
-async fn a_load_beside_the_lease_is_joined_by_nobody_who_comes_after_an_invalidation() {
+async fn after_an_invalidation_callers_join_no_older_load_beside_the_lease() {
     let (chaos, origin) = (ChaosStore::new(1), Origin::new());
     let replica = chaos.replica();
     let [leading, next, other] = [(); 3].map(|()| StampedeGuard::new(chaos.clone()));
@@ -342,7 +346,8 @@ async fn a_load_beside_the_lease_is_joined_by_nobody_who_comes_after_an_invalida
     origin.wait_for_loads("k", 1).await;
     older.push(ask(&waiting, &origin));
     origin.wait_for_loads("k", 2).await;
-    // It waits behind the leader as the first did, and is told of the invalidation; another is granted the lease.
+    // It waits behind the leader as the first caller did, and hears of the invalidation; another process gets the
+    // lease.
     let later = ask(&waiting, &origin);
     sleep(Duration::from_millis(100)).await;
     replica.stop();
@@ -359,10 +364,11 @@ async fn a_load_beside_the_lease_is_joined_by_nobody_who_comes_after_an_invalida
     }
 }
 
-/// What is given to those who wait and stored for nobody is as old as what is stored: one who hears of it late, and has the
-/// tag of which it was invalidated meanwhile, loads. So does one with a tag that the load has not, of which nobody knows.
+/// A value that is shared with waiters without being stored follows the same rules as a stored one: a waiter that
+/// receives it after its tag was invalidated loads. So does a waiter with a tag that the load has not: nothing shows
+/// whether that tag was invalidated.
 #[tokio::test(start_paused = true)]
-async fn what_is_only_shared_is_given_to_nobody_once_its_tag_is_invalidated() {
+async fn a_shared_value_is_given_to_no_waiter_after_its_tag_is_invalidated() {
     for leader_has_it in [true, false] {
         let (chaos, origin) = (ChaosStore::new(1), Origin::new());
         let replica = chaos.replica();

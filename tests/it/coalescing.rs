@@ -1,4 +1,4 @@
-//! Promise 1 on the in-memory store: one load, whoever asks and however it ends.
+//! Promise 1 on the in-memory store: one load, for any callers and any outcome.
 
 use std::time::Duration;
 
@@ -16,13 +16,13 @@ fn secs(secs: u64) -> Duration {
     Duration::from_secs(secs)
 }
 
-/// Guards that stand for replicas: each its own node, all on one store.
+/// Guards that stand for replicas: each a separate node, all on one store.
 fn replicas(n: usize) -> Vec<StampedeGuard> {
     let store = MemoryStore::new();
     (0..n).map(|_| StampedeGuard::new(store.clone())).collect()
 }
 
-/// S2.3: who waited has the value of the one load, and does not load.
+/// S2.3: a waiter gets the value of the one load, and does not load.
 #[tokio::test(start_paused = true)]
 async fn callers_of_all_replicas_share_one_load() {
     let (guards, loads) = (replicas(4), Counter::default());
@@ -69,7 +69,7 @@ async fn different_keys_load_side_by_side() {
 
 /// S2.13
 #[tokio::test(start_paused = true)]
-async fn a_failing_loader_runs_once_per_wave_and_everyone_is_told_at_once() {
+async fn a_failing_loader_runs_once_per_wave_and_all_callers_fail_at_once() {
     let (guards, loads) = (replicas(4), Counter::default());
     for wave in 1..=2 {
         let calls = (0..40).map(|caller| {
@@ -87,7 +87,7 @@ async fn a_failing_loader_runs_once_per_wave_and_everyone_is_told_at_once() {
         let errors = join_all(calls).await;
         assert_eq!(loads.started(), wave);
         assert!(started.elapsed() < LOAD + Duration::from_millis(20), "{:?}", started.elapsed());
-        // One process has the error itself, shared; the others its text.
+        // Callers in the leader's process share the error itself; others get its text.
         let local: Vec<_> = errors.iter().filter_map(LoadError::loader).collect();
         assert_eq!(local.len(), 10);
         assert!(local.iter().all(|error| std::ptr::eq(*error, local[0])));
@@ -140,10 +140,10 @@ async fn an_uncacheable_value_never_queues_its_waiters() {
     };
     let started = Instant::now();
     join_all((0..40).map(call)).await;
-    // The waiters learn it when the first load ends, and then all load at once.
+    // The waiters learn that it is uncacheable when the first load ends, and then all load at once.
     assert_eq!((loads.started(), loads.most_at_once()), (40, 39));
     assert!(started.elapsed() < LOAD * 2 + Duration::from_millis(50), "{:?}", started.elapsed());
-    // Who comes while it is known does not wait at all.
+    // While this is known, new callers do not wait at all.
     let started = Instant::now();
     join_all((0..40).map(call)).await;
     assert_eq!((loads.started(), loads.most_at_once()), (80, 40));
@@ -255,7 +255,7 @@ async fn errors_work_with_the_question_mark() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn beyond_max_flights_callers_load_for_themselves_which_is_told() {
+async fn beyond_max_flights_callers_load_for_themselves_and_are_counted() {
     let warnings = Warnings::default();
     let _listening = warnings.listen();
     let guard = StampedeGuard::builder(MemoryStore::new()).max_flights(3).build().expect("valid");

@@ -1,4 +1,4 @@
-//! What a loader knows and decides, and direct use: lifetimes of its own, validators, refresh, expire.
+//! `LoadContext` and direct calls: lifetimes set by the loader, validators, refresh and expire.
 //!
 //! On the in-memory store with a paused clock.
 
@@ -17,7 +17,7 @@ fn secs(secs: u64) -> Duration {
     Duration::from_secs(secs)
 }
 
-/// Fresh for 10 s sharp.
+/// Fresh for exactly 10 s.
 fn policy() -> PolicyBuilder {
     Policy::builder().fresh_for(secs(10)).ttl_jitter(0.0)
 }
@@ -49,7 +49,7 @@ async fn a_loader_decides_the_lifetimes_of_its_value() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn do_not_store_reaches_those_who_wait_and_nobody_later() {
+async fn do_not_store_shares_a_value_with_waiters_and_no_later_caller() {
     let (guard, loads, gate) = (guard(policy()), Counter::default(), Gate::closed());
     let ask = || {
         let (guard, loads, gate) = (guard.clone(), loads.clone(), gate.clone());
@@ -72,9 +72,9 @@ async fn do_not_store_reaches_those_who_wait_and_nobody_later() {
     assert_eq!(loads.started(), 2);
 }
 
-/// A window that was said later had it stored, to be served for a failed load.
+/// Regression: a window that was set after `do_not_store` had the value stored, and served for a failed load.
 #[tokio::test(start_paused = true)]
-async fn what_is_not_to_be_stored_is_not_whatever_else_is_said_of_it() {
+async fn do_not_store_wins_over_every_lifetime() {
     let guard = guard(policy());
     let says: [fn(&mut LoadContext<u8>); 4] = [
         |cx| cx.fresh_for(secs(60)),
@@ -126,9 +126,9 @@ async fn a_conditional_load_keeps_the_previous_value_and_restarts_its_freshness(
     }
 }
 
-/// A validator without its value would make a value out of "not modified".
+/// A validator without its value would turn "not modified" into a value.
 #[tokio::test(start_paused = true)]
-async fn a_previous_value_of_another_type_takes_its_validator_along() {
+async fn a_previous_value_of_another_type_is_dropped_with_its_validator() {
     let guard = guard(policy().stale_if_error(secs(60)));
     let load = |mut cx: LoadContext<String>| async move {
         cx.set_validator("v1");
@@ -144,7 +144,7 @@ async fn a_previous_value_of_another_type_takes_its_validator_along() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_loader_hears_that_its_lease_was_lost_and_when_it_will_be_ended() {
+async fn a_loader_learns_of_its_lost_lease_and_its_deadline() {
     let guard = guard(policy().load_timeout(secs(20)));
     let (told, mut hears) = tokio::sync::mpsc::unbounded_channel();
     let load = move |cx: LoadContext<u8>| async move {
@@ -167,7 +167,7 @@ async fn a_loader_hears_that_its_lease_was_lost_and_when_it_will_be_ended() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_is_kept_for_a_lifetime_of_its_own() {
+async fn a_negative_value_is_kept_for_negative_for() {
     let guard = guard(policy().negative_for(secs(2)));
     let found = guard.get_or_load("key", || async { Ok::<_, String>(None::<u8>) }).await;
     assert_eq!(found.ok(), Some(None));
@@ -184,7 +184,7 @@ async fn nothing_is_kept_for_a_lifetime_of_its_own() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn refresh_loads_once_for_all_who_ask_and_others_are_served_meanwhile() {
+async fn refresh_loads_once_for_all_its_callers_and_others_are_served_meanwhile() {
     let (guard, loads) = (guard(policy()), Counter::default());
     guard.insert("key", &0_usize).await.expect("stored");
     let refresh = || {
@@ -206,7 +206,7 @@ async fn refresh_loads_once_for_all_who_ask_and_others_are_served_meanwhile() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_failed_refresh_is_told_and_leaves_what_is_stored() {
+async fn a_failed_refresh_is_an_error_and_leaves_the_stored_value() {
     for policy in [policy(), policy().stale_if_error(secs(60)).soft_timeout(LOAD / 4)] {
         let guard = guard(policy.load_timeout(secs(5)));
         guard.insert("key", &0_u8).await.expect("stored");
@@ -216,7 +216,7 @@ async fn a_failed_refresh_is_told_and_leaves_what_is_stored() {
         };
         let (one, other) = tokio::join!(guard.refresh("key", fails), guard.refresh("key", fails));
         assert_eq!(one.expect_err("fails").loader().map(String::as_str), Some("no route"));
-        assert!(other.is_err(), "nothing stands in for those who asked for a load");
+        assert!(other.is_err(), "nothing stands in for a refresh");
         assert_eq!(guard.stats().loads, 1);
         let panics = guard.refresh("key", || async { panic!("scripted panic") as Result<u8, String> });
         assert!(panics.await.is_err());
@@ -227,7 +227,7 @@ async fn a_failed_refresh_is_told_and_leaves_what_is_stored() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_expired_is_loaded_again_and_stands_in_should_that_fail() {
+async fn an_expired_value_is_loaded_again_and_stands_in_if_that_fails() {
     let guard = guard(policy().stale_if_error(secs(60)).stale_while_revalidate(secs(60)));
     guard.insert("key", &1_u8).await.expect("stored");
     guard.expire("key").await.expect("confirmed");
@@ -238,9 +238,9 @@ async fn what_is_expired_is_loaded_again_and_stands_in_should_that_fail() {
     assert_eq!(ask(Ok(2)).await.ok(), Some(2));
 }
 
-/// Beyond 64 KiB all who waited in other processes loaded for themselves, all at once.
+/// Regression: for a value beyond 64 KiB, all waiters in other processes loaded for themselves at once.
 #[tokio::test(start_paused = true)]
-async fn a_long_value_that_is_not_kept_is_shared_with_all_who_waited_for_it() {
+async fn a_long_value_that_is_not_kept_is_shared_with_all_waiters() {
     let (store, loads) = (MemoryStore::new(), Counter::default());
     let guards = [(); 2].map(|()| StampedeGuard::new(store.clone()));
     let calls = (0..20).map(|caller| {
@@ -257,9 +257,9 @@ async fn a_long_value_that_is_not_kept_is_shared_with_all_who_waited_for_it() {
     assert_eq!(loads.started(), 1);
 }
 
-/// Who waited was given the value that the second `expire` had kept to stand in.
+/// Regression: the waiter got the older value that the second `expire` kept for failed loads.
 #[tokio::test(start_paused = true)]
-async fn what_is_expired_is_not_what_a_waiter_has_waited_for() {
+async fn a_waiter_is_not_given_an_expired_value() {
     let store = MemoryStore::new();
     let policy = policy().stale_if_error(secs(60)).build().expect("valid");
     let guards = [(); 2].map(|()| StampedeGuard::new(store.clone()).with_policy(policy.clone()));
@@ -285,7 +285,7 @@ async fn what_is_expired_is_not_what_a_waiter_has_waited_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn expire_without_a_window_to_stand_in_for_is_invalidate() {
+async fn expire_without_a_stale_window_invalidates() {
     let guard = guard(policy());
     guard.insert("key", &1_u8).await.expect("stored");
     guard.expire("key").await.expect("confirmed");
@@ -293,9 +293,9 @@ async fn expire_without_a_window_to_stand_in_for_is_invalidate() {
     guard.expire("key").await.expect("nothing there is no error");
 }
 
-/// A policy says how long "nothing" is kept where the loader has not said it.
+/// The policy's `negative_for` applies only if the loader has set no lifetime.
 #[tokio::test(start_paused = true)]
-async fn what_a_loader_has_said_of_nothing_stands() {
+async fn a_loaders_lifetime_of_a_negative_value_stands() {
     let guard = guard(policy().negative_for(secs(60)));
     let unsure = |mut cx: LoadContext<Option<u8>>| async move {
         cx.do_not_store();
@@ -311,9 +311,9 @@ async fn what_a_loader_has_said_of_nothing_stands() {
     assert_eq!(fresh(&guard).await, Some(3));
 }
 
-/// What is stored directly was kept for `fresh_for`, a minute and not a moment, though it was nothing.
+/// Regression: an empty value that was stored directly was kept for `fresh_for` in place of `negative_for`.
 #[tokio::test(start_paused = true)]
-async fn nothing_that_is_stored_directly_is_kept_for_a_lifetime_of_its_own() {
+async fn an_inserted_negative_value_is_kept_for_negative_for() {
     for codec in [Codec::MessagePack, Codec::Json] {
         let guard = guard(policy().negative_for(secs(2)).codec(codec));
         guard.insert("key", &None::<u8>).await.expect("stored");
@@ -328,9 +328,9 @@ async fn nothing_that_is_stored_directly_is_kept_for_a_lifetime_of_its_own() {
     assert_eq!(fresh(&guard).await, Some(10), "no lifetime of its own was asked for");
 }
 
-/// It panicked in the flight: all who waited loaded for themselves, and nothing was stored.
+/// Regression: this panicked in the flight, so all waiters loaded for themselves, and nothing was stored.
 #[tokio::test(start_paused = true)]
-async fn for_ever_is_a_lifetime_too() {
+async fn an_endless_lifetime_is_accepted() {
     for jitter in [0.0, 0.1, 0.9] {
         let guard = guard(policy().ttl_jitter(jitter));
         let load = |mut cx: LoadContext<u8>| async move {

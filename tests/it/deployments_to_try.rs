@@ -1,10 +1,10 @@
-//! `make cluster`, `make sentinel` and `make secured`: what they print is what somebody types who tries a deployment.
+//! `make cluster`, `make sentinel` and `make secured`: the commands that they print for an operator work.
 
 use std::net::{Ipv4Addr, TcpListener};
 
 use crate::support::example::Example;
 
-/// The script; ended in order also where a test fails, because nobody else knows its servers.
+/// A running script. It is stopped in order even if a test fails, because only the script knows its servers.
 struct Deployment(Example);
 
 impl Drop for Deployment {
@@ -13,17 +13,17 @@ impl Drop for Deployment {
     }
 }
 
-/// The first of so many ports in a row that nobody has, and nobody is given by the system.
+/// The first of `many` ports in a row that are free, outside the system's ephemeral range.
 fn free_ports(many: u16) -> u16 {
     let is_free = |port: u16| TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok();
-    // What a node of a cluster speaks with others is 10,000 above.
+    // A cluster node's bus port is its own port plus 10,000.
     (0..100)
         .map(|_| fastrand::u16(1_200..2_000) * 10)
         .find(|first| (*first..first + many).all(|port| is_free(port) && is_free(port + 10_000)))
         .expect("free ports")
 }
 
-/// Starts it, and runs an example with what it says; what that printed.
+/// Starts the deployment, and runs an example with the settings that it prints. Returns the example.
 async fn tried(script: &str, example: &str, setting: &str) -> Example {
     let port = free_ports(20).to_string();
     let deployment = Deployment(Example::script(script, &[("PORT", &port)]));

@@ -1,4 +1,4 @@
-//! What a caller reads of a load that failed: the truth about where and when, and the causes.
+//! The error of a failed load, as a caller reads it: where it failed, when, and the causes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,9 +10,9 @@ use futures_util::future::{BoxFuture, join};
 use futures_util::poll;
 use stampede_guard::{ErrorKind, LoadError, MemoryStore, OnWaitTimeout, Policy, StampedeGuard};
 
-/// Everybody who is told of a failure by its text was told of "another process".
+/// Regression: every caller that got a failure as text was told of "another process".
 #[tokio::test(start_paused = true)]
-async fn a_text_does_not_claim_another_process_where_there_is_none() {
+async fn an_error_text_claims_no_other_process_where_there_is_none() {
     let policy = Policy::builder().error_for(Duration::from_secs(3)).build().expect("valid");
     let guard = StampedeGuard::in_memory().with_policy(policy);
     let (fail, fails) = tokio::sync::oneshot::channel::<()>();
@@ -35,9 +35,9 @@ async fn a_text_does_not_claim_another_process_where_there_is_none() {
     }
 }
 
-/// Of `no user` because of `no route` the others were told `no user`.
+/// Regression: of `no user` caused by `no route`, the other callers were told only `no user`.
 #[tokio::test(start_paused = true)]
-async fn the_causes_of_a_failure_reach_everyone_who_is_told_of_it() {
+async fn the_causes_of_a_failure_reach_every_caller() {
     let policy = Policy::builder().error_for(Duration::from_secs(3)).build().expect("valid");
     let store = MemoryStore::new();
     let guards = [(); 2].map(|()| StampedeGuard::new(store.clone()).with_policy(policy.clone()));
@@ -49,9 +49,9 @@ async fn the_causes_of_a_failure_reach_everyone_who_is_told_of_it() {
     assert!(matches!(&there, LoadError::Remote(text) if text == "no user: no route"), "{there:?}");
 }
 
-/// It was called a panic.
+/// Regression: this was reported as a panic.
 #[tokio::test]
-async fn a_load_whose_runtime_is_shut_down_is_told_of_as_that() {
+async fn a_load_in_a_runtime_that_shuts_down_is_reported_as_vanished() {
     let guard = StampedeGuard::in_memory();
     let other = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let other = other.expect("a runtime");
@@ -71,17 +71,17 @@ async fn a_load_whose_runtime_is_shut_down_is_told_of_as_that() {
     assert_eq!(error.to_string(), "the load ended without an outcome: its task was dropped");
 }
 
-/// A server with a runtime per core: each of those who waited loaded for itself, all at once, whatever the cap.
+/// As in a server with a runtime per core. Regression: all waiters loaded for themselves at once, beyond any cap.
 #[test]
-fn who_waits_in_another_runtime_than_the_one_that_ends_loads_once_more_in_all() {
+fn waiters_of_a_runtime_that_ends_load_once_more_in_all() {
     let policy = brief().max_concurrent_loads(1).build().expect("valid");
     let loads = loads_when_a_runtime_ends(StampedeGuard::in_memory().with_policy(policy), Duration::ZERO);
     assert_eq!(loads, 1, "and one lease that passed");
 }
 
-/// So did those who had waited out `wait_timeout` for another process's load.
+/// Regression: the same for waiters that loaded after their `wait_timeout` for another process's load.
 #[test]
-fn so_does_who_waits_for_a_load_beside_the_lease() {
+fn waiters_beside_the_lease_load_once_more_in_all_too() {
     const WAIT: Duration = Duration::from_millis(100);
     let store = MemoryStore::new();
     let waits = brief().wait_timeout(WAIT, OnWaitTimeout::Load).build().expect("valid");
@@ -112,7 +112,7 @@ fn without_end(
     }
 }
 
-/// How many of 50 callers load, who have joined a load after `waited`, when that one's runtime ends.
+/// How many of 50 callers load, if they joined a load after `waited` and its runtime then ends.
 fn loads_when_a_runtime_ends(guard: StampedeGuard, waited: Duration) -> usize {
     let (ends, stays) = (worker(), worker());
     let (begun, begins) = std::sync::mpsc::channel();
@@ -126,7 +126,8 @@ fn loads_when_a_runtime_ends(guard: StampedeGuard, waited: Duration) -> usize {
             stays.spawn(async move {
                 let load = move || async move {
                     loads.fetch_add(1, Ordering::SeqCst);
-                    // What is loaded outside the lease is not stored: it is for those who come while it goes on.
+                    // A value loaded outside the lease is not stored, only shared with callers that come while the
+                    // load runs.
                     tokio::time::sleep(waited).await;
                     Ok::<_, String>(7_u8)
                 };
@@ -149,10 +150,10 @@ fn loads_when_a_runtime_ends(guard: StampedeGuard, waited: Duration) -> usize {
     loads.load(Ordering::SeqCst)
 }
 
-/// All of them told of "replacing the entry".
+/// Regression: every operation was reported as "replacing the entry".
 #[cfg(feature = "testing")]
 #[tokio::test(start_paused = true)]
-async fn a_change_that_is_not_confirmed_says_what_it_was() {
+async fn an_unconfirmed_change_names_its_operation() {
     let replica = stampede_guard::testing::ChaosStore::new(1).replica();
     let guard = StampedeGuard::new(replica.clone());
     let reached = Policy::builder().invalidate_all(true).build().expect("valid");

@@ -1,21 +1,21 @@
-//! What somebody sees who starts an example against a Redis that is not as it should be.
+//! The examples on a Redis that is missing or restricted, and their output on one that works.
 
 use crate::support::example::Example;
 use crate::support::redis_server::{RedisServer, free_port};
 
-/// An address without a server is the first thing that goes wrong. Requests are answered all the same, so that what is
-/// said of it is all there is to see.
+/// The most likely mistake is an address without a server. Requests are answered all the same, so the log is the only
+/// sign.
 #[tokio::test]
-async fn a_server_that_is_not_there_is_told_of_with_what_to_do() {
+async fn a_missing_server_is_reported_with_advice() {
     let url = format!("redis://127.0.0.1:{}/", free_port());
     let mut server = Example::start("axum_server", &[("REDIS_URL", &url), ("RUN_ONCE", "1")]);
     assert!(server.ended().await.success(), "{}", server.told());
     assert!(server.told().contains("nobody listens there"), "{}", server.told());
 }
 
-/// Those that are about what they do on the server say so in one line, and end.
+/// Examples that are about the server say so in one line, and end.
 #[tokio::test]
-async fn an_example_that_needs_the_server_says_in_a_sentence_what_is_wrong_with_it() {
+async fn an_example_that_needs_the_server_reports_the_failure_in_one_line() {
     let url = format!("redis://127.0.0.1:{}/", free_port());
     for name in ["quickstart", "lock"] {
         let mut example = Example::start(name, &[("REDIS_URL", &url)]);
@@ -31,9 +31,9 @@ async fn an_example_that_needs_the_server_says_in_a_sentence_what_is_wrong_with_
     }
 }
 
-/// As in a pipeline: `sg1:*` is not for the user of one service, so it can not be for its doctor.
+/// As in a pipeline. A service's user has no right to `sg1:*`, so the doctor must not need it either.
 #[tokio::test]
-async fn the_doctor_of_one_service_is_run_as_its_user() {
+async fn the_doctor_runs_as_the_user_of_one_service() {
     let server = RedisServer::start();
     server.run::<()>(&["ACL", "SETUSER", "minimal", "resetkeys", "~sg1:?:{shop:*", "~sg1:??:{shop:*"]);
     let url = server.minimal_user();
@@ -44,7 +44,7 @@ async fn the_doctor_of_one_service_is_run_as_its_user() {
     assert!(status.success(), "{status}");
 }
 
-/// Runs one to its end on a server of its own.
+/// Runs an example to its end on a new server.
 async fn on_redis(name: &str) -> Example {
     let server = RedisServer::start();
     let mut example = Example::start(name, &[("REDIS_URL", &server.url())]);
@@ -53,7 +53,7 @@ async fn on_redis(name: &str) -> Example {
     example
 }
 
-/// The README's table: one load for all replicas, and few commands, counted by the server.
+/// The README's table: one load for all replicas, and few commands, as counted by the server.
 #[tokio::test]
 async fn the_quickstart_prints_one_load_and_few_commands_on_redis() {
     let quickstart = on_redis("quickstart").await;
@@ -68,13 +68,13 @@ async fn the_quickstart_prints_one_load_and_few_commands_on_redis() {
     for (name, loads) in [("guarded, cold ", 1), ("guarded, again ", 0)] {
         let (led, commands) = row(name);
         assert_eq!(led, loads, "{name}");
-        // A thousand requests: far fewer than one each, and not none.
+        // A thousand requests: far fewer than one command each, but some.
         assert!((1..=100).contains(&commands.expect("a number")), "{name}: {commands:?}");
     }
 }
 
 #[tokio::test]
-async fn the_other_examples_do_on_redis_what_they_say() {
+async fn the_other_examples_print_their_results_on_redis() {
     let loader = on_redis("loader").await;
     loader.printed("3 loads, 2 calls spared one");
     let client = on_redis("rest_client").await;

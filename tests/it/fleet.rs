@@ -21,21 +21,21 @@ struct Config {
     keys: usize,
 }
 
-/// What one process saw: its answers in order, errors as their text.
+/// The report of one process: its answers in order, with errors as text.
 #[derive(Serialize, Deserialize)]
 struct Report {
     answers: Vec<Result<String, String>>,
-    /// When the last of them came.
+    /// The time until the last answer.
     took: Duration,
     flights: u64,
     tasks: u64,
 }
 
-/// In bytes: a value that is longer is not shared.
+/// In bytes: a longer value is not shared.
 const MAX_BODY: usize = 1_024;
 
-/// A machine that runs 24 processes on two cores stalls for longer than the defaults allow a command; these
-/// tests are about counts, so nothing here may time out, and no lease may end.
+/// A machine that runs 24 processes on two cores stalls for longer than the default timeouts. These tests are about
+/// counts, so no command may time out and no lease may end.
 fn patient() -> Policy {
     Policy::builder()
         .coordination_budget(Duration::from_secs(8))
@@ -68,7 +68,7 @@ fn load_keys(mut child: Child) -> BoxFuture<'static, ()> {
         let asked = tokio::time::Instant::now();
         let answers = join_all(calls).await;
         let took = asked.elapsed();
-        // The wave is over for its callers a moment before its tasks have ended.
+        // The callers have their answers a moment before the tasks end.
         let deadline = tokio::time::Instant::now() + Duration::from_secs(60);
         while guard.stats().tasks > 0 && tokio::time::Instant::now() < deadline {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -78,7 +78,7 @@ fn load_keys(mut child: Child) -> BoxFuture<'static, ()> {
     })
 }
 
-/// Runs one wave, and checks that it left nothing.
+/// Runs one wave of calls, and checks that it left nothing behind.
 async fn wave(processes: usize, callers: usize, keys: usize, answer: Answer) -> (Origin, Vec<Report>) {
     let (server, origin) = (RedisServer::start(), Origin::start().await);
     for key in 0..keys {
@@ -134,7 +134,7 @@ async fn a_hundred_keys_at_once_load_once_each() {
     }
 }
 
-/// S0 of the field: 40 loads and 8.1 s where each waiter tries in turn.
+/// Usual elsewhere: 40 loads and 8.1 s, because each waiter tries in turn.
 /// S2.13
 #[tokio::test]
 async fn a_failing_load_runs_once_for_the_whole_fleet() {
@@ -147,16 +147,16 @@ async fn a_failing_load_runs_once_for_the_whole_fleet() {
     }
 }
 
-/// S2.13, for what can not be shared: whoever has waited for it loads at once, beside all others and not behind them.
+/// S2.13 for a value that can not be shared: every waiter loads at once, in parallel with the others.
 #[tokio::test]
-async fn a_value_over_max_body_is_loaded_by_all_who_waited_at_once() {
+async fn a_value_over_max_body_is_loaded_by_all_waiters_at_once() {
     const LOAD: Duration = Duration::from_millis(500);
     let long = "v".repeat(MAX_BODY);
     let (origin, reports) = wave(4, 10, 1, Answer::value(&*long).after(LOAD)).await;
     assert_eq!(origin.loads("k0"), 40, "each its own");
     for report in &reports {
         assert!(report.answers.iter().all(|answer| answer.as_ref() == Ok(&long)));
-        // The first one's and their own. Behind each other they would take twenty seconds.
+        // The first load, and then their own loads. One after the other they would take twenty seconds.
         assert!(report.took < LOAD * 2 + Duration::from_secs(5), "{:?}", report.took);
     }
 }

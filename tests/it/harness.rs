@@ -1,4 +1,4 @@
-//! Tests of the tests' own support: what the other modules conclude from it must be true.
+//! Tests of the tests' own support, on which the other modules rely.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,8 @@ use crate::support::rounds::{Rounds, Timing};
 
 const BOUND: Duration = Duration::from_secs(10);
 
-/// Before the claim that something did not happen. On a slow machine it proves less, but it never fails wrongly.
+/// A pause before the claim that something did not happen. On a slow machine it proves less, but it never fails
+/// wrongly.
 async fn a_while() {
     tokio::time::sleep(Duration::from_millis(50)).await;
 }
@@ -48,7 +49,7 @@ fn panic_at_once(_: Child) -> BoxFuture<'static, ()> {
     Box::pin(async { panic!("the last words of a child") })
 }
 
-/// Has a stopped server and a stopped child of its own, and waits to be killed.
+/// Owns a stopped server and a stopped child, and waits to be killed.
 fn be_a_parent(mut child: Child) -> BoxFuture<'static, ()> {
     Box::pin(async move {
         let server = RedisServer::start();
@@ -121,7 +122,7 @@ fn dropped_server_is_gone_even_if_stopped() {
 }
 
 #[test]
-fn minimal_user_may_do_what_is_documented_and_no_more() {
+fn the_minimal_user_has_the_documented_rights_and_no_more() {
     let server = RedisServer::start();
     for _ in 0..2 {
         let mut conn = redis::Client::open(server.minimal_user()).unwrap().get_connection().unwrap();
@@ -151,7 +152,7 @@ async fn clients_and_subscriptions_are_counted_and_cut() {
 }
 
 #[tokio::test]
-async fn monitor_counts_what_clients_send_exactly() {
+async fn the_monitor_counts_clients_commands_exactly() {
     let server = RedisServer::start();
     let mut admin = server.conn();
     let mut before = plain_connection(&server.client()).await;
@@ -228,7 +229,7 @@ async fn killed_process_leaves_an_abandoned_load() {
 }
 
 #[tokio::test]
-async fn failing_child_is_told_with_its_last_words() {
+async fn a_failing_child_is_reported_with_its_last_output() {
     let fleet = Fleet::spawn(1, "harness.panic", &());
     let waiting = tokio::spawn(async move { fleet.wait_ready().await });
     let panic = waiting.await.unwrap_err().into_panic();
@@ -293,7 +294,7 @@ async fn proxy_holds_delays_and_resets() {
 }
 
 #[tokio::test]
-async fn what_is_left_behind_is_named() {
+async fn left_over_keys_are_named() {
     let server = RedisServer::start();
     assert_nothing_left(&server, Duration::ZERO).await;
     server.run::<()>(&["SET", "sg1:e:{k}", "v", "PX", "60000"]);
@@ -372,7 +373,7 @@ fn five_late_rounds_are_too_many() {
     }
 }
 
-/// Few slow ones among many do not matter, and twice the promise does.
+/// A few slow times among many do not matter; a median of more than twice the promise does.
 #[test]
 fn a_median_has_no_slack_but_its_own() {
     let ms = Duration::from_millis;

@@ -1,4 +1,4 @@
-//! Promise 5: an invalidation wins over loads that were running, and over reads that were on their way.
+//! Promise 5: an invalidation wins over loads and reads that were in progress.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ fn load(
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_loaded_before_an_invalidation_is_not_stored_and_not_given_to_later_callers() {
+async fn a_value_loaded_before_an_invalidation_is_not_stored_and_not_given_to_later_callers() {
     let store = MemoryStore::new();
     let guards = [StampedeGuard::new(store.clone()), StampedeGuard::new(store)];
     for invalidating in 0..2 {
@@ -69,8 +69,8 @@ async fn an_insert_during_a_load_stays() {
     assert_eq!(guard.get::<u8>("key").await.expect("store"), Some(2));
 }
 
-/// Who may have come after an invalidation asks again, and whoever has asked again came before the next load: with
-/// invalidations faster than loads nobody waits for ever, and nobody loads alone.
+/// A caller that may have come after an invalidation asks again once, and then counts as earlier than the next load:
+/// with invalidations faster than loads, no caller waits for ever, and none loads alone.
 #[tokio::test(start_paused = true)]
 async fn under_invalidations_that_are_faster_than_loads_each_caller_asks_again_once() {
     let (store, loads) = (MemoryStore::new(), Counter::default());

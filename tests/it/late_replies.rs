@@ -1,8 +1,8 @@
-//! Promise 5 where the store's replies reach one process later than another: no caller is given what is older than an
-//! invalidation that was acknowledged before it asked, whichever process has made that.
+//! Promise 5 where the store's replies reach one process later than another: no caller is given a value older than an
+//! invalidation that any process had confirmed before the call.
 //!
-//! A caller joined the flight whose commit, or whose last acquire, had run already, and was given what another process had
-//! invalidated since: 20 of 20 callers where replies were 20 ms late.
+//! Regression: a caller joined a flight on which the commit or the last acquire had already run, and was given a value
+//! that another process had invalidated since: 20 of 20 callers, with replies 20 ms late.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::support::gate::Gate;
 
 const WAY: Duration = Duration::from_millis(10);
 
-/// A process whose commands take 10 ms each way, and one that is beside the store.
+/// A process with commands that take 10 ms each way, and one close to the store.
 fn slow_and_near() -> (StampedeGuard, StampedeGuard) {
     let store = MemoryStore::new();
     let chaos = ChaosStore::over(store.clone(), 1);
@@ -41,7 +41,7 @@ fn open() -> Gate {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_caller_that_comes_between_a_commit_and_its_reply_is_given_nothing_older() {
+async fn a_caller_between_a_commit_and_its_reply_is_given_no_older_value() {
     let (slow, near) = slow_and_near();
     // A look-up, an acquire, and a commit that arrives after 50 ms.
     let first = call(&slow, 1, &open());
@@ -54,7 +54,7 @@ async fn a_caller_that_comes_between_a_commit_and_its_reply_is_given_nothing_old
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_caller_that_comes_between_an_acquire_that_finds_a_value_and_its_reply_is_given_nothing_older() {
+async fn a_caller_between_an_acquire_and_its_reply_is_given_no_older_value() {
     let (slow, near) = slow_and_near();
     // A look-up, and an acquire that arrives after 30 ms.
     let first = call(&slow, 9, &open());
@@ -67,9 +67,9 @@ async fn a_caller_that_comes_between_an_acquire_that_finds_a_value_and_its_reply
     assert_eq!(later.await.expect("joined"), 2, "invalidated before it asked");
 }
 
-/// The common case costs nothing: a commit takes one round trip, and callers that come meanwhile share one look-up.
+/// The common case costs nothing: a commit takes one round trip, and callers that come during it share one look-up.
 #[tokio::test(start_paused = true)]
-async fn callers_that_come_between_a_commit_and_its_reply_share_a_look_up() {
+async fn callers_between_a_commit_and_its_reply_share_a_look_up() {
     let chaos = ChaosStore::new(1);
     chaos.latency(WAY * 2, WAY * 2);
     let slow = StampedeGuard::new(chaos.replica());
@@ -80,6 +80,6 @@ async fn callers_that_come_between_a_commit_and_its_reply_share_a_look_up() {
     for later in later {
         assert_eq!(later.await.expect("joined"), 1);
     }
-    // Two look-ups, an acquire and a commit; and one of those who queued behind the second look-up.
+    // Two look-ups, an acquire and a commit; and one look-up for the callers that queued behind the second one.
     assert_eq!((chaos.commands(), slow.stats().loads), (5, 1));
 }

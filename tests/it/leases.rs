@@ -1,4 +1,4 @@
-//! What becomes of those who wait behind a lease, and of the lease, when something goes wrong at its end.
+//! A lease and its waiters when a fault strikes at the end of the lease.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ const fn secs(secs: u64) -> Duration {
     Duration::from_secs(secs)
 }
 
-/// Far longer than what is waited for: a lease that stays would be missed.
+/// A lease that outlasts every wait here: a lease that is not given back makes the test fail.
 fn policy() -> PolicyBuilder {
     Policy::builder().lease(secs(60))
 }
@@ -22,9 +22,9 @@ fn node(chaos: &ChaosStore, policy: PolicyBuilder) -> StampedeGuard {
     StampedeGuard::new(chaos.clone()).with_policy(policy.build().expect("valid"))
 }
 
-/// It may be its own still, and nobody else would end it.
+/// The process may still hold the lease, and no other process would end it.
 #[tokio::test(start_paused = true)]
-async fn a_lease_whose_end_is_not_confirmed_is_given_back() {
+async fn a_lease_without_a_confirmed_end_is_given_back() {
     for answer in [Answer::Value, Answer::Fail, Answer::Panic] {
         let (chaos, origin) = (ChaosStore::new(1), Origin::new());
         let [leading, other] = [(); 2].map(|()| node(&chaos, policy()));
@@ -42,9 +42,10 @@ async fn a_lease_whose_end_is_not_confirmed_is_given_back() {
     }
 }
 
-/// A waiter whose wake-up is lost sleeps for as long as the lease had left when it came, and must still find what there was.
+/// A waiter that misses its wake-up sleeps for the rest of the lease that it knew of, and must still find the failure
+/// then.
 #[tokio::test(start_paused = true)]
-async fn a_failure_is_there_for_the_last_who_may_come_for_it() {
+async fn a_failure_stays_until_the_last_waiter_can_read_it() {
     let (chaos, origin) = (ChaosStore::new(1), Origin::new());
     let [leading, waiting] = [(); 2].map(|()| node(&chaos, policy()));
     origin.always("k", Answer::Fail);
@@ -52,7 +53,7 @@ async fn a_failure_is_there_for_the_last_who_may_come_for_it() {
     let leads = ask(&leading, &origin);
     origin.wait_for_loads("k", 1).await;
     let waits = ask(&waiting, &origin);
-    // One third of the lease: it is renewed once.
+    // More than one third of the lease: it is renewed once.
     sleep(secs(21)).await;
     chaos.inject(Fault::WakeLost, 1.0);
     origin.release();
@@ -62,9 +63,9 @@ async fn a_failure_is_there_for_the_last_who_may_come_for_it() {
     assert_eq!(origin.loads("k"), 1);
 }
 
-/// The first one's time is over; who comes then waits with those who are left, and the process does not wait twice.
+/// The first waiter's time is over. A later caller joins the remaining waiters, and the process does not wait twice.
 #[tokio::test(start_paused = true)]
-async fn who_comes_when_the_first_has_left_joins_the_others() {
+async fn a_caller_after_the_first_has_left_joins_the_remaining_waiters() {
     let (chaos, origin) = (ChaosStore::new(1), Origin::new());
     let impatient = policy().wait_timeout(secs(10), OnWaitTimeout::Fail);
     let (leading, waiting) = (node(&chaos, policy()), node(&chaos, impatient));
@@ -86,9 +87,10 @@ async fn who_comes_when_the_first_has_left_joins_the_others() {
     assert_eq!(origin.loads("k"), 1);
 }
 
-/// Its values were never stored, and nobody was told why: nothing renews a lease while the runtime's only thread is blocked.
+/// Regression: the values were never stored, and no warning said why: nothing renews a lease while the runtime's only
+/// thread is blocked.
 #[tokio::test]
-async fn who_blocks_its_thread_for_longer_than_the_lease_is_told_of_it() {
+async fn blocking_the_thread_for_longer_than_the_lease_is_warned_of() {
     let warnings = Warnings::default();
     let _listening = warnings.listen();
     let guard = node(&ChaosStore::new(1), Policy::builder().lease(Duration::from_millis(200)));

@@ -1,5 +1,5 @@
-//! What look-ups that happen at once cost, and what each of those who share one is given. On the store in memory behind a
-//! wire of a millisecond, with a paused clock; `redis::wire` counts the same on a server.
+//! Concurrent look-ups of one key: their commands, and the answer that each caller gets. On the in-memory store behind
+//! a wire of one millisecond, with a paused clock; `redis::wire` counts the same on a server.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,7 +19,7 @@ fn chaos() -> ChaosStore {
     chaos
 }
 
-/// All at once, each with a loader of its own; what they got.
+/// Calls `get_or_load` on all guards at once, each with its own loader. Returns the values.
 async fn ask(guards: &[&StampedeGuard], origin: &Origin) -> Vec<u64> {
     let calls = guards.iter().map(|guard| {
         let (guard, origin) = ((*guard).clone(), origin.clone());
@@ -47,10 +47,10 @@ async fn a_crowd_shares_one_read_behind_the_first_ones_own() {
     assert_eq!(origin.loads("k"), 0);
 }
 
-/// Told together or in halves, as `pacing` tries in turn: none waits for ever, and none is given what is older than what it
-/// knew when it asked.
+/// `pacing` tries to wake all callers together and in two halves: no caller waits for ever, and none is given a value
+/// older than it knew of when it asked.
 #[tokio::test(start_paused = true)]
-async fn those_who_ask_again_and_again_are_given_nothing_older_than_what_they_know() {
+async fn repeated_callers_are_given_no_value_older_than_they_know() {
     const CALLS: u64 = 300;
     let chaos = chaos();
     let guard = StampedeGuard::new(chaos.clone());
@@ -77,13 +77,13 @@ async fn those_who_ask_again_and_again_are_given_nothing_older_than_what_they_kn
     callers.await.expect("all are told").into_iter().for_each(|caller| caller.expect("joined"));
     let reads = chaos.commands() - before - 20;
     assert!((CALLS..CALLS * 2).contains(&reads), "{reads} for {} calls", CALLS * CROWD as u64);
-    // One round in halves is one read more.
+    // A round in halves is one more read.
     assert!(reads > CALLS + 10, "{reads}: halves were not tried");
 }
 
-/// Nobody is left to read for, or one of them all.
+/// No caller is left to read for, or one.
 #[tokio::test(start_paused = true)]
-async fn those_who_leave_are_not_read_for() {
+async fn no_read_is_made_for_callers_that_left() {
     let (chaos, origin) = (chaos(), Origin::new());
     let guard = StampedeGuard::new(chaos.clone());
     guard.insert("k", &7_u64).await.expect("stored");
@@ -105,18 +105,18 @@ async fn those_who_leave_are_not_read_for() {
             assert!(poll!(ask).is_pending());
         }
         crowd.drain(staying..);
-        // In another task than they have entered in.
+        // In another task than the one that polled them first.
         for answer in tokio::spawn(join_all(crowd)).await.expect("joined") {
             assert_eq!(answer.expect("answered"), Some(7));
         }
         assert_eq!(first.await.expect("joined"), [7]);
-        // Whoever reads on has begun by then.
+        // A reader for the queue has started by now.
         tokio::time::sleep(Duration::from_millis(10)).await;
         assert_eq!(chaos.commands() - before, 1 + staying as u64);
     }
 }
 
-/// The first one's read has shown that there is nothing, and begun a flight, which those who queued behind it join.
+/// The first caller's read finds nothing and starts a flight, which the queued callers join.
 #[tokio::test(start_paused = true)]
 async fn a_crowd_that_finds_nothing_reads_once() {
     let (chaos, origin) = (chaos(), Origin::new());
@@ -126,9 +126,9 @@ async fn a_crowd_that_finds_nothing_reads_once() {
     assert_eq!(chaos.commands(), 3, "a look, an acquire and a commit");
 }
 
-/// Nor do those who come while it loads.
+/// Callers that come while it loads read nothing either.
 #[tokio::test(start_paused = true)]
-async fn who_joins_a_load_reads_nothing() {
+async fn a_caller_that_joins_a_load_reads_nothing() {
     let (chaos, origin) = (chaos(), Origin::new());
     let guard = StampedeGuard::new(chaos.clone());
     origin.hold();
@@ -147,15 +147,15 @@ async fn who_joins_a_load_reads_nothing() {
     assert_eq!((joined, first.await.expect("joined")), (vec![0; CROWD], vec![0]));
 }
 
-/// A value that lacks a caller's tags is none for that caller, whoever has read it.
+/// A value that lacks a caller's tags is a miss for that caller, no matter which caller read it.
 #[tokio::test(start_paused = true)]
-async fn those_who_share_a_read_judge_it_by_their_own_tags() {
+async fn callers_of_a_shared_read_judge_it_by_their_own_tags() {
     let (chaos, origin) = (chaos(), Origin::new());
     let plain = StampedeGuard::new(chaos.clone());
     let tagged = plain.with_policy(Policy::builder().tags(["t"]).build().expect("valid"));
     let version = origin.change("k");
-    // The first two read, for themselves and for the queue. Read without tags, a value is looked at again for its own, and
-    // read again by who wants more of it.
+    // The first two callers read, for themselves and for the queue. For a value that was read without tags, its own
+    // tags are checked by another command, and a caller with more tags reads it again.
     let cases = [
         ([&plain, &plain, &tagged, &tagged, &plain], 2 + 2 + 1 + 1),
         ([&tagged, &tagged, &plain, &plain, &tagged], 1 + 1),
@@ -169,7 +169,7 @@ async fn those_who_share_a_read_judge_it_by_their_own_tags() {
             }
         }
         assert_eq!(origin.loads("k"), loads + 1);
-        // It has the tag now, so that all are content with it.
+        // It has the tag now, so that every caller accepts it.
         let before = chaos.commands();
         assert_eq!(ask(&guards, &origin).await, [version; 5]);
         assert_eq!(chaos.commands() - before, reads);
@@ -179,9 +179,9 @@ async fn those_who_share_a_read_judge_it_by_their_own_tags() {
     }
 }
 
-/// While somebody else refreshes a stale value, a process asks once whether it may, and not for each of its callers.
+/// While another process refreshes a stale value, a process asks once whether it may refresh, and not for each caller.
 #[tokio::test(start_paused = true)]
-async fn who_is_served_stale_while_another_process_loads_asks_once_whether_to() {
+async fn a_process_served_stale_asks_once_whether_to_refresh() {
     let (chaos, origin) = (chaos(), Origin::new());
     let policy = Policy::builder().fresh_for(Duration::from_secs(1)).ttl_jitter(0.0);
     let policy = policy.stale_while_revalidate(Duration::from_secs(600)).build().expect("valid");
@@ -200,10 +200,10 @@ async fn who_is_served_stale_while_another_process_loads_asks_once_whether_to() 
     assert_eq!(origin.loads("k"), 2);
 }
 
-/// Its caller does something else meanwhile, as one in a buffer of many does; and somewhere there is a policy that would
-/// wait for seconds. Neither is a reason to make those wait who queue behind it.
+/// The first caller is not polled meanwhile, as in a large buffer of futures; and another policy would wait for
+/// seconds. The callers queued behind it must not wait for either.
 #[tokio::test(start_paused = true)]
-async fn a_first_read_that_nobody_polls_holds_up_the_others_for_one_commands_time() {
+async fn an_unpolled_first_read_delays_the_others_by_one_commands_time() {
     let chaos = chaos();
     let guard = StampedeGuard::new(chaos.clone());
     let patient =
@@ -221,9 +221,9 @@ async fn a_first_read_that_nobody_polls_holds_up_the_others_for_one_commands_tim
     assert_eq!(guard.stats().store_errors, 0);
 }
 
-/// Who queued waited for the lone read before it and then for its own, each as long as the budget.
+/// Regression: a queued caller waited for the read before it and then for its own, each for the whole budget.
 #[tokio::test(start_paused = true)]
-async fn who_queues_for_a_read_waits_no_longer_than_its_budget() {
+async fn a_caller_queued_for_a_read_waits_no_longer_than_its_budget() {
     for then in [OnStoreDown::FailOpen, OnStoreDown::FailClosed] {
         let (chaos, origin) = (ChaosStore::new(1), Origin::new());
         let budget = Duration::from_millis(100);
@@ -249,9 +249,10 @@ async fn who_queues_for_a_read_waits_no_longer_than_its_budget() {
     }
 }
 
-/// Nobody knows what they would have found; what is loaded while they wait is newer than that.
+/// A failed look-up found nothing; a value that is loaded while the callers wait is newer than any that it could have
+/// found.
 #[tokio::test(start_paused = true)]
-async fn whose_look_has_failed_takes_what_is_loaded_at_that_moment() {
+async fn a_refresh_with_a_failed_look_up_shares_a_concurrent_load() {
     let (chaos, origin) = (ChaosStore::new(1), Origin::new());
     let guard = StampedeGuard::new(chaos.clone());
     let refresh = || {
@@ -259,7 +260,7 @@ async fn whose_look_has_failed_takes_what_is_loaded_at_that_moment() {
         guard.refresh("k", move || async move { origin.load("k").await })
     };
     for round in 1..=3 {
-        // Of the first of them, and of those who queue behind it.
+        // The look-up of the first caller, and the look-up of the queued ones.
         for _ in 0..2 {
             chaos.once(Fault::ErrorBefore);
         }
@@ -271,10 +272,10 @@ async fn whose_look_has_failed_takes_what_is_loaded_at_that_moment() {
     }
 }
 
-/// What the origin could not refresh rests in the whole fleet, also for who has not seen it: it is served, and nobody is
-/// asked.
+/// After a failed refresh the value backs off in the whole fleet, also for a caller that could not read it: the value
+/// is served without a load.
 #[tokio::test(start_paused = true)]
-async fn whose_look_has_failed_is_served_what_rests() {
+async fn a_caller_with_a_failed_look_up_is_served_a_value_that_backs_off() {
     let (chaos, origin) = (ChaosStore::new(1), Origin::new());
     let policy = Policy::builder().fresh_for(Duration::from_secs(1)).ttl_jitter(0.0);
     let policy = policy.stale_while_revalidate(Duration::from_secs(600)).back_off(Duration::from_secs(60));
@@ -293,9 +294,9 @@ async fn whose_look_has_failed_is_served_what_rests() {
     assert_eq!(origin.loads("k"), 1, "the first");
 }
 
-/// Whatever there is, it wants a load; whether it may have one without the store is for the policy to say.
+/// A refresh always wants a load; the policy decides whether it may load without the store.
 #[tokio::test(start_paused = true)]
-async fn a_refresh_whose_look_has_failed_loads_or_fails_as_the_policy_says() {
+async fn a_refresh_with_a_failed_look_up_loads_or_fails_as_the_policy_says() {
     for then in [OnStoreDown::FailOpen, OnStoreDown::FailClosed] {
         let (chaos, origin) = (ChaosStore::new(1), Origin::new());
         let policy = Policy::builder().on_store_down(then).build().expect("valid");
@@ -312,11 +313,11 @@ async fn a_refresh_whose_look_has_failed_loads_or_fails_as_the_policy_says() {
     }
 }
 
-/// It queued for a read that was left out, because there was a flight to join; when it came to that, the flight went on
-/// without the store. It had been taken for one who has found nothing, and loaded beside it: twice for one key, now and then,
-/// of a herd whose server dies.
+/// A caller queued for a read that was dropped because there was a flight to join, and then the flight went on without
+/// the store. Regression: the caller was treated as one that had found nothing, and loaded beside the flight: now and
+/// then two loads of one key in a herd, when the server died.
 #[tokio::test(start_paused = true)]
-async fn who_is_told_of_a_flight_instead_of_a_read_joins_it_without_the_store_too() {
+async fn a_queued_caller_joins_a_flight_that_lost_the_store() {
     let (chaos, origin) = (chaos(), Origin::new());
     chaos.inject(Fault::BlackHole, 1.0);
     let guard = StampedeGuard::new(chaos.clone());

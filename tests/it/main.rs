@@ -1,7 +1,7 @@
 //! All integration tests, as one binary.
 //!
-//! One link instead of thirty, and one copy of `tests/support`, which the contract of the store and the benches compile
-//! as well. It is also the program of the fleet: tests with real processes run this very binary again, see
+//! One link step in place of thirty, and one copy of `tests/support`, which the store contract and the benches compile
+//! as well. The binary is also the program of the fleet: tests with real processes run it again, see
 //! `support::processes`.
 //!
 //! Works alike under `cargo test` (one process, tests as threads) and `cargo nextest run` (one process per test):
@@ -67,13 +67,13 @@ mod unshareable;
 
 use support::processes::Role;
 
-/// Entry point of child processes; as a test of its own it does nothing.
+/// Entry point of child processes. As a test it does nothing.
 #[test]
 fn child_entry() {
     support::processes::run_child(&roles());
 }
 
-/// What child processes can do: each module with process tests contributes its own.
+/// The roles of child processes: each module with process tests contributes its own.
 fn roles() -> Vec<Role> {
     let roles: &[&[Role]] = &[
         #[cfg(feature = "redis")]

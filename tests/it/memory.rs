@@ -1,5 +1,5 @@
-//! Promise 9 in bytes that the system counts: a full store in memory takes no more than it says. In a process of its own, which
-//! has nothing else in memory that grows.
+//! Promise 9 in bytes that the system counts: a full in-memory store takes no more than its capacity. In a separate
+//! process, in which nothing else grows.
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
@@ -13,7 +13,7 @@ use crate::support::processes::{Child, Fleet, Role};
 pub(crate) const ROLES: &[Role] = &[("memory.values", fill_with_values), ("memory.pages", fill_with_pages)];
 
 const MIB: usize = 1024 * 1024;
-/// Of the store that is filled.
+/// The capacity of the store that is filled.
 const CAPACITY: usize = 16 * MIB;
 
 /// Bytes that this process has in memory; `None` where there is no `/proc`.
@@ -23,7 +23,7 @@ fn resident() -> Option<usize> {
     Some(line.split_whitespace().nth(1)?.parse::<usize>().ok()? * 1024)
 }
 
-/// Until entries have had to go for others. What that took, and how many are there.
+/// Puts entries until some are evicted. Reports the bytes that this took, and the number of entries.
 async fn filled(mut child: Child, store: MemoryStore, mut put: impl AsyncFnMut(u64)) {
     child.ready();
     child.wait_go().await;
@@ -32,7 +32,7 @@ async fn filled(mut child: Child, store: MemoryStore, mut put: impl AsyncFnMut(u
     }
     let before = resident();
     let (mut number, mut most) = (100, 0);
-    // Beyond the first that had to go, so that the maps have the size that they keep.
+    // Well beyond the first eviction, so that the maps have reached their final size.
     while store.len() as u64 > number - number / 4 {
         for _ in 0..100 {
             put(number).await;
@@ -86,9 +86,9 @@ async fn what_it_takes(role: &str) -> Option<(usize, usize)> {
     Some((took, entries))
 }
 
-/// Sixty-four MiB of small 404s took 218.
+/// Regression: 64 MiB of small 404s took 218 MiB.
 #[tokio::test]
-async fn a_store_full_of_small_values_takes_no_more_than_it_says() {
+async fn a_store_full_of_small_values_takes_no_more_than_its_capacity() {
     for role in ["memory.values", "memory.pages"] {
         let Some((took, _)) = what_it_takes(role).await else { return };
         assert!(took <= CAPACITY * 13 / 10, "{role}: {took} of {CAPACITY}");

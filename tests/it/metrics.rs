@@ -1,4 +1,4 @@
-//! What the README lists under "Observability" is what the `metrics` facade sees.
+//! The metrics that the README lists under "Observability" are those that the `metrics` facade sees.
 
 mod samples;
 
@@ -41,7 +41,7 @@ impl Recorder for Names {
     }
 }
 
-/// S2.5: who led, who waited and for how long.
+/// S2.5: leaders, waiters and the duration of waits.
 #[test]
 fn requests_loads_and_waits_are_counted_without_keys_in_labels() {
     let names = Names::default();
@@ -82,13 +82,13 @@ fn named(text: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// Every metric is in the README, and everything the README lists exists.
+/// Every metric is in the README, and the README lists no other.
 #[test]
 fn the_readme_lists_the_metrics() {
     assert_eq!(named(include_str!("../../src/observe.rs")), named(include_str!("../../README.md")));
 }
 
-/// The same of what those on call read.
+/// The same for the runbook.
 #[test]
 fn the_runbook_explains_each_metric() {
     assert_eq!(named(include_str!("../../src/observe.rs")), named(include_str!("../../docs/operations.md")));

@@ -1,5 +1,5 @@
-//! Many callers, keys and nodes in random order, by seed: whatever happens, nobody hangs, no old value is
-//! given out after an invalidation, and nothing is left.
+//! Many callers, keys and nodes in random order, by seed: in any order, no caller hangs, no older value is given out
+//! after an invalidation, and nothing is left over.
 //!
 //! The nodes share one in-memory store and a paused clock, so thousands of virtual seconds pass in one. A
 //! failing run prints its seed; `SEED=n cargo test --all-features --test it model` runs that one alone.
@@ -16,7 +16,7 @@ const NODES: u64 = 4;
 const KEYS: u64 = 3;
 const CALLERS: u64 = 60;
 
-/// A small generator of its own: the same seed must make the same run in every version of every library.
+/// A small generator in this file: the same seed must make the same run with every version of every library.
 struct Random(u64);
 
 impl Random {
@@ -26,14 +26,14 @@ impl Random {
     }
 }
 
-/// What the origin holds: a version per key, which only grows.
+/// The origin's data: a version per key, which only grows.
 #[derive(Default)]
 struct Origin {
     versions: [AtomicU64; KEYS as usize],
     loads: AtomicU64,
 }
 
-/// How a scripted load goes.
+/// The outcome of a scripted load.
 #[derive(Clone, Copy, Debug)]
 enum Script {
     Returns,
@@ -50,7 +50,7 @@ async fn load(
     script: Script,
 ) -> Result<(u64, String), String> {
     origin.loads.fetch_add(1, Ordering::SeqCst);
-    // Read when it begins: the oldest that a load may return.
+    // Read at the start: the oldest version that a load may return.
     let version = origin.versions[key as usize].load(Ordering::SeqCst);
     sleep(takes).await;
     match script {
@@ -102,8 +102,8 @@ async fn run(seed: u64) {
                 origin.versions[key as usize].fetch_add(1, Ordering::SeqCst);
                 guard.invalidate(("key", key)).await.expect("memory never fails");
             }
-            // On memory the message arrives with the invalidation, so promise 5 is strict on every node once
-            // the tasks that were told have run.
+            // In memory the message arrives with the invalidation, so promise 5 is strict on every node once the
+            // notified tasks have run.
             for _ in 0..20 {
                 tokio::task::yield_now().await;
             }
@@ -114,7 +114,7 @@ async fn run(seed: u64) {
             });
             let answer = match leaves {
                 Some(leaves) => timeout(leaves, call).await.ok(),
-                None => Some(timeout(Duration::from_secs(120), call).await.expect("nobody hangs")),
+                None => Some(timeout(Duration::from_secs(120), call).await.expect("no caller hangs")),
             };
             match answer {
                 Some(Ok((version, _))) => {
@@ -130,14 +130,14 @@ async fn run(seed: u64) {
     while let Some(done) = callers.join_next().await {
         done.expect("no caller panics");
     }
-    // Loads whose callers have left go on to their ends; then there is nothing.
+    // Loads without callers still run to their ends; then nothing is left.
     sleep(Duration::from_secs(60)).await;
     for guard in &guards {
         let stats = guard.stats();
         assert_eq!((stats.flights, stats.tasks), (0, 0), "{stats:?}");
     }
     assert!(store.is_empty());
-    // And everything works: one load, seen by all.
+    // Everything still works: one load, seen by all nodes.
     let before = origin.loads.load(Ordering::SeqCst);
     for guard in &guards {
         let origin = Arc::clone(&origin);
@@ -148,10 +148,10 @@ async fn run(seed: u64) {
 }
 
 #[test]
-fn any_order_of_calls_failures_and_invalidations_ends_well() {
+fn any_order_of_calls_failures_and_invalidations_keeps_the_promises() {
     let chosen = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok());
     let seeds = chosen.map_or(0..RUNS, |seed: u64| seed..seed + 1);
-    // Thousands of scripted panics would bury the one that matters.
+    // Thousands of scripted panics would bury the relevant one.
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
         if info.payload().downcast_ref::<&str>() != Some(&"scripted panic") {

@@ -1,4 +1,4 @@
-//! A loader that panics or asks for itself: an error for its own caller, a load for everyone else.
+//! A loader that panics or asks for its own key: an error for its own caller, a load for all others.
 
 use std::panic::AssertUnwindSafe;
 use std::time::Duration;
@@ -13,7 +13,7 @@ fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// A loader whose first `panics` runs, counted over all callers, panic.
+/// A loader that panics in its first `panics` runs, counted over all callers.
 fn fragile(
     loads: &Counter,
     panics: usize,
@@ -31,7 +31,7 @@ fn fragile(
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_panicking_leader_is_told_and_one_follower_takes_over() {
+async fn a_panicking_leader_gets_the_panic_and_one_waiter_takes_over() {
     let (guard, loads) = (StampedeGuard::in_memory(), Counter::default());
     let values = join_all((0..50).map(|_| guard.get_or_load("key", fragile(&loads, 1)))).await;
     let panicked: Vec<_> = values.iter().filter_map(|value| value.as_ref().err()).collect();
@@ -44,9 +44,9 @@ async fn a_panicking_leader_is_told_and_one_follower_takes_over() {
     assert_eq!(guard.stats().takeovers, 1);
 }
 
-/// It was told of the panic, whatever there was.
+/// Regression: the caller got the panic, although there was an older value.
 #[tokio::test(start_paused = true)]
-async fn an_older_value_stands_in_for_a_load_that_panicked() {
+async fn an_older_value_stands_in_for_a_panicked_load() {
     let policy = Policy::builder().stale_if_error(Duration::from_secs(60)).build().expect("valid");
     let (guard, loads) = (StampedeGuard::in_memory().with_policy(policy), Counter::default());
     guard.insert("key", &7_u8).await.expect("stored");
@@ -59,7 +59,7 @@ async fn an_older_value_stands_in_for_a_load_that_panicked() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_panic_without_local_followers_hands_over_to_another_process() {
+async fn a_panic_without_local_waiters_hands_over_to_another_process() {
     let store = MemoryStore::new();
     let guards = [StampedeGuard::new(store.clone()), StampedeGuard::new(store)];
     let loads = Counter::default();
@@ -74,16 +74,16 @@ async fn a_panic_without_local_followers_hands_over_to_another_process() {
     assert!(matches!(leader.await.expect("joined"), Err(LoadError::Panicked(_))));
     assert_eq!(loads.started(), 2);
     assert_eq!((guards[0].stats().takeovers, guards[1].stats().takeovers), (1, 0));
-    assert!(started.elapsed() < ms(250), "nobody waited for the lease: {:?}", started.elapsed());
+    assert!(started.elapsed() < ms(250), "no caller waited for the lease: {:?}", started.elapsed());
 }
 
-/// The runbook reads it as: somebody went on.
+/// The runbook reads the counter `takeovers` as: another caller went on.
 #[tokio::test(start_paused = true)]
 async fn a_panic_of_a_lone_caller_is_no_takeover() {
     let (guard, loads) = (StampedeGuard::in_memory(), Counter::default());
     guard.get_or_load("key", fragile(&loads, 1)).await.expect_err("panicked");
     assert_eq!(guard.stats().takeovers, 0);
-    // Its client leaves before it panics.
+    // The client leaves before the panic.
     let load = guard.get_or_load("key", fragile(&loads, 2));
     tokio::time::timeout(ms(50), load).await.expect_err("left");
     tokio::time::sleep(ms(100)).await;
@@ -96,7 +96,7 @@ async fn takeovers_are_bounded_and_then_the_wave_fails() {
     let values = join_all((0..50).map(|_| guard.get_or_load("key", fragile(&loads, usize::MAX - 1)))).await;
     assert!(values.iter().all(|value| matches!(value, Err(LoadError::Panicked(_)))), "{values:?}");
     assert_eq!(loads.started(), 4, "the first and three takeovers");
-    // The next wave has its own tries.
+    // The next wave has its own attempts.
     assert!(guard.get_or_load("key", fragile(&loads, 4)).await.is_ok());
 }
 
@@ -124,7 +124,7 @@ async fn a_load_that_asks_for_its_own_key_is_an_error_that_says_so() {
 }
 
 #[tokio::test]
-async fn a_load_may_ask_for_other_keys_but_not_for_those_it_is_inside_of() {
+async fn a_load_may_ask_for_other_keys_but_not_for_the_keys_of_its_outer_loads() {
     let guard = StampedeGuard::in_memory();
     let (middle, innermost) = (guard.clone(), guard.clone());
     let outer = move || async move {
@@ -139,7 +139,7 @@ async fn a_load_may_ask_for_other_keys_but_not_for_those_it_is_inside_of() {
     assert_eq!(guard.get_or_load("outer", outer).await.expect("loaded"), 3);
 }
 
-/// What the documents of `get_or_load` say under "Panics".
+/// As the documentation of `get_or_load` says under "Panics".
 #[test]
 fn outside_a_tokio_runtime_a_load_panics_and_says_so() {
     let guard = StampedeGuard::in_memory();

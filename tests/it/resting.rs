@@ -1,4 +1,4 @@
-//! A runtime that is alive and not driven, with a load of its own: what others in its process do meanwhile.
+//! A runtime that is alive and not driven, with a load in progress: other runtimes of the process go on.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::support::gate::Counter;
 const LOAD_TIMEOUT: Duration = Duration::from_secs(30);
 const LEASE: Duration = Duration::from_secs(2);
 
-/// Each with a clock of its own, which stands still.
+/// A runtime with its own clock, which stands still.
 fn runtime() -> Runtime {
     Builder::new_current_thread().enable_time().start_paused(true).build().expect("a runtime")
 }
@@ -20,9 +20,10 @@ fn secs(secs: u64) -> Duration {
     Duration::from_secs(secs)
 }
 
-/// It kept the key's refreshes from everyone in the process for as long as it rested: the value went stale, and then away.
+/// Regression: while that runtime rested, no other caller of the process could refresh the key: the value went stale,
+/// and then expired.
 #[test]
-fn a_refresh_in_a_runtime_that_rests_holds_up_the_others_for_a_bounded_time() {
+fn a_refresh_in_an_undriven_runtime_delays_the_others_for_a_bounded_time() {
     let policy = Policy::builder().fresh_for(secs(10)).ttl_jitter(0.0).stale_while_revalidate(secs(3600));
     let policy = policy.load_timeout(LOAD_TIMEOUT).lease(LEASE).build().expect("valid");
     let (resting, serving) = (runtime(), runtime());
@@ -43,7 +44,7 @@ fn a_refresh_in_a_runtime_that_rests_holds_up_the_others_for_a_bounded_time() {
         advance(secs(11)).await;
         guard
     });
-    // Its refresh is begun, and no step of it is made.
+    // Its refresh has begun, and makes no step.
     resting.block_on(async {
         advance(secs(11)).await;
         assert_eq!(ask(&guard).await, 1);
@@ -53,7 +54,7 @@ fn a_refresh_in_a_runtime_that_rests_holds_up_the_others_for_a_bounded_time() {
         advance(LOAD_TIMEOUT).await;
         assert_eq!(ask(&guard).await, 1);
         assert_eq!((guard.stats().refreshes, loads.started()), (1, 0), "it may be at work yet");
-        // Nothing may take it that long, and its lease is over, wherever it is.
+        // No load may take longer than `load_timeout`, and the lease has ended as well, wherever the refresh is.
         advance(LEASE + secs(1)).await;
         assert_eq!(ask(&guard).await, 1);
         sleep(secs(1)).await;
@@ -61,7 +62,7 @@ fn a_refresh_in_a_runtime_that_rests_holds_up_the_others_for_a_bounded_time() {
         assert_eq!(ask(&guard).await, 2);
         assert_eq!(guard.stats().flights, 0);
     });
-    // Driven again, it finds that its value is there.
+    // Driven again, the refresh finds that the value is there.
     resting.block_on(async {
         advance(LOAD_TIMEOUT + LEASE).await;
         sleep(secs(1)).await;

@@ -1,7 +1,7 @@
-//! Callers of one guard in several runtimes, of which one is not driven: its thread is busy, or has gone on to other work.
-//! On the store in memory behind a wire of a millisecond; `redis::runtimes` has the same on a server.
+//! Callers of one guard in several runtimes, one of which is not driven: its thread is busy, or does other work. On
+//! the in-memory store behind a wire of one millisecond; `redis::runtimes` has the same on a server.
 //!
-//! Both runtimes go by the machine's clock, because the wire's order of commands is that of one clock.
+//! Both runtimes use the machine's clock, because the wire orders commands by one clock.
 
 use std::pin::Pin;
 use std::time::Duration;
@@ -15,13 +15,13 @@ use tokio::task::yield_now;
 use tokio::time::{Instant, timeout};
 
 const SOON: Duration = Duration::from_secs(10);
-/// The default `coordination_budget` is a tenth of it: what is more is a wait for the other runtime.
+/// The default `coordination_budget` is a tenth of it: a longer time is a wait for the other runtime.
 const BUDGET: Duration = Duration::from_secs(1);
-/// So many callers, one after the other, take a tenth of this where none of them waits for the other runtime.
+/// This many callers, one after the other, take a tenth of this time if none of them waits for the other runtime.
 const LATER: (usize, Duration) = (50, Duration::from_secs(2));
 const CROWD: usize = 20;
 
-/// A caller that was not polled may find its time over.
+/// A caller that was not polled may fail because its time is over.
 type Call = Pin<Box<dyn Future<Output = Result<Option<u64>, Error>> + Send>>;
 
 fn undriven() -> Runtime {
@@ -45,7 +45,7 @@ async fn stored(value: u64) -> (ChaosStore, StampedeGuard) {
     (chaos, guard)
 }
 
-/// Polls so many callers once each.
+/// Polls this many callers once each.
 async fn begun(guard: &StampedeGuard, callers: usize) -> Vec<Call> {
     let mut calls: Vec<_> = (0..callers).map(|_| get(guard)).collect();
     for call in &mut calls {
@@ -54,14 +54,14 @@ async fn begun(guard: &StampedeGuard, callers: usize) -> Vec<Call> {
     calls
 }
 
-/// What a caller of this runtime gets, and how long it takes.
+/// The answer to a caller of this runtime, and how long it took.
 async fn timed(guard: &StampedeGuard) -> (Option<u64>, Duration) {
     let began = Instant::now();
     let found = timeout(SOON, get(guard)).await.expect("answered without the other runtime").expect("read");
     (found, began.elapsed())
 }
 
-/// Callers of this runtime get `value`: the first one, and a crowd beside it, within the budget; later ones at once.
+/// Callers of this runtime get `value`: the first one and a concurrent crowd within the budget, later ones at once.
 async fn are_answered(guard: &StampedeGuard, value: u64) {
     for (found, took) in join_all((0..CROWD).map(|_| timed(guard))).await {
         assert_eq!(found, Some(value));
@@ -78,7 +78,7 @@ async fn are_answered(guard: &StampedeGuard, value: u64) {
     assert_eq!((stats.store_errors, stats.loads), (0, 0));
 }
 
-/// Callers that were not polled return, with a value of that age at least, or with the end of their time.
+/// Callers that were not polled return a value of at least this version, or fail because their time is over.
 fn all_return(found: Vec<Result<Option<u64>, Error>>, least: u64) {
     assert!(
         found.iter().all(|found| found.as_ref().is_ok_and(|found| *found >= Some(least)) || found.is_err()),
@@ -86,9 +86,10 @@ fn all_return(found: Vec<Result<Option<u64>, Error>>, least: u64) {
     );
 }
 
-/// The first caller's read does not go on. Callers of the other runtime waited for it, a command's time each.
+/// The first caller's read does not proceed. Regression: each caller of the other runtime waited one command's time
+/// for it.
 #[test]
-fn a_read_in_an_undriven_runtime_holds_up_the_callers_of_another_once() {
+fn a_read_in_an_undriven_runtime_delays_the_callers_of_another_once() {
     let undriven = undriven();
     let (guard, calls) = undriven.block_on(async {
         let (_, guard) = stored(7).await;
@@ -99,7 +100,8 @@ fn a_read_in_an_undriven_runtime_holds_up_the_callers_of_another_once() {
     all_return(undriven.block_on(join_all(calls)), 7);
 }
 
-/// The queue's reader was spawned on that runtime and has never run. Callers of the other runtime waited for ever.
+/// The queue's reader was spawned on that runtime and has never run. Regression: callers of the other runtime waited
+/// for ever.
 #[test]
 fn a_reader_in_an_undriven_runtime_that_never_ran_is_replaced() {
     let undriven = undriven();
@@ -113,8 +115,8 @@ fn a_reader_in_an_undriven_runtime_that_never_ran_is_replaced() {
     assert_eq!(undriven.block_on(get(&guard)).expect("read"), Some(7));
 }
 
-/// The reader has closed its queue and begun its read, and goes no further. Later callers must not be given that read, which
-/// may be older than what they know.
+/// The reader has closed its queue and begun its read, and does not proceed. Later callers must not be given that
+/// read, which may be older than the value that they know of.
 #[test]
 fn a_reader_in_an_undriven_runtime_that_has_begun_a_read_is_replaced() {
     let undriven = undriven();
@@ -140,7 +142,7 @@ fn a_reader_in_an_undriven_runtime_that_has_begun_a_read_is_replaced() {
     assert_eq!(undriven.block_on(get(&guard)).expect("read"), Some(8));
 }
 
-/// A thread that computes for three seconds made the hits of another runtime take as long.
+/// Regression: a thread that computed for three seconds delayed the hits of another runtime by as much.
 #[test]
 fn a_busy_thread_delays_the_hits_of_its_own_runtime_only() {
     let (sends, hears) = std::sync::mpsc::channel();
@@ -150,7 +152,7 @@ fn a_busy_thread_delays_the_hits_of_its_own_runtime_only() {
             let (_, guard) = stored(7).await;
             let calls = begun(&guard, 2).await;
             sends.send(guard).expect("heard");
-            // Computes, as far as its runtime can tell, until the others have been answered.
+            // Blocks its runtime, as a computation would, until the other callers have been answered.
             let _ = is_done.recv_timeout(SOON);
             join_all(calls).await
         })

@@ -1,4 +1,4 @@
-//! What a process that ends leaves to the others: nothing that they would have to wait for. Most of it was found by the
+//! A process that shuts down leaves nothing that the others would have to wait for. Most of it was found by the
 //! simulation.
 
 use std::time::Duration;
@@ -9,12 +9,12 @@ use tokio::time::{Instant, sleep};
 
 use crate::asking::{arrived, ask};
 
-/// Far longer than the tests: a lease that stays with nobody would be missed.
+/// A lease that outlasts the tests: a lease that is not given back makes a test fail.
 fn policy() -> Policy {
     Policy::builder().lease(Duration::from_secs(60)).build().expect("valid")
 }
 
-/// Each way takes so many milliseconds.
+/// Each way takes this many milliseconds.
 fn a_way_off(ms: u64) -> (ChaosStore, Origin) {
     let (chaos, way) = (ChaosStore::new(1), Duration::from_millis(ms));
     chaos.latency(way, way);
@@ -29,7 +29,8 @@ fn node_on(replica: &Replica) -> StampedeGuard {
     StampedeGuard::builder(replica.clone()).policy(policy()).build().expect("valid")
 }
 
-/// A node that loads without the lease, which it has and does not know of, and can not give back.
+/// A node that loads without the lease. The store has granted it the lease without an answer, and it can not give it
+/// back.
 async fn unknowing(chaos: &ChaosStore, origin: &Origin) -> StampedeGuard {
     let guard = node(chaos);
     let asked = ask(&guard, origin);
@@ -41,14 +42,14 @@ async fn unknowing(chaos: &ChaosStore, origin: &Origin) -> StampedeGuard {
     guard
 }
 
-/// Lets what is on its way arrive.
+/// Lets commands and messages in flight arrive.
 async fn a_moment() {
     sleep(Duration::from_millis(20)).await;
 }
 
-/// Without a store a shutdown said that it had handed over what it had.
+/// Regression: without a store, a shutdown reported its leases as handed over.
 #[tokio::test(start_paused = true)]
-async fn a_shutdown_claims_nothing_that_the_store_has_not_confirmed() {
+async fn a_shutdown_reports_only_confirmed_hand_overs() {
     for cut in [false, true] {
         let (chaos, origin) = (ChaosStore::new(1), Origin::new());
         let replica = chaos.replica();
@@ -68,17 +69,17 @@ async fn a_shutdown_claims_nothing_that_the_store_has_not_confirmed() {
     }
 }
 
-/// It had two loads of the key: one that led, and one that waited for that, to begin after it. Both left, and the lease of the
-/// first went to the second.
+/// The node has two loads of the key: one that leads, and one that waits for the first to end. Both leave at shutdown.
+/// Regression: the lease of the first load went to the second.
 #[tokio::test(start_paused = true)]
-async fn a_node_that_ends_gives_its_lease_to_another_and_not_to_its_own_waiter() {
+async fn a_shutdown_gives_the_lease_to_another_node_and_not_to_its_own_waiter() {
     let (chaos, origin) = a_way_off(1);
     let (replica, other) = (chaos.replica(), node(&chaos));
     let ending = node_on(&replica);
     origin.hold();
     let first = ask(&ending, &origin);
     arrived(&chaos, 1).await;
-    // The load that begins meanwhile may be older than this, so who comes later has one of their own.
+    // The load that begins meanwhile may be older than this invalidation, so later callers get another load.
     ending.invalidate("k").await.unwrap();
     origin.wait_for_loads("k", 1).await;
     let second = ask(&ending, &origin);
@@ -88,7 +89,7 @@ async fn a_node_that_ends_gives_its_lease_to_another_and_not_to_its_own_waiter()
     assert_eq!((origin.loads("k"), ending.stats().tasks), (1, 2), "one leads, and two wait");
     let shutdown = ending.shutdown(Duration::ZERO).await;
     assert_eq!((shutdown.finished, shutdown.handed_over, shutdown.abandoned), (false, 1, 0));
-    // Its process ends here.
+    // The process ends here.
     replica.kill();
     first.abort();
     second.abort();
@@ -99,9 +100,9 @@ async fn a_node_that_ends_gives_its_lease_to_another_and_not_to_its_own_waiter()
     assert!(other.get::<u64>("k").await.unwrap().is_some(), "it is stored by the other one");
 }
 
-/// Its acquire was on its way at the deadline, and was granted to nobody.
+/// Regression: its acquire was in flight at the deadline, and the lease was granted to no process.
 #[tokio::test(start_paused = true)]
-async fn a_node_that_ends_waits_for_the_answer_to_what_it_has_asked() {
+async fn a_shutdown_waits_for_the_answer_to_its_acquire() {
     let (chaos, origin) = a_way_off(10);
     let (replica, other) = (chaos.replica(), node(&chaos));
     let ending = node_on(&replica);
@@ -117,9 +118,9 @@ async fn a_node_that_ends_waits_for_the_answer_to_what_it_has_asked() {
     assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
 }
 
-/// Nobody told that it had the lease, and it ended before it had given it back.
+/// Regression: no answer said that the node had the lease, and it ended before it had given it back.
 #[tokio::test(start_paused = true)]
-async fn a_node_that_ends_waits_until_what_it_may_have_is_given_back() {
+async fn a_shutdown_waits_until_a_possible_lease_is_given_back() {
     let (chaos, origin) = a_way_off(1);
     let (ending, other) = (unknowing(&chaos, &origin).await, node(&chaos));
     let ends = tokio::spawn({
@@ -136,18 +137,18 @@ async fn a_node_that_ends_waits_until_what_it_may_have_is_given_back() {
     assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
 }
 
-/// The same where nothing helps: it says what may be left.
+/// The same when nothing helps: the shutdown reports the lease as abandoned.
 #[tokio::test(start_paused = true)]
-async fn a_node_that_ends_says_what_it_may_have() {
+async fn a_shutdown_reports_a_possible_lease_as_abandoned() {
     let (chaos, origin) = a_way_off(1);
     let ending = unknowing(&chaos, &origin).await;
     let shutdown = ending.shutdown(Duration::from_millis(500)).await;
     assert_eq!((shutdown.finished, shutdown.handed_over, shutdown.abandoned), (true, 0, 1));
 }
 
-/// It was given the lease just then, and never heard of it.
+/// The node was granted the lease just before, and the message was lost.
 #[tokio::test(start_paused = true)]
-async fn a_node_that_ends_while_it_waits_gives_back_what_it_is_given_unheard() {
+async fn a_shutdown_gives_back_a_lease_with_a_lost_grant() {
     let (chaos, origin) = a_way_off(1);
     let (leading, replica, other) = (node(&chaos), chaos.replica(), node(&chaos));
     let ending = node_on(&replica);
@@ -172,9 +173,9 @@ async fn a_node_that_ends_while_it_waits_gives_back_what_it_is_given_unheard() {
     assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
 }
 
-/// What was loaded meanwhile was given to nobody until the store had answered, or the lease's time was over.
+/// Regression: the value loaded meanwhile was kept back until the store had answered, or the lease had ended.
 #[tokio::test(start_paused = true)]
-async fn callers_are_answered_while_a_node_that_ends_hands_its_lease_over() {
+async fn callers_are_answered_while_a_shutdown_hands_the_lease_over() {
     let (chaos, origin) = (ChaosStore::new(1), Origin::new());
     let guard = node(&chaos);
     origin.hold();
@@ -196,9 +197,9 @@ async fn callers_are_answered_while_a_node_that_ends_hands_its_lease_over() {
     assert_eq!(ends.await.unwrap().abandoned, 1);
 }
 
-/// All of them loaded at once when the deadline had passed: 500 loads for 500 callers, at each deployment.
+/// Regression: all callers loaded at once after the deadline: 500 loads for 500 callers, at each deployment.
 #[tokio::test(start_paused = true)]
-async fn callers_that_wait_in_a_node_that_ends_share_one_load() {
+async fn callers_waiting_at_a_shutdown_share_one_load() {
     let (chaos, origin, elsewhere) = (ChaosStore::new(1), Origin::new(), Origin::new());
     let (leading, ending) = (node(&chaos), node(&chaos));
     elsewhere.hold();
@@ -209,7 +210,7 @@ async fn callers_that_wait_in_a_node_that_ends_share_one_load() {
     a_moment().await;
     let shutdown = ending.shutdown(Duration::from_millis(100)).await;
     assert_eq!((shutdown.finished, shutdown.abandoned), (false, 0));
-    // Callers that come now find the store closed.
+    // Later callers find the store closed.
     waiting.extend((0..100).map(|_| ask(&ending, &origin)));
     a_moment().await;
     assert_eq!(origin.loads("k"), 1);
@@ -222,9 +223,9 @@ async fn callers_that_wait_in_a_node_that_ends_share_one_load() {
     assert!(leads.await.unwrap().is_ok());
 }
 
-/// A service that has begun to shut down still has requests, and its shutdown does not wait for what they begin.
+/// A service that shuts down still gets requests. Its shutdown does not wait for the loads that they start.
 #[tokio::test(start_paused = true)]
-async fn a_guard_that_is_shut_down_loads_once_for_all_who_ask_at_once() {
+async fn a_guard_that_is_shut_down_loads_once_for_concurrent_callers() {
     let (chaos, origin) = (ChaosStore::new(1), Origin::new());
     let ended = node(&chaos);
     origin.hold();

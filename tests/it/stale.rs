@@ -1,6 +1,6 @@
-//! Values that outlive their freshness: served while they are loaded anew, and where a load fails.
+//! Values beyond their freshness: served while they are loaded again, and when a load fails.
 //!
-//! On the in-memory store with a paused clock: four guards on it stand for replicas.
+//! On the in-memory store with a paused clock; its four guards stand for replicas.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ fn secs(secs: u64) -> Duration {
     Duration::from_secs(secs)
 }
 
-/// Fresh for 10 s sharp.
+/// Fresh for exactly 10 s.
 fn policy() -> PolicyBuilder {
     Policy::builder().fresh_for(secs(10)).ttl_jitter(0.0)
 }
@@ -83,7 +83,7 @@ impl World {
 }
 
 #[tokio::test(start_paused = true)]
-async fn stale_while_revalidate_answers_everyone_at_once_and_loads_once_in_the_fleet() {
+async fn stale_while_revalidate_answers_all_callers_at_once_and_loads_once_in_the_fleet() {
     let world = World::new(policy().stale_while_revalidate(secs(5)));
     assert_eq!(world.ask(0).await.ok(), Some(1));
     for period in 1..=5 {
@@ -92,7 +92,7 @@ async fn stale_while_revalidate_answers_everyone_at_once_and_loads_once_in_the_f
         assert_eq!(
             (values, waited),
             (vec![period; 40], Duration::ZERO),
-            "nobody waits, the first one neither"
+            "no caller waits, not even the first"
         );
         world.settle().await;
         assert_eq!(world.loads.started(), period + 1, "one load per period");
@@ -105,7 +105,7 @@ async fn stale_while_revalidate_answers_everyone_at_once_and_loads_once_in_the_f
 }
 
 #[tokio::test(start_paused = true)]
-async fn past_the_window_everyone_waits_for_one_load() {
+async fn past_the_window_all_callers_wait_for_one_load() {
     let world = World::new(policy().stale_while_revalidate(secs(5)));
     assert_eq!(world.ask(0).await.ok(), Some(1));
     advance(secs(16)).await;
@@ -136,19 +136,19 @@ async fn a_failing_refresh_keeps_the_stale_value_and_backs_off_in_the_whole_flee
 }
 
 #[tokio::test(start_paused = true)]
-async fn stale_if_error_stands_in_for_a_failed_load_and_asks_once_per_back_off() {
+async fn stale_if_error_stands_in_for_a_failed_load_and_loads_once_per_back_off() {
     let world = World::new(policy().stale_if_error(secs(60)).back_off(secs(5)));
     assert_eq!(world.ask(0).await.ok(), Some(1));
     world.set_down(true);
     advance(secs(11)).await;
     let (values, waited) = world.ask_all().await;
-    assert_eq!(values, [1; 40], "everyone who waited for the failed load is given the older value");
+    assert_eq!(values, [1; 40], "every waiter of the failed load is given the older value");
     assert!((LOAD..LOAD * 2).contains(&waited), "{waited:?}");
     assert_eq!(world.loads.started(), 2);
     assert_eq!(world.stats().iter().map(|stats| stats.stand_ins).sum::<u64>(), 1);
     for _ in 0..4 {
         let (values, waited) = world.ask_all().await;
-        assert_eq!((values, waited), (vec![1; 40], Duration::ZERO), "while it rests nobody waits");
+        assert_eq!((values, waited), (vec![1; 40], Duration::ZERO), "during the back-off no caller waits");
         sleep(secs(1)).await;
     }
     assert_eq!(world.loads.started(), 2);
@@ -161,7 +161,7 @@ async fn stale_if_error_stands_in_for_a_failed_load_and_asks_once_per_back_off()
 }
 
 #[tokio::test(start_paused = true)]
-async fn beyond_stale_if_error_the_failure_is_told() {
+async fn beyond_stale_if_error_callers_get_the_failure() {
     let world = World::new(policy().stale_if_error(secs(5)).back_off(secs(60)));
     assert_eq!(world.ask(0).await.ok(), Some(1));
     world.set_down(true);
@@ -171,7 +171,7 @@ async fn beyond_stale_if_error_the_failure_is_told() {
     assert!(matches!(world.ask(2).await, Err(LoadError::Loader(_))));
 }
 
-/// The load is not the leader's caller's business any more, but it is everyone's gain.
+/// The callers no longer wait for the load, but its value is stored for all.
 #[tokio::test(start_paused = true)]
 async fn after_the_soft_timeout_callers_get_the_stale_value_and_the_load_is_committed() {
     let mut world = World::new(policy().stale_if_error(secs(60)).soft_timeout(Duration::from_millis(50)));
@@ -187,10 +187,11 @@ async fn after_the_soft_timeout_callers_get_the_stale_value_and_the_load_is_comm
     assert_eq!(world.stats().iter().map(|stats| stats.soft_timeouts).sum::<u64>(), 40);
 }
 
-/// They kept their seats and their loaders until the load's end: loaders piled up, and `max_waiters` turned callers away though nobody
-/// waited. One loader stays where none was asked yet, for a flight that would have nothing to load with.
+/// Regression: answered callers stayed in the flight with their loaders until the load ended: loaders piled up, and
+/// `max_waiters` shed callers although none waited. One loader stays while none has been used, because the flight
+/// could not load without it.
 #[tokio::test(start_paused = true)]
-async fn who_is_answered_at_the_soft_timeout_waits_no_longer() {
+async fn a_caller_answered_at_the_soft_timeout_waits_no_longer() {
     for elsewhere in [false, true] {
         let policy = policy().stale_if_error(secs(3_600)).soft_timeout(Duration::from_millis(10));
         let policy = policy.max_waiters(100, OnOverload::Shed).build().expect("valid");
@@ -230,7 +231,7 @@ async fn who_is_answered_at_the_soft_timeout_waits_no_longer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_load_that_times_out_is_stood_in_for() {
+async fn an_older_value_stands_in_for_a_load_that_times_out() {
     let policy = policy().stale_if_error(secs(60)).load_timeout(secs(1));
     let mut world = World::new(policy);
     assert_eq!(world.ask(0).await.ok(), Some(1));
@@ -241,9 +242,10 @@ async fn a_load_that_times_out_is_stood_in_for() {
     assert!(waited < secs(2), "{waited:?}");
 }
 
-/// Who had waited for another process's load was told of the timeout, or of its own load's failure, whatever there was.
+/// Regression: a waiter for another process's load got the timeout, or its own load's failure, although there was an
+/// older value.
 #[tokio::test(start_paused = true)]
-async fn a_wait_that_times_out_is_stood_in_for() {
+async fn an_older_value_stands_in_for_a_wait_that_times_out() {
     let ends_in = [(OnWaitTimeout::Fail, 2), (OnWaitTimeout::Load, 3)];
     for (then, loads) in ends_in {
         let policy = policy().stale_if_error(secs(60)).wait_timeout(secs(1), then);
@@ -269,9 +271,10 @@ async fn a_soft_timeout_without_an_older_value_does_nothing() {
     assert!(waited >= LOAD, "{waited:?}");
 }
 
-/// XFetch alone would load e^(1/beta) times; behind the lease exactly one of those who draw the lot loads.
+/// XFetch alone would load e^(1/beta) times; with the lease, exactly one of the callers that draw an early refresh
+/// loads.
 #[tokio::test(start_paused = true)]
-async fn early_refresh_loads_once_per_period_and_nobody_waits() {
+async fn early_refresh_loads_once_per_period_and_no_caller_waits() {
     let world = World::new(policy().early_refresh(1.0));
     assert_eq!(world.ask(0).await.ok(), Some(1));
     let mut last = 1;
@@ -311,7 +314,7 @@ async fn an_invalidated_value_is_not_served_stale() {
     assert!(world.ask(2).await.is_err());
 }
 
-/// Keys stored together would expire together, and load together, for ever after.
+/// Keys stored together would otherwise expire together and load together from then on.
 #[tokio::test(start_paused = true)]
 async fn jitter_spreads_the_ends_of_values_that_were_stored_together() {
     let policy = Policy::builder().fresh_for(secs(100)).build().expect("valid");
@@ -326,8 +329,8 @@ async fn jitter_spreads_the_ends_of_values_that_were_stored_together() {
             fresh += usize::from(guard.get::<u64>(("key", key)).await.expect("answered").is_some());
         }
         alive.push(fresh);
-        // Not to the end of the first nine tenths: timers count in milliseconds, and one value in five hundred ends in the
-        // two that follow.
+        // Not to the end of the first nine tenths: timers count milliseconds, and one value in five hundred expires in
+        // the two after that moment.
         advance(if alive.len() == 1 { secs(89) } else { secs(1) }).await;
     }
     assert_eq!((alive[0], alive[1]), (200, 200), "none ends in the first nine tenths");

@@ -1,6 +1,6 @@
 //! Promises 1, 11 and 12 together: tags that are invalidated faster than their values load cause no herd.
 //!
-//! A load whose tag had changed was of no use to any caller but its leader, so each caller tried four loads and then loaded
+//! Regression: a load with an invalidated tag served only its leader, so each caller tried four loads and then loaded
 //! alone, beyond the cap as well: 1,000 callers made 1,000 loads, 497 of them at once.
 
 use std::time::Duration;
@@ -43,7 +43,7 @@ async fn under_a_storm(guard: &StampedeGuard, period: Duration, calls: impl Futu
 }
 
 #[tokio::test(start_paused = true)]
-async fn each_caller_asks_again_at_most_once_and_a_node_has_one_load_at_a_time() {
+async fn each_caller_retries_at_most_once_and_a_node_has_one_load_at_a_time() {
     for (callers, period) in [(400, ms(250)), (1_000, ms(100))] {
         let [invalidates, guards @ ..]: [_; 3] = nodes(Policy::builder());
         let loads = [(); 2].map(|()| Counter::default());
@@ -79,7 +79,7 @@ async fn no_load_goes_beyond_the_cap() {
     assert!(loads.started() <= 6 * 2 * 2, "{} loads of six keys on two nodes", loads.started());
 }
 
-/// The callers have waited for long enough, and a load beside the lease is invalidated like any other.
+/// The callers have passed their `wait_timeout`, and a load beside the lease is invalidated like any other.
 #[tokio::test(start_paused = true)]
 async fn slow_loads_outside_the_lease_are_one_at_a_time_too() {
     let policy = || Policy::builder().lease(ms(500)).wait_timeout(ms(400), OnWaitTimeout::Load);
@@ -94,7 +94,7 @@ async fn slow_loads_outside_the_lease_are_one_at_a_time_too() {
     }));
     under_a_storm(&invalidates, ms(100), calls).await;
     for loads in loads {
-        // One with the lease, one without, and each once more.
+        // One load with the lease, one without, and each of them once more.
         assert!(loads.started() <= 4, "{} loads", loads.started());
         assert!(loads.most_at_once() <= 2, "{} at once", loads.most_at_once());
     }

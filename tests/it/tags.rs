@@ -1,7 +1,7 @@
-//! Invalidation of many values at once: by tag, and of a namespace. Monotone: nothing comes back.
+//! Invalidation of many values at once, by tag and of a namespace. Monotone: no invalidated value returns.
 //!
-//! On the in-memory store with a paused clock; four guards on it stand for replicas. `redis::tags` is the same on
-//! a server.
+//! On the in-memory store with a paused clock; its four guards stand for replicas. `redis::tags` is the same on a
+//! server.
 
 use std::time::Duration;
 
@@ -52,14 +52,14 @@ async fn a_tag_invalidates_every_value_that_has_it_and_no_other() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn invalidate_all_reaches_every_value_whose_policy_lets_it() {
+async fn invalidate_all_reaches_every_value_of_a_policy_that_allows_it() {
     let reached = replicas(Policy::builder().invalidate_all(true));
     let beyond = reached[0].with_policy(Policy::default());
     load(&reached[0], "a", 1).await;
     reached[1].insert("b", &2_u32).await.expect("stored");
     load(&beyond, "c", 3).await;
     assert_eq!(get(&reached[2], "b").await, Some(2));
-    // It did nothing for the guard's own values, and said that it had.
+    // Regression: it did nothing for the guard's own values, and reported success.
     let refused = beyond.invalidate_all().await.expect_err("its own values would stay");
     assert_eq!(refused.kind(), ErrorKind::InvalidPolicy);
     assert!(refused.to_string().contains("Policy::builder().invalidate_all(true)"), "{refused}");
@@ -69,7 +69,7 @@ async fn invalidate_all_reaches_every_value_whose_policy_lets_it() {
     assert_eq!(get(&beyond, "c").await, Some(3));
 }
 
-/// A value that somebody stored without caring for the tag may be anything.
+/// A value that was stored without regard to the tag may be anything.
 #[tokio::test(start_paused = true)]
 async fn a_value_without_the_policys_tag_is_a_miss_and_one_with_another_is_checked() {
     let guards = replicas(tagged());
@@ -83,7 +83,7 @@ async fn a_value_without_the_policys_tag_is_a_miss_and_one_with_another_is_check
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_loader_gives_its_value_tags_of_its_own() {
+async fn a_loader_adds_tags_to_its_value() {
     let guards = replicas(Policy::builder());
     let load = |mut cx: LoadContext<u32>| async move {
         cx.tag([("user", 7), ("group", 1)]).await.expect("tagged");
@@ -110,8 +110,8 @@ async fn an_inserted_value_has_its_own_tags_and_its_policys() {
     }
 }
 
-/// The ids lived for a day, or for twice the policy's lifetimes: a value that its loader keeps for longer was a miss from
-/// then on.
+/// Regression: tag ids lived for a day, or for twice the policy's lifetimes, and a value with a longer lifetime was a
+/// miss from then on.
 #[tokio::test(start_paused = true)]
 async fn a_tagged_value_is_kept_for_as_long_as_its_loader_says() {
     const DAY: Duration = Duration::from_secs(86_400);
@@ -128,7 +128,7 @@ async fn a_tagged_value_is_kept_for_as_long_as_its_loader_says() {
         let case = format!("{of_policy} of the policy, {own} of its own");
         assert_eq!(guards[0].get_or_load_with("k", load(30)).await.ok(), Some(30));
         sleep(DAY * 2).await;
-        // What lives shorter under the same tags takes nothing away.
+        // A value with a shorter lifetime does not shorten the life of the tags.
         assert_eq!(guards[1].get_or_load_with("other", load(3)).await.ok(), Some(3));
         sleep(DAY * 28 - Duration::from_secs(1)).await;
         assert_eq!((get(&guards[2], "k").await, get(&guards[2], "other").await), (Some(30), None), "{case}");
@@ -137,7 +137,7 @@ async fn a_tagged_value_is_kept_for_as_long_as_its_loader_says() {
     }
 }
 
-/// A load that a gate holds, begun by `leader` and waited for by callers of all replicas.
+/// Runs an invalidation while a gate holds a load of one replica, for which callers of all replicas wait.
 async fn invalidated_while_loading(invalidate: impl AsyncFnOnce(&StampedeGuard)) {
     let (guards, loads, gate) = (replicas(tagged().invalidate_all(true)), Counter::default(), Gate::closed());
     let ask = |replica: usize| {
@@ -163,19 +163,19 @@ async fn invalidated_while_loading(invalidate: impl AsyncFnOnce(&StampedeGuard))
     gate.open();
     assert_eq!(leads.await.expect("joined"), 1, "it came before the invalidation");
     for caller in join_all(before).await.into_iter().chain(join_all(after).await) {
-        assert!(caller.expect("joined") > 1, "nobody who may have come after it is given the older value");
+        assert!(caller.expect("joined") > 1, "later callers get no older value");
     }
     assert_eq!(get(&guards[1], "k").await, Some(loads.started() as u32));
     assert!(loads.started() <= 3, "{} loads", loads.started());
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_load_that_runs_while_its_tag_is_invalidated_is_not_stored_nor_given_to_later_callers() {
+async fn a_load_during_a_tag_invalidation_is_not_stored_nor_given_to_later_callers() {
     invalidated_while_loading(async |guard| guard.invalidate_tag("prices").await.expect("confirmed")).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_load_that_runs_while_everything_is_invalidated_is_not_stored_nor_given_to_later_callers() {
+async fn a_load_during_invalidate_all_is_not_stored_nor_given_to_later_callers() {
     invalidated_while_loading(async |guard| guard.invalidate_all().await.expect("confirmed")).await;
 }
 
@@ -194,10 +194,10 @@ async fn an_invalidated_value_is_not_served_stale_and_stands_in_for_nothing() {
     assert!(failed.is_err());
 }
 
-/// Who joins a load after the invalidation, of which its process knows nothing, is not given what was there before it
-/// because the load fails.
+/// A caller joins a load after an invalidation that its process does not know of. When the load fails, the older value
+/// does not stand in for that caller.
 #[tokio::test(start_paused = true)]
-async fn what_is_invalidated_while_a_load_runs_stands_in_for_nothing_when_it_fails() {
+async fn a_value_invalidated_during_a_failed_load_stands_in_for_nothing() {
     let windows = tagged().fresh_for(Duration::from_secs(1)).ttl_jitter(0.0);
     for by in ["catalog", "its own"] {
         let guards = replicas(windows.clone().stale_if_error(Duration::from_secs(600)));
@@ -230,10 +230,10 @@ async fn what_is_invalidated_while_a_load_runs_stands_in_for_nothing_when_it_fai
     }
 }
 
-/// Nobody could tell whether it was invalidated while it was loaded.
+/// Nothing shows whether the tag was invalidated during the load.
 #[cfg(feature = "testing")]
 #[tokio::test(start_paused = true)]
-async fn a_value_whose_tags_could_not_be_read_as_its_load_began_is_not_stored() {
+async fn a_value_is_not_stored_if_its_tags_were_unreadable_as_its_load_began() {
     use stampede_guard::testing::{ChaosStore, Fault};
 
     for breaks in [false, true] {
@@ -242,7 +242,7 @@ async fn a_value_whose_tags_could_not_be_read_as_its_load_began_is_not_stored() 
         let policy = tagged().build().expect("valid");
         let guard = StampedeGuard::builder(chaos.clone()).policy(policy).build().expect("valid");
         let (loaded, ()) = tokio::join!(load(&guard, "k", 1), async {
-            // A look, an acquire, and then the tags.
+            // A look-up, an acquire, and then the tags.
             while chaos.commands() < 2 {
                 sleep(Duration::from_micros(100)).await;
             }
@@ -256,12 +256,12 @@ async fn a_value_whose_tags_could_not_be_read_as_its_load_began_is_not_stored() 
     }
 }
 
-/// Who came after the invalidation was acknowledged, and joined the load without a look, was given the older value where
-/// the store could not be asked at its end. One more load is the price of not knowing; not where it is there again soon.
+/// Regression: a caller that came after the confirmed invalidation, and joined the load without a look-up, got the
+/// older value if the store was down at the end of the load. Not knowing costs one more load, unless the store returns
+/// soon.
 #[cfg(feature = "testing")]
 #[tokio::test(start_paused = true)]
-async fn who_joins_a_load_after_the_acknowledgement_is_given_nothing_older_though_the_store_is_away_at_its_end()
- {
+async fn a_caller_after_an_invalidation_is_given_no_older_value_even_if_the_store_goes_down() {
     use stampede_guard::testing::{ChaosStore, Fault};
 
     for (invalidated, outage, loads) in
@@ -304,9 +304,10 @@ async fn who_joins_a_load_after_the_acknowledgement_is_given_nothing_older_thoug
     }
 }
 
-/// As many of its own as there may be, beside as many of the policy's and the one of everything: each of them reaches it.
+/// The maximum of its own tags, beside the maximum of the policy's tags and the tag of `invalidate_all`: each
+/// invalidates the value.
 #[tokio::test(start_paused = true)]
-async fn a_value_has_sixteen_tags_beside_its_policys() {
+async fn a_value_has_up_to_sixteen_tags_beside_its_policys() {
     let tags = |what: &'static str, most: usize| (0..most).map(move |number| format!("{what} {number}"));
     for tag in ["own 0", "own 15", "policy 0", "policy 14", ""] {
         let guards = replicas(Policy::builder().tags(tags("policy", 15)).invalidate_all(true));

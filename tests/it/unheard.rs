@@ -1,4 +1,4 @@
-//! Waiters for locks who are not told, told twice, or told to look for nothing.
+//! Waiters for locks that miss their message, get it twice, or get a forged one.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,7 +17,7 @@ fn chaos(seed: u64) -> ChaosStore {
     chaos
 }
 
-/// Whoever has it says so; nobody else may by then.
+/// Counts the holders while it holds: no more than `most` may hold at once.
 async fn has_it(holders: &AtomicUsize, most: usize) {
     let before = holders.fetch_add(1, Ordering::SeqCst);
     assert!(before < most, "{before} have it");
@@ -25,9 +25,10 @@ async fn has_it(holders: &AtomicUsize, most: usize) {
     holders.fetch_sub(1, Ordering::SeqCst);
 }
 
-/// It is the waiter's by then, and nobody has told it. It asks when the holder's time would have ended, and never later.
+/// The lock is granted to the waiter, and the message is lost. The waiter asks when the holder's TTL would have ended,
+/// and not later.
 #[tokio::test(start_paused = true)]
-async fn a_grant_that_is_lost_costs_what_the_holder_had_left() {
+async fn a_lost_grant_costs_the_rest_of_the_holders_ttl() {
     let chaos = chaos(1);
     let [holder, waiter] = [(); 2].map(|()| Locks::new(chaos.clone()));
     let [held, wanted] = [&holder, &waiter].map(|locks| locks.mutex("m").ttl(TTL).build().expect("valid"));
@@ -48,9 +49,9 @@ async fn a_grant_that_is_lost_costs_what_the_holder_had_left() {
     assert!(late > TTL / 2 && late < TTL, "{late:?}");
 }
 
-/// Told, not told or told twice, each has its turn, and one at a time.
+/// With lost, repeated and forged messages, each waiter has its turn, and at most as many hold as may.
 #[tokio::test(start_paused = true)]
-async fn turns_are_taken_whatever_is_not_heard() {
+async fn every_waiter_has_its_turn_whatever_messages_are_lost() {
     const FAULTS: [(Fault, f64); 4] =
         [(Fault::WakeLost, 0.2), (Fault::Deaf, 0.02), (Fault::WakeTwice, 0.3), (Fault::WakeForged, 0.1)];
     let mut struck = [0; FAULTS.len()];
@@ -81,7 +82,7 @@ async fn turns_are_taken_whatever_is_not_heard() {
             })
         });
         let turns: Vec<_> = turns.collect();
-        for turn in tokio::time::timeout(TTL * 200, join_all(turns)).await.expect("nobody hangs") {
+        for turn in tokio::time::timeout(TTL * 200, join_all(turns)).await.expect("no waiter hangs") {
             turn.unwrap_or_else(|error| panic!("SEED={seed}: {error}"));
         }
         for (sum, (fault, _)) in struck.iter_mut().zip(FAULTS) {

@@ -1,4 +1,5 @@
-//! Loaded values that can not be shared: their callers have them, and the operator is told, without what is in them.
+//! Loaded values that can not be shared: their callers get them, and a warning without their content tells the
+//! operator.
 
 use std::time::Duration;
 
@@ -15,9 +16,9 @@ fn secs(secs: u64) -> Duration {
     Duration::from_secs(secs)
 }
 
-/// A value over `max_body` lost all protection, and nobody was told.
+/// Regression: a value over `max_body` lost all protection without a warning.
 #[tokio::test(start_paused = true)]
-async fn a_value_that_can_not_be_shared_is_counted_and_warned_of_once_a_minute() {
+async fn an_unshareable_value_is_counted_and_warned_of_once_a_minute() {
     let warnings = Warnings::default();
     let _listening = warnings.listen();
     let guard =
@@ -41,9 +42,10 @@ async fn a_value_that_can_not_be_shared_is_counted_and_warned_of_once_a_minute()
     assert_eq!(guard.stats().unshareable, 5);
 }
 
-/// Each of those who waited went round three times, and loaded; it was stored, and was a miss for everyone later.
+/// Regression: each waiter went round three times and then loaded; the value was stored, and was a miss for all later
+/// callers.
 #[tokio::test(start_paused = true)]
-async fn a_value_that_can_not_be_read_back_is_not_shared_and_told_of() {
+async fn an_unreadable_value_is_not_shared_and_is_warned_of() {
     #[derive(Debug, serde::Serialize, serde::Deserialize)]
     struct User {
         #[serde(skip_serializing)]
@@ -71,9 +73,9 @@ async fn a_value_that_can_not_be_read_back_is_not_shared_and_told_of() {
     assert_eq!(guard.stats().unshareable, 2);
 }
 
-/// Serializers and deserializers have the value in what they say, and so had the log.
+/// Errors of serializers and deserializers contain the value, and once the log did too.
 #[tokio::test(start_paused = true)]
-async fn no_value_is_in_the_log_for_not_being_shared() {
+async fn the_log_contains_no_unshareable_value() {
     #[derive(serde::Serialize, serde::Deserialize)]
     struct Card {
         #[serde(serialize_with = "as_text")]
@@ -102,7 +104,7 @@ async fn no_value_is_in_the_log_for_not_being_shared() {
         assert_eq!(guard.get_or_load("address", load).await.expect("loaded").0, "4929");
         assert_eq!(warnings.about("not shared").len(), 2, "{warnings:?}");
         assert!(warnings.about("4929").is_empty(), "{warnings:?}");
-        // Whoever wants to know asks for it.
+        // A caller that wants the details asks the codec.
         let error = codec.check(&Card { number: 4929 }).expect_err("read as a number");
         assert!(std::error::Error::source(&error).is_some(), "{error:?}");
     }

@@ -13,7 +13,7 @@ use crate::store::{Fail, Token};
 
 /// The maps' overhead per entry or outcome, beside its bytes and its two copies of the name: a slot of the map at its
 /// emptiest, and one of the order of expiry. Measured:
-/// `memory::a_store_full_of_small_values_takes_no_more_than_it_says`.
+/// `memory::a_store_full_of_small_values_takes_no_more_than_its_capacity`.
 pub(super) const AROUND: usize = 480;
 
 /// The bytes of an entry or an outcome with its overhead.

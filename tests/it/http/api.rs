@@ -1,4 +1,4 @@
-//! The programs of the public contract, as a user writes them: they compile, and do what they say.
+//! The programs of the public contract, as a user writes them: they compile and work.
 
 use std::convert::Infallible;
 use std::fmt::Debug;
@@ -40,7 +40,7 @@ where
     String::from_utf8(response.into_body().collect().await.unwrap().to_bytes().into()).unwrap()
 }
 
-/// (a), with Redis: sync, lazy, outside a runtime.
+/// (a), with Redis: created synchronously and lazily, outside a runtime.
 #[cfg(feature = "redis")]
 #[test]
 fn a_guard_is_made_and_layered_without_a_runtime_and_without_a_server()
@@ -125,7 +125,7 @@ async fn a_hyper_client_is_memoized_by_the_same_layer() {
     assert_eq!(body, "report 7, call 2");
 }
 
-/// No `Clone`, no `PartialEq`.
+/// Neither `Clone` nor `PartialEq`.
 #[derive(Debug, Serialize, Deserialize)]
 struct User {
     name: String,
@@ -198,9 +198,9 @@ async fn another_policy_is_another_lifetime_on_the_same_flights_and_counters() -
     Ok(())
 }
 
-/// (f), with and without a load that runs.
+/// (f), with and without a running load.
 #[tokio::test]
-async fn an_invalidated_key_is_loaded_anew() -> Result<(), Box<dyn std::error::Error>> {
+async fn an_invalidated_key_is_loaded_again() -> Result<(), Box<dyn std::error::Error>> {
     let guard = StampedeGuard::in_memory();
     for n in 1..=3u8 {
         let loaded = guard.get_or_load(("user", 7), move || async move { Ok::<_, String>(n) }).await?;
@@ -239,7 +239,7 @@ fn every_public_type_can_be_sent_shared_moved_and_printed() {
     // Polled by one task at a time, so `Sync` would be an empty promise.
     future::<GuardedFuture<Inner, String>>();
     future::<MemoizeFuture<u8, String>>();
-    // An error type that is neither `Send` nor `Debug` of its own does not spread.
+    // An error type that is itself neither `Send` nor `Debug` does not spread to the guarded types.
     fn response<T: IntoResponse>() {}
     response::<Response<GuardedBody<Body>>>();
 }

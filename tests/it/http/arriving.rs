@@ -1,4 +1,4 @@
-//! Whoever waits in the leader's process reads a response while it arrives, if it says how long it will be.
+//! Waiters in the leader's process read a response while it arrives, if its length is known.
 
 use futures_util::FutureExt as _;
 use http::Response;
@@ -15,7 +15,7 @@ use super::kit::{
 
 type Streamed = GuardedBody<Boxed>;
 
-/// All that is there now, without waiting.
+/// All data that is there now, without waiting.
 async fn come(body: &mut Streamed) -> String {
     settle().await;
     let mut text = String::new();
@@ -36,7 +36,7 @@ fn fed(headers: &[(&str, &str)]) -> (Feed, Inner) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn followers_read_what_has_come_and_the_last_byte_after_the_commit() {
+async fn waiters_read_arrived_bytes_and_the_last_byte_after_the_commit() {
     let (feed, inner) = fed(&[("content-length", "6"), ("x", "y")]);
     let replicas = replicas(2, &inner);
     let leader = start(&replicas[0]);
@@ -52,10 +52,10 @@ async fn followers_read_what_has_come_and_the_last_byte_after_the_commit() {
     }
     feed.data("de");
     settle().await;
-    // One that comes in the middle.
+    // A request that comes in the middle.
     responses.push(start(&replicas[0]).await.unwrap());
     for (number, response) in responses.iter_mut().enumerate() {
-        // The leader's own is as the inner service's says.
+        // The leader's own response keeps the inner service's size hint.
         assert_eq!(response.body().size_hint().exact(), (number > 0).then_some(6), "{number}");
         assert_eq!(response.headers()["x"], "y");
         assert_eq!(come(response.body_mut()).await, "abcde", "{number}");
@@ -68,7 +68,7 @@ async fn followers_read_what_has_come_and_the_last_byte_after_the_commit() {
     drop(feed);
     for response in responses {
         assert_eq!(read(response).await.text(), "f");
-        // Whoever has the whole of it hits with the next request.
+        // A client that has the whole response hits with its next request.
         assert!(ask(&replicas[0], get("/")).await.remark().starts_with("hit"));
     }
     assert!(all(elsewhere).await.iter().all(|seen| seen.text() == "abcdef"));
@@ -76,7 +76,7 @@ async fn followers_read_what_has_come_and_the_last_byte_after_the_commit() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_body_that_breaks_is_an_error_to_everyone_who_was_promised_it() {
+async fn a_broken_body_is_an_error_to_all_its_readers() {
     let (feed, inner) = fed(&[("content-length", "6")]);
     let shop = shop(&inner);
     let leader = start(&shop);
@@ -89,7 +89,7 @@ async fn a_body_that_breaks_is_an_error_to_everyone_who_was_promised_it() {
         (come(leader.body_mut()).await, come(follower.body_mut()).await),
         ("abc".into(), "abc".into())
     );
-    // It ends too early.
+    // The body ends too early.
     drop(feed);
     for response in [leader, follower] {
         assert!(response.into_body().collect().await.is_err(), "C6: never a part for the whole");
@@ -97,7 +97,7 @@ async fn a_body_that_breaks_is_an_error_to_everyone_who_was_promised_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_a_length_followers_wait_for_the_whole() {
+async fn without_a_length_waiters_wait_for_the_whole() {
     let (feed, inner) = fed(&[]);
     let shop = shop(&inner);
     let leader = start(&shop);
@@ -111,9 +111,9 @@ async fn without_a_length_followers_wait_for_the_whole() {
     assert_eq!(read(follower.await.unwrap()).await.text(), "abc");
 }
 
-/// What takes longer than a load may is stored for nobody, and is no less the response that they have begun to read.
+/// A response that takes longer than a load may is not stored, but its readers get the whole of it.
 #[tokio::test(start_paused = true)]
-async fn a_slow_body_is_kept_to_its_end_for_all_who_have_begun() {
+async fn a_slow_body_is_kept_to_its_end_for_all_its_readers() {
     let (feed, body) = Feed::new();
     let headers = [("content-length", "6")];
     let inner = Inner::in_turn([respond(200, &headers, body), respond(200, &headers, whole("secret"))]);
@@ -122,7 +122,7 @@ async fn a_slow_body_is_kept_to_its_end_for_all_who_have_begun() {
     settle().await;
     let mut readers: Vec<_> =
         futures_util::future::join_all(readers).await.into_iter().map(|reader| reader.unwrap()).collect();
-    // Not even the first of them holds up the others.
+    // Dropping the first reader does not stop the others.
     drop(readers.remove(0));
     let readers: Vec<_> = readers.into_iter().map(|reader| tokio::spawn(read(reader))).collect();
     for piece in ["ab", "cd", "ef"] {
@@ -136,10 +136,10 @@ async fn a_slow_body_is_kept_to_its_end_for_all_who_have_begun() {
     assert_eq!(ask(&shop, get("/")).await.text(), "secret");
 }
 
-/// More of them than are kept of one response: it is stored for nobody, and whole for those who read it. Small ones are put
-/// together from there on, so that a body of single bytes does not take a hundred times its length.
+/// More chunks than are kept of one response: it is not stored, but its readers get the whole of it. From there on
+/// small chunks are merged, so that a body of single bytes does not take a hundred times its length.
 #[tokio::test(start_paused = true)]
-async fn a_body_of_countless_chunks_is_whole_for_all_who_have_begun() {
+async fn a_body_of_countless_chunks_is_whole_for_all_its_readers() {
     let (feed, inner) = fed(&[("content-length", "100000")]);
     let shop = shop(&inner);
     let readers: Vec<_> = (0..3).map(|_| start(&shop)).collect();
@@ -149,7 +149,7 @@ async fn a_body_of_countless_chunks_is_whole_for_all_who_have_begun() {
         feed.data("x");
     }
     drop(feed);
-    // Its own client is the first.
+    // The leader's own client is first in the list, and read last.
     for reader in readers.into_iter().rev() {
         let (mut body, mut frames, mut length) = (reader.unwrap().into_body(), 0, 0);
         while let Some(frame) = body.frame().await {
@@ -162,9 +162,9 @@ async fn a_body_of_countless_chunks_is_whole_for_all_who_have_begun() {
     assert_eq!(inner.calls(), 1);
 }
 
-/// Its own client may have more patience than anybody.
+/// The leader's own client may wait for longer than the others.
 #[tokio::test(start_paused = true)]
-async fn a_body_that_falls_silent_is_whole_for_its_own_client() {
+async fn a_silent_body_is_whole_for_its_own_client() {
     for others in [0, 1] {
         let (feed, inner) = fed(&[("content-length", "6")]);
         let shop = shop(&inner);
@@ -185,7 +185,7 @@ async fn a_body_that_falls_silent_is_whole_for_its_own_client() {
     }
 }
 
-/// Nor is anything kept up for nobody, or for ever.
+/// The body is not kept for ever, nor without a reader.
 #[tokio::test(start_paused = true)]
 async fn a_slow_body_ends_with_its_last_reader_or_its_silence() {
     for silent in [false, true] {
@@ -209,7 +209,7 @@ async fn a_slow_body_ends_with_its_last_reader_or_its_silence() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn another_variant_is_not_what_arrives() {
+async fn a_request_for_another_variant_does_not_read_an_arriving_body() {
     let (english, body) = Feed::new();
     let headers = [("content-length", "3"), ("vary", "accept-language")];
     let german = respond(200, &[("vary", "accept-language")], whole("de".to_owned()));
@@ -232,7 +232,7 @@ async fn another_variant_is_not_what_arrives() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_follower_that_leaves_or_is_slow_holds_up_nobody() {
+async fn a_waiter_that_leaves_or_is_slow_delays_no_other_client() {
     let (feed, inner) = fed(&[("content-length", "6")]);
     let shop = shop(&inner);
     let leader = start(&shop);
@@ -250,9 +250,9 @@ async fn a_follower_that_leaves_or_is_slow_holds_up_nobody() {
     assert_eq!(read(slow).await.text(), "abcdef", "from memory");
 }
 
-/// It may be invalidated by a tag before it is here, and whoever asks after that must not be given it.
+/// The response may be invalidated by a tag before it is complete, and a later client must not be given it.
 #[tokio::test(start_paused = true)]
-async fn what_has_tags_is_given_to_others_when_it_is_known_to_hold() {
+async fn a_tagged_response_is_given_to_others_only_after_its_tags_were_checked() {
     let (feed, body) = Feed::new();
     let inner = Inner::in_turn([
         respond(200, &[("content-length", "3")], body),

@@ -1,4 +1,4 @@
-//! What a request is called: its `Host`, one authority for all keys, and what proxies say about how it came.
+//! The authority in a key: the `Host`, one authority for all keys, and proxies' reports of the original request.
 
 use stampede_guard::http::HttpPolicy;
 use stampede_guard::{ErrorKind, StampedeGuard};
@@ -6,7 +6,7 @@ use tower::Layer as _;
 
 use super::kit::{Inner, ask, get, policy, request, respond, sent, shop, shop_with, whole};
 
-/// Says by which `Host` it was asked, as an absolute link does.
+/// Answers with a link that contains the request's `Host`.
 fn linking() -> Inner {
     Inner::with(|_, request| Ok(respond(200, &[], whole(format!("http://{}/next", sent(request, "host"))))))
 }
@@ -24,7 +24,7 @@ async fn a_host_that_is_not_canonical_does_not_share_with_the_canonical_one() {
         );
         assert_eq!(ask(&shop, get("/")).await.text(), "http://shop.example/next", "B4: {host}");
         assert_eq!(ask(&shop, other()).await.text(), format!("http://{host}/next"), "B4: {host}");
-        // It is the same resource all the same.
+        // It is the same resource nevertheless.
         assert!(ask(&shop, get("/")).await.remark().starts_with("hit"));
         ask(&shop, request("POST", "/", &[("host", host)])).await;
         assert!(ask(&shop, get("/")).await.remark().starts_with("fwd=uri-miss"), "RFC 9110, 4.2.3: {host}");
@@ -47,7 +47,7 @@ async fn with_one_authority_replicas_on_three_ports_load_once_and_a_path_is_inva
     }
     guard.invalidate_path("/product/7?a").await.unwrap();
     assert_eq!(ask(&shop, at(3000)).await.text(), "2");
-    // An unsafe method reaches it by whatever Host, and where its answer points to.
+    // An unsafe method invalidates it under any `Host`, and so does the `Location` of its answer.
     ask(&shop, request("POST", "/product/7?a", &[("host", "admin.example")])).await;
     assert_eq!(ask(&shop, at(3001)).await.text(), "4");
     for path in ["", "product/7", "http://shop.example/product/7", "/a b", "/a#b", "*"] {
@@ -74,7 +74,7 @@ async fn a_location_by_the_clients_name_of_the_service_is_invalidated_under_the_
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_path_can_not_be_invalidated_where_no_authority_is_set() {
+async fn a_path_can_not_be_invalidated_without_an_authority() {
     let (guard, _) = with_authority(&linking(), HttpPolicy::default());
     let error = guard.invalidate_path("/product/7").await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidPolicy);
@@ -82,7 +82,7 @@ async fn a_path_can_not_be_invalidated_where_no_authority_is_set() {
 }
 
 #[test]
-fn what_is_no_authority_and_what_is_no_cookie_is_refused_by_name() {
+fn an_invalid_authority_and_an_invalid_cookie_name_are_refused_by_name() {
     let refusal = |http| policy().http(http).build().unwrap_err().to_string();
     for authority in
         ["", "http://shop.example", "shop.example/", "a b", "shop.example:80", "shop.example:", "u@a", "a:b"]
@@ -97,9 +97,9 @@ fn what_is_no_authority_and_what_is_no_cookie_is_refused_by_name() {
     assert!(text.contains("cookies names \"a=b\""), "{text}");
 }
 
-/// What a proxy in front has found out about its client, of each kind that is common.
+/// Headers by which common proxies report their client's identity, one of each kind.
 #[tokio::test(start_paused = true)]
-async fn what_common_proxies_say_of_a_user_is_a_credential() {
+async fn the_user_headers_of_common_proxies_are_credentials() {
     let names = [
         "signature",
         "signature-input",
@@ -141,7 +141,7 @@ async fn what_common_proxies_say_of_a_user_is_a_credential() {
     }
 }
 
-/// It invalidated nothing.
+/// Regression: such a request invalidated nothing.
 #[tokio::test(start_paused = true)]
 async fn with_one_authority_an_unsafe_request_with_two_hosts_invalidates() {
     let inner = Inner::numbered(|_| ());

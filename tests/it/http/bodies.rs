@@ -1,4 +1,4 @@
-//! Bodies that are too long, endless, too slow or broken: they reach their own client, and nobody else.
+//! Bodies that are too long, endless, too slow or broken: only their own client gets them.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use super::kit::{
 
 const CHUNK: usize = 1000;
 
-/// A body of chunks that are always ready, and how many were taken.
+/// A body of chunks that are always ready; counts the chunks that were taken.
 struct Chunks {
     left: usize,
     polled: Arc<AtomicUsize>,
@@ -61,7 +61,7 @@ async fn over_max_body_the_client_polls_the_rest_itself_chunk_by_chunk() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn over_max_body_nothing_is_stored_and_followers_load_for_themselves() {
+async fn over_max_body_nothing_is_stored_and_waiters_load_for_themselves() {
     let inner = Inner::with(|_, _| Ok(Response::new(chunks(100).0))).held();
     let shop = shop_with(&inner, policy().max_body(99 * CHUNK));
     let crowd_ = crowd(&shop, 20, "/");
@@ -74,15 +74,15 @@ async fn over_max_body_nothing_is_stored_and_followers_load_for_themselves() {
     assert_eq!(inner.calls(), 20, "each its own");
     assert_eq!(ask(&shop, get("/")).await.body.len(), 100 * CHUNK);
     assert_eq!(inner.calls(), 21, "nothing stored");
-    // And exactly `max_body` is not over it.
+    // Exactly `max_body` is not too long.
     let inner = Inner::with(|_, _| Ok(Response::new(chunks(100).0)));
     let shop = shop_with(&inner, policy().max_body(100 * CHUNK));
     ask(&shop, get("/")).await;
     assert_eq!(ask(&shop, get("/")).await.remark(), "hit; ttl=60");
 }
 
-/// Has followers wait for a response that its head shows to be unshareable: they go on at the head, while
-/// the leader's body has not even begun.
+/// Lets waiters wait for a response that its head shows to be unshareable: they go on at the head, before the leader's
+/// body has even begun.
 async fn is_decided_at_the_head(rule: &str, header: (&'static str, &'static str), method_body: bool) {
     let feeds = Arc::new(std::sync::Mutex::new(Vec::new()));
     let kept = feeds.clone();
@@ -98,7 +98,7 @@ async fn is_decided_at_the_head(rule: &str, header: (&'static str, &'static str)
     assert_eq!(inner.loads.running(), 1, "{rule}");
     inner.gate.open();
     settle().await;
-    assert_eq!(inner.calls(), 20, "{rule}: nobody waits for the body");
+    assert_eq!(inner.calls(), 20, "{rule}: none waits for the body");
     assert!(followers.iter().all(|follower| !follower.is_finished()));
     for feed in feeds.lock().unwrap().drain(..) {
         if method_body {
@@ -111,16 +111,16 @@ async fn is_decided_at_the_head(rule: &str, header: (&'static str, &'static str)
 }
 
 #[tokio::test(start_paused = true)]
-async fn events_and_long_bodies_are_told_by_their_head() {
+async fn event_streams_and_long_bodies_are_recognized_at_their_head() {
     is_decided_at_the_head("event-stream", ("content-type", "text/event-stream"), true).await;
     is_decided_at_the_head("event-stream", ("content-type", "application/x-ndjson"), true).await;
     is_decided_at_the_head("too-big", ("content-length", "1001"), true).await;
     is_decided_at_the_head("too-big", ("content-length", "99999999999"), false).await;
 }
 
-/// A handler's list of records is no feed, whatever its type.
+/// A list of records of known length is no feed, whatever its content type.
 #[tokio::test(start_paused = true)]
-async fn records_whose_end_is_known_are_one_load_and_stored() {
+async fn records_of_known_length_are_one_load_and_stored() {
     let inner = Inner::with_headers(&[("content-type", "application/x-ndjson"), ("etag", "\"1\"")]).held();
     let shop = shop(&inner);
     let crowd = crowd(&shop, 10, "/");
@@ -132,7 +132,7 @@ async fn records_whose_end_is_known_are_one_load_and_stored() {
 
 /// A13
 #[tokio::test(start_paused = true)]
-async fn events_reach_their_client_one_by_one_for_ever() {
+async fn an_endless_event_stream_reaches_its_client_event_by_event() {
     let (feed, body) = Feed::new();
     let inner = Inner::in_turn([respond(200, &[("content-type", "text/event-stream")], body)]);
     let shop = shop(&inner);
@@ -146,7 +146,7 @@ async fn events_reach_their_client_one_by_one_for_ever() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_body_that_breaks_is_its_clients_error_a_502_for_followers_and_stored_by_nobody() {
+async fn a_broken_body_is_its_clients_error_a_502_for_waiters_and_not_stored() {
     let (feed, body) = Feed::new();
     let inner = Inner::in_turn([respond(200, &[], body), respond(200, &[], whole("well"))]);
     let shops = replicas(2, &inner);
@@ -193,7 +193,7 @@ async fn a_body_of_another_length_than_its_head_says_is_never_stored() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_slow_body_is_handed_to_its_client_uncut_and_followers_load_for_themselves() {
+async fn a_slow_body_reaches_its_client_whole_and_waiters_load_for_themselves() {
     let (feed, body) = Feed::new();
     let inner = Inner::in_turn(
         [respond(200, &[], body)].into_iter().chain((0..5).map(|_| respond(200, &[], whole("own")))),
@@ -228,7 +228,7 @@ async fn a_body_over_the_bound_is_dropped_once_its_client_is_gone() {
 
 /// C6
 #[tokio::test(start_paused = true)]
-async fn headers_that_do_not_fit_are_served_and_not_stored() {
+async fn oversized_headers_are_served_and_not_stored() {
     let inner = Inner::numbered(|response| {
         for n in 0..200 {
             response.headers_mut().append("x-many", n.to_string().parse().unwrap());

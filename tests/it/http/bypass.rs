@@ -1,5 +1,5 @@
-//! Requests that are one user's, or not the plain question "what is at this URI", reach the inner service each
-//! time, and leave nothing.
+//! Requests of one user, or for more than the representation of a URI: each reaches the inner service, and leaves
+//! nothing in the store.
 
 use bytes::Bytes;
 use http::HeaderName;
@@ -10,8 +10,8 @@ use super::kit::{
     Inner, Req, Shop, all, ask, crowd, get, policy, request, respond, settle, shop, shop_with, whole,
 };
 
-/// Sends what `make` makes before and after a plain GET has been stored: it is answered by the inner service
-/// each time, and changes nothing about what is stored.
+/// Sends a request from `make` before and after a plain GET has been stored: the inner service answers it each time,
+/// and the stored response stays as it is.
 async fn passes(name: &str, remark: &str, make: impl Fn() -> Req) {
     let inner = Inner::numbered(|_| ());
     let shop = shop(&inner);
@@ -51,7 +51,7 @@ async fn headers_of_one_user_one_part_or_one_connection_bypass() {
     for (name, value, reason) in cases {
         let remark = format!("fwd=bypass; detail={reason}");
         passes(name, &remark, || request("GET", "/", &[(name, value)])).await;
-        // An empty one says as much.
+        // An empty header counts as well.
         if reason == "credentials" {
             passes(name, &remark, || request("GET", "/", &[(name, "")])).await;
         }
@@ -102,13 +102,13 @@ async fn a_request_without_one_plain_host_bypasses() {
     passes("no host", "fwd=bypass; detail=host", absent).await;
     let two_names = || request("GET", "http://a.example/", &[("host", "b.example")]);
     passes("two names", "fwd=bypass; detail=host", two_names).await;
-    // A handler that builds links from Host would build them for everyone.
+    // A handler that builds links from `Host` would build them for all clients.
     let no_name = || request("GET", "http://a.example/", &[("host", "")]);
     passes("a name and none", "fwd=bypass; detail=host", no_name).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_bypasses_waits_for_nobody_and_nobody_for_it() {
+async fn bypassing_and_other_requests_do_not_wait_for_each_other() {
     let inner = Inner::numbered(|_| ()).held();
     let shop = shop(&inner);
     let plain = crowd(&shop, 10, "/");
@@ -138,7 +138,7 @@ async fn the_list_of_credential_headers_can_be_replaced() {
         assert_eq!(seen.text(), (n + 1).to_string());
         assert_eq!(seen.remark(), "fwd=bypass; detail=credentials");
     }
-    // The default list is gone: who replaces it names all.
+    // The list replaces the default one.
     assert_eq!(ask(&shop, request("GET", "/", &[("cookie", "a=b")])).await.text(), "3");
     assert_eq!(ask(&shop, request("GET", "/", &[("authorization", "a")])).await.text(), "3");
     let none = shop_with(&inner, policy().credential_headers([]));
@@ -157,9 +157,9 @@ async fn a_header_is_added_to_the_list_of_credential_headers() {
     }
 }
 
-/// Set before `http`, a header that marks one user's answers was forgotten, and they were shared.
+/// Regression: a credential header that was set before `http` was forgotten, and the answers were shared.
 #[tokio::test(start_paused = true)]
-async fn credential_headers_hold_in_whichever_order_they_are_set() {
+async fn credential_headers_apply_in_any_order_of_setters() {
     fn name(name: &'static str) -> HeaderName {
         HeaderName::from_static(name)
     }
@@ -206,11 +206,11 @@ async fn a_head_looks_up_and_a_miss_passes_without_a_lease() {
         })
         .collect();
     settle().await;
-    assert_eq!(inner.loads.running(), 10, "a HEAD waits for nobody");
+    assert_eq!(inner.loads.running(), 10, "a HEAD does not wait");
     let gets = crowd(&shop, 5, "/");
     settle().await;
     assert_eq!(inner.loads.running(), 11, "a GET does not wait for a HEAD");
-    // Nor the other way round, with a GET on its way.
+    // And a HEAD does not wait for a GET in progress.
     let late = tokio::spawn({
         let shop = shop.clone();
         async move { ask(&shop, request("HEAD", "/", &[])).await }
@@ -252,7 +252,7 @@ async fn a_head_of_a_stored_204_has_no_content_length() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_head_with_credentials_or_what_is_the_origins_to_say_is_not_looked_up() {
+async fn a_head_with_credentials_or_a_question_for_the_origin_is_not_looked_up() {
     let inner = Inner::numbered(|_| ());
     let shop = shop(&inner);
     ask(&shop, get("/")).await;

@@ -1,5 +1,5 @@
-//! Clients that leave at every point, resources of every kind, in random order: nobody sees what is another's,
-//! nobody waits for ever, nothing is left.
+//! Clients that leave at every point, resources of every kind, in random order: no client sees another's response or
+//! waits for ever, and nothing is left.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -16,9 +16,9 @@ use super::kit::{
 };
 use crate::support::probe::DropAt;
 
-/// Drops the leader's request at its every await, and then the response, unread or in part.
+/// Drops the leader's request at each of its await points, and then its response, unread or partly read.
 #[tokio::test(start_paused = true)]
-async fn a_leader_that_is_dropped_at_any_point_costs_its_followers_nothing() {
+async fn a_leader_dropped_at_any_point_costs_its_waiters_nothing() {
     let mut finished = false;
     for polls in 0..50 {
         let inner = Inner::with(|n, _| Ok(respond(200, &[], slow(vec![n.to_string(), n.to_string()]))));
@@ -27,7 +27,7 @@ async fn a_leader_that_is_dropped_at_any_point_costs_its_followers_nothing() {
         let leader = tokio::spawn(async move { response.await.map(|response| response.map(drop).is_ok()) });
         let followers = crowd(&shop, 3, "/");
         finished = leader.await.unwrap().is_some();
-        let seen = timeout(secs(60), all(followers)).await.expect("nobody hangs");
+        let seen = timeout(secs(60), all(followers)).await.expect("none hangs");
         assert!(seen.iter().all(|seen| seen.status == 200 && seen.text() == "11"), "dropped at poll {polls}");
         assert_eq!(inner.calls(), 1, "dropped at poll {polls}");
         assert_eq!(ask(&shop, get("/")).await.text(), "11", "dropped at poll {polls}");
@@ -38,7 +38,7 @@ async fn a_leader_that_is_dropped_at_any_point_costs_its_followers_nothing() {
     assert!(finished, "every await was met");
 }
 
-/// A body of these parts, a millisecond before each.
+/// A body of these parts, each after a millisecond.
 fn slow(parts: Vec<String>) -> Boxed {
     let parts = futures_util::stream::unfold(parts.into_iter(), |mut parts| async {
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -47,7 +47,7 @@ fn slow(parts: Vec<String>) -> Boxed {
     StreamBody::new(parts).boxed_unsync()
 }
 
-/// What each path answers; the `n` in it is the number of the call.
+/// The answer of each path; the `n` in it is the number of the call.
 const KINDS: [&str; 8] =
     ["/shared", "/cookie", "/sometimes", "/failing", "/broken", "/long", "/error", "/panicking"];
 
@@ -59,7 +59,7 @@ fn resources() -> Inner {
         Ok(match path {
             "/shared" => respond(200, &[("cache-control", "max-age=1")], body()),
             "/cookie" => respond(200, &[("set-cookie", &format!("n={n}"))], body()),
-            // Private by turns: a marker that heals, and a value that is replaced by a marker.
+            // Private at times: a marker that is healed, and a value that a marker replaces.
             "/sometimes" if n % 3 == 0 => {
                 respond(200, &[("cache-control", "private"), ("x-own", "1")], body())
             }
@@ -75,7 +75,8 @@ fn resources() -> Inner {
     })
 }
 
-/// One client: asks, may leave at any poll, reads all or nothing. Returns the number of an answer that is its own.
+/// A client that may leave at any poll, and reads all or nothing. Returns the number of the call if the answer is
+/// unshareable.
 async fn client(
     shop: Shop,
     kind: &'static str,
@@ -113,7 +114,7 @@ async fn client(
 async fn storm(seed: u64) {
     let mut random = fastrand::Rng::with_seed(seed);
     let inner = resources();
-    // Of which paths each answer is one client's own: the long one only over `max_body`.
+    // The paths with unshareable answers: the long one is only over `max_body`.
     let (shops, private): (_, &[_]) = if random.bool() {
         (replicas(2, &inner), &["/cookie"])
     } else {
@@ -132,10 +133,10 @@ async fn storm(seed: u64) {
     let mut owners = HashMap::new();
     for client in clients {
         let number =
-            timeout(secs(300), client).await.unwrap_or_else(|_| panic!("seed {seed}: somebody hangs"));
+            timeout(secs(300), client).await.unwrap_or_else(|_| panic!("seed {seed}: a client hangs"));
         match number {
             Ok(number) => *owners.entry(number).or_insert(0) += usize::from(number.is_some()),
-            // A handler that panics for a request outside any flight panics in that request's own task.
+            // If a handler panics for a request outside any flight, that request's task panics.
             Err(error) => {
                 let panic = error.into_panic();
                 assert_eq!(panic.downcast_ref::<&str>(), Some(&"scripted panic"), "seed {seed}");
@@ -149,7 +150,7 @@ async fn storm(seed: u64) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn in_a_storm_of_leaving_clients_nobody_sees_anothers_answer_and_nobody_hangs() {
+async fn in_a_storm_of_leaving_clients_none_sees_anothers_answer_and_none_hangs() {
     let seed = std::env::var("SG_SEED").ok().map(|seed| seed.parse().unwrap());
     let seeds = seed.map_or_else(|| vec![1, 2, 3, 4, 5, 6, 7, fastrand::u64(..)], |seed| vec![seed]);
     for seed in seeds {

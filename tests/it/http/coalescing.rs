@@ -1,4 +1,4 @@
-//! One call of the inner service per URI, however many ask, and never one answer for two URIs.
+//! One call of the inner service per URI for any number of clients, and never one answer for two URIs.
 
 use http::HeaderName;
 use http::uri::Scheme;
@@ -27,7 +27,7 @@ async fn fifty_concurrent_gets_are_one_call() {
     assert_eq!(remarks[49], "fwd=uri-miss; stored; ttl=60");
 }
 
-/// Seven of eight were answered 503, though none of them waits for another.
+/// Regression: seven of eight requests were answered 503, although none of them waits for another.
 #[tokio::test(start_paused = true)]
 async fn max_waiters_turns_away_no_request_for_an_uncacheable_page() {
     let inner = Inner::with_headers(&[("cache-control", "no-store")]);
@@ -97,7 +97,7 @@ async fn different_uris_are_different_resources_byte_for_byte() {
     let shop = shop(&inner);
     for round in 0..2 {
         for (n, uri) in uris.iter().enumerate() {
-            // A fragment is not sent; the last one is `/a?b` again.
+            // The fragment is not sent: the last one is `/a?b` again.
             let number = if *uri == "/a?b#c" { 8 } else { n + 1 };
             assert_eq!(ask(&shop, get(uri)).await.text(), number.to_string(), "{uri}, round {round}");
         }
@@ -152,7 +152,7 @@ async fn namespaces_and_keys_of_loaders_do_not_meet() {
     let guard = |name: &str| StampedeGuard::builder(store.clone()).namespace(name).build().unwrap();
     assert_eq!(ask(&guard("a").layer(inner.clone()), get("/")).await.text(), "1");
     assert_eq!(ask(&guard("b").layer(inner.clone()), get("/")).await.text(), "2");
-    // A loader under the very key of a response gets no response, and leaves one that is no response.
+    // A loader with the very key of a response gets no response, and the value that it stores is no response.
     let key = || stampede_guard::http::cache_key(&"http://shop.example/x".parse().unwrap()).unwrap();
     let both = guard("a");
     let number: u8 = both.get_or_load(key(), || async { Ok::<_, String>(7) }).await.unwrap();
@@ -161,7 +161,7 @@ async fn namespaces_and_keys_of_loaders_do_not_meet() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_invalidated_uri_is_loaded_anew_also_while_it_is_being_loaded() {
+async fn an_invalidated_uri_is_loaded_again_also_during_a_load() {
     let inner = Inner::numbered(|_| ()).held();
     let guard = super::kit::guard();
     let shop = guard.layer(inner.clone());
@@ -180,8 +180,8 @@ async fn an_invalidated_uri_is_loaded_anew_also_while_it_is_being_loaded() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_get_led_by_nobody_is_still_stored_once() {
-    // All who asked leave before the head is there.
+async fn a_get_without_clients_is_still_stored_once() {
+    // All clients leave before the head is there.
     let inner = Inner::with(|n, _| Ok(respond(200, &[], whole(n.to_string())))).held();
     let shop = shop(&inner);
     let crowd = crowd(&shop, 10, "/");
@@ -196,7 +196,8 @@ async fn a_get_led_by_nobody_is_still_stored_once() {
     assert_eq!(inner.calls(), 1);
 }
 
-/// Made without the guard's policy, the key was another one: the invalidation succeeded and removed nothing.
+/// Regression: a key that was made without the guard's policy differed, so the invalidation succeeded and removed
+/// nothing.
 #[tokio::test(start_paused = true)]
 async fn a_guard_names_the_key_that_its_policy_stores_under() {
     let tenant = |parts: &KeyParts<'_>| parts.headers.get("x-tenant")?.to_str().ok().map(str::to_owned);

@@ -1,4 +1,4 @@
-//! A 304 about something else than what was asked about (RFC 9111, 4.3.4): it does not select the stored response.
+//! A 304 with another validator than the request's condition (RFC 9111, 4.3.4) does not select the stored response.
 
 use stampede_guard::http::HttpPolicy;
 
@@ -9,8 +9,8 @@ use super::kit::{
 
 const CHANGED: &str = "Sun, 06 Nov 1994 08:49:37 GMT";
 
-/// Its text and tag are the number of the call; to the second it answers that what it is asked about, by another tag, has not
-/// changed: it goes by the date.
+/// Answers with the call's number as text and tag. The second call is a validation, and gets a 304 with another tag,
+/// as from an origin that compares dates only.
 fn origin(control: &'static str) -> Inner {
     Inner::with(move |n, request| {
         let conditional = !sent(request, "if-none-match").is_empty();
@@ -26,7 +26,7 @@ fn origin(control: &'static str) -> Inner {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_304_about_something_else_is_an_error_once_and_then_the_whole_is_loaded() {
+async fn a_contradictory_304_is_an_error_once_and_then_the_whole_is_loaded() {
     let inner = origin("max-age=10");
     let shop = shop(&inner);
     ask(&shop, get("/")).await;
@@ -38,9 +38,9 @@ async fn a_304_about_something_else_is_an_error_once_and_then_the_whole_is_loade
     assert_eq!((hit.text(), hit.remark().as_str()), ("3", "hit; ttl=10"));
 }
 
-/// Each of them once asked for itself: a validation that could not succeed became a stampede.
+/// Regression: each waiter asked for itself: a validation that could not succeed became a stampede.
 #[tokio::test(start_paused = true)]
-async fn those_who_wait_for_such_a_304_share_one_load_of_the_whole() {
+async fn waiters_for_a_contradictory_304_share_one_load_of_the_whole() {
     for (control, first) in [("max-age=10", 502), ("max-age=10, stale-if-error=60", 200)] {
         let inner = origin(control);
         let shops = replicas_with(2, &inner, policy());
@@ -61,9 +61,9 @@ async fn those_who_wait_for_such_a_304_share_one_load_of_the_whole() {
     }
 }
 
-/// RFC 5861, 4: it would be a 502.
+/// RFC 5861, 4: without a stand-in, the client would get a 502.
 #[tokio::test(start_paused = true)]
-async fn what_was_asked_about_stands_in_once_if_it_may() {
+async fn the_validated_response_stands_in_once_if_it_may() {
     for (control, asks_for, stands_in) in [
         ("max-age=10, stale-if-error=60", "", true),
         ("max-age=10, stale-if-error=60", "no-cache", false),
@@ -85,8 +85,8 @@ async fn what_was_asked_about_stands_in_once_if_it_may() {
     }
 }
 
-/// Where the guard can make an empty body of the requests' own kind, as it can of axum's, the request is sent again: nobody is
-/// told that the origin has contradicted itself.
+/// Where the guard can make an empty body of the request's type, as for axum's, it sends the request again: no client
+/// sees the origin's contradiction.
 #[cfg(feature = "axum")]
 #[tokio::test(start_paused = true)]
 async fn a_request_of_axum_is_sent_again_without_the_guards_conditions() {
@@ -99,7 +99,7 @@ async fn a_request_of_axum_is_sent_again_without_the_guards_conditions() {
     let guard = |store: &stampede_guard::MemoryStore| {
         stampede_guard::StampedeGuard::new(store.clone()).with_policy(policy().build().unwrap())
     };
-    // To the third, which has no conditions, either the whole or nonsense.
+    // The third call has no conditions. It gets the whole response, or another contradiction.
     for (third, loads, first) in [(200, 3, 200), (304, 4, 502)] {
         let inner = Inner::with(move |n, request| {
             let (mine, ours) = (sent(request, "x-mine"), sent(request, "if-none-match"));
@@ -145,10 +145,10 @@ async fn a_request_of_axum_is_sent_again_without_the_guards_conditions() {
     }
 }
 
-/// What is removed under a load's own lease takes that lease along.
+/// Removing an entry under a load's own lease removes the lease as well.
 #[cfg(feature = "redis")]
 #[tokio::test]
-async fn on_redis_too_they_share_one_load_of_the_whole() {
+async fn waiters_for_a_contradictory_304_share_one_load_on_redis_too() {
     use stampede_guard::StampedeGuard;
     use tower::Layer as _;
 

@@ -1,4 +1,4 @@
-//! Exchanges that nobody thought of: what a fuzzer found worth keeping, and what chance puts together.
+//! Random exchanges: those that a fuzzer kept in its corpus, and generated ones.
 
 use std::fs;
 
@@ -103,12 +103,12 @@ fn exchanges() -> impl Strategy<Value = String> {
 
 proptest! {
     #[test]
-    fn what_chance_puts_together_holds(text in exchanges()) {
+    fn a_generated_exchange_passes(text in exchanges()) {
         fuzzed::run(text.as_bytes());
     }
 
     #[test]
-    fn what_is_damaged_holds(text in exchanges(), at in 0usize..400, byte: u8) {
+    fn a_damaged_exchange_passes(text in exchanges(), at in 0usize..400, byte: u8) {
         let mut text = text.into_bytes();
         let length = text.len();
         text[at % length] = byte;

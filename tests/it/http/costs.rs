@@ -1,4 +1,4 @@
-//! What one request costs the store: no request makes many of one (C14), and nothing that it leaves stays (C12).
+//! The store's cost of a request: a constant number of commands (C14), and no key without a TTL (C12).
 
 use http::Response;
 use stampede_guard::StampedeGuard;
@@ -12,7 +12,7 @@ use crate::support::monitor::Monitor;
 use crate::support::probe::eventually;
 use crate::support::redis_server::RedisServer;
 
-/// Connected shops on a server that knows their scripts.
+/// Connected shops on a server that has their scripts cached.
 async fn shops(server: &RedisServer, inner: &Inner, n: usize) -> Vec<(StampedeGuard, Shop)> {
     let http = HttpPolicy::default().share_authorized(true);
     let mut shops = Vec::new();
@@ -23,7 +23,7 @@ async fn shops(server: &RedisServer, inner: &Inner, n: usize) -> Vec<(StampedeGu
         let guard = StampedeGuard::builder(client).policy(policy).build().unwrap();
         crate::redis::connects(&guard).await;
         let shop = guard.layer(inner.clone());
-        // Each script has run once: a load, one that is given up, an invalidation, and a second variant.
+        // Runs each script once: a load, an abandoned load, an invalidation, and a second variant.
         ask(&shop, get("/warm")).await;
         ask(&shop, request("GET", "/private", &[])).await;
         ask(&shop, request("POST", "/warm", &[])).await;
@@ -97,13 +97,13 @@ async fn a_request_costs_the_store_a_constant_number_of_commands() {
         let commands = monitor.finish().without(["ping", "time"]);
         assert_eq!(commands.total, expected, "C14: {what}: {:#?}", commands.lines);
     }
-    // C12: whatever is left, leaves by itself.
+    // C12: every key that is left has a TTL.
     assert_eq!(server.keys_without_ttl(), Vec::<String>::new());
 }
 
-/// C14: a process costs, not its clients.
+/// C14: the cost is per process, not per client.
 #[tokio::test]
-async fn a_crowd_costs_the_store_no_more_than_one_of_it() {
+async fn a_crowd_costs_the_store_no_more_than_one_client() {
     let (server, inner) = (RedisServer::start(), Inner::with(|n, request| Ok(answer(n, request))));
     let shops = shops(&server, &inner, 2).await;
     inner.gate.close();
@@ -121,7 +121,7 @@ async fn a_crowd_costs_the_store_no_more_than_one_of_it() {
     settled(&shops).await;
     let commands = monitor.finish().without(["ping", "time"]);
     assert!(commands.total <= 4 + 4, "C14: {:#?}", commands.lines);
-    // And those who hit at one moment share their reads.
+    // Concurrent hits share their reads.
     let monitor = Monitor::start(&server);
     let hits: Vec<_> = (0..50).map(|_| send(&shops[0].1, get("/crowd"))).collect();
     all(hits).await;
@@ -129,9 +129,9 @@ async fn a_crowd_costs_the_store_no_more_than_one_of_it() {
     assert!(commands.total <= 50, "C14: {:#?}", commands.lines);
 }
 
-/// C12: who asks for what nobody ever asks for again leaves nothing for good.
+/// C12: requests for URIs that are never requested again leave nothing for good.
 #[tokio::test]
-async fn a_flood_of_distinct_uris_leaves_nothing_without_an_end() {
+async fn a_flood_of_distinct_uris_leaves_no_key_without_a_ttl() {
     let (server, inner) = (RedisServer::start(), Inner::with(|n, request| Ok(answer(n, request))));
     let shops = shops(&server, &inner, 1).await;
     let paths = ["/a", "/private", "/varied", "/tagged", "/public"];

@@ -1,4 +1,4 @@
-//! Requests and responses with credentials: what they get is theirs, unless it says that it is for everyone.
+//! Requests and responses with credentials: a response is its own client's, unless it says that it is for all.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ fn opened() -> HttpPolicy {
     HttpPolicy::default().share_authorized(true).share_cookies(true)
 }
 
-/// Answers with whom it takes the request for, and the number of the call.
+/// Answers with the request's user, and the number of the call.
 fn personal(control: &'static str) -> Inner {
     Inner::with(move |n, request| {
         let (user, session) = (sent(request, "authorization"), sent(request, "cookie"));
@@ -30,7 +30,7 @@ fn personal(control: &'static str) -> Inner {
     })
 }
 
-/// A1: three directives, with and without the option, to the letter, and none of them.
+/// A1: three directives, with and without the option, in strict mode, and none of the directives.
 #[tokio::test(start_paused = true)]
 async fn an_authorized_response_is_for_others_if_the_policy_and_the_response_say_so() {
     let policies = [
@@ -53,10 +53,10 @@ async fn an_authorized_response_is_for_others_if_the_policy_and_the_response_say
     }
 }
 
-/// The ids of its tags lived for a day, whatever the origin said: from then on it was loaded again. Both the load that others
-/// share and the one that is apart from them, until it is known that they may have it.
+/// Regression: tag ids lived for a day, whatever the origin said, and the response was loaded again after that. Both
+/// for a load that others share, and for a load apart from them until the response allows sharing.
 #[tokio::test(start_paused = true)]
-async fn a_tagged_response_is_kept_for_as_long_as_it_says() {
+async fn a_tagged_response_is_kept_for_its_lifetime() {
     const DAY: Duration = Duration::from_secs(86_400);
     for (first, text) in [(get("/"), " 1"), (authorized("ann"), "ann 1")] {
         let inner = personal("public, max-age=604800");
@@ -69,9 +69,9 @@ async fn a_tagged_response_is_kept_for_as_long_as_it_says() {
     }
 }
 
-/// A1: what is stored for everyone is not given to those who may be due something else.
+/// A1: a response stored for all is not given to a client that may be due another one.
 #[tokio::test(start_paused = true)]
-async fn what_is_stored_for_strangers_is_for_users_if_it_says_so() {
+async fn a_response_stored_without_credentials_is_for_users_if_it_says_so() {
     for (http, control, given) in [
         (opened(), "max-age=60", false),
         (opened(), "public, max-age=60", true),
@@ -101,7 +101,7 @@ async fn a_response_to_a_cookie_is_for_others_if_the_policy_and_the_response_say
             let shared = match name {
                 "default" => false,
                 "opened" => SHARING.contains(&control),
-                // RFC 9111, 7.3: it is no matter of this field.
+                // RFC 9111, 7.3: cookies do not inhibit caching.
                 _ => true,
             };
             let case = format!("A2: {name}, {control}");
@@ -113,7 +113,7 @@ async fn a_response_to_a_cookie_is_for_others_if_the_policy_and_the_response_say
     }
 }
 
-/// A3: two clients; the second must not see the first one's cookie.
+/// A3: two clients; the second must not see the first client's cookie.
 #[tokio::test(start_paused = true)]
 async fn a_cookie_that_is_set_is_for_others_if_the_policy_and_the_response_say_so() {
     for (http, control, shared) in [
@@ -136,7 +136,7 @@ async fn a_cookie_that_is_set_is_for_others_if_the_policy_and_the_response_say_s
     }
 }
 
-/// Users known by both kinds of credentials, all on their way at once.
+/// Users with either kind of credentials, all in flight at once.
 fn mixed(shops: &[Shop], users: usize) -> Vec<(String, JoinHandle<Seen>)> {
     let mut waiting = Vec::new();
     for n in 0..users {
@@ -149,9 +149,9 @@ fn mixed(shops: &[Shop], users: usize) -> Vec<(String, JoinHandle<Seen>)> {
     waiting
 }
 
-/// A1, A2, A4: what one user gets reaches nobody who waited, and costs those without credentials nothing.
+/// A1, A2, A4: a user's response reaches no waiter, and costs clients without credentials nothing.
 #[tokio::test(start_paused = true)]
-async fn a_users_response_reaches_nobody_and_does_not_stop_the_others_coalescing() {
+async fn a_users_response_reaches_no_other_client_and_lets_the_others_coalesce() {
     let inner = personal("").held_apart();
     let shops = replicas_with(2, &inner, policy().http(opened()));
     let users = mixed(&shops, 3);
@@ -170,14 +170,14 @@ async fn a_users_response_reaches_nobody_and_does_not_stop_the_others_coalescing
     let seen = all(plain).await;
     assert!(seen.iter().all(|one| one.text() == seen[0].text() && one.text().starts_with(' ')));
     assert_eq!(inner.calls(), 12 + 1);
-    // No marker is in their way: they coalesce now, and hit.
+    // No marker delays them: they coalesce now, and hit.
     for shop in &shops {
         assert!(ask(shop, get("/")).await.remark().starts_with("hit"));
     }
     a_later_wave_without_credentials_is_one_load(&inner, &shops).await;
 }
 
-/// After users have been there, those without credentials still cost one load.
+/// After users' requests, clients without credentials still cost one load.
 async fn a_later_wave_without_credentials_is_one_load(inner: &Inner, shops: &[Shop]) {
     tokio::time::sleep(super::kit::secs(61)).await;
     ask(&shops[0], authorized("ann")).await;
@@ -191,7 +191,7 @@ async fn a_later_wave_without_credentials_is_one_load(inner: &Inner, shops: &[Sh
     assert_eq!(inner.calls() - before, 1);
 }
 
-/// Clients of two replicas, with credentials and without, while the load takes so long; and those who come later.
+/// Clients of two replicas, with credentials and without, while the load takes `took`; and later clients.
 async fn one_load_for_all(took: Duration) {
     for control in SHARING {
         let inner = personal(control).held();
@@ -220,16 +220,16 @@ async fn a_public_response_to_credentials_is_one_load_and_stored_for_all() {
     one_load_for_all(Duration::ZERO).await;
 }
 
-/// The resource's lease, too, is renewed for as long as the load takes.
+/// The resource's lease too is renewed for as long as the load takes.
 #[tokio::test(start_paused = true)]
-async fn what_takes_longer_than_a_lease_is_stored_for_all_the_same() {
+async fn a_load_longer_than_the_lease_is_stored_for_all() {
     one_load_for_all(Duration::from_secs(5)).await;
 }
 
-/// Who comes after an invalidation does not read along with what began before it: that is where the like of the leader are,
-/// which an invalidation of the resource does not reach.
+/// A client that comes after an invalidation does not read a response that began before. Such readers wait on the key
+/// of the leader's credentials, which an invalidation of the resource does not reach.
 #[tokio::test(start_paused = true)]
-async fn what_arrives_for_credentials_is_not_for_who_came_after_an_invalidation() {
+async fn an_arriving_response_to_credentials_is_not_for_clients_after_an_invalidation() {
     let (feed, body) = Feed::new();
     let headers = [("cache-control", "public, max-age=60"), ("content-length", "3")];
     let inner = Inner::in_turn([respond(200, &headers, body), respond(200, &headers, whole("new"))]);
@@ -249,9 +249,9 @@ async fn what_arrives_for_credentials_is_not_for_who_came_after_an_invalidation(
     assert_eq!(bob.await.unwrap().text(), "new");
 }
 
-/// What a user loads may not be stored in place of what was invalidated meanwhile.
+/// A response loaded for a user may not be stored over an invalidation that came meanwhile.
 #[tokio::test(start_paused = true)]
-async fn what_a_user_is_loading_when_it_is_invalidated_is_not_stored() {
+async fn a_users_load_is_not_stored_after_an_invalidation() {
     let inner = personal("public, max-age=60").held();
     let guard = guard().with_policy(policy().http(opened()).build().unwrap());
     let shop = guard.layer(inner.clone());
@@ -264,7 +264,7 @@ async fn what_a_user_is_loading_when_it_is_invalidated_is_not_stored() {
     assert_eq!(ask(&shop, get("/")).await.text(), " 2");
 }
 
-/// A client's own cache keeps what is private, and its users apart.
+/// A private cache keeps private responses, separately for each user.
 #[tokio::test(start_paused = true)]
 async fn a_private_cache_keeps_users_apart() {
     for control in ["private, max-age=60", "max-age=60", "public, max-age=60"] {
@@ -283,7 +283,7 @@ async fn a_private_cache_keeps_users_apart() {
         assert!(hit.text().starts_with("ann ") && hit.remark().starts_with("hit"), "{}", hit.remark());
         let seen = ask(&shop, get("http://api.example/me")).await;
         assert!(seen.text().starts_with(' '), "{control}: and so is one without credentials");
-        // What one user changes is gone for this user.
+        // A user's change removes the response for that user.
         ask(&shop, request("PUT", "http://api.example/me", &[("authorization", "ann")])).await;
         assert!(ask(&shop, of("ann")).await.remark().starts_with("fwd=uri-miss"), "{control}");
         assert!(ask(&shop, of("bob")).await.remark().starts_with("hit"), "{control}");
@@ -291,7 +291,7 @@ async fn a_private_cache_keeps_users_apart() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn other_credentials_than_those_that_were_opened_still_bypass() {
+async fn credentials_that_were_not_opened_still_bypass() {
     for http in [opened(), HttpPolicy::strict()] {
         for name in ["proxy-authorization", "x-api-key", "x-auth-token", "x-amz-security-token"] {
             let shop = shop_with(&personal("public, max-age=60"), policy().http(http.clone()));

@@ -1,4 +1,4 @@
-//! What requests ask of a cache in so many words (RFC 9111, 5.2.1).
+//! The request directives of `Cache-Control` (RFC 9111, 5.2.1).
 
 use stampede_guard::http::HttpPolicy;
 
@@ -10,7 +10,7 @@ fn with(control: &str) -> Req {
     request("GET", "/", &[("cache-control", control)])
 }
 
-/// A11: a client that forces loads costs one at a time, and costs others nothing.
+/// A11: clients that force loads cause one load at a time, and cost other clients nothing.
 #[tokio::test(start_paused = true)]
 async fn no_cache_joins_one_load_and_readers_are_served_meanwhile() {
     let inner = Inner::numbered(|_| ());
@@ -26,7 +26,7 @@ async fn no_cache_joins_one_load_and_readers_are_served_meanwhile() {
         for seen in all(crowd(shop, 10, "/")).await {
             assert_eq!((seen.text(), seen.remark().as_str()), ("1", "hit; ttl=59"));
         }
-        assert!(started.elapsed() < secs(1), "A11: readers wait for nobody");
+        assert!(started.elapsed() < secs(1), "A11: readers do not wait");
     }
     inner.gate.open();
     for seen in all(insisting).await {
@@ -39,7 +39,7 @@ async fn no_cache_joins_one_load_and_readers_are_served_meanwhile() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_insists_has_what_is_loaded_after_it_asked() {
+async fn an_insisting_client_gets_a_load_that_began_after_its_request() {
     let inner = Inner::numbered(|_| ());
     let shop = shop(&inner);
     for n in ["1", "2", "3"] {
@@ -48,17 +48,17 @@ async fn who_insists_has_what_is_loaded_after_it_asked() {
         assert_eq!((seen.text(), seen.remark()), (n, format!("fwd={fwd}; stored; ttl=60")));
     }
     assert_eq!(ask(&shop, get("/")).await.text(), "3");
-    // Where there is no Cache-Control, the field before it (RFC 9111, 5.4).
+    // Without `Cache-Control`, `Pragma` counts (RFC 9111, 5.4).
     assert_eq!(ask(&shop, request("GET", "/", &[("pragma", "no-cache")])).await.text(), "4");
     let both = request("GET", "/", &[("pragma", "no-cache"), ("cache-control", "max-age=60")]);
     assert_eq!(ask(&shop, both).await.text(), "4");
 }
 
-/// The look-up fails, and so nobody has seen that there is something that the client does not want. Without the store it
-/// is loaded; and with one that is back a moment later, too.
+/// The look-up fails, so the guard does not see that the stored response is one that the client refuses. The response
+/// is loaded, without the store, and also if the store is back a moment later.
 #[cfg(feature = "testing")]
 #[tokio::test(start_paused = true)]
-async fn who_insists_is_not_given_what_was_there_because_nobody_saw_it() {
+async fn an_insisting_client_is_not_given_a_stored_response_after_a_failed_look_up() {
     use stampede_guard::StampedeGuard;
     use stampede_guard::testing::{ChaosStore, Fault};
 
@@ -77,7 +77,7 @@ async fn who_insists_is_not_given_what_was_there_because_nobody_saw_it() {
 
 /// A11
 #[tokio::test(start_paused = true)]
-async fn the_policy_can_ignore_those_who_insist() {
+async fn the_policy_can_ignore_insisting_clients() {
     let inner = Inner::numbered(|_| ());
     let http = HttpPolicy::default().ignore_request_no_cache(true);
     let shop = shop_with(&inner, policy().http(http));
@@ -91,8 +91,8 @@ async fn the_policy_can_ignore_those_who_insist() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_says_how_old_and_how_stale_it_will_have_it() {
-    // The age of what is stored, the request, and whether it is content with that. Fresh for 30 s.
+async fn a_request_limits_age_and_staleness() {
+    // The age of the stored response, the request, and whether the request accepts it. Fresh for 30 s.
     let cases = [
         (10, "max-age=10", true),
         (11, "max-age=10", false),
@@ -107,7 +107,7 @@ async fn a_request_says_how_old_and_how_stale_it_will_have_it() {
         (35, "max-stale=10, no-cache", false),
     ];
     for (age, control, content) in cases {
-        // Kept beyond its freshness, because it may be validated.
+        // Kept beyond its freshness, because it can be validated.
         let inner = Inner::with_headers(&[("cache-control", "max-age=30"), ("etag", "\"a\"")]);
         let shop = shop(&inner);
         ask(&shop, get("/")).await;
@@ -125,7 +125,7 @@ async fn a_request_says_how_old_and_how_stale_it_will_have_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_who_wants_it_younger_makes_nobody_wait() {
+async fn a_request_for_a_younger_response_delays_no_other_client() {
     let inner = Inner::with_headers(&[("cache-control", "max-age=60")]);
     let shops = replicas(2, &inner);
     ask(&shops[0], get("/")).await;

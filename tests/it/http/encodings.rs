@@ -1,5 +1,4 @@
-//! Encoded responses that do not say that they were chosen by `Accept-Encoding`, as servers of files compressed
-//! beforehand send them.
+//! Encoded responses without `Vary: Accept-Encoding`, as servers of precompressed files send them.
 
 use stampede_guard::http::HttpPolicy;
 
@@ -7,7 +6,7 @@ use super::kit::{
     Inner, Req, all, ask, get, policy, replicas, request, respond, send, sent, settle, shop, shop_with, whole,
 };
 
-/// Encoded for who takes it, and no word of `Vary`.
+/// Encodes for clients that accept gzip, without a `Vary`.
 fn precompressed() -> Inner {
     Inner::with(|n, request| {
         let headers = [("content-encoding", "gzip")];
@@ -23,7 +22,7 @@ fn takes(coding: &str) -> Req {
 
 /// A5
 #[tokio::test(start_paused = true)]
-async fn an_encoded_response_is_given_to_those_who_ask_alike() {
+async fn an_encoded_response_is_given_to_equal_requests() {
     let shops = replicas(2, &precompressed());
     let seen = ask(&shops[0], takes("gzip")).await;
     assert_eq!((seen.text(), seen.header("vary")), ("gzip 1", None));
@@ -40,7 +39,7 @@ async fn an_encoded_response_is_given_to_those_who_ask_alike() {
 
 /// A5
 #[tokio::test(start_paused = true)]
-async fn who_waits_for_an_encoded_response_is_given_it_if_he_takes_it() {
+async fn a_waiter_is_given_an_encoded_response_if_it_accepts_the_coding() {
     let inner = precompressed().held();
     let shop = shop(&inner);
     let mut gzip = vec![send(&shop, takes("gzip"))];
@@ -53,16 +52,16 @@ async fn who_waits_for_an_encoded_response_is_given_it_if_he_takes_it() {
     assert!(all(plain).await.iter().all(|seen| seen.text().starts_with("plain")));
 }
 
-/// RFC 9111, 4.1: what names nothing varies on nothing.
+/// RFC 9111, 4.1: a response without `Vary` does not vary.
 #[tokio::test(start_paused = true)]
-async fn to_the_letter_an_encoded_response_is_everyones_unless_it_says_otherwise() {
+async fn strictly_an_encoded_response_is_for_all_unless_it_says_otherwise() {
     let inner = Inner::with_headers(&[("content-encoding", "gzip"), ("cache-control", "max-age=60")]);
     let shop = shop_with(&inner, policy().http(HttpPolicy::strict()));
     assert_eq!(ask(&shop, takes("gzip")).await.text(), "1");
     assert_eq!(ask(&shop, get("/")).await.text(), "1");
 }
 
-/// Sixty-four invented codings were as many variants, and a browser's was not among them any more.
+/// Regression: sixty-four invented codings made as many variants, and left no room for a browser's.
 #[tokio::test(start_paused = true)]
 async fn invented_codings_make_no_variants() {
     let inner = Inner::with_headers(&[("vary", "accept-encoding")]);
@@ -76,7 +75,7 @@ async fn invented_codings_make_no_variants() {
     assert_eq!(ask(&shop, takes("br, gzip")).await.text(), "2", "a browser's");
 }
 
-/// An origin that looks for the letters encodes for requests that do not say what it takes them to say.
+/// An origin that searches for the letters encodes for requests that do not accept the coding.
 #[tokio::test(start_paused = true)]
 async fn a_response_that_is_encoded_by_chance_is_its_own_clients_only() {
     let shop = shop(&precompressed());
@@ -89,7 +88,7 @@ async fn a_response_that_is_encoded_by_chance_is_its_own_clients_only() {
     assert_eq!(ask(&shop, takes("other")).await.text(), "plain 3", "no marker is left for the resource");
 }
 
-/// Six of them in front of a crowd sent all of it to the handler.
+/// Regression: six such requests in front of a crowd sent all of it to the handler.
 #[tokio::test(start_paused = true)]
 async fn requests_with_misleading_codings_delay_no_crowd() {
     let inner = precompressed().held();
@@ -103,7 +102,7 @@ async fn requests_with_misleading_codings_delay_no_crowd() {
     assert_eq!(inner.calls(), 8 + 1);
 }
 
-/// An origin that encodes for a coding of its own, which no registry has.
+/// An origin that encodes with a coding that no registry has.
 #[tokio::test(start_paused = true)]
 async fn a_response_in_an_invented_coding_is_its_own_clients_only() {
     let inner = Inner::with(|n, request| {

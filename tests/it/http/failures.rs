@@ -1,4 +1,4 @@
-//! What fails keeps its form for the one who asked, becomes a response for the others, and is kept by nobody.
+//! Failures: unchanged for the leader's client, a response for the waiters, and never stored.
 
 use std::convert::Infallible;
 
@@ -12,7 +12,7 @@ use super::kit::{
 };
 
 #[tokio::test(start_paused = true)]
-async fn the_inner_services_error_is_untouched_for_the_leader_and_502_for_followers() {
+async fn the_inner_services_error_is_untouched_for_the_leader_and_502_for_waiters() {
     let inner = Inner::with(|n, _| match n {
         1 => Err(Down("secret: no route".to_owned())),
         _ => Ok(respond(200, &[], whole(n.to_string()))),
@@ -47,7 +47,7 @@ async fn a_load_that_takes_longer_than_load_timeout_is_504_for_all() {
     for seen in seen {
         assert_eq!((seen.status, seen.remark().as_str()), (504, "fwd=miss; detail=timeout"));
         assert_eq!(seen.header("cache-control"), Some("no-store"));
-        // A request with a cookie, which bypasses the guard, succeeds: only this text tells the operator the difference.
+        // A request with a cookie bypasses the guard and succeeds: only this text tells the operator the difference.
         assert!(seen.text().contains("load_timeout"), "{}", seen.text());
     }
     settle().await;
@@ -58,7 +58,7 @@ async fn a_load_that_takes_longer_than_load_timeout_is_504_for_all() {
 
 /// C13
 #[tokio::test(start_paused = true)]
-async fn who_has_waited_long_enough_loads_once_per_process_or_is_told_504() {
+async fn after_wait_timeout_waiters_load_once_per_process_or_get_504() {
     let store = MemoryStore::new();
     let inner = Inner::numbered(|_| ()).held_apart();
     let shop = |then| {
@@ -111,7 +111,7 @@ async fn two_guards_on_one_store_around_each_other_are_one_load() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn two_guards_of_their_own_around_each_other_work() {
+async fn two_guards_on_separate_stores_around_each_other_work() {
     let inner = Inner::numbered(|_| ());
     let shop = ServiceBuilder::new().layer(guard()).layer(guard()).service(inner.clone());
     for _ in 0..2 {
@@ -121,7 +121,7 @@ async fn two_guards_of_their_own_around_each_other_work() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_guard_that_is_shut_down_serves_everyone_uncoordinated() {
+async fn a_guard_that_is_shut_down_serves_all_requests_uncoordinated() {
     let inner = Inner::numbered(|_| ());
     let guard = guard();
     let shop = guard.layer(inner.clone());
@@ -133,9 +133,9 @@ async fn a_guard_that_is_shut_down_serves_everyone_uncoordinated() {
     assert_eq!((head.text(), head.remark().as_str()), ("3", "fwd=miss; detail=head"));
 }
 
-/// It once came as a 502: the callback that hands the error over was dropped on this path.
+/// Regression: this came as a 502, because the callback that hands the error over was dropped on this path.
 #[tokio::test(start_paused = true)]
-async fn the_inner_services_error_is_untouched_also_where_nobody_coordinates() {
+async fn the_inner_services_error_is_untouched_without_coordination() {
     let inner = Inner::with(|_, _| Err(Down("no route".to_owned())));
     let guard = guard();
     let shop = guard.layer(inner.clone());
@@ -177,7 +177,7 @@ async fn the_leaders_request_reaches_the_inner_service_as_it_was() {
 
 /// S2.5
 #[tokio::test(start_paused = true)]
-async fn every_request_is_counted_once_as_what_it_was() {
+async fn every_request_is_counted_once_by_its_outcome() {
     let inner = Inner::numbered(|_| ()).held();
     let guard = guard();
     let shop = guard.layer(inner.clone());
@@ -251,7 +251,7 @@ mod store_down {
     }
 
     #[tokio::test]
-    async fn who_was_told_of_a_failure_is_not_told_it_again() {
+    async fn a_client_is_not_given_the_same_failure_twice() {
         let server = crate::support::redis_server::RedisServer::start();
         let inner = Inner::with(|n, _| match n {
             1 => Err(Down("no route".to_owned())),
@@ -265,7 +265,7 @@ mod store_down {
         let shop = guard.layer(inner.clone());
         let first = tokio::spawn(shop.clone().oneshot(get("/")));
         inner.loads.reach(1).await;
-        // The store is slow to take note of the failure.
+        // The store is slow to record the failure.
         server.pause();
         inner.gate.open();
         first.await.unwrap().expect_err("fails");
@@ -283,7 +283,7 @@ mod store_down {
         let crowd = crowd(&shop, 20, "/");
         inner.loads.reach(1).await;
         assert!(started.elapsed() < secs(4), "{:?}", started.elapsed());
-        // All are on the flight: a caller whose process has one takes a seat without a look-up.
+        // All callers are on the flight: a caller in a process with a flight joins it without a look-up.
         crate::support::probe::eventually("all have asked", secs(5), async || guard.stats().flights == 1)
             .await;
         inner.gate.open();

@@ -1,4 +1,4 @@
-//! The promises over HTTP with four real processes behind one real Redis, and fifty clients at each.
+//! The promises over HTTP with four real processes on one real Redis, and fifty clients at each process.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ pub(crate) const ROLES: &[Role] = &[("http.serve", serve)];
 pub(super) const PROCESSES: usize = 4;
 pub(super) const CLIENTS: usize = 50;
 const MAX_BODY: usize = 64 * 1024;
-/// As in `fleet`: nothing may time out on a machine that is this busy.
+/// As in `fleet`: nothing may time out on such a busy machine.
 const LEASE: Duration = Duration::from_secs(8);
 
 #[derive(Serialize, Deserialize)]
@@ -41,7 +41,7 @@ struct Config {
     origin: String,
 }
 
-/// One process: an axum server whose handler asks the origin of the test.
+/// One process: an axum server with a handler that asks the test's origin.
 fn serve(mut child: Child) -> BoxFuture<'static, ()> {
     Box::pin(async move {
         let config: Config = child.config();
@@ -61,7 +61,7 @@ fn serve(mut child: Child) -> BoxFuture<'static, ()> {
         child.report().event_with("addr", &addr.to_string());
         child.wait_go().await;
         let deadline = tokio::time::Instant::now() + secs(60);
-        // A flight may stand for its process while another one refreshes, for a lease at most.
+        // A flight may stay for at most a lease while another process refreshes.
         let is_busy = || guard.stats().tasks > 0 || guard.stats().flights > 0;
         while is_busy() && tokio::time::Instant::now() < deadline {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -78,11 +78,12 @@ async fn arrive(
 ) -> Response {
     let is_of_the_wave = request.headers().contains_key("x-client");
     let mut response = Box::pin(next.run(request));
-    // So far that its look-up is on its way: who has not asked yet could come when the load is over, and begin another.
+    // Polls until the look-up is in flight: a request that has not asked yet could come after the load and begin
+    // another one.
     let answer = futures_util::poll!(&mut response);
     if is_of_the_wave && arrived.fetch_add(1, Ordering::SeqCst) + 1 == CLIENTS {
         tokio::spawn(async move {
-            // Its read may wait behind one that is on its way; what is asked after both is answered after both.
+            // A request's read may wait behind a read in flight; commands sent after both are answered after both.
             for _ in 0..3 {
                 guard.get::<Bytes>("all are here").await.expect("answered");
             }
@@ -95,7 +96,7 @@ async fn arrive(
     }
 }
 
-/// Answers in the form that the path names, with the text of the client that asked.
+/// Answers in the form that the path names, with the text that the client sent.
 async fn handle(State(origin): State<String>, request: Request) -> Response {
     let (head, _) = request.into_parts();
     let outcome = head.uri.path().trim_start_matches('/').to_owned();
@@ -115,8 +116,8 @@ async fn handle(State(origin): State<String>, request: Request) -> Response {
     }
 }
 
-/// What one client saw: its number, the status, its cookie, the text without padding. No text where the body broke, and no
-/// status where not even its head arrived.
+/// One client's answer: its number, the status, its cookie, and the text without padding. No text if the body broke,
+/// and status 0 if not even the head arrived.
 pub(super) type Saw = (usize, u16, Option<String>, Option<String>);
 
 /// A fleet with its store and its origin.
@@ -139,21 +140,21 @@ impl Servers {
         Self { origin, redis, fleet, addrs }
     }
 
-    /// Sends all clients, `with` this header each.
+    /// Sends all clients' requests, each with its header from `with`.
     pub(super) async fn send(
         &self,
         outcome: &str,
         with: impl Fn(usize) -> (&'static str, &'static str),
     ) -> Vec<JoinHandle<Saw>> {
         let clients = (0..PROCESSES * CLIENTS).map(|n| {
-            // Keyed by Host, so all processes are reached by one name.
+            // The key contains the `Host`, so all processes are reached by one name.
             let request = http::Request::get(format!("http://{}/{outcome}", self.addrs[n % PROCESSES]))
                 .header("host", "shop.example")
                 .header("x-client", n);
             let (name, value) = with(n);
             let request = request.header(name, value).body(Full::<Bytes>::default()).unwrap();
             tokio::spawn(async move {
-                // Where the body breaks at once, the connection may go before the head.
+                // If the body breaks at once, the connection may close before the head arrives.
                 let Ok(response) = client().request(request).await else { return (n, 0, None, None) };
                 let (head, body) = response.into_parts();
                 let cookie = head.headers.get("set-cookie").map(|cookie| cookie.to_str().unwrap().to_owned());
@@ -178,7 +179,7 @@ impl Servers {
         eventually_eq("all processes wait", secs(30), PROCESSES - 1, queued).await;
     }
 
-    /// What all saw, once nothing is left of it anywhere.
+    /// All answers, once no key and no task is left.
     pub(super) async fn end(&self, clients: Vec<JoinHandle<Saw>>, outcome: &str) -> Vec<Saw> {
         let released = Instant::now();
         let saw = join_all(clients).await.into_iter().map(|saw| saw.unwrap()).collect();
@@ -192,7 +193,7 @@ impl Servers {
     }
 }
 
-/// One wave of all clients; what they saw, and how often the origin was asked.
+/// One wave of all clients: their answers, and the number of loads at the origin.
 async fn wave(outcome: &str) -> (Vec<Saw>, usize) {
     let servers = Servers::start().await;
     servers.origin.script(outcome, [Answer::value("v").held().after(Duration::from_millis(100))]);
@@ -253,9 +254,9 @@ async fn a_response_over_max_body_is_each_clients_own_in_four_processes() {
     is_each_ones_own("long").await;
 }
 
-/// Killed in the middle of a load: the others wait for its lease, and one of them loads.
+/// A process is killed in the middle of a load: the others wait for its lease, and one of them loads.
 #[tokio::test]
-async fn a_process_that_is_killed_while_it_loads_costs_one_lease_and_one_load() {
+async fn a_process_killed_during_a_load_costs_one_lease_and_one_load() {
     let (server, origin) = (RedisServer::start(), Origin::start().await);
     origin.script("ok", [Answer::value("v").held()]);
     let fleet =

@@ -1,4 +1,4 @@
-//! A proxy's handler forwards the request that it was given through a guarded client: what is then the key?
+//! The key of a request that a proxy's handler forwards through a guarded client.
 
 use axum::Router;
 use axum::body::Body;
@@ -11,7 +11,8 @@ use tower::{Layer as _, ServiceExt as _};
 
 use super::kit::{Inner, Req, respond, whole};
 
-/// Forwards `/report` to the host that a header names, with everything that is on the request but, if so, its `Host`.
+/// Forwards `/report` to the host that a header names. The request keeps everything but, if `keeps_host` is false, its
+/// `Host`.
 fn proxy(guard: &StampedeGuard, keeps_host: bool) -> Router {
     let inner = Inner::with(|_, request: &Req| Ok(respond(200, &[], whole(request.uri().to_string()))));
     let client = guard.layer(inner);
@@ -27,7 +28,7 @@ fn proxy(guard: &StampedeGuard, keeps_host: bool) -> Router {
     Router::new().route("/report", get(forward))
 }
 
-/// As a server receives it.
+/// A request as a server receives it.
 fn incoming(version: Version, upstream: &str) -> Request<Body> {
     let request = match version {
         Version::HTTP_2 => Request::builder().uri("http://shop.example/report"),
@@ -38,7 +39,7 @@ fn incoming(version: Version, upstream: &str) -> Request<Body> {
 
 /// B2
 #[tokio::test]
-async fn what_a_proxy_forwards_is_keyed_by_where_it_goes() {
+async fn a_forwarded_request_is_keyed_by_its_target() {
     for version in [Version::HTTP_11, Version::HTTP_2] {
         for keeps_host in [false, true] {
             let guard = StampedeGuard::in_memory();
@@ -51,7 +52,7 @@ async fn what_a_proxy_forwards_is_keyed_by_where_it_goes() {
                     assert_eq!(text, expected, "{version:?}, with its Host: {keeps_host}");
                 }
             }
-            // HTTP/2 comes without a Host that could differ from where it goes.
+            // An HTTP/2 request has no `Host` that could differ from its target.
             let differs = keeps_host && version == Version::HTTP_11;
             let expected = if differs { (0, 0, 4) } else { (2, 2, 0) };
             let stats = guard.stats();

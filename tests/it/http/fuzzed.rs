@@ -1,4 +1,4 @@
-//! One exchange, made of any bytes, through the whole layer under each policy: what must hold whatever the bytes say.
+//! Runs an exchange made of any bytes through the whole layer under each policy, and checks what must always hold.
 //!
 //! ```text
 //! GET /path            the request: method, URI, header lines
@@ -10,7 +10,7 @@
 //! content
 //! ```
 //!
-//! Self-contained, because the fuzz target in `fuzz/` is made of this very file.
+//! Self-contained, because the fuzz target in `fuzz/` compiles this very file.
 
 use std::convert::Infallible;
 use std::future::{Ready, ready};
@@ -30,7 +30,7 @@ use stampede_guard::http::{HttpPolicy, explain};
 use stampede_guard::{Policy, StampedeGuard};
 use tower::{Layer as _, Service, ServiceExt as _};
 
-/// A request and the answer to it, and to all later ones.
+/// A request, and the answer to it and to all later requests.
 struct Exchange {
     method: Method,
     uri: Uri,
@@ -55,9 +55,9 @@ impl Exchange {
         let request = headers(&mut line);
         let status = std::str::from_utf8(line()).ok()?.trim().parse().ok()?;
         let response = headers(&mut line);
-        // Interim responses are none of a service's.
+        // A service sends no interim responses.
         let status = StatusCode::from_u16(status).ok().filter(|status| !status.is_informational())?;
-        // And these have no content (RFC 9110, 6.4.1), whatever follows.
+        // These statuses have no content (RFC 9110, 6.4.1), whatever follows.
         let rest = if matches!(status.as_u16(), 204 | 205 | 304) { &[] } else { rest };
         Some(Self { method, uri, request, status, response, content: Bytes::copy_from_slice(rest) })
     }
@@ -70,7 +70,7 @@ impl Exchange {
         request
     }
 
-    /// A GET of the same resource by somebody who has nothing and is nobody.
+    /// A GET of the same resource by a client without credentials.
     fn strangers(&self) -> Request<Full<Bytes>> {
         let mut request = Request::new(Full::default());
         *request.uri_mut() = self.uri.clone();
@@ -96,7 +96,7 @@ impl Exchange {
         self.response.contains_key(SET_COOKIE) || says(b"no-store") || says(b"private")
     }
 
-    /// Whether the one answer is what `explain` judges, and nothing else comes into it.
+    /// Whether `explain` judges exactly this answer, and nothing else affects the outcome.
     fn is_plain(&self) -> bool {
         let asks_more = |name: &HeaderName| {
             [CACHE_CONTROL, PRAGMA, RANGE].contains(name) || name.as_str().starts_with("if-")
@@ -122,7 +122,7 @@ fn headers<'t>(line: &mut impl FnMut() -> &'t [u8]) -> HeaderMap {
     }
 }
 
-/// Gives the same answer always, and counts.
+/// Always gives the same answer, and counts its calls.
 #[derive(Clone)]
 struct Inner(Arc<Exchange>, Arc<AtomicUsize>);
 
@@ -141,7 +141,7 @@ impl Service<Request<Full<Bytes>>> for Inner {
     }
 }
 
-/// Runs what these bytes are, if they are an exchange. Panics where something does not hold.
+/// Runs the exchange that these bytes describe, if they describe one. Panics if a check fails.
 pub(super) fn run(text: &[u8]) {
     let Some(exchange) = Exchange::parse(text) else { return };
     let exchange = Arc::new(exchange);
@@ -182,7 +182,7 @@ async fn under(exchange: &Arc<Exchange>, name: &str, http: HttpPolicy) {
     }
 }
 
-/// One request, and what holds of every answer.
+/// Sends one request, and checks its answer.
 async fn ask<S, B>(service: &S, exchange: &Exchange, request: Request<Full<Bytes>>)
 where
     S: Service<Request<Full<Bytes>>, Response = Response<B>, Error = Infallible> + Clone,
@@ -191,7 +191,7 @@ where
     let (method, asked) = (request.method().clone(), request.headers().clone());
     let Ok(answer) = service.clone().oneshot(request).await;
     let (head, body) = answer.into_parts();
-    // One that breaks is not whole, and its client knows.
+    // A broken body is not whole, and its client knows.
     let Ok(body) = body.collect().await else { return };
     let body = body.to_bytes();
     let is_hit = head
@@ -205,11 +205,11 @@ where
     let is_conditional = asked.contains_key(IF_NONE_MATCH) || asked.contains_key(IF_MODIFIED_SINCE);
     match head.status {
         StatusCode::NOT_MODIFIED => {
-            assert!(is_conditional || exchange.status == head.status, "nobody asked for a 304");
+            assert!(is_conditional || exchange.status == head.status, "a 304 without a condition");
         }
         status if method == Method::HEAD && is_hit => assert!(body.is_empty(), "{status} to a HEAD"),
         StatusCode::PARTIAL_CONTENT if exchange.status == StatusCode::OK => {
-            assert!(asked.contains_key(RANGE), "nobody asked for a part");
+            assert!(asked.contains_key(RANGE), "a part without a range");
             let range = head.headers[CONTENT_RANGE].to_str().expect("text");
             let (first, rest) = range["bytes ".len()..].split_once('-').expect("a range");
             let last = rest.split_once('/').expect("a length").0;
@@ -222,7 +222,7 @@ where
             assert!(is_part || body == exchange.content, "{status}: {body:?}");
         }
         status => {
-            assert!(matches!(status.as_u16(), 200 | 206 | 416 | 502 | 504), "{status} is nobody's answer")
+            assert!(matches!(status.as_u16(), 200 | 206 | 416 | 502 | 504), "{status} is no answer")
         }
     }
 }

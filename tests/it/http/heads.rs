@@ -1,4 +1,4 @@
-//! What the answer to a HEAD says about a stored GET (RFC 9111, 4.3.5).
+//! Updates of a stored GET response by the answer to a HEAD (RFC 9111, 4.3.5).
 
 use http::Method;
 
@@ -38,7 +38,7 @@ async fn stale(inner: &Inner) -> Vec<Shop> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_head_of_the_same_representation_freshens_what_is_stored() {
+async fn a_head_of_the_same_representation_freshens_the_stored_response() {
     let inner =
         origin(200, &[("etag", TAG), ("cache-control", "max-age=30"), ("x-a", "2"), ("content-length", "1")]);
     let shops = stale(&inner).await;
@@ -48,7 +48,7 @@ async fn a_head_of_the_same_representation_freshens_what_is_stored() {
     assert_eq!(inner.calls(), 2);
 }
 
-/// Anyone may ask with HEAD, as often as they like: where nothing says that it is still the same, an old body grows old.
+/// Any client may send HEADs, as often as it likes: if no validator confirms the stored body, it grows old.
 #[tokio::test(start_paused = true)]
 async fn a_head_without_a_validator_prolongs_nothing() {
     for of_head in [&[("cache-control", "max-age=60")][..], &[("content-length", "1"), ("etag", "")]] {
@@ -70,9 +70,9 @@ async fn a_head_without_a_validator_prolongs_nothing() {
     }
 }
 
-/// A stored 404 said that there is nothing; the headers of what there is by now do not belong to it.
+/// A stored 404 says that there is nothing; the headers of the new resource do not belong to it.
 #[tokio::test(start_paused = true)]
-async fn a_head_of_what_is_there_again_makes_a_stored_failure_invalid() {
+async fn a_head_of_a_resource_that_is_back_invalidates_a_stored_failure() {
     let inner = Inner::with(|n, request| {
         Ok(match (request.method(), n) {
             (&Method::HEAD, _) => respond(200, &[("cache-control", "max-age=3600")], Boxed::default()),
@@ -86,7 +86,7 @@ async fn a_head_of_what_is_there_again_makes_a_stored_failure_invalid() {
     assert_eq!((seen.status, seen.text()), (200, "3"));
 }
 
-/// It says how long the whole is, which says nothing about a part of it.
+/// The HEAD gives the length of the whole, which says nothing about a part.
 #[tokio::test(start_paused = true)]
 async fn a_head_leaves_a_stored_part_alone() {
     let inner = Inner::with(|_, request| {
@@ -104,7 +104,7 @@ async fn a_head_leaves_a_stored_part_alone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_head_of_another_representation_makes_what_is_stored_invalid() {
+async fn a_head_of_another_representation_invalidates_the_stored_response() {
     for other in
         [&[("etag", "\"b\"")][..], &[("content-length", "5")], &[("etag", TAG), ("content-length", "2")]]
     {
@@ -134,16 +134,16 @@ async fn a_head_that_fails_or_is_private_changes_nothing() {
     }
 }
 
-/// What the origin has for one user is merged into nobody else's, and says nothing about what everyone else has.
+/// A user's headers are not merged into the response for others, and say nothing about it.
 #[tokio::test(start_paused = true)]
-async fn a_head_with_credentials_changes_nothing_unless_its_answer_is_for_everyone() {
+async fn a_head_with_credentials_changes_nothing_unless_its_answer_is_for_all() {
     let opened = || HttpPolicy::default().share_authorized(true).share_cookies(true);
     let cases: [(&'static [(&str, &str)], &str); 3] = [
         (&[("etag", TAG), ("cache-control", "max-age=30"), ("x-a", "alice")], "1"),
         (&[("etag", "\"of alice\""), ("cache-control", "max-age=30"), ("x-a", "alice")], "1"),
         (&[("etag", TAG), ("cache-control", "public, max-age=30"), ("x-a", "all")], "all"),
     ];
-    // By the letter a cookie is no credential.
+    // Strictly, a cookie is no credential.
     let policies =
         [(HttpPolicy::strict(), "authorization"), (opened(), "authorization"), (opened(), "cookie")];
     for (http, credentials) in policies {
@@ -160,9 +160,9 @@ async fn a_head_with_credentials_changes_nothing_unless_its_answer_is_for_everyo
     }
 }
 
-/// Who asks with HEAD, slowly or only to go away again, must not be what others wait for.
+/// A HEAD, slow or given up, must not be what other requests wait for.
 #[tokio::test(start_paused = true)]
-async fn a_head_on_its_way_or_given_up_holds_up_no_get() {
+async fn a_head_in_progress_or_given_up_delays_no_get() {
     for given_up in [false, true] {
         let inner = origin(200, &[("etag", TAG), ("cache-control", "max-age=30")]);
         let shops = stale(&inner).await;
@@ -183,7 +183,7 @@ async fn a_head_on_its_way_or_given_up_holds_up_no_get() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_head_that_an_invalidation_overtakes_brings_nothing_back() {
+async fn a_head_overtaken_by_an_invalidation_restores_nothing() {
     let inner = origin(200, &[("etag", TAG), ("cache-control", "max-age=30")]);
     let shops = stale(&inner).await;
     inner.gate.close();

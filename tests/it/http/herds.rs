@@ -1,4 +1,4 @@
-//! What once sent every waiting request to the handler at once.
+//! Regression tests: situations that sent every waiting request to the handler at once.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -15,7 +15,7 @@ const fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// 400 handlers ran for 400 requests: in two processes, with a storm that comes faster than the handler answers.
+/// 400 handlers ran for 400 requests, in two processes, when a tag was invalidated faster than the handler answered.
 #[tokio::test(start_paused = true)]
 async fn a_tag_that_changes_faster_than_the_handler_answers_is_no_herd() {
     let (store, calls) = (MemoryStore::new(), Counter::default());
@@ -53,7 +53,7 @@ async fn a_tag_that_changes_faster_than_the_handler_answers_is_no_herd() {
 
 /// The deadline of a shutdown sent all requests that waited for another process's load to the handler: 400 of 400.
 #[tokio::test(start_paused = true)]
-async fn requests_that_wait_in_a_process_that_ends_share_one_call() {
+async fn requests_waiting_at_a_shutdown_share_one_call() {
     let (store, there, here) =
         (MemoryStore::new(), Inner::numbered(|_| ()).held(), Inner::numbered(|_| ()).held());
     let [loading, ending] = [(); 2].map(|()| StampedeGuard::new(store.clone()));

@@ -1,4 +1,4 @@
-//! The promises over HTTP/2: many requests on one connection, which names its host in the URI.
+//! The promises over HTTP/2: many requests on one connection, with the host in the URI.
 
 use axum::Router;
 use axum::extract::Request;
@@ -22,7 +22,7 @@ fn client() -> Client<HttpConnector, Full<Bytes>> {
     Client::builder(TokioExecutor::new()).http2_only(true).build_http()
 }
 
-/// Answers at the gate with the language that was asked for.
+/// Answers behind the gate, in the request's language.
 fn app(gate: &Gate, loads: &Counter, guard: &StampedeGuard) -> Router {
     let (gate, loads) = (gate.clone(), loads.clone());
     let handler = move |request: Request| async move {
@@ -59,7 +59,7 @@ async fn fifty_streams_of_one_connection_are_one_load_for_each_variant() {
         assert_eq!((version, text), (Version::HTTP_2, Bytes::from(language)));
     }
     assert_eq!(loads.started(), 2);
-    // HTTP/1.1 has its host in a header, and finds the same.
+    // An HTTP/1.1 request has its host in a header, and finds the same response.
     let request = http::Request::get(format!("http://{addr}/")).header("accept-language", "de");
     let hit = super::sockets::client().request(request.body(Full::default()).unwrap()).await.unwrap();
     assert!(hit.headers()["cache-status"].to_str().unwrap().contains("; hit; ttl="), "{:?}", hit.headers());
@@ -67,7 +67,7 @@ async fn fifty_streams_of_one_connection_are_one_load_for_each_variant() {
 }
 
 #[tokio::test]
-async fn a_stream_that_is_reset_stops_no_load_and_no_other_stream() {
+async fn a_reset_stream_stops_no_load_and_no_other_stream() {
     let (gate, loads, guard) = (Gate::closed(), Counter::default(), guard());
     let addr = serve(app(&gate, &loads, &guard)).await;
     let client = client();

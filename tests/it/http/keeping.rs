@@ -1,4 +1,4 @@
-//! What is stored and of use is not lost to an answer that is not stored.
+//! A useful stored response is not lost to an answer that is not stored.
 
 use stampede_guard::http::HttpPolicy;
 
@@ -12,9 +12,10 @@ fn reload(headers: &[(&str, &str)]) -> Req {
     request("GET", "/", &all)
 }
 
-/// One client's reload, while the origin is ill or at odds with that client, is nothing to the others.
+/// One client's reload during a failure of the origin, or with an answer for that client only, does not affect the
+/// others.
 #[tokio::test(start_paused = true)]
-async fn a_fresh_response_outlives_what_somebody_elses_reload_came_to() {
+async fn a_fresh_response_outlives_an_unshareable_answer_to_a_reload() {
     for (status, header) in [
         (503, ("cache-control", "no-store")),
         (406, ("content-type", "text/plain")),
@@ -39,9 +40,10 @@ async fn a_fresh_response_outlives_what_somebody_elses_reload_came_to() {
     }
 }
 
-/// A refresh that brings nothing for the others leaves them what they have, and the origin in peace for a while.
+/// A refresh with an answer that can not be shared keeps the stored response, and the origin is asked again only after
+/// the back-off.
 #[tokio::test(start_paused = true)]
-async fn a_stale_response_outlives_a_refresh_that_brings_nothing_to_share() {
+async fn a_stale_response_outlives_a_refresh_with_an_unshareable_answer() {
     let inner = Inner::with(|n, _| {
         let stored = ("cache-control", "max-age=10, stale-while-revalidate=60");
         Ok(match n {
@@ -62,9 +64,9 @@ async fn a_stale_response_outlives_a_refresh_that_brings_nothing_to_share() {
     }
 }
 
-/// Where the others are found by what is stored for one of them, an error for that one may not replace it.
+/// All variants are found through the entry of one of them, so an error for that variant may not replace the entry.
 #[tokio::test(start_paused = true)]
-async fn the_other_variants_outlive_an_error_of_the_one_that_is_stored_at_the_resource() {
+async fn the_other_variants_outlive_an_error_of_the_variant_stored_at_the_resource() {
     for status in [404, 500] {
         let inner = Inner::with(move |n, request| {
             let language = sent(request, "accept-language").to_owned();
@@ -86,9 +88,9 @@ async fn the_other_variants_outlive_an_error_of_the_one_that_is_stored_at_the_re
     }
 }
 
-/// Who wants a part, and wants it from the origin, takes the whole from nobody.
+/// A reload of a part does not remove the whole for other clients.
 #[tokio::test(start_paused = true)]
-async fn a_stored_whole_outlives_a_part_that_is_loaded_past_it() {
+async fn a_stored_whole_outlives_a_reload_of_a_part() {
     let inner = Inner::with(|_, request| {
         let common = [("cache-control", "max-age=60"), ("etag", "\"1\"")];
         if sent(request, "range").is_empty() {
@@ -106,16 +108,17 @@ async fn a_stored_whole_outlives_a_part_that_is_loaded_past_it() {
             assert_eq!(ask(shop, get("/")).await.text(), "0123456789");
         }
         assert_eq!(inner.calls(), before + 2);
-        // Stale, it is still worth a validation.
+        // When it is stale, it is still validated.
         tokio::time::sleep(secs(61)).await;
         ask(&shops[1], request("GET", "/", &[("range", "bytes=0-0")])).await;
         ask(&shops[0], get("/")).await;
     }
 }
 
-/// Stale, it would stand in for a failure, or be asked about: one byte of it, that anyone may ask for, does neither.
+/// A stale whole can stand in for a failure or be validated. A single byte of it, which any client may request, can do
+/// neither.
 #[tokio::test(start_paused = true)]
-async fn a_stale_whole_outlives_a_part_that_it_can_not_be_joined_with() {
+async fn a_stale_whole_outlives_a_part_that_can_not_be_joined_to_it() {
     let part = || request("GET", "/", &[("range", "bytes=0-0")]);
     for (control, tag) in [
         ("max-age=10, stale-if-error=3600", "W/\"1\""),
@@ -146,9 +149,9 @@ async fn a_stale_whole_outlives_a_part_that_it_can_not_be_joined_with() {
     }
 }
 
-/// A part of something else says that the whole is no more: the parts of that are stored in its place.
+/// A part of another representation shows that the whole is outdated: its parts are stored instead.
 #[tokio::test(start_paused = true)]
-async fn a_stale_whole_keeps_no_parts_of_its_successor_away() {
+async fn a_stale_whole_does_not_prevent_storing_parts_of_its_successor() {
     let inner = Inner::with(|n, _| {
         let tag = ["\"a\"", "\"b\""][usize::from(n > 1)];
         let common = [("cache-control", "max-age=10"), ("etag", tag), ("content-range", "bytes 0-4/10")];
@@ -160,7 +163,7 @@ async fn a_stale_whole_keeps_no_parts_of_its_successor_away() {
     });
     let shops = replicas(2, &inner);
     ask(&shops[0], get("/")).await;
-    // Beyond what it may stand in for.
+    // Beyond the time in which it may stand in.
     tokio::time::sleep(secs(80)).await;
     for shop in &shops {
         for _ in 0..2 {

@@ -49,14 +49,14 @@ type Answers = dyn Fn(usize, &Req) -> Result<Response<Boxed>, Down> + Send + Syn
 pub(super) struct Inner {
     pub(super) loads: Counter,
     pub(super) gate: Gate,
-    /// Where the first call waits instead, if it is apart.
+    /// Where the first call waits instead, if it has its own gate.
     pub(super) first: Option<Gate>,
     number: Arc<AtomicUsize>,
     answers: Arc<Answers>,
 }
 
 impl Inner {
-    /// Answers the `n`th call, from 1, with what `answer` makes of it. The gate is open.
+    /// Answers the `n`th call, from 1, with the result of `answer`. The gate is open.
     pub(super) fn with(
         answer: impl Fn(usize, &Req) -> Result<Response<Boxed>, Down> + Send + Sync + 'static,
     ) -> Self {
@@ -71,7 +71,7 @@ impl Inner {
         }
     }
 
-    /// Answers the `n`th call with `n` as the text, after `head` has had its way with the response.
+    /// Answers the `n`th call with `n` as the text; `head` may change the response.
     pub(super) fn numbered(head: impl Fn(&mut Response<Boxed>) + Send + Sync + 'static) -> Self {
         Self::with(move |n, _| {
             let mut response = Response::new(whole(n.to_string()));
@@ -101,7 +101,7 @@ impl Inner {
         self
     }
 
-    /// Closes the gate, and one of its own for the first call.
+    /// Closes the gate, and a separate gate for the first call.
     pub(super) fn held_apart(self) -> Self {
         Self { first: Some(Gate::closed()), ..self.held() }
     }
@@ -153,7 +153,7 @@ pub(super) fn guard() -> StampedeGuard {
     StampedeGuard::in_memory().with_policy(policy().build().unwrap())
 }
 
-/// The inner service behind a guard of its own.
+/// The inner service behind a new guard.
 pub(super) fn shop(inner: &Inner) -> Shop {
     tower::Layer::layer(&guard(), inner.clone())
 }
@@ -208,7 +208,7 @@ fn add(response: &mut Response<Boxed>, headers: &[(&str, &str)]) {
     }
 }
 
-/// A body that comes as the test says; dropped, it ends.
+/// A body that yields what the test sends. Dropping the feed ends the body.
 pub(super) struct Feed(mpsc::UnboundedSender<Result<Frame<Bytes>, Down>>);
 
 impl Feed {
@@ -256,7 +256,7 @@ impl Seen {
         self.headers.get(name).map(|value| value.to_str().unwrap())
     }
 
-    /// The guard's remarks, without its name; of several joined by `|`.
+    /// The guard's `Cache-Status` parameters, without its name; several are joined by `|`.
     pub(super) fn remark(&self) -> String {
         let lines = self.headers.get_all("cache-status").iter();
         let lines = lines.map(|line| line.to_str().unwrap());
@@ -291,7 +291,7 @@ where
     read(service.clone().oneshot(request).await.expect("a response")).await
 }
 
-/// Sends `n` equal requests, each from a task of its own.
+/// Sends `n` equal requests, each from a new task.
 pub(super) fn crowd<S, B>(service: &S, n: usize, uri: &str) -> Vec<JoinHandle<Seen>>
 where
     S: Service<Req, Response = Response<B>, Future: Send> + Clone + Send + Sync + 'static,
@@ -302,7 +302,7 @@ where
     (0..n).map(|_| send(service, get(uri))).collect()
 }
 
-/// Sends a request from a task of its own.
+/// Sends a request from a new task.
 pub(super) fn send<S, B>(service: &S, request: Req) -> JoinHandle<Seen>
 where
     S: Service<Req, Response = Response<B>, Future: Send> + Clone + Send + Sync + 'static,
@@ -322,7 +322,7 @@ pub(super) async fn all(crowd: Vec<JoinHandle<Seen>>) -> Vec<Seen> {
     seen
 }
 
-/// Waits until nothing can happen any more but by a timer. Under a paused clock only: it moves on when every
+/// Waits until nothing can happen any more except by a timer. Under a paused clock only: the clock moves when every
 /// task is idle.
 pub(super) async fn settle() {
     tokio::time::sleep(Duration::from_millis(1)).await;

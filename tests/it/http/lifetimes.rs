@@ -1,4 +1,4 @@
-//! How long each kind of response is served, and what it says about its age.
+//! How long each kind of response is served, and the age that it reports.
 
 use std::time::{Duration, SystemTime};
 
@@ -7,7 +7,7 @@ use super::kit::{
 };
 use crate::support::warnings::Warnings;
 
-/// Asks for a resource with these headers now and at `seconds - 1` and `seconds` later: hits until then.
+/// Asks for a resource with these headers now, at `seconds - 1` and at `seconds`: hits until then.
 async fn lasts(status: u16, headers: Vec<(&'static str, String)>, seconds: u64) {
     let case = format!("{status} {headers:?}");
     let body = move |n: usize| if status == 204 { Boxed::default() } else { whole(n.to_string()) };
@@ -126,12 +126,12 @@ async fn shared_with_the_wave_and_says(
         assert_eq!(remarks[..19], vec!["fwd=miss; collapsed"; 19], "{case}");
         assert_eq!(remarks[19], format!("fwd=uri-miss; detail={detail}"), "{case}");
     }
-    assert_eq!(ask(&shops[1], get("/")).await.text(), "3", "{case}: nobody later");
+    assert_eq!(ask(&shops[1], get("/")).await.text(), "3", "{case}: not stored");
 }
 
-/// What is left for other processes is bounded; of a failure the status says enough.
+/// The result left for other processes has a size limit; of a failure the status is enough.
 #[tokio::test(start_paused = true)]
-async fn a_long_failure_reaches_waiters_of_other_processes_as_its_status() {
+async fn waiters_of_other_processes_get_a_long_failure_as_its_status() {
     let inner = Inner::with(|_, _| Ok(respond(500, &[], whole("x".repeat(100_000))))).held();
     let shops = replicas(2, &inner);
     let here = crowd(&shops[0], 10, "/");
@@ -153,8 +153,8 @@ async fn failures_of_the_server_are_shared_with_the_wave_only() {
     }
 }
 
-/// To a request that came with no body it is a time-out of the server's own: tower-http's `TimeoutLayer` answers so by default.
-/// It was taken for the client's fault, and each who had waited for a slow handler called it at once.
+/// For a request without a body, a 408 is a timeout of the server: tower-http's `TimeoutLayer` sends one by default.
+/// Regression: it was taken for the client's fault, and each waiter for a slow handler called it at once.
 #[tokio::test(start_paused = true)]
 async fn a_408_is_shared_with_the_wave_as_a_504_is() {
     shared_with_the_wave_only("408", 408, Vec::new()).await;
@@ -173,9 +173,9 @@ async fn a_lifetime_of_zero_or_in_the_past_is_shared_with_the_wave_only() {
     shared_with_the_wave_and_says("as old as it may be", 200, aged, "too-old").await;
 }
 
-/// RFC 9111, 4.2.3: who waited is told the age that the leader was, and the time that the answer took.
+/// RFC 9111, 4.2.3: a waiter is given the age that the leader was given, plus the time that the answer took.
 #[tokio::test(start_paused = true)]
-async fn what_is_only_shared_is_as_old_as_it_came() {
+async fn a_shared_response_keeps_its_age() {
     let headers = [("age", "10"), ("cache-control", "max-age=10"), ("content-length", "1")];
     let inner = Inner::with_headers(&headers).held();
     let shops = replicas(2, &inner);
@@ -191,10 +191,10 @@ async fn what_is_only_shared_is_as_old_as_it_came() {
     assert_eq!(inner.calls(), 1);
 }
 
-/// The same where nothing is stored because there is no store.
+/// The same when nothing is stored because the store is down.
 #[cfg(feature = "testing")]
 #[tokio::test(start_paused = true)]
-async fn what_is_shared_without_a_store_is_as_old_as_it_came() {
+async fn a_response_shared_without_a_store_keeps_its_age() {
     let inner = Inner::with_headers(&[("age", "3600"), ("cache-control", "max-age=7200")]).held();
     let replica = stampede_guard::testing::ChaosStore::new(1).replica();
     let guard = stampede_guard::StampedeGuard::new(replica.clone()).with_policy(policy().build().unwrap());
@@ -211,10 +211,10 @@ async fn what_is_shared_without_a_store_is_as_old_as_it_came() {
     assert!(ages[1..].iter().all(|age| (3602..=3605).contains(age)), "{ages:?}");
 }
 
-/// A response with neither `Date` nor `Age` was made in this process: the time that its handler took is no age of it. The
-/// handler's 2.2 s counted against `max-age=2`, and each wave loaded anew.
+/// A response with neither `Date` nor `Age` was made in this process: the time of its handler is no age. Regression: a
+/// handler's 2.2 s counted against `max-age=2`, and each wave loaded again.
 #[tokio::test(start_paused = true)]
-async fn the_time_of_a_handler_is_no_age_of_its_response() {
+async fn a_handlers_time_does_not_age_its_response() {
     let inner = Inner::with_headers(&[("cache-control", "max-age=2")]).held();
     let shop = shop(&inner);
     let waiting = crowd(&shop, 5, "/");
@@ -233,9 +233,9 @@ async fn the_time_of_a_handler_is_no_age_of_its_response() {
     assert_eq!(ask(&shop, get("/")).await.text(), "2", "its lifetime is over");
 }
 
-/// RFC 9111, 4.2.3: of a response that says when it was made, or how old it is, the way counts.
+/// RFC 9111, 4.2.3: for a response with a `Date` or an `Age`, the response delay counts.
 #[tokio::test(start_paused = true)]
-async fn the_way_of_a_response_with_a_date_or_an_age_is_its_age() {
+async fn the_response_delay_ages_a_response_with_a_date_or_an_age() {
     for (name, value) in [("date", date(3600)), ("age", "0".to_owned()), ("age", "soon".to_owned())] {
         let (header, case) = ([("cache-control", "max-age=5".to_owned()), (name, value)], name);
         let inner = Inner::with(move |n, _| {
@@ -252,9 +252,9 @@ async fn the_way_of_a_response_with_a_date_or_an_age_is_its_age() {
     }
 }
 
-/// The operator saw `detail=not-stored`, as of `max-age=0`.
+/// Regression: the operator saw only `detail=not-stored`, as for `max-age=0`.
 #[tokio::test(start_paused = true)]
-async fn a_response_that_comes_older_than_its_lifetime_says_so_and_is_warned_of_once() {
+async fn a_response_older_than_its_lifetime_is_marked_and_warned_of_once() {
     let warnings = Warnings::default();
     let _listening = warnings.listen();
     let tagged = |age: &'static str| [("etag", "\"a\""), ("cache-control", "max-age=10"), ("age", age)];
@@ -284,7 +284,7 @@ async fn a_response_that_comes_older_than_its_lifetime_says_so_and_is_warned_of_
 }
 
 #[tokio::test(start_paused = true)]
-async fn age_grows_from_what_the_response_came_with() {
+async fn age_grows_from_the_age_of_the_response() {
     let inner = Inner::with_headers(&[("age", "5"), ("cache-control", "max-age=60")]);
     let shop = shop(&inner);
     assert_eq!(ask(&shop, get("/")).await.header("age"), Some("5"));

@@ -1,4 +1,5 @@
-//! What a head costs grows with its length, and no faster: one client must not stop a server by a single header (C15).
+//! The cost of a head grows with its length and no faster, so that one client can not stop a server with a single
+//! header (C15).
 
 use std::time::{Duration, Instant};
 
@@ -9,19 +10,19 @@ use tower::ServiceExt as _;
 
 use super::kit::{Inner, Shop, ask, get, policy, request, respond, shop_with, whole};
 
-/// A server takes some hundred thousand bytes; at this length what grows with the square takes ten seconds here, and what
-/// grows with the length some milliseconds.
+/// A server accepts some hundred thousand bytes. At this length a quadratic parser takes ten seconds here, and a
+/// linear one some milliseconds.
 const LENGTH: usize = 64 * 1024;
 const LONG: Duration = Duration::from_secs(4);
 
-/// What lists, strings and their escapes are made of.
+/// The pieces of lists, strings and their escapes.
 const PATTERNS: [&str; 22] = [
     "a", " ", ",", "a,", ", a", "\"", "\"a\",", "\\", "\\\"", "\"\\\"", "\\\\\"", ";", "a;", "=", "a=",
     "a=\"", "a;q=0.5,", "W/", "W/\"", "0-0,", ":", "/.",
 ];
-/// What stands around the number of a member in lists whose members all differ.
+/// The text around the number of each member, for lists with only different members.
 const NUMBERED: [(&str, &str); 5] = [("a", ""), ("a", "=1"), ("\"a", "\""), ("W/\"", "\""), ("a", ";q=0.5")];
-/// What it may begin with, so that a reader gets to it.
+/// Beginnings of the value, so that a parser gets past its first check.
 fn beginnings(name: &str) -> &'static [&'static str] {
     match name {
         "cache-control" => &["", "\"", "max-age=\""],
@@ -69,7 +70,7 @@ const OF_RESPONSES: [&str; 17] = [
     "vary",
 ];
 
-/// Fields of these names, each with a long value, and what that is.
+/// Fields of these names, each with a long value and a description of it.
 fn fields(names: &[&'static str]) -> impl Iterator<Item = (HeaderName, HeaderValue, String)> {
     names.iter().flat_map(|&name| {
         let repeated = PATTERNS.into_iter().flat_map(move |pattern| {
@@ -94,9 +95,9 @@ fn shops(inner: &Inner) -> [Shop; 3] {
 
 /// C15
 #[tokio::test]
-async fn no_request_takes_longer_than_its_head_is_long() {
+async fn the_cost_of_a_request_is_linear_in_its_head() {
     for (name, value, what) in fields(&OF_REQUESTS) {
-        // It is stored, is compared with the next, has validators, and is about just this field.
+        // The response is stored, compared with the next request, has validators, and varies on just this field.
         let vary = name.to_string();
         let inner = Inner::with(move |_, _| {
             let head = [
@@ -120,7 +121,7 @@ async fn no_request_takes_longer_than_its_head_is_long() {
 
 /// C15
 #[tokio::test]
-async fn no_response_takes_longer_than_its_head_is_long() {
+async fn the_cost_of_a_response_is_linear_in_its_head() {
     for (name, value, what) in fields(&OF_RESPONSES) {
         let inner = Inner::with({
             let name = name.clone();
@@ -133,7 +134,7 @@ async fn no_response_takes_longer_than_its_head_is_long() {
         for shop in shops(&inner) {
             for method in ["GET", "HEAD", "PUT"] {
                 let since = Instant::now();
-                // The head is enough: with a length that lies there is no whole body.
+                // The head is enough: with a wrong length there is no whole body.
                 shop.clone().oneshot(request(method, "/", &[])).await.unwrap();
                 assert!(since.elapsed() < LONG, "{method}, {name}: {what}: {:?}", since.elapsed());
             }
@@ -143,7 +144,7 @@ async fn no_response_takes_longer_than_its_head_is_long() {
 
 /// C15
 #[tokio::test]
-async fn no_target_takes_longer_than_it_is_long() {
+async fn the_cost_of_a_target_is_linear_in_its_length() {
     let inner = Inner::with_headers(&[("cache-control", "max-age=60")]);
     let shops = shops(&inner);
     for pattern in ["/", "/.", "/..", "/a/..", "%41", "%", ":", "a", "?", "&a=", ";", "//"] {

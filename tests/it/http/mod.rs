@@ -1,4 +1,4 @@
-//! The HTTP layer: what is shared, with whom, when, and what a client sees of it.
+//! The HTTP layer: which responses are shared, with which clients and when, and what a client sees of it.
 //!
 //! Tests of the service alone run on the memory store under a paused clock, where [`kit::settle`] waits until
 //! everything that can happen has happened. Tests with sockets, Redis or processes run in real time.

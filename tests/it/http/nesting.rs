@@ -1,4 +1,4 @@
-//! Nested axum routers take their prefix off the path: what is then the key?
+//! The key of a request inside nested axum routers, which strip their prefix from the path.
 
 use axum::Router;
 use axum::body::Body;
@@ -17,7 +17,7 @@ async fn text(app: &Router, uri: &str, header: Option<&'static str>) -> String {
     String::from_utf8(response.into_body().collect().await.unwrap().to_bytes().into()).unwrap()
 }
 
-/// Two routers that are alike inside, at two places.
+/// Two equal routers, nested at two places.
 fn twins() -> [Router; 2] {
     ["users", "orders"].map(|name| Router::new().route("/list", get(move || async move { name })))
 }
@@ -44,7 +44,7 @@ async fn inside_nested_routers_the_key_is_the_original_uri_with_the_feature_axum
         assert_eq!(text(&app, "/api/v1/orders/list", None).await, "orders");
     }
     assert_eq!((guard.stats().loads, guard.stats().hits), (2, 2));
-    // So the key is the one that a client of the service would name.
+    // The key is the one that a client of the service would name.
     let uri = "http://shop.example/api/v1/orders/list".parse().unwrap();
     guard.invalidate(stampede_guard::http::cache_key(&uri).unwrap()).await.unwrap();
     text(&app, "/users/list", None).await;
@@ -54,7 +54,7 @@ async fn inside_nested_routers_the_key_is_the_original_uri_with_the_feature_axum
 
 #[cfg(feature = "axum")]
 #[tokio::test]
-async fn a_path_that_was_rewritten_on_the_way_is_part_of_the_key_with_the_feature_axum() {
+async fn a_rewritten_path_is_part_of_the_key_with_the_feature_axum() {
     let guard = StampedeGuard::in_memory();
     let inner = Router::new()
         .route(
@@ -62,7 +62,7 @@ async fn a_path_that_was_rewritten_on_the_way_is_part_of_the_key_with_the_featur
             get(|axum::extract::Path(tenant): axum::extract::Path<String>| async { tenant }),
         )
         .layer(guard.clone());
-    // Which tenant's list it is says a header, by way of the path.
+    // A header names the tenant, and a layer writes it into the path.
     let rewrite = tower::util::MapRequestLayer::new(|mut request: Request<Body>| {
         let tenant = request.headers()["x-tenant"].to_str().unwrap();
         *request.uri_mut() = format!("/{tenant}/list").parse().unwrap();
@@ -76,10 +76,10 @@ async fn a_path_that_was_rewritten_on_the_way_is_part_of_the_key_with_the_featur
     assert_eq!((guard.stats().loads, guard.stats().hits), (2, 2));
 }
 
-/// A header's choice is not in the target; what it makes of the path is the inner service's question.
+/// The header's path is not in the target, so the guard must not take the difference for a stripped prefix.
 #[cfg(feature = "axum")]
 #[tokio::test]
-async fn a_path_that_was_cut_by_a_header_is_not_taken_for_nesting_with_the_feature_axum() {
+async fn a_path_shortened_by_a_header_is_not_taken_for_nesting_with_the_feature_axum() {
     let rewrite = tower::util::MapRequestLayer::new(|mut request: Request<Body>| {
         if let Some(path) = request.headers().get("x-tenant") {
             *request.uri_mut() = path.to_str().unwrap().parse().unwrap();
@@ -106,7 +106,7 @@ async fn a_path_that_was_cut_by_a_header_is_not_taken_for_nesting_with_the_featu
 
 #[cfg(feature = "axum")]
 #[tokio::test]
-async fn what_nesting_strips_is_in_the_key_and_nothing_else_with_the_feature_axum() {
+async fn exactly_the_stripped_prefix_is_added_to_the_key_with_the_feature_axum() {
     fn leaf() -> Router {
         Router::new().route("/list", get(|| async { "list" }))
     }
@@ -126,7 +126,7 @@ async fn what_nesting_strips_is_in_the_key_and_nothing_else_with_the_feature_axu
         ("/api/nothing/here", |guard| {
             Router::new().nest("/api", leaf().fallback(|| async { "else" }).layer(guard))
         }),
-        // Outside of what nests, and between two that do.
+        // Outside the nested routers, and between two of them.
         ("/api/list", |guard| Router::new().nest("/api", leaf()).layer(guard)),
         ("/out/api/list", |guard| {
             Router::new().nest("/{out}", Router::new().nest("/api", leaf()).layer(guard))
@@ -145,7 +145,7 @@ async fn what_nesting_strips_is_in_the_key_and_nothing_else_with_the_feature_axu
     }
 }
 
-/// As the documentation says: without the feature, the guard belongs around the outermost router.
+/// As documented: without the feature, the guard belongs around the outermost router.
 #[cfg(not(feature = "axum"))]
 #[tokio::test]
 async fn inside_nested_routers_the_key_is_the_stripped_path_without_the_feature_axum() {
@@ -154,7 +154,7 @@ async fn inside_nested_routers_the_key_is_the_stripped_path_without_the_feature_
     let app = Router::new().nest("/users", users).nest("/orders", orders);
     assert_eq!(text(&app, "/users/list", None).await, "users");
     assert_eq!(text(&app, "/orders/list", None).await, "users");
-    // With a namespace each they are apart.
+    // With a namespace each, they are separate.
     let [users, orders] = twins();
     let named =
         |name: &str| StampedeGuard::builder(stampede_guard::MemoryStore::new()).namespace(name).build();

@@ -1,4 +1,4 @@
-//! A handler that panics costs its own client the answer, and nobody else.
+//! A handler that panics costs its own client the answer, and no other client anything.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -13,7 +13,7 @@ use super::kit::{
 };
 
 #[tokio::test(start_paused = true)]
-async fn a_panicking_handler_is_502_for_its_client_and_one_follower_takes_over() {
+async fn a_panicking_handler_is_502_for_its_client_and_one_waiter_takes_over() {
     let inner = Inner::with(|n, _| {
         assert!(n > 1, "scripted panic");
         Ok(respond(200, &[], whole(n.to_string())))
@@ -36,7 +36,7 @@ async fn a_panicking_handler_is_502_for_its_client_and_one_follower_takes_over()
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_panic_without_local_followers_hands_over_to_another_process() {
+async fn a_panic_without_local_waiters_hands_over_to_another_process() {
     let inner = Inner::with(|n, _| {
         assert!(n > 1, "scripted panic");
         Ok(respond(200, &[], whole(n.to_string())))
@@ -51,12 +51,12 @@ async fn a_panic_without_local_followers_hands_over_to_another_process() {
     inner.gate.open();
     assert_eq!(all(leader).await[0].status, 502);
     assert!(all(others).await.iter().all(|seen| seen.text() == "2"));
-    assert!(started.elapsed().as_millis() < 500, "nobody waited for the lease: {:?}", started.elapsed());
+    assert!(started.elapsed().as_millis() < 500, "no lease was waited for: {:?}", started.elapsed());
     assert_eq!(inner.calls(), 2);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_handler_that_always_panics_is_bounded_and_the_wave_is_told() {
+async fn a_handler_that_always_panics_fails_the_wave_after_bounded_takeovers() {
     let inner = Inner::with(|_, _| panic!("scripted panic")).held();
     let shop = shop(&inner);
     let crowd = crowd(&shop, 50, "/");
@@ -66,7 +66,7 @@ async fn a_handler_that_always_panics_is_bounded_and_the_wave_is_told() {
     assert_eq!(inner.calls(), 4, "the first and three takeovers");
 }
 
-/// A body that panics after its first bytes; in between it may have to be waited for.
+/// A body that panics after its first bytes, with or without a pause in between.
 struct Mine {
     waits: bool,
     polled: usize,
@@ -93,7 +93,7 @@ impl Body for Mine {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_body_that_panics_is_an_error_for_its_client_and_a_follower_loads_anew() {
+async fn a_body_that_panics_is_an_error_for_its_client_and_a_waiter_loads_again() {
     for waits in [false, true] {
         let inner = Inner::with(move |n, _| {
             Ok(match n {
@@ -121,9 +121,9 @@ async fn a_body_that_panics_is_an_error_for_its_client_and_a_follower_loads_anew
     }
 }
 
-/// A7: a service may panic as soon as it is called, before there is anything to wait for.
+/// A7: a service may panic in `call`, before there is a future to wait for.
 #[tokio::test(start_paused = true)]
-async fn an_unsafe_request_that_panics_when_it_is_called_makes_its_target_invalid() {
+async fn an_unsafe_request_that_panics_in_its_call_invalidates_its_target() {
     let service = tower::service_fn(|request: Req| {
         assert!(request.method() == "GET", "scripted panic");
         std::future::ready(Ok::<_, Down>(respond(200, &[("cache-control", "max-age=60")], whole("text"))))

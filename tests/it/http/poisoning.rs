@@ -1,5 +1,5 @@
-//! Requests made to confuse: what one of them brings home is not there for the next one (cache poisoning), and what
-//! is one user's is not stored because its URI looks public (cache deception).
+//! Malicious requests: the response to one of them is not served to the next request (cache poisoning), and one user's
+//! response is not stored because its URI looks public (cache deception).
 
 use axum::Router;
 use bytes::Bytes;
@@ -9,7 +9,7 @@ use stampede_guard::http::HttpPolicy;
 use super::kit::{Inner, Req, ask, get, guard, policy, request, respond, sent, shop, shop_with, whole};
 use super::sockets::{raw, serve};
 
-/// A handler that reflects what it is sent: in its text the marker that a request planted, wherever it was.
+/// A handler that reflects its input: its text contains the marker that a request planted anywhere.
 fn reflecting(vary: Option<&'static str>) -> Inner {
     Inner::with(move |_, request| {
         let planted =
@@ -20,9 +20,9 @@ fn reflecting(vary: Option<&'static str>) -> Inner {
     })
 }
 
-/// B4, B6: headers that are not in the key and change the answer in many frameworks.
+/// B4, B6: headers that are not in the key, and that change the answer of many frameworks.
 #[tokio::test(start_paused = true)]
-async fn what_an_unkeyed_header_brings_home_is_nobody_elses() {
+async fn the_response_to_an_unkeyed_header_is_given_to_no_other_request() {
     let headers = [
         "x-http-method-override",
         "x-http-method",
@@ -44,7 +44,7 @@ async fn what_an_unkeyed_header_brings_home_is_nobody_elses() {
     }
 }
 
-/// B4: the headers by which proxies report a host, port, scheme or prefix select variants by themselves.
+/// B4: the headers with which proxies report a host, port, scheme or prefix select variants by themselves.
 #[tokio::test(start_paused = true)]
 async fn an_invented_report_of_a_proxy_poisons_no_other_request() {
     let names =
@@ -61,9 +61,9 @@ async fn an_invented_report_of_a_proxy_poisons_no_other_request() {
     }
 }
 
-/// B4: others that proxies write are the handler's to name, or the policy's.
+/// B4: other forwarding headers have to be named by the handler's `Vary`, or by the policy.
 #[tokio::test(start_paused = true)]
-async fn what_a_forwarding_header_brings_home_is_for_its_like_only() {
+async fn the_response_to_a_forwarding_header_is_for_equal_requests_only() {
     let headers = [
         "x-forwarded-host",
         "x-forwarded-proto",
@@ -90,9 +90,9 @@ async fn what_a_forwarding_header_brings_home_is_for_its_like_only() {
     }
 }
 
-/// B5, B14: bodies, and two ways at once to say how long they are, which is how requests are smuggled.
+/// B5, B14: bodies, and two contradicting lengths, as in request smuggling.
 #[tokio::test(start_paused = true)]
-async fn what_a_fat_or_smuggling_get_brings_home_is_nobody_elses() {
+async fn the_response_to_a_fat_or_smuggling_get_is_given_to_no_other_request() {
     let fat = |headers: &[(&str, &str)]| {
         request("GET", "/", headers).map(|_| Full::new(Bytes::from_static(b"evil")))
     };
@@ -112,10 +112,10 @@ async fn what_a_fat_or_smuggling_get_brings_home_is_nobody_elses() {
     }
 }
 
-/// A request line may name an authority only, and servers do not mind the method (RFC 9112, 3.2.3). A router finds no
-/// route for it, and that 404 was once stored as what `/` is.
+/// A request line may name an authority only, and servers accept it with any method (RFC 9112, 3.2.3). A router finds
+/// no route for it. Regression: that 404 was stored as the response of `/`.
 #[tokio::test]
-async fn a_target_without_a_path_is_nobody_elses() {
+async fn the_response_to_a_target_without_a_path_is_given_to_no_other_request() {
     let app = Router::new().route("/", axum::routing::get(|| async { "home" })).layer(guard());
     let addr = serve(app).await;
     for cold in [true, false] {
@@ -127,7 +127,7 @@ async fn a_target_without_a_path_is_nobody_elses() {
     }
 }
 
-/// B6: an override in the query is a part of the key like all of it.
+/// B6: an override in the query is in the key, like the whole query.
 #[tokio::test(start_paused = true)]
 async fn an_override_in_the_query_is_another_resource() {
     let shop = shop(&reflecting(None));
@@ -139,9 +139,9 @@ async fn an_override_in_the_query_is_another_resource() {
     }
 }
 
-/// B7: no path makes a response public; and each spelling of it is a resource of its own.
+/// B7: no path makes a response public, and each spelling of a path is a separate resource.
 #[tokio::test(start_paused = true)]
-async fn what_looks_like_a_file_is_one_users_where_it_is_one_users() {
+async fn a_users_response_with_a_file_like_path_stays_the_users() {
     let paths = [
         "/account",
         "/account/",
@@ -183,7 +183,7 @@ async fn what_looks_like_a_file_is_one_users_where_it_is_one_users() {
     }
 }
 
-/// B8, B9: nothing is sorted, stripped, decoded or folded; a miss is harmless, another's answer is not.
+/// B8, B9: nothing is sorted, stripped, decoded or folded: a miss is harmless, another resource's answer is not.
 #[tokio::test(start_paused = true)]
 async fn parameters_and_spellings_are_never_taken_for_each_other() {
     let uris = [
@@ -215,7 +215,7 @@ async fn parameters_and_spellings_are_never_taken_for_each_other() {
     }
 }
 
-/// B12: a tenant is a part of the key, and so is having none.
+/// B12: the tenant is part of the key, and no tenant is different from every tenant.
 #[tokio::test(start_paused = true)]
 async fn tenants_of_one_store_do_not_meet() {
     let inner =
@@ -232,16 +232,16 @@ async fn tenants_of_one_store_do_not_meet() {
         }
     }
     assert_eq!(inner.calls(), 5);
-    // Nor does a path that spells the tenant.
+    // A query that spells a tenant does not meet it either.
     let spelled = ask(&shop, request("GET", "/?x-tenant=a", &[("x-tenant", "b")])).await;
     assert_eq!(spelled.text(), "b 6");
     assert_eq!(ask(&shop, get("/")).await.remark(), "fwd=bypass; detail=key");
 }
 
-/// What `Connection` names is for the next hop only (RFC 9110, 7.6.1): the key and `Vary` would see it, and an inner service
-/// that is a proxy takes it off.
+/// The fields that `Connection` names are for the next hop only (RFC 9110, 7.6.1): the key and `Vary` would use them,
+/// and an inner service that is a proxy removes them.
 #[tokio::test(start_paused = true)]
-async fn what_connection_names_is_nobody_elses() {
+async fn fields_named_by_connection_select_no_response_of_others() {
     let inner = Inner::with(|_, request| {
         let named = |name: &str| {
             let lines = request.headers().get_all("connection").iter();
@@ -273,7 +273,7 @@ async fn what_connection_names_is_nobody_elses() {
     }
 }
 
-/// A12: a page that reflects what it was sent is an error page more often than not.
+/// A12: a page that reflects its request is usually an error page.
 #[tokio::test(start_paused = true)]
 async fn error_pages_are_not_stored_unless_they_say_so() {
     for status in [400, 403, 405, 414, 429, 431, 500, 501, 502, 503, 504] {

@@ -1,4 +1,5 @@
-//! Policies on one store, in one namespace: what one of them keeps, another may have to refuse.
+//! Different policies on one store and one namespace: one policy may have to refuse a response that another one
+//! stores.
 
 use std::collections::HashSet;
 
@@ -20,14 +21,14 @@ fn shops(inner: &Inner) -> [Shop; 3] {
     guards().map(|guard| guard.layer(inner.clone()))
 }
 
-/// Answers with whom it takes the request for, and the number of the call.
+/// Answers with the request's user, and the number of the call.
 fn personal(headers: &'static [(&'static str, &'static str)]) -> Inner {
     Inner::with(move |n, request| Ok(respond(200, headers, whole(format!("{}{n}", sent(request, "cookie"))))))
 }
 
 /// A2, A6
 #[tokio::test]
-async fn what_one_users_cache_keeps_is_nobody_elses() {
+async fn a_private_caches_response_is_given_to_no_other_user() {
     for field in [("cache-control", "private, max-age=60"), ("set-cookie", "id=1"), ("x-any", "1")] {
         let inner = Inner::with(move |n, _| Ok(respond(200, &[field], whole(n.to_string()))));
         let [default, strict, private] = shops(&inner);
@@ -41,7 +42,7 @@ async fn what_one_users_cache_keeps_is_nobody_elses() {
 
 /// A2, A3
 #[tokio::test]
-async fn what_is_kept_to_the_letter_is_not_given_by_a_careful_layer() {
+async fn a_response_stored_strictly_is_not_served_by_the_default_policy() {
     let inner = personal(&[("cache-control", "max-age=60"), ("set-cookie", "id=1")]);
     let [default, strict, private] = shops(&inner);
     let with_cookie = || -> Req { request("GET", "/", &[("cookie", "ann")]) };

@@ -1,4 +1,4 @@
-//! Requests with different reports of proxies (`Forwarded`, `X-Forwarded-Host` ..) share no response (C8).
+//! Requests with different proxy reports (`Forwarded`, `X-Forwarded-Host` ..) share no response (C8).
 
 use http::HeaderMap;
 use stampede_guard::http::HttpPolicy;
@@ -43,7 +43,7 @@ async fn each_report_has_its_own_response() {
         &[("forwarded", "for=1;host=evil.example")],
         &[("forwarded", "proto=http")],
     ];
-    // Whichever comes first.
+    // Each of them comes first once.
     for first in 0..ways.len() {
         let inner = linking();
         let fleet = replicas(2, &inner);
@@ -78,12 +78,12 @@ async fn clients_behind_one_proxy_share_one_response() {
     assert_eq!(ask(&shop, get("/")).await.text(), "2");
 }
 
-/// More than the policy has room for variants.
+/// More reports than the policy has room for variants.
 #[tokio::test(start_paused = true)]
 async fn invented_hosts_take_no_room_from_the_ordinary_one() {
     let ordinary = [("x-forwarded-proto", "https"), ("x-forwarded-host", "shop.example")];
     for behind_a_proxy in [false, true] {
-        // Beside variants that the response names.
+        // Also beside variants by the response's own `Vary`.
         let inner = linking_with(&[("vary", "accept-language")]);
         let shop = shop_with(&inner, policy().http(HttpPolicy::default().max_variants(3)));
         let usual = |language: &str| {
@@ -124,7 +124,7 @@ async fn an_invalidation_reaches_the_variants_of_all_reports() {
                 None => guard.invalidate(guard.http_key(&get("/")).unwrap()).await.unwrap(),
             }
             let before = inner.calls();
-            // Within the same millisecond, so an entry's time would not tell it from its successor.
+            // Within the same millisecond, so that an entry's time does not distinguish it from its successor.
             for way in ways {
                 assert!(ask(&shop, by(way)).await.remark().starts_with("fwd="), "{first} {changing} {way:?}");
             }
@@ -194,7 +194,7 @@ async fn a_head_request_updates_no_response_of_another_report() {
     assert_eq!(ask(&shop, request("HEAD", "/", &[])).await.remark(), "hit; ttl=60");
 }
 
-/// The proxy's own report has the plain key, and others, as well as none, have their own.
+/// The proxy's own report has the plain key. Every other report, and no report, have separate keys.
 #[tokio::test(start_paused = true)]
 async fn the_report_of_the_policy_has_the_plain_key() {
     let report = HeaderMap::from_iter([("x-forwarded-proto".parse().unwrap(), "https".parse().unwrap())]);
@@ -212,7 +212,7 @@ async fn the_report_of_the_policy_has_the_plain_key() {
     assert!(refused.to_string().contains("X-Forwarded-Proto: https"), "{refused}");
 }
 
-/// Also with those that stand in for a failure until they have been loaded anew.
+/// Also the responses that stand in for a failure until the next load.
 #[tokio::test(start_paused = true)]
 async fn an_expiry_reaches_the_responses_of_all_reports() {
     let inner = linking_with(&[("cache-control", "max-age=60, stale-if-error=60")]);
@@ -235,7 +235,7 @@ fn is_evil(request: &Req) -> bool {
     sent(request, "x-forwarded-host") == "evil.example"
 }
 
-/// A handler may read the first element alone, as an extractor of axum's does.
+/// A handler may read the first element alone, as one of axum's extractors does.
 #[tokio::test(start_paused = true)]
 async fn a_report_counts_by_its_elements() {
     let inner = Inner::with(|n, request| {
@@ -246,7 +246,7 @@ async fn a_report_counts_by_its_elements() {
         Ok(respond(200, &[], whole(format!("https://{host}/ {n}"))))
     });
     let shop = shop(&inner);
-    // The client's own element, to which the proxy adds its own.
+    // The client's own element, followed by the proxy's.
     let evil =
         by(&[("host", "10.0.0.7:8080"), ("forwarded", "for=x, for=192.0.2.1;host=shop.example;proto=https")]);
     let usual =
@@ -271,7 +271,7 @@ async fn a_report_counts_by_its_lines() {
     assert_eq!(ask(&shop, usual).await.text(), "page 2");
 }
 
-/// Each such request removed the ordinary response.
+/// Regression: each such request removed the ordinary response.
 #[tokio::test(start_paused = true)]
 async fn an_invented_report_with_a_longer_vary_displaces_nothing() {
     let inner = Inner::with(|n, request| {
@@ -287,9 +287,9 @@ async fn an_invented_report_with_a_longer_vary_displaces_nothing() {
     }
 }
 
-/// The ordinary response was never stored.
+/// Regression: the ordinary response was never stored.
 #[tokio::test(start_paused = true)]
-async fn an_invented_report_with_a_shorter_vary_keeps_nothing_from_being_stored() {
+async fn an_invented_report_with_a_shorter_vary_does_not_prevent_storing() {
     let inner = Inner::with(|n, request| {
         if sent(request, "x-forwarded-proto") == "http" {
             return Ok(respond(301, &[("location", "https://shop.example/")], whole("")));
@@ -306,9 +306,9 @@ async fn an_invented_report_with_a_shorter_vary_keeps_nothing_from_being_stored(
     assert!(remarks[1..].iter().all(|remark| remark.starts_with("hit")), "{remarks:#?}");
 }
 
-/// The invented report had the only place.
+/// Regression: the invented report took the only place.
 #[tokio::test(start_paused = true)]
-async fn an_invented_report_takes_the_place_of_no_variant() {
+async fn an_invented_report_takes_no_variants_place() {
     let inner = Inner::numbered(|_| ());
     let shop = shop_with(&inner, policy().http(HttpPolicy::default().max_variants(1)));
     ask(&shop, by(&[EVIL])).await;
@@ -317,7 +317,7 @@ async fn an_invented_report_takes_the_place_of_no_variant() {
     assert!(second.starts_with("hit"), "{first} {second}");
 }
 
-/// All 20 requests that waited for it loaded alone.
+/// Regression: all 20 requests that waited for it loaded alone.
 #[tokio::test(start_paused = true)]
 async fn an_invented_report_that_is_refused_sends_no_crowd_to_the_handler() {
     let inner = Inner::with(move |n, request| {
@@ -341,7 +341,7 @@ async fn an_invented_report_that_is_refused_sends_no_crowd_to_the_handler() {
     assert_eq!(inner.calls(), 2, "the invented one, and one for the crowd");
 }
 
-/// The requests that waited for it failed with it.
+/// Regression: the requests that waited for it failed with it.
 #[tokio::test(start_paused = true)]
 async fn an_invented_report_that_fails_fails_alone() {
     let inner = Inner::with(move |n, request| {
@@ -369,7 +369,7 @@ async fn an_invented_report_that_fails_fails_alone() {
     assert!(seen.iter().all(|(status, _)| *status == 200), "{seen:#?}");
 }
 
-/// The ordinary request waited for it, and ended in 504.
+/// Regression: the ordinary request waited for it, and got a 504.
 #[tokio::test(start_paused = true)]
 async fn an_invented_report_that_hangs_hangs_alone() {
     let inner = Inner::numbered(|_| ()).held_apart();
@@ -384,7 +384,7 @@ async fn an_invented_report_that_hangs_hangs_alone() {
     assert_eq!(seen.status, 200, "{}", seen.remark());
 }
 
-/// 60 loads in a tenth of a lifetime.
+/// Regression: 60 loads in a tenth of a lifetime.
 #[tokio::test(start_paused = true)]
 async fn an_invented_report_ends_no_ordinary_lifetime() {
     let inner = Inner::with(|n, request| {
@@ -401,7 +401,7 @@ async fn an_invented_report_ends_no_ordinary_lifetime() {
     assert!(loads <= 2, "{loads} loads of the ordinary one in a tenth of its lifetime");
 }
 
-/// 137 loads where one was due.
+/// Regression: 137 loads in place of one.
 #[tokio::test(start_paused = true)]
 async fn an_invented_report_splits_no_ordinary_response() {
     let inner = Inner::with(|n, request| {
@@ -421,7 +421,7 @@ async fn an_invented_report_splits_no_ordinary_response() {
     assert!(loads <= 1, "{loads} loads of one response that varies on nothing");
 }
 
-/// A request after the change waited for the older load.
+/// Regression: a request after the change waited for the older load.
 #[cfg(feature = "testing")]
 #[tokio::test(start_paused = true)]
 async fn a_request_after_an_unsafe_method_joins_no_older_load_while_the_store_is_away() {

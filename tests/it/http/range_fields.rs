@@ -1,4 +1,4 @@
-//! Which fields of a stored response its parts have, and the guard's own 416 (RFC 9110, 14 and 15.5.17; RFC 9530).
+//! The fields of a part of a stored response, and the guard's own 416 (RFC 9110, 14 and 15.5.17; RFC 9530).
 
 use super::kit::{Feed, Inner, Req, Seen, ask, get, request, respond, sent, shop, whole};
 
@@ -9,8 +9,8 @@ fn part(range: &str) -> Req {
     request("GET", "/", &[("range", range)])
 }
 
-/// RFC 9530, 2, and RFC 1864: both digests are of the content of one message, so they are not those of a part that the guard cuts
-/// or of what it puts together. `Repr-Digest` (RFC 9530, 3) is of the whole, whatever part is sent.
+/// RFC 9530, 2, and RFC 1864: both digests are of one message's content, so a part that the guard cuts or joins has
+/// neither. `Repr-Digest` (RFC 9530, 3) is of the whole, whichever part is sent.
 #[tokio::test(start_paused = true)]
 async fn digests_of_the_content_are_not_given_with_other_content() {
     let digests = |seen: &Seen| {
@@ -55,9 +55,9 @@ async fn digests_of_the_content_are_not_given_with_other_content() {
     assert_eq!(inner.calls(), 4);
 }
 
-/// A trailer may have a digest too (RFC 9530, 2), and the parts that are joined have one each.
+/// A trailer may contain a digest too (RFC 9530, 2), and each of the joined parts has its own.
 #[tokio::test(start_paused = true)]
-async fn the_trailers_of_a_part_are_not_those_of_what_it_is_joined_to() {
+async fn the_trailers_of_a_part_are_not_given_with_joined_parts() {
     let inner = Inner::with(|n, request| {
         let range = sent(request, "range").replace('=', " ") + "/10";
         let headers = [("etag", "\"a\""), ("cache-control", "max-age=60"), ("content-range", &range)];
@@ -75,9 +75,10 @@ async fn the_trailers_of_a_part_are_not_those_of_what_it_is_joined_to() {
     assert_eq!((seen.text(), &seen.trailers, inner.calls()), (WHOLE, &None, 2));
 }
 
-/// A browser gives a script no 416 without `Access-Control-Allow-Origin`: the player saw a network error instead.
+/// A browser hides a 416 without `Access-Control-Allow-Origin` from a script. Regression: a player saw a network error
+/// instead.
 #[tokio::test(start_paused = true)]
-async fn the_guards_own_416_has_the_fields_of_the_stored_response_but_those_of_its_content() {
+async fn the_guards_own_416_has_the_stored_fields_except_those_of_the_content() {
     let kept = [
         ("access-control-allow-origin", "*"),
         ("access-control-expose-headers", "content-range"),
@@ -106,7 +107,7 @@ async fn the_guards_own_416_has_the_fields_of_the_stored_response_but_those_of_i
     for (name, value) in kept {
         assert_eq!(seen.header(name), Some(value), "{name}");
     }
-    // With a lifetime a cache on the way might store it in the place of the resource (RFC 9111, 3).
+    // With a lifetime, a cache on the way might store the 416 in place of the resource (RFC 9111, 3).
     for (name, _) in left_out {
         assert_eq!(seen.header(name), None, "{name}");
     }

@@ -15,7 +15,7 @@ fn part(range: &str) -> Req {
     request("GET", "/", &[("range", range)])
 }
 
-/// Has the ten digits under this tag, and answers with parts of them.
+/// An origin of the ten digits under this tag; answers with parts of them.
 fn digits(tag: &'static str) -> Inner {
     Inner::with(move |_, request| {
         let lasting = ("cache-control", "max-age=60");
@@ -64,9 +64,9 @@ async fn a_stored_response_answers_for_each_of_its_parts() {
     assert_eq!(inner.calls(), 1);
 }
 
-/// A server may ignore an invalid range (RFC 9110, 14.2), so it asks for nothing but the whole (issue 26, C9).
+/// A server may ignore an invalid range (RFC 9110, 14.2), so such a request is one for the whole (C9).
 #[tokio::test(start_paused = true)]
-async fn requests_with_an_invalid_range_coalesce_as_those_without_one() {
+async fn requests_with_an_invalid_range_coalesce_like_plain_requests() {
     let ranges = ["bytes=3-1", "bytes=a-b", "bytes=", "bytes", "bytes=0-1,x", "bytes=-", "bytes=0-1,5-4"];
     let inner = Inner::with(|n, request| {
         assert_eq!(sent(request, "range"), "", "the origin is asked for the whole");
@@ -88,7 +88,7 @@ async fn requests_with_an_invalid_range_coalesce_as_those_without_one() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn if_range_gives_the_part_to_those_who_have_the_rest_of_it() {
+async fn if_range_gives_the_part_to_clients_with_the_same_representation() {
     let inner = digits("\"a\"");
     let shop = shop(&inner);
     ask(&shop, get("/")).await;
@@ -96,27 +96,27 @@ async fn if_range_gives_the_part_to_those_who_have_the_rest_of_it() {
         let seen = ask(&shop, request("GET", "/", &[("range", "bytes=0-3"), ("if-range", tag)])).await;
         assert_eq!((seen.status, seen.text()), (status, text), "{tag}");
     }
-    // Who has all of it needs no part.
+    // A client that has all of it needs no part.
     let has_it = [("range", "bytes=0-3"), ("if-none-match", "\"a\"")];
     assert_eq!(ask(&shop, request("GET", "/", &has_it)).await.status, 304);
     assert_eq!(inner.calls(), 1);
 }
 
 #[tokio::test(start_paused = true)]
-async fn parts_are_stored_and_make_a_whole_where_a_strong_validator_says_so() {
+async fn parts_are_stored_and_joined_by_a_strong_validator() {
     let inner = digits("\"a\"");
     let shop = shop(&inner);
     let calls = |n: usize| assert_eq!(inner.calls(), n);
     let seen = ask(&shop, part("bytes=0-4")).await;
     assert_eq!((seen.status, seen.text()), (206, "01234"));
-    // Out of the part.
+    // From within the stored part.
     for (range, text) in [("bytes=0-4", "01234"), ("bytes=1-2", "12"), ("bytes=4-4", "4")] {
         let seen = ask(&shop, part(range)).await;
         assert_eq!((seen.status, seen.text()), (206, text), "{range}");
         assert_eq!(seen.header("content-range"), Some(format!("bytes {}/10", &range[6..]).as_str()));
     }
     calls(1);
-    // Beyond it.
+    // Beyond the stored part.
     assert_eq!(ask(&shop, part("bytes=3-7")).await.text(), "34567");
     calls(2);
     assert_eq!(ask(&shop, part("bytes=0-7")).await.text(), "01234567", "out of both");
@@ -129,9 +129,9 @@ async fn parts_are_stored_and_make_a_whole_where_a_strong_validator_says_so() {
     calls(3);
 }
 
-/// RFC 9111, 5.2.2.4: what is put together has no field that the newer part keeps for itself.
+/// RFC 9111, 5.2.2.4: a joined response has no field that the newer part's `no-cache` withholds.
 #[tokio::test(start_paused = true)]
-async fn what_a_later_part_forbids_is_not_given_with_the_whole() {
+async fn a_field_withheld_by_a_later_part_is_not_given_with_the_whole() {
     let inner = Inner::with(|n, request| {
         let range = sent(request, "range").replace('=', " ") + "/10";
         let (control, name) = match n {
@@ -184,7 +184,7 @@ async fn parts_of_different_representations_are_never_put_together() {
     assert_eq!(inner.calls(), 3);
 }
 
-/// A5: a date of change is one for all languages, and validates each by itself only.
+/// A5: `Last-Modified` is the same for all languages, but validates each language by itself only.
 #[tokio::test(start_paused = true)]
 async fn parts_of_different_variants_are_never_put_together() {
     let inner = Inner::with(|_, request| {
@@ -232,7 +232,7 @@ async fn a_whole_is_never_answered_with_a_part() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_head_is_not_told_of_a_part_and_has_no_range() {
+async fn a_head_is_not_answered_from_a_part_and_has_no_range() {
     let inner = digits("\"a\"");
     let shop = shop(&inner);
     ask(&shop, part("bytes=0-4")).await;
@@ -244,9 +244,9 @@ async fn a_head_is_not_told_of_a_part_and_has_no_range() {
     assert_eq!(seen.header("content-range"), None, "RFC 9110, 14.2");
 }
 
-/// A4, A9: each wants something else.
+/// A4, A9: each request wants a different part.
 #[tokio::test(start_paused = true)]
-async fn ranged_requests_on_a_cold_key_wait_for_nobody_and_nobody_for_them() {
+async fn range_requests_on_a_cold_key_neither_wait_nor_are_waited_for() {
     let inner = digits("\"a\"").held();
     let shop = shop(&inner);
     let parts: Vec<_> = (0..10).map(|n| (n, send(&shop, part(&format!("bytes={n}-{n}"))))).collect();
@@ -260,7 +260,7 @@ async fn ranged_requests_on_a_cold_key_wait_for_nobody_and_nobody_for_them() {
     inner.gate.open();
     for (n, seen) in parts.into_iter().chain(more) {
         let seen = seen.await.unwrap();
-        assert_eq!((seen.status, seen.text()), (206, n.to_string().as_str()), "nobody's but its own");
+        assert_eq!((seen.status, seen.text()), (206, n.to_string().as_str()), "its own part");
     }
     for seen in all(plain).await {
         assert_eq!((seen.status, seen.text()), (200, WHOLE));
@@ -272,7 +272,7 @@ async fn ranged_requests_on_a_cold_key_wait_for_nobody_and_nobody_for_them() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_an_origin_says_wrongly_about_a_part_is_not_stored() {
+async fn a_part_with_a_wrong_content_range_is_not_stored() {
     let wrong = ["bytes 0-3/10", "bytes 4-2/10", "lines 0-4/10", "bytes 0-4/3", ""];
     for content_range in wrong {
         let inner = Inner::with(move |n, _| {
@@ -290,7 +290,7 @@ async fn what_an_origin_says_wrongly_about_a_part_is_not_stored() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_about_a_range_is_not_one_about_the_resource() {
+async fn an_answer_about_a_range_is_not_stored_for_the_resource() {
     let inner = Inner::with(|n, request| {
         let ranged = !sent(request, "range").is_empty();
         let headers = [("cache-control", "max-age=60")];
@@ -304,7 +304,7 @@ async fn an_answer_about_a_range_is_not_one_about_the_resource() {
     assert_eq!(inner.calls(), 3);
 }
 
-/// A4, A5: nor for another variant.
+/// A4, A5: nor does it stand in for another variant.
 #[tokio::test(start_paused = true)]
 async fn a_part_stands_in_for_no_whole() {
     for (language, failure) in [("d", 503), ("e", 503), ("d", 0), ("e", 0)] {
@@ -338,9 +338,9 @@ async fn a_part_stands_in_for_no_whole() {
     }
 }
 
-/// Each part alone is short enough; all of them together would be as long as the film.
+/// Each part is short enough; all of them together would be as long as the whole film.
 #[tokio::test(start_paused = true)]
-async fn parts_are_joined_up_to_the_longest_body_that_is_stored() {
+async fn parts_are_joined_up_to_max_body() {
     let inner = digits("\"a\"");
     let shop = shop_with(&inner, policy().max_body(6));
     for (range, calls) in

@@ -1,5 +1,5 @@
-//! The guard is always ready, and makes a clone of the inner service ready where it calls it. So no capacity is
-//! held while a request waits, and none of tower's own layers deadlocks or panics around it or inside it.
+//! The guard is always ready, and makes a clone of the inner service ready where it calls it. So a waiting request
+//! holds no capacity, and tower's own layers neither deadlock nor panic around or inside it.
 
 use std::task::{Context, Poll};
 
@@ -12,7 +12,7 @@ use super::kit::{
     Boxed, Down, Inner, Req, Seen, all, ask, crowd, get, guard, policy, request, respond, secs, settle, whole,
 };
 
-/// A service that becomes ready when `ready` is opened, and panics if it is called before.
+/// A service that becomes ready when `ready` opens, and panics if it is called before.
 #[derive(Clone)]
 struct Slow {
     inner: Inner,
@@ -75,7 +75,7 @@ async fn a_service_that_is_never_ready_ends_its_load_by_load_timeout_and_leaves_
     }
     assert_eq!(started.elapsed().as_secs(), 5);
     assert_eq!(inner.calls(), 1);
-    // Followers of a load that is led elsewhere are unaffected, too.
+    // Waiters for another process's load are not affected either.
     inner.gate.close();
     let leader = tokio::spawn({
         let well = well.clone();
@@ -90,7 +90,7 @@ async fn a_service_that_is_never_ready_ends_its_load_by_load_timeout_and_leaves_
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_loads_for_himself_is_bounded_by_load_timeout_too() {
+async fn loads_outside_a_flight_are_bounded_by_load_timeout_too() {
     let inner = Inner::with(|n, _| Ok(respond(200, &[("cache-control", "private")], whole(n.to_string()))));
     let inner = inner.held_apart();
     let policy = policy().load_timeout(secs(5)).build().unwrap();
@@ -111,7 +111,7 @@ async fn who_loads_for_himself_is_bounded_by_load_timeout_too() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn readiness_is_asked_of_the_very_clone_that_is_called() {
+async fn readiness_is_polled_on_the_clone_that_is_called() {
     let inner = Inner::numbered(|_| ());
     let service = Slow { inner: inner.clone(), ready: None, may_call: false };
     let shop = guard().layer(service);
@@ -122,7 +122,7 @@ async fn readiness_is_asked_of_the_very_clone_that_is_called() {
     assert_eq!(ask(&shop, request("HEAD", "/c", &[])).await.text(), "4");
 }
 
-/// Nobody can have applied it.
+/// No origin can have applied it.
 #[tokio::test(start_paused = true)]
 async fn an_unsafe_request_that_was_never_sent_invalidates_nothing() {
     let (inner, guard) = (Inner::numbered(|_| ()), guard());
@@ -199,7 +199,7 @@ async fn a_buffer_inside_or_outside_works() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_dead_buffer_is_its_own_error_for_the_leader_and_502_for_followers() {
+async fn a_dead_buffer_is_its_own_error_for_the_leader_and_502_for_waiters() {
     let inner = Inner::with(|_, _| Ok(respond(200, &[], whole("never"))));
     let (buffer, worker) = tower::buffer::Buffer::pair(Slow::never(&inner), 1);
     let worker = tokio::spawn(worker);
@@ -244,7 +244,7 @@ async fn load_shed_outside_never_sheds() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_timeout_inside_is_the_leaders_error_and_502_for_followers() {
+async fn a_timeout_inside_is_the_leaders_error_and_502_for_waiters() {
     let inner = Inner::numbered(|_| ()).held();
     let shop = ServiceBuilder::new().layer(guard()).timeout(secs(3)).service(inner.clone());
     let leader = tokio::spawn(shop.clone().oneshot(get("/")));
@@ -274,7 +274,7 @@ async fn a_timeout_outside_ends_the_waiting_and_not_the_load() {
     assert_eq!(inner.calls(), 1);
 }
 
-/// One request of each kind, each needing another way to the inner service.
+/// One request of each kind; each takes another path to the inner service.
 fn of_each_kind() -> Vec<Req> {
     let with = |method, headers: &[_]| request(method, "/", headers);
     vec![
@@ -308,7 +308,7 @@ async fn over_a_limit_or_a_buffer_of_one_requests_of_each_kind_mix_without_deadl
                 asked.push(super::kit::send(&buffered, request));
             }
         }
-        let answered = tokio::time::timeout(secs(1), all(asked)).await.expect("nobody waits for ever");
+        let answered = tokio::time::timeout(secs(1), all(asked)).await.expect("none waits for ever");
         assert!(answered.iter().all(|seen| matches!(seen.status, 200 | 206)));
         tokio::time::sleep(secs(3)).await;
     }
@@ -317,7 +317,7 @@ async fn over_a_limit_or_a_buffer_of_one_requests_of_each_kind_mix_without_deadl
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_stale_stands_in_for_an_inner_service_that_is_too_slow_or_sheds() {
+async fn a_stale_response_stands_in_for_an_inner_service_that_is_slow_or_sheds() {
     let inner = Inner::with_headers(&[("etag", "\"a\""), ("cache-control", "max-age=5")]);
     let slow = guard().layer(ServiceBuilder::new().timeout(secs(3)).service(inner.clone()));
     let shedding = ServiceBuilder::new().load_shed().concurrency_limit(1).service(inner.clone());

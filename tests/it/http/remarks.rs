@@ -1,4 +1,4 @@
-//! That `Cache-Status` (RFC 9211) tells the truth where an answer is neither plainly stored nor plainly the origin's.
+//! `Cache-Status` (RFC 9211) is truthful for answers that are neither plainly stored nor plainly the origin's.
 
 use std::collections::BTreeMap;
 
@@ -23,9 +23,10 @@ fn tallied(remarks: &[(&str, usize)]) -> BTreeMap<String, usize> {
     remarks.iter().map(|(remark, times)| ((*remark).to_owned(), *times)).collect()
 }
 
-/// A hit is what was not forwarded (RFC 9211, 2.1). Everyone was told of one, also whose request the origin had refused.
+/// A hit is a request that was not forwarded (RFC 9211, 2.1). Regression: all clients were told of a hit, also the one
+/// with a forwarded request.
 #[tokio::test(start_paused = true)]
-async fn what_stands_in_for_an_answer_is_no_hit_for_those_who_waited_for_that() {
+async fn a_stand_in_is_no_hit_for_clients_that_waited_for_the_answer() {
     for (failure, leader) in
         [(503, "fwd=stale; fwd-status=503; ttl=-2"), (0, "fwd=stale; ttl=-2; detail=no-answer")]
     {
@@ -53,7 +54,7 @@ async fn what_stands_in_for_an_answer_is_no_hit_for_those_who_waited_for_that() 
 
 /// A load that takes too long has been forwarded, too.
 #[tokio::test(start_paused = true)]
-async fn what_stands_in_for_a_slow_answer_is_no_hit_for_the_one_that_asked() {
+async fn a_stand_in_for_a_slow_answer_is_no_hit_for_the_leaders_client() {
     let inner = Inner::with(|n, _| {
         Ok(respond(200, &[("cache-control", "max-age=10, stale-if-error=60")], whole(n.to_string())))
     });
@@ -70,9 +71,10 @@ async fn what_stands_in_for_a_slow_answer_is_no_hit_for_the_one_that_asked() {
     assert_eq!(seen, tallied(&expected));
 }
 
-/// Who had waited for a second was told that what must be validated each time is fresh for that long.
+/// Regression: after a wait of a second, a waiter was told a positive freshness of a response that must always be
+/// validated.
 #[tokio::test(start_paused = true)]
-async fn who_has_waited_is_told_no_freshness_that_there_is_not() {
+async fn a_waiter_is_told_no_freshness_that_the_response_lacks() {
     let cases = [
         ("no-cache", "0", "fwd=uri-miss; stored; ttl=0", "fwd=miss; collapsed"),
         ("max-age=0", "0", "fwd=uri-miss; stored; ttl=0", "fwd=miss; collapsed"),
@@ -89,16 +91,16 @@ async fn who_has_waited_is_told_no_freshness_that_there_is_not() {
         feed.data("body");
         drop(feed);
         let mut seen = tally(&all(waiting).await);
-        // It took two seconds of what there was.
+        // The load used two seconds of the lifetime.
         let others = others.replace("=10", "=8");
         assert_eq!(seen.remove(leader), Some(1), "{control}, {age}");
         assert_eq!(seen, tallied(&[(&others, 5)]), "{control}, {age}");
     }
 }
 
-/// It said so at each request, and asked again at each.
+/// Regression: each response said `stored`, and each request loaded again.
 #[tokio::test(start_paused = true)]
-async fn what_can_not_be_stored_is_not_said_to_be() {
+async fn a_response_that_can_not_be_stored_is_not_reported_as_stored() {
     let long: &'static str = "x".repeat(60_000).leak();
     let lasting = ("cache-control", "max-age=60");
     let cases: [(u16, Vec<Line>, &'static str, bool); 7] = [
@@ -119,7 +121,7 @@ async fn what_can_not_be_stored_is_not_said_to_be() {
         let again = ask(&shop, get("/")).await.remark();
         assert_eq!(again.starts_with("hit"), stored, "{status}: {again}");
     }
-    // A validation that brings too much, too.
+    // Also for a validation with headers that are too long.
     let inner = Inner::with(move |n, _| {
         let more = if n == 1 { "x" } else { long };
         let headers = [("etag", "\"a\""), ("cache-control", "max-age=10"), ("x-a", more), ("x-b", more)];
@@ -132,16 +134,16 @@ async fn what_can_not_be_stored_is_not_said_to_be() {
     assert_eq!((validated.text(), validated.remark().as_str()), ("body", "fwd=stale; fwd-status=304"));
 }
 
-/// A look-up that is not answered says nothing about what is stored: "uri-miss" claims that there is nothing (RFC 9211, 2.2).
+/// A failed look-up says nothing about the store, whereas "uri-miss" claims that nothing is stored (RFC 9211, 2.2).
 #[cfg(feature = "testing")]
 #[tokio::test(start_paused = true)]
-async fn whoever_could_not_look_does_not_claim_that_nothing_was_stored() {
+async fn a_failed_look_up_is_not_reported_as_a_uri_miss() {
     use stampede_guard::StampedeGuard;
     use stampede_guard::testing::{ChaosStore, Fault};
 
     for (fault, remark) in [
         (Fault::ErrorBefore, "fwd=miss; detail=uncoordinated"),
-        // Who has looked and found nothing knows that there is nothing, also if the lease can not be had.
+        // If the look-up found nothing, nothing was stored, also if the lease can not be acquired.
         (Fault::OutOfMemory, "fwd=uri-miss; detail=uncoordinated"),
     ] {
         let (inner, chaos) = (Inner::numbered(|_| ()), ChaosStore::new(1));
@@ -151,7 +153,7 @@ async fn whoever_could_not_look_does_not_claim_that_nothing_was_stored() {
         chaos.calm();
         assert_eq!(ask(&shop, get("/")).await.remark(), "fwd=uri-miss; stored; ttl=60", "{fault}");
     }
-    // And where the look-up fails alone, the lease that is had says whether there was anything.
+    // If only the look-up fails, the acquired lease shows whether anything was stored.
     let (inner, chaos) = (Inner::numbered(|_| ()), ChaosStore::new(1));
     let shop: super::kit::Shop = tower::Layer::layer(&StampedeGuard::new(chaos.clone()), inner);
     chaos.once(Fault::ErrorBefore);

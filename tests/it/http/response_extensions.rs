@@ -1,4 +1,4 @@
-//! Extensions of responses are values in memory: the client that led the load is given them, and no other client is.
+//! Extensions of responses are values in memory: only the client of the leading request is given them.
 
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
@@ -9,7 +9,7 @@ use http_body_util::BodyExt as _;
 use stampede_guard::StampedeGuard;
 use tower::ServiceExt as _;
 
-/// What an error is, for a layer that writes it for clients.
+/// The details of an error, for a layer that writes them for clients.
 #[derive(Clone)]
 struct Problem(&'static str);
 
@@ -23,7 +23,7 @@ async fn in_json(response: Response) -> Response {
         .into_response()
 }
 
-/// Two clients, one after the other: the first one leads, the second one hits.
+/// Two requests, one after the other: the first leads, the second hits.
 async fn texts(app: Router) -> [String; 2] {
     let mut texts = [String::new(), String::new()];
     for text in &mut texts {
@@ -35,7 +35,7 @@ async fn texts(app: Router) -> [String; 2] {
     texts
 }
 
-/// The first client was given a 404 in JSON and the next one a bare 404, which the documentation did not tell.
+/// Without the layer order below, the first client gets a 404 in JSON and the next one a bare 404.
 #[tokio::test]
 async fn a_layer_that_reads_response_extensions_works_for_hits_only_inside_the_guard() {
     const JSON: &str = r#"{"title":"no such report"}"#;

@@ -1,4 +1,4 @@
-//! The table of rows is whole: no row is missing, every test it names exists and cites its row.
+//! The table of rows is complete: no row is missing, and every test it names exists and cites its row.
 
 use crate::support::rows;
 

@@ -1,4 +1,4 @@
-//! Promise 8: what marks a response as one user's keeps it from everyone else, also while they wait for it.
+//! Promise 8: a response that is marked as one user's reaches no other client, not even one that waits for it.
 
 use http::Response;
 use stampede_guard::http::{DoNotStore, HttpPolicy};
@@ -8,8 +8,8 @@ use super::kit::{
     shop_with, whole,
 };
 
-/// Has one request lead while 20 others wait, in this process and in another one: each gets an answer of its
-/// own, and once the first has come, nobody waits for anybody.
+/// One request leads while 20 others wait, in this process and in another one: each gets a separate answer, and none
+/// waits for another once the first answer is there.
 async fn is_nobody_elses(rule: &str, inner: Inner) {
     is_nobody_elses_by(HttpPolicy::default(), rule, inner).await;
 }
@@ -24,7 +24,7 @@ async fn is_nobody_elses_by(http: HttpPolicy, rule: &str, inner: Inner) {
     assert_eq!(inner.calls(), 1, "{rule}: one leads, the others wait");
     inner.open_first();
     settle().await;
-    assert_eq!(inner.loads.running(), 20, "{rule}: nobody queues, all load at once");
+    assert_eq!(inner.loads.running(), 20, "{rule}: all load at once");
     inner.gate.open();
     let seen = all(crowds).await;
     let mut numbers: Vec<_> = seen.iter().map(|seen| seen.text().parse::<usize>().unwrap()).collect();
@@ -35,14 +35,14 @@ async fn is_nobody_elses_by(http: HttpPolicy, rule: &str, inner: Inner) {
         let expected = if seen.text() == "1" { &own } else { "fwd=miss; detail=uncoordinated" };
         assert_eq!(seen.remark(), expected);
     }
-    // Nothing is stored: the next gets its own, too.
+    // Nothing is stored: the next request gets a separate answer, too.
     assert_eq!(ask(&replicas[0], get("/")).await.text(), "22", "{rule}");
     assert_eq!(ask(&replicas[1], get("/")).await.text(), "23", "{rule}");
 }
 
 /// A3, A4, A6
 #[tokio::test(start_paused = true)]
-async fn a_private_answer_reaches_nobody_who_waited() {
+async fn a_private_answer_reaches_no_waiter() {
     let cases = [
         ("set-cookie", "session=1", "set-cookie"),
         ("cache-control", "private", "private"),
@@ -56,10 +56,10 @@ async fn a_private_answer_reaches_nobody_who_waited() {
     }
 }
 
-/// RFC 9111, 5.2.2.2 and 5.2.2.4: both want a validation before the response answers any other request, and without a validator
-/// there is none. The first was given to those who waited, the second was not.
+/// RFC 9111, 5.2.2.2 and 5.2.2.4: both require a validation before the response answers any other request, and without
+/// a validator none is possible. Regression: the first was given to waiters, unlike the second.
 #[tokio::test(start_paused = true)]
-async fn a_response_that_must_be_validated_at_once_and_cannot_be_is_its_own_clients_only() {
+async fn a_response_that_must_but_can_not_be_validated_is_its_own_clients_only() {
     for (control, rule) in [
         ("no-cache", "no-cache"),
         ("max-age=0, must-revalidate", "must-revalidate"),
@@ -73,15 +73,15 @@ async fn a_response_that_must_be_validated_at_once_and_cannot_be_is_its_own_clie
             is_nobody_elses_by(http, rule, inner).await;
         }
     }
-    // To the letter `s-maxage` says so too (RFC 9111, 5.2.2.10).
+    // Strictly, `s-maxage` requires it too (RFC 9111, 5.2.2.10).
     let inner = Inner::with_headers(&[("cache-control", "s-maxage=0")]);
     is_nobody_elses_by(HttpPolicy::strict(), "must-revalidate", inner).await;
 }
 
-/// RFC 6585, 3 to 6, and RFC 8470, 5.2: a limiter's 429 for one client was a hit for the next one at another replica, where a
-/// layer gave every response a `Cache-Control`.
+/// RFC 6585, 3 to 6, and RFC 8470, 5.2. Regression: where a layer gave every response a `Cache-Control`, a limiter's
+/// 429 for one client was a hit for the next client at another replica.
 #[tokio::test(start_paused = true)]
-async fn statuses_that_no_cache_may_store_are_nobody_elses_whatever_their_lifetime() {
+async fn statuses_that_no_cache_may_store_are_not_shared_whatever_their_lifetime() {
     for status in [425, 428, 429, 431, 511] {
         for control in ["max-age=60", "public, s-maxage=60, stale-if-error=60"] {
             for http in [HttpPolicy::default(), HttpPolicy::strict(), HttpPolicy::private()] {
@@ -94,7 +94,7 @@ async fn statuses_that_no_cache_may_store_are_nobody_elses_whatever_their_lifeti
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_the_handler_marks_reaches_nobody_who_waited() {
+async fn a_response_marked_by_the_handler_reaches_no_waiter() {
     let marked = |response: &mut Response<Boxed>| {
         response.extensions_mut().insert(DoNotStore);
     };
@@ -109,7 +109,7 @@ async fn a_failure_that_is_private_is_not_shared_either() {
 
 /// A8
 #[tokio::test(start_paused = true)]
-async fn statuses_without_a_lifetime_parts_and_validations_are_nobody_elses() {
+async fn statuses_without_a_lifetime_parts_and_validations_are_not_shared() {
     for status in [201, 202, 206, 302, 303, 304, 307, 400, 401, 403, 405, 429] {
         let inner = Inner::with(move |n, _| Ok(respond(status, &[], whole(n.to_string()))));
         is_nobody_elses("status", inner).await;
@@ -121,10 +121,10 @@ async fn statuses_without_a_lifetime_parts_and_validations_are_nobody_elses() {
     }
 }
 
-/// What the inner service has against one request, or against one client (its limiter, its firewall), says nothing about the
-/// resource: the requests that come next coalesce.
+/// A refusal of one request or of one client (by a limiter or a firewall) says nothing about the resource: later
+/// requests coalesce.
 #[tokio::test(start_paused = true)]
-async fn what_one_client_is_refused_leaves_no_marker() {
+async fn a_refusal_of_one_client_leaves_no_marker() {
     let about_the_request = [402, 406, 411, 412, 413, 415, 416, 417, 425, 426, 428];
     for status in [400, 401, 403, 407, 421, 429, 431, 511].into_iter().chain(about_the_request) {
         let inner = Inner::with(move |n, _| match n {
@@ -139,7 +139,7 @@ async fn what_one_client_is_refused_leaves_no_marker() {
         settle().await;
         inner.open_first();
         settle().await;
-        assert_eq!(inner.loads.running(), 10, "{status}: who has waited waits no more");
+        assert_eq!(inner.loads.running(), 10, "{status}: no waiter waits again");
         let later: Vec<_> = shops.iter().flat_map(|shop| crowd(shop, 10, "/")).collect();
         settle().await;
         assert_eq!(inner.loads.running(), 10 + 1, "{status}");
@@ -180,7 +180,7 @@ async fn the_clients_own_response_keeps_everything() {
 
 /// A10
 #[tokio::test(start_paused = true)]
-async fn what_is_stored_leaves_the_headers_of_one_hop_behind() {
+async fn a_stored_response_has_no_hop_by_hop_headers() {
     let headers = [
         ("connection", "x-hop, close"),
         ("x-hop", "1"),
@@ -199,7 +199,7 @@ async fn what_is_stored_leaves_the_headers_of_one_hop_behind() {
     assert_eq!(hit.header("x-end-to-end"), Some("1"));
 }
 
-/// A resource that is private for its first `n` answers.
+/// A resource with a private response to its first `n` calls.
 fn private_until(n: usize) -> Inner {
     Inner::with(move |this, _| {
         let headers: &[_] = if this <= n { &[("cache-control", "private")] } else { &[] };
@@ -208,7 +208,7 @@ fn private_until(n: usize) -> Inner {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_marker_keeps_everyone_from_queueing_for_ten_seconds() {
+async fn a_marker_keeps_requests_from_queueing_for_ten_seconds() {
     let inner = private_until(1000);
     let shop: Shop = shop(&inner);
     ask(&shop, get("/")).await;
@@ -216,12 +216,12 @@ async fn a_marker_keeps_everyone_from_queueing_for_ten_seconds() {
         inner.gate.close();
         let crowd = crowd(&shop, 20, "/");
         settle().await;
-        assert_eq!(inner.loads.running(), 20, "wave {wave}: nobody waits");
+        assert_eq!(inner.loads.running(), 20, "wave {wave}: none waits");
         inner.gate.open();
         all(crowd).await;
         tokio::time::sleep(super::kit::secs(4)).await;
     }
-    // Each wave has renewed the marker; without one for ten seconds, one leads again.
+    // Each wave renews the marker; after ten seconds without a wave, one request leads again.
     tokio::time::sleep(super::kit::secs(10)).await;
     inner.gate.close();
     let crowd = crowd(&shop, 20, "/");
@@ -232,9 +232,9 @@ async fn a_marker_keeps_everyone_from_queueing_for_ten_seconds() {
     assert_eq!(inner.calls(), 1 + 3 * 20 + 20);
 }
 
-/// What was stored of it stands in the way of no marker, once nobody may be served that.
+/// A stored response that may no longer be served does not prevent the marker.
 #[tokio::test(start_paused = true)]
-async fn a_resource_that_has_become_private_is_marked_in_place_of_what_was_stored() {
+async fn a_resource_that_has_become_private_is_marked_in_place_of_its_stored_response() {
     let inner = Inner::with(|n, _| {
         let public = [("etag", "\"a\""), ("cache-control", "max-age=1")];
         let headers = if n == 1 { &public[..] } else { &[("cache-control", "private")] };
@@ -247,7 +247,7 @@ async fn a_resource_that_has_become_private_is_marked_in_place_of_what_was_store
     inner.gate.close();
     let crowd = crowd(&shop, 20, "/");
     settle().await;
-    assert_eq!(inner.loads.running(), 20, "nobody waits");
+    assert_eq!(inner.loads.running(), 20, "none waits");
     inner.gate.open();
     all(crowd).await;
 }
@@ -266,7 +266,7 @@ async fn a_marked_resource_that_becomes_cacheable_is_cached_by_the_next_load() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_a_crowd_on_a_marked_resource_one_heals_it() {
+async fn one_request_of_a_crowd_heals_a_marked_resource() {
     let inner = private_until(1);
     let shop = shop(&inner);
     ask(&shop, get("/")).await;

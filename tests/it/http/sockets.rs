@@ -1,4 +1,4 @@
-//! What a client sees on the wire: real axum servers, real connections.
+//! The bytes that a client sees on the wire: real axum servers, real connections.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -36,7 +36,7 @@ pub(super) fn client() -> Client<HttpConnector, Full<Bytes>> {
     Client::builder(TokioExecutor::new()).build_http()
 }
 
-/// Sends a request line with a Host and these headers, and reads all that comes until the server closes.
+/// Sends a request line with a Host and these headers, and reads everything until the server closes.
 pub(super) async fn raw(addr: SocketAddr, line: &str, headers: &str) -> String {
     let mut stream = TcpStream::connect(addr).await.unwrap();
     let request = format!("{line}\r\nHost: shop.example\r\nConnection: close\r\n{headers}\r\n");
@@ -117,9 +117,9 @@ async fn a_client_that_closes_or_half_closes_in_the_middle_stops_no_load() {
     }
 }
 
-/// A server that is given an error closes the connection, with all that it has not sent yet.
+/// A server closes the connection on an error, and drops all bytes that it has not sent yet.
 #[tokio::test]
-async fn a_client_of_a_body_that_breaks_has_every_byte_that_had_come() {
+async fn a_client_of_a_broken_body_has_every_byte_that_had_arrived() {
     let (frames, receiver) = tokio::sync::mpsc::unbounded_channel::<Result<Frame<Bytes>, std::io::Error>>();
     let receiver = Arc::new(std::sync::Mutex::new(Some(receiver)));
     let handler = move || async move {
@@ -144,7 +144,8 @@ async fn a_client_of_a_body_that_breaks_has_every_byte_that_had_come() {
     tokio::time::timeout(secs(10), stream.read_to_end(&mut all)).await.expect("an end").unwrap();
     let all = String::from_utf8(all).unwrap();
     let (_, body) = all.split_once("\r\n\r\n").unwrap();
-    // The chunks' own lines are their lengths; without an empty one at the end a client knows that more was to come.
+    // The chunks' own lines are their lengths; without an empty last chunk, a client knows that the body is
+    // incomplete.
     let content: Vec<_> = body.split_inclusive("\r\n").filter(|line| line.len() > 3).collect();
     assert_eq!(content.concat().replace("\r\n", ""), "one\ntwo\n", "{body:?}");
     assert!(!body.contains("0\r\n\r\n"), "{body:?}");
@@ -167,7 +168,7 @@ async fn trailers_are_on_the_wire_of_a_miss_and_of_a_hit() {
     }
 }
 
-/// axum itself gives a 204 a `Content-Length`; the guard adds nothing to what comes without it.
+/// axum itself gives a 204 a `Content-Length`; the guard adds nothing to a response without one.
 #[tokio::test]
 async fn a_hit_is_framed_as_the_answer_without_the_guard() {
     let app = Router::new()
@@ -194,10 +195,10 @@ async fn a_hit_is_framed_as_the_answer_without_the_guard() {
     }
 }
 
-/// Origins that speak HTTP/1.0, or say a length twice (RFC 9110, 8.6): what is stored of them is sent as the server's own. With
-/// two lines of a length hyper closed the connection of a HEAD without an answer.
+/// Origins that speak HTTP/1.0, or repeat a length (RFC 9110, 8.6): their stored responses are sent in the server's
+/// own form. Regression: hyper closed the connection of a HEAD with two lines of a length, without an answer.
 #[tokio::test]
-async fn what_an_odd_origin_has_said_is_sent_in_good_form() {
+async fn a_stored_response_of_an_odd_origin_is_sent_in_good_form() {
     for (version, lengths) in
         [(http::Version::HTTP_10, 1), (http::Version::HTTP_3, 0), (http::Version::HTTP_11, 2)]
     {
@@ -213,7 +214,7 @@ async fn what_an_odd_origin_has_said_is_sent_in_good_form() {
             }),
         );
         let guard = guard();
-        // Whoever asks first has the origin's answer as it is.
+        // The first client gets the origin's answer as it is.
         let first = tower::Layer::layer(&guard, app.clone());
         let request = http::Request::get("/").header("host", "shop.example").body(Body::empty()).unwrap();
         super::kit::read(tower::ServiceExt::oneshot(first, request).await.unwrap()).await;
@@ -233,7 +234,7 @@ fn is_the_guards(line: &str) -> bool {
 }
 
 #[tokio::test]
-async fn a_client_that_does_not_read_holds_up_a_body_over_the_bound() {
+async fn a_client_that_does_not_read_delays_a_body_over_max_body() {
     const CHUNK: usize = 64 * 1024;
     let polled = Arc::<AtomicUsize>::default();
     let counted = polled.clone();
@@ -246,7 +247,7 @@ async fn a_client_that_does_not_read_holds_up_a_body_over_the_bound() {
     let mut stream = TcpStream::connect(addr).await.unwrap();
     stream.write_all(b"GET / HTTP/1.1\r\nHost: shop.example\r\nConnection: close\r\n\r\n").await.unwrap();
     stream.read_exact(&mut [0; 12]).await.unwrap();
-    // Nothing may happen here, which no event can tell; a slow machine only makes this weaker.
+    // Nothing may happen here, so there is no event to wait for; a slow machine only makes this weaker.
     tokio::time::sleep(Duration::from_millis(300)).await;
     let ahead = polled.load(Ordering::SeqCst);
     assert!(ahead < 1024, "{ahead} chunks were taken for a client that reads nothing");
@@ -279,7 +280,7 @@ impl<S: futures_util::Stream<Item = i32> + Send> MapFrames for S {
 /// The server leaves Nagle's algorithm on, as axum's does by default.
 #[cfg(feature = "redis")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_miss_is_not_held_up_by_delayed_acknowledgements() {
+async fn a_miss_is_not_delayed_by_delayed_acknowledgements() {
     let server = crate::support::redis_server::RedisServer::start();
     let patient = policy().coordination_budget(secs(8)).command_timeout(secs(2)).lease(secs(8));
     let redis = redis::Client::open(server.minimal_user()).unwrap();
@@ -287,7 +288,7 @@ async fn a_miss_is_not_held_up_by_delayed_acknowledgements() {
     crate::redis::connects(&guard).await;
     let app = Router::new().route("/{n}", get(|| async { "abc".repeat(1000) })).layer(guard);
     let (addr, client) = (serve(app).await, client());
-    // Such a wait takes 40 ms, and came to one miss in two. So many of so many rounds keep a busy machine out of it.
+    // Such a wait takes 40 ms, and came to one miss in two. Repeating the rounds discounts a busy machine.
     let mut slow = Vec::new();
     for round in 0..3 {
         let mut times = Vec::new();
@@ -306,7 +307,7 @@ async fn a_miss_is_not_held_up_by_delayed_acknowledgements() {
 /// Storing after the last byte was sent would lose the next request's hit.
 #[cfg(feature = "redis")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_hundred_times_on_redis_whoever_has_a_whole_response_hits_with_the_next_request() {
+async fn two_hundred_times_on_redis_the_request_after_a_whole_response_hits() {
     let server = crate::support::redis_server::RedisServer::start();
     let (loads, gate) = (Counter::default(), Gate::closed());
     gate.open();

@@ -1,4 +1,4 @@
-//! A load runs inside the span of the request whose loader it is, although it runs in a task of its own.
+//! A load runs inside the span of the request that brought its loader, although it runs in another task.
 
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
@@ -21,7 +21,7 @@ use super::kit::{
     Boxed, Inner, all, ask, get, policy, read, request, respond, secs, settle, shop, shop_with, whole,
 };
 
-/// The spans around each event named `asked`, from the inside out, requests with their number.
+/// The spans around each event named `asked`, from the inside out; requests with their number.
 #[derive(Clone, Default)]
 struct Scopes(Arc<Mutex<Vec<Vec<String>>>>);
 
@@ -56,8 +56,8 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> tracing_subscriber::Layer<S> for Sc
     }
 }
 
-/// With a single subscriber about, tracing asks the thread that meets a span first whether anybody listens, and
-/// believes it for good: another test's thread says no. With two it asks the subscribers.
+/// With a single subscriber, tracing asks the thread that first meets a span whether a subscriber is interested, and
+/// caches the answer for good: another test's thread answers no. With two subscribers it asks each of them.
 static SECOND: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(tracing_subscriber::registry()));
 
 impl Scopes {
@@ -75,7 +75,7 @@ impl Scopes {
     }
 }
 
-/// An inner service that says where it runs.
+/// An inner service that reports its spans.
 fn telling(answer: impl Fn(usize) -> http::Response<Boxed> + Send + Sync + 'static) -> Inner {
     Inner::with(move |n, _| {
         tracing::info!(target: "asked", "");
@@ -83,7 +83,7 @@ fn telling(answer: impl Fn(usize) -> http::Response<Boxed> + Send + Sync + 'stat
     })
 }
 
-/// Requests that come at one moment, each in a span of its own; the first of them leads.
+/// Concurrent requests, each in a separate span; the first of them leads.
 async fn ask_in_spans(inner: &Inner, callers: std::ops::Range<u64>) -> super::kit::Shop {
     let shop = shop(inner);
     let crowd = callers.map(|caller| {
@@ -108,7 +108,7 @@ async fn the_load_runs_inside_the_leaders_span() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_load_that_is_taken_over_runs_inside_the_span_of_whose_loader_it_is() {
+async fn a_load_that_is_taken_over_runs_inside_the_span_of_its_loaders_request() {
     let scopes = Scopes::default();
     let _listening = scopes.listen();
     let inner = telling(|n| {
@@ -127,7 +127,7 @@ async fn a_load_that_is_taken_over_runs_inside_the_span_of_whose_loader_it_is() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_bypasses_and_what_loads_for_itself_runs_in_its_own_span() {
+async fn a_request_outside_a_flight_runs_in_its_own_span() {
     let scopes = Scopes::default();
     let _listening = scopes.listen();
     let inner = telling(|n| respond(200, &[("cache-control", "private")], whole(n.to_string()))).held();
@@ -140,7 +140,8 @@ async fn what_bypasses_and_what_loads_for_itself_runs_in_its_own_span() {
     assert_eq!(scopes.taken(), ["request9"]);
 }
 
-/// At the level that services log at the load's own span does not exist, and what the loader said was nobody's.
+/// At the level at which services log, the load's own span does not exist. Regression: the loader's events were then
+/// in no span.
 #[tokio::test(start_paused = true)]
 async fn without_its_own_span_a_load_runs_in_the_leaders() {
     let scopes = Scopes::default();
@@ -159,7 +160,7 @@ async fn without_its_own_span_a_load_runs_in_the_leaders() {
     assert_eq!(scopes.taken(), ["request1"]);
 }
 
-/// A body that says where it is read, once before its only frame and once after it, which is a while later.
+/// A body that reports its spans, once before its only frame and once after it, a while later.
 fn telling_body() -> Boxed {
     let frame = |text: &'static str| async move {
         tracing::info!(target: "asked", "");
@@ -170,9 +171,10 @@ fn telling_body() -> Boxed {
     StreamBody::new(Box::pin(frames.then(frame).filter_map(std::future::ready))).boxed_unsync()
 }
 
-/// They are read in tasks of their own: what a POST brought to be stored, and what others read along for longer than a load may take.
+/// Both bodies are read in separate tasks: a POST's response that is stored, and a response with readers for longer
+/// than `load_timeout`.
 #[tokio::test(start_paused = true)]
-async fn bodies_are_read_in_the_span_of_whose_response_they_are() {
+async fn a_body_is_read_in_the_span_of_its_responses_request() {
     let scopes = Scopes::default();
     let _listening = scopes.listen_to(LevelFilter::INFO);
     let inner = Inner::with(|_, request| {

@@ -1,6 +1,6 @@
-//! The guard among the layers of a real service, on both sides of each: of sessions, cookies, authentication and nonces it
-//! belongs outside; of what stamps each response it belongs inside. On the wrong side it mixes clients up, which a request
-//! extension of such a layer shows.
+//! The guard among the layers of a real service, on both sides of each: outside of sessions, cookies, authentication
+//! and nonces, and inside layers that stamp each response. On the wrong side it would mix clients up, which such a
+//! layer's request extension reveals.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -33,7 +33,7 @@ fn guard(http: HttpPolicy) -> StampedeGuard {
     StampedeGuard::in_memory().with_policy(policy().http(http).build().unwrap())
 }
 
-/// A form that shows the token of its visitor's session.
+/// A form with the token of its visitor's session.
 fn form() -> Router {
     let visitors = Arc::new(AtomicUsize::new(0));
     Router::new().route(
@@ -66,7 +66,7 @@ async fn inside_the_guard_sessions_keep_each_visitors_form_from_the_others() {
 }
 
 #[tokio::test]
-async fn outside_the_guard_sessions_are_noticed_by_their_extension() {
+async fn outside_the_guard_sessions_are_detected_by_their_extension() {
     let stack = |http| form().layer(guard(http)).layer(sessions());
     let unnoticed = stack(HttpPolicy::default());
     assert_eq!(ask(&unnoticed, "/form", &[]).await.text(), "csrf 1");
@@ -109,7 +109,7 @@ async fn inside_the_guard_cookies_keep_each_visitors_cart_from_the_others() {
 }
 
 #[tokio::test]
-async fn outside_the_guard_cookies_are_noticed_by_their_extension() {
+async fn outside_the_guard_cookies_are_detected_by_their_extension() {
     let stack = |http| cart().layer(guard(http)).layer(CookieManagerLayer::new());
     let unnoticed = stack(HttpPolicy::default());
     assert_eq!(ask(&unnoticed, "/cart", &[]).await.text(), "cart 1");
@@ -131,7 +131,7 @@ async fn outside_the_guard_cookies_are_noticed_by_their_extension() {
 #[derive(Clone)]
 struct User(String);
 
-/// Takes the credentials off a request, and says that the answer is one user's.
+/// Removes the request's credentials, and marks the answer as one user's.
 async fn authenticate(mut request: Request, next: Next) -> Response {
     let Some(user) = request.headers_mut().remove(AUTHORIZATION) else {
         return StatusCode::UNAUTHORIZED.into_response();
@@ -157,10 +157,10 @@ async fn inside_the_guard_authentication_keeps_each_users_mails_from_the_others(
     }
 }
 
-/// What has been taken off before the guard, and what is written behind it, no guard can see: only the rule helps, or an
-/// extension that is declared.
+/// The guard sees neither credentials that were removed before it nor headers that are written after it: only the
+/// right order helps, or a declared extension.
 #[tokio::test]
-async fn outside_the_guard_authentication_is_seen_by_a_declared_extension_only() {
+async fn outside_the_guard_authentication_is_detected_by_a_declared_extension_only() {
     let stack = |http| mails().layer(guard(http)).layer(from_fn(authenticate));
     let unnoticed = stack(HttpPolicy::default());
     for _ in 0..2 {
@@ -182,7 +182,7 @@ async fn outside_the_guard_authentication_is_seen_by_a_declared_extension_only()
 #[derive(Clone, Copy)]
 struct Nonce(usize);
 
-/// A layer that lets only the scripts with this response's nonce run.
+/// A layer that allows only scripts with this response's nonce.
 fn nonces<S: Clone + Send + Sync + 'static>(app: Router<S>) -> Router<S> {
     let made = Arc::new(AtomicUsize::new(0));
     app.layer(from_fn(move |mut request: Request, next: Next| {
@@ -217,7 +217,7 @@ async fn inside_the_guard_a_nonce_is_stored_with_the_page_that_names_it() {
 }
 
 #[tokio::test]
-async fn outside_the_guard_a_nonce_is_seen_by_a_declared_extension_only() {
+async fn outside_the_guard_a_nonce_is_detected_by_a_declared_extension_only() {
     let unnoticed = nonces(page().layer(guard(HttpPolicy::default())));
     assert!(runs(&ask(&unnoticed, "/", &[]).await));
     assert!(!runs(&ask(&unnoticed, "/", &[]).await), "the wrong side: the scripts of a hit do not run");
@@ -241,7 +241,7 @@ fn stamped(app: Router) -> Router {
 }
 
 #[tokio::test]
-async fn outside_the_guard_stamps_are_each_responses_own_and_inside_they_are_stored() {
+async fn stamps_outside_the_guard_are_each_responses_own_and_inside_they_are_stored() {
     let home = || Router::new().route("/", get(async || "home"));
     let outside = stamped(home().layer(guard(HttpPolicy::default())));
     let inside = stamped(home()).layer(guard(HttpPolicy::default()));
@@ -251,7 +251,7 @@ async fn outside_the_guard_stamps_are_each_responses_own_and_inside_they_are_sto
     }
 }
 
-/// Lets in by something that is no listed credential.
+/// Admits by a header that is no listed credential.
 async fn admit(request: Request, next: Next) -> Response {
     match request.headers().get("x-office") {
         Some(_) => next.run(request).await,
@@ -279,14 +279,14 @@ async fn a_refused_client_is_never_given_a_hit() {
             assert_eq!((refused.status, refused.text()), (403, ""), "{what}");
         }
     }
-    // Why the rule has this limit: inside, and not declared, the layer is not asked again.
+    // The reason for the rule's limit: inside the guard, and not declared, the layer is not asked again.
     let app = plan("max-age=60").layer(from_fn(admit)).layer(guard(http()));
     ask(&app, "/plan", &[("x-office", "1")]).await;
     assert_eq!(ask(&app, "/plan", &[]).await.text(), "secret plan");
 }
 
-/// Cookies of analytics do not keep browsers from the cache where the policy lists what matters; and none of them reaches an
-/// answer that others are given.
+/// Where the policy lists the relevant cookies, analytics cookies do not keep browsers from the cache; and none of
+/// them reaches an answer that is given to other clients.
 #[tokio::test]
 async fn cookies_that_are_not_listed_neither_bypass_nor_reach_a_shared_answer() {
     let app = |http| {
@@ -309,7 +309,7 @@ async fn cookies_that_are_not_listed_neither_bypass_nor_reach_a_shared_answer() 
         ("cookies: _ga=alice; session=7", "fwd=bypass; detail=credentials")
     );
     assert_eq!(ask(&listed, "/", &[]).await.text(), "cookies: ");
-    // What is not looked up is not touched.
+    // A request that is not looked up is not changed.
     let post = http::Request::post("/").header("host", "shop.example").header("cookie", "_ga=alice");
     let posted = tower::ServiceExt::oneshot(listed, post.body(Body::empty()).unwrap()).await.unwrap();
     assert_eq!(read(posted).await.text(), "cookies: _ga=alice");

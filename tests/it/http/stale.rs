@@ -1,4 +1,4 @@
-//! Stale responses (RFC 5861): served while they are loaded anew, and instead of the origin's failures.
+//! Stale responses (RFC 5861): served while they are loaded again, and in place of the origin's failures.
 
 use tower::{Layer as _, ServiceExt as _};
 
@@ -7,7 +7,7 @@ use super::kit::{
     shop_with, whole,
 };
 
-/// The first call is answered with `Cache-Control: control`, later ones with a new text, or as `then` has it.
+/// The first call is answered with `Cache-Control: control`, later ones with a new text, or with the status of `then`.
 fn origin(control: &'static str, then: fn(usize) -> Option<u16>) -> Inner {
     Inner::with(move |n, _| match then(n) {
         None => Ok(respond(200, &[("cache-control", control)], whole(n.to_string()))),
@@ -21,13 +21,13 @@ fn always(_: usize) -> Option<u16> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn stale_while_revalidate_of_a_response_answers_everyone_at_once_and_asks_once() {
+async fn stale_while_revalidate_answers_all_requests_at_once_and_asks_once() {
     let inner = origin("max-age=10, stale-while-revalidate=30", always);
     let shops = replicas(3, &inner);
     assert_eq!(ask(&shops[0], get("/")).await.text(), "1");
     tokio::time::sleep(secs(12)).await;
     let inner = inner.held();
-    // Held: whoever waited for the origin would not be answered.
+    // Held: a client that waited for the origin would not be answered.
     for shop in &shops {
         for seen in all(crowd(shop, 10, "/")).await {
             assert_eq!((seen.text(), seen.remark().as_str()), ("1", "hit; ttl=-2"));
@@ -40,7 +40,7 @@ async fn stale_while_revalidate_of_a_response_answers_everyone_at_once_and_asks_
     assert_eq!(ask(&shops[2], get("/")).await.text(), "2");
 }
 
-/// As of values: the next caller loads it anew.
+/// As for values: the next caller loads it again.
 #[tokio::test(start_paused = true)]
 async fn a_response_that_was_expired_is_not_served_stale() {
     let inner =
@@ -57,7 +57,7 @@ async fn a_response_that_was_expired_is_not_served_stale() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn past_its_window_a_response_is_waited_for() {
+async fn past_the_window_requests_wait_for_the_load() {
     let inner = origin("max-age=10, stale-while-revalidate=5", always);
     let shop = shop_with(&inner, policy());
     ask(&shop, get("/")).await;
@@ -65,7 +65,7 @@ async fn past_its_window_a_response_is_waited_for() {
     assert_eq!(ask(&shop, get("/")).await.text(), "2");
 }
 
-/// RFC 5861, 4: an error is 500, 502, 503, 504, what would be one of them (a 408 to a request without a body), or no answer.
+/// RFC 5861, 4: an error is 500, 502, 503, 504, an equivalent (a 408 to a request without a body), or no answer.
 #[tokio::test(start_paused = true)]
 async fn stale_if_error_stands_in_for_the_origins_failures_and_for_nothing_else() {
     for (failure, stands_in) in [
@@ -96,9 +96,9 @@ async fn stale_if_error_stands_in_for_the_origins_failures_and_for_nothing_else(
     }
 }
 
-/// What stands in for everyone else is not for who has said that it wants nothing stale: it has the origin's own answer.
+/// The stand-in for others is not given to a client that refuses stale responses: it gets the origin's own answer.
 #[tokio::test(start_paused = true)]
-async fn who_wants_nothing_stale_is_given_no_stand_in_that_others_are_content_with() {
+async fn a_client_that_refuses_stale_responses_is_given_no_stand_in() {
     let inner = origin("max-age=10, stale-if-error=60", |n| (n > 1).then_some(503));
     let shops = replicas(2, &inner);
     ask(&shops[0], get("/")).await;
@@ -117,9 +117,9 @@ async fn who_wants_nothing_stale_is_given_no_stand_in_that_others_are_content_wi
     assert_eq!((seen.status, seen.text()), (503, "sorry"));
 }
 
-/// The error of the inner service is its own client's, where that will have nothing else.
+/// The inner service's error goes to its own client, if that client accepts nothing else.
 #[tokio::test(start_paused = true)]
-async fn who_wants_nothing_stale_is_given_the_error_itself() {
+async fn a_client_that_refuses_stale_responses_is_given_the_error_itself() {
     let inner = origin("max-age=10, stale-if-error=60", |n| (n > 1).then_some(0));
     let shops = replicas(2, &inner);
     ask(&shops[0], get("/")).await;
@@ -159,7 +159,7 @@ async fn the_policys_windows_may_be_shorter_than_a_second() {
         tokio::time::sleep(std::time::Duration::from_millis(after)).await;
         assert_eq!(ask(&shop, get("/")).await.text(), text, "after {after} ms");
     }
-    // And where a load fails.
+    // And when a load fails.
     for (after, status) in [(10_400, 200), (10_600, 503)] {
         let inner = origin("max-age=10", |n| (n > 1).then_some(503));
         let shop = shop_with(&inner, policy().stale_if_error(half));
@@ -185,10 +185,10 @@ async fn a_range_that_triggers_a_refresh_asks_for_the_whole() {
     assert_eq!(ask(&shop, get("/")).await.text(), "whole 2");
 }
 
-/// What is loaded for credentials is stored under the resource's lease, which an invalidation ends; those who came
-/// after it must not be given what was loaded before.
+/// A response loaded for credentials is stored under the resource's lease, which an invalidation ends; clients that
+/// came after the invalidation must not be given the earlier load.
 #[tokio::test(start_paused = true)]
-async fn an_invalidation_overtakes_what_is_loaded_for_credentials() {
+async fn an_invalidation_overtakes_a_load_for_credentials() {
     use stampede_guard::http::{HttpPolicy, cache_key};
     let inner =
         Inner::with(|n, _| Ok(respond(200, &[("cache-control", "s-maxage=60")], whole(n.to_string()))));
@@ -214,9 +214,10 @@ async fn an_invalidation_overtakes_what_is_loaded_for_credentials() {
     assert_eq!(ask(&shop, get("/")).await.text(), "3", "what was overtaken is not stored");
 }
 
-/// As of values: for as long as it had, however long before it was stored. Each who asks is given it, and nobody loads alone.
+/// As for values: the window counts from the expiry, however long ago the response was stored. All clients are given
+/// it, and none loads alone.
 #[tokio::test(start_paused = true)]
-async fn a_response_that_is_expired_late_stands_in_for_everyone() {
+async fn a_response_that_is_expired_late_stands_in_for_all_clients() {
     for failure in [503, 0] {
         let inner = Inner::with(move |n, _| match (n, failure) {
             (1, _) => Ok(respond(200, &[("cache-control", "max-age=3600, stale-if-error=60")], whole("1"))),

@@ -1,5 +1,5 @@
-//! The outcomes of one load that are more than one answer for everyone, with the processes and clients of `fleet`:
-//! variants, validation, what is stale, what breaks, and what takes its time.
+//! Outcomes of one load with more than one answer for all clients, with the processes and clients of `fleet`:
+//! variants, validation, stale, broken and slow responses.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -21,7 +21,7 @@ const LANGUAGES: [&str; 3] = ["de", "en", "fr"];
 const TAG: &str = "\"a\"";
 const PIECES: usize = 10;
 
-/// What a process of the fleet answers for these outcomes.
+/// The answer of a process of the fleet for these outcomes.
 pub(super) async fn answer(origin: &str, outcome: &str, headers: &HeaderMap) -> Option<Response> {
     let header = |name| headers.get(name).map_or("", |value| value.to_str().expect("text"));
     let load = |key: &str| {
@@ -78,7 +78,7 @@ fn seen(saw: &[Saw]) -> BTreeSet<(u16, Option<&str>)> {
 }
 
 impl Servers {
-    /// Asks one process, as no client of the wave does.
+    /// Sends a request to one process, outside the wave.
     async fn ask(&self, outcome: &str, control: &str) -> (u16, String, String) {
         let request = http::Request::get(format!("http://{}/{outcome}", self.addrs[0]))
             .header("host", "shop.example")
@@ -122,7 +122,7 @@ async fn a_stale_response_is_validated_once_for_two_hundred_clients_of_four_proc
         .await;
     let clients = servers.send("validated", no_header).await;
     servers.all_wait().await;
-    // All wait for it, which is a moment before the origin has it.
+    // All clients wait for the validation, a moment before it reaches the origin.
     eventually_eq("one validates", secs(30), 1, async || servers.origin.running("validated")).await;
     servers.origin.release("validated");
     let saw = servers.end(clients, "a validation").await;
@@ -138,7 +138,7 @@ async fn a_stale_response_is_refreshed_once_behind_two_hundred_clients_of_four_p
     let is_stale = async || servers.ask("stale", "only-if-cached").await.1.contains("ttl=-");
     eventually("it is stale", secs(30), is_stale).await;
     let clients = servers.send("stale", no_header).await;
-    // Nobody waits for the origin, which does not answer.
+    // No client waits for the origin, which does not answer.
     let saw =
         futures_util::future::join_all(clients).await.into_iter().map(Result::unwrap).collect::<Vec<_>>();
     assert_eq!(seen(&saw), BTreeSet::from([(200, Some("old"))]));
@@ -151,7 +151,7 @@ async fn a_stale_response_is_refreshed_once_behind_two_hundred_clients_of_four_p
 }
 
 #[tokio::test]
-async fn a_body_that_breaks_is_one_load_and_nobodys_truncated_200_in_four_processes() {
+async fn a_broken_body_is_one_load_and_no_clients_truncated_200_in_four_processes() {
     let servers = Servers::start().await;
     servers.origin.script("reset", [held("v")]);
     let clients = servers.send("reset", no_header).await;
@@ -159,9 +159,9 @@ async fn a_body_that_breaks_is_one_load_and_nobodys_truncated_200_in_four_proces
     servers.origin.release("reset");
     let saw = servers.end(clients, "a body that breaks").await;
     let whole = saw.iter().filter(|(_, status, _, text)| *status == 200 && text.is_some()).count();
-    assert_eq!(whole, 0, "nobody takes half of it for all");
+    assert_eq!(whole, 0, "none takes half of it for all");
     let told = saw.iter().filter(|(_, status, ..)| *status == 502).count();
-    assert_eq!(told, PROCESSES * CLIENTS - 1, "all but the one whose own it was");
+    assert_eq!(told, PROCESSES * CLIENTS - 1, "all but the leader's client");
     assert_eq!(servers.origin.loads("reset"), 1);
 }
 

@@ -1,5 +1,5 @@
-//! The leader's client has each byte as it comes, but for the end of the response, which waits until it is stored: the byte
-//! that completes a known length, and otherwise the end itself.
+//! The leader's client gets each byte as it arrives, except the end of the response, which waits until the response is
+//! stored: the byte that completes a known length, and otherwise the end itself.
 
 use bytes::Bytes;
 use http::{HeaderMap, Response, Version};
@@ -19,7 +19,7 @@ async fn start(shop: &Shop) -> Response<Streamed> {
     shop.clone().oneshot(get("/")).await.unwrap()
 }
 
-/// All that is there now, without waiting.
+/// All data that is there now, without waiting.
 async fn come(body: &mut Streamed) -> String {
     settle().await;
     let mut text = String::new();
@@ -30,7 +30,7 @@ async fn come(body: &mut Streamed) -> String {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_first_byte_reaches_the_leaders_client_long_before_the_last_and_followers_get_the_whole() {
+async fn the_first_byte_reaches_the_leaders_client_long_before_the_last_and_waiters_get_the_whole() {
     let (feed, body) = Feed::new();
     let inner = Inner::in_turn([respond(200, &[], body)]);
     let shop = shop(&inner);
@@ -52,7 +52,7 @@ async fn the_first_byte_reaches_the_leaders_client_long_before_the_last_and_foll
     assert_eq!(inner.calls(), 1);
 }
 
-/// Lines of a log, or of JSON: a reader is as late as the guard.
+/// Lines of a log, or of JSON: a reader gets them as late as the guard.
 #[tokio::test(start_paused = true)]
 async fn each_line_of_a_stream_without_a_length_comes_when_it_is_sent() {
     for media_type in ["application/json", "text/plain"] {
@@ -88,7 +88,7 @@ async fn with_a_content_length_only_the_byte_that_completes_it_is_withheld() {
 
 /// Head and body in two small writes would be 40 ms apart: Nagle's algorithm waits for a delayed acknowledgement.
 #[tokio::test(start_paused = true)]
-async fn a_body_that_is_all_there_goes_out_with_its_head() {
+async fn a_complete_body_goes_out_with_its_head() {
     let shop = shop(&Inner::numbered(|_| ()));
     let mut response = start(&shop).await;
     let frame = futures_util::FutureExt::now_or_never(response.body_mut().frame());
@@ -97,7 +97,7 @@ async fn a_body_that_is_all_there_goes_out_with_its_head() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_has_the_whole_response_hits_with_the_next_request() {
+async fn the_request_after_a_whole_response_hits() {
     for size in [1, 2, 100, 10_000] {
         for chunks in [1, 2, 7] {
             let inner = Inner::with(move |_, _| {
@@ -129,13 +129,13 @@ async fn a_client_that_leaves_in_the_middle_stops_nothing() {
     settle().await;
     drop(feed);
     assert!(all(followers).await.iter().all(|seen| seen.text() == "abcdef"));
-    // Its age counts from its head (RFC 9111, 4.2.3).
+    // The stored response's age counts from its head (RFC 9111, 4.2.3).
     assert!(ask(&shop, get("/")).await.remark().starts_with("hit; ttl="));
     assert_eq!(inner.calls(), 1);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_does_not_read_holds_up_nobody() {
+async fn a_client_that_does_not_read_delays_no_other_client() {
     let (feed, body) = Feed::new();
     let inner = Inner::in_turn([respond(200, &[], body)]);
     let shop = shop(&inner);
@@ -167,7 +167,7 @@ async fn an_empty_body_withholds_the_head_until_it_is_stored() {
             let response = start(&shop).await;
             assert!(response.body().is_end_stream(), "the head is all there is");
             assert_eq!(response.status(), status);
-            // Not read to any end: the head alone must do.
+            // The body is not read to its end: the head alone must suffice.
             let hit = ask(&shop, get("/")).await;
             assert_eq!((hit.status, hit.text(), hit.remark().as_str()), (status, "", "hit; ttl=60"));
         }
@@ -175,7 +175,7 @@ async fn an_empty_body_withholds_the_head_until_it_is_stored() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_empty_body_that_only_its_end_tells_is_stored_before_its_end() {
+async fn an_empty_body_of_unknown_length_is_stored_before_its_end() {
     let (feed, body) = Feed::new();
     let inner = Inner::in_turn([respond(200, &[], body)]);
     let shop = shop(&inner);
@@ -187,7 +187,7 @@ async fn an_empty_body_that_only_its_end_tells_is_stored_before_its_end() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn trailers_reach_the_leader_its_followers_and_later_hits() {
+async fn trailers_reach_the_leader_its_waiters_and_later_hits() {
     let (feed, body) = Feed::new();
     let inner = Inner::in_turn([respond(200, &[("trailer", "x-sum")], body)]);
     let shop = shop(&inner);
@@ -223,9 +223,9 @@ async fn trailers_of_an_empty_body_survive_too() {
     }
 }
 
-/// It is a connection's own (RFC 9110, 2.5), and what is stored came over another one.
+/// The version is a connection's own (RFC 9110, 2.5), and the stored response came over another one.
 #[tokio::test(start_paused = true)]
-async fn the_http_version_is_that_of_no_other_connection() {
+async fn the_http_version_of_another_connection_is_not_stored() {
     for version in [Version::HTTP_10, Version::HTTP_11, Version::HTTP_2, Version::HTTP_3] {
         let inner = Inner::with(move |_, _| {
             let mut response = respond(200, &[("content-length", "3")], whole("abc"));
@@ -262,7 +262,7 @@ async fn a_hit_shares_the_stored_bytes_and_knows_its_size() {
     assert!(!hit.body().is_end_stream());
 }
 
-/// They were lost.
+/// Regression: the trailers were lost.
 #[tokio::test(start_paused = true)]
 async fn trailers_before_a_slow_end_reach_the_client() {
     let (feed, body) = Feed::new();

@@ -1,5 +1,5 @@
-//! X1: a replica that is asked to end (SIGTERM) while it loads. `examples/axum_server.rs`, as a real process: what users
-//! copy is what is tested.
+//! X1: a replica that gets a SIGTERM while it loads. Runs `examples/axum_server.rs` as a real process, because users
+//! copy that program.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ const SOON: Duration = Duration::from_secs(10);
 
 fn replica(server: &RedisServer, load_ms: &str, deadline_ms: &str) -> (Example, String) {
     let redis = server.minimal_user();
-    // Nothing may time out on a machine that is busy, and what is free again was given back: no lease ends in this time.
+    // Nothing may time out on a busy machine, and no lease ends in this time: a free lease was given back.
     let patient = [("BUDGET_MS", "4000"), ("LEASE_MS", "60000")];
     let env = [("REDIS_URL", &*redis), ("PORT", "0"), ("LOAD_MS", load_ms), ("DEADLINE_MS", deadline_ms)];
     let env = [&env[..], &patient].concat();
@@ -29,8 +29,8 @@ fn replica(server: &RedisServer, load_ms: &str, deadline_ms: &str) -> (Example, 
     (replica, url)
 }
 
-/// One request for each of these reports; the status and the body, or that the connection was cut. They have one
-/// host, as behind a load balancer, so that replicas share them.
+/// One request for each of these reports. Returns the status and the body, or that the connection was cut. All have
+/// one host, as behind a load balancer, so that replicas share them.
 fn ask_for(url: &str, reports: Range<usize>) -> Vec<JoinHandle<Result<(u16, String), ()>>> {
     let client = Client::builder(TokioExecutor::new()).build_http::<axum::body::Body>();
     let ask = |report: usize| {
@@ -47,7 +47,7 @@ fn ask_for(url: &str, reports: Range<usize>) -> Vec<JoinHandle<Result<(u16, Stri
     reports.map(ask).collect()
 }
 
-/// Each is given its own report, of which this is the first.
+/// Each client gets its own report; the first has this number.
 async fn are_served(asked: Vec<JoinHandle<Result<(u16, String), ()>>>, first: usize) {
     for (report, answer) in (first..).zip(join_all(asked).await) {
         let (status, body) = answer.expect("joined").expect("answered");
@@ -62,7 +62,7 @@ async fn keys(server: &RedisServer, kind: &str, n: usize) {
 }
 
 #[tokio::test]
-async fn what_a_terminated_replica_loads_is_answered() {
+async fn a_terminated_replica_answers_its_loads() {
     let server = RedisServer::start();
     let (mut replica, url) = replica(&server, "1500", "20000");
     let asked = ask_for(&url, 0..LOADS);
@@ -77,7 +77,7 @@ async fn what_a_terminated_replica_loads_is_answered() {
 }
 
 #[tokio::test]
-async fn what_a_terminated_replica_can_not_end_in_time_goes_to_another() {
+async fn loads_beyond_a_terminated_replicas_deadline_go_to_another() {
     let server = RedisServer::start();
     let (mut leaves, url) = replica(&server, "600000", "500");
     let (mut stays, other) = replica(&server, "20", "20000");
@@ -95,9 +95,10 @@ async fn what_a_terminated_replica_can_not_end_in_time_goes_to_another() {
         leaves.printed("Shutdown "),
         format!("{{ finished: false, handed_over: {LOADS}, abandoned: 0 }}")
     );
-    // Handed over, or freed where nobody waited: the next one need not wait for a lease of the dead.
+    // The leases were handed over, or freed if no process waited: the next request does not wait for a dead process's
+    // lease.
     keys(&server, "l", 0).await;
-    // Their loads were given away: cut off with the process, or told so just before.
+    // Their loads were handed over: these clients are cut off with the process, or get an error just before.
     for answer in join_all(cut).await {
         if let Ok((status, text)) = answer.expect("joined") {
             assert_eq!(status, 502, "{text}");
@@ -108,7 +109,7 @@ async fn what_a_terminated_replica_can_not_end_in_time_goes_to_another() {
     assert_nothing_left(&server, SOON).await;
 }
 
-/// What its loads have left to take, and then it is gone.
+/// The process ends when its loads have ended.
 #[tokio::test]
 async fn a_terminated_replica_ends_with_its_loads() {
     let load = Duration::from_millis(600);

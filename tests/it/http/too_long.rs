@@ -1,4 +1,5 @@
-//! Bodies over `max_body` that no header tells of: a handler's own, whose length the server writes outside of the layer.
+//! Bodies over `max_body` without a header that says so: a handler's own bodies, with a length that the server writes
+//! outside the layer.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -15,7 +16,7 @@ use crate::support::warnings::Warnings;
 
 const MOST: usize = 1000;
 
-/// A body that knows how long it is at the least, and not how long at the most.
+/// A body that knows its minimum length and not its maximum.
 struct AtLeast(Boxed, u64);
 
 impl Body for AtLeast {
@@ -40,7 +41,7 @@ fn long(length: usize) -> Boxed {
     whole("x".repeat(length))
 }
 
-/// Without a hint, and all there at once.
+/// A body without a size hint, with all data ready.
 fn unannounced(length: usize) -> Boxed {
     let (feed, body) = Feed::new();
     feed.data(&"x".repeat(length));
@@ -54,9 +55,9 @@ fn guarded(inner: &Inner) -> (StampedeGuard, Shop) {
     (guard, shop)
 }
 
-/// It was said to be stored, held in a buffer, and loaded by everyone who had waited for all of it.
+/// Regression: such a body was reported as stored, buffered, and then loaded by each waiter for the whole.
 #[tokio::test(start_paused = true)]
-async fn a_body_that_knows_itself_too_long_is_decided_at_its_head() {
+async fn a_body_with_a_size_hint_over_max_body_is_decided_at_its_head() {
     let exact: fn() -> Boxed = || long(MOST + 1);
     let lower: fn() -> Boxed = || AtLeast(Feed::new().1, MOST as u64 + 1).boxed_unsync();
     for body in [exact, lower] {
@@ -67,12 +68,12 @@ async fn a_body_that_knows_itself_too_long_is_decided_at_its_head() {
         assert_eq!(inner.calls(), 1);
         inner.gate.open();
         settle().await;
-        assert_eq!(inner.calls(), 5, "nobody waits for the body");
+        assert_eq!(inner.calls(), 5, "none waits for the body");
         let remarks: Vec<_> = all(followers).await.iter().map(|seen| seen.remark()).collect();
         assert!(remarks.iter().any(|remark| remark == "fwd=uri-miss; detail=too-big"), "{remarks:?}");
         assert!(!remarks.iter().any(|remark| remark.contains("stored")), "{remarks:?}");
     }
-    // And exactly `max_body` is not over it, whatever is known of it before.
+    // Exactly `max_body` is not too long, whatever the size hint.
     for body in [|| long(MOST), || AtLeast(long(MOST), MOST as u64).boxed_unsync()] {
         let (_, shop) = guarded(&Inner::with(move |_, _| Ok(Response::new(body()))));
         assert_eq!(ask(&shop, get("/")).await.remark(), "fwd=uri-miss; stored; ttl=60");
@@ -80,15 +81,15 @@ async fn a_body_that_knows_itself_too_long_is_decided_at_its_head() {
     }
 }
 
-/// What turns out to be too long while its head has not gone yet is not said to be stored.
+/// The head has not been sent yet when the length is known, so it must not say `stored`.
 #[tokio::test(start_paused = true)]
-async fn a_body_that_turns_out_too_long_before_its_head_has_gone_is_not_said_to_be_stored() {
+async fn a_body_found_too_long_before_its_head_is_sent_is_not_reported_as_stored() {
     let (_, shop) = guarded(&Inner::with(|_, _| Ok(Response::new(unannounced(MOST + 1)))));
     let seen = ask(&shop, get("/")).await;
     assert_eq!((seen.body.len(), seen.remark().as_str()), (MOST + 1, "fwd=uri-miss; detail=too-big"));
 }
 
-/// A hot route that lost its protection was seen by nobody.
+/// Regression: a hot route lost its protection without a sign.
 #[tokio::test(start_paused = true)]
 async fn bodies_that_are_too_long_are_counted_and_warned_of_once_a_minute() {
     let warnings = Warnings::default();
@@ -111,7 +112,7 @@ async fn bodies_that_are_too_long_are_counted_and_warned_of_once_a_minute() {
     for n in 1..=3 {
         assert_eq!(guard.stats().unshareable, n - 1);
         let response = tower::ServiceExt::oneshot(shop.clone(), get(&format!("/secret/{n}"))).await.unwrap();
-        // The third is not as long as it says, which is its client's to see.
+        // The third is not as long as it says, which its client notices.
         let _ = response.into_body().collect().await;
         settle().await;
     }
@@ -126,7 +127,7 @@ async fn bodies_that_are_too_long_are_counted_and_warned_of_once_a_minute() {
     assert_eq!((inner.calls(), guard.stats().unshareable), (5, 3));
 }
 
-/// Slow is not long: nobody can mend it by a higher bound.
+/// A slow body is not a long one: a higher bound would not help.
 #[tokio::test(start_paused = true)]
 async fn a_body_that_takes_too_long_is_not_counted_as_too_long() {
     let (feed, body) = Feed::new();

@@ -1,4 +1,4 @@
-//! What unsafe methods change is not served any more (RFC 9111, 4.4).
+//! A response is not served any more after an unsafe method may have changed it (RFC 9111, 4.4).
 
 use http::Method;
 use stampede_guard::http::HttpPolicy;
@@ -9,7 +9,7 @@ use super::kit::{
     shop, shop_with, whole,
 };
 
-/// Answers GETs with the number of the call, and all else with this.
+/// Answers GETs with the number of the call, and all other methods with this status and these headers.
 fn origin(status: u16, headers: &'static [(&'static str, &'static str)]) -> Inner {
     Inner::with(move |n, request| {
         Ok(match *request.method() {
@@ -26,7 +26,7 @@ async fn is_stored(shop: &Shop, uri: &str) -> bool {
 
 /// A7
 #[tokio::test(start_paused = true)]
-async fn what_an_unsafe_method_has_changed_is_gone_in_all_replicas() {
+async fn an_unsafe_method_invalidates_its_target_in_all_replicas() {
     for method in ["POST", "PUT", "PATCH", "DELETE", "MKCOL", "M-SEARCH", "FROBNICATE"] {
         for (status, invalidates) in [
             (200, true),
@@ -52,10 +52,10 @@ async fn what_an_unsafe_method_has_changed_is_gone_in_all_replicas() {
     }
 }
 
-/// A7: RFC 9112, 3.2.2 has the URI win, and a handler may go by `Host`. A GET like this is nobody else's, so such a PUT left
-/// both as they were.
+/// A7: by RFC 9112, 3.2.2 the URI wins, but a handler may go by `Host`. A GET like this is not shared. Regression:
+/// such a PUT invalidated neither resource.
 #[tokio::test(start_paused = true)]
-async fn what_the_uri_names_is_gone_and_what_host_names_too() {
+async fn an_unsafe_method_invalidates_the_resources_of_its_uri_and_of_its_host() {
     let all = ["http://a.example/p", "http://b.example/p", "http://c.example/p"];
     let cases: [(&str, &str, &[&str]); 4] = [
         ("http://a.example/p", "b.example", &all[..2]),
@@ -85,7 +85,7 @@ async fn what_the_uri_names_is_gone_and_what_host_names_too() {
 
 /// A7
 #[tokio::test(start_paused = true)]
-async fn what_safe_methods_ask_is_left_alone() {
+async fn safe_methods_invalidate_nothing() {
     for method in ["OPTIONS", "TRACE", "PROPFIND", "QUERY", "HEAD"] {
         let inner = Inner::numbered(|_| ());
         let shop = shop(&inner);
@@ -95,9 +95,9 @@ async fn what_safe_methods_ask_is_left_alone() {
     }
 }
 
-/// A7: only of the same origin, or one site could empty another's cache.
+/// A7: only of the same origin, or one site could empty another site's cache.
 #[tokio::test(start_paused = true)]
-async fn locations_of_the_same_origin_are_gone_too() {
+async fn locations_of_the_same_origin_are_invalidated_too() {
     let cases: [(&[_], &[&str]); 5] = [
         (&[("location", "/b")], &["http://shop.example/a", "http://shop.example/b"]),
         (&[("content-location", "b")], &["http://shop.example/a", "http://shop.example/b"]),
@@ -130,7 +130,7 @@ async fn locations_of_the_same_origin_are_gone_too() {
 
 /// A load that began before the change may have seen the state before it.
 #[tokio::test(start_paused = true)]
-async fn what_is_being_loaded_meanwhile_is_not_stored() {
+async fn a_load_during_an_unsafe_method_is_not_stored() {
     let inner = Inner::with(|n, request| {
         Ok(match *request.method() {
             Method::GET => respond(200, &[], whole(n.to_string())),
@@ -145,7 +145,7 @@ async fn what_is_being_loaded_meanwhile_is_not_stored() {
     assert_eq!(ask(&shops[1], request("PUT", "/", &[])).await.status, 204);
     let late: Vec<_> = shops.iter().flat_map(|shop| crowd(shop, 10, "/")).collect();
     let late = all(late).await;
-    assert!(late.iter().all(|seen| seen.text() == "3"), "who asks after the change is told of it");
+    assert!(late.iter().all(|seen| seen.text() == "3"), "later requests see the change");
     inner.open_first();
     assert!(all(early).await.iter().all(|seen| seen.text() == "1"));
     for shop in &shops {
@@ -155,7 +155,7 @@ async fn what_is_being_loaded_meanwhile_is_not_stored() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_method_in_other_letters_is_another_method_and_unsafe() {
+async fn a_method_in_another_case_is_another_method_and_unsafe() {
     let inner = Inner::numbered(|_| ());
     let shop = shop(&inner);
     ask(&shop, get("/")).await;
@@ -164,7 +164,7 @@ async fn a_method_in_other_letters_is_another_method_and_unsafe() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn unsafe_requests_are_sent_each_and_wait_for_nobody() {
+async fn each_unsafe_request_is_sent_without_waiting() {
     let inner = Inner::numbered(|_| ()).held();
     let shop = shop_with(&inner, policy().http(HttpPolicy::strict()));
     let posts: Vec<_> = (0..10).map(|_| send(&shop, request("POST", "/", &[]))).collect();
@@ -177,9 +177,9 @@ async fn unsafe_requests_are_sent_each_and_wait_for_nobody() {
     assert_eq!(numbers, (1..=10).collect::<Vec<_>>());
 }
 
-/// To the letter a POST may bring what a GET would; nobody waits to find out.
+/// Strictly, the response to a POST may be stored for GETs; but no GET waits for that.
 #[tokio::test(start_paused = true)]
-async fn a_post_on_its_way_or_given_up_holds_up_no_get() {
+async fn a_post_in_progress_or_given_up_delays_no_get() {
     for given_up in [false, true] {
         let inner = Inner::with_headers(&[("cache-control", "max-age=60")]).held();
         let shop = shop_with(&inner, policy().http(HttpPolicy::strict()));
@@ -197,9 +197,9 @@ async fn a_post_on_its_way_or_given_up_holds_up_no_get() {
     }
 }
 
-/// A7: what it was before the POST is invalid, whether or not what the POST brought is stored in its place.
+/// A7: the response from before the POST is invalid, whether or not the POST's response is stored in its place.
 #[tokio::test(start_paused = true)]
-async fn a_post_that_brings_the_resource_leaves_nothing_older_in_its_place() {
+async fn a_post_with_the_representation_leaves_no_older_response() {
     let inner = Inner::with(|n, request| {
         let headers = [("cache-control", "max-age=60"), ("content-location", "http://shop.example/")];
         let headers = if request.method() == Method::POST { &headers[..] } else { &headers[..1] };
@@ -232,7 +232,7 @@ async fn a_store_that_hangs_delays_the_answer_no_longer_than_the_budget() {
     server.pause();
     let started = Instant::now();
     assert_eq!(ask(&shop, request("DELETE", "/a", &[])).await.status, 204);
-    // What goes on behind it would take two seconds.
+    // The work that goes on behind the answer would take two seconds.
     assert!(started.elapsed() < Duration::from_millis(1_900), "{:?}", started.elapsed());
     server.resume();
     eventually("what goes on behind the answer ends", Duration::from_secs(10), async || {
@@ -241,10 +241,10 @@ async fn a_store_that_hangs_delays_the_answer_no_longer_than_the_budget() {
     .await;
 }
 
-/// A7: a client that hung up, or a connection to the origin that broke, left the old response to the whole fleet, though the
-/// change may well have been made.
+/// A7. Regression: after a client hung up, or the connection to the origin broke, the whole fleet kept the old
+/// response, though the change may have been made.
 #[tokio::test(start_paused = true)]
-async fn what_an_unsafe_method_may_have_changed_unheard_is_gone_in_all_replicas() {
+async fn an_unsafe_method_without_an_answer_invalidates_in_all_replicas() {
     for method in ["PUT", "POST", "DELETE"] {
         for (how, http) in ["gone", "error", "panic"]
             .into_iter()
@@ -280,9 +280,9 @@ async fn what_an_unsafe_method_may_have_changed_unheard_is_gone_in_all_replicas(
     }
 }
 
-/// A7: anyone could have anything loaded anew, by a DELETE that hangs up before it is refused.
+/// A7. Regression: any client could force reloads by a DELETE that hangs up before it is refused.
 #[tokio::test(start_paused = true)]
-async fn what_is_refused_to_a_client_that_has_hung_up_stays_stored() {
+async fn a_refused_change_of_a_client_that_hung_up_invalidates_nothing() {
     for (status, stays) in
         [(Some(401), true), (Some(405), true), (Some(204), false), (Some(302), false), (None, false)]
     {
@@ -307,9 +307,9 @@ async fn what_is_refused_to_a_client_that_has_hung_up_stays_stored() {
     }
 }
 
-/// It may be dropped with its runtime, or after it: then there is nobody to tell the store, and nothing to say.
+/// The request may be dropped with its runtime, or after it: then the store can not be told, and nothing is logged.
 #[test]
-fn an_unheard_change_outside_a_runtime_is_dropped_silently() {
+fn a_change_without_an_answer_outside_a_runtime_is_dropped_silently() {
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let inner = origin(204, &[]).held();
     let shop = shop(&inner);
@@ -328,7 +328,8 @@ fn an_unheard_change_outside_a_runtime_is_dropped_silently() {
     drop(one);
 }
 
-/// RFC 9110, 13.1: such conditions ask the origin to do something or not, and only a GET is told that it has it already.
+/// RFC 9110, 13.1: such conditions tell the origin whether to apply the method; only a GET is answered that the client
+/// has the representation already.
 #[tokio::test(start_paused = true)]
 async fn a_conditional_post_has_the_origins_own_answer() {
     let conditions = [("if-none-match", "*"), ("if-modified-since", "Sun, 06 Nov 2094 08:49:37 GMT")];
@@ -347,9 +348,9 @@ async fn a_conditional_post_has_the_origins_own_answer() {
     }
 }
 
-/// A7: the target is invalid whoever changes it.
+/// A7: the target is invalid, whichever client changes it.
 #[tokio::test(start_paused = true)]
-async fn an_editor_whom_the_key_hook_sends_past_the_cache_changes_what_the_others_read() {
+async fn an_editor_that_bypasses_by_the_key_hook_invalidates_for_other_clients() {
     let http = HttpPolicy::default().key(|parts| match parts.headers.get("x-editor") {
         Some(_) => None,
         None => Some(String::new()),
@@ -367,7 +368,7 @@ async fn an_editor_whom_the_key_hook_sends_past_the_cache_changes_what_the_other
 
 /// A7
 #[tokio::test(start_paused = true)]
-async fn what_a_user_or_a_cohort_changes_is_gone_for_those_without_either() {
+async fn a_change_by_a_user_or_a_cohort_invalidates_for_clients_without_either() {
     let cohort = |parts: &stampede_guard::http::KeyParts<'_>| {
         let cohort = parts.headers.get("x-cohort").map(|cohort| cohort.to_str().unwrap());
         Some(cohort.unwrap_or_default().to_owned())

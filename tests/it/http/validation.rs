@@ -1,5 +1,5 @@
-//! A stored response is asked about instead of loaded again (RFC 9111, 4.3), once for all who want it; and clients
-//! who have it are told so.
+//! Validation (RFC 9111, 4.3): a stored response is validated in place of a reload, once for all requests, and a
+//! client that has the representation is answered 304.
 
 use std::sync::{Arc, Mutex};
 
@@ -15,7 +15,7 @@ use super::kit::{
 const CHANGED: &str = "Sun, 06 Nov 1994 08:49:37 GMT";
 const TAG: &str = "\"a\"";
 
-/// Has one representation, `body`, under the tag `"a"`: 304 to whoever has it.
+/// Has one representation, `body`, under the tag `"a"`: answers 304 to requests with that tag.
 fn tagged(control: &'static str) -> Inner {
     Inner::with(move |n, request| {
         let number = n.to_string();
@@ -56,7 +56,7 @@ async fn a_validation_is_the_triggering_request_with_our_conditions() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_304_updates_the_headers_and_freshness_begins_anew() {
+async fn a_304_updates_the_headers_and_restarts_the_freshness() {
     let inner = Inner::in_turn([
         respond(
             200,
@@ -130,7 +130,7 @@ async fn a_changed_representation_replaces_the_stored_one() {
     assert_eq!(ask(&shop, get("/")).await.text(), "2");
 }
 
-/// A6: what must never be reused unvalidated is stored to be validated.
+/// A6: a response that must never be reused without validation is stored in order to be validated.
 #[tokio::test(start_paused = true)]
 async fn no_cache_is_stored_and_validated_each_time() {
     let inner = tagged("no-cache");
@@ -143,7 +143,7 @@ async fn no_cache_is_stored_and_validated_each_time() {
             if n == 1 { "fwd=uri-miss; stored; ttl=0" } else { "fwd=stale; fwd-status=304; stored; ttl=0" };
         assert_eq!(seen.remark(), asked);
     }
-    // Those who ask at one moment share one validation.
+    // Concurrent requests share one validation.
     inner.gate.close();
     let mut crowds = crowd(&shops[0], 10, "/");
     crowds.extend(crowd(&shops[1], 10, "/"));
@@ -153,7 +153,8 @@ async fn no_cache_is_stored_and_validated_each_time() {
     assert_eq!(inner.calls(), 5);
 }
 
-/// nginx gives a compressed 200 a weak tag and its 304 the strong one; a deploy that adds tags has one for who asks by date.
+/// nginx gives a compressed 200 a weak tag and its 304 the strong one; after a deploy that adds tags, a request that
+/// asks by date gets a 304 with a tag.
 #[tokio::test(start_paused = true)]
 async fn a_304_with_the_strong_form_of_a_weak_tag_confirms() {
     for stored in [("etag", "W/\"a\""), ("last-modified", CHANGED)] {
@@ -184,7 +185,7 @@ async fn a_304_with_the_strong_form_of_a_weak_tag_confirms() {
     }
 }
 
-/// What becomes of a stored response with these directives whose validation fails: whether it is served.
+/// Whether a stored response with these directives is served after a failed validation.
 async fn survives(control: &'static str, failure: u16, after: u64) -> bool {
     let inner = Inner::with(move |n, _| match (n, failure) {
         (1, _) => Ok(respond(200, &[("etag", TAG), ("cache-control", control)], whole("old"))),
@@ -203,7 +204,7 @@ async fn survives(control: &'static str, failure: u16, after: u64) -> bool {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_validation_that_is_answered_with_a_failure_is_stale_if_errors_to_decide() {
+async fn stale_if_error_decides_about_a_validation_that_fails() {
     for status in [500, 502, 503, 504] {
         assert!(survives("max-age=10, stale-if-error=60", status, 12).await, "{status}");
         assert!(!survives("max-age=10, stale-if-error=60", status, 71).await, "{status}: too old");
@@ -215,7 +216,7 @@ async fn a_validation_that_is_answered_with_a_failure_is_stale_if_errors_to_deci
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_origin_that_is_gone_is_stood_in_for_unless_the_response_forbids_it() {
+async fn a_stored_response_stands_in_for_an_unreachable_origin_unless_it_forbids_it() {
     assert!(survives("max-age=10", 0, 12).await);
     assert!(survives("max-age=10", 0, 69).await);
     assert!(!survives("max-age=10", 0, 71).await, "stale_on_disconnect is 60 s");
@@ -226,7 +227,7 @@ async fn an_origin_that_is_gone_is_stood_in_for_unless_the_response_forbids_it()
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_stands_in_for_an_origin_that_is_gone_where_the_policy_says_so() {
+async fn nothing_stands_in_for_an_unreachable_origin_if_the_policy_says_so() {
     let inner = Inner::with(|n, _| match n {
         1 => Ok(respond(200, &[("etag", TAG), ("cache-control", "max-age=10")], whole("old"))),
         _ => Err(Down("no route".into())),
@@ -238,7 +239,7 @@ async fn nothing_stands_in_for_an_origin_that_is_gone_where_the_policy_says_so()
     shop.clone().oneshot(get("/")).await.expect_err("its own error");
 }
 
-/// Requests by which a client asks whether it has what there is, and whether it has.
+/// Conditional requests, and whether the client has the current representation.
 fn conditions() -> [(Req, bool); 8] {
     let conditional = |name, value| request("GET", "/", &[(name, value)]);
     [
@@ -249,12 +250,12 @@ fn conditions() -> [(Req, bool); 8] {
         (conditional("if-modified-since", CHANGED), true),
         (conditional("if-modified-since", "Sun, 06 Nov 1994 08:49:36 GMT"), false),
         (conditional("if-modified-since", "yesterday"), false),
-        // The tag counts (RFC 9110, 13.2.2).
+        // The tag takes precedence (RFC 9110, 13.2.2).
         (request("GET", "/", &[("if-none-match", "\"x\""), ("if-modified-since", CHANGED)]), false),
     ]
 }
 
-/// The same representation always, unconditionally; never asked whether it has changed.
+/// Always the same representation, which no validation request may reach.
 fn unconditional(control: &'static str) -> Inner {
     Inner::with(move |_, request| {
         for name in ["if-none-match", "if-modified-since"] {
@@ -274,7 +275,7 @@ fn assert_is(seen: &super::kit::Seen, not_modified: bool, case: &str) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_has_a_stored_response_is_told_so() {
+async fn a_client_that_has_a_stored_response_is_answered_304() {
     let inner = unconditional("max-age=60");
     let shop = shop(&inner);
     ask(&shop, get("/")).await;
@@ -289,7 +290,7 @@ async fn a_client_that_has_a_stored_response_is_told_so() {
 
 /// A9
 #[tokio::test(start_paused = true)]
-async fn clients_who_wait_for_a_load_are_each_told_what_they_asked() {
+async fn waiters_for_a_load_get_the_answer_to_their_own_condition() {
     for (leading, leader_has_it) in conditions() {
         let inner = unconditional("max-age=60").held();
         let shops = replicas(2, &inner);
@@ -307,7 +308,7 @@ async fn clients_who_wait_for_a_load_are_each_told_what_they_asked() {
             assert_is(&follower.await.unwrap(), has_it, "a follower");
         }
         for seen in all(plain).await {
-            assert_is(&seen, false, "one who has nothing");
+            assert_is(&seen, false, "without a copy");
         }
         assert_eq!(inner.calls(), 1);
         assert_is(&ask(&shops[0], get("/")).await, false, "the next");
@@ -315,7 +316,7 @@ async fn clients_who_wait_for_a_load_are_each_told_what_they_asked() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_has_a_private_response_is_told_so_too() {
+async fn a_client_that_has_a_private_response_is_answered_304_too() {
     for (request, not_modified) in conditions() {
         let shop = shop(&unconditional("private"));
         let case = format!("{:?}", request.headers());
@@ -323,9 +324,9 @@ async fn a_client_that_has_a_private_response_is_told_so_too() {
     }
 }
 
-/// A handler may confirm what there is, and add what is one client's own.
+/// A handler may confirm the representation, and add fields for one client only.
 #[tokio::test(start_paused = true)]
-async fn a_confirmation_that_is_not_to_be_stored_is_for_its_own_client_only() {
+async fn an_unshareable_304_is_for_its_own_client_only() {
     let inner = Inner::with(|n, request| {
         let headers = [("etag", TAG), ("cache-control", "max-age=10")];
         let user = ("x-user", sent(request, "x-session"));

@@ -1,5 +1,5 @@
-//! Responses that depend on request headers (RFC 9111, 4.1): each kind of request has its own, also while all of
-//! them wait for the first.
+//! Responses that depend on request headers (RFC 9111, 4.1): each kind of request has a separate response, also while
+//! all of them wait for the first.
 
 use http::header::{ACCEPT_LANGUAGE, HeaderName};
 use stampede_guard::http::{HttpPolicy, cache_key};
@@ -16,7 +16,7 @@ pub(super) fn in_language(language: &str) -> Req {
     request("GET", "/", &[("accept-language", language)])
 }
 
-/// Answers in the language that was asked for, with the number of the call.
+/// Answers in the request's language, with the number of the call.
 fn speaking(status: u16, control: &'static str) -> Inner {
     Inner::with(move |n, request| {
         let headers = [("vary", "Accept-Language"), ("cache-control", control)];
@@ -31,7 +31,7 @@ fn crowd_of_languages(shops: &[Shop], n: usize) -> Vec<(&'static str, tokio::tas
     all.map(|(language, shop)| (language, send(shop, in_language(language)))).collect()
 }
 
-/// What all of them saw; each in its own language.
+/// All responses; each must be in its request's language.
 async fn each_in_its_own(crowd: Vec<(&'static str, tokio::task::JoinHandle<Seen>)>) -> Vec<Seen> {
     let mut seen = Vec::new();
     for (language, one) in crowd {
@@ -68,7 +68,7 @@ async fn each_variant_is_stored_beside_the_others() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_says_the_same_is_one_variant() {
+async fn equivalent_header_values_are_one_variant() {
     let alike: [(&str, &[&str]); 4] = [
         ("accept-language", &["de,en;q=0.5", "de, en;q=0.5", "de , en;q=0.5"]),
         ("accept-encoding", &["gzip,br", "br, gzip", "br;q=1.0,gzip"]),
@@ -112,24 +112,24 @@ async fn several_headers_make_a_variant_for_each_combination() {
         }
     }
     assert_eq!(inner.calls(), 4);
-    // One header's value is not another's.
+    // One header's value is not taken for another's.
     ask(&shop, request("GET", "/", &[("accept-language", "1"), ("x-tier", "de")])).await;
     assert_eq!(inner.calls(), 5);
 }
 
-/// A4, A5: requests wait for each other before anybody knows that they want different things.
+/// A4, A5: requests wait for each other before it is known that they want different variants.
 #[tokio::test(start_paused = true)]
 async fn on_a_cold_key_variants_coalesce_only_among_themselves() {
     let inner = speaking(200, "max-age=60").held();
     let shops = replicas(2, &inner);
     let crowd = crowd_of_languages(&shops, 10);
     settle().await;
-    assert_eq!(inner.calls(), 1, "nobody knows yet");
+    assert_eq!(inner.calls(), 1, "the variants are unknown");
     inner.gate.open();
     let seen = each_in_its_own(crowd).await;
     assert_eq!(seen.len(), 60);
     assert_eq!(inner.calls(), 3, "one load for each language in the fleet");
-    // On a warm one, each of them is a flight of its own.
+    // On a warm key, each variant is a separate flight.
     let mut crowd = crowd_of_languages(&shops, 1);
     crowd.extend(["it", "it"].map(|language| (language, send(&shops[0], in_language(language)))));
     each_in_its_own(crowd).await;
@@ -138,7 +138,7 @@ async fn on_a_cold_key_variants_coalesce_only_among_themselves() {
 
 /// A4, A5
 #[tokio::test(start_paused = true)]
-async fn what_varies_on_everything_is_shared_with_nobody_also_not_in_place_of_a_variant() {
+async fn a_response_that_varies_on_everything_is_not_shared_and_replaces_no_variant() {
     let inner = Inner::with(|n, request| {
         let vary = if n == 2 { "accept-language, *" } else { "accept-language" };
         Ok(respond(200, &[("vary", vary)], whole(format!("{} {n}", sent(request, "accept-language")))))
@@ -153,7 +153,7 @@ async fn what_varies_on_everything_is_shared_with_nobody_also_not_in_place_of_a_
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_varies_on_nine_headers_is_shared_with_nobody() {
+async fn a_response_that_varies_on_nine_headers_is_not_shared() {
     let names = |n: usize| (0..n).map(|n| format!("x-{n}")).collect::<Vec<_>>().join(", ");
     for (many, calls) in [(8, 1), (9, 2)] {
         let vary = names(many);
@@ -167,7 +167,7 @@ async fn what_varies_on_nine_headers_is_shared_with_nobody() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_policy_can_vary_on_what_responses_do_not_mention() {
+async fn the_policy_can_vary_on_headers_that_responses_do_not_name() {
     let inner = Inner::with(|n, request| {
         let text = format!("{}/{} {n}", sent(request, "x-tenant"), sent(request, "accept-language"));
         let varied = sent(request, "x-varied").is_empty();
@@ -189,7 +189,7 @@ async fn the_policy_can_vary_on_what_responses_do_not_mention() {
         assert!(one.await.unwrap().text().starts_with(&format!("{tenant}/")));
     }
     assert_eq!(inner.calls(), 2);
-    // Beside what the response varies on.
+    // Beside the headers that the response varies on.
     for tenant in tenants {
         for language in ["de", "en", "de"] {
             let headers = [("x-tenant", tenant), ("accept-language", language), ("x-varied", "1")];
@@ -200,13 +200,13 @@ async fn the_policy_can_vary_on_what_responses_do_not_mention() {
     assert_eq!(inner.calls(), 6);
 }
 
-/// The origin was deployed anew: what was stored by the old list of names must not answer by it.
+/// After a deploy of the origin, responses stored by the old list of names must not be found by it.
 #[tokio::test(start_paused = true)]
-async fn a_resource_that_depends_on_other_headers_than_before_begins_anew() {
+async fn a_resource_with_a_changed_vary_begins_anew() {
     for (before, after) in [("accept-language", "accept-language, x-tier"), ("accept-language", "x-tier")] {
         let inner = Inner::with(move |n, request| {
             let vary = if n <= 2 { before } else { after };
-            // What does not select is not in the answer.
+            // A header that does not select is not in the answer.
             let part = |name: &'static str| if vary.contains(name) { sent(request, name) } else { "" };
             let text = format!("{}/{}", part("accept-language"), part("x-tier"));
             Ok(respond(200, &[("vary", vary)], whole(text)))
@@ -225,7 +225,7 @@ async fn a_resource_that_depends_on_other_headers_than_before_begins_anew() {
                 |name, value: &str| if after.contains(name) { value.to_owned() } else { String::new() };
             format!("{}/{}", part("accept-language", language), part("x-tier", tier))
         };
-        // The third told that the names have changed, so nothing is found by the old ones.
+        // The third response told that the names have changed, so nothing is found by the old ones.
         for _ in 0..2 {
             for language in ["de", "en", "fr"] {
                 for tier in ["1", "2"] {
@@ -248,7 +248,7 @@ async fn an_invalidation_and_an_unsafe_request_remove_all_variants() {
             "invalidate" => {
                 guard.invalidate(cache_key(&"http://shop.example/".parse().unwrap()).unwrap()).await.unwrap();
             }
-            // It says nothing about which variant it changes.
+            // The request does not say which variant it changes.
             "post" => drop(ask(&shop, request("POST", "/", &[("accept-language", "fr")])).await),
             _ => {}
         }
@@ -280,14 +280,14 @@ async fn a_head_is_answered_with_its_own_variant() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stale_variant_answers_at_once_and_is_loaded_anew_in_its_own_language() {
+async fn a_stale_variant_answers_at_once_and_is_loaded_again_in_its_own_language() {
     let inner = speaking(200, "max-age=10, stale-while-revalidate=30");
     let shops = replicas(2, &inner);
     each_in_its_own(crowd_of_languages(&shops[..1], 1)).await;
     tokio::time::sleep(secs(12)).await;
     inner.gate.close();
     let seen = each_in_its_own(crowd_of_languages(&shops, 5)).await;
-    assert!(seen.iter().all(|seen| seen.remark() == "hit; ttl=-2"), "nobody waits");
+    assert!(seen.iter().all(|seen| seen.remark() == "hit; ttl=-2"), "none waits");
     assert_eq!(inner.calls(), 6, "one background load for each language");
     inner.gate.open();
     settle().await;
@@ -296,9 +296,9 @@ async fn a_stale_variant_answers_at_once_and_is_loaded_anew_in_its_own_language(
     assert_eq!(inner.calls(), 6);
 }
 
-/// A variant that came late outlives the one in whose place the others are found.
+/// A later variant outlives the one through which the variants are found.
 #[tokio::test(start_paused = true)]
-async fn a_variant_is_found_while_it_is_fresh_though_the_first_one_is_not() {
+async fn a_fresh_variant_is_found_after_the_first_one_is_stale() {
     let inner = speaking(200, "max-age=10");
     let shop = shop(&inner);
     assert_eq!(ask(&shop, in_language("de")).await.text(), "de 1");
@@ -324,14 +324,14 @@ async fn failures_have_variants_too() {
         for seen in each_in_its_own(crowd).await {
             assert_eq!(seen.status, status);
         }
-        assert_eq!(inner.calls(), 3, "{status}: a failure is told to those who wait for it");
+        assert_eq!(inner.calls(), 3, "{status}: a failure is shared with its waiters");
         each_in_its_own(crowd_of_languages(&shops[..1], 1)).await;
         assert_eq!(inner.calls(), if stored { 3 } else { 6 }, "{status}");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn strictly_a_stored_language_answers_who_prefers_it() {
+async fn strictly_a_stored_language_answers_clients_that_prefer_it() {
     let inner = Inner::with(|n, _| {
         let headers =
             [("vary", "accept-language"), ("content-language", "de"), ("cache-control", "max-age=60")];
@@ -347,9 +347,9 @@ async fn strictly_a_stored_language_answers_who_prefers_it() {
     }
 }
 
-/// A5: a header that is no choice among representations, but an identity, does not fill the store.
+/// A5: a header that identifies clients, in place of selecting a representation, does not fill the store.
 #[tokio::test(start_paused = true)]
-async fn no_more_variants_are_stored_than_may_be_and_all_are_answered() {
+async fn at_most_max_variants_are_stored_and_all_requests_are_answered() {
     let inner = speaking(200, "max-age=60");
     let replicas = replicas_with(2, &inner, policy().http(HttpPolicy::default().max_variants(3)));
     for (round, replica) in replicas.iter().enumerate() {
@@ -364,7 +364,7 @@ async fn no_more_variants_are_stored_than_may_be_and_all_are_answered() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_key_is_told_if_the_policy_says_so() {
+async fn the_key_is_reported_if_the_policy_says_so() {
     let inner = speaking(200, "max-age=60");
     let shop = shop_with(&inner, policy().http(HttpPolicy::default().tell_key(true)));
     let key = "key=\"http:http:shop.example:/\"";

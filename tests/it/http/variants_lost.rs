@@ -1,4 +1,4 @@
-//! What throws the variants of a resource away, and what does not.
+//! Events that remove a resource's variants, and events that do not.
 
 use stampede_guard::StampedeGuard;
 use stampede_guard::http::{HttpPolicy, cache_key};
@@ -14,7 +14,7 @@ fn by(headers: &[(&str, &str)]) -> Req {
     request("GET", "/", headers)
 }
 
-/// An error page seldom says what it varies by; that made one error throw away what stands in for it.
+/// An error page seldom has a `Vary`. Regression: one error removed the variants that could stand in for it.
 #[tokio::test(start_paused = true)]
 async fn an_error_says_nothing_about_the_variants_that_are_stored() {
     let inner = Inner::with(|n, request| {
@@ -35,10 +35,10 @@ async fn an_error_says_nothing_about_the_variants_that_are_stored() {
     }
 }
 
-/// Who comes while somebody loads does not look: that load began because there was nothing. Where there are variants, there
-/// was nothing for one of them.
+/// A request that comes during a load makes no look-up, since the load began because nothing was found. But with
+/// variants, only one of them was not found.
 #[tokio::test(start_paused = true)]
-async fn who_asks_for_a_fresh_variant_waits_for_no_other() {
+async fn a_request_for_a_fresh_variant_waits_for_no_other() {
     for ill in [None, Some(503)] {
         let inner = Inner::with(move |n, request| {
             let language = sent(request, "accept-language").to_owned();
@@ -70,9 +70,9 @@ async fn who_asks_for_a_fresh_variant_waits_for_no_other() {
     }
 }
 
-/// A validation that tells of a header which nobody knew of has told for whom it is: for that request's like only.
+/// A validation that names a new `Vary` header is for requests with the same value of it only.
 #[tokio::test(start_paused = true)]
-async fn what_turns_out_to_vary_by_more_is_validated_for_nobody_else() {
+async fn a_validation_with_a_longer_vary_is_for_equal_requests_only() {
     let inner = Inner::with(|n, request| {
         let (language, tenant) = (sent(request, "accept-language"), sent(request, "x-tenant"));
         let dated = ("last-modified", "Tue, 15 Nov 1994 12:45:26 GMT");
@@ -97,8 +97,8 @@ async fn what_turns_out_to_vary_by_more_is_validated_for_nobody_else() {
     }
 }
 
-/// The variants of a resource are found by what is stored for the resource itself. A load that had read that, and got the
-/// lease only after it was invalidated, brought them all back.
+/// The variants are found through the resource's own entry. Regression: a load that had read this entry, and got the
+/// lease only after an invalidation, restored all variants.
 #[cfg(feature = "testing")]
 #[tokio::test(start_paused = true)]
 async fn an_invalidation_between_look_up_and_lease_invalidates_all_variants() {
@@ -135,9 +135,9 @@ async fn an_invalidation_between_look_up_and_lease_invalidates_all_variants() {
     assert_eq!(ask(&shop, in_language("de")).await.text(), "de 4");
 }
 
-/// What is expired is the resource, and so each of its variants, wherever it is stored.
+/// The resource is expired, and with it each of its variants, wherever they are stored.
 #[tokio::test(start_paused = true)]
-async fn an_expiry_is_of_all_variants() {
+async fn an_expiry_reaches_all_variants() {
     for control in
         ["max-age=60, stale-if-error=60", "max-age=60, stale-while-revalidate=60, stale-if-error=60"]
     {
@@ -152,7 +152,8 @@ async fn an_expiry_is_of_all_variants() {
             ask(&shop, in_language(language)).await;
         }
         guard.expire(cache_key(&"http://shop.example/".parse().unwrap()).unwrap()).await.unwrap();
-        // The first is not the one that is stored with the resource: with it the others come back or stay away.
+        // Starts with another variant than the one stored with the resource: a load of that one decides about the
+        // others.
         for (n, language) in ["en", "fr", "de"].iter().enumerate() {
             let seen = ask(&shop, in_language(language)).await;
             assert_eq!(seen.text(), format!("{language} {}", n + 4), "{control}");
@@ -160,9 +161,10 @@ async fn an_expiry_is_of_all_variants() {
     }
 }
 
-/// Each answer in the other format threw away what was stored in all languages, and was not stored itself.
+/// Regression: each answer in the other format removed the stored responses of all languages, and was not stored
+/// itself.
 #[tokio::test(start_paused = true)]
-async fn answers_that_are_chosen_by_less_leave_the_others_where_they_are() {
+async fn an_answer_with_a_shorter_vary_leaves_the_other_variants_stored() {
     let inner = Inner::with(|n, request| {
         let (format, coding) = (sent(request, "accept"), sent(request, "accept-encoding"));
         let headers: &[_] = match (format, coding) {
@@ -187,9 +189,10 @@ async fn answers_that_are_chosen_by_less_leave_the_others_where_they_are() {
     assert_eq!(inner.calls(), all.len());
 }
 
-/// What is where the resource is decides what it depends on: an origin that has learnt to depend on less is believed in the end.
+/// The resource's own entry determines the headers that it depends on: an origin that depends on fewer headers is
+/// believed with the next load.
 #[tokio::test(start_paused = true)]
-async fn a_resource_that_depends_on_less_than_before_does_so_with_its_next_load() {
+async fn a_resource_with_a_shorter_vary_uses_it_from_its_next_load_on() {
     let inner = Inner::with(|n, _| {
         let lasting = ("cache-control", "max-age=10");
         let headers: &[_] = if n <= 2 { &[("vary", "x-tier"), lasting] } else { &[lasting] };
@@ -206,7 +209,7 @@ async fn a_resource_that_depends_on_less_than_before_does_so_with_its_next_load(
     }
 }
 
-/// Each of them loaded: what they came to was stored in the place of the first.
+/// Regression: each of them loaded, because their responses were stored in the first one's place.
 #[tokio::test(start_paused = true)]
 async fn requests_with_credentials_behind_another_variant_share_a_load() {
     let inner = Inner::with(|n, request| {
@@ -226,7 +229,7 @@ async fn requests_with_credentials_behind_another_variant_share_a_load() {
     assert_eq!(inner.calls(), 2);
 }
 
-/// They were hits again.
+/// Regression: the expired variants were hits again.
 #[tokio::test(start_paused = true)]
 async fn an_expiry_holds_for_other_variants_once_the_load_has_failed() {
     let inner = Inner::with(|n, request| {
@@ -251,7 +254,7 @@ async fn an_expiry_holds_for_other_variants_once_the_load_has_failed() {
     assert!(seen.remark().starts_with("fwd="), "{} {}", seen.text(), seen.remark());
 }
 
-/// It was a 502.
+/// Regression: this was a 502.
 #[tokio::test(start_paused = true)]
 async fn a_value_that_stands_in_is_never_another_variant() {
     let inner = Inner::with_headers(&[("cache-control", "max-age=10"), ("vary", "accept-language")]);

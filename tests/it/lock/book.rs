@@ -1,5 +1,5 @@
-//! The mutex where the locks of Redis in Action (6.2 and 11.2) go wrong or are silent: rows S3, as far as they are
-//! about locks. What is about semaphores is beside this.
+//! Tests of the mutex for the flaws and gaps of the locks in Redis in Action (6.2 and 11.2): the rows S3 about locks.
+//! The rows about semaphores are tested in `semaphore`.
 
 use std::time::Duration;
 
@@ -23,9 +23,10 @@ fn with(locks: &Locks, set: impl FnOnce(MutexBuilder) -> MutexBuilder) -> Mutex 
     set(locks.mutex("market")).build().expect("valid")
 }
 
-/// S3.1, S3.4: ten seconds where nothing is said, and as in the book's test a hundredth of one.
+/// S3.1, S3.4: `lock` gives up after ten seconds by default, or after its `acquire_timeout`, here 10 ms as in the
+/// book's test.
 #[tokio::test(start_paused = true)]
-async fn it_is_given_up_after_ten_seconds_or_as_told() {
+async fn lock_gives_up_after_ten_seconds_or_its_timeout() {
     let store = MemoryStore::new();
     let (one, other) = (Locks::new(store.clone()), Locks::new(store));
     let _held = locked(&with(&one, |builder| builder)).await;
@@ -45,9 +46,9 @@ async fn it_is_given_up_after_ten_seconds_or_as_told() {
     }
 }
 
-/// S3.5: the flaw of no attempt at all.
+/// S3.5: the flaw of making no attempt at all when the timeout is zero.
 #[tokio::test]
-async fn without_any_time_there_is_one_attempt() {
+async fn a_timeout_of_zero_makes_one_attempt() {
     let server = RedisServer::start();
     let locks = node(&server).await;
     let [one, other] = [(); 2].map(|()| with(&locks, |builder| builder.acquire_timeout(Duration::ZERO)));
@@ -56,15 +57,16 @@ async fn without_any_time_there_is_one_attempt() {
     assert!(matches!(busy, LockError::AcquireTimeout { attempts: 1, .. }), "{busy:?}");
 }
 
-/// S3.2, S3.3, S3.9: in milliseconds, never for longer by being rounded to seconds, and with the token as its value.
+/// S3.2, S3.3, S3.9: the key's TTL is set in milliseconds, is never rounded up to seconds, and the key's value is the
+/// token.
 #[tokio::test]
-async fn the_key_holds_the_token_for_its_time() {
+async fn the_key_holds_the_token_for_its_time_to_live() {
     let server = RedisServer::start();
     let locks = node(&server).await;
     for (ttl, least, most) in [(ms(1_200), 1_101, 1_200), (Duration::from_micros(1_200_001), 1_101, 1_201)] {
         let mutex = with(&locks, |builder| builder.ttl(ttl));
         let mut longest = 0;
-        // Some of it is over before it is looked at: more on a busy machine, but not each time.
+        // Part of the TTL passes before PTTL reads it: much on a busy machine, but not in every round.
         for _ in 0..10 {
             let mut guard = locked(&mutex).await;
             let left: i64 = server.run(&["PTTL", mutex.key()]);
@@ -85,7 +87,7 @@ struct Config {
     redis: String,
 }
 
-/// The role `book.holder`: holds the lock for three seconds, and would not release it.
+/// The role `book.holder`: acquires the lock for three seconds, and never releases it.
 fn holder(child: Child) -> BoxFuture<'static, ()> {
     Box::pin(async move {
         let Config { redis } = child.config();
@@ -95,7 +97,7 @@ fn holder(child: Child) -> BoxFuture<'static, ()> {
     })
 }
 
-/// The role `book.crowd`: takes and releases 25 locks as fast as it can, with times to live of all kinds.
+/// The role `book.crowd`: acquires and releases 25 locks as fast as it can, with random TTLs.
 fn crowd(mut child: Child) -> BoxFuture<'static, ()> {
     Box::pin(async move {
         let Config { redis } = child.config();
@@ -113,7 +115,7 @@ fn crowd(mut child: Child) -> BoxFuture<'static, ()> {
     })
 }
 
-/// S3.15: the others wait for the rest of its time, and not for ever.
+/// S3.15: after a crash of the holder, waiters wait for the rest of its TTL, and not for ever.
 #[tokio::test]
 async fn a_holder_that_crashes_costs_its_time_to_live() {
     let server = RedisServer::start();
@@ -127,8 +129,8 @@ async fn a_holder_that_crashes_costs_its_time_to_live() {
     assert!(since.elapsed() < ms(3_000) + A_MOMENT, "{:?}", since.elapsed());
 }
 
-/// S3.7: the flaw of a key that is set first and given its time to live next. Forty processes with 25 locks on their
-/// way each are killed after a random time.
+/// S3.7: the flaw of setting the key first and its TTL next. Forty processes, each with 25 acquisitions in flight, are
+/// killed after a random time.
 #[tokio::test]
 async fn a_thousand_acquisitions_killed_anywhere_leave_no_key_for_ever() {
     let server = RedisServer::start();
@@ -150,10 +152,10 @@ async fn a_thousand_acquisitions_killed_anywhere_leave_no_key_for_ever() {
     .await;
 }
 
-/// S3.8: a lock that a crash of the book's own code left for ever. It is seen, it is waited for in vain and not for
-/// ever, and it is removed by force only.
+/// S3.8: a key without a TTL, as a crash of the book's own code leaves it. The mutex reports it as held, waiters time
+/// out, and only `force_unlock` removes it.
 #[tokio::test]
-async fn a_foreign_key_without_an_end_is_busy_and_no_trap() {
+async fn a_foreign_key_without_a_ttl_is_busy_and_waiters_time_out() {
     let server = RedisServer::start();
     let locks = node(&server).await;
     for waiting in [Waiting::Notify, Waiting::Poll { interval: ms(10), jitter: 0.1 }] {
@@ -172,7 +174,8 @@ async fn a_foreign_key_without_an_end_is_busy_and_no_trap() {
     }
 }
 
-/// S3.10: the book's test of 6.2: it is had, a second one is not, it comes back by itself, and is released once.
+/// S3.10: the book's test of 6.2. One node acquires, another is refused until the TTL ends, and each guard releases
+/// once.
 #[tokio::test]
 async fn only_the_holder_releases() {
     let server = RedisServer::start();
@@ -187,8 +190,8 @@ async fn only_the_holder_releases() {
     assert!(locked(&one).await.unlock().await.expect("asks"));
 }
 
-/// S3.11, S3.12: nothing is watched and tried again; after the first time, scripts are named and not sent; and a server
-/// that forgot them is told them again.
+/// S3.11, S3.12: no step is a WATCH with retries. Each step is one EVALSHA, and a server that lost the scripts
+/// receives them again.
 #[tokio::test]
 async fn each_step_is_one_cached_script() {
     let server = RedisServer::start();
@@ -202,7 +205,7 @@ async fn each_step_is_one_cached_script() {
         });
         let queue = "sg1:mq:{default:market}";
         eventually_eq("it waits", SOON, 1, async || server.run::<usize>(&["LLEN", queue])).await;
-        // For longer: who waits is told of a shorter time, and asks.
+        // A longer TTL: a shorter one would be announced to the waiter, which would then send a command.
         assert!(guard.extend(ms(120_000)).await.expect("asks") && guard.unlock().await.expect("asks"));
         assert!(next.await.expect("joined"));
     };
@@ -219,20 +222,21 @@ async fn each_step_is_one_cached_script() {
 
 /// S3.13
 #[tokio::test]
-async fn the_books_prefix_is_on_offer() {
+async fn the_books_key_prefix_is_supported() {
     let server = RedisServer::start();
     let mutex = with(&connected(&server.url()).await, |builder| builder.prefix("lock:"));
     assert_eq!(mutex.key(), "lock:market");
     let guard = locked(&mutex).await;
     assert_eq!(server.run::<String>(&["GET", "lock:market"]), guard.token());
-    // The book's own acquire excludes it, and is excluded.
+    // The book's own acquire is refused.
     assert_eq!(server.run::<i64>(&["SETNX", "lock:market", "theirs"]), 0);
 }
 
-/// S3.14: failure (a) of the book's list, a lock that is lost without its holder knowing. A renewed one is told at its
-/// next renewal, another one when its time is over; and whoever worked under it is told at the end.
+/// S3.14: failure (a) of the book's list, a lock that is lost without its holder's knowledge. A guard that renews
+/// learns of the loss at its next renewal, any other guard when its TTL ends. `synchronize` reports the loss after the
+/// work.
 #[tokio::test]
-async fn a_holder_whose_lock_has_gone_is_told() {
+async fn a_holder_learns_that_its_lock_is_lost() {
     let server = RedisServer::start();
     let locks = node(&server).await;
     for renews in [true, false] {
@@ -251,7 +255,7 @@ async fn a_holder_whose_lock_has_gone_is_told() {
     }
 }
 
-/// What is written to beside the lock, and refuses those who come after the next one.
+/// A resource beside the lock. It refuses a write with a fence below the last accepted one.
 #[derive(Debug, Default)]
 struct Register {
     fence: u64,
@@ -268,8 +272,8 @@ impl Register {
     }
 }
 
-/// S3.16: failures (c) and (d), many who all believe that they hold it: 2,000 acquisitions of two nodes, some of which
-/// are lost before they write. Their fences only grow, and a late write is refused.
+/// S3.16: failures (c) and (d), several clients that each believe to hold the lock. Two nodes make 2,000 acquisitions,
+/// some of which are lost before they write. Fences only grow, and a late write is refused.
 #[tokio::test]
 async fn fences_only_grow_and_a_late_write_is_refused() {
     const ACQUISITIONS: u32 = 2_000;
@@ -283,7 +287,7 @@ async fn fences_only_grow_and_a_late_write_is_refused() {
         let lost = match acquisition % 20 {
             0 => {
                 let lost = fleeting[of].lock().await;
-                // On a busy machine a grant of 5 ms may come too late; then it was given back.
+                // On a busy machine a grant with a TTL of 5 ms may arrive too late; `lock` has then given it back.
                 let free = async || !lasting[of].is_locked().await.expect("asks");
                 eventually("it is lost", SOON, free).await;
                 lost.ok()
@@ -311,9 +315,9 @@ async fn fences_only_grow_and_a_late_write_is_refused() {
     assert_eq!(server.keys_without_ttl(), Vec::<String>::new(), "no counter is left for ever");
 }
 
-/// S3.22: pauses are spread where nothing else is said, and never shorter than asked.
+/// S3.22: by default, pauses between polls have jitter, which only lengthens the given interval.
 #[tokio::test(start_paused = true)]
-async fn polling_is_spread_by_default() {
+async fn polling_has_jitter_by_default() {
     let store = MemoryStore::new();
     let (one, other) = (Locks::new(store.clone()), Locks::new(store));
     let _held = locked(&with(&one, |builder| builder)).await;

@@ -1,4 +1,4 @@
-//! The lock toolkit, row by row of the systems it learned from; see `ROWS.md`.
+//! The lock toolkit, tested row by row against the earlier systems; see `ROWS.md`.
 
 pub(crate) mod book;
 pub(crate) mod mutex;

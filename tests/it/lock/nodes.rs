@@ -1,5 +1,5 @@
-//! Nodes for the tests of the locks, on a machine that is busy with other tests: at times it stands still for a second
-//! or two, and that says nothing about a lock.
+//! Connected nodes for the lock tests. Other tests keep the machine busy: at times it stands still for a second or
+//! two, which says nothing about a lock.
 
 use std::time::{Duration, Instant};
 
@@ -9,17 +9,17 @@ use crate::support::PATIENCE;
 use crate::support::probe::eventually;
 use crate::support::redis_server::RedisServer;
 
-/// What must happen, but not at any particular speed.
+/// Limit for an event that must happen, at no particular speed.
 pub(super) const SOON: Duration = Duration::from_secs(10);
 
-/// What must happen without anyone waiting for a time to live or a lease to end. Those are a minute where nothing is
-/// said, and this is far from it.
+/// Limit for an event that must not wait for a TTL or a lease to end. Both are a minute by default, far above this
+/// limit.
 pub(super) const AT_ONCE: Duration = Duration::from_secs(5);
 
-/// The same, beside a time to live of three seconds: one is waited for, and not two.
+/// Slack on top of a TTL of three seconds: too short for a second such TTL.
 pub(super) const A_MOMENT: Duration = Duration::from_millis(2_500);
 
-/// How often a call is made again. What is wrong for good ends there.
+/// How often a call is repeated before its failure counts as permanent.
 const TRIES: usize = 200;
 
 pub(super) fn ms(ms: u64) -> Duration {
@@ -28,11 +28,11 @@ pub(super) fn ms(ms: u64) -> Duration {
 
 pub(super) fn unconnected(url: &str) -> Locks {
     let client = redis::Client::open(url).expect("an address");
-    // A command may take longer than it should.
+    // On a busy machine a command may take longer than the default timeout.
     Locks::builder(client).command_timeout(SOON / 2).build().expect("valid")
 }
 
-/// Connects them: an attempt may take longer than it may.
+/// Connects the node. On a busy machine an attempt may exceed its timeout, so it is repeated.
 pub(super) async fn connect(locks: &Locks) {
     eventually("it connects", PATIENCE, async || locks.connect().await.is_ok()).await;
 }
@@ -43,16 +43,16 @@ pub(super) async fn connected(url: &str) -> Locks {
     locks
 }
 
-/// A connected node with the documented minimal rights, which hears its grants.
+/// A connected node with the documented minimal rights, subscribed to its grants.
 pub(super) async fn node(server: &RedisServer) -> Locks {
     connected(&server.minimal_user()).await
 }
 
-/// Acquires it.
+/// Acquires the mutex.
 pub(super) async fn locked(mutex: &Mutex) -> MutexGuard {
     for _ in 0..TRIES {
         match mutex.lock().await {
-            // It came when its time was as good as over, and was given back.
+            // The grant arrived when most of its TTL had passed, and was given back.
             Err(LockError::GrantedTooLate { elapsed, ttl }) if elapsed >= ttl / 2 => {}
             granted => return granted.expect("acquired"),
         }
@@ -60,8 +60,8 @@ pub(super) async fn locked(mutex: &Mutex) -> MutexGuard {
     panic!("each grant comes too late");
 }
 
-/// What whoever waits for it is told, whose time may be too short for a server that paused: that is an error of the
-/// store, and asked again.
+/// The error of acquiring a mutex that is held. If the server pauses for longer than the timeout, that is a store
+/// error, and the call is repeated.
 pub(super) async fn refused(mutex: &Mutex) -> LockError {
     let mut refused = mutex.lock().await.expect_err("it is held");
     for _ in 0..3 {
@@ -72,7 +72,7 @@ pub(super) async fn refused(mutex: &Mutex) -> LockError {
     refused
 }
 
-/// Until the store is there again.
+/// Repeats the call until the store answers.
 pub(super) async fn retried<T>(mut call: impl AsyncFnMut() -> Result<T, LockError>) -> T {
     let until = Instant::now() + PATIENCE;
     loop {

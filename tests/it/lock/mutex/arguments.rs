@@ -1,15 +1,15 @@
-//! Times to live, and that nothing that goes wrong leaves a key behind without one.
+//! Times to live: which are accepted, and that no failure leaves a key without one.
 
 use super::*;
 
 /// S0.3: in milliseconds.
 #[tokio::test]
-async fn a_time_to_live_is_the_servers() {
+async fn the_server_keeps_the_time_to_live() {
     let server = RedisServer::start();
     let locks = node(&server).await;
     let a = with(&locks, |builder| builder.ttl(ms(1_500)));
     let mut most = 0;
-    // Some of it is over before it is looked at: more on a busy machine, but not each time.
+    // Part of the TTL passes before PTTL reads it: much on a busy machine, but not in every round.
     for _ in 0..10 {
         let mut guard = locked(&a).await;
         let left = pttl(&server, a.key());
@@ -20,9 +20,9 @@ async fn a_time_to_live_is_the_servers() {
     assert!(most >= 1_300, "{most}");
 }
 
-/// S1.2: the flaw of a default that the README has and the code has not.
+/// S1.2: the flaw of a default that is in the README and not in the code.
 #[tokio::test]
-async fn it_is_sixty_seconds_where_nothing_is_said() {
+async fn the_default_ttl_is_sixty_seconds() {
     let server = RedisServer::start();
     let locks = node(&server).await;
     let a = Mutex::new(&locks, "m").expect("valid");
@@ -31,9 +31,9 @@ async fn it_is_sixty_seconds_where_nothing_is_said() {
     assert!((50_000..=60_000).contains(&left), "{left}");
 }
 
-/// S1.3: only where it was asked for.
+/// S1.3: only `non_expiring` omits it.
 #[tokio::test]
-async fn there_is_none_only_where_that_was_asked() {
+async fn only_a_non_expiring_mutex_has_no_ttl() {
     let server = RedisServer::start();
     let locks = node(&server).await;
     let a = with(&locks, MutexBuilder::non_expiring);
@@ -47,10 +47,10 @@ async fn there_is_none_only_where_that_was_asked() {
     assert!(pttl(&server, a.key()) > 0, "the next one's is its own");
 }
 
-/// S0.4, S1.4: the flaws of half a second that is an error after the key was set, and of a millisecond that is cut
-/// to none.
+/// S0.4, S1.4: the flaws of half a second, which failed after the key was set, and of less than a millisecond, which
+/// was cut to zero.
 #[tokio::test]
-async fn fractions_work_and_none_is_refused_before_anything_is_sent() {
+async fn a_ttl_may_be_a_fraction_and_zero_is_refused_before_any_command() {
     let server = RedisServer::start();
     let locks = node(&server).await;
     for ttl in [Duration::ZERO, Duration::from_micros(500), Duration::from_nanos(1)] {
@@ -65,7 +65,7 @@ async fn fractions_work_and_none_is_refused_before_anything_is_sent() {
     assert!(guard.is_owned().await.expect("asks"));
     let half = locks.mutex("half").ttl(ms(500)).acquire_timeout(SOON).build().expect("valid");
     let mut most = -1;
-    // It may be over before it is looked at, but not each time.
+    // The lock may expire before PTTL reads it, but not in every round.
     for _ in 0..10 {
         let _held = half.lock().await;
         most = most.max(pttl(&server, half.key()));
@@ -73,9 +73,9 @@ async fn fractions_work_and_none_is_refused_before_anything_is_sent() {
     assert!((1..=500).contains(&most), "{most}");
 }
 
-/// S0.20: the flaw of one number for two things.
+/// S0.20: the flaw of one setting for both.
 #[tokio::test]
-async fn how_long_it_is_waited_for_is_not_how_long_it_is_held() {
+async fn the_acquire_timeout_is_not_the_ttl() {
     let server = RedisServer::start();
     let locks = node(&server).await;
     let a = with(&locks, |builder| builder.ttl(Duration::from_secs(10)).acquire_timeout(ms(200)));
@@ -87,10 +87,10 @@ async fn how_long_it_is_waited_for_is_not_how_long_it_is_held() {
     assert!(guard.is_owned().await.expect("asks"));
 }
 
-/// S0.24, S0.4: a script is not rolled back where it fails. Names, times and options at random, on keys that are
-/// free, held, or hold what is no lock at all; whatever is answered, no key is left for ever.
+/// S0.24, S0.4: a script that fails is not rolled back. Random names, times and options, on keys that are free, held
+/// or of a foreign type: whatever the answer, no key is left without a TTL.
 #[tokio::test]
-async fn whatever_is_asked_leaves_no_key_for_ever() {
+async fn no_call_leaves_a_key_without_a_ttl() {
     const CALLS: usize = 600;
     let given = std::env::var("SG_SEED").ok().map(|seed| seed.parse().expect("SG_SEED is a number"));
     let seed = given.unwrap_or_else(|| fastrand::u64(..));
@@ -121,13 +121,13 @@ async fn whatever_is_asked_leaves_no_key_for_ever() {
             continue;
         };
         if random.u8(..8) == 0 {
-            // Foreign data in the place of the lock or of what belongs to it, of a type that no script expects.
+            // Foreign data in place of the lock, its queue or its fence, of a type that no script expects.
             let tag = mutex
                 .key()
                 .strip_prefix("sg1:m:")
                 .map_or_else(|| format!("{{{}}}", mutex.key()), str::to_owned);
             let key = [mutex.key().to_owned(), format!("sg1:mq:{tag}"), format!("sg1:mf:{tag}")];
-            // Where there is nothing: short names meet.
+            // Only where the key does not exist: short names collide.
             let put = "if redis.call('EXISTS', KEYS[1]) == 0 then
                 redis.call('SADD', KEYS[1], 'x')
                 redis.call('PEXPIRE', KEYS[1], 60000)

@@ -1,5 +1,4 @@
-//! `MutexGuard::bump`: a turn for each of those who wait, in one command, and one holder whatever becomes of its
-//! answer.
+//! `MutexGuard::bump`: each waiter gets a turn, with one command; and there is one holder even if the answer is lost.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,9 +7,9 @@ use super::*;
 use crate::support::monitor::Monitor;
 use crate::support::proxy::{Mode, Proxy};
 
-/// Three processes that work in steps take turns, each with one command and a greater fence.
+/// Three processes take turns, each with one command and a greater fence.
 #[tokio::test]
-async fn those_who_bump_take_turns() {
+async fn bumping_holders_take_turns() {
     const TURNS: usize = 50;
     let server = RedisServer::start();
     let nodes = [node(&server).await, node(&server).await, node(&server).await];
@@ -26,7 +25,7 @@ async fn those_who_bump_take_turns() {
         workers.push(tokio::spawn(async move {
             let mut guard = locked(&mutex).await;
             for number in 0..TURNS {
-                assert_eq!(turn.fetch_add(1, Ordering::Relaxed), number * 3 + at, "whose turn it is");
+                assert_eq!(turn.fetch_add(1, Ordering::Relaxed), number * 3 + at, "they take turns");
                 let now = usize::try_from(guard.fence()).expect("64 bits");
                 assert!(now > fence.swap(now, Ordering::Relaxed));
                 assert_eq!(guard.attempts(), 1);
@@ -43,15 +42,15 @@ async fn those_who_bump_take_turns() {
         worker.await.expect("joined");
     }
     let sent = monitor.finish();
-    // Three that queue at first, the holder's release, and one command for each turn.
+    // Three locks that queue, the holder's release, and one command for each turn.
     assert_eq!(sent.of("evalsha"), 3 + 1 + 3 * TURNS, "{sent:#?}");
     free(&server, AT_ONCE).await;
 }
 
-/// S1.23 for a bump: the server has given the mutex to the next, and the answer is lost with the connection. It is
-/// asked again with the same tokens: its place in the queue is one, and it is granted after the other.
+/// S1.23 for a bump: the server grants the mutex to the next waiter, and the answer is lost with the connection. The
+/// bump is sent again with the same tokens: it has one place in the queue, and is granted after the other waiter.
 #[tokio::test]
-async fn a_bump_whose_answer_is_lost_has_one_place() {
+async fn a_bump_with_a_lost_answer_has_one_place() {
     let server = RedisServer::start();
     let proxy = Proxy::start(server.port()).await;
     let client = redis::Client::open(format!("redis://minimal:pw@127.0.0.1:{}/", proxy.port()));
@@ -61,7 +60,7 @@ async fn a_bump_whose_answer_is_lost_has_one_place() {
     let other = node(&server).await;
     for locks in [&locks, &other] {
         warm(locks).await;
-        // The script, with what a bump sends beside a lock.
+        // The server also has to know the script of a bump.
         let mut guard = locked(&mutex(locks)).await;
         assert!(guard.bump().await.expect("asks") && guard.unlock().await.expect("asks"));
     }
@@ -78,7 +77,7 @@ async fn a_bump_whose_answer_is_lost_has_one_place() {
     queued(&server, 1).await;
     assert!(next.is_owned().await.expect("asks") && next.unlock().await.expect("asks"));
     let (was_held, mut guard) = bumped.await.expect("joined");
-    assert!(!was_held.expect("asks"), "nobody knows any more");
+    assert!(!was_held.expect("asks"), "the answer is lost");
     assert!(before < next.fence() && next.fence() < guard.fence());
     assert!(guard.is_owned().await.expect("asks") && guard.unlock().await.expect("asks"));
     free(&server, 2 * AT_ONCE).await;

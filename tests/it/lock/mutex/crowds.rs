@@ -1,4 +1,5 @@
-//! Hundreds of waiters of one process to whom the same happens at one moment: the server is asked about all of them at once.
+//! Hundreds of waiters of one process that meet the same event at one moment: the process asks the server about all of
+//! them at once.
 
 use super::*;
 
@@ -12,13 +13,13 @@ async fn crowd(server: &RedisServer, locks: &Locks) -> Vec<JoinHandle<u32>> {
     visitors
 }
 
-/// Waits until the subscription of one node is another one.
+/// Cuts the subscriptions and waits until they are made again.
 async fn heard_again(server: &RedisServer) {
     assert!(server.kill_pubsub() >= 1);
     eventually("it hears again", SOON, async || server.pubsub_clients() >= 2).await;
 }
 
-/// One question for all, and none is lost: each has its turn, in minutes of the mutex's time.
+/// One command asks for all waiters and none is lost: each acquires the mutex. Its TTL of a minute does not end.
 #[tokio::test]
 async fn a_lost_subscription_costs_one_question_for_all_waiters_of_a_process() {
     let server = RedisServer::start();
@@ -37,7 +38,7 @@ async fn a_lost_subscription_costs_one_question_for_all_waiters_of_a_process() {
     free(&server, SOON).await;
 }
 
-/// The mutex is freed while no waiter hears: all are passed over, and none is lost.
+/// The mutex is released while no waiter is subscribed: all are passed over, and none is lost.
 #[tokio::test]
 async fn waiters_that_were_passed_over_queue_again() {
     let server = RedisServer::start();
@@ -52,10 +53,10 @@ async fn waiters_that_were_passed_over_queue_again() {
     free(&server, SOON).await;
 }
 
-/// The queue is gone. The first waiter finds it out when it asks, and the process asks about the others then: all have a place
-/// again, while the mutex is held.
+/// The queue is deleted. The first waiter that asks finds out, and its process then asks about the other waiters: all
+/// queue again while the mutex is held.
 #[tokio::test]
-async fn waiters_whose_queue_is_lost_queue_again_together() {
+async fn waiters_of_a_lost_queue_queue_again_together() {
     let server = RedisServer::start();
     let (one, other) = (node(&server).await, node(&server).await);
     let mut holder = locked(&with(&one, |builder| builder.ttl(ms(600)).auto_renew(true))).await;
@@ -69,9 +70,10 @@ async fn waiters_whose_queue_is_lost_queue_again_together() {
     free(&server, SOON).await;
 }
 
-/// A node that may not subscribe any more hears nothing, ever. One waiter asks for all, twice a second; each has its turn.
+/// A node without the right to subscribe never hears a message. One waiter asks for all, twice a second, and each
+/// acquires the mutex.
 #[tokio::test]
-async fn of_those_that_hear_nothing_one_asks_for_all() {
+async fn one_waiter_asks_for_all_that_can_not_subscribe() {
     let server = RedisServer::start();
     let (one, url) = (node(&server).await, server.minimal_user());
     server.run::<()>(&["ACL", "SETUSER", "minimal", "-subscribe"]);
@@ -87,9 +89,9 @@ async fn of_those_that_hear_nothing_one_asks_for_all() {
     free(&server, SOON).await;
 }
 
-/// Their time is up at one moment; a waiter of another process keeps its place among them.
+/// The timeouts of many waiters end at one moment; a waiter of another process keeps its place among them.
 #[tokio::test]
-async fn time_outs_at_one_moment_leave_the_queue_together() {
+async fn waiters_that_time_out_at_one_moment_leave_together() {
     let server = RedisServer::start();
     let (one, other) = (node(&server).await, node(&server).await);
     warm(&other).await;

@@ -1,11 +1,11 @@
-//! A waiter that leaves takes nothing with it: neither its place, nor a grant that was on its way.
+//! A waiter that leaves gives up its place in the queue, and a grant on its way to it is not lost.
 
 use redis::aio::MultiplexedConnection;
 
 use super::*;
 use crate::support::probe::DropAt;
 
-/// As [`queued`], on a connection that stays: a thousand rounds look a few times each.
+/// As [`queued`], but on one connection: a thousand rounds ask a few times each.
 async fn queued_on(conn: &mut MultiplexedConnection, waiters: usize) {
     let reached = async {
         let mut length = redis::cmd("LLEN");
@@ -17,8 +17,8 @@ async fn queued_on(conn: &mut MultiplexedConnection, waiters: usize) {
     tokio::time::timeout(SOON, reached).await.unwrap_or_else(|_| panic!("{waiters} should wait"));
 }
 
-/// A thousand times a waiter is dropped at a random moment around the release that hands it the mutex, with another
-/// one behind it: no grant is lost. It would be missed for a minute.
+/// A thousand times, a waiter with another one behind it is dropped at about the moment of the release that grants it
+/// the mutex: no grant is lost. A lost grant would block the mutex for a minute.
 #[tokio::test]
 async fn a_thousand_dropped_waiters_lose_no_grant() {
     const ROUNDS: usize = 1_000;
@@ -35,13 +35,13 @@ async fn a_thousand_dropped_waiters_lose_no_grant() {
         let started = Instant::now();
         let unlock = async { holder.unlock().await.expect("asks") };
         let leave = async {
-            // The whole exchange takes about half a millisecond, most of it within a few turns of this thread; where
-            // the machine is busy, some times as long.
+            // The exchange takes about half a millisecond, mostly within a few yields of this thread; several times as
+            // long on a busy machine.
             for _ in 0..fastrand::usize(..30) << fastrand::u8(..4) {
                 tokio::task::yield_now().await;
             }
             leaves.abort();
-            // A guard that it had already is dropped by this.
+            // This drops the guard, if it was granted already.
             leaves.await.is_ok_and(|granted| granted.is_ok())
         };
         let (unlocked, had_it) = tokio::join!(unlock, leave);
@@ -59,8 +59,8 @@ async fn a_thousand_dropped_waiters_lose_no_grant() {
     free(&server, AT_ONCE).await;
 }
 
-/// In each of three processes some wait for as long as it takes, and as many again give up at random: those who stay
-/// are served, and at the end nobody has it.
+/// In each of three processes some waiters wait without limit, and as many give up at random: the former are all
+/// served, and at the end the mutex is free.
 #[tokio::test]
 async fn waiters_that_give_up_at_random_leave_the_others_alone() {
     const TIMES: usize = 40;
@@ -100,15 +100,15 @@ async fn waiters_that_give_up_at_random_leave_the_others_alone() {
         ended.expect("they are served, though others leave").expect("acquired");
     }
     let last = tokio::time::timeout(AT_ONCE, mutex(&node(&server).await).lock()).await;
-    let mut last = last.expect("nothing is left of those who gave up").expect("acquired");
+    let mut last = last.expect("a waiter that gave up left nothing").expect("acquired");
     assert!(last.unlock().await.expect("asks"));
     free(&server, AT_ONCE).await;
 }
 
-/// A place in the queue is given up while the mutex is still held, however its waiter leaves: it would be in the way of
-/// the next release, and stay for as long as the queue.
+/// A waiter that leaves while the mutex is held gives up its place: it would be in the way of the next release, and
+/// stay as long as the queue.
 #[tokio::test]
-async fn who_leaves_gives_its_place_up() {
+async fn a_waiter_that_leaves_gives_up_its_place() {
     let server = RedisServer::start();
     let (one, other) = (node(&server).await, node(&server).await);
     let _holder = locked(&mutex(&one)).await;
@@ -122,7 +122,8 @@ async fn who_leaves_gives_its_place_up() {
     queued(&server, 0).await;
 }
 
-/// The drop matrix: at each of its await points, free, busy, and before the node has connected.
+/// The drop matrix: an acquisition is dropped at each of its await points, of a free mutex, of a held one, and before
+/// the node has connected.
 #[tokio::test]
 async fn an_acquisition_dropped_at_any_await_point_loses_nothing() {
     for (busy, cold) in [(false, false), (true, false), (false, true), (true, true)] {
@@ -154,8 +155,8 @@ async fn an_acquisition_dropped_at_any_await_point_loses_nothing() {
     }
 }
 
-/// A guard that is shut down in the moment after its mutex was dropped has released it: nothing else would end one that
-/// does not expire.
+/// `StampedeGuard::shutdown` waits for the release of a mutex that was dropped just before: a mutex without a TTL
+/// would stay locked for ever.
 #[tokio::test]
 async fn a_mutex_dropped_just_before_its_guards_shutdown_is_released() {
     let server = RedisServer::start();

@@ -1,18 +1,18 @@
-//! A holder that is gone costs the others what is left of its time, however it went, and whatever became of the
-//! messages, the queue and the server's own expiry meanwhile.
+//! A holder that is gone costs the waiters the rest of its TTL, however it ended, and whatever happened to the
+//! messages, the queue and the server's own expiry.
 
 use stampede_guard::lock::Waiting;
 
 use super::*;
 use crate::support::processes::Fleet;
 
-/// A holder that left its key behind.
+/// Sets the key of a holder that is gone.
 fn left_behind(server: &RedisServer, ttl: Duration) {
     let token = format!("{}:{}", uuid::Uuid::new_v4().simple(), uuid::Uuid::new_v4().simple());
     server.run::<()>(&["SET", "sg1:m:{default:m}", &token, "PX", &ttl.as_millis().to_string()]);
 }
 
-/// S0.11: killed by SIGKILL, with three seconds to live; also one that is renewed all the time while it lives.
+/// S0.11: the holder is killed by SIGKILL, with a TTL of three seconds; with and without automatic renewal.
 #[tokio::test]
 async fn a_killed_holder_costs_its_time_to_live() {
     let lanes = ["lock 3000", "renewed 3000"].map(|tell| async move {
@@ -36,7 +36,7 @@ async fn a_killed_holder_costs_its_time_to_live() {
 }
 
 /// S0.12: the flaw of waiting for an `expired` event, which comes when the server gets to deleting the key: up to half
-/// a minute late among other keys, and among 200,000 not within one. A timer runs beside every wait.
+/// a minute late among other keys, and more than a minute late among 200,000. A timer runs beside every wait.
 #[tokio::test]
 async fn a_server_full_of_other_keys_delays_nothing() {
     let server = RedisServer::start();
@@ -57,11 +57,11 @@ async fn a_server_full_of_other_keys_delays_nothing() {
     }
 }
 
-/// S0.13: the flaw of waiting for ever where the server says nothing: FLUSHDB and FLUSHALL take queue and all, SWAPDB
-/// and RENAME the key alone, and eviction deletes it as DEL does. All of several waiters get it, at the latest when
-/// the time that they knew of is over.
+/// S0.13: the flaw of waiting for ever where the server announces nothing: FLUSHDB and FLUSHALL delete the queue too,
+/// SWAPDB and RENAME move the key alone, and eviction deletes the key as DEL does. Every waiter acquires the mutex, at
+/// the latest when the TTL that it knew of ends.
 #[tokio::test]
-async fn whatever_happens_to_the_key_its_waiters_get_it() {
+async fn waiters_acquire_whatever_happens_to_the_key() {
     let key = "sg1:m:{default:m}";
     let ways: [&[&str]; 6] = [
         &["FLUSHDB"],
@@ -81,13 +81,13 @@ async fn whatever_happens_to_the_key_its_waiters_get_it() {
         server.run::<()>(way);
         visited(visitors).await;
         let took = started.elapsed();
-        // Each of them may have to find out for itself, with its timer's jitter.
+        // Each of them may have to find out by its own timer, with its jitter.
         assert!(took <= ms(3 * 3_000), "{way:?}: {took:?}");
     });
     futures_util::future::join_all(lanes).await;
 }
 
-/// The same with a server that was restarted empty: the waiters outlive it, and one after the other gets the lock.
+/// The same with a server that restarts empty: the waiters outlive it, and acquire the mutex one after the other.
 #[tokio::test]
 async fn waiters_outlive_a_restart_of_the_server() {
     let server = RedisServer::start();
@@ -102,10 +102,10 @@ async fn waiters_outlive_a_restart_of_the_server() {
     assert!(!holder.unlock().await.expect("asks"));
 }
 
-/// S0.7 with a real pause: a holder that is stopped for longer than its time finds out when it goes on, and its
-/// unlock leaves the next one's lock alone.
+/// S0.7 with a real pause: a holder that is stopped for longer than its TTL learns of its loss when it resumes, and
+/// its unlock leaves the next holder's lock alone.
 #[tokio::test]
-async fn a_holder_that_was_paused_leaves_the_next_one_alone() {
+async fn a_paused_holder_leaves_the_next_holder_alone() {
     let server = RedisServer::start();
     let locks = node(&server).await;
     for tell in ["lock 500", "renewed 500"] {
@@ -123,8 +123,8 @@ async fn a_holder_that_was_paused_leaves_the_next_one_alone() {
     }
 }
 
-/// S1.25: a future instead of a timer around the work: it resolves when the time is over, which is before the server
-/// lets anybody else in, and no more than a hundredth and some milliseconds before.
+/// S1.25: `expired` replaces a timer around the work. It resolves before the server lets another client in, by at most
+/// 1 % and some milliseconds.
 #[tokio::test]
 async fn a_holder_knows_when_its_time_is_over() {
     let server = RedisServer::start();

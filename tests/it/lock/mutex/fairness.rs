@@ -1,4 +1,4 @@
-//! Those who wait are served in the order in which they came, and share one connection.
+//! Waiters are served in the order of their requests, and share one connection.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use tokio::sync::Mutex as AsyncMutex;
 
 use super::*;
 
-/// One for messages and one for commands; at any one moment, either may just be made anew.
+/// One connection for messages and one for commands; either may be reconnecting at any moment.
 async fn on_two_connections(server: &RedisServer) {
     eventually_eq("there are two connections", SOON, (1, 2), async || {
         (server.pubsub_clients(), server.client_count())
@@ -16,7 +16,7 @@ async fn on_two_connections(server: &RedisServer) {
 
 /// Twenty waiters in four processes, each queued behind the one before.
 #[tokio::test]
-async fn those_who_wait_are_served_in_order() {
+async fn waiters_are_served_in_order() {
     let server = RedisServer::start();
     let mut nodes = Vec::new();
     for _ in 0..4 {
@@ -42,15 +42,15 @@ async fn those_who_wait_are_served_in_order() {
     free(&server, AT_ONCE).await;
 }
 
-/// While somebody waits, who comes by does not get it: not by trying, and not by polling.
+/// While a client waits, another client can not acquire the mutex, neither by `try_lock` nor by polling.
 #[tokio::test]
-async fn nobody_barges_in() {
+async fn no_client_overtakes_the_queue() {
     let server = RedisServer::start();
     let (one, other) = (node(&server).await, node(&server).await);
     let mut holder = locked(&mutex(&one)).await;
     let next = waiter(&other);
     queued(&server, 1).await;
-    // It is free by other hands: the waiter knows nothing of it yet, and is served all the same.
+    // Another program deletes the key: the waiter does not know of it yet, and is served all the same.
     server.run::<()>(&["DEL", "sg1:m:{default:m}"]);
     assert!(mutex(&one).try_lock().await.expect("asks").is_none());
     let (next, took) = granted(next).await;
@@ -58,7 +58,7 @@ async fn nobody_barges_in() {
     assert!(!holder.unlock().await.expect("asks"));
 }
 
-/// A guard's locks are on its connections, and in its namespace.
+/// `guard.locks()` uses the guard's connections and its namespace.
 #[tokio::test]
 async fn the_locks_of_a_guard_share_its_connections() {
     let server = RedisServer::start();
@@ -73,15 +73,15 @@ async fn the_locks_of_a_guard_share_its_connections() {
     on_two_connections(&server).await;
     assert!(holder.unlock().await.expect("asks"));
     assert!(granted(next).await.1 < AT_ONCE);
-    // Closing them ends what is in the background, not the guard.
+    // Closing the locks ends their background work, not the guard.
     guard.locks().close().await;
     eventually("it stores", SOON, async || guard.insert("k", &1u32).await.is_ok()).await;
     let other = mutex(&node(&server).await);
     assert!(other.try_lock().await.expect("asks").is_some(), "another namespace is another lock");
 }
 
-/// S0.17: the flaw of a connection for each waiter, where the sixth of a process got a pool's error. 500 wait in one
-/// process, on its two connections, and each gets the mutex.
+/// S0.17: the flaw of a connection for each waiter, where the sixth waiter of a process got a pool's error. 500
+/// waiters of one process share its two connections, and each acquires the mutex.
 #[tokio::test]
 async fn five_hundred_waiters_share_one_subscription() {
     let server = RedisServer::start();
@@ -106,8 +106,8 @@ async fn five_hundred_waiters_share_one_subscription() {
     for waiter in waiters {
         attempts += waiter.await.expect("acquired");
     }
-    // Each was handed the mutex once, and asked for it once; and once more where the server paused, for each subscription
-    // that was made anew.
+    // Each waiter asks once and is granted the mutex once. If the server paused, it asks once more for each renewed
+    // subscription.
     let anew = (commands(&server, "subscribe") - before) as u64;
     assert!((500..=500 + 500 * anew).contains(&(attempts as u64)), "{attempts}, {anew} made anew");
     on_two_connections(&server).await;

@@ -1,9 +1,9 @@
-//! Connections that break, hang, or lose what was said, while somebody waits or holds.
+//! Connections that break, hang or lose messages while a client waits or holds.
 
 use super::*;
 use crate::support::proxy::{Mode, Proxy};
 
-/// A connected node behind a proxy, with the default settings: a command may take a second, and no longer.
+/// A connected node behind a proxy, with the default settings: a command may take one second.
 async fn proxied(server: &RedisServer) -> (Proxy, Locks) {
     warmed(server).await;
     let proxy = Proxy::start(server.port()).await;
@@ -13,10 +13,10 @@ async fn proxied(server: &RedisServer) -> (Proxy, Locks) {
     (proxy, locks)
 }
 
-/// S0.14: the flaw of fire and forget: the subscription is cut and the mutex unlocked before there is another one.
-/// The holder's time, after which the waiter would look anyway, is a minute.
+/// S0.14: the flaw of fire-and-forget messages. The subscription is cut, and the mutex is unlocked before the node has
+/// subscribed again. A waiter that missed this would ask when the holder's TTL ends, in a minute.
 #[tokio::test]
-async fn a_release_while_nobody_hears_is_found_out() {
+async fn a_release_while_unsubscribed_is_found() {
     let server = RedisServer::start();
     let (one, other) = (node(&server).await, node(&server).await);
     let mut took = Vec::new();
@@ -26,8 +26,8 @@ async fn a_release_while_nobody_hears_is_found_out() {
         let next = waiter(&other);
         queued(&server, 1).await;
         assert_eq!(server.kill_pubsub(), 2);
-        // At once; while the waiter asks whether it has missed something; and when it has, and nothing brings it what
-        // it is told until there is another subscription.
+        // At once; while the waiter asks whether it missed a message; and after its answer, when no message reaches it
+        // until it has subscribed again.
         tokio::time::sleep(ms(round % 3 * 5)).await;
         assert!(holder.unlock().await.expect("asks"));
         let (mut next, after) = granted(next).await;
@@ -36,12 +36,12 @@ async fn a_release_while_nobody_hears_is_found_out() {
     }
     took.sort();
     println!("median {:?}, worst {:?}", took[4], took[8]);
-    // The first cut of a connection is made good in some milliseconds, one after the other with a pause of up to 500.
+    // The first cut of a connection is repaired in some milliseconds, a repeated cut after a pause of up to 500 ms.
     assert!(took[8] < AT_ONCE, "{took:?}");
 }
 
-/// A connection that brings only messages dies without a sign: the server still counts it among those that hear what
-/// is said. Commands go on, the inbox is found dead by its ping, and the grant that went into it is found.
+/// A subscription's connection dies without a sign: the server still counts it as a subscriber. Commands go on, a ping
+/// finds the connection dead, and the waiter finds the grant that was sent into it.
 #[tokio::test]
 async fn a_grant_into_a_half_open_inbox_is_found() {
     let server = RedisServer::start();
@@ -52,15 +52,15 @@ async fn a_grant_into_a_half_open_inbox_is_found() {
     queued(&server, 1).await;
     proxy.set(Mode::BlackHoleOldSubscriptions);
     assert!(holder.unlock().await.expect("asks"));
-    // It was handed over: nobody else has a way to it.
+    // The mutex was granted to the waiter: no other client can acquire it.
     assert!(mutex(&one).try_lock().await.expect("asks").is_none());
     let (next, took) = granted(next).await;
     assert!(took < SOON, "{took:?}");
     assert!(retried(async || next.is_owned().await).await);
 }
 
-/// All connections of a waiter's process die without a sign, and it is granted the mutex. Whether it can still have it
-/// or is told that the store does not answer: it does not hang, and the mutex is not lost for the others.
+/// All connections of a waiter's process die without a sign, and the server grants it the mutex. The waiter acquires
+/// it or gets a store error: it does not hang, and the mutex is not lost for other clients.
 #[tokio::test]
 async fn a_grant_into_a_dead_host_is_not_lost() {
     let server = RedisServer::start();
@@ -79,9 +79,9 @@ async fn a_grant_into_a_dead_host_is_not_lost() {
     free(&server, SOON).await;
 }
 
-/// A node that is not allowed to subscribe hears nothing: it looks twice a second, and gets it.
+/// A node without the right to subscribe hears nothing: its waiter asks twice a second, and acquires the mutex.
 #[tokio::test]
-async fn without_the_right_to_subscribe_it_is_looked_at_twice_a_second() {
+async fn without_the_right_to_subscribe_a_waiter_asks_twice_a_second() {
     let server = RedisServer::start();
     let one = node(&server).await;
     server.run::<()>(&[
@@ -108,10 +108,10 @@ async fn without_the_right_to_subscribe_it_is_looked_at_twice_a_second() {
     }
 }
 
-/// S1.17: unlocking while the connection is cut is an error; the handle still counts as held, and unlocking can be
-/// asked for again, until there is an answer.
+/// S1.17: an unlock while the connection is cut is an error. The handle still counts as held, and `unlock` can be
+/// called again until it gets an answer.
 #[tokio::test]
-async fn an_unlock_that_failed_can_be_asked_for_again() {
+async fn a_failed_unlock_can_be_repeated() {
     let server = RedisServer::start();
     let (proxy, locks) = proxied(&server).await;
     let a = mutex(&locks);
@@ -139,10 +139,10 @@ async fn an_unlock_that_failed_can_be_asked_for_again() {
     drop(locked(&a).await);
 }
 
-/// S1.17: an unlock whose answer was lost was done all the same; asked again it says so truthfully, and nobody else's
+/// S1.17: an unlock with a lost answer was done all the same. Called again, it returns false, and no other holder's
 /// lock is touched.
 #[tokio::test]
-async fn an_unlock_whose_answer_was_lost_does_no_harm_when_asked_again() {
+async fn repeating_an_unlock_with_a_lost_answer_does_no_harm() {
     let server = RedisServer::start();
     let (proxy, locks) = proxied(&server).await;
     let other = node(&server).await;
@@ -159,8 +159,8 @@ async fn an_unlock_whose_answer_was_lost_does_no_harm_when_asked_again() {
     assert!(next.unlock().await.expect("asks"));
 }
 
-/// A holder that is renewed outlives a connection that is cut, and a holder whose server hangs for longer than its
-/// time knows that it may have lost it before anybody else can have it.
+/// A renewing holder outlives a cut connection. If the server hangs for longer than the TTL, the holder knows that its
+/// lock may be lost before another client can acquire it.
 #[tokio::test]
 async fn a_renewed_holder_outlives_a_cut_and_knows_of_a_pause() {
     let server = RedisServer::start();
@@ -180,10 +180,10 @@ async fn a_renewed_holder_outlives_a_cut_and_knows_of_a_pause() {
     assert_eq!(guard.remaining(), Some(Duration::ZERO));
 }
 
-/// A node's channel can be written to by others than this crate. Whoever is told there of a grant that nobody waits for gives
-/// it back, but only its own.
+/// Other programs can publish to a node's channel. A node that receives a grant for which no caller waits gives it
+/// back, but only if the token is its own.
 #[tokio::test]
-async fn what_is_said_of_anothers_mutex_frees_nothing() {
+async fn a_forged_grant_frees_no_other_nodes_mutex() {
     let server = RedisServer::start();
     let (one, other) = (node(&server).await, node(&server).await);
     eventually_eq("both hear", SOON, 2, async || server.pubsub_clients()).await;
@@ -194,7 +194,8 @@ async fn what_is_said_of_anothers_mutex_frees_nothing() {
     channels.retain(|channel| *channel != own);
     let said = format!("m{token}{:016}sg1:m:{{default:m}}", held.fence());
     assert_eq!(server.run::<usize>(&["PUBLISH", &channels[0], &said]), 1);
-    // What it has heard since was said after that, and what it asks for then is asked after what that made it ask for.
+    // Messages arrive in order, and so do commands: the grant of `n` follows the forged message, and the unlock of `n`
+    // follows every command that the message caused.
     let [first, second] = [&one, &other].map(|locks| locks.mutex("n").build().expect("valid"));
     let mut before = locked(&first).await;
     let next = tokio::spawn(async move { second.lock().await });

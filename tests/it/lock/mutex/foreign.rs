@@ -2,11 +2,11 @@
 
 use super::*;
 
-/// What such a program releases with.
+/// The script by which such a program releases.
 const COMPARE_AND_DELETE: &str =
     "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) else return 0 end";
 
-/// A server whose minimal user also has the keys that other programs lock with.
+/// A server on which the minimal user may also use the keys of other programs' locks.
 fn server() -> RedisServer {
     let server = RedisServer::start();
     server.run::<()>(&["ACL", "SETUSER", "minimal", "~lock:*"]);
@@ -26,14 +26,15 @@ fn foreign_unlock(server: &RedisServer, token: &str) -> bool {
     server.run(&["EVAL", COMPARE_AND_DELETE, "1", "lock:m", token])
 }
 
-/// Theirs excludes ours: it is seen, not acquired, not released by our failing to, and acquired when it is over.
+/// Another program's lock excludes ours: it is reported as held, a failed attempt does not release it, and after its
+/// end the mutex can be acquired.
 #[tokio::test]
-async fn what_others_hold_is_busy() {
+async fn another_programs_lock_is_busy() {
     let server = server();
     let locks = node(&server).await;
     let a = bare(&locks);
     assert_eq!(a.key(), "lock:m");
-    // One of them is as long as a token of ours, and one is no text.
+    // One token is as long as ours, and one is empty.
     let long = "x".repeat(65);
     for token in ["theirs", &long, "1", ""] {
         assert!(foreign_lock(&server, token, 60_000));
@@ -45,14 +46,15 @@ async fn what_others_hold_is_busy() {
         assert!(matches!(refused(&impatient).await, LockError::AcquireTimeout { .. }));
         assert_eq!(server.run::<String>(&["GET", "lock:m"]), token);
         assert!(foreign_unlock(&server, token));
-        // Not at the first try, if a place in the queue is just being given up.
+        // `lock` may have to wait: a place in the queue may just be given up.
         assert!(locked(&a).await.unlock().await.expect("asks"));
     }
 }
 
-/// Ours excludes theirs: their SET NX fails, their release deletes nothing, and after ours it succeeds.
+/// Our lock excludes other programs: their SET NX fails, their release deletes nothing, and their SET NX succeeds
+/// after our unlock.
 #[tokio::test]
-async fn what_is_ours_is_busy_to_others() {
+async fn our_lock_is_busy_to_other_programs() {
     let server = server();
     let a = bare(&node(&server).await);
     let mut guard = locked(&a).await;
@@ -65,9 +67,9 @@ async fn what_is_ours_is_busy_to_others() {
     assert!(!guard.is_owned().await.expect("asks"));
 }
 
-/// A late unlock of ours deletes nothing of theirs, and neither does an extension create anything.
+/// A late unlock of ours does not delete another program's lock, and an extension creates nothing.
 #[tokio::test]
-async fn a_late_holder_of_ours_leaves_theirs_alone() {
+async fn our_late_holder_leaves_another_programs_lock_alone() {
     let server = server();
     let locks = node(&server).await;
     let mut guard = locked(&with(&locks, |builder| builder.prefix("lock:").ttl(ms(100)))).await;
@@ -80,10 +82,10 @@ async fn a_late_holder_of_ours_leaves_theirs_alone() {
     assert!(pttl(&server, "lock:m") > 50_000);
 }
 
-/// Who waits for one of theirs gets it when its time is over; that it was deleted before, nobody says. Behind it the
-/// queue is ours again.
+/// A waiter for another program's lock acquires it when its TTL ends; no message announces an earlier deletion. Our
+/// waiters behind it are notified as usual.
 #[tokio::test]
-async fn who_waits_for_one_of_theirs_gets_it_when_its_time_is_over() {
+async fn a_waiter_acquires_when_another_programs_lock_expires() {
     let server = server();
     let (one, other) = (node(&server).await, node(&server).await);
     for deletes in [false, true] {
@@ -100,10 +102,10 @@ async fn who_waits_for_one_of_theirs_gets_it_when_its_time_is_over() {
     free(&server, AT_ONCE).await;
 }
 
-/// One of theirs without an end (the flaw of SETNX and a crash before EXPIRE) does not hang anybody past his time:
-/// it says so, is looked at each second, and can be ended by force.
+/// Another program's lock without a TTL (the flaw of SETNX and a crash before EXPIRE) blocks no caller for longer than
+/// its timeout: it is reported, checked each second, and can be removed by `force_unlock`.
 #[tokio::test]
-async fn one_of_theirs_without_an_end_is_busy_until_it_is_gone() {
+async fn another_programs_lock_without_a_ttl_is_busy_until_removed() {
     let server = server();
     let locks = node(&server).await;
     server.run::<()>(&["SETNX", "lock:m", "theirs"]);

@@ -1,6 +1,7 @@
 //! A process that forks after `Locks::new` and before the first call: parent and child are two nodes.
 //!
-//! Both had the identity of the parent, so a release told both that the mutex was theirs: 97 to 121 of 300 sections overlapped.
+//! Both once had the identity of the parent, so a release told both that the mutex was theirs: 97 to 121 of 300
+//! sections overlapped.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -21,7 +22,7 @@ async fn a_forked_process_excludes_its_parent() {
     assert_eq!(server.run::<usize>(&["GET", "sections"]), 2 * SECTIONS);
 }
 
-/// Forks on a thread that no runtime has touched: the child has that thread alone.
+/// Forks on a thread without a runtime: the child has only that thread.
 pub(super) fn forks(child: Child) -> BoxFuture<'static, ()> {
     Box::pin(async move {
         let Config { redis } = child.config();
@@ -45,7 +46,7 @@ pub(super) fn forks(child: Child) -> BoxFuture<'static, ()> {
     })
 }
 
-/// In how many sections another process was inside, too.
+/// The number of sections in which another process was inside too.
 fn overlaps(locks: &Locks, client: &::redis::Client) -> usize {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {

@@ -1,11 +1,12 @@
-//! Waiting that also hears what other hands do to the key. It needs more rights than anything else here.
+//! `Waiting::Keyspace`: waiting that also hears other programs' changes of the key. It needs more rights than any
+//! other way of waiting.
 
 use stampede_guard::lock::Waiting;
 
 use super::*;
 use crate::support::warnings::Warnings;
 
-/// What is set in the server, sorted, because the order means nothing.
+/// The server's event flags, sorted because their order means nothing.
 fn flags(server: &RedisServer) -> Vec<char> {
     let set: Vec<String> = server.run(&["CONFIG", "GET", "notify-keyspace-events"]);
     let mut flags: Vec<_> = set[1].chars().collect();
@@ -13,7 +14,7 @@ fn flags(server: &RedisServer) -> Vec<char> {
     flags
 }
 
-/// A server with a user who has what this way of waiting needs beyond the minimal rights, and what a prefix does.
+/// A server on which the ACL gives the minimal user the further rights for key events and for the prefix `lock:`.
 fn server() -> RedisServer {
     let server = RedisServer::start();
     let more = ["+config|get", "+config|set", "&__keyspace@*", "~lock:*"];
@@ -26,7 +27,7 @@ fn keyspace(locks: &Locks) -> Mutex {
     builder.acquire_timeout(Duration::MAX).build().expect("valid")
 }
 
-/// One that waits so for what another program holds.
+/// Has another program hold the lock, and starts a waiter that listens to key events.
 async fn waits_for_theirs(server: &RedisServer, locks: &Locks) -> JoinHandle<Result<MutexGuard, LockError>> {
     server.run::<()>(&["SET", "lock:m", "theirs", "NX", "PX", "60000"]);
     let mutex = keyspace(locks);
@@ -39,9 +40,9 @@ async fn waits_for_theirs(server: &RedisServer, locks: &Locks) -> JoinHandle<Res
     waits
 }
 
-/// S0.11, S0.13: a plain DEL, an UNLINK, a RENAME and a script wake at once, as does an expiry that came early.
+/// S0.11, S0.13: DEL, UNLINK, RENAME, a script and an early expiry wake the waiter at once.
 #[tokio::test]
-async fn what_other_hands_release_is_heard() {
+async fn releases_by_other_programs_wake_waiters() {
     let server = server();
     let locks = node(&server).await;
     let ways: [&[&str]; 5] = [
@@ -60,9 +61,9 @@ async fn what_other_hands_release_is_heard() {
     }
 }
 
-/// Between our own it is as without: handed over, in order.
+/// Between our own clients the mutex is granted in order, as without key events.
 #[tokio::test]
-async fn among_our_own_it_is_handed_over_as_ever() {
+async fn between_our_own_clients_the_mutex_is_granted_in_order() {
     let server = server();
     let (one, other) = (node(&server).await, node(&server).await);
     let mut holder = locked(&keyspace(&one)).await;
@@ -80,10 +81,10 @@ async fn among_our_own_it_is_handed_over_as_ever() {
     }
 }
 
-/// S0.15: the flaw of flags that overwrite other users' flags: what was set stays set. Of two nodes that add theirs at
-/// once, neither takes anything away.
+/// S0.15: the flaw of overwriting other users' event flags. Flags that are set stay set, also when two nodes add
+/// theirs at once.
 #[tokio::test]
-async fn flags_that_others_have_set_stay_set() {
+async fn event_flags_that_others_have_set_stay_set() {
     for before in ["", "KEA", "AKE", "Elg", "Kx", "KEt", "xE"] {
         let server = server();
         server.run::<()>(&["CONFIG", "SET", "notify-keyspace-events", before]);
@@ -101,10 +102,10 @@ async fn flags_that_others_have_set_stay_set() {
     }
 }
 
-/// S0.15: the flaw of an error where the server's operator does not let anybody CONFIG: it is asked for again and
-/// again instead, with one warning, and who wants to know beforehand is told.
+/// S0.15: the flaw of failing where the operator does not permit CONFIG. The waiter polls instead, with one warning,
+/// and `check_keyspace` reports it beforehand.
 #[tokio::test]
-async fn where_config_is_refused_it_polls() {
+async fn without_the_right_to_config_waiters_poll() {
     let renamed = || RedisServer::with_args(["--rename-command", "CONFIG", ""]);
     for (server, minimal) in [(RedisServer::start(), true), (renamed(), false)] {
         server.run::<()>(&["ACL", "SETUSER", "minimal", "~lock:*"]);
@@ -118,7 +119,7 @@ async fn where_config_is_refused_it_polls() {
             let builder = locks.mutex("m").prefix("lock:").wait(Waiting::Keyspace).retry_interval(ms(20));
             let mutex = builder.acquire_timeout(Duration::MAX).build().expect("valid");
             let waits = tokio::spawn(async move { mutex.lock().await });
-            // One more than the attempts that it comes to: the first may have to tell the server the script.
+            // One more than its attempts: at the first, the server may not know the script.
             let asked = scripts_run(&server) + 4;
             eventually("it asks again and again", SOON, async || scripts_run(&server) >= asked).await;
             assert!(!waits.is_finished());
@@ -132,10 +133,10 @@ async fn where_config_is_refused_it_polls() {
     }
 }
 
-/// Where it polls it has a clock of its own, and somebody else of its process watches the clock of the queue that it
-/// entered before: the holder's end is noticed long before it would ask again.
+/// The polling waiter has its own clock, and another waiter of its process watches the clock of the queue that it
+/// entered before: the end of the holder's TTL is noticed long before the next poll.
 #[tokio::test]
-async fn where_it_polls_another_watches_the_queues_clock() {
+async fn another_waiter_watches_the_queues_clock_for_a_polling_one() {
     let server = RedisServer::start();
     server.run::<()>(&["ACL", "SETUSER", "minimal", "~lock:*"]);
     let locks = node(&server).await;

@@ -1,5 +1,5 @@
-//! Acquirers that die at random: whatever they were about, no key stays for ever, and nobody waits longer for them
-//! than their time to live.
+//! Acquirers that die at random points: no key stays without a TTL, and no client waits for them longer than their
+//! TTL.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,18 +8,18 @@ use super::*;
 use crate::support::processes::Fleet;
 use crate::support::proxy::{Mode, Proxy};
 
-/// How many acquirers there are in one process, and die with it.
+/// Acquirers per process; they die with it.
 const CROWD: usize = 40;
-/// How many processes are killed: so many at a time, so often.
+/// How many processes are killed at a time, and how many times.
 const PROCESSES: [usize; 2] = [4, 5];
-/// How often a process loses all its connections, with whatever its crowd has sent and not heard of yet.
+/// How often a process loses all its connections, with all commands in flight.
 const CUTS: usize = 5;
 
 const MUTEXES: usize = 8;
 const TTL: Duration = Duration::from_millis(1_500);
 
 /// Acquires for ever, on the same few mutexes as all others: tries, waits, gives up, holds, extends, releases, and
-/// leaves what it holds to be released in the background.
+/// drops guards, which are released in the background.
 async fn acquirer(locks: Locks, calls: Arc<AtomicUsize>) {
     loop {
         let builder = locks.mutex(("crowd", fastrand::usize(..MUTEXES))).ttl(TTL);
@@ -43,7 +43,7 @@ async fn acquirer(locks: Locks, calls: Arc<AtomicUsize>) {
     }
 }
 
-/// A crowd of acquirers; returns when each has called once in the mean.
+/// Starts a crowd of acquirers; returns when they have made one call each on average.
 async fn start(locks: &Locks) -> (Vec<JoinHandle<()>>, Arc<AtomicUsize>) {
     let calls = Arc::new(AtomicUsize::new(0));
     let crowd = (0..CROWD).map(|_| tokio::spawn(acquirer(locks.clone(), calls.clone()))).collect();
@@ -62,7 +62,7 @@ pub(super) fn crowd(child: Child) -> BoxFuture<'static, ()> {
     })
 }
 
-/// All are released within their time to live, and what stays is what is meant to, for its time.
+/// Every mutex is free again within its TTL, and every key that stays has a TTL.
 async fn nothing_is_stuck(server: &RedisServer) {
     let locks = node(server).await;
     let started = Instant::now();
@@ -72,13 +72,13 @@ async fn nothing_is_stuck(server: &RedisServer) {
         assert_eq!(server.keys_without_ttl(), Vec::<String>::new());
         assert!(guard.unlock().await.expect("asks"));
     }
-    // Grants to the dead may have followed each other: the server needs a moment to notice that they are.
+    // The server may grant to several dead waiters in turn before it notices their death.
     assert!(started.elapsed() < 2 * TTL + AT_ONCE, "{:?}", started.elapsed());
     free(server, AT_ONCE).await;
 }
 
 /// S0.4, S0.24, S5.5: 1,000 acquirers are killed at random points: 800 die by SIGKILL, 40 with each of 20 processes,
-/// and 200 lose the connection under what they were doing, 40 with each of 5 cuts. None leaves a key without an end.
+/// and 200 lose the connection in the middle of a call, 40 with each of 5 cuts. None leaves a key without a TTL.
 #[tokio::test]
 async fn a_thousand_killed_acquirers_leave_no_key_for_ever() {
     let [at_a_time, times] = PROCESSES;

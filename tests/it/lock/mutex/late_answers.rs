@@ -1,12 +1,12 @@
-//! The answer of an acquisition that is lost, or late. The token was known before it was sent, so whatever the server
-//! did with it can be taken back: nobody waits out the 60 s that such a mutex would stay locked.
+//! Acquisitions with a lost or late answer. The client chooses the token before it sends the command, so it can take
+//! back whatever the server did with it: no client waits for the 60 s that the mutex would stay locked.
 
 use super::*;
 use crate::support::proxy::{Mode, Proxy};
 
 const KEY: &str = "sg1:m:{default:m}";
 
-/// A connected node whose commands go through a proxy, and have so much time.
+/// A connected node behind a proxy, with this command timeout.
 async fn proxied(server: &RedisServer, command_timeout: Duration) -> (Proxy, Locks) {
     warmed(server).await;
     let proxy = Proxy::start(server.port()).await;
@@ -22,9 +22,9 @@ async fn taken(server: &RedisServer) {
     eventually("the server has given it away", SOON, async || pttl(server, KEY) > 0).await;
 }
 
-/// The key is gone (within a second, where the machine is idle), and what may still be on its way does not bring it back.
+/// The key is deleted (within a second on an idle machine), and no command still on its way sets it again.
 async fn gone(server: &RedisServer) {
-    eventually("the lock that nobody knows of is released", AT_ONCE, async || pttl(server, KEY) == -2).await;
+    eventually("the orphaned lock is released", AT_ONCE, async || pttl(server, KEY) == -2).await;
     let until = Instant::now() + ms(400);
     while Instant::now() < until {
         assert_eq!(pttl(server, KEY), -2, "it came back");
@@ -36,10 +36,10 @@ fn is_store<T: std::fmt::Debug>(result: Result<T, LockError>) {
     assert!(result.as_ref().is_err_and(LockError::is_store), "{result:?}");
 }
 
-/// S1.23, S5.4, S5.5: the proxy keeps the answers back until the caller has given up. That is an error, and not
-/// "busy"; and what the server has given away is released.
+/// S1.23, S5.4, S5.5: the proxy keeps the answers back until the caller has given up. That is a store error, and not
+/// "busy"; and the mutex that the server granted is released.
 #[tokio::test]
-async fn an_acquisition_whose_answer_is_lost_is_released() {
+async fn an_acquisition_with_a_lost_answer_is_released() {
     let server = RedisServer::start();
     for waits in [false, true] {
         let (proxy, locks) = proxied(&server, ms(200)).await;
@@ -57,9 +57,10 @@ async fn an_acquisition_whose_answer_is_lost_is_released() {
     }
 }
 
-/// S1.23: the same token asked again is "granted": where the connection comes back in time, nothing is lost at all.
+/// S1.23: the server answers a repeated token with "granted": if the connection returns in time, the acquisition
+/// succeeds.
 #[tokio::test]
-async fn an_acquisition_asked_again_is_the_same_one() {
+async fn a_repeated_acquisition_is_the_same_one() {
     let server = RedisServer::start();
     let (proxy, locks) = proxied(&server, Duration::from_secs(5)).await;
     proxy.set(Mode::NoReplies);
@@ -67,7 +68,7 @@ async fn an_acquisition_asked_again_is_the_same_one() {
     let asked = tokio::spawn(async move { a.lock().await });
     taken(&server).await;
     let token: String = server.run(&["GET", KEY]);
-    // What was kept back is lost, and a new connection works.
+    // The answers kept back are lost, and a new connection works.
     proxy.set(Mode::Reset);
     eventually_eq("all is cut", SOON, 0, async || server.client_count()).await;
     proxy.set(Mode::Pass);
@@ -78,12 +79,12 @@ async fn an_acquisition_asked_again_is_the_same_one() {
     gone(&server).await;
 }
 
-/// S1.23: the caller has left before the answer came: dropped by hand, by a timeout, and with its task.
+/// S1.23: the caller leaves before the answer arrives: its future is dropped by hand, by a timeout, or with its task.
 #[tokio::test]
-async fn an_acquisition_that_nobody_waits_for_any_more_is_released() {
+async fn an_abandoned_acquisition_is_released() {
     let server = RedisServer::start();
     for way in 0..3 {
-        // It must not be the command that ends.
+        // The caller has to leave before the command times out.
         let (proxy, locks) = proxied(&server, SOON).await;
         proxy.set(Mode::NoReplies);
         let a = with(&locks, |builder| builder.ttl(LONG));
@@ -109,8 +110,8 @@ async fn an_acquisition_that_nobody_waits_for_any_more_is_released() {
     }
 }
 
-/// S1.23: a command that was held up, and runs only when its caller has long been told that it failed. Such a ghost
-/// is released, also where it comes on another connection than the release.
+/// S1.23: a delayed command runs long after its caller was told that it failed. Its lock (the ghost) is released, also
+/// if the command arrives on another connection than the release.
 #[tokio::test]
 async fn an_acquisition_that_runs_late_is_released() {
     let server = RedisServer::start();
@@ -126,15 +127,15 @@ async fn an_acquisition_that_runs_late_is_released() {
     gone(&server).await;
 }
 
-/// S1.23: the same with a release that was answered before, on another connection than the one that the acquisition was
-/// stuck on. So there is a second one.
+/// S1.23: the acquisition is stuck on one connection, and its release is answered on another one before it runs. A
+/// second release follows.
 #[tokio::test]
 async fn an_acquisition_that_runs_after_its_release_is_released() {
     let server = RedisServer::start();
     let (proxy, locks) = proxied(&server, ms(200)).await;
     for _ in 0..2 {
         let before = scripts_run(&server);
-        // What is sent on the present connection is stuck there; the one that follows works.
+        // Commands on the present connection are stuck; the next connection works.
         proxy.set(Mode::BlackHoleOld);
         let a = with(&locks, |builder| builder.ttl(LONG));
         drop(a.try_lock().await);
@@ -151,10 +152,10 @@ async fn an_acquisition_that_runs_after_its_release_is_released() {
     }
 }
 
-/// S5.4: a server that hangs, is down, or refuses is an error at once, never "busy"; and when it goes on, what it
-/// still runs of it is released.
+/// S5.4: a server that hangs, is down or refuses is an error at once, never "busy". If it resumes and still runs the
+/// command, the lock is released.
 #[tokio::test]
-async fn a_store_that_can_not_be_asked_is_not_a_busy_lock() {
+async fn an_unreachable_store_is_not_a_busy_lock() {
     let server = RedisServer::start();
     let (_proxy, locks) = proxied(&server, ms(200)).await;
     let a = with(&locks, |builder| builder.ttl(LONG).acquire_timeout(ms(300)));
@@ -176,13 +177,13 @@ async fn a_store_that_can_not_be_asked_is_not_a_busy_lock() {
     eventually("it is back", SOON, async || locks.connect().await.is_ok()).await;
     is_store(a.try_lock().await);
     server.run::<()>(&["ACL", "SETUSER", "minimal", "~sg1:*"]);
-    // Foreign data of another type in the lock's place is no lock at all.
+    // Foreign data of another type in the lock's place is an error too.
     server.run::<()>(&["SADD", KEY, "x"]);
     is_store(a.try_lock().await);
 }
 
-/// S1.24: a grant that took so long that its time is over is none, and is given back. One that took a part of it says
-/// how much is left: 60 s, less 300 ms on the way, less 602 ms.
+/// S1.24: a grant that arrives after its TTL has ended is given back. A grant that used part of its TTL reports the
+/// rest: 60 s, less 300 ms on the way, less 602 ms (1 % and 2 ms).
 #[tokio::test]
 async fn a_late_grant_counts_from_its_sending() {
     const LATE: Duration = Duration::from_millis(300);
@@ -201,7 +202,7 @@ async fn a_late_grant_counts_from_its_sending() {
     drop(guard);
     gone(&server).await;
 
-    // The server would keep it for another minute.
+    // The lock has almost a minute left on the server.
     let late = with(&locks, |builder| builder.ttl(LONG).min_remaining(ms(59_200))).try_lock().await;
     assert!(matches!(late, Err(LockError::GrantedTooLate { .. })), "{late:?}");
     gone(&server).await;
@@ -211,7 +212,7 @@ async fn a_late_grant_counts_from_its_sending() {
     let guard = loop {
         tries += 1;
         match in_time.lock().await {
-            // It has 198 ms to come: not each time, on a busy machine.
+            // The grant has to arrive within 198 ms, which may fail on a busy machine.
             Err(LockError::GrantedTooLate { elapsed, .. }) if elapsed >= ms(198) && tries < 20 => {}
             granted => break granted.expect("acquired"),
         }
@@ -219,17 +220,17 @@ async fn a_late_grant_counts_from_its_sending() {
     assert!(guard.remaining().is_some_and(|left| left >= ms(59_200)));
 }
 
-/// S1.24: a grant that was heard of late. Its time began at a moment that the waiter does not know, so it asks again,
-/// which starts it anew.
+/// S1.24: after a long wait, the waiter does not know when the TTL of its grant began. It asks again, which starts the
+/// TTL anew.
 #[tokio::test]
-async fn a_grant_after_a_long_wait_has_its_whole_time() {
+async fn a_grant_after_a_long_wait_has_its_whole_ttl() {
     let server = RedisServer::start();
     let (one, other) = (node(&server).await, node(&server).await);
     let mut holder = locked(&mutex(&one)).await;
     let next = with(&other, |builder| builder.ttl(ms(5_000)));
     let next = tokio::spawn(async move { next.lock().await });
     queued(&server, 1).await;
-    // More than a quarter of its time, after which a grant is not believed.
+    // More than a quarter of its TTL, after which the waiter asks again before it trusts a grant.
     tokio::time::sleep(ms(2_000)).await;
     holder.unlock().await.expect("asks");
     let (next, _) = granted(next).await;

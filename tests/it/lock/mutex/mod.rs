@@ -1,8 +1,8 @@
-//! The mutex on real Redis servers, and in real processes where that matters: each file is one promise.
+//! The mutex on real Redis servers, and in real processes where that matters: each file tests one promise.
 //!
-//! A *node* is a `Locks` of its own; nodes in this process stand for processes where only the store lies between
-//! them. All have the documented minimal rights, but where a test says what else it needs. What is only arithmetic
-//! is tested beside the code, on the memory store and with a paused clock.
+//! A *node* is a separate `Locks`. Nodes in this process stand for processes where only the store connects them. All
+//! have the documented minimal rights, unless a test names more. Pure arithmetic is tested beside the code, on the
+//! memory store and with a paused clock.
 
 mod arguments;
 mod bumps;
@@ -52,10 +52,10 @@ pub(crate) const ROLES: &[Role] = &[
     ("mutex.forks", forks::forks),
 ];
 
-/// A time to live that nobody waits for: what it would end was lost.
+/// A TTL that no test waits out.
 const LONG: Duration = Duration::from_secs(60);
 
-/// Has the server know the scripts, so that one call is one command, and runs whether or not its answer arrives.
+/// Loads the scripts into the server, so that each call is one command, and runs even if its answer does not arrive.
 async fn warm(locks: &Locks) {
     let mutex = locks.mutex("warm").build().expect("valid");
     let mut guard = locked(&mutex).await;
@@ -63,7 +63,7 @@ async fn warm(locks: &Locks) {
     assert!(guard.unlock().await.expect("asks"));
 }
 
-/// The same by a node that leaves again, for those whose commands have little time.
+/// The same by a node that leaves again, for nodes with a short command timeout.
 async fn warmed(server: &RedisServer) {
     let (before, locks) = (server.client_count(), node(server).await);
     warm(&locks).await;
@@ -76,14 +76,14 @@ fn scripts_run(server: &RedisServer) -> usize {
     commands(server, "evalsha")
 }
 
-/// How often it was told this.
+/// How many calls of this command the server received.
 fn commands(server: &RedisServer, command: &str) -> usize {
     let stats: String = server.run(&["INFO", "commandstats"]);
     let calls = stats.lines().find_map(|line| line.strip_prefix(&*format!("cmdstat_{command}:calls=")));
     calls.and_then(|calls| calls.split_once(',')?.0.parse().ok()).unwrap_or(0)
 }
 
-/// A handle on the mutex that most tests are about.
+/// A handle on the mutex that most tests use.
 fn mutex(locks: &Locks) -> Mutex {
     with(locks, |builder| builder)
 }
@@ -92,13 +92,13 @@ fn with(locks: &Locks, set: impl FnOnce(MutexBuilder) -> MutexBuilder) -> Mutex 
     set(locks.mutex("m")).build().expect("valid")
 }
 
-/// One that waits for the mutex in a task of its own, as long as it takes.
+/// A task that waits for the mutex without a time limit.
 fn waiter(locks: &Locks) -> JoinHandle<Result<MutexGuard, LockError>> {
     let mutex = with(locks, |builder| builder.acquire_timeout(Duration::MAX));
     tokio::spawn(async move { mutex.lock().await })
 }
 
-/// One that waits, holds it for a moment, and unlocks. How often it asked.
+/// A task that acquires the mutex, checks that it owns it, and unlocks it. Returns its number of attempts.
 fn visitor(mutex: Mutex) -> JoinHandle<u32> {
     tokio::spawn(async move {
         let mut guard = locked(&mutex).await;
@@ -108,21 +108,21 @@ fn visitor(mutex: Mutex) -> JoinHandle<u32> {
     })
 }
 
-/// Waits until all of them have had it.
+/// Waits for all visitors. Returns the sum of their attempts.
 async fn visited(visitors: Vec<JoinHandle<u32>>) -> u32 {
     let all = futures_util::future::join_all(visitors);
     let all = tokio::time::timeout(PATIENCE, all).await.expect("each gets it");
     all.into_iter().map(|attempts| attempts.expect("joined")).sum()
 }
 
-/// What a waiter gets, and how long after now.
+/// The guard that a waiter acquires, and how long from now that takes.
 async fn granted(waiter: JoinHandle<Result<MutexGuard, LockError>>) -> (MutexGuard, Duration) {
     let started = Instant::now();
     let granted = tokio::time::timeout(PATIENCE, waiter).await.expect("the wait has an end");
     (granted.expect("joined").expect("acquired"), started.elapsed())
 }
 
-/// Waits until so many are in the mutex's queue.
+/// Waits until the mutex's queue has this many waiters.
 async fn queued(server: &RedisServer, waiters: usize) {
     queued_for(server, "sg1:mq:{default:m}", waiters).await;
 }
@@ -131,12 +131,12 @@ async fn queued_for(server: &RedisServer, queue: &str, waiters: usize) {
     eventually_eq("they wait", SOON, waiters, async || server.run::<usize>(&["LLEN", queue])).await;
 }
 
-/// Milliseconds that the key has left, as Redis answers: -1 for no end, -2 for no key.
+/// The key's TTL in milliseconds as Redis answers it: -1 for no TTL, -2 for no key.
 fn pttl(server: &RedisServer, key: &str) -> i64 {
     server.run(&["PTTL", key])
 }
 
-/// Waits until nobody has the mutex and nobody waits for it.
+/// Waits until the mutex is free and its queue is empty.
 async fn free(server: &RedisServer, within: Duration) {
     eventually_eq("the mutex is free", within, Vec::<String>::new(), async || {
         let mut keys = server.keys();
@@ -152,7 +152,7 @@ struct Config {
     redis: String,
 }
 
-/// A child that holds the mutex, or waits for it, as it is told, line by line:
+/// A child that obeys one command a line:
 ///
 /// - `lock <ttl in ms>`: answered by an event `locked` with when that was, by [`wall_ns`]
 /// - `renewed <ttl in ms>`: the same with automatic renewal
@@ -185,7 +185,7 @@ fn holder(mut child: Child) -> BoxFuture<'static, ()> {
     })
 }
 
-/// Has a child in the role `mutex.holder` acquire the mutex.
+/// Tells a child in the role `mutex.holder` to acquire the mutex.
 async fn held_by(member: &Member, tell: &str) {
     member.send(tell);
     member.wait_event("locked").await;

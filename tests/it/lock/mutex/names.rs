@@ -1,4 +1,4 @@
-//! What a mutex is called: what excludes what, and where its keys are.
+//! Names of mutexes: which names exclude each other, and which keys they use.
 
 use stampede_guard::lock::{Scope, Waiting};
 
@@ -13,9 +13,9 @@ async fn is_free(mutex: &Mutex) -> bool {
     mutex.try_lock().await.expect("asks").is_some()
 }
 
-/// S0.2: one scope excludes itself, in whichever process, and nothing else.
+/// S0.2: a scope excludes itself, in any process, and nothing else.
 #[tokio::test]
-async fn one_scope_excludes_itself_and_its_locals_are_apart() {
+async fn a_scope_excludes_itself_and_its_local_scopes_are_separate() {
     let server = RedisServer::start();
     let (one, other) = (node(&server).await, node(&server).await);
     let scope = Scope::new("server_access");
@@ -31,7 +31,7 @@ async fn one_scope_excludes_itself_and_its_locals_are_apart() {
     assert_eq!(named(&one, scope.local("a")).key(), "sg1:m:{default:server_access:a}");
 }
 
-/// S0.2: the flaw of joining by a dot, which lets two resources be one lock.
+/// S0.2: the flaw of joining by a dot, which gives two resources one lock.
 #[tokio::test]
 async fn parts_are_joined_unambiguously() {
     let server = RedisServer::start();
@@ -49,7 +49,7 @@ async fn parts_are_joined_unambiguously() {
     let mut guards = Vec::new();
     for (at, name) in names.iter().enumerate() {
         let mutex = named(&locks, name.clone());
-        // The sixth is what joining alone makes of the fifth.
+        // Plain joining would make the sixth name equal to the fifth.
         let same = names[..at].iter().any(|before| before == name);
         match mutex.try_lock().await.expect("asks") {
             Some(guard) => guards.push(guard),
@@ -61,15 +61,15 @@ async fn parts_are_joined_unambiguously() {
 
 /// S1.1
 #[test]
-fn a_name_has_text() {
+fn an_empty_name_is_refused() {
     let locks = Locks::in_memory();
     for empty in [Mutex::new(&locks, ""), Mutex::new(&locks, Scope::new(""))] {
         assert!(matches!(empty, Err(LockError::InvalidKey)));
     }
 }
 
-/// A grant names its key, and a message has a greatest length: no name, namespace and prefix make a key that does
-/// not fit.
+/// A grant names its key, and a message has a maximum length: the longest possible name, namespace and prefix make a
+/// key that fits.
 #[tokio::test]
 async fn the_longest_key_is_handed_over() {
     let server = RedisServer::start();
@@ -107,9 +107,9 @@ async fn the_longest_key_is_handed_over() {
     }
 }
 
-/// S1.26: everything that a handle was made with, and who holds it.
+/// S1.26: the options, the key and, from the server, the holder's token.
 #[tokio::test]
-async fn a_handle_says_what_it_was_made_with() {
+async fn a_handle_reports_its_configuration() {
     let server = RedisServer::start();
     let locks = node(&server).await;
     let a = with(&locks, |builder| builder.ttl(ms(1_500)).retries(3).retry_interval(ms(20)).jitter(0.0));
@@ -121,10 +121,10 @@ async fn a_handle_says_what_it_was_made_with() {
     assert_eq!(server.run::<String>(&["GET", a.key()]), guard.token());
 }
 
-/// S0.16: the flaw of a channel that says `@0`. A waiter in database 5 hears its grant, and a mutex of the same
-/// name in database 6 is another one.
+/// S0.16: the flaw of a channel that contains `@0`. A waiter in database 5 hears its grant, and the mutex of the same
+/// name in database 6 is separate.
 #[tokio::test]
-async fn databases_are_apart_and_each_hears_its_own() {
+async fn databases_are_separate_and_each_hears_its_own_grants() {
     let server = RedisServer::start();
     server.run::<()>(&["ACL", "SETUSER", "minimal", "+select"]);
     let [five, also_five, six] = [5, 5, 6].map(|database| format!("{}{database}", server.minimal_user()));
@@ -145,10 +145,10 @@ async fn databases_are_apart_and_each_hears_its_own() {
     assert_eq!(sent.total, 1, "it was handed over by the unlock: {sent:#?}");
 }
 
-/// A server that is a cluster of its own, and refuses scripts whose keys are in two slots.
+/// A server that is a cluster by itself, and refuses scripts with keys in two slots.
 async fn cluster_of_one() -> RedisServer {
     let server = RedisServer::with_args(["--cluster-enabled", "yes"]);
-    // One by one: 6.2 knows no ranges.
+    // One by one: Redis 6.2 has no ADDSLOTSRANGE.
     let slots: Vec<_> = (0..16_384).map(|slot| slot.to_string()).collect();
     let words = ["CLUSTER", "ADDSLOTS"].into_iter().chain(slots.iter().map(String::as_str));
     server.run::<()>(&words.collect::<Vec<_>>());
@@ -159,8 +159,8 @@ async fn cluster_of_one() -> RedisServer {
     server
 }
 
-/// S0.21: the flaw of a time to live that is sent as a key. Everything that a mutex can do, done in a cluster, where
-/// scripts over two slots are refused; with a key of our own and with a bare one.
+/// S0.21: the flaw of sending a TTL as a key. Every operation of a mutex runs in a cluster, where scripts over two
+/// slots are refused; with one of this crate's keys and with a bare one.
 #[tokio::test]
 async fn all_keys_of_a_mutex_are_in_one_slot() {
     let server = &cluster_of_one().await;
@@ -193,8 +193,8 @@ async fn all_keys_of_a_mutex_are_in_one_slot() {
     }
 }
 
-/// A bare key may read like the tag of a mutex among our own keys; they are two locks all the same, and a waiter of
-/// the one is not handed the other.
+/// A bare key may look like the tag of one of this crate's keys. They are two locks all the same, and a waiter for one
+/// of them is not granted the other.
 #[tokio::test]
 async fn a_bare_key_shares_nothing_with_a_namespace_of_its_name() {
     let server = RedisServer::start();

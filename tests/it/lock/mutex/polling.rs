@@ -1,4 +1,4 @@
-//! Waiting by asking again, and the bounds of any wait. (Exact times: `src/lock/tests`, with a paused clock.)
+//! Waiting by polling, and the limits of any wait. (Exact times: `tests/unit/lock/tests`, with a paused clock.)
 
 use stampede_guard::lock::Waiting;
 
@@ -9,7 +9,8 @@ fn poll(interval: Duration) -> Waiting {
     Waiting::Poll { interval, jitter: 0.0 }
 }
 
-/// S0.9: at an interval of 100 ms, behind one that holds for a second, 9 to 12 attempts where the machine is idle; and nothing but attempts.
+/// S0.9: at an interval of 100 ms, behind a holder of one second, a waiter makes 9 to 12 attempts on an idle machine,
+/// and sends no other command.
 #[tokio::test]
 async fn polling_asks_at_its_interval() {
     let server = RedisServer::start();
@@ -23,24 +24,24 @@ async fn polling_asks_at_its_interval() {
     assert!(holder.unlock().await.expect("asks"));
     let (next, took) = granted(next).await;
     let commands = monitor.finish().without(["ping", "time"]);
-    // Fewer on a machine that is busy with other things, where pauses are longer; never more.
+    // Fewer on a busy machine, where pauses are longer; never more.
     assert!((2..=12).contains(&next.attempts()), "{}", next.attempts());
     assert_eq!(commands.total, next.attempts() as usize + 1, "{commands:#?}");
     assert!(took < ms(100) + AT_ONCE, "{took:?}");
     assert_eq!(server.keys_without_ttl(), Vec::<String>::new());
 }
 
-/// S1.5, S1.6, S1.7: the flaw of one more pause after the last attempt. No retry is one attempt, ten are eleven, with
-/// ten pauses between them.
+/// S1.5, S1.6, S1.7: the flaw of another pause after the last attempt. No retry is one attempt; ten retries are eleven
+/// attempts with ten pauses between them.
 #[tokio::test]
-async fn retries_are_so_many_commands_and_pauses() {
+async fn each_retry_is_one_command_and_one_pause() {
     let server = RedisServer::start();
     let (one, other) = (node(&server).await, node(&server).await);
     let _holder = locked(&mutex(&one)).await;
     // A pause after the only attempt would take two seconds.
     for (retries, interval, least, most) in [(0, 2_000, 0, 1_000), (10, 10, 100, 1_000)] {
         let b = with(&other, |builder| builder.retries(retries).retry_interval(ms(interval)));
-        // The best of a few: how long a busy machine takes at times says nothing about pauses.
+        // The fastest of a few: delays of a busy machine say nothing about pauses.
         let mut fastest = Duration::MAX;
         for _ in 0..5 {
             let monitor = Monitor::start(&server);
@@ -54,9 +55,9 @@ async fn retries_are_so_many_commands_and_pauses() {
     }
 }
 
-/// S0.19: the flaw of a wait without end. Busy for 300 ms is an error that says so.
+/// S0.19: the flaw of an endless wait. A wait that ends after 300 ms is an error that says so.
 #[tokio::test]
-async fn a_wait_ends_in_time_in_each_way_of_waiting() {
+async fn a_wait_ends_on_time_in_each_way_of_waiting() {
     let server = RedisServer::start();
     let (one, other) = (node(&server).await, node(&server).await);
     let guard = locked(&mutex(&one)).await;
@@ -73,10 +74,10 @@ async fn a_wait_ends_in_time_in_each_way_of_waiting() {
     free(&server, AT_ONCE).await;
 }
 
-/// S5.1: redlock-rb's terms: three retries, 200 ms apart with up to 50 ms on top; what is left of the time says so
-/// less 1 % and 2 ms, counted from the sending. Times are exact on the memory store's paused clock.
+/// S5.1: redlock-rb's settings: three retries, 200 ms apart with up to 50 ms on top. The remaining time is reduced by
+/// 1 % and 2 ms, and counted from the sending of the command. Times are exact on the memory store's paused clock.
 #[tokio::test(start_paused = true)]
-async fn it_can_be_set_up_as_redlock_is() {
+async fn a_mutex_can_be_configured_like_redlock() {
     let locks = Locks::in_memory();
     let set = |builder: MutexBuilder| {
         builder.ttl(ms(10_000)).retries(3).wait(Waiting::Poll { interval: ms(200), jitter: 0.25 })

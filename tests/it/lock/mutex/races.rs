@@ -1,4 +1,4 @@
-//! Two things that happen to one mutex in the same millisecond.
+//! Two events on one mutex in the same millisecond.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -6,8 +6,8 @@ use stampede_guard::lock::Waiting;
 
 use super::*;
 
-/// S1.22: 10,000 holders whose time is over at about the moment at which they unlock, each with another one at the
-/// door: the next holder's lock is deleted by none of them.
+/// S1.22: 10,000 holders unlock at about the moment at which their TTL ends, while another client waits: none of them
+/// deletes the next holder's lock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ten_thousand_late_unlocks_delete_nothing_of_others() {
     const LANES: usize = 100;
@@ -18,7 +18,7 @@ async fn ten_thousand_late_unlocks_delete_nothing_of_others() {
     let lanes = (0..LANES).map(|lane| {
         let (one, other, late) = (one.clone(), other.clone(), late.clone());
         tokio::spawn(async move {
-            // Most wait for the end of the other's time, which takes two commands; some ask for it.
+            // Most wait for the end of the other's TTL, which takes two commands; some poll.
             let polls = Waiting::Poll { interval: ms(4), jitter: 1.0 };
             let waiting = if lane % 5 == 0 { polls } else { Waiting::Notify };
             let next = other.mutex(("race", lane)).wait(waiting).acquire_timeout(Duration::MAX);
@@ -28,7 +28,7 @@ async fn ten_thousand_late_unlocks_delete_nothing_of_others() {
                 let first = one.mutex(("race", lane)).ttl(ms(fastrand::u64(10..20))).build().expect("valid");
                 let mut first = match first.lock().await {
                     Ok(guard) => guard,
-                    // On a busy machine; it was given back, and is no race.
+                    // On a busy machine a grant may come too late. It was given back, and is no race.
                     Err(LockError::GrantedTooLate { .. }) => continue,
                     Err(error) => panic!("{error:?}"),
                 };
@@ -52,10 +52,10 @@ async fn ten_thousand_late_unlocks_delete_nothing_of_others() {
     assert!(late >= 1_000, "{late} too late: no race");
 }
 
-/// S0.10, S0.22: the flaws of a subscription that comes after what it is to tell, and of a callback that no contended
-/// wait ever survived. 1,000 times, the holder unlocks at the very moment at which another begins to wait.
+/// S0.10, S0.22: the flaws of subscribing after the message was sent, and of a callback that failed in every contended
+/// wait. 1,000 times, the holder unlocks at the very moment at which another client begins to wait.
 #[tokio::test]
-async fn what_is_unlocked_while_another_begins_to_wait_is_not_missed() {
+async fn an_unlock_while_a_wait_begins_is_not_missed() {
     let server = RedisServer::start();
     let (one, other) = (node(&server).await, node(&server).await);
     let (a, b) = (mutex(&one), mutex(&other));
@@ -79,14 +79,14 @@ async fn what_is_unlocked_while_another_begins_to_wait_is_not_missed() {
     }
     waits.sort();
     println!("median {:?}, worst {:?}", waits[500], waits[999]);
-    // Nothing but a message could have woken those who waited in time: their timers are a minute away.
+    // Only a message can have woken the waiters in time: their timers are a minute away.
     assert!(waits[500] < ms(50), "median {:?}, p99 {:?}", waits[500], waits[990]);
     assert!(waits[999] < AT_ONCE, "worst {:?}", waits[999]);
 }
 
-/// S0.10: the same with a node that has only begun to connect, whose messages nobody hears yet.
+/// S0.10: the same with a node that is still connecting, and receives no messages yet.
 #[tokio::test]
-async fn what_is_unlocked_before_the_waiter_hears_anything_is_not_missed() {
+async fn an_unlock_before_the_waiter_has_subscribed_is_not_missed() {
     let server = RedisServer::start();
     let one = node(&server).await;
     let mut worst = Duration::ZERO;
@@ -106,8 +106,8 @@ async fn what_is_unlocked_before_the_waiter_hears_anything_is_not_missed() {
     assert!(worst < AT_ONCE, "{worst:?}");
 }
 
-/// S5.13: the flaw of a timer and a message that are both answered. The holder unlocks when its time is over, as its
-/// waiter's timer runs out: it is acquired once, by one of them, and nothing of a second acquisition is left.
+/// S5.13: the flaw of answering both a timer and a message. The holder unlocks when its TTL ends, as its waiter's
+/// timer fires: the waiter acquires the mutex once, and no second acquisition is left.
 #[tokio::test]
 async fn a_grant_and_a_timer_that_meet_are_one_acquisition() {
     const LANES: usize = 10;
@@ -121,7 +121,7 @@ async fn a_grant_and_a_timer_that_meet_are_one_acquisition() {
                 let second = other.mutex(("meet", lane)).build().expect("valid");
                 let mut first = match first.lock().await {
                     Ok(guard) => guard,
-                    // On a busy machine; it was given back.
+                    // On a busy machine a grant may come too late. It was given back.
                     Err(LockError::GrantedTooLate { .. }) => continue,
                     Err(error) => panic!("{error:?}"),
                 };
@@ -134,7 +134,7 @@ async fn a_grant_and_a_timer_that_meet_are_one_acquisition() {
                 assert!(next.is_owned().await.expect("asks"));
                 assert!(next.unlock().await.expect("asks"));
                 assert!(!next.unlock().await.expect("asks"), "once");
-                assert!(!second.is_locked().await.expect("asks"), "nobody else has it");
+                assert!(!second.is_locked().await.expect("asks"), "no other client has it");
             }
         })
     });

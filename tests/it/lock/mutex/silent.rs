@@ -1,4 +1,4 @@
-//! Who waits and is not polled costs the others of its process what it is granted and a moment.
+//! A waiter that is not polled costs the others of its process its TTL and a moment.
 
 use futures_util::future::BoxFuture;
 use tokio::sync::oneshot;
@@ -6,7 +6,7 @@ use tokio::sync::oneshot;
 use super::*;
 
 const TTL: Duration = Duration::from_secs(1);
-/// What one that is silent costs beside its time.
+/// The delay that a silent waiter adds to its TTL.
 const MOMENT: Duration = Duration::from_millis(500);
 
 fn brief(locks: &Locks) -> Mutex {
@@ -18,9 +18,9 @@ fn waits(locks: &Locks) -> JoinHandle<Result<MutexGuard, LockError>> {
     tokio::spawn(async move { mutex.lock().await })
 }
 
-/// As a future in a `select!` loop whose other branch has work to do.
+/// Futures in a `select!` loop that is busy in another branch.
 #[tokio::test]
-async fn futures_that_nobody_polls_do_not_starve_the_next() {
+async fn unpolled_futures_do_not_starve_the_next_waiter() {
     let server = RedisServer::start();
     let locks = node(&server).await;
     let mut holder = locked(&with(&locks, |builder| builder.ttl(LONG))).await;
@@ -48,7 +48,7 @@ async fn futures_that_nobody_polls_do_not_starve_the_next() {
 
 /// As with a runtime per core.
 #[tokio::test]
-async fn a_thread_that_is_busy_does_not_starve_those_of_others() {
+async fn a_busy_thread_does_not_starve_waiters_of_other_threads() {
     let server = RedisServer::start();
     let locks = node(&server).await;
     let mut holder = locked(&brief(&locks)).await;
@@ -70,7 +70,7 @@ async fn a_thread_that_is_busy_does_not_starve_those_of_others() {
     busy.send(()).expect("listening");
     got_busy.await.expect("told");
     let next = waits(&locks);
-    // Its time may be over by now: then the next one has asked already, or is about to.
+    // The holder's TTL may have ended by now: then the next waiter has asked already, or is about to.
     let _ = holder.unlock().await.expect("asks");
     let (mut next, took) = granted(next).await;
     assert!(took <= TTL + MOMENT + A_MOMENT, "{took:?}");

@@ -1,4 +1,5 @@
-//! What redis_exp_lock, redis-mutex and their relatives specify of a lock, on a server and on the memory store alike.
+//! The specification of a lock by redis_exp_lock, redis-mutex and their relatives, on a server and on the memory store
+//! alike.
 
 use super::*;
 
@@ -26,13 +27,13 @@ impl Stage {
         [mutex(&self.one), mutex(&self.other)]
     }
 
-    /// The same, the first with this time to live.
+    /// The same; the first handle has this TTL.
     fn handles_of(&self, ttl: Duration) -> [Mutex; 2] {
         [with(&self.one, |builder| builder.ttl(ttl)), mutex(&self.other)]
     }
 }
 
-/// Long enough for a busy machine to look at what is held, short enough to wait for.
+/// Long enough for a busy machine to check the held lock, short enough to wait for.
 const BRIEF: Duration = Duration::from_secs(2);
 
 /// Waits until the key is gone.
@@ -44,7 +45,7 @@ fn is_refused<T: std::fmt::Debug>(result: Result<T, LockError>) {
     assert!(matches!(result, Err(LockError::AlreadyAcquired)), "{result:?}");
 }
 
-/// S1.8: also after it was locked and unlocked, and in and out of `synchronize`.
+/// S1.8: also after a lock and an unlock, and inside and after `synchronize`.
 async fn a_handle_knows_whether_it_holds(stage: Stage) {
     let [a, b] = stage.handles();
     assert!(!a.is_held());
@@ -57,7 +58,7 @@ async fn a_handle_knows_whether_it_holds(stage: Stage) {
 }
 
 /// S1.9
-async fn everyone_sees_whether_anyone_holds(stage: Stage) {
+async fn any_client_sees_whether_the_mutex_is_held(stage: Stage) {
     let [a, b] = stage.handles();
     for handle in [&a, &b] {
         assert!(!handle.is_locked().await.expect("asks"));
@@ -70,7 +71,7 @@ async fn everyone_sees_whether_anyone_holds(stage: Stage) {
     expired(&b).await;
 }
 
-/// S1.10: the owner does, another does not, and nobody does when it has expired.
+/// S1.10: the owner does, another guard does not, and after expiry no guard does.
 async fn only_the_holder_owns(stage: Stage) {
     let [a, b] = stage.handles_of(BRIEF);
     let guard = locked(&a).await;
@@ -84,7 +85,7 @@ async fn only_the_holder_owns(stage: Stage) {
 }
 
 /// S1.11: at once, either way.
-async fn an_attempt_finds_it_free_or_busy(stage: Stage) {
+async fn an_attempt_finds_the_mutex_free_or_busy(stage: Stage) {
     let [a, b] = stage.handles();
     let started = Instant::now();
     let guard = a.try_lock().await.expect("asks").expect("free");
@@ -95,7 +96,7 @@ async fn an_attempt_finds_it_free_or_busy(stage: Stage) {
     assert!(started.elapsed() < AT_ONCE, "{:?}", started.elapsed());
 }
 
-/// S1.12: whichever way it is asked for, and also after it has expired, until it is unlocked.
+/// S1.12: by any method, and also after expiry, until the unlock.
 async fn a_handle_acquires_once(stage: Stage) {
     let [a, _] = stage.handles_of(ms(100));
     let mut guard = locked(&a).await;
@@ -121,8 +122,8 @@ async fn two_tasks_on_one_handle_do_not_both_acquire(stage: Stage) {
     drop(guard);
 }
 
-/// S1.3: what has a time to live.
-async fn it_expires(stage: Stage) {
+/// S1.3: with a TTL.
+async fn a_lock_expires(stage: Stage) {
     let [a, b] = stage.handles_of(BRIEF);
     let guard = a.try_lock().await.expect("asks").expect("free");
     assert!(guard.is_owned().await.expect("asks"));
@@ -131,8 +132,8 @@ async fn it_expires(stage: Stage) {
     assert_eq!(guard.remaining(), Some(Duration::ZERO));
 }
 
-/// S1.3: what has none is there at each of five looks, and without an end.
-async fn it_does_not_expire_where_that_was_asked(stage: Stage) {
+/// S1.3: without a TTL, the lock is held at each of five looks, and has no end.
+async fn a_non_expiring_lock_does_not_expire(stage: Stage) {
     let a = with(&stage.one, MutexBuilder::non_expiring);
     let mut guard = a.try_lock().await.expect("asks").expect("free");
     for _ in 0..5 {
@@ -145,7 +146,7 @@ async fn it_does_not_expire_where_that_was_asked(stage: Stage) {
     assert!(!a.is_locked().await.expect("asks"));
 }
 
-/// S1.14: four of them, with three retries. S1.13: one is enough where it is free.
+/// S1.14: three retries are four attempts. S1.13: one attempt is enough where the mutex is free.
 async fn attempts_run_out(stage: Stage) {
     let [a, _] = stage.handles();
     let mut guard = locked(&a).await;
@@ -157,8 +158,8 @@ async fn attempts_run_out(stage: Stage) {
     assert_eq!(locked(&b).await.attempts(), 1);
 }
 
-/// S1.13: with ten retries, 10 ms apart, behind one who unlocks after 15 ms.
-async fn it_is_acquired_when_it_is_unlocked_meanwhile(stage: Stage) {
+/// S1.13: ten retries, 10 ms apart, behind a holder that unlocks after 15 ms.
+async fn a_mutex_unlocked_between_retries_is_acquired(stage: Stage) {
     let [a, _] = stage.handles();
     let mut guard = locked(&a).await;
     let b = with(&stage.other, |builder| builder.retries(10).retry_interval(ms(10)));
@@ -171,8 +172,8 @@ async fn it_is_acquired_when_it_is_unlocked_meanwhile(stage: Stage) {
     assert!((2..=11).contains(&next.attempts()), "{}", next.attempts());
 }
 
-/// S0.6, S1.15: true if it was; false the second time, and if it had expired. Who never acquired it has nothing to
-/// unlock.
+/// S0.6, S1.15: true if the mutex was held; false the second time, and after expiry. A caller that never acquired has
+/// no guard to unlock.
 async fn unlocking_tells_whether_it_was_held(stage: Stage) {
     let [a, b] = stage.handles_of(ms(100));
     let mut guard = locked(&b).await;
@@ -183,8 +184,8 @@ async fn unlocking_tells_whether_it_was_held(stage: Stage) {
     assert!(!guard.unlock().await.expect("asks"));
 }
 
-/// S1.15, S1.16: all three predicates are true before and false after.
-async fn unlocking_ends_all_that_a_handle_knows(stage: Stage) {
+/// S1.15, S1.16: all three predicates are true before the unlock and false after it.
+async fn unlocking_clears_all_predicates(stage: Stage) {
     let [a, _] = stage.handles();
     let mut guard = locked(&a).await;
     assert!(a.is_held() && a.is_locked().await.expect("asks") && guard.is_owned().await.expect("asks"));
@@ -193,8 +194,8 @@ async fn unlocking_ends_all_that_a_handle_knows(stage: Stage) {
     assert_eq!(guard.remaining(), Some(Duration::ZERO));
 }
 
-/// S1.16: an unlock that says false frees the handle, and the handle acquires again.
-async fn unlocking_what_is_lost_frees_the_handle(stage: Stage) {
+/// S1.16: an unlock that returns false frees the handle, and the handle acquires again.
+async fn unlocking_a_lost_mutex_frees_the_handle(stage: Stage) {
     let [a, _] = stage.handles_of(BRIEF);
     let mut guard = locked(&a).await;
     expired(&a).await;
@@ -213,7 +214,7 @@ async fn unlocking_lets_others_acquire(stage: Stage) {
     assert!(b.try_lock().await.expect("asks").is_some());
 }
 
-/// S0.7, S5.10: the flaw of a value that says nothing about its holder, and of an unlock that does not ask.
+/// S0.7, S5.10: the flaws of a value that does not identify the holder, and of an unlock that does not compare it.
 async fn a_late_unlock_leaves_the_next_holder_alone(stage: Stage) {
     let [a, b] = stage.handles_of(ms(100));
     let mut late = locked(&a).await;
@@ -225,8 +226,8 @@ async fn a_late_unlock_leaves_the_next_holder_alone(stage: Stage) {
     assert!(next.unlock().await.expect("asks"));
 }
 
-/// S5.11: the flaw of a release in an `ensure` around the acquisition as well.
-async fn who_failed_to_acquire_releases_nothing(stage: Stage) {
+/// S5.11: the flaw of an `ensure` that releases after a failed acquisition as well.
+async fn a_failed_acquisition_releases_nothing(stage: Stage) {
     let [a, _] = stage.handles();
     let guard = locked(&a).await;
     let impatient = with(&stage.other, |builder| builder.acquire_timeout(ms(1_000)));
@@ -235,7 +236,7 @@ async fn who_failed_to_acquire_releases_nothing(stage: Stage) {
         let error = busy.synchronize(async |_| panic!("it must not run")).await;
         assert!(error.as_ref().is_err_and(LockError::is_busy), "{error:?}");
     }
-    // What they still do in the background is done by then.
+    // Their background work is done by then.
     stage.other.close().await;
     assert!(guard.is_owned().await.expect("asks"));
 }
@@ -247,7 +248,7 @@ async fn synchronize_excludes_others_and_lets_them_in_after(stage: Stage) {
     assert!(b.try_lock().await.expect("asks").is_some());
 }
 
-/// S1.19: the flaw of returning what unlocking said. Another has it by then, and is not disturbed.
+/// S1.19: the flaw of returning the unlock's result. Another client holds the mutex by then, and is not disturbed.
 async fn synchronize_keeps_the_value_of_work_that_took_too_long(stage: Stage) {
     let [a, b] = stage.handles_of(BRIEF);
     let mut other = None;
@@ -262,7 +263,7 @@ async fn synchronize_keeps_the_value_of_work_that_took_too_long(stage: Stage) {
     assert!(other.expect("it was free").is_owned().await.expect("asks"));
 }
 
-/// S5.2: of 20 s and 30 s it becomes 30 s, not 50 s; what is lost stays lost.
+/// S5.2: a TTL of 20 s that is extended to 30 s is 30 s, not 50 s; a lost lock stays lost.
 async fn extending_starts_the_time_anew_and_creates_nothing(stage: Stage) {
     let [a, b] = stage.handles_of(ms(20_000));
     let guard = locked(&a).await;
@@ -282,8 +283,8 @@ async fn extending_starts_the_time_anew_and_creates_nothing(stage: Stage) {
     drop(other);
 }
 
-/// S5.3, S5.12: what is left of the present holder's time, for whoever asks; the holder's own view is the shorter
-/// one, and costs no command.
+/// S5.3, S5.12: any client can read the rest of the holder's TTL. The holder's own estimate is lower, and costs no
+/// command.
 async fn a_busy_mutex_tells_how_long_it_may_take(stage: Stage) {
     let [a, b] = stage.handles_of(ms(50_000));
     assert_eq!(b.remaining().await.expect("asks"), None);
@@ -295,10 +296,10 @@ async fn a_busy_mutex_tells_how_long_it_may_take(stage: Stage) {
     assert!(own <= there && own > ms(40_000) && own <= ms(50_000 - 502), "{own:?}");
 }
 
-/// S5.7, S5.10: by anyone, once; the holder is told, and does not unlock the next one's.
-async fn it_is_unlocked_by_force(stage: Stage) {
+/// S5.7, S5.10: by any client, once. The holder is told, and does not unlock the next holder's lock.
+async fn any_client_unlocks_by_force(stage: Stage) {
     let [a, b] = stage.handles();
-    assert!(!b.force_unlock().await.expect("asks"), "nobody has it");
+    assert!(!b.force_unlock().await.expect("asks"), "it is free");
     let mut guard = locked(&a).await;
     let lost = guard.lost();
     assert!(b.force_unlock().await.expect("asks"));
@@ -309,8 +310,8 @@ async fn it_is_unlocked_by_force(stage: Stage) {
     assert!(next.is_owned().await.expect("asks"));
 }
 
-/// S5.6: in tests of services: what it does when a lock is free, busy, or can not be asked for, without a server.
-async fn the_busy_and_the_broken_answer_are_told_apart(stage: Stage) {
+/// S5.6: for tests of services without a server: a lock that is free, busy, or can not be reached.
+async fn busy_and_unreachable_are_different_answers(stage: Stage) {
     let [a, b] = stage.handles();
     let guard = locked(&a).await;
     assert!(b.try_lock().await.expect("busy is no error").is_none());
@@ -336,25 +337,25 @@ macro_rules! cases {
 
 cases! {
     a_handle_knows_whether_it_holds,
-    everyone_sees_whether_anyone_holds,
+    any_client_sees_whether_the_mutex_is_held,
     only_the_holder_owns,
-    an_attempt_finds_it_free_or_busy,
+    an_attempt_finds_the_mutex_free_or_busy,
     a_handle_acquires_once,
     two_tasks_on_one_handle_do_not_both_acquire,
-    it_expires,
-    it_does_not_expire_where_that_was_asked,
+    a_lock_expires,
+    a_non_expiring_lock_does_not_expire,
     attempts_run_out,
-    it_is_acquired_when_it_is_unlocked_meanwhile,
+    a_mutex_unlocked_between_retries_is_acquired,
     unlocking_tells_whether_it_was_held,
-    unlocking_ends_all_that_a_handle_knows,
-    unlocking_what_is_lost_frees_the_handle,
+    unlocking_clears_all_predicates,
+    unlocking_a_lost_mutex_frees_the_handle,
     unlocking_lets_others_acquire,
     a_late_unlock_leaves_the_next_holder_alone,
-    who_failed_to_acquire_releases_nothing,
+    a_failed_acquisition_releases_nothing,
     synchronize_excludes_others_and_lets_them_in_after,
     synchronize_keeps_the_value_of_work_that_took_too_long,
     extending_starts_the_time_anew_and_creates_nothing,
     a_busy_mutex_tells_how_long_it_may_take,
-    it_is_unlocked_by_force,
-    the_busy_and_the_broken_answer_are_told_apart,
+    any_client_unlocks_by_force,
+    busy_and_unreachable_are_different_answers,
 }

@@ -1,4 +1,4 @@
-//! However work under the lock ends, the lock ends with it.
+//! `synchronize`: the lock ends with the work, however the work ends.
 
 use std::panic::AssertUnwindSafe;
 
@@ -8,10 +8,10 @@ use super::*;
 use crate::support::gate::Gate;
 use crate::support::probe::DropAt;
 
-/// S0.5, S1.18, S1.19: the flaws of a value that is lost for what the unlock said, and of a lock that stays when the
-/// work fails. It is one attempt, and the value comes back whole.
+/// S0.5, S1.18, S1.19: the flaws of returning the unlock's result in place of the value, and of a lock that stays when
+/// the work fails. The work is told of one attempt, and its value is returned.
 #[tokio::test]
-async fn the_value_comes_back_and_the_lock_is_gone() {
+async fn the_value_is_returned_and_the_mutex_unlocked() {
     let server = RedisServer::start();
     let locks = node(&server).await;
     let a = mutex(&locks);
@@ -25,7 +25,7 @@ async fn the_value_comes_back_and_the_lock_is_gone() {
     free(&server, AT_ONCE).await;
 }
 
-/// S0.5, S1.19: with 60 s to live, it is gone at once.
+/// S0.5, S1.19: with a TTL of 60 s, the lock is gone at once.
 #[tokio::test]
 async fn work_that_panics_unlocks() {
     let server = RedisServer::start();
@@ -38,9 +38,9 @@ async fn work_that_panics_unlocks() {
     drop(locked(&a).await);
 }
 
-/// S0.5: dropped while it works, and dropped at each point before and after that.
+/// S0.5: the call is dropped while the work runs, and at each await point before and after.
 #[tokio::test]
-async fn a_call_that_is_dropped_unlocks() {
+async fn a_dropped_call_unlocks() {
     let server = RedisServer::start();
     let locks = node(&server).await;
     let (a, b) = (mutex(&locks), mutex(&node(&server).await));
@@ -60,8 +60,8 @@ async fn a_call_that_is_dropped_unlocks() {
     free(&server, AT_ONCE).await;
 }
 
-/// S5.14: the flaw of a release that is spawned in a runtime that may not be there. Neither a thread without one nor
-/// the end of all runtimes makes a drop panic, and where there is a way to release it, it is released.
+/// S5.14: the flaw of spawning the release on a runtime that may not exist. A drop panics neither on a thread without
+/// a runtime nor after all runtimes have ended; the lock is released where a runtime is left.
 #[test]
 fn a_guard_dropped_outside_a_runtime_does_not_panic() {
     let server = RedisServer::start();
@@ -78,11 +78,11 @@ fn a_guard_dropped_outside_a_runtime_does_not_panic() {
     let guard = first.block_on(locked(&mutex(&locks)));
     drop(first);
     drop(guard);
-    assert!(pttl(&server, "sg1:m:{default:m}") > 0, "nobody was there to release it");
+    assert!(pttl(&server, "sg1:m:{default:m}") > 0, "no runtime was there to release it");
     server.run::<()>(&["PEXPIRE", "sg1:m:{default:m}", "300"]);
     let second = runtime().expect("a runtime");
     second.block_on(async {
-        // It expires by itself; and the handles go on working in another runtime.
+        // The lock expires, and the handles work in another runtime.
         connect(&locks).await;
         let mut guard = locked(&mutex(&locks)).await;
         assert!(guard.unlock().await.expect("asks"));
@@ -90,9 +90,9 @@ fn a_guard_dropped_outside_a_runtime_does_not_panic() {
     });
 }
 
-/// S5.14: explicit is better: after `close` has returned, what was dropped is released.
+/// S5.14: after `close` has returned, all dropped guards are released.
 #[tokio::test]
-async fn closing_waits_for_what_was_dropped() {
+async fn closing_waits_for_dropped_guards() {
     let server = RedisServer::start();
     let locks = node(&server).await;
     let guards: Vec<_> = {
@@ -111,7 +111,7 @@ async fn closing_waits_for_what_was_dropped() {
     eventually_eq("its connections are closed", SOON, 0, async || server.client_count()).await;
 }
 
-/// What nobody waits for any more is not held either: the work of a task that is aborted ends with the lock.
+/// An aborted task drops its work, and with the work the lock.
 #[tokio::test]
 async fn an_aborted_task_unlocks() {
     let server = RedisServer::start();

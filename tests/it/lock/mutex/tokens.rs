@@ -1,4 +1,4 @@
-//! Each acquisition has an identity of its own, and no clock but the server's decides whose turn it is.
+//! Each acquisition has a unique token, and only the server's clock decides the order.
 
 use std::collections::HashSet;
 
@@ -13,7 +13,7 @@ async fn ten_thousand_acquisitions_have_ten_thousand_tokens() {
         let mut guard = a.try_lock().await.expect("asks").expect("free");
         assert!(guard.fence() > last, "{} follows {last}", guard.fence());
         last = guard.fence();
-        // 128 bits that say nothing but the node, and 128 bits of the acquisition.
+        // 128 bits that identify the node, and 128 bits that identify the acquisition.
         assert_eq!(guard.token().len(), 65);
         assert!(tokens.insert(guard.token().to_owned()), "one handle had {} twice", guard.token());
         guard.unlock().await.expect("asks");
@@ -36,8 +36,8 @@ async fn the_key_holds_the_token_of_its_present_holder() {
     assert_eq!(tokens.len(), 3);
 }
 
-/// S1.21: time is the server's for those who wait, and the monotonic clock's for who holds. No clock of the machine's
-/// is read anywhere in the toolkit, so one that is an hour off changes nothing.
+/// S1.21: waiters rely on the server's clock, a holder on the monotonic clock. The toolkit reads no wall clock, so one
+/// that is an hour off changes nothing.
 #[test]
 fn no_wall_clock_is_read() {
     fn no_clock_in(path: &std::path::Path) -> usize {
@@ -63,8 +63,8 @@ fn no_wall_clock_is_read() {
     assert!(files > 10);
 }
 
-/// S5.15: a server that lost its data has lost its locks, and two may hold one. The fence tells them apart: it grows
-/// over the loss, so what is written with it refuses the older one.
+/// S5.15: a server that lost its data has lost its locks, and two clients may hold one. The fence grows over the loss,
+/// so a resource can refuse the writes of the older holder.
 #[tokio::test]
 async fn a_server_that_forgot_everything_still_gives_greater_fences() {
     let server = RedisServer::start();
@@ -87,9 +87,9 @@ async fn a_server_that_forgot_everything_still_gives_greater_fences() {
     }
 }
 
-/// S1.2, S3.9: nothing that a mutex leaves behind stays for ever, its fence included.
+/// S1.2, S3.9: no key of a mutex stays for ever, its fence included.
 #[tokio::test]
-async fn what_stays_of_a_mutex_is_its_fence_for_a_day() {
+async fn only_a_mutexs_fence_stays_for_a_day() {
     let server = RedisServer::start();
     let locks = node(&server).await;
     let mut guard = locked(&mutex(&locks)).await;

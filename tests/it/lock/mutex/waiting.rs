@@ -1,18 +1,18 @@
-//! Who waits is told, and says nothing meanwhile.
+//! A waiter is notified, and sends nothing meanwhile.
 
 use stampede_guard::lock::Waiting;
 
 use super::*;
 use crate::support::monitor::{Commands, Monitor};
 
-/// What was sent, without the signs of life that depend on how long the test ran.
+/// The commands that were sent, without the pings and clock readings that depend on how long the test ran.
 fn sent(monitor: Monitor<'_>) -> Commands {
     monitor.finish().without(["ping", "time"])
 }
 
-/// S1.8, S1.12: what a handle knows of itself, and what it refuses, it does not ask anybody about.
+/// S1.8, S1.12: a handle's own state, and the calls that it refuses, cost no command.
 #[tokio::test]
-async fn what_a_handle_knows_by_itself_is_not_asked() {
+async fn a_handles_own_state_costs_no_command() {
     let server = RedisServer::start();
     let locks = node(&server).await;
     let a = with(&locks, |builder| builder.ttl(ms(200)));
@@ -33,9 +33,9 @@ async fn what_a_handle_knows_by_itself_is_not_asked() {
     assert_eq!(sent(monitor).total, 0, "it knows that it is over");
 }
 
-/// One command to acquire and one to release, where nobody else wants it.
+/// One command to acquire and one to release.
 #[tokio::test]
-async fn without_contention_it_is_two_commands() {
+async fn an_uncontended_lock_is_two_commands() {
     let server = RedisServer::start();
     let a = mutex(&node(&server).await);
     locked(&a).await.unlock().await.expect("asks");
@@ -47,7 +47,7 @@ async fn without_contention_it_is_two_commands() {
     assert_eq!((commands.total, commands.of("evalsha")), (20, 20), "{commands:#?}");
 }
 
-/// The first lock opens the subscription, and asks again once it is heard: that is no wake-up of this mutex.
+/// The first lock opens the subscription, and asks again once it is subscribed: that is no wake-up by this mutex.
 #[tokio::test]
 async fn the_first_subscription_is_no_retry() {
     let server = RedisServer::start();
@@ -63,10 +63,10 @@ async fn the_first_subscription_is_no_retry() {
     assert!(guard.unlock().await.expect("asks"));
 }
 
-/// S0.8, S5.16: the holder keeps it for a second, and its waiter sends one command in all. The server announces no
-/// key events, and is not asked to.
+/// S0.8, S5.16: the holder keeps the mutex for a second, and the waiter sends one command in all. The server announces
+/// no key events, and is not configured to.
 #[tokio::test]
-async fn who_waits_sends_one_command_however_long_it_takes() {
+async fn a_waiter_sends_one_command_however_long_it_waits() {
     let server = RedisServer::start();
     let (one, other) = (node(&server).await, node(&server).await);
     warm(&one).await;
@@ -78,7 +78,7 @@ async fn who_waits_sends_one_command_however_long_it_takes() {
     assert!(holder.unlock().await.expect("asks"));
     let (next, took) = granted(next).await;
     let commands = sent(monitor);
-    // A subscription that was made anew, because the server paused, is followed by a question.
+    // After a subscription that was renewed because the server paused, the waiter asks once more.
     let anew = commands.of("subscribe");
     let commands = commands.without(["subscribe"]);
     assert!(
@@ -92,10 +92,10 @@ async fn who_waits_sends_one_command_however_long_it_takes() {
     assert_eq!(events, ["notify-keyspace-events", ""]);
 }
 
-/// S0.8: within 20 ms of the release. Of 100 releases the typical one is looked at, and beside it a plain question: the
-/// machine has other tests.
+/// S0.8: within 20 ms of the release. The median of 100 releases counts, compared with a plain command, since the
+/// machine also runs other tests.
 #[tokio::test]
-async fn who_waits_is_woken_at_once() {
+async fn a_waiter_is_woken_at_once() {
     let server = RedisServer::start();
     let (one, other) = (node(&server).await, node(&server).await);
     let (mut took, mut asked) = (Vec::new(), Vec::new());
@@ -118,7 +118,8 @@ async fn who_waits_is_woken_at_once() {
     assert!(took[99] < AT_ONCE, "{took:?}");
 }
 
-/// S0.18: the flaw of a herd at each release. 200 wait in four processes; whoever is handed the mutex sends nothing.
+/// S0.18: the flaw of waking all waiters at each release. 200 wait in four processes; the waiter that is granted the
+/// mutex sends nothing.
 #[tokio::test]
 async fn one_release_wakes_one_waiter() {
     let server = RedisServer::start();
@@ -139,10 +140,10 @@ async fn one_release_wakes_one_waiter() {
     assert_eq!(waiters.iter().filter(|waiter| waiter.is_finished()).count(), 1);
 }
 
-/// S0.23: an extension is no reason to look: its waiters look once when the time they knew of is over, and not
-/// because of the extension. Also where the server announces everything.
+/// S0.23: waiters do not ask because of an extension, but once when the TTL that they knew of ends. Also where the
+/// server announces all key events.
 #[tokio::test]
-async fn extensions_do_not_wake_those_who_wait() {
+async fn extensions_do_not_wake_waiters() {
     let lanes = [Waiting::Notify, Waiting::Keyspace].map(|waiting| async move {
         let server = RedisServer::start();
         server.run::<()>(&["ACL", "SETUSER", "minimal", "+config|get", "+config|set", "&__keyspace@*"]);
@@ -159,7 +160,7 @@ async fn extensions_do_not_wake_those_who_wait() {
             tokio::time::sleep(ms(20)).await;
         }
         let commands = sent(monitor);
-        // A look each 3 s, and those with which a wait of this kind begins.
+        // A look each 3 s, and the looks with which each way of waiting begins.
         let looks = commands.total - extensions;
         assert!(looks <= 8, "{waiting:?}: {extensions} extensions, {looks} looks: {commands:#?}");
         assert!(extensions > 3, "{extensions}");
@@ -170,10 +171,10 @@ async fn extensions_do_not_wake_those_who_wait() {
     futures_util::future::join_all(lanes).await;
 }
 
-/// S5.7: as redis-mutex has it by default: waits for a second, looking each 100 ms, holds for ten. Where it can not
-/// have it, it is an error from `lock`, and `None` from `try_lock`.
+/// S5.7: redis-mutex's defaults: wait for a second, poll each 100 ms, hold for ten seconds. A busy mutex is an error
+/// from `lock`, and `None` from `try_lock`.
 #[tokio::test]
-async fn it_can_be_set_up_as_redis_mutex_is() {
+async fn a_mutex_can_be_configured_like_redis_mutex() {
     let server = RedisServer::start();
     let (one, other) = (node(&server).await, node(&server).await);
     let set = |builder: MutexBuilder| {
@@ -184,7 +185,7 @@ async fn it_can_be_set_up_as_redis_mutex_is() {
     assert!((5_000..=10_000).contains(&pttl(&server, a.key())));
     let started = Instant::now();
     let error = b.lock().await.expect_err("busy");
-    // Fewer than ten on a machine that is busy with other things, where pauses are longer.
+    // Fewer than ten on a busy machine, where pauses are longer.
     assert!(matches!(error, LockError::AcquireTimeout { attempts: 2..=12, .. }), "{error:?}");
     assert!((ms(1_000)..ms(1_000) + AT_ONCE).contains(&started.elapsed()), "{:?}", started.elapsed());
     assert!(b.try_lock().await.expect("asks").is_none());

@@ -1,4 +1,4 @@
-//! What is written down on the server: by whom it was made, under which names, for how long.
+//! The semaphore's keys on the server: their creation, names, layout and times to live.
 
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -8,8 +8,8 @@ use futures_util::future::join_all;
 use super::*;
 use crate::support::monitor::Monitor;
 
-/// S4.21, S4.22: the flaw of a list whose time to live goes when it is emptied. Random steps of three nodes; after each
-/// of them, every key has a time to live.
+/// S4.21, S4.22: the flaw of a list that loses its TTL when it is emptied. Three nodes take random steps; after each
+/// step, every key has a TTL.
 #[tokio::test]
 async fn every_key_has_a_time_to_live_after_every_step() {
     let server = RedisServer::start();
@@ -38,12 +38,11 @@ async fn every_key_has_a_time_to_live_after_every_step() {
     }
     waiters.iter().for_each(JoinHandle::abort);
     held.clear();
-    eventually_eq("all is gone when nobody uses it", SOON, Vec::<String>::new(), async || server.keys())
-        .await;
+    eventually_eq("all keys expire when unused", SOON, Vec::<String>::new(), async || server.keys()).await;
 }
 
-/// S4.31: three keys in one hash tag, of this crate and this namespace; the same name in another namespace is another
-/// semaphore, and so is a mutex of that name.
+/// S4.31: a semaphore has three keys with one hash tag, prefixed by this crate and its namespace. The same name in
+/// another namespace is another semaphore, and a mutex of that name is separate too.
 #[tokio::test]
 async fn no_key_is_outside_the_namespace() {
     let server = RedisServer::start();
@@ -65,8 +64,8 @@ async fn no_key_is_outside_the_namespace() {
     next.abort();
 }
 
-/// S4.30: what a later version wrote, or somebody else. An error that says so, for whoever asks and however long they
-/// would wait, and nothing is overwritten.
+/// S4.30: data of a later version or of another program. Every call fails with an error that says so, however long it
+/// may wait, and nothing is overwritten.
 #[tokio::test]
 async fn an_unknown_layout_is_an_error_and_is_left_alone() {
     let server = RedisServer::start();
@@ -95,7 +94,7 @@ async fn an_unknown_layout_is_an_error_and_is_left_alone() {
     drop(free(&semaphore).await);
 }
 
-/// Whatever is logged while the test's own thread runs.
+/// Everything that is logged on the test's own thread.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);
 
@@ -110,8 +109,8 @@ impl io::Write for Log {
     }
 }
 
-/// S4.33: who comes first says how many there are. Another number is an error where that is asked, one warning where
-/// permits are acquired all the same, and changes nothing.
+/// S4.33: the first process sets the number of permits. With another number, `ensure_created` fails, `acquire` logs
+/// one warning, and the stored number stays.
 #[tokio::test]
 async fn another_number_of_permits_is_reported_and_changes_nothing() {
     let log = Log::default();
@@ -137,15 +136,15 @@ async fn another_number_of_permits_is_reported_and_changes_nothing() {
             && warnings[0].contains("expected=3")
             && warnings[0].contains("actual=5")
     );
-    // What was added since is no contradiction.
+    // Permits added later are no contradiction.
     drop(held);
     five.add_permits(1).await.expect("asks");
     assert!(!five.ensure_created().await.expect("5 is what it was made with"));
 }
 
-/// S4.33, between processes.
+/// S4.33 between processes.
 #[tokio::test]
-async fn processes_that_disagree_on_the_number_are_told() {
+async fn processes_that_disagree_on_the_number_get_an_error() {
     let server = RedisServer::start();
     let semaphore = semaphore(&node(&server).await, 5);
     let fleet = processes(&server, 2).await;
@@ -164,7 +163,8 @@ async fn processes_that_disagree_on_the_number_are_told() {
     assert_eq!((available(&semaphore).await, semaphore.capacity().await.expect("asks")), (0, 5));
 }
 
-/// S4.34: the flaw of two who both believe to be the first. Fifty at once, in five nodes, twenty times.
+/// S4.34: the flaw of two clients that both believe to be the first. Five nodes make fifty acquisitions at once,
+/// twenty times.
 #[tokio::test]
 async fn fifty_first_acquisitions_make_one_semaphore() {
     let server = RedisServer::start();
@@ -180,7 +180,7 @@ async fn fifty_first_acquisitions_make_one_semaphore() {
     }
 }
 
-/// S3.12 for permits: a server that forgot the scripts is told them again, and every step is one command.
+/// S3.12 for permits: a server that lost the scripts receives them again, and each step is one command.
 #[tokio::test]
 async fn each_step_is_one_script_and_survives_the_loss_of_all_scripts() {
     let stage = Stage::on_redis().await;

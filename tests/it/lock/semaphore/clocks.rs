@@ -1,4 +1,4 @@
-//! Only the server's clock counts; the clients' own are not asked.
+//! Only the server's clock counts; the clients' clocks are not read.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use super::*;
 use crate::redis::clock::Relay;
 
-/// S3.18, S4.26: one client is told that it is 5 s earlier than it is, one that it is 5 s later; an hour, then. Who
-/// asked first is served first, and no permit is taken from its holder.
+/// S3.18, S4.26: one client sees the server's clock 5 s behind, another sees it 5 s ahead; then an hour each. Waiters
+/// are served in the order of their requests, and no holder loses its permit.
 #[tokio::test]
-async fn clients_whose_clocks_differ_are_served_in_the_order_in_which_they_asked() {
+async fn clients_with_different_clocks_are_served_in_order_of_request() {
     for skew in [5, 3_600] {
         let server = RedisServer::start();
         let (late, early) = (Relay::start(&server, -skew).await, Relay::start(&server, skew).await);
@@ -44,14 +44,14 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     paths.flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] }).collect()
 }
 
-/// S3.6, S4.26: the flaw of timing out, or taking a permit for stale, because somebody set a clock. A test can not set
-/// this machine's; but what is never read can not be wrong.
+/// S3.6, S4.26: the flaw of a wall clock that is set, so that a wait times out or a permit looks stale. A test can not
+/// set this machine's clock, but a clock that is never read can not be wrong.
 #[test]
 fn no_lock_reads_a_wall_clock() {
     let source = crate::support::root().join("src");
     let mut seen = 0;
     for file in files(&source.join("lock")).into_iter().chain(files(&source.join("store"))) {
-        // Without the folder that this is checked out in, whose name may hold anything.
+        // Relative to `src`: the path of the checkout may contain any word.
         let path = file.strip_prefix(&source).expect("in it").display().to_string();
         if !(path.contains("lock") || path.contains("mutex_") || path.contains("semaphore_")) {
             continue;

@@ -1,5 +1,5 @@
-//! Whatever ends in the middle (a process, a connection, an answer) costs the others a lease at most, and neither loses
-//! nor doubles a permit.
+//! A process, a connection or an answer that is lost in the middle costs the other clients one lease at most, and
+//! neither loses nor doubles a permit.
 
 use futures_util::future::join_all;
 
@@ -8,12 +8,12 @@ use crate::support::proxy::{Mode, Proxy};
 
 /// Long enough for a busy machine to renew it in time, short enough to wait for.
 const LEASE: Duration = Duration::from_secs(3);
-/// In milliseconds; whoever waited for this one to end would fail the test.
+/// A lease in milliseconds. A client that waited for its end would fail the test.
 const LONG: u64 = 120_000;
-/// Of permits whose holders are killed by the dozen.
+/// The lease of holders that are killed by the dozen.
 const SHORT: Duration = Duration::from_millis(300);
 
-/// Exactly so many permits can be had, and not one more.
+/// Exactly this many permits can be acquired.
 async fn there_are_exactly(permits: u32, semaphore: &Semaphore) {
     let mut held = Vec::new();
     for _ in 0..permits {
@@ -25,7 +25,7 @@ async fn there_are_exactly(permits: u32, semaphore: &Semaphore) {
     }
 }
 
-/// S4.16, S4.35: the next one has it when the lease is over, also if it was renewed until then.
+/// S4.16, S4.35: the next waiter has the permit when the lease ends, also if the holder renewed it until its death.
 #[tokio::test]
 async fn a_killed_holder_costs_one_lease() {
     let killed = async |renewing: bool| {
@@ -52,7 +52,7 @@ async fn a_killed_holder_costs_one_lease() {
     tokio::join!(killed(false), killed(true));
 }
 
-/// Those who died in the queue cost nothing at all.
+/// Waiters that died in the queue delay no later waiter.
 #[tokio::test]
 async fn killed_waiters_are_passed_over() {
     let server = RedisServer::start();
@@ -75,9 +75,9 @@ async fn killed_waiters_are_passed_over() {
     there_are_exactly(1, &semaphore).await;
 }
 
-/// The grant reaches the connection of a process that does not run: that costs its lease, as if it had been killed,
-/// and no more, however long the lease before it was. When it runs again it does not believe that it holds the permit,
-/// and waits for another.
+/// A grant reaches the connection of a stopped process. That costs the lease of the stopped waiter, as if it had been
+/// killed, however long the previous holder's lease was. When the process resumes, it does not take itself for the
+/// holder, and waits for another permit.
 #[tokio::test]
 async fn a_stopped_waiter_costs_one_lease_and_waits_on() {
     let stopped = async |others: Duration| {
@@ -112,8 +112,8 @@ async fn a_stopped_waiter_costs_one_lease_and_waits_on() {
     tokio::join!(stopped(LEASE), stopped(LEASE * 20));
 }
 
-/// S4.14: the flaw of a grant that is not written down with its holder. Ten processes with twenty waiters each are
-/// killed while these are granted their permits.
+/// S4.14: the flaw of a grant that is not recorded with its holder. Ten processes with twenty waiters each are killed
+/// while they are granted their permits.
 #[tokio::test]
 async fn two_hundred_waiters_killed_at_their_grant_lose_no_permit() {
     const PROCESSES: usize = 10;
@@ -158,10 +158,10 @@ async fn two_hundred_waiters_killed_at_their_grant_lose_no_permit() {
     assert!(killed_as_holders > 0, "no process was killed at a grant");
 }
 
-/// S4.13: the flaw of a semaphore that is half made, on which everybody waits for ever. Eight processes are killed while
-/// they make 25 each.
+/// S4.13: the flaw of a half-created semaphore, on which every client waits for ever. Eight processes are killed while
+/// each creates 25 semaphores.
 #[tokio::test]
-async fn processes_killed_while_they_create_block_nobody() {
+async fn processes_killed_while_they_create_block_no_client() {
     const PROCESSES: usize = 8;
     const SEMAPHORES: usize = 25;
     let server = RedisServer::start();
@@ -189,7 +189,7 @@ async fn processes_killed_while_they_create_block_nobody() {
     }
 }
 
-/// A node whose commands go through a proxy and may take two seconds and a half, and one whose go straight.
+/// A node behind a proxy, with a command timeout of two and a half seconds, and a node with a direct connection.
 async fn behind_a_proxy() -> (RedisServer, Proxy, [Semaphore; 2]) {
     let server = RedisServer::start();
     let proxy = Proxy::start(server.port()).await;
@@ -199,25 +199,25 @@ async fn behind_a_proxy() -> (RedisServer, Proxy, [Semaphore; 2]) {
     connect(&behind).await;
     let direct = node(&server).await;
     let handles = [semaphore(&behind, 2), semaphore(&direct, 2)];
-    // The scripts are known from here on.
+    // The server knows the scripts from here on.
     drop(free(&handles[1]).await);
     eventually_eq("all are free", SOON, 2, async || available(&handles[1]).await).await;
     (server, proxy, handles)
 }
 
-/// A permit that is free, of who has so long to ask for it.
+/// Acquires a free permit through the proxy, and repeats the call until the store answers.
 async fn free_behind(behind: &Semaphore) -> Permit {
     retried(async || behind.acquire(Wait::Now).await).await.expect("one is free")
 }
 
-/// The permit was granted and its answer lost: an error for its caller, and free again at once.
+/// A permit is granted and the answer lost: the caller gets an error, and the permit is free again at once.
 #[tokio::test]
-async fn a_permit_whose_grant_was_not_answered_is_given_back() {
+async fn a_permit_is_given_back_when_the_answer_to_its_grant_is_lost() {
     let unanswered = async |wait: Wait| {
         let (_server, proxy, [behind, direct]) = behind_a_proxy().await;
         proxy.set(Mode::NoReplies);
         let acquired = tokio::spawn(async move { behind.acquire(wait).await });
-        // Looked at while it is asked for: when that is given up, the release is sent at once.
+        // This is checked while the call is still pending: when the call fails, it releases the permit at once.
         eventually_eq("it was granted", SOON, 1, async || available(&direct).await).await;
         let error = acquired.await.expect("joined");
         assert!(error.as_ref().is_err_and(LockError::is_store), "{wait:?}: {error:?}");
@@ -228,9 +228,9 @@ async fn a_permit_whose_grant_was_not_answered_is_given_back() {
     tokio::join!(unanswered(Wait::Now), unanswered(Wait::For(ms(200))), unanswered(Wait::Forever));
 }
 
-/// It was released and the answer lost: its holder may release it again, which nobody else notices.
+/// A permit is released and the answer lost: its holder may release it again, without effect on other holders.
 #[tokio::test]
-async fn a_release_that_was_not_answered_counts_once() {
+async fn a_release_with_a_lost_answer_counts_once() {
     let (_server, proxy, [behind, direct]) = behind_a_proxy().await;
     let mut held = free_behind(&behind).await;
     proxy.set(Mode::NoReplies);
@@ -245,9 +245,10 @@ async fn a_release_that_was_not_answered_counts_once() {
     assert!(none_is_free(&direct).await, "it was not released twice");
 }
 
-/// Dropped while the server can not be reached, it is released as soon as it can, and its lease is not waited out.
+/// A permit that is dropped while the server is unreachable is released once the server is reachable, not when its
+/// lease ends.
 #[tokio::test]
-async fn a_permit_dropped_behind_a_cut_is_released_after_it() {
+async fn a_permit_dropped_while_disconnected_is_released_on_reconnection() {
     let (_server, proxy, [behind, direct]) = behind_a_proxy().await;
     let held = free_behind(&behind).await;
     proxy.set(Mode::BlackHole);
@@ -259,14 +260,14 @@ async fn a_permit_dropped_behind_a_cut_is_released_after_it() {
     there_are_exactly(2, &direct).await;
 }
 
-/// A firewall forgot the connections, and nobody was told: for the server the grant has arrived.
+/// The connections are dead without a sign, as after a firewall forgot them: for the server, the grant has arrived.
 #[tokio::test]
 async fn a_grant_into_a_dead_connection_is_found() {
     let (server, proxy, [behind, direct]) = behind_a_proxy().await;
     let mut held = [free(&direct).await, free(&direct).await];
     let waiters = [passer(&behind), passer(&behind), passer(&behind)];
     queued(&direct, 3).await;
-    // Replies come in order: with this one, the waiters have theirs.
+    // Replies arrive in order: after this reply, the waiters know that they are in the queue.
     assert_eq!(available(&behind).await, 0);
     let inboxes = server.pubsub_clients();
     proxy.set(Mode::BlackHoleOld);
@@ -280,9 +281,10 @@ async fn a_grant_into_a_dead_connection_is_found() {
     there_are_exactly(2, &direct).await;
 }
 
-/// The connection by which the grant would come is cut a moment before: the waiter finds out when it has another one.
+/// The subscription that would bring the grant is cut just before the release: the waiter finds its grant after it has
+/// subscribed again.
 #[tokio::test]
-async fn a_grant_that_nobody_heard_is_found() {
+async fn a_grant_sent_while_unsubscribed_is_found() {
     let server = RedisServer::start();
     let [one, other] = nodes(&server).await;
     let (a, b) = (semaphore(&one, 1), semaphore(&other, 1));
@@ -302,7 +304,7 @@ async fn a_grant_that_nobody_heard_is_found() {
     there_are_exactly(1, &a).await;
 }
 
-/// Everything the server knew is gone, without a word to anybody.
+/// The server loses all its data, and no connection notices.
 #[tokio::test]
 async fn waiters_outlive_flushall() {
     let server = RedisServer::start();
@@ -320,7 +322,7 @@ async fn waiters_outlive_flushall() {
     there_are_exactly(1, &a).await;
 }
 
-/// The same, with a word to everybody: the connections break. Nobody waits for a lease of before.
+/// The server loses all its data, and all connections break. No waiter waits for a lease from before.
 #[tokio::test]
 async fn waiters_outlive_the_server() {
     let server = RedisServer::start();

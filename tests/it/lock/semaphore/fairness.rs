@@ -1,10 +1,10 @@
-//! First come, first served: by the order in which they asked the server, whoever they are.
+//! First come, first served: waiters are served in the order in which their requests reached the server.
 
 use super::*;
 
 const LEASE: &str = "60000";
 
-/// S4.2: twenty waiters of four processes, twenty times, are served in the order in which they queued.
+/// S4.2: twenty times, twenty waiters of four processes are served in the order in which they queued.
 #[tokio::test]
 async fn waiters_of_four_processes_are_served_in_their_order() {
     const WAITERS: usize = 20;
@@ -40,10 +40,10 @@ async fn waiters_of_four_processes_are_served_in_their_order() {
     }
 }
 
-/// Invariant 2 of the store: what is released is the head's, not of whoever asks at that moment; two permits are the
-/// first two's.
+/// Invariant 2 of the store: a released permit goes to the head of the queue, not to the client that asks at that
+/// moment. Two released permits go to the first two waiters.
 #[tokio::test]
-async fn nobody_barges_in() {
+async fn no_client_overtakes_the_queue() {
     let server = RedisServer::start();
     let [one, other, third] = nodes(&server).await;
     let (a, b, c) = (semaphore(&one, 2), semaphore(&other, 2), semaphore(&third, 2));
@@ -58,7 +58,7 @@ async fn nobody_barges_in() {
             let mut barged = 0;
             while a.waiting().await.expect("asks") > 0 {
                 let got = c.acquire(Wait::Now).await.expect("asks");
-                // Only if somebody waits still: the last may have been served before this asked.
+                // Counts only while the queue is not empty: the last waiter may have been served before this request.
                 barged += usize::from(got.is_some() && a.waiting().await.expect("asks") > 0);
             }
             barged
@@ -69,7 +69,7 @@ async fn nobody_barges_in() {
             }
             let mut waiters = waiters.into_iter();
             while let (Some(first), Some(second)) = (waiters.next(), waiters.next()) {
-                // The permits are dropped for the next two.
+                // The dropped permits go to the next two waiters.
                 drop((granted(first).await, granted(second).await));
             }
         };

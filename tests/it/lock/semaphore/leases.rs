@@ -1,23 +1,24 @@
-//! Leases: what a permit costs the others whose holder does nothing any more, and what comes of it too late.
+//! Leases: how long an inactive holder's permit is lost to the others, and what an action after the end of the lease
+//! does.
 
 use super::*;
 
 cases! {
     a_permit_comes_back_when_its_lease_is_over,
-    whoever_waits_has_it_when_the_lease_is_over,
+    a_waiter_gets_the_permit_when_its_lease_is_over,
     a_refresh_starts_the_lease_anew,
-    what_is_lost_is_not_refreshed_and_not_released,
-    a_late_release_does_not_make_one_more,
+    a_lost_permit_is_not_refreshed_and_not_released,
+    a_late_release_adds_no_permit,
     each_stale_permit_is_taken_back_once,
     a_renewed_permit_is_never_stale,
-    a_holder_is_told_that_it_lost_its_permit,
-    it_outlives_its_idle_time_while_permits_are_out,
-    it_is_gone_when_its_idle_time_is_over,
-    all_come_back_together,
-    who_waits_and_is_not_polled_costs_its_lease_and_a_moment,
+    a_holder_learns_that_its_permit_is_lost,
+    a_semaphore_outlives_its_idle_time_while_permits_are_held,
+    a_semaphore_expires_after_its_idle_time,
+    permits_with_ended_leases_are_all_free_again,
+    a_waiter_that_is_not_polled_costs_its_lease_and_a_moment,
 }
 
-/// Of what is left to its end, and of nothing that has to be held meanwhile.
+/// For permits that are left to their end, and that the test does not have to hold meanwhile.
 const LEASE: Duration = Duration::from_secs(1);
 
 /// Long enough for a busy machine to act within it, short enough to wait for.
@@ -33,7 +34,8 @@ async fn is_stale(permit: &Permit) {
     eventually("its lease ends", SOON, async || !permit.is_held().await.expect("asks")).await;
 }
 
-/// S4.16, S4.17, S4.9: not before; then anyone takes it back, whether by looking through them or by acquiring.
+/// S4.16, S4.17, S4.9: a permit stays held until its lease ends; then `release_stale` or another `acquire` takes it
+/// back.
 async fn a_permit_comes_back_when_its_lease_is_over(stage: Stage) {
     let [looking, acquiring] = ["looking", "acquiring"].map(|name| {
         [&stage.one, &stage.other].map(|locks| locks.semaphore(name, 1).lease(LONGER).build().expect("valid"))
@@ -57,8 +59,8 @@ async fn a_permit_comes_back_when_its_lease_is_over(stage: Stage) {
     }
 }
 
-/// S4.16, S4.17: without anybody's help.
-async fn whoever_waits_has_it_when_the_lease_is_over(stage: Stage) {
+/// S4.16, S4.17: a waiter needs no help from another client.
+async fn a_waiter_gets_the_permit_when_its_lease_is_over(stage: Stage) {
     let [a, _] = stage.leased(1);
     let b = with(&stage.other, 1, |builder| builder);
     let since = Instant::now();
@@ -69,7 +71,7 @@ async fn whoever_waits_has_it_when_the_lease_is_over(stage: Stage) {
     assert!(next.is_held().await.expect("asks"));
 }
 
-/// S3.20: refreshed at half of its lease it is alive at 1.1; and it is not more than one lease.
+/// S3.20: a permit that is refreshed at 0.5 of its lease is held at 1.1; and a refresh adds no more than one lease.
 async fn a_refresh_starts_the_lease_anew(stage: Stage) {
     let lease = ms(4_000);
     let [a, b] = stage.handles_with(1, |builder| builder.lease(lease));
@@ -85,8 +87,8 @@ async fn a_refresh_starts_the_lease_anew(stage: Stage) {
     is_stale(&held).await;
 }
 
-/// S3.20, S3.21: as the book's tests have it for those that were evicted.
-async fn what_is_lost_is_not_refreshed_and_not_released(stage: Stage) {
+/// S3.20, S3.21: as in the book's tests of evicted holders.
+async fn a_lost_permit_is_not_refreshed_and_not_released(stage: Stage) {
     let [a, b] = stage.leased(1);
     let mut lost = free(&a).await;
     is_stale(&lost).await;
@@ -100,9 +102,9 @@ async fn what_is_lost_is_not_refreshed_and_not_released(stage: Stage) {
     assert!(!own.release().await.expect("asks").was_held);
 }
 
-/// S4.18: the flaw that gives two holders of one permit. It was taken back and is another's when its old holder
-/// releases it.
-async fn a_late_release_does_not_make_one_more(stage: Stage) {
+/// S4.18: the flaw that gives one permit two holders. The permit was taken back and granted to another client before
+/// its old holder releases it.
+async fn a_late_release_adds_no_permit(stage: Stage) {
     let [a, b] = stage.leased(2);
     let mut late: [Permit; 2] = tokio::join!(free(&a), free(&a)).into();
     for permit in &late {
@@ -123,7 +125,7 @@ async fn a_late_release_does_not_make_one_more(stage: Stage) {
     assert_eq!((available(&a).await, a.capacity().await.expect("asks")), (2, 2), "never three");
 }
 
-/// S4.19: ten at once, in two nodes.
+/// S4.19: ten calls at once, in two nodes.
 async fn each_stale_permit_is_taken_back_once(stage: Stage) {
     let [a, b] = stage.leased(3);
     let held: [Permit; 3] = tokio::join!(free(&a), free(&b), free(&a)).into();
@@ -136,7 +138,7 @@ async fn each_stale_permit_is_taken_back_once(stage: Stage) {
     assert_eq!((total, available(&a).await), (3, 3));
 }
 
-/// S4.35: for two leases, and it ends with its holder's task.
+/// S4.35: over two leases. The renewal ends when the permit is dropped.
 async fn a_renewed_permit_is_never_stale(stage: Stage) {
     let [a, b] = stage.handles_with(1, |builder| builder.lease(LONGER).auto_renew(true));
     let held = free(&a).await;
@@ -151,8 +153,8 @@ async fn a_renewed_permit_is_never_stale(stage: Stage) {
     assert_eq!(b.release_stale().await.expect("asks"), 0, "and not left to its end");
 }
 
-/// The semaphore was deleted under its holder, whose next renewal finds that out.
-async fn a_holder_is_told_that_it_lost_its_permit(stage: Stage) {
+/// The semaphore is deleted, and the holder's next renewal finds that out.
+async fn a_holder_learns_that_its_permit_is_lost(stage: Stage) {
     let [a, b] = stage.handles_with(1, |builder| builder.lease(LEASE).auto_renew(true));
     let held = free(&a).await;
     let (lost, expired) = (held.lost(), held.expired());
@@ -166,8 +168,8 @@ async fn a_holder_is_told_that_it_lost_its_permit(stage: Stage) {
     assert!(!b.exists().await.expect("asks"), "a refresh creates nothing");
 }
 
-/// S4.20: the flaw of keys that expire while permits are out: lost ones, or doubled ones.
-async fn it_outlives_its_idle_time_while_permits_are_out(stage: Stage) {
+/// S4.20: the flaw of keys that expire while permits are held, which loses or doubles permits.
+async fn a_semaphore_outlives_its_idle_time_while_permits_are_held(stage: Stage) {
     let idle = |builder: SemaphoreBuilder| builder.idle_ttl(ms(200)).lease(LEASE * 5);
     let [a, b] = stage.handles_with(2, idle);
     let mut held = [free(&a).await, free(&a).await];
@@ -186,13 +188,14 @@ async fn it_outlives_its_idle_time_while_permits_are_out(stage: Stage) {
     assert_eq!(available(&a).await, 2);
 }
 
-/// S4.21, S4.22: used or not, released or forgotten; and with it what was added.
-async fn it_is_gone_when_its_idle_time_is_over(stage: Stage) {
+/// S4.21, S4.22: a semaphore expires whether it was used, released, or held by a client that went away; added permits
+/// expire with it.
+async fn a_semaphore_expires_after_its_idle_time(stage: Stage) {
     let uses = async |name: &'static str| {
         let [a, b] = [&stage.one, &stage.other]
             .map(|locks| locks.semaphore(name, 2).idle_ttl(LEASE * 2).lease(LEASE).build().expect("valid"));
         let since = Instant::now();
-        // A permit that is out keeps it for twice its lease and a second, if that is longer.
+        // A held permit keeps the semaphore for twice its lease and a second, if that is longer.
         let mut lasts = LEASE * 2;
         let mut forgotten = None;
         match name {
@@ -211,8 +214,9 @@ async fn it_is_gone_when_its_idle_time_is_over(stage: Stage) {
     stage.keys(&[]);
 }
 
-/// S3.17: the book's own test. Three of three, the fourth in vain; all are there again after their leases.
-async fn all_come_back_together(stage: Stage) {
+/// S3.17: the book's own test. Three of three permits are granted, the fourth is refused, and all are free again after
+/// their leases.
+async fn permits_with_ended_leases_are_all_free_again(stage: Stage) {
     let [a, b] = stage.handles_with(3, |builder| builder.lease(LONGER));
     let held = [free(&a).await, free(&a).await, free(&b).await];
     assert!(none_is_free(&b).await);
@@ -224,8 +228,8 @@ async fn all_come_back_together(stage: Stage) {
     assert!(none_is_free(&a).await);
 }
 
-/// As a future in a `select!` loop whose other branch has work to do.
-async fn who_waits_and_is_not_polled_costs_its_lease_and_a_moment(stage: Stage) {
+/// A waiter's future that is not polled, as in a `select!` loop that is busy in another branch.
+async fn a_waiter_that_is_not_polled_costs_its_lease_and_a_moment(stage: Stage) {
     let [a, b] = stage.leased(1);
     let mut held = free(&with(&stage.one, 1, |builder| builder.lease(SOON))).await;
     let mut silent = Vec::new();

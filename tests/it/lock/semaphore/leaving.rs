@@ -1,4 +1,4 @@
-//! Those who stop waiting: a future that is dropped takes no permit along, and its place is nobody's.
+//! Waiters that leave: a dropped future takes neither a permit nor a place in the queue with it.
 
 use std::sync::Arc;
 
@@ -9,13 +9,13 @@ use crate::support::gate::Counter;
 use crate::support::probe::DropAt;
 
 cases! {
-    a_wait_that_is_dropped_at_any_point_costs_nobody_a_permit,
-    who_leaves_at_random_takes_no_permit_along,
+    a_wait_dropped_at_any_point_loses_no_permit,
+    waiters_that_leave_at_random_lose_no_permit,
 }
 
-/// S4.15: each of the points at which an acquisition can be dropped: of one that is free, and of one that is released while
-/// it waits, alone and with another one behind it.
-async fn a_wait_that_is_dropped_at_any_point_costs_nobody_a_permit(stage: Stage) {
+/// S4.15: an acquisition is dropped at each of its await points: of a free permit, and of a permit that is released
+/// while it waits, with and without another waiter behind it.
+async fn a_wait_dropped_at_any_point_loses_no_permit(stage: Stage) {
     for (busy, behind) in [(false, false), (true, false), (true, true)] {
         for n in 0.. {
             let [a, b] = stage.handles(1);
@@ -39,7 +39,7 @@ async fn a_wait_that_is_dropped_at_any_point_costs_nobody_a_permit(stage: Stage)
                 drop(granted(next).await);
                 stage.took(since, Duration::ZERO);
             }
-            // What it acquired after all was dropped with it.
+            // If it acquired a permit after all, the drop released it.
             let done = dropped.await.expect("joined");
             eventually_eq("all is free again", AT_ONCE, (1, 0), async || {
                 (available(&b).await, b.waiting().await.expect("asks"))
@@ -53,9 +53,9 @@ async fn a_wait_that_is_dropped_at_any_point_costs_nobody_a_permit(stage: Stage)
     }
 }
 
-/// S4.15: the flaw of a wait that nobody looks at any more and that is granted the permit. A thousand times one of
-/// three leaves at about the moment of the release, or never; the permit reaches the last one at once.
-async fn who_leaves_at_random_takes_no_permit_along(stage: Stage) {
+/// S4.15: the flaw of granting the permit to a waiter that has left. A thousand times, one of three waiters leaves at
+/// about the moment of the release, or not at all; the permit reaches the last waiter at once.
+async fn waiters_that_leave_at_random_lose_no_permit(stage: Stage) {
     const ROUNDS: usize = 1_000;
     const LANES: usize = 8;
     let left = Counter::default();
@@ -66,9 +66,9 @@ async fn who_leaves_at_random_takes_no_permit_along(stage: Stage) {
             let [a, b] = [&stage.one, &stage.other]
                 .map(|locks| locks.semaphore(("lane", lane), 1).build().expect("valid"));
             for _ in 0..ROUNDS / LANES {
-                // What one of the last round acquired after all may still be on its way back.
+                // A permit of the last round, acquired by a waiter that left, may still be on its way back.
                 let mut held = a.acquire(Wait::Forever).await.expect("asks").expect("it waits for ever");
-                // One is dropped, the other's time is over.
+                // One waiter is dropped, the other's timeout ends.
                 let leaving = [(&a, true), (&b, false)].map(|(semaphore, dropped)| {
                     let (semaphore, left) = (semaphore.clone(), left.clone());
                     let patience = Duration::from_micros(fastrand::u64(..4_000));

@@ -1,7 +1,7 @@
-//! The semaphore on real Redis servers, and in real processes where that matters: each file is one promise.
+//! The semaphore on real Redis servers, and in real processes where that matters: each file tests one promise.
 //!
-//! A *node* is a `Locks` of its own; nodes in this process stand for processes where only the store lies between
-//! them. All have the documented minimal rights.
+//! A *node* is a separate `Locks`. Nodes in this process stand for processes where only the store connects them. All
+//! have the documented minimal rights.
 
 /// Each case twice: on a server, and on the memory store with a paused clock.
 macro_rules! cases {
@@ -54,7 +54,8 @@ async fn nodes<const N: usize>(server: &RedisServer) -> [Locks; N] {
     nodes.try_into().expect("so many")
 }
 
-/// A handle on the semaphore that most tests are about. Its lease is longer than any test: what it would end was lost.
+/// A handle on the semaphore that most tests use. Its lease is longer than any test, so a test that waits for its end
+/// fails.
 fn semaphore(locks: &Locks, permits: u32) -> Semaphore {
     with(locks, permits, |builder| builder)
 }
@@ -63,11 +64,11 @@ fn with(locks: &Locks, permits: u32, set: impl FnOnce(SemaphoreBuilder) -> Semap
     set(locks.semaphore("s", permits)).build().expect("valid")
 }
 
-/// A permit that is free.
+/// Acquires a permit that is free.
 async fn free(semaphore: &Semaphore) -> Permit {
     for _ in 0..100 {
         match semaphore.acquire(Wait::Now).await {
-            // It came when its lease was as good as over, and is given back.
+            // The grant arrived when most of its lease had passed, and was given back.
             Err(LockError::GrantedTooLate { elapsed, ttl }) if elapsed >= ttl / 2 => {
                 tokio::time::sleep(ms(50)).await;
             }
@@ -87,24 +88,25 @@ async fn available(semaphore: &Semaphore) -> u32 {
 
 type Waiter = JoinHandle<Result<Option<Permit>, LockError>>;
 
-/// One that waits in a task of its own, as long as it takes.
+/// A task that waits for a permit without a time limit.
 fn waiter(semaphore: &Semaphore) -> Waiter {
     let semaphore = semaphore.clone();
     tokio::spawn(async move { semaphore.acquire(Wait::Forever).await })
 }
 
-/// One that gives what it waited for to the next at once. Whose turn it is then does not matter to the test.
+/// A task that waits for a permit and releases it at once, for tests in which the order of the waiters does not
+/// matter.
 fn passer(semaphore: &Semaphore) -> JoinHandle<bool> {
     let waiter = waiter(semaphore);
     tokio::spawn(async move { granted(waiter).await.release().await.expect("asks").was_held })
 }
 
-/// Waits until so many wait in the queue. Who stops waiting leaves it in the background.
+/// Waits until the queue has this many waiters. A waiter that stops waiting leaves the queue in the background.
 async fn queued(semaphore: &Semaphore, waiters: u32) {
     eventually_eq("they wait", SOON, waiters, async || semaphore.waiting().await.expect("asks")).await;
 }
 
-/// What a waiter ends with, who must not wait for ever.
+/// The result of a wait that must end.
 async fn ended(waiter: Waiter) -> Result<Option<Permit>, LockError> {
     tokio::time::timeout(PATIENCE, waiter).await.expect("the wait has an end").expect("joined")
 }
@@ -145,14 +147,14 @@ impl Stage {
         [&self.one, &self.other].map(|locks| with(locks, permits, &set))
     }
 
-    /// What took `expected` long took that, and no longer than the machine adds.
+    /// Checks that a step took `expected`, and no more than the machine adds.
     fn took(&self, since: Instant, expected: Duration) {
         let slack = if self.server.is_some() { AT_ONCE } else { ms(10) };
         let took = since.elapsed();
         assert!((expected..=expected + slack).contains(&took), "{took:?} in place of {expected:?}");
     }
 
-    /// On a server: these keys and no others.
+    /// On a server: these keys exist and no others.
     fn keys(&self, expected: &[&str]) {
         if let Some(server) = &self.server {
             assert_eq!(server.keys(), expected);
@@ -175,7 +177,7 @@ struct Taken {
     at: u64,
 }
 
-/// A child that does as it is told, line by line:
+/// A child that obeys one command a line:
 ///
 /// - `take <as> <semaphore> <permits> <lease in ms> forever|now|<ms> [renewing]`: acquires a permit in a task of its
 ///   own; answered by an event `<as>` with [`Taken`]
@@ -239,7 +241,7 @@ async fn processes(server: &RedisServer, n: usize) -> Fleet {
     fleet
 }
 
-/// What came of an acquisition that a child was told to make.
+/// The outcome of an acquisition that a child was told to make.
 async fn taken(member: &Member, name: &str) -> Taken {
     serde_json::from_value(member.wait_event(name).await).expect("what the role sends")
 }

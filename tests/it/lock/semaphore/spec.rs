@@ -1,27 +1,27 @@
-//! What a semaphore and its permits are, on Redis and on the memory store alike: the test suites of the earlier
-//! systems, and the flaws that they have a test for.
+//! The specification of a semaphore and its permits, on Redis and on the memory store alike: the test suites of the
+//! earlier systems, and the flaws that they have a test for.
 
 use super::*;
 
 cases! {
-    a_semaphore_that_nobody_used_has_all_its_permits_and_no_keys,
-    it_exists_from_its_first_use_until_it_is_deleted,
+    an_unused_semaphore_has_all_its_permits_and_no_keys,
+    a_semaphore_exists_from_its_first_use_until_it_is_deleted,
     as_many_are_granted_as_there_are_permits,
     one_permit_is_a_mutex,
-    a_wait_lasts_as_long_as_it_was_told_to,
-    each_permit_has_a_token_of_its_own,
+    a_wait_lasts_for_its_configured_time,
+    each_permit_has_a_unique_token,
     work_runs_under_a_permit_and_gives_it_back,
-    work_that_fails_or_panics_gives_it_back_too,
+    work_that_fails_or_panics_gives_its_permit_back,
     a_permit_is_released_once,
-    everyone_sees_which_tokens_hold,
-    who_got_none_holds_nothing,
+    any_client_sees_which_tokens_hold,
+    a_refused_acquisition_holds_nothing,
     permits_are_added,
-    a_permit_is_released_from_anywhere_by_its_token,
-    what_is_free_and_what_is_held_is_all_there_is,
+    any_process_releases_a_permit_by_its_token,
+    free_and_held_permits_add_up_to_the_capacity,
 }
 
-/// S4.10, S4.11: looking creates nothing.
-async fn a_semaphore_that_nobody_used_has_all_its_permits_and_no_keys(stage: Stage) {
+/// S4.10, S4.11: reading creates nothing.
+async fn an_unused_semaphore_has_all_its_permits_and_no_keys(stage: Stage) {
     let [a, b] = stage.handles(5);
     for semaphore in [&a, &b] {
         assert!(!semaphore.exists().await.expect("asks"));
@@ -37,8 +37,8 @@ async fn a_semaphore_that_nobody_used_has_all_its_permits_and_no_keys(stage: Sta
     stage.keys(&[]);
 }
 
-/// S4.11, S4.12: deleted, it leaves no trace, and begins anew.
-async fn it_exists_from_its_first_use_until_it_is_deleted(stage: Stage) {
+/// S4.11, S4.12: a deleted semaphore leaves no key, and is created anew by its next use.
+async fn a_semaphore_exists_from_its_first_use_until_it_is_deleted(stage: Stage) {
     let [a, b] = stage.handles(2);
     assert!(a.ensure_created().await.expect("asks"), "this call did");
     assert!(!b.ensure_created().await.expect("asks"), "that one did not");
@@ -56,7 +56,7 @@ async fn it_exists_from_its_first_use_until_it_is_deleted(stage: Stage) {
     assert_eq!(available(&b).await, 0);
 }
 
-/// S3.17, S4.3, S4.10: five of five, and not one more; whoever releases makes room for one.
+/// S3.17, S4.3, S4.10: five of five permits are granted and no sixth; a released permit can be granted again.
 async fn as_many_are_granted_as_there_are_permits(stage: Stage) {
     let [a, b] = stage.handles(5);
     let mut held = Vec::new();
@@ -77,7 +77,7 @@ async fn as_many_are_granted_as_there_are_permits(stage: Stage) {
     assert_eq!(available(&a).await, 5);
 }
 
-/// S4.4: the second one waits for its second, and gets nothing.
+/// S4.4: the second client waits for a second, and gets nothing.
 async fn one_permit_is_a_mutex(stage: Stage) {
     let [a, b] = stage.handles(1);
     let mut held = free(&a).await;
@@ -89,8 +89,8 @@ async fn one_permit_is_a_mutex(stage: Stage) {
     assert_eq!(free(&b).await.attempts(), 1);
 }
 
-/// S4.5, S4.36: not at all, fractions of a second, or until there is one.
-async fn a_wait_lasts_as_long_as_it_was_told_to(stage: Stage) {
+/// S4.5, S4.36: no wait, a wait for a fraction of a second, and a wait without limit.
+async fn a_wait_lasts_for_its_configured_time(stage: Stage) {
     let [a, b] = stage.handles(1);
     let mut held = free(&a).await;
     for wait in [Wait::Now, Wait::For(Duration::ZERO)] {
@@ -114,8 +114,8 @@ async fn a_wait_lasts_as_long_as_it_was_told_to(stage: Stage) {
     assert!(next.waited() >= ms(400), "{:?}", next.waited());
 }
 
-/// S4.6, S4.24: also where permits were added, whose tokens were once all the same.
-async fn each_permit_has_a_token_of_its_own(stage: Stage) {
+/// S4.6, S4.24: also for added permits, which all had the same token in the earlier system.
+async fn each_permit_has_a_unique_token(stage: Stage) {
     let [a, b] = stage.handles(1);
     for _ in 0..3 {
         b.add_permits(1).await.expect("asks");
@@ -146,8 +146,8 @@ async fn work_runs_under_a_permit_and_gives_it_back(stage: Stage) {
     assert_eq!(available(&b).await, 1);
 }
 
-/// S4.7: errors are values, a panic goes on, and so does what is dropped.
-async fn work_that_fails_or_panics_gives_it_back_too(stage: Stage) {
+/// S4.7: an error is returned as a value, a panic is propagated, and a dropped future gives the permit back as well.
+async fn work_that_fails_or_panics_gives_its_permit_back(stage: Stage) {
     let [a, b] = stage.handles(1);
     let failed = a.with_permit(Wait::Now, async |_| Err::<(), _>("no")).await.expect("asks");
     assert_eq!(failed, Some(Err("no")));
@@ -166,7 +166,7 @@ async fn work_that_fails_or_panics_gives_it_back_too(stage: Stage) {
     eventually_eq("it is released", AT_ONCE, 1, async || available(&b).await).await;
 }
 
-/// S3.21, S4.8: the second time it is not held, and nobody is asked.
+/// S3.21, S4.8: the second release reports that the permit was not held, without asking the server.
 async fn a_permit_is_released_once(stage: Stage) {
     let [a, b] = stage.handles(1);
     let mut held = free(&a).await;
@@ -180,8 +180,8 @@ async fn a_permit_is_released_once(stage: Stage) {
     assert_eq!(available(&a).await, 0);
 }
 
-/// S4.9: by anyone, or by this very token.
-async fn everyone_sees_which_tokens_hold(stage: Stage) {
+/// S4.9: whether any token holds a permit, or this very token.
+async fn any_client_sees_which_tokens_hold(stage: Stage) {
     let [a, b] = stage.handles(2);
     let (mut one, two) = (free(&a).await, free(&b).await);
     for permit in [&one, &two] {
@@ -202,8 +202,8 @@ async fn everyone_sees_which_tokens_hold(stage: Stage) {
     }
 }
 
-/// S4.29, S4.32: there is no permit that could be asked or released, and the count is what it was.
-async fn who_got_none_holds_nothing(stage: Stage) {
+/// S4.29, S4.32: a refused acquisition returns no permit, and the counts stay.
+async fn a_refused_acquisition_holds_nothing(stage: Stage) {
     let [a, b] = stage.handles(1);
     let held = free(&a).await;
     for wait in [Wait::Now, Wait::For(ms(50))] {
@@ -215,7 +215,7 @@ async fn who_got_none_holds_nothing(stage: Stage) {
     assert_eq!(holders.iter().map(|holder| &*holder.token).collect::<Vec<_>>(), [held.token()]);
 }
 
-/// S4.23: made with one, three more are four, of which three are taken; waiters are served first.
+/// S4.23: one permit and three added ones are four. Waiters are served from added permits first.
 async fn permits_are_added(stage: Stage) {
     let [a, b] = stage.handles(1);
     assert!(a.ensure_created().await.expect("asks"));
@@ -230,13 +230,13 @@ async fn permits_are_added(stage: Stage) {
     assert_eq!(b.add_permits(2).await.expect("asks"), 6);
     let _next = granted(next).await;
     assert_eq!((available(&a).await, b.waiting().await.expect("asks")), (1, 0));
-    // Where nobody was before, it begins with what the handle says.
+    // A semaphore that does not exist yet starts with the number of its handle.
     let fresh = stage.one.semaphore("fresh", 2).build().expect("valid");
     assert_eq!(fresh.add_permits(1).await.expect("asks"), 3);
 }
 
-/// S4.23: a consumer in another process ends what a producer began, once.
-async fn a_permit_is_released_from_anywhere_by_its_token(stage: Stage) {
+/// S4.23: a consumer in another process releases a producer's permit, once.
+async fn any_process_releases_a_permit_by_its_token(stage: Stage) {
     let [a, b] = stage.handles(1);
     let mut held = free(&a).await;
     let next = waiter(&a);
@@ -244,14 +244,14 @@ async fn a_permit_is_released_from_anywhere_by_its_token(stage: Stage) {
     let released = b.signal(held.token()).await.expect("asks").expect("it was held");
     assert_eq!((released.was_held, released.available), (true, 0), "it is the waiter's by now");
     let mut next = granted(next).await;
-    assert!(b.signal(held.token()).await.expect("asks").is_none(), "a second time it is nobody's");
+    assert!(b.signal(held.token()).await.expect("asks").is_none(), "it is released once");
     assert!(!held.release().await.expect("asks").was_held);
     assert!(next.release().await.expect("asks").was_held);
     assert_eq!(available(&b).await, 1);
 }
 
-/// S4.25: whatever happens in between.
-async fn what_is_free_and_what_is_held_is_all_there_is(stage: Stage) {
+/// S4.25: the sum holds after every step.
+async fn free_and_held_permits_add_up_to_the_capacity(stage: Stage) {
     let [a, b] = stage.handles(3);
     let mut held = Vec::new();
     for step in 0..60 {

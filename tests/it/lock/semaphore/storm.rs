@@ -1,5 +1,5 @@
-//! Many clients of several processes on few permits: never too many hold one, nobody is passed by, nobody starves; and
-//! all that stays true when processes are killed in the middle of it.
+//! Many clients of several processes on few permits: never too many holders, no waiter is passed over or starves, also
+//! when processes are killed in the middle.
 
 use futures_util::future::join_all;
 use redis::AsyncCommands as _;
@@ -15,23 +15,23 @@ const PERMITS: u32 = 5;
 #[derive(Serialize, Deserialize)]
 struct Config {
     redis: String,
-    /// With rights on the key `inside`, which counts those who hold a permit, by their own account.
+    /// A user with rights on the key `inside`, in which the clients count the holders themselves.
     witness: String,
     lease_ms: u64,
     lasts_ms: u64,
 }
 
-/// What one client got.
+/// The report of one client.
 #[derive(Debug, Serialize, Deserialize)]
 struct Share {
     permits: u32,
-    /// How many held one while it did, at most, and it among them.
+    /// The highest count of holders that it saw while it held a permit, itself included.
     most_inside: u32,
-    /// How many were no longer held when they were released.
+    /// How many permits were no longer held when it released them.
     lost: u32,
 }
 
-/// The role `permits.storm`: clients that acquire and release until their time is over, or they are killed.
+/// The role `permits.storm`: clients that acquire and release until their time ends, or they are killed.
 pub(super) fn clients(mut child: Child) -> BoxFuture<'static, ()> {
     Box::pin(async move {
         let config: Config = child.config();
@@ -70,7 +70,8 @@ fn start(server: &RedisServer, n: usize, lease: Duration, lasts: Duration) -> Fl
     Fleet::spawn(n, "permits.storm", &config)
 }
 
-/// 32 clients on five permits for so long; of 100 permits of one, each other one has so many at the least.
+/// Runs 32 clients on five permits for `lasts`. For every 100 permits of any client, each other client gets at least
+/// `of_100`.
 async fn storm(lasts: Duration, of_100: u32) -> Transcript {
     let server = RedisServer::start();
     let locks = node(&server).await;
@@ -78,7 +79,7 @@ async fn storm(lasts: Duration, of_100: u32) -> Transcript {
     fleet.wait_ready().await;
     let monitor = Monitor::start(&server);
     fleet.go();
-    // The patience with children is for what they do when they are done.
+    // The time limit of `results` is for the reports, not for the run.
     tokio::time::sleep(lasts).await;
     let shares: Vec<Vec<Share>> = fleet.results().await;
     let transcript = transcript::read(monitor, "default:s", PERMITS as usize);
@@ -91,7 +92,7 @@ async fn storm(lasts: Duration, of_100: u32) -> Transcript {
     let permits = || shares.iter().map(|share| share.permits);
     let (least, most) = (permits().min().expect("there are some"), permits().max().expect("there are some"));
     assert!(least * 100 >= most * of_100, "in turn, all get the same: {least} to {most}");
-    // Some are granted anew where the server paused, and a subscription was made anew.
+    // Where the server paused and a subscription was renewed, some permits are granted a second time.
     let (grants, heard) = (transcript.grants, permits().sum::<u32>() as usize);
     assert!((heard..=heard + heard / 10).contains(&grants), "each of {grants} grants is heard: {heard}");
     assert_eq!(transcript.stale, 0);
@@ -100,11 +101,11 @@ async fn storm(lasts: Duration, of_100: u32) -> Transcript {
     transcript
 }
 
-/// S3.19, S4.3: the flaw of counting first and ranking later, by which one steals the permit of another. The full
+/// S3.19, S4.3: the flaw of counting first and ranking later, by which a client steals another's permit. The full
 /// thirty seconds are below.
 #[tokio::test]
 async fn thirty_two_clients_share_five_permits_in_turn() {
-    // A process that begins two seconds late on a busy machine has a third of what the others have.
+    // A process that starts two seconds late on a busy machine gets a third of what the others get.
     let transcript = storm(Duration::from_secs(3), 25).await;
     assert!(transcript.waited > 100, "{transcript:?}");
 }
@@ -117,8 +118,9 @@ async fn thirty_two_clients_share_five_permits_in_turn_for_thirty_seconds() {
     assert!(transcript.waited > 1_000, "{transcript:?}");
 }
 
-/// S4.13, S4.14: killed wherever they are (holding, waiting, being granted, creating), they cost their leases and
-/// nothing else. 24 processes of eight clients are killed one after the other, each after a random time.
+/// S4.13, S4.14: clients that are killed while they hold, wait, are granted a permit or create the semaphore cost
+/// their leases and nothing else. 24 processes of eight clients are killed one after the other, each after a random
+/// time.
 #[tokio::test]
 async fn processes_killed_at_any_point_lose_and_double_no_permit() {
     const KILLS: usize = 24;
@@ -133,7 +135,7 @@ async fn processes_killed_at_any_point_lose_and_double_no_permit() {
         next.wait_ready().await;
         next.go();
         tokio::time::sleep(Duration::from_micros(fastrand::u64(..150_000))).await;
-        // Two are in full swing while two others begin.
+        // A fleet of two processes runs at full speed while the next fleet starts.
         if let Some(fleet) = running.replace(next) {
             fleet.members().iter().for_each(Member::kill);
         }
@@ -144,7 +146,7 @@ async fn processes_killed_at_any_point_lose_and_double_no_permit() {
     let since = Instant::now();
     eventually_eq("all come back", lease + AT_ONCE, PERMITS, async || available(&semaphore).await).await;
     assert!(since.elapsed() < lease + AT_ONCE, "{:?}", since.elapsed());
-    // Whoever still stands in the queue is dead and is passed over.
+    // Waiters that are still in the queue are dead and are passed over.
     let mut held = Vec::new();
     for _ in 0..PERMITS {
         held.push(free(&semaphore).await);

@@ -1,40 +1,39 @@
-//! What the server did to one semaphore, call by call as its scripts made them, held against the two invariants: never
-//! more holders than permits, and nobody before the head of the queue.
+//! Replays the calls that scripts made on one semaphore and checks two invariants: never more holders than permits,
+//! and no grant past the head of the queue.
 //!
-//! Clients can only say when they *heard* of a permit; the order and the number that count are the server's.
+//! A client only knows when it *heard* of a permit; the order and the counts that matter are the server's.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
 use crate::support::monitor::Monitor;
 
-/// What a transcript came to.
+/// The totals and the state of a replayed transcript.
 #[derive(Debug, Default)]
 pub(super) struct Transcript {
     /// How many permits were granted.
     pub(super) grants: usize,
-    /// How many of them to somebody who had waited in the queue.
+    /// How many of them went to waiters in the queue.
     pub(super) waited: usize,
-    /// How many permits were out at the same time, at most.
+    /// The highest number of permits held at the same time.
     pub(super) most: usize,
     /// How many were taken back because their leases had ended.
     pub(super) stale: usize,
     queue: VecDeque<String>,
     /// Tokens and the ends of their leases, in the server's milliseconds.
     holders: HashMap<String, u64>,
-    /// Who was taken out of the queue last, and not granted a permit yet.
+    /// The token that left the queue last and has no permit yet.
     head: Option<String>,
-    /// How many places a script has used up of those that it has read and will take out of the queue together.
+    /// How many places the script has passed of those that it read with `lrange` and will remove together.
     read: Option<usize>,
     /// The nodes that did not hear a grant of the present script.
     dead: HashSet<String>,
-    /// The token that was granted a permit by the call before.
+    /// The token to which the previous call granted a permit.
     granted: Option<String>,
-    /// Who was taken out of the holders by the call before: a renewal puts it back at once.
+    /// The token that the previous call removed from the holders: a renewal adds it again at once.
     renewed: Option<String>,
 }
 
-/// Reads what happened to the semaphore with this tag while the monitor watched, which had no holders and no queue
-/// before.
+/// Replays the monitored calls on the semaphore with this tag, which had no holders and no queue before.
 pub(super) fn read(monitor: Monitor<'_>, tag: &str, permits: usize) -> Transcript {
     replay(&monitor.script_calls(), tag, permits)
 }
@@ -99,7 +98,7 @@ impl Transcript {
         }
     }
 
-    /// Where the token stands among the places that were read: before it are dead ones, and such as hold a permit.
+    /// The position of the token among the places that were read. Only dead waiters and holders may stand before it.
     fn place_of(&self, token: &str, read: usize) -> usize {
         let places = self.queue.iter().enumerate().skip(read);
         for (at, place) in places {
@@ -169,7 +168,7 @@ fn a_transcript_in_order_is_counted() {
 }
 
 #[test]
-fn the_dead_are_passed_over_together() {
+fn dead_waiters_are_passed_over_together() {
     let seen = "grant a, queue b, queue c, queue b, queue d, free a, next, grant b, free b, read, grant c, free c, \
                 grant d, drop 3";
     let Transcript { grants, waited, queue, .. } = replay(&calls(seen), "t", 1);
@@ -178,7 +177,7 @@ fn the_dead_are_passed_over_together() {
 
 #[test]
 #[should_panic(expected = "it was the head's")]
-fn the_living_are_not_passed_over_with_the_dead() {
+fn a_living_waiter_is_not_passed_over_with_the_dead() {
     replay(
         &calls("grant a, queue b, queue c, queue d, free a, next, grant b, free b, read, grant d"),
         "t",
@@ -188,18 +187,18 @@ fn the_living_are_not_passed_over_with_the_dead() {
 
 #[test]
 #[should_panic(expected = "more than 1 holders")]
-fn a_permit_too_many_is_seen() {
+fn a_permit_too_many_is_detected() {
     replay(&calls("grant a, grant b"), "t", 1);
 }
 
 #[test]
 #[should_panic(expected = "went before")]
-fn who_barges_in_is_seen() {
+fn a_grant_past_the_queue_is_detected() {
     replay(&calls("grant a, queue b, queue c, free a, grant c"), "t", 1);
 }
 
 #[test]
 #[should_panic(expected = "it was the head's")]
-fn who_is_passed_by_is_seen() {
+fn a_grant_past_the_head_is_detected() {
     replay(&calls("grant a, queue b, queue c, free a, next, grant c"), "t", 1);
 }

@@ -1,4 +1,4 @@
-//! Waiting: it costs nothing, ends when it should, and all who wait in one process share its connections.
+//! Waiting: a wait costs nothing, ends on time, and all waiters of one process share its connections.
 
 use futures_util::future::join_all;
 
@@ -7,7 +7,7 @@ use crate::support::monitor::Monitor;
 
 const QUEUE: &str = "sg1:sq:{default:s}";
 
-/// S4.1: one that waits for three seconds asks once and is told once.
+/// S4.1: a waiter that waits for three seconds sends one command and receives one message.
 #[tokio::test]
 async fn a_wait_is_one_command() {
     let server = RedisServer::start();
@@ -28,7 +28,7 @@ async fn a_wait_is_one_command() {
     let next = granted(next).await;
     assert!(since.elapsed() < AT_ONCE, "{:?}", since.elapsed());
     let commands = monitor.finish();
-    // A subscription that was made anew, because the server paused, is followed by a question.
+    // After a subscription that was renewed because the server paused, the waiter asks once more.
     let anew = commands.of("subscribe");
     let scripts = commands.clone().without(["ping", "time", "subscribe"]);
     assert!(
@@ -39,9 +39,9 @@ async fn a_wait_is_one_command() {
     assert!((1..=1 + anew).contains(&(next.attempts() as usize)), "{}", next.attempts());
 }
 
-/// S4.12: wherever they wait, and whether they wait for a time or for ever.
+/// S4.12: in every process, with a time limit or without.
 #[tokio::test]
-async fn who_waits_is_told_that_it_was_deleted() {
+async fn waiters_learn_that_the_semaphore_was_deleted() {
     let server = RedisServer::start();
     let nodes: [Locks; 4] = nodes(&server).await;
     let handles = nodes.each_ref().map(|locks| semaphore(locks, 2));
@@ -67,9 +67,9 @@ async fn who_waits_is_told_that_it_was_deleted() {
     drop(free(&handles[2]).await);
 }
 
-/// S4.27: the flaw of a wait that blocks the connection by which it would be ended.
+/// S4.27: the flaw of a blocking wait on the connection that its release needs.
 #[tokio::test]
-async fn fifty_wait_and_release_through_one_connection() {
+async fn fifty_waiters_wait_and_release_through_one_connection() {
     let server = RedisServer::start();
     let locks = node(&server).await;
     let semaphore = semaphore(&locks, 2);
@@ -94,9 +94,9 @@ async fn fifty_wait_and_release_through_one_connection() {
     assert_eq!((available(&semaphore).await, semaphore.waiting().await.expect("asks")), (2, 0));
 }
 
-/// S4.28: the flaw of a response timeout that counts for waits as well.
+/// S4.28: the flaw of a response timeout that also ends waits.
 #[tokio::test]
-async fn a_wait_is_longer_than_a_command_may_take() {
+async fn a_wait_may_outlast_the_command_timeout() {
     let server = RedisServer::start();
     let holder = node(&server).await;
     let client = redis::Client::open(server.minimal_user()).expect("an address");
@@ -112,7 +112,7 @@ async fn a_wait_is_longer_than_a_command_may_take() {
     assert!(granted(next).await.waited() >= ms(2_000));
 }
 
-/// S4.1, S4.36: asking again and again is there for who wants it, with the interval it was given.
+/// S4.1, S4.36: polling is optional, at the given interval.
 #[tokio::test(start_paused = true)]
 async fn polling_asks_once_per_interval() {
     let poll = stampede_guard::lock::Waiting::Poll { interval: ms(100), jitter: 0.1 };
@@ -122,7 +122,7 @@ async fn polling_asks_once_per_interval() {
     let mut held = free(&a).await;
     let (next, ()) = tokio::join!(b.acquire(Wait::For(SOON)), async {
         tokio::time::sleep(ms(1_000)).await;
-        assert_eq!(a.waiting().await.expect("asks"), 0, "who polls is in no queue");
+        assert_eq!(a.waiting().await.expect("asks"), 0, "a polling waiter is in no queue");
         held.release().await.expect("asks");
     });
     let next = next.expect("asks").expect("in time");
