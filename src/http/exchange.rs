@@ -1,4 +1,4 @@
-//! One request through the layer: what is looked for where, and what becomes of it when it is not there.
+//! One request through the layer: steps 1 and 2, and the paths that follow a look-up.
 
 use crate::http_rules::forwarding::forwarding;
 use crate::http_rules::vary::Fingerprint;
@@ -33,10 +33,10 @@ use crate::read_through::look_up::Ask;
 use crate::read_through::{Looked, look, peek};
 use crate::store::StoreError;
 
-/// Boxed, because an `async` block has no name; the type around it is opaque so that this can change.
+/// Boxed, because an `async` block has no name; the public future type is opaque so that this can change.
 pub(super) type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-/// One request and what is needed to answer it.
+/// One request and the inner service that may answer it.
 pub(super) struct Exchange<S, Q> {
     pub(super) inner: S,
     pub(super) request: Request<Q>,
@@ -52,13 +52,14 @@ where
     B::Data: Send,
     B::Error: Into<BoxError>,
 {
-    /// Step 1. Each way is boxed by itself, so that a hit moves and allocates only what a hit needs.
+    /// Step 1. Each path is boxed separately, so that a hit moves and allocates only what a hit needs.
     pub(super) fn run(mut self, guard: StampedeGuard) -> Boxed<Head<B, S::Error>> {
         let (node, policy) = guard.parts();
         let join = |head: &str, parts: &[&str]| Key::from_texts(&node.namespace, head, parts);
         let mut considered = consider(&self.request, &policy.http.requests, join);
         if considered.as_ref().is_ok_and(|considered| considered.asked.other_cookies) {
-            // What the answer does not see it can not depend on, whichever request it was loaded for.
+            // The inner service must not see the cookies that are not in the key, so that its answer cannot depend
+            // on them.
             self.request.headers_mut().remove(COOKIE);
         }
         let guard = match &mut considered {
@@ -89,7 +90,7 @@ where
                 Box::pin(self.cached(guard, key, asked))
             }
             Ok(Considered { key, asked, .. }) => Box::pin(self.look_up_only(guard, key, asked)),
-            // Another protocol: nothing about it is ours to remark on.
+            // Another protocol: the guard adds no remark to its response.
             Err(Rule::Upgrade) => Box::pin(self.pass(guard, None)),
             Err(Rule::Method) => Box::pin(self.unsafely(guard)),
             Err(rule) => {
@@ -104,7 +105,7 @@ where
         }
     }
 
-    /// Straight to the inner service.
+    /// Passes the request straight to the inner service.
     pub(super) async fn pass(self, guard: StampedeGuard, status: Option<CacheStatus>) -> Head<B, S::Error> {
         let (node, _) = guard.parts();
         node.counters.request(Outcome::Bypassed);
@@ -129,13 +130,13 @@ where
             let (headers, http) = (self.request.headers(), &policy.http);
             let wants =
                 Wants { asked: &asked, headers, http, at: At::Resource(&key), status: CacheStatus::hit };
-            // Boxed, as all ways but the hit's: what they need would make the future of every hit larger.
+            // Boxed, as all paths except the hit's: their state would make the future of every hit larger.
             let further: Pin<Box<dyn Future<Output = _> + Send + '_>> = match look(ask, &wants).await {
                 Looked::Hit(Found::Response(replay)) => {
                     node.answered(&key, Outcome::Hit);
                     return Ok(replay.respond());
                 }
-                // The layer was put on twice, or the handler asks its own URL: the outer one does the work.
+                // The layer was applied twice, or the handler requests its own URL: the outer layer does the work.
                 Looked::Failed(Failure::Guard(error)) if error.kind() == ErrorKind::Reentrant => {
                     Box::pin(self.pass(guard.clone(), Some(CacheStatus::bypass("nested"))))
                 }
@@ -145,7 +146,7 @@ where
         }
     }
 
-    /// The same, when it is no plain hit.
+    /// Answers a GET that is no plain hit.
     async fn onward(
         self,
         guard: &StampedeGuard,
@@ -162,22 +163,22 @@ where
             Step::Elsewhere(place, loader) => (place, loader),
         };
         let key = place.key.clone();
-        // Set here and nowhere else.
+        // The only place where this is set.
         let _ = wanted.variant.set(*place);
         let looked =
             look(Ask { node, policy, key: &key }, &journey.wants(At::Variant, CacheStatus::hit)).await;
         match journey.answer(At::Variant, &key, looked, loader).await {
             Step::Answered(answered) => answered,
-            // A variant is nowhere else than where it is.
+            // A variant's key leads to no other key.
             Step::Elsewhere(_, loader) => journey.alone(&key, loader, CacheStatus::miss("vary")).await,
         }
     }
 
-    /// Step 2 for a request that is answered with what is stored, or by the inner service.
+    /// Step 2 for a request that does not load into the store: answered from the store, or by the inner service.
     async fn look_up_only(self, guard: StampedeGuard, key: Key, mut asked: Asked) -> Head<B, S::Error> {
         let (node, policy) = guard.parts();
         let is_head = self.request.method() == Method::HEAD;
-        // RFC 9110, 14.2: a range is for a GET.
+        // RFC 9110, 14.2: only GET has ranges.
         asked.ranged &= !is_head;
         let (headers, http) = (self.request.headers(), &policy.http);
         let wants = |at| Wants { asked: &asked, headers, http, at, status: CacheStatus::hit };
@@ -209,7 +210,8 @@ where
     }
 }
 
-/// The guard for a request by its report. A report that is not the policy's has a key of its own, and the resource as a tag.
+/// The guard and key for a request with its proxy report. A report other than the policy's has a separate key, with
+/// the resource as a tag.
 pub(super) fn of_report(
     guard: StampedeGuard,
     key: &mut Key,
@@ -227,14 +229,14 @@ pub(super) fn of_report(
     guard.with_policy(policy)
 }
 
-/// What is stored and may be served, if anything.
+/// The stored response, if one may be served.
 async fn find(guard: &StampedeGuard, key: &Key, wants: &Wants<'_>) -> Result<Option<Found>, StoreError> {
     let (node, policy) = guard.parts();
     peek(Ask { node, policy, key }, wants).await
 }
 
-/// RFC 9110, 9.3.2: the headers that a GET would have had. One without content has no length either (8.6), and all others
-/// one: what an older version of this crate has stored may have two.
+/// RFC 9110, 9.3.2: the headers that a GET would have had. A response without content has no length either (8.6),
+/// and all others have exactly one: responses that an older version of this crate stored may have two.
 fn without_body(replay: &mut Replay) {
     if !has_no_content(replay.response.status()) {
         let length = HeaderValue::from(replay.response.body().len());
@@ -254,8 +256,8 @@ mod tests {
 
     use super::*;
 
-    /// glibc keeps what is freed per thread up to 1,032 bytes; beyond that, each hit of a hot key would pay for
-    /// the heap's own book-keeping. Half of it is the request, which is whatever it is.
+    /// glibc keeps freed blocks of up to 1,032 bytes per thread; beyond that, each hit of a hot key would pay for
+    /// the heap's global bookkeeping. Half of it is left for the request, whose size the caller chooses.
     #[tokio::test]
     async fn the_future_of_a_hit_is_small() {
         let guard = StampedeGuard::in_memory();
