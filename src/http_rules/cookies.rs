@@ -1,8 +1,8 @@
-//! Which cookies matter: [`HttpPolicy::cookies`](crate::http::HttpPolicy::cookies).
+//! The cookies that affect responses: [`HttpPolicy::cookies`](crate::http::HttpPolicy::cookies).
 
 use http::HeaderValue;
 
-/// The names of cookies that make a request one user's.
+/// The names of cookies that mark a request as one user's.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct CookieNames(Vec<String>);
 
@@ -18,7 +18,7 @@ impl CookieNames {
         names.any(|name| self.0.iter().any(|listed| listed.as_bytes() == name.trim_ascii()))
     }
 
-    /// The first that can not be the name of a cookie: not a token (RFC 6265, 4.1.1).
+    /// The first name that cannot be the name of a cookie, because it is no token (RFC 6265, 4.1.1).
     pub(crate) fn unsound(&self) -> Option<&str> {
         let is_token = |name: &str| {
             let other = |byte: u8| b"!#$%&'*+-.^_`|~".contains(&byte);
