@@ -63,7 +63,7 @@ mod tests {
 
     /// A single test, because the process has only one rate limit.
     #[tokio::test(start_paused = true)]
-    async fn a_wrapped_body_is_told_of_seldom_and_passes_all_the_same() {
+    async fn a_wrapped_body_bypasses_and_warns_at_a_limited_rate() {
         let warnings = Warnings::default();
         // With a single subscriber, tracing would cache the interest that another test's thread registered.
         let _second = tracing::Dispatch::new(tracing_subscriber::registry());

@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_decision_says_what_and_by_which_rule() {
+    fn a_decision_names_the_outcome_and_its_rule() {
         let (default, strict) = (HttpPolicy::default(), HttpPolicy::strict());
         let cases: [(&str, Lines<'_>, Lines<'_>, &HttpPolicy, &str); 14] = [
             (

@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_of_a_head_is_sent_again() {
+    fn a_retry_repeats_the_whole_head() {
         let request = Request::head("/a?b").version(Version::HTTP_2).header("x-mine", "1").extension(7_u8);
         let request = request.body(Body::empty()).unwrap();
         let again = Again::<axum::Router, Body>::of(&axum::Router::new(), &request).unwrap().request;

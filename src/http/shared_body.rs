@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn readers_that_come_at_any_time_are_given_all_of_it() {
+    async fn every_reader_gets_the_whole_body_whenever_it_comes() {
         use http_body::Body as _;
         let passage = Arc::new(Passage::default());
         let early = tokio::spawn(reader(&passage, 6).collect());
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn trailers_that_set_a_cookie_are_for_no_other_reader() {
+    async fn trailers_with_a_cookie_reach_no_other_reader() {
         let passage = Arc::new(Passage::default());
         let trailers = HeaderMap::from_iter([(http::header::SET_COOKIE, "id=1".parse().unwrap())]);
         passage.last(Bytes::new(), Some(Box::new(trailers)));
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn trailers_are_every_readers() {
+    async fn trailers_reach_every_reader() {
         let passage = Arc::new(Passage::default());
         let trailers = HeaderMap::from_iter([(http::header::ETAG, "\"a\"".parse().unwrap())]);
         passage.last(Bytes::new(), Some(Box::new(trailers.clone())));

@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_prefix_is_so_many_segments_and_a_capture_is_any_one() {
+    fn a_prefix_matches_whole_segments_and_a_capture_any_segment() {
         let cases = [
             ("/api/list", "/api", Some("list")),
             ("/api/list", "/api/", Some("list")),

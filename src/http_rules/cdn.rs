@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_invalid_is_ignored_as_a_whole() {
+    fn an_invalid_field_is_ignored_as_a_whole() {
         let cases: [&[&str]; 18] = [
             &[],
             &[""],

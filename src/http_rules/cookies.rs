@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_listed_cookie_is_found_wherever_it_stands_and_no_other_is_taken_for_it() {
+    fn only_a_listed_cookie_is_found_at_any_position() {
         let names = CookieNames::new(["session", "cart"]);
         for line in [
             "session=1",
@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_no_cookie_has_is_unsound() {
+    fn a_cookie_name_that_is_no_token_is_refused() {
         assert_eq!(CookieNames::new(["session", "__Host-id"]).unsound(), None);
         for name in ["", "a=b", "a;b", "a b", "a,b", "\"a\"", "\u{e9}"] {
             assert_eq!(CookieNames::new(["session", name]).unsound(), Some(name));

@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_nearly_a_date_is_none() {
+    fn a_nearly_valid_date_is_refused() {
         let cases = [
             "",
             "0",
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn two_digits_mean_the_year_that_is_at_most_fifty_years_ahead() {
+    fn a_two_digit_year_is_at_most_fifty_years_ahead() {
         let year = |of_century: u32, now: u64| {
             let text = format!("Monday, 01-Jun-{of_century:02} 00:00:00 GMT");
             let time = parse(text.as_bytes(), at(now)).unwrap();
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_field_has_a_date_only_if_it_is_there_once() {
+    fn a_repeated_date_field_has_no_date() {
         let mut headers = HeaderMap::new();
         assert_eq!(date(&headers, &http::header::EXPIRES, at(NOW)), None);
         let value = http::HeaderValue::from_static("Thu, 18 Aug 2050 02:01:18 GMT");
@@ -294,7 +294,7 @@ mod tests {
         }
 
         #[test]
-        fn a_date_with_one_byte_more_or_less_is_none(at in 0_usize..29, byte in 0x20u8..0x7f) {
+        fn a_date_with_one_byte_more_or_less_is_refused(at in 0_usize..29, byte in 0x20u8..0x7f) {
             let text = b"Sun, 06 Nov 1994 08:49:37 GMT";
             let mut more = text.to_vec();
             more.insert(at, byte);
@@ -305,7 +305,7 @@ mod tests {
         }
 
         #[test]
-        fn days_and_dates_are_the_same(days in -800_000_i64..3_000_000) {
+        fn days_and_dates_convert_both_ways(days in -800_000_i64..3_000_000) {
             let (year, month, day) = civil(days);
             proptest::prop_assert_eq!(days_until(year, month, day), days);
         }

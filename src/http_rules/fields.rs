@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_length_is_said_once() {
+    fn a_repeated_length_is_merged() {
         let cases = [(&["5", "5"][..], &["5"][..]), (&["5, 05"], &["5"]), (&["05"], &["05"]), (&[], &[])];
         for (lines, once) in cases.into_iter().chain([(&["5", "6"][..], &["5", "6"][..])]) {
             let lines: Vec<_> = lines.iter().map(|line| ("content-length", *line)).collect();

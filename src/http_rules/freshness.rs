@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn the_age_it_arrived_with_is_taken_off() {
+    fn the_age_on_arrival_shortens_the_lifetime() {
         let cases: [(&[(&str, &str)], u64); 9] = [
             (&[("age", "10")], 50),
             (&[("age", "60")], 0),
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn the_time_on_the_way_counts_from_the_request() {
+    fn the_delay_counts_from_the_request() {
         let delay = Duration::from_millis(2500);
         let age = |headers: &[(&str, &str)]| corrected_initial_age(&head(headers), delay, now());
         assert_eq!(age(&[]), Duration::ZERO, "made in this process: neither Date nor Age");

@@ -147,7 +147,7 @@ mod tests {
     const OWN: &str = "http://shop.example/a/b?c";
 
     #[test]
-    fn what_is_not_known_to_be_safe_invalidates_its_target() {
+    fn a_method_not_known_to_be_safe_invalidates_its_target() {
         for method in ["POST", "PUT", "DELETE", "PATCH", "M-SEARCH", "MKCOL", "get", "FROBNICATE"] {
             for status in 100..=999 {
                 let expected = if (200..400).contains(&status) { keys(&[OWN]) } else { Vec::new() };
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_uri_and_the_host_name_is_invalid_each_once() {
+    fn the_targets_of_the_uri_and_the_host_are_invalidated_once_each() {
         let of = |uri: &str, host: &str| {
             let request = request("POST", uri, &[("host", host)]);
             let all = Invalidation::of(&request, &RequestRules::default()).unwrap();
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_have_what_the_policy_adds_to_them() {
+    fn invalidated_keys_have_the_policys_additions() {
         let policy = HttpPolicy::private()
             .key(|parts| parts.headers.get("x-tenant")?.to_str().ok().map(str::to_owned));
         let rules = &policy.requests;

@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn references_are_resolved_as_the_rfc_has_them() {
+    fn references_resolve_as_in_the_rfc() {
         // RFC 3986, 5.4.1 and 5.4.2, without the examples of path parameters and of schemes other than http.
         let cases = [
             ("g", "http://a/b/c/g"),
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_of_the_same_origin_counts() {
+    fn only_references_of_the_same_origin_count() {
         let cases = [
             ("/x", Some("http://a.example/x")),
             ("http://A.Example:80/x", Some("http://A.Example:80/x")),

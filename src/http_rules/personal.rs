@@ -103,7 +103,7 @@ mod tests {
 
     /// A single test, because the process has only one rate limit.
     #[tokio::test(start_paused = true)]
-    async fn a_layer_on_the_wrong_side_is_told_of_once_with_the_remedy() {
+    async fn a_layer_on_the_wrong_side_is_warned_of_once_with_the_remedy() {
         let warnings = Warnings::default();
         // With a single subscriber, tracing would cache the interest that another test's thread registered.
         let _second = tracing::Dispatch::new(tracing_subscriber::registry());

@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_rule_has_a_token_and_a_place() {
+    fn every_rule_has_a_token_and_a_section() {
         for rule in Rule::ALL {
             let token = rule.token();
             // RFC 8941, 3.3.4, restricted to the characters in use here.

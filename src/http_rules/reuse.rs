@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_may_want_more_than_freshness() {
+    fn a_request_may_demand_more_than_freshness() {
         let cases = [
             (30, "max-age=30", Reuse::Fresh),
             (31, "max-age=30", Reuse::Revalidate),
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_may_want_less() {
+    fn a_request_may_accept_a_stale_response() {
         let cases = [
             (60, "max-stale", Reuse::Stale),
             (60 + LONGEST_SECONDS, "max-stale", Reuse::Stale),
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stale_response_is_given_while_it_is_validated_within_its_window_only() {
+    fn a_stale_response_is_served_during_validation_within_its_window_only() {
         let stale = Stale { while_revalidate: secs(4), ..FRESH_FOR_60.stale };
         let terms = Terms { stale, ..FRESH_FOR_60 };
         let cases = [
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_always_validated_is_never_given_unasked() {
+    fn a_no_cache_response_is_never_served_without_validation() {
         let stale = Stale { while_revalidate: secs(99), ..FRESH_FOR_60.stale };
         let terms = Terms { revalidate_always: true, stale, ..FRESH_FOR_60 };
         for line in ["", "max-stale", "max-age=100"] {
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_can_be_kept_from_forcing_loads() {
+    fn the_policy_can_keep_clients_from_forcing_loads() {
         let policy = HttpPolicy::default().ignore_request_no_cache(true);
         for line in ["no-cache", "max-age=0", "no-cache, max-age=0", "min-fresh=61"] {
             assert_eq!(reuse(&asked(line), &FRESH_FOR_60, secs(1), &policy), Reuse::Fresh, "A11: {line}");
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reload_of_what_never_changes_is_a_hit() {
+    fn a_reload_of_an_immutable_response_is_a_hit() {
         let terms = Terms { immutable: true, ..FRESH_FOR_60 };
         assert_eq!(at(30, "max-age=0", &terms), Reuse::Fresh, "RFC 8246, 2.1");
         assert_eq!(at(30, "no-cache", &terms), Reuse::Revalidate, "a forced one is not");
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn credentials_are_answered_with_what_is_for_everyone() {
+    fn requests_with_credentials_get_only_responses_that_allow_sharing() {
         let shared = Terms { says_shared: true, ..FRESH_FOR_60 };
         for facts in [Asked { authorized: true, ..asked("") }, Asked { has_cookie: true, ..asked("") }] {
             let given = |terms: &Terms, policy: &HttpPolicy| reuse(&facts, terms, secs(1), policy);

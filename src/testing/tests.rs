@@ -41,7 +41,7 @@ async fn one_acquire(fault: Fault) -> (bool, bool, Result<Acquired, StoreErrorKi
 }
 
 #[tokio::test(start_paused = true)]
-async fn faults_of_the_way_decide_whether_a_command_runs_and_what_its_caller_hears() {
+async fn connection_faults_decide_whether_a_command_runs_and_what_its_caller_gets() {
     use StoreErrorKind::{Broken, TimedOut, Transient, Unavailable};
     for (fault, runs, heard) in [
         (Fault::ErrorBefore, (false, false), Unavailable),
@@ -80,7 +80,7 @@ async fn the_store_and_its_leases_follow_the_paused_clock() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_happens_to_the_store_happens_to_everyone() {
+async fn faults_of_the_store_affect_every_guard() {
     let chaos = ChaosStore::new(5);
     let guard = StampedeGuard::new(chaos.clone());
     let stored = async || guard.get::<u32>("k").await.expect("answered");
@@ -112,7 +112,7 @@ async fn what_happens_to_the_store_happens_to_everyone() {
 
 /// All faults strike the caller's own memory store too.
 #[tokio::test(start_paused = true)]
-async fn a_memory_store_of_one_s_own_is_struck_as_any() {
+async fn faults_strike_a_callers_own_memory_store() {
     let store = crate::MemoryStore::with_capacity(1 << 20);
     let chaos = ChaosStore::over(store.clone(), 5);
     let guard = StampedeGuard::new(chaos.clone());
@@ -194,7 +194,7 @@ async fn a_stopped_replica_goes_on_and_a_cut_one_comes_back() {
 
 /// The guard's readiness report must agree with its failing commands.
 #[tokio::test(start_paused = true)]
-async fn a_replica_that_is_cut_off_says_so_until_it_is_back() {
+async fn a_cut_off_replica_reports_it_until_it_resumes() {
     let chaos = ChaosStore::new(1);
     let (one, other) = (chaos.replica(), chaos.replica());
     let (cut, well) = (StampedeGuard::new(one.clone()), StampedeGuard::new(other));

@@ -79,7 +79,7 @@ async fn the_rest_is_polled_by_the_client() {
 }
 
 #[test]
-fn it_is_unpin_and_send_also_where_the_inner_body_is_not_unpin() {
+fn a_guarded_body_is_unpin_and_send_even_if_the_inner_body_is_not_unpin() {
     fn assert<T: Unpin + Send>() {}
     struct Pinned(#[allow(dead_code, reason = "only its type matters")] std::marker::PhantomPinned);
     assert::<GuardedBody<Pinned>>();

@@ -70,14 +70,14 @@ fn a_response_comes_back_as_it_was() {
 }
 
 #[test]
-fn the_body_shares_the_memory_of_what_was_read() {
+fn the_body_shares_the_memory_of_the_payload() {
     let raw = stored(&[], "a body").bytes().unwrap();
     let body = decode(&raw).unwrap().body;
     assert!(raw.as_ptr_range().contains(&body.as_ptr()));
 }
 
 #[test]
-fn what_is_kept_has_no_hop_headers_no_age_and_a_date() {
+fn a_stored_head_has_no_hop_headers_no_age_and_a_date() {
     let now = SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(784_111_777);
     let head = |headers: &[(&str, &str)]| {
         let mut response = Response::builder();
@@ -104,7 +104,7 @@ fn what_is_kept_has_no_hop_headers_no_age_and_a_date() {
 
 /// C6
 #[test]
-fn what_is_over_the_caps_is_not_stored() {
+fn a_response_over_the_caps_is_not_stored() {
     let with = |count: usize, value: usize| {
         let mut response = stored(&[], "");
         for index in 0..count {
@@ -125,7 +125,7 @@ fn what_is_over_the_caps_is_not_stored() {
 
 /// C7
 #[test]
-fn what_must_not_be_replayed_is_neither_written_nor_read() {
+fn an_unreplayable_response_is_neither_encoded_nor_decoded() {
     type Case = (u16, &'static [(&'static str, &'static str)], &'static str);
     let cases: [Case; 13] = [
         (200, &[("connection", "close")], "x"),
@@ -280,7 +280,7 @@ fn a_name_that_reaches_into_the_flags_is_not_stored() {
 }
 
 #[test]
-fn what_a_replay_adds_does_not_grow_the_map() {
+fn the_headers_added_to_a_replay_do_not_grow_the_map() {
     for count in 0..MOST_HEADERS {
         let mut response = stored(&[], "");
         for index in 0..count {
@@ -315,7 +315,7 @@ fn any_headers(most: usize) -> impl Strategy<Value = HeaderMap> {
 
 proptest! {
     #[test]
-    fn whatever_is_encoded_is_decoded(
+    fn every_encoded_response_is_decoded(
         headers in any_headers(20),
         trailers in proptest::option::of(any_headers(5)),
         body in proptest::collection::vec(0u8.., 0..200),

@@ -108,7 +108,7 @@ fn statuses() {
 }
 
 #[test]
-fn requests_with_wishes() {
+fn directives_of_requests() {
     let cases: [(Lines<'_>, Lines<'_>, Finds); 12] = [
         (&[LASTING], &[("cache-control", "max-age=1")], Finds::Origin),
         (&[LASTING, TAG], &[("cache-control", "no-cache")], Finds::Validated(200)),
@@ -257,7 +257,7 @@ fn parts() {
 }
 
 #[test]
-fn a_304_updates_what_is_stored_and_the_whole_is_given() {
+fn a_304_updates_the_stored_response_and_the_whole_is_served() {
     let mut cache = Cache::new(HttpPolicy::strict());
     let stored =
         headers(&[BRIEF, TAG, ("test-header", "A"), ("x-frame-options", "deny"), ("content-length", "5")]);
@@ -347,7 +347,7 @@ fn a_post_that_stands_for_a_get() {
 }
 
 #[test]
-fn what_is_not_stored_leaves_what_is() {
+fn an_unstorable_response_leaves_the_stored_one() {
     let mut cache = Cache::new(HttpPolicy::strict());
     cache.ask(&request("GET", &[]), &mut |_, _| Some((200, headers(&[LASTING, ("a", "1")]), Vec::new())));
     // Somebody else forces a load, and it may not be stored.
@@ -362,7 +362,7 @@ fn what_is_not_stored_leaves_what_is() {
 }
 
 #[test]
-fn what_is_of_one_hop_or_listed_is_left_out() {
+fn hop_by_hop_and_listed_fields_are_left_out() {
     let mut cache = Cache::new(HttpPolicy::strict());
     let reply = headers(&[
         ("cache-control", "max-age=3600, no-cache=\"d\""),

@@ -74,7 +74,7 @@ fn a_restrictive_directive_is_seen_wherever_it_stands() {
 }
 
 #[test]
-fn what_stands_inside_a_string_is_no_directive() {
+fn text_inside_a_string_is_no_directive() {
     let strings =
         ["ext=\"private, no-store, max-age=1\"", "ext=\"a\\\", private\"", "ext=\"a\\\", private, b\""];
     for text in strings.into_iter().chain(["xprivate", "private2"]) {
@@ -101,7 +101,7 @@ proptest::proptest! {
 }
 
 #[test]
-fn a_permission_counts_only_where_it_is_spelled_without_a_doubt() {
+fn a_permission_counts_only_in_exact_spelling() {
     let cases = [
         ("public", true),
         ("PUBLIC , x", true),
@@ -143,7 +143,7 @@ fn a_permission_counts_only_where_it_is_spelled_without_a_doubt() {
 }
 
 #[test]
-fn fields_are_listed_where_there_is_no_doubt_which() {
+fn fields_are_listed_only_in_exact_spelling() {
     let listed = |names: &[&str]| Fields::Listed(names.iter().map(|name| name.parse().unwrap()).collect());
     let cases: [(&[&str], Fields); 15] = [
         (&["no-cache=\"a\""], listed(&["a"])),
@@ -197,7 +197,7 @@ fn asked(lines: &[&str]) -> RequestDirectives {
 }
 
 #[test]
-fn what_a_request_asks_is_read() {
+fn request_directives_are_read() {
     let none = RequestDirectives::default();
     let cases: [(&[&str], RequestDirectives); 21] = [
         (&[""], none),

@@ -4,7 +4,7 @@ use super::*;
 use crate::http_rules::vary::Names;
 
 #[test]
-fn what_forbids_storing_does_so_in_every_mode() {
+fn directives_that_forbid_storing_do_so_in_every_mode() {
     let cases = [
         ("no-store", Rule::NoStore),
         ("max-age=10000, No-StOrE", Rule::NoStore),
@@ -43,7 +43,7 @@ fn statuses_that_no_cache_may_store_are_stored_by_none() {
 
 /// RFC 9111, 5.2.2.2, 5.2.2.4, 5.2.2.8 and 5.2.2.10: not for another request without a validation, which takes a validator.
 #[test]
-fn what_must_be_validated_at_once_and_cannot_be_is_nobody_elses() {
+fn a_response_that_must_be_validated_and_cannot_be_is_not_shared() {
     let private = |rule| Verdict::Private(rule);
     let rule = Rule::MustRevalidate;
     for value in ["max-age=0, must-revalidate", "max-age=0, proxy-revalidate", "s-maxage=0, must-revalidate"]
@@ -91,7 +91,7 @@ fn no_cache_is_stored_to_be_validated() {
 }
 
 #[test]
-fn fields_that_are_forbidden_are_left_out_strictly_and_forbid_all_by_default() {
+fn listed_fields_are_left_out_strictly_and_forbid_sharing_by_default() {
     for directive in ["no-cache", "private"] {
         let value = format!("{directive}=\"a, b\", max-age=3600");
         let storing = stored(strictly(200, &control(&value)));
@@ -108,7 +108,7 @@ fn fields_that_are_forbidden_are_left_out_strictly_and_forbid_all_by_default() {
 }
 
 #[test]
-fn credentials_are_shared_only_where_the_response_says_so() {
+fn responses_to_credentials_are_shared_only_if_they_allow_it() {
     let said = ["max-age=3600, public", "s-maxage=3600", "max-age=3600, must-revalidate"];
     let unsaid = [
         "max-age=3600",
@@ -159,7 +159,7 @@ fn a_cookie_is_stored_strictly_and_by_default_never() {
 }
 
 #[test]
-fn what_a_response_depends_on_is_kept_with_it() {
+fn a_response_is_stored_with_the_headers_it_depends_on() {
     let fields = |vary: &'static str| [("vary", vary), ("cache-control", "max-age=5000")];
     for http in [HttpPolicy::strict(), HttpPolicy::default(), HttpPolicy::private()] {
         let Vary::Names(names) = stored(judged(http.clone(), PLAIN, 200, &fields("Foo, Bar"))).vary else {
@@ -179,7 +179,7 @@ fn what_a_response_depends_on_is_kept_with_it() {
 }
 
 #[test]
-fn pragma_in_a_response_says_nothing_strictly() {
+fn pragma_in_a_response_has_no_effect_strictly() {
     let fields = [("pragma", "no-cache"), ("last-modified", DAY_BEFORE)];
     assert_eq!(fresh(strictly(200, &fields)), Ok((8640, Rule::Heuristic)), "RFC 9111, 5.4");
     assert_eq!(fresh(by_default(200, &fields)), Err(Rule::Pragma), "A6");
@@ -193,7 +193,7 @@ fn pragma_in_a_response_says_nothing_strictly() {
 }
 
 #[test]
-fn bodies_without_an_end_switched_protocols_and_unsound_lengths_are_nobody_elses() {
+fn endless_bodies_switched_protocols_and_invalid_lengths_are_not_shared() {
     let cases = [
         ("content-type", "text/event-stream", Rule::EventStream),
         ("content-type", "text/event-stream ; charset=utf-8", Rule::EventStream),
@@ -212,7 +212,7 @@ fn bodies_without_an_end_switched_protocols_and_unsound_lengths_are_nobody_elses
 }
 
 #[test]
-fn a_stream_of_records_is_nobody_elses_unless_it_says_that_it_ends_or_for_how_long_it_holds() {
+fn a_stream_of_records_is_shared_only_with_a_length_or_a_lifetime() {
     let kinds = [
         "application/x-ndjson",
         "application/ndjson",
@@ -255,7 +255,7 @@ fn a_stream_of_records_is_nobody_elses_unless_it_says_that_it_ends_or_for_how_lo
 }
 
 #[test]
-fn an_encoded_response_depends_on_who_takes_it_whether_or_not_it_says_so() {
+fn an_encoded_response_varies_on_accept_encoding_even_without_vary() {
     let names = |http, fields: &[(&str, &str)]| {
         let fields: Vec<_> = fields.iter().copied().chain(control("max-age=60")).collect();
         match stored(judged(http, PLAIN, 200, &fields)).vary {
@@ -288,7 +288,7 @@ fn an_encoded_response_depends_on_who_takes_it_whether_or_not_it_says_so() {
 }
 
 #[test]
-fn what_the_handler_marks_is_nobody_elses_in_any_mode() {
+fn a_response_that_the_handler_marks_is_shared_in_no_mode() {
     for http in [HttpPolicy::strict(), HttpPolicy::private()] {
         let exchange = Exchange {
             method: &Method::GET,
@@ -308,7 +308,7 @@ fn what_the_handler_marks_is_nobody_elses_in_any_mode() {
 proptest::proptest! {
     /// In default mode no header, whatever it is, makes the answer to credentials anyone else's.
     #[test]
-    fn nothing_but_an_explicit_word_shares_what_credentials_brought(
+    fn only_an_explicit_directive_shares_a_response_to_credentials(
         fields in proptest::collection::vec((
             proptest::prop_oneof![
                 proptest::strategy::Just("cache-control"), proptest::strategy::Just("cdn-cache-control"),

@@ -96,7 +96,7 @@ fn secs(secs: u64) -> Duration {
 }
 
 #[test]
-fn what_says_nothing_is_not_stored_strictly_and_is_by_default() {
+fn a_response_without_a_lifetime_is_stored_by_default_and_not_strictly() {
     assert_eq!(fresh(strictly(200, &[])), Err(Rule::Stale), "freshness-none");
     assert!(matches!(strictly(200, &[]), Verdict::ShareOnly { .. }), "the wave may have it");
     assert_eq!(fresh(by_default(200, &[])), Ok((60, Rule::Default)));
@@ -179,7 +179,7 @@ fn a_lifetime_is_guessed_for_the_statuses_of_the_rfc_only() {
 }
 
 #[test]
-fn must_understand_is_about_the_status() {
+fn must_understand_depends_on_the_status() {
     let value = control("max-age=3600, no-store, must-understand");
     assert_eq!(fresh(strictly(599, &value)), Err(Rule::MustUnderstand), "status-599-must-understand");
     assert_eq!(fresh(strictly(200, &value)), Ok((3600, Rule::MaxAge)), "status-200-must-understand");
@@ -227,7 +227,7 @@ fn stale_windows_are_those_of_the_response_and_of_the_policy() {
 }
 
 #[test]
-fn a_response_is_kept_for_as_long_as_it_can_be_of_use() {
+fn a_response_is_kept_as_long_as_it_is_useful() {
     let http = || HttpPolicy::default().stale_on_disconnect(secs(5)).validate_within(secs(100));
     let keep = |fields: &[(&str, &str)]| stored(judged(http(), PLAIN, 200, fields)).keep_for.as_secs();
     assert_eq!(keep(&control("max-age=10")), 15, "to stand in for the inner service");
@@ -241,7 +241,7 @@ fn a_response_is_kept_for_as_long_as_it_can_be_of_use() {
 }
 
 #[test]
-fn a_part_is_stored_if_it_was_asked_for_and_says_which_it_is() {
+fn a_part_is_stored_if_it_was_requested_and_states_its_position() {
     let fields = [("cache-control", "max-age=3600"), ("content-range", "bytes 4-9/10")];
     let part = Part { first: 4, last: 9, complete: Some(10) };
     for http in [HttpPolicy::strict(), HttpPolicy::default()] {
@@ -292,7 +292,7 @@ fn a_targeted_field_counts_instead_of_the_general_ones_strictly() {
 }
 
 #[test]
-fn by_default_what_either_field_forbids_is_forbidden() {
+fn by_default_either_field_can_forbid_sharing() {
     let cases = [
         ("max-age=3600", "max-age=1", Ok((3600, Rule::Targeted))),
         ("max-age=1", "max-age=3600", Ok((1, Rule::Targeted))),
@@ -334,7 +334,7 @@ fn by_default_what_either_field_forbids_is_forbidden() {
 }
 
 #[test]
-fn the_answer_to_a_post_stands_for_a_get_if_it_says_so() {
+fn the_response_to_a_post_represents_a_get_if_it_says_so() {
     let target = Uri::from_static("http://h/a?b");
     let lasting = ("cache-control", "max-age=60");
     let judged = |http: HttpPolicy, method: Method, status: u16, fields: &[(&str, &str)]| {

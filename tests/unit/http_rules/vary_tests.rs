@@ -104,7 +104,7 @@ fn a_name_with_a_star_in_it_is_a_name() {
 }
 
 #[test]
-fn a_list_that_was_not_written_here_is_refused() {
+fn a_list_in_another_form_is_refused() {
     for text in ["", "b,a", "a,a", "A", "a,", ",", "a b", "*", "1,2,3,4,5,6,7,8,9,a,b,c,d,e,f,g,h,i"] {
         assert_eq!(Names::from_text(text), None, "C6: {text:?}");
     }
@@ -183,7 +183,7 @@ fn a_credential_and_free_text_are_compared_as_they_are() {
 }
 
 #[test]
-fn a_weight_is_one_only_where_the_grammar_has_it() {
+fn a_weight_counts_only_as_in_the_grammar() {
     let cases = [
         ("accept", "a/b;x=\"1\"", "a/b;x=\"2\""),
         ("accept", "a/b;x=\"1;q=0;y\"", "a/b;x=\"1;y\";q=0"),
@@ -201,7 +201,7 @@ fn a_weight_is_one_only_where_the_grammar_has_it() {
 }
 
 #[test]
-fn the_spelling_of_what_is_acceptable_says_nothing_to_the_letter_only() {
+fn the_spelling_of_preferences_is_ignored_to_the_letter_only() {
     let cases: [(&str, &[&str], &[&str]); 7] = [
         ("accept-language", &["en, de"], &["de, en"]),
         ("accept", &["a/b, c/d"], &["c/d, a/b"]),
@@ -275,7 +275,7 @@ fn a_variant_is_chosen_by_its_values_else_by_the_language_preferred_to_all() {
 }
 
 #[test]
-fn a_language_helps_only_where_it_is_one_and_depended_on() {
+fn a_language_selects_only_a_valid_tag_of_a_varying_response() {
     let request = headers(&[("accept-language", "en")]);
     let language = |list: &str, response: &[(&str, &str)]| {
         Variant::of(&names(list), &request, &headers(response), LETTER).language.map(|(_, tag)| tag)

@@ -6,7 +6,7 @@ use crate::testing::{ChaosStore, Fault};
 
 /// Whoever writes there what is no entry may write for as long as it likes.
 #[tokio::test(start_paused = true)]
-async fn what_is_unreadable_in_another_way_each_time_is_left_after_three() {
+async fn a_flight_gives_up_after_three_different_unreadable_entries() {
     let chaos = ChaosStore::new(1);
     let mut side = Side::at(StampedeGuard::new(chaos.replica()));
     side.stores(&value(side.now(), side.now() + 5_000)).await;
@@ -36,7 +36,7 @@ async fn a_lease_that_may_have_been_granted_is_given_back() {
 
 /// Told that the lease is its own, it could not say that it has it.
 #[tokio::test(start_paused = true)]
-async fn a_grant_that_was_heard_is_given_back_where_it_can_not_be_confirmed() {
+async fn a_grant_that_cannot_be_confirmed_is_given_back() {
     let chaos = ChaosStore::new(1);
     let sides = [(); 2].map(|()| Side::at(StampedeGuard::new(chaos.replica())));
     let [mut one, mut other] = sides;
@@ -54,7 +54,7 @@ async fn a_grant_that_was_heard_is_given_back_where_it_can_not_be_confirmed() {
 
 /// It would load what is being loaded, or was just now.
 #[tokio::test(start_paused = true)]
-async fn who_has_waited_for_a_leader_rides_out_a_short_break() {
+async fn a_flight_that_waited_for_a_leader_survives_a_short_disconnect() {
     let chaos = ChaosStore::new(1);
     let [mut one, mut other] = [(); 2].map(|()| Side::at(StampedeGuard::new(chaos.replica())));
     let lease = one.leads().await;
@@ -68,7 +68,7 @@ async fn who_has_waited_for_a_leader_rides_out_a_short_break() {
 
 /// Who has waited for nobody has nobody's load to spare.
 #[tokio::test(start_paused = true)]
-async fn who_has_not_waited_goes_without_at_once() {
+async fn a_flight_that_has_not_waited_gives_up_at_once() {
     let chaos = ChaosStore::new(1);
     let mut side = Side::at(StampedeGuard::new(chaos.replica()));
     chaos.once(Fault::ErrorBefore);
@@ -80,7 +80,7 @@ async fn who_has_not_waited_goes_without_at_once() {
 
 /// Told of an end just then, it would wait for its answer as long as a lease, and again with each such word.
 #[tokio::test(start_paused = true)]
-async fn who_has_waited_for_long_enough_has_no_lease_s_patience_left() {
+async fn a_flight_past_its_deadline_does_not_wait_for_another_lease() {
     let (trip, most) = (Duration::from_millis(2), Policy::default().coordination_budget * 2);
     // In most of them what is forged is an end.
     for seed in 0..8 {

@@ -108,7 +108,7 @@ fn is_value(contended: &Contended) -> bool {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_fresh_value_ends_it_however_old() {
+async fn a_fresh_value_ends_the_attempt_however_old() {
     let store = MemoryStore::new();
     let (mut one, mut other) = (Side::on(&store), Side::on(&store));
     let now = one.now();
@@ -119,7 +119,7 @@ async fn a_fresh_value_ends_it_however_old() {
 
 /// What was stored while this flight was on its way was made for it, also where it is for nobody later.
 #[tokio::test(start_paused = true)]
-async fn a_value_without_a_lifetime_is_for_those_who_had_begun() {
+async fn a_value_without_a_lifetime_is_for_flights_that_had_begun() {
     let store = MemoryStore::new();
     let (mut one, mut other) = (Side::on(&store), Side::on(&store));
     // The clock of a store in memory begins with it.
@@ -141,7 +141,7 @@ async fn a_value_without_a_lifetime_is_for_those_who_had_begun() {
 
 /// The store's clock may be read a little earlier in the process that stores than in the one that waits.
 #[tokio::test(start_paused = true)]
-async fn a_value_that_was_waited_for_is_taken_whenever_it_was_stored() {
+async fn a_value_that_the_flight_waited_for_is_taken_whenever_it_was_stored() {
     let store = MemoryStore::new();
     let (mut one, mut other) = (Side::on(&store), Side::on(&store));
     let old = value(one.now() - 10, one.now() - 10);
@@ -152,7 +152,7 @@ async fn a_value_that_was_waited_for_is_taken_whenever_it_was_stored() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_does_not_queue_is_told_how_long_it_would_take() {
+async fn a_flight_that_does_not_queue_learns_the_remaining_lease() {
     let store = MemoryStore::new();
     let (mut one, mut other) = (Side::on(&store), Side::on(&store));
     let lease = one.leads().await;
@@ -165,7 +165,7 @@ async fn who_does_not_queue_is_told_how_long_it_would_take() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_can_not_be_read_is_seen_and_then_loaded_over() {
+async fn an_unreadable_entry_is_remembered_and_loaded_over() {
     let store = MemoryStore::new();
     let (mut one, mut other) = (Side::on(&store), Side::on(&store));
     one.stores(&value(one.now(), one.now() + 5_000)).await;
@@ -193,7 +193,7 @@ mod on_chaos;
 
 #[cfg(feature = "http")]
 #[tokio::test(start_paused = true)]
-async fn who_does_something_beside_loads_has_the_lease_or_not() {
+async fn lease_if_free_returns_the_lease_or_nothing() {
     let store = MemoryStore::new();
     let side = Side::on(&store);
     let (node, policy) = side.guard.parts();
@@ -255,14 +255,14 @@ mod keep {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn it_is_renewed_at_each_third_of_its_time() {
+    async fn a_lease_is_renewed_at_each_third_of_its_time() {
         let kept = Kept::new().await;
         assert_eq!(kept.during(2_500, 60_000, false).await, None);
         assert_eq!((kept.renewals(), kept.remaining()), (2, 2_500));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn in_doubt_it_is_renewed_at_once() {
+    async fn a_lease_in_doubt_is_renewed_at_once() {
         let kept = Kept::new().await;
         assert_eq!(kept.during(500, 60_000, true).await, None);
         assert_eq!((kept.renewals(), kept.remaining()), (1, 2_500));
@@ -273,7 +273,7 @@ mod keep {
 
     /// Who is paused while it renews keeps nobody waiting for longer than its load could have taken.
     #[tokio::test(start_paused = true)]
-    async fn it_is_not_renewed_beyond_the_load_and_the_time_to_tell() {
+    async fn a_lease_is_not_renewed_beyond_the_load_and_the_time_to_publish() {
         let kept = Kept::new().await;
         assert_eq!(kept.during(1_200, 1_500, false).await, None);
         assert_eq!(kept.remaining(), 1_500 - 200);
@@ -282,7 +282,7 @@ mod keep {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_invalidation_ends_it_and_what_was_missed_may_have_been_one() {
+    async fn an_invalidation_ends_the_lease_and_a_missed_message_causes_a_renewal() {
         let kept = Kept::new().await;
         kept.hints.tell_all_missed();
         assert_eq!(kept.during(500, 60_000, false).await, None);
@@ -293,7 +293,7 @@ mod keep {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_no_concern_of_its_puts_off_no_renewal() {
+    async fn unrelated_messages_delay_no_renewal() {
         let kept = Kept::new().await;
         let (during, ()) = tokio::join!(kept.during(1_050, 60_000, false), async {
             for _ in 0..10 {
@@ -305,14 +305,14 @@ mod keep {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn that_it_is_anothers_is_noticed_by_the_next_renewal() {
+    async fn the_next_renewal_notices_a_lost_lease() {
         let kept = Kept::new().await;
         assert!(kept.chaos.store().evict_lease(kept.lease.key.name()));
         assert_eq!(kept.during(5_000, 60_000, false).await, Some((Event::Lost, 1_000)));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_renewal_that_fails_is_counted_and_the_next_one_tells() {
+    async fn a_failed_renewal_is_counted_and_the_next_one_decides() {
         let kept = Kept::new().await;
         kept.chaos.once(Fault::ErrorBefore);
         assert_eq!(kept.during(2_500, 60_000, false).await, None);
@@ -342,7 +342,7 @@ fn a_waiter_looks_again_a_little_after_the_lease_would_end() {
 }
 
 #[tokio::test]
-async fn what_a_waiter_is_told_decides_whom_it_waits_for_and_what_it_may_use() {
+async fn hints_decide_which_leader_a_waiter_follows_and_which_entry_it_may_use() {
     let (first, second) = (Token::mint(uuid::Uuid::from_u128(1)), Token::mint(uuid::Uuid::from_u128(2)));
     let store = MemoryStore::new();
     let told = |hints| {

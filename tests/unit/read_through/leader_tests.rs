@@ -263,7 +263,7 @@ async fn ends_before(meets: Meets, drop: Drop) -> bool {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_flight_that_is_dropped_anywhere_leaves_nobody_waiting() {
+async fn a_flight_dropped_at_any_poll_leaves_no_caller_waiting() {
     let mut drops = 0;
     for meets in Meets::ALL {
         for (drop, first) in [(Drop::AtPoll as fn(usize) -> Drop, 1), (Drop::AtWake, 0)] {

@@ -12,7 +12,7 @@ use crate::store::wake::lock_waiters::Told;
 /// A holder who may have missed that it was taken away asks, and a store that hangs does not put the end of
 /// its time off.
 #[tokio::test(start_paused = true)]
-async fn a_doubtful_holder_asks_and_is_told_in_time() {
+async fn a_holder_in_doubt_asks_and_learns_of_its_end_in_time() {
     let missed = Told { missed: true, ..Told::default() };
     let target = Faulty::new(&Locks::in_memory(), ms(60_000), &[]);
     let hold = held(&target).await;

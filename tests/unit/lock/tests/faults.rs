@@ -45,7 +45,7 @@ async fn a_lost_answer_is_asked_for_again_with_the_same_token() {
 
 /// S1.23: with no answer at all it is an error, and what was granted unheard does not stay for its time to live.
 #[tokio::test(start_paused = true)]
-async fn without_an_answer_it_is_an_error_and_is_released() {
+async fn an_acquisition_without_an_answer_fails_and_is_released() {
     let lost = Fate::Lost(StoreErrorKind::TimedOut);
     let script: Script<'_> =
         &[("take", &[lost, lost]), ("free", &[Fate::Fails(StoreErrorKind::Unavailable); 3])];
@@ -106,7 +106,7 @@ async fn a_waiter_outlasts_a_connection_that_died_in_silence() {
 
 /// Nobody who tries once waits for a connection; who waits anyway does.
 #[tokio::test(start_paused = true)]
-async fn a_missing_connection_is_waited_for_by_those_who_wait() {
+async fn only_a_waiting_caller_waits_for_a_connection() {
     let down = ("take", &[Fate::Fails(StoreErrorKind::Unavailable)] as &[_]);
     let target = Faulty::new(&Locks::in_memory(), ms(60_000), &[down]);
     drop(held(&target).await);
@@ -118,7 +118,7 @@ async fn a_missing_connection_is_waited_for_by_those_who_wait() {
 
 /// S1.24
 #[tokio::test(start_paused = true)]
-async fn what_is_granted_too_late_is_given_back() {
+async fn a_grant_that_comes_too_late_is_given_back() {
     let late = ("take", &[Fate::Late(ms(300))] as &[_]);
     let target = Faulty::new(&Locks::in_memory(), ms(200), &[late]);
     let error = refused(&target, &TERMS).await;
@@ -217,7 +217,7 @@ async fn a_release_in_the_background_ends_with_the_time_to_live() {
 /// An hour that was asked for later is an hour in which nobody else has it: the release is tried until then, whether or
 /// not the holder heard that it has the hour.
 #[tokio::test(start_paused = true)]
-async fn a_release_in_the_background_is_tried_for_as_long_as_it_was_extended_by() {
+async fn a_background_release_is_retried_until_the_extended_lease_ends() {
     for heard in [true, false] {
         let extend = if heard { Fate::Late(ms(0)) } else { Fate::Lost(StoreErrorKind::Broken) };
         // At 20 to 100 ms each, that is longer than the time to live that it began with.
@@ -234,7 +234,7 @@ async fn a_release_in_the_background_is_tried_for_as_long_as_it_was_extended_by(
 
 /// What has been used up is not tried for again, and neither is what it was shortened by.
 #[tokio::test(start_paused = true)]
-async fn a_release_in_the_background_is_tried_for_no_longer_than_what_is_left() {
+async fn a_background_release_is_retried_no_longer_than_the_remaining_lease() {
     for (extended, ends) in [(None, 1000), (Some(ms(100)), 700), (Some(ms(800)), 1400)] {
         let script: Script<'_> = &[("free", &[Fate::Fails(StoreErrorKind::Unavailable); 1000])];
         let target = Faulty::new(&Locks::in_memory(), ms(1000), script);
@@ -253,7 +253,7 @@ async fn a_release_in_the_background_is_tried_for_no_longer_than_what_is_left() 
 /// A store that can not be asked does not keep a process that wants to end: neither longer than its deadline, nor
 /// longer than two seconds.
 #[tokio::test(start_paused = true)]
-async fn a_shutdown_does_not_wait_for_a_release_that_does_not_come_about() {
+async fn a_shutdown_waits_for_failing_releases_only_briefly() {
     let script: Script<'_> = &[("free", &[Fate::Fails(StoreErrorKind::Unavailable); 1000])];
     for (deadline, waits) in [(ms(0), ms(0)), (ms(500), ms(500)), (ms(60_000), ms(2000))] {
         let guard = crate::StampedeGuard::in_memory();

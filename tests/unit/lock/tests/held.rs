@@ -139,7 +139,7 @@ async fn auto_renew_ends_with_a_dropped_guard_and_with_a_dropped_work() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn auto_renew_goes_on_with_what_extend_chose() {
+async fn auto_renew_continues_with_the_extended_time() {
     let locks = Locks::in_memory();
     let a = with(&locks, |builder| builder.ttl(ms(1000)).auto_renew(true));
     let guard = locked(&a).await;
@@ -169,7 +169,7 @@ async fn a_renewal_that_is_refused_tells_the_holder() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn all_who_listen_are_told() {
+async fn all_listeners_are_told() {
     let locks = Locks::in_memory();
     let (a, b) = (mutex(&locks), mutex(&locks));
     let guard = locked(&a).await;

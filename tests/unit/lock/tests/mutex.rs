@@ -4,7 +4,7 @@ use super::*;
 use crate::lock::{LockError, Scope, Wait};
 
 #[tokio::test(start_paused = true)]
-async fn one_handle_has_it_and_no_other() {
+async fn one_handle_holds_the_mutex_and_no_other() {
     let locks = Locks::in_memory();
     let (a, b) = (mutex(&locks), mutex(&locks));
     assert!(!a.is_locked().await.expect("asks") && !a.is_held());
@@ -115,7 +115,7 @@ async fn synchronize_returns_the_value_and_unlocks() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn work_that_outlives_the_time_keeps_its_value_and_disturbs_nobody() {
+async fn work_that_outlives_the_time_keeps_its_value_and_the_next_holders_lock() {
     let locks = Locks::in_memory();
     let (a, b) = (with(&locks, |builder| builder.ttl(ms(100))), mutex(&locks));
     let done = a
@@ -187,7 +187,7 @@ async fn force_unlock_hands_it_on_and_tells_the_holder() {
 
 /// S5.3
 #[tokio::test(start_paused = true)]
-async fn remaining_is_what_the_store_says_of_anybody() {
+async fn remaining_is_the_stores_answer_about_any_holder() {
     let locks = Locks::in_memory();
     let (a, b) = (with(&locks, |builder| builder.ttl(ms(1500))), mutex(&locks));
     assert_eq!(b.remaining().await.expect("asks"), None);
@@ -205,7 +205,7 @@ async fn remaining_is_what_the_store_says_of_anybody() {
 
 /// S3.16, S1.20
 #[tokio::test(start_paused = true)]
-async fn each_holder_has_a_token_of_its_own_and_a_greater_fence() {
+async fn each_holder_has_a_new_token_and_a_greater_fence() {
     let locks = Locks::in_memory();
     let a = with(&locks, |builder| builder.ttl(ms(10)));
     let (mut fence, mut tokens) = (0, std::collections::HashSet::new());
@@ -267,7 +267,7 @@ async fn a_guards_locks_are_in_its_namespace_and_outlive_it() {
 /// All handles on a guard's locks have one background, and the guard's end waits for it: nothing would end what does not
 /// expire.
 #[tokio::test(start_paused = true)]
-async fn a_shutdown_waits_for_what_the_guards_locks_release_in_the_background() {
+async fn a_shutdown_waits_for_background_releases_of_the_guards_locks() {
     let store = crate::MemoryStore::new();
     let (guard, twin) = (crate::StampedeGuard::new(store.clone()), Locks::new(store));
     let door = with(&guard.locks(), MutexBuilder::non_expiring).lock().await.expect("free");

@@ -58,7 +58,7 @@ async fn a_silent_waiter_costs_its_time_and_a_moment() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn each_of_two_silent_waiters_costs_that() {
+async fn two_silent_waiters_cost_twice_as_much() {
     let locks = Locks::in_memory();
     let mut holder = locked(&patient(&locks, TTL)).await;
     let _silent = [silent_lock(&locks).await, silent_lock(&locks).await];
@@ -119,7 +119,7 @@ async fn a_silent_waiter_for_a_permit_costs_its_lease_and_a_moment() {
 
 /// Only the first is told, and it is the silent one; the others have slept on a time that is far off, or never comes.
 #[tokio::test(start_paused = true)]
-async fn what_a_silent_waiter_is_told_reaches_the_next() {
+async fn a_message_to_a_silent_waiter_reaches_the_next() {
     let hour = Duration::from_secs(3600);
     for lasts in [Some(hour), None] {
         let locks = Locks::in_memory();
@@ -142,7 +142,7 @@ async fn what_a_silent_waiter_is_told_reaches_the_next() {
 
 /// The same of a time that is made shorter, again and again, while others sleep on the one before.
 #[tokio::test(start_paused = true)]
-async fn a_time_that_is_made_shorter_reaches_those_behind_a_silent_waiter() {
+async fn a_shortened_lease_reaches_the_waiters_behind_a_silent_one() {
     let locks = Locks::in_memory();
     let holder = locked(&patient(&locks, 3600 * TTL)).await;
     let _silent = silent_lock(&locks).await;
@@ -177,7 +177,7 @@ async fn a_silent_waiter_that_is_polled_again_has_its_turn() {
 
 /// Who looks because another is silent has not been woken in vain.
 #[tokio::test(start_paused = true)]
-async fn the_look_instead_of_a_silent_waiter_is_no_retry() {
+async fn asking_in_place_of_a_silent_waiter_is_no_retry() {
     let locks = Locks::in_memory();
     let mut holder = locked(&patient(&locks, TTL)).await;
     let quiet = patient(&locks, 2 * TTL);
@@ -212,7 +212,7 @@ async fn takes(waiters: usize, locks: &Locks, fates: &[Fate], during: impl Futur
 
 /// One command per period, however many wait: nobody asks because the time of the one in front is over.
 #[tokio::test(start_paused = true)]
-async fn a_thousand_who_are_polled_send_one_command_per_period() {
+async fn a_thousand_polled_waiters_send_one_command_per_period() {
     let locks = Locks::in_memory();
     let holder = locked(&patient(&locks, TTL)).await;
     let sent = takes(1_000, &locks, &[], async {
@@ -231,7 +231,7 @@ async fn a_thousand_who_are_polled_send_one_command_per_period() {
 
 /// An answer that takes its time is not silence.
 #[tokio::test(start_paused = true)]
-async fn nobody_asks_beside_one_who_has_asked() {
+async fn no_waiter_asks_while_another_awaits_an_answer() {
     let locks = Locks::in_memory();
     let holder = locked(&patient(&locks, TTL)).await;
     let mut fates = [Fate::Late(ms(0)); 11];

@@ -27,7 +27,7 @@ async fn waiters_are_served_in_their_order_with_one_attempt_each() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nobody_barges_in() {
+async fn no_caller_barges_in() {
     let locks = Locks::in_memory();
     let (a, b, c) = (mutex(&locks), mutex(&locks), mutex(&locks));
     let mut guard = locked(&a).await;
@@ -151,7 +151,7 @@ async fn with_notify_retries_are_wake_ups_that_did_not_grant() {
 
 /// S0.9
 #[tokio::test(start_paused = true)]
-async fn polling_asks_at_its_interval_and_finds_it_one_interval_late_at_most() {
+async fn polling_acquires_a_free_lock_at_most_one_interval_late() {
     let locks = Locks::in_memory();
     let mut guard = locked(&mutex(&locks)).await;
     for jitter in [0.0, 0.1] {
@@ -182,7 +182,7 @@ async fn polling_asks_once_more_when_its_time_is_over() {
 
 /// A poller watches its own clock, so it is not the one that watches for those in the queue.
 #[tokio::test(start_paused = true)]
-async fn a_poller_that_came_first_does_not_mute_the_clock_of_those_who_are_told() {
+async fn an_earlier_poller_does_not_stop_the_queue_from_watching_the_clock() {
     let locks = Locks::in_memory();
     std::mem::forget(locked(&with(&locks, |builder| builder.ttl(ms(2000)))).await);
     let polls = with(&locks, |builder| builder.wait(poll(ms(60_000))).acquire_timeout(Duration::MAX));
@@ -194,7 +194,7 @@ async fn a_poller_that_came_first_does_not_mute_the_clock_of_those_who_are_told(
 
 /// Nor does it keep to itself that the next holder's time is over sooner than that of the one before.
 #[tokio::test(start_paused = true)]
-async fn a_poller_that_came_first_does_not_swallow_what_the_queue_is_to_hear() {
+async fn an_earlier_poller_does_not_swallow_messages_to_the_queue() {
     let locks = Locks::in_memory();
     let mut holder = locked(&mutex(&locks)).await;
     let polls = with(&locks, |builder| builder.wait(poll(ms(60_000))).acquire_timeout(Duration::MAX));

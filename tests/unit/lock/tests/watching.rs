@@ -41,14 +41,14 @@ async fn the_first_leaves(after: Duration) -> Duration {
 
 /// It has asked for how long.
 #[tokio::test(start_paused = true)]
-async fn what_a_waiter_has_learnt_outlives_it() {
+async fn an_answer_to_a_waiter_outlives_it() {
     let took = the_first_leaves(ms(100)).await;
     assert!(about(took, ms(500)), "{took:?}");
 }
 
 /// It has not asked yet.
 #[tokio::test(start_paused = true)]
-async fn what_a_waiter_was_told_outlives_it() {
+async fn a_message_to_a_waiter_outlives_it() {
     let took = the_first_leaves(Duration::ZERO).await;
     assert!(about(took, ms(500)), "{took:?}");
 }
@@ -56,7 +56,7 @@ async fn what_a_waiter_was_told_outlives_it() {
 /// A holder with hours left frees it; the next is told of, and the one after that, whose time is not the shorter, is
 /// not. That one was the first, and its own time is not what those behind it were told when they asked.
 #[tokio::test(start_paused = true)]
-async fn the_next_first_does_not_sleep_on_a_time_of_long_ago() {
+async fn a_new_first_waiter_does_not_sleep_on_an_outdated_time() {
     let locks = Locks::in_memory();
     let mut holder = locked(&patient(&locks, LONG)).await;
     assert!(holder.extend(60 * LONG).await.expect("asks"));
@@ -78,7 +78,7 @@ async fn the_next_first_does_not_sleep_on_a_time_of_long_ago() {
 
 /// A holder that takes less time than it had, and dies.
 #[tokio::test(start_paused = true)]
-async fn a_time_that_is_made_shorter_is_known_to_who_waits() {
+async fn waiters_learn_of_a_shortened_lease() {
     let locks = Locks::in_memory();
     let holder = locked(&patient(&locks, LONG)).await;
     let next = waits(patient(&locks, LONG)).await;

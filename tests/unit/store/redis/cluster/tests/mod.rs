@@ -58,7 +58,7 @@ fn master(cluster: &Cluster, slot: u16) -> Option<Address> {
 }
 
 #[tokio::test]
-async fn what_a_node_says_about_a_slot_is_entered_at_once() {
+async fn a_moved_reply_updates_the_slot_map_at_once() {
     let ([first, second], cluster) = halves().await;
     let third = Node::start(0).await;
     // The chart stays as it is: nobody tells about it any more.
@@ -86,7 +86,7 @@ async fn what_a_node_says_about_a_slot_is_entered_at_once() {
 
 /// Six are sent at once; the seventh after a pause, to whom the chart names.
 #[tokio::test]
-async fn nodes_that_send_a_command_to_and_fro_are_given_time() {
+async fn a_command_sent_back_and_forth_pauses_between_nodes() {
     let ([first, second], cluster) = halves().await;
     let key = key_in(0);
     // More time than a clock can hold.
@@ -112,7 +112,7 @@ async fn nodes_that_send_a_command_to_and_fro_are_given_time() {
 }
 
 #[tokio::test]
-async fn a_command_whose_slot_is_on_its_way_is_tried_again_and_not_for_longer_than_there_is_time() {
+async fn a_command_for_a_migrating_slot_is_retried_within_its_deadline() {
     let ([first, _second], cluster) = halves().await;
     first.will_answer(["-TRYAGAIN Multiple keys request during rehashing of slot\r\n".to_owned()]);
     // Who wakes up later than it should has no time left for another try.
@@ -129,7 +129,7 @@ async fn a_command_whose_slot_is_on_its_way_is_tried_again_and_not_for_longer_th
 
 /// Two masters of three are gone, and nobody has some of the slots.
 #[tokio::test]
-async fn some_masters_that_are_down_are_not_all_of_them() {
+async fn a_cluster_with_some_masters_down_is_not_down() {
     let (node, gone) = (Node::start(0).await, [dead(), dead()]);
     node.says(&[(4_000, Some(&gone[0])), (8_000, Some(&gone[1])), (8_191, None), (16_383, Some(&node))]);
     let cluster = cluster(&[&node]);
@@ -167,7 +167,7 @@ async fn some_masters_that_are_down_are_not_all_of_them() {
 }
 
 #[tokio::test]
-async fn all_masters_that_are_down_are_all_of_them() {
+async fn a_cluster_with_all_masters_down_is_down() {
     let (node, gone) = (Node::start(0).await, [dead(), dead()]);
     node.says(&[(8_191, Some(&gone[0])), (16_383, Some(&gone[1]))]);
     let cluster = cluster(&[&node]);
@@ -195,7 +195,7 @@ async fn the_clock_is_that_of_the_master_of_the_first_slot() {
 }
 
 #[tokio::test]
-async fn suspicion_has_masters_and_slots_looked_at() {
+async fn a_suspicion_examines_masters_and_slots() {
     let (nodes, cluster) = halves().await;
     let layout = cluster.state().chart.layout().expect("drawn").expect("drawn");
     let before = nodes.each_ref().map(|node| (node.asked(), node.looked_at()));
@@ -247,7 +247,7 @@ async fn a_closed_cluster_does_nothing_more() {
 }
 
 #[tokio::test]
-async fn a_cluster_that_is_dropped_takes_its_surveyor_along() {
+async fn a_dropped_cluster_ends_its_surveyor() {
     let (_nodes, cluster) = halves().await;
     let looks = Arc::clone(&cluster.looks);
     drop(cluster);
@@ -293,7 +293,7 @@ async fn a_node_without_slots_is_kept_for_a_while() {
 }
 
 #[tokio::test]
-async fn a_command_that_fails_has_the_slots_looked_at() {
+async fn a_failed_command_examines_the_slots() {
     let ([first, second], cluster) = halves().await;
     sleep(Duration::from_millis(400)).await;
     let asked = second.asked();

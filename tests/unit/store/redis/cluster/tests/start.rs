@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 /// Nobody tells, for a reason that is told once; and then somebody does.
 #[tokio::test]
-async fn who_waits_for_a_chart_that_nobody_draws_waits_on_and_commands_do_not() {
+async fn without_a_slot_map_callers_wait_on_and_commands_fail() {
     let warnings = Warnings::default();
     let _listens = warnings.listen();
     let node = Node::start(0).await;
@@ -51,7 +51,7 @@ async fn who_waits_for_a_chart_that_nobody_draws_waits_on_and_commands_do_not() 
 
 /// The first who answers is believed at once, and not for longer than the others need.
 #[tokio::test]
-async fn the_first_view_is_compared_with_those_of_the_others() {
+async fn the_first_slot_map_is_compared_with_those_of_other_nodes() {
     let nodes = [Node::start(0).await, Node::start(0).await];
     nodes[0].says(&[(8_191, Some(&nodes[0])), (16_383, Some(&nodes[1]))]);
     nodes[1].says(&[(99, Some(&nodes[0])), (16_383, Some(&nodes[1]))]);
@@ -83,7 +83,7 @@ async fn the_first_node_that_answers_is_enough() {
 
 /// A cluster that is connected to for the first time is not taken for one that is down, nor for one that is up.
 #[tokio::test]
-async fn a_master_that_takes_time_to_connect_to_is_on_its_way() {
+async fn a_slow_first_connection_counts_as_connecting() {
     let (node, (_listener, slow)) = (Node::start(0).await, hanging());
     lock(&node.said).slots = vec![(16_383, Some(slow.clone()))];
     let client = ClusterClient::new([format!("redis://{}/", node.address)]).expect("a node");
@@ -101,7 +101,7 @@ async fn a_master_that_takes_time_to_connect_to_is_on_its_way() {
 
 /// Nobody would ever tell who waits.
 #[test]
-fn without_a_runtime_there_is_no_chart_to_wait_for() {
+fn without_a_runtime_waiting_for_the_slot_map_fails() {
     let client = ClusterClient::new(["redis://127.0.0.1:1/"]).expect("a node");
     let drawn = futures_util::FutureExt::now_or_never(Cluster::new(client, ANSWER).drawn());
     assert!(drawn.is_some_and(|drawn| drawn.is_err()));
@@ -136,7 +136,7 @@ async fn another_runtime_starts_over() {
 
 /// Who waits elsewhere is told of the end of the surveyor, and has another.
 #[tokio::test]
-async fn who_waits_outlives_the_surveyor() {
+async fn a_wait_outlives_the_surveyor() {
     let node = Node::start(0).await;
     let cluster = cluster(&[&node]);
     let elsewhere = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
