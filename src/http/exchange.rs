@@ -257,7 +257,7 @@ mod tests {
     use super::*;
 
     /// glibc keeps freed blocks of up to 1,032 bytes per thread; beyond that, each hit of a hot key would pay for
-    /// the heap's global bookkeeping. Half of it is left for the request, whose size the caller chooses.
+    /// the heap's global bookkeeping. Half of it is left for the request, which has any size.
     #[tokio::test]
     async fn the_future_of_a_hit_is_small() {
         let guard = StampedeGuard::in_memory();

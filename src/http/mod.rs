@@ -38,8 +38,8 @@
 //!
 //! Scheme, authority, path and query, byte for byte. **The authority is the client's `Host`**: a service that is
 //! called by three names or ports loads three times, and invalidating a page needs the visitors' `Host`, unless the
-//! policy names [one authority](HttpPolicy::authority) for all keys. A request whose `Host` has the scheme's
-//! default port or an empty one bypasses the cache. Servers see requests without a scheme: see
+//! policy names [one authority](HttpPolicy::authority) for all keys. A request with the scheme's default port, or an
+//! empty port, in `Host` bypasses the cache. Servers see requests without a scheme: see
 //! [`scheme`](crate::PolicyBuilder::scheme).
 //!
 //! A reverse proxy reports the host, port, scheme and prefix of a request (`Forwarded`, `X-Forwarded-Host`,

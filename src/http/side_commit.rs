@@ -1,4 +1,4 @@
-//! [`Apart`]: stores a response under the key of a resource whose flight did not load it. A response to a request
+//! [`Apart`]: stores a response under the key of a resource although its flight did not load it. A response to a request
 //! with credentials is loaded apart, because only its head tells whether it may be shared.
 
 use std::sync::Arc;

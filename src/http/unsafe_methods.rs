@@ -121,7 +121,7 @@ where
             sharing.response(Response::from_parts(head, body), None, until).await.settle();
             drop(running);
         };
-        // The task reads the body, whose events belong to the request's span.
+        // The task reads the body, and events of the body belong to the request's span.
         tokio::spawn(sharing.in_current_span());
         let gone =
             || own_answer(StatusCode::BAD_GATEWAY, "load-failed", "the load of this resource failed\n");

@@ -237,7 +237,7 @@ mod tests {
         }
         assert_eq!(keys.len(), 2 * 4, "the fourth is what a policy without a hook has: {keys:?}");
         let others = [("host", "shop.example"), ("authorization", "y"), ("x-tenant", "t")];
-        assert!(!keys.contains(&key("/x", &others)), "nobody knows what credentials there are");
+        assert!(!keys.contains(&key("/x", &others)), "other credentials are unknown");
         let plain = HttpPolicy::private();
         let all = Invalidation::of(&request("POST", "/x", &fields[..1]), &plain.requests).unwrap();
         let own = plain.cache_key(&request("GET", "/x", &fields[..1])).unwrap();

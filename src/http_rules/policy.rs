@@ -141,7 +141,7 @@ impl HttpPolicy {
         Self { requests, scope: Scope::Private, set_cookie: Sharing::Freely, ..Self::default() }
     }
 
-    /// The scheme of keys for requests whose URI has none, as servers receive them. Set it if two services share a
+    /// The scheme of keys for requests without one in their URI, as servers receive them. Set it if two services share a
     /// namespace and are reached by different schemes. Defaults to `http`.
     ///
     /// **A service behind a proxy that terminates TLS must set `https`.** A request with the scheme's default port

@@ -118,7 +118,7 @@ impl Heads {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct RequestRules {
     pub(crate) heads: Heads,
-    /// The scheme of requests whose URI has none, as an HTTP/1 server receives them.
+    /// The scheme of requests without one in their URI, as an HTTP/1 server receives them.
     pub(crate) scheme: Scheme,
     pub(crate) credentials: NameSet,
     /// Credentials that stay when the list is replaced, because each was explicitly named as one user's.

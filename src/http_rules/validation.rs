@@ -23,7 +23,7 @@ fn etag(response: &HeaderMap) -> Option<&HeaderValue> {
     (!line.is_empty()).then_some(line)
 }
 
-/// Removes the conditions for the client's own copy from a request whose response is shared: a 304 to them would be
+/// Removes the conditions for the client's own copy from a request with a shared response: a 304 to them would be
 /// stored as if it were the resource (A9).
 pub(crate) fn remove_conditions(request: &mut HeaderMap) {
     for name in [IF_NONE_MATCH, IF_MODIFIED_SINCE, IF_RANGE, RANGE] {

@@ -62,7 +62,7 @@ impl Locks {
     /// [`MemoryStore`], and with their features a `SentinelClient` or a `ClusterClient`.
     ///
     /// Does no I/O, cannot fail, and may be called outside a runtime: the first call that needs the connection
-    /// makes it, or [`connect`](Self::connect). Two services on one Redis whose locks must not exclude each other
+    /// makes it, or [`connect`](Self::connect). Two services on one Redis with locks that must not exclude each other
     /// need different [namespaces](LocksBuilder::namespace).
     ///
     /// A process that is forked before the first call excludes its parent like any other process. After that, make

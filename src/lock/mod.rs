@@ -53,7 +53,7 @@
 //! A dropped [`MutexGuard`] or [`Permit`] is released in the background: best effort, never a panic, also outside a
 //! runtime (there, the end of the time to live frees it). Release explicitly to know when the release is done, and
 //! whether the lock was still held. [`Locks::close`] waits for releases that are under way, and so does the
-//! [`shutdown`](crate::StampedeGuard::shutdown) of the guard whose locks they are.
+//! [`shutdown`](crate::StampedeGuard::shutdown) of the guard that owns the locks.
 
 mod engine;
 mod error;

@@ -71,7 +71,7 @@
 //!
 //! A failing test names its seed, and the seed reproduces the run: on a current-thread runtime with a paused clock
 //! it determines the order of all events, as long as your own code draws no random numbers. (The guard draws its
-//! own from `fastrand`, whose state belongs to a thread; [`ChaosStore::new`] seeds it for the calling thread. Make
+//! own from `fastrand`, which has one state per thread; [`ChaosStore::new`] seeds it for the calling thread. Make
 //! one store for each run, before anything else.)
 //!
 //! # What it can do

@@ -164,8 +164,7 @@ impl<T: Target> Contest<'_, T> {
         }
     }
 
-    /// Waits behind the holder, whose time ends at `ends` or later, as far as the last answer told; `None` for
-    /// ever.
+    /// Waits behind the holder, until `ends` or later, as far as the last answer told; `None` for ever.
     async fn wait(&mut self, ends: Option<Instant>) -> Result<Woken, LockError> {
         if self.terms.retries.is_some_and(|retries| self.retried >= retries) {
             return Err(LockError::TooManyAttempts { attempts: self.attempts });

@@ -39,7 +39,7 @@ async fn a_passed_body_keeps_frames_sizes_and_errors() {
     assert_eq!(body.size_hint().exact(), Some(3));
     assert_eq!(body.collect().await.unwrap().to_bytes(), "abc");
     assert!(GuardedBody::passed(Empty::<Bytes>::new()).is_end_stream());
-    // Data of another kind than `Bytes`, and an error that keeps its type.
+    // Data of another type than `Bytes`, and an error that keeps its type.
     let frames = [Ok(Frame::data(&b"ab"[..])), Err(std::io::Error::other("gone"))];
     let mut body = GuardedBody::passed(StreamBody::new(futures_util::stream::iter(frames)));
     assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), "ab");

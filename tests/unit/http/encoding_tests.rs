@@ -18,7 +18,7 @@ fn stored(headers: &[(&str, &str)], body: &'static str) -> StoredResponse {
 }
 
 impl StoredResponse {
-    /// Without what is kept with it.
+    /// Encodes it with default metadata and returns the bytes of the response alone.
     fn bytes(&self) -> Option<Bytes> {
         self.encode(&Kept::shared_only(false, std::time::Duration::ZERO, None))
             .map(|raw| raw.slice(metadata::FIXED..))
@@ -189,7 +189,7 @@ fn bytes_cut_anywhere_before_the_body_are_refused() {
     assert_eq!(decode(&other_layout.into()), None);
 }
 
-/// One field with any tag, and the same head as in [`forge`].
+/// One field with any tag, and otherwise the head of [`forge`].
 fn forge_tagged(tag: u16, value: &[u8], body: &[u8]) -> Bytes {
     let mut raw = forge(200, &[(b"", value)], None, body).to_vec();
     raw[FIXED..FIXED + 2].copy_from_slice(&tag.to_le_bytes());
@@ -198,7 +198,7 @@ fn forge_tagged(tag: u16, value: &[u8], body: &[u8]) -> Bytes {
 
 #[test]
 fn a_name_never_changes_its_number() {
-    // Numbers are in stored entries: a line may be added at the end, and nothing else.
+    // The numbers are in stored entries: lines may be added at the end, but never changed.
     let numbered = "
         content-type content-length cache-control date etag last-modified expires vary server
         content-encoding content-language content-location content-disposition location link
@@ -242,7 +242,7 @@ fn numbered_names_come_back_and_are_not_spelled_out() {
         response.headers.get_mut(name).unwrap().set_sensitive(true);
         let back = decode(&response.bytes().unwrap()).unwrap();
         assert!(back.headers[name].is_sensitive(), "{name}");
-        // Spelled out, as by a process that does not know its number, it is the same.
+        // A name that is spelled out, as by a process that does not know its number, reads the same.
         let spelled = forge(200, &[(name.as_str().as_bytes(), b"1")], None, b"x");
         assert_eq!(decode(&spelled), decode(&raw), "{name}");
     }
@@ -264,7 +264,7 @@ fn a_numbered_length_that_is_not_the_bodys_is_refused() {
     for length in ["", "0", "2", "+1", "1,", ",1", "1, 2", "1 1", "-1", "18446744073709551617"] {
         assert_eq!(decode(&forge_tagged(tag, length.as_bytes(), b"x")), None, "{length:?}");
     }
-    // The same field as a trailer: the counts at 4 and 6 change places.
+    // The same field as a trailer: the counts at 4 and 6 are exchanged.
     let mut trailer = forge_tagged(tag, b"1", b"x").to_vec();
     trailer[4..8].copy_from_slice(&[0, 0, 1, 0]);
     assert_eq!(decode(&trailer.into()), None);
@@ -296,7 +296,7 @@ fn the_headers_added_to_a_replay_do_not_grow_the_map() {
 }
 
 fn any_headers(most: usize) -> impl Strategy<Value = HeaderMap> {
-    // Spelled out, and numbered.
+    // Spelled-out names, and numbered ones.
     let spelled = "[a-z][a-z0-9-]{0,12}".prop_map(|name| format!("x-{name}"));
     let numbered = (2..NAMES.len()).prop_map(|number| NAMES[number].to_string());
     let field =

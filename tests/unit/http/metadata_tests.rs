@@ -134,7 +134,7 @@ fn a_response_is_fresh_no_longer_than_its_entry() {
     assert_eq!(jittered.lifetime, Duration::from_millis(57_250));
     let ended = kept.at(&entry(10_000), 20_000).1;
     assert_eq!(ended.lifetime, kept.age);
-    // Its windows begin when it is found to be expired.
+    // Its stale windows begin at the moment when it was expired.
     let mut expired = entry(0);
     expired.times.error_until = 30_000;
     assert_eq!(kept.at(&expired, 20_000).1.lifetime, Duration::from_millis(17_250));

@@ -1,26 +1,26 @@
-//! What the suite asks, as far as rules alone decide it: one table line per test of it.
+//! The questions of the conformance suite that rules alone decide: one line of a table per test of the suite.
 
 use super::*;
 
 type Lines<'a> = &'a [(&'a str, &'a str)];
 
-/// What a request finds.
+/// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Finds {
-    /// What is stored, with this status.
+    /// The stored response, with this status.
     Stored(u16),
-    /// What the origin says now.
+    /// A new response of the origin.
     Origin,
-    /// The origin is asked whether what is stored holds; it does; with this status.
+    /// The stored response, confirmed by the origin, with this status.
     Validated(u16),
-    /// Neither: an error.
+    /// No response, because of an error.
     Nothing,
 }
 
-/// Asks once, and 3 s later once more; says what the second one finds.
+/// Asks once, and again 3 s later; returns the outcome of the second request.
 ///
-/// The origin answers the first with `response`, and later ones with 304 if it is asked with the validators
-/// of the first, else with a 200.
+/// The origin answers the first request with `response`, and later ones with 304 if they have the validators
+/// of the first response, else with a 200.
 fn second(policy: HttpPolicy, first: Lines<'_>, response: (u16, Lines<'_>), then: Lines<'_>) -> Finds {
     let mut cache = Cache::new(policy);
     let mut reply = (response.0, headers(response.1), b"0123456789A".to_vec());
@@ -245,7 +245,7 @@ fn parts() {
         });
         let (status, _, content) = cache.ask(&request("GET", &[("range", range)]), &mut |_, _| None);
         assert_eq!((status, content), (206, text.as_bytes().to_vec()), "partial-store-partial: {range}");
-        // Who wants the whole is not given a part of it.
+        // A request for the whole is not answered with a part.
         assert_eq!(
             cache.ask(&request("GET", &[]), &mut |_, _| Some((299, HeaderMap::new(), Vec::new()))).0,
             299
@@ -350,7 +350,7 @@ fn a_post_that_stands_for_a_get() {
 fn an_unstorable_response_leaves_the_stored_one() {
     let mut cache = Cache::new(HttpPolicy::strict());
     cache.ask(&request("GET", &[]), &mut |_, _| Some((200, headers(&[LASTING, ("a", "1")]), Vec::new())));
-    // Somebody else forces a load, and it may not be stored.
+    // Another client forces a load, whose response must not be stored.
     let forced = [("cache-control", "no-cache")];
     let new = headers(&[("cache-control", "no-store"), ("a", "2")]);
     assert_eq!(

@@ -128,13 +128,13 @@ fn a_permission_counts_only_in_exact_spelling() {
     for (text, says_shared) in cases {
         assert_eq!(parse(&[text]).says_shared, says_shared, "RFC 9111, 3.5; A1: {text}");
     }
-    // What is said once without a doubt is not taken back by what is not.
+    // A permission in exact spelling stays valid beside an inexact one.
     for doubtful in ["public=1", "s-maxage=x", "must-revalidate=1"] {
         assert!(parse(&["public", doubtful]).says_shared, "RFC 9111, 3.5: {doubtful}");
     }
     assert!(parse(&["public, public=1"]).public && parse(&["immutable", "immutable; x"]).immutable);
     assert!(parse(&["must-understand, must-understand=1"]).must_understand);
-    // What it restricts is seen all the same.
+    // Its restrictions are recognized all the same.
     assert!(parse(&["must-revalidate; x"]).must_revalidate);
     assert!(parse(&["proxy-revalidate=1"]).proxy_revalidate);
     assert!(!parse(&["must-understand; x"]).must_understand, "it would lift a no-store");
@@ -148,7 +148,7 @@ fn fields_are_listed_only_in_exact_spelling() {
     let cases: [(&[&str], Fields); 15] = [
         (&["no-cache=\"a\""], listed(&["a"])),
         (&["no-cache=\"a, B ,c\""], listed(&["a", "b", "c"])),
-        // RFC 9110, 5.6.1.2: an empty member counts for nothing.
+        // RFC 9110, 5.6.1.2: an empty member is ignored.
         (&["no-cache=\"a,, b,\""], listed(&["a", "b"])),
         (&["no-cache=a"], listed(&["a"])),
         (&["NO-CACHE=\"a\", max-age=3600"], listed(&["a"])),

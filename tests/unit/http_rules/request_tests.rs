@@ -13,7 +13,7 @@ pub(super) fn request(method: &str, uri: &str, headers: &[(&str, &str)]) -> Requ
     request.body(Empty::new()).unwrap()
 }
 
-/// What becomes of a request, whatever else it asks.
+/// How a request is treated, apart from its other demands.
 #[derive(Debug, PartialEq)]
 pub(super) enum Admission {
     Cached(CacheKey),
@@ -158,7 +158,7 @@ fn a_header_that_changes_the_answer_is_bypassed() {
     }
 }
 
-/// Spelled out, so that a name lost from the list is seen.
+/// Spelled out, so that a test fails if a name is removed from the list.
 const CREDENTIALS: [&str; 41] = super::super::credentials::CREDENTIAL_HEADERS;
 
 #[test]
@@ -200,7 +200,7 @@ fn a_rewritten_path_enters_the_key_and_the_uri_of_another_origin_does_not() {
         ("/users", "/tenant/users"),
         ("/users", "/users?tenant=1"),
         ("/a", "/b"),
-        // No router says that it was nested.
+        // No router has reported that it was nested.
         ("/api/users?a=1", "/users?a=1"),
         ("/api?a=1", "/?a=1"),
     ];
@@ -345,7 +345,7 @@ fn a_private_cache_keeps_its_users_apart() {
     for other in others {
         assert_ne!(alice, key(other), "A1: {other:?}");
     }
-    // Lengths tell where one value ends and the next name begins.
+    // Lengths separate the end of a value from the next name.
     let twice = key(&[("authorization", "al"), ("authorization", "ice")]);
     assert_ne!(twice, key(&[("authorization", "alauthorizationice")]), "B1");
     assert!(!alice.to_string().contains("alice"), "C9: a key is no place for a secret");

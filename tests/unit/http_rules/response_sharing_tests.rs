@@ -1,4 +1,4 @@
-//! The rules for responses: with whom they are shared.
+//! The rules for responses: which requests may share them.
 
 use super::*;
 use crate::http_rules::vary::Names;
@@ -41,7 +41,8 @@ fn statuses_that_no_cache_may_store_are_stored_by_none() {
     }
 }
 
-/// RFC 9111, 5.2.2.2, 5.2.2.4, 5.2.2.8 and 5.2.2.10: not for another request without a validation, which takes a validator.
+/// RFC 9111, 5.2.2.2, 5.2.2.4, 5.2.2.8 and 5.2.2.10: reuse needs a validation, and a validation needs a
+/// validator.
 #[test]
 fn a_response_that_must_be_validated_and_cannot_be_is_not_shared() {
     let private = |rule| Verdict::Private(rule);
@@ -99,7 +100,7 @@ fn listed_fields_are_left_out_strictly_and_forbid_sharing_by_default() {
         assert_eq!((storing.fresh_for(), storing.terms.revalidate_always), (secs(3600), false));
         let rule = if directive == "private" { Rule::Private } else { Rule::NoCache };
         assert_eq!(by_default(200, &control(&value)), Verdict::Private(rule), "A6: {value}");
-        // The wave is given what came, and nothing is left out of that.
+        // Waiters receive the response as it came, so listed fields could not be left out.
         for status in [200, 503] {
             let value = format!("{directive}=\"a\", max-age=0");
             assert_eq!(strictly(status, &control(&value)), Verdict::Private(rule), "A4: {value}");
@@ -127,7 +128,7 @@ fn responses_to_credentials_are_shared_only_if_they_allow_it() {
                 let verdict = judged(http.clone(), asked, 200, &control(value));
                 assert_eq!(verdict, Verdict::Private(rule), "RFC 9111, 3.5; A1, A2, A4: {value}");
             }
-            // Not even a failure, and not by the policy's own lifetime.
+            // Not even a failure, and not with the policy's own lifetime.
             for status in [200, 404, 500] {
                 assert_eq!(judged(http.clone(), asked, status, &[]), Verdict::Private(rule), "A4: {status}");
             }
@@ -173,7 +174,7 @@ fn a_response_is_stored_with_the_headers_it_depends_on() {
         let wanted = judged(http.vary_on(header::ACCEPT), PLAIN, 200, &control("max-age=5"));
         assert!(matches!(stored(wanted).vary, Vary::Names(names) if names.to_text() == "accept"));
     }
-    // Who shares a failure differs in nothing that it depends on, either.
+    // Waiters that share a failure must agree in the headers on which it depends, too.
     let failure = by_default(500, &[("vary", "accept-language")]);
     assert!(matches!(failure, Verdict::ShareOnly { vary: Vary::Names(_), .. }), "A4");
 }
@@ -234,7 +235,7 @@ fn a_stream_of_records_is_shared_only_with_a_length_or_a_lifetime() {
             assert!(!is_stream(&[("content-length", "5")]), "{kind}");
             assert!(!is_stream(&control("max-age=60")), "{kind}");
         }
-        // Of a handler's own body the length is known though no header says so.
+        // The length of a handler's body is known without a header.
         let exchange = Exchange {
             method: &Method::GET,
             target: None,
@@ -306,7 +307,7 @@ fn a_response_that_the_handler_marks_is_shared_in_no_mode() {
 }
 
 proptest::proptest! {
-    /// In default mode no header, whatever it is, makes the answer to credentials anyone else's.
+    /// By default no header but an explicit directive shares the response to credentials.
     #[test]
     fn only_an_explicit_directive_shares_a_response_to_credentials(
         fields in proptest::collection::vec((
@@ -329,7 +330,8 @@ proptest::proptest! {
         }
     }
 
-    /// The careful mode stores nothing that the letter of the RFC would not, but for its own lifetime.
+    /// The default stores nothing that the letter of the RFC would not, except with the policy's own
+    /// lifetime.
     #[test]
     fn the_default_is_never_looser_than_the_letter(
         lines in proptest::collection::vec(

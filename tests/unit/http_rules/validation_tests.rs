@@ -134,7 +134,7 @@ fn a_client_with_a_copy_since_the_last_change_gets_a_304() {
         ("Sun Nov  6 08:49:37 1994", &[("last-modified", AT)], true),
         (EARLY, &[("last-modified", AT)], false),
         ("soon", &[("last-modified", AT)], false),
-        // Without a time of change it is the time it was made, as RFC 9111 has it, and not any time.
+        // Without `Last-Modified`, the time when it was made counts (RFC 9111, 4.3.2), and no other.
         (AT, &[("date", AT)], true),
         (EARLY, &[("date", AT)], false),
         (LATE, &[("last-modified", "soon"), ("date", AT)], false),
@@ -149,7 +149,7 @@ fn a_client_with_a_copy_since_the_last_change_gets_a_304() {
     }
     let twice = [("if-modified-since", AT), ("if-modified-since", AT)];
     assert!(!not_modified_for(&twice, &[("last-modified", AT)]));
-    assert!(!not_modified_for(&[], &[("last-modified", AT)]), "who asks nothing is given it all");
+    assert!(!not_modified_for(&[], &[("last-modified", AT)]), "without a condition the whole is sent");
 }
 
 #[test]
@@ -197,19 +197,19 @@ fn a_304_carries_the_headers_of_a_200_except_those_of_its_content() {
 fn a_304_confirms_the_stored_response_unless_it_names_another() {
     let cases: [(Lines<'_>, Lines<'_>, bool); 17] = [
         (&[], &[], true),
-        // Those of the conformance suite: a bare 304 to our own condition.
+        // From the conformance suite: a bare 304 to the guard's own condition.
         (&[], &[("etag", "\"a\""), ("last-modified", AT)], true),
         (&[("etag", "\"a\"")], &[("etag", "\"a\"")], true),
         (&[("etag", "W/\"a\"")], &[("etag", "W/\"a\"")], true),
         (&[("etag", "W/\"a\"")], &[("etag", "\"a\"")], true),
-        // Its strong form, of one that was weak: nginx with compression.
+        // The strong form of a weak tag: nginx with compression.
         (&[("etag", "\"a\"")], &[("etag", "W/\"a\"")], true),
         (&[("etag", "\"b\"")], &[("etag", "\"a\"")], false),
         (&[("etag", "W/\"b\"")], &[("etag", "W/\"a\"")], false),
         (&[("etag", "\"a\""), ("last-modified", LATE)], &[("etag", "\"a\""), ("last-modified", AT)], true),
         (&[("etag", "\"a\"")], &[], false),
         (&[("etag", "\"a\""), ("last-modified", AT)], &[("last-modified", AT)], true),
-        // A date was asked about, and nothing else.
+        // The condition was a date only.
         (&[("etag", "\"a\"")], &[("last-modified", AT)], true),
         (&[("etag", "\"a\""), ("last-modified", LATE)], &[("last-modified", AT)], false),
         (&[("last-modified", AT)], &[("last-modified", AT)], true),

@@ -1,10 +1,10 @@
-//! The same on a store that strikes: what a flight makes of commands that fail.
+//! How a flight's attempt to get the lease treats failing commands, on a store with injected faults.
 
 use super::*;
 use crate::read_through::acquire::UNUSABLE_LIMIT;
 use crate::testing::{ChaosStore, Fault};
 
-/// Whoever writes there what is no entry may write for as long as it likes.
+/// Another program may keep writing unreadable values under the key for ever.
 #[tokio::test(start_paused = true)]
 async fn a_flight_gives_up_after_three_different_unreadable_entries() {
     let chaos = ChaosStore::new(1);
@@ -21,7 +21,7 @@ async fn a_flight_gives_up_after_three_different_unreadable_entries() {
     assert_eq!(chaos.commands() - before, u64::from(UNUSABLE_LIMIT) + 1);
 }
 
-/// Nobody would end the lease otherwise, and all would wait for it.
+/// Otherwise the lease would block all others until it ends by itself.
 #[tokio::test(start_paused = true)]
 async fn a_lease_that_may_have_been_granted_is_given_back() {
     let chaos = ChaosStore::new(1);
@@ -34,7 +34,7 @@ async fn a_lease_that_may_have_been_granted_is_given_back() {
     assert!(chaos.store().lease(side.key.name()).is_none(), "and is free again");
 }
 
-/// Told that the lease is its own, it could not say that it has it.
+/// It was told that the lease is its own, and cannot tell the store that it received the grant.
 #[tokio::test(start_paused = true)]
 async fn a_grant_that_cannot_be_confirmed_is_given_back() {
     let chaos = ChaosStore::new(1);
@@ -52,7 +52,7 @@ async fn a_grant_that_cannot_be_confirmed_is_given_back() {
     assert!(chaos.store().lease(one.key.name()).is_none(), "long before it would have ended");
 }
 
-/// It would load what is being loaded, or was just now.
+/// Otherwise it would load what the leader is loading, or has just loaded.
 #[tokio::test(start_paused = true)]
 async fn a_flight_that_waited_for_a_leader_survives_a_short_disconnect() {
     let chaos = ChaosStore::new(1);
@@ -66,7 +66,7 @@ async fn a_flight_that_waited_for_a_leader_survives_a_short_disconnect() {
     assert!(is_value(&found) && chaos.struck(Fault::ErrorBefore) == 1, "{}", name(&found));
 }
 
-/// Who has waited for nobody has nobody's load to spare.
+/// It has waited for no leader, so giving up saves no other load.
 #[tokio::test(start_paused = true)]
 async fn a_flight_that_has_not_waited_gives_up_at_once() {
     let chaos = ChaosStore::new(1);
@@ -78,11 +78,11 @@ async fn a_flight_that_has_not_waited_gives_up_at_once() {
     assert_eq!(chaos.commands() - before, 0, "none came through");
 }
 
-/// Told of an end just then, it would wait for its answer as long as a lease, and again with each such word.
+/// A forged end at this moment must not make it wait for an answer as long as a lease, again and again.
 #[tokio::test(start_paused = true)]
 async fn a_flight_past_its_deadline_does_not_wait_for_another_lease() {
     let (trip, most) = (Duration::from_millis(2), Policy::default().coordination_budget * 2);
-    // In most of them what is forged is an end.
+    // For most of these seeds, the forged message is an end.
     for seed in 0..8 {
         let chaos = ChaosStore::new(seed);
         chaos.latency(trip, trip);

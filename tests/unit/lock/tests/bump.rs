@@ -1,4 +1,5 @@
-//! [`MutexGuard::bump`]: who has the mutex, and what is known of it, before, meanwhile and afterwards.
+//! [`MutexGuard::bump`]: the holder of the mutex, and the guard's knowledge of it, before, during and after
+//! the call.
 
 use super::*;
 use crate::lock::{Held, LockError, Waiting};
@@ -35,7 +36,7 @@ async fn a_bump_without_waiters_reacquires_at_once() {
     let mut guard = locked(&a).await;
     let (token, fence) = (guard.token().to_owned(), guard.fence());
     for _ in 0..3 {
-        // It goes on being renewed.
+        // The renewal continues.
         pass(ms(2_000)).await;
         assert!(guard.bump().await.expect("asks"));
         assert_eq!(guard.remaining(), Some(ms(988)));
@@ -60,7 +61,7 @@ async fn a_bump_reports_a_lost_mutex_and_reacquires_it() {
     assert!(matches!(guard.bump().await, Err(LockError::NotHeld)));
 }
 
-/// Errors of waiting leave a guard that holds nothing, and nobody who waits.
+/// A failed wait leaves a guard that holds nothing, and no place in the queue.
 #[tokio::test(start_paused = true)]
 async fn a_bump_that_times_out_holds_nothing() {
     let locks = Locks::in_memory();
@@ -103,7 +104,7 @@ async fn a_bump_that_is_dropped_leaves_no_place_and_no_lock() {
     assert!(!a.is_locked().await.expect("asks"));
 }
 
-/// Polling, nobody queues: the mutex is kept, and who waits in the queue is served all the same.
+/// A polling bump does not queue, but the queue is served before it acquires again.
 #[tokio::test(start_paused = true)]
 async fn a_polling_bump_gives_way_to_the_queue_and_polls_again() {
     let locks = Locks::in_memory();

@@ -1,4 +1,4 @@
-//! What `close` means to those who wait.
+//! The effect of `close` and `shutdown` on waiting calls.
 
 use super::*;
 use crate::lock::{LockError, Wait};
@@ -36,7 +36,7 @@ async fn closing_a_guards_locks_ends_their_waits_and_leaves_no_place() {
     assert_eq!(gate.available_permits().await.expect("asks"), 1);
 }
 
-/// Closed after one was handed what it waits for, and before that was read.
+/// Closes the locks after a waiter was granted the mutex, and before it has read the grant.
 async fn closed_while_granted(locks: &Locks, elsewhere: &Locks) {
     let mut holder = locked(&mutex(elsewhere)).await;
     let one = mutex(locks);
@@ -55,7 +55,7 @@ async fn a_grant_during_a_close_is_given_back() {
     assert!(mutex(&guard.locks()).try_lock().await.expect("the guard is not closed").is_some());
 }
 
-/// The connections end with the close, so nobody could give it back later.
+/// The connections end with the close, so a later release would be impossible.
 #[tokio::test(start_paused = true)]
 async fn a_grant_is_given_back_before_the_connections_end() {
     let store = MemoryStore::new();
@@ -77,7 +77,8 @@ async fn closing_ends_waits_on_a_memory_store() {
     ended(guards).await;
 }
 
-/// A place that stays is granted to nobody, and costs those behind it a time to live.
+/// A place that stays in the queue would be granted the permit, and would block the waiters behind it for a
+/// time to live.
 #[tokio::test(start_paused = true)]
 async fn a_waiter_at_a_shutdown_leaves_no_place() {
     let store = MemoryStore::new();

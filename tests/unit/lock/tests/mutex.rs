@@ -27,7 +27,7 @@ async fn a_second_unlock_is_false() {
     let mut guard = locked(&a).await;
     assert!(guard.unlock().await.expect("asks"));
     assert!(!guard.unlock().await.expect("asks"));
-    // Nor does it touch what the same handle acquires next.
+    // Nor does it release the same handle's next acquisition.
     let next = locked(&a).await;
     assert!(!guard.unlock().await.expect("asks"));
     drop(guard);
@@ -35,7 +35,7 @@ async fn a_second_unlock_is_false() {
     assert!(a.is_held() && next.is_owned().await.expect("asks"));
 }
 
-/// S1.12, S1.27: also while the first is still trying, and after the key has expired.
+/// S1.12, S1.27: even while the first is still trying, and after the key has expired.
 #[tokio::test(start_paused = true)]
 async fn a_handle_that_holds_or_tries_is_refused_until_it_is_unlocked() {
     let locks = Locks::in_memory();
@@ -85,7 +85,7 @@ fn a_guard_dropped_outside_a_runtime_does_not_panic() {
     let locks = Locks::in_memory();
     let a = mutex(&locks);
     let (one, other) = (runtime.block_on(locked(&a)), runtime.block_on(locked(&with_name(&locks, "other"))));
-    // The runtime it was acquired in still lives, and unlocks it when it runs again.
+    // The runtime of the acquisition still lives, and unlocks the mutex when it runs again.
     drop(one);
     assert!(runtime.block_on(async {
         settle().await;
@@ -147,7 +147,7 @@ async fn work_that_panics_or_is_dropped_unlocks() {
     assert!(!a.is_locked().await.expect("asks"));
 }
 
-/// S2.11: what the work returns is the work's, also if it looks like a lock's error.
+/// S2.11: a result of the work stays its value, even if it is a lock's error.
 #[tokio::test(start_paused = true)]
 async fn an_error_of_the_work_is_its_value() {
     let a = mutex(&Locks::in_memory());
@@ -239,7 +239,7 @@ async fn scopes_namespaces_and_kinds_do_not_exclude_each_other() {
     let mut held = Vec::new();
     for name in names {
         let mutex = name.build().expect("valid");
-        held.push(mutex.try_lock().await.expect("asks").expect("nobody else has this"));
+        held.push(mutex.try_lock().await.expect("asks").expect("no other lock excludes it"));
     }
     let same = Scope::new("a").local("global");
     let same = locks.mutex(same).build().expect("valid");
@@ -264,8 +264,8 @@ async fn a_guards_locks_are_in_its_namespace_and_outlive_it() {
     }
 }
 
-/// All handles on a guard's locks have one background, and the guard's end waits for it: nothing would end what does not
-/// expire.
+/// All handles on a guard's locks share their background releases, and the guard's shutdown waits for them:
+/// otherwise a lock without a time to live would stay held.
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_waits_for_background_releases_of_the_guards_locks() {
     let store = crate::MemoryStore::new();

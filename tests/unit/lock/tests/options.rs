@@ -87,7 +87,7 @@ fn settings_that_contradict_each_other_are_refused() {
     }
 }
 
-/// All of it is kept back for the drift of clocks.
+/// The whole time would be kept back for the drift of clocks.
 #[tokio::test(start_paused = true)]
 async fn a_too_short_time_is_refused_and_the_shortest_allowed_one_works() {
     let locks = Locks::in_memory();
@@ -106,7 +106,7 @@ async fn a_too_short_time_is_refused_and_the_shortest_allowed_one_works() {
     assert!(semaphore.acquire(crate::lock::Wait::Now).await.expect("asks").is_some());
 }
 
-/// It was told to choose from 1 ms, and 1 ms was refused with another least time.
+/// The error must not suggest a least time that is refused too.
 #[test]
 fn the_least_time_in_an_error_is_allowed() {
     let locks = Locks::in_memory();

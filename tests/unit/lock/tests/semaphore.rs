@@ -69,7 +69,7 @@ async fn waiters_are_served_in_their_order() {
         .await;
     }
     assert_eq!(gate.waiting().await.expect("asks"), 20);
-    assert!(now(&gate).await.is_none(), "nobody barges in");
+    assert!(now(&gate).await.is_none(), "no caller barges in");
     drop((one, other));
     for number in 0..20 {
         assert_eq!(served.recv().await, Some((number, 1)));
