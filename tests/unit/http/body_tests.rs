@@ -61,7 +61,7 @@ async fn a_streaming_body_counts_down_and_ends_with_its_last_piece() {
 }
 
 #[tokio::test]
-async fn a_stream_whose_load_dies_ends_in_an_error() {
+async fn a_stream_with_a_dying_load_ends_in_an_error() {
     let (sender, mut body) = Tested::streaming(SizeHint::new(), None);
     sender.data(Bytes::from_static(b"ab"));
     drop(sender);

@@ -177,7 +177,7 @@ async fn an_unreadable_entry_is_remembered_and_loaded_over() {
 
 /// A read of the entry does not include its tags, so they are examined when it is found.
 #[tokio::test(start_paused = true)]
-async fn a_value_whose_tag_was_invalidated_is_loaded_over() {
+async fn a_value_with_an_invalidated_tag_is_loaded_over() {
     let store = MemoryStore::new();
     let (one, mut other) = (Side::on(&store), Side::on(&store));
     let tagged = one.guard.with_policy(Policy::builder().tags(["t"]).build().expect("valid"));
