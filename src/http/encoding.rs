@@ -135,7 +135,7 @@ pub(crate) const MOST_HEADERS: usize = 128;
 /// Names and values of headers and trailers together.
 pub(crate) const MOST_HEADER_BYTES: usize = 64 * 1024;
 
-/// A response that may be replayed to anyone.
+/// A response that may be replayed to any client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct StoredResponse {
     pub(crate) status: StatusCode,

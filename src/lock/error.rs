@@ -40,7 +40,7 @@ pub enum LockError {
         /// How many attempts were made.
         attempts: u32,
     },
-    /// It was busy for longer than [`acquire_timeout`](super::MutexBuilder::acquire_timeout).
+    /// The lock was busy for longer than [`acquire_timeout`](super::MutexBuilder::acquire_timeout).
     AcquireTimeout {
         /// How many attempts were made.
         attempts: u32,

@@ -25,7 +25,7 @@
 //! # Ok(()) }
 //! ```
 //!
-//! # What they promise
+//! # What the locks promise
 //!
 //! - **One holder** (or as many as there are permits) among all processes that share the store, as long as each
 //!   holder finishes within its time to live. Every holder has a random token; no process frees or extends
@@ -41,7 +41,7 @@
 //!   that is kept but not polled delays the waiters behind it by the time to live that it is granted, plus at most
 //!   half a second.
 //!
-//! # What they do not promise
+//! # What the locks do not promise
 //!
 //! A lock with a time to live is a promise about time. A process that is paused for longer finds that it has lost
 //! the lock when it wakes up, and a Redis that fails over may have forgotten its latest writes. So writes that must

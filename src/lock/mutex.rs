@@ -40,7 +40,7 @@ pub struct Mutex {
 
 /// The result of [`Mutex::synchronize`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use = "`value` is what the work returned, an error too, and `still_held` whether it was alone"]
+#[must_use = "`value` is the result of the work, possibly an error, and `still_held` tells whether it was alone"]
 #[non_exhaustive]
 pub struct Synchronized<T> {
     /// What the closure returned.

@@ -37,7 +37,7 @@ pub(crate) struct Grip<T> {
 /// The time that an acquisition has.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lease {
-    /// When the command that started its time was sent.
+    /// When the command that started the lease was sent.
     pub(crate) since: Instant,
     pub(crate) ttl: Option<Duration>,
     pub(crate) state: State,

@@ -1,4 +1,4 @@
-//! What all handles of one [`Locks`](crate::lock::Locks) share.
+//! [`Home`]: the state that all handles of one [`Locks`](crate::lock::Locks) share.
 
 use std::fmt;
 use std::future::Future;
@@ -14,7 +14,7 @@ use crate::store::names::LockName;
 use crate::store::{NodeStore, StoreError, StoreErrorKind, Token};
 use crate::tracker::{Gauge, Present, Waiters};
 
-/// What all locks made from one [`Locks`] share.
+/// The state that all locks made from one [`Locks`](crate::lock::Locks) share.
 pub(crate) struct Home {
     pub(crate) store: NodeStore,
     /// Escaped, as it appears in key names.

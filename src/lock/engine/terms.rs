@@ -10,7 +10,7 @@ use crate::lock::options::Waiting;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Terms {
     pub(crate) waiting: Waiting,
-    /// What `Keyspace` falls back to.
+    /// Interval and jitter of the polling to which `Keyspace` falls back.
     pub(crate) fallback: (Duration, f64),
     /// How many attempts may follow the first.
     pub(crate) retries: Option<u32>,
