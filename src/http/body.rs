@@ -1,8 +1,8 @@
-//! The body of every response that leaves the guard.
+//! [`GuardedBody`], the body of every response that leaves the guard.
 //!
-//! A body is stored (whole, in memory), streaming (what the load task passes on while it also
-//! keeps it) or passed (the inner service's own). One type for all, so that a `Router` or a client
-//! sees the same service with and without a hit.
+//! A body is stored (whole, in memory), streaming (the load task passes it on while it also stores it), arriving
+//! (read along with another request) or passed (the inner service's own). All have one type, so that a `Router` or
+//! a client sees the same service with and without a hit.
 
 use std::fmt;
 use std::pin::Pin;
@@ -19,15 +19,16 @@ use super::shared_body::Passage;
 
 /// The error of a [`GuardedBody`]: the inner body's own, or that its load was cut off.
 ///
-/// Not `B::Error`, although most errors are one: a load that dies in the middle of a body has none
-/// to give, and ending there without an error would pass a part off as the whole.
+/// Not `B::Error`, although most errors are one: a load that dies in the middle of a body has no such error, and
+/// ending the body without an error would present a part as the whole.
 pub(crate) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// The body of a response from the guard's HTTP service.
 ///
-/// Holds a stored body, a stream that is being stored while it is sent, or the inner service's body as it is. Its frames are
-/// `Bytes`; stored ones are shared, not copied. It is `Unpin`, and `Send` if the inner body is. Its error is a boxed one, as
-/// axum and hyper use it: the inner body's own error, untouched, or one that says that the load was cut off.
+/// Holds a stored body, a stream that is being stored while it is sent, or the inner service's body as it is. Its
+/// frames are `Bytes`; stored ones are shared, not copied. It is `Unpin`, and `Send` if the inner body is. Its
+/// error is boxed, as axum and hyper use it: the inner body's own error, unchanged, or one that says that the load
+/// was cut off.
 ///
 /// # Examples
 ///
@@ -45,37 +46,37 @@ pub struct GuardedBody<B> {
 }
 
 enum State<B> {
-    /// All of it, or what is left.
+    /// The whole body, or its unread rest.
     Stored { body: Bytes, trailers: Option<Box<HeaderMap>> },
-    /// What the load task sends, and how much of it is to come.
+    /// Pieces from the load task, and the size of the rest.
     Streaming { pieces: UnboundedReceiver<Piece<B>>, left: SizeHint },
-    /// What arrives for another request, from the piece with this number on.
+    /// A body that arrives for another request, from piece number `next` on.
     Arriving { passage: Arc<Passage>, next: usize, seat: Option<usize>, left: u64 },
     /// Boxed, so that this type is `Unpin` without the inner body being so.
     Passed(Pin<Box<B>>),
 }
 
-/// What the load task sends to the client whose request it serves.
+/// A message of the load task to the client of its own request.
 enum Piece<B> {
     Data(Bytes),
-    /// The end of a body that is whole.
+    /// The end of a complete body.
     Last {
         body: Bytes,
         trailers: Option<Box<HeaderMap>>,
     },
-    /// The rest is for the client to poll.
+    /// The client polls the rest itself.
     Rest(Pin<Box<B>>),
     Failed(BoxError),
 }
 
-/// The load task's end of a streaming body. Dropped without an end, it leaves the client an error.
+/// The load task's end of a streaming body. If it is dropped before the end, the client gets an error.
 pub(crate) struct StreamSender<B> {
     pieces: UnboundedSender<Piece<B>>,
-    /// For others who wait in this process.
+    /// For waiters of this process that read along.
     passage: Option<Arc<Passage>>,
 }
 
-/// Whoever reads along is told so, where the load task has left without an end.
+/// Tells readers that read along if the load task ended before the body did.
 impl<B> Drop for StreamSender<B> {
     fn drop(&mut self) {
         if let Some(passage) = &self.passage {
@@ -85,17 +86,17 @@ impl<B> Drop for StreamSender<B> {
 }
 
 impl<B> StreamSender<B> {
-    /// Whether others read along: beside this, and the arrival by which they are told of it.
+    /// Whether others read along: the passage has more owners than this sender and the announced arrival.
     pub(crate) fn is_read_along(&self) -> bool {
         self.passage.as_ref().is_some_and(|passage| Arc::strong_count(passage) > 2)
     }
 
-    /// Whether nobody reads any more, or will.
+    /// Whether there are no readers, and there will be none.
     pub(crate) fn is_left(&self) -> bool {
         self.pieces.is_closed() && self.passage.as_ref().is_none_or(|passage| Arc::strong_count(passage) == 1)
     }
 
-    /// Sends a piece. Returns nothing, as the others: a client that went away stops no load.
+    /// Sends a piece. Ignores a client that has left, as the other methods do: that does not stop a load.
     pub(crate) fn data(&self, data: Bytes) {
         if !data.is_empty() {
             if let Some(passage) = &self.passage {
@@ -105,7 +106,7 @@ impl<B> StreamSender<B> {
         }
     }
 
-    /// Ends the body with what was withheld of it.
+    /// Ends the body, with the bytes that were withheld.
     pub(crate) fn last(self, body: Bytes, trailers: Option<Box<HeaderMap>>) {
         if let Some(passage) = &self.passage {
             passage.last(body.clone(), trailers.clone());
@@ -113,7 +114,7 @@ impl<B> StreamSender<B> {
         let _ = self.pieces.send(Piece::Last { body, trailers });
     }
 
-    /// Hands the rest over; dropped here if the client is gone.
+    /// Hands the rest over to the client; dropped here if the client has left.
     pub(crate) fn rest(self, body: Pin<Box<B>>) {
         let _ = self.pieces.send(Piece::Rest(body));
     }
@@ -138,10 +139,10 @@ impl<B> GuardedBody<B> {
         Self { state: State::Passed(Box::pin(body)) }
     }
 
-    /// A body that a load task sends; `size` is what the inner body says about its own. With a `passage` others read along.
+    /// A body that a load task sends; `size` is the inner body's hint. With a `passage`, other requests read along.
     ///
-    /// The channel has no bound of its own: what is in it is in the load task's buffer too, which
-    /// is bounded, and with the bound reached the client polls the inner body itself.
+    /// The channel is unbounded: its content is in the load task's buffer too, which is bounded, and beyond that
+    /// bound the client polls the inner body itself.
     pub(crate) fn streaming(size: SizeHint, passage: Option<Arc<Passage>>) -> (StreamSender<B>, Self) {
         let (sender, pieces) = unbounded_channel();
         (StreamSender { pieces: sender, passage }, Self { state: State::Streaming { pieces, left: size } })
@@ -236,10 +237,9 @@ where
                         self.state = Self::ended();
                         return Poll::Ready(Some(Err(error)));
                     }
-                    // The load task is gone: cancelled, panicked, or its runtime shut down. What
-                    // was sent is a part, and only an error keeps a client from taking it for
-                    // the whole (RFC 9112, 8: an incomplete message is not to be cached or used
-                    // as complete).
+                    // The load task is gone: cancelled, panicked, or its runtime shut down. The client has received
+                    // a part, and only an error keeps it from taking the part for the whole (RFC 9112, 8: an
+                    // incomplete message is not to be cached or used as complete).
                     None => {
                         self.state = Self::ended();
                         return Poll::Ready(Some(Err(Box::new(CutOff))));
@@ -252,7 +252,7 @@ where
     fn is_end_stream(&self) -> bool {
         match &self.state {
             State::Stored { body, trailers } => body.is_empty() && trailers.is_none(),
-            // The end is an event of its own, also of an empty body: it waits for the commit.
+            // Even the end of an empty body is a separate event: it waits for the commit.
             State::Streaming { .. } | State::Arriving { .. } => false,
             State::Passed(body) => body.is_end_stream(),
         }
@@ -275,7 +275,7 @@ where
     }
 }
 
-/// A frame with its data as `Bytes`; a copy only if the inner body's data is something else.
+/// A frame with its data as `Bytes`; copied only if the inner body's data has another type.
 pub(crate) fn to_bytes<D: Buf>(frame: Frame<D>) -> Frame<Bytes> {
     frame.map_data(|mut data| data.copy_to_bytes(data.remaining()))
 }

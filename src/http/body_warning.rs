@@ -1,4 +1,4 @@
-//! Tells whoever runs the process that something in front of the guard hides where requests' bodies end.
+//! Warns the operator that a layer outside the guard hides where request bodies end.
 
 use std::sync::LazyLock;
 
@@ -8,12 +8,12 @@ use http::header::{CONTENT_LENGTH, TRANSFER_ENCODING};
 use crate::http_rules::request::is_zero;
 use crate::observe::{Seldom, log};
 
-/// For all guards of the process, which most often stand behind the same layers; and not the node's, because it would be
-/// due with every request, and nothing else would be told.
+/// One limit for all guards of the process, which are usually behind the same layers. Not one of the node's limits:
+/// this warning would be due with every request, and would suppress all others.
 static WARNED: LazyLock<Seldom> = LazyLock::new(Seldom::default);
 
-/// For a GET or HEAD that is not looked up because of its body. Where no header announces one, most likely none follows: a
-/// layer has put a stream around it, and does so to all of them.
+/// Called for a GET or HEAD that is not looked up because of its body. If no header announces a body, most likely
+/// there is none: a layer has wrapped it in a stream, and does so for all requests.
 pub(super) fn tell<B>(request: &Request<B>) {
     let headers = request.headers();
     let announces =
@@ -61,11 +61,11 @@ mod tests {
 
     type Body = UnsyncBoxBody<Bytes, Infallible>;
 
-    /// One test, because the process has one warning.
+    /// A single test, because the process has only one rate limit.
     #[tokio::test(start_paused = true)]
-    async fn a_wrapped_body_is_told_of_seldom_and_passes_all_the_same() {
+    async fn a_wrapped_body_bypasses_and_warns_at_a_limited_rate() {
         let warnings = Warnings::default();
-        // With a single subscriber tracing would believe what another test's thread says of it.
+        // With a single subscriber, tracing would cache the interest that another test's thread registered.
         let _second = tracing::Dispatch::new(tracing_subscriber::registry());
         let _listening =
             tracing::subscriber::set_default(tracing_subscriber::registry().with(warnings.clone()));

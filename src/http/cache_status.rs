@@ -1,4 +1,4 @@
-//! What a response says about the guard: `Age`, `Cache-Status`, and the guard's own answers.
+//! `Age`, `Cache-Status`, and the texts of the guard's details.
 
 use std::sync::OnceLock;
 
@@ -10,17 +10,19 @@ use crate::value::entry::Entry;
 
 const CACHE_STATUS: HeaderName = http::header::CACHE_STATUS;
 
-/// What the guard did for a response (RFC 9211, 2). Never the key: it may hold what a log must not.
+/// What the guard did for a response (RFC 9211, 2). Never contains the key, which may hold data that must not be
+/// logged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CacheStatus {
-    /// From the store; fresh for so many seconds more.
+    /// From the store; fresh for `ttl` more seconds.
     Hit { ttl: u64 },
-    /// From the store, and stale for so many seconds.
+    /// From the store, and stale for `beyond` seconds.
     Stale { beyond: u64 },
-    /// Loaded for another request. `ttl` where it is stored too.
+    /// Loaded for another request. `ttl` if it is stored too.
     Collapsed { ttl: Option<u64> },
-    /// The inner service was asked for this request. `status` is its answer's where the response has another one;
-    /// `stored` for how many seconds; what decided, if anything, is a token.
+    /// The inner service was asked for this request. `status` is its status if the response has another one;
+    /// `stored` is the number of seconds for which it is stored; `detail` is the token of the rule that decided, if
+    /// any.
     Forwarded { fwd: Fwd, status: Option<StatusCode>, stored: Option<u64>, detail: Option<&'static str> },
 }
 
@@ -29,19 +31,19 @@ pub(crate) enum CacheStatus {
 pub(crate) enum Fwd {
     /// Not looked up.
     Bypass,
-    /// The same, for its method.
+    /// Not looked up because of its method.
     Method,
-    /// Nothing is stored of that URI.
+    /// Nothing is stored for that URI.
     UriMiss,
-    /// Not the variant that the request selects.
+    /// The stored variants do not match the request.
     VaryMiss,
-    /// Nothing that may be used, for one reason or the other.
+    /// Nothing usable is stored, for another reason.
     Miss,
-    /// What is stored is stale, or has to be validated.
+    /// The stored response is stale, or has to be validated.
     Stale,
-    /// The request will not have what is stored.
+    /// The request refuses the stored response.
     Request,
-    /// What is stored is not all that is asked for.
+    /// The stored response is only a part of what the request asks for.
     Partial,
 }
 
@@ -66,23 +68,24 @@ impl CacheStatus {
         Self::unstored(Fwd::Bypass, Some(detail))
     }
 
-    /// Of what is fresh for so many seconds more.
+    /// A hit that is fresh for `ttl` more seconds.
     pub(crate) fn hit(ttl: u64) -> Self {
         Self::Hit { ttl }
     }
 
-    /// The same, of a load that others waited for. One that is shared with them only has no time left to tell.
+    /// A response of a load that others waited for. One that is shared with waiters only has no time left to
+    /// report.
     pub(crate) fn collapsed(ttl: u64) -> Self {
         Self::Collapsed { ttl: (ttl > 0).then_some(ttl) }
     }
 
-    /// Of what stands in, stale.
+    /// A stale response that stands in.
     pub(crate) fn stale(entry: &Entry, now: u64) -> Self {
         let fresh_until = entry.times.fresh_until.max(entry.stored_at);
         Self::Stale { beyond: now.saturating_sub(fresh_until) / 1000 }
     }
 
-    /// Asked for by itself.
+    /// Loaded for this request alone.
     pub(crate) fn miss(detail: &'static str) -> Self {
         Self::unstored(Fwd::Miss, Some(detail))
     }
@@ -96,8 +99,8 @@ impl CacheStatus {
         if let Self::Hit { ttl } = self
             && let Some(kept) = usize::try_from(ttl).ok().and_then(|ttl| KEPT_HITS.get(ttl))
         {
-            // Written once per process and `ttl`, and then neither allocated nor counted. What is
-            // leaked for it is bounded: a line of some 30 bytes for each of them.
+            // Each value is built once per process, so later hits neither allocate nor count references. The leaked
+            // memory is bounded: some 30 bytes for each of the values.
             let keep = || HeaderValue::from_static(self.write().leak());
             return kept.get_or_init(keep).clone();
         }
@@ -108,7 +111,7 @@ impl CacheStatus {
         let mut line = Line::new();
         match self {
             Self::Hit { ttl } => line.push(HIT).push("; ttl=").push_number(ttl),
-            // RFC 9211, 2.5: a negative number where it was stale.
+            // RFC 9211, 2.5: a negative number if it was stale.
             Self::Stale { beyond } => {
                 line.push(HIT).push(if beyond > 0 { "; ttl=-" } else { "; ttl=" }).push_number(beyond)
             }
@@ -131,31 +134,31 @@ impl CacheStatus {
     }
 }
 
-/// The lines of hits that are fresh for up to an hour more.
+/// The values of hits that are fresh for up to an hour more.
 static KEPT_HITS: [OnceLock<HeaderValue>; 3601] = [const { OnceLock::new() }; 3601];
 
-/// Says what the guard did, after what other caches on the way said: the list grows from the
-/// origin to the client (RFC 9211, 2).
+/// Appends the guard's line after those of other caches: the list grows from the origin to the client (RFC 9211,
+/// 2).
 pub(crate) fn write_status(headers: &mut HeaderMap, status: CacheStatus) {
-    // Full headers are left as they are: the remark is not worth the response.
+    // If the header map is full, the line is omitted: it is not worth failing the response.
     let _ = headers.try_append(CACHE_STATUS, status.to_value());
 }
 
 const HIT: &str = "stampede-guard; hit";
 
-/// The inner service has confirmed something else than what it was asked about.
+/// The inner service sent a 304 that does not refer to the stored response.
 pub(crate) const NOT_VALIDATED: &str = "not-validated";
 
-/// How a stale response comes to be the answer to a request that was not to be answered from the store.
+/// Why a stale response answers a request that could not be answered from the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StandIn {
     /// The inner service was asked for this request. It answered with this status, if at all.
     Forwarded(Option<StatusCode>),
-    /// It was asked for another one, which this one has waited for.
+    /// The inner service was asked for another request, and this one waited for it.
     Collapsed,
 }
 
-/// Takes back that it was a hit: what was forwarded is none (RFC 9211, 2.1).
+/// Replaces `hit`: a forwarded request is no hit (RFC 9211, 2.1).
 pub(crate) fn write_stand_in(headers: &mut HeaderMap, stand_in: StandIn) {
     let Some(own) = own_line(headers) else { return };
     let Some(ttl) = own.as_bytes().strip_prefix(HIT.as_bytes()) else { return };
@@ -167,7 +170,7 @@ pub(crate) fn write_stand_in(headers: &mut HeaderMap, stand_in: StandIn) {
             line.push("; fwd-status=").push(status.as_str());
             if status == StatusCode::NOT_MODIFIED { NOT_VALIDATED } else { "" }
         }
-        // By default the answer's status was the response's (RFC 9211, 2.3).
+        // RFC 9211, 2.3: without `fwd-status`, the origin's status was that of the response.
         StandIn::Forwarded(None) => "no-answer",
         StandIn::Collapsed => {
             line.push("; collapsed");
@@ -177,30 +180,30 @@ pub(crate) fn write_stand_in(headers: &mut HeaderMap, stand_in: StandIn) {
     *own = line.push(&ttl).push_detail(detail).to_value();
 }
 
-/// What the guard has said last.
+/// The guard's own line, which is the last.
 fn own_line(headers: &mut HeaderMap) -> Option<&mut HeaderValue> {
     let lines = headers.get_all(CACHE_STATUS).iter().count();
     let http::header::Entry::Occupied(all) = headers.entry(CACHE_STATUS) else { return None };
     all.into_iter().nth(lines.saturating_sub(1))
 }
 
-/// Adds the key to what the guard has said last (RFC 9211, 2.7). The text of a key is printable ASCII.
+/// Adds the key to the guard's line (RFC 9211, 2.7). The text of a key is printable ASCII.
 pub(crate) fn write_key(headers: &mut HeaderMap, key: &str) {
     let Some(own) = own_line(headers) else { return };
     let escaped = key.replace('\\', r"\\").replace('"', "\\\"");
     let line = [own.as_bytes(), b"; key=\"", escaped.as_bytes(), b"\""].concat();
-    // What is too long or odd for a header is not told.
+    // A key that is too long or invalid for a header is omitted.
     if let Ok(line) = HeaderValue::from_maybe_shared(Bytes::from(line)) {
         *own = line;
     }
 }
 
-/// Says how old a reused response is, in place of an age it came with (RFC 9111, 5.1).
+/// Writes the age of a reused response, in place of the age that it came with (RFC 9111, 5.1).
 pub(crate) fn write_age(headers: &mut HeaderMap, seconds: u64) {
     let _ = headers.try_insert(AGE, age_value(seconds));
 }
 
-/// A number of seconds. A small one, as most ages are, is cut out of a static text.
+/// A number of seconds. Small numbers, as most ages are, are slices of a static text.
 fn age_value(seconds: u64) -> HeaderValue {
     let skipped = match seconds {
         0..10 => 2,
@@ -224,14 +227,14 @@ static THREE_DIGITS: [[u8; 3]; 1000] = {
     all
 };
 
-/// Both, for a response out of the store.
+/// Writes both, for a response from the store.
 pub(crate) fn age_and_status(headers: &mut HeaderMap, age: u64, status: CacheStatus) {
     write_age(headers, age);
     write_status(headers, status);
 }
 
-/// A line of `Cache-Status` under construction: it is written on every hit, so on the stack and
-/// without the formatting machinery.
+/// A line of `Cache-Status` under construction. It is written on every hit, so it is built on the stack and without
+/// formatting machinery.
 struct Line {
     bytes: [u8; 128],
     length: usize,
@@ -242,7 +245,7 @@ impl Line {
         Self { bytes: [0; 128], length: 0 }
     }
 
-    /// What does not fit is left out. The guard's own texts and a number of 20 digits always do.
+    /// Omits a text that does not fit. The guard's own texts and a number of 20 digits always fit.
     fn push(&mut self, text: &str) -> &mut Self {
         if let Some(free) = self.bytes.get_mut(self.length..self.length + text.len()) {
             free.copy_from_slice(text.as_bytes());
@@ -268,13 +271,12 @@ impl Line {
         self
     }
 
-    /// As a text for as long as the process lives.
     fn leak(&self) -> &'static str {
         String::from_utf8_lossy(&self.bytes[..self.length]).into_owned().leak()
     }
 
     fn to_value(&self) -> HeaderValue {
-        // Only a detail with a control character would not do; those are our own constants.
+        // Fails only for control characters, which the constant details do not contain.
         HeaderValue::from_bytes(&self.bytes[..self.length])
             .unwrap_or_else(|_| HeaderValue::from_static("stampede-guard"))
     }

@@ -1,4 +1,4 @@
-//! What is stored of a response: the payload, and for how long.
+//! [`Draft`], a response that will be shared or stored when its body is complete: its payload and lifetimes.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -24,7 +24,7 @@ use crate::policy::Policy;
 use crate::value::entry::{Encoding, Entry};
 use crate::value::freshness::Lifetimes;
 
-/// Beyond this a failure's body is not worth its way: it is told without.
+/// A longer failure is sent to other processes without its body.
 const LONGEST_FAILURE: usize = 64 * 1024;
 
 /// The stored response that a load is to replace.
@@ -32,7 +32,7 @@ pub(crate) struct Previous {
     pub(crate) entry: Entry,
     pub(crate) kept: Kept,
     pub(crate) response: StoredResponse,
-    /// Whether others are served it meanwhile, or if a load fails.
+    /// Whether other requests are served the stored response during the load, or if the load fails.
     is_served: bool,
 }
 
@@ -44,7 +44,7 @@ impl Previous {
         Some(Self { entry, kept, response, is_served })
     }
 
-    /// Where its content stands in the whole.
+    /// Which part of the whole its content is.
     fn part(&self) -> Option<Part> {
         let length = self.response.body.len() as u64;
         let is_whole = self.response.status == StatusCode::OK && length > 0;
@@ -53,17 +53,17 @@ impl Previous {
     }
 }
 
-/// A response that will be shared once its body is here.
+/// A response that will be shared when its body is complete.
 pub(crate) struct Draft {
-    /// Without what is not stored.
+    /// Without the headers that are not stored.
     head: Parts,
-    /// On which terms it is stored; nothing for one that is only shared with those who wait.
+    /// The terms on which it is stored; `None` for a response that is only shared with waiters.
     storing: Option<Storing>,
     says_shared: bool,
     chosen: Option<Box<Chosen>>,
-    /// Whether it was older than the lifetime that it names when its head came.
+    /// Whether it was already older than its stated lifetime when its head came.
     pub(crate) is_too_old: bool,
-    /// How old it was then (RFC 9111, 4.2.3).
+    /// Its age when its head came (RFC 9111, 4.2.3).
     pub(crate) age: Duration,
     /// When its head came.
     came: Instant,
@@ -71,8 +71,8 @@ pub(crate) struct Draft {
 }
 
 impl Draft {
-    /// Of a response that is stored on these terms. Where it says nothing about being served stale, what the
-    /// policy's `windows` say counts, unless it forbids that (RFC 9111, 4.2.4).
+    /// A response that is stored on these terms. If it states no stale windows, the policy's `windows` count,
+    /// unless it forbids stale use (RFC 9111, 4.2.4).
     pub(crate) fn stored(
         head: &Parts,
         mut storing: Storing,
@@ -95,7 +95,7 @@ impl Draft {
         Self { head, storing: Some(storing), says_shared, chosen, is_too_old, age, came: Instant::now(), now }
     }
 
-    /// Of a response for those who wait, which came at this age.
+    /// A response for waiters only, which had this age when its head came.
     pub(crate) fn shared_only(
         head: &Parts,
         says_shared: bool,
@@ -108,18 +108,18 @@ impl Draft {
         Self { head, storing: None, says_shared, chosen, is_too_old, age, came: Instant::now(), now }
     }
 
-    /// For how long it is fresh, where it is stored.
+    /// For how many seconds it is fresh; `None` if it is not stored.
     pub(crate) fn ttl(&self) -> Option<u64> {
         let storing = self.storing.as_ref()?;
         Some(if storing.terms.revalidate_always { 0 } else { storing.fresh_for().as_secs() })
     }
 
-    /// Which variant it is, if it is stored as one.
+    /// Its variant, if it is stored as one.
     pub(crate) fn chosen(&self) -> Option<&Chosen> {
         self.storing.as_ref().and(self.chosen.as_deref())
     }
 
-    /// Whether others find it later.
+    /// Whether later requests find it.
     pub(crate) fn is_stored(&self) -> bool {
         self.storing.is_some()
     }
@@ -129,12 +129,12 @@ impl Draft {
         self.chosen.as_ref().map(|chosen| &chosen.names)
     }
 
-    /// For how long it is stored at the most.
+    /// The longest time for which it may be stored.
     pub(crate) fn life(&self) -> Duration {
         self.storing.as_ref().map_or(Duration::ZERO, |storing| storing.keep_for.max(storing.fresh_for() * 2))
     }
 
-    /// The same while it is on its way, of a body that is this long. Not of a part: who waits may want another.
+    /// The response while it arrives, with a body of this length. `None` for a part: waiters may want another part.
     pub(crate) fn arrival(&self, length: u64) -> Option<Arrival> {
         if self.storing.as_ref().is_some_and(|storing| storing.part.is_some()) {
             return None;
@@ -155,12 +155,13 @@ impl Draft {
         }
     }
 
-    /// Shares it with those who wait only.
+    /// Shares it with waiters only.
     pub(crate) fn not_stored(&mut self) {
         self.storing = None;
     }
 
-    /// All of it is here. `Err` where its parts do not make one whole.
+    /// Makes the load's result from the complete body. If it is a part that neither joins the stored one nor may
+    /// replace it, the result is for its own client only.
     pub(crate) fn finish(
         mut self,
         body: Bytes,
@@ -173,24 +174,26 @@ impl Draft {
             Some(part) => match part.with_content(body.len() as u64, policy.http.letter) {
                 Some(part) => match self.joined(part, &body, previous, policy.max_body) {
                     Some(joined) => {
-                        // They are of one message, and what is joined is the content of none.
+                        // The trailers belong to one message, and the joined content is the content of no single
+                        // message.
                         trailers = None;
                         joined
                     }
-                    // A part takes the whole from nobody: anyone may ask for one byte of it.
+                    // A part does not replace a stored whole: any client may ask for one byte of it.
                     None if previous.is_some_and(|stored| self.leaves(stored)) => {
                         return LoadResult::Aside;
                     }
                     None => self.placed(part, body),
                 },
-                // Its content is not what its head says.
+                // The content does not match the head.
                 None => return LoadResult::Aside,
             },
         };
         if part.is_some()
             && let Some(storing) = &mut self.storing
         {
-            // It stands in for no failure: who wants the whole, or more than it has, is told what happened.
+            // A part does not stand in for failures: a client that wants the whole, or another part, must see the
+            // failure.
             storing.terms.stale.if_error = Duration::ZERO;
             storing.terms.stale.on_disconnect = Duration::ZERO;
         }
@@ -200,8 +203,8 @@ impl Draft {
         let Some(payload) = stored.encode(&kept) else {
             return LoadResult::Uncacheable { mark: Mark::IfUnserved };
         };
-        // A failure is not stored, so what travels to other processes is all that they get. Without
-        // it each of their waiters would ask the origin that has just failed.
+        // A failure is not stored, so other processes receive only this copy. Without it, each of their waiters
+        // would ask the origin that has just failed.
         let too_long = payload.len() > LONGEST_FAILURE && is_failure(stored.status);
         let brief = if too_long { status_of(&stored).encode(&kept) } else { None };
         let lifetimes =
@@ -210,9 +213,9 @@ impl Draft {
         LoadResult::Value { encoding, payload, lifetimes, validator, tags, brief }
     }
 
-    /// With what is stored already, if both are of one representation (RFC 9111, 3.4). A date of change
-    /// is one for all variants, so it tells nothing about parts of two of them. Where they are longer together than what
-    /// is stored may be, the new one is kept alone.
+    /// Joins the part with the stored content if both are of one representation (RFC 9111, 3.4). `Last-Modified` is
+    /// common to all variants, so it does not prove that parts of two variants belong together. If both together
+    /// are longer than `max_body`, only the new part is stored.
     fn joined(
         &mut self,
         part: Part,
@@ -228,7 +231,7 @@ impl Draft {
         if content.len() > most {
             return None;
         }
-        // Of a part an origin may tell no more than what has changed.
+        // With a 206 an origin may send only the headers that have changed.
         self.head.headers = freshened(&previous.response.headers, &self.head.headers);
         remove_content_digests(&mut self.head.headers);
         for name in self.storing.iter().flat_map(|storing| &storing.left_out) {
@@ -237,8 +240,8 @@ impl Draft {
         Some(self.placed(all, content.into()))
     }
 
-    /// Whether a stored whole is of use beside this part of it: others are served it, or it can be asked about. Not once it
-    /// is known to be of something else; the parts of that may be had then.
+    /// Whether a stored whole remains useful beside this part: other requests are served it, or it can be
+    /// validated. Not if the part proves that the representation has changed; then the part may replace it.
     fn leaves(&self, stored: &Previous) -> bool {
         let headers = &stored.response.headers;
         let can_be_asked_about =
@@ -246,7 +249,7 @@ impl Draft {
         stored.kept.part.is_none() && (stored.is_served || can_be_asked_about())
     }
 
-    /// With a head that says which part it is, or that it is the whole.
+    /// Writes into the head which part it is, or that it is the whole.
     fn placed(&mut self, part: Part, body: Bytes) -> (Option<Part>, Bytes) {
         part.write(&mut self.head.headers);
         if !part.is_whole() {
@@ -258,12 +261,13 @@ impl Draft {
     }
 }
 
-/// What tells a variant from the others, whatever else is known of them.
+/// The names and fingerprint that identify a variant.
 fn variant(chosen: &Option<Box<Chosen>>) -> Option<(&Names, Fingerprint)> {
     chosen.as_ref().map(|chosen| (&chosen.names, chosen.variant.fingerprint))
 }
 
-/// How long a response may be served, and kept. What it is too old for on arrival is taken off its windows.
+/// How long a response may be served and stored. Its windows are shortened by the time for which it was already
+/// stale on arrival.
 fn lifetimes(storing: &Storing, kept: &Kept) -> Lifetimes {
     let terms = &storing.terms;
     let kept_on = storing.keep_for.saturating_sub(storing.fresh_for());
@@ -277,7 +281,7 @@ fn lifetimes(storing: &Storing, kept: &Kept) -> Lifetimes {
         fresh_for,
         stale_while_revalidate: terms.stale.while_revalidate.saturating_sub(too_old),
         stale_if_error: error.saturating_sub(too_old),
-        // Where one variant is, others are found: they may have come just before it ends.
+        // An entry that has variants leads to the others, which may have been stored just before it ends.
         keep_for: if kept.chosen.is_some() { kept_on.max(fresh_for) } else { kept_on },
     }
 }
@@ -290,7 +294,7 @@ fn clone_head(head: &Parts, storing: &Storing) -> Parts {
     head_of(head.status, head.version, headers)
 }
 
-/// The parts that are stored; extensions are the client's.
+/// The head with its stored fields; extensions belong to the client.
 pub(crate) fn head_of(status: StatusCode, version: Version, headers: HeaderMap) -> Parts {
     let mut parts = Response::new(()).into_parts().0;
     parts.status = status;
@@ -299,7 +303,7 @@ pub(crate) fn head_of(status: StatusCode, version: Version, headers: HeaderMap) 
     parts
 }
 
-/// What is left of a failure that is too long to travel.
+/// The head of a failure with a body too long to send to other processes.
 fn status_of(stored: &StoredResponse) -> StoredResponse {
     let mut headers = HeaderMap::new();
     for name in [DATE, RETRY_AFTER] {

@@ -1,4 +1,4 @@
-//! Decides at the head who may have a response, and reads its body for all of them.
+//! [`Sharing`]: decides at the head which requests a response answers, and reads its body for them.
 
 use std::future::{Future as _, poll_fn};
 use std::pin::pin;
@@ -39,7 +39,7 @@ use crate::value::outcome::{Arriving, Ending};
 
 pub(crate) type Client<B, E> = oneshot::Sender<Head<B, E>>;
 
-/// One answer of the inner service, and those it is for.
+/// One answer of the inner service, and its recipients.
 pub(crate) struct Sharing<B, E> {
     pub(crate) mode: Mode,
     pub(crate) policy: Arc<Policy>,
@@ -47,22 +47,21 @@ pub(crate) struct Sharing<B, E> {
     pub(crate) node: Arc<Node>,
     pub(crate) apart: Apart,
     pub(crate) method: Method,
-    /// The target URI, where a response to another method than GET may be about it.
+    /// The target URI, if a response to another method than GET may represent the target resource.
     pub(crate) target: Option<Uri>,
-    /// Why it was asked.
+    /// Why the inner service was asked.
     pub(crate) fwd: Fwd,
-    /// From the request to the head.
+    /// The time from the request to the head.
     pub(crate) delay: Duration,
     /// When the head came.
     pub(crate) now: SystemTime,
     pub(crate) client: Client<B, E>,
-    /// Tells those who wait in this process.
+    /// Announces the response to waiters in this process.
     pub(crate) announcer: Option<Announcer>,
 }
 
 impl<B, E> Sharing<B, E> {
-    /// What is shared of a response with this head, and a body of which this much is known; else the rule that keeps it
-    /// from others.
+    /// What can be shared of a response with this head and body size; otherwise the rule that forbids sharing it.
     pub(crate) fn draft(
         &self,
         head: &Parts,
@@ -112,28 +111,30 @@ impl<B, E> Sharing<B, E> {
         Ok(draft)
     }
 
-    /// What a rule that keeps a response with this status from others means for them.
+    /// The result for the waiters of a response with this status that `rule` forbids to share.
     pub(crate) fn unshared(&self, rule: Rule, status: StatusCode, previous: Option<&Previous>) -> LoadResult {
-        // What is not for everyone may be so because of the credentials.
+        // The response may be private only because of this request's credentials.
         let about_this_request = self.wanted.asked.has_credentials()
             || (self.wanted.is_part() && rule == Rule::Status)
             || rule == Rule::Coding;
         if about_this_request && self.wanted.stored_at().is_none() {
             return LoadResult::Aside;
         }
-        // An error says little about the resource, and what is stored is worth a validation, or tells where the others are.
+        // An error says little about the resource. A stored response can still be validated, or lead to its
+        // variants.
         let is_error = status.is_client_error() || status.is_server_error();
         let says_nothing = is_about_the_request(status) || is_error && previous.is_some();
         let mark = if says_nothing { Mark::No } else { Mark::IfUnserved };
         LoadResult::Uncacheable { mark }
     }
 
-    /// Which variant it is, of those that its resource has.
+    /// The response's variant, among those of its resource.
     fn chosen(&self, vary: &Vary, head: &Parts, previous: Option<&Previous>) -> Option<Box<Chosen>> {
         let place = self.wanted.variant.get();
         let names = match (vary, place) {
-            // Answers that are chosen by less than others of their resource are told apart by as much as those: that is never
-            // too little, and the others stay findable. (Those that are encoded often vary, and those that are not do not.)
+            // A response that names fewer headers than the known variants is distinguished by all of the known
+            // names: that is always precise enough, and the known variants stay findable. (Encoded responses often
+            // have a `Vary` where unencoded ones have none.)
             (_, Some(place)) if vary.is_within(&place.names) => &place.names,
             (Vary::Names(names), _) => names,
             (Vary::Nothing | Vary::Any, _) => return None,
@@ -147,22 +148,22 @@ impl<B, E> Sharing<B, E> {
         Some(Box::new(Chosen { generation, names: names.clone(), variant }))
     }
 
-    /// Where the resource depends on other headers than when it was found to have variants, what is found under the old
-    /// names is not to be found any more, and the next request begins anew.
+    /// If the response names other `Vary` headers than the known variants of the resource, invalidates the
+    /// resource, so that the variants under the old names are not found any more and the next request starts anew.
     pub(crate) async fn forget_old_names(&self, draft: &mut Draft) {
         let varies_otherwise =
             self.wanted.variant.get().is_some_and(|place| draft.names() != Some(&place.names));
-        // Of what is not stored nobody knows: an error page seldom says what it varies by.
+        // A response that is not stored proves nothing: an error page seldom names what it varies by.
         if draft.is_stored() && varies_otherwise {
             draft.not_stored();
             let Self { node, policy, wanted, .. } = self;
-            // Where that fails, this variant is loaded again and again until the resource's entry ends.
+            // If that fails, this variant is loaded again and again until the resource's entry ends.
             let _ = node.store.invalidate(&wanted.resource, None, policy.command_timeout).await;
         }
     }
 }
 
-/// Tells the operator: this resource has no protection at all.
+/// Warns the operator: this resource is not protected at all.
 fn too_big(node: &Node, wanted: &Wanted, policy: &Policy, length: u64) {
     let (key, max_body) = (&wanted.resource, policy.max_body);
     warn_if!(
@@ -175,7 +176,7 @@ fn too_big(node: &Node, wanted: &Wanted, policy: &Policy, length: u64) {
     );
 }
 
-/// Tells the operator: what this resource says about its lifetime makes nothing of it fresh.
+/// Warns the operator: by its own lifetime this resource is never fresh.
 fn too_old(node: &Node, wanted: &Wanted, age: Duration) {
     let key = &wanted.resource;
     warn_if!(
@@ -188,8 +189,9 @@ fn too_old(node: &Node, wanted: &Wanted, age: Duration) {
     );
 }
 
-/// What a server has against this request, or this client (RFC 9110, 15.5; RFC 6585; RFC 8470): the next request may be answered.
-/// With a marker, one client that a limiter or a firewall refuses would make all others load alone.
+/// Whether the status concerns this request or this client only (RFC 9110, 15.5; RFC 6585; RFC 8470): the next
+/// request may succeed. With a marker, one client that a limiter or a firewall refuses would make all others load
+/// alone.
 fn is_about_the_request(status: StatusCode) -> bool {
     is_unstorable(status)
         || matches!(status.as_u16(), 400..=403 | 406 | 407 | 411..=413 | 415..=417 | 421 | 426)
@@ -202,7 +204,7 @@ where
     B::Error: Into<BoxError>,
     E: Send + 'static,
 {
-    /// Shares a response: with its own client at once, with the others when all of it is here.
+    /// Shares a response: sends it to its own client at once, and to the others when it is complete.
     pub(crate) async fn response(
         mut self,
         response: Response<B>,
@@ -210,7 +212,7 @@ where
         until: Instant,
     ) -> Loaded {
         let (mut head, body) = response.into_parts();
-        // What is unsound is not shared.
+        // An invalid length is not shared.
         let expected = content_length(&head.headers).ok().flatten();
         let mut draft = match self.draft(&head, body.size_hint(), previous) {
             Ok(draft) => draft,
@@ -238,8 +240,8 @@ where
         let status = self.status(&draft);
         let own = self.own(&head);
         let Self { policy, apart, client, announcer, wanted, node, fwd, .. } = self;
-        // Only what is known to be kept to its end is promised to others before that; and nothing that may be invalidated
-        // meanwhile without a word to those who come to this flight: by its tags, or where it is stored.
+        // Announces a response to waiters before its end only if it is sure to be kept to its end. Not if it may be
+        // invalidated meanwhile without notice to callers that join this flight: by its tags, or under another key.
         let may_arrive = !policy.is_tagged() && matches!(apart, Apart::No);
         let mut arrival =
             expected.filter(|_| may_arrive).and_then(|length| draft.arrival(length)).map(Arc::new);
@@ -247,7 +249,7 @@ where
         let (sender, client_body) = GuardedBody::streaming(body.size_hint(), passage);
 
         let is_failure = is_failure(head.status);
-        // With the head the client has everything, so the head is what waits for the commit.
+        // With the head the client has the whole response, so the head waits for the commit.
         let ends_with_head = own.is_some() || ends_with_head;
         let finished = |draft: Draft, body, trailers| draft.finish(body, trailers, previous, &policy);
         if own.is_none() && ends_with_head && (body.is_end_stream() || has_no_content(head.status)) {
@@ -276,9 +278,9 @@ where
         let mut teeing = pin!(tee(body, policy.max_body, expected, until, policy.load_timeout, sender));
         let teed = poll_fn(|cx| {
             let teed = teeing.as_mut().poll(cx);
-            // A body that has to be waited for streams. One that is all there goes out with its head,
-            // after the commit: a head alone and a body some time later are two small writes, which
-            // Nagle's algorithm and a delayed acknowledgement hold apart by 40 ms.
+            // A body that is not complete yet streams. A complete one is sent with its head, after the commit: a
+            // head alone and a body some time later are two small writes, which Nagle's algorithm and a delayed
+            // acknowledgement separate by 40 ms.
             if teed.is_pending() && !ends_with_head {
                 answer(status);
                 announce();
@@ -290,7 +292,7 @@ where
             Teed::Whole { body, trailers, finish } => {
                 let result = apart.store(finished(draft, body, trailers), is_failure).await;
                 let release = move || {
-                    // The end first: with the head in its hands the client's task writes what is there.
+                    // The end first: as soon as the client's task has the head, it writes all that is there.
                     finish.release();
                     answer(status);
                 };
@@ -298,7 +300,7 @@ where
             }
             Teed::TooBig { length } => {
                 too_big(&node, &wanted, &policy, length);
-                // If it has not gone yet, it says so.
+                // If the head was not sent yet, it carries this status.
                 answer(CacheStatus::unstored(fwd, Some(Rule::TooBig.token())));
                 apart.leave().await;
                 LoadResult::Uncacheable { mark: Mark::IfUnserved }.into()
@@ -310,7 +312,7 @@ where
             }
             Teed::Broken { text, finish } => {
                 apart.leave().await;
-                // Its client may ask again as soon as it has the error: after the fleet was told.
+                // Release after the commit: the client may ask again as soon as it has the error.
                 let result = LoadResult::Failed(Failure::Loader { text: text.into(), source: None });
                 let release = move || {
                     answer(status);
@@ -321,11 +323,11 @@ where
         }
     }
 
-    /// Whether one variant more may be stored (A5).
+    /// Whether another variant may be stored (A5).
     async fn has_room(&self, draft: &Draft) -> bool {
         let (Some(chosen), true) = (draft.chosen(), self.wanted.variant.get().is_some()) else { return true };
         let list = self.wanted.resource.derived(&format!("~v{:016x}", chosen.generation));
-        // One is where the resource is, and on no list.
+        // One variant is stored under the resource's own key, and is on no list.
         let most = self.policy.http.max_variants.saturating_sub(1);
         let room = self
             .node
@@ -333,11 +335,11 @@ where
             .tags()
             .enlist(&list, chosen.variant.fingerprint.short(), most, draft.life())
             .await;
-        // A store that does not answer will not be stored to either.
+        // If the store does not answer now, storing would fail too.
         room.unwrap_or(false)
     }
 
-    /// Gives a response to its own client only.
+    /// Sends a response to its own client only.
     fn pass(self, mut response: Response<GuardedBody<B>>, detail: Option<&'static str>) {
         write_status(response.headers_mut(), CacheStatus::unstored(self.fwd, detail));
         let _ = self.client.send(Ok(response));
@@ -353,8 +355,8 @@ where
         CacheStatus::Forwarded { fwd: self.fwd, status: None, stored: draft.ttl(), detail }
     }
 
-    /// What the client is told instead of a response that it has already (RFC 9111, 4.3.2). Conditions of other methods are
-    /// the origin's: "only if there is none" is how a POST creates something.
+    /// The 304 for a client that already has the response (RFC 9111, 4.3.2). Conditions of other methods belong to
+    /// the origin: with `If-None-Match: *` a POST creates something.
     fn own(&self, head: &Parts) -> Option<Parts> {
         let Wanted { asked, headers, .. } = &*self.wanted;
         let may_have_it = self.method == Method::GET && asked.conditional;

@@ -1,8 +1,8 @@
-//! A response as bytes: what an entry's payload is for HTTP.
+//! Encodes a response as the payload of an HTTP entry.
 //!
-//! The envelope around it has the checksum. What is checked here is that the bytes make a response
-//! that may be replayed: whatever wrote them, no header of one connection, no forged framing
-//! and no unbounded header section comes out.
+//! The envelope around it has the checksum. Decoding checks that the bytes make a response that may be replayed:
+//! whichever program wrote them, they yield no hop-by-hop header, no forged framing and no unbounded header
+//! section.
 
 use std::time::SystemTime;
 
@@ -21,13 +21,12 @@ use crate::http_rules::fields::{is_hop_by_hop, say_length_once, storable};
 /// 2  status   2
 /// 4  headers  2   how many
 /// 6  trailers 2   how many; NO_TRAILERS for none
-/// 8  head     4   bytes of both together
+/// 8  head     4   bytes of headers and trailers together
 /// 12 headers, trailers: tag 2, length of the value 2, name, value
 ///    body
 /// ```
-/// A tag is the length of the name, or with `NUMBERED` its index in `NAMES`, and then no name follows.
-/// `SENSITIVE` is the value's. All integers are little-endian. Another layout is another number in the
-/// first byte.
+/// A tag is the length of the name, or with `NUMBERED` its index in `NAMES`, and then no name follows. `SENSITIVE`
+/// marks the value. All integers are little-endian. Another layout has another number in the first byte.
 const FIXED: usize = 12;
 const LAYOUT: u8 = 3;
 const NO_TRAILERS: u16 = u16::MAX;
@@ -35,11 +34,11 @@ const SENSITIVE: u16 = 1 << 15;
 const NUMBERED: u16 = 1 << 14;
 const FLAGS: u16 = SENSITIVE | NUMBERED;
 
-/// Names that are stored as a number: to read one is to look it up, where a name that is spelled out is
-/// validated, hashed into a standard one or copied, and checked against what must not be shared.
+/// Names that are stored as a number: reading one is a table look-up, while a spelled-out name is validated, hashed
+/// into a standard one or copied, and checked against the forbidden names.
 ///
-/// Append only: the numbers are in stored entries. A process that does not know a number yet reads a
-/// miss, so a rolling update costs loads and nothing else. None of these is one that `is_sound` forbids.
+/// Append only: the numbers are in stored entries. A process that does not know a number yet reads a miss, so a
+/// rolling update costs loads and nothing else. None of these is a name that `is_sound` forbids.
 macro_rules! names {
     ($($name:literal,)*) => {
         static NAMES: [HeaderName; [$($name),*].len()] = [$(HeaderName::from_static($name)),*];
@@ -125,32 +124,32 @@ names![
     "preference-applied",
 ];
 
-/// Where `NAMES` has `Content-Length`, whose value is the body's.
+/// The index in `NAMES` of `Content-Length`, which must equal the body's length.
 const CONTENT_LENGTH_NUMBER: usize = 1;
 
 /// `Age` and `Cache-Status` are added to each replay: with room for them no header map has to grow.
 const ADDED_TO_REPLAYS: usize = 2;
 
-/// Headers and trailers together; far from the size at which `HeaderMap` gives up.
+/// Headers and trailers together; far below the limit of `HeaderMap`.
 pub(crate) const MOST_HEADERS: usize = 128;
 /// Names and values of headers and trailers together.
 pub(crate) const MOST_HEADER_BYTES: usize = 64 * 1024;
 
-/// A response that may be replayed to anyone.
+/// A response that may be replayed to any client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct StoredResponse {
     pub(crate) status: StatusCode,
-    /// As the origin answered. Not sent again: it was the version of that connection (RFC 9110, 2.5).
+    /// The origin's version. Not replayed: it belongs to that connection (RFC 9110, 2.5).
     pub(crate) version: Version,
-    /// Without `Age`, which is told anew each time.
+    /// Without `Age`, which is computed for each replay.
     pub(crate) headers: HeaderMap,
     pub(crate) body: Bytes,
-    /// Boxed, because they are rare and a response is moved from hand to hand on each hit.
+    /// Boxed, because trailers are rare and each hit moves the response several times.
     pub(crate) trailers: Option<Box<HeaderMap>>,
 }
 
 impl StoredResponse {
-    /// What is kept of a response that arrived at `now` on the wall clock.
+    /// Takes the storable parts of a response that arrived at `now` on the wall clock.
     pub(crate) fn new(head: &Parts, now: SystemTime, body: Bytes, trailers: Option<HeaderMap>) -> Self {
         let mut headers = HeaderMap::with_capacity(head.headers.len().min(MOST_HEADERS) + 1);
         for (name, value) in storable(&head.headers).take(MOST_HEADERS + 1) {
@@ -159,8 +158,8 @@ impl StoredResponse {
         }
         say_length_once(&mut headers);
         if !headers.contains_key(DATE) {
-            // RFC 9110, 6.6.1: who forwards from a cache adds the time of receipt. Without it a
-            // server would date every hit anew, and `Expires` would count from there.
+            // RFC 9110, 6.6.1: a recipient that forwards from a cache adds the time of receipt. Without it a server
+            // would date every hit anew, and `Expires` would count from there.
             if let Ok(date) = HeaderValue::try_from(httpdate::fmt_http_date(clamp(now))) {
                 headers.insert(DATE, date);
             }
@@ -169,13 +168,13 @@ impl StoredResponse {
         Self { status: head.status, version: head.version, headers, body, trailers }
     }
 
-    /// The bytes to store, behind what is kept with them; none for what must not or can not be stored.
+    /// The bytes to store, after the metadata; `None` if the response must not or cannot be stored.
     pub(crate) fn encode(&self, kept: &Kept) -> Option<Bytes> {
         let no_trailers = HeaderMap::new();
         let trailers = self.trailers.as_deref().unwrap_or(&no_trailers);
         let all = || self.headers.iter().chain(trailers);
         let section = section(all()).filter(|_| self.is_sound())?;
-        // A little more than is needed: numbered names are not written.
+        // An upper bound: numbered names are not written.
         let room = section + 4 * (self.headers.len() + trailers.len());
         let mut out = BytesMut::with_capacity(metadata::FIXED + FIXED + room + self.body.len());
         kept.encode(&mut out)?;
@@ -185,7 +184,7 @@ impl StoredResponse {
         out.put_u16_le(self.status.as_u16());
         out.put_u16_le(self.headers.len() as u16);
         out.put_u16_le(if self.trailers.is_some() { trailers.len() as u16 } else { NO_TRAILERS });
-        // The bytes of the fields are known when they are written.
+        // Filled in when the fields are written.
         out.put_u32_le(0);
         for (name, value) in all() {
             let number = NAMES.iter().position(|known| known == name);
@@ -205,8 +204,8 @@ impl StoredResponse {
         Some(out.freeze())
     }
 
-    /// Reads what `encode` wrote `at` a place in `raw`, whose memory values and body share. Anything else is
-    /// no response.
+    /// Reads the output of `encode` at offset `at` of `raw`; values and body share the memory of `raw`. Any other
+    /// bytes are `None`.
     pub(crate) fn decode(raw: &Bytes, at: usize) -> Option<Self> {
         let (fixed, rest) = raw.get(at..)?.split_first_chunk::<FIXED>()?;
         let u16_at = |at: usize| u16::from_le_bytes([fixed[at], fixed[at + 1]]);
@@ -241,8 +240,8 @@ impl StoredResponse {
         (fields.at == fields.end).then_some(stored)
     }
 
-    /// Whether it may be replayed. `decode` asks the same, so that bytes which another version or
-    /// program wrote can not smuggle anything in.
+    /// Whether it may be replayed. `decode` makes the same checks, so that bytes of another version or program
+    /// cannot smuggle anything in.
     fn is_sound(&self) -> bool {
         let length = Some(self.body.len() as u64);
         is_replayable(self.status, self.body.is_empty())
@@ -251,20 +250,20 @@ impl StoredResponse {
     }
 }
 
-/// Whether a head may be stored, as far as it says itself.
+/// Whether a head may be stored, judged by the head alone.
 pub(crate) fn is_storable(headers: &HeaderMap) -> bool {
-    // Added where there is none.
+    // `StoredResponse::new` adds a date if there is none.
     let date = HeaderValue::from_static("Sun, 06 Nov 1994 08:49:37 GMT");
     let added = (!headers.contains_key(DATE)).then_some((&DATE, &date));
     section(storable(headers).chain(added)).is_some()
 }
 
-/// How many bytes these fields have, unless they are more than is stored.
+/// The size of these fields in bytes; `None` above the limits.
 fn section<'a>(fields: impl Iterator<Item = (&'a HeaderName, &'a HeaderValue)>) -> Option<usize> {
     let (mut lines, mut bytes) = (0, 0);
     for (name, value) in fields {
         let length = name.as_str().len();
-        // A name of 16 KiB would reach into the flags.
+        // A longer name would overlap the flag bits.
         if length & usize::from(FLAGS) != 0 {
             return None;
         }
@@ -273,10 +272,10 @@ fn section<'a>(fields: impl Iterator<Item = (&'a HeaderName, &'a HeaderValue)>) 
     (lines <= MOST_HEADERS && bytes <= MOST_HEADER_BYTES).then_some(bytes)
 }
 
-/// Whether a response of this status is one of its own.
+/// Whether a response with this status is complete by itself.
 pub(crate) fn is_replayable(status: StatusCode, is_empty: bool) -> bool {
     match status.as_u16() {
-        // RFC 9110, 15.2 and 15.4.5: no final answer, and no content of its own.
+        // RFC 9110, 15.2 and 15.4.5: no final response, or no content of its own.
         100..200 | 304 => false,
         // RFC 9110, 6.4.1: these have no content.
         204 | 205 => is_empty,
@@ -284,7 +283,7 @@ pub(crate) fn is_replayable(status: StatusCode, is_empty: bool) -> bool {
     }
 }
 
-/// Whether a field may be replayed; `length` is the body's for a header, and nothing for a trailer.
+/// Whether a field may be replayed; `length` is the body's for a header, and `None` for a trailer.
 fn is_sound(name: &HeaderName, value: &HeaderValue, length: Option<u64>) -> bool {
     if *name == CONTENT_LENGTH {
         return promises(value, length);
@@ -293,15 +292,15 @@ fn is_sound(name: &HeaderName, value: &HeaderValue, length: Option<u64>) -> bool
     !(is_hop_by_hop(name) || (length.is_none() && *name == SET_COOKIE))
 }
 
-/// Whether these trailers may be replayed to anyone.
+/// Whether these trailers may be replayed to any client.
 pub(crate) fn are_sound_trailers(trailers: &HeaderMap) -> bool {
     trailers.iter().all(|(name, value)| is_sound(name, value, None))
 }
 
 /// Whether a `Content-Length` is the body's `length`. All members of a list have to be (RFC 9110, 8.6).
 ///
-/// RFC 9112, 6.3: another length splits the connection's messages. RFC 9110, 6.5.1: in trailers there
-/// is none.
+/// RFC 9112, 6.3: another length would desynchronize the messages of the connection. RFC 9110, 6.5.1: trailers have
+/// no `Content-Length`.
 fn promises(value: &HeaderValue, length: Option<u64>) -> bool {
     let number = |digits: &[u8]| {
         digits.iter().try_fold(0_u64, |sum, &digit| {
@@ -311,12 +310,12 @@ fn promises(value: &HeaderValue, length: Option<u64>) -> bool {
     };
     let is_length = |member: &[u8]| !member.is_empty() && number(member) == length;
     let line = value.as_bytes();
-    // Almost always there is one, so that is tried before the line is taken apart.
+    // There is almost always one member, so that is tried before splitting the line.
     length.is_some()
         && (is_length(line) || line.split(|&byte| byte == b',').map(<[u8]>::trim_ascii).all(is_length))
 }
 
-/// Reads fields out of `raw[at..end]`.
+/// Reads fields from `raw[at..end]`.
 struct Fields<'a> {
     raw: &'a Bytes,
     at: usize,
@@ -324,7 +323,7 @@ struct Fields<'a> {
 }
 
 impl Fields<'_> {
-    /// Reads `count` fields that are sound; `spare` more will fit into the map.
+    /// Reads `count` sound fields into a map with room for `spare` more.
     fn read(&mut self, count: u16, spare: usize, length: Option<u64>) -> Option<HeaderMap> {
         let mut headers = HeaderMap::try_with_capacity(usize::from(count) + spare).ok()?;
         for _ in 0..count {
@@ -337,7 +336,7 @@ impl Fields<'_> {
             if self.at > self.end {
                 return None;
             }
-            // Values and names refuse what would break out of their line: CR, LF, NUL (RFC 9110, 5.5).
+            // The constructors refuse bytes that would break out of a header line: CR, LF, NUL (RFC 9110, 5.5).
             let mut value = HeaderValue::from_maybe_shared(self.raw.slice(value_at..self.at)).ok()?;
             if tag & SENSITIVE != 0 {
                 value.set_sensitive(true);
@@ -349,7 +348,7 @@ impl Fields<'_> {
                 }
                 headers.try_append(name, value).ok()?;
             } else {
-                // Of these only a length can be unsound.
+                // Of the numbered names only a length can be unsound.
                 if number == CONTENT_LENGTH_NUMBER && !promises(&value, length) {
                     return None;
                 }
@@ -382,7 +381,7 @@ fn version_from_wire(number: u8) -> Option<Version> {
     })
 }
 
-/// `httpdate` panics outside the years 1970 to 9999, where only a broken clock is.
+/// `httpdate` panics outside the years 1970 to 9999, which only a broken clock shows.
 fn clamp(now: SystemTime) -> SystemTime {
     const YEAR_9999: u64 = 253_370_764_800;
     let since = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();

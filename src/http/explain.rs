@@ -1,4 +1,4 @@
-//! What the rules make of one request and its response, for users' own tests.
+//! [`explain`]: applies the caching rules to one request and its response, for users' own tests.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,11 +17,11 @@ use crate::http_rules::target::key;
 use crate::http_rules::vary::Vary;
 use crate::key::CacheKey;
 
-/// Tells what a policy makes of a response to a request: whether it is stored, for how long, and why.
+/// Tells whether a policy stores a response to a request, for how long, and why.
 ///
-/// Nothing is stored or sent. The rules are those of the layer; bodies are not looked at, so what depends on
-/// them (a body over [`max_body`](crate::PolicyBuilder::max_body), a request with content that
-/// no header announces) is not told. The response is taken as one that came when its `Date` says, else now.
+/// Stores and sends nothing. The rules are those of the layer, except those that depend on a body (one over
+/// [`max_body`](crate::PolicyBuilder::max_body), a request with content that no header announces): bodies are not
+/// examined. The response is assumed to have come at its `Date`, else now.
 ///
 /// # Examples
 ///
@@ -59,7 +59,7 @@ pub fn explain<Q, B>(request: &Request<Q>, response: &Response<B>, policy: &Http
         delay: Duration::ZERO,
         now: date(headers, &DATE, now).unwrap_or(now),
     };
-    // Of the policy's own lifetime only the rule is told, and a body's length is not known.
+    // For the policy's own lifetime only the rule is reported, and the body's length is not known.
     let rules = ResponseRules {
         http: Arc::new(policy.clone()),
         fresh_for: Duration::from_secs(1),
@@ -88,7 +88,7 @@ pub fn explain<Q, B>(request: &Request<Q>, response: &Response<B>, policy: &Http
     }
 }
 
-/// What is looked up, and what may be stored under the same key.
+/// The key and request as a look-up sees them, and for a POST the target URI.
 fn considered<Q>(request: &Request<Q>, policy: &HttpPolicy) -> Result<(Considered, Option<Uri>), Rule> {
     let rules = &policy.requests;
     match *request.method() {
@@ -106,34 +106,33 @@ fn names(vary: Vary) -> Vec<HeaderName> {
     if let Vary::Names(names) = vary { names.as_slice().to_vec() } else { Vec::new() }
 }
 
-/// What the rules decide about a response, and which of them.
+/// The decision about a response, and the rule that made it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Decision {
-    /// What the response is stored under, and what a GET or HEAD looks up. `None` for a request that
-    /// passes the cache by.
+    /// The key of the response, which a GET or HEAD looks up. `None` for a request that bypasses the cache.
     pub key: Option<CacheKey>,
     /// Whether the response is stored for later requests.
     pub stored: bool,
-    /// Whether requests that wait for the same load are given it, as far as they agree in
+    /// Whether requests that wait for the same load receive it, as far as they agree in
     /// [`varies_on`](Self::varies_on).
     pub shared_with_waiters: bool,
-    /// For how long it is given without asking again. `None` for as long as
+    /// For how long it is served without asking again. `None` for as long as
     /// [`fresh_for`](crate::PolicyBuilder::fresh_for) of the policy; zero if it is not stored.
     pub fresh_for: Option<Duration>,
-    /// For how long after that it is given while it is validated (RFC 5861, 3).
+    /// For how long after that it is served while it is validated (RFC 5861, 3).
     pub stale_while_revalidate: Duration,
-    /// For how long after that it is given instead of a failure (RFC 5861, 4).
+    /// For how long after that it is served instead of a failure (RFC 5861, 4).
     pub stale_if_error: Duration,
-    /// For how long after that it is given while the inner service can not be reached.
+    /// For how long after that it is served while the inner service cannot be reached.
     pub stale_on_disconnect: Duration,
-    /// Whether it is validated each time before it is given (`no-cache`).
+    /// Whether it is validated each time before it is served (`no-cache`).
     pub validated_always: bool,
-    /// Request headers that tell its variants apart.
+    /// Request headers that distinguish its variants.
     pub varies_on: Vec<HeaderName>,
     /// The rule that decided, as a token.
     pub rule: &'static str,
-    /// Where that rule is written down.
+    /// The specification of that rule.
     pub section: &'static str,
 }
 
@@ -195,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_decision_says_what_and_by_which_rule() {
+    fn a_decision_names_the_outcome_and_its_rule() {
         let (default, strict) = (HttpPolicy::default(), HttpPolicy::strict());
         let cases: [(&str, Lines<'_>, Lines<'_>, &HttpPolicy, &str); 14] = [
             (

@@ -1,4 +1,4 @@
-//! What must hold of fields and stored responses, whatever bytes they are: for [`crate::fuzzed`].
+//! Properties of fields and stored responses that hold for arbitrary bytes: for [`crate::fuzzed`].
 
 use std::time::{Duration, SystemTime};
 
@@ -29,7 +29,7 @@ fn now() -> SystemTime {
     SystemTime::UNIX_EPOCH + NOW
 }
 
-/// A field of these lines; those that no HTTP parser lets through are left out.
+/// A field with these lines; lines that no HTTP parser accepts are left out.
 fn field(name: HeaderName, lines: &[u8]) -> HeaderMap {
     let mut headers = HeaderMap::new();
     for line in lines.split(|&byte| byte == b'\n').take(64) {
@@ -40,7 +40,7 @@ fn field(name: HeaderName, lines: &[u8]) -> HeaderMap {
     headers
 }
 
-/// What is read is what would be written: an older fleet's responses are served by a newer one.
+/// Encoding a decoded response yields the same response: a newer fleet serves the responses of an older one.
 pub(crate) fn stored(bytes: &[u8]) {
     let entry = |payload: Bytes| Entry {
         kind: Kind::Value,
@@ -66,7 +66,7 @@ pub(crate) fn stored(bytes: &[u8]) {
 pub(crate) fn cache_control(bytes: &[u8]) {
     let headers = field(CACHE_CONTROL, bytes);
     let once = CacheControl::parse(headers.get_all(CACHE_CONTROL));
-    // Lines that are repeated say nothing new: of numbers the smallest counts, of flags any.
+    // Repeated lines change nothing: the smallest number counts, and any occurrence of a flag.
     let twice = headers.get_all(CACHE_CONTROL).iter().chain(headers.get_all(CACHE_CONTROL));
     let twice = CacheControl::parse(twice);
     assert_eq!((once.max_age, once.s_maxage), (twice.max_age, twice.s_maxage));
@@ -88,7 +88,7 @@ pub(crate) fn vary(bytes: &[u8]) {
     }
 }
 
-/// A date is written in one way, and read as what it is.
+/// A date has one written form, which parses to the same date.
 pub(crate) fn date(bytes: &[u8]) {
     let Some(date) = dates::parse(bytes, now()) else { return };
     let year_9999 = SystemTime::UNIX_EPOCH + Duration::from_secs(253_402_300_799);
@@ -116,7 +116,7 @@ pub(crate) fn range(bytes: &[u8]) {
     let mut conditional = asked;
     conditional.extend(field(IF_RANGE, text));
     let _ = answer(&conditional, &field(LAST_MODIFIED, text), length, now());
-    // Two parts of a whole, each with as many bytes as it says.
+    // Two parts of a whole, each with content of its stated length.
     let mut parts =
         text.split(|&byte| byte == b'\n').filter_map(|line| Part::of_response(&field(CONTENT_RANGE, line)));
     if let (Some(one), Some(other)) = (parts.next(), parts.next()) {

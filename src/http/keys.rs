@@ -9,10 +9,11 @@ use crate::http_rules::request_rules::RequestRules;
 use crate::key::CacheKey;
 
 impl StampedeGuard {
-    /// The key under which this guard, as an HTTP layer with its policy, stores the response to a GET that comes with this
-    /// request's URI and headers, for [`invalidate`](Self::invalidate). `None` for a request that would bypass the cache, as
-    /// with credentials: make one as clients send it. `Host` is part of the key, unless the policy names
-    /// [one authority](crate::http::HttpPolicy::authority) for all keys: then [`invalidate_path`](Self::invalidate_path) needs no request.
+    /// The key under which this guard, as an HTTP layer with its policy, stores the response to a GET with this
+    /// request's URI and headers, for [`invalidate`](Self::invalidate). `None` for a request that would bypass the
+    /// cache, for example with credentials: pass a request as clients send it. `Host` is part of the key, unless
+    /// the policy names [one authority](crate::http::HttpPolicy::authority) for all keys: then
+    /// [`invalidate_path`](Self::invalidate_path) needs no request.
     ///
     /// # Examples
     ///
@@ -30,15 +31,15 @@ impl StampedeGuard {
         self.parts().1.http.cache_key(request)
     }
 
-    /// Removes what is stored for this path and query under the policy's [`authority`](crate::http::HttpPolicy::authority) and
-    /// [`scheme`](crate::PolicyBuilder::scheme), as an unsafe method does: in every process, all variants, also against loads
-    /// that are running. Of a policy with a [`key`](crate::http::HttpPolicy::key) of its own it removes what an unsafe request
-    /// without headers would.
+    /// Removes the stored responses for this path and query under the policy's
+    /// [`authority`](crate::http::HttpPolicy::authority) and [`scheme`](crate::PolicyBuilder::scheme), as an unsafe
+    /// method does: in every process, all variants, and also the results of running loads. If the policy has a
+    /// [`key`](crate::http::HttpPolicy::key) function, removes what an unsafe request without headers would remove.
     ///
     /// # Errors
     ///
-    /// [`InvalidPolicy`](ErrorKind::InvalidPolicy) where the policy names no authority; [`InvalidKey`](ErrorKind::InvalidKey)
-    /// for a text that is no path; else as [`invalidate`](Self::invalidate).
+    /// [`InvalidPolicy`](ErrorKind::InvalidPolicy) if the policy names no authority;
+    /// [`InvalidKey`](ErrorKind::InvalidKey) for a text that is no path; else as [`invalidate`](Self::invalidate).
     ///
     /// # Cancel safety
     ///
@@ -64,14 +65,14 @@ impl StampedeGuard {
         let keys = path_keys(path, &self.parts().1.http.requests)?;
         let mut result = Ok(());
         for key in keys {
-            // The others are tried all the same: each of them may be what is served.
+            // Continue after an error: each of the keys may be the one that is served.
             result = result.and(self.invalidate(key).await);
         }
         result
     }
 }
 
-/// What [`StampedeGuard::invalidate_path`] removes.
+/// The keys that [`StampedeGuard::invalidate_path`] removes.
 fn path_keys(path: &str, rules: &RequestRules) -> Result<Vec<CacheKey>, Error> {
     if rules.authority.is_none() {
         let text = "invalidate_path needs one authority for all keys, and the policy names none: set \
@@ -84,7 +85,7 @@ fn path_keys(path: &str, rules: &RequestRules) -> Result<Vec<CacheKey>, Error> {
         );
         Error::new(ErrorKind::InvalidKey, text)
     };
-    // `http` takes a URI's fragment off.
+    // `http` drops a URI's fragment, so refuse one here.
     let uri = Uri::try_from(path).ok().filter(|_| path.starts_with('/') && !path.contains('#'));
     let mut change = Request::new(());
     *change.method_mut() = Method::DELETE;

@@ -1,4 +1,4 @@
-//! Step 6 over HTTP: asks the inner service, and gives its answer to the client whose request it was.
+//! Step 6 over HTTP: asks the inner service, and sends its answer to the client of the request.
 
 use super::wanted::{Head, Wanted, call};
 use std::fmt;
@@ -38,8 +38,8 @@ use crate::read_through::look_up::Ask;
 use crate::read_through::read_entry;
 use crate::store::StoreError;
 
-/// Boxes a request to `inner` as a load. The client's answer comes through the receiver, ahead of the
-/// load's end.
+/// Makes a request to `inner` into a [`Loader`]. The client's answer comes through the receiver, before the load
+/// ends.
 pub(crate) fn loader<S, Q, B>(
     inner: S,
     request: Request<Q>,
@@ -60,7 +60,7 @@ where
     let (node, policy, wanted) = (Arc::clone(node), Arc::clone(policy), Arc::clone(wanted));
     let loader = Loader::new(move |given| async move {
         if given.mode == Mode::Alone {
-            // Nobody else's, so it is asked as it came.
+            // Only this client receives the answer, so the request is sent unchanged.
             let answer = call(inner, request).await;
             return match answer {
                 Ok(response) => {
@@ -96,7 +96,7 @@ where
     let Given { mut mode, previous, announcer, .. } = given;
     let mut previous = previous.and_then(|previous| Previous::of(previous, node.store.now()));
     let is_part = wanted.is_part();
-    // What is found under other names than the response goes by may be another variant.
+    // The stored entry may be another variant than the one for this request.
     let is_own = |previous: &Previous| previous.kept.is_for(&wanted.headers, policy.http.normal());
     let is_own = previous.as_ref().is_some_and(is_own);
     let is_whole = |previous: &&Previous| is_own && !is_part && previous.kept.part.is_none();
@@ -114,13 +114,13 @@ where
 
     let load_timeout = policy.load_timeout;
     let mut asked_at = Instant::now();
-    // A little before the flight's own bound, so that a slow body is handed over to its client
-    // instead of being cut off with the load.
+    // A little before the flight's own bound, so that a slow body is handed over to its client instead of being cut
+    // off with the load.
     let until = asked_at + load_timeout - load_timeout / 20;
     let asking = call(inner, request);
     let _ = wanted.forwarded.set(());
     let mut response = match &stored_at {
-        // Who asks for the resource inside this load would wait for its lease.
+        // Marks the resource's key as being loaded: a nested request for it would wait for this load's lease.
         Some(key) => Loading::scope(node.store.place(), key, Loading::current(), asking).await,
         None => asking.await,
     };
@@ -137,7 +137,7 @@ where
         asked_at = Instant::now();
         response = again.send().await;
     }
-    // Whether the stored response is given instead (RFC 5861, 4).
+    // Whether the stored response is served instead (RFC 5861, 4).
     let stands_in = |failed| {
         previous.as_ref().filter(|_| is_own).is_some_and(|Previous { entry, kept, .. }| {
             let (age, terms) = kept.at(entry, node.store.now());
@@ -149,7 +149,8 @@ where
         Err(error) => {
             apart.leave().await;
             let failed = failed(client, error);
-            // Where others are content with what stands in, it is told to nobody else.
+            // If the stale response ends this flight, its client gets the stale response instead of the error. A
+            // client that refuses stale responses gets the error here.
             let others_have_it =
                 previous.as_ref().is_some_and(|previous| previous.entry.times.stands_in(node.store.now()));
             let insists = others_have_it && !stands_in(Failed::Disconnected);
@@ -172,7 +173,8 @@ where
         let ask = Ask { node: &node, policy: &policy, key: &wanted.resource };
         match generation_again(ask, chosen.generation).await {
             Ok(generation) => chosen.generation = generation,
-            // Stored, it would leave the other variants to be found by nobody, or what was invalidated by all.
+            // Stored under the read generation, it would hide the other variants, or make invalidated ones findable
+            // again.
             Err(_) => mode = Mode::Unleased,
         }
     }
@@ -198,7 +200,7 @@ where
         Some(stored) if !is_contradicted => {
             let headers = freshened(&stored.response.headers, response.headers());
             let mut head = head_of(stored.response.status, stored.response.version, headers);
-            // What the handler says of its answer holds for what it confirms.
+            // The extensions of the 304, such as `DoNotStore`, hold for the response that it confirms.
             head.extensions.extend(std::mem::take(response.extensions_mut()));
             sharing.validated(head, stored).await
         }
@@ -206,8 +208,8 @@ where
     }
 }
 
-/// Makes a request one whose answer is for everyone: it asks for the whole, or whether what is stored still
-/// holds. What is loaded for a range asks for that.
+/// Removes the client's conditions, so that the answer suits all requests: it is the whole, or confirms the stored
+/// response. The load of a part keeps the request's range.
 fn condition(request: &mut HeaderMap, is_part: bool, stored: Option<&Previous>) {
     let range = [RANGE, IF_RANGE].map(|name| (request.get(&name).cloned().filter(|_| is_part), name));
     match stored {
@@ -221,8 +223,9 @@ fn condition(request: &mut HeaderMap, is_part: bool, stored: Option<&Previous>) 
     }
 }
 
-/// The generation of a resource's variants, if it is still what is stored, and another one otherwise. It was read before
-/// this load had the lease, so it may have been invalidated since; whoever does that from now on takes the lease away.
+/// The generation of a resource's variants, if the stored one is unchanged; otherwise a new one. The generation was
+/// read before this load had the lease, so the resource may have been invalidated since; a later invalidation takes
+/// the lease away.
 async fn generation_again(ask: Ask<'_>, read: u64) -> Result<u64, StoreError> {
     let stored = read_entry(ask).await?.filter(|entry| !entry.times.is_expired());
     let chosen = stored.and_then(|entry| Kept::of(&entry)?.0.chosen);
@@ -237,15 +240,15 @@ fn fwd(wanted: &Wanted, mode: Mode, previous: Option<(&Previous, bool)>, now: u6
         Some((previous, true)) if previous.kept.part.is_some() => Fwd::Partial,
         Some((previous, true)) if previous.entry.is_fresh(now) => Fwd::Request,
         Some(_) => Fwd::Stale,
-        // With the lease it is told what there is.
+        // A leased load knows the stored entry, so it can tell a URI miss.
         None if mode == Mode::Unleased && wanted.unread.get().is_some() => Fwd::Miss,
         None if wanted.variant.get().is_some() => Fwd::VaryMiss,
         None => Fwd::UriMiss,
     }
 }
 
-/// The inner service failed: its client has the error itself, after the others were told. A client that tries
-/// again at once must not meet this very load.
+/// The result of a failed call: the client gets the error itself, after the others were told. A client that tries
+/// again at once must not join this load.
 fn failed<B, E>(client: Client<B, E>, error: E) -> Loaded
 where
     B: Send + 'static,
@@ -261,7 +264,7 @@ where
     B: Send + 'static,
     E: Send + 'static,
 {
-    /// The stored response still holds (RFC 9111, 4.3.4), with this head from now on.
+    /// Stores and answers with the validated response (RFC 9111, 4.3.4), with this head from now on.
     async fn validated(mut self, head: http::response::Parts, previous: &Previous) -> Loaded {
         let (body, trailers) = (previous.response.body.clone(), previous.response.trailers.clone());
         let whole = SizeHint::with_exact(body.len() as u64);
@@ -275,7 +278,7 @@ where
                 let result = draft.finish(body.clone(), trailers, None, &self.policy);
                 (ttl, std::mem::take(&mut self.apart).store(result, false).await)
             }
-            // What it was validated with says that it is one client's own from now on.
+            // By its new head the validated response belongs to one client only.
             Err(rule) => {
                 let result = self.unshared(rule, head.status, Some(previous));
                 std::mem::take(&mut self.apart).leave().await;
@@ -301,9 +304,9 @@ where
         Loaded { result, settled: Some(Box::new(release)) }
     }
 
-    /// A 304 about something that was not asked about (RFC 9111, 4.3.4): there is nothing to answer with but what `stands_in`.
-    /// What is stored is forgotten, and one of those who wait asks for the whole. (Its own request was sent again, or went with
-    /// the call, body and all.)
+    /// A 304 that does not refer to the stored response (RFC 9111, 4.3.4): the only possible answer is the stale
+    /// response, if it `stands_in`. Invalidates the stored response, and one of the waiters loads the whole. (The
+    /// request cannot be sent again: either it already was, or its body went with the first call.)
     async fn contradicted(self, previous: &Previous, stands_in: bool) -> Loaded {
         let Self { wanted, node, policy, apart, client, .. } = self;
         apart.leave().await;
@@ -326,7 +329,7 @@ where
             ),
         };
         let result = if forgotten { LoadResult::Aside } else { LoadResult::Uncacheable { mark: Mark::Over } };
-        // Its client may ask again as soon as it has that.
+        // Release after the others were told: the client may ask again as soon as it has the answer.
         Loaded { result, settled: Some(Box::new(move || drop(client.send(Ok(own))))) }
     }
 }

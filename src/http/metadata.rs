@@ -1,4 +1,4 @@
-//! What is kept with a stored response beside itself: on which terms it is given again, and to which requests.
+//! [`Kept`], the metadata stored with a response: age, lifetimes, part and variant.
 
 use std::slice;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::value::freshness::ms;
 /// ```text
 /// 0  layout   1
 /// 1  flags    1
-/// 2  length   2   of all this
+/// 2  length   2   of all metadata
 /// 4  age      8   ms, when it was stored
 /// 12 lifetime 8   ms
 /// 20 stale    8 8 8   ms: while revalidated, on error, on disconnect
@@ -25,7 +25,7 @@ use crate::value::freshness::ms;
 ///    variant  8 32 2  generation, fingerprint, length of the names; names. Only with VARIES
 ///    language 32 1    fingerprint of the rest, length; language. Only with LANGUAGE
 /// ```
-/// All integers are little-endian. Another layout is another number in the first byte.
+/// All integers are little-endian. Another layout has another number in the first byte.
 pub(crate) const FIXED: usize = 44;
 const LAYOUT: u8 = 2;
 const REVALIDATE_ALWAYS: u8 = 1;
@@ -36,34 +36,35 @@ const PART: u8 = 16;
 const VARIES: u8 = 32;
 const LANGUAGE: u8 = 64;
 
-/// What is kept with a stored response.
+/// Metadata stored with a response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Kept {
     pub(crate) terms: Terms,
-    /// How old it was when it was stored (RFC 9111, 4.2.3).
+    /// Its age when it was stored (RFC 9111, 4.2.3).
     pub(crate) age: Duration,
-    /// Where its content stands in the whole, if it is not the whole.
+    /// Which part of the whole its content is; `None` for the whole.
     pub(crate) part: Option<Part>,
-    /// Boxed, because most resources have none.
+    /// Boxed, because most resources have no variants.
     pub(crate) chosen: Option<Box<Chosen>>,
 }
 
-/// Which one of a resource's variants it is.
+/// Which of a resource's variants the response is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Chosen {
-    /// Of the resource's variants. The others are stored under it, so they are gone when it is.
+    /// The generation of the resource's variants. It is part of the other variants' keys, so they are unreachable
+    /// once it is gone.
     pub(crate) generation: u64,
     pub(crate) names: Names,
     pub(crate) variant: Variant,
 }
 
 impl Kept {
-    /// Of a response that is stored at this age.
+    /// For a response that is stored at this age.
     pub(crate) fn new(storing: &Storing, age: Duration, chosen: Option<Box<Chosen>>) -> Self {
         Self { terms: storing.terms, age, part: None, chosen }
     }
 
-    /// Of a response that is shared at this age with those who wait, and not stored.
+    /// For a response that is shared with waiters at this age, and not stored.
     pub(crate) fn shared_only(says_shared: bool, age: Duration, chosen: Option<Box<Chosen>>) -> Self {
         let terms = Terms {
             lifetime: Duration::ZERO,
@@ -83,18 +84,18 @@ impl Kept {
         })
     }
 
-    /// Its age now (`current_age` of RFC 9111, 4.2.3), and its terms with the lifetime that its entry was given:
-    /// a jittered one, or one that has been ended.
+    /// Its age now (`current_age` of RFC 9111, 4.2.3), and its terms with the lifetime of its entry, which may be
+    /// jittered or ended.
     pub(crate) fn at(&self, entry: &Entry, now: u64) -> (Duration, Terms) {
         let age = self.age.saturating_add(Duration::from_millis(now.saturating_sub(entry.stored_at)));
         let given = Duration::from_millis(entry.times.fresh_until.saturating_sub(entry.stored_at));
-        // One that was expired is stale by now, and stands in for as long as it would have: its windows begin where they did.
+        // An expired entry is stale from now on, but its stale windows begin where they would have begun.
         let given = if entry.times.is_expired() { age } else { self.age.saturating_add(given) };
         let lifetime = self.terms.lifetime.min(given);
         (age, Terms { lifetime, ..self.terms })
     }
 
-    /// Before the bytes of the response.
+    /// Writes the metadata, before the bytes of the response.
     pub(crate) fn encode(&self, out: &mut BytesMut) -> Option<()> {
         let start = out.len();
         let Terms { lifetime, stale, revalidate_always, immutable, says_shared } = self.terms;
@@ -110,7 +111,7 @@ impl Kept {
         ];
         out.put_u8(LAYOUT);
         out.put_u8(flags.iter().filter(|(_, is_set)| *is_set).map(|(flag, _)| flag).sum());
-        // Known when the rest is written.
+        // Filled in when the rest is written.
         out.put_u16_le(0);
         let windows = [stale.while_revalidate, stale.if_error, stale.on_disconnect];
         for time in [self.age, lifetime].into_iter().chain(windows) {
@@ -138,7 +139,7 @@ impl Kept {
         Some(())
     }
 
-    /// Of an entry that is a response; and where that begins.
+    /// The metadata of an entry that is a response, and the offset of the response.
     pub(crate) fn of(entry: &Entry) -> Option<(Self, usize)> {
         if entry.encoding != Encoding::HTTP || entry.kind != Kind::Value {
             return None;
@@ -146,7 +147,7 @@ impl Kept {
         Self::decode(&entry.payload)
     }
 
-    /// Reads what `encode` wrote, and where the response begins. Anything else is nothing.
+    /// Reads the output of `encode`, and the offset of the response. Any other bytes are `None`.
     fn decode(raw: &Bytes) -> Option<(Self, usize)> {
         let fixed = raw.first_chunk::<FIXED>()?;
         let length = usize::from(u16::from_le_bytes([fixed[2], fixed[3]]));

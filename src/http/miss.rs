@@ -1,4 +1,4 @@
-//! A request that was not answered at once, on its way to an answer: one of many who wait, or alone.
+//! [`Journey`]: a request that was no plain hit, on its way to an answer from a flight or from a load of its own.
 
 use std::sync::Arc;
 
@@ -20,18 +20,18 @@ use crate::observe::{self, Count, Outcome};
 use crate::read_through::look_up::Ask;
 use crate::read_through::{Answer, Looked, Missing, look};
 
-/// A request whose loader is made.
+/// A request with its loader and the receiver of that loader's answer.
 pub(super) struct Journey<'a, B, E> {
     pub(super) guard: &'a StampedeGuard,
     pub(super) wanted: &'a Arc<Wanted>,
-    /// Its own answer, if its own loader is asked.
+    /// The request's own answer, if its own loader runs.
     pub(super) head: oneshot::Receiver<Head<B, E>>,
 }
 
-/// What one place came to.
+/// The outcome at one key.
 pub(super) enum Step<B, E> {
     Answered(Head<B, E>),
-    /// What there is, is another variant than this request's.
+    /// The stored response is another variant than this request's.
     Elsewhere(Box<VariantPlace>, Loader),
 }
 
@@ -55,12 +55,12 @@ impl<B, E> Journey<'_, B, E> {
             Looked::Hit(found) => (found, Outcome::Hit, Some(loader)),
             Looked::Stale(found) => (found, Outcome::Stale, Some(loader)),
             Looked::Aging { value: found @ Found::Response(_), stale, refresh } => {
-                // The triggering request asks the inner service; nobody waits for the answer.
+                // The request that triggered the refresh lends its loader; its own answer is the stored response.
                 let _ = self.wanted.answered.set(());
                 refresh.start(loader, !stale);
                 (found, if stale { Outcome::Stale } else { Outcome::Hit }, None)
             }
-            // Not its own, so its refresh is somebody else's.
+            // The entry belongs to another variant: requests for that variant refresh it.
             Looked::Aging { value, .. } => (value, Outcome::Hit, Some(loader)),
             Looked::Failed(failure) => return Step::Answered(Ok(failed(self.guard, key, failure))),
             Looked::Missing(missing) => match self.load(at, key, missing, loader).await {
@@ -81,25 +81,26 @@ impl<B, E> Journey<'_, B, E> {
             (Found::NotForThis, Some(loader)) => {
                 Step::Answered(self.alone(key, loader, CacheStatus::bypass("credentials")).await)
             }
-            // Its loader was used, and what that came to is not for it.
+            // The loader was used by the flight, and its result does not suit this request.
             (Found::Elsewhere(_) | Found::NotForThis, None) => Step::Answered(
                 self.own(key).unwrap_or_else(|| Ok(failed(self.guard, key, Failure::vanished()))),
             ),
         }
     }
 
-    /// Steps 3 to 8 where nothing is stored.
+    /// Steps 3 to 8 if nothing usable is stored.
     async fn load(&mut self, at: At<'_>, key: &Key, missing: Missing<'_>, loader: Loader) -> Loaded<B, E> {
         let (node, policy) = self.guard.parts();
         let asked = &self.wanted.asked;
         let apart;
         let missing = if asked.ranged {
-            // Each wants another part, so nobody waits for somebody else's.
+            // Each request wants another part, so none waits for another's load.
             missing.unattended()
         } else if asked.has_credentials() {
-            // It takes no seat here, so nobody who came behind it is held back until it has one.
+            // Leave the flight of the resource: callers behind this one must not wait for it.
             drop(missing);
-            // With its like: what they get may not be for the others.
+            // Coalesce with other requests that have credentials, under a separate key: their response may not be
+            // shareable.
             self.wanted.store_at(key);
             apart = key.derived("~a");
             let ask = Ask { node, policy, key: &apart };
@@ -119,7 +120,7 @@ impl<B, E> Journey<'_, B, E> {
         let wants = Wants { asked, headers, http: &policy.http, at, status: CacheStatus::collapsed };
         let answer = tokio::select! {
             biased;
-            // Ahead of the load's end: a client has its first byte when the inner service sends it.
+            // Before the load's end: the client gets its first byte when the inner service sends it.
             Ok(head) = &mut self.head => {
                 node.answered(key, Outcome::Led);
                 return Loaded::Answered(head);
@@ -129,7 +130,7 @@ impl<B, E> Journey<'_, B, E> {
         match answer {
             Answer::Coalesced(found, loader) => Loaded::Found(found, Outcome::Coalesced, Some(loader)),
             Answer::Stale(mut found, loader) => {
-                // With a loader of its own it has waited for somebody else's.
+                // If its loader was not used, the request waited for another one's load.
                 let stand_in = match (&loader, self.wanted.forwarded.get()) {
                     (Some(_), _) => Some(StandIn::Collapsed),
                     (None, Some(())) => Some(StandIn::Forwarded(self.wanted.refused.get().copied())),
@@ -150,21 +151,21 @@ impl<B, E> Journey<'_, B, E> {
         }
     }
 
-    /// What its own loader has left for it.
+    /// The answer of the request's own loader, if it ran.
     fn own(&mut self, key: &Key) -> Option<Head<B, E>> {
         let head = self.head.try_recv().ok()?;
         self.guard.parts().0.answered(key, Outcome::Led);
         Some(head)
     }
 
-    /// Asks the inner service for nobody else.
+    /// Asks the inner service for this request alone.
     pub(super) async fn alone(&mut self, key: &Key, loader: Loader, status: CacheStatus) -> Head<B, E> {
         let (node, policy) = self.guard.parts();
         node.count(Count::loads);
         let given = Given::alone(policy.load_timeout);
         let load = Loading::scope(node.store.place(), key, loader.within, (loader.run)(given));
-        // Bounded as any load, and so is only the head: the body is the client's own. A panic in it is
-        // this task's own too.
+        // Only the head is bounded by `load_timeout`, as any load is: the body is the client's own. A panic unwinds
+        // this task.
         let (loaded, _) = observe::timed(timeout(policy.load_timeout, load)).await;
         let failure = match loaded {
             Ok(loaded) => {
@@ -182,13 +183,13 @@ impl<B, E> Journey<'_, B, E> {
     }
 }
 
-/// What a load came to for one who waited for it.
+/// The outcome of a load for a request that waited for it.
 enum Loaded<B, E> {
     Answered(Head<B, E>),
     Found(Found, Outcome, Option<Loader>),
 }
 
-/// The guard's own answer where there is no value. The text says what happened, never to which key.
+/// The guard's own answer if there is no value. The text tells the failure, never the key.
 pub(super) fn failed<B>(guard: &StampedeGuard, key: &Key, failure: Failure) -> Response<GuardedBody<B>> {
     let (node, _) = guard.parts();
     node.answered(key, Outcome::Failed);

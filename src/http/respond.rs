@@ -1,4 +1,4 @@
-//! A stored response as the answer to a request (RFC 9111, 4). Step 8 over HTTP.
+//! Step 8 over HTTP: a stored response as the answer to a request (RFC 9111, 4).
 
 use super::cache_status::write_status;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
@@ -27,26 +27,26 @@ use crate::value::entry::Entry;
 use crate::value::freshness::Serves;
 use crate::value::reader::{Boxed, Open, Opened};
 
-/// What a request wants of what is stored.
+/// A request, as the reader of the stored response.
 pub(crate) struct Wants<'a> {
     pub(crate) asked: &'a Asked,
-    /// The request's.
+    /// The request's headers.
     pub(crate) headers: &'a HeaderMap,
     pub(crate) http: &'a HttpPolicy,
     pub(crate) at: At<'a>,
-    /// What `Cache-Status` says, of an entry that is fresh for so many seconds more.
+    /// The `Cache-Status` of an entry that is fresh for this many more seconds.
     pub(crate) status: fn(u64) -> CacheStatus,
 }
 
-/// Where it is looked for.
+/// The key at which the response is looked up.
 #[derive(Clone, Copy)]
 pub(crate) enum At<'a> {
-    /// Where the resource is: one of its variants, and what tells where the others are.
+    /// The resource's key: it holds one of the variants, which leads to the others.
     Resource(&'a Key),
     Variant,
 }
 
-/// Where a variant is.
+/// The key of a variant.
 #[derive(Clone, Debug)]
 pub(crate) struct VariantPlace {
     pub(crate) key: Key,
@@ -57,29 +57,29 @@ pub(crate) struct VariantPlace {
 impl VariantPlace {
     fn new(resource: &Key, chosen: &Chosen, fingerprint: Fingerprint) -> Self {
         let Chosen { generation, names, .. } = chosen;
-        // What is there is compared by all of the digest.
+        // Half of the digest is enough for the key: the stored variant is compared by the whole digest.
         let suffix = format!("~v{generation:016x}{}", fingerprint.half());
         Self { key: resource.derived(&suffix), generation: *generation, names: names.clone() }
     }
 }
 
-/// What there is for a request.
+/// The stored response for a request, or where to find it.
 #[derive(Clone)]
 pub(crate) enum Found {
     Response(Replay),
-    /// On its way, for another request.
+    /// A response that arrives for another request.
     Arriving(Arc<Arrival>),
-    /// The variant for this request, if it is stored, is there.
+    /// The variant for this request, if it is stored, is under this key.
     Elsewhere(Box<VariantPlace>),
-    /// What is stored is not for a request like this (RFC 9111, 3.5).
+    /// The stored response must not answer a request like this (RFC 9111, 3.5).
     NotForThis,
 }
 
-/// Whether what is stored is for a request.
+/// Whether the stored response suits a request.
 enum Fit {
     Here,
     Instead(Found),
-    /// Another variant, and this is not where its resource is.
+    /// Another variant, and this is not the resource's key.
     Other,
 }
 
@@ -97,11 +97,11 @@ impl Replay {
     }
 }
 
-/// What the first of those who share a read has made of it.
+/// Decoded state that the callers of a shared read have in common.
 struct Shared {
-    /// What is kept beside the response, and where that begins.
+    /// The metadata, and the offset of the response.
     kept: Option<(Kept, usize)>,
-    /// For all who ask for nothing but the whole.
+    /// The replay for all requests without conditions, range or credentials.
     plain: OnceLock<Option<Replay>>,
 }
 
@@ -148,8 +148,8 @@ impl Open for Wants<'_> {
         self.open_kept(&kept, at, entry, now)
     }
 
-    /// What is kept is decoded once for all who share the read; and the response, and dated, for those who may be given all of
-    /// it, whoever they are: it is not a second old.
+    /// Decodes the metadata once for all callers that share the read. Requests that want the plain whole response
+    /// share the replay too, with its age: the read takes less than a second.
     fn open_shared(&self, entry: &Entry, now: u64, opened: &Opened) -> Option<Found> {
         let Some(Shared { kept: Some((kept, at)), plain }) = Shared::of(entry, opened) else {
             return self.open(&mut entry.clone(), now);
@@ -163,7 +163,7 @@ impl Open for Wants<'_> {
 
     fn open_arriving(&self, arriving: &Arc<dyn Any + Send + Sync>) -> Option<Found> {
         let arrival = Arc::clone(arriving).downcast::<Arrival>().ok()?;
-        // One that is asked for by a condition is given whole: how it ends is not known yet.
+        // A request with a condition gets the whole response: whether the body will be complete is not known yet.
         match self.fits(&arrival.kept) {
             Fit::Here => Some(Found::Arriving(arrival)),
             Fit::Instead(found) => Some(found),
@@ -186,7 +186,7 @@ impl Wants<'_> {
 
     fn serves_kept(&self, kept: &Kept, entry: &Entry, now: u64) -> Serves {
         let (age, terms) = kept.at(entry, now);
-        // With the entry of a resource all variants of it were expired.
+        // An expired resource entry means that all of its variants are expired.
         if entry.times.is_expired() && self.is_elsewhere(kept) {
             return Serves::No;
         }
@@ -194,16 +194,16 @@ impl Wants<'_> {
             return Serves::No;
         }
         match reuse(self.asked, &terms, age, self.http) {
-            // `open` says for whom it is.
+            // `open` decides whether the response may answer this request.
             Reuse::Fresh | Reuse::NotForThis => Serves::Fresh,
             Reuse::Stale => Serves::Resting,
             Reuse::StaleWhileRevalidate => match entry.times.serves(now) {
                 Serves::Resting => Serves::Resting,
                 Serves::Fresh | Serves::Stale => Serves::Stale,
-                // Somebody has ended its windows.
+                // An invalidation has ended its stale windows.
                 Serves::OnError | Serves::No => Serves::No,
             },
-            // Was the resource expired, its other variants were.
+            // If the resource was expired, so are its other variants.
             Reuse::Revalidate | Reuse::OnlyIfCached
                 if !entry.times.is_expired() && self.is_elsewhere(kept) =>
             {
@@ -219,7 +219,7 @@ impl Wants<'_> {
         }
     }
 
-    /// Whether a whole response answers it, whoever asks.
+    /// Whether the whole response answers the request, whichever client it comes from.
     fn is_plain(&self) -> bool {
         let Asked { conditional, ranged, authorized, has_cookie, .. } = *self.asked;
         !(conditional || ranged || authorized || has_cookie)
@@ -233,7 +233,7 @@ impl Wants<'_> {
         matches!(self.at, At::Resource(_)) && !self.is_this_variant(kept)
     }
 
-    /// Whether it is for this request. Digests the request's values, so it is asked once.
+    /// Whether the response suits this request. Call it once: it digests the request's values.
     fn fits(&self, kept: &Kept) -> Fit {
         let is_variant = self.is_this_variant(kept);
         if let (At::Resource(resource), Some(chosen), false) = (self.at, &kept.chosen, is_variant) {
@@ -250,17 +250,17 @@ impl Wants<'_> {
         if is_variant { Fit::Here } else { Fit::Other }
     }
 
-    /// Whether the stored part may have what is asked for.
+    /// Whether the stored part may contain the requested range.
     fn wants_of(&self, part: Part) -> bool {
         self.asked.ranged && ByteRange::of(self.headers).is_some_and(|range| range.of_part(part).is_some())
     }
 
     fn replay(&self, entry: &Entry, kept: &Kept, stored: StoredResponse, now: u64) -> Option<Replay> {
-        // Who has waited for it came before it: what it is given is no fresher for that.
+        // A waiter came before the entry was stored; the age must not be negative for it.
         let now = now.max(entry.stored_at);
         let (age, _) = kept.at(entry, now);
         let fresh_until = entry.times.fresh_until;
-        // One that was never fresh was made for those who waited for it.
+        // An entry that was never fresh was made for the waiters of its load.
         let was_fresh = fresh_until > entry.stored_at || entry.times.is_expired() || entry.stored_at < now;
         let status = if fresh_until <= now && was_fresh {
             CacheStatus::stale(entry, now)
@@ -273,8 +273,8 @@ impl Wants<'_> {
     }
 }
 
-/// What a request is answered with: all of a stored response, a part of it (RFC 9110, 14), or that it has not
-/// changed (RFC 9111, 4.3.2). Nothing where it needs more than is stored.
+/// Answers a request with the whole stored response, a part of it (RFC 9110, 14), or a 304 (RFC 9111, 4.3.2).
+/// `None` if the request needs more than is stored.
 pub(crate) fn answer(
     asked: &Asked,
     request: &HeaderMap,
@@ -282,7 +282,7 @@ pub(crate) fn answer(
     part: Option<Part>,
     age: Duration,
 ) -> Option<Replay> {
-    // Whoever sends it speaks a version of its own. hyper's server would say 1.0 where the origin did, and panics at 3.
+    // The sender uses its own HTTP version. hyper's server would send 1.0 if the origin did, and panics at 3.
     let StoredResponse { status, version: _, headers, body, trailers } = stored;
     let build = |status, headers, body, trailers| {
         let mut response = Response::new(body);
@@ -291,7 +291,7 @@ pub(crate) fn answer(
         Some(Replay { response, trailers })
     };
     if !asked.conditional && !asked.ranged {
-        // Not by who asks for the whole.
+        // A part does not answer a request for the whole.
         return if part.is_none() && status != StatusCode::PARTIAL_CONTENT {
             build(status, headers, body, trailers)
         } else {
@@ -327,7 +327,7 @@ pub(crate) fn answer(
 }
 
 impl Arrival {
-    /// The response for one of those who wait.
+    /// The response for a waiter that reads along.
     pub(crate) fn respond<B>(&self) -> Response<GuardedBody<B>> {
         let mut response = Response::new(GuardedBody::arriving(Arc::clone(&self.body), self.length));
         *response.status_mut() = self.head.status;
@@ -339,14 +339,14 @@ impl Arrival {
     }
 }
 
-/// The guard's own answer, where there is no other:
+/// The guard's own answer if it has no response:
 ///
-/// - 502: the load that this request waited for failed, and its error can not be given twice;
-/// - 503: too much at once (`overloaded`), or the store is down and the guard may not load without it
+/// - 502: the load that this request waited for failed, and its error cannot be given to two clients;
+/// - 503: overload (`overloaded`), or the store is down and the guard may not load without it
 ///   (`OnStoreDown::FailClosed`);
 /// - 504: the load took longer than `load_timeout`, or the wait for it longer than `wait_timeout`.
 ///
-/// None of them is about this request alone, so all say when to come again (RFC 9110, 10.2.3).
+/// None of them concerns this request alone, so all carry `Retry-After` (RFC 9110, 10.2.3).
 pub(crate) fn own_answer<B>(
     status: StatusCode,
     detail: &'static str,
@@ -357,7 +357,7 @@ pub(crate) fn own_answer<B>(
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
     headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
-    // Made here and now for this request: no cache on the way may keep it (RFC 9111, 5.2.2.5).
+    // Made for this request only: no cache on the way may store it (RFC 9111, 5.2.2.5).
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     write_status(headers, CacheStatus::miss(detail));
     response

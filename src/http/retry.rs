@@ -1,12 +1,12 @@
-//! A request that can be sent a second time.
+//! [`Again`], a request that can be sent a second time.
 
 use http::Request;
 use tower_service::Service;
 
 use super::wanted::call;
 
-/// A request without a body, before it is sent for the first time. Only its head can be copied, so its body has to be one of
-/// which an empty one can be made: the body of axum's requests, with the feature `axum`.
+/// A copy of a request without a body, made before it is sent for the first time. Only the head can be copied, so
+/// the body's type must have a known empty value: that of axum's requests, with the feature `axum`.
 pub(crate) struct Again<S, Q> {
     inner: S,
     pub(crate) request: Request<Q>,
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_of_a_head_is_sent_again() {
+    fn a_retry_repeats_the_whole_head() {
         let request = Request::head("/a?b").version(Version::HTTP_2).header("x-mine", "1").extension(7_u8);
         let request = request.body(Body::empty()).unwrap();
         let again = Again::<axum::Router, Body>::of(&axum::Router::new(), &request).unwrap().request;

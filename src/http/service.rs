@@ -1,4 +1,4 @@
-//! The layer and its service.
+//! The guard as a `tower` layer, and its service [`Guarded`].
 
 use std::fmt;
 use std::future::Future;
@@ -54,7 +54,7 @@ where
     }
 }
 
-/// The response of a [`Guarded`] service, on its way.
+/// The future response of a [`Guarded`] service.
 pub struct GuardedFuture<B, E> {
     inner: Boxed<Result<Response<GuardedBody<B>>, E>>,
 }

@@ -1,4 +1,4 @@
-//! A response on its way, for those in this process who wait for it: they read what has come while the rest comes.
+//! A response that arrives, for waiters of this process: they read the received pieces while the rest comes.
 
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
@@ -12,23 +12,23 @@ use super::encoding::are_sound_trailers;
 use super::metadata::Kept;
 use crate::sync::lock;
 
-/// A head, and the body as far as it has come.
+/// A head, and the part of the body that has arrived.
 #[derive(Debug)]
 pub(crate) struct Arrival {
-    /// As it is stored.
+    /// The head as it is stored.
     pub(crate) head: Parts,
     pub(crate) kept: Kept,
-    /// For how long it will be fresh, if it will be stored.
+    /// For how many seconds it will be fresh, if it will be stored.
     pub(crate) ttl: Option<u64>,
     /// When its head came.
     pub(crate) came: Instant,
-    /// How long the body will be.
+    /// The length of the complete body.
     pub(crate) length: u64,
     pub(crate) body: Arc<Passage>,
 }
 
-/// A body for many readers, each at its own pace: what has come stays until the last of them has gone. That is no
-/// more than is kept of it anyway.
+/// A body for many readers, each at its own pace. Received pieces stay in memory until the last reader has gone;
+/// they are no more than the copy that is stored anyway.
 #[derive(Debug, Default)]
 pub(crate) struct Passage {
     state: Mutex<State>,
@@ -38,18 +38,18 @@ pub(crate) struct Passage {
 struct State {
     chunks: Vec<Bytes>,
     end: Option<End>,
-    /// A seat for each reader that has had to wait.
+    /// One slot for each reader that has had to wait.
     seats: Vec<Option<Waker>>,
 }
 
 #[derive(Clone, Debug)]
 enum End {
     Whole(Option<Box<HeaderMap>>),
-    /// What it failed with is its first reader's; the others are told so much.
+    /// The error itself goes to the load's own client; other readers get its text.
     Broken(Arc<str>),
 }
 
-/// What a reader is given.
+/// What a reader receives next.
 pub(crate) enum Piece {
     Data(Bytes),
     Whole(Option<Box<HeaderMap>>),
@@ -61,7 +61,7 @@ impl Passage {
         self.tell(|state| state.chunks.push(data));
     }
 
-    /// Others are given no trailers that would not be stored for them: the one client's cookie, say.
+    /// Omits trailers that must not be stored, such as a client's cookie: other readers must not see them.
     pub(crate) fn last(&self, data: Bytes, trailers: Option<Box<HeaderMap>>) {
         let trailers = trailers.filter(|trailers| are_sound_trailers(trailers));
         self.tell(|state| {
@@ -72,7 +72,7 @@ impl Passage {
         });
     }
 
-    /// Ends it before its end, unless it has one.
+    /// Ends the body with an error, unless it has ended.
     pub(crate) fn broken(&self, text: &str) {
         self.tell(|state| {
             state.end.get_or_insert_with(|| End::Broken(text.into()));
@@ -88,7 +88,7 @@ impl Passage {
         readers.into_iter().for_each(Waker::wake);
     }
 
-    /// The piece with this number. Who has to wait is given a seat, and brings it along.
+    /// The piece with this number. A reader that has to wait gets a seat, and passes it to the next call.
     pub(crate) fn poll_piece(
         &self,
         number: usize,
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn readers_that_come_at_any_time_are_given_all_of_it() {
+    async fn every_reader_gets_the_whole_body_whenever_it_comes() {
         use http_body::Body as _;
         let passage = Arc::new(Passage::default());
         let early = tokio::spawn(reader(&passage, 6).collect());
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn trailers_that_set_a_cookie_are_for_no_other_reader() {
+    async fn trailers_with_a_cookie_reach_no_other_reader() {
         let passage = Arc::new(Passage::default());
         let trailers = HeaderMap::from_iter([(http::header::SET_COOKIE, "id=1".parse().unwrap())]);
         passage.last(Bytes::new(), Some(Box::new(trailers)));
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn trailers_are_every_readers() {
+    async fn trailers_reach_every_reader() {
         let passage = Arc::new(Passage::default());
         let trailers = HeaderMap::from_iter([(http::header::ETAG, "\"a\"".parse().unwrap())]);
         passage.last(Bytes::new(), Some(Box::new(trailers.clone())));

@@ -1,5 +1,5 @@
-//! What is loaded apart from the others who ask for the resource, and stored for all of them if it may be: a
-//! response to credentials, of which nobody knows before it comes whether it is for everyone.
+//! [`Apart`]: stores a response under the key of a resource although its flight did not load it. A response to a request
+//! with credentials is loaded apart, because only its head tells whether it may be shared.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,15 +21,15 @@ use crate::value::entry::{Encoding, Entry, Kind};
 use crate::value::freshness::Lifetimes;
 use crate::value::tags::{TagList, Tagged};
 
-/// Whether and how something is stored where it was not loaded.
+/// Whether a response is stored under another key than the one of its flight.
 #[derive(Default)]
 pub(crate) enum Apart {
-    /// It is stored where it is loaded, as usual.
+    /// The flight stores it, as usual.
     #[default]
     No,
-    /// Somebody else is at it there.
+    /// Another load holds the lease of that key.
     Refused,
-    /// Under the resource's lease.
+    /// Under that key's lease.
     Granted(Box<Granted>),
 }
 
@@ -42,9 +42,9 @@ pub(crate) struct Granted {
 }
 
 impl Apart {
-    /// Asked for before the load begins, so that what an invalidation overtakes is not stored.
+    /// Takes the lease before the load begins, so that a response that an invalidation overtakes is not stored.
     ///
-    /// `seen` is what is stored there and is to be replaced.
+    /// `seen` is the stored entry that is to be replaced.
     pub(crate) async fn begin(node: &Arc<Node>, policy: &Arc<Policy>, key: &Key, seen: Option<Seen>) -> Self {
         let Some(lease) = lease_if_free(node, key, policy, seen).await else { return Self::Refused };
         let tags = policy.tag_keys(&node.namespace);
@@ -58,8 +58,9 @@ impl Apart {
         Self::Granted(Box::new(Granted { lease, key, policy, node, tagged }))
     }
 
-    /// Stores what may be; what is left is for those who wait with its own client. These may have come after an
-    /// invalidation that this load does not know of, unless the resource's lease has told that there was none.
+    /// Stores the response if it is allowed. The result shares it with the waiters of its own flight only if the
+    /// lease proves that no invalidation intervened: they may have come after one that this load does not know of.
+    /// A failure is always shared.
     pub(crate) async fn store(self, result: LoadResult, is_failure: bool) -> LoadResult {
         match (self, result) {
             (Self::No, result) => result,
@@ -77,7 +78,7 @@ impl Apart {
         }
     }
 
-    /// Nothing is stored: somebody else may load.
+    /// Stores nothing, and lets another load take the lease.
     pub(crate) async fn leave(self) {
         if let Self::Granted(granted) = self
             && let Some(lease) = granted.lease.take().await
@@ -88,7 +89,7 @@ impl Apart {
 }
 
 impl Granted {
-    /// Whether it was stored.
+    /// Stores the response, and returns whether that succeeded.
     async fn store(self, encoding: Encoding, payload: Bytes, lifetimes: Lifetimes) -> bool {
         let Self { lease, key, policy, node, tagged } = self;
         let Some(lease) = lease.take().await else { return false };
@@ -101,7 +102,7 @@ impl Granted {
         let (kind, validator, tags) = (Kind::Value, Box::default(), TagList::new(&tagged));
         let entry = Entry { kind, encoding, stored_at: now, times, validator, tags, payload };
         let prolong = async {
-            // Where that fails, it is a miss before its time.
+            // If this fails, the entry becomes a miss before its time.
             if let Some(life) = policy.longer_tag_life(lifetimes) {
                 let tags = tagged.into_iter().map(|tagged| tagged.tag).collect();
                 if node.tagged(tags, life, policy.command_timeout).await.is_err() {
@@ -113,7 +114,7 @@ impl Granted {
     }
 }
 
-/// A lease that is renewed, for at most so long, while something else goes on. Dropped, it runs out by itself.
+/// A lease that a task renews until `end`. If it is dropped, the lease ends by itself.
 struct KeptLease {
     stop: oneshot::Sender<()>,
     keeping: JoinHandle<Option<Lease>>,
@@ -133,7 +134,7 @@ impl KeptLease {
                         Event::Lost => return None,
                     },
                     () = node.leaving() => {
-                        // Whoever takes it from here has a response to give, and waits for no store that hangs.
+                        // The caller of `take` must answer its client, and cannot wait for a store that hangs.
                         tokio::spawn(lease.hand_over(0));
                         return None;
                     }
@@ -143,7 +144,7 @@ impl KeptLease {
         Self { stop, keeping }
     }
 
-    /// The lease, unless it was lost.
+    /// Stops the renewal and returns the lease, unless it was lost.
     async fn take(self) -> Option<Lease> {
         let Self { stop, keeping } = self;
         drop(stop);
@@ -151,7 +152,7 @@ impl KeptLease {
     }
 }
 
-/// For those who wait only, if they may have it.
+/// A result for waiters only, or for no other caller if it is not `shared`.
 fn unstored(encoding: Encoding, payload: Bytes, shared: bool) -> LoadResult {
     if !shared {
         return LoadResult::Uncacheable { mark: Mark::No };

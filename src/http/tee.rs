@@ -1,10 +1,9 @@
-//! One body for two: the client that waits for it, and the buffer that will be stored.
+//! [`tee`]: reads one body for two consumers, the waiting client and the buffer that will be stored.
 //!
-//! Run by the load task, which goes on when the client leaves. The client is sent everything as
-//! it comes, but for the end: a client that has a whole response may ask again at once, and that
-//! request must find what this one made. So the end is withheld until the caller has committed and lets
-//! go: the byte that completes a known length, and otherwise the end of the body, which is all that
-//! tells a client that no more comes.
+//! The load task runs it, and continues when the client leaves. The client receives everything as it comes, except
+//! the end: a client that has a whole response may ask again at once, and that request must find the entry of this
+//! load. So the end is withheld until the caller has committed and releases it: the byte that completes a known
+//! length, and otherwise the end of the body, which is all that tells a client that no more comes.
 
 use std::fmt;
 use std::future::{Future as _, poll_fn};
@@ -20,37 +19,36 @@ use tracing::Instrument as _;
 
 use super::body::{BoxError, StreamSender, to_bytes};
 
-/// The most chunks that are kept. Each costs some 100 bytes beside its content, so a body of
-/// single bytes would take a hundred times `max_body`.
+/// The most chunks that are kept. Each costs some 100 bytes beside its content, so a body of single bytes would
+/// take a hundred times `max_body`.
 const MOST_CHUNKS: usize = 64 * 1024;
 
-/// How much is put together before it is passed on, where there have been more than [`MOST_CHUNKS`].
+/// Beyond [`MOST_CHUNKS`], chunks are joined to pieces of at least this size before they are passed on.
 const LEAST_PIECE: usize = 4 * 1024;
 
 /// How a body ended.
 pub(crate) enum Teed<B> {
-    /// All of it is here. The client waits for its end.
+    /// The body is complete. The client waits for its end.
     Whole { body: Bytes, trailers: Option<HeaderMap>, finish: Finish<B> },
-    /// It grew over the bound, and this much of it has come. The client has that, and polls the rest itself:
-    /// from here on it decides how fast the inner service may go. If it is gone, the rest was dropped. (What others read
-    /// along, which is within the bound, goes on to all of them.)
+    /// It exceeded the bound, and `length` bytes of it have come. The client has those, and polls the rest itself:
+    /// from here on it sets the pace of the inner service. If the client has left, the rest was dropped. (A body
+    /// that others read along is within the bound, and goes on to all of them.)
     TooBig { length: u64 },
-    /// The same of one that took too long.
+    /// Like `TooBig`, for a body that took too long.
     TooSlow,
-    /// It failed, or is not as long as its head says. The client waits for the error itself; this is
-    /// its text.
+    /// It failed, or is not as long as its head says. The client waits for the error itself; this is the error's
+    /// text.
     Broken { text: String, finish: Finish<B> },
 }
 
-/// Lets the client have the end of its response. Dropped, it does the same, so that no way out of
-/// the load leaves a client waiting: a commit that failed or panicked costs the store an entry,
-/// not the client its answer.
+/// Sends the client the end of its response. Dropping it does the same, so that no way out of the load leaves a
+/// client waiting: a commit that failed or panicked costs the store an entry, not the client its answer.
 pub(crate) struct Finish<B> {
     /// Taken by the drop.
     end: Option<(StreamSender<B>, Bytes, End)>,
 }
 
-/// What comes after the withheld bytes.
+/// The end that follows the withheld bytes.
 enum End {
     Whole(Option<Box<HeaderMap>>),
     Failed(BoxError),
@@ -77,13 +75,13 @@ impl<B> Drop for Finish<B> {
 
 /// Reads `body` to its end, of at most `max_body` bytes, and passes it on to `client`.
 ///
-/// `expected` is the length that the head promises. A body that has not ended by `until` is handed
-/// over to the client: slow is no reason to cut it off, only no reason to let others wait for it.
+/// `expected` is the length in the head. A body that has not ended by `until` is handed over to the client: a slow
+/// body is not cut off, but others do not wait for it.
 ///
 /// # Cancel safety
 ///
-/// Dropped before its end, it leaves the client an error, as its sender goes with it; what was
-/// read is lost.
+/// If it is dropped before its end, its sender is dropped too, so the client gets an error; the read bytes are
+/// lost.
 pub(crate) async fn tee<B>(
     body: B,
     max_body: usize,
@@ -114,7 +112,7 @@ where
                 return Teed::TooSlow;
             }
         };
-        // Whatever comes after trailers could be stored only in another order (RFC 9110, 6.5).
+        // Data after trailers could only be stored in another order (RFC 9110, 6.5).
         if trailers.is_some() {
             return broken(client, kept, Box::new(Malformed::AfterTrailers));
         }
@@ -133,7 +131,7 @@ where
                 }
             }
             Err(Ok(fields)) => trailers = Some(fields),
-            // A kind of frame that is not known today says nothing that is kept.
+            // Frames of an unknown kind are not stored.
             Err(Err(_)) => {}
         }
     }
@@ -146,8 +144,7 @@ where
     Teed::Whole { body, trailers, finish }
 }
 
-/// Whether a client has the whole response once it has the head, so that the head is what has to
-/// wait for the commit.
+/// Whether a client that has the head has the whole response, so that the head has to wait for the commit.
 pub(crate) fn ends_with_head<B: Body>(status: StatusCode, expected: Option<u64>, body: &B) -> bool {
     has_no_content(status)
         || expected == Some(0)
@@ -155,21 +152,21 @@ pub(crate) fn ends_with_head<B: Body>(status: StatusCode, expected: Option<u64>,
         || body.size_hint().exact() == Some(0)
 }
 
-/// RFC 9112, 6.3: neither of these has content, whatever its headers say.
+/// RFC 9112, 6.3: these have no content, whatever their headers say.
 pub(crate) fn has_no_content(status: StatusCode) -> bool {
     matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
 }
 
 struct Kept {
     chunks: Vec<Bytes>,
-    /// The end of what came, not sent yet: the whole last chunk, so that a body that is all there goes out in its own
-    /// chunks, or after a [`flush`](Self::flush) the byte that makes the response complete.
+    /// The last bytes that came and are not sent yet: the whole last chunk, so that a body that is complete goes
+    /// out in its original chunks, or after a [`flush`](Self::flush) the byte that makes the response complete.
     withheld: Bytes,
     length: u64,
-    /// The length that the head promises.
+    /// The length in the head.
     expected: Option<u64>,
-    /// With this byte the client may know that it has the whole response. Without a known length only the end of the body
-    /// tells: the last chunk, the end of the stream, or that the connection closes (RFC 9112, 6.3).
+    /// At this offset the client may know that it has the whole response. Without a known length only the end of
+    /// the body tells: the last chunk, the end of the stream, or that the connection closes (RFC 9112, 6.3).
     ends_at: Option<u64>,
 }
 
@@ -179,19 +176,20 @@ impl Kept {
             return;
         }
         self.length += data.len() as u64;
-        // What was withheld is not the end after all.
+        // More data came, so the withheld chunk was not the end.
         client.data(std::mem::replace(&mut self.withheld, data.clone()));
         self.chunks.push(data);
     }
 
-    /// Sends what need not wait: all but the byte that makes the response complete.
+    /// Sends everything except the byte that makes the response complete.
     fn flush<B>(&mut self, client: &StreamSender<B>) {
         let is_complete = self.ends_at.is_some_and(|end| self.length >= end);
         let keep = if is_complete { self.withheld.len().min(1) } else { 0 };
         client.data(self.withheld.split_to(self.withheld.len() - keep));
     }
 
-    /// Cuts off what is beyond the promised length, which is no part of the response (RFC 9112, 6.3). Whether there was any.
+    /// Cuts off data beyond the length in the head, which is no part of the response (RFC 9112, 6.3). Returns
+    /// whether there was any.
     fn cut(&self, data: &mut Bytes) -> bool {
         let room = self.expected.map_or(u64::MAX, |expected| expected.saturating_sub(self.length));
         let is_too_long = data.len() as u64 > room;
@@ -211,8 +209,8 @@ enum Next<D, E> {
     TooLate,
 }
 
-/// The next frame. Only if it is not there at once, what was withheld is flushed: so a slow body reaches the client as
-/// it comes, and a fast one in its own chunks.
+/// The next frame. Flushes withheld data only if it has to wait: so a slow body reaches the client as it comes, and
+/// a fast one in its original chunks.
 async fn next<B: Body>(
     mut body: Pin<&mut B>,
     mut deadline: Pin<&mut Sleep>,
@@ -231,7 +229,8 @@ async fn next<B: Body>(
     .await
 }
 
-/// The rest is its client's own, unless others have begun to read it along, or its trailers came before its end.
+/// Hands the rest over to the client, unless others have begun to read it along, or its trailers came before its
+/// end.
 fn handed_over<B>(
     client: StreamSender<B>,
     kept: Kept,
@@ -244,7 +243,7 @@ fn handed_over<B>(
     B::Error: Into<BoxError>,
 {
     if client.is_read_along() || trailers.is_some() {
-        // The body is the inner service's, and what it says belongs to the request.
+        // The body belongs to the inner service, and its events to the request's span.
         tokio::spawn(go_on(client, kept, rest, trailers, patience).in_current_span());
     } else {
         client.data(kept.withheld);
@@ -252,10 +251,11 @@ fn handed_over<B>(
     }
 }
 
-/// What others have begun to read is kept to its end, however slow that is: for as long as anybody reads. After `patience`
-/// without a word of it the rest is its own client's alone, which may have more.
+/// Keeps reading a body that others read along, however slow it is, while there are readers. If no frame comes for
+/// `patience`, the rest goes to its own client alone, which may wait longer.
 ///
-/// Its length was promised and is within `max_body`; that what is kept of it beside its content is bounded too, [`Pieces`] see to.
+/// The body's length was announced and is within `max_body`; [`Pieces`] bounds the memory that is needed beside its
+/// content.
 async fn go_on<B>(
     client: StreamSender<B>,
     mut kept: Kept,
@@ -267,7 +267,7 @@ async fn go_on<B>(
     B::Error: Into<BoxError>,
 {
     client.data(std::mem::take(&mut kept.withheld));
-    // Whoever reads has them already.
+    // The readers have these chunks already.
     let mut pieces = Pieces { passed: std::mem::take(&mut kept.chunks).len(), gathered: BytesMut::new() };
     let mut trailers = trailers.map(Box::new);
     let error: BoxError = loop {
@@ -304,7 +304,7 @@ async fn go_on<B>(
     client.fail(error);
 }
 
-/// As they come, so many of them; small ones put together after that.
+/// Passes the first chunks on as they come, and joins small ones after [`MOST_CHUNKS`].
 struct Pieces {
     passed: usize,
     gathered: BytesMut,
@@ -325,11 +325,10 @@ impl Pieces {
     }
 }
 
-/// What came goes on as it came, and then the error: the client sees what it would have seen
-/// without the guard.
+/// Sends the received bytes and then the error: the client sees what it would have seen without the guard.
 ///
-/// The bytes go at once and the error on release: a server that meets an error closes the connection, and what it was
-/// given just before is lost.
+/// The bytes go at once and the error on release: a server that meets an error closes the connection, and loses
+/// bytes that it was given just before.
 fn broken<B>(client: StreamSender<B>, mut kept: Kept, error: BoxError) -> Teed<B> {
     kept.flush(&client);
     let text = error.to_string();
@@ -337,12 +336,12 @@ fn broken<B>(client: StreamSender<B>, mut kept: Kept, error: BoxError) -> Teed<B
     Teed::Broken { text, finish }
 }
 
-/// One chunk is the body; several are copied together, once.
+/// A single chunk is the body; several are copied together, once.
 fn whole(mut chunks: Vec<Bytes>, length: u64) -> Bytes {
     if chunks.len() == 1 {
         return chunks.pop().unwrap_or_default();
     }
-    // At most `max_body`, so it is a `usize`.
+    // At most `max_body`, so it fits a `usize`.
     let mut body = BytesMut::with_capacity(length as usize);
     for chunk in &chunks {
         body.extend_from_slice(chunk);
@@ -350,10 +349,10 @@ fn whole(mut chunks: Vec<Bytes>, length: u64) -> Bytes {
     body.freeze()
 }
 
-/// A body that can not be stored as what it claims to be.
+/// Why a body cannot be stored as its head describes it.
 #[derive(Clone, Copy, Debug)]
 enum Malformed {
-    /// RFC 9112, 8: incomplete, or more than was announced.
+    /// RFC 9112, 8: incomplete, or longer than announced.
     Length,
     AfterTrailers,
 }

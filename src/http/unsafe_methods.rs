@@ -1,5 +1,5 @@
-//! Requests that tell something about what is stored beside their own answer: unsafe ones make it invalid
-//! (RFC 9111, 4.4), and a HEAD may bring it up to date (4.3.5).
+//! Requests that affect stored responses besides their own: unsafe methods invalidate them (RFC 9111, 4.4), and a
+//! HEAD may update them (4.3.5).
 
 use super::exchange::of_report;
 use std::fmt;
@@ -54,7 +54,8 @@ where
     B::Data: Send,
     B::Error: Into<BoxError>,
 {
-    /// A method that is not answered from the store. What it may have changed is invalid afterwards.
+    /// Passes on a method that is not answered from the store, and invalidates the responses that it may have
+    /// changed.
     pub(super) async fn unsafely(self, guard: StampedeGuard) -> Head<B, S::Error> {
         let (node, policy) = guard.parts();
         let invalidation = Invalidation::of(&self.request, &policy.http.requests);
@@ -75,7 +76,7 @@ where
         Ok(response)
     }
 
-    /// A POST whose answer may be what a GET would bring (RFC 9110, 9.3.3).
+    /// A POST whose answer may represent what a GET would return (RFC 9110, 9.3.3).
     async fn post(
         self,
         guard: &StampedeGuard,
@@ -113,21 +114,21 @@ where
         let until = asked_at + policy.load_timeout;
         let running = node.tasks.enter();
         let sharing = async move {
-            // Not before: whoever asks for the resource would wait for somebody else's POST.
+            // Take the lease only now: during the POST, a GET of the resource would wait for it.
             if is_stored && !sharing.node.is_closed() {
                 sharing.apart = Apart::begin(&sharing.node, &sharing.policy, &key, None).await;
             }
             sharing.response(Response::from_parts(head, body), None, until).await.settle();
             drop(running);
         };
-        // It reads the body, which is the inner service's.
+        // The task reads the body, and events of the body belong to the request's span.
         tokio::spawn(sharing.in_current_span());
         let gone =
             || own_answer(StatusCode::BAD_GATEWAY, "load-failed", "the load of this resource failed\n");
         answer.await.unwrap_or_else(|_| Ok(gone()))
     }
 
-    /// A HEAD that what is stored does not answer.
+    /// A HEAD that the store does not answer.
     pub(super) async fn head(self, guard: StampedeGuard, key: Key, asked: &Asked) -> Head<B, S::Error> {
         let (node, policy) = guard.parts();
         let stored = match node.is_closed() {
@@ -136,7 +137,7 @@ where
         };
         let seen = stored.clone().map(|entry| Seen::entry(entry, &key));
         let previous = stored.and_then(|stored| Previous::of(stored, node.store.now()));
-        // Of one of several variants, and of a part, it says too little.
+        // A HEAD describes neither one of several variants nor a part well enough to update it.
         let previous = previous.filter(|Previous { kept, .. }| kept.chosen.is_none() && kept.part.is_none());
         node.counters.request(Outcome::Bypassed);
         let asked_at = Instant::now();
@@ -145,7 +146,7 @@ where
             return passed(response);
         };
         let now = SystemTime::now();
-        // Whose credentials it came with counts, as for a GET; what else it asked for is about its own answer.
+        // Credentials count, as for a GET; the HEAD's other fields concern its own answer only.
         let asked = &Asked { authorized: asked.authorized, has_cookie: asked.has_cookie, ..Asked::default() };
         let do_not_store = head.extensions().get::<DoNotStore>().is_some();
         let rules = ResponseRules::of(policy);
@@ -158,7 +159,7 @@ where
                     asked,
                     status,
                     headers,
-                    // What is stored is whole.
+                    // The stored body is whole.
                     body: SizeHint::with_exact(previous.response.body.len() as u64),
                     do_not_store,
                     delay,
@@ -168,14 +169,14 @@ where
             )
         };
         if asked.has_credentials() && matches!(judged(head.status(), head.headers()), Verdict::Private(_)) {
-            // What the origin has for one user says nothing about what it has for everyone.
+            // A response that is private to one user says nothing about the shared one.
             return passed(response);
         }
         let (headers, length) = (&previous.response.headers, previous.response.body.len() as u64);
         let stored = (previous.response.status, headers);
         match head_update((head.status(), head.headers()), stored, length, now) {
             HeadUpdate::Ignore => {}
-            // What there is, is another representation by now.
+            // The stored response is outdated: the representation has changed.
             HeadUpdate::Invalidate => forget(&guard, vec![key]).await,
             HeadUpdate::Freshen => {
                 let headers = freshened(headers, head.headers());
@@ -194,7 +195,7 @@ where
     }
 }
 
-/// The response to an unsafe request. Where there is none, its target is forgotten: the change may have been made.
+/// The response to an unsafe request. If there is none, its target is invalidated: the change may have been made.
 async fn answered<S, Q, B>(
     guard: &StampedeGuard,
     mut service: S,
@@ -216,22 +217,23 @@ where
     response
 }
 
-/// How long an inner service is given for what it would have answered to a client that has hung up. What refuses a client does
-/// so soon, and anyone can hang up: without this, anyone could have anything loaded anew.
+/// How long an inner service may still answer after the client has hung up. A service that refuses a client does so
+/// soon. Without this wait, any client could force reloads by hanging up.
 const LAST_WORD: Duration = Duration::from_secs(1);
 
-/// How many are given that at once. Beyond it, the change counts as made.
+/// How many such answers are awaited at once. Beyond it, the change counts as made.
 const MOST_UNHEARD: usize = 1_000;
 
-/// An unsafe request that was sent; dropped without a response (its client hung up, or the inner service panicked), it is up to
-/// what the inner service still says, or its target is forgotten. What the origin changes only after that is not known here.
+/// An unsafe request that was sent. If it is dropped without a response (its client hung up, or the inner service
+/// panicked), the inner service's late answer decides, or else its target is invalidated. A change that the origin
+/// makes after that is not noticed.
 struct Unheard<'a, F, B, E>
 where
     F: Future<Output = Result<Response<B>, E>> + Send + 'static,
 {
     guard: &'a StampedeGuard,
     invalidation: &'a Invalidation,
-    /// Until it is answered.
+    /// The call, until it is answered.
     asking: Option<Pin<Box<F>>>,
 }
 
@@ -241,13 +243,13 @@ where
 {
     fn drop(&mut self) {
         let (asking, panics) = (self.asking.take(), std::thread::panicking());
-        // Outside a runtime there is nobody to tell the store.
+        // Outside a runtime there is no task that could tell the store.
         if (asking.is_none() && !panics) || Handle::try_current().is_err() {
             return;
         }
         let (guard, invalidation) = (self.guard.clone(), self.invalidation.clone());
         let node = guard.parts().0;
-        // What has panicked, while it was called or later, says nothing any more.
+        // A service that has panicked gives no late answer.
         let asking = asking.filter(|_| !panics);
         let Some((asking, place)) = asking.zip(node.unheard.try_enter(MOST_UNHEARD)) else {
             drop(begin_to_forget(&guard, target_keys(&guard, &invalidation)));
@@ -271,7 +273,7 @@ fn target_keys(guard: &StampedeGuard, invalidation: &Invalidation) -> Vec<Key> {
     invalidation.target_keys().iter().cloned().filter_map(|key| guard.key(key).ok()).collect()
 }
 
-/// What an unsafe request has changed.
+/// The keys that an unsafe request has changed.
 fn keys(
     guard: &StampedeGuard,
     invalidation: &Invalidation,
@@ -281,26 +283,27 @@ fn keys(
     invalidation.keys(status, headers).into_iter().filter_map(|key| guard.key(key).ok()).collect()
 }
 
-/// How many unsafe requests are told of behind their responses while the store is known to be away. It may be back
-/// before they are given up; there is no end to how many come until then.
+/// How many unsafe requests may retry their invalidations in the background while the store is known to be down.
+/// The store may come back before the retries end, but an unbounded number of requests may arrive until then.
 const MOST_RETOLD: usize = 1_000;
 
-/// Removes what is stored under these keys. Goes on behind the response where the store takes longer than a
-/// request may wait for it, and at once where it is known to be away.
+/// Invalidates these keys. Continues in the background if the store takes longer than the request may wait, and at
+/// once if the store is known to be down.
 async fn forget(guard: &StampedeGuard, keys: Vec<Key>) {
     if let Some(told) = begin_to_forget(guard, keys) {
         let _ = timeout(guard.parts().1.coordination_budget, told).await;
     }
 }
 
-/// The same; what is worth waiting for.
+/// Starts the invalidations; returns the task if it is worth waiting for.
 fn begin_to_forget(guard: &StampedeGuard, keys: Vec<Key>) -> Option<JoinHandle<()>> {
     let node = guard.parts().0;
     for key in &keys {
-        // Whatever the store does: nobody who comes after the response joins a load from before the change.
+        // Independent of the store: callers that come after the response must not join a load from before the
+        // change.
         node.detach_resource(key);
     }
-    // In a cluster each key has a server of its own.
+    // In a cluster each key may be on another server.
     let (away, told): (Vec<_>, Vec<_>) = keys.into_iter().partition(|key| node.store.is_down(key.name()));
     if !away.is_empty() {
         match node.retold.try_enter(MOST_RETOLD) {
@@ -314,7 +317,7 @@ fn begin_to_forget(guard: &StampedeGuard, keys: Vec<Key>) -> Option<JoinHandle<(
     (!told.is_empty()).then(|| forgetting(guard, told, None))
 }
 
-/// A task, so that neither the budget nor who leaves ends it.
+/// Runs in a task, so that neither the budget nor a leaving client ends it.
 fn forgetting(guard: &StampedeGuard, keys: Vec<Key>, place: Option<Present>) -> JoinHandle<()> {
     let (running, guard) = (guard.parts().0.tasks.enter(), guard.clone());
     let forgetting = async move {
@@ -329,13 +332,13 @@ fn forgetting(guard: &StampedeGuard, keys: Vec<Key>, place: Option<Present>) -> 
     tokio::spawn(forgetting.in_current_span())
 }
 
-/// Said once while it goes on: each unsafe request meets it.
+/// Logged once per outage, because each unsafe request meets it.
 fn still_stored(node: &Node, error: impl fmt::Display) {
     warn_if!(log::HTTP, node.untold.goes_on(), %error, "what an unsafe request has changed is still stored");
 }
 
-/// Puts a response in the place of what was `seen`, if that is still what is stored. The resource's lease is held
-/// for no longer than that takes: nobody waits for somebody else's HEAD, and none that is given up leaves it behind.
+/// Replaces the stored response if it is still the one that was `seen`. Holds the resource's lease no longer than
+/// that takes, so that no GET waits for a HEAD. Runs in a task, so that a cancelled HEAD leaves no lease behind.
 async fn freshen(guard: &StampedeGuard, key: Key, seen: Seen, fresh: LoadResult) {
     let (node, policy) = guard.parts();
     let (running, guard) = (node.tasks.enter(), guard.clone());
@@ -343,7 +346,7 @@ async fn freshen(guard: &StampedeGuard, key: Key, seen: Seen, fresh: LoadResult)
         let (node, policy) = guard.parts();
         let raw = seen.raw.clone();
         let apart = Apart::begin(node, policy, &key, Some(seen)).await;
-        // Read under the lease: what invalidates it from here on refuses the commit.
+        // Read under the lease: a later invalidation makes the commit fail.
         let stored = match &apart {
             Apart::Granted(_) => read_entry(Ask { node, policy, key: &key }).await.ok().flatten(),
             Apart::No | Apart::Refused => None,
@@ -358,7 +361,7 @@ async fn freshen(guard: &StampedeGuard, key: Key, seen: Seen, fresh: LoadResult)
     let _ = timeout(policy.coordination_budget, freshening).await;
 }
 
-/// A HEAD's own answer.
+/// The response of the inner service to a HEAD.
 fn passed<B, E>(response: Result<Response<B>, E>) -> Head<B, E> {
     let mut response = response?.map(GuardedBody::passed);
     write_status(response.headers_mut(), CacheStatus::miss("head"));

@@ -1,4 +1,4 @@
-//! The request that a response is loaded for, and the call of the inner service.
+//! [`Wanted`], the request for which a response is loaded, and the call of the inner service.
 
 use std::future::poll_fn;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -14,25 +14,25 @@ use crate::http_rules::request::Asked;
 use crate::key::Key;
 use crate::sync::lock;
 
-/// What the client that led a load is given, as soon as its head is there.
+/// The answer to the client that led a load, sent as soon as its head is known.
 pub(crate) type Head<B, E> = Result<Response<GuardedBody<B>>, E>;
 
-/// A request that something is loaded for.
+/// The request for which a response is loaded.
 pub(crate) struct Wanted {
     pub(crate) asked: Asked,
-    /// As they came.
+    /// The headers as they came.
     pub(crate) headers: HeaderMap,
     pub(crate) resource: Key,
-    /// Where its variant belongs, if that was found to be elsewhere.
+    /// The key of its variant, if that is another than the resource's.
     pub(crate) variant: OnceLock<VariantPlace>,
     stored_at: Mutex<Option<Key>>,
-    /// It has its answer, and what is stored is brought up to date for all.
+    /// The request is already answered; the load refreshes the stored response for all.
     pub(crate) answered: OnceLock<()>,
-    /// A look-up for it was not answered, or not made.
+    /// A look-up for it failed or was skipped.
     pub(crate) unread: OnceLock<()>,
     /// The inner service was asked for it.
     pub(crate) forwarded: OnceLock<()>,
-    /// What that answered, where something else is given instead.
+    /// The status of that answer, if a stale response is served instead.
     pub(crate) refused: OnceLock<StatusCode>,
 }
 
@@ -47,7 +47,7 @@ impl Wanted {
         *lock(&self.stored_at) = Some(key.clone());
     }
 
-    /// Where it is stored, if it is loaded apart from others. A request that is sent on to its variant is stored there.
+    /// The key of the resource or variant under which the response is stored, if it is loaded apart from it.
     pub(crate) fn stored_at(&self) -> Option<Key> {
         lock(&self.stored_at).clone()
     }
@@ -58,7 +58,7 @@ impl Wanted {
     }
 }
 
-/// Makes the service ready where it is called, which `poll_ready` of the guard does not.
+/// Makes the service ready here, because `poll_ready` of the guard does not.
 pub(crate) async fn call<S: Service<R>, R>(mut service: S, request: R) -> Result<S::Response, S::Error> {
     ready(&mut service).await?;
     service.call(request).await
@@ -68,7 +68,7 @@ pub(crate) async fn ready<S: Service<R>, R>(service: &mut S) -> Result<(), S::Er
     poll_fn(|cx| service.poll_ready(cx)).await
 }
 
-/// Nothing to send.
+/// An empty body.
 pub(crate) fn no_content<B>() -> GuardedBody<B> {
     GuardedBody::from(Bytes::new())
 }

@@ -1,11 +1,11 @@
-//! What axum says of a request's way through its routers: the URI it came with, and what nesting took off that.
+//! What axum reports about nested routers: a request's original URI, and the prefix that nesting removed.
 
 use http::{Request, Uri};
 
-/// The URI before nested routers took their prefix off.
+/// The URI before nested routers removed their prefixes.
 ///
-/// A handler that forwards its request to somewhere else leaves it there: of another origin it says nothing about where
-/// the request goes now.
+/// A handler that forwards its request to another origin leaves the extension in place, but the extension then says
+/// nothing about the new URI.
 #[cfg(feature = "axum")]
 pub(crate) fn original<B>(request: &Request<B>) -> Option<&Uri> {
     let (uri, original) = (request.uri(), &request.extensions().get::<axum::extract::OriginalUri>()?.0);
@@ -17,14 +17,14 @@ pub(crate) fn original<B>(_: &Request<B>) -> Option<&Uri> {
     None
 }
 
-/// Whether what the inner service sees is this target, or what nesting has left of it.
+/// Whether the inner service sees this target, or the part of it that nesting left.
 pub(crate) fn strips<B>(target: &Uri, request: &Request<B>) -> bool {
     let uri = request.uri();
     std::ptr::eq(target, uri)
         || target.query() == uri.query() && (target.path() == uri.path() || is_nested(target.path(), request))
 }
 
-/// Whether nesting has made this request's path of another. What else cut it may have been told to by a header.
+/// Whether nesting has shortened this request's path from `path`. Any other rewrite may depend on a header.
 #[cfg(feature = "axum")]
 fn is_nested<B>(path: &str, request: &Request<B>) -> bool {
     let nested = request.extensions().get::<axum::extract::NestedPath>();
@@ -40,7 +40,7 @@ fn is_nested<B>(_: &str, _: &Request<B>) -> bool {
     false
 }
 
-/// What is left of a path behind a prefix and one slash.
+/// The rest of a path after a prefix and one slash.
 #[cfg(feature = "axum")]
 fn without<'p>(path: &'p str, prefix: &str) -> Option<&'p str> {
     let mut left = path;
@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_prefix_is_so_many_segments_and_a_capture_is_any_one() {
+    fn a_prefix_matches_whole_segments_and_a_capture_any_segment() {
         let cases = [
             ("/api/list", "/api", Some("list")),
             ("/api/list", "/api/", Some("list")),

@@ -1,19 +1,19 @@
-//! `Cache-Control`, read so that a doubt never makes a response more shareable (RFC 9111, 5.2).
+//! `Cache-Control`, parsed so that a doubtful value never makes a response more shareable (RFC 9111, 5.2).
 
 use http::{HeaderName, HeaderValue};
 
-/// Where a number of seconds stops growing (RFC 9111, 1.2.2: "either 2147483648 or the greatest
-/// positive integer it can conveniently represent").
+/// The maximum of a number of seconds (RFC 9111, 1.2.2: "either 2147483648 or the greatest positive integer it can
+/// conveniently represent").
 pub(crate) const LONGEST_SECONDS: u64 = 1 << 31;
 
-/// A directive that may name the fields it is about (RFC 9111, 5.2.2.4 and 5.2.2.7).
+/// A directive that may list the fields to which it applies (RFC 9111, 5.2.2.4 and 5.2.2.7).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Fields {
     #[default]
     Absent,
-    /// About the whole response.
+    /// Applies to the whole response.
     Whole,
-    /// About these fields only. Never empty.
+    /// Applies to these fields only. Never empty.
     Listed(Vec<HeaderName>),
 }
 
@@ -22,12 +22,12 @@ impl Fields {
         *self != Self::Absent
     }
 
-    /// The fields that must not be reused, where nothing else is forbidden.
+    /// The fields that must not be reused, if the directive applies to listed fields only.
     pub(crate) fn listed(&self) -> &[HeaderName] {
         if let Self::Listed(names) = self { names } else { &[] }
     }
 
-    /// Adds one more occurrence: `names` of it, or none where it is about the whole response.
+    /// Adds one more occurrence, with its field names, or `None` if it applies to the whole response.
     pub(crate) fn add(&mut self, names: Option<Vec<HeaderName>>) {
         match (&mut *self, names) {
             (Self::Listed(known), Some(names)) => known.extend(names),
@@ -36,7 +36,7 @@ impl Fields {
         }
     }
 
-    /// The names in a list, if that is what it is.
+    /// The names in a list; `None` if it is no list of names.
     pub(crate) fn names(list: &[u8]) -> Option<Vec<HeaderName>> {
         let members = list.split(|&byte| byte == b',').map(<[u8]>::trim_ascii);
         let names: Vec<_> = members
@@ -47,7 +47,7 @@ impl Fields {
     }
 }
 
-/// What a response says to caches; all other directives are ignored (RFC 9111, 5.2.3).
+/// A response's directives for caches; all others are ignored (RFC 9111, 5.2.3).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CacheControl {
     pub(crate) no_store: bool,
@@ -58,7 +58,7 @@ pub(crate) struct CacheControl {
     pub(crate) proxy_revalidate: bool,
     pub(crate) must_understand: bool,
     pub(crate) immutable: bool,
-    /// Seconds. An argument that is no number counts as 0: stale (RFC 9111, 4.2.1).
+    /// Seconds. An argument that is not a number counts as 0: stale (RFC 9111, 4.2.1).
     pub(crate) max_age: Option<u64>,
     /// Seconds, as `max_age`.
     pub(crate) s_maxage: Option<u64>,
@@ -66,8 +66,8 @@ pub(crate) struct CacheControl {
     pub(crate) stale_while_revalidate: Option<u64>,
     /// Seconds, as `max_age` (RFC 5861, 4).
     pub(crate) stale_if_error: Option<u64>,
-    /// Whether it says in so many words that shared caches may reuse it: `public`, `s-maxage` or
-    /// `must-revalidate`, spelled as the grammar has them (RFC 9111, 3.5).
+    /// Whether the response explicitly allows shared caches to reuse it: `public`, `s-maxage` or `must-revalidate`,
+    /// spelled exactly as in the grammar (RFC 9111, 3.5).
     pub(crate) says_shared: bool,
 }
 
@@ -81,8 +81,8 @@ impl CacheControl {
         all
     }
 
-    /// Of repeated flags any is enough, of repeated numbers the smallest counts (RFC 9111, 4.2.1:
-    /// "the most restrictive").
+    /// One occurrence of a repeated flag is enough; of repeated numbers the smallest counts (RFC 9111, 4.2.1: "the
+    /// most restrictive").
     fn add(&mut self, directive: &Directive<'_>) {
         let seconds = || if directive.exact { directive.argument.map_or(0, seconds) } else { 0 };
         if directive.is("max-age") {
@@ -117,22 +117,22 @@ impl CacheControl {
     }
 }
 
-/// What a request asks of caches (RFC 9111, 5.2.1).
+/// A request's directives for caches (RFC 9111, 5.2.1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RequestDirectives {
     pub(crate) no_store: bool,
     pub(crate) no_cache: bool,
     pub(crate) only_if_cached: bool,
-    /// Seconds. An argument that is no number counts as 0: nothing stored is young enough.
+    /// Seconds. An argument that is not a number counts as 0: nothing stored is young enough.
     pub(crate) max_age: Option<u64>,
-    /// Seconds. An argument that is no number asks for nothing.
+    /// Seconds. An argument that is not a number is ignored.
     pub(crate) min_fresh: u64,
-    /// Seconds; without an argument as many as there are. One that is no number counts as 0.
+    /// Seconds; unlimited without an argument. An argument that is not a number counts as 0.
     pub(crate) max_stale: Option<u64>,
 }
 
 impl RequestDirectives {
-    /// Adds one line. Of repeated numbers the one counts that lets least be reused.
+    /// Adds one line. Of repeated numbers the most restrictive counts.
     pub(crate) fn add(&mut self, line: &HeaderValue) {
         for_each_directive(line.as_bytes(), |directive| {
             let number = directive.argument.and_then(digits).filter(|_| directive.exact);
@@ -159,8 +159,8 @@ struct Directive<'a> {
     /// Trimmed.
     name: &'a [u8],
     argument: Option<&'a [u8]>,
-    /// Whether it is separated and spelled as the grammar has it. What restricts is seen also where it
-    /// is not; what permits is not.
+    /// Whether it is separated and spelled exactly as in the grammar. Restricting directives are recognized even if
+    /// not; permitting ones are not.
     exact: bool,
 }
 
@@ -173,7 +173,7 @@ impl Directive<'_> {
         self.exact && self.argument.is_none()
     }
 
-    /// The fields it is limited to, where there is no doubt about them.
+    /// The fields to which it is limited, if they are spelled without doubt.
     fn names(&self) -> Option<Vec<HeaderName>> {
         Fields::names(unquoted(self.argument.filter(|_| self.exact)?))
     }
@@ -184,16 +184,16 @@ fn for_each_directive(line: &[u8], mut each: impl FnMut(Directive<'_>)) {
     let (mut after_semicolon, mut has_strings) = (false, true);
     while !rest.is_empty() {
         let end = directive_end(rest, &mut has_strings);
-        // `private; max-age=60` is a common slip for a comma. The flag in it must be seen; a
-        // number beside a semicolon is not what the grammar says, so it is no number.
+        // `private; max-age=60` is a common slip for a comma. The flag in it must be recognized; a number beside a
+        // semicolon does not match the grammar, so it does not count as a number.
         let before_semicolon = rest.get(end) == Some(&b';');
         let text = rest[..end].trim_ascii();
         let (name, argument) = match text.iter().position(|&byte| byte == b'=') {
             Some(at) => (&text[..at], Some(&text[at + 1..])),
             None => (text, None),
         };
-        // A flag is a flag also with a space before its `=`; a number is not (RFC 9111, 5.2: the
-        // grammar has no whitespace there).
+        // A flag counts even with a space before its `=`; a number does not (RFC 9111, 5.2: the grammar has no
+        // whitespace there).
         let exact = !after_semicolon && !before_semicolon && !name.ends_with(b" ") && !name.ends_with(b"\t");
         each(Directive { name: name.trim_ascii(), argument, exact });
         after_semicolon = before_semicolon;
@@ -201,8 +201,9 @@ fn for_each_directive(line: &[u8], mut each: impl FnMut(Directive<'_>)) {
     }
 }
 
-/// Where the first directive ends: a separator outside quotes, or the end. `has_strings` is whether there may be strings, which
-/// has an end: where one quote is not closed, all behind it are escaped, and none of them is.
+/// The end of the first directive: a separator outside quotes, or the end of the text. `has_strings` becomes false
+/// at the first quote without a closing one: no later quote has one either, because any unescaped quote would have
+/// closed it.
 fn directive_end(text: &[u8], has_strings: &mut bool) -> usize {
     let mut at = 0;
     while let Some(&byte) = text.get(at) {
@@ -210,8 +211,8 @@ fn directive_end(text: &[u8], has_strings: &mut bool) -> usize {
             b',' | b';' => return at,
             b'"' if *has_strings => match closing_quote(text, at + 1) {
                 Some(closing) => at = closing,
-                // An unclosed quote is an ordinary byte: taken as a string it would hide all that
-                // follows it, a `private` included. Looking for each one's end would read the line again and again.
+                // An unclosed quote is an ordinary byte: taken as a string it would hide everything after it,
+                // including a `private`. Remembering this avoids scanning the line again for each later quote.
                 None => *has_strings = false,
             },
             _ => {}
@@ -221,7 +222,7 @@ fn directive_end(text: &[u8], has_strings: &mut bool) -> usize {
     at
 }
 
-/// The quote that closes a string begun before `at` (RFC 9110, 5.6.4: `\` escapes one byte).
+/// The closing quote of a string that begins before `at` (RFC 9110, 5.6.4: `\` escapes one byte).
 fn closing_quote(text: &[u8], mut at: usize) -> Option<usize> {
     loop {
         match text.get(at)? {
@@ -232,7 +233,7 @@ fn closing_quote(text: &[u8], mut at: usize) -> Option<usize> {
     }
 }
 
-/// An argument as seconds, stale where it is none.
+/// An argument as seconds; 0, that is stale, if it is not a number.
 fn seconds(argument: &[u8]) -> u64 {
     digits(argument).unwrap_or(0)
 }

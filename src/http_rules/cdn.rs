@@ -1,7 +1,7 @@
-//! `CDN-Cache-Control`: cache directives for caches that work for the origin, as this one (RFC 9213).
+//! `CDN-Cache-Control`: directives for caches that work for the origin, such as this one (RFC 9213).
 //!
-//! Unlike `Cache-Control` it is a structured field (RFC 8941): what does not parse, or has a value of
-//! another type than its directive has, is ignored as a whole.
+//! Unlike `Cache-Control` it is a structured field (RFC 8941): a field that does not parse, or in which a directive
+//! has a value of the wrong type, is ignored as a whole.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -30,7 +30,7 @@ pub(crate) fn targeted(headers: &HeaderMap) -> Option<CacheControl> {
     members.directives().filter(|_| !members.0.is_empty())
 }
 
-/// A member's value, as far as a directive may have one.
+/// A member's value, as far as directives have one.
 #[derive(Debug, Default)]
 enum Value {
     Flag(bool),
@@ -40,7 +40,8 @@ enum Value {
     Other,
 }
 
-/// The members by name, of one name the last (RFC 8941, 4.2.2). Parameters mean nothing (RFC 9213, 2.1).
+/// The members by name; the last one of a name counts (RFC 8941, 4.2.2). Parameters have no meaning (RFC 9213,
+/// 2.1).
 #[derive(Debug, Default)]
 struct Members(HashMap<String, Value>);
 
@@ -70,7 +71,7 @@ impl Members {
                     all.says_shared |= all.public;
                 }
                 "immutable" => all.immutable = !matches!(value, Value::Flag(false)),
-                // RFC 9213, 2.2: extensions are ignored, whatever they hold.
+                // RFC 9213, 2.2: extensions are ignored, whatever their value.
                 _ => {}
             }
         }
@@ -79,7 +80,7 @@ impl Members {
 }
 
 impl Value {
-    /// A negative number is stale (RFC 9111, 4.2.1).
+    /// A negative number counts as 0: stale (RFC 9111, 4.2.1).
     fn seconds(&self) -> Option<u64> {
         match self {
             Self::Integer(seconds) => Some(u64::try_from(*seconds).unwrap_or(0).min(LONGEST_SECONDS)),
@@ -187,7 +188,7 @@ mod tests {
             (&["no-store=?0"], Some(CacheControl::default())),
             (&["private"], Some(CacheControl { private: Fields::Whole, ..CacheControl::default() })),
             (&["no-cache=?0"], Some(CacheControl::default())),
-            // RFC 8941, 4.2.2: of one name the last counts, whatever the others were.
+            // RFC 8941, 4.2.2: the last member of a name counts, whatever the others are.
             (&["max-age=\"1\", max-age=3600"], aged(3600)),
             (&["public, public=?0"], Some(CacheControl::default())),
             (&["proxy-revalidate"], Some(CacheControl { proxy_revalidate: true, ..CacheControl::default() })),
@@ -213,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_invalid_is_ignored_as_a_whole() {
+    fn an_invalid_field_is_ignored_as_a_whole() {
         let cases: [&[&str]; 18] = [
             &[],
             &[""],

@@ -1,8 +1,8 @@
-//! Which cookies matter: [`HttpPolicy::cookies`](crate::http::HttpPolicy::cookies).
+//! The cookies that affect responses: [`HttpPolicy::cookies`](crate::http::HttpPolicy::cookies).
 
 use http::HeaderValue;
 
-/// The names of cookies that make a request one user's.
+/// The names of cookies that mark a request as one user's.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct CookieNames(Vec<String>);
 
@@ -18,7 +18,7 @@ impl CookieNames {
         names.any(|name| self.0.iter().any(|listed| listed.as_bytes() == name.trim_ascii()))
     }
 
-    /// The first that can not be the name of a cookie: not a token (RFC 6265, 4.1.1).
+    /// The first name that cannot be the name of a cookie, because it is no token (RFC 6265, 4.1.1).
     pub(crate) fn unsound(&self) -> Option<&str> {
         let is_token = |name: &str| {
             let other = |byte: u8| b"!#$%&'*+-.^_`|~".contains(&byte);
@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_listed_cookie_is_found_wherever_it_stands_and_no_other_is_taken_for_it() {
+    fn only_a_listed_cookie_is_found_at_any_position() {
         let names = CookieNames::new(["session", "cart"]);
         for line in [
             "session=1",
@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_no_cookie_has_is_unsound() {
+    fn a_cookie_name_that_is_no_token_is_refused() {
         assert_eq!(CookieNames::new(["session", "__Host-id"]).unsound(), None);
         for name in ["", "a=b", "a;b", "a b", "a,b", "\"a\"", "\u{e9}"] {
             assert_eq!(CookieNames::new(["session", name]).unsound(), Some(name));

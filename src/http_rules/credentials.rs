@@ -1,9 +1,9 @@
-//! The request headers that make an answer one user's, unless the policy names others.
+//! The default list of request headers that mark a response as one user's.
 
-/// Headers that make a request one user's: what is answered to it is not for others.
+/// Headers that mark a request as one user's: its response is not for others.
 ///
-/// A shared cache may store such answers only when they say so (RFC 9111, 3.5, for
-/// `Authorization`); for the others no standard exists, so the request is not cached at all.
+/// A shared cache may store a response to `Authorization` only if the response allows it (RFC 9111, 3.5); for the
+/// other headers no standard exists, so their requests bypass the cache.
 pub(crate) const CREDENTIAL_HEADERS: [&str; 41] = [
     "authorization",
     "proxy-authorization",
@@ -11,10 +11,10 @@ pub(crate) const CREDENTIAL_HEADERS: [&str; 41] = [
     "x-api-key",
     "x-auth-token",
     "x-amz-security-token",
-    // RFC 9421: a signature says which key made it.
+    // RFC 9421: a signature identifies the key that made it.
     "signature",
     "signature-input",
-    // RFC 9440: the certificate that a TLS terminating proxy has seen.
+    // RFC 9440: the client certificate, as reported by a proxy that terminates TLS.
     "client-cert",
     "client-cert-chain",
     // oauth2-proxy: `--pass-user-headers`, `--pass-access-token`.

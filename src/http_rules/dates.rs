@@ -1,21 +1,21 @@
 //! `HTTP-date` in its three formats, and in no other (RFC 9110, 5.6.7).
 //!
-//! A date decides about freshness, so what is not one must not pass for one: `Expires` with a date that
-//! nobody can read is in the past (RFC 9111, 5.3). Only letters are taken in any case, as RFC 9111, 4.2
-//! asks for. Whether the weekday is the date's own is not checked: it decides nothing.
+//! A date decides about freshness, so an invalid one must not be accepted: an `Expires` with an unreadable date is
+//! in the past (RFC 9111, 5.3). Only the case of letters is ignored, as RFC 9111, 4.2 asks. The weekday is not
+//! checked against the date, because it decides nothing.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use http::header::{HeaderMap, HeaderName};
 
-/// The field's date, if it is there exactly once and is one. Two dates are no valid one.
+/// The field's date, if the field occurs exactly once and is valid. Two dates are no valid one.
 pub(crate) fn date(headers: &HeaderMap, name: &HeaderName, now: SystemTime) -> Option<SystemTime> {
     let mut lines = headers.get_all(name).iter();
     let (line, None) = (lines.next()?, lines.next()) else { return None };
     parse(line.as_bytes(), now)
 }
 
-/// Reads a date. `now` tells the century of the format that has two digits for the year.
+/// Parses a date. `now` determines the century of a two-digit year.
 pub(crate) fn parse(text: &[u8], now: SystemTime) -> Option<SystemTime> {
     let seconds = imf_fixdate(text).or_else(|| rfc850(text, now)).or_else(|| asctime(text))?;
     let distance = Duration::from_secs(seconds.unsigned_abs());
@@ -53,8 +53,8 @@ fn rfc850(text: &[u8], now: SystemTime) -> Option<i64> {
     let time = at.time()?;
     at.literal(b" GMT")?;
     at.end()?;
-    // "A timestamp that appears to be more than 50 years in the future" is the most recent year in the
-    // past that ends in these digits: so it is the last one that is not that far ahead.
+    // "A timestamp that appears to be more than 50 years in the future" is the most recent year in the past with
+    // these digits. So it is the latest such year that is at most 50 years ahead.
     let now = i64::try_from(now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())).ok()?;
     let (this_year, month_now, day_now) = civil(now.div_euclid(DAY));
     let limit = days_until(this_year + 50, month_now, day_now) * DAY + now.rem_euclid(DAY);
@@ -86,7 +86,7 @@ const MONTHS: [&[u8]; 12] =
     [b"jan", b"feb", b"mar", b"apr", b"may", b"jun", b"jul", b"aug", b"sep", b"oct", b"nov", b"dec"];
 const DAY: i64 = 86_400;
 
-/// What is left to read.
+/// The unread rest of the text.
 struct Cursor<'a>(&'a [u8]);
 
 impl Cursor<'_> {
@@ -96,7 +96,7 @@ impl Cursor<'_> {
         Some(())
     }
 
-    /// Which of these comes next.
+    /// The index of the name that comes next.
     fn name(&mut self, names: &[&[u8]]) -> Option<usize> {
         names.iter().position(|name| self.literal(name).is_some())
     }
@@ -118,7 +118,7 @@ impl Cursor<'_> {
         self.literal(b":")?;
         let minute = self.number(2)?;
         self.literal(b":")?;
-        // A leap second is one (RFC 5322, 3.3); it counts as the first of the next minute.
+        // A leap second is valid (RFC 5322, 3.3); it counts as the first second of the next minute.
         let second = self.number(2)?;
         (hour < 24 && minute < 60 && second <= 60).then_some((hour * 60 + minute) * 60 + second)
     }
@@ -128,7 +128,7 @@ impl Cursor<'_> {
     }
 }
 
-/// Seconds since 1970 of a day that the calendar has.
+/// Seconds since 1970; `None` for a day that the calendar does not have.
 fn seconds(year: i64, month: i64, day: i64, of_day: i64) -> Option<i64> {
     let leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
     let days = match month {
@@ -140,8 +140,8 @@ fn seconds(year: i64, month: i64, day: i64, of_day: i64) -> Option<i64> {
     (1..=days).contains(&day).then(|| days_until(year, month, day) * DAY + of_day)
 }
 
-/// Days since 1970-01-01 in the proleptic Gregorian calendar; a year begins in March, so that the day
-/// that comes and goes is its last one.
+/// Days since 1970-01-01 in the proleptic Gregorian calendar. Years begin in March, so that the leap day is the
+/// last of its year.
 fn days_until(year: i64, month: i64, day: i64) -> i64 {
     let year = year - i64::from(month <= 2);
     let (era, of_era) = (year.div_euclid(400), year.rem_euclid(400));
@@ -149,7 +149,7 @@ fn days_until(year: i64, month: i64, day: i64) -> i64 {
     era * 146_097 + of_era * 365 + of_era / 4 - of_era / 100 + of_year - 719_468
 }
 
-/// The other way round: year, month and day.
+/// The inverse of [`days_until`]: year, month and day.
 fn civil(days: i64) -> (i64, i64, i64) {
     let days = days + 719_468;
     let (era, of_era) = (days.div_euclid(146_097), days.rem_euclid(146_097));
@@ -192,7 +192,7 @@ mod tests {
             ("Fri, 31 Dec 9999 23:59:59 GMT", 253_402_300_799),
             ("Thu, 29 Feb 2024 00:00:00 GMT", 1_709_164_800),
             ("Fri, 31 Dec 2016 23:59:60 GMT", 1_483_228_800),
-            // Those of the conformance suite.
+            // The dates of the conformance suite.
             ("Tue, 19 Jan 2038 14:14:08 GMT", 2_147_523_248),
             ("Sun, 21 Nov 2286 04:46:39 GMT", 10_000_039_599),
             ("Thursday, 18-Aug-50 02:01:18 GMT", 2_544_400_878),
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_nearly_a_date_is_none() {
+    fn a_nearly_valid_date_is_refused() {
         let cases = [
             "",
             "0",
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn two_digits_mean_the_year_that_is_at_most_fifty_years_ahead() {
+    fn a_two_digit_year_is_at_most_fifty_years_ahead() {
         let year = |of_century: u32, now: u64| {
             let text = format!("Monday, 01-Jun-{of_century:02} 00:00:00 GMT");
             let time = parse(text.as_bytes(), at(now)).unwrap();
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_field_has_a_date_only_if_it_is_there_once() {
+    fn a_repeated_date_field_has_no_date() {
         let mut headers = HeaderMap::new();
         assert_eq!(date(&headers, &http::header::EXPIRES, at(NOW)), None);
         let value = http::HeaderValue::from_static("Thu, 18 Aug 2050 02:01:18 GMT");
@@ -294,7 +294,7 @@ mod tests {
         }
 
         #[test]
-        fn a_date_with_one_byte_more_or_less_is_none(at in 0_usize..29, byte in 0x20u8..0x7f) {
+        fn a_date_with_one_byte_more_or_less_is_refused(at in 0_usize..29, byte in 0x20u8..0x7f) {
             let text = b"Sun, 06 Nov 1994 08:49:37 GMT";
             let mut more = text.to_vec();
             more.insert(at, byte);
@@ -305,7 +305,7 @@ mod tests {
         }
 
         #[test]
-        fn days_and_dates_are_the_same(days in -800_000_i64..3_000_000) {
+        fn days_and_dates_convert_both_ways(days in -800_000_i64..3_000_000) {
             let (year, month, day) = civil(days);
             proptest::prop_assert_eq!(days_until(year, month, day), days);
         }

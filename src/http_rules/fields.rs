@@ -1,18 +1,18 @@
-//! Header fields as such: which are stored, and what length they promise.
+//! Header fields in general: which ones are stored, and the length in `Content-Length`.
 
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http_body::SizeHint;
 
-/// A `Content-Length` that is no number, or several that differ.
+/// A `Content-Length` that is not a number, or several that differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Unsound;
 
-/// The length that the head promises (RFC 9110, 8.6: a repeated value counts once).
+/// The length in the head (RFC 9110, 8.6: a repeated value counts once).
 pub(crate) fn content_length(headers: &HeaderMap) -> Result<Option<u64>, Unsound> {
     let mut length = None;
     for line in headers.get_all(header::CONTENT_LENGTH) {
         for member in line.as_bytes().split(|&byte| byte == b',').map(<[u8]>::trim_ascii) {
-            // `parse` alone would take a sign.
+            // `parse` alone would accept a sign.
             let member = std::str::from_utf8(member)
                 .ok()
                 .filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()))
@@ -27,12 +27,12 @@ pub(crate) fn content_length(headers: &HeaderMap) -> Result<Option<u64>, Unsound
     Ok(length)
 }
 
-/// How long a body is at least, by its header and by what else is known of it.
+/// A lower bound of a body's length, from its header and its size hint.
 pub(crate) fn least_length(told: Option<u64>, body: &SizeHint) -> u64 {
     body.lower().max(told.unwrap_or(0))
 }
 
-/// A length that is said several times, said once (RFC 9110, 8.6). hyper sends no head with two lines of it.
+/// Replaces a repeated length by a single one (RFC 9110, 8.6). hyper sends no head with two lines of it.
 pub(crate) fn say_length_once(headers: &mut HeaderMap) {
     let lines = headers.get_all(header::CONTENT_LENGTH).iter();
     let members: usize = lines.map(|line| line.as_bytes().split(|&byte| byte == b',').count()).sum();
@@ -58,9 +58,9 @@ pub(crate) fn remove_content_digests(headers: &mut HeaderMap) {
     }
 }
 
-/// Of one connection or one hop, so never stored (RFC 9111, 3.1; RFC 9110, 7.6.1).
+/// Whether the field belongs to one connection or hop, so that it is never stored (RFC 9111, 3.1; RFC 9110, 7.6.1).
 ///
-/// `Trailer` stays: it announces what also is stored, and an HTTP/1 server sends no trailers
+/// `Trailer` is no such field: it announces trailers, which are stored too, and an HTTP/1 server sends no trailers
 /// without it.
 pub(crate) fn is_hop_by_hop(name: &HeaderName) -> bool {
     matches!(
@@ -77,14 +77,14 @@ pub(crate) fn is_hop_by_hop(name: &HeaderName) -> bool {
     )
 }
 
-/// Whether a field is nobody's but this connection's: by its name, or because `Connection` names it.
+/// Whether a field belongs to this connection only: by its name, or because `Connection` lists it.
 pub(crate) fn is_of_this_hop(headers: &HeaderMap, name: &HeaderName) -> bool {
     let named = |line: &HeaderValue| contains_token(line.as_bytes(), name.as_str().as_bytes());
     is_hop_by_hop(name) || headers.get_all(header::CONNECTION).iter().any(named)
 }
 
-/// The headers that are stored, in order: none of one hop, none that `Connection` names, and no
-/// `Age`, which is kept as a number and counted on.
+/// The headers that are stored, in order: none of one hop, none that `Connection` lists, and no `Age`, which is
+/// stored as a number and grows.
 pub(crate) fn storable(headers: &HeaderMap) -> impl Iterator<Item = (&HeaderName, &HeaderValue)> {
     headers.iter().filter(|(name, _)| **name != header::AGE && !is_of_this_hop(headers, name))
 }
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_length_is_said_once() {
+    fn a_repeated_length_is_merged() {
         let cases = [(&["5", "5"][..], &["5"][..]), (&["5, 05"], &["5"]), (&["05"], &["05"]), (&[], &[])];
         for (lines, once) in cases.into_iter().chain([(&["5", "6"][..], &["5", "6"][..])]) {
             let lines: Vec<_> = lines.iter().map(|line| ("content-length", *line)).collect();

@@ -1,12 +1,13 @@
-//! The host, port, scheme and path prefix that proxies report (RFC 7239, 4). Handlers build links and redirects from them, and
-//! seldom name them in `Vary`.
+//! The host, port, scheme and path prefix that proxies report (RFC 7239, 4). Handlers build links and redirects
+//! from them, and seldom name them in `Vary`.
 //!
-//! Requests with different reports share nothing: each report has keys of its own, so an invented one can not displace, delay or fill
-//! up what is stored for others. A tag ties the keys to their resource, so an unsafe method reaches all of them.
+//! Requests with different reports share nothing: each report has separate keys, so an invented report cannot
+//! displace, delay or crowd out the responses of others. A tag ties the keys to their resource, so an unsafe method
+//! reaches all of them.
 
 use http::header::{FORWARDED, HeaderMap};
 
-/// Beside `Forwarded`. `X-Forwarded-For` is missing: it differs from client to client.
+/// These headers, besides `Forwarded`. `X-Forwarded-For` is missing, because it differs from client to client.
 const X_FORWARDED: [&str; 6] = [
     "x-forwarded-host",
     "x-forwarded-port",
@@ -21,7 +22,7 @@ pub(crate) fn is_forwarding(name: &str) -> bool {
     name == FORWARDED.as_str() || (name.starts_with("x-forwarded-") && X_FORWARDED.contains(&name))
 }
 
-/// The report on a request, in one spelling; `None` without one.
+/// The report on a request in normalized form; `None` if there is none.
 pub(crate) fn forwarding(request: &HeaderMap) -> Option<Vec<u8>> {
     let mut report = Vec::new();
     let mut add = |name: &str, value: &[u8]| {
@@ -50,8 +51,8 @@ fn without_nodes(line: &[u8]) -> Vec<u8> {
     elements.collect::<Vec<_>>().join(&b',')
 }
 
-/// Whether a pair of `Forwarded` is `for` or `by`, or empty. The function ignores quotes: a handler may look for `host=` anywhere, so
-/// every pair that is not plainly one of these two belongs to the report.
+/// Whether a pair of `Forwarded` is `for` or `by`, or empty. Quotes are ignored: a handler may look for `host=`
+/// anywhere, so every pair that is not clearly one of these two belongs to the report.
 fn is_of_nodes(pair: &[u8]) -> bool {
     let Some(at) = pair.iter().position(|&byte| byte == b'=') else { return pair.is_empty() };
     let (name, value) = (&pair[..at], &pair[at + 1..]);

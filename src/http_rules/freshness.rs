@@ -10,24 +10,24 @@ use super::dates::date;
 use super::reason::Rule;
 use super::request_rules::Scope;
 
-/// A guess is worth a day (RFC 9111, 4.2.2 leaves it to the cache).
+/// The longest heuristic lifetime: a day (RFC 9111, 4.2.2 leaves it to the cache).
 const LONGEST_GUESS: u64 = 86_400;
 
-/// What a response says about how long it may be served, counted from when the origin made it.
+/// The lifetime of a response, counted from when the origin made it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lifetime {
-    /// So many seconds, because of this.
+    /// This many seconds, by this rule.
     Named(u64, Rule),
-    /// Nothing; a tenth of the time since it was last modified.
+    /// No explicit lifetime; a tenth of the time since `Last-Modified`.
     Guessed(u64),
-    /// Nothing, and there is nothing to guess from.
+    /// No explicit lifetime, and no `Last-Modified` to derive one from.
     Unnamed,
 }
 
 /// The lifetime of a response that arrived at `now`, by the wall clock.
 ///
-/// Shared caches take `s-maxage` before `max-age` before `Expires` (RFC 9111, 4.2.1). Where the
-/// directives are those of a targeted field, `Expires` does not count (RFC 9213, 2.2).
+/// Shared caches use `s-maxage` before `max-age` before `Expires` (RFC 9111, 4.2.1). If the directives come from a
+/// targeted field, `Expires` does not count (RFC 9213, 2.2).
 pub(crate) fn lifetime(
     headers: &HeaderMap,
     directives: &CacheControl,
@@ -50,26 +50,27 @@ pub(crate) fn lifetime(
     unchanged.map_or(Lifetime::Unnamed, |time| Lifetime::Guessed((time.as_secs() / 10).min(LONGEST_GUESS)))
 }
 
-/// Statuses to which the policy's lifetime may be given, where the response does not name one.
+/// Statuses that may get the policy's lifetime if the response states none.
 ///
-/// The heuristically cacheable ones without those that depend on more than the URI (206), or that say
-/// something about the request (405, 414, 501).
+/// The heuristically cacheable ones, without those that depend on more than the URI (206) or that concern the
+/// request (405, 414, 501).
 pub(crate) fn may_have_default(status: StatusCode) -> bool {
     matches!(status.as_u16(), 200 | 203 | 204 | 300 | 301 | 308 | 404 | 410)
 }
 
-/// Statuses whose lifetime may be guessed (RFC 9110, 15.1).
+/// Statuses that may get a heuristic lifetime (RFC 9110, 15.1).
 pub(crate) fn may_be_guessed(status: StatusCode) -> bool {
     may_have_default(status) || matches!(status.as_u16(), 206 | 405 | 414 | 501)
 }
 
-/// Statuses that no cache may store, whatever their lifetime (RFC 6585, 3 to 6), and 425, which is about the way of one request
-/// (RFC 8470, 5.2). A blanket `Cache-Control` of an outer layer would share one client's limit with all others.
+/// Statuses that no cache may store, whatever their lifetime (RFC 6585, 3 to 6), and 425, which concerns the
+/// transport of one request (RFC 8470, 5.2). With a blanket `Cache-Control` of an outer layer, one client's limit
+/// would be shared with all others.
 pub(crate) fn is_unstorable(status: StatusCode) -> bool {
     matches!(status.as_u16(), 425 | 428 | 429 | 431 | 511)
 }
 
-/// Statuses whose rules for caches are known here (RFC 9110, 15; RFC 9111, 5.2.2.3).
+/// Statuses with caching rules that this crate implements (RFC 9110, 15; RFC 9111, 5.2.2.3).
 pub(crate) fn is_understood(status: StatusCode) -> bool {
     matches!(
         status.as_u16(),
@@ -77,39 +78,40 @@ pub(crate) fn is_understood(status: StatusCode) -> bool {
     )
 }
 
-/// Whether an answer to a request without a body says that the server has failed. A 408 to one that was complete when it came
-/// (RFC 9110, 15.5.9) is a time-out of the server's own, and so tower-http's `TimeoutLayer` answers by default.
+/// Whether the response to a request without a body reports a failure of the server. A 408 for a complete request
+/// (RFC 9110, 15.5.9) is the server's own time-out; tower-http's `TimeoutLayer` answers so by default.
 pub(crate) fn is_failure(status: StatusCode) -> bool {
     status.as_u16() >= 500 || status == StatusCode::REQUEST_TIMEOUT
 }
 
 /// `Expires - Date`, in seconds.
 fn until_expiry(headers: &HeaderMap, now: SystemTime) -> u64 {
-    // RFC 9111, 5.3: an invalid date, `0` above all, is in the past. Two dates are no valid one.
+    // RFC 9111, 5.3: an invalid date, `0` in particular, is in the past. Two dates are no valid one.
     let Some(expires) = date(headers, &EXPIRES, now) else { return 0 };
-    // Without a (sound) Date, the moment of receipt is it (RFC 9110, 6.6.1).
+    // Without a valid `Date`, the time of receipt counts (RFC 9110, 6.6.1).
     let date = date(headers, &DATE, now).unwrap_or(now);
     expires.duration_since(date).map_or(0, |left| left.as_secs().min(LONGEST_SECONDS))
 }
 
-/// How long ago the origin made a response: the larger of what `Age` says and what `Date` shows, the
-/// `corrected_initial_age` (RFC 9111, 4.2.3) of one that arrived at `now`, `delay` after it was
-/// asked for.
+/// How long ago the origin made a response: the larger of the ages by `Age` and by `Date`, the
+/// `corrected_initial_age` (RFC 9111, 4.2.3) of a response that arrived at `now`, `delay` after its request.
 ///
-/// A response with neither field was made in this process, since an origin server with a clock sends `Date` (RFC 9110, 6.6.1) and
-/// hyper adds it outside of the layer. Its age begins with its head: the time that a handler takes is no age of what it makes.
+/// A response with neither field was made in this process, since an origin server with a clock sends `Date` (RFC
+/// 9110, 6.6.1) and hyper adds it outside of the layer. Its age begins with its head: the time that a handler takes
+/// does not age the response.
 pub(crate) fn corrected_initial_age(headers: &HeaderMap, delay: Duration, now: SystemTime) -> Duration {
     if !headers.contains_key(DATE) && !headers.contains_key(AGE) {
         return Duration::ZERO;
     }
-    // Of a list the first member is the last cache's; what is no number is ignored (RFC 9111, 5.1).
+    // The first member of a list comes from the nearest cache; a member that is not a number is ignored (RFC 9111,
+    // 5.1).
     let told = headers
         .get(AGE)
         .and_then(|line| line.as_bytes().split(|&byte| byte == b',').next())
         .and_then(|age| delta_seconds(age.trim_ascii()));
     let apparent = date(headers, &DATE, now).map(|date| {
-        // A Date is cut to whole seconds: a difference of one is no age, and counting it would
-        // make `max-age=1` uncacheable at random.
+        // `Date` has whole seconds, so a difference of one second is no age: counting it would make `max-age=1`
+        // uncacheable at random.
         unix_seconds(now).saturating_sub(unix_seconds(date)).saturating_sub(1)
     });
     let corrected = Duration::from_secs(told.unwrap_or(0)).saturating_add(delay);
@@ -128,7 +130,7 @@ mod tests {
 
     use super::*;
 
-    /// What is left of a lifetime, for the default policy.
+    /// The remaining lifetime under the default policy.
     #[derive(Debug, PartialEq)]
     enum Left {
         Explicit(Duration),
@@ -221,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn the_age_it_arrived_with_is_taken_off() {
+    fn the_age_on_arrival_shortens_the_lifetime() {
         let cases: [(&[(&str, &str)], u64); 9] = [
             (&[("age", "10")], 50),
             (&[("age", "60")], 0),
@@ -284,7 +286,7 @@ mod tests {
         for (modified, expected) in cases {
             let headers = [("last-modified", &*modified), ("date", &*at(0))];
             assert_eq!(named(&headers, false, Scope::Shared), expected, "RFC 9111, 4.2.2: {modified}");
-            // By the moment of receipt where there is no Date.
+            // Without a `Date`, the time of receipt counts.
             assert_eq!(named(&headers[..1], false, Scope::Shared), expected, "{modified}");
         }
         let named_too = [("last-modified", &*at(-100)), ("expires", "0")];
@@ -344,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn the_time_on_the_way_counts_from_the_request() {
+    fn the_delay_counts_from_the_request() {
         let delay = Duration::from_millis(2500);
         let age = |headers: &[(&str, &str)]| corrected_initial_age(&head(headers), delay, now());
         assert_eq!(age(&[]), Duration::ZERO, "made in this process: neither Date nor Age");

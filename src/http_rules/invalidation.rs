@@ -1,4 +1,4 @@
-//! What a request that may have changed something makes invalid (RFC 9111, 4.4).
+//! The keys that an unsafe request invalidates (RFC 9111, 4.4).
 
 use http::header::{CONTENT_LOCATION, HeaderMap, LOCATION};
 use http::{Method, Request, StatusCode, Uri};
@@ -8,21 +8,21 @@ use super::request_rules::{Heads, RequestRules};
 use super::target::{Keyed, Target, addition, additions};
 use crate::key::CacheKey;
 
-/// What is known of an unsafe request before it is sent.
+/// The data of an unsafe request that its invalidation needs, taken before the request is sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Invalidation {
-    /// Absolute. Two where `Host` names another authority than the URI.
+    /// Absolute URIs. Two, if `Host` names another authority than the URI.
     targets: Vec<Uri>,
     keys: Vec<CacheKey>,
     heads: Heads,
-    /// Of all keys, if the policy names one.
+    /// The authority of all keys, if the policy names one.
     authority: Option<String>,
-    /// What the policy adds to the keys that are invalid.
+    /// The policy's additions to the invalidated keys.
     added: Vec<Vec<String>>,
 }
 
 impl Invalidation {
-    /// Nothing for a method that is known to be safe, and for a target that no key names.
+    /// `None` for a method that is known to be safe, and for a target that cannot be a key.
     pub(crate) fn of<B>(request: &Request<B>, rules: &RequestRules) -> Option<Self> {
         if is_safe(request.method()) || request.method() == Method::CONNECT {
             return None;
@@ -34,7 +34,7 @@ impl Invalidation {
             all.iter().flat_map(|target| added.iter().map(|added| target.key(added))).collect();
         let mut targets: Vec<_> = all.iter().filter_map(Target::uri).collect();
         if rules.authority.is_some() {
-            // A response refers to itself by what the client calls it.
+            // A response refers to its resource by the authority that the client used.
             let named = RequestRules { authority: None, ..rules.clone() };
             targets.extend(Target::changed_by(request, &keyed, &named).iter().filter_map(Target::uri));
         }
@@ -42,9 +42,8 @@ impl Invalidation {
         (!keys.is_empty()).then_some(Self { targets, keys, heads, authority, added })
     }
 
-    /// The keys that are invalid after this response, each once: the target's, and those of what `Location` and
-    /// `Content-Location` refer to at the same origin. None after an error: nothing was changed that is
-    /// known of.
+    /// The keys that are invalid after this response, each once: those of the target, and those of URIs of the same
+    /// origin in `Location` and `Content-Location`. None after an error: no change is known then.
     pub(crate) fn keys(&self, status: StatusCode, headers: &HeaderMap) -> Vec<CacheKey> {
         if !status.is_success() && !status.is_redirection() {
             return Vec::new();
@@ -63,7 +62,7 @@ impl Invalidation {
         keys
     }
 
-    /// The target's keys: what may be invalid where no response says.
+    /// The target's keys: they may be invalid if no response came.
     pub(crate) fn target_keys(&self) -> &[CacheKey] {
         &self.keys
     }
@@ -79,13 +78,13 @@ impl Invalidation {
     }
 }
 
-/// What the policy may have added to the key of what this request changes, each once: for the sender, for a stranger like
-/// him, and for one of whom the hook says nothing. The target is invalid for everyone (RFC 9111, 4.4), but others'
-/// credentials and cohorts are not known here.
+/// The policy's possible additions to the keys of the changed resource, each once: for the sender, for the same
+/// request without credentials, none, and, if there is a hook, its empty text. The target is invalid for all users
+/// (RFC 9111, 4.4), but the credentials and cohorts of other users are unknown here.
 fn all_additions<B>(request: &Request<B>, keyed: &Keyed<'_>, rules: &RequestRules) -> Vec<Vec<String>> {
     let mut all = Vec::new();
     for keyed in [*keyed, Keyed { credentials: false, ..*keyed }] {
-        // One whom the hook sends past the cache changes what the others read all the same.
+        // If the hook excludes the sender from the cache, its change affects other readers all the same.
         all.extend(additions(request, &keyed, rules).ok());
     }
     all.push(Vec::new());
@@ -99,8 +98,8 @@ fn all_additions<B>(request: &Request<B>, keyed: &Keyed<'_>, rules: &RequestRule
     once
 }
 
-/// Methods that are registered as safe (RFC 9110, 18.2 and the registry it made). What is not known may
-/// change anything: "including methods whose safety is unknown".
+/// Methods that are registered as safe (RFC 9110, 18.2 and its registry). An unknown method may change anything:
+/// "including methods whose safety is unknown".
 fn is_safe(method: &Method) -> bool {
     matches!(
         method.as_str(),
@@ -148,7 +147,7 @@ mod tests {
     const OWN: &str = "http://shop.example/a/b?c";
 
     #[test]
-    fn what_is_not_known_to_be_safe_invalidates_its_target() {
+    fn a_method_not_known_to_be_safe_invalidates_its_target() {
         for method in ["POST", "PUT", "DELETE", "PATCH", "M-SEARCH", "MKCOL", "get", "FROBNICATE"] {
             for status in 100..=999 {
                 let expected = if (200..400).contains(&status) { keys(&[OWN]) } else { Vec::new() };
@@ -186,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_uri_and_the_host_name_is_invalid_each_once() {
+    fn the_targets_of_the_uri_and_the_host_are_invalidated_once_each() {
         let of = |uri: &str, host: &str| {
             let request = request("POST", uri, &[("host", host)]);
             let all = Invalidation::of(&request, &RequestRules::default()).unwrap();
@@ -222,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_have_what_the_policy_adds_to_them() {
+    fn invalidated_keys_have_the_policys_additions() {
         let policy = HttpPolicy::private()
             .key(|parts| parts.headers.get("x-tenant")?.to_str().ok().map(str::to_owned));
         let rules = &policy.requests;
@@ -238,12 +237,12 @@ mod tests {
         }
         assert_eq!(keys.len(), 2 * 4, "the fourth is what a policy without a hook has: {keys:?}");
         let others = [("host", "shop.example"), ("authorization", "y"), ("x-tenant", "t")];
-        assert!(!keys.contains(&key("/x", &others)), "nobody knows what credentials there are");
+        assert!(!keys.contains(&key("/x", &others)), "other credentials are unknown");
         let plain = HttpPolicy::private();
         let all = Invalidation::of(&request("POST", "/x", &fields[..1]), &plain.requests).unwrap();
         let own = plain.cache_key(&request("GET", "/x", &fields[..1])).unwrap();
         assert_eq!(all.target_keys(), [own], "there are no credentials that it could be kept for");
-        // The hook says no: of all tenants only the one without a name is known.
+        // The hook returns `None` for the sender: of all tenants only the unnamed one is known.
         let all = Invalidation::of(&request("POST", "/x", &fields[..2]), rules).unwrap();
         let bare = HttpPolicy::private().cache_key(&request("GET", "/x", &fields[..1])).unwrap();
         let keys = all.keys(StatusCode::OK, &HeaderMap::new());

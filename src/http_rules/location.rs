@@ -4,8 +4,8 @@ use http::header::{HeaderMap, HeaderName};
 use http::uri::Parts;
 use http::{Uri, uri};
 
-/// The URI that a field refers to, if it is there once, sound, and of the same origin as `base`, which is
-/// absolute (RFC 9110, 4.3.1: scheme, host and port).
+/// The URI to which a field refers, if the field occurs once, is valid, and has the same origin as the absolute
+/// `base` (RFC 9110, 4.3.1: scheme, host and port).
 pub(crate) fn of_same_origin(base: &Uri, headers: &HeaderMap, name: &HeaderName) -> Option<Uri> {
     let mut lines = headers.get_all(name).iter();
     let (line, None) = (lines.next()?, lines.next()) else { return None };
@@ -21,12 +21,12 @@ fn is_same_origin(one: &Uri, other: &Uri) -> bool {
         && matches!((one.host(), other.host()), (Some(a), Some(b)) if a.eq_ignore_ascii_case(b))
 }
 
-/// Resolves a reference (RFC 3986, 5.2). The fragment is not part of what is stored.
+/// Resolves a reference (RFC 3986, 5.2). The fragment is dropped, because it is not part of a key.
 pub(crate) fn resolve(base: &Uri, reference: &str) -> Option<Uri> {
     let reference = reference.split('#').next().unwrap_or_default();
     if has_scheme(reference) {
         let uri: Uri = reference.parse().ok()?;
-        // User information is no part of an origin, and no key has it.
+        // User information is not part of an origin, and no key contains it.
         return uri
             .authority()
             .filter(|_| uri.scheme().is_some())
@@ -49,7 +49,7 @@ pub(crate) fn resolve(base: &Uri, reference: &str) -> Option<Uri> {
         } else if reference.starts_with('?') {
             format!("{}{reference}", base.path())
         } else {
-            // RFC 3986, 5.2.3: it stands in place of what follows the last slash.
+            // RFC 3986, 5.2.3: the reference replaces everything after the last slash.
             format!("{}{reference}", &base.path()[..=base.path().rfind('/')?])
         }
     };
@@ -57,14 +57,14 @@ pub(crate) fn resolve(base: &Uri, reference: &str) -> Option<Uri> {
     Uri::from_parts(parts).ok()
 }
 
-/// Whether it begins with a scheme (RFC 3986, 3.1). A colon later than the first slash is none.
+/// Whether the reference begins with a scheme (RFC 3986, 3.1). A colon after the first slash does not end a scheme.
 fn has_scheme(reference: &str) -> bool {
     let Some((scheme, _)) = reference.split_once(':') else { return false };
     scheme.starts_with(|first: char| first.is_ascii_alphabetic())
         && scheme.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte))
 }
 
-/// RFC 3986, 5.2.4, on the path of what may have a query. An empty path is the root.
+/// RFC 3986, 5.2.4, on a path that may have a query. An empty path is the root.
 fn without_dots(path_and_query: &str) -> String {
     let end = path_and_query.find('?').unwrap_or(path_and_query.len());
     let (path, query) = path_and_query.split_at(end);
@@ -77,7 +77,7 @@ fn without_dots(path_and_query: &str) -> String {
                 if segment == ".." {
                     kept.pop();
                 }
-                // The folder itself.
+                // A trailing dot segment leaves the folder itself.
                 if is_last {
                     kept.push("");
                 }
@@ -96,8 +96,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn references_are_resolved_as_the_rfc_has_them() {
-        // RFC 3986, 5.4.1 and 5.4.2, as far as they go with http and without parameters of paths.
+    fn references_resolve_as_in_the_rfc() {
+        // RFC 3986, 5.4.1 and 5.4.2, without the examples of path parameters and of schemes other than http.
         let cases = [
             ("g", "http://a/b/c/g"),
             ("./g", "http://a/b/c/g"),
@@ -128,7 +128,7 @@ mod tests {
             ("HTTPS://B:1/x?y#z", "https://B:1/x?y"),
             ("//g:1?y", "http://g:1/?y"),
             ("//g/x", "http://g/x"),
-            // Only a letter begins a scheme, and no slash is in one.
+            // A scheme begins with a letter and contains no slash.
             ("1:2", "http://a/b/c/1:2"),
             ("g/h:i", "http://a/b/c/g/h:i"),
         ];
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_of_the_same_origin_counts() {
+    fn only_references_of_the_same_origin_count() {
         let cases = [
             ("/x", Some("http://a.example/x")),
             ("http://A.Example:80/x", Some("http://A.Example:80/x")),

@@ -1,6 +1,6 @@
 //! The rules of HTTP caching as functions of requests and responses: RFC 9110, 9111, 9211, 9213 and 5861.
 //!
-//! They know no guard, no store and no clock but the time that they are given.
+//! They use no guard, no store and no clock: the caller passes the time.
 
 pub(crate) mod axum_nesting;
 pub(crate) mod cache_control;

@@ -1,16 +1,17 @@
-//! What the value of a selecting header says, in one spelling for all that say it (RFC 9111, 4.1).
+//! Normalizes the values of headers that select variants (RFC 9111, 4.1).
 //!
-//! Two requests are alike if one value becomes the other by adding or removing white space, combining
-//! lines, and what the field's definition calls the same. Made too alike, one client gets another's
-//! answer; so a field that is not known is only taken for a list, and one that is known to be free text
-//! or a credential is compared as it is.
+//! Two requests match if one value becomes the other by adding or removing white space, combining lines, or by
+//! equivalences in the field's definition. If values are matched too liberally, one client gets another's response;
+//! so an unknown field is only normalized as a list, and a field that is free text or a credential is compared as
+//! it is.
 
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 
 use super::credentials::CREDENTIAL_HEADERS;
 
-/// The codings that a response may have, of which a request may name any; `x-gzip` and `x-compress` are old names (RFC 9110, 8.4.1;
-/// RFC 7932, 8878 and 9842). Others change no answer: they are left out, so that invented ones make no variants.
+/// The content codings that responses use, of which a request may name any; `x-gzip` and `x-compress` are old names
+/// (RFC 9110, 8.4.1; RFC 7932, 8878 and 9842). Other names change no response and are left out, so that invented
+/// codings make no variants.
 const CODINGS: [&[u8]; 11] = [
     b"gzip",
     b"x-gzip",
@@ -25,17 +26,18 @@ const CODINGS: [&[u8]; 11] = [
     b"*",
 ];
 
-/// How far values are made alike.
+/// How far values are normalized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Normal {
-    /// What is acceptable is a list like any other, as many origins look for `application/json` in it and no further. By another
-    /// spelling that means the same, one client would choose for all who spell it as the origin does.
+    /// Preferences are normalized as ordinary lists only, because many origins merely search them for
+    /// `application/json`. A client with another spelling of equal meaning would otherwise choose the response for
+    /// all clients with the origin's spelling.
     Careful,
-    /// Case, order and spelling of what is acceptable say nothing (RFC 9110, 12.4 and 12.5).
+    /// Case, order and spelling of preferences have no meaning (RFC 9110, 12.4 and 12.5).
     ByTheLetter,
 }
 
-/// The value in its one spelling, over all lines; nothing if the field is absent.
+/// The normalized value over all lines; `None` if the field is absent.
 pub(crate) fn selecting_value(name: &HeaderName, request: &HeaderMap, normal: Normal) -> Option<Vec<u8>> {
     let lines = request.get_all(name);
     lines.iter().next()?;
@@ -44,7 +46,7 @@ pub(crate) fn selecting_value(name: &HeaderName, request: &HeaderMap, normal: No
         Kind::Exact => {
             for line in lines {
                 value.extend_from_slice(line.as_bytes().trim_ascii());
-                // No value has a line feed in it, so the lines stay apart.
+                // No value contains a line feed, so lines cannot be confused.
                 value.push(b'\n');
             }
         }
@@ -73,10 +75,11 @@ pub(crate) fn selecting_value(name: &HeaderName, request: &HeaderMap, normal: No
     Some(value)
 }
 
-/// Whether a line of `Accept-Encoding` names a coding that is not known and has a known one's letters in it (`xgzip`): an origin that
-/// looks for the letters alone would encode for it, and for no other request with unknown codings.
+/// Whether a line of `Accept-Encoding` names an unknown coding that contains a known one's name (`xgzip`): an
+/// origin that merely searches for the known name would encode its response, and would not for other requests with
+/// unknown codings.
 pub(crate) fn may_be_misread(line: &HeaderValue) -> bool {
-    // Each hit passes here, so nothing is allocated.
+    // Called for every hit, so it allocates nothing.
     members(line.as_bytes()).any(|member| {
         let name = member.split(|&byte| byte == b';').next().unwrap_or_default().trim_ascii();
         let is = |text: &[u8], coding: &[u8]| text.eq_ignore_ascii_case(coding);
@@ -85,8 +88,8 @@ pub(crate) fn may_be_misread(line: &HeaderValue) -> bool {
     })
 }
 
-/// Whether the response is encoded in a way that the request names by no coding that is known, and names others. Requests that name
-/// other unknown codings are alike, and could not read it.
+/// Whether the request names unknown codings, and the response has a coding that the request does not accept by a
+/// known name. Requests with other unknown codings have the same normalized value, and could not read it.
 pub(crate) fn is_encoded_by_chance(request: &HeaderMap, response: &HeaderMap) -> bool {
     let asked = weighted(request.get_all(header::ACCEPT_ENCODING).iter());
     if asked.iter().all(Weighted::is_known_coding) {
@@ -102,7 +105,7 @@ pub(crate) fn is_encoded_by_chance(request: &HeaderMap, response: &HeaderMap) ->
         .any(|coding| !takes(coding))
 }
 
-/// The one language that a request prefers to all others, in lower case.
+/// The language that a request prefers to all others, in lower case.
 pub(crate) fn preferred_language(request: &HeaderMap) -> Option<String> {
     let mut all = weighted(request.get_all(header::ACCEPT_LANGUAGE).iter());
     all.sort_by_key(|member| std::cmp::Reverse(member.weight));
@@ -113,17 +116,17 @@ pub(crate) fn preferred_language(request: &HeaderMap) -> Option<String> {
 }
 
 enum Kind {
-    /// Free text, or a credential: a comma is no separator, or a mistake costs too much.
+    /// Free text, or a credential: commas do not separate members, or a false match costs too much.
     Exact,
-    /// Not known. Most fields are lists, and white space around a comma means nothing in them.
+    /// An unknown field. Most fields are lists, in which white space around a comma has no meaning.
     List,
-    /// A list of what is acceptable, with weights (RFC 9110, 12.4.2), in any case and order.
+    /// A list of preferences with weights (RFC 9110, 12.4.2), in any case and order.
     Weighted,
 }
 
 fn kind(name: &HeaderName, normal: Normal) -> Kind {
     match name.as_str() {
-        // Who does not see that a coding is taken answers without one, which everybody can read.
+        // An origin that does not recognize a coding answers unencoded, which every client can read.
         "accept-encoding" => Kind::Weighted,
         "accept" | "accept-charset" | "accept-language" if normal == Normal::ByTheLetter => Kind::Weighted,
         "from"
@@ -140,7 +143,7 @@ fn kind(name: &HeaderName, normal: Normal) -> Kind {
     }
 }
 
-/// The members of a list, each without white space around it. A comma inside a string is none.
+/// The members of a list, each without surrounding white space. A comma inside a string does not separate members.
 fn members(line: &[u8]) -> impl Iterator<Item = &[u8]> {
     let mut rest = Some(line);
     std::iter::from_fn(move || {
@@ -176,13 +179,13 @@ impl Weighted {
 
 fn weighted<'a>(lines: impl Iterator<Item = &'a HeaderValue>) -> Vec<Weighted> {
     let members = lines.flat_map(|line| members(line.as_bytes()));
-    // RFC 9110, 5.6.1.2: empty members count for nothing.
+    // RFC 9110, 5.6.1.2: empty members are ignored.
     members.filter(|member| !member.is_empty()).map(weigh).collect()
 }
 
 fn weigh(member: &[u8]) -> Weighted {
     let mut weighted = Weighted { text: Vec::with_capacity(member.len()), weight: 1000 };
-    // A parameter's string could hold a semicolon; then it is compared as it is.
+    // A quoted parameter could contain a semicolon, so such a member is compared as it is.
     if member.contains(&b'"') {
         weighted.text.extend_from_slice(member);
         return weighted;

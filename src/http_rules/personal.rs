@@ -1,4 +1,4 @@
-//! Request extensions that only a layer on the wrong side of the guard sets: noticed, and told to the operator.
+//! Detects request extensions that only a layer on the wrong side of the guard sets, and warns the operator.
 
 use std::any::{TypeId, type_name};
 use std::fmt;
@@ -8,7 +8,7 @@ use http::{Extensions, Request};
 
 use crate::observe::{Seldom, log};
 
-/// A type of request extensions that makes a request one client's.
+/// A type of request extension that marks a request as one client's.
 #[derive(Clone, Copy)]
 pub(crate) struct PersonalExtension {
     id: TypeId,
@@ -39,7 +39,7 @@ impl fmt::Debug for PersonalExtension {
     }
 }
 
-/// For all guards of the process: each request meets the same layers.
+/// One limit for all guards of the process, because each request passes the same layers.
 static WARNED: LazyLock<Seldom> = LazyLock::new(Seldom::default);
 
 /// Warns about the layer that has set an extension of this request.
@@ -101,11 +101,11 @@ mod tests {
     #[derive(Clone)]
     struct Visitor;
 
-    /// One test, because the process has one warning.
+    /// A single test, because the process has only one rate limit.
     #[tokio::test(start_paused = true)]
-    async fn a_layer_on_the_wrong_side_is_told_of_once_with_the_remedy() {
+    async fn a_layer_on_the_wrong_side_is_warned_of_once_with_the_remedy() {
         let warnings = Warnings::default();
-        // With a single subscriber tracing would believe what another test's thread says of it.
+        // With a single subscriber, tracing would cache the interest that another test's thread registered.
         let _second = tracing::Dispatch::new(tracing_subscriber::registry());
         let _listening =
             tracing::subscriber::set_default(tracing_subscriber::registry().with(warnings.clone()));

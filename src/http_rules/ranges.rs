@@ -1,4 +1,4 @@
-//! Ranges of bytes: what part of a stored response answers a request (RFC 9110, 14).
+//! Byte ranges: the part of a stored response that answers a request (RFC 9110, 14).
 //!
 //! Numbers come from clients and origins, so all arithmetic here is checked.
 
@@ -14,20 +14,20 @@ use super::dates::{self};
 use super::fields::remove_content_digests;
 use super::validation::{is_strong, last_modified_if_strong, not_modified};
 
-/// The one range that a request asks for. Several are answered with the whole: a server may ignore any
-/// `Range` (RFC 9110, 14.2).
+/// The single range of a request. Several ranges are answered with the whole: a server may ignore any `Range` (RFC
+/// 9110, 14.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ByteRange {
-    /// From the first to the last byte, both counted; without a last to the end.
+    /// From the first to the last byte, both inclusive; to the end without a last one.
     From(u64, Option<u64>),
-    /// So many bytes at the end.
+    /// This many bytes at the end.
     Last(u64),
 }
 
-/// What a request with a range is answered with.
+/// The kind of answer to a request with a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
-    /// 200, as though no range had been asked for.
+    /// 200, as if no range had been requested.
     Whole,
     /// 206.
     Part(Part),
@@ -35,18 +35,18 @@ pub(crate) enum Answer {
     Unsatisfiable,
 }
 
-/// Where a part stands in a representation; never empty.
+/// The position of a part in a representation; never empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Part {
     pub(crate) first: u64,
-    /// The last byte, counted: not before `first`.
+    /// The last byte, inclusive: not before `first`.
     pub(crate) last: u64,
-    /// The length of the whole, if it is known: more than `last`.
+    /// The length of the whole, if known: more than `last`.
     pub(crate) complete: Option<u64>,
 }
 
 impl ByteRange {
-    /// The range of a request; none if there is none that a cache has to look at.
+    /// The range of a request; `None` if a cache may ignore it.
     pub(crate) fn of(request: &HeaderMap) -> Option<Self> {
         let mut lines = request.get_all(RANGE).iter();
         let (line, None) = (lines.next()?, lines.next()) else { return None };
@@ -66,18 +66,18 @@ impl ByteRange {
             (first, []) => Some(Self::From(number(first)?, None)),
             (first, last) => {
                 let (first, last) = (number(first)?, number(last)?);
-                // RFC 9110, 14.1.1: the other way round it is invalid, and so ignored.
+                // RFC 9110, 14.1.1: a range that ends before it begins is invalid, and so ignored.
                 (first <= last).then_some(Self::From(first, Some(last)))
             }
         }
     }
 
-    /// The bytes of a whole of this length.
+    /// The bytes of a whole with this length.
     pub(crate) fn of_whole(self, length: u64) -> Answer {
         let first = match self {
             Self::From(first, _) => first,
             Self::Last(0) => return Answer::Unsatisfiable,
-            // Satisfiable, but no `Content-Range` can say which bytes these are (RFC 9110, 14.4).
+            // Satisfiable, but `Content-Range` cannot express an empty range (RFC 9110, 14.4).
             Self::Last(_) if length == 0 => return Answer::Whole,
             Self::Last(count) => length.saturating_sub(count),
         };
@@ -91,14 +91,14 @@ impl ByteRange {
         Answer::Part(Part { first, last, complete: Some(length) })
     }
 
-    /// The bytes out of a stored part, if it has them all.
+    /// The requested bytes in a stored part, if it contains all of them.
     pub(crate) fn of_part(self, stored: Part) -> Option<Part> {
         let wanted = match (self, stored.complete) {
             (_, Some(complete)) => match self.of_whole(complete) {
                 Answer::Part(part) => part,
                 _ => return None,
             },
-            // Where the end is not known, only what is named by its ends can be found.
+            // If the length of the whole is unknown, only a range with both ends can be located.
             (Self::From(first, Some(last)), None) => Part { first, last, complete: None },
             _ => return None,
         };
@@ -113,7 +113,7 @@ pub(crate) fn is_valid(range: &HeaderValue) -> bool {
     specs.peek().is_some() && specs.all(|spec| ByteRange::of_spec(spec).is_some())
 }
 
-/// The members of a set of ranges of bytes.
+/// The members of a set of byte ranges.
 fn specs(text: &[u8]) -> Option<impl Iterator<Item = &[u8]>> {
     let at = text.iter().position(|&byte| byte == b'=')?;
     let is_bytes = text[..at].trim_ascii().eq_ignore_ascii_case(b"bytes");
@@ -121,7 +121,7 @@ fn specs(text: &[u8]) -> Option<impl Iterator<Item = &[u8]>> {
     is_bytes.then(|| specs.filter(|spec| !spec.is_empty()))
 }
 
-/// What a stored 200 of this length answers to a GET; `None` of `ByteRange::of` is the whole, too.
+/// How a stored 200 with this length answers a GET; without a `ByteRange` with the whole.
 pub(crate) fn answer(request: &HeaderMap, stored: &HeaderMap, length: u64, now: SystemTime) -> Answer {
     match ByteRange::of(request) {
         Some(range) if if_range_holds(request, stored, now) => range.of_whole(length),
@@ -129,8 +129,7 @@ pub(crate) fn answer(request: &HeaderMap, stored: &HeaderMap, length: u64, now: 
     }
 }
 
-/// Whether the client's part is one of the stored representation, so that the range applies
-/// (RFC 9110, 13.1.5).
+/// Whether the client's condition matches the stored representation, so that the range applies (RFC 9110, 13.1.5).
 pub(crate) fn if_range_holds(request: &HeaderMap, stored: &HeaderMap, now: SystemTime) -> bool {
     let mut lines = request.get_all(IF_RANGE).iter();
     let condition = match (lines.next(), lines.next()) {
@@ -139,7 +138,7 @@ pub(crate) fn if_range_holds(request: &HeaderMap, stored: &HeaderMap, now: Syste
         _ => return false,
     };
     if condition.contains(&b'"') {
-        // By the strong comparison.
+        // The strong comparison.
         return is_strong(condition) && stored.get(ETAG).is_some_and(|etag| etag.as_bytes() == condition);
     }
     let Some(asked) = dates::parse(condition, now) else { return false };
@@ -147,8 +146,8 @@ pub(crate) fn if_range_holds(request: &HeaderMap, stored: &HeaderMap, now: Syste
 }
 
 impl Part {
-    /// Where a 206 says that its content stands (RFC 9110, 14.4). Nothing for several parts, an unknown
-    /// unit, and numbers that contradict themselves.
+    /// The position of a 206's content by its own head (RFC 9110, 14.4). `None` for several parts, an unknown unit,
+    /// and contradictory numbers.
     pub(crate) fn of_response(response: &HeaderMap) -> Option<Self> {
         let mut lines = response.get_all(CONTENT_RANGE).iter();
         let (line, None) = (lines.next()?, lines.next()) else { return None };
@@ -170,8 +169,8 @@ impl Part {
 
     /// The part that content of this length is.
     ///
-    /// Content that is not as long as it says is not stored; to the letter, it is what came from where it
-    /// begins, and ends the whole if it said so: an error in the origin's arithmetic.
+    /// If the length contradicts the head, the content is not stored. To the letter, it begins where the head says,
+    /// and it ends the whole if the head says so: an error in the origin's arithmetic.
     pub(crate) fn with_content(self, length: u64, by_the_letter: bool) -> Option<Self> {
         let last = self.first.checked_add(length.checked_sub(1)?)?;
         if last == self.last {
@@ -189,20 +188,20 @@ impl Part {
         self.first == 0 && self.complete.is_some_and(|complete| complete - 1 == self.last)
     }
 
-    /// How many bytes; never none.
+    /// How many bytes it has; never zero.
     pub(crate) fn length(&self) -> u64 {
         (self.last - self.first).saturating_add(1)
     }
 
-    /// Where these bytes stand in the content of a stored part (or of a whole, which begins at 0).
+    /// The position of these bytes in the content of a stored part (or of a whole, which begins at 0).
     pub(crate) fn within(&self, stored_first: u64) -> Option<std::ops::Range<usize>> {
         let start = usize::try_from(self.first.checked_sub(stored_first)?).ok()?;
         let length = usize::try_from(self.length()).ok()?;
         Some(start..start.checked_add(length)?)
     }
 
-    /// Both as one part, if they touch or overlap and agree about the whole (RFC 9110, 15.3.7.3). That
-    /// they are of one representation is for `validation` to say.
+    /// Both as one part, if they touch or overlap and agree about the length of the whole (RFC 9110, 15.3.7.3).
+    /// `validation` checks that they belong to one representation.
     pub(crate) fn joined(&self, other: &Self) -> Option<Self> {
         let touch = |end: u64, start: u64| end.checked_add(1).is_none_or(|after| start <= after);
         if !touch(self.last, other.first) || !touch(other.last, self.first) {
@@ -231,11 +230,11 @@ impl Part {
     }
 }
 
-/// Two parts of one representation with their content as one; where they overlap the new bytes count.
-/// The caller knows that both have the same strong validator (RFC 9111, 3.4).
+/// Joins two parts of one representation and their content; where they overlap the new bytes count. The caller has
+/// checked that both have the same strong validator (RFC 9111, 3.4).
 pub(crate) fn join(stored: (Part, &[u8]), new: (Part, &[u8])) -> Option<(Part, Vec<u8>)> {
     let all = stored.0.joined(&new.0)?;
-    // No more than both hold, whatever their positions say.
+    // Not longer than both contents together, whatever the positions claim.
     let length = usize::try_from(all.length()).ok().filter(|&all| all <= stored.1.len() + new.1.len())?;
     let mut content = vec![0; length];
     for (part, bytes) in [stored, new] {
@@ -245,8 +244,9 @@ pub(crate) fn join(stored: (Part, &[u8]), new: (Part, &[u8])) -> Option<(Part, V
     Some((all, content))
 }
 
-/// The headers of a 416 about a stored whole of this length (RFC 9110, 15.5.17): its own but for those of its content, so that a
-/// browser gives it to the script whose request it answers. No lifetime: a cache on the way could store it as the resource.
+/// The headers of a 416 for a stored whole with this length (RFC 9110, 15.5.17): those of the whole except the ones
+/// that describe its content, so that a browser's CORS check passes. No lifetime: a cache on the way could store
+/// the 416 as the resource.
 pub(crate) fn unsatisfiable(stored: &HeaderMap, length: u64) -> HeaderMap {
     let mut headers = not_modified(stored);
     for name in [CACHE_CONTROL.as_str(), CDN_CACHE_CONTROL, EXPIRES.as_str()] {
@@ -260,7 +260,7 @@ pub(crate) fn unsatisfiable(stored: &HeaderMap, length: u64) -> HeaderMap {
     headers
 }
 
-/// Digits only; a number that is too large for any content is the largest.
+/// Digits only; a number that overflows counts as the largest.
 fn number(digits: &[u8]) -> Option<u64> {
     if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
         return None;

@@ -1,7 +1,7 @@
-//! Which requests are looked up, and what they are keyed by.
+//! Which requests are looked up, and which of their parts are in the key.
 //!
-//! Everything that is not provably the plain question "what is at this URI" goes straight to the
-//! inner service: a request bypassed in vain costs one load, one shared in vain leaks an answer.
+//! Every request that is not certainly the plain question "what is at this URI" goes straight to the inner service:
+//! a needless bypass costs one load, a wrongly shared response leaks.
 
 use http::header::{HeaderMap, HeaderValue};
 use http::{Method, Request, Uri};
@@ -17,52 +17,53 @@ use super::request_rules::Sharing;
 use super::target::{Keyed, Target, key, key_by};
 use crate::key::CacheKey;
 
-/// A request that the rules apply to: its key, and what it asks beyond that.
+/// A request to which the rules apply: its key, and its other demands.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Considered<K = CacheKey> {
     pub(crate) key: K,
-    /// A GET may be loaded and stored; a HEAD only finds what a GET has left (RFC 9110, 9.3.2).
+    /// A GET may be loaded and stored; a HEAD only finds the stored response of a GET (RFC 9110, 9.3.2).
     pub(crate) is_get: bool,
     pub(crate) asked: Asked,
 }
 
-/// What a request asks of the cache beside the resource.
+/// A request's demands on the cache, besides the resource.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Asked {
     pub(crate) directives: RequestDirectives,
-    /// Comes with `Authorization`, and takes part if the response says so (RFC 9111, 3.5).
+    /// Has `Authorization`, and takes part if the response allows it (RFC 9111, 3.5).
     pub(crate) authorized: bool,
-    /// Comes with `Cookie`, likewise.
+    /// Has `Cookie`, likewise.
     pub(crate) has_cookie: bool,
-    /// Comes with `If-None-Match` or `If-Modified-Since`, which a cache evaluates (RFC 9111, 4.3.2).
+    /// Has `If-None-Match` or `If-Modified-Since`, which a cache evaluates (RFC 9111, 4.3.2).
     pub(crate) conditional: bool,
-    /// Comes with a range of bytes. Means something for a GET only (RFC 9110, 14.2).
+    /// Has a range of bytes. Applies to a GET only (RFC 9110, 14.2).
     pub(crate) ranged: bool,
-    /// Comes with `If-Range`. Means something beside a range only (RFC 9110, 13.1.5).
+    /// Has `If-Range`. Applies only together with a range (RFC 9110, 13.1.5).
     pub(crate) if_range: bool,
-    /// Comes with a header by which proxies report a host, port, scheme or prefix.
+    /// Has a header in which proxies report a host, port, scheme or prefix.
     pub(crate) forwarded: bool,
-    /// Comes with cookies, none of which matter.
+    /// Has cookies, none of which matter.
     pub(crate) other_cookies: bool,
 }
 
 impl Asked {
-    /// Whether it comes with credentials, and takes part all the same.
+    /// Whether it has credentials, and is looked up all the same.
     pub(crate) fn has_credentials(&self) -> bool {
         self.authorized || self.has_cookie
     }
 }
 
-/// Whether the rules apply to a request, by its head and by whether a body follows; else what forbids it.
+/// Whether the rules apply to a request, by its head and the presence of a body; otherwise the rule that forbids
+/// it.
 ///
-/// The whole list of what passes by: methods other than GET and HEAD; more than one `Host`, none, or one that is no
-/// plain authority; another scheme than `http` and `https`; a target without a path; a body, or a header that announces
-/// one; `Upgrade` and `Expect`; a `Connection` that names other headers; a `Range` in other units than bytes;
-/// preconditions other than `If-None-Match`, `If-Modified-Since` and `If-Range`; credentials, as the policy has it;
-/// headers that change what is asked without being in the key; extensions that the policy names; `no-store`; and what the
-/// policy's hook sends away.
+/// The complete list of requests that bypass: methods other than GET and HEAD; no `Host`, several, or one that is
+/// not a plain authority; a scheme other than `http` and `https`; a target without a path; a body, or a header that
+/// announces one; `Upgrade` and `Expect`; a `Connection` that lists other headers; a `Range` in units other than
+/// bytes; preconditions other than `If-None-Match`, `If-Modified-Since` and `If-Range`; credentials, by the policy;
+/// headers that change the meaning of the request without being in the key; extensions that the policy lists;
+/// `no-store`; and requests that the policy's hook excludes.
 ///
-/// One pass over the headers, and no allocation but the key's: every hit pays for this.
+/// One pass over the headers, without allocations except the key's: every hit pays for this.
 pub(crate) fn consider<B: http_body::Body, K>(
     request: &Request<B>,
     rules: &RequestRules,
@@ -77,8 +78,8 @@ pub(crate) fn consider<B: http_body::Body, K>(
     Ok(Considered { key: key_by(request, &keyed, rules, join)?, is_get, asked })
 }
 
-/// The key of the GET that the answer to this POST may stand for, what the POST asks, and its target URI,
-/// absolute (RFC 9110, 9.3.3). It is stored if `response::judge` finds that it says so.
+/// The key of the GET for which the response to this POST may be stored, the POST's demands, and its absolute
+/// target URI (RFC 9110, 9.3.3). It is stored if `response::judge` finds that the response allows it.
 pub(crate) fn consider_post<B>(
     request: &Request<B>,
     rules: &RequestRules,
@@ -91,10 +92,10 @@ pub(crate) fn consider_post<B>(
     Ok((Considered { key: key(request, &keyed, rules)?, is_get: false, asked }, uri))
 }
 
-/// Whether it is a GET; what else is no HEAD is not looked up.
+/// True for a GET, false for a HEAD; other methods are not looked up.
 ///
-/// Only what is safe and has defined cache semantics here (RFC 9110, 9.2.3); CONNECT included in the
-/// rest, which also is what a WebSocket over HTTP/2 is (RFC 8441).
+/// Only safe methods with defined cache semantics are (RFC 9110, 9.2.3). This excludes CONNECT, which is also how a
+/// WebSocket over HTTP/2 begins (RFC 8441).
 fn method<B>(request: &Request<B>) -> Result<bool, Rule> {
     match *request.method() {
         Method::GET => Ok(true),
@@ -103,8 +104,8 @@ fn method<B>(request: &Request<B>) -> Result<bool, Rule> {
     }
 }
 
-/// A GET's content has no defined meaning (RFC 9110, 9.3.1), but a handler that reads it ("fat GET")
-/// answers something that the key does not name.
+/// A GET's content has no defined meaning (RFC 9110, 9.3.1), but a handler that reads it ("fat GET") gives a
+/// response that depends on more than the key.
 fn bodiless<B: http_body::Body>(request: &Request<B>) -> Result<(), Rule> {
     if request.body().is_end_stream() { Ok(()) } else { Err(Rule::Body) }
 }
@@ -116,7 +117,7 @@ pub(crate) enum Content {
     Expected,
 }
 
-/// Looks at every header once.
+/// Examines every header once.
 pub(crate) fn survey<'a>(
     headers: &'a HeaderMap,
     rules: &RequestRules,
@@ -125,11 +126,11 @@ pub(crate) fn survey<'a>(
     let mut keyed = Keyed::default();
     let mut asked = Asked::default();
     let [mut has_directives, mut pragma, mut has_range] = [false; 3];
-    // A POST goes to the inner service as it came, with all of its cookies.
+    // A POST goes to the inner service unchanged, with all of its cookies.
     let cookies = rules.cookies.as_ref().filter(|_| content == Content::Bypasses);
     for (name, value) in headers {
         let rule = match name.as_str() {
-            // More than one Host is an attack or an accident (RFC 9112, 3.2: answered with 400).
+            // Several `Host` fields are an attack or an accident (RFC 9112, 3.2: to be answered with 400).
             "host" if keyed.host.is_some() => Rule::Host,
             "host" => {
                 keyed.host = Some(value);
@@ -147,17 +148,17 @@ pub(crate) fn survey<'a>(
             }
             "range" if !has_range && is_bytes(value) => {
                 has_range = true;
-                // An invalid one asks for nothing but the whole (RFC 9110, 14.2).
+                // An invalid range asks for the whole (RFC 9110, 14.2).
                 asked.ranged = ranges::is_valid(value);
                 continue;
             }
             "range" => Rule::Range,
-            // Not for the inner service, if that is a proxy; but a key and `Vary` would see it.
+            // A proxy would not forward such a header to the inner service, but a key and `Vary` would see it.
             "connection" if !is_of_connections(value) => Rule::Connection,
             // Another protocol takes over the connection (RFC 9110, 7.8).
             "upgrade" => Rule::Upgrade,
             "expect" | "transfer-encoding" | "content-length" if content == Content::Expected => continue,
-            // A body that waits for a 100 (RFC 9110, 10.1.1).
+            // The client sends its body only after a 100 (RFC 9110, 10.1.1).
             "expect" => Rule::Expect,
             // A body follows (RFC 9112, 6.3).
             "transfer-encoding" => Rule::Body,
@@ -170,7 +171,7 @@ pub(crate) fn survey<'a>(
                 asked.if_range = true;
                 continue;
             }
-            // Preconditions that are the origin's (RFC 9111, 4.3.2), and those not invented yet.
+            // Preconditions that only the origin may evaluate (RFC 9111, 4.3.2), and future ones.
             text if text.starts_with("if-") => Rule::Conditional,
             "cookie" if cookies.is_some_and(|cookies| !cookies.any_in(value)) => {
                 asked.other_cookies = true;
@@ -198,17 +199,17 @@ pub(crate) fn survey<'a>(
         return Err(rule);
     }
     if asked.directives.no_store {
-        // RFC 9111, 5.2.1.5: nothing of the request nor of its response is stored.
+        // RFC 9111, 5.2.1.5: neither the request nor its response may be stored.
         return Err(Rule::RequestNoStore);
     }
-    // RFC 9111, 5.4: it stands in for Cache-Control where there is none.
+    // RFC 9111, 5.4: `Pragma` counts only if there is no `Cache-Control`.
     asked.directives.no_cache |= pragma && !has_directives;
-    // Where a cookie on another line matters, all of them go on.
+    // If a cookie on another line matters, all cookies are kept.
     asked.other_cookies &= !rules.has_own_cookies(headers);
     Ok((keyed, asked))
 }
 
-/// Whether `Connection` names nothing but what is about connections (RFC 9110, 7.6.1).
+/// Whether `Connection` lists only options of the connection itself (RFC 9110, 7.6.1).
 fn is_of_connections(value: &HeaderValue) -> bool {
     value.as_bytes().split(|&byte| byte == b',').map(<[u8]>::trim_ascii).all(|option| {
         let known = ["", "close", "keep-alive", "te", "upgrade", "http2-settings"];
@@ -216,7 +217,7 @@ fn is_of_connections(value: &HeaderValue) -> bool {
     })
 }
 
-/// Whether a `Range` is in bytes (RFC 9110, 14.1: names of units are in any case).
+/// Whether a `Range` is in bytes (RFC 9110, 14.1: names of units are case-insensitive).
 fn is_bytes(value: &HeaderValue) -> bool {
     let unit = value.as_bytes().split(|&byte| byte == b'=').next().unwrap_or_default();
     unit.trim_ascii().eq_ignore_ascii_case(b"bytes")

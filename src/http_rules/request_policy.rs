@@ -1,4 +1,4 @@
-//! What of the rules for requests can be set beside the lists of headers: authority, cookies, and extensions.
+//! Settings of [`HttpPolicy`] for requests, besides the lists of headers: authority, cookies, and extensions.
 
 use super::cookies::CookieNames;
 use super::personal::PersonalExtension;
@@ -7,17 +7,19 @@ use super::target::{default_port, plain_authority};
 use crate::http::HttpPolicy;
 
 impl HttpPolicy {
-    /// One authority for all keys, as `shop.example` or `shop.example:8080`, instead of the `Host` of each request: for a service
-    /// that answers the same whatever it is called. Defaults to none: the host and port that a request names are part of its key,
-    /// so three replicas that are asked by their own ports load three times, and an admin route invalidates a page only with the
-    /// visitors' `Host`.
+    /// One authority for all keys, such as `shop.example` or `shop.example:8080`, instead of the `Host` of each
+    /// request: for a service that answers the same under any name. Defaults to none: the host and port of a
+    /// request are part of its key, so three replicas that are requested by their own ports load three times, and
+    /// an admin route invalidates a page only with the visitors' `Host`.
     ///
-    /// With it, [`StampedeGuard::invalidate_path`](crate::StampedeGuard::invalidate_path) invalidates a page by its path, and
-    /// an unsafe method invalidates its path whatever its `Host` is. Guards that meet in a store must agree about it.
+    /// With it, [`StampedeGuard::invalidate_path`](crate::StampedeGuard::invalidate_path) invalidates a page by its
+    /// path, and an unsafe method invalidates its path whatever its `Host` is. Guards that share a store must agree
+    /// about it.
     ///
-    /// **A handler that writes `Host` into its answer, as in an absolute link, or chooses a tenant by it, must not have this**:
-    /// one client's `Host` would be everyone's. [`PolicyBuilder::build`](crate::PolicyBuilder::build) refuses what is no
-    /// authority, or has the scheme's default port.
+    /// **A handler that writes `Host` into its response, for example in an absolute link, or chooses a tenant by
+    /// it, must not have this**: one client's `Host` would reach all clients.
+    /// [`PolicyBuilder::build`](crate::PolicyBuilder::build) refuses a text that is not an authority, or has the
+    /// scheme's default port.
     ///
     /// # Examples
     ///
@@ -37,18 +39,19 @@ impl HttpPolicy {
         self
     }
 
-    /// The cookies that matter, by name: a GET or HEAD whose cookies are all others, as those of analytics, is looked up like
-    /// one without cookies. **Defaults to all cookies**: any of them makes a request bypass the cache, so a browser that has
-    /// one is answered by the inner service each time.
+    /// The cookies that matter, by name: a GET or HEAD with other cookies only, such as those of analytics, is
+    /// looked up like one without cookies. **Defaults to all cookies**: any of them makes a request bypass the
+    /// cache, so a browser with a cookie is answered by the inner service each time.
     ///
-    /// The inner service does not see the other cookies of such a request: the guard takes the `Cookie` field off, whether the
-    /// answer is stored or not, so no answer depends on them, and `Vary: Cookie` sees none. A request with a listed cookie
-    /// goes on with all of its cookies, and is treated as the policy treats cookies
-    /// ([`share_cookies`](Self::share_cookies)): by default it bypasses. So list each cookie that a handler, or a layer inside
-    /// the guard, reads. Requests with other methods are not changed. The [`key`](Self::key) hook sees all cookies, and may put one
-    /// into the key.
+    /// The inner service does not see the other cookies of such a request: the guard removes the `Cookie` field,
+    /// whether the response is stored or not, so no response depends on them, and `Vary: Cookie` sees none. A
+    /// request with a listed cookie keeps all of its cookies, and is treated as the policy treats cookies
+    /// ([`share_cookies`](Self::share_cookies)): by default it bypasses. So list each cookie that a handler, or a
+    /// layer inside the guard, reads. Requests with other methods are not changed. The [`key`](Self::key) hook sees
+    /// all cookies, and may put one into the key.
     ///
-    /// [`PolicyBuilder::build`](crate::PolicyBuilder::build) refuses what is no cookie's name (RFC 6265, 4.1.1).
+    /// [`PolicyBuilder::build`](crate::PolicyBuilder::build) refuses names that no cookie can have (RFC 6265,
+    /// 4.1.1).
     ///
     /// # Examples
     ///
@@ -71,14 +74,14 @@ impl HttpPolicy {
         self
     }
 
-    /// A type of request extensions that makes a request one client's, as `tower_sessions::Session` or
-    /// `tower_cookies::Cookies`: a GET or HEAD with one bypasses the cache (`detail=extension` in `Cache-Status`), and a warning
-    /// says which layer belongs inside the guard. Can be called several times. Defaults to none, because the guard can not
-    /// list the extensions of a request without their types.
+    /// A type of request extension that marks a request as one client's, such as `tower_sessions::Session` or
+    /// `tower_cookies::Cookies`: a GET or HEAD with it bypasses the cache (`detail=extension` in `Cache-Status`),
+    /// and a warning tells which layer belongs inside the guard. Can be called several times. Defaults to none,
+    /// because the guard cannot list the extensions of a request without their types.
     ///
-    /// Only a layer outside of the guard can have set such an extension before the guard sees the request; inside, it may set
-    /// what it likes. This notices neither a layer that takes credentials off a request nor one that changes the response: see
-    /// [where the layer belongs](crate::http#where-the-layer-belongs).
+    /// Only a layer outside of the guard can have set such an extension before the guard sees the request; a layer
+    /// inside may set any. This detects neither a layer that removes credentials from a request nor one that
+    /// changes the response: see [where the layer belongs](crate::http#where-the-layer-belongs).
     ///
     /// # Examples
     ///
@@ -103,7 +106,7 @@ impl HttpPolicy {
 }
 
 impl RequestRules {
-    /// What can not be, for [`PolicyBuilder::build`](crate::PolicyBuilder::build).
+    /// Why these rules are refused, for [`PolicyBuilder::build`](crate::PolicyBuilder::build).
     pub(crate) fn refusal(&self) -> Option<String> {
         let authority = self.authority.as_deref();
         let port = default_port(&self.scheme);

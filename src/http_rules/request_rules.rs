@@ -1,4 +1,4 @@
-//! Which requests are looked up, in the form that every request asks.
+//! [`RequestRules`]: which requests are looked up, in a form that is fast to check for every request.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,16 +11,16 @@ use super::cookies::CookieNames;
 use super::credentials::CREDENTIAL_HEADERS;
 use super::personal::PersonalExtension;
 
-/// Headers that change what is asked without being part of the key ("unkeyed input"): cached, one
-/// request with such a header would replace the answer for all others (cache poisoning).
+/// Headers that change the meaning of a request without being part of the key ("unkeyed input"). If such a request
+/// were cached, its response would replace the one for all others (cache poisoning).
 ///
 /// - `A-IM` asks for a delta, not for the resource (RFC 3229, 10.5.3).
 /// - The method overrides turn a GET into another method in many frameworks.
 /// - `X-Original-URL` and `X-Rewrite-URL` replace the path in some (Symfony, IIS, Zend).
 ///
-/// `Forwarded`, `X-Forwarded-Host` and `-Proto` are missing, because a proxy in front writes them on every request: they
-/// select a key (`forwarding.rs`). `X-Forwarded-For` is missing, because it differs from client to client: a handler that depends on it
-/// names it in `Vary` (RFC 9110, 12.5.5), or the policy names it as a credential.
+/// `Forwarded`, `X-Forwarded-Host` and `-Proto` are missing, because a reverse proxy writes them on every request:
+/// they select a key (`forwarding.rs`). `X-Forwarded-For` is missing, because it differs from client to client: a
+/// handler that depends on it names it in `Vary` (RFC 9110, 12.5.5), or the policy lists it as a credential.
 pub(crate) const UNKEYED_HEADERS: [&str; 6] = [
     "a-im",
     "x-http-method",
@@ -30,19 +30,19 @@ pub(crate) const UNKEYED_HEADERS: [&str; 6] = [
     "x-rewrite-url",
 ];
 
-/// Whose cache it is (RFC 9111, 2).
+/// Whether the cache is shared or one user's (RFC 9111, 2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scope {
     Shared,
     Private,
 }
 
-/// Whether what carries credentials takes part.
+/// Whether requests or responses with credentials or cookies take part.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Sharing {
     #[default]
     Never,
-    /// If the response says in so many words that it is for everyone.
+    /// If the response explicitly allows sharing.
     IfSaid,
     Freely,
 }
@@ -57,19 +57,19 @@ impl Sharing {
     }
 }
 
-/// What a key is made from, for [`HttpPolicy::key`](crate::http::HttpPolicy::key).
+/// The parts of a request for the hook of [`HttpPolicy::key`](crate::http::HttpPolicy::key).
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct KeyParts<'a> {
-    /// As the layer received it.
+    /// The URI as the layer received it.
     pub uri: &'a Uri,
-    /// Of the request.
+    /// The request's headers.
     pub headers: &'a HeaderMap,
-    /// Of the request.
+    /// The request's extensions.
     pub extensions: &'a Extensions,
 }
 
-/// Extends the key.
+/// The policy's hook that extends the key.
 #[derive(Clone)]
 pub(crate) struct KeyHook(Arc<Hook>);
 
@@ -92,15 +92,16 @@ impl fmt::Debug for KeyHook {
 }
 
 impl PartialEq for KeyHook {
-    /// The same closure, not one that does the same.
+    /// Compares by identity: closures cannot be compared by behaviour.
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 }
 
-/// How keys begin: with the kind of entry, the rules by which it is kept, and the scheme.
+/// How keys begin: with the kind of entry, the kind of policy, and the scheme.
 ///
-/// What one kind of policy keeps another would have refused, and nobody asks again when it is served; so they share no keys.
+/// One kind of policy stores responses that another would refuse, and a hit is not judged again; so they share no
+/// keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Heads {
     pub(crate) http: &'static str,
@@ -117,26 +118,26 @@ impl Heads {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct RequestRules {
     pub(crate) heads: Heads,
-    /// Of requests whose URI has none: what an HTTP/1 server receives.
+    /// The scheme of requests without one in their URI, as an HTTP/1 server receives them.
     pub(crate) scheme: Scheme,
     pub(crate) credentials: NameSet,
-    /// Those of them that stay when the list is replaced: each was named to keep one user's answers from others.
+    /// Credentials that stay when the list is replaced, because each was explicitly named as one user's.
     pub(crate) added: Vec<HeaderName>,
     pub(crate) unkeyed: NameSet,
-    /// Of requests with `Authorization`. `Never` leaves it to `credentials`.
+    /// The rule for requests with `Authorization`. With `Never`, `credentials` decides.
     pub(crate) authorization: Sharing,
-    /// Of requests with `Cookie`, likewise.
+    /// The rule for requests with `Cookie`, likewise.
     pub(crate) cookie: Sharing,
-    /// Credentials do not bypass, they are part of the key.
+    /// Credentials are part of the key instead of a reason to bypass.
     pub(crate) keyed_by_credentials: bool,
     pub(crate) key: Option<KeyHook>,
-    /// Of all keys, instead of what requests name. In lower case.
+    /// The authority of all keys, instead of that of each request. In lower case.
     pub(crate) authority: Option<String>,
-    /// The cookies that matter; all where there is no list.
+    /// The cookies that matter; all cookies without a list.
     pub(crate) cookies: Option<CookieNames>,
-    /// The proxies' report on ordinary requests.
+    /// The report of the proxy on ordinary requests.
     pub(crate) report: Option<Vec<u8>>,
-    /// Extensions of requests that bypass.
+    /// Types of extensions that make a request bypass.
     pub(crate) personal: Vec<PersonalExtension>,
 }
 
@@ -168,13 +169,13 @@ impl RequestRules {
         self.credentials.add(name);
     }
 
-    /// Whether there is a cookie that matters.
+    /// Whether the request has a cookie that matters.
     pub(crate) fn has_own_cookies(&self, headers: &HeaderMap) -> bool {
         let mut lines = headers.get_all(COOKIE).iter();
         lines.any(|line| self.cookies.as_ref().is_none_or(|cookies| cookies.any_in(line)))
     }
 
-    /// Whether a request comes with this credential.
+    /// Whether the request has this credential.
     pub(crate) fn has(&self, name: &HeaderName, headers: &HeaderMap) -> bool {
         if *name == COOKIE { self.has_own_cookies(headers) } else { headers.contains_key(name) }
     }
@@ -187,11 +188,11 @@ impl RequestRules {
     }
 }
 
-/// A few header names, asked about for every header of every request.
+/// A few header names, checked against every header of every request.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct NameSet {
     pub(crate) names: Vec<HeaderName>,
-    /// The bits of the names that are among them. Most headers stop here.
+    /// A Bloom filter of the names, at which most headers are rejected.
     bits: u128,
 }
 
@@ -218,7 +219,8 @@ impl FromIterator<HeaderName> for NameSet {
     }
 }
 
-/// One of 128, by the length and the outer letters of a name: so many names are listed that each length is among them.
+/// One of 128 bits, by the length and the outer letters of a name. The length alone would reject too few: some
+/// listed name has almost every length.
 fn bit(name: &HeaderName) -> u128 {
     let bytes = name.as_str().as_bytes();
     let letter = |at: Option<&u8>| at.copied().map_or(0, usize::from);

@@ -1,4 +1,4 @@
-//! Which responses are shared, with whom, for how long, and on which terms.
+//! Which responses are shared, with which requests, for how long, and on which terms.
 
 use std::time::{Duration, SystemTime};
 
@@ -23,11 +23,11 @@ use super::reuse::{Stale, Terms, must_revalidate};
 use super::validation::has_validator;
 use super::vary::Vary;
 
-/// Marks a response that must reach nobody but the one who asked.
+/// Marks a response that only the requesting client may receive.
 ///
-/// A handler puts it into the response's extensions; the guard then neither stores the response
-/// nor gives it to others who wait for the same URI: each of them asks the handler itself.
-/// `Cache-Control: no-store` does the same, and also tells every cache on the way.
+/// A handler puts it into the response's extensions; the guard then neither stores the response nor gives it to
+/// others that wait for the same URI: each of them calls the handler. `Cache-Control: no-store` does the same, and
+/// also tells every other cache on the way.
 ///
 /// # Examples
 ///
@@ -41,54 +41,54 @@ use super::vary::Vary;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DoNotStore;
 
-/// A response's head, and what it answers.
+/// A response's head, and its request.
 #[derive(Clone, Debug)]
 pub(crate) struct Exchange<'a> {
     pub(crate) method: &'a Method,
-    /// The target URI, absolute, where it is known: a POST's answer may be about it.
+    /// The absolute target URI, if known: the response to a POST may represent it.
     pub(crate) target: Option<&'a Uri>,
     pub(crate) asked: &'a Asked,
     pub(crate) status: StatusCode,
     pub(crate) headers: &'a HeaderMap,
-    /// What is known of the body's length, also if no header says so: of a handler's own the server writes it, later.
+    /// The known bounds of the body's length, even if no header states it: for a handler's body the server adds the
+    /// header later.
     pub(crate) body: SizeHint,
-    /// The handler says that it is nobody else's.
+    /// The response has a [`DoNotStore`] extension.
     pub(crate) do_not_store: bool,
-    /// From the request to this head (RFC 9111, 4.2.3, `response_delay`).
+    /// The time from the request to this head (RFC 9111, 4.2.3, `response_delay`).
     pub(crate) delay: Duration,
     /// When this head came, by the wall clock.
     pub(crate) now: SystemTime,
 }
 
-/// With whom a response is shared.
+/// With which requests a response is shared.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// With everyone whose request it answers, on these terms.
+    /// Stored for all requests that it answers, on these terms.
     Store(Storing),
-    /// With those who were waiting when it came, if they differ in nothing it depends on, and with
-    /// nobody later.
+    /// Shared with requests that waited for it, if they agree in all headers on which it depends, and not stored.
     ShareOnly { rule: Rule, vary: Vary, says_shared: bool },
-    /// With nobody but the one whose request loaded it.
+    /// Only for the request that loaded it.
     Private(Rule),
 }
 
-/// What is decided about a response once, and kept with it.
+/// The decision about a response, which is stored with it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Storing {
     pub(crate) terms: Terms,
-    /// How old it was when it came (RFC 9111, 4.2.3).
+    /// Its age when it came (RFC 9111, 4.2.3).
     pub(crate) initial_age: Duration,
-    /// For how long, from now on, it may be of any use: fresh, stale, or to be validated.
+    /// For how long from now on it is useful: fresh, stale, or for a validation.
     pub(crate) keep_for: Duration,
     pub(crate) vary: Vary,
     pub(crate) has_validator: bool,
-    /// Whether it says itself for how long it may be served stale: while it is validated, and where that fails.
+    /// Whether the response states its stale windows: during a validation, and after an error.
     pub(crate) says_stale: (bool, bool),
-    /// Where it stands in the whole, by its own account: it has to be compared with the content.
+    /// Its position in the whole by its own head, still to be compared with its content.
     pub(crate) part: Option<Part>,
     /// Fields that must not be stored (RFC 9111, 5.2.2.4 and 5.2.2.7).
     pub(crate) left_out: Vec<HeaderName>,
-    /// What its lifetime is by.
+    /// The rule that determined its lifetime.
     pub(crate) rule: Rule,
 }
 
@@ -98,7 +98,7 @@ impl Storing {
         self.terms.lifetime.saturating_sub(self.initial_age)
     }
 
-    /// Whether it was older than the lifetime that it names when it came.
+    /// Whether it was older than its stated lifetime when it came.
     pub(crate) fn is_too_old(&self) -> bool {
         let Terms { lifetime, revalidate_always, .. } = self.terms;
         !revalidate_always && !lifetime.is_zero() && self.fresh_for().is_zero()
@@ -107,8 +107,7 @@ impl Storing {
 
 /// Judges a response by its head.
 ///
-/// What forbids sharing comes first: coalescing alone, without any storing, already hands one
-/// user's response to others.
+/// The rules that forbid sharing come first: even coalescing without storing hands one user's response to others.
 pub(crate) fn judge(exchange: &Exchange<'_>, rules: &ResponseRules) -> Verdict {
     let directives = Directives::of(exchange.headers, &rules.http);
     match forbidden(exchange, &directives, rules) {
@@ -117,11 +116,11 @@ pub(crate) fn judge(exchange: &Exchange<'_>, rules: &ResponseRules) -> Verdict {
     }
 }
 
-/// The directives that count, and whether they are those of a targeted field.
+/// The directives that count, and whether they come from a targeted field.
 struct Directives {
     all: CacheControl,
     targeted: bool,
-    /// A targeted field forbids it, however little of that field is valid.
+    /// The targeted field forbids sharing, even if the rest of that field is invalid.
     forbidden_by_target: bool,
 }
 
@@ -134,13 +133,13 @@ impl Directives {
         }
         let valid = targeted(headers);
         if http.letter {
-            // RFC 9213, 2.2: instead of Cache-Control, and ignored as a whole unless it is valid.
+            // RFC 9213, 2.2: replaces `Cache-Control`, and is ignored as a whole if it is invalid.
             return match valid {
                 Some(all) => Self { all, targeted: true, ..untargeted },
                 None => untargeted,
             };
         }
-        // With more care: what either field forbids is forbidden, also by a field that is not valid.
+        // More careful: sharing is forbidden if either field forbids it, even an invalid one.
         let lenient = CacheControl::parse(headers.get_all(CDN_CACHE_CONTROL));
         let forbids =
             |all: &CacheControl| all.no_store || all.private.is_present() || all.no_cache.is_present();
@@ -168,7 +167,7 @@ impl Directives {
     }
 }
 
-/// What keeps a response from everyone but its own requester, whatever its lifetime.
+/// The rule that keeps a response from all other requests, whatever its lifetime.
 fn forbidden(exchange: &Exchange<'_>, directives: &Directives, rules: &ResponseRules) -> Option<Rule> {
     let Exchange { asked, status, headers, ref body, .. } = *exchange;
     let (http, all) = (&rules.http, &directives.all);
@@ -178,7 +177,7 @@ fn forbidden(exchange: &Exchange<'_>, directives: &Directives, rules: &ResponseR
     if all.must_understand && !is_understood(status) {
         return Some(Rule::MustUnderstand);
     }
-    // RFC 9111, 5.2.2.3: "even if no-store is present", for who understands the status.
+    // RFC 9111, 5.2.2.3: caches that understand the status may store "even if no-store is present".
     if all.no_store && !directives.forbidden_by_target && !(all.must_understand && http.letter) {
         return Some(Rule::NoStore);
     }
@@ -197,21 +196,21 @@ fn forbidden(exchange: &Exchange<'_>, directives: &Directives, rules: &ResponseR
         }
     }
     if let Some(rule) = headers.iter().find_map(|(name, value)| match *name {
-        // RFC 9111, 7.3 leaves it to Cache-Control; practice is that a cookie is one user's.
+        // RFC 9111, 7.3 leaves it to `Cache-Control`; in practice a cookie is one user's.
         header::SET_COOKIE => match http.set_cookie {
             Sharing::Freely => None,
             Sharing::IfSaid if all.says_shared => None,
             Sharing::IfSaid | Sharing::Never => Some(Rule::SetCookie),
         },
-        // Not defined for responses, yet written by old frameworks to mean `no-cache`
-        // (RFC 9111, 5.4). Cache-Control, where there is one, is what was meant.
+        // Not defined for responses, yet old frameworks write it to mean `no-cache` (RFC 9111, 5.4).
+        // `Cache-Control` overrides it.
         header::PRAGMA => (!http.letter
             && contains_token(value.as_bytes(), b"no-cache")
             && !headers.contains_key(header::CACHE_CONTROL))
         .then_some(Rule::Pragma),
-        // Endless, so nobody may wait for its end.
+        // An endless body: waiters would never see its end.
         header::CONTENT_TYPE => is_endless(value).then_some(Rule::EventStream),
-        // The connection turns into something else (RFC 9110, 7.8).
+        // The connection changes its protocol (RFC 9110, 7.8).
         header::CONNECTION => contains_token(value.as_bytes(), b"upgrade").then_some(Rule::SwitchedProtocol),
         _ => None,
     }) {
@@ -220,7 +219,7 @@ fn forbidden(exchange: &Exchange<'_>, directives: &Directives, rules: &ResponseR
     match content_length(headers) {
         Err(Unsound) => return Some(Rule::ContentLength),
         Ok(told) if least_length(told, body) > rules.max_body as u64 => return Some(Rule::TooBig),
-        // Its waiters would be held for as long as a load may take, one wave after the other.
+        // If the body is endless, its waiters would be held for a whole `load_timeout`, one wave after the other.
         Ok(None) if body.exact().is_none() && headers.get(header::CONTENT_TYPE).is_some_and(is_stream) => {
             let lifetime = lifetime(headers, all, directives.targeted, http.scope, exchange.now);
             if !matches!(lifetime, Lifetime::Named(1.., _)) {
@@ -230,29 +229,29 @@ fn forbidden(exchange: &Exchange<'_>, directives: &Directives, rules: &ResponseR
         Ok(_) => {}
     }
     match (exchange.method, status.as_u16()) {
-        // Interim responses, another protocol, and an answer to somebody's validator (RFC 9110, 15.2;
+        // Interim responses, another protocol, and the confirmation of a client's own validator (RFC 9110, 15.2;
         // RFC 9111, 4.3.4).
         (_, 100..200 | 304) => Some(Rule::Status),
         _ if is_unstorable(status) => Some(Rule::Unstorable),
-        // A part of nothing that was asked for (RFC 9111, 3.3).
+        // A part that was not requested (RFC 9111, 3.3).
         (&Method::GET, 206) if asked.ranged && Part::of_response(headers).is_some() => None,
         (_, 206) => Some(Rule::Status),
-        // About the range, not about the resource (RFC 9110, 15.5.17).
+        // Concerns the range, not the resource (RFC 9110, 15.5.17).
         (_, 416) if asked.ranged => Some(Rule::Status),
         (&Method::GET, _) => None,
-        // The target as a GET would bring it, if it says so and for how long (RFC 9110, 9.3.3).
+        // Represents the target like a GET, if the response says so and states its lifetime (RFC 9110, 9.3.3).
         (&Method::POST, _) if http.letter && is_about_target(exchange) => None,
         (&Method::POST, _) => Some(Rule::Post),
         _ => Some(Rule::Method),
     }
 }
 
-/// On which terms a response is kept that nothing keeps from others.
+/// The terms for a response that no rule forbids to share.
 fn storing(exchange: &Exchange<'_>, directives: &Directives, rules: &ResponseRules) -> Verdict {
     let Exchange { status, headers, now, .. } = *exchange;
     let (http, all) = (&rules.http, &directives.all);
     let vary = Vary::of(headers, &http.vary_on);
-    // RFC 9111, 4.1 leaves it to the origin.
+    // RFC 9111, 4.1 leaves it to the origin to name `Accept-Encoding`.
     let vary = if http.letter { vary } else { vary.and_on_coding(headers) };
     if vary == Vary::Any {
         return Verdict::Private(Rule::Vary);
@@ -261,7 +260,7 @@ fn storing(exchange: &Exchange<'_>, directives: &Directives, rules: &ResponseRul
     let private = if http.scope == Scope::Shared { all.private.listed() } else { &[] };
     let left_out: Vec<_> = all.no_cache.listed().iter().chain(private).cloned().collect();
     let share_only = |rule, vary| match status {
-        // Who waits may want another part, and fields are only left out of what is stored.
+        // Waiters may want another part, and listed fields are only removed from stored responses.
         StatusCode::PARTIAL_CONTENT => Verdict::Private(Rule::Status),
         _ if !private.is_empty() => Verdict::Private(Rule::Private),
         _ if !left_out.is_empty() => Verdict::Private(Rule::NoCache),
@@ -272,8 +271,8 @@ fn storing(exchange: &Exchange<'_>, directives: &Directives, rules: &ResponseRul
     let (is_failure, may_keep_failures) = (is_failure(status), http.letter);
     let can_be_validated = has_validator && (!is_failure || may_keep_failures);
     if revalidate_always && !can_be_validated {
-        // It may be stored and validated; without that it may not be reused at all, not even by the
-        // waiting wave.
+        // It could be stored only to be validated; without a validator it may not be reused at all, not even by
+        // waiters.
         return Verdict::Private(Rule::NoCache);
     }
     let initial_age = corrected_initial_age(headers, exchange.delay, now);
@@ -283,13 +282,13 @@ fn storing(exchange: &Exchange<'_>, directives: &Directives, rules: &ResponseRul
         Lifetime::Named(seconds, rule) => (Duration::from_secs(seconds), rule),
         _ if exchange.method != Method::GET => return Verdict::Private(Rule::Post),
         _ if is_failure && !may_keep_failures => return share_only(Rule::ServerError, vary),
-        // RFC 9111, 3: what names no lifetime may be stored for its status, or because it is `public`.
+        // RFC 9111, 3: a response without a lifetime may be stored for its status, or because it is `public`.
         _ if revalidate_always && storable_unnamed => (Duration::ZERO, Rule::NoCache),
         _ if revalidate_always => return Verdict::Private(Rule::NoCache),
         Lifetime::Guessed(seconds) if http.heuristic_freshness && guess_allowed => {
             (Duration::from_secs(seconds), Rule::Heuristic)
         }
-        // It begins here, however old the response is.
+        // The policy's lifetime begins on arrival, however old the response is.
         _ if http.default_lifetime && may_have_default(status) => {
             (rules.fresh_for.saturating_add(initial_age), Rule::Default)
         }
@@ -311,12 +310,12 @@ fn storing(exchange: &Exchange<'_>, directives: &Directives, rules: &ResponseRul
         return Verdict::Private(Rule::Post);
     }
     if fresh_for.is_zero() && !can_be_validated && must_revalidate(all, http) {
-        // As with `no-cache`: the wave's are other requests, too.
+        // As with `no-cache`: waiters are other requests too.
         return Verdict::Private(Rule::MustRevalidate);
     }
     if is_failure && !may_keep_failures {
-        // Sharing the failure ends the wave at once, instead of a convoy of retries; keeping it
-        // would prolong the outage.
+        // Sharing the failure ends all waits at once, instead of one retry after the other; storing it would
+        // prolong the outage.
         return share_only(Rule::ServerError, vary);
     }
     if fresh_for.is_zero() && asked_for.is_zero() && !has_validator {
@@ -344,7 +343,7 @@ fn storing(exchange: &Exchange<'_>, directives: &Directives, rules: &ResponseRul
     })
 }
 
-/// Whether the answer to a POST is what a GET of the same URI would bring.
+/// Whether the response to a POST represents what a GET of the same URI would return.
 fn is_about_target(exchange: &Exchange<'_>) -> bool {
     exchange.status.is_success()
         && exchange.target.is_some_and(|target| {
@@ -363,7 +362,7 @@ fn is_endless(content_type: &HeaderValue) -> bool {
     endless.iter().any(|endless| essence(content_type).eq_ignore_ascii_case(endless))
 }
 
-/// Records one behind the other: a file of them, or a feed without an end.
+/// A sequence of records: a finite file, or an endless feed.
 fn is_stream(content_type: &HeaderValue) -> bool {
     let streams = [
         &b"application/x-ndjson"[..],

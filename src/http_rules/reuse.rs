@@ -1,6 +1,6 @@
-//! Whether a stored response may be given to this request, now (RFC 9111, 4).
+//! Whether a stored response may answer this request now (RFC 9111, 4).
 //!
-//! Every hit passes here: numbers are compared, and nothing is allocated.
+//! Every hit passes here: it compares numbers and allocates nothing.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use super::policy::HttpPolicy;
 use super::request::Asked;
 use super::request_rules::Scope;
 
-/// What was decided about a response when it was stored, as far as reuse depends on it.
+/// The stored decision about a response, as far as reuse depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Terms {
     /// How long it is fresh, counted from when the origin made it (RFC 9111, 4.2.1).
@@ -17,13 +17,13 @@ pub(crate) struct Terms {
     pub(crate) stale: Stale,
     /// `no-cache`: never without validation (RFC 9111, 5.2.2.4).
     pub(crate) revalidate_always: bool,
-    /// `immutable`: nothing is gained by validating it while it is fresh (RFC 8246).
+    /// `immutable`: a validation while it is fresh is useless (RFC 8246).
     pub(crate) immutable: bool,
-    /// It says in so many words that it is for everyone (RFC 9111, 3.5).
+    /// Explicitly allows sharing (RFC 9111, 3.5).
     pub(crate) says_shared: bool,
 }
 
-/// For how long after its freshness a response may be given.
+/// For how long after its freshness a response may be served.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Stale {
     /// While it is validated (RFC 5861, 3).
@@ -32,12 +32,12 @@ pub(crate) struct Stale {
     pub(crate) if_error: Duration,
     /// Instead of no answer at all (RFC 9111, 4.2.4).
     pub(crate) on_disconnect: Duration,
-    /// As long as a request will have it, by `max-stale` (RFC 9111, 5.2.1.2).
+    /// Whether a request may accept it stale by `max-stale` (RFC 9111, 5.2.1.2).
     pub(crate) on_request: bool,
 }
 
 impl Stale {
-    /// By what a response and the policy say.
+    /// The windows by a response's directives and the policy.
     pub(crate) fn of(all: &CacheControl, revalidate_always: bool, http: &HttpPolicy) -> Self {
         if revalidate_always || must_revalidate(all, http) {
             return Self::default();
@@ -53,29 +53,29 @@ impl Stale {
     }
 }
 
-/// Whether a stale response answers no other request before it is validated (RFC 9111, 5.2.2.2 and 5.2.2.8).
+/// Whether a stale response may not answer another request without validation (RFC 9111, 5.2.2.2 and 5.2.2.8).
 ///
-/// To the letter `s-maxage` says so too (5.2.2.10). By default it does not: the windows of RFC 5861 are in wide use beside it, and
-/// ask for what it forbids.
+/// To the letter this includes `s-maxage` (5.2.2.10). By default it does not: the windows of RFC 5861 are widely
+/// used together with `s-maxage`, and would have no effect.
 pub(crate) fn must_revalidate(all: &CacheControl, http: &HttpPolicy) -> bool {
     let shared = http.scope == Scope::Shared;
     all.must_revalidate || (shared && (all.proxy_revalidate || (http.letter && all.s_maxage.is_some())))
 }
 
-/// What becomes of a request for which there is a stored response.
+/// How a stored response is used for a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reuse {
-    /// It is given.
+    /// It is served.
     Fresh,
-    /// It is given; the request will have it stale.
+    /// It is served stale, because the request accepts that.
     Stale,
-    /// It is given, and validated meanwhile.
+    /// It is served stale, and validated meanwhile.
     StaleWhileRevalidate,
     /// It is validated first.
     Revalidate,
-    /// It may not be given, and the request wants nothing else: 504 (RFC 9111, 5.2.1.7).
+    /// It may not be served, and the request accepts nothing else: 504 (RFC 9111, 5.2.1.7).
     OnlyIfCached,
-    /// It is not for a request like this: the inner service answers, and nothing that is stored changes.
+    /// It must not answer a request like this: the inner service answers, and the stored response stays.
     NotForThis,
 }
 
@@ -84,7 +84,7 @@ pub(crate) fn reuse(asked: &Asked, terms: &Terms, age: Duration, policy: &HttpPo
     if !is_for(asked, terms, policy) {
         return Reuse::NotForThis;
     }
-    // Each of these asks for more than freshness, and so for a load.
+    // Each of these demands more than freshness, and so a load.
     let ignored = policy.ignore_request_no_cache;
     let wanted = RequestDirectives {
         no_cache: asked.directives.no_cache && !ignored,
@@ -121,23 +121,23 @@ pub(crate) fn reuse(asked: &Asked, terms: &Terms, age: Duration, policy: &HttpPo
     otherwise
 }
 
-/// Whether a response may be given to a request with its credentials at all, stored or while it is being
-/// loaded: to the letter any that is stored, else only what says that it is for everyone. What an origin
-/// has for strangers is not what it has for users.
+/// Whether a response may answer a request with its credentials at all, stored or during its load: to the letter
+/// any stored one, otherwise only one that explicitly allows sharing. An origin may answer anonymous requests and
+/// users differently.
 pub(crate) fn is_for(asked: &Asked, terms: &Terms, policy: &HttpPolicy) -> bool {
     policy.letter || terms.says_shared || !asked.has_credentials()
 }
 
-/// Why a validation or a load brought nothing.
+/// How a validation or a load failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Failed {
     /// The inner service gave no response.
     Disconnected,
-    /// It gave one with this status.
+    /// It gave a response with this status.
     Status(u16),
 }
 
-/// Whether a stale response is given instead of a failure.
+/// Whether a stale response is served instead of a failure.
 pub(crate) fn instead_of(
     failed: Failed,
     asked: &Asked,
@@ -146,13 +146,13 @@ pub(crate) fn instead_of(
     policy: &HttpPolicy,
 ) -> bool {
     let window = match failed {
-        // It is an error, too (RFC 5861, 4: "any situation that would result in a 500, 502, 503 or 504"); as is a 408 to a
-        // request that came with no body, by which a server tells that it has run out of time.
+        // No response is an error, too (RFC 5861, 4: "any situation that would result in a 500, 502, 503 or 504");
+        // so is a 408 to a request without a body, which reports a time-out of the server.
         Failed::Disconnected => terms.stale.on_disconnect.max(terms.stale.if_error),
         Failed::Status(408 | 500 | 502 | 503 | 504) => terms.stale.if_error,
         Failed::Status(_) => return false,
     };
-    // What may never be given unvalidated, and to a request that insists.
+    // A response that always needs validation, or a request that insists on it.
     let validated = terms.revalidate_always || (asked.directives.no_cache && !policy.ignore_request_no_cache);
     let beyond = age.saturating_sub(terms.lifetime);
     is_for(asked, terms, policy) && !validated && !window.is_zero() && beyond <= window
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_may_want_more_than_freshness() {
+    fn a_request_may_demand_more_than_freshness() {
         let cases = [
             (30, "max-age=30", Reuse::Fresh),
             (31, "max-age=30", Reuse::Revalidate),
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_may_want_less() {
+    fn a_request_may_accept_a_stale_response() {
         let cases = [
             (60, "max-stale", Reuse::Stale),
             (60 + LONGEST_SECONDS, "max-stale", Reuse::Stale),
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stale_response_is_given_while_it_is_validated_within_its_window_only() {
+    fn a_stale_response_is_served_during_validation_within_its_window_only() {
         let stale = Stale { while_revalidate: secs(4), ..FRESH_FOR_60.stale };
         let terms = Terms { stale, ..FRESH_FOR_60 };
         let cases = [
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_always_validated_is_never_given_unasked() {
+    fn a_no_cache_response_is_never_served_without_validation() {
         let stale = Stale { while_revalidate: secs(99), ..FRESH_FOR_60.stale };
         let terms = Terms { revalidate_always: true, stale, ..FRESH_FOR_60 };
         for line in ["", "max-stale", "max-age=100"] {
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_can_be_kept_from_forcing_loads() {
+    fn the_policy_can_keep_clients_from_forcing_loads() {
         let policy = HttpPolicy::default().ignore_request_no_cache(true);
         for line in ["no-cache", "max-age=0", "no-cache, max-age=0", "min-fresh=61"] {
             assert_eq!(reuse(&asked(line), &FRESH_FOR_60, secs(1), &policy), Reuse::Fresh, "A11: {line}");
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reload_of_what_never_changes_is_a_hit() {
+    fn a_reload_of_an_immutable_response_is_a_hit() {
         let terms = Terms { immutable: true, ..FRESH_FOR_60 };
         assert_eq!(at(30, "max-age=0", &terms), Reuse::Fresh, "RFC 8246, 2.1");
         assert_eq!(at(30, "no-cache", &terms), Reuse::Revalidate, "a forced one is not");
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn credentials_are_answered_with_what_is_for_everyone() {
+    fn requests_with_credentials_get_only_responses_that_allow_sharing() {
         let shared = Terms { says_shared: true, ..FRESH_FOR_60 };
         for facts in [Asked { authorized: true, ..asked("") }, Asked { has_cookie: true, ..asked("") }] {
             let given = |terms: &Terms, policy: &HttpPolicy| reuse(&facts, terms, secs(1), policy);
@@ -352,7 +352,7 @@ mod tests {
         }
     }
 
-    /// How much a decision gives away.
+    /// How permissive a decision is.
     fn generosity(reuse: Reuse) -> u8 {
         match reuse {
             Reuse::Fresh => 2,

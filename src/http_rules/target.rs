@@ -1,4 +1,4 @@
-//! What a request is keyed by: its target URI, and what the policy adds.
+//! The key of a request: its target URI, and the policy's additions.
 
 use std::borrow::Cow;
 
@@ -17,12 +17,13 @@ use crate::key::CacheKey;
 /// for [`invalidate`](crate::StampedeGuard::invalidate). `None` unless the URI is absolute, with a plain `http` or `https`
 /// authority.
 ///
-/// A server's requests carry no scheme: there it is the policy's
-/// [`scheme`](crate::PolicyBuilder::scheme), `http` by default, and the authority is the client's `Host`.
+/// Requests that a server receives have no scheme: their keys have the policy's
+/// [`scheme`](crate::PolicyBuilder::scheme), `http` by default, and the client's `Host` as authority.
 ///
-/// This knows no policy. Where one is [`private`](crate::http::HttpPolicy::private), is [`strict`](crate::http::HttpPolicy::strict),
-/// or has a [`key`](crate::http::HttpPolicy::key) of its own, entries have other keys, and to invalidate this one removes
-/// nothing: there use [`StampedeGuard::http_key`](crate::StampedeGuard::http_key).
+/// This ignores the policy. If a policy is [`private`](crate::http::HttpPolicy::private), is
+/// [`strict`](crate::http::HttpPolicy::strict), or has a [`key`](crate::http::HttpPolicy::key) function, its
+/// entries have other keys, and invalidating this key has no effect: use
+/// [`StampedeGuard::http_key`](crate::StampedeGuard::http_key) there.
 ///
 /// # Examples
 ///
@@ -41,16 +42,16 @@ pub fn cache_key(uri: &Uri) -> Option<CacheKey> {
     key(&request, &Keyed::default(), &RequestRules::default()).ok()
 }
 
-/// What of a request's headers its key may need.
+/// The parts of a request's headers that its key may need.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Keyed<'a> {
     pub(crate) host: Option<&'a HeaderValue>,
-    /// There are credentials that belong into the key.
+    /// There are credentials that belong in the key.
     pub(crate) credentials: bool,
 }
 
 impl<'a> Keyed<'a> {
-    /// Of a request that is not looked up, whatever else its headers say.
+    /// For a request that is not looked up, whatever its other headers are.
     pub(crate) fn of(headers: &'a HeaderMap, rules: &RequestRules) -> Option<Self> {
         let mut hosts = headers.get_all(header::HOST).iter();
         let host = hosts.next();
@@ -72,15 +73,15 @@ pub(crate) fn key<B>(
     key_by(request, keyed, rules, CacheKey::from_texts)
 }
 
-/// The same, of a head and texts that `join` makes a key of another kind.
+/// The key of a request, made by `join` from a head and texts.
 pub(crate) fn key_by<B, K>(
     request: &Request<B>,
     keyed: &Keyed<'_>,
     rules: &RequestRules,
     join: impl FnOnce(&str, &[&str]) -> K,
 ) -> Result<K, Rule> {
-    // A request line may name an authority only, and servers do not ask for which method (RFC 9112, 3.2.3). To a router
-    // that is no path at all, so its answer is not what `/` is.
+    // A request line may consist of an authority, and servers accept that for any method (RFC 9112, 3.2.3). A
+    // router sees no path in it, so its response is not that of `/`.
     let original = original(request);
     if [request.uri()].into_iter().chain(original).any(|uri| uri.path_and_query().is_none()) {
         return Err(Rule::Target);
@@ -92,14 +93,14 @@ pub(crate) fn key_by<B, K>(
     Ok(target.key_by(&[], join))
 }
 
-/// Scheme, authority, path and query: the target URI (RFC 9110, 7.1), which is what a cache is
-/// keyed by (RFC 9111, 2).
+/// Scheme, authority, path and query: the target URI (RFC 9110, 7.1), which is the primary key of a cache (RFC
+/// 9111, 2).
 pub(crate) struct Target<'a> {
-    /// The head of the key, with the scheme.
+    /// The head of the key, which includes the scheme.
     head: &'static str,
     authority: Cow<'a, str>,
     path: &'a str,
-    /// What the inner service sees instead, where something has rewritten it.
+    /// The path that the inner service sees, if another layer has rewritten it.
     rewritten: Option<&'a str>,
 }
 
@@ -112,7 +113,7 @@ impl<'a> Target<'a> {
         Self::behind(original(request), request, keyed, rules)
     }
 
-    /// The same of a request that came with the `original` URI.
+    /// The target of a request that came with the `original` URI.
     fn behind<B>(
         original: Option<&'a Uri>,
         request: &'a Request<B>,
@@ -124,31 +125,31 @@ impl<'a> Target<'a> {
         if let Some(authority) = &rules.authority {
             return Ok(Self::at(head, authority, target, request));
         }
-        // A handler that builds URLs by the authority would write this spelling into everyone's. A client's own request names
-        // no `Host`, and is asked for nothing by others.
+        // A handler that builds URLs from the authority would write this spelling into a shared response. A request
+        // that a client of this process makes has no `Host`, and its response serves no other client.
         let is_received = keyed.host.is_some() || request.version() > Version::HTTP_11;
         let plain = |text: &'a str| {
             plain_authority(text, default_port).filter(|plain| !is_received || plain.len() == text.len())
         };
         let named = target.authority().map(|authority| plain(authority.as_str()));
-        // An empty one stands for "no authority" (RFC 9110, 7.2), which contradicts one in the URI.
+        // An empty `Host` means "no authority" (RFC 9110, 7.2), which contradicts one in the URI.
         let host = keyed.host.map(|host| host.to_str().ok().and_then(plain));
         let authority = match (named, host) {
-            // RFC 9112, 3.2.2 lets the URI win. A handler may still look at Host, so two names for
-            // one request are not shared.
+            // RFC 9112, 3.2.2 lets the URI win. A handler may still read `Host`, so a request with two authorities
+            // is not shared.
             (Some(Some(named)), Some(Some(host))) if !named.eq_ignore_ascii_case(host) => {
                 return Err(Rule::Host);
             }
             (Some(Some(named)), None | Some(Some(_))) => named,
             (None, Some(Some(host))) => host,
-            // Absent, or one that does not parse.
+            // Absent, or invalid.
             _ => return Err(Rule::Host),
         };
         Ok(Self::at(head, authority, target, request))
     }
 
-    /// What an unsafe request may change, each once: what its URI names, which wins (RFC 9112, 3.2.2), and what `Host` does,
-    /// which a handler may go by. User information does not tell one resource from another.
+    /// The targets that an unsafe request may change, each once: that of its URI, which wins (RFC 9112, 3.2.2), and
+    /// that of `Host`, by which a handler may go. User information does not distinguish resources.
     pub(crate) fn changed_by<B>(
         request: &'a Request<B>,
         keyed: &Keyed<'a>,
@@ -170,8 +171,8 @@ impl<'a> Target<'a> {
     }
 
     fn at<B>(head: &'static str, authority: &'a str, target: &'a Uri, request: &'a Request<B>) -> Self {
-        // Where something between the router and here rewrote the path, perhaps by a header (a tenant, a
-        // language), what the inner service sees must be in the key too.
+        // If a layer between the router and the guard rewrote the path, perhaps by a header (a tenant, a language),
+        // the inner service's path must be in the key too.
         let rewritten = (!strips(target, request)).then(|| path_and_query(request.uri()));
         Self { head, authority: lower_case(authority), path: path_and_query(target), rewritten }
     }
@@ -197,7 +198,7 @@ impl<'a> Target<'a> {
     }
 }
 
-/// The head of the key with the URI's scheme, or the policy's, and that scheme's port.
+/// The head of the key for the scheme of the URI, or of the policy, and that scheme's default port.
 fn scheme(target: &Uri, rules: &RequestRules) -> Option<(&'static str, u16)> {
     match target.scheme().unwrap_or(&rules.scheme) {
         scheme if *scheme == Scheme::HTTP => Some((rules.heads.http, default_port(scheme))),
@@ -206,14 +207,14 @@ fn scheme(target: &Uri, rules: &RequestRules) -> Option<(&'static str, u16)> {
     }
 }
 
-/// The port that an authority of this scheme names by naming none (RFC 9110, 4.2.1 and 4.2.2).
+/// The port of an authority without a port (RFC 9110, 4.2.1 and 4.2.2).
 pub(crate) fn default_port(scheme: &Scheme) -> u16 {
     if *scheme == Scheme::HTTPS { 443 } else { 80 }
 }
 
-/// Host names are case-insensitive (RFC 9110, 4.2.3); almost always they come in lower case.
+/// Host names are case-insensitive (RFC 9110, 4.2.3); they are almost always in lower case.
 fn lower_case(authority: &str) -> Cow<'_, str> {
-    // No early return, so that the bytes are compared many at once.
+    // No early return, so that the comparison is vectorized.
     if authority.bytes().fold(false, |any, byte| any | byte.is_ascii_uppercase()) {
         Cow::Owned(authority.to_ascii_lowercase())
     } else {
@@ -221,7 +222,7 @@ fn lower_case(authority: &str) -> Cow<'_, str> {
     }
 }
 
-/// What the policy adds to the key. No path begins like one of these, so none can be taken for another.
+/// The policy's additions to the key. No path begins like one of these, so they cannot be confused.
 pub(crate) fn additions<B>(
     request: &Request<B>,
     keyed: &Keyed<'_>,
@@ -229,7 +230,7 @@ pub(crate) fn additions<B>(
 ) -> Result<Vec<String>, Rule> {
     let mut added = Vec::new();
     if keyed.credentials {
-        // A digest: keys are stored, and this is a secret.
+        // A digest, because keys are stored and credentials are secret.
         let mut digest = Sha256::new();
         for name in rules.credentials.names.iter().filter(|name| rules.has(name, request.headers())) {
             for value in request.headers().get_all(name) {
@@ -249,24 +250,24 @@ pub(crate) fn additions<B>(
     Ok(added)
 }
 
-/// What the policy's hook adds.
+/// The addition of the policy's hook.
 pub(crate) fn addition(text: &str) -> String {
     format!("key={text}")
 }
 
-/// As it was sent: the origin may tell `%41` from `A` and `?` from nothing (RFC 9110, 4.2.3 permits
-/// treating them alike, it does not promise that they are).
+/// As it was sent: the origin may distinguish `%41` from `A` and `?` from nothing (RFC 9110, 4.2.3 permits treating
+/// them alike, but does not promise that they are).
 fn path_and_query(uri: &Uri) -> &str {
     uri.path_and_query().map_or("/", |path| path.as_str())
 }
 
-/// `host[:port]` without the scheme's default port (RFC 9110, 4.2.3), or nothing if it is no
-/// authority that can be a key.
+/// `host[:port]` without the scheme's default port (RFC 9110, 4.2.3), or `None` if it is not an authority that can
+/// be a key.
 ///
 /// User information is refused: it is a credential, and deprecated (RFC 9110, 4.2.4).
 pub(crate) fn plain_authority(text: &str, default_port: u16) -> Option<&str> {
     let (host, port) = if text.starts_with('[') {
-        // An IP literal holds colons of its own (RFC 3986, 3.2.2).
+        // An IP literal contains colons (RFC 3986, 3.2.2).
         let (host, port) = text.split_at(text.find(']')? + 1);
         let inner = &host[1..host.len() - 1];
         if inner.is_empty()
@@ -276,7 +277,7 @@ pub(crate) fn plain_authority(text: &str, default_port: u16) -> Option<&str> {
         }
         (host, if port.is_empty() { None } else { Some(port.strip_prefix(':')?) })
     } else {
-        // RFC 3986, 3.2.2 `reg-name`; neither `@` nor a second colon is in it.
+        // RFC 3986, 3.2.2 `reg-name`: contains neither `@` nor a second colon.
         match text.bytes().position(|byte| !REG_NAME[usize::from(byte)]) {
             Some(at) => (&text[..at], Some(text[at..].strip_prefix(':')?)),
             None => (text, None),
@@ -288,7 +289,7 @@ pub(crate) fn plain_authority(text: &str, default_port: u16) -> Option<&str> {
     match port {
         None | Some("") => Some(host),
         Some(port) => {
-            // `parse` would take a sign.
+            // `parse` would accept a sign.
             let number =
                 port.bytes().all(|byte| byte.is_ascii_digit()).then(|| port.parse::<u16>().ok())??;
             Some(if number == default_port { host } else { text })
@@ -296,7 +297,7 @@ pub(crate) fn plain_authority(text: &str, default_port: u16) -> Option<&str> {
     }
 }
 
-/// A table, because every byte of every request's host is asked.
+/// A table, because every byte of every request's host is checked.
 static REG_NAME: [bool; 256] = {
     let mut allowed = [false; 256];
     let mut byte = 0;

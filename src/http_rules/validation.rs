@@ -1,4 +1,4 @@
-//! Asking whether a stored response still holds, and answering clients who ask that (RFC 9111, 4.3).
+//! Validates a stored response with the origin, and answers clients' conditions (RFC 9111, 4.3).
 
 use std::time::SystemTime;
 
@@ -11,29 +11,29 @@ use http::header::{
 use super::dates::date;
 use super::fields::{CONTENT_DIGEST, content_length, is_content_digest, is_of_this_hop};
 
-/// Whether there is something to validate a response with.
+/// Whether a response can be validated.
 pub(crate) fn has_validator(response: &HeaderMap, now: SystemTime) -> bool {
     etag(response).is_some() || date(response, &LAST_MODIFIED, now).is_some()
 }
 
-/// The entity tag; none where there are two.
+/// The entity tag; `None` if there are two.
 fn etag(response: &HeaderMap) -> Option<&HeaderValue> {
     let mut lines = response.get_all(ETAG).iter();
     let (line, None) = (lines.next()?, lines.next()) else { return None };
     (!line.is_empty()).then_some(line)
 }
 
-/// Takes what a client asked for its own copy off a request whose answer is for everyone: a 304 to it
-/// would be stored as though it were the resource (A9).
+/// Removes the conditions for the client's own copy from a request with a shared response: a 304 to them would be
+/// stored as if it were the resource (A9).
 pub(crate) fn remove_conditions(request: &mut HeaderMap) {
     for name in [IF_NONE_MATCH, IF_MODIFIED_SINCE, IF_RANGE, RANGE] {
         request.remove(name);
     }
 }
 
-/// Makes a request ask whether the stored response still holds (RFC 9111, 4.3.1). All else in it stays
-/// the triggering request's. With both validators: an origin that knows entity tags ignores the date
-/// (RFC 9110, 13.1.3), and one that does not has the other.
+/// Makes a request validate the stored response (RFC 9111, 4.3.1). Everything else in it stays as the triggering
+/// request has it. Sends both validators: an origin that knows entity tags ignores the date (RFC 9110, 13.1.3), and
+/// any other uses the date.
 pub(crate) fn add_conditions(request: &mut HeaderMap, stored: &HeaderMap) {
     remove_conditions(request);
     if let Some(etag) = etag(stored) {
@@ -45,7 +45,7 @@ pub(crate) fn add_conditions(request: &mut HeaderMap, stored: &HeaderMap) {
     }
 }
 
-/// Whether a client's condition says that it has what is stored, so that it is told 304 (RFC 9111,
+/// Whether a client's condition says that it has the stored response, so that it is answered with 304 (RFC 9111,
 /// 4.3.2). `received` is when the stored response came.
 pub(crate) fn is_not_modified(
     request: &HeaderMap,
@@ -59,7 +59,7 @@ pub(crate) fn is_not_modified(
         return false;
     }
     if request.contains_key(IF_NONE_MATCH) {
-        // It takes precedence over dates (RFC 9110, 13.2.2).
+        // Entity tags take precedence over dates (RFC 9110, 13.2.2).
         let stored = etag(stored).map(|tag| opaque(tag.as_bytes()));
         return request.get_all(IF_NONE_MATCH).iter().any(|line| {
             line.as_bytes().trim_ascii() == b"*"
@@ -67,7 +67,7 @@ pub(crate) fn is_not_modified(
         });
     }
     let Some(since) = date(request, &IF_MODIFIED_SINCE, now) else { return false };
-    // Without `Last-Modified` what is known is when it was made, else when it came.
+    // Without `Last-Modified`, use the time when it was made, else when it came.
     let changed = if stored.contains_key(LAST_MODIFIED) {
         date(stored, &LAST_MODIFIED, now)
     } else {
@@ -76,7 +76,7 @@ pub(crate) fn is_not_modified(
     changed.is_some_and(|changed| changed <= since)
 }
 
-/// What of a stored response a 304 carries: all but what describes content that is not sent (RFC 9110,
+/// The headers of a stored response that a 304 carries: all but those that describe the omitted content (RFC 9110,
 /// 15.4.5).
 pub(crate) fn not_modified(stored: &HeaderMap) -> HeaderMap {
     let has_etag = stored.contains_key(ETAG);
@@ -99,13 +99,13 @@ pub(crate) fn not_modified(stored: &HeaderMap) -> HeaderMap {
         .collect()
 }
 
-/// Whether a 304 to our own condition is about the stored response (RFC 9111, 4.3.4): it is, unless it
+/// Whether a 304 to the guard's own condition confirms the stored response (RFC 9111, 4.3.4): it does, unless it
 /// names another one.
 ///
-/// The RFC takes a 304 without validators for one about a stored response without them, and one with a strong tag for one
-/// about a response with the same strong tag. But we ask about one tag or one date, and there is nothing else that the
-/// answer could be about: nginx gives a compressed 200 a weak tag and its 304 the strong one, and an origin that has learnt
-/// to give tags meanwhile names one where it was asked about a date.
+/// By the RFC, a 304 without validators confirms a stored response without them, and one with a strong tag a
+/// response with the same strong tag. But the guard asks about one tag or one date, so the 304 cannot concern any
+/// other response. nginx gives a compressed 200 a weak tag and its 304 the strong one, and an origin that has begun
+/// to send tags may name one although the guard asked about a date.
 pub(crate) fn is_about(update: &HeaderMap, stored: &HeaderMap, now: SystemTime) -> bool {
     let dates = (date(update, &LAST_MODIFIED, now), date(stored, &LAST_MODIFIED, now));
     match (etag(update), etag(stored)) {
@@ -115,23 +115,23 @@ pub(crate) fn is_about(update: &HeaderMap, stored: &HeaderMap, now: SystemTime) 
     }
 }
 
-/// A stored response's headers after a 304, or after what else updates them (RFC 9111, 3.2): each field
-/// that the update has replaces all lines of its name, but for those of one hop and those that describe
-/// content which is still the stored one.
+/// A stored response's headers after a 304, or another update (RFC 9111, 3.2): each field of the update replaces
+/// all lines of its name, except hop-by-hop fields and fields that describe content, because the content is still
+/// the stored one.
 ///
-/// The result says how old it is as the update does: it is to be judged like a response that just came.
+/// The result has the update's age: it is judged like a response that just came.
 pub(crate) fn freshened(stored: &HeaderMap, update: &HeaderMap) -> HeaderMap {
     let mut headers = stored.clone();
     headers.remove(AGE);
     if !update.contains_key(DATE) {
-        // It was made when it came (RFC 9110, 6.6.1), and not when the stored one was.
+        // An update without `Date` was made when it came (RFC 9110, 6.6.1), not when the stored response was.
         headers.remove(DATE);
     }
     let strengthens = strengthens(update, stored);
     for name in update.keys().filter(|name| is_updated(update, name) && !(strengthens && **name == ETAG)) {
         headers.remove(name);
         for value in update.get_all(name) {
-            // A head of as many lines as a map can hold is too long to be stored anyway.
+            // A head with as many lines as a map can hold is too long to be stored anyway.
             if headers.try_append(name.clone(), value.clone()).is_err() {
                 return headers;
             }
@@ -140,31 +140,32 @@ pub(crate) fn freshened(stored: &HeaderMap, update: &HeaderMap) -> HeaderMap {
     headers
 }
 
-/// Whether an update has a strong tag that the stored response did not come with. It would vouch for each byte of a body
-/// (RFC 9110, 8.8.1) of which a weaker validator has said that it is good enough: parts would be joined by it.
+/// Whether an update has a strong tag that the stored response did not have. It would vouch for each byte of a body
+/// (RFC 9110, 8.8.1) that was confirmed by a weaker validator only: parts would be joined by it.
 fn strengthens(update: &HeaderMap, stored: &HeaderMap) -> bool {
     etag(update).is_some_and(|new| is_strong(new.as_bytes()) && etag(stored) != Some(new))
 }
 
 fn is_updated(update: &HeaderMap, name: &HeaderName) -> bool {
     let of_content = [CONTENT_LENGTH, CONTENT_ENCODING, CONTENT_RANGE].contains(name);
-    // Of the update's own content (RFC 9530, 2). `Content-MD5` is older than that rule: RFC 9111, 3.2 makes no exception for it.
+    // Describes the update's own content (RFC 9530, 2). `Content-MD5` is older than that rule: RFC 9111, 3.2 makes
+    // no exception for it.
     let describes_content = of_content || name.as_str() == CONTENT_DIGEST;
     !describes_content && !is_of_this_hop(update, name)
 }
 
-/// What the answer to a HEAD says about a stored GET (RFC 9111, 4.3.5).
+/// The effect of the response to a HEAD on a stored GET (RFC 9111, 4.3.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HeadUpdate {
-    /// It repeats a validator, so it is the same representation: [`freshened`] by this head.
+    /// It repeats a validator, so the representation is the same: [`freshened`] by this head.
     Freshen,
-    /// It is another one by now.
+    /// The representation has changed.
     Invalidate,
-    /// Nothing.
+    /// No effect.
     Ignore,
 }
 
-/// Compares the answer to a HEAD with a stored response of `length` bytes.
+/// Compares the response to a HEAD with a stored response of `length` bytes.
 pub(crate) fn head_update(
     (status, head): (StatusCode, &HeaderMap),
     (stored_status, stored): (StatusCode, &HeaderMap),
@@ -175,7 +176,7 @@ pub(crate) fn head_update(
         return HeadUpdate::Ignore;
     }
     if stored_status != StatusCode::OK {
-        // There is something by now, or it is where it was asked for.
+        // The stored error or redirect is outdated: the resource exists at this URI by now.
         return HeadUpdate::Invalidate;
     }
     let same_tag = etag(head).is_none_or(|new| etag(stored) == Some(new));
@@ -185,13 +186,14 @@ pub(crate) fn head_update(
     if !(same_tag && same_date && same_length) {
         return HeadUpdate::Invalidate;
     }
-    // Without a validator nothing says that the body is still the same, and anyone may ask as often as a lifetime takes.
+    // Without a validator nothing confirms that the body is still the same, and any client could keep it fresh for
+    // ever by repeated HEADs.
     let is_repeated = etag(head).is_some() || head.contains_key(LAST_MODIFIED);
     if is_repeated { HeadUpdate::Freshen } else { HeadUpdate::Ignore }
 }
 
-/// Whether two responses are of one representation, byte for byte, so that parts of them can be combined
-/// (RFC 9111, 3.4): by a strong validator.
+/// Whether two responses have the same representation, byte for byte, so that their parts can be combined (RFC
+/// 9111, 3.4): by a strong validator.
 pub(crate) fn is_same_representation(one: &HeaderMap, other: &HeaderMap, now: SystemTime) -> bool {
     match (etag(one), etag(other)) {
         (Some(one), Some(other)) => one == other && is_strong(one.as_bytes()),
@@ -203,24 +205,24 @@ pub(crate) fn is_same_representation(one: &HeaderMap, other: &HeaderMap, now: Sy
     }
 }
 
-/// Whether an entity tag is a strong one (RFC 9110, 8.8.3).
+/// Whether an entity tag is strong (RFC 9110, 8.8.3).
 pub(crate) fn is_strong(tag: &[u8]) -> bool {
     tag.len() >= 2 && tag.starts_with(b"\"") && tag.ends_with(b"\"")
 }
 
-/// What the weak comparison compares (RFC 9110, 8.8.3.2).
+/// The part of a tag that the weak comparison uses (RFC 9110, 8.8.3.2).
 fn opaque(tag: &[u8]) -> &[u8] {
     tag.strip_prefix(b"W/").unwrap_or(tag)
 }
 
-/// The members of a list of entity tags, which may hold commas themselves (RFC 9110, 8.8.3).
+/// The members of a list of entity tags, which may contain commas (RFC 9110, 8.8.3).
 fn entity_tags(list: &[u8]) -> impl Iterator<Item = &[u8]> {
     let mut rest = list;
     std::iter::from_fn(move || {
         let start = rest.iter().position(|byte| !b", \t".contains(byte))?;
         rest = &rest[start..];
-        // What stands in quotes is up to the next one; what does not, up to the comma. No further is looked, or a list of
-        // many members would be read as many times.
+        // A quoted tag ends at the next quote, an unquoted one at the comma. Never scan further than that, or a
+        // list of many members would be scanned as many times.
         let first = rest.iter().position(|byte| b"\",".contains(byte)).unwrap_or(rest.len());
         let end = match rest.get(first) {
             Some(b'"') => {
@@ -235,7 +237,7 @@ fn entity_tags(list: &[u8]) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// A time of change that is a strong validator: so long before `Date` that nothing can have changed
+/// `Last-Modified` if it is a strong validator: so long before `Date` that the representation cannot have changed
 /// twice in between (RFC 9110, 8.8.2.2).
 pub(crate) fn last_modified_if_strong(stored: &HeaderMap, now: SystemTime) -> Option<SystemTime> {
     let modified = date(stored, &LAST_MODIFIED, now)?;

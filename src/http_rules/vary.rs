@@ -1,7 +1,7 @@
-//! Which request headers a response depends on, and which requests are alike by them (RFC 9111, 4.1).
+//! The request headers on which a response depends, and the requests that match by them (RFC 9111, 4.1).
 //!
-//! A resource has one list of names and under it a variant for each combination of values, known by its
-//! [`Fingerprint`]. Values that mean the same are made the same: `normalize.rs` knows how.
+//! A resource has one list of names, and a variant for each combination of their values, identified by its
+//! [`Fingerprint`]. `normalize.rs` maps values of equal meaning to one value.
 
 use std::fmt;
 
@@ -10,22 +10,22 @@ use sha2::{Digest as _, Sha256};
 
 use super::normalize::{Normal, preferred_language, selecting_value};
 
-/// A response that depends on more headers is not stored: each name multiplies the variants.
+/// A response that depends on more headers is not stored, because each name multiplies the variants.
 pub(crate) const MOST_NAMES: usize = 8;
 
-/// What a response depends on.
+/// The headers on which a response depends.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Vary {
-    /// On nothing but its URI.
+    /// Only its URI.
     #[default]
     Nothing,
-    /// On what no header tells (`*`), or on too many: no other request is alike.
+    /// Anything (`*`), or too many headers: no other request matches.
     Any,
     Names(Names),
 }
 
 impl Vary {
-    /// Reads all lines of the field as one list, and adds the names that the policy wants.
+    /// Reads all lines of the field as one list, and adds the policy's names.
     pub(crate) fn of(response: &HeaderMap, vary_on: &[HeaderName]) -> Self {
         let mut names = Vec::new();
         for line in response.get_all(header::VARY) {
@@ -33,7 +33,7 @@ impl Vary {
                 if member.is_empty() {
                     continue;
                 }
-                // What can not be a header's name can not be compared: also `*`, which is a token.
+                // A member that is not a header name cannot be compared; nor can `*`, which is a valid token.
                 match HeaderName::from_bytes(member) {
                     Ok(name) if member != b"*" => names.push(name),
                     _ => return Self::Any,
@@ -50,7 +50,7 @@ impl Vary {
         }
     }
 
-    /// Whether it depends on none but these.
+    /// Whether it depends on none but the `known` headers.
     pub(crate) fn is_within(&self, known: &Names) -> bool {
         match self {
             Self::Nothing => true,
@@ -59,8 +59,8 @@ impl Vary {
         }
     }
 
-    /// And on `Accept-Encoding`, if the response is encoded: not everyone can read it. Servers of files that were compressed
-    /// beforehand choose by that header and do not say so.
+    /// Adds `Accept-Encoding` if the response is encoded, because not every client can read it. Servers of
+    /// precompressed files choose by that header without naming it in `Vary`.
     pub(crate) fn and_on_coding(self, response: &HeaderMap) -> Self {
         let codings = response.get_all(header::CONTENT_ENCODING);
         let is_encoded = codings.iter().any(|line| {
@@ -78,7 +78,7 @@ impl Vary {
     }
 }
 
-/// Names that a response depends on: sorted, each once, at least one.
+/// Header names on which a response depends: sorted, each once, at least one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Names(Vec<HeaderName>);
 
@@ -93,22 +93,22 @@ impl Names {
         &self.0
     }
 
-    /// As it is stored: the names with commas between them.
+    /// The stored form: the names, separated by commas.
     pub(crate) fn to_text(&self) -> String {
         self.0.iter().map(HeaderName::as_str).collect::<Vec<_>>().join(",")
     }
 
-    /// Reads what `to_text` wrote. Names out of order are no list of ours.
+    /// Reads the output of `to_text`. An unsorted list is not one.
     pub(crate) fn from_text(text: &str) -> Option<Self> {
         let names = text.split(',').map(|name| name.parse().ok()).collect::<Option<Vec<_>>>()?;
-        // The response's own, those of the policy, and that of its coding.
+        // The names of the response, of the policy, and of its coding.
         if names.len() > 2 * MOST_NAMES + 1 || names.iter().any(|name: &HeaderName| name.as_str() == "*") {
             return None;
         }
         Self::new(names).filter(|names| names.to_text() == text)
     }
 
-    /// What this request's variant is known by.
+    /// The identity of this request's variant.
     pub(crate) fn fingerprint(&self, request: &HeaderMap, normal: Normal) -> Fingerprint {
         self.fingerprint_without(None, request, normal)
     }
@@ -122,7 +122,7 @@ impl Names {
         let mut digest = Sha256::new();
         digest.update(b"vary-1");
         let mut field = |bytes: &[u8]| {
-            // Lengths first, so that no two lists of values are the same bytes (B1).
+            // Lengths first, so that different lists of values have different bytes (B1).
             digest.update((bytes.len() as u64).to_le_bytes());
             digest.update(bytes);
         };
@@ -142,25 +142,25 @@ impl Names {
     }
 }
 
-/// Tells the variants of one resource apart. A digest, because what it is made from are clients' bytes,
-/// and some are credentials (B11).
+/// Distinguishes the variants of one resource. A digest, because its input is clients' bytes, some of them
+/// credentials (B11).
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Fingerprint(pub(crate) [u8; 32]);
 
 impl Fingerprint {
-    /// Of bytes that are told apart as they are.
+    /// Of bytes that are compared as they are.
     pub(crate) fn of(bytes: &[u8]) -> Self {
         Self(Sha256::digest(bytes).into())
     }
 
-    /// Enough to name a place by: 128 bits, in hex.
+    /// 128 bits in hex, which is enough to name a key.
     pub(crate) fn half(&self) -> String {
         let mut text = self.to_string();
         text.truncate(32);
         text
     }
 
-    /// Enough to count variants by.
+    /// 64 bits, which is enough to count variants.
     pub(crate) fn short(&self) -> [u8; 8] {
         self.0.first_chunk().copied().unwrap_or_default()
     }
@@ -179,17 +179,17 @@ impl fmt::Debug for Fingerprint {
     }
 }
 
-/// A stored variant, as far as it takes to choose one.
+/// The data of a stored variant that selects it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Variant {
     pub(crate) fingerprint: Fingerprint,
-    /// Of a response that depends on `Accept-Language` and has one `Content-Language`: what else it
-    /// depends on, and the language, in lower case.
+    /// For a response that depends on `Accept-Language` and has one `Content-Language`: the fingerprint of its
+    /// other headers, and the language in lower case.
     pub(crate) language: Option<(Fingerprint, String)>,
 }
 
 impl Variant {
-    /// The variant that the answer to this request is.
+    /// The variant of the response to this request.
     pub(crate) fn of(names: &Names, request: &HeaderMap, response: &HeaderMap, normal: Normal) -> Self {
         let others = || names.fingerprint_without(Some(&header::ACCEPT_LANGUAGE), request, normal);
         let depends = names.0.contains(&header::ACCEPT_LANGUAGE);
@@ -200,11 +200,11 @@ impl Variant {
         }
     }
 
-    /// Which of these a request may be answered with.
+    /// The index of the variant that may answer a request.
     ///
-    /// The one with its own values; else, to the letter of the RFC only, one in the language that it
-    /// prefers to all others: the mechanism by which an origin chooses is known there (RFC 9110, 12.5.4),
-    /// and it has shown that it has this language.
+    /// The one with the request's own values. Otherwise, to the letter of the RFC only, one in the language that
+    /// the request prefers to all others: there the origin's selection mechanism is known (RFC 9110, 12.5.4), and
+    /// the stored variant proves that it has this language.
     pub(crate) fn select(
         names: &Names,
         request: &HeaderMap,
@@ -238,7 +238,7 @@ fn content_language(response: &HeaderMap) -> Option<String> {
     is_tag.then(|| language.to_ascii_lowercase())
 }
 
-/// Basic filtering (RFC 4647, 3.3.1), both in lower case: `de` takes `de-at`.
+/// Basic filtering (RFC 4647, 3.3.1), with both in lower case: `de` matches `de-at`.
 fn is_in_range(language: &str, range: &str) -> bool {
     language.strip_prefix(range).is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
 }

@@ -1,4 +1,4 @@
-//! Why a lock is not held: one type for all of the toolkit.
+//! [`LockError`]: why a lock is not held, for the whole toolkit.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,13 +9,13 @@ use crate::key::{CacheKey, Key};
 use crate::store::names::LockName;
 use crate::store::{StoreError, StoreErrorKind};
 
-/// The shortest time of which anything is left when [`drift`] is kept back.
+/// The shortest time to live that is longer than its own [`drift`].
 pub(super) const SHORTEST_HELD: Duration = Duration::from_millis(3);
 
-/// Why a mutex or a permit could not be had, kept or asked about.
+/// Why a mutex or a permit could not be acquired, kept or examined.
 ///
-/// That a lock is busy is never a [`Store`](Self::Store) error, and a store that does not answer never looks
-/// like a busy lock. The texts carry a digest of the lock's key, never the key or a token.
+/// A busy lock is never a [`Store`](Self::Store) error, and a store that does not answer is never reported as a
+/// busy lock. The texts carry a digest of the lock's key, never the key or a token.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum LockError {
@@ -23,7 +23,7 @@ pub enum LockError {
     InvalidKey,
     /// A time to live of less than a millisecond, or of more than ten years.
     InvalidTtl {
-        /// What was asked for.
+        /// The time to live that the caller passed.
         ttl: Duration,
     },
     /// A setting is out of range, or contradicts another.
@@ -33,41 +33,41 @@ pub enum LockError {
         /// What to choose instead.
         why: String,
     },
-    /// This very handle holds the mutex, or is trying to; another clone of it may try as well.
+    /// This handle already holds the mutex, or is acquiring it; another clone of it may acquire it too.
     AlreadyAcquired,
-    /// All tries that [`retries`](super::MutexBuilder::retries) allows found it busy.
+    /// All attempts that [`retries`](super::MutexBuilder::retries) allows found it busy.
     TooManyAttempts {
-        /// How many tries there were.
+        /// How many attempts were made.
         attempts: u32,
     },
-    /// It was busy for longer than [`acquire_timeout`](super::MutexBuilder::acquire_timeout).
+    /// The lock was busy for longer than [`acquire_timeout`](super::MutexBuilder::acquire_timeout).
     AcquireTimeout {
-        /// How many tries there were.
+        /// How many attempts were made.
         attempts: u32,
-        /// For how long.
+        /// How long the caller waited.
         waited: Duration,
     },
-    /// It was granted, but the answer was so late that too little of its time was left. It was given back.
+    /// It was granted, but the answer came so late that too little of its time to live remained. It was given back.
     GrantedTooLate {
         /// From the sending of the command until its answer was read.
         elapsed: Duration,
         /// The whole time to live.
         ttl: Duration,
     },
-    /// By now the lock is another's, or nobody's.
+    /// Another holds the lock by now, or it is free.
     NotHeld,
-    /// The server does not announce what happens to keys.
+    /// The server does not announce key events.
     NotificationsUnavailable {
-        /// Why not, for a log.
+        /// The reason, for a log.
         why: &'static str,
     },
-    /// The semaphore was deleted by somebody, or this handle's store was closed.
+    /// The semaphore was deleted, or this handle's store was closed.
     Closed,
     /// The semaphore was created with another number of permits.
     CapacityMismatch {
-        /// What this handle asks for.
+        /// The number that this handle asks for.
         expected: u32,
-        /// What it was created with.
+        /// The number that it was created with.
         actual: u32,
     },
     /// The store could not be asked, or refused.
@@ -75,7 +75,7 @@ pub enum LockError {
 }
 
 impl LockError {
-    /// Whether somebody else had it all the time.
+    /// Whether other holders kept it busy all the time.
     pub fn is_busy(&self) -> bool {
         matches!(self, Self::TooManyAttempts { .. } | Self::AcquireTimeout { .. })
     }
@@ -89,7 +89,7 @@ impl LockError {
         Self::InvalidOption { option, why: why.into() }
     }
 
-    /// What a store's failure is for whoever was `doing` something with a lock.
+    /// Converts a store's failure into the error of a caller that was `doing` something with a lock.
     pub(super) fn store(doing: &str, name: &LockName, error: StoreError) -> Self {
         if error.kind == StoreErrorKind::Closed {
             return Self::Closed;
@@ -142,7 +142,7 @@ impl fmt::Display for LockError {
 impl std::error::Error for LockError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            // Its text is printed above already.
+            // `fmt` prints the text of `error` already.
             Self::Store(error) => error.source(),
             _ => None,
         }

@@ -1,10 +1,10 @@
-//! Which of the callers that want a mutex has it next.
+//! [`Fairness`]: which waiter gets a mutex next.
 
 use std::time::Duration;
 
 use super::LockError;
 
-/// Which of the callers that want a mutex has it next.
+/// Which of the callers that want a mutex gets it next.
 ///
 /// # Examples
 ///
@@ -24,25 +24,27 @@ use super::LockError;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fairness {
-    /// The one that has waited for longest: the unlocking script hands the mutex to the head of the queue. No other caller
-    /// has it before.
+    /// The caller that has waited longest: the unlocking script hands the mutex to the head of the queue. No other
+    /// caller gets it before.
     #[default]
     Fifo,
-    /// The one that asks first, until the head of the queue has waited for this bound, at most a day; then the head, as with
-    /// `Fifo`. As `parking_lot` has it: while a caller that unlocks and locks again need not wait for another process to
-    /// wake up, more is done, and no caller waits for longer than the bound and a turn of each caller before it.
+    /// The caller that asks first, until the head of the queue has waited for this bound, at most a day; then the
+    /// head, as with `Fifo`. `parking_lot` does the same. A caller that unlocks and locks again need not wait for
+    /// another process to wake up, so throughput is higher. No caller waits longer than the bound plus one turn of
+    /// each caller before it.
     ///
-    /// An unlocked mutex is left free, and the head of the queue is told, which asks for it. If it comes too late, it keeps its
-    /// place and is told again; that counts as one of its [attempts](super::Held::attempts) and retries. No caller polls.
-    /// [`bump`](super::MutexGuard::bump) hands the mutex over in the queue's order also here.
+    /// Unlocking leaves the mutex free and tells the head of the queue, which then asks for it. If the head comes
+    /// too late, it keeps its place and is told again; that counts as one of its [attempts](super::Held::attempts)
+    /// and retries. No caller polls. [`bump`](super::MutexGuard::bump) hands the mutex over in the queue's order
+    /// here too.
     ///
-    /// Callers of one mutex may differ in this: one with `Fifo` is handed the mutex as soon as it is the head of the queue, but
-    /// may be overtaken by one with `Eventual` where a holder's time to live has run out.
+    /// Callers of one mutex may differ in this setting: a caller with `Fifo` is handed the mutex as soon as it is
+    /// the head of the queue, but may be overtaken by one with `Eventual` when a holder's time to live has run out.
     Eventual(Duration),
 }
 
 impl Fairness {
-    /// Refuses a bound that is none.
+    /// Refuses a bound of zero or of more than a day.
     pub(super) fn check(self) -> Result<(), LockError> {
         const MOST: Duration = Duration::from_secs(86_400);
         match self {

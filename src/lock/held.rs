@@ -1,4 +1,4 @@
-//! A held mutex: the guard that gives it back, and views of it.
+//! A held mutex: [`MutexGuard`], which gives it back, and [`Held`], a view of it.
 
 use std::fmt;
 use std::future::Future;
@@ -14,17 +14,17 @@ use super::engine::target::{MutexTarget, Target as _};
 use super::engine::wait::acquire_instead;
 use super::options::{check_auto_renew, held_ttl};
 
-/// A mutex that this process holds; dropped, it is unlocked in the background.
+/// A mutex that this process holds. Dropping the guard unlocks it in the background.
 ///
-/// It is a [`Held`], which says what is known of the acquisition. `Held::clone(&guard)` is a view that other tasks can
-/// have.
+/// It dereferences to [`Held`], which describes the acquisition. `Held::clone(&guard)` makes a view for other
+/// tasks.
 ///
 /// # Dropping
 ///
-/// Never panics and never blocks. In a runtime (the current one, or the one it was acquired in) a task sends
-/// the release and sees to it that it arrives; outside of any, the mutex stays locked until its time to live
-/// is over. [`unlock`](Self::unlock) tells more, and is done when it returns; dropping is cheaper where the
-/// answer is not wanted, because whatever is asked next can travel with the release.
+/// Never panics and never blocks. In a runtime (the current one, or the one it was acquired in) a task sends the
+/// release and retries until it is answered; outside of any runtime, the mutex stays locked until its time to live
+/// ends. [`unlock`](Self::unlock) reports the result, and the release is done when it returns. Dropping is cheaper
+/// if the result is not needed, because the caller's next command can travel with the release.
 #[must_use = "the mutex is unlocked as soon as its guard is dropped"]
 pub struct MutexGuard {
     held: Held,
@@ -32,9 +32,9 @@ pub struct MutexGuard {
     claim: Option<Claim>,
 }
 
-/// One acquisition of a mutex, as everyone sees it who works under it.
+/// One acquisition of a mutex, as seen by all code that works under it.
 ///
-/// It gives nothing back: that is the [`MutexGuard`]'s. All clones see the same acquisition, also after its end.
+/// Cannot release the mutex: only the [`MutexGuard`] can. All clones see the same acquisition, also after its end.
 ///
 /// # Examples
 ///
@@ -49,7 +49,7 @@ pub struct MutexGuard {
 /// let work = async { 42 };
 /// let result = tokio::select! {
 ///     result = work => Some(result),
-///     // Somebody else may be at it by now.
+///     // Another process may hold the mutex by now.
 ///     () = held.lost() => None,
 /// };
 /// guard.unlock().await?;
@@ -69,16 +69,17 @@ impl MutexGuard {
         Self { held, hold, claim: Some(claim) }
     }
 
-    /// Unlocks; whether the mutex was still held. `false` without asking when that was done before.
+    /// Unlocks, and answers whether the mutex was still held. `false` without asking the store if it was unlocked
+    /// before.
     ///
     /// # Errors
     ///
-    /// [`LockError::Store`] if the store could not be asked: then it may or may not be unlocked, the guard still
-    /// counts as held and this can be called again; nothing renews the mutex any more.
+    /// [`LockError::Store`] if the store could not be asked: then the mutex may or may not be unlocked, the guard
+    /// still counts as held, and this can be called again; the renewal has stopped.
     ///
     /// # Cancel safety
     ///
-    /// Safe: dropped, it may or may not be done, and can be called again.
+    /// Safe: if dropped, the mutex may or may not be unlocked, and this can be called again.
     pub async fn unlock(&mut self) -> Result<bool, LockError> {
         let freed = self.hold.free().await;
         let freed = freed.map_err(|error| self.held.grip.target.error("unlocking", error))?;
@@ -86,27 +87,27 @@ impl MutexGuard {
         Ok(freed.unwrap_or(false))
     }
 
-    /// Gives way to those who wait: unlocks for the first of them and queues again behind the last, both in one
-    /// command; returns when this guard holds the mutex again. Where nobody waits, it is locked anew at once.
-    /// Whether it was still held until then; `false` too where an answer was lost on the way.
+    /// Gives way to the waiters: unlocks for the first of them and queues again behind the last, both in one
+    /// command. Returns when this guard holds the mutex again, at once if there are no waiters. Answers whether the
+    /// mutex was still held when it was given up; also `false` if that answer was lost on the way.
     ///
-    /// In either case this is a new acquisition, with another token, a greater [fence](Held::fence) and the full time
-    /// to live; the earlier one has ended, as [`Held`]s that were cloned from it say.
+    /// In either case this is a new acquisition, with another token, a greater [fence](Held::fence) and the full
+    /// time to live. The earlier acquisition has ended, and the [`Held`]s that were cloned from it say so.
     ///
-    /// For a loop that works in steps under one mutex this is `unlock` and `lock` at half the cost. Who waits by
-    /// [`Poll`](super::Waiting::Poll) is not known to wait, and not given way to.
+    /// For a loop that works in steps under one mutex this is `unlock` and `lock` at half the cost. Callers that
+    /// wait by [`Poll`](super::Waiting::Poll) are not in the queue, so this does not give way to them.
     ///
     /// # Errors
     ///
     /// [`LockError::NotHeld`] after unlocking. [`LockError::Store`] if the store could not be asked: then the guard
-    /// may or may not hold it, counts as holding it, and this or [`unlock`](Self::unlock) can be called again; nothing
-    /// renews the mutex any more. Where it is the waiting that fails, with the errors of
-    /// [`Mutex::lock`](super::Mutex::lock), the guard holds nothing, as after unlocking.
+    /// may or may not hold the mutex, counts as holding it, and this or [`unlock`](Self::unlock) can be called
+    /// again; the renewal has stopped. If waiting fails, with the errors of [`Mutex::lock`](super::Mutex::lock),
+    /// the guard holds nothing, as after unlocking.
     ///
     /// # Cancel safety
     ///
-    /// Safe, but the place in the queue is lost. Dropped, the mutex may or may not be unlocked;
-    /// [`unlock`](Self::unlock) or dropping the guard makes sure.
+    /// Safe, but the place in the queue is lost. If dropped, the mutex may or may not be unlocked;
+    /// [`unlock`](Self::unlock) or dropping the guard unlocks it.
     ///
     /// # Examples
     ///
@@ -118,7 +119,7 @@ impl MutexGuard {
     /// let mut guard = mutex.lock().await?;
     /// for _page in 0..3 {
     ///     let before = guard.fence();
-    ///     // Others had their turn in between.
+    ///     // The waiters had their turn in between.
     ///     assert!(guard.bump().await?);
     ///     assert!(guard.fence() > before);
     /// }
@@ -148,7 +149,7 @@ impl MutexGuard {
     }
 }
 
-/// Renews it from now on, if the mutex's options say so.
+/// Starts the renewal, if the mutex's options say so.
 fn renewed(hold: Hold<MutexTarget>) -> Hold<MutexTarget> {
     if hold.grip.target.options.auto_renew { hold.renew() } else { hold }
 }
@@ -162,42 +163,42 @@ impl Deref for MutexGuard {
 }
 
 impl Held {
-    /// What stands in the mutex's key: random, another one for each acquisition. Who knows it can end the
-    /// acquisition.
+    /// The value in the mutex's key: random, different for each acquisition. Keep it secret: any client that knows
+    /// it can end the acquisition.
     pub fn token(&self) -> &str {
         self.grip.token.as_str()
     }
 
-    /// The fencing token: greater than those of all earlier holders of this mutex. Handed along with what is
-    /// written, it lets the written-to side refuse a holder who comes after the next one.
+    /// The fencing token: greater than those of all earlier holders of this mutex. Send it along with each write
+    /// outside the store, so that the receiving side can refuse a write of an earlier holder.
     ///
     /// # Consistency
     ///
-    /// The server's clock in microseconds, or one more than the last, so that nothing has to be stored for ever. It grows
-    /// over a clock that is set back, and over a failover or a restart that forgets the latest holders. Only both together,
-    /// a server that forgot and whose clock is behind that of the one before, give smaller ones.
+    /// The server's clock in microseconds, or one more than the last fence, so that nothing has to be stored for
+    /// ever. It grows even if the clock is set back, and even over a failover or a restart that forgets the latest
+    /// holders. Only both together can lower it: a server that forgot the holders and with a clock behind that of
+    /// its predecessor.
     pub fn fence(&self) -> u64 {
         self.grip.fence
     }
 
-    /// How often the store was asked for it: 1 when it was free, or was handed over in its queue.
+    /// How often the caller asked the store: 1 when the mutex was free, or was handed over in its queue.
     pub fn attempts(&self) -> u32 {
         self.grip.attempts
     }
 
-    /// How long it was waited for.
+    /// How long the caller waited.
     pub fn waited(&self) -> Duration {
         self.grip.waited
     }
 
-    /// What is left of its time to live, by this process's monotonic clock: counted from the moment the granting
-    /// command was sent, less 1 % and 2 ms. Zero when it is over, was given back or is lost; `None` if it does not
-    /// expire.
+    /// The remaining time to live, by this process's monotonic clock: counted from the moment the granting command
+    /// was sent, less 1 % and 2 ms. Zero after it ended, was unlocked or lost; `None` if it does not expire.
     pub fn remaining(&self) -> Option<Duration> {
         self.grip.remaining()
     }
 
-    /// Asks the store whether this acquisition still holds the mutex. `false` without asking after unlocking.
+    /// Asks the store whether this acquisition still holds the mutex. `false` without asking, after unlocking.
     ///
     /// # Errors
     ///
@@ -210,7 +211,7 @@ impl Held {
         self.grip.is_owned().await
     }
 
-    /// Goes on only if the store says that this acquisition still holds the mutex.
+    /// Like [`is_owned`](Self::is_owned), but a mutex that is not held any more is an error.
     ///
     /// # Errors
     ///
@@ -223,27 +224,28 @@ impl Held {
         if self.is_owned().await? { Ok(()) } else { Err(LockError::NotHeld) }
     }
 
-    /// Starts the time to live anew, with `ttl` from now: not added to what is left, and shorter if it says so.
-    /// `false` if the mutex is lost or was unlocked: it is not acquired again. With
-    /// [`auto_renew`](super::MutexBuilder::auto_renew), `ttl` is what it is renewed by from now on.
+    /// Restarts the time to live: `ttl` from now, not added to the remaining time, and possibly shorter than it.
+    /// `false` if the mutex is lost or was unlocked; it is not acquired again. With
+    /// [`auto_renew`](super::MutexBuilder::auto_renew), later renewals use this `ttl`.
     ///
     /// # Errors
     ///
     /// [`LockError::InvalidTtl`] and [`LockError::InvalidOption`] for a `ttl` that
-    /// [`build`](super::MutexBuilder::build) refuses: of less than 3 ms, or of less than 30 ms where it is renewed; then
-    /// nothing has changed. [`LockError::Store`] if the store could not be asked, in which case it may or may
+    /// [`build`](super::MutexBuilder::build) refuses: of less than 3 ms, or of less than 30 ms if it is renewed;
+    /// then nothing has changed. [`LockError::Store`] if the store could not be asked, in which case it may or may
     /// not have been extended.
     ///
     /// # Cancel safety
     ///
-    /// Dropped, it may or may not be extended; [`remaining`](Self::remaining) counts on the shorter time.
+    /// If dropped, it may or may not be extended; [`remaining`](Self::remaining) counts on the shorter time.
     pub async fn extend(&self, ttl: Duration) -> Result<bool, LockError> {
         let ttl = held_ttl("ttl", ttl)?;
         check_auto_renew(self.grip.target.options.auto_renew, Some(ttl))?;
         self.grip.extend(Some(ttl)).await.map_err(|error| self.grip.target.error("extending", error))
     }
 
-    /// Resolves when [`remaining`](Self::remaining) is zero: its time is over, it was unlocked, or it is lost.
+    /// Resolves when [`remaining`](Self::remaining) is zero: the time to live has ended, or the mutex was unlocked
+    /// or lost.
     ///
     /// # Cancel safety
     ///
@@ -253,9 +255,9 @@ impl Held {
         async move { grip.expired().await }
     }
 
-    /// Resolves when the mutex is no longer known to be this acquisition's although nobody unlocked it here: it was
-    /// unlocked by force, an extension or renewal found it to be another's, or its time is over. It stays lost,
-    /// even if the store has it a moment longer. Never resolves once it was unlocked.
+    /// Resolves when the mutex is no longer known to be this acquisition's although the guard did not unlock it: it
+    /// was unlocked by force, an extension or renewal found another holder, or its time to live has ended. A lost
+    /// acquisition stays lost, even if the store keeps it a moment longer. Never resolves once it was unlocked.
     ///
     /// # Cancel safety
     ///
@@ -273,7 +275,7 @@ impl fmt::Debug for MutexGuard {
 }
 
 impl fmt::Debug for Held {
-    /// Without the token: who knows it can end the acquisition.
+    /// Omits the token, with which any client could end the acquisition.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Held")
             .field("fence", &self.grip.fence)
@@ -287,7 +289,7 @@ pub(super) const FREE: u8 = 0;
 pub(super) const TRYING: u8 = 1;
 pub(super) const HELD: u8 = 2;
 
-/// A handle's one acquisition; dropped, it may try again.
+/// A handle's one acquisition; after it is dropped, the handle may acquire again.
 pub(super) struct Claim {
     state: Arc<AtomicU8>,
 }

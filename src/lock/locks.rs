@@ -1,4 +1,4 @@
-//! [`Locks`], the handle on a store that mutexes and semaphores are made from.
+//! [`Locks`], the handle on a store from which mutexes and semaphores are made.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,9 +15,9 @@ use crate::store::StoreErrorKind;
 use crate::store::backend::Backend;
 use crate::store::memory::MemoryStore;
 
-/// The locks of a store: cheap to clone, all clones share connections.
+/// The locks of a store: cheap to clone, and all clones share connections.
 ///
-/// A service that has a guard takes [`StampedeGuard::locks`](crate::StampedeGuard::locks).
+/// If the service has a guard, use [`StampedeGuard::locks`](crate::StampedeGuard::locks).
 ///
 /// # Examples
 ///
@@ -29,7 +29,7 @@ use crate::store::memory::MemoryStore;
 /// let locks = Locks::in_memory();
 /// let nightly = locks.mutex("nightly").build()?;
 /// if let Some(mut guard) = nightly.try_lock().await? {
-///     // .. the one process that does it tonight
+///     // .. only one process gets here tonight
 ///     guard.unlock().await?;
 /// }
 /// # Ok(()) }
@@ -48,25 +48,26 @@ pub struct LocksBuilder {
     command_timeout: Duration,
 }
 
-/// A lock has nothing to fall back on: who is refused because the server paused for a moment does not do its
-/// work. So this is longer than the guard's own deadline, which every hit may have to wait for, and short
-/// enough that a dead server is an error while somebody is still there to read it.
+/// A lock has nothing to fall back on: a caller that is refused because the server paused for a moment does not do
+/// its work. So this is longer than the guard's own deadline, which every hit may have to wait for, and short
+/// enough that a watching operator still sees the error of a dead server.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long an end waits for what is released in the background: a store that can be asked needs a moment, and one that
-/// can not be does not keep a process that wants to end.
+/// How long a shutdown waits for background releases: a reachable store needs a moment, and an unreachable one must
+/// not keep the process from ending.
 pub(crate) const LAST_RELEASES: Duration = Duration::from_secs(2);
 
 impl Locks {
-    /// Locks in the namespace `default` of what converts into a [`Backend`]: a `redis::Client`, a [`MemoryStore`], with
-    /// their features a `SentinelClient` or a `ClusterClient`.
+    /// Locks in the namespace `default`, on anything that converts into a [`Backend`]: a `redis::Client`, a
+    /// [`MemoryStore`], and with their features a `SentinelClient` or a `ClusterClient`.
     ///
-    /// Does no I/O, cannot fail, and may be called outside a runtime: the connection is made by the
-    /// first call that needs it, or by [`connect`](Self::connect). Two services on one Redis that are not to exclude
-    /// each other need different [namespaces](LocksBuilder::namespace).
+    /// Does no I/O, cannot fail, and may be called outside a runtime: the first call that needs the connection
+    /// makes it, or [`connect`](Self::connect). Two services on one Redis with locks that must not exclude each other
+    /// need different [namespaces](LocksBuilder::namespace).
     ///
-    /// A process that is forked before the first call excludes its parent like any other process. After that, make new locks in
-    /// the child: two processes with one identity take each other's turns, and connections and tasks stay with the parent.
+    /// A process that is forked before the first call excludes its parent like any other process. After that, make
+    /// new locks in the child: two processes with one identity take each other's turns, and connections and tasks
+    /// stay with the parent.
     pub fn new(backend: impl Into<Backend>) -> Self {
         Self::builder(backend).assemble()
     }
@@ -76,7 +77,7 @@ impl Locks {
         Self::new(MemoryStore::new())
     }
 
-    /// Starts locks with settings of their own.
+    /// Starts locks with other settings than the defaults.
     pub fn builder(backend: impl Into<Backend>) -> LocksBuilder {
         LocksBuilder {
             backend: backend.into(),
@@ -90,18 +91,18 @@ impl Locks {
         Self::with_timeout(guard, COMMAND_TIMEOUT)
     }
 
-    /// The same, with another deadline of one command.
+    /// Locks on the connections of a guard, with another timeout of one command.
     pub(crate) fn with_timeout(guard: &Arc<Node>, command_timeout: Duration) -> Self {
         let (store, namespace) = (guard.store.clone(), guard.namespace.clone());
         Self { home: Arc::new(Home::new(store, namespace, command_timeout, Some(Arc::clone(guard)))) }
     }
 
-    /// Opens the connections, so that the first lock does not pay for that.
+    /// Opens the connections, so that the first lock does not wait for them.
     ///
     /// # Errors
     ///
     /// [`LockError::Store`] if they are not up within the command timeout or one second, whichever is longer.
-    /// They go on trying in the background.
+    /// Connecting goes on in the background.
     ///
     /// # Cancel safety
     ///
@@ -118,19 +119,19 @@ impl Locks {
         })
     }
 
-    /// Sends those away who wait, waits until what was released in the background is released, two seconds at most, then
-    /// ends the connections. Those of a guard stay: [`shutdown`](crate::StampedeGuard::shutdown) ends them. All handles on a
-    /// guard's locks have one background.
+    /// Ends all waits, waits for the releases in the background for at most two seconds, then closes the
+    /// connections. A guard's connections stay: [`shutdown`](crate::StampedeGuard::shutdown) closes them. All lock
+    /// handles of one guard share their background releases.
     ///
-    /// What is held still stays so until its time to live is over, or, of a guard's locks, until it is given back. All other
-    /// calls fail with [`LockError::Closed`], those that wait at once.
+    /// Locks that are still held stay held until their time to live ends or, for a guard's locks, until they are
+    /// released. All other calls fail with [`LockError::Closed`]; calls that wait fail at once.
     ///
     /// # Cancel safety
     ///
-    /// Dropped, the connections stay.
+    /// If dropped, the connections stay.
     pub async fn close(&self) {
         let deadline = Instant::now() + LAST_RELEASES;
-        // First, so that what those leave behind who wait is waited for as well.
+        // Cancel waiters first, so that the releases they spawn are awaited below.
         self.home.waiters.send_away(deadline).await;
         self.home.background.empty(deadline).await;
         self.home.close();
@@ -138,22 +139,22 @@ impl Locks {
 }
 
 impl LocksBuilder {
-    /// A part of every key name in the store, as a guard has one; locks of different namespaces do not exclude
-    /// each other. 1 to 64 characters. Defaults to `default`.
+    /// A part of every key name in the store, like a guard's namespace; locks of different namespaces do not
+    /// exclude each other. 1 to 64 characters. Defaults to `default`.
     pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
         self.namespace = namespace.into();
         self
     }
 
-    /// How long one command may take, including a connection that is being made again. It bounds how long a call may hang
-    /// on a server that is down, not how long a lock is waited for. Defaults to 1 s: a lock has nothing to fall back on, so it rather waits
-    /// out a pause of the server.
+    /// How long one command may take, including the wait for a reconnection. It bounds how long a call may hang on
+    /// a server that is down, not how long a caller waits for a lock. Defaults to 1 s: a lock has nothing to fall
+    /// back on, so it should outlast a pause of the server.
     pub fn command_timeout(mut self, command_timeout: Duration) -> Self {
         self.command_timeout = command_timeout;
         self
     }
 
-    /// Makes the handle. No I/O, no runtime needed.
+    /// Makes the handle. Does no I/O and needs no runtime.
     ///
     /// # Errors
     ///
@@ -172,7 +173,7 @@ impl LocksBuilder {
         Ok(self.assemble())
     }
 
-    /// The handle, with settings that are known to be sound.
+    /// Makes the handle from valid settings.
     fn assemble(self) -> Locks {
         let Self { backend, namespace, command_timeout } = self;
         let store = backend.into_store(command_timeout);

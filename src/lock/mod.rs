@@ -1,7 +1,7 @@
 //! Locks for a fleet: a [`Mutex`] and a fair [`Semaphore`], on the guard's connections and scripts.
 //!
-//! The guard needs neither: its loads go through leases of its own. These are for work of yours that only one
-//! process, or a limited number, may do at a time.
+//! The guard needs neither: its loads use leases. These locks are for an application's work that only one process,
+//! or a limited number of processes, may do at a time.
 //!
 //! # Examples
 //!
@@ -15,44 +15,45 @@
 //! let mutex = locks.mutex(Scope::new("server_access").local(7)).ttl(Duration::from_secs(30)).build()?;
 //!
 //! let mut guard = mutex.lock().await?;
-//! // .. what only one process may do. Hand `guard.fence()` to whatever is written outside the store.
+//! // .. the exclusive work. Send `guard.fence()` along with each write outside the store.
 //! let held_to_the_end = guard.unlock().await?;
 //! assert!(held_to_the_end);
 //!
-//! // Or, unlocked whatever happens inside:
+//! // Or with a closure, after which it is always unlocked:
 //! let done = mutex.synchronize(|held| async move { held.fence() }).await?;
 //! assert!(done.still_held && done.value > 0);
 //! # Ok(()) }
 //! ```
 //!
-//! # What they promise
+//! # What the locks promise
 //!
-//! - **One holder** (or as many as there are permits) among all processes that share the store, as long as nobody
-//!   holds on for longer than its time to live. Every holder has a random token; nobody frees or extends
-//!   what is another's.
-//! - **Fair**: those who wait are a queue. Whoever unlocks hands the lock to its head in the same step;
-//!   the dead are passed over, and nobody barges in.
-//! - **Quiet**: those who wait send nothing; all waiters of a process share one connection, and of all waiters of one
-//!   lock only the first watches the clock.
-//! - **Nothing stays behind**: a holder that dies costs others its time to live; a waiter that dies costs nothing as soon as the
-//!   server knows. Where a whole machine vanishes, the server does not know for minutes, and each of its waiters whose turn comes
-//!   costs a time to live: choose a short one, and `auto_renew`. A future that is dropped gives up its place; a reply that was lost
-//!   is followed by a release. A future that is kept but not polled costs those behind it the time to live it is granted for, and
-//!   half a second at the most.
+//! - **One holder** (or as many as there are permits) among all processes that share the store, as long as each
+//!   holder finishes within its time to live. Every holder has a random token; no process frees or extends
+//!   another's lock.
+//! - **Fair**: waiters form a queue. Unlocking hands the lock to its head in the same step; dead waiters are passed
+//!   over, and no caller barges in.
+//! - **Quiet**: waiters send nothing; all waiters of a process share one connection, and of all waiters of one lock
+//!   only the first watches the clock.
+//! - **Nothing stays behind**: a holder that dies blocks the lock for its time to live at most; a waiter that dies
+//!   blocks nothing as soon as the server knows. If a whole machine vanishes, the server does not know for minutes,
+//!   and each of its waiters blocks the lock for a time to live when its turn comes: choose a short one, and
+//!   `auto_renew`. A future that is dropped gives up its place; a lost reply is followed by a release. A future
+//!   that is kept but not polled delays the waiters behind it by the time to live that it is granted, plus at most
+//!   half a second.
 //!
-//! # What they do not promise
+//! # What the locks do not promise
 //!
-//! A lock with a time to live is a promise about time. A process that is paused for longer than that finds itself
-//! without the lock when it wakes up, and a Redis that fails over may have forgotten its latest writes. So
-//! writes that must be right carry the [fence](Held::fence): a number that grows with each holder, so that
-//! the side that is written to can refuse whoever comes late. [`Held::lost`] tells a holder as soon as it can be known.
+//! A lock with a time to live is a promise about time. A process that is paused for longer finds that it has lost
+//! the lock when it wakes up, and a Redis that fails over may have forgotten its latest writes. So writes that must
+//! be right carry the [fence](Held::fence): a number that grows with each holder, so that the receiving side can
+//! refuse the late write of an earlier one. [`Held::lost`] tells a holder as early as possible.
 //!
 //! # Dropping
 //!
 //! A dropped [`MutexGuard`] or [`Permit`] is released in the background: best effort, never a panic, also outside a
-//! runtime (where the end of the time to live has to do). Release explicitly to know when it is done, and whether it
-//! was still yours; [`Locks::close`] waits for what is under way, and so does the
-//! [`shutdown`](crate::StampedeGuard::shutdown) of the guard whose locks they are.
+//! runtime (there, the end of the time to live frees it). Release explicitly to know when the release is done, and
+//! whether the lock was still held. [`Locks::close`] waits for releases that are under way, and so does the
+//! [`shutdown`](crate::StampedeGuard::shutdown) of the guard that owns the locks.
 
 mod engine;
 mod error;

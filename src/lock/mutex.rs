@@ -14,11 +14,10 @@ use super::{Held, LockError, MutexGuard, MutexOptions};
 use crate::store::StoreError;
 use crate::store::lock_store::{Announced, MutexHolder};
 
-/// A lock that one holder among all processes has at a time.
+/// A lock with at most one holder among all processes.
 ///
-/// A handle holds it at most once: a second acquisition while its guard lives is
-/// [`LockError::AlreadyAcquired`], not a deadlock. A clone is another handle on the same lock, which holds
-/// nothing and waits like a stranger.
+/// A handle holds it at most once: a second acquisition while its guard lives is [`LockError::AlreadyAcquired`],
+/// not a deadlock. A clone is another handle on the same lock: it holds nothing and waits like any other process.
 ///
 /// # Examples
 ///
@@ -39,16 +38,16 @@ pub struct Mutex {
     state: Arc<AtomicU8>,
 }
 
-/// What came of [`Mutex::synchronize`].
+/// The result of [`Mutex::synchronize`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use = "`value` is what the work returned, an error too, and `still_held` whether it was alone"]
+#[must_use = "`value` is the result of the work, possibly an error, and `still_held` tells whether it was alone"]
 #[non_exhaustive]
 pub struct Synchronized<T> {
     /// What the closure returned.
     pub value: T,
-    /// How often the store was asked for the lock.
+    /// How often the caller asked the store for the lock.
     pub attempts: u32,
-    /// Whether it was known to be held to the end. If not, somebody else may have been at it too.
+    /// Whether the lock was held to the end. If not, another process may have worked at the same time.
     pub still_held: bool,
 }
 
@@ -57,8 +56,8 @@ impl Mutex {
         Self { target: Arc::new(target), state: Arc::default() }
     }
 
-    /// Acquires it if it is free and nobody is before this caller; `None` if not, so check the answer before you go on.
-    /// Never waits for anybody but the store.
+    /// Acquires it if it is free and the queue is empty; `None` if not, so check the answer before you go on. Waits
+    /// for the store only, never for another holder.
     ///
     /// # Errors
     ///
@@ -67,7 +66,7 @@ impl Mutex {
     ///
     /// # Cancel safety
     ///
-    /// Safe: what may have been acquired is released in the background.
+    /// Safe: a lock that may have been acquired is released in the background.
     pub async fn try_lock(&self) -> Result<Option<MutexGuard>, LockError> {
         let terms = Terms { retries: Some(0), timeout: None, ..self.target.terms() };
         match self.acquire(&terms).await {
@@ -77,7 +76,7 @@ impl Mutex {
         }
     }
 
-    /// Acquires it, waiting for those who were there before.
+    /// Acquires it, after the callers that asked before.
     ///
     /// # Errors
     ///
@@ -87,24 +86,24 @@ impl Mutex {
     ///
     /// # Cancel safety
     ///
-    /// Safe, but the place in the queue is lost: dropped, it is given up in the background, and so is what may have
-    /// been acquired.
+    /// Safe, but the place in the queue is lost: if dropped, the place, or a lock that may have been acquired, is
+    /// given up in the background.
     pub async fn lock(&self) -> Result<MutexGuard, LockError> {
         self.acquire(&self.target.terms()).await
     }
 
-    /// Runs `work` under the lock, in the caller's task, and unlocks: when it has ended, or panicked, or when this
-    /// future is dropped.
+    /// Runs `work` under the lock, in the caller's task, and unlocks when `work` has ended or panicked, or when
+    /// this future is dropped.
     ///
     /// # Errors
     ///
-    /// As [`lock`](Self::lock), before `work` was called; errors of `work` are in its value. If the
-    /// store can not be asked at the end, the value is kept, [`still_held`](Synchronized::still_held) is false,
-    /// and the release is retried in the background.
+    /// As [`lock`](Self::lock), before `work` is called; errors of `work` are in its value. If the store cannot be
+    /// asked at the end, the value is kept, [`still_held`](Synchronized::still_held) is false, and the release is
+    /// retried in the background.
     ///
     /// # Cancel safety
     ///
-    /// Dropped, `work` ends where it is, and the lock is released in the background.
+    /// If dropped, `work` ends where it is, and the lock is released in the background.
     ///
     /// # Examples
     ///
@@ -129,7 +128,7 @@ impl Mutex {
         Ok(Synchronized { value, attempts, still_held })
     }
 
-    /// Whether anybody holds it, programs in other languages included.
+    /// Whether any process holds it, including programs in other languages.
     ///
     /// # Errors
     ///
@@ -142,14 +141,14 @@ impl Mutex {
         Ok(self.look().await?.is_some())
     }
 
-    /// Whether this handle holds it, without asking anybody: from the acquisition until it is unlocked or dropped,
-    /// also when its time to live is over, and while [`bump`](MutexGuard::bump) waits.
+    /// Whether this handle holds it, without asking the store: from the acquisition until it is unlocked or
+    /// dropped, even after its time to live has ended, and while [`bump`](MutexGuard::bump) waits.
     pub fn is_held(&self) -> bool {
         self.state.load(Ordering::Acquire) == HELD
     }
 
-    /// What the store says is left of the present holder's time, whoever that is; `None` if it is free,
-    /// `Duration::MAX` if it does not expire.
+    /// The remaining time to live of the present holder, in any process, as the store says; `None` if the lock is
+    /// free, `Duration::MAX` if it does not expire.
     ///
     /// # Errors
     ///
@@ -163,8 +162,8 @@ impl Mutex {
         Ok(holder.map(|holder| holder.remaining.unwrap_or(Duration::MAX)))
     }
 
-    /// Takes it from whoever holds it, tells the holder ([`Held::lost`]), and hands it to the next in the queue.
-    /// Whether anybody held it. For operators: the holder may be in the middle of something.
+    /// Takes it from its present holder, tells that holder ([`Held::lost`]), and hands it to the next in the queue.
+    /// Answers whether it was held. For operators: the holder may be in the middle of its work.
     ///
     /// # Errors
     ///
@@ -173,15 +172,15 @@ impl Mutex {
     ///
     /// # Cancel safety
     ///
-    /// Dropped, it may or may not have happened.
+    /// If dropped, it may or may not have happened.
     pub async fn force_unlock(&self) -> Result<bool, LockError> {
         let MutexTarget { home, name, .. } = &*self.target;
         let broken = home.ask(name, async |within| home.locks()?.break_mutex(name, within).await);
         broken.await.map_err(self.failed("unlocking"))
     }
 
-    /// Has the server announce what happens to this mutex's key, as [`Waiting::Keyspace`](super::Waiting::Keyspace)
-    /// does, and says if it does not, where waiting would fall back to polling.
+    /// Asks the server to announce events of this mutex's key, as [`Waiting::Keyspace`](super::Waiting::Keyspace)
+    /// does, but fails if the server does not, where waiting would fall back to polling.
     ///
     /// # Errors
     ///
@@ -199,7 +198,7 @@ impl Mutex {
         }
     }
 
-    /// The key that stands for it in the store.
+    /// The lock's key in the store.
     pub fn key(&self) -> &str {
         &self.target.name.key
     }

@@ -1,4 +1,4 @@
-//! How a mutex is made: settings, valid by construction.
+//! [`MutexBuilder`]: settings of a mutex, checked when it is built.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,7 +36,7 @@ pub struct MutexBuilder {
     home: Arc<Home>,
     scope: Scope,
     options: MutexOptions,
-    /// `None` until it is said, or implied by an interval.
+    /// `None` until it is set, or implied by an interval.
     waiting: Option<Waiting>,
     paced: bool,
 }
@@ -46,94 +46,97 @@ impl MutexBuilder {
         Self { home, scope, options: MutexOptions::default(), waiting: None, paced: false }
     }
 
-    /// How long it is held if its holder neither unlocks nor extends it: what a crashed holder costs the others, and
-    /// the longest that work may take under it. In whole milliseconds, rounded up; 3 ms to ten years. Defaults to
-    /// 60 s.
+    /// The time to live: how long it is held if its holder neither unlocks nor extends it. This is how long a
+    /// crashed holder blocks the others, and the longest that work may take under it. In whole milliseconds,
+    /// rounded up; 3 ms to ten years. Defaults to 60 s.
     ///
     /// 1 % of it and 2 ms are kept back for the drift of clocks: [`Held::remaining`](super::Held::remaining) never
-    /// counts on them, and of less than 3 ms nothing is left.
+    /// counts on them, and nothing would remain of less than 3 ms.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.options.ttl = Some(ttl);
         self
     }
 
-    /// Holds it until it is unlocked, however long that takes. A holder that dies keeps it for ever: only
-    /// [`force_unlock`](Mutex::force_unlock) ends that.
+    /// Holds it until it is unlocked, however long that takes. If the holder dies, it stays locked until
+    /// [`force_unlock`](Mutex::force_unlock).
     pub fn non_expiring(mut self) -> Self {
         self.options.ttl = None;
         self
     }
 
-    /// How it is waited for. Defaults to [`Waiting::Notify`].
+    /// How callers wait for it. Defaults to [`Waiting::Notify`].
     pub fn wait(mut self, waiting: Waiting) -> Self {
         self.waiting = Some(waiting);
         self
     }
 
-    /// Which of those that wait has it next. Defaults to [`Fairness::Fifo`].
+    /// Which waiter gets it next. Defaults to [`Fairness::Fifo`].
     pub fn fairness(mut self, fairness: Fairness) -> Self {
         self.options.fairness = fairness;
         self
     }
 
-    /// How long [`lock`](Mutex::lock) waits. The first attempt is made in any case, also with zero; `Duration::MAX`
-    /// waits for ever. Defaults to 10 s. It is no time to live: that is [`ttl`](Self::ttl).
+    /// How long [`lock`](Mutex::lock) waits. The first attempt is always made, even with zero; `Duration::MAX`
+    /// waits for ever. Defaults to 10 s. Not to be confused with the time to live, [`ttl`](Self::ttl).
     pub fn acquire_timeout(mut self, acquire_timeout: Duration) -> Self {
         self.options.acquire_timeout = Some(acquire_timeout).filter(|&timeout| timeout != Duration::MAX);
         self
     }
 
-    /// How often [`lock`](Mutex::lock) tries again after its first attempt; with 0 there is exactly one.
-    /// Defaults to as often as there is time for.
+    /// How many attempts [`lock`](Mutex::lock) may make after its first; with 0 there is exactly one. Defaults to
+    /// as many as the time allows.
     ///
-    /// When polling these are attempts; with [`Waiting::Notify`], which hardly ever has to ask, they are wake-ups
-    /// that did not bring the lock. Asking once more because only then the process began to listen does not count.
+    /// With polling, each attempt counts. With [`Waiting::Notify`], which hardly ever has to ask, each wake-up
+    /// counts that did not bring the lock. An attempt does not count if it was needed only because the process had
+    /// just begun to listen.
     pub fn retries(mut self, retries: u32) -> Self {
         self.options.retries = Some(retries);
         self
     }
 
     /// The pause between two attempts, 1 ms to a day. Setting it chooses [`Waiting::Poll`], unless
-    /// [`wait`](Self::wait) says otherwise: then it is what [`Waiting::Keyspace`] falls back to. Defaults to 10 ms.
+    /// [`wait`](Self::wait) chooses otherwise; [`Waiting::Keyspace`] uses it if it falls back to polling. Defaults
+    /// to 10 ms.
     pub fn retry_interval(mut self, retry_interval: Duration) -> Self {
         self.options.retry_interval = retry_interval;
         self.paced = true;
         self
     }
 
-    /// Lengthens each pause by a random part of up to this fraction of it, 0 to 1, so that those who were turned
-    /// away together do not come back together. Defaults to 0.1.
+    /// Lengthens each pause by a random part of up to this fraction of it, 0 to 1, so that callers that were
+    /// refused together do not ask again together. Defaults to 0.1.
     pub fn jitter(mut self, fraction: f64) -> Self {
         self.options.jitter = fraction;
         self
     }
 
-    /// How much of its time has to be left when it is granted; otherwise it is given back, and the call fails with
-    /// [`LockError::GrantedTooLate`]. For answers that were long on their way. Defaults to any time at all.
+    /// How much of the time to live must remain when it is granted; otherwise it is given back, and the call fails
+    /// with [`LockError::GrantedTooLate`]. For slow answers. Defaults to any time at all.
     pub fn min_remaining(mut self, min_remaining: Duration) -> Self {
         self.options.min_remaining = min_remaining;
         self
     }
 
-    /// Whether it is extended in the background, each third of its time to live, until it is unlocked or dropped.
-    /// A process that dies still loses it within one time to live; a future that hangs keeps it. Defaults to false.
+    /// Whether it is extended in the background, at each third of its time to live, until it is unlocked or
+    /// dropped. A process that dies still loses it within one time to live; a future that hangs keeps it. Defaults
+    /// to false.
     pub fn auto_renew(mut self, auto_renew: bool) -> Self {
         self.options.auto_renew = auto_renew;
         self
     }
 
-    /// Puts it under the bare key `<prefix><name>`, for programs in other languages that `SET key token NX PX`: they
-    /// exclude it, and are excluded. Without namespace; 1 to 64 bytes, no braces. Inside a part of the name, `:` is
-    /// written `%3A`, so a key `lock:a:b` is the prefix `lock:` and the name `("a", "b")`. A name of
-    /// more than 199 bytes ends in its digest, so no key is longer than 264.
-    /// [`Mutex::key`] shows it. Where the server's users have rights by key, this one needs them on the prefix too.
-    /// Defaults to a key of this crate's own.
+    /// Stores it under the bare key `<prefix><name>`, to exclude, and be excluded by, programs in other languages
+    /// that `SET key token NX PX`. The namespace is not part of the key. The prefix has 1 to 64 bytes and no
+    /// braces. Inside a part of the name, `:` is written `%3A`, so a key `lock:a:b` is the prefix `lock:` and the
+    /// name `("a", "b")`. A name of more than 199 bytes ends in its digest, so no key is longer than 264.
+    /// [`Mutex::key`] shows it. If the server's ACL restricts keys, the user needs the right to the prefix too. By
+    /// default, the key is in this crate's own format.
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
         self.options.prefix = Some(prefix.into());
         self
     }
 
-    /// Makes the mutex. No I/O, no runtime needed.
+    /// Makes the mutex. Does no I/O and needs no runtime.
     ///
     /// # Errors
     ///
@@ -175,7 +178,7 @@ impl Mutex {
         locks.mutex(name).build()
     }
 
-    /// Starts a mutex with settings of its own; the same as [`Locks::mutex`].
+    /// Starts a mutex with other settings than the defaults; the same as [`Locks::mutex`].
     pub fn builder(locks: &Locks, name: impl Into<Scope>) -> MutexBuilder {
         locks.mutex(name)
     }

@@ -1,28 +1,28 @@
-//! How mutexes and permits are taken, kept and waited for: valid by construction, each default with its reason.
+//! Settings of mutexes and permits, their checks, and each default with its reason.
 
 use std::time::Duration;
 
 use super::error::SHORTEST_HELD;
 use super::{Fairness, LockError};
 
-/// How a busy lock is waited for.
+/// How a caller waits for a busy lock.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub enum Waiting {
-    /// In the lock's queue: whoever unlocks hands the lock to its head and says so. Nothing is sent while waiting,
-    /// but by the first waiter of each process when the holder's time to live is over.
+    /// In the lock's queue: unlocking hands the lock to its head and tells that waiter. Waiters send nothing,
+    /// except that the first waiter of each process asks when the holder's time to live has ended.
     #[default]
     Notify,
-    /// By asking again, outside the queue: those who wait in it go first. For servers whose messages do not arrive.
+    /// By asking again, outside the queue: waiters in the queue go first. For servers whose messages do not arrive.
     Poll {
         /// The pause between two attempts, 1 ms to a day.
         interval: Duration,
         /// Lengthens each pause by a random part of up to this fraction of it, from 0 to 1.
         jitter: f64,
     },
-    /// As `Notify`, and also woken when the key is deleted or expires by other hands than this crate's. Has the
-    /// server announce what happens to keys (`CONFIG SET notify-keyspace-events`, added to what is set there), which
-    /// needs the right to; where it is refused, this is [`Poll`](Self::Poll), with one warning.
+    /// As `Notify`, and also woken when other programs delete the key or it expires. Asks the server to announce
+    /// key events (`CONFIG SET notify-keyspace-events`, added to the present value), which needs the right to do
+    /// so; if the server refuses, this is [`Poll`](Self::Poll), with one warning.
     Keyspace,
 }
 
@@ -30,54 +30,54 @@ pub enum Waiting {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct MutexOptions {
-    /// How long it is held if nobody unlocks or extends it; `None` for ever.
+    /// The time to live if it is neither unlocked nor extended; `None` for ever.
     pub ttl: Option<Duration>,
-    /// How it is waited for.
+    /// How callers wait for it.
     pub waiting: Waiting,
-    /// Which of those that wait has it next.
+    /// Which waiter gets it next.
     pub fairness: Fairness,
-    /// How long it is waited for; `None` for ever.
+    /// How long a caller waits; `None` for ever.
     pub acquire_timeout: Option<Duration>,
-    /// How often it is tried again after the first attempt; `None` as often as there is time for.
+    /// How many attempts may follow the first; `None` for as many as the time allows.
     pub retries: Option<u32>,
-    /// The pause between two attempts where `waiting` is, or falls back to, polling.
+    /// The pause between two attempts if `waiting` is, or falls back to, polling.
     pub retry_interval: Duration,
-    /// What may be added to that pause, as a fraction of it.
+    /// The random part that may be added to that pause, as a fraction of it.
     pub jitter: f64,
-    /// How much of its time has to be left when it is granted.
+    /// How much of the time to live must remain when it is granted.
     pub min_remaining: Duration,
     /// Whether it is extended in the background until it is unlocked.
     pub auto_renew: bool,
-    /// What its bare key begins with; `None` for a key of this crate's own.
+    /// The prefix of its bare key; `None` for a key in this crate's own format.
     pub prefix: Option<String>,
 }
 
 impl Default for MutexOptions {
     fn default() -> Self {
         Self {
-            // Of the sources one documents 60 s and has none (held for ever after a crash), one 10 s. What is
-            // forgotten has to end by itself; work that is longer extends it.
+            // Of the source libraries, one documents 60 s and has no limit (held for ever after a crash), one 10 s.
+            // A forgotten lock has to end by itself; longer work extends it.
             ttl: Some(Duration::from_secs(60)),
             waiting: Waiting::Notify,
-            // No caller is overtaken, whatever others do: what a queue promises.
+            // The promise of a queue: no caller is overtaken.
             fairness: Fairness::Fifo,
-            // As Redis in Action has it. Without a bound a deadlock of two locks never shows.
+            // The value of Redis in Action. Without a bound, a deadlock of two locks never shows.
             acquire_timeout: Some(Duration::from_secs(10)),
-            // The time bounds it. redis_exp_lock's default is 0: it has no other bound.
+            // Bounded by `acquire_timeout`. redis_exp_lock's default is 0, because it has no other bound.
             retries: None,
-            // As redis_exp_lock has it: a hundred tries a second for each waiter is what a server can bear.
+            // The value of redis_exp_lock: a server can bear a hundred attempts a second of each waiter.
             retry_interval: Duration::from_millis(10),
-            // Waiters that were turned away together would come back together.
+            // Waiters that were refused together would ask again together.
             jitter: 0.1,
             min_remaining: Duration::ZERO,
-            // A holder that hangs would keep it for ever: to be chosen, not to be found out.
+            // A holder that hangs would keep the lock for ever, so renewal has to be chosen.
             auto_renew: false,
             prefix: None,
         }
     }
 }
 
-/// A time to live in whole milliseconds, as stores count; never less than what was asked.
+/// A time to live in whole milliseconds, the unit of stores, rounded up.
 pub(super) fn whole_ttl(ttl: Duration) -> Result<Duration, LockError> {
     const MOST: Duration = Duration::from_secs(3650 * 86_400);
     if !(Duration::from_millis(1)..=MOST).contains(&ttl) {
@@ -87,7 +87,7 @@ pub(super) fn whole_ttl(ttl: Duration) -> Result<Duration, LockError> {
     Ok(Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX)))
 }
 
-/// [`whole_ttl`] of what is to be held.
+/// [`whole_ttl`] for a time to live that must leave time to hold the lock.
 pub(super) fn held_ttl(option: &'static str, ttl: Duration) -> Result<Duration, LockError> {
     let ttl = whole_ttl(ttl)?;
     if ttl < SHORTEST_HELD {
@@ -125,7 +125,7 @@ pub(super) fn check_pace(option: &'static str, waiting: Waiting) -> Result<(), L
     Ok(())
 }
 
-/// What of a time to live is not counted on: clocks drift, and answers travel.
+/// The part of a time to live that is not counted on, because clocks drift and answers travel.
 pub(super) fn drift(ttl: Duration) -> Duration {
     ttl / 100 + Duration::from_millis(2)
 }

@@ -1,4 +1,4 @@
-//! A held permit: what gives it back, and views of it.
+//! A held permit: [`Permit`], which gives it back, and [`PermitView`], a view of it.
 
 use std::fmt;
 use std::future::Future;
@@ -12,32 +12,32 @@ use super::engine::hold::Hold;
 use super::engine::target::{SemaphoreTarget, Target as _};
 use crate::store::lock_store::PermitFreed;
 
-/// One of a semaphore's permits; dropped, it is released in the background.
+/// One of a semaphore's permits. Dropping it releases it in the background.
 ///
-/// It is a [`PermitView`], which says what is known of it. Dropping is as with
+/// It dereferences to [`PermitView`], which describes it. Dropping works as with
 /// [`MutexGuard`](super::MutexGuard#dropping).
 #[must_use = "the permit is released as soon as it is dropped"]
 pub struct Permit {
     view: PermitView,
     hold: Hold<SemaphoreTarget>,
-    /// What the last release said.
+    /// The count that the last release returned.
     available: u32,
 }
 
-/// One acquisition of a permit, as everyone sees it who works under it. It gives nothing back: that is the
-/// [`Permit`]'s.
+/// One acquisition of a permit, as seen by all code that works under it. Cannot release the permit: only the
+/// [`Permit`] can.
 #[derive(Clone)]
 pub struct PermitView {
     grip: Arc<Grip<SemaphoreTarget>>,
 }
 
-/// What came of releasing a permit.
+/// The result of releasing a permit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Released {
-    /// Whether it was held until then: its lease had not ended, and it was not released before.
+    /// Whether it was still held: its lease had not ended, and it was not released before.
     pub was_held: bool,
-    /// How many permits were free afterwards, and were not handed on to those who wait.
+    /// How many permits were free afterwards, not handed on to waiters.
     pub available: u32,
 }
 
@@ -52,17 +52,17 @@ impl Permit {
         Self { view: PermitView { grip: Arc::clone(&hold.grip) }, hold, available: 0 }
     }
 
-    /// Gives it back, to the first of those who wait. A second time it was not held; then the store is not asked, and
-    /// `available` is what it was.
+    /// Gives it back, to the first waiter if there is one. A second call reports that it was not held, without
+    /// asking the store, and repeats the first `available`.
     ///
     /// # Errors
     ///
-    /// [`LockError::Store`] if the store could not be asked: then it may or may not be released, and this can be called
-    /// again; nothing renews the permit any more.
+    /// [`LockError::Store`] if the store could not be asked: then it may or may not be released, and this can be
+    /// called again; the renewal has stopped.
     ///
     /// # Cancel safety
     ///
-    /// Safe: dropped, it may or may not be done, and can be called again.
+    /// Safe: if dropped, it may or may not be released, and this can be called again.
     pub async fn release(&mut self) -> Result<Released, LockError> {
         let freed = self.hold.free().await;
         let freed = freed.map_err(|error| self.view.grip.target.error("releasing a permit of", error))?;
@@ -81,29 +81,29 @@ impl Deref for Permit {
 }
 
 impl PermitView {
-    /// Which of the semaphore's permits this is: random, another one each time. With it,
+    /// The permit's token: random, different for each acquisition. With it,
     /// [`Semaphore::signal`](super::Semaphore::signal) releases the permit from anywhere.
     pub fn token(&self) -> &str {
         self.grip.token.as_str()
     }
 
-    /// How often the store was asked for it: 1 when one was free, or was handed over in the queue.
+    /// How often the caller asked the store: 1 when a permit was free, or was handed over in the queue.
     pub fn attempts(&self) -> u32 {
         self.grip.attempts
     }
 
-    /// How long it was waited for.
+    /// How long the caller waited.
     pub fn waited(&self) -> Duration {
         self.grip.waited
     }
 
-    /// What is left of its lease, by this process's monotonic clock: counted from the moment the granting command was
-    /// sent, less 1 % and 2 ms. Zero when it is over, was released or is lost.
+    /// The remaining time of its lease, by this process's monotonic clock: counted from the moment the granting
+    /// command was sent, less 1 % and 2 ms. Zero after it ended, was released or lost.
     pub fn remaining(&self) -> Duration {
         self.grip.remaining().unwrap_or(Duration::MAX)
     }
 
-    /// Asks the store whether the permit is still held. `false` without asking after its release.
+    /// Asks the store whether the permit is still held. `false` without asking, after its release.
     ///
     /// # Errors
     ///
@@ -116,7 +116,7 @@ impl PermitView {
         self.grip.is_owned().await
     }
 
-    /// Starts its lease anew; `false` if it is lost or was released: it is not acquired again.
+    /// Restarts its lease; `false` if it is lost or was released. It is not acquired again.
     ///
     /// # Errors
     ///
@@ -124,14 +124,14 @@ impl PermitView {
     ///
     /// # Cancel safety
     ///
-    /// Dropped, it may or may not be refreshed.
+    /// If dropped, it may or may not be refreshed.
     pub async fn refresh(&self) -> Result<bool, LockError> {
         let target = &self.grip.target;
         let refreshed = self.grip.extend(target.ttl()).await;
         refreshed.map_err(|error| target.error("refreshing a permit of", error))
     }
 
-    /// Resolves when [`remaining`](Self::remaining) is zero: its lease is over, it was released, or it is lost.
+    /// Resolves when [`remaining`](Self::remaining) is zero: its lease has ended, or it was released or lost.
     ///
     /// # Cancel safety
     ///
@@ -141,8 +141,9 @@ impl PermitView {
         async move { grip.expired().await }
     }
 
-    /// Resolves when the permit is no longer known to be held although it was not released here: a refresh or renewal
-    /// found it gone, or its lease is over. It stays lost. Never resolves once it was released.
+    /// Resolves when the permit is no longer known to be held although it was not released here: a refresh or
+    /// renewal found it gone, or its lease has ended. A lost permit stays lost. Never resolves once it was
+    /// released.
     ///
     /// # Cancel safety
     ///
@@ -160,7 +161,7 @@ impl fmt::Debug for Permit {
 }
 
 impl fmt::Debug for PermitView {
-    /// Without the token: who knows it can release the permit.
+    /// Omits the token, with which any client could release the permit.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PermitView")
             .field("attempts", &self.grip.attempts)

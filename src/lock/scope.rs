@@ -1,4 +1,4 @@
-//! What a lock is called, and which keys that makes.
+//! [`Scope`], the name of a lock, and the store keys made from it.
 
 use std::fmt;
 
@@ -8,8 +8,8 @@ use crate::store::names::LockName;
 
 /// The name of a lock: a global scope and, inside it, a local one.
 ///
-/// Parts are joined as those of a [`CacheKey`] are: unambiguously, any bytes, long names by their digest. What
-/// makes a `CacheKey` makes a scope of exactly that name.
+/// Parts are joined as those of a [`CacheKey`] are: unambiguously, any bytes, long names by their digest. Any value
+/// that converts into a `CacheKey` converts into the scope of exactly that name.
 ///
 /// # Examples
 ///
@@ -25,7 +25,7 @@ use crate::store::names::LockName;
 #[derive(Clone)]
 pub struct Scope {
     named: CacheKey,
-    /// Whether nothing local was named, so that it is about everything there.
+    /// Whether there is no local part, so that the scope stands for everything in it.
     global: bool,
 }
 
@@ -35,7 +35,7 @@ impl Scope {
         Self { named: CacheKey::from((global,)), global: true }
     }
 
-    /// One thing inside this scope.
+    /// A local scope inside this one.
     #[must_use]
     pub fn local(&self, local: impl fmt::Display) -> Self {
         Self { named: join(&self.named, &local.to_string()), global: false }
@@ -50,7 +50,7 @@ impl Scope {
         if self.named.is_empty() { Err(LockError::InvalidKey) } else { Ok(self.key()) }
     }
 
-    /// Where a mutex of this name is: in `namespace`, or under a bare key that begins with `prefix`.
+    /// The key of a mutex of this name: in `namespace`, or a bare key that begins with `prefix`.
     pub(super) fn mutex(&self, namespace: &str, prefix: Option<&str>) -> Result<LockName, LockError> {
         let name = self.checked()?;
         let Some(prefix) = prefix else {
@@ -59,13 +59,13 @@ impl Scope {
         if prefix.is_empty() || prefix.len() > LONGEST_PREFIX || prefix.contains(['{', '}']) {
             return Err(LockError::InvalidKey);
         }
-        // A name is bounded in length together with its namespace and the colon after it; here an empty one.
+        // The bound on a name's length includes its namespace and the colon after it; here the namespace is empty.
         let bounded = Key::new("", &name);
         let name = bounded.name().strip_prefix(':').unwrap_or_default();
         Ok(LockName::prefixed(&format!("{prefix}{name}")))
     }
 
-    /// Where a semaphore of this name is.
+    /// The key of a semaphore of this name.
     pub(super) fn semaphore(&self, namespace: &str) -> Result<LockName, LockError> {
         Ok(LockName::semaphore(Key::new(namespace, &self.checked()?).name()))
     }
@@ -73,7 +73,7 @@ impl Scope {
 
 const LONGEST_PREFIX: usize = 64;
 
-/// The name of `part` inside what `head` names.
+/// The name of `part` inside the scope `head`.
 fn join(head: &CacheKey, part: &str) -> CacheKey {
     CacheKey::from_texts(&head.to_string(), &[part])
 }

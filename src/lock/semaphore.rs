@@ -12,13 +12,13 @@ use super::{LockError, Permit, PermitView, Released, Waiting};
 use crate::store::lock_store::{Change, SemaphoreState};
 use crate::store::{StoreError, StoreErrorKind, Token};
 
-/// A number of permits for all processes together, handed out in the order in which they were asked for.
+/// A number of permits for all processes together, handed out in the order in which callers asked.
 ///
-/// One handle acquires any number of permits, from any number of tasks; a clone is the same handle. The
-/// semaphore comes into being with its first permit. The number of permits is that of whoever comes first:
-/// other numbers are reported, once per handle in the log and by [`ensure_created`](Self::ensure_created).
+/// One handle acquires any number of permits, from any number of tasks; a clone is the same handle. The first
+/// acquisition creates the semaphore, with the number of permits of its handle. Handles with other numbers report
+/// the difference, once per handle in the log and by [`ensure_created`](Self::ensure_created).
 ///
-/// A permit that is not released comes back when its lease is over, which whoever asks next, or waits, notices.
+/// A permit that is not released becomes free when its lease ends; the next caller that asks, or a waiter, notices.
 ///
 /// # Examples
 ///
@@ -45,25 +45,25 @@ pub struct Semaphore {
     waiting: Waiting,
 }
 
-/// How long a permit is waited for.
+/// How long a caller waits for a permit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Wait {
-    /// Until there is one.
+    /// Until a permit is free.
     Forever,
-    /// Not at all: one that is free, and that nobody waits for.
+    /// Not at all: takes a permit only if one is free and there are no waiters.
     Now,
     /// For this long.
     For(Duration),
 }
 
-/// Who has a permit at present.
+/// A holder of a permit at present.
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Holder {
     /// The permit's token.
     pub token: String,
-    /// What is left of its lease, by the server's clock.
+    /// The remaining time of its lease, by the server's clock.
     pub remaining: Duration,
 }
 
@@ -72,8 +72,8 @@ impl Semaphore {
         Self { target: Arc::new(target), auto_renew, waiting }
     }
 
-    /// Acquires a permit, after those who asked before; `None` if there was none in time. Bind it to a name: it is given back
-    /// where it is dropped.
+    /// Acquires a permit, after the callers that asked before; `None` if there was none in time. Bind it to a name:
+    /// it is given back where it is dropped.
     ///
     /// # Errors
     ///
@@ -82,8 +82,8 @@ impl Semaphore {
     ///
     /// # Cancel safety
     ///
-    /// Safe, but the place in the queue is lost: dropped, it is given up in the background, and so is what may have
-    /// been acquired.
+    /// Safe, but the place in the queue is lost: if dropped, the place, or a permit that may have been acquired, is
+    /// given up in the background.
     pub async fn acquire(&self, wait: Wait) -> Result<Option<Permit>, LockError> {
         let (retries, timeout) = match wait {
             Wait::Forever => (None, None),
@@ -101,17 +101,17 @@ impl Semaphore {
         }
     }
 
-    /// Runs `work` with a permit, in the caller's task, and releases it: when it has ended, or panicked, or when this
-    /// future is dropped. `None`, without calling `work`, if there was none in time.
+    /// Runs `work` with a permit, in the caller's task, and releases the permit when `work` has ended or panicked,
+    /// or when this future is dropped. `None`, without calling `work`, if there was no permit in time.
     ///
     /// # Errors
     ///
-    /// As [`acquire`](Self::acquire), before `work` was called; errors of `work` are in its value.
-    /// If the store can not be asked at the end, the release is retried in the background.
+    /// As [`acquire`](Self::acquire), before `work` is called; errors of `work` are in its value. If the store
+    /// cannot be asked at the end, the release is retried in the background.
     ///
     /// # Cancel safety
     ///
-    /// Dropped, `work` ends where it is, and the permit is released in the background.
+    /// If dropped, `work` ends where it is, and the permit is released in the background.
     pub async fn with_permit<T, F, Fut>(&self, wait: Wait, work: F) -> Result<Option<T>, LockError>
     where
         F: FnOnce(PermitView) -> Fut,
@@ -123,7 +123,7 @@ impl Semaphore {
         Ok(Some(value))
     }
 
-    /// How many permits are free; all, before the semaphore exists. Creates nothing.
+    /// How many permits are free; all of them, if the semaphore does not exist. Creates nothing.
     ///
     /// # Errors
     ///
@@ -136,7 +136,7 @@ impl Semaphore {
         Ok(self.look().await?.map_or(self.target.create.capacity, |state| state.available))
     }
 
-    /// How many permits there are in all, with those that were added.
+    /// How many permits there are in all, including those of [`add_permits`](Self::add_permits).
     ///
     /// # Errors
     ///
@@ -149,7 +149,7 @@ impl Semaphore {
         Ok(self.look().await?.map_or(self.target.create.capacity, |state| state.capacity))
     }
 
-    /// Who has a permit; whose lease ends first comes first.
+    /// The holders of permits, ordered by the end of their leases.
     ///
     /// # Errors
     ///
@@ -178,7 +178,7 @@ impl Semaphore {
         Ok(state.is_some_and(|state| state.holders.iter().any(|(holder, _)| holder.as_str() == token)))
     }
 
-    /// How many wait in the queue.
+    /// How many waiters are in the queue.
     ///
     /// # Errors
     ///
@@ -204,8 +204,8 @@ impl Semaphore {
         Ok(self.look().await?.is_some())
     }
 
-    /// Takes back the permits whose leases have ended and hands them to those who wait; how many there were. Every
-    /// acquisition does the same, and those who wait see to it too.
+    /// Takes back the permits with ended leases, hands them to waiters, and returns how many there were. Each
+    /// acquisition does the same, and waiters trigger it too.
     ///
     /// # Errors
     ///
@@ -214,13 +214,13 @@ impl Semaphore {
     ///
     /// # Cancel safety
     ///
-    /// Dropped, it may or may not have happened.
+    /// If dropped, it may or may not have happened.
     pub async fn release_stale(&self) -> Result<u32, LockError> {
         Ok(self.change(Change::Sweep).await?.map_or(0, |state| state.recovered))
     }
 
-    /// Adds this many permits, creating the semaphore if need be; how many there are then. They stay until it
-    /// is deleted or its idle time is over.
+    /// Adds this many permits, creating the semaphore if needed, and returns the new total. They stay until the
+    /// semaphore is deleted or its idle time has passed.
     ///
     /// # Errors
     ///
@@ -229,14 +229,14 @@ impl Semaphore {
     ///
     /// # Cancel safety
     ///
-    /// Dropped, it may or may not have happened.
+    /// If dropped, it may or may not have happened.
     pub async fn add_permits(&self, permits: u32) -> Result<u32, LockError> {
         let create = self.target.create;
         let state = self.change(Change::Add { permits, semaphore: create }).await?;
         Ok(state.map_or(create.capacity, |state| state.capacity))
     }
 
-    /// Creates the semaphore if there is none; whether this call did.
+    /// Creates the semaphore if it does not exist, and returns whether this call did.
     ///
     /// # Errors
     ///
@@ -245,7 +245,7 @@ impl Semaphore {
     ///
     /// # Cancel safety
     ///
-    /// Dropped, it may or may not have happened.
+    /// If dropped, it may or may not have happened.
     pub async fn ensure_created(&self) -> Result<bool, LockError> {
         let expected = self.target.create.capacity;
         match self.change(Change::Ensure(self.target.create)).await? {
@@ -256,7 +256,8 @@ impl Semaphore {
         }
     }
 
-    /// Removes the semaphore without a trace; those who wait are told [`LockError::Closed`]. Whether there was one.
+    /// Removes the semaphore without a trace, and returns whether there was one. Its waiters fail with
+    /// [`LockError::Closed`].
     ///
     /// # Errors
     ///
@@ -265,13 +266,13 @@ impl Semaphore {
     ///
     /// # Cancel safety
     ///
-    /// Dropped, it may or may not have happened.
+    /// If dropped, it may or may not have happened.
     pub async fn delete(&self) -> Result<bool, LockError> {
         Ok(self.change(Change::Delete).await?.is_some())
     }
 
-    /// Releases the permit with this token, whoever holds it; `None` if nobody does. For a consumer that
-    /// ends what a producer began.
+    /// Releases the permit with this token, in whichever process it is held; `None` if it is not held. For a
+    /// consumer that ends the work that a producer began.
     ///
     /// # Errors
     ///
@@ -280,7 +281,7 @@ impl Semaphore {
     ///
     /// # Cancel safety
     ///
-    /// Dropped, it may or may not have happened.
+    /// If dropped, it may or may not have happened.
     pub async fn signal(&self, token: &str) -> Result<Option<Released>, LockError> {
         let Some(token) = Token::parse(token.as_bytes()) else { return Ok(None) };
         let freed = self.target.home.ask(&self.target.name, |within| self.target.free(&token, within)).await;
@@ -288,7 +289,7 @@ impl Semaphore {
         Ok(Some(released).filter(|released| released.was_held))
     }
 
-    /// As [`acquire`](Self::acquire), but a store that is known to be away is not waited for.
+    /// As [`acquire`](Self::acquire), but fails at once if the store is known to be down.
     pub(crate) async fn acquire_unless_down(&self, wait: Wait) -> Result<Option<Permit>, LockError> {
         if self.target.home.store.is_down(&self.target.name.key) {
             return Err(self.failed("acquiring")(StoreError::new(StoreErrorKind::Unavailable)));
@@ -327,7 +328,7 @@ impl fmt::Debug for Semaphore {
 }
 
 impl fmt::Debug for Holder {
-    /// Without the token: who knows it can release the permit.
+    /// Omits the token, with which any client could release the permit.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Holder").field("remaining", &self.remaining).finish_non_exhaustive()
     }

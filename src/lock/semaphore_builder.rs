@@ -1,4 +1,4 @@
-//! How a semaphore is made: settings, valid by construction.
+//! [`SemaphoreBuilder`]: settings of a semaphore, checked when it is built.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -29,53 +29,53 @@ impl SemaphoreBuilder {
             home,
             scope,
             permits,
-            // As a mutex: what is forgotten comes back by itself.
+            // As for a mutex: a forgotten permit becomes free by itself.
             lease: Duration::from_secs(60),
-            // Longer than any pause of a service that is in use; what is forgotten for good is gone tomorrow.
+            // Longer than any pause of a service that is in use; an abandoned semaphore is gone the next day.
             idle_ttl: Duration::from_secs(86_400),
             auto_renew: false,
             waiting: Waiting::Notify,
         }
     }
 
-    /// How long a permit is held if it is neither released nor refreshed. In whole milliseconds, rounded up; 3 ms to
-    /// ten years: 1 % and 2 ms are kept back, as of a mutex. Defaults to 60 s.
+    /// How long a permit is held if it is neither released nor refreshed. In whole milliseconds, rounded up; 3 ms
+    /// to ten years: 1 % and 2 ms are kept back, as for a mutex. Defaults to 60 s.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = lease;
         self
     }
 
-    /// How long the semaphore outlives its last use, with what was added to it; never less than its longest lease.
-    /// Defaults to a day.
+    /// How long the semaphore, with the permits added to it, outlives its last use; never less than its longest
+    /// lease. Defaults to a day.
     pub fn idle_ttl(mut self, idle_ttl: Duration) -> Self {
         self.idle_ttl = idle_ttl;
         self
     }
 
-    /// Whether a permit is refreshed in the background, each third of its lease, until it is released or dropped.
-    /// Defaults to false.
+    /// Whether a permit is refreshed in the background, at each third of its lease, until it is released or
+    /// dropped. Defaults to false.
     pub fn auto_renew(mut self, auto_renew: bool) -> Self {
         self.auto_renew = auto_renew;
         self
     }
 
-    /// How permits are waited for: [`Waiting::Notify`] or [`Waiting::Poll`]. Defaults to `Notify`.
+    /// How callers wait for permits: [`Waiting::Notify`] or [`Waiting::Poll`]. Defaults to `Notify`.
     pub fn waiting(mut self, waiting: Waiting) -> Self {
         self.waiting = waiting;
         self
     }
 
-    /// Makes the handle. No I/O, no runtime needed.
+    /// Makes the handle. Does no I/O and needs no runtime.
     ///
     /// # Errors
     ///
-    /// [`LockError::InvalidKey`], [`LockError::InvalidTtl`], and [`LockError::InvalidOption`], also for no permits at
-    /// all and for [`Waiting::Keyspace`]: nobody else knows the keys.
+    /// [`LockError::InvalidKey`], [`LockError::InvalidTtl`], and [`LockError::InvalidOption`], also for zero
+    /// permits and for [`Waiting::Keyspace`]: no other program knows the keys.
     pub fn build(self) -> Result<Semaphore, LockError> {
         let Self { home, scope, permits, lease, idle_ttl, auto_renew, waiting } = self;
         let name = scope.semaphore(&home.namespace)?;
         if permits == 0 {
-            return Err(LockError::option("permits", "it is 0, so nobody would ever have one"));
+            return Err(LockError::option("permits", "it is 0, so no caller would ever get one"));
         }
         if waiting == Waiting::Keyspace {
             return Err(LockError::option("waiting", "no other programs release permits: choose Notify"));
@@ -107,7 +107,7 @@ impl Semaphore {
         locks.semaphore(name, permits).build()
     }
 
-    /// Starts a semaphore with settings of its own; the same as [`Locks::semaphore`].
+    /// Starts a semaphore with other settings than the defaults; the same as [`Locks::semaphore`].
     pub fn builder(locks: &Locks, name: impl Into<Scope>, permits: u32) -> SemaphoreBuilder {
         locks.semaphore(name, permits)
     }

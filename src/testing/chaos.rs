@@ -1,4 +1,4 @@
-//! A store on which things go wrong by seed: [`ChaosStore`] and its [`Replica`]s.
+//! [`ChaosStore`], a store with injected faults that follow a seed, and its [`Replica`]s.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,17 +18,19 @@ use crate::store::backend::{Backend, IntoStore};
 use crate::store::memory::MemoryStore;
 use crate::sync::lock;
 
-/// A store on which things go wrong: as often as you say, when you say, and by a seed the same way each time.
+/// A store with injected faults: as often as you choose, when you choose, and with one seed the same way each time.
 ///
-/// Guards made from its clones coordinate like replicas on one Redis. New, it is calm and answers at once.
+/// Guards made from its clones coordinate like replicas on one Redis. A new store has no faults and answers at
+/// once.
 ///
-/// [`new`](ChaosStore::new) makes one in memory. Time is Tokio's, so with a paused clock hours pass in milliseconds. The same
-/// seed gives the same faults to the same commands in the same order, which a current-thread runtime with a paused clock
-/// provides. It has no connections, and so no breaker: guards go on asking a store that does not answer, each time for as
-/// long as `command_timeout`, where a guard on Redis soon asks nobody.
+/// [`new`](ChaosStore::new) makes one in memory. It uses Tokio's time, so with a paused clock hours pass in
+/// milliseconds. The same seed gives the same faults to the same commands in the same order, which a current-thread
+/// runtime with a paused clock provides. It has no connections, and so no circuit breaker: guards keep asking a
+/// store that does not answer, each time for as long as `command_timeout`, where a guard on Redis soon stops
+/// asking.
 ///
-/// [`over`](ChaosStore::over) puts one in front of any store that a guard can be made from, such as a Redis server: the faults
-/// of the way ([`Fault::ON_ANY_STORE`]) strike there, too.
+/// [`over`](ChaosStore::over) puts one in front of any store from which a guard can be made, such as a Redis
+/// server: the faults of the connection ([`Fault::ON_ANY_STORE`]) strike there, too.
 ///
 /// # Examples
 ///
@@ -62,24 +64,26 @@ pub struct ChaosStore<S = MemoryStore> {
 }
 
 impl ChaosStore {
-    /// A store of up to 64 MiB, calm and without latency.
+    /// A store of up to 64 MiB, without faults and latency.
     ///
-    /// The seed is that of the faults, and of the dice that guards throw on the calling thread (`fastrand::seed`), for their
-    /// jitter and patience: make it at the start of a run, in the thread of a current-thread runtime.
+    /// The seed determines the faults, and also the random numbers that guards draw on the calling thread
+    /// (`fastrand::seed`), for their jitter and patience: make the store at the start of a run, in the thread of a
+    /// current-thread runtime.
     pub fn new(seed: u64) -> Self {
         Self::over(MemoryStore::new(), seed)
     }
 }
 
 impl<S> ChaosStore<S> {
-    /// Things going wrong in front of `store`: a [`MemoryStore`], a `redis::Client`, a `redis::cluster::ClusterClient`.
+    /// Injects faults in front of `store`: a [`MemoryStore`], a `redis::Client`, a `redis::cluster::ClusterClient`.
     ///
-    /// Each guard that is made from it makes its own connections to that store, as it would without. The seed is what it is
-    /// in [`new`](ChaosStore::new); but a real server answers when it does, so two runs by one seed differ.
+    /// Each guard that is made from it makes its own connections to that store, as it would without the chaos
+    /// store. The seed works as in [`new`](ChaosStore::new); but the answer times of a real server vary, so two
+    /// runs with one seed differ.
     ///
-    /// Of any other store than one in memory only the way there can be struck: [`Fault::ON_ANY_STORE`]. The other faults are
-    /// things that happen to a server behind its clients' backs. They never strike here: do them to the server itself. What
-    /// it says to those who wait for locks is always heard.
+    /// If the store is not one in memory, only the faults of the connection strike: [`Fault::ON_ANY_STORE`]. The
+    /// other faults happen on the server itself. They never strike here: inject them into the server. Its messages
+    /// to lock waiters always arrive.
     ///
     /// # Examples
     ///
@@ -107,7 +111,7 @@ impl<S> ChaosStore<S> {
         Self { store, server: Server::new(move || another.clone().into(), seed) }
     }
 
-    /// From now on `fault` strikes with this probability, from 0 to 1: each command, or each message.
+    /// From now on `fault` strikes with this probability, from 0 to 1, at each command or each message.
     ///
     /// # Examples
     ///
@@ -123,7 +127,7 @@ impl<S> ChaosStore<S> {
         lock(&self.server.odds).set(fault, probability);
     }
 
-    /// `fault` strikes the next command, or message, that it can strike. Called twice, the next two.
+    /// `fault` strikes the next command, or message, that it can strike. After two calls, the next two.
     ///
     /// # Examples
     ///
@@ -145,8 +149,8 @@ impl<S> ChaosStore<S> {
     }
 
     /// Ends all faults: none strikes any more, writes are accepted, subscriptions are back and the clock is right.
-    /// Where the clock had jumped, what is stored goes: its times are those of the wrong clock. What is on its way stays there: a
-    /// ghost comes when it comes. Replicas stay as they are.
+    /// If the clock had jumped, the stored data is flushed, because its times follow the wrong clock. Commands in
+    /// flight stay there: a ghost still arrives late. Replicas stay as they are.
     ///
     /// # Examples
     ///
@@ -167,7 +171,7 @@ impl<S> ChaosStore<S> {
         self.server.calm();
     }
 
-    /// How long a round trip takes, from `least` to `most`. Zero at first.
+    /// How long a round trip takes, from `least` to `most`. Initially zero.
     ///
     /// # Examples
     ///
@@ -198,7 +202,7 @@ impl<S> ChaosStore<S> {
         self.server.commands()
     }
 
-    /// The same data without faults: for a guard that is to be spared, and to see what is stored.
+    /// The same data without faults: for a guard that should see no faults, and to examine the stored data.
     pub fn store(&self) -> S
     where
         S: Clone,
@@ -206,19 +210,19 @@ impl<S> ChaosStore<S> {
         self.store.clone()
     }
 
-    /// A way to this store for one replica, which can be cut off, stopped and killed by itself.
+    /// A connection to this store for one replica, which can be cut off, stopped and killed separately.
     pub fn replica(&self) -> Replica {
         Replica { server: Arc::clone(&self.server), condition: Arc::default() }
     }
 
-    /// Whether somebody waits with this token, and if so, whether nothing keeps that replica from it.
+    /// Whether a live replica has a waiter with this token, and if so, whether the replica is not stopped.
     #[cfg(test)]
     pub(crate) fn waits(&self, token: &Token) -> Option<bool> {
         let line = self.server.lines().into_iter().find(|line| line.watches().has(token))?;
         line.is_alive().then(|| !line.is_stopped())
     }
 
-    /// The lease of this name, if it is the replica's, and a flight there has it: one that is listening.
+    /// The lease of this name, if a flight of the replica holds it and is registered for its messages.
     #[cfg(test)]
     pub(crate) fn holds(&self, replica: &Replica, name: &str) -> Option<Token> {
         let (holder, _) = self.server.memory()?.lease(name)?;
@@ -243,7 +247,7 @@ impl<S> fmt::Debug for ChaosStore<S> {
     }
 }
 
-/// One replica's way to a [`ChaosStore`]: what a guard is made from that is to be cut off, stopped or killed.
+/// One replica's connection to a [`ChaosStore`]: make a guard from it to cut off, stop or kill that guard.
 ///
 /// All clones are the same replica.
 ///
@@ -258,7 +262,7 @@ impl<S> fmt::Debug for ChaosStore<S> {
 /// let (one, other) = (chaos.replica(), chaos.replica());
 /// let (dying, living) = (StampedeGuard::new(one.clone()), StampedeGuard::new(other));
 ///
-/// // A replica begins to load, and is gone.
+/// // A replica begins to load, and dies.
 /// origin.answer("k", [Answer::Hang]);
 /// let load = { let origin = origin.clone(); move || async move { origin.load("k").await } };
 /// tokio::spawn(async move { dying.get_or_load("k", load).await });
@@ -278,15 +282,16 @@ pub struct Replica {
 }
 
 impl Replica {
-    /// Cuts it off: its commands get no answer and do not arrive, and it is told nothing. Its guards say so:
-    /// [`connect`](crate::StampedeGuard::connect) fails, [`health`](crate::StampedeGuard::health) has both connections down, and
-    /// [`doctor`](crate::StampedeGuard::doctor) finds a problem. (The breaker stays as it is: a [`ChaosStore`] has none of its own.)
+    /// Cuts it off: its commands neither arrive nor get an answer, and it receives no messages. Its guards report
+    /// that: [`connect`](crate::StampedeGuard::connect) fails, [`health`](crate::StampedeGuard::health) has both
+    /// connections down, and [`doctor`](crate::StampedeGuard::doctor) finds a problem. (The circuit breaker stays
+    /// as it is, because a [`ChaosStore`] has none.)
     pub fn cut(&self) {
         self.condition.cut();
     }
 
-    /// Stops it, as `SIGSTOP` does: what it sends and what it is told waits until [`resume`](Self::resume). (Its own
-    /// timers and loaders run on: have your loaders wait where that matters.)
+    /// Stops it, as `SIGSTOP` does: its commands and the messages to it wait until [`resume`](Self::resume). (Its
+    /// timers and loaders continue: have your loaders wait if that matters.)
     pub fn stop(&self) {
         self.condition.stop();
     }
@@ -300,12 +305,13 @@ impl Replica {
         }
     }
 
-    /// Moves it away from the store: each of its round trips takes so much longer than those of other replicas.
+    /// Moves it away from the store: each of its round trips takes this much longer than those of other replicas.
     pub fn move_away(&self, by: Duration) {
         self.condition.move_away(by);
     }
 
-    /// Kills it: what it has sent arrives, and nothing else ever. Calls on its guards that need the store do not return.
+    /// Kills it: the commands that it has sent arrive, and nothing else ever does. Calls on its guards that need
+    /// the store do not return.
     pub fn kill(&self) {
         self.condition.kill();
     }
@@ -315,7 +321,7 @@ impl Replica {
         self.condition.is_dead()
     }
 
-    /// Waits until it is not stopped; for ever, if it is dead.
+    /// Waits until it is not stopped; for ever if it is dead.
     #[cfg(test)]
     pub(crate) async fn runs(&self) {
         self.condition.runs().await;

@@ -1,5 +1,5 @@
-//! What travels over a wire: the commands of the fleet protocol and their answers, owned, because they may arrive when their
-//! callers have gone.
+//! The commands of the fleet protocol and their answers, as a wire carries them. They own their data, because they
+//! may arrive after their callers have left.
 
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::store::{
     StoreErrorKind, Token,
 };
 
-/// One command of the fleet protocol, as it travels.
+/// One command of the fleet protocol, with owned data.
 #[derive(Clone, Debug)]
 pub(crate) enum Command {
     LookUp,
@@ -52,7 +52,7 @@ pub(crate) enum Command {
     },
 }
 
-/// What came of it.
+/// The answer to a command.
 #[derive(Clone, Debug)]
 pub(crate) enum Answer {
     Found(Option<Bytes>),
@@ -67,7 +67,7 @@ impl Command {
         !matches!(self, Self::LookUp)
     }
 
-    /// Whether it asks for memory: a server that has none refuses it, and nothing else.
+    /// Whether it needs memory: a server that has run out of memory refuses only such commands.
     pub(super) fn allocates(&self) -> bool {
         match self {
             Self::Acquire { .. } | Self::Commit { .. } | Self::Fail { .. } => true,
@@ -76,7 +76,7 @@ impl Command {
         }
     }
 
-    /// Runs it on the far side.
+    /// Runs it on the server.
     pub(super) async fn run(
         self,
         node: &NodeStore,
@@ -110,7 +110,7 @@ impl Command {
     }
 }
 
-/// A memory store's answer, which is there at once.
+/// A memory store's answer, which is ready at the first poll.
 pub(super) fn now<T>(mut reply: Reply<'_, T>) -> Result<T, StoreError> {
     match reply.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(answer) => answer,

@@ -1,4 +1,4 @@
-//! How a replica is: running, cut off, stopped or dead.
+//! [`Condition`] of a replica: running, cut off, stopped or dead.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -8,12 +8,12 @@ use tokio::sync::Notify;
 
 use crate::sync::lock;
 
-/// What a replica is in. Shared by its handle and its lines.
+/// The condition of a replica. Shared by its handle and its lines.
 #[derive(Debug, Default)]
 pub(super) struct Condition {
     is: AtomicU8,
     changed: Notify,
-    /// How much longer half a round trip takes than that of others.
+    /// How much longer half a round trip takes than for other replicas.
     detour: Mutex<Duration>,
 }
 
@@ -60,14 +60,14 @@ impl Condition {
     }
 
     fn become_(&self, condition: u8) {
-        // The dead stay dead.
+        // A dead replica stays dead.
         let _ = self
             .is
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |is| (is != DEAD).then_some(condition));
         self.changed.notify_waiters();
     }
 
-    /// Waits until it can do something: at once, where it is not stopped; never, where it is dead.
+    /// Waits until the replica can act: not at all unless it is stopped, for ever if it is dead.
     pub(super) async fn runs(&self) {
         loop {
             let changed = self.changed.notified();

@@ -1,18 +1,18 @@
-//! What can go wrong between a guard and its store: [`Fault`].
+//! [`Fault`]: the faults that a chaos store injects between a guard and its store.
 
 use std::fmt;
 use std::time::Duration;
 
-/// What can go wrong on the way to a store, in it, and on the way back.
+/// A fault on the way to a store, in the store, or on the way back.
 ///
-/// Some strike a command, some a wake-up, and some the store itself at the moment at which a command arrives there. The
-/// last ones need a store in memory.
+/// Some strike a command, some a wake-up, and some the store itself, at the moment when a command arrives. Those of
+/// the last kind need a store in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Fault {
-    /// A command fails and was not run: no connection.
+    /// A command fails and is not run: no connection.
     ErrorBefore,
-    /// A command runs, and then the connection breaks: its caller is told of an error.
+    /// A command runs, and then the connection breaks: its caller gets an error.
     ErrorAfter,
     /// A command gets no answer within its deadline, and runs up to three seconds later.
     Ghost,
@@ -20,14 +20,14 @@ pub enum Fault {
     BlackHole,
     /// A command takes up to twice its deadline, before or after it runs.
     Slow,
-    /// A waiter is not told that what it waits for has ended, or that a lock is its own.
+    /// A waiter does not receive the message that its wait has ended, or that a lock has been granted to it.
     WakeLost,
-    /// A waiter is told twice, the second time up to a second later.
+    /// A waiter receives a message twice, the second time up to a second later.
     WakeTwice,
-    /// The waiters of a key are told something that did not happen, or those of a lock to look again. (That a lock were
-    /// theirs they are not told: whoever can say that is trusted.)
+    /// The waiters of a key receive a message about an event that did not happen, or those of a lock a message to
+    /// ask again. (A false grant of a lock is never sent: guards trust its sender.)
     WakeForged,
-    /// A replica's subscription is gone, for up to a second. Half of the times it does not notice.
+    /// A replica's subscription is lost, for up to a second. In half of the cases the replica does not notice.
     Deaf,
     /// The lease of the command's key is evicted.
     EvictLease,
@@ -35,20 +35,20 @@ pub enum Fault {
     EvictEntry,
     /// Everything is flushed.
     Flush,
-    /// A failover to a server that lacks the last writes, up to half a second of them.
+    /// A failover to a server that lacks the latest writes, up to half a second of them.
     FailOver,
     /// The store's clock jumps by up to an hour, to either side.
     ClockStep,
     /// A write is refused: out of memory.
     OutOfMemory,
-    /// Writes are refused for up to half a second: the server is not the primary any more.
+    /// Writes are refused for up to half a second: the server is no longer the primary.
     ReadOnly,
-    /// A byte of the key's entry is another one from now on.
+    /// A byte of the key's entry is changed.
     Corrupt,
 }
 
 impl Fault {
-    /// All of them.
+    /// All faults.
     pub const ALL: &'static [Self] = &[
         Self::ErrorBefore,
         Self::ErrorAfter,
@@ -69,8 +69,8 @@ impl Fault {
         Self::Corrupt,
     ];
 
-    /// Those that strike whatever store there is: commands, and what waiters are told. The others happen to a store in memory
-    /// alone.
+    /// The faults that strike on any store: those of commands and of messages to waiters. The others happen only in
+    /// a memory store.
     pub const ON_ANY_STORE: &'static [Self] = &[
         Self::ErrorBefore,
         Self::ErrorAfter,
@@ -115,7 +115,7 @@ impl fmt::Display for Fault {
     }
 }
 
-/// How likely each fault is, which ones are due, and how often each has struck.
+/// The probability of each fault, the faults that are due, and how often each has struck.
 #[derive(Debug)]
 pub(super) struct Odds {
     random: fastrand::Rng,
@@ -147,25 +147,26 @@ impl Odds {
         self.struck[fault as usize]
     }
 
-    /// Whether it strikes now.
+    /// Whether the fault strikes now.
     pub(super) fn strikes(&mut self, fault: Fault) -> bool {
         let chance = self.chance[fault as usize];
         let due = self.due.iter().position(|due| *due == fault).map(|at| self.due.remove(at)).is_some();
-        // No number is drawn for what can not happen: turning a fault on changes what follows and nothing else.
+        // No number is drawn for an impossible fault, so that turning on a fault changes only the draws that depend
+        // on it.
         let strikes = due || (chance > 0.0 && self.random.f64() < chance);
         self.struck[fault as usize] += u64::from(strikes);
         strikes
     }
 
-    /// Takes back a strike that found nothing to hit.
+    /// Takes back a strike that had no effect.
     pub(super) fn missed(&mut self, fault: Fault) {
         self.struck[fault as usize] -= 1;
     }
 
-    /// A random time, in microseconds.
+    /// A random time, with the precision of a microsecond.
     pub(super) fn up_to(&mut self, most: Duration) -> Duration {
         let most = u64::try_from(most.as_micros()).unwrap_or(u64::MAX);
-        // Nothing is drawn where there is no choice, so that a store without latency needs no numbers.
+        // No number is drawn without a choice, so that a store without latency consumes none.
         Duration::from_micros(if most == 0 { 0 } else { self.random.u64(0..=most) })
     }
 

@@ -1,4 +1,4 @@
-//! A guard's store at the near end of a wire.
+//! [`Line`]: a guard's store, as the client's end of a wire.
 
 mod others;
 
@@ -23,7 +23,7 @@ use crate::store::{
     StoreErrorKind, Token, Watch,
 };
 
-/// One node's store: what it asks goes over a wire.
+/// One node's store: it sends its commands over a wire.
 #[derive(Debug)]
 pub(super) struct Line(pub(super) Arc<Wire>);
 
@@ -42,7 +42,7 @@ impl Line {
     }
 }
 
-/// A command on its way, as it is told to who sees everything.
+/// A command on its way, reported to the witness when it ends or is dropped.
 #[cfg(test)]
 struct Witnessed {
     wire: Arc<Wire>,
@@ -75,7 +75,7 @@ impl Drop for Witnessed {
     }
 }
 
-/// What is answered to a command of another kind.
+/// The error for an answer to another kind of command.
 fn confused<T>() -> Result<T, StoreError> {
     Err(StoreError::new(StoreErrorKind::Refused))
 }

@@ -1,8 +1,9 @@
-//! For tests of your own service: a store on which things go wrong by seed, and an origin that is scripted and counts.
+//! For tests of your own service: a store with injected faults that follow a seed, and a scripted origin that
+//! counts its loads.
 //!
-//! A service that uses a guard has to be right when the store is not: when an answer is lost, a wake-up does not come, the
-//! server fails over, a replica dies with the lease. [`ChaosStore`] makes that happen in a test, in memory and in
-//! virtual time; [`Origin`] stands for the expensive thing behind the guard.
+//! A service that uses a guard has to be right when the store is not: when an answer is lost, a wake-up does not
+//! come, the server fails over, a replica dies with the lease. [`ChaosStore`] makes that happen in a test, in
+//! memory and in virtual time; [`Origin`] stands for the expensive resource behind the guard.
 //!
 //! Put the feature into your dev-dependencies, so that it is in no release:
 //!
@@ -14,7 +15,8 @@
 //!
 //! # A test of a service
 //!
-//! Have your service take its guard, give it one on a `ChaosStore`, pause the clock, and loop over seeds:
+//! Let your service take its guard as a parameter, give it one on a `ChaosStore`, pause the clock, and loop over
+//! seeds:
 //!
 //! ```
 //! use std::time::Duration;
@@ -50,10 +52,10 @@
 //!     for caller in callers {
 //!         assert_eq!(caller.await?, Some(0), "SEED={seed}");
 //!     }
-//!     // Not one load each, but one per process at the worst, and two where a lease was lost.
+//!     // Not one load for each caller, but at most one per process, and two if a lease was lost.
 //!     assert!(origin.loads("price:7") <= 6, "SEED={seed}");
 //!
-//!     // And when the store is well again, one load is enough for all.
+//!     // After the faults end, one load is enough for all replicas.
 //!     chaos.calm();
 //!     tokio::time::sleep(Duration::from_secs(5)).await;
 //!     replicas[0].guard.invalidate(("price", 7)).await?;
@@ -67,26 +69,27 @@
 //! # Ok(()) }
 //! ```
 //!
-//! A failing test names its seed, and the seed makes the same run again: on a current-thread runtime with a paused clock the
-//! order of everything follows from it, as long as your own code does not throw dice. (The guard's own come from `fastrand`, for
-//! the thread that they are thrown on; [`ChaosStore::new`] seeds them for the thread that it is called on. Make one store for each
-//! run, before anything else of it.)
+//! A failing test names its seed, and the seed reproduces the run: on a current-thread runtime with a paused clock
+//! it determines the order of all events, as long as your own code draws no random numbers. (The guard draws its
+//! own from `fastrand`, which has one state per thread; [`ChaosStore::new`] seeds it for the calling thread. Make
+//! one store for each run, before anything else.)
 //!
 //! # What it can do
 //!
-//! - [`ChaosStore::over`]: the same in front of a store of yours, such as a Redis server of an integration test, as far as a fault
-//!   is one of the way there ([`Fault::ON_ANY_STORE`]).
-//! - [`ChaosStore::inject`]: a [`Fault`] with a probability; [`ChaosStore::once`]: the next time, for a test with a script;
-//!   [`ChaosStore::calm`]: all is well again.
-//! - [`ChaosStore::replica`]: a guard of which one can say that its process was cut off, paused or killed ([`Replica`]).
-//! - [`Origin`]: counts loads, per key and in all, and how many ran at once; is told to fail, hang, panic, take long, or answer
-//!   what may not be stored; and its values have versions, so that a test sees which one it was given.
+//! - [`ChaosStore::over`]: the same in front of another store, such as a Redis server of an integration test, with
+//!   the faults of the connection ([`Fault::ON_ANY_STORE`]).
+//! - [`ChaosStore::inject`]: a [`Fault`] with a probability; [`ChaosStore::once`]: the next time, for a scripted
+//!   test; [`ChaosStore::calm`]: ends all faults.
+//! - [`ChaosStore::replica`]: makes a guard that a test can cut off, pause or kill ([`Replica`]).
+//! - [`Origin`]: counts loads, per key and in all, and how many ran at once. A script makes it fail, hang, panic,
+//!   take long, or answer a value that must not be stored; and its values have versions, so that a test sees which
+//!   one it received.
 //!
-//! What [`ChaosStore::new`] is not: a Redis. It has no connections, so nothing is opened again and there is no breaker. Faults
-//! strike between the guard and a [`MemoryStore`](crate::MemoryStore), which keeps the same contract as the scripts on a server.
-//! Locks and tags know the faults of the way, and refusals. What is said about locks gets lost and is said twice, and those who
-//! wait are told to look again for nothing; they are never told that a lock is theirs when it is not. Evictions, flushes,
-//! failovers and the clock concern entries and leases (a flush, tags too).
+//! [`ChaosStore::new`] is no Redis. It has no connections, so no reconnections and no circuit breaker. Faults
+//! strike between the guard and a [`MemoryStore`](crate::MemoryStore), which keeps the same contract as the scripts
+//! on a server. Locks and tags are struck by the faults of the connection, and by refusals. Messages about locks
+//! get lost and are sent twice, and lock waiters are told to ask again without need; they never receive a false
+//! grant. Evictions, flushes, failovers and the clock affect entries and leases (a flush also affects tags).
 
 mod chaos;
 mod command;

@@ -1,4 +1,4 @@
-//! The expensive thing behind a guard, scripted: [`Origin`].
+//! [`Origin`]: a scripted stand-in for the expensive resource behind a guard.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -12,10 +12,11 @@ use tokio::time::sleep;
 use crate::guard::load_context::LoadContext;
 use crate::sync::lock;
 
-/// An origin that counts its loads and answers as it is told. Its values are versions: numbers that grow with each
+/// An origin that counts its loads and answers by a script. Its values are versions: numbers that grow with each
 /// [`change`](Self::change).
 ///
-/// All clones are the same origin. Unless told otherwise it answers at once with the present version, which is 0 at first.
+/// All clones are the same origin. Without a script it answers at once with the present version, which is initially
+/// 0.
 ///
 /// # Examples
 ///
@@ -61,9 +62,9 @@ struct Resource {
     loads: u64,
     running: u64,
     most_at_once: u64,
-    /// The answers to come.
+    /// The next answers.
     script: VecDeque<Answer>,
-    /// And what comes after them.
+    /// The answer after the script's end.
     otherwise: Option<Answer>,
 }
 
@@ -74,9 +75,9 @@ pub enum Answer {
     /// The version that the resource had when the load began.
     #[default]
     Value,
-    /// The same, this much later than otherwise.
+    /// As `Value`, but this much later than otherwise.
     After(Duration),
-    /// The same, not to be stored; see [`Origin::load_with`].
+    /// As `Value`, but not to be stored; see [`Origin::load_with`].
     DoNotStore,
     /// An error.
     Fail,
@@ -86,11 +87,11 @@ pub enum Answer {
     Hang,
 }
 
-/// What a load that was told to [`Fail`](Answer::Fail) fails with.
+/// The error of a load with the answer [`Fail`](Answer::Fail).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OriginError {
-    /// What was asked for.
+    /// The key of the load.
     pub key: String,
 }
 
@@ -103,17 +104,17 @@ impl fmt::Display for OriginError {
 impl std::error::Error for OriginError {}
 
 impl Origin {
-    /// An origin that has been asked for nothing yet.
+    /// An origin without loads.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The next loads of `key` are answered like this, in this order, before anything else.
+    /// Scripts the next loads of `key`: they give these answers, in this order, before any other.
     pub fn answer(&self, key: impl fmt::Display, script: impl IntoIterator<Item = Answer>) {
         self.resource(key, |resource| resource.script.extend(script));
     }
 
-    /// Loads of `key` for which [`answer`](Self::answer) says nothing are answered like this from now on.
+    /// Sets the answer of all loads of `key` for which [`answer`](Self::answer) has scripted nothing.
     pub fn always(&self, key: impl fmt::Display, answer: Answer) {
         self.resource(key, |resource| resource.otherwise = Some(answer));
     }
@@ -138,8 +139,8 @@ impl Origin {
         lock(&self.shared.state).takes = time;
     }
 
-    /// Holds back all loads, running ones included, until [`release`](Self::release): for a test that has something
-    /// to do while they run.
+    /// Holds back all loads, running ones included, until [`release`](Self::release): for a test that acts while
+    /// they run.
     ///
     /// # Examples
     ///
@@ -160,13 +161,13 @@ impl Origin {
         lock(&self.shared.state).is_held = true;
     }
 
-    /// Lets go what [`hold`](Self::hold) holds back.
+    /// Lets the loads go that [`hold`](Self::hold) holds back.
     pub fn release(&self) {
         lock(&self.shared.state).is_held = false;
         self.shared.changed.notify_waiters();
     }
 
-    /// The resource changes: its version, which is returned, is one more. Time to invalidate.
+    /// Changes the resource: increments its version and returns it. Time to invalidate.
     pub fn change(&self, key: impl fmt::Display) -> u64 {
         self.resource(key, |resource| {
             resource.version += 1;
@@ -189,17 +190,17 @@ impl Origin {
         lock(&self.shared.state).by_key.values().map(|resource| resource.loads).sum()
     }
 
-    /// How many loads of `key` run now. One that is dropped does not.
+    /// How many loads of `key` run now. A dropped load does not run.
     pub fn running(&self, key: impl fmt::Display) -> u64 {
         self.resource(key, |resource| resource.running)
     }
 
-    /// How many loads of `key` have run at once, at the most.
+    /// The largest number of loads of `key` that ran at once.
     pub fn most_at_once(&self, key: impl fmt::Display) -> u64 {
         self.resource(key, |resource| resource.most_at_once)
     }
 
-    /// How many loads have run at once, of all keys together, at the most: what
+    /// The largest number of loads of all keys that ran at once, which
     /// [`max_concurrent_loads`](crate::PolicyBuilder::max_concurrent_loads) bounds.
     ///
     /// # Examples
@@ -227,7 +228,7 @@ impl Origin {
         lock(&self.shared.state).most_at_once
     }
 
-    /// Waits until so many loads of `key` have begun.
+    /// Waits until this many loads of `key` have begun.
     ///
     /// # Cancel safety
     ///
@@ -237,25 +238,25 @@ impl Origin {
         self.until(|state| state.by_key.get(&key).is_some_and(|resource| resource.loads >= loads)).await;
     }
 
-    /// A load, as a guard's loader makes it.
+    /// A load, to be called by a guard's loader.
     ///
     /// # Errors
     ///
-    /// [`OriginError`] where the script says [`Answer::Fail`].
+    /// [`OriginError`] if the script says [`Answer::Fail`].
     ///
     /// # Panics
     ///
-    /// Where the script says [`Answer::Panic`].
+    /// If the script says [`Answer::Panic`].
     ///
     /// # Cancel safety
     ///
-    /// Dropped, it has been a load all the same.
+    /// If dropped, it still counts as a load.
     pub async fn load(&self, key: impl fmt::Display) -> Result<u64, OriginError> {
         self.answered(key.to_string()).await.map(|(version, _)| version)
     }
 
-    /// The same for [`get_or_load_with`](crate::StampedeGuard::get_or_load_with): with [`Answer::DoNotStore`] the value goes to
-    /// those who wait for it and is not stored.
+    /// The same for [`get_or_load_with`](crate::StampedeGuard::get_or_load_with): with [`Answer::DoNotStore`] the
+    /// value goes to the waiters of the load and is not stored.
     ///
     /// # Errors
     ///
@@ -333,7 +334,7 @@ impl Origin {
         loop {
             let changed = self.shared.changed.notified();
             tokio::pin!(changed);
-            // Registered before the look, or the change could come between the two.
+            // Registered before the check, or a change between the two would be missed.
             changed.as_mut().enable();
             if is_so(&lock(&self.shared.state)) {
                 return;
@@ -343,7 +344,7 @@ impl Origin {
     }
 }
 
-/// One load that runs.
+/// A running load.
 struct Running<'a> {
     origin: &'a Origin,
     key: String,

@@ -1,4 +1,4 @@
-//! The far side: a store, what happens to it, and the step that each command is there.
+//! [`Server`]: the shared store behind all wires, the faults that happen in it, and the execution of each command.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -22,51 +22,51 @@ use crate::store::wake::lock_waiters::Tell;
 use crate::store::{NodeStore, StoreError, StoreErrorKind, Token};
 use crate::sync::lock;
 
-/// How long what a failover can lose is remembered.
+/// For how long the previous states of written keys are kept: the most that a failover can lose.
 const LONGEST_LAG: Duration = Duration::from_millis(500);
 const LONGEST_READ_ONLY: Duration = Duration::from_millis(500);
-/// How much later something is said once more.
+/// The longest delay of a message that is sent twice.
 pub(super) const LONGEST_ECHO: Duration = Duration::from_secs(1);
 const LONGEST_STEP_MS: i64 = 3_600_000;
 
-/// What all lines of one chaos store share.
+/// The state that all lines of one chaos store share.
 #[derive(Debug)]
 pub(super) struct Server {
     far: Far,
     pub(super) odds: Mutex<Odds>,
-    /// Half a round trip: at least, and how much more.
+    /// Half a round trip: the least, and the random addition.
     latency: Mutex<(Duration, Duration)>,
     state: Mutex<State>,
     lines: Mutex<Vec<Weak<dyn LineEnd>>>,
     witness: OnceLock<Arc<dyn Witness>>,
 }
 
-/// The store in which commands arrive.
+/// The store in which commands are executed.
 enum Far {
-    /// What can happen to a store behind its clients' backs happens to this one.
+    /// A memory store, on which all faults can strike.
     Memory(MemoryStore),
-    /// Any other one, as one more replica sees it: all that can be done to it is on the way there and back.
+    /// Any other store, reached by a separate connection: only faults of the connection strike.
     Other(Box<dyn Fn() -> Backend + Send + Sync>),
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// What each key was before a write, the oldest write first.
+    /// The state of each written key before the write, the oldest write first.
     journal: VecDeque<(Instant, Box<str>, Picture)>,
     read_only_until: Option<Instant>,
     ahead_ms: i64,
     commands: u64,
 }
 
-/// The end of a line, as the far side sees it.
+/// The client's end of a line, as the server sees it.
 pub(super) trait LineEnd: fmt::Debug + Send + Sync {
-    /// Whether it is of the replica in this condition.
+    /// Whether it belongs to the replica with this condition.
     fn is_of(&self, condition: &Arc<Condition>) -> bool;
 
     /// Whether the token was minted at this end.
     fn is_own(&self, token: &Token) -> bool;
 
-    /// Whether its replica was not killed.
+    /// Whether its replica has not been killed.
     #[cfg(test)]
     fn is_alive(&self) -> bool;
 
@@ -78,25 +78,26 @@ pub(super) trait LineEnd: fmt::Debug + Send + Sync {
     #[cfg(test)]
     fn watches(&self) -> &Watches;
 
-    /// The far side tells this line's waiters of a key. For a grant, whether the line is the one it is for.
+    /// Sends the waiters of this key a message over the line. For a grant, returns whether the line is its
+    /// receiver's.
     fn tell(self: Arc<Self>, name: &str, hint: &Hint) -> bool;
 
-    /// It is heard at this end at once. Whether there was a waiter that heard it.
+    /// Delivers a message at this end at once. Returns whether a waiter received it.
     fn hear(&self, name: &str, hint: &Hint) -> bool;
 
-    /// What becomes of something that is said to a waiter for a lock.
+    /// The fate of the next message to a lock waiter.
     fn way(&self) -> Way;
 
-    /// Subscribed again: each waiter has to look, because it may have missed something.
+    /// The subscription is restored: each waiter has to ask, because it may have missed a message.
     fn hear_again(&self);
 
-    /// Reached again after a cut.
+    /// The connection is restored after a cut.
     fn reconnected(&self);
 }
 
-/// Who sees all that happens on the far side.
+/// A test's observer of all events in the server.
 pub(crate) trait Witness: std::fmt::Debug + Send + Sync {
-    /// Runs the command, and looks at what that did. `run` is the store as it should be.
+    /// Runs the command, and observes its effect. `run` is the correct store.
     fn run(
         &self,
         store: &MemoryStore,
@@ -108,11 +109,11 @@ pub(crate) trait Witness: std::fmt::Debug + Send + Sync {
     /// All writes after `to` are undone.
     fn failed_over(&self, to: Instant);
 
-    /// A node's command about this key has ended, or was given up, after so long.
+    /// A node's command about this key has ended, or was dropped, after this time.
     #[cfg(test)]
     fn answered(&self, node: Uuid, key: &Key, took: Duration, is_ok: bool);
 
-    /// The waiters of this key are told what has not happened.
+    /// The waiters of this key receive a message about an event that did not happen.
     fn forged(&self, name: &str);
 
     /// The store's clock has jumped.
@@ -120,7 +121,7 @@ pub(crate) trait Witness: std::fmt::Debug + Send + Sync {
 }
 
 impl Server {
-    /// A server of what `store` makes; each call makes the same store once more.
+    /// A server of the store that `store` makes; each call must make the same store.
     pub(super) fn new(store: impl Fn() -> Backend + Send + Sync + 'static, seed: u64) -> Arc<Self> {
         let memory = store().memory().cloned();
         let server = Arc::new(Self {
@@ -138,7 +139,7 @@ impl Server {
         server
     }
 
-    /// The store, if it is one to which things can happen.
+    /// The memory store, if all faults can strike.
     pub(super) fn memory(&self) -> Option<&MemoryStore> {
         match &self.far {
             Far::Memory(store) => Some(store),
@@ -146,7 +147,7 @@ impl Server {
         }
     }
 
-    /// The store as one more replica sees it.
+    /// The store over a separate connection.
     pub(super) fn node(&self, command_timeout: Duration) -> NodeStore {
         match &self.far {
             Far::Memory(store) => NodeStore::memory(store.clone()),
@@ -164,7 +165,7 @@ impl Server {
         lock(&self.lines).iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// The replica in this condition was cut off, and is not any more.
+    /// The replica with this condition was cut off, and is connected again.
     pub(super) fn reconnected(&self, condition: &Arc<Condition>) {
         for line in self.lines() {
             if line.is_of(condition) {
@@ -197,7 +198,7 @@ impl Server {
         lock(&self.state).commands
     }
 
-    /// Ends what lasts: the clock is put right, writes are accepted.
+    /// Ends lasting faults: corrects the clock, accepts writes, restores subscriptions.
     pub(super) fn calm(&self) {
         lock(&self.odds).calm();
         let ahead_ms = {
@@ -214,7 +215,7 @@ impl Server {
         }
     }
 
-    /// A command arrives.
+    /// Executes a command.
     pub(super) async fn arrive(
         &self,
         node: &NodeStore,
@@ -234,13 +235,13 @@ impl Server {
         }
         match self.witness.get() {
             None => run(command).await,
-            // What a memory store answers is never an error.
+            // A memory store never answers with an error.
             Some(witness) => Ok(witness
                 .run(store, key, command, &|command| now(Box::pin(run(command))).unwrap_or(Answer::Done))),
         }
     }
 
-    /// What happens to the store before a command runs.
+    /// The faults that strike the store before a command runs.
     fn strike(&self, store: &MemoryStore, name: &str) {
         let struck = |fault| lock(&self.odds).strikes(fault);
         let missed = |fault| lock(&self.odds).missed(fault);
@@ -272,7 +273,7 @@ impl Server {
         }
     }
 
-    /// The waiters of a key are told what has not happened.
+    /// Sends the waiters of a key a message about an event that did not happen.
     fn forge(&self, name: &str) {
         if !lock(&self.odds).strikes(Fault::WakeForged) {
             return;
@@ -291,7 +292,7 @@ impl Server {
         }
     }
 
-    /// The waiters for a lock are told to look again. That it were theirs is not said: a grant is believed.
+    /// Tells the waiters for a lock to ask again. Never sends a false grant, because guards trust it.
     pub(super) fn forge_for_lock(&self, key: &str) {
         if let Some(store) = self.memory()
             && lock(&self.odds).strikes(Fault::WakeForged)
@@ -320,7 +321,7 @@ impl Server {
         Ok(())
     }
 
-    /// Remembers what a key is before it is written.
+    /// Saves the state of a key before a write.
     fn note(&self, store: &MemoryStore, name: &str) {
         let (now, picture) = (Instant::now(), store.picture(name));
         let mut state = lock(&self.state);

@@ -1,4 +1,4 @@
-//! Each fault does what its page says, and by seed the same again.
+//! Each fault does what its documentation says, and a seed reproduces it.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ async fn acquire(node: &NodeStore, token: &Token) -> Result<Acquired, StoreError
     node.acquire(&key(), ask, WITHIN).await.map_err(|error| error.kind)
 }
 
-/// Whose the lease is after one ACQUIRE under `fault`, at once and later, and what its caller was told.
+/// Whether the lease is held after one ACQUIRE under `fault`, at once and later, and the answer to its caller.
 async fn one_acquire(fault: Fault) -> (bool, bool, Result<Acquired, StoreErrorKind>) {
     let chaos = ChaosStore::new(3);
     let node = Backend::from(chaos.replica()).into_store(WITHIN);
@@ -41,7 +41,7 @@ async fn one_acquire(fault: Fault) -> (bool, bool, Result<Acquired, StoreErrorKi
 }
 
 #[tokio::test(start_paused = true)]
-async fn faults_of_the_way_decide_whether_a_command_runs_and_what_its_caller_hears() {
+async fn connection_faults_decide_whether_a_command_runs_and_what_its_caller_gets() {
     use StoreErrorKind::{Broken, TimedOut, Transient, Unavailable};
     for (fault, runs, heard) in [
         (Fault::ErrorBefore, (false, false), Unavailable),
@@ -80,7 +80,7 @@ async fn the_store_and_its_leases_follow_the_paused_clock() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_happens_to_the_store_happens_to_everyone() {
+async fn faults_of_the_store_affect_every_guard() {
     let chaos = ChaosStore::new(5);
     let guard = StampedeGuard::new(chaos.clone());
     let stored = async || guard.get::<u32>("k").await.expect("answered");
@@ -93,7 +93,7 @@ async fn what_happens_to_the_store_happens_to_everyone() {
     chaos.store().step_clock(3_600_000);
     assert_eq!(stored().await, None, "an hour later by the store's clock");
 
-    // A failover loses at most the last half second, and sooner or later some of it.
+    // A failover loses at most the last half second, and in some of the runs a part of it.
     guard.insert("k", &8_u32).await.expect("stored");
     sleep(Duration::from_millis(501)).await;
     let mut lost = 0;
@@ -110,9 +110,9 @@ async fn what_happens_to_the_store_happens_to_everyone() {
     assert!((1..20).contains(&lost), "{lost}");
 }
 
-/// It is still a store to which anything can happen, whoever has made it.
+/// All faults strike the caller's own memory store too.
 #[tokio::test(start_paused = true)]
-async fn a_memory_store_of_one_s_own_is_struck_as_any() {
+async fn faults_strike_a_callers_own_memory_store() {
     let store = crate::MemoryStore::with_capacity(1 << 20);
     let chaos = ChaosStore::over(store.clone(), 5);
     let guard = StampedeGuard::new(chaos.clone());
@@ -177,7 +177,7 @@ async fn a_stopped_replica_goes_on_and_a_cut_one_comes_back() {
     assert!(!call.is_finished());
     replica.resume();
     assert_eq!(call.await.expect("no panic").ok(), Some(0));
-    // That call's budget was used up while it slept, so it has loaded for itself; the next one is as any.
+    // That call's budget was used up while it was stopped, so it loaded for itself; the next call does not.
     assert_eq!((chaos.store().len(), origin.loads("k")), (0, 1));
     assert_eq!(guard.get_or_load("k", load()).await.ok(), Some(0));
     assert_eq!((chaos.store().len(), origin.loads("k")), (1, 2));
@@ -192,9 +192,9 @@ async fn a_stopped_replica_goes_on_and_a_cut_one_comes_back() {
     assert_eq!(origin.loads("k"), 3, "what was stored before is there again");
 }
 
-/// Its commands failed, and all that a readiness probe asks said that it was well.
+/// The guard's readiness report must agree with its failing commands.
 #[tokio::test(start_paused = true)]
-async fn a_replica_that_is_cut_off_says_so_until_it_is_back() {
+async fn a_cut_off_replica_reports_it_until_it_resumes() {
     let chaos = ChaosStore::new(1);
     let (one, other) = (chaos.replica(), chaos.replica());
     let (cut, well) = (StampedeGuard::new(one.clone()), StampedeGuard::new(other));
@@ -214,7 +214,7 @@ async fn a_replica_that_is_cut_off_says_so_until_it_is_back() {
     cut.connect().await.expect("it is back");
     assert_eq!((links(&cut), cut.health().reason), ((LinkState::Up, LinkState::Up), None));
     assert!(cut.doctor().await.is_healthy());
-    // Of a guard that was shut down, that is what is said.
+    // A guard that was shut down reports that instead.
     cut.shutdown(Duration::ZERO).await;
     one.cut();
     assert_eq!(links(&cut), (LinkState::Closed, LinkState::Closed));
@@ -240,8 +240,8 @@ async fn a_grant_that_comes_when_its_waiter_has_left_is_passed_on() {
     assert_eq!(chaos.store().lease(key().name()), None);
 }
 
-/// What a busy minute came to: commands, strikes, loads, and the time of each answer. With a cap, those who are beyond it
-/// wait and ask as the guard's own dice fall.
+/// The events of a busy minute: commands, strikes, loads, and the time of each answer. With a cap, callers beyond
+/// it wait and ask at times drawn by the guard.
 fn busy(seed: u64, cap: Option<u32>) -> String {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()

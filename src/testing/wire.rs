@@ -1,4 +1,5 @@
-//! The way to the far side and back: how long a command takes, whether it arrives, and what its caller is told.
+//! [`Wire`]: the connection to the server and back. Determines how long a command takes, whether it arrives, and
+//! what its caller is told.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -25,19 +26,19 @@ const CUT_OFF: &str = "the replica is cut off";
 
 const LONGEST_GHOST: Duration = Duration::from_secs(3);
 const LONGEST_DEAFNESS: Duration = Duration::from_secs(1);
-/// How long a grant may take to be given back.
+/// How long the release of an unwanted grant may take.
 const GIVING_BACK: Duration = Duration::from_secs(1);
 
 /// One guard's connection to a chaos store, with the guard's own waiters.
 #[derive(Debug)]
 pub(super) struct Wire {
     pub(super) server: Arc<Server>,
-    /// The store at the other end, as this guard would have it without the wire.
+    /// The store at the other end, as this guard would use it without the wire.
     pub(super) node: NodeStore,
     closed: AtomicBool,
     pub(super) watches: Arc<Watches>,
     condition: Arc<Condition>,
-    /// When the last command arrives: none overtakes another one, but for what is slow or a ghost.
+    /// When the last command arrives: commands do not overtake each other, except slow ones and ghosts.
     arrived: Mutex<Option<Instant>>,
     deaf: Mutex<Option<Deaf>>,
 }
@@ -48,13 +49,13 @@ struct Deaf {
     noticed: bool,
 }
 
-/// How one command fares.
+/// The fate of one command.
 enum Fate {
-    /// Arrives after so long, and its answer so much later.
+    /// Arrives after the first time, and its answer after the second.
     Answered(Duration, Duration),
-    /// The same, but for the answer.
+    /// Like `Answered`, but the answer is replaced by an error.
     Broken(Duration, Duration),
-    /// Arrives so long after its caller has given up.
+    /// Arrives this long after its caller has given up.
     Ghost(Duration),
     Lost,
     Unsent,
@@ -80,7 +81,7 @@ impl Wire {
         wire
     }
 
-    /// Sends a command, `act` on the far side, and waits for its answer for as long as `within`.
+    /// Sends a command, executed by `act` on the server, and waits for its answer for as long as `within`.
     pub(super) async fn exchange<T, A, F>(self: Arc<Self>, within: Duration, act: A) -> Result<T, StoreError>
     where
         T: Send + 'static,
@@ -106,7 +107,7 @@ impl Wire {
                 let line = Arc::clone(&self);
                 tokio::spawn(async move {
                     sleep_until(arrives).await;
-                    // Nobody listens any more.
+                    // No caller waits for the result any more.
                     let _ = act(line).await;
                 });
                 sleep(within).await;
@@ -123,7 +124,7 @@ impl Wire {
         let (tell, told) = oneshot::channel();
         let arrives = Instant::now() + there;
         let line = Arc::clone(&self);
-        // A task of its own: who is not waited for any more arrives all the same.
+        // In a separate task, so that a command arrives even if its caller stops waiting.
         tokio::spawn(async move {
             sleep_until(arrives).await;
             let answer = act(line).await;
@@ -139,8 +140,8 @@ impl Wire {
         }
     }
 
-    /// An error after so long, where nothing reaches the other end. Draws nothing: whether a run connects first changes nothing
-    /// that follows.
+    /// An error after `within` if the replica is cut off. Draws no random number, so that connecting first does not
+    /// change the rest of a run.
     pub(super) async fn reaches(&self, within: Duration) -> Result<(), StoreError> {
         self.condition.runs().await;
         if !self.condition.is_cut() {
@@ -160,7 +161,7 @@ impl Wire {
         self.closed.load(Ordering::Acquire)
     }
 
-    /// What its guard knows.
+    /// The health that the guard reports.
     pub(super) fn health(&self) -> Health {
         let health = self.node.health();
         if self.is_closed() || !self.condition.is_cut() {
@@ -170,7 +171,7 @@ impl Wire {
         Health { commands, inbox, reason, ..health }
     }
 
-    /// What its guard finds when it looks, beside what a memory store has to say.
+    /// The guard's additional finding in an examination.
     pub(super) fn examine(&self) -> Option<Finding> {
         self.condition.is_cut().then(|| {
             Finding::problem("connection", CUT_OFF)
@@ -201,7 +202,7 @@ impl Wire {
         if odds.strikes(Fault::Slow) {
             let extra = odds.up_to(within * 2);
             if odds.random().bool() {
-                // On a way of its own: nobody waits behind it.
+                // Sent separately, so that no other command waits behind it.
                 return Fate::Answered(there + extra, back);
             }
             back += extra;
@@ -228,7 +229,7 @@ impl Wire {
         });
     }
 
-    /// The waiter has left: its lease must not stay with nobody. As a Redis node's inbox does it.
+    /// The waiter has left, so its lease is passed on, as a Redis node's inbox does.
     async fn pass_on(self: Arc<Self>, name: &str, token: Token, hops: u8) {
         let (command, within) = match self.server.memory() {
             Some(store) => {
@@ -239,7 +240,7 @@ impl Wire {
                 let how = HandOver { lease, hops, is_leaving: false };
                 (Command::HandOver { token, how }, lease)
             }
-            // For how long it was given is not known here: those who wait ask again.
+            // The lease's duration is unknown here, so it is released, and waiters ask again.
             None => (Command::Release { token }, GIVING_BACK),
         };
         let key = Key::of_name(name);
@@ -252,11 +253,11 @@ impl Wire {
     pub(super) fn watch(self: &Arc<Self>, key: &Key, token: &Token) -> Watch {
         let watch = self.watches.register(key.name(), token);
         if self.server.memory().is_some() {
-            // It tells its lines.
+            // The memory store tells its lines.
             return watch;
         }
         let (wire, key, token) = (Arc::clone(self), key.clone(), token.clone());
-        // Registered now: no wake-up falls between the command that follows and this.
+        // Registered now, so that no wake-up after the next command is missed.
         let other_end = self.node.watch(&key, &token);
         let mut relay = JoinSet::new();
         relay.spawn(async move {
@@ -268,7 +269,7 @@ impl Wire {
         watch.with(relay)
     }
 
-    /// What a waiter was told at the other end is said at this one.
+    /// Repeats a message of the other end to the waiter at this end.
     async fn relay(self: Arc<Self>, name: &str, token: &Token, hints: Hints) {
         let Hints { finished, granted, invalidated, missed } = hints;
         if invalidated {
@@ -285,7 +286,7 @@ impl Wire {
         }
     }
 
-    /// Whether what is said to this line does not arrive.
+    /// Whether the next message to this line gets lost.
     fn loses(&self, odds: &mut Odds) -> bool {
         self.condition.is_cut() || self.is_deaf() || odds.strikes(Fault::WakeLost)
     }
@@ -294,7 +295,7 @@ impl Wire {
         lock(&self.deaf).is_some_and(|deaf| Instant::now() < deaf.until)
     }
 
-    /// Whether this line's guard believes that it is told.
+    /// Whether this line's guard believes that messages arrive.
     pub(super) fn hints_arrive(&self) -> bool {
         let is_deaf = lock(&self.deaf).is_some_and(|deaf| deaf.noticed && Instant::now() < deaf.until);
         !is_deaf && self.node.hints_arrive()

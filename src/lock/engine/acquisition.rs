@@ -1,7 +1,7 @@
-//! One acquisition while it lasts: what is left of it, what it was told, whether it was lost.
+//! State of one acquisition: its lease, the messages that its holder receives, and whether it was lost.
 //!
-//! Time is reckoned from the moment the granting command was *sent*: the store can not have begun to count before.
-//! No wall clock is asked, here or anywhere in the toolkit.
+//! Times count from the moment the granting command was *sent*, because the store's count cannot start earlier.
+//! Only the monotonic clock is read, here and in the whole toolkit.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -19,7 +19,7 @@ use crate::store::wake::lock_waiters::{Await, Told};
 use crate::store::{StoreError, Token};
 use crate::sync::lock;
 
-/// One acquisition. Shared by its guard, the views of it, and what renews it.
+/// One acquisition. Shared by its guard, the guard's views, and the renewal task.
 pub(crate) struct Grip<T> {
     pub(crate) target: Arc<T>,
     pub(crate) token: Token,
@@ -27,30 +27,32 @@ pub(crate) struct Grip<T> {
     pub(crate) attempts: u32,
     pub(crate) waited: Duration,
     heard: Await,
-    /// Whether it may have been taken away unheard. Watched by all who listen: whoever heard of it may be dropped.
+    /// Whether it may have been taken away without a message. A `watch` channel: any of its listeners may be
+    /// dropped.
     doubt: watch::Sender<Doubt>,
     lease: watch::Sender<Lease>,
     kept: Mutex<Kept>,
 }
 
-/// The time an acquisition has.
+/// The time that an acquisition has.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lease {
-    /// When the command that started its time was sent.
+    /// When the command that started the lease was sent.
     pub(crate) since: Instant,
     pub(crate) ttl: Option<Duration>,
     pub(crate) state: State,
 }
 
-/// How often it may have been taken away unheard, and up to which of those times the store was asked since.
+/// Counts the moments at which the acquisition may have been taken away without a message, and up to which of them
+/// the store was asked since.
 #[derive(Clone, Copy, Debug, Default)]
 struct Doubt {
     raised: u64,
     settled: u64,
 }
 
-/// The time that the store may have it for this token. A lease is what is counted on at the least; this is what may be
-/// in others' way at the most, whatever became of the answers.
+/// Until when the store may hold the lock for this token. The [`Lease`] is the lower bound, which the holder relies
+/// on; this is the upper bound, during which the token may block others, even where an answer was lost.
 #[derive(Debug)]
 struct Kept {
     /// `None` for ever.
@@ -64,12 +66,12 @@ pub(crate) enum State {
     Held,
     /// Given back.
     Ended,
-    /// Known to be another's, or nobody's, or not known to be ours. It stays lost.
+    /// Another holds the lock, or it is free, or it is not known to be ours. This state is final.
     Lost,
 }
 
 impl Lease {
-    /// When it is over by this process's own clock; `None` for never.
+    /// When it ends by this process's own clock; `None` for never.
     pub(crate) fn until(&self) -> Option<Instant> {
         let ttl = self.ttl?;
         self.since.checked_add(ttl.saturating_sub(drift(ttl)))
@@ -84,10 +86,10 @@ impl<T: Target> Grip<T> {
         granted: Granted,
         since: Instant,
     ) -> Arc<Self> {
-        // From now on others of this process watch the clock for those who wait.
+        // A holder leaves the waiting line: another waiter of this process now watches the clock.
         heard.hold();
         let lease = Lease { since, ttl: target.ttl(), state: State::Held };
-        // It is known by now, so the store has begun to count.
+        // The grant has arrived, so the store started to count before now.
         let kept = Mutex::new(Kept { until: from_now(target.ttl()), extensions: 0 });
         let Granted { fence, attempts, waited } = granted;
         Arc::new(Self {
@@ -103,7 +105,7 @@ impl<T: Target> Grip<T> {
         })
     }
 
-    /// What is left of it; `None` where it does not expire. Zero once it is over in any way.
+    /// What remains of the lease; `None` if it does not expire. Zero once it ended in any way.
     pub(crate) fn remaining(&self) -> Option<Duration> {
         if let Some(told) = self.heard.told().now_or_never() {
             self.note(&told);
@@ -123,12 +125,11 @@ impl<T: Target> Grip<T> {
         self.lease.borrow().state == State::Ended
     }
 
-    /// It was given back.
     pub(crate) fn end(&self) {
         self.lease.send_modify(|lease| lease.state = State::Ended);
     }
 
-    /// It is lost, unless it was given back.
+    /// Marks it as lost, unless it was given back.
     pub(crate) fn lose(&self, why: &'static str) {
         let lost = self.lease.send_if_modified(|lease| {
             let held = lease.state == State::Held;
@@ -142,7 +143,7 @@ impl<T: Target> Grip<T> {
         }
     }
 
-    /// Resolves when it is over by this process's own clock, given back or lost.
+    /// Resolves when it ended by this process's own clock, was given back or was lost.
     pub(crate) async fn expired(&self) {
         let mut lease = self.lease();
         loop {
@@ -160,7 +161,7 @@ impl<T: Target> Grip<T> {
         }
     }
 
-    /// Resolves when it is lost, or over without having been given back. Never, once it was given back.
+    /// Resolves when it is lost, or ended without having been given back. Never resolves once it was given back.
     pub(crate) async fn lost(&self) {
         let mut lease = self.lease();
         loop {
@@ -180,7 +181,7 @@ impl<T: Target> Grip<T> {
         }
     }
 
-    /// What a holder is told: that it holds no more, or that it may have missed that.
+    /// Records a message to the holder: the lock was taken away, or a message about that may have been missed.
     pub(crate) fn note(&self, told: &Told) {
         if told.broken {
             self.lose("it was taken away by force");
@@ -190,18 +191,18 @@ impl<T: Target> Grip<T> {
         }
     }
 
-    /// Asks the store once it may have been taken away unheard. Polled beside the end of its time, which a store that hangs
-    /// must not put off.
+    /// Asks the store once when the lock may have been taken away without a message. Polled beside the end of the
+    /// lease, which a store that hangs must not put off.
     async fn settle_doubt(&self) {
         let mut doubt = self.doubt.subscribe();
-        // The sender lives as long as this.
+        // The sender lives as long as `self`.
         let Ok(Doubt { raised, .. }) =
             doubt.wait_for(|doubt| doubt.raised > doubt.settled).await.map(|doubt| *doubt)
         else {
             return;
         };
         let asked = self.ask().await;
-        // Without an answer too: once the store is heard again, it is doubtful again.
+        // An ask that failed settles the doubt too: once the connection is back, the doubt is raised again.
         self.doubt.send_modify(|doubt| doubt.settled = doubt.settled.max(raised));
         if matches!(asked, Ok(false)) {
             self.lose("another holds it");
@@ -220,13 +221,14 @@ impl<T: Target> Grip<T> {
         self.ask().await.map_err(|error| self.target.error("looking at", error))
     }
 
-    /// Starts its time anew, with this time to live; false if it is lost or was given back.
+    /// Restarts its lease with this time to live; false if it is lost or was given back.
     pub(crate) async fn extend(&self, ttl: Option<Duration>) -> Result<bool, StoreError> {
         if self.lease.borrow().state != State::Held {
             return Ok(false);
         }
         let sent = Lease { since: Instant::now(), ttl, state: State::Held };
-        // What may make the time shorter may have done so whatever becomes of the answer.
+        // An extension that may shorten the lease counts from now, because it may be executed even if its answer is
+        // lost.
         self.reckon(sent, |old| match (sent.until(), old.until()) {
             (Some(new), Some(old)) => new < old,
             (new, _) => new.is_some(),
@@ -236,7 +238,7 @@ impl<T: Target> Grip<T> {
             self.target.home().ask(self.target.name(), |within| self.target.extend(&self.token, ttl, within));
         if extended.await? {
             self.note_answered(number, ttl);
-            // Of two extensions that are under way, the one that was sent last counts.
+            // Of two concurrent extensions, the one sent last counts.
             self.reckon(sent, |old| old.since <= sent.since);
             return Ok(self.lease.borrow().state == State::Held);
         }
@@ -244,12 +246,13 @@ impl<T: Target> Grip<T> {
         Ok(false)
     }
 
-    /// Until when the store may have it for this token at the most; `None` for ever.
+    /// The latest moment until which the store may hold the lock for this token; `None` for ever.
     pub(crate) fn may_be_kept_until(&self) -> Option<Instant> {
         lock(&self.kept).until
     }
 
-    /// An extension is sent, which may be made whatever becomes of its answer, as late as its timeout allows. Its number.
+    /// Records that an extension is sent and returns its number. The extension may be executed as late as its
+    /// timeout allows, even if its answer is lost.
     fn note_sent(&self, ttl: Option<Duration>) -> u64 {
         let ttl = ttl.map(|ttl| ttl.saturating_add(self.target.home().command_timeout));
         let mut kept = lock(&self.kept);
@@ -258,7 +261,8 @@ impl<T: Target> Grip<T> {
         kept.extensions
     }
 
-    /// It was made. If another was sent since, that one may have been made after it.
+    /// Records that extension `number` was executed. Ignored if another was sent since: that one may have been
+    /// executed later.
     fn note_answered(&self, number: u64, ttl: Option<Duration>) {
         let mut kept = lock(&self.kept);
         if kept.extensions == number {
@@ -277,7 +281,7 @@ impl<T: Target> Grip<T> {
     }
 }
 
-/// What a grant came with.
+/// What is known about a grant.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Granted {
     pub(crate) fence: u64,

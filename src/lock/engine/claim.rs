@@ -1,4 +1,4 @@
-//! What one who waits may have at the store, and who takes it back if nobody comes to hold it.
+//! What a waiting token may have at the store, and its release if the wait ends without a hold.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,14 +16,14 @@ use crate::store::lock_store::{MutexTaken, Taken};
 use crate::store::wake::lock_waiters::Await;
 use crate::store::{StoreError, Token};
 
-/// A token that waits, or may hold without knowing it.
+/// A token that waits, or holds the lock without knowing it yet.
 pub(crate) struct Place<T: Target> {
-    /// Dropped first: a grant that comes later is then given back by whoever hears it.
+    /// Dropped first: the connection task that receives a later grant then gives it back.
     pub(crate) heard: Await,
     pub(crate) duty: Duty<T>,
 }
 
-/// What has to be taken back if nobody comes to hold it; dropped, that is done in the background.
+/// What has to be taken back if no hold comes of it. Dropping this takes it back in the background.
 pub(crate) struct Duty<T: Target> {
     pub(crate) target: Arc<T>,
     token: Token,
@@ -31,18 +31,19 @@ pub(crate) struct Duty<T: Target> {
     pub(crate) queued: bool,
     /// Whether a TAKE is under way.
     asking: bool,
-    /// Whether there was one that nobody knows the end of.
+    /// Whether a TAKE ended without an answer: it may still be executed.
     straggler: bool,
     runtime: Option<Handle>,
 }
 
 impl<T: Target> Place<T> {
-    /// Registered before the first TAKE: invariant 4 of the store.
+    /// Registers before the first TAKE: invariant 4 of [`lock_store`](crate::store::lock_store).
     pub(crate) fn new(target: Arc<T>, waiting: Waiting) -> Self {
         let token = target.home().mint(target.ttl());
         let heard = target.home().store.locks().await_grant(target.name(), &token);
         if matches!(waiting, Waiting::Poll { .. }) {
-            // It asks at its own times, whatever it hears: as the first it would watch the clock for nobody else.
+            // A polling waiter asks at its own times, whatever it is told. As the first in line it would not watch
+            // the clock for the other waiters, so it leaves the line.
             heard.hold();
         }
         let runtime = Handle::try_current().ok();
@@ -66,7 +67,7 @@ impl<T: Target> Place<T> {
         taken
     }
 
-    /// The place becomes a hold.
+    /// Turns the place into a hold.
     pub(crate) fn hold(self, granted: Granted, since: Instant) -> Hold<T> {
         let Self { heard, mut duty } = self;
         let (target, token, runtime) = (Arc::clone(&duty.target), duty.token.clone(), duty.runtime.take());
@@ -81,7 +82,7 @@ impl<T: Target> Drop for Duty<T> {
         let straggler = self.straggler || self.asking;
         if self.queued || straggler {
             let (target, token) = (Arc::clone(&self.target), self.token.clone());
-            // What it was granted unheard, it was granted until now.
+            // A grant without a message was made before now, so it ends by then.
             let until = from_now(target.ttl());
             Release { target, token, until, waits: true, straggler, watchdog: None }
                 .later(self.runtime.as_ref());

@@ -1,4 +1,4 @@
-//! Who has to give an acquisition back, and what renews it until then.
+//! The duty to give an acquisition back, and its renewal until then.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,12 +14,12 @@ use super::terms::{from_now, later};
 use crate::observe::log;
 use crate::store::StoreError;
 
-/// The duty to give an acquisition back; dropped, that is done in the background.
+/// The duty to give an acquisition back. Dropping this gives it back in the background.
 pub(crate) struct Hold<T: Target> {
     pub(crate) grip: Arc<Grip<T>>,
     watchdog: Option<JoinHandle<()>>,
     runtime: Option<Handle>,
-    /// Whether a TAKE of this token may still run, also after it was given back.
+    /// Whether a TAKE of this token may still be executed, even after the lock was given back.
     straggler: bool,
     freed: bool,
     /// Whether it was held until it was given back.
@@ -31,7 +31,7 @@ impl<T: Target> Hold<T> {
         Self { grip, watchdog: None, runtime, straggler, freed: false, was_held: false }
     }
 
-    /// Renews it from now on, at each third of its time.
+    /// Starts the renewal, at each third of the time to live.
     pub(crate) fn renew(mut self) -> Self {
         if let Some(runtime) = &self.runtime {
             self.watchdog = Some(runtime.spawn(renew(Arc::clone(&self.grip))));
@@ -39,8 +39,8 @@ impl<T: Target> Hold<T> {
         self
     }
 
-    /// Gives it back; `None` if that was done before. After an error it can be called again, but nothing renews it
-    /// any more.
+    /// Gives it back; `None` if that was done before. After an error it can be called again, but the renewal has
+    /// stopped.
     pub(crate) async fn free(&mut self) -> Result<Option<T::Freed>, StoreError> {
         if self.freed {
             return Ok(None);
@@ -56,7 +56,8 @@ impl<T: Target> Hold<T> {
         stop(&mut self.watchdog, self.grip.target.home().command_timeout).await;
     }
 
-    /// It was given back by another command than [`free`](Self::free)'s, which said whether it was held until then.
+    /// Records that another command than that of [`free`](Self::free) gave it back, and whether that command found
+    /// it still held.
     pub(crate) fn given_back(&mut self, was_held: bool) {
         self.was_held = was_held;
         self.end();
@@ -81,7 +82,7 @@ impl<T: Target> Hold<T> {
     fn release(&mut self) {
         let mut until = self.grip.may_be_kept_until();
         if self.straggler {
-            // A TAKE that still runs starts its time anew, with the time to live that it was sent with.
+            // A TAKE that is executed late restarts the lease, with the time to live that it was sent with.
             until = later(until, from_now(self.grip.target.ttl()));
         }
         let release = Release {

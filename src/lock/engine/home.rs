@@ -1,4 +1,4 @@
-//! What all handles of one [`Locks`](crate::lock::Locks) share.
+//! [`Home`]: the state that all handles of one [`Locks`](crate::lock::Locks) share.
 
 use std::fmt;
 use std::future::Future;
@@ -14,19 +14,19 @@ use crate::store::names::LockName;
 use crate::store::{NodeStore, StoreError, StoreErrorKind, Token};
 use crate::tracker::{Gauge, Present, Waiters};
 
-/// What all locks made from one [`Locks`] share.
+/// The state that all locks made from one [`Locks`](crate::lock::Locks) share.
 pub(crate) struct Home {
     pub(crate) store: NodeStore,
-    /// Escaped, as it stands in key names.
+    /// Escaped, as it appears in key names.
     pub(crate) namespace: Box<str>,
     pub(crate) command_timeout: Duration,
-    /// Releases that nobody waits for. Of a guard it is the guard's own: there is a `Home` for each `guard.locks()` and
-    /// each permit to load, and the guard's end has to wait for what all of them left behind.
+    /// Releases that run in the background. Locks of a guard use the guard's own gauge: each `guard.locks()` and
+    /// each permit to load makes a `Home`, and the guard's shutdown has to wait for the releases of all of them.
     pub(crate) background: Arc<Gauge>,
     pub(crate) waiters: Waiters,
-    /// Whether it was said that the server announces no key events.
+    /// Whether the warning was logged that the server announces no key events.
     pub(crate) warned: AtomicBool,
-    /// The guard whose connections these are. It closes them; without one, this does.
+    /// The guard that owns the connections, if any: it closes them. Without a guard, this closes them.
     guard: Option<Arc<Node>>,
 }
 
@@ -49,7 +49,7 @@ impl Home {
         }
     }
 
-    /// The store's half of the toolkit, until this is closed.
+    /// The store's lock commands, until this is closed.
     pub(crate) fn locks(&self) -> Result<&dyn LockStore, StoreError> {
         match self.is_closed() {
             true => Err(StoreError::new(StoreErrorKind::Closed)),
@@ -57,12 +57,13 @@ impl Home {
         }
     }
 
-    /// The same for what gives back, which is welcome as long as there are connections: a guard's outlive this.
+    /// The store's lock commands for releases, allowed after closing too, as long as there are connections: a
+    /// guard's connections outlive this.
     pub(crate) fn last_locks(&self) -> &dyn LockStore {
         &**self.store.locks()
     }
 
-    /// A guard's connections outlive its locks, and a memory store has none; so this is not known by them.
+    /// The connections cannot tell: those of a guard outlive its locks, and a memory store has none.
     pub(crate) fn is_closed(&self) -> bool {
         self.waiters.are_sent_away() || self.guard.as_ref().is_some_and(|guard| guard.waiters.are_sent_away())
     }
@@ -77,13 +78,14 @@ impl Home {
         }
     }
 
-    /// Somebody waits for a lock, until the answer is dropped.
+    /// Counts a call that waits for a lock, until the answer is dropped.
     pub(crate) fn wait(&self) -> (Present, Option<Present>) {
         (self.waiters.enter(), self.guard.as_ref().map(|guard| guard.waiters.enter()))
     }
 
-    /// Sends a command about this lock, waiting within its timeout for a connection that is being made again: a lock has nothing to
-    /// fall back on. Not for what was sent and not answered; that may have been done.
+    /// Sends a command about this lock. If the connection is down, waits for it within the command's timeout,
+    /// because a lock has nothing to fall back on. Does not repeat a command that was sent and not answered, which
+    /// may have been executed.
     pub(crate) async fn ask<T, F>(
         &self,
         name: &LockName,
@@ -102,7 +104,7 @@ impl Home {
         send(left()).await
     }
 
-    /// A token of one that wants a lock for so long; `None` for ever.
+    /// A new token for a lock that is wanted for `ttl`; `None` for ever.
     pub(crate) fn mint(&self, ttl: Option<Duration>) -> Token {
         let node = self.store.node();
         ttl.map_or_else(|| Token::mint(node), |ttl| Token::mint_for(node, ttl))

@@ -1,4 +1,4 @@
-//! How locks are waited for, held and given back: the same for mutexes and permits.
+//! The lock engine: waiting, holding and releasing, the same for mutexes and permits.
 
 pub(super) mod acquisition;
 pub(super) mod claim;

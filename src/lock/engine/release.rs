@@ -1,4 +1,4 @@
-//! Releases that nobody waits for: of what was dropped, and of what may have been granted unheard.
+//! Releases in the background: of dropped holds, and of grants that may have been made without a message.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,30 +11,30 @@ use super::target::Target;
 use crate::observe::log;
 use crate::store::{StoreErrorKind, Token};
 
-/// When an unanswered TAKE is taken to have run, if it ever does: on a connection that broke, commands sent
-/// before may be read after those of the next one.
+/// How long after the first release an unanswered TAKE may still be executed: the server may read the last commands
+/// of a broken connection after those of its successor.
 const STRAGGLER: Duration = Duration::from_millis(300);
 
-/// How long the release of something is tried at the most that does not expire, or not for longer than this.
+/// Upper bound of the retries of one release, also if the lock does not expire or lasts longer.
 const LONGEST: Duration = Duration::from_secs(3600);
 
-/// What is to be released.
+/// One release.
 pub(crate) struct Release<T> {
     pub(crate) target: Arc<T>,
     pub(crate) token: Token,
-    /// Until when the token may have it: the release is tried until then. `None` for ever.
+    /// Until when the store may hold the lock for this token: the release is retried until then. `None` for ever.
     pub(crate) until: Option<Instant>,
-    /// Whether it was never known to be held: it may wait in the queue.
+    /// Whether the token was never known to hold the lock: it may be in the queue.
     pub(crate) waits: bool,
-    /// Whether a TAKE may still run.
+    /// Whether a TAKE may still be executed.
     pub(crate) straggler: bool,
-    /// What renews it until then.
+    /// The renewal task, stopped before the release.
     pub(crate) watchdog: Option<JoinHandle<()>>,
 }
 
 impl<T: Target> Release<T> {
-    /// Releases it in the background of the runtime that this is called in, or else of `runtime`. Where there is
-    /// none, or one that is shut down, it expires by itself.
+    /// Releases in the background: on the current runtime, else on `runtime`. If neither exists, or the one used is
+    /// shut down, the lock expires by itself.
     pub(crate) fn later(self, runtime: Option<&Handle>) {
         let present = self.target.home().background.enter();
         let task = async move {
@@ -59,7 +59,7 @@ impl<T: Target> Release<T> {
         }
     }
 
-    /// Tries until the store has answered, or it has expired by itself.
+    /// Retries until the store has answered or the lock has expired by itself.
     async fn until_answered(&self, expired: Instant) {
         loop {
             let within = self.target.home().command_timeout;
@@ -80,8 +80,9 @@ impl<T: Target> Release<T> {
     }
 }
 
-/// Ends a watchdog, and returns when it has ended: a renewal must not be sent after the release. Bounded, because
-/// the runtime it lives in may stand still; then the token keeps its renewal from doing harm.
+/// Stops the renewal task and returns when it has ended: a renewal must not be sent after the release. The wait is
+/// bounded, because the task's runtime may stand still; a renewal that is sent later does no harm, because the
+/// store compares its token.
 pub(super) async fn stop(watchdog: &mut Option<JoinHandle<()>>, within: Duration) {
     if let Some(task) = watchdog {
         task.abort();

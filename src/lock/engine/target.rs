@@ -1,4 +1,4 @@
-//! What mutexes and permits have in common for those who wait for them, hold them and give them back.
+//! [`Target`]: what mutexes and permits have in common for the lock engine.
 
 use std::fmt;
 use std::future::Future;
@@ -14,22 +14,22 @@ use crate::store::lock_store::{Create, Leave, MutexTaken, Offer, PermitFreed, Ta
 use crate::store::names::LockName;
 use crate::store::{StoreError, Token};
 
-/// What a token can be the holder of.
+/// A lock that a token can hold.
 pub(crate) trait Target: fmt::Debug + Send + Sync + 'static {
-    /// What a FREE answers.
+    /// The answer to a release.
     type Freed: Send;
 
-    /// Whether nobody else holds it while one does.
+    /// Whether there is at most one holder.
     const IS_EXCLUSIVE: bool;
 
     fn home(&self) -> &Arc<Home>;
 
     fn name(&self) -> &LockName;
 
-    /// How long it is held; `None` for ever.
+    /// The time to live of a hold; `None` for ever.
     fn ttl(&self) -> Option<Duration>;
 
-    /// `instead` is the token that gives it up for this one; only a mutex can be given up so.
+    /// `instead` is the token that gives the lock up in the same command; only mutexes support that.
     fn take(
         &self,
         token: &Token,
@@ -42,13 +42,13 @@ pub(crate) trait Target: fmt::Debug + Send + Sync + 'static {
 
     fn free(&self, token: &Token, within: Duration) -> impl Answer<Self::Freed>;
 
-    /// Gives up a place in the queue, and what was granted unheard.
+    /// Gives up a place in the queue, and a grant whose message did not arrive.
     fn leave(&self, token: &Token, within: Duration) -> impl Answer<()>;
 
     /// Whether the token holds it, as the store sees it.
     fn is_holder(&self, token: &Token, within: Duration) -> impl Answer<bool>;
 
-    /// What a store's failure is for the user.
+    /// Converts a store's failure into the user's error.
     fn error(&self, doing: &str, error: StoreError) -> LockError {
         LockError::store(doing, self.name(), error)
     }
@@ -68,7 +68,7 @@ pub(crate) struct MutexTarget {
 }
 
 impl MutexTarget {
-    /// How it is waited for where the options are all that is said of it.
+    /// The terms of waiting that the options alone define.
     pub(crate) fn terms(&self) -> Terms {
         let MutexOptions { waiting, acquire_timeout, retries, retry_interval, jitter, min_remaining, .. } =
             self.options;
@@ -147,7 +147,7 @@ pub(crate) struct SemaphoreTarget {
     pub(crate) name: LockName,
     pub(crate) create: Create,
     pub(crate) lease: Duration,
-    /// Whether it was said that the semaphore was created with another number of permits.
+    /// Whether the warning was logged that the semaphore was created with another number of permits.
     pub(crate) warned: AtomicBool,
 }
 

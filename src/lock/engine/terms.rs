@@ -1,4 +1,4 @@
-//! On what terms a lock is waited for, and the arithmetic of its moments.
+//! The terms on which a caller waits for a lock, and the arithmetic of its moments.
 
 use std::time::Duration;
 
@@ -6,20 +6,20 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::lock::options::Waiting;
 
-/// How somebody wants to wait.
+/// How a caller waits.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Terms {
     pub(crate) waiting: Waiting,
-    /// What `Keyspace` falls back to.
+    /// Interval and jitter of the polling to which `Keyspace` falls back.
     pub(crate) fallback: (Duration, f64),
-    /// How often it is asked for again; 0 for exactly one attempt.
+    /// How many attempts may follow the first.
     pub(crate) retries: Option<u32>,
     /// `None` waits for ever.
     pub(crate) timeout: Option<Duration>,
     pub(crate) min_remaining: Duration,
 }
 
-/// When a time that begins now ends; `None` for never, as of a time that is beyond all clocks.
+/// The end of a time that begins now; `None` for never, or if no `Instant` can represent it.
 pub(crate) fn from_now(ttl: Option<Duration>) -> Option<Instant> {
     Instant::now().checked_add(ttl?)
 }
@@ -29,7 +29,7 @@ pub(crate) fn later(one: Option<Instant>, other: Option<Instant>) -> Option<Inst
     one.zip(other).map(|(one, other)| one.max(other))
 }
 
-/// Resolves at that moment; never, without one.
+/// Resolves at that moment; never, if there is none.
 pub(crate) async fn reached(moment: Option<Instant>) {
     match moment {
         Some(moment) => sleep_until(moment).await,

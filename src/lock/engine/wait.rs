@@ -1,7 +1,7 @@
-//! How a lock is waited for: one loop, for mutexes and permits, in the queue or by asking again.
+//! The loop that waits for a lock, for mutexes and permits, in the queue or by polling.
 //!
-//! Dropped at any await, it leaves no place in the queue, and no lock held beyond a release in the background:
-//! whatever a token of ours may have at the store belongs to a [`Place`].
+//! Dropping it at any await leaves no place in the queue, and no lock held beyond a release in the background: a
+//! [`Place`] owns whatever the token may have at the store.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -21,25 +21,25 @@ use crate::store::StoreErrorKind;
 use crate::store::lock_store::{Announced, MutexTaken, Taken};
 use crate::store::wake::lock_waiters::{Told, Watch};
 
-/// While grants may not arrive, the first of a process does not wait longer than this between two looks.
+/// While grants may not arrive, the first waiter of a process asks at least this often.
 const UNSURE_WAIT: Duration = Duration::from_millis(500);
-/// How often something is looked at whose holder has no end: a foreign one says nothing when it leaves.
+/// How often a lock is asked for if its holder does not expire: a foreign holder announces no release.
 const ENDLESS_WAIT: Duration = Duration::from_secs(1);
-/// Over how long those spread their questions who may all have missed something.
+/// Waiters that may all have missed a message spread their questions over this time.
 const SPREAD: Duration = Duration::from_millis(50);
-/// What the first command is given even if the caller's time is shorter: it may have to connect.
+/// The first command's least timeout, also if the caller has less time: it may have to connect.
 const FIRST_COMMAND: Duration = Duration::from_millis(250);
-/// What a later one is given at the least.
+/// Least timeout of a later command.
 const LATER_COMMAND: Duration = Duration::from_millis(50);
 
-/// Acquires it, on these terms. Somebody else's lock is [`LockError::TooManyAttempts`] or
-/// [`LockError::AcquireTimeout`], and nothing else is.
+/// Acquires it, on these terms. Fails with [`LockError::TooManyAttempts`] or [`LockError::AcquireTimeout`] if, and
+/// only if, other holders kept it busy.
 pub(crate) async fn acquire<T: Target>(target: &Arc<T>, terms: &Terms) -> Result<Hold<T>, LockError> {
     contend(Arc::clone(target), terms, None).await
 }
 
-/// Gives back what `old` has and acquires it anew, behind those who wait, both in the first command. After an error
-/// `old` tells whether that was done.
+/// Gives `old` back and queues behind the present waiters, in one command. After an error, `old` tells whether it
+/// was given back.
 pub(crate) async fn acquire_instead<T: Target>(
     old: &mut Hold<T>,
     terms: &Terms,
@@ -53,7 +53,7 @@ async fn contend<T: Target>(
     instead: Option<&mut Hold<T>>,
 ) -> Result<Hold<T>, LockError> {
     let started = Instant::now();
-    // Until its place is left, and what that leaves to the background is there.
+    // Counted until `contest` is dropped and has started its background release: `close` waits for both.
     let _waiting = target.home().wait();
     let mut contest = Contest {
         place: Place::new(target, terms.waiting),
@@ -82,7 +82,7 @@ async fn contend<T: Target>(
                 contest.place.heard.is_busy(contest.asked, ends);
                 match contest.wait(ends).await? {
                     Woken::Granted(fence) if contest.is_sure() => return contest.granted(fence, started),
-                    // It may be this token's. The store knows, and starts its time anew.
+                    // The lock may be this token's. Another TAKE finds out, and restarts the lease.
                     Woken::Granted(_) => {}
                     woken => {
                         contest.attempts += 1;
@@ -95,12 +95,12 @@ async fn contend<T: Target>(
     }
 }
 
-/// One token's way to a lock.
+/// One token's attempt to get a lock.
 struct Contest<'a, T: Target> {
     place: Place<T>,
-    /// What is given back for it, until an answer says that it was.
+    /// The hold that TAKE gives back, until an answer says that it was given back.
     instead: Option<&'a mut Hold<T>>,
-    /// As the terms have it, until the server refuses that.
+    /// The way of waiting: that of the terms, until the server refuses it.
     waiting: Waiting,
     deadline: Option<Instant>,
     started: Instant,
@@ -114,23 +114,23 @@ struct Contest<'a, T: Target> {
     terms: &'a Terms,
 }
 
-/// What a wait came to.
+/// Why a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Woken {
     /// The lock may be this token's, with this fence.
     Granted(u64),
-    /// It is to be asked for again.
+    /// Ask again; counts as a retry.
     Again,
-    /// The same, and that is no retry: what happened before was not listened to.
+    /// Ask again without counting a retry: messages before this moment may have been missed.
     Anew,
 }
 
 impl<T: Target> Contest<'_, T> {
-    /// Sends TAKE. One that was not answered may have been granted, so the same token is sent once more, and again for
-    /// those who have a place in the queue already. Whoever waits anyway also waits for a connection.
+    /// Sends TAKE. An unanswered TAKE may have been granted, so the same token is sent once more, and twice if it
+    /// has a place in the queue. A caller that may wait for the lock also waits for a connection.
     async fn take(&mut self) -> Result<Taken, LockError> {
         let queue = self.may_wait() && !matches!(self.waiting, Waiting::Poll { .. });
-        // A connection that does not answer is given up after two commands: the third is on another.
+        // A connection that does not answer is given up after two commands, so the third uses another.
         let mut again = if self.place.duty.queued { 2 } else { 1 };
         loop {
             let within = self.within();
@@ -149,7 +149,7 @@ impl<T: Target> Contest<'_, T> {
             };
             let cut_short = within < self.command_timeout() && error.kind == StoreErrorKind::TimedOut;
             if cut_short && self.attempts > 1 {
-                // It was busy when it was last seen, and that is what the caller's time ended on.
+                // The lock was busy at the last answer, so the caller's time ended on a busy lock.
                 return Err(self.timed_out());
             }
             let passing =
@@ -164,7 +164,7 @@ impl<T: Target> Contest<'_, T> {
         }
     }
 
-    /// Waits behind whoever has it until `ends` at the least, as far as this one was told; `None` for ever.
+    /// Waits behind the holder, until `ends` or later, as far as the last answer told; `None` for ever.
     async fn wait(&mut self, ends: Option<Instant>) -> Result<Woken, LockError> {
         if self.terms.retries.is_some_and(|retries| self.retried >= retries) {
             return Err(LockError::TooManyAttempts { attempts: self.attempts });
@@ -173,12 +173,12 @@ impl<T: Target> Contest<'_, T> {
             return Err(self.timed_out());
         }
         if self.waiting == Waiting::Keyspace && self.announce().await {
-            // What happened before the announcement was not announced.
+            // Events before the announcement began were not announced.
             return Ok(Woken::Anew);
         }
         let polls = matches!(self.waiting, Waiting::Poll { .. });
         let ((mut look, mut stand), mut soon, mut again) = (self.next_look(ends), None, Woken::Again);
-        // Polling asks once more when the time is over: a pause without an attempt after it would be for nothing.
+        // No deadline while polling: the pause ends at the deadline, and a last attempt follows it.
         let deadline = if polls { None } else { self.deadline };
         let home = Arc::clone(self.home());
         let closed = home.closed();
@@ -199,7 +199,7 @@ impl<T: Target> Contest<'_, T> {
                 }
             };
             match told {
-                // Granted, and taken away by force before that was read.
+                // The lock was granted, and then taken away by force before this waiter read the grant.
                 Told { broken: true, .. } => return Ok(Woken::Again),
                 Told { closed: true, granted, .. } => {
                     self.place.duty.queued = granted.is_some();
@@ -220,18 +220,18 @@ impl<T: Target> Contest<'_, T> {
         }
     }
 
-    /// When to ask again if nothing is heard; `None` where another waiter of this process does. Then when to see whether
-    /// that one was silent.
+    /// Returns when to ask again if no message comes, `None` if another waiter of this process watches the clock;
+    /// and when to check whether that waiter was silent.
     fn next_look(&self, own: Option<Instant>) -> (Option<Instant>, Option<Instant>) {
         let now = Instant::now();
         if let Waiting::Poll { interval, jitter } = self.waiting {
             let pause = now + interval.mul_f64(1.0 + jitter * fastrand::f64());
             return (earlier(Some(pause), self.deadline), None);
         }
-        // The waiters of a dead holder should not all ask in one millisecond.
+        // Spreads the waiters of a dead holder, which would otherwise all ask in one millisecond.
         let jitter = Duration::from_micros(fastrand::u64(500..5_000));
-        // By its own time as well, though others may know of a later one: a queue that was lost has nobody's place any more,
-        // and only who asks has one again.
+        // Ask again when our own estimate ends, even if another waiter knows a later end: if Redis lost the queue,
+        // only a new TAKE enters it again.
         let mut own = own.unwrap_or(now + ENDLESS_WAIT);
         let arrive = self.home().store.locks().grants_arrive();
         if !arrive {
@@ -244,7 +244,8 @@ impl<T: Target> Contest<'_, T> {
         (look, stand)
     }
 
-    /// Has the server announce what happens to the key. False if it does not; then it is asked for again and again.
+    /// Asks the server to announce key events. False if it does not: the caller then polls, or waits for this
+    /// crate's own messages.
     async fn announce(&mut self) -> bool {
         let name = self.place.duty.target.name();
         self.place.heard.asks();
@@ -257,7 +258,7 @@ impl<T: Target> Contest<'_, T> {
                     tracing::warn!(target: log::LOCK, why, "the server announces no key events: locks are polled for");
                 }
                 let (interval, jitter) = self.terms.fallback;
-                // From now on it is one of those who poll: another watches the clock for the queue.
+                // Leaves the line, as a polling waiter: another waiter watches the clock for the queue.
                 self.place.heard.hold();
                 Waiting::Poll { interval, jitter }
             }
@@ -269,9 +270,10 @@ impl<T: Target> Contest<'_, T> {
         yes
     }
 
-    /// Whether a grant that was only heard of is to be believed. It may be older than the last TAKE, late because this
-    /// process stood still, and over; so its time is counted from before the first, and has to be long enough then. And
-    /// where the store can not know whether it was heard, it has next to no time until it is asked for.
+    /// Whether a grant that arrived as a message can be used without asking. The message may be older than the last
+    /// TAKE, or late because this process was paused, so that the lease is over. Its time is therefore counted from
+    /// before the first TAKE, and enough must remain of it. Where the store cannot know whether its message
+    /// arrived, the grant ends soon unless the waiter confirms it.
     fn is_sure(&self) -> bool {
         if self.home().store.locks().grants_are_claims() {
             return false;
@@ -280,7 +282,7 @@ impl<T: Target> Contest<'_, T> {
         self.left(self.started) >= (ttl / 4 * 3).max(self.terms.min_remaining)
     }
 
-    /// What is to be held, since some moment before it was granted.
+    /// Makes the hold of a grant that was made at `since` or later.
     fn granted(self, fence: u64, since: Instant) -> Result<Hold<T>, LockError> {
         if self.home().is_closed() {
             return Err(LockError::Closed);
@@ -295,13 +297,13 @@ impl<T: Target> Contest<'_, T> {
         Ok(self.place.hold(granted, since))
     }
 
-    /// What would be left of its time if that began then.
+    /// What would remain of the lease if it began at `since`.
     fn left(&self, since: Instant) -> Duration {
         let lease = Lease { since, ttl: self.place.duty.target.ttl(), state: State::Held };
         lease.until().map_or(Duration::MAX, |until| until.saturating_duration_since(Instant::now()))
     }
 
-    /// Whether there is anything but the first attempt.
+    /// Whether the terms allow more than the first attempt.
     fn may_wait(&self) -> bool {
         self.terms.retries != Some(0) && self.terms.timeout != Some(Duration::ZERO)
     }
@@ -311,7 +313,7 @@ impl<T: Target> Contest<'_, T> {
         self.deadline.is_some_and(|deadline| deadline <= Instant::now())
     }
 
-    /// The deadline of the next command.
+    /// The timeout of the next command.
     fn within(&self) -> Duration {
         let Some(deadline) = self.deadline else { return self.command_timeout() };
         let least = if self.attempts == 1 { FIRST_COMMAND } else { LATER_COMMAND };
@@ -332,12 +334,12 @@ impl<T: Target> Contest<'_, T> {
     }
 }
 
-/// When a time that began then is over; `None` for never.
+/// The end of a time that began at `since`; `None` for never.
 fn end(since: Instant, ttl: Option<Duration>) -> Option<Instant> {
     since.checked_add(ttl?)
 }
 
-/// The earlier of two moments, of which either may never come.
+/// The earlier of two moments, either of which may never come.
 fn earlier(one: Option<Instant>, other: Option<Instant>) -> Option<Instant> {
     one.into_iter().chain(other).min()
 }

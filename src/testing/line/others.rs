@@ -1,6 +1,6 @@
-//! Tags, lists and locks over a wire. What strikes commands strikes these too. What a memory store says to waiters for locks gets
-//! lost and is said twice like other wake-ups, and they are told to look again for nothing. Of what happens to the store
-//! itself, they know refusals.
+//! Tags, lists and locks over a wire. The faults of commands strike them too. Messages of a memory store to lock
+//! waiters get lost and are sent twice like other wake-ups, and lock waiters are told to ask again without need. Of
+//! the faults in the store itself, only refusals strike.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::store::tag_store::{Found, Member, TagStore};
 use crate::store::wake::lock_waiters::Await;
 use crate::store::{NodeStore, Reply, StoreError, Token};
 
-/// The deadline of commands that have none of their own.
+/// The timeout of commands that take none.
 const WITHIN: Duration = Duration::from_secs(1);
 
 impl Line {
@@ -33,7 +33,7 @@ impl Line {
         }))
     }
 
-    /// The same, about a key or a tag, which a witness is told of.
+    /// The same, about a key or a tag, which is reported to a witness.
     fn ask_about<T, A, F>(
         &self,
         #[cfg_attr(not(test), expect(unused_variables, reason = "for witnesses, which only tests have"))]

@@ -39,7 +39,7 @@ async fn a_passed_body_keeps_frames_sizes_and_errors() {
     assert_eq!(body.size_hint().exact(), Some(3));
     assert_eq!(body.collect().await.unwrap().to_bytes(), "abc");
     assert!(GuardedBody::passed(Empty::<Bytes>::new()).is_end_stream());
-    // Data of another kind than `Bytes`, and an error that keeps its type.
+    // Data of another type than `Bytes`, and an error that keeps its type.
     let frames = [Ok(Frame::data(&b"ab"[..])), Err(std::io::Error::other("gone"))];
     let mut body = GuardedBody::passed(StreamBody::new(futures_util::stream::iter(frames)));
     assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), "ab");
@@ -61,7 +61,7 @@ async fn a_streaming_body_counts_down_and_ends_with_its_last_piece() {
 }
 
 #[tokio::test]
-async fn a_stream_whose_load_dies_ends_in_an_error() {
+async fn a_stream_with_a_dying_load_ends_in_an_error() {
     let (sender, mut body) = Tested::streaming(SizeHint::new(), None);
     sender.data(Bytes::from_static(b"ab"));
     drop(sender);
@@ -79,7 +79,7 @@ async fn the_rest_is_polled_by_the_client() {
 }
 
 #[test]
-fn it_is_unpin_and_send_also_where_the_inner_body_is_not_unpin() {
+fn a_guarded_body_is_unpin_and_send_even_if_the_inner_body_is_not_unpin() {
     fn assert<T: Unpin + Send>() {}
     struct Pinned(#[allow(dead_code, reason = "only its type matters")] std::marker::PhantomPinned);
     assert::<GuardedBody<Pinned>>();

@@ -25,7 +25,7 @@ fn each_status_is_written_as_the_rfc_spells_it() {
         ),
         (CacheStatus::collapsed(1), "stampede-guard; fwd=miss; collapsed; ttl=1"),
         (CacheStatus::collapsed(0), "stampede-guard; fwd=miss; collapsed"),
-        // RFC 9211, 2.5: a negative number where it was stale.
+        // RFC 9211, 2.5: a negative number if it was stale.
         (CacheStatus::Stale { beyond: 1 }, "stampede-guard; hit; ttl=-1"),
         (CacheStatus::Stale { beyond: 0 }, "stampede-guard; hit; ttl=0"),
         (CacheStatus::miss("vary"), "stampede-guard; fwd=miss; detail=vary"),
@@ -51,7 +51,7 @@ fn each_status_is_written_as_the_rfc_spells_it() {
 }
 
 #[test]
-fn what_is_stale_is_so_since_it_was_fresh_or_since_it_was_stored() {
+fn staleness_counts_from_the_end_of_freshness_or_from_storing() {
     let beyond = |fresh_until, now| {
         let entry = Entry {
             kind: Kind::Value,
@@ -68,7 +68,7 @@ fn what_is_stale_is_so_since_it_was_fresh_or_since_it_was_stored() {
         (20_000, 3_019_999, 2999),
         (20_000, 3_020_000, 3000),
         (20_000, 15_000, 0),
-        // Ended before its time.
+        // Expired before its time.
         (0, 12_000, 2),
     ] {
         let expected = CacheStatus::Stale { beyond: seconds };
@@ -77,7 +77,7 @@ fn what_is_stale_is_so_since_it_was_fresh_or_since_it_was_stored() {
 }
 
 #[test]
-fn what_stands_in_is_no_hit_and_says_what_came_instead() {
+fn a_stand_in_is_no_hit_and_names_the_failure() {
     let cases = [
         (
             StandIn::Forwarded(Some(StatusCode::NOT_MODIFIED)),
@@ -103,7 +103,7 @@ fn what_stands_in_is_no_hit_and_says_what_came_instead() {
 }
 
 #[test]
-fn a_key_is_told_behind_what_the_guard_has_said_itself() {
+fn the_key_is_appended_to_the_guards_own_line() {
     let mut headers = HeaderMap::new();
     write_key(&mut headers, "nothing to add it to");
     assert!(headers.is_empty());
@@ -122,7 +122,7 @@ fn an_age_is_its_decimal_number() {
 }
 
 #[test]
-fn a_number_is_written_at_each_length_and_left_out_where_it_does_not_fit() {
+fn a_number_of_any_length_is_written_or_left_out_if_it_does_not_fit() {
     for digits in 0..20 {
         for number in [10_u64.pow(digits), 10_u64.pow(digits) - 1] {
             assert_eq!(Line::new().push_number(number).to_value(), number.to_string());
@@ -134,7 +134,7 @@ fn a_number_is_written_at_each_length_and_left_out_where_it_does_not_fit() {
 }
 
 #[test]
-fn the_guard_speaks_after_the_caches_before_it_and_sets_one_age() {
+fn the_guards_line_follows_those_of_earlier_caches_and_there_is_one_age() {
     let mut headers = HeaderMap::new();
     headers.insert(CACHE_STATUS, HeaderValue::from_static("cdn; hit"));
     headers.append(AGE, HeaderValue::from_static("1"));
@@ -146,7 +146,7 @@ fn the_guard_speaks_after_the_caches_before_it_and_sets_one_age() {
 }
 
 #[tokio::test]
-async fn an_own_answer_is_short_plain_and_kept_by_nobody() {
+async fn an_own_answer_is_short_plain_and_not_storable() {
     let answer: Answer = own_answer(StatusCode::BAD_GATEWAY, "load-failed", "try again");
     assert_eq!(answer.status(), 502);
     assert_eq!(answer.headers()[CONTENT_TYPE], "text/plain; charset=utf-8");

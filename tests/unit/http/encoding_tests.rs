@@ -18,7 +18,7 @@ fn stored(headers: &[(&str, &str)], body: &'static str) -> StoredResponse {
 }
 
 impl StoredResponse {
-    /// Without what is kept with it.
+    /// Encodes it with default metadata and returns the bytes of the response alone.
     fn bytes(&self) -> Option<Bytes> {
         self.encode(&Kept::shared_only(false, std::time::Duration::ZERO, None))
             .map(|raw| raw.slice(metadata::FIXED..))
@@ -70,14 +70,14 @@ fn a_response_comes_back_as_it_was() {
 }
 
 #[test]
-fn the_body_shares_the_memory_of_what_was_read() {
+fn the_body_shares_the_memory_of_the_payload() {
     let raw = stored(&[], "a body").bytes().unwrap();
     let body = decode(&raw).unwrap().body;
     assert!(raw.as_ptr_range().contains(&body.as_ptr()));
 }
 
 #[test]
-fn what_is_kept_has_no_hop_headers_no_age_and_a_date() {
+fn a_stored_head_has_no_hop_headers_no_age_and_a_date() {
     let now = SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(784_111_777);
     let head = |headers: &[(&str, &str)]| {
         let mut response = Response::builder();
@@ -104,7 +104,7 @@ fn what_is_kept_has_no_hop_headers_no_age_and_a_date() {
 
 /// C6
 #[test]
-fn what_is_over_the_caps_is_not_stored() {
+fn a_response_over_the_caps_is_not_stored() {
     let with = |count: usize, value: usize| {
         let mut response = stored(&[], "");
         for index in 0..count {
@@ -125,7 +125,7 @@ fn what_is_over_the_caps_is_not_stored() {
 
 /// C7
 #[test]
-fn what_must_not_be_replayed_is_neither_written_nor_read() {
+fn an_unreplayable_response_is_neither_encoded_nor_decoded() {
     type Case = (u16, &'static [(&'static str, &'static str)], &'static str);
     let cases: [Case; 13] = [
         (200, &[("connection", "close")], "x"),
@@ -189,7 +189,7 @@ fn bytes_cut_anywhere_before_the_body_are_refused() {
     assert_eq!(decode(&other_layout.into()), None);
 }
 
-/// One field with any tag, and the same head as in [`forge`].
+/// One field with any tag, and otherwise the head of [`forge`].
 fn forge_tagged(tag: u16, value: &[u8], body: &[u8]) -> Bytes {
     let mut raw = forge(200, &[(b"", value)], None, body).to_vec();
     raw[FIXED..FIXED + 2].copy_from_slice(&tag.to_le_bytes());
@@ -198,7 +198,7 @@ fn forge_tagged(tag: u16, value: &[u8], body: &[u8]) -> Bytes {
 
 #[test]
 fn a_name_never_changes_its_number() {
-    // Numbers are in stored entries: a line may be added at the end, and nothing else.
+    // The numbers are in stored entries: lines may be added at the end, but never changed.
     let numbered = "
         content-type content-length cache-control date etag last-modified expires vary server
         content-encoding content-language content-location content-disposition location link
@@ -242,7 +242,7 @@ fn numbered_names_come_back_and_are_not_spelled_out() {
         response.headers.get_mut(name).unwrap().set_sensitive(true);
         let back = decode(&response.bytes().unwrap()).unwrap();
         assert!(back.headers[name].is_sensitive(), "{name}");
-        // Spelled out, as by a process that does not know its number, it is the same.
+        // A name that is spelled out, as by a process that does not know its number, reads the same.
         let spelled = forge(200, &[(name.as_str().as_bytes(), b"1")], None, b"x");
         assert_eq!(decode(&spelled), decode(&raw), "{name}");
     }
@@ -264,7 +264,7 @@ fn a_numbered_length_that_is_not_the_bodys_is_refused() {
     for length in ["", "0", "2", "+1", "1,", ",1", "1, 2", "1 1", "-1", "18446744073709551617"] {
         assert_eq!(decode(&forge_tagged(tag, length.as_bytes(), b"x")), None, "{length:?}");
     }
-    // The same field as a trailer: the counts at 4 and 6 change places.
+    // The same field as a trailer: the counts at 4 and 6 are exchanged.
     let mut trailer = forge_tagged(tag, b"1", b"x").to_vec();
     trailer[4..8].copy_from_slice(&[0, 0, 1, 0]);
     assert_eq!(decode(&trailer.into()), None);
@@ -280,7 +280,7 @@ fn a_name_that_reaches_into_the_flags_is_not_stored() {
 }
 
 #[test]
-fn what_a_replay_adds_does_not_grow_the_map() {
+fn the_headers_added_to_a_replay_do_not_grow_the_map() {
     for count in 0..MOST_HEADERS {
         let mut response = stored(&[], "");
         for index in 0..count {
@@ -296,7 +296,7 @@ fn what_a_replay_adds_does_not_grow_the_map() {
 }
 
 fn any_headers(most: usize) -> impl Strategy<Value = HeaderMap> {
-    // Spelled out, and numbered.
+    // Spelled-out names, and numbered ones.
     let spelled = "[a-z][a-z0-9-]{0,12}".prop_map(|name| format!("x-{name}"));
     let numbered = (2..NAMES.len()).prop_map(|number| NAMES[number].to_string());
     let field =
@@ -315,7 +315,7 @@ fn any_headers(most: usize) -> impl Strategy<Value = HeaderMap> {
 
 proptest! {
     #[test]
-    fn whatever_is_encoded_is_decoded(
+    fn every_encoded_response_is_decoded(
         headers in any_headers(20),
         trailers in proptest::option::of(any_headers(5)),
         body in proptest::collection::vec(0u8.., 0..200),

@@ -38,7 +38,7 @@ fn chosen() -> Box<Chosen> {
 }
 
 #[test]
-fn what_is_kept_comes_back_and_says_where_the_response_begins() {
+fn metadata_comes_back_with_the_offset_of_the_response() {
     let part = Some(Part { first: 4, last: 9, complete: None });
     let without_language = {
         let mut chosen = chosen();
@@ -82,7 +82,7 @@ fn each_flag_comes_back_whether_it_is_set_or_not() {
 }
 
 #[test]
-fn what_is_not_of_this_layout_or_contradicts_itself_is_nothing() {
+fn another_layout_or_contradictory_metadata_is_refused() {
     let whole = written(&kept());
     let other = [&[LAYOUT + 1], &whole[1..]].concat();
     assert_eq!(Kept::decode(&other.into()), None, "another layout");
@@ -105,14 +105,14 @@ fn entry(fresh_until: u64) -> Entry {
 }
 
 #[test]
-fn only_a_value_in_the_encoding_of_responses_is_one() {
+fn only_a_value_in_the_http_encoding_is_a_response() {
     assert_eq!(Kept::of(&entry(0)), Some((kept(), FIXED)));
     assert_eq!(Kept::of(&Entry { encoding: Encoding::RAW, ..entry(0) }), None);
     assert_eq!(Kept::of(&Entry { kind: Kind::Marker, ..entry(0) }), None);
 }
 
 #[test]
-fn what_is_only_shared_is_for_those_who_asked_alike_and_nobody_later() {
+fn a_shared_only_response_answers_matching_waiters_and_no_later_request() {
     let chosen = chosen();
     let kept = Kept::shared_only(true, secs(3), Some(chosen.clone()));
     let Terms { lifetime, stale, revalidate_always, immutable, says_shared } = kept.terms;
@@ -126,7 +126,7 @@ fn what_is_only_shared_is_for_those_who_asked_alike_and_nobody_later() {
 }
 
 #[test]
-fn its_lifetime_ends_with_its_entrys() {
+fn a_response_is_fresh_no_longer_than_its_entry() {
     let kept = kept();
     let (age, terms) = kept.at(&entry(10_000 + 53_250), 20_000);
     assert_eq!((age, terms.lifetime), (Duration::from_millis(17_250), kept.terms.lifetime));
@@ -134,7 +134,7 @@ fn its_lifetime_ends_with_its_entrys() {
     assert_eq!(jittered.lifetime, Duration::from_millis(57_250));
     let ended = kept.at(&entry(10_000), 20_000).1;
     assert_eq!(ended.lifetime, kept.age);
-    // Its windows begin when it is found to be expired.
+    // Its stale windows begin at the moment when it was expired.
     let mut expired = entry(0);
     expired.times.error_until = 30_000;
     assert_eq!(kept.at(&expired, 20_000).1.lifetime, Duration::from_millis(17_250));
@@ -145,7 +145,7 @@ fn its_lifetime_ends_with_its_entrys() {
 
 proptest! {
     #[test]
-    fn no_bytes_make_it_panic(raw in proptest::collection::vec(0u8.., 0..200), flags in 0u8.., length in 0u16..200) {
+    fn any_metadata_bytes_are_read_without_a_panic(raw in proptest::collection::vec(0u8.., 0..200), flags in 0u8.., length in 0u16..200) {
         let mut raw = raw;
         if raw.len() > 4 {
             raw[..4].copy_from_slice(&[LAYOUT, flags, length as u8, 0]);

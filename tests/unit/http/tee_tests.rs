@@ -23,7 +23,7 @@ fn fields() -> HeaderMap {
     HeaderMap::from_iter([(http::header::ETAG, "\"a\"".parse().unwrap())])
 }
 
-/// A body whose frames the test sends one by one.
+/// A body that sends one frame of the test after the other.
 type Scripted = StreamBody<stream::BoxStream<'static, Item>>;
 
 fn scripted() -> (mpsc::UnboundedSender<Item>, Scripted) {
@@ -42,12 +42,12 @@ fn streaming<B>() -> (StreamSender<B>, GuardedBody<B>) {
     GuardedBody::streaming(Default::default(), None)
 }
 
-/// A deadline that does not come.
+/// A deadline that is never reached.
 fn later() -> Instant {
     Instant::now() + Duration::from_secs(3600)
 }
 
-/// What the client can read now, without waiting.
+/// The bytes that the client can read now, without waiting.
 fn readable<B: Body + 'static>(client: &mut GuardedBody<B>) -> String
 where
     B::Error: Into<BoxError>,
@@ -114,7 +114,7 @@ async fn a_slow_body_of_unknown_length_reaches_the_client_as_it_comes_but_for_it
     assert_eq!(rest.to_bytes(), "");
 }
 
-/// A server frames a body of exact size by that size, so its client knows the end without the head's word.
+/// A server frames a body of exact size by that size, so its client knows the end even without a header.
 #[tokio::test]
 async fn the_byte_that_fills_the_size_of_a_body_waits() {
     let (frames, body) = scripted();
@@ -204,10 +204,10 @@ async fn all_bytes_of_a_body_that_breaks_come_well_before_its_error() {
         let teed = tee(all_at_once(frames), 100, expected, later(), PATIENCE, sender).await;
         let Teed::Broken { text, finish } = teed else { panic!() };
         assert_eq!(text, "wire cut");
-        // A server that meets the error sends nothing of what it was given just before.
+        // A server that meets the error drops bytes that it was given just before.
         assert_eq!(readable(&mut client), seen, "{expected:?}");
-        // The error waits until others were told, or a retry would meet the load that has just failed: as the byte does
-        // that completes what the head promises.
+        // The error waits until others were told, because a retry would otherwise join the failed load. So
+        // does the byte that completes the length in the head.
         assert!(client.frame().now_or_never().is_none());
         finish.release();
         assert_eq!(readable(&mut client), rest, "{expected:?}");
@@ -215,7 +215,8 @@ async fn all_bytes_of_a_body_that_breaks_come_well_before_its_error() {
     }
 }
 
-/// With one byte of them a client has all that the head promises, and may ask again while the load still fails.
+/// With one of these bytes a client has the whole length of the head, and may ask again while the load is
+/// still failing.
 #[tokio::test]
 async fn bytes_beyond_the_promised_length_wait_with_the_byte_that_completes_it() {
     for frames in [vec!["abcd"], vec!["ab", "cd"], vec!["abc", "d"], vec!["a", "bcdef"]] {
@@ -270,7 +271,7 @@ async fn a_tee_that_is_cancelled_leaves_the_client_an_error() {
     assert!(client.frame().await.unwrap().unwrap_err().is::<CutOff>());
 }
 
-/// Says when it is dropped.
+/// Reports when it is dropped.
 struct Dropped(Arc<AtomicBool>);
 
 impl Drop for Dropped {

@@ -1,26 +1,26 @@
-//! What the suite asks, as far as rules alone decide it: one table line per test of it.
+//! The questions of the conformance suite that rules alone decide: one line of a table per test of the suite.
 
 use super::*;
 
 type Lines<'a> = &'a [(&'a str, &'a str)];
 
-/// What a request finds.
+/// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Finds {
-    /// What is stored, with this status.
+    /// The stored response, with this status.
     Stored(u16),
-    /// What the origin says now.
+    /// A new response of the origin.
     Origin,
-    /// The origin is asked whether what is stored holds; it does; with this status.
+    /// The stored response, confirmed by the origin, with this status.
     Validated(u16),
-    /// Neither: an error.
+    /// No response, because of an error.
     Nothing,
 }
 
-/// Asks once, and 3 s later once more; says what the second one finds.
+/// Asks once, and again 3 s later; returns the outcome of the second request.
 ///
-/// The origin answers the first with `response`, and later ones with 304 if it is asked with the validators
-/// of the first, else with a 200.
+/// The origin answers the first request with `response`, and later ones with 304 if they have the validators
+/// of the first response, else with a 200.
 fn second(policy: HttpPolicy, first: Lines<'_>, response: (u16, Lines<'_>), then: Lines<'_>) -> Finds {
     let mut cache = Cache::new(policy);
     let mut reply = (response.0, headers(response.1), b"0123456789A".to_vec());
@@ -108,7 +108,7 @@ fn statuses() {
 }
 
 #[test]
-fn requests_with_wishes() {
+fn directives_of_requests() {
     let cases: [(Lines<'_>, Lines<'_>, Finds); 12] = [
         (&[LASTING], &[("cache-control", "max-age=1")], Finds::Origin),
         (&[LASTING, TAG], &[("cache-control", "no-cache")], Finds::Validated(200)),
@@ -245,7 +245,7 @@ fn parts() {
         });
         let (status, _, content) = cache.ask(&request("GET", &[("range", range)]), &mut |_, _| None);
         assert_eq!((status, content), (206, text.as_bytes().to_vec()), "partial-store-partial: {range}");
-        // Who wants the whole is not given a part of it.
+        // A request for the whole is not answered with a part.
         assert_eq!(
             cache.ask(&request("GET", &[]), &mut |_, _| Some((299, HeaderMap::new(), Vec::new()))).0,
             299
@@ -257,7 +257,7 @@ fn parts() {
 }
 
 #[test]
-fn a_304_updates_what_is_stored_and_the_whole_is_given() {
+fn a_304_updates_the_stored_response_and_the_whole_is_served() {
     let mut cache = Cache::new(HttpPolicy::strict());
     let stored =
         headers(&[BRIEF, TAG, ("test-header", "A"), ("x-frame-options", "deny"), ("content-length", "5")]);
@@ -347,10 +347,10 @@ fn a_post_that_stands_for_a_get() {
 }
 
 #[test]
-fn what_is_not_stored_leaves_what_is() {
+fn an_unstorable_response_leaves_the_stored_one() {
     let mut cache = Cache::new(HttpPolicy::strict());
     cache.ask(&request("GET", &[]), &mut |_, _| Some((200, headers(&[LASTING, ("a", "1")]), Vec::new())));
-    // Somebody else forces a load, and it may not be stored.
+    // Another client forces a load, whose response must not be stored.
     let forced = [("cache-control", "no-cache")];
     let new = headers(&[("cache-control", "no-store"), ("a", "2")]);
     assert_eq!(
@@ -362,7 +362,7 @@ fn what_is_not_stored_leaves_what_is() {
 }
 
 #[test]
-fn what_is_of_one_hop_or_listed_is_left_out() {
+fn hop_by_hop_and_listed_fields_are_left_out() {
     let mut cache = Cache::new(HttpPolicy::strict());
     let reply = headers(&[
         ("cache-control", "max-age=3600, no-cache=\"d\""),

@@ -1,5 +1,5 @@
-//! The rules put together: a cache of one process and one file, without time, tower or coalescing, asked
-//! what the public conformance suite asks of shared caches. The order of the steps is that of RFC 9111, 4.
+//! The rules in combination: a cache of one process and one file, without time, tower or coalescing, which
+//! answers the questions of the public conformance suite for shared caches. The steps follow RFC 9111, 4.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ struct Entry {
     status: u16,
     headers: HeaderMap,
     content: Vec<u8>,
-    /// Where the content stands, of a part.
+    /// The position of the content, if it is a part.
     part: Option<Part>,
     storing: Storing,
     received: SystemTime,
@@ -52,7 +52,7 @@ struct Cache {
     resources: HashMap<CacheKey, Resource>,
 }
 
-/// What the origin is asked, and says; nothing where the connection breaks.
+/// The origin's answer to a request; `None` if the connection breaks.
 type Origin<'a> = &'a mut dyn FnMut(&Method, &HeaderMap) -> Option<Response>;
 
 impl Cache {
@@ -115,7 +115,7 @@ impl Cache {
         }
     }
 
-    /// Which part of an entry a request is for; the whole where it is none.
+    /// The part of an entry that a request asks for; `None` for the whole.
     fn part(entry: &Entry, request: &HeaderMap, now: SystemTime) -> Option<Part> {
         let range = ByteRange::of(request).filter(|_| if_range_holds(request, &entry.headers, now))?;
         match entry.part {
@@ -145,7 +145,7 @@ impl Cache {
         (entry.status, headers, entry.content.clone())
     }
 
-    /// Asks the origin whether what is stored still holds.
+    /// Validates the stored response with the origin.
     fn validate(
         &mut self,
         considered: Considered,
@@ -173,7 +173,7 @@ impl Cache {
         Some(self.received(considered, request, answer))
     }
 
-    /// Stores a response if it may be, and gives it to who asked.
+    /// Stores a response if the rules allow it, and gives it to its own client.
     fn received(
         &mut self,
         considered: Considered,
@@ -186,7 +186,7 @@ impl Cache {
         if !self.store(key.clone(), request, verdict, &response) || !is_whole {
             return response;
         }
-        // By its own conditions, and its range.
+        // Answers the client's own conditions and range.
         let at = self.find(&key, request.headers()).unwrap();
         let mut own = self.serve(&self.resources[&key].entries[at], request.headers(), Duration::ZERO);
         own.1.remove(header::AGE);

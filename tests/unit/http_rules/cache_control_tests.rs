@@ -74,7 +74,7 @@ fn a_restrictive_directive_is_seen_wherever_it_stands() {
 }
 
 #[test]
-fn what_stands_inside_a_string_is_no_directive() {
+fn text_inside_a_string_is_no_directive() {
     let strings =
         ["ext=\"private, no-store, max-age=1\"", "ext=\"a\\\", private\"", "ext=\"a\\\", private, b\""];
     for text in strings.into_iter().chain(["xprivate", "private2"]) {
@@ -101,7 +101,7 @@ proptest::proptest! {
 }
 
 #[test]
-fn a_permission_counts_only_where_it_is_spelled_without_a_doubt() {
+fn a_permission_counts_only_in_exact_spelling() {
     let cases = [
         ("public", true),
         ("PUBLIC , x", true),
@@ -128,13 +128,13 @@ fn a_permission_counts_only_where_it_is_spelled_without_a_doubt() {
     for (text, says_shared) in cases {
         assert_eq!(parse(&[text]).says_shared, says_shared, "RFC 9111, 3.5; A1: {text}");
     }
-    // What is said once without a doubt is not taken back by what is not.
+    // A permission in exact spelling stays valid beside an inexact one.
     for doubtful in ["public=1", "s-maxage=x", "must-revalidate=1"] {
         assert!(parse(&["public", doubtful]).says_shared, "RFC 9111, 3.5: {doubtful}");
     }
     assert!(parse(&["public, public=1"]).public && parse(&["immutable", "immutable; x"]).immutable);
     assert!(parse(&["must-understand, must-understand=1"]).must_understand);
-    // What it restricts is seen all the same.
+    // Its restrictions are recognized all the same.
     assert!(parse(&["must-revalidate; x"]).must_revalidate);
     assert!(parse(&["proxy-revalidate=1"]).proxy_revalidate);
     assert!(!parse(&["must-understand; x"]).must_understand, "it would lift a no-store");
@@ -143,12 +143,12 @@ fn a_permission_counts_only_where_it_is_spelled_without_a_doubt() {
 }
 
 #[test]
-fn fields_are_listed_where_there_is_no_doubt_which() {
+fn fields_are_listed_only_in_exact_spelling() {
     let listed = |names: &[&str]| Fields::Listed(names.iter().map(|name| name.parse().unwrap()).collect());
     let cases: [(&[&str], Fields); 15] = [
         (&["no-cache=\"a\""], listed(&["a"])),
         (&["no-cache=\"a, B ,c\""], listed(&["a", "b", "c"])),
-        // RFC 9110, 5.6.1.2: an empty member counts for nothing.
+        // RFC 9110, 5.6.1.2: an empty member is ignored.
         (&["no-cache=\"a,, b,\""], listed(&["a", "b"])),
         (&["no-cache=a"], listed(&["a"])),
         (&["NO-CACHE=\"a\", max-age=3600"], listed(&["a"])),
@@ -197,7 +197,7 @@ fn asked(lines: &[&str]) -> RequestDirectives {
 }
 
 #[test]
-fn what_a_request_asks_is_read() {
+fn request_directives_are_read() {
     let none = RequestDirectives::default();
     let cases: [(&[&str], RequestDirectives); 21] = [
         (&[""], none),

@@ -36,13 +36,13 @@ fn a_credential_that_was_added_stays_and_is_listed_once() {
 }
 
 #[test]
-fn names_to_vary_on_are_sorted_and_once() {
+fn vary_on_names_are_sorted_and_unique() {
     let policy = HttpPolicy::default().vary_on(ACCEPT_ENCODING).vary_on(ACCEPT).vary_on(ACCEPT);
     assert_eq!(policy.vary_on, [ACCEPT, ACCEPT_ENCODING]);
 }
 
 #[test]
-fn what_contradicts_itself_is_refused() {
+fn contradictory_settings_are_refused() {
     for policy in [HttpPolicy::default(), HttpPolicy::strict(), HttpPolicy::private()] {
         assert_eq!(policy.refusal(), None);
     }

@@ -44,7 +44,7 @@ fn a_range_of_a_stored_whole_is_a_part() {
 }
 
 #[test]
-fn a_range_behind_the_end_can_not_be_satisfied() {
+fn a_range_beyond_the_end_cannot_be_satisfied() {
     for range in ["bytes=11-", "bytes=11-12", "bytes=99999999999999999999-", "bytes=-0"] {
         assert_eq!(asked(range, 11), Answer::Unsatisfiable, "RFC 9110, 14.1.2: {range}");
     }
@@ -57,7 +57,7 @@ fn a_range_behind_the_end_can_not_be_satisfied() {
 }
 
 #[test]
-fn what_is_not_one_range_is_answered_with_the_whole() {
+fn anything_but_a_single_range_is_answered_with_the_whole() {
     let ranges = [
         "bytes=0-1,3-4",
         "bytes=0-1, -1",
@@ -121,7 +121,7 @@ fn content_range(text: &str) -> Option<Part> {
 }
 
 #[test]
-fn where_a_part_stands_is_read_or_refused() {
+fn the_position_of_a_part_is_read_or_refused() {
     assert_eq!(content_range("bytes 4-8/10"), Some(part(4, 8, 10)));
     assert_eq!(content_range("Bytes 0-0/1"), Some(part(0, 0, 1)));
     assert_eq!(content_range("bytes 4-8/*"), Some(Part { first: 4, last: 8, complete: None }));
@@ -152,10 +152,10 @@ fn where_a_part_stands_is_read_or_refused() {
 }
 
 #[test]
-fn a_part_that_is_not_as_long_as_it_says_is_stored_to_the_letter_only() {
+fn a_part_with_a_wrong_length_is_stored_to_the_letter_only() {
     let cases = [
         ("bytes 4-8/10", 5, Some(part(4, 8, 10)), Some(part(4, 8, 10))),
-        // Those of the conformance suite: it ends the whole, so the whole ends with it.
+        // From the conformance suite: the part ends the whole, so its real length is the end of the whole.
         ("bytes 4-9/10", 5, None, Some(part(4, 8, 9))),
         ("bytes 4-9/10", 7, None, Some(part(4, 10, 11))),
         ("bytes 4-7/10", 5, None, Some(part(4, 8, 10))),
@@ -177,7 +177,7 @@ fn a_part_that_is_not_as_long_as_it_says_is_stored_to_the_letter_only() {
 fn a_part_of_a_stored_part_is_found() {
     let from_part =
         |range: &str, stored: Part| ByteRange::of(&headers(&[("range", range)])).unwrap().of_part(stored);
-    // "01234" under `bytes 4-9/10`, as the conformance suite has it.
+    // "01234" under `bytes 4-9/10`, as in the conformance suite.
     let stored = content_range("bytes 4-9/10").unwrap().with_content(5, true).unwrap();
     for (range, text) in [("bytes=-5", "01234"), ("bytes=6-8", "234"), ("bytes=6-", "234"), ("bytes=-1", "4")]
     {
@@ -232,7 +232,7 @@ fn parts_that_touch_are_joined_until_they_are_the_whole() {
 }
 
 #[test]
-fn the_head_of_a_part_says_which() {
+fn the_head_of_a_part_states_its_position() {
     let mut head = headers(&[("content-length", "11"), ("etag", "\"a\""), ("a", "1")]);
     part(0, 1, 11).write(&mut head);
     assert_eq!(head[CONTENT_RANGE], "bytes 0-1/11");

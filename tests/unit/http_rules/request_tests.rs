@@ -13,7 +13,7 @@ pub(super) fn request(method: &str, uri: &str, headers: &[(&str, &str)]) -> Requ
     request.body(Empty::new()).unwrap()
 }
 
-/// What becomes of a request, whatever else it asks.
+/// How a request is treated, apart from its other demands.
 #[derive(Debug, PartialEq)]
 pub(super) enum Admission {
     Cached(CacheKey),
@@ -158,7 +158,7 @@ fn a_header_that_changes_the_answer_is_bypassed() {
     }
 }
 
-/// Spelled out, so that a name lost from the list is seen.
+/// Spelled out, so that a test fails if a name is removed from the list.
 const CREDENTIALS: [&str; 41] = super::super::credentials::CREDENTIAL_HEADERS;
 
 #[test]
@@ -200,7 +200,7 @@ fn a_rewritten_path_enters_the_key_and_the_uri_of_another_origin_does_not() {
         ("/users", "/tenant/users"),
         ("/users", "/users?tenant=1"),
         ("/a", "/b"),
-        // No router says that it was nested.
+        // No router has reported that it was nested.
         ("/api/users?a=1", "/users?a=1"),
         ("/api?a=1", "/?a=1"),
     ];
@@ -233,7 +233,7 @@ pub(super) fn ask(headers: &[(&str, &str)], policy: &HttpPolicy) -> Result<Asked
 }
 
 #[test]
-fn what_a_cache_can_answer_itself_is_let_in() {
+fn requests_that_a_cache_can_answer_are_looked_up() {
     let plain = Asked::default();
     let cases: [(Lines<'_>, Asked); 14] = [
         (&[], plain),
@@ -264,7 +264,7 @@ fn what_a_cache_can_answer_itself_is_let_in() {
 }
 
 #[test]
-fn the_list_of_what_passes_by_is_complete() {
+fn the_list_of_bypassing_requests_is_complete() {
     let cases: [(Lines<'_>, Rule); 20] = [
         (&[("range", "items=0-1")], Rule::Range),
         (&[("range", "bytes=0-1"), ("range", "bytes=0-1")], Rule::Range),
@@ -301,7 +301,7 @@ fn the_list_of_what_passes_by_is_complete() {
 }
 
 #[test]
-fn credentials_take_part_as_the_policy_has_it() {
+fn the_policy_decides_which_credentials_take_part() {
     let authorization = [("authorization", "x")];
     let cookie = [("cookie", "a=b")];
     let opened = HttpPolicy::default().share_authorized(true).share_cookies(true);
@@ -326,7 +326,7 @@ fn credentials_take_part_as_the_policy_has_it() {
 }
 
 #[test]
-fn a_private_cache_keeps_the_users_it_speaks_for_apart() {
+fn a_private_cache_keeps_its_users_apart() {
     let policy = HttpPolicy::private();
     let key = |headers: &[(&str, &str)]| {
         let headers: Vec<_> = [("host", "h")].iter().chain(headers).copied().collect();
@@ -345,7 +345,7 @@ fn a_private_cache_keeps_the_users_it_speaks_for_apart() {
     for other in others {
         assert_ne!(alice, key(other), "A1: {other:?}");
     }
-    // Lengths tell where one value ends and the next name begins.
+    // Lengths separate the end of a value from the next name.
     let twice = key(&[("authorization", "al"), ("authorization", "ice")]);
     assert_ne!(twice, key(&[("authorization", "alauthorizationice")]), "B1");
     assert!(!alice.to_string().contains("alice"), "C9: a key is no place for a secret");
@@ -353,7 +353,7 @@ fn a_private_cache_keeps_the_users_it_speaks_for_apart() {
 }
 
 #[test]
-fn the_hook_extends_the_key_or_sends_past_the_cache() {
+fn the_hook_extends_the_key_or_makes_the_request_bypass() {
     let tenant =
         |parts: &crate::http::KeyParts<'_>| Some(parts.headers.get("x-tenant")?.to_str().ok()?.to_owned());
     let policy = HttpPolicy::default().key(tenant);
@@ -367,7 +367,7 @@ fn the_hook_extends_the_key_or_sends_past_the_cache() {
 }
 
 #[test]
-fn a_post_is_considered_for_the_get_that_its_answer_may_stand_for() {
+fn a_post_is_keyed_like_the_get_that_its_response_may_represent() {
     let headers =
         [("host", "H"), ("content-length", "5"), ("expect", "100-continue"), ("authorization", "x")];
     let posted = request("POST", "/a?b", &headers);

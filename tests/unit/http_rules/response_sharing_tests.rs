@@ -1,10 +1,10 @@
-//! The rules for responses: with whom they are shared.
+//! The rules for responses: which requests may share them.
 
 use super::*;
 use crate::http_rules::vary::Names;
 
 #[test]
-fn what_forbids_storing_does_so_in_every_mode() {
+fn directives_that_forbid_storing_do_so_in_every_mode() {
     let cases = [
         ("no-store", Rule::NoStore),
         ("max-age=10000, No-StOrE", Rule::NoStore),
@@ -41,9 +41,10 @@ fn statuses_that_no_cache_may_store_are_stored_by_none() {
     }
 }
 
-/// RFC 9111, 5.2.2.2, 5.2.2.4, 5.2.2.8 and 5.2.2.10: not for another request without a validation, which takes a validator.
+/// RFC 9111, 5.2.2.2, 5.2.2.4, 5.2.2.8 and 5.2.2.10: reuse needs a validation, and a validation needs a
+/// validator.
 #[test]
-fn what_must_be_validated_at_once_and_cannot_be_is_nobody_elses() {
+fn a_response_that_must_be_validated_and_cannot_be_is_not_shared() {
     let private = |rule| Verdict::Private(rule);
     let rule = Rule::MustRevalidate;
     for value in ["max-age=0, must-revalidate", "max-age=0, proxy-revalidate", "s-maxage=0, must-revalidate"]
@@ -91,7 +92,7 @@ fn no_cache_is_stored_to_be_validated() {
 }
 
 #[test]
-fn fields_that_are_forbidden_are_left_out_strictly_and_forbid_all_by_default() {
+fn listed_fields_are_left_out_strictly_and_forbid_sharing_by_default() {
     for directive in ["no-cache", "private"] {
         let value = format!("{directive}=\"a, b\", max-age=3600");
         let storing = stored(strictly(200, &control(&value)));
@@ -99,7 +100,7 @@ fn fields_that_are_forbidden_are_left_out_strictly_and_forbid_all_by_default() {
         assert_eq!((storing.fresh_for(), storing.terms.revalidate_always), (secs(3600), false));
         let rule = if directive == "private" { Rule::Private } else { Rule::NoCache };
         assert_eq!(by_default(200, &control(&value)), Verdict::Private(rule), "A6: {value}");
-        // The wave is given what came, and nothing is left out of that.
+        // Waiters receive the response as it came, so listed fields could not be left out.
         for status in [200, 503] {
             let value = format!("{directive}=\"a\", max-age=0");
             assert_eq!(strictly(status, &control(&value)), Verdict::Private(rule), "A4: {value}");
@@ -108,7 +109,7 @@ fn fields_that_are_forbidden_are_left_out_strictly_and_forbid_all_by_default() {
 }
 
 #[test]
-fn credentials_are_shared_only_where_the_response_says_so() {
+fn responses_to_credentials_are_shared_only_if_they_allow_it() {
     let said = ["max-age=3600, public", "s-maxage=3600", "max-age=3600, must-revalidate"];
     let unsaid = [
         "max-age=3600",
@@ -127,7 +128,7 @@ fn credentials_are_shared_only_where_the_response_says_so() {
                 let verdict = judged(http.clone(), asked, 200, &control(value));
                 assert_eq!(verdict, Verdict::Private(rule), "RFC 9111, 3.5; A1, A2, A4: {value}");
             }
-            // Not even a failure, and not by the policy's own lifetime.
+            // Not even a failure, and not with the policy's own lifetime.
             for status in [200, 404, 500] {
                 assert_eq!(judged(http.clone(), asked, status, &[]), Verdict::Private(rule), "A4: {status}");
             }
@@ -159,7 +160,7 @@ fn a_cookie_is_stored_strictly_and_by_default_never() {
 }
 
 #[test]
-fn what_a_response_depends_on_is_kept_with_it() {
+fn a_response_is_stored_with_the_headers_it_depends_on() {
     let fields = |vary: &'static str| [("vary", vary), ("cache-control", "max-age=5000")];
     for http in [HttpPolicy::strict(), HttpPolicy::default(), HttpPolicy::private()] {
         let Vary::Names(names) = stored(judged(http.clone(), PLAIN, 200, &fields("Foo, Bar"))).vary else {
@@ -173,13 +174,13 @@ fn what_a_response_depends_on_is_kept_with_it() {
         let wanted = judged(http.vary_on(header::ACCEPT), PLAIN, 200, &control("max-age=5"));
         assert!(matches!(stored(wanted).vary, Vary::Names(names) if names.to_text() == "accept"));
     }
-    // Who shares a failure differs in nothing that it depends on, either.
+    // Waiters that share a failure must agree in the headers on which it depends, too.
     let failure = by_default(500, &[("vary", "accept-language")]);
     assert!(matches!(failure, Verdict::ShareOnly { vary: Vary::Names(_), .. }), "A4");
 }
 
 #[test]
-fn pragma_in_a_response_says_nothing_strictly() {
+fn pragma_in_a_response_has_no_effect_strictly() {
     let fields = [("pragma", "no-cache"), ("last-modified", DAY_BEFORE)];
     assert_eq!(fresh(strictly(200, &fields)), Ok((8640, Rule::Heuristic)), "RFC 9111, 5.4");
     assert_eq!(fresh(by_default(200, &fields)), Err(Rule::Pragma), "A6");
@@ -193,7 +194,7 @@ fn pragma_in_a_response_says_nothing_strictly() {
 }
 
 #[test]
-fn bodies_without_an_end_switched_protocols_and_unsound_lengths_are_nobody_elses() {
+fn endless_bodies_switched_protocols_and_invalid_lengths_are_not_shared() {
     let cases = [
         ("content-type", "text/event-stream", Rule::EventStream),
         ("content-type", "text/event-stream ; charset=utf-8", Rule::EventStream),
@@ -212,7 +213,7 @@ fn bodies_without_an_end_switched_protocols_and_unsound_lengths_are_nobody_elses
 }
 
 #[test]
-fn a_stream_of_records_is_nobody_elses_unless_it_says_that_it_ends_or_for_how_long_it_holds() {
+fn a_stream_of_records_is_shared_only_with_a_length_or_a_lifetime() {
     let kinds = [
         "application/x-ndjson",
         "application/ndjson",
@@ -234,7 +235,7 @@ fn a_stream_of_records_is_nobody_elses_unless_it_says_that_it_ends_or_for_how_lo
             assert!(!is_stream(&[("content-length", "5")]), "{kind}");
             assert!(!is_stream(&control("max-age=60")), "{kind}");
         }
-        // Of a handler's own body the length is known though no header says so.
+        // The length of a handler's body is known without a header.
         let exchange = Exchange {
             method: &Method::GET,
             target: None,
@@ -255,7 +256,7 @@ fn a_stream_of_records_is_nobody_elses_unless_it_says_that_it_ends_or_for_how_lo
 }
 
 #[test]
-fn an_encoded_response_depends_on_who_takes_it_whether_or_not_it_says_so() {
+fn an_encoded_response_varies_on_accept_encoding_even_without_vary() {
     let names = |http, fields: &[(&str, &str)]| {
         let fields: Vec<_> = fields.iter().copied().chain(control("max-age=60")).collect();
         match stored(judged(http, PLAIN, 200, &fields)).vary {
@@ -288,7 +289,7 @@ fn an_encoded_response_depends_on_who_takes_it_whether_or_not_it_says_so() {
 }
 
 #[test]
-fn what_the_handler_marks_is_nobody_elses_in_any_mode() {
+fn a_response_that_the_handler_marks_is_shared_in_no_mode() {
     for http in [HttpPolicy::strict(), HttpPolicy::private()] {
         let exchange = Exchange {
             method: &Method::GET,
@@ -306,9 +307,9 @@ fn what_the_handler_marks_is_nobody_elses_in_any_mode() {
 }
 
 proptest::proptest! {
-    /// In default mode no header, whatever it is, makes the answer to credentials anyone else's.
+    /// By default no header but an explicit directive shares the response to credentials.
     #[test]
-    fn nothing_but_an_explicit_word_shares_what_credentials_brought(
+    fn only_an_explicit_directive_shares_a_response_to_credentials(
         fields in proptest::collection::vec((
             proptest::prop_oneof![
                 proptest::strategy::Just("cache-control"), proptest::strategy::Just("cdn-cache-control"),
@@ -329,7 +330,8 @@ proptest::proptest! {
         }
     }
 
-    /// The careful mode stores nothing that the letter of the RFC would not, but for its own lifetime.
+    /// The default stores nothing that the letter of the RFC would not, except with the policy's own
+    /// lifetime.
     #[test]
     fn the_default_is_never_looser_than_the_letter(
         lines in proptest::collection::vec(

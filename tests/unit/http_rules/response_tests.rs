@@ -1,4 +1,4 @@
-//! The rules for responses: lifetimes, statuses, stale windows and what stands beside them.
+//! The rules for responses: lifetimes, statuses, stale windows, parts and targeted fields.
 
 use std::time::UNIX_EPOCH;
 
@@ -77,7 +77,7 @@ fn stored(verdict: Verdict) -> Storing {
     }
 }
 
-/// For how many seconds it is fresh, and by which rule; or the rule by which it is not stored.
+/// For how many seconds it is fresh, and by which rule; or the rule that keeps it from being stored.
 type Fresh = Result<(u64, Rule), Rule>;
 
 fn fresh(verdict: Verdict) -> Fresh {
@@ -96,7 +96,7 @@ fn secs(secs: u64) -> Duration {
 }
 
 #[test]
-fn what_says_nothing_is_not_stored_strictly_and_is_by_default() {
+fn a_response_without_a_lifetime_is_stored_by_default_and_not_strictly() {
     assert_eq!(fresh(strictly(200, &[])), Err(Rule::Stale), "freshness-none");
     assert!(matches!(strictly(200, &[]), Verdict::ShareOnly { .. }), "the wave may have it");
     assert_eq!(fresh(by_default(200, &[])), Ok((60, Rule::Default)));
@@ -179,7 +179,7 @@ fn a_lifetime_is_guessed_for_the_statuses_of_the_rfc_only() {
 }
 
 #[test]
-fn must_understand_is_about_the_status() {
+fn must_understand_depends_on_the_status() {
     let value = control("max-age=3600, no-store, must-understand");
     assert_eq!(fresh(strictly(599, &value)), Err(Rule::MustUnderstand), "status-599-must-understand");
     assert_eq!(fresh(strictly(200, &value)), Ok((3600, Rule::MaxAge)), "status-200-must-understand");
@@ -187,7 +187,7 @@ fn must_understand_is_about_the_status() {
     let alone = control("max-age=3600, must-understand");
     assert_eq!(fresh(strictly(599, &alone)), Err(Rule::MustUnderstand), "RFC 9111, 5.2.2.3");
     assert_eq!(fresh(by_default(299, &alone)), Err(Rule::MustUnderstand));
-    // Those of RFC 9110, 15; 306 and 418 are reserved there, without a meaning.
+    // The statuses of RFC 9110, 15; 306 and 418 are reserved there, without a meaning.
     let known = |status| matches!(status, 200..=206 | 300..=305 | 307 | 308 | 400..=417 | 421 | 422 | 426 | 500..=505);
     for status in 200..=599 {
         let understood = strictly(status, &alone) != Verdict::Private(Rule::MustUnderstand);
@@ -211,7 +211,7 @@ fn stale_windows_are_those_of_the_response_and_of_the_policy() {
             Stale { while_revalidate: secs(4), if_error: secs(60), ..implicit(minute) },
         ),
         ("max-age=2, stale-while-revalidate=4, must-revalidate", none, none),
-        // To the letter `s-maxage` forbids what stands beside it.
+        // To the letter, `s-maxage` forbids stale windows beside it.
         ("s-maxage=2, stale-while-revalidate=4", none, Stale { while_revalidate: secs(4), ..none }),
     ];
     for (value, strict, careful) in cases {
@@ -227,7 +227,7 @@ fn stale_windows_are_those_of_the_response_and_of_the_policy() {
 }
 
 #[test]
-fn a_response_is_kept_for_as_long_as_it_can_be_of_use() {
+fn a_response_is_kept_as_long_as_it_is_useful() {
     let http = || HttpPolicy::default().stale_on_disconnect(secs(5)).validate_within(secs(100));
     let keep = |fields: &[(&str, &str)]| stored(judged(http(), PLAIN, 200, fields)).keep_for.as_secs();
     assert_eq!(keep(&control("max-age=10")), 15, "to stand in for the inner service");
@@ -241,7 +241,7 @@ fn a_response_is_kept_for_as_long_as_it_can_be_of_use() {
 }
 
 #[test]
-fn a_part_is_stored_if_it_was_asked_for_and_says_which_it_is() {
+fn a_part_is_stored_if_it_was_requested_and_states_its_position() {
     let fields = [("cache-control", "max-age=3600"), ("content-range", "bytes 4-9/10")];
     let part = Part { first: 4, last: 9, complete: Some(10) };
     for http in [HttpPolicy::strict(), HttpPolicy::default()] {
@@ -254,7 +254,7 @@ fn a_part_is_stored_if_it_was_asked_for_and_says_which_it_is() {
         let brief = [("cache-control", "max-age=0"), fields[1]];
         assert_eq!(judged(http.clone(), RANGED, 206, &brief), Verdict::Private(Rule::Status), "A4");
         let unsatisfied = judged(http, RANGED, 416, &control("max-age=5"));
-        assert_eq!(unsatisfied, Verdict::Private(Rule::Status), "A9: nobody else asked for that range");
+        assert_eq!(unsatisfied, Verdict::Private(Rule::Status), "A9: no other request has that range");
     }
     assert_eq!(judged(HttpPolicy::default(), RANGED, 206, &fields[1..]), Verdict::Private(Rule::Status));
 }
@@ -292,7 +292,7 @@ fn a_targeted_field_counts_instead_of_the_general_ones_strictly() {
 }
 
 #[test]
-fn by_default_what_either_field_forbids_is_forbidden() {
+fn by_default_either_field_can_forbid_sharing() {
     let cases = [
         ("max-age=3600", "max-age=1", Ok((3600, Rule::Targeted))),
         ("max-age=1", "max-age=3600", Ok((1, Rule::Targeted))),
@@ -321,7 +321,8 @@ fn by_default_what_either_field_forbids_is_forbidden() {
             assert_eq!(stored(by_default(200, &fields)).terms.stale, Stale::default(), "A6: {fields:?}");
         }
     }
-    // Only as one dictionary can these be read (RFC 8941, 4.2): by itself the second line hides it in a string.
+    // These lines are valid only as one dictionary (RFC 8941, 4.2): the string of the first ends in the
+    // second.
     let lines = [("cdn-cache-control", "x=\"a"), ("cdn-cache-control", "b\", no-store, y=\"c\"")];
     assert_eq!(fresh(by_default(200, &lines)), Err(Rule::Targeted), "A6");
     let private = judged(
@@ -334,7 +335,7 @@ fn by_default_what_either_field_forbids_is_forbidden() {
 }
 
 #[test]
-fn the_answer_to_a_post_stands_for_a_get_if_it_says_so() {
+fn the_response_to_a_post_represents_a_get_if_it_says_so() {
     let target = Uri::from_static("http://h/a?b");
     let lasting = ("cache-control", "max-age=60");
     let judged = |http: HttpPolicy, method: Method, status: u16, fields: &[(&str, &str)]| {

@@ -80,7 +80,7 @@ fn not_modified_for(condition: &[(&str, &str)], stored: &[(&str, &str)]) -> bool
 }
 
 #[test]
-fn a_client_that_has_the_stored_entity_is_told_so() {
+fn a_client_with_the_stored_entity_tag_gets_a_304() {
     let strong = [("etag", "\"abcdef\"")];
     let weak = [("etag", "W/\"abcdef\"")];
     let cases = [
@@ -126,7 +126,7 @@ fn an_entity_tag_takes_precedence_over_a_date() {
 }
 
 #[test]
-fn a_client_that_has_it_since_the_last_change_is_told_so() {
+fn a_client_with_a_copy_since_the_last_change_gets_a_304() {
     let cases: [(&str, Lines<'_>, bool); 13] = [
         (AT, &[("last-modified", AT)], true),
         (LATE, &[("last-modified", AT)], true),
@@ -134,7 +134,7 @@ fn a_client_that_has_it_since_the_last_change_is_told_so() {
         ("Sun Nov  6 08:49:37 1994", &[("last-modified", AT)], true),
         (EARLY, &[("last-modified", AT)], false),
         ("soon", &[("last-modified", AT)], false),
-        // Without a time of change it is the time it was made, as RFC 9111 has it, and not any time.
+        // Without `Last-Modified`, the time when it was made counts (RFC 9111, 4.3.2), and no other.
         (AT, &[("date", AT)], true),
         (EARLY, &[("date", AT)], false),
         (LATE, &[("last-modified", "soon"), ("date", AT)], false),
@@ -149,7 +149,7 @@ fn a_client_that_has_it_since_the_last_change_is_told_so() {
     }
     let twice = [("if-modified-since", AT), ("if-modified-since", AT)];
     assert!(!not_modified_for(&twice, &[("last-modified", AT)]));
-    assert!(!not_modified_for(&[], &[("last-modified", AT)]), "who asks nothing is given it all");
+    assert!(!not_modified_for(&[], &[("last-modified", AT)]), "without a condition the whole is sent");
 }
 
 #[test]
@@ -163,7 +163,7 @@ fn only_a_200_or_a_part_can_be_not_modified() {
 }
 
 #[test]
-fn a_304_carries_what_a_200_would_but_for_what_describes_its_content() {
+fn a_304_carries_the_headers_of_a_200_except_those_of_its_content() {
     let stored = [
         ("cache-control", "max-age=60"),
         ("content-digest", "d"),
@@ -194,22 +194,22 @@ fn a_304_carries_what_a_200_would_but_for_what_describes_its_content() {
 }
 
 #[test]
-fn a_304_is_about_what_was_asked_unless_it_names_another() {
+fn a_304_confirms_the_stored_response_unless_it_names_another() {
     let cases: [(Lines<'_>, Lines<'_>, bool); 17] = [
         (&[], &[], true),
-        // Those of the conformance suite: a bare 304 to our own condition.
+        // From the conformance suite: a bare 304 to the guard's own condition.
         (&[], &[("etag", "\"a\""), ("last-modified", AT)], true),
         (&[("etag", "\"a\"")], &[("etag", "\"a\"")], true),
         (&[("etag", "W/\"a\"")], &[("etag", "W/\"a\"")], true),
         (&[("etag", "W/\"a\"")], &[("etag", "\"a\"")], true),
-        // Its strong form, of one that was weak: nginx with compression.
+        // The strong form of a weak tag: nginx with compression.
         (&[("etag", "\"a\"")], &[("etag", "W/\"a\"")], true),
         (&[("etag", "\"b\"")], &[("etag", "\"a\"")], false),
         (&[("etag", "W/\"b\"")], &[("etag", "W/\"a\"")], false),
         (&[("etag", "\"a\""), ("last-modified", LATE)], &[("etag", "\"a\""), ("last-modified", AT)], true),
         (&[("etag", "\"a\"")], &[], false),
         (&[("etag", "\"a\""), ("last-modified", AT)], &[("last-modified", AT)], true),
-        // A date was asked about, and nothing else.
+        // The condition was a date only.
         (&[("etag", "\"a\"")], &[("last-modified", AT)], true),
         (&[("etag", "\"a\""), ("last-modified", LATE)], &[("last-modified", AT)], false),
         (&[("last-modified", AT)], &[("last-modified", AT)], true),
@@ -224,7 +224,7 @@ fn a_304_is_about_what_was_asked_unless_it_names_another() {
 }
 
 #[test]
-fn a_304_replaces_what_it_carries_and_keeps_the_rest() {
+fn a_304_replaces_the_fields_it_carries_and_keeps_the_rest() {
     let stored = headers(&[
         ("age", "100"),
         ("cache-control", "max-age=2"),
@@ -291,13 +291,13 @@ fn a_304_makes_no_tag_a_stronger_one() {
 }
 
 #[test]
-fn a_304_without_a_date_or_an_age_is_not_as_old_as_what_it_is_about() {
+fn a_304_without_a_date_or_an_age_does_not_inherit_the_stored_age() {
     let stored = headers(&[("date", EARLY), ("age", "100"), ("x", "1")]);
     assert_eq!(lines(&freshened(&stored, &HeaderMap::new())), ["x: 1"], "RFC 9110, 6.6.1; RFC 9111, 4.2.3");
 }
 
 #[test]
-fn a_head_freshens_what_it_is_the_head_of() {
+fn a_head_freshens_its_stored_get() {
     let stored = [("etag", "\"a\""), ("last-modified", AT)];
     let cases: [(u16, Lines<'_>, HeadUpdate); 13] = [
         (200, &[], HeadUpdate::Ignore),

@@ -29,7 +29,7 @@ const LETTER: Normal = Normal::ByTheLetter;
 const CAREFUL: Normal = Normal::Careful;
 
 impl Vary {
-    /// Whether the answer to one request may be given to another one.
+    /// Whether the response to one request may answer the other.
     fn is_same_for(&self, one: &HeaderMap, other: &HeaderMap, normal: Normal) -> bool {
         match self {
             Self::Nothing => true,
@@ -95,8 +95,8 @@ fn the_policys_names_are_added_and_do_not_count() {
     assert_eq!(Vary::of(&headers(&[("vary", "*")]), &more), Vary::Any);
 }
 
-/// A star may be a part of a name (RFC 9110, 5.6.2). A response that was stored under such a list and could not be
-/// read again was loaded by each who asked, one after the other.
+/// A name may contain a star (RFC 9110, 5.6.2). Refusing such a list on reading would load the stored
+/// response for each request, one after the other.
 #[test]
 fn a_name_with_a_star_in_it_is_a_name() {
     let Vary::Names(names) = vary(&["*accept, b*"]) else { panic!("two names") };
@@ -104,13 +104,13 @@ fn a_name_with_a_star_in_it_is_a_name() {
 }
 
 #[test]
-fn a_list_that_was_not_written_here_is_refused() {
+fn a_list_in_another_form_is_refused() {
     for text in ["", "b,a", "a,a", "A", "a,", ",", "a b", "*", "1,2,3,4,5,6,7,8,9,a,b,c,d,e,f,g,h,i"] {
         assert_eq!(Names::from_text(text), None, "C6: {text:?}");
     }
 }
 
-/// Whether two values of a header are alike, each given line by line.
+/// Whether two values of a header match, each given line by line.
 fn alike(name: &str, one: &[&str], other: &[&str], normal: Normal) -> bool {
     let of = |lines: &[&str]| headers(&lines.iter().map(|line| (name, *line)).collect::<Vec<_>>());
     Vary::Names(names(name)).is_same_for(&of(one), &of(other), normal)
@@ -175,7 +175,7 @@ fn values_that_may_mean_something_else_are_not_alike() {
 #[test]
 fn a_credential_and_free_text_are_compared_as_they_are() {
     let credentials = super::super::credentials::CREDENTIAL_HEADERS;
-    // Those are free text, one date or one origin (RFC 9110): a comma in them separates nothing.
+    // These are free text, one date or one origin (RFC 9110): a comma in them separates nothing.
     let single = ["from", "host", "if-modified-since", "if-range", "if-unmodified-since", "origin", "range"];
     for name in credentials.into_iter().chain(single).chain(["referer", "user-agent"]) {
         assert!(!alike(name, &["a,b"], &["a, b"], LETTER), "B11; RFC 9111, 4.1: {name}");
@@ -183,7 +183,7 @@ fn a_credential_and_free_text_are_compared_as_they_are() {
 }
 
 #[test]
-fn a_weight_is_one_only_where_the_grammar_has_it() {
+fn a_weight_counts_only_as_in_the_grammar() {
     let cases = [
         ("accept", "a/b;x=\"1\"", "a/b;x=\"2\""),
         ("accept", "a/b;x=\"1;q=0;y\"", "a/b;x=\"1;y\";q=0"),
@@ -201,7 +201,7 @@ fn a_weight_is_one_only_where_the_grammar_has_it() {
 }
 
 #[test]
-fn the_spelling_of_what_is_acceptable_says_nothing_to_the_letter_only() {
+fn the_spelling_of_preferences_is_ignored_to_the_letter_only() {
     let cases: [(&str, &[&str], &[&str]); 7] = [
         ("accept-language", &["en, de"], &["de, en"]),
         ("accept", &["a/b, c/d"], &["c/d, a/b"]),
@@ -253,7 +253,7 @@ fn a_variant_is_chosen_by_its_values_else_by_the_language_preferred_to_all() {
         (&[("accept-language", "fr"), ("foo", "1")], Some(1)),
         (&[("accept-language", "fr;q=0.5, de;q=1.0")], Some(0)),
         (&[("accept-language", "fr;q=0.5, de;q=0.999")], Some(0)),
-        // More than 1 is no weight (RFC 9110, 12.4.2).
+        // A number above 1 is no weight (RFC 9110, 12.4.2).
         (&[("accept-language", "fr, de;q=1.001")], None),
         (&[("accept-language", "DE-at")], Some(0)),
         (&[("accept-language", "de;q=0.001")], Some(0)),
@@ -275,7 +275,7 @@ fn a_variant_is_chosen_by_its_values_else_by_the_language_preferred_to_all() {
 }
 
 #[test]
-fn a_language_helps_only_where_it_is_one_and_depended_on() {
+fn a_language_selects_only_a_valid_tag_of_a_varying_response() {
     let request = headers(&[("accept-language", "en")]);
     let language = |list: &str, response: &[(&str, &str)]| {
         Variant::of(&names(list), &request, &headers(response), LETTER).language.map(|(_, tag)| tag)
@@ -316,7 +316,7 @@ proptest! {
     ) {
         let all = Vary::Names(names("a,b,c"));
         let one = headers(&fields.iter().map(|(name, value)| (&**name, &**value)).collect::<Vec<_>>());
-        // Stable: lines of one name keep their order, which may mean something.
+        // A stable order: lines of one name keep their order, which may have a meaning.
         fields.sort_by(|a, b| b.0.cmp(&a.0));
         let mut joined = HeaderMap::new();
         for name in ["c", "b", "a"] {

@@ -1,12 +1,12 @@
-//! The same on a store that strikes: what a flight makes of commands that fail.
+//! How a flight's attempt to get the lease treats failing commands, on a store with injected faults.
 
 use super::*;
 use crate::read_through::acquire::UNUSABLE_LIMIT;
 use crate::testing::{ChaosStore, Fault};
 
-/// Whoever writes there what is no entry may write for as long as it likes.
+/// Another program may keep writing unreadable values under the key for ever.
 #[tokio::test(start_paused = true)]
-async fn what_is_unreadable_in_another_way_each_time_is_left_after_three() {
+async fn a_flight_gives_up_after_three_different_unreadable_entries() {
     let chaos = ChaosStore::new(1);
     let mut side = Side::at(StampedeGuard::new(chaos.replica()));
     side.stores(&value(side.now(), side.now() + 5_000)).await;
@@ -21,7 +21,7 @@ async fn what_is_unreadable_in_another_way_each_time_is_left_after_three() {
     assert_eq!(chaos.commands() - before, u64::from(UNUSABLE_LIMIT) + 1);
 }
 
-/// Nobody would end the lease otherwise, and all would wait for it.
+/// Otherwise the lease would block all others until it ends by itself.
 #[tokio::test(start_paused = true)]
 async fn a_lease_that_may_have_been_granted_is_given_back() {
     let chaos = ChaosStore::new(1);
@@ -34,9 +34,9 @@ async fn a_lease_that_may_have_been_granted_is_given_back() {
     assert!(chaos.store().lease(side.key.name()).is_none(), "and is free again");
 }
 
-/// Told that the lease is its own, it could not say that it has it.
+/// It was told that the lease is its own, and cannot tell the store that it received the grant.
 #[tokio::test(start_paused = true)]
-async fn a_grant_that_was_heard_is_given_back_where_it_can_not_be_confirmed() {
+async fn a_grant_that_cannot_be_confirmed_is_given_back() {
     let chaos = ChaosStore::new(1);
     let sides = [(); 2].map(|()| Side::at(StampedeGuard::new(chaos.replica())));
     let [mut one, mut other] = sides;
@@ -52,9 +52,9 @@ async fn a_grant_that_was_heard_is_given_back_where_it_can_not_be_confirmed() {
     assert!(chaos.store().lease(one.key.name()).is_none(), "long before it would have ended");
 }
 
-/// It would load what is being loaded, or was just now.
+/// Otherwise it would load what the leader is loading, or has just loaded.
 #[tokio::test(start_paused = true)]
-async fn who_has_waited_for_a_leader_rides_out_a_short_break() {
+async fn a_flight_that_waited_for_a_leader_survives_a_short_disconnect() {
     let chaos = ChaosStore::new(1);
     let [mut one, mut other] = [(); 2].map(|()| Side::at(StampedeGuard::new(chaos.replica())));
     let lease = one.leads().await;
@@ -66,9 +66,9 @@ async fn who_has_waited_for_a_leader_rides_out_a_short_break() {
     assert!(is_value(&found) && chaos.struck(Fault::ErrorBefore) == 1, "{}", name(&found));
 }
 
-/// Who has waited for nobody has nobody's load to spare.
+/// It has waited for no leader, so giving up saves no other load.
 #[tokio::test(start_paused = true)]
-async fn who_has_not_waited_goes_without_at_once() {
+async fn a_flight_that_has_not_waited_gives_up_at_once() {
     let chaos = ChaosStore::new(1);
     let mut side = Side::at(StampedeGuard::new(chaos.replica()));
     chaos.once(Fault::ErrorBefore);
@@ -78,11 +78,11 @@ async fn who_has_not_waited_goes_without_at_once() {
     assert_eq!(chaos.commands() - before, 0, "none came through");
 }
 
-/// Told of an end just then, it would wait for its answer as long as a lease, and again with each such word.
+/// A forged end at this moment must not make it wait for an answer as long as a lease, again and again.
 #[tokio::test(start_paused = true)]
-async fn who_has_waited_for_long_enough_has_no_lease_s_patience_left() {
+async fn a_flight_past_its_deadline_does_not_wait_for_another_lease() {
     let (trip, most) = (Duration::from_millis(2), Policy::default().coordination_budget * 2);
-    // In most of them what is forged is an end.
+    // For most of these seeds, the forged message is an end.
     for seed in 0..8 {
         let chaos = ChaosStore::new(seed);
         chaos.latency(trip, trip);

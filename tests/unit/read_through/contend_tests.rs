@@ -1,4 +1,4 @@
-//! What a flight makes of what it finds when it contends: one case for each way out of the loop, on a store in memory.
+//! How a flight's attempt to get the lease ends: one case for each way out of the loop, on a memory store.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use crate::value::entry::{Encoding, Entry, Kind};
 use crate::value::freshness::Times;
 use crate::value::outcome::Ending;
 
-/// A process, and what its flight has seen.
+/// A process, and the entry that its flight has rejected.
 struct Side {
     guard: StampedeGuard,
     key: Key,
@@ -72,7 +72,7 @@ impl Side {
         }
     }
 
-    /// Stores a value under a lease of its own.
+    /// Stores a value under a separate lease.
     async fn stores(&mut self, entry: &Entry) {
         let bytes = entry.encode(&self.key);
         assert_eq!(self.leads().await.commit(bytes, Duration::from_secs(60)).await, Some(Kept::Yes));
@@ -90,7 +90,7 @@ fn name(contended: &Contended) -> String {
     }
 }
 
-/// Stored at a moment, fresh until another.
+/// A value that was stored at one moment and is fresh until another.
 fn value(stored_at: u64, fresh_until: u64) -> Entry {
     Entry {
         kind: Kind::Value,
@@ -108,7 +108,7 @@ fn is_value(contended: &Contended) -> bool {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_fresh_value_ends_it_however_old() {
+async fn a_fresh_value_ends_the_attempt_however_old() {
     let store = MemoryStore::new();
     let (mut one, mut other) = (Side::on(&store), Side::on(&store));
     let now = one.now();
@@ -117,19 +117,20 @@ async fn a_fresh_value_ends_it_however_old() {
     assert!(is_value(&found), "{}", name(&found));
 }
 
-/// What was stored while this flight was on its way was made for it, also where it is for nobody later.
+/// A value that was stored after this flight began was made for it, even if it has no lifetime.
 #[tokio::test(start_paused = true)]
-async fn a_value_without_a_lifetime_is_for_those_who_had_begun() {
+async fn a_value_without_a_lifetime_is_for_flights_that_had_begun() {
     let store = MemoryStore::new();
     let (mut one, mut other) = (Side::on(&store), Side::on(&store));
-    // The clock of a store in memory begins with it.
+    // The clock of a memory store begins with it.
     sleep(Duration::from_secs(2)).await;
     let now = one.now();
     one.stores(&value(now - 1_000, now - 1_000)).await;
     other.began = Duration::from_millis(1_000);
     let found = other.contend().await;
     assert!(is_value(&found), "{}", name(&found));
-    // It ended before this one began, which therefore leads. It has seen what is there, and finds it no second time.
+    // That load ended before this flight began, so this flight leads. It remembers the old value, and does
+    // not find it again.
     other.began = Duration::from_millis(999);
     let lease = other.leads().await;
     assert_eq!(
@@ -139,9 +140,9 @@ async fn a_value_without_a_lifetime_is_for_those_who_had_begun() {
     lease.hand_over(0).await;
 }
 
-/// The store's clock may be read a little earlier in the process that stores than in the one that waits.
+/// The storing process may read the store's clock a little earlier than the waiting one.
 #[tokio::test(start_paused = true)]
-async fn a_value_that_was_waited_for_is_taken_whenever_it_was_stored() {
+async fn a_value_that_the_flight_waited_for_is_taken_whenever_it_was_stored() {
     let store = MemoryStore::new();
     let (mut one, mut other) = (Side::on(&store), Side::on(&store));
     let old = value(one.now() - 10, one.now() - 10);
@@ -152,7 +153,7 @@ async fn a_value_that_was_waited_for_is_taken_whenever_it_was_stored() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_does_not_queue_is_told_how_long_it_would_take() {
+async fn a_flight_that_does_not_queue_learns_the_remaining_lease() {
     let store = MemoryStore::new();
     let (mut one, mut other) = (Side::on(&store), Side::on(&store));
     let lease = one.leads().await;
@@ -160,12 +161,12 @@ async fn who_does_not_queue_is_told_how_long_it_would_take() {
     let found = other.contend().await;
     assert!(matches!(found, Contended::Busy(left) if left == lease.ttl), "{}", name(&found));
     lease.hand_over(0).await;
-    // Nobody was in the queue, so it is free.
+    // No waiter was in the queue, so the lease is free.
     other.leads().await.hand_over(0).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_can_not_be_read_is_seen_and_then_loaded_over() {
+async fn an_unreadable_entry_is_remembered_and_loaded_over() {
     let store = MemoryStore::new();
     let (mut one, mut other) = (Side::on(&store), Side::on(&store));
     one.stores(&value(one.now(), one.now() + 5_000)).await;
@@ -174,9 +175,9 @@ async fn what_can_not_be_read_is_seen_and_then_loaded_over() {
     assert!(other.seen.as_ref().is_some_and(|seen| seen.value.is_none()), "seen, and not a value");
 }
 
-/// Its tags are not read with it, so they are looked at when it is found.
+/// A read of the entry does not include its tags, so they are examined when it is found.
 #[tokio::test(start_paused = true)]
-async fn a_value_whose_tag_was_invalidated_is_loaded_over() {
+async fn a_value_with_an_invalidated_tag_is_loaded_over() {
     let store = MemoryStore::new();
     let (one, mut other) = (Side::on(&store), Side::on(&store));
     let tagged = one.guard.with_policy(Policy::builder().tags(["t"]).build().expect("valid"));
@@ -193,7 +194,7 @@ mod on_chaos;
 
 #[cfg(feature = "http")]
 #[tokio::test(start_paused = true)]
-async fn who_does_something_beside_loads_has_the_lease_or_not() {
+async fn lease_if_free_returns_the_lease_or_nothing() {
     let store = MemoryStore::new();
     let side = Side::on(&store);
     let (node, policy) = side.guard.parts();
@@ -203,7 +204,7 @@ async fn who_does_something_beside_loads_has_the_lease_or_not() {
     lease_if_free(node, &side.key, policy, None).await.expect("free again").hand_over(0).await;
 }
 
-/// How a lease is kept while its load runs. It is one of three seconds, so a third is one.
+/// How a lease is kept while its load runs. The lease is 3 s long, so a third is 1 s.
 mod keep {
     use super::*;
     use crate::read_through::lease::Event;
@@ -215,7 +216,7 @@ mod keep {
         guard: StampedeGuard,
         chaos: ChaosStore,
         lease: Lease,
-        /// On which its holder can be told anything.
+        /// Sends the lease's holder arbitrary messages.
         hints: Arc<Watches>,
         began: Instant,
         before: u64,
@@ -233,7 +234,8 @@ mod keep {
             Self { guard, chaos, lease, hints, began: Instant::now(), before }
         }
 
-        /// Kept so long, for a load that may take until `end`: what happened to it, if anything did, and when.
+        /// Keeps the lease for `ms`, for a load that may take until `end`. Returns what happened to it, and
+        /// when.
         async fn during(&self, ms: u64, end: u64, now: bool) -> Option<(Event, u64)> {
             let end = self.began + Duration::from_millis(end);
             let event = timeout(Duration::from_millis(ms), self.lease.keep(end, now)).await.ok()?;
@@ -255,25 +257,25 @@ mod keep {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn it_is_renewed_at_each_third_of_its_time() {
+    async fn a_lease_is_renewed_at_each_third_of_its_time() {
         let kept = Kept::new().await;
         assert_eq!(kept.during(2_500, 60_000, false).await, None);
         assert_eq!((kept.renewals(), kept.remaining()), (2, 2_500));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn in_doubt_it_is_renewed_at_once() {
+    async fn a_lease_in_doubt_is_renewed_at_once() {
         let kept = Kept::new().await;
         assert_eq!(kept.during(500, 60_000, true).await, None);
         assert_eq!((kept.renewals(), kept.remaining()), (1, 2_500));
-        // The next is a third later.
+        // The next renewal is a third later.
         assert_eq!(kept.during(999, 60_000, false).await, None);
         assert_eq!(kept.renewals(), 1);
     }
 
-    /// Who is paused while it renews keeps nobody waiting for longer than its load could have taken.
+    /// A holder that is paused during a renewal delays the waiters no longer than its load could have taken.
     #[tokio::test(start_paused = true)]
-    async fn it_is_not_renewed_beyond_the_load_and_the_time_to_tell() {
+    async fn a_lease_is_not_renewed_beyond_the_load_and_the_time_to_publish() {
         let kept = Kept::new().await;
         assert_eq!(kept.during(1_200, 1_500, false).await, None);
         assert_eq!(kept.remaining(), 1_500 - 200);
@@ -282,18 +284,18 @@ mod keep {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_invalidation_ends_it_and_what_was_missed_may_have_been_one() {
+    async fn an_invalidation_ends_the_lease_and_a_missed_message_causes_a_renewal() {
         let kept = Kept::new().await;
         kept.hints.tell_all_missed();
         assert_eq!(kept.during(500, 60_000, false).await, None);
         assert_eq!((kept.renewals(), kept.remaining()), (1, 2_500));
         kept.tell(&Hint::Invalidated);
         assert_eq!(kept.during(500, 60_000, false).await, Some((Event::Invalidated, 500)));
-        assert_eq!(kept.renewals(), 1, "whose lease that ended, the next one asks");
+        assert_eq!(kept.renewals(), 1, "only the next call asks the store");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_no_concern_of_its_puts_off_no_renewal() {
+    async fn unrelated_messages_delay_no_renewal() {
         let kept = Kept::new().await;
         let (during, ()) = tokio::join!(kept.during(1_050, 60_000, false), async {
             for _ in 0..10 {
@@ -305,14 +307,14 @@ mod keep {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn that_it_is_anothers_is_noticed_by_the_next_renewal() {
+    async fn the_next_renewal_notices_a_lost_lease() {
         let kept = Kept::new().await;
         assert!(kept.chaos.store().evict_lease(kept.lease.key.name()));
         assert_eq!(kept.during(5_000, 60_000, false).await, Some((Event::Lost, 1_000)));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_renewal_that_fails_is_counted_and_the_next_one_tells() {
+    async fn a_failed_renewal_is_counted_and_the_next_one_decides() {
         let kept = Kept::new().await;
         kept.chaos.once(Fault::ErrorBefore);
         assert_eq!(kept.during(2_500, 60_000, false).await, None);
@@ -326,9 +328,9 @@ fn a_waiter_looks_again_a_little_after_the_lease_would_end() {
     let (lease, ms) = (Duration::from_secs(2), Duration::from_millis);
     let cases = [
         (ms(700), true, ms(700)),
-        // A lease that was renewed by somebody with another policy: sooner, it may be given up.
+        // Another policy has renewed the lease for longer: it may be given up sooner.
         (lease * 9, true, lease),
-        // Hardly a look per millisecond.
+        // At most about one question per millisecond.
         (Duration::ZERO, true, SHORTEST_WAIT),
         (ms(100), false, ms(100)),
         (ms(700), false, UNSURE_WAIT),
@@ -337,12 +339,12 @@ fn a_waiter_looks_again_a_little_after_the_lease_would_end() {
         let waits = patience(remaining, lease, hints_arrive);
         assert!((least + ms(1)..least + ms(10)).contains(&waits), "{remaining:?}: {waits:?}");
     }
-    // Waits of a lease that is shorter than the shortest wait.
+    // The wait for a lease that is shorter than the shortest wait.
     assert!(patience(ms(50), ms(2), true) <= ms(2) + ms(10));
 }
 
 #[tokio::test]
-async fn what_a_waiter_is_told_decides_whom_it_waits_for_and_what_it_may_use() {
+async fn hints_decide_which_leader_a_waiter_follows_and_which_entry_it_may_use() {
     let (first, second) = (Token::mint(uuid::Uuid::from_u128(1)), Token::mint(uuid::Uuid::from_u128(2)));
     let store = MemoryStore::new();
     let told = |hints| {

@@ -1,5 +1,5 @@
-//! A flight's task, dropped at each of its polls, as it is when its runtime ends under it: whoever is seated is told at
-//! once, and the lease that it may have had runs out. Callers that leave are `drops` of the integration tests.
+//! A flight's task, dropped at each of its polls, as when its runtime shuts down: its waiters are told at
+//! once, and its lease, if any, expires. Callers that leave are tested in `drops` of the integration tests.
 
 use std::cell::Cell;
 
@@ -15,16 +15,16 @@ use crate::{LoadContext, LoadError, StampedeGuard};
 
 const LEASE: Duration = Duration::from_secs(2);
 const LOAD: Duration = Duration::from_millis(300);
-/// Each way, so that each command is a place to be dropped at.
+/// For each direction, so that the flight can be dropped during each command.
 const LATENCY: Duration = Duration::from_millis(1);
 
 thread_local! {
-    /// Where the next flight of this thread is dropped.
+    /// At which point the next flight of this thread is dropped.
     static DROP: Cell<Option<Drop>> = const { Cell::new(None) };
     static IS_DROPPED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// What `Lead::start` runs: the flight, and no more than a part of it where a test has said so.
+/// Called by `Lead::start`: the flight, or only a part of it if a test has said so.
 pub(super) fn dropped_where_told<F: Future<Output: Default>>(run: F) -> impl Future<Output = F::Output> {
     let told = DROP.take();
     async move {
@@ -35,7 +35,7 @@ pub(super) fn dropped_where_told<F: Future<Output: Default>>(run: F) -> impl Fut
     }
 }
 
-/// What the flight meets, or is.
+/// The circumstances of the flight.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Meets {
     Nothing,
@@ -90,7 +90,7 @@ impl Meets {
         policy.build().expect("valid")
     }
 
-    /// What a load of its own comes to.
+    /// The result of its own load.
     fn own(self) -> Script {
         match self {
             Self::OwnFailure => Script::Failure,
@@ -116,7 +116,7 @@ async fn ask(guard: &StampedeGuard, key: &str, script: Script) -> Result<u8, Loa
         tokio::time::sleep(if script == Script::Long { LEASE * 2 } else { LOAD }).await;
         match script {
             Script::Failure => return Err("scripted".to_owned()),
-            // Without the hook, which would print it.
+            // Panics without the hook, which would print the panic.
             Script::Panic => std::panic::resume_unwind(Box::new("scripted")),
             Script::Uncacheable => cx.do_not_store(),
             Script::Value | Script::Long => {}
@@ -133,7 +133,7 @@ fn begin(guard: &StampedeGuard, key: &'static str, script: Script) -> JoinHandle
     tokio::spawn(async move { ask(&guard, key, script).await })
 }
 
-/// Two nodes that want the key, a third for newcomers, and what goes on there beside them.
+/// Two nodes that want the key, a third for newcomers, and concurrent events.
 struct World {
     chaos: ChaosStore,
     guards: [StampedeGuard; 3],
@@ -148,7 +148,7 @@ impl World {
         let guards = [(); 3].map(|()| guard(chaos.replica()));
         let mut world = Self { chaos, guards, beside: Vec::new() };
         world.prepare(meets).await;
-        // What was begun is under way.
+        // Waits until the prepared events have begun.
         sleep(LATENCY * 10).await;
         world
     }
@@ -195,7 +195,7 @@ impl World {
         }
     }
 
-    /// In the middle of a load that was begun now.
+    /// Runs in the middle of a load that begins now.
     fn later(&mut self, what: impl Future<Output = ()> + Send + 'static) {
         self.beside.push(tokio::spawn(async move {
             sleep(LOAD / 2).await;
@@ -204,7 +204,7 @@ impl World {
     }
 }
 
-/// Whether this is what such a flight comes to, dropped or not.
+/// Whether a caller of such a flight may get this answer, dropped or not.
 fn is_expected(meets: Meets, answer: &Answer) -> bool {
     match (meets, answer) {
         (
@@ -228,13 +228,13 @@ async fn ends_before(meets: Meets, drop: Drop) -> bool {
     let mut callers: Vec<_> = (0..3).map(|_| begin(&world.guards[0], "k", meets.own())).collect();
     callers.push(begin(&world.guards[1], "k", meets.own()));
 
-    // A lease that is left, and each caller's load after the other, where they panic.
+    // The time of an abandoned lease, and of each caller's load after the other if they panic.
     let bound = LEASE + LOAD + if meets == Meets::LongLoad { LEASE * 4 } else { LOAD * 4 } + LATENCY * 100;
     let mut vanished = 0;
     for caller in callers {
-        let answer = timeout(bound, caller).await.unwrap_or_else(|_| panic!("{what}: somebody hangs"));
+        let answer = timeout(bound, caller).await.unwrap_or_else(|_| panic!("{what}: a caller hangs"));
         let answer = answer.expect("joined");
-        // The one whose loader was under way: it can not be run again.
+        // The caller of the dropped loader: a loader cannot be run again.
         let is_vanished =
             matches!(&answer, Err(LoadError::Guard(error)) if error.kind() == ErrorKind::Vanished);
         vanished += usize::from(is_vanished);
@@ -246,7 +246,7 @@ async fn ends_before(meets: Meets, drop: Drop) -> bool {
     world.chaos.calm();
     let newcomer = &world.guards[2];
     let fresh = timeout(LEASE + LOAD * 2, newcomer.refresh("k", || async { Ok::<_, String>(2_u8) })).await;
-    // Its own, or that of a refresh that is under way.
+    // The value of its own load, or of a refresh in flight.
     let fresh = fresh.unwrap_or_else(|_| panic!("{what}: a newcomer hangs")).expect("a value");
     assert!([1, 2].contains(&fresh), "{what}: {fresh}");
     for task in world.beside.drain(..) {
@@ -263,7 +263,7 @@ async fn ends_before(meets: Meets, drop: Drop) -> bool {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_flight_that_is_dropped_anywhere_leaves_nobody_waiting() {
+async fn a_flight_dropped_at_any_poll_leaves_no_caller_waiting() {
     let mut drops = 0;
     for meets in Meets::ALL {
         for (drop, first) in [(Drop::AtPoll as fn(usize) -> Drop, 1), (Drop::AtWake, 0)] {
@@ -272,7 +272,7 @@ async fn a_flight_that_is_dropped_anywhere_leaves_nobody_waiting() {
                 at += 1;
                 assert!(at < 200, "{meets:?}: it is polled again and again");
             }
-            // It asks for the lease.
+            // At least the command for the lease is a point to drop it.
             assert!(at > first, "{meets:?}");
             drops += at - first;
         }

@@ -1,4 +1,4 @@
-//! What users may rely on of the types: they can be shared, and awaited in a spawned task.
+//! Properties of the types on which users may rely: they can be shared, and awaited in a spawned task.
 
 use super::*;
 use crate::lock::*;

@@ -1,10 +1,11 @@
-//! [`MutexGuard::bump`]: who has the mutex, and what is known of it, before, meanwhile and afterwards.
+//! [`MutexGuard::bump`]: the holder of the mutex, and the guard's knowledge of it, before, during and after
+//! the call.
 
 use super::*;
 use crate::lock::{Held, LockError, Waiting};
 
 #[tokio::test(start_paused = true)]
-async fn it_gives_way_to_those_who_wait_and_has_it_again_after_them() {
+async fn a_bump_gives_way_to_the_waiters_and_reacquires_after_them() {
     let locks = Locks::in_memory();
     let a = mutex(&locks);
     let mut guard = locked(&a).await;
@@ -30,12 +31,12 @@ async fn it_gives_way_to_those_who_wait_and_has_it_again_after_them() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn with_nobody_waiting_it_is_a_new_acquisition_at_once() {
+async fn a_bump_without_waiters_reacquires_at_once() {
     let a = with(&Locks::in_memory(), |builder| builder.ttl(ms(1000)).auto_renew(true));
     let mut guard = locked(&a).await;
     let (token, fence) = (guard.token().to_owned(), guard.fence());
     for _ in 0..3 {
-        // It goes on being renewed.
+        // The renewal continues.
         pass(ms(2_000)).await;
         assert!(guard.bump().await.expect("asks"));
         assert_eq!(guard.remaining(), Some(ms(988)));
@@ -49,7 +50,7 @@ async fn with_nobody_waiting_it_is_a_new_acquisition_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_lost_is_said_and_acquired_again() {
+async fn a_bump_reports_a_lost_mutex_and_reacquires_it() {
     let locks = Locks::in_memory();
     let a = with(&locks, |builder| builder.ttl(ms(100)));
     let mut guard = locked(&a).await;
@@ -60,9 +61,9 @@ async fn what_was_lost_is_said_and_acquired_again() {
     assert!(matches!(guard.bump().await, Err(LockError::NotHeld)));
 }
 
-/// Errors of waiting leave a guard that holds nothing, and nobody who waits.
+/// A failed wait leaves a guard that holds nothing, and no place in the queue.
 #[tokio::test(start_paused = true)]
-async fn who_waits_in_vain_holds_nothing() {
+async fn a_bump_that_times_out_holds_nothing() {
     let locks = Locks::in_memory();
     let a = with(&locks, |builder| builder.acquire_timeout(ms(50)));
     let mut guard = locked(&a).await;
@@ -103,9 +104,9 @@ async fn a_bump_that_is_dropped_leaves_no_place_and_no_lock() {
     assert!(!a.is_locked().await.expect("asks"));
 }
 
-/// Polling, nobody queues: the mutex is kept, and who waits in the queue is served all the same.
+/// A polling bump does not queue, but the queue is served before it acquires again.
 #[tokio::test(start_paused = true)]
-async fn who_polls_gives_way_to_the_queue_and_tries_again() {
+async fn a_polling_bump_gives_way_to_the_queue_and_polls_again() {
     let locks = Locks::in_memory();
     let polls = Waiting::Poll { interval: ms(10), jitter: 0.0 };
     let a = with(&locks, |builder| builder.wait(polls));

@@ -1,4 +1,4 @@
-//! What `close` means to those who wait.
+//! The effect of `close` and `shutdown` on waiting calls.
 
 use super::*;
 use crate::lock::{LockError, Wait};
@@ -13,7 +13,7 @@ async fn ended<T>(waits: JoinHandle<Result<T, LockError>>) {
 
 /// A guard's connections outlive its locks, and so would places in the queue.
 #[tokio::test(start_paused = true)]
-async fn who_waits_for_a_guards_locks_is_told_and_leaves_nothing() {
+async fn closing_a_guards_locks_ends_their_waits_and_leaves_no_place() {
     let store = MemoryStore::new();
     let (guard, elsewhere) = (StampedeGuard::new(store.clone()), Locks::new(store));
     let mut holder = locked(&mutex(&elsewhere)).await;
@@ -36,7 +36,7 @@ async fn who_waits_for_a_guards_locks_is_told_and_leaves_nothing() {
     assert_eq!(gate.available_permits().await.expect("asks"), 1);
 }
 
-/// Closed after one was handed what it waits for, and before that was read.
+/// Closes the locks after a waiter was granted the mutex, and before it has read the grant.
 async fn closed_while_granted(locks: &Locks, elsewhere: &Locks) {
     let mut holder = locked(&mutex(elsewhere)).await;
     let one = mutex(locks);
@@ -48,22 +48,22 @@ async fn closed_while_granted(locks: &Locks, elsewhere: &Locks) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_granted_while_it_is_closed_is_given_back() {
+async fn a_grant_during_a_close_is_given_back() {
     let store = MemoryStore::new();
     let (guard, elsewhere) = (StampedeGuard::new(store.clone()), Locks::new(store));
     closed_while_granted(&guard.locks(), &elsewhere).await;
     assert!(mutex(&guard.locks()).try_lock().await.expect("the guard is not closed").is_some());
 }
 
-/// The connections end with the close, so nobody could give it back later.
+/// The connections end with the close, so a later release would be impossible.
 #[tokio::test(start_paused = true)]
-async fn what_is_granted_is_given_back_before_the_connections_end() {
+async fn a_grant_is_given_back_before_the_connections_end() {
     let store = MemoryStore::new();
     closed_while_granted(&Locks::new(store.clone()), &Locks::new(store)).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_waits_in_memory_is_told() {
+async fn closing_ends_waits_on_a_memory_store() {
     let store = MemoryStore::new();
     let (locks, guard) = (Locks::new(store.clone()), StampedeGuard::new(store));
     let _holder = locked(&mutex(&guard.locks())).await;
@@ -77,9 +77,10 @@ async fn who_waits_in_memory_is_told() {
     ended(guards).await;
 }
 
-/// A place that stays is granted to nobody, and costs those behind it a time to live.
+/// A place that stays in the queue would be granted the permit, and would block the waiters behind it for a
+/// time to live.
 #[tokio::test(start_paused = true)]
-async fn who_waits_at_a_shutdown_leaves_no_place() {
+async fn a_waiter_at_a_shutdown_leaves_no_place() {
     let store = MemoryStore::new();
     let (guard, elsewhere) = (StampedeGuard::new(store.clone()), Locks::new(store));
     let gate = |locks: &Locks| locks.semaphore("gate", 1).build().expect("valid");

@@ -1,4 +1,4 @@
-//! Holders who may have missed that it was taken away.
+//! Holders that may have missed the message that their lock was taken away.
 
 use std::sync::Arc;
 
@@ -9,10 +9,9 @@ use crate::lock::engine::target::Target as _;
 use crate::store::StoreErrorKind;
 use crate::store::wake::lock_waiters::Told;
 
-/// A holder who may have missed that it was taken away asks, and a store that hangs does not put the end of
-/// its time off.
+/// A holder in doubt asks the store. A store that hangs does not delay the end of the lease.
 #[tokio::test(start_paused = true)]
-async fn a_doubtful_holder_asks_and_is_told_in_time() {
+async fn a_holder_in_doubt_asks_and_learns_of_its_end_in_time() {
     let missed = Told { missed: true, ..Told::default() };
     let target = Faulty::new(&Locks::in_memory(), ms(60_000), &[]);
     let hold = held(&target).await;
@@ -32,7 +31,7 @@ async fn a_doubtful_holder_asks_and_is_told_in_time() {
     assert_eq!(timed(hold.grip.lost()).await.0, ms(889));
 }
 
-/// Whoever of those who listen has begun to ask may go away: the others ask themselves.
+/// A listener that has begun to ask may be dropped: the others ask themselves.
 #[tokio::test(start_paused = true)]
 async fn a_doubt_outlives_the_listener_that_took_it() {
     let target = Faulty::new(&Locks::in_memory(), ms(60_000), &[("look", &[Fate::Late(ms(100)); 2])]);
@@ -43,7 +42,7 @@ async fn a_doubt_outlives_the_listener_that_took_it() {
     };
     let other = listens().await;
     let locks = target.home().store.locks();
-    // As if it had been taken away, and the message had got lost.
+    // Frees the lock without a message to its holder.
     let freed = locks.free_mutex(target.name(), &hold.grip.token, target.ttl(), ms(1000)).await;
     assert!(freed.expect("asks"));
     hold.grip.note(&Told { missed: true, ..Told::default() });

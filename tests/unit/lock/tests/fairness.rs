@@ -5,7 +5,7 @@ fn eventual(locks: &Locks, bound: Duration) -> Mutex {
     with(locks, |builder| builder.fairness(Fairness::Eventual(bound)))
 }
 
-/// Holds it for 10 ms, unlocks and locks again at once, for ever.
+/// Holds the mutex for 10 ms, unlocks and locks again at once, for ever.
 fn hog(mutex: Mutex) -> JoinHandle<()> {
     tokio::spawn(async move {
         loop {
@@ -36,7 +36,7 @@ async fn no_wait_is_longer_than_the_bound_and_a_turn() {
     hog.abort();
 }
 
-/// Several have waited for the bound: they are served in the order of coming, one turn each.
+/// Several waiters have reached the bound: they are served in their order, one turn each.
 #[tokio::test(start_paused = true)]
 async fn waiters_beyond_the_bound_are_served_in_their_order() {
     let locks = Locks::in_memory();
@@ -62,7 +62,7 @@ async fn waiters_beyond_the_bound_are_served_in_their_order() {
     hog.abort();
 }
 
-/// The head that is told is dropped, or gives up, before it has asked.
+/// The head of the queue is dropped, or gives up, after it was told and before it has asked.
 #[tokio::test(start_paused = true)]
 async fn a_head_that_is_cancelled_costs_the_next_one_nothing() {
     let locks = Locks::in_memory();

@@ -23,7 +23,7 @@ pub(super) async fn held(target: &Arc<Faulty>) -> Hold<Faulty> {
     acquire(target, &TERMS).await.expect("acquired")
 }
 
-/// The error; a guard that should not be there has no `Debug`.
+/// The error of an acquisition that must fail; its hold has no `Debug`.
 async fn refused(target: &Arc<Faulty>, terms: &Terms) -> LockError {
     match acquire(target, terms).await {
         Ok(_) => panic!("it was acquired"),
@@ -31,7 +31,7 @@ async fn refused(target: &Arc<Faulty>, terms: &Terms) -> LockError {
     }
 }
 
-/// S1.23: granted at the server, the answer lost: the same token is asked for again, and has it.
+/// S1.23: the lock is granted and the answer lost. The same token asks again, and gets the lock.
 #[tokio::test(start_paused = true)]
 async fn a_lost_answer_is_asked_for_again_with_the_same_token() {
     for kind in [StoreErrorKind::Broken, StoreErrorKind::TimedOut] {
@@ -43,9 +43,10 @@ async fn a_lost_answer_is_asked_for_again_with_the_same_token() {
     }
 }
 
-/// S1.23: with no answer at all it is an error, and what was granted unheard does not stay for its time to live.
+/// S1.23: without any answer the call fails, and a lock that may have been granted does not stay for its time
+/// to live.
 #[tokio::test(start_paused = true)]
-async fn without_an_answer_it_is_an_error_and_is_released() {
+async fn an_acquisition_without_an_answer_fails_and_is_released() {
     let lost = Fate::Lost(StoreErrorKind::TimedOut);
     let script: Script<'_> =
         &[("take", &[lost, lost]), ("free", &[Fate::Fails(StoreErrorKind::Unavailable); 3])];
@@ -70,7 +71,7 @@ async fn a_straggling_take_is_released_too() {
     pass(ms(250)).await;
     assert!(!target.is_locked().await);
 
-    // Also where the second try was granted, and given back before the first one ran.
+    // Also if the second TAKE was granted, and released before the first one ran.
     let target = Faulty::new(&Locks::in_memory(), ms(60_000), &[("take", &[straggles])]);
     let mut hold = held(&target).await;
     hold.free().await.expect("asks");
@@ -91,8 +92,8 @@ async fn a_refusal_is_not_repeated_and_releases_nothing() {
     }
 }
 
-/// A connection that has died in silence is given up after two commands without an answer. Who waits in the queue
-/// by then is not sent away for that.
+/// A connection that died silently is given up after two commands without an answer. A waiter that is in the
+/// queue by then does not fail for that.
 #[tokio::test(start_paused = true)]
 async fn a_waiter_outlasts_a_connection_that_died_in_silence() {
     let locks = Locks::in_memory();
@@ -104,9 +105,9 @@ async fn a_waiter_outlasts_a_connection_that_died_in_silence() {
     assert_eq!(target.commands(), ["take"; 4]);
 }
 
-/// Nobody who tries once waits for a connection; who waits anyway does.
+/// A caller with a single attempt does not wait for a connection; a waiting caller does.
 #[tokio::test(start_paused = true)]
-async fn a_missing_connection_is_waited_for_by_those_who_wait() {
+async fn only_a_waiting_caller_waits_for_a_connection() {
     let down = ("take", &[Fate::Fails(StoreErrorKind::Unavailable)] as &[_]);
     let target = Faulty::new(&Locks::in_memory(), ms(60_000), &[down]);
     drop(held(&target).await);
@@ -118,7 +119,7 @@ async fn a_missing_connection_is_waited_for_by_those_who_wait() {
 
 /// S1.24
 #[tokio::test(start_paused = true)]
-async fn what_is_granted_too_late_is_given_back() {
+async fn a_grant_that_comes_too_late_is_given_back() {
     let late = ("take", &[Fate::Late(ms(300))] as &[_]);
     let target = Faulty::new(&Locks::in_memory(), ms(200), &[late]);
     let error = refused(&target, &TERMS).await;
@@ -140,7 +141,7 @@ async fn what_is_granted_too_late_is_given_back() {
     assert_eq!(target.commands(), ["take", "free"]);
 }
 
-/// A wait that took most of the time to live is followed by a TAKE that starts it anew, no other is.
+/// Only a wait that took most of the time to live is followed by a TAKE, which restarts the lease.
 #[tokio::test(start_paused = true)]
 async fn a_grant_after_a_long_wait_starts_its_time_anew() {
     for (waited, commands) in [(ms(100), vec!["take"]), (ms(400), vec!["take", "take"])] {
@@ -159,7 +160,7 @@ async fn a_grant_after_a_long_wait_starts_its_time_anew() {
     }
 }
 
-/// S1.23: the caller's future is dropped while the answer is on its way.
+/// S1.23: the caller's future is dropped before the answer comes.
 #[tokio::test(start_paused = true)]
 async fn a_future_dropped_in_mid_command_leaves_nothing() {
     let target = Faulty::new(&Locks::in_memory(), ms(60_000), &[("take", &[Fate::Late(ms(300))])]);
@@ -194,7 +195,7 @@ async fn an_unlock_without_an_answer_can_be_repeated() {
     assert!(!target.is_locked().await, "dropped, it is tried on in the background");
 }
 
-/// What was never sent may be sent again, once there is a connection.
+/// A command that was never sent may be sent again, once there is a connection.
 #[tokio::test(start_paused = true)]
 async fn an_unlock_waits_for_a_connection_that_is_being_made() {
     let script: Script<'_> = &[("free", &[Fate::Fails(StoreErrorKind::Unavailable)])];
@@ -214,13 +215,13 @@ async fn a_release_in_the_background_ends_with_the_time_to_live() {
     assert_eq!(target.home().background.count(), 0);
 }
 
-/// An hour that was asked for later is an hour in which nobody else has it: the release is tried until then, whether or
-/// not the holder heard that it has the hour.
+/// After an extension by an hour, the store may hold the lock for that hour. The release is retried until
+/// then, even if the answer to the extension was lost.
 #[tokio::test(start_paused = true)]
-async fn a_release_in_the_background_is_tried_for_as_long_as_it_was_extended_by() {
+async fn a_background_release_is_retried_until_the_extended_lease_ends() {
     for heard in [true, false] {
         let extend = if heard { Fate::Late(ms(0)) } else { Fate::Lost(StoreErrorKind::Broken) };
-        // At 20 to 100 ms each, that is longer than the time to live that it began with.
+        // With pauses of 20 to 100 ms, the failures last longer than the initial time to live.
         let down = [Fate::Fails(StoreErrorKind::Unavailable); 60];
         let target = Faulty::new(&Locks::in_memory(), ms(1000), &[("extend", &[extend]), ("free", &down)]);
         let hold = held(&target).await;
@@ -232,9 +233,10 @@ async fn a_release_in_the_background_is_tried_for_as_long_as_it_was_extended_by(
     }
 }
 
-/// What has been used up is not tried for again, and neither is what it was shortened by.
+/// The release is not retried for time that has passed, nor for time by which an extension shortened the
+/// lease.
 #[tokio::test(start_paused = true)]
-async fn a_release_in_the_background_is_tried_for_no_longer_than_what_is_left() {
+async fn a_background_release_is_retried_no_longer_than_the_remaining_lease() {
     for (extended, ends) in [(None, 1000), (Some(ms(100)), 700), (Some(ms(800)), 1400)] {
         let script: Script<'_> = &[("free", &[Fate::Fails(StoreErrorKind::Unavailable); 1000])];
         let target = Faulty::new(&Locks::in_memory(), ms(1000), script);
@@ -250,10 +252,10 @@ async fn a_release_in_the_background_is_tried_for_no_longer_than_what_is_left() 
     }
 }
 
-/// A store that can not be asked does not keep a process that wants to end: neither longer than its deadline, nor
-/// longer than two seconds.
+/// An unreachable store does not keep the process from ending: neither beyond the deadline of the shutdown,
+/// nor beyond two seconds.
 #[tokio::test(start_paused = true)]
-async fn a_shutdown_does_not_wait_for_a_release_that_does_not_come_about() {
+async fn a_shutdown_waits_for_failing_releases_only_briefly() {
     let script: Script<'_> = &[("free", &[Fate::Fails(StoreErrorKind::Unavailable); 1000])];
     for (deadline, waits) in [(ms(0), ms(0)), (ms(500), ms(500)), (ms(60_000), ms(2000))] {
         let guard = crate::StampedeGuard::in_memory();
@@ -263,7 +265,7 @@ async fn a_shutdown_does_not_wait_for_a_release_that_does_not_come_about() {
     }
 }
 
-/// A renewal that is under way when the lock is given back does not come after the release.
+/// A renewal in flight when the lock is given back does not run after the release.
 #[tokio::test(start_paused = true)]
 async fn no_renewal_follows_a_release() {
     for dropped in [false, true] {
@@ -282,7 +284,7 @@ async fn no_renewal_follows_a_release() {
     }
 }
 
-/// A renewal that fails is tried again while there is time, and then the holder is told.
+/// A failed renewal is retried while there is time, and then the holder is told.
 #[tokio::test(start_paused = true)]
 async fn failed_renewals_are_repeated_and_end_in_a_loss() {
     let down = Fate::Fails(StoreErrorKind::Broken);
@@ -301,7 +303,7 @@ async fn failed_renewals_are_repeated_and_end_in_a_loss() {
     assert_eq!(hold.grip.remaining(), Some(ms(0)));
 }
 
-/// An extension whose answer was lost may have made the time shorter; it is not counted on to have made it longer.
+/// An unanswered extension may have shortened the lease, so the shorter time counts.
 #[tokio::test(start_paused = true)]
 async fn an_unanswered_extension_counts_as_the_shorter_time() {
     let lost = Fate::Lost(StoreErrorKind::Broken);
@@ -315,7 +317,7 @@ async fn an_unanswered_extension_counts_as_the_shorter_time() {
     assert_eq!(hold.grip.remaining(), Some(ms(988)));
 }
 
-/// The caller's time ends in mid-command: it was busy, that much is known.
+/// The caller's time ends during a command: the last answer said busy, so the error does too.
 #[tokio::test(start_paused = true)]
 async fn a_timeout_in_a_late_command_is_a_timeout() {
     let locks = Locks::in_memory();
@@ -329,7 +331,8 @@ async fn a_timeout_in_a_late_command_is_a_timeout() {
     assert_eq!(took, ms(300));
 }
 
-/// The answer to a bump is lost: asked again with the same tokens, nobody holds it twice, and it is held in the end.
+/// The answer to a bump is lost. Asked again with the same tokens, the mutex has one holder at a time, and
+/// the bump ends with it.
 #[tokio::test(start_paused = true)]
 async fn a_bump_without_an_answer_is_asked_again() {
     let locks = Locks::in_memory();
@@ -348,7 +351,7 @@ async fn a_bump_without_an_answer_is_asked_again() {
     let (took, again) = timed(acquire_instead(&mut old, &TERMS)).await;
     let mut again = again.expect("acquired");
     assert_eq!((took, target.commands()), (ms(30), vec!["take"; 3]));
-    assert!(old.is_freed() && !old.was_held(), "nobody knows any more");
+    assert!(old.is_freed() && !old.was_held(), "no answer tells any more");
     let between = next.await.expect("joined");
     assert!(old.grip.fence < between && between < again.grip.fence);
     drop(old);
@@ -357,7 +360,7 @@ async fn a_bump_without_an_answer_is_asked_again() {
     assert!(!target.is_locked().await);
 }
 
-/// Without any answer the guard counts as held; what may have been done is undone with it.
+/// Without any answer the guard counts as held; releasing it also undoes a bump that may have succeeded.
 #[tokio::test(start_paused = true)]
 async fn a_bump_that_fails_is_released_with_what_it_replaces() {
     for fate in [Fate::Fails(StoreErrorKind::TimedOut), Fate::Lost(StoreErrorKind::TimedOut), Fate::Straggles]

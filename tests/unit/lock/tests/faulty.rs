@@ -1,4 +1,4 @@
-//! A mutex whose commands fare as a test says.
+//! [`Faulty`], a mutex with scripted faults of its commands.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex as Plain};
@@ -10,23 +10,23 @@ use crate::store::lock_store::MutexTaken;
 use crate::store::names::LockName;
 use crate::store::{StoreError, StoreErrorKind, Token};
 
-/// What becomes of one command.
+/// The fate of one command.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Fate {
     /// It is never run.
     Fails(StoreErrorKind),
     /// It runs at once, and its answer is lost.
     Lost(StoreErrorKind),
-    /// It runs at once, and its answer comes so late.
+    /// It runs at once, and its answer comes this late.
     Late(Duration),
     /// It fails, and runs 100 ms later.
     Straggles,
 }
 
-/// What becomes of the first commands of each kind.
+/// The fates of the first commands of each kind.
 pub(super) type Script<'a> = &'a [(&'static str, &'a [Fate])];
 
-/// A mutex of a memory store behind a bad line.
+/// A mutex of a memory store behind a faulty connection.
 #[derive(Debug)]
 pub(super) struct Faulty {
     mutex: MutexTarget,

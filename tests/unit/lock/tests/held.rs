@@ -3,7 +3,7 @@ use tokio::time::timeout;
 use super::*;
 use crate::lock::{Held, LockError};
 
-/// S1.24: less 1 % and 2 ms, from when the granting command was sent.
+/// S1.24: less 1 % and 2 ms, counted from when the granting command was sent.
 #[tokio::test(start_paused = true)]
 async fn remaining_counts_from_the_grant_and_keeps_the_drift_back() {
     let a = with(&Locks::in_memory(), |builder| builder.ttl(ms(1000)));
@@ -32,7 +32,7 @@ async fn expired_resolves_at_the_end_of_the_time_or_at_the_unlock() {
     assert_eq!(timed(guard.expired()).await.0, ms(0));
 }
 
-/// S3.14: also without renewal it is known no later than at the end of the time.
+/// S3.14: without renewal too, a loss is known at the end of the time to live.
 #[tokio::test(start_paused = true)]
 async fn lost_resolves_when_the_time_is_over_and_never_after_an_unlock() {
     let a = with(&Locks::in_memory(), |builder| builder.ttl(ms(1000)));
@@ -49,7 +49,7 @@ async fn lost_resolves_when_the_time_is_over_and_never_after_an_unlock() {
     lost.abort();
 }
 
-/// S5.2: own 2 s -> 3 s; a lost one is not created again.
+/// S5.2: the own lease grows from 2 s to 3 s; a lost one is not created again.
 #[tokio::test(start_paused = true)]
 async fn extend_starts_the_time_anew() {
     let locks = Locks::in_memory();
@@ -70,7 +70,8 @@ async fn extend_starts_the_time_anew() {
     assert!(!guard.extend(ms(1000)).await.expect("asks"));
 }
 
-/// Any time was taken: of 2 ms nothing is left, which was told as an extension, and 10 ms were renewed without a pause.
+/// An extension must refuse times that `build` refuses: nothing would remain of 2 ms, and 10 ms would be
+/// renewed without a pause.
 #[tokio::test(start_paused = true)]
 async fn an_extension_has_the_bounds_of_a_time_to_live() {
     let locks = Locks::in_memory();
@@ -100,7 +101,7 @@ async fn expired_follows_an_extension() {
     assert_eq!(expired.await.expect("no panic").0, ms(1488));
 }
 
-/// S4.35's like for mutexes: work of 5 s under 1 s of time.
+/// S4.35 for mutexes: work of 5 s under 1 s of time.
 #[tokio::test(start_paused = true)]
 async fn auto_renew_keeps_it_until_the_unlock_and_not_longer() {
     let locks = Locks::in_memory();
@@ -115,7 +116,7 @@ async fn auto_renew_keeps_it_until_the_unlock_and_not_longer() {
     assert!(guard.unlock().await.expect("asks"));
     let next = locked(&b).await;
     pass(Duration::from_secs(30)).await;
-    assert_eq!(b.remaining().await.expect("asks"), Some(Duration::from_secs(30)), "nobody extends it");
+    assert_eq!(b.remaining().await.expect("asks"), Some(Duration::from_secs(30)), "no renewal extends it");
     assert!(next.is_owned().await.expect("asks"));
     lost.abort();
 }
@@ -139,7 +140,7 @@ async fn auto_renew_ends_with_a_dropped_guard_and_with_a_dropped_work() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn auto_renew_goes_on_with_what_extend_chose() {
+async fn auto_renew_continues_with_the_extended_time() {
     let locks = Locks::in_memory();
     let a = with(&locks, |builder| builder.ttl(ms(1000)).auto_renew(true));
     let guard = locked(&a).await;
@@ -157,7 +158,7 @@ async fn a_renewal_that_is_refused_tells_the_holder() {
     let (a, b) = (with(&locks, |builder| builder.ttl(ms(900)).auto_renew(true)), mutex(&locks));
     let guard = locked(&a).await;
     let lost = guard.lost();
-    // Nobody listens while it is taken away.
+    // No listener exists while the lock is taken away.
     b.force_unlock().await.expect("asks");
     let other = locked(&b).await;
     assert!(timed(lost).await.0 <= ms(301));
@@ -169,7 +170,7 @@ async fn a_renewal_that_is_refused_tells_the_holder() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn all_who_listen_are_told() {
+async fn all_listeners_are_told() {
     let locks = Locks::in_memory();
     let (a, b) = (mutex(&locks), mutex(&locks));
     let guard = locked(&a).await;
@@ -178,7 +179,7 @@ async fn all_who_listen_are_told() {
         told.push(waiting(guard.lost()).await);
         told.push(waiting(guard.expired()).await);
     }
-    // One that was dropped while it listened takes nothing with it.
+    // A listener that was dropped consumes no message.
     waiting(guard.lost()).await.abort();
     b.force_unlock().await.expect("asks");
     for told in told {

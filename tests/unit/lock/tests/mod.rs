@@ -27,7 +27,7 @@ fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// A handle on the mutex that all tests here are about.
+/// A handle on the mutex that all tests here use.
 fn mutex(locks: &Locks) -> Mutex {
     with(locks, |builder| builder)
 }
@@ -40,14 +40,14 @@ async fn locked(mutex: &Mutex) -> MutexGuard {
     mutex.lock().await.expect("free, or about to be")
 }
 
-/// Lets everything run that can: what was spawned, sent to the background, or woken.
+/// Runs all tasks that can run: spawned, in the background, or woken.
 async fn settle() {
     for _ in 0..50 {
         tokio::task::yield_now().await;
     }
 }
 
-/// Starts something that will wait, and lets it come so far.
+/// Starts a task that has to wait, and runs it until it does.
 async fn waiting<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
     let task = tokio::spawn(work);
     settle().await;
@@ -55,14 +55,14 @@ async fn waiting<T: Send + 'static>(work: impl Future<Output = T> + Send + 'stat
     task
 }
 
-/// How long something takes on the paused clock, and what it comes to.
+/// How long a future takes on the paused clock, and its result.
 async fn timed<T>(work: impl Future<Output = T>) -> (Duration, T) {
     let started = Instant::now();
     let value = work.await;
     (started.elapsed(), value)
 }
 
-/// Lets so much time pass, with everything that happens in it.
+/// Lets this much time pass, and runs all tasks that it wakes.
 async fn pass(duration: Duration) {
     sleep(duration).await;
     settle().await;

@@ -4,7 +4,7 @@ use super::*;
 use crate::lock::{LockError, Scope, Wait};
 
 #[tokio::test(start_paused = true)]
-async fn one_handle_has_it_and_no_other() {
+async fn one_handle_holds_the_mutex_and_no_other() {
     let locks = Locks::in_memory();
     let (a, b) = (mutex(&locks), mutex(&locks));
     assert!(!a.is_locked().await.expect("asks") && !a.is_held());
@@ -27,7 +27,7 @@ async fn a_second_unlock_is_false() {
     let mut guard = locked(&a).await;
     assert!(guard.unlock().await.expect("asks"));
     assert!(!guard.unlock().await.expect("asks"));
-    // Nor does it touch what the same handle acquires next.
+    // Nor does it release the same handle's next acquisition.
     let next = locked(&a).await;
     assert!(!guard.unlock().await.expect("asks"));
     drop(guard);
@@ -35,7 +35,7 @@ async fn a_second_unlock_is_false() {
     assert!(a.is_held() && next.is_owned().await.expect("asks"));
 }
 
-/// S1.12, S1.27: also while the first is still trying, and after the key has expired.
+/// S1.12, S1.27: even while the first is still trying, and after the key has expired.
 #[tokio::test(start_paused = true)]
 async fn a_handle_that_holds_or_tries_is_refused_until_it_is_unlocked() {
     let locks = Locks::in_memory();
@@ -85,7 +85,7 @@ fn a_guard_dropped_outside_a_runtime_does_not_panic() {
     let locks = Locks::in_memory();
     let a = mutex(&locks);
     let (one, other) = (runtime.block_on(locked(&a)), runtime.block_on(locked(&with_name(&locks, "other"))));
-    // The runtime it was acquired in still lives, and unlocks it when it runs again.
+    // The runtime of the acquisition still lives, and unlocks the mutex when it runs again.
     drop(one);
     assert!(runtime.block_on(async {
         settle().await;
@@ -115,7 +115,7 @@ async fn synchronize_returns_the_value_and_unlocks() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn work_that_outlives_the_time_keeps_its_value_and_disturbs_nobody() {
+async fn work_that_outlives_the_time_keeps_its_value_and_the_next_holders_lock() {
     let locks = Locks::in_memory();
     let (a, b) = (with(&locks, |builder| builder.ttl(ms(100))), mutex(&locks));
     let done = a
@@ -147,7 +147,7 @@ async fn work_that_panics_or_is_dropped_unlocks() {
     assert!(!a.is_locked().await.expect("asks"));
 }
 
-/// S2.11: what the work returns is the work's, also if it looks like a lock's error.
+/// S2.11: a result of the work stays its value, even if it is a lock's error.
 #[tokio::test(start_paused = true)]
 async fn an_error_of_the_work_is_its_value() {
     let a = mutex(&Locks::in_memory());
@@ -187,7 +187,7 @@ async fn force_unlock_hands_it_on_and_tells_the_holder() {
 
 /// S5.3
 #[tokio::test(start_paused = true)]
-async fn remaining_is_what_the_store_says_of_anybody() {
+async fn remaining_is_the_stores_answer_about_any_holder() {
     let locks = Locks::in_memory();
     let (a, b) = (with(&locks, |builder| builder.ttl(ms(1500))), mutex(&locks));
     assert_eq!(b.remaining().await.expect("asks"), None);
@@ -205,7 +205,7 @@ async fn remaining_is_what_the_store_says_of_anybody() {
 
 /// S3.16, S1.20
 #[tokio::test(start_paused = true)]
-async fn each_holder_has_a_token_of_its_own_and_a_greater_fence() {
+async fn each_holder_has_a_new_token_and_a_greater_fence() {
     let locks = Locks::in_memory();
     let a = with(&locks, |builder| builder.ttl(ms(10)));
     let (mut fence, mut tokens) = (0, std::collections::HashSet::new());
@@ -239,7 +239,7 @@ async fn scopes_namespaces_and_kinds_do_not_exclude_each_other() {
     let mut held = Vec::new();
     for name in names {
         let mutex = name.build().expect("valid");
-        held.push(mutex.try_lock().await.expect("asks").expect("nobody else has this"));
+        held.push(mutex.try_lock().await.expect("asks").expect("no other lock excludes it"));
     }
     let same = Scope::new("a").local("global");
     let same = locks.mutex(same).build().expect("valid");
@@ -264,10 +264,10 @@ async fn a_guards_locks_are_in_its_namespace_and_outlive_it() {
     }
 }
 
-/// All handles on a guard's locks have one background, and the guard's end waits for it: nothing would end what does not
-/// expire.
+/// All handles on a guard's locks share their background releases, and the guard's shutdown waits for them:
+/// otherwise a lock without a time to live would stay held.
 #[tokio::test(start_paused = true)]
-async fn a_shutdown_waits_for_what_the_guards_locks_release_in_the_background() {
+async fn a_shutdown_waits_for_background_releases_of_the_guards_locks() {
     let store = crate::MemoryStore::new();
     let (guard, twin) = (crate::StampedeGuard::new(store.clone()), Locks::new(store));
     let door = with(&guard.locks(), MutexBuilder::non_expiring).lock().await.expect("free");

@@ -87,9 +87,9 @@ fn settings_that_contradict_each_other_are_refused() {
     }
 }
 
-/// All of it is kept back for the drift of clocks.
+/// The whole time would be kept back for the drift of clocks.
 #[tokio::test(start_paused = true)]
-async fn a_time_that_nobody_can_have_is_refused_and_the_least_one_can_be_had() {
+async fn a_too_short_time_is_refused_and_the_shortest_allowed_one_works() {
     let locks = Locks::in_memory();
     for time in [ms(1), Duration::from_micros(1_500), ms(2)] {
         let errors = [
@@ -106,9 +106,9 @@ async fn a_time_that_nobody_can_have_is_refused_and_the_least_one_can_be_had() {
     assert!(semaphore.acquire(crate::lock::Wait::Now).await.expect("asks").is_some());
 }
 
-/// It was told to choose from 1 ms, and 1 ms was refused with another least time.
+/// The error must not suggest a least time that is refused too.
 #[test]
-fn the_least_time_that_an_error_names_is_one_that_can_be_had() {
+fn the_least_time_in_an_error_is_allowed() {
     let locks = Locks::in_memory();
     let told = |time: Duration| match locks.mutex("a").ttl(time).build().map(drop) {
         Ok(()) => String::new(),
@@ -122,7 +122,7 @@ fn the_least_time_that_an_error_names_is_one_that_can_be_had() {
 }
 
 #[test]
-fn an_interval_chooses_polling_unless_something_else_is_said() {
+fn an_interval_chooses_polling_unless_set_otherwise() {
     let waiting = |set: fn(MutexBuilder) -> MutexBuilder| with(&Locks::in_memory(), set).options().waiting;
     assert_eq!(
         waiting(|b| b.retry_interval(ms(20)).jitter(0.5)),
@@ -133,7 +133,7 @@ fn an_interval_chooses_polling_unless_something_else_is_said() {
 }
 
 #[test]
-fn errors_are_told_apart_and_name_no_key_and_no_token() {
+fn errors_are_distinct_and_name_no_key_and_no_token() {
     let errors = [
         LockError::InvalidKey,
         LockError::InvalidTtl { ttl: ms(0) },

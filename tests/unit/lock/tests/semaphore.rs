@@ -15,7 +15,7 @@ async fn now(semaphore: &Semaphore) -> Option<Permit> {
 
 /// S4.3, S4.4, S4.5, S4.36, S3.17
 #[tokio::test(start_paused = true)]
-async fn there_are_so_many_and_not_one_more() {
+async fn no_more_permits_are_granted_than_there_are() {
     let gate = plain(5);
     let mut held = Vec::new();
     for _ in 0..5 {
@@ -34,7 +34,7 @@ async fn there_are_so_many_and_not_one_more() {
 
 /// S4.8, S4.9
 #[tokio::test(start_paused = true)]
-async fn a_release_says_whether_it_was_held_and_what_is_free() {
+async fn a_release_reports_whether_it_was_held_and_the_free_permits() {
     let gate = plain(2);
     let (mut one, other) = (now(&gate).await.expect("free"), now(&gate).await.expect("free"));
     assert!(one.is_held().await.expect("asks") && gate.holds(one.token()).await.expect("asks"));
@@ -69,7 +69,7 @@ async fn waiters_are_served_in_their_order() {
         .await;
     }
     assert_eq!(gate.waiting().await.expect("asks"), 20);
-    assert!(now(&gate).await.is_none(), "nobody barges in");
+    assert!(now(&gate).await.is_none(), "no caller barges in");
     drop((one, other));
     for number in 0..20 {
         assert_eq!(served.recv().await, Some((number, 1)));
@@ -150,7 +150,7 @@ async fn a_permit_lives_as_long_as_it_is_refreshed() {
 
 /// S4.10, S4.11, S4.12, S4.23
 #[tokio::test(start_paused = true)]
-async fn it_is_created_counted_enlarged_and_deleted() {
+async fn a_semaphore_is_created_counted_enlarged_and_deleted() {
     let gate = plain(3);
     assert!(!gate.exists().await.expect("asks"));
     assert_eq!((gate.available_permits().await.expect("asks"), gate.capacity().await.expect("asks")), (3, 3));
@@ -165,7 +165,7 @@ async fn it_is_created_counted_enlarged_and_deleted() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn added_permits_go_to_those_who_wait() {
+async fn added_permits_go_to_waiters() {
     let gate = plain(1);
     let _held = now(&gate).await.expect("free");
     let waiter = gate.clone();
@@ -175,7 +175,7 @@ async fn added_permits_go_to_those_who_wait() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn those_who_wait_for_a_deleted_semaphore_are_told() {
+async fn waiters_for_a_deleted_semaphore_are_told() {
     let gate = plain(1);
     let mut held = now(&gate).await.expect("free");
     let waiter = gate.clone();
@@ -203,7 +203,7 @@ async fn a_permit_is_released_from_anywhere_by_its_token() {
 
 /// S4.33
 #[tokio::test(start_paused = true)]
-async fn whoever_comes_first_says_how_many_and_others_are_told() {
+async fn the_first_handle_sets_the_capacity_and_others_report_the_mismatch() {
     let locks = Locks::in_memory();
     let (five, three) = (permits(&locks, 5, |builder| builder), permits(&locks, 3, |builder| builder));
     assert!(five.ensure_created().await.expect("asks"));
@@ -217,7 +217,7 @@ async fn whoever_comes_first_says_how_many_and_others_are_told() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn polling_takes_what_nobody_waits_for() {
+async fn polling_takes_a_permit_without_queueing() {
     let locks = Locks::in_memory();
     let poll = Waiting::Poll { interval: ms(100), jitter: 0.0 };
     let gate = permits(&locks, 1, |builder| builder.waiting(poll));

@@ -1,5 +1,5 @@
-//! Waiters that nobody polls: each costs the others what it is granted and a moment, and those who are polled send no
-//! more than before.
+//! Waiters that are not polled: each delays the others by its time to live and a moment, and polled waiters
+//! send no more commands than without it.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -14,12 +14,12 @@ use crate::lock::engine::wait::acquire;
 use crate::lock::{LockError, Wait};
 
 const TTL: Duration = Duration::from_millis(1000);
-/// What one that is silent costs beside its time, and what that may be late.
+/// The delay by a silent waiter beyond its time to live, with a tolerance.
 const MOMENT: Duration = Duration::from_millis(400 + 20);
 
 type Silent<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-/// Queues, and is not polled any more.
+/// Queues a call that is not polled again.
 async fn silent<T>(work: impl Future<Output = T> + Send + 'static) -> Silent<T> {
     let mut work: Silent<T> = Box::pin(work);
     assert!(poll!(&mut work).is_pending(), "it has to wait");
@@ -40,7 +40,7 @@ async fn waits(locks: &Locks) -> JoinHandle<MutexGuard> {
     waiting(async move { locked(&mutex).await }).await
 }
 
-/// How long it takes from now on.
+/// How long the grant takes from now on.
 async fn granted<T>(waits: JoinHandle<T>) -> (Duration, T) {
     let (took, granted) = timed(tokio::time::timeout(Duration::from_secs(3600), waits)).await;
     (took, granted.expect("it does not starve").expect("no panic"))
@@ -58,7 +58,7 @@ async fn a_silent_waiter_costs_its_time_and_a_moment() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn each_of_two_silent_waiters_costs_that() {
+async fn two_silent_waiters_cost_twice_as_much() {
     let locks = Locks::in_memory();
     let mut holder = locked(&patient(&locks, TTL)).await;
     let _silent = [silent_lock(&locks).await, silent_lock(&locks).await];
@@ -81,7 +81,7 @@ async fn a_short_time_to_live_makes_the_moment_short() {
     assert!((ms(100)..=ms(100 + 50 + 20)).contains(&took), "{took:?}");
 }
 
-/// Each holder dies, so each time it is the clock that ends it.
+/// Each holder dies, so that the clock ends each turn.
 #[tokio::test(start_paused = true)]
 async fn a_silent_waiter_costs_its_moment_once() {
     let locks = Locks::in_memory();
@@ -95,7 +95,7 @@ async fn a_silent_waiter_costs_its_moment_once() {
         std::mem::forget(guard);
         total += took;
     }
-    // Who comes now is not behind it again.
+    // A new waiter is not behind the silent one again.
     let (took, _) = granted(waits(&locks).await).await;
     total += took;
     assert!((4 * TTL..=4 * TTL + MOMENT + ms(40)).contains(&total), "{total:?}");
@@ -117,9 +117,10 @@ async fn a_silent_waiter_for_a_permit_costs_its_lease_and_a_moment() {
     assert!((2 * TTL..=2 * (TTL + MOMENT)).contains(&took), "{took:?}");
 }
 
-/// Only the first is told, and it is the silent one; the others have slept on a time that is far off, or never comes.
+/// The silent waiter is the first, and only the first is told. The others sleep until a time that is far off,
+/// or never comes.
 #[tokio::test(start_paused = true)]
-async fn what_a_silent_waiter_is_told_reaches_the_next() {
+async fn a_message_to_a_silent_waiter_reaches_the_next() {
     let hour = Duration::from_secs(3600);
     for lasts in [Some(hour), None] {
         let locks = Locks::in_memory();
@@ -140,9 +141,9 @@ async fn what_a_silent_waiter_is_told_reaches_the_next() {
     }
 }
 
-/// The same of a time that is made shorter, again and again, while others sleep on the one before.
+/// The same for a lease that is shortened repeatedly, while others sleep until its previous end.
 #[tokio::test(start_paused = true)]
-async fn a_time_that_is_made_shorter_reaches_those_behind_a_silent_waiter() {
+async fn a_shortened_lease_reaches_the_waiters_behind_a_silent_one() {
     let locks = Locks::in_memory();
     let holder = locked(&patient(&locks, 3600 * TTL)).await;
     let _silent = silent_lock(&locks).await;
@@ -169,15 +170,15 @@ async fn a_silent_waiter_that_is_polled_again_has_its_turn() {
     assert!(guard.unlock().await.expect("asks"));
     let (took, guard) = granted(polled).await;
     assert_eq!(took, ms(0));
-    // It is polled, so it has not to be waited for but while it holds it.
+    // It is polled now, so it delays the next waiter only while it holds the lock.
     std::mem::forget(guard.expect("handed over"));
     let (took, _) = granted(last).await;
     assert!((TTL..=TTL + ms(20)).contains(&took), "{took:?}");
 }
 
-/// Who looks because another is silent has not been woken in vain.
+/// A waiter that asks because another is silent was not woken in vain.
 #[tokio::test(start_paused = true)]
-async fn the_look_instead_of_a_silent_waiter_is_no_retry() {
+async fn asking_in_place_of_a_silent_waiter_is_no_retry() {
     let locks = Locks::in_memory();
     let mut holder = locked(&patient(&locks, TTL)).await;
     let quiet = patient(&locks, 2 * TTL);
@@ -190,7 +191,7 @@ async fn the_look_instead_of_a_silent_waiter_is_no_retry() {
     assert!((2 * TTL..=2 * TTL + ms(20)).contains(&took), "{took:?}");
 }
 
-/// Of so many who wait, how many TAKEs are sent while `during` goes on.
+/// How many TAKEs this many waiters send during `during`.
 async fn takes(waiters: usize, locks: &Locks, fates: &[Fate], during: impl Future) -> usize {
     let target = Faulty::new(locks, TTL, &[("take", fates)]);
     let terms = Terms { timeout: None, ..TERMS };
@@ -210,9 +211,9 @@ async fn takes(waiters: usize, locks: &Locks, fates: &[Fate], during: impl Futur
     target.commands().len() - before
 }
 
-/// One command per period, however many wait: nobody asks because the time of the one in front is over.
+/// One command per period, however many wait: no waiter asks because the waiter before it is late.
 #[tokio::test(start_paused = true)]
-async fn a_thousand_who_are_polled_send_one_command_per_period() {
+async fn a_thousand_polled_waiters_send_one_command_per_period() {
     let locks = Locks::in_memory();
     let holder = locked(&patient(&locks, TTL)).await;
     let sent = takes(1_000, &locks, &[], async {
@@ -229,9 +230,9 @@ async fn a_thousand_who_are_polled_send_one_command_per_period() {
     assert!((95..=105).contains(&sent), "{sent} in 100 seconds");
 }
 
-/// An answer that takes its time is not silence.
+/// A slow answer is not silence.
 #[tokio::test(start_paused = true)]
-async fn nobody_asks_beside_one_who_has_asked() {
+async fn no_waiter_asks_while_another_awaits_an_answer() {
     let locks = Locks::in_memory();
     let holder = locked(&patient(&locks, TTL)).await;
     let mut fates = [Fate::Late(ms(0)); 11];
@@ -245,7 +246,7 @@ async fn nobody_asks_beside_one_who_has_asked() {
     assert_eq!(sent, 1);
 }
 
-/// All are late then.
+/// All waiters are late after a pause.
 #[tokio::test(start_paused = true)]
 async fn a_process_that_stood_still_does_not_ask_for_each_waiter() {
     let locks = Locks::in_memory();

@@ -27,7 +27,7 @@ async fn waiters_are_served_in_their_order_with_one_attempt_each() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nobody_barges_in() {
+async fn no_caller_barges_in() {
     let locks = Locks::in_memory();
     let (a, b, c) = (mutex(&locks), mutex(&locks), mutex(&locks));
     let mut guard = locked(&a).await;
@@ -37,7 +37,7 @@ async fn nobody_barges_in() {
     assert!(next.await.expect("no panic").expect("handed over").is_owned().await.expect("asks"));
 }
 
-/// S0.11: the holder's time is what a dead holder costs.
+/// S0.11: a dead holder blocks the lock for its time to live.
 #[tokio::test(start_paused = true)]
 async fn a_dead_holder_is_waited_for_until_its_time_is_over() {
     let locks = Locks::in_memory();
@@ -79,7 +79,7 @@ async fn the_acquire_timeout_is_exact_and_leaves_no_place_in_the_queue() {
     );
     assert!(error.is_busy() && !error.is_store() && !b.is_held());
     settle().await;
-    // Handed to a place that nobody has, it would stay locked.
+    // If the grant went to an abandoned place, the mutex would stay locked.
     guard.unlock().await.expect("asks");
     assert!(!a.is_locked().await.expect("asks"));
     let ten = mutex(&locks);
@@ -140,7 +140,7 @@ async fn with_notify_retries_are_wake_ups_that_did_not_grant() {
     let b = with(&locks, |builder| builder.retries(2));
     let next = waiting(timed(async move { b.lock().await.map(drop) })).await;
     for _ in 0..6 {
-        // Each time shortly before the waiter looks again.
+        // Each time shortly before the waiter asks again.
         pass(ms(95)).await;
         let _ = guard.extend(ms(100)).await.expect("asks");
     }
@@ -151,7 +151,7 @@ async fn with_notify_retries_are_wake_ups_that_did_not_grant() {
 
 /// S0.9
 #[tokio::test(start_paused = true)]
-async fn polling_asks_at_its_interval_and_finds_it_one_interval_late_at_most() {
+async fn polling_acquires_a_free_lock_at_most_one_interval_late() {
     let locks = Locks::in_memory();
     let mut guard = locked(&mutex(&locks)).await;
     for jitter in [0.0, 0.1] {
@@ -180,9 +180,9 @@ async fn polling_asks_once_more_when_its_time_is_over() {
     assert_eq!((took, attempts.expect("free by then")), (ms(500), 3));
 }
 
-/// A poller watches its own clock, so it is not the one that watches for those in the queue.
+/// A poller asks at its own times, so it must not be the one that watches the clock for the queue.
 #[tokio::test(start_paused = true)]
-async fn a_poller_that_came_first_does_not_mute_the_clock_of_those_who_are_told() {
+async fn an_earlier_poller_does_not_stop_the_queue_from_watching_the_clock() {
     let locks = Locks::in_memory();
     std::mem::forget(locked(&with(&locks, |builder| builder.ttl(ms(2000)))).await);
     let polls = with(&locks, |builder| builder.wait(poll(ms(60_000))).acquire_timeout(Duration::MAX));
@@ -192,9 +192,9 @@ async fn a_poller_that_came_first_does_not_mute_the_clock_of_those_who_are_told(
     assert_eq!(guard.attempts(), 2);
 }
 
-/// Nor does it keep to itself that the next holder's time is over sooner than that of the one before.
+/// Nor does it swallow the message that the next holder's lease ends sooner than the last one's.
 #[tokio::test(start_paused = true)]
-async fn a_poller_that_came_first_does_not_swallow_what_the_queue_is_to_hear() {
+async fn an_earlier_poller_does_not_swallow_messages_to_the_queue() {
     let locks = Locks::in_memory();
     let mut holder = locked(&mutex(&locks)).await;
     let polls = with(&locks, |builder| builder.wait(poll(ms(60_000))).acquire_timeout(Duration::MAX));
@@ -210,7 +210,7 @@ async fn a_poller_that_came_first_does_not_swallow_what_the_queue_is_to_hear() {
     assert!((ms(500)..=ms(510)).contains(&took), "{took:?}");
 }
 
-/// S4.15's like for mutexes, at each moment of a wait.
+/// S4.15 for mutexes, at each moment of a wait.
 #[tokio::test(start_paused = true)]
 async fn a_waiter_dropped_at_any_moment_gives_its_place_up() {
     for queued_before in [false, true] {
@@ -229,7 +229,7 @@ async fn a_waiter_dropped_at_any_moment_gives_its_place_up() {
             let late = waiting(async move { c.lock().await }).await;
             pass(dropped_after).await;
             if dropped_after == ms(100) {
-                // The grant is under way to it, or to the one before it.
+                // The grant is on its way to it, or to the waiter before it.
                 guard.unlock().await.expect("asks");
                 leaving.abort();
             } else {
@@ -248,7 +248,7 @@ async fn a_waiter_dropped_at_any_moment_gives_its_place_up() {
     }
 }
 
-/// A process that stood still reads a grant when its time is over and another has been granted.
+/// A paused process reads its grant after the lease has ended and another was granted.
 #[tokio::test(start_paused = true)]
 async fn a_grant_that_is_read_too_late_is_not_believed() {
     for ttl in [Some(ms(1000)), None] {
@@ -287,7 +287,7 @@ async fn a_long_wait_ends_with_a_whole_time_to_live() {
     assert_eq!((next.attempts(), next.waited()), (1, ms(5000)));
 }
 
-/// S2.6: as many wait as like, and nothing is sent but when the holder's time is over.
+/// S2.6: any number of callers wait, and they send commands only when the holder's time is over.
 #[tokio::test(start_paused = true)]
 async fn many_wait_and_all_are_served() {
     let locks = Locks::in_memory();
@@ -325,7 +325,8 @@ async fn keyspace_waits_like_notify_where_it_is_announced() {
     assert_eq!((next.attempts(), next.waited()), (2, ms(100)));
 }
 
-/// What happened before the announcement was not announced, so it is asked once more; that is no retry of its own.
+/// Events before the announcement were not announced, so the waiter asks once more; that does not count as a
+/// retry.
 #[tokio::test(start_paused = true)]
 async fn the_question_after_an_announcement_is_no_retry() {
     let locks = Locks::in_memory();

@@ -1,4 +1,4 @@
-//! Of all who wait in a process only the first watches the clock, and it knows what the others have learnt.
+//! Of all waiters of a process only the first watches the clock, with the knowledge of the others.
 
 use super::*;
 
@@ -8,12 +8,12 @@ fn patient(locks: &Locks, ttl: Duration) -> Mutex {
     with(locks, |builder| builder.ttl(ttl).acquire_timeout(Duration::MAX))
 }
 
-/// One waits, and never gives it back.
+/// Waits, and never gives the lock back.
 async fn dies_with_it(mutex: Mutex) -> JoinHandle<()> {
     waiting(async move { std::mem::forget(locked(&mutex).await) }).await
 }
 
-/// One waits; how long it did.
+/// Waits, and returns how long that took.
 async fn waits(mutex: Mutex) -> JoinHandle<Duration> {
     waiting(async move { locked(&mutex).await.waited() }).await
 }
@@ -22,8 +22,8 @@ fn about(took: Duration, expected: Duration) -> bool {
     (expected..=expected + ms(20)).contains(&took)
 }
 
-/// The next holder is there for a shorter time, and dies; of the two behind it the first goes away `after` it was told so.
-/// How long the last one waits.
+/// The next holder has a shorter lease, and dies; of the two waiters behind it the first is dropped `after`
+/// that was announced. Returns how long the last one waits.
 async fn the_first_leaves(after: Duration) -> Duration {
     let locks = Locks::in_memory();
     let mut holder = locked(&patient(&locks, LONG)).await;
@@ -39,24 +39,25 @@ async fn the_first_leaves(after: Duration) -> Duration {
     last.await.expect("it is free")
 }
 
-/// It has asked for how long.
+/// The first waiter has asked for the end of the lease.
 #[tokio::test(start_paused = true)]
-async fn what_a_waiter_has_learnt_outlives_it() {
+async fn an_answer_to_a_waiter_outlives_it() {
     let took = the_first_leaves(ms(100)).await;
     assert!(about(took, ms(500)), "{took:?}");
 }
 
-/// It has not asked yet.
+/// The first waiter has not asked yet.
 #[tokio::test(start_paused = true)]
-async fn what_a_waiter_was_told_outlives_it() {
+async fn a_message_to_a_waiter_outlives_it() {
     let took = the_first_leaves(Duration::ZERO).await;
     assert!(about(took, ms(500)), "{took:?}");
 }
 
-/// A holder with hours left frees it; the next is told of, and the one after that, whose time is not the shorter, is
-/// not. That one was the first, and its own time is not what those behind it were told when they asked.
+/// A holder with hours left frees the lock. The first waiter is told about the next holder; the one after
+/// that, with a lease that is not shorter, is not announced. It was the first waiter before, and must not
+/// sleep until the time that the waiters behind it learnt when they asked.
 #[tokio::test(start_paused = true)]
-async fn the_next_first_does_not_sleep_on_a_time_of_long_ago() {
+async fn a_new_first_waiter_does_not_sleep_on_an_outdated_time() {
     let locks = Locks::in_memory();
     let mut holder = locked(&patient(&locks, LONG)).await;
     assert!(holder.extend(60 * LONG).await.expect("asks"));
@@ -76,9 +77,9 @@ async fn the_next_first_does_not_sleep_on_a_time_of_long_ago() {
     assert!(about(took, LONG + ms(10_000)), "{took:?}");
 }
 
-/// A holder that takes less time than it had, and dies.
+/// A holder that shortens its lease, and dies.
 #[tokio::test(start_paused = true)]
-async fn a_time_that_is_made_shorter_is_known_to_who_waits() {
+async fn waiters_learn_of_a_shortened_lease() {
     let locks = Locks::in_memory();
     let holder = locked(&patient(&locks, LONG)).await;
     let next = waits(patient(&locks, LONG)).await;

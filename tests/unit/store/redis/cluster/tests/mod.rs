@@ -1,4 +1,4 @@
-//! A cluster of nodes that say what they are told to: what is asked of whom, how often, and what becomes of the answers.
+//! A cluster of scripted nodes: the requests that each node gets, how often, and the effect of the answers.
 
 mod node;
 mod start;
@@ -12,7 +12,7 @@ use super::*;
 use crate::store::StoreErrorKind;
 
 const ANSWER: Duration = Duration::from_millis(500);
-/// Longer than a busy machine stands still.
+/// Longer than a busy machine pauses.
 const SOON: Duration = Duration::from_secs(10);
 
 fn cluster(nodes: &[&Node]) -> Arc<Cluster> {
@@ -20,7 +20,7 @@ fn cluster(nodes: &[&Node]) -> Arc<Cluster> {
     Cluster::new(ClusterClient::new(urls).expect("nodes"), ANSWER)
 }
 
-/// Two masters with half of the slots each, which both say so.
+/// Two masters with half of the slots each, as both of them report.
 async fn halves() -> ([Node; 2], Arc<Cluster>) {
     let nodes = [Node::start(1_000).await, Node::start(2_000).await];
     for node in &nodes {
@@ -28,7 +28,7 @@ async fn halves() -> ([Node; 2], Arc<Cluster>) {
     }
     let cluster = cluster(&[&nodes[0], &nodes[1]]);
     cluster.until_up().await.expect("they answer");
-    // By the word of one, and then by that of both.
+    // First by the answer of one node, and then by those of both.
     eventually("it is drawn", || *cluster.changes().borrow() >= 2).await;
     (nodes, cluster)
 }
@@ -47,7 +47,7 @@ async fn get(cluster: &Arc<Cluster>, key: &str, within: Duration) -> Result<Valu
     cluster.send(key, redis::cmd("GET").arg("k"), within).await
 }
 
-/// A key of the first half of the slots, or of the second.
+/// A key in the first half of the slots, or in the second.
 fn key_in(half: u16) -> String {
     (0..).map(|n: u32| n.to_string()).find(|key| slot_of(key) / 8_192 == half).expect("one in two")
 }
@@ -58,10 +58,10 @@ fn master(cluster: &Cluster, slot: u16) -> Option<Address> {
 }
 
 #[tokio::test]
-async fn what_a_node_says_about_a_slot_is_entered_at_once() {
+async fn a_moved_reply_updates_the_slot_map_at_once() {
     let ([first, second], cluster) = halves().await;
     let third = Node::start(0).await;
-    // The chart stays as it is: nobody tells about it any more.
+    // The nodes report no slots any more, so the slot map stays as it is.
     first.says(&[]);
     second.says(&[]);
     let key = key_in(0);
@@ -75,7 +75,7 @@ async fn what_a_node_says_about_a_slot_is_entered_at_once() {
     assert_eq!(cluster.coverage().expect("drawn").masters.len(), 3, "it is new");
     assert_eq!(master(&cluster, 8_192), Some(third.address.clone()));
     assert_eq!(master(&cluster, 8_193), Some(second.address.clone()));
-    // What was corrected is not what anybody has said.
+    // The correction of one slot does not override what all nodes report.
     for node in [&first, &second, &third] {
         node.says(&[(8_191, Some(&first)), (16_383, Some(&second))]);
     }
@@ -84,12 +84,12 @@ async fn what_a_node_says_about_a_slot_is_entered_at_once() {
     assert_eq!(cluster.coverage().expect("drawn").masters.len(), 2);
 }
 
-/// Six are sent at once; the seventh after a pause, to whom the chart names.
+/// Six are sent at once; the seventh after a pause, to the node in the slot map.
 #[tokio::test]
-async fn nodes_that_send_a_command_to_and_fro_are_given_time() {
+async fn a_command_sent_back_and_forth_pauses_between_nodes() {
     let ([first, second], cluster) = halves().await;
     let key = key_in(0);
-    // More time than a clock can hold.
+    // A timeout that no `Instant` can represent.
     assert!(get(&cluster, &key, Duration::MAX).await.is_ok());
     let [to, fro] = [&second, &first].map(|node| sent_on("MOVED", &key, node));
     first.will_answer([to]);
@@ -104,7 +104,7 @@ async fn nodes_that_send_a_command_to_and_fro_are_given_time() {
     assert_eq!(get(&cluster, &key, SOON).await.ok(), Some(Value::Nil));
     assert_eq!(first.commands(), ["GET", "ASKING", "GET", "ASKING", "GET", "GET"]);
     assert_eq!(second.commands(), ["ASKING", "GET"].repeat(3));
-    // Who has the slot is not asked as though it were on its way.
+    // A node that has the slot gets no ASKING, as it would during a migration.
     second.will_answer([sent_on("MOVED", &key, &first)]);
     first.will_answer([sent_on("ASK", &key, &second), NIL.to_owned()]);
     assert_eq!(get(&cluster, &key, SOON).await.ok(), Some(Value::Nil));
@@ -112,10 +112,10 @@ async fn nodes_that_send_a_command_to_and_fro_are_given_time() {
 }
 
 #[tokio::test]
-async fn a_command_whose_slot_is_on_its_way_is_tried_again_and_not_for_longer_than_there_is_time() {
+async fn a_command_for_a_migrating_slot_is_retried_within_its_deadline() {
     let ([first, _second], cluster) = halves().await;
     first.will_answer(["-TRYAGAIN Multiple keys request during rehashing of slot\r\n".to_owned()]);
-    // Who wakes up later than it should has no time left for another try.
+    // A test process that wakes up too late has no time left for another try.
     let (mut told, mut tried) = (Vec::new(), 0);
     while told.len() < 5 && !told.contains(&StoreErrorKind::Transient) {
         let before = first.commands().len();
@@ -127,37 +127,37 @@ async fn a_command_whose_slot_is_on_its_way_is_tried_again_and_not_for_longer_th
     assert!((2..=10).contains(&tried), "at first after 5 ms, then after 40: {tried}");
 }
 
-/// Two masters of three are gone, and nobody has some of the slots.
+/// Two masters of three are down, and some slots have no master.
 #[tokio::test]
-async fn some_masters_that_are_down_are_not_all_of_them() {
+async fn a_cluster_with_some_masters_down_is_not_down() {
     let (node, gone) = (Node::start(0).await, [dead(), dead()]);
     node.says(&[(4_000, Some(&gone[0])), (8_000, Some(&gone[1])), (8_191, None), (16_383, Some(&node))]);
     let cluster = cluster(&[&node]);
     timeout(SOON, cluster.until_up()).await.expect("in time").expect("one of them is up");
     let (down, up) = (key_in(0), key_in(1));
-    get(&cluster, &down, SOON).await.expect_err("nobody listens");
+    get(&cluster, &down, SOON).await.expect_err("no server listens");
     assert!(cluster.is_down(&down) && !cluster.is_down(&up));
     assert!(cluster.down().is_none(), "not all of them");
     assert!(!cluster.state().chart.layout().expect("drawn").expect("drawn").is_well());
     let (link, breaker, why) = cluster.link();
     assert_eq!((link, breaker), (LinkState::Up, Breaker::Partly));
     assert!(why.as_ref().is_some_and(|why| why.starts_with(&gone[0].address.to_string())), "{why:?}");
-    // Who waits for its key waits.
+    // A caller that waits for this key keeps waiting.
     let reached = timeout(Duration::from_millis(100), cluster.reach(&down)).await;
     assert!(reached.is_err(), "{reached:?}");
     timeout(SOON, cluster.reach(&up)).await.expect("in time").expect("it is up");
 
     let unserved = (0..).map(|n: u32| n.to_string()).find(|key| (8_001..8_192).contains(&slot_of(key)));
     let unserved = unserved.expect("one in a hundred");
-    assert!(!cluster.is_down(&unserved), "who knows for how long");
-    let error = get(&cluster, &unserved, SOON).await.expect_err("nobody has it");
+    assert!(!cluster.is_down(&unserved), "it may be served soon");
+    let error = get(&cluster, &unserved, SOON).await.expect_err("no master has it");
     assert_eq!(error.kind, StoreErrorKind::Transient);
     assert!(error.source.is_some_and(|why| why.to_string().contains("redis-cli --cluster check")));
     assert_eq!(cluster.coverage().expect("drawn").unserved, 191);
     cluster.moved(8_100, &node.address).expect("an address");
-    assert_eq!(master(&cluster, 8_100), Some(node.address.clone()), "until somebody says that it does");
+    assert_eq!(master(&cluster, 8_100), Some(node.address.clone()), "until a node reports another");
 
-    // Somebody is found who has them, though nobody asks for anything.
+    // A master for those slots is found, even without commands.
     let asked = node.asked();
     eventually("it is looked at again and again", || node.asked() >= asked + 4).await;
     node.says(&[(16_383, Some(&node))]);
@@ -167,7 +167,7 @@ async fn some_masters_that_are_down_are_not_all_of_them() {
 }
 
 #[tokio::test]
-async fn all_masters_that_are_down_are_all_of_them() {
+async fn a_cluster_with_all_masters_down_is_down() {
     let (node, gone) = (Node::start(0).await, [dead(), dead()]);
     node.says(&[(8_191, Some(&gone[0])), (16_383, Some(&gone[1]))]);
     let cluster = cluster(&[&node]);
@@ -178,12 +178,12 @@ async fn all_masters_that_are_down_are_all_of_them() {
     let (link, breaker, why) = cluster.link();
     assert_eq!((link, breaker), (LinkState::Down, Breaker::Open));
     assert!(why.as_ref().is_some_and(|why| why.starts_with(&gone[0].address.to_string())), "{why:?}");
-    // Who the client was made with may know more than those who are gone.
+    // A node of the client's list may know more than the masters that are down.
     node.says(&[(16_383, Some(&node))]);
     eventually("it is up", || cluster.down().is_none() && cluster.link().0 == LinkState::Up).await;
 }
 
-/// All processes judge by one clock.
+/// All processes must use one clock.
 #[tokio::test]
 async fn the_clock_is_that_of_the_master_of_the_first_slot() {
     let (_nodes, cluster) = halves().await;
@@ -195,7 +195,7 @@ async fn the_clock_is_that_of_the_master_of_the_first_slot() {
 }
 
 #[tokio::test]
-async fn suspicion_has_masters_and_slots_looked_at() {
+async fn a_suspicion_examines_masters_and_slots() {
     let (nodes, cluster) = halves().await;
     let layout = cluster.state().chart.layout().expect("drawn").expect("drawn");
     let before = nodes.each_ref().map(|node| (node.asked(), node.looked_at()));
@@ -208,7 +208,7 @@ async fn suspicion_has_masters_and_slots_looked_at() {
     sleep(Duration::from_millis(50)).await;
     let again = cluster.state().chart.layout().expect("drawn").expect("drawn");
     assert!(Arc::ptr_eq(&layout, &again), "it is the same");
-    // However often there is news.
+    // The number of examinations is limited, even if there is news all the time.
     let asked = nodes[0].asked();
     for _ in 0..50 {
         cluster.looks.news();
@@ -233,13 +233,13 @@ async fn a_closed_cluster_does_nothing_more() {
     tokio::task::yield_now().await;
     cluster.close();
     timeout(SOON, waits).await.expect("they are told").expect("no panic").expect("it is there");
-    eventually("nobody surveys", || Arc::strong_count(&cluster.looks) == 1).await;
+    eventually("there is no surveyor", || Arc::strong_count(&cluster.looks) == 1).await;
     assert_eq!(cluster.link(), (LinkState::Closed, Breaker::Open, None));
     assert_eq!(kept.down().map(|why| why.kind), Some(StoreErrorKind::Closed));
     let closed = |done: Result<(), StoreError>| done.expect_err("closed").kind == StoreErrorKind::Closed;
     assert!(closed(get(&cluster, &key_in(0), SOON).await.map(drop)));
     assert!(closed(cluster.until_up().await) && closed(cluster.reach(&key_in(0)).await));
-    // A command that was under way when it was closed, and is sent on.
+    // A command in flight at the close, which is then sent to another node.
     let late = cluster.moved(0, &second.address).expect("an address");
     assert!(closed(late.send(redis::cmd("GET").arg("k"), SOON).await.map(drop)));
     assert_eq!(second.commands(), Vec::<String>::new());
@@ -247,14 +247,14 @@ async fn a_closed_cluster_does_nothing_more() {
 }
 
 #[tokio::test]
-async fn a_cluster_that_is_dropped_takes_its_surveyor_along() {
+async fn a_dropped_cluster_ends_its_surveyor() {
     let (_nodes, cluster) = halves().await;
     let looks = Arc::clone(&cluster.looks);
     drop(cluster);
-    eventually("nobody surveys", || Arc::strong_count(&looks) == 1).await;
+    eventually("there is no surveyor", || Arc::strong_count(&looks) == 1).await;
 }
 
-/// Slots are on their way to it or from it, and it has none. Later it is not spoken to any more.
+/// Slots may be migrating to it or from it although it has none. After a while its connection is closed.
 #[tokio::test]
 async fn a_node_without_slots_is_kept_for_a_while() {
     let (nodes, cluster) = halves().await;
@@ -293,7 +293,7 @@ async fn a_node_without_slots_is_kept_for_a_while() {
 }
 
 #[tokio::test]
-async fn a_command_that_fails_has_the_slots_looked_at() {
+async fn a_failed_command_examines_the_slots() {
     let ([first, second], cluster) = halves().await;
     sleep(Duration::from_millis(400)).await;
     let asked = second.asked();

@@ -1,4 +1,4 @@
-//! A node that says what it is told to.
+//! [`Node`], a scripted node of a cluster.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -12,12 +12,12 @@ use crate::sync::lock;
 
 pub(super) const NIL: &str = "$-1\r\n";
 
-/// A node that is well, as far as is not said.
+/// A node that is healthy unless its script says otherwise.
 #[derive(Clone)]
 pub(super) struct Node {
     pub(super) address: Address,
     pub(super) said: Arc<Mutex<Said>>,
-    /// How often it was asked about the slots, and whether it is there.
+    /// How often it was asked for the slots, and for the time.
     asked: Arc<AtomicUsize>,
     looked_at: Arc<AtomicUsize>,
     commands: Arc<Mutex<Vec<String>>>,
@@ -25,11 +25,11 @@ pub(super) struct Node {
 
 #[derive(Default)]
 pub(super) struct Said {
-    /// Each with the slots up to its last, from where the one before ended.
+    /// Ranges of slots: the last slot of each and its node. A range begins after the end of the one before.
     pub(super) slots: Vec<(u16, Option<Address>)>,
-    /// Whether it does not let this user ask for them.
+    /// Whether it refuses the request for the slots (NOPERM).
     pub(super) refuses: bool,
-    /// What a GET is answered, in turn; the last stays.
+    /// The answers to GET, in order; the last one is repeated.
     answers: Vec<String>,
     seconds: u64,
 }
@@ -45,7 +45,7 @@ impl Node {
         }
     }
 
-    /// One whose clock shows this.
+    /// Starts a node with this time on its clock.
     pub(super) async fn start(seconds: u64) -> Self {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a free port");
         let node = Self::at(listener.local_addr().expect("bound").port(), seconds);
@@ -68,7 +68,7 @@ impl Node {
         node
     }
 
-    /// By the first word of each command; the others are passed over.
+    /// The answer to the first word of a command; other words have none.
     fn answers(&self, word: &str) -> Option<String> {
         let mut said = lock(&self.said);
         Some(match word {
@@ -132,20 +132,20 @@ impl Node {
     }
 }
 
-/// Nobody listens there.
+/// A node on which no server listens.
 pub(super) fn dead() -> Node {
     let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
     Node::at(listener.local_addr().expect("bound").port(), 0)
 }
 
-/// Connections to it are accepted for as long as the listener is kept, and nothing is ever said on them.
+/// An address that accepts connections while the listener is kept, and never answers.
 pub(super) fn hanging() -> (std::net::TcpListener, Address) {
     let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
     let port = listener.local_addr().expect("bound").port();
     (listener, Address { host: "127.0.0.1".into(), port })
 }
 
-/// What sends a command about this key to that node.
+/// The reply that redirects a command about this key to that node.
 pub(super) fn sent_on(how: &str, key: &str, node: &Node) -> String {
     format!("-{how} {} {}\r\n", slot_of(key), node.address)
 }

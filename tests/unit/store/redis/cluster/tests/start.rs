@@ -1,4 +1,4 @@
-//! Before there is a chart, and when there is one by the word of one node.
+//! The start of a cluster client, before it has a slot map and when it has the slot map of one node only.
 
 use super::node::hanging;
 use super::*;
@@ -6,9 +6,9 @@ use crate::store::StoreErrorKind;
 use crate::store::contract::support::warnings::Warnings;
 use std::sync::atomic::Ordering;
 
-/// Nobody tells, for a reason that is told once; and then somebody does.
+/// No node reports slots, for a reason that is logged once; later one does.
 #[tokio::test]
-async fn who_waits_for_a_chart_that_nobody_draws_waits_on_and_commands_do_not() {
+async fn without_a_slot_map_callers_wait_on_and_commands_fail() {
     let warnings = Warnings::default();
     let _listens = warnings.listen();
     let node = Node::start(0).await;
@@ -17,7 +17,7 @@ async fn who_waits_for_a_chart_that_nobody_draws_waits_on_and_commands_do_not() 
     assert_eq!(cluster.link(), (LinkState::Idle, Breaker::Closed, None));
     let key = key_in(0);
     let started = Instant::now();
-    let error = get(&cluster, &key, 2 * SOON).await.expect_err("nobody knows");
+    let error = get(&cluster, &key, 2 * SOON).await.expect_err("there is no slot map");
     assert_eq!(error.kind, StoreErrorKind::Unavailable, "it was not the command that is refused");
     assert!(started.elapsed() < SOON, "{:?}", started.elapsed());
     assert!(cluster.is_down(&key) && cluster.down().is_some());
@@ -34,7 +34,7 @@ async fn who_waits_for_a_chart_that_nobody_draws_waits_on_and_commands_do_not() 
     let asked = node.asked();
     sleep(Duration::from_millis(200)).await;
     assert!(node.asked() - asked < 50, "{} times at once", node.asked() - asked);
-    // The latest reason is told.
+    // The latest reason is reported.
     lock(&node.said).refuses = false;
     let reason = || cluster.link().2.unwrap_or_default();
     eventually("it is another", || reason().contains("knows of no slots")).await;
@@ -43,28 +43,28 @@ async fn who_waits_for_a_chart_that_nobody_draws_waits_on_and_commands_do_not() 
     for wait in waits {
         timeout(SOON, wait).await.expect("in time").expect("no panic").expect("it is up");
     }
-    // Who is alone is not asked for ever whether others see it otherwise.
+    // A cluster of one node does not keep asking for other nodes' views.
     let asked = node.asked();
     sleep(Duration::from_millis(300)).await;
     assert!(node.asked() <= asked + 2, "{} times", node.asked() - asked);
 }
 
-/// The first who answers is believed at once, and not for longer than the others need.
+/// The first answer is used at once, and only until the other nodes have answered.
 #[tokio::test]
-async fn the_first_view_is_compared_with_those_of_the_others() {
+async fn the_first_slot_map_is_compared_with_those_of_other_nodes() {
     let nodes = [Node::start(0).await, Node::start(0).await];
     nodes[0].says(&[(8_191, Some(&nodes[0])), (16_383, Some(&nodes[1]))]);
     nodes[1].says(&[(99, Some(&nodes[0])), (16_383, Some(&nodes[1]))]);
     let cluster = cluster(&[&nodes[0]]);
     assert!(get(&cluster, &key_in(1), SOON).await.is_ok());
-    eventually("who is ahead is believed", || master(&cluster, 100) == Some(nodes[1].address.clone())).await;
+    eventually("the newer view is used", || master(&cluster, 100) == Some(nodes[1].address.clone())).await;
     let mut everyone = cluster.atlas.everyone();
     everyone.sort();
     everyone.dedup();
     assert_eq!(everyone.len(), 2, "it is known where to ask");
 }
 
-/// Of the nodes that it was made with one is gone, and one says nothing.
+/// Of the client's nodes one is down, and one does not answer.
 #[tokio::test]
 async fn the_first_node_that_answers_is_enough() {
     let (gone, hangs, node) = (dead(), hanging(), Node::start(0).await);
@@ -74,16 +74,16 @@ async fn the_first_node_that_answers_is_enough() {
     let url = |address: &Address| format!("redis://{address}/");
     let all = cluster(&[url(&gone.address), url(&hangs.1), url(&node.address)]);
     assert!(get(&all, "k", SOON).await.is_ok());
-    // Else each has its time, and no more.
+    // Otherwise each node is given its time, and no more.
     let alone = cluster(&[url(&hangs.1)]);
     let late = timeout(SOON, get(&alone, "k", Duration::from_millis(200))).await;
     let error = late.expect("in time").expect_err("it says nothing");
     assert_eq!(error.kind, StoreErrorKind::Unavailable);
 }
 
-/// A cluster that is connected to for the first time is not taken for one that is down, nor for one that is up.
+/// A first connection in progress is reported neither as down nor as up.
 #[tokio::test]
-async fn a_master_that_takes_time_to_connect_to_is_on_its_way() {
+async fn a_slow_first_connection_counts_as_connecting() {
     let (node, (_listener, slow)) = (Node::start(0).await, hanging());
     lock(&node.said).slots = vec![(16_383, Some(slow.clone()))];
     let client = ClusterClient::new([format!("redis://{}/", node.address)]).expect("a node");
@@ -99,15 +99,15 @@ async fn a_master_that_takes_time_to_connect_to_is_on_its_way() {
     assert_eq!(cluster.link(), (LinkState::Up, Breaker::Closed, None));
 }
 
-/// Nobody would ever tell who waits.
+/// Without a runtime, no task could ever end the wait.
 #[test]
-fn without_a_runtime_there_is_no_chart_to_wait_for() {
+fn without_a_runtime_waiting_for_the_slot_map_fails() {
     let client = ClusterClient::new(["redis://127.0.0.1:1/"]).expect("a node");
     let drawn = futures_util::FutureExt::now_or_never(Cluster::new(client, ANSWER).drawn());
     assert!(drawn.is_some_and(|drawn| drawn.is_err()));
 }
 
-/// A runtime that is shut down takes the surveyor along, and what it has found out about nobody.
+/// A runtime that shuts down ends the surveyor, and also its finding that no node reports slots.
 #[tokio::test]
 async fn another_runtime_starts_over() {
     let (node, blank) = (Node::start(0).await, Node::start(0).await);
@@ -118,15 +118,15 @@ async fn another_runtime_starts_over() {
     let clusters = [Arc::clone(&drawn), Arc::clone(&unknown)];
     let used = elsewhere.spawn(async move {
         clusters[0].until_up().await.expect("it answers");
-        get(&clusters[1], "k", SOON).await.expect_err("nobody knows");
+        get(&clusters[1], "k", SOON).await.expect_err("there is no slot map");
     });
     used.await.expect("no panic");
     elsewhere.shutdown_background();
     for cluster in [&drawn, &unknown] {
         let is_over = || !cluster.running.load(Ordering::Acquire) && cluster.state().surveyor.is_none();
-        eventually("nobody surveys", is_over).await;
+        eventually("there is no surveyor", is_over).await;
     }
-    assert!(matches!(unknown.state().chart, Chart::Blank), "nobody looks any more");
+    assert!(matches!(unknown.state().chart, Chart::Blank), "no surveyor looks any more");
     let asked = node.asked();
     assert!(get(&drawn, "k", SOON).await.is_ok());
     eventually("it is surveyed", || node.asked() > asked).await;
@@ -134,9 +134,9 @@ async fn another_runtime_starts_over() {
     assert!(get(&unknown, "k", SOON).await.is_ok(), "it waits for a chart as the first does");
 }
 
-/// Who waits elsewhere is told of the end of the surveyor, and has another.
+/// A caller on another runtime is told of the surveyor's end, and starts another one.
 #[tokio::test]
-async fn who_waits_outlives_the_surveyor() {
+async fn a_wait_outlives_the_surveyor() {
     let node = Node::start(0).await;
     let cluster = cluster(&[&node]);
     let elsewhere = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
@@ -145,7 +145,7 @@ async fn who_waits_outlives_the_surveyor() {
         let cluster = Arc::clone(&cluster);
         async move { get(&cluster, "k", SOON).await.map(drop) }
     });
-    used.await.expect("no panic").expect_err("nobody knows");
+    used.await.expect("no panic").expect_err("there is no slot map");
     let waits = tokio::spawn({
         let cluster = Arc::clone(&cluster);
         async move { cluster.until_up().await }
