@@ -63,7 +63,7 @@ impl RedisStore {
     pub(crate) fn watched(client: SentinelClient, command_timeout: Duration) -> Self {
         // The client does not show what it leads to, so each guard is taken for one of its own.
         let place = fastrand::u64(..);
-        Self::of(Dial::through(Sentinels::new(client), command_timeout), None, Topology::Sentinel, place)
+        Self::of(Dial::to(Arc::new(Sentinels::new(client)), command_timeout), None, Topology::Sentinel, place)
     }
 
     /// The same on the nodes of a cluster.
@@ -72,7 +72,7 @@ impl RedisStore {
         let cluster = Cluster::new(client, command_timeout);
         let mut place = DefaultHasher::new();
         cluster.atlas().described().hash(&mut place);
-        let inbox = Dial::any(cluster.atlas(), command_timeout);
+        let inbox = Dial::to(Arc::clone(cluster.atlas()) as _, command_timeout);
         Self::of(inbox, Some(Commands::Cluster(cluster)), Topology::Cluster, place.finish())
     }
 

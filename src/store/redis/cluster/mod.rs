@@ -33,6 +33,7 @@ pub(super) use slot_map::{Coverage, Master};
 
 use super::connection::connector::Dial;
 use super::connection::{Supervisor, Told};
+use super::topology::cluster_endpoint::Node;
 pub(super) use super::topology::cluster_nodes::Atlas;
 use super::topology::slots::Address;
 pub(crate) use super::topology::slots::slot_of;
@@ -133,7 +134,8 @@ impl Cluster {
             return Ok(Arc::clone(&kept.server));
         }
         // Outside the lock: it runs code of the client, and its maker's.
-        let server = Supervisor::new(Dial::node(&self.atlas.client_of(address)?, self.answer));
+        let server =
+            Supervisor::new(Dial::to(Arc::new(Node::new(&self.atlas.client_of(address)?)), self.answer));
         let mut state = self.state();
         if matches!(state.chart, Chart::Closed) {
             // Of a command that was under way then, and is sent on: it would open a connection that nobody closes.

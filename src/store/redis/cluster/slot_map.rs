@@ -177,6 +177,7 @@ mod tests {
 
     use super::*;
     use crate::store::redis::connection::connector::Dial;
+    use crate::store::redis::topology::cluster_endpoint::Node;
 
     fn address(name: &str) -> Address {
         Address::parse(name, None).expect("an address")
@@ -184,7 +185,7 @@ mod tests {
 
     fn server(address: &Address) -> Result<Arc<Supervisor>, redis::RedisError> {
         let client = Client::open(format!("redis://{address}"))?;
-        Ok(Supervisor::new(Dial::node(&client, Duration::from_millis(50))))
+        Ok(Supervisor::new(Dial::to(Arc::new(Node::new(&client)), Duration::from_millis(50))))
     }
 
     #[tokio::test]

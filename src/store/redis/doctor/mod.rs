@@ -12,7 +12,6 @@ mod notifications;
 pub(crate) mod probe;
 mod replicas;
 mod rights;
-#[cfg(feature = "sentinel")]
 mod sentinels;
 #[cfg(test)]
 mod tests;
@@ -89,9 +88,8 @@ impl Checkup<'_> {
         self.findings.push(Finding::ok("connection", format!("opened in {:.1?}", started.elapsed())));
         let greeting = one(&mut commands, redis::cmd("HELLO")).await?;
         self.findings.extend(info::server(greeting, self.store.topology, dial.address().as_deref()));
-        #[cfg(feature = "sentinel")]
-        if let (Some(sentinels), Some(primary)) = (dial.sentinels(), dial.address()) {
-            self.findings.push(sentinels::examine(sentinels, &primary).await);
+        if let (Some(sentinel), Some(primary)) = (dial.sentinel(), dial.address()) {
+            self.findings.push(sentinels::examine(sentinel, &primary).await);
         }
         self.findings.extend(replicas::examine(&mut commands, self.ask.replicas, &self.user()).await?);
         self.pulse(&mut commands, reading.is_some()).await?;
@@ -100,7 +98,8 @@ impl Checkup<'_> {
         #[cfg(feature = "cluster")]
         let at = match &self.store.commands {
             Commands::Cluster(cluster) => {
-                std::mem::replace(&mut dial, Dial::any(cluster.atlas(), ANSWER)).address()
+                std::mem::replace(&mut dial, Dial::to(std::sync::Arc::clone(cluster.atlas()) as _, ANSWER))
+                    .address()
             }
             Commands::One(_) => None,
         };

@@ -33,9 +33,3 @@ pub(crate) fn is_replica(error: &RedisError) -> bool {
 
 /// What is said of a server that is no primary, or has ceased to be one.
 const REPLICA: &str = "this server is a replica";
-
-#[cfg(feature = "sentinel")]
-/// What such an error begins with.
-pub(crate) const AT_SENTINELS: &str = "at the sentinels";
-#[cfg(feature = "sentinel")]
-pub(crate) const AT_PRIMARY: &str = "at the primary that they name";
