@@ -73,7 +73,7 @@ impl RedisStore {
         let mut place = DefaultHasher::new();
         cluster.atlas().described().hash(&mut place);
         let inbox = Dial::to(Arc::clone(cluster.atlas()) as _, command_timeout);
-        Self::of(inbox, Some(Commands::Cluster(cluster)), Topology::Cluster, place.finish())
+        Self::of(inbox, Some(cluster.into()), Topology::Cluster, place.finish())
     }
 
     /// `dial` leads to messages; and to commands, where those have no ways of their own.

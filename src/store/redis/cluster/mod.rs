@@ -194,6 +194,11 @@ impl Cluster {
         layout.masters.iter().find_map(|master| master.server.clock())
     }
 
+    /// The user that this node is to the servers; `None` for the user without a name, and where the client does not show it.
+    pub(super) fn user(&self) -> Option<String> {
+        Some(self.atlas.example()?.redis_settings().username()?.to_owned())
+    }
+
     /// How the connections stand as one, and what is wrong with some of them.
     pub(super) fn link(&self) -> (LinkState, Breaker, Option<String>) {
         self.state().chart.link()
@@ -203,6 +208,11 @@ impl Cluster {
     pub(super) fn dial(&self, key: &str) -> Option<Dial> {
         let layout = self.state().chart.layout().ok()??;
         Some(layout.master(slot_of(key))?.server.dial.clone())
+    }
+
+    /// How many masters the chart has; 1 before there is one.
+    pub(super) fn count(&self) -> usize {
+        self.coverage().map_or(1, |coverage| coverage.masters.len())
     }
 
     /// The masters of the chart, and how far they cover the slots.

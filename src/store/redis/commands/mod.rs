@@ -17,7 +17,6 @@ use redis::{Cmd, Value};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-#[cfg(feature = "cluster")]
 use super::cluster::Cluster;
 use super::connection::Supervisor;
 use super::connection::connector::Dial;
@@ -29,7 +28,6 @@ use crate::store::StoreError;
 #[derive(Clone, Debug)]
 pub(super) enum Commands {
     One(Arc<Supervisor>),
-    #[cfg(feature = "cluster")]
     Cluster(Arc<Cluster>),
 }
 
@@ -38,11 +36,7 @@ impl Commands {
     /// the slot of this one.
     pub(super) async fn send(&self, key: &str, cmd: &Cmd, within: Duration) -> Result<Value, StoreError> {
         match self {
-            Self::One(server) => {
-                let _ = key;
-                server.send(cmd, within).await
-            }
-            #[cfg(feature = "cluster")]
+            Self::One(server) => server.send(cmd, within).await,
             // Boxed, because every command's future would have room for it.
             Self::Cluster(cluster) => Box::pin(cluster.send(key, cmd, within)).await,
         }
@@ -52,7 +46,6 @@ impl Commands {
     pub(super) fn is_spread(&self) -> bool {
         match self {
             Self::One(_) => false,
-            #[cfg(feature = "cluster")]
             Self::Cluster(_) => true,
         }
     }
@@ -61,7 +54,6 @@ impl Commands {
     pub(super) async fn until_up(&self) -> Result<(), StoreError> {
         match self {
             Self::One(server) => server.until_up().await,
-            #[cfg(feature = "cluster")]
             Self::Cluster(cluster) => cluster.until_up().await,
         }
     }
@@ -69,11 +61,7 @@ impl Commands {
     /// Waits until commands about `key` can be sent, through failures too.
     pub(super) async fn reach(&self, key: &str) -> Result<(), StoreError> {
         match self {
-            Self::One(server) => {
-                let _ = key;
-                server.until_up().await
-            }
-            #[cfg(feature = "cluster")]
+            Self::One(server) => server.until_up().await,
             Self::Cluster(cluster) => cluster.reach(key).await,
         }
     }
@@ -82,7 +70,6 @@ impl Commands {
     pub(super) fn down(&self) -> Option<StoreError> {
         match self {
             Self::One(server) => server.down(),
-            #[cfg(feature = "cluster")]
             Self::Cluster(cluster) => cluster.down(),
         }
     }
@@ -90,11 +77,7 @@ impl Commands {
     /// Whether commands about `key` fail at once at present.
     pub(super) fn is_down(&self, key: &str) -> bool {
         match self {
-            Self::One(server) => {
-                let _ = key;
-                server.down().is_some()
-            }
-            #[cfg(feature = "cluster")]
+            Self::One(server) => server.down().is_some(),
             Self::Cluster(cluster) => cluster.is_down(key),
         }
     }
@@ -103,7 +86,6 @@ impl Commands {
     pub(super) fn suspect(&self) {
         match self {
             Self::One(server) => server.suspect(),
-            #[cfg(feature = "cluster")]
             Self::Cluster(cluster) => cluster.suspect(),
         }
     }
@@ -112,7 +94,6 @@ impl Commands {
     pub(super) fn generations(&self) -> watch::Receiver<u64> {
         match self {
             Self::One(server) => server.generations(),
-            #[cfg(feature = "cluster")]
             Self::Cluster(cluster) => cluster.changes(),
         }
     }
@@ -126,7 +107,6 @@ impl Commands {
     pub(super) fn known_clock_at(&self, moment: Instant) -> Option<u64> {
         match self {
             Self::One(server) => server.known_clock_at(moment),
-            #[cfg(feature = "cluster")]
             Self::Cluster(cluster) => cluster.clock_at(moment),
         }
     }
@@ -135,7 +115,6 @@ impl Commands {
     pub(super) fn clock(&self) -> Option<ClockReading> {
         match self {
             Self::One(server) => server.clock(),
-            #[cfg(feature = "cluster")]
             Self::Cluster(cluster) => cluster.clock(),
         }
     }
@@ -143,11 +122,7 @@ impl Commands {
     /// How to connect to the server that has `key`; `None` while that is not known.
     pub(super) fn dial(&self, key: &str) -> Option<Dial> {
         match self {
-            Self::One(server) => {
-                let _ = key;
-                Some(server.dial.clone())
-            }
-            #[cfg(feature = "cluster")]
+            Self::One(server) => Some(server.dial.clone()),
             Self::Cluster(cluster) => cluster.dial(key),
         }
     }
@@ -156,10 +131,7 @@ impl Commands {
     pub(super) fn user(&self) -> Option<String> {
         match self {
             Self::One(server) => server.dial.user(),
-            #[cfg(feature = "cluster")]
-            Self::Cluster(cluster) => {
-                Some(cluster.atlas().example()?.redis_settings().username()?.to_owned())
-            }
+            Self::Cluster(cluster) => cluster.user(),
         }
     }
 
@@ -172,7 +144,6 @@ impl Commands {
                 let breaker = if refuses { Breaker::Open } else { Breaker::Closed };
                 (link, breaker, why.as_ref().map(reason))
             }
-            #[cfg(feature = "cluster")]
             Self::Cluster(cluster) => cluster.link(),
         }
     }
@@ -180,7 +151,6 @@ impl Commands {
     pub(super) fn close(&self) {
         match self {
             Self::One(server) => server.close(),
-            #[cfg(feature = "cluster")]
             Self::Cluster(cluster) => cluster.close(),
         }
     }
@@ -189,5 +159,11 @@ impl Commands {
 impl From<Arc<Supervisor>> for Commands {
     fn from(server: Arc<Supervisor>) -> Self {
         Self::One(server)
+    }
+}
+
+impl From<Arc<Cluster>> for Commands {
+    fn from(cluster: Arc<Cluster>) -> Self {
+        Self::Cluster(cluster)
     }
 }
