@@ -33,12 +33,12 @@ pub(super) use slot_map::{Coverage, Master};
 
 use super::connection::connector::Dial;
 use super::connection::{Supervisor, Told};
-use super::topology::cluster_endpoint::Node;
-pub(super) use super::topology::cluster_nodes::Atlas;
-use super::topology::slots::Address;
-pub(crate) use super::topology::slots::slot_of;
+use super::topology::cluster::endpoint::Node;
+pub(super) use super::topology::cluster::nodes::Atlas;
+use super::topology::cluster::slots::Address;
+pub(crate) use super::topology::cluster::slots::slot_of;
 #[cfg(any(test, fuzzing))]
-pub(super) use super::topology::slots::{read_redirect, read_slots};
+pub(super) use super::topology::cluster::slots::{read_redirect, read_slots};
 use crate::health::{Breaker, ClockReading, LinkState};
 use crate::store::StoreError;
 use crate::sync::lock;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::health::{Breaker, LinkState};
 use crate::store::redis::connection::Supervisor;
 use crate::store::redis::errors::classify::reason;
-use crate::store::redis::topology::slots::{Address, Range, SLOTS, slot_of};
+use crate::store::redis::topology::cluster::slots::{Address, Range, SLOTS, slot_of};
 use crate::store::{StoreError, StoreErrorKind};
 
 /// A slot that nobody has.
@@ -177,7 +177,7 @@ mod tests {
 
     use super::*;
     use crate::store::redis::connection::connector::Dial;
-    use crate::store::redis::topology::cluster_endpoint::Node;
+    use crate::store::redis::topology::cluster::endpoint::Node;
 
     fn address(name: &str) -> Address {
         Address::parse(name, None).expect("an address")

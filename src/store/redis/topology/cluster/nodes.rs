@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use redis::cluster::ClusterClient;
 use redis::{Client, ConnectionInfo, RedisResult};
 
-use super::cluster_info;
+use super::info;
 use super::slots::{Address, Range};
 use crate::sync::lock;
 
@@ -28,7 +28,7 @@ struct Known {
 
 impl Atlas {
     pub(crate) fn new(client: ClusterClient) -> Self {
-        let seeds = cluster_info::seeds(&client);
+        let seeds = info::seeds(&client);
         let seeds = seeds.iter().filter_map(|info| Address::parse(&info.addr().to_string(), None)).collect();
         // Not from the start of the list: the inboxes of a fleet belong on all nodes.
         Self { client, seeds, known: Mutex::default(), turn: AtomicUsize::new(fastrand::usize(..1 << 16)) }
@@ -42,12 +42,12 @@ impl Atlas {
 
     /// How to connect to this node.
     pub(crate) fn client_of(&self, address: &Address) -> RedisResult<Client> {
-        Client::open(cluster_info::node(&self.client, address)?)
+        Client::open(info::node(&self.client, address)?)
     }
 
     /// How the client is set up, by the example of the first node that it was given.
     pub(crate) fn example(&self) -> Option<ConnectionInfo> {
-        cluster_info::node(&self.client, self.seeds.first()?).ok()
+        info::node(&self.client, self.seeds.first()?).ok()
     }
 
     /// What the client was made with, as one text.
@@ -76,7 +76,7 @@ impl Atlas {
             let from = if known.masters.is_empty() { &self.seeds } else { &known.masters };
             from.get(turn % from.len().max(1)).cloned()
         };
-        let address = address.ok_or_else(cluster_info::nowhere)?;
+        let address = address.ok_or_else(info::nowhere)?;
         Ok((self.client_of(&address)?, address.to_string()))
     }
 

@@ -7,10 +7,10 @@ use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use redis::{Client, ConnectionAddr, RedisError, RedisResult};
 
-use super::cluster_nodes::Atlas;
-use super::endpoint::{Endpoint, Located};
-use super::server::Server;
+use super::nodes::Atlas;
 use crate::store::redis::errors::advice::{on_connecting, on_refusal};
+use crate::store::redis::topology::endpoint::{Endpoint, Located};
+use crate::store::redis::topology::server::Server;
 
 /// A certain node. It is not asked whether it is a primary: a replica sends a command for a key to its master.
 pub(crate) struct Node(Arc<Server>);
