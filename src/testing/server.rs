@@ -1,5 +1,6 @@
 //! The far side: a store, what happens to it, and the step that each command is there.
 
+use std::any::Any;
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
@@ -122,7 +123,8 @@ pub(crate) trait Witness: std::fmt::Debug + Send + Sync {
 impl Server {
     /// A server of what `store` makes; each call makes the same store once more.
     pub(super) fn new(store: impl Fn() -> Backend + Send + Sync + 'static, seed: u64) -> Arc<Self> {
-        let memory = store().memory().cloned();
+        let backend: Box<dyn Any> = store().kind;
+        let memory = backend.downcast().ok().map(|memory: Box<MemoryStore>| *memory);
         let server = Arc::new(Self {
             far: memory.map_or_else(|| Far::Other(Box::new(store)), Far::Memory),
             odds: Mutex::new(Odds::new(seed)),

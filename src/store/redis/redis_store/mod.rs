@@ -1,27 +1,24 @@
 //! One node of the fleet: what it has open to the servers, and how it is made.
 
+#[cfg(feature = "cluster")]
+mod cluster;
+#[cfg(feature = "sentinel")]
+mod sentinel;
+
 use std::fmt;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 use std::time::Duration;
 
 use redis::Client;
-#[cfg(feature = "cluster")]
-use redis::cluster::ClusterClient;
-#[cfg(feature = "sentinel")]
-use redis::sentinel::SentinelClient;
 use tokio::sync::Semaphore;
 
-#[cfg(feature = "cluster")]
-use super::cluster::Cluster;
 use super::commands::Commands;
 use super::commands::lock_leaving::Leaving;
 use super::connection::Supervisor;
 use super::connection::connector::Dial;
 use super::messages::inbox::Inbox;
 use super::messages::keyspace::Keyspace;
-#[cfg(feature = "sentinel")]
-use super::topology::sentinel::Sentinels;
 use crate::health::Topology;
 use crate::store::wake::lease_waiters::Watches;
 use crate::store::wake::lock_waiters::Grants;
@@ -56,24 +53,6 @@ impl RedisStore {
         info.addr().to_string().hash(&mut place);
         info.redis_settings().db().hash(&mut place);
         Self::of(Dial::new(&client, command_timeout), None, Topology::Single, place.finish())
-    }
-
-    /// The same on whichever server these sentinels call the primary.
-    #[cfg(feature = "sentinel")]
-    pub(crate) fn watched(client: SentinelClient, command_timeout: Duration) -> Self {
-        // The client does not show what it leads to, so each guard is taken for one of its own.
-        let place = fastrand::u64(..);
-        Self::of(Dial::to(Arc::new(Sentinels::new(client)), command_timeout), None, Topology::Sentinel, place)
-    }
-
-    /// The same on the nodes of a cluster.
-    #[cfg(feature = "cluster")]
-    pub(crate) fn spread(client: ClusterClient, command_timeout: Duration) -> Self {
-        let cluster = Cluster::new(client, command_timeout);
-        let mut place = DefaultHasher::new();
-        cluster.atlas().described().hash(&mut place);
-        let inbox = Dial::to(Arc::clone(cluster.atlas()) as _, command_timeout);
-        Self::of(inbox, Some(cluster.into()), Topology::Cluster, place.finish())
     }
 
     /// `dial` leads to messages; and to commands, where those have no ways of their own.
