@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::collections::VecDeque;
 use std::fmt;
+use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
@@ -15,7 +16,9 @@ use super::condition::Condition;
 use super::fault::{Fault, Odds};
 use crate::key::Key;
 use crate::store::backend::Backend;
-use crate::store::memory::{MemoryStore, Picture, Relay, Way};
+use crate::store::memory::MemoryStore;
+use crate::store::memory::fault_injection::Picture;
+use crate::store::memory::relay::Relay;
 use crate::store::wake::lease_waiters::Hint;
 #[cfg(test)]
 use crate::store::wake::lease_waiters::Watches;
@@ -86,7 +89,7 @@ pub(super) trait LineEnd: fmt::Debug + Send + Sync {
     fn hear(&self, name: &str, hint: &Hint) -> bool;
 
     /// What becomes of something that is said to a waiter for a lock.
-    fn way(&self) -> Way;
+    fn way(&self) -> ControlFlow<bool>;
 
     /// Subscribed again: each waiter has to look, because it may have missed something.
     fn hear_again(&self);
@@ -359,9 +362,9 @@ impl Relay for Server {
         told
     }
 
-    fn way(&self, token: &Token) -> Way {
+    fn way(&self, token: &Token) -> ControlFlow<bool> {
         let line = self.lines().into_iter().find(|line| line.is_own(token));
-        line.map_or(Way::Open, |line| line.way())
+        line.map_or(ControlFlow::Continue(()), |line| line.way())
     }
 
     fn told(&self, token: &Token, tell: Tell) {

@@ -40,8 +40,7 @@ pub(super) struct Records {
     pub(super) lists: Shelf<Vec<Member>>,
 }
 
-#[derive(Default)]
-#[cfg_attr(feature = "testing", derive(Clone))]
+#[derive(Clone, Default)]
 pub(super) struct Record {
     pub(super) entry: Option<(Bytes, At)>,
     pub(super) lease: Option<(Token, Instant)>,
@@ -52,7 +51,7 @@ pub(super) struct Record {
 }
 
 /// What a failed load left for its waiters.
-#[cfg_attr(feature = "testing", derive(Clone))]
+#[derive(Clone)]
 pub(super) struct Left {
     pub(super) by: Token,
     pub(super) outcome: Bytes,
