@@ -27,7 +27,6 @@ impl StampedeGuard {
         }
         self.node.detach_resource(key);
         // First, so that replicas which have the rest have this, too.
-        #[cfg(feature = "http")]
         if let Some(reports) = key.of_reports(&self.node.namespace) {
             let forget = |within| self.counted(self.node.store.tags().forget_tag(&reports, within));
             let forgotten = self.tried(&reports, until, |within| Box::pin(forget(within))).await;

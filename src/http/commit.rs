@@ -181,7 +181,7 @@ fn too_old(node: &Node, wanted: &Wanted, age: Duration) {
     let key = &wanted.resource;
     warn_if!(
         log::HTTP,
-        node.too_old.goes_on(),
+        node.http.too_old.goes_on(),
         ?key,
         ?age,
         "a response was older than its lifetime when it came, so each wave of requests asks for it anew: the lifetime counts from \

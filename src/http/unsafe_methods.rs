@@ -251,7 +251,7 @@ where
         let node = guard.parts().0;
         // A service that has panicked gives no late answer.
         let asking = asking.filter(|_| !panics);
-        let Some((asking, place)) = asking.zip(node.unheard.try_enter(MOST_UNHEARD)) else {
+        let Some((asking, place)) = asking.zip(node.http.unheard.try_enter(MOST_UNHEARD)) else {
             drop(begin_to_forget(&guard, target_keys(&guard, &invalidation)));
             return;
         };
@@ -306,7 +306,7 @@ fn begin_to_forget(guard: &StampedeGuard, keys: Vec<Key>) -> Option<JoinHandle<(
     // In a cluster each key may be on another server.
     let (away, told): (Vec<_>, Vec<_>) = keys.into_iter().partition(|key| node.store.is_down(key.name()));
     if !away.is_empty() {
-        match node.retold.try_enter(MOST_RETOLD) {
+        match node.http.retold.try_enter(MOST_RETOLD) {
             Some(place) => drop(forgetting(guard, away, Some(place))),
             None => {
                 node.count(Count::store_errors);
@@ -323,7 +323,7 @@ fn forgetting(guard: &StampedeGuard, keys: Vec<Key>, place: Option<Present>) -> 
     let forgetting = async move {
         for key in &keys {
             match guard.forget(key).await {
-                Ok(()) => guard.parts().0.untold.is_over(),
+                Ok(()) => guard.parts().0.http.untold.is_over(),
                 Err(error) => still_stored(guard.parts().0, error),
             }
         }
@@ -334,7 +334,7 @@ fn forgetting(guard: &StampedeGuard, keys: Vec<Key>, place: Option<Present>) -> 
 
 /// Logged once per outage, because each unsafe request meets it.
 fn still_stored(node: &Node, error: impl fmt::Display) {
-    warn_if!(log::HTTP, node.untold.goes_on(), %error, "what an unsafe request has changed is still stored");
+    warn_if!(log::HTTP, node.http.untold.goes_on(), %error, "what an unsafe request has changed is still stored");
 }
 
 /// Replaces the stored response if it is still the one that was `seen`. Holds the resource's lease no longer than

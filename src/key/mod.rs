@@ -6,6 +6,11 @@
 //! is still what the program wrote: `("user", 42)` is `user:42`.
 
 pub(crate) mod flight;
+#[cfg(feature = "http")]
+mod http;
+#[cfg(not(feature = "http"))]
+#[path = "no_http.rs"]
+mod http;
 
 use std::fmt::{self, Write as _};
 use std::hash::{BuildHasher, Hash, Hasher, RandomState};
@@ -232,15 +237,6 @@ impl Key {
         joined.unwrap_or_else(|| Self::digested(&format!("{namespace}:{}", key.text)))
     }
 
-    /// The same of a key that is made [of texts](CacheKey::from_texts), most often without making that.
-    #[cfg(feature = "http")]
-    pub(crate) fn from_texts(namespace: &str, head: &str, parts: &[&str]) -> Self {
-        let joined = || Self::joined([namespace, head].into_iter().chain(parts.iter().copied()));
-        let plain = parts.iter().all(|part| stands_for_itself(part));
-        let joined = plain.then(joined).flatten();
-        joined.unwrap_or_else(|| Self::new(namespace, &CacheKey::from_texts(head, parts)))
-    }
-
     /// Of escaped parts; `None` where that is too long. On the stack: every request passes here, and so there is one
     /// allocation.
     fn joined<'a>(parts: impl Iterator<Item = &'a str>) -> Option<Self> {
@@ -260,31 +256,6 @@ impl Key {
         Self { hash: HASH_STATE.hash_one(name), name: name.into(), full: None }
     }
 
-    /// The key of something that belongs to this one's resource; `suffix` begins with `~` and is ASCII.
-    #[cfg(feature = "http")]
-    pub(crate) fn derived(&self, suffix: &str) -> Self {
-        let full = format!("{}{suffix}", self.full());
-        if full.len() > LONGEST_NAME { Self::digested(&full) } else { Self::of_name(&full) }
-    }
-
-    /// The tag of what proxies' reports have of an HTTP resource; `None` if this is the key of no such resource.
-    #[cfg(feature = "http")]
-    pub(crate) fn of_reports(&self, namespace: &str) -> Option<Self> {
-        self.within(namespace).starts_with("http:").then(|| self.of_report(""))
-    }
-
-    /// The key of what this report has of a resource.
-    #[cfg(feature = "http")]
-    pub(crate) fn of_report(&self, digest: &str) -> Self {
-        self.derived(&format!("~f{digest}"))
-    }
-
-    /// Whether this was derived from that key, or is it.
-    #[cfg(feature = "http")]
-    pub(crate) fn is_below(&self, above: &Self) -> bool {
-        self.full().starts_with(above.full())
-    }
-
     fn digested(full: &str) -> Self {
         // Escaped text is ASCII, so any index is a character boundary. `~` never occurs in it,
         // so a digested name can not equal one that is used as it is.
@@ -302,12 +273,6 @@ impl Key {
     /// Everything that identifies the resource; kept in the envelope and compared on read.
     pub(crate) fn full(&self) -> &str {
         self.full.as_ref().unwrap_or(&self.name)
-    }
-
-    /// What its [`CacheKey`] displays as.
-    #[cfg(feature = "http")]
-    pub(crate) fn within(&self, namespace: &str) -> &str {
-        self.full().get(namespace.len() + 1..).unwrap_or_default()
     }
 
     /// A short fingerprint for errors and events, which never carry the key's text.

@@ -1,7 +1,5 @@
 //! What a policy may be: settings that contradict each other are refused by name.
 
-#[cfg(feature = "http")]
-use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Policy, PolicyBuilder};
@@ -16,13 +14,7 @@ impl PolicyBuilder {
     ///
     /// [`ErrorKind::InvalidPolicy`], naming the settings that do not fit and what would.
     pub fn build(self) -> Result<Policy, Error> {
-        let Self {
-            mut policy,
-            wait_timeout,
-            command_timeout,
-            #[cfg(feature = "http")]
-            requests,
-        } = self;
+        let Self { mut policy, wait_timeout, command_timeout, requests } = self;
         policy.command_timeout = command_timeout.unwrap_or_else(|| policy.usual_command_timeout());
         policy.wait_timeout = wait_timeout.unwrap_or_else(|| policy.longest_load());
 
@@ -71,13 +63,7 @@ impl PolicyBuilder {
         if policy.max_body == 0 || policy.max_body > 256 * 1024 * 1024 {
             return Err(refused(format!("max_body is {}: choose from 1 to 256 MiB", policy.max_body)));
         }
-        #[cfg(feature = "http")]
-        {
-            policy.http = Arc::new(requests.apply(Arc::unwrap_or_clone(policy.http)));
-            if let Some(text) = policy.http.refusal() {
-                return Err(refused(text));
-            }
-        }
+        policy.http = requests.apply(policy.http).map_err(refused)?;
         let contradiction = |left: &str, a: Duration, right: &str, b: Duration, advice: &str| {
             Err(refused(format!("{left} ({a:?}) and {right} ({b:?}) contradict each other: {advice}")))
         };

@@ -1,11 +1,8 @@
 //! Setting a policy up, and refusing settings that contradict each other.
 
-#[cfg(feature = "http")]
-use std::sync::Arc;
 use std::time::Duration;
 
-#[cfg(feature = "http")]
-use super::requests::Requests;
+use super::http::Requests;
 use super::{OnOverload, OnStoreDown, OnWaitTimeout, Policy};
 use crate::key::CacheKey;
 use crate::value::codec::Codec;
@@ -19,7 +16,6 @@ pub struct PolicyBuilder {
     pub(super) wait_timeout: Option<Duration>,
     /// `None` follows `coordination_budget`.
     pub(super) command_timeout: Option<Duration>,
-    #[cfg(feature = "http")]
     pub(super) requests: Requests,
 }
 
@@ -59,7 +55,6 @@ impl PolicyBuilder {
         Self {
             wait_timeout: (wait != policy.longest_load()).then_some(wait),
             command_timeout: (command != policy.usual_command_timeout()).then_some(command),
-            #[cfg(feature = "http")]
             requests: Requests::of(&policy.http),
             policy,
         }
@@ -269,46 +264,6 @@ impl PolicyBuilder {
     /// themselves. Both are counted in [`Stats::unshareable`](crate::Stats::unshareable). Defaults to 1 MiB.
     pub fn max_body(mut self, bytes: usize) -> Self {
         self.policy.max_body = bytes;
-        self
-    }
-
-    /// What the HTTP layer shares, with whom, and for how long. In whichever order they are called,
-    /// [`scheme`](Self::scheme) and [`credential_headers`](Self::credential_headers) win over what it says of the same, and
-    /// [`credential_header`](Self::credential_header) adds to it.
-    /// Defaults to [`HttpPolicy::default`](crate::http::HttpPolicy::default).
-    #[cfg(feature = "http")]
-    #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
-    pub fn http(mut self, http: crate::http::HttpPolicy) -> Self {
-        self.policy.http = Arc::new(http);
-        self
-    }
-
-    /// [`HttpPolicy::scheme`](crate::http::HttpPolicy::scheme), whatever [`http`](Self::http) says of it: what to set behind
-    /// a proxy that terminates TLS.
-    #[cfg(feature = "http")]
-    #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
-    pub fn scheme(mut self, scheme: http::uri::Scheme) -> Self {
-        self.requests.scheme = Some(scheme);
-        self
-    }
-
-    /// One more request header that marks an answer as one user's, beside those of
-    /// [`credential_headers`](Self::credential_headers), whatever replaces that list.
-    #[cfg(feature = "http")]
-    #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
-    pub fn credential_header(mut self, name: http::HeaderName) -> Self {
-        self.requests.added.push(name);
-        self
-    }
-
-    /// The request headers that mark an answer as one user's: a request with any of them bypasses the
-    /// cache. Defaults to `Authorization`, `Proxy-Authorization`, `Cookie`, `X-Api-Key`,
-    /// `X-Auth-Token` and `X-Amz-Security-Token`, or what [`http`](Self::http) has instead. **Replaces** that list; what
-    /// [`credential_header`](Self::credential_header) adds to it, here or there, before or after, stays.
-    #[cfg(feature = "http")]
-    #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
-    pub fn credential_headers(mut self, names: impl IntoIterator<Item = http::HeaderName>) -> Self {
-        self.requests.credentials = Some(names.into_iter().collect());
         self
     }
 }

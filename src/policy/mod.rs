@@ -6,14 +6,18 @@ pub(crate) mod budget;
 mod build;
 mod builder;
 #[cfg(feature = "http")]
-mod requests;
-
+mod http;
+#[cfg(not(feature = "http"))]
+#[path = "no_http.rs"]
+mod http;
 #[cfg(feature = "http")]
-use std::sync::Arc;
+mod http_builder;
+
 use std::time::Duration;
 
 pub use builder::PolicyBuilder;
 
+use self::http::OverHttp;
 use crate::key::{CacheKey, Key};
 use crate::value::codec::Codec;
 use crate::value::entry::Encoding;
@@ -106,8 +110,7 @@ pub struct Policy {
     pub(crate) error_for: Duration,
     pub(crate) codec: Codec,
     pub(crate) max_body: usize,
-    #[cfg(feature = "http")]
-    pub(crate) http: Arc<crate::http::HttpPolicy>,
+    pub(crate) http: OverHttp,
 }
 
 impl Policy {
@@ -261,8 +264,7 @@ impl Default for Policy {
             codec: Codec::MessagePack,
             // Larger bodies block the shared connection: 16 MiB delay every other command by 34 ms.
             max_body: 1024 * 1024,
-            #[cfg(feature = "http")]
-            http: Arc::default(),
+            http: Default::default(),
         }
     }
 }
@@ -314,18 +316,6 @@ mod tests {
         assert_eq!((longer.wait_timeout, longer.command_timeout), (ms(62_000), ms(150)));
         let own = Policy::builder().wait_timeout(ms(7), OnWaitTimeout::Fail).build().expect("valid");
         assert_eq!(own.to_builder().load_timeout(ms(1)).build().expect("valid").wait_timeout, ms(7));
-    }
-
-    #[cfg(feature = "http")]
-    #[test]
-    fn a_credential_that_was_added_stays_whatever_is_made_of_a_policy() {
-        let name = http::HeaderName::from_static("x-user");
-        let policy = Policy::builder().credential_header(name.clone()).scheme(http::uri::Scheme::HTTPS);
-        let policy = policy.build().expect("valid");
-        assert_eq!(policy.to_builder().build().expect("valid"), policy);
-        let other = policy.to_builder().http(crate::http::HttpPolicy::strict()).credential_headers([]);
-        let other = other.build().expect("valid").http.requests.clone();
-        assert_eq!((other.credentials.names, other.scheme), (vec![name], http::uri::Scheme::HTTPS));
     }
 
     #[test]

@@ -345,7 +345,7 @@ impl<S> From<ChaosStore<S>> for Backend {
 #[cfg_attr(docsrs, doc(cfg(feature = "testing")))]
 impl From<Replica> for Backend {
     fn from(replica: Replica) -> Self {
-        Self::other(replica)
+        Self::of(replica)
     }
 }
 

@@ -1,7 +1,9 @@
 //! [`Server`]: the shared store behind all wires, the faults that happen in it, and the execution of each command.
 
+use std::any::Any;
 use std::collections::VecDeque;
 use std::fmt;
+use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
@@ -14,7 +16,9 @@ use super::condition::Condition;
 use super::fault::{Fault, Odds};
 use crate::key::Key;
 use crate::store::backend::Backend;
-use crate::store::memory::{MemoryStore, Picture, Relay, Way};
+use crate::store::memory::MemoryStore;
+use crate::store::memory::fault_injection::Picture;
+use crate::store::memory::relay::Relay;
 use crate::store::wake::lease_waiters::Hint;
 #[cfg(test)]
 use crate::store::wake::lease_waiters::Watches;
@@ -85,8 +89,8 @@ pub(super) trait LineEnd: fmt::Debug + Send + Sync {
     /// Delivers a message at this end at once. Returns whether a waiter received it.
     fn hear(&self, name: &str, hint: &Hint) -> bool;
 
-    /// The fate of the next message to a lock waiter.
-    fn way(&self) -> Way;
+    /// What becomes of something that is said to a waiter for a lock.
+    fn way(&self) -> ControlFlow<bool>;
 
     /// The subscription is restored: each waiter has to ask, because it may have missed a message.
     fn hear_again(&self);
@@ -123,7 +127,8 @@ pub(crate) trait Witness: std::fmt::Debug + Send + Sync {
 impl Server {
     /// A server of the store that `store` makes; each call must make the same store.
     pub(super) fn new(store: impl Fn() -> Backend + Send + Sync + 'static, seed: u64) -> Arc<Self> {
-        let memory = store().memory().cloned();
+        let backend: Box<dyn Any> = store().kind;
+        let memory = backend.downcast().ok().map(|memory: Box<MemoryStore>| *memory);
         let server = Arc::new(Self {
             far: memory.map_or_else(|| Far::Other(Box::new(store)), Far::Memory),
             odds: Mutex::new(Odds::new(seed)),
@@ -358,9 +363,9 @@ impl Relay for Server {
         told
     }
 
-    fn way(&self, token: &Token) -> Way {
+    fn way(&self, token: &Token) -> ControlFlow<bool> {
         let line = self.lines().into_iter().find(|line| line.is_own(token));
-        line.map_or(Way::Open, |line| line.way())
+        line.map_or(ControlFlow::Continue(()), |line| line.way())
     }
 
     fn told(&self, token: &Token, tell: Tell) {

@@ -1,6 +1,7 @@
 //! [`Wire`]: the connection to the server and back. Determines how long a command takes, whether it arrives, and
 //! what its caller is told.
 
+use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
@@ -17,7 +18,6 @@ use crate::health::{Finding, Health, LinkState};
 use crate::key::Key;
 #[cfg(test)]
 use crate::simulation::{Mutant, mutated};
-use crate::store::memory::Way;
 use crate::store::wake::lease_waiters::{Hint, Hints, Watches};
 use crate::store::{HandOver, NodeStore, StoreError, StoreErrorKind, Token, Watch};
 use crate::sync::lock;
@@ -353,11 +353,15 @@ impl LineEnd for Wire {
         self.watches.tell(name, hint)
     }
 
-    fn way(&self) -> Way {
+    fn way(&self) -> ControlFlow<bool> {
         if self.condition.is_dead() {
-            return Way::Gone;
+            return ControlFlow::Break(false);
         }
-        if self.loses(&mut lock(&self.server.odds)) { Way::Lost } else { Way::Open }
+        if self.loses(&mut lock(&self.server.odds)) {
+            ControlFlow::Break(true)
+        } else {
+            ControlFlow::Continue(())
+        }
     }
 
     fn is_own(&self, token: &Token) -> bool {

@@ -29,7 +29,7 @@ mod store {
 mod notify;
 mod registry;
 #[allow(dead_code, reason = "the module is more than its model uses")]
-#[path = "../../src/store/wake/lease_waiters.rs"]
+#[path = "../../src/store/wake/lease_waiters/mod.rs"]
 mod watch;
 mod wave;
 

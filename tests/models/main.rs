@@ -36,7 +36,7 @@ mod notify;
 mod registry;
 mod take_over;
 #[allow(dead_code, reason = "each module is more than its model uses")]
-#[path = "../../src/store/wake/lease_waiters.rs"]
+#[path = "../../src/store/wake/lease_waiters/mod.rs"]
 mod watch;
 mod wave;
 

@@ -28,14 +28,8 @@ impl MemoryNode {
         let shared = &self.store.shared;
         let now = Instant::now();
         let now_us = self.clock_at(now) * 1_000;
-        let mut step = Step {
-            now,
-            now_us,
-            grants: &shared.grants,
-            wakes: Vec::new(),
-            #[cfg(feature = "testing")]
-            meddling: &shared.meddling,
-        };
+        let mut step =
+            Step { now, now_us, grants: &shared.grants, wakes: Vec::new(), meddling: &shared.meddling };
         reply(act(&mut lock(&shared.locks), &mut step))
     }
 }

@@ -3,13 +3,12 @@
 
 mod expiring_map;
 #[cfg(feature = "testing")]
-mod fault_injection;
+pub(crate) mod fault_injection;
 mod lock_table;
 mod locks;
 mod mutexes;
 mod records;
-#[cfg(feature = "testing")]
-mod relay;
+pub(crate) mod relay;
 mod semaphores;
 mod sweep;
 mod tags;
@@ -26,14 +25,9 @@ use bytes::Bytes;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-#[cfg(feature = "testing")]
-pub(crate) use fault_injection::Picture;
 use lock_table::Locks;
 use records::Records;
-#[cfg(feature = "testing")]
 use relay::Meddling;
-#[cfg(feature = "testing")]
-pub(crate) use relay::{Relay, Way};
 
 use super::wake::lease_waiters::{Hint, Watches};
 use super::wake::lock_waiters::Grants;
@@ -73,7 +67,6 @@ struct Shared {
     watches: Arc<Watches>,
     locks: Mutex<Locks>,
     grants: Arc<Grants>,
-    #[cfg(feature = "testing")]
     meddling: Meddling,
 }
 
@@ -103,7 +96,6 @@ impl MemoryStore {
                 watches: Arc::default(),
                 locks: Mutex::default(),
                 grants: Arc::default(),
-                #[cfg(feature = "testing")]
                 meddling: Meddling::default(),
             }),
         }
@@ -134,17 +126,13 @@ impl MemoryStore {
 impl Shared {
     fn clock_at(&self, moment: Instant) -> u64 {
         let now = self.started_ms + moment.saturating_duration_since(self.started).as_millis() as u64;
-        #[cfg(feature = "testing")]
-        let now = now.saturating_add_signed(self.meddling.ahead_ms());
-        now
+        now.saturating_add_signed(self.meddling.ahead_ms())
     }
 
     /// Tells the waiters of a key; as [`Watches::tell`].
     fn tell(&self, name: &str, hint: &Hint) -> bool {
         let heard = self.watches.tell(name, hint);
-        #[cfg(feature = "testing")]
-        let heard = self.meddling.relay(name, hint) || heard;
-        heard
+        self.meddling.relay(name, hint) || heard
     }
 }
 

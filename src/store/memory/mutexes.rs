@@ -1,14 +1,14 @@
 //! The mutexes of a memory store. Plain data under one lock.
 
 use std::collections::{HashMap, VecDeque};
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use super::expiring_map::later;
-#[cfg(feature = "testing")]
-use super::relay::{Meddling, Way};
+use super::relay::Meddling;
 use super::sweep::Sweep;
 use crate::store::Token;
 use crate::store::lock_store::{MutexTaken, Offer, Take, Taken};
@@ -52,25 +52,21 @@ pub(super) struct Step<'a> {
     pub(super) now_us: u64,
     pub(super) grants: &'a Grants,
     pub(super) wakes: Vec<Wake>,
-    #[cfg(feature = "testing")]
     pub(super) meddling: &'a Meddling,
 }
 
 impl Step<'_> {
     /// Tells the waiter with this token; returns whether there is one.
     pub(super) fn tell(&mut self, token: &Token, tell: Tell) -> bool {
-        #[cfg(feature = "testing")]
-        if self.grants.is_registered(token) {
-            match self.meddling.way(token) {
-                Way::Open => {}
-                Way::Lost => return true,
-                Way::Gone => return false,
-            }
+        if self.meddling.is_relayed()
+            && self.grants.is_registered(token)
+            && let ControlFlow::Break(seems_heard) = self.meddling.way(token)
+        {
+            return seems_heard;
         }
         let wake = self.grants.tell(token, tell);
         let heard = wake.is_some();
         self.wakes.extend(wake);
-        #[cfg(feature = "testing")]
         if heard {
             self.meddling.told(token, tell);
         }

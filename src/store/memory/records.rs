@@ -41,8 +41,7 @@ pub(super) struct Records {
     pub(super) lists: Shelf<Vec<Member>>,
 }
 
-#[derive(Default)]
-#[cfg_attr(feature = "testing", derive(Clone))]
+#[derive(Clone, Default)]
 pub(super) struct Record {
     pub(super) entry: Option<(Bytes, At)>,
     pub(super) lease: Option<(Token, Instant)>,
@@ -52,8 +51,8 @@ pub(super) struct Record {
     pub(super) ending: Option<Box<Left>>,
 }
 
-/// The outcome that a failed load left for its waiters.
-#[cfg_attr(feature = "testing", derive(Clone))]
+/// What a failed load left for its waiters.
+#[derive(Clone)]
 pub(super) struct Left {
     pub(super) by: Token,
     pub(super) outcome: Bytes,

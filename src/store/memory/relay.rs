@@ -1,6 +1,7 @@
 //! A second way to tell a memory store's waiters, on which messages can be lost. For
 //! [`testing`](crate::testing).
 
+use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{OnceLock, Weak};
 
@@ -8,7 +9,7 @@ use crate::store::Token;
 use crate::store::wake::lease_waiters::Hint;
 use crate::store::wake::lock_waiters::Tell;
 
-/// The parts of a store that only tests change.
+/// What is done to a store from outside. Nothing is, but in tests.
 #[derive(Default)]
 pub(crate) struct Meddling {
     pub(super) relay: OnceLock<Weak<dyn Relay>>,
@@ -20,21 +21,12 @@ pub(crate) trait Relay: Send + Sync {
     /// As [`Watches::tell`](crate::store::wake::lease_waiters::Watches::tell).
     fn tell(&self, name: &str, hint: &Hint) -> bool;
 
-    /// What happens to a message to this waiter for a lock, or to this holder.
-    fn way(&self, token: &Token) -> Way;
+    /// Whether something that is said to this waiter for a lock, or to this holder, arrives. `Break` where it does not: with
+    /// whether the one that says it takes it for heard.
+    fn way(&self, token: &Token) -> ControlFlow<bool>;
 
     /// Called when this waiter for a lock, or this holder, was told.
     fn told(&self, token: &Token, tell: Tell);
-}
-
-/// What happens to a message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
-    Open,
-    /// It does not arrive, and its sender does not know.
-    Lost,
-    /// It has no receiver, and its sender knows.
-    Gone,
 }
 
 impl Meddling {
@@ -42,8 +34,12 @@ impl Meddling {
         self.relay.get().and_then(Weak::upgrade).is_some_and(|relay| relay.tell(name, hint))
     }
 
-    pub(super) fn way(&self, token: &Token) -> Way {
-        self.relay.get().and_then(Weak::upgrade).map_or(Way::Open, |relay| relay.way(token))
+    pub(super) fn is_relayed(&self) -> bool {
+        self.relay.get().is_some()
+    }
+
+    pub(super) fn way(&self, token: &Token) -> ControlFlow<bool> {
+        self.relay.get().and_then(Weak::upgrade).map_or(ControlFlow::Continue(()), |relay| relay.way(token))
     }
 
     pub(super) fn told(&self, token: &Token, tell: Tell) {

@@ -2,7 +2,6 @@
 
 use redis::{RedisError, Value};
 
-#[cfg(feature = "cluster")]
 use super::cluster::{read_redirect, read_slots};
 use super::commands::acquire::{self, Answer};
 use super::commands::deadline::Ran;
@@ -51,7 +50,6 @@ pub(crate) fn reply(bytes: &[u8]) {
     for finding in doctor::read_any(&reply) {
         assert!(!finding.to_string().is_empty());
     }
-    #[cfg(feature = "cluster")]
     read_slots(reply);
 }
 
@@ -59,7 +57,6 @@ pub(crate) fn reply(bytes: &[u8]) {
 pub(crate) fn refusal(line: &[u8]) {
     let reply = [b"-", line, b"\r\n"].concat();
     let Ok(Value::ServerError(refused)) = redis::parse_redis_value(&reply) else { return };
-    #[cfg(feature = "cluster")]
     read_redirect(refused.code(), refused.details());
     let error = RedisError::from(refused);
     let (kind, _) = judge(&error);

@@ -16,6 +16,9 @@
 
 #[cfg(feature = "cluster")]
 mod cluster;
+#[cfg(not(feature = "cluster"))]
+#[path = "no_cluster.rs"]
+mod cluster;
 mod commands;
 mod connection;
 #[cfg(test)]

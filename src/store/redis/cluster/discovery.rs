@@ -13,7 +13,7 @@ use super::{Cluster, Looks, Supervisor};
 use crate::observe::log;
 use crate::store::redis::connection::backoff::Backoff;
 use crate::store::redis::errors::classify::{reason, store_error};
-use crate::store::redis::topology::slots::{Address, Range, majority, parse};
+use crate::store::redis::topology::cluster::slots::{Address, Range, majority, parse};
 use crate::store::{StoreError, StoreErrorKind};
 
 /// How often the map is refreshed without a sign that it has changed.

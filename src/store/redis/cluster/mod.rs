@@ -33,11 +33,12 @@ pub(super) use slot_map::{Coverage, Master};
 
 use super::connection::connector::Dial;
 use super::connection::{Supervisor, Told};
-pub(super) use super::topology::cluster_nodes::Atlas;
-use super::topology::slots::Address;
-pub(crate) use super::topology::slots::slot_of;
+use super::topology::cluster::endpoint::Node;
+pub(super) use super::topology::cluster::nodes::Atlas;
+use super::topology::cluster::slots::Address;
+pub(crate) use super::topology::cluster::slots::slot_of;
 #[cfg(any(test, fuzzing))]
-pub(super) use super::topology::slots::{read_redirect, read_slots};
+pub(super) use super::topology::cluster::slots::{read_redirect, read_slots};
 use crate::health::{Breaker, ClockReading, LinkState};
 use crate::store::StoreError;
 use crate::sync::lock;
@@ -132,8 +133,9 @@ impl Cluster {
             kept.used = Instant::now();
             return Ok(Arc::clone(&kept.server));
         }
-        // Outside the lock: it runs code of redis-rs and of the user's callbacks.
-        let server = Supervisor::new(Dial::node(&self.atlas.client_of(address)?, self.answer));
+        // Outside the lock: it runs code of the client, and its maker's.
+        let server =
+            Supervisor::new(Dial::to(Arc::new(Node::new(&self.atlas.client_of(address)?)), self.answer));
         let mut state = self.state();
         if matches!(state.chart, Chart::Closed) {
             // For a command that was under way at the close and is redirected: its connection would never be closed.
@@ -193,7 +195,12 @@ impl Cluster {
         layout.masters.iter().find_map(|master| master.server.clock())
     }
 
-    /// The state of all connections together, and the first failure if some are down.
+    /// The user that this node is to the servers; `None` for the user without a name, and where the client does not show it.
+    pub(super) fn user(&self) -> Option<String> {
+        Some(self.atlas.example()?.redis_settings().username()?.to_owned())
+    }
+
+    /// How the connections stand as one, and what is wrong with some of them.
     pub(super) fn link(&self) -> (LinkState, Breaker, Option<String>) {
         self.state().chart.link()
     }
@@ -204,7 +211,12 @@ impl Cluster {
         Some(layout.master(slot_of(key))?.server.dial.clone())
     }
 
-    /// The masters of the map, and how many slots they leave unserved.
+    /// How many masters the chart has; 1 before there is one.
+    pub(super) fn count(&self) -> usize {
+        self.coverage().map_or(1, |coverage| coverage.masters.len())
+    }
+
+    /// The masters of the chart, and how far they cover the slots.
     pub(super) fn coverage(&self) -> Option<Coverage> {
         Some(self.state().chart.layout().ok()??.coverage())
     }

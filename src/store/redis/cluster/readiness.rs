@@ -8,7 +8,7 @@ use tokio::runtime::Handle;
 use super::Cluster;
 use super::discovery::{Surveyor, survey};
 use super::slot_map::{Chart, Layout};
-use crate::store::redis::topology::slots::slot_of;
+use crate::store::redis::topology::cluster::slots::slot_of;
 use crate::store::{StoreError, StoreErrorKind};
 
 impl Cluster {

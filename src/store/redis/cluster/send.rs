@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::{Cluster, Supervisor};
 use crate::store::redis::errors::classify::store_error;
-use crate::store::redis::topology::slots::{Address, Redirect, redirect, slot_of};
+use crate::store::redis::topology::cluster::slots::{Address, Redirect, redirect, slot_of};
 use crate::store::{StoreError, StoreErrorKind};
 
 /// How often a command follows a redirection at once. A map that is one change behind is right after the first.

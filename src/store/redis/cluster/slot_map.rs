@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::health::{Breaker, LinkState};
 use crate::store::redis::connection::Supervisor;
 use crate::store::redis::errors::classify::reason;
-use crate::store::redis::topology::slots::{Address, Range, SLOTS, slot_of};
+use crate::store::redis::topology::cluster::slots::{Address, Range, SLOTS, slot_of};
 use crate::store::{StoreError, StoreErrorKind};
 
 /// Marks a slot without a master.
@@ -176,6 +176,7 @@ mod tests {
 
     use super::*;
     use crate::store::redis::connection::connector::Dial;
+    use crate::store::redis::topology::cluster::endpoint::Node;
 
     fn address(name: &str) -> Address {
         Address::parse(name, None).expect("an address")
@@ -183,7 +184,7 @@ mod tests {
 
     fn server(address: &Address) -> Result<Arc<Supervisor>, redis::RedisError> {
         let client = Client::open(format!("redis://{address}"))?;
-        Ok(Supervisor::new(Dial::node(&client, Duration::from_millis(50))))
+        Ok(Supervisor::new(Dial::to(Arc::new(Node::new(&client)), Duration::from_millis(50))))
     }
 
     #[tokio::test]

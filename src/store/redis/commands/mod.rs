@@ -18,7 +18,6 @@ use redis::{Cmd, Value};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-#[cfg(feature = "cluster")]
 use super::cluster::Cluster;
 use super::connection::Supervisor;
 use super::connection::connector::Dial;
@@ -30,7 +29,6 @@ use crate::store::StoreError;
 #[derive(Clone, Debug)]
 pub(super) enum Commands {
     One(Arc<Supervisor>),
-    #[cfg(feature = "cluster")]
     Cluster(Arc<Cluster>),
 }
 
@@ -39,11 +37,7 @@ impl Commands {
     /// of `key`.
     pub(super) async fn send(&self, key: &str, cmd: &Cmd, within: Duration) -> Result<Value, StoreError> {
         match self {
-            Self::One(server) => {
-                let _ = key;
-                server.send(cmd, within).await
-            }
-            #[cfg(feature = "cluster")]
+            Self::One(server) => server.send(cmd, within).await,
             // Boxed, because every command's future would have room for it.
             Self::Cluster(cluster) => Box::pin(cluster.send(key, cmd, within)).await,
         }
@@ -53,7 +47,6 @@ impl Commands {
     pub(super) fn is_spread(&self) -> bool {
         match self {
             Self::One(_) => false,
-            #[cfg(feature = "cluster")]
             Self::Cluster(_) => true,
         }
     }
@@ -62,7 +55,6 @@ impl Commands {
     pub(super) async fn until_up(&self) -> Result<(), StoreError> {
         match self {
             Self::One(server) => server.until_up().await,
-            #[cfg(feature = "cluster")]
             Self::Cluster(cluster) => cluster.until_up().await,
         }
     }
@@ -70,11 +62,7 @@ impl Commands {
     /// Waits until commands about `key` can be sent, even if attempts to connect fail.
     pub(super) async fn reach(&self, key: &str) -> Result<(), StoreError> {
         match self {
-            Self::One(server) => {
-                let _ = key;
-                server.until_up().await
-            }
-            #[cfg(feature = "cluster")]
+            Self::One(server) => server.until_up().await,
             Self::Cluster(cluster) => cluster.reach(key).await,
         }
     }
@@ -83,7 +71,6 @@ impl Commands {
     pub(super) fn down(&self) -> Option<StoreError> {
         match self {
             Self::One(server) => server.down(),
-            #[cfg(feature = "cluster")]
             Self::Cluster(cluster) => cluster.down(),
         }
     }
@@ -91,11 +78,7 @@ impl Commands {
     /// Whether commands about `key` fail at once at present.
     pub(super) fn is_down(&self, key: &str) -> bool {
         match self {
-            Self::One(server) => {
-                let _ = key;
-                server.down().is_some()
-            }
-            #[cfg(feature = "cluster")]
+            Self::One(server) => server.down().is_some(),
             Self::Cluster(cluster) => cluster.is_down(key),
         }
     }
@@ -104,7 +87,6 @@ impl Commands {
     pub(super) fn suspect(&self) {
         match self {
             Self::One(server) => server.suspect(),
-            #[cfg(feature = "cluster")]
             Self::Cluster(cluster) => cluster.suspect(),
         }
     }
@@ -113,7 +95,6 @@ impl Commands {
     pub(super) fn generations(&self) -> watch::Receiver<u64> {
         match self {
             Self::One(server) => server.generations(),
-            #[cfg(feature = "cluster")]
             Self::Cluster(cluster) => cluster.changes(),
         }
     }
@@ -127,7 +108,6 @@ impl Commands {
     pub(super) fn known_clock_at(&self, moment: Instant) -> Option<u64> {
         match self {
             Self::One(server) => server.known_clock_at(moment),
-            #[cfg(feature = "cluster")]
             Self::Cluster(cluster) => cluster.clock_at(moment),
         }
     }
@@ -136,7 +116,6 @@ impl Commands {
     pub(super) fn clock(&self) -> Option<ClockReading> {
         match self {
             Self::One(server) => server.clock(),
-            #[cfg(feature = "cluster")]
             Self::Cluster(cluster) => cluster.clock(),
         }
     }
@@ -144,11 +123,7 @@ impl Commands {
     /// How to connect to the server that has `key`; `None` while that is not known.
     pub(super) fn dial(&self, key: &str) -> Option<Dial> {
         match self {
-            Self::One(server) => {
-                let _ = key;
-                Some(server.dial.clone())
-            }
-            #[cfg(feature = "cluster")]
+            Self::One(server) => Some(server.dial.clone()),
             Self::Cluster(cluster) => cluster.dial(key),
         }
     }
@@ -157,10 +132,7 @@ impl Commands {
     pub(super) fn user(&self) -> Option<String> {
         match self {
             Self::One(server) => server.dial.user(),
-            #[cfg(feature = "cluster")]
-            Self::Cluster(cluster) => {
-                Some(cluster.atlas().example()?.redis_settings().username()?.to_owned())
-            }
+            Self::Cluster(cluster) => cluster.user(),
         }
     }
 
@@ -173,7 +145,6 @@ impl Commands {
                 let breaker = if refuses { Breaker::Open } else { Breaker::Closed };
                 (link, breaker, why.as_ref().map(reason))
             }
-            #[cfg(feature = "cluster")]
             Self::Cluster(cluster) => cluster.link(),
         }
     }
@@ -181,7 +152,6 @@ impl Commands {
     pub(super) fn close(&self) {
         match self {
             Self::One(server) => server.close(),
-            #[cfg(feature = "cluster")]
             Self::Cluster(cluster) => cluster.close(),
         }
     }
@@ -190,5 +160,11 @@ impl Commands {
 impl From<Arc<Supervisor>> for Commands {
     fn from(server: Arc<Supervisor>) -> Self {
         Self::One(server)
+    }
+}
+
+impl From<Arc<Cluster>> for Commands {
+    fn from(cluster: Arc<Cluster>) -> Self {
+        Self::Cluster(cluster)
     }
 }

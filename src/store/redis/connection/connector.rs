@@ -6,26 +6,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
-#[cfg(feature = "tls")]
-use redis::ConnectionAddr;
+use futures_util::future::BoxFuture;
 use redis::aio::{MultiplexedConnection, PubSub};
 use redis::{AsyncConnectionConfig, Client, RedisError, RedisResult};
-#[cfg(feature = "tls")]
-use rustls::crypto::CryptoProvider;
 
+use super::tls::provide_cryptography;
 use crate::failure_text::panic_text;
-#[cfg(feature = "cluster")]
-use crate::store::redis::cluster::Atlas;
-#[cfg(feature = "cluster")]
-use crate::store::redis::errors::advice::on_refusal;
-#[cfg(feature = "sentinel")]
-use crate::store::redis::errors::advice::on_sentinel;
-use crate::store::redis::errors::advice::{advised, on_connecting};
+use crate::store::redis::errors::advice::advised;
 use crate::store::redis::errors::classify::{reason, unquoted};
 use crate::store::redis::errors::reply::bounded;
-#[cfg(feature = "sentinel")]
-use crate::store::redis::topology::sentinel::{self, Sentinels};
+use crate::store::redis::topology::endpoint::{Endpoint, Located};
 use crate::store::redis::topology::server::{Reading, Server, read_clock};
+use crate::store::redis::topology::single::Single;
 use crate::store::{StoreError, StoreErrorKind};
 
 /// How often an unused connection is checked. Idle connections are closed by the server's `timeout` or by a balancer,
@@ -42,28 +34,13 @@ const ROLE_PERIOD: Duration = Duration::from_secs(1);
 /// Opens connections for one node. Every call into `redis` that may wait has a bound.
 #[derive(Clone)]
 pub(crate) struct Dial {
-    door: Door,
-    /// Whether it leads to a node of a cluster.
-    pub(crate) is_node: bool,
-    /// The deadline of one command; the other limits derive from it.
+    endpoint: Arc<dyn Endpoint>,
+    /// The deadline of one command; the measure of all others.
     pub(crate) answer: Duration,
     /// How long a connection may go without an answer before it is looked at.
     pub(crate) idle: Duration,
     /// How long one may be used without being checked.
     pub(crate) clock: Duration,
-}
-
-/// Knows where the server is.
-#[derive(Clone)]
-enum Door {
-    /// The client's own address: one server, a name that stands for the primary, or one node of a cluster.
-    Server(Arc<Server>),
-    /// Those who watch over it, and are asked at each connect.
-    #[cfg(feature = "sentinel")]
-    Sentinels(Arc<Sentinels>),
-    /// Any node of a cluster; for the inbox.
-    #[cfg(feature = "cluster")]
-    Any(Arc<Atlas>),
 }
 
 /// A connection for messages.
@@ -74,143 +51,82 @@ pub(crate) struct Inbound {
 }
 
 impl Dial {
+    /// Leads to one server.
     pub(crate) fn new(client: &Client, answer: Duration) -> Self {
-        Self::of(Door::Server(Arc::new(Server::new(client))), answer)
+        Self::to(Arc::new(Single::new(client)), answer)
     }
 
-    fn of(door: Door, answer: Duration) -> Self {
-        Self { door, is_node: false, answer, idle: IDLE, clock: CLOCK_PERIOD }
+    pub(crate) fn to(endpoint: Arc<dyn Endpoint>, answer: Duration) -> Self {
+        Self { endpoint, answer, idle: IDLE, clock: CLOCK_PERIOD }
     }
 
-    #[cfg(feature = "sentinel")]
-    pub(crate) fn through(sentinels: Sentinels, answer: Duration) -> Self {
-        Self::of(Door::Sentinels(Arc::new(sentinels)), answer)
-    }
-
-    #[cfg(feature = "cluster")]
-    pub(crate) fn node(client: &Client, answer: Duration) -> Self {
-        Self { is_node: true, ..Self::new(client, answer) }
-    }
-
-    #[cfg(feature = "cluster")]
-    pub(crate) fn any(atlas: &Arc<Atlas>, answer: Duration) -> Self {
-        Self { is_node: true, ..Self::of(Door::Any(Arc::clone(atlas)), answer) }
-    }
-
-    /// Connects for the guard's commands, and checks that the server answers. Only the keeper calls this: with sentinels it
-    /// connects to the primary that they name now, and all other connections follow.
+    /// Connects for the guard's commands, and makes sure that the server answers some. For the keeper alone: where there
+    /// are sentinels it goes to the server that they name now, and the others follow.
     pub(crate) async fn anew(&self) -> RedisResult<(MultiplexedConnection, Option<Reading>)> {
-        match &self.door {
-            Door::Server(server) => self.connect(server, !self.is_node).await,
-            #[cfg(feature = "sentinel")]
-            Door::Sentinels(sentinels) => {
-                let server = self.primary(sentinels).await?;
-                let connected = self.connect(&server, true).await?;
-                sentinels.found(server);
-                Ok(connected)
-            }
-            #[cfg(feature = "cluster")]
-            Door::Any(_) => self.commands().await,
-        }
+        let Located { server, .. } = self.open(self.locating(), self.endpoint.locate()).await?;
+        let mut connection = self.connect(&server).await?;
+        let reading = bounded(self.probing(), self.look(&mut connection)).await?;
+        self.endpoint.found(&server);
+        Ok((connection, reading))
     }
 
-    /// Connects for other commands than the guard's own, to the server that the guard's connection leads to.
+    /// Connects for commands that are not the guard's, to the server that has the guard's.
     pub(crate) async fn commands(&self) -> RedisResult<(MultiplexedConnection, Option<Reading>)> {
-        let server = match &self.door {
-            Door::Server(server) => Arc::clone(server),
-            #[cfg(feature = "sentinel")]
-            Door::Sentinels(sentinels) => match sentinels.latest() {
-                Some(server) => server,
-                None => {
-                    let server = self.primary(sentinels).await?;
-                    sentinels.glimpsed(&server);
-                    server
-                }
-            },
-            #[cfg(feature = "cluster")]
-            Door::Any(atlas) => Arc::new(Server::new(&atlas.next()?.0)),
-        };
-        self.connect(&server, self.may_be_demoted()).await
+        let Located { server, .. } = self.open(self.locating(), self.endpoint.current()).await?;
+        self.endpoint.glimpsed(&server);
+        let mut connection = self.connect(&server).await?;
+        let looked = read_clock(&mut connection, self.may_be_demoted());
+        let reading = bounded(self.probing(), looked).await?;
+        Ok((connection, reading))
     }
 
-    /// Connects to `server`; with `writes`, to replicas not.
-    async fn connect(
-        &self,
-        server: &Server,
-        writes: bool,
-    ) -> RedisResult<(MultiplexedConnection, Option<Reading>)> {
-        // No time-outs here: every caller bounds its command by the rest of its budget.
+    async fn connect(&self, server: &Server) -> RedisResult<MultiplexedConnection> {
+        // Every command is timed by its caller, who knows how much is left of its budget.
         let config = AsyncConnectionConfig::new().set_response_timeout(None).set_connection_timeout(None);
         let opening = server.commands.get_multiplexed_async_connection_with_config(&config);
-        let mut connection = self.open(self.opening(), opening).await?;
-        // A server slower than the deadline of a command is as good as down: all its answers would come too late, and every
-        // request would pay the deadline to learn it. The floor is for deadlines so short that a timer's tick or a busy
-        // worker thread could exceed them.
-        let probe = self.answer.max(Duration::from_millis(20));
-        let reading = if writes {
-            bounded(probe, self.look(&mut connection)).await?
-        } else {
-            bounded(probe, read_clock(&mut connection, false)).await?
-        };
-        Ok((connection, reading))
+        self.open(self.opening(), opening).await
     }
 
     /// Connects for messages, to the server of the latest connection for commands.
     pub(crate) async fn inbox(&self) -> RedisResult<Inbound> {
-        let (server, at) = match &self.door {
-            Door::Server(server) => (Arc::clone(server), None),
-            #[cfg(feature = "sentinel")]
-            Door::Sentinels(sentinels) => match sentinels.latest() {
-                Some(server) => (server, None),
-                None => (self.primary(sentinels).await?, None),
-            },
-            #[cfg(feature = "cluster")]
-            Door::Any(atlas) => {
-                let (client, at) = atlas.next()?;
-                (Arc::new(Server::new(&client)), Some(at))
-            }
-        };
+        let Located { server, node } = self.open(self.locating(), self.endpoint.current()).await?;
         let messages = self.open(self.opening(), server.inbox.get_async_pubsub()).await?;
-        Ok(Inbound { messages, at })
+        Ok(Inbound { messages, at: node })
     }
 
     /// Whether messages no longer reach a connection that was opened while the commands' connection was `generation`.
     pub(crate) fn has_left(&self, at: Option<&str>, generation: u64, latest: u64) -> bool {
-        #[cfg(feature = "cluster")]
-        if let (Door::Any(atlas), Some(at)) = (&self.door, at) {
-            return atlas.has_lost(at);
+        match at {
+            Some(node) => self.endpoint.has_lost(node),
+            // The first connection for commands is opened beside this one, to the same server. A later one may lead to
+            // another: the name stands for a new primary, and the old one would answer pings for ever.
+            None => generation != 0 && latest != generation,
         }
-        let _ = at;
-        // The first connection for commands is opened beside this one, to the same server. A later one may lead to another:
-        // the name stands for a new primary, and the old one would answer pings for ever.
-        generation != 0 && latest != generation
     }
 
-    /// Reads the server's clock, and checks that a server that may be demoted is still a primary. A cluster's replica
-    /// redirects commands to its master, so it needs no check.
+    /// As [`Endpoint::look`].
     pub(crate) async fn look(&self, connection: &mut MultiplexedConnection) -> RedisResult<Option<Reading>> {
-        match &self.door {
-            Door::Server(server) if !self.is_node => server.look(connection).await,
-            _ => read_clock(connection, self.may_be_demoted()).await,
-        }
+        self.endpoint.look(connection).await
     }
 
-    /// Whether the sentinels name another primary now. They are asked now and then, and soon after a
-    /// [`doubt`](Self::doubt).
+    /// As [`Endpoint::has_been_replaced`].
     pub(crate) async fn has_been_replaced(&self) -> bool {
-        #[cfg(feature = "sentinel")]
-        if let Door::Sentinels(sentinels) = &self.door {
-            return sentinels.name_another().await;
-        }
-        false
+        self.endpoint.has_been_replaced().await
     }
 
-    /// Records that the server has lost its replicas: it may be cut off from the sentinels, too.
+    /// As [`Endpoint::doubt`].
     pub(crate) fn doubt(&self) {
-        #[cfg(feature = "sentinel")]
-        if let Door::Sentinels(sentinels) = &self.door {
-            sentinels.doubt();
-        }
+        self.endpoint.doubt();
+    }
+
+    /// As [`Endpoint::is_node`].
+    pub(crate) fn is_node(&self) -> bool {
+        self.endpoint.is_node()
+    }
+
+    /// As [`Endpoint::sentinel`].
+    pub(crate) fn sentinel(&self) -> Option<BoxFuture<'_, RedisResult<Client>>> {
+        self.endpoint.sentinel()
     }
 
     /// How often a healthy connection is checked.
@@ -218,29 +134,17 @@ impl Dial {
         if self.may_be_demoted() { ROLE_PERIOD } else { self.idle }
     }
 
+    /// As [`Endpoint::may_be_demoted`].
     pub(crate) fn may_be_demoted(&self) -> bool {
-        match &self.door {
-            Door::Server(_) => false,
-            #[cfg(feature = "sentinel")]
-            Door::Sentinels(_) => true,
-            #[cfg(feature = "cluster")]
-            Door::Any(_) => false,
-        }
+        self.endpoint.may_be_demoted()
     }
 
     /// The text of an event about an error: what to do about it and what happened, with the node's address in a cluster.
     pub(crate) fn told(&self, error: &StoreError) -> String {
-        match self.address().filter(|_| self.is_node) {
+        match self.address().filter(|_| self.is_node()) {
             Some(address) => format!("{address}: {}", reason(error)),
             None => reason(error),
         }
-    }
-
-    #[cfg(feature = "sentinel")]
-    async fn primary(&self, sentinels: &Sentinels) -> RedisResult<Arc<Server>> {
-        let limit = self.opening().max(sentinel::RESOLVING);
-        let client = self.open(limit, sentinels.resolve()).await?;
-        Ok(Arc::new(Server::new(&client)))
     }
 
     /// What a failed attempt to connect means, and what to do about it.
@@ -251,15 +155,7 @@ impl Dial {
 
     /// What to do about the error, if that is known.
     pub(crate) fn advice(&self, error: &RedisError) -> Option<&'static str> {
-        match &self.door {
-            Door::Server(server) => on_connecting(server.info().addr(), error),
-            #[cfg(feature = "sentinel")]
-            Door::Sentinels(_) => on_sentinel(error),
-            #[cfg(feature = "cluster")]
-            Door::Any(atlas) => {
-                atlas.example().map_or_else(|| on_refusal(error), |info| on_connecting(info.addr(), error))
-            }
-        }
+        self.endpoint.advice(error)
     }
 
     /// Opens a connection within a bound, and turns a panic of the client into an error. redis-rs panics over TLS without a
@@ -269,8 +165,7 @@ impl Dial {
         limit: Duration,
         opening: impl Future<Output = RedisResult<T>>,
     ) -> RedisResult<T> {
-        #[cfg(feature = "tls")]
-        if self.may_want_tls() {
+        if self.endpoint.may_want_tls() {
             provide_cryptography();
         }
         let caught = AssertUnwindSafe(bounded(limit, opening)).catch_unwind();
@@ -280,52 +175,30 @@ impl Dial {
         })
     }
 
-    /// Whether connections may be by TLS. Sentinels do not show how they, and what they lead to, are connected to.
-    #[cfg(feature = "tls")]
-    fn may_want_tls(&self) -> bool {
-        match &self.door {
-            Door::Server(server) => matches!(server.info().addr(), ConnectionAddr::TcpTls { .. }),
-            #[cfg(feature = "sentinel")]
-            Door::Sentinels(_) => true,
-            #[cfg(feature = "cluster")]
-            Door::Any(atlas) => {
-                atlas.example().is_some_and(|info| matches!(info.addr(), ConnectionAddr::TcpTls { .. }))
-            }
-        }
-    }
-
-    /// The user name of this node's connections; `None` for the default user, and while the server is not known.
+    /// Who this node is to the server; `None` for the user without a name, and where the server is not known yet.
     pub(crate) fn user(&self) -> Option<String> {
-        Some(self.server()?.info().redis_settings().username()?.to_owned())
+        Some(self.endpoint.known()?.info().redis_settings().username()?.to_owned())
     }
 
     /// The database; 0 while the server is not known.
     pub(crate) fn db(&self) -> i64 {
-        self.server().map_or(0, |server| server.info().redis_settings().db())
+        self.endpoint.known().map_or(0, |server| server.info().redis_settings().db())
     }
 
     /// The server's address, if it is known.
     pub(crate) fn address(&self) -> Option<String> {
-        Some(self.server()?.info().addr().to_string())
+        Some(self.endpoint.known()?.info().addr().to_string())
     }
 
-    fn server(&self) -> Option<Arc<Server>> {
-        match &self.door {
-            Door::Server(server) => Some(Arc::clone(server)),
-            #[cfg(feature = "sentinel")]
-            Door::Sentinels(sentinels) => sentinels.known(),
-            #[cfg(feature = "cluster")]
-            Door::Any(_) => None,
-        }
+    /// A server which is slower than the deadline of a command is as good as down: its answers would all come too late, and
+    /// every request would pay the deadline to learn it. The floor is for deadlines so short that a timer's tick and a busy
+    /// worker thread decide them.
+    fn probing(&self) -> Duration {
+        self.answer.max(Duration::from_millis(20))
     }
 
-    /// The sentinels, where there are some.
-    #[cfg(feature = "sentinel")]
-    pub(crate) fn sentinels(&self) -> Option<&Sentinels> {
-        match &self.door {
-            Door::Sentinels(sentinels) => Some(sentinels),
-            _ => None,
-        }
+    fn locating(&self) -> Duration {
+        self.opening().max(self.endpoint.locating())
     }
 
     /// TCP, two rounds of TLS, AUTH: four rounds, each of which may take as long as a command. At least time to notice a
@@ -333,16 +206,6 @@ impl Dial {
     /// even if the client has its own: 2 ms of this thread, which cannot be bounded here.)
     fn opening(&self) -> Duration {
         self.answer.saturating_mul(4).max(Duration::from_millis(500))
-    }
-}
-
-/// Sees to it that TLS finds its cryptography. rustls itself finds none where the program's crates bring two
-/// providers, and panics.
-#[cfg(feature = "tls")]
-fn provide_cryptography() {
-    if CryptoProvider::get_default().is_none() {
-        // Refused if another thread has installed one: that one is as good.
-        let _ = rustls::crypto::ring::default_provider().install_default();
     }
 }
 

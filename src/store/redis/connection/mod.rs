@@ -19,6 +19,11 @@ mod send;
 mod silence;
 #[cfg(test)]
 mod tests;
+#[cfg(feature = "tls")]
+mod tls;
+#[cfg(not(feature = "tls"))]
+#[path = "no_tls.rs"]
+mod tls;
 mod turns;
 
 use std::fmt;
@@ -202,7 +207,8 @@ impl Supervisor {
             Ok(Value::ServerError(error)) => {
                 self.silence.answered(sent);
                 answered = true;
-                let redirects = || self.dial.is_node && matches!(error.code(), "MOVED" | "ASK" | "TRYAGAIN");
+                let redirects =
+                    || self.dial.is_node() && matches!(error.code(), "MOVED" | "ASK" | "TRYAGAIN");
                 if matches!(error.code(), "NOSCRIPT" | "WRONGTYPE") || redirects() {
                     return Ok(Value::ServerError(error));
                 }

@@ -3,11 +3,23 @@
 use crate::health::Finding;
 use crate::store::Examine;
 use crate::store::redis::RedisStore;
+use crate::store::redis::connection::connector::Dial;
 
 pub(super) struct Checkup<'a> {
     pub(super) store: &'a RedisStore,
     pub(super) ask: Examine,
     pub(super) findings: Vec<Finding>,
+}
+
+/// Where to look further.
+pub(super) struct Home {
+    pub(super) dial: Dial,
+    /// Leads to messages.
+    pub(super) inbox: Dial,
+    /// One whose keys are there.
+    pub(super) name: String,
+    /// The masters of a cluster that can be reached.
+    pub(super) reached: Vec<String>,
 }
 
 impl Checkup<'_> {

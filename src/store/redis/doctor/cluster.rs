@@ -8,6 +8,7 @@ use tokio::time::{Instant, timeout};
 use uuid::Uuid;
 
 use super::asking::{ALONE, ANSWER, one};
+use super::checkup::Home;
 use super::info::settings;
 use super::rights;
 use crate::health::{Finding, Severity};
@@ -21,17 +22,8 @@ use crate::store::redis::topology::server::Reading;
 /// Clocks that differ by more than this are reported.
 const APART: u64 = 1_000;
 
-/// The master that the further checks use.
-pub(super) struct Home {
-    pub(super) dial: Dial,
-    /// A name with keys in this master's slots.
-    pub(super) name: String,
-    /// The masters that can be reached.
-    pub(super) reached: Vec<String>,
-}
-
-/// Examines all masters. Returns the master for the further checks, one that can be reached if there is one, with a name
-/// like `name` in its slots. `None` if nothing more can be checked; the reason is among the findings.
+/// What can be seen of all masters, and where to look further: at one that can be reached, if there is one, with a name like
+/// `name` whose keys are there. `None` with the findings where there is nothing more to look at.
 pub(super) async fn examine(
     cluster: &Arc<Cluster>,
     name: &str,
@@ -93,7 +85,26 @@ pub(super) async fn examine(
         findings.push(found.cost(ALONE).advice("see what is said of the cluster"));
     }
     let (dial, name) = home.map(|(master, name)| (master.server.dial.clone(), name.clone()))?;
-    Some(Home { dial, name, reached })
+    // At any node: what is published at one must come to all.
+    let inbox = Dial::to(Arc::clone(cluster.atlas()) as _, ANSWER);
+    Some(Home { dial, inbox, name, reached })
+}
+
+/// Looks further than [`examine`] has, at what nodes keep for themselves: first at the node that `home` and `commands` lead to,
+/// of which the findings from the given one on are.
+pub(super) async fn examine_nodes(
+    cluster: &Arc<Cluster>,
+    home: &Dial,
+    (name, reached): (&str, &[String]),
+    user: &str,
+    commands: &mut MultiplexedConnection,
+    (findings, from): (&mut Vec<Finding>, usize),
+) -> RedisResult<()> {
+    let Some(at) = home.address() else { return Ok(()) };
+    findings.extend(may_ask(commands, user).await?);
+    place(&at, &mut findings[from..]);
+    findings.extend(others(cluster, name, user, reached).await);
+    Ok(())
 }
 
 /// A finding about the clock that differs most from that of the first master, by which entries are judged.
@@ -110,9 +121,9 @@ fn apart(clocks: &[(String, Reading)]) -> Option<Finding> {
     })
 }
 
-/// Problems at the masters other than the one with the keys of `name`: nodes have separate users, rights and settings.
-/// Masters that cannot be reached were reported before.
-pub(super) async fn others(cluster: &Cluster, name: &str, user: &str, reached: &[String]) -> Vec<Finding> {
+/// What is wrong at the masters beside the one that has the keys of `name`: nodes keep users, rights and settings for
+/// themselves. That one can not be reached was told before.
+async fn others(cluster: &Cluster, name: &str, user: &str, reached: &[String]) -> Vec<Finding> {
     let (mut findings, mut sound) = (Vec::new(), 0);
     for (master, name) in cluster.samples(name).into_iter().skip(1) {
         if !reached.contains(&master.name()) {
@@ -146,18 +157,15 @@ async fn open(master: &Master) -> RedisResult<(MultiplexedConnection, Option<Rea
     bounded(ANSWER * 2, dial.commands()).await
 }
 
-/// Adds the master's address to problems and warnings.
-pub(super) fn place(address: &str, findings: &mut [Finding]) {
+/// Says at which master something is wrong.
+fn place(address: &str, findings: &mut [Finding]) {
     for finding in findings.iter_mut().filter(|finding| finding.severity >= Severity::Warning) {
         finding.found = format!("at {address}: {}", finding.found);
     }
 }
 
-/// Whether this user may send ASKING, which commands for a migrating slot need.
-pub(super) async fn may_ask(
-    commands: &mut MultiplexedConnection,
-    user: &str,
-) -> RedisResult<Option<Finding>> {
+/// Whether this user may follow a slot that is on its way.
+async fn may_ask(commands: &mut MultiplexedConnection, user: &str) -> RedisResult<Option<Finding>> {
     let answer = bounded(ANSWER, one(commands, redis::cmd("ASKING"))).await?;
     Ok(matches!(&answer, Value::ServerError(error) if error.code() == "NOPERM").then(|| {
         Finding::warning("rights", format!("`{user}` may not ASKING"))

@@ -7,12 +7,14 @@ mod asking;
 mod checkup;
 #[cfg(feature = "cluster")]
 mod cluster;
+#[cfg(not(feature = "cluster"))]
+#[path = "no_cluster.rs"]
+mod cluster;
 mod info;
 mod notifications;
 pub(crate) mod probe;
 mod replicas;
 mod rights;
-#[cfg(feature = "sentinel")]
 mod sentinels;
 #[cfg(test)]
 mod tests;
@@ -25,12 +27,10 @@ use tokio::time::{Instant, timeout};
 use uuid::Uuid;
 
 use asking::{ALONE, ANSWER, one, words};
-use checkup::Checkup;
+use checkup::{Checkup, Home};
 
 use super::RedisStore;
 use super::commands::Commands;
-#[cfg(feature = "cluster")]
-use super::connection::connector::Dial;
 use super::errors::classify::unquoted;
 use super::errors::reply::bounded;
 use super::messages::message;
@@ -59,22 +59,24 @@ pub(super) async fn examine(store: &RedisStore, ask: Examine) -> Vec<Finding> {
 impl Checkup<'_> {
     async fn run(&mut self) -> RedisResult<()> {
         self.guard();
-        #[cfg(feature = "cluster")]
-        let mut reached = Vec::new();
-        let name = self.ask.key.name();
-        let (mut dial, name) = match &self.store.commands {
-            Commands::One(server) => (server.dial.clone(), name.to_owned()),
-            #[cfg(feature = "cluster")]
+        let user = self.user();
+        let mut home = match &self.store.commands {
+            Commands::One(server) => {
+                let dial = server.dial.clone();
+                let name = self.ask.key.name().to_owned();
+                Home { inbox: dial.clone(), dial, name, reached: Vec::new() }
+            }
             Commands::Cluster(cluster) => {
-                let user = self.user();
-                let home = cluster::examine(cluster, name, &user, &mut self.findings).await;
-                let Some(home) = home else { return Ok(()) };
-                reached = home.reached;
-                (home.dial, home.name)
+                let name = self.ask.key.name();
+                let Some(home) = cluster::examine(cluster, name, &user, &mut self.findings).await else {
+                    return Ok(());
+                };
+                home
             }
         };
-        // The guard's commands get little time; here the server may show how much it needs.
-        dial.answer = ANSWER;
+        // Its users give it little time; here it may show how much it needs.
+        (home.dial.answer, home.inbox.answer) = (ANSWER, ANSWER);
+        let Home { dial, inbox, name, reached } = &home;
         let started = Instant::now();
         let (mut commands, reading) = match dial.commands().await {
             Ok(opened) => opened,
@@ -89,32 +91,20 @@ impl Checkup<'_> {
         self.findings.push(Finding::ok("connection", format!("opened in {:.1?}", started.elapsed())));
         let greeting = one(&mut commands, redis::cmd("HELLO")).await?;
         self.findings.extend(info::server(greeting, self.store.topology, dial.address().as_deref()));
-        #[cfg(feature = "sentinel")]
-        if let (Some(sentinels), Some(primary)) = (dial.sentinels(), dial.address()) {
-            self.findings.push(sentinels::examine(sentinels, &primary).await);
+        if let (Some(sentinel), Some(primary)) = (dial.sentinel(), dial.address()) {
+            self.findings.push(sentinels::examine(sentinel, &primary).await);
         }
         self.findings.extend(replicas::examine(&mut commands, self.ask.replicas, &self.user()).await?);
         self.pulse(&mut commands, reading.is_some()).await?;
         let channel = message::channel(Uuid::new_v4());
-        // In a cluster at any node: a message published at one must reach all.
-        #[cfg(feature = "cluster")]
-        let at = match &self.store.commands {
-            Commands::Cluster(cluster) => {
-                std::mem::replace(&mut dial, Dial::any(cluster.atlas(), ANSWER)).address()
-            }
-            Commands::One(_) => None,
-        };
-        let inbox = self.subscribe(&dial, &channel).await;
+        let inbox = self.subscribe(inbox, &channel).await;
         let user = self.user();
-        let tried = rights::examine(&mut commands, &name, &channel, &user).await?;
-        #[cfg(feature = "cluster")]
+        let tried = rights::examine(&mut commands, name, &channel, &user).await?;
         let before = self.findings.len();
         self.findings.extend(tried.findings);
-        #[cfg(feature = "cluster")]
-        if let (Commands::Cluster(cluster), Some(at)) = (&self.store.commands, at) {
-            self.findings.extend(cluster::may_ask(&mut commands, &user).await?);
-            cluster::place(&at, &mut self.findings[before..]);
-            self.findings.extend(cluster::others(cluster, &name, &user, &reached).await);
+        if let Commands::Cluster(cluster) = &self.store.commands {
+            let findings = (&mut self.findings, before);
+            cluster::examine_nodes(cluster, dial, (name, reached), &user, &mut commands, findings).await?;
         }
         // Kept until here, because messages arrive only while the connection is open.
         if let Some((sink, mut messages)) = inbox {

@@ -55,8 +55,7 @@ impl Checkup<'_> {
     fn places(&self) -> usize {
         match &self.store.commands {
             Commands::One(_) => 1,
-            #[cfg(feature = "cluster")]
-            Commands::Cluster(cluster) => cluster.coverage().map_or(1, |coverage| coverage.masters.len()),
+            Commands::Cluster(cluster) => cluster.count(),
         }
     }
 

@@ -1,5 +1,8 @@
 //! Checks before the first load whether the server supports what loads need.
 
+use std::error::Error;
+use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use redis::{Cmd, ErrorKind, RedisError};
@@ -8,8 +11,7 @@ use uuid::Uuid;
 use super::rights::lacked_by_loads;
 use crate::store::redis::commands::Commands;
 use crate::store::redis::commands::call::{refused, run};
-use crate::store::redis::errors::advice::advised;
-#[cfg(feature = "cluster")]
+use crate::store::redis::errors::advice::{Cause, advised};
 use crate::store::redis::errors::classify::code_of;
 use crate::store::redis::errors::reply::unexpected;
 use crate::store::redis::messages::message;
@@ -27,7 +29,6 @@ const LACKING: &str = "the server lacks commands that the guard's scripts call, 
 pub(crate) async fn probe(commands: &Commands, name: &str, within: Duration) -> Result<(), StoreError> {
     match commands {
         Commands::One(_) => probe_at(commands, name, within).await.map(drop),
-        #[cfg(feature = "cluster")]
         Commands::Cluster(cluster) => {
             let each = cluster.samples(name).into_iter().map(|(master, name)| async move {
                 match probe_at(commands, &name, within).await {
@@ -40,9 +41,7 @@ pub(crate) async fn probe(commands: &Commands, name: &str, within: Duration) -> 
     }
 }
 
-/// From the failure that kept each master from being probed, if any: returns an error if all masters that answer report
-/// that the cluster is down.
-#[cfg(feature = "cluster")]
+/// By what was in the way of trying each master: an error if those that answer say that the cluster is down, all of them.
 fn takes_commands(passing: Vec<Option<(String, StoreError)>>) -> Result<(), StoreError> {
     let answers = |error: &StoreError| matches!(error.kind, StoreErrorKind::Transient);
     let mut down = None;
@@ -80,30 +79,26 @@ async fn probe_at(
     Err(StoreError { kind: StoreErrorKind::Refused, source: Some(advised(Some(LACKING), named)) })
 }
 
-/// Adds the master's address, because each node has its own rights.
-#[cfg(feature = "cluster")]
+/// Rights are each node's own: says whose.
 fn at(address: String, error: StoreError) -> StoreError {
     let StoreError { kind, source } = error;
-    StoreError { kind, source: Some(std::sync::Arc::new(At { address, source })) }
+    StoreError { kind, source: Some(Arc::new(At { address, source })) }
 }
 
-#[cfg(feature = "cluster")]
 #[derive(Debug)]
 struct At {
     address: String,
-    source: Option<crate::store::redis::errors::advice::Cause>,
+    source: Option<Cause>,
 }
 
-#[cfg(feature = "cluster")]
-impl std::fmt::Display for At {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for At {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "the master at {}", self.address)
     }
 }
 
-#[cfg(feature = "cluster")]
-impl std::error::Error for At {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+impl Error for At {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
         self.source.as_deref().map(|source| source as _)
     }
 }

@@ -1,6 +1,7 @@
 //! What sentinels report: the primary, and whether enough of them run to replace it.
 
 use std::collections::HashMap;
+use std::future::Future;
 
 use redis::aio::MultiplexedConnection;
 use redis::{Client, ConnectionAddr, RedisResult, Value};
@@ -10,14 +11,10 @@ use crate::health::Finding;
 use crate::store::redis::errors::advice::{THEIR_PASSWORD, is_login};
 use crate::store::redis::errors::classify::unquoted;
 use crate::store::redis::errors::reply::bounded;
-use crate::store::redis::topology::sentinel::{RESOLVING, Sentinels};
 
-/// Asks the first sentinel that answers about the primary at `address`.
-pub(super) async fn examine(sentinels: &Sentinels, address: &str) -> Finding {
-    let told = async {
-        let client = bounded(RESOLVING, sentinels.any()).await?;
-        ask(&client, address).await
-    };
+/// Asks a sentinel about the primary at `address`.
+pub(super) async fn examine(sentinel: impl Future<Output = RedisResult<Client>>, address: &str) -> Finding {
+    let told = async { ask(&sentinel.await?, address).await };
     told.await.unwrap_or_else(|error| {
         let advice = match is_login(&error) {
             true => THEIR_PASSWORD,

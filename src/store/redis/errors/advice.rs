@@ -10,8 +10,6 @@ use std::{fmt, io};
 use redis::{ConnectionAddr, ErrorKind, RedisError};
 
 use super::reply::is_replica;
-#[cfg(feature = "sentinel")]
-use super::reply::{AT_PRIMARY, AT_SENTINELS};
 
 /// A failure and the advice about it; the failure is its source.
 #[derive(Debug)]
@@ -52,85 +50,16 @@ pub(crate) fn on_connecting(addr: &ConnectionAddr, error: &RedisError) -> Option
     })
 }
 
-/// The same if the address comes from sentinels.
-#[cfg(feature = "sentinel")]
-pub(crate) fn on_sentinel(error: &RedisError) -> Option<&'static str> {
-    if error.kind() == ErrorKind::MasterNameNotFoundBySentinel {
-        return Some(
-            "no sentinel knows a primary of this name that is up: in a failover that passes; else see the name that was given to \
-             the SentinelClient, and what SENTINEL MASTERS says",
-        );
-    }
-    if is_replica(error) {
-        return Some(
-            "this server is not a primary: in a failover that passes; else the SentinelClient must be one for \
-             SentinelServerType::Master",
-        );
-    }
-    if error.to_string().starts_with(AT_SENTINELS) {
-        return Some(if is_login(error) { THEIR_PASSWORD } else { NO_SENTINEL });
-    }
-    if error.to_string().starts_with(AT_PRIMARY) {
-        return Some(if is_login(error) { PRIMARYS_PASSWORD } else { NO_PRIMARY });
-    }
-    if let Some(refusal) = on_refusal(error) {
-        return Some(refusal);
-    }
-    #[cfg(feature = "tls")]
-    if let Some(advice) = rustls_error(error).and_then(on_rustls) {
-        return Some(advice);
-    }
-    if closed(error) || error.kind() == ErrorKind::Parse {
-        return Some(
-            "a sentinel, or the primary that they name, does not answer as Redis does: if they want TLS, name the \
-             sentinels as ConnectionAddr::TcpTls and set the SentinelClient's TLS mode for Redis (feature `tls`)",
-        );
-    }
-    if error.is_timeout() {
-        return Some(
-            "no sentinel, or not the primary that they name, has answered in time: see their addresses, and, for a client \
-             that speaks TLS, that these are the ports for TLS",
-        );
-    }
-    error.is_io_error().then_some(
-        "a sentinel, or the primary that they name, can not be reached: see their addresses, and \
-         SENTINEL GET-MASTER-ADDR-BY-NAME",
-    )
-}
-
-/// Whether the error tells neither what to do nor whether a sentinel or the primary caused it.
-#[cfg(feature = "sentinel")]
-pub(crate) fn may_be_anybodys(error: &RedisError) -> bool {
-    #[cfg(feature = "tls")]
-    if rustls_error(error).is_some() {
-        return false;
-    }
-    is_login(error) || (error.is_io_error() && !error.is_timeout() && !closed(error))
-}
-
-/// Whether the server refused the user name or the password.
-#[cfg(feature = "sentinel")]
+/// Whether the server that was asked does not know this user, or knows another password.
 pub(crate) fn is_login(error: &RedisError) -> bool {
     error.kind() == ErrorKind::AuthenticationFailed || matches!(error.code(), Some("WRONGPASS" | "NOAUTH"))
 }
 
 /// What to do about a sentinel that refuses this client.
-#[cfg(feature = "sentinel")]
 pub(crate) const THEIR_PASSWORD: &str = "the sentinels refuse this client: they have users and passwords of their own, which the \
      SentinelClientBuilder is given by set_client_to_sentinel_username and set_client_to_sentinel_password";
 
-#[cfg(feature = "sentinel")]
-const PRIMARYS_PASSWORD: &str = "the primary that the sentinels name refuses this user name and password: the SentinelClientBuilder is \
-     given the present ones by set_client_to_redis_username and set_client_to_redis_password";
-
-#[cfg(feature = "sentinel")]
-const NO_SENTINEL: &str = "no sentinel can be reached: see that they run, and their addresses";
-
-#[cfg(feature = "sentinel")]
-const NO_PRIMARY: &str = "the primary that the sentinels name can not be reached: in a failover that passes; else see \
-     SENTINEL GET-MASTER-ADDR-BY-NAME";
-
-/// What to do if the server refuses a user or a command.
+/// What to do about the server's refusal of a user or a command.
 pub(crate) fn on_refusal(error: &RedisError) -> Option<&'static str> {
     // redis-rs hides the server's answer to AUTH.
     if error.kind() == ErrorKind::AuthenticationFailed || error.code() == Some("WRONGPASS") {
@@ -258,12 +187,12 @@ fn on_tls(error: &RedisError) -> Option<&'static str> {
 
 /// The error of rustls, if the error is one.
 #[cfg(feature = "tls")]
-fn rustls_error(error: &RedisError) -> Option<&rustls::Error> {
+pub(super) fn rustls_error(error: &RedisError) -> Option<&rustls::Error> {
     io_error(error)?.get_ref()?.downcast_ref()
 }
 
 #[cfg(feature = "tls")]
-fn on_rustls(error: &rustls::Error) -> Option<&'static str> {
+pub(super) fn on_rustls(error: &rustls::Error) -> Option<&'static str> {
     use rustls::CertificateError as Refused;
     use rustls::Error::{AlertReceived, InvalidCertificate, InvalidMessage};
     match error {
@@ -292,8 +221,8 @@ fn on_rustls(error: &rustls::Error) -> Option<&'static str> {
     }
 }
 
-/// Whether the peer has closed the connection.
-fn closed(error: &RedisError) -> bool {
+/// Whether the other side has closed the connection.
+pub(super) fn closed(error: &RedisError) -> bool {
     let closing = [
         io::ErrorKind::UnexpectedEof,
         io::ErrorKind::BrokenPipe,

@@ -57,8 +57,7 @@ pub(crate) fn reason(error: &StoreError) -> String {
     }
 }
 
-/// The code of the server's error inside this one.
-#[cfg(feature = "cluster")]
+/// The code of the server's error behind this one.
 pub(crate) fn code_of(error: &StoreError) -> Option<&str> {
     let source = error.source.as_ref()?;
     let cause: &(dyn Error + 'static) = match source.downcast_ref::<Advised>() {

@@ -4,3 +4,5 @@ pub(crate) mod advice;
 pub(crate) mod classify;
 pub(crate) mod outage_log;
 pub(crate) mod reply;
+#[cfg(feature = "sentinel")]
+pub(crate) mod sentinel;

@@ -33,9 +33,3 @@ pub(crate) fn is_replica(error: &RedisError) -> bool {
 
 /// The error's text for a server that is not, or no longer, a primary.
 const REPLICA: &str = "this server is a replica";
-
-#[cfg(feature = "sentinel")]
-/// The first words of an error of a sentinel.
-pub(crate) const AT_SENTINELS: &str = "at the sentinels";
-#[cfg(feature = "sentinel")]
-pub(crate) const AT_PRIMARY: &str = "at the primary that they name";

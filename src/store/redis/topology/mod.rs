@@ -1,11 +1,9 @@
 //! Where servers are: one address, the primary that sentinels name, the nodes and slots of a cluster.
 
 #[cfg(feature = "cluster")]
-pub(crate) mod cluster_nodes;
-#[cfg(feature = "cluster")]
-pub(crate) mod connection_info;
+pub(crate) mod cluster;
+pub(crate) mod endpoint;
 #[cfg(feature = "sentinel")]
 pub(crate) mod sentinel;
 pub(crate) mod server;
-#[cfg(feature = "cluster")]
-pub(crate) mod slots;
+pub(crate) mod single;

@@ -8,21 +8,25 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
 use redis::sentinel::SentinelClient;
 use redis::{Client, ErrorKind, RedisError, RedisResult};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use super::endpoint::{Endpoint, Located};
 use super::server::Server;
-use crate::store::redis::errors::advice::{is_login, may_be_anybodys};
+use crate::store::redis::errors::advice::is_login;
 use crate::store::redis::errors::classify::unquoted;
-use crate::store::redis::errors::reply::{AT_PRIMARY, AT_SENTINELS, bounded};
+use crate::store::redis::errors::reply::bounded;
+use crate::store::redis::errors::sentinel::{AT_PRIMARY, AT_SENTINELS, may_be_anybodys, on_sentinel};
 use crate::sync::lock;
 
-/// How long all sentinels together may take. redis-rs gives a sentinel that has stopped answering half a second, and half
-/// a second more for a new connection, before it takes the next one's answer. With a shorter limit, a sentinel that died
-/// with the primary's host would keep every process from finding the new primary.
-pub(crate) const RESOLVING: Duration = Duration::from_secs(4);
+/// How long the sentinels may take together. redis-rs gives one that has stopped answering half a second, and a new
+/// connection to it one more, before it takes the answer of the next: with less, a sentinel that went down with the
+/// primary's host would keep everyone from hearing of the new one.
+const RESOLVING: Duration = Duration::from_secs(4);
 
 /// How often, on average, the sentinels are asked while the primary they named still calls itself a primary. A primary
 /// that is cut off from the sentinels and its replicas does so for ever, towards any client that can reach it. redis-rs
@@ -61,7 +65,7 @@ impl Sentinels {
     }
 
     /// A client of the primary.
-    pub(crate) async fn resolve(&self) -> RedisResult<Client> {
+    async fn resolve(&self) -> RedisResult<Client> {
         self.wanted.notify_waiters();
         let mut client = self.client.lock().await;
         match client.async_get_client().await {
@@ -70,9 +74,9 @@ impl Sentinels {
         }
     }
 
-    /// A client of the first sentinel that answers, for diagnosis. Gives way to a caller that must know the primary: in a
-    /// failover, one hanging sentinel would otherwise make both wait.
-    pub(crate) async fn any(&self) -> RedisResult<Client> {
+    /// A client of the first sentinel that answers; for who only looks around. It gives way to whoever has to know the
+    /// primary: in a failover one sentinel that hangs would keep them waiting for each other.
+    async fn any(&self) -> RedisResult<Client> {
         let wanted = self.wanted.notified();
         tokio::pin!(wanted);
         wanted.as_mut().enable();
@@ -84,8 +88,8 @@ impl Sentinels {
         }
     }
 
-    /// Whether the sentinels name another primary than the latest, if it is time to ask. No answer counts as no.
-    pub(crate) async fn name_another(&self) -> bool {
+    /// Whether they name another primary than the latest, if it is time to ask. One that does not answer says nothing.
+    async fn name_another(&self) -> bool {
         let every = if self.doubted.load(Ordering::Relaxed) { ASKED_IN_DOUBT } else { self.asked_every };
         if lock(&self.named).elapsed() < every {
             return false;
@@ -98,27 +102,67 @@ impl Sentinels {
         named.get_connection_info().addr() != latest.info().addr()
     }
 
-    pub(crate) fn doubt(&self) {
-        self.doubted.store(true, Ordering::Relaxed);
+    fn latest(&self) -> Option<Arc<Server>> {
+        lock(&self.latest).clone()
+    }
+}
+
+impl Endpoint for Sentinels {
+    fn locate(&self) -> BoxFuture<'_, RedisResult<Located>> {
+        async { Ok(Arc::new(Server::new(&self.resolve().await?)).into()) }.boxed()
     }
 
-    pub(crate) fn found(&self, server: Arc<Server>) {
-        *lock(&self.latest) = Some(server);
+    fn current(&self) -> BoxFuture<'_, RedisResult<Located>> {
+        async {
+            match self.latest() {
+                Some(server) => Ok(server.into()),
+                None => self.locate().await,
+            }
+        }
+        .boxed()
+    }
+
+    fn locating(&self) -> Duration {
+        RESOLVING
+    }
+
+    fn found(&self, server: &Arc<Server>) {
+        *lock(&self.latest) = Some(Arc::clone(server));
         *lock(&self.named) = Instant::now();
     }
 
-    /// Records the primary that another caller's connection led to; other connections do not follow it.
-    pub(crate) fn glimpsed(&self, server: &Arc<Server>) {
+    fn glimpsed(&self, server: &Arc<Server>) {
         *lock(&self.glimpsed) = Some(Arc::clone(server));
     }
 
-    /// The guard's primary, or the one that another caller found before the guard had connected.
-    pub(crate) fn known(&self) -> Option<Arc<Server>> {
+    /// Where the guard is, or would have been at the latest look.
+    fn known(&self) -> Option<Arc<Server>> {
         self.latest().or_else(|| lock(&self.glimpsed).clone())
     }
 
-    pub(crate) fn latest(&self) -> Option<Arc<Server>> {
-        lock(&self.latest).clone()
+    fn may_be_demoted(&self) -> bool {
+        true
+    }
+
+    fn has_been_replaced(&self) -> BoxFuture<'_, bool> {
+        self.name_another().boxed()
+    }
+
+    fn doubt(&self) {
+        self.doubted.store(true, Ordering::Relaxed);
+    }
+
+    /// The client does not show how it connects to them, and to what they name.
+    fn may_want_tls(&self) -> bool {
+        true
+    }
+
+    fn advice(&self, error: &RedisError) -> Option<&'static str> {
+        on_sentinel(error)
+    }
+
+    fn sentinel(&self) -> Option<BoxFuture<'_, RedisResult<Client>>> {
+        Some(bounded(RESOLVING, self.any()).boxed())
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use redis::aio::MultiplexedConnection;
 use redis::io::tcp::socket2::TcpKeepalive;
-use redis::{Client, ConnectionInfo, ProtocolVersion, RedisResult, Value};
+use redis::{Client, ConnectionAddr, ConnectionInfo, ProtocolVersion, RedisResult, Value};
 use tokio::time::Instant;
 
 use crate::store::redis::errors::reply::{is_replica, replica, unexpected};
@@ -51,6 +51,10 @@ impl Server {
 
     pub(crate) fn info(&self) -> &ConnectionInfo {
         self.commands.get_connection_info()
+    }
+
+    pub(crate) fn is_by_tls(&self) -> bool {
+        matches!(self.info().addr(), ConnectionAddr::TcpTls { .. })
     }
 }
 

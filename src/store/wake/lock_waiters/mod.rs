@@ -143,7 +143,6 @@ impl Grants {
     }
 
     /// Whether there is a waiter or a holder with this token.
-    #[cfg(feature = "testing")]
     pub(crate) fn is_registered(&self, token: &Token) -> bool {
         lock(&self.registry).by_token.contains_key(token)
     }

@@ -7,7 +7,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 
 use crate::store::redis::cluster::slot_of;
-use crate::store::redis::topology::slots::Address;
+use crate::store::redis::topology::cluster::slots::Address;
 use crate::sync::lock;
 
 pub(super) const NIL: &str = "$-1\r\n";

@@ -1,6 +1,8 @@
 //! What all clones of one guard share: the store, the flights, the counters. Knows no Redis, no HTTP.
 
-use crate::key::flight::{FlightKey, Lane};
+#[cfg(feature = "http")]
+mod http;
+
 use std::fmt;
 use std::pin::pin;
 use std::sync::Arc;
@@ -13,6 +15,7 @@ use tokio::sync::Notify;
 use crate::flight::shared_read::LookUps;
 use crate::flight::waiter;
 use crate::flight::{self, Flights};
+use crate::key::flight::{FlightKey, Lane};
 use crate::key::{Hashed, Key};
 use crate::loader::Loader;
 use crate::loader::nesting::Turn;
@@ -52,18 +55,8 @@ pub(crate) struct Node {
     pub(crate) fail_open: Arc<Gauge>,
     /// Of permits: loads that run beyond `max_concurrent_loads` because nobody can be asked for one.
     pub(crate) uncapped: Outage,
-    /// Of responses that are older than their lifetimes when they come; it never ends, so it is told once.
     #[cfg(feature = "http")]
-    pub(crate) too_old: Outage,
-    /// Of invalidations that unsafe requests ask for.
-    #[cfg(feature = "http")]
-    pub(crate) untold: Outage,
-    /// Unsafe requests whose clients have hung up, and whose answers are waited for.
-    #[cfg(feature = "http")]
-    pub(crate) unheard: Arc<Gauge>,
-    /// Those that are tried behind their responses, while the store is away.
-    #[cfg(feature = "http")]
-    pub(crate) retold: Arc<Gauge>,
+    pub(crate) http: self::http::State,
     /// For its locks.
     pub(crate) waiters: Waiters,
     /// Releases of its locks and permits that nobody waits for.
@@ -165,13 +158,7 @@ impl Node {
             fail_open: Arc::default(),
             uncapped: Outage::default(),
             #[cfg(feature = "http")]
-            too_old: Outage::default(),
-            #[cfg(feature = "http")]
-            untold: Outage::default(),
-            #[cfg(feature = "http")]
-            unheard: Arc::default(),
-            #[cfg(feature = "http")]
-            retold: Arc::default(),
+            http: self::http::State::default(),
             waiters: Waiters::default(),
             background: Arc::default(),
             closed: AtomicBool::new(false),
@@ -314,7 +301,6 @@ impl Node {
     /// The same for all keys of a resource that was changed.
     pub(crate) fn detach_resource(&self, key: &Key) {
         self.detach(key);
-        #[cfg(feature = "http")]
         if let Some(reports) = key.of_reports(&self.namespace) {
             self.flights.detach_if(|flight| flight.key.is_below(&reports));
         }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use redis::cluster::ClusterClient;
 use redis::{Client, ConnectionInfo, RedisResult};
 
-use super::connection_info;
+use super::info;
 use super::slots::{Address, Range};
 use crate::sync::lock;
 
@@ -28,7 +28,7 @@ struct Known {
 
 impl Atlas {
     pub(crate) fn new(client: ClusterClient) -> Self {
-        let seeds = connection_info::seeds(&client);
+        let seeds = info::seeds(&client);
         let seeds = seeds.iter().filter_map(|info| Address::parse(&info.addr().to_string(), None)).collect();
         // Starts at a random place: the inboxes of a fleet should spread over all nodes.
         Self { client, seeds, known: Mutex::default(), turn: AtomicUsize::new(fastrand::usize(..1 << 16)) }
@@ -42,12 +42,12 @@ impl Atlas {
 
     /// How to connect to this node.
     pub(crate) fn client_of(&self, address: &Address) -> RedisResult<Client> {
-        Client::open(connection_info::node(&self.client, address)?)
+        Client::open(info::node(&self.client, address)?)
     }
 
     /// The client's settings, taken from its first node.
     pub(crate) fn example(&self) -> Option<ConnectionInfo> {
-        connection_info::node(&self.client, self.seeds.first()?).ok()
+        info::node(&self.client, self.seeds.first()?).ok()
     }
 
     /// The client's addresses as one text.
@@ -76,7 +76,7 @@ impl Atlas {
             let from = if known.masters.is_empty() { &self.seeds } else { &known.masters };
             from.get(turn % from.len().max(1)).cloned()
         };
-        let address = address.ok_or_else(connection_info::nowhere)?;
+        let address = address.ok_or_else(info::nowhere)?;
         Ok((self.client_of(&address)?, address.to_string()))
     }
 

@@ -5,7 +5,8 @@
 //! [`Hints`].
 
 #[cfg(feature = "testing")]
-use std::any::Any;
+mod for_tests;
+
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
@@ -54,7 +55,7 @@ pub(crate) struct Watch {
     watches: Arc<Watches>,
     /// A value that is dropped with the registration.
     #[cfg(feature = "testing")]
-    companion: Option<Box<dyn Any + Send + Sync>>,
+    companion: Option<Box<dyn std::any::Any + Send + Sync>>,
 }
 
 impl Watches {
@@ -110,24 +111,6 @@ impl Watches {
         }
     }
 
-    /// Whether there are waiters for `name`.
-    #[cfg(feature = "testing")]
-    pub(crate) fn any(&self, name: &str) -> bool {
-        self.lock().contains_key(name)
-    }
-
-    /// Whether there is a waiter with this token.
-    #[cfg(all(test, feature = "testing"))]
-    pub(crate) fn has(&self, token: &Token) -> bool {
-        self.lock().values().flatten().any(|waiter| waiter.token == *token)
-    }
-
-    /// Whether there are no waiters.
-    #[cfg(all(test, feature = "testing"))]
-    pub(crate) fn is_empty(&self) -> bool {
-        self.lock().is_empty()
-    }
-
     fn lock(&self) -> MutexGuard<'_, HashMap<Box<str>, Vec<Arc<Waiter>>>> {
         // No user code runs under this lock, and no update can be left half done.
         lock(&self.by_name)
@@ -158,15 +141,6 @@ impl Watch {
     pub(crate) async fn hints(&self) -> Hints {
         self.waiter.woken.notified().await;
         std::mem::take(&mut *self.waiter.hints())
-    }
-}
-
-impl Watch {
-    /// Keeps `companion` for as long as the registration lasts.
-    #[cfg(feature = "testing")]
-    pub(crate) fn with(mut self, companion: impl Any + Send + Sync) -> Self {
-        self.companion = Some(Box::new(companion));
-        self
     }
 
     /// Ends the registration and returns the hints that were not taken. Later hints do not reach this waiter.

@@ -1,12 +1,17 @@
-//! What a builder itself says about requests.
+//! What a policy and its builder have for the HTTP layer.
+
+use std::sync::Arc;
 
 use http::HeaderName;
 use http::uri::Scheme;
 
 use crate::http::HttpPolicy;
 
-/// Kept apart from the policy's `http` until the end: as a replacement of that would forget it, the order of the calls would
-/// decide whether one user's answers are shared.
+/// What a policy has for it.
+pub(crate) type OverHttp = Arc<HttpPolicy>;
+
+/// What a builder itself says about requests. Kept apart from the policy's `http` until the end: as a replacement of that would
+/// forget it, the order of the calls would decide whether one user's answers are shared.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Requests {
     pub(super) scheme: Option<Scheme>,
@@ -16,7 +21,7 @@ pub(super) struct Requests {
 
 impl Requests {
     /// What stays of a policy, whatever replaces the rest of it.
-    pub(super) fn of(http: &HttpPolicy) -> Self {
+    pub(super) fn of(http: &OverHttp) -> Self {
         let rules = &http.requests;
         Self {
             scheme: (rules.scheme != Scheme::HTTP).then(|| rules.scheme.clone()),
@@ -25,9 +30,12 @@ impl Requests {
         }
     }
 
-    pub(super) fn apply(self, http: HttpPolicy) -> HttpPolicy {
+    /// What the policy has then, or why that can not be.
+    pub(super) fn apply(self, http: OverHttp) -> Result<OverHttp, String> {
+        let http = Arc::unwrap_or_clone(http);
         let http = self.scheme.into_iter().fold(http, HttpPolicy::scheme);
         let http = self.credentials.into_iter().fold(http, HttpPolicy::credential_headers);
-        self.added.into_iter().fold(http, HttpPolicy::credential_header)
+        let http = self.added.into_iter().fold(http, HttpPolicy::credential_header);
+        http.refusal().map_or(Ok(Arc::new(http)), Err)
     }
 }

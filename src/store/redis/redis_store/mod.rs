@@ -1,27 +1,24 @@
 //! The store of one node: its connections to the servers, and how it is built.
 
+#[cfg(feature = "cluster")]
+mod cluster;
+#[cfg(feature = "sentinel")]
+mod sentinel;
+
 use std::fmt;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 use std::time::Duration;
 
 use redis::Client;
-#[cfg(feature = "cluster")]
-use redis::cluster::ClusterClient;
-#[cfg(feature = "sentinel")]
-use redis::sentinel::SentinelClient;
 use tokio::sync::Semaphore;
 
-#[cfg(feature = "cluster")]
-use super::cluster::Cluster;
 use super::commands::Commands;
 use super::commands::lock_leaving::Leaving;
 use super::connection::Supervisor;
 use super::connection::connector::Dial;
 use super::messages::inbox::Inbox;
 use super::messages::keyspace::Keyspace;
-#[cfg(feature = "sentinel")]
-use super::topology::sentinel::Sentinels;
 use crate::health::Topology;
 use crate::store::wake::lease_waiters::Watches;
 use crate::store::wake::lock_waiters::Grants;
@@ -58,25 +55,7 @@ impl RedisStore {
         Self::of(Dial::new(&client, command_timeout), None, Topology::Single, place.finish())
     }
 
-    /// A new node on the server that these sentinels name as the primary.
-    #[cfg(feature = "sentinel")]
-    pub(crate) fn watched(client: SentinelClient, command_timeout: Duration) -> Self {
-        // The client does not show which sentinels it has, so each guard counts as one with its own keys.
-        let place = fastrand::u64(..);
-        Self::of(Dial::through(Sentinels::new(client), command_timeout), None, Topology::Sentinel, place)
-    }
-
-    /// A new node on a cluster.
-    #[cfg(feature = "cluster")]
-    pub(crate) fn spread(client: ClusterClient, command_timeout: Duration) -> Self {
-        let cluster = Cluster::new(client, command_timeout);
-        let mut place = DefaultHasher::new();
-        cluster.atlas().described().hash(&mut place);
-        let inbox = Dial::any(cluster.atlas(), command_timeout);
-        Self::of(inbox, Some(Commands::Cluster(cluster)), Topology::Cluster, place.finish())
-    }
-
-    /// `dial` opens connections for messages, and for commands if `commands` is `None`.
+    /// `dial` leads to messages; and to commands, where those have no ways of their own.
     fn of(dial: Dial, commands: Option<Commands>, topology: Topology, place: u64) -> Self {
         let command_timeout = dial.answer;
         let watches = Arc::new(Watches::default());

@@ -1,0 +1,13 @@
+//! Without the feature `http` no key is that of an HTTP resource.
+
+use super::Key;
+
+impl Key {
+    pub(crate) fn of_reports(&self, _namespace: &str) -> Option<Self> {
+        None
+    }
+
+    pub(crate) fn is_below(&self, _above: &Self) -> bool {
+        false
+    }
+}

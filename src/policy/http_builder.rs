@@ -1,0 +1,61 @@
+//! Setting up what the HTTP layer goes by.
+
+use std::sync::Arc;
+
+use http::HeaderName;
+use http::uri::Scheme;
+
+use super::PolicyBuilder;
+use crate::http::HttpPolicy;
+
+#[cfg_attr(docsrs, doc(cfg(feature = "http")))]
+impl PolicyBuilder {
+    /// What the HTTP layer shares, with whom, and for how long. In whichever order they are called,
+    /// [`scheme`](Self::scheme) and [`credential_headers`](Self::credential_headers) win over what it says of the same, and
+    /// [`credential_header`](Self::credential_header) adds to it.
+    /// Defaults to [`HttpPolicy::default`](crate::http::HttpPolicy::default).
+    pub fn http(mut self, http: HttpPolicy) -> Self {
+        self.policy.http = Arc::new(http);
+        self
+    }
+
+    /// [`HttpPolicy::scheme`](crate::http::HttpPolicy::scheme), whatever [`http`](Self::http) says of it: what to set behind
+    /// a proxy that terminates TLS.
+    pub fn scheme(mut self, scheme: Scheme) -> Self {
+        self.requests.scheme = Some(scheme);
+        self
+    }
+
+    /// One more request header that marks an answer as one user's, beside those of
+    /// [`credential_headers`](Self::credential_headers), whatever replaces that list.
+    pub fn credential_header(mut self, name: HeaderName) -> Self {
+        self.requests.added.push(name);
+        self
+    }
+
+    /// The request headers that mark an answer as one user's: a request with any of them bypasses the
+    /// cache. Defaults to `Authorization`, `Proxy-Authorization`, `Cookie`, `X-Api-Key`,
+    /// `X-Auth-Token` and `X-Amz-Security-Token`, or what [`http`](Self::http) has instead. **Replaces** that list; what
+    /// [`credential_header`](Self::credential_header) adds to it, here or there, before or after, stays.
+    pub fn credential_headers(mut self, names: impl IntoIterator<Item = HeaderName>) -> Self {
+        self.requests.credentials = Some(names.into_iter().collect());
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::Policy;
+
+    #[test]
+    fn a_credential_that_was_added_stays_whatever_is_made_of_a_policy() {
+        let name = HeaderName::from_static("x-user");
+        let policy = Policy::builder().credential_header(name.clone()).scheme(Scheme::HTTPS);
+        let policy = policy.build().expect("valid");
+        assert_eq!(policy.to_builder().build().expect("valid"), policy);
+        let other = policy.to_builder().http(HttpPolicy::strict()).credential_headers([]);
+        let other = other.build().expect("valid").http.requests.clone();
+        assert_eq!((other.credentials.names, other.scheme), (vec![name], Scheme::HTTPS));
+    }
+}

@@ -1,0 +1,37 @@
+//! The nodes of a cluster.
+
+use std::time::Duration;
+
+use redis::cluster::ClusterClient;
+
+use super::{Backend, IntoStore};
+use crate::store::NodeStore;
+use crate::store::redis::RedisStore;
+
+impl IntoStore for ClusterClient {
+    fn into_store(self: Box<Self>, command_timeout: Duration) -> NodeStore {
+        NodeStore::redis(RedisStore::spread(*self, command_timeout))
+    }
+}
+
+/// A Redis Cluster. Credentials, TLS, database, settings of the sockets and the map of addresses are the client's own. Its
+/// time-outs, retries, push sender, resolver of names and whether it reads from replicas are not used: the guard goes by its
+/// policy, and asks masters only. [`connect`](crate::StampedeGuard::connect) returns as soon as one master takes commands;
+/// [`health`](crate::StampedeGuard::health) says which one does not.
+///
+/// ```no_run
+/// use redis::cluster::ClusterClient;
+/// use stampede_guard::StampedeGuard;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let nodes = ["redis://guard:secret@10.0.0.1/", "redis://guard:secret@10.0.0.2/"];
+/// let guard = StampedeGuard::new(ClusterClient::new(nodes)?);
+/// # let _ = guard;
+/// # Ok(()) }
+/// ```
+#[cfg_attr(docsrs, doc(cfg(feature = "cluster")))]
+impl From<ClusterClient> for Backend {
+    fn from(client: ClusterClient) -> Self {
+        Self::of(client)
+    }
+}

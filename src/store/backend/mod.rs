@@ -1,0 +1,50 @@
+//! What a guard is made from: one type that every kind of store converts into.
+
+#[cfg(feature = "cluster")]
+mod cluster;
+#[cfg(feature = "sentinel")]
+mod sentinel;
+#[cfg(feature = "redis")]
+mod single;
+
+use std::any::Any;
+use std::fmt;
+use std::time::Duration;
+
+use crate::store::NodeStore;
+use crate::store::memory::MemoryStore;
+
+/// Where the fleet meets: made from a `redis::Client` or a [`MemoryStore`] by `into()`, and with the features of that name
+/// from a `redis::sentinel::SentinelClient` or a `redis::cluster::ClusterClient`.
+#[derive(Debug)]
+pub struct Backend {
+    pub(crate) kind: Box<dyn IntoStore>,
+}
+
+/// What a store can be made from. Its type can be asked for.
+pub(crate) trait IntoStore: Any + fmt::Debug + Send + Sync {
+    fn into_store(self: Box<Self>, command_timeout: Duration) -> NodeStore;
+}
+
+impl Backend {
+    pub(crate) fn of(kind: impl IntoStore) -> Self {
+        Self { kind: Box::new(kind) }
+    }
+
+    pub(crate) fn into_store(self, command_timeout: Duration) -> NodeStore {
+        self.kind.into_store(command_timeout)
+    }
+}
+
+impl IntoStore for MemoryStore {
+    /// There is no wire to wait for.
+    fn into_store(self: Box<Self>, _command_timeout: Duration) -> NodeStore {
+        NodeStore::memory(*self)
+    }
+}
+
+impl From<MemoryStore> for Backend {
+    fn from(store: MemoryStore) -> Self {
+        Self::of(store)
+    }
+}

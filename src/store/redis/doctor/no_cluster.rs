@@ -1,0 +1,29 @@
+//! Stands for the look at a cluster where the feature `cluster` is off: there is none to look at.
+
+use redis::RedisResult;
+use redis::aio::MultiplexedConnection;
+
+use super::checkup::Home;
+use crate::health::Finding;
+use crate::store::redis::cluster::Cluster;
+use crate::store::redis::connection::connector::Dial;
+
+pub(super) async fn examine(
+    cluster: &Cluster,
+    _name: &str,
+    _user: &str,
+    _findings: &mut Vec<Finding>,
+) -> Option<Home> {
+    match *cluster {}
+}
+
+pub(super) async fn examine_nodes(
+    cluster: &Cluster,
+    _home: &Dial,
+    _named: (&str, &[String]),
+    _user: &str,
+    _commands: &mut MultiplexedConnection,
+    _findings: (&mut Vec<Finding>, usize),
+) -> RedisResult<()> {
+    match *cluster {}
+}

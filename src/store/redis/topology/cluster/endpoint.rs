@@ -1,0 +1,74 @@
+//! The nodes of a cluster: a certain one for commands, any of them for messages.
+
+use std::future::ready;
+use std::sync::Arc;
+
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
+use redis::{Client, ConnectionAddr, RedisError, RedisResult};
+
+use super::nodes::Atlas;
+use crate::store::redis::errors::advice::{on_connecting, on_refusal};
+use crate::store::redis::topology::endpoint::{Endpoint, Located};
+use crate::store::redis::topology::server::Server;
+
+/// A certain node. It is not asked whether it is a primary: a replica sends a command for a key to its master.
+pub(crate) struct Node(Arc<Server>);
+
+impl Node {
+    pub(crate) fn new(client: &Client) -> Self {
+        Self(Arc::new(Server::new(client)))
+    }
+}
+
+impl Endpoint for Node {
+    fn locate(&self) -> BoxFuture<'_, RedisResult<Located>> {
+        ready(Ok(Arc::clone(&self.0).into())).boxed()
+    }
+
+    fn known(&self) -> Option<Arc<Server>> {
+        Some(Arc::clone(&self.0))
+    }
+
+    fn is_node(&self) -> bool {
+        true
+    }
+
+    fn may_want_tls(&self) -> bool {
+        self.0.is_by_tls()
+    }
+
+    fn advice(&self, error: &RedisError) -> Option<&'static str> {
+        on_connecting(self.0.info().addr(), error)
+    }
+}
+
+/// Any node, another at each connection.
+impl Endpoint for Atlas {
+    fn locate(&self) -> BoxFuture<'_, RedisResult<Located>> {
+        let next = self.next();
+        let located =
+            next.map(|(client, at)| Located { server: Arc::new(Server::new(&client)), node: Some(at) });
+        ready(located).boxed()
+    }
+
+    fn known(&self) -> Option<Arc<Server>> {
+        None
+    }
+
+    fn is_node(&self) -> bool {
+        true
+    }
+
+    fn has_lost(&self, address: &str) -> bool {
+        self.has_lost(address)
+    }
+
+    fn may_want_tls(&self) -> bool {
+        self.example().is_some_and(|info| matches!(info.addr(), ConnectionAddr::TcpTls { .. }))
+    }
+
+    fn advice(&self, error: &RedisError) -> Option<&'static str> {
+        self.example().map_or_else(|| on_refusal(error), |info| on_connecting(info.addr(), error))
+    }
+}

@@ -1,0 +1,34 @@
+//! What only a store on which things go wrong asks of its waiters.
+
+use std::any::Any;
+
+use super::{Watch, Watches};
+#[cfg(test)]
+use crate::store::names::Token;
+
+impl Watches {
+    /// Whether there is a waiter for `name`.
+    pub(crate) fn any(&self, name: &str) -> bool {
+        self.lock().contains_key(name)
+    }
+
+    /// Whether there is a waiter with this token.
+    #[cfg(test)]
+    pub(crate) fn has(&self, token: &Token) -> bool {
+        self.lock().values().flatten().any(|waiter| waiter.token == *token)
+    }
+
+    /// Whether there is no waiter.
+    #[cfg(test)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.lock().is_empty()
+    }
+}
+
+impl Watch {
+    /// Keeps `companion` for as long as the registration lasts.
+    pub(crate) fn with(mut self, companion: impl Any + Send + Sync) -> Self {
+        self.companion = Some(Box::new(companion));
+        self
+    }
+}
