@@ -18,7 +18,7 @@ const CHANGE: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(50);
 /// Timers are late, each by up to a millisecond.
 const SLACK: Duration = Duration::from_millis(10);
-/// How many loaders of a flight may panic in turn before the flight gives up.
+/// After how many loaders that panic in turn a flight still tries another one.
 const MOST_HOPS: usize = 3;
 
 impl World {

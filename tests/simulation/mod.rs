@@ -230,7 +230,7 @@ fn one() {
 
 /// Prints how often each invariant is broken, with the first seeds, for use during a change.
 #[test]
-#[ignore = "for looking around"]
+#[ignore = "prints a survey and checks nothing"]
 fn survey() {
     let mut found = std::collections::BTreeMap::<String, (u64, Vec<String>)>::new();
     for seed in 0..env("SEEDS").unwrap_or(SEEDS) {
@@ -257,7 +257,7 @@ fn survey() {
 
 /// `make soak-sim`: runs SOAK_SEEDS seeds, from SEED or from a random start.
 #[test]
-#[ignore = "as long as you like"]
+#[ignore = "takes as long as SOAK_SEEDS says"]
 fn soak() {
     let start = env("SEED").unwrap_or_else(|| fastrand::u64(..1 << 40));
     println!("from SEED={start}");
