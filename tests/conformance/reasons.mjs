@@ -1,18 +1,18 @@
-// Why a test does not pass: the kinds of reasons, and the one that usually fits. README.md says what they mean.
+// The reasons why tests do not pass: their kinds, and each test's default reason. README.md explains the kinds.
 
 export const REASONS = ['suite:', 'transport:', 'choice:', 'check:', 'needs:']
 export const UNEXPLAINED = '?'
 
 export const isReason = reason => REASONS.some(kind => reason.startsWith(kind) && reason.length > kind.length + 1)
 
-// What --update writes for a test that is new on the list: the first that fits.
+// The reason that --update writes for a test that is new on the list: that of the first matching row.
 export function reasonFor (suite, id, kind) {
   const rows = [...(suite === 'released' ? CONTRADICTED : []), ...STANDING]
   const [, reason] = rows.find(([ids]) => ids.test(id)) ?? []
   return reason ?? (kind === 'check' ? 'check: no answer is wrong' : UNEXPLAINED)
 }
 
-// Where the release asks for the opposite of what the suite asks for today, which is what we do.
+// Tests of the release that require the opposite of the current suite. This crate follows the current suite.
 const CONTRADICTED = [
   [/^stale-close-.+$/, 'suite: asks how often the origin had answered of an answer that it never gave; today, that it is none of the stored ones'],
   [/^age-parse-(nonnumeric|negative|float)$/, 'suite: took an Age that is no number for old; today it is ignored (RFC 9111, 5.1)'],
@@ -25,7 +25,7 @@ const CONTRADICTED = [
   [/^surrogate-.+$/, 'suite: Surrogate-Control has given way to CDN-Cache-Control (RFC 9213), which the current suite tests']
 ]
 
-// What stays, or is not ours to change.
+// Differences that stay, or that this crate cannot change.
 const STANDING = [
   [/^interim-.+$/, 'transport: hyper\'s server sends no interim responses of a service\'s'],
   [/^conditional-lm-fresh-no-lm$/, 'choice: without Last-Modified it is Date that counts, and that is later than asked (RFC 9111, 4.3.2)'],

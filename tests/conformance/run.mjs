@@ -1,5 +1,5 @@
-// Runs suites of HTTP cache tests, all of them at once, each against its own `examples/reverse_proxy.rs` on a private
-// redis-server, and compares what comes out with the lists in `expected/`. See README.md.
+// Runs suites of HTTP cache tests in parallel, each against a separate `examples/reverse_proxy.rs` on a private
+// redis-server, and compares the results with the lists in `expected/`. See README.md.
 //
 //     node tests/conformance/run.mjs released|current.. [--update] [--id TEST]
 
@@ -15,13 +15,13 @@ import { totals, verdicts } from './lib/verdict.mjs'
 
 const HERE = dirname(fileURLToPath(import.meta.url))
 const ROOT = resolve(HERE, '../..')
-// Where cargo puts what it makes is for its configuration to say.
+// Cargo's configuration may set another target directory.
 const METADATA = JSON.parse(await run('cargo', ['metadata', '--no-deps', '--format-version=1'], { cwd: ROOT }))
 const TARGET = join(METADATA.target_directory, 'conformance')
-// Without building and installing.
+// The longest run after the build, in milliseconds.
 const LONGEST = 300_000
 
-// How each suite is served, run and read. `definitions` are what its results are judged by.
+// How each suite's origin and client are started. `definitions` are its tests, which turn results into verdicts.
 const SUITES = {
   released: async () => {
     const folder = await installed()
@@ -65,7 +65,7 @@ async function load (folder, path) {
   return (await import(pathToFileURL(join(folder, path)).href)).default
 }
 
-// The release keeps one suite apart.
+// The release keeps one suite in a separate file.
 async function releasedDefinitions (folder) {
   return [...await load(folder, 'tests/index.mjs'), await load(folder, 'tests/surrogate-control.mjs')]
 }
@@ -118,7 +118,7 @@ async function startAll (suite, proxy, scratch, folder) {
       LISTEN: '127.0.0.1:0',
       ORIGIN: `http://127.0.0.1:${origin}`,
       REDIS_URL: `redis://127.0.0.1:${redis}/`,
-      // It is not the machine's speed that is tested: without Redis in time a request is not cached.
+      // The machine's speed is not tested: a request is not cached if Redis answers late.
       BUDGET_MS: '8000',
       LEASE_MS: '16000'
     },
@@ -127,7 +127,7 @@ async function startAll (suite, proxy, scratch, folder) {
   return base
 }
 
-// Runs one suite and says what is not as its list has it.
+// Runs one suite and prints the differences from its list.
 async function check (name, suite, proxy, scratch, { update, id = '' }) {
   const folder = join(TARGET, name)
   await mkdir(folder, { recursive: true })
@@ -135,7 +135,7 @@ async function check (name, suite, proxy, scratch, { update, id = '' }) {
   const base = await startAll(suite, proxy, scratch, folder)
   const { script, cwd, env } = suite.client(base, id)
   const once = () => run(process.execPath, ['--no-warnings', script], { cwd, env: { ...process.env, ...env } })
-  // One test alone tells what was sent and received, and nothing that could be compared.
+  // A single test prints what was sent and received, and no results to compare.
   if (id !== '') return console.log(await once())
 
   const file = join(HERE, 'expected', `${name}.txt`)
@@ -153,9 +153,9 @@ async function check (name, suite, proxy, scratch, { update, id = '' }) {
   }
   let found = await compared('results.json')
   const lines = () => found.map(({ id, text }) => `\n  ${id}: ${text}`).join('')
-  // What is wrong with the list itself stays so.
+  // A second run cannot correct errors of the list itself.
   if (found.some(({ changed }) => changed) && !update) {
-    // Freshness is of seconds here, and a machine may stand still for as long.
+    // Lifetimes in these tests are seconds, and a machine may stall for as long.
     console.error(`\nonce more, because this is not as ${file} says:${lines()}`)
     const again = new Set((await compared('results-2.json')).map(({ id }) => id))
     found = found.filter(({ id }) => again.has(id))
@@ -185,7 +185,7 @@ async function main () {
   } finally {
     await stopAll()
   }
-  // What the proxies have said at their end.
+  // The statistics that the proxies log when they end.
   for (const name of process.exitCode === 1 ? names : []) {
     const stats = await readFile(join(TARGET, name, 'proxy.log'), 'utf8')
     if (/(store_errors|budget_exceeded): [1-9]/.test(stats)) console.error(`\n${name}: Redis did not keep up, so this says little.`)

@@ -1,4 +1,4 @@
-//! When all is well again: whoever asks is answered, one load is enough, and nothing is left.
+//! The calm phase after the faults: every caller is answered, one load is enough, and nothing is left.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,11 +10,11 @@ use super::oracle::Value;
 use super::plan::{Does, Ends, Script};
 use super::world::{World, cache_key};
 
-/// The longest that something may be on its way: a ghost, and a little more.
+/// The longest time that a command may be on its way: the delay of a ghost and a margin.
 const STRAGGLERS: Duration = Duration::from_millis(4_200);
 
 impl World {
-    /// I12, its first half: with the faults gone, whoever asks is answered.
+    /// I12, first half: once the faults have ended, every caller is answered.
     pub(super) async fn heal(self: &Arc<Self>) {
         self.oracle.note("calm");
         self.chaos.calm();
@@ -25,7 +25,7 @@ impl World {
         for key in 0..self.plan.keys {
             let Some(node) = nodes.get(usize::from(key) % nodes.len().max(1)) else { return };
             let healed = timeout(self.bound(), self.ask(node, key)).await;
-            // A load that was running may yet fail for all who wait for it.
+            // An error is accepted: a load that began before may still fail for all its waiters.
             if healed.is_err() && !node.replica.is_dead() {
                 self.oracle.violated(format_args!("I12: key {key} is not answered when all is well again"));
             }
@@ -43,7 +43,7 @@ impl World {
         answer.map_err(|error| error.to_string())
     }
 
-    /// I12, its second half, and I7: one load is enough for all, and then nothing is left.
+    /// I12, second half, and I7: one load per key is enough for all nodes, and then nothing is left.
     pub(super) async fn settle(self: &Arc<Self>) {
         let policy = &self.plan.policy;
         sleep(STRAGGLERS + policy.load_timeout + policy.lease * 2).await;
@@ -55,7 +55,7 @@ impl World {
             if let Some(Err(error)) = answers.iter().find(|answer| answer.is_err()) {
                 self.oracle.violated(format_args!("I12: key {key} when all is well: {error}"));
             }
-            // A value that may be served stale is loaded in the background.
+            // If a stale value was served, its background load runs now.
             sleep(Duration::from_millis(100)).await;
             let loads = self.oracle.loads_of(key) - before;
             let stored = self.chaos.store().entry(self.keys[usize::from(key)].name()).is_some();

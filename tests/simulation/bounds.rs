@@ -1,7 +1,7 @@
-//! I4: how long a call may take, whatever goes wrong, by what it is and what its policy says.
+//! I4: how long a call may take whatever goes wrong, by its kind and its policy.
 //!
-//! Timers of a stopped node run on, and what they would do waits: so what the call's own node was stopped for while the call was
-//! there comes on top, and no other node's stop does: who waits for another node has a bound of its own on that.
+//! Timers of a stopped node continue, but their actions wait. So the time for which the call's own node was stopped during the call
+//! is added to the bound. Stops of other nodes are not added: `wait_timeout` bounds a wait for another node.
 
 use std::time::Duration;
 
@@ -12,17 +12,17 @@ use super::plan::{Call, Does, Ends, Profile, What};
 use super::world::World;
 use crate::sync::lock;
 
-/// How long an invalidation or an insertion is tried, by what is documented of them.
+/// How long an invalidation or an insertion is retried, as documented.
 const CHANGE: Duration = Duration::from_secs(2);
-/// What is slept between two tries of a change, the last of which may be followed by it.
+/// The sleep between two tries of a change. It may also follow the last try.
 const PAUSE: Duration = Duration::from_millis(50);
-/// What timers are late by, each up to a millisecond.
+/// Timers are late, each by up to a millisecond.
 const SLACK: Duration = Duration::from_millis(10);
-/// How many loaders that panic one after the other are followed by another one before the flight is given up.
+/// After how many loaders that panic in turn a flight still tries another one.
 const MOST_HOPS: usize = 3;
 
 impl World {
-    /// I4, of a call that has just returned.
+    /// I4 for a call that has just returned.
     pub(super) fn check_time(&self, node: &Node, call: &Call, asked: u64, began: Instant) {
         let took = began.elapsed();
         let stops = node.stops_since(began);
@@ -44,8 +44,8 @@ impl World {
         }
     }
 
-    /// I9: a caller asks again once at most, however often the tag changes: a load that begins after it came is for it. (One more may be
-    /// another flight's, which went on alone.)
+    /// I9: a caller asks again at most once, however often the tag changes, because a load that begins after the caller came answers
+    /// it. A second load may belong to another flight that continued alone.
     pub(super) fn check_rounds(&self, node: &Node, call: &Call, asked: u64) {
         let other_flights = |other: &Call| {
             other.key == call.key && (other.does == Does::Refresh || other.load.ends == Ends::DoNotStore)
@@ -57,7 +57,7 @@ impl World {
             return;
         }
         let state = lock(&self.oracle.state);
-        // A node's own changes, and those of a key, part its callers into several flights.
+        // Changes by this node, and changes of the key, divide the node's callers among several flights.
         let of_key = state.by_key.get(&call.key).and_then(|of| of.invalidated.last());
         let has_changed =
             state.changes.iter().any(|(at, _)| *at == node.id) || of_key.is_some_and(|(_, seq)| *seq > asked);
@@ -72,7 +72,7 @@ impl World {
         );
     }
 
-    /// No call returns later, whatever it is and wherever: for those that have not returned at all.
+    /// An upper bound for every call at every node, to detect calls that never return.
     pub(super) fn bound(&self) -> Duration {
         let stops = self.plan.events.iter().map(|event| match event.what {
             What::Stop(lasts) => lasts,
@@ -83,10 +83,10 @@ impl World {
         longest.max(CHANGE + PAUSE + SLACK) + stops.sum::<Duration>()
     }
 
-    /// B1, on a node that is not stopped.
+    /// B1 for a node that is not stopped.
     fn most(&self, slot: usize, does: Does, key: u8) -> Duration {
         let policy = &self.plan.policy;
-        // Who looks up waits for the read before its queue's own, each within one command; and the budget is two of them.
+        // A look-up may wait for the read before its queue's read, each within one command timeout. The budget is two of these.
         let look_up = policy.coordination_budget;
         match does {
             Does::Get => look_up + SLACK,
@@ -95,16 +95,16 @@ impl World {
         }
     }
 
-    /// How long a call that brings a loader may be there while its node loads nothing for it. It looks; waits for others' loads
-    /// elsewhere; and looks again, if it has waited for long enough. What its flight may ask of the store is one more budget, but
-    /// for one acquire: after a wait it has the lease's time.
+    /// How long a call that brings a loader may take while its node runs no load of the key: a budget for its look-up, `wait_timeout`
+    /// for loads of other nodes, a budget for the look-up after that timeout, and a budget for its flight's commands. The flight's
+    /// acquire after a wait may take a lease longer.
     fn most_idle(&self) -> Duration {
         let policy = &self.plan.policy;
         policy.coordination_budget * 3 + policy.wait_timeout + policy.lease + SLACK
     }
 
-    /// The loads of this key at this node that one call can wait for one after the other when it waits for nobody else: one, those
-    /// before it that panic, and one each, with the lease and without it, whose tag has changed since it began.
+    /// How long one call can wait for consecutive loads of this key at this node: one load, the loads before it that panic, and with
+    /// tags two more, one with and one without the lease, that a change of the tag outdated.
     fn longest_loads(&self, slot: usize, key: u8) -> Duration {
         let here = self.plan.all_calls().filter(|call| call.node == slot && call.key == key && call.loads());
         let hops = here.filter(|call| call.load.ends == Ends::Panic).count().min(MOST_HOPS);
@@ -112,7 +112,7 @@ impl World {
         self.longest_load(key) * (1 + hops + outdated) as u32
     }
 
-    /// Of this key's, wherever: those who are told of a load elsewhere may have waited for all of it.
+    /// The longest load of this key at any node: a caller that is given another node's outcome may have waited for all of that load.
     fn longest_load(&self, key: u8) -> Duration {
         let load_timeout = self.plan.policy.load_timeout;
         let of_key = self.plan.all_calls().filter(|call| call.key == key && call.loads());
@@ -123,11 +123,11 @@ impl World {
         takes.max().unwrap_or_default()
     }
 
-    /// Where nothing goes wrong: what is loaded, and loaded again after each invalidation and by each who had to leave.
+    /// Without faults: time for the load, and for another one after each invalidation and each shutdown of a node.
     fn most_when_well(&self, call: &Call, asked: u64) -> Duration {
         let latency = self.plan.trip();
         if !call.loads() {
-            // Behind one that is on its way, and the way itself; a look-up may be left out, and made after all.
+            // A round trip for the read on its way, one for the queue's read, and one for a look-up that was first skipped.
             return latency * 3 + SLACK;
         }
         let left = self.plan.events.iter().filter(|event| matches!(event.what, What::Leave(..))).count();
@@ -136,7 +136,7 @@ impl World {
     }
 }
 
-/// How long these times are together: what they share counts once.
+/// The total length of these spans. Overlaps count once.
 fn together(mut times: Vec<(Instant, Instant)>) -> Duration {
     times.sort_unstable();
     let mut seen: Option<Instant> = None;

@@ -1,5 +1,4 @@
-//! A future that is dropped at one of its polls. The tests of flights and of the guard (`tests/it/drops`) drop theirs with it,
-//! too.
+//! A future that is dropped at a chosen poll. The tests of flights and of the guard (`tests/it/drops`) use it too.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -8,13 +7,13 @@ use std::task::{Context, Poll};
 /// Where a future is dropped.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Drop {
-    /// Inside its nth poll, as a caller does that leaves while it waits; what it has asked for is on its way.
+    /// After its nth poll was pending, like a caller that leaves while it waits. Its requests are on their way.
     AtPoll(usize),
-    /// After so many polls, when it has been woken and before it looks: what it was given is lost with it.
+    /// After n polls, once it was woken and before it is polled again: a value that it was given is lost with it.
     AtWake(usize),
 }
 
-/// Polls a future until it is dropped; what it came to, if it was done before.
+/// Polls a future until the drop. Returns its output, or `None` if it was dropped first.
 pub(crate) struct Dropped<F> {
     inner: Option<Pin<Box<F>>>,
     polls: usize,

@@ -1,4 +1,4 @@
-//! What happens to a node: it dies, stops, is cut off, or is shut down for another one to take its place.
+//! Events of a node: it crashes, stops, is cut off from the store, or is shut down and replaced.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -35,7 +35,7 @@ impl World {
         }
     }
 
-    /// The process ends here, with all that is in it.
+    /// Kills the node with all its calls, and starts its successor after `back`.
     async fn replace(&self, slot: usize, node: &Arc<Node>, back: Duration) {
         node.kill();
         for call in lock(&node.calls).drain(..) {
@@ -43,13 +43,13 @@ impl World {
         }
         sleep(back).await;
         let mut nodes = lock(&self.nodes);
-        // It may have ended in two ways at once.
+        // Another event may have replaced the node meanwhile.
         if Arc::ptr_eq(&nodes[slot], node) {
             nodes[slot] = self.node(slot);
         }
     }
 
-    /// I13
+    /// I13: shuts the node down.
     async fn leave(&self, node: &Node, deadline: Duration) {
         node.replica.runs().await;
         node.leaves.store(true, Ordering::Relaxed);
@@ -64,13 +64,13 @@ impl World {
             took <= deadline + Duration::from_millis(1_010),
             format_args!("I13: n{} took {took:?} to leave within {deadline:?}", node.id),
         );
-        // Its process ends here; what it has sent arrives.
+        // The process exits now. Commands that it has sent still arrive.
         node.kill();
         sleep(self.plan.trip() * 2).await;
         let (inside, _) = node.guard.parts();
         let id = inside.store.node().simple().to_string();
         let is_sound = self.plan.profile == Profile::None;
-        // A grant to a flight that has given up, or has ended its lease before, is not known here where it was not heard.
+        // With faults, a lease does not count if its flight had given up or ended it before the grant: the node may not know of it.
         let granted = |token: &Token| {
             lock(&self.oracle.state).tokens.get(token).is_some_and(|holder| holder.granted && !holder.over)
         };

@@ -1,5 +1,5 @@
-//! I5: why a load may begin without the lease. What the node itself has counted is not asked: the wire says which commands have
-//! failed, the store which leases were granted, and the clock who has waited.
+//! I5: the reasons for which a load may begin without the lease. The node's own counters are not used: the wire shows which commands
+//! failed, the store which leases were granted, and the clock how long callers have waited.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -13,11 +13,11 @@ use super::world::World;
 use crate::store::Token;
 use crate::sync::lock;
 
-/// By when a load in the background has begun, beside what it may ask of the store.
+/// How soon a background load begins, in addition to the time that its commands may take.
 const SOON: Duration = Duration::from_millis(20);
 
 impl World {
-    /// A load that begins now, and what it has to show for itself.
+    /// Describes a load that begins now: its lease, or its excuse for having none.
     pub(super) fn begins(&self, node: &Node, key: u8, does: Does, came: Instant) -> Begins {
         let policy = &self.plan.policy;
         let leaves = node.leaves.load(Ordering::Relaxed);
@@ -34,13 +34,14 @@ impl World {
         Begins { node: node.id, key, does, came, lease, excuse, after, lanes: self.lanes(key, window) }
     }
 
-    /// Why the node may load the key without the lease, for one of these calls. `held` is a lease that it has, for another load.
+    /// Why the node may load the key without the lease, for a call in this window. `held` is the node's present lease, for another
+    /// load.
     fn excuse(&self, node: &Node, key: u8, window: Window, held: Option<&Token>) -> Option<&'static str> {
         let Window { from, waited } = window;
         if waited >= self.plan.policy.wait_timeout {
             return Some("having waited");
         }
-        // Its budget is spent, or its lease: by its own clock it was away.
+        // The stop counts by the node's own clock, so its budget or its lease may have run out.
         if !node.stops_since(from).is_empty() {
             return Some("having been stopped");
         }
@@ -51,10 +52,9 @@ impl World {
         state.loads.has_lost(node.id, key, from, held).then_some("a lease that was lost")
     }
 
-    /// I8: how many loads of one key a node may have on their way without a lease at once, not counting those that later
-    /// callers do not join: one; one for callers that want a load whatever there is; one for callers that have waited for too long;
-    /// one for a caller that finds out whether the resource is still uncacheable; and one where tags are asked for while commands fail,
-    /// which takes flights away from later callers and is not seen here.
+    /// I8: how many loads of one key a node may run at once without a lease, not counting loads that later callers do not join. One,
+    /// and one more for each of: forced reloads; callers that have waited for `wait_timeout`; a probe whether the resource is still
+    /// uncacheable; tag checks while commands fail, which detach flights without the oracle's knowledge.
     fn lanes(&self, key: u8, window: Option<Window>) -> usize {
         let refreshes = self.plan.all_calls().any(|call| call.key == key && call.does == Does::Refresh);
         let has_waited = window.is_some_and(|window| window.waited >= self.plan.policy.wait_timeout);

@@ -1,8 +1,8 @@
-//! I11, its second half: what operators are warned of does not flood their logs.
+//! I11, second half: warnings do not flood the operators' logs.
 //!
-//! Whatever happens again with each load or command is warned of once a minute by each node ([`Seldom`](crate::observe)). What is
-//! warned of once per outage is the locks' and HTTP's, which are not simulated. So there is one bound for each place in the code
-//! that warns, whatever goes wrong.
+//! A node logs a warning that may repeat with each load or command at most once a minute ([`Seldom`](crate::observe)). Warnings that
+//! are logged once per outage belong to locks and HTTP, which are not simulated. So one bound holds for each line of code that
+//! warns, whatever goes wrong.
 
 use std::cell::RefCell;
 use std::sync::OnceLock;
@@ -12,15 +12,15 @@ use tracing::dispatcher::{self, Dispatch};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
-/// How often each node may warn of the same.
+/// The interval in which each node may log the same warning once.
 const EACH: Duration = Duration::from_secs(60);
 
 thread_local! {
-    /// How often what was warned of on this thread while it simulated.
+    /// How often each line of code has warned in this thread's run.
     static WARNINGS: RefCell<Vec<(&'static Metadata<'static>, usize)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Listens to warnings and errors, and to nothing else: spans cost nothing.
+/// Counts warnings and errors. It enables no spans, so they cost nothing.
 struct Counter;
 
 impl Subscriber for Counter {
@@ -57,13 +57,13 @@ impl Subscriber for Counter {
 
 /// Runs `work` and counts its warnings.
 pub(super) fn counting<T>(work: impl FnOnce() -> T) -> T {
-    // One for all threads and runs: each new one has every place in the code that logs asked again.
+    // One dispatcher for all threads and runs: each new one makes `tracing` query every call site again.
     static COUNTER: OnceLock<Dispatch> = OnceLock::new();
     WARNINGS.take();
     dispatcher::with_default(COUNTER.get_or_init(|| Dispatch::new(Counter)), work)
 }
 
-/// What this thread's run has warned of more often than so many nodes may in that time.
+/// The warnings of this thread's run that exceed what so many nodes may log in that time.
 pub(super) fn excess(nodes: usize, lasted: Duration) -> Vec<String> {
     let most = nodes * (1 + (lasted.as_secs() / EACH.as_secs()) as usize);
     let floods = WARNINGS.take().into_iter().filter(|(_, count)| *count > most);

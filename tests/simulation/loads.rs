@@ -1,12 +1,11 @@
-//! I5 and I8, as the oracle counts: which loads there are, what each of them is entitled to, and how many of them there may be
-//! in all.
+//! I5 and I8 as the oracle counts them: the loads of a run, the lease or excuse of each, and how many loads there may be.
 //!
-//! A load has the lease, and then it is the only one of that lease but for those that have panicked under it; or it has a reason
-//! to go without, which `excuses` finds.
+//! A load either has the lease, and is then the only load under that lease except for loads that panicked; or it has an excuse for
+//! going without, which `excuses` finds.
 //!
-//! Those with the lease are bounded by what has happened to their key (B2): one to begin with, and one more for each value that
-//! is gone or not fresh any more, each load that has failed or left nothing to others, each lease that was lost with its load, each
-//! invalidation, and each caller that wants a load whatever there is.
+//! Events of a key bound the number of its leased loads (B2): one to begin with, and one more for each value that is gone or no
+//! longer fresh, each load that failed or left nothing to other callers, each lease that was lost with its load, each invalidation,
+//! and each forced reload.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -18,7 +17,7 @@ use super::plan::{Does, Ends};
 use crate::store::Token;
 use crate::sync::lock;
 
-/// Within what is due at once: a timer may be in between.
+/// How late something that is due at once may be, because a timer may be involved.
 const AT_ONCE: Duration = Duration::from_millis(1);
 
 #[derive(Clone, Debug)]
@@ -28,36 +27,36 @@ pub(super) struct Load {
     pub(super) began: u64,
     pub(super) returned: bool,
     pub(super) at: Instant,
-    /// When its caller came, who joined its flight later: that could be joined then.
+    /// When its caller came. The caller joined the flight later, so no earlier event had detached the flight.
     came: Instant,
     pub(super) ended: Option<Instant>,
-    /// The lease that it has, if any.
+    /// The lease under which it runs, if any.
     lease: Option<Token>,
-    /// The store was asked whether its value may be stored, or it was inserted.
+    /// The commit of its value has reached the store, or the value was inserted.
     asked: bool,
-    /// It has taken the place of another one, which could not ask the store either.
+    /// It has replaced another load, which could not use the store either.
     instead: bool,
-    /// Another one has taken its place.
+    /// Another load has replaced it.
     replaced: bool,
 }
 
 impl Load {
-    /// Whether the store has said if there was a change since it began.
+    /// Whether the store has checked for changes since the load began.
     pub(super) fn is_fenced(&self) -> bool {
         self.asked
     }
 }
 
-/// What has happened to a key at a node.
+/// Events of one key at one node.
 #[derive(Debug, Default)]
 struct AtNode {
-    /// When a command about it last failed, or took longer than the way takes.
+    /// When a command about the key last failed, or took longer than a round trip.
     troubled: Option<Instant>,
-    /// When a flight was last taken away from those who come later.
+    /// When a flight was last detached from later callers.
     detached: Option<Instant>,
-    /// Leases that were granted to it and that it has not ended.
+    /// Leases that were granted to the node and that it has not ended.
     granted: Vec<(Token, Instant)>,
-    /// When which load panicked whose flight has not gone on yet.
+    /// The last load that panicked, and when, until its flight continues.
     vanished: Option<(Instant, u32)>,
 }
 
@@ -68,23 +67,24 @@ pub(super) struct Loads {
     at_node: HashMap<(usize, u8), AtNode>,
     of_key: HashMap<u8, OfKey>,
     of_lease: HashMap<Token, OfLease>,
-    /// By the first half of their tokens.
+    /// The nodes' numbers, by the first half of their tokens.
     nodes: HashMap<Box<str>, usize>,
 }
 
-/// B2, of one key.
+/// B2 for one key.
 #[derive(Debug, Default)]
 struct OfKey {
-    /// How many loads with the lease have begun, and how many more than the first one there may be.
+    /// How many leased loads have begun.
     leased: usize,
+    /// How many there may be in addition to the first.
     more: usize,
-    /// A value was stored, and nothing is known to have become of it.
+    /// A value was stored and, as far as is known, is still there.
     stored: bool,
     /// The lease that was granted last, until it is known how it ended.
     holder: Option<Token>,
 }
 
-/// How many loads a lease has seen, and how many of them have panicked.
+/// How many loads began under a lease, and how many of them have panicked.
 #[derive(Debug, Default)]
 struct OfLease {
     loads: usize,
@@ -92,7 +92,7 @@ struct OfLease {
 }
 
 impl OfLease {
-    /// Whether a load of it is on its way, or has ended otherwise than by a panic.
+    /// Whether a load under the lease is running, or has ended without a panic.
     fn is_used(&self) -> bool {
         self.loads > self.vanished
     }
@@ -107,11 +107,11 @@ pub(super) struct Begins {
     pub(super) came: Instant,
     /// The lease of the key, where a flight of the node has it.
     pub(super) lease: Option<Token>,
-    /// Why it may go without.
+    /// Why the load may begin without the lease.
     pub(super) excuse: Option<&'static str>,
-    /// The load that has panicked, and in whose flight it is the next one.
+    /// The load before this one in the same flight, which panicked.
     pub(super) after: Option<u32>,
-    /// How many loads of the key the node may have on their way without the lease, each of which may be replaced by another one.
+    /// How many loads of the key the node may run at once without the lease. Each may be replaced once.
     pub(super) lanes: usize,
 }
 
@@ -134,7 +134,7 @@ impl Loads {
         }
     }
 
-    /// A flight of the key was, or may have been, taken away from those who come later: at a node, or at all.
+    /// A flight of the key was, or may have been, detached from later callers: at one node, or (`None`) at all nodes.
     pub(super) fn detached(&mut self, node: Option<usize>, key: u8) {
         let now = Some(Instant::now());
         match node {
@@ -147,14 +147,14 @@ impl Loads {
         }
     }
 
-    /// The flight with this lease is told that it is lost, and leaves later callers to themselves.
+    /// The flight with this lease learns that the lease is lost, and later callers no longer join the flight.
     pub(super) fn lost(&mut self, key: u8, token: &Token) {
         if let Some(node) = self.node_of(token) {
             self.detached(Some(node), key);
         }
     }
 
-    /// The lease is this one's from now on. `is_served`: what is stored is to be served, and not to be loaded anew.
+    /// The lease is this token's from now on. `is_served`: the stored value can be served without a new load.
     pub(super) fn granted(&mut self, key: u8, token: &Token, is_served: bool) {
         if let Some(node) = self.node_of(token) {
             let granted = &mut self.at_node(node, key).granted;
@@ -173,8 +173,9 @@ impl Loads {
         }
     }
 
-    /// The lease's own flight has ended it, or has tried to: it loads nothing any more. One that `has_loaded` and of which no
-    /// load is known was lost to another flight of its node, whose lease that load was taken for: that one's own comes yet.
+    /// The lease's flight has ended it, or has tried to, and loads nothing more. If the flight `has_loaded` but no load is known under
+    /// its lease, the lease was lost to another flight of the node, and the load was counted under that flight's lease. The lost lease
+    /// is then kept, as the excuse of the other flight's load, which is still to come.
     pub(super) fn given_up(&mut self, key: u8, token: &Token, has_loaded: bool) {
         if has_loaded && self.of_lease.get(token).is_none_or(|of| of.loads == 0) {
             return;
@@ -184,7 +185,7 @@ impl Loads {
         }
     }
 
-    /// The lease has ended with a value, or without one.
+    /// The lease has ended, with a stored value or without one.
     pub(super) fn ended(&mut self, key: u8, token: &Token, with_value: bool) {
         let of = self.of_key.entry(key).or_default();
         if of.holder.as_ref() == Some(token) {
@@ -197,7 +198,7 @@ impl Loads {
         }
     }
 
-    /// What was stored and whoever was loading count for nothing any more. `inserted`: something else is stored instead.
+    /// The stored value is gone, and the lease holder can store nothing any more. `inserted`: another value is stored instead.
     pub(super) fn invalidated(&mut self, key: u8, inserted: bool) {
         let of = self.of_key.entry(key).or_default();
         if let Some(holder) = of.holder.take() {
@@ -208,7 +209,7 @@ impl Loads {
         self.detached(None, key);
     }
 
-    /// One more load of a key may come, or of each.
+    /// Allows one more load of this key, or (`None`) of each key.
     pub(super) fn may_load_again(&mut self, key: Option<u8>) {
         match key {
             Some(key) => self.of_key.entry(key).or_default().more += 1,
@@ -216,27 +217,28 @@ impl Loads {
         }
     }
 
-    /// Whether a command about the key has gone wrong at the node since then.
+    /// Whether a command of the node about the key has gone wrong since then.
     pub(super) fn was_troubled(&self, node: usize, key: u8, since: Instant) -> bool {
         self.at_node.get(&(node, key)).and_then(|at| at.troubled).is_some_and(|at| at >= since)
     }
 
-    /// Whether the node was given a lease of the key since then, has not ended it, and has it no more: `held` is what it has.
+    /// Whether the node was granted a lease of the key since then that it has not ended and no longer has. `held` is its
+    /// present lease.
     pub(super) fn has_lost(&self, node: usize, key: u8, since: Instant, held: Option<&Token>) -> bool {
         let is_lost = |(token, at): &(Token, Instant)| *at >= since && Some(token) != held;
         self.at_node.get(&(node, key)).is_some_and(|at| at.granted.iter().any(is_lost))
     }
 
-    /// The load that has panicked just now and whose flight goes on with another loader, as it is. Once.
+    /// The load that has just panicked, if its flight continues with another loader. Returned only once.
     ///
-    /// The next one begins at once, but for what it may ask about its tags.
+    /// The flight's next load begins at once, except for the time (`asks`) in which it may read its tags.
     pub(super) fn taken_over(&mut self, node: usize, key: u8, asks: Duration) -> Option<u32> {
         let (at, id) = self.at_node(node, key).vanished.take()?;
         (at.elapsed() <= AT_ONCE + asks).then_some(id)
     }
 
-    /// A flight that waits for another node's load may have taken the place of one that goes on without the store, and may come
-    /// to its end without a load.
+    /// A flight that waits for another node's load may have replaced a flight that continues without the store, and may end without
+    /// a load.
     pub(super) fn waits(&mut self, key: u8, token: &Token) {
         if let Some(node) = self.node_of(token) {
             self.place(node, key, 0);
@@ -247,13 +249,13 @@ impl Loads {
         self.at_node.get(&(node, key)).and_then(|at| at.detached)
     }
 
-    /// Whether later callers join the flight of one who came then.
+    /// Whether later callers join the flight of a caller that came then.
     fn is_joinable(&self, node: usize, key: u8, came: Instant) -> bool {
         self.detached_at(node, key).is_none_or(|at| at < came)
     }
 
-    /// Makes room for one more load without a lease, where there are as many `lanes` for them: who finds that a load goes on
-    /// without the store may begin another one in its place, once. Whether it takes a place; `None` where there is none.
+    /// Makes room for one more load without a lease, among so many `lanes`. If none is free, the new load may replace a load that
+    /// continues without the store; each load is replaced once. Returns whether it replaces a load, or `None` if there is no room.
     fn place(&mut self, node: usize, key: u8, lanes: usize) -> Option<bool> {
         let detached = self.detached_at(node, key);
         let is_one = |load: &&mut Load| {
@@ -273,21 +275,21 @@ impl Loads {
         Some(true)
     }
 
-    /// The store is asked to store what the load has come to.
+    /// The commit of the load's value has reached the store.
     pub(super) fn is_committed(&mut self, id: u32) {
         if let Some(load) = self.all.get_mut(id as usize) {
             load.asked = true;
         }
     }
 
-    /// How many loads of the key with the lease have begun at the node since then and come to a value.
+    /// How many leased loads of the key have begun at the node since then and returned a value.
     pub(super) fn since(&self, node: usize, key: u8, seq: u64) -> usize {
         let is_one =
             |load: &&Load| load.node == node && load.key == key && load.began > seq && load.lease.is_some();
         self.all.iter().filter(is_one).filter(|load| load.returned && load.ended.is_some()).count()
     }
 
-    /// When the node had loads of the key on their way since then.
+    /// The spans since then in which the node was loading the key.
     pub(super) fn times(&self, node: usize, key: u8, since: Instant) -> Vec<(Instant, Instant)> {
         let now = Instant::now();
         let of_both = self.all.iter().filter(|load| load.node == node && load.key == key);
@@ -305,15 +307,15 @@ impl Oracle {
             let began = state.next();
             let State { loads, .. } = &mut *state;
             let lease = lease.filter(|lease| !loads.of_lease.entry(lease.clone()).or_default().is_used());
-            // Whose flight has lost its lease is not joined any more.
+            // Later callers do not join a flight that has lost its lease.
             let has_lost = |before: &Load| before.lease.is_some() && lease.is_none();
             let as_before = |before: &Load| (Some(before.instead), before.replaced || has_lost(before));
             let before = after.and_then(|id| loads.all.get(id as usize));
             let (place, replaced) = match before.map(as_before) {
                 Some(as_before) => as_before,
-                // It, too, may be in another one's place.
+                // A leased load may replace another load, too.
                 None if lease.is_some() => (loads.place(node, key, 0).or(Some(false)), false),
-                // Its own flight may be one that is not joined any more.
+                // The load's flight may be one that later callers do not join.
                 None if !loads.is_joinable(node, key, came) => (Some(false), false),
                 None => (loads.place(node, key, lanes), false),
             };
@@ -366,7 +368,7 @@ impl Oracle {
             let State { loads, .. } = &mut *state;
             let load = &mut loads.all[id as usize];
             (load.ended, load.returned) = (Some(Instant::now()), returned);
-            // Its flight goes on with another caller's loader.
+            // The flight continues with another caller's loader.
             if ends == Some(Ends::Panic) {
                 let (node, key) = (load.node, load.key);
                 if let Some(lease) = &load.lease {
@@ -379,7 +381,7 @@ impl Oracle {
         self.note(format_args!("load {id} ends, value={returned}"));
     }
 
-    /// A value that is there without a loader.
+    /// A value that exists without a loader: an inserted one.
     pub(super) fn made(&self, node: usize, key: u8) -> Value {
         let mut state = lock(&self.state);
         let (began, at) = (state.next(), Instant::now());

@@ -1,27 +1,26 @@
-//! The code that guards, as it is, in simulated fleets: three to five nodes on one store, virtual time, and all that can go
-//! wrong, by seed.
+//! Simulations of whole fleets: three to five nodes run the real guard code on one store, in virtual time, with faults drawn from a
+//! seed.
 //!
-//! A part of the crate's own tests, because the store's side of the protocol is no public matter. Nothing here stands for
-//! anything: `read_through` and `flight` run as they are, on the wire that
-//! [`testing`](crate::testing) ships. What the simulation does not reach is the Lua scripts and redis-rs; that the memory store
-//! and the scripts answer alike is what `store::contract` shows.
+//! They are unit tests of the crate, because the store's side of the protocol is private. No part of the guard is replaced:
+//! `read_through` and `flight` run unchanged, on the wire that [`testing`](crate::testing) ships. The simulation does not reach the
+//! Lua scripts and redis-rs; `store::contract` shows that the memory store and the scripts answer alike.
 //!
-//! What must hold (`Ix` in reports):
+//! The invariants (`Ix` in reports):
 //!
-//! 1. A value is written under the lease of its own token, and once per token.
-//! 2. Nobody renews, frees or ends another's lease.
-//! 3. No value is stored whose load began before the last invalidation; a node that has invalidated is given none.
-//! 4. Every call returns within its own bound; without faults, within its load.
-//! 5. A load has a lease of its own, or a reason to go without; and there are no more of the first than reasons for them.
-//! 6. A waiter does not sleep past what it was told; without faults, not past the end of what it waits for.
+//! 1. A value is stored under the lease of its own token, and once per token.
+//! 2. No flight renews, frees or ends another flight's lease.
+//! 3. A value is not stored if its load began before the last invalidation, nor given to later callers of the node that invalidated.
+//! 4. Every call returns within a bound for its kind; without faults, within the time of its load.
+//! 5. A load has the lease, or a valid excuse for going without. There are no more leased loads of a key than events that cause one.
+//! 6. A waiter does not sleep past the time it was told; without faults, not past the end of the load it waits for.
 //! 7. In the end nothing is left: no lease, flight, task, waiter or read.
-//! 8. Without the lease, a node has one load of a key that later callers join, which another one replaces once. Whoever leaves, one
-//!    that has the lease goes on.
-//! 9. Without faults, each acquire has its reason, and nobody looks up more often than it is asked.
-//! 10. A value is the key's own, and a load has returned it.
-//! 11. Nothing panics, and nothing floods the logs.
-//! 12. When all is well again, whoever asks is answered, and one load is enough for all.
-//! 13. Who is shut down ends within the deadline and a second, and says what leases are left of it; without faults, none.
+//! 8. Without the lease, a node runs one load of a key that later callers join, and another load replaces it at most once. A leased
+//!    load continues, whichever callers leave.
+//! 9. Without faults, each acquire has its reason, and there are no more look-ups than the calls need.
+//! 10. A returned value belongs to the key, and a load has returned it.
+//! 11. Nothing panics, and warnings do not flood the logs.
+//! 12. After the faults, every caller is answered, and one load is enough for all.
+//! 13. A shutdown ends within its deadline and a second, and reports how many leases it leaves; without faults, none.
 //!
 //! `SEED=7 PROFILE=mixed cargo test --features testing --lib simulation::one -- --nocapture --ignored` shows a run.
 
@@ -48,15 +47,15 @@ pub(crate) use mutants::{Mutant, mutated};
 use plan::{Plan, Profile};
 use world::World;
 
-/// How many seeds an ordinary test run tries, each with three profiles.
+/// How many seeds an ordinary test run tries, each with all three profiles.
 const SEEDS: u64 = 150;
 
 thread_local! {
-    /// What panicked on this thread while it simulated.
+    /// The panics of this thread's run.
     static PANICS: RefCell<Option<Vec<String>>> = const { RefCell::new(None) };
 }
 
-/// What a run came to.
+/// The result of a run.
 struct Report {
     violations: Vec<String>,
     /// Equal for equal runs.
@@ -66,7 +65,7 @@ struct Report {
     struck: u64,
 }
 
-/// Keeps panics inside of runs for their reports.
+/// Installs a hook that keeps a run's panics for its report instead of printing them.
 fn listen() {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
@@ -83,7 +82,7 @@ fn listen() {
 
 fn run(seed: u64, profile: Profile, mutant: Option<Mutant>, is_shown: bool) -> Report {
     listen();
-    // The guard's own jitter is this thread's.
+    // The guard draws its jitter from this thread's generator.
     fastrand::seed(seed);
     PANICS.set(Some(Vec::new()));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
@@ -115,7 +114,7 @@ fn profile_name(profile: Profile) -> &'static str {
     }
 }
 
-/// Runs the seeds on as many threads as there are cores; panics with the first that shows a fault.
+/// Runs the seeds on as many threads as there are cores. Panics with the first seed that breaks an invariant.
 fn runs(seeds: std::ops::Range<u64>) {
     let (next, began) = (AtomicU64::new(seeds.start), Instant::now());
     let (loads, struck) = (AtomicU64::new(0), AtomicU64::new(0));
@@ -168,9 +167,8 @@ fn no_seed_breaks_an_invariant() {
     runs(0..env("SEEDS").unwrap_or(SEEDS));
 }
 
-/// What the documents say of it.
 #[test]
-fn the_documents_count_the_runs_and_the_kinds_of_fault() {
+fn the_documents_state_the_numbers_of_runs_and_of_fault_kinds() {
     const FULL: u64 = 20_000;
     let (profiles, kinds) = (Profile::ALL.len() as u64, crate::testing::Fault::ALL.len());
     assert_eq!(Profile::ALL, [Profile::None, Profile::Mixed, Profile::Heavy], "a third of each");
@@ -188,7 +186,7 @@ fn the_documents_count_the_runs_and_the_kinds_of_fault() {
 }
 
 #[test]
-fn the_same_seed_is_the_same_run() {
+fn equal_seeds_give_equal_runs() {
     for seed in 0..env("SEEDS").unwrap_or(SEEDS) / 3 {
         for profile in Profile::ALL {
             let (one, other) = (run(seed, profile, None, false), run(seed, profile, None, false));
@@ -197,12 +195,12 @@ fn the_same_seed_is_the_same_run() {
     }
 }
 
-/// The checkers' own test: what is broken on purpose is noticed, and soon.
+/// Tests the checkers: they notice each fault that is made on purpose, within a few hundred seeds.
 #[test]
 fn each_mutant_of_the_protocol_is_caught() {
     const MOST: u64 = 500;
     for mutant in Mutant::ALL {
-        // Harmless by design: tokens are one flight's own, so nothing is left for it to renew.
+        // Harmless by design: no other flight uses the token, so the late renewal finds no lease.
         let is_missed = mutant == Mutant::RenewalOutlivesRelease;
         let seeds = if is_missed { MOST / 10 } else { MOST };
         let caught = (0..seeds).flat_map(|seed| Profile::ALL.map(|profile| (seed, profile))).find_map(
@@ -230,9 +228,9 @@ fn one() {
     assert!(report.violations.is_empty(), "{}", report.violations.join("\n"));
 }
 
-/// How often which invariant is broken, and where first: for whoever has just changed something.
+/// Prints how often each invariant is broken, with the first seeds, for use during a change.
 #[test]
-#[ignore = "for looking around"]
+#[ignore = "prints a survey and checks nothing"]
 fn survey() {
     let mut found = std::collections::BTreeMap::<String, (u64, Vec<String>)>::new();
     for seed in 0..env("SEEDS").unwrap_or(SEEDS) {
@@ -257,9 +255,9 @@ fn survey() {
     }
 }
 
-/// `make soak-sim`: SOAK_SEEDS of them, from wherever the clock says.
+/// `make soak-sim`: runs SOAK_SEEDS seeds, from SEED or from a random start.
 #[test]
-#[ignore = "as long as you like"]
+#[ignore = "takes as long as SOAK_SEEDS says"]
 fn soak() {
     let start = env("SEED").unwrap_or_else(|| fastrand::u64(..1 << 40));
     println!("from SEED={start}");

@@ -1,4 +1,4 @@
-//! One simulated process: its guard, its callers, and what has happened to it.
+//! One simulated process: its guard, its callers, and the times at which it was stopped.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -19,13 +19,13 @@ pub(super) struct Node {
     pub(super) id: usize,
     pub(super) guard: StampedeGuard,
     pub(super) replica: Replica,
-    /// It is being shut down.
+    /// The node is being shut down.
     pub(super) leaves: AtomicBool,
-    /// Its callers.
+    /// The tasks of its callers.
     pub(super) calls: Mutex<Vec<AbortHandle>>,
-    /// Its calls that a load may be for, by key.
+    /// Its calls that a load may serve, by key.
     asked: Mutex<HashMap<u8, Vec<Asked>>>,
-    /// From when to when it was stopped; the last time it may be yet.
+    /// The spans in which it was stopped. The last one may not have ended yet.
     stops: Mutex<Vec<(Instant, Option<Instant>)>>,
 }
 
@@ -44,16 +44,16 @@ enum Over {
     Left,
 }
 
-/// The calls that a load may be for.
+/// The calls that a load may serve.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Window {
     /// When the first of them began.
     pub(super) from: Instant,
-    /// The longest that any of them whose caller is still there has waited.
+    /// The longest wait among the calls that their callers have not left.
     pub(super) waited: Duration,
 }
 
-/// A call on its way.
+/// A running call. Without an answer, its drop records that the caller has left.
 #[derive(Debug)]
 pub(super) struct Asking<'a> {
     node: &'a Node,
@@ -63,7 +63,7 @@ pub(super) struct Asking<'a> {
 }
 
 impl Asking<'_> {
-    /// It has its answer.
+    /// Records that the call has its answer.
     pub(super) fn answered(mut self) {
         self.over = Over::Answered(Instant::now());
     }
@@ -86,15 +86,15 @@ impl Node {
         Self { id, guard, replica, leaves, calls, asked, stops }
     }
 
-    /// Takes note of a call that begins.
+    /// Records a call that begins.
     pub(super) fn asks(&self, key: u8, seq: u64) -> Asking<'_> {
         let asked = Asked { seq, at: Instant::now(), over: None };
         lock(&self.asked).entry(key).or_default().push(asked);
         Asking { node: self, key, seq, over: Over::Left }
     }
 
-    /// Which calls a load of this key that begins now may be for: those that wait; those that were answered just now and have
-    /// left a load to the background, which begins `soon`; and those whose callers have left, as long as a flight `lasts`.
+    /// The calls that a load of this key may serve if it begins now: calls that wait; calls that were answered just now, because their
+    /// background load begins `soon`; and calls that their callers have left, for as long as a flight `lasts`.
     pub(super) fn window(&self, key: u8, soon: Duration, lasts: Duration) -> Option<Window> {
         let asked = lock(&self.asked);
         let of_key = asked.get(&key)?;
@@ -103,7 +103,7 @@ impl Node {
             Some(Over::Answered(at)) => at.elapsed() <= soon,
             Some(Over::Left) => asked.at.elapsed() <= lasts,
         };
-        // Where none is left, a load in the background was held up.
+        // If there is none, the load is a delayed background load.
         let from = of_key.iter().find(is_there).or_else(|| of_key.last())?.at;
         let waits = of_key.iter().filter(|asked| !matches!(asked.over, Some(Over::Left))).filter(is_there);
         Some(Window { from, waited: waits.map(|asked| asked.at.elapsed()).max().unwrap_or_default() })
@@ -140,7 +140,7 @@ impl Node {
         }
     }
 
-    /// From when to when it was stopped since then.
+    /// The spans since then in which it was stopped.
     pub(super) fn stops_since(&self, since: Instant) -> Vec<(Instant, Instant)> {
         let now = Instant::now();
         let stops = lock(&self.stops);

@@ -1,7 +1,7 @@
-//! The one who sees everything: each step in the store, each load, each call; and says what was wrong.
+//! The oracle: records each step in the store, each load and each call of a run, and reports broken invariants.
 //!
-//! It counts for itself and believes nothing that the code under test says. The invariants have the numbers of the
-//! module's page.
+//! It counts independently and trusts nothing that the code under test reports. The invariants have the numbers of the module's
+//! page.
 
 use std::collections::HashMap;
 use std::fmt::{self, Write as _};
@@ -19,7 +19,7 @@ use crate::store::Token;
 use crate::sync::lock;
 use crate::value::entry::Entry;
 
-/// What a loader returns: whose, and which load made it.
+/// What a loader returns: the key, and the load that made the value.
 pub(super) type Value = (u8, u32);
 
 #[derive(Debug)]
@@ -28,12 +28,12 @@ pub(super) struct Oracle {
     pub(super) profile: Profile,
     /// All values have one tag.
     pub(super) tagged: bool,
-    /// An older value may stand in for a load that has failed, which other nodes may have changed.
+    /// An older value may stand in for a failed load, even if another node has changed the resource.
     pub(super) has_stand_ins: bool,
     pub(super) lease: Duration,
-    /// What a command and its answer may take in all, when nothing goes wrong.
+    /// The longest round trip of a command without faults.
     pub(super) trip: Duration,
-    /// What a flight may lose to the store between two acquires.
+    /// How much time the store may cost a flight between two acquires.
     pub(super) patience: Duration,
     pub(super) keys: HashMap<Box<str>, u8>,
     pub(super) state: Mutex<State>,
@@ -42,22 +42,22 @@ pub(super) struct Oracle {
 #[derive(Debug, Default)]
 pub(super) struct State {
     pub(super) violations: Vec<String>,
-    /// Kept where a run is shown.
+    /// Kept only if the run is shown.
     pub(super) log: Option<Vec<String>>,
     hash: DefaultHasher,
-    /// Orders everything.
+    /// A counter that orders all events.
     seq: u64,
     pub(super) loads: Loads,
     pub(super) by_key: HashMap<u8, OfKey>,
-    /// Tokens in the order in which they came: their text is random.
+    /// The tokens, numbered in the order in which they came: their text is random.
     pub(super) tokens: HashMap<Token, Holder>,
     pub(super) look_ups: u64,
     pub(super) commits: u64,
     /// When the store last went back to an older state.
     pub(super) failed_over: u64,
-    /// When the tag was invalidated, by what its callers know.
+    /// When each call that invalidates the tag began.
     pub(super) tag_changes: Vec<u64>,
-    /// Which node has changed something, when it had asked for that.
+    /// The calls that change something: the node, and when the call had returned.
     pub(super) changes: Vec<(usize, u64)>,
 }
 
@@ -66,28 +66,28 @@ pub(super) struct Holder {
     pub(super) number: usize,
     pub(super) key: u8,
     pub(super) acquires: u64,
-    /// What has happened to the key when it first acquired.
+    /// The key's `events` at the token's first acquire.
     pub(super) events_before: u64,
     pub(super) first: Instant,
     pub(super) committed: bool,
     pub(super) granted: bool,
-    /// Its own flight has ended it.
+    /// Its flight has ended the lease, or has tried to.
     pub(super) over: bool,
-    /// How often it has found a value.
+    /// How often its acquires have found a value.
     pub(super) found: u8,
-    /// By when one that was told to wait must have asked again.
+    /// By when a flight that was told to wait must have sent its next acquire.
     pub(super) due: Option<Instant>,
-    /// It was late when somebody last looked.
+    /// It was late at the last audit.
     pub(super) is_late: bool,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct OfKey {
-    /// Invalidations in the store: when, in both clocks.
+    /// Invalidations in the store: the time, and the place in the order of events.
     pub(super) invalidated: Vec<(Instant, u64)>,
-    /// Those that their caller knows of: its node, and from when to when they took.
+    /// Invalidations that were acknowledged to their caller.
     pub(super) confirmed: Vec<Confirmed>,
-    /// All that ends a lease, however.
+    /// How often a lease of the key has ended, or may have.
     pub(super) events: u64,
 }
 
@@ -99,7 +99,7 @@ pub(super) struct Confirmed {
     pub(super) at: Instant,
 }
 
-/// Writes into a hash.
+/// Writes text into a hash.
 struct Into<'a>(&'a mut DefaultHasher);
 
 impl fmt::Write for Into<'_> {
@@ -127,12 +127,12 @@ impl Oracle {
         lock(&self.state).violations.push(format!("at {at:?}: {what}"));
     }
 
-    /// Enters something into the trace.
+    /// Adds a line to the trace.
     pub(super) fn note(&self, what: impl fmt::Display) {
         let at = self.began.elapsed();
         let mut state = lock(&self.state);
         at.as_micros().hash(&mut state.hash);
-        // Hashed as it is written: without a string of its own.
+        // Hashed while it is formatted, without an intermediate string.
         let _ = write!(Into(&mut state.hash), "{what}");
         if let Some(log) = &mut state.log {
             log.push(format!("{:>10.3} {what}", at.as_micros() as f64 / 1000.0));
@@ -165,11 +165,11 @@ impl Oracle {
         lease.map_or_else(|| "-".to_owned(), |(token, _)| format!("t{}", self.number(token, key)))
     }
 
-    /// The key's lease has ended: those who wait for it were told, or only the one that it was handed to.
+    /// The key's lease has ended: all its waiters were told, or only the waiter that it was handed to.
     pub(super) fn lease_ended(&self, key: u8, handed_to: Option<&Token>) {
         let mut state = lock(&self.state);
         state.by_key.entry(key).or_default().events += 1;
-        // I6: where nothing goes wrong, a waiter that is told asks again at once.
+        // I6: without faults, a waiter that is told asks again at once.
         if self.profile == Profile::None {
             let soon = Instant::now() + self.trip * 2 + Duration::from_millis(20);
             let is_told = |token: &Token| handed_to.is_none_or(|other| token == other);
@@ -181,7 +181,7 @@ impl Oracle {
         }
     }
 
-    /// I6: nobody who was told to wait sleeps on. `waits` says who still does, and runs.
+    /// I6: no waiter sleeps past its time. `waits` is `None` for a token that no longer waits, else whether its node runs.
     pub(super) fn audit(&self, waits: impl Fn(&Token) -> Option<bool>) {
         let now = Instant::now();
         let mut late = Vec::new();
@@ -189,10 +189,10 @@ impl Oracle {
             let Some(due) = holder.due else { continue };
             match waits(token) {
                 None => holder.due = None,
-                // Stopped: from when it goes on.
+                // Its node is stopped: the time begins when the node resumes.
                 Some(false) => holder.due = Some(due.max(now + self.lease + self.patience)),
                 Some(true) if due >= now => {}
-                // It may have gone on at this very moment.
+                // The waiter may continue at this very moment: only the next audit reports it.
                 Some(true) if !std::mem::replace(&mut holder.is_late, true) => {}
                 Some(true) => late.push((holder.number, holder.key, now - due)),
             }
@@ -209,7 +209,7 @@ impl Oracle {
         }
     }
 
-    /// I9, of what is not a flight's, where no command is lost: the calls need so many look-ups at most.
+    /// I9 for look-ups and commits, in a run without lost commands: the calls need `most` look-ups at most.
     pub(super) fn check_frugality(&self, most: usize) {
         let state = lock(&self.state);
         let (look_ups, commits, loads) = (state.look_ups, state.commits, state.loads.all.len());
@@ -218,7 +218,7 @@ impl Oracle {
         self.check(commits <= loads as u64, format_args!("I9: {commits} commits of {loads} loads"));
     }
 
-    /// I3, in the store.
+    /// I3 in the store.
     pub(super) fn check_age(&self, key: u8, value: Value) {
         let state = lock(&self.state);
         let began = state.loads.all.get(value.1 as usize).map_or(0, |load| load.began);
@@ -264,7 +264,7 @@ impl Oracle {
         let mut state = lock(&self.state);
         let ended = state.next();
         if began < state.failed_over {
-            // It may have been undone before it was acknowledged, which nobody can know.
+            // A failover may have undone the change before it was acknowledged. No node can know that.
             return;
         }
         let confirmed = Confirmed { node, began, ended, at: Instant::now() };

@@ -1,21 +1,21 @@
-//! What a run will be: all of it drawn from its seed before it begins.
+//! The plan of a run: all of it is drawn from the seed before the run begins.
 
 use std::time::Duration;
 
 use crate::testing::Fault;
 use crate::{OnWaitTimeout, Policy};
 
-/// The tag of all values, where they have one.
+/// The tag of all values, in a run with tags.
 pub(super) const TAG: &str = "tag";
 
 /// How much goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Profile {
-    /// Nothing. Ordinary calls, invalidations among them.
+    /// No faults. Ordinary calls, including invalidations.
     None,
-    /// Some kinds, now and then.
+    /// Some kinds of fault, now and then.
     Mixed,
-    /// Most kinds, often.
+    /// Most kinds of fault, often.
     Heavy,
 }
 
@@ -30,8 +30,9 @@ pub(super) struct Plan {
     pub(super) keys: u8,
     /// All values have one tag.
     pub(super) tagged: bool,
-    /// A round trip, at the most, of all nodes but those of the first slot, which are further away.
+    /// The longest round trip of all nodes except those of the first slot.
     pub(super) latency: Duration,
+    /// How much longer a round trip of the first slot's nodes takes.
     pub(super) detour: Duration,
     pub(super) faults: Vec<(Fault, f64)>,
     pub(super) calls: Vec<Call>,
@@ -49,16 +50,16 @@ pub(super) struct Call {
     pub(super) does: Does,
     pub(super) leaves: Option<Leaves>,
     pub(super) load: Script,
-    /// What another caller does as soon as this one is answered, and where.
+    /// What another caller does as soon as this call is answered, and at which node.
     pub(super) then: Option<(Does, usize)>,
 }
 
 impl Call {
-    /// The call that follows it.
+    /// The call that follows this call.
     pub(super) fn next(self) -> Option<Self> {
         let (does, node) = self.then?;
         let is_change = matches!(does, Does::Invalidate | Does::InvalidateTag);
-        // A node that is far away asks for what was changed.
+        // The first slot's node, which may be far away, asks for what was changed.
         let then = is_change.then_some((Does::Load, 0));
         Some(Self { at: Duration::ZERO, node, does, leaves: None, then, ..self })
     }
@@ -69,12 +70,12 @@ impl Call {
     }
 }
 
-/// When a caller goes away, its future dropped.
+/// When a caller leaves, that is, its future is dropped.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Leaves {
-    /// It finds out when it is polled.
+    /// When it is woken after so many polls.
     AtPoll(usize),
-    /// Whatever it waits for.
+    /// After this time, whatever it waits for.
     After(Duration),
 }
 
@@ -84,12 +85,12 @@ pub(super) enum Does {
     Refresh,
     Get,
     Invalidate,
-    /// Of the tag that all keys have.
+    /// Invalidates the tag that all keys have.
     InvalidateTag,
     Insert,
 }
 
-/// How a loader goes.
+/// How long a loader takes, and how it ends.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Script {
     pub(super) takes: Duration,
@@ -115,16 +116,16 @@ pub(super) struct Event {
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum What {
-    /// It is killed; another one takes its place so much later.
+    /// The node is killed, and its successor starts so much later.
     Crash(Duration),
     Stop(Duration),
     Cut(Duration),
-    /// A deployment: it is shut down with this deadline, and another one takes its place so much after its end.
+    /// A deployment: the node is shut down with this deadline, and its successor starts so much after its end.
     Leave(Duration, Duration),
 }
 
 impl Plan {
-    /// The calls, and those that follow them.
+    /// All calls, including those that follow other calls.
     pub(super) fn all_calls(&self) -> impl Iterator<Item = Call> {
         self.calls.iter().flat_map(|call| std::iter::successors(Some(*call), |call| call.next()))
     }
@@ -149,7 +150,7 @@ impl Plan {
         for &fault in Fault::ALL {
             if happens(&mut random) {
                 let chance = least + random.f64() * (most - least);
-                // These hit everyone, or last.
+                // These faults hit all nodes, or last for a while.
                 let chance = match fault {
                     Fault::Flush | Fault::FailOver | Fault::ClockStep | Fault::ReadOnly | Fault::Deaf => {
                         chance / 8.0
@@ -169,7 +170,7 @@ impl Plan {
         let (leaves, invalidates) = (random.bool(), random.bool());
         let mut calls: Vec<_> = (0..random.usize(20..=60))
             .map(|_| {
-                // Most come in crowds, to one key or another.
+                // Most calls come in crowds, to any of the keys.
                 let crowd = crowd[random.usize(..crowd.len())];
                 let at = if random.u8(..4) > 0 {
                     crowd + ms(&mut random, 0, 40)
@@ -196,7 +197,7 @@ impl Plan {
                 }
             })
             .collect();
-        // For a while faster than loads.
+        // A burst of invalidations that come faster than loads.
         if tagged && random.bool() {
             let (every, node) = (ms(&mut random, 10, 100), random.usize(..nodes));
             let begins = crowd[random.usize(..crowd.len())];
@@ -226,10 +227,10 @@ impl Plan {
                 });
             }
         }
-        // Deployments are no trouble: they are part of every life.
+        // Deployments are no fault: runs without faults have them too.
         for _ in 0..random.u8(..3) {
             let what = What::Leave(ms(&mut random, 0, 1_000), ms(&mut random, 0, 1_000));
-            // Most of them while something is going on.
+            // Most of them during a crowd.
             let at = match random.u8(..4) {
                 0 => ms(&mut random, 0, lasts.as_millis() as u64),
                 _ => crowd[random.usize(..crowd.len())] + ms(&mut random, 0, 400),
@@ -237,7 +238,7 @@ impl Plan {
             events.push(Event { at, node: random.usize(..nodes), what });
         }
         let latency = ms(&mut random, 0, 5);
-        // A command is given twice the time that it takes.
+        // A round trip takes half of `command_timeout` at most.
         let most = (policy.command_timeout / 2).saturating_sub(latency).as_millis() as u64;
         let detour = if random.bool() { ms(&mut random, 0, most) } else { Duration::ZERO };
         Self { policy, nodes, keys, tagged, latency, detour, faults, calls, events, lasts, profile }

@@ -1,4 +1,4 @@
-//! What the oracle sees of each step in the store.
+//! The oracle as a witness of the store: it checks each command that runs there.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::testing::{Command, ServerAnswer as Answer, Witness};
 use crate::value::entry::Entry;
 use crate::value::freshness::Serves;
 
-/// How often an acquire may find what its flight has no use for, before the load goes on without the store.
+/// How many unusable entries a flight's acquires may find, before the load continues without the store.
 const UNUSABLE_LIMIT: u8 = 3;
 
 impl Witness for Oracle {
@@ -60,7 +60,7 @@ impl Witness for Oracle {
         };
         self.note(format_args!("k{of} {told}: {came}; lease {before} -> {after}"));
 
-        // What a caller without wishes of its own would be given.
+        // Whether a caller without special requirements would be served the stored entry.
         let is_served = || {
             let entry = entry_after.clone().and_then(|entry| Entry::decode(entry, key).ok());
             entry.is_some_and(|entry| matches!(entry.serves(store.now()), Serves::Fresh | Serves::Resting))
@@ -109,21 +109,21 @@ impl Witness for Oracle {
                         holder.acquires += 1;
                         holder.granted |= matches!(acquired, Acquired::Granted);
                         holder.found += u8::from(matches!(acquired, Acquired::Found(_)));
-                        // What comes after the grant is a ghost: nobody waits for it.
+                        // An acquire that runs after the grant is a ghost: no flight waits for its reply.
                         holder.due = due.filter(|_| !holder.granted);
                         holder.is_late = false;
-                        // A live holder has renewed it when two thirds of it are left.
+                        // A live holder renews the lease when two thirds of it are left, which bounds how often a waiter's timer ends.
                         let naps = holder.first.elapsed().as_millis() * 2 / self.lease.as_millis().max(1);
-                        // So often it finds what is of no use, and then it goes on without the store.
+                        // Beyond this limit the flight continues without the store.
                         if holder.found > UNUSABLE_LIMIT {
                             state.loads.troubled(token.node(), of);
                         }
-                        // A value whose tag was invalidated is found, and is of no use.
+                        // An acquire may find a value that is unusable because its tag was invalidated.
                         let outdated = if self.tagged { u64::from(holder.found) } else { 0 };
                         (holder.acquires, 3 + events - holder.events_before + naps as u64 + outdated)
                     })
                 };
-                // Its tags are asked for, and from then on callers look for themselves.
+                // The flight reads the value's tags, and from then on later callers do not join it.
                 if self.tagged && matches!(acquired, Acquired::Found(_)) {
                     lock(&self.state).loads.lost(of, token);
                 }
@@ -190,7 +190,7 @@ impl Witness for Oracle {
                     let mut state = lock(&self.state);
                     let seq = state.next();
                     state.by_key.entry(of).or_default().invalidated.push((Instant::now(), seq));
-                    // What is inserted is as old as that.
+                    // An inserted value counts as loaded at this moment.
                     let now = state.next();
                     if let Some(load) = inserted.and_then(|(_, id)| state.loads.all.get_mut(id as usize)) {
                         load.began = now;
@@ -214,28 +214,28 @@ impl Witness for Oracle {
         let mut state = lock(&self.state);
         state.failed_over = state.next();
         for of in state.by_key.values_mut() {
-            // What was undone binds nobody any more.
+            // Invalidations that the failover has undone no longer count.
             of.invalidated.retain(|(at, _)| *at < to);
             of.confirmed.retain(|confirmed| confirmed.at < to);
             of.events += 1;
         }
-        // Leases and values that have been are there again, and others are not.
+        // Older leases and values are there again, and newer ones are gone.
         state.loads.may_load_again(None);
     }
 
     fn answered(&self, node: Uuid, key: &Key, took: Duration, is_ok: bool) {
-        // A millisecond each way is what timers are late by.
+        // Timers are late by up to a millisecond each way.
         if is_ok && took <= self.trip + Duration::from_millis(2) {
             return;
         }
         let (mut state, node) = (lock(&self.state), node.simple().to_string());
         let Some(&of) = self.keys.get(key.name()) else {
-            // A tag, of all of them.
+            // The key is that of the tag, which all keys have.
             self.keys.values().for_each(|&of| state.loads.troubled(&node, of));
             return;
         };
         state.loads.troubled(&node, of);
-        // Who was told late for how long to wait sleeps from then.
+        // A waiter that is told late how long to wait begins to sleep late.
         for (_, holder) in
             state.tokens.iter_mut().filter(|(token, of_it)| is_ok && of_it.key == of && token.node() == node)
         {
@@ -250,7 +250,7 @@ impl Witness for Oracle {
     }
 
     fn stepped(&self) {
-        // What was not fresh may be so now, to those who have read it already.
+        // An entry that callers have read as stale may be fresh by the new clock.
         lock(&self.state).loads.may_load_again(None);
     }
 }

@@ -1,4 +1,4 @@
-//! One run: the nodes, what happens to them, those who call, and the time after, in which everything has to be well.
+//! One run: nodes, their events, their callers, and the time after, in which everything must recover.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::sync::lock;
 use crate::testing::{ChaosStore, Fault};
 use crate::{LoadContext, StampedeGuard};
 
-/// How many calls follow one another: one, a change, and one that asks for what was changed.
+/// The longest chain of calls: a call, a change, and a call for what was changed.
 const MOST_CALLS: u32 = 3;
 
 #[derive(Debug)]
@@ -41,7 +41,7 @@ impl World {
             has_stand_ins: plan.profile != Profile::None && !plan.policy.stale_if_error.is_zero(),
             lease: policy.lease,
             trip: plan.trip(),
-            // The end of a load that was waited for is read with the patience of a lease.
+            // The acquire that reads the outcome of an awaited load may take as long as a lease.
             patience: policy.lease
                 + policy.coordination_budget * 2
                 + plan.trip() * 2
@@ -120,7 +120,7 @@ impl World {
             self.oracle.violated(format_args!("I4: {} calls have not returned", calls.len()));
         }
         if self.plan.profile == Profile::None {
-            // Who only looks, and was read for with those who then load, reads once more. And each key was asked for in the end.
+            // A `get` that shared a read with callers that then load may read once more. And `heal` has asked for each key.
             let reads = |call: &Call| 1 + usize::from(call.does == Does::Get);
             let reads = self.plan.all_calls().map(|call| reads(&call)).sum::<usize>();
             self.oracle.check_frugality(reads + usize::from(self.plan.keys));
@@ -129,7 +129,7 @@ impl World {
         auditor.abort();
     }
 
-    /// How often something has happened to the store behind everybody's back.
+    /// How often a fault has changed the store, or delayed a command, without the nodes' knowledge.
     pub(super) fn struck(&self) -> u64 {
         let kinds = [
             Fault::EvictLease,
@@ -141,7 +141,7 @@ impl World {
             Fault::Ghost,
             Fault::Slow,
         ];
-        // Where the clock had jumped, what is stored goes when it is put right.
+        // If the store's clock had jumped, stored data goes when `calm` sets the clock right.
         let calm = u64::from(
             self.chaos.struck(Fault::ClockStep) > 0 && self.oracle.began.elapsed() >= self.plan.lasts,
         );
@@ -175,12 +175,12 @@ impl World {
         }
     }
 
-    /// Takes note that somebody asks.
+    /// Records a call that begins.
     pub(super) fn asks<'a>(&self, node: &'a Node, key: u8, does: Does) -> Asking<'a> {
         let seq = {
             let mut state = lock(&self.oracle.state);
             match does {
-                // It has a load of its own, whatever is stored.
+                // A refresh loads, whatever is stored.
                 Does::Refresh => state.loads.may_load_again(Some(key)),
                 Does::Invalidate | Does::Insert => state.loads.detached(Some(node.id), key),
                 Does::InvalidateTag => {
@@ -196,7 +196,7 @@ impl World {
         node.asks(key, seq)
     }
 
-    /// A node changes the tag of all keys so many times.
+    /// Records that a node may have changed the tag of all keys so many times.
     fn tag_changes(&self, state: &mut State, node: usize, times: usize) {
         for key in 0..self.plan.keys {
             (0..times).for_each(|_| state.loads.may_load_again(Some(key)));
@@ -236,7 +236,7 @@ impl World {
             let answered = state.next();
             state.changes.push((id, answered));
             if does == Does::InvalidateTag {
-                // Each try may have changed it.
+                // Each retry may have changed the tag.
                 let tries = began.elapsed().as_millis() / 50;
                 self.tag_changes(&mut state, id, tries as usize);
             }
@@ -287,7 +287,7 @@ impl World {
         running.over = Some(script.ends);
         match script.ends {
             Ends::Error => return Err("scripted".to_owned()),
-            // Without the hook, which would print it.
+            // This does not call the panic hook, which would print the panic.
             Ends::Panic => std::panic::resume_unwind(Box::new("scripted")),
             Ends::DoNotStore => cx.do_not_store(),
             Ends::Value | Ends::Never => {}
@@ -301,7 +301,7 @@ pub(super) fn cache_key(key: u8) -> CacheKey {
     CacheKey::from(("key", key))
 }
 
-/// A load on its way.
+/// A running load. Its drop reports the load's end.
 struct Running<'a> {
     world: &'a World,
     node: &'a Node,
@@ -316,7 +316,7 @@ impl Drop for Running<'_> {
     fn drop(&mut self) {
         let oracle = &self.world.oracle;
         oracle.load_ended(self.id, self.returned, self.over);
-        // I8: whoever has left, others may want it.
+        // I8: a leased load continues whichever callers leave, because others may want its value.
         let may_end = self.over.is_some()
             || !self.leased
             || self.node.guard.parts().0.is_leaving()

@@ -13,7 +13,7 @@ const ages = [
 ].map(([id, age]) => test('required', id, ['freshness-max-age-age'],
   response([NOW, ['Cache-Control', 'max-age=3600'], ['Age', age, false]]), notCached()))
 
-// A response that may not be stored does not take away one that is.
+// A response that may not be stored does not remove a stored response.
 const keepsTheOld = [
   ['cc-resp-no-store-old-new', 'no-store'],
   ['cc-resp-no-store-old-max-age', 'no-store, max-age=0']
@@ -25,7 +25,7 @@ const keepsTheOld = [
 const whileRevalidating = (seconds, more) => response(
   [['Cache-Control', `max-age=1, stale-while-revalidate=${seconds}`], ['ETag', '"abc"']], more)
 
-// Without the origin, and without leave to serve what is stale: an answer of the cache's own, or of the proxy's.
+// The origin is gone, and a stale response may not be served: the cache or the proxy answers with an error.
 const forbidsStale = ['must-revalidate', 'proxy-revalidate', 'no-cache', 's-maxage=2'].map(directive =>
   test('required', `stale-close-${directive}`, ['stale-close'],
     response([['Cache-Control', `max-age=2, ${directive}`]]),
@@ -36,7 +36,7 @@ const forbidsStale = ['must-revalidate', 'proxy-revalidate', 'no-cache', 's-maxa
       expected_response_headers_missing: ['Server-Request-Count']
     })))
 
-// Of an interim response the origin's answer tells nothing: what came is seen at the client.
+// The origin's final response does not show which interim responses it sent, so the client reports those that arrived.
 const HINT = { link: '</styles.css>; rel=preload; as=style' }
 const HINTS = { ...HINT, 'x-my-header': 'test' }
 const interim = (kind, id, [status, headers], then) => test(kind, id, [],
@@ -74,7 +74,7 @@ export default [
       test('optimal', 'stale-while-revalidate', ['freshness-max-age-stale'], whileRevalidating(3600), cached()),
       test('required', 'stale-while-revalidate-window', ['stale-while-revalidate'],
         whileRevalidating(4),
-        // Asked for behind the client's back, and of no use: the next request is outside the window.
+        // The answer to the background request, which may not be reused: the next request is outside the window.
         response([['Cache-Control', 'no-cache', false], ['ETag', '"def"', false]], { expected_type: 'cached' }),
         { expected_response_headers: [['Client-Request-Count', '3']] })
     ]
@@ -116,7 +116,7 @@ export default [
     tests: [
       interim('optimal', 'interim-102', [102]),
       interim('optimal', 'interim-103', [103, HINTS]),
-      // The stored response, and nothing before it.
+      // The stored response comes without an interim response.
       test('required', 'interim-not-cached', [],
         interim('required', '', [103, HINT]).requests[0],
         cached({ watch_interim: true, expected_response_headers_missing: ['Interim-Seen'] })),

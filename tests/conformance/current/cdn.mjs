@@ -7,18 +7,19 @@ const NOW = ['Date', 0]
 const cdn = value => ['CDN-Cache-Control', value, false]
 const cc = value => ['Cache-Control', value]
 
-// `more`: the fields beside it.
+// `more`: the response's other fields.
 const row = (kind, id, expected, value, more = [], needs = ['cdn-max-age']) =>
   test(kind, id, needs, response([...more, cdn(value)]), expected)
 
 const BASE = ['freshness-none']
 
-// A longer lifetime for us than for those behind us: what do they see?
+// The lifetime is longer for this cache than for downstream caches: which fields do downstream caches see?
 const longerHere = (id, more, seen) => test('check', id, ['cdn-max-age'],
   response([cc('max-age=1'), ...more, ['CDN-Cache-Control', 'max-age=10000'], NOW]),
   { expected_response_headers: [seen] })
 
-// Not for a shared cache, or not without asking, whatever the other fields say. The next request comes at once.
+// A shared cache may not store the response, or not reuse it without validation, whatever the other fields say. The next
+// request comes at once.
 const forbids = (id, directive) => test('required', id, [],
   response([['CDN-Cache-Control', directive], cc('max-age=10000'), ['Expires', 10_000], NOW],
     { pause_after: undefined }),
@@ -45,7 +46,7 @@ export default [
   row('required', 'cdn-fresh-cc-nostore', cached(), 'max-age=10000', [cc('no-store')], BASE),
   row('required', 'cdn-cc-invalid-sh-type-unknown', notCached(), 'max-age=10000, &&&&&', [cc('no-store')]),
   row('required', 'cdn-cc-invalid-sh-type-wrong', notCached(), 'max-age="10000"', [cc('no-store')]),
-  // Passed on to those behind us, who may be caches of the same kind.
+  // The field is passed on downstream, where there may be other CDN caches.
   test('check', 'cdn-remove-header', [], {
     response_headers: [cc('max-age=10000'), cdn('foo'), ['Expires', 10_000], NOW],
     expected_response_headers: [['CDN-Cache-Control', 'foo']]

@@ -1,4 +1,4 @@
-// Runs what the suite expects today, by the released suite's runner, and writes its results as that does.
+// Runs the current suite's tests with the released suite's runner, and writes the results in the release's format.
 
 import { request as httpRequest } from 'node:http'
 import { once } from 'node:events'
@@ -15,10 +15,10 @@ const suites = (await currentSuites(process.env.RELEASED)).map(suite => ({
 if (only) suites.forEach(suite => suite.tests.forEach(test => { test.dump = true }))
 const tests = new Map(suites.flatMap(suite => suite.tests.map(test => [test.id, test])))
 
-// `fetch`, and two things more that tests ask for by these members of a request:
+// `fetch` with two additions, which a test turns on by these members of a request:
 // - `or_status`: this status is as good as `expected_status`;
-// - `watch_interim`: the statuses of interim responses are told in a header of the response, `Interim-Seen`, and their
-//   headers in ones of its names with `Interim-` before them.
+// - `watch_interim`: the response's header `Interim-Seen` lists the statuses of interim responses, and the response has
+//   their headers with the prefix `Interim-`.
 async function ask (url, asked) {
   const header = name => asked?.headers?.find(([is]) => is.toLowerCase() === name)?.[1]
   const config = tests.get(header('test-id'))?.requests[Number(header('req-num')) - 1]
@@ -30,12 +30,12 @@ async function ask (url, asked) {
   return new Response(response.body, { status: config.expected_status, headers: response.headers })
 }
 
-// Without these `fetch` would ask every cache to stay away (`no-cache`). The release leaves them out of requests
-// with headers of their own; node-fetch, which it uses, asks for nothing.
+// Without these headers `fetch` would send `no-cache`. The release omits them from requests that set other headers;
+// node-fetch, which the release uses, does not send `no-cache`.
 const NOT_NO_CACHE = [['Pragma', 'foo'], ['Cache-Control', 'nothing-to-see-here']]
 const isOwn = ([name, value]) => !NOT_NO_CACHE.some(([is, not]) => is === name && not === value)
 
-// As `fetch` does not tell of interim responses.
+// Uses `node:http`, because `fetch` does not report interim responses.
 async function askWatching (url, { method, headers }) {
   const fields = [['Host', new URL(url).host], ...headers]
   const asked = httpRequest(url, { method, headers: fields.flat(), signal: AbortSignal.timeout(20_000) })

@@ -1,5 +1,4 @@
-// The released suite's origin server, with what newer tests ask of it: interim responses, and an answer that
-// takes its time.
+// The released suite's origin server, with two additions for newer tests: interim responses and delayed answers.
 
 import { createServer } from 'node:http'
 import { setTimeout as sleep } from 'node:timers/promises'

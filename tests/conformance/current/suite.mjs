@@ -1,8 +1,8 @@
-// What the suite expects today, said as changes to its last release: what is gone, what other tests a test builds
-// upon, what is of another kind, what is expected otherwise, and what is new (`additions.mjs`).
+// The current suite, as changes to its last release: removed tests, other dependencies, other kinds, other expected
+// results, and new tests (`additions.mjs`).
 //
 // Ids and kinds are those of the current suite (github.com/http-tests/cache-tests, b55b8bda of 2026-07-20), so that
-// results can be compared; the tests are our own words for the rules that they name.
+// results can be compared. The tests are written anew, for the rules that the ids name.
 
 import additions from './additions.mjs'
 
@@ -19,7 +19,7 @@ export default async function currentSuites (released) {
   return [...current, ...[...added].map(([id, tests]) => ({ id, name: id, tests }))]
 }
 
-// Directives that contradict each other are asked about in other tests.
+// Other tests cover directives that contradict each other.
 const GONE = new Set([
   'freshness-max-age-ignore-quoted-all',
   'freshness-max-age-ignore-quoted-all-rev',
@@ -42,7 +42,8 @@ function amend (test) {
   return MENDED[test.id]?.(amended) ?? amended
 }
 
-// A pattern of ids, and what such a test needs. The first that fits counts; the others keep what they need.
+// A pattern of ids, and the tests that such a test depends on. The first matching row counts; a test without a row keeps
+// its dependencies.
 const NEEDS = [
   [/^stale-(close|503|sie-close|sie-503)$/, 'freshness-max-age-stale'],
   [/^status-\d+-fresh$/, 'freshness-max-age'],
@@ -74,11 +75,11 @@ const NEEDS = [
 ]
 
 const KINDS = [
-  // Strict about what RFC 9110, 5.6.7 allows, and no less.
+  // Valid dates are exactly those that RFC 9110, 5.6.7 allows.
   [/^freshness-expires-invalid-(?!date$)/, 'required'],
   [/^freshness-expires-(32bit|far-future|rfc850|ansi-c|wrong-case-.*)$/, 'optimal'],
   [/^age-parse-(numeric-)?parameter$/, 'check'],
-  // What RFC 9111 leaves open, or what caches have good reasons to do otherwise.
+  // RFC 9111 leaves these open, or caches have good reasons to deviate.
   [/^invalidate-.*-(location|cl)$/, 'check'],
   [/^304-etag-update-response-(?!(X-)?(Test-Header|Content-Foo)$|Cache-Control$|Content-Length$)/, 'check'],
   [/^partial-use-stored-headers$/, 'required']
@@ -87,7 +88,7 @@ const KINDS = [
 // A pattern of ids, and the `expected_type` of their last answer.
 const EXPECTED = [
   [/^freshness-expires-invalid-(?!date$)/, 'not_cached'],
-  // An `Age` that is none is ignored, and of several the first counts (RFC 9111, 5.1).
+  // An invalid `Age` is ignored, and of several the first counts (RFC 9111, 5.1).
   [/^age-parse-(nonnumeric|negative|float|prefix-twoline|dup-0|dup-0-twoline|dup-old)$/, 'cached']
 ]
 
@@ -108,7 +109,7 @@ const MENDED = {
   'freshness-expires-far-future': test => withHeader(test, 0, 'Expires', 'Sun, 21 Nov 2286 04:46:39 GMT'),
   'ccreq-no-cache-etag': test => withHeader(test, 0, 'ETag', '"abc"'),
   'status-599-must-understand': test => withHeader(test, 0, 'Cache-Control', 'max-age=3600, no-store, must-understand'),
-  // A matter of which stored entity tags are offered for a variant that is not stored.
+  // Checks which stored entity tags are offered for a variant that is not stored.
   'conditional-etag-vary-headers-mismatch': test => ({
     ...test,
     requests: [
@@ -117,7 +118,7 @@ const MENDED = {
     ]
   }),
   ...Object.fromEntries(['PUT', 'DELETE', 'M-SEARCH'].map(method => [
-    // The release asked by POST in all of them.
+    // The release used POST in all of them.
     `invalidate-${method}-location`,
     test => ({
       ...test,

@@ -19,7 +19,7 @@ export async function readExpected (file) {
   return expected
 }
 
-// What is not as the list says, as `{ id, text, changed }`: changes of outcome in either direction, and lines of the list
+// The differences from the list, as `{ id, text, changed }`: changes of outcome in either direction, and lines of the list
 // that are wrong whatever the outcome.
 export function differences (expected, actual) {
   const found = []
@@ -35,13 +35,13 @@ export function differences (expected, actual) {
   return found
 }
 
-// Writes the list anew. Reasons written by hand stay; new lines get the one that usually fits.
+// Writes the list anew. Reasons written by hand stay; new lines get the default reason.
 export async function writeExpected (file, title, suite, expected, actual) {
   const lines = []
   for (const [id, { outcome, kind, needs }] of [...actual].sort(([a], [b]) => (a < b ? -1 : 1))) {
     if (isGood(outcome)) continue
     const kept = expected.get(id)?.reason
-    // Follows from another line, so it is written by no hand.
+    // A dependency follows from another line, so its reason is generated.
     const made = outcome === 'dependency' ? `needs: ${needs}` : undefined
     const hand = kept && !kept.startsWith('needs:') && kept !== UNEXPLAINED ? kept : undefined
     lines.push([outcome, id, made ?? hand ?? reasonFor(suite, id, kind)])

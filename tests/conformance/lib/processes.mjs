@@ -1,4 +1,4 @@
-// Programs that live as long as this one: started on free ports, stopped at the end, however it ends.
+// Child processes: started on free ports, and stopped when this process ends, however it ends.
 
 import { spawn } from 'node:child_process'
 import { once } from 'node:events'
@@ -7,7 +7,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 
 const running = new Set()
 
-// Starts a program and resolves to what `ready` finds in its output: the match of a regular expression.
+// Starts a program and resolves to the match of the regular expression `ready` in its output.
 export async function start (command, args, { ready, signal = 'SIGTERM', log, ...options }) {
   const child = spawn(command, args, { stdio: ['ignore', 'pipe', 'pipe'], ...options })
   const program = { child, signal, ended: once(child, 'close').catch(() => {}) }
@@ -37,7 +37,7 @@ export async function start (command, args, { ready, signal = 'SIGTERM', log, ..
   return match
 }
 
-// Runs a program to its end and resolves to what it wrote to stdout; its stderr is ours.
+// Runs a program to its end and resolves to what it wrote to stdout; its stderr goes to ours.
 export async function run (command, args, options = {}) {
   const child = spawn(command, args, { stdio: ['ignore', 'pipe', 'inherit'], ...options })
   const program = { child, signal: 'SIGTERM', ended: once(child, 'close').catch(() => {}) }
@@ -50,7 +50,7 @@ export async function run (command, args, options = {}) {
   return Buffer.concat(chunks).toString()
 }
 
-// Stops all, first the ones that were started last. Who does not end when asked is killed.
+// Stops all programs, the last started first. A program that does not end within five seconds is killed.
 export async function stopAll () {
   for (const { child, signal, ended } of [...running].reverse()) {
     child.kill(signal)
@@ -62,12 +62,12 @@ export async function stopAll () {
   }
 }
 
-// The last resort, for ways out that can not wait.
+// The last resort, for exits that cannot wait.
 process.on('exit', () => {
   for (const { child } of running) child.kill('SIGKILL')
 })
 
-// A port that nobody listened on a moment ago. Somebody else may take it: see `onFreePort`.
+// A port that was free a moment ago. Another process may take it meanwhile: see `onFreePort`.
 async function freePort () {
   const server = createServer()
   server.listen(0, '127.0.0.1')
@@ -78,7 +78,7 @@ async function freePort () {
   return port
 }
 
-// Starts something on a free port; once more on another if that was taken meanwhile.
+// Starts a program on a free port, and retries on another port if that port was taken meanwhile.
 export async function onFreePort (begin) {
   for (let attempt = 1; ; attempt++) {
     const port = await freePort()

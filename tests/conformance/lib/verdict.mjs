@@ -1,6 +1,6 @@
-// What the raw results of the suite mean, as the suite itself reads them.
+// Turns raw results into verdicts, as the suite itself does.
 
-// The outcomes that count. Every other one is named in the list of expectations, with a reason.
+// The good outcomes. Tests with any other outcome are on the list of expectations, with a reason.
 const GOOD = new Set(['pass', 'yes'])
 
 // `suites`: the definitions; `results`: test -> true, or [name of the error, message].
@@ -24,7 +24,7 @@ export function verdicts (suites, results) {
     const kind = test.kind ?? 'required'
     const result = results[id]
     if (result === undefined) return { kind, outcome: 'untested' }
-    // A test says nothing if what it builds upon does not work.
+    // A test says nothing if a test that it depends on does not pass.
     const needs = (test.depends_on ?? []).find(needed => !GOOD.has(verdict(needed).outcome))
     if (needs !== undefined) return { kind, outcome: 'dependency', needs, message: messageOf(result) }
     return { kind, outcome: outcomeOf(kind, result), message: messageOf(result) }

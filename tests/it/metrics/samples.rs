@@ -1,4 +1,4 @@
-//! The histograms have the samples that their alerts are for: loads without an end, and waits that ended badly.
+//! The histograms have the samples that alerts rely on: loads that do not end, and waits that end badly.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -44,7 +44,7 @@ impl Recorder for Samples {
 }
 
 impl Samples {
-    /// In whole seconds, sorted: time stands still but for the sleeps of these tests and milliseconds of jitter.
+    /// The samples in whole seconds, sorted. Virtual time passes only in the tests' sleeps, and by milliseconds of jitter.
     fn of(&self, name: &str) -> Vec<u64> {
         let all = self.0.lock().expect("no panic");
         let samples = all.get(name).map(|samples| samples.0.lock().expect("no panic").clone());
@@ -55,7 +55,7 @@ impl Samples {
     }
 }
 
-/// What is recorded while time stands still.
+/// Runs `run` in virtual time and returns its samples.
 fn recorded(run: impl Future<Output = ()>) -> Samples {
     let samples = Samples::default();
     metrics::with_local_recorder(&samples, || {
@@ -75,7 +75,7 @@ fn guard(policy: PolicyBuilder) -> StampedeGuard {
 
 type Answer = Result<u8, stampede_guard::LoadError<String>>;
 
-/// One loads at `here`; another comes to `there` two seconds later, with a load of one second.
+/// A caller loads at `here`. Two seconds later another caller comes to `there`, with a load of one second.
 async fn one_waits_for<L>(here: &StampedeGuard, there: &StampedeGuard, load: L) -> (Answer, Answer)
 where
     L: Future<Output = Result<u8, String>> + Send + 'static,
@@ -109,7 +109,7 @@ async fn panics_after(time: Duration) -> Result<u8, String> {
 }
 
 #[test]
-fn a_load_that_is_ended_by_load_timeout_is_in_the_histogram() {
+fn a_load_that_load_timeout_ends_is_in_the_histogram() {
     let samples = recorded(async {
         let guard = guard(Policy::builder().load_timeout(secs(7)));
         let load = || std::future::pending::<Result<u8, String>>();
@@ -149,7 +149,7 @@ fn a_wait_for_another_process_that_fails_is_in_the_histogram() {
     assert_eq!((samples.of(LOAD), samples.of(WAIT)), (vec![5], vec![3]));
 }
 
-/// Those whose leader has died have waited for it, and then lead: "p99 near `lease`" is about them.
+/// Callers that waited for a vanished leader lead next. The alert "p99 near `lease`" is about their waits.
 #[test]
 fn a_wait_for_a_leader_that_vanished_is_in_the_histogram() {
     let here = recorded(async {
@@ -168,7 +168,7 @@ fn a_wait_for_a_leader_that_vanished_is_in_the_histogram() {
 }
 
 #[test]
-fn a_wait_that_ends_with_a_stand_in_or_its_patience_is_in_the_histogram() {
+fn a_wait_that_ends_with_a_stand_in_or_at_wait_timeout_is_in_the_histogram() {
     let stand_in = recorded(async {
         let guard = guard(
             Policy::builder()
