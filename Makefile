@@ -48,7 +48,7 @@ redis-6.2: python firewall
 	server=$$(tests/scripts/redis-6.2.sh) && \
 	REDIS_SERVER=$$server tests/scripts/test.sh --all-features --lib store:: && \
 	REDIS_SERVER=$$server tests/scripts/test.sh --all-features --test it -- $(ON_OLDEST) \
-	  --skip tls:: --skip a_server_that_loads_its_dump --skip redis::doctor::rights::where_no_script_may_run \
+	  --skip tls:: --skip a_server_that_loads_its_dump --skip redis::doctor::rights::acl_dryrun \
 	  --skip lock::book --skip redis::firewall --skip redis::networks --skip redis::figures::outages
 
 check:
@@ -74,7 +74,7 @@ SIM_MOST_SECONDS ?= $(if $(SEEDS),,$(shell test $$(getconf _NPROCESSORS_ONLN) -l
 
 simulate:
 	SEEDS=$${SEEDS:-20000} SIM_MOST_SECONDS=$(SIM_MOST_SECONDS) $(SIMULATION) simulation::no_seed --nocapture
-	SEEDS=3000 $(SIMULATION) simulation::the_same_seed
+	SEEDS=3000 $(SIMULATION) simulation::equal_seeds
 
 planted:
 	tests/scripts/planted.sh
