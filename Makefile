@@ -26,7 +26,7 @@
 # soak-sim
 #        millions of them, from a random seed on (SOAK_SEEDS=n)
 # planted
-#        five faults that the simulation once could not see, planted back one by one (tests/simulation/planted): it must notice each
+#        faults of the client's side, planted one by one (tests/simulation/planted): the simulation must notice each
 # fuzz   whole exchanges, then each reader of foreign bytes, ten minutes each or FUZZ_SECONDS; needs a nightly Rust and cargo-fuzz
 # mutants
 #        breaks the protocol, what calls the scripts, the encodings and the rules of HTTP line by line, to see that a test

@@ -228,13 +228,7 @@ impl<'a> Contention<'a> {
                     self.heed(hints);
                     return Ok(());
                 }
-                () = sleep_until(wakes) => {
-                    #[cfg(all(test, feature = "testing"))]
-                    if crate::simulation::mutated(crate::simulation::Mutant::LoadsWhileOneStops) {
-                        return Err(Contended::StoreDown(StoreError::new(StoreErrorKind::TimedOut)));
-                    }
-                    return Ok(());
-                }
+                () = sleep_until(wakes) => return Ok(()),
                 () = sleep_until(self.contender.deadline) => match (self.contender.goes_on)() {
                     Some(later) => self.contender.deadline = later,
                     None => return Err(Contended::WaitedOut),
@@ -354,10 +348,6 @@ pub(crate) async fn lease_if_free(
 
 /// How long to sleep on a lease that has `remaining` left, in case no hint comes.
 fn patience(remaining: Duration, lease: Duration, hints_arrive: bool) -> Duration {
-    #[cfg(all(test, feature = "testing"))]
-    if crate::simulation::mutated(crate::simulation::Mutant::NoTimer) {
-        return Duration::from_secs(3600);
-    }
     let longest = if hints_arrive { lease } else { lease.min(UNSURE_WAIT) };
     let remaining = remaining.clamp(SHORTEST_WAIT.min(longest), longest);
     // The waiters of a dead leader should not all ask in one millisecond; one of them must ask
