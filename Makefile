@@ -26,7 +26,7 @@
 # soak-sim
 #        millions of simulated fleets, from a random seed on (SOAK_SEEDS=n)
 # planted
-#        plants five faults back one by one that the simulation once could not see (tests/simulation/planted): it must notice each
+#        plants faults of the client's side one by one (tests/simulation/planted): the simulation must notice each
 # fuzz   whole exchanges, then each decoder of foreign bytes, ten minutes each or FUZZ_SECONDS; needs a nightly Rust and cargo-fuzz
 # mutants
 #        breaks the protocol, the callers of the scripts, the encodings and the rules of HTTP line by line, to see that a

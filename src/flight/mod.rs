@@ -216,12 +216,6 @@ impl<K: Hash + Eq, L, O: Clone, S: BuildHasher> Leader<K, L, O, S> {
         })
     }
 
-    #[cfg(all(test, feature = "testing"))]
-    #[allow(dead_code, reason = "the models compile this file too")]
-    pub(crate) fn own_seat(&self) -> Arc<Seat<L, O>> {
-        Arc::clone(&self.own)
-    }
-
     /// Tells those who wait ahead of the end.
     pub(crate) fn announcer(&self) -> Announcer<L, O> {
         Announcer { flight: Arc::clone(&self.flight) }

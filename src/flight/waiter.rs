@@ -188,12 +188,6 @@ impl<L, O> Seat<L, O> {
         let _ = self.outcome.offer(outcome);
     }
 
-    #[cfg(all(test, feature = "testing"))]
-    #[allow(dead_code, reason = "the models compile this file too")]
-    pub(crate) fn is_left(&self) -> bool {
-        self.outcome.is_closed()
-    }
-
     fn take_loader(&self) -> Option<L> {
         lock(&self.loader).take()
     }

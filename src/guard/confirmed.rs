@@ -21,10 +21,6 @@ impl StampedeGuard {
         insert: Option<Insert>,
     ) -> Result<(), Error> {
         let replace = |within| self.node.store.invalidate(key, insert.clone(), within);
-        #[cfg(all(test, feature = "testing"))]
-        if crate::simulation::mutated(crate::simulation::Mutant::FlightsStay) {
-            return self.confirmed(what, key, until, replace).await;
-        }
         self.node.detach_resource(key);
         // First, so that replicas which have the rest have this, too.
         if let Some(reports) = key.of_reports(&self.node.namespace) {

@@ -194,10 +194,6 @@ impl Node {
 
     /// From now on it has: flights give back and hand over what they hold.
     pub(crate) fn leave(&self) {
-        #[cfg(all(test, feature = "testing"))]
-        if crate::simulation::mutated(crate::simulation::Mutant::LeavesItsLeases) {
-            return;
-        }
         self.leaving.store(true, Ordering::Release);
         self.left.notify_waiters();
     }
@@ -213,12 +209,6 @@ impl Node {
     }
 
     pub(crate) fn count(&self, count: Count) {
-        #[cfg(all(test, feature = "testing"))]
-        if matches!(count, Count::store_errors)
-            && crate::simulation::mutated(crate::simulation::Mutant::WarnsEachTime)
-        {
-            tracing::warn!(target: log::GUARD, "a command has failed");
-        }
         self.counters.add(count);
     }
 

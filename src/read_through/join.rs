@@ -19,11 +19,6 @@ impl Caller<'_> {
     /// Step 3: a seat, and whether this caller leads.
     pub(super) fn join(&self, lane: Lane, mut loader: Loader) -> Result<(Follower, bool), NoSeat> {
         let Ask { node, policy, .. } = self.ask;
-        #[cfg(all(test, feature = "testing"))]
-        let is_second = crate::simulation::mutated(crate::simulation::Mutant::LoadsTwice)
-            && node.flights.has_kept(&self.flight(lane));
-        #[cfg(all(test, feature = "testing"))]
-        let lane = if is_second { Lane::Beside } else { lane };
         (loader.came, loader.since) = (self.came, Some(Instant::now()));
         let flight = self.flight(lane);
         // Who is given an older value after a while does not wait for the load, which then needs a turn of its own.

@@ -29,34 +29,22 @@ const MOST_HOPS: u8 = 3;
 impl Lead {
     /// Sets the flight going. Its end frees everyone seated on it, also if its runtime drops it.
     pub(crate) fn start(self) {
+        tokio::spawn(self.task());
+    }
+
+    /// The flight's task, which counts from now on.
+    fn task(self) -> impl Future<Output = ()> + Send {
         // What begins in a process that ends is waited for by its callers, not by the shutdown.
         let running = (!self.node.is_closed()).then(|| self.node.tasks.enter());
-        #[cfg(all(test, feature = "testing"))]
-        if crate::simulation::mutated(crate::simulation::Mutant::FlightOfItsCaller) {
-            let first = self.leader.own_seat();
-            tokio::spawn(async move {
-                let left = async {
-                    while !first.is_left() {
-                        sleep(Duration::from_millis(1)).await;
-                    }
-                };
-                tokio::select! { biased; _ = self.run() => {} () = left => {} }
-                drop(running);
-            });
-            return;
-        }
-        let run = self.run();
-        #[cfg(all(test, feature = "testing"))]
-        let run = tests::dropped_where_told(run);
-        tokio::spawn(async move {
-            let stands_for = run.await;
+        async move {
+            let stands_for = self.run().await;
             // It does nothing from here on, so a shutdown need not wait for it.
             drop(running);
             if let Some((leader, pause)) = stands_for {
                 sleep(pause).await;
                 leader.finish(Ending::Gone);
             }
-        });
+        }
     }
 
     /// What is left to do: to stand for the process while somebody else refreshes, so that its callers need
@@ -147,9 +135,6 @@ impl Lead {
 
     async fn contend(&mut self) -> Contended {
         let (leader, wait_timeout) = (&self.leader, self.policy.wait_timeout);
-        #[cfg(all(test, feature = "testing"))]
-        let wait_timeout = wait_timeout
-            * if crate::simulation::mutated(crate::simulation::Mutant::WaitsThrice) { 3 } else { 1 };
         // The first caller has waited for as long as it should. The others came later and leave by their own clocks; whoever
         // is seated once the flight can not be joined any more is one of them.
         let goes_on = || {

@@ -33,13 +33,7 @@ impl Contention<'_> {
                     self.heed(hints);
                     return Ok(());
                 }
-                () = sleep_until(wakes) => {
-                    #[cfg(all(test, feature = "testing"))]
-                    if crate::simulation::mutated(crate::simulation::Mutant::LoadsWhileOneStops) {
-                        return Err(Contended::StoreDown(StoreError::new(StoreErrorKind::TimedOut)));
-                    }
-                    return Ok(());
-                }
+                () = sleep_until(wakes) => return Ok(()),
                 () = sleep_until(self.contender.deadline) => match (self.contender.goes_on)() {
                     Some(later) => self.contender.deadline = later,
                     None => return Err(Contended::WaitedOut),
@@ -103,10 +97,6 @@ impl Contention<'_> {
 
 /// How long to sleep on a lease that has `remaining` left, in case no hint comes.
 pub(super) fn patience(remaining: Duration, lease: Duration, hints_arrive: bool) -> Duration {
-    #[cfg(all(test, feature = "testing"))]
-    if crate::simulation::mutated(crate::simulation::Mutant::NoTimer) {
-        return Duration::from_secs(3600);
-    }
     let longest = if hints_arrive { lease } else { lease.min(UNSURE_WAIT) };
     let remaining = remaining.clamp(SHORTEST_WAIT.min(longest), longest);
     // The waiters of a dead leader should not all ask in one millisecond; one of them must ask

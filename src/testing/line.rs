@@ -10,14 +10,10 @@ use bytes::Bytes;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-#[cfg(test)]
-use super::command::now;
 use super::command::{Answer, Command};
 use super::wire::Wire;
 use crate::health::{Finding, Health};
 use crate::key::Key;
-#[cfg(test)]
-use crate::simulation::{Mutant, mutated};
 use crate::store::{
     Acquire, Acquired, Examine, Fail, HandOver, HandedOver, Insert, Kept, Reply, Store, StoreError,
     StoreErrorKind, Token, Watch,
@@ -95,10 +91,6 @@ impl Store for Line {
 
     fn look_up<'a>(&'a self, key: &'a Key, within: Duration) -> Reply<'a, Option<Bytes>> {
         let reply = self.send(key, Command::LookUp, within);
-        #[cfg(test)]
-        if mutated(Mutant::LooksTwice) {
-            let _ = now(Box::pin(self.0.server.arrive(&self.0.node, key, Command::LookUp, within)));
-        }
         Box::pin(async move { if let Answer::Found(found) = reply.await? { Ok(found) } else { confused() } })
     }
 

@@ -16,8 +16,6 @@ use super::fault::{Fault, Odds};
 use super::server::{LONGEST_ECHO, LineEnd, Server};
 use crate::health::{Finding, Health, LinkState};
 use crate::key::Key;
-#[cfg(test)]
-use crate::simulation::{Mutant, mutated};
 use crate::store::wake::lease_waiters::{Hint, Hints, Watches};
 use crate::store::{HandOver, NodeStore, StoreError, StoreErrorKind, Token, Watch};
 use crate::sync::lock;
@@ -92,8 +90,6 @@ impl Wire {
         if self.is_closed() {
             return Err(StoreError::new(StoreErrorKind::Closed));
         }
-        #[cfg(test)]
-        let within = if mutated(Mutant::NoDeadline) { Duration::from_secs(3600) } else { within };
         let failed = |kind| Err(StoreError::new(kind));
         let (there, back, broken) = match self.fate(within) {
             Fate::Unsent => return failed(StoreErrorKind::Unavailable),
@@ -327,10 +323,6 @@ impl LineEnd for Wire {
         };
         if !is_for_us {
             return false;
-        }
-        #[cfg(test)]
-        if mutated(Mutant::NobodyIsTold) {
-            return true;
         }
         let mut odds = lock(&self.server.odds);
         if self.loses(&mut odds) {

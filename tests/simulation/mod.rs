@@ -43,7 +43,7 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-pub(crate) use mutants::{Mutant, mutated};
+use mutants::Mutant;
 use plan::{Plan, Profile};
 use world::World;
 

@@ -1,98 +1,109 @@
-//! Sixteen ways to break the protocol, which the checkers must notice; the test names the one that is harmless.
+//! Ways to break the protocol between the clients and the store, which the checkers must notice; the test names the one that is
+//! harmless.
 //!
-//! Those of the store's side are made here, between the wire and the store; those of a client's side by a question that
-//! its code asks in tests of this crate only ([`mutated`]).
+//! A client does not know of them. What breaks a client is a patch: `planted`.
 
 use std::cell::Cell;
+use std::ops::ControlFlow;
+use std::sync::{Arc, LazyLock, Weak};
 use std::time::Duration;
 
 use crate::key::Key;
 use crate::store::memory::MemoryStore;
-use crate::store::{Kept, Token};
-use crate::testing::{Command, ServerAnswer as Answer};
+use crate::store::memory::relay::Relay;
+use crate::store::wake::lease_waiters::Hint;
+use crate::store::wake::lock_waiters::Tell;
+use crate::store::{HandedOver, Kept, Token};
+use crate::testing::{ChaosStore, Command, ServerAnswer as Answer};
 
 /// What is wrong with the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mutant {
+pub(super) enum Mutant {
     /// COMMIT stores whatever the lease says.
     CommitWithoutToken,
     /// INVALIDATE leaves the lease.
     InvalidateKeepsLease,
-    /// RELEASE frees anybody's lease.
+    /// RELEASE frees any lease.
     ReleaseWithoutToken,
-    /// RENEW renews anybody's lease.
+    /// RENEW renews any lease.
     RenewWithoutToken,
     /// Renewals go on after the end. Harmless: the token is one flight's own.
     RenewalOutlivesRelease,
-    /// Whoever waits has no timer.
-    NoTimer,
-    /// Commands have no deadline.
-    NoDeadline,
-    /// The flight belongs to the caller that began it.
-    FlightOfItsCaller,
-    /// Nobody is told that what they wait for has ended.
+    /// No waiter is told that what it waits for has ended.
     NobodyIsTold,
-    /// An invalidation leaves the process's own flights where they are.
-    FlightsStay,
-    /// Who is shut down keeps its leases.
+    /// A node that is shut down keeps its leases.
     LeavesItsLeases,
     /// Each look-up is made twice.
     LooksTwice,
-    /// Each command that fails is warned of.
-    WarnsEachTime,
-    /// Who waits for others' loads waits for three times as long as it may.
-    WaitsThrice,
-    /// While any node is stopped, who has waited for a lease to run out loads without one.
-    LoadsWhileOneStops,
-    /// Who comes while its node has a load of the key on its way begins another one beside it.
-    LoadsTwice,
 }
 
 impl Mutant {
-    pub(super) const ALL: [Self; 16] = [
+    pub(super) const ALL: [Self; 8] = [
         Self::CommitWithoutToken,
         Self::InvalidateKeepsLease,
         Self::ReleaseWithoutToken,
         Self::RenewWithoutToken,
         Self::RenewalOutlivesRelease,
-        Self::NoTimer,
-        Self::NoDeadline,
-        Self::FlightOfItsCaller,
         Self::NobodyIsTold,
-        Self::FlightsStay,
         Self::LeavesItsLeases,
         Self::LooksTwice,
-        Self::WarnsEachTime,
-        Self::WaitsThrice,
-        Self::LoadsWhileOneStops,
-        Self::LoadsTwice,
     ];
 }
 
 thread_local! {
     // A simulation keeps to its thread, and other tests run beside it.
     static MUTANT: Cell<Option<Mutant>> = const { Cell::new(None) };
-    /// How many nodes are stopped.
-    static STOPPED: Cell<isize> = const { Cell::new(0) };
-}
-
-/// Whether this thread simulates this mutant.
-pub(crate) fn mutated(mutant: Mutant) -> bool {
-    MUTANT.get() == Some(mutant) && (mutant != Mutant::LoadsWhileOneStops || STOPPED.get() > 0)
-}
-
-/// So many more nodes are stopped.
-pub(super) fn stopped(more: isize) {
-    STOPPED.set(STOPPED.get() + more);
 }
 
 /// Runs `work` with the mutant in place.
 pub(super) fn with<T>(mutant: Option<Mutant>, work: impl FnOnce() -> T) -> T {
     MUTANT.set(mutant);
-    STOPPED.set(0);
     let done = work();
     MUTANT.set(None);
     done
+}
+
+/// The store, whose waiters the mutant may leave untold.
+pub(super) fn store(seed: u64) -> ChaosStore {
+    static SILENCE: LazyLock<Arc<Silence>> = LazyLock::new(Arc::default);
+    let store = MemoryStore::new();
+    if MUTANT.get() == Some(Mutant::NobodyIsTold) {
+        let silence: Weak<dyn Relay> = Arc::<Silence>::downgrade(&SILENCE);
+        // The first relay is the one that stays.
+        store.relay_to(silence);
+    }
+    ChaosStore::over(store, seed)
+}
+
+/// Takes what the store says to waiters, and tells none.
+#[derive(Default)]
+struct Silence;
+
+impl Relay for Silence {
+    fn tell(&self, _name: &str, _hint: &Hint) -> bool {
+        true
+    }
+
+    fn way(&self, _token: &Token) -> ControlFlow<bool> {
+        ControlFlow::Break(true)
+    }
+
+    fn told(&self, _token: &Token, _tell: Tell) {}
+}
+
+/// Whether, and how often, a command arrives at the store. `step` is all that happens there.
+pub(super) fn arrive(command: Command, step: impl Fn(Command) -> Answer) -> Answer {
+    match (MUTANT.get(), &command) {
+        // Its node is answered as if it had.
+        (Some(Mutant::LeavesItsLeases), Command::HandOver { how, .. }) if how.is_leaving => {
+            Answer::HandedOver(HandedOver::Freed)
+        }
+        (Some(Mutant::LooksTwice), Command::LookUp) => {
+            step(command.clone());
+            step(command)
+        }
+        _ => step(command),
+    }
 }
 
 /// The step of a command in the store, as it should be or as the mutant has it.

@@ -8,7 +8,6 @@ use std::time::Duration;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
-use super::mutants;
 use crate::StampedeGuard;
 use crate::sync::lock;
 use crate::testing::Replica;
@@ -114,7 +113,6 @@ impl Node {
         let mut stops = lock(&self.stops);
         if stops.last().is_none_or(|(_, ended)| ended.is_some()) {
             stops.push((Instant::now(), None));
-            mutants::stopped(1);
         }
     }
 
@@ -136,7 +134,6 @@ impl Node {
     fn goes_on(&self) {
         if let Some((_, ended @ None)) = lock(&self.stops).last_mut() {
             *ended = Some(Instant::now());
-            mutants::stopped(-1);
         }
     }
 

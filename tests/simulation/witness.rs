@@ -19,15 +19,15 @@ use crate::value::freshness::Serves;
 /// How many unusable entries a flight's acquires may find, before the load continues without the store.
 const UNUSABLE_LIMIT: u8 = 3;
 
-impl Witness for Oracle {
-    fn run(
+impl Oracle {
+    /// What a command does in the store, and whether it may.
+    fn step(
         &self,
         store: &MemoryStore,
-        key: &Key,
+        (key, of): (&Key, u8),
         command: Command,
         run: &dyn Fn(Command) -> Answer,
     ) -> Answer {
-        let Some(&of) = self.keys.get(key.name()) else { return run(command) };
         let name = key.name();
         let (lease, entry) = (store.lease(name), store.entry(name));
         let answer = mutants::run(store, key, command.clone(), run);
@@ -207,6 +207,19 @@ impl Witness for Oracle {
             (command, answer) => self.violated(format_args!("{command:?} was answered {answer:?}")),
         }
         answer
+    }
+}
+
+impl Witness for Oracle {
+    fn run(
+        &self,
+        store: &MemoryStore,
+        key: &Key,
+        command: Command,
+        run: &dyn Fn(Command) -> Answer,
+    ) -> Answer {
+        let Some(&of) = self.keys.get(key.name()) else { return run(command) };
+        mutants::arrive(command, |command| self.step(store, (key, of), command, run))
     }
 
     fn failed_over(&self, to: Instant) {

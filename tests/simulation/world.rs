@@ -7,6 +7,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 
 use super::dropped::{self, dropped};
+use super::mutants;
 use super::nodes::{Asking, Node};
 use super::oracle::{Oracle, State, Value};
 use super::plan::{Call, Does, Ends, Leaves, Plan, Profile, Script, TAG};
@@ -30,7 +31,7 @@ pub(super) struct World {
 
 impl World {
     pub(super) fn new(plan: Plan, seed: u64, is_shown: bool) -> Arc<Self> {
-        let chaos = ChaosStore::new(seed);
+        let chaos = mutants::store(seed);
         chaos.latency(Duration::ZERO, plan.latency);
         let keys: Vec<_> = (0..plan.keys).map(|key| Key::new("default", &cache_key(key))).collect();
         let policy = &plan.policy;

@@ -1,41 +1,28 @@
 //! A flight's task, dropped at each of its polls, as when its runtime shuts down: its waiters are told at
 //! once, and its lease, if any, expires. Callers that leave are tested in `drops` of the integration tests.
 
-use std::cell::Cell;
-
 use tokio::task::JoinHandle;
 use tokio::time::{advance, timeout};
 
 use super::*;
 use crate::error::ErrorKind;
+use crate::guard::typed::{Own, loader};
+use crate::guard_state::Joined;
+use crate::guard_state::Seen;
+use crate::key::flight::FlightKey;
 use crate::policy::Policy;
 use crate::simulation::dropped::{Drop, dropped};
 use crate::testing::{ChaosStore, Fault};
-use crate::{LoadContext, LoadError, StampedeGuard};
+use crate::value::entry::Entry;
+use crate::{CacheKey, LoadContext, LoadError, StampedeGuard};
+use std::sync::Arc;
 
 const LEASE: Duration = Duration::from_secs(2);
 const LOAD: Duration = Duration::from_millis(300);
 /// For each direction, so that the flight can be dropped during each command.
 const LATENCY: Duration = Duration::from_millis(1);
 
-thread_local! {
-    /// At which point the next flight of this thread is dropped.
-    static DROP: Cell<Option<Drop>> = const { Cell::new(None) };
-    static IS_DROPPED: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Called by `Lead::start`: the flight, or only a part of it if a test has said so.
-pub(super) fn dropped_where_told<F: Future<Output: Default>>(run: F) -> impl Future<Output = F::Output> {
-    let told = DROP.take();
-    async move {
-        let Some(drop) = told else { return run.await };
-        let done = dropped(drop, run).await;
-        IS_DROPPED.set(done.is_none());
-        done.unwrap_or_default()
-    }
-}
-
-/// The circumstances of the flight.
+/// What the flight meets, or is.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Meets {
     Nothing,
@@ -195,7 +182,37 @@ impl World {
         }
     }
 
-    /// Runs in the middle of a load that begins now.
+    /// The first node's flight, before its task runs: as it is begun by a caller that leaves at once, or, where there is a
+    /// value to serve meanwhile, by one that does not wait.
+    fn flight(&self, meets: Meets) -> Lead {
+        let (node, policy) = self.guards[0].parts();
+        let key = self.guards[0].key(CacheKey::from("k")).expect("a key");
+        let lane = if meets == Meets::Stale { Lane::Refresh } else { Lane::Lease };
+        let load = || async {
+            sleep(LOAD).await;
+            Ok::<_, String>(1_u8)
+        };
+        let loader = loader(load, node, policy, &key, &Own::default());
+        let stored = self.chaos.store().entry(key.name()).filter(|_| meets == Meets::Stale);
+        let seen = stored.map(|raw| Box::new(Seen::entry(Entry::decode(raw, &key).expect("an entry"), &key)));
+        let flight = FlightKey { key, lane };
+        let Joined::Leader(leader, seat) = node.flights.join(&flight, loader, Ending::Abandoned, usize::MAX)
+        else {
+            panic!("there is a flight already");
+        };
+        let unattended = if meets == Meets::Stale {
+            Some(seat)
+        } else {
+            // It leaves nothing that could be loaded.
+            drop(seat.take_loader());
+            None
+        };
+        let (node, policy) = (Arc::clone(node), Arc::clone(policy));
+        let (budget, within) = (policy.budget(), None);
+        Lead { node, policy, flight, leader, seen, budget, within, _unattended: unattended }
+    }
+
+    /// In the middle of a load that was begun now.
     fn later(&mut self, what: impl Future<Output = ()> + Send + 'static) {
         self.beside.push(tokio::spawn(async move {
             sleep(LOAD / 2).await;
@@ -223,9 +240,10 @@ fn is_expected(meets: Meets, answer: &Answer) -> bool {
 async fn ends_before(meets: Meets, drop: Drop) -> bool {
     let what = format!("{meets:?}, dropped {drop:?}");
     let mut world = World::new(meets).await;
-    IS_DROPPED.set(false);
-    DROP.set(Some(drop));
+    let flight = world.flight(meets);
     let mut callers: Vec<_> = (0..3).map(|_| begin(&world.guards[0], "k", meets.own())).collect();
+    // Polled after these callers, which have their seats by then.
+    let flight = tokio::spawn(dropped(drop, flight.task()));
     callers.push(begin(&world.guards[1], "k", meets.own()));
 
     // The time of an abandoned lease, and of each caller's load after the other if they panic.
@@ -240,8 +258,6 @@ async fn ends_before(meets: Meets, drop: Drop) -> bool {
         vanished += usize::from(is_vanished);
         assert!(is_vanished || is_expected(meets, &answer), "{what}: {answer:?}");
     }
-    let is_dropped = IS_DROPPED.get();
-    assert!(vanished <= usize::from(is_dropped), "{what}: {vanished} were told that their loader is gone");
 
     world.chaos.calm();
     let newcomer = &world.guards[2];
@@ -257,8 +273,10 @@ async fn ends_before(meets: Meets, drop: Drop) -> bool {
         let stats = guard.stats();
         assert_eq!((stats.flights, stats.tasks), (0, 0), "{what}: {stats:?}");
     }
-    let key = newcomer.key(crate::CacheKey::from("k")).expect("a key");
+    let key = newcomer.key(CacheKey::from("k")).expect("a key");
     assert!(world.chaos.store().lease(key.name()).is_none(), "{what}: a lease is left");
+    let is_dropped = flight.await.expect("joined").is_none();
+    assert!(vanished <= usize::from(is_dropped), "{what}: {vanished} were told that their loader is gone");
     !is_dropped
 }
 

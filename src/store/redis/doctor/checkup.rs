@@ -16,7 +16,7 @@ pub(super) struct Home {
     pub(super) dial: Dial,
     /// Leads to messages.
     pub(super) inbox: Dial,
-    /// One whose keys are there.
+    /// A name with its keys there.
     pub(super) name: String,
     /// The masters of a cluster that can be reached.
     pub(super) reached: Vec<String>,
