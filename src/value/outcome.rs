@@ -79,7 +79,7 @@ impl Ending {
         }
     }
 
-    /// The bytes that FAIL publishes to waiters in other processes.
+    /// The bytes that FAIL publishes to waiters in other processes. A value is no longer than its stored form, so `max_body` bounds it.
     pub(crate) fn encode(&self, key: &Key) -> Bytes {
         let tagged = |tag: u8, text: &str| {
             let mut out = BytesMut::with_capacity(1 + text.len());
