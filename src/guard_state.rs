@@ -1,4 +1,4 @@
-//! What all clones of one guard share: the store, the flights, the counters. Knows no Redis, no HTTP.
+//! The state that all clones of one guard share: the store, the flights, the counters. Knows no Redis, no HTTP.
 
 use crate::key::flight::{FlightKey, Lane};
 use std::fmt;

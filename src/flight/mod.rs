@@ -190,7 +190,7 @@ impl<K, L, O, S> fmt::Debug for Flights<K, L, O, S> {
     }
 }
 
-/// The duty to end a flight. (The bounds are those that `Drop` needs.)
+/// The duty to end a flight. (`Drop` needs the type bounds.)
 pub(crate) struct Leader<K: Hash + Eq, L, O: Clone, S: BuildHasher> {
     flights: Arc<Flights<K, L, O, S>>,
     key: K,

@@ -132,7 +132,7 @@ mod tests {
         let stall = 20 * ROUNDS;
         let halves = halves_of(stall, [SLOW, FAST]);
         assert!(share(&halves[stall as usize..]) == 1.0, "{halves:?}");
-        // Also where nothing was measured before.
+        // Also if nothing was measured before.
         let halves = halves_of(5, [FAST, SLOW]);
         assert!(share(&halves[6 * ROUNDS as usize..]) == 0.0, "{halves:?}");
     }

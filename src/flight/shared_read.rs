@@ -177,7 +177,7 @@ impl<K: Hash + Eq, R, S: BuildHasher> Duty<K, R, S> {
         &self.key
     }
 
-    /// Records the runtime of the task. Callers that queue before that assume that it is another runtime than theirs.
+    /// Records the runtime of the task. Callers that queue before that assume that it is not theirs.
     pub(crate) fn runs_in(&self, runtime: Option<Id>) {
         if let Some(reads) = lock(self.look_ups.shard(&self.key)).get_mut(&self.key)
             && reads.duty == Some(self.number)

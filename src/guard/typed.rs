@@ -70,7 +70,7 @@ impl<T: DeserializeOwned + 'static> Open for DecodeAnew<T> {
     }
 }
 
-/// Where a caller's own loader leaves its result, typed, for that caller alone.
+/// The slot in which a caller's own loader leaves its typed result for that caller alone.
 pub(crate) type Own<T, E> = Arc<Mutex<Option<Result<T, LoadError<E>>>>>;
 
 /// Boxes a caller's `load`.

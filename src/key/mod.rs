@@ -241,8 +241,8 @@ impl Key {
         joined.unwrap_or_else(|| Self::new(namespace, &CacheKey::from_texts(head, parts)))
     }
 
-    /// Joins escaped parts; `None` if the name is too long. Joins on the stack, because every request does this and then needs
-    /// one allocation only.
+    /// Of escaped parts; `None` where that is too long. On the stack: every request passes here, and so there is one
+    /// allocation.
     fn joined<'a>(parts: impl Iterator<Item = &'a str>) -> Option<Self> {
         // Each part has a separator behind it.
         let (mut text, mut length) = ([0; LONGEST_NAME + 1], 0);

@@ -10,7 +10,7 @@ use crate::key::Key;
 /// The loads inside which a task runs, innermost first.
 #[derive(Debug)]
 pub(crate) struct Loading {
-    /// Where the key's lease is: another guard on the same store would wait for it too.
+    /// The store that holds the key's lease: another guard on the same store would wait for the lease too.
     place: u64,
     key: Key,
     turn: Option<Turn>,

@@ -85,7 +85,7 @@ pub(crate) enum NoSeat {
     TooManyWaiters(Loader),
 }
 
-/// What a caller is answered that cannot join or start a flight.
+/// The answer to a caller that cannot join or start a flight.
 pub(crate) enum Crowded<V> {
     Stale(V, Loader),
     /// The caller loads for itself.

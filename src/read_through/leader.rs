@@ -29,7 +29,7 @@ const MOST_HOPS: u8 = 3;
 impl Lead {
     /// Spawns the flight's task. All waiters are answered when it ends, also if its runtime drops it.
     pub(crate) fn start(self) {
-        // A shutdown does not wait for flights that begin after it; only their callers do.
+        // What begins in a process that ends is waited for by its callers, not by the shutdown.
         let running = (!self.node.is_closed()).then(|| self.node.tasks.enter());
         #[cfg(all(test, feature = "testing"))]
         if crate::simulation::mutated(crate::simulation::Mutant::FlightOfItsCaller) {

@@ -31,7 +31,7 @@ pub(crate) struct Lead {
     pub(crate) leader: Leader,
     /// The entry that the first caller read and will not serve as it is.
     pub(crate) seen: Option<Box<Seen>>,
-    /// What is left of the first caller's budget.
+    /// The rest of the first caller's budget.
     pub(crate) budget: Budget,
     /// The chain of loads inside which the first caller waits for this one.
     pub(crate) within: Option<Arc<Loading>>,

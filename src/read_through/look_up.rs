@@ -71,7 +71,7 @@ impl Read {
     }
 }
 
-/// What a look-up means to this caller.
+/// How this caller judges the result of its look-up.
 pub(crate) enum Judged<V> {
     Hit {
         value: V,
