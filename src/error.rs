@@ -10,8 +10,8 @@ use crate::store::{StoreError, StoreErrorKind};
 
 /// Why the guard itself could not do what was asked.
 ///
-/// Cheap to clone: one failure is shared by everyone who waited for it. The text names the phase
-/// and, where there is one, the key's digest; never the key, a value or a credential. The cause is
+/// Cheap to clone: all waiters of a load share its failure. The text names the phase
+/// and, if there is one, the key's digest; never the key, a value or a credential. The cause is
 /// in [`source`](std::error::Error::source).
 #[derive(Clone)]
 pub struct Error {
@@ -32,11 +32,11 @@ pub enum ErrorKind {
     InvalidKey,
     /// Settings contradict each other or are out of range.
     InvalidPolicy,
-    /// The store could not be asked, or refused.
+    /// The store could not be reached, or refused.
     Store,
-    /// A bound on time passed: of the load, or of waiting for somebody else's.
+    /// A time limit passed: that of the load, or that of waiting for another caller's load.
     Timeout,
-    /// Too many other loads ran for too long, or at once without the store, or too many callers waited for the key.
+    /// Too many other loads ran for too long, or too many ran at once without the store, or too many callers waited for the key.
     Overloaded,
     /// A value could not be encoded.
     Encode,
@@ -109,12 +109,12 @@ impl Error {
         self.repr.kind
     }
 
-    /// Whether the store could not be asked, or refused.
+    /// Whether the store could not be reached, or refused.
     pub fn is_store(&self) -> bool {
         self.kind() == ErrorKind::Store
     }
 
-    /// Whether a bound on time passed.
+    /// Whether a time limit passed.
     pub fn is_timeout(&self) -> bool {
         self.kind() == ErrorKind::Timeout
     }
@@ -141,28 +141,28 @@ impl std::error::Error for Error {
 
 /// Why [`get_or_load`](crate::StampedeGuard::get_or_load) has no value.
 ///
-/// One failing load is reported to everyone who waited for it, in every process, so the loader's
+/// A failed load is reported to all callers that waited for it, in every process, so the loader's
 /// own error is shared: behind an [`Arc`] in the process that ran it, as text in the others.
 ///
-/// It is a [`std::error::Error`] for every `E`, also for those that are not errors themselves, such
-/// as `String` and `anyhow::Error`. So the loader's error is in its text and not among its sources: `{:#}` prints the loader's
-/// error by `{:#}` too (all causes, for `anyhow::Error`), and [`loader`](Self::loader) has it whole.
+/// This is a [`std::error::Error`] for every `E`, also for types that are not errors themselves, such
+/// as `String` and `anyhow::Error`. So the loader's error is in the text and not among the sources: `{:#}` prints the loader's
+/// error by `{:#}` too (all causes, for `anyhow::Error`), and [`loader`](Self::loader) returns the error itself.
 #[non_exhaustive]
 pub enum LoadError<E> {
     /// The loader returned this error, in this process: this caller's loader, or that of a caller with the same type of error.
     Loader(Arc<E>),
-    /// The load of another caller failed, and this text is all that is known here of its loader's error (`{:#}` of it, cut to
-    /// 1 KiB): it ran in another process, or earlier ([`error_for`](crate::PolicyBuilder::error_for)), or in this process for
-    /// a caller with another type of error.
+    /// The load of another caller failed, and only the text of its loader's error is known here (`{:#}` of it, cut to
+    /// 1 KiB): the load ran in another process, or earlier ([`error_for`](crate::PolicyBuilder::error_for)), or in this process
+    /// for a caller with another type of error.
     Remote(String),
     /// The loader panicked with this message.
     Panicked(String),
-    /// The guard could not get a value: a bound on time, the store, the key, a load whose task was dropped.
+    /// The guard could not get a value: a time limit, the store, the key, a load whose task was dropped.
     Guard(Error),
 }
 
 impl<E> LoadError<E> {
-    /// The loader's own error, where it is at hand: it ran in this process, and its error is an `E`.
+    /// The loader's own error, if the load ran in this process and its error is an `E`.
     pub fn loader(&self) -> Option<&E> {
         match self {
             Self::Loader(error) => Some(error),
@@ -170,12 +170,12 @@ impl<E> LoadError<E> {
         }
     }
 
-    /// Whether the load was another caller's and its error is known by its text only: see [`Remote`](Self::Remote).
+    /// Whether another caller's load failed and only the text of its error is known: see [`Remote`](Self::Remote).
     pub fn is_remote(&self) -> bool {
         matches!(self, Self::Remote(_))
     }
 
-    /// The guard's own error, if it was the guard that failed.
+    /// The guard's own error, if the guard itself failed.
     pub fn guard(&self) -> Option<&Error> {
         match self {
             Self::Guard(error) => Some(error),
@@ -203,7 +203,7 @@ impl<E> From<Error> for LoadError<E> {
 
 impl<E: fmt::Display> fmt::Display for LoadError<E> {
     /// The loader's error is part of this text, because an `E` that is no [`std::error::Error`]
-    /// has no other place to be read.
+    /// cannot be a source.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Loader(error) if f.alternate() => write!(f, "the load failed: {error:#}"),
@@ -229,26 +229,26 @@ impl<E: fmt::Debug> fmt::Debug for LoadError<E> {
 impl<E: fmt::Display + fmt::Debug> std::error::Error for LoadError<E> {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            // Printed above already; a chain printer would print the guard's text twice.
+            // Its source instead of itself: `Display` prints the guard's error, and a chain printer would print it twice.
             Self::Guard(error) => std::error::Error::source(error),
             Self::Loader(_) | Self::Remote(_) | Self::Panicked(_) => None,
         }
     }
 }
 
-/// A load that ended without a value, as everyone on the flight is told.
+/// Why a load ended without a value, as all waiters of the flight are told.
 #[derive(Clone, Debug)]
 pub(crate) enum Failure {
-    /// The loader said so: its text, and its error for those of the same type in this process.
+    /// The loader returned an error: its text, and the error itself for callers in this process with the same error type.
     Loader { text: Arc<str>, source: Option<Arc<dyn Any + Send + Sync>> },
     /// The loader panicked.
     Panicked(Arc<str>),
-    /// The guard's own doing.
+    /// The guard itself failed.
     Guard(Error),
 }
 
 impl Failure {
-    /// A load that ended without leaving anything: whoever runs it has dropped it.
+    /// The failure of a load whose task was dropped.
     pub(crate) fn vanished() -> Self {
         Self::Guard(Error::new(
             ErrorKind::Vanished,
@@ -256,7 +256,7 @@ impl Failure {
         ))
     }
 
-    /// As the caller of a loader with errors of type `E` is told.
+    /// The error for a caller whose loader has errors of type `E`.
     pub(crate) fn into_load_error<E: Send + Sync + 'static>(self) -> LoadError<E> {
         match self {
             Self::Loader { text, source } => match source.and_then(|source| source.downcast().ok()) {

@@ -1,11 +1,11 @@
-//! What is kept of a failure: its text.
+//! The text of a loader's error or panic, which stands for it in other processes.
 
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
-/// The text of a loader's error, cut at a character boundary to what travels between processes. With its causes, where
-/// the error tells them (`anyhow` does): nobody else can ask for them.
+/// The text of a loader's error, cut at a character boundary to the length that is sent between processes. Includes the
+/// causes if the error prints them with `{:#}` (`anyhow` does), because the receiver cannot ask for them.
 pub(crate) fn failure_text(error: &dyn fmt::Display) -> Arc<str> {
     const LONGEST: usize = 1024;
     let mut text = format!("{error:#}");

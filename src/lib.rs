@@ -1,7 +1,7 @@
 //! Cache-stampede protection for a whole fleet: one load per cold key across all replicas.
 //!
 //! A hot cache entry expires, thousands of requests miss at once, and all of them ask the database behind
-//! it. Coalescing inside one process leaves one load per replica. This crate takes a short, renewed lease per
+//! the cache. Coalescing inside one process leaves one load per replica. This crate takes a short, renewed lease per
 //! resource on Redis, so that **one request in the whole fleet** loads; the others sleep until they are told,
 //! and read the cache again.
 //!
@@ -17,8 +17,8 @@
 //!     .get_or_load(("report", 7), || async { Ok::<_, std::io::Error>("expensive".to_owned()) })
 //!     .await?;
 //!
-//! // Around an axum router, another tower service or an HTTP client. `Host` is part of the key:
-//! // `HttpPolicy::authority` names one for all requests.
+//! // Around an axum router, another tower service or an HTTP client. `Host` is part of the key;
+//! // `HttpPolicy::authority` sets one host name for all requests.
 //! # #[cfg(feature = "http")] {
 //! let app: axum::Router = axum::Router::new()
 //!     .route("/report/{id}", axum::routing::get(|| async { "expensive" }))
@@ -28,7 +28,7 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Around a service **the guard wraps every layer that takes credentials off or sets cookies, `Cache-Control`, `Vary` or nonces, and
+//! Around a service **the guard wraps every layer that removes credentials or sets cookies, `Cache-Control`, `Vary` or nonces, and
 //! sits inside the layers that stamp each response, trace or compress**: the module `http` shows the stack,
 //! in "Where the layer belongs".
 //!
@@ -41,9 +41,9 @@
 //! 3. **join**: the flight of this process; a follower awaits its leader -> 8.
 //! 4. **lease**: one script for all processes: an entry meanwhile -> 8, granted -> 6, held -> 5.
 //! 5. **wait**: until the wake-up, the lease's end, a lost connection or the deadline; then 4 again.
-//! 6. **load**: in a task of its own, while the lease is renewed.
+//! 6. **load**: in a separate task, while the lease is renewed.
 //! 7. **commit**: one script stores the value, frees the lease and wakes every waiting process, if the lease is
-//!    still held. A failure goes to all who wait; if the loader vanished, one waiter goes on.
+//!    still held. A failure goes to all waiters; if the loader vanished, one waiter goes on.
 //! 8. **response**: the value.
 //!
 //! # Locks
@@ -62,13 +62,13 @@
 //! | `cluster` | no | `StampedeGuard::new(redis::cluster::ClusterClient)` |
 //! | `axum` | no | keys by `OriginalUri`, for guards inside nested routers |
 //! | `metrics` | no | counters and histograms through the `metrics` facade |
-//! | `testing` | no | a store on which things go wrong by seed, and a scripted origin, for your own tests |
+//! | `testing` | no | a store that injects faults by seed, and a scripted origin, for your own tests |
 //!
-//! Without any, the in-memory guard for loaders, [`memoize`](StampedeGuard::memoize) and the locks remain.
+//! Without any feature, the in-memory guard for loaders, [`memoize`](StampedeGuard::memoize) and the locks remain.
 //!
 //! # Observability
 //!
-//! [`StampedeGuard::health`] says how this process stands with its store, [`StampedeGuard::doctor`] examines the deployment
+//! [`StampedeGuard::health`] returns the state of this process's store, [`StampedeGuard::doctor`] examines the deployment
 //! ([`health`]). [`StampedeGuard::stats`] counts without any feature. Spans and events go to `tracing`: each load runs in a span
 //! `stampede_guard.load` inside the span of the request that led it. Keys appear as a digest, values never.
 #![cfg_attr(docsrs, feature(doc_cfg))]

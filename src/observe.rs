@@ -1,4 +1,4 @@
-//! What the guard counts and reports, under the same words in [`Stats`], metrics, logs and tests.
+//! Counters, metrics and log events of the guard; [`Stats`], metrics, logs and tests use the same names.
 //!
 //! Labels and fields never carry a key's text or a value: keys appear as a digest.
 
@@ -16,7 +16,7 @@ use crate::sync::lock;
 pub(crate) enum Outcome {
     /// From the store.
     Hit,
-    /// With a stale value from the store: it is loaded anew in the background, or its load failed or takes long.
+    /// With a stale value from the store, which is loaded anew in the background, or whose load failed or takes long.
     Stale,
     /// By the load that this request led.
     Led,
@@ -44,8 +44,7 @@ impl Outcome {
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident => $metric:literal,)*) => {
-        /// A snapshot of what a guard has counted since it was made; all its clones and policies count
-        /// together.
+        /// A snapshot of a guard's counters since it was made; all its clones and policies share them.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         #[non_exhaustive]
         pub struct Stats {
@@ -102,18 +101,18 @@ counters! {
     failed => "failed",
     /// Loads started by this guard, of every kind.
     loads => "stampede_guard_loads_total",
-    /// Background loads that this process set out on; those that another process was at already included.
+    /// Background loads that this process started, including those that ended because another process was refreshing.
     refreshes => "stampede_guard_refreshes_total",
-    /// Loads that ran without a lease because the store could not be asked.
+    /// Loads that ran without a lease because the store could not be reached.
     fail_open_loads => "stampede_guard_fail_open_loads_total",
-    /// Commits the store refused: the lease was no longer ours.
+    /// Commits that the store refused, because this process held the lease no longer.
     commits_refused => "stampede_guard_commits_refused_total",
     /// Leases that were lost while their load ran.
     leases_lost => "stampede_guard_leases_lost_total",
-    /// Commands the store did not carry out.
+    /// Commands that the store did not execute.
     store_errors => "stampede_guard_store_errors_total",
     /// Requests for which the coordination budget was used up: they went on without the store, or were answered before it had
-    /// confirmed what was stored.
+    /// confirmed the commit.
     budget_exceeded => "stampede_guard_budget_exceeded_total",
     /// Stored bytes that were no readable entry: damaged, of another version, or not of the type asked for.
     unreadable => "stampede_guard_unreadable_total",
@@ -127,13 +126,13 @@ counters! {
     negatives => "stampede_guard_negatives_total",
     /// Confirmed invalidations, of keys, of tags, and by storing directly.
     invalidations => "stampede_guard_invalidations_total",
-    /// Loads for which there was no permit in time, or no room without the store; callers for whom there was no room to wait,
-    /// or no flight.
+    /// Loads that got no permit in time or exceeded the limit without the store; callers beyond the limit on waiters or on
+    /// flights.
     overloaded => "stampede_guard_overloaded_total",
     /// Loads that went on with another caller's loader after the first one vanished.
     takeovers => "stampede_guard_takeovers_total",
-    /// Values of loaders that were not shared because they are longer than `max_body`, or can not be encoded, and HTTP
-    /// responses whose bodies are longer than that: everyone who asks for them loads for himself.
+    /// Values of loaders that were not shared because they are longer than `max_body` or cannot be encoded, and HTTP
+    /// responses with a body longer than that: each caller loads them for itself.
     unshareable => "stampede_guard_unshareable_total",
 }
 
@@ -151,8 +150,8 @@ impl Counters {
 }
 
 impl Stats {
-    /// Requests that were answered by no load of their own: what the origin was spared. (Those that were given a stale value
-    /// because their own load failed are among them.)
+    /// Requests that were answered without a load of their own, which the origin was spared. (Requests that were given a stale
+    /// value because their own load failed are included.)
     pub const fn loads_saved(&self) -> u64 {
         self.hits + self.stale + self.coalesced
     }
@@ -174,7 +173,7 @@ fn publish(metric: &'static str) {
 #[cfg(not(feature = "metrics"))]
 fn publish(_: &'static str) {}
 
-/// The targets of spans and events. They name a part of the crate, not a module, so that moving code changes no user's filter.
+/// The targets of spans and events. They name a part of the crate and not a module, so that moved code does not break users' filters.
 pub(crate) mod log {
     pub(crate) const GUARD: &str = "stampede_guard";
     #[cfg(feature = "http")]
@@ -184,7 +183,7 @@ pub(crate) mod log {
     pub(crate) const REDIS: &str = "stampede_guard::redis";
 }
 
-/// A warning where it is news, else for who looks into it: a warning for each request would bury all others.
+/// WARN if this is news, DEBUG otherwise: a warning for each request would bury all others.
 macro_rules! warn_if {
     ($log:expr, $is_news:expr, $($event:tt)+) => {
         if $is_news {
@@ -196,28 +195,28 @@ macro_rules! warn_if {
 }
 pub(crate) use warn_if;
 
-/// Whether something is failing.
+/// Whether an operation is failing, so that it is reported once per outage.
 #[derive(Debug, Default)]
 pub(crate) struct Outage(AtomicBool);
 
 impl Outage {
-    /// It has failed. Whether that is news: the first time since it has last succeeded.
+    /// Records a failure. Returns whether it is news: the first failure since the last success.
     pub(crate) fn goes_on(&self) -> bool {
         !self.0.swap(true, Ordering::Relaxed)
     }
 
-    /// It has succeeded.
+    /// Records a success.
     pub(crate) fn is_over(&self) {
         self.0.store(false, Ordering::Relaxed);
     }
 }
 
-/// When something was last warned of that happens again with each load.
+/// When a warning was last logged whose cause recurs with each load.
 #[derive(Debug, Default)]
 pub(crate) struct Seldom(Mutex<Option<Instant>>);
 
 impl Seldom {
-    /// Whether it is time to warn again: once a minute.
+    /// Whether to warn again: once a minute.
     pub(crate) fn is_due(&self) -> bool {
         const PAUSE: Duration = Duration::from_secs(60);
         let (mut last, now) = (lock(&self.0), Instant::now());
@@ -229,13 +228,13 @@ impl Seldom {
     }
 }
 
-/// The span of a load, inside the span of the request that began it; that one itself where nobody listens to the first.
+/// The span of a load, inside the span of the request that began it; the request's span itself if no subscriber enables the load's.
 pub(crate) fn load_span(parent: &tracing::Span, key: &Key) -> tracing::Span {
     let span = tracing::debug_span!(target: log::GUARD, parent: parent, "stampede_guard.load", ?key);
     if span.is_disabled() { parent.clone() } else { span }
 }
 
-/// How long a request waited for somebody else's load.
+/// Records how long a request waited for another caller's load.
 pub(crate) fn waited(wait: Duration) {
     #[cfg(feature = "metrics")]
     metrics::histogram!("stampede_guard_wait_seconds").record(wait.as_secs_f64());
@@ -243,7 +242,7 @@ pub(crate) fn waited(wait: Duration) {
     let _ = wait;
 }
 
-/// What the rules have decided about a response, and which of them.
+/// Logs the decision about a response, and the rule that made it.
 #[cfg(feature = "http")]
 pub(crate) fn judged(decision: &'static str, rule: &dyn std::fmt::Display) {
     tracing::debug!(target: log::HTTP, decision, %rule, "stampede_guard.judged");

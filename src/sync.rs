@@ -1,6 +1,7 @@
-//! The locks that the in-process coalescing is built on, in one place.
+//! The synchronization primitives of the in-process coalescing, in one place.
 //!
-//! `tests/models` compiles `flight/` and `store/wake/lease_waiters` against schedulers' own locks under this module's name, so they name no other.
+//! `tests/models` compiles `flight/` and `store/wake/lease_waiters` with a scheduler's own primitives under this module's name, so
+//! those files import primitives only from here.
 
 use std::future::{Future, poll_fn};
 pub(crate) use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,14 +10,14 @@ use std::task::Poll;
 
 pub(crate) use tokio::sync::Notify;
 
-/// Locks without caring whether a panic happened under the lock: no user code runs under the locks
-/// of this crate, and every update under them is complete before anything can fail.
+/// Locks and ignores poisoning: no user code runs under the locks
+/// of this crate, and every update under them is complete before anything can panic.
 pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Lets those run who can already. Tokio's `yield_now` lets more of them, and meanwhile no other thread finds this task, though one
-/// of those may keep this thread: that is for when nobody waits for it.
+/// Lets the tasks run that are ready now. Tokio's `yield_now` lets more tasks run, and meanwhile no other thread can steal this
+/// task, though one of those tasks may keep this thread busy. So use `yield_now` only if no caller waits for this task.
 pub(crate) fn behind_all_others() -> impl Future<Output = ()> + Send {
     let mut is_behind = false;
     poll_fn(move |cx| {

@@ -1,4 +1,4 @@
-//! Counting what is there now, and waiting until nothing is.
+//! Counts of running things (tasks, leases, waiters) that can be awaited until they are zero.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, timeout_at};
 
-/// How many of something there are now, and when the last one has gone.
+/// A count of running things, awaitable until zero.
 #[derive(Debug, Default)]
 pub(crate) struct Gauge {
     count: AtomicUsize,
@@ -14,13 +14,13 @@ pub(crate) struct Gauge {
 }
 
 impl Gauge {
-    /// One more, until the answer is dropped.
+    /// Counts one more, until the guard that is returned is dropped.
     pub(crate) fn enter(self: &Arc<Self>) -> Present {
         self.count.fetch_add(1, Ordering::Relaxed);
         Present { gauge: Arc::clone(self) }
     }
 
-    /// The same, unless there are `most` already.
+    /// As [`enter`](Self::enter), unless the count is `most` already.
     pub(crate) fn try_enter(self: &Arc<Self>, most: usize) -> Option<Present> {
         let room = |count| (count < most).then_some(count + 1);
         self.count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, room).ok()?;
@@ -31,10 +31,10 @@ impl Gauge {
         self.count.load(Ordering::Acquire)
     }
 
-    /// Waits until there is none, at most until `deadline`; whether there is none.
+    /// Waits until the count is zero, at most until `deadline`; returns whether it is.
     pub(crate) async fn empty(&self, deadline: Instant) -> bool {
         loop {
-            // Registered before the count is read, or the last fall could come between the two.
+            // Registered before the count is read; otherwise the last decrement could come between the two.
             let fell = self.fell.notified();
             tokio::pin!(fell);
             fell.as_mut().enable();
@@ -48,7 +48,7 @@ impl Gauge {
     }
 }
 
-/// Those who wait for something until they are sent away.
+/// A count of waiters, which can be told to stop waiting.
 #[derive(Debug, Default)]
 pub(crate) struct Waiters {
     present: Arc<Gauge>,
@@ -56,7 +56,7 @@ pub(crate) struct Waiters {
 }
 
 impl Waiters {
-    /// One more, until the answer is dropped.
+    /// Counts one more, until the guard that is returned is dropped.
     pub(crate) fn enter(&self) -> Present {
         self.present.enter()
     }
@@ -65,20 +65,20 @@ impl Waiters {
         *self.sent_away.borrow()
     }
 
-    /// Resolves when they are.
+    /// Resolves when the waiters are sent away.
     pub(crate) async fn sent_away(&self) {
-        // The sender lives as long as this.
+        // Cannot fail: the sender lives as long as `self`.
         let _ = self.sent_away.subscribe().wait_for(|sent_away| *sent_away).await;
     }
 
-    /// For good; waits until all have gone, at most until `deadline`.
+    /// Sends all present and later waiters away; waits until none is left, at most until `deadline`.
     pub(crate) async fn send_away(&self, deadline: Instant) {
         self.sent_away.send_replace(true);
         self.present.empty(deadline).await;
     }
 }
 
-/// One of what a [`Gauge`] counts.
+/// One thing that a [`Gauge`] counts, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Present {
     gauge: Arc<Gauge>,

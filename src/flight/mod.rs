@@ -1,19 +1,19 @@
-//! In-process coalescing: the first to join a key leads, the others follow. No I/O, and no time but that of a flight's beginning.
+//! In-process coalescing: the first caller of a key leads, the others follow. No I/O; the only time is when a flight began.
 //!
-//! A flight lives in the map while it can be joined and ends by one outcome, which everyone seated on it is given. Invariants:
+//! A flight is in the map while it can be joined. It ends with one outcome, which all its waiters are given. Invariants:
 //!
-//! 1. At most one joinable flight per key. Who finds none in the map starts one, under the map's lock.
-//! 2. Nobody is seated on a flight that has ended: a flight leaves the map before its outcome is given out, and seats are
+//! 1. At most one joinable flight per key. A caller that finds none in the map starts one, under the map's lock.
+//! 2. No caller joins a flight that has ended: a flight leaves the map before its outcome is given out, and seats are
 //!    taken under the map's lock.
 //! 3. A flight is removed by identity: a detached flight that ends late does not remove its successor.
-//! 4. Every flight ends. Dropping the [`Leader`] gives out the outcome it was made with. Only those who still wait may be told
-//!    ahead of it, by an [`Announcer`]: whoever is seated then, or later.
-//! 5. Each seat keeps its own loader, which its caller or the leader can take exactly once: to load alone, or to go on.
-//! 6. Who stops waiting leaves its loader behind only before the first load, and if nobody else has left one: then it is used if
-//!    nobody waits. It has no seat any more.
+//! 4. Every flight ends. Dropping the [`Leader`] gives out the outcome it was made with. Before that, an [`Announcer`] may give
+//!    another outcome to the callers that wait then, and to those that join later.
+//! 5. Each seat keeps its own loader. Either its caller takes it, to load alone, or the leader, to go on; exactly one of them can.
+//! 6. A caller that stops waiting leaves its loader behind only before the first load and only if no other caller has left one.
+//!    That loader is used if no caller waits. It no longer has a seat.
 //!
-//! Locks nest in the order map, flight, seat. No waker and no user code (a loader's drop) runs under any of them. Under the
-//! map's lock nobody goes through the seats, but now and then to clear them. One flight is in `waiter`.
+//! Locks nest in the order map, flight, seat. No waker and no user code (a loader's drop) runs under any of them. The seats are
+//! not iterated under the map's lock, except now and then to remove closed ones. A single flight is in `waiter`.
 
 pub(crate) mod oneshot;
 pub(crate) mod order;
@@ -40,15 +40,15 @@ pub(crate) struct Flights<K, L, O, S> {
 
 type Shard<K, L, O, S> = Mutex<HashMap<K, Arc<Flight<L, O>>, S>>;
 
-/// What joining a key came to.
+/// The result of joining a key's flight.
 pub(crate) enum Joined<K: Hash + Eq, L, O: Clone, S: BuildHasher> {
-    /// There was no flight: this caller leads a new one, and is the first one seated on it.
+    /// There was no flight: this caller leads a new one, and has its first seat.
     Leader(Leader<K, L, O, S>, Follower<L, O>),
     /// There was a flight.
     Follower(Follower<L, O>),
     /// There are too many flights.
     Full(L),
-    /// There is a flight, and as many wait for it as may.
+    /// There is a flight, and all its seats are taken.
     Crowded(L),
 }
 
@@ -65,7 +65,7 @@ where
     }
 
     /// Takes a seat on the key's flight, or starts one. A leader that is dropped before it ends the flight gives out
-    /// `abandoned`. A flight has so many `seats`.
+    /// `abandoned`. A flight has at most `seats` seats.
     pub(crate) fn join(
         self: &Arc<Self>,
         key: &K,
@@ -76,8 +76,8 @@ where
         self.join_having_looked(key, loader, abandoned, seats, false)
     }
 
-    /// The same; a caller that has `looked` and found nothing leaves a flight alone that is adrift, and starts another in
-    /// its place, once.
+    /// As [`join`](Self::join). A caller that has `looked` and found nothing does not join a flight that lost the store; it
+    /// replaces it, once.
     pub(crate) fn join_having_looked(
         self: &Arc<Self>,
         key: &K,
@@ -129,13 +129,13 @@ where
         }
     }
 
-    /// Whether the key has a flight that can be joined without a look of one's own.
+    /// Whether the key has a flight that a caller can join without a look-up.
     pub(crate) fn has_kept(&self, key: &K) -> bool {
         let course = lock(self.shard(key)).get(key).map(|flight| flight.course());
         matches!(course, Some(Course::Kept | Course::KeptInstead))
     }
 
-    /// Takes the key's flight out of the map: it goes on for those seated, later callers start another.
+    /// Takes the key's flight out of the map: it goes on for its waiters, later callers start another.
     pub(crate) fn detach(&self, key: &K) -> bool {
         let removed = lock(self.shard(key)).remove(key);
         if removed.is_some() {
@@ -144,15 +144,15 @@ where
         removed.is_some()
     }
 
-    /// The same for all keys.
+    /// Detaches the flights of all keys.
     pub(crate) fn detach_all(&self) {
         self.detach_if(|_| true);
     }
 
-    /// The same for all such keys.
+    /// Detaches the flights of the keys that match.
     pub(crate) fn detach_if(&self, is_such: impl Fn(&K) -> bool) {
         for shard in &*self.shards {
-            // Dropped when the lock is free again: a flight that has no leader any more drops its seats.
+            // Collected, to drop the flights after the lock is released: dropping a flight without a leader drops its seats.
             let removed: Vec<_> = lock(shard).extract_if(|key, _| is_such(key)).collect();
             self.joinable.fetch_sub(removed.len(), Ordering::Relaxed);
         }
@@ -174,7 +174,7 @@ impl<K: Hash + Eq, L, O, S: BuildHasher> Flights<K, L, O, S> {
         self.remove_from(&mut lock(self.shard(key)), key, flight);
     }
 
-    /// Invariant 3. The caller has the flight, so removing it drops none of its seats under the map's lock.
+    /// Invariant 3. The caller holds the flight's `Arc`, so removing it drops no seats under the map's lock.
     fn remove_from(&self, map: &mut HashMap<K, Arc<Flight<L, O>>, S>, key: &K, flight: &Arc<Flight<L, O>>) {
         if map.get(key).is_some_and(|current| Arc::ptr_eq(current, flight)) {
             map.remove(key);
@@ -190,20 +190,20 @@ impl<K, L, O, S> fmt::Debug for Flights<K, L, O, S> {
     }
 }
 
-/// The duty to end a flight. (The bounds are those that `Drop` needs.)
+/// The duty to end a flight. (`Drop` needs the type bounds.)
 pub(crate) struct Leader<K: Hash + Eq, L, O: Clone, S: BuildHasher> {
     flights: Arc<Flights<K, L, O, S>>,
     key: K,
     flight: Arc<Flight<L, O>>,
-    /// What the flight ends with if nothing better comes.
+    /// What the flight ends with unless [`finish`](Self::finish) replaces it.
     outcome: O,
-    /// Of the caller that began it.
+    /// The seat of the caller that began the flight.
     own: Arc<Seat<L, O>>,
 }
 
 impl<K: Hash + Eq, L, O: Clone, S: BuildHasher> Leader<K, L, O, S> {
-    /// Takes the loader of the first caller that still waits, with its seat; else the one that a caller has left behind. Where
-    /// there is none, the flight is out of the map afterwards: a caller that joins is either found here or starts a flight.
+    /// Takes the loader of the first caller that still waits, with its seat; else the one that a caller has left behind. If there
+    /// is none, takes the flight out of the map: a caller that joins is either found here or starts a flight.
     pub(crate) fn next_loader(&self) -> Option<(L, Arc<Seat<L, O>>)> {
         self.flight.next_loader().or_else(|| {
             // Under the map's lock, because a caller may have joined since.
@@ -221,17 +221,17 @@ impl<K: Hash + Eq, L, O: Clone, S: BuildHasher> Leader<K, L, O, S> {
         Announcer { flight: Arc::clone(&self.flight) }
     }
 
-    /// Gives the caller that began the flight its loader back, and an outcome of its own.
+    /// Ends the wait of the caller that began the flight, with this outcome. It keeps its loader.
     pub(crate) fn leave_first(&self, outcome: O) {
         self.flight.leave(&self.own, outcome);
     }
 
-    /// Gives those whose loader is such a one an outcome of their own; they have their loaders.
+    /// Ends the wait of the callers whose loader matches, with this outcome. They keep their loaders.
     pub(crate) fn leave_if(&self, outcome: &O, is_such: impl Fn(&L) -> bool) {
         self.flight.leave_if(outcome, is_such);
     }
 
-    /// Whether anybody waits for the flight. Who has taken its loader back does not.
+    /// Whether a caller waits for the flight. A caller that has taken its loader back does not.
     pub(crate) fn is_awaited(&self) -> bool {
         self.flight.is_awaited()
     }
@@ -241,12 +241,12 @@ impl<K: Hash + Eq, L, O: Clone, S: BuildHasher> Leader<K, L, O, S> {
         self.flight.is_awaited_by(&self.own)
     }
 
-    /// From now on the flight does not follow what happens to its key.
+    /// Says that from now on the flight learns of no invalidation. `may_another_do_better`: a replacement may reach the store.
     pub(crate) fn go_adrift(&self, may_another_do_better: bool) {
         self.flight.go_adrift(may_another_do_better);
     }
 
-    /// Whether later callers join it.
+    /// Whether later callers join the flight.
     pub(crate) fn is_joinable(&self) -> bool {
         let map = lock(self.flights.shard(&self.key));
         map.get(&self.key).is_some_and(|current| Arc::ptr_eq(current, &self.flight))
@@ -257,13 +257,13 @@ impl<K: Hash + Eq, L, O: Clone, S: BuildHasher> Leader<K, L, O, S> {
         self.flights.remove(&self.key, &self.flight);
     }
 
-    /// Ends the flight: everyone seated is given the outcome.
+    /// Ends the flight: all its waiters are given the outcome.
     pub(crate) fn finish(mut self, outcome: O) {
         self.outcome = outcome;
     }
 }
 
-/// Tells those seated on a flight something ahead of its end, but for the one whose loader runs.
+/// Gives a flight's waiters an outcome ahead of its end, except the caller whose loader runs.
 pub(crate) struct Announcer<L, O> {
     #[cfg_attr(not(feature = "http"), allow(dead_code, reason = "of HTTP responses"))]
     flight: Arc<Flight<L, O>>,
@@ -276,7 +276,7 @@ impl<L, O> fmt::Debug for Announcer<L, O> {
 }
 
 impl<L, O: Clone> Announcer<L, O> {
-    /// Whoever is seated now or later is given the outcome instead of the flight's. Once.
+    /// Gives all present and later waiters this outcome instead of the flight's. Only the first call counts.
     #[cfg_attr(not(feature = "http"), allow(dead_code, reason = "of HTTP responses"))]
     pub(crate) fn announce(&self, outcome: O) {
         self.flight.announce(outcome);

@@ -1,8 +1,7 @@
-//! A place where one message is left for a future that may be dropped at any moment.
+//! A slot for one message to a future that may be dropped at any moment.
 //!
-//! The sender learns whether somebody will read the message: [`Slot::offer`] gives it back when the
-//! reader is gone. A message that was left and never read comes back from [`Slot::close`]. So what
-//! must not be lost (a turn, a baton) can always be passed on.
+//! [`Slot::offer`] gives the message back if the reader is gone. [`Slot::close`] returns a message that was
+//! left and never read. So a message that must not be lost (a turn, a baton) can always be passed on.
 
 use std::task::{Context, Poll, Waker};
 
@@ -35,7 +34,7 @@ impl<M> Slot<M> {
             state.message = Some(message);
             state.waker.take()
         };
-        // Woken outside the lock: a waker is somebody else's code.
+        // Woken outside the lock, because a waker runs foreign code.
         if let Some(waker) = waker {
             waker.wake();
         }
@@ -58,7 +57,7 @@ impl<M> Slot<M> {
         Poll::Pending
     }
 
-    /// Says that nobody will read any more; returns a message that was left and not read.
+    /// Closes the slot for the reader; returns a message that was left and not read.
     pub(crate) fn close(&self) -> Option<M> {
         let mut state = lock(&self.state);
         state.closed = true;

@@ -1,13 +1,13 @@
-//! The order in which callers come and the store is asked, in this process. Clocks do not tell it: two moments may be equal.
+//! The order of callers' arrivals and questions to the store in this process. A clock cannot give it: two instants may be equal.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::time::Instant;
 
-/// How many questions this process has asked whose answer may be older than a caller wants it.
+/// How many questions this process has asked whose answer may be older than a caller accepts.
 static QUESTIONS: AtomicU64 = AtomicU64::new(0);
 
-/// When a caller came. Costs one read of a number that only misses change.
+/// When a caller came. Costs one read of a counter that only misses change.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Arrival(u64);
 
@@ -23,7 +23,7 @@ impl Arrival {
         Self(QUESTIONS.load(Ordering::SeqCst))
     }
 
-    /// Whether the caller came after the question was asked, so that it may know of a change that the answer does not.
+    /// Whether the caller came after the question was asked, so that it may know of a change that the answer does not show.
     pub(crate) fn is_after(self, question: Question) -> bool {
         self.0 >= question.order
     }
@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn what_comes_at_the_same_moment_has_an_order() {
+    async fn arrivals_and_questions_at_one_instant_are_ordered() {
         let (before, question, after) = (Arrival::now(), Question::now(), Arrival::now());
         assert!(!before.is_after(question) && after.is_after(question));
         let next = Question::now();

@@ -1,9 +1,9 @@
-//! In which order the callers of a hot key are told what was read, so that they are at work while the next read is on its way.
+//! Wakes the callers of a hot key all at once or in two halves, whichever measured faster.
 //!
-//! Told all at once, those who ask again at once all wait for one read, and their thread waits with them for the server. In two
-//! halves it does not: one half is read for while the other half works. But that is one read more per round, and whoever asks
-//! again waits for the other half's read first. Which of the two is faster depends on how far away the server is, on
-//! how many they are and on what they do; so it is measured, now and then anew.
+//! If all callers are woken at once and ask again at once, they all wait for one read, and their thread idles until the server
+//! replies. In two halves, one half works while the next read for the other half is on its way. But that is one read more per
+//! round, and a caller that asks again first waits for the other half's read. Which way is faster depends on the distance of
+//! the server, on the number of callers and on their work. So both are measured, repeatedly.
 
 use std::time::Duration;
 
@@ -12,29 +12,29 @@ use tokio::time::Instant;
 use super::shared_read::Answered;
 use crate::sync::behind_all_others;
 
-/// Fewer than so many are always told together: half of them is not worth a read.
+/// Fewer callers than this are always woken together: half of them is not worth a read.
 const FEW: usize = 16;
-/// So many rounds are measured at a time.
+/// How many rounds make one measurement.
 const ROUNDS: u32 = 32;
-/// So many measures are made of the way that was faster, before the other one is tried again.
+/// How many measurements of the faster way are made before the other way is tried again.
 const MEASURES: u32 = 32;
 
-/// How one reader tells its callers.
+/// The measurements of one reader, and the way it wakes its callers now.
 #[derive(Debug, Default)]
 pub(crate) struct Pace {
     in_halves: bool,
-    /// For a caller, told together and in halves: what was measured, if not far more than what was before.
+    /// The latest time per caller, woken together and in halves. A measurement counts as at most an eighth more than the one before.
     took: [Option<Duration>; 2],
     measures: u32,
-    /// What is measured now.
+    /// The measurement in progress.
     rounds: u32,
     callers: u32,
     began: Option<Instant>,
 }
 
 impl Pace {
-    /// Tells those who may ask again before the next read is sent, and gives them a turn for it. Whoever is left is to be told
-    /// when it is on its way. `awaiting` have come meanwhile; `waited` is whether others have had a turn since the last call.
+    /// Wakes the callers that may ask again before the next read is sent, and lets them run. The rest stay in `answered`, to be
+    /// woken when that read is on its way. `awaiting` callers have queued meanwhile. `waited`: other tasks have run since the last call.
     pub(crate) async fn tell(&mut self, answered: &mut Answered, awaiting: usize, waited: bool) {
         let first = self.first(answered.len(), awaiting, Instant::now());
         answered.tell(first);
@@ -45,7 +45,7 @@ impl Pace {
         }
     }
 
-    /// How many of the answered are told first.
+    /// How many of the answered callers are woken first.
     fn first(&mut self, answered: usize, awaiting: usize, now: Instant) -> usize {
         let all = answered + awaiting;
         if all < FEW {
@@ -60,7 +60,7 @@ impl Pace {
         (self.rounds, self.callers, self.began) = (0, 0, now);
     }
 
-    /// Another round has ended.
+    /// Counts a round that has ended.
     fn measure(&mut self, answered: usize, now: Instant) {
         let Some(began) = self.began else { return self.begin(Some(now)) };
         self.rounds += 1;
@@ -69,8 +69,8 @@ impl Pace {
             return;
         }
         let took = now.saturating_duration_since(began) / self.callers.max(1);
-        // A machine that stood still for a moment says nothing about either way: what is measured for the first time is
-        // measured once more, and later it counts for little.
+        // A stall of the machine says nothing about either way. So the first measurement of a way is repeated, and a later one
+        // may exceed the one before by an eighth only.
         let way = &mut self.took[usize::from(self.in_halves)];
         let Some(before) = way.replace(took) else { return self.begin(Some(now)) };
         let took = took.min(before + before / 8);
@@ -93,7 +93,7 @@ mod tests {
     const FAST: Duration = Duration::from_micros(100);
     const SLOW: Duration = Duration::from_micros(150);
 
-    /// Sixty-four callers who ask again at once, for so many rounds, which take so long each; which of them were in halves.
+    /// Simulates 64 callers that ask again at once, for `rounds` rounds of duration `takes`; returns which rounds were in halves.
     fn halves_of(rounds: u32, takes: impl Fn(u32, bool) -> Duration) -> Vec<bool> {
         let (mut pace, mut now, mut awaiting) = (Pace::default(), Instant::now(), 0);
         let round = |round| {
@@ -101,7 +101,7 @@ mod tests {
             now += takes(round, in_halves) / if in_halves { 2 } else { 1 };
             let answered = 64 - awaiting;
             let first = pace.first(answered, awaiting, now);
-            // Those who are told later come when they are told.
+            // Callers that are woken later ask again when they are woken.
             awaiting = answered - first;
             in_halves
         };
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn the_faster_way_is_kept_to_and_the_other_tried_now_and_then() {
+    fn the_faster_way_is_used_and_the_slower_way_is_retried() {
         let halves = share(&halves_of(100 * ROUNDS, |_, in_halves| if in_halves { FAST } else { SLOW }));
         assert!(halves > 0.9 && halves < 0.99, "{halves}");
         let halves = share(&halves_of(100 * ROUNDS, |_, in_halves| if in_halves { SLOW } else { FAST }));
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_that_stands_still_for_a_moment_changes_nothing() {
+    fn one_stall_of_the_machine_does_not_change_the_way() {
         let halves_of = |stall, [together, in_halves]: [Duration; 2]| {
             halves_of(30 * ROUNDS, |round, halves| match (round == stall, halves) {
                 (true, _) => FAST * ROUNDS * 4,
@@ -132,13 +132,13 @@ mod tests {
         let stall = 20 * ROUNDS;
         let halves = halves_of(stall, [SLOW, FAST]);
         assert!(share(&halves[stall as usize..]) == 1.0, "{halves:?}");
-        // Also where nothing was measured before.
+        // Also if nothing was measured before.
         let halves = halves_of(5, [FAST, SLOW]);
         assert!(share(&halves[6 * ROUNDS as usize..]) == 0.0, "{halves:?}");
     }
 
     #[test]
-    fn what_becomes_faster_is_found() {
+    fn a_way_that_becomes_faster_is_adopted() {
         let changes = 20 * ROUNDS;
         let is_fast = |round, in_halves| in_halves == (round < changes);
         let halves = halves_of(
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn half_of_all_are_in_the_next_read() {
+    fn half_of_all_callers_are_in_the_next_read() {
         for (answered, awaiting, first) in
             [(64, 0, 32), (40, 24, 8), (32, 32, 0), (1, 63, 0), (63, 1, 31), (16, 0, 8)]
         {
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_few_are_told_at_once() {
+    fn a_few_callers_are_all_woken_together() {
         let mut pace = Pace { in_halves: true, ..Pace::default() };
         assert_eq!(pace.first(8, 7, Instant::now()), 8);
     }

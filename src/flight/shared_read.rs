@@ -1,22 +1,22 @@
-//! Look-ups of one key that happen at once share one read, which begins after the last of them arrived.
+//! Concurrent look-ups of one key share one read, which begins after the last of them arrived.
 //!
-//! Sharing a read that is already on its way would be cheaper and wrong: a caller that arrives after
-//! an invalidation was acknowledged could be given what was read before it. So whoever arrives while a read is
-//! on its way queues, and one further read answers the whole queue. However many callers a hot key has, it
+//! Joining a read that is already on its way would be cheaper and wrong: a caller that arrives after
+//! an invalidation was acknowledged could be given an entry that was read before it. So a caller that arrives while a
+//! read is on its way queues, and one further read answers the whole queue. However many callers a hot key has, it
 //! costs a handful of reads.
 //!
-//! A lone caller reads by itself, in its own task, and takes the map's lock twice for that. The first one to
-//! queue behind it is given the [`Duty`] to read for the queue, in a task of its own: no caller depends on another
-//! caller being polled. That task depends on its runtime, which may stand still: a caller of another runtime gives it a while, and
-//! then takes the duty over.
+//! A lone caller reads by itself, in its own task, and takes the map's lock twice for that. The first caller to
+//! queue behind it is given the [`Duty`] to read for the queue, which it spawns as a task: no caller depends on another
+//! caller being polled. That task depends on its runtime, which may stand still. So a caller of another runtime waits for it for a
+//! limited time, and then takes the duty over.
 //!
 //! Invariants:
 //!
 //! 1. A read that answers a caller begins after that caller arrived: a queue is closed before it is read for.
-//! 2. Somebody in a queue means that somebody has the duty. Dropping the duty answers the queue with nothing.
-//! 3. A duty has a number. One that was taken over changes nothing any more: a reader that goes on late answers the queue that it has
-//!    closed, and no later one.
-//! 4. Whoever was answered and does not know it is in an [`Answered`], which tells them at the latest when it is dropped.
+//! 2. While a queue has a caller, a [`Duty`] for it exists. Dropping the duty answers the queue with nothing.
+//! 3. A duty has a number. A duty that was taken over has no effect any more: a reader that goes on late answers the queue that it
+//!    has closed, and no later one.
+//! 4. A caller that was answered and not yet woken is in an [`Answered`], which wakes it at the latest when it is dropped.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -31,7 +31,7 @@ use tokio::runtime::Id;
 use super::oneshot::Slot;
 use crate::sync::{Arc, AtomicUsize, Mutex, Ordering, lock};
 
-/// The reads of one node that are on their way, by key.
+/// The reads of one guard that are on their way, by key.
 pub(crate) struct LookUps<K, R, S> {
     shards: Box<[Shard<K, R, S>]>,
     hasher: S,
@@ -45,23 +45,23 @@ type Shard<K, R, S> = Mutex<HashMap<K, Reads<R>, S>>;
 struct Reads<R> {
     /// Whether a lone caller's read is on its way.
     first: bool,
-    /// Who came since.
+    /// The callers that came since.
     queue: Option<Arc<Mutex<Queue<R>>>>,
-    /// For how long a read for the queue is worth waiting: to the most patient of it.
+    /// How long the most patient caller of the queue waits for a read.
     patience: Duration,
     duty: Option<usize>,
-    /// In which runtime the duty's task is, once that is known.
+    /// The runtime of the duty's task, once it is known.
     runtime: Option<Id>,
-    /// Where the duty is told that the lone read has ended.
+    /// Tells the duty that the lone read has ended.
     ended: Option<Arc<Slot<()>>>,
 }
 
-/// How a caller begins.
+/// What a caller must do to get its read.
 pub(crate) enum Entered<'a, K: Hash + Eq, R, S: BuildHasher> {
     /// No read of the key is on its way: read now.
     First(First<'a, K, R, S>),
-    /// Wait for the queue's answer. With the duty, have the queue served first.
-    /// And in which runtime the task is that reads for the queue, as far as is known.
+    /// Wait for the queue's answer. A caller that gets the duty first spawns the task that reads for the queue. The id is
+    /// the runtime of that task, if it is known.
     Queued(Queued<R>, Option<Id>, Option<Duty<K, R, S>>),
 }
 
@@ -72,7 +72,7 @@ impl<K: Hash + Eq + Clone, R, S: BuildHasher + Default> LookUps<K, R, S> {
         Self { shards, hasher: S::default(), numbers: AtomicUsize::new(0) }
     }
 
-    /// A read that takes longer than `patience` is of no use to this caller.
+    /// Begins a look-up. A read that takes longer than `patience` is useless to this caller.
     pub(crate) fn enter<'a>(self: &'a Arc<Self>, key: &'a K, patience: Duration) -> Entered<'a, K, R, S> {
         let mut map = lock(self.shard(key));
         let Some(reads) = map.get_mut(key) else {
@@ -90,11 +90,11 @@ impl<K: Hash + Eq + Clone, R, S: BuildHasher + Default> LookUps<K, R, S> {
             let (look_ups, key) = (Arc::clone(self), key.clone());
             Duty { look_ups, key, number, ended: reads.ended.clone(), over: false }
         });
-        // While the map is locked: no caller enters a queue that is closed.
+        // Under the map's lock, so that no caller enters a closed queue.
         Entered::Queued(Queued::enter(queue, number), reads.runtime, duty)
     }
 
-    /// The duty that a caller has waited for in vain, if no other caller has it by now. The lone read in front is given up as well.
+    /// Takes over the duty that a caller has waited for in vain, if no other caller has done so. Gives up the lone read in front too.
     pub(crate) fn take_over(self: &Arc<Self>, key: &K, queued: &Queued<R>) -> Option<Duty<K, R, S>> {
         let mut map = lock(self.shard(key));
         let reads = map.get_mut(key).filter(|reads| reads.duty == Some(lock(&queued.queue).duty))?;
@@ -106,7 +106,7 @@ impl<K: Hash + Eq + Clone, R, S: BuildHasher + Default> LookUps<K, R, S> {
         let ended = reads.ended.take();
         drop(map);
         if let Some(ended) = ended {
-            // The reader that had the duty need not wait for it either, should it go on.
+            // The old reader, should it go on, need not wait for the lone read either.
             let _ = ended.offer(());
         }
         Some(Duty { look_ups: Arc::clone(self), key: key.clone(), number, ended: None, over: false })
@@ -146,7 +146,7 @@ pub(crate) struct First<'a, K: Hash + Eq, R, S: BuildHasher> {
 impl<K: Hash + Eq, R, S: BuildHasher> Drop for First<'_, K, R, S> {
     fn drop(&mut self) {
         let mut map = lock(self.look_ups.shard(self.key));
-        // It may have been given up; and if another lone read has begun since, that one is taken for over a moment early, which costs a
+        // This read may have been given up. If another lone read has begun since, this ends that one early, which costs one
         // read.
         let Some(reads) = map.get_mut(self.key).filter(|reads| reads.first) else { return };
         reads.first = false;
@@ -177,7 +177,7 @@ impl<K: Hash + Eq, R, S: BuildHasher> Duty<K, R, S> {
         &self.key
     }
 
-    /// Says in which runtime its task is. Callers that have queued before take it for another one than theirs.
+    /// Records the runtime of the task. Callers that queue before that assume that it is not theirs.
     pub(crate) fn runs_in(&self, runtime: Option<Id>) {
         if let Some(reads) = lock(self.look_ups.shard(&self.key)).get_mut(&self.key)
             && reads.duty == Some(self.number)
@@ -195,20 +195,20 @@ impl<K: Hash + Eq, R, S: BuildHasher> Duty<K, R, S> {
         }
     }
 
-    /// Waits for the end of the lone read that this queue formed behind. It may never come: bound it.
+    /// Waits for the end of the lone read that this queue formed behind. Needs a timeout, because the end may never come.
     pub(crate) fn first_ended(&self) -> impl Future<Output = ()> + Send + use<K, R, S> {
         let ended = self.ended.clone();
         std::future::poll_fn(move |cx| ended.as_ref().map_or(Poll::Ready(()), |ended| ended.poll_take(cx)))
     }
 
-    /// How many are in the queue now.
+    /// How many callers are in the queue now.
     pub(crate) fn awaiting(&self) -> usize {
         let map = lock(self.look_ups.shard(&self.key));
         let queue = map.get(&self.key).and_then(|reads| reads.queue.as_ref());
         queue.map_or(0, |queue| lock(queue).awaiting)
     }
 
-    /// Closes the queue, to be read for. `None`, and the duty is over, if nobody is in it.
+    /// Closes the queue, which is then to be read for. `None`, and the duty is over, if no caller is in it.
     pub(crate) fn next(&mut self) -> Option<Batch<R>> {
         let mut map = lock(self.look_ups.shard(&self.key));
         let Some(reads) = map.get_mut(&self.key).filter(|reads| reads.duty == Some(self.number)) else {
@@ -248,12 +248,12 @@ pub(crate) struct Batch<R> {
 }
 
 impl<R> Batch<R> {
-    /// Those who are to be told that there is an answer.
+    /// Answers the queue. The callers are woken through the result.
     pub(crate) fn answer(self, answer: R) -> Answered {
         self.end(Some(answer))
     }
 
-    /// The first answer is the one that counts.
+    /// Only the first answer counts.
     fn end(&self, answer: Option<R>) -> Answered {
         let mut queue = lock(&self.queue);
         if queue.answer.is_some() {
@@ -264,7 +264,7 @@ impl<R> Batch<R> {
     }
 }
 
-/// Those who have an answer and do not know it yet. Told outside of all locks: a waker is somebody else's code.
+/// The callers that have an answer and are not yet woken. Woken outside all locks, because a waker runs foreign code.
 #[derive(Default)]
 pub(crate) struct Answered(Vec<Option<Waker>>);
 
@@ -273,13 +273,13 @@ impl Answered {
         self.0.len()
     }
 
-    /// Tells so many of them, who came first.
+    /// Wakes the `first` callers, in the order in which they came.
     pub(crate) fn tell(&mut self, first: usize) {
         self.0.drain(..first.min(self.0.len())).flatten().for_each(Waker::wake);
     }
 }
 
-/// Whoever was not told yet is told now.
+/// Wakes the rest.
 impl Drop for Answered {
     fn drop(&mut self) {
         self.tell(usize::MAX);
@@ -292,15 +292,15 @@ impl<R> Drop for Batch<R> {
     }
 }
 
-/// Those who are given one read's answer. One allocation and one lock for all of them: there are as many queues as reads,
-/// and as many callers as requests.
+/// The callers that are given one read's answer. They share one allocation and one lock, because there is a queue per read
+/// only, but a caller per request.
 struct Queue<R> {
     answer: Option<Option<R>>,
-    /// By their places, until there is an answer.
+    /// Indexed by the callers' places, until there is an answer.
     wakers: Vec<Option<Waker>>,
-    /// How many have not left.
+    /// How many callers have not left.
     awaiting: usize,
-    /// The duty to read for it.
+    /// The number of the duty to read for this queue.
     duty: usize,
 }
 
@@ -310,7 +310,7 @@ impl<R> Queue<R> {
     }
 }
 
-/// A queued caller: a future of the answer, or of nothing where nobody could read.
+/// A queued caller: a future of the answer, or of `None` if the duty was dropped.
 ///
 /// # Cancel safety
 ///

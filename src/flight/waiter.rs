@@ -1,7 +1,6 @@
-//! One flight, as those see it who are seated on it: their seats, their loaders, and what they are told. No I/O, and no time but
-//! that of its beginning.
+//! One flight and its waiters: their seats, their loaders, and their outcomes. No I/O; the only time is when the flight began.
 //!
-//! The invariants are those of `flight`, which has the map.
+//! The invariants are listed in `flight`, which has the map.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -13,44 +12,44 @@ use tokio::time::Instant;
 use super::oneshot::Slot;
 use crate::sync::{Arc, AtomicUsize, Mutex, Ordering, lock};
 
-/// One load on its way, and those who wait for it.
+/// One load in progress in this process, and its waiters.
 #[derive(Debug)]
 pub(crate) struct Flight<L, O> {
     begun: Instant,
-    /// How many have a seat.
+    /// How many callers have a seat.
     taken: AtomicUsize,
     seats: Mutex<Seats<L, O>>,
 }
 
 #[derive(Debug)]
 struct Seats<L, O> {
-    /// In the order in which they were taken; those that were left are cleared now and then.
+    /// In the order in which they were taken; closed seats are removed now and then.
     all: Vec<Arc<Seat<L, O>>>,
-    /// What everyone is told who waits, ahead of the end.
+    /// The outcome that all waiters are given ahead of the end.
     announced: Option<O>,
     course: Course,
     spare: Spare<L, O>,
 }
 
-/// Whether what a flight will end with is what its callers would find.
+/// Whether the flight still learns of invalidations, hence whether a caller that has looked may join it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Course {
-    /// It follows what happens to its key.
+    /// The flight learns of invalidations.
     Kept,
-    /// The same, and it was begun instead of one that is adrift.
+    /// As [`Kept`](Self::Kept); the flight replaces one that lost the store.
     KeptInstead,
-    /// It does not, so who can look for himself begins another one.
+    /// The flight lost the store. A caller whose look-up found nothing replaces it.
     Adrift,
-    /// Nor does this, and another one has done no better: who finds nothing takes a seat.
+    /// The flight lost the store and a replacement would too, so callers join it anyway.
     AdriftAll,
 }
 
-/// A loader that was left behind, for a flight that nobody else gives one (invariant 6).
+/// The loader of a caller that stopped waiting, used only if no waiter has one (invariant 6).
 #[derive(Debug)]
 enum Spare<L, O> {
-    /// Whoever leaves now may be the last one.
+    /// The next caller that stops waiting leaves its loader here.
     Wanted,
-    /// With the seat that it was left on.
+    /// A loader was left, with its former seat.
     Kept(L, Arc<Seat<L, O>>),
     /// A load has begun, or the flight has ended.
     Unwanted,
@@ -69,12 +68,12 @@ impl<L, O: Clone> Flight<L, O> {
         Self { begun: Instant::now(), taken: AtomicUsize::new(0), seats: Mutex::new(seats) }
     }
 
-    /// For how long it has been there.
+    /// The time since the flight began.
     pub(crate) fn age(&self) -> Duration {
         self.begun.elapsed()
     }
 
-    /// How many have a seat.
+    /// How many callers have a seat.
     pub(crate) fn taken(&self) -> usize {
         self.taken.load(Ordering::Relaxed)
     }
@@ -87,8 +86,8 @@ impl<L, O: Clone> Flight<L, O> {
         let seat = Arc::new(Seat { outcome: Slot::new(), loader: Mutex::new(Some(loader)) });
         let mut seats = lock(&self.seats);
         let all = &mut seats.all;
-        // Callers that come and leave during one long load must not pile up: where there is no room it is cleared of them. If that
-        // makes little, there is room for as many again, or each who comes to a long line would go through it.
+        // Seats of callers that left during a long load must not pile up, so a full vector is cleared of them. It then gets room
+        // for as many again; otherwise, when few seats are freed, each new caller would go through a long vector.
         if all.len() == all.capacity() {
             all.retain(|seat| !seat.outcome.is_closed());
             all.reserve(all.len());
@@ -98,7 +97,7 @@ impl<L, O: Clone> Flight<L, O> {
         drop(seats);
         self.taken.fetch_add(1, Ordering::Relaxed);
         if let Some(outcome) = announced {
-            // Nobody has polled it yet, so this wakes nobody under the map's lock.
+            // The seat has not been polled, so this wakes no task under the map's lock.
             seat.tell(outcome);
         }
         Follower { seat, flight: Arc::clone(self) }
@@ -112,7 +111,7 @@ impl<L, O: Clone> Flight<L, O> {
             Some((loader, Arc::clone(seat)))
         });
         drop(seats);
-        // Where it is not needed it is dropped here, outside all locks.
+        // An unneeded spare loader is dropped here, outside all locks.
         match (waiting, spare) {
             (Some(waiting), _) => Some(waiting),
             (None, Spare::Kept(loader, seat)) => Some((loader, seat)),
@@ -120,15 +119,15 @@ impl<L, O: Clone> Flight<L, O> {
         }
     }
 
-    /// Takes this one's seat away, and gives it an outcome of its own.
+    /// Removes this seat and gives it an outcome.
     pub(crate) fn leave(&self, own: &Arc<Seat<L, O>>, outcome: O) {
         lock(&self.seats).all.retain(|seat| !Arc::ptr_eq(seat, own));
         own.tell(outcome);
     }
 
-    /// The same for all who wait and whose loader is such a one.
+    /// Removes all seats whose loader matches, and gives them an outcome.
     pub(crate) fn leave_if(&self, outcome: &O, is_such: impl Fn(&L) -> bool) {
-        // Out of the line before they are told: the next loader must not be one of theirs.
+        // Removed before they are told, so that none of their loaders is the next one.
         let leave = |seat: &mut Arc<Seat<L, O>>| lock(&seat.loader).as_ref().is_some_and(&is_such);
         let left: Vec<_> = lock(&self.seats).all.extract_if(.., leave).collect();
         for seat in left {
@@ -169,7 +168,7 @@ impl<L, O: Clone> Flight<L, O> {
         }
     }
 
-    /// Everyone seated is given the outcome. Whoever does this has taken the flight out of the map.
+    /// Gives all waiters the outcome. The flight must be out of the map by then.
     pub(crate) fn end(&self, outcome: &O) {
         let (all, _spare) = {
             let mut seats = lock(&self.seats);
@@ -184,7 +183,7 @@ impl<L, O: Clone> Flight<L, O> {
 impl<L, O> Seat<L, O> {
     /// Gives this seat alone an outcome, ahead of the flight's.
     pub(crate) fn tell(&self, outcome: O) {
-        // Nobody is lost where this fails: the seat was left, or has an outcome.
+        // This fails only for a seat that was left or has an outcome already.
         let _ = self.outcome.offer(outcome);
     }
 
@@ -193,7 +192,7 @@ impl<L, O> Seat<L, O> {
     }
 }
 
-/// A seat on a flight, as its caller holds it: a future of the outcome.
+/// One caller attached to a flight: a future of the outcome.
 ///
 /// # Cancel safety
 ///
@@ -209,17 +208,17 @@ impl<L, O> Follower<L, O> {
         Arc::clone(&self.seat)
     }
 
-    /// Takes this caller's own loader back, unless the flight has used it.
+    /// Takes this caller's loader back, unless the flight has used it.
     pub(crate) fn take_loader(&self) -> Option<L> {
         self.seat.take_loader()
     }
 
-    /// Changes this caller's loader, if the flight has not used it; whether that is so.
+    /// Changes this caller's loader and returns true, if the flight has not used it.
     pub(crate) fn amend_loader(&self, amend: impl FnOnce(&mut L)) -> bool {
         lock(&self.seat.loader).as_mut().map(amend).is_some()
     }
 
-    /// Leaves the seat as one whose loader may be used all the same (invariant 6).
+    /// Leaves the seat, but lets the flight use the loader if no waiter has one (invariant 6).
     pub(crate) fn stop_waiting(self) {
         let mut seats = lock(&self.flight.seats);
         if matches!(seats.spare, Spare::Wanted)
@@ -240,8 +239,7 @@ impl<L, O> Future for Follower<L, O> {
 
 impl<L, O> Drop for Follower<L, O> {
     fn drop(&mut self) {
-        // Closed first: from here on the leader does not take the loader, so it is dropped here,
-        // outside all locks.
+        // Closed first: the leader skips closed seats, so the loader is dropped here, outside all locks.
         let _outcome = self.seat.outcome.close();
         self.flight.taken.fetch_sub(1, Ordering::Relaxed);
         drop(self.seat.take_loader());

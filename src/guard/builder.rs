@@ -1,4 +1,4 @@
-//! What is set once for a guard and all its policies.
+//! Settings that are made once for a guard and all its policies.
 
 use crate::store::memory::MemoryStore;
 use std::sync::Arc;
@@ -23,10 +23,10 @@ pub struct StampedeGuardBuilder {
 impl StampedeGuard {
     /// A guard with the default [`Policy`] and the namespace `default`.
     ///
-    /// A process that is forked before the first call is a node like any other. After that, make a new guard in the child: two
-    /// processes with one identity take each other's leases, and connections and tasks stay with the parent.
+    /// A process that is forked before the first call can use the guard like any other process. After that, make a new guard in the
+    /// child: two processes with one identity take each other's leases, and connections and tasks stay with the parent.
     ///
-    /// Takes what converts into a [`Backend`]: a `redis::Client`, a [`MemoryStore`], with their features a
+    /// Takes any type that converts into a [`Backend`]: a `redis::Client`, a [`MemoryStore`], with their features a
     /// `SentinelClient` or a `ClusterClient`. Does no I/O, cannot fail, and may be
     /// called outside a runtime: the connection is made by the first call that needs it, or by
     /// [`connect`](Self::connect). Two services on one Redis must each set their own
@@ -40,7 +40,7 @@ impl StampedeGuard {
         Self::new(MemoryStore::new())
     }
 
-    /// Starts a guard with settings of its own.
+    /// Starts to build a guard with other settings.
     pub fn builder(backend: impl Into<Backend>) -> StampedeGuardBuilder {
         StampedeGuardBuilder::new(backend.into())
     }
@@ -52,7 +52,7 @@ impl StampedeGuardBuilder {
         Self { backend, namespace, policy: Policy::default(), max_flights: Self::DEFAULT_MAX_FLIGHTS }
     }
 
-    /// The guard, with settings that are known to be sound: the defaults, or those that `build` has checked.
+    /// The guard, with valid settings: the defaults, or those that `build` has checked.
     pub(crate) fn assemble(self) -> StampedeGuard {
         let Self { backend, namespace, policy, max_flights } = self;
         let store = backend.into_store(policy.command_timeout);
@@ -71,15 +71,15 @@ impl StampedeGuardBuilder {
         self
     }
 
-    /// How long values live and how far the guard goes for them. Defaults to [`Policy::default`].
+    /// Lifetimes of values and limits of loads. Defaults to [`Policy::default`].
     pub fn policy(mut self, policy: Policy) -> Self {
         self.policy = policy;
         self
     }
 
     /// How many keys may be loaded at once in this process; callers of further keys load for themselves and
-    /// are counted as bypassed. Under [`max_concurrent_loads`](crate::PolicyBuilder::max_concurrent_loads) they would do so
-    /// without a permit: with [`OnOverload::Shed`](crate::OnOverload::Shed) they are given a stale value where one may
+    /// are counted as bypassed. Under [`max_concurrent_loads`](crate::PolicyBuilder::max_concurrent_loads) such a load would have
+    /// no permit: with [`OnOverload::Shed`](crate::OnOverload::Shed) these callers are given a stale value if one may
     /// stand in, else [`ErrorKind::Overloaded`]. Defaults to 10,000.
     pub fn max_flights(mut self, max_flights: usize) -> Self {
         self.max_flights = max_flights;

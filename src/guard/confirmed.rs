@@ -1,4 +1,4 @@
-//! Changes of what is stored, which the store has to confirm.
+//! Changes of stored entries, which the store has to confirm.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::observe::Count;
 use crate::store::{Insert, Reply, StoreError, StoreErrorKind};
 
 impl StampedeGuard {
-    /// INVALIDATE and INSERT.
+    /// Invalidates the key, or replaces its value by `insert`.
     pub(super) async fn replace(
         &self,
         what: &str,
@@ -29,12 +29,12 @@ impl StampedeGuard {
             forgotten.map_err(|error| unconfirmed(what, key, error))?;
         }
         self.confirmed(what, key, until, replace).await?;
-        // A flight that began before the store was told may hold what was read before.
+        // A flight that began before the store had the change may hold an entry that was read before it.
         self.node.detach_resource(key);
         Ok(())
     }
 
-    /// A change, by the server and, where the policy asks for that, its replicas.
+    /// Makes a change, and waits until the server and, if the policy says so, its replicas have confirmed it.
     pub(super) async fn confirmed<'a>(
         &'a self,
         what: &str,
@@ -58,7 +58,7 @@ impl StampedeGuard {
         reply.await.inspect_err(|_| self.node.count(Count::store_errors))
     }
 
-    /// Tried again past the coordination budget, because the caller asked for this and for nothing else.
+    /// Repeats a command until `until`, past the coordination budget, because the caller asked for this change only.
     pub(super) async fn tried<'a, T>(
         &'a self,
         key: &Key,
@@ -71,7 +71,7 @@ impl StampedeGuard {
             if left.is_zero() {
                 return Err(tried);
             }
-            // A connection that is being made again is worth the wait here.
+            // Unlike a load, a change waits for a reconnect.
             let done = match self.counted(self.node.store.reach(key.name(), left)).await {
                 Ok(()) => command(left.min(LONGEST / 4)).await,
                 Err(error) => Err(error),
@@ -89,7 +89,7 @@ impl StampedeGuard {
         }
     }
 
-    /// Waits for the server's replicas, where the policy asks for that.
+    /// Waits for the server's replicas, if the policy says so.
     pub(super) async fn replicated(&self, what: &str, key: &Key) -> Result<(), Error> {
         let Some((replicas, timeout)) = self.policy.replicas else { return Ok(()) };
         let have = self.node.store.tags().replicated(key, replicas, timeout).await;
@@ -104,7 +104,7 @@ impl StampedeGuard {
     }
 }
 
-/// A change that the store has refused, or that it has not said it made.
+/// The error of a change that the store has refused or not confirmed.
 fn unconfirmed(what: &str, key: &Key, error: StoreError) -> Error {
     if error.is_final() {
         return Error::store(what, key, error);

@@ -1,4 +1,4 @@
-//! What a guard tells about itself: [`health`](StampedeGuard::health) from memory, [`doctor`](StampedeGuard::doctor) by looking.
+//! A guard's reports on itself: [`health`](StampedeGuard::health) from memory, [`doctor`](StampedeGuard::doctor) by asking the server.
 
 use uuid::Uuid;
 
@@ -9,11 +9,11 @@ use crate::key::{CacheKey, Key};
 use crate::store::Examine;
 
 impl StampedeGuard {
-    /// What this guard knows about its store at this moment. Asks nobody, waits for nothing, may be called outside a
+    /// The state of the store as this guard knows it. Sends nothing, does not wait, may be called outside a
     /// runtime.
     ///
-    /// A guard whose store is down still answers, one load per process and key: do not take a process out of service
-    /// for it.
+    /// A guard whose store is down still answers, with one load per process and key: do not take a process out of service
+    /// because of that.
     pub fn health(&self) -> Health {
         self.node.store.health()
     }
@@ -21,10 +21,10 @@ impl StampedeGuard {
     /// Examines the deployment: connection, version, rights, notifications, clock, latency, memory, eviction, replicas,
     /// persistence, and this guard's settings against them.
     ///
-    /// On Redis it opens two connections of its own for a moment, so that nothing it does disturbs the guard's. It
-    /// uses one key of this guard's namespace, which is gone when it returns, and whatever rights it has: for the
-    /// documented minimal user `INFO` and `CONFIG` are refused (a line each in the server's `ACL LOG`), and what they
-    /// would have shown is reported as not permitted. It never fails: what can not be reached is a finding. It
+    /// On Redis it opens two extra connections for a moment, so that it does not disturb the guard's. It
+    /// uses one key of this guard's namespace, which is gone when it returns. It makes do with the rights it has: for the
+    /// documented minimal user `INFO` and `CONFIG` are refused (a line each in the server's `ACL LOG`), and the checks that
+    /// need them are reported as not permitted. It never fails: a server that cannot be reached is a finding. It
     /// takes ten seconds at the most; on a sound server, milliseconds.
     ///
     /// # Cancel safety
@@ -62,7 +62,7 @@ impl StampedeGuard {
         Report::new(findings)
     }
 
-    /// A key of this guard's namespace that nobody uses.
+    /// An unused key of this guard's namespace.
     pub(super) fn unused_key(&self, who: &str) -> Key {
         let name = CacheKey::from(format!("{who}-{}", Uuid::new_v4().simple()));
         Key::new(&self.node.namespace, &name)
@@ -88,7 +88,7 @@ mod tests {
     use crate::health::{Breaker, LinkState, Severity, Topology};
 
     #[tokio::test]
-    async fn in_memory_there_is_nothing_to_lose_and_no_fleet() {
+    async fn an_in_memory_guard_is_healthy_and_reports_that_there_is_no_fleet() {
         let guard = StampedeGuard::in_memory();
         let health = guard.health();
         assert_eq!((health.commands, health.inbox), (LinkState::Up, LinkState::Up));
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_guard_that_was_shut_down_says_so() {
+    async fn a_guard_that_was_shut_down_reports_it() {
         let guard = StampedeGuard::in_memory();
         guard.shutdown(Duration::ZERO).await;
         assert_eq!(guard.health().commands, LinkState::Closed);
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_namespace_of_its_own_is_no_finding() {
+    async fn a_namespace_other_than_the_default_is_ok() {
         let guard =
             StampedeGuard::builder(crate::MemoryStore::new()).namespace("shop").build().expect("valid");
         let report = guard.doctor().await;

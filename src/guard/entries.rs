@@ -1,4 +1,4 @@
-//! Calls that bring no loader: what is stored, read and replaced directly.
+//! Calls without a loader: they read and replace stored values directly.
 
 use std::time::Duration;
 
@@ -20,12 +20,12 @@ use crate::value::tags::TagList;
 
 const INVALIDATION: &str = "the invalidation";
 
-/// How long a change is tried.
+/// How long a change is repeated until the store confirms it.
 pub(super) const LONGEST: Duration = Duration::from_secs(2);
 
 impl StampedeGuard {
-    /// Returns the stored value of `key`; never loads. `None` if there is none that may be served and is
-    /// a `T`. A stale one is returned within
+    /// Returns the stored value of `key`; never loads. `None` if there is no value that may be served and is
+    /// a `T`. A stale value is returned within
     /// [`stale_while_revalidate`](crate::PolicyBuilder::stale_while_revalidate).
     ///
     /// # Errors
@@ -81,9 +81,9 @@ impl StampedeGuard {
         read_entry(ask).await.map_err(|error| Error::store("looking up the entry", key, error))
     }
 
-    /// Stores `value` under `key` now, for as long as the policy says; nothing (`None`, `()`) for its
+    /// Stores `value` under `key` now, for as long as the policy says; `None` and `()` for its
     /// [`negative_for`](crate::PolicyBuilder::negative_for). Like [`invalidate`](Self::invalidate), it wins over loads that are
-    /// running: what they load is not stored.
+    /// running: their values are not stored.
     ///
     /// # Errors
     ///
@@ -100,11 +100,11 @@ impl StampedeGuard {
         self.insert_with_tags(key, value, None::<CacheKey>).await
     }
 
-    /// As [`insert`](Self::insert), with tags of the value's own beside the policy's.
+    /// As [`insert`](Self::insert), with tags for this value besides the policy's.
     ///
     /// # Errors
     ///
-    /// As [`insert`](Self::insert); an empty tag, or more than 16 beside the policy's.
+    /// As [`insert`](Self::insert); an empty tag, or more than 16 besides the policy's.
     ///
     /// # Cancel safety
     ///
@@ -159,7 +159,7 @@ impl StampedeGuard {
         self.replace("the insertion", &key, until, Some(insert)).await
     }
 
-    /// Removes `key`, also against loads that are running: what they load is not stored.
+    /// Removes `key`, also against loads that are running: their values are not stored.
     ///
     /// # Errors
     ///
@@ -173,10 +173,10 @@ impl StampedeGuard {
     ///
     /// # Consistency
     ///
-    /// Once it has returned, no later caller in this process is given what was loaded before. Nor is one in another process:
-    /// whoever joined a load there after its lease was last known to be held asks again when the store refuses what that brings.
-    /// Exceptions are a store that can not be asked then, and, until that process has been told (about a round trip later, or,
-    /// if that message is lost, at the next renewal of the lease), whoever reads a response over HTTP while it arrives.
+    /// Once it has returned, no later caller in this process is given a value that was loaded before. Nor is one in another process:
+    /// a caller that joined a load there after its lease was last known to be held asks again when the store refuses the load's
+    /// value. There are two exceptions: a store that cannot be reached then, and clients that read an HTTP response while it arrives,
+    /// until that process has been told (about a round trip later, or, if that message is lost, at the next renewal of the lease).
     pub async fn invalidate(&self, key: impl Into<CacheKey>) -> Result<(), Error> {
         let key = self.key(key)?;
         self.replace(INVALIDATION, &key, Instant::now() + LONGEST, None).await
@@ -197,8 +197,8 @@ impl StampedeGuard {
     ///
     /// # Consistency
     ///
-    /// As [`invalidate`](Self::invalidate). A value that is stored between this call's reading and its writing
-    /// is invalidated, and one that is invalidated there stays so.
+    /// As [`invalidate`](Self::invalidate). A value that is stored between this call's read and its write
+    /// is invalidated, and a value that is invalidated in between stays invalidated.
     pub async fn expire(&self, key: impl Into<CacheKey>) -> Result<(), Error> {
         let key = self.key(key)?;
         let until = Instant::now() + LONGEST;
@@ -260,7 +260,7 @@ impl StampedeGuard {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidPolicy`] where this guard's policy is without that: its own values would stay. Otherwise as
+    /// [`ErrorKind::InvalidPolicy`] if this guard's policy lacks that setting: its own values would stay. Otherwise as
     /// [`invalidate`](Self::invalidate).
     ///
     /// # Cancel safety
@@ -275,7 +275,7 @@ impl StampedeGuard {
         self.forget_tag(&tags::everything(&self.node.namespace)).await
     }
 
-    /// [`invalidate`](Self::invalidate), of a key that is made already.
+    /// [`invalidate`](Self::invalidate), for a [`Key`].
     #[cfg(feature = "http")]
     pub(crate) async fn forget(&self, key: &Key) -> Result<(), Error> {
         self.replace(INVALIDATION, key, Instant::now() + LONGEST, None).await
@@ -283,7 +283,7 @@ impl StampedeGuard {
 
     async fn forget_tag(&self, tag: &Key) -> Result<(), Error> {
         let Node { flights, store, .. } = &*self.node;
-        // Which flights have the tag nobody knows before they end; a later caller begins another one.
+        // A loader sets tags until its load ends, so any flight may have the tag: detach all, and later callers begin new ones.
         flights.detach_all();
         let until = Instant::now() + LONGEST;
         let forget = |within| store.tags().forget_tag(tag, within);
@@ -292,12 +292,12 @@ impl StampedeGuard {
         Ok(())
     }
 
-    /// The policy's tags and a value's own, for one that is stored directly.
+    /// The policy's tags and a value's own, for a value that is stored directly.
     async fn tag_list(&self, key: &Key, until: Instant, own: Vec<Key>) -> Result<TagList, Error> {
         let Self { node, policy } = self;
         let mut tags = policy.tag_keys(&node.namespace);
         tags.extend(own);
-        // Nothing is asked: that the store can not be reached is the change's own to say.
+        // No command is needed. If the store is down, the change itself reports that.
         if tags.is_empty() {
             return Ok(TagList::new(&[]));
         }

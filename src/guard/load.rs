@@ -1,4 +1,4 @@
-//! Calls that bring a loader.
+//! Calls with a loader.
 
 use std::fmt;
 use std::future::Future;
@@ -26,20 +26,20 @@ impl StampedeGuard {
     /// Returns the stored value of `key`, or loads it: once in the whole fleet, however many callers ask at
     /// once.
     ///
-    /// One caller's `load` runs, in a task of its own; all others, in every process, are given its value,
-    /// or its failure. They keep their own `load` for when it is needed: the first one's process dies, it
+    /// One caller's `load` runs, in a separate task; all others, in every process, are given its value,
+    /// or its failure. They keep their own `load` for when it is needed: the first caller's process dies, its `load`
     /// panics, [`wait_timeout`](crate::PolicyBuilder::wait_timeout) passes.
     ///
-    /// So `load` outlives its caller and owns what it uses: clone an `Arc`, or a pool, into it. Task-locals are not there. It must
+    /// So `load` outlives its caller and must own all it uses: clone an `Arc`, or a pool, into it. It has no task-locals. It must
     /// not block its thread for as long as the [`lease`](crate::PolicyBuilder::lease), which could not be renewed: use `spawn_blocking`.
     ///
     /// The value is stored for the policy's [`fresh_for`](crate::PolicyBuilder::fresh_for). `None`, `()` and
     /// `false` are values like any other. (`Some(None)` and `Some(())` are encoded as `None` is, and come back as `None`.)
     ///
-    /// A value whose encoding is longer than [`max_body`](crate::PolicyBuilder::max_body), or that can not be encoded, or not be
-    /// read back (a field that is skipped one way only, a NaN in JSON), goes to the caller that loaded it and to nobody
-    /// else: **all others load for themselves, at once.** It is counted in [`Stats::unshareable`](crate::Stats::unshareable),
-    /// and a warning says so, at most once a minute.
+    /// A value whose encoding is longer than [`max_body`](crate::PolicyBuilder::max_body), or that cannot be encoded or
+    /// read back (a field that is skipped one way only, a NaN in JSON), goes only to the caller that loaded it:
+    /// **all others load for themselves, at once.** It is counted in [`Stats::unshareable`](crate::Stats::unshareable),
+    /// and logged as a warning, at most once a minute.
     ///
     /// # Errors
     ///
@@ -49,25 +49,25 @@ impl StampedeGuard {
     /// - `InvalidKey` for an empty key,
     /// - `Timeout` for a load longer than [`load_timeout`](crate::PolicyBuilder::load_timeout), or a wait longer than
     ///   [`wait_timeout`](crate::PolicyBuilder::wait_timeout) with [`OnWaitTimeout::Fail`](crate::OnWaitTimeout),
-    /// - `Overloaded` where [`max_waiters`](crate::PolicyBuilder::max_waiters) wait for the key already (10,000 by default), and under
+    /// - `Overloaded` if [`max_waiters`](crate::PolicyBuilder::max_waiters) wait for the key already (10,000 by default), and under
     ///   [`max_concurrent_loads`](crate::PolicyBuilder::max_concurrent_loads) and
     ///   [`max_fail_open_loads`](crate::PolicyBuilder::max_fail_open_loads),
     /// - `Reentrant` for a load that asks for its own key,
     /// - `Vanished` for a load whose runtime was shut down,
     /// - `Store` for a store that is down, with [`OnStoreDown::FailClosed`](crate::OnStoreDown) only.
     ///
-    /// What others are told is stored: **the text of a loader's error, or of its panic, goes to the store and to whoever waits in
+    /// Failures are shared through the store: **the text of a loader's error, or of its panic, goes to the store and to waiters in
     /// other processes**, up to 1 KiB of it. Keep secrets out of it.
     ///
     /// # Panics
     ///
-    /// Outside a Tokio runtime with time: the load is a task of its own, and all waits have timers.
+    /// Outside a Tokio runtime with time: the load is a spawned task, and all waits have timers.
     ///
     /// # Cancel safety
     ///
-    /// Dropping this takes only this caller away. A load that has begun goes on and is stored; one that
+    /// Dropping this ends only this caller's wait. A load that has begun goes on and is stored; one that
     /// has not begun is led by another caller, if there is one. But a load that this caller runs for itself, outside the
-    /// protocol (beyond [`max_flights`](crate::StampedeGuardBuilder::max_flights)), ends where it is.
+    /// protocol (beyond [`max_flights`](crate::StampedeGuardBuilder::max_flights)), is cancelled.
     ///
     /// # Consistency
     ///
@@ -88,8 +88,8 @@ impl StampedeGuard {
         self.load_if_missing(&key, |own| loader(load, &self.node, &self.policy, &key, own)).await
     }
 
-    /// As [`get_or_load`](Self::get_or_load), for a loader that asks for its [`LoadContext`]: the previous value
-    /// and its validator, the bounds of the load, and how long what it loads is to be kept.
+    /// As [`get_or_load`](Self::get_or_load), for a loader that takes a [`LoadContext`]: the previous value
+    /// and its validator, the deadline of the load, and setters for how long its value is kept.
     ///
     /// # Errors
     ///
@@ -131,15 +131,15 @@ impl StampedeGuard {
         self.load_if_missing(&key, |own| loader_with(load, &self.node, &self.policy, &key, own)).await
     }
 
-    /// Loads `key` now, however fresh what is stored is: once in the whole fleet for all who ask at once.
+    /// Loads `key` now, even if the stored value is fresh: once in the whole fleet for all concurrent callers.
     ///
     /// A load of the key that is running already counts as this one, and so does one that failed less than
     /// [`error_for`](crate::PolicyBuilder::error_for) ago; after a change at the origin, use
-    /// [`invalidate`](Self::invalidate) instead. Meanwhile other callers are served what there is.
+    /// [`invalidate`](Self::invalidate) instead. Meanwhile other callers are served the stored value.
     ///
     /// # Errors
     ///
-    /// As [`get_or_load`](Self::get_or_load); what is stored stays. Nothing stands in for a load that fails, and no
+    /// As [`get_or_load`](Self::get_or_load); the stored value stays. No older value stands in for a load that fails, and no
     /// [`soft_timeout`](crate::PolicyBuilder::soft_timeout) ends the wait for it.
     ///
     /// # Cancel safety
@@ -169,7 +169,7 @@ impl StampedeGuard {
         self.load_anyway(&key, |own| loader(load, &self.node, &self.policy, &key, own)).await
     }
 
-    /// As [`refresh`](Self::refresh), for a loader that asks for its [`LoadContext`].
+    /// As [`refresh`](Self::refresh), for a loader that takes a [`LoadContext`].
     ///
     /// # Errors
     ///
@@ -193,7 +193,7 @@ impl StampedeGuard {
         self.load_anyway(&key, |own| loader_with(load, &self.node, &self.policy, &key, own)).await
     }
 
-    /// Steps 2 to 8. The loader is boxed only where it is needed.
+    /// Steps 2 to 8. The loader is boxed only if it is needed.
     async fn load_if_missing<T, E>(
         &self,
         key: &Key,
@@ -209,7 +209,7 @@ impl StampedeGuard {
             Looked::Hit(value) => (Outcome::Hit, Ok(value)),
             Looked::Stale(value) => (Outcome::Stale, Ok(value)),
             Looked::Aging { value, stale, refresh } => {
-                // Nobody waits for what becomes of it.
+                // This caller has its value; no caller takes the result that the loader leaves in `Own`.
                 refresh.start(loader(&Own::default()), !stale);
                 (if stale { Outcome::Stale } else { Outcome::Hit }, Ok(value))
             }
@@ -223,7 +223,7 @@ impl StampedeGuard {
         self.answered(key, outcome, result)
     }
 
-    /// Steps 3 to 8, after a step 2 that serves nothing.
+    /// Steps 3 to 8, after a step 2 that found nothing to serve.
     async fn load_anyway<T, E>(
         &self,
         key: &Key,
@@ -283,7 +283,7 @@ impl StampedeGuard {
         }
     }
 
-    /// Runs a caller's own load outside the protocol, with the same bound and the same care for panics.
+    /// Runs a caller's own load outside the protocol, with the same timeout, and catches its panics.
     async fn run_alone(&self, key: &Key, loader: Loader) -> Result<(), Failure> {
         self.node.count(Count::loads);
         let Loader { run, within, .. } = loader;

@@ -1,4 +1,4 @@
-//! What a loader may know and decide: [`LoadContext`].
+//! [`LoadContext`]: a loader's inputs, and its settings for the value.
 
 use std::fmt;
 use std::sync::{Arc, Mutex};
@@ -19,18 +19,18 @@ use crate::value::freshness::Lifetimes;
 use crate::value::tags;
 use crate::value::tags::Tagged;
 
-/// The longest validator, in bytes, that is kept with a value.
+/// The longest validator, in bytes, that is stored with a value.
 const LONGEST_VALIDATOR: usize = 1024;
 
-/// One load, as its loader sees it: the value that is to be loaded anew, the bounds of the load, and how what
-/// comes of it is to be kept.
+/// One load, as its loader sees it: the previous value, the deadline of the load, and setters for how the
+/// new value is kept.
 ///
 /// Given to the loader of [`get_or_load_with`](crate::StampedeGuard::get_or_load_with). Settings replace the
-/// policy's for this value; where two are in doubt, the last call counts, and [`do_not_store`](Self::do_not_store) more than any.
+/// policy's for this value; if two conflict, the last call counts, and [`do_not_store`](Self::do_not_store) wins over all.
 ///
 /// # Examples
 ///
-/// A conditional request: where the origin says "not modified", the previous value is kept and is fresh again.
+/// A conditional request: if the origin says "not modified", the previous value is kept and is fresh again.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -69,17 +69,17 @@ pub struct LoadContext<T> {
     policy: Arc<Policy>,
 }
 
-/// What a loader has decided about its value.
+/// A loader's settings for its value.
 #[derive(Debug)]
 pub(crate) struct Settings {
     lifetimes: Lifetimes,
     pub(crate) validator: Bytes,
     pub(crate) tags: Vec<Tagged>,
     negative_for: Duration,
-    /// Whether it must not be stored, whatever else is said of it: its loader wants that, or a tag that it should have could not
-    /// be had, and it would outlive the tag's invalidation.
+    /// Whether the value must not be stored, whatever the other settings say: the loader wants that, or the id of one of its tags
+    /// could not be read, so that the value would outlive the tag's invalidation.
     unstored: bool,
-    /// Whether the loader has said how long its value lives.
+    /// Whether the loader has set how long its value lives.
     pub(crate) decided: bool,
     /// Whether the value says that there is nothing.
     pub(crate) negative: bool,
@@ -92,7 +92,7 @@ impl Settings {
         Self { lifetimes, validator, tags: Vec::new(), negative_for, unstored, decided, negative }
     }
 
-    /// How long the value is kept, once the loader has said all that it has to say.
+    /// The value's lifetimes, after the loader has ended.
     pub(crate) fn lifetimes(&self) -> Lifetimes {
         if self.unstored { Lifetimes::default() } else { self.lifetimes }
     }
@@ -119,17 +119,17 @@ impl<T> LoadContext<T> {
         Self { previous, validator, deadline, lost, settings, node, mode, policy }
     }
 
-    /// The value that is loaded anew, where the store still has it.
+    /// The value that is loaded anew, if the store still has it.
     pub fn previous(&self) -> Option<&T> {
         self.previous.as_ref()
     }
 
-    /// Takes that value, to return it again: it is then stored as if it had been loaded now.
+    /// Takes the previous value, to return it again: it is then stored as if it had been loaded now.
     pub fn take_previous(&mut self) -> Option<T> {
         self.previous.take()
     }
 
-    /// What [`set_validator`](Self::set_validator) was told when the previous value was loaded: an entity tag, a
+    /// The validator that was [set](Self::set_validator) when the previous value was loaded: an entity tag, a
     /// version, a time. `None` without a previous value.
     pub fn validator(&self) -> Option<&str> {
         self.validator.as_deref()
@@ -143,12 +143,12 @@ impl<T> LoadContext<T> {
         lock(&self.settings).validator = kept;
     }
 
-    /// When the load is ended, by the policy's [`load_timeout`](crate::PolicyBuilder::load_timeout).
+    /// When the load is aborted, by the policy's [`load_timeout`](crate::PolicyBuilder::load_timeout).
     pub fn deadline(&self) -> Instant {
         self.deadline
     }
 
-    /// Resolves when the lease was lost: what is loaded will reach those who wait for it here and will not be
+    /// Resolves when the lease was lost: the value will then reach the waiters of this process only and will not be
     /// stored. A load with side effects may want to stop then. Never resolves for a load without a lease.
     ///
     /// # Cancel safety
@@ -164,8 +164,8 @@ impl<T> LoadContext<T> {
         }
     }
 
-    /// How long this value is served before it is loaded again, also where it is nothing. Still shortened by the policy's
-    /// jitter.
+    /// How long this value is served before it is loaded again, also if it says "there is nothing". Still shortened by the
+    /// policy's jitter.
     pub fn fresh_for(&mut self, fresh_for: Duration) {
         let mut settings = lock(&self.settings);
         settings.decided = true;
@@ -182,17 +182,17 @@ impl<T> LoadContext<T> {
         lock(&self.settings).lifetimes.stale_if_error = window;
     }
 
-    /// Gives this value tags beside the policy's: [`invalidate_tag`](crate::StampedeGuard::invalidate_tag) with any of
+    /// Gives this value tags besides the policy's: [`invalidate_tag`](crate::StampedeGuard::invalidate_tag) with any of
     /// them invalidates it. At most 16, whatever the policy has. Call it *before* you ask the origin, so that an invalidation in
-    /// between is not missed. Each call costs a round trip, and reading such a value a second one, which tags of the policy
-    /// do not.
+    /// between is not missed. Each call costs a round trip, and each read of such a value a second one; tags of the policy
+    /// cost neither.
     ///
-    /// A store that can not be asked is no reason for a load to fail: the value goes to those who wait for it and is not
+    /// If the store cannot be reached, the load does not fail: the value goes to its waiters and is not
     /// stored, because an invalidation would not find it.
     ///
     /// # Errors
     ///
-    /// An empty tag or too many: the value then has none of these.
+    /// An empty tag, or too many tags: the value then has none of those passed in this call.
     ///
     /// # Cancel safety
     ///
@@ -221,13 +221,13 @@ impl<T> LoadContext<T> {
         Ok(())
     }
 
-    /// This value says that there is nothing: it is kept for the policy's
+    /// Declares that this value says "there is nothing": it is kept for the policy's
     /// [`negative_for`](crate::PolicyBuilder::negative_for).
     pub fn negative(&mut self) {
         lock(&self.settings).make_negative();
     }
 
-    /// Gives the value to those who wait for this load, and stores nothing, whatever else is said of it before or after.
+    /// Gives the value to the waiters of this load and stores nothing, whatever other settings are made before or after.
     pub fn do_not_store(&mut self) {
         let mut settings = lock(&self.settings);
         settings.decided = true;

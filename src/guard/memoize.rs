@@ -1,8 +1,8 @@
-//! The guard around any tower service, with a function that says what is cached.
+//! The guard around any tower service, with a function from request to key.
 //!
 //! `poll_ready` is always ready: a hit never touches the inner service, and capacity reserved for a request
-//! that only waits for the store would be lost to others. A clone of the inner service is made ready where
-//! it is called. What is lost is back-pressure through `poll_ready`; put a load limit inside.
+//! that only waits for the store would be lost to other requests. A clone of the inner service is made ready
+//! just before it is called. So there is no back-pressure through `poll_ready`; put a load limit inside.
 
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -19,8 +19,8 @@ use crate::guard::StampedeGuard;
 use crate::key::CacheKey;
 
 impl StampedeGuard {
-    /// Memoizes any tower service: `key` says what a request's response is cached under. It is a closure that names the type
-    /// of its argument, as in the example, and returns a [`CacheKey`](crate::CacheKey).
+    /// Memoizes any tower service: `key` returns the [`CacheKey`](crate::CacheKey) under which a request's response is cached.
+    /// It is a closure that names the type of its argument, as in the example.
     ///
     /// # Examples
     ///
@@ -117,7 +117,7 @@ where
     }
 }
 
-/// The response of a [`Memoize`] service, on its way.
+/// The future of a [`Memoize`] service's response.
 pub struct MemoizeFuture<T, E> {
     inner: Pin<Box<dyn Future<Output = Result<T, LoadError<E>>> + Send>>,
 }

@@ -1,4 +1,4 @@
-//! [`StampedeGuard`], the handle that everything is reached through.
+//! [`StampedeGuard`], the handle to all functions of the crate.
 
 pub(crate) mod builder;
 pub(crate) mod load_context;
@@ -52,17 +52,17 @@ pub struct StampedeGuard {
     policy: Arc<Policy>,
 }
 
-/// What a [`shutdown`](StampedeGuard::shutdown) came to.
+/// The result of a [`shutdown`](StampedeGuard::shutdown).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Shutdown {
     /// Whether every load ended before the deadline.
     pub finished: bool,
-    /// Leases of loads that were still running at the deadline and that another process, or nobody, has now.
+    /// Leases of loads that were still running at the deadline and that were then handed to another process or freed.
     pub handed_over: usize,
     /// Leases for which the store has not confirmed that within the second after the deadline, or after the load's own
-    /// end, and those that this process may hold without knowing. Whoever waits for one of them in another process does
-    /// so until its time to live is over.
+    /// end, and leases that this process may hold without knowing. Waiters in other processes wait for such a lease
+    /// until its TTL ends.
     pub abandoned: usize,
 }
 
@@ -72,17 +72,17 @@ impl StampedeGuard {
         Self { node, policy }
     }
 
-    /// The policy that it goes by.
+    /// The policy of this handle.
     pub fn policy(&self) -> &Policy {
         &self.policy
     }
 
     /// The same guard with another policy: connections, running loads and counters are shared.
     ///
-    /// Nothing of the old one stays, what keeps one user's answers from others included: for a change of some settings begin
-    /// with [`policy().to_builder()`](Policy::to_builder).
+    /// No setting of the old policy stays, not even those that keep one user's answers from others: to change some settings,
+    /// begin with [`policy().to_builder()`](Policy::to_builder).
     ///
-    /// Where two policies meet on one load, the leader's decides how it is led and stored. The connections keep to
+    /// If callers with two policies share one load, the leader's policy decides how it is led and stored. The connections keep
     /// the policy that the guard was [built](Self::builder) with: after two commands without an answer within its
     /// [`command_timeout`](crate::PolicyBuilder::command_timeout) they are opened anew.
     #[must_use]
@@ -90,8 +90,8 @@ impl StampedeGuard {
         Self::from_parts(Arc::clone(&self.node), Arc::new(policy))
     }
 
-    /// Opens the connections, so that the first request does not pay for that, and tries whether the server does what loads
-    /// need, by a script that leaves no key behind.
+    /// Opens the connections, so that the first request need not wait for that, and tests with a script whether the server
+    /// supports loads. The script leaves no key behind.
     ///
     /// # Errors
     ///
@@ -99,10 +99,10 @@ impl StampedeGuard {
     ///
     /// [`ErrorKind::Store`](crate::ErrorKind::Store) if they are not up within the policy's coordination budget or one second,
     /// whichever is longer: the guard goes on trying in the background. The same if the server runs no scripts, or if it lacks a
-    /// command that loads are made of, or this user lacks the right to one; the causes name those. (On a cluster each master that
-    /// can be reached is tried; if all of them say that the cluster is down, that is an error too, as a single server that is
-    /// loading or busy is not up either.) The guard then behaves as while the store is [down](crate::PolicyBuilder::on_store_down). What
-    /// [`doctor`](Self::doctor) examines beyond that is no error here.
+    /// command that loads need, or this user lacks the right to one; the causes name these commands. (On a cluster each master that
+    /// can be reached is tested; if all of them say that the cluster is down, that is an error too, as it is for a single server that
+    /// is loading or busy.) The guard then behaves as while the store is [down](crate::PolicyBuilder::on_store_down). Other findings
+    /// of [`doctor`](Self::doctor) are no errors here.
     ///
     /// # Cancel safety
     ///
@@ -126,36 +126,38 @@ impl StampedeGuard {
         Locks::of(&self.node)
     }
 
-    /// What this guard and its clones have counted so far.
+    /// The counters of this guard and its clones.
     pub fn stats(&self) -> Stats {
         self.node.counters.snapshot(self.node.flights.len(), self.node.tasks.count())
     }
 
-    /// Ends the guard: later calls ask the store nothing and share one load of their key in this process; loads that are running are
-    /// waited for until `deadline` from now, then their leases are handed to other processes, or freed, which takes a round trip
-    /// each, and at most one second more than `deadline`. Where all end before that, it waits for leases that were acquired without
-    /// an answer to be given back, for two seconds at most and within the deadline. Then whoever waits for one of its
-    /// [`locks`](Self::locks) is sent away, and it waits for what they release in the background: within the
-    /// deadline and for two seconds at most, or within that second. Locks that are still held stay so until their time to live is over.
-    /// Calls without a loader fail then, with [`ErrorKind::Closed`](crate::ErrorKind::Closed); a store in memory, which has no
-    /// connections to end, answers them as before.
+    /// Ends the guard. Later calls ask the store nothing and share one load of their key in this process.
+    ///
+    /// Loads that are running are awaited until `deadline` from now. Then their leases are handed to other processes, or freed,
+    /// which takes a round trip each, and at most one second more than `deadline`. If all loads end before `deadline`, this call
+    /// waits until leases that were acquired without an answer are released, for two seconds at most and within the deadline.
+    ///
+    /// Then callers that wait for one of its [`locks`](Self::locks) are sent away, and the releases that they leave in the background
+    /// are awaited: within the deadline and for two seconds at most, or within that second. Locks that are still held stay held
+    /// until their TTL ends. Calls without a loader then fail with [`ErrorKind::Closed`](crate::ErrorKind::Closed); a store in
+    /// memory, which has no connections to close, answers them as before.
     ///
     /// # Cancel safety
     ///
-    /// Dropped, the guard stays as far shut down as it was.
+    /// Dropped, the shutdown stops where it is; it does not undo its steps.
     pub async fn shutdown(&self, deadline: Duration) -> Shutdown {
         self.node.close();
-        // Who waits for ever waits for a year.
+        // Cap the deadline: timers cannot represent `Duration::MAX`.
         let deadline = Instant::now() + deadline.min(Duration::from_secs(365 * 86_400));
         let finished = self.node.tasks.empty(deadline).await;
         let held = self.node.leases.count();
         let end = if finished {
-            // Nothing but its time to live would end what was not released before the store is closed.
+            // Once the store is closed, an unreleased lease ends only by its TTL, so wait a little for releases.
             deadline.min(Instant::now() + LAST_RELEASES)
         } else {
             self.node.leave();
-            // One script for each lease; bounded, because the process wants to end. The loads that end here leave their
-            // permits to the background, which has what is left of the same second.
+            // One script for each lease; bounded, because the process wants to end. Loads that end here release their
+            // permits in the background, within the rest of the same second.
             Instant::now() + Duration::from_secs(1)
         };
         self.free_leases(end).await;
@@ -169,19 +171,20 @@ impl StampedeGuard {
         }
     }
 
-    /// First those that flights may have without knowing it: what turns out to be theirs is held from then on.
+    /// Waits until no lease is held. Doubtful leases first: one that turns out to be granted counts as held from then on.
     async fn free_leases(&self, end: Instant) {
         self.node.doubtful.empty(end).await;
         self.node.leases.empty(end).await;
     }
 
-    /// After the loads, which may wait for some. A place that stays in a queue costs those behind it a time to live.
+    /// Ends the waits for locks, after the loads, which may wait for locks themselves. Waits for the background releases, because a
+    /// place that stays in a queue delays the waiters behind it by a TTL.
     async fn end_locks(&self, end: Instant) {
         self.node.waiters.send_away(end).await;
         self.node.background.empty(end).await;
     }
 
-    /// The parts that the HTTP layer works with.
+    /// The guard state and the policy, for the HTTP layer.
     #[cfg(any(feature = "http", all(test, feature = "testing")))]
     pub(crate) fn parts(&self) -> (&Arc<Node>, &Arc<Policy>) {
         (&self.node, &self.policy)

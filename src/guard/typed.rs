@@ -1,4 +1,4 @@
-//! From a caller's `T` and `E` to the bytes and texts that are shared, and back.
+//! Conversion of a caller's `T` and `E` to the bytes and texts that are shared, and back.
 
 use std::any::type_name;
 use std::fmt;
@@ -24,7 +24,7 @@ use crate::value::entry::Entry;
 use crate::value::freshness::Serves;
 use crate::value::reader::{InPlace, Open};
 
-/// An entry as a `T`.
+/// Decodes an entry as a `T`.
 pub(crate) struct Decode<T> {
     codec: Codec,
     value: PhantomData<fn() -> T>,
@@ -45,7 +45,7 @@ impl<T: DeserializeOwned + 'static> Open for Decode<T> {
     }
 }
 
-/// An entry as a `T`, for a caller that wants a load: nothing older will do.
+/// Decodes an entry as a `T`, for a caller that wants a new load: it accepts no older value.
 pub(crate) struct DecodeAnew<T>(pub(crate) Decode<T>);
 
 impl<T: DeserializeOwned + 'static> Open for DecodeAnew<T> {
@@ -60,7 +60,7 @@ impl<T: DeserializeOwned + 'static> Open for DecodeAnew<T> {
         false
     }
 
-    /// As many as ask at once would.
+    /// Otherwise each of the concurrent callers would load for itself.
     fn goes_on_alone(&self) -> bool {
         false
     }
@@ -70,7 +70,7 @@ impl<T: DeserializeOwned + 'static> Open for DecodeAnew<T> {
     }
 }
 
-/// Where a caller's own loader leaves its result, typed, for that caller alone.
+/// The slot in which a caller's own loader leaves its typed result for that caller alone.
 pub(crate) type Own<T, E> = Arc<Mutex<Option<Result<T, LoadError<E>>>>>;
 
 /// Boxes a caller's `load`.
@@ -96,7 +96,7 @@ where
     })
 }
 
-/// Boxes a caller's `load` that asks for its context.
+/// Boxes a caller's `load` that takes a context.
 pub(crate) fn loader_with<T, E, F, Fut>(
     load: F,
     node: &Arc<Node>,
@@ -119,7 +119,7 @@ where
             }
             None => (None, Bytes::new()),
         };
-        // A validator without its value would make a value out of "not modified".
+        // A validator without its value is useless: "not modified" would then yield no value.
         let validator = if previous.is_some() { validator } else { Bytes::new() };
         let settings = Arc::new(Mutex::new(Settings::new(&policy, validator)));
         let (given, of) = (Arc::clone(&settings), Arc::clone(&policy));
@@ -131,7 +131,7 @@ where
     })
 }
 
-/// What a load's result is to others, and to its own caller.
+/// A load's result for its waiters, and for its own caller.
 fn concluded<T: Serialize + DeserializeOwned + 'static, E>(
     key: &Key,
     loaded: Result<T, E>,
@@ -154,7 +154,7 @@ where
     }
 }
 
-/// What others are given of a loaded value.
+/// The result that the other waiters of a loaded value are given.
 fn shared<T: Serialize + DeserializeOwned + 'static>(
     key: &Key,
     mode: Mode,
@@ -166,8 +166,8 @@ fn shared<T: Serialize + DeserializeOwned + 'static>(
     if mode == Mode::Alone {
         return LoadResult::Uncacheable { mark: Mark::No };
     }
-    // Who waits, and who comes later, would find nothing that is of use, and load as well, unseen. (What is too long is
-    // nobody else's, so it need not be read.)
+    // Check that the value can be read back. Otherwise waiters and later callers would find a useless entry and load
+    // again, unnoticed. (A value that is too long is not shared, so it need not be checked.)
     let encoded = policy.codec.encode(value).and_then(|(encoding, payload)| {
         let fits = payload.len() <= policy.max_body;
         let unreadable = fits.then(|| policy.codec.unreadable::<T>(encoding, &payload)).flatten();
@@ -196,20 +196,20 @@ fn shared<T: Serialize + DeserializeOwned + 'static>(
     }
 }
 
-/// Why a loaded value is its own caller's and nobody else's.
+/// Why a loaded value is given to its own caller only.
 enum Unshareable<'a> {
     TooLong {
         size: usize,
         max_body: usize,
     },
-    /// Not to bytes, or not back.
+    /// It cannot be encoded, or not be decoded again.
     NotCoded {
         error: &'a Error,
         value: &'static str,
     },
 }
 
-/// Tells the operator: for this key there is no protection at all.
+/// Warns the operator that this key has no stampede protection.
 fn unshareable(node: &Node, key: &Key, why: Unshareable<'_>) {
     let is_news = node.unshareable();
     match why {
@@ -223,7 +223,7 @@ fn unshareable(node: &Node, key: &Key, why: Unshareable<'_>) {
                 "a loaded value is longer than max_body: it is not shared"
             );
         }
-        // Without its source: a serializer's error may have the value in it.
+        // Logged without its source, because a serializer's error may contain the value.
         Unshareable::NotCoded { error, value } => {
             warn_if!(log::GUARD, is_news, ?key, %error, value, "a loaded value is not shared: `Codec::check` has the reason");
         }

@@ -1,4 +1,4 @@
-//! What all clones of one guard share: the store, the flights, the counters. Knows no Redis, no HTTP.
+//! The state that all clones of one guard share: the store, the flights, the counters. Knows no Redis, no HTTP.
 
 #[cfg(feature = "http")]
 mod http;
@@ -28,7 +28,7 @@ use crate::value::outcome::Ending;
 use crate::value::reader::Opened;
 use crate::value::tags::Tagged;
 
-/// One guard core: everything behind a [`StampedeGuard`](crate::StampedeGuard) and its clones.
+/// The state that all clones of one [`StampedeGuard`](crate::StampedeGuard) share.
 #[derive(Debug)]
 pub(crate) struct Node {
     pub(crate) store: NodeStore,
@@ -37,35 +37,35 @@ pub(crate) struct Node {
     pub(crate) flights: Arc<Flights<FlightKey, Loader, Ending, Hashed>>,
     pub(crate) look_ups: Arc<LookUps<Key, LookedUp, Hashed>>,
     pub(crate) counters: Counters,
-    /// Of values that can not be shared.
+    /// Limits warnings about values that cannot be shared.
     pub(crate) warned: Seldom,
-    /// Of stored bytes that are no entry.
+    /// Limits warnings about stored bytes that are no entry.
     damaged: Seldom,
-    /// Of leases that ran out because they were not renewed.
+    /// Limits warnings about leases that expired because they were not renewed.
     pub(crate) unrenewed: Seldom,
-    /// Of callers for whom there was no flight.
+    /// Limits warnings about callers beyond `max_flights`.
     pub(crate) crowded: Seldom,
-    /// Tasks of flights that run.
+    /// Running tasks of flights.
     pub(crate) tasks: Arc<Gauge>,
-    /// Leases that are held.
+    /// Held leases.
     pub(crate) leases: Arc<Gauge>,
-    /// Leases that it may hold without knowing it: those it waits for, and those it gives back.
+    /// Leases that this process may hold without knowing it: it waits for them, or is releasing them.
     pub(crate) doubtful: Arc<Gauge>,
-    /// Loads that run without the store because it can not be asked.
+    /// Loads that run without the store because it cannot be reached.
     pub(crate) fail_open: Arc<Gauge>,
-    /// Of permits: loads that run beyond `max_concurrent_loads` because nobody can be asked for one.
+    /// Limits warnings about loads beyond `max_concurrent_loads` that run because the store cannot be asked for a permit.
     pub(crate) uncapped: Outage,
     #[cfg(feature = "http")]
     pub(crate) http: self::http::State,
     /// For its locks.
     pub(crate) waiters: Waiters,
-    /// Releases of its locks and permits that nobody waits for.
+    /// Releases of locks and permits that run in the background.
     pub(crate) background: Arc<Gauge>,
-    /// Set by `shutdown`: calls ask the store nothing from now on.
+    /// Set by `shutdown`: calls ask the store nothing from then on.
     closed: AtomicBool,
     /// Set when a shutdown's deadline has passed: leases are handed over.
     leaving: AtomicBool,
-    /// Tells so. Wakes in the order in which they came, which a channel with many receivers does not.
+    /// Notified when `leaving` is set. Wakes waiters in the order in which they came, which a channel with many receivers does not.
     left: Notify,
     longest_command_us: AtomicU64,
 }
@@ -74,12 +74,12 @@ pub(crate) type Leader = flight::Leader<FlightKey, Loader, Ending, Hashed>;
 pub(crate) type Joined = flight::Joined<FlightKey, Loader, Ending, Hashed>;
 pub(crate) type Follower = waiter::Follower<Loader, Ending>;
 
-/// What those who queue for a read of a key are told.
+/// The answer to the callers that queue for a read of a key.
 #[derive(Clone, Debug)]
 pub(crate) enum LookedUp {
-    /// What it came to, for all who asked at that moment.
+    /// The result of the read, shared by its callers.
     Read(Result<Option<Arc<SharedRead>>, StoreError>),
-    /// It was left out: there is a flight to join, which reads by itself.
+    /// The read was skipped, because there is a flight to join.
     LeftOut,
 }
 
@@ -88,7 +88,7 @@ pub(crate) enum LookedUp {
 pub(crate) enum Stored {
     Entry(Entry),
     Unreadable(Bytes),
-    /// A tag of it was invalidated.
+    /// An entry that has an invalidated tag.
     Invalidated(Bytes),
 }
 
@@ -96,7 +96,7 @@ pub(crate) enum Stored {
 #[derive(Clone, Debug)]
 pub(crate) struct Seen {
     pub(crate) raw: Bytes,
-    /// The value in them, if they hold one: to be served where a load fails, and for the load to build on.
+    /// The value in them, if they hold one. It may be served if a load fails, and the load may revalidate it.
     pub(crate) value: Option<Entry>,
 }
 
@@ -114,13 +114,13 @@ impl Seen {
     }
 }
 
-/// What many callers were given by one read.
+/// The result of one read that many callers share.
 #[derive(Debug)]
 pub(crate) struct SharedRead {
     pub(crate) stored: Stored,
-    /// The tags it was found to be current by.
+    /// The policy's tags that were checked in this read.
     pub(crate) tags: Box<[Key]>,
-    /// What the first of them has made of it, for the others.
+    /// The value that the first caller has made of the entry, kept for the others.
     pub(crate) opened: Opened,
 }
 
@@ -168,13 +168,13 @@ impl Node {
         }
     }
 
-    /// Takes note of how long a command may take by a policy that is used from now on.
+    /// Records the `command_timeout` of a policy that is used from now on.
     pub(crate) fn note_command_timeout(&self, timeout: Duration) {
         let us = timeout.as_micros().try_into().unwrap_or(u64::MAX);
         self.longest_command_us.fetch_max(us, Ordering::Relaxed);
     }
 
-    /// How long a command may take by the most patient policy.
+    /// The longest `command_timeout` of all policies used so far.
     pub(crate) fn longest_command(&self) -> Duration {
         Duration::from_micros(self.longest_command_us.load(Ordering::Relaxed))
     }
@@ -192,16 +192,16 @@ impl Node {
         self.leaving.load(Ordering::Acquire)
     }
 
-    /// From now on it has: flights give back and hand over what they hold.
+    /// Says that a shutdown's deadline has passed: flights release or hand over their leases from now on.
     pub(crate) fn leave(&self) {
         self.leaving.store(true, Ordering::Release);
         self.left.notify_waiters();
     }
 
-    /// Waits until it has.
+    /// Waits until a shutdown's deadline has passed.
     pub(crate) async fn leaving(&self) {
         let mut left = pin!(self.left.notified());
-        // From here on it is woken; before, it sees the flag.
+        // Registered before the flag is read, so that no notification is missed.
         left.as_mut().enable();
         if !self.is_leaving() {
             left.await;
@@ -212,13 +212,13 @@ impl Node {
         self.counters.add(count);
     }
 
-    /// Counts a value that can not be shared; whether it is time to warn of one.
+    /// Counts a value that cannot be shared; returns whether to warn.
     pub(crate) fn unshareable(&self) -> bool {
         self.count(Count::unshareable);
         self.warned.is_due()
     }
 
-    /// Counts and reports an entry that is of no use. Seldom as a warning: what has damaged one has mostly damaged many.
+    /// Counts and logs an unusable entry. Rarely as a warning, because the cause usually affects many entries.
     pub(crate) fn unreadable(&self, key: &Key, reason: &dyn fmt::Debug) {
         self.count(Count::unreadable);
         warn_if!(
@@ -230,14 +230,14 @@ impl Node {
         );
     }
 
-    /// Counts and reports how a request was answered.
+    /// Counts and logs how a request was answered.
     pub(crate) fn answered(&self, key: &Key, outcome: Outcome) {
         self.counters.request(outcome);
-        // The digest is only computed where somebody listens.
+        // The digest is computed only if a subscriber enables this event.
         tracing::trace!(target: log::GUARD, ?key, outcome = outcome.as_str(), "stampede_guard.answered");
     }
 
-    /// Tags with their present ids, made where there are none.
+    /// Tags with their present ids; missing ids are created.
     pub(crate) async fn tagged(
         &self,
         tags: Vec<Key>,
@@ -251,9 +251,9 @@ impl Node {
         Ok(tags.into_iter().zip(ids).map(|(tag, id)| Tagged { tag, id }).collect())
     }
 
-    /// `entry`, unless one of its tags was invalidated since it was loaded, as the ids of `tags` show that were read
-    /// with it. Those of other tags are read now. An entry without one of `tags` was stored by somebody who did not
-    /// care for it, so nobody knows.
+    /// `entry`, unless one of its tags was invalidated since it was loaded. `ids` are those of `tags`, read together with the
+    /// entry; the ids of its other tags are read now. An entry that lacks one of `tags` was stored under a policy without that
+    /// tag, so an invalidation would not show; it counts as invalidated.
     pub(crate) async fn unless_invalidated(
         &self,
         key: &Key,
@@ -281,14 +281,14 @@ impl Node {
         Ok(Stored::Entry(entry))
     }
 
-    /// Takes the key's flights out of the map, so that later callers start anew.
+    /// Takes the key's flights out of the map, so that later callers start new ones.
     pub(crate) fn detach(&self, key: &Key) {
         for lane in [Lane::Lease, Lane::Beside, Lane::Heal, Lane::Refresh, Lane::Anew] {
             self.flights.detach(&FlightKey { key: key.clone(), lane });
         }
     }
 
-    /// The same for all keys of a resource that was changed.
+    /// Detaches the flights of all keys of a resource that was changed.
     pub(crate) fn detach_resource(&self, key: &Key) {
         self.detach(key);
         if let Some(reports) = key.of_reports(&self.namespace) {
@@ -304,7 +304,7 @@ impl Drop for Node {
 }
 
 impl Stored {
-    /// Decodes what the store returned for `key`; damage is counted, and logged as what it is.
+    /// Decodes the bytes stored under `key`; counts and logs unreadable ones.
     pub(crate) fn decode(node: &Node, raw: Bytes, key: &Key) -> Self {
         Entry::decode(raw, key).map_or_else(
             |(reason, raw)| {

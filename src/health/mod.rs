@@ -1,7 +1,7 @@
-//! How a guard stands with its store: [`Health`], a snapshot of what it knows, and [`Report`], what it finds when it looks.
+//! The state of a guard's store: [`Health`], a snapshot of what the guard knows, and [`Report`], the findings of an examination.
 //!
-//! [`StampedeGuard::health`](crate::StampedeGuard::health) asks nobody and costs nothing: for a status page, or a gauge.
-//! [`StampedeGuard::doctor`](crate::StampedeGuard::doctor) asks the server, for a moment: for a deployment, or an incident.
+//! [`StampedeGuard::health`](crate::StampedeGuard::health) sends nothing and costs nothing: for a status page, or a gauge.
+//! [`StampedeGuard::doctor`](crate::StampedeGuard::doctor) asks the server: for a deployment, or an incident.
 
 mod report;
 
@@ -10,61 +10,61 @@ use std::time::Duration;
 
 pub use report::{Finding, Report, Severity};
 
-/// Where the fleet meets.
+/// Which kind of store the fleet shares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Topology {
-    /// In this process's memory: there is no fleet.
+    /// This process's memory: there is no fleet.
     Memory,
-    /// On one Redis server, or one name that stands for it.
+    /// One Redis server, or one name that stands for it.
     Single,
-    /// On the Redis server that its sentinels call the primary.
+    /// The Redis server that its sentinels call the primary.
     Sentinel,
-    /// On the masters of a Redis Cluster, each with some of the keys.
+    /// The masters of a Redis Cluster, each with some of the keys.
     Cluster,
 }
 
-/// How a connection stands.
+/// The state of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum LinkState {
-    /// Nothing has needed it yet.
+    /// No command has needed the connection yet.
     Idle,
-    /// It is being opened for the first time; who needs it waits for it, within its deadline. That
-    /// ends after two command timeouts, even if the attempt does not: then it is `Down`.
+    /// The connection is being opened for the first time; commands wait for it, within their deadlines. After two
+    /// command timeouts it is `Down`, even if the attempt goes on.
     Connecting,
-    /// It is there.
+    /// The connection is open.
     Up,
-    /// It was lost, or can not be had; it is opened again in the background.
+    /// The connection was lost or cannot be opened; it is opened again in the background.
     Down,
-    /// The server does not allow what it is for. Tried again every half minute.
+    /// The server refuses the commands that the connection is for. Tried again every half minute.
     Refused,
     /// The guard was shut down.
     Closed,
 }
 
-/// Whether commands are tried.
+/// Whether commands are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Breaker {
-    /// They are sent.
+    /// Commands are sent.
     Closed,
-    /// They fail at once and nothing is sent, until the connection is there again.
+    /// Commands fail at once and are not sent, until the connection is up again.
     Open,
-    /// Those for some masters of a cluster fail at once; the others are sent.
+    /// Commands for some masters of a cluster fail at once; the others are sent.
     Partly,
 }
 
-/// What is known of the store's clock.
+/// The latest reading of the store's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ClockReading {
-    /// How far the store's clock is ahead of this host's, in milliseconds; negative where it is behind. As exact as
+    /// How far the store's clock is ahead of this host's, in milliseconds; negative if it is behind. As exact as
     /// half a round trip, and as this host's clock now.
     pub ahead_ms: i64,
-    /// How long ago the store's clock was last read: with each connection, and each minute.
+    /// How long ago the store's clock was last read. It is read on each new connection, and each minute.
     pub age: Duration,
-    /// The farthest that it has jumped between two readings. Another server's clock, after a failover, is a jump too.
+    /// The largest jump of the store's clock between two readings. After a failover the new server's clock counts as a jump too.
     pub largest_jump: Duration,
 }
 
@@ -83,25 +83,25 @@ pub struct ClockReading {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Health {
-    /// Where the fleet meets.
+    /// Which kind of store the fleet shares.
     pub topology: Topology,
     /// The connection that carries commands.
     pub commands: LinkState,
-    /// The connection on which this process is told that a load has ended. Opened by the first load; without it waits
+    /// The connection on which this process is told that a load has ended. Opened by the first load; without it, waits
     /// end by their timers.
     pub inbox: LinkState,
-    /// Whether commands are tried.
+    /// Whether commands are sent.
     pub breaker: Breaker,
-    /// Why commands are not tried, in the server's or the system's words. Never a key.
+    /// Why commands are not sent, in the server's or the system's words. Never a key.
     pub reason: Option<String>,
-    /// What is known of the store's clock. `None` where there is no other clock than this host's, and before it was
-    /// first read.
+    /// The latest reading of the store's clock. `None` if the store uses this host's clock, and before the first
+    /// reading.
     pub clock: Option<ClockReading>,
-    /// How long ago the inbox last heard anything. While it is [`Up`](LinkState::Up) the server is asked for a sign of
-    /// life each second, and one that takes longer than a second ends the connection. `None` before the first time.
+    /// How long ago the inbox last received anything. While it is [`Up`](LinkState::Up) the guard pings the server each
+    /// second; if the answer takes longer than a second, it closes the connection. `None` before the first time.
     pub last_heard: Option<Duration>,
-    /// How long the answer to the latest of those questions took, or has taken by now: roughly the delay with which
-    /// waiters learn of a load elsewhere. `None` before the first on a connection, and without one.
+    /// How long the answer to the latest ping took, or has taken by now: roughly the delay with which
+    /// waiters learn of a load elsewhere. `None` before the first ping on a connection, and without a connection.
     pub inbox_lag: Option<Duration>,
 }
 

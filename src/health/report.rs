@@ -1,4 +1,4 @@
-//! What a look at a deployment has found, and what to do about it.
+//! The findings of an examination of the deployment, with their costs and remedies.
 
 use std::fmt;
 
@@ -8,31 +8,31 @@ use std::fmt;
 pub enum Severity {
     /// As it should be.
     Ok,
-    /// Worth knowing, or could not be seen with the rights there are.
+    /// Worth knowing, or not visible with the rights of this user.
     Note,
-    /// It works, and will cost something: a second load, a slower wait, everything that is stored.
+    /// The guard works, but this costs something: a second load, a slower wait, all stored values.
     Warning,
     /// A promise does not hold here.
     Problem,
 }
 
-/// One thing that was looked at.
+/// The result of one check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Finding {
-    /// What was looked at: `rights`, `latency`, `eviction` and so on.
+    /// The name of the check: `rights`, `latency`, `eviction` and so on.
     pub check: &'static str,
     /// How much it matters.
     pub severity: Severity,
     /// What was found. Never a key, a value or a password.
     pub found: String,
-    /// What it costs; empty where it costs nothing.
+    /// What it costs; empty if it costs nothing.
     pub cost: String,
-    /// What to do; empty where there is nothing to do.
+    /// What to do; empty if there is nothing to do.
     pub advice: String,
 }
 
-/// What [`StampedeGuard::doctor`](crate::StampedeGuard::doctor) has found.
+/// The findings of [`StampedeGuard::doctor`](crate::StampedeGuard::doctor).
 ///
 /// Its `Display` is for people: the worst first, each with its cost and what to do.
 ///
@@ -55,7 +55,7 @@ pub struct Finding {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Report {
-    /// All findings, in the order in which they were looked at.
+    /// All findings, in the order of the checks.
     pub findings: Vec<Finding>,
 }
 
@@ -95,8 +95,8 @@ impl Report {
         Self { findings }
     }
 
-    /// Whether every promise holds here: nothing that was found is a [`Problem`](Severity::Problem). Warnings do not
-    /// count, nor does what could not be seen; [`worst`](Self::worst) is for who is stricter.
+    /// Whether every promise holds here: no finding is a [`Problem`](Severity::Problem). Warnings and checks that were not
+    /// permitted do not count; use [`worst`](Self::worst) to be stricter.
     pub fn is_healthy(&self) -> bool {
         self.worst() < Severity::Problem
     }
@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_report_begins_with_the_worst_and_says_what_to_do() {
+    fn a_report_lists_the_worst_finding_first_with_its_cost_and_advice() {
         let report = Report::new(vec![
             Finding::ok("version", "7.0.15"),
             Finding::problem("rights", "not permitted: EVAL")
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn warnings_and_what_could_not_be_seen_are_no_illness() {
+    fn warnings_and_checks_not_permitted_leave_a_report_healthy() {
         let report =
             Report::new(vec![Finding::warning("memory", "no bound"), Finding::note("info", "not permitted")]);
         assert!(report.is_healthy());

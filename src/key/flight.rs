@@ -1,26 +1,26 @@
-//! Which flight of a key.
+//! The identity of a flight: a key and a lane.
 
 use super::Key;
 
-/// What a flight is about: a key may have one of each lane at a time.
+/// Identifies a flight: a key has at most one joinable flight per lane.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct FlightKey {
     pub(crate) key: Key,
     pub(crate) lane: Lane,
 }
 
-/// How a flight goes about its load.
+/// How a flight obtains the right to load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Lane {
     /// Under the fleet's lease. The normal one.
     Lease,
-    /// Outside it, for those who have waited too long.
+    /// Outside the lease, for callers whose `wait_timeout` has passed.
     Beside,
-    /// Under the lease only if it is free, with nobody following: to find out whether a resource
+    /// Under the lease only if it is free, and without waiters: to find out whether a resource
     /// that was uncacheable still is.
     Heal,
-    /// Under the lease only if it is free, with nobody following: everyone is served what there is.
+    /// Under the lease only if it is free, and without waiters: all callers are served the stored value.
     Refresh,
-    /// Under the fleet's lease, for those who will not have what there is, while others are served it.
+    /// Under the fleet's lease, for callers that reject the stored value while others are served it.
     Anew,
 }

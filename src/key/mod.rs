@@ -1,9 +1,9 @@
-//! What a value is stored under: unambiguous joining of parts, any bytes, one cluster slot per resource.
+//! Keys: unambiguous joining of parts, any bytes, one cluster slot per resource.
 //!
-//! A key is kept as printable text. Inside a part every byte that has a meaning of its own (the
+//! A key is kept as printable text. Inside a part every byte with a special meaning (the
 //! separator `:`, the braces of a Redis hash tag, `%`, `~`) or that is not printable ASCII is
-//! written as `%XX`; the joining is therefore injective and what an operator reads in `redis-cli`
-//! is still what the program wrote: `("user", 42)` is `user:42`.
+//! written as `%XX`. So the joining is injective, and an operator reads the program's own parts in
+//! `redis-cli`: `("user", 42)` is `user:42`.
 
 pub(crate) mod flight;
 #[cfg(feature = "http")]
@@ -64,9 +64,9 @@ impl CacheKey {
         Self { text }
     }
 
-    /// Joins texts behind a `head` that is escaped and joined already.
+    /// Joins texts after a `head` that is escaped and joined already.
     pub(crate) fn from_texts(head: &str, parts: &[&str]) -> Self {
-        // Exact where nothing is to be escaped, which is nearly always.
+        // Exact if no byte needs escaping, which is nearly always so.
         let mut text = String::with_capacity(parts.iter().fold(head.len(), |sum, part| sum + 1 + part.len()));
         text.push_str(head);
         for part in parts {
@@ -76,12 +76,12 @@ impl CacheKey {
         Self { text }
     }
 
-    /// A name of the crate's own: `~` begins no key that is made of parts.
+    /// A name that is reserved for the crate: no key that is made of parts begins with `~`.
     pub(crate) fn reserved(name: &str) -> Self {
         Self { text: format!("~{name}") }
     }
 
-    /// Whether there is nothing in it; the guard refuses such a key.
+    /// Whether the key is empty; the guard refuses such a key.
     pub fn is_empty(&self) -> bool {
         self.text.is_empty()
     }
@@ -99,7 +99,7 @@ impl fmt::Debug for CacheKey {
     }
 }
 
-/// Writes `part` so that it holds no separator, no brace and no unprintable byte.
+/// Writes `part` without separators, braces and unprintable bytes.
 fn escape_into(text: &mut String, part: &[u8]) {
     let hex = |digit: u8| char::from(b"0123456789ABCDEF"[usize::from(digit & 15)]);
     let mut rest = part;
@@ -112,7 +112,7 @@ fn escape_into(text: &mut String, part: &[u8]) {
     text.push_str(std::str::from_utf8(rest).unwrap_or_default());
 }
 
-/// The same for what is text, most often without anything to escape.
+/// As [`escape_into`], for text, which mostly needs no escaping.
 fn escape_text_into(text: &mut String, part: &str) {
     if stands_for_itself(part) {
         text.push_str(part);
@@ -121,7 +121,7 @@ fn escape_text_into(text: &mut String, part: &str) {
     }
 }
 
-/// Whether there is nothing to escape.
+/// Whether no byte needs escaping.
 fn stands_for_itself(part: &str) -> bool {
     let bytes = part.as_bytes();
     // Without an early return, so that the bytes of a chunk are compared all at once.
@@ -133,12 +133,12 @@ fn stands_for_itself(part: &str) -> bool {
     }
 }
 
-/// Printable ASCII but `:`, `%`, `{`, `}` and `~`; the last three are the end of it, beside `|`.
+/// Printable ASCII except `:`, `%`, `{`, `}` and `~`. The last three, and `|` among them, are the end of printable ASCII.
 const fn is_plain(byte: u8) -> bool {
     ((byte > b' ') & (byte < b'{') | (byte == b'|')) & (byte != b':') & (byte != b'%')
 }
 
-/// Which bytes stand for themselves. A table, because every byte of every key is asked.
+/// Which bytes need no escaping. A table, because every byte of every key is looked up.
 static PLAIN: [bool; 256] = {
     let mut plain = [false; 256];
     let mut byte = 0;
@@ -149,7 +149,7 @@ static PLAIN: [bool; 256] = {
     plain
 };
 
-/// Escapes what a part displays as while it is being written.
+/// Escapes a part's `Display` output while it is being written.
 struct Escaping<'a>(&'a mut String);
 
 impl fmt::Write for Escaping<'_> {
@@ -193,8 +193,8 @@ macro_rules! from_tuple {
                 let mut separator = "";
                 $(
                     text.push_str(separator);
-                    // Only a part whose own `Display` fails makes this fail; what it wrote until
-                    // then is its name, exactly as `to_string` on it would have panicked.
+                    // This fails only if the part's own `Display` fails, on which `to_string` would panic. The
+                    // text written until then is the part.
                     let _ = write!(Escaping(&mut text), "{}", $part);
                     separator = ":";
                 )+
@@ -211,7 +211,7 @@ from_tuple!(A B C D);
 from_tuple!(A B C D E);
 from_tuple!(A B C D E F);
 
-/// The longest name used as it is; a longer one keeps a readable head and ends in its digest.
+/// The longest name used unchanged; a longer one keeps a readable head and ends in its digest.
 const LONGEST_NAME: usize = 200;
 const HEAD_OF_LONG_NAME: usize = 96;
 
@@ -221,9 +221,9 @@ const HEAD_OF_LONG_NAME: usize = 96;
 /// maps about one key.
 #[derive(Clone)]
 pub(crate) struct Key {
-    /// `namespace:key`, what stands between the braces of the Redis key. Bounded in length.
+    /// `namespace:key`, the part between the braces of the Redis key. Bounded in length.
     name: Arc<str>,
-    /// The whole text where `name` holds a digest instead of it.
+    /// The whole text, if `name` holds a digest of it.
     full: Option<Arc<str>>,
     hash: u64,
 }
@@ -251,21 +251,21 @@ impl Key {
         std::str::from_utf8(text.get(..length.checked_sub(1)?)?).ok().map(Self::of_name)
     }
 
-    /// The key whose [`name`](Self::name) this is, where that is no digest.
+    /// The key with this [`name`](Self::name), which must not end in a digest.
     pub(crate) fn of_name(name: &str) -> Self {
         Self { hash: HASH_STATE.hash_one(name), name: name.into(), full: None }
     }
 
     fn digested(full: &str) -> Self {
         // Escaped text is ASCII, so any index is a character boundary. `~` never occurs in it,
-        // so a digested name can not equal one that is used as it is.
+        // so a digested name cannot equal an unchanged one.
         let mut name = full.get(..HEAD_OF_LONG_NAME).unwrap_or(full).to_owned();
         name.push('~');
         push_hex(&mut name, &Sha256::digest(full.as_bytes()));
         Self { hash: HASH_STATE.hash_one(full), name: name.into(), full: Some(full.into()) }
     }
 
-    /// What stands between the braces of the Redis key.
+    /// The part between the braces of the Redis key.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
@@ -303,7 +303,7 @@ impl fmt::Debug for Key {
     }
 }
 
-/// A namespace as it stands in key names.
+/// A namespace as it is written in key names.
 pub(crate) fn escape_namespace(namespace: &str) -> String {
     CacheKey::from(namespace).text
 }
@@ -314,7 +314,7 @@ fn push_hex(text: &mut String, bytes: &[u8]) {
     }
 }
 
-/// Hasher of maps keyed by [`Key`], whose hash is computed already.
+/// Hasher for maps with [`Key`]s, whose hash is computed already.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Hashed(u64);
 
@@ -324,7 +324,7 @@ impl Hasher for Hashed {
     }
 
     fn write(&mut self, bytes: &[u8]) {
-        // Parts beside the key (an enum's discriminant) arrive here.
+        // Other fields than the key (an enum's discriminant) are hashed here.
         for &byte in bytes {
             self.0 = self.0.rotate_left(8) ^ u64::from(byte);
         }

@@ -1,4 +1,4 @@
-//! A caller's work: what it is given, and what it comes to for those who share it. Knows no Redis, no HTTP.
+//! A caller's loader, boxed: its input, and its result as all waiters share it. Knows no Redis, no HTTP.
 
 pub(crate) mod nesting;
 
@@ -24,50 +24,50 @@ use nesting::{Loading, Turn};
 
 type Run = Box<dyn FnOnce(Given) -> Pin<Box<dyn Future<Output = Loaded> + Send>> + Send>;
 
-/// Tells those who wait for a load that its value is on its way.
+/// Tells a load's waiters that its value is on its way.
 pub(crate) type Announcer = flight::Announcer<Loader, Ending>;
 
-/// A caller's work, boxed at the door so that everything behind it is compiled once.
+/// A caller's loader, boxed at the API so that the code behind it is compiled once.
 pub(crate) struct Loader {
     pub(crate) run: Run,
     /// The caller's span: the load belongs to the request that began it.
     pub(crate) span: tracing::Span,
-    /// The loads inside which the caller runs.
+    /// The chain of loads inside which the caller runs.
     pub(crate) within: Option<Arc<Loading>>,
-    /// When the caller came, however often it asks again.
+    /// When the caller came; joining again does not change it.
     pub(crate) came: Arrival,
-    /// Since when the caller waits on a flight.
+    /// When the caller began to wait on a flight.
     pub(crate) since: Option<Instant>,
 }
 
-/// For whom a loader runs.
+/// For which callers a loader runs, and whether its result may be stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// For everyone on the flight, which holds the lease: what may be stored will be.
+    /// For all waiters of a flight that holds the lease: the result is stored if it may be.
     Leased,
-    /// For everyone on the flight, which goes without the lease: nothing will be stored.
+    /// For all waiters of a flight without the lease: nothing is stored.
     Unleased,
     /// For its own caller only.
     Alone,
 }
 
-/// What a loader is given.
+/// What a loader receives.
 #[derive(Debug)]
 pub(crate) struct Given {
     pub(crate) mode: Mode,
-    /// The value that is to be loaded anew, where the store still has it.
+    /// The value that is to be loaded anew, if the store still has it.
     pub(crate) previous: Option<Entry>,
-    /// When the load is ended.
+    /// When the load is aborted.
     pub(crate) deadline: Instant,
     /// Becomes true when the lease is lost.
     pub(crate) lost: watch::Receiver<bool>,
-    /// Tells those who wait for the load that its value is on its way.
+    /// Tells the load's waiters that its value is on its way.
     #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "of HTTP responses"))]
     pub(crate) announcer: Option<Announcer>,
 }
 
 impl Given {
-    /// For a load of one caller's own.
+    /// The input of a load that answers only its own caller.
     pub(crate) fn alone(load_timeout: Duration) -> Self {
         // There is no lease to lose.
         let lost = watch::channel(false).1;
@@ -76,16 +76,16 @@ impl Given {
     }
 }
 
-/// What a loader came to.
+/// What a loader returned.
 pub(crate) struct Loaded {
     pub(crate) result: LoadResult,
-    /// What waits until the others were told, or until the caller's budget for that is used up: the end of
+    /// Called once the other waiters were told, or once the caller's budget for that is used up: completes
     /// the client's response, or its error.
     pub(crate) settled: Option<Box<dyn FnOnce() + Send>>,
 }
 
 impl Loaded {
-    /// For a load that nobody shares, or whose own caller waits for nobody.
+    /// Calls `settled` at once: for a load without other waiters, or one whose caller need not wait for them.
     pub(crate) fn settle(self) -> LoadResult {
         if let Some(settled) = self.settled {
             settled();
@@ -94,19 +94,19 @@ impl Loaded {
     }
 }
 
-/// Whether it is left in the store, for a while, that nobody need queue for a resource.
+/// Whether to store a marker, for a while, which says that callers need not queue for a resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mark {
     No,
-    /// If nothing is there that others are served.
+    /// If there is no value that other callers are served.
     IfUnserved,
-    /// Over whatever the load was to replace, which is not to be used again.
+    /// In place of the entry that the load was to replace, which must not be used again.
     Over,
 }
 
-/// What a loader's result means to those who share it.
+/// What a loader returned, and how it may be shared.
 pub(crate) enum LoadResult {
-    /// A value. With no lifetime at all it is shared with the waiting wave only; other processes are then
+    /// A value. Without any lifetime it is shared with the current waiters only; other processes are then
     /// given `brief` instead, if there is one.
     Value {
         encoding: Encoding,
@@ -114,15 +114,15 @@ pub(crate) enum LoadResult {
         lifetimes: Lifetimes,
         /// As the entry's.
         validator: Bytes,
-        /// What it is invalidated under besides the policy's tags.
+        /// The value's tags besides the policy's.
         tags: Vec<Tagged>,
         brief: Option<Bytes>,
     },
-    /// One caller's own: nobody else may have it.
+    /// Only the loading caller may have the value.
     Uncacheable { mark: Mark },
-    /// Nothing.
+    /// No value.
     Failed(Failure),
-    /// Its own caller's answer, which is none to what the others ask: one of them loads next.
+    /// Valid for its own caller only, because the other waiters ask for something else; the next waiter loads.
     #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "of HTTP requests"))]
     Aside,
 }
@@ -134,12 +134,12 @@ impl From<LoadResult> for Loaded {
 }
 
 impl Loader {
-    /// Whether its caller runs inside a load that holds this turn.
+    /// Whether the caller runs inside a load that holds this turn.
     pub(crate) fn is_within(&self, turn: &Turn) -> bool {
         self.within.as_ref().is_some_and(|outer| outer.holds(turn))
     }
 
-    /// Boxes a caller's work; it keeps the caller's span, and what the caller is a part of.
+    /// Boxes a caller's loader, with the caller's span and the chain of loads it runs inside.
     pub(crate) fn new<F, Fut>(run: F) -> Self
     where
         F: FnOnce(Given) -> Fut + Send + 'static,
@@ -155,7 +155,7 @@ impl Loader {
     }
 }
 
-/// What a load's task left behind when it ended without a result.
+/// The failure of a load whose task ended without a result.
 pub(crate) fn describe(error: JoinError) -> Failure {
     match error.try_into_panic() {
         Ok(panic) => Failure::Panicked(panic_text(&*panic)),
@@ -163,7 +163,7 @@ pub(crate) fn describe(error: JoinError) -> Failure {
     }
 }
 
-/// A spawned load that ends with the flight that waits for it.
+/// A spawned load that is aborted when the flight that waits for it is dropped.
 pub(crate) struct AbortOnDrop(pub(crate) JoinHandle<Loaded>);
 
 impl Drop for AbortOnDrop {

@@ -1,4 +1,4 @@
-//! Which loads a task is a part of: one that asks for its own key would wait for itself.
+//! The chain of loads a task runs inside. It detects re-entrance: a load that asks for its own key would wait for itself.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -10,19 +10,19 @@ use crate::key::Key;
 /// The loads inside which a task runs, innermost first.
 #[derive(Debug)]
 pub(crate) struct Loading {
-    /// Where the key's lease is: another guard on the same store would wait for it too.
+    /// The store that holds the key's lease: another guard on the same store would wait for the lease too.
     place: u64,
     key: Key,
     turn: Option<Turn>,
     outer: Option<Arc<Self>>,
 }
 
-/// What a load holds of what only so many may have at once.
+/// Which limited permit a load holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Turn {
-    /// One of so many permits of this namespace, wherever its guards are.
+    /// One of the `limit` permits of this namespace in this store, shared by all guards.
     Permit { place: u64, namespace: Box<str>, limit: u32 },
-    /// One of a node's places for loads without the store.
+    /// One of a guard's places for loads without the store.
     Place(Uuid),
 }
 
@@ -46,7 +46,7 @@ impl Loading {
         Self::scope_with(place, key, None, outer, load)
     }
 
-    /// The same for a load that may hold one.
+    /// Runs `load` as a load of `key` that may hold a turn.
     pub(crate) fn scope_with<F: Future>(
         place: u64,
         key: &Key,
@@ -58,13 +58,13 @@ impl Loading {
         LOADING.scope(Arc::new(loading), load)
     }
 
-    /// Whether one of these loads is the load of `key`: waiting for it would be waiting for oneself.
+    /// Whether one of these loads is the load of `key`: a caller inside it that waits for it would wait for itself.
     pub(crate) fn includes(&self, place: u64, key: &Key) -> bool {
         self.any(|loading| loading.place == place && loading.key == *key)
     }
 
-    /// Whether one of these loads holds such a turn: none of them ends before what it waits for, so a load inside them
-    /// that waited for another turn might wait for theirs.
+    /// Whether one of these loads holds such a turn. Each of them waits for the loads inside it, so an inner load that waited
+    /// for another turn might wait for theirs, a deadlock.
     pub(crate) fn holds(&self, turn: &Turn) -> bool {
         self.any(|loading| loading.turn.as_ref() == Some(turn))
     }

@@ -1,4 +1,4 @@
-//! How long a request may be held up by the store.
+//! The time that the store may add to one request.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ impl Budget {
         Self { left: total, command }
     }
 
-    /// What is left in all.
+    /// The rest of the budget.
     pub(crate) fn left(&self) -> Duration {
         self.left
     }

@@ -1,4 +1,4 @@
-//! What a policy may be: settings that contradict each other are refused by name.
+//! Validation of a policy: settings that contradict each other are refused by name.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ impl PolicyBuilder {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidPolicy`], naming the settings that do not fit and what would.
+    /// [`ErrorKind::InvalidPolicy`], naming the settings that contradict each other and values that would not.
     pub fn build(self) -> Result<Policy, Error> {
         let Self { mut policy, wait_timeout, command_timeout, requests } = self;
         policy.command_timeout = command_timeout.unwrap_or_else(|| policy.usual_command_timeout());
@@ -35,7 +35,7 @@ impl PolicyBuilder {
         in_range("lease", policy.lease, MILLISECOND * 100, day)?;
         in_range("load_timeout", policy.load_timeout, MILLISECOND, day)?;
         in_range("permit_timeout", policy.permit_timeout, Duration::ZERO, day)?;
-        // By default it is made of those before.
+        // The default is a sum of the limits above, so its limit is higher.
         in_range("wait_timeout", policy.wait_timeout, MILLISECOND, day * 2)?;
         let replicas_within = policy.replicas.map_or(MILLISECOND, |(_, timeout)| timeout);
         in_range("invalidate_replicas' timeout", replicas_within, MILLISECOND, Duration::from_secs(60))?;

@@ -1,4 +1,4 @@
-//! Setting a policy up, and refusing settings that contradict each other.
+//! The setters of a policy.
 
 use std::time::Duration;
 
@@ -25,9 +25,9 @@ impl Policy {
         PolicyBuilder::default()
     }
 
-    /// Starts from this policy, to change some of it. What followed other settings (`wait_timeout`, `command_timeout`) goes on
-    /// following them. Over HTTP, where `http` replaces the rest, what `credential_header` has named and a `scheme` of `https`
-    /// stay.
+    /// Starts from this policy, to change some settings. Defaults that follow other settings (`wait_timeout`, `command_timeout`) go
+    /// on following them. Over HTTP, headers that were added by `credential_header` and a `scheme` of `https` stay, even if `http`
+    /// replaces the other rules.
     ///
     /// # Examples
     ///
@@ -49,7 +49,7 @@ impl Policy {
 }
 
 impl PolicyBuilder {
-    /// What a policy says; what followed other settings goes on following them.
+    /// A builder with the settings of a policy; defaults that follow other settings go on following them.
     pub(super) fn of(policy: Policy) -> Self {
         let (wait, command) = (policy.wait_timeout, policy.command_timeout);
         Self {
@@ -60,8 +60,8 @@ impl PolicyBuilder {
         }
     }
 
-    /// How long a value is served before it is loaded again. Over HTTP, for responses that do not
-    /// say themselves. Defaults to 60 s.
+    /// How long a value is served before it is loaded again. Over HTTP, for responses without a
+    /// lifetime of their own. Defaults to 60 s.
     pub fn fresh_for(mut self, fresh_for: Duration) -> Self {
         self.policy.fresh_for = fresh_for;
         self
@@ -74,8 +74,8 @@ impl PolicyBuilder {
         self
     }
 
-    /// How long after [`fresh_for`](Self::fresh_for) a stale value is still served at once, to everyone, while exactly one load in the
-    /// fleet runs in the background (RFC 5861, 3). Over HTTP, for responses that do not say. A value can be
+    /// How long after [`fresh_for`](Self::fresh_for) a stale value is still served at once, to all callers, while exactly one load in
+    /// the fleet runs in the background (RFC 5861, 3). Over HTTP, for responses that do not set this. A value can be
     /// as old as both together. Defaults to zero.
     pub fn stale_while_revalidate(mut self, window: Duration) -> Self {
         self.policy.stale_while_revalidate = window;
@@ -84,38 +84,38 @@ impl PolicyBuilder {
 
     /// How long after `fresh_for` a stale value stands in for a load that fails, is refused or takes too long
     /// (RFC 5861, 4). The origin is then asked once per [`back_off`](Self::back_off) by the whole fleet.
-    /// Over HTTP, for responses that do not say. Defaults to zero.
+    /// Over HTTP, for responses that do not set this. Defaults to zero.
     pub fn stale_if_error(mut self, window: Duration) -> Self {
         self.policy.stale_if_error = window;
         self
     }
 
-    /// How long nobody in the fleet tries again after a failed load for which a stale value stood in.
-    /// (After a panic the next caller does: it may have been about that one.) Defaults to 5 s.
+    /// How long the fleet does not load again after a failed load for which a stale value stood in.
+    /// (After a panic the next caller's loader is tried: the panic may concern the first loader only.) Defaults to 5 s.
     pub fn back_off(mut self, back_off: Duration) -> Self {
         self.policy.back_off = back_off;
         self
     }
 
-    /// How long a value is fresh that says "there is nothing": one that a loader has called
-    /// [`negative`](crate::LoadContext::negative), or that encodes as nothing at all (`None`, `()`) where its loader has
-    /// not said otherwise, or it is [stored directly](crate::StampedeGuard::insert). Defaults to `fresh_for`.
+    /// How long a value is fresh that says "there is nothing". Such a value was declared
+    /// [`negative`](crate::LoadContext::negative) by its loader, or is `None` or `()` and its loader has set no lifetime, or is
+    /// `None` or `()` and was [stored directly](crate::StampedeGuard::insert). Defaults to `fresh_for`.
     pub fn negative_for(mut self, negative_for: Duration) -> Self {
         self.policy.negative_for = Some(negative_for);
         self
     }
 
     /// How long a caller waits for a load while there is a value within
-    /// [`stale_if_error`](Self::stale_if_error): then it is given that, and the load goes on and is stored.
-    /// Defaults to no such bound.
+    /// [`stale_if_error`](Self::stale_if_error). After that the caller is given this value; the load goes on and is stored.
+    /// Defaults to no limit.
     pub fn soft_timeout(mut self, soft_timeout: Duration) -> Self {
         self.policy.soft_timeout = Some(soft_timeout);
         self
     }
 
     /// Loads a value anew in the background before it is stale, at a random moment that comes the earlier the
-    /// longer its load takes (XFetch; Vattani et al., VLDB 2015). Of the callers who draw that lot, exactly one
-    /// in the fleet loads. `beta` 1 is the optimum of the paper, more is earlier; zero turns it off.
+    /// longer its load takes (XFetch; Vattani et al., VLDB 2015). If several callers decide to load, exactly one
+    /// in the fleet does. `beta` 1 is the optimum of the paper, more is earlier; zero turns it off.
     /// Defaults to zero.
     pub fn early_refresh(mut self, beta: f64) -> Self {
         self.policy.early_refresh = beta;
@@ -137,10 +137,10 @@ impl PolicyBuilder {
         self
     }
 
-    /// Ends a load that takes longer; all who wait are told [`ErrorKind::Timeout`](crate::ErrorKind::Timeout). Defaults to 30 s.
+    /// Ends a load that takes longer; all waiters get [`ErrorKind::Timeout`](crate::ErrorKind::Timeout). Defaults to 30 s.
     ///
-    /// Over HTTP the answer is 504, also where the same request with a cookie, which bypasses the guard, would succeed: raise it
-    /// for routes that are slow by nature.
+    /// Over HTTP the answer is 504, even if the same request with a cookie, which bypasses the guard, would succeed: raise the
+    /// timeout for routes that are slow by nature.
     pub fn load_timeout(mut self, load_timeout: Duration) -> Self {
         self.policy.load_timeout = load_timeout;
         self
@@ -154,65 +154,67 @@ impl PolicyBuilder {
     }
 
     /// Whether [`StampedeGuard::invalidate_all`](crate::StampedeGuard::invalidate_all) reaches values under this
-    /// policy; a guard without this is refused it. Costs what a tag costs. Defaults to no.
+    /// policy; without this setting that call is an error. Costs as much as a tag. Defaults to no.
     pub fn invalidate_all(mut self, reached: bool) -> Self {
         self.policy.invalidate_all = reached;
         self
     }
 
-    /// Lets invalidations return only when this many replicas of the server have them, so that a failover does not
-    /// bring old values back; an error after `timeout`, at most a minute. Each opens a connection of its own for that,
-    /// at most four per guard at once: the others wait for their turn within `timeout`. Defaults to no replicas: the
-    /// server's own acknowledgement.
+    /// Makes invalidations return only when this many replicas of the server have them, so that a failover does not
+    /// bring old values back; an error after `timeout`, at most a minute. Each invalidation opens a separate connection for that,
+    /// at most four per guard at once; further ones wait for a connection within `timeout`. Defaults to no replicas: only the
+    /// server acknowledges.
     pub fn invalidate_replicas(mut self, replicas: u32, timeout: Duration) -> Self {
         self.policy.replicas = Some((replicas, timeout));
         self
     }
 
     /// How many loads of different keys may run at once in the whole fleet, under this namespace: a fair queue in
-    /// front of the origin. Policies with the same number share it. A load that another load asks for, and waits for,
-    /// needs no permit of its own; but where it joins a load of its key that waits for a permit, it waits too, and in a
-    /// task that the other load has spawned it needs one: ask with `join_all` in the load's own task.
-    /// Loads outside the protocol (of uncacheable resources, after a shutdown) do not count. While the store can not be
-    /// asked the cap is not kept, which is logged once: [`max_fail_open_loads`](Self::max_fail_open_loads) is what
-    /// bounds each process then, and [`OnStoreDown::FailClosed`] loads nothing without a permit. Nor is it kept with
-    /// [`OnOverload::LoadAnyway`], there or beyond [`max_flights`](crate::StampedeGuardBuilder::max_flights). Defaults
-    /// to no such cap.
+    /// front of the origin. Policies with the same number share the queue. Defaults to no cap.
+    ///
+    /// A load inside another load, which waits for it, needs no permit of its own. But if it joins a load of its key that
+    /// waits for a permit, it waits too; and in a task that the outer load has spawned it needs a permit, so use `join_all`
+    /// in the load's own task instead.
+    ///
+    /// Loads outside the protocol (of uncacheable resources, after a shutdown) do not count. While the store cannot be
+    /// reached the cap does not hold, which is logged once: [`max_fail_open_loads`](Self::max_fail_open_loads)
+    /// bounds each process then, and with [`OnStoreDown::FailClosed`] no load runs without a permit. The cap does not hold with
+    /// [`OnOverload::LoadAnyway`] either, after `permit_timeout` or beyond [`max_flights`](crate::StampedeGuardBuilder::max_flights).
     pub fn max_concurrent_loads(mut self, loads: u32) -> Self {
         self.policy.max_concurrent_loads = Some(loads);
         self
     }
 
-    /// How long a load waits for its turn under [`max_concurrent_loads`](Self::max_concurrent_loads), and
-    /// what then. Defaults to 5 s, and to [`OnOverload::Shed`].
+    /// How long a load waits for a permit under [`max_concurrent_loads`](Self::max_concurrent_loads), and
+    /// what happens then. Defaults to 5 s, and to [`OnOverload::Shed`].
     pub fn permit_timeout(mut self, permit_timeout: Duration, then: OnOverload) -> Self {
         self.policy.permit_timeout = permit_timeout;
         self.policy.on_overload = then;
         self
     }
 
-    /// How many callers may wait for one key's load in one process, and what becomes of the others: they are given
-    /// a stale value where one may stand in, else this. Defaults to 10,000, and to [`OnOverload::Shed`].
+    /// How many callers may wait for one key's load in one process. Further callers are given a stale value if one may
+    /// stand in; otherwise `then` applies. Defaults to 10,000, and to [`OnOverload::Shed`].
     pub fn max_waiters(mut self, most: usize, then: OnOverload) -> Self {
         self.policy.max_waiters = most;
         self.policy.on_crowd = then;
         self
     }
 
-    /// How long a caller waits for somebody else's load, and what then. Defaults to `load_timeout` plus
-    /// `lease` (and `permit_timeout`, where there is a cap), which no live leader exceeds, and to [`OnWaitTimeout::Load`].
+    /// How long a caller waits for another caller's load, and what happens then. Defaults to `load_timeout` plus
+    /// `lease` (and `permit_timeout`, if there is a cap), which no live leader exceeds, and to [`OnWaitTimeout::Load`].
     pub fn wait_timeout(mut self, wait_timeout: Duration, then: OnWaitTimeout) -> Self {
         self.wait_timeout = Some(wait_timeout);
         self.policy.on_wait_timeout = then;
         self
     }
 
-    /// How much time the store's round trips may add to one request, connecting included. Waiting for a live leader is
-    /// not part of it, nor is reading what that one has stored, which may take as long as a lease. When it is used up the
-    /// request goes on without the store. Defaults to 100 ms.
+    /// How much time the store's round trips may add to one request, connecting included. Waiting for a live leader does not
+    /// count, nor does reading the value that this leader has stored, which may take as long as a lease. When the budget is used
+    /// up the request goes on without the store. Defaults to 100 ms.
     ///
-    /// Reading the value is part of it. Where many processes read a large value at one moment, the budget must be longer than *processes
-    /// × bytes ÷ bandwidth*: a process that has not read the value by then loads it by itself.
+    /// A look-up's read of the value counts. If many processes read a large value at one moment, the budget must be longer than
+    /// *processes × bytes ÷ bandwidth*: a process that has not read the value by then loads it by itself.
     pub fn coordination_budget(mut self, budget: Duration) -> Self {
         self.policy.coordination_budget = budget;
         self
@@ -220,34 +222,34 @@ impl PolicyBuilder {
 
     /// The deadline of one command to the store. Defaults to half the coordination budget.
     ///
-    /// After two commands without an answer within this deadline, of the policy that the guard was built with, the connection
-    /// is dropped. Where commands may take longer, give this policy to [`builder`](crate::StampedeGuard::builder):
+    /// After two commands without an answer within this deadline, the connection is dropped. For that, only the policy counts that
+    /// the guard was built with. If commands may take longer, give this policy to [`builder`](crate::StampedeGuard::builder):
     /// [`with_policy`](crate::StampedeGuard::with_policy) does not change the connections.
     pub fn command_timeout(mut self, command_timeout: Duration) -> Self {
         self.command_timeout = Some(command_timeout);
         self
     }
 
-    /// What happens while the store can not be asked. Defaults to [`OnStoreDown::FailOpen`].
+    /// What happens while the store cannot be reached. Defaults to [`OnStoreDown::FailOpen`].
     pub fn on_store_down(mut self, then: OnStoreDown) -> Self {
         self.policy.on_store_down = then;
         self
     }
 
-    /// How many loads may run at once in one process while the store can not be asked. Without the store nobody counts
-    /// for the whole fleet: after a failover with `p` processes the origin has up to `p` times as many. Beyond it callers
-    /// are given a stale value where one may stand in, else [`ErrorKind::Overloaded`](crate::ErrorKind::Overloaded); over HTTP, 503 with
-    /// `Retry-After`. A load that another such load asks for needs no place of its own. Loads outside the
-    /// protocol do not count: of what can not be shared, after a shutdown, beyond
+    /// How many loads may run at once in one process while the store cannot be reached. Without the store there is no
+    /// fleet-wide count: after a failover with `p` processes the origin has up to `p` times as many loads. Further callers
+    /// are given a stale value if one may stand in, else [`ErrorKind::Overloaded`](crate::ErrorKind::Overloaded); over HTTP, 503 with
+    /// `Retry-After`. A load inside another such load does not count. Nor do loads outside the
+    /// protocol: of values that cannot be shared, after a shutdown, beyond
     /// [`max_flights`](crate::StampedeGuardBuilder::max_flights), after [`wait_timeout`](Self::wait_timeout), and beyond
-    /// [`max_waiters`](Self::max_waiters) with [`OnOverload::LoadAnyway`]. Defaults to no such bound.
+    /// [`max_waiters`](Self::max_waiters) with [`OnOverload::LoadAnyway`]. Defaults to no limit.
     pub fn max_fail_open_loads(mut self, loads: usize) -> Self {
         self.policy.max_fail_open_loads = loads;
         self
     }
 
-    /// How long a failure is also told to callers that come after it, in the whole fleet. Zero tells
-    /// only those who waited for the load that failed. Defaults to zero.
+    /// How long a failure is also given to later callers, in the whole fleet. With zero, only the
+    /// waiters of the failed load get it. Defaults to zero.
     pub fn error_for(mut self, error_for: Duration) -> Self {
         self.policy.error_for = error_for;
         self

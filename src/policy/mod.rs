@@ -1,6 +1,6 @@
-//! How long values live and how far the guard goes for them: valid by construction.
+//! Lifetimes of values and limits of loads: valid by construction.
 //!
-//! Every default stands here once, with its reason.
+//! Every default is defined here once, with its reason.
 
 pub(crate) mod budget;
 mod build;
@@ -26,44 +26,44 @@ use crate::value::tags;
 use budget::Budget;
 
 /// What happens to a caller that has waited [`wait_timeout`](PolicyBuilder::wait_timeout) for
-/// somebody else's load.
+/// another caller's load.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum OnWaitTimeout {
-    /// Load outside the lease, once per process for all who waited there.
+    /// Load outside the lease, once per process for all its waiters.
     #[default]
     Load,
-    /// Fail with [`ErrorKind::Timeout`](crate::ErrorKind::Timeout), over HTTP 504, where no value within
+    /// Fail with [`ErrorKind::Timeout`](crate::ErrorKind::Timeout), over HTTP 504, if no value within
     /// [`stale_if_error`](PolicyBuilder::stale_if_error) can stand in.
     Fail,
 }
 
-/// What happens to a load that has waited [`permit_timeout`](PolicyBuilder::permit_timeout) for others to end, and
+/// What happens to a load that has waited [`permit_timeout`](PolicyBuilder::permit_timeout) for other loads to end, and
 /// to a caller beyond [`max_waiters`](PolicyBuilder::max_waiters).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum OnOverload {
-    /// Fail it, and all who wait for it, with [`ErrorKind::Overloaded`](crate::ErrorKind::Overloaded); over HTTP,
-    /// 503 with `Retry-After`. A stale value stands in where there may be one.
+    /// Fail it, and all its waiters, with [`ErrorKind::Overloaded`](crate::ErrorKind::Overloaded); over HTTP,
+    /// 503 with `Retry-After`. If a stale value may stand in, that is served instead.
     #[default]
     Shed,
-    /// Load all the same.
+    /// Load nevertheless.
     LoadAnyway,
 }
 
-/// What happens while the store can not be asked.
+/// What happens while the store cannot be reached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum OnStoreDown {
     /// Load without the fleet, still once per process and key.
     #[default]
     FailOpen,
-    /// Fail with [`ErrorKind::Store`](crate::ErrorKind::Store); over HTTP, 503 with `Retry-After`. For origins that would
-    /// rather be asked by nobody than by every replica.
+    /// Fail with [`ErrorKind::Store`](crate::ErrorKind::Store); over HTTP, 503 with `Retry-After`. For origins that
+    /// cannot take one load per replica.
     FailClosed,
 }
 
-/// Lifetimes, bounds and what to do when they pass; made by [`Policy::builder`].
+/// Lifetimes, limits, and the reactions when a limit is reached; made by [`Policy::builder`].
 ///
 /// # Examples
 ///
@@ -92,7 +92,7 @@ pub struct Policy {
     pub(crate) lease: Duration,
     pub(crate) load_timeout: Duration,
     pub(crate) tags: Vec<CacheKey>,
-    /// The tag of the values' resource: its invalidation removes them, too.
+    /// The tag of the values' resource: an invalidation of the resource removes them too.
     pub(crate) resource: Option<Key>,
     pub(crate) invalidate_all: bool,
     pub(crate) replicas: Option<(u32, Duration)>,
@@ -114,12 +114,12 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// The deadline of one command where none is set: the budget has room for two.
+    /// The default deadline of one command: the budget covers two.
     fn usual_command_timeout(&self) -> Duration {
         self.coordination_budget / 2
     }
 
-    /// How long a load takes at the most, with what it waits for before.
+    /// The longest duration of a load, with its waits for the lease and the permit.
     pub(crate) fn longest_load(&self) -> Duration {
         let queued = self.max_concurrent_loads.map_or(Duration::ZERO, |_| self.permit_timeout);
         self.load_timeout.saturating_add(self.lease).saturating_add(queued)
@@ -127,16 +127,16 @@ impl Policy {
 
     /// How long a value that is fresh for `lifetime` is stored: shortened by the jitter.
     pub(crate) fn stored_for(&self, lifetime: Duration) -> Duration {
-        // A fraction of what was given, because a whole that is rounded up may be longer than what can be told.
+        // Subtracts a fraction instead of multiplying, because a product that is rounded up may exceed the largest `Duration`.
         lifetime - lifetime.mul_f64(self.ttl_jitter * fastrand::f64()).min(lifetime)
     }
 
-    /// The same for a value with windows.
+    /// As [`stored_for`](Self::stored_for), for a value with stale windows.
     pub(crate) fn jittered(&self, lifetimes: Lifetimes) -> Lifetimes {
         Lifetimes { fresh_for: self.stored_for(lifetimes.fresh_for), ..lifetimes }
     }
 
-    /// How long a loader's value may be served, and how.
+    /// The lifetimes of a loader's value.
     pub(crate) fn lifetimes(&self) -> Lifetimes {
         Lifetimes {
             fresh_for: self.fresh_for,
@@ -161,20 +161,20 @@ impl Policy {
         named.chain(self.resource.clone()).collect()
     }
 
-    /// How long the ids of tags live that are read before a load: longer than a value with the policy's lifetimes. One
-    /// that is to live longer gives them a [longer life](Self::longer_tag_life) before it is stored.
+    /// The TTL of tag ids that are read before a load: longer than a value with the policy's lifetimes. Before a value with
+    /// longer lifetimes is stored, its ids get a [longer TTL](Self::longer_tag_life).
     pub(crate) fn tag_life(&self) -> Duration {
         self.tag_life_of(self.lifetimes())
     }
 
-    /// How long the ids have to live for a value with these lifetimes, where that is longer than they do already.
+    /// The TTL that tag ids need for a value with these lifetimes, if that is longer than [`tag_life`](Self::tag_life).
     pub(crate) fn longer_tag_life(&self, lifetimes: Lifetimes) -> Option<Duration> {
         let life = self.tag_life_of(lifetimes);
         (life > self.tag_life()).then_some(life)
     }
 
-    /// Twice as long as the load and the value may take together, so what is left of it when the load ends is longer than
-    /// the value has; and long enough that seldom used ids are not made anew all the time.
+    /// Twice the sum of `load_timeout` and the value's lifetimes, so that when the load ends the ids live longer than the value.
+    /// At least a day, so that rarely used ids are not created again all the time.
     fn tag_life_of(&self, lifetimes: Lifetimes) -> Duration {
         let day = Duration::from_secs(86_400);
         let kept = lifetimes.from(0, Duration::ZERO).1;
@@ -186,12 +186,12 @@ impl Policy {
         self.negative_for.unwrap_or(self.fresh_for)
     }
 
-    /// Whether a value that is encoded so is one of those.
+    /// Whether a value with this encoding says "there is nothing".
     pub(crate) fn is_negative(&self, encoding: Encoding, payload: &[u8]) -> bool {
         self.negative_for.is_some() && Codec::is_nothing(encoding, payload)
     }
 
-    /// Whether a caller who is served this fresh value should have it loaded anew.
+    /// Whether a caller that is served this fresh value should have it loaded anew.
     pub(crate) fn is_due_early(&self, stored_at: u64, times: &Times, now: u64) -> bool {
         if now < times.retry_at {
             return false;
@@ -206,24 +206,24 @@ impl Policy {
         self.early_refresh > 0.0 && times.is_due_early(now, self.early_refresh, fastrand::f64())
     }
 
-    /// What the store may add to one request.
+    /// The time that the store may add to one request.
     pub(crate) fn budget(&self) -> Budget {
         Budget::new(self.coordination_budget, self.command_timeout)
     }
 }
 
 impl Default for Policy {
-    /// The defaults that [`PolicyBuilder`]'s methods name.
+    /// The defaults that [`PolicyBuilder`]'s methods document.
     fn default() -> Self {
         const DEFAULT_LEASE: Duration = Duration::from_secs(2);
         const DEFAULT_LOAD_TIMEOUT: Duration = Duration::from_secs(30);
         Self {
             // Long enough to take the load off an origin, short enough that a forgotten
-            // invalidation is a minute's problem.
+            // invalidation matters for a minute only.
             fresh_for: Duration::from_secs(60),
-            // Keys stored together would expire together, and load together, for ever after.
+            // Without jitter, keys stored together would expire and load together again and again.
             ttl_jitter: 0.1,
-            // Who serves stale values should say so.
+            // Serving stale values must be an explicit choice.
             stale_while_revalidate: Duration::ZERO,
             stale_if_error: Duration::ZERO,
             // Long enough to leave a struggling origin alone, short enough to notice its recovery.
@@ -232,34 +232,34 @@ impl Default for Policy {
             soft_timeout: None,
             early_refresh: 0.0,
             refresh_ahead: 0.0,
-            // What a dead leader costs its waiters. Renewed each third while the load runs, so it
+            // How long waiters wait for a dead leader. Renewed at each third while the load runs, so it
             // does not bound the load; two renewals may be lost before the lease is.
             lease: DEFAULT_LEASE,
-            // A load without an end would be renewed for ever. Beyond the usual HTTP timeouts.
+            // Longer than the usual HTTP timeouts. Without a limit the lease of a hung load would be renewed for ever.
             load_timeout: DEFAULT_LOAD_TIMEOUT,
             tags: Vec::new(),
             resource: None,
             invalidate_all: false,
             replicas: None,
             max_concurrent_loads: None,
-            // Beyond what a client cares to wait in a queue, before the origin has even begun.
+            // Longer than a client wants to wait in a queue before the origin has even begun.
             permit_timeout: Duration::from_secs(5),
             on_overload: OnOverload::Shed,
-            // Each holds a request open. Beyond that the process is the next thing to fall over.
+            // Each waiter holds a request open. Beyond this number the process itself is at risk.
             max_waiters: 10_000,
             on_crowd: OnOverload::Shed,
-            // The longest that a live leader can take, and the lease of one that just died.
+            // The longest load of a live leader, plus the lease of a leader that just died.
             wait_timeout: DEFAULT_LOAD_TIMEOUT.saturating_add(DEFAULT_LEASE),
             on_wait_timeout: OnWaitTimeout::Load,
-            // What a request may lose to a Redis that is hung: unpleasant, not an outage.
+            // The delay of a request by a hung Redis: unpleasant, but no outage.
             coordination_budget: Duration::from_millis(100),
-            // Two commands are lost before the connection is given up; together, the budget.
+            // The connection is dropped after two commands without an answer, which together use up the budget.
             command_timeout: Duration::from_millis(50),
-            // The guard protects the origin; it is not there to take the service down.
+            // The guard protects the origin; it must not take the service down.
             on_store_down: OnStoreDown::FailOpen,
-            // What an origin can take only its owner knows.
+            // Only the operator knows how many loads the origin can take.
             max_fail_open_loads: usize::MAX,
-            // A failure is told to those who waited for it; the next caller deserves a try.
+            // Only the waiters of a failed load get its failure; the next caller may try again.
             error_for: Duration::ZERO,
             codec: Codec::MessagePack,
             // Larger bodies block the shared connection: 16 MiB delay every other command by 34 ms.
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_is_what_its_builder_makes_again() {
+    fn to_builder_rebuilds_the_same_policy() {
         let builders = [
             Policy::builder(),
             Policy::builder().load_timeout(ms(5000)).max_concurrent_loads(4).coordination_budget(ms(300)),

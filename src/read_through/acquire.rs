@@ -1,4 +1,4 @@
-//! Acquiring the lease of a key: the first contender leads, or finds what another has stored meanwhile. Step 4.
+//! Acquiring the lease of a key: the first contender leads, or finds an entry that another process has stored meanwhile. Step 4.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -19,61 +19,62 @@ use crate::value::entry::Kind;
 use crate::value::freshness::Serves;
 use crate::value::outcome::Ending;
 
-/// How often an entry that can not be used may be met before the load goes on without the store.
+/// How many unusable entries a contender may find before the load goes on without the store.
 pub(super) const UNUSABLE_LIMIT: u8 = 3;
 
-/// What contending for a key came to.
+/// The outcome of contending for a key's lease.
 pub(crate) enum Contended {
     /// This flight leads.
     Leased(Lease),
-    /// Another flight's load has ended, as an acquire has found that was sent at this moment.
+    /// Another flight's load has ended. The acquire that found this was sent at `asked`.
     Ended { ending: Ending, asked: Question },
-    /// Somebody leads, with so much left of the lease, and this flight does not queue.
+    /// Another flight holds the lease for this long yet, and this flight does not queue.
     Busy(Duration),
-    /// Somebody led for longer than this flight waits.
+    /// Other flights held the lease for longer than this flight waits.
     WaitedOut,
-    /// The store does not answer, or not usefully.
+    /// The store does not answer, or gives no usable answer.
     StoreDown(StoreError),
     /// The guard is shutting down.
     Leaving,
 }
 
-/// What a flight brings to the contention.
+/// The inputs of one flight's attempt to get the lease.
 pub(crate) struct Contender<'a> {
     pub(crate) node: &'a Arc<Node>,
     pub(crate) key: &'a Key,
     pub(crate) policy: &'a Policy,
     pub(crate) queue: bool,
-    /// What was read and will not be served as it is.
+    /// The entry that was read and will not be served as it is.
     pub(crate) seen: &'a mut Option<Box<Seen>>,
     pub(crate) budget: &'a mut Budget,
     /// The tags that an entry must have.
     pub(crate) tags: &'a [Key],
-    /// What the store's clock showed when the flight began.
+    /// The time on the store's clock when the flight began.
     pub(crate) since: u64,
     pub(crate) deadline: Instant,
-    /// Asked at the deadline, whether there is another one: somebody else waits, who came later.
+    /// Called at the deadline. Returns a later deadline if later callers still wait.
     pub(crate) goes_on: &'a (dyn Fn() -> Option<Instant> + Sync),
 }
 
-/// A contender under way.
+/// A [`Contender`] with the state of its attempt.
 pub(super) struct Contention<'a> {
     pub(super) contender: Contender<'a>,
     pub(super) token: Token,
     pub(super) watch: Watch,
-    /// When it last sent an acquire.
+    /// When the last acquire was sent.
     pub(super) asked: Question,
-    /// The holder that it has waited for, and how many loads of this wave have vanished.
+    /// The lease holder that this flight waits behind.
     pub(super) behind: Option<Token>,
+    /// How many loads of this wave have vanished.
     pub(super) hops: u8,
-    /// When it was told that the load it waits behind has ended, if it had not waited for long enough by then.
+    /// When a hint said that the awaited load has ended, if that was before the deadline.
     pub(super) released: Option<Instant>,
-    /// How many entries it has met that can not be used.
+    /// How many unusable entries it has found.
     pub(super) unusable: u8,
-    /// An acquire without an answer may have been granted, or may be granted later. So may one that comes after a grant
-    /// that was heard, if it gets no further.
+    /// The store may have granted this token the lease, or may yet do so: an acquire got no answer, or a hint told of a grant
+    /// that no acquire has confirmed.
     pub(super) ghost: bool,
-    /// From when it has asked it may be given the lease at any time.
+    /// Counts a lease that may be granted at any time from the first acquire on.
     pub(super) doubtful: Present,
 }
 
@@ -100,7 +101,7 @@ impl<'a> Contention<'a> {
     pub(super) fn within(&mut self) -> Option<Duration> {
         let within = self.contender.budget.next()?;
         let Some(released) = self.released else { return Some(within) };
-        // All who wait in the fleet read what was stored at one moment, and the server was there just now.
+        // All waiters of the fleet read the new entry at the same moment, so this may be slow. The server was reachable just now.
         Some(within.max(self.contender.policy.lease.saturating_sub(released.elapsed())))
     }
 
@@ -115,14 +116,14 @@ impl<'a> Contention<'a> {
             queue: *queue,
         };
         let acquired = node.store.acquire(key, ask, within).await;
-        // A round trip that ends in waiting ran beside a live leader's own work: it added nothing.
+        // A round trip that ends in `Held` ran while a live leader loaded, so it added no latency.
         if !matches!(acquired, Ok(Acquired::Held { .. })) {
             budget.spend(self.asked.at);
         }
         acquired
     }
 
-    /// There is an entry that it has not seen.
+    /// The acquire found an entry that this flight has not seen.
     pub(super) async fn found(&mut self, raw: Bytes, within: Duration) -> Result<(), Contended> {
         let Contender { node, key, tags, since, .. } = self.contender;
         let stored = current(node, raw, key, tags, within).await.map_err(Contended::StoreDown)?;
@@ -132,9 +133,9 @@ impl<'a> Contention<'a> {
             }
             Stored::Entry(entry) => match entry.serves(node.store.now()) {
                 Serves::Fresh => return Err(self.ended_with(Ending::Value(entry))),
-                // The load that this flight has waited for, or would have repeated, has failed.
+                // The load that this flight has waited for, or would have repeated, has failed; its leader stored the older value again.
                 Serves::Resting => return Err(self.ended_with(Ending::Stale(entry))),
-                // Stored while this flight waited: made for it, whatever its lifetime. (Not what was expired meanwhile.)
+                // Stored while this flight waited, so it counts whatever its lifetime, unless `expire` has ended that meanwhile.
                 _ if !entry.times.is_expired() && (self.behind.is_some() || entry.stored_at >= since) => {
                     return Err(self.ended_with(Ending::Value(entry)));
                 }
@@ -154,7 +155,7 @@ impl<'a> Contention<'a> {
         Contended::Ended { ending, asked: self.asked }
     }
 
-    /// The load that it has waited for has ended, or one whose outcome is replayed to newcomers.
+    /// The awaited load has ended, or the outcome of an earlier load is replayed to newcomers.
     pub(super) async fn ended(&mut self, ending: &Bytes, within: Duration) -> Result<(), Contended> {
         let Contender { node, key, tags, .. } = self.contender;
         let entry = match Ending::decode(ending, key) {
@@ -165,12 +166,12 @@ impl<'a> Contention<'a> {
         if let Stored::Entry(entry) = checked.map_err(Contended::StoreDown)? {
             return Err(self.ended_with(Ending::Value(entry)));
         }
-        // What is only shared is not looked up; by now it is nobody's.
+        // The value was invalidated. It is not stored, so asking for it again is useless: contend without it.
         self.behind = None;
         Ok(())
     }
 
-    /// The lease that was granted.
+    /// Turns the granted acquire into the held lease.
     pub(super) fn lead(self) -> Lease {
         let Self { contender: Contender { node, key, policy, .. }, token, watch, asked, hops, .. } = self;
         Lease {
@@ -186,9 +187,9 @@ impl<'a> Contention<'a> {
         }
     }
 
-    /// Ends it without a lease. A grant that came too late to be looked at would leave the lease to nobody; so would one that
-    /// is on its way to a node that ends. `gives_up`: it ends while it has a place in the queue, which the release gives up as
-    /// well: without that, each flight that waited for long enough behind one slow load would leave a place there.
+    /// Ends the attempt without a lease. Releases a lease that may have been granted too late for this flight to use it, else
+    /// the key would stay leased until the lease expires. `gives_up`: the flight still has a place in the queue, and the release
+    /// removes that too. Otherwise each flight that timed out behind one slow load would leave a place there.
     pub(super) fn leave(self, gives_up: bool) {
         let Contender { node, key, policy, .. } = self.contender;
         let hints = self.watch.close();

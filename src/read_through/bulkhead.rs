@@ -1,9 +1,9 @@
-//! A cap on the loads of different keys that run at once in the whole fleet: a fair queue in front of the origin.
+//! A fleet-wide cap on concurrent loads of different keys: a fair queue in front of the origin.
 //!
 //! The lease makes one load of one key; a thousand cold keys are still a thousand loads. With
-//! [`max_concurrent_loads`](crate::PolicyBuilder::max_concurrent_loads) each takes a permit of the namespace's
-//! semaphore first. The lease comes before the permit, and is renewed while that is waited for: those who wait for the
-//! key wait behind one who waits for the origin.
+//! [`max_concurrent_loads`](crate::PolicyBuilder::max_concurrent_loads) each load takes a permit of the namespace's
+//! semaphore first. A flight takes the lease before the permit, and renews the lease while it waits for the permit: so
+//! only one flight per key waits for a permit, and all others wait for the key.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,15 +19,15 @@ use crate::policy::{OnOverload, OnStoreDown, Policy};
 /// How long the semaphore outlives the last load.
 const IDLE: Duration = Duration::from_secs(60);
 
-/// Waits for one of `limit` permits to load. Without one all the same if the policy says so, or if the store can not
-/// be asked and the policy fails open: the guard is not there to take the service down.
+/// Waits for one of `limit` permits to load. Returns `None`, which admits the load without a permit, if the policy says so
+/// or if the store cannot be asked and the policy fails open: the guard must not take the service down.
 pub(crate) async fn admit(
     node: &Arc<Node>,
     policy: &Policy,
     limit: u32,
     key: &Key,
 ) -> Result<Option<Permit>, Failure> {
-    // A handle for each load: one that the node kept would keep the node. Another limit is another semaphore.
+    // A new handle for each load: stored in the node it would keep the node alive. Each limit has its own semaphore.
     let semaphore = Locks::with_timeout(node, policy.command_timeout)
         .semaphore(CacheKey::reserved(&format!("loads:{limit}")), limit)
         .lease(policy.lease)
@@ -43,7 +43,7 @@ pub(crate) async fn admit(
             node.uncapped.is_over();
             Ok(Some(permit))
         }
-        // Shut down: what goes on, goes on outside the protocol.
+        // The guard is shut down: remaining loads run outside the protocol.
         Err(LockError::Closed) => Ok(None),
         Ok(None) => {
             node.count(Count::overloaded);
@@ -67,7 +67,7 @@ pub(crate) async fn admit(
     }
 }
 
-/// Said once while nobody can be asked for a permit.
+/// Warns once per outage of the store that loads run without a permit.
 pub(crate) fn tell_uncapped(node: &Node, key: &Key, error: &dyn fmt::Display) {
     warn_if!(log::GUARD, node.uncapped.goes_on(), ?key, %error, "max_concurrent_loads is not kept: no permit can be asked for");
 }

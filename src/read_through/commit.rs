@@ -1,4 +1,4 @@
-//! The end of a load: what its result means, and for whom; then the fleet is told, and the callers that are seated on its flight. Step 7.
+//! The end of a load: decides what its result means for its waiters and the fleet, then tells the store and the waiters. Step 7.
 
 use std::time::Duration;
 
@@ -32,14 +32,14 @@ impl Lead {
         LoadStart { asked, tagged: tagged.ok() }
     }
 
-    /// Whether any of these tags may have been invalidated since. Where the store does not say, it may: callers joined that came
-    /// after the load had begun, and have not looked for themselves. With a `life`, the ids have that from this look on.
+    /// Whether any of these tags may have been invalidated since its id was read. True if the store does not answer: callers that
+    /// came after the load had begun have joined without a look-up. With a `life`, this read sets the ids' TTL to it.
     async fn was_invalidated(&self, tagged: &[Tagged], life: Option<Duration>) -> bool {
         let Some(first) = tagged.first() else { return false };
         let tags: Vec<_> = tagged.iter().map(|tagged| tagged.tag.clone()).collect();
         let (store, within) = (&self.node.store, self.policy.command_timeout);
         let ask = async || match life {
-            // Makes one where there is none, which is as good as none: it is another.
+            // Creates the missing ids. A new id differs from the old one, so it also shows an invalidation.
             Some(life) => {
                 let ids = store.tags().tag_ids(&tags, life, within).await?;
                 Ok::<_, StoreError>(ids.into_iter().map(Some).collect())
@@ -48,14 +48,14 @@ impl Lead {
         };
         let mut ids = ask().await;
         if ids.is_err() {
-            // A connection that broke is soon made again, and that is cheaper than one load more.
+            // Waiting for the reconnect is cheaper than another load.
             let _ = store.reach(first.tag.name(), self.budget.left()).await;
             ids = ask().await;
         }
         ids.is_err() || ids.is_ok_and(|ids| ids.iter().zip(tagged).any(|(id, tagged)| *id != Some(tagged.id)))
     }
 
-    /// Step 7: tells the fleet, then those seated here.
+    /// Step 7: tells the fleet, then the waiters of this process.
     pub(crate) async fn end(
         mut self,
         mut loaded: Loaded,
@@ -63,8 +63,9 @@ impl Lead {
         start: LoadStart,
         lease: Option<Lease>,
     ) {
-        // A caller that comes from here on looks for itself: it may come after a change that another process has made as soon as
-        // the store has this load's end, and before that is known here. Its look-up comes after the end, on the same connection.
+        // Callers that come from here on make a look-up instead of joining. As soon as the store has executed this load's commit,
+        // another process may change the resource, before this process has the commit's reply. Such a look-up is sent after the
+        // commit on the same connection, so it sees the change.
         self.leader.detach();
         let (known, mut tagged) = (start.tagged.is_some(), start.tagged.unwrap_or_default());
         let outdated = match &mut loaded.result {
@@ -100,7 +101,7 @@ impl Lead {
         let Self { node, flight, leader, seen, budget, .. } = self;
         let seen = seen.as_ref().map(|seen| &seen.raw);
 
-        // Until when no other process has changed what was loaded.
+        // Up to this moment no other process has invalidated the key.
         let confirmed = lease.as_ref().map(Lease::confirmed);
         let tell_fleet = async {
             let lease = lease?;
@@ -116,22 +117,22 @@ impl Lead {
             }
         };
         tokio::pin!(tell_fleet);
-        // The store first, so that the next request hits; but only within what the caller gives the
-        // store. The rest of the way is then gone without the callers.
+        // The store first, so that the next request hits; but the waiters wait for that only within the first caller's
+        // budget. If it runs out, they are answered first and the commit goes on below.
         let told = timeout(budget.left(), &mut tell_fleet).await;
         let current = match told {
             _ if outdated => Some(start.asked),
-            // The lease was this load's until now.
+            // This load held the lease until now.
             Ok(Some(Kept::Yes | Kept::Aside)) => None,
             Ok(Some(Kept::No)) => confirmed,
-            // The store did not say. A failure may be older than a change.
+            // The store did not say. Only a value must not be older than a change; a failure may be.
             Ok(None) | Err(_) => confirmed.filter(|_| ending.has_value()),
         };
         if let Some(current) = current {
             let_go_since(&leader, current);
         }
         match settled {
-            // Its own caller is given the older value too.
+            // For `Ending::Stale`, the loader's own caller is given the older value too.
             Some(settled) if !matches!(ending, Ending::Stale(_)) => settled(),
             _ => {}
         }
@@ -143,19 +144,19 @@ impl Lead {
     }
 }
 
-/// How long nobody queues for a resource that was found uncacheable.
+/// How long callers do not queue for a resource that was found uncacheable.
 const MARKER_FOR: Duration = Duration::from_secs(10);
 
-/// What is shared of a load, and with whom.
+/// What a load's result means for its waiters, other processes and later callers.
 pub(crate) struct Share {
     pub(crate) ending: Ending,
-    /// What other processes are told, if it is something else.
+    /// What other processes are told, if that differs from `ending`.
     pub(crate) elsewhere: Option<Ending>,
-    /// How long the value is stored; `None` shares it with the waiting wave only.
+    /// How long the value is stored; `None` shares it with the current waiters only.
     pub(crate) keep: Option<Duration>,
-    /// A marker for those who come later, and its lifetime.
+    /// A marker for later callers, and its lifetime.
     pub(crate) marker: Option<(Bytes, Duration)>,
-    /// How long a failure is told to those who come later.
+    /// How long a failure is replayed to later callers.
     pub(crate) replay: Duration,
 }
 
@@ -166,7 +167,7 @@ impl Share {
 }
 
 impl Lead {
-    /// What a load's result means for those who share it.
+    /// Decides what a load's result means.
     pub(crate) fn share(&self, result: LoadResult, took: Duration, tagged: &[Tagged]) -> Share {
         let now = self.node.store.now();
         match result {
@@ -199,8 +200,8 @@ impl Lead {
         }
     }
 
-    /// Whether what others are served meanwhile stays for them. Nobody asks the origin for a while then: each of them would
-    /// begin another load that brings nothing.
+    /// Whether the value that callers are served meanwhile stays in place. It is then stored again with a back-off, else each
+    /// caller would begin another load that yields no value.
     pub(crate) fn leaves_served(&self, mark: Mark) -> bool {
         self.flight.lane == Lane::Refresh && mark != Mark::Over
     }
@@ -214,9 +215,9 @@ impl Lead {
         }
     }
 
-    /// Reads again what may stand in for the failed load, and its tags. It was read before this flight had the lease, so
-    /// it may have been invalidated since; from now on whoever does that takes the lease away, or a tag's id, by which
-    /// what is stored is known to be gone. Whether it is known.
+    /// Reads the value that may stand in for the failed load again, and its tags. It was first read before this flight had the
+    /// lease, so it may have been invalidated since. An invalidation after this read takes the lease or a tag's id away, so that
+    /// a value stored under them is known to be invalid. Returns whether the store answered.
     pub(crate) async fn see_again(&mut self) -> bool {
         if self.stand_in(self.node.store.now()).is_none() {
             return true;
@@ -241,12 +242,12 @@ impl Lead {
         known
     }
 
-    /// The older value that may be served instead of a failure. Stored again, it tells the whole fleet not
-    /// to ask the origin for a while.
+    /// The older value that may be served instead of a failure, and how long to store it. Stored again, it tells the whole
+    /// fleet not to ask the origin for the back-off.
     pub(crate) fn stand_in(&self, now: u64) -> Option<(Entry, Duration)> {
         let previous = self.seen.as_ref()?.value.as_ref()?;
         let may = match self.flight.lane {
-            // Nobody is given it by this: it only rests.
+            // A background refresh has no waiters: the value is not served by this, only stored again with a back-off.
             Lane::Refresh => previous.times.serves(now) != Serves::No,
             Lane::Lease | Lane::Beside | Lane::Heal | Lane::Anew => previous.times.stands_in(now),
         };

@@ -1,4 +1,4 @@
-//! Contending for a lease: the loop of steps 4 and 5.
+//! The loop of steps 4 and 5: contends for a lease until it is granted or no longer needed.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ pub(crate) async fn contend(contender: Contender<'_>) -> Contended {
 }
 
 impl Contention<'_> {
-    /// Until the lease is granted, or it has come to something else.
+    /// Runs until the lease is granted (`Ok`) or the attempt has another outcome.
     async fn run(&mut self) -> Result<(), Contended> {
         loop {
             let node = self.contender.node;
@@ -51,8 +51,8 @@ impl Contention<'_> {
     }
 }
 
-/// The lease of a key if it is free, for one who does something there beside its loads: what it commits is refused
-/// once somebody has invalidated the key.
+/// Acquires the lease of a key if it is free, for a caller that stores an entry without a flight. A commit under this lease
+/// is refused once the key was invalidated.
 #[cfg(feature = "http")]
 pub(crate) async fn lease_if_free(
     node: &Arc<Node>,
@@ -69,7 +69,7 @@ pub(crate) async fn lease_if_free(
         budget: &mut policy.budget(),
         tags: &[],
         since: u64::MAX,
-        // Who does not queue does not wait.
+        // Without `queue` the attempt never waits.
         deadline: Instant::now(),
         goes_on: &|| None,
     };

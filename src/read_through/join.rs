@@ -1,4 +1,4 @@
-//! Step 3: a caller takes a seat on the flight of its key, or leads it, and waits.
+//! Step 3: a caller joins the flight of its key or starts one, and waits for its end.
 
 use std::sync::Arc;
 
@@ -16,16 +16,17 @@ use crate::value::outcome::Ending;
 use crate::value::reader::Open;
 
 impl Caller<'_> {
-    /// Step 3: a seat, and whether this caller leads.
+    /// Step 3: joins or starts the flight. The flag says whether this caller started it.
     pub(super) fn join(&self, lane: Lane, mut loader: Loader) -> Result<(Follower, bool), NoSeat> {
         let Ask { node, policy, .. } = self.ask;
         (loader.came, loader.since) = (self.came, Some(Instant::now()));
         let flight = self.flight(lane);
-        // Who is given an older value after a while does not wait for the load, which then needs a turn of its own.
+        // A caller that may be served an older value at `soft_timeout` does not wait for the load, so the load must not use the
+        // permit of the load that the caller runs inside.
         let leaves =
             policy.soft_timeout.is_some() && self.seen.as_ref().is_some_and(|seen| seen.value.is_some());
         let within = loader.within.clone().filter(|_| !leaves);
-        // A caller that is not followed does not wait either.
+        // In this lane callers do not wait for each other, so `max_waiters` does not apply.
         let most = if lane == Lane::Heal { usize::MAX } else { policy.max_waiters };
         let if_dropped = Ending::Abandoned;
         match node.flights.join_having_looked(&flight, loader, if_dropped, most, self.looked) {
@@ -41,8 +42,8 @@ impl Caller<'_> {
         }
     }
 
-    /// Waits for the flight's end, or until this caller has waited long enough for somebody else's load; and its own loader, if
-    /// nobody has used that.
+    /// Waits for the flight's end, or for `wait_timeout` unless `to_the_end`. Also returns the caller's own loader if the flight
+    /// has not used it.
     pub(super) async fn await_ending(
         &self,
         follower: &mut Follower,
@@ -51,10 +52,11 @@ impl Caller<'_> {
         tokio::select! {
             biased;
             ending = &mut *follower => return (ending, follower.take_loader()),
-            // The flight's own bounds end that of who leads, of waiting for the lease and of the load; and that outside the lease.
+            // With `to_the_end`, the flight's own bounds on waiting for the lease and on the load end the wait.
             () = sleep_until(self.started + self.ask.policy.wait_timeout), if !to_the_end => {}
         }
-        // Who has its own loader used is not waiting for somebody else. (Taken in one step: it may be used now.)
+        // A caller whose loader is used waits for its own load, which `wait_timeout` does not bound. (Taking the loader decides this
+        // atomically: the flight may take it at the same moment.)
         match follower.take_loader() {
             Some(own) => (Ending::WaitedOut, Some(own)),
             None => (follower.await, None),
@@ -64,7 +66,7 @@ impl Caller<'_> {
     pub(super) fn waited_out(&self) -> Failure {
         let Ask { policy, key, .. } = self.ask;
         let text = format!(
-            "somebody else's load of key #{} took longer than wait_timeout ({:?})",
+            "another caller's load of key #{} took longer than wait_timeout ({:?})",
             key.digest(),
             policy.wait_timeout
         );
@@ -72,22 +74,22 @@ impl Caller<'_> {
     }
 }
 
-/// Why there is no seat; with the loader.
+/// Why a caller cannot join or start a flight, with its loader.
 pub(crate) enum NoSeat {
     TooManyFlights(Loader),
     TooManyWaiters(Loader),
 }
 
-/// What such a caller is answered.
+/// The answer to a caller that cannot join or start a flight.
 pub(crate) enum Crowded<V> {
     Stale(V, Loader),
-    /// It loads for itself.
+    /// The caller loads for itself.
     Alone(Loader),
     Shed(Failure),
 }
 
 impl Caller<'_> {
-    /// There are as many waiters, or flights, as there may be: a stale value, else what the policy says.
+    /// The limit on waiters or flights is reached: answers with a stale value if there is one, else as the policy says.
     pub(crate) async fn crowded_out<O: Open>(&self, open: &O, no_seat: NoSeat) -> Crowded<O::Value> {
         let Ask { node, policy, key } = self.ask;
         node.count(Count::overloaded);
@@ -95,7 +97,7 @@ impl Caller<'_> {
             (NoSeat::TooManyWaiters(loader), _) => {
                 (loader, policy.on_crowd, format!("{} callers (max_waiters) wait for it", policy.max_waiters))
             }
-            // Alone it would go past the whole fleet's cap, but inside a load that has a permit.
+            // Loading alone would bypass `max_concurrent_loads`, unless this runs inside a load that holds a permit.
             (NoSeat::TooManyFlights(loader), Some(cap))
                 if policy.on_overload == OnOverload::Shed && !loader.is_within(&node.permit_turn(cap)) =>
             {

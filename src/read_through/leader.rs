@@ -1,7 +1,7 @@
 //! The task of one flight: contend for the lease, load, end. Steps 4 to 6; `commit` is step 7.
 //!
-//! It belongs to no caller. Whoever leaves, the leader's caller included, leaves a seat; the
-//! task goes on, because the work is paid for and the next request wants the value.
+//! The task belongs to no caller. When a caller is dropped, even the one that started the flight, only its seat
+//! becomes free. The task goes on, because the origin does the work anyway and the next request wants the value.
 
 use std::time::Duration;
 
@@ -23,11 +23,11 @@ use crate::policy::OnStoreDown;
 use crate::store::{StoreError, StoreErrorKind};
 use crate::value::outcome::Ending;
 
-/// How often a vanished load is taken over in one wave before the wave is told.
+/// How often a vanished load is taken over in one wave before its failure is given to all waiters.
 const MOST_HOPS: u8 = 3;
 
 impl Lead {
-    /// Sets the flight going. Its end frees everyone seated on it, also if its runtime drops it.
+    /// Spawns the flight's task. All waiters are answered when it ends, also if its runtime drops it.
     pub(crate) fn start(self) {
         tokio::spawn(self.task());
     }
@@ -38,7 +38,7 @@ impl Lead {
         let running = (!self.node.is_closed()).then(|| self.node.tasks.enter());
         async move {
             let stands_for = self.run().await;
-            // It does nothing from here on, so a shutdown need not wait for it.
+            // The flight only stays in the map from here on, so a shutdown need not wait for it.
             drop(running);
             if let Some((leader, pause)) = stands_for {
                 sleep(pause).await;
@@ -47,8 +47,8 @@ impl Lead {
         }
     }
 
-    /// What is left to do: to stand for the process while somebody else refreshes, so that its callers need
-    /// not ask the store about it, one by one.
+    /// Runs the flight. If another process is refreshing, returns how long to keep this flight in the map, so that local callers
+    /// do not each try the lease.
     async fn run(mut self) -> Option<(Leader, Duration)> {
         let lease = match self.flight.lane {
             Lane::Beside => None,
@@ -60,7 +60,7 @@ impl Lead {
                 Contended::Leased(lease) => Some(lease),
                 Contended::Ended { ending, asked } => {
                     if ending.has_value() {
-                        // A caller that came later may have seen a change which came after what was found.
+                        // A caller that came after `asked` may know of a change that the found value does not have.
                         self.leader.detach();
                         let_go_since(&self.leader, asked);
                     }
@@ -76,14 +76,14 @@ impl Lead {
                     return None;
                 }
                 Contended::Leaving => return self.finish(Ending::Gone),
-                // Every process would refresh for itself, what nobody waits for.
+                // No caller waits for a refresh, and failing open would make every process refresh for itself.
                 Contended::StoreDown(_) if self.flight.lane == Lane::Refresh => {
                     return self.finish(Ending::Gone);
                 }
                 Contended::StoreDown(error) => match self.policy.on_store_down {
                     OnStoreDown::FailOpen => {
-                        // It hears of nothing that happens to the key. A server that is there and refuses, for now or
-                        // for good, would refuse the next one too.
+                        // From here on this flight learns of no invalidation. If the server answers and refuses, it would refuse a
+                        // replacement flight too, so later callers join this one.
                         let refused =
                             [StoreErrorKind::Refused, StoreErrorKind::Transient].contains(&error.kind);
                         self.leader.go_adrift(!refused);
@@ -101,7 +101,8 @@ impl Lead {
         None
     }
 
-    /// For this process alone, if it has room for one more such load. Without a permit: nobody can be asked for one.
+    /// Loads for this process alone, if fewer than `max_fail_open_loads` such loads run. Takes no permit: the store, which
+    /// counts them, cannot be asked.
     async fn load_without_the_store(self, error: StoreError) {
         let (most, turn) = (self.policy.max_fail_open_loads, self.node.place_turn());
         let is_within = self.holds(&turn);
@@ -118,10 +119,12 @@ impl Lead {
         self.load_and_end(None, None, place.is_some().then_some(turn)).await;
     }
 
-    /// Once for all callers that wait in this process: it takes no lease and no permit any more, which it might not give back.
+    /// Loads once for all waiters of this process while it shuts down. Takes no lease and no permit, because the process may end
+    /// before it gives them back.
     async fn load_for_a_process_that_ends(self) {
         if !self.leader.is_joinable() {
-            // An invalidation has made it one of several that wait: their callers meet on the one that is left, or on a new one.
+            // An invalidation has detached this flight, so several flights of the key may wait. Their callers join again and share
+            // the flight that is in the map, or a new one.
             return self.leader.finish(Ending::Invalidated);
         }
         self.leader.go_adrift(false);
@@ -160,7 +163,7 @@ impl Lead {
         .await
     }
 
-    /// The lease first, then the permit; given back in reverse.
+    /// Takes the permit after the lease, and loads.
     async fn load_in_turn(self, mut lease: Option<Lease>) {
         match self.admit(&mut lease).await.map(Option::unzip) {
             Ok((permit, turn)) => self.load_and_end(lease, permit, turn).await,
@@ -171,16 +174,16 @@ impl Lead {
         }
     }
 
-    /// Step 6, as often as a loader vanishes and another caller's can go on under the same lease.
+    /// Step 6. When a loader vanishes, repeats it with another caller's loader under the same lease.
     async fn load_and_end(self, mut lease: Option<Lease>, permit: Option<Permit>, turn: Option<Turn>) {
         let mut hops = lease.as_ref().map_or(0, Lease::hops);
-        // When others' loads were out of the way, if this wave had to wait for one.
+        // When the flight stopped waiting for another load, if it had to wait for one.
         let mut waited_until = lease.as_ref().and_then(Lease::waited_until);
         let mut vanished = false;
         loop {
             let Some((loader, seat)) = self.leader.next_loader() else {
-                // Everyone here has left, or has seen a loader vanish: others may go on, also those who load something else and
-                // need not wait for the store to hear of this.
+                // No waiter is left that has a loader: hand the lease over to another process. Release the permit first, so that
+                // loads of other keys need not wait for the hand-over.
                 drop(permit);
                 if let Some(lease) = lease
                     && lease.hand_over(hops).await

@@ -1,4 +1,4 @@
-//! A held lease: how it is kept during a load, and how it ends.
+//! A held lease: its renewal during a load, and the commands that end it.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::sync::lock;
 use crate::tracker::Present;
 use crate::value::outcome::Ending;
 
-/// A held lease. Whoever has it ends it by one of its methods; dropped, it runs out by itself.
+/// A held lease. The owner ends it with one of the consuming methods; a dropped lease expires by itself.
 #[derive(Debug)]
 pub(crate) struct Lease {
     pub(super) node: Arc<Node>,
@@ -27,20 +27,20 @@ pub(crate) struct Lease {
     pub(super) ttl: Duration,
     /// How many loads of this wave have vanished.
     pub(super) hops: u8,
-    /// When it was granted, if somebody else held it before and was waited for.
+    /// When it was granted, if this flight waited for another holder before.
     pub(super) waited_until: Option<Instant>,
-    /// When it was last asked for and had: what comes after that may be later than the invalidation that ends it.
+    /// When the last successful acquire or renewal was sent. An invalidation that ended the lease came after that, so a caller
+    /// that arrived later may know of it.
     pub(super) confirmed: Mutex<Question>,
     pub(super) _held: Present,
 }
 
-/// What happened to a held lease.
+/// An event that ends the undisturbed hold of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
-    /// Somebody invalidated the key. Which lease that ended, a renewal tells: the message may be
-    /// late, and about the lease before this one.
+    /// The key was invalidated. The message may be late and concern the lease before this one; a renewal tells.
     Invalidated,
-    /// It is another's, or nobody's.
+    /// The token holds the lease no more.
     Lost,
 }
 
@@ -53,21 +53,19 @@ impl Lease {
         self.waited_until
     }
 
-    /// Until when it was held for sure.
+    /// Up to when the lease was certainly held.
     pub(crate) fn confirmed(&self) -> Question {
         *lock(&self.confirmed)
     }
 
-    /// Renews the lease at each third of its time until something happens to it; returns only then.
-    /// It is not renewed for longer than the load's `end` and the time to tell the others. With `now`,
-    /// begins with a renewal.
+    /// Renews the lease at each third of its TTL, and returns when it is invalidated or lost. A renewal reaches at most to the
+    /// load's `end` plus the time for a commit. With `now`, begins with a renewal.
     pub(crate) async fn keep(&self, end: Instant, mut now: bool) -> Event {
         let period = self.ttl / 3;
         let mut due = Instant::now() + period;
         loop {
             if !now {
-                // The timer first, and one for all hints: whoever says things of no interest here must not put off
-                // the renewal.
+                // The timer is polled first, and hints do not restart it: a stream of irrelevant hints must not delay the renewal.
                 let hints = tokio::select! {
                     biased;
                     () = sleep_until(due) => None,
@@ -78,7 +76,7 @@ impl Lease {
                         outdate(&self.node, &self.key, &hints);
                         return Event::Invalidated;
                     }
-                    // What was missed may have been an invalidation: ask at once.
+                    // A missed hint may have been an invalidation: renew at once to find out.
                     Some(hints) if hints.missed => {}
                     Some(_) => continue,
                     None => {}
@@ -91,20 +89,20 @@ impl Lease {
             match self.node.store.renew(&self.key, &self.token, ttl, period).await {
                 Ok(Kept::Yes | Kept::Aside) => *lock(&self.confirmed) = asked,
                 Ok(Kept::No) => return Event::Lost,
-                // Not known to be lost: the next period tells, and the commit decides.
+                // The lease may still be held: the next renewal tells, and the commit decides.
                 Err(_) => self.node.count(Count::store_errors),
             }
         }
     }
 
-    /// Step 7: stores the entry and wakes everyone. `None` if what came of it is not known.
+    /// Step 7: stores the entry and wakes all waiting processes. `None` if the store's answer is not known.
     pub(crate) async fn commit(self, entry: Bytes, keep: Duration) -> Option<Kept> {
-        // The caller has its own bound on waiting for this; a large value on a slow line
-        // may take longer than a look-up.
+        // The deadline is the lease's TTL, because a large value on a slow connection may take longer than a look-up. The
+        // caller has its own bound on waiting for this.
         let done = self.node.store.commit(&self.key, &self.token, entry, keep, self.ttl).await;
         if matches!(done, Ok(Kept::No | Kept::Aside)) {
             self.node.count(Count::commits_refused);
-            // Else somebody has invalidated it, or it was evicted.
+            // Otherwise the key was invalidated or the lease evicted, which is normal.
             let ran_out = lock(&self.confirmed).at.elapsed() > self.ttl;
             warn_if!(
                 log::GUARD,
@@ -119,7 +117,7 @@ impl Lease {
         self.ended(done)
     }
 
-    /// Step 7, without a value: leaves the ending to those who wait, and wakes them. As [`commit`](Self::commit).
+    /// Step 7 without a value: publishes the ending to the waiting processes and wakes them. `None` as for [`commit`](Self::commit).
     pub(crate) async fn fail(
         self,
         ending: &Ending,
@@ -139,14 +137,14 @@ impl Lease {
         self.ended(done)
     }
 
-    /// Gives the lease to a waiter of another process, or frees it. Whether it is known that a waiter was given it.
+    /// Gives the lease to a waiting process, or frees it. Returns whether a waiting process certainly got it.
     pub(crate) async fn hand_over(self, hops: u8) -> bool {
         let how = HandOver { lease: self.ttl, hops, is_leaving: self.node.is_leaving() };
         let done = self.node.store.hand_over(&self.key, &self.token, how, self.ttl).await;
         matches!(self.ended(done), Some(HandedOver::ToWaiter))
     }
 
-    /// A command without an answer may or may not have run; either way the lease must not stay.
+    /// Releases the lease later if the command that ends it got no answer: it may not have run, and the lease must not stay.
     fn ended<T>(self, done: Result<T, StoreError>) -> Option<T> {
         let error = match done {
             Ok(done) => return Some(done),
@@ -159,15 +157,16 @@ impl Lease {
     }
 }
 
-/// Loads beside the lease hear of nothing: who comes later must not join one that is older than an invalidation.
+/// Detaches the flight that loads outside the lease if the key was invalidated. That flight does not learn of it, and later
+/// callers must not join a load that is older than an invalidation.
 pub(super) fn outdate(node: &Node, key: &Key, hints: &Hints) {
     if hints.invalidated {
         node.flights.detach(&FlightKey { key: key.clone(), lane: Lane::Beside });
     }
 }
 
-/// Releases a lease that this node may hold without knowing it. Gives up when it has expired by itself, however late it was
-/// granted; until then it counts as what it was: held, or doubtful.
+/// Releases a lease that this node may hold without knowing it. Retries until the lease must have expired by itself, however
+/// late it was granted. `held` keeps it counted until then, as held or as doubtful.
 pub(super) fn release_later(node: Arc<Node>, key: Key, token: Token, lease: Duration, held: Present) {
     tokio::spawn(async move {
         let _held = held;

@@ -1,4 +1,4 @@
-//! One load of a flight: its turn, the loader in a task of its own, the lease kept meanwhile. Step 6.
+//! One load of a flight: waits for a permit, runs the loader in a separate task, and renews the lease meanwhile. Step 6.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -23,49 +23,49 @@ use crate::policy::budget::Budget;
 use crate::value::outcome::Ending;
 use crate::value::tags::Tagged;
 
-/// A flight's task, before it runs.
+/// The task that runs steps 4 to 7 of one flight.
 pub(crate) struct Lead {
     pub(crate) node: Arc<Node>,
     pub(crate) policy: Arc<Policy>,
     pub(crate) flight: FlightKey,
     pub(crate) leader: Leader,
-    /// What the first caller read and will not serve as it is.
+    /// The entry that the first caller read and will not serve as it is.
     pub(crate) seen: Option<Box<Seen>>,
-    /// What is left of the first caller's budget.
+    /// The rest of the first caller's budget.
     pub(crate) budget: Budget,
-    /// The loads inside which the first caller waits for this one.
+    /// The chain of loads inside which the first caller waits for this one.
     pub(crate) within: Option<Arc<Loading>>,
-    /// The seat of a caller that does not wait: held, because a loader leaves with its seat.
+    /// The seat of a caller that does not wait. Held here, because dropping a seat drops its loader.
     pub(crate) _unattended: Option<Follower>,
 }
 
 /// How one load ended.
 pub(super) enum Run {
-    /// After so long.
+    /// The loader returned, after this duration.
     Loaded(Box<Loaded>, Duration),
     TimedOut,
-    /// It panicked, or its runtime dropped it.
+    /// The loader panicked, or its runtime dropped it.
     Vanished(Failure),
 }
 
-/// When a load began, and under which tags.
+/// When a load began, and the tags' ids at that moment.
 pub(crate) struct LoadStart {
     pub(super) asked: Question,
-    /// The policy's tags with their ids at that moment; `None` if these can not be read, and then nothing may be stored, because
-    /// no process could tell whether it was invalidated.
+    /// The policy's tags with their ids. `None` if the store did not answer; then nothing may be stored, because no process
+    /// could tell whether it was invalidated.
     pub(super) tagged: Option<Vec<Tagged>>,
 }
 
 impl LoadStart {
-    /// Of a load that does not begin.
+    /// For a load that does not begin.
     pub(crate) fn none() -> Self {
         Self { asked: Question::now(), tagged: Some(Vec::new()) }
     }
 }
 
 impl Lead {
-    /// Runs one loader in a task of its own, so that neither its panic nor its blocking touches
-    /// the lease, and keeps the lease meanwhile. `lease` is `None` afterwards if it was lost or given away.
+    /// Runs one loader in a separate task, so that neither its panic nor its blocking affects the lease, and renews the lease
+    /// meanwhile. `lease` is `None` afterwards if it was lost or handed over.
     pub(super) async fn load(&self, loader: Loader, turn: Option<Turn>, lease: &mut Option<Lease>) -> Run {
         let Loader { run, span, within, .. } = loader;
         let end = Instant::now() + self.policy.load_timeout;
@@ -88,7 +88,7 @@ impl Lead {
         }
     }
 
-    /// Waits for the load's turn, where the policy bounds how many run at once.
+    /// Waits for a permit, if the policy bounds concurrent loads.
     pub(super) async fn admit(&self, lease: &mut Option<Lease>) -> Result<Option<(Permit, Turn)>, Failure> {
         let Self { node, policy, flight, .. } = self;
         let Some(limit) = policy.max_concurrent_loads else { return Ok(None) };
@@ -96,15 +96,15 @@ impl Lead {
         if self.holds(&turn) {
             return Ok(None);
         }
-        // Bounded by itself; the margin is for its last command.
+        // `admit` has its own timeout; the margin is for its last command.
         let end = Instant::now() + policy.permit_timeout + policy.command_timeout * 4;
         let (nobody, admit) = (watch::Sender::new(false), bulkhead::admit(node, policy, limit, &flight.key));
         let permit = self.keeping(lease, end, &nobody, admit).await.transpose()?.flatten();
         Ok(permit.map(|permit| (permit, turn)))
     }
 
-    /// Keeps the lease while `work` goes on; `None` if that takes until `end`. The lease is `None` afterwards
-    /// if it was lost or given away, and `losing` is told of the first.
+    /// Renews the lease while `work` runs; returns `None` if `work` is not done at `end`. `lease` is `None` afterwards if it was
+    /// lost or handed over; only a loss is sent on `losing`.
     async fn keeping<T>(
         &self,
         lease: &mut Option<Lease>,
@@ -126,7 +126,7 @@ impl Lead {
                 done = &mut work => return Some(done),
                 () = sleep_until(end) => return None,
                 event = kept => {
-                    // Who came before gets the value all the same. Later callers must not: it may be older than an
+                    // Callers that joined before still get the value. Later callers must not: it may be older than an
                     // invalidation.
                     self.leader.detach();
                     in_doubt = event == Event::Invalidated;
@@ -139,11 +139,11 @@ impl Lead {
                     }
                 }
                 () = self.node.leaving(), if lease.is_some() => {
-                    // The process is about to end: somebody else had better load this.
+                    // The process is about to end: another process should load the key.
                     self.leader.detach();
                     if let Some(lease) = lease.take() {
-                        // Beside what goes on here: that has a time limit of its own, and callers who wait for it. The shutdown
-                        // waits until the lease is gone.
+                        // Spawned, because `work` goes on: it has its own time limit, and callers wait for it. The shutdown waits
+                        // until the lease is gone.
                         tokio::spawn(lease.hand_over(0));
                     }
                 }
@@ -151,15 +151,15 @@ impl Lead {
         }
     }
 
-    /// Whether the first caller has such a turn already, as it loads something else for which it waits for this.
+    /// Whether the first caller waits for this load inside another load that already holds this permit.
     pub(super) fn holds(&self, turn: &Turn) -> bool {
         let holds = |loading: &Arc<Loading>| loading.holds(turn);
         self.within.as_ref().is_some_and(holds) && self.leader.is_awaited_by_first()
     }
 }
 
-/// What the flight comes to was current when the store was asked this, and may have been changed since. A caller that came later may have seen
-/// the change, and asks again. It does so once: the next load begins later than all callers that ask again have come.
+/// Makes the callers that came after `current` join again. The flight's outcome was current at that moment and may have changed
+/// since, and such a caller may know of the change. It joins again only once: the next load begins after its arrival.
 pub(crate) fn let_go_since(leader: &Leader, current: Question) {
     leader.leave_if(&Ending::Invalidated, |loader| loader.came.is_after(current));
 }

@@ -1,4 +1,4 @@
-//! One caller on its way: its look-up, and what that means to it. Step 2. Knows no Redis and no HTTP.
+//! One caller's state, its look-up, and how it judges the result. Step 2. Knows no Redis and no HTTP.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use crate::value::entry::{Entry, Kind};
 use crate::value::freshness::Serves;
 use crate::value::reader::{Boxed, Open, Room};
 
-/// One caller's question.
+/// One caller's inputs: guard state, policy, key.
 #[derive(Clone, Copy)]
 pub(crate) struct Ask<'a> {
     pub(crate) node: &'a Arc<Node>,
@@ -26,20 +26,20 @@ pub(crate) struct Ask<'a> {
     pub(crate) key: &'a Key,
 }
 
-/// One caller on its way.
+/// An [`Ask`] plus its start time, remaining budget and the entry that it has rejected.
 pub(crate) struct Caller<'a> {
     pub(crate) ask: Ask<'a>,
     pub(crate) started: Instant,
     pub(crate) came: Arrival,
     pub(crate) budget: Budget,
-    /// What this caller has read and will not serve as it is.
-    /// Boxed, because a caller is moved from hand to hand on each hit.
+    /// The entry that this caller has read and will not serve as it is.
+    /// Boxed, because a caller is moved several times on each hit.
     pub(crate) seen: Option<Box<Seen>>,
     /// Whether the store has answered its look-up.
     pub(crate) looked: bool,
 }
 
-/// What a read found: for this caller alone, or for all who were in its queue.
+/// What a read found: for this caller alone, or for all callers of its queue.
 pub(crate) enum Read {
     Own(Result<Option<Stored>, StoreError>),
     Shared(Result<Option<Arc<SharedRead>>, StoreError>),
@@ -47,7 +47,7 @@ pub(crate) enum Read {
 }
 
 impl Read {
-    /// Why nothing is known, if the store did not say.
+    /// The store's error, if it did not answer.
     pub(crate) fn error(&self) -> Option<&StoreError> {
         match self {
             Self::Own(read) => read.as_ref().err(),
@@ -56,12 +56,12 @@ impl Read {
         }
     }
 
-    /// Whether the store has said what there is.
+    /// Whether the store has answered.
     pub(crate) fn is_answered(&self) -> bool {
         !matches!(self, Self::LeftOut) && self.error().is_none()
     }
 
-    /// What was found, as what is not to be served as it is.
+    /// The entry that was found, as a rejected one.
     pub(crate) fn into_seen(self, key: &Key) -> Option<Seen> {
         match self {
             Self::Own(Ok(Some(stored))) => Some(Seen::of(stored, key)),
@@ -71,7 +71,7 @@ impl Read {
     }
 }
 
-/// What a look-up means to this caller.
+/// How this caller judges the result of its look-up.
 pub(crate) enum Judged<V> {
     Hit {
         value: V,
@@ -79,20 +79,20 @@ pub(crate) enum Judged<V> {
         refresh: bool,
     },
     Miss,
-    /// The store did not say what there is.
+    /// The store did not answer.
     Unread,
     Marked,
     Down(Error),
 }
 
-/// What a caller makes of what was there before it came and is found only later, because its look-up failed.
+/// How a caller whose look-up failed treats an older entry that is returned later.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Unread {
-    /// Its look-up has not failed.
+    /// The look-up has not failed.
     No,
-    /// It judges it then.
+    /// The caller judges the entry as its look-up would have.
     Unjudged,
-    /// It wants a load whatever there is.
+    /// The caller wants a new load whatever the entry is.
     Unwanted,
 }
 
@@ -111,17 +111,17 @@ impl<'a> Caller<'a> {
         FlightKey { key: self.ask.key.clone(), lane }
     }
 
-    /// Step 2 for a caller that will join a flight where there is one, and then need not read.
+    /// Step 2 for a caller that joins a flight if there is one, and then need not read.
     pub(crate) fn look_up<R: Room>(&self) -> impl Future<Output = (Read, Option<FirstRead<'a>>)> {
         self.look_up_past::<R>(false)
     }
 
-    /// Step 2 for a caller that wants to know what is stored, also while somebody loads.
+    /// Step 2 for a caller that wants to know what is stored, also during a load.
     pub(crate) async fn look_up_anyway<R: Room>(&self) -> Read {
         let (read_for_all, _first) = self.look_up_past::<R>(true).await;
         let Ask { node, policy, key } = self.ask;
         match (read_for_all, self.budget.next()) {
-            // For those who would join.
+            // The reader of the queue skipped the read, because its callers join a flight.
             (Read::LeftOut, Some(within)) => {
                 let tags = policy.tag_keys(&node.namespace);
                 Read::Own(Box::pin(read(node, key, &tags, within)).await)
@@ -130,8 +130,8 @@ impl<'a> Caller<'a> {
         }
     }
 
-    /// Those who ask at the same moment share a read. A lone caller is also given what holds back those who queue
-    /// behind it.
+    /// Callers that ask at the same moment share a read. A lone caller also gets a [`FirstRead`], which holds back the callers
+    /// that queue behind it until it is dropped.
     async fn look_up_past<R: Room>(&self, past_flights: bool) -> (Read, Option<FirstRead<'a>>) {
         let Ask { node, policy, key } = self.ask;
         let Some(within) = self.budget.next() else {
@@ -143,8 +143,8 @@ impl<'a> Caller<'a> {
             Ok(first) => (Read::Own(R::keep(read(node, key, &tags, within)).await), Some(first)),
             Err((queued, is_elsewhere)) => {
                 let nothing = || LookedUp::Read(Err(StoreError::new(StoreErrorKind::Unavailable)));
-                // Others, with another policy, have longer than this caller; there is no time for the lone read before and then
-                // its own; or the reader's runtime may stand still. (Only then: a timer costs something.)
+                // A timer is needed if callers with another policy wait longer than this one, if the budget does not cover the
+                // lone read and the queue's own read, or if the reader's runtime may stand still. (Only then: a timer costs time.)
                 let twice = policy.command_timeout.saturating_mul(2);
                 let read = if policy.command_timeout < node.longest_command()
                     || twice > policy.coordination_budget
@@ -166,7 +166,7 @@ impl<'a> Caller<'a> {
         }
     }
 
-    /// What a read for others is to this caller, whose policy may have other tags than theirs.
+    /// Reads again if the shared read did not check all tags of this caller's policy.
     async fn read_with_tags(&self, shared: Read, tags: &[Key], within: Duration) -> Read {
         let Ask { node, key, .. } = self.ask;
         let fits = |shared: &SharedRead| tags.iter().all(|tag| shared.tags.contains(tag));
@@ -242,14 +242,14 @@ impl<'a> Caller<'a> {
         (Some(stale), due && !is_refreshed())
     }
 
-    /// The older value that may stand in for one that can not be had.
+    /// The older value that may be served because no current one can be had.
     pub(crate) fn stand_in<O: Open>(&self, open: &O) -> Option<O::Value> {
         let now = self.ask.node.store.now();
         let value = self.seen.as_ref()?.value.as_ref().filter(|value| open.stands_in(value, now))?;
         open.open(&mut value.clone(), now)
     }
 
-    /// The same; who took a seat on a flight without a look-up makes one: all of them, one read.
+    /// As [`stand_in`](Self::stand_in). A caller that joined a flight without a look-up makes it now; such callers share one read.
     pub(crate) async fn find_stand_in<O: Open>(&self, open: &O) -> Option<O::Value> {
         if self.seen.is_some() {
             return self.stand_in(open);
@@ -259,7 +259,7 @@ impl<'a> Caller<'a> {
         caller.stand_in(open)
     }
 
-    /// Reads what is stored, if this caller has not: what may stand in, and what a load may ask about.
+    /// Reads the stored entry if this caller has not done so: it may stand in, and a load may revalidate it.
     pub(crate) async fn see(&mut self) {
         if self.seen.is_none() && !self.looked {
             let read = self.look_up_anyway::<Boxed>().await;
@@ -267,7 +267,7 @@ impl<'a> Caller<'a> {
         }
     }
 
-    /// The same, once this caller has waited as long as it should where there is one; never, otherwise.
+    /// Returns the older value once `soft_timeout` has passed; pending for ever if there is no such value or timeout.
     pub(crate) async fn soft_timeout<O: Open>(&self, open: &O) -> O::Value {
         if let Some(soft_timeout) = self.ask.policy.soft_timeout {
             sleep_until(self.started + soft_timeout).await;
@@ -278,21 +278,22 @@ impl<'a> Caller<'a> {
         std::future::pending().await
     }
 
-    /// Where to join: those who may be served, by this value or by others that it leads to, must not be made to wait.
+    /// The lane to join. A caller that rejects a value which others are served, or which leads them to a value, loads in
+    /// [`Lane::Anew`], so that those others do not wait for this load.
     pub(crate) fn lane(&self, leads_others: impl FnOnce(&Entry) -> bool) -> Lane {
         let Some(value) = self.seen.as_ref().and_then(|seen| seen.value.as_ref()) else { return Lane::Lease };
         let is_served = value.serves(self.now()).is_at_once();
         if is_served || leads_others(value) { Lane::Anew } else { Lane::Lease }
     }
 
-    /// Whether this is what its look-up would have found and not taken, had it not failed.
+    /// Whether this caller's failed look-up would have found and rejected this entry.
     pub(crate) fn would_have_passed<O: Open>(&self, open: &O, entry: &Entry, unread: Unread) -> bool {
         let now = self.now();
         let wants_it = || unread == Unread::Unjudged && open.serves(entry, now) != Serves::No;
         unread != Unread::No && entry.stored_at < now && !wants_it()
     }
 
-    /// Whether this caller is content with what stands in for a value that could not be had.
+    /// Whether this caller accepts this entry in place of a value that could not be had.
     pub(crate) fn takes<O: Open>(&self, open: &O, entry: &Entry) -> bool {
         open.stands_in(entry, self.now()) || open.serves(entry, self.now()) != Serves::No
     }

@@ -1,4 +1,4 @@
-//! The algorithm, as one caller sees it. Knows no Redis and no HTTP.
+//! The read-through algorithm, from one caller's point of view. Knows no Redis and no HTTP.
 //!
 //! ```text
 //! 1 key       request or caller -> CacheKey, or bypass straight to the loader
@@ -13,10 +13,9 @@
 //! ```
 //!
 //! Each step is the file of its name; step 4 is `acquire`, and step 8 is here. Steps 4 to 7 run in the flight's own task, `leader`;
-//! `contend` is the loop of steps 4 and 5, `lease` what a granted acquire leaves in hand. A look-up that finds a stale value begins the
-//! load in the background by `refresh`. A caller whose process has a
-//! flight for the key takes a seat on it without a look-up (3 before 2): the flight began with one that
-//! found nothing, and one read per request is what the flight is there to prevent.
+//! `contend` is the loop of steps 4 and 5, `lease` the held lease. A look-up that finds a stale value begins the load in the
+//! background by `refresh`. A caller whose process has a flight for the key joins it without a look-up (3 before 2): the flight
+//! began with a look-up that found nothing, and it exists to save one read per request.
 
 pub(crate) mod acquire;
 pub(crate) mod bulkhead;
@@ -50,37 +49,36 @@ use look_up::{Ask, Caller, Judged, Unread};
 use queued_read::FirstRead;
 use refresh::Refresh;
 
-/// How many flights a caller joins before it loads for itself. A value that another caller has loaded is of no use to it where
-/// it has another type, and a flight ends with its runtime. By the other reasons to join again it joins five at most: after a
-/// look-up that failed, after a change that it may have seen, and after `wait_timeout` a load outside the lease, once each.
+/// How many flights a caller joins before it loads for itself. It joins again each time that another caller's value has another
+/// type or that a flight's runtime was dropped. For all other reasons it joins five flights at most: after a failed look-up, after
+/// a change that it may know of, and after `wait_timeout` a load outside the lease, once each.
 const ROUNDS: usize = 6;
 
-/// What step 2 came to.
+/// The result of step 2.
 pub(crate) enum Looked<'a, V> {
     /// Step 8 from the store.
     Hit(V),
-    /// The same, and a background load is due: bring a loader for it.
+    /// Step 8 from the store, and a background load is due: the caller brings a loader for it.
     Aging { value: V, stale: bool, refresh: Box<Refresh<'a>> },
-    /// Step 8 with a stale value that nobody should load anew yet.
+    /// Step 8 with a stale value that must not be loaded again yet.
     Stale(V),
-    /// No value, and no way to one.
+    /// There is no value, and the caller may not load one.
     Failed(Failure),
-    /// Nothing that can be served: bring a loader.
+    /// There is nothing to serve: the caller brings a loader.
     Missing(Missing<'a>),
 }
 
-/// What a caller that brought its loader is answered.
+/// The answer to a caller that brought its loader.
 pub(crate) enum Answer<V> {
-    /// Step 8 from a load that somebody else led.
-    /// With this caller's own loader, which was not needed.
+    /// Step 8 from another caller's load, with this caller's own loader, which was not needed.
     Coalesced(V, #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "for HTTP variants"))] Loader),
-    /// Step 8 with an older value, because the load failed or takes long; the loader where it was not used.
+    /// Step 8 with an older value, because the load failed or takes long; with the loader if it was not used.
     Stale(
         V,
         #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "for HTTP variants"))] Option<Loader>,
     ),
-    /// This caller's own loader was used, and what it came to is wherever that loader put it. The
-    /// ending says why there is nothing.
+    /// This caller's own loader was used, and has delivered its result by its own means. If it has not, the ending
+    /// says why.
     Led(Ending),
     /// No value.
     Failed(Failure),
@@ -88,7 +86,7 @@ pub(crate) enum Answer<V> {
     Alone(Loader),
 }
 
-/// Steps 2 and, where a flight is on its way already, 3: is there something to serve?
+/// Step 2: is there something to serve? Skips the look-up if the key has a flight to join.
 ///
 /// # Cancel safety
 ///
@@ -99,7 +97,7 @@ pub(crate) async fn look<'a, O: Open>(ask: Ask<'a>, open: &O) -> Looked<'a, O::V
     if Loading::current().is_some_and(|loading| loading.includes(node.store.place(), key)) {
         return Looked::Failed(Failure::Guard(Error::reentrant(key)));
     }
-    // Shut down, the guard asks the store nothing more.
+    // A guard that is shut down sends the store no more look-ups.
     if node.is_closed() || node.flights.any() && node.flights.has_kept(&missing.caller.flight(Lane::Lease)) {
         return Looked::Missing(missing);
     }
@@ -120,7 +118,7 @@ pub(crate) async fn look<'a, O: Open>(ask: Ask<'a>, open: &O) -> Looked<'a, O::V
     Looked::Missing(missing)
 }
 
-/// Step 2 for a caller that wants a load whatever there is.
+/// Step 2 for a caller that wants a load whatever is stored.
 ///
 /// # Cancel safety
 ///
@@ -149,7 +147,7 @@ pub(crate) async fn look_past(ask: Ask<'_>) -> Result<Missing<'_>, Failure> {
     Ok(Missing { caller, first, lane, unread })
 }
 
-/// Step 2 alone: the entry, whatever it is worth; `None` too where it is unreadable.
+/// Step 2 alone: the entry, even if it may not be served; `None` also if it is unreadable.
 ///
 /// # Cancel safety
 ///
@@ -163,7 +161,7 @@ pub(crate) async fn read_entry(ask: Ask<'_>) -> Result<Option<Entry>, StoreError
     }
 }
 
-/// Step 2 alone: what is there to serve, if anything.
+/// Step 2 alone: the value, if there is one to serve.
 ///
 /// # Cancel safety
 ///
@@ -180,12 +178,12 @@ pub(crate) async fn peek<O: Open>(ask: Ask<'_>, open: &O) -> Result<Option<O::Va
     }
 }
 
-/// A caller for whom there is nothing in the store.
+/// A caller whose look-up found nothing to serve; it may join a flight.
 pub(crate) struct Missing<'a> {
     caller: Caller<'a>,
-    /// Held until this caller has a seat, so that those queued behind its read find the flight.
+    /// Held until this caller has a seat, so that the callers queued behind its read find the flight.
     first: Option<FirstRead<'a>>,
-    /// Where to join.
+    /// The lane to join.
     lane: Lane,
     unread: Unread,
 }
@@ -195,20 +193,20 @@ impl<'a> Missing<'a> {
         Self { caller, first: None, lane: Lane::Lease, unread: Unread::No }
     }
 
-    /// Makes this caller one that neither waits for others nor is followed.
+    /// Makes this caller neither wait for other callers nor be waited for.
     #[cfg(feature = "http")]
     pub(crate) fn unattended(mut self) -> Self {
         self.lane = Lane::Heal;
         self
     }
 
-    /// Whether the store has answered its look-up.
+    /// Whether the store has answered this caller's look-up.
     #[cfg(feature = "http")]
     pub(crate) fn has_looked(&self) -> bool {
         self.caller.looked
     }
 
-    /// Step 2 once more: what is stored is no older than this. Answers the caller, or leaves it to join again.
+    /// Repeats step 2: a stored value is current as of now. Returns the answer, or `None` if the caller must join again.
     async fn look_again<O: Open>(&mut self, open: &O) -> Option<Result<(O::Value, bool), Failure>> {
         let asked = Instant::now();
         let looked = Box::pin(look(self.caller.ask, open)).await;
@@ -230,7 +228,7 @@ impl<'a> Missing<'a> {
     ///
     /// # Cancel safety
     ///
-    /// Dropping it takes this caller away; whatever it began goes on without it.
+    /// Dropping it frees this caller's seat; a flight that it has started goes on.
     pub(crate) async fn load<O: Open>(mut self, open: &O, mut loader: Loader) -> Answer<O::Value> {
         for _ in 0..ROUNDS {
             let seated = Instant::now();
@@ -250,15 +248,15 @@ impl<'a> Missing<'a> {
                 && !leads
                 && let Some(own) = follower.take_loader()
             {
-                // Nobody queues for a resource that was uncacheable; one at a time finds out
-                // whether it still is.
+                // Callers do not queue for a resource that was uncacheable; one flight at a time finds out whether it
+                // still is.
                 return Answer::Alone(own);
             }
             let (ending, mut own) = tokio::select! {
                 biased;
                 ended = self.caller.await_ending(&mut follower, leads || self.lane == Lane::Beside) => ended,
                 stand_in = self.caller.soft_timeout(open) => {
-                    // Its loader may run yet; it waits no longer.
+                    // The flight may still use this caller's loader, but the caller no longer waits.
                     if follower.amend_loader(|loader| loader.since = None) {
                         observe::waited(seated.elapsed());
                     }
@@ -267,7 +265,7 @@ impl<'a> Missing<'a> {
                     return Answer::Stale(stand_in, None);
                 }
             };
-            // The seat is another's.
+            // Frees the seat for another caller.
             drop(follower);
             if own.is_some() {
                 waited(seated, leads, &ending);
@@ -296,7 +294,7 @@ impl<'a> Missing<'a> {
                 Ending::Value(mut entry) => {
                     match open.open(&mut entry, self.caller.now()) {
                         Some(value) => return Answer::Coalesced(value, loader),
-                        // Not what this caller wants: a load that gives that is worth a try.
+                        // Not readable as this caller's type: join again and load it.
                         None => self.caller.seen = Some(Box::new(Seen::entry(entry, self.caller.ask.key))),
                     }
                 }
@@ -307,7 +305,7 @@ impl<'a> Missing<'a> {
                     };
                 }
                 Ending::Failed(failure) => return failed(failure, self.caller.stand_in(open), loader),
-                // What the flight came to may be older than a change that this caller has seen. What is stored is not.
+                // The flight's outcome may be older than a change that this caller knows of. A stored entry is not.
                 Ending::Invalidated if self.lane == Lane::Lease => match self.look_again(open).await {
                     Some(Ok((value, true))) => return Answer::Stale(value, Some(loader)),
                     Some(Ok((value, false))) => return Answer::Coalesced(value, loader),
@@ -315,18 +313,18 @@ impl<'a> Missing<'a> {
                     None => {}
                 },
                 Ending::Invalidated | Ending::Abandoned => {}
-                // Long enough. What may stand in has not been read by who took a seat without a look-up.
+                // A caller that joined without a look-up has not read a value that may stand in, so it does now.
                 Ending::WaitedOut => {
                     Box::pin(self.caller.see()).await;
                     match self.caller.ask.policy.on_wait_timeout {
-                        // Once per process, outside the lease.
+                        // One load per process, outside the lease.
                         OnWaitTimeout::Load => self.lane = Lane::Beside,
                         OnWaitTimeout::Fail => {
                             return failed(self.caller.waited_out(), self.caller.stand_in(open), loader);
                         }
                     }
                 }
-                // It stands in for others, and this caller will not have it.
+                // This caller does not accept the older value that stands in for other callers.
                 Ending::Stale(_) if !open.goes_on_alone() => return Answer::Failed(ending.into_failure()),
                 Ending::Stale(_) | Ending::Uncacheable | Ending::Gone => return Answer::Alone(loader),
             }
@@ -335,15 +333,15 @@ impl<'a> Missing<'a> {
     }
 }
 
-/// Notes a wait for somebody else's load, however it ended. (That of a caller whose own loader was used in the end is
-/// noted where that begins.)
+/// Records the wait for another caller's load, however that ended. (If the waiter's own loader is used in the end, its wait
+/// is recorded where that load begins.)
 fn waited(seated: Instant, leads: bool, ending: &Ending) {
     if !(leads && ending.is_refusal()) {
         observe::waited(seated.elapsed());
     }
 }
 
-/// A failure, or what stands in for the value.
+/// Answers with the older value if there is one, else with the failure.
 fn failed<V>(failure: Failure, stand_in: Option<V>, loader: Loader) -> Answer<V> {
     match stand_in {
         Some(value) => Answer::Stale(value, Some(loader)),

@@ -1,5 +1,5 @@
-//! How a caller's read is shared: its place in the queue of its key, the task that reads for the queue, and what a caller does where
-//! that task's runtime stands still. Step 2; `flight/shared_read.rs` has the queues.
+//! Shared reads of step 2: a caller's place in its key's queue, the task that reads for the queue, and the take-over from a task
+//! whose runtime stands still. `flight/shared_read.rs` has the queues.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -31,15 +31,15 @@ pub(crate) struct SharedLookUp<'a, 't> {
     pub(crate) key: &'a Key,
     /// The tags that the entry must have.
     pub(crate) tags: &'t [Key],
-    /// Whether it reads also where there is a flight to join.
+    /// Whether to read also if there is a flight to join.
     pub(crate) past_flights: bool,
 }
 
 impl<'a> SharedLookUp<'a, '_> {
-    /// The caller's turn to read by itself, or its place among the callers that one task reads for, and whether that task may be in
+    /// Lets the caller read by itself, or returns its place in the queue that one task reads for, and whether that task may be in
     /// another runtime.
     ///
-    /// A function of its own, because the future of every hit would have room for what it comes to.
+    /// Not async, because its locals would enlarge the future of every hit.
     pub(crate) fn queue_up(self, within: Duration) -> Result<FirstRead<'a>, (Queued<LookedUp>, bool)> {
         match self.node.look_ups.enter(self.key, within) {
             Entered::First(first) => Ok(first),
@@ -59,8 +59,8 @@ impl<'a> SharedLookUp<'a, '_> {
         tokio::spawn(read_for_queue(Arc::clone(node), duty, tags.to_vec(), within, past_flights));
     }
 
-    /// Waits for the reader for so long. Where the reader is in another runtime and its answer takes most of that, the other runtime
-    /// may stand still: this caller has a task of its own runtime read for all that still wait, and reads again.
+    /// Waits for the reader for at most `most`. If the reader is in another runtime and takes three quarters of that, its runtime
+    /// may stand still. Then this caller spawns a task in its own runtime that reads for all waiters, and queues again.
     pub(crate) async fn wait_for_reader(
         self,
         mut queued: Queued<LookedUp>,
@@ -97,7 +97,7 @@ impl<'a> SharedLookUp<'a, '_> {
 
 /// Reads the entry, and in the same trip the ids of the tags that it must have.
 ///
-/// What has to do with tags is boxed, because every hit's future would have room for it.
+/// The futures that concern tags are boxed, because they would enlarge the future of every hit.
 pub(crate) async fn read(
     node: &Node,
     key: &Key,
@@ -133,8 +133,8 @@ async fn read_tagged(
     })
 }
 
-/// Reads for those who queue for a key, until nobody does, each time for as long as the most patient of them waits. A task
-/// of its own: a caller that is alive and not polled must not hold up the others.
+/// Reads for the callers that queue for a key until the queue is empty, each time for as long as the most patient caller waits.
+/// Runs in a separate task: a caller that is alive and not polled must not hold up the others.
 async fn read_for_queue(
     node: Arc<Node>,
     mut duty: Duty<Key, LookedUp, Hashed>,
@@ -144,13 +144,13 @@ async fn read_for_queue(
 ) {
     let key = duty.key().clone();
     let flight = FlightKey { key: key.clone(), lane: Lane::Lease };
-    // The lone read in front of the queue may have found nothing and begin a flight, whose acquire
-    // reads again; then there is no need to.
+    // The lone read in front of the queue may find nothing and begin a flight, which the queued callers then join
+    // without a read.
     if timeout(within, duty.first_ended()).await.is_err() {
         duty.give_up_first();
     }
     let (mut answered, mut pace) = (Answered::default(), Pace::default());
-    // Whoever is among the answered when they are dropped, here or with this task, is told by that.
+    // Dropping `answered`, here or with this task, wakes the callers that are left in it.
     while let Some(batch) = duty.next() {
         let mut waited = false;
         let looked_up = if !past_flights && node.flights.has_kept(&flight) {
@@ -159,7 +159,7 @@ async fn read_for_queue(
             let mut reading = pin!(read(&node, &key, &tags, batch.patience));
             let read = poll_fn(|cx| {
                 let read = reading.as_mut().poll(cx);
-                // The next read is on its way.
+                // The next read is on its way: wake the rest.
                 answered.tell(usize::MAX);
                 waited |= read.is_pending();
                 read

@@ -1,4 +1,4 @@
-//! A load in the background, for a value that was served although it is stale, or soon will be.
+//! A load in the background, for a value that was served although it is stale or soon will be.
 
 use std::sync::Arc;
 
@@ -16,14 +16,14 @@ pub(crate) struct Refresh<'a> {
 }
 
 impl Refresh<'_> {
-    /// Steps 3 to 7 with nobody waiting: one load in the fleet, or none if somebody else is at it.
+    /// Steps 3 to 7 without a waiter: one load in the fleet, or none if another process is refreshing.
     /// `early` if the value is still fresh.
     pub(crate) fn start(self, loader: Loader, early: bool) {
         let Caller { ask: Ask { node, policy, .. }, .. } = self.caller;
         let flight = self.caller.flight(Lane::Refresh);
-        // One of a runtime that is alive and not driven never ends.
+        // A flight in a runtime that is alive and not driven never ends.
         node.flights.detach_older(&flight, policy.longest_load());
-        // Whoever has one on its way in this process already needs no other.
+        // If a refresh of the key already runs in this process, the loader is dropped.
         if let Joined::Leader(leader, seat) = node.flights.join(&flight, loader, Ending::Abandoned, 1) {
             node.count(Count::refreshes);
             if early {
@@ -31,7 +31,7 @@ impl Refresh<'_> {
             }
             let (node, policy) = (Arc::clone(node), Arc::clone(policy));
             let Caller { seen, budget, .. } = self.caller;
-            // Whoever is served meanwhile does not wait for it, so it has its turn as any other.
+            // The caller does not wait for the refresh, so the refresh takes its own permit.
             let within = None;
             Lead { node, policy, flight, leader, seen, budget, within, _unattended: Some(seat) }.start();
         }

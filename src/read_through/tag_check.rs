@@ -1,4 +1,4 @@
-//! Whether the tags of an entry that an acquire has found are still what they were.
+//! Checks whether a tag of an entry that an acquire has found was invalidated since.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::key::Key;
 use crate::store::StoreError;
 use crate::value::entry::{Entry, Kind};
 
-/// An entry that an acquire or a plain GET has found. Its tags' ids were not read with it, so they are now.
+/// Decodes an entry that an acquire or a plain GET has found, and reads its tags' ids, which were not read with it.
 pub(crate) async fn current(
     node: &Node,
     raw: Bytes,
@@ -34,7 +34,7 @@ pub(crate) async fn unless_invalidated(
     if entry.kind != Kind::Value || (tags.is_empty() && entry.tags.is_empty()) {
         return Ok(Stored::Entry(entry));
     }
-    // Who comes after this look at the ids must not be given what it finds current.
+    // A caller that comes after this read of the ids may know of a later invalidation, so it must not join this flight.
     node.detach(key);
     let ids = match tags {
         [] => Vec::new(),

@@ -1,4 +1,4 @@
-//! Waiting behind the holder of a lease: until its load has ended, or its lease has. Step 5.
+//! Waiting behind the holder of a lease until its load has ended or its lease has expired. Step 5.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,13 +11,13 @@ use crate::observe::Count;
 use crate::store::wake::lease_waiters::Hints;
 use crate::store::{StoreError, StoreErrorKind, Token};
 
-/// While hints may be lost, nobody sleeps longer than this between two looks.
+/// The longest sleep between two acquires while hints may be lost.
 pub(super) const UNSURE_WAIT: Duration = Duration::from_millis(500);
-/// The shortest sleep on a lease that is about to expire: a look each so often is no busy loop.
+/// The shortest sleep on a lease that is about to expire, so that waiting is no busy loop.
 pub(super) const SHORTEST_WAIT: Duration = Duration::from_millis(5);
 
 impl Contention<'_> {
-    /// Sleeps until this holder's load has ended, as far as can be told, or its lease has.
+    /// Sleeps until a hint arrives, which may say that this holder's load has ended, or until its lease should have expired.
     pub(super) async fn wait(&mut self, remaining: Duration, holder: Token) -> Result<(), Contended> {
         let Contender { node, policy, .. } = self.contender;
         (self.behind, self.released) = (Some(holder), None);
@@ -43,12 +43,12 @@ impl Contention<'_> {
         }
     }
 
-    /// A flight that has waited for a live leader rides out a short break of the connection on what is left of its budget,
-    /// rather than load what is being loaded.
+    /// Handles a failed acquire. A flight that has waited for a live leader rides out a short disconnect on the rest of its
+    /// budget, instead of repeating the load that is running.
     pub(super) async fn ride_out(&mut self, error: StoreError) -> Result<(), Contended> {
         let Contender { node, key, budget, .. } = &mut self.contender;
         node.count(Count::store_errors);
-        // It was given what was left, which is less than a command has.
+        // The acquire was given the rest of the budget, which is less than `command_timeout`.
         if error.kind == StoreErrorKind::TimedOut && budget.left().is_zero() {
             node.count(Count::budget_exceeded);
         }
@@ -56,7 +56,7 @@ impl Contention<'_> {
         let mut is_back = false;
         if rides_out && !budget.left().is_zero() {
             let since = Instant::now();
-            // A server that has refused is connected all the same, and would be asked as fast as it answers.
+            // A server that answered with an error is still connected; without a pause it would be asked in a busy loop.
             sleep(SHORTEST_WAIT.min(budget.left())).await;
             is_back = node.store.reach(key.name(), budget.left()).await.is_ok();
             budget.spend(since);
@@ -71,8 +71,8 @@ impl Contention<'_> {
         Ok(())
     }
 
-    /// What was sent may yet run, at any time. Under the same token it would bring back a lease that an invalidation has
-    /// ended, and the older load would be stored.
+    /// Continues with a new token. The acquire without an answer may still run at any time. Under the same token it would bring
+    /// back a lease that an invalidation has ended, and the older load would be stored.
     fn ask_anew(&mut self) {
         let Contender { node, key, policy, .. } = self.contender;
         let token = Token::mint_for(node.store.node(), policy.lease);
@@ -82,14 +82,14 @@ impl Contention<'_> {
         release_later(Arc::clone(node), key.clone(), old, policy.lease, node.doubtful.enter());
     }
 
-    /// What a waiter makes of what it was told.
+    /// Applies the hints that arrived.
     pub(super) fn heed(&mut self, hints: Hints) {
         outdate(self.contender.node, self.contender.key, &hints);
         self.hops = hints.granted.unwrap_or(self.hops);
-        // A wake may name a later holder, whose ending is then the one to ask for.
+        // A wake may name a later holder; then the next acquire asks for that holder's ending.
         self.behind = hints.finished.or_else(|| self.behind.take());
         if hints.invalidated {
-            // It may stand in for nothing any more.
+            // An invalidated entry must not stand in for a failed load.
             *self.contender.seen = None;
         }
     }
@@ -99,7 +99,7 @@ impl Contention<'_> {
 pub(super) fn patience(remaining: Duration, lease: Duration, hints_arrive: bool) -> Duration {
     let longest = if hints_arrive { lease } else { lease.min(UNSURE_WAIT) };
     let remaining = remaining.clamp(SHORTEST_WAIT.min(longest), longest);
-    // The waiters of a dead leader should not all ask in one millisecond; one of them must ask
-    // just after it.
+    // Jitter: the waiters of a dead leader should not all ask in the same millisecond, but the first should ask just
+    // after the lease has expired.
     remaining + Duration::from_micros(fastrand::u64(1_000..10_000))
 }

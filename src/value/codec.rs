@@ -1,4 +1,4 @@
-//! How a loader's value becomes bytes and back.
+//! Encoding of a loader's value to bytes, and back.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -29,8 +29,8 @@ pub enum Codec {
 }
 
 impl Codec {
-    /// Whether `value` can be encoded and read back. What can not be is not shared: everyone who asks for it loads it. Made
-    /// for tests of your own types, as the log does not say why: such a reason may have the value in it.
+    /// Whether `value` can be encoded and read back. A value that cannot is not shared: each caller loads it. Use this in
+    /// tests of your own types, because the log does not give the reason: that may contain the value.
     ///
     /// # Errors
     ///
@@ -60,7 +60,7 @@ impl Codec {
         self.unreadable::<T>(encoding, &payload).map_or(Ok(()), Err)
     }
 
-    /// Encodes `value`, and says how.
+    /// Encodes `value`, and returns the encoding used.
     pub(crate) fn encode<T: Serialize + 'static>(self, value: &T) -> Result<(Encoding, Bytes), Error> {
         if let Some(bytes) = (value as &dyn Any).downcast_ref::<Bytes>() {
             return Ok((Encoding::RAW, bytes.clone()));
@@ -75,7 +75,7 @@ impl Codec {
         }
     }
 
-    /// Whether a payload is how `None` and `()` are encoded.
+    /// Whether a payload is the encoding of `None` and `()`.
     pub(crate) fn is_nothing(encoding: Encoding, payload: &[u8]) -> bool {
         match encoding {
             Encoding::MESSAGE_PACK => payload == [0xc0],
@@ -94,13 +94,13 @@ impl Codec {
         self.read(encoding, payload).ok()
     }
 
-    /// Why what was just encoded would not be a `T` to those who read it, if it would not.
+    /// Why readers could not decode a value that was just encoded as a `T`; `None` if they can.
     pub(crate) fn unreadable<T: DeserializeOwned + 'static>(
         self,
         encoding: Encoding,
         payload: &Bytes,
     ) -> Option<Error> {
-        // A panic of the type's own: the caller that has loaded it has its value.
+        // The type's `Deserialize` may panic; that must not take the value from the caller that loaded it.
         let read = AssertUnwindSafe(|| self.read::<T>(encoding, &mut payload.clone()).err());
         let failed = catch_unwind(read).unwrap_or_else(|panic| Some(panic_text(&*panic).as_ref().into()));
         let what = "the loaded value can not be read back from what it was encoded to";

@@ -1,8 +1,8 @@
-//! The envelope a value is stored in: when it was made, until when it is fresh, whose it is, and a checksum.
+//! The envelope a value is stored in: when it was stored, until when it is fresh, its key, and a checksum.
 //!
-//! Pure functions of bytes. The payload is sliced out of what the store returned, never copied.
-//! Whatever does not check out (another version, cut short, a flipped bit, another key) is a miss:
-//! the caller loads again and the next commit heals the entry.
+//! Pure functions of bytes. The payload is sliced out of the store's reply, never copied.
+//! Bytes that fail a check (another version, cut short, a flipped bit, another key) are a miss:
+//! the caller loads again and the next commit repairs the entry.
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use crc_fast::crc32_iscsi;
@@ -40,7 +40,7 @@ const HEADER: usize = 68;
 const CRC_AT: usize = 4;
 const CHECKED_FROM: usize = 8;
 
-/// What kind of thing an entry holds.
+/// What an entry holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A value that may be served.
@@ -61,33 +61,33 @@ impl Encoding {
     pub(crate) const HTTP: Self = Self(3);
 }
 
-/// A value with what is known about it, decoded. Moved from hand to hand on each hit, so what few have (a validator,
-/// tags) is kept small.
+/// A decoded value and its metadata. It is moved several times on each hit, so fields that few entries use (a validator,
+/// tags) take little space.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) kind: Kind,
     pub(crate) encoding: Encoding,
     /// Milliseconds on the store's clock.
     pub(crate) stored_at: u64,
-    /// Until when, and how, it may be served.
+    /// Until when, and how, the value may be served.
     pub(crate) times: Times,
-    /// What the loader compares with its origin to see whether the value has changed; empty for nothing.
+    /// The loader compares this with the origin to see whether the value has changed; empty if there is none.
     pub(crate) validator: Box<[u8]>,
-    /// What it is invalidated under, besides its key.
+    /// The tags under which the value is invalidated, besides its key.
     pub(crate) tags: TagList,
     pub(crate) payload: Bytes,
 }
 
-/// Why bytes in the store are not an entry of ours.
+/// Why stored bytes are no entry of this crate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unreadable {
-    /// Too short, or no magic: somebody else's data.
+    /// Too short, or no magic: data of another program.
     Foreign,
     /// Another layout version, older or newer.
     Version(u8),
-    /// Lengths or checksum do not fit.
+    /// The lengths or the checksum do not match.
     Corrupt,
-    /// A sound entry of another key: two long keys met in one name.
+    /// A sound entry of another key: two long keys share one name.
     OtherKey,
 }
 
@@ -96,7 +96,7 @@ impl Entry {
         now < self.times.fresh_until
     }
 
-    /// How it may be served at `now`; a marker never is.
+    /// How the entry may be served at `now`; a marker never may.
     pub(crate) fn serves(&self, now: u64) -> Serves {
         match self.kind {
             Kind::Value => self.times.serves(now),
@@ -119,9 +119,9 @@ impl Entry {
             Kind::Value => 0,
             Kind::Marker => 1,
         });
-        // Bounded where it is set.
+        // The setter of the validator bounds its length.
         out.put_u16_le(self.validator.len() as u16);
-        // Keys and payloads of 4 GiB are refused long before: `max_body`, and Redis's own 512 MiB.
+        // Keys and payloads of 4 GiB are refused earlier, by `max_body` and by Redis's limit of 512 MiB.
         out.put_u32_le(full.len() as u32);
         out.put_u32_le(self.payload.len() as u32);
         out.put_u64_le(self.stored_at);
@@ -141,7 +141,7 @@ impl Entry {
         out.freeze()
     }
 
-    /// Reads what is stored under `key`. The payload is what is left of `raw`; `raw` comes back where
+    /// Decodes the bytes stored under `key`. The payload is the rest of `raw`; `raw` is returned if
     /// it is no entry.
     pub(crate) fn decode(mut raw: Bytes, key: &Key) -> Result<Self, (Unreadable, Bytes)> {
         match Self::decode_header(&raw, key) {
@@ -155,7 +155,7 @@ impl Entry {
         }
     }
 
-    /// Everything but the validator, the tags and the payload, and where these begin.
+    /// Decodes everything but the validator, the tags and the payload, and returns where these begin.
     fn decode_header(raw: &[u8], key: &Key) -> Result<(Self, [usize; 3]), Unreadable> {
         let Some((header, rest)) = raw.split_first_chunk::<HEADER>() else {
             return Err(Unreadable::Foreign);
@@ -208,7 +208,7 @@ impl Entry {
     }
 }
 
-/// Bytes with the checksum that an entry of theirs would have.
+/// Sets the checksum of an entry's bytes.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn sealed(mut raw: Vec<u8>) -> Bytes {
     if raw.len() >= HEADER {
@@ -263,7 +263,7 @@ mod tests {
         assert!(memory.contains(&back.payload.as_ptr()));
     }
 
-    /// What other versions of the crate have stored stays readable: the vectors of RFC 3720, B.4.
+    /// Entries that other versions of the crate have stored stay readable: the vectors of RFC 3720, B.4.
     #[test]
     fn the_checksum_is_crc32c() {
         assert_eq!(crc32_iscsi(&[0; 32]), 0x8a91_36aa);
@@ -295,9 +295,9 @@ mod tests {
         assert_eq!(refusal(long.into(), "k"), Unreadable::Corrupt);
     }
 
-    /// Lengths of more than a byte, and of nothing.
+    /// Lengths of more than a byte, and zero.
     #[test]
-    fn whatever_is_encoded_is_decoded() {
+    fn an_encoded_entry_decodes_to_itself() {
         let tags: Vec<_> = (0..40).map(|id| Tagged { tag: key(&format!("tag{id}")), id }).collect();
         let (long, name) = (vec![b'v'; 300], "k".repeat(300));
         let nothing =
@@ -319,9 +319,9 @@ mod tests {
         }
     }
 
-    /// A checksum says that the bytes are those that were written, not who wrote them.
+    /// A right checksum does not prove that this crate wrote the bytes.
     #[test]
-    fn lengths_and_kinds_that_are_never_written_are_refused_though_the_checksum_is_right() {
+    fn impossible_lengths_and_kinds_are_refused_despite_a_right_checksum() {
         let sound = entry().encode(&key("k")).to_vec();
         let with = |at: usize, byte: u8| {
             let mut raw = sound.clone();
@@ -329,7 +329,7 @@ mod tests {
             sealed(raw)
         };
         assert_eq!(Entry::decode(with(0, MAGIC[0]), &key("k")), Ok(entry()), "nothing is changed");
-        // Reserved, the kind, and each length, in its first byte and in its last.
+        // The reserved bytes, the kind, and each length's first and last byte.
         for at in [3, 9, 10, 11, 12, 15, 16, 19, 64, 65, 66, 67] {
             assert_eq!(refusal(with(at, 0xff), "k"), Unreadable::Corrupt, "byte {at}");
         }
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn another_version_and_another_key_are_told_apart_from_damage() {
+    fn another_version_and_another_key_are_distinguished_from_damage() {
         let mut newer = entry().encode(&key("k")).to_vec();
         newer[2] = 9;
         assert_eq!(refusal(newer.into(), "k"), Unreadable::Version(9));
@@ -350,7 +350,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn no_bytes_make_it_panic(raw in proptest::collection::vec(0u8.., 0..200)) {
+        fn decoding_arbitrary_bytes_does_not_panic(raw in proptest::collection::vec(0u8.., 0..200)) {
             let _ = Entry::decode(raw.into(), &key("k"));
         }
     }

@@ -1,37 +1,37 @@
-//! Until when a value may be served, and how: fresh, stale, or only where a load fails. Pure arithmetic.
+//! Until when a value may be served, and how: fresh, stale, or only if a load fails. Pure arithmetic.
 //!
-//! A [`Lifetimes`] is what a policy or a response gives a value; with the moment at which it was loaded it
-//! becomes the [`Times`] that are stored with it.
+//! A policy or a response gives a value its [`Lifetimes`]; with the moment of the load they become
+//! the [`Times`] that are stored with the value.
 
 use std::time::Duration;
 
 /// How long a value may be served from the end of its load on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Lifetimes {
-    /// As it is. Zero: to those who waited for the load, and to nobody later.
+    /// Without restriction. Zero: only callers that waited for the load are served.
     pub(crate) fresh_for: Duration,
-    /// After that, while it is loaded anew in the background (RFC 5861, 3).
+    /// After `fresh_for`, while the value is loaded anew in the background (RFC 5861, 3).
     pub(crate) stale_while_revalidate: Duration,
-    /// After that, where a load fails or takes too long (RFC 5861, 4).
+    /// After `fresh_for`, if a load fails or takes too long (RFC 5861, 4).
     pub(crate) stale_if_error: Duration,
-    /// After that it is kept for the next load to look at: to be revalidated, not to be served.
+    /// After `fresh_for`, only for the next load to revalidate; the value is not served.
     pub(crate) keep_for: Duration,
 }
 
-/// A century. A server and a timer add a lifetime to the present, which may not be more than they can tell.
+/// A century. A server or a timer adds a lifetime to the present, and the sum must be representable there.
 const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 86_400);
 
 /// Until when a value may be served, in milliseconds on the store's clock: the first moment at which it
 /// may not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Times {
-    /// As it is.
+    /// Without restriction.
     pub(crate) fresh_until: u64,
-    /// While it is loaded anew in the background.
+    /// While the value is loaded anew in the background.
     pub(crate) stale_until: u64,
-    /// Where a load fails or takes too long.
+    /// If a load fails or takes too long.
     pub(crate) error_until: u64,
-    /// No load before that: one has failed a moment ago. Zero for no such thing.
+    /// No load before this moment, because one has failed recently. Zero if none has.
     pub(crate) retry_at: u64,
     /// How long the load took, in milliseconds.
     pub(crate) load_ms: u32,
@@ -40,32 +40,32 @@ pub(crate) struct Times {
 /// How a value may be served at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Serves {
-    /// As it is.
+    /// Without restriction.
     Fresh,
-    /// Stale; somebody should load it anew meanwhile.
+    /// Stale; a load in the background should replace it.
     Stale,
-    /// Stale; a load has failed a moment ago, so nobody should try yet.
+    /// Stale; a load has failed recently, so no other should begin yet.
     Resting,
-    /// Only where a load fails or takes too long.
+    /// Only if a load fails or takes too long.
     OnError,
     /// Not at all.
     No,
 }
 
 impl Serves {
-    /// Whether it is served at once: nobody waits for a load.
+    /// Whether callers are served at once, without waiting for a load.
     pub(crate) fn is_at_once(self) -> bool {
         matches!(self, Self::Fresh | Self::Stale | Self::Resting)
     }
 }
 
 impl Lifetimes {
-    /// With only a time to be fresh.
+    /// Fresh for a while, then never served.
     pub(crate) fn fresh(fresh_for: Duration) -> Self {
         Self { fresh_for, ..Self::default() }
     }
 
-    /// The times of a value whose load ended at `now`, and how long the store keeps it; zero not to store it.
+    /// The times of a value whose load ended at `now`, and how long the store keeps it; zero means not at all.
     pub(crate) fn from(&self, now: u64, load_time: Duration) -> (Times, Duration) {
         let Self { fresh_for, stale_while_revalidate, stale_if_error, keep_for } = *self;
         let [fresh_for, stale_while_revalidate, stale_if_error, keep_for] =
@@ -99,30 +99,30 @@ impl Times {
         }
     }
 
-    /// Whether it may stand in for a value that can not be had.
+    /// Whether the value may stand in for one that cannot be had.
     pub(crate) fn stands_in(&self, now: u64) -> bool {
         self.error_until > self.fresh_until && now < self.error_until
     }
 
-    /// The same value, marked stale: only to stand in.
+    /// The times of the same value marked stale: it may then only stand in.
     pub(crate) fn expired(self) -> Self {
         Self { fresh_until: 0, stale_until: 0, retry_at: 0, ..self }
     }
 
-    /// Whether it was made stale before its time.
+    /// Whether the value was marked stale before its time.
     pub(crate) fn is_expired(&self) -> bool {
         self.fresh_until == 0 && self.error_until > 0
     }
 
-    /// The same value after a load that failed at `now`: served as it is until there may be another try.
+    /// The times of the same value after a load that failed at `now`: no load begins during `back_off`.
     pub(crate) fn rested(mut self, now: u64, back_off: Duration) -> Self {
         self.retry_at = now.saturating_add(ms(back_off)).min(self.stale_until.max(self.error_until));
         self
     }
 
     /// Whether this caller should load the value anew although it is fresh: XFetch (Vattani, Chierichetti and
-    /// Lowenstein, "Optimal Probabilistic Cache Stampede Prevention", VLDB 2015). The nearer the end and the
-    /// longer the load, the likelier; `random` is uniform in `0..1`.
+    /// Lowenstein, "Optimal Probabilistic Cache Stampede Prevention", VLDB 2015). The probability rises towards the end
+    /// of freshness and with the load's duration; `random` is uniform in `0..1`.
     pub(crate) fn is_due_early(&self, now: u64, beta: f64, random: f64) -> bool {
         // -ln(0) is infinite: due.
         let ahead = f64::from(self.load_ms) * beta * -random.ln();
@@ -130,7 +130,7 @@ impl Times {
     }
 }
 
-/// In whole milliseconds.
+/// The duration in whole milliseconds.
 pub(crate) fn ms(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
@@ -169,14 +169,14 @@ mod tests {
     }
 
     #[test]
-    fn without_windows_the_end_of_freshness_is_the_end() {
+    fn without_windows_a_value_is_not_served_after_its_freshness() {
         let (times, keep) = Lifetimes::fresh(SECOND).from(0, SECOND);
         assert_eq!((times.serves(999), times.serves(1_000)), (Serves::Fresh, Serves::No));
         assert_eq!(keep, SECOND);
     }
 
     #[test]
-    fn after_a_failure_it_rests_but_never_past_its_windows() {
+    fn a_value_backs_off_after_a_failure_but_not_past_its_windows() {
         let (times, _) = lifetimes().from(1_000, SECOND);
         let rested = times.rested(17_000, SECOND * 2);
         assert_eq!(rested.serves(18_999), Serves::Resting);
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_due_early_the_likelier_the_nearer_its_end() {
+    fn early_refresh_becomes_likelier_towards_the_end_of_freshness() {
         let (times, _) = Lifetimes::fresh(SECOND * 10).from(0, SECOND);
         let due = |now, beta, random| times.is_due_early(now, beta, random);
         // -ln(1/e) is 1: one load time ahead.

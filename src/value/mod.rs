@@ -1,4 +1,4 @@
-//! What a key stands for: the stored entry, how long it may be served, its tags and encoding, and the outcome of a flight.
+//! Values: the stored entry, how long it may be served, its tags and encoding, and the outcome of a flight.
 
 pub(crate) mod codec;
 pub(crate) mod entry;

@@ -1,4 +1,4 @@
-//! How a flight ends, for those seated on it here and, as bytes, for those who wait in other processes.
+//! The outcome of a flight, for its waiters in this process and, as bytes, for those in other processes.
 
 use std::any::Any;
 use std::fmt;
@@ -10,32 +10,32 @@ use super::entry::Entry;
 use crate::error::{Error, ErrorKind, Failure};
 use crate::key::Key;
 
-/// What everyone who waited for a load is told.
+/// What every waiter of a flight receives.
 #[derive(Clone, Debug)]
 pub(crate) enum Ending {
-    /// A value, stored or only shared with this wave.
+    /// A value, stored or only shared with the current waiters.
     Value(Entry),
-    /// A value on its way, for those who wait in this process: they may begin with it.
+    /// A value that is still arriving, for waiters of this process: they can begin to read it.
     #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "of HTTP responses"))]
     Arriving(Arriving),
     /// The load failed, and this older value may stand in for it.
     Stale(Entry),
     /// No value: the load failed.
     Failed(Failure),
-    /// There is nothing here for this caller, and another flight may have it: it came after a change that the load has not seen,
-    /// the value is the leader's own, or the process ends. It asks again.
+    /// The flight has no value for this caller, which joins again: the caller came after a change that the load has not seen,
+    /// the value is only for the caller that loaded it, or the process ends.
     Invalidated,
-    /// The value is one caller's own, so each loads for itself, without queueing.
+    /// The value is for one caller only, so each loads for itself, without queueing.
     Uncacheable,
-    /// Somebody in another process leads for longer than this flight waits.
+    /// Another process held the lease for longer than this flight waits.
     WaitedOut,
-    /// Nobody is left to load under the lease: each loads for itself.
+    /// No caller is left to load under the lease: each loads for itself.
     Gone,
-    /// The flight ended with the runtime that it ran in: those who live in others begin a new one.
+    /// The runtime of the flight's task was dropped: waiters in other runtimes begin a new flight.
     Abandoned,
 }
 
-/// What is arriving is the loader's and its callers' own business.
+/// A value that is still arriving; its type is known to the loader and its callers only.
 #[derive(Clone)]
 pub(crate) struct Arriving(pub(crate) Arc<dyn Any + Send + Sync>);
 
@@ -46,7 +46,7 @@ impl fmt::Debug for Arriving {
 }
 
 impl Ending {
-    /// Why the caller that led has nothing of its own.
+    /// The failure of a caller that led and whose loader has delivered nothing.
     pub(crate) fn into_failure(self) -> Failure {
         match self {
             Self::Failed(failure) => failure,
@@ -64,12 +64,12 @@ impl Ending {
         }
     }
 
-    /// Whether it gives callers a value, which a change may have made outdated.
+    /// Whether this gives callers a value, which a change may have outdated.
     pub(crate) fn has_value(&self) -> bool {
         matches!(self, Self::Value(_) | Self::Stale(_))
     }
 
-    /// Whether nobody's load was waited for: there was no permit, no room, no store, or it was not here.
+    /// Whether no load was waited for: there was no permit, no capacity, no store, or the load was in another process.
     pub(crate) fn is_refusal(&self) -> bool {
         match self {
             Self::Failed(Failure::Guard(error)) => {
@@ -79,7 +79,7 @@ impl Ending {
         }
     }
 
-    /// The bytes that FAIL leaves for those who wait elsewhere: a value is no longer there than one that is stored.
+    /// The bytes that FAIL publishes to waiters in other processes. A value is no longer than its stored form, so `max_body` bounds it.
     pub(crate) fn encode(&self, key: &Key) -> Bytes {
         let tagged = |tag: u8, text: &str| {
             let mut out = BytesMut::with_capacity(1 + text.len());
@@ -115,7 +115,7 @@ impl Ending {
         }
     }
 
-    /// Reads what another process left; anything unreadable means "load for yourself".
+    /// Decodes an outcome that another process has published; unreadable bytes mean [`Uncacheable`](Self::Uncacheable).
     pub(crate) fn decode(raw: &Bytes, key: &Key) -> Self {
         let text = || Arc::<str>::from(String::from_utf8_lossy(raw.get(1..).unwrap_or_default()));
         match raw.first() {
@@ -143,7 +143,7 @@ mod tests {
     use crate::value::tags::TagList;
 
     #[test]
-    fn outcomes_survive_the_way_to_another_process() {
+    fn an_encoded_outcome_decodes_to_itself() {
         let key = Key::new("ns", &CacheKey::from("k"));
         let entry = Entry {
             kind: Kind::Value,
@@ -175,7 +175,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn no_bytes_make_it_panic(raw in proptest::collection::vec(0u8.., 0..100)) {
+        fn decoding_arbitrary_bytes_does_not_panic(raw in proptest::collection::vec(0u8.., 0..100)) {
             let _ = Ending::decode(&raw.into(), &Key::new("ns", &CacheKey::from("k")));
         }
     }

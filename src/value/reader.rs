@@ -1,4 +1,4 @@
-//! What a caller wants of what is stored. Knows no Redis and no HTTP.
+//! How one caller judges a stored entry and turns it into its value. Knows no Redis and no HTTP.
 
 use std::any::Any;
 use std::future::Future;
@@ -7,65 +7,65 @@ use std::sync::{Arc, OnceLock};
 use super::entry::Entry;
 use super::freshness::Serves;
 
-/// What the first of those who share a read has made of it, for the others.
+/// The value that the first caller of a shared read has made of the entry, kept for the others.
 pub(crate) type Opened = OnceLock<Box<dyn Any + Send + Sync>>;
 
-/// What a caller wants of an entry.
+/// How one caller turns a stored entry into its value, and whether it accepts it.
 pub(crate) trait Open {
     type Value;
-    /// Where a read of the caller's own is kept.
+    /// Where the future of the caller's own read is placed.
     type Room: Room;
 
-    /// Whether it may be served to this caller without a load, and how.
+    /// Whether the entry may be served to this caller without a load, and how.
     fn serves(&self, entry: &Entry, now: u64) -> Serves {
         entry.serves(now)
     }
 
-    /// The same of an entry that other callers are given at the same moment.
+    /// As [`serves`](Self::serves), for an entry that a shared read has found.
     fn serves_shared(&self, entry: &Entry, now: u64, _opened: &Opened) -> Serves {
         self.serves(entry, now)
     }
 
-    /// Whether it may be served to this caller where a load fails.
+    /// Whether the entry may be served to this caller if a load fails.
     fn stands_in(&self, entry: &Entry, now: u64) -> bool {
         entry.times.stands_in(now)
     }
 
-    /// Whether this caller loads for itself where others are content with what stands in for a value that could not be had.
+    /// Whether this caller loads for itself if it does not accept the older value that stands in for a failed load.
     fn goes_on_alone(&self) -> bool {
         true
     }
 
-    /// Whether others find by it what is there for them.
+    /// Whether other callers find their own values through this entry.
     fn leads_others(&self, _entry: &Entry) -> bool {
         false
     }
 
-    /// Makes it of an entry that nobody else has, for a caller that came when the store's clock showed `now`.
-    /// `None`, and the entry as it was, where it is not that.
+    /// Makes the value of an entry that no other caller holds, for a caller that came at `now` on the store's clock.
+    /// `None` if the entry holds no such value; it is then unchanged.
     fn open(&self, entry: &mut Entry, now: u64) -> Option<Self::Value>;
 
-    /// Makes it of an entry that other callers are given at the same moment.
+    /// As [`open`](Self::open), for an entry that a shared read has found.
     fn open_shared(&self, entry: &Entry, now: u64, _opened: &Opened) -> Option<Self::Value> {
         self.open(&mut entry.clone(), now)
     }
 
-    /// Makes it of a value that is on its way.
+    /// Makes the value of one that is still arriving.
     fn open_arriving(&self, _arriving: &Arc<dyn Any + Send + Sync>) -> Option<Self::Value> {
         None
     }
 }
 
-/// Where a caller keeps a read of its own while that is on its way.
+/// Where a caller places the future of its own read.
 pub(crate) trait Room {
     fn keep<F: Future + Send>(read: F) -> impl Future<Output = F::Output> + Send;
 }
 
-/// In the caller's future, for nothing.
+/// In the caller's future, without an allocation.
 pub(crate) struct InPlace;
 
-/// On the heap, for callers that are boxed futures themselves: most callers of a hot key queue behind another's read, and
-/// would allocate, move and free the room for one of their own.
+/// On the heap, for callers that are boxed futures themselves: most callers of a hot key queue behind another caller's read,
+/// and would otherwise allocate, move and free space for a read of their own that never runs.
 pub(crate) struct Boxed;
 
 impl Room for InPlace {

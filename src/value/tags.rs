@@ -1,26 +1,25 @@
 //! Tags: names under which many values are invalidated at once, in one command however many there are.
 //!
-//! Each tag has a random id in the store. A load reads the ids of its tags before it begins and its value is stored
-//! with them; a value whose ids are not the present ones is no value. To invalidate a tag is to remove its id: the
-//! next load makes another. An id that the store has evicted costs misses, and brings nothing back.
+//! Each tag has a random id in the store. A load reads the ids of its tags before it begins, and its value is stored
+//! with them. A value with other ids than the present ones is invalid. Invalidating a tag removes its id; the
+//! next load creates another. An id that the store has evicted costs misses, and makes no invalidated value valid again.
 
 use bytes::{Buf as _, BufMut as _};
 
 use crate::error::{Error, ErrorKind};
 use crate::key::{CacheKey, Key};
 
-/// A tag with the id it had.
+/// A tag with its id at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Tagged {
     pub(crate) tag: Key,
     pub(crate) id: u64,
 }
 
-/// How many tags a value may have of its own. Its policy's, of which there are fewer, and the one of everything come on top
-/// of that.
+/// How many tags a value may have besides those of its policy, of which there are fewer, and the tag of everything.
 pub(crate) const MOST_TAGS: usize = 16;
 
-/// A caller's tags as keys, where it has given `before` of them already.
+/// A caller's tags as keys, after it has given `before` other tags.
 pub(crate) fn keys<K: Into<CacheKey>>(
     namespace: &str,
     tags: impl IntoIterator<Item = K>,
@@ -45,7 +44,7 @@ pub(crate) fn everything(namespace: &str) -> Key {
     Key::new(namespace, &CacheKey::reserved("all"))
 }
 
-/// The tags of an entry, as they stand in it: `(length of the name 2, name, id 8)` each, little-endian.
+/// The tags of an entry in encoded form: `(length of the name 2, name, id 8)` each, little-endian.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct TagList {
     bytes: Box<[u8]>,
@@ -75,7 +74,7 @@ impl TagList {
         self.bytes.is_empty()
     }
 
-    /// The names and ids. What can not be read is a tag that no id is right for.
+    /// The names and ids, up to the first unreadable byte. A tag behind that has no id, so it never counts as current.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, u64)> {
         let mut rest = &self.bytes[..];
         std::iter::from_fn(move || {
@@ -101,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn tags_are_read_as_they_were_written() {
+    fn encoded_tags_decode_to_themselves() {
         let tags = [Tagged { tag: tag("a"), id: 7 }, Tagged { tag: tag("b:c"), id: u64::MAX }];
         let list = TagList::from_bytes(TagList::new(&tags).as_bytes());
         assert_eq!(list.iter().collect::<Vec<_>>(), [("ns:a", 7), ("ns:b%3Ac", u64::MAX)]);
@@ -110,14 +109,14 @@ mod tests {
     }
 
     #[test]
-    fn no_tag_of_a_user_is_the_tag_of_everything() {
+    fn no_user_tag_equals_the_tag_of_everything() {
         assert_ne!(everything("ns"), tag("all"));
         assert_ne!(everything("ns"), tag("~all"));
     }
 
     proptest::proptest! {
         #[test]
-        fn no_bytes_make_it_panic(raw in proptest::collection::vec(0u8.., 0..100)) {
+        fn decoding_arbitrary_bytes_does_not_panic(raw in proptest::collection::vec(0u8.., 0..100)) {
             let _ = TagList::from_bytes(&raw).iter().count();
         }
     }
