@@ -26,8 +26,9 @@ use std::fmt;
 use std::hash::{BuildHasher, Hash};
 use std::time::Duration;
 
-use crate::sync::{Arc, AtomicUsize, Mutex, Ordering, lock};
 use waiter::{Course, Flight, Follower, Seat};
+
+use crate::sync::{Arc, AtomicUsize, Mutex, Ordering, lock};
 
 /// All joinable flights of one node.
 pub(crate) struct Flights<K, L, O, S> {

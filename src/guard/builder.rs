@@ -1,6 +1,5 @@
 //! Settings that are made once for a guard and all its policies.
 
-use crate::store::memory::MemoryStore;
 use std::sync::Arc;
 
 use crate::error::{Error, ErrorKind};
@@ -9,6 +8,7 @@ use crate::guard_state::Node;
 use crate::key::escape_namespace;
 use crate::policy::Policy;
 use crate::store::backend::Backend;
+use crate::store::memory::MemoryStore;
 
 /// Settings of a [`StampedeGuard`]; [`build`](Self::build) checks them.
 #[derive(Debug)]

@@ -15,8 +15,7 @@ use crate::read_through::look_up::Ask;
 use crate::read_through::{peek, read_entry};
 use crate::store::Insert;
 use crate::value::entry::{Entry, Kind};
-use crate::value::tags;
-use crate::value::tags::TagList;
+use crate::value::tags::{self, TagList};
 
 const INVALIDATION: &str = "the invalidation";
 

@@ -16,8 +16,7 @@ use crate::observe::{Count, log, warn_if};
 use crate::policy::Policy;
 use crate::sync::lock;
 use crate::value::freshness::Lifetimes;
-use crate::value::tags;
-use crate::value::tags::Tagged;
+use crate::value::tags::{self, Tagged};
 
 /// The longest validator, in bytes, that is stored with a value.
 const LONGEST_VALIDATOR: usize = 1024;

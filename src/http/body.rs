@@ -14,8 +14,7 @@ use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use super::shared_body;
-use super::shared_body::Passage;
+use super::shared_body::{self, Passage};
 
 /// The error of a [`GuardedBody`]: the inner body's own, or that its load was cut off.
 ///

@@ -11,8 +11,7 @@ use http::header::{CONTENT_LENGTH, DATE, HeaderMap, HeaderName, HeaderValue, SET
 use http::response::Parts;
 use http::{StatusCode, Version};
 
-use super::metadata;
-use super::metadata::Kept;
+use super::metadata::{self, Kept};
 use crate::http_rules::fields::{is_hop_by_hop, say_length_once, storable};
 
 /// ```text

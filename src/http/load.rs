@@ -1,6 +1,5 @@
 //! Step 6 over HTTP: asks the inner service, and sends its answer to the client of the request.
 
-use super::wanted::{Head, Wanted, call};
 use std::fmt;
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -20,10 +19,10 @@ use super::candidate::{Previous, head_of};
 use super::commit::{Client, Sharing};
 use super::encoding::StoredResponse;
 use super::metadata::Kept;
-use super::respond::answer;
-use super::respond::own_answer;
+use super::respond::{answer, own_answer};
 use super::retry::Again;
 use super::side_commit::Apart;
+use super::wanted::{Head, Wanted, call};
 use crate::error::Failure;
 use crate::failure_text::failure_text;
 use crate::guard_state::Node;

@@ -8,8 +8,7 @@ use tokio::time::timeout;
 
 use super::body::GuardedBody;
 use super::cache_status::{CacheStatus, StandIn, write_stand_in, write_status};
-use super::respond::own_answer;
-use super::respond::{At, Found, VariantPlace, Wants};
+use super::respond::{At, Found, VariantPlace, Wants, own_answer};
 use super::wanted::{Head, Wanted};
 use crate::error::{Error, ErrorKind, Failure};
 use crate::guard::StampedeGuard;

@@ -295,10 +295,11 @@ mod unsafe_methods;
 mod walkthrough;
 mod wanted;
 
+pub use body::GuardedBody;
+pub use explain::{Decision, explain};
+pub use service::{Guarded, GuardedFuture};
+
 pub use crate::http_rules::policy::HttpPolicy;
 pub use crate::http_rules::request_rules::KeyParts;
 pub use crate::http_rules::response::DoNotStore;
 pub use crate::http_rules::target::cache_key;
-pub use body::GuardedBody;
-pub use explain::{Decision, explain};
-pub use service::{Guarded, GuardedFuture};

@@ -1,23 +1,20 @@
 //! Step 8 over HTTP: a stored response as the answer to a request (RFC 9111, 4).
 
-use super::cache_status::write_status;
-use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use std::any::Any;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use http::header::HeaderMap;
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
 use http::{Response, StatusCode};
 
 use super::body::GuardedBody;
-use super::cache_status::{CacheStatus, age_and_status};
+use super::cache_status::{CacheStatus, age_and_status, write_status};
 use super::encoding::StoredResponse;
 use super::metadata::{Chosen, Kept};
 use super::shared_body::Arrival;
 use crate::http_rules::policy::HttpPolicy;
-use crate::http_rules::ranges;
-use crate::http_rules::ranges::{ByteRange, Part, if_range_holds};
+use crate::http_rules::ranges::{self, ByteRange, Part, if_range_holds};
 use crate::http_rules::request::Asked;
 use crate::http_rules::reuse::{Failed, Reuse, instead_of, is_for, reuse};
 use crate::http_rules::validation::{is_not_modified, not_modified};

@@ -1,7 +1,6 @@
 //! Requests that affect stored responses besides their own: unsafe methods invalidate them (RFC 9111, 4.4), and a
 //! HEAD may update them (4.3.5).
 
-use super::exchange::of_report;
 use std::fmt;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
@@ -24,7 +23,7 @@ use super::body::{BoxError, GuardedBody};
 use super::cache_status::{CacheStatus, Fwd, write_status};
 use super::candidate::{Draft, Previous, head_of};
 use super::commit::Sharing;
-use super::exchange::Exchange;
+use super::exchange::{Exchange, of_report};
 use super::respond::own_answer;
 use super::side_commit::Apart;
 use super::wanted::{Head, Wanted, call, ready};
@@ -33,8 +32,7 @@ use crate::guard_state::{Node, Seen};
 use crate::http_rules::invalidation::Invalidation;
 use crate::http_rules::policy::ResponseRules;
 use crate::http_rules::request::{Asked, Considered, consider_post};
-use crate::http_rules::response;
-use crate::http_rules::response::{DoNotStore, Verdict, judge};
+use crate::http_rules::response::{self, DoNotStore, Verdict, judge};
 use crate::http_rules::validation::{HeadUpdate, freshened, head_update};
 use crate::http_rules::vary::Vary;
 use crate::key::Key;

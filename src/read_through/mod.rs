@@ -33,6 +33,11 @@ mod wait;
 
 use tokio::time::Instant;
 
+use join::Crowded;
+use look_up::{Ask, Caller, Judged, Unread};
+use queued_read::FirstRead;
+use refresh::Refresh;
+
 use crate::error::{Error, Failure};
 use crate::guard_state::Seen;
 use crate::key::flight::Lane;
@@ -44,10 +49,6 @@ use crate::store::StoreError;
 use crate::value::entry::Entry;
 use crate::value::outcome::Ending;
 use crate::value::reader::{Boxed, Open};
-use join::Crowded;
-use look_up::{Ask, Caller, Judged, Unread};
-use queued_read::FirstRead;
-use refresh::Refresh;
 
 /// How many flights a caller joins before it loads for itself. It joins again each time that another caller's value has another
 /// type or that a flight's runtime was dropped. For all other reasons it joins five flights at most: after a failed look-up, after
