@@ -26,7 +26,7 @@ pub enum Waiting {
     Keyspace,
 }
 
-/// The settings of a [`Mutex`]; made by [`MutexBuilder`].
+/// The settings of a [`Mutex`](crate::lock::Mutex); made by [`MutexBuilder`](crate::lock::MutexBuilder).
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct MutexOptions {
