@@ -114,7 +114,7 @@ counters! {
     /// Requests for which the coordination budget was used up: they went on without the store, or were answered before it had
     /// confirmed the commit.
     budget_exceeded => "stampede_guard_budget_exceeded_total",
-    /// Stored bytes that were no readable entry: damaged, of another version, or not of the type asked for.
+    /// Stored bytes that were no readable entry: damaged, of another version, or not of the requested type.
     unreadable => "stampede_guard_unreadable_total",
     /// Background loads (`refreshes`) for a value that was still fresh.
     early_refreshes => "stampede_guard_early_refreshes_total",

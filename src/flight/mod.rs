@@ -217,7 +217,7 @@ impl<K: Hash + Eq, L, O: Clone, S: BuildHasher> Leader<K, L, O, S> {
         })
     }
 
-    /// Tells those who wait ahead of the end.
+    /// A handle that gives the waiters an outcome ahead of the end.
     pub(crate) fn announcer(&self) -> Announcer<L, O> {
         Announcer { flight: Arc::clone(&self.flight) }
     }

@@ -22,7 +22,7 @@ impl StampedeGuard {
     ) -> Result<(), Error> {
         let replace = |within| self.node.store.invalidate(key, insert.clone(), within);
         self.node.detach_resource(key);
-        // First, so that replicas which have the rest have this, too.
+        // First, so that replicas that have the later change have this one too.
         if let Some(reports) = key.of_reports(&self.node.namespace) {
             let forget = |within| self.counted(self.node.store.tags().forget_tag(&reports, within));
             let forgotten = self.tried(&reports, until, |within| Box::pin(forget(within))).await;

@@ -1,4 +1,4 @@
-//! What all clones of one guard share for the HTTP layer.
+//! The state that all clones of one guard share for the HTTP layer.
 
 use std::sync::Arc;
 
@@ -7,12 +7,12 @@ use crate::tracker::Gauge;
 
 #[derive(Debug, Default)]
 pub(crate) struct State {
-    /// Of responses that are older than their lifetimes when they come; it never ends, so it is told once.
+    /// Limits warnings about responses that arrive older than their lifetimes. Never reset, so there is one warning only.
     pub(crate) too_old: Outage,
-    /// Of invalidations that unsafe requests ask for.
+    /// Limits warnings about failed invalidations by unsafe requests.
     pub(crate) untold: Outage,
-    /// Unsafe requests whose clients have hung up, and whose answers are waited for.
+    /// Unsafe requests with a client that has hung up, and whose responses are awaited.
     pub(crate) unheard: Arc<Gauge>,
-    /// Those that are tried behind their responses, while the store is away.
+    /// Invalidations that are retried after their responses were sent, while the store is down.
     pub(crate) retold: Arc<Gauge>,
 }

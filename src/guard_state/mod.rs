@@ -32,7 +32,7 @@ use crate::value::tags::Tagged;
 #[derive(Debug)]
 pub(crate) struct Node {
     pub(crate) store: NodeStore,
-    /// Escaped, as it stands in key names.
+    /// Escaped, as it is written in key names.
     pub(crate) namespace: Box<str>,
     pub(crate) flights: Arc<Flights<FlightKey, Loader, Ending, Hashed>>,
     pub(crate) look_ups: Arc<LookUps<Key, LookedUp, Hashed>>,
@@ -57,7 +57,7 @@ pub(crate) struct Node {
     pub(crate) uncapped: Outage,
     #[cfg(feature = "http")]
     pub(crate) http: self::http::State,
-    /// For its locks.
+    /// Callers that wait for this guard's locks.
     pub(crate) waiters: Waiters,
     /// Releases of locks and permits that run in the background.
     pub(crate) background: Arc<Gauge>,

@@ -6,7 +6,7 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Severity {
-    /// As it should be.
+    /// In order.
     Ok,
     /// Worth knowing, or not visible with the rights of this user.
     Note,
@@ -34,7 +34,7 @@ pub struct Finding {
 
 /// The findings of [`StampedeGuard::doctor`](crate::StampedeGuard::doctor).
 ///
-/// Its `Display` is for people: the worst first, each with its cost and what to do.
+/// Its `Display` is for people: the worst finding first, each with its cost and advice.
 ///
 /// # Examples
 ///

@@ -237,10 +237,10 @@ impl Key {
         joined.unwrap_or_else(|| Self::digested(&format!("{namespace}:{}", key.text)))
     }
 
-    /// Of escaped parts; `None` where that is too long. On the stack: every request passes here, and so there is one
-    /// allocation.
+    /// Joins escaped parts; `None` if the name is too long. Joins on the stack, because every request does this and then needs
+    /// one allocation only.
     fn joined<'a>(parts: impl Iterator<Item = &'a str>) -> Option<Self> {
-        // Each part has a separator behind it.
+        // Each part is followed by a separator.
         let (mut text, mut length) = ([0; LONGEST_NAME + 1], 0);
         for part in parts {
             let end = length + part.len();

@@ -112,7 +112,7 @@ pub(crate) enum LoadResult {
         encoding: Encoding,
         payload: Bytes,
         lifetimes: Lifetimes,
-        /// As the entry's.
+        /// As `Entry::validator`.
         validator: Bytes,
         /// The value's tags besides the policy's.
         tags: Vec<Tagged>,

@@ -1,4 +1,4 @@
-//! What a policy and its builder have for the HTTP layer.
+//! The HTTP settings of a policy and of its builder.
 
 use std::sync::Arc;
 
@@ -7,11 +7,11 @@ use http::uri::Scheme;
 
 use crate::http::HttpPolicy;
 
-/// What a policy has for it.
+/// The HTTP settings of a policy.
 pub(crate) type OverHttp = Arc<HttpPolicy>;
 
-/// What a builder itself says about requests. Kept apart from the policy's `http` until the end: as a replacement of that would
-/// forget it, the order of the calls would decide whether one user's answers are shared.
+/// The rules for requests that a builder sets itself. Kept apart from the policy's `http` until `build`: replacing `http` would
+/// drop them, so that the order of the calls would decide whether one user's answers are shared.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Requests {
     pub(super) scheme: Option<Scheme>,
@@ -20,7 +20,7 @@ pub(super) struct Requests {
 }
 
 impl Requests {
-    /// What stays of a policy, whatever replaces the rest of it.
+    /// The rules of a policy that stay if its `http` is replaced.
     pub(super) fn of(http: &OverHttp) -> Self {
         let rules = &http.requests;
         Self {
@@ -30,7 +30,7 @@ impl Requests {
         }
     }
 
-    /// What the policy has then, or why that can not be.
+    /// The policy's HTTP settings with these rules applied, or why they are refused.
     pub(super) fn apply(self, http: OverHttp) -> Result<OverHttp, String> {
         let http = Arc::unwrap_or_clone(http);
         let http = self.scheme.into_iter().fold(http, HttpPolicy::scheme);

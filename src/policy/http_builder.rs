@@ -1,4 +1,4 @@
-//! Setting up what the HTTP layer goes by.
+//! The setters of a policy's HTTP settings.
 
 use std::sync::Arc;
 
@@ -10,24 +10,24 @@ use crate::http::HttpPolicy;
 
 #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
 impl PolicyBuilder {
-    /// What the HTTP layer shares, with whom, and for how long. In whichever order they are called,
-    /// [`scheme`](Self::scheme) and [`credential_headers`](Self::credential_headers) win over what it says of the same, and
-    /// [`credential_header`](Self::credential_header) adds to it.
+    /// What the HTTP layer shares, with whom, and for how long. In whichever order the methods are called,
+    /// [`scheme`](Self::scheme) and [`credential_headers`](Self::credential_headers) win over the same settings of this policy, and
+    /// [`credential_header`](Self::credential_header) adds to them.
     /// Defaults to [`HttpPolicy::default`](crate::http::HttpPolicy::default).
     pub fn http(mut self, http: HttpPolicy) -> Self {
         self.policy.http = Arc::new(http);
         self
     }
 
-    /// [`HttpPolicy::scheme`](crate::http::HttpPolicy::scheme), whatever [`http`](Self::http) says of it: what to set behind
+    /// [`HttpPolicy::scheme`](crate::http::HttpPolicy::scheme), which overrides that of [`http`](Self::http). Set it behind
     /// a proxy that terminates TLS.
     pub fn scheme(mut self, scheme: Scheme) -> Self {
         self.requests.scheme = Some(scheme);
         self
     }
 
-    /// One more request header that marks an answer as one user's, beside those of
-    /// [`credential_headers`](Self::credential_headers), whatever replaces that list.
+    /// One more request header that marks an answer as one user's, besides those of
+    /// [`credential_headers`](Self::credential_headers). It stays if that list is replaced.
     pub fn credential_header(mut self, name: HeaderName) -> Self {
         self.requests.added.push(name);
         self
@@ -35,8 +35,8 @@ impl PolicyBuilder {
 
     /// The request headers that mark an answer as one user's: a request with any of them bypasses the
     /// cache. Defaults to `Authorization`, `Proxy-Authorization`, `Cookie`, `X-Api-Key`,
-    /// `X-Auth-Token` and `X-Amz-Security-Token`, or what [`http`](Self::http) has instead. **Replaces** that list; what
-    /// [`credential_header`](Self::credential_header) adds to it, here or there, before or after, stays.
+    /// `X-Auth-Token` and `X-Amz-Security-Token`, or the list of [`http`](Self::http). **Replaces** that list; headers that
+    /// [`credential_header`](Self::credential_header) adds, on this builder or on the `HttpPolicy`, before or after, stay.
     pub fn credential_headers(mut self, names: impl IntoIterator<Item = HeaderName>) -> Self {
         self.requests.credentials = Some(names.into_iter().collect());
         self
@@ -49,7 +49,7 @@ mod tests {
     use crate::policy::Policy;
 
     #[test]
-    fn a_credential_that_was_added_stays_whatever_is_made_of_a_policy() {
+    fn an_added_credential_header_stays_when_the_http_settings_are_replaced() {
         let name = HeaderName::from_static("x-user");
         let policy = Policy::builder().credential_header(name.clone()).scheme(Scheme::HTTPS);
         let policy = policy.build().expect("valid");

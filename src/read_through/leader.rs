@@ -32,9 +32,9 @@ impl Lead {
         tokio::spawn(self.task());
     }
 
-    /// The flight's task, which counts from now on.
+    /// The flight's task, which is counted from this call on.
     fn task(self) -> impl Future<Output = ()> + Send {
-        // What begins in a process that ends is waited for by its callers, not by the shutdown.
+        // A shutdown does not wait for flights that begin after it; only their callers do.
         let running = (!self.node.is_closed()).then(|| self.node.tasks.enter());
         async move {
             let stands_for = self.run().await;
@@ -138,8 +138,8 @@ impl Lead {
 
     async fn contend(&mut self) -> Contended {
         let (leader, wait_timeout) = (&self.leader, self.policy.wait_timeout);
-        // The first caller has waited for as long as it should. The others came later and leave by their own clocks; whoever
-        // is seated once the flight can not be joined any more is one of them.
+        // The first caller's `wait_timeout` has passed; continue only while later callers wait, which leave by their own timers.
+        // Detach before the second check, so that no caller joins between that check and the end of the flight.
         let goes_on = || {
             leader.leave_first(Ending::WaitedOut);
             let is_awaited = leader.is_awaited() || {
