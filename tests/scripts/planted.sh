@@ -1,12 +1,17 @@
 #!/usr/bin/env bash
-# Plants faults that the simulation once could not see, one patch after another, and checks that it sees them: planted.sh [--check]
+# Plants faults, one patch of tests/simulation/planted after another, and checks that the simulation notices each.
 #
-# Each patch of tests/simulation/planted brings an old fault back. --check only tests that each patch applies.
+#   planted.sh [NAME ..]         these, or all
+#   planted.sh --one [NAME]      this one, or the one whose turn it is today
+#   planted.sh --count [NAME ..] in how many of SEEDS runs of each profile it is noticed: the figures of their README
+#   planted.sh --check           only tests that each patch applies
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 patches=(tests/simulation/planted/*.patch)
+mode=
+case "${1:-}" in --check | --one | --count) mode=$1; shift ;; esac
 
-if [ "${1:-}" = --check ]; then
+if [ "$mode" = --check ]; then
   for patch in "${patches[@]}"; do
     git apply --check "$patch" || { echo "$patch does not apply any more: plant its fault anew" >&2; exit 1; }
   done
@@ -14,20 +19,40 @@ if [ "${1:-}" = --check ]; then
   exit 0
 fi
 
-tree=$(mktemp -d)
+if (($#)); then
+  patches=("${@/#/tests/simulation/planted/}")
+  patches=("${patches[@]/%/.patch}")
+elif [ "$mode" = --one ]; then
+  patches=("${patches[10#$(date +%j) % ${#patches[@]}]}")
+fi
+
+CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$PWD/target}
+mkdir -p "$CARGO_TARGET_DIR"
+CARGO_TARGET_DIR=$(cd "$CARGO_TARGET_DIR" && pwd -P)
+export CARGO_TARGET_DIR
+tree=$CARGO_TARGET_DIR/planted
 trap 'rm -rf "$tree"' EXIT
-# A separate target folder, so that the patched builds do not replace those of the tests.
-export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-$PWD/target}/planted" CARGO_PROFILE_DEV_DEBUG=false SEEDS="${SEEDS:-1000}"
+simulation() { (cd "$tree" && cargo test --quiet --no-default-features --features testing --lib -- "$@" --nocapture 2>&1); }
 missed=()
 for patch in "${patches[@]}"; do
+  name=$(basename "$patch" .patch)
+  rm -rf "$tree"
+  mkdir -p "$tree"
   git ls-files -z | xargs -0 cp --parents -t "$tree"
-  (cd "$tree" && git apply "$OLDPWD/$patch")
-  found=$(cd "$tree" && cargo test --quiet --no-default-features --features testing --lib -- simulation::no_seed --nocapture 2>&1) \
-    && missed+=("$patch") && continue
+  # A version of its own: what is compiled of it does not take the place of what the tests here run, and has the same dependencies.
+  sed -i.bak '/^name = "stampede-guard"$/,/^version/s/^\(version = "[^"]*\)"/\1+planted"/' "$tree/Cargo.toml"
+  # Not as a folder of this repository, where it would look for the files beside the copy.
+  (cd "$tree" && GIT_CEILING_DIRECTORIES=$CARGO_TARGET_DIR git apply "$OLDPWD/$patch")
+  if [ "$mode" = --count ]; then
+    counted=$(SEEDS=${SEEDS:-100} simulation simulation::count_of_the_code --ignored) || { echo "$counted" >&2; exit 1; }
+    printf '%s: %s\n' "$name" "$(grep -m1 -oE 'caught in .*' <<<"$counted")"
+    continue
+  fi
+  found=$(SEEDS=${SEEDS:-1000} simulation simulation::no_seed) && missed+=("$name") && continue
   seed=$(grep -m1 -oE 'SEED=[0-9]+ PROFILE=[a-z]+' <<<"$found") || { echo "$found" >&2; exit 1; }
-  printf '%s: %s, %s\n' "$(basename "$patch" .patch)" "$seed" "$(grep -m1 -oE 'I[0-9]+: .*' <<<"$found")"
+  printf '%s: %s, %s\n' "$name" "$seed" "$(grep -m1 -oE 'I[0-9]+: .*' <<<"$found")"
 done
 if ((${#missed[@]})); then
-  echo "not noticed within $SEEDS seeds: ${missed[*]}" >&2
+  echo "not noticed within ${SEEDS:-1000} seeds: ${missed[*]}" >&2
   exit 1
 fi

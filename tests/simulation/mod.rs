@@ -263,3 +263,38 @@ fn soak() {
     println!("from SEED={start}");
     runs(start..start + env("SOAK_SEEDS").unwrap_or(1_000_000));
 }
+
+/// In how many of SEEDS runs of each profile an invariant is broken: without faults, mixed and heavy.
+fn caught(mutant: Option<Mutant>) -> String {
+    let seeds = env("SEEDS").unwrap_or(SEEDS);
+    let caught = Profile::ALL.map(|profile| {
+        let next = AtomicU64::new(0);
+        let work = || {
+            let seed = || Some(next.fetch_add(1, Ordering::Relaxed)).filter(|seed| *seed < seeds);
+            let is_caught = |seed: &u64| !run(*seed, profile, mutant, false).violations.is_empty();
+            std::iter::from_fn(seed).filter(is_caught).count()
+        };
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+            threads.into_iter().map(|thread| thread.join().expect("no panic")).sum::<usize>()
+        })
+    });
+    format!("{caught:?} of {seeds} each")
+}
+
+/// For the table of `planted`: the code as it is, in which a patch may have planted a fault.
+#[test]
+#[ignore = "for the table"]
+fn count_of_the_code() {
+    println!("caught in {}", caught(None));
+}
+
+/// For the same table.
+#[test]
+#[ignore = "for the table"]
+fn counts_of_the_mutants() {
+    for mutant in Mutant::ALL {
+        println!("{mutant:?}: caught in {}", caught(Some(mutant)));
+    }
+}

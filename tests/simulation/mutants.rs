@@ -1,7 +1,7 @@
 //! Ways to break the protocol between the clients and the store, which the checkers must notice; the test names the one that is
 //! harmless.
 //!
-//! A client does not know of them. What breaks a client is a patch: `planted`.
+//! A client does not know of them. What breaks a client is a patch: `planted`, whose README says how many runs notice which.
 
 use std::cell::Cell;
 use std::ops::ControlFlow;
