@@ -44,7 +44,7 @@ for patch in "${patches[@]}"; do
   # Not as a folder of this repository, where it would look for the files beside the copy.
   (cd "$tree" && GIT_CEILING_DIRECTORIES=$CARGO_TARGET_DIR git apply "$OLDPWD/$patch")
   if [ "$mode" = --count ]; then
-    counted=$(SEEDS=${SEEDS:-100} simulation simulation::count_of_the_code --ignored) || { echo "$counted" >&2; exit 1; }
+    counted=$(SEEDS=${SEEDS:-300} simulation simulation::count_of_the_code --ignored) || { echo "$counted" >&2; exit 1; }
     printf '%s: %s\n' "$name" "$(grep -m1 -oE 'caught in .*' <<<"$counted")"
     continue
   fi
