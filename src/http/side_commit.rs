@@ -14,7 +14,8 @@ use crate::key::Key;
 use crate::loader::{LoadResult, Mark};
 use crate::observe::Count;
 use crate::policy::Policy;
-use crate::read_through::contend::lease_if_free;
+use crate::read_through::acquire::{Contended, Contender};
+use crate::read_through::contend::contend;
 use crate::read_through::lease::{Event, Lease};
 use crate::store::Kept;
 use crate::value::entry::{Encoding, Entry, Kind};
@@ -159,4 +160,26 @@ fn unstored(encoding: Encoding, payload: Bytes, shared: bool) -> LoadResult {
     }
     let (lifetimes, validator, tags) = (Lifetimes::default(), Bytes::new(), Vec::new());
     LoadResult::Value { encoding, payload, lifetimes, validator, tags, brief: None }
+}
+
+/// Acquires the lease of a key if it is free, for a caller that stores an entry without a flight. A commit under this lease
+/// is refused once the key was invalidated.
+async fn lease_if_free(node: &Arc<Node>, key: &Key, policy: &Policy, seen: Option<Seen>) -> Option<Lease> {
+    let contender = Contender {
+        node,
+        key,
+        policy,
+        queue: false,
+        seen: &mut seen.map(Box::new),
+        budget: &mut policy.budget(),
+        tags: &[],
+        since: u64::MAX,
+        // Without `queue` the attempt never waits.
+        deadline: Instant::now(),
+        goes_on: &|| None,
+    };
+    match contend(contender).await {
+        Contended::Leased(lease) => Some(lease),
+        _ => None,
+    }
 }

@@ -56,12 +56,13 @@ impl Mutex {
         Self { target: Arc::new(target), state: Arc::default() }
     }
 
-    /// Acquires it if it is free and the queue is empty; `None` if not, so check the answer before you go on. Waits
-    /// for the store only, never for another holder.
+    /// Acquires it if it is free and no live caller waits; with [`Fairness::Eventual`](crate::lock::Fairness::Eventual) it may overtake
+    /// waiters. `None` if not, so check the answer before you go on. Waits for the store only, never for another holder.
     ///
     /// # Errors
     ///
-    /// [`LockError::AlreadyAcquired`], without asking the store; [`LockError::GrantedTooLate`];
+    /// [`LockError::AlreadyAcquired`] if this handle holds it or is acquiring it, without asking the store;
+    /// [`LockError::GrantedTooLate`];
     /// [`LockError::Store`] and [`LockError::Closed`].
     ///
     /// # Cancel safety
@@ -76,7 +77,8 @@ impl Mutex {
         }
     }
 
-    /// Acquires it, after the callers that asked before.
+    /// Acquires it, after the callers that asked before; with [`Fairness::Eventual`](crate::lock::Fairness::Eventual) it may overtake them
+    /// for as long as that allows.
     ///
     /// # Errors
     ///

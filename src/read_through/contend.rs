@@ -1,16 +1,7 @@
 //! The loop of steps 4 and 5: contends for a lease until it is granted or no longer needed.
 
-use std::sync::Arc;
-
-use tokio::time::Instant;
-
 use super::acquire::{Contended, Contender, Contention};
-#[cfg(feature = "http")]
-use super::lease::Lease;
-use crate::guard_state::{Node, Seen};
-use crate::key::Key;
 use crate::observe::Count;
-use crate::policy::Policy;
 use crate::store::{Acquired, StoreError, StoreErrorKind};
 
 /// Step 4 and 5: acquires the lease, or waits behind its holder and tries again.
@@ -48,34 +39,6 @@ impl Contention<'_> {
                 Err(error) => self.ride_out(error).await?,
             }
         }
-    }
-}
-
-/// Acquires the lease of a key if it is free, for a caller that stores an entry without a flight. A commit under this lease
-/// is refused once the key was invalidated.
-#[cfg(feature = "http")]
-pub(crate) async fn lease_if_free(
-    node: &Arc<Node>,
-    key: &Key,
-    policy: &Policy,
-    seen: Option<Seen>,
-) -> Option<Lease> {
-    let contender = Contender {
-        node,
-        key,
-        policy,
-        queue: false,
-        seen: &mut seen.map(Box::new),
-        budget: &mut policy.budget(),
-        tags: &[],
-        since: u64::MAX,
-        // Without `queue` the attempt never waits.
-        deadline: Instant::now(),
-        goes_on: &|| None,
-    };
-    match contend(contender).await {
-        Contended::Leased(lease) => Some(lease),
-        _ => None,
     }
 }
 

@@ -28,7 +28,7 @@ use crate::store::lock_store::{
 use crate::store::names::LockName;
 use crate::store::wake::lock_waiters::{Await, Told};
 
-/// How long a store may take to pass on a grant that was not received.
+/// How long a test waits for a change that happens by itself, such as an expiry or a message.
 const SOON: Duration = Duration::from_secs(5);
 
 /// The cases that run on a cluster.

@@ -224,7 +224,8 @@ async fn a_late_acquire_does_not_restore_a_lease_after_an_invalidation() {
         assert_eq!(chaos.struck(Fault::Ghost), 1, "the waiter's acquire");
         chaos.inject(Fault::WakeLost, 1.0);
         other.invalidate("k").await.unwrap();
-        // Until just before the renewal that tells the waiter of the invalidation.
+        // The former waiter leads now, and the message of the invalidation is lost: it learns of it from its first renewal, a
+        // third of the lease after its grant. Its load ends just before that.
         sleep(Duration::from_millis(600)).await;
         origin.release();
         sleep(Duration::from_millis(50)).await;

@@ -34,7 +34,7 @@ pub(super) struct Records {
     /// The bytes of entries and outcomes, with their overhead.
     pub(super) bytes: usize,
     serial: u64,
-    /// When the map is next swept for expired leases and queues of keys that are not used again.
+    /// At which number of records the map is next swept, for expired leases and queues of keys that are not used again.
     looked_through: Sweep,
     /// The ids of tags.
     pub(super) tags: Shelf<u64>,

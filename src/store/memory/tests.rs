@@ -14,7 +14,7 @@ use crate::{Policy, StampedeGuard};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// How many records the loads of many keys leave, once their time is over and other keys have been used.
+/// Lets an hour pass, loads 100 other keys, and returns how many records the store then has, those 100 included.
 async fn left_behind(guard: &StampedeGuard, store: &MemoryStore) -> usize {
     tokio::time::advance(60 * MINUTE).await;
     for number in 0..100u32 {

@@ -212,7 +212,7 @@ async fn the_report_of_the_policy_has_the_plain_key() {
     assert!(refused.to_string().contains("X-Forwarded-Proto: https"), "{refused}");
 }
 
-/// Also the responses that stand in for a failure until the next load.
+/// `expire` of the plain key also ends the responses of other reports, which were kept to stand in for a failed load.
 #[tokio::test(start_paused = true)]
 async fn an_expiry_reaches_the_responses_of_all_reports() {
     let inner = linking_with(&[("cache-control", "max-age=60, stale-if-error=60")]);

@@ -16,7 +16,7 @@ pub(super) fn in_language(language: &str) -> Req {
     request("GET", "/", &[("accept-language", language)])
 }
 
-/// Answers in the request's language, with the number of the call.
+/// Answers with the request's `Accept-Language` and the number of the call.
 fn speaking(status: u16, control: &'static str) -> Inner {
     Inner::with(move |n, request| {
         let headers = [("vary", "Accept-Language"), ("cache-control", control)];

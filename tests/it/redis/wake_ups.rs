@@ -18,7 +18,8 @@ async fn shift(most: u8) {
     }
 }
 
-/// Two nodes request one cold key at about the same moment; `end` selects how the first load ends.
+/// Two nodes request one cold key at about the same moment. `end`: 0 all loads succeed; 1 the first load, and any of the first node,
+/// fails; 2 the first panics; 3 a caller of the first node may leave before its load ends.
 async fn race(guards: [StampedeGuard; 2], key: String, end: usize, loads: Arc<AtomicUsize>) {
     let load = |fails: bool| {
         let loads = Arc::clone(&loads);

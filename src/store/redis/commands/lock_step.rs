@@ -18,7 +18,7 @@ pub(crate) struct Step<'a> {
     pub(crate) name: &'a LockName,
     /// The prefixes of its keys after the lock's own.
     parts: &'a [&'a str],
-    /// The prefix of a key that follows in a cluster only.
+    /// In a cluster, the prefix of one more key, after those of `parts`: the roll of the waiters' nodes.
     spread_part: Option<&'a str>,
 }
 

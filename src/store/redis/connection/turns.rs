@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::sync::behind_all_others;
 
-/// Half of fewer than this is not worth a separate write.
+/// With fewer waiting callers than this none yields: half of their next commands is not worth a separate write.
 const FEW: usize = 16;
 
 /// The state of one connection. It only orders callers: a count that another thread has just changed does no harm.

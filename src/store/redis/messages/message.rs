@@ -31,7 +31,7 @@ pub(crate) fn channel(node: Uuid) -> String {
 
 #[derive(Debug)]
 pub(crate) enum Message<'a> {
-    /// For the waiters of the key with this name.
+    /// For the waiters of the key with this name: `Granted` reaches only the waiter with its token, other hints reach all.
     Hint(&'a str, Hint),
     /// For the waiter with this token: it holds the lock now.
     Granted { token: Token, fence: u64, lock: LockName },

@@ -38,7 +38,7 @@ const ASKED_IN_DOUBT: Duration = Duration::from_secs(5);
 pub(crate) struct Sentinels {
     /// Under a lock, because the client keeps its connections to the sentinels. Every caller bounds its wait for it.
     client: tokio::sync::Mutex<SentinelClient>,
-    /// Notified when a caller must know the primary.
+    /// Tells a caller that only looks around to give up the client, because another caller must know the primary.
     wanted: Notify,
     /// The primary that the latest connection for commands leads to.
     latest: Mutex<Option<Arc<Server>>>,

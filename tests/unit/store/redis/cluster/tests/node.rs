@@ -68,7 +68,8 @@ impl Node {
         node
     }
 
-    /// The answer to the first word of a command; other words have none.
+    /// Called for each word. Answers the one word by which a command is recognised (`SLOTS` for `CLUSTER SLOTS`); `None` for all
+    /// others.
     fn answers(&self, word: &str) -> Option<String> {
         let mut said = lock(&self.said);
         Some(match word {
