@@ -164,7 +164,12 @@ fn unstored(encoding: Encoding, payload: Bytes, shared: bool) -> LoadResult {
 
 /// Acquires the lease of a key if it is free, for a caller that stores an entry without a flight. A commit under this lease
 /// is refused once the key was invalidated.
-async fn lease_if_free(node: &Arc<Node>, key: &Key, policy: &Policy, seen: Option<Seen>) -> Option<Lease> {
+pub(crate) async fn lease_if_free(
+    node: &Arc<Node>,
+    key: &Key,
+    policy: &Policy,
+    seen: Option<Seen>,
+) -> Option<Lease> {
     let contender = Contender {
         node,
         key,

@@ -1,16 +1,20 @@
 //! How a flight's attempt to get the lease ends: one case for each way out of the loop, on a memory store.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use super::*;
 use crate::guard::StampedeGuard;
 use crate::guard_state::Seen;
-use crate::key::CacheKey;
+#[cfg(feature = "http")]
+use crate::http::side_commit::lease_if_free;
+use crate::key::{CacheKey, Key};
 use crate::policy::Policy;
 use crate::policy::budget::Budget;
+use crate::read_through::lease::Lease;
 use crate::read_through::wait::{SHORTEST_WAIT, UNSURE_WAIT, patience};
 use crate::store::Kept;
 use crate::store::Token;
