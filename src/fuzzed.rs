@@ -1,4 +1,4 @@
-//! The readers of bytes that somebody else wrote, each with what must hold whatever they are.
+//! The decoders of foreign bytes, each with the property that must hold for all of them.
 //!
 //! The way in for the fuzzer (`fuzz/fuzz_targets/readers.rs`), which has no other to what is private; the tests run
 //! the same over `tests/corpus`. Not part of the crate as it is used.

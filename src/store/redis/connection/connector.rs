@@ -81,7 +81,7 @@ impl Dial {
     }
 
     async fn connect(&self, server: &Server) -> RedisResult<MultiplexedConnection> {
-        // Every command is timed by its caller, who knows how much is left of its budget.
+        // Every command is timed by its caller, which knows how much is left of its budget.
         let config = AsyncConnectionConfig::new().set_response_timeout(None).set_connection_timeout(None);
         let opening = server.commands.get_multiplexed_async_connection_with_config(&config);
         self.open(self.opening(), opening).await
@@ -175,7 +175,7 @@ impl Dial {
         })
     }
 
-    /// Who this node is to the server; `None` for the user without a name, and where the server is not known yet.
+    /// The user as which this node is known to the server; `None` for the user without a name, and where the server is not known yet.
     pub(crate) fn user(&self) -> Option<String> {
         Some(self.endpoint.known()?.info().redis_settings().username()?.to_owned())
     }

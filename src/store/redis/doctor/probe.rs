@@ -79,7 +79,7 @@ async fn probe_at(
     Err(StoreError { kind: StoreErrorKind::Refused, source: Some(advised(Some(LACKING), named)) })
 }
 
-/// Rights are each node's own: says whose.
+/// Rights belong to one node each: names the node.
 fn at(address: String, error: StoreError) -> StoreError {
     let StoreError { kind, source } = error;
     StoreError { kind, source: Some(Arc::new(At { address, source })) }

@@ -74,8 +74,8 @@ impl Sentinels {
         }
     }
 
-    /// A client of the first sentinel that answers; for who only looks around. It gives way to whoever has to know the
-    /// primary: in a failover one sentinel that hangs would keep them waiting for each other.
+    /// A client of the first sentinel that answers, for a caller that only looks around. It gives way to a caller that must
+    /// know the primary: in a failover one sentinel that hangs would keep both waiting for each other.
     async fn any(&self) -> RedisResult<Client> {
         let wanted = self.wanted.notified();
         tokio::pin!(wanted);
