@@ -48,7 +48,7 @@ redis-6.2: python firewall
 	server=$$(tests/scripts/redis-6.2.sh) && \
 	REDIS_SERVER=$$server tests/scripts/test.sh --all-features --lib store:: && \
 	REDIS_SERVER=$$server tests/scripts/test.sh --all-features --test it -- $(ON_OLDEST) \
-	  --skip tls:: --skip a_server_that_loads_its_dump --skip redis::doctor::rights::acl_dryrun \
+	  --skip tls:: --skip loads_its_dump --skip redis::doctor::rights::acl_dryrun \
 	  --skip lock::book --skip redis::firewall --skip redis::networks --skip redis::figures::outages
 
 check:
