@@ -3,6 +3,8 @@
 //! `REDIS_URL=redis://127.0.0.1/ cargo run --example lock` starts four processes. Without `REDIS_URL` it uses four tasks and
 //! an in-memory store.
 
+mod support;
+
 use std::error::Error;
 use std::fs::OpenOptions;
 use std::io::Write as _;
@@ -11,6 +13,7 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use stampede_guard::lock::{Locks, Mutex};
+use support::{exit, unusable};
 
 const WORKERS: usize = 4;
 const ROUNDS: usize = 100;
@@ -92,13 +95,7 @@ async fn count(url: Option<&str>, safely: bool) -> Outcome<usize> {
 async fn main() -> ExitCode {
     // Prints the guard's warnings: why it can not use its server, and the remedy.
     tracing_subscriber::fmt().with_writer(std::io::stderr).init();
-    match run().await {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::FAILURE
-        }
-    }
+    exit(run().await)
 }
 
 /// Runs one worker if this process was started as one, else the whole example.
@@ -116,7 +113,7 @@ async fn run() -> Outcome<()> {
     match &url {
         Some(url) => {
             // Fail here, before four workers fail.
-            locks(url)?.connect().await.map_err(|error| unusable(&error))?;
+            locks(url)?.connect().await.map_err(|error| unusable(&error, "tasks and a store in memory"))?;
             println!("{WORKERS} processes increment a counter {ROUNDS} times each");
         }
         None => {
@@ -131,19 +128,4 @@ async fn run() -> Outcome<()> {
         println!("  {how}: {counted} of {expected}, {lost} increments lost, in {took:.1?}");
     }
     Ok(())
-}
-
-/// The message for an unusable server of `REDIS_URL`: the error with all its causes, and the remedy.
-fn unusable(error: &dyn Error) -> String {
-    let causes = std::iter::successors(error.source(), |&cause| cause.source());
-    let mut told = error.to_string();
-    for cause in causes.map(ToString::to_string) {
-        // Some errors repeat the text of their cause.
-        if !told.ends_with(&cause) {
-            told = format!("{told}: {cause}");
-        }
-    }
-    format!(
-        "The server of REDIS_URL can not be used ({told}): mend that, or unset REDIS_URL for tasks and a store in memory."
-    )
 }

@@ -10,6 +10,8 @@
 //! Redis, as a fleet does, and the last column shows the number of commands. Change the constants below to try a
 //! slower origin, a larger capacity, more requests or more replicas.
 
+mod support;
+
 use std::error::Error;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -22,6 +24,7 @@ use axum::http::{Request, StatusCode};
 use axum::{Router, routing::get};
 use futures_util::StreamExt as _;
 use stampede_guard::{Backend, MemoryStore, StampedeGuard};
+use support::{exit, unusable};
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tower::ServiceExt as _;
@@ -36,13 +39,7 @@ const REQUESTS: usize = 1_000;
 async fn main() -> ExitCode {
     // Prints the guard's warnings: why it can not use its server, and the remedy.
     tracing_subscriber::fmt().with_writer(std::io::stderr).init();
-    match compare().await {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::FAILURE
-        }
-    }
+    exit(compare().await)
 }
 
 /// Sends the same requests without and with the guard.
@@ -61,7 +58,7 @@ async fn compare() -> Result<(), Box<dyn Error>> {
             None => shared.clone().into(),
         };
         let guard = StampedeGuard::builder(backend).namespace(&*namespace).build()?;
-        guard.connect().await.map_err(|error| unusable(&error))?;
+        guard.connect().await.map_err(|error| unusable(&error, "a store in memory"))?;
         // The one line that the service changes:
         guarded.push(service(&origin).layer(guard));
     }
@@ -86,21 +83,6 @@ async fn compare() -> Result<(), Box<dyn Error>> {
         "\nThe last row is {REQUESTS} hits at once, in {build}: what they take is mostly their wait for the processor."
     );
     Ok(())
-}
-
-/// The message for an unusable server of `REDIS_URL`: the error with all its causes, and the remedy.
-fn unusable(error: &dyn Error) -> String {
-    let causes = std::iter::successors(error.source(), |&cause| cause.source());
-    let mut told = error.to_string();
-    for cause in causes.map(ToString::to_string) {
-        // Some errors repeat the text of their cause.
-        if !told.ends_with(&cause) {
-            told = format!("{told}: {cause}");
-        }
-    }
-    format!(
-        "The server of REDIS_URL can not be used ({told}): mend that, or unset REDIS_URL for a store in memory."
-    )
 }
 
 /// A slow origin that breaks under a stampede.
