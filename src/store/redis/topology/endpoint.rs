@@ -9,7 +9,8 @@ use futures_util::future::BoxFuture;
 use redis::aio::MultiplexedConnection;
 use redis::{Client, RedisError, RedisResult};
 
-use super::server::{Reading, Server, read_clock};
+use super::server::{Reading, Server, is_by_tls, read_clock};
+use crate::store::redis::errors::advice::on_connecting;
 
 /// Where the connections of one node lead to. Asked while connecting and between commands, never on a command's way.
 pub(crate) trait Endpoint: Send + Sync {
@@ -68,10 +69,14 @@ pub(crate) trait Endpoint: Send + Sync {
     }
 
     /// Whether connections may be by TLS.
-    fn may_want_tls(&self) -> bool;
+    fn may_want_tls(&self) -> bool {
+        self.known().is_some_and(|server| is_by_tls(server.info()))
+    }
 
     /// What to do about a failure to connect, if anything is known to help.
-    fn advice(&self, error: &RedisError) -> Option<&'static str>;
+    fn advice(&self, error: &RedisError) -> Option<&'static str> {
+        on_connecting(self.known()?.info().addr(), error)
+    }
 
     /// A client of one of the sentinels that watch over the server, where there are some.
     fn sentinel(&self) -> Option<BoxFuture<'_, RedisResult<Client>>> {

@@ -52,10 +52,6 @@ impl Server {
     pub(crate) fn info(&self) -> &ConnectionInfo {
         self.commands.get_connection_info()
     }
-
-    pub(crate) fn is_by_tls(&self) -> bool {
-        matches!(self.info().addr(), ConnectionAddr::TcpTls { .. })
-    }
 }
 
 /// `client` with a socket that detects a dead peer, and without CLIENT SETINFO.
@@ -150,4 +146,9 @@ pub(crate) fn is_primary(role: Value) -> RedisResult<()> {
 /// What this host's clock shows, in milliseconds.
 pub(crate) fn host_ms() -> u64 {
     SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_millis() as u64)
+}
+
+/// Whether connections to this address are by TLS.
+pub(crate) fn is_by_tls(info: &ConnectionInfo) -> bool {
+    matches!(info.addr(), ConnectionAddr::TcpTls { .. })
 }

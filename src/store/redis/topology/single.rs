@@ -6,11 +6,10 @@ use std::sync::Arc;
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use redis::aio::MultiplexedConnection;
-use redis::{Client, RedisError, RedisResult};
+use redis::{Client, RedisResult};
 
 use super::endpoint::{Endpoint, Located};
 use super::server::{Reading, Server};
-use crate::store::redis::errors::advice::on_connecting;
 
 pub(crate) struct Single(Arc<Server>);
 
@@ -34,13 +33,5 @@ impl Endpoint for Single {
         connection: &'a mut MultiplexedConnection,
     ) -> BoxFuture<'a, RedisResult<Option<Reading>>> {
         self.0.look(connection).boxed()
-    }
-
-    fn may_want_tls(&self) -> bool {
-        self.0.is_by_tls()
-    }
-
-    fn advice(&self, error: &RedisError) -> Option<&'static str> {
-        on_connecting(self.0.info().addr(), error)
     }
 }

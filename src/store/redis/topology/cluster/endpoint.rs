@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
-use redis::{Client, ConnectionAddr, RedisError, RedisResult};
+use redis::{Client, RedisError, RedisResult};
 
 use super::nodes::Atlas;
 use crate::store::redis::errors::advice::{on_connecting, on_refusal};
 use crate::store::redis::topology::endpoint::{Endpoint, Located};
-use crate::store::redis::topology::server::Server;
+use crate::store::redis::topology::server::{Server, is_by_tls};
 
 /// A certain node. It is not asked whether it is a primary: a replica sends a command for a key to its master.
 pub(crate) struct Node(Arc<Server>);
@@ -32,14 +32,6 @@ impl Endpoint for Node {
 
     fn is_node(&self) -> bool {
         true
-    }
-
-    fn may_want_tls(&self) -> bool {
-        self.0.is_by_tls()
-    }
-
-    fn advice(&self, error: &RedisError) -> Option<&'static str> {
-        on_connecting(self.0.info().addr(), error)
     }
 }
 
@@ -65,7 +57,7 @@ impl Endpoint for Atlas {
     }
 
     fn may_want_tls(&self) -> bool {
-        self.example().is_some_and(|info| matches!(info.addr(), ConnectionAddr::TcpTls { .. }))
+        self.example().is_some_and(|info| is_by_tls(&info))
     }
 
     fn advice(&self, error: &RedisError) -> Option<&'static str> {
