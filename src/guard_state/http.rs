@@ -6,7 +6,7 @@ use crate::observe::Outage;
 use crate::tracker::Gauge;
 
 #[derive(Debug, Default)]
-pub(crate) struct State {
+pub(crate) struct HttpState {
     /// Limits warnings about responses that arrive older than their lifetimes. Never reset, so there is one warning only.
     pub(crate) too_old: Outage,
     /// Limits warnings about failed invalidations by unsafe requests.

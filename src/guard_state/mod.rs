@@ -12,6 +12,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::sync::Notify;
 
+#[cfg(feature = "http")]
+use self::http::HttpState;
+
 use crate::flight::shared_read::LookUps;
 use crate::flight::waiter;
 use crate::flight::{self, Flights};
@@ -19,8 +22,7 @@ use crate::key::flight::{FlightKey, Lane};
 use crate::key::{Hashed, Key};
 use crate::loader::Loader;
 use crate::loader::nesting::Turn;
-use crate::observe::Outage;
-use crate::observe::{Count, Counters, Outcome, Seldom, log, warn_if};
+use crate::observe::{Count, Counters, Outage, Outcome, Seldom, log, warn_if};
 use crate::store::{NodeStore, StoreError};
 use crate::tracker::{Gauge, Waiters};
 use crate::value::entry::{Entry, Kind};
@@ -56,7 +58,7 @@ pub(crate) struct Node {
     /// Limits warnings about loads beyond `max_concurrent_loads` that run because the store cannot be asked for a permit.
     pub(crate) uncapped: Outage,
     #[cfg(feature = "http")]
-    pub(crate) http: self::http::State,
+    pub(crate) http: HttpState,
     /// Callers that wait for this guard's locks.
     pub(crate) waiters: Waiters,
     /// Releases of locks and permits that run in the background.
@@ -158,7 +160,7 @@ impl Node {
             fail_open: Arc::default(),
             uncapped: Outage::default(),
             #[cfg(feature = "http")]
-            http: self::http::State::default(),
+            http: HttpState::default(),
             waiters: Waiters::default(),
             background: Arc::default(),
             closed: AtomicBool::new(false),

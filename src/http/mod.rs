@@ -286,7 +286,7 @@ mod respond;
 mod retry;
 mod service;
 mod shared_body;
-pub(crate) mod side_commit;
+mod side_commit;
 mod tee;
 mod unsafe_methods;
 #[cfg(test)]

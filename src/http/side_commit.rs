@@ -164,12 +164,7 @@ fn unstored(encoding: Encoding, payload: Bytes, shared: bool) -> LoadResult {
 
 /// Acquires the lease of a key if it is free, for a caller that stores an entry without a flight. A commit under this lease
 /// is refused once the key was invalidated.
-pub(crate) async fn lease_if_free(
-    node: &Arc<Node>,
-    key: &Key,
-    policy: &Policy,
-    seen: Option<Seen>,
-) -> Option<Lease> {
+async fn lease_if_free(node: &Arc<Node>, key: &Key, policy: &Policy, seen: Option<Seen>) -> Option<Lease> {
     let contender = Contender {
         node,
         key,
@@ -186,5 +181,22 @@ pub(crate) async fn lease_if_free(
     match contend(contender).await {
         Contended::Leased(lease) => Some(lease),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::guard::StampedeGuard;
+    use crate::key::CacheKey;
+
+    #[tokio::test(start_paused = true)]
+    async fn lease_if_free_returns_the_lease_or_nothing() {
+        let guard = StampedeGuard::in_memory();
+        let (key, (node, policy)) = (guard.key(CacheKey::from("k")).expect("a key"), guard.parts());
+        let lease = lease_if_free(node, &key, policy, None).await.expect("free");
+        assert!(lease_if_free(node, &key, policy, None).await.is_none(), "it is the other's");
+        lease.hand_over(0).await;
+        lease_if_free(node, &key, policy, None).await.expect("free again").hand_over(0).await;
     }
 }

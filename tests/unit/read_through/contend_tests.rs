@@ -9,8 +9,6 @@ use tokio::time::{Instant, sleep};
 use super::*;
 use crate::guard::StampedeGuard;
 use crate::guard_state::Seen;
-#[cfg(feature = "http")]
-use crate::http::side_commit::lease_if_free;
 use crate::key::{CacheKey, Key};
 use crate::policy::Policy;
 use crate::policy::budget::Budget;
@@ -195,18 +193,6 @@ async fn a_value_with_an_invalidated_tag_is_loaded_over() {
 
 #[path = "contend_chaos_tests.rs"]
 mod on_chaos;
-
-#[cfg(feature = "http")]
-#[tokio::test(start_paused = true)]
-async fn lease_if_free_returns_the_lease_or_nothing() {
-    let store = MemoryStore::new();
-    let side = Side::on(&store);
-    let (node, policy) = side.guard.parts();
-    let lease = lease_if_free(node, &side.key, policy, None).await.expect("free");
-    assert!(lease_if_free(node, &side.key, policy, None).await.is_none(), "it is the other's");
-    lease.hand_over(0).await;
-    lease_if_free(node, &side.key, policy, None).await.expect("free again").hand_over(0).await;
-}
 
 /// How a lease is kept while its load runs. The lease is 3 s long, so a third is 1 s.
 mod keep {
