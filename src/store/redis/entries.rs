@@ -12,12 +12,12 @@ use uuid::Uuid;
 use super::commands::acquire::acquire;
 use super::commands::call::{refused, run};
 use super::commands::lease_end::{REST, hand_over, wake_rest};
+use super::errors::reply::unexpected;
 use super::redis_store::RedisStore;
 use super::scripts::{self, Script, get_entry, millis, push_outcome, push_seen};
 use super::{commands, doctor};
 use crate::health::{Finding, Health};
 use crate::key::Key;
-use crate::store::redis::errors::reply::unexpected;
 use crate::store::{
     Acquire, Acquired, Examine, Fail, HandOver, HandedOver, Insert, Kept, Reply, Store, StoreError,
     StoreErrorKind, Token, Watch,

@@ -35,6 +35,6 @@ mod scripts;
 mod tags;
 mod topology;
 
-#[cfg(all(test, feature = "cluster"))]
-pub(in crate::store) use cluster::slot_of;
 pub(crate) use redis_store::RedisStore;
+#[cfg(all(test, feature = "cluster"))]
+pub(in crate::store) use topology::cluster::slots::slot_of;

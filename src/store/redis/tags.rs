@@ -9,9 +9,9 @@ use tokio::time::{Instant, timeout};
 
 use super::RedisStore;
 use super::commands::call::{refused, run};
+use super::errors::reply::{bounded, unexpected};
 use super::scripts::{self, millis, push_key};
 use crate::key::Key;
-use crate::store::redis::errors::reply::{bounded, unexpected};
 use crate::store::tag_store::{Found, Member, TagStore};
 use crate::store::{Reply, StoreError, StoreErrorKind};
 

@@ -31,12 +31,12 @@ use tokio::time::Instant;
 use slot_map::Chart;
 pub(super) use slot_map::{Coverage, Master};
 
+use super::connection::Supervisor;
 use super::connection::connector::Dial;
-use super::connection::{Supervisor, Told};
+use super::errors::outage_log::Told;
 use super::topology::cluster::endpoint::Node;
-pub(super) use super::topology::cluster::nodes::Atlas;
-use super::topology::cluster::slots::Address;
-pub(crate) use super::topology::cluster::slots::slot_of;
+use super::topology::cluster::nodes::Atlas;
+use super::topology::cluster::slots::{Address, slot_of};
 #[cfg(any(test, fuzzing))]
 pub(super) use super::topology::cluster::slots::{read_redirect, read_slots};
 use crate::health::{Breaker, ClockReading, LinkState};

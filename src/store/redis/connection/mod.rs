@@ -45,7 +45,7 @@ use silence::{Silence, silent};
 use turns::Turns;
 
 use super::errors::classify::{Fate, code, judge, store_error};
-pub(super) use super::errors::outage_log::Told;
+use super::errors::outage_log::Told;
 use super::topology::server::Reading;
 use crate::observe::{Seldom, log, warn_if};
 use crate::store::redis::topology::server::host_ms;
