@@ -1,1 +1,18 @@
 //! The code that README and the pages in docs/ show, a module per page. `scripts/pages` compares each block with these files.
+
+mod errors;
+mod freshness;
+mod getting_started;
+mod guarantees;
+mod how_it_works;
+mod invalidation;
+mod keys;
+mod locks;
+mod operations;
+mod redis;
+mod redis_down;
+mod requests;
+mod rest_clients;
+mod settings;
+mod stack;
+mod testing;
