@@ -1,7 +1,6 @@
 //! `docs/locks.md`.
 
 use std::error::Error;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -17,7 +16,6 @@ use tower::ServiceExt as _;
 struct App {
     locks: Locks,
     reports: Semaphore,
-    running: Arc<AtomicUsize>,
 }
 
 async fn build_index() {
@@ -49,12 +47,16 @@ fn refused(error: LockError) -> StatusCode {
 async fn report(State(app): State<App>, Path(id): Path<u64>) -> Result<String, StatusCode> {
     let permit = app.reports.acquire(Wait::For(Duration::from_secs(1))).await.map_err(refused)?;
     let Some(_permit) = permit else { return Err(StatusCode::SERVICE_UNAVAILABLE) };
-    app.running.fetch_add(1, Ordering::SeqCst);
     Ok(render(id).await) // at most five of these run, in all processes together
 }
 
+static RUNNING: AtomicUsize = AtomicUsize::new(0);
+static MOST: AtomicUsize = AtomicUsize::new(0);
+
 async fn render(id: u64) -> String {
+    MOST.fetch_max(RUNNING.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
     tokio::time::sleep(Duration::from_millis(20)).await;
+    RUNNING.fetch_sub(1, Ordering::SeqCst);
     format!("report {id}")
 }
 
@@ -62,7 +64,7 @@ fn app() -> Result<Router, LockError> {
     let guard = StampedeGuard::in_memory();
     let locks = guard.locks(); // or Locks::new(redis), without a guard
     let reports = Semaphore::new(&locks, "reports", 5)?;
-    let app = App { locks, reports, running: Arc::default() };
+    let app = App { locks, reports };
     Ok(Router::new().route("/rebuild", post(rebuild)).route("/report/{id}", post(report)).with_state(app))
 }
 
@@ -89,6 +91,7 @@ async fn reports_take_turns() -> Result<(), Box<dyn Error>> {
         all.spawn(async move { status(&app, &format!("/report/{id}")).await });
     }
     assert!(all.join_all().await.iter().all(|status| *status == StatusCode::OK));
+    assert_eq!(MOST.load(Ordering::SeqCst), 5);
     Ok(())
 }
 

@@ -27,11 +27,11 @@ impl Api {
     }
 
     async fn start(&self) -> Result<String, std::io::Error> {
-        let price = |State(api): State<Api>, Path(name): Path<String>| async move {
+        let price = |State(api): State<Self>, Path(name): Path<String>| async move {
             api.requests.fetch_add(1, Ordering::SeqCst);
             ([(header::CACHE_CONTROL, "max-age=10")], format!("{name}: 42 coins"))
         };
-        let basket = |State(api): State<Api>, headers: HeaderMap| async move {
+        let basket = |State(api): State<Self>, headers: HeaderMap| async move {
             api.requests.fetch_add(1, Ordering::SeqCst);
             let user = headers.get(header::AUTHORIZATION).and_then(|user| user.to_str().ok()).unwrap_or("-");
             ([(header::CACHE_CONTROL, "private, max-age=10")], format!("the basket of {user}"))
