@@ -1,0 +1,212 @@
+//! The code of `docs/errors.md`.
+
+use std::error::Error;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use axum::{Json, Router};
+use serde::{Deserialize, Serialize};
+use stampede_guard::{ErrorKind, LoadError, MemoryStore, OnWaitTimeout, Policy, StampedeGuard};
+
+use crate::requests;
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct User {
+    id: u64,
+    name: String,
+}
+
+#[derive(Debug)]
+enum DbError {
+    Down,
+}
+
+impl std::fmt::Display for DbError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("the database is down")
+    }
+}
+
+#[derive(Clone, Default)]
+struct Database {
+    loads: Arc<AtomicUsize>,
+}
+
+impl Database {
+    /// User 7 there is, and user 13 breaks the database; there are no others.
+    async fn user(&self, id: u64) -> Result<Option<User>, DbError> {
+        self.loads.fetch_add(1, Ordering::Relaxed);
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        match id {
+            7 => Ok(Some(User { id, name: "Ada".to_owned() })),
+            13 => Err(DbError::Down),
+            _ => Ok(None),
+        }
+    }
+}
+
+#[derive(Clone)]
+struct App {
+    guard: StampedeGuard,
+    db: Database,
+}
+
+async fn user(State(app): State<App>, Path(id): Path<u64>) -> Response {
+    let db = app.db.clone();
+    // `Ok(None)` is a value: stored and shared as any other, for `negative_for`.
+    let loaded = app.guard.get_or_load(("user", id), move || async move { db.user(id).await }).await;
+    match loaded {
+        Ok(Some(user)) => Json(user).into_response(),
+        Ok(None) => StatusCode::NOT_FOUND.into_response(),
+        Err(error) => status_of(&error).into_response(),
+    }
+}
+
+/// The status for a client whose load failed.
+fn status_of(error: &LoadError<DbError>) -> StatusCode {
+    eprintln!("{error}");
+    match error {
+        LoadError::Loader(_) | LoadError::Remote(_) => StatusCode::BAD_GATEWAY, // the loader's own error, or its text
+        LoadError::Panicked(_) => StatusCode::INTERNAL_SERVER_ERROR,
+        LoadError::Guard(guard) => match guard.kind() {
+            ErrorKind::Timeout => StatusCode::GATEWAY_TIMEOUT,
+            ErrorKind::Overloaded | ErrorKind::Store => StatusCode::SERVICE_UNAVAILABLE,
+            _ => StatusCode::INTERNAL_SERVER_ERROR, // a bug: an empty key, a load that asks for its own key
+        },
+        _ => StatusCode::INTERNAL_SERVER_ERROR,
+    }
+}
+
+fn service(guard: &StampedeGuard) -> (Router, Database) {
+    let db = Database::default();
+    let app = App { guard: guard.clone(), db: db.clone() };
+    (Router::new().route("/user/{id}", get(user)).with_state(app), db)
+}
+
+#[tokio::test]
+async fn not_found_is_a_value() {
+    let (app, db) = service(&StampedeGuard::in_memory());
+    for _ in 0..3 {
+        assert_eq!(requests::get(&app, "/user/7").await.text(), r#"{"id":7,"name":"Ada"}"#);
+        assert_eq!(requests::get(&app, "/user/8").await.status, 404);
+    }
+    assert_eq!(db.loads.load(Ordering::Relaxed), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failure_is_told_to_all_waiters_and_not_stored() {
+    let (app, db) = service(&StampedeGuard::in_memory());
+    let ask = || requests::get(&app, "/user/13");
+    let (one, two, three) = tokio::join!(ask(), ask(), ask());
+    assert_eq!((one.status, two.status, three.status), (502, 502, 502));
+    assert_eq!(db.loads.load(Ordering::Relaxed), 1);
+    assert_eq!(ask().await.status, 502);
+    assert_eq!(db.loads.load(Ordering::Relaxed), 2, "a later caller's load is another one");
+}
+
+#[tokio::test(start_paused = true)]
+async fn failures_are_told_for_error_for() -> Result<(), Box<dyn Error>> {
+    let policy = Policy::builder().error_for(Duration::from_millis(500)).build()?;
+    let store = MemoryStore::new();
+    let [here, there] = [(); 2].map(|()| StampedeGuard::new(store.clone()).with_policy(policy.clone()));
+    let fail = || async { Err::<u8, _>(DbError::Down) };
+    let first = here.get_or_load("key", fail).await.expect_err("failed");
+    assert!(matches!(first.loader(), Some(DbError::Down)));
+    assert_eq!(first.to_string(), "the load failed: the database is down");
+    // A moment later, in another process: told, not loaded.
+    let told = there.get_or_load("key", fail).await.expect_err("failed");
+    assert!(told.is_remote());
+    assert_eq!(told.to_string(), "another caller's load failed: the database is down");
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let again = there.get_or_load("key", fail).await.expect_err("failed");
+    assert!(again.loader().is_some(), "loaded again");
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn limits_of_time() -> Result<(), Box<dyn Error>> {
+    let policy = Policy::builder()
+        .load_timeout(Duration::from_secs(10)) // ends a load; all waiters are told
+        .wait_timeout(Duration::from_secs(2), OnWaitTimeout::Fail) // a waiter is told after 2 s; the load goes on
+        .build()?;
+    let guard = StampedeGuard::in_memory().with_policy(policy);
+    let hang = || async { std::future::pending::<Result<u8, DbError>>().await };
+    let began = tokio::time::Instant::now();
+    let ask = async || {
+        let error = guard.get_or_load("key", hang).await.expect_err("too long");
+        (error.guard().map(|error| error.kind()), began.elapsed().as_secs())
+    };
+    let (leader, waiter) = tokio::join!(ask(), ask());
+    assert_eq!(leader, (Some(ErrorKind::Timeout), 10));
+    assert_eq!(waiter, (Some(ErrorKind::Timeout), 2));
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_is_tried_again_for_a_waiter() {
+    let guard = StampedeGuard::in_memory();
+    let tries = Arc::new(AtomicUsize::new(0));
+    let ask = || {
+        let tries = tries.clone();
+        guard.get_or_load("key", move || async move {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            assert!(tries.fetch_add(1, Ordering::Relaxed) > 0, "a bug of the first try");
+            Ok::<_, DbError>(7)
+        })
+    };
+    let (one, two) = tokio::join!(ask(), ask());
+    assert!(matches!(one, Err(LoadError::Panicked(text)) if text == "a bug of the first try"));
+    assert_eq!(two.ok(), Some(7));
+}
+
+/// The HTTP layer: the handler's own response, or one of the guard.
+#[tokio::test(start_paused = true)]
+async fn statuses_over_http() -> Result<(), Box<dyn Error>> {
+    let loads = Arc::new(AtomicUsize::new(0));
+    let count = || {
+        let loads = loads.clone();
+        async move || {
+            loads.fetch_add(1, Ordering::Relaxed);
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    let [missing, failing] = [count(), count()];
+    let app = Router::new()
+        .route(
+            "/missing",
+            get(async move || {
+                missing().await;
+                StatusCode::NOT_FOUND
+            }),
+        )
+        .route(
+            "/failing",
+            get(async move || {
+                failing().await;
+                StatusCode::INTERNAL_SERVER_ERROR
+            }),
+        )
+        .route("/panicking", get(async || -> StatusCode { panic!("a bug") }))
+        .route("/hanging", get(async || -> StatusCode { std::future::pending().await }))
+        .layer(StampedeGuard::in_memory());
+    let twice = async |path: &'static str| {
+        let (one, two) = tokio::join!(requests::get(&app, path), requests::get(&app, path));
+        let later = requests::get(&app, path).await;
+        (one.status, two.status, later.status, loads.swap(0, Ordering::Relaxed))
+    };
+    assert_eq!(twice("/missing").await, (404, 404, 404, 1), "stored");
+    assert_eq!(twice("/failing").await, (500, 500, 500, 2), "shared with the waiter, not stored");
+    for (path, status, remark) in
+        [("/panicking", 502, "fwd=miss; detail=load-panicked"), ("/hanging", 504, "fwd=miss; detail=timeout")]
+    {
+        let seen = requests::get(&app, path).await;
+        assert_eq!((seen.status, seen.remark(), seen.header("retry-after")), (status, remark, "1"));
+        assert_eq!(seen.header("cache-control"), "no-store");
+    }
+    Ok(())
+}

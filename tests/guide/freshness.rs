@@ -1,0 +1,221 @@
+//! The code of `docs/freshness.md`, on a paused clock.
+
+use std::error::Error;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use stampede_guard::{LoadContext, LoadError, MemoryStore, Policy, PolicyBuilder, StampedeGuard};
+use tokio::time::{Instant, sleep};
+
+/// An origin with a price that is higher after each load, and that can be down.
+#[derive(Clone, Default)]
+struct Origin {
+    loads: Arc<AtomicU64>,
+    down: Arc<AtomicBool>,
+}
+
+impl Origin {
+    async fn price(&self, _product: u64) -> Result<u64, std::io::Error> {
+        let price = self.loads.fetch_add(1, Ordering::Relaxed) + 1;
+        sleep(Duration::from_secs(1)).await;
+        if self.down.load(Ordering::Relaxed) { Err(std::io::Error::other("no route")) } else { Ok(price) }
+    }
+
+    fn loads(&self) -> u64 {
+        self.loads.load(Ordering::Relaxed)
+    }
+}
+
+/// The price, and how long the caller waited.
+async fn ask(guard: &StampedeGuard, origin: &Origin) -> (Result<u64, LoadError<std::io::Error>>, Duration) {
+    let (origin, asked) = (origin.clone(), Instant::now());
+    let price = guard.get_or_load(("price", 7), move || async move { origin.price(7).await }).await;
+    (price, asked.elapsed())
+}
+
+fn guard(policy: PolicyBuilder) -> Result<StampedeGuard, stampede_guard::Error> {
+    // Without jitter, so that the test knows the ends of windows to the second.
+    StampedeGuard::builder(MemoryStore::new()).policy(policy.ttl_jitter(0.0).build()?).build()
+}
+
+const NOW: Duration = Duration::ZERO;
+const LOAD: Duration = Duration::from_secs(1);
+
+fn windows() -> Result<Policy, stampede_guard::Error> {
+    let policy = Policy::builder()
+        .fresh_for(Duration::from_secs(60)) // served, and nothing else happens
+        .stale_while_revalidate(Duration::from_secs(30)) // then: served at once, one load in the background
+        .stale_if_error(Duration::from_secs(3600)) // then: a load; the old value stands in if it fails
+        .build()?;
+    Ok(policy)
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_windows() -> Result<(), Box<dyn Error>> {
+    let origin = Origin::default();
+    let guard = guard(windows()?.to_builder())?;
+    assert!(matches!(ask(&guard, &origin).await, (Ok(1), LOAD)));
+    sleep(Duration::from_secs(59)).await;
+    assert!(matches!(ask(&guard, &origin).await, (Ok(1), NOW)), "fresh");
+    sleep(Duration::from_secs(11)).await;
+    assert!(matches!(ask(&guard, &origin).await, (Ok(1), NOW)), "stale, served at once");
+    sleep(Duration::from_secs(2)).await;
+    assert!(matches!(ask(&guard, &origin).await, (Ok(2), NOW)), "the background load's value");
+    sleep(Duration::from_secs(100)).await;
+    assert!(matches!(ask(&guard, &origin).await, (Ok(3), LOAD)), "after the window callers wait");
+    origin.down.store(true, Ordering::Relaxed);
+    sleep(Duration::from_secs(100)).await;
+    assert!(matches!(ask(&guard, &origin).await, (Ok(3), LOAD)), "the old value stands in");
+    assert_eq!(origin.loads(), 4);
+    for _ in 0..4 {
+        sleep(Duration::from_secs(1)).await;
+        assert!(matches!(ask(&guard, &origin).await, (Ok(3), NOW)), "back_off");
+    }
+    assert_eq!(origin.loads(), 4);
+    sleep(Duration::from_secs(3600)).await;
+    assert!(
+        matches!(ask(&guard, &origin).await, (Err(LoadError::Loader(_)), LOAD)),
+        "the end of stale_if_error"
+    );
+    Ok(())
+}
+
+fn everything() -> Result<Policy, stampede_guard::Error> {
+    let policy = Policy::builder()
+        .fresh_for(Duration::from_secs(60))
+        .stale_while_revalidate(Duration::from_secs(30))
+        .stale_if_error(Duration::from_secs(3600))
+        .back_off(Duration::from_secs(5)) // after a failed load the origin is left alone for so long
+        .soft_timeout(Duration::from_millis(200)) // a load that takes longer: the old value stands in
+        .early_refresh(1.0) // loads anew before the end: the earlier, the longer a load takes
+        .refresh_ahead(0.8) // or once 80 % of the lifetime have passed
+        .negative_for(Duration::from_secs(5)) // `None` is kept for less
+        .error_for(Duration::from_millis(500)) // a failure is told to later callers for so long
+        .ttl_jitter(0.1) // values stored together do not expire together
+        .build()?;
+    Ok(policy)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slow_load_and_a_refresh_ahead() -> Result<(), Box<dyn Error>> {
+    everything()?;
+    let origin = Origin::default();
+    let policy = windows()?.to_builder().stale_while_revalidate(Duration::ZERO);
+    let slow = guard(policy.soft_timeout(Duration::from_millis(200)))?;
+    ask(&slow, &origin).await.0?;
+    sleep(Duration::from_secs(100)).await;
+    let (price, waited) = ask(&slow, &origin).await;
+    assert_eq!((price?, waited), (1, Duration::from_millis(200)));
+    sleep(Duration::from_secs(2)).await;
+    assert!(matches!(ask(&slow, &origin).await, (Ok(2), NOW)), "the load went on and was stored");
+
+    let origin = Origin::default();
+    let ahead = guard(Policy::builder().refresh_ahead(0.8))?;
+    ask(&ahead, &origin).await.0?;
+    sleep(Duration::from_secs(49)).await;
+    assert!(matches!(ask(&ahead, &origin).await, (Ok(1), NOW)), "loads anew in the background");
+    sleep(Duration::from_secs(2)).await;
+    assert!(matches!(ask(&ahead, &origin).await, (Ok(2), NOW)));
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_kept_for_less() -> Result<(), Box<dyn Error>> {
+    let guard = guard(Policy::builder().negative_for(Duration::from_secs(5)))?;
+    let ask = async |found: Option<u64>| {
+        guard.get_or_load("user", move || async move { Ok::<_, std::io::Error>(found) }).await
+    };
+    assert_eq!(ask(None).await?, None);
+    assert_eq!(ask(Some(7)).await?, None, "kept");
+    sleep(Duration::from_secs(6)).await;
+    assert_eq!(ask(Some(7)).await?, Some(7));
+    sleep(Duration::from_secs(50)).await;
+    assert_eq!(ask(Some(8)).await?, Some(7));
+    Ok(())
+}
+
+struct Versioned {
+    version: String,
+    report: String,
+}
+
+static TRANSFERS: AtomicU64 = AtomicU64::new(0);
+
+/// `None`: not modified since `version`.
+async fn fetch(version: Option<&str>) -> Result<Option<Versioned>, std::io::Error> {
+    let modified = version != Some("v1");
+    TRANSFERS.fetch_add(modified.into(), Ordering::Relaxed);
+    Ok(modified.then(|| Versioned { version: "v1".to_owned(), report: "all is well".to_owned() }))
+}
+
+async fn load(mut cx: LoadContext<String>) -> Result<String, std::io::Error> {
+    cx.fresh_for(Duration::from_secs(300)); // for this value, instead of the policy's
+    cx.stale_if_error(Duration::from_secs(60)); // the same
+    match (fetch(cx.validator()).await?, cx.take_previous()) {
+        (Some(new), _) => {
+            cx.set_validator(new.version); // kept with the value, at most 1 KiB
+            Ok(new.report)
+        }
+        (None, Some(previous)) => Ok(previous), // not modified: fresh again, without a transfer
+        (None, None) => Err(std::io::Error::other("nothing to be unmodified")),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_loader_sees_what_it_replaces() -> Result<(), Box<dyn Error>> {
+    let guard = guard(Policy::builder())?;
+    assert_eq!(guard.get_or_load_with("report", load).await?, "all is well");
+    assert_eq!(guard.remaining_freshness("report").await?, Some(Duration::from_secs(300)));
+    sleep(Duration::from_secs(310)).await;
+    assert_eq!(guard.get_or_load_with("report", load).await?, "all is well");
+    assert_eq!(guard.remaining_freshness("report").await?, Some(Duration::from_secs(300)));
+    assert_eq!((guard.stats().loads, TRANSFERS.load(Ordering::Relaxed)), (2, 1));
+    Ok(())
+}
+
+async fn by_hand(guard: StampedeGuard, origin: Origin) -> Result<(), Box<dyn Error>> {
+    // Stores a value that is known already; wins over loads that are running.
+    guard.insert(("price", 7), &499_u64).await?;
+
+    // Loads now, once in the fleet; other callers are served the stored value meanwhile.
+    let db = origin.clone();
+    let price = guard.refresh(("price", 7), move || async move { db.price(7).await }).await?;
+
+    // Stale from now on: the next caller loads; the value stands in if that load fails.
+    guard.expire(("price", 7)).await?;
+
+    // Reads without a loader.
+    let stored: Option<u64> = guard.get(("price", 7)).await?;
+    let fresh_for = guard.remaining_freshness(("price", 7)).await?;
+    assert_eq!((price, stored, fresh_for), (1, None, Some(Duration::ZERO)));
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn values_by_hand() -> Result<(), Box<dyn Error>> {
+    let origin = Origin::default();
+    let policy = windows()?.to_builder().stale_while_revalidate(Duration::ZERO);
+    let guard = guard(policy)?;
+    by_hand(guard.clone(), origin.clone()).await?;
+    origin.down.store(true, Ordering::Relaxed);
+    assert!(matches!(ask(&guard, &origin).await, (Ok(1), LOAD)), "stands in");
+    Ok(())
+}
+
+/// Over HTTP the response's own directives count.
+#[tokio::test]
+async fn a_response_says_how_long() -> Result<(), Box<dyn Error>> {
+    use http::{Request, Response};
+    use stampede_guard::http::{HttpPolicy, explain};
+
+    let request = Request::get("http://shop.example/report/7").body(())?;
+    let response = Response::builder()
+        .header("cache-control", "max-age=60, stale-while-revalidate=30, stale-if-error=3600")
+        .body(())?;
+    let decision = explain(&request, &response, &HttpPolicy::default());
+    assert_eq!(decision.fresh_for, Some(Duration::from_secs(60)));
+    assert_eq!(decision.stale_while_revalidate, Duration::from_secs(30));
+    assert_eq!(decision.stale_if_error, Duration::from_secs(3600));
+    Ok(())
+}

@@ -1,0 +1,190 @@
+//! The code of `docs/invalidation.md`.
+
+use std::error::Error;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use axum::routing::{get, post};
+use http::Request;
+use stampede_guard::http::HttpPolicy;
+use stampede_guard::{ErrorKind, LoadContext, MemoryStore, Policy, StampedeGuard};
+
+use crate::requests::{self, send};
+
+#[derive(Clone, Default)]
+struct Database {
+    version: Arc<AtomicU64>,
+    loads: Arc<AtomicU64>,
+}
+
+impl Database {
+    async fn price(&self, _id: u64) -> Result<u64, std::io::Error> {
+        self.loads.fetch_add(1, Ordering::Relaxed);
+        let version = self.version.load(Ordering::Relaxed);
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        Ok(version)
+    }
+
+    async fn set_price(&self, _id: u64) -> Result<(), std::io::Error> {
+        self.version.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+async fn change(guard: &StampedeGuard, db: &Database, id: u64) -> Result<(), Box<dyn Error>> {
+    db.set_price(id).await?; // first the origin ..
+    guard.invalidate(("price", id)).await?; // .. then the cache: the next caller loads the new price
+    Ok(())
+}
+
+async fn price(guard: &StampedeGuard, db: &Database, id: u64) -> Option<u64> {
+    let db = db.clone();
+    guard.get_or_load(("price", id), move || async move { db.price(id).await }).await.ok()
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_invalidation_wins_over_a_running_load() -> Result<(), Box<dyn Error>> {
+    let (store, db) = (MemoryStore::new(), Database::default());
+    let [here, there] = [StampedeGuard::new(store.clone()), StampedeGuard::new(store)];
+    let older = tokio::spawn({
+        let (there, db) = (there.clone(), db.clone());
+        async move { price(&there, &db, 7).await }
+    });
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    change(&here, &db, 7).await?;
+    let (a, b) = tokio::join!(price(&here, &db, 7), price(&there, &db, 7));
+    assert_eq!((a, b), (Some(1), Some(1)), "callers after the invalidation");
+    assert_eq!(older.await?, Some(0), "the caller before it");
+    assert_eq!(there.get::<u64>(("price", 7)).await?, Some(1));
+    Ok(())
+}
+
+async fn load(mut cx: LoadContext<u64>, db: Database, id: u64) -> Result<u64, Box<dyn Error + Send + Sync>> {
+    cx.tag([("product", id)]).await?; // before the origin is asked: an invalidation in between is not missed
+    Ok(db.price(id).await?)
+}
+
+#[tokio::test]
+async fn tags_reach_many_values_at_once() -> Result<(), Box<dyn Error>> {
+    let db = Database::default();
+    let policy = Policy::builder().tags(["catalog"]).build()?; // every value under this policy
+    let guard = StampedeGuard::builder(MemoryStore::new()).policy(policy).build()?;
+
+    for id in [7, 8] {
+        let db = db.clone();
+        guard.get_or_load_with(("price", id), move |cx| load(cx, db, id)).await?;
+    }
+    guard.insert_with_tags(("offer", 1), &299_u64, ["sale"]).await?;
+
+    guard.invalidate_tag(("product", 7)).await?; // what the loader tagged
+    assert!(!guard.contains(("price", 7)).await?);
+    assert!(guard.contains(("price", 8)).await?);
+    guard.invalidate_tag("catalog").await?; // what the policy tagged: all of them
+    assert!(!guard.contains(("price", 8)).await?);
+    assert!(!guard.contains(("offer", 1)).await?);
+    Ok(())
+}
+
+#[tokio::test]
+async fn everything_of_a_namespace() -> Result<(), Box<dyn Error>> {
+    let policy = Policy::builder().invalidate_all(true).build()?;
+    let guard = StampedeGuard::builder(MemoryStore::new()).policy(policy).build()?;
+    guard.insert("a", &1_u64).await?;
+    guard.invalidate_all().await?; // every value stored under a policy with `invalidate_all(true)`
+    assert!(!guard.contains("a").await?);
+
+    let without = guard.with_policy(Policy::builder().build()?);
+    let refused = without.invalidate_all().await.expect_err("would not reach its own values");
+    assert_eq!(refused.kind(), ErrorKind::InvalidPolicy);
+    Ok(())
+}
+
+#[derive(Clone)]
+struct Shop {
+    guard: StampedeGuard,
+    db: Database,
+}
+
+async fn product(State(shop): State<Shop>, Path(id): Path<u64>) -> Result<String, StatusCode> {
+    let price = shop.db.price(id).await.map_err(|_| StatusCode::BAD_GATEWAY)?;
+    Ok(format!("price {price}"))
+}
+
+async fn update(State(shop): State<Shop>, Path(id): Path<u64>) -> Result<StatusCode, StatusCode> {
+    shop.db.set_price(id).await.map_err(|_| StatusCode::BAD_GATEWAY)?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// An import has changed prices behind the service's back.
+async fn imported(State(shop): State<Shop>) -> Result<StatusCode, StatusCode> {
+    let gone = shop.guard.invalidate_path("/product/7").await; // needs `HttpPolicy::authority`
+    gone.map_err(|_| StatusCode::SERVICE_UNAVAILABLE)?;
+    let gone = shop.guard.invalidate_tag("products").await; // every response under the policy with this tag
+    gone.map_err(|_| StatusCode::SERVICE_UNAVAILABLE)?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+fn app(db: Database) -> Result<Router, stampede_guard::Error> {
+    let http = HttpPolicy::default().authority("shop.example");
+    let policy = Policy::builder().http(http).tags(["products"]).build()?;
+    let guard = StampedeGuard::in_memory().with_policy(policy);
+    let shop = Shop { guard: guard.clone(), db };
+    Ok(Router::new()
+        .route("/product/{id}", get(product).put(update)) // PUT through the layer: invalidates the GET's response
+        .layer(guard)
+        .route("/admin/imported", post(imported)) // added after the layer: not guarded, calls the guard itself
+        .with_state(shop))
+}
+
+#[tokio::test(start_paused = true)]
+async fn over_http() -> Result<(), Box<dyn Error>> {
+    let db = Database::default();
+    let app = app(db.clone())?;
+    for _ in 0..2 {
+        assert_eq!(requests::get(&app, "/product/7").await.text(), "price 0");
+    }
+    let put = send(&app, "PUT", "/product/7", &[("authorization", "Bearer 7f3a")]).await;
+    assert_eq!((put.status, put.remark()), (204, "fwd=method"));
+    assert_eq!(requests::get(&app, "/product/7").await.text(), "price 1");
+
+    db.set_price(7).await?;
+    assert_eq!(requests::get(&app, "/product/7").await.text(), "price 1", "the guard can not know");
+    assert_eq!(send(&app, "POST", "/admin/imported", &[]).await.status, 204);
+    assert_eq!(requests::get(&app, "/product/7").await.text(), "price 2");
+    requests::get(&app, "/product/8").await;
+    assert_eq!(send(&app, "POST", "/admin/imported", &[]).await.status, 204);
+    assert!(!requests::get(&app, "/product/8").await.is_hit(), "by the tag");
+    Ok(())
+}
+
+async fn forget(guard: StampedeGuard) -> Result<(), Box<dyn Error>> {
+    let request = Request::get("/report/7").header("host", "shop.example").body(())?; // as clients send it
+    if let Some(key) = guard.http_key(&request) {
+        guard.invalidate(key).await?; // all its variants, in the whole fleet, also against loads in progress
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn by_the_key_of_a_request() -> Result<(), Box<dyn Error>> {
+    let guard = StampedeGuard::in_memory();
+    let app = Router::new().route("/report/{id}", get(|| async { "all is well" })).layer(guard.clone());
+    requests::get(&app, "/report/7").await;
+    assert!(requests::get(&app, "/report/7").await.is_hit());
+    forget(guard).await?;
+    assert!(!requests::get(&app, "/report/7").await.is_hit());
+    Ok(())
+}
+
+#[expect(dead_code, reason = "needs a server with a replica")]
+fn confirmed_by_a_replica() -> Result<StampedeGuard, Box<dyn Error>> {
+    let policy = Policy::builder()
+        .invalidate_replicas(1, Duration::from_millis(200)) // an error if no replica has it by then
+        .build()?;
+    let redis = redis::Client::open("redis://127.0.0.1/")?;
+    Ok(StampedeGuard::builder(redis).namespace("shop").policy(policy).build()?)
+}

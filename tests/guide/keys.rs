@@ -1,0 +1,240 @@
+//! The code of `docs/keys.md`.
+
+use std::error::Error;
+
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
+use axum::response::{AppendHeaders, IntoResponse};
+use axum::routing::get;
+use axum::{Extension, Router};
+use http::{HeaderMap, Request, Response};
+use stampede_guard::http::{DoNotStore, HttpPolicy, explain};
+use stampede_guard::{CacheKey, MemoryStore, Policy, StampedeGuard};
+
+use crate::requests::{self, send};
+
+fn guarded(app: Router, http: HttpPolicy) -> Result<Router, stampede_guard::Error> {
+    let policy = Policy::builder().http(http).build()?;
+    Ok(app.layer(StampedeGuard::in_memory().with_policy(policy)))
+}
+
+#[test]
+fn explain_tells_the_decision_and_its_rule() -> Result<(), Box<dyn Error>> {
+    let policy = HttpPolicy::default();
+    let basket = Request::get("http://shop.example/basket").body(())?;
+
+    let plain = Response::new(());
+    let private = Response::builder().header("cache-control", "private").body(())?;
+    let five_minutes = Response::builder().header("cache-control", "max-age=300").body(())?;
+    let text = |response| explain(&basket, response, &policy).to_string();
+    assert_eq!(
+        text(&plain),
+        "stored, fresh for as long as the policy says: default (PolicyBuilder::fresh_for)"
+    );
+    assert_eq!(text(&private), "not stored: private (RFC 9111, 5.2.2.7)");
+    assert_eq!(text(&five_minutes), "stored, fresh for 300s: max-age (RFC 9111, 5.2.2.1)");
+
+    let with_a_cookie =
+        Request::get("http://shop.example/basket").header("cookie", "session=7f3a").body(())?;
+    let decision = explain(&with_a_cookie, &plain, &policy);
+    assert_eq!(decision.to_string(), "not looked up: credentials (HttpPolicy::credential_headers)");
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_key_is_scheme_host_path_and_query() -> Result<(), Box<dyn Error>> {
+    let guard = StampedeGuard::in_memory();
+    let request = Request::get("/report/7?lang=en").header("host", "shop.example").body(())?;
+    let key = guard.http_key(&request);
+    assert_eq!(key.map(|key| key.to_string()).as_deref(), Some("http:http:shop.example:/report/7?lang=en"));
+
+    let page = Router::new().route("/", get(|| async { "home" }));
+    let told = guarded(page.clone(), HttpPolicy::default().tell_key(true))?;
+    let seen = requests::get(&told, "/").await;
+    assert!(seen.remark().ends_with(r#"; key="http:http:shop.example:/""#), "{}", seen.remark());
+
+    // Three names of one service are three resources, unless the policy names one.
+    let three = guarded(page.clone(), HttpPolicy::default())?;
+    for host in ["shop.example", "10.0.0.1:8080", "10.0.0.1:8081"] {
+        assert!(!send(&three, "GET", "/", &[("host", host)]).await.is_hit());
+    }
+    let http = HttpPolicy::default().authority("shop.example"); // one key, whatever `Host` says
+    let one = guarded(page.clone(), http)?;
+    requests::get(&one, "/").await;
+    assert!(send(&one, "GET", "/", &[("host", "10.0.0.1:8081")]).await.is_hit());
+
+    // The default port in `Host`.
+    let seen = send(&three, "GET", "/", &[("host", "shop.example:80")]).await;
+    assert_eq!(seen.remark(), "fwd=bypass; detail=host");
+    Ok(())
+}
+
+#[tokio::test]
+async fn only_the_listed_cookies_matter() -> Result<(), Box<dyn Error>> {
+    let http = HttpPolicy::default().cookies(["session"]);
+    let app = guarded(Router::new().route("/", get(|| async { "home" })), http)?;
+    for cookies in ["_ga=GA1.2.3; theme=dark", ""] {
+        send(&app, "GET", "/", &[("cookie", cookies)]).await;
+    }
+    assert!(send(&app, "GET", "/", &[("cookie", "_ga=GA1.9.9")]).await.is_hit());
+    let own = send(&app, "GET", "/", &[("cookie", "_ga=GA1.2.3; session=7f3a")]).await;
+    assert_eq!(own.remark(), "fwd=bypass; detail=credentials");
+    Ok(())
+}
+
+/// The price in the currency of the client's country, which a header names.
+async fn price(headers: HeaderMap) -> impl IntoResponse {
+    let country = headers.get("x-country").and_then(|value| value.to_str().ok()).unwrap_or("de");
+    ([(header::VARY, "x-country")], format!("the price in {country}"))
+}
+
+/// A page that only this client may have.
+async fn coupon() -> impl IntoResponse {
+    (Extension(DoNotStore), "your coupon")
+}
+
+async fn account() -> impl IntoResponse {
+    ([(header::CACHE_CONTROL, "private")], "your account")
+}
+
+#[tokio::test]
+async fn a_response_says_what_it_depends_on() -> Result<(), Box<dyn Error>> {
+    let app = Router::new()
+        .route("/price", get(price))
+        .route("/coupon", get(coupon))
+        .route("/account", get(account));
+    let app = guarded(app, HttpPolicy::default())?;
+    for country in ["de", "fr", "de", "fr"] {
+        let seen = send(&app, "GET", "/price", &[("x-country", country)]).await;
+        assert_eq!(seen.text(), format!("the price in {country}"));
+    }
+    assert!(send(&app, "GET", "/price", &[("x-country", "fr")]).await.is_hit());
+    for (path, detail) in [("/coupon", "do-not-store"), ("/account", "private")] {
+        for _ in 0..2 {
+            let seen = requests::get(&app, path).await;
+            assert_eq!(seen.remark(), format!("fwd=uri-miss; detail={detail}"));
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_policy_says_it_for_all_responses() -> Result<(), Box<dyn Error>> {
+    let http = HttpPolicy::default()
+        .credential_header(HeaderName::from_static("x-tenant-user")) // a request with it bypasses
+        .vary_on(header::ACCEPT_LANGUAGE) // as though every response named it in `Vary`
+        .share_authorized(true) // a response with `public` or `s-maxage` is also for users with `Authorization`
+        .ignore_request_no_cache(true); // a client's no-cache, max-age and min-fresh force no load
+    let speak = async |headers: HeaderMap| {
+        let language = headers.get("accept-language").and_then(|value| value.to_str().ok()).unwrap_or("en");
+        ([(header::CACHE_CONTROL, "public, max-age=60")], language.to_owned())
+    };
+    let app = guarded(Router::new().route("/", get(speak)), http)?;
+    let seen = send(&app, "GET", "/", &[("x-tenant-user", "ada")]).await;
+    assert_eq!(seen.remark(), "fwd=bypass; detail=credentials");
+    for language in ["de", "fr"] {
+        assert_eq!(send(&app, "GET", "/", &[("accept-language", language)]).await.text(), language);
+    }
+    let seen = send(&app, "GET", "/", &[("accept-language", "de"), ("authorization", "Bearer 7f3a")]).await;
+    assert!(seen.is_hit(), "{}", seen.remark());
+    let seen = send(&app, "GET", "/", &[("accept-language", "de"), ("cache-control", "no-cache")]).await;
+    assert!(seen.is_hit(), "{}", seen.remark());
+    Ok(())
+}
+
+#[tokio::test]
+async fn behind_a_proxy_the_report_is_named() -> Result<(), Box<dyn Error>> {
+    let mut report = HeaderMap::new();
+    report.insert("x-forwarded-proto", HeaderValue::from_static("https"));
+    report.insert("x-forwarded-host", HeaderValue::from_static("shop.example"));
+    let http = HttpPolicy::default()
+        .scheme(http::uri::Scheme::HTTPS) // the proxy terminates TLS
+        .behind_proxy(report); // what the proxy adds to every request
+    let app = guarded(Router::new().route("/", get(|| async { "home" })), http.tell_key(true))?;
+    let ordinary = [("x-forwarded-proto", "https"), ("x-forwarded-host", "shop.example")];
+    let seen = send(&app, "GET", "/", &ordinary).await;
+    assert!(seen.remark().ends_with(r#"key="http:https:shop.example:/""#), "{}", seen.remark());
+    assert!(send(&app, "GET", "/", &ordinary).await.is_hit());
+    let invented = [("x-forwarded-proto", "https"), ("x-forwarded-host", "evil.example")];
+    assert!(!send(&app, "GET", "/", &invented).await.is_hit());
+    assert!(send(&app, "GET", "/", &ordinary).await.is_hit());
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_hook_extends_the_key() -> Result<(), Box<dyn Error>> {
+    let http = HttpPolicy::default().key(|parts| {
+        let tenant = parts.headers.get("x-tenant")?; // no tenant: the request bypasses
+        tenant.to_str().ok().map(str::to_owned)
+    });
+    let app = guarded(Router::new().route("/", get(|| async { "home" })), http)?;
+    for tenant in ["red", "blue"] {
+        assert!(!send(&app, "GET", "/", &[("x-tenant", tenant)]).await.is_hit());
+        assert!(send(&app, "GET", "/", &[("x-tenant", tenant)]).await.is_hit());
+    }
+    assert_eq!(requests::get(&app, "/").await.remark(), "fwd=bypass; detail=key");
+    Ok(())
+}
+
+#[tokio::test]
+async fn keys_of_loaders() -> Result<(), Box<dyn Error>> {
+    assert_eq!(CacheKey::from(("user", 42)).to_string(), "user:42");
+    assert_eq!(CacheKey::from(("user", 42)), CacheKey::from(("user", "42"))); // a part is what it displays as
+    assert_ne!(CacheKey::from(("a", "b")), CacheKey::from("a:b")); // joined without ambiguity
+    assert_eq!(CacheKey::from("two words").to_string(), "two%20words");
+
+    // In Redis the service's name comes first: two services on one server share nothing.
+    let store = MemoryStore::new();
+    let shop = StampedeGuard::builder(store.clone()).namespace("shop").build()?;
+    let blog = StampedeGuard::builder(store.clone()).namespace("blog").build()?;
+    shop.insert(("user", 42), &"Ada").await?;
+    assert_eq!(blog.get::<String>(("user", 42)).await?, None);
+    Ok(())
+}
+
+/// Header lines.
+type Lines = &'static [(&'static str, &'static str)];
+
+/// The table of the page: request, response, `Cache-Status`.
+#[tokio::test]
+async fn the_table_of_requests_and_responses() -> Result<(), Box<dyn Error>> {
+    const STORED: &str = "fwd=uri-miss; stored; ttl=";
+    let cases: [(&str, Lines, u16, Lines, &str); 18] = [
+        ("GET", &[], 200, &[], STORED),
+        ("GET", &[], 200, &[("cache-control", "max-age=300")], STORED),
+        ("GET", &[], 404, &[], STORED),
+        ("GET", &[("authorization", "Bearer 7f3a")], 200, &[], "fwd=bypass; detail=credentials"),
+        ("GET", &[("cookie", "_ga=1")], 200, &[], "fwd=bypass; detail=credentials"),
+        ("GET", &[("cache-control", "no-store")], 200, &[], "fwd=bypass; detail=no-store"),
+        ("GET", &[("content-length", "5")], 200, &[], "fwd=bypass; detail=body"),
+        ("GET", &[("x-original-url", "/admin")], 200, &[], "fwd=bypass; detail=unkeyed-header"),
+        ("POST", &[], 200, &[], "fwd=method"),
+        ("HEAD", &[], 200, &[], "fwd=miss; detail=head"),
+        ("GET", &[], 200, &[("set-cookie", "session=7f3a")], "fwd=uri-miss; detail=set-cookie"),
+        ("GET", &[], 200, &[("cache-control", "private")], "fwd=uri-miss; detail=private"),
+        ("GET", &[], 200, &[("cache-control", "no-store")], "fwd=uri-miss; detail=no-store"),
+        ("GET", &[], 200, &[("vary", "*")], "fwd=uri-miss; detail=vary"),
+        ("GET", &[], 500, &[], "fwd=uri-miss; detail=not-stored"),
+        ("GET", &[], 302, &[], "fwd=uri-miss; detail=status"),
+        ("GET", &[], 429, &[("cache-control", "max-age=60")], "fwd=uri-miss; detail=status"),
+        ("GET", &[], 200, &[("content-type", "text/event-stream")], "fwd=uri-miss; detail=event-stream"),
+    ];
+    for (method, asked, status, answer, remark) in cases {
+        let status = StatusCode::from_u16(status)?;
+        let handler = move || async move {
+            (
+                status,
+                AppendHeaders(answer.iter().map(|(name, value)| (*name, *value)).collect::<Vec<_>>()),
+                "text",
+            )
+        };
+        let app = Router::new().route("/", get(handler).post(handler));
+        let app = guarded(app, HttpPolicy::default())?;
+        let seen = send(&app, method, "/", asked).await;
+        assert!(
+            seen.remark().starts_with(remark),
+            "{method} {asked:?} {status} {answer:?}: {}",
+            seen.remark()
+        );
+    }
+    Ok(())
+}
