@@ -31,8 +31,12 @@ mod a_slow_handler {
         use axum::{Router, routing::get};
         use stampede_guard::StampedeGuard;
 
-        pub(crate) fn app() -> Router {
+        fn app() -> Router {
             Router::new().route("/report/{id}", get(report)).layer(StampedeGuard::in_memory()) // the one line
+        }
+
+        pub(crate) fn service() -> Router {
+            app()
         }
     }
 
@@ -119,7 +123,7 @@ use stampede_guard::StampedeGuard;
 
 #[tokio::test(start_paused = true)]
 async fn behind_the_guard_one_load_serves_all_clients_at_once_and_later() {
-    let app = a_slow_handler::guarded::app();
+    let app = a_slow_handler::guarded::service();
     let (one, two) = tokio::join!(get(&app, "/report/7"), get(&app, "/report/7"));
     for seen in [&one, &two] {
         assert_eq!((seen.status, seen.text()), (200, "report 7: all is well\n"));

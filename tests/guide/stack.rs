@@ -58,7 +58,6 @@ async fn report() -> String {
 fn app() -> Result<(Router, StampedeGuard), stampede_guard::Error> {
     let http = HttpPolicy::default().personal_extension::<Session>().personal_extension::<User>();
     let guard = StampedeGuard::in_memory().with_policy(Policy::builder().http(http).build()?);
-    let handle = guard.clone();
 
     let id = axum::http::HeaderName::from_static("x-request-id");
     let app = Router::new()
@@ -66,14 +65,14 @@ fn app() -> Result<(Router, StampedeGuard), stampede_guard::Error> {
         .route("/form", get(form))
         .route("/report", get(report))
         .layer(SessionManagerLayer::new(MemoryStore::default())) // reads and sets cookies: inside
-        .layer(guard) // wraps all of these; what follows is outside, and runs for hits too
+        .layer(guard.clone()) // wraps all of these; what follows is outside, and runs for hits too
         .layer(CompressionLayer::new())
         .layer(CorsLayer::new().allow_origin(Any))
         .layer(TimeoutLayer::with_status_code(StatusCode::GATEWAY_TIMEOUT, Duration::from_secs(10)))
         .layer(PropagateRequestIdLayer::new(id.clone()))
         .layer(TraceLayer::new_for_http())
         .layer(SetRequestIdLayer::new(id, MakeRequestUuid));
-    Ok((app, handle))
+    Ok((app, guard))
 }
 
 #[tokio::test(start_paused = true)]
