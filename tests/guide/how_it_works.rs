@@ -4,7 +4,7 @@
 //! ```text
 //! redis-server --port 7001 --save '' --daemonize yes --pidfile /tmp/redis-7001.pid
 //! export REDIS_URL=redis://127.0.0.1:7001/ REDIS_PID=$(cat /tmp/redis-7001.pid) PICTURES=$PWD/docs/pictures
-//! cargo test -p stampede-guard-guide how_it_works -- --include-ignored --test-threads 1
+//! cargo test --release -p stampede-guard-guide how_it_works -- --include-ignored --test-threads 1
 //! scripts/pictures
 //! ```
 //!
@@ -64,7 +64,8 @@ impl Origin {
 
 fn service(origin: &Origin) -> Router {
     let origin = origin.clone();
-    Router::new().route("/report/{id}", get(move |Path(id): Path<u64>| async move { origin.report(id).await }))
+    Router::new()
+        .route("/report/{id}", get(move |Path(id): Path<u64>| async move { origin.report(id).await }))
 }
 
 /// Sends all requests at once. Returns the number of loads and appends the lines of the data.
