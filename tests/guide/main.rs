@@ -9,6 +9,7 @@ mod invalidation;
 mod keys;
 mod locks;
 mod operations;
+mod readme;
 mod redis;
 mod redis_down;
 mod requests;
