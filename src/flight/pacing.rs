@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::shared_read::Answered;
+use super::shared_read::WakeList;
 use crate::sync::behind_all_others;
 
 /// Fewer callers than this are always woken together: half of them is not worth a read.
@@ -35,7 +35,7 @@ pub(crate) struct Pace {
 impl Pace {
     /// Wakes the callers that may ask again before the next read is sent, and lets them run. The rest stay in `answered`, to be
     /// woken when that read is on its way. `awaiting` callers have queued meanwhile. `waited`: other tasks have run since the last call.
-    pub(crate) async fn tell(&mut self, answered: &mut Answered, awaiting: usize, waited: bool) {
+    pub(crate) async fn tell(&mut self, answered: &mut WakeList, awaiting: usize, waited: bool) {
         let first = self.first(answered.len(), awaiting, Instant::now());
         answered.tell(first);
         if answered.len() == 0 {

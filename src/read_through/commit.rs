@@ -6,38 +6,38 @@ use bytes::Bytes;
 use tokio::time::{Instant, timeout};
 
 use super::lease::Lease;
-use super::load::{Lead, LoadStart, let_go_since};
+use super::load::{FlightTask, LoadStart, let_go_since};
 use super::tag_check::current;
-use crate::flight::order::Question;
-use crate::guard_state::Seen;
+use crate::flight::order::SentAt;
+use crate::guard_state::RejectedEntry;
 use crate::key::Key;
-use crate::key::flight::Lane;
-use crate::loader::{LoadResult, Loaded, Mark};
+use crate::key::flight::LoadMode;
+use crate::loader::{LoadOutput, LoadResult, MarkerRule};
 use crate::observe::Count;
-use crate::store::{Kept, StoreError, StoreErrorKind};
-use crate::value::entry::{Encoding, Entry, Kind};
-use crate::value::freshness::{Lifetimes, Serves};
-use crate::value::outcome::Ending;
-use crate::value::tags::{TagList, Tagged};
+use crate::store::{StoreError, StoreErrorKind, TokenCheck};
+use crate::value::entry::{Encoding, Entry, EntryKind};
+use crate::value::freshness::{Freshness, Lifetimes};
+use crate::value::outcome::FlightOutcome;
+use crate::value::tags::{TagId, TagList};
 
-impl Lead {
+impl FlightTask {
     /// Reads the ids of the policy's tags, as a load begins.
     pub(crate) async fn load_start(&self) -> LoadStart {
-        let Self { node, policy, .. } = self;
-        let (asked, tags) = (Question::now(), policy.tag_keys(&node.namespace));
-        let tagged = node.tagged(tags, policy.tag_life(), policy.command_timeout).await;
+        let Self { state, policy, .. } = self;
+        let (asked, tags) = (SentAt::now(), policy.tag_keys(&state.namespace));
+        let tagged = state.tagged(tags, policy.tag_life(), policy.command_timeout).await;
         if tagged.is_err() {
-            node.count(Count::store_errors);
+            state.count(Count::store_errors);
         }
         LoadStart { asked, tagged: tagged.ok() }
     }
 
     /// Whether any of these tags may have been invalidated since its id was read. True if the store does not answer: callers that
     /// came after the load had begun have joined without a look-up. With a `life`, this read sets the ids' TTL to it.
-    async fn was_invalidated(&self, tagged: &[Tagged], life: Option<Duration>) -> bool {
+    async fn was_invalidated(&self, tagged: &[TagId], life: Option<Duration>) -> bool {
         let Some(first) = tagged.first() else { return false };
         let tags: Vec<_> = tagged.iter().map(|tagged| tagged.tag.clone()).collect();
-        let (store, within) = (&self.node.store, self.policy.command_timeout);
+        let (store, within) = (&self.state.store, self.policy.command_timeout);
         let ask = async || match life {
             // Creates the missing ids. A new id differs from the old one, so it also shows an invalidation.
             Some(life) => {
@@ -58,7 +58,7 @@ impl Lead {
     /// Step 7: tells the fleet, then the waiters of this process.
     pub(crate) async fn end(
         mut self,
-        mut loaded: Loaded,
+        mut loaded: LoadOutput,
         took: Duration,
         start: LoadStart,
         lease: Option<Lease>,
@@ -74,9 +74,9 @@ impl Lead {
                 let life = lease.as_ref().and_then(|_| self.policy.longer_tag_life(*lifetimes));
                 !known || self.was_invalidated(&tagged, life).await
             }
-            LoadResult::Aside => {
+            LoadResult::OnlyForCaller => {
                 loaded.settle();
-                self.leader.finish(Ending::Invalidated);
+                self.leader.finish(FlightOutcome::Invalidated);
                 if let Some(lease) = lease {
                     lease.hand_over(0).await;
                 }
@@ -87,33 +87,33 @@ impl Lead {
         let unsure = match &loaded.result {
             LoadResult::Failed(failure) if lease.is_some() => {
                 let known = self.see_again().await;
-                (!known).then(|| Ending::Failed(failure.clone()))
+                (!known).then(|| FlightOutcome::Failed(failure.clone()))
             }
             LoadResult::Uncacheable { mark } if lease.is_some() && self.leaves_served(*mark) => {
-                (!self.see_again().await).then_some(Ending::Uncacheable)
+                (!self.see_again().await).then_some(FlightOutcome::Uncacheable)
             }
             _ => None,
         };
-        let Loaded { result, settled } = loaded;
-        let Share { ending, elsewhere, keep, marker, replay } = self.share(result, took, &tagged);
+        let LoadOutput { result, settled } = loaded;
+        let Publication { outcome, elsewhere, keep, marker, replay } = self.classify(result, took, &tagged);
         let keep = keep.filter(|_| unsure.is_none());
         let elsewhere = elsewhere.or(unsure);
-        let Self { node, flight, leader, seen, budget, .. } = self;
+        let Self { state, flight, leader, rejected: seen, budget, .. } = self;
         let seen = seen.as_ref().map(|seen| &seen.raw);
 
         // Up to this moment no other process has invalidated the key.
         let confirmed = lease.as_ref().map(Lease::confirmed);
         let tell_fleet = async {
             let lease = lease?;
-            match (&ending, keep) {
+            match (&outcome, keep) {
                 _ if outdated => {
                     lease.hand_over(0).await;
                     None
                 }
-                (Ending::Value(entry) | Ending::Stale(entry), Some(keep)) => {
+                (FlightOutcome::Value(entry) | FlightOutcome::Stale(entry), Some(keep)) => {
                     lease.commit(entry.encode(&flight.key), keep).await
                 }
-                (ending, _) => lease.fail(elsewhere.as_ref().unwrap_or(ending), replay, marker, seen).await,
+                (outcome, _) => lease.fail(elsewhere.as_ref().unwrap_or(outcome), replay, marker, seen).await,
             }
         };
         tokio::pin!(tell_fleet);
@@ -123,22 +123,22 @@ impl Lead {
         let current = match told {
             _ if outdated => Some(start.asked),
             // This load held the lease until now.
-            Ok(Some(Kept::Yes | Kept::Aside)) => None,
-            Ok(Some(Kept::No)) => confirmed,
+            Ok(Some(TokenCheck::Held | TokenCheck::ForeignData)) => None,
+            Ok(Some(TokenCheck::Lost)) => confirmed,
             // The store did not say. Only a value must not be older than a change; a failure may be.
-            Ok(None) | Err(_) => confirmed.filter(|_| ending.has_value()),
+            Ok(None) | Err(_) => confirmed.filter(|_| outcome.has_value()),
         };
         if let Some(current) = current {
             let_go_since(&leader, current);
         }
         match settled {
-            // For `Ending::Stale`, the loader's own caller is given the older value too.
-            Some(settled) if !matches!(ending, Ending::Stale(_)) => settled(),
+            // For `FlightOutcome::Stale`, the loader's own caller is given the older value too.
+            Some(settled) if !matches!(outcome, FlightOutcome::Stale(_)) => settled(),
             _ => {}
         }
-        leader.finish(ending.clone());
+        leader.finish(outcome.clone());
         if told.is_err() {
-            node.count(Count::budget_exceeded);
+            state.count(Count::budget_exceeded);
             tell_fleet.await;
         }
     }
@@ -148,10 +148,10 @@ impl Lead {
 const MARKER_FOR: Duration = Duration::from_secs(10);
 
 /// What a load's result means for its waiters, other processes and later callers.
-pub(crate) struct Share {
-    pub(crate) ending: Ending,
-    /// What other processes are told, if that differs from `ending`.
-    pub(crate) elsewhere: Option<Ending>,
+pub(crate) struct Publication {
+    pub(crate) outcome: FlightOutcome,
+    /// What other processes are told, if that differs from `outcome`.
+    pub(crate) elsewhere: Option<FlightOutcome>,
     /// How long the value is stored; `None` shares it with the current waiters only.
     pub(crate) keep: Option<Duration>,
     /// A marker for later callers, and its lifetime.
@@ -160,58 +160,71 @@ pub(crate) struct Share {
     pub(crate) replay: Duration,
 }
 
-impl Share {
-    fn only(ending: Ending) -> Self {
-        Self { ending, elsewhere: None, keep: None, marker: None, replay: Duration::ZERO }
+impl Publication {
+    fn only(outcome: FlightOutcome) -> Self {
+        Self { outcome, elsewhere: None, keep: None, marker: None, replay: Duration::ZERO }
     }
 }
 
-impl Lead {
+impl FlightTask {
     /// Decides what a load's result means.
-    pub(crate) fn share(&self, result: LoadResult, took: Duration, tagged: &[Tagged]) -> Share {
-        let now = self.node.store.now();
+    pub(crate) fn classify(&self, result: LoadResult, took: Duration, tagged: &[TagId]) -> Publication {
+        let now = self.state.store.now();
         match result {
             LoadResult::Value { encoding, payload, lifetimes, validator, tags: _, brief } => {
                 let (times, keep) = self.policy.jittered(lifetimes).from(now, took);
                 let tags = TagList::new(tagged);
                 let value = |payload| {
-                    let (kind, validator, tags) = (Kind::Value, validator[..].into(), tags.clone());
-                    Ending::Value(Entry { kind, encoding, stored_at: now, times, validator, tags, payload })
+                    let (kind, validator, tags) = (EntryKind::Value, validator[..].into(), tags.clone());
+                    FlightOutcome::Value(Entry {
+                        kind,
+                        encoding,
+                        stored_at: now,
+                        expiry: times,
+                        validator,
+                        tags,
+                        payload,
+                    })
                 };
                 let keep = (!keep.is_zero()).then_some(keep);
-                Share { keep, elsewhere: brief.map(value), ..Share::only(value(payload)) }
+                Publication { keep, elsewhere: brief.map(value), ..Publication::only(value(payload)) }
             }
-            LoadResult::Aside => Share::only(Ending::Gone),
+            LoadResult::OnlyForCaller => Publication::only(FlightOutcome::Gone),
             LoadResult::Uncacheable { mark } => match self.stand_in(now).filter(|_| self.leaves_served(mark))
             {
-                Some((entry, keep)) => Share { keep: Some(keep), ..Share::only(Ending::Stale(entry)) },
-                None => Share {
+                Some((entry, keep)) => {
+                    Publication { keep: Some(keep), ..Publication::only(FlightOutcome::Stale(entry)) }
+                }
+                None => Publication {
                     marker: self.marks(mark, now).then(|| marker_entry(&self.flight.key, now)),
-                    ..Share::only(Ending::Uncacheable)
+                    ..Publication::only(FlightOutcome::Uncacheable)
                 },
             },
             LoadResult::Failed(failure) => match self.stand_in(now) {
                 Some((entry, keep)) => {
-                    self.node.count(Count::stand_ins);
-                    Share { keep: Some(keep), ..Share::only(Ending::Stale(entry)) }
+                    self.state.count(Count::stand_ins);
+                    Publication { keep: Some(keep), ..Publication::only(FlightOutcome::Stale(entry)) }
                 }
-                None => Share { replay: self.policy.error_for, ..Share::only(Ending::Failed(failure)) },
+                None => Publication {
+                    replay: self.policy.error_for,
+                    ..Publication::only(FlightOutcome::Failed(failure))
+                },
             },
         }
     }
 
     /// Whether the value that callers are served meanwhile stays in place. It is then stored again with a back-off, else each
     /// caller would begin another load that yields no value.
-    pub(crate) fn leaves_served(&self, mark: Mark) -> bool {
-        self.flight.lane == Lane::Refresh && mark != Mark::Over
+    pub(crate) fn leaves_served(&self, mark: MarkerRule) -> bool {
+        self.flight.mode == LoadMode::BackgroundRefresh && mark != MarkerRule::Replace
     }
 
-    fn marks(&self, mark: Mark, now: u64) -> bool {
-        let seen = self.seen.as_ref().and_then(|seen| seen.value.as_ref());
+    fn marks(&self, mark: MarkerRule, now: u64) -> bool {
+        let seen = self.rejected.as_ref().and_then(|seen| seen.value.as_ref());
         match mark {
-            Mark::No => false,
-            Mark::IfUnserved => !seen.is_some_and(|seen| seen.serves(now).is_at_once()),
-            Mark::Over => true,
+            MarkerRule::No => false,
+            MarkerRule::IfUnserved => !seen.is_some_and(|seen| seen.serves(now).is_at_once()),
+            MarkerRule::Replace => true,
         }
     }
 
@@ -219,15 +232,15 @@ impl Lead {
     /// lease, so it may have been invalidated since. An invalidation after this read takes the lease or a tag's id away, so that
     /// a value stored under them is known to be invalid. Returns whether the store answered.
     pub(crate) async fn see_again(&mut self) -> bool {
-        if self.stand_in(self.node.store.now()).is_none() {
+        if self.stand_in(self.state.store.now()).is_none() {
             return true;
         }
-        let Self { node, policy, budget, flight, seen, .. } = self;
+        let Self { state, policy, budget, flight, rejected: seen, .. } = self;
         let (Some(within), asked) = (budget.next(), Instant::now()) else { return false };
-        let tags = policy.tag_keys(&node.namespace);
+        let tags = policy.tag_keys(&state.namespace);
         let found = async {
-            match node.store.look_up(&flight.key, within).await? {
-                Some(raw) => current(node, raw, &flight.key, &tags, within).await.map(Some),
+            match state.store.look_up(&flight.key, within).await? {
+                Some(raw) => current(state, raw, &flight.key, &tags, within).await.map(Some),
                 None => Ok(None),
             }
         };
@@ -236,8 +249,8 @@ impl Lead {
         budget.spend(asked);
         let known = found.is_ok();
         match found {
-            Ok(stored) => *seen = stored.map(|stored| Box::new(Seen::of(stored, &flight.key))),
-            Err(_) => node.count(Count::store_errors),
+            Ok(stored) => *seen = stored.map(|stored| Box::new(RejectedEntry::of(stored, &flight.key))),
+            Err(_) => state.count(Count::store_errors),
         }
         known
     }
@@ -245,27 +258,29 @@ impl Lead {
     /// The older value that may be served instead of a failure, and how long to store it. Stored again, it tells the whole
     /// fleet not to ask the origin for the back-off.
     pub(crate) fn stand_in(&self, now: u64) -> Option<(Entry, Duration)> {
-        let previous = self.seen.as_ref()?.value.as_ref()?;
-        let may = match self.flight.lane {
+        let previous = self.rejected.as_ref()?.value.as_ref()?;
+        let may = match self.flight.mode {
             // A background refresh has no waiters: the value is not served by this, only stored again with a back-off.
-            Lane::Refresh => previous.times.serves(now) != Serves::No,
-            Lane::Lease | Lane::Beside | Lane::Heal | Lane::Anew => previous.times.stands_in(now),
+            LoadMode::BackgroundRefresh => previous.expiry.serves(now) != Freshness::Expired,
+            LoadMode::Leased | LoadMode::Unleased | LoadMode::Probe | LoadMode::ForcedReload => {
+                previous.expiry.stands_in(now)
+            }
         };
         if !may {
             return None;
         }
-        let times = previous.times.rested(now, self.policy.back_off);
+        let times = previous.expiry.rested(now, self.policy.back_off);
         let keep = times.stale_until.max(times.error_until).saturating_sub(now);
-        Some((Entry { times, ..previous.clone() }, Duration::from_millis(keep)))
+        Some((Entry { expiry: times, ..previous.clone() }, Duration::from_millis(keep)))
     }
 }
 
 fn marker_entry(key: &Key, now: u64) -> (Bytes, Duration) {
     let marker = Entry {
-        kind: Kind::Marker,
+        kind: EntryKind::Marker,
         encoding: Encoding::RAW,
         stored_at: now,
-        times: Lifetimes::fresh(MARKER_FOR).from(now, Duration::ZERO).0,
+        expiry: Lifetimes::fresh(MARKER_FOR).from(now, Duration::ZERO).0,
         validator: Box::default(),
         tags: TagList::default(),
         payload: Bytes::new(),

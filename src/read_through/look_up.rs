@@ -8,33 +8,33 @@ use tokio::time::{Instant, sleep_until};
 use super::queued_read::{FirstRead, SharedLookUp, read};
 use crate::error::Error;
 use crate::flight::order::Arrival;
-use crate::guard_state::{LookedUp, Node, Seen, SharedRead, Stored};
+use crate::guard_state::{GuardState, ReadResult, RejectedEntry, SharedRead, Stored};
 use crate::key::Key;
-use crate::key::flight::{FlightKey, Lane};
+use crate::key::flight::{FlightKey, LoadMode};
 use crate::policy::budget::Budget;
 use crate::policy::{OnStoreDown, Policy};
 use crate::store::{StoreError, StoreErrorKind};
-use crate::value::entry::{Entry, Kind};
-use crate::value::freshness::Serves;
-use crate::value::reader::{Boxed, Open, Room};
+use crate::value::entry::{Entry, EntryKind};
+use crate::value::freshness::Freshness;
+use crate::value::reader::{Boxed, EntryReader, Room};
 
 /// One caller's inputs: guard state, policy, key.
 #[derive(Clone, Copy)]
-pub(crate) struct Ask<'a> {
-    pub(crate) node: &'a Arc<Node>,
+pub(crate) struct Call<'a> {
+    pub(crate) state: &'a Arc<GuardState>,
     pub(crate) policy: &'a Arc<Policy>,
     pub(crate) key: &'a Key,
 }
 
-/// An [`Ask`] plus its start time, remaining budget and the entry that it has rejected.
-pub(crate) struct Caller<'a> {
-    pub(crate) ask: Ask<'a>,
+/// An [`Call`] plus its start time, remaining budget and the entry that it has rejected.
+pub(crate) struct CallState<'a> {
+    pub(crate) ask: Call<'a>,
     pub(crate) started: Instant,
     pub(crate) came: Arrival,
     pub(crate) budget: Budget,
     /// The entry that this caller has read and will not serve as it is.
     /// Boxed, because a caller is moved several times on each hit.
-    pub(crate) seen: Option<Box<Seen>>,
+    pub(crate) rejected: Option<Box<RejectedEntry>>,
     /// Whether the store has answered its look-up.
     pub(crate) looked: bool,
 }
@@ -62,10 +62,10 @@ impl Read {
     }
 
     /// The entry that was found, as a rejected one.
-    pub(crate) fn into_seen(self, key: &Key) -> Option<Seen> {
+    pub(crate) fn into_seen(self, key: &Key) -> Option<RejectedEntry> {
         match self {
-            Self::Own(Ok(Some(stored))) => Some(Seen::of(stored, key)),
-            Self::Shared(Ok(Some(shared))) => Some(Seen::of(shared.stored.clone(), key)),
+            Self::Own(Ok(Some(stored))) => Some(RejectedEntry::of(stored, key)),
+            Self::Shared(Ok(Some(shared))) => Some(RejectedEntry::of(shared.stored.clone(), key)),
             Self::Own(Ok(None) | Err(_)) | Self::Shared(Ok(None) | Err(_)) | Self::LeftOut => None,
         }
     }
@@ -96,19 +96,19 @@ pub(crate) enum Unread {
     Unwanted,
 }
 
-impl<'a> Caller<'a> {
-    pub(crate) fn new(ask: Ask<'a>) -> Self {
+impl<'a> CallState<'a> {
+    pub(crate) fn new(ask: Call<'a>) -> Self {
         let (started, came, budget) = (Instant::now(), Arrival::now(), ask.policy.budget());
-        Self { ask, started, came, budget, seen: None, looked: false }
+        Self { ask, started, came, budget, rejected: None, looked: false }
     }
 
     /// The store's clock when this caller came: one look at a clock per hit is enough.
     pub(crate) fn now(&self) -> u64 {
-        self.ask.node.store.clock_at(self.started)
+        self.ask.state.store.clock_at(self.started)
     }
 
-    pub(crate) fn flight(&self, lane: Lane) -> FlightKey {
-        FlightKey { key: self.ask.key.clone(), lane }
+    pub(crate) fn flight(&self, mode: LoadMode) -> FlightKey {
+        FlightKey { key: self.ask.key.clone(), mode }
     }
 
     /// Step 2 for a caller that joins a flight if there is one, and then need not read.
@@ -119,12 +119,12 @@ impl<'a> Caller<'a> {
     /// Step 2 for a caller that wants to know what is stored, also during a load.
     pub(crate) async fn look_up_anyway<R: Room>(&self) -> Read {
         let (read_for_all, _first) = self.look_up_past::<R>(true).await;
-        let Ask { node, policy, key } = self.ask;
+        let Call { state, policy, key } = self.ask;
         match (read_for_all, self.budget.next()) {
             // The reader of the queue skipped the read, because its callers join a flight.
             (Read::LeftOut, Some(within)) => {
-                let tags = policy.tag_keys(&node.namespace);
-                Read::Own(Box::pin(read(node, key, &tags, within)).await)
+                let tags = policy.tag_keys(&state.namespace);
+                Read::Own(Box::pin(read(state, key, &tags, within)).await)
             }
             (read, _) => read,
         }
@@ -133,20 +133,20 @@ impl<'a> Caller<'a> {
     /// Callers that ask at the same moment share a read. A lone caller also gets a [`FirstRead`], which holds back the callers
     /// that queue behind it until it is dropped.
     async fn look_up_past<R: Room>(&self, past_flights: bool) -> (Read, Option<FirstRead<'a>>) {
-        let Ask { node, policy, key } = self.ask;
+        let Call { state, policy, key } = self.ask;
         let Some(within) = self.budget.next() else {
             return (Read::Own(Err(StoreError::new(StoreErrorKind::TimedOut))), None);
         };
-        let tags = policy.tag_keys(&node.namespace);
-        let shared = SharedLookUp { node, key, tags: &tags, past_flights };
+        let tags = policy.tag_keys(&state.namespace);
+        let shared = SharedLookUp { state, key, tags: &tags, past_flights };
         match shared.queue_up(within) {
-            Ok(first) => (Read::Own(R::keep(read(node, key, &tags, within)).await), Some(first)),
+            Ok(first) => (Read::Own(R::keep(read(state, key, &tags, within)).await), Some(first)),
             Err((queued, is_elsewhere)) => {
-                let nothing = || LookedUp::Read(Err(StoreError::new(StoreErrorKind::Unavailable)));
+                let nothing = || ReadResult::Read(Err(StoreError::new(StoreErrorKind::Unavailable)));
                 // A timer is needed if callers with another policy wait longer than this one, if the budget does not cover the
                 // lone read and the queue's own read, or if the reader's runtime may stand still. (Only then: a timer costs time.)
                 let twice = policy.command_timeout.saturating_mul(2);
-                let read = if policy.command_timeout < node.longest_command()
+                let read = if policy.command_timeout < state.longest_command()
                     || twice > policy.coordination_budget
                     || is_elsewhere
                 {
@@ -155,8 +155,8 @@ impl<'a> Caller<'a> {
                     queued.await
                 };
                 let read = match read.unwrap_or_else(nothing) {
-                    LookedUp::Read(read) => Read::Shared(read),
-                    LookedUp::LeftOut => Read::LeftOut,
+                    ReadResult::Read(read) => Read::Shared(read),
+                    ReadResult::LeftOut => Read::LeftOut,
                 };
                 match policy.is_tagged() {
                     true => (Box::pin(self.read_with_tags(read, &tags, within)).await, None),
@@ -168,23 +168,23 @@ impl<'a> Caller<'a> {
 
     /// Reads again if the shared read did not check all tags of this caller's policy.
     async fn read_with_tags(&self, shared: Read, tags: &[Key], within: Duration) -> Read {
-        let Ask { node, key, .. } = self.ask;
+        let Call { state, key, .. } = self.ask;
         let fits = |shared: &SharedRead| tags.iter().all(|tag| shared.tags.contains(tag));
         match &shared {
-            Read::Shared(Ok(Some(found))) if !fits(found) => Read::Own(read(node, key, tags, within).await),
+            Read::Shared(Ok(Some(found))) if !fits(found) => Read::Own(read(state, key, tags, within).await),
             _ => shared,
         }
     }
 
-    pub(crate) fn judge<O: Open>(&mut self, read: Read, open: &O) -> Judged<O::Value> {
-        let Ask { node, policy, key } = self.ask;
+    pub(crate) fn judge<O: EntryReader>(&mut self, read: Read, open: &O) -> Judged<O::Value> {
+        let Call { state, policy, key } = self.ask;
         let now = self.now();
         self.looked = read.is_answered();
         let (entry, opened) = match read {
             Read::Own(Ok(Some(Stored::Entry(mut entry)))) => {
                 let (stale, refresh) = self.serving(open.serves(&entry, now), &entry, now);
                 if refresh {
-                    self.seen = Some(Box::new(Seen::entry(entry.clone(), key)));
+                    self.rejected = Some(Box::new(RejectedEntry::entry(entry.clone(), key)));
                 }
                 match stale.and_then(|stale| Some((open.open(&mut entry, now)?, stale))) {
                     Some((value, stale)) => return Judged::Hit { value, stale, refresh },
@@ -196,7 +196,7 @@ impl<'a> Caller<'a> {
                     let serves = open.serves_shared(entry, now, &shared.opened);
                     let (stale, refresh) = self.serving(serves, entry, now);
                     if refresh {
-                        self.seen = Some(Box::new(Seen::entry(entry.clone(), key)));
+                        self.rejected = Some(Box::new(RejectedEntry::entry(entry.clone(), key)));
                     }
                     let value =
                         stale.and_then(|stale| Some((open.open_shared(entry, now, &shared.opened)?, stale)));
@@ -205,9 +205,9 @@ impl<'a> Caller<'a> {
                         None => (entry.clone(), stale.is_some()),
                     }
                 }
-                unusable => return self.missed(Some(Seen::of(unusable.clone(), key))),
+                unusable => return self.missed(Some(RejectedEntry::of(unusable.clone(), key))),
             },
-            Read::Own(Ok(Some(unusable))) => return self.missed(Some(Seen::of(unusable, key))),
+            Read::Own(Ok(Some(unusable))) => return self.missed(Some(RejectedEntry::of(unusable, key))),
             Read::Own(Ok(None)) | Read::Shared(Ok(None)) | Read::LeftOut => return self.missed(None),
             Read::Own(Err(error)) | Read::Shared(Err(error)) => {
                 if policy.on_store_down == OnStoreDown::FailClosed {
@@ -217,58 +217,59 @@ impl<'a> Caller<'a> {
                 return Judged::Unread;
             }
         };
-        let marked = entry.kind == Kind::Marker && entry.is_fresh(now);
-        self.seen = Some(Box::new(Seen::entry(entry, key)));
+        let marked = entry.kind == EntryKind::Marker && entry.is_fresh(now);
+        self.rejected = Some(Box::new(RejectedEntry::entry(entry, key)));
         if marked {
             return Judged::Marked;
         }
         if opened {
-            node.unreadable(key, &"sound, and not what is asked for");
+            state.unreadable(key, &"sound, and not what is asked for");
         }
         self.budget.spend(self.started);
         Judged::Miss
     }
 
     /// Whether `entry` may be served at once, stale or not, and whether it should then be loaded anew.
-    fn serving(&self, serves: Serves, entry: &Entry, now: u64) -> (Option<bool>, bool) {
-        let Ask { node, policy, .. } = self.ask;
+    fn serving(&self, serves: Freshness, entry: &Entry, now: u64) -> (Option<bool>, bool) {
+        let Call { state, policy, .. } = self.ask;
         let (stale, due) = match serves {
-            Serves::Fresh => (false, policy.is_due_early(entry.stored_at, &entry.times, now)),
-            Serves::Stale => (true, true),
-            Serves::Resting => (true, false),
-            Serves::OnError | Serves::No => return (None, false),
+            Freshness::Fresh => (false, policy.is_due_early(entry.stored_at, &entry.expiry, now)),
+            Freshness::Stale => (true, true),
+            Freshness::BackingOff => (true, false),
+            Freshness::StaleIfError | Freshness::Expired => return (None, false),
         };
-        let is_refreshed = || node.flights.has_younger(&self.flight(Lane::Refresh), policy.longest_load());
+        let is_refreshed =
+            || state.flights.has_younger(&self.flight(LoadMode::BackgroundRefresh), policy.longest_load());
         (Some(stale), due && !is_refreshed())
     }
 
     /// The older value that may be served because no current one can be had.
-    pub(crate) fn stand_in<O: Open>(&self, open: &O) -> Option<O::Value> {
-        let now = self.ask.node.store.now();
-        let value = self.seen.as_ref()?.value.as_ref().filter(|value| open.stands_in(value, now))?;
+    pub(crate) fn stand_in<O: EntryReader>(&self, open: &O) -> Option<O::Value> {
+        let now = self.ask.state.store.now();
+        let value = self.rejected.as_ref()?.value.as_ref().filter(|value| open.stands_in(value, now))?;
         open.open(&mut value.clone(), now)
     }
 
     /// As [`stand_in`](Self::stand_in). A caller that joined a flight without a look-up makes it now; such callers share one read.
-    pub(crate) async fn find_stand_in<O: Open>(&self, open: &O) -> Option<O::Value> {
-        if self.seen.is_some() {
+    pub(crate) async fn find_stand_in<O: EntryReader>(&self, open: &O) -> Option<O::Value> {
+        if self.rejected.is_some() {
             return self.stand_in(open);
         }
-        let mut caller = Self { seen: None, ..*self };
+        let mut caller = Self { rejected: None, ..*self };
         caller.see().await;
         caller.stand_in(open)
     }
 
     /// Reads the stored entry if this caller has not done so: it may stand in, and a load may revalidate it.
     pub(crate) async fn see(&mut self) {
-        if self.seen.is_none() && !self.looked {
+        if self.rejected.is_none() && !self.looked {
             let read = self.look_up_anyway::<Boxed>().await;
-            self.seen = read.into_seen(self.ask.key).map(Box::new);
+            self.rejected = read.into_seen(self.ask.key).map(Box::new);
         }
     }
 
     /// Returns the older value once `soft_timeout` has passed; pending for ever if there is no such value or timeout.
-    pub(crate) async fn soft_timeout<O: Open>(&self, open: &O) -> O::Value {
+    pub(crate) async fn soft_timeout<O: EntryReader>(&self, open: &O) -> O::Value {
         if let Some(soft_timeout) = self.ask.policy.soft_timeout {
             sleep_until(self.started + soft_timeout).await;
             if let Some(value) = self.find_stand_in(open).await {
@@ -278,28 +279,30 @@ impl<'a> Caller<'a> {
         std::future::pending().await
     }
 
-    /// The lane to join. A caller that rejects a value which others are served, or which leads them to a value, loads in
-    /// [`Lane::Anew`], so that those others do not wait for this load.
-    pub(crate) fn lane(&self, leads_others: impl FnOnce(&Entry) -> bool) -> Lane {
-        let Some(value) = self.seen.as_ref().and_then(|seen| seen.value.as_ref()) else { return Lane::Lease };
+    /// The mode to join. A caller that rejects a value which others are served, or which leads them to a value, loads in
+    /// [`LoadMode::ForcedReload`], so that those others do not wait for this load.
+    pub(crate) fn mode(&self, leads_others: impl FnOnce(&Entry) -> bool) -> LoadMode {
+        let Some(value) = self.rejected.as_ref().and_then(|seen| seen.value.as_ref()) else {
+            return LoadMode::Leased;
+        };
         let is_served = value.serves(self.now()).is_at_once();
-        if is_served || leads_others(value) { Lane::Anew } else { Lane::Lease }
+        if is_served || leads_others(value) { LoadMode::ForcedReload } else { LoadMode::Leased }
     }
 
     /// Whether this caller's failed look-up would have found and rejected this entry.
-    pub(crate) fn would_have_passed<O: Open>(&self, open: &O, entry: &Entry, unread: Unread) -> bool {
+    pub(crate) fn would_have_passed<O: EntryReader>(&self, open: &O, entry: &Entry, unread: Unread) -> bool {
         let now = self.now();
-        let wants_it = || unread == Unread::Unjudged && open.serves(entry, now) != Serves::No;
+        let wants_it = || unread == Unread::Unjudged && open.serves(entry, now) != Freshness::Expired;
         unread != Unread::No && entry.stored_at < now && !wants_it()
     }
 
     /// Whether this caller accepts this entry in place of a value that could not be had.
-    pub(crate) fn takes<O: Open>(&self, open: &O, entry: &Entry) -> bool {
-        open.stands_in(entry, self.now()) || open.serves(entry, self.now()) != Serves::No
+    pub(crate) fn takes<O: EntryReader>(&self, open: &O, entry: &Entry) -> bool {
+        open.stands_in(entry, self.now()) || open.serves(entry, self.now()) != Freshness::Expired
     }
 
-    fn missed<V>(&mut self, seen: Option<Seen>) -> Judged<V> {
-        self.seen = seen.map(Box::new);
+    fn missed<V>(&mut self, seen: Option<RejectedEntry>) -> Judged<V> {
+        self.rejected = seen.map(Box::new);
         self.budget.spend(self.started);
         Judged::Miss
     }

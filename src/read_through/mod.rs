@@ -3,7 +3,7 @@
 //! ```text
 //! 1 key       request or caller -> CacheKey, or bypass straight to the loader
 //! 2 look up   GET entry: fresh -> 8 | stale but servable -> 8 now, 3 to 7 in the background | else 3
-//! 3 join      flight, this process: follower awaits its leader -> 8 | leader -> 4
+//! 3 join      flight, this process: waiter awaits its leader -> 8 | leader -> 4
 //! 4 lease     all processes, one script: entry meanwhile there -> 8 | granted -> 6 | held -> 5
 //! 5 wait      sleep until wake, lease timer, disconnect or deadline; then 4 again
 //! 6 load      the loader in a spawned task; the lease is renewed at a third of its time
@@ -33,22 +33,22 @@ mod wait;
 
 use tokio::time::Instant;
 
-use join::Crowded;
-use look_up::{Ask, Caller, Judged, Unread};
+use join::Overload;
+use look_up::{Call, CallState, Judged, Unread};
 use queued_read::FirstRead;
-use refresh::Refresh;
+use refresh::BackgroundLoad;
 
 use crate::error::{Error, Failure};
-use crate::guard_state::Seen;
-use crate::key::flight::Lane;
+use crate::guard_state::RejectedEntry;
+use crate::key::flight::LoadMode;
 use crate::loader::Loader;
-use crate::loader::nesting::Loading;
+use crate::loader::nesting::LoadScope;
 use crate::observe::{self, Count};
 use crate::policy::{OnStoreDown, OnWaitTimeout};
 use crate::store::StoreError;
 use crate::value::entry::Entry;
-use crate::value::outcome::Ending;
-use crate::value::reader::{Boxed, Open};
+use crate::value::outcome::FlightOutcome;
+use crate::value::reader::{Boxed, EntryReader};
 
 /// How many flights a caller joins before it loads for itself. It joins again each time that another caller's value has another
 /// type or that a flight's runtime was dropped. For all other reasons it joins five flights at most: after a failed look-up, after
@@ -60,17 +60,17 @@ pub(crate) enum Looked<'a, V> {
     /// Step 8 from the store.
     Hit(V),
     /// Step 8 from the store, and a background load is due: the caller brings a loader for it.
-    Aging { value: V, stale: bool, refresh: Box<Refresh<'a>> },
+    Aging { value: V, stale: bool, refresh: Box<BackgroundLoad<'a>> },
     /// Step 8 with a stale value that must not be loaded again yet.
     Stale(V),
     /// There is no value, and the caller may not load one.
     Failed(Failure),
     /// There is nothing to serve: the caller brings a loader.
-    Missing(Missing<'a>),
+    Missing(Miss<'a>),
 }
 
 /// The answer to a caller that brought its loader.
-pub(crate) enum Answer<V> {
+pub(crate) enum MissOutcome<V> {
     /// Step 8 from another caller's load, with this caller's own loader, which was not needed.
     Coalesced(V, #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "for HTTP variants"))] Loader),
     /// Step 8 with an older value, because the load failed or takes long; with the loader if it was not used.
@@ -78,9 +78,9 @@ pub(crate) enum Answer<V> {
         V,
         #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "for HTTP variants"))] Option<Loader>,
     ),
-    /// This caller's own loader was used, and has delivered its result by its own means. If it has not, the ending
+    /// This caller's own loader was used, and has delivered its result by its own means. If it has not, the outcome
     /// says why.
-    Led(Ending),
+    Led(FlightOutcome),
     /// No value.
     Failed(Failure),
     /// This caller loads for itself, outside the protocol.
@@ -92,29 +92,31 @@ pub(crate) enum Answer<V> {
 /// # Cancel safety
 ///
 /// Safe.
-pub(crate) async fn look<'a, O: Open>(ask: Ask<'a>, open: &O) -> Looked<'a, O::Value> {
-    let Ask { node, key, .. } = ask;
-    let mut missing = Missing::new(Caller::new(ask));
-    if Loading::current().is_some_and(|loading| loading.includes(node.store.place(), key)) {
+pub(crate) async fn look<'a, O: EntryReader>(ask: Call<'a>, open: &O) -> Looked<'a, O::Value> {
+    let Call { state, key, .. } = ask;
+    let mut missing = Miss::new(CallState::new(ask));
+    if LoadScope::current().is_some_and(|loading| loading.includes(state.store.place(), key)) {
         return Looked::Failed(Failure::Guard(Error::reentrant(key)));
     }
     // A guard that is shut down sends the store no more look-ups.
-    if node.is_closed() || node.flights.any() && node.flights.has_kept(&missing.caller.flight(Lane::Lease)) {
+    if state.is_closed()
+        || state.flights.any() && state.flights.has_connected(&missing.caller.flight(LoadMode::Leased))
+    {
         return Looked::Missing(missing);
     }
     let (read, first) = missing.caller.look_up::<O::Room>().await;
     missing.first = first;
     match missing.caller.judge(read, open) {
         Judged::Hit { value, stale, refresh: true } => {
-            let refresh = Box::new(Refresh { caller: missing.caller });
+            let refresh = Box::new(BackgroundLoad { caller: missing.caller });
             return Looked::Aging { value, stale, refresh };
         }
         Judged::Hit { value, stale: true, .. } => return Looked::Stale(value),
         Judged::Hit { value, .. } => return Looked::Hit(value),
         Judged::Down(error) => return Looked::Failed(Failure::Guard(error)),
-        Judged::Marked => missing.lane = Lane::Heal,
+        Judged::Marked => missing.mode = LoadMode::Probe,
         Judged::Unread => missing.unread = Unread::Unjudged,
-        Judged::Miss => missing.lane = missing.caller.lane(|entry| open.leads_others(entry)),
+        Judged::Miss => missing.mode = missing.caller.mode(|entry| open.leads_others(entry)),
     }
     Looked::Missing(missing)
 }
@@ -124,14 +126,14 @@ pub(crate) async fn look<'a, O: Open>(ask: Ask<'a>, open: &O) -> Looked<'a, O::V
 /// # Cancel safety
 ///
 /// Safe.
-pub(crate) async fn look_past(ask: Ask<'_>) -> Result<Missing<'_>, Failure> {
-    let Ask { node, policy, key } = ask;
-    let mut caller = Caller::new(ask);
-    if Loading::current().is_some_and(|loading| loading.includes(node.store.place(), key)) {
+pub(crate) async fn look_past(ask: Call<'_>) -> Result<Miss<'_>, Failure> {
+    let Call { state, policy, key } = ask;
+    let mut caller = CallState::new(ask);
+    if LoadScope::current().is_some_and(|loading| loading.includes(state.store.place(), key)) {
         return Err(Failure::Guard(Error::reentrant(key)));
     }
-    if node.is_closed() {
-        return Ok(Missing::new(caller));
+    if state.is_closed() {
+        return Ok(Miss::new(caller));
     }
     let (read, first) = caller.look_up::<Boxed>().await;
     let unread = match read.error() {
@@ -142,10 +144,10 @@ pub(crate) async fn look_past(ask: Ask<'_>) -> Result<Missing<'_>, Failure> {
         None => Unread::No,
     };
     caller.looked = read.is_answered();
-    caller.seen = read.into_seen(key).map(Box::new);
+    caller.rejected = read.into_seen(key).map(Box::new);
     caller.budget.spend(caller.started);
-    let lane = caller.lane(|_| false);
-    Ok(Missing { caller, first, lane, unread })
+    let mode = caller.mode(|_| false);
+    Ok(Miss { caller, first, mode, unread })
 }
 
 /// Step 2 alone: the entry, even if it may not be served; `None` also if it is unreadable.
@@ -153,8 +155,8 @@ pub(crate) async fn look_past(ask: Ask<'_>) -> Result<Missing<'_>, Failure> {
 /// # Cancel safety
 ///
 /// Safe.
-pub(crate) async fn read_entry(ask: Ask<'_>) -> Result<Option<Entry>, StoreError> {
-    let caller = Caller::new(ask);
+pub(crate) async fn read_entry(ask: Call<'_>) -> Result<Option<Entry>, StoreError> {
+    let caller = CallState::new(ask);
     let read = caller.look_up_anyway::<Boxed>().await;
     match read.error() {
         Some(error) => Err(error.clone()),
@@ -167,8 +169,8 @@ pub(crate) async fn read_entry(ask: Ask<'_>) -> Result<Option<Entry>, StoreError
 /// # Cancel safety
 ///
 /// Safe.
-pub(crate) async fn peek<O: Open>(ask: Ask<'_>, open: &O) -> Result<Option<O::Value>, StoreError> {
-    let mut caller = Caller::new(ask);
+pub(crate) async fn peek<O: EntryReader>(ask: Call<'_>, open: &O) -> Result<Option<O::Value>, StoreError> {
+    let mut caller = CallState::new(ask);
     let read = caller.look_up_anyway::<O::Room>().await;
     if let Some(error) = read.error() {
         return Err(error.clone());
@@ -180,24 +182,24 @@ pub(crate) async fn peek<O: Open>(ask: Ask<'_>, open: &O) -> Result<Option<O::Va
 }
 
 /// A caller whose look-up found nothing to serve; it may join a flight.
-pub(crate) struct Missing<'a> {
-    caller: Caller<'a>,
-    /// Held until this caller has a seat, so that the callers queued behind its read find the flight.
+pub(crate) struct Miss<'a> {
+    caller: CallState<'a>,
+    /// Held until this caller has a slot, so that the callers queued behind its read find the flight.
     first: Option<FirstRead<'a>>,
-    /// The lane to join.
-    lane: Lane,
+    /// The mode to join.
+    mode: LoadMode,
     unread: Unread,
 }
 
-impl<'a> Missing<'a> {
-    fn new(caller: Caller<'a>) -> Self {
-        Self { caller, first: None, lane: Lane::Lease, unread: Unread::No }
+impl<'a> Miss<'a> {
+    fn new(caller: CallState<'a>) -> Self {
+        Self { caller, first: None, mode: LoadMode::Leased, unread: Unread::No }
     }
 
     /// Makes this caller neither wait for other callers nor be waited for.
     #[cfg(feature = "http")]
     pub(crate) fn unattended(mut self) -> Self {
-        self.lane = Lane::Heal;
+        self.mode = LoadMode::Probe;
         self
     }
 
@@ -208,7 +210,7 @@ impl<'a> Missing<'a> {
     }
 
     /// Repeats step 2: a stored value is current as of now. Returns the answer, or `None` if the caller must join again.
-    async fn look_again<O: Open>(&mut self, open: &O) -> Option<Result<(O::Value, bool), Failure>> {
+    async fn look_again<O: EntryReader>(&mut self, open: &O) -> Option<Result<(O::Value, bool), Failure>> {
         let asked = Instant::now();
         let looked = Box::pin(look(self.caller.ask, open)).await;
         self.caller.budget.spend(asked);
@@ -218,8 +220,8 @@ impl<'a> Missing<'a> {
             Looked::Aging { value, stale, .. } => Some(Ok((value, stale))),
             Looked::Failed(failure) => Some(Err(failure)),
             Looked::Missing(missing) => {
-                (self.first, self.lane, self.unread) = (missing.first, missing.lane, missing.unread);
-                (self.caller.seen, self.caller.looked) = (missing.caller.seen, missing.caller.looked);
+                (self.first, self.mode, self.unread) = (missing.first, missing.mode, missing.unread);
+                (self.caller.rejected, self.caller.looked) = (missing.caller.rejected, missing.caller.looked);
                 None
             }
         }
@@ -229,123 +231,137 @@ impl<'a> Missing<'a> {
     ///
     /// # Cancel safety
     ///
-    /// Dropping it frees this caller's seat; a flight that it has started goes on.
-    pub(crate) async fn load<O: Open>(mut self, open: &O, mut loader: Loader) -> Answer<O::Value> {
+    /// Dropping it frees this caller's slot; a flight that it has started goes on.
+    pub(crate) async fn load<O: EntryReader>(
+        mut self,
+        open: &O,
+        mut loader: Loader,
+    ) -> MissOutcome<O::Value> {
         for _ in 0..ROUNDS {
-            let seated = Instant::now();
+            let joined_at = Instant::now();
             // 3 join
-            let (mut follower, leads) = match self.caller.join(self.lane, loader) {
+            let (mut waiter, leads) = match self.caller.join(self.mode, loader) {
                 Ok(joined) => joined,
                 Err(no_seat) => {
                     return match self.caller.crowded_out(open, no_seat).await {
-                        Crowded::Stale(value, own) => Answer::Stale(value, Some(own)),
-                        Crowded::Alone(own) => Answer::Alone(own),
-                        Crowded::Shed(failure) => Answer::Failed(failure),
+                        Overload::Stale(value, own) => MissOutcome::Stale(value, Some(own)),
+                        Overload::Alone(own) => MissOutcome::Alone(own),
+                        Overload::Shed(failure) => MissOutcome::Failed(failure),
                     };
                 }
             };
             drop(self.first.take());
-            if self.lane == Lane::Heal
+            if self.mode == LoadMode::Probe
                 && !leads
-                && let Some(own) = follower.take_loader()
+                && let Some(own) = waiter.take_loader()
             {
                 // Callers do not queue for a resource that was uncacheable; one flight at a time finds out whether it
                 // still is.
-                return Answer::Alone(own);
+                return MissOutcome::Alone(own);
             }
-            let (ending, mut own) = tokio::select! {
+            let (outcome, mut own) = tokio::select! {
                 biased;
-                ended = self.caller.await_ending(&mut follower, leads || self.lane == Lane::Beside) => ended,
+                ended = self.caller.await_ending(&mut waiter, leads || self.mode == LoadMode::Unleased) => ended,
                 stand_in = self.caller.soft_timeout(open) => {
                     // The flight may still use this caller's loader, but the caller no longer waits.
-                    if follower.amend_loader(|loader| loader.since = None) {
-                        observe::waited(seated.elapsed());
+                    if waiter.amend_loader(|loader| loader.since = None) {
+                        observe::waited(joined_at.elapsed());
                     }
-                    follower.stop_waiting();
-                    self.caller.ask.node.count(Count::soft_timeouts);
-                    return Answer::Stale(stand_in, None);
+                    waiter.stop_waiting();
+                    self.caller.ask.state.count(Count::soft_timeouts);
+                    return MissOutcome::Stale(stand_in, None);
                 }
             };
-            // Frees the seat for another caller.
-            drop(follower);
+            // Frees the slot for another caller.
+            drop(waiter);
             if own.is_some() {
-                waited(seated, leads, &ending);
+                waited(joined_at, leads, &outcome);
             }
-            if let Ending::Value(entry) | Ending::Stale(entry) = &ending
+            if let FlightOutcome::Value(entry) | FlightOutcome::Stale(entry) = &outcome
                 && self.caller.would_have_passed(open, entry, self.unread)
                 && let Some(own) = own.take()
             {
                 (self.unread, loader) = (Unread::No, own);
-                self.caller.seen = Some(Box::new(Seen::entry(entry.clone(), self.caller.ask.key)));
-                self.lane = self.caller.lane(|entry| open.leads_others(entry));
+                self.caller.rejected =
+                    Some(Box::new(RejectedEntry::entry(entry.clone(), self.caller.ask.key)));
+                self.mode = self.caller.mode(|entry| open.leads_others(entry));
                 continue;
             }
-            if let Ending::Stale(entry) = &ending
+            if let FlightOutcome::Stale(entry) = &outcome
                 && self.caller.takes(open, entry)
                 && let Some(value) = open.open(&mut entry.clone(), self.caller.now())
             {
-                return Answer::Stale(value, own);
+                return MissOutcome::Stale(value, own);
             }
             let Some(own) = own else {
-                return Answer::Led(ending);
+                return MissOutcome::Led(outcome);
             };
             loader = own;
             // 8 response
-            match ending {
-                Ending::Value(mut entry) => {
+            match outcome {
+                FlightOutcome::Value(mut entry) => {
                     match open.open(&mut entry, self.caller.now()) {
-                        Some(value) => return Answer::Coalesced(value, loader),
+                        Some(value) => return MissOutcome::Coalesced(value, loader),
                         // Not readable as this caller's type: join again and load it.
-                        None => self.caller.seen = Some(Box::new(Seen::entry(entry, self.caller.ask.key))),
+                        None => {
+                            self.caller.rejected =
+                                Some(Box::new(RejectedEntry::entry(entry, self.caller.ask.key)))
+                        }
                     }
                 }
-                Ending::Arriving(value) => {
+                FlightOutcome::Arriving(value) => {
                     return match open.open_arriving(&value.0) {
-                        Some(value) => Answer::Coalesced(value, loader),
-                        None => Answer::Alone(loader),
+                        Some(value) => MissOutcome::Coalesced(value, loader),
+                        None => MissOutcome::Alone(loader),
                     };
                 }
-                Ending::Failed(failure) => return failed(failure, self.caller.stand_in(open), loader),
+                FlightOutcome::Failed(failure) => return failed(failure, self.caller.stand_in(open), loader),
                 // The flight's outcome may be older than a change that this caller knows of. A stored entry is not.
-                Ending::Invalidated if self.lane == Lane::Lease => match self.look_again(open).await {
-                    Some(Ok((value, true))) => return Answer::Stale(value, Some(loader)),
-                    Some(Ok((value, false))) => return Answer::Coalesced(value, loader),
-                    Some(Err(failure)) => return Answer::Failed(failure),
-                    None => {}
-                },
-                Ending::Invalidated | Ending::Abandoned => {}
+                FlightOutcome::Invalidated if self.mode == LoadMode::Leased => {
+                    match self.look_again(open).await {
+                        Some(Ok((value, true))) => return MissOutcome::Stale(value, Some(loader)),
+                        Some(Ok((value, false))) => return MissOutcome::Coalesced(value, loader),
+                        Some(Err(failure)) => return MissOutcome::Failed(failure),
+                        None => {}
+                    }
+                }
+                FlightOutcome::Invalidated | FlightOutcome::Abandoned => {}
                 // A caller that joined without a look-up has not read a value that may stand in, so it does now.
-                Ending::WaitedOut => {
+                FlightOutcome::WaitedOut => {
                     Box::pin(self.caller.see()).await;
                     match self.caller.ask.policy.on_wait_timeout {
                         // One load per process, outside the lease.
-                        OnWaitTimeout::Load => self.lane = Lane::Beside,
+                        OnWaitTimeout::Load => self.mode = LoadMode::Unleased,
                         OnWaitTimeout::Fail => {
                             return failed(self.caller.waited_out(), self.caller.stand_in(open), loader);
                         }
                     }
                 }
                 // This caller does not accept the older value that stands in for other callers.
-                Ending::Stale(_) if !open.goes_on_alone() => return Answer::Failed(ending.into_failure()),
-                Ending::Stale(_) | Ending::Uncacheable | Ending::Gone => return Answer::Alone(loader),
+                FlightOutcome::Stale(_) if !open.goes_on_alone() => {
+                    return MissOutcome::Failed(outcome.into_failure());
+                }
+                FlightOutcome::Stale(_) | FlightOutcome::Uncacheable | FlightOutcome::Gone => {
+                    return MissOutcome::Alone(loader);
+                }
             }
         }
-        Answer::Alone(loader)
+        MissOutcome::Alone(loader)
     }
 }
 
 /// Records the wait for another caller's load, however that ended. (If the waiter's own loader is used in the end, its wait
 /// is recorded where that load begins.)
-fn waited(seated: Instant, leads: bool, ending: &Ending) {
-    if !(leads && ending.is_refusal()) {
-        observe::waited(seated.elapsed());
+fn waited(joined_at: Instant, leads: bool, outcome: &FlightOutcome) {
+    if !(leads && outcome.is_refusal()) {
+        observe::waited(joined_at.elapsed());
     }
 }
 
 /// Answers with the older value if there is one, else with the failure.
-fn failed<V>(failure: Failure, stand_in: Option<V>, loader: Loader) -> Answer<V> {
+fn failed<V>(failure: Failure, stand_in: Option<V>, loader: Loader) -> MissOutcome<V> {
     match stand_in {
-        Some(value) => Answer::Stale(value, Some(loader)),
-        None => Answer::Failed(failure),
+        Some(value) => MissOutcome::Stale(value, Some(loader)),
+        None => MissOutcome::Failed(failure),
     }
 }

@@ -10,9 +10,9 @@ use tokio::runtime::{Handle, Id};
 use tokio::time::timeout;
 
 use crate::flight::pacing::Pace;
-use crate::flight::shared_read::{Answered, Duty, Entered, First, Queued};
-use crate::guard_state::{LookedUp, Node, SharedRead, Stored};
-use crate::key::flight::{FlightKey, Lane};
+use crate::flight::shared_read::{BatchReader, QueuedRead, ReadRole, SoloRead, WakeList};
+use crate::guard_state::{GuardState, ReadResult, SharedRead, Stored};
+use crate::key::flight::{FlightKey, LoadMode};
 use crate::key::{Hashed, Key};
 use crate::observe::Count;
 use crate::store::{StoreError, StoreErrorKind};
@@ -22,12 +22,12 @@ fn runtime() -> Option<Id> {
     Handle::try_current().ok().map(|handle| handle.id())
 }
 
-pub(crate) type FirstRead<'a> = First<'a, Key, LookedUp, Hashed>;
+pub(crate) type FirstRead<'a> = SoloRead<'a, Key, ReadResult, Hashed>;
 
 /// How one caller shares its read.
 #[derive(Clone, Copy)]
 pub(crate) struct SharedLookUp<'a, 't> {
-    pub(crate) node: &'a Arc<Node>,
+    pub(crate) state: &'a Arc<GuardState>,
     pub(crate) key: &'a Key,
     /// The tags that the entry must have.
     pub(crate) tags: &'t [Key],
@@ -40,10 +40,10 @@ impl<'a> SharedLookUp<'a, '_> {
     /// another runtime.
     ///
     /// Not async, because its locals would enlarge the future of every hit.
-    pub(crate) fn queue_up(self, within: Duration) -> Result<FirstRead<'a>, (Queued<LookedUp>, bool)> {
-        match self.node.look_ups.enter(self.key, within) {
-            Entered::First(first) => Ok(first),
-            Entered::Queued(queued, reader, duty) => {
+    pub(crate) fn queue_up(self, within: Duration) -> Result<FirstRead<'a>, (QueuedRead<ReadResult>, bool)> {
+        match self.state.look_ups.enter(self.key, within) {
+            ReadRole::First(first) => Ok(first),
+            ReadRole::Queued(queued, reader, duty) => {
                 let is_elsewhere = duty.is_none() && reader != runtime();
                 if let Some(duty) = duty {
                     self.read_for_others(duty, within);
@@ -53,22 +53,22 @@ impl<'a> SharedLookUp<'a, '_> {
         }
     }
 
-    fn read_for_others(self, duty: Duty<Key, LookedUp, Hashed>, within: Duration) {
-        let Self { node, tags, past_flights, .. } = self;
+    fn read_for_others(self, duty: BatchReader<Key, ReadResult, Hashed>, within: Duration) {
+        let Self { state, tags, past_flights, .. } = self;
         duty.runs_in(runtime());
-        tokio::spawn(read_for_queue(Arc::clone(node), duty, tags.to_vec(), within, past_flights));
+        tokio::spawn(read_for_queue(Arc::clone(state), duty, tags.to_vec(), within, past_flights));
     }
 
     /// Waits for the reader for at most `most`. If the reader is in another runtime and takes three quarters of that, its runtime
     /// may stand still. Then this caller spawns a task in its own runtime that reads for all waiters, and queues again.
     pub(crate) async fn wait_for_reader(
         self,
-        mut queued: Queued<LookedUp>,
+        mut queued: QueuedRead<ReadResult>,
         is_elsewhere: bool,
         most: Duration,
-    ) -> Option<LookedUp> {
-        let Self { node, key, tags, .. } = self;
-        let late = |_| Some(LookedUp::Read(Err(StoreError::new(StoreErrorKind::TimedOut))));
+    ) -> Option<ReadResult> {
+        let Self { state, key, tags, .. } = self;
+        let late = |_| Some(ReadResult::Read(Err(StoreError::new(StoreErrorKind::TimedOut))));
         if !is_elsewhere {
             return timeout(most, queued).await.unwrap_or_else(late);
         }
@@ -76,15 +76,15 @@ impl<'a> SharedLookUp<'a, '_> {
             return read;
         }
         let left = most / 4;
-        if let Some(duty) = node.look_ups.take_over(key, &queued) {
+        if let Some(duty) = state.look_ups.take_over(key, &queued) {
             self.read_for_others(duty, left);
         }
         drop(queued);
         let again = async {
             match self.queue_up(left) {
                 Ok(_first) => {
-                    let read = read(node, key, tags, left).await;
-                    Some(LookedUp::Read(
+                    let read = read(state, key, tags, left).await;
+                    Some(ReadResult::Read(
                         read.map(|stored| stored.map(|stored| SharedRead::new(stored, tags))),
                     ))
                 }
@@ -99,36 +99,38 @@ impl<'a> SharedLookUp<'a, '_> {
 ///
 /// The futures that concern tags are boxed, because they would enlarge the future of every hit.
 pub(crate) async fn read(
-    node: &Node,
+    state: &GuardState,
     key: &Key,
     tags: &[Key],
     within: Duration,
 ) -> Result<Option<Stored>, StoreError> {
     let found = match tags {
-        [] => node.store.look_up(key, within).await.map(|raw| raw.map(|raw| Stored::decode(node, raw, key))),
-        tags => Box::pin(read_tagged(node, key, tags, within)).await,
+        [] => {
+            state.store.look_up(key, within).await.map(|raw| raw.map(|raw| Stored::decode(state, raw, key)))
+        }
+        tags => Box::pin(read_tagged(state, key, tags, within)).await,
     };
     let found = match found {
         Ok(Some(Stored::Entry(entry))) if tags.is_empty() && !entry.tags.is_empty() => {
-            Box::pin(node.unless_invalidated(key, entry, &[], &[], within)).await.map(Some)
+            Box::pin(state.unless_invalidated(key, entry, &[], &[], within)).await.map(Some)
         }
         found => found,
     };
     if found.is_err() {
-        node.count(Count::store_errors);
+        state.count(Count::store_errors);
     }
     found
 }
 
 async fn read_tagged(
-    node: &Node,
+    state: &GuardState,
     key: &Key,
     tags: &[Key],
     within: Duration,
 ) -> Result<Option<Stored>, StoreError> {
-    let (raw, ids) = node.store.tags().look_up_tagged(key, tags, within).await?;
-    Ok(match raw.map(|raw| Stored::decode(node, raw, key)) {
-        Some(Stored::Entry(entry)) => Some(node.unless_invalidated(key, entry, tags, &ids, within).await?),
+    let (raw, ids) = state.store.tags().look_up_tagged(key, tags, within).await?;
+    Ok(match raw.map(|raw| Stored::decode(state, raw, key)) {
+        Some(Stored::Entry(entry)) => Some(state.unless_invalidated(key, entry, tags, &ids, within).await?),
         other => other,
     })
 }
@@ -136,27 +138,27 @@ async fn read_tagged(
 /// Reads for the callers that queue for a key until the queue is empty, each time for as long as the most patient caller waits.
 /// Runs in a separate task: a caller that is alive and not polled must not hold up the others.
 async fn read_for_queue(
-    node: Arc<Node>,
-    mut duty: Duty<Key, LookedUp, Hashed>,
+    state: Arc<GuardState>,
+    mut duty: BatchReader<Key, ReadResult, Hashed>,
     tags: Vec<Key>,
     within: Duration,
     past_flights: bool,
 ) {
     let key = duty.key().clone();
-    let flight = FlightKey { key: key.clone(), lane: Lane::Lease };
+    let flight = FlightKey { key: key.clone(), mode: LoadMode::Leased };
     // The lone read in front of the queue may find nothing and begin a flight, which the queued callers then join
     // without a read.
     if timeout(within, duty.first_ended()).await.is_err() {
         duty.give_up_first();
     }
-    let (mut answered, mut pace) = (Answered::default(), Pace::default());
+    let (mut answered, mut pace) = (WakeList::default(), Pace::default());
     // Dropping `answered`, here or with this task, wakes the callers that are left in it.
     while let Some(batch) = duty.next() {
         let mut waited = false;
-        let looked_up = if !past_flights && node.flights.has_kept(&flight) {
-            LookedUp::LeftOut
+        let looked_up = if !past_flights && state.flights.has_connected(&flight) {
+            ReadResult::LeftOut
         } else {
-            let mut reading = pin!(read(&node, &key, &tags, batch.patience));
+            let mut reading = pin!(read(&state, &key, &tags, batch.patience));
             let read = poll_fn(|cx| {
                 let read = reading.as_mut().poll(cx);
                 // The next read is on its way: wake the rest.
@@ -164,7 +166,7 @@ async fn read_for_queue(
                 waited |= read.is_pending();
                 read
             });
-            LookedUp::Read(read.await.map(|stored| stored.map(|stored| SharedRead::new(stored, &tags))))
+            ReadResult::Read(read.await.map(|stored| stored.map(|stored| SharedRead::new(stored, &tags))))
         };
         answered = batch.answer(looked_up);
         pace.tell(&mut answered, duty.awaiting(), waited).await;

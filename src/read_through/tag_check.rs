@@ -4,41 +4,41 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use crate::guard_state::{Node, Stored};
+use crate::guard_state::{GuardState, Stored};
 use crate::key::Key;
 use crate::store::StoreError;
-use crate::value::entry::{Entry, Kind};
+use crate::value::entry::{Entry, EntryKind};
 
 /// Decodes an entry that an acquire or a plain GET has found, and reads its tags' ids, which were not read with it.
 pub(crate) async fn current(
-    node: &Node,
+    state: &GuardState,
     raw: Bytes,
     key: &Key,
     tags: &[Key],
     within: Duration,
 ) -> Result<Stored, StoreError> {
-    match Stored::decode(node, raw, key) {
-        Stored::Entry(entry) => unless_invalidated(node, entry, key, tags, within).await,
+    match Stored::decode(state, raw, key) {
+        Stored::Entry(entry) => unless_invalidated(state, entry, key, tags, within).await,
         unreadable => Ok(unreadable),
     }
 }
 
 /// The entry, unless one of its tags was invalidated.
 pub(crate) async fn unless_invalidated(
-    node: &Node,
+    state: &GuardState,
     entry: Entry,
     key: &Key,
     tags: &[Key],
     within: Duration,
 ) -> Result<Stored, StoreError> {
-    if entry.kind != Kind::Value || (tags.is_empty() && entry.tags.is_empty()) {
+    if entry.kind != EntryKind::Value || (tags.is_empty() && entry.tags.is_empty()) {
         return Ok(Stored::Entry(entry));
     }
     // A caller that comes after this read of the ids may know of a later invalidation, so it must not join this flight.
-    node.detach(key);
+    state.detach(key);
     let ids = match tags {
         [] => Vec::new(),
-        tags => node.store.tags().present_ids(tags, within).await?,
+        tags => state.store.tags().present_ids(tags, within).await?,
     };
-    node.unless_invalidated(key, entry, tags, &ids, within).await
+    state.unless_invalidated(key, entry, tags, &ids, within).await
 }

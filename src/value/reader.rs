@@ -5,30 +5,30 @@ use std::future::Future;
 use std::sync::{Arc, OnceLock};
 
 use super::entry::Entry;
-use super::freshness::Serves;
+use super::freshness::Freshness;
 
 /// The value that the first caller of a shared read has made of the entry, kept for the others.
-pub(crate) type Opened = OnceLock<Box<dyn Any + Send + Sync>>;
+pub(crate) type SharedValue = OnceLock<Box<dyn Any + Send + Sync>>;
 
 /// How one caller turns a stored entry into its value, and whether it accepts it.
-pub(crate) trait Open {
+pub(crate) trait EntryReader {
     type Value;
     /// Where the future of the caller's own read is placed.
     type Room: Room;
 
     /// Whether the entry may be served to this caller without a load, and how.
-    fn serves(&self, entry: &Entry, now: u64) -> Serves {
+    fn serves(&self, entry: &Entry, now: u64) -> Freshness {
         entry.serves(now)
     }
 
     /// As [`serves`](Self::serves), for an entry that a shared read has found.
-    fn serves_shared(&self, entry: &Entry, now: u64, _opened: &Opened) -> Serves {
+    fn serves_shared(&self, entry: &Entry, now: u64, _opened: &SharedValue) -> Freshness {
         self.serves(entry, now)
     }
 
     /// Whether the entry may be served to this caller if a load fails.
     fn stands_in(&self, entry: &Entry, now: u64) -> bool {
-        entry.times.stands_in(now)
+        entry.expiry.stands_in(now)
     }
 
     /// Whether this caller loads for itself if it does not accept the older value that stands in for a failed load.
@@ -46,7 +46,7 @@ pub(crate) trait Open {
     fn open(&self, entry: &mut Entry, now: u64) -> Option<Self::Value>;
 
     /// As [`open`](Self::open), for an entry that a shared read has found.
-    fn open_shared(&self, entry: &Entry, now: u64, _opened: &Opened) -> Option<Self::Value> {
+    fn open_shared(&self, entry: &Entry, now: u64, _opened: &SharedValue) -> Option<Self::Value> {
         self.open(&mut entry.clone(), now)
     }
 

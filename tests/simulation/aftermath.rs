@@ -78,7 +78,7 @@ impl World {
                 stats.flights as usize,
                 stats.tasks as usize,
                 inside.leases.count(),
-                inside.doubtful.count(),
+                inside.possible_leases.count(),
                 inside.look_ups.len(),
             ];
             if left != [0; 5] || self.chaos.has_waiters(&node.replica) {

@@ -1,4 +1,4 @@
-//! [`Wanted`], the request for which a response is loaded, and the call of the inner service.
+//! [`LoadRequest`], the request for which a response is loaded, and the call of the inner service.
 
 use std::future::poll_fn;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -10,16 +10,16 @@ use tower_service::Service;
 
 use super::body::GuardedBody;
 use super::respond::VariantPlace;
-use crate::http_rules::request::Asked;
+use crate::http_rules::request::RequestDemands;
 use crate::key::Key;
 use crate::sync::lock;
 
 /// The answer to the client that led a load, sent as soon as its head is known.
-pub(crate) type Head<B, E> = Result<Response<GuardedBody<B>>, E>;
+pub(crate) type ClientAnswer<B, E> = Result<Response<GuardedBody<B>>, E>;
 
 /// The request for which a response is loaded.
-pub(crate) struct Wanted {
-    pub(crate) asked: Asked,
+pub(crate) struct LoadRequest {
+    pub(crate) asked: RequestDemands,
     /// The headers as they came.
     pub(crate) headers: HeaderMap,
     pub(crate) resource: Key,
@@ -36,8 +36,8 @@ pub(crate) struct Wanted {
     pub(crate) refused: OnceLock<StatusCode>,
 }
 
-impl Wanted {
-    pub(crate) fn new(asked: Asked, headers: HeaderMap, resource: Key) -> Arc<Self> {
+impl LoadRequest {
+    pub(crate) fn new(asked: RequestDemands, headers: HeaderMap, resource: Key) -> Arc<Self> {
         let (variant, stored_at, answered) = (OnceLock::new(), Mutex::default(), OnceLock::new());
         let (unread, forwarded, refused) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
         Arc::new(Self { asked, headers, resource, variant, stored_at, answered, unread, forwarded, refused })
